@@ -1,0 +1,28 @@
+"""Factorise big sparse tensors with TensorLy: `tl.set_backend("flycoo")`.
+
+Importing this package makes TensorLy know the backend "flycoo". Under it
+`tensorly.decomposition.parafac` takes a `sparse.COO` or a `FlycooTensor`, and every MTTKRP is done
+by the FLYCOO algorithm; nothing ever makes the tensor dense.
+
+Examples
+--------
+>>> import numpy as np, sparse, tensorly as tl
+>>> import tensorly_flycoo
+>>> x = sparse.random((30, 40, 50), density=0.01, random_state=0)
+>>> with tl.backend_context("flycoo"):
+...     cp = tl.decomposition.parafac(x, rank=3, n_iter_max=5, init="random", random_state=0)
+>>> [factor.shape for factor in cp.factors]
+[(30, 3), (40, 3), (50, 3)]
+"""
+
+from .backend import register
+from .checks import DensifyError
+from .engines import set_device
+from .mttkrp import mttkrp
+from .tensor import FlycooTensor
+
+__all__ = ["DensifyError", "FlycooTensor", "mttkrp", "set_device"]
+
+__version__ = "0.1.0"
+
+register()

@@ -1,0 +1,111 @@
+"""Hooks in TensorLy's tensor algebra that act on sparse tensors under "flycoo", and only there."""
+
+import functools
+import importlib
+import inspect
+
+import numpy as np
+import tensorly as tl
+from tensorly.backend import BackendManager
+
+from ..checks import densify_error
+from ..conversion import is_sparse
+from ..mttkrp import mttkrp
+from ..svd import LazySVD, Unfolding
+
+#: Functions that for now have no sparse version, and what would happen without one.
+_DENSE_FUNCTIONS = ("mode_dot", "multi_mode_dot", "inner", "outer", "kronecker", "tensordot")
+
+_TENALG_BACKENDS = (
+    ("tensorly.tenalg.core_tenalg", "CoreTenalgBackend"),
+    ("tensorly.tenalg.einsum_tenalg", "EinsumTenalgBackend"),
+)
+_ERROR_CALC_MODULES = ("tensorly.decomposition._cp", "tensorly.decomposition._nn_cp")
+_ERROR_CALC_PARAMETERS = [
+    "tensor", "norm_tensor", "weights", "factors", "sparsity", "mask", "mttkrp",
+]  # fmt: skip
+
+
+def install_hooks():
+    """Put the hooks in place, once."""
+    for module_name, class_name in _TENALG_BACKENDS:
+        tenalg = getattr(importlib.import_module(module_name), class_name)
+        _hook_method(tenalg, "unfolding_dot_khatri_rao", _unfolding_dot_khatri_rao)
+        for name in _DENSE_FUNCTIONS:
+            _hook_method(tenalg, name, functools.partial(_refuse, name))
+    for module_name in _ERROR_CALC_MODULES:
+        module = importlib.import_module(module_name)
+        module.error_calc = _hook(module.error_calc, _error_calc(module.error_calc))
+    svd_module = importlib.import_module("tensorly.tenalg.svd")
+    svd_module.randomized_svd = _hook(svd_module.randomized_svd, _randomized_svd)
+
+
+def _hook_method(tenalg, name, ours):
+    tenalg.register_method(name, _hook(getattr(tenalg, name), ours))
+
+
+def _hook(original, ours):
+    """Call `ours` where an argument is sparse and the backend is flycoo, else `original`."""
+    if hasattr(original, "_flycoo_hook"):
+        return original
+
+    @functools.wraps(original)
+    def hook(*args, **kwargs):
+        if BackendManager.get_backend() == "flycoo" and _has_sparse(args, kwargs):
+            return ours(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    hook._flycoo_hook = True
+    return hook
+
+
+def _has_sparse(args, kwargs):
+    return any(is_sparse(x) or isinstance(x, Unfolding) for x in (*args, *kwargs.values()))
+
+
+def _unfolding_dot_khatri_rao(tensor, cp_tensor, mode):
+    weights, factors = cp_tensor
+    if weights is not None and np.all(weights == 1):  # as they are unless factors are normalised
+        weights = None
+    return mttkrp(tensor, factors, mode, weights=weights)
+
+
+def _refuse(name, *args, **kwargs):
+    shape = next(x.shape for x in (*args, *kwargs.values()) if is_sparse(x))
+    raise densify_error(f"tl.tenalg.{name}", shape, "it has no sparse version here")
+
+
+def _error_calc(original):
+    """Spare TensorLy's error_calc the reconstruction: give it the last mode's MTTKRP.
+
+    It forms the full tensor wherever it is not given one (callbacks and line search).
+    """
+    is_known = list(inspect.signature(original).parameters) == _ERROR_CALC_PARAMETERS
+
+    @functools.wraps(original)
+    def error_calc(tensor, *args, **kwargs):
+        if not is_known:
+            raise RuntimeError(
+                f"the signature of error_calc in TensorLy {tl.__version__} is not known to "
+                "tensorly-flycoo: parafac runs without callback, linesearch, mask and sparsity"
+            )
+        bound = inspect.signature(original).bind(tensor, *args, **kwargs).arguments
+        for option in ("mask", "sparsity"):
+            if bound.get(option) is not None and bound[option] is not False:
+                raise densify_error(
+                    f"{option}= of parafac", tensor.shape, "it has no sparse version here"
+                )
+        if bound.get("mttkrp") is None:
+            cp_tensor = (bound["weights"], bound["factors"])
+            bound["mttkrp"] = _unfolding_dot_khatri_rao(tensor, cp_tensor, tl.ndim(tensor) - 1)
+        return original(**bound)
+
+    return error_calc
+
+
+def _randomized_svd(matrix, n_eigenvecs=None, **kwargs):
+    """Give the leading singular vectors to rounding, which a random sketch only approximates."""
+    unfolding = matrix if isinstance(matrix, Unfolding) else Unfolding(matrix, 0)
+    rank = min(unfolding.shape) if n_eigenvecs is None else min(n_eigenvecs, *unfolding.shape)
+    left, values, right = LazySVD(unfolding)
+    return left[:, :rank], values[:rank], right[:rank, :]

@@ -1,0 +1,220 @@
+"""Every check of what a user hands in, and the text of every error.
+
+A message says which argument, what came and what was expected. Checks run before anything is
+allocated or changed.
+"""
+
+import math
+import operator
+
+import numpy as np
+
+DEVICES = ("auto", "cpu", "cuda")
+LAYOUTS = ("remap", "replicated")
+
+#: Indices of one mode are packed in at most 32 bits: a factor of 2**32 rows is beyond any memory
+#: that this package could be given.
+MAX_MODE_SIZE = 2**32
+
+#: Integers up to this size are exact in float64.
+_MAX_EXACT_INTEGER = 2**53
+
+
+class DensifyError(TypeError):
+    """Raise where an operation could only go on by making a sparse tensor dense.
+
+    Examples
+    --------
+    >>> import numpy as np, tensorly_flycoo
+    >>> x = tensorly_flycoo.FlycooTensor([[0, 1], [2, 0]], [1.0, 2.0], (3, 3))
+    >>> np.asarray(x)
+    Traceback (most recent call last):
+        ...
+    tensorly_flycoo.checks.DensifyError: numpy.asarray would make a dense array of shape (3, 3); \
+use x.to_coo() for the nonzeros
+    """
+
+
+def densify_error(operation, shape, instead):
+    """Build the `DensifyError` of `operation`, with what to use `instead`."""
+    return DensifyError(f"{operation} would make a dense array of shape {shape}; {instead}")
+
+
+def check_shape(shape):
+    """Return `shape` as a tuple of ints; every size from 1 to 2**32, at least one mode."""
+    try:
+        sizes = tuple(operator.index(size) for size in shape)
+    except TypeError:
+        raise TypeError(f"shape is {shape!r}, expected a sequence of integers") from None
+    if not sizes:
+        raise ValueError("shape is empty, expected at least one mode")
+    for mode, size in enumerate(sizes):
+        if not 1 <= size <= MAX_MODE_SIZE:
+            raise ValueError(f"shape[{mode}] is {size}, expected 1 to {MAX_MODE_SIZE}")
+    return sizes
+
+
+def check_coords(coords, shape):
+    """Return `coords` as an integer array (ndim, nnz) whose indices all lie inside `shape`."""
+    coords = np.asarray(coords)
+    if coords.size == 0 and coords.dtype == np.float64:  # what NumPy makes of empty lists
+        coords = coords.astype(np.int64)
+    if coords.dtype.kind not in "iu":
+        raise TypeError(f"coords has dtype {coords.dtype}, expected integers")
+    if coords.ndim != 2:
+        raise ValueError(f"coords has shape {coords.shape}, expected (ndim, nnz)")
+    if coords.shape[0] != len(shape):
+        raise ValueError(
+            f"shape has {len(shape)} modes, expected {coords.shape[0]}: coords has "
+            f"shape {coords.shape}, one row a mode"
+        )
+    for mode, (rows, size) in enumerate(zip(coords, shape, strict=True)):
+        if rows.size and (rows.min() < 0 or rows.max() >= size):
+            wrong = int(np.flatnonzero((rows < 0) | (rows >= size))[0])
+            raise ValueError(
+                f"coords[{mode}, {wrong}] is {rows[wrong]} (nonzero {wrong}, mode {mode}), "
+                f"expected 0 to {size - 1}"
+            )
+    return coords
+
+
+def check_dtype(dtype, name="dtype"):
+    """Return `dtype` as float32 or float64; bools and integers count, so they become float64."""
+    dtype = np.dtype(dtype)
+    if dtype.kind in "biu":
+        return np.dtype(np.float64)
+    if dtype not in (np.float32, np.float64):
+        raise TypeError(
+            f"{name} is {dtype}, expected float32, float64, an integer type or bool; "
+            "convert the values first"
+        )
+    return dtype
+
+
+def check_values(values, nnz, dtype=None):
+    """Return `values` as a finite float array (nnz,), in `dtype` or in their own precision."""
+    values = np.asarray(values)
+    own_dtype = check_dtype(values.dtype, "the dtype of values")
+    dtype = own_dtype if dtype is None else check_dtype(dtype)
+    if values.shape != (nnz,):
+        raise ValueError(
+            f"values has shape {values.shape}, expected ({nnz},): coords holds {nnz} nonzeros"
+        )
+    if values.dtype.kind in "iu" and values.dtype.itemsize == 8 and nnz:
+        wrong = np.flatnonzero((values > _MAX_EXACT_INTEGER) | (values < -_MAX_EXACT_INTEGER))
+        if wrong.size:
+            raise ValueError(
+                f"values[{wrong[0]}] is {values[wrong[0]]}, expected integers up to 2**53, "
+                "which float64 holds exactly"
+            )
+    check_finite(values)
+    converted = values.astype(dtype, copy=False)
+    if converted.dtype.itemsize < values.dtype.itemsize:
+        check_finite(converted, f"values as {dtype}")
+    return converted
+
+
+def check_finite(values, name="values"):
+    """Refuse nan and infinity: one of them would silently spread over whole factors."""
+    if values.dtype.kind == "f" and not np.isfinite(values).all():
+        wrong = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise ValueError(f"{name}[{wrong}] is {values[wrong]}, expected finite numbers")
+
+
+def check_mode(mode, ndim):
+    """Return `mode` as an int from 0 to ndim - 1."""
+    try:
+        index = operator.index(mode)
+    except TypeError:
+        raise TypeError(f"mode is {mode!r}, expected an integer") from None
+    if not 0 <= index < ndim:
+        raise ValueError(f"mode is {index}, expected 0 to {ndim - 1}")
+    return index
+
+
+def check_rank(rank):
+    """Return `rank` as an int of at least 1."""
+    try:
+        rank = operator.index(rank)
+    except TypeError:
+        raise TypeError(f"rank is {rank!r}, expected an integer") from None
+    if rank < 1:
+        raise ValueError(f"rank is {rank}, expected at least 1")
+    return rank
+
+
+def check_factors(factors, shape, dtype, array_type):
+    """Return `factors` as a list of matrices (I_n, R), one a mode, of one rank and dtype."""
+    factors = list(factors)
+    if len(factors) != len(shape):
+        raise ValueError(f"factors has {len(factors)} matrices, expected {len(shape)}, one a mode")
+    for n, factor in enumerate(factors):
+        if not isinstance(factor, array_type):
+            raise TypeError(
+                f"factors[{n}] is a {type(factor).__module__}.{type(factor).__name__}, expected a "
+                f"{array_type.__module__}.{array_type.__name__} on the device of x"
+            )
+        if factor.ndim != 2 or factor.shape[0] != shape[n]:
+            raise ValueError(
+                f"factors[{n}] has shape {factor.shape}, expected ({shape[n]}, rank)"
+            )
+        if factor.shape[1] != factors[0].shape[1]:
+            raise ValueError(
+                f"factors[{n}] has shape {factor.shape}, expected "
+                f"({shape[n]}, {factors[0].shape[1]}), the rank of factors[0]"
+            )
+        if factor.dtype != dtype:
+            raise TypeError(
+                f"factors[{n}] has dtype {factor.dtype}, expected {dtype}, the dtype of x"
+            )
+    check_rank(factors[0].shape[1])
+    return factors
+
+
+def check_weights(weights, rank, dtype, array_type):
+    """Refuse weights that are not an array (R,) in the dtype of x."""
+    if not isinstance(weights, array_type) or weights.shape != (rank,) or weights.dtype != dtype:
+        got = f"{type(weights).__name__} of shape {getattr(weights, 'shape', ())} "
+        got += f"and dtype {getattr(weights, 'dtype', None)}"
+        error = TypeError if getattr(weights, "shape", None) == (rank,) else ValueError
+        raise error(f"weights is a {got}, expected an array of shape ({rank},) and dtype {dtype}")
+
+
+def check_out(out, shape, dtype, array_type, inputs, may_share_memory):
+    """Refuse an `out` that could not hold the result, or that overlaps one of the `inputs`."""
+    if not isinstance(out, array_type):
+        raise TypeError(f"out is a {type(out).__name__}, expected a {array_type.__name__}")
+    if out.shape != shape or out.dtype != dtype:
+        raise ValueError(
+            f"out has shape {out.shape} and dtype {out.dtype}, expected {shape} and {dtype}"
+        )
+    if not out.flags.c_contiguous or not getattr(out.flags, "writeable", True):
+        raise ValueError("out is read-only or not C-contiguous, expected a writable C-ordered array")
+    for name, array in inputs:
+        if may_share_memory(out, array):
+            raise ValueError(f"out overlaps {name} in memory, expected an array of its own")
+
+
+def check_fill_value(fill_value):
+    """Refuse sparse arrays whose unstored entries are not zero."""
+    if fill_value != 0:
+        raise ValueError(f"fill_value is {fill_value}, expected 0: unstored entries must be zeros")
+
+
+def check_layout(layout):
+    """Return `layout` if it is one that this version has."""
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout is {layout!r}, expected one of {LAYOUTS}")
+    return layout
+
+
+def check_device_name(device, source="device"):
+    """Return `device` if it is the name of one."""
+    if device not in DEVICES:
+        raise ValueError(f"{source} is {device!r}, expected one of {DEVICES}")
+    return device
+
+
+def num_cells(shape):
+    """Count the cells of a tensor as a Python int, which no shape overflows."""
+    return math.prod(shape)

@@ -1,0 +1,137 @@
+"""The CPU engine: the functions of every engine, done with numba on all threads that it is given.
+
+The number of threads is numba's (`numba.set_num_threads`, NUMBA_NUM_THREADS). Results do not
+depend on it.
+"""
+
+import logging
+import threading
+import time
+
+import numpy as np
+
+from ..format.layouts import RemapLayout, ReplicatedLayout
+from ..format.ordering import make_canonical_records
+from ..format.packing import RecordFormat
+from ..format.primitives import Primitives, index_dtype
+from . import cpu_kernels
+
+NAME = "cpu"
+ARRAY_TYPE = np.ndarray
+xp = np
+
+#: Nonzeros of a tile, and of a bucket (128 KB of 16-byte records: it stays in a core's L2 cache
+#: while records are pulled out of it). Measured on a Xeon with 1 MB of L2.
+TILE_SIZE = 2048
+BUCKET_SIZE = 8192
+
+#: Bytes of an output row that are kept in registers.
+_ROW_NBYTES = 128
+
+#: numba's default threading layer may not be entered by two threads at once.
+_launch_lock = threading.Lock()
+
+_logger = logging.getLogger("tensorly_flycoo")
+
+
+def build_layout(layout, coords, values, shape):
+    """Build the layout named `layout` from checked coords (ndim, nnz) and values (nnz,)."""
+    record_format = RecordFormat.of(shape, values.dtype, np.uint64)
+    records = make_canonical_records(coords, values, record_format, primitives)
+    if layout == "remap":
+        return RemapLayout.build(records, record_format, TILE_SIZE, BUCKET_SIZE, primitives)
+    return ReplicatedLayout.build(records, record_format, TILE_SIZE, primitives)
+
+
+def mttkrp(layout, factors, mode, out):
+    """Write the MTTKRP of `mode` to `out`; all arguments are checked by the caller.
+
+    A `RemapLayout` that is resident in another mode is first remapped to `mode` without computing;
+    afterwards it is resident in the mode that follows.
+    """
+    if layout.name == "replicated":
+        records, ids = layout.copies[mode], (None, None, None)
+        _compute(layout, records, ids, factors, mode, out, bucket_size=layout.tile_size)
+        return
+    with layout.lock:
+        while layout.mode != mode:
+            _remap(layout)
+        plan = layout.plans[mode]
+        ids = (plan.pull_ids, layout.spare, plan.remap_ids)
+        _compute(layout, layout.records, ids, factors, mode, out, layout.bucket_size)
+        layout.swap()
+
+
+def _compute(layout, records, ids, factors, mode, out, bucket_size):
+    record_format, tiling = layout.record_format, layout.tilings[mode]
+    if records.shape[0] == 0:
+        out[...] = 0
+        return
+    inputs = [n for n in range(record_format.ndim) if n != mode]
+    out_field, *fields = _fields(record_format, mode, inputs)
+    pull_ids, spare, remap_ids = ids
+    rank = out.shape[1]
+    num_lanes = min(_ROW_NBYTES // out.dtype.itemsize, 1 << (rank.bit_length() - 1))
+    _launch(
+        cpu_kernels.mttkrp_tiles,
+        layout.tile_size, bucket_size, tiling.carry_rows, tiling.empty_rows,
+        records, records.view(record_format.dtype), np.uint64(record_format.value_slot),
+        pull_ids, spare, remap_ids, (0,) * record_format.num_words, out_field, *fields,
+        tuple(np.require(factors[n], requirements="CAW") for n in inputs),
+        (0,) * num_lanes, out, np.empty((tiling.carry_rows.shape[0], rank), out.dtype),
+    )  # fmt: skip
+
+
+def _remap(layout):
+    plan = layout.plans[layout.mode]
+    _launch(
+        cpu_kernels.remap_tiles,
+        layout.tile_size, layout.bucket_size, layout.records,
+        plan.pull_ids, layout.spare, plan.remap_ids, (0,) * layout.record_format.num_words,
+    )  # fmt: skip
+    layout.swap()
+
+
+def _fields(record_format, mode, inputs):
+    """Say where the coordinates are: of `mode` (word, shift, mask), and of the `inputs`."""
+    columns = (record_format.words, record_format.shifts, record_format.masks)
+    yield tuple(np.uint64(column[mode]) for column in columns)
+    for column in columns:
+        yield tuple(np.uint64(column[n]) for n in inputs)
+
+
+def _launch(kernel, *arguments):
+    """Call a kernel, one at a time, and say so if it had to be compiled."""
+    num_compiled = sum(kernel.stats.cache_misses.values())
+    start_s = time.perf_counter()
+    with _launch_lock:
+        kernel(*arguments)
+    if sum(kernel.stats.cache_misses.values()) > num_compiled:
+        # A warning, so that a wait of seconds is explained where no logging is set up.
+        _logger.warning(
+            "compiled %s for the CPU in %.1f s; kept on disk for the next time",
+            kernel.__name__,
+            time.perf_counter() - start_s,
+        )
+
+
+class _CpuPrimitives(Primitives):
+    """Counting sort and parallel scatter."""
+
+    def sort_positions(self, keys, num_keys):
+        nnz = keys.shape[0]
+        # A counting sort needs a counter for each key; where keys are many and nonzeros few,
+        # comparing costs less memory.
+        if num_keys > max(4 * nnz, 2**16):
+            return super().sort_positions(keys, num_keys)
+        positions = np.empty(nnz, index_dtype(nnz))
+        _launch(cpu_kernels.sort_positions, keys, np.zeros(num_keys + 1, np.int64), positions)
+        return positions
+
+    def scatter(self, source, positions):
+        target = np.empty_like(source)
+        _launch(cpu_kernels.scatter_items, source, positions, target)
+        return target
+
+
+primitives = _CpuPrimitives()

@@ -1,0 +1,271 @@
+"""The loops of the CPU engine, compiled by numba; `cpu` is their only caller.
+
+What is here: rows of factors in vector registers, MTTKRP of one tile with or without remapping,
+the pass that only remaps, and the two primitives of building. All of numba's code is in this one
+file because numba's cache on disk knows a function by its own file: intrinsics in another file
+could change and their old machine code would go on being used.
+
+Sizes that a compiler must know (ndim, words of a record, columns in registers) are lengths of
+tuples and so part of a kernel's type; nothing is compiled for a rank or a shape.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, prange
+from numba.core import cgutils, types
+from numba.extending import intrinsic, overload
+
+_NUMPY_ERRORS = {"error_model": "numpy"}
+
+# LLVM's loop vectoriser gives up on the short, fixed loops over the columns of a factor (it unrolls
+# them to scalar code first), which costs a factor of four. The four intrinsics below say the same
+# as one operation on an LLVM vector, `lanes` columns of a row at once. Multiplication and addition
+# stay apart (no fused multiply-add), so a column's result depends neither on the lanes nor on the
+# instructions that a machine has.
+
+
+def _vector_type(context, dtype, lanes):
+    return ir.VectorType(context.get_data_type(dtype), lanes.count)
+
+
+def _vector_pointer(context, builder, array_type, array, row, column, lanes):
+    """Point at ``array[row, column : column + lanes]`` of a C-contiguous matrix."""
+    matrix = context.make_array(array_type)(context, builder, array)
+    num_columns = builder.extract_value(matrix.shape, 1)
+    offset = builder.add(builder.mul(row, num_columns), column)
+    pointer = builder.gep(matrix.data, [offset])
+    return builder.bitcast(pointer, _vector_type(context, array_type.dtype, lanes).as_pointer())
+
+
+def _splat(builder, scalar, vector_type):
+    """Fill all lanes with one scalar."""
+    undefined = ir.Constant(vector_type, ir.Undefined)
+    first = builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
+    zeros = ir.Constant(ir.VectorType(ir.IntType(32), vector_type.count), None)
+    return builder.shuffle_vector(first, undefined, zeros)
+
+
+@intrinsic
+def _new_row(typing_context, zero, lanes):
+    """Make a row of zeros of the type of `zero`; it lives in registers."""
+
+    def generate(context, builder, signature, args):
+        vector_type = _vector_type(context, zero, lanes)
+        row = cgutils.alloca_once(builder, vector_type)
+        builder.store(ir.Constant(vector_type, None), row)
+        return builder.bitcast(row, vector_type.element.as_pointer())
+
+    return types.CPointer(zero)(zero, lanes), generate
+
+
+@intrinsic
+def _clear_row(typing_context, row, lanes):
+    """Set all columns of `row` to zero."""
+
+    def generate(context, builder, signature, args):
+        vector_type = _vector_type(context, row.dtype, lanes)
+        pointer = builder.bitcast(args[0], vector_type.as_pointer())
+        builder.store(ir.Constant(vector_type, None), pointer)
+        return context.get_dummy_value()
+
+    return types.void(row, lanes), generate
+
+
+@intrinsic
+def _add_product(typing_context, row, value, factors, indices, column, lanes):
+    """Add ``value * prod_w factors[w][indices[w], column : column + lanes]`` to `row`.
+
+    This is the elementwise computation of the paper (its Algorithm 2) for `lanes` columns.
+    """
+
+    def generate(context, builder, signature, args):
+        row_, value_, factors_, indices_, column_, _ = args
+        vector_type = _vector_type(context, row.dtype, lanes)
+        product = _splat(builder, value_, vector_type)
+        for w in range(factors.count):
+            factor = builder.extract_value(factors_, w)
+            index = builder.extract_value(indices_, w)
+            pointer = _vector_pointer(
+                context, builder, factors.dtype, factor, index, column_, lanes
+            )
+            vector = builder.load(pointer, align=row.dtype.bitwidth // 8)
+            product = builder.fmul(product, vector)
+        pointer = builder.bitcast(row_, vector_type.as_pointer())
+        builder.store(builder.fadd(builder.load(pointer), product), pointer)
+        return context.get_dummy_value()
+
+    return types.void(row, value, factors, indices, column, lanes), generate
+
+
+@intrinsic
+def _store_row(typing_context, row, matrix, index, column, lanes):
+    """Write `row` to ``matrix[index, column : column + lanes]``."""
+
+    def generate(context, builder, signature, args):
+        row_, matrix_, index_, column_, _ = args
+        vector_type = _vector_type(context, row.dtype, lanes)
+        vector = builder.load(builder.bitcast(row_, vector_type.as_pointer()))
+        pointer = _vector_pointer(context, builder, matrix, matrix_, index_, column_, lanes)
+        builder.store(vector, pointer, align=row.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(row, matrix, index, column, lanes), generate
+
+
+@intrinsic
+def _prefetch_record(typing_context, records, position):
+    """Ask for the cache line of a record ahead of its use."""
+
+    def generate(context, builder, signature, args):
+        matrix = context.make_array(records)(context, builder, args[0])
+        num_words = builder.extract_value(matrix.shape, 1)
+        pointer = builder.gep(matrix.data, [builder.mul(args[1], num_words)])
+        pointer = builder.bitcast(pointer, ir.IntType(8).as_pointer())
+        int32 = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, int32, int32, int32])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(prefetch, [pointer, int32(0), int32(3), int32(1)])
+        return context.get_dummy_value()
+
+    return types.void(records, position), generate
+
+
+def _read_rows(records, position, words, shifts, masks):
+    """Unpack coordinates of one record into a tuple; a stand-in for the overload below."""
+
+
+@overload(_read_rows, jit_options=_NUMPY_ERRORS)
+def _overload_read_rows(records, position, words, shifts, masks):
+    if len(words) == 0:
+        return lambda records, position, words, shifts, masks: ()
+
+    def read_rows(records, position, words, shifts, masks):
+        row = (records[position, words[0]] >> shifts[0]) & masks[0]
+        others = _read_rows(records, position, words[1:], shifts[1:], masks[1:])
+        return (row,) + others  # noqa: RUF005 (numba does not unpack into a tuple)
+
+    return read_rows
+
+
+@njit(cache=True, **_NUMPY_ERRORS)
+def _copy_record(source, position, target, target_position, record_words):
+    """Copy one record; the length of the tuple `record_words` is the words it has."""
+    for word in range(len(record_words)):
+        target[target_position, np.uint64(word)] = source[position, np.uint64(word)]
+
+
+@njit(cache=True, inline="never", **_NUMPY_ERRORS)
+def _compute_tile(
+    tile, first, last, bucket_start, inherits, remaps,
+    records, values, value_slot, pull_ids, spare, remap_ids, record_words,
+    out_field, words, shifts, masks, factors, column, lanes, out, partial_rows,
+):  # fmt: skip
+    """Add up `lanes` columns of the rows of one tile, places `first` to `last` of the order.
+
+    `pull_ids` is None where places are positions (a sorted copy), `spare` and `remap_ids` are None
+    where nothing is ever remapped; neither case is even compiled then.
+    """
+    row = np.uint64(0)
+    has_row = False
+    total = _new_row(values.dtype.type(0), lanes)
+    out_word, out_shift, out_mask = out_field
+    for place in range(first, last):
+        if pull_ids is None:
+            position = place
+        else:
+            position = bucket_start + np.uint64(pull_ids[place])
+            ahead = min(place + np.uint64(16), last - np.uint64(1))
+            _prefetch_record(records, bucket_start + np.uint64(pull_ids[ahead]))
+        if remap_ids is not None:
+            if remaps:
+                _copy_record(records, position, spare, np.uint64(remap_ids[place]), record_words)
+        new_row = (records[position, out_word] >> out_shift) & out_mask
+        if not has_row or new_row != row:
+            if has_row:
+                if inherits:
+                    _store_row(total, partial_rows, tile, column, lanes)
+                else:
+                    _store_row(total, out, row, column, lanes)
+                inherits = False
+            row, has_row = new_row, True
+            _clear_row(total, lanes)
+        indices = _read_rows(records, position, words, shifts, masks)
+        _add_product(total, values[position, value_slot], factors, indices, column, lanes)
+    if inherits:
+        _store_row(total, partial_rows, tile, column, lanes)
+    else:
+        _store_row(total, out, row, column, lanes)
+
+
+@njit(cache=True, parallel=True, nogil=True, **_NUMPY_ERRORS)
+def mttkrp_tiles(
+    tile_size, bucket_size, carry_rows, empty_rows,
+    records, values, value_slot, pull_ids, spare, remap_ids, record_words,
+    out_field, words, shifts, masks, factors, lanes, out, partial_rows,
+):  # fmt: skip
+    """Compute MTTKRP tile by tile into `out`, remapping to `spare` where `remap_ids` is given."""
+    nnz, num_tiles, num_empty = records.shape[0], carry_rows.shape[0], empty_rows.shape[0]
+    rank, num_lanes = out.shape[1], len(lanes)
+    for tile in prange(num_tiles):
+        first = tile * tile_size
+        for step in range(0, rank, num_lanes):
+            # The last columns overlap those before where the rank is no multiple of the lanes:
+            # they are computed twice, to the same bits.
+            _compute_tile(
+                np.uint64(tile), np.uint64(first), np.uint64(min(first + tile_size, nnz)),
+                np.uint64(first // bucket_size * bucket_size), carry_rows[tile] >= 0, step == 0,
+                records, values, value_slot, pull_ids, spare, remap_ids, record_words,
+                out_field, words, shifts, masks, factors,
+                np.uint64(min(step, rank - num_lanes)), lanes, out, partial_rows,
+            )  # fmt: skip
+        for e in range(tile * num_empty // num_tiles, (tile + 1) * num_empty // num_tiles):
+            out[empty_rows[e]] = 0
+    for tile in range(num_tiles):
+        if carry_rows[tile] >= 0:
+            out[carry_rows[tile]] += partial_rows[tile]
+
+
+@njit(cache=True, parallel=True, nogil=True, **_NUMPY_ERRORS)
+def remap_tiles(tile_size, bucket_size, records, pull_ids, spare, remap_ids, record_words):
+    """Remap to `spare` without computing, for a mode out of turn."""
+    nnz = records.shape[0]
+    for tile in prange((nnz + tile_size - 1) // tile_size):
+        first = tile * tile_size
+        bucket_start = np.uint64(first // bucket_size * bucket_size)
+        for place in range(np.uint64(first), np.uint64(min(first + tile_size, nnz))):
+            position = bucket_start + np.uint64(pull_ids[place])
+            _copy_record(records, position, spare, np.uint64(remap_ids[place]), record_words)
+
+
+@njit(cache=True, nogil=True, **_NUMPY_ERRORS)
+def sort_positions(keys, starts, positions):
+    """Count the keys, then give each the next position of its key (a counting sort).
+
+    `starts` (num_keys + 1,) must come as zeros; it is workspace.
+    """
+    for i in range(keys.shape[0]):
+        starts[np.uint64(keys[i]) + np.uint64(1)] += 1
+    for key in range(1, starts.shape[0]):
+        starts[key] += starts[key - 1]
+    for i in range(keys.shape[0]):
+        key = np.uint64(keys[i])
+        positions[i] = starts[key]
+        starts[key] += 1
+
+
+@njit(cache=True, parallel=True, nogil=True, **_NUMPY_ERRORS)
+def scatter_items(source, positions, target):
+    """Copy the items (or rows) of `source` to their positions in `target`."""
+    for i in prange(source.shape[0]):
+        target[np.uint64(positions[i])] = source[i]
+
+
+@njit(cache=True, nogil=True, **_NUMPY_ERRORS)
+def hash_words(words):
+    """Add up unsigned words, each times an odd number of its place, modulo 2**64."""
+    total = np.uint64(0)
+    odd = np.uint64(1)
+    for i in range(words.shape[0]):
+        total += np.uint64(words[i]) * odd
+        odd += np.uint64(0x9E3779B97F4A7C16)  # even, so that `odd` stays odd
+    return total

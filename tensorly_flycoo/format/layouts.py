@@ -1,0 +1,185 @@
+"""The two ways to keep a tensor: two copies that are remapped, or one sorted copy per mode.
+
+order d
+    The places 0 to nnz - 1 of the nonzeros sorted by their row of mode d. Within a row they keep
+    the order that they had in order d - 1, so orders follow from each other and are unique.
+tile, bucket
+    `tile_size` and `bucket_size` consecutive places of an order. A bucket holds whole tiles and is
+    small enough for the cache nearest to a worker.
+storage d
+    Where the records lie in memory when mode d is computed: by (bucket of order d, place in order
+    d - 1). A tile of mode d - 1 then writes neighbours to neighbours, and a tile of mode d finds
+    its records inside one bucket. Scattering straight to order d would be a random permutation of
+    memory.
+"""
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .primitives import index_dtype
+from .tiling import tile_rows
+
+
+@dataclass(frozen=True)
+class RemapPlan:
+    """Say for one mode where a place's record is, and where it goes for the next mode.
+
+    Attributes
+    ----------
+    pull_ids : unsigned integer array (nnz,)
+        For each place of order d its position in storage d, counted from the start of its bucket.
+    remap_ids : unsigned integer array (nnz,)
+        For each place of order d its position in storage d + 1 (storage 0 after the last mode).
+    """
+
+    pull_ids: Any
+    remap_ids: Any
+
+    @property
+    def nbytes(self):
+        """Bytes of the arrays."""
+        return self.pull_ids.nbytes + self.remap_ids.nbytes
+
+
+class RemapLayout:
+    """Keep two copies, T_in and T_out, and remap from one to the other while computing.
+
+    Attributes
+    ----------
+    mode : int
+        The mode in whose storage `records` lie now.
+    records, spare : array (nnz, num_words)
+        T_in and T_out.
+    tilings : list of RowTiling
+    plans : list of RemapPlan
+    lock : threading.Lock
+        Held from the first launch that changes `spare` until `swap`.
+
+    References
+    ----------
+    The paper's section 3.1, "Dynamic Tensor Remapping", and its Algorithms 3 and 5, in two levels.
+    """
+
+    name = "remap"
+
+    def __init__(self, record_format, tile_size, bucket_size, records, tilings, plans, mode=0):
+        self.record_format = record_format
+        self.tile_size = tile_size
+        self.bucket_size = bucket_size
+        self.records = records
+        self.spare = np.empty_like(records)
+        self.tilings = tilings
+        self.plans = plans
+        self.mode = mode
+        self.lock = threading.Lock()
+
+    @classmethod
+    def build(cls, records, record_format, tile_size, bucket_size, primitives):
+        """Plan all modes of canonical `records` (see `ordering.canonicalise`)."""
+        xp, nnz, ndim = primitives.xp, records.shape[0], record_format.ndim
+        offset_dtype = index_dtype(bucket_size, smallest="uint16")
+        places = xp.arange(nnz, dtype=index_dtype(nnz))  # in order 0, of the records as they move
+        rows = record_format.rows(records, 0)
+        tilings, pull_ids, remap_ids = [], [None] * ndim, []
+        for mode in range(ndim):
+            tilings.append(tile_rows(records, rows, record_format, mode, tile_size, xp))
+            following = (mode + 1) % ndim
+            if following == 0:
+                positions = places
+            else:
+                rows = record_format.rows(records, following)
+                positions = primitives.sort_positions(rows, record_format.shape[following])
+                places = primitives.scatter(places, positions)
+            stored = cls._store(positions, bucket_size, primitives)
+            remap_ids.append(stored)
+            offsets = (stored % stored.dtype.type(bucket_size)).astype(offset_dtype)
+            pull_ids[following] = primitives.scatter(offsets, positions)
+            records = primitives.scatter(records, stored if following == 0 else positions)
+        plans = [RemapPlan(*ids) for ids in zip(pull_ids, remap_ids, strict=True)]
+        return cls(record_format, tile_size, bucket_size, records, tilings, plans)
+
+    @staticmethod
+    def _store(positions, bucket_size, primitives):
+        """Turn places of the following order into positions of its storage."""
+        num_buckets = -(-positions.shape[0] // bucket_size)
+        buckets = positions // positions.dtype.type(bucket_size)
+        return primitives.sort_positions(buckets, num_buckets)
+
+    def swap(self):
+        """Make T_out, now complete, the tensor: the next mode is resident."""
+        self.records, self.spare = self.spare, self.records
+        self.mode = (self.mode + 1) % self.record_format.ndim
+
+    @property
+    def nbytes(self):
+        """Bytes of both copies and all plans."""
+        return 2 * self.records.nbytes + sum(p.nbytes for p in [*self.tilings, *self.plans])
+
+    def snapshot(self):
+        """Copy the records, in whatever order they are now."""
+        with self.lock:
+            return self.records.copy()
+
+    def map_values(self, function):
+        """Make a layout with the same plans and with ``function(values)``."""
+        with self.lock:
+            return RemapLayout(
+                self.record_format,
+                self.tile_size,
+                self.bucket_size,
+                map_record_values(self.records, self.record_format, function),
+                self.tilings,
+                self.plans,
+                self.mode,
+            )
+
+
+class ReplicatedLayout:
+    """Keep one copy per mode, each in that mode's order; nothing moves."""
+
+    name = "replicated"
+
+    def __init__(self, record_format, tile_size, copies, tilings):
+        self.record_format = record_format
+        self.tile_size = tile_size
+        self.copies = copies
+        self.tilings = tilings
+
+    @classmethod
+    def build(cls, records, record_format, tile_size, primitives):
+        """Sort a copy of canonical `records` for each mode."""
+        copies, tilings = [], []
+        for mode in range(record_format.ndim):
+            rows = record_format.rows(records, mode)
+            if mode > 0:
+                positions = primitives.sort_positions(rows, record_format.shape[mode])
+                records = primitives.scatter(records, positions)
+            copies.append(records)
+            tilings.append(
+                tile_rows(records, rows, record_format, mode, tile_size, primitives.xp)
+            )
+        return cls(record_format, tile_size, copies, tilings)
+
+    @property
+    def nbytes(self):
+        """Bytes of all copies and tilings."""
+        return sum(copy.nbytes for copy in self.copies) + sum(t.nbytes for t in self.tilings)
+
+    def snapshot(self):
+        """Copy the records, in mode 0's order."""
+        return self.copies[0].copy()
+
+    def map_values(self, function):
+        """Make a layout with the same tilings and with ``function(values)``."""
+        copies = [map_record_values(c, self.record_format, function) for c in self.copies]
+        return ReplicatedLayout(self.record_format, self.tile_size, copies, self.tilings)
+
+
+def map_record_values(records, record_format, function):
+    """Copy `records` with ``function(values)`` in the place of their values."""
+    mapped = records.copy()
+    record_format.values(mapped)[...] = function(record_format.values(records))
+    return mapped

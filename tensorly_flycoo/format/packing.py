@@ -1,0 +1,128 @@
+"""Pack the coordinates and the value of a nonzero into one record of a few machine words."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+#: A coordinate is read with one shift and one mask from the 64 bits that start at its word.
+WINDOW_BITS = 64
+
+
+@dataclass(frozen=True)
+class RecordFormat:
+    """Say where in a record each coordinate and the value are.
+
+    Records are the rows of an array (nnz, num_words) of unsigned words. Coordinates come first,
+    mode 0 in the lowest bits; each lies inside the `WINDOW_BITS` that start at its word, so with
+    32-bit words coordinates run on from word to word and with 64-bit words none crosses a word.
+    The value follows, aligned to its own size. There is no linear index, so the number of cells of
+    the tensor is not bounded by any integer type.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : numpy.dtype
+        Of the value: float32 or float64.
+    word_dtype : numpy.dtype
+        uint32 or uint64.
+    words, shifts, masks : tuple of int
+        For each mode: the word its window starts at, the bits to shift by, the mask after that.
+    value_slot : int
+        The column of the value where the records are viewed as `dtype`.
+    num_words : int
+
+    References
+    ----------
+    The elements beta and val of the paper's section 3.5, "Tensor Element Representation".
+
+    Examples
+    --------
+    >>> record = RecordFormat.of((1000, 1000, 1000), "float64", "uint64")
+    >>> record.shifts, record.num_words
+    ((0, 10, 20), 2)
+    """
+
+    shape: tuple
+    dtype: np.dtype
+    word_dtype: np.dtype
+    words: tuple
+    shifts: tuple
+    masks: tuple
+    value_slot: int
+    num_words: int
+
+    @classmethod
+    def of(cls, shape, dtype, word_dtype):
+        """Lay out records for tensors of `shape` with values of `dtype`."""
+        dtype, word_dtype = np.dtype(dtype), np.dtype(word_dtype)
+        word_bits, value_bits = 8 * word_dtype.itemsize, 8 * dtype.itemsize
+        widths = [(size - 1).bit_length() for size in shape]
+        offsets, end = [], 0
+        for width in widths:
+            if end % word_bits + width > WINDOW_BITS:
+                end = _round_up(end, word_bits)
+            offsets.append(end)
+            end += width
+        value_offset = _round_up(end, value_bits)
+        return cls(
+            shape=tuple(shape),
+            dtype=dtype,
+            word_dtype=word_dtype,
+            words=tuple(offset // word_bits for offset in offsets),
+            shifts=tuple(offset % word_bits for offset in offsets),
+            masks=tuple((1 << width) - 1 for width in widths),
+            value_slot=value_offset // value_bits,
+            num_words=_round_up(value_offset + value_bits, word_bits) // word_bits,
+        )
+
+    @property
+    def ndim(self):
+        """Number of modes."""
+        return len(self.shape)
+
+    @property
+    def record_nbytes(self):
+        """Bytes of one nonzero in one copy of the tensor."""
+        return self.num_words * self.word_dtype.itemsize
+
+    def pack(self, coords, values, xp=np):
+        """Make records (nnz, num_words) from coords (ndim, nnz) and values (nnz,)."""
+        records = xp.zeros((values.shape[0], self.num_words), self.word_dtype)
+        for mode in range(self.ndim):
+            word, shift = self.words[mode], self.shifts[mode]
+            field = coords[mode].astype(np.uint64)
+            records[:, word] |= (field << np.uint64(shift)).astype(self.word_dtype)
+            if self._crosses_word(mode):
+                high = field >> np.uint64(8 * self.word_dtype.itemsize - shift)
+                records[:, word + 1] |= high.astype(self.word_dtype)
+        self.values(records)[...] = values
+        return records
+
+    def rows(self, records, mode):
+        """Read the coordinates (nnz,) of one mode, as uint64."""
+        word, shift = self.words[mode], self.shifts[mode]
+        rows = records[:, word] >> self.word_dtype.type(shift)
+        rows = rows.astype(np.uint64, copy=False)
+        if self._crosses_word(mode):
+            high = records[:, word + 1].astype(np.uint64)
+            rows |= high << np.uint64(8 * self.word_dtype.itemsize - shift)
+        rows &= np.uint64(self.masks[mode])
+        return rows
+
+    def coords(self, records, xp=np):
+        """Read all coordinates (ndim, nnz), as int64."""
+        coords = xp.empty((self.ndim, records.shape[0]), np.int64)
+        for mode in range(self.ndim):
+            coords[mode] = self.rows(records, mode)
+        return coords
+
+    def values(self, records):
+        """View the values (nnz,) inside the records."""
+        return records.view(self.dtype)[:, self.value_slot]
+
+    def _crosses_word(self, mode):
+        return self.shifts[mode] + self.masks[mode].bit_length() > 8 * self.word_dtype.itemsize
+
+
+def _round_up(number, multiple):
+    return -(-number // multiple) * multiple

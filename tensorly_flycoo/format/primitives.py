@@ -1,0 +1,49 @@
+"""The two array operations on which building a tensor spends its time."""
+
+import numpy as np
+
+
+class Primitives:
+    """Sort and scatter with the functions of an array module.
+
+    An engine subclasses this with faster versions of the same meaning; results are equal to the
+    bit, since a stable sort has only one answer.
+
+    Parameters
+    ----------
+    xp : module
+        numpy or cupy.
+    """
+
+    def __init__(self, xp=np):
+        self.xp = xp
+
+    def sort_positions(self, keys, num_keys):
+        """Find where a stable sort puts each of the `keys` (nnz,), integers below `num_keys`.
+
+        Returns
+        -------
+        positions : integer array (nnz,)
+            ``sorted_keys[positions] = keys``, a permutation.
+        """
+        order = self.xp.argsort(keys, kind="stable")
+        nnz = keys.shape[0]
+        return self.scatter(self.xp.arange(nnz, dtype=index_dtype(nnz)), order)
+
+    def scatter(self, source, positions):
+        """Make a new array with ``result[positions] = source``; positions is a permutation."""
+        result = self.xp.empty_like(source)
+        result[positions] = source
+        return result
+
+
+def index_dtype(count, smallest="uint32"):
+    """Choose the unsigned type, from `smallest` up, that numbers `count` things from 0.
+
+    Examples
+    --------
+    >>> index_dtype(65536), index_dtype(65536, smallest="uint16"), index_dtype(2**32 + 1)
+    (dtype('uint32'), dtype('uint16'), dtype('uint64'))
+    """
+    candidates = [np.dtype(smallest), np.dtype(np.uint32), np.dtype(np.uint64)]
+    return next(dtype for dtype in candidates if count <= 2 ** (8 * dtype.itemsize))

@@ -1,0 +1,248 @@
+"""Singular vectors of the unfoldings of a sparse tensor, for the initialisation of ALS."""
+
+from functools import cached_property
+
+import numpy as np
+
+from .checks import check_mode, check_rank, densify_error, num_cells
+from .conversion import as_flycoo
+
+#: Up to this many rows (or columns) the Gram matrix is formed and all of it is decomposed.
+MAX_GRAM_SIZE = 8192
+
+#: Seeds what has no answer of its own: the start of an iteration, vectors for zero singular values.
+_SEED = 20240507
+
+
+class LazyArray:
+    """Stand for an array that is never formed; anything that needs its elements says so."""
+
+    ndim = 2
+
+    def __array__(self, dtype=None, copy=None):
+        raise densify_error(f"using the elements of {self!r}", self.shape, self._instead)
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+        operation = f"numpy.{ufunc.__name__} of {self!r}"
+        raise densify_error(operation, self.shape, self._instead)
+
+
+class Unfolding(LazyArray):
+    """Stand for the unfolding of a sparse tensor along one mode: (I_mode, all other cells).
+
+    Parameters
+    ----------
+    x : FlycooTensor or sparse.COO
+    mode : int
+
+    Attributes
+    ----------
+    shape : (int, int)
+    dtype : numpy.dtype
+
+    Examples
+    --------
+    >>> from tensorly_flycoo import FlycooTensor
+    >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 3, 2))
+    >>> Unfolding(x, 1)
+    <Unfolding: mode 1 of shape (3, 3, 2)>
+    """
+
+    _instead = "its singular value decomposition (tl.svd_interface) works without forming it"
+
+    def __init__(self, x, mode):
+        self.tensor = as_flycoo(x, check_coords=True)
+        self.mode = check_mode(mode, self.tensor.ndim)
+        size = self.tensor.shape[self.mode]
+        self.shape = (size, num_cells(self.tensor.shape) // size)
+        self.dtype = self.tensor.dtype
+
+    def __repr__(self):
+        return f"<Unfolding: mode {self.mode} of shape {self.tensor.shape}>"
+
+    @cached_property
+    def _nonempty_part(self):
+        """The unfolding without its empty rows and columns, float64 CSR, and its rows' numbers."""
+        import scipy.sparse
+
+        coords, values = self.tensor.nonzeros()
+        rows, row_ids = np.unique(coords[self.mode], return_inverse=True)
+        inputs = [n for n in range(self.tensor.ndim) if n != self.mode]
+        columns = self._number_columns(coords[inputs], [self.tensor.shape[n] for n in inputs])
+        shape = (rows.size, int(columns.max(initial=-1)) + 1)
+        triplets = (values.astype(np.float64), (row_ids, columns))
+        return scipy.sparse.csr_array(triplets, shape=shape), rows
+
+    def _number_columns(self, coords, sizes):
+        """Number the distinct columns of `coords` from 0, without a linear index."""
+        primitives, nnz = self.tensor._engine.primitives, coords.shape[1]
+        order = np.arange(nnz)
+        for rows, size in zip(coords[::-1], sizes[::-1], strict=True):
+            order = primitives.scatter(order, primitives.sort_positions(rows[order], size))
+        is_new = np.zeros(nnz, bool)
+        for rows in coords[:, order]:
+            is_new[1:] |= rows[1:] != rows[:-1]
+        return primitives.scatter(np.cumsum(is_new)[np.argsort(order)], np.arange(nnz))
+
+    def svd(self, rank):
+        """Compute the leading left singular vectors and the singular values.
+
+        Parameters
+        ----------
+        rank : int
+            How many, up to ``min(shape)``.
+
+        Returns
+        -------
+        left : array (I_mode, rank)
+            Orthonormal columns, also where singular values are zero.
+        singular_values : array (rank,)
+            Falling; those below the rounding error of the largest are zero.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `rank` is no integer from 1 to ``min(shape)``.
+
+        Notes
+        -----
+        Empty rows and columns are left out. Where the rest has at most 8192 rows or columns, its
+        Gram matrix is decomposed: singular values have an error of about ``eps`` times the
+        square of the largest, over themselves. Otherwise Lanczos iteration (ARPACK) from a fixed
+        start. Results can differ in the last bits with the number of threads of the BLAS.
+        """
+        rank = check_rank(rank)
+        if rank > min(self.shape):
+            raise ValueError(f"rank is {rank}, expected at most {min(self.shape)} = min(shape)")
+        matrix, rows = self._nonempty_part
+        vectors, values = _leading_pairs(matrix, min(rank, *matrix.shape))
+        left = np.zeros((self.shape[0], rank))
+        left[rows[:, None], np.arange(values.size)] = vectors
+        singular_values = np.zeros(rank)
+        singular_values[: values.size] = values
+        left = _complete_basis(left, int(np.count_nonzero(singular_values)))
+        return left.astype(self.dtype), singular_values.astype(self.dtype)
+
+
+def _leading_pairs(matrix, rank):
+    """Return left singular vectors and singular values of a CSR matrix without empty rows."""
+    if rank == 0:
+        return np.zeros((matrix.shape[0], 0)), np.zeros(0)
+    if min(matrix.shape) > MAX_GRAM_SIZE:
+        return _lanczos_pairs(matrix, rank)
+    from scipy.linalg import eigh
+
+    size, is_wide = min(matrix.shape), matrix.shape[0] <= matrix.shape[1]
+    gram = (matrix @ matrix.T if is_wide else matrix.T @ matrix).toarray()
+    squares, vectors = eigh(gram, subset_by_index=[size - rank, size - 1], overwrite_a=True)
+    squares, vectors = squares[::-1], vectors[:, ::-1]
+    # Below the rounding error of the largest eigenvalue nothing is known: call it zero.
+    is_known = squares > size * np.finfo(np.float64).eps * squares[0]
+    values = np.sqrt(np.where(is_known, squares, 0))
+    if not is_wide:
+        vectors = matrix @ vectors
+        vectors[:, is_known] /= values[is_known]
+    return vectors, values
+
+
+def _lanczos_pairs(matrix, rank):
+    from scipy.sparse.linalg import svds
+
+    start = np.random.RandomState(_SEED).standard_normal(min(matrix.shape))
+    vectors, values, _ = svds(matrix, k=rank, v0=start, return_singular_vectors="u")
+    order = np.argsort(values)[::-1]
+    return vectors[:, order], values[order]
+
+
+def _complete_basis(left, num_known):
+    """Make the columns of `left` orthonormal; those from `num_known` on are free to choose."""
+    free = left[:, num_known:]
+    free[...] = np.random.RandomState(_SEED).standard_normal(free.shape)
+    basis, triangle = np.linalg.qr(left)
+    return basis * np.where(np.diagonal(triangle) < 0, -1.0, 1.0)
+
+
+class LazySVD:
+    """Compute the SVD of an `Unfolding` when it is known how many vectors are wanted.
+
+    TensorLy asks for all singular vectors and then slices the leading ones, ``U[:, :n]``, ``S[:n]``
+    and ``V[:n, :]``. Iterate over this object for the three; each slice is a fresh array, and V,
+    which has a column for every cell of the other modes, is never made.
+    """
+
+    def __init__(self, unfolding):
+        self.unfolding = unfolding
+        self._computed = {}
+
+    def __iter__(self):
+        return iter((_LeftVectors(self), _SingularValues(self), _RightVectors(self)))
+
+    def compute(self, rank):
+        """Return the left vectors and values, computed once for each rank."""
+        if rank not in self._computed:
+            self._computed[rank] = self.unfolding.svd(rank)
+        return self._computed[rank]
+
+
+class _SvdPart(LazyArray):
+    _instead = "slice the leading singular vectors first, as tl.svd_interface does"
+
+    def __init__(self, svd):
+        self._svd = svd
+        self._full = min(svd.unfolding.shape)
+
+    def __repr__(self):
+        return f"<{type(self).__name__[1:]} of {self._svd.unfolding!r}>"
+
+    def _leading(self, index):
+        """Understand ``[:n]``; all else would need the whole."""
+        if isinstance(index, slice) and index.start in (None, 0) and index.step in (None, 1):
+            return len(range(self._full)[index])
+        raise densify_error(f"indexing {self!r} with {index!r}", self.shape, self._instead)
+
+
+class _LeftVectors(_SvdPart):
+    @property
+    def shape(self):
+        return (self._svd.unfolding.shape[0], self._full)
+
+    def __getitem__(self, index):
+        if not (isinstance(index, tuple) and len(index) == 2 and index[0] == slice(None)):
+            raise densify_error(f"indexing {self!r} with {index!r}", self.shape, self._instead)
+        return self._svd.compute(self._leading(index[1]))[0].copy()
+
+
+class _SingularValues(_SvdPart):
+    ndim = 1
+
+    @property
+    def shape(self):
+        return (self._full,)
+
+    def __getitem__(self, index):
+        return self._svd.compute(self._leading(index))[1].copy()
+
+
+class _RightVectors(_SvdPart):
+    """Have a shape, and signs that can be flipped; nothing else of V is ever needed."""
+
+    _instead = "the right singular vectors of an unfolding have a column for every cell"
+
+    @property
+    def shape(self):
+        return (self._full, self._svd.unfolding.shape[1])
+
+    @property
+    def dtype(self):
+        return self._svd.unfolding.dtype
+
+    def __getitem__(self, index):
+        rows, columns = index if isinstance(index, tuple) and len(index) == 2 else (index, None)
+        if columns not in (None, slice(None)):
+            raise densify_error(f"indexing {self!r} with {index!r}", self.shape, self._instead)
+        part = _RightVectors(self._svd)
+        part._full = self._leading(rows)
+        return part
+
+    def __mul__(self, signs):
+        return self

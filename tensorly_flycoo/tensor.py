@@ -1,0 +1,363 @@
+"""FlycooTensor: a sparse tensor in the FLYCOO format, on one device."""
+
+import operator
+from numbers import Real
+
+import numpy as np
+
+from .checks import (
+    check_coords,
+    check_dtype,
+    check_fill_value,
+    check_finite,
+    check_layout,
+    check_shape,
+    check_values,
+    densify_error,
+    num_cells,
+)
+from .engines import select_engine
+
+_USE_NONZEROS = "use x.to_coo() for the nonzeros"
+
+
+class FlycooTensor:
+    """Hold a sparse tensor ready for MTTKRP of any mode, without ever forming it densely.
+
+    Duplicate coordinates are summed and explicit zeros dropped, once, here. Integers and bools are
+    counts and become float64. The tensor is immutable: dynamic remapping moves its nonzeros about
+    in memory, but never changes what it stands for. It may be used from several threads.
+
+    Parameters
+    ----------
+    coords : integer array_like (ndim, nnz)
+        The index of each nonzero in each mode, in any order.
+    values : array_like (nnz,)
+        float32, float64, integers (up to 2**53) or bools; finite.
+    shape : sequence of int
+        Sizes of the modes, from 1 to 2**32. Their product may have any size.
+    dtype : {float32, float64}, optional
+        Of the values that are kept; by default that of `values`.
+    layout : {"remap", "replicated"}
+        "remap" keeps two copies of the nonzeros and remaps them from mode to mode while computing
+        (the FLYCOO algorithm); "replicated" keeps one sorted copy for each mode.
+    device : {"auto", "cpu", "cuda"}, optional
+        By default the one that `set_device` chose.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    ndim, nnz, nbytes : int
+    dtype : numpy.dtype
+    density : float
+    layout, device : str
+
+    Raises
+    ------
+    TypeError
+        If coords are not integers, values are complex, objects or of another unsupported type.
+    ValueError
+        If a coordinate lies outside `shape`, lengths do not fit, a value is not finite, an integer
+        is too large for float64, or `layout` or `device` is unknown.
+    ImportError, RuntimeError
+        If `device` is "cuda" and it cannot be used.
+
+    Notes
+    -----
+    Building costs a counting sort per mode: O(ndim * (nnz + size of the mode)) time. Records take
+    ``record bytes * nnz`` twice ("remap", plus 6 bytes per nonzero and mode) or once per mode
+    ("replicated"); `nbytes` is exact. The result does not depend on the number of threads.
+
+    References
+    ----------
+    Wijeratne, Kannan, Prasanna, "Sparse MTTKRP Acceleration for Tensor Decomposition on GPU",
+    Computing Frontiers 2024, doi 10.1145/3649153.3649187, section 3.
+
+    Examples
+    --------
+    >>> from tensorly_flycoo import FlycooTensor
+    >>> x = FlycooTensor([[0, 1, 0], [2, 0, 2]], [1.0, 2.0, 3.0], shape=(3, 4))
+    >>> x.nnz
+    2
+    >>> x.to_coo().todense()
+    array([[0., 0., 4., 0.],
+           [2., 0., 0., 0.],
+           [0., 0., 0., 0.]])
+    """
+
+    def __init__(self, coords, values, shape, *, dtype=None, layout="remap", device=None):
+        shape = check_shape(shape)
+        coords = check_coords(coords, shape)
+        values = check_values(values, coords.shape[1], dtype)
+        check_layout(layout)
+        engine = select_engine(device)
+        self._set(engine, engine.build_layout(layout, coords, values, shape))
+
+    def _set(self, engine, layout):
+        self._engine = engine
+        self._layout = layout
+        # Now, while the order of the nonzeros is that of the format: a sum in the order of some
+        # later moment could differ in its last bits.
+        values = layout.record_format.values(layout.records).astype(np.float64)
+        check_finite(values, "the tensor would hold values that are not finite: values")
+        self._norm = float(np.sqrt(np.dot(values, values)))
+
+    @classmethod
+    def from_coo(cls, coo, **options):
+        """Make one from a `sparse.COO` (or GCXS, DOK) array with fill_value 0.
+
+        Parameters
+        ----------
+        coo : sparse.SparseArray
+        **options
+            ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
+
+        Raises
+        ------
+        TypeError
+            If `coo` is something else.
+        ValueError
+            If fill_value is not 0, or the nonzeros are not valid for `FlycooTensor`.
+
+        Examples
+        --------
+        >>> import sparse
+        >>> from tensorly_flycoo import FlycooTensor
+        >>> FlycooTensor.from_coo(sparse.eye(3))
+        <FlycooTensor: shape=(3, 3), dtype=float64, nnz=3, layout='remap', device='cpu'>
+        """
+        if not hasattr(coo, "coords") and hasattr(coo, "asformat"):
+            coo = coo.asformat("coo")
+        if not (hasattr(coo, "coords") and hasattr(coo, "data") and hasattr(coo, "fill_value")):
+            raise TypeError(f"coo is a {type(coo).__name__}, expected a sparse.COO")
+        check_fill_value(coo.fill_value)
+        return cls(coo.coords, coo.data, coo.shape, **options)
+
+    @classmethod
+    def from_scipy(cls, matrix, **options):
+        """Make one with two modes from a SciPy sparse matrix or array.
+
+        Parameters
+        ----------
+        matrix : scipy.sparse.spmatrix or sparray
+        **options
+            ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
+
+        Raises
+        ------
+        TypeError
+            If `matrix` is something else.
+
+        Examples
+        --------
+        >>> import scipy.sparse
+        >>> from tensorly_flycoo import FlycooTensor
+        >>> FlycooTensor.from_scipy(scipy.sparse.eye_array(3)).nnz
+        3
+        """
+        if not hasattr(matrix, "tocoo"):
+            raise TypeError(f"matrix is a {type(matrix).__name__}, expected a SciPy sparse matrix")
+        coo = matrix.tocoo()
+        coords = coo.coords if hasattr(coo, "coords") else (coo.row, coo.col)
+        return cls(np.stack(coords), coo.data, coo.shape, **options)
+
+    @property
+    def shape(self):
+        return self._layout.record_format.shape
+
+    @property
+    def ndim(self):
+        return len(self.shape)
+
+    @property
+    def nnz(self):
+        return self._layout.records.shape[0]
+
+    @property
+    def dtype(self):
+        return self._layout.record_format.dtype
+
+    @property
+    def density(self):
+        return self.nnz / num_cells(self.shape)
+
+    @property
+    def layout(self):
+        return self._layout.name
+
+    @property
+    def device(self):
+        return self._engine.NAME
+
+    @property
+    def nbytes(self):
+        return self._layout.nbytes
+
+    def norm(self):
+        """Return the Frobenius norm, added up in float64, as a scalar of the dtype of x.
+
+        Examples
+        --------
+        >>> FlycooTensor([[0, 1], [2, 0]], [3.0, 4.0], (3, 3)).norm()
+        np.float64(5.0)
+        """
+        return self.dtype.type(self._norm)
+
+    def nonzeros(self):
+        """Return coords (ndim, nnz), int64 and sorted mode 0 first, and values (nnz,).
+
+        Examples
+        --------
+        >>> FlycooTensor([[1, 0], [0, 2]], [4.0, 3.0], (3, 3)).nonzeros()
+        (array([[0, 1],
+               [2, 0]]), array([3., 4.]))
+        """
+        record_format, records = self._layout.record_format, self._layout.snapshot()
+        coords = record_format.coords(records)
+        order = np.lexsort(coords[::-1])
+        return coords[:, order], record_format.values(records)[order]
+
+    def to_coo(self):
+        """Return a `sparse.COO` with the same nonzeros, in host memory.
+
+        Also for shapes with more than 2**63 cells, where pydata/sparse itself makes a COO only
+        from sorted, unique coordinates.
+        """
+        import sparse
+
+        coords, values = self.nonzeros()
+        return sparse.COO(coords, values, self.shape, sorted=True, has_duplicates=False)
+
+    def astype(self, dtype):
+        """Return this tensor with values of `dtype`; itself if they are already."""
+        dtype = check_dtype(dtype)
+        if dtype == self.dtype:
+            return self
+        return FlycooTensor(
+            *self.nonzeros(), self.shape, dtype=dtype, layout=self.layout, device=self.device
+        )
+
+    def __repr__(self):
+        return (
+            f"<FlycooTensor: shape={self.shape}, dtype={self.dtype}, nnz={self.nnz}, "
+            f"layout={self.layout!r}, device={self.device!r}>"
+        )
+
+    def _repr_html_(self):
+        facts = {
+            "shape": " x ".join(str(size) for size in self.shape),
+            "dtype": self.dtype,
+            "nonzeros": f"{self.nnz:,}",
+            "density": f"{self.density:.3g}",
+            "memory": f"{self.nbytes / 1e6:,.1f} MB",
+            "layout": self.layout,
+            "device": self.device,
+        }
+        rows = "".join(f"<tr><th>{name}</th><td>{fact}</td></tr>" for name, fact in facts.items())
+        return f"<table><caption>FlycooTensor</caption>{rows}</table>"
+
+    def __reduce__(self):
+        return _rebuild, (*self.nonzeros(), self.shape, self.layout)
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self
+
+    # Arithmetic that keeps zeros zero. All else would make a dense array.
+
+    def _map_values(self, function):
+        mapped = object.__new__(FlycooTensor)
+        mapped._set(self._engine, self._layout.map_values(function))
+        return mapped
+
+    def _scale(self, operation, scalar):
+        if not isinstance(scalar, Real):
+            return NotImplemented
+        if operation is operator.truediv and scalar == 0:
+            raise ZeroDivisionError("FlycooTensor / 0 would make every stored value infinite")
+        mapped = self._map_values(lambda values: operation(values, self.dtype.type(scalar)))
+        # A factor of 0, or underflow, leaves zeros that are not to be kept as nonzeros.
+        if np.any(mapped._layout.record_format.values(mapped._layout.records) == 0):
+            return FlycooTensor(
+                *mapped.nonzeros(), self.shape, layout=self.layout, device=self.device
+            )
+        return mapped
+
+    def __mul__(self, other):
+        return self._scale(operator.mul, other)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other):
+        return self._scale(operator.truediv, other)
+
+    def __neg__(self):
+        return self._map_values(operator.neg)
+
+    def __pos__(self):
+        return self
+
+    def __abs__(self):
+        return self._map_values(np.abs)
+
+    def _add(self, other, sign, operation):
+        if not isinstance(other, FlycooTensor):
+            raise densify_error(operation, self.shape, _USE_NONZEROS)
+        if other.shape != self.shape:
+            raise ValueError(f"{operation}: shapes {self.shape} and {other.shape} differ")
+        (coords, values), (coords2, values2) = self.nonzeros(), other.nonzeros()
+        return FlycooTensor(
+            np.concatenate([coords, coords2], axis=1),
+            np.concatenate([values, sign * values2]),
+            self.shape,
+            layout=self.layout,
+            device=self.device,
+        )
+
+    def __add__(self, other):
+        return self._add(other, 1, "FlycooTensor + array")
+
+    def __radd__(self, other):
+        return self._add(other, 1, "array + FlycooTensor")
+
+    def __sub__(self, other):
+        return self._add(other, -1, "FlycooTensor - array")
+
+    def __rsub__(self, other):
+        raise densify_error("array - FlycooTensor", self.shape, _USE_NONZEROS)
+
+    def __array__(self, dtype=None, copy=None):
+        raise densify_error("numpy.asarray", self.shape, _USE_NONZEROS)
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+        function = _OPERATORS.get(ufunc)
+        # NumPy's scalars become Python's, whose operators leave ours the last word.
+        inputs = [x.item() if getattr(x, "ndim", None) == 0 else x for x in inputs]
+        is_ours = all(isinstance(x, FlycooTensor | Real) for x in inputs)
+        if function is None or method != "__call__" or kwargs or not is_ours:
+            raise densify_error(f"numpy.{ufunc.__name__}", self.shape, _USE_NONZEROS)
+        return function(*inputs)
+
+    def __array_function__(self, function, types, args, kwargs):
+        answers = {np.shape: self.shape, np.ndim: self.ndim}
+        if function in answers:
+            return answers[function]
+        name = f"{function.__module__}.{function.__name__}"
+        raise densify_error(name, self.shape, _USE_NONZEROS)
+
+
+_OPERATORS = {
+    np.add: operator.add,
+    np.subtract: operator.sub,
+    np.multiply: operator.mul,
+    np.divide: operator.truediv,
+    np.negative: operator.neg,
+    np.positive: operator.pos,
+    np.absolute: operator.abs,
+}
+
+
+def _rebuild(coords, values, shape, layout):
+    return FlycooTensor(coords, values, shape, layout=layout)
