@@ -155,9 +155,7 @@ def check_factors(factors, shape, dtype, array_type):
                 f"{array_type.__module__}.{array_type.__name__} on the device of x"
             )
         if factor.ndim != 2 or factor.shape[0] != shape[n]:
-            raise ValueError(
-                f"factors[{n}] has shape {factor.shape}, expected ({shape[n]}, rank)"
-            )
+            raise ValueError(f"factors[{n}] has shape {factor.shape}, expected ({shape[n]}, rank)")
         if factor.shape[1] != factors[0].shape[1]:
             raise ValueError(
                 f"factors[{n}] has shape {factor.shape}, expected "
@@ -189,7 +187,7 @@ def check_out(out, shape, dtype, array_type, inputs, may_share_memory):
             f"out has shape {out.shape} and dtype {out.dtype}, expected {shape} and {dtype}"
         )
     if not out.flags.c_contiguous or not getattr(out.flags, "writeable", True):
-        raise ValueError("out is read-only or not C-contiguous, expected a writable C-ordered array")
+        raise ValueError("out is read-only or not C-contiguous, expected neither")
     for name, array in inputs:
         if may_share_memory(out, array):
             raise ValueError(f"out overlaps {name} in memory, expected an array of its own")

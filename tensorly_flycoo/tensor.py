@@ -1,5 +1,6 @@
 """FlycooTensor: a sparse tensor in the FLYCOO format, on one device."""
 
+import math
 import operator
 from numbers import Real
 
@@ -96,11 +97,11 @@ class FlycooTensor:
     def _set(self, engine, layout):
         self._engine = engine
         self._layout = layout
+        values = layout.record_format.values(layout.records)
+        check_finite(values, "the tensor would hold values that are not finite: values")
         # Now, while the order of the nonzeros is that of the format: a sum in the order of some
         # later moment could differ in its last bits.
-        values = layout.record_format.values(layout.records).astype(np.float64)
-        check_finite(values, "the tensor would hold values that are not finite: values")
-        self._norm = float(np.sqrt(np.dot(values, values)))
+        self._norm = math.sqrt(_sum_squares(values))
 
     @classmethod
     def from_coo(cls, coo, **options):
@@ -357,6 +358,13 @@ _OPERATORS = {
     np.positive: operator.pos,
     np.absolute: operator.abs,
 }
+
+
+def _sum_squares(values, block=2**16):
+    """Add up squares in float64, in blocks, to need little memory and to lose few bits."""
+    blocks = (values[i : i + block] for i in range(0, values.shape[0], block))
+    doubles = (values.astype(np.float64) for values in blocks)
+    return math.fsum(float(np.dot(values, values)) for values in doubles)
 
 
 def _rebuild(coords, values, shape, layout):

@@ -14,7 +14,7 @@ _MANY_RIGHT_HAND_SIDES = 4
 _USE_NONZEROS = "use tl.tensor(x).nonzeros() or .to_coo() for the nonzeros"
 
 
-class FlycooBackend(NumpyBackend, backend_name="flycoo"):
+class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-arg]
     """TensorLy backend for sparse tensors, with NumPy for all that is dense.
 
     Sparse tensors are `FlycooTensor` and raw `sparse.COO`. What would make one dense raises
@@ -51,8 +51,9 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):
 
     @staticmethod
     def copy(tensor):
-        # A FlycooTensor is immutable; a raw COO copies itself.
-        return tensor.copy() if hasattr(tensor, "copy") else tensor if is_sparse(tensor) else np.copy(tensor)
+        if isinstance(tensor, FlycooTensor):
+            return tensor  # it is immutable
+        return tensor.copy() if is_sparse(tensor) else np.copy(tensor)
 
     @staticmethod
     def zeros_like(tensor, *args, **kwargs):
@@ -140,7 +141,7 @@ def _solve_few(a, b):
 
 
 def _invert(a):
-    """Invert a small matrix in float64, by its pseudo-inverse if it is singular to its precision."""
+    """Invert a small matrix in float64, or pseudo-invert it if its own precision is too low."""
     exact = a.astype(np.result_type(a.dtype, np.float64))
     try:
         inverse = np.linalg.inv(exact)

@@ -67,8 +67,9 @@ def _refuse_cuda():
     try:
         num_gpus = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise RuntimeError(f'device "cuda" needs a GPU and its driver; CuPy says: {error}') from None
+        hint = 'device "cuda" needs a GPU and its driver; CuPy says'
+        raise RuntimeError(f"{hint}: {error}") from None
     raise RuntimeError(
-        f'device "cuda": CuPy finds {num_gpus} GPUs, but this version of tensorly-flycoo has no '
-        'engine for them yet; use device "cpu" or "auto"'
+        f'device "cuda": CuPy finds {num_gpus} GPUs, but this version of tensorly-flycoo has '
+        'no engine for them yet; use device "cpu" or "auto"'
     )

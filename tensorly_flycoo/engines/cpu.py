@@ -4,6 +4,7 @@ The number of threads is numba's (`numba.set_num_threads`, NUMBA_NUM_THREADS). R
 depend on it.
 """
 
+import functools
 import logging
 import threading
 import time
@@ -37,10 +38,13 @@ _logger = logging.getLogger("tensorly_flycoo")
 def build_layout(layout, coords, values, shape):
     """Build the layout named `layout` from checked coords (ndim, nnz) and values (nnz,)."""
     record_format = RecordFormat.of(shape, values.dtype, np.uint64)
-    records = make_canonical_records(coords, values, record_format, primitives)
+    make_records = functools.partial(
+        make_canonical_records, coords, values, record_format, primitives
+    )
+    # Made in the call, so that no name here keeps the first order's records alive.
     if layout == "remap":
-        return RemapLayout.build(records, record_format, TILE_SIZE, BUCKET_SIZE, primitives)
-    return ReplicatedLayout.build(records, record_format, TILE_SIZE, primitives)
+        return RemapLayout.build(make_records(), record_format, TILE_SIZE, BUCKET_SIZE, primitives)
+    return ReplicatedLayout.build(make_records(), record_format, TILE_SIZE, primitives)
 
 
 def mttkrp(layout, factors, mode, out):
@@ -130,7 +134,11 @@ class _CpuPrimitives(Primitives):
 
     def scatter(self, source, positions):
         target = np.empty_like(source)
-        _launch(cpu_kernels.scatter_items, source, positions, target)
+        if source.ndim == 1:
+            _launch(cpu_kernels.scatter_items, source, positions, target)
+        else:
+            record_words = (0,) * source.shape[1]
+            _launch(cpu_kernels.scatter_records, source, positions, target, record_words)
         return target
 
 

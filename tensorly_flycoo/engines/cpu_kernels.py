@@ -15,7 +15,8 @@ from numba import njit, prange
 from numba.core import cgutils, types
 from numba.extending import intrinsic, overload
 
-_NUMPY_ERRORS = {"error_model": "numpy"}
+#: Nonzeros between asking for a record and using it.
+_PREFETCH_DISTANCE = 16
 
 # LLVM's loop vectoriser gives up on the short, fixed loops over the columns of a factor (it unrolls
 # them to scalar code first), which costs a factor of four. The four intrinsics below say the same
@@ -134,7 +135,7 @@ def _read_rows(records, position, words, shifts, masks):
     """Unpack coordinates of one record into a tuple; a stand-in for the overload below."""
 
 
-@overload(_read_rows, jit_options=_NUMPY_ERRORS)
+@overload(_read_rows, jit_options={"error_model": "numpy"})
 def _overload_read_rows(records, position, words, shifts, masks):
     if len(words) == 0:
         return lambda records, position, words, shifts, masks: ()
@@ -147,14 +148,14 @@ def _overload_read_rows(records, position, words, shifts, masks):
     return read_rows
 
 
-@njit(cache=True, **_NUMPY_ERRORS)
+@njit(cache=True, error_model="numpy")
 def _copy_record(source, position, target, target_position, record_words):
     """Copy one record; the length of the tuple `record_words` is the words it has."""
     for word in range(len(record_words)):
         target[target_position, np.uint64(word)] = source[position, np.uint64(word)]
 
 
-@njit(cache=True, inline="never", **_NUMPY_ERRORS)
+@njit(cache=True, inline="never", error_model="numpy")
 def _compute_tile(
     tile, first, last, bucket_start, inherits, remaps,
     records, values, value_slot, pull_ids, spare, remap_ids, record_words,
@@ -174,9 +175,9 @@ def _compute_tile(
             position = place
         else:
             position = bucket_start + np.uint64(pull_ids[place])
-            ahead = min(place + np.uint64(16), last - np.uint64(1))
+            ahead = min(place + np.uint64(_PREFETCH_DISTANCE), last - np.uint64(1))
             _prefetch_record(records, bucket_start + np.uint64(pull_ids[ahead]))
-        if remap_ids is not None:
+        if remap_ids is not None:  # noqa: SIM102 (only a bare test on None is decided by numba)
             if remaps:
                 _copy_record(records, position, spare, np.uint64(remap_ids[place]), record_words)
         new_row = (records[position, out_word] >> out_shift) & out_mask
@@ -197,7 +198,7 @@ def _compute_tile(
         _store_row(total, out, row, column, lanes)
 
 
-@njit(cache=True, parallel=True, nogil=True, **_NUMPY_ERRORS)
+@njit(cache=True, parallel=True, nogil=True, error_model="numpy")
 def mttkrp_tiles(
     tile_size, bucket_size, carry_rows, empty_rows,
     records, values, value_slot, pull_ids, spare, remap_ids, record_words,
@@ -225,7 +226,7 @@ def mttkrp_tiles(
             out[carry_rows[tile]] += partial_rows[tile]
 
 
-@njit(cache=True, parallel=True, nogil=True, **_NUMPY_ERRORS)
+@njit(cache=True, parallel=True, nogil=True, error_model="numpy")
 def remap_tiles(tile_size, bucket_size, records, pull_ids, spare, remap_ids, record_words):
     """Remap to `spare` without computing, for a mode out of turn."""
     nnz = records.shape[0]
@@ -237,7 +238,7 @@ def remap_tiles(tile_size, bucket_size, records, pull_ids, spare, remap_ids, rec
             _copy_record(records, position, spare, np.uint64(remap_ids[place]), record_words)
 
 
-@njit(cache=True, nogil=True, **_NUMPY_ERRORS)
+@njit(cache=True, nogil=True, error_model="numpy")
 def sort_positions(keys, starts, positions):
     """Count the keys, then give each the next position of its key (a counting sort).
 
@@ -253,14 +254,21 @@ def sort_positions(keys, starts, positions):
         starts[key] += 1
 
 
-@njit(cache=True, parallel=True, nogil=True, **_NUMPY_ERRORS)
+@njit(cache=True, parallel=True, nogil=True, error_model="numpy")
 def scatter_items(source, positions, target):
-    """Copy the items (or rows) of `source` to their positions in `target`."""
+    """Copy the items of an array to their positions in `target`."""
     for i in prange(source.shape[0]):
         target[np.uint64(positions[i])] = source[i]
 
 
-@njit(cache=True, nogil=True, **_NUMPY_ERRORS)
+@njit(cache=True, parallel=True, nogil=True, error_model="numpy")
+def scatter_records(source, positions, target, record_words):
+    """Copy records to their positions in `target`."""
+    for i in prange(source.shape[0]):
+        _copy_record(source, np.uint64(i), target, np.uint64(positions[i]), record_words)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def hash_words(words):
     """Add up unsigned words, each times an odd number of its place, modulo 2**64."""
     total = np.uint64(0)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from .primitives import index_dtype
-from .tiling import tile_rows
+from .tiling import find_empty_rows, sort_rows, tile_rows
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,11 @@ class RemapLayout:
 
     name = "remap"
 
-    def __init__(self, record_format, tile_size, bucket_size, records, tilings, plans, mode=0):
+    def __init__(self, record_format, tile_size, bucket_size, copies, tilings, plans, mode=0):
         self.record_format = record_format
         self.tile_size = tile_size
         self.bucket_size = bucket_size
-        self.records = records
-        self.spare = np.empty_like(records)
+        self.records, self.spare = copies
         self.tilings = tilings
         self.plans = plans
         self.mode = mode
@@ -78,28 +77,32 @@ class RemapLayout:
 
     @classmethod
     def build(cls, records, record_format, tile_size, bucket_size, primitives):
-        """Plan all modes of canonical `records` (see `ordering.canonicalise`)."""
+        """Plan all modes of canonical `records` (see `ordering`)."""
         xp, nnz, ndim = primitives.xp, records.shape[0], record_format.ndim
-        offset_dtype = index_dtype(bucket_size, smallest="uint16")
         places = xp.arange(nnz, dtype=index_dtype(nnz))  # in order 0, of the records as they move
-        rows = record_format.rows(records, 0)
-        tilings, pull_ids, remap_ids = [], [None] * ndim, []
+        empty_rows = find_empty_rows(record_format.rows(records, 0), record_format.shape[0], xp)
+        # Allocated at once, what stays leaves no holes among what comes and goes.
+        remap_ids = xp.empty((ndim, nnz), places.dtype)
+        pull_ids = xp.empty((ndim, nnz), index_dtype(bucket_size, smallest="uint16"))
+        tilings = []
         for mode in range(ndim):
-            tilings.append(tile_rows(records, rows, record_format, mode, tile_size, xp))
+            tilings.append(tile_rows(records, empty_rows, record_format, mode, tile_size, xp))
             following = (mode + 1) % ndim
             if following == 0:
                 positions = places
             else:
-                rows = record_format.rows(records, following)
-                positions = primitives.sort_positions(rows, record_format.shape[following])
+                positions, empty_rows = sort_rows(records, record_format, following, primitives)
                 places = primitives.scatter(places, positions)
             stored = cls._store(positions, bucket_size, primitives)
-            remap_ids.append(stored)
-            offsets = (stored % stored.dtype.type(bucket_size)).astype(offset_dtype)
+            remap_ids[mode] = stored
+            offsets = (stored % stored.dtype.type(bucket_size)).astype(pull_ids.dtype)
             pull_ids[following] = primitives.scatter(offsets, positions)
-            records = primitives.scatter(records, stored if following == 0 else positions)
+            if following != 0:
+                records = primitives.scatter(records, positions)
+        # The last order's records are not needed any more: their memory is the spare copy.
+        copies = (primitives.scatter(records, remap_ids[-1]), records)
         plans = [RemapPlan(*ids) for ids in zip(pull_ids, remap_ids, strict=True)]
-        return cls(record_format, tile_size, bucket_size, records, tilings, plans)
+        return cls(record_format, tile_size, bucket_size, copies, tilings, plans)
 
     @staticmethod
     def _store(positions, bucket_size, primitives):
@@ -126,15 +129,16 @@ class RemapLayout:
     def map_values(self, function):
         """Make a layout with the same plans and with ``function(values)``."""
         with self.lock:
-            return RemapLayout(
-                self.record_format,
-                self.tile_size,
-                self.bucket_size,
-                map_record_values(self.records, self.record_format, function),
-                self.tilings,
-                self.plans,
-                self.mode,
-            )
+            records, mode = map_record_values(self.records, self.record_format, function), self.mode
+        return RemapLayout(
+            self.record_format,
+            self.tile_size,
+            self.bucket_size,
+            (records, np.empty_like(records)),
+            self.tilings,
+            self.plans,
+            mode,
+        )
 
 
 class ReplicatedLayout:
@@ -151,16 +155,14 @@ class ReplicatedLayout:
     @classmethod
     def build(cls, records, record_format, tile_size, primitives):
         """Sort a copy of canonical `records` for each mode."""
-        copies, tilings = [], []
+        xp, copies, tilings = primitives.xp, [], []
+        empty_rows = find_empty_rows(record_format.rows(records, 0), record_format.shape[0], xp)
         for mode in range(record_format.ndim):
-            rows = record_format.rows(records, mode)
             if mode > 0:
-                positions = primitives.sort_positions(rows, record_format.shape[mode])
+                positions, empty_rows = sort_rows(records, record_format, mode, primitives)
                 records = primitives.scatter(records, positions)
             copies.append(records)
-            tilings.append(
-                tile_rows(records, rows, record_format, mode, tile_size, primitives.xp)
-            )
+            tilings.append(tile_rows(records, empty_rows, record_format, mode, tile_size, xp))
         return cls(record_format, tile_size, copies, tilings)
 
     @property

@@ -91,10 +91,10 @@ class RecordFormat:
         for mode in range(self.ndim):
             word, shift = self.words[mode], self.shifts[mode]
             field = coords[mode].astype(np.uint64)
-            records[:, word] |= (field << np.uint64(shift)).astype(self.word_dtype)
+            records[:, word] |= (field << np.uint64(shift)).astype(self.word_dtype, copy=False)
             if self._crosses_word(mode):
                 high = field >> np.uint64(8 * self.word_dtype.itemsize - shift)
-                records[:, word + 1] |= high.astype(self.word_dtype)
+                records[:, word + 1] |= high.astype(self.word_dtype, copy=False)
         self.values(records)[...] = values
         return records
 

