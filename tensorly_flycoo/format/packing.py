@@ -7,6 +7,9 @@ import numpy as np
 #: A coordinate is read with one shift and one mask from the 64 bits that start at its word.
 WINDOW_BITS = 64
 
+#: Nonzeros that are packed at a time, so that what is needed on the way stays small.
+_PACK_BLOCK = 2**18
+
 
 @dataclass(frozen=True)
 class RecordFormat:
@@ -88,6 +91,13 @@ class RecordFormat:
     def pack(self, coords, values, xp=np):
         """Make records (nnz, num_words) from coords (ndim, nnz) and values (nnz,)."""
         records = xp.zeros((values.shape[0], self.num_words), self.word_dtype)
+        for start in range(0, values.shape[0], _PACK_BLOCK):
+            block = slice(start, start + _PACK_BLOCK)
+            self._pack_coords(coords[:, block], records[block])
+        self.values(records)[...] = values
+        return records
+
+    def _pack_coords(self, coords, records):
         for mode in range(self.ndim):
             word, shift = self.words[mode], self.shifts[mode]
             field = coords[mode].astype(np.uint64)
@@ -95,25 +105,23 @@ class RecordFormat:
             if self._crosses_word(mode):
                 high = field >> np.uint64(8 * self.word_dtype.itemsize - shift)
                 records[:, word + 1] |= high.astype(self.word_dtype, copy=False)
-        self.values(records)[...] = values
-        return records
 
-    def rows(self, records, mode):
-        """Read the coordinates (nnz,) of one mode, as uint64."""
-        word, shift = self.words[mode], self.shifts[mode]
-        rows = records[:, word] >> self.word_dtype.type(shift)
-        rows = rows.astype(np.uint64, copy=False)
+    def rows(self, records, mode, xp=np):
+        """Read the coordinates (nnz,) of one mode, as uint32."""
+        word, shift = self.words[mode], self.word_dtype.type(self.shifts[mode])
+        rows = xp.empty(records.shape[0], np.uint32)
+        # Bits above the 32nd belong to other modes: they may go, and no larger array is made.
+        xp.right_shift(records[:, word], shift, out=rows, casting="unsafe")
         if self._crosses_word(mode):
-            high = records[:, word + 1].astype(np.uint64)
-            rows |= high << np.uint64(8 * self.word_dtype.itemsize - shift)
-        rows &= np.uint64(self.masks[mode])
+            rows |= records[:, word + 1] << self.word_dtype.type(32 - self.shifts[mode])
+        rows &= np.uint32(self.masks[mode])
         return rows
 
     def coords(self, records, xp=np):
         """Read all coordinates (ndim, nnz), as int64."""
         coords = xp.empty((self.ndim, records.shape[0]), np.int64)
         for mode in range(self.ndim):
-            coords[mode] = self.rows(records, mode)
+            coords[mode] = self.rows(records, mode, xp)
         return coords
 
     def values(self, records):

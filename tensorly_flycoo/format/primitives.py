@@ -18,23 +18,23 @@ class Primitives:
     def __init__(self, xp=np):
         self.xp = xp
 
-    def sort_positions(self, keys, num_keys):
+    def sort_positions(self, keys, num_keys, out=None):
         """Find where a stable sort puts each of the `keys` (nnz,), integers below `num_keys`.
 
         Returns
         -------
         positions : integer array (nnz,)
-            ``sorted_keys[positions] = keys``, a permutation.
+            ``sorted_keys[positions] = keys``, a permutation; `out` if it is given.
         """
-        order = self.xp.argsort(keys, kind="stable")
         nnz = keys.shape[0]
-        return self.scatter(self.xp.arange(nnz, dtype=index_dtype(nnz)), order)
+        order = self.xp.argsort(keys, kind="stable")
+        return self.scatter(self.xp.arange(nnz, dtype=index_dtype(nnz)), order, out)
 
-    def scatter(self, source, positions):
-        """Make a new array with ``result[positions] = source``; positions is a permutation."""
-        result = self.xp.empty_like(source)
-        result[positions] = source
-        return result
+    def scatter(self, source, positions, out=None):
+        """Set ``out[positions] = source``, in a new array if there is no `out`."""
+        out = self.xp.empty_like(source) if out is None else out
+        out[positions] = source
+        return out
 
 
 def index_dtype(count, smallest="uint32"):

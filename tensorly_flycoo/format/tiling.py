@@ -41,8 +41,8 @@ class RowTiling:
 def tile_rows(records, empty_rows, record_format, mode, tile_size, xp=np):
     """Describe the tiles of `records`, which are sorted by their row of `mode`."""
     firsts = xp.arange(0, records.shape[0], tile_size)
-    first_rows = record_format.rows(records[firsts], mode).astype(np.int64)
-    rows_before = record_format.rows(records[firsts - 1], mode).astype(np.int64)
+    first_rows = record_format.rows(records[firsts], mode, xp).astype(np.int64)
+    rows_before = record_format.rows(records[firsts - 1], mode, xp).astype(np.int64)
     carry_rows = xp.where(first_rows == rows_before, first_rows, NO_ROW)
     carry_rows[:1] = NO_ROW
     return RowTiling(carry_rows, empty_rows)
@@ -50,9 +50,9 @@ def tile_rows(records, empty_rows, record_format, mode, tile_size, xp=np):
 
 def sort_rows(records, record_format, mode, primitives):
     """Find where a stable sort by the row of `mode` puts each record, and the empty rows."""
-    rows, num_rows = record_format.rows(records, mode), record_format.shape[mode]
-    positions = primitives.sort_positions(rows, num_rows)
-    return positions, find_empty_rows(rows, num_rows, primitives.xp)
+    xp, num_rows = primitives.xp, record_format.shape[mode]
+    rows = record_format.rows(records, mode, xp)
+    return primitives.sort_positions(rows, num_rows), find_empty_rows(rows, num_rows, xp)
 
 
 def find_empty_rows(rows, num_rows, xp=np):

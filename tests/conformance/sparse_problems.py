@@ -59,19 +59,32 @@ def densification_alarm():
     assert calls == []
 
 
-def random_coords(shape, nnz, rng):
-    """Draw `nnz` distinct cells, sorted, from a shape small enough to number its cells."""
-    cells = np.sort(rng.choice(np.prod(shape), size=nnz, replace=False))
-    return np.stack(np.unravel_index(cells, shape))
-
-
 def random_coo(shape, nnz, dtype=np.float64, seed=0):
-    """Make a COO with values around 1: uniform in [0.5, 1.5), counts 1 to 5, or True."""
+    """Make a COO of `nnz` distinct cells of a shape small enough to number its cells."""
     rng = np.random.RandomState(seed)
-    coords = random_coords(shape, nnz, rng)
+    cells = np.sort(rng.choice(np.prod(shape), size=nnz, replace=False))
+    coords = np.stack(np.unravel_index(cells, shape))
+    return sparse.COO(coords, _draw_values(nnz, dtype, rng), shape=shape)
+
+
+def community_coo(shape, dtype=np.float64, seed=0):
+    """Make a noisy COO of three communities, dense inside and thin between them.
+
+    Least squares problems of rank 3 on it are well conditioned, and its leading three singular
+    values are well apart, for any `dtype`.
+    """
+    rng = np.random.RandomState(seed)
+    factors = [np.where(np.arange(size)[:, None] % 3 == np.arange(3), 1.0, 0.15) for size in shape]
+    probabilities = reconstruct(factors, np.array([1.0, 0.7, 0.4]))
+    coords = np.stack(np.nonzero(rng.random_sample(shape) < probabilities))
+    return sparse.COO(coords, _draw_values(coords.shape[1], dtype, rng), shape=shape)
+
+
+def _draw_values(nnz, dtype, rng):
+    """Draw values around 1: uniform in [0.5, 1.5), counts 1 to 5, or True."""
     draws = rng.random_sample(nnz)
     values = 0.5 + draws if np.dtype(dtype).kind == "f" else 1 + np.floor(5 * draws)
-    return sparse.COO(coords, values.astype(dtype), shape=shape)
+    return values.astype(dtype)
 
 
 def planted_coo(shape, rank, seed, orthogonal=False):

@@ -1,0 +1,81 @@
+"""What the unit tests share: random MTTKRP problems, and the check of an answer against the oracle.
+
+Every tolerance is `reference.mttkrp_error_bound`.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+import tensorly_flycoo
+from tensorly_flycoo.engines import reference
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Nonzeros and factors whose MTTKRP is known to the oracle."""
+
+    coords: np.ndarray
+    values: np.ndarray
+    shape: tuple
+    factors: list
+
+    def tensor(self, **options):
+        return tensorly_flycoo.FlycooTensor(self.coords, self.values, self.shape, **options)
+
+    def arguments(self, mode):
+        return self.coords, self.values, self.shape, self.factors, mode
+
+    def check(self, result, mode):
+        """Hold `result` against the oracle, entry by entry."""
+        expected = reference.mttkrp(*self.arguments(mode))
+        bound = reference.mttkrp_error_bound(*self.arguments(mode), self.values.dtype)
+        assert result.dtype == self.values.dtype
+        assert result.shape == expected.shape
+        np.testing.assert_array_less(np.abs(result - expected), bound, strict=False)
+
+    def check_tensor(self, x, modes=None):
+        """Compute `modes` of `x`, by default all in turn, into poisoned memory."""
+        for mode in range(len(self.shape)) if modes is None else modes:
+            poison_spare(x)
+            out = np.full((self.shape[mode], self.factors[0].shape[1]), np.nan, x.dtype)
+            result = tensorly_flycoo.mttkrp(x, self.factors, mode, out=out)
+            assert result is out
+            self.check(result, mode)
+
+
+def make_factors(shape, rank, dtype="float64", seed=1):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal((size, rank)).astype(dtype) for size in shape]
+
+
+def make_problem(shape, nnz, rank=3, dtype="float64", skew=1, seed=0):
+    """Draw `nnz` nonzeros, repeats among them; `skew` above 1 crowds them into low rows."""
+    rng = np.random.default_rng(seed)
+    sizes = np.array(shape)[:, None]
+    coords = (sizes * rng.random((len(shape), nnz)) ** skew).astype(np.int64)
+    values = rng.standard_normal(nnz).astype(dtype)
+    return Problem(coords, values, tuple(shape), make_factors(shape, rank, dtype))
+
+
+def make_exact_problem(shape, nnz, rank=3, dtype="float64", seed=0):
+    """Draw exactly `nnz` different cells."""
+    rng = np.random.default_rng(seed)
+    cells = rng.choice(math.prod(shape), nnz, replace=False)
+    coords = np.stack(np.unravel_index(cells, shape)).reshape(len(shape), nnz)
+    values = rng.standard_normal(nnz).astype(dtype)
+    return Problem(coords, values, tuple(shape), make_factors(shape, rank, dtype))
+
+
+def poison_spare(x):
+    """Fill T_out with nan at coordinate 0: a record that no remapping writes spoils a result."""
+    if x.layout == "remap":
+        spare = x._layout.spare
+        spare[...] = 0
+        x._layout.record_format.values(spare)[...] = np.nan
+
+
+def compute_all(x, factors):
+    """Compute all modes in turn, as bytes."""
+    return [tensorly_flycoo.mttkrp(x, factors, mode).tobytes() for mode in range(x.ndim)]

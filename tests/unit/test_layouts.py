@@ -1,0 +1,160 @@
+"""Remap and replicated layouts: known ids, and a walk of the records through all modes."""
+
+import numpy as np
+import pytest
+
+from tensorly_flycoo.format.layouts import RemapLayout, ReplicatedLayout
+from tensorly_flycoo.format.packing import RecordFormat
+from tensorly_flycoo.format.primitives import Primitives
+
+# Six nonzeros, numbered by their values in the order of mode 0. By mode 1 they are sorted
+# 2 5 | 3 6 | 1 4 (the rows of mode 1 are 2 0 1 2 0 1).
+COORDS = np.array([[0, 1, 1, 2, 3, 3], [2, 0, 1, 2, 0, 1]])
+VALUES = np.arange(1.0, 7.0)
+SHAPE = (5, 3)
+
+
+def build(cls, coords=COORDS, values=VALUES, shape=SHAPE, tile_size=2, bucket_size=4):
+    record_format = RecordFormat.of(shape, values.dtype, "uint64")
+    sizes = (tile_size, bucket_size) if cls is RemapLayout else (tile_size,)
+    return cls.build(coords, values, record_format, *sizes, Primitives())
+
+
+def read_values(layout, records):
+    return layout.record_format.values(records).tolist()
+
+
+def remap_once(layout):
+    """Remap as the engine does, in NumPy."""
+    plan = layout.plans[layout.mode]
+    ordered = layout.records[find_positions(layout)]
+    layout.spare[...] = 0
+    layout.spare[plan.remap_ids] = ordered
+    layout.swap()
+
+
+def find_positions(layout):
+    """Find the position in memory of each place of the resident mode's order."""
+    pull_ids = layout.plans[layout.mode].pull_ids
+    places = np.arange(pull_ids.size)
+    return places // layout.bucket_size * layout.bucket_size + pull_ids
+
+
+def test_known_remap_layout():
+    layout = build(RemapLayout)
+    assert layout.mode == 0
+    # Storage 0: the bucket of nonzeros 1 to 4, then that of 5 and 6, each in the order of mode 1.
+    assert read_values(layout, layout.records) == [2, 3, 1, 4, 5, 6]
+    assert layout.plans[0].pull_ids.tolist() == [2, 0, 1, 3, 0, 1]
+    assert layout.plans[0].remap_ids.tolist() == [4, 0, 1, 5, 2, 3]
+    assert read_values(layout, layout.records[find_positions(layout)]) == [1, 2, 3, 4, 5, 6]
+    remap_once(layout)
+    # Storage 1: the bucket of 2 5 3 6, then that of 1 4, each in the order of mode 0.
+    assert read_values(layout, layout.records) == [2, 3, 5, 6, 1, 4]
+    assert layout.plans[1].pull_ids.tolist() == [0, 2, 1, 3, 0, 1]
+    assert layout.plans[1].remap_ids.tolist() == [0, 4, 1, 5, 2, 3]
+    assert read_values(layout, layout.records[find_positions(layout)]) == [2, 5, 3, 6, 1, 4]
+    remap_once(layout)
+    assert layout.mode == 0
+    assert read_values(layout, layout.records) == [2, 3, 1, 4, 5, 6]
+
+
+def test_known_replicated_layout():
+    layout = build(ReplicatedLayout)
+    assert [read_values(layout, copy) for copy in layout.copies] == [
+        [1, 2, 3, 4, 5, 6],
+        [2, 5, 3, 6, 1, 4],
+    ]
+
+
+@pytest.mark.parametrize("cls", [RemapLayout, ReplicatedLayout])
+def test_known_tilings(cls):
+    layout = build(cls, tile_size=4)
+    assert [tiling.carry_rows.tolist() for tiling in layout.tilings] == [[-1, -1], [-1, -1]]
+    assert [tiling.empty_rows.tolist() for tiling in layout.tilings] == [[4], []]
+    layout = build(cls, tile_size=1)
+    assert layout.tilings[1].carry_rows.tolist() == [-1, 0, -1, 1, -1, 2]
+
+
+@pytest.mark.parametrize("bucket_size", [2, 4, 6, 64])
+@pytest.mark.parametrize("shape", [(5,), (1, 7, 1), (3, 4, 2, 5), (2**32, 50), (40, 2**32, 3)])
+def test_remapping_walks_through_the_orders_of_the_replicated_copies(shape, bucket_size, monkeypatch):
+    # Listing the empty rows of a mode of size 2**32 takes gigabytes, and is not tested here.
+    monkeypatch.setattr(
+        "tensorly_flycoo.format.layouts.find_empty_rows", lambda *_: np.zeros(0, np.uint32)
+    )
+    monkeypatch.setattr(
+        "tensorly_flycoo.format.tiling.find_empty_rows", lambda *_: np.zeros(0, np.uint32)
+    )
+    rng = np.random.default_rng(0)
+    coords = np.stack([rng.integers(0, size, 60) for size in shape])
+    arguments = (coords, rng.standard_normal(60), shape, 2)
+    layout = build(RemapLayout, *arguments, bucket_size)
+    replicated = build(ReplicatedLayout, *arguments)
+    for mode in [*range(len(shape)), 0]:
+        assert layout.mode == mode
+        ordered = layout.records[find_positions(layout)]
+        np.testing.assert_array_equal(ordered, replicated.copies[mode])
+        rows = layout.record_format.rows(ordered, mode).astype(np.int64)
+        assert (np.diff(rows) >= 0).all()
+        remap_once(layout)
+
+
+def test_side_arrays_are_compact():
+    """Six bytes per nonzero and mode, beside the two copies."""
+    layout = build(RemapLayout)
+    assert layout.plans[0].pull_ids.dtype == np.uint16
+    assert layout.plans[0].remap_ids.dtype == np.uint32
+    assert layout.plans[0].nbytes == 6 * 6
+    wide = build(RemapLayout, bucket_size=2**17)
+    assert wide.plans[0].pull_ids.dtype == np.uint32
+
+
+def test_nbytes_is_exact():
+    layout = build(RemapLayout)
+    arrays = [layout.records, layout.spare]
+    for plan, tiling in zip(layout.plans, layout.tilings, strict=True):
+        arrays += [plan.pull_ids, plan.remap_ids, tiling.carry_rows, tiling.empty_rows]
+    assert layout.nbytes == sum(array.nbytes for array in arrays)
+    replicated = build(ReplicatedLayout)
+    arrays = list(replicated.copies)
+    for tiling in replicated.tilings:
+        arrays += [tiling.carry_rows, tiling.empty_rows]
+    assert replicated.nbytes == sum(array.nbytes for array in arrays)
+
+
+@pytest.mark.parametrize("cls", [RemapLayout, ReplicatedLayout])
+def test_snapshot_is_a_copy(cls):
+    layout = build(cls)
+    layout.snapshot()[...] = 0
+    assert sorted(read_values(layout, layout.snapshot())) == VALUES.tolist()
+
+
+@pytest.mark.parametrize("num_remaps", [0, 1])
+def test_map_values_of_a_remap_layout(num_remaps):
+    layout = build(RemapLayout)
+    for _ in range(num_remaps):
+        remap_once(layout)
+    mapped = layout.map_values(np.negative)
+    assert mapped.mode == layout.mode == num_remaps
+    assert not np.shares_memory(mapped.records, layout.records)
+    assert not np.shares_memory(mapped.spare, layout.spare)
+    assert read_values(mapped, mapped.records) == [-v for v in read_values(layout, layout.records)]
+    remap_once(mapped)
+    remap_once(layout)
+    assert read_values(mapped, mapped.records) == [-v for v in read_values(layout, layout.records)]
+
+
+def test_map_values_of_a_replicated_layout():
+    layout = build(ReplicatedLayout)
+    mapped = layout.map_values(np.negative)
+    for copy, original in zip(mapped.copies, layout.copies, strict=True):
+        assert read_values(mapped, copy) == [-value for value in read_values(layout, original)]
+
+
+@pytest.mark.parametrize("cls", [RemapLayout, ReplicatedLayout])
+def test_no_nonzeros(cls):
+    layout = build(cls, np.zeros((2, 0), np.int64), np.zeros(0))
+    assert [tiling.carry_rows.size for tiling in layout.tilings] == [0, 0]
+    assert [tiling.empty_rows.tolist() for tiling in layout.tilings] == [[0, 1, 2, 3, 4], [0, 1, 2]]
+    assert layout.snapshot().shape == (0, 2)

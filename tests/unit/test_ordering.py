@@ -1,0 +1,90 @@
+"""Canonical records: sorted, each coordinate once, no zeros."""
+
+import numpy as np
+import pytest
+
+from tensorly_flycoo.format.ordering import compare_neighbours, make_canonical_records
+from tensorly_flycoo.format.packing import RecordFormat
+from tensorly_flycoo.format.primitives import Primitives
+
+
+@pytest.fixture(params=["uint32", "uint64"])
+def canonicalise(request):
+    """Return a function from coords, values, shape to the canonical ones."""
+
+    def canonicalise(coords, values, shape):
+        coords, values = np.array(coords), np.asarray(values)
+        record_format = RecordFormat.of(shape, values.dtype, request.param)
+        records = make_canonical_records(coords, values, record_format, Primitives())
+        return record_format.coords(records), record_format.values(records)
+
+    return canonicalise
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("coords", "values", "expected_coords", "expected_values"),
+    [
+        pytest.param(
+            [[2, 0, 0], [0, 4, 1]], [1, 2, 3], [[0, 0, 2], [1, 4, 0]], [3, 2, 1], id="sorted"
+        ),
+        pytest.param([[0, 0, 2], [1, 4, 0]], [3, 2, 1], [[0, 0, 2], [1, 4, 0]], [3, 2, 1], id="kept"),
+        pytest.param([[1, 0, 1], [2, 3, 2]], [1, 2, 4], [[0, 1], [3, 2]], [2, 5], id="duplicates"),
+        pytest.param([[1, 1], [2, 2]], [1, 4], [[1], [2]], [5], id="duplicates in order"),
+        pytest.param([[0, 1, 2], [0, 0, 0]], [1, 0, 2], [[0, 2], [0, 0]], [1, 2], id="a zero"),
+        pytest.param([[0, 1], [0, 0]], [-0.0, 2], [[1], [0]], [2], id="a negative zero"),
+        pytest.param([[1, 0, 1], [2, 3, 2]], [1, 2, -1], [[0], [3]], [2], id="sum is zero"),
+        pytest.param([[2, 2], [4, 4]], [1, -1], [[], []], [], id="nothing left"),
+        pytest.param([[2], [4]], [7], [[2], [4]], [7], id="one"),
+    ],
+)
+def test_known_answers(canonicalise, dtype, coords, values, expected_coords, expected_values):
+    found_coords, found_values = canonicalise(coords, np.array(values, dtype), (3, 5))
+    np.testing.assert_array_equal(found_coords, expected_coords)
+    np.testing.assert_array_equal(found_values, expected_values)
+    assert found_values.dtype == dtype
+
+
+def test_no_nonzeros(canonicalise):
+    coords, values = canonicalise(np.zeros((2, 0), np.int64), np.zeros(0), (3, 5))
+    assert coords.shape == (2, 0)
+    assert values.shape == (0,)
+
+
+def test_many_duplicates(canonicalise):
+    """Small integers, whose sums are exact in any order."""
+    rng = np.random.default_rng(0)
+    coords, values = rng.integers(0, 3, (2, 5000)), rng.integers(1, 9, 5000).astype(np.float32)
+    found_coords, found_values = canonicalise(coords, values, (3, 3))
+    np.testing.assert_array_equal(found_coords, np.indices((3, 3)).reshape(2, 9))
+    expected = np.bincount(np.ravel_multi_index(coords, (3, 3)), values)
+    np.testing.assert_array_equal(found_values, expected)
+
+
+def test_more_cells_than_any_integer(canonicalise):
+    """Coordinates that differ in the highest mode or the lowest bit only are kept apart."""
+    shape, top = (2**32,) * 5, 2**32 - 1
+    coords = [[top, 0, top, top], [0] * 4, [top] * 4, [5] * 4, [0, 0, 1, 0]]
+    found_coords, values = canonicalise(coords, np.array([1.0, 2.0, 3.0, 4.0]), shape)
+    np.testing.assert_array_equal(found_coords[[0, 4]], [[0, top, top], [0, 0, 1]])
+    np.testing.assert_array_equal(values, [2, 5, 3])
+
+
+def test_inputs_are_not_written_to(canonicalise):
+    coords, values = np.array([[1, 0, 1], [2, 3, 2]]), np.array([1.0, 2.0, 4.0])
+    before = coords.copy(), values.copy()
+    canonicalise(coords, values, (3, 5))
+    np.testing.assert_array_equal(coords, before[0])
+    np.testing.assert_array_equal(values, before[1])
+
+
+def test_compare_neighbours():
+    is_less, is_equal = compare_neighbours(np.array([[0, 0, 0, 1, 1], [1, 2, 2, 0, 0]]))
+    assert is_less.tolist() == [True, False, True, False]
+    assert is_equal.tolist() == [False, True, False, True]
+
+
+@pytest.mark.parametrize("nnz", [0, 1])
+def test_no_neighbours(nnz):
+    is_less, is_equal = compare_neighbours(np.zeros((2, nnz), np.int64))
+    assert is_less.shape == is_equal.shape == (0,)

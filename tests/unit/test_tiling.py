@@ -1,0 +1,65 @@
+"""Tiles of equal nnz: which rows cross their edges, and which rows are empty."""
+
+import numpy as np
+import pytest
+
+from tensorly_flycoo.format.packing import RecordFormat
+from tensorly_flycoo.format.tiling import NO_ROW, find_empty_rows, tile_rows
+
+
+def tile(rows, num_rows, tile_size):
+    """Tile nonzeros whose sorted rows are `rows`, in a tensor with another mode in front."""
+    record_format = RecordFormat.of((9, num_rows), "float64", "uint64")
+    rows = np.array(rows, np.int64)
+    records = record_format.pack(np.stack([rows * 0 + 3, rows]), np.ones(rows.size))
+    empty_rows = find_empty_rows(rows, num_rows)
+    return tile_rows(records, empty_rows, record_format, 1, tile_size)
+
+
+@pytest.mark.parametrize(
+    ("rows", "carry_rows", "empty_rows"),
+    [
+        pytest.param([], [], [0, 1, 2, 3, 4], id="no nonzeros"),
+        pytest.param([4], [NO_ROW], [0, 1, 2, 3], id="one nonzero"),
+        pytest.param([0, 0, 0], [NO_ROW], [1, 2, 3, 4], id="one tile, one row"),
+        pytest.param([0, 0, 0, 1], [NO_ROW, NO_ROW], [2, 3, 4], id="row ends at the edge"),
+        pytest.param([0, 0, 2, 2], [NO_ROW, 2], [1, 3, 4], id="row crosses an edge"),
+        pytest.param([3] * 10, [NO_ROW, 3, 3, 3], [0, 1, 2, 4], id="row over all tiles"),
+        pytest.param(
+            [0, 1, 1, 1, 1, 1, 1, 4, 4], [NO_ROW, 1, 1], [2, 3], id="row fills a tile, next begins"
+        ),
+        pytest.param([0, 1, 2, 3, 4], [NO_ROW, NO_ROW], [], id="a row each"),
+        pytest.param([4, 4, 4, 4], [NO_ROW, 4], [0, 1, 2, 3], id="last row wraps to no first tile"),
+    ],
+)
+def test_known_tiles(rows, carry_rows, empty_rows):
+    tiling = tile(rows, 5, tile_size=3)
+    assert tiling.carry_rows.tolist() == carry_rows
+    assert tiling.empty_rows.tolist() == empty_rows
+
+
+def test_first_and_last_tile_of_the_same_row():
+    """The first tile inherits nothing, though the last nonzero may lie in the same row."""
+    assert tile([0] * 7, 1, tile_size=3).carry_rows.tolist() == [NO_ROW, 0, 0]
+
+
+def test_types_and_nbytes():
+    tiling = tile([0, 0, 2, 2], 5, tile_size=3)
+    assert tiling.carry_rows.dtype == np.int64
+    assert tiling.empty_rows.dtype == np.uint32
+    assert tiling.nbytes == tiling.carry_rows.nbytes + tiling.empty_rows.nbytes == 2 * 8 + 3 * 4
+
+
+def test_rows_beyond_32_bit_signed():
+    """The last rows of the largest mode do not turn negative, which would read as NO_ROW."""
+    record_format = RecordFormat.of((2**32,), "float64", "uint64")
+    rows = np.array([[2**31, 2**32 - 2, 2**32 - 1, 2**32 - 1]])
+    records = record_format.pack(rows, np.ones(4))
+    tiling = tile_rows(records, np.zeros(0, np.uint32), record_format, 0, 3)
+    assert tiling.carry_rows.tolist() == [NO_ROW, 2**32 - 1]
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_empty_rows_of_unsorted_rows(dtype):
+    rows = np.array([5, 1, 5, 0], dtype)
+    assert find_empty_rows(rows, 7).tolist() == [2, 3, 4, 6]
