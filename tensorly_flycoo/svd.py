@@ -6,6 +6,7 @@ import numpy as np
 
 from .checks import check_mode, check_rank, densify_error, num_cells
 from .conversion import as_flycoo
+from .format.ordering import sort_records
 
 #: Up to this many rows (or columns) the Gram matrix is formed and all of it is decomposed.
 MAX_GRAM_SIZE = 8192
@@ -62,27 +63,30 @@ class Unfolding(LazyArray):
 
     @cached_property
     def _nonempty_part(self):
-        """The unfolding without its empty rows and columns, float64 CSR, and its rows' numbers."""
-        import scipy.sparse
+        """The unfolding without its empty rows and columns, as float64 CSC, and its rows' numbers.
 
-        coords, values = self.tensor.nonzeros()
-        rows, row_ids = np.unique(coords[self.mode], return_inverse=True)
-        inputs = [n for n in range(self.tensor.ndim) if n != self.mode]
-        columns = self._number_columns(coords[inputs], [self.tensor.shape[n] for n in inputs])
-        shape = (rows.size, int(columns.max(initial=-1)) + 1)
-        triplets = (values.astype(np.float64), (row_ids, columns))
-        return scipy.sparse.csr_array(triplets, shape=shape), rows
+        Its entries are in one defined order, whatever mode is resident, so sums over them are too.
+        """
+        from scipy.sparse import csc_array
 
-    def _number_columns(self, coords, sizes):
-        """Number the distinct columns of `coords` from 0, without a linear index."""
-        primitives, nnz = self.tensor._engine.primitives, coords.shape[1]
-        order = np.arange(nnz)
-        for rows, size in zip(coords[::-1], sizes[::-1], strict=True):
-            order = primitives.scatter(order, primitives.sort_positions(rows[order], size))
-        is_new = np.zeros(nnz, bool)
-        for rows in coords[:, order]:
+        x, mode = self.tensor, self.mode
+        record_format, primitives = x._layout.record_format, x._engine.primitives
+        inputs = [n for n in range(x.ndim) if n != mode]
+        records = sort_records(x._layout.snapshot(), record_format, [mode, *inputs], primitives)
+        is_new = np.zeros(x.nnz, bool)
+        is_new[:1] = True
+        for n in inputs:
+            rows = record_format.rows(records, n)
             is_new[1:] |= rows[1:] != rows[:-1]
-        return primitives.scatter(np.cumsum(is_new)[np.argsort(order)], np.arange(nnz))
+        column_starts = np.append(np.flatnonzero(is_new), x.nnz)
+
+        is_used = np.ones(x.shape[mode], bool)
+        is_used[x._layout.tilings[mode].empty_rows] = False
+        used_rows = np.flatnonzero(is_used)
+        row_ids = (np.cumsum(is_used) - 1)[record_format.rows(records, mode)]
+        values = record_format.values(records).astype(np.float64)
+        shape = (used_rows.size, column_starts.size - 1)
+        return csc_array((values, row_ids, column_starts), shape=shape), used_rows
 
     def svd(self, rank):
         """Compute the leading left singular vectors and the singular values.
@@ -115,7 +119,7 @@ class Unfolding(LazyArray):
         if rank > min(self.shape):
             raise ValueError(f"rank is {rank}, expected at most {min(self.shape)} = min(shape)")
         matrix, rows = self._nonempty_part
-        vectors, values = _leading_pairs(matrix, min(rank, *matrix.shape))
+        vectors, values = _leading_pairs(matrix, min(rank, *matrix.shape), self.tensor._engine)
         left = np.zeros((self.shape[0], rank))
         left[rows[:, None], np.arange(values.size)] = vectors
         singular_values = np.zeros(rank)
@@ -124,8 +128,8 @@ class Unfolding(LazyArray):
         return left.astype(self.dtype), singular_values.astype(self.dtype)
 
 
-def _leading_pairs(matrix, rank):
-    """Return left singular vectors and singular values of a CSR matrix without empty rows."""
+def _leading_pairs(matrix, rank, engine):
+    """Return left singular vectors and singular values of a CSC matrix without empty rows."""
     if rank == 0:
         return np.zeros((matrix.shape[0], 0)), np.zeros(0)
     if min(matrix.shape) > MAX_GRAM_SIZE:
@@ -133,7 +137,9 @@ def _leading_pairs(matrix, rank):
     from scipy.linalg import eigh
 
     size, is_wide = min(matrix.shape), matrix.shape[0] <= matrix.shape[1]
-    gram = (matrix @ matrix.T if is_wide else matrix.T @ matrix).toarray()
+    # Of the rows from the entries of each column, or of the columns from those of each row.
+    groups = matrix if is_wide else matrix.tocsr()
+    gram = engine.gram(groups.indptr, groups.indices, groups.data, size)
     squares, vectors = eigh(gram, subset_by_index=[size - rank, size - 1], overwrite_a=True)
     squares, vectors = squares[::-1], vectors[:, ::-1]
     # Below the rounding error of the largest eigenvalue nothing is known: call it zero.

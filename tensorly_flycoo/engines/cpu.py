@@ -5,7 +5,6 @@ depend on it.
 """
 
 import logging
-import threading
 import time
 
 import numpy as np
@@ -14,6 +13,7 @@ from ..format.layouts import RemapLayout, ReplicatedLayout
 from ..format.packing import RecordFormat
 from ..format.primitives import Primitives, index_dtype
 from . import cpu_kernels
+from .threads import run_parallel
 
 NAME = "cpu"
 ARRAY_TYPE = np.ndarray
@@ -26,9 +26,6 @@ BUCKET_SIZE = 8192
 
 #: Bytes of an output row that are kept in registers.
 _ROW_NBYTES = 128
-
-#: numba's default threading layer may not be entered by two threads at once.
-_launch_lock = threading.Lock()
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -71,24 +68,36 @@ def _compute(layout, records, ids, factors, mode, out, bucket_size):
     pull_ids, spare, remap_ids = ids
     rank = out.shape[1]
     num_lanes = min(_ROW_NBYTES // out.dtype.itemsize, 1 << (rank.bit_length() - 1))
+    partial_rows = np.empty((tiling.carry_rows.shape[0], rank), out.dtype)
     _launch(
-        cpu_kernels.mttkrp_tiles,
+        cpu_kernels.mttkrp_tiles, tiling.carry_rows.shape[0],
         layout.tile_size, bucket_size, tiling.carry_rows, tiling.empty_rows,
         records, records.view(record_format.dtype), np.uint64(record_format.value_slot),
         pull_ids, spare, remap_ids, (0,) * record_format.num_words, out_field, *fields,
         tuple(np.require(factors[n], requirements="CAW") for n in inputs),
-        (0,) * num_lanes, out, np.empty((tiling.carry_rows.shape[0], rank), out.dtype),
+        (0,) * num_lanes, out, partial_rows,
     )  # fmt: skip
+    cpu_kernels.add_partial_rows(tiling.carry_rows, partial_rows, out)
 
 
 def _remap(layout):
     plan = layout.plans[layout.mode]
     _launch(
-        cpu_kernels.remap_tiles,
+        cpu_kernels.remap_tiles, layout.tilings[layout.mode].carry_rows.shape[0],
         layout.tile_size, layout.bucket_size, layout.records,
         plan.pull_ids, layout.spare, plan.remap_ids, (0,) * layout.record_format.num_words,
     )  # fmt: skip
     layout.swap()
+
+
+def gram(starts, ids, values, size):
+    """Compute the lower triangle of a Gram matrix (size, size) from groups of entries.
+
+    Group g is the entries ``starts[g]`` to ``starts[g + 1]`` of `ids` (rising) and `values`.
+    """
+    gram = np.zeros((size, size))
+    cpu_kernels.add_gram(starts, ids, values, gram)
+    return gram
 
 
 def _fields(record_format, mode, inputs):
@@ -99,12 +108,11 @@ def _fields(record_format, mode, inputs):
         yield tuple(np.uint64(column[n]) for n in inputs)
 
 
-def _launch(kernel, *arguments):
-    """Call a kernel, one at a time, and say so if it had to be compiled."""
+def _launch(kernel, count, *arguments):
+    """Run a kernel over range(count) on all threads, and say so if it had to be compiled."""
     num_compiled = sum(kernel.stats.cache_misses.values())
     start_s = time.perf_counter()
-    with _launch_lock:
-        kernel(*arguments)
+    run_parallel(kernel, count, *arguments)
     if sum(kernel.stats.cache_misses.values()) > num_compiled:
         # A warning, so that a wait of seconds is explained where no logging is set up.
         _logger.warning(
@@ -124,16 +132,17 @@ class _CpuPrimitives(Primitives):
         if num_keys > max(4 * nnz, 2**16):
             return super().sort_positions(keys, num_keys, out)
         out = np.empty(nnz, index_dtype(nnz)) if out is None else out
-        _launch(cpu_kernels.sort_positions, keys, np.zeros(num_keys + 1, np.int64), out)
+        cpu_kernels.sort_positions(keys, np.zeros(num_keys + 1, np.int64), out)
         return out
 
     def scatter(self, source, positions, out=None):
         out = np.empty_like(source) if out is None else out
+        nnz = source.shape[0]
         if source.ndim == 1:
-            _launch(cpu_kernels.scatter_items, source, positions, out)
+            _launch(cpu_kernels.scatter_items, nnz, source, positions, out)
         else:
             record_words = (0,) * source.shape[1]
-            _launch(cpu_kernels.scatter_records, source, positions, out, record_words)
+            _launch(cpu_kernels.scatter_records, nnz, source, positions, out, record_words)
         return out
 
 

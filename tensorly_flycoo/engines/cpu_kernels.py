@@ -11,7 +11,7 @@ tuples and so part of a kernel's type; nothing is compiled for a rank or a shape
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, prange
+from numba import njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic, overload
 
@@ -198,16 +198,16 @@ def _compute_tile(
         _store_row(total, out, row, column, lanes)
 
 
-@njit(cache=True, parallel=True, nogil=True, error_model="numpy")
+@njit(cache=True, nogil=True, error_model="numpy")
 def mttkrp_tiles(
-    tile_size, bucket_size, carry_rows, empty_rows,
+    first_tile, last_tile, tile_size, bucket_size, carry_rows, empty_rows,
     records, values, value_slot, pull_ids, spare, remap_ids, record_words,
     out_field, words, shifts, masks, factors, lanes, out, partial_rows,
 ):  # fmt: skip
-    """Compute MTTKRP tile by tile into `out`, remapping to `spare` where `remap_ids` is given."""
+    """Compute some tiles of MTTKRP into `out`, remapping to `spare` where `remap_ids` is given."""
     nnz, num_tiles, num_empty = records.shape[0], carry_rows.shape[0], empty_rows.shape[0]
     rank, num_lanes = out.shape[1], len(lanes)
-    for tile in prange(num_tiles):
+    for tile in range(first_tile, last_tile):
         first = tile * tile_size
         for step in range(0, rank, num_lanes):
             # The last columns overlap those before where the rank is no multiple of the lanes:
@@ -221,19 +221,28 @@ def mttkrp_tiles(
             )  # fmt: skip
         for e in range(tile * num_empty // num_tiles, (tile + 1) * num_empty // num_tiles):
             out[empty_rows[e]] = 0
-    for tile in range(num_tiles):
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def add_partial_rows(carry_rows, partial_rows, out):
+    """Add what tiles computed of the rows that they inherited, in the order of the tiles."""
+    for tile in range(carry_rows.shape[0]):
         if carry_rows[tile] >= 0:
-            out[carry_rows[tile]] += partial_rows[tile]
+            for r in range(out.shape[1]):
+                out[carry_rows[tile], r] += partial_rows[tile, r]
 
 
-@njit(cache=True, parallel=True, nogil=True, error_model="numpy")
-def remap_tiles(tile_size, bucket_size, records, pull_ids, spare, remap_ids, record_words):
-    """Remap to `spare` without computing, for a mode out of turn."""
-    nnz = records.shape[0]
-    for tile in prange((nnz + tile_size - 1) // tile_size):
+@njit(cache=True, nogil=True, error_model="numpy")
+def remap_tiles(
+    first_tile, last_tile, tile_size, bucket_size,
+    records, pull_ids, spare, remap_ids, record_words,
+):  # fmt: skip
+    """Remap some tiles to `spare` without computing, for a mode out of turn."""
+    for tile in range(first_tile, last_tile):
         first = tile * tile_size
         bucket_start = np.uint64(first // bucket_size * bucket_size)
-        for place in range(np.uint64(first), np.uint64(min(first + tile_size, nnz))):
+        last = min(first + tile_size, records.shape[0])
+        for place in range(np.uint64(first), np.uint64(last)):
             position = bucket_start + np.uint64(pull_ids[place])
             _copy_record(records, position, spare, np.uint64(remap_ids[place]), record_words)
 
@@ -254,18 +263,31 @@ def sort_positions(keys, starts, positions):
         starts[key] += 1
 
 
-@njit(cache=True, parallel=True, nogil=True, error_model="numpy")
-def scatter_items(source, positions, target):
-    """Copy the items of an array to their positions in `target`."""
-    for i in prange(source.shape[0]):
+@njit(cache=True, nogil=True, error_model="numpy")
+def scatter_items(first, last, source, positions, target):
+    """Copy items `first` to `last` of an array to their positions in `target`."""
+    for i in range(first, last):
         target[np.uint64(positions[i])] = source[i]
 
 
-@njit(cache=True, parallel=True, nogil=True, error_model="numpy")
-def scatter_records(source, positions, target, record_words):
-    """Copy records to their positions in `target`."""
-    for i in prange(source.shape[0]):
-        _copy_record(source, np.uint64(i), target, np.uint64(positions[i]), record_words)
+@njit(cache=True, nogil=True, error_model="numpy")
+def scatter_records(first, last, source, positions, target, record_words):
+    """Copy records `first` to `last` to their positions in `target`."""
+    for i in range(np.uint64(first), np.uint64(last)):
+        _copy_record(source, i, target, np.uint64(positions[i]), record_words)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def add_gram(starts, ids, values, gram):
+    """Add ``v_a * v_b`` to ``gram[id_a, id_b]`` for the pairs of each group, id_a >= id_b.
+
+    The ids of a group must rise.
+    """
+    for group in range(starts.shape[0] - 1):
+        for a in range(starts[group], starts[group + 1]):
+            row = np.uint64(ids[a])
+            for b in range(starts[group], a + 1):
+                gram[row, np.uint64(ids[b])] += values[a] * values[b]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -24,15 +24,22 @@ def make_canonical_records(coords, values, record_format, primitives):
     is_less, is_equal = compare_neighbours(coords, xp)
     records = record_format.pack(coords, values, xp)
     if not bool(is_less.all()):
-        for mode in reversed(range(record_format.ndim)):
-            rows = record_format.rows(records, mode, xp)
-            positions = primitives.sort_positions(rows, record_format.shape[mode])
-            records = primitives.scatter(records, positions)
+        modes = reversed(range(record_format.ndim))
+        records = sort_records(records, record_format, modes, primitives)
         _, is_equal = compare_neighbours(record_format.coords(records, xp), xp)
         if bool(is_equal.any()):
             records = sum_duplicates(records, record_format, is_equal, xp)
     is_nonzero = record_format.values(records) != 0
     return records if bool(is_nonzero.all()) else records[is_nonzero]
+
+
+def sort_records(records, record_format, modes, primitives):
+    """Sort records by their rows of some `modes`, the last of which counts most; stable."""
+    for mode in modes:
+        rows = record_format.rows(records, mode, primitives.xp)
+        positions = primitives.sort_positions(rows, record_format.shape[mode])
+        records = primitives.scatter(records, positions)
+    return records
 
 
 def compare_neighbours(coords, xp=np):

@@ -293,12 +293,12 @@ def test_both_layouts_give_the_bits_of_the_raw_tensor(name, layout):
 def test_components_of_very_different_sizes_are_all_found():
     # Two blocks on the diagonal: each step solves two problems that have nothing to do with each
     # other. Their matrix is diagonal and as regular as can be, whatever the ratio of its entries.
-    blocks = np.repeat(np.eye(2), 3, axis=0)
+    blocks = np.repeat(np.eye(2), 6, axis=0)
     coords = np.stack(np.nonzero(reconstruct([blocks] * 3)))
-    sizes = np.where(coords[0] < 3, 1e10, 1.0)
+    sizes = np.where(coords[0] < 6, 1e10, 1.0)
     values = sizes * (1 + np.random.RandomState(0).random_sample(sizes.size))
-    coo = sparse.COO(coords, values, shape=(6, 6, 6))
-    start = [blocks * np.random.RandomState(n).random_sample((6, 2)) for n in range(3)]
+    coo = sparse.COO(coords, values, shape=(12, 12, 12))
+    start = [blocks * np.random.RandomState(n).random_sample((12, 2)) for n in range(3)]
     options = {"rank": 2, "n_iter_max": 5, "tol": 0, "init": CPTensor((None, start))}
     expected = _DenseRun(coo, options)
     cp_tensor = _sparse_parafac(coo, **options)

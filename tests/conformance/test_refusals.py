@@ -1,0 +1,323 @@
+"""What would make a tensor dense is refused at once; bad input is named; edge cases work."""
+
+import time
+
+import numpy as np
+import pytest
+import sparse
+import tensorly as tl
+from sparse_problems import AS_COO, AS_FLYCOO, BOTH_KINDS, densification_alarm, random_coo
+from tensorly.decomposition import CP, parafac
+
+import tensorly_flycoo
+from tensorly_flycoo import DensifyError, FlycooTensor
+
+_MAX_SECONDS = 1.0
+
+
+@pytest.fixture(autouse=True)
+def backend(flycoo_backend):
+    """Run all of these tests under "flycoo"."""
+
+
+def _huge_coo():
+    """Make a COO of 2**70 cells, which pydata/sparse takes only sorted and without duplicates."""
+    coords = np.sort(np.random.RandomState(0).randint(0, 2**14, (5, 50)), axis=1)
+    return sparse.COO(coords, np.ones(50), shape=(2**14,) * 5, sorted=True, has_duplicates=False)
+
+
+def _small_coo():
+    return random_coo((6, 7, 8), 50)
+
+
+_BY_SIZE = pytest.mark.parametrize("make_coo", [_small_coo, _huge_coo], ids=["small", "2**70"])
+
+#: What is refused, and what the message names. Arrays as long as the last mode would broadcast.
+_ON_ANY = {
+    "tl.to_numpy": (tl.to_numpy, "to_numpy"),
+    "tl.reshape": (lambda x: tl.reshape(x, (-1,)), "reshape"),
+    "tl.tensor_to_vec": (tl.tensor_to_vec, "reshape|tensor_to_vec"),
+    "tl.transpose": (tl.transpose, "transpose"),
+    "tl.moveaxis": (lambda x: tl.moveaxis(x, 0, 1), "moveaxis"),
+    "tl.zeros_like": (tl.zeros_like, "zeros_like"),
+    "unfolded": (lambda x: np.asarray(tl.unfold(x, 0)), "Unfolding"),
+    "unfolded + 1": (lambda x: tl.unfold(x, 0) + np.ones(1), "Unfolding"),
+    "tl.svd": (lambda x: tl.svd(tl.unfold(x, 0), full_matrices=True), "svd"),
+    "singular vectors": (lambda x: np.asarray(tl.svd(tl.unfold(x, 0), False)[2]), "RightVectors"),
+    "symeig_svd": (lambda x: parafac(x, 2, svd="symeig_svd"), "symeig_svd"),
+    "sparsity": (lambda x: parafac(x, 2, init="random", sparsity=0.5), "sparsity"),
+    "CP sparsity": (lambda x: CP(2, init="random", sparsity=5).fit(x), "sparsity"),
+    "tl.tenalg.mode_dot": (
+        lambda x: tl.tenalg.mode_dot(x, np.ones((2, x.shape[0])), 0),
+        "mode_dot",
+    ),
+    "tl.tenalg.inner": (lambda x: tl.tenalg.inner(x, x), "inner"),
+    "tucker": (lambda x: tl.decomposition.tucker(x, [2] * x.ndim), "multi_mode_dot"),
+    "tensor_train": (lambda x: tl.decomposition.tensor_train(x, [1, 2, 2, 1]), "reshape"),
+}
+_ON_FLYCOO_TENSORS = {
+    "np.asarray": (np.asarray, "asarray"),
+    "np.array": (lambda x: np.array(x, dtype=np.float32), "array"),
+    "x - dense": (lambda x: x - np.ones(x.shape[-1]), "FlycooTensor - array"),
+    "dense - x": (lambda x: np.ones(x.shape[-1]) - x, "subtract"),
+    "x * dense": (lambda x: x * np.ones(x.shape[-1]), "multiply"),
+    "x + 1": (lambda x: x + 1, r"FlycooTensor \+ array"),
+    "1 - x": (lambda x: 1 - x, "array - FlycooTensor"),
+    "x += 1": (lambda x: x.__iadd__(1) if hasattr(x, "__iadd__") else x + 1, "FlycooTensor"),
+    "np.exp": (np.exp, "exp"),
+    "np.add.reduce": (np.add.reduce, "add"),
+    "np.sum": (np.sum, "sum"),
+    "np.where": (lambda x: np.where(x, 1, 0), "where"),
+    "np.einsum": (lambda x: np.einsum("...->", x), "einsum"),
+    "tl.mean": (tl.mean, "mean"),
+    "tl.max": (tl.max, "max"),
+    "tl.dot": (lambda x: tl.dot(x, np.ones(x.shape[-1])), "dot"),
+}
+
+
+def _check_refused(function, x, named):
+    start = time.perf_counter()
+    with pytest.raises(DensifyError, match=named) as caught:
+        function(x)
+    assert time.perf_counter() - start < _MAX_SECONDS
+    assert ";" in str(caught.value)  # and what to use instead
+
+
+@_BY_SIZE
+@BOTH_KINDS
+@pytest.mark.parametrize(("function", "named"), _ON_ANY.values(), ids=_ON_ANY)
+def test_what_would_densify_is_refused(function, named, kind, make_coo):
+    x = kind(make_coo())
+    with densification_alarm():
+        _check_refused(function, x, named)
+
+
+@_BY_SIZE
+@pytest.mark.parametrize(("function", "named"), _ON_FLYCOO_TENSORS.values(), ids=_ON_FLYCOO_TENSORS)
+def test_what_would_densify_a_flycoo_tensor_is_refused(function, named, make_coo):
+    _check_refused(function, FlycooTensor.from_coo(make_coo()), named)
+
+
+def _sparse_mask(coo):
+    """Make a mask as TensorLy's documentation asks for: sparse, with fill_value 1."""
+    masked = sparse.COO(
+        coo.coords[:, :1], np.zeros(1), shape=coo.shape, fill_value=1.0, sorted=True,
+        has_duplicates=False,
+    )  # fmt: skip
+    return masked
+
+
+@BOTH_KINDS
+@pytest.mark.parametrize(
+    "make_mask", [_sparse_mask, lambda coo: np.ones(coo.shape)], ids=["sparse", "dense"]
+)
+@pytest.mark.parametrize("options", [
+    {"init": "random"}, {"init": "random", "tol": 0}, {"init": "svd"}, {"init": "random",
+    "callback": lambda cp, error: None}, {"init": "random", "linesearch": True},
+], ids=["random", "tol=0", "svd", "callback", "linesearch"])  # fmt: skip
+def test_a_mask_is_refused(options, make_mask, kind):
+    coo = _small_coo()
+    x, mask = kind(coo), make_mask(coo)
+    parafac(x, 2, init="random", n_iter_max=1)  # what has to be compiled is not what is timed
+    with densification_alarm():
+        _check_refused(lambda x: parafac(x, 2, mask=mask, n_iter_max=3, **options), x, "mask")
+
+
+def test_a_huge_mask_is_refused():
+    coo = _huge_coo()
+    _check_refused(
+        lambda x: parafac(x, 2, mask=_sparse_mask(coo), init="random", n_iter_max=1), coo, "mask"
+    )
+
+
+# Bad input
+
+
+def _with_value(value, dtype=np.float64):
+    coo = _small_coo().astype(dtype)
+    coo.data[7] = value
+    return coo
+
+
+_BAD_TENSORS = {
+    "nan": (lambda: _with_value(np.nan), ValueError, r"\[7\] is nan"),
+    "inf": (lambda: _with_value(np.inf), ValueError, r"\[7\] is inf"),
+    "-inf float32": (lambda: _with_value(-np.inf, np.float32), ValueError, r"\[7\] is -inf"),
+    "huge integer": (lambda: _with_value(2**60, np.int64), ValueError, r"2\*\*53"),
+    "complex": (lambda: _small_coo().astype(np.complex128), TypeError, "complex128"),
+    "object": (lambda: _with_value(1, object), TypeError, "object"),
+    "float16": (lambda: _small_coo().astype(np.float16), TypeError, "float16"),
+    "fill_value": (
+        lambda: sparse.COO(np.zeros((3, 1), int), [2.0], shape=(6, 7, 8), fill_value=1.0),
+        ValueError,
+        "fill_value is 1.0, expected 0",
+    ),
+    "nan fill_value": (
+        lambda: sparse.COO(np.zeros((3, 1), int), [2.0], shape=(6, 7, 8), fill_value=np.nan),
+        ValueError,
+        "fill_value is nan, expected 0",
+    ),
+}
+_USES = {
+    "tl.tensor": tl.tensor,
+    "random": lambda coo: parafac(coo, 2, init="random", n_iter_max=2),
+    "svd": lambda coo: parafac(coo, 2, n_iter_max=2),
+}
+
+
+@pytest.mark.parametrize("use", _USES.values(), ids=_USES)
+@pytest.mark.parametrize(("make", "error", "named"), _BAD_TENSORS.values(), ids=_BAD_TENSORS)
+def test_bad_tensors_are_named(make, error, named, use):
+    with pytest.raises(error, match=named):
+        use(make())
+
+
+@BOTH_KINDS
+@pytest.mark.parametrize("init", ["random", "svd"])
+def test_rank_zero_is_an_error(init, kind):
+    with pytest.raises(ValueError, match="rank is 0, expected at least 1"):
+        parafac(kind(_small_coo()), 0, init=init)
+
+
+@BOTH_KINDS
+@pytest.mark.parametrize("init", ["random", "svd"])
+def test_a_negative_rank_is_an_error(init, kind):
+    with pytest.raises(ValueError):  # noqa: PT011 (NumPy's own, of random factors)
+        parafac(kind(_small_coo()), -1, init=init)
+
+
+@pytest.mark.parametrize("sizes", [(6, 7, 9), (6, 7)], ids=["wrong size", "too few"])
+@BOTH_KINDS
+def test_init_of_the_wrong_shape_is_an_error(sizes, kind):
+    start = tl.cp_tensor.CPTensor((None, [np.ones((size, 2)) for size in sizes]))
+    with pytest.raises(ValueError, match="factors"):
+        parafac(kind(_small_coo()), 2, init=start)
+
+
+def test_init_of_another_precision_is_an_error():
+    start = tl.cp_tensor.CPTensor((None, [np.ones((size, 2)) for size in (6, 7, 8)]))
+    with pytest.raises(TypeError, match=r"factors\[.\] has dtype float64, expected float32"):
+        parafac(_small_coo().astype(np.float32), 2, init=start)
+
+
+def test_order_of_norm_is_named():
+    for kwargs in ({"order": 1}, {"axis": 0}):
+        with pytest.raises(ValueError, match="norm"):
+            tl.norm(_small_coo(), **kwargs)
+
+
+def test_an_unknown_device_in_the_environment_is_named(monkeypatch):
+    monkeypatch.setenv("TENSORLY_FLYCOO_DEVICE", "tpu")
+    with pytest.raises(ValueError, match="TENSORLY_FLYCOO_DEVICE is 'tpu', expected one of"):
+        parafac(_small_coo(), 2, init="random")
+
+
+@pytest.fixture
+def no_cupy(monkeypatch):
+    """Hide CuPy, where there is one."""
+    import importlib.util
+
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *a: None if name == "cupy" else find_spec(name, *a),
+    )
+
+
+@pytest.mark.usefixtures("no_cupy")
+def test_cuda_without_cupy_says_what_to_install(monkeypatch):
+    match = r"pip install .*tensorly-flycoo\[cuda1[23]x\]"
+    with pytest.raises(ImportError, match=match):
+        tensorly_flycoo.set_device("cuda")
+    with pytest.raises(ImportError, match=match):
+        FlycooTensor.from_coo(_small_coo(), device="cuda")
+    monkeypatch.setenv("TENSORLY_FLYCOO_DEVICE", "cuda")
+    with pytest.raises(ImportError, match=match):
+        parafac(_small_coo(), 2, init="random")
+    monkeypatch.undo()
+    parafac(_small_coo(), 2, init="random", n_iter_max=1)  # the choice stayed as it was
+
+
+# Edge cases that are valid
+
+_EDGE_CASES = {
+    "nnz 0": lambda: sparse.COO(np.zeros((3, 0), int), np.zeros(0), shape=(4, 5, 6)),
+    "one nonzero": lambda: sparse.COO([[1], [2], [3]], [2.5], shape=(4, 5, 6)),
+    "explicit zeros": lambda: sparse.COO([[1, 2], [2, 2], [3, 2]], [0.0, 1.0], shape=(4, 5, 6)),
+    "sizes 1": lambda: random_coo((1, 7, 1, 8), 30),
+    "all sizes 1": lambda: sparse.COO([[0], [0], [0]], [2.0], shape=(1, 1, 1)),
+    "empty rows": lambda: sparse.COO(
+        random_coo((4, 5, 6), 40).coords * 3, np.ones(40), (12, 15, 18)
+    ),
+    "full": lambda: random_coo((3, 4, 5), 60),
+    "two modes": lambda: random_coo((9, 7), 30),
+    "seven modes": lambda: random_coo((3, 2, 4, 2, 3, 2, 2), 100),
+    "rank 1 data": lambda: sparse.COO(np.indices((3, 4, 5)).reshape(3, -1), np.ones(60), (3, 4, 5)),
+    "cancels": lambda: sparse.COO([[0, 1], [0, 0], [0, 0]], [1.0, -1.0], shape=(2, 2, 2)),
+    "tiny values": lambda: random_coo((4, 5, 6), 40) * 1e-150,
+    "big values": lambda: random_coo((4, 5, 6), 40) * 1e70,
+    "bools": lambda: random_coo((4, 5, 6), 40, np.bool_),
+    "uint8": lambda: random_coo((4, 5, 6), 40, np.uint8),
+    "float32": lambda: random_coo((4, 5, 6), 40, np.float32),
+}
+_EDGE_OPTIONS = {
+    "svd": {},
+    "randomized_svd": {"svd": "randomized_svd"},
+    "random": {"init": "random"},
+    "normalize": {"init": "random", "normalize_factors": True},
+    "orthogonalise": {"init": "random", "orthogonalise": True},
+    "callback": {"init": "random", "callback": lambda cp, error: None},
+    "linesearch": {"init": "random", "linesearch": True},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*invalid value:RuntimeWarning")  # 0 / 0, the error of nnz 0
+@pytest.mark.filterwarnings("ignore:Trying to compute SVD")  # rank above the number of rows
+@pytest.mark.parametrize("rank", [1, 3, 25])
+@pytest.mark.parametrize("options", _EDGE_OPTIONS.values(), ids=_EDGE_OPTIONS)
+@pytest.mark.parametrize("make", _EDGE_CASES.values(), ids=_EDGE_CASES)
+def test_edge_cases_run_to_finite_factors(make, options, rank):
+    coo = make()
+    with densification_alarm():
+        cp_tensor, errors = parafac(
+            coo, rank, random_state=0, n_iter_max=9, return_errors=True, **options
+        )
+    for factor, size in zip(cp_tensor.factors, coo.shape, strict=True):
+        assert factor.shape == (size, rank)
+        assert np.isfinite(factor).all()
+    assert np.isfinite(cp_tensor.weights).all()
+    if coo.nnz:
+        # Zero factors have error 1; nothing that least squares gives is worse.
+        assert max(errors) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("kind", [AS_COO, AS_FLYCOO])
+def test_an_empty_tensor_has_norm_zero_and_zero_factors(kind):
+    x = kind(_EDGE_CASES["nnz 0"]())
+    assert tl.norm(x) == 0
+    cp_tensor = parafac(x, 2, init="random", random_state=0, n_iter_max=2, tol=0)
+    for factor in cp_tensor.factors:
+        assert (factor == 0).all()
+
+
+@pytest.mark.parametrize("kind", [AS_COO, AS_FLYCOO])
+@pytest.mark.parametrize("init", ["random", "svd"])
+def test_one_nonzero_is_found_exactly(init, kind):
+    x = kind(_EDGE_CASES["one nonzero"]())
+    cp_tensor = parafac(x, 1, init=init, random_state=0, n_iter_max=3, tol=0)
+    value = np.prod([factor[index, 0] for factor, index in zip(cp_tensor.factors, (1, 2, 3))])
+    np.testing.assert_allclose(value, 2.5, rtol=1e-14)
+    for factor, index in zip(cp_tensor.factors, (1, 2, 3)):
+        assert np.count_nonzero(factor) == 1
+        assert factor[index, 0] != 0
+
+
+@pytest.mark.parametrize("init", ["random", "svd"])
+def test_rows_without_a_nonzero_are_zero(init):
+    coo = _EDGE_CASES["empty rows"]()
+    cp_tensor = parafac(coo, 3, init=init, random_state=0, n_iter_max=5)
+    for factor, rows in zip(cp_tensor.factors, coo.coords, strict=True):
+        empty = np.setdiff1d(np.arange(len(factor)), rows)
+        assert empty.size
+        assert (factor[empty] == 0).all()
