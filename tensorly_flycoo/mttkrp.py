@@ -65,7 +65,7 @@ def mttkrp(x, factors, mode, *, weights=None, out=None):
            [3., 3.],
            [0., 0.]])
     """
-    x = as_flycoo(x)
+    x = as_flycoo(x, check_coords=True)
     mode = check_mode(mode, x.ndim)
     array_type, engine = x._engine.ARRAY_TYPE, x._engine
     factors = check_factors(factors, x.shape, x.dtype, array_type)

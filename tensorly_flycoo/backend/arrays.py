@@ -58,7 +58,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     @staticmethod
     def zeros_like(tensor, *args, **kwargs):
         if is_sparse(tensor):
-            raise densify_error("tl.zeros_like", tensor.shape, "allocate factors, not tensors")
+            operation = "tl.zeros_like (which sparsity= of parafac calls)"
+            raise densify_error(operation, tensor.shape, "it has no sparse version here")
         return np.zeros_like(tensor, *args, **kwargs)
 
     def norm(self, tensor, order=2, axis=None):
@@ -141,17 +142,25 @@ def _solve_few(a, b):
 
 
 def _invert(a):
-    """Invert a small matrix in float64, or pseudo-invert it if its own precision is too low."""
+    """Invert a small matrix in float64, or pseudo-invert it where its own precision is too low.
+
+    Rows and columns are first scaled to a diagonal of ones: a component that is only much smaller
+    than another is no reason to call the matrix singular.
+    """
     exact = a.astype(np.result_type(a.dtype, np.float64))
+    scale = np.sqrt(np.abs(np.diagonal(exact)))
+    scale[(scale == 0) | ~np.isfinite(scale)] = 1
+    scales = np.outer(scale, scale)
+    scaled = exact / scales
     try:
-        inverse = np.linalg.inv(exact)
-        condition = np.abs(exact).sum(axis=0).max() * np.abs(inverse).sum(axis=0).max()
+        inverse = np.linalg.inv(scaled)
+        condition = np.abs(scaled).sum(axis=0).max() * np.abs(inverse).sum(axis=0).max()
         is_regular = condition * np.finfo(exact.dtype).eps < 1
     except np.linalg.LinAlgError:
         is_regular = False
     if not is_regular:
-        inverse = np.linalg.pinv(exact, rcond=a.shape[0] * np.finfo(a.dtype).eps)
-    return inverse.astype(a.dtype)
+        inverse = np.linalg.pinv(scaled, rcond=a.shape[0] * np.finfo(a.dtype).eps)
+    return (inverse / scales).astype(a.dtype)
 
 
 class _ModeFirst(LazyArray):

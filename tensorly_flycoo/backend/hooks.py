@@ -9,7 +9,7 @@ import tensorly as tl
 from tensorly.backend import BackendManager
 
 from ..checks import densify_error
-from ..conversion import is_sparse
+from ..conversion import as_flycoo, is_sparse
 from ..mttkrp import mttkrp
 from ..svd import LazySVD, Unfolding
 
@@ -35,9 +35,17 @@ def install_hooks():
             _hook_method(tenalg, name, functools.partial(_refuse, name))
     for module_name in _ERROR_CALC_MODULES:
         module = importlib.import_module(module_name)
-        module.error_calc = _hook(module.error_calc, _error_calc(module.error_calc))
+        if hasattr(module, "error_calc"):  # not every TensorLy imports it in both
+            module.error_calc = _hook(module.error_calc, _error_calc(module.error_calc))
+    cp_module = importlib.import_module("tensorly.decomposition._cp")
+    cp_module.initialize_cp = _hook(
+        cp_module.initialize_cp, _initialize_cp(cp_module.initialize_cp)
+    )
     svd_module = importlib.import_module("tensorly.tenalg.svd")
     svd_module.randomized_svd = _hook(svd_module.randomized_svd, _randomized_svd)
+    svd_module.symeig_svd = _hook(
+        svd_module.symeig_svd, functools.partial(_refuse, "svd.symeig_svd")
+    )
 
 
 def _hook_method(tenalg, name, ours):
@@ -67,12 +75,27 @@ def _unfolding_dot_khatri_rao(tensor, cp_tensor, mode):
     weights, factors = cp_tensor
     if weights is not None and np.all(weights == 1):  # as they are unless factors are normalised
         weights = None
-    return mttkrp(tensor, factors, mode, weights=weights)
+    # Once in a decomposition tl.norm looks at the coordinates of a raw COO too; not here again.
+    return mttkrp(as_flycoo(tensor), factors, mode, weights=weights)
 
 
 def _refuse(name, *args, **kwargs):
-    shape = next(x.shape for x in (*args, *kwargs.values()) if is_sparse(x))
+    shape = next(x.shape for x in (*args, *kwargs.values()) if _has_sparse((x,), {}))
     raise densify_error(f"tl.tenalg.{name}", shape, "it has no sparse version here")
+
+
+def _initialize_cp(original):
+    """Refuse a mask where parafac begins, not when it is first used after a whole sweep."""
+
+    @functools.wraps(original)
+    def initialize_cp(tensor, *args, **kwargs):
+        arguments = inspect.signature(original).bind(tensor, *args, **kwargs).arguments
+        if arguments.get("mask") is not None:
+            shape = tl.shape(tensor)
+            raise densify_error("mask= of parafac", shape, "it has no sparse version here")
+        return original(tensor, *args, **kwargs)
+
+    return initialize_cp
 
 
 def _error_calc(original):
@@ -92,9 +115,7 @@ def _error_calc(original):
         bound = inspect.signature(original).bind(tensor, *args, **kwargs).arguments
         for option in ("mask", "sparsity"):
             if bound.get(option) is not None and bound[option] is not False:
-                raise densify_error(
-                    f"{option}= of parafac", tensor.shape, "it has no sparse version here"
-                )
+                raise densify_error(f"{option}=", tensor.shape, "it has no sparse version here")
         if bound.get("mttkrp") is None:
             cp_tensor = (bound["weights"], bound["factors"])
             bound["mttkrp"] = _unfolding_dot_khatri_rao(tensor, cp_tensor, tl.ndim(tensor) - 1)

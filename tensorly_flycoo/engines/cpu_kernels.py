@@ -292,10 +292,17 @@ def add_gram(starts, ids, values, gram):
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def hash_words(words):
-    """Add up unsigned words, each times an odd number of its place, modulo 2**64."""
+    """Hash unsigned words and their places to 64 bits.
+
+    Each word is mixed with its place (as SplitMix64 mixes its state) before they are added up: a
+    mere weighted sum would miss changes such as two flipped signs, which cancel modulo 2**64.
+    """
     total = np.uint64(0)
-    odd = np.uint64(1)
+    place = np.uint64(0)
     for i in range(words.shape[0]):
-        total += np.uint64(words[i]) * odd
-        odd += np.uint64(0x9E3779B97F4A7C16)  # even, so that `odd` stays odd
+        place += np.uint64(0x9E3779B97F4A7C15)
+        mixed = np.uint64(words[i]) ^ place
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        total += mixed ^ (mixed >> np.uint64(31))
     return total

@@ -162,6 +162,11 @@ class ReplicatedLayout:
         return cls(record_format, tile_size, copies, tilings)
 
     @property
+    def records(self):
+        """The records in mode 0's order."""
+        return self.copies[0]
+
+    @property
     def nbytes(self):
         """Bytes of all copies and tilings."""
         return sum(copy.nbytes for copy in self.copies) + sum(t.nbytes for t in self.tilings)

@@ -19,7 +19,7 @@ BOTH_KINDS = pytest.mark.parametrize("kind", [AS_COO, AS_FLYCOO])
 
 #: What makes a dense array of a sparse one, or lets pydata/sparse compute on a tensor by itself
 #: (`COO - ndarray` becomes dense there without a word).
-_DENSIFIERS = [
+_OF_PYDATA = [
     (sparse.COO, "todense"),
     (sparse.COO, "maybe_densify"),
     (sparse.COO, "__array__"),
@@ -27,6 +27,9 @@ _DENSIFIERS = [
     (sparse.COO, "__array_function__"),
     (sparse.GCXS, "todense"),
     (sparse.DOK, "todense"),
+]
+#: Where a FlycooTensor would refuse; a decomposition should not even try.
+_OF_FLYCOO = [
     (tensorly_flycoo.FlycooTensor, "__array__"),
     (tensorly_flycoo.FlycooTensor, "__array_ufunc__"),
     (tensorly_flycoo.FlycooTensor, "__array_function__"),
@@ -37,8 +40,11 @@ _HARMLESS_FUNCTIONS = (np.shape, np.ndim)
 
 
 @contextlib.contextmanager
-def densification_alarm():
-    """Fail if anything makes a sparse tensor dense, also where the failure is caught and hidden."""
+def densification_alarm(allow_refusals=False):
+    """Fail if anything makes a sparse tensor dense, also where the failure is caught and hidden.
+
+    Where refusals are allowed, a FlycooTensor may raise its own `DensifyError`.
+    """
     calls = []
 
     def ring(owner, name):
@@ -53,7 +59,7 @@ def densification_alarm():
         return rung
 
     with pytest.MonkeyPatch.context() as patch:
-        for owner, name in _DENSIFIERS:
+        for owner, name in _OF_PYDATA if allow_refusals else _OF_PYDATA + _OF_FLYCOO:
             patch.setattr(owner, name, ring(owner, name))
         yield
     assert not calls, f"densified by {calls}"

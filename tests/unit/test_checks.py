@@ -1,4 +1,4 @@
-"""Bad input, through the public face: the error, what its message says, and that nothing changed."""
+"""Bad input through the public face: the error, what it says, and that nothing has changed."""
 
 import contextlib
 import importlib.machinery
@@ -147,7 +147,10 @@ BAD_COO = pytest.mark.parametrize(
             ["fill_value is nan", "expected 0"], id="fill_value nan",
         ),
         pytest.param(COO * 1j, TypeError, ["values", "complex128"], id="complex"),
-        pytest.param(sparse.COO([[0]], np.array([2], object), (3,)), TypeError, ["values", "object"], id="object"),
+        pytest.param(
+            sparse.COO([[0]], np.array([2], object), (3,)), TypeError, ["values", "object"],
+            id="object",
+        ),
         pytest.param(COO.astype(np.float16), TypeError, ["values", "float16"], id="float16"),
         pytest.param(COO * np.nan, ValueError, ["fill_value is nan"], id="all nan"),
         pytest.param(
@@ -176,7 +179,9 @@ def test_bad_coo_through_tensorly(coo, error, parts):
         tl.tensor(coo)
 
 
-@pytest.mark.parametrize("other", [np.eye(3), [[1.0]], None, 3], ids=["array", "list", "None", "int"])
+@pytest.mark.parametrize(
+    "other", [np.eye(3), [[1.0]], None, 3], ids=["array", "list", "None", "int"]
+)
 def test_not_sparse(other):
     with raises(TypeError, "coo is a ", "expected a sparse.COO"):
         FlycooTensor.from_coo(other)
@@ -464,7 +469,9 @@ def test_no_nonzeros_in_any_form(coords):
     assert mttkrp(x, [np.ones((3, 2)), np.ones((4, 2))], 1).tolist() == [[0, 0]] * 4
 
 
-@pytest.mark.parametrize("index_type", [int, np.int8, np.uint64, np.array], ids=lambda t: t.__name__)
+@pytest.mark.parametrize(
+    "index_type", [int, np.int8, np.uint64, np.array], ids=lambda t: t.__name__
+)
 def test_integers_of_any_kind(index_type):
     x = FlycooTensor(COORDS, VALUES, tuple(index_type(size) for size in SHAPE))
     assert x.shape == SHAPE

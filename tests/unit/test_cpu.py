@@ -331,12 +331,12 @@ def test_subnormals_are_kept():
 
 
 def test_compiling_is_shown(caplog):
-    def kernel():
+    def kernel(first, last):
         kernel.stats.cache_misses["a signature"] = 1
 
     kernel.__name__ = "a_kernel"
     kernel.stats = types.SimpleNamespace(cache_misses={})
     with caplog.at_level(logging.INFO, "tensorly_flycoo"):
-        cpu._launch(kernel)
-        cpu._launch(kernel)
+        cpu._launch(kernel, 1)
+        cpu._launch(kernel, 1)
     assert [record.getMessage()[:25] for record in caplog.records] == ["compiled a_kernel for the"]

@@ -78,7 +78,9 @@ def test_known_tilings(cls):
 
 @pytest.mark.parametrize("bucket_size", [2, 4, 6, 64])
 @pytest.mark.parametrize("shape", [(5,), (1, 7, 1), (3, 4, 2, 5), (2**32, 50), (40, 2**32, 3)])
-def test_remapping_walks_through_the_orders_of_the_replicated_copies(shape, bucket_size, monkeypatch):
+def test_remapping_walks_through_the_orders_of_the_replicated_copies(
+    shape, bucket_size, monkeypatch
+):
     # Listing the empty rows of a mode of size 2**32 takes gigabytes, and is not tested here.
     monkeypatch.setattr(
         "tensorly_flycoo.format.layouts.find_empty_rows", lambda *_: np.zeros(0, np.uint32)

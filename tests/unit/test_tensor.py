@@ -196,10 +196,10 @@ def test_bytes_per_nonzero():
 
 
 def test_repr(x):
-    expected = "shape=(4, 5, 3), dtype=float64, nnz=11, layout='remap', device='cpu'"
+    expected = "shape=(4, 5, 3), dtype=float64, nnz=10, layout='remap', device='cpu'"
     assert repr(x) == f"<FlycooTensor: {expected}>"
-    assert repr(FlycooTensor([[], []], [], (1, 2**31), layout="remap")).startswith(
-        "<FlycooTensor: shape=(1, 2147483648), dtype=float64, nnz=0"
+    assert repr(FlycooTensor([[], []], [], (1, 70_000), layout="replicated")).startswith(
+        "<FlycooTensor: shape=(1, 70000), dtype=float64, nnz=0, layout='replicated'"
     )
 
 
@@ -207,7 +207,7 @@ def test_repr_html(x, huge):
     html = x._repr_html_()
     assert html.startswith("<table>")
     assert html.endswith("</table>")
-    for fact in ("4 x 5 x 3", "float64", "11", "0.183", "remap", "cpu"):
+    for fact in ("4 x 5 x 3", "float64", "10", "0.167", "remap", "cpu"):
         assert f"<td>{fact}</td>" in html
     assert "<td>4194304 x 2097152 x 8388608 x 1048576</td>" in huge._repr_html_()
 
@@ -274,7 +274,7 @@ def test_astype_to_what_is_not_supported(x, dtype, error):
 
 
 def test_astype_that_overflows():
-    x = FlycooTensor([[0]], [1e300], (2,))
+    x = FlycooTensor([[0]], [1e100], (2,))
     with np.errstate(over="ignore"), pytest.raises(ValueError, match="is inf, expected finite"):
         x.astype("float32")
 
@@ -466,7 +466,7 @@ DENSIFYING = [
     pytest.param(lambda x: DENSE * x, "numpy.multiply", id="array * x"),
     pytest.param(lambda x: x / DENSE, "numpy.divide", id="x / array"),
     pytest.param(lambda x: DENSE @ x, "numpy.matmul", id="array @ x"),
-    pytest.param(lambda x: DENSE > x, "numpy.less", id="array > x"),
+    pytest.param(lambda x: np.greater(DENSE, x), "numpy.greater", id="array > x"),
     pytest.param(lambda x: 1 / x, "/", id="1 / x"),
     pytest.param(np.asarray, "numpy.asarray", id="np.asarray"),
     pytest.param(np.array, "numpy.asarray", id="np.array"),
@@ -528,7 +528,7 @@ def test_shape_and_ndim_of_numpy(x):
 def test_numpy_arrays_do_not_swallow_a_tensor(x):
     """NumPy makes no array of objects out of it."""
     array = np.zeros(1)
-    with pytest.raises((DensifyError, ValueError)):
+    with pytest.raises(TypeError):
         array[0] = x
     assert array[0] == 0
 

@@ -1,0 +1,122 @@
+"""Nothing as big as the dense tensor is ever made: peak memory on shapes that no machine holds.
+
+The decompositions of a shape run one after another in a process of its own, this file as a script,
+which prints what it measured.
+"""
+
+import functools
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+#: 160 GB as a dense float64 array; and 2.4e19 cells, more than 2**63.
+_SHAPES = {"160 GB": (4000, 5000, 1000), "2.4e19 cells": (300_000, 400_000, 200_000, 1000)}
+_OPTIONS = {
+    "random": {"init": "random"},
+    "linesearch": {"init": "random", "linesearch": True},
+    "callback": {"init": "random", "callback": lambda cp_tensor, error: None},
+    "normalize": {"init": "random", "normalize_factors": True},
+    "svd": {},
+    "randomized_svd": {"svd": "randomized_svd"},
+}
+_RANK = 2
+
+#: The factors, their copies for the line search (the last and the extrapolated ones), and the
+#: MTTKRP and the solution of the mode in work.
+_FACTORS_NBYTES_MULTIPLE = 5
+
+#: For libraries that are loaded late, the BLAS's buffers and numba's compiler. The Gram matrix of
+#: the non-empty rows of an unfolding, 2000 x 2000, and LAPACK's copies fit in it too.
+_LIBRARIES_NBYTES = 200e6
+
+
+def _make_coo(shape):
+    """Make a COO of two small communities far apart, and of 1000 nonzeros anywhere."""
+    import sparse
+
+    rng = np.random.RandomState(0)
+    rows = [rng.choice(size, 12, replace=False) for size in shape]
+    cells = np.indices((6,) * len(shape)).reshape(len(shape), -1)
+    cells = np.concatenate([cells, cells + 6], axis=1)
+    communities = np.stack([row[cell] for row, cell in zip(rows, cells, strict=True)])
+    anywhere = np.stack([rng.randint(0, size, 1000) for size in shape])
+    coords = np.concatenate([communities, anywhere], axis=1)
+    coords = np.unique(coords, axis=1)  # sorted, without duplicates: more cells than have numbers
+    values = rng.uniform(0.5, 1.5, coords.shape[1])
+    return sparse.COO(coords, values, shape=shape, sorted=True, has_duplicates=False)
+
+
+def _status_nbytes(name):
+    """Read a size of this process; `ru_maxrss` would begin with that of the parent process."""
+    if not os.path.exists("/proc/self/status"):  # not Linux
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    with open("/proc/self/status") as status:
+        line = next(line for line in status if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
+
+
+def _decompose(shape_name):
+    """Decompose in this process, and print what the parent process checks."""
+    import tensorly as tl
+
+    import tensorly_flycoo
+
+    tl.set_backend("flycoo")
+    coo = _make_coo(_SHAPES[shape_name])
+    before = _status_nbytes("VmRSS")
+    measured = {}
+    for name, options in _OPTIONS.items():
+        cp_tensor, errors = tl.decomposition.parafac(
+            coo, _RANK, random_state=0, n_iter_max=9, tol=0, return_errors=True, **options
+        )
+        measured[name] = {
+            "peak_nbytes": _status_nbytes("VmHWM") - before,
+            "tensor_nbytes": tensorly_flycoo.FlycooTensor.from_coo(coo).nbytes,
+            "factors_nbytes": sum(factor.nbytes for factor in cp_tensor.factors),
+            "is_finite": all(bool(np.isfinite(factor).all()) for factor in cp_tensor.factors),
+            "errors": [float(error) for error in errors],
+        }
+    print(json.dumps(measured))
+
+
+@functools.cache
+def _measure(shape_name):
+    finished = subprocess.run(
+        [sys.executable, __file__, shape_name],
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return json.loads(finished.stdout)
+
+
+@pytest.mark.parametrize("shape_name", _SHAPES)
+@pytest.mark.parametrize("options_name", _OPTIONS)
+def test_huge_shapes_need_the_memory_of_their_factors(options_name, shape_name):
+    measured = _measure(shape_name)[options_name]
+    bound = measured["tensor_nbytes"] + _FACTORS_NBYTES_MULTIPLE * measured["factors_nbytes"]
+    assert measured["peak_nbytes"] <= bound + _LIBRARIES_NBYTES
+
+
+@pytest.mark.parametrize("shape_name", _SHAPES)
+@pytest.mark.parametrize("options_name", _OPTIONS)
+def test_huge_shapes_are_decomposed(options_name, shape_name):
+    measured = _measure(shape_name)[options_name]
+    assert measured["is_finite"]
+    errors = np.array(measured["errors"])
+    assert len(errors) >= 7  # line search begins, and leaves out, the seventh
+    # Each is the root of a sum over about 3600 nonzeros; least squares never makes one worse.
+    assert (np.diff(errors) <= 3600 * np.finfo(float).eps).all()
+    # The communities are found; the nonzeros anywhere are noise.
+    assert errors[-1] < 0.9
+
+
+if __name__ == "__main__":
+    _decompose(*sys.argv[1:])

