@@ -132,7 +132,7 @@ def _leading_pairs(matrix, rank, engine):
     """Return left singular vectors and singular values of a CSC matrix without empty rows."""
     if rank == 0:
         return np.zeros((matrix.shape[0], 0)), np.zeros(0)
-    if min(matrix.shape) > MAX_GRAM_SIZE:
+    if min(matrix.shape) > MAX_GRAM_SIZE and rank < min(matrix.shape):
         return _lanczos_pairs(matrix, rank)
     from scipy.linalg import eigh
 
@@ -142,13 +142,17 @@ def _leading_pairs(matrix, rank, engine):
     gram = engine.gram(groups.indptr, groups.indices, groups.data, size)
     squares, vectors = eigh(gram, subset_by_index=[size - rank, size - 1], overwrite_a=True)
     squares, vectors = squares[::-1], vectors[:, ::-1]
-    # Below the rounding error of the largest eigenvalue nothing is known: call it zero.
-    is_known = squares > size * np.finfo(np.float64).eps * squares[0]
-    values = np.sqrt(np.where(is_known, squares, 0))
+    values = _known_roots(squares, size)
     if not is_wide:
         vectors = matrix @ vectors
-        vectors[:, is_known] /= values[is_known]
+        vectors[:, values > 0] /= values[values > 0]
     return vectors, values
+
+
+def _known_roots(squares, size):
+    """Take roots of eigenvalues; those below the rounding error of the largest are zero."""
+    is_known = squares > size * np.finfo(np.float64).eps * squares[0]
+    return np.sqrt(np.where(is_known, squares, 0))
 
 
 def _lanczos_pairs(matrix, rank):
@@ -157,7 +161,7 @@ def _lanczos_pairs(matrix, rank):
     start = np.random.RandomState(_SEED).standard_normal(min(matrix.shape))
     vectors, values, _ = svds(matrix, k=rank, v0=start, return_singular_vectors="u")
     order = np.argsort(values)[::-1]
-    return vectors[:, order], values[order]
+    return vectors[:, order], _known_roots(values[order] ** 2, min(matrix.shape))
 
 
 def _complete_basis(left, num_known):

@@ -1,6 +1,5 @@
 """FlycooTensor: a sparse tensor in the FLYCOO format, on one device."""
 
-import math
 import operator
 from numbers import Real
 
@@ -99,9 +98,6 @@ class FlycooTensor:
         self._layout = layout
         values = layout.record_format.values(layout.records)
         check_finite(values, "the tensor would hold values that are not finite: values")
-        # Now, while the order of the nonzeros is that of the format: a sum in the order of some
-        # later moment could differ in its last bits.
-        self._norm = math.sqrt(_sum_squares(values))
 
     @classmethod
     def from_coo(cls, coo, **options):
@@ -202,7 +198,7 @@ class FlycooTensor:
         >>> FlycooTensor([[0, 1], [2, 0]], [3.0, 4.0], (3, 3)).norm()
         np.float64(5.0)
         """
-        return self.dtype.type(self._norm)
+        return self.dtype.type(self._layout.norm)
 
     def nonzeros(self):
         """Return coords (ndim, nnz), int64 and sorted mode 0 first, and values (nnz,).
@@ -268,9 +264,9 @@ class FlycooTensor:
 
     # Arithmetic that keeps zeros zero. All else would make a dense array.
 
-    def _map_values(self, function):
+    def _map_values(self, function, scale=1.0):
         mapped = object.__new__(FlycooTensor)
-        mapped._set(self._engine, self._layout.map_values(function))
+        mapped._set(self._engine, self._layout.map_values(function, scale))
         return mapped
 
     def _scale(self, operation, scalar):
@@ -278,7 +274,9 @@ class FlycooTensor:
             return NotImplemented
         if operation is operator.truediv and scalar == 0:
             raise ZeroDivisionError("FlycooTensor / 0 would make every stored value infinite")
-        mapped = self._map_values(lambda values: operation(values, self.dtype.type(scalar)))
+        factor = self.dtype.type(scalar)
+        scale = abs(operation(1.0, float(scalar)))
+        mapped = self._map_values(lambda values: operation(values, factor), scale)
         # A factor of 0, or underflow, leaves zeros that are not to be kept as nonzeros.
         if np.any(mapped._layout.record_format.values(mapped._layout.records) == 0):
             return FlycooTensor(
@@ -293,6 +291,9 @@ class FlycooTensor:
 
     def __truediv__(self, other):
         return self._scale(operator.truediv, other)
+
+    def __rtruediv__(self, other):
+        raise densify_error("number / FlycooTensor", self.shape, _USE_NONZEROS)
 
     def __neg__(self):
         return self._map_values(operator.neg)
@@ -358,13 +359,6 @@ _OPERATORS = {
     np.positive: operator.pos,
     np.absolute: operator.abs,
 }
-
-
-def _sum_squares(values, block=2**16):
-    """Add up squares in float64, in blocks, to need little memory and to lose few bits."""
-    blocks = (values[i : i + block] for i in range(0, values.shape[0], block))
-    doubles = (values.astype(np.float64) for values in blocks)
-    return math.fsum(float(np.dot(values, values)) for values in doubles)
 
 
 def _rebuild(coords, values, shape, layout):

@@ -40,7 +40,7 @@ def set_device(device):
     >>> tensorly_flycoo.set_device("auto")
     """
     global _chosen_device
-    select_engine(device)
+    select_engine(check_device_name(device))
     _chosen_device = device
 
 

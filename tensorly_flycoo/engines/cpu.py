@@ -4,6 +4,7 @@ The number of threads is numba's (`numba.set_num_threads`, NUMBA_NUM_THREADS). R
 depend on it.
 """
 
+import contextlib
 import logging
 import time
 
@@ -77,7 +78,8 @@ def _compute(layout, records, ids, factors, mode, out, bucket_size):
         tuple(np.require(factors[n], requirements="CAW") for n in inputs),
         (0,) * num_lanes, out, partial_rows,
     )  # fmt: skip
-    cpu_kernels.add_partial_rows(tiling.carry_rows, partial_rows, out)
+    with _show_compiling(cpu_kernels.add_partial_rows):
+        cpu_kernels.add_partial_rows(tiling.carry_rows, partial_rows, out)
 
 
 def _remap(layout):
@@ -96,7 +98,8 @@ def gram(starts, ids, values, size):
     Group g is the entries ``starts[g]`` to ``starts[g + 1]`` of `ids` (rising) and `values`.
     """
     gram = np.zeros((size, size))
-    cpu_kernels.add_gram(starts, ids, values, gram)
+    with _show_compiling(cpu_kernels.add_gram):
+        cpu_kernels.add_gram(starts, ids, values, gram)
     return gram
 
 
@@ -109,12 +112,19 @@ def _fields(record_format, mode, inputs):
 
 
 def _launch(kernel, count, *arguments):
-    """Run a kernel over range(count) on all threads, and say so if it had to be compiled."""
+    """Run a kernel over range(count) on all threads."""
+    with _show_compiling(kernel):
+        run_parallel(kernel, count, *arguments)
+
+
+@contextlib.contextmanager
+def _show_compiling(kernel):
+    """Say so if a kernel had to be compiled: it explains a wait of a second or two."""
     num_compiled = sum(kernel.stats.cache_misses.values())
     start_s = time.perf_counter()
-    run_parallel(kernel, count, *arguments)
+    yield
     if sum(kernel.stats.cache_misses.values()) > num_compiled:
-        # A warning, so that a wait of seconds is explained where no logging is set up.
+        # A warning, so that it is seen where no logging is set up.
         _logger.warning(
             "compiled %s for the CPU in %.1f s; kept on disk for the next time",
             kernel.__name__,
@@ -132,7 +142,8 @@ class _CpuPrimitives(Primitives):
         if num_keys > max(4 * nnz, 2**16):
             return super().sort_positions(keys, num_keys, out)
         out = np.empty(nnz, index_dtype(nnz)) if out is None else out
-        cpu_kernels.sort_positions(keys, np.zeros(num_keys + 1, np.int64), out)
+        with _show_compiling(cpu_kernels.sort_positions):
+            cpu_kernels.sort_positions(keys, np.zeros(num_keys + 1, np.int64), out)
         return out
 
     def scatter(self, source, positions, out=None):

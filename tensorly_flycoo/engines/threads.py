@@ -38,7 +38,7 @@ def run_parallel(loop, count, *arguments):
         _run_parts(loop, parts, arguments)
     finally:
         _drain(parts)
-        wait(helpers)
+        _wait_for_all(helpers)
     for helper in helpers:
         helper.result()
 
@@ -47,6 +47,18 @@ def _run_parts(loop, parts, arguments):
     with contextlib.suppress(Empty):
         while True:
             loop(*parts.get_nowait(), *arguments)
+
+
+def _wait_for_all(helpers):
+    """Wait until all are done, and only then let an interrupt through."""
+    interrupt = None
+    while not all(helper.done() for helper in helpers):
+        try:
+            wait(helpers)
+        except KeyboardInterrupt as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
 
 
 def _drain(parts):
@@ -67,5 +79,6 @@ def _forget_pool():
     _pool = None
 
 
-# A child process has none of its parent's threads.
-os.register_at_fork(after_in_child=_forget_pool)
+# A child process has none of its parent's threads. (Windows has no fork.)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pool)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from .ordering import make_canonical_records
+from .ordering import compute_norm, make_canonical_records
 from .primitives import index_dtype
 from .tiling import find_empty_rows, sort_rows, tile_rows
 
@@ -56,6 +56,8 @@ class RemapLayout:
         T_in and T_out.
     tilings : list of RowTiling
     plans : list of RemapPlan
+    norm : float
+        Of the values, added up in order 0: the same whatever mode is resident.
     lock : threading.Lock
         Held from the first launch that changes `spare` until `swap`.
 
@@ -66,8 +68,9 @@ class RemapLayout:
 
     name = "remap"
 
-    def __init__(self, record_format, tile_size, bucket_size, copies, tilings, plans, mode=0):
+    def __init__(self, record_format, tile_size, bucket_size, copies, tilings, plans, norm, mode=0):
         self.record_format = record_format
+        self.norm = norm
         self.tile_size = tile_size
         self.bucket_size = bucket_size
         self.records, self.spare = copies
@@ -80,6 +83,7 @@ class RemapLayout:
     def build(cls, coords, values, record_format, tile_size, bucket_size, primitives):
         """Pack the nonzeros and plan all modes."""
         records = make_canonical_records(coords, values, record_format, primitives)
+        norm = compute_norm(record_format.values(records), primitives.xp)
         xp, nnz, ndim = primitives.xp, records.shape[0], record_format.ndim
         places = xp.arange(nnz, dtype=index_dtype(nnz))  # in order 0, of the records as they move
         empty_rows = find_empty_rows(record_format.rows(records, 0, xp), record_format.shape[0], xp)
@@ -104,7 +108,7 @@ class RemapLayout:
         # The last order's records are not needed any more: their memory is the spare copy.
         copies = (primitives.scatter(records, remap_ids[-1]), records)
         plans = [RemapPlan(*ids) for ids in zip(pull_ids, remap_ids, strict=True)]
-        return cls(record_format, tile_size, bucket_size, copies, tilings, plans)
+        return cls(record_format, tile_size, bucket_size, copies, tilings, plans, norm)
 
     def swap(self):
         """Make T_out, now complete, the tensor: the next mode is resident."""
@@ -121,8 +125,8 @@ class RemapLayout:
         with self.lock:
             return self.records.copy()
 
-    def map_values(self, function):
-        """Make a layout with the same plans and with ``function(values)``."""
+    def map_values(self, function, scale):
+        """Make a layout with the same plans and ``function(values)``, of `scale` times the norm."""
         with self.lock:
             records, mode = map_record_values(self.records, self.record_format, function), self.mode
         return RemapLayout(
@@ -132,6 +136,7 @@ class RemapLayout:
             (records, np.empty_like(records)),
             self.tilings,
             self.plans,
+            self.norm * scale,
             mode,
         )
 
@@ -141,8 +146,9 @@ class ReplicatedLayout:
 
     name = "replicated"
 
-    def __init__(self, record_format, tile_size, copies, tilings):
+    def __init__(self, record_format, tile_size, copies, tilings, norm):
         self.record_format = record_format
+        self.norm = norm
         self.tile_size = tile_size
         self.copies = copies
         self.tilings = tilings
@@ -151,6 +157,7 @@ class ReplicatedLayout:
     def build(cls, coords, values, record_format, tile_size, primitives):
         """Pack the nonzeros and sort a copy for each mode."""
         records = make_canonical_records(coords, values, record_format, primitives)
+        norm = compute_norm(record_format.values(records), primitives.xp)
         xp, copies, tilings = primitives.xp, [], []
         empty_rows = find_empty_rows(record_format.rows(records, 0, xp), record_format.shape[0], xp)
         for mode in range(record_format.ndim):
@@ -159,7 +166,7 @@ class ReplicatedLayout:
                 records = primitives.scatter(records, positions)
             copies.append(records)
             tilings.append(tile_rows(records, empty_rows, record_format, mode, tile_size, xp))
-        return cls(record_format, tile_size, copies, tilings)
+        return cls(record_format, tile_size, copies, tilings, norm)
 
     @property
     def records(self):
@@ -175,10 +182,11 @@ class ReplicatedLayout:
         """Copy the records, in mode 0's order."""
         return self.copies[0].copy()
 
-    def map_values(self, function):
-        """Make a layout with the same tilings and with ``function(values)``."""
+    def map_values(self, function, scale):
+        """Make a layout with the same tilings, ``function(values)``, `scale` times the norm."""
         copies = [map_record_values(c, self.record_format, function) for c in self.copies]
-        return ReplicatedLayout(self.record_format, self.tile_size, copies, self.tilings)
+        norm = self.norm * scale
+        return ReplicatedLayout(self.record_format, self.tile_size, copies, self.tilings, norm)
 
 
 def map_record_values(records, record_format, function):

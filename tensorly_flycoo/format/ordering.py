@@ -1,13 +1,15 @@
 """Bring nonzeros into one defined order: each coordinate once, no zeros among the values."""
 
+import math
+
 import numpy as np
 
 
 def make_canonical_records(coords, values, record_format, primitives):
     """Pack nonzeros sorted by coordinates (mode 0 first), duplicates summed, zeros dropped.
 
-    Duplicates are added in the order in which they came. Nonzeros that are in order already, as
-    those of a `sparse.COO` are, cost one comparison with their neighbours.
+    Duplicates are added in an order of their own, the same in every run. Nonzeros that are in
+    order already, as those of a `sparse.COO` are, cost one comparison with their neighbours.
 
     Parameters
     ----------
@@ -57,6 +59,20 @@ def compare_neighbours(coords, xp=np):
         is_less |= is_equal & (rows[:-1] < rows[1:])
         is_equal &= rows[:-1] == rows[1:]
     return is_less, is_equal
+
+
+def compute_norm(values, xp=np, block=2**16):
+    """Compute the Frobenius norm in float64, in blocks, to need little memory and lose few bits.
+
+    Values are scaled by a power of two, which is exact, so that no square over- or underflows.
+    """
+    largest = float(abs(values).max()) if values.shape[0] else 0.0
+    if largest == 0.0 or not math.isfinite(largest):
+        return largest
+    scale = math.ldexp(1.0, math.frexp(largest)[1] - 1)
+    blocks = (values[i : i + block] for i in range(0, values.shape[0], block))
+    doubles = (block.astype(np.float64) / scale for block in blocks)
+    return scale * math.sqrt(math.fsum(float(xp.dot(block, block)) for block in doubles))
 
 
 def sum_duplicates(records, record_format, is_equal, xp=np):

@@ -193,7 +193,7 @@ def test_imbalance_is_at_most_one_tile(drawn, tiling, num_workers):
 @given(nonzeros(exact=True), layout_names, dtypes)
 def test_map_values_maps_and_moves_nothing_else(drawn, name, dtype):
     layout = build_layout(name, drawn, dtype=dtype)
-    mapped = layout.map_values(lambda values: 2 * values)
+    mapped = layout.map_values(lambda values: 2 * values, 2.0)
     before, after = layout.snapshot(), mapped.snapshot()
     read = layout.record_format
     np.testing.assert_array_equal(read.coords(after), read.coords(before))

@@ -90,6 +90,15 @@ def test_swapped_values_are_found(coo):
     check(coo, as_flycoo(coo))
 
 
+def test_flipped_signs_are_found(coo):
+    """Of any two values: changes of the highest bits must not cancel."""
+    for pair in ([0, 1], [3, 7], [0, 256], [1, coo.nnz - 1]):
+        x = as_flycoo(coo)
+        coo.data[pair] *= -1
+        assert as_flycoo(coo) is not x
+        check(coo, as_flycoo(coo))
+
+
 def test_replaced_data_is_found(coo):
     x = as_flycoo(coo)
     coo.data = coo.data + 1.0

@@ -137,7 +137,7 @@ def test_map_values_of_a_remap_layout(num_remaps):
     layout = build(RemapLayout)
     for _ in range(num_remaps):
         remap_once(layout)
-    mapped = layout.map_values(np.negative)
+    mapped = layout.map_values(np.negative, 1.0)
     assert mapped.mode == layout.mode == num_remaps
     assert not np.shares_memory(mapped.records, layout.records)
     assert not np.shares_memory(mapped.spare, layout.spare)
@@ -149,7 +149,7 @@ def test_map_values_of_a_remap_layout(num_remaps):
 
 def test_map_values_of_a_replicated_layout():
     layout = build(ReplicatedLayout)
-    mapped = layout.map_values(np.negative)
+    mapped = layout.map_values(np.negative, 1.0)
     for copy, original in zip(mapped.copies, layout.copies, strict=True):
         assert read_values(mapped, copy) == [-value for value in read_values(layout, original)]
 
