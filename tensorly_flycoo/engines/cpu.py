@@ -146,6 +146,12 @@ class _CpuPrimitives(Primitives):
             cpu_kernels.sort_positions(keys, np.zeros(num_keys + 1, np.int64), out)
         return out
 
+    def mark_absent(self, keys, num_keys):
+        is_absent = np.ones(num_keys, np.bool_)
+        with _show_compiling(cpu_kernels.mark_present):
+            cpu_kernels.mark_present(keys, is_absent)
+        return is_absent
+
     def scatter(self, source, positions, out=None):
         out = np.empty_like(source) if out is None else out
         nnz = source.shape[0]

@@ -264,6 +264,13 @@ def sort_positions(keys, starts, positions):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def mark_present(keys, is_absent):
+    """Clear the mark of every key."""
+    for i in range(keys.shape[0]):
+        is_absent[np.uint64(keys[i])] = False
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def scatter_items(first, last, source, positions, target):
     """Copy items `first` to `last` of an array to their positions in `target`."""
     for i in range(first, last):

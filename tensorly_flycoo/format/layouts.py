@@ -4,8 +4,8 @@ order d
     The places 0 to nnz - 1 of the nonzeros sorted by their row of mode d. Within a row they keep
     the order that they had in order d - 1, so orders follow from each other and are unique.
 tile, bucket
-    `tile_size` and `bucket_size` consecutive places of an order. A bucket holds whole tiles and is
-    small enough for the cache nearest to a worker.
+    `tile_size` and `bucket_size` (a power of two) consecutive places of an order. A bucket holds
+    whole tiles and is small enough for the cache nearest to a worker.
 storage d
     Where the records lie in memory when mode d is computed: by (bucket of order d, place in order
     d - 1). A tile of mode d - 1 then writes neighbours to neighbours, and a tile of mode d finds
@@ -82,11 +82,17 @@ class RemapLayout:
     @classmethod
     def build(cls, coords, values, record_format, tile_size, bucket_size, primitives):
         """Pack the nonzeros and plan all modes."""
+        if bucket_size & (bucket_size - 1) or bucket_size % tile_size:
+            raise ValueError(
+                f"bucket_size is {bucket_size}, expected a power of two that {tile_size} divides"
+            )
         records = make_canonical_records(coords, values, record_format, primitives)
         norm = compute_norm(record_format.values(records), primitives.xp)
         xp, nnz, ndim = primitives.xp, records.shape[0], record_format.ndim
         places = xp.arange(nnz, dtype=index_dtype(nnz))  # in order 0, of the records as they move
-        empty_rows = find_empty_rows(record_format.rows(records, 0, xp), record_format.shape[0], xp)
+        rows = record_format.rows(records, 0, xp)
+        empty_rows = find_empty_rows(rows, record_format.shape[0], primitives)
+        del rows
         remap_ids = xp.empty((ndim, nnz), places.dtype)
         pull_ids = xp.empty((ndim, nnz), index_dtype(bucket_size, smallest="uint16"))
         tilings = []
@@ -99,9 +105,9 @@ class RemapLayout:
                 positions, empty_rows = sort_rows(records, record_format, following, primitives)
                 places = primitives.scatter(places, positions)
             # By bucket of the following order, keeping this order within a bucket.
-            buckets = positions // positions.dtype.type(bucket_size)
+            buckets = positions >> positions.dtype.type(bucket_size.bit_length() - 1)
             stored = primitives.sort_positions(buckets, -(-nnz // bucket_size), remap_ids[mode])
-            offsets = xp.remainder(stored, stored.dtype.type(bucket_size), out=buckets)
+            offsets = xp.bitwise_and(stored, stored.dtype.type(bucket_size - 1), out=buckets)
             primitives.scatter(offsets, positions, pull_ids[following])
             if following != 0:
                 records = primitives.scatter(records, positions)
@@ -159,7 +165,9 @@ class ReplicatedLayout:
         records = make_canonical_records(coords, values, record_format, primitives)
         norm = compute_norm(record_format.values(records), primitives.xp)
         xp, copies, tilings = primitives.xp, [], []
-        empty_rows = find_empty_rows(record_format.rows(records, 0, xp), record_format.shape[0], xp)
+        rows = record_format.rows(records, 0, xp)
+        empty_rows = find_empty_rows(rows, record_format.shape[0], primitives)
+        del rows
         for mode in range(record_format.ndim):
             if mode > 0:
                 positions, empty_rows = sort_rows(records, record_format, mode, primitives)

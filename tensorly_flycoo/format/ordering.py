@@ -66,7 +66,7 @@ def compute_norm(values, xp=np, block=2**16):
 
     Values are scaled by a power of two, which is exact, so that no square over- or underflows.
     """
-    largest = float(abs(values).max()) if values.shape[0] else 0.0
+    largest = max(float(values.max()), -float(values.min())) if values.shape[0] else 0.0
     if largest == 0.0 or not math.isfinite(largest):
         return largest
     scale = math.ldexp(1.0, math.frexp(largest)[1] - 1)

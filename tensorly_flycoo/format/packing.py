@@ -7,8 +7,8 @@ import numpy as np
 #: A coordinate is read with one shift and one mask from the 64 bits that start at its word.
 WINDOW_BITS = 64
 
-#: Nonzeros that are packed at a time, so that what is needed on the way stays small.
-_PACK_BLOCK = 2**18
+#: Nonzeros that are packed at a time, so that what is needed on the way stays in the cache.
+_PACK_BLOCK = 2**15
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""The two array operations on which building a tensor spends its time."""
+"""The array operations on which building a tensor spends its time."""
 
 import numpy as np
 
 
 class Primitives:
-    """Sort and scatter with the functions of an array module.
+    """Sort, scatter and mark with the functions of an array module.
 
     An engine subclasses this with faster versions of the same meaning; results are equal to the
     bit, since a stable sort has only one answer.
@@ -35,6 +35,12 @@ class Primitives:
         out = self.xp.empty_like(source) if out is None else out
         out[positions] = source
         return out
+
+    def mark_absent(self, keys, num_keys):
+        """Say for each integer below `num_keys` whether none of the `keys` is it."""
+        is_absent = self.xp.ones(num_keys, bool)
+        is_absent[keys] = False
+        return is_absent
 
 
 def index_dtype(count, smallest="uint32"):

@@ -52,11 +52,11 @@ def sort_rows(records, record_format, mode, primitives):
     """Find where a stable sort by the row of `mode` puts each record, and the empty rows."""
     xp, num_rows = primitives.xp, record_format.shape[mode]
     rows = record_format.rows(records, mode, xp)
-    return primitives.sort_positions(rows, num_rows), find_empty_rows(rows, num_rows, xp)
+    empty_rows = find_empty_rows(rows, num_rows, primitives)
+    return primitives.sort_positions(rows, num_rows), empty_rows
 
 
-def find_empty_rows(rows, num_rows, xp=np):
+def find_empty_rows(rows, num_rows, primitives):
     """List the rows that hold no nonzero, in rising order."""
-    is_empty = xp.ones(num_rows, bool)
-    is_empty[rows] = False
-    return xp.flatnonzero(is_empty).astype(index_dtype(num_rows))
+    is_empty = primitives.mark_absent(rows, num_rows)
+    return primitives.xp.flatnonzero(is_empty).astype(index_dtype(num_rows))

@@ -76,7 +76,7 @@ def test_known_tilings(cls):
     assert layout.tilings[1].carry_rows.tolist() == [-1, 0, -1, 1, -1, 2]
 
 
-@pytest.mark.parametrize("bucket_size", [2, 4, 6, 64])
+@pytest.mark.parametrize("bucket_size", [2, 4, 8, 64])
 @pytest.mark.parametrize("shape", [(5,), (1, 7, 1), (3, 4, 2, 5), (2**32, 50), (40, 2**32, 3)])
 def test_remapping_walks_through_the_orders_of_the_replicated_copies(
     shape, bucket_size, monkeypatch
@@ -160,3 +160,9 @@ def test_no_nonzeros(cls):
     assert [tiling.carry_rows.size for tiling in layout.tilings] == [0, 0]
     assert [tiling.empty_rows.tolist() for tiling in layout.tilings] == [[0, 1, 2, 3, 4], [0, 1, 2]]
     assert layout.snapshot().shape == (0, 2)
+
+
+@pytest.mark.parametrize("bucket_size", [6, 7, 1])
+def test_a_bucket_is_whole_tiles_and_a_power_of_two(bucket_size):
+    with pytest.raises(ValueError, match=f"bucket_size is {bucket_size}, expected a power of two"):
+        build(RemapLayout, bucket_size=bucket_size)

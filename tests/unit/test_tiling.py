@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tensorly_flycoo.format.packing import RecordFormat
+from tensorly_flycoo.format.primitives import Primitives
 from tensorly_flycoo.format.tiling import NO_ROW, find_empty_rows, tile_rows
 
 
@@ -12,7 +13,7 @@ def tile(rows, num_rows, tile_size):
     record_format = RecordFormat.of((9, num_rows), "float64", "uint64")
     rows = np.array(rows, np.int64)
     records = record_format.pack(np.stack([rows * 0 + 3, rows]), np.ones(rows.size))
-    empty_rows = find_empty_rows(rows, num_rows)
+    empty_rows = find_empty_rows(rows, num_rows, Primitives())
     return tile_rows(records, empty_rows, record_format, 1, tile_size)
 
 
@@ -62,4 +63,4 @@ def test_rows_beyond_32_bit_signed():
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
 def test_empty_rows_of_unsorted_rows(dtype):
     rows = np.array([5, 1, 5, 0], dtype)
-    assert find_empty_rows(rows, 7).tolist() == [2, 3, 4, 6]
+    assert find_empty_rows(rows, 7, Primitives()).tolist() == [2, 3, 4, 6]
