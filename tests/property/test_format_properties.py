@@ -164,7 +164,7 @@ def test_tiles_are_balanced_at_least_as_well_as_algorithm_1(drawn, num_partition
     Tiles are cut at ``ceil(nnz / kappa)``, which no partitioning can go below.
     """
     tile_size = max(1, -(-drawn.nnz // num_partitions))
-    layout = build_layout("remap", drawn, (tile_size, 1))
+    layout = build_layout("replicated", drawn, (tile_size, 1))
     for mode, size in enumerate(drawn.shape):
         num_tiles = layout.tilings[mode].carry_rows.size
         assert num_tiles <= num_partitions
