@@ -230,9 +230,7 @@ class FlycooTensor:
         dtype = check_dtype(dtype)
         if dtype == self.dtype:
             return self
-        return FlycooTensor(
-            *self.nonzeros(), self.shape, dtype=dtype, layout=self.layout, device=self.device
-        )
+        return self._rebuild(*self.nonzeros(), dtype)
 
     def __repr__(self):
         return (
@@ -254,13 +252,19 @@ class FlycooTensor:
         return f"<table><caption>FlycooTensor</caption>{rows}</table>"
 
     def __reduce__(self):
-        return _rebuild, (*self.nonzeros(), self.shape, self.layout)
+        return _unpickle, (*self.nonzeros(), self.shape, self.layout)
 
     def __copy__(self):
         return self
 
     def __deepcopy__(self, memo):
         return self
+
+    def _rebuild(self, coords, values, dtype=None):
+        """Make a tensor of other nonzeros with the shape, layout and device of this one."""
+        return FlycooTensor(
+            coords, values, self.shape, dtype=dtype, layout=self.layout, device=self.device
+        )
 
     # Arithmetic that keeps zeros zero. All else would make a dense array.
 
@@ -279,9 +283,7 @@ class FlycooTensor:
         mapped = self._map_values(lambda values: operation(values, factor), scale)
         # A factor of 0, or underflow, leaves zeros that are not to be kept as nonzeros.
         if np.any(mapped._layout.record_format.values(mapped._layout.records) == 0):
-            return FlycooTensor(
-                *mapped.nonzeros(), self.shape, layout=self.layout, device=self.device
-            )
+            return self._rebuild(*mapped.nonzeros())
         return mapped
 
     def __mul__(self, other):
@@ -310,12 +312,8 @@ class FlycooTensor:
         if other.shape != self.shape:
             raise ValueError(f"{operation}: shapes {self.shape} and {other.shape} differ")
         (coords, values), (coords2, values2) = self.nonzeros(), other.nonzeros()
-        return FlycooTensor(
-            np.concatenate([coords, coords2], axis=1),
-            np.concatenate([values, sign * values2]),
-            self.shape,
-            layout=self.layout,
-            device=self.device,
+        return self._rebuild(
+            np.concatenate([coords, coords2], axis=1), np.concatenate([values, sign * values2])
         )
 
     def __add__(self, other):
@@ -361,5 +359,5 @@ _OPERATORS = {
 }
 
 
-def _rebuild(coords, values, shape, layout):
+def _unpickle(coords, values, shape, layout):
     return FlycooTensor(coords, values, shape, layout=layout)

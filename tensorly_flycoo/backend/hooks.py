@@ -13,7 +13,7 @@ from ..conversion import as_flycoo, is_sparse
 from ..mttkrp import mttkrp
 from ..svd import LazySVD, Unfolding
 
-#: Functions that for now have no sparse version, and what would happen without one.
+#: Functions that for now have no sparse version.
 _DENSE_FUNCTIONS = ("mode_dot", "multi_mode_dot", "inner", "outer", "kronecker", "tensordot")
 
 _TENALG_BACKENDS = (
@@ -59,7 +59,8 @@ def _hook(original, ours):
 
     @functools.wraps(original)
     def hook(*args, **kwargs):
-        if BackendManager.get_backend() == "flycoo" and _has_sparse(args, kwargs):
+        is_flycoo = BackendManager.get_backend() == "flycoo"
+        if is_flycoo and any(map(_stands_for_sparse, (*args, *kwargs.values()))):
             return ours(*args, **kwargs)
         return original(*args, **kwargs)
 
@@ -67,8 +68,8 @@ def _hook(original, ours):
     return hook
 
 
-def _has_sparse(args, kwargs):
-    return any(is_sparse(x) or isinstance(x, Unfolding) for x in (*args, *kwargs.values()))
+def _stands_for_sparse(x):
+    return is_sparse(x) or isinstance(x, Unfolding)
 
 
 def _unfolding_dot_khatri_rao(tensor, cp_tensor, mode):
@@ -80,16 +81,17 @@ def _unfolding_dot_khatri_rao(tensor, cp_tensor, mode):
 
 
 def _refuse(name, *args, **kwargs):
-    shape = next(x.shape for x in (*args, *kwargs.values()) if _has_sparse((x,), {}))
+    shape = next(x.shape for x in (*args, *kwargs.values()) if _stands_for_sparse(x))
     raise densify_error(f"tl.tenalg.{name}", shape, "it has no sparse version here")
 
 
 def _initialize_cp(original):
     """Refuse a mask where parafac begins, not when it is first used after a whole sweep."""
+    signature = inspect.signature(original)
 
     @functools.wraps(original)
     def initialize_cp(tensor, *args, **kwargs):
-        arguments = inspect.signature(original).bind(tensor, *args, **kwargs).arguments
+        arguments = signature.bind(tensor, *args, **kwargs).arguments
         if arguments.get("mask") is not None:
             shape = tl.shape(tensor)
             raise densify_error("mask= of parafac", shape, "it has no sparse version here")
@@ -103,7 +105,8 @@ def _error_calc(original):
 
     It forms the full tensor wherever it is not given one (callbacks and line search).
     """
-    is_known = list(inspect.signature(original).parameters) == _ERROR_CALC_PARAMETERS
+    signature = inspect.signature(original)
+    is_known = list(signature.parameters) == _ERROR_CALC_PARAMETERS
 
     @functools.wraps(original)
     def error_calc(tensor, *args, **kwargs):
@@ -112,7 +115,7 @@ def _error_calc(original):
                 f"the signature of error_calc in TensorLy {tl.__version__} is not known to "
                 "tensorly-flycoo: parafac runs without callback, linesearch, mask and sparsity"
             )
-        bound = inspect.signature(original).bind(tensor, *args, **kwargs).arguments
+        bound = signature.bind(tensor, *args, **kwargs).arguments
         for option in ("mask", "sparsity"):
             if bound.get(option) is not None and bound[option] is not False:
                 raise densify_error(f"{option}=", tensor.shape, "it has no sparse version here")
