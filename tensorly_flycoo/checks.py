@@ -16,6 +16,9 @@ LAYOUTS = ("remap", "replicated")
 #: that this package could be given.
 MAX_MODE_SIZE = 2**32
 
+#: Nonzeros whose coordinates are checked at a time.
+_CHECK_BLOCK = 2**13
+
 #: Integers up to this size are exact in float64.
 _MAX_EXACT_INTEGER = 2**53
 
@@ -68,14 +71,22 @@ def check_coords(coords, shape):
             f"shape has {len(shape)} modes, expected {coords.shape[0]}: coords has "
             f"shape {coords.shape}, one row a mode"
         )
-    for mode, (rows, size) in enumerate(zip(coords, shape, strict=True)):
-        if rows.size and (rows.min() < 0 or rows.max() >= size):
-            wrong = int(np.flatnonzero((rows < 0) | (rows >= size))[0])
-            raise ValueError(
-                f"coords[{mode}, {wrong}] is {rows[wrong]} (nonzero {wrong}, mode {mode}), "
-                f"expected 0 to {size - 1}"
-            )
+    # In blocks, whose modes are looked at from the cache whatever way coords lies in memory.
+    for start in range(0, coords.shape[1], _CHECK_BLOCK):
+        _check_block(coords[:, start : start + _CHECK_BLOCK], shape, start)
     return coords
+
+
+def _check_block(coords, shape, start):
+    for mode, (rows, size) in enumerate(zip(coords, shape, strict=True)):
+        # As unsigned integers negative ones are the largest: one look finds both.
+        rows = rows.view(f"u{rows.dtype.itemsize}")
+        if rows.max() >= size:
+            wrong = int(np.argmax(rows >= size))
+            raise ValueError(
+                f"coords[{mode}, {start + wrong}] is {coords[mode, wrong]} (nonzero "
+                f"{start + wrong}, mode {mode}), expected 0 to {size - 1}"
+            )
 
 
 def check_dtype(dtype, name="dtype"):

@@ -8,8 +8,15 @@ from .checks import check_mode, check_rank, densify_error, num_cells
 from .conversion import as_flycoo
 from .format.ordering import sort_records
 
-#: Up to this many rows (or columns) the Gram matrix is formed and all of it is decomposed.
+#: Up to this many rows (or columns) the Gram matrix is formed.
 MAX_GRAM_SIZE = 8192
+
+#: Up to this many rows, or where this part of all vectors is wanted, it is decomposed directly.
+MAX_DIRECT_SIZE = 256
+_MOST = 4
+
+#: The relative residual at which the search for a missed singular value stops.
+_SEARCH_TOLERANCE = 1e-2
 
 #: Seeds what has no answer of its own: the start of an iteration, vectors for zero singular values.
 _SEED = 20240507
@@ -71,20 +78,20 @@ class Unfolding(LazyArray):
 
         x, mode = self.tensor, self.mode
         record_format, primitives = x._layout.record_format, x._engine.primitives
-        inputs = [n for n in range(x.ndim) if n != mode]
-        records = sort_records(x._layout.snapshot(), record_format, [mode, *inputs], primitives)
-        is_new = np.zeros(x.nnz, bool)
-        is_new[:1] = True
-        for n in inputs:
-            rows = record_format.rows(records, n)
-            is_new[1:] |= rows[1:] != rows[:-1]
-        column_starts = np.append(np.flatnonzero(is_new), x.nnz)
+        records = x._layout.canonical_records(primitives)
+        # From order (0, ..., N-1) to (mode+1, ..., N-1, 0, ..., mode): columns lie together.
+        later_modes = range(x.ndim - 1, mode, -1)
+        records = sort_records(records, record_format, later_modes, primitives)
+        is_new, row_ids, values = primitives.split_columns(records, record_format, mode)
+        column_starts = np.append(np.flatnonzero(is_new), x.nnz).astype(row_ids.dtype)
 
-        is_used = np.ones(x.shape[mode], bool)
-        is_used[x._layout.tilings[mode].empty_rows] = False
-        used_rows = np.flatnonzero(is_used)
-        row_ids = (np.cumsum(is_used) - 1)[record_format.rows(records, mode)]
-        values = record_format.values(records).astype(np.float64)
+        used_rows = np.arange(x.shape[mode])
+        empty_rows = x._layout.tilings[mode].empty_rows
+        if empty_rows.size:
+            is_used = np.ones(x.shape[mode], bool)
+            is_used[empty_rows] = False
+            used_rows = np.flatnonzero(is_used)
+            row_ids = (np.cumsum(is_used, dtype=row_ids.dtype) - 1)[row_ids]
         shape = (used_rows.size, column_starts.size - 1)
         return csc_array((values, row_ids, column_starts), shape=shape), used_rows
 
@@ -111,9 +118,11 @@ class Unfolding(LazyArray):
         Notes
         -----
         Empty rows and columns are left out. Where the rest has at most 8192 rows or columns, its
-        Gram matrix is decomposed: singular values have an error of about ``eps`` times the
-        square of the largest, over themselves. Otherwise Lanczos iteration (ARPACK) from a fixed
-        start. Results can differ in the last bits with the number of threads of the BLAS.
+        Gram matrix is formed: singular values have an error of about ``eps`` times the square of
+        the largest, over themselves. Up to 256 it is decomposed directly; beyond that by Lanczos
+        iteration (ARPACK) from a fixed start; where singular values occur many times over, it may
+        return one that is less than the last one wanted by a small part of a percent. Results can
+        differ in the last bits with the number of threads of the BLAS.
         """
         rank = check_rank(rank)
         if rank > min(self.shape):
@@ -132,16 +141,17 @@ def _leading_pairs(matrix, rank, engine):
     """Return left singular vectors and singular values of a CSC matrix without empty rows."""
     if rank == 0:
         return np.zeros((matrix.shape[0], 0)), np.zeros(0)
-    if min(matrix.shape) > MAX_GRAM_SIZE and rank < min(matrix.shape):
-        return _lanczos_pairs(matrix, rank)
-    from scipy.linalg import eigh
-
     size, is_wide = min(matrix.shape), matrix.shape[0] <= matrix.shape[1]
-    # Of the rows from the entries of each column, or of the columns from those of each row.
-    groups = matrix if is_wide else matrix.tocsr()
-    gram = engine.gram(groups.indptr, groups.indices, groups.data, size)
-    squares, vectors = eigh(gram, subset_by_index=[size - rank, size - 1], overwrite_a=True)
-    squares, vectors = squares[::-1], vectors[:, ::-1]
+    wants_most = _MOST * rank >= size
+    if size <= MAX_GRAM_SIZE or wants_most:
+        # Of the rows from the entries of each column, or of the columns from those of each row.
+        groups = matrix if is_wide else matrix.tocsr()
+        gram = engine.gram(groups.indptr, groups.indices, groups.data, size)
+        direct = size <= MAX_DIRECT_SIZE or wants_most
+        squares, vectors = (_eigh_pairs if direct else _lanczos_gram_pairs)(gram, rank)
+    else:
+        inner, outer = (matrix.T, matrix) if is_wide else (matrix, matrix.T)
+        squares, vectors = _lanczos_pairs(lambda vector: outer @ (inner @ vector), size, rank)
     values = _known_roots(squares, size)
     if not is_wide:
         vectors = matrix @ vectors
@@ -155,20 +165,61 @@ def _known_roots(squares, size):
     return np.sqrt(np.where(is_known, squares, 0))
 
 
-def _lanczos_pairs(matrix, rank):
-    from scipy.sparse.linalg import svds
+def _eigh_pairs(gram, rank):
+    from scipy.linalg import eigh
 
-    start = np.random.RandomState(_SEED).standard_normal(min(matrix.shape))
-    vectors, values, _ = svds(matrix, k=rank, v0=start, return_singular_vectors="u")
-    order = np.argsort(values)[::-1]
-    return vectors[:, order], _known_roots(values[order] ** 2, min(matrix.shape))
+    size = gram.shape[0]
+    squares, vectors = eigh(gram, subset_by_index=[size - rank, size - 1], overwrite_a=True)
+    return squares[::-1], vectors[:, ::-1]
+
+
+def _lanczos_gram_pairs(gram, rank):
+    from scipy.linalg.blas import dsymv
+
+    # The lower triangle in C's order is the upper one in Fortran's: nothing is copied.
+    return _lanczos_pairs(lambda vector: dsymv(1.0, gram.T, vector), gram.shape[0], rank)
+
+
+def _lanczos_pairs(multiply, size, rank):
+    """Return the largest eigenvalues (falling) of a symmetric operator, and their vectors.
+
+    Lanczos iteration sees one vector only of an eigenvalue that occurs more than once, and may
+    have finished before rounding shows it another. So what is left is searched for an eigenvalue
+    above the smallest of those found, until there is none.
+    """
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
+    random = np.random.RandomState(_SEED)
+
+    def find(multiply, rank, **options):
+        operator = LinearOperator((size, size), matvec=multiply, dtype=np.float64)
+        return eigsh(operator, k=rank, v0=random.standard_normal(size), **options)
+
+    squares, vectors = find(multiply, rank)
+    while True:
+
+        def multiply_rest(vector, squares=squares, vectors=vectors):
+            return multiply(vector) - vectors @ (squares * (vectors.T @ vector))
+
+        # What the search returns is at most the largest that is left, and near it.
+        (largest,), _ = find(multiply_rest, 1, tol=_SEARCH_TOLERANCE)
+        if largest <= (1 + size * np.finfo(np.float64).eps) * squares.min():
+            break
+        (square,), vector = find(multiply_rest, 1)
+        smallest = np.argmin(squares)
+        squares[smallest], vectors[:, smallest] = square, vector[:, 0]
+    order = np.argsort(squares)[::-1]
+    return squares[order], vectors[:, order]
 
 
 def _complete_basis(left, num_known):
     """Make the columns of `left` orthonormal; those from `num_known` on are free to choose."""
+    # SciPy's BLAS as above, not NumPy's: each keeps threads that spin when the other one computes.
+    from scipy.linalg import qr
+
     free = left[:, num_known:]
     free[...] = np.random.RandomState(_SEED).standard_normal(free.shape)
-    basis, triangle = np.linalg.qr(left)
+    basis, triangle = qr(left, mode="economic", overwrite_a=True)
     return basis * np.where(np.diagonal(triangle) < 0, -1.0, 1.0)
 
 

@@ -1,5 +1,6 @@
 """FlycooTensor: a sparse tensor in the FLYCOO format, on one device."""
 
+import math
 import operator
 from numbers import Real
 
@@ -96,8 +97,9 @@ class FlycooTensor:
     def _set(self, engine, layout):
         self._engine = engine
         self._layout = layout
-        values = layout.record_format.values(layout.records)
-        check_finite(values, "the tensor would hold values that are not finite: values")
+        if not math.isfinite(layout.norm):
+            values = layout.record_format.values(layout.records)
+            check_finite(values, "the tensor would hold values that are not finite: values")
 
     @classmethod
     def from_coo(cls, coo, **options):

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import time
 
+import numba
 import numpy as np
 
 from ..format.layouts import RemapLayout, ReplicatedLayout
@@ -27,6 +28,11 @@ BUCKET_SIZE = 8192
 
 #: Bytes of an output row that are kept in registers.
 _ROW_NBYTES = 128
+
+#: Parts of a counting sort for each thread, so that a thread that is held up gets less.
+_PARTS_PER_THREAD = 4
+
+_CACHE_LINE_NBYTES = 64
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -65,7 +71,6 @@ def _compute(layout, records, ids, factors, mode, out, bucket_size):
         out[...] = 0
         return
     inputs = [n for n in range(record_format.ndim) if n != mode]
-    out_field, *fields = _fields(record_format, mode, inputs)
     pull_ids, spare, remap_ids = ids
     rank = out.shape[1]
     num_lanes = min(_ROW_NBYTES // out.dtype.itemsize, 1 << (rank.bit_length() - 1))
@@ -74,7 +79,8 @@ def _compute(layout, records, ids, factors, mode, out, bucket_size):
         cpu_kernels.mttkrp_tiles, tiling.carry_rows.shape[0],
         layout.tile_size, bucket_size, tiling.carry_rows, tiling.empty_rows,
         records, records.view(record_format.dtype), np.uint64(record_format.value_slot),
-        pull_ids, spare, remap_ids, (0,) * record_format.num_words, out_field, *fields,
+        pull_ids, spare, remap_ids, (0,) * record_format.num_words,
+        _field(record_format, mode), *_fields(record_format, inputs),
         tuple(np.require(factors[n], requirements="CAW") for n in inputs),
         (0,) * num_lanes, out, partial_rows,
     )  # fmt: skip
@@ -98,17 +104,25 @@ def gram(starts, ids, values, size):
     Group g is the entries ``starts[g]`` to ``starts[g + 1]`` of `ids` (rising) and `values`.
     """
     gram = np.zeros((size, size))
-    with _show_compiling(cpu_kernels.add_gram):
-        cpu_kernels.add_gram(starts, ids, values, gram)
+    # Every band looks at all entries, so there are no more of them than threads; bands of a
+    # triangle have equal areas where their edges go like a square root.
+    num_bands = numba.get_num_threads()
+    edges = np.sqrt(np.linspace(0, 1, num_bands + 1)) * size
+    _launch(cpu_kernels.add_gram, num_bands, edges.astype(np.uint64), starts, ids, values, gram)
+    np.fill_diagonal(gram, np.bincount(ids, values * values, size))
     return gram
 
 
-def _fields(record_format, mode, inputs):
-    """Say where the coordinates are: of `mode` (word, shift, mask), and of the `inputs`."""
+def _field(record_format, mode):
+    """Say where the coordinate of `mode` is: word, shift and mask."""
     columns = (record_format.words, record_format.shifts, record_format.masks)
-    yield tuple(np.uint64(column[mode]) for column in columns)
-    for column in columns:
-        yield tuple(np.uint64(column[n]) for n in inputs)
+    return tuple(np.uint64(column[mode]) for column in columns)
+
+
+def _fields(record_format, modes):
+    """Say where the coordinates of some modes are, in tuples: words, shifts and masks."""
+    columns = (record_format.words, record_format.shifts, record_format.masks)
+    return [tuple(np.uint64(column[mode]) for mode in modes) for column in columns]
 
 
 def _launch(kernel, count, *arguments):
@@ -133,34 +147,92 @@ def _show_compiling(kernel):
 
 
 class _CpuPrimitives(Primitives):
-    """Counting sort and parallel scatter."""
+    """The same on all threads, with counting sorts."""
 
-    def sort_positions(self, keys, num_keys, out=None):
-        nnz = keys.shape[0]
-        # A counting sort needs a counter for each key; where keys are many and nonzeros few,
-        # comparing costs less memory.
-        if num_keys > max(4 * nnz, 2**16):
-            return super().sort_positions(keys, num_keys, out)
-        out = np.empty(nnz, index_dtype(nnz)) if out is None else out
-        with _show_compiling(cpu_kernels.sort_positions):
-            cpu_kernels.sort_positions(keys, np.zeros(num_keys + 1, np.int64), out)
-        return out
+    def pack(self, coords, values, record_format):
+        if coords.dtype != np.int64:  # one type is compiled, that of `sparse.COO`
+            return super().pack(coords, values, record_format)
+        # A `sparse.COO` that was sorted has them in Fortran's order: either is taken as it is.
+        coords = coords if coords.flags.forc else np.ascontiguousarray(coords)
+        mode_stride, nonzero_stride = (np.uint64(n // coords.itemsize) for n in coords.strides)
+        records = np.empty((values.shape[0], record_format.num_words), record_format.word_dtype)
+        words, shifts, _ = _fields(record_format, range(record_format.ndim))
+        falls = np.zeros(1, np.bool_)
+        _launch(
+            cpu_kernels.pack_records, values.shape[0],
+            coords.reshape(-1, order="A"), mode_stride, nonzero_stride,
+            np.ascontiguousarray(values), words, shifts, np.uint64(record_format.value_slot),
+            records, records.view(record_format.dtype), falls,
+        )  # fmt: skip
+        return records, not falls[0]
 
-    def mark_absent(self, keys, num_keys):
-        is_absent = np.ones(num_keys, np.bool_)
-        with _show_compiling(cpu_kernels.mark_present):
-            cpu_kernels.mark_present(keys, is_absent)
-        return is_absent
+    def sort_by_row(self, records, record_format, mode, target, positions):
+        field = _field(record_format, mode)
+        starts = _start_keys(records, field, record_format.shape[mode], positions.dtype)
+        if starts is None:
+            super().sort_by_row(records, record_format, mode, target, positions)
+            return
+        record_words = (0,) * record_format.num_words
+        arguments = (records, *field, starts, positions, target, record_words)
+        _launch(cpu_kernels.sort_parts, starts.shape[0], starts.shape[0], *arguments)
 
-    def scatter(self, source, positions, out=None):
-        out = np.empty_like(source) if out is None else out
+    def split_by_bucket(self, positions, bucket_size, stored, offsets):
+        nnz, shift = positions.shape[0], np.uint64(bucket_size.bit_length() - 1)
+        field = (np.uint64(0), shift, np.uint64(2**64 - 1))
+        starts = _start_keys(positions[:, None], field, nnz // bucket_size + 1, stored.dtype)
+        arguments = (positions, shift, starts, stored, offsets)
+        _launch(cpu_kernels.split_parts, starts.shape[0], starts.shape[0], *arguments)
+
+    def scatter(self, source, positions, target):
         nnz = source.shape[0]
         if source.ndim == 1:
-            _launch(cpu_kernels.scatter_items, nnz, source, positions, out)
+            _launch(cpu_kernels.scatter_items, nnz, source, positions, target)
         else:
             record_words = (0,) * source.shape[1]
-            _launch(cpu_kernels.scatter_records, nnz, source, positions, out, record_words)
-        return out
+            _launch(cpu_kernels.scatter_records, nnz, source, positions, target, record_words)
+
+    def gather(self, source, positions, target):
+        record_words = (0,) * source.shape[1]
+        nnz = source.shape[0]
+        _launch(cpu_kernels.gather_records, nnz, source, positions, target, record_words)
+
+    def find_empty_rows(self, records, record_format, mode):
+        is_empty = np.ones(record_format.shape[mode], np.bool_)
+        field = _field(record_format, mode)
+        _launch(cpu_kernels.mark_rows, records.shape[0], records, *field, is_empty)
+        return np.flatnonzero(is_empty).astype(index_dtype(is_empty.size))
+
+    def split_columns(self, records, record_format, mode):
+        nnz = records.shape[0]
+        is_new, values = np.empty(nnz, np.bool_), np.empty(nnz)
+        rows = np.empty(nnz, np.int32 if record_format.shape[mode] < 2**31 else np.int64)
+        column_bits = [0] * record_format.num_words
+        for n in range(record_format.ndim):
+            bits = record_format.masks[n] << record_format.shifts[n] if n != mode else 0
+            column_bits[record_format.words[n]] |= bits
+        _launch(
+            cpu_kernels.split_columns, nnz, records, records.view(record_format.dtype),
+            np.uint64(record_format.value_slot), *_field(record_format, mode),
+            tuple(map(np.uint64, column_bits)), is_new, rows, values,
+        )  # fmt: skip
+        return is_new, rows, values
+
+
+def _start_keys(records, field, num_keys, dtype):
+    """Say where each part of the nonzeros puts its first of each key, or None if keys are many.
+
+    A part needs a counter for each key; where nonzeros are few, comparing them costs less.
+    """
+    nnz = records.shape[0]
+    if num_keys > max(4 * nnz, 2**16):
+        return None
+    num_parts = max(1, min(_PARTS_PER_THREAD * numba.get_num_threads(), nnz // num_keys))
+    # The parts' counters are kept apart, so that no two threads write to one cache line.
+    counts = np.zeros((num_parts, num_keys + _CACHE_LINE_NBYTES // dtype.itemsize), dtype)
+    _launch(cpu_kernels.count_keys, num_parts, num_parts, records, *field, counts)
+    with _show_compiling(cpu_kernels.start_keys):
+        cpu_kernels.start_keys(counts)
+    return counts
 
 
 primitives = _CpuPrimitives()

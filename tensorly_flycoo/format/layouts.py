@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from .ordering import compute_norm, make_canonical_records
+from .ordering import compute_norm, make_canonical_records, sort_records
 from .primitives import index_dtype
-from .tiling import find_empty_rows, sort_rows, tile_rows
+from .tiling import tile_rows
 
 
 @dataclass(frozen=True)
@@ -89,30 +89,30 @@ class RemapLayout:
         records = make_canonical_records(coords, values, record_format, primitives)
         norm = compute_norm(record_format.values(records), primitives.xp)
         xp, nnz, ndim = primitives.xp, records.shape[0], record_format.ndim
-        places = xp.arange(nnz, dtype=index_dtype(nnz))  # in order 0, of the records as they move
-        rows = record_format.rows(records, 0, xp)
-        empty_rows = find_empty_rows(rows, record_format.shape[0], primitives)
-        del rows
-        remap_ids = xp.empty((ndim, nnz), places.dtype)
+        spare = xp.empty_like(records)
+        remap_ids = xp.empty((ndim, nnz), index_dtype(nnz))
         pull_ids = xp.empty((ndim, nnz), index_dtype(bucket_size, smallest="uint16"))
+        # Places in order 0 of the records as they move. The last mode's ids, which are made at the
+        # end, serve as the second array.
+        places, moved_places = xp.arange(nnz, dtype=remap_ids.dtype), remap_ids[-1]
         tilings = []
         for mode in range(ndim):
-            tilings.append(tile_rows(records, empty_rows, record_format, mode, tile_size, xp))
+            tilings.append(tile_rows(records, record_format, mode, tile_size, primitives))
             following = (mode + 1) % ndim
+            positions = remap_ids[mode]
             if following == 0:
-                positions = places
+                positions[...] = places
+                del places, moved_places  # before the last of pull_ids is first written to
             else:
-                positions, empty_rows = sort_rows(records, record_format, following, primitives)
-                places = primitives.scatter(places, positions)
-            # By bucket of the following order, keeping this order within a bucket.
-            buckets = positions >> positions.dtype.type(bucket_size.bit_length() - 1)
-            stored = primitives.sort_positions(buckets, -(-nnz // bucket_size), remap_ids[mode])
-            offsets = xp.bitwise_and(stored, stored.dtype.type(bucket_size - 1), out=buckets)
-            primitives.scatter(offsets, positions, pull_ids[following])
-            if following != 0:
-                records = primitives.scatter(records, positions)
+                primitives.sort_by_row(records, record_format, following, spare, positions)
+                primitives.scatter(places, positions, moved_places)
+                records, spare = spare, records
+                places, moved_places = moved_places, places
+            offsets = pull_ids[following]
+            primitives.split_by_bucket(positions, bucket_size, positions, offsets)
         # The last order's records are not needed any more: their memory is the spare copy.
-        copies = (primitives.scatter(records, remap_ids[-1]), records)
+        primitives.scatter(records, remap_ids[-1], spare)
+        copies = (spare, records)
         plans = [RemapPlan(*ids) for ids in zip(pull_ids, remap_ids, strict=True)]
         return cls(record_format, tile_size, bucket_size, copies, tilings, plans, norm)
 
@@ -130,6 +130,22 @@ class RemapLayout:
         """Copy the records, in whatever order they are now."""
         with self.lock:
             return self.records.copy()
+
+    def canonical_records(self, primitives):
+        """Copy the records in order 0."""
+        xp = primitives.xp
+        with self.lock:
+            if self.mode == 0:
+                nnz = self.records.shape[0]
+                positions = xp.arange(nnz, dtype=index_dtype(nnz))
+                positions -= positions & positions.dtype.type(self.bucket_size - 1)
+                positions += self.plans[0].pull_ids
+                records = xp.empty_like(self.records)
+                primitives.gather(self.records, positions, records)
+                return records
+            records = self.records.copy()
+        modes = reversed(range(self.record_format.ndim))
+        return sort_records(records, self.record_format, modes, primitives)
 
     def map_values(self, function, scale):
         """Make a layout with the same plans and ``function(values)``, of `scale` times the norm."""
@@ -164,16 +180,14 @@ class ReplicatedLayout:
         """Pack the nonzeros and sort a copy for each mode."""
         records = make_canonical_records(coords, values, record_format, primitives)
         norm = compute_norm(record_format.values(records), primitives.xp)
-        xp, copies, tilings = primitives.xp, [], []
-        rows = record_format.rows(records, 0, xp)
-        empty_rows = find_empty_rows(rows, record_format.shape[0], primitives)
-        del rows
+        positions = primitives.xp.empty(records.shape[0], index_dtype(records.shape[0]))
+        copies, tilings = [], []
         for mode in range(record_format.ndim):
             if mode > 0:
-                positions, empty_rows = sort_rows(records, record_format, mode, primitives)
-                records = primitives.scatter(records, positions)
+                previous, records = records, primitives.xp.empty_like(records)
+                primitives.sort_by_row(previous, record_format, mode, records, positions)
             copies.append(records)
-            tilings.append(tile_rows(records, empty_rows, record_format, mode, tile_size, xp))
+            tilings.append(tile_rows(records, record_format, mode, tile_size, primitives))
         return cls(record_format, tile_size, copies, tilings, norm)
 
     @property
@@ -189,6 +203,10 @@ class ReplicatedLayout:
     def snapshot(self):
         """Copy the records, in mode 0's order."""
         return self.copies[0].copy()
+
+    def canonical_records(self, primitives):
+        """Copy the records in order 0."""
+        return self.snapshot()
 
     def map_values(self, function, scale):
         """Make a layout with the same tilings, ``function(values)``, `scale` times the norm."""

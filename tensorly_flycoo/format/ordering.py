@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 
+from .primitives import compare_neighbours, index_dtype
+
 
 def make_canonical_records(coords, values, record_format, primitives):
     """Pack nonzeros sorted by coordinates (mode 0 first), duplicates summed, zeros dropped.
@@ -23,9 +25,8 @@ def make_canonical_records(coords, values, record_format, primitives):
     records : array (nnz', num_words)
     """
     xp = primitives.xp
-    is_less, is_equal = compare_neighbours(coords, xp)
-    records = record_format.pack(coords, values, xp)
-    if not bool(is_less.all()):
+    records, is_rising = primitives.pack(coords, values, record_format)
+    if not is_rising:
         modes = reversed(range(record_format.ndim))
         records = sort_records(records, record_format, modes, primitives)
         _, is_equal = compare_neighbours(record_format.coords(records, xp), xp)
@@ -36,43 +37,35 @@ def make_canonical_records(coords, values, record_format, primitives):
 
 
 def sort_records(records, record_format, modes, primitives):
-    """Sort records by their rows of some `modes`, the last of which counts most; stable."""
+    """Sort records by their rows of some `modes`, the last of which counts most; stable.
+
+    The records that are handed in are overwritten.
+    """
+    target = primitives.xp.empty_like(records)
+    positions = primitives.xp.empty(records.shape[0], index_dtype(records.shape[0]))
     for mode in modes:
-        rows = record_format.rows(records, mode, primitives.xp)
-        positions = primitives.sort_positions(rows, record_format.shape[mode])
-        records = primitives.scatter(records, positions)
+        primitives.sort_by_row(records, record_format, mode, target, positions)
+        records, target = target, records
     return records
 
 
-def compare_neighbours(coords, xp=np):
-    """Compare each nonzero's coordinates with the next one's.
-
-    Returns
-    -------
-    is_less, is_equal : bool array (nnz - 1,)
-        Whether a nonzero comes before the next one, and whether the two are duplicates.
-    """
-    num_pairs = max(coords.shape[1] - 1, 0)
-    is_less = xp.zeros(num_pairs, bool)
-    is_equal = xp.ones(num_pairs, bool)
-    for rows in coords:
-        is_less |= is_equal & (rows[:-1] < rows[1:])
-        is_equal &= rows[:-1] == rows[1:]
-    return is_less, is_equal
-
-
-def compute_norm(values, xp=np, block=2**16):
+def compute_norm(values, xp=np, block=2**15):
     """Compute the Frobenius norm in float64, in blocks, to need little memory and lose few bits.
 
-    Values are scaled by a power of two, which is exact, so that no square over- or underflows.
+    Blocks are scaled by powers of two, which is exact, so that no square over- or underflows.
     """
-    largest = max(float(values.max()), -float(values.min())) if values.shape[0] else 0.0
-    if largest == 0.0 or not math.isfinite(largest):
-        return largest
-    scale = math.ldexp(1.0, math.frexp(largest)[1] - 1)
-    blocks = (values[i : i + block] for i in range(0, values.shape[0], block))
-    doubles = (block.astype(np.float64) / scale for block in blocks)
-    return scale * math.sqrt(math.fsum(float(xp.dot(block, block)) for block in doubles))
+    exponents, squares = [], []
+    for start in range(0, values.shape[0], block):
+        doubles = values[start : start + block].astype(np.float64)
+        largest = max(float(doubles.max()), -float(doubles.min()))
+        if not math.isfinite(largest):
+            return largest
+        exponents.append(math.frexp(largest)[1])
+        doubles *= math.ldexp(1.0, -exponents[-1])
+        squares.append(float(xp.dot(doubles, doubles)))
+    exponent = max(exponents, default=0)
+    scaled = (math.ldexp(s, 2 * (e - exponent)) for s, e in zip(squares, exponents, strict=True))
+    return math.ldexp(math.sqrt(math.fsum(scaled)), exponent)
 
 
 def sum_duplicates(records, record_format, is_equal, xp=np):

@@ -1,13 +1,14 @@
-"""The array operations on which building a tensor spends its time."""
+"""The operations on whole arrays of nonzeros of which building a tensor consists."""
 
 import numpy as np
 
 
 class Primitives:
-    """Sort, scatter and mark with the functions of an array module.
+    """Pack, sort, scatter and search with the functions of an array module.
 
     An engine subclasses this with faster versions of the same meaning; results are equal to the
-    bit, since a stable sort has only one answer.
+    bit, since a stable sort has only one answer. Results go to arrays that the caller gives, so
+    that building needs few of them.
 
     Parameters
     ----------
@@ -18,29 +19,100 @@ class Primitives:
     def __init__(self, xp=np):
         self.xp = xp
 
-    def sort_positions(self, keys, num_keys, out=None):
-        """Find where a stable sort puts each of the `keys` (nnz,), integers below `num_keys`.
+    def pack(self, coords, values, record_format):
+        """Make records from coords (ndim, nnz) and values (nnz,), in the same order.
 
         Returns
         -------
-        positions : integer array (nnz,)
-            ``sorted_keys[positions] = keys``, a permutation; `out` if it is given.
+        records : array (nnz, num_words)
+        is_rising : bool
+            Whether each nonzero's coordinates come after those of the one before it.
         """
-        nnz = keys.shape[0]
-        order = self.xp.argsort(keys, kind="stable")
-        return self.scatter(self.xp.arange(nnz, dtype=index_dtype(nnz)), order, out)
+        is_less, _ = compare_neighbours(coords, self.xp)
+        return record_format.pack(coords, values, self.xp), bool(is_less.all())
 
-    def scatter(self, source, positions, out=None):
-        """Set ``out[positions] = source``, in a new array if there is no `out`."""
-        out = self.xp.empty_like(source) if out is None else out
-        out[positions] = source
-        return out
+    def sort_by_row(self, records, record_format, mode, target, positions):
+        """Sort records stably by their row of `mode`, from `records` to `target`.
 
-    def mark_absent(self, keys, num_keys):
-        """Say for each integer below `num_keys` whether none of the `keys` is it."""
-        is_absent = self.xp.ones(num_keys, bool)
-        is_absent[keys] = False
-        return is_absent
+        Record i goes to ``positions[i]``, unsigned integers (nnz,), which are written too.
+        """
+        rows = record_format.rows(records, mode, self.xp)
+        self._invert(self.xp.argsort(rows, kind="stable"), positions)
+        self.scatter(records, positions, target)
+
+    def split_by_bucket(self, positions, bucket_size, stored, offsets):
+        """Order items by the bucket of their position, and by their number within a bucket.
+
+        Parameters
+        ----------
+        positions : unsigned integer array (nnz,)
+            A permutation.
+        bucket_size : int
+            A power of two: positions of a bucket differ in their lowest bits only.
+        stored : unsigned integer array (nnz,)
+            Receives where each item is stored; it may be `positions`.
+        offsets : unsigned integer array (nnz,)
+            Receives, for each position, where in its bucket the item of that position is stored.
+        """
+        buckets = positions >> positions.dtype.type(bucket_size.bit_length() - 1)
+        stored_now = self.xp.empty_like(stored)
+        self._invert(self.xp.argsort(buckets, kind="stable"), stored_now)
+        self.scatter(stored_now & stored.dtype.type(bucket_size - 1), positions, offsets)
+        stored[...] = stored_now
+
+    def scatter(self, source, positions, target):
+        """Set ``target[positions] = source``, items or records."""
+        target[positions] = source
+
+    def gather(self, source, positions, target):
+        """Set ``target = source[positions]``, records."""
+        self.xp.take(source, positions, axis=0, out=target)
+
+    def find_empty_rows(self, records, record_format, mode):
+        """List the rows of `mode` that hold no nonzero, in rising order."""
+        is_empty = self.xp.ones(record_format.shape[mode], bool)
+        is_empty[record_format.rows(records, mode, self.xp)] = False
+        return self.xp.flatnonzero(is_empty).astype(index_dtype(is_empty.size))
+
+    def split_columns(self, records, record_format, mode):
+        """Split records, whose coordinates but that of `mode` are grouped, into three arrays.
+
+        Returns
+        -------
+        is_new : bool array (nnz,)
+            Whether a record differs from the one before it in a mode other than `mode`.
+        rows : integer array (nnz,)
+            The coordinates of `mode`.
+        values : float64 array (nnz,)
+        """
+        is_new = self.xp.zeros(records.shape[0], bool)
+        is_new[:1] = True
+        for n in range(record_format.ndim):
+            if n != mode:
+                rows = record_format.rows(records, n, self.xp)
+                is_new[1:] |= rows[1:] != rows[:-1]
+        rows = record_format.rows(records, mode, self.xp)
+        return is_new, rows, record_format.values(records).astype(np.float64)
+
+    def _invert(self, order, positions):
+        positions[order] = self.xp.arange(order.size, dtype=positions.dtype)
+
+
+def compare_neighbours(coords, xp=np):
+    """Compare each nonzero's coordinates with the next one's.
+
+    Returns
+    -------
+    is_less, is_equal : bool array (nnz - 1,)
+        Whether a nonzero comes before the next one, and whether the two are duplicates.
+    """
+    num_pairs = max(coords.shape[1] - 1, 0)
+    is_less = xp.zeros(num_pairs, bool)
+    is_equal = xp.ones(num_pairs, bool)
+    for rows in coords:
+        is_less |= is_equal & (rows[:-1] < rows[1:])
+        is_equal &= rows[:-1] == rows[1:]
+    return is_less, is_equal
 
 
 def index_dtype(count, smallest="uint32"):

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from .primitives import index_dtype
-
 #: Stands in `carry_rows` for a tile that inherits no row.
 NO_ROW = -1
 
@@ -38,25 +36,12 @@ class RowTiling:
         return self.carry_rows.nbytes + self.empty_rows.nbytes
 
 
-def tile_rows(records, empty_rows, record_format, mode, tile_size, xp=np):
+def tile_rows(records, record_format, mode, tile_size, primitives):
     """Describe the tiles of `records`, which are sorted by their row of `mode`."""
+    xp = primitives.xp
     firsts = xp.arange(0, records.shape[0], tile_size)
     first_rows = record_format.rows(records[firsts], mode, xp).astype(np.int64)
     rows_before = record_format.rows(records[firsts - 1], mode, xp).astype(np.int64)
     carry_rows = xp.where(first_rows == rows_before, first_rows, NO_ROW)
     carry_rows[:1] = NO_ROW
-    return RowTiling(carry_rows, empty_rows)
-
-
-def sort_rows(records, record_format, mode, primitives):
-    """Find where a stable sort by the row of `mode` puts each record, and the empty rows."""
-    xp, num_rows = primitives.xp, record_format.shape[mode]
-    rows = record_format.rows(records, mode, xp)
-    empty_rows = find_empty_rows(rows, num_rows, primitives)
-    return primitives.sort_positions(rows, num_rows), empty_rows
-
-
-def find_empty_rows(rows, num_rows, primitives):
-    """List the rows that hold no nonzero, in rising order."""
-    is_empty = primitives.mark_absent(rows, num_rows)
-    return primitives.xp.flatnonzero(is_empty).astype(index_dtype(num_rows))
+    return RowTiling(carry_rows, primitives.find_empty_rows(records, record_format, mode))

@@ -82,12 +82,7 @@ def test_remapping_walks_through_the_orders_of_the_replicated_copies(
     shape, bucket_size, monkeypatch
 ):
     # Listing the empty rows of a mode of size 2**32 takes gigabytes, and is not tested here.
-    monkeypatch.setattr(
-        "tensorly_flycoo.format.layouts.find_empty_rows", lambda *_: np.zeros(0, np.uint32)
-    )
-    monkeypatch.setattr(
-        "tensorly_flycoo.format.tiling.find_empty_rows", lambda *_: np.zeros(0, np.uint32)
-    )
+    monkeypatch.setattr(Primitives, "find_empty_rows", lambda *_: np.zeros(0, np.uint32))
     rng = np.random.default_rng(0)
     coords = np.stack([rng.integers(0, size, 60) for size in shape])
     arguments = (coords, rng.standard_normal(60), shape, 2)
@@ -130,6 +125,15 @@ def test_snapshot_is_a_copy(cls):
     layout = build(cls)
     layout.snapshot()[...] = 0
     assert sorted(read_values(layout, layout.snapshot())) == VALUES.tolist()
+
+
+@pytest.mark.parametrize("cls", [RemapLayout, ReplicatedLayout])
+def test_canonical_records_whatever_mode_is_resident(cls):
+    layout = build(cls)
+    for _ in range(3):
+        assert read_values(layout, layout.canonical_records(Primitives())) == VALUES.tolist()
+        if cls is RemapLayout:
+            remap_once(layout)
 
 
 @pytest.mark.parametrize("num_remaps", [0, 1])

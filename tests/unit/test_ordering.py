@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tensorly_flycoo.format.ordering import compare_neighbours, make_canonical_records
+from tensorly_flycoo.format.ordering import make_canonical_records
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
 
@@ -78,15 +78,3 @@ def test_inputs_are_not_written_to(canonicalise):
     canonicalise(coords, values, (3, 5))
     np.testing.assert_array_equal(coords, before[0])
     np.testing.assert_array_equal(values, before[1])
-
-
-def test_compare_neighbours():
-    is_less, is_equal = compare_neighbours(np.array([[0, 0, 0, 1, 1], [1, 2, 2, 0, 0]]))
-    assert is_less.tolist() == [True, False, True, False]
-    assert is_equal.tolist() == [False, True, False, True]
-
-
-@pytest.mark.parametrize("nnz", [0, 1])
-def test_no_neighbours(nnz):
-    is_less, is_equal = compare_neighbours(np.zeros((2, nnz), np.int64))
-    assert is_less.shape == is_equal.shape == (0,)

@@ -13,8 +13,17 @@ from tensorly_flycoo.svd import LazySVD, Unfolding
 
 EPS = np.finfo(np.float64).eps
 
-#: The size above which an iteration takes the place of the Gram matrix.
-PATHS = pytest.mark.parametrize("max_gram_size", [8192, 3], ids=["Gram", "Lanczos"])
+
+@pytest.fixture(params=["direct", "Lanczos on the Gram matrix", "Lanczos"])
+def path(request, monkeypatch):
+    """Go each of the three ways, whatever the size."""
+    if request.param != "direct":
+        monkeypatch.setattr(svd, "MAX_DIRECT_SIZE", 0)
+        monkeypatch.setattr(svd, "_MOST", 1)
+    if request.param == "Lanczos":
+        monkeypatch.setattr(svd, "MAX_GRAM_SIZE", 0)
+
+
 SHAPES = pytest.mark.parametrize(
     "shape",
     [
@@ -79,10 +88,9 @@ def check_subspace(left, matrix):
     assert cosines.min() >= 1 - bound
 
 
-@PATHS
+@pytest.mark.usefixtures("path")
 @SHAPES
-def test_leading_vectors_and_values(monkeypatch, shape, max_gram_size):
-    monkeypatch.setattr(svd, "MAX_GRAM_SIZE", max_gram_size)
+def test_leading_vectors_and_values(shape):
     dense = make_dense(shape)
     for mode in range(len(shape)):
         matrix = unfold(dense, mode)
@@ -95,11 +103,10 @@ def test_leading_vectors_and_values(monkeypatch, shape, max_gram_size):
             check_subspace(left, matrix)
 
 
-@PATHS
+@pytest.mark.usefixtures("path")
 @SHAPES
-def test_all_vectors(monkeypatch, shape, max_gram_size):
+def test_all_vectors(shape):
     """As many as there are: `rank` may be up to ``min(shape)``."""
-    monkeypatch.setattr(svd, "MAX_GRAM_SIZE", max_gram_size)
     dense = make_dense(shape)
     matrix = unfold(dense, 0)
     left, values = make_unfolding(dense).svd(min(matrix.shape))
@@ -107,10 +114,9 @@ def test_all_vectors(monkeypatch, shape, max_gram_size):
     check_orthonormal(left)
 
 
-@PATHS
-def test_each_vector(monkeypatch, max_gram_size):
+@pytest.mark.usefixtures("path")
+def test_each_vector():
     """Up to its sign, where singular values lie apart."""
-    monkeypatch.setattr(svd, "MAX_GRAM_SIZE", max_gram_size)
     dense = make_dense((6, 5, 7))
     vectors, values, _ = np.linalg.svd(unfold(dense, 0))
     left, _ = make_unfolding(dense).svd(4)
@@ -121,10 +127,9 @@ def test_each_vector(monkeypatch, max_gram_size):
         assert abs(cosine - 1) <= 8 * 35 * EPS * squares[0] / gap
 
 
-@PATHS
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_dtype_is_that_of_the_tensor(monkeypatch, dtype, max_gram_size):
-    monkeypatch.setattr(svd, "MAX_GRAM_SIZE", max_gram_size)
+def test_dtype_is_that_of_the_tensor(dtype):
     dense = make_dense((6, 5, 7)).astype(dtype).astype("float64")
     left, values = make_unfolding(dense, dtype=dtype).svd(3)
     assert left.dtype == values.dtype == dtype
@@ -158,7 +163,7 @@ def test_rank_deficient_by_lanczos(monkeypatch):
     assert values[3:].tolist() == [0, 0, 0]
 
 
-@PATHS
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize(
     ("shape", "coords"),
     [
@@ -171,8 +176,7 @@ def test_rank_deficient_by_lanczos(monkeypatch):
         pytest.param((1,), [[0]], id="one cell"),
     ],
 )
-def test_few_nonzeros(monkeypatch, shape, coords, max_gram_size):
-    monkeypatch.setattr(svd, "MAX_GRAM_SIZE", max_gram_size)
+def test_few_nonzeros(shape, coords):
     coords = np.array(coords)
     values = np.arange(2.0, 2.0 + coords.shape[1])
     dense = np.zeros(shape)
@@ -196,14 +200,28 @@ def test_values_of_very_different_size():
     check_orthonormal(left)
 
 
-@PATHS
-def test_the_same_bits_each_time(monkeypatch, max_gram_size):
+@pytest.mark.usefixtures("path")
+def test_the_same_bits_each_time():
     """No random start."""
-    monkeypatch.setattr(svd, "MAX_GRAM_SIZE", max_gram_size)
     dense = make_dense((12, 5, 7))
     first, second = (make_unfolding(dense).svd(4) for _ in range(2))
     np.testing.assert_array_equal(first[0], second[0])
     np.testing.assert_array_equal(first[1], second[1])
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("rank", [1, 4, 8, 20])
+@pytest.mark.parametrize("copies", [1, 2, 8, 300])
+def test_singular_values_that_occur_more_than_once(copies, rank, seed):
+    """Lanczos iteration alone misses some of them."""
+    squares = np.repeat(10 * np.random.default_rng(seed).random(300 // copies), copies)
+    places = np.stack([np.arange(squares.size)] * 2)
+    x = FlycooTensor(places, np.sqrt(squares), (300, 300))
+    left, values = Unfolding(x, 0).svd(rank)
+    expected = np.sort(squares)[::-1][:rank]
+    assert (np.abs(values**2 - expected) <= 4 * 300 * EPS * expected[0]).all()
+    check_orthonormal(left)
 
 
 def test_vectors_for_zeros_do_not_touch_the_global_seed():
