@@ -25,13 +25,17 @@ def make_canonical_records(coords, values, record_format, primitives):
     records : array (nnz', num_words)
     """
     xp = primitives.xp
+    is_nonzero = values != 0
+    if not bool(is_nonzero.all()):
+        coords, values = coords[:, is_nonzero], values[is_nonzero]
     records, is_rising = primitives.pack(coords, values, record_format)
-    if not is_rising:
-        modes = reversed(range(record_format.ndim))
-        records = sort_records(records, record_format, modes, primitives)
-        _, is_equal = compare_neighbours(record_format.coords(records, xp), xp)
-        if bool(is_equal.any()):
-            records = sum_duplicates(records, record_format, is_equal, xp)
+    if is_rising:
+        return records
+    records = sort_records(records, record_format, reversed(range(record_format.ndim)), primitives)
+    _, is_equal = compare_neighbours(record_format.coords(records, xp), xp)
+    if not bool(is_equal.any()):
+        return records
+    records = sum_duplicates(records, record_format, is_equal, xp)
     is_nonzero = record_format.values(records) != 0
     return records if bool(is_nonzero.all()) else records[is_nonzero]
 
