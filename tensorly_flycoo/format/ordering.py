@@ -53,14 +53,14 @@ def sort_records(records, record_format, modes, primitives):
     return records
 
 
-def compute_norm(values, xp=np, block=2**15):
+def compute_norm(values, xp=np, block_size=2**15):
     """Compute the Frobenius norm in float64, in blocks, to need little memory and lose few bits.
 
     Blocks are scaled by powers of two, which is exact, so that no square over- or underflows.
     """
     exponents, squares = [], []
-    for start in range(0, values.shape[0], block):
-        doubles = values[start : start + block].astype(np.float64)
+    for start in range(0, values.shape[0], block_size):
+        doubles = values[start : start + block_size].astype(np.float64)
         largest = max(float(doubles.max()), -float(doubles.min()))
         if not math.isfinite(largest):
             return largest
