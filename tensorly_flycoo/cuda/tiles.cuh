@@ -28,20 +28,12 @@ __device__ __forceinline__ void move_tile(Piece* shared, const Piece* records,
                                           const unsigned short* write_order, long long first,
                                           int count)
 {
-    // All ids first: their loads are independent, and so are those of the records after them.
+    // Ids first, in a bunch: their loads are independent, and so are those of the records then.
     PullId sources[MOVES];
-    RemapId targets[MOVES];
-    unsigned short places[MOVES];
 #pragma unroll
     for (int m = 0; m < MOVES; ++m) {
         const int place = threadIdx.x + m * BLOCK_SIZE;
-        if (place < count) {
-            if (pull_ids) sources[m] = pull_ids[first + place];
-            if (spare) {
-                targets[m] = remap_ids[first + place];
-                places[m] = write_order[first + place];
-            }
-        }
+        if (pull_ids && place < count) sources[m] = pull_ids[first + place];
     }
 #pragma unroll
     for (int m = 0; m < MOVES; ++m) {
@@ -50,6 +42,17 @@ __device__ __forceinline__ void move_tile(Piece* shared, const Piece* records,
             const long long source =
                 pull_ids ? bucket_start + static_cast<long long>(sources[m]) : first + place;
             copy_to_shared(shared + slot_of<RUN>(place) * PIECES, records + source * PIECES);
+        }
+    }
+    // While the records are on their way, where they go next.
+    RemapId targets[MOVES];
+    unsigned short places[MOVES];
+#pragma unroll
+    for (int m = 0; m < MOVES; ++m) {
+        const int place = threadIdx.x + m * BLOCK_SIZE;
+        if (spare && place < count) {
+            targets[m] = remap_ids[first + place];
+            places[m] = write_order[first + place];
         }
     }
     wait_for_copies();

@@ -12,11 +12,14 @@ BUCKET_SIZE = 2**18
 #: Blocks of a multiprocessor that its registers and shared memory should be enough for.
 MIN_BLOCKS = 2
 
+#: Tiles whose partial rows one thread adds up.
+SEGMENT = 32
+
 #: Bytes of a load that a lane makes.
 _LOAD_NBYTES = 16
 
-#: Values of the rows of a batch, over all inputs, that a lane keeps in registers.
-_BATCH_VALUES = 64
+#: Registers for the rows of a batch, by the least compute capability; the most that did not spill.
+_BATCH_REGISTERS = {90: 112, 70: 56}
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,21 @@ def cut_rank(rank, itemsize, alignment):
     return RankCut(lane_columns, group_size, -(-num_lanes // group_size))
 
 
-def choose_batch(num_inputs, lane_columns, itemsize):
-    """Choose of how many nonzeros a lane loads the rows before it uses the first."""
-    words = max(1, num_inputs) * lane_columns * itemsize // 4
-    return max(1, min(8, 1 << (_BATCH_VALUES // words).bit_length() - 1))
+def choose_batch(num_inputs, lane_columns, itemsize, capability):
+    """Choose of how many nonzeros a lane loads the rows before it uses the first.
+
+    Examples
+    --------
+    >>> choose_batch(2, 4, 4, capability=90), choose_batch(2, 4, 4, capability=80)
+    (8, 4)
+    """
+    registers = next(n for least, n in _BATCH_REGISTERS.items() if capability >= least)
+    # A row takes its values, its address and its index.
+    wanted = max(1, num_inputs) * (lane_columns * itemsize // 4 + 3)
+    batch = 8
+    while batch > 1 and batch * wanted > registers:
+        batch //= 2
+    return batch
 
 
 def choose_tile_size(record_nbytes, shared_nbytes):

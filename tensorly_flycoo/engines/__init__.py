@@ -1,6 +1,8 @@
 """Engines: the same functions for each kind of device, chosen by name, imported when chosen."""
 
+import functools
 import importlib.util
+import logging
 import os
 
 from ..checks import check_device_name
@@ -9,6 +11,8 @@ from ..checks import check_device_name
 DEVICE_VARIABLE = "TENSORLY_FLYCOO_DEVICE"
 
 _CUDA_HINT = 'pip install "tensorly-flycoo[cuda13x]" (or [cuda12x])'
+
+_logger = logging.getLogger("tensorly_flycoo")
 
 _chosen_device = None
 
@@ -22,7 +26,7 @@ def set_device(device):
     Parameters
     ----------
     device : {"auto", "cpu", "cuda"}
-        "auto" takes the best engine that this version has for this machine.
+        "auto" takes the GPU if CuPy is installed and finds one, and the CPU otherwise.
 
     Raises
     ------
@@ -31,7 +35,7 @@ def set_device(device):
     ImportError
         If `device` is "cuda" and CuPy is not installed.
     RuntimeError
-        If `device` is "cuda" and there is no GPU, or no engine for it. The choice stays as it was.
+        If `device` is "cuda" and there is no GPU, or no driver. The choice stays as it was.
 
     Examples
     --------
@@ -52,24 +56,48 @@ def select_engine(device=None):
         device = _chosen_device
     else:
         device = check_device_name(os.environ.get(DEVICE_VARIABLE, "auto"), DEVICE_VARIABLE)
+    if device == "auto":
+        device = "cuda" if _has_gpu() else "cpu"
     if device == "cuda":
-        _refuse_cuda()
+        _check_cuda()
+        from . import cuda
+
+        return cuda
     from . import cpu
 
     return cpu
 
 
-def _refuse_cuda():
+def _has_gpu():
+    """Say whether CuPy is installed and finds a GPU."""
+    if importlib.util.find_spec("cupy") is None:
+        return False
+    try:
+        return _count_gpus() > 0
+    except (ImportError, RuntimeError) as error:
+        _warn_once(f"CuPy is installed but finds no GPU, so the CPU computes: {error}")
+        return False
+
+
+def _check_cuda():
     if importlib.util.find_spec("cupy") is None:
         raise ImportError(f'device "cuda" needs CuPy, which is not installed: {_CUDA_HINT}')
-    import cupy
-
     try:
-        num_gpus = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
+        num_gpus = _count_gpus()
+    except RuntimeError as error:
         hint = 'device "cuda" needs a GPU and its driver; CuPy says'
         raise RuntimeError(f"{hint}: {error}") from None
-    raise RuntimeError(
-        f'device "cuda": CuPy finds {num_gpus} GPUs, but this version of tensorly-flycoo has '
-        'no engine for them yet; use device "cpu" or "auto"'
-    )
+    if num_gpus == 0:
+        raise RuntimeError('device "cuda" needs a GPU; CuPy finds none')
+
+
+def _count_gpus():
+    # CuPy's errors of the runtime are RuntimeErrors.
+    import cupy
+
+    return cupy.cuda.runtime.getDeviceCount()
+
+
+@functools.cache
+def _warn_once(message):
+    _logger.warning(message)

@@ -11,6 +11,7 @@ import cupy
 import numpy as np
 
 from ..cuda import launch, tuning
+from ..cuda.macros import mttkrp_macros, partial_rows_macros, remap_macros
 from ..format.layouts import IndexedLayout, RemapLayout, ReplicatedLayout
 from ..format.packing import RecordFormat
 from ..format.primitives import Primitives
@@ -18,14 +19,6 @@ from ..format.primitives import Primitives
 NAME = "cuda"
 ARRAY_TYPE = cupy.ndarray
 xp = cupy
-
-_CUDA_TYPES = {
-    np.dtype(np.float32): "float",
-    np.dtype(np.float64): "double",
-    np.dtype(np.uint16): "unsigned short",
-    np.dtype(np.uint32): "unsigned",
-    np.dtype(np.uint64): "unsigned long long",
-}
 
 #: The size of a bucket that holds all nonzeros there could be.
 _ONE_BUCKET = 2**62
@@ -104,27 +97,23 @@ def _compute(layout, records, factors, mode, out, pull_ids=None, plan=None):
     )  # fmt: skip
     grid = (min(num_tiles, launch.MAX_GRID), cut.num_parts)
     launch.launch(kernel, grid, tuning.BLOCK_SIZE, arguments, shared_nbytes)
-    _add_partial_rows(tiling, rank, partial_rows, out)
+    _add_partial_rows(tiling.carry_rows, partial_rows, out)
 
 
 def _get_mttkrp_kernel(layout, tiling, cut, pull_ids, plan):
     record_format = layout.record_format
-    num_inputs, itemsize = record_format.ndim - 1, record_format.dtype.itemsize
-    kernel = launch.get_kernel(
-        "mttkrp.cu", "mttkrp",
-        VALUE=_CUDA_TYPES[record_format.dtype], NUM_INPUTS=num_inputs,
-        NUM_WORDS=record_format.num_words, TILE_SIZE=layout.tile_size,
-        BLOCK_SIZE=tuning.BLOCK_SIZE, MIN_BLOCKS=tuning.MIN_BLOCKS,
-        LANE_COLUMNS=cut.lane_columns, GROUP_SIZE=cut.group_size,
-        BATCH=tuning.choose_batch(num_inputs, cut.lane_columns, itemsize),
-        EMPTY_ROW=_CUDA_TYPES[tiling.empty_rows.dtype],
-        PULL=int(pull_ids is not None),
-        PULL_ID="unsigned" if pull_ids is None else _CUDA_TYPES[pull_ids.dtype],
-        REMAP=int(plan is not None),
-        REMAP_ID="unsigned" if plan is None else _CUDA_TYPES[plan.remap_ids.dtype],
-    )  # fmt: skip
+    macros = mttkrp_macros(
+        record_format,
+        layout.tile_size,
+        cut,
+        launch.capability(tiling.carry_rows.device.id),
+        tiling.empty_rows.dtype,
+        None if pull_ids is None else pull_ids.dtype,
+        None if plan is None else plan.remap_ids.dtype,
+    )
+    kernel = launch.get_kernel("mttkrp.cu", "mttkrp", **macros)
     # The tile's records, and what its groups of threads tell each other: see `Carries`.
-    carries_nbytes = tuning.BLOCK_SIZE * (cut.lane_columns * itemsize + 2)
+    carries_nbytes = tuning.BLOCK_SIZE * (cut.lane_columns * record_format.dtype.itemsize + 2)
     return kernel, layout.tile_size * record_format.record_nbytes + carries_nbytes
 
 
@@ -150,26 +139,31 @@ def _make_operands(record_format, mode, inputs, arrays):
     return operands
 
 
-def _add_partial_rows(tiling, rank, partial_rows, out):
-    kernel = launch.get_kernel(
-        "partial_rows.cu", "add_partial_rows", VALUE=_CUDA_TYPES[partial_rows.dtype]
-    )
-    num_tiles = tiling.carry_rows.shape[0]
-    grid = (min(-(-num_tiles * rank // tuning.BLOCK_SIZE), launch.MAX_GRID),)
-    arguments = (np.int64(num_tiles), tiling.carry_rows, np.int32(rank), partial_rows, out)
-    launch.launch(kernel, grid, tuning.BLOCK_SIZE, arguments)
+def _add_partial_rows(carry_rows, partial_rows, out):
+    """Add the partial rows of all tiles; those of long rows in several launches."""
+    macros = partial_rows_macros(out.dtype)
+    kernel = launch.get_kernel("partial_rows.cu", "add_partial_rows", **macros)
+    num_tiles, rank = partial_rows.shape
+    while num_tiles > 1:  # the first tile inherits nothing
+        num_segments = -(-num_tiles // tuning.SEGMENT)
+        segment_rows = cupy.empty(num_segments, np.int64)
+        segment_sums = cupy.empty((num_segments, rank), out.dtype)
+        grid = (min(-(-num_segments * rank // tuning.BLOCK_SIZE), launch.MAX_GRID),)
+        arguments = (
+            np.int64(num_tiles), carry_rows, np.int32(rank), partial_rows, out,
+            segment_rows, segment_sums,
+        )  # fmt: skip
+        launch.launch(kernel, grid, tuning.BLOCK_SIZE, arguments)
+        carry_rows, partial_rows, num_tiles = segment_rows, segment_sums, num_segments
 
 
 def _remap(layout):
     record_format, plan = layout.record_format, layout.plans[layout.mode]
     num_tiles = layout.tilings[layout.mode].carry_rows.shape[0]
     if num_tiles > 0:
-        kernel = launch.get_kernel(
-            "remap.cu", "remap",
-            NUM_WORDS=record_format.num_words, TILE_SIZE=layout.tile_size,
-            BLOCK_SIZE=tuning.BLOCK_SIZE, PULL_ID=_CUDA_TYPES[plan.pull_ids.dtype],
-            REMAP_ID=_CUDA_TYPES[plan.remap_ids.dtype],
-        )  # fmt: skip
+        ids = (plan.pull_ids.dtype, plan.remap_ids.dtype)
+        macros = remap_macros(record_format, layout.tile_size, *ids)
+        kernel = launch.get_kernel("remap.cu", "remap", **macros)
         arguments = (
             np.int64(layout.records.shape[0]), np.int64(num_tiles), np.int64(layout.bucket_size),
             layout.records, plan.pull_ids, layout.spare, plan.remap_ids, plan.write_order,
