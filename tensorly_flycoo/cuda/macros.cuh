@@ -7,6 +7,12 @@
 #ifndef TILE_SIZE
 #error "TILE_SIZE: nonzeros of a tile"
 #endif
+#ifndef PULL_ID
+#error "PULL_ID: unsigned type of pull ids"
+#endif
+#ifndef REMAP_ID
+#error "REMAP_ID: unsigned type of remap ids"
+#endif
 #ifndef BLOCK_SIZE
 #error "BLOCK_SIZE: threads of a block"
 #endif

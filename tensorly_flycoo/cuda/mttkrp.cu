@@ -1,8 +1,17 @@
 // Entry: MTTKRP of one mode; with REMAP also dynamic remapping to the next mode's storage.
 //
-// Macros beside those of macros.cuh: LANE_COLUMNS, GROUP_SIZE, BATCH, PULL_ID and REMAP_ID (types),
-// PULL and REMAP (0 or 1), MIN_BLOCKS (of a multiprocessor).
 #include "mttkrp.cuh"
+#include "tiles.cuh"
+
+#ifndef MIN_BLOCKS
+#error "MIN_BLOCKS: blocks of a multiprocessor that registers should be enough for"
+#endif
+#ifndef EMPTY_ROW
+#error "EMPTY_ROW: unsigned type of the list of empty rows"
+#endif
+#if !defined(PULL) || !defined(REMAP)
+#error "PULL, REMAP: 1 or 0, whether records are pulled through ids, and pushed on"
+#endif
 
 extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     mttkrp(const Operands operands, long long nnz, long long num_tiles, long long num_empty,
@@ -10,26 +19,33 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
            const Piece* records, const PULL_ID* pull_ids, Piece* spare, const REMAP_ID* remap_ids,
            const unsigned short* write_order, int rank, VALUE* out, VALUE* partial_rows)
 {
-    extern __shared__ Piece shared[];
-    Carries& carries = *reinterpret_cast<Carries*>(shared + TILE_SIZE * PIECES);
+    extern __shared__ uint4 shared[];
+    Piece* packed = reinterpret_cast<Piece*>(shared);
+    EntryPiece* entries = reinterpret_cast<EntryPiece*>(packed + TILE_SIZE * PIECES);
+    Carries& carries = *reinterpret_cast<Carries*>(entries + TILE_SIZE * ENTRY_PIECES);
     const int column = (blockIdx.y * GROUP_SIZE + threadIdx.x % GROUP_SIZE) * LANE_COLUMNS;
     const bool remaps = REMAP && blockIdx.y == 0;
 
     for (long long tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
         const long long first = tile * TILE_SIZE;
         const int count = static_cast<int>(min(static_cast<long long>(TILE_SIZE), nnz - first));
-        move_tile<RUN>(shared, records, PULL ? pull_ids : nullptr,
-                       first / bucket_size * bucket_size, remaps ? spare : nullptr, remap_ids,
-                       write_order, first, count);
-        compute_tile(shared, carries, operands, carry_rows[tile] >= 0, tile, count, rank, column,
-                     column < rank, out, partial_rows);
-        // Rows without a nonzero: each block has its share of them.
-        const long long begin = tile * num_empty / num_tiles;
+        const long long base = PULL ? first / bucket_size * bucket_size : first;
+        Targets targets;
+        pull_records(packed, records + base * PIECES, PULL ? pull_ids + first : nullptr, count);
+        if (remaps) read_targets(targets, remap_ids + first, write_order + first, count);
+        // Rows without a nonzero: each tile has its share of them.
         const long long end = (tile + 1) * num_empty / num_tiles;
-        for (long long e = begin + threadIdx.x / GROUP_SIZE; e < end; e += NUM_GROUPS) {
+        for (long long e = tile * num_empty / num_tiles + threadIdx.x / GROUP_SIZE; e < end;
+             e += NUM_GROUPS) {
             const long long row = empty_rows[e];
             if (column < rank) *reinterpret_cast<Columns*>(out + row * rank + column) = zeros();
         }
+        wait_for_copies();
+        unpack_tile(entries, packed, count, operands);
+        __syncthreads();
+        if (remaps) push_records(spare, packed, targets, count);
+        compute_tile(entries, carries, operands, carry_rows[tile] >= 0, tile, count, rank, column,
+                     out, partial_rows);
         __syncthreads();  // before the next tile comes to the same shared memory
     }
 }

@@ -14,9 +14,6 @@
 //   computation).
 #pragma once
 
-#include "operands.cuh"
-#include "tiles.cuh"
-
 #ifndef LANE_COLUMNS
 #error "LANE_COLUMNS: columns of a lane, 1, 2 or 4"
 #endif
@@ -27,10 +24,14 @@
 #error "BATCH: nonzeros whose rows are loaded together"
 #endif
 
+#include "macros.cuh"
+
 constexpr int NUM_GROUPS = BLOCK_SIZE / GROUP_SIZE;
 constexpr int RUN = TILE_SIZE / NUM_GROUPS;
 static_assert(32 % GROUP_SIZE == 0, "a group lies inside a warp");
 static_assert(RUN % BATCH == 0, "a run is whole batches");
+
+#include "nonzeros.cuh"
 
 struct alignas(sizeof(VALUE) * LANE_COLUMNS) Columns {
     VALUE at[LANE_COLUMNS];
@@ -81,16 +82,42 @@ __device__ __forceinline__ void add_following(Columns& total, const Carries& car
     }
 }
 
-__device__ __forceinline__ void compute_tile(const Piece* shared, Carries& carries,
+// Loads and multiplies the rows of a batch; places past the end of a tile read entries of zeros.
+__device__ __forceinline__ void multiply_rows(Columns (&products)[BATCH],
+                                              const Entry (&entries)[BATCH],
+                                              const char* const (&factors)[MAX_INPUTS],
+                                              unsigned row_nbytes)
+{
+#pragma unroll
+    for (int n = 0; n < NUM_INPUTS; ++n) {
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) {
+            const unsigned long long offset =
+                static_cast<unsigned long long>(entries[b].input_row(n)) * row_nbytes;
+            const Columns columns = *reinterpret_cast<const Columns*>(factors[n] + offset);
+#pragma unroll
+            for (int c = 0; c < LANE_COLUMNS; ++c) {
+                products[b].at[c] = n == 0 ? columns.at[c] : products[b].at[c] * columns.at[c];
+            }
+        }
+    }
+}
+
+__device__ __forceinline__ void compute_tile(const EntryPiece* entries, Carries& carries,
                                              const Operands& operands, bool tile_inherits,
                                              long long tile, int count, int rank, int column,
-                                             bool is_active, VALUE* out, VALUE* partial_rows)
+                                             VALUE* out, VALUE* partial_rows)
 {
     const int group = threadIdx.x / GROUP_SIZE;
     const int begin = group * RUN, end = min(begin + RUN, count);
-    const auto record_at = [&](int place) {
-        return reinterpret_cast<const unsigned*>(shared + slot_of<RUN>(place) * PIECES);
-    };
+    // Lanes without columns of their own compute the last ones too, and store nothing.
+    const bool is_active = column < rank;
+    column = min(column, rank - LANE_COLUMNS);
+    const char* factors[MAX_INPUTS];
+#pragma unroll
+    for (int n = 0; n < NUM_INPUTS; ++n) {
+        factors[n] = reinterpret_cast<const char*>(operands.factors[n] + column);
+    }
     const auto store = [&](VALUE* target, long long row, const Columns& columns) {
         if (is_active) *reinterpret_cast<Columns*>(target + row * rank + column) = columns;
     };
@@ -98,53 +125,33 @@ __device__ __forceinline__ void compute_tile(const Piece* shared, Carries& carri
     bool inherits = false, is_first_row = true;
     unsigned row = 0;
     if (begin < end) {
-        row = read_row(record_at(begin), operands.out_field);
-        inherits = group == 0 ? tile_inherits
-                              : row == read_row(record_at(begin - 1), operands.out_field);
+        row = read_entry(entries, begin).out_row();
+        inherits = group == 0 ? tile_inherits : row == read_entry(entries, begin - 1).out_row();
     }
     Columns total = zeros();
     for (int start = begin; start < end; start += BATCH) {
+        Entry batch[BATCH];
+#pragma unroll
+        for (int b = 0; b < BATCH; ++b) batch[b] = read_entry(entries, start + b);
         Columns products[BATCH];
-#pragma unroll
-        for (int b = 0; b < BATCH; ++b) products[b] = zeros();
-#pragma unroll
-        for (int n = 0; n < NUM_INPUTS; ++n) {
-#pragma unroll
-            for (int b = 0; b < BATCH; ++b) {
-                if (start + b < end && is_active) {
-                    const long long input_row =
-                        read_row(record_at(start + b), operands.input_fields[n]);
-                    const Columns columns = *reinterpret_cast<const Columns*>(
-                        operands.factors[n] + input_row * rank + column);
-#pragma unroll
-                    for (int c = 0; c < LANE_COLUMNS; ++c) {
-                        products[b].at[c] =
-                            n == 0 ? columns.at[c] : products[b].at[c] * columns.at[c];
-                    }
-                }
-            }
-        }
+        multiply_rows(products, batch, factors, rank * sizeof(VALUE));
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
-            if (start + b < end) {
-                const unsigned* record = record_at(start + b);
-                const unsigned next_row = read_row(record, operands.out_field);
-                if (next_row != row) {
-                    if (is_first_row && inherits) {
-                        carries.sums[threadIdx.x] = total;
-                    } else {
-                        store(out, row, total);
-                    }
-                    total = zeros();
-                    row = next_row;
-                    is_first_row = false;
+            if (start + b >= end) break;
+            if (batch[b].out_row() != row) {
+                if (is_first_row && inherits) {
+                    carries.sums[threadIdx.x] = total;
+                } else {
+                    store(out, row, total);
                 }
-                const VALUE value = read_value(record, operands);
+                total = zeros();
+                row = batch[b].out_row();
+                is_first_row = false;
+            }
 #pragma unroll
-                for (int c = 0; c < LANE_COLUMNS; ++c) {
-                    const VALUE product = NUM_INPUTS == 0 ? VALUE(1) : products[b].at[c];
-                    total.at[c] = fused(value, product, total.at[c]);
-                }
+            for (int c = 0; c < LANE_COLUMNS; ++c) {
+                const VALUE product = NUM_INPUTS == 0 ? VALUE(1) : products[b].at[c];
+                total.at[c] = fused(batch[b].value(), product, total.at[c]);
             }
         }
     }

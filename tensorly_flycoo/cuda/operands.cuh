@@ -17,12 +17,14 @@ struct Field {
     unsigned mask;
 };
 
+constexpr int MAX_INPUTS = NUM_INPUTS > 0 ? NUM_INPUTS : 1;
+
 // Passed by value, so it lies in constant memory.
 struct Operands {
     Field out_field;
-    Field input_fields[NUM_INPUTS > 0 ? NUM_INPUTS : 1];
+    Field input_fields[MAX_INPUTS];
     unsigned value_slot;  // counted in values, not in words
-    const VALUE* factors[NUM_INPUTS > 0 ? NUM_INPUTS : 1];
+    const VALUE* factors[MAX_INPUTS];
 };
 
 __device__ __forceinline__ unsigned read_row(const unsigned* record, const Field& field)

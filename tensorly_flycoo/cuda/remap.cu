@@ -1,6 +1,4 @@
 // Entry: remap to the next mode's storage without computing, for a mode out of turn.
-//
-// Macros beside those of macros.cuh: PULL_ID and REMAP_ID (types).
 #include "tiles.cuh"
 
 extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
@@ -12,8 +10,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
     for (long long tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
         const long long first = tile * TILE_SIZE;
         const int count = static_cast<int>(min(static_cast<long long>(TILE_SIZE), nnz - first));
-        move_tile<1>(shared, records, pull_ids, first / bucket_size * bucket_size, spare,
-                     remap_ids, write_order, first, count);
+        Targets targets;
+        pull_records(shared, records + first / bucket_size * bucket_size * PIECES,
+                     pull_ids + first, count);
+        read_targets(targets, remap_ids + first, write_order + first, count);
+        wait_for_copies();
+        __syncthreads();
+        push_records(spare, shared, targets, count);
         __syncthreads();  // before the next tile comes to the same shared memory
     }
 }

@@ -5,6 +5,7 @@
 //   copy; the write order is a permutation of each tile's places.
 // Bytes per nonzero: a record in; with ids, sizeof(PULL_ID); with remapping, a record out,
 //   sizeof(REMAP_ID) and 2.
+// Writes and determinism: remap ids are unique, so each record of `spare` is written once.
 // Source: Wijeratne, Kannan, Prasanna, Computing Frontiers 2024, Algorithm 5 (dynamic remapping),
 //   in two levels: records of a tile that go to one bucket are written together, and a tile's
 //   records are found inside one bucket.
@@ -12,62 +13,56 @@
 
 #include "records.cuh"
 
-// Where place p of a tile is in shared memory. Groups of threads read places that lie a run apart;
-// the lowest bits are mixed with the number of the run, so that they read different banks.
-template <int RUN>
-__device__ __forceinline__ int slot_of(int place)
+// Where a thread's records go next; read while they are on their way in.
+struct Targets {
+    REMAP_ID positions[MOVES];
+    unsigned short places[MOVES];
+};
+
+// Calls `use(place, m)` for each of the places below `count` that this thread moves.
+template <typename Use>
+__device__ __forceinline__ void for_own_places(int count, Use use)
 {
-    if (RUN % 8 != 0) return place;
-    return place ^ ((place / RUN) & 7);
+#pragma unroll
+    for (int m = 0; m < MOVES; ++m) {
+        const int place = threadIdx.x + m * BLOCK_SIZE;
+        if (place < count) use(place, m);
+    }
 }
 
-template <int RUN, typename PullId, typename RemapId>
-__device__ __forceinline__ void move_tile(Piece* shared, const Piece* records,
-                                          const PullId* pull_ids, long long bucket_start,
-                                          Piece* spare, const RemapId* remap_ids,
-                                          const unsigned short* write_order, long long first,
-                                          int count)
+// Copies the tile's records to `shared`; this thread may then use its own, the block's after a
+// barrier. `pull_ids` begins with the tile, and is null where places are positions.
+__device__ __forceinline__ void pull_records(Piece* shared, const Piece* records,
+                                             const PULL_ID* pull_ids, int count)
 {
-    // Ids first, in a bunch: their loads are independent, and so are those of the records then.
-    PullId sources[MOVES];
+    // Ids in a bunch: their loads are independent, and so are those of the records then.
+    PULL_ID sources[MOVES];
+    for_own_places(count, [&](int place, int m) {
+        if (pull_ids) sources[m] = pull_ids[place];
+    });
+    for_own_places(count, [&](int place, int m) {
+        const long long source = pull_ids ? static_cast<long long>(sources[m]) : place;
+        copy_to_shared(shared + place * PIECES, records + source * PIECES);
+    });
+}
+
+__device__ __forceinline__ void read_targets(Targets& targets, const REMAP_ID* remap_ids,
+                                             const unsigned short* write_order, int count)
+{
+    for_own_places(count, [&](int place, int m) {
+        targets.positions[m] = remap_ids[place];
+        targets.places[m] = write_order[place];
+    });
+}
+
+__device__ __forceinline__ void push_records(Piece* spare, const Piece* shared,
+                                             const Targets& targets, int count)
+{
+    for_own_places(count, [&](int, int m) {
+        const long long target = static_cast<long long>(targets.positions[m]) * PIECES;
 #pragma unroll
-    for (int m = 0; m < MOVES; ++m) {
-        const int place = threadIdx.x + m * BLOCK_SIZE;
-        if (pull_ids && place < count) sources[m] = pull_ids[first + place];
-    }
-#pragma unroll
-    for (int m = 0; m < MOVES; ++m) {
-        const int place = threadIdx.x + m * BLOCK_SIZE;
-        if (place < count) {
-            const long long source =
-                pull_ids ? bucket_start + static_cast<long long>(sources[m]) : first + place;
-            copy_to_shared(shared + slot_of<RUN>(place) * PIECES, records + source * PIECES);
+        for (int p = 0; p < PIECES; ++p) {
+            spare[target + p] = shared[targets.places[m] * PIECES + p];
         }
-    }
-    // While the records are on their way, where they go next.
-    RemapId targets[MOVES];
-    unsigned short places[MOVES];
-#pragma unroll
-    for (int m = 0; m < MOVES; ++m) {
-        const int place = threadIdx.x + m * BLOCK_SIZE;
-        if (spare && place < count) {
-            targets[m] = remap_ids[first + place];
-            places[m] = write_order[first + place];
-        }
-    }
-    wait_for_copies();
-    __syncthreads();
-    if (spare) {
-#pragma unroll
-        for (int m = 0; m < MOVES; ++m) {
-            const int place = threadIdx.x + m * BLOCK_SIZE;
-            if (place < count) {
-#pragma unroll
-                for (int p = 0; p < PIECES; ++p) {
-                    spare[static_cast<long long>(targets[m]) * PIECES + p] =
-                        shared[slot_of<RUN>(places[m]) * PIECES + p];
-                }
-            }
-        }
-    }
+    });
 }

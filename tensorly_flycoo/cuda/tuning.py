@@ -5,6 +5,9 @@ from dataclasses import dataclass
 #: Threads of a block.
 BLOCK_SIZE = 256
 
+#: Nonzeros of a tile, where shared memory has room for them.
+MAX_TILE_SIZE = 2048
+
 #: Nonzeros of a bucket: with 16-byte records 4 MB, which stays in the L2 cache.
 #: Measured on an H200 (DESIGN 3.5).
 BUCKET_SIZE = 2**18
@@ -76,13 +79,17 @@ def choose_batch(num_inputs, lane_columns, itemsize, capability):
     return batch
 
 
-def choose_tile_size(record_nbytes, shared_nbytes):
-    """Choose the nonzeros of a tile, so that `MIN_BLOCKS` tiles fit in `shared_nbytes`.
+def entry_nbytes(ndim, itemsize):
+    """Return the bytes of an unpacked nonzero (`nonzeros.cuh`): a value and a row for each mode."""
+    return -(-(itemsize + 4 * ndim) // 8) * 8
 
-    4096 was better than 2048 on an H200 (DESIGN 3.5).
-    """
+
+def choose_tile_size(record_nbytes, ndim, itemsize, shared_nbytes):
+    """Choose the nonzeros of a tile, so that `MIN_BLOCKS` tiles fit in `shared_nbytes`."""
     room = shared_nbytes // MIN_BLOCKS - 2**13  # for what the groups of a block share
-    tile_size = 4096
-    while tile_size > BLOCK_SIZE and tile_size * record_nbytes > room:
+    tile_size = MAX_TILE_SIZE
+    while (
+        tile_size > BLOCK_SIZE and tile_size * (record_nbytes + entry_nbytes(ndim, itemsize)) > room
+    ):
         tile_size //= 2
     return tile_size

@@ -74,8 +74,8 @@ def compile_all(jobs):
 def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
     """With all that a kernel can do: pulling and remapping."""
     record_format = make_format(ndim, dtype)
-    itemsize = record_format.dtype.itemsize
-    tile_size = tuning.choose_tile_size(record_format.record_nbytes, ARCHITECTURES[architecture])
+    sizes = record_format.record_nbytes, ndim, itemsize
+    tile_size = tuning.choose_tile_size(*sizes, ARCHITECTURES[architecture])
     cuts = {tuning.cut_rank(rank, itemsize, 16) for rank in RANKS}
     ids, capability = [np.dtype(np.uint32)] * 3, int(architecture.removeprefix("sm_"))
     compile_all(
@@ -159,8 +159,11 @@ def test_a_cut_holds_all_columns(rank, itemsize, alignment):
 
 
 @pytest.mark.parametrize("shared_nbytes", [64 * 1024, 100 * 1024, 164 * 1024, 228 * 1024])
-@pytest.mark.parametrize("record_nbytes", [8, 16, 24, 40, 64])
-def test_tiles_fit(record_nbytes, shared_nbytes):
-    tile_size = tuning.choose_tile_size(record_nbytes, shared_nbytes)
+@pytest.mark.parametrize("itemsize", [4, 8])
+@pytest.mark.parametrize("ndim", [1, 3, 8, 16])
+def test_tiles_fit(ndim, itemsize, shared_nbytes):
+    record_nbytes = 4 * ndim + 8
+    tile_size = tuning.choose_tile_size(record_nbytes, ndim, itemsize, shared_nbytes)
     assert tile_size % tuning.BLOCK_SIZE == 0
-    assert tuning.MIN_BLOCKS * (tile_size * record_nbytes + 2**13) <= shared_nbytes
+    tile_nbytes = tile_size * (record_nbytes + tuning.entry_nbytes(ndim, itemsize))
+    assert tuning.MIN_BLOCKS * (tile_nbytes + 2**13) <= shared_nbytes
