@@ -20,9 +20,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
            const unsigned short* write_order, int rank, VALUE* out, VALUE* partial_rows)
 {
     extern __shared__ uint4 shared[];
-    Piece* packed = reinterpret_cast<Piece*>(shared);
-    EntryPiece* entries = reinterpret_cast<EntryPiece*>(packed + TILE_SIZE * PIECES);
-    Carries& carries = *reinterpret_cast<Carries*>(entries + TILE_SIZE * ENTRY_PIECES);
+    SlotPiece* slots = reinterpret_cast<SlotPiece*>(shared);
+    Carries& carries = *reinterpret_cast<Carries*>(slots + TILE_SIZE * SLOT_PIECES);
     const int column = (blockIdx.y * GROUP_SIZE + threadIdx.x % GROUP_SIZE) * LANE_COLUMNS;
     const bool remaps = REMAP && blockIdx.y == 0;
 
@@ -31,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
         const int count = static_cast<int>(min(static_cast<long long>(TILE_SIZE), nnz - first));
         const long long base = PULL ? first / bucket_size * bucket_size : first;
         Targets targets;
-        pull_records(packed, records + base * PIECES, PULL ? pull_ids + first : nullptr, count);
+        pull_records(slots, records + base * PIECES, PULL ? pull_ids + first : nullptr, count);
         if (remaps) read_targets(targets, remap_ids + first, write_order + first, count);
         // Rows without a nonzero: each tile has its share of them.
         const long long end = (tile + 1) * num_empty / num_tiles;
@@ -41,10 +40,14 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
             if (column < rank) *reinterpret_cast<Columns*>(out + row * rank + column) = zeros();
         }
         wait_for_copies();
-        unpack_tile(entries, packed, count, operands);
+        if (remaps) {
+            __syncthreads();
+            push_records(spare, slots, targets, count);
+            __syncthreads();  // before any of them is unpacked
+        }
+        unpack_tile(slots, count, operands);
         __syncthreads();
-        if (remaps) push_records(spare, packed, targets, count);
-        compute_tile(entries, carries, operands, carry_rows[tile] >= 0, tile, count, rank, column,
+        compute_tile(slots, carries, operands, carry_rows[tile] >= 0, tile, count, rank, column,
                      out, partial_rows);
         __syncthreads();  // before the next tile comes to the same shared memory
     }

@@ -103,7 +103,7 @@ __device__ __forceinline__ void multiply_rows(Columns (&products)[BATCH],
     }
 }
 
-__device__ __forceinline__ void compute_tile(const EntryPiece* entries, Carries& carries,
+__device__ __forceinline__ void compute_tile(SlotPiece* slots, Carries& carries,
                                              const Operands& operands, bool tile_inherits,
                                              long long tile, int count, int rank, int column,
                                              VALUE* out, VALUE* partial_rows)
@@ -125,14 +125,14 @@ __device__ __forceinline__ void compute_tile(const EntryPiece* entries, Carries&
     bool inherits = false, is_first_row = true;
     unsigned row = 0;
     if (begin < end) {
-        row = read_entry(entries, begin).out_row();
-        inherits = group == 0 ? tile_inherits : row == read_entry(entries, begin - 1).out_row();
+        row = read_entry(slots, begin).out_row();
+        inherits = group == 0 ? tile_inherits : row == read_entry(slots, begin - 1).out_row();
     }
     Columns total = zeros();
     for (int start = begin; start < end; start += BATCH) {
         Entry batch[BATCH];
 #pragma unroll
-        for (int b = 0; b < BATCH; ++b) batch[b] = read_entry(entries, start + b);
+        for (int b = 0; b < BATCH; ++b) batch[b] = read_entry(slots, start + b);
         Columns products[BATCH];
         multiply_rows(products, batch, factors, rank * sizeof(VALUE));
 #pragma unroll

@@ -6,17 +6,11 @@
 
 #include "operands.cuh"
 
-constexpr int VALUE_WORDS = sizeof(VALUE) / 4;
-constexpr int USED_WORDS = VALUE_WORDS + 1 + NUM_INPUTS;
-constexpr int ENTRY_WORDS = (USED_WORDS + 1) / 2 * 2;
-using EntryPiece = PieceType<ENTRY_WORDS % 4 == 0 ? 16 : 8>::type;
-constexpr int ENTRY_PIECES = 4 * ENTRY_WORDS / sizeof(EntryPiece);
+constexpr int ENTRY_PIECES = ENTRY_NBYTES / sizeof(SlotPiece);
 
-struct Entry {
-    union {
-        unsigned words[ENTRY_WORDS];
-        EntryPiece pieces[ENTRY_PIECES];
-    };
+union Entry {
+    unsigned words[ENTRY_NBYTES / 4];
+    SlotPiece pieces[ENTRY_PIECES];
 
     __device__ __forceinline__ VALUE value() const
     {
@@ -29,34 +23,25 @@ struct Entry {
     }
 };
 
-// Groups of lanes read places that lie a run apart, which would lie in the same banks: the lowest
-// bits of a place are mixed with the number of its run.
-__device__ __forceinline__ int slot_of(int place)
+__device__ __forceinline__ Entry read_entry(SlotPiece* slots, int place)
 {
-    if (RUN % 8 != 0) return place;
-    return place ^ ((place / RUN) & 7);
-}
-
-__device__ __forceinline__ Entry read_entry(const EntryPiece* entries, int place)
-{
+    const SlotPiece* slot = slot_at(slots, place);
     Entry entry;
 #pragma unroll
-    for (int p = 0; p < ENTRY_PIECES; ++p) {
-        entry.pieces[p] = entries[slot_of(place) * ENTRY_PIECES + p];
-    }
+    for (int p = 0; p < ENTRY_PIECES; ++p) entry.pieces[p] = slot[p];
     return entry;
 }
 
-// Unpacks the records that this thread moved, and fills up a tile with zeros.
-__device__ __forceinline__ void unpack_tile(EntryPiece* entries, const Piece* packed, int count,
-                                            const Operands& operands)
+// Unpacks the records that this thread moved, in their slots, and fills up a tile with zeros.
+__device__ __forceinline__ void unpack_tile(SlotPiece* slots, int count, const Operands& operands)
 {
 #pragma unroll
     for (int m = 0; m < MOVES; ++m) {
         const int place = threadIdx.x + m * BLOCK_SIZE;
-        const unsigned* record = reinterpret_cast<const unsigned*>(packed + place * PIECES);
+        SlotPiece* slot = slot_at(slots, place);
         Entry entry = {};
         if (place < count) {
+            const unsigned* record = reinterpret_cast<const unsigned*>(slot);
             *reinterpret_cast<VALUE*>(entry.words) = read_value(record, operands);
             entry.words[VALUE_WORDS] = read_row(record, operands.out_field);
 #pragma unroll
@@ -65,8 +50,6 @@ __device__ __forceinline__ void unpack_tile(EntryPiece* entries, const Piece* pa
             }
         }
 #pragma unroll
-        for (int p = 0; p < ENTRY_PIECES; ++p) {
-            entries[slot_of(place) * ENTRY_PIECES + p] = entry.pieces[p];
-        }
+        for (int p = 0; p < ENTRY_PIECES; ++p) slot[p] = entry.pieces[p];
     }
 }

@@ -1,8 +1,6 @@
 // What is the same for all nonzeros of a launch, and how to read a nonzero with it.
 #pragma once
 
-#include "records.cuh"
-
 #ifndef VALUE
 #error "VALUE: float or double, the type of values and factors"
 #endif
@@ -16,6 +14,12 @@ struct Field {
     unsigned shift;
     unsigned mask;
 };
+
+// An entry: a value, the output row and the input rows, in a multiple of 8 bytes.
+constexpr int VALUE_WORDS = sizeof(VALUE) / 4;
+constexpr int ENTRY_NBYTES = (VALUE_WORDS + 1 + NUM_INPUTS + 1) / 2 * 8;
+
+#include "records.cuh"
 
 constexpr int MAX_INPUTS = NUM_INPUTS > 0 ? NUM_INPUTS : 1;
 

@@ -7,10 +7,8 @@
 constexpr int RECORD_NBYTES = 4 * NUM_WORDS;
 static_assert(RECORD_NBYTES % 8 == 0, "records move in pieces of 8 or 16 bytes");
 
-// The largest piece that all records are aligned to.
-constexpr int PIECE_NBYTES = RECORD_NBYTES % 16 == 0 ? 16 : 8;
-constexpr int PIECES = RECORD_NBYTES / PIECE_NBYTES;
-
+// The largest pieces that all records, and all slots, are aligned to. A slot is a place in shared
+// memory: a record comes there, and is unpacked there to an entry (`nonzeros.cuh`).
 template <int NBYTES>
 struct PieceType;
 template <>
@@ -21,16 +19,32 @@ template <>
 struct PieceType<16> {
     using type = uint4;
 };
-using Piece = PieceType<PIECE_NBYTES>::type;
+
+constexpr int SLOT_NBYTES = RECORD_NBYTES > ENTRY_NBYTES ? RECORD_NBYTES : ENTRY_NBYTES;
+using Piece = PieceType<RECORD_NBYTES % 16 == 0 ? 16 : 8>::type;
+using SlotPiece =
+    PieceType<RECORD_NBYTES % 16 == 0 && SLOT_NBYTES % 16 == 0 ? 16 : 8>::type;
+constexpr int PIECES = RECORD_NBYTES / sizeof(Piece);
+constexpr int SLOT_PIECES = SLOT_NBYTES / sizeof(SlotPiece);
+constexpr int PIECES_OF_RECORD = RECORD_NBYTES / sizeof(SlotPiece);
+
+// Groups of lanes read places that lie a run apart, which would lie in the same banks: the lowest
+// bits of a place are mixed with the number of its run.
+__device__ __forceinline__ SlotPiece* slot_at(SlotPiece* slots, int place)
+{
+    const int slot = RUN % 8 == 0 ? place ^ ((place / RUN) & 7) : place;
+    return slots + slot * SLOT_PIECES;
+}
 
 // Start a copy of one record from global to shared memory; `wait_for_copies` ends it.
-__device__ __forceinline__ void copy_to_shared(Piece* target, const Piece* source)
+__device__ __forceinline__ void copy_to_slot(SlotPiece* slot, const Piece* record)
 {
+    const SlotPiece* source = reinterpret_cast<const SlotPiece*>(record);
 #pragma unroll
-    for (int p = 0; p < PIECES; ++p) {
+    for (int p = 0; p < PIECES_OF_RECORD; ++p) {
 #if __CUDA_ARCH__ >= 800
-        const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(target + p));
-        if (PIECE_NBYTES == 16) {
+        const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(slot + p));
+        if (sizeof(SlotPiece) == 16) {
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address),
                          "l"(source + p)
                          : "memory");
@@ -40,7 +54,7 @@ __device__ __forceinline__ void copy_to_shared(Piece* target, const Piece* sourc
                          : "memory");
         }
 #else
-        target[p] = source[p];
+        slot[p] = source[p];
 #endif
     }
 }

@@ -1,4 +1,6 @@
 // Entry: remap to the next mode's storage without computing, for a mode out of turn.
+#define ENTRY_NBYTES 0  // nothing is unpacked
+#define RUN 1
 #include "tiles.cuh"
 
 extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
@@ -6,17 +8,17 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
           const PULL_ID* pull_ids, Piece* spare, const REMAP_ID* remap_ids,
           const unsigned short* write_order)
 {
-    extern __shared__ Piece shared[];
+    extern __shared__ SlotPiece slots[];
     for (long long tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
         const long long first = tile * TILE_SIZE;
         const int count = static_cast<int>(min(static_cast<long long>(TILE_SIZE), nnz - first));
         Targets targets;
-        pull_records(shared, records + first / bucket_size * bucket_size * PIECES,
+        pull_records(slots, records + first / bucket_size * bucket_size * PIECES,
                      pull_ids + first, count);
         read_targets(targets, remap_ids + first, write_order + first, count);
         wait_for_copies();
         __syncthreads();
-        push_records(spare, shared, targets, count);
+        push_records(spare, slots, targets, count);
         __syncthreads();  // before the next tile comes to the same shared memory
     }
 }

@@ -30,9 +30,9 @@ __device__ __forceinline__ void for_own_places(int count, Use use)
     }
 }
 
-// Copies the tile's records to `shared`; this thread may then use its own, the block's after a
+// Copies the tile's records to their slots; this thread may then use its own, the block's after a
 // barrier. `pull_ids` begins with the tile, and is null where places are positions.
-__device__ __forceinline__ void pull_records(Piece* shared, const Piece* records,
+__device__ __forceinline__ void pull_records(SlotPiece* slots, const Piece* records,
                                              const PULL_ID* pull_ids, int count)
 {
     // Ids in a bunch: their loads are independent, and so are those of the records then.
@@ -42,7 +42,7 @@ __device__ __forceinline__ void pull_records(Piece* shared, const Piece* records
     });
     for_own_places(count, [&](int place, int m) {
         const long long source = pull_ids ? static_cast<long long>(sources[m]) : place;
-        copy_to_shared(shared + place * PIECES, records + source * PIECES);
+        copy_to_slot(slot_at(slots, place), records + source * PIECES);
     });
 }
 
@@ -55,14 +55,22 @@ __device__ __forceinline__ void read_targets(Targets& targets, const REMAP_ID* r
     });
 }
 
-__device__ __forceinline__ void push_records(Piece* spare, const Piece* shared,
+// A record in registers, in the pieces in which it comes and goes.
+union Record {
+    SlotPiece in_slot[PIECES_OF_RECORD];
+    Piece in_memory[PIECES];
+};
+
+__device__ __forceinline__ void push_records(Piece* spare, SlotPiece* slots,
                                              const Targets& targets, int count)
 {
     for_own_places(count, [&](int, int m) {
-        const long long target = static_cast<long long>(targets.positions[m]) * PIECES;
+        const SlotPiece* slot = slot_at(slots, targets.places[m]);
+        Record record;
 #pragma unroll
-        for (int p = 0; p < PIECES; ++p) {
-            spare[target + p] = shared[targets.places[m] * PIECES + p];
-        }
+        for (int p = 0; p < PIECES_OF_RECORD; ++p) record.in_slot[p] = slot[p];
+        Piece* target = spare + static_cast<long long>(targets.positions[m]) * PIECES;
+#pragma unroll
+        for (int p = 0; p < PIECES; ++p) target[p] = record.in_memory[p];
     });
 }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 BLOCK_SIZE = 256
 
 #: Nonzeros of a tile, where shared memory has room for them.
-MAX_TILE_SIZE = 2048
+MAX_TILE_SIZE = 4096
 
 #: Nonzeros of a bucket: with 16-byte records 4 MB, which stays in the L2 cache.
 #: Measured on an H200 (DESIGN 3.5).
@@ -22,7 +22,7 @@ SEGMENT = 32
 _LOAD_NBYTES = 16
 
 #: Registers for the rows of a batch, by the least compute capability; the most that did not spill.
-_BATCH_REGISTERS = {90: 112, 70: 56}
+_BATCH_REGISTERS = {70: 56}
 
 
 @dataclass(frozen=True)
@@ -79,17 +79,18 @@ def choose_batch(num_inputs, lane_columns, itemsize, capability):
     return batch
 
 
-def entry_nbytes(ndim, itemsize):
-    """Return the bytes of an unpacked nonzero (`nonzeros.cuh`): a value and a row for each mode."""
-    return -(-(itemsize + 4 * ndim) // 8) * 8
+def slot_nbytes(record_nbytes, ndim, itemsize):
+    """Return the bytes of a place in shared memory: of a record, or of a nonzero unpacked.
+
+    Unpacked (`nonzeros.cuh`) it is a value and a row for each mode.
+    """
+    return max(record_nbytes, -(-(itemsize + 4 * ndim) // 8) * 8)
 
 
-def choose_tile_size(record_nbytes, ndim, itemsize, shared_nbytes):
+def choose_tile_size(slot_nbytes, shared_nbytes):
     """Choose the nonzeros of a tile, so that `MIN_BLOCKS` tiles fit in `shared_nbytes`."""
     room = shared_nbytes // MIN_BLOCKS - 2**13  # for what the groups of a block share
     tile_size = MAX_TILE_SIZE
-    while (
-        tile_size > BLOCK_SIZE and tile_size * (record_nbytes + entry_nbytes(ndim, itemsize)) > room
-    ):
+    while tile_size > BLOCK_SIZE and tile_size * slot_nbytes > room:
         tile_size //= 2
     return tile_size

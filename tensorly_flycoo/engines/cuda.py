@@ -31,9 +31,7 @@ def build_layout(layout, coords, values, shape):
     coords, values = cupy.asarray(coords), cupy.asarray(values)
     record_format = RecordFormat.of(shape, values.dtype, np.uint32)
     shared_nbytes = launch.shared_nbytes_per_multiprocessor(coords.device.id)
-    tile_size = tuning.choose_tile_size(
-        record_format.record_nbytes, record_format.ndim, values.dtype.itemsize, shared_nbytes
-    )
+    tile_size = tuning.choose_tile_size(_slot_nbytes(record_format), shared_nbytes)
     arguments = (coords, values, record_format, tile_size)
     if layout == "remap":
         return RemapLayout.build(*arguments, tuning.BUCKET_SIZE, primitives)
@@ -114,11 +112,15 @@ def _get_mttkrp_kernel(layout, tiling, cut, pull_ids, plan):
         None if plan is None else plan.remap_ids.dtype,
     )
     kernel = launch.get_kernel("mttkrp.cu", "mttkrp", **macros)
-    # The tile, packed and unpacked, and what its groups of threads tell each other (`Carries`).
-    itemsize = record_format.dtype.itemsize
-    entry_nbytes = tuning.entry_nbytes(record_format.ndim, itemsize)
-    tile_nbytes = layout.tile_size * (record_format.record_nbytes + entry_nbytes)
-    return kernel, tile_nbytes + tuning.BLOCK_SIZE * (cut.lane_columns * itemsize + 2)
+    # The tile, and what its groups of threads tell each other (`Carries`).
+    carries_nbytes = tuning.BLOCK_SIZE * (cut.lane_columns * record_format.dtype.itemsize + 2)
+    return kernel, layout.tile_size * _slot_nbytes(record_format) + carries_nbytes
+
+
+def _slot_nbytes(record_format):
+    return tuning.slot_nbytes(
+        record_format.record_nbytes, record_format.ndim, record_format.dtype.itemsize
+    )
 
 
 def _make_operands(record_format, mode, inputs, arrays):

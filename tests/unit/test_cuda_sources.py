@@ -74,8 +74,8 @@ def compile_all(jobs):
 def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
     """With all that a kernel can do: pulling and remapping."""
     record_format = make_format(ndim, dtype)
-    sizes = record_format.record_nbytes, ndim, itemsize
-    tile_size = tuning.choose_tile_size(*sizes, ARCHITECTURES[architecture])
+    slot_nbytes = tuning.slot_nbytes(record_format.record_nbytes, ndim, itemsize)
+    tile_size = tuning.choose_tile_size(slot_nbytes, ARCHITECTURES[architecture])
     cuts = {tuning.cut_rank(rank, itemsize, 16) for rank in RANKS}
     ids, capability = [np.dtype(np.uint32)] * 3, int(architecture.removeprefix("sm_"))
     compile_all(
@@ -159,11 +159,8 @@ def test_a_cut_holds_all_columns(rank, itemsize, alignment):
 
 
 @pytest.mark.parametrize("shared_nbytes", [64 * 1024, 100 * 1024, 164 * 1024, 228 * 1024])
-@pytest.mark.parametrize("itemsize", [4, 8])
-@pytest.mark.parametrize("ndim", [1, 3, 8, 16])
-def test_tiles_fit(ndim, itemsize, shared_nbytes):
-    record_nbytes = 4 * ndim + 8
-    tile_size = tuning.choose_tile_size(record_nbytes, ndim, itemsize, shared_nbytes)
+@pytest.mark.parametrize("slot_nbytes", [8, 16, 24, 40, 64])
+def test_tiles_fit(slot_nbytes, shared_nbytes):
+    tile_size = tuning.choose_tile_size(slot_nbytes, shared_nbytes)
     assert tile_size % tuning.BLOCK_SIZE == 0
-    tile_nbytes = tile_size * (record_nbytes + tuning.entry_nbytes(ndim, itemsize))
-    assert tuning.MIN_BLOCKS * (tile_nbytes + 2**13) <= shared_nbytes
+    assert tuning.MIN_BLOCKS * (tile_size * slot_nbytes + 2**13) <= shared_nbytes
