@@ -13,12 +13,9 @@ _TYPES = {
 }
 
 
-def mttkrp_macros(
-    record_format, tile_size, cut, capability, empty_dtype, pull_dtype=None, remap_dtype=None
-):
+def mttkrp_macros(record_format, tile_size, cut, empty_dtype, pull_dtype=None, remap_dtype=None):
     """Specialise `mttkrp.cu`; without `pull_dtype` or `remap_dtype` it does not pull or remap."""
-    num_inputs, itemsize = record_format.ndim - 1, record_format.dtype.itemsize
-    batch = tuning.choose_batch(num_inputs, cut.lane_columns, itemsize, capability)
+    num_inputs = record_format.ndim - 1
     return {
         **_tile_macros(record_format, tile_size, pull_dtype, remap_dtype),
         "VALUE": _TYPES[record_format.dtype],
@@ -26,7 +23,7 @@ def mttkrp_macros(
         "MIN_BLOCKS": tuning.MIN_BLOCKS,
         "LANE_COLUMNS": cut.lane_columns,
         "GROUP_SIZE": cut.group_size,
-        "BATCH": batch,
+        "BATCH": tuning.choose_batch(num_inputs, remap_dtype is not None),
         "EMPTY_ROW": _TYPES[empty_dtype],
         "PULL": int(pull_dtype is not None),
         "REMAP": int(remap_dtype is not None),

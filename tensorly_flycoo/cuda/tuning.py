@@ -5,8 +5,9 @@ from dataclasses import dataclass
 #: Threads of a block.
 BLOCK_SIZE = 256
 
-#: Nonzeros of a tile, where shared memory has room for them.
-MAX_TILE_SIZE = 4096
+#: Nonzeros of a tile, where shared memory has room for them: 8 for each thread. With 16 their ids
+#: take too many registers (nell-1 shape, rank 32, H200: 1.3 times the time with remapping).
+MAX_TILE_SIZE = 2048
 
 #: Nonzeros of a bucket: with 16-byte records 4 MB, which stays in the L2 cache.
 #: Measured on an H200 (DESIGN 3.5).
@@ -20,9 +21,6 @@ SEGMENT = 32
 
 #: Bytes of a load that a lane makes.
 _LOAD_NBYTES = 16
-
-#: Registers for the rows of a batch, by the least compute capability; the most that did not spill.
-_BATCH_REGISTERS = {70: 56}
 
 
 @dataclass(frozen=True)
@@ -62,21 +60,13 @@ def cut_rank(rank, itemsize, alignment):
     return RankCut(lane_columns, group_size, -(-num_lanes // group_size))
 
 
-def choose_batch(num_inputs, lane_columns, itemsize, capability):
+def choose_batch(num_inputs, remaps):
     """Choose of how many nonzeros a lane loads the rows before it uses the first.
 
-    Examples
-    --------
-    >>> choose_batch(2, 4, 4, capability=90), choose_batch(2, 4, 4, capability=80)
-    (8, 4)
+    As many as there are registers for, up to 4: with 8 the nell-1 shape took 1.03 times as long
+    (H200, rank 32).
     """
-    registers = next(n for least, n in _BATCH_REGISTERS.items() if capability >= least)
-    # A row takes its values, its address and its index.
-    wanted = max(1, num_inputs) * (lane_columns * itemsize // 4 + 3)
-    batch = 8
-    while batch > 1 and batch * wanted > registers:
-        batch //= 2
-    return batch
+    return 2 if remaps and num_inputs > 2 else 4
 
 
 def slot_nbytes(record_nbytes, ndim, itemsize):

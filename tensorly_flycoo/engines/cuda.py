@@ -106,7 +106,6 @@ def _get_mttkrp_kernel(layout, tiling, cut, pull_ids, plan):
         record_format,
         layout.tile_size,
         cut,
-        launch.capability(tiling.carry_rows.device.id),
         tiling.empty_rows.dtype,
         None if pull_ids is None else pull_ids.dtype,
         None if plan is None else plan.remap_ids.dtype,

@@ -72,19 +72,16 @@ def compile_all(jobs):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ndim", [1, 2, 3, 4, 5, 8])
 def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
-    """With all that a kernel can do: pulling and remapping."""
+    """With all that a kernel can do, pulling and remapping, and with neither."""
     record_format = make_format(ndim, dtype)
     slot_nbytes = tuning.slot_nbytes(record_format.record_nbytes, ndim, itemsize)
     tile_size = tuning.choose_tile_size(slot_nbytes, ARCHITECTURES[architecture])
     cuts = {tuning.cut_rank(rank, itemsize, 16) for rank in RANKS}
-    ids, capability = [np.dtype(np.uint32)] * 3, int(architecture.removeprefix("sm_"))
+    ids = [np.dtype(np.uint32)] * 3
     compile_all(
-        (
-            "mttkrp.cu",
-            architecture,
-            mttkrp_macros(record_format, tile_size, cut, capability, *ids),
-        )
+        ("mttkrp.cu", architecture, mttkrp_macros(record_format, tile_size, cut, *dtypes))
         for cut in cuts
+        for dtypes in (ids, ids[:1])
     )
 
 
@@ -92,14 +89,13 @@ def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_way_to_fetch_a_record_compiles(architecture):
     """Sorted copies, an index, remapping; also where ids take 64 bits, and tiles are small."""
-    capability = int(architecture.removeprefix("sm_"))
     narrow, wide, short = np.dtype(np.uint32), np.dtype(np.uint64), np.dtype(np.uint16)
     layouts = [(None, None), (narrow, None), (wide, None), (narrow, narrow), (short, wide)]
     jobs = []
     for ids, tile_size, bits in itertools.product(layouts, (256, 2048), (10, 32)):
         record_format = make_format(3, "float32", bits)
         cut = tuning.cut_rank(32, 4, 16)
-        macros = mttkrp_macros(record_format, tile_size, cut, capability, narrow, *ids)
+        macros = mttkrp_macros(record_format, tile_size, cut, narrow, *ids)
         jobs.append(("mttkrp.cu", architecture, macros))
         if ids[1] is not None:
             jobs.append(("remap.cu", architecture, remap_macros(record_format, tile_size, *ids)))
