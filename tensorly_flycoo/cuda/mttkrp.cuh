@@ -84,10 +84,13 @@ __device__ __forceinline__ void add_following(Columns& total, const Carries& car
 
 // Loads and multiplies the rows of a batch; places past the end of a tile read entries of zeros.
 __device__ __forceinline__ void multiply_rows(Columns (&products)[BATCH],
-                                              const Entry (&entries)[BATCH],
+                                              SlotPiece* slots, int start,
                                               const char* const (&factors)[MAX_INPUTS],
                                               unsigned row_nbytes)
 {
+    Entry entries[BATCH];
+#pragma unroll
+    for (int b = 0; b < BATCH; ++b) entries[b] = read_entry(slots, start + b);
 #pragma unroll
     for (int n = 0; n < NUM_INPUTS; ++n) {
 #pragma unroll
@@ -130,28 +133,27 @@ __device__ __forceinline__ void compute_tile(SlotPiece* slots, Carries& carries,
     }
     Columns total = zeros();
     for (int start = begin; start < end; start += BATCH) {
-        Entry batch[BATCH];
-#pragma unroll
-        for (int b = 0; b < BATCH; ++b) batch[b] = read_entry(slots, start + b);
         Columns products[BATCH];
-        multiply_rows(products, batch, factors, rank * sizeof(VALUE));
+        multiply_rows(products, slots, start, factors, rank * sizeof(VALUE));
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
             if (start + b >= end) break;
-            if (batch[b].out_row() != row) {
+            // Read again rather than kept: registers are what limits a batch.
+            const Entry entry = read_entry(slots, start + b);
+            if (entry.out_row() != row) {
                 if (is_first_row && inherits) {
                     carries.sums[threadIdx.x] = total;
                 } else {
                     store(out, row, total);
                 }
                 total = zeros();
-                row = batch[b].out_row();
+                row = entry.out_row();
                 is_first_row = false;
             }
 #pragma unroll
             for (int c = 0; c < LANE_COLUMNS; ++c) {
                 const VALUE product = NUM_INPUTS == 0 ? VALUE(1) : products[b].at[c];
-                total.at[c] = fused(batch[b].value(), product, total.at[c]);
+                total.at[c] = fused(entry.value(), product, total.at[c]);
             }
         }
     }
