@@ -1,7 +1,10 @@
 """Engines: the same functions for each kind of device, chosen by name, imported when chosen."""
 
+import ctypes
+import functools
 import importlib.util
 import os
+import sys
 
 from ..checks import check_device_name
 
@@ -22,7 +25,8 @@ def set_device(device):
     Parameters
     ----------
     device : {"auto", "cpu", "cuda"}
-        "auto" takes the best engine that this version has for this machine.
+        "auto" leaves data that is on a GPU there, and takes other data to a GPU where CuPy is
+        installed and finds one, else to the CPU.
 
     Raises
     ------
@@ -31,7 +35,7 @@ def set_device(device):
     ImportError
         If `device` is "cuda" and CuPy is not installed.
     RuntimeError
-        If `device` is "cuda" and there is no GPU, or no engine for it. The choice stays as it was.
+        If `device` is "cuda" and there is no GPU. The choice stays as it was.
 
     Examples
     --------
@@ -44,32 +48,44 @@ def set_device(device):
     _chosen_device = device
 
 
-def select_engine(device=None):
-    """Return the engine module of `device`, by default of the chosen one; see `set_device`."""
+def select_engine(device=None, *, is_on_gpu=False):
+    """Return the engine module of `device`, by default of the chosen one; see `set_device`.
+
+    With "auto", data that `is_on_gpu` stay there; other data go to a GPU if there is one.
+    """
     if device is not None:
         check_device_name(device)
     elif _chosen_device is not None:
         device = _chosen_device
     else:
         device = check_device_name(os.environ.get(DEVICE_VARIABLE, "auto"), DEVICE_VARIABLE)
-    if device == "cuda":
-        _refuse_cuda()
-    from . import cpu
+    if device == "auto":
+        has_gpu = is_on_gpu or (_has_driver() and _find_cuda_error() is None)
+        device = "cuda" if has_gpu else "cpu"
+    elif device == "cuda" and (error := _find_cuda_error()) is not None:
+        raise error
+    return importlib.import_module(f".{device}", __name__)
 
-    return cpu
+
+@functools.cache
+def _has_driver():
+    """Look for CUDA's driver, without which CuPy need not be imported to find no GPU."""
+    try:
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
-def _refuse_cuda():
+def _find_cuda_error():
+    """Return the error that device "cuda" would raise here, or None."""
     if importlib.util.find_spec("cupy") is None:
-        raise ImportError(f'device "cuda" needs CuPy, which is not installed: {_CUDA_HINT}')
+        return ImportError(f'device "cuda" needs CuPy, which is not installed: {_CUDA_HINT}')
     import cupy
 
+    hint = 'device "cuda" needs a GPU and its driver; CuPy'
     try:
         num_gpus = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        hint = 'device "cuda" needs a GPU and its driver; CuPy says'
-        raise RuntimeError(f"{hint}: {error}") from None
-    raise RuntimeError(
-        f'device "cuda": CuPy finds {num_gpus} GPUs, but this version of tensorly-flycoo has '
-        'no engine for them yet; use device "cpu" or "auto"'
-    )
+        return RuntimeError(f"{hint} says: {error}")
+    return None if num_gpus else RuntimeError(f"{hint} finds none")
