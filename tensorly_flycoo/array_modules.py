@@ -1,4 +1,4 @@
-"""NumPy and CuPy arrays: which is which, and how one becomes the other, only where that is asked for.
+"""NumPy and CuPy arrays: which is which, and how one becomes the other where that is asked for.
 
 CuPy is never imported to find out: without it there are no CuPy arrays.
 """
@@ -22,6 +22,14 @@ def is_cupy(x):
     return isinstance(x, getattr(sys.modules.get("cupy"), "ndarray", ()))
 
 
+def is_on_gpu(x):
+    """Say whether `x` is data on a GPU, of whatever library, or a list or tuple of CuPy arrays."""
+    if isinstance(x, list | tuple):
+        return len(x) > 0 and is_cupy(x[0])
+    is_foreign = hasattr(x, "__dlpack_device__") and not is_cupy(x)
+    return is_cupy(x) or (is_foreign and x.__dlpack_device__()[0] in _GPU_DEVICE_TYPES)
+
+
 def array_module(x):
     """Return cupy for a CuPy array, else numpy."""
     return sys.modules["cupy"] if is_cupy(x) else np
@@ -30,21 +38,15 @@ def array_module(x):
 def as_array(x):
     """Return `x` as an array where it is: CuPy's for what is on a GPU, else NumPy's.
 
-    Parameters
-    ----------
-    x : array_like
-        Also an array of another library on a GPU that exports DLPack, whose memory is then shared,
-        and a list or tuple of CuPy arrays.
+    The memory of an array of another library that exports DLPack is shared, not copied.
     """
+    if not is_on_gpu(x):
+        return np.asarray(x)
+    import cupy
+
     if is_cupy(x):
         return x
-    if isinstance(x, list | tuple) and x and is_cupy(x[0]):
-        return array_module(x[0]).array(x)
-    if hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] in _GPU_DEVICE_TYPES:
-        import cupy
-
-        return cupy.from_dlpack(x)
-    return np.asarray(x)
+    return cupy.array(x) if isinstance(x, list | tuple) else cupy.from_dlpack(x)
 
 
 def move(array, xp):
