@@ -60,7 +60,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             return NumpyBackend.tensor(data, dtype=dtype)
         data = as_array(data)
         # Converted before it moves: random factors of float32 are drawn in float64.
-        converted = data if dtype is None else data.astype(dtype, copy=False)
+        converted = data if dtype is None or dtype == data.dtype else data.astype(dtype)
         moved = move(converted, array_module(data) if device is None else _module_on(device))
         return moved.copy() if moved is data else moved
 
