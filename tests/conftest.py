@@ -3,3 +3,6 @@
 import os
 
 os.environ.setdefault("TENSORLY_FLYCOO_DEVICE", "cpu")
+
+#: Doctests are not looked for in the files of this name, which are of one name.
+collect_ignore_glob = ["conftest.py", "*/conftest.py"]

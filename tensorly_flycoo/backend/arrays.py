@@ -65,12 +65,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         return moved.copy() if moved is data else moved
 
     @staticmethod
-    def is_dense(x):
-        return isinstance(x, np.ndarray) or is_cupy(x)
-
-    @staticmethod
     def is_tensor(tensor):
-        return is_sparse(tensor) or FlycooBackend.is_dense(tensor)
+        return is_sparse(tensor) or _is_dense(tensor)
 
     @staticmethod
     def to_numpy(tensor):
@@ -154,7 +150,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     @staticmethod
     def conj(x, *args, **kwargs):
         # TensorLy conjugates every factor before every product; of a real array that is a copy.
-        is_real = FlycooBackend.is_dense(x) and x.dtype.kind != "c" and not (args or kwargs)
+        is_real = _is_dense(x) and x.dtype.kind != "c" and not (args or kwargs)
         return x if is_real else np.conj(x, *args, **kwargs)
 
     @staticmethod
@@ -189,6 +185,10 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     @staticmethod
     def logsumexp(tensor, axis=0):
         return _special_functions_for(tensor).logsumexp(tensor, axis=axis)
+
+
+def _is_dense(x):
+    return isinstance(x, np.ndarray) or is_cupy(x)
 
 
 def _make_on_device(name):

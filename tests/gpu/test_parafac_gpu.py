@@ -163,15 +163,6 @@ def test_the_class():
         np.testing.assert_array_equal([float(error) for error in model.errors_], errors)
 
 
-def test_more_components_than_rows():
-    coo = make_coo(shape=(30, 20, 2), nnz=300)
-    with pytest.warns(UserWarning, match="n_eigenvecs"):
-        found = decompose(coo, on_gpu=True, init="svd")
-    with pytest.warns(UserWarning, match="n_eigenvecs"):
-        expected = decompose(FlycooTensor.from_coo(coo, device="cpu"), on_gpu=False, init="svd")
-    np.testing.assert_allclose(found[1], expected[1], rtol=1e-7)
-
-
 def test_a_guess_on_the_host_is_refused_at_once():
     """As under TensorLy's backends with devices; `tl.tensor` with the context of x moves it."""
     x = to_tensor(make_coo())

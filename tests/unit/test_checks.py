@@ -398,6 +398,20 @@ def test_cuda_without_a_gpu(choose, no_choice_yet, with_cupy):
 
 
 @CHOOSERS
+def test_cuda_where_cupy_finds_no_gpu(choose, no_choice_yet, with_cupy):
+    with_cupy(0)
+    with raises(RuntimeError, "cuda", "GPU", "finds none"):
+        choose("cuda")
+
+
+@pytest.mark.parametrize("num_gpus", [None, 0])
+def test_auto_where_there_is_a_driver_but_no_gpu(num_gpus, no_choice_yet, with_cupy, monkeypatch):
+    monkeypatch.setattr(engines, "_has_driver", lambda: True)
+    with_cupy(num_gpus)
+    assert make_on("auto").device == "cpu"
+
+
+@CHOOSERS
 def test_unknown_device(choose, no_choice_yet):
     with raises(ValueError, "device is 'gpu'", "'auto'", "'cpu'", "'cuda'"):
         choose("gpu")
