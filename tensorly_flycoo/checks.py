@@ -12,7 +12,7 @@ import numpy as np
 from .array_modules import as_array, is_cupy
 
 DEVICES = ("auto", "cpu", "cuda")
-LAYOUTS = ("remap", "replicated")
+LAYOUTS = ("remap", "replicated", "indexed")
 
 #: Indices of one mode are packed in at most 32 bits: a factor of 2**32 rows is beyond any memory
 #: that this package could be given.

@@ -42,9 +42,10 @@ class FlycooTensor:
         Sizes of the modes, from 1 to 2**32. Their product may have any size.
     dtype : {float32, float64}, optional
         Of the values that are kept; by default that of `values`.
-    layout : {"remap", "replicated"}
+    layout : {"remap", "replicated", "indexed"}
         "remap" keeps two copies of the nonzeros and remaps them from mode to mode while computing
-        (the FLYCOO algorithm); "replicated" keeps one sorted copy for each mode.
+        (the FLYCOO algorithm); "replicated" keeps one sorted copy for each mode; "indexed" keeps
+        one copy and for each mode but the first an index into it, which takes the least memory.
     device : {"auto", "cpu", "cuda"}, optional
         By default the one that `set_device` chose, which is "auto" unless it was called. With
         "auto" data on a GPU stay there; "cpu" and "cuda" copy data that are elsewhere. A tensor on
@@ -71,9 +72,10 @@ class FlycooTensor:
 
     Notes
     -----
-    Building costs a counting sort per mode: O(ndim * (nnz + size of the mode)) time. Records take
-    ``record bytes * nnz`` twice ("remap", plus 6 bytes per nonzero and mode) or once per mode
-    ("replicated"); `nbytes` is exact. The result does not depend on the number of threads.
+    Building costs a sort per mode: O(ndim * (nnz + size of the mode)) time. Records take
+    ``record bytes * nnz`` twice ("remap", plus 6 bytes per nonzero and mode on a CPU, 10 on a GPU),
+    once per mode ("replicated"), or once ("indexed", plus 4 bytes per nonzero and mode but the
+    first); `nbytes` is exact. The result does not depend on the number of threads.
 
     References
     ----------

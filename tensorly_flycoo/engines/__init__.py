@@ -1,10 +1,9 @@
 """Engines: the same functions for each kind of device, chosen by name, imported when chosen."""
 
-import ctypes
 import functools
 import importlib.util
+import logging
 import os
-import sys
 
 from ..checks import check_device_name
 
@@ -12,6 +11,8 @@ from ..checks import check_device_name
 DEVICE_VARIABLE = "TENSORLY_FLYCOO_DEVICE"
 
 _CUDA_HINT = 'pip install "tensorly-flycoo[cuda13x]" (or [cuda12x])'
+
+_logger = logging.getLogger("tensorly_flycoo")
 
 _chosen_device = None
 
@@ -25,8 +26,8 @@ def set_device(device):
     Parameters
     ----------
     device : {"auto", "cpu", "cuda"}
-        "auto" leaves data that is on a GPU there, and takes other data to a GPU where CuPy is
-        installed and finds one, else to the CPU.
+        "auto" leaves data that is on a GPU there, and takes other data to the GPU if CuPy is
+        installed and finds one, to the CPU otherwise.
 
     Raises
     ------
@@ -35,7 +36,7 @@ def set_device(device):
     ImportError
         If `device` is "cuda" and CuPy is not installed.
     RuntimeError
-        If `device` is "cuda" and there is no GPU. The choice stays as it was.
+        If `device` is "cuda" and there is no GPU, or no driver. The choice stays as it was.
 
     Examples
     --------
@@ -51,7 +52,7 @@ def set_device(device):
 def select_engine(device=None, *, is_on_gpu=False):
     """Return the engine module of `device`, by default of the chosen one; see `set_device`.
 
-    With "auto", data that `is_on_gpu` stay there; other data go to a GPU if there is one.
+    With "auto", data that `is_on_gpu` stay there.
     """
     if device is not None:
         check_device_name(device)
@@ -60,32 +61,47 @@ def select_engine(device=None, *, is_on_gpu=False):
     else:
         device = check_device_name(os.environ.get(DEVICE_VARIABLE, "auto"), DEVICE_VARIABLE)
     if device == "auto":
-        has_gpu = is_on_gpu or (_has_driver() and _find_cuda_error() is None)
-        device = "cuda" if has_gpu else "cpu"
-    elif device == "cuda" and (error := _find_cuda_error()) is not None:
-        raise error
-    return importlib.import_module(f".{device}", __name__)
+        device = "cuda" if is_on_gpu or _has_gpu() else "cpu"
+    if device == "cuda":
+        _check_cuda()
+        from . import cuda
+
+        return cuda
+    from . import cpu
+
+    return cpu
+
+
+def _has_gpu():
+    """Say whether CuPy is installed and finds a GPU."""
+    if importlib.util.find_spec("cupy") is None:
+        return False
+    try:
+        return _count_gpus() > 0
+    except (ImportError, RuntimeError) as error:
+        _warn_once(f"CuPy is installed but finds no GPU, so the CPU computes: {error}")
+        return False
+
+
+def _check_cuda():
+    if importlib.util.find_spec("cupy") is None:
+        raise ImportError(f'device "cuda" needs CuPy, which is not installed: {_CUDA_HINT}')
+    try:
+        num_gpus = _count_gpus()
+    except RuntimeError as error:
+        hint = 'device "cuda" needs a GPU and its driver; CuPy says'
+        raise RuntimeError(f"{hint}: {error}") from None
+    if num_gpus == 0:
+        raise RuntimeError('device "cuda" needs a GPU; CuPy finds none')
+
+
+def _count_gpus():
+    # CuPy's errors of the runtime are RuntimeErrors.
+    import cupy
+
+    return cupy.cuda.runtime.getDeviceCount()
 
 
 @functools.cache
-def _has_driver():
-    """Look for CUDA's driver, without which CuPy need not be imported to find no GPU."""
-    try:
-        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except OSError:
-        return False
-    return True
-
-
-def _find_cuda_error():
-    """Return the error that device "cuda" would raise here, or None."""
-    if importlib.util.find_spec("cupy") is None:
-        return ImportError(f'device "cuda" needs CuPy, which is not installed: {_CUDA_HINT}')
-    import cupy
-
-    hint = 'device "cuda" needs a GPU and its driver; CuPy'
-    try:
-        num_gpus = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        return RuntimeError(f"{hint} says: {error}")
-    return None if num_gpus else RuntimeError(f"{hint} finds none")
+def _warn_once(message):
+    _logger.warning(message)

@@ -11,7 +11,7 @@ import time
 import numba
 import numpy as np
 
-from ..format.layouts import RemapLayout, ReplicatedLayout
+from ..format.layouts import IndexedLayout, RemapLayout, ReplicatedLayout
 from ..format.packing import RecordFormat
 from ..format.primitives import Primitives, index_dtype
 from . import cpu_kernels
@@ -25,6 +25,9 @@ xp = np
 #: while records are pulled out of it). Measured on a Xeon with 1 MB of L2.
 TILE_SIZE = 2048
 BUCKET_SIZE = 8192
+
+#: The size of a bucket that holds all nonzeros there could be.
+_ONE_BUCKET = 2**62
 
 #: Bytes of an output row that are kept in registers.
 _ROW_NBYTES = 128
@@ -43,7 +46,8 @@ def build_layout(layout, coords, values, shape):
     arguments = (coords, values, record_format, TILE_SIZE)
     if layout == "remap":
         return RemapLayout.build(*arguments, BUCKET_SIZE, primitives)
-    return ReplicatedLayout.build(*arguments, primitives)
+    cls = {"replicated": ReplicatedLayout, "indexed": IndexedLayout}[layout]
+    return cls.build(*arguments, primitives)
 
 
 def mttkrp(layout, factors, mode, out):
@@ -55,6 +59,10 @@ def mttkrp(layout, factors, mode, out):
     if layout.name == "replicated":
         records, ids = layout.copies[mode], (None, None, None)
         _compute(layout, records, ids, factors, mode, out, bucket_size=layout.tile_size)
+        return
+    if layout.name == "indexed":
+        records, ids = layout.records, (layout.pull_ids[mode], None, None)
+        _compute(layout, records, ids, factors, mode, out, bucket_size=_ONE_BUCKET)
         return
     with layout.lock:
         while layout.mode != mode:

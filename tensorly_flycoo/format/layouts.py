@@ -1,4 +1,4 @@
-"""The two ways to keep a tensor: two copies that are remapped, or one sorted copy per mode.
+"""How to keep a tensor: two copies that are remapped, a sorted copy per mode, or one and an index.
 
 order d
     The places 0 to nnz - 1 of the nonzeros sorted by their row of mode d. Within a row they keep
@@ -34,15 +34,20 @@ class RemapPlan:
         For each place of order d its position in storage d, counted from the start of its bucket.
     remap_ids : unsigned integer array (nnz,)
         For each place of order d its position in storage d + 1 (storage 0 after the last mode).
+    write_order : uint16 array (nnz,) or None
+        If there is one, `remap_ids` are in this order of each tile's places; see
+        `Primitives.order_writes`.
     """
 
     pull_ids: Any
     remap_ids: Any
+    write_order: Any = None
 
     @property
     def nbytes(self):
         """Bytes of the arrays."""
-        return self.pull_ids.nbytes + self.remap_ids.nbytes
+        arrays = (self.pull_ids, self.remap_ids, self.write_order)
+        return sum(array.nbytes for array in arrays if array is not None)
 
 
 class RemapLayout:
@@ -60,6 +65,8 @@ class RemapLayout:
         Of the values, added up in order 0: the same whatever mode is resident.
     lock : threading.Lock
         Held from the first launch that changes `spare` until `swap`.
+    last_use : object
+        What an engine that computes asynchronously has to wait for before it remaps again.
 
     References
     ----------
@@ -78,6 +85,7 @@ class RemapLayout:
         self.plans = plans
         self.mode = mode
         self.lock = threading.Lock()
+        self.last_use = None
 
     @classmethod
     def build(cls, coords, values, record_format, tile_size, bucket_size, primitives):
@@ -87,7 +95,7 @@ class RemapLayout:
                 f"bucket_size is {bucket_size}, expected a power of two that {tile_size} divides"
             )
         records = make_canonical_records(coords, values, record_format, primitives)
-        norm = compute_norm(record_format.values(records), primitives.xp)
+        norm = compute_norm(record_format.values(records), primitives.xp, primitives.block_size)
         xp, nnz, ndim = primitives.xp, records.shape[0], record_format.ndim
         spare = xp.empty_like(records)
         remap_ids = xp.empty((ndim, nnz), index_dtype(nnz))
@@ -113,7 +121,8 @@ class RemapLayout:
         # The last order's records are not needed any more: their memory is the spare copy.
         primitives.scatter(records, remap_ids[-1], spare)
         copies = (spare, records)
-        plans = [RemapPlan(*ids) for ids in zip(pull_ids, remap_ids, strict=True)]
+        write_orders = [primitives.order_writes(ids, tile_size) for ids in remap_ids]
+        plans = [RemapPlan(*ids) for ids in zip(pull_ids, remap_ids, write_orders, strict=True)]
         return cls(record_format, tile_size, bucket_size, copies, tilings, plans, norm)
 
     def swap(self):
@@ -179,7 +188,7 @@ class ReplicatedLayout:
     def build(cls, coords, values, record_format, tile_size, primitives):
         """Pack the nonzeros and sort a copy for each mode."""
         records = make_canonical_records(coords, values, record_format, primitives)
-        norm = compute_norm(record_format.values(records), primitives.xp)
+        norm = compute_norm(record_format.values(records), primitives.xp, primitives.block_size)
         positions = primitives.xp.empty(records.shape[0], index_dtype(records.shape[0]))
         copies, tilings = [], []
         for mode in range(record_format.ndim):
@@ -213,6 +222,74 @@ class ReplicatedLayout:
         copies = [map_record_values(c, self.record_format, function) for c in self.copies]
         norm = self.norm * scale
         return ReplicatedLayout(self.record_format, self.tile_size, copies, self.tilings, norm)
+
+
+class IndexedLayout:
+    """Keep one copy, in mode 0's order, and for each other mode an index to pull records through.
+
+    Attributes
+    ----------
+    records : array (nnz, num_words)
+    pull_ids : list of unsigned integer array (nnz,)
+        For each mode where in `records` the record of each place of its order is; None for mode 0.
+    """
+
+    name = "indexed"
+
+    def __init__(self, record_format, tile_size, records, pull_ids, tilings, norm):
+        self.record_format = record_format
+        self.norm = norm
+        self.tile_size = tile_size
+        self.records = records
+        self.pull_ids = pull_ids
+        self.tilings = tilings
+
+    @classmethod
+    def build(cls, coords, values, record_format, tile_size, primitives):
+        """Pack the nonzeros and find the order of each mode."""
+        xp = primitives.xp
+        records = make_canonical_records(coords, values, record_format, primitives)
+        norm = compute_norm(record_format.values(records), xp, primitives.block_size)
+        nnz = records.shape[0]
+        tilings = [tile_rows(records, record_format, 0, tile_size, primitives)]
+        ordered, target = records, None
+        positions = xp.empty(nnz, index_dtype(nnz))
+        pull_ids, ids = [None], xp.arange(nnz, dtype=positions.dtype)
+        for mode in range(1, record_format.ndim):
+            previous, ordered = ordered, xp.empty_like(records) if target is None else target
+            target = None if previous is records else previous
+            primitives.sort_by_row(previous, record_format, mode, ordered, positions)
+            pull_ids.append(xp.empty_like(ids))
+            primitives.scatter(ids, positions, pull_ids[mode])
+            ids = pull_ids[mode]
+            tilings.append(tile_rows(ordered, record_format, mode, tile_size, primitives))
+        return cls(record_format, tile_size, records, pull_ids, tilings, norm)
+
+    @property
+    def nbytes(self):
+        """Bytes of the copy, the indices and all tilings."""
+        indices = sum(ids.nbytes for ids in self.pull_ids[1:])
+        return self.records.nbytes + indices + sum(t.nbytes for t in self.tilings)
+
+    def snapshot(self):
+        """Copy the records, in mode 0's order."""
+        return self.records.copy()
+
+    def canonical_records(self, primitives):
+        """Copy the records in order 0."""
+        return self.snapshot()
+
+    def map_values(self, function, scale):
+        """Make a layout with the same indices, ``function(values)``, `scale` times the norm."""
+        records = map_record_values(self.records, self.record_format, function)
+        return IndexedLayout(
+            self.record_format,
+            self.tile_size,
+            records,
+            self.pull_ids,
+            self.tilings,
+            self.norm * scale,
+        )
 
 
 def map_record_values(records, record_format, function):

@@ -25,13 +25,17 @@ def make_canonical_records(coords, values, record_format, primitives):
     records : array (nnz', num_words)
     """
     xp = primitives.xp
+    is_nonzero = values != 0
+    if not bool(is_nonzero.all()):
+        coords, values = coords[:, is_nonzero], values[is_nonzero]
     records, is_rising = primitives.pack(coords, values, record_format)
-    if not is_rising:
-        modes = reversed(range(record_format.ndim))
-        records = sort_records(records, record_format, modes, primitives)
-        _, is_equal = compare_neighbours(record_format.coords(records, xp), xp)
-        if bool(is_equal.any()):
-            records = sum_duplicates(records, record_format, is_equal, xp)
+    if is_rising:
+        return records
+    records = sort_records(records, record_format, reversed(range(record_format.ndim)), primitives)
+    _, is_equal = compare_neighbours(record_format.coords(records, xp), xp)
+    if not bool(is_equal.any()):
+        return records
+    records = sum_duplicates(records, record_format, is_equal, xp)
     is_nonzero = record_format.values(records) != 0
     return records if bool(is_nonzero.all()) else records[is_nonzero]
 
@@ -49,14 +53,14 @@ def sort_records(records, record_format, modes, primitives):
     return records
 
 
-def compute_norm(values, xp=np, block=2**15):
+def compute_norm(values, xp=np, block_size=2**15):
     """Compute the Frobenius norm in float64, in blocks, to need little memory and lose few bits.
 
     Blocks are scaled by powers of two, which is exact, so that no square over- or underflows.
     """
     exponents, squares = [], []
-    for start in range(0, values.shape[0], block):
-        doubles = values[start : start + block].astype(np.float64)
+    for start in range(0, values.shape[0], block_size):
+        doubles = values[start : start + block_size].astype(np.float64)
         largest = max(float(doubles.max()), -float(doubles.min()))
         if not math.isfinite(largest):
             return largest

@@ -7,8 +7,8 @@ import numpy as np
 #: A coordinate is read with one shift and one mask from the 64 bits that start at its word.
 WINDOW_BITS = 64
 
-#: Nonzeros that are packed at a time, so that what is needed on the way stays in the cache.
-_PACK_BLOCK = 2**15
+#: Records are multiples of this, so that one moves in few and aligned pieces.
+_RECORD_BITS = 64
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class RecordFormat:
             shifts=tuple(offset % word_bits for offset in offsets),
             masks=tuple((1 << width) - 1 for width in widths),
             value_slot=value_offset // value_bits,
-            num_words=_round_up(value_offset + value_bits, word_bits) // word_bits,
+            num_words=_round_up(value_offset + value_bits, _RECORD_BITS) // word_bits,
         )
 
     @property
@@ -88,11 +88,14 @@ class RecordFormat:
         """Bytes of one nonzero in one copy of the tensor."""
         return self.num_words * self.word_dtype.itemsize
 
-    def pack(self, coords, values, xp=np):
-        """Make records (nnz, num_words) from coords (ndim, nnz) and values (nnz,)."""
+    def pack(self, coords, values, xp=np, block_size=2**15):
+        """Make records (nnz, num_words) from coords (ndim, nnz) and values (nnz,).
+
+        `block_size` nonzeros at a time: what is needed on the way should be small.
+        """
         records = xp.zeros((values.shape[0], self.num_words), self.word_dtype)
-        for start in range(0, values.shape[0], _PACK_BLOCK):
-            block = slice(start, start + _PACK_BLOCK)
+        for start in range(0, values.shape[0], block_size):
+            block = slice(start, start + block_size)
             self._pack_coords(coords[:, block], records[block])
         self.values(records)[...] = values
         return records

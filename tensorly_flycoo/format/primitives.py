@@ -14,10 +14,14 @@ class Primitives:
     ----------
     xp : module
         numpy or cupy.
+    block_size : int
+        Nonzeros that one operation should be given at a time where not all are needed: as many as
+        a cache holds, or as make an operation worth its launch.
     """
 
-    def __init__(self, xp=np):
+    def __init__(self, xp=np, block_size=2**15):
         self.xp = xp
+        self.block_size = block_size
 
     def pack(self, coords, values, record_format):
         """Make records from coords (ndim, nnz) and values (nnz,), in the same order.
@@ -29,7 +33,8 @@ class Primitives:
             Whether each nonzero's coordinates come after those of the one before it.
         """
         is_less, _ = compare_neighbours(coords, self.xp)
-        return record_format.pack(coords, values, self.xp), bool(is_less.all())
+        records = record_format.pack(coords, values, self.xp, self.block_size)
+        return records, bool(is_less.all())
 
     def sort_by_row(self, records, record_format, mode, target, positions):
         """Sort records stably by their row of `mode`, from `records` to `target`.
@@ -59,6 +64,17 @@ class Primitives:
         self._invert(self.xp.argsort(buckets, kind="stable"), stored_now)
         self.scatter(stored_now & stored.dtype.type(bucket_size - 1), positions, offsets)
         stored[...] = stored_now
+
+    def order_writes(self, remap_ids, tile_size):
+        """Reorder the ids of each tile so that neighbours in memory are written together.
+
+        Returns
+        -------
+        write_order : uint16 array (nnz,) or None
+            Which place of its tile each of the reordered ids is of. None where an engine writes
+            one record after the other, as here, and the ids stay as they are.
+        """
+        return None
 
     def scatter(self, source, positions, target):
         """Set ``target[positions] = source``, items or records."""

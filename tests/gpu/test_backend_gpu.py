@@ -423,7 +423,7 @@ def test_checks_say_the_same_on_both_devices(coords, values, error, message):
             FlycooTensor(convert(coords), convert(values), (3,))
 
 
-@pytest.mark.parametrize("layout", ["remap", "replicated"])
+@pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
 def test_operators(layout):
     coords, values, shape = make_nonzeros()
     tensors = [

@@ -398,17 +398,25 @@ def test_cuda_without_a_gpu(choose, no_choice_yet, with_cupy):
 
 
 @CHOOSERS
-def test_cuda_where_cupy_finds_no_gpu(choose, no_choice_yet, with_cupy):
+def test_cuda_where_cupy_finds_none(choose, no_choice_yet, with_cupy):
     with_cupy(0)
     with raises(RuntimeError, "cuda", "GPU", "finds none"):
         choose("cuda")
 
 
-@pytest.mark.parametrize("num_gpus", [None, 0])
-def test_auto_where_there_is_a_driver_but_no_gpu(num_gpus, no_choice_yet, with_cupy, monkeypatch):
-    monkeypatch.setattr(engines, "_has_driver", lambda: True)
+@pytest.mark.parametrize("num_gpus", [0, None])
+def test_auto_without_a_gpu_takes_the_cpu(no_choice_yet, with_cupy, num_gpus):
     with_cupy(num_gpus)
-    assert make_on("auto").device == "cpu"
+    assert make_on("auto").device == make_on(None).device == "cpu"
+
+
+def test_auto_says_why_cupy_finds_no_gpu(no_choice_yet, with_cupy, caplog, monkeypatch):
+    engines._warn_once.cache_clear()
+    with_cupy(None)
+    make_on("auto"), make_on("auto")
+    (record,) = caplog.records
+    assert "CPU" in record.message
+    assert "no CUDA-capable device is detected" in record.message
 
 
 @CHOOSERS

@@ -78,3 +78,11 @@ def test_inputs_are_not_written_to(canonicalise):
     canonicalise(coords, values, (3, 5))
     np.testing.assert_array_equal(coords, before[0])
     np.testing.assert_array_equal(values, before[1])
+
+
+def test_explicit_zeros_do_not_change_how_duplicates_are_added(canonicalise):
+    """NumPy adds eight numbers in another order than nine."""
+    values = np.random.default_rng(0).standard_normal(8)
+    _, expected = canonicalise(np.zeros((2, 8), int), values, (1, 1))
+    _, found = canonicalise(np.zeros((2, 9), int), np.append(0.0, values), (1, 1))
+    assert found.tobytes() == expected.tobytes()

@@ -35,7 +35,7 @@ SHAPES = [
             (2**32,) * 3, "float32", "uint32", (0, 1, 2), (0, 0, 0), 3, 16, id="96 bits: 16 bytes"
         ),
         pytest.param(
-            (2**20,) * 3, "float32", "uint32", (0, 0, 1), (0, 20, 8), 2, 12, id="run on, 32 bits"
+            (2**20,) * 3, "float32", "uint32", (0, 0, 1), (0, 20, 8), 2, 16, id="run on, 32 bits"
         ),
         pytest.param(
             (2**30,) * 3, "float64", "uint64", (0, 0, 1), (0, 30, 0), 2, 24, id="break, 64 bits"

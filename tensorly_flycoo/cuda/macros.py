@@ -1,0 +1,53 @@
+"""The macros that make a specialisation of each kernel; known without a GPU."""
+
+import numpy as np
+
+from . import tuning
+
+_TYPES = {
+    np.dtype(np.float32): "float",
+    np.dtype(np.float64): "double",
+    np.dtype(np.uint16): "unsigned short",
+    np.dtype(np.uint32): "unsigned",
+    np.dtype(np.uint64): "unsigned long long",
+}
+
+
+def mttkrp_macros(
+    record_format, tile_size, cut, capability, empty_dtype, pull_dtype=None, remap_dtype=None
+):
+    """Specialise `mttkrp.cu`; without `pull_dtype` or `remap_dtype` it does not pull or remap."""
+    num_inputs, itemsize = record_format.ndim - 1, record_format.dtype.itemsize
+    batch = tuning.choose_batch(num_inputs, cut.lane_columns, itemsize, capability)
+    return {
+        **_tile_macros(record_format, tile_size, pull_dtype, remap_dtype),
+        "VALUE": _TYPES[record_format.dtype],
+        "NUM_INPUTS": num_inputs,
+        "MIN_BLOCKS": tuning.MIN_BLOCKS,
+        "LANE_COLUMNS": cut.lane_columns,
+        "GROUP_SIZE": cut.group_size,
+        "BATCH": batch,
+        "EMPTY_ROW": _TYPES[empty_dtype],
+        "PULL": int(pull_dtype is not None),
+        "REMAP": int(remap_dtype is not None),
+    }
+
+
+def remap_macros(record_format, tile_size, pull_dtype, remap_dtype):
+    """Specialise `remap.cu`."""
+    return _tile_macros(record_format, tile_size, pull_dtype, remap_dtype)
+
+
+def partial_rows_macros(dtype):
+    """Specialise `partial_rows.cu`."""
+    return {"VALUE": _TYPES[dtype], "SEGMENT": tuning.SEGMENT}
+
+
+def _tile_macros(record_format, tile_size, pull_dtype, remap_dtype):
+    return {
+        "NUM_WORDS": record_format.num_words,
+        "TILE_SIZE": tile_size,
+        "BLOCK_SIZE": tuning.BLOCK_SIZE,
+        "PULL_ID": "unsigned" if pull_dtype is None else _TYPES[pull_dtype],
+        "REMAP_ID": "unsigned" if remap_dtype is None else _TYPES[remap_dtype],
+    }

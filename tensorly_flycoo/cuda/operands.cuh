@@ -1,0 +1,39 @@
+// What is the same for all nonzeros of a launch, and how to read a nonzero with it.
+#pragma once
+
+#include "records.cuh"
+
+#ifndef VALUE
+#error "VALUE: float or double, the type of values and factors"
+#endif
+#ifndef NUM_INPUTS
+#error "NUM_INPUTS: modes whose factors are read, ndim - 1"
+#endif
+
+// One coordinate of a record lies in the 64 bits that start at its word (see RecordFormat).
+struct Field {
+    unsigned word;
+    unsigned shift;
+    unsigned mask;
+};
+
+// Passed by value, so it lies in constant memory.
+struct Operands {
+    Field out_field;
+    Field input_fields[NUM_INPUTS > 0 ? NUM_INPUTS : 1];
+    unsigned value_slot;  // counted in values, not in words
+    const VALUE* factors[NUM_INPUTS > 0 ? NUM_INPUTS : 1];
+};
+
+__device__ __forceinline__ unsigned read_row(const unsigned* record, const Field& field)
+{
+    // A value follows the coordinates, so there is always a next word, if one that holds no bit.
+    const unsigned low = record[field.word];
+    const unsigned high = record[field.word + (field.word + 1 < NUM_WORDS)];
+    return __funnelshift_r(low, high, field.shift) & field.mask;
+}
+
+__device__ __forceinline__ VALUE read_value(const unsigned* record, const Operands& operands)
+{
+    return reinterpret_cast<const VALUE*>(record)[operands.value_slot];
+}

@@ -1,0 +1,88 @@
+"""How the kernels are cut, as data: what was found best, and on what it was measured."""
+
+from dataclasses import dataclass
+
+#: Threads of a block.
+BLOCK_SIZE = 256
+
+#: Nonzeros of a bucket: with 16-byte records 4 MB, which stays in the L2 cache.
+#: Measured on an H200 (DESIGN 3.5).
+BUCKET_SIZE = 2**18
+
+#: Blocks of a multiprocessor that its registers and shared memory should be enough for.
+MIN_BLOCKS = 2
+
+#: Tiles whose partial rows one thread adds up.
+SEGMENT = 32
+
+#: Bytes of a load that a lane makes.
+_LOAD_NBYTES = 16
+
+#: Registers for the rows of a batch, by the least compute capability; the most that did not spill.
+_BATCH_REGISTERS = {90: 112, 70: 56}
+
+
+@dataclass(frozen=True)
+class RankCut:
+    """Say how the columns of a row are dealt out to lanes.
+
+    Attributes
+    ----------
+    lane_columns : int
+        Neighbouring columns of a lane.
+    group_size : int
+        Lanes of a group, a power of two.
+    num_parts : int
+        Blocks along y, each with ``group_size * lane_columns`` columns.
+    """
+
+    lane_columns: int
+    group_size: int
+    num_parts: int
+
+
+def cut_rank(rank, itemsize, alignment):
+    """Choose for a rank, where rows and their bases are aligned to `alignment` bytes at least.
+
+    Examples
+    --------
+    >>> cut_rank(32, 4, 16)
+    RankCut(lane_columns=4, group_size=8, num_parts=1)
+    >>> cut_rank(25, 4, 16).lane_columns, cut_rank(200, 8, 16).num_parts
+    (1, 4)
+    """
+    lane_columns = _LOAD_NBYTES // itemsize
+    while rank % lane_columns or alignment % (lane_columns * itemsize):
+        lane_columns //= 2
+    num_lanes = rank // lane_columns
+    group_size = min(32, 1 << (num_lanes - 1).bit_length())
+    return RankCut(lane_columns, group_size, -(-num_lanes // group_size))
+
+
+def choose_batch(num_inputs, lane_columns, itemsize, capability):
+    """Choose of how many nonzeros a lane loads the rows before it uses the first.
+
+    Examples
+    --------
+    >>> choose_batch(2, 4, 4, capability=90), choose_batch(2, 4, 4, capability=80)
+    (8, 4)
+    """
+    registers = next(n for least, n in _BATCH_REGISTERS.items() if capability >= least)
+    # A row takes its values, its address and its index.
+    wanted = max(1, num_inputs) * (lane_columns * itemsize // 4 + 3)
+    batch = 8
+    while batch > 1 and batch * wanted > registers:
+        batch //= 2
+    return batch
+
+
+def choose_tile_size(record_nbytes, shared_nbytes):
+    """Choose the nonzeros of a tile, so that `MIN_BLOCKS` tiles fit in `shared_nbytes`.
+
+    4096 was better than 2048 on an H200 (DESIGN 3.5).
+    """
+    room = shared_nbytes // MIN_BLOCKS - 2**13  # for what the groups of a block share
+    tile_size = 4096
+    while tile_size > BLOCK_SIZE and tile_size * record_nbytes > room:
+        tile_size //= 2
+    return tile_size

@@ -1,0 +1,166 @@
+"""The CUDA sources, without a GPU: how they are put together, and that all of them compile.
+
+NVRTC is told to report what the assembler made of a kernel. A spill is a register that went to
+memory, and would be in every iteration of an inner loop.
+"""
+
+import itertools
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensorly_flycoo import cuda
+from tensorly_flycoo.cuda import tuning
+from tensorly_flycoo.cuda.macros import mttkrp_macros, partial_rows_macros, remap_macros
+from tensorly_flycoo.cuda.source import load_source
+from tensorly_flycoo.format.packing import RecordFormat
+
+FOLDER = Path(cuda.__file__).parent
+ENTRIES = sorted(path.name for path in FOLDER.glob("*.cu"))
+HEADERS = sorted(path.name for path in FOLDER.glob("*.cuh"))
+RANKS = (1, 7, 10, 16, 25, 32, 50, 64, 100, 128, 200)
+DTYPES = ("float32", "float64")
+#: And the shared memory that the blocks of a multiprocessor have between them.
+ARCHITECTURES = {"sm_80": 164 * 1024, "sm_90": 228 * 1024, "sm_100": 228 * 1024}
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="NVRTC's wheel is for Linux")
+
+
+def compile_source(file, architecture, macros):
+    """Return what NVRTC says; raise if it does not compile."""
+    from cuda.bindings import nvrtc
+
+    options = [f"-arch={architecture}", "-std=c++17", "-ftz=true", "--ptxas-options=-v"]
+    options += [f"-D{macro}={value}" for macro, value in macros.items()]
+    source = load_source(file).encode()
+    _, program = nvrtc.nvrtcCreateProgram(source, file.encode(), 0, [], [])
+    encoded = [option.encode() for option in options]
+    error, *_ = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
+    _, size = nvrtc.nvrtcGetProgramLogSize(program)
+    log = b" " * size
+    nvrtc.nvrtcGetProgramLog(program, log)
+    nvrtc.nvrtcDestroyProgram(program)
+    log = log.decode().rstrip("\0 ")
+    assert error == nvrtc.nvrtcResult.NVRTC_SUCCESS, log
+    return log
+
+
+def check_no_spills(log):
+    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", log)
+    assert spills, log
+    assert set(spills) == {"0"}, log
+
+
+def make_format(ndim, dtype, bits=20):
+    return RecordFormat.of((2**bits,) * ndim, dtype, "uint32")
+
+
+def compile_all(jobs):
+    """Compile (file, architecture, macros) on two threads."""
+    with ThreadPoolExecutor(2) as pool:
+        logs = list(pool.map(lambda job: compile_source(*job), jobs))
+    assert logs
+    for log in logs:
+        check_no_spills(log)
+
+
+@ON_LINUX
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ndim", [1, 2, 3, 4, 5, 8])
+def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
+    """With all that a kernel can do: pulling and remapping."""
+    record_format = make_format(ndim, dtype)
+    itemsize = record_format.dtype.itemsize
+    tile_size = tuning.choose_tile_size(record_format.record_nbytes, ARCHITECTURES[architecture])
+    cuts = {tuning.cut_rank(rank, itemsize, 16) for rank in RANKS}
+    ids, capability = [np.dtype(np.uint32)] * 3, int(architecture.removeprefix("sm_"))
+    compile_all(
+        (
+            "mttkrp.cu",
+            architecture,
+            mttkrp_macros(record_format, tile_size, cut, capability, *ids),
+        )
+        for cut in cuts
+    )
+
+
+@ON_LINUX
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_way_to_fetch_a_record_compiles(architecture):
+    """Sorted copies, an index, remapping; also where ids take 64 bits, and tiles are small."""
+    capability = int(architecture.removeprefix("sm_"))
+    narrow, wide, short = np.dtype(np.uint32), np.dtype(np.uint64), np.dtype(np.uint16)
+    layouts = [(None, None), (narrow, None), (wide, None), (narrow, narrow), (short, wide)]
+    jobs = []
+    for ids, tile_size, bits in itertools.product(layouts, (256, 2048), (10, 32)):
+        record_format = make_format(3, "float32", bits)
+        cut = tuning.cut_rank(32, 4, 16)
+        macros = mttkrp_macros(record_format, tile_size, cut, capability, narrow, *ids)
+        jobs.append(("mttkrp.cu", architecture, macros))
+        if ids[1] is not None:
+            jobs.append(("remap.cu", architecture, remap_macros(record_format, tile_size, *ids)))
+    jobs += [("partial_rows.cu", architecture, partial_rows_macros(np.dtype(d))) for d in DTYPES]
+    compile_all(jobs)
+
+
+@ON_LINUX
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_missing_macro_is_named(entry):
+    with pytest.raises(AssertionError, match=r'#error "\w+: '):
+        compile_source(entry, "sm_90", {})
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_sources_are_whole(entry):
+    """No include of ours is left to the compiler, whose cache would not see it change."""
+    source = load_source(entry)
+    assert '#include "' not in source
+    for header in HEADERS:
+        assert source.count(f'#line 1 "{header}"') <= 1
+    assert source.count('extern "C" __global__') == 1
+
+
+def test_every_header_is_used():
+    used = set().union(*(re.findall(r'#line 1 "(\w+\.cuh)"', load_source(e)) for e in ENTRIES))
+    assert used == set(HEADERS)
+
+
+def test_lines_keep_their_numbers():
+    """An error message of the compiler names file and line as they are on disk."""
+    number, file = None, None
+    for line in load_source("mttkrp.cu").splitlines():
+        match = re.match(r'#line (\d+) "(.+)"', line)
+        if match:
+            number, file = int(match[1]), match[2]
+            continue
+        assert (FOLDER / file).read_text().splitlines()[number - 1] == line
+        number += 1
+
+
+def test_unknown_source():
+    with pytest.raises(FileNotFoundError):
+        load_source("nothing.cu")
+
+
+@pytest.mark.parametrize("alignment", [4, 8, 16])
+@pytest.mark.parametrize("itemsize", [4, 8])
+@pytest.mark.parametrize("rank", [*RANKS, 2, 3, 4, 5, 33, 1000])
+def test_a_cut_holds_all_columns(rank, itemsize, alignment):
+    cut = tuning.cut_rank(rank, itemsize, max(alignment, itemsize))
+    assert rank % cut.lane_columns == 0
+    assert cut.lane_columns * itemsize <= max(alignment, itemsize)
+    assert cut.group_size in (1, 2, 4, 8, 16, 32)
+    part = cut.lane_columns * cut.group_size
+    assert (cut.num_parts - 1) * part < rank <= cut.num_parts * part
+
+
+@pytest.mark.parametrize("shared_nbytes", [64 * 1024, 100 * 1024, 164 * 1024, 228 * 1024])
+@pytest.mark.parametrize("record_nbytes", [8, 16, 24, 40, 64])
+def test_tiles_fit(record_nbytes, shared_nbytes):
+    tile_size = tuning.choose_tile_size(record_nbytes, shared_nbytes)
+    assert tile_size % tuning.BLOCK_SIZE == 0
+    assert tuning.MIN_BLOCKS * (tile_size * record_nbytes + 2**13) <= shared_nbytes
