@@ -9,6 +9,8 @@ import operator
 
 import numpy as np
 
+from .array_modules import as_array, is_cupy
+
 DEVICES = ("auto", "cpu", "cuda")
 LAYOUTS = ("remap", "replicated", "indexed")
 
@@ -59,7 +61,7 @@ def check_shape(shape):
 
 def check_coords(coords, shape):
     """Return `coords` as an integer array (ndim, nnz) whose indices all lie inside `shape`."""
-    coords = np.asarray(coords)
+    coords = as_array(coords)
     if coords.size == 0 and coords.dtype == np.float64:  # what NumPy makes of empty lists
         coords = coords.astype(np.int64)
     if coords.dtype.kind not in "iu":
@@ -71,9 +73,11 @@ def check_coords(coords, shape):
             f"shape has {len(shape)} modes, expected {coords.shape[0]}: coords has "
             f"shape {coords.shape}, one row a mode"
         )
-    # In blocks, whose modes are looked at from the cache whatever way coords lies in memory.
-    for start in range(0, coords.shape[1], _CHECK_BLOCK):
-        _check_block(coords[:, start : start + _CHECK_BLOCK], shape, start)
+    # In blocks, whose modes are looked at from the cache whatever way coords lies in memory; on a
+    # GPU all at once, since each look waits for it.
+    block_size = max(1, coords.shape[1]) if is_cupy(coords) else _CHECK_BLOCK
+    for start in range(0, coords.shape[1], block_size):
+        _check_block(coords[:, start : start + block_size], shape, start)
     return coords
 
 
@@ -81,7 +85,7 @@ def _check_block(coords, shape, start):
     for mode, (rows, size) in enumerate(zip(coords, shape, strict=True)):
         # As unsigned integers negative ones are the largest: one look finds both.
         rows = rows.view(f"u{rows.dtype.itemsize}")
-        if rows.max() >= size:
+        if int(rows.max()) >= size:
             wrong = int(np.argmax(rows >= size))
             raise ValueError(
                 f"coords[{mode}, {start + wrong}] is {coords[mode, wrong]} (nonzero "
@@ -104,7 +108,7 @@ def check_dtype(dtype, name="dtype"):
 
 def check_values(values, nnz, dtype=None):
     """Return `values` as a finite float array (nnz,), in `dtype` or in their own precision."""
-    values = np.asarray(values)
+    values = as_array(values)
     own_dtype = check_dtype(values.dtype, "the dtype of values")
     dtype = own_dtype if dtype is None else check_dtype(dtype)
     if values.shape != (nnz,):
@@ -112,10 +116,13 @@ def check_values(values, nnz, dtype=None):
             f"values has shape {values.shape}, expected ({nnz},): coords holds {nnz} nonzeros"
         )
     if values.dtype.kind in "iu" and values.dtype.itemsize == 8 and nnz:
-        wrong = np.flatnonzero((values > _MAX_EXACT_INTEGER) | (values < -_MAX_EXACT_INTEGER))
-        if wrong.size:
+        is_wrong = values > _MAX_EXACT_INTEGER
+        if values.dtype.kind == "i":
+            is_wrong |= values < -_MAX_EXACT_INTEGER
+        if is_wrong.any():
+            wrong = int(np.argmax(is_wrong))
             raise ValueError(
-                f"values[{wrong[0]}] is {values[wrong[0]]}, expected integers up to 2**53, "
+                f"values[{wrong}] is {values[wrong]}, expected integers up to 2**53, "
                 "which float64 holds exactly"
             )
     check_finite(values)
@@ -128,8 +135,18 @@ def check_values(values, nnz, dtype=None):
 def check_finite(values, name="values"):
     """Refuse nan and infinity: one of them would silently spread over whole factors."""
     if values.dtype.kind == "f" and not np.isfinite(values).all():
-        wrong = int(np.flatnonzero(~np.isfinite(values))[0])
+        wrong = int(np.argmax(~np.isfinite(values)))
         raise ValueError(f"{name}[{wrong}] is {values[wrong]}, expected finite numbers")
+
+
+def check_place(array, name, is_on_gpu, whose):
+    """Refuse an array that is not on the device of `whose`: no copy is made in silence."""
+    if is_cupy(array) != is_on_gpu:
+        expected = "cupy.ndarray" if is_on_gpu else "numpy.ndarray"
+        raise TypeError(
+            f"{name} is a {type(array).__module__}.{type(array).__name__}, expected a {expected} "
+            f"on the device of {whose}"
+        )
 
 
 def check_mode(mode, ndim):
@@ -183,16 +200,20 @@ def check_factors(factors, shape, dtype, array_type):
 def check_weights(weights, rank, dtype, array_type):
     """Refuse weights that are not an array (R,) in the dtype of x."""
     if not isinstance(weights, array_type) or weights.shape != (rank,) or weights.dtype != dtype:
-        got = f"{type(weights).__name__} of shape {getattr(weights, 'shape', ())} "
+        type_name = f"{type(weights).__module__}.{type(weights).__name__}".removeprefix("builtins.")
+        got = f"{type_name} of shape {getattr(weights, 'shape', ())} "
         got += f"and dtype {getattr(weights, 'dtype', None)}"
         error = TypeError if getattr(weights, "shape", None) == (rank,) else ValueError
-        raise error(f"weights is a {got}, expected an array of shape ({rank},) and dtype {dtype}")
+        expected = f"{array_type.__module__}.{array_type.__name__} of shape ({rank},) and dtype"
+        raise error(f"weights is a {got}, expected a {expected} {dtype}, on the device of x")
 
 
 def check_out(out, shape, dtype, array_type, inputs, may_share_memory):
     """Refuse an `out` that could not hold the result, or that overlaps one of the `inputs`."""
     if not isinstance(out, array_type):
-        raise TypeError(f"out is a {type(out).__name__}, expected a {array_type.__name__}")
+        type_name = f"{type(out).__module__}.{type(out).__name__}".removeprefix("builtins.")
+        expected = f"{array_type.__module__}.{array_type.__name__}"
+        raise TypeError(f"out is a {type_name}, expected a {expected} on the device of x")
     if out.shape != shape or out.dtype != dtype:
         raise ValueError(
             f"out has shape {out.shape} and dtype {out.dtype}, expected {shape} and {dtype}"

@@ -35,7 +35,7 @@ def is_sparse(x):
 
 
 def as_flycoo(x, *, check_coords=False):
-    """Return `x` as a FlycooTensor; that of a raw COO is built once.
+    """Return `x` as a FlycooTensor; that of a raw COO is built once, on the chosen device.
 
     Parameters
     ----------

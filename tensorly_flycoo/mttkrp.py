@@ -18,13 +18,14 @@ def mttkrp(x, factors, mode, *, weights=None, out=None):
         A COO is converted once and remembered while it lives unchanged; a loop of your own is
         fastest with a FlycooTensor.
     factors : sequence of array (I_n, R)
-        One for each mode, in the dtype and on the device of `x`. The factor of `mode` is not read.
+        One for each mode, in the dtype and on the device of `x`: CuPy arrays for a tensor on a
+        GPU, else NumPy arrays. The factor of `mode` is not read.
     mode : int
         From 0 to ndim - 1.
     weights : array (R,), optional
-        Multiplied to the columns.
+        Multiplied to the columns; on the device of `x`.
     out : array (I_mode, R), optional
-        C-contiguous; receives the result. It may be ``factors[mode]``.
+        C-contiguous and on the device of `x`; receives the result. It may be ``factors[mode]``.
 
     Returns
     -------

@@ -4,9 +4,12 @@ from functools import cached_property
 
 import numpy as np
 
+from .array_modules import array_module, is_cupy
 from .checks import check_mode, check_rank, densify_error, num_cells
 from .conversion import as_flycoo
+from .eigen import find_leading_eigenpairs
 from .format.ordering import sort_records
+from .linear_algebra import qr
 
 #: Up to this many rows (or columns) the Gram matrix is formed.
 MAX_GRAM_SIZE = 8192
@@ -17,6 +20,9 @@ _MOST = 4
 
 #: The relative residual at which the search for a missed singular value stops.
 _SEARCH_TOLERANCE = 1e-2
+
+#: Vectors that a sparse matrix on a GPU is multiplied with at a time.
+_VECTORS_AT_ONCE = 8
 
 #: Seeds what has no answer of its own: the start of an iteration, vectors for zero singular values.
 _SEED = 20240507
@@ -74,26 +80,24 @@ class Unfolding(LazyArray):
 
         Its entries are in one defined order, whatever mode is resident, so sums over them are too.
         """
-        from scipy.sparse import csc_array
-
-        x, mode = self.tensor, self.mode
+        x, mode, xp = self.tensor, self.mode, self.tensor._engine.xp
         record_format, primitives = x._layout.record_format, x._engine.primitives
         records = x._layout.canonical_records(primitives)
         # From order (0, ..., N-1) to (mode+1, ..., N-1, 0, ..., mode): columns lie together.
         later_modes = range(x.ndim - 1, mode, -1)
         records = sort_records(records, record_format, later_modes, primitives)
         is_new, row_ids, values = primitives.split_columns(records, record_format, mode)
-        column_starts = np.append(np.flatnonzero(is_new), x.nnz).astype(row_ids.dtype)
+        column_starts = xp.append(xp.flatnonzero(is_new), x.nnz)
 
-        used_rows = np.arange(x.shape[mode])
+        used_rows = xp.arange(x.shape[mode])
         empty_rows = x._layout.tilings[mode].empty_rows
         if empty_rows.size:
-            is_used = np.ones(x.shape[mode], bool)
+            is_used = xp.ones(x.shape[mode], bool)
             is_used[empty_rows] = False
-            used_rows = np.flatnonzero(is_used)
-            row_ids = (np.cumsum(is_used, dtype=row_ids.dtype) - 1)[row_ids]
+            used_rows = xp.flatnonzero(is_used)
+            row_ids = (xp.cumsum(is_used, dtype=row_ids.dtype) - 1)[row_ids]
         shape = (used_rows.size, column_starts.size - 1)
-        return csc_array((values, row_ids, column_starts), shape=shape), used_rows
+        return _make_csc(values, row_ids, column_starts, shape), used_rows
 
     def svd(self, rank):
         """Compute the leading left singular vectors and the singular values.
@@ -106,7 +110,7 @@ class Unfolding(LazyArray):
         Returns
         -------
         left : array (I_mode, rank)
-            Orthonormal columns, also where singular values are zero.
+            On the device of the tensor. Orthonormal columns, also where singular values are zero.
         singular_values : array (rank,)
             Falling; those below the rounding error of the largest are zero.
 
@@ -120,27 +124,41 @@ class Unfolding(LazyArray):
         Empty rows and columns are left out. Where the rest has at most 8192 rows or columns, its
         Gram matrix is formed: singular values have an error of about ``eps`` times the square of
         the largest, over themselves. Up to 256 it is decomposed directly; beyond that by Lanczos
-        iteration (ARPACK) from a fixed start; where singular values occur many times over, it may
-        return one that is less than the last one wanted by a small part of a percent. Results can
-        differ in the last bits with the number of threads of the BLAS.
+        iteration from a fixed start (ARPACK; on a GPU in blocks, where everything stays on it);
+        where singular values occur many times over, it may return one that is less than the last
+        one wanted by a small part of a percent. Results can differ in the last bits with the number
+        of threads of the BLAS, and on a GPU, whose cuSPARSE adds in no fixed order, in every run.
         """
         rank = check_rank(rank)
         if rank > min(self.shape):
             raise ValueError(f"rank is {rank}, expected at most {min(self.shape)} = min(shape)")
         matrix, rows = self._nonempty_part
         vectors, values = _leading_pairs(matrix, min(rank, *matrix.shape), self.tensor._engine)
-        left = np.zeros((self.shape[0], rank))
-        left[rows[:, None], np.arange(values.size)] = vectors
-        singular_values = np.zeros(rank)
+        xp = array_module(values)
+        left = xp.zeros((self.shape[0], rank))
+        left[rows, : values.size] = vectors
+        singular_values = xp.zeros(rank)
         singular_values[: values.size] = values
         left = _complete_basis(left, int(np.count_nonzero(singular_values)))
         return left.astype(self.dtype), singular_values.astype(self.dtype)
 
 
+def _make_csc(values, row_ids, column_starts, shape):
+    if is_cupy(values):
+        from cupyx.scipy.sparse import csc_matrix
+
+        index_dtype = np.int32 if max(*shape, values.size) < 2**31 else np.int64
+        indices, starts = row_ids.astype(index_dtype), column_starts.astype(index_dtype)
+        return csc_matrix((values, indices, starts), shape=shape)
+    from scipy.sparse import csc_array
+
+    return csc_array((values, row_ids, column_starts.astype(row_ids.dtype)), shape=shape)
+
+
 def _leading_pairs(matrix, rank, engine):
     """Return left singular vectors and singular values of a CSC matrix without empty rows."""
     if rank == 0:
-        return np.zeros((matrix.shape[0], 0)), np.zeros(0)
+        return engine.xp.zeros((matrix.shape[0], 0)), engine.xp.zeros(0)
     size, is_wide = min(matrix.shape), matrix.shape[0] <= matrix.shape[1]
     wants_most = _MOST * rank >= size
     if size <= MAX_GRAM_SIZE or wants_most:
@@ -151,11 +169,10 @@ def _leading_pairs(matrix, rank, engine):
         squares, vectors = (_eigh_pairs if direct else _lanczos_gram_pairs)(gram, rank)
     else:
         inner, outer = (matrix.T, matrix) if is_wide else (matrix, matrix.T)
-        squares, vectors = _lanczos_pairs(lambda vector: outer @ (inner @ vector), size, rank)
+        squares, vectors = _lanczos_sparse_pairs(inner, outer, size, rank, engine)
     values = _known_roots(squares, size)
     if not is_wide:
-        vectors = matrix @ vectors
-        vectors[:, values > 0] /= values[values > 0]
+        vectors = (_by_rows(matrix) @ vectors) / np.where(values > 0, values, 1)
     return vectors, values
 
 
@@ -166,18 +183,43 @@ def _known_roots(squares, size):
 
 
 def _eigh_pairs(gram, rank):
+    size = gram.shape[0]
+    if is_cupy(gram):
+        squares, vectors = np.linalg.eigh(gram)
+        return squares[::-1][:rank], vectors[:, ::-1][:, :rank]
     from scipy.linalg import eigh
 
-    size = gram.shape[0]
     squares, vectors = eigh(gram, subset_by_index=[size - rank, size - 1], overwrite_a=True)
     return squares[::-1], vectors[:, ::-1]
 
 
 def _lanczos_gram_pairs(gram, rank):
+    if is_cupy(gram):
+        full = gram + np.tril(gram, -1).T
+        return find_leading_eigenpairs(full.__matmul__, gram.shape[0], rank, array_module(gram))
     from scipy.linalg.blas import dsymv
 
     # The lower triangle in C's order is the upper one in Fortran's: nothing is copied.
     return _lanczos_pairs(lambda vector: dsymv(1.0, gram.T, vector), gram.shape[0], rank)
+
+
+def _by_rows(matrix):
+    """Return a matrix on a GPU as CSR: from columns cuSPARSE adds to shared memory in any order."""
+    return matrix.tocsr() if is_cupy(matrix.data) else matrix
+
+
+def _lanczos_sparse_pairs(inner, outer, size, rank, engine):
+    """Return eigenpairs of ``outer @ inner``, which is never formed."""
+    if engine.xp is np:
+        return _lanczos_pairs(lambda vector: outer @ (inner @ vector), size, rank)
+    inner, outer = _by_rows(inner), _by_rows(outer)
+
+    def multiply(block):
+        # A few vectors at a time: `inner @ block` may have many more rows than the block.
+        parts = np.array_split(block, -(-block.shape[1] // _VECTORS_AT_ONCE), axis=1)
+        return np.concatenate([outer @ (inner @ part) for part in parts], axis=1)
+
+    return find_leading_eigenpairs(multiply, size, rank, engine.xp)
 
 
 def _lanczos_pairs(multiply, size, rank):
@@ -214,13 +256,17 @@ def _lanczos_pairs(multiply, size, rank):
 
 def _complete_basis(left, num_known):
     """Make the columns of `left` orthonormal; those from `num_known` on are free to choose."""
-    # SciPy's BLAS as above, not NumPy's: each keeps threads that spin when the other one computes.
-    from scipy.linalg import qr
-
+    xp = array_module(left)
     free = left[:, num_known:]
-    free[...] = np.random.RandomState(_SEED).standard_normal(free.shape)
-    basis, triangle = qr(left, mode="economic", overwrite_a=True)
-    return basis * np.where(np.diagonal(triangle) < 0, -1.0, 1.0)
+    free[...] = xp.random.RandomState(_SEED).standard_normal(free.shape)
+    if is_cupy(left):
+        basis, triangle = qr(left)
+    else:
+        # SciPy's BLAS as above, not NumPy's: each keeps threads that spin when the other computes.
+        from scipy.linalg import qr as scipy_qr
+
+        basis, triangle = scipy_qr(left, mode="economic", overwrite_a=True)
+    return basis * xp.where(xp.diagonal(triangle) < 0, -1.0, 1.0)
 
 
 class LazySVD:

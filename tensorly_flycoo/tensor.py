@@ -6,12 +6,14 @@ from numbers import Real
 
 import numpy as np
 
+from .array_modules import is_cupy, move
 from .checks import (
     check_coords,
     check_dtype,
     check_fill_value,
     check_finite,
     check_layout,
+    check_place,
     check_shape,
     check_values,
     densify_error,
@@ -32,9 +34,10 @@ class FlycooTensor:
     Parameters
     ----------
     coords : integer array_like (ndim, nnz)
-        The index of each nonzero in each mode, in any order.
+        The index of each nonzero in each mode, in any order. In host memory, or on a GPU: a CuPy
+        array, or one of another library that exports DLPack.
     values : array_like (nnz,)
-        float32, float64, integers (up to 2**53) or bools; finite.
+        float32, float64, integers (up to 2**53) or bools; finite. Where `coords` are.
     shape : sequence of int
         Sizes of the modes, from 1 to 2**32. Their product may have any size.
     dtype : {float32, float64}, optional
@@ -44,7 +47,9 @@ class FlycooTensor:
         (the FLYCOO algorithm); "replicated" keeps one sorted copy for each mode; "indexed" keeps
         one copy and for each mode but the first an index into it, which takes the least memory.
     device : {"auto", "cpu", "cuda"}, optional
-        By default the one that `set_device` chose.
+        By default the one that `set_device` chose, which is "auto" unless it was called. With
+        "auto" data on a GPU stay there; "cpu" and "cuda" copy data that are elsewhere. A tensor on
+        "cuda" lies on CuPy's current device, and so do its factors, which are CuPy arrays.
 
     Attributes
     ----------
@@ -57,7 +62,8 @@ class FlycooTensor:
     Raises
     ------
     TypeError
-        If coords are not integers, values are complex, objects or of another unsupported type.
+        If coords are not integers, values are complex, objects or of another unsupported type, or
+        one of the two is on a GPU and the other is not.
     ValueError
         If a coordinate lies outside `shape`, lengths do not fit, a value is not finite, an integer
         is too large for float64, or `layout` or `device` is unknown.
@@ -92,8 +98,10 @@ class FlycooTensor:
         shape = check_shape(shape)
         coords = check_coords(coords, shape)
         values = check_values(values, coords.shape[1], dtype)
+        check_place(values, "values", is_cupy(coords), "coords")
         check_layout(layout)
-        engine = select_engine(device)
+        engine = select_engine(device, is_on_gpu=is_cupy(coords))
+        coords, values = move(coords, engine.xp), move(values, engine.xp)
         self._set(engine, engine.build_layout(layout, coords, values, shape))
 
     def _set(self, engine, layout):
@@ -136,11 +144,11 @@ class FlycooTensor:
 
     @classmethod
     def from_scipy(cls, matrix, **options):
-        """Make one with two modes from a SciPy sparse matrix or array.
+        """Make one with two modes from a SciPy sparse matrix or array, or from CuPy's on a GPU.
 
         Parameters
         ----------
-        matrix : scipy.sparse.spmatrix or sparray
+        matrix : scipy.sparse.spmatrix or sparray, or cupyx.scipy.sparse.spmatrix
         **options
             ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
 
@@ -207,15 +215,23 @@ class FlycooTensor:
     def nonzeros(self):
         """Return coords (ndim, nnz), int64 and sorted mode 0 first, and values (nnz,).
 
+        They are NumPy arrays, copied to host memory from wherever the tensor is.
+
         Examples
         --------
         >>> FlycooTensor([[1, 0], [0, 2]], [4.0, 3.0], (3, 3)).nonzeros()
         (array([[0, 1],
                [2, 0]]), array([3., 4.]))
         """
+        coords, values = self._sorted_nonzeros()
+        return move(coords, np), move(values, np)
+
+    def _sorted_nonzeros(self):
+        """Return what `nonzeros` returns, but as arrays on the device of this tensor."""
+        xp = self._engine.xp
         record_format, records = self._layout.record_format, self._layout.snapshot()
-        coords = record_format.coords(records)
-        order = np.lexsort(coords[::-1])
+        coords = record_format.coords(records, xp)
+        order = xp.lexsort(coords[::-1])
         return coords[:, order], record_format.values(records)[order]
 
     def to_coo(self):
@@ -234,7 +250,7 @@ class FlycooTensor:
         dtype = check_dtype(dtype)
         if dtype == self.dtype:
             return self
-        return self._rebuild(*self.nonzeros(), dtype)
+        return self._rebuild(*self._sorted_nonzeros(), dtype)
 
     def __repr__(self):
         return (
@@ -256,6 +272,7 @@ class FlycooTensor:
         return f"<table><caption>FlycooTensor</caption>{rows}</table>"
 
     def __reduce__(self):
+        # Through host memory, to the device that is chosen where it is unpickled.
         return _unpickle, (*self.nonzeros(), self.shape, self.layout)
 
     def __copy__(self):
@@ -272,12 +289,17 @@ class FlycooTensor:
 
     # Arithmetic that keeps zeros zero. All else would make a dense array.
 
+    #: Above CuPy's, whose scalars then leave ``scalar * x`` to us; NumPy asks `__array_ufunc__`.
+    __array_priority__ = 1000
+
     def _map_values(self, function, scale=1.0):
         mapped = object.__new__(FlycooTensor)
         mapped._set(self._engine, self._layout.map_values(function, scale))
         return mapped
 
     def _scale(self, operation, scalar):
+        if is_cupy(scalar) and scalar.ndim == 0:
+            scalar = scalar.item()
         if not isinstance(scalar, Real):
             return NotImplemented
         if operation is operator.truediv and scalar == 0:
@@ -287,7 +309,7 @@ class FlycooTensor:
         mapped = self._map_values(lambda values: operation(values, factor), scale)
         # A factor of 0, or underflow, leaves zeros that are not to be kept as nonzeros.
         if np.any(mapped._layout.record_format.values(mapped._layout.records) == 0):
-            return self._rebuild(*mapped.nonzeros())
+            return self._rebuild(*mapped._sorted_nonzeros())
         return mapped
 
     def __mul__(self, other):
@@ -315,9 +337,12 @@ class FlycooTensor:
             raise densify_error(operation, self.shape, _USE_NONZEROS)
         if other.shape != self.shape:
             raise ValueError(f"{operation}: shapes {self.shape} and {other.shape} differ")
-        (coords, values), (coords2, values2) = self.nonzeros(), other.nonzeros()
+        if other.device != self.device:
+            raise TypeError(f"{operation}: devices {self.device!r} and {other.device!r} differ")
+        xp, (coords, values) = self._engine.xp, self._sorted_nonzeros()
+        coords2, values2 = other._sorted_nonzeros()
         return self._rebuild(
-            np.concatenate([coords, coords2], axis=1), np.concatenate([values, sign * values2])
+            xp.concatenate([coords, coords2], axis=1), xp.concatenate([values, sign * values2])
         )
 
     def __add__(self, other):

@@ -1,53 +1,88 @@
-"""TensorLy's array functions under "flycoo": NumPy's for dense arrays, ours for sparse tensors."""
+"""TensorLy's array functions under "flycoo": NumPy's for dense arrays, ours for sparse tensors.
+
+Dense arrays are NumPy's, or CuPy's for tensors on a GPU. NumPy's functions call CuPy's for CuPy
+arrays by themselves, so here are only those that do not, or that are slow for tall factors.
+"""
+
+import importlib
 
 import numpy as np
 from tensorly.backend.numpy_backend import NumpyBackend
 
-from ..checks import check_dtype, densify_error
+from ..array_modules import array_module, as_array, is_cupy, is_on_gpu, move
+from ..checks import check_device_name, check_dtype, check_place, densify_error
 from ..conversion import as_flycoo, is_sparse
+from ..engines import select_engine
+from ..linear_algebra import column_norms, is_tall, qr, solve, sum_rows, transposed_product
 from ..svd import LazyArray, LazySVD, Unfolding
 from ..tensor import FlycooTensor
-
-#: A system with more right-hand sides than this many times its size is solved by its inverse.
-_MANY_RIGHT_HAND_SIDES = 4
 
 _USE_NONZEROS = "use tl.tensor(x).nonzeros() or .to_coo() for the nonzeros"
 
 
 class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-arg]
-    """TensorLy backend for sparse tensors, with NumPy for all that is dense.
+    """TensorLy backend for sparse tensors, with NumPy or CuPy for all that is dense.
 
     Sparse tensors are `FlycooTensor` and raw `sparse.COO`. What would make one dense raises
-    `DensifyError`.
+    `DensifyError`. Arrays stay where they are: new ones are made on the device of a context, and
+    operations on arrays of both kinds raise a TypeError, as under every backend with devices.
+    Scalars are arrays on the device too; the host waits for one where Python looks at its value.
     """
 
     @staticmethod
     def context(tensor):
-        """Return the dtype of factors for `tensor`: integers and bools are counts, so float64."""
-        if is_sparse(tensor):
-            return {"dtype": check_dtype(tensor.dtype, "the dtype of tensor")}
-        return NumpyBackend.context(tensor)
+        """Return the dtype of factors for `tensor`, and where its factors are if on a GPU.
+
+        Integers and bools in a sparse tensor are counts, so float64.
+        """
+        if isinstance(tensor, FlycooTensor):
+            dtype, on_gpu = tensor.dtype, tensor.device == "cuda"
+        elif is_sparse(tensor):
+            dtype = check_dtype(tensor.dtype, "the dtype of tensor")
+            on_gpu = select_engine().NAME == "cuda"
+        else:
+            dtype, on_gpu = tensor.dtype, is_cupy(tensor)
+        return {"dtype": dtype, "device": "cuda"} if on_gpu else {"dtype": dtype}
 
     @staticmethod
-    def tensor(data, dtype=None, **kwargs):
-        """Make an array, or a FlycooTensor of a sparse array (pydata/sparse or SciPy)."""
+    def tensor(data, dtype=None, *, device=None, **kwargs):
+        """Make an array, or a FlycooTensor of a sparse array (pydata/sparse, SciPy or CuPy).
+
+        Without a device, data on a GPU gives a CuPy array and other data a NumPy array.
+        """
         if isinstance(data, FlycooTensor):
             return data if dtype is None else data.astype(dtype)
         if is_sparse(data):
-            return FlycooTensor.from_coo(data, dtype=dtype, **kwargs)
+            return FlycooTensor.from_coo(data, dtype=dtype, device=device, **kwargs)
         if hasattr(data, "tocoo"):
-            return FlycooTensor.from_scipy(data, dtype=dtype, **kwargs)
-        return NumpyBackend.tensor(data, dtype=dtype)
+            return FlycooTensor.from_scipy(data, dtype=dtype, device=device, **kwargs)
+        if device is None and not is_on_gpu(data):
+            return NumpyBackend.tensor(data, dtype=dtype)
+        data = as_array(data)
+        # Converted before it moves: random factors of float32 are drawn in float64.
+        converted = data if dtype is None or dtype == data.dtype else data.astype(dtype)
+        moved = move(converted, array_module(data) if device is None else _module_on(device))
+        return moved.copy() if moved is data else moved
 
     @staticmethod
     def is_tensor(tensor):
-        return is_sparse(tensor) or NumpyBackend.is_tensor(tensor)
+        return is_sparse(tensor) or _is_dense(tensor)
 
     @staticmethod
     def to_numpy(tensor):
         if is_sparse(tensor):
             raise densify_error("tl.to_numpy", tensor.shape, _USE_NONZEROS)
-        return NumpyBackend.to_numpy(tensor)
+        return move(tensor, np) if is_cupy(tensor) else NumpyBackend.to_numpy(tensor)
+
+    @staticmethod
+    def check_random_state(seed):
+        """Return a generator: of NumPy, so that a seed gives TensorLy's start on every device.
+
+        A `cupy.random.RandomState` is returned as it is; it makes the start on the GPU.
+        """
+        if type(seed).__module__.startswith("cupy.random"):
+            return seed
+        return NumpyBackend.check_random_state(seed)
 
     @staticmethod
     def copy(tensor):
@@ -64,6 +99,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     def norm(self, tensor, order=2, axis=None):
         """Compute a norm; of a sparse tensor the Frobenius norm of all of it."""
+        if order == 2 and axis == 0 and is_tall(tensor):
+            return column_norms(tensor)
         if not is_sparse(tensor):
             return super().norm(tensor, order, axis)
         if order != 2 or axis is not None:
@@ -113,68 +150,70 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     @staticmethod
     def conj(x, *args, **kwargs):
         # TensorLy conjugates every factor before every product; of a real array that is a copy.
-        is_real = isinstance(x, np.ndarray) and x.dtype.kind != "c" and not (args or kwargs)
+        is_real = _is_dense(x) and x.dtype.kind != "c" and not (args or kwargs)
         return x if is_real else np.conj(x, *args, **kwargs)
 
     @staticmethod
+    def sum(tensor, axis=None, *args, **kwargs):
+        if axis == 0 and not (args or kwargs) and is_tall(tensor):
+            return sum_rows(tensor)
+        return np.sum(tensor, axis, *args, **kwargs)
+
+    @staticmethod
+    def dot(a, b):
+        """Multiply; the Gram matrix of a tall CuPy factor at the speed of memory."""
+        is_gram = is_cupy(a) and a.ndim == 2 and is_tall(a.T) and is_tall(b)
+        return transposed_product(a.T, b) if is_gram else np.dot(a, b)
+
+    @staticmethod
+    def qr(a, *args, **kwargs):
+        if is_tall(a) and not (args or kwargs):
+            return qr(a)
+        return np.linalg.qr(a, *args, **kwargs)
+
+    @staticmethod
     def solve(a, b):
-        """Solve ``a @ x = b``, with the pseudo-inverse where `a` is singular; never nan.
+        """Solve ``a @ x = b``, with the pseudo-inverse where `a` is singular; never nan."""
+        a, b = as_array(a), as_array(b)
+        check_place(b, "b", is_cupy(a), "a")
+        return solve(a, b)
 
-        With many right-hand sides, as the rows of a factor are, one product with the inverse of the
-        small `a` is an order of magnitude faster than substitution.
-        """
-        a, b = np.asarray(a), np.asarray(b)
-        if a.ndim != 2 or a.shape[0] != a.shape[1] or b.ndim > 2:
-            return np.linalg.solve(a, b)
-        is_wide = b.ndim == 2 and b.shape[1] > _MANY_RIGHT_HAND_SIDES * a.shape[0]
-        if is_wide and a.dtype.kind in "fc" and a.dtype == b.dtype:
-            inverse, condition = _invert(a)
-            if np.isfinite(inverse).all():
-                return _solve_many(a, b, inverse, condition)
-        return _solve_few(a, b)
+    @staticmethod
+    def digamma(x):
+        return _special_functions_for(x).digamma(x)
+
+    @staticmethod
+    def logsumexp(tensor, axis=0):
+        return _special_functions_for(tensor).logsumexp(tensor, axis=axis)
 
 
-def _solve_few(a, b):
-    try:
-        x = np.linalg.solve(a, b)
-    except np.linalg.LinAlgError:
-        return np.linalg.pinv(a) @ b
-    return x if np.isfinite(x).all() else np.linalg.pinv(a) @ b
+def _is_dense(x):
+    return isinstance(x, np.ndarray) or is_cupy(x)
 
 
-def _solve_many(a, b, inverse, condition):
-    # Of the transposes, so that the factor comes out in C order.
-    x = (b.T @ inverse.T).T
-    if condition**2 * np.finfo(a.dtype).eps > 1:
-        # The inverse leaves a residual of condition * eps: one step of refinement mends that.
-        x = x + (((b - a @ x).T) @ inverse.T).T
-    return x
+def _make_on_device(name):
+    def make(*args, device=None, **kwargs):
+        return getattr(_module_on(device), name)(*args, **kwargs)
+
+    make.__doc__ = f"Call ``{name}`` of NumPy, or of CuPy with the device of a context."
+    return make
 
 
-def _invert(a):
-    """Invert a small matrix in float64, or pseudo-invert it where its own precision is too low.
+for _name in ("ones", "zeros", "eye"):
+    FlycooBackend.register_method(_name, _make_on_device(_name))
 
-    Return the inverse and the condition number of the scaled matrix, 1 for a pseudo-inverse.
 
-    Rows and columns are first scaled to a diagonal of ones: a component that is only much smaller
-    than another is no reason to call the matrix singular.
-    """
-    exact = a.astype(np.result_type(a.dtype, np.float64))
-    scale = np.sqrt(np.abs(np.diagonal(exact)))
-    scale[(scale == 0) | ~np.isfinite(scale)] = 1
-    scales = np.outer(scale, scale)
-    scaled = exact / scales
-    try:
-        inverse = np.linalg.inv(scaled)
-        condition = np.abs(scaled).sum(axis=0).max() * np.abs(inverse).sum(axis=0).max()
-        is_regular = condition * np.finfo(a.dtype).eps < 1
-    except np.linalg.LinAlgError:
-        is_regular = False
-    if not is_regular:
-        condition = 1.0
-        inverse = np.linalg.pinv(scaled, rcond=a.shape[0] * np.finfo(a.dtype).eps)
-    with np.errstate(over="ignore"):  # the caller looks whether it did
-        return (inverse / scales).astype(a.dtype), condition
+def _module_on(device):
+    """Return the array module of a context's device; without one arrays are made on the host."""
+    if device is None or check_device_name(device) != "cuda":
+        return np
+    import cupy
+
+    return cupy
+
+
+def _special_functions_for(x):
+    return importlib.import_module("cupyx.scipy.special" if is_cupy(x) else "scipy.special")
 
 
 class _ModeFirst(LazyArray):

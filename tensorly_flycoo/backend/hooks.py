@@ -7,8 +7,9 @@ import inspect
 import numpy as np
 import tensorly as tl
 from tensorly.backend import BackendManager
+from tensorly.cp_tensor import CPTensor
 
-from ..checks import densify_error
+from ..checks import check_place, densify_error
 from ..conversion import as_flycoo, is_sparse
 from ..mttkrp import mttkrp
 from ..svd import LazySVD, Unfolding
@@ -74,7 +75,9 @@ def _stands_for_sparse(x):
 
 def _unfolding_dot_khatri_rao(tensor, cp_tensor, mode):
     weights, factors = cp_tensor
-    if weights is not None and np.all(weights == 1):  # as they are unless factors are normalised
+    # All ones unless factors are normalised. To look costs one synchronisation with a GPU, which
+    # is less than a multiplication of the whole result.
+    if weights is not None and np.all(weights == 1):
         weights = None
     # Once in a decomposition tl.norm looks at the coordinates of a raw COO too; not here again.
     return mttkrp(as_flycoo(tensor), factors, mode, weights=weights)
@@ -86,7 +89,7 @@ def _refuse(name, *args, **kwargs):
 
 
 def _initialize_cp(original):
-    """Refuse a mask where parafac begins, not when it is first used after a whole sweep."""
+    """Refuse where parafac begins what would fail later: a mask, a guess on another device."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -95,9 +98,24 @@ def _initialize_cp(original):
         if arguments.get("mask") is not None:
             shape = tl.shape(tensor)
             raise densify_error("mask= of parafac", shape, "it has no sparse version here")
+        _check_guess(arguments.get("init"), "device" in tl.context(tensor))
         return original(tensor, *args, **kwargs)
 
     return initialize_cp
+
+
+def _check_guess(init, is_on_gpu):
+    """Look where the arrays of an initial guess are; ``tl.tensor(a, **tl.context(x))`` moves one.
+
+    TensorLy itself makes the random start through `tl.tensor`, and takes a guess as it is.
+    """
+    if not isinstance(init, tuple | list | CPTensor) or len(init) != 2:
+        return  # TensorLy says what is wrong with it
+    weights, factors = init
+    if weights is not None:
+        check_place(weights, "the weights of init", is_on_gpu, "x")
+    for n, factor in enumerate(factors):
+        check_place(factor, f"factors[{n}] of init", is_on_gpu, "x")
 
 
 def _error_calc(original):

@@ -26,7 +26,8 @@ def set_device(device):
     Parameters
     ----------
     device : {"auto", "cpu", "cuda"}
-        "auto" takes the GPU if CuPy is installed and finds one, and the CPU otherwise.
+        "auto" leaves data that is on a GPU there, and takes other data to the GPU if CuPy is
+        installed and finds one, to the CPU otherwise.
 
     Raises
     ------
@@ -48,8 +49,11 @@ def set_device(device):
     _chosen_device = device
 
 
-def select_engine(device=None):
-    """Return the engine module of `device`, by default of the chosen one; see `set_device`."""
+def select_engine(device=None, *, is_on_gpu=False):
+    """Return the engine module of `device`, by default of the chosen one; see `set_device`.
+
+    With "auto", data that `is_on_gpu` stay there.
+    """
     if device is not None:
         check_device_name(device)
     elif _chosen_device is not None:
@@ -57,7 +61,7 @@ def select_engine(device=None):
     else:
         device = check_device_name(os.environ.get(DEVICE_VARIABLE, "auto"), DEVICE_VARIABLE)
     if device == "auto":
-        device = "cuda" if _has_gpu() else "cpu"
+        device = "cuda" if is_on_gpu or _has_gpu() else "cpu"
     if device == "cuda":
         _check_cuda()
         from . import cuda

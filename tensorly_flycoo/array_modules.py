@@ -1,0 +1,56 @@
+"""NumPy and CuPy arrays: which is which, and how one becomes the other where that is asked for.
+
+CuPy is never imported to find out: without it there are no CuPy arrays.
+"""
+
+import sys
+
+import numpy as np
+
+#: What DLPack calls memory that a GPU reads: CUDA's own, and managed.
+_GPU_DEVICE_TYPES = (2, 13)
+
+
+def is_cupy(x):
+    """Say whether `x` is a CuPy array.
+
+    Examples
+    --------
+    >>> is_cupy(np.ones(3)), is_cupy([1, 2])
+    (False, False)
+    """
+    return isinstance(x, getattr(sys.modules.get("cupy"), "ndarray", ()))
+
+
+def is_on_gpu(x):
+    """Say whether `x` is data on a GPU, of whatever library, or a list or tuple of CuPy arrays."""
+    if isinstance(x, list | tuple):
+        return len(x) > 0 and is_cupy(x[0])
+    is_foreign = hasattr(x, "__dlpack_device__") and not is_cupy(x)
+    return is_cupy(x) or (is_foreign and x.__dlpack_device__()[0] in _GPU_DEVICE_TYPES)
+
+
+def array_module(x):
+    """Return cupy for a CuPy array, else numpy."""
+    return sys.modules["cupy"] if is_cupy(x) else np
+
+
+def as_array(x):
+    """Return `x` as an array where it is: CuPy's for what is on a GPU, else NumPy's.
+
+    The memory of an array of another library that exports DLPack is shared, not copied.
+    """
+    if not is_on_gpu(x):
+        return np.asarray(x)
+    import cupy
+
+    if is_cupy(x):
+        return x
+    return cupy.array(x) if isinstance(x, list | tuple) else cupy.from_dlpack(x)
+
+
+def move(array, xp):
+    """Return a NumPy or CuPy array as one of the module `xp`: itself, or a copy over there."""
+    if xp is not np:
+        return xp.asarray(array)
+    return array.get() if is_cupy(array) else array

@@ -1,0 +1,16 @@
+"""Tests that need a GPU: ``pytest tests/gpu``. They are not collected otherwise, and never skip."""
+
+import cupy
+import pytest
+import tensorly as tl
+
+import tensorly_flycoo
+
+
+@pytest.fixture(autouse=True)
+def flycoo_on_a_gpu(monkeypatch):
+    """Use the backend, with raw COO arrays on the GPU; without one this is an error."""
+    assert cupy.cuda.runtime.getDeviceCount() > 0
+    monkeypatch.setattr(tensorly_flycoo.engines, "_chosen_device", "cuda")
+    with tl.backend_context("flycoo"):
+        yield
