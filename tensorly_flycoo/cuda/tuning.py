@@ -66,7 +66,7 @@ def choose_batch(num_inputs, remaps):
     As many as there are registers for, up to 4: with 8 the nell-1 shape took 1.03 times as long
     (H200, rank 32).
     """
-    return 2 if remaps and num_inputs > 2 else 4
+    return 4 if num_inputs <= (2 if remaps else 4) else 2
 
 
 def slot_nbytes(record_nbytes, ndim, itemsize):

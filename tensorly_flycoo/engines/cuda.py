@@ -58,6 +58,17 @@ def mttkrp(layout, factors, mode, out):
             layout.swap()
 
 
+def gram(starts, ids, values, size):
+    """Compute a Gram matrix (size, size) from groups of entries.
+
+    Group g is the entries ``starts[g]`` to ``starts[g + 1]`` of `ids` (rising) and `values`.
+    """
+    from cupyx.scipy.sparse import csr_matrix
+
+    groups = csr_matrix((values, ids, starts), shape=(starts.size - 1, size))
+    return (groups.T.tocsr() @ groups).toarray()
+
+
 class _RemapOrder:
     """Let a launch that remaps wait for the last one, if that was on another stream."""
 

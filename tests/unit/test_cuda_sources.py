@@ -74,6 +74,7 @@ def compile_all(jobs):
 def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
     """With all that a kernel can do, pulling and remapping, and with neither."""
     record_format = make_format(ndim, dtype)
+    itemsize = record_format.dtype.itemsize
     slot_nbytes = tuning.slot_nbytes(record_format.record_nbytes, ndim, itemsize)
     tile_size = tuning.choose_tile_size(slot_nbytes, ARCHITECTURES[architecture])
     cuts = {tuning.cut_rank(rank, itemsize, 16) for rank in RANKS}
