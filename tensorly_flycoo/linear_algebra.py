@@ -123,8 +123,11 @@ def solve(a, b):
     """
     if a.ndim != 2 or a.shape[0] != a.shape[1] or b.ndim > 2:
         return np.linalg.solve(a, b)
+    if is_cupy(b) and b.ndim == 1:
+        return solve(a, b[:, None])[:, 0]
+    # CuPy's own solver does not say where a matrix is singular, so it is never asked.
     is_wide = b.ndim == 2 and b.shape[1] > _MANY_RIGHT_HAND_SIDES * a.shape[0]
-    if is_wide and a.dtype.kind in "fc" and a.dtype == b.dtype:
+    if (is_wide or is_cupy(b)) and a.dtype.kind in "fc" and a.dtype == b.dtype:
         inverse, condition = _invert(move(a, np))
         if np.isfinite(inverse).all():
             return _solve_many(a, b, array_module(a).asarray(inverse), condition)

@@ -30,6 +30,12 @@ def launch(kernel, grid, block_size, arguments, shared_nbytes=0):
 
 
 @functools.cache
+def capability(device_id):
+    """Return the compute capability of a device, such as 90."""
+    return int(cupy.cuda.Device(device_id).compute_capability)
+
+
+@functools.cache
 def shared_nbytes_per_multiprocessor(device_id):
     """Return the shared memory that the blocks of a multiprocessor have between them."""
     return cupy.cuda.Device(device_id).attributes["MaxSharedMemoryPerMultiprocessor"]

@@ -13,9 +13,11 @@ _TYPES = {
 }
 
 
-def mttkrp_macros(record_format, tile_size, cut, empty_dtype, pull_dtype=None, remap_dtype=None):
+def mttkrp_macros(
+    record_format, tile_size, cut, capability, empty_dtype, pull_dtype=None, remap_dtype=None
+):
     """Specialise `mttkrp.cu`; without `pull_dtype` or `remap_dtype` it does not pull or remap."""
-    num_inputs = record_format.ndim - 1
+    num_inputs, remaps = record_format.ndim - 1, remap_dtype is not None
     return {
         **_tile_macros(record_format, tile_size, pull_dtype, remap_dtype),
         "VALUE": _TYPES[record_format.dtype],
@@ -23,10 +25,10 @@ def mttkrp_macros(record_format, tile_size, cut, empty_dtype, pull_dtype=None, r
         "MIN_BLOCKS": tuning.MIN_BLOCKS,
         "LANE_COLUMNS": cut.lane_columns,
         "GROUP_SIZE": cut.group_size,
-        "BATCH": tuning.choose_batch(num_inputs, remap_dtype is not None),
+        "BATCH": tuning.choose_batch(num_inputs, remaps, capability),
         "EMPTY_ROW": _TYPES[empty_dtype],
         "PULL": int(pull_dtype is not None),
-        "REMAP": int(remap_dtype is not None),
+        "REMAP": int(remaps),
     }
 
 

@@ -60,13 +60,15 @@ def cut_rank(rank, itemsize, alignment):
     return RankCut(lane_columns, group_size, -(-num_lanes // group_size))
 
 
-def choose_batch(num_inputs, remaps):
+def choose_batch(num_inputs, remaps, capability):
     """Choose of how many nonzeros a lane loads the rows before it uses the first.
 
-    As many as there are registers for, up to 4: with 8 the nell-1 shape took 1.03 times as long
-    (H200, rank 32).
+    As many as there are registers for without a spill, up to 4: with 8 the nell-1 shape took 1.03
+    times as long (H200, rank 32).
     """
-    return 4 if num_inputs <= (2 if remaps else 4) else 2
+    if capability >= 90:
+        return 4 if num_inputs <= (2 if remaps else 4) else 2
+    return 4 if num_inputs <= 2 else (1 if remaps else 2)
 
 
 def slot_nbytes(record_nbytes, ndim, itemsize):

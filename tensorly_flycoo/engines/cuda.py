@@ -59,14 +59,14 @@ def mttkrp(layout, factors, mode, out):
 
 
 def gram(starts, ids, values, size):
-    """Compute a Gram matrix (size, size) from groups of entries.
+    """Compute the lower triangle of a Gram matrix (size, size) from groups of entries.
 
     Group g is the entries ``starts[g]`` to ``starts[g + 1]`` of `ids` (rising) and `values`.
     """
     from cupyx.scipy.sparse import csr_matrix
 
     groups = csr_matrix((values, ids, starts), shape=(starts.size - 1, size))
-    return (groups.T.tocsr() @ groups).toarray()
+    return cupy.tril((groups.T.tocsr() @ groups).toarray())
 
 
 class _RemapOrder:
@@ -117,6 +117,7 @@ def _get_mttkrp_kernel(layout, tiling, cut, pull_ids, plan):
         record_format,
         layout.tile_size,
         cut,
+        launch.capability(tiling.carry_rows.device.id),
         tiling.empty_rows.dtype,
         None if pull_ids is None else pull_ids.dtype,
         None if plan is None else plan.remap_ids.dtype,

@@ -76,6 +76,6 @@ def sum_duplicates(records, record_format, is_equal, xp=np):
     """Merge sorted records whose coordinates are those of the record before."""
     starts = xp.flatnonzero(xp.concatenate([xp.ones(1, bool), ~is_equal]))
     merged = records[starts]
-    sums = xp.add.reduceat(record_format.values(records), starts)
-    record_format.values(merged)[...] = sums
+    values = xp.ascontiguousarray(record_format.values(records))  # as CuPy's reduceat wants them
+    record_format.values(merged)[...] = xp.add.reduceat(values, starts)
     return merged

@@ -48,6 +48,10 @@ def compile_source(file, architecture, macros):
     return log
 
 
+def get_capability(architecture):
+    return int(architecture.removeprefix("sm_"))
+
+
 def check_no_spills(log):
     spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", log)
     assert spills, log
@@ -78,9 +82,13 @@ def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
     slot_nbytes = tuning.slot_nbytes(record_format.record_nbytes, ndim, itemsize)
     tile_size = tuning.choose_tile_size(slot_nbytes, ARCHITECTURES[architecture])
     cuts = {tuning.cut_rank(rank, itemsize, 16) for rank in RANKS}
-    ids = [np.dtype(np.uint32)] * 3
+    ids, capability = [np.dtype(np.uint32)] * 3, get_capability(architecture)
     compile_all(
-        ("mttkrp.cu", architecture, mttkrp_macros(record_format, tile_size, cut, *dtypes))
+        (
+            "mttkrp.cu",
+            architecture,
+            mttkrp_macros(record_format, tile_size, cut, capability, *dtypes),
+        )
         for cut in cuts
         for dtypes in (ids, ids[:1])
     )
@@ -96,7 +104,8 @@ def test_every_way_to_fetch_a_record_compiles(architecture):
     for ids, tile_size, bits in itertools.product(layouts, (256, 2048), (10, 32)):
         record_format = make_format(3, "float32", bits)
         cut = tuning.cut_rank(32, 4, 16)
-        macros = mttkrp_macros(record_format, tile_size, cut, narrow, *ids)
+        capability = get_capability(architecture)
+        macros = mttkrp_macros(record_format, tile_size, cut, capability, narrow, *ids)
         jobs.append(("mttkrp.cu", architecture, macros))
         if ids[1] is not None:
             jobs.append(("remap.cu", architecture, remap_macros(record_format, tile_size, *ids)))
