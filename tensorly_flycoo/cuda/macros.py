@@ -42,6 +42,11 @@ def partial_rows_macros(dtype):
     return {"VALUE": _TYPES[dtype], "SEGMENT": tuning.SEGMENT}
 
 
+def sum_groups_macros(dtype):
+    """Specialise `sum_groups.cu`."""
+    return {"VALUE": _TYPES[dtype]}
+
+
 def _tile_macros(record_format, tile_size, pull_dtype, remap_dtype):
     return {
         "NUM_WORDS": record_format.num_words,

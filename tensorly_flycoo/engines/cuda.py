@@ -11,7 +11,7 @@ import cupy
 import numpy as np
 
 from ..cuda import launch, tuning
-from ..cuda.macros import mttkrp_macros, partial_rows_macros, remap_macros
+from ..cuda.macros import mttkrp_macros, partial_rows_macros, remap_macros, sum_groups_macros
 from ..format.layouts import IndexedLayout, RemapLayout, ReplicatedLayout
 from ..format.packing import RecordFormat
 from ..format.primitives import Primitives
@@ -165,13 +165,18 @@ def _add_partial_rows(carry_rows, partial_rows, out):
         num_segments = -(-num_tiles // tuning.SEGMENT)
         segment_rows = cupy.empty(num_segments, np.int64)
         segment_sums = cupy.empty((num_segments, rank), out.dtype)
-        grid = (min(-(-num_segments * rank // tuning.BLOCK_SIZE), launch.MAX_GRID),)
+        grid = _grid_of(num_segments * rank)
         arguments = (
             np.int64(num_tiles), carry_rows, np.int32(rank), partial_rows, out,
             segment_rows, segment_sums,
         )  # fmt: skip
         launch.launch(kernel, grid, tuning.BLOCK_SIZE, arguments)
         carry_rows, partial_rows, num_tiles = segment_rows, segment_sums, num_segments
+
+
+def _grid_of(num_items):
+    """Return a grid with a thread for each item, or with as many as a grid may have."""
+    return (min(-(-num_items // tuning.BLOCK_SIZE), launch.MAX_GRID),)
 
 
 def _remap(layout):
@@ -202,6 +207,14 @@ class _CudaPrimitives(Primitives):
 
     def __init__(self):
         super().__init__(cupy, block_size=2**26)
+
+    def sum_groups(self, values, starts):
+        kernel = launch.get_kernel("sum_groups.cu", "sum_groups", **sum_groups_macros(values.dtype))
+        sums = cupy.empty(starts.size, values.dtype)
+        edges = cupy.append(starts, values.size).astype(np.int64)
+        arguments = (np.int64(starts.size), edges, cupy.ascontiguousarray(values), sums)
+        launch.launch(kernel, _grid_of(starts.size), tuning.BLOCK_SIZE, arguments)
+        return sums
 
     def order_writes(self, remap_ids, tile_size):
         # By tile, and in a tile by position: 64-bit keys hold both.

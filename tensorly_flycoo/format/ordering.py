@@ -35,7 +35,7 @@ def make_canonical_records(coords, values, record_format, primitives):
     _, is_equal = compare_neighbours(record_format.coords(records, xp), xp)
     if not bool(is_equal.any()):
         return records
-    records = sum_duplicates(records, record_format, is_equal, xp)
+    records = sum_duplicates(records, record_format, is_equal, primitives)
     is_nonzero = record_format.values(records) != 0
     return records if bool(is_nonzero.all()) else records[is_nonzero]
 
@@ -72,10 +72,11 @@ def compute_norm(values, xp=np, block_size=2**15):
     return math.ldexp(math.sqrt(math.fsum(scaled)), exponent)
 
 
-def sum_duplicates(records, record_format, is_equal, xp=np):
+def sum_duplicates(records, record_format, is_equal, primitives):
     """Merge sorted records whose coordinates are those of the record before."""
+    xp = primitives.xp
     starts = xp.flatnonzero(xp.concatenate([xp.ones(1, bool), ~is_equal]))
     merged = records[starts]
-    values = xp.ascontiguousarray(record_format.values(records))  # as CuPy's reduceat wants them
-    record_format.values(merged)[...] = xp.add.reduceat(values, starts)
+    sums = primitives.sum_groups(record_format.values(records), starts)
+    record_format.values(merged)[...] = sums
     return merged

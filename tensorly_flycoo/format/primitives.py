@@ -65,6 +65,10 @@ class Primitives:
         self.scatter(stored_now & stored.dtype.type(bucket_size - 1), positions, offsets)
         stored[...] = stored_now
 
+    def sum_groups(self, values, starts):
+        """Sum values from each of the `starts` to the next one."""
+        return self.xp.add.reduceat(values, starts)
+
     def order_writes(self, remap_ids, tile_size):
         """Reorder the ids of each tile so that neighbours in memory are written together.
 

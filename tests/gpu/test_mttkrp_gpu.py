@@ -220,6 +220,23 @@ def test_threads_share_one_tensor(layout):
     assert wrong == []
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_duplicates_are_added_in_their_order(dtype):
+    """To the bit as on the CPU for pairs, and with no more error than adding has for many."""
+    rng = np.random.default_rng(0)
+    coords = rng.integers(0, 40, (2, 3000))
+    values = (rng.standard_normal(3000) * 10.0 ** rng.integers(-6, 7, 3000)).astype(dtype)
+    x = FlycooTensor(coords, values, (40, 40), device="cuda")
+    found_coords, found = x.nonzeros()
+    expected, bound = np.zeros((2, 40, 40))
+    np.add.at(expected, tuple(coords), values.astype(float))
+    np.add.at(bound, tuple(coords), np.abs(values).astype(float))
+    places = tuple(found_coords)
+    assert found.size == np.count_nonzero(expected)
+    error = np.abs(found - expected[places])
+    assert (error <= 40 * np.finfo(dtype).eps * bound[places]).all()
+
+
 def test_nbytes_is_what_the_arrays_take():
     coords, values, shape, _ = make_problem((2000, 3000, 4000), 30000, 1, "float32")
     for layout, per_nonzero in [("remap", 2 * 16 + 3 * 10), ("replicated", 48), ("indexed", 24)]:

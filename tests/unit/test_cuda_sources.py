@@ -15,7 +15,12 @@ import pytest
 
 from tensorly_flycoo import cuda
 from tensorly_flycoo.cuda import tuning
-from tensorly_flycoo.cuda.macros import mttkrp_macros, partial_rows_macros, remap_macros
+from tensorly_flycoo.cuda.macros import (
+    mttkrp_macros,
+    partial_rows_macros,
+    remap_macros,
+    sum_groups_macros,
+)
 from tensorly_flycoo.cuda.source import load_source
 from tensorly_flycoo.format.packing import RecordFormat
 
@@ -110,6 +115,7 @@ def test_every_way_to_fetch_a_record_compiles(architecture):
         if ids[1] is not None:
             jobs.append(("remap.cu", architecture, remap_macros(record_format, tile_size, *ids)))
     jobs += [("partial_rows.cu", architecture, partial_rows_macros(np.dtype(d))) for d in DTYPES]
+    jobs += [("sum_groups.cu", architecture, sum_groups_macros(np.dtype(d))) for d in DTYPES]
     compile_all(jobs)
 
 
