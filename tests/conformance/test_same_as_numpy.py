@@ -280,7 +280,7 @@ def test_both_tensor_algebras_give_the_same_bits(name, tenalg):
     _check_same_bits(first, second)
 
 
-@pytest.mark.parametrize("layout", ["remap", "replicated"])
+@pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
 @pytest.mark.parametrize("name", ["random", "svd", "normalize", "callback", "linesearch"])
 def test_both_layouts_give_the_bits_of_the_raw_tensor(name, layout):
     coo = _problem(4, np.float64)

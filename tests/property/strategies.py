@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tensorly_flycoo.format.layouts import RemapLayout, ReplicatedLayout
+from tensorly_flycoo.format.layouts import IndexedLayout, RemapLayout, ReplicatedLayout
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
 
@@ -77,4 +77,5 @@ def build_layout(name, drawn, tiling=(4, 2), dtype="float64", word_dtype="uint64
     arguments = [drawn.coords, drawn.values.astype(dtype), record_format, tiling[0]]
     if name == "remap":
         return RemapLayout.build(*arguments, tiling[0] * tiling[1], Primitives())
-    return ReplicatedLayout.build(*arguments, Primitives())
+    cls = {"replicated": ReplicatedLayout, "indexed": IndexedLayout}[name]
+    return cls.build(*arguments, Primitives())

@@ -18,7 +18,7 @@ from tensorly_flycoo.format.ordering import make_canonical_records
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
 
-layout_names = st.sampled_from(["remap", "replicated"])
+layout_names = st.sampled_from(["remap", "replicated", "indexed"])
 
 
 @quick

@@ -10,7 +10,7 @@ from strategies import nonzeros, quick, seeds
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.engines import cpu, reference
 
-layouts = st.sampled_from(["remap", "replicated"])
+layouts = st.sampled_from(["remap", "replicated", "indexed"])
 fixture_is_for_all_examples = settings(
     quick, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tensorly_flycoo.format.layouts import RemapLayout, ReplicatedLayout
+from tensorly_flycoo.format.layouts import IndexedLayout, RemapLayout, ReplicatedLayout
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
 
@@ -67,13 +67,33 @@ def test_known_replicated_layout():
     ]
 
 
-@pytest.mark.parametrize("cls", [RemapLayout, ReplicatedLayout])
+@pytest.mark.parametrize("cls", [RemapLayout, ReplicatedLayout, IndexedLayout])
 def test_known_tilings(cls):
     layout = build(cls, tile_size=4)
     assert [tiling.carry_rows.tolist() for tiling in layout.tilings] == [[-1, -1], [-1, -1]]
     assert [tiling.empty_rows.tolist() for tiling in layout.tilings] == [[4], []]
     layout = build(cls, tile_size=1)
     assert layout.tilings[1].carry_rows.tolist() == [-1, 0, -1, 1, -1, 2]
+
+
+def test_known_indexed_layout():
+    layout = build(IndexedLayout)
+    assert read_values(layout, layout.records) == [1, 2, 3, 4, 5, 6]
+    assert layout.pull_ids[0] is None
+    assert layout.pull_ids[1].tolist() == [1, 4, 2, 5, 0, 3]
+    assert layout.nbytes == 6 * (16 + 4) + sum(tiling.nbytes for tiling in layout.tilings)
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 4, 2, 5), (30, 7, 30, 2, 9)])
+def test_an_index_pulls_the_orders_of_the_replicated_copies(shape):
+    rng = np.random.default_rng(0)
+    coords = np.stack([rng.integers(0, size, 60) for size in shape])
+    arguments = (coords, rng.standard_normal(60), shape, 2)
+    layout, replicated = build(IndexedLayout, *arguments), build(ReplicatedLayout, *arguments)
+    np.testing.assert_array_equal(layout.records, replicated.copies[0])
+    for mode in range(1, len(shape)):
+        pulled = layout.records[layout.pull_ids[mode]]
+        np.testing.assert_array_equal(pulled, replicated.copies[mode])
 
 
 @pytest.mark.parametrize("bucket_size", [2, 4, 8, 64])
@@ -120,14 +140,14 @@ def test_nbytes_is_exact():
     assert replicated.nbytes == sum(array.nbytes for array in arrays)
 
 
-@pytest.mark.parametrize("cls", [RemapLayout, ReplicatedLayout])
+@pytest.mark.parametrize("cls", [RemapLayout, ReplicatedLayout, IndexedLayout])
 def test_snapshot_is_a_copy(cls):
     layout = build(cls)
     layout.snapshot()[...] = 0
     assert sorted(read_values(layout, layout.snapshot())) == VALUES.tolist()
 
 
-@pytest.mark.parametrize("cls", [RemapLayout, ReplicatedLayout])
+@pytest.mark.parametrize("cls", [RemapLayout, ReplicatedLayout, IndexedLayout])
 def test_canonical_records_whatever_mode_is_resident(cls):
     layout = build(cls)
     for _ in range(3):
@@ -158,7 +178,7 @@ def test_map_values_of_a_replicated_layout():
         assert read_values(mapped, copy) == [-value for value in read_values(layout, original)]
 
 
-@pytest.mark.parametrize("cls", [RemapLayout, ReplicatedLayout])
+@pytest.mark.parametrize("cls", [RemapLayout, ReplicatedLayout, IndexedLayout])
 def test_no_nonzeros(cls):
     layout = build(cls, np.zeros((2, 0), np.int64), np.zeros(0))
     assert [tiling.carry_rows.size for tiling in layout.tilings] == [0, 0]

@@ -9,7 +9,7 @@ import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, mttkrp
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
-KINDS = pytest.mark.parametrize("kind", ["remap", "replicated", "COO", "GCXS", "DOK"])
+KINDS = pytest.mark.parametrize("kind", ["remap", "replicated", "indexed", "COO", "GCXS", "DOK"])
 
 
 def make_kind(problem, kind):
@@ -55,7 +55,7 @@ def test_weights_of_one_change_no_bit():
     assert mttkrp(x, problem.factors, 1, weights=np.ones(3)).tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("layout", ["remap", "replicated"])
+@pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
 def test_out_may_be_the_factor_of_the_mode(layout):
     problem = make_problem((30, 20, 10), 500)
     x = problem.tensor(layout=layout)

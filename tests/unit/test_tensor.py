@@ -13,7 +13,7 @@ from problems import make_problem
 from tensorly_flycoo import DensifyError, FlycooTensor, mttkrp
 from tensorly_flycoo.engines import cpu
 
-LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated"])
+LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 HUGE = (2**22, 2**21, 2**23, 2**20)  # 2**86 cells
