@@ -95,7 +95,15 @@ def test_an_error_comes_out_when_nothing_runs_any_more(num_threads, failing):
     run_parallel(loop, failing)  # and the threads work on
 
 
-def test_an_interrupt_comes_out_when_nothing_runs_any_more(two_threads):
+@pytest.fixture
+def interruptible():
+    """Take interrupts, also where a process was started in the background, which ignores them."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+def test_an_interrupt_comes_out_when_nothing_runs_any_more(two_threads, interruptible):
     """The caller's thread has finished its parts, and waits, when the user presses Ctrl-C."""
     caller, helper_is_busy = threading.current_thread(), threading.Event()
 
