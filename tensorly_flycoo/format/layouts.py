@@ -65,8 +65,9 @@ class RemapLayout:
         Of the values, added up in order 0: the same whatever mode is resident.
     lock : threading.Lock
         Held from the first launch that changes `spare` until `swap`.
-    last_use : object
-        What an engine that computes asynchronously has to wait for before it remaps again.
+    last_use : cupy.cuda.Event or None
+        The end of the last launch that remapped, where an engine computes asynchronously: what
+        comes next, on whatever stream, has to wait for it.
 
     References
     ----------
@@ -138,12 +139,18 @@ class RemapLayout:
     def snapshot(self):
         """Copy the records, in whatever order they are now."""
         with self.lock:
+            self._wait()
             return self.records.copy()
+
+    def _wait(self):
+        if self.last_use is not None:
+            self.last_use.synchronize()
 
     def canonical_records(self, primitives):
         """Copy the records in order 0."""
         xp = primitives.xp
         with self.lock:
+            self._wait()
             if self.mode == 0:
                 nnz = self.records.shape[0]
                 positions = xp.arange(nnz, dtype=index_dtype(nnz))
@@ -159,6 +166,7 @@ class RemapLayout:
     def map_values(self, function, scale):
         """Make a layout with the same plans and ``function(values)``, of `scale` times the norm."""
         with self.lock:
+            self._wait()
             records, mode = map_record_values(self.records, self.record_format, function), self.mode
         return RemapLayout(
             self.record_format,

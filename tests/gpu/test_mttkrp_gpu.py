@@ -194,6 +194,22 @@ def test_streams_take_turns_on_one_tensor(layout):
         assert out.get().tobytes() == expected[step % 3]
 
 
+def test_reading_waits_for_the_last_launch():
+    """The nonzeros are whole, though they are asked for on another stream than they move on."""
+    coords, values, shape, factors = make_problem((900, 800, 700), 1000000, 128, "float32")
+    factors = [cupy.asarray(factor) for factor in factors]
+    x = FlycooTensor(coords, values, shape, device="cuda")
+    expected_coords, expected_values = x.nonzeros()
+    cupy.cuda.Device().synchronize()
+    for num_modes in (1, 2, 3, 7):
+        with cupy.cuda.Stream(non_blocking=True):
+            for step in range(num_modes):
+                mttkrp(x, factors, step % 3)
+        found_coords, found_values = x.nonzeros()
+        np.testing.assert_array_equal(found_coords, expected_coords)
+        np.testing.assert_array_equal(found_values, expected_values)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_threads_share_one_tensor(layout):
     coords, values, shape, factors = make_problem((90, 80, 70), 30000, 16, "float64")
