@@ -1,5 +1,7 @@
 // Entry: MTTKRP of one mode; with REMAP also dynamic remapping to the next mode's storage.
 //
+// Mapping, preconditions, bytes, determinism and source: tiles.cuh for how records move, mttkrp.cuh
+// for how a tile is computed. A block has a tile, and its share of the rows without a nonzero.
 #include "mttkrp.cuh"
 #include "tiles.cuh"
 

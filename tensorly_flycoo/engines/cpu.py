@@ -11,7 +11,7 @@ import time
 import numba
 import numpy as np
 
-from ..format.layouts import IndexedLayout, RemapLayout, ReplicatedLayout
+from ..format import layouts
 from ..format.packing import RecordFormat
 from ..format.primitives import Primitives, index_dtype
 from . import cpu_kernels
@@ -25,9 +25,6 @@ xp = np
 #: while records are pulled out of it). Measured on a Xeon with 1 MB of L2.
 TILE_SIZE = 2048
 BUCKET_SIZE = 8192
-
-#: The size of a bucket that holds all nonzeros there could be.
-_ONE_BUCKET = 2**62
 
 #: Bytes of an output row that are kept in registers.
 _ROW_NBYTES = 128
@@ -43,11 +40,8 @@ _logger = logging.getLogger("tensorly_flycoo")
 def build_layout(layout, coords, values, shape):
     """Build the layout named `layout` from checked coords (ndim, nnz) and values (nnz,)."""
     record_format = RecordFormat.of(shape, values.dtype, np.uint64)
-    arguments = (coords, values, record_format, TILE_SIZE)
-    if layout == "remap":
-        return RemapLayout.build(*arguments, BUCKET_SIZE, primitives)
-    cls = {"replicated": ReplicatedLayout, "indexed": IndexedLayout}[layout]
-    return cls.build(*arguments, primitives)
+    sizes = (TILE_SIZE, BUCKET_SIZE)
+    return layouts.build_layout(layout, coords, values, record_format, *sizes, primitives)
 
 
 def mttkrp(layout, factors, mode, out):
@@ -62,7 +56,7 @@ def mttkrp(layout, factors, mode, out):
         return
     if layout.name == "indexed":
         records, ids = layout.records, (layout.pull_ids[mode], None, None)
-        _compute(layout, records, ids, factors, mode, out, bucket_size=_ONE_BUCKET)
+        _compute(layout, records, ids, factors, mode, out, bucket_size=layouts.ONE_BUCKET)
         return
     with layout.lock:
         while layout.mode != mode:
@@ -198,11 +192,6 @@ class _CpuPrimitives(Primitives):
         else:
             record_words = (0,) * source.shape[1]
             _launch(cpu_kernels.scatter_records, nnz, source, positions, target, record_words)
-
-    def gather(self, source, positions, target):
-        record_words = (0,) * source.shape[1]
-        nnz = source.shape[0]
-        _launch(cpu_kernels.gather_records, nnz, source, positions, target, record_words)
 
     def find_empty_rows(self, records, record_format, mode):
         is_empty = np.ones(record_format.shape[mode], np.bool_)

@@ -367,13 +367,6 @@ def scatter_records(first, last, source, positions, target, record_words):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def gather_records(first, last, source, positions, target, record_words):
-    """Copy records from their positions in `source` to places `first` to `last` of `target`."""
-    for i in range(np.uint64(first), np.uint64(last)):
-        _copy_record(source, np.uint64(positions[i]), target, i, record_words)
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
 def add_gram(first_band, last_band, edges, starts, ids, values, gram):
     """Add ``v_a * v_b`` to ``gram[id_a, id_b]`` for the pairs of each group, id_a > id_b.
 

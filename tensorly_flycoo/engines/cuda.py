@@ -12,7 +12,7 @@ import numpy as np
 
 from ..cuda import launch, tuning
 from ..cuda.macros import mttkrp_macros, partial_rows_macros, remap_macros, sum_groups_macros
-from ..format.layouts import IndexedLayout, RemapLayout, ReplicatedLayout
+from ..format import layouts
 from ..format.packing import RecordFormat
 from ..format.primitives import Primitives
 
@@ -20,23 +20,16 @@ NAME = "cuda"
 ARRAY_TYPE = cupy.ndarray
 xp = cupy
 
-#: The size of a bucket that holds all nonzeros there could be.
-_ONE_BUCKET = 2**62
-
 _FIELD = np.dtype([("word", np.uint32), ("shift", np.uint32), ("mask", np.uint32)])
 
 
 def build_layout(layout, coords, values, shape):
     """Build the layout named `layout` from checked coords (ndim, nnz) and values (nnz,)."""
-    coords, values = cupy.asarray(coords), cupy.asarray(values)
     record_format = RecordFormat.of(shape, values.dtype, np.uint32)
     shared_nbytes = launch.shared_nbytes_per_multiprocessor(coords.device.id)
     tile_size = tuning.choose_tile_size(_slot_nbytes(record_format), shared_nbytes)
-    arguments = (coords, values, record_format, tile_size)
-    if layout == "remap":
-        return RemapLayout.build(*arguments, tuning.BUCKET_SIZE, primitives)
-    cls = {"replicated": ReplicatedLayout, "indexed": IndexedLayout}[layout]
-    return cls.build(*arguments, primitives)
+    sizes = (tile_size, tuning.BUCKET_SIZE)
+    return layouts.build_layout(layout, coords, values, record_format, *sizes, primitives)
 
 
 def mttkrp(layout, factors, mode, out):
@@ -96,7 +89,7 @@ def _compute(layout, records, factors, mode, out, pull_ids=None, plan=None):
     cut = tuning.cut_rank(rank, out.dtype.itemsize, _common_alignment([out, *arrays]))
     kernel, shared_nbytes = _get_mttkrp_kernel(layout, tiling, cut, pull_ids, plan)
     partial_rows = cupy.empty((num_tiles, rank), out.dtype)
-    bucket_size = _ONE_BUCKET if plan is None else layout.bucket_size
+    bucket_size = layouts.ONE_BUCKET if plan is None else layout.bucket_size
     null = np.uint64(0)
     ids = (null, null, null) if plan is None else (layout.spare, plan.remap_ids, plan.write_order)
     arguments = (

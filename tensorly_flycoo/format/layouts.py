@@ -23,6 +23,18 @@ from .ordering import compute_norm, make_canonical_records, sort_records
 from .primitives import index_dtype
 from .tiling import tile_rows
 
+#: The size of a bucket that holds all nonzeros there could be, where records are not in buckets.
+ONE_BUCKET = 2**62
+
+
+def build_layout(name, coords, values, record_format, tile_size, bucket_size, primitives):
+    """Build the layout of a name from checked coords (ndim, nnz) and values (nnz,)."""
+    arguments = (coords, values, record_format, tile_size)
+    if name == "remap":
+        return RemapLayout.build(*arguments, bucket_size, primitives)
+    cls = {"replicated": ReplicatedLayout, "indexed": IndexedLayout}[name]
+    return cls.build(*arguments, primitives)
+
 
 @dataclass(frozen=True)
 class RemapPlan:
@@ -156,9 +168,7 @@ class RemapLayout:
                 positions = xp.arange(nnz, dtype=index_dtype(nnz))
                 positions -= positions & positions.dtype.type(self.bucket_size - 1)
                 positions += self.plans[0].pull_ids
-                records = xp.empty_like(self.records)
-                primitives.gather(self.records, positions, records)
-                return records
+                return xp.take(self.records, positions, axis=0)
             records = self.records.copy()
         modes = reversed(range(self.record_format.ndim))
         return sort_records(records, self.record_format, modes, primitives)

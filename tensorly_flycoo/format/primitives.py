@@ -84,10 +84,6 @@ class Primitives:
         """Set ``target[positions] = source``, items or records."""
         target[positions] = source
 
-    def gather(self, source, positions, target):
-        """Set ``target = source[positions]``, records."""
-        self.xp.take(source, positions, axis=0, out=target)
-
     def find_empty_rows(self, records, record_format, mode):
         """List the rows of `mode` that hold no nonzero, in rising order."""
         is_empty = self.xp.ones(record_format.shape[mode], bool)

@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tensorly_flycoo.format.layouts import IndexedLayout, RemapLayout, ReplicatedLayout
+from tensorly_flycoo.format import layouts
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
 
@@ -74,8 +74,5 @@ tilings = st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4]))
 def build_layout(name, drawn, tiling=(4, 2), dtype="float64", word_dtype="uint64"):
     """Build a layout with NumPy's primitives."""
     record_format = RecordFormat.of(drawn.shape, dtype, word_dtype)
-    arguments = [drawn.coords, drawn.values.astype(dtype), record_format, tiling[0]]
-    if name == "remap":
-        return RemapLayout.build(*arguments, tiling[0] * tiling[1], Primitives())
-    cls = {"replicated": ReplicatedLayout, "indexed": IndexedLayout}[name]
-    return cls.build(*arguments, Primitives())
+    values, sizes = drawn.values.astype(dtype), (tiling[0], tiling[0] * tiling[1])
+    return layouts.build_layout(name, drawn.coords, values, record_format, *sizes, Primitives())

@@ -115,14 +115,6 @@ def test_scatter(primitives, source):
     np.testing.assert_array_equal(source, before)
 
 
-@pytest.mark.parametrize("num_words", [1, 2, 3])
-def test_gather(primitives, num_words):
-    source = np.arange(5 * num_words, dtype=np.uint64).reshape(5, num_words)
-    positions, target = np.array([3, 0, 4, 1, 2], np.uint32), np.zeros_like(source)
-    primitives.gather(source, positions, target)
-    np.testing.assert_array_equal(target, source[positions])
-
-
 @pytest.mark.parametrize("nnz", [0, 1, 30, 5000])
 def test_find_empty_rows(primitives, nnz):
     record_format, records = make_records((7, 50), nnz)
