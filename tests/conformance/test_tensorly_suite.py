@@ -2,8 +2,10 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -24,9 +26,11 @@ def _run_suite(backend, tenalg, directory):
     settings |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
     config = directory / "pytest.ini"
     config.write_text("[pytest]\n")
+    shutil.copy(Path(__file__).with_name("fixed_seed.py"), directory)  # a plugin, found there
     options = ["-c", config, "--rootdir", directory, "-p", "no:cacheprovider", "-q"]
+    options += ["-p", "fixed_seed", "-p", "tensorly_flycoo"]
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "--pyargs", "tensorly", "-p", "tensorly_flycoo", *options],
+        [sys.executable, "-m", "pytest", "--pyargs", "tensorly", *options],
         cwd=directory,
         env={name: text for name, text in os.environ.items() if "PYTEST" not in name} | settings,
         capture_output=True,
