@@ -1,7 +1,7 @@
 """Every check of what a user hands in, and the text of every error.
 
 A message says which argument, what came and what was expected. Checks run before anything is
-allocated or changed.
+changed.
 """
 
 import math
@@ -60,7 +60,7 @@ def check_shape(shape):
 
 
 def check_coords(coords, shape):
-    """Return `coords` as an integer array (ndim, nnz) whose indices all lie inside `shape`."""
+    """Return `coords` as an integer array (ndim, nnz); `check_inside` looks at the indices."""
     coords = as_array(coords)
     if coords.size == 0 and coords.dtype == np.float64:  # what NumPy makes of empty lists
         coords = coords.astype(np.int64)
@@ -73,12 +73,16 @@ def check_coords(coords, shape):
             f"shape has {len(shape)} modes, expected {coords.shape[0]}: coords has "
             f"shape {coords.shape}, one row a mode"
         )
+    return coords
+
+
+def check_inside(coords, shape):
+    """Refuse coords (ndim, nnz) with an index outside `shape`."""
     # In blocks, whose modes are looked at from the cache whatever way coords lies in memory; on a
     # GPU all at once, since each look waits for it.
     block_size = max(1, coords.shape[1]) if is_cupy(coords) else _CHECK_BLOCK
     for start in range(0, coords.shape[1], block_size):
         _check_block(coords[:, start : start + block_size], shape, start)
-    return coords
 
 
 def _check_block(coords, shape, start):

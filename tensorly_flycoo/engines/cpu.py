@@ -11,10 +11,11 @@ import time
 import numba
 import numpy as np
 
+from ..checks import check_inside
 from ..format import layouts
 from ..format.packing import RecordFormat
 from ..format.primitives import Primitives, index_dtype
-from . import cpu_kernels
+from . import cpu_building, cpu_kernels
 from .threads import run_parallel
 
 NAME = "cpu"
@@ -159,44 +160,48 @@ class _CpuPrimitives(Primitives):
         mode_stride, nonzero_stride = (np.uint64(n // coords.itemsize) for n in coords.strides)
         records = np.empty((values.shape[0], record_format.num_words), record_format.word_dtype)
         words, shifts, _ = _fields(record_format, range(record_format.ndim))
-        falls = np.zeros(1, np.bool_)
+        falls, is_outside, has_zeros = np.zeros((3, 1), np.bool_)
         _launch(
-            cpu_kernels.pack_records, values.shape[0],
+            cpu_building.pack_records, values.shape[0],
             coords.reshape(-1, order="A"), mode_stride, nonzero_stride,
-            np.ascontiguousarray(values), words, shifts, np.uint64(record_format.value_slot),
-            records, records.view(record_format.dtype), falls,
+            np.ascontiguousarray(values), words, shifts, tuple(map(np.uint64, record_format.shape)),
+            np.uint64(record_format.value_slot),
+            records, records.view(record_format.dtype), falls, is_outside, has_zeros,
         )  # fmt: skip
-        return records, not falls[0]
+        if is_outside[0]:
+            check_inside(coords, record_format.shape)
+        return records, not falls[0], bool(has_zeros[0])
 
     def sort_by_row(self, records, record_format, mode, target, positions):
-        field = _field(record_format, mode)
-        starts = _start_keys(records, field, record_format.shape[mode], positions.dtype)
+        field, num_rows = _field(record_format, mode), record_format.shape[mode]
+        starts = _start_keys(records, field, num_rows, positions.dtype)
         if starts is None:
-            super().sort_by_row(records, record_format, mode, target, positions)
-            return
+            return super().sort_by_row(records, record_format, mode, target, positions)
+        row_starts = starts[0, : num_rows + 1].copy()
         record_words = (0,) * record_format.num_words
-        arguments = (records, *field, starts, positions, target, record_words)
-        _launch(cpu_kernels.sort_parts, starts.shape[0], starts.shape[0], *arguments)
+        arguments = (records, *field, starts, target, positions, record_words)
+        _launch(cpu_building.sort_parts, starts.shape[0], starts.shape[0], *arguments)
+        return np.flatnonzero(row_starts[1:] == row_starts[:-1]).astype(index_dtype(num_rows))
 
     def split_by_bucket(self, positions, bucket_size, stored, offsets):
         nnz, shift = positions.shape[0], np.uint64(bucket_size.bit_length() - 1)
         field = (np.uint64(0), shift, np.uint64(2**64 - 1))
         starts = _start_keys(positions[:, None], field, nnz // bucket_size + 1, stored.dtype)
         arguments = (positions, shift, starts, stored, offsets)
-        _launch(cpu_kernels.split_parts, starts.shape[0], starts.shape[0], *arguments)
+        _launch(cpu_building.split_parts, starts.shape[0], starts.shape[0], *arguments)
 
     def scatter(self, source, positions, target):
         nnz = source.shape[0]
         if source.ndim == 1:
-            _launch(cpu_kernels.scatter_items, nnz, source, positions, target)
+            _launch(cpu_building.scatter_items, nnz, source, positions, target)
         else:
             record_words = (0,) * source.shape[1]
-            _launch(cpu_kernels.scatter_records, nnz, source, positions, target, record_words)
+            _launch(cpu_building.scatter_records, nnz, source, positions, target, record_words)
 
     def find_empty_rows(self, records, record_format, mode):
         is_empty = np.ones(record_format.shape[mode], np.bool_)
         field = _field(record_format, mode)
-        _launch(cpu_kernels.mark_rows, records.shape[0], records, *field, is_empty)
+        _launch(cpu_building.mark_rows, records.shape[0], records, *field, is_empty)
         return np.flatnonzero(is_empty).astype(index_dtype(is_empty.size))
 
     def split_columns(self, records, record_format, mode):
@@ -208,7 +213,7 @@ class _CpuPrimitives(Primitives):
             bits = record_format.masks[n] << record_format.shifts[n] if n != mode else 0
             column_bits[record_format.words[n]] |= bits
         _launch(
-            cpu_kernels.split_columns, nnz, records, records.view(record_format.dtype),
+            cpu_building.split_columns, nnz, records, records.view(record_format.dtype),
             np.uint64(record_format.value_slot), *_field(record_format, mode),
             tuple(map(np.uint64, column_bits)), is_new, rows, values,
         )  # fmt: skip
@@ -226,9 +231,9 @@ def _start_keys(records, field, num_keys, dtype):
     num_parts = max(1, min(_PARTS_PER_THREAD * numba.get_num_threads(), nnz // num_keys))
     # The parts' counters are kept apart, so that no two threads write to one cache line.
     counts = np.zeros((num_parts, num_keys + _CACHE_LINE_NBYTES // dtype.itemsize), dtype)
-    _launch(cpu_kernels.count_keys, num_parts, num_parts, records, *field, counts)
-    with _show_compiling(cpu_kernels.start_keys):
-        cpu_kernels.start_keys(counts)
+    _launch(cpu_building.count_keys, num_parts, num_parts, records, *field, counts)
+    with _show_compiling(cpu_building.start_keys):
+        cpu_building.start_keys(counts)
     return counts
 
 

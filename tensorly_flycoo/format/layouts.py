@@ -113,24 +113,25 @@ class RemapLayout:
         spare = xp.empty_like(records)
         remap_ids = xp.empty((ndim, nnz), index_dtype(nnz))
         pull_ids = xp.empty((ndim, nnz), index_dtype(bucket_size, smallest="uint16"))
-        # Places in order 0 of the records as they move. The last mode's ids, which are made at the
-        # end, serve as the second array.
-        places, moved_places = xp.arange(nnz, dtype=remap_ids.dtype), remap_ids[-1]
-        tilings = []
-        for mode in range(ndim):
-            tilings.append(tile_rows(records, record_format, mode, tile_size, primitives))
-            following = (mode + 1) % ndim
-            positions = remap_ids[mode]
-            if following == 0:
-                positions[...] = places
-                del places, moved_places  # before the last of pull_ids is first written to
-            else:
-                primitives.sort_by_row(records, record_format, following, spare, positions)
-                primitives.scatter(places, positions, moved_places)
-                records, spare = spare, records
-                places, moved_places = moved_places, places
-            offsets = pull_ids[following]
-            primitives.split_by_bucket(positions, bucket_size, positions, offsets)
+        # Places in order 0 of the records as they move. They end up where the last mode's ids are
+        # made of them, so that no array of them is left by then.
+        places, moved_places = remap_ids[-1], xp.empty(nnz, remap_ids.dtype)
+        if ndim % 2 == 0:
+            places, moved_places = moved_places, places
+        places[...] = xp.arange(nnz, dtype=places.dtype)
+        tilings = [tile_rows(records, record_format, 0, tile_size, primitives)]
+        for mode in range(1, ndim):
+            ids = remap_ids[mode - 1]
+            empty_rows = primitives.sort_by_row(records, record_format, mode, spare, ids)
+            records, spare = spare, records
+            tilings.append(
+                tile_rows(records, record_format, mode, tile_size, primitives, empty_rows)
+            )
+            primitives.scatter(places, ids, moved_places)
+            places, moved_places = moved_places, places
+            primitives.split_by_bucket(ids, bucket_size, ids, pull_ids[mode])
+        del places, moved_places
+        primitives.split_by_bucket(remap_ids[-1], bucket_size, remap_ids[-1], pull_ids[0])
         # The last order's records are not needed any more: their memory is the spare copy.
         primitives.scatter(records, remap_ids[-1], spare)
         copies = (spare, records)
@@ -210,11 +211,15 @@ class ReplicatedLayout:
         positions = primitives.xp.empty(records.shape[0], index_dtype(records.shape[0]))
         copies, tilings = [], []
         for mode in range(record_format.ndim):
+            empty_rows = None
             if mode > 0:
-                previous, records = records, primitives.xp.empty_like(records)
-                primitives.sort_by_row(previous, record_format, mode, records, positions)
+                arguments = (records, record_format, mode)
+                records = primitives.xp.empty_like(records)
+                empty_rows = primitives.sort_by_row(*arguments, records, positions)
             copies.append(records)
-            tilings.append(tile_rows(records, record_format, mode, tile_size, primitives))
+            tilings.append(
+                tile_rows(records, record_format, mode, tile_size, primitives, empty_rows)
+            )
         return cls(record_format, tile_size, copies, tilings, norm)
 
     @property
@@ -276,11 +281,13 @@ class IndexedLayout:
         for mode in range(1, record_format.ndim):
             previous, ordered = ordered, xp.empty_like(records) if target is None else target
             target = None if previous is records else previous
-            primitives.sort_by_row(previous, record_format, mode, ordered, positions)
+            empty_rows = primitives.sort_by_row(previous, record_format, mode, ordered, positions)
+            tilings.append(
+                tile_rows(ordered, record_format, mode, tile_size, primitives, empty_rows)
+            )
             pull_ids.append(xp.empty_like(ids))
             primitives.scatter(ids, positions, pull_ids[mode])
             ids = pull_ids[mode]
-            tilings.append(tile_rows(ordered, record_format, mode, tile_size, primitives))
         return cls(record_format, tile_size, records, pull_ids, tilings, norm)
 
     @property

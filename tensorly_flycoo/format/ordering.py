@@ -6,6 +6,9 @@ import numpy as np
 
 from .primitives import compare_neighbours, index_dtype
 
+#: Sums of squares between these have lost nothing that float64 could hold.
+_SAFE_SQUARES = (1e-200, 1e200)
+
 
 def make_canonical_records(coords, values, record_format, primitives):
     """Pack nonzeros sorted by coordinates (mode 0 first), duplicates summed, zeros dropped.
@@ -23,12 +26,16 @@ def make_canonical_records(coords, values, record_format, primitives):
     Returns
     -------
     records : array (nnz', num_words)
+
+    Raises
+    ------
+    ValueError
+        If a coordinate lies outside the shape.
     """
     xp = primitives.xp
-    is_nonzero = values != 0
-    if not bool(is_nonzero.all()):
-        coords, values = coords[:, is_nonzero], values[is_nonzero]
-    records, is_rising = primitives.pack(coords, values, record_format)
+    records, is_rising, has_zeros = primitives.pack(coords, values, record_format)
+    if has_zeros:
+        records = drop_zeros(records, record_format)
     if is_rising:
         return records
     records = sort_records(records, record_format, reversed(range(record_format.ndim)), primitives)
@@ -36,6 +43,11 @@ def make_canonical_records(coords, values, record_format, primitives):
     if not bool(is_equal.any()):
         return records
     records = sum_duplicates(records, record_format, is_equal, primitives)
+    return drop_zeros(records, record_format)
+
+
+def drop_zeros(records, record_format):
+    """Keep the records whose values are not zero."""
     is_nonzero = record_format.values(records) != 0
     return records if bool(is_nonzero.all()) else records[is_nonzero]
 
@@ -56,11 +68,16 @@ def sort_records(records, record_format, modes, primitives):
 def compute_norm(values, xp=np, block_size=2**15):
     """Compute the Frobenius norm in float64, in blocks, to need little memory and lose few bits.
 
-    Blocks are scaled by powers of two, which is exact, so that no square over- or underflows.
+    Blocks are scaled by powers of two, which is exact, where a square could over- or underflow.
     """
     exponents, squares = [], []
     for start in range(0, values.shape[0], block_size):
         doubles = values[start : start + block_size].astype(np.float64)
+        square = float(xp.dot(doubles, doubles))
+        if _SAFE_SQUARES[0] < square < _SAFE_SQUARES[1]:
+            exponents.append(0)
+            squares.append(square)
+            continue
         largest = max(float(doubles.max()), -float(doubles.min()))
         if not math.isfinite(largest):
             return largest

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from ..checks import check_inside
+
 
 class Primitives:
     """Pack, sort, scatter and search with the functions of an array module.
@@ -31,19 +33,33 @@ class Primitives:
         records : array (nnz, num_words)
         is_rising : bool
             Whether each nonzero's coordinates come after those of the one before it.
+        has_zeros : bool
+            Whether some of the values are zeros.
+
+        Raises
+        ------
+        ValueError
+            If a coordinate lies outside the shape.
         """
+        check_inside(coords, record_format.shape)
         is_less, _ = compare_neighbours(coords, self.xp)
         records = record_format.pack(coords, values, self.xp, self.block_size)
-        return records, bool(is_less.all())
+        return records, bool(is_less.all()), not bool(values.all())
 
     def sort_by_row(self, records, record_format, mode, target, positions):
         """Sort records stably by their row of `mode`, from `records` to `target`.
 
         Record i goes to ``positions[i]``, unsigned integers (nnz,), which are written too.
+
+        Returns
+        -------
+        empty_rows : unsigned integer array, or None
+            What `find_empty_rows` would find, where it came by the way.
         """
         rows = record_format.rows(records, mode, self.xp)
         self._invert(self.xp.argsort(rows, kind="stable"), positions)
         self.scatter(records, positions, target)
+        return None
 
     def split_by_bucket(self, positions, bucket_size, stored, offsets):
         """Order items by the bucket of their position, and by their number within a bucket.

@@ -36,12 +36,17 @@ class RowTiling:
         return self.carry_rows.nbytes + self.empty_rows.nbytes
 
 
-def tile_rows(records, record_format, mode, tile_size, primitives):
-    """Describe the tiles of `records`, which are sorted by their row of `mode`."""
+def tile_rows(records, record_format, mode, tile_size, primitives, empty_rows=None):
+    """Describe the tiles of `records`, which are sorted by their row of `mode`.
+
+    `empty_rows` are searched for unless they are known, as from `Primitives.sort_by_row`.
+    """
     xp = primitives.xp
     firsts = xp.arange(0, records.shape[0], tile_size)
     first_rows = record_format.rows(records[firsts], mode, xp).astype(np.int64)
     rows_before = record_format.rows(records[firsts - 1], mode, xp).astype(np.int64)
     carry_rows = xp.where(first_rows == rows_before, first_rows, NO_ROW)
     carry_rows[:1] = NO_ROW
-    return RowTiling(carry_rows, primitives.find_empty_rows(records, record_format, mode))
+    if empty_rows is None:
+        empty_rows = primitives.find_empty_rows(records, record_format, mode)
+    return RowTiling(carry_rows, empty_rows)

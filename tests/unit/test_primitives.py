@@ -32,7 +32,7 @@ def test_pack(primitives, shape, dtype, coords_dtype, order):
     coords = np.repeat(coords, 2, axis=1)[:, ::2] if order == "neither" else coords.copy(order)
     values = rng.standard_normal(500).astype(dtype)
     record_format = RecordFormat.of(shape, dtype, "uint64")
-    records, is_rising = primitives.pack(coords, values, record_format)
+    records, is_rising, _ = primitives.pack(coords, values, record_format)
     np.testing.assert_array_equal(records, record_format.pack(coords, values))
     np.testing.assert_array_equal(record_format.coords(records), coords)
     np.testing.assert_array_equal(record_format.values(records), values)
@@ -55,7 +55,7 @@ def test_pack_says_whether_coordinates_rise(primitives, coords, expected):
     coords = np.array(coords, np.int64)
     record_format = RecordFormat.of((5, 5), "float64", "uint64")
     for ordered in (coords, np.asfortranarray(coords)):
-        _, is_rising = primitives.pack(ordered, np.ones(coords.shape[1]), record_format)
+        _, is_rising, _ = primitives.pack(ordered, np.ones(coords.shape[1]), record_format)
         assert is_rising is expected
 
 
@@ -65,7 +65,7 @@ def test_pack_finds_one_fall_anywhere(primitives, position):
     rows = np.arange(10000)
     rows[[position, position + 1]] = rows[[position + 1, position]]
     record_format = RecordFormat.of((10000, 1), "float64", "uint64")
-    _, is_rising = primitives.pack(np.stack([rows, 0 * rows]), np.ones(10000), record_format)
+    _, is_rising, _ = primitives.pack(np.stack([rows, 0 * rows]), np.ones(10000), record_format)
     assert is_rising is False
 
 
