@@ -8,7 +8,7 @@ from .array_modules import array_module, is_cupy
 from .checks import check_mode, check_rank, densify_error, num_cells
 from .conversion import as_flycoo
 from .eigen import find_leading_eigenpairs
-from .format.ordering import sort_records
+from .format.ordering import sort_places
 from .linear_algebra import qr
 
 #: Up to this many rows (or columns) the Gram matrix is formed.
@@ -82,11 +82,11 @@ class Unfolding(LazyArray):
         """
         x, mode, xp = self.tensor, self.mode, self.tensor._engine.xp
         record_format, primitives = x._layout.record_format, x._engine.primitives
-        records = x._layout.canonical_records(primitives)
+        records, places = x._layout.canonical_order(primitives)
         # From order (0, ..., N-1) to (mode+1, ..., N-1, 0, ..., mode): columns lie together.
         later_modes = range(x.ndim - 1, mode, -1)
-        records = sort_records(records, record_format, later_modes, primitives)
-        is_new, row_ids, values = primitives.split_columns(records, record_format, mode)
+        places = sort_places(records, record_format, later_modes, primitives, places)
+        is_new, row_ids, values = primitives.split_columns(records, record_format, mode, places)
         column_starts = xp.append(xp.flatnonzero(is_new), x.nnz)
 
         used_rows = xp.arange(x.shape[mode])

@@ -228,11 +228,10 @@ class FlycooTensor:
 
     def _sorted_nonzeros(self):
         """Return what `nonzeros` returns, but as arrays on the device of this tensor."""
-        xp = self._engine.xp
-        record_format, records = self._layout.record_format, self._layout.snapshot()
-        coords = record_format.coords(records, xp)
-        order = xp.lexsort(coords[::-1])
-        return coords[:, order], record_format.values(records)[order]
+        primitives, record_format = self._engine.primitives, self._layout.record_format
+        records, places = self._layout.canonical_order(primitives)
+        records = records if places is None else primitives.gather(records, places)
+        return record_format.coords(records, primitives.xp), record_format.values(records).copy()
 
     def to_coo(self):
         """Return a `sparse.COO` with the same nonzeros, in host memory.

@@ -172,39 +172,64 @@ class _CpuPrimitives(Primitives):
             check_inside(coords, record_format.shape)
         return records, not falls[0], bool(has_zeros[0])
 
-    def sort_by_row(self, records, record_format, mode, target, positions):
-        field, num_rows = _field(record_format, mode), record_format.shape[mode]
-        starts = _start_keys(records, field, num_rows, positions.dtype)
+    def sort_by_row(self, records, record_format, mode, places, target, positions):
+        arguments = (records, record_format, mode, places, target, positions)
+        starts = _start_rows(*arguments)
         if starts is None:
-            return super().sort_by_row(records, record_format, mode, target, positions)
-        row_starts = starts[0, : num_rows + 1].copy()
-        record_words = (0,) * record_format.num_words
-        arguments = (records, *field, starts, target, positions, record_words)
-        _launch(cpu_building.sort_parts, starts.shape[0], starts.shape[0], *arguments)
-        return np.flatnonzero(row_starts[1:] == row_starts[:-1]).astype(index_dtype(num_rows))
+            return super().sort_by_row(*arguments)
+        empty_rows = _find_empty_rows(starts, record_format.shape[mode])
+        num_parts = starts.shape[0]
+        arguments = (num_parts, starts, places, target, positions)
+        _launch(cpu_building.sort_parts, num_parts, *arguments)
+        return empty_rows
+
+    def plan_remap(
+        self, records, record_format, mode, places, bucket_size, target, remap_ids, pull_ids
+    ):
+        arguments = (records, record_format, mode, places)
+        starts = _start_rows(*arguments, target, remap_ids)
+        if starts is None:
+            return super().plan_remap(*arguments, bucket_size, target, remap_ids, pull_ids)
+        empty_rows = _find_empty_rows(starts, record_format.shape[mode])
+        nnz, num_parts = records.shape[0], starts.shape[0]
+        num_buckets, size = -(-nnz // bucket_size), np.uint64(bucket_size)
+        bucket_starts = _zero_counts(num_parts, num_buckets, starts.dtype)
+        with _show_compiling(cpu_building.count_buckets_of_rows):
+            cpu_building.count_buckets_of_rows(starts, nnz, size, bucket_starts)
+        _start_keys(bucket_starts)
+        arguments = (starts, places, size, bucket_starts, target, remap_ids, pull_ids)
+        _launch(cpu_building.split_sorted_parts, num_parts, num_parts, *arguments)
+        _launch(cpu_building.order_buckets, num_buckets, bucket_size, target, pull_ids)
+        return empty_rows
 
     def split_by_bucket(self, positions, bucket_size, stored, offsets):
-        nnz, shift = positions.shape[0], np.uint64(bucket_size.bit_length() - 1)
-        field = (np.uint64(0), shift, np.uint64(2**64 - 1))
-        starts = _start_keys(positions[:, None], field, nnz // bucket_size + 1, stored.dtype)
-        arguments = (positions, shift, starts, stored, offsets)
-        _launch(cpu_building.split_parts, starts.shape[0], starts.shape[0], *arguments)
+        nnz = positions.shape[0]
+        num_buckets, size = -(-nnz // bucket_size), np.uint64(bucket_size)
+        num_parts = _count_parts(nnz, num_buckets)
+        starts = _zero_counts(num_parts, num_buckets, stored.dtype)
+        _launch(cpu_building.count_buckets, num_parts, num_parts, positions, size, starts)
+        _start_keys(starts)
+        arguments = (num_parts, positions, size, starts, stored, offsets)
+        _launch(cpu_building.split_parts, num_parts, *arguments)
+        _launch(cpu_building.order_buckets, num_buckets, bucket_size, None, offsets)
 
-    def scatter(self, source, positions, target):
-        nnz = source.shape[0]
-        if source.ndim == 1:
-            _launch(cpu_building.scatter_items, nnz, source, positions, target)
-        else:
-            record_words = (0,) * source.shape[1]
-            _launch(cpu_building.scatter_records, nnz, source, positions, target, record_words)
+    def gather(self, records, places):
+        target = np.empty_like(records)
+        arguments = (records, places, target, (0,) * records.shape[1])
+        _launch(cpu_building.gather_records, records.shape[0], *arguments)
+        return target
+
+    def scatter_in_buckets(self, records, offsets, bucket_size, target):
+        arguments = (offsets, np.uint64(bucket_size), target, (0,) * records.shape[1])
+        _launch(cpu_building.scatter_in_buckets, records.shape[0], records, *arguments)
 
     def find_empty_rows(self, records, record_format, mode):
         is_empty = np.ones(record_format.shape[mode], np.bool_)
         field = _field(record_format, mode)
-        _launch(cpu_building.mark_rows, records.shape[0], records, *field, is_empty)
+        _launch(cpu_building.mark_rows, records.shape[0], records, field, is_empty)
         return np.flatnonzero(is_empty).astype(index_dtype(is_empty.size))
 
-    def split_columns(self, records, record_format, mode):
+    def split_columns(self, records, record_format, mode, places):
         nnz = records.shape[0]
         is_new, values = np.empty(nnz, np.bool_), np.empty(nnz)
         rows = np.empty(nnz, np.int32 if record_format.shape[mode] < 2**31 else np.int64)
@@ -213,28 +238,51 @@ class _CpuPrimitives(Primitives):
             bits = record_format.masks[n] << record_format.shifts[n] if n != mode else 0
             column_bits[record_format.words[n]] |= bits
         _launch(
-            cpu_building.split_columns, nnz, records, records.view(record_format.dtype),
-            np.uint64(record_format.value_slot), *_field(record_format, mode),
+            cpu_building.split_columns, nnz, places, records, records.view(record_format.dtype),
+            np.uint64(record_format.value_slot), _field(record_format, mode),
             tuple(map(np.uint64, column_bits)), is_new, rows, values,
         )  # fmt: skip
         return is_new, rows, values
 
 
-def _start_keys(records, field, num_keys, dtype):
-    """Say where each part of the nonzeros puts its first of each key, or None if keys are many.
+def _start_rows(records, record_format, mode, places, target, positions):
+    """Say where each part of the nonzeros puts its first of each row; None if rows are many.
 
-    A part needs a counter for each key; where nonzeros are few, comparing them costs less.
+    Each part needs a counter for each row; where nonzeros are few, comparing them costs less. The
+    rows are left in `positions`, and `target` is overwritten.
     """
-    nnz = records.shape[0]
-    if num_keys > max(4 * nnz, 2**16):
+    nnz, num_rows = records.shape[0], record_format.shape[mode]
+    if num_rows > max(4 * nnz, 2**16):
         return None
-    num_parts = max(1, min(_PARTS_PER_THREAD * numba.get_num_threads(), nnz // num_keys))
-    # The parts' counters are kept apart, so that no two threads write to one cache line.
-    counts = np.zeros((num_parts, num_keys + _CACHE_LINE_NBYTES // dtype.itemsize), dtype)
-    _launch(cpu_building.count_keys, num_parts, num_parts, records, *field, counts)
+    # Out of order they are read from a small array: fewer pages of memory are in use at a time.
+    rows = positions if places is None else target
+    _launch(cpu_building.read_rows, nnz, records, _field(record_format, mode), rows)
+    num_parts = _count_parts(nnz, num_rows)
+    starts = _zero_counts(num_parts, num_rows, positions.dtype)
+    _launch(cpu_building.count_rows, num_parts, num_parts, rows, places, positions, starts)
+    _start_keys(starts)
+    return starts
+
+
+def _find_empty_rows(starts, num_rows):
+    """List the rows that end where they start."""
+    is_empty = starts[0, 1 : num_rows + 1] == starts[0, :num_rows]
+    return np.flatnonzero(is_empty).astype(index_dtype(num_rows))
+
+
+def _count_parts(nnz, num_keys):
+    """Choose the parts of a counting sort; each has `num_keys` counters to look at."""
+    return max(1, min(_PARTS_PER_THREAD * numba.get_num_threads(), nnz // max(1, num_keys)))
+
+
+def _zero_counts(num_parts, num_keys, dtype):
+    """Make counters for each part; no two threads write to one cache line of them."""
+    return np.zeros((num_parts, num_keys + _CACHE_LINE_NBYTES // dtype.itemsize), dtype)
+
+
+def _start_keys(counts):
     with _show_compiling(cpu_building.start_keys):
         cpu_building.start_keys(counts)
-    return counts
 
 
 primitives = _CpuPrimitives()

@@ -4,8 +4,8 @@ order d
     The places 0 to nnz - 1 of the nonzeros sorted by their row of mode d. Within a row they keep
     the order that they had in order d - 1, so orders follow from each other and are unique.
 tile, bucket
-    `tile_size` and `bucket_size` (a power of two) consecutive places of an order. A bucket holds
-    whole tiles and is small enough for the cache nearest to a worker.
+    `tile_size` and `bucket_size` consecutive places of an order. A bucket holds whole tiles and is
+    small enough for the cache nearest to a worker.
 storage d
     Where the records lie in memory when mode d is computed: by (bucket of order d, place in order
     d - 1). A tile of mode d - 1 then writes neighbours to neighbours, and a tile of mode d finds
@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from .ordering import compute_norm, make_canonical_records, sort_records
-from .primitives import index_dtype
+from .ordering import compute_norm, make_canonical_records, sort_places
+from .primitives import index_dtype, position_in_buckets
 from .tiling import tile_rows
 
 #: The size of a bucket that holds all nonzeros there could be, where records are not in buckets.
@@ -103,38 +103,34 @@ class RemapLayout:
     @classmethod
     def build(cls, coords, values, record_format, tile_size, bucket_size, primitives):
         """Pack the nonzeros and plan all modes."""
-        if bucket_size & (bucket_size - 1) or bucket_size % tile_size:
-            raise ValueError(
-                f"bucket_size is {bucket_size}, expected a power of two that {tile_size} divides"
-            )
+        if bucket_size % tile_size:
+            raise ValueError(f"bucket_size is {bucket_size}, expected a multiple of {tile_size}")
         records = make_canonical_records(coords, values, record_format, primitives)
         norm = compute_norm(record_format.values(records), primitives.xp, primitives.block_size)
         xp, nnz, ndim = primitives.xp, records.shape[0], record_format.ndim
-        spare = xp.empty_like(records)
         remap_ids = xp.empty((ndim, nnz), index_dtype(nnz))
         pull_ids = xp.empty((ndim, nnz), index_dtype(bucket_size, smallest="uint16"))
-        # Places in order 0 of the records as they move. They end up where the last mode's ids are
-        # made of them, so that no array of them is left by then.
-        places, moved_places = remap_ids[-1], xp.empty(nnz, remap_ids.dtype)
-        if ndim % 2 == 0:
-            places, moved_places = moved_places, places
-        places[...] = xp.arange(nnz, dtype=places.dtype)
-        tilings = [tile_rows(records, record_format, 0, tile_size, primitives)]
+        # The places in order 0 of each order's records come to lie in two arrays by turns, in the
+        # end in the last mode's ids, which are made of them.
+        targets = (remap_ids[-1], xp.empty(nnz, remap_ids.dtype))
+        places, tilings = None, [tile_rows(records, None, record_format, 0, tile_size, primitives)]
         for mode in range(1, ndim):
-            ids = remap_ids[mode - 1]
-            empty_rows = primitives.sort_by_row(records, record_format, mode, spare, ids)
-            records, spare = spare, records
+            target = targets[(ndim - 1 - mode) % 2]
+            rows = primitives.plan_remap(
+                records, record_format, mode, places, bucket_size,
+                target, remap_ids[mode - 1], pull_ids[mode],
+            )  # fmt: skip
+            places = target
             tilings.append(
-                tile_rows(records, record_format, mode, tile_size, primitives, empty_rows)
+                tile_rows(records, places, record_format, mode, tile_size, primitives, rows)
             )
-            primitives.scatter(places, ids, moved_places)
-            places, moved_places = moved_places, places
-            primitives.split_by_bucket(ids, bucket_size, ids, pull_ids[mode])
-        del places, moved_places
+        if places is None:
+            remap_ids[-1] = xp.arange(nnz, dtype=remap_ids.dtype)
+        del targets, places  # before more is asked for
         primitives.split_by_bucket(remap_ids[-1], bucket_size, remap_ids[-1], pull_ids[0])
-        # The last order's records are not needed any more: their memory is the spare copy.
-        primitives.scatter(records, remap_ids[-1], spare)
-        copies = (spare, records)
+        stored = xp.empty_like(records)
+        primitives.scatter_in_buckets(records, pull_ids[0], bucket_size, stored)
+        copies = (stored, records)
         write_orders = [primitives.order_writes(ids, tile_size) for ids in remap_ids]
         plans = [RemapPlan(*ids) for ids in zip(pull_ids, remap_ids, write_orders, strict=True)]
         return cls(record_format, tile_size, bucket_size, copies, tilings, plans, norm)
@@ -149,30 +145,20 @@ class RemapLayout:
         """Bytes of both copies and all plans."""
         return 2 * self.records.nbytes + sum(p.nbytes for p in [*self.tilings, *self.plans])
 
-    def snapshot(self):
-        """Copy the records, in whatever order they are now."""
+    def canonical_order(self, primitives):
+        """Return a copy of the records, and the places in it of order 0."""
         with self.lock:
             self._wait()
-            return self.records.copy()
+            records, mode = self.records.copy(), self.mode
+        if mode == 0:
+            pull_ids = self.plans[0].pull_ids
+            return records, position_in_buckets(pull_ids, self.bucket_size, primitives.xp)
+        modes = reversed(range(self.record_format.ndim))
+        return records, sort_places(records, self.record_format, modes, primitives)
 
     def _wait(self):
         if self.last_use is not None:
             self.last_use.synchronize()
-
-    def canonical_records(self, primitives):
-        """Copy the records in order 0."""
-        xp = primitives.xp
-        with self.lock:
-            self._wait()
-            if self.mode == 0:
-                nnz = self.records.shape[0]
-                positions = xp.arange(nnz, dtype=index_dtype(nnz))
-                positions -= positions & positions.dtype.type(self.bucket_size - 1)
-                positions += self.plans[0].pull_ids
-                return xp.take(self.records, positions, axis=0)
-            records = self.records.copy()
-        modes = reversed(range(self.record_format.ndim))
-        return sort_records(records, self.record_format, modes, primitives)
 
     def map_values(self, function, scale):
         """Make a layout with the same plans and ``function(values)``, of `scale` times the norm."""
@@ -208,18 +194,13 @@ class ReplicatedLayout:
         """Pack the nonzeros and sort a copy for each mode."""
         records = make_canonical_records(coords, values, record_format, primitives)
         norm = compute_norm(record_format.values(records), primitives.xp, primitives.block_size)
-        positions = primitives.xp.empty(records.shape[0], index_dtype(records.shape[0]))
-        copies, tilings = [], []
-        for mode in range(record_format.ndim):
-            empty_rows = None
-            if mode > 0:
-                arguments = (records, record_format, mode)
-                records = primitives.xp.empty_like(records)
-                empty_rows = primitives.sort_by_row(*arguments, records, positions)
-            copies.append(records)
+        copies = [records]
+        tilings = [tile_rows(records, None, record_format, 0, tile_size, primitives)]
+        for mode, places, rows in iterate_orders(records, record_format, primitives):
             tilings.append(
-                tile_rows(records, record_format, mode, tile_size, primitives, empty_rows)
+                tile_rows(records, places, record_format, mode, tile_size, primitives, rows)
             )
+            copies.append(primitives.gather(records, places))
         return cls(record_format, tile_size, copies, tilings, norm)
 
     @property
@@ -232,13 +213,9 @@ class ReplicatedLayout:
         """Bytes of all copies and tilings."""
         return sum(copy.nbytes for copy in self.copies) + sum(t.nbytes for t in self.tilings)
 
-    def snapshot(self):
-        """Copy the records, in mode 0's order."""
-        return self.copies[0].copy()
-
-    def canonical_records(self, primitives):
-        """Copy the records in order 0."""
-        return self.snapshot()
+    def canonical_order(self, primitives):
+        """Return the records, which lie in order 0, and None."""
+        return self.records, None
 
     def map_values(self, function, scale):
         """Make a layout with the same tilings, ``function(values)``, `scale` times the norm."""
@@ -270,24 +247,15 @@ class IndexedLayout:
     @classmethod
     def build(cls, coords, values, record_format, tile_size, primitives):
         """Pack the nonzeros and find the order of each mode."""
-        xp = primitives.xp
         records = make_canonical_records(coords, values, record_format, primitives)
-        norm = compute_norm(record_format.values(records), xp, primitives.block_size)
-        nnz = records.shape[0]
-        tilings = [tile_rows(records, record_format, 0, tile_size, primitives)]
-        ordered, target = records, None
-        positions = xp.empty(nnz, index_dtype(nnz))
-        pull_ids, ids = [None], xp.arange(nnz, dtype=positions.dtype)
-        for mode in range(1, record_format.ndim):
-            previous, ordered = ordered, xp.empty_like(records) if target is None else target
-            target = None if previous is records else previous
-            empty_rows = primitives.sort_by_row(previous, record_format, mode, ordered, positions)
+        norm = compute_norm(record_format.values(records), primitives.xp, primitives.block_size)
+        pull_ids = [None]
+        tilings = [tile_rows(records, None, record_format, 0, tile_size, primitives)]
+        for mode, places, rows in iterate_orders(records, record_format, primitives):
             tilings.append(
-                tile_rows(ordered, record_format, mode, tile_size, primitives, empty_rows)
+                tile_rows(records, places, record_format, mode, tile_size, primitives, rows)
             )
-            pull_ids.append(xp.empty_like(ids))
-            primitives.scatter(ids, positions, pull_ids[mode])
-            ids = pull_ids[mode]
+            pull_ids.append(places)
         return cls(record_format, tile_size, records, pull_ids, tilings, norm)
 
     @property
@@ -296,13 +264,9 @@ class IndexedLayout:
         indices = sum(ids.nbytes for ids in self.pull_ids[1:])
         return self.records.nbytes + indices + sum(t.nbytes for t in self.tilings)
 
-    def snapshot(self):
-        """Copy the records, in mode 0's order."""
-        return self.records.copy()
-
-    def canonical_records(self, primitives):
-        """Copy the records in order 0."""
-        return self.snapshot()
+    def canonical_order(self, primitives):
+        """Return the records, which lie in order 0, and None."""
+        return self.records, None
 
     def map_values(self, function, scale):
         """Make a layout with the same indices, ``function(values)``, `scale` times the norm."""
@@ -315,6 +279,17 @@ class IndexedLayout:
             self.tilings,
             self.norm * scale,
         )
+
+
+def iterate_orders(records, record_format, primitives):
+    """Yield each mode after the first, the places in order 0 of its order, and its empty rows."""
+    nnz, places = records.shape[0], None
+    positions = primitives.xp.empty(nnz, index_dtype(nnz))
+    for mode in range(1, record_format.ndim):
+        target = primitives.xp.empty_like(positions)
+        rows = primitives.sort_by_row(records, record_format, mode, places, target, positions)
+        places = target
+        yield mode, places, rows
 
 
 def map_record_values(records, record_format, function):

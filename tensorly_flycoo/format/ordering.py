@@ -38,7 +38,8 @@ def make_canonical_records(coords, values, record_format, primitives):
         records = drop_zeros(records, record_format)
     if is_rising:
         return records
-    records = sort_records(records, record_format, reversed(range(record_format.ndim)), primitives)
+    modes = reversed(range(record_format.ndim))
+    records = primitives.gather(records, sort_places(records, record_format, modes, primitives))
     _, is_equal = compare_neighbours(record_format.coords(records, xp), xp)
     if not bool(is_equal.any()):
         return records
@@ -52,17 +53,19 @@ def drop_zeros(records, record_format):
     return records if bool(is_nonzero.all()) else records[is_nonzero]
 
 
-def sort_records(records, record_format, modes, primitives):
-    """Sort records by their rows of some `modes`, the last of which counts most; stable.
+def sort_places(records, record_format, modes, primitives, places=None):
+    """Sort places of records by their rows of some `modes`, the last of which counts most.
 
-    The records that are handed in are overwritten.
+    Stable: ties stay in the order of `places`, or of the records where that is None. So does all
+    where there are no modes.
     """
-    target = primitives.xp.empty_like(records)
-    positions = primitives.xp.empty(records.shape[0], index_dtype(records.shape[0]))
+    xp, nnz = primitives.xp, records.shape[0]
+    positions = xp.empty(nnz, index_dtype(nnz))
     for mode in modes:
-        primitives.sort_by_row(records, record_format, mode, target, positions)
-        records, target = target, records
-    return records
+        target = xp.empty_like(positions)
+        primitives.sort_by_row(records, record_format, mode, places, target, positions)
+        places = target
+    return places
 
 
 def compute_norm(values, xp=np, block_size=2**15):

@@ -6,7 +6,7 @@ from ..checks import check_inside
 
 
 class Primitives:
-    """Pack, sort, scatter and search with the functions of an array module.
+    """Pack, sort, move and search with the functions of an array module.
 
     An engine subclasses this with faster versions of the same meaning; results are equal to the
     bit, since a stable sort has only one answer. Results go to arrays that the caller gives, so
@@ -46,10 +46,18 @@ class Primitives:
         records = record_format.pack(coords, values, self.xp, self.block_size)
         return records, bool(is_less.all()), not bool(values.all())
 
-    def sort_by_row(self, records, record_format, mode, target, positions):
-        """Sort records stably by their row of `mode`, from `records` to `target`.
+    def sort_by_row(self, records, record_format, mode, places, target, positions):
+        """Sort the places of records stably by the row of `mode` that is there.
 
-        Record i goes to ``positions[i]``, unsigned integers (nnz,), which are written too.
+        Parameters
+        ----------
+        records : array (nnz, num_words)
+        places : unsigned integer array (nnz,), or None
+            An order of the records; None is the order they lie in.
+        target : unsigned integer array (nnz,)
+            Receives the sorted places.
+        positions : unsigned integer array (nnz,)
+            Receives where each of `places` went: ``target[positions] == places``.
 
         Returns
         -------
@@ -57,9 +65,32 @@ class Primitives:
             What `find_empty_rows` would find, where it came by the way.
         """
         rows = record_format.rows(records, mode, self.xp)
-        self._invert(self.xp.argsort(rows, kind="stable"), positions)
-        self.scatter(records, positions, target)
+        order = self.xp.argsort(rows if places is None else rows[places], kind="stable")
+        target[...] = order if places is None else places[order]
+        self._invert(order, positions)
         return None
+
+    def plan_remap(
+        self, records, record_format, mode, places, bucket_size, target, remap_ids, pull_ids
+    ):
+        """Sort places as `sort_by_row` does, and plan how remapping takes the records there.
+
+        Parameters
+        ----------
+        records, record_format, mode, places, target
+            Those of `sort_by_row`.
+        bucket_size : int
+        remap_ids, pull_ids : unsigned integer array (nnz,)
+            Receive what `split_by_bucket` makes of the positions.
+
+        Returns
+        -------
+        empty_rows : unsigned integer array, or None
+            As from `sort_by_row`.
+        """
+        empty_rows = self.sort_by_row(records, record_format, mode, places, target, remap_ids)
+        self.split_by_bucket(remap_ids, bucket_size, remap_ids, pull_ids)
+        return empty_rows
 
     def split_by_bucket(self, positions, bucket_size, stored, offsets):
         """Order items by the bucket of their position, and by their number within a bucket.
@@ -69,16 +100,15 @@ class Primitives:
         positions : unsigned integer array (nnz,)
             A permutation.
         bucket_size : int
-            A power of two: positions of a bucket differ in their lowest bits only.
         stored : unsigned integer array (nnz,)
             Receives where each item is stored; it may be `positions`.
         offsets : unsigned integer array (nnz,)
             Receives, for each position, where in its bucket the item of that position is stored.
         """
-        buckets = positions >> positions.dtype.type(bucket_size.bit_length() - 1)
+        buckets = positions // positions.dtype.type(bucket_size)
         stored_now = self.xp.empty_like(stored)
         self._invert(self.xp.argsort(buckets, kind="stable"), stored_now)
-        self.scatter(stored_now & stored.dtype.type(bucket_size - 1), positions, offsets)
+        offsets[positions] = stored_now % stored.dtype.type(bucket_size)
         stored[...] = stored_now
 
     def sum_groups(self, values, starts):
@@ -96,9 +126,13 @@ class Primitives:
         """
         return None
 
-    def scatter(self, source, positions, target):
-        """Set ``target[positions] = source``, items or records."""
-        target[positions] = source
+    def gather(self, records, places):
+        """Copy the records, in the order of `places`."""
+        return records[places]
+
+    def scatter_in_buckets(self, records, offsets, bucket_size, target):
+        """Copy each record to its offset in the bucket that it is in already."""
+        target[position_in_buckets(offsets, bucket_size, self.xp)] = records
 
     def find_empty_rows(self, records, record_format, mode):
         """List the rows of `mode` that hold no nonzero, in rising order."""
@@ -106,8 +140,10 @@ class Primitives:
         is_empty[record_format.rows(records, mode, self.xp)] = False
         return self.xp.flatnonzero(is_empty).astype(index_dtype(is_empty.size))
 
-    def split_columns(self, records, record_format, mode):
-        """Split records, whose coordinates but that of `mode` are grouped, into three arrays.
+    def split_columns(self, records, record_format, mode, places):
+        """Split records, in the order of `places` (None: as they lie), into three arrays.
+
+        Records whose coordinates but that of `mode` are equal must follow each other.
 
         Returns
         -------
@@ -117,6 +153,7 @@ class Primitives:
             The coordinates of `mode`.
         values : float64 array (nnz,)
         """
+        records = records if places is None else self.gather(records, places)
         is_new = self.xp.zeros(records.shape[0], bool)
         is_new[:1] = True
         for n in range(record_format.ndim):
@@ -145,6 +182,15 @@ def compare_neighbours(coords, xp=np):
         is_less |= is_equal & (rows[:-1] < rows[1:])
         is_equal &= rows[:-1] == rows[1:]
     return is_less, is_equal
+
+
+def position_in_buckets(offsets, bucket_size, xp=np):
+    """Turn offsets (nnz,) from the starts of buckets into positions."""
+    nnz = offsets.shape[0]
+    positions = xp.arange(nnz, dtype=index_dtype(nnz))
+    positions -= positions % positions.dtype.type(bucket_size)
+    positions += offsets
+    return positions
 
 
 def index_dtype(count, smallest="uint32"):

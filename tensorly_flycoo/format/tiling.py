@@ -36,16 +36,21 @@ class RowTiling:
         return self.carry_rows.nbytes + self.empty_rows.nbytes
 
 
-def tile_rows(records, record_format, mode, tile_size, primitives, empty_rows=None):
-    """Describe the tiles of `records`, which are sorted by their row of `mode`.
+def tile_rows(records, places, record_format, mode, tile_size, primitives, empty_rows=None):
+    """Describe the tiles of `records` in the order `places`, sorted by their row of `mode`.
 
-    `empty_rows` are searched for unless they are known, as from `Primitives.sort_by_row`.
+    Where `places` is None, that is the order they lie in. `empty_rows` are searched for unless they
+    are known, as from `Primitives.sort_by_row`.
     """
     xp = primitives.xp
+
+    def read_rows(numbers):
+        chosen = numbers if places is None else places[numbers]
+        return record_format.rows(records[chosen], mode, xp).astype(np.int64)
+
     firsts = xp.arange(0, records.shape[0], tile_size)
-    first_rows = record_format.rows(records[firsts], mode, xp).astype(np.int64)
-    rows_before = record_format.rows(records[firsts - 1], mode, xp).astype(np.int64)
-    carry_rows = xp.where(first_rows == rows_before, first_rows, NO_ROW)
+    first_rows = read_rows(firsts)
+    carry_rows = xp.where(first_rows == read_rows(firsts - 1), first_rows, NO_ROW)
     carry_rows[:1] = NO_ROW
     if empty_rows is None:
         empty_rows = primitives.find_empty_rows(records, record_format, mode)

@@ -67,8 +67,8 @@ def huge_nonzeros(draw):
     return coords, values, shape
 
 
-#: Tile size, and tiles in a bucket: their product has to be a power of two.
-tilings = st.tuples(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4]))
+#: Tile size, and tiles in a bucket.
+tilings = st.tuples(st.sampled_from([1, 2, 3, 8]), st.sampled_from([1, 2, 3, 4]))
 
 
 def build_layout(name, drawn, tiling=(4, 2), dtype="float64", word_dtype="uint64"):

@@ -194,7 +194,7 @@ def test_imbalance_is_at_most_one_tile(drawn, tiling, num_workers):
 def test_map_values_maps_and_moves_nothing_else(drawn, name, dtype):
     layout = build_layout(name, drawn, dtype=dtype)
     mapped = layout.map_values(lambda values: 2 * values, 2.0)
-    before, after = layout.snapshot(), mapped.snapshot()
+    before, after = layout.records, mapped.records
     read = layout.record_format
     np.testing.assert_array_equal(read.coords(after), read.coords(before))
     np.testing.assert_array_equal(read.values(after), 2 * read.values(before))

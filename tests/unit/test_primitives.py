@@ -69,50 +69,118 @@ def test_pack_finds_one_fall_anywhere(primitives, position):
     assert is_rising is False
 
 
+def test_pack_finds_zeros(primitives):
+    record_format = RecordFormat.of((2000,), "float64", "uint64")
+    coords, values = np.arange(2000)[None], np.ones(2000)
+    assert primitives.pack(coords, values, record_format)[2] is False
+    values[1234] = 0
+    assert primitives.pack(coords, values, record_format)[2] is True
+
+
+@pytest.mark.parametrize("wrong", [-1, 7, 2**40])
+@pytest.mark.parametrize("place", [0, 999])
+def test_pack_refuses_coordinates_outside(primitives, place, wrong):
+    record_format = RecordFormat.of((9, 7), "float64", "uint64")
+    coords = np.zeros((2, 1000), np.int64)
+    coords[1, place] = wrong
+    expected = rf"coords\[1, {place}\] is {wrong} \(nonzero {place}, mode 1\), expected 0 to 6"
+    with pytest.raises(ValueError, match=expected):
+        primitives.pack(coords, np.ones(1000), record_format)
+
+
+@pytest.fixture(params=[False, True], ids=["as they lie", "in another order"])
+def make_places(request):
+    """Return a function that makes an order of the records, or None."""
+
+    def make(nnz, index_type):
+        order = np.random.default_rng(1).permutation(nnz).astype(index_type)
+        return order if request.param else None
+
+    return make
+
+
+def sort_by_argsort(record_format, records, mode, places):
+    """Return the places sorted by row, where each went, and the rows that are empty."""
+    places = np.arange(records.shape[0]) if places is None else places
+    rows = record_format.rows(records[places], mode)
+    order = np.argsort(rows, kind="stable")
+    positions = np.empty_like(order)
+    positions[order] = np.arange(order.size)
+    return places[order], positions, np.setdiff1d(np.arange(record_format.shape[mode]), rows)
+
+
 @pytest.mark.parametrize("mode", [0, 1, 2])
 @pytest.mark.parametrize("nnz", [0, 1, 5000])
 @pytest.mark.parametrize("shape", [(4, 1, 2**20), (1000, 5000, 3), (2**20, 2**20, 2**22)])
 @pytest.mark.parametrize("index_type", ["uint32", "uint64"])
-def test_sort_by_row(primitives, shape, nnz, mode, index_type):
+def test_sort_by_row(primitives, make_places, shape, nnz, mode, index_type):
     """Stable, also where there are too many rows to count."""
     record_format, records = make_records(shape, nnz)
-    before, target = records.copy(), np.zeros_like(records)
-    positions = np.zeros(nnz, index_type)
-    primitives.sort_by_row(records, record_format, mode, target, positions)
-    order = np.argsort(record_format.rows(records, mode), kind="stable")
-    np.testing.assert_array_equal(target, records[order])
-    np.testing.assert_array_equal(positions[order], np.arange(nnz))
+    before, places = records.copy(), make_places(nnz, index_type)
+    target, positions = np.zeros((2, nnz), index_type)
+    rows = primitives.sort_by_row(records, record_format, mode, places, target, positions)
+    expected = sort_by_argsort(record_format, records, mode, places)
+    np.testing.assert_array_equal(target, expected[0])
+    np.testing.assert_array_equal(positions, expected[1])
+    if rows is not None:
+        np.testing.assert_array_equal(rows, expected[2])
+        assert rows.dtype == np.uint32
     np.testing.assert_array_equal(records, before)
+
+
+def store_by_bucket(positions, bucket_size):
+    """Return where items are stored and, for each position, where in its bucket that is."""
+    order = np.argsort(positions // bucket_size, kind="stable")
+    stored, offsets = np.empty_like(order), np.empty_like(order)
+    stored[order] = np.arange(order.size)
+    offsets[positions] = stored % bucket_size
+    return stored, offsets
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+@pytest.mark.parametrize("nnz", [0, 1, 7, 5000])
+@pytest.mark.parametrize("shape", [(4, 20000), (2**20, 3)])
+@pytest.mark.parametrize("bucket_size", [1, 5, 1024])
+def test_plan_remap(primitives, make_places, bucket_size, shape, nnz, mode):
+    record_format, records = make_records(shape, nnz)
+    places = make_places(nnz, "uint32")
+    target, remap_ids = np.zeros((2, nnz), np.uint32)
+    pull_ids = np.zeros(nnz, np.uint16)
+    rows = primitives.plan_remap(
+        records, record_format, mode, places, bucket_size, target, remap_ids, pull_ids
+    )
+    sorted_places, positions, empty_rows = sort_by_argsort(record_format, records, mode, places)
+    stored, offsets = store_by_bucket(positions, bucket_size)
+    np.testing.assert_array_equal(target, sorted_places)
+    np.testing.assert_array_equal(remap_ids, stored)
+    np.testing.assert_array_equal(pull_ids, offsets)
+    if rows is not None:
+        np.testing.assert_array_equal(rows, empty_rows)
 
 
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("nnz", [0, 1, 7, 5000])
-@pytest.mark.parametrize("bucket_size", [1, 4, 1024])
+@pytest.mark.parametrize("bucket_size", [1, 5, 1024])
 def test_split_by_bucket(primitives, bucket_size, nnz, in_place):
     positions = np.random.default_rng(0).permutation(nnz).astype(np.uint32)
     stored = positions.copy() if in_place else np.zeros(nnz, np.uint32)
     offsets = np.zeros(nnz, np.uint16)
     given = stored if in_place else positions
     primitives.split_by_bucket(given, bucket_size, stored, offsets)
-    order = np.argsort(positions // bucket_size, kind="stable")
-    np.testing.assert_array_equal(stored[order], np.arange(nnz))
-    np.testing.assert_array_equal(offsets[positions], stored % bucket_size)
+    expected = store_by_bucket(positions, bucket_size)
+    np.testing.assert_array_equal(stored, expected[0])
+    np.testing.assert_array_equal(offsets, expected[1])
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        pytest.param(np.arange(5, dtype=np.uint32), id="items, 32 bits"),
-        pytest.param(np.arange(5, dtype=np.uint16), id="items, 16 bits"),
-        pytest.param(np.arange(10, dtype=np.uint64).reshape(5, 2), id="records of two words"),
-        pytest.param(np.arange(5, dtype=np.uint64).reshape(5, 1), id="records of one word"),
-    ],
-)
-def test_scatter(primitives, source):
-    before, target = source.copy(), np.zeros_like(source)
-    primitives.scatter(source, np.array([3, 0, 4, 1, 2], np.uint32), target)
-    np.testing.assert_array_equal(target, source[[1, 3, 4, 0, 2]])
-    np.testing.assert_array_equal(source, before)
+@pytest.mark.parametrize("num_words", [1, 2, 3])
+def test_gather_and_scatter(primitives, num_words):
+    records = np.arange(5 * num_words, dtype=np.uint64).reshape(5, num_words)
+    places, offsets = np.array([3, 0, 4, 1, 2], np.uint32), np.array([1, 2, 0, 1, 0], np.uint16)
+    before, target = records.copy(), np.zeros_like(records)
+    np.testing.assert_array_equal(primitives.gather(records, places), records[places])
+    primitives.scatter_in_buckets(records, offsets, 3, target)
+    np.testing.assert_array_equal(target, records[[2, 0, 1, 4, 3]])
+    np.testing.assert_array_equal(records, before)
 
 
 @pytest.mark.parametrize("nnz", [0, 1, 30, 5000])
@@ -134,13 +202,15 @@ def test_split_columns(primitives, shape, dtype):
         others = np.delete(coords, mode, axis=0)
         grouped = coords[:, np.lexsort([coords[mode], *others])]
         records = record_format.pack(grouped, np.arange(200).astype(dtype))
-        is_new, rows, values = primitives.split_columns(records, record_format, mode)
-        np.testing.assert_array_equal(rows, grouped[mode])
-        np.testing.assert_array_equal(values, np.arange(200.0))
         others = np.delete(grouped, mode, axis=0)
         expected = np.r_[True, (others[:, 1:] != others[:, :-1]).any(axis=0)]
-        np.testing.assert_array_equal(is_new, expected)
-        assert values.dtype == np.float64
+        reverse = np.arange(200, dtype=np.uint32)[::-1]
+        for places, ordered in ((None, records), (reverse.copy(), records[::-1].copy())):
+            found = primitives.split_columns(ordered, record_format, mode, places)
+            np.testing.assert_array_equal(found[0], expected)
+            np.testing.assert_array_equal(found[1], grouped[mode])
+            np.testing.assert_array_equal(found[2], np.arange(200.0))
+            assert found[2].dtype == np.float64
 
 
 def test_compare_neighbours():

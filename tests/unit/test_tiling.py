@@ -13,7 +13,7 @@ def tile(rows, num_rows, tile_size):
     record_format = RecordFormat.of((9, num_rows), "float64", "uint64")
     rows = np.array(rows, np.int64)
     records = record_format.pack(np.stack([rows * 0 + 3, rows]), np.ones(rows.size))
-    return tile_rows(records, record_format, 1, tile_size, Primitives())
+    return tile_rows(records, None, record_format, 1, tile_size, Primitives())
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,15 @@ def test_first_and_last_tile_of_the_same_row():
     assert tile([0] * 7, 1, tile_size=3).carry_rows.tolist() == [NO_ROW, 0, 0]
 
 
+def test_tiles_of_an_order_that_is_only_known_by_its_places():
+    record_format = RecordFormat.of((5,), "float64", "uint64")
+    records = record_format.pack(np.array([[4, 2, 0, 2, 2]]), np.ones(5))
+    places = np.array([2, 1, 3, 4, 0], np.uint32)
+    tiling = tile_rows(records, places, record_format, 0, 2, Primitives())
+    assert tiling.carry_rows.tolist() == [NO_ROW, 2, NO_ROW]
+    assert tiling.empty_rows.tolist() == [1, 3]
+
+
 def test_types_and_nbytes():
     tiling = tile([0, 0, 2, 2], 5, tile_size=3)
     assert tiling.carry_rows.dtype == np.int64
@@ -57,5 +66,5 @@ def test_rows_beyond_32_bit_signed(monkeypatch):
     record_format = RecordFormat.of((2**32,), "float64", "uint64")
     rows = np.array([[2**31, 2**32 - 2, 2**32 - 1, 2**32 - 1]])
     records = record_format.pack(rows, np.ones(4))
-    tiling = tile_rows(records, record_format, 0, 3, primitives)
+    tiling = tile_rows(records, None, record_format, 0, 3, primitives)
     assert tiling.carry_rows.tolist() == [NO_ROW, 2**32 - 1]
