@@ -115,8 +115,8 @@ class Experiments:
     def _run_layout(self, nonzeros, layout):
         x = self._build(nonzeros, layout)
         self.row["bytes_per_nonzero"][layout] = x.nbytes / x.nnz
-        if self.tables - {"bytes", "balance"}:
-            for rank in {RANK, *self.options.ranks}:
+        if self.tables - {"bytes", "balance", "ncu"}:
+            for rank in sorted({RANK, *self.options.ranks}):
                 self._attempt(f"{layout}, rank {rank}", self._run_rank, x, rank)
         if layout == "replicated" and "balance" in self.tables:
             self._attempt("balance", self._run_balance, x)
