@@ -18,7 +18,8 @@ def load_source(name):
     Parameters
     ----------
     name : str
-        The name of a file in this folder.
+        The name of a file in this folder, or the absolute path of one elsewhere, which may include
+        the headers of this folder.
 
     Returns
     -------

@@ -39,15 +39,15 @@ def mttkrp(layout, factors, mode, out):
     afterwards it is resident in the mode that follows.
     """
     if layout.name == "replicated":
-        _compute(layout, layout.copies[mode], factors, mode, out)
+        compute_mode(layout, layout.copies[mode], factors, mode, out)
     elif layout.name == "indexed":
-        _compute(layout, layout.records, factors, mode, out, pull_ids=layout.pull_ids[mode])
+        compute_mode(layout, layout.records, factors, mode, out, layout.pull_ids[mode])
     else:
         with layout.lock, _RemapOrder(layout):
             while layout.mode != mode:
                 _remap(layout)
-            plan = layout.plans[mode]
-            _compute(layout, layout.records, factors, mode, out, plan.pull_ids, plan)
+            plan, size = layout.plans[mode], layout.bucket_size
+            compute_mode(layout, layout.records, factors, mode, out, plan.pull_ids, size, plan)
             layout.swap()
 
 
@@ -78,7 +78,14 @@ class _RemapOrder:
         )
 
 
-def _compute(layout, records, factors, mode, out, pull_ids=None, plan=None):
+def compute_mode(
+    layout, records, factors, mode, out, pull_ids=None, bucket_size=layouts.ONE_BUCKET, plan=None
+):
+    """Compute one mode from records as they are: the step of which every layout's `mttkrp` is made.
+
+    Records are in the order of `mode`, or pulled through ids that count from the start of their
+    bucket. With a plan they are written to ``layout.spare`` too, but nothing is swapped.
+    """
     record_format, tiling = layout.record_format, layout.tilings[mode]
     num_tiles, rank = tiling.carry_rows.shape[0], out.shape[1]
     if num_tiles == 0:
@@ -89,11 +96,10 @@ def _compute(layout, records, factors, mode, out, pull_ids=None, plan=None):
     cut = tuning.cut_rank(rank, out.dtype.itemsize, _common_alignment([out, *arrays]))
     kernel, shared_nbytes = _get_mttkrp_kernel(layout, tiling, cut, pull_ids, plan)
     partial_rows = cupy.empty((num_tiles, rank), out.dtype)
-    bucket_size = layouts.ONE_BUCKET if plan is None else layout.bucket_size
     null = np.uint64(0)
     ids = (null, null, null) if plan is None else (layout.spare, plan.remap_ids, plan.write_order)
     arguments = (
-        _make_operands(record_format, mode, inputs, arrays),
+        make_operands(record_format, mode, inputs, arrays),
         np.int64(records.shape[0]), np.int64(num_tiles), np.int64(tiling.empty_rows.shape[0]),
         np.int64(bucket_size), tiling.carry_rows, tiling.empty_rows,
         records, null if pull_ids is None else pull_ids, *ids,
@@ -127,7 +133,7 @@ def _slot_nbytes(record_format):
     )
 
 
-def _make_operands(record_format, mode, inputs, arrays):
+def make_operands(record_format, mode, inputs, arrays):
     """Fill in the struct `Operands`; a mode without inputs has one that is not looked at."""
     num = max(1, len(inputs))
     dtype = np.dtype(

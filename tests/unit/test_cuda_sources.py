@@ -4,6 +4,7 @@ NVRTC is told to report what the assembler made of a kernel. A spill is a regist
 memory, and would be in every iteration of an inner loop.
 """
 
+import importlib.util
 import itertools
 import re
 import sys
@@ -27,6 +28,7 @@ from tensorly_flycoo.format.packing import RecordFormat
 FOLDER = Path(cuda.__file__).parent
 ENTRIES = sorted(path.name for path in FOLDER.glob("*.cu"))
 HEADERS = sorted(path.name for path in FOLDER.glob("*.cuh"))
+BENCHMARK = Path(__file__).parents[2] / "examples" / "benchmark_gpu"
 RANKS = (1, 7, 10, 16, 25, 32, 50, 64, 100, 128, 200)
 DTYPES = ("float32", "float64")
 #: And the shared memory that the blocks of a multiprocessor have between them.
@@ -120,6 +122,27 @@ def test_every_way_to_fetch_a_record_compiles(architecture):
 
 
 @ON_LINUX
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ndim", [3, 4, 5])
+def test_the_benchmark_s_floor_compiles(ndim, dtype):
+    """The kernel that only reads, in every setting that it is tried with."""
+    spec = importlib.util.spec_from_file_location("benchmark_macros", BENCHMARK / "macros.py")
+    macros = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(macros)
+    record_format = make_format(ndim, dtype)
+    cuts = [tuning.cut_rank(rank, record_format.dtype.itemsize, 16) for rank in (16, 32, 64)]
+    compile_all(
+        (macros.SOURCE, "sm_90", macros.gather_only_macros(record_format, cut, setting))
+        for setting, cut in itertools.product(macros.SETTINGS, cuts)
+    )
+
+
+@ON_LINUX
+def test_the_benchmark_s_delay_compiles():
+    compile_all([(str(BENCHMARK / "delay.cu"), "sm_90", {})])
+
+
+@ON_LINUX
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_a_missing_macro_is_named(entry):
     with pytest.raises(AssertionError, match=r'#error "\w+: '):
@@ -151,6 +174,12 @@ def test_lines_keep_their_numbers():
             continue
         assert (FOLDER / file).read_text().splitlines()[number - 1] == line
         number += 1
+
+
+def test_a_source_elsewhere_includes_our_headers():
+    source = load_source(str(BENCHMARK / "gather_only.cu"))
+    assert '#include "' not in source
+    assert source.count('#line 1 "mttkrp.cuh"') == 1
 
 
 def test_unknown_source():

@@ -1,0 +1,118 @@
+"""Measure the CUDA engine on tensors of the paper's shapes, and compare with what is to be reached.
+
+    python examples/benchmark_gpu                                  # the six, and a small one
+    python examples/benchmark_gpu --tensors nell-1 --tables speed --ranks 16 32 64
+    python examples/benchmark_gpu --json results.json --figure results.png
+
+The nonzeros are drawn on the GPU. Times are medians of many runs, by events. "gather only" is a
+kernel that reads what MTTKRP reads, in the same order, and writes nothing; with one write of the
+output it is the floor under every layout. "remap off" is layout remap, but for writing the records
+to where the next mode wants them.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import cupy
+import profiling
+from experiments import LAYOUTS, LAYOUTS_OF, Experiments, paper_bytes_per_nonzero
+from report import RANK, draw_figure, print_row, print_verdicts
+from tensors import SHAPES, SMALL_SHAPES, Problem, free_memory
+from timing import Deadline
+
+NAMES = (*SMALL_SHAPES, *SHAPES)
+TABLES = (*LAYOUTS_OF, "ncu")
+
+
+def parse_arguments(argv):
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        "benchmark_gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--tensors", nargs="+", default=NAMES, choices=NAMES)
+    add("--tables", nargs="+", default=TABLES, choices=TABLES)
+    add("--ranks", nargs="+", type=int, default=[RANK], help=f"besides {RANK}, which bars are for")
+    add("--alphas", nargs="+", type=float, default=[3.0], help="1: uniform; 3: heavy rows")
+    add("--unscattered", action="store_true", help="also with the heavy rows side by side")
+    add("--scale", type=float, default=1.0, help="fraction of nonzeros and of large modes' sizes")
+    add("--repeats", type=int, default=20, help="most runs that a median is of")
+    add("--time-limit", type=float, metavar="S", help="start nothing new after so many seconds")
+    add("--json", type=Path, help="write the figures here as they come")
+    add("--figure", type=Path, help="draw a picture; needs matplotlib")
+    add("--profile", action="store_true", help=argparse.SUPPRESS)  # for ncu
+    return parser.parse_args(argv)
+
+
+def make_problems(options):
+    """List the tensors, in the order in which they are measured."""
+    scatterings = (True, False) if options.unscattered else (True,)
+    return [
+        Problem(name, alpha, is_scattered, options.scale)
+        for alpha in options.alphas
+        for is_scattered in scatterings
+        for name in options.tensors
+    ]
+
+
+def describe_device():
+    """Return what the figures are of."""
+    properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
+    return {
+        "device": properties["name"].decode(),
+        "multiprocessors": properties["multiProcessorCount"],
+        "cupy": cupy.__version__,
+        "cuda_runtime": cupy.cuda.runtime.runtimeGetVersion(),
+    }
+
+
+def run_profiler(options, deadline):
+    """Count with ncu on one tensor, nell-1 if it is there."""
+    name = "nell-1" if "nell-1" in options.tensors else options.tensors[0]
+    limit_s = min(600, deadline.remaining_s())
+    if limit_s <= 0:
+        print("skipped ncu: the time is over", flush=True)
+        return None
+    alpha, ndim = options.alphas[0], len((SHAPES | SMALL_SHAPES)[name][0])
+    num_launches = ndim * len(LAYOUTS)
+    launches = profiling.profile(name, options.scale, alpha, num_launches, limit_s)
+    if launches is None:
+        return None
+    profiling.print_launches(name, launches, LAYOUTS, ndim)
+    return {"tensor": name, "alpha": alpha, "layouts": LAYOUTS, "launches": launches}
+
+
+def main(argv=None):
+    """Run the benchmark; return whether all went well."""
+    options = parse_arguments(argv)
+    problems = make_problems(options)
+    if options.profile:
+        profiling.run_for_profiler(problems[0], RANK)
+        return True
+    deadline, result = Deadline(options.time_limit), {**describe_device(), "rows": []}
+    print(f"{result['device']}, CuPy {result['cupy']}", flush=True)
+
+    def save():
+        if options.json:
+            options.json.write_text(json.dumps(result, indent=1))
+
+    for problem in problems:
+        experiments = Experiments(problem, options, deadline, save)
+        experiments.row["paper"] = paper_bytes_per_nonzero(problem.shape, problem.nnz)
+        result["rows"].append(experiments.row)
+        experiments.run()
+        print_row(experiments.row)
+    print_verdicts(result["rows"])
+    if options.figure:
+        draw_figure(result["rows"], options.figure)
+    if "ncu" in options.tables:
+        free_memory()
+        result["ncu"] = run_profiler(options, deadline)
+        save()
+    return not any(row["failed"] for row in result["rows"])
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main() else 1)

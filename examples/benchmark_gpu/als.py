@@ -1,0 +1,109 @@
+"""Time parafac, the whole of an iteration and its parts."""
+
+import cupy
+import numpy as np
+import tensorly as tl
+from tensorly.cp_tensor import CPTensor, cp_norm
+from tensorly.decomposition import parafac
+from tensorly.tenalg import unfolding_dot_khatri_rao
+from timing import seconds_between, synchronize, time_steps
+
+from tensorly_flycoo import mttkrp
+
+#: parafac computes the fit for any tol but 0, and with a negative one it never converges.
+_TOL = -1.0
+
+_NUM_PART_RUNS = 5
+
+
+def time_als(x, factors, sweep_s, repeats, limit_s=2.0):
+    """Time an iteration of parafac from the given start, its parts, and its kernels alone.
+
+    Returns
+    -------
+    dict
+        "iteration_s", the median of TensorLy's loop with `tol` on; "parts_s", of the same loop
+        written out; "kernels_s", all of its kernels without a wait for the host in between.
+    """
+    with tl.backend_context("flycoo"):
+        num_iterations = int(np.clip(limit_s / sweep_s, 4, max(4, repeats)))
+        return {
+            "iteration_s": _time_iterations(x, factors, num_iterations),
+            "parts_s": _time_parts(x, factors),
+            "kernels_s": _time_kernels(x, factors, repeats),
+        }
+
+
+def _time_iterations(x, factors, num_iterations):
+    events = []
+
+    def record(*_):
+        events.append(cupy.cuda.get_current_stream().record())
+
+    # The callback is called before the first iteration too, which compiles what is left to be.
+    options = {"init": CPTensor((None, factors)), "tol": _TOL, "callback": record}
+    parafac(x, factors[0].shape[1], n_iter_max=num_iterations, **options)
+    return float(np.median(seconds_between(events)[1:]))
+
+
+def _time_parts(x, factors):
+    runs = []
+    for _ in range(1 + _NUM_PART_RUNS):
+        names, events = [], []
+
+        def mark(name, names=names, events=events):
+            names.append(name)
+            events.append(cupy.cuda.get_current_stream().record())
+
+        synchronize()
+        _run_iteration(x, factors, unfolding_dot_khatri_rao, tl.solve, mark)
+        mark(None)
+        seconds = seconds_between(events)
+        runs.append(
+            {
+                part: sum(s for name, s in zip(names[:-1], seconds, strict=True) if name == part)
+                for part in names[:-1]
+            }
+        )
+    return {part: float(np.median([run[part] for run in runs[1:]])) for part in runs[0]}
+
+
+def _time_kernels(x, factors, repeats):
+    """Time an iteration that does not wait for the host.
+
+    For `solve`, which inverts the small matrix there, stands the product that it ends with.
+    """
+    inverse = cupy.eye(factors[0].shape[1], dtype=x.dtype) * x.dtype.type(1e-6)
+
+    def multiply(x, cp_tensor, mode):
+        return mttkrp(x, cp_tensor[1], mode)
+
+    def solve(a, b):
+        return (b.T @ inverse.T).T
+
+    def run():
+        _run_iteration(x, factors, multiply, solve, mark=lambda name: None)
+
+    return float(time_steps([run], repeats)[0])
+
+
+def _run_iteration(x, factors, multiply, solve, mark):
+    """Do what `parafac` does in an iteration, and `mark` where each part begins."""
+    factors, rank = list(factors), factors[0].shape[1]
+    weights = tl.ones(rank, **tl.context(x))
+    for mode in range(x.ndim):
+        mark("gram")
+        gram = tl.ones((rank, rank), **tl.context(x))
+        for n, factor in enumerate(factors):
+            if n != mode:
+                gram = gram * tl.dot(tl.conj(tl.transpose(factor)), factor)
+        gram = tl.reshape(weights, (-1, 1)) * gram * tl.reshape(weights, (1, -1))
+        mark("mttkrp")
+        product = multiply(x, (weights, factors), mode)
+        mark("solve")
+        solution = solve(tl.conj(tl.transpose(gram)), tl.transpose(product))
+        factors[mode] = tl.transpose(solution)
+    mark("fit")
+    norm = cp_norm((weights, factors))
+    inner = tl.sum(tl.sum(product * tl.conj(factors[-1]), axis=0))
+    tl.sqrt(tl.abs(x.norm() ** 2 + norm**2 - 2 * inner))

@@ -1,0 +1,237 @@
+"""What is measured of one tensor: a function for each table, which writes to the tensor's row.
+
+A row is a dictionary of plain numbers: names end in ``_s`` for seconds.
+"""
+
+import functools
+import math
+import sys
+import traceback
+
+import cupy
+import numpy as np
+from als import time_als
+from balance import largest_partition, largest_share_of_tiles
+from gather_only import time_gather_only
+from report import RANK
+from tensors import build, draw_factors, free_memory
+from timing import time_call, time_steps, tuned
+
+from tensorly_flycoo.cuda import tuning
+from tensorly_flycoo.engines import cuda
+
+LAYOUTS = ("replicated", "indexed", "remap")
+
+#: Ranks that no load of 16 bytes, or no power of two, fits; each against the next multiple of 16.
+ODD_RANKS = {10: 16, 25: 32, 31: 32, 50: 64}
+
+#: Seconds that a median may take of what is one of many figures.
+_SHORT_S = 0.5
+
+#: What the tiles' table changes, one at a time; a multiprocessor always has 512 threads.
+TILE_SETTINGS = (
+    {},
+    {"MAX_TILE_SIZE": 1024},
+    {"MAX_TILE_SIZE": 4096},
+    {"BLOCK_SIZE": 128, "MIN_BLOCKS": 4},
+    {"BLOCK_SIZE": 512, "MIN_BLOCKS": 1},
+    {"BUCKET_SIZE": 2**16},
+    {"BUCKET_SIZE": 2**20},
+)
+
+#: Which layouts, in float32, each table is made from.
+LAYOUTS_OF = {
+    "speed": LAYOUTS,
+    "remapping": ("remap",),
+    "building": LAYOUTS,
+    "bytes": LAYOUTS,
+    "balance": ("replicated",),
+    "ranks": ("remap",),
+    "als": ("remap",),
+    "float64": ("remap",),
+    "tiles": (),
+}
+
+
+class Experiments:
+    """Measure one tensor, table by table, as far as time and memory allow.
+
+    Attributes
+    ----------
+    row : dict
+        What was measured; "skipped" and "failed" say what was not. `save` is called whenever there
+        is more of it.
+    """
+
+    def __init__(self, problem, options, deadline, save):
+        self.options = options
+        self.save = save
+        self.deadline = deadline
+        self.tables = set(options.tables)
+        self.problem = problem
+        self.row = {
+            "tensor": problem.name, "alpha": problem.alpha, "scattered": problem.is_scattered,
+            "scale": problem.scale, "shape": problem.shape, "nnz": problem.nnz,
+            "sweeps_s": {}, "build_s": {}, "bytes_per_nonzero": {}, "skipped": [], "failed": [],
+        }  # fmt: skip
+
+    def run(self):
+        """Measure all the tables that were asked for."""
+        self._attempt("all", self._run_float32)
+        if "float64" in self.tables:
+            self._attempt("float64", self._run_float64)
+
+    def _attempt(self, name, function, *arguments):
+        """Call a function; note what does not fit in time or memory, or fails, and go on."""
+        try:
+            if self.deadline.remaining_s() <= 0:
+                self._skip(name, "the time is over")
+            else:
+                print(f"{self.problem.name}: {name} ...", file=sys.stderr, flush=True)
+                function(*arguments)
+        except cupy.cuda.memory.OutOfMemoryError:
+            self._skip(name, "it does not fit the GPU's memory")
+        except Exception:
+            # The others' figures are worth having; the program says in the end that it failed.
+            self.row["failed"].append(name)
+            print(f"{self.problem.name}: {name} FAILED", flush=True)
+            traceback.print_exc()
+        free_memory()
+        self.save()
+
+    def _skip(self, name, why):
+        self.row["skipped"].append(f"{name}: {why}")
+        print(f"{self.problem.name}: skipped {name}: {why}", flush=True)
+
+    def _run_float32(self):
+        nonzeros = self.problem.draw(np.float32)
+        for layout in LAYOUTS:
+            if any(layout in LAYOUTS_OF[table] for table in self.tables if table in LAYOUTS_OF):
+                self._attempt(layout, self._run_layout, nonzeros, layout)
+        if "tiles" in self.tables:
+            for setting in TILE_SETTINGS:
+                self._attempt(f"tiles {setting}", self._run_tile_setting, nonzeros, setting)
+
+    def _run_layout(self, nonzeros, layout):
+        x = self._build(nonzeros, layout)
+        self.row["bytes_per_nonzero"][layout] = x.nbytes / x.nnz
+        if self.tables - {"bytes", "balance", "ncu"}:
+            for rank in sorted({RANK, *self.options.ranks}):
+                self._attempt(f"{layout}, rank {rank}", self._run_rank, x, rank)
+        if layout == "replicated" and "balance" in self.tables:
+            self._attempt("balance", self._run_balance, x)
+        if layout == "remap" and "ranks" in self.tables:
+            for rank in sorted({*ODD_RANKS, *ODD_RANKS.values()} - {RANK, *self.options.ranks}):
+                self._attempt(f"rank {rank}", self._run_rank, x, rank)
+        if layout == "remap" and "als" in self.tables:
+            self._attempt("als", self._run_als, x)
+
+    def _build(self, nonzeros, layout):
+        """Build a tensor, for the table twice: kernels are compiled for the first."""
+        make = functools.partial(build, *nonzeros, self.problem.shape, layout)
+        if "building" in self.tables:
+            self.row["build_s"][f"{layout}, first"] = time_call(make)[1]
+        (x, num_distinct), self.row["build_s"][layout] = time_call(make)
+        self.row["distinct_nnz"] = num_distinct
+        free_memory()
+        return x
+
+    def _run_rank(self, x, rank):
+        """Time the sweeps of a layout, and what they are compared with."""
+        factors, outs, steps = make_sweep(x, rank)
+        is_asked_for = rank in {RANK, *self.options.ranks}
+        limit = {} if is_asked_for else {"limit_s": _SHORT_S}
+        self._note_sweep(x.layout, rank, time_steps(steps, self.options.repeats, **limit))
+        if x.layout == "replicated" and is_asked_for and "speed" in self.tables:
+            seconds, setting = time_gather_only(x._layout, factors, self.options.repeats)
+            self._note_sweep("gather only", rank, seconds)
+            self.row.setdefault("gather_setting", {})[str(rank)] = setting
+            writes = [functools.partial(out.fill, 0) for out in outs]
+            self._note_sweep("write", rank, time_steps(writes, self.options.repeats))
+        if x.layout == "remap" and is_asked_for and self.tables & {"speed", "remapping"}:
+            seconds = time_remap_off(x._layout, factors, outs, steps, self.options.repeats)
+            self._note_sweep("remap off", rank, seconds)
+
+    def _note_sweep(self, name, rank, seconds):
+        self.row["sweeps_s"].setdefault(name, {})[str(rank)] = seconds.tolist()
+
+    def _run_balance(self, x):
+        num_workers = cupy.cuda.Device().attributes["MultiProcessorCount"]
+        mean = max(1, x.nnz / num_workers)
+        self.row["balance"] = [
+            {
+                "algorithm_1": largest_partition(*count_rows(x._layout, mode), num_workers) / mean,
+                "tiles": largest_share_of_tiles(x.nnz, x._layout.tile_size, num_workers) / mean,
+            }
+            for mode in range(x.ndim)
+        ]
+
+    def _run_als(self, x):
+        factors = draw_factors(x.shape, RANK, x.dtype)
+        sweep_s = sum(self.row["sweeps_s"]["remap"][str(RANK)])
+        self.row["als"] = time_als(x, factors, sweep_s, self.options.repeats)
+
+    def _run_tile_setting(self, nonzeros, setting):
+        with tuned(**setting):
+            x, _ = build(*nonzeros, self.problem.shape, "remap")
+            free_memory()
+            steps = make_sweep(x, RANK)[-1]
+            seconds = time_steps(steps, self.options.repeats, _SHORT_S)
+            row = {
+                "tile_size": x._layout.tile_size, "threads": tuning.BLOCK_SIZE,
+                "bucket_size": tuning.BUCKET_SIZE, "sweep_s": float(seconds.sum()),
+            }  # fmt: skip
+        self.row.setdefault("tiles", []).append(row)
+
+    def _run_float64(self):
+        nonzeros = self.problem.draw(np.float64)
+        x, _ = build(*nonzeros, self.problem.shape, "remap")
+        del nonzeros
+        free_memory()
+        steps = make_sweep(x, RANK)[-1]
+        self._note_sweep("remap, float64", RANK, time_steps(steps, self.options.repeats))
+
+
+def make_sweep(x, rank):
+    """Return factors, arrays for the results, and for each mode the function that computes it."""
+    factors = draw_factors(x.shape, rank, x.dtype)
+    outs = [cupy.empty((size, rank), x.dtype) for size in x.shape]
+    steps = [
+        functools.partial(cuda.mttkrp, x._layout, factors, mode, out)
+        for mode, out in enumerate(outs)
+    ]
+    return factors, outs, steps
+
+
+def time_remap_off(layout, factors, outs, steps, repeats):
+    """Time the remap layout's modes without writing the records for the next one.
+
+    They are still pulled through ids out of their bucket. After each mode it is computed again,
+    with remapping and not counted, so that the next one finds its records.
+    """
+
+    def compute(mode):
+        assert layout.mode == mode
+        arguments = (layout, layout.records, factors, mode, outs[mode])
+        cuda.compute_mode(*arguments, layout.plans[mode].pull_ids, layout.bucket_size)
+
+    both = [
+        step for mode, on in enumerate(steps) for step in (functools.partial(compute, mode), on)
+    ]
+    return time_steps(both, repeats)[::2]
+
+
+def count_rows(layout, mode):
+    """Return which numbers of nonzeros rows of a mode have, rising, and how many rows have each."""
+    rows = layout.record_format.rows(layout.copies[mode], mode, cupy)
+    lasts = cupy.flatnonzero(rows[1:] != rows[:-1])
+    ends = cupy.concatenate([cupy.full(1, -1, lasts.dtype), lasts, cupy.full(1, rows.size - 1)])
+    sizes, num_rows = cupy.unique(cupy.diff(ends), return_counts=True)
+    return sizes.get(), num_rows.get()
+
+
+def paper_bytes_per_nonzero(shape, nnz, value_nbytes=4):
+    """Return the bytes of a nonzero in the paper's two copies: remap ids, coordinates, value."""
+    bits = len(shape) * math.ceil(math.log2(max(2, nnz)))
+    bits += sum(math.ceil(math.log2(size)) for size in shape)
+    return 2 * (bits / 8 + value_nbytes)

@@ -1,0 +1,56 @@
+// Entry: read all that an MTTKRP of one mode reads, and write nothing. No MTTKRP can be faster.
+//
+// Mapping: as mttkrp.cu, tile by tile in the order of the rows, but a lane adds up whatever it
+//   meets, row or no row; there are no partial rows and nothing is said to other groups.
+// Preconditions: as mttkrp.cu, for records that are sorted and not pulled; `rank` is divisible by
+//   LANE_COLUMNS.
+// Bytes per nonzero: a record, and NUM_INPUTS rows of `rank` values.
+// Writes: none. `impossible` is nan, which no sum is equal to; the compiler does not know that, so
+//   it has to compute the sums, and to read all of what they are made of.
+#include "mttkrp.cuh"
+#include "tiles.cuh"
+
+#ifndef MIN_BLOCKS
+#error "MIN_BLOCKS: blocks of a multiprocessor that registers should be enough for"
+#endif
+
+extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
+    gather_only(const Operands operands, long long nnz, long long num_tiles, const Piece* records,
+                int rank, VALUE impossible, Columns* out)
+{
+    extern __shared__ uint4 shared[];
+    SlotPiece* slots = reinterpret_cast<SlotPiece*>(shared);
+    const int column = (blockIdx.y * GROUP_SIZE + threadIdx.x % GROUP_SIZE) * LANE_COLUMNS;
+    const char* factors[MAX_INPUTS];
+#pragma unroll
+    for (int n = 0; n < NUM_INPUTS; ++n) {
+        // Lanes without columns of their own read the last ones too.
+        factors[n] = reinterpret_cast<const char*>(operands.factors[n] +
+                                                   min(column, rank - LANE_COLUMNS));
+    }
+    Columns total = zeros();
+    for (long long tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
+        const long long first = tile * TILE_SIZE;
+        const int count = static_cast<int>(min(static_cast<long long>(TILE_SIZE), nnz - first));
+        pull_records(slots, records + first * PIECES, nullptr, count);
+        wait_for_copies();
+        unpack_tile(slots, count, operands);
+        __syncthreads();
+        const int begin = threadIdx.x / GROUP_SIZE * RUN, end = min(begin + RUN, count);
+        for (int start = begin; start < end; start += BATCH) {
+            Columns products[BATCH];
+            multiply_rows(products, slots, start, factors, rank * sizeof(VALUE));
+#pragma unroll
+            for (int b = 0; b < BATCH; ++b) {
+                // Past the end of a tile there are zeros.
+                const VALUE value = read_entry(slots, start + b).value();
+#pragma unroll
+                for (int c = 0; c < LANE_COLUMNS; ++c) {
+                    total.at[c] = fused(value, products[b].at[c], total.at[c]);
+                }
+            }
+        }
+        __syncthreads();  // before the next tile comes to the same shared memory
+    }
+    if (total.at[0] == impossible) *out = total;
+}

@@ -1,0 +1,47 @@
+"""Launch the kernel that only reads: the floor under every MTTKRP."""
+
+import functools
+from dataclasses import asdict
+
+import cupy
+import numpy as np
+from macros import SETTINGS, SOURCE, gather_only_macros
+from timing import time_steps
+
+from tensorly_flycoo.cuda import launch, tuning
+from tensorly_flycoo.engines import cuda
+
+
+def time_gather_only(layout, factors, repeats):
+    """Return the seconds of each mode with the best setting, and that setting.
+
+    Settings are first run a few times each; what counts is a sweep over all modes.
+    """
+    trials = {s: time_steps(_make_steps(layout, factors, s), 3).sum() for s in SETTINGS}
+    best = min(trials, key=trials.get)
+    return time_steps(_make_steps(layout, factors, best), repeats), asdict(best)
+
+
+def _make_steps(layout, factors, setting):
+    modes = range(layout.record_format.ndim)
+    return [_make_step(layout, factors, mode, setting) for mode in modes]
+
+
+def _make_step(layout, factors, mode, setting):
+    record_format, records = layout.record_format, layout.copies[mode]
+    rank, dtype = factors[0].shape[1], record_format.dtype
+    inputs = [n for n in range(record_format.ndim) if n != mode]
+    cut = tuning.cut_rank(rank, dtype.itemsize, 16)
+    macros = gather_only_macros(record_format, cut, setting)
+    kernel = launch.get_kernel(SOURCE, "gather_only", **macros)
+    slot = tuning.slot_nbytes(record_format.record_nbytes, record_format.ndim, dtype.itemsize)
+    num_tiles = -(-records.shape[0] // setting.tile_size)
+    arguments = (
+        cuda.make_operands(record_format, mode, inputs, [factors[n] for n in inputs]),
+        np.int64(records.shape[0]), np.int64(num_tiles), records,
+        np.int32(rank), dtype.type(np.nan), cupy.empty(16, dtype),
+    )  # fmt: skip
+    grid = (min(num_tiles, launch.MAX_GRID), cut.num_parts)
+    return functools.partial(
+        launch.launch, kernel, grid, tuning.BLOCK_SIZE, arguments, setting.tile_size * slot
+    )

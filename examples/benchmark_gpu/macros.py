@@ -1,0 +1,37 @@
+"""The macros that make a specialisation of `gather_only.cu`; known without a GPU."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tensorly_flycoo.cuda.macros import mttkrp_macros
+
+SOURCE = str(Path(__file__).resolve().with_name("gather_only.cu"))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Say how the kernel is cut; names as in `tuning`."""
+
+    tile_size: int
+    batch: int
+    min_blocks: int
+
+
+#: The fastest of these on a tensor is its floor.
+SETTINGS = (
+    Setting(2048, batch=2, min_blocks=4),
+    Setting(2048, batch=4, min_blocks=2),
+    Setting(2048, batch=4, min_blocks=3),
+    Setting(2048, batch=8, min_blocks=2),
+    Setting(4096, batch=4, min_blocks=2),
+    Setting(4096, batch=8, min_blocks=2),
+)
+
+
+def gather_only_macros(record_format, cut, setting):
+    """Specialise the kernel: as `mttkrp.cu` for sorted records, but for the setting."""
+    capability, empty_dtype = 90, np.dtype(np.uint32)  # which decide nothing here
+    macros = mttkrp_macros(record_format, setting.tile_size, cut, capability, empty_dtype)
+    return macros | {"BATCH": setting.batch, "MIN_BLOCKS": setting.min_blocks}

@@ -1,0 +1,91 @@
+"""What Nsight Compute counts while the kernels run, where it is installed and may count."""
+
+import contextlib
+import csv
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+METRICS = {
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed": "SM %",
+    "l1tex__throughput.avg.pct_of_peak_sustained_active": "L1 %",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "DRAM %",
+    "dram__bytes.sum": "DRAM bytes",
+}
+
+
+def profile(name, scale, alpha, num_launches, limit_s):
+    """Run this program again under ncu, on one tensor, where it launches so many times.
+
+    Returns
+    -------
+    list of dict, or None where ncu is not available
+        For each layout and mode the metrics, in the order of `run_for_profiler`.
+    """
+    program = shutil.which("ncu")
+    if program is None:
+        print("ncu: not on the PATH")
+        return None
+    command = [
+        program, "--profile-from-start", "off", "--clock-control", "none", "--kernel-name",
+        "mttkrp", "--metrics", ",".join(METRICS), "--csv", "--print-units", "base",
+        sys.executable, str(Path(__file__).resolve().parent),
+        "--tensors", name, "--scale", str(scale), "--alphas", str(alpha), "--profile",
+    ]  # fmt: skip
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        print(f"ncu: not done within {limit_s:.0f} s")
+        return None
+    launches = parse(process.stdout) if process.returncode == 0 else []
+    if len(launches) != num_launches:
+        lines = (process.stderr + process.stdout).strip().splitlines()
+        print("ncu: not available here: " + " / ".join(lines[-3:]))
+        return None
+    return launches
+
+
+def parse(text):
+    """Read the CSV among ncu's messages: a dictionary of metrics for each launch, in order."""
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    launches = {}
+    for line in csv.DictReader(lines):
+        launch = launches.setdefault(int(line["ID"]), {})
+        with contextlib.suppress(ValueError):  # a metric that this GPU does not count
+            launch[line["Metric Name"]] = float(line["Metric Value"].replace(",", ""))
+    return [launches[number] for number in sorted(launches)]
+
+
+def run_for_profiler(problem, rank):
+    """Run one sweep of each layout with the profiler on."""
+    import numpy as np
+    from cupyx.profiler import profile as profiler_on
+    from experiments import LAYOUTS, make_sweep
+    from tensors import build, free_memory
+    from timing import synchronize
+
+    nonzeros = problem.draw(np.float32)
+    for layout in LAYOUTS:
+        x, _ = build(*nonzeros, problem.shape, layout)
+        steps = make_sweep(x, rank)[-1]
+        for step in steps:
+            step()
+        synchronize()
+        with profiler_on():
+            for step in steps:
+                step()
+            synchronize()
+        del x, steps
+        free_memory()
+
+
+def print_launches(name, launches, layouts, ndim):
+    """Print the metrics of each layout and mode."""
+    print(f"\n{name}, counted by ncu" + "".join(f"{label:>14}" for label in METRICS.values()))
+    pairs = [(layout, mode) for layout in layouts for mode in range(ndim)]
+    for (layout, mode), launch in zip(pairs, launches, strict=True):
+        values = (launch.get(metric, math.nan) for metric in METRICS)
+        print(f"  {layout:12} mode {mode}    " + "".join(f"{value:14,.1f}" for value in values))
+    print(flush=True)

@@ -1,0 +1,252 @@
+"""Tables, the comparison with what is to be reached, and the figure."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+#: The rank that the bars are for, and the ranks whose loads do not fit; see `experiments`.
+RANK = 32
+
+PAPER_TENSORS = ("vast", "music", "delicious", "nell-1", "amazon", "twitch")
+
+#: One tensor may be worse than a bar by this factor, if the mean is not.
+_ALLOWANCE = 1.2
+
+_VARIANTS = ("gather only", "write", "replicated", "indexed", "remap off", "remap")
+
+
+def sweep_s(row, name, rank=RANK):
+    """Return the seconds of a sweep over all modes; a KeyError if it was not measured."""
+    return sum(row["sweeps_s"][name][str(rank)])
+
+
+def floor_s(row, rank=RANK):
+    """Return the seconds of reading all that a sweep reads and writing all that it writes."""
+    return sweep_s(row, "gather only", rank) + sweep_s(row, "write", rank)
+
+
+def worst_odd_rank(row):
+    """Return the largest ratio of a rank's sweep to that of the next multiple of 16."""
+    ranks = map(int, row["sweeps_s"]["remap"])
+    return max(
+        sweep_s(row, "remap", rank) / sweep_s(row, "remap", -(-rank // 16) * 16)
+        for rank in ranks
+        if rank % 16
+    )
+
+
+def remapping_share(row):
+    """Return the share of a sweep that remapping takes."""
+    return 1 - sweep_s(row, "remap off") / sweep_s(row, "remap")
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A ratio, what it may be at most, and on which tensors."""
+
+    name: str
+    limit: float
+    ratio: Any
+    tensors: tuple = PAPER_TENSORS
+
+
+BARS = (
+    Bar("replicated / (gather only + write)", 1.12,
+        lambda row: sweep_s(row, "replicated") / floor_s(row)),
+    Bar("remap / replicated", 1.15,
+        lambda row: sweep_s(row, "remap") / sweep_s(row, "replicated")),
+    Bar("remap / indexed", 0.9,
+        lambda row: sweep_s(row, "remap") / sweep_s(row, "indexed")),
+    Bar("any rank / next multiple of 16", 1.10, worst_odd_rank),
+    Bar("float64 / float32", 2.1,
+        lambda row: sweep_s(row, "remap, float64") / sweep_s(row, "remap")),
+    Bar("construction / sweep", 10,
+        lambda row: row["build_s"]["remap"] / sweep_s(row, "remap")),
+    Bar("parafac iteration / sweep", 1.3,
+        lambda row: row["als"]["iteration_s"] / sweep_s(row, "remap"),
+        ("nell-1", "delicious", "twitch")),
+    Bar("parafac iteration / its kernels", 2.0,
+        lambda row: row["als"]["iteration_s"] / row["als"]["kernels_s"], ("uber",)),
+)  # fmt: skip
+
+
+def judge(rows):
+    """Compare rows with the bars; return a dictionary for each bar that something is known of."""
+    verdicts = []
+    for bar in BARS:
+        ratios = {}
+        for row in rows:
+            if row["tensor"] in bar.tensors:
+                try:
+                    ratios[row["tensor"]] = bar.ratio(row)
+                except (KeyError, ValueError):  # not measured
+                    continue
+        if ratios:
+            verdicts.append(_judge_bar(bar, ratios))
+    return verdicts
+
+
+def _judge_bar(bar, ratios):
+    mean = math.exp(np.mean(np.log(list(ratios.values()))))
+    worst = max(ratios, key=ratios.get)
+    return {
+        "name": bar.name,
+        "limit": bar.limit,
+        "mean": mean,
+        "worst": worst,
+        "worst_ratio": ratios[worst],
+        "missing": [name for name in bar.tensors if name not in ratios],
+        "is_met": mean <= bar.limit and ratios[worst] <= _ALLOWANCE * bar.limit,
+        "ratios": ratios,
+    }
+
+
+def print_verdicts(rows):
+    """Print the bars, a block for each way to draw the nonzeros."""
+    for alpha, scattered in sorted({(row["alpha"], row["scattered"]) for row in rows}):
+        group = [r for r in rows if (r["alpha"], r["scattered"]) == (alpha, scattered)]
+        verdicts = judge(group)
+        if not verdicts:
+            continue
+        print(f"\nRank {RANK}, float32, {_describe_drawing(group[0])}")
+        print(f"{'':36}{'mean':>7}{'bar':>7}{'':9}worst tensor")
+        for v in verdicts:
+            print(f"{v['name']:36}{v['mean']:7.3f}{v['limit']:7.2f}", end="")
+            print(
+                f"  {'met' if v['is_met'] else 'MISSED':7}{v['worst_ratio']:.3f} {v['worst']}",
+                end="",
+            )
+            print(f"  (without {', '.join(v['missing'])})" if v["missing"] else "")
+    print(flush=True)
+
+
+def print_row(row):
+    """Print the tables of one tensor."""
+    shape = " x ".join(f"{size:,}" for size in row["shape"])
+    print(f"\n{row['tensor']}: {shape}, {row['nnz']:,} nonzeros", end="")
+    print(f" ({row['distinct_nnz']:,} distinct)" if "distinct_nnz" in row else "", end="")
+    print(f", {_describe_drawing(row)}")
+    for rank in _ranks(row):
+        _print_sweeps(row, rank)
+    _print_odd_ranks(row)
+    _print_storage(row)
+    for setting in row.get("tiles", ()):
+        print(
+            f"  remap with tiles of {setting['tile_size']:>5,}, {setting['threads']} threads,",
+            end="",
+        )
+        print(
+            f" buckets of {setting['bucket_size']:>9,}: {1e3 * setting['sweep_s']:9.3f} ms a sweep"
+        )
+    if "balance" in row:
+        print("  largest load / mean load, by mode:")
+        for name, key in (("Algorithm 1", "algorithm_1"), ("tiles", "tiles")):
+            print(f"    {name:15}" + "".join(f"{mode[key]:10.3f}" for mode in row["balance"]))
+    if "als" in row:
+        _print_als(row)
+    print(flush=True)
+
+
+def _describe_drawing(row):
+    place = "scattered" if row["scattered"] else "not scattered"
+    scale = f", {row['scale']:g} of its size" if row["scale"] != 1 else ""
+    return f"alpha {row['alpha']:g}, {place}{scale}"
+
+
+def _ranks(row):
+    """Return the ranks for which more than one way was timed, or the one that was."""
+    ranks = [set(seconds) for name, seconds in row["sweeps_s"].items() if name != "remap"]
+    return sorted({int(r) for r in set().union(*ranks)} | ({RANK} if row["sweeps_s"] else set()))
+
+
+def _print_sweeps(row, rank):
+    print(
+        f"  rank {rank}, ms{'':9}"
+        + "".join(f"{f'mode {n}':>10}" for n, _ in enumerate(row["shape"])),
+        end="",
+    )
+    print(f"{'sweep':>10}{'/ floor':>9}{'Gnnz/s':>8}")
+    for name in (*_VARIANTS, "remap, float64"):
+        modes = row["sweeps_s"].get(name, {}).get(str(rank))
+        if modes is None:
+            continue
+        print(f"    {name:15}" + "".join(f"{1e3 * s:10.3f}" for s in (*modes, sum(modes))), end="")
+        try:
+            print(f"{sum(modes) / floor_s(row, rank):9.3f}", end="")
+        except KeyError:
+            print(f"{'':9}", end="")
+        print(f"{1e-9 * row['nnz'] * len(modes) / sum(modes):8.1f}")
+    if rank == RANK and {"remap", "remap off"} <= row["sweeps_s"].keys():
+        print(f"    remapping takes {remapping_share(row):.1%} of a sweep (the paper: 5-35 %)")
+
+
+def _print_odd_ranks(row):
+    ranks = sorted(int(rank) for rank in row["sweeps_s"].get("remap", ()))
+    if any(rank % 16 for rank in ranks):
+        times = (f"{rank}: {1e3 * sweep_s(row, 'remap', rank):.3f}" for rank in ranks)
+        print("  remap at each rank, ms a sweep: " + ", ".join(times))
+
+
+def _print_storage(row):
+    for layout, nbytes in row["bytes_per_nonzero"].items():
+        print(f"  {layout:12}{nbytes:7.1f} bytes/nonzero, built in", end="")
+        print(f" {1e3 * row['build_s'][layout]:9.2f} ms", end="")
+        first = row["build_s"].get(f"{layout}, first")
+        print("" if first is None else f" (first time, with compiling: {1e3 * first:.0f})", end="")
+        try:
+            print(f", {row['build_s'][layout] / sweep_s(row, layout):.1f} sweeps")
+        except KeyError:
+            print()
+    if "paper" in row:
+        print(f"  the paper's  {row['paper']:6.1f} bytes/nonzero")
+
+
+def _print_als(row):
+    als = row["als"]
+    parts = ", ".join(f"{name} {1e3 * s:.3f}" for name, s in als["parts_s"].items())
+    rest = als["iteration_s"] - sum(als["parts_s"].values())
+    print(f"  parafac: {1e3 * als['iteration_s']:.3f} ms an iteration", end="")
+    print(f" (kernels alone {1e3 * als['kernels_s']:.3f}): {parts}, rest {1e3 * rest:.3f}")
+
+
+def draw_figure(rows, path):
+    """Draw each layout's sweep against the floor, and its bytes, and write the picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    size = (max(8, 1.2 * len(rows)), 8)
+    figure, (top, bottom) = pyplot.subplots(2, 1, figsize=size, layout="constrained")
+    names = ("replicated", "indexed", "remap off", "remap")
+    _draw_bars(top, rows, names, lambda row, name: sweep_s(row, name) / floor_s(row))
+    top.axhline(1, color="black", linewidth=1)
+    top.set(ylabel="sweep / (gather only + write)", title=f"MTTKRP, rank {RANK}, float32")
+    _draw_bars(bottom, rows, names, lambda row, name: row["bytes_per_nonzero"][name])
+    bottom.set(ylabel="bytes per nonzero")
+    for axes in (top, bottom):
+        labels = [_label(row) for row in rows]
+        axes.set_xticks(range(len(rows)), labels, fontsize="small")
+    figure.legend(*top.get_legend_handles_labels(), loc="outside lower center", ncols=len(names))
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def _label(row):
+    place = "scattered" if row["scattered"] else "in order"
+    return f"{row['tensor']}\nalpha {row['alpha']:g}\n{place}"
+
+
+def _draw_bars(axes, rows, names, height):
+    width = 0.8 / len(names)
+    for i, name in enumerate(names):
+        heights = []
+        for row in rows:
+            try:
+                heights.append(height(row, name))
+            except KeyError:
+                heights.append(np.nan)
+        places = np.arange(len(rows)) + (i - (len(names) - 1) / 2) * width
+        axes.bar(places, heights, width, label=name, color=f"C{i}")

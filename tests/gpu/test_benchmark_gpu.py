@@ -1,0 +1,88 @@
+"""The GPU benchmark on small tensors: every figure that was asked for is there, and is a number."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parents[2] / "examples" / "benchmark_gpu"
+TENSORS, RANKS, ODD_RANKS = ("uber", "vast", "nell-1"), (16, 32, 64), (10, 25, 31, 50)
+LAYOUTS = ("replicated", "indexed", "remap")
+TABLES = (
+    "speed", "remapping", "building", "bytes", "balance", "ranks", "als", "float64", "tiles",
+)  # fmt: skip
+
+
+def run(*arguments):
+    process = subprocess.run(
+        [sys.executable, PROGRAM, "--repeats", "3", "--scale", "1e-3", *arguments],
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
+
+
+@pytest.fixture(scope="module")
+def benchmark(tmp_path_factory):
+    """Run all tables but ncu's: what is printed, the figures, and the picture."""
+    folder = tmp_path_factory.mktemp("benchmark")
+    page = run(
+        "--tensors", *TENSORS, "--tables", *TABLES, "--ranks", *map(str, RANKS),
+        "--json", str(folder / "results.json"), "--figure", str(folder / "figure.png"),
+    )  # fmt: skip
+    return page, json.loads((folder / "results.json").read_text()), folder / "figure.png"
+
+
+def assert_positive(figures):
+    """Assert that all numbers of a nested dictionary or list are finite and above zero."""
+    if isinstance(figures, dict | list):
+        assert len(figures) > 0
+        for figure in figures.values() if isinstance(figures, dict) else figures:
+            assert_positive(figure)
+    else:
+        assert math.isfinite(figures)
+        assert figures > 0
+
+
+def test_every_figure_is_there(benchmark):
+    rows = benchmark[1]["rows"]
+    assert [row["tensor"] for row in rows] == list(TENSORS)
+    for row in rows:
+        assert row["skipped"] == row["failed"] == []
+        sweeps, ndim = row["sweeps_s"], len(row["shape"])
+        ranks = {str(rank) for rank in RANKS}
+        for name in (*LAYOUTS, "gather only", "write", "remap off"):
+            assert ranks <= sweeps[name].keys()
+        assert {str(rank) for rank in ODD_RANKS} <= sweeps["remap"].keys()
+        assert sweeps["remap, float64"].keys() == {"32"}
+        assert all(len(modes) == ndim for times in sweeps.values() for modes in times.values())
+        assert len(row["tiles"]) == 7
+        assert len(row["balance"]) == ndim
+        assert set(LAYOUTS) <= row["build_s"].keys()
+        assert row["bytes_per_nonzero"].keys() == set(LAYOUTS)
+        assert row["als"]["parts_s"].keys() == {"gram", "mttkrp", "solve", "fit"}
+        for key in (
+            "nnz", "distinct_nnz", "sweeps_s", "build_s", "bytes_per_nonzero", "paper", "tiles",
+            "balance", "als", "gather_setting",
+        ):  # fmt: skip
+            assert_positive(row[key])
+        assert row["distinct_nnz"] <= row["nnz"]
+        # No partition, and no worker, has less than the mean.
+        assert all(load >= 1 - 1e-9 for mode in row["balance"] for load in mode.values())
+
+
+def test_the_page_compares_with_the_bars(benchmark):
+    page, _, figure = benchmark
+    assert page.count(" met ") + page.count(" MISSED ") == 8
+    assert figure.stat().st_size > 10_000
+
+
+def test_what_does_not_fit_in_time_is_skipped_and_named(tmp_path):
+    path = tmp_path / "results.json"
+    page = run("--tensors", "uber", "--time-limit", "0", "--json", str(path))
+    assert "uber: skipped all: the time is over" in page
+    assert json.loads(path.read_text())["rows"][0]["skipped"]
