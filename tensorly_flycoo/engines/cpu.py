@@ -6,7 +6,9 @@ depend on it.
 
 import contextlib
 import logging
+import math
 import time
+from pathlib import Path
 
 import numba
 import numpy as np
@@ -44,47 +46,78 @@ def build_layout(layout, coords, values, shape):
     return layouts.build_layout(layout, coords, values, record_format, *sizes, primitives)
 
 
+def estimate_layout(layout, nnz, shape, dtype):
+    """Return the bytes of a layout, and of all that is there at once while it is built."""
+    record_format = RecordFormat.of(shape, dtype, np.uint64)
+    sizes = (TILE_SIZE, BUCKET_SIZE)
+    return layouts.estimate_layout(layout, nnz, record_format, *sizes, primitives)
+
+
+def count_free_nbytes():
+    """Count the bytes that the operating system could still give, or None if it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    sizes = (line.split() for line in lines)
+    return next((1024 * int(size[1]) for size in sizes if size[0] == "MemAvailable:"), None)
+
+
 def mttkrp(layout, factors, mode, out):
     """Write the MTTKRP of `mode` to `out`; all arguments are checked by the caller.
 
     A `RemapLayout` that is resident in another mode is first remapped to `mode` without computing;
-    afterwards it is resident in the mode that follows.
+    afterwards it is resident in the mode that follows. Where memory runs out, it stays as it was.
     """
+    workspace = _allocate_workspace(layout, factors, mode, out)
     if layout.name == "replicated":
         records, ids = layout.copies[mode], (None, None, None)
-        _compute(layout, records, ids, factors, mode, out, bucket_size=layout.tile_size)
+        _compute(layout, records, ids, workspace, mode, out, bucket_size=layout.tile_size)
         return
     if layout.name == "indexed":
         records, ids = layout.records, (layout.pull_ids[mode], None, None)
-        _compute(layout, records, ids, factors, mode, out, bucket_size=layouts.ONE_BUCKET)
+        _compute(layout, records, ids, workspace, mode, out, bucket_size=layouts.ONE_BUCKET)
         return
     with layout.lock:
         while layout.mode != mode:
             _remap(layout)
         plan = layout.plans[mode]
         ids = (plan.pull_ids, layout.spare, plan.remap_ids)
-        _compute(layout, layout.records, ids, factors, mode, out, layout.bucket_size)
+        _compute(layout, layout.records, ids, workspace, mode, out, layout.bucket_size)
         layout.swap()
 
 
-def _compute(layout, records, ids, factors, mode, out, bucket_size):
+def count_workspace_nbytes(layout, factors, mode):
+    """Count the bytes that `mttkrp` takes for a while."""
+    copies = [f for n, f in enumerate(factors) if n != mode and not f.flags.carray]
+    num_rows, rank = layout.tilings[mode].carry_rows.size, factors[mode].shape[1]
+    return num_rows * rank * factors[mode].itemsize + sum(copy.nbytes for copy in copies)
+
+
+def _allocate_workspace(layout, factors, mode, out):
+    """Take all memory that computing needs, before anything is moved or written."""
+    inputs = [factor for n, factor in enumerate(factors) if n != mode]
+    arrays = tuple(np.require(factor, requirements="CAW") for factor in inputs)
+    partial_rows = np.empty((layout.tilings[mode].carry_rows.size, out.shape[1]), out.dtype)
+    return arrays, partial_rows
+
+
+def _compute(layout, records, ids, workspace, mode, out, bucket_size):
     record_format, tiling = layout.record_format, layout.tilings[mode]
     if records.shape[0] == 0:
         out[...] = 0
         return
     inputs = [n for n in range(record_format.ndim) if n != mode]
-    pull_ids, spare, remap_ids = ids
+    (pull_ids, spare, remap_ids), (arrays, partial_rows) = ids, workspace
     rank = out.shape[1]
     num_lanes = min(_ROW_NBYTES // out.dtype.itemsize, 1 << (rank.bit_length() - 1))
-    partial_rows = np.empty((tiling.carry_rows.shape[0], rank), out.dtype)
     _launch(
         cpu_kernels.mttkrp_tiles, tiling.carry_rows.shape[0],
         layout.tile_size, bucket_size, tiling.carry_rows, tiling.empty_rows,
         records, records.view(record_format.dtype), np.uint64(record_format.value_slot),
         pull_ids, spare, remap_ids, (0,) * record_format.num_words,
         _field(record_format, mode), *_fields(record_format, inputs),
-        tuple(np.require(factors[n], requirements="CAW") for n in inputs),
-        (0,) * num_lanes, out, partial_rows,
+        arrays, (0,) * num_lanes, out, partial_rows,
     )  # fmt: skip
     with _show_compiling(cpu_kernels.add_partial_rows):
         cpu_kernels.add_partial_rows(tiling.carry_rows, partial_rows, out)
@@ -199,6 +232,17 @@ class _CpuPrimitives(Primitives):
         _launch(cpu_kernels.mark_rows, records.shape[0], records, *field, is_empty)
         return np.flatnonzero(is_empty).astype(index_dtype(is_empty.size))
 
+    def sort_nbytes(self, nnz, size):
+        counters = _shape_counters(nnz, size, index_dtype(nnz))
+        if counters is None:
+            return super().sort_nbytes(nnz, size)
+        # Counters, or a flag a row and the int64 numbers of the empty ones.
+        return max(math.prod(counters) * index_dtype(nnz).itemsize, 9 * size)
+
+    def split_nbytes(self, nnz, bucket_size):
+        counters = _shape_counters(nnz, nnz // bucket_size + 1, index_dtype(nnz))
+        return math.prod(counters) * index_dtype(nnz).itemsize
+
     def split_columns(self, records, record_format, mode):
         nnz = records.shape[0]
         is_new, values = np.empty(nnz, np.bool_), np.empty(nnz)
@@ -216,20 +260,27 @@ class _CpuPrimitives(Primitives):
 
 
 def _start_keys(records, field, num_keys, dtype):
-    """Say where each part of the nonzeros puts its first of each key, or None if keys are many.
+    """Say where each part of the nonzeros puts its first of each key, or None if keys are many."""
+    shape = _shape_counters(records.shape[0], num_keys, dtype)
+    if shape is None:
+        return None
+    counts = np.zeros(shape, dtype)
+    _launch(cpu_kernels.count_keys, shape[0], shape[0], records, *field, counts)
+    with _show_compiling(cpu_kernels.start_keys):
+        cpu_kernels.start_keys(counts)
+    return counts
+
+
+def _shape_counters(nnz, num_keys, dtype):
+    """Choose the parts of a counting sort, and how many counters each has; None if too many.
 
     A part needs a counter for each key; where nonzeros are few, comparing them costs less.
     """
-    nnz = records.shape[0]
     if num_keys > max(4 * nnz, 2**16):
         return None
     num_parts = max(1, min(_PARTS_PER_THREAD * numba.get_num_threads(), nnz // num_keys))
     # The parts' counters are kept apart, so that no two threads write to one cache line.
-    counts = np.zeros((num_parts, num_keys + _CACHE_LINE_NBYTES // dtype.itemsize), dtype)
-    _launch(cpu_kernels.count_keys, num_parts, num_parts, records, *field, counts)
-    with _show_compiling(cpu_kernels.start_keys):
-        cpu_kernels.start_keys(counts)
-    return counts
+    return num_parts, num_keys + _CACHE_LINE_NBYTES // dtype.itemsize
 
 
 primitives = _CpuPrimitives()

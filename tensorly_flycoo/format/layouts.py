@@ -13,15 +13,20 @@ storage d
     memory.
 """
 
-import threading
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .ordering import compute_norm, make_canonical_records, sort_records
+from .ordering import (
+    compute_norm,
+    count_canonical_nbytes,
+    count_sort_nbytes,
+    make_canonical_records,
+    sort_records,
+)
 from .primitives import index_dtype
-from .tiling import tile_rows
+from .tiling import count_tiling_nbytes, tile_rows
 
 #: The size of a bucket that holds all nonzeros there could be, where records are not in buckets.
 ONE_BUCKET = 2**62
@@ -34,6 +39,25 @@ def build_layout(name, coords, values, record_format, tile_size, bucket_size, pr
         return RemapLayout.build(*arguments, bucket_size, primitives)
     cls = {"replicated": ReplicatedLayout, "indexed": IndexedLayout}[name]
     return cls.build(*arguments, primitives)
+
+
+def estimate_layout(name, nnz, record_format, tile_size, bucket_size, primitives):
+    """Say what `build_layout` will make of `nnz` nonzeros, all of them different.
+
+    Returns
+    -------
+    nbytes : int
+        Of the layout, where each mode has as few empty rows as `nnz` allows.
+    peak_nbytes : int
+        At once while it is built, coords (int64) and values among them; an upper bound, whatever
+        rows are empty and whatever order the nonzeros are in.
+    """
+    cls = {"remap": RemapLayout, "replicated": ReplicatedLayout, "indexed": IndexedLayout}[name]
+    kept, passing = cls.count_nbytes(nnz, record_format, bucket_size, primitives)
+    least, most = count_tiling_nbytes(nnz, record_format.shape, tile_size)
+    given = nnz * (8 * record_format.ndim + record_format.dtype.itemsize)
+    ordering = count_canonical_nbytes(nnz, record_format, primitives)
+    return kept + least, given + max(ordering, kept + most + passing)
 
 
 @dataclass(frozen=True)
@@ -75,11 +99,10 @@ class RemapLayout:
     plans : list of RemapPlan
     norm : float
         Of the values, added up in order 0: the same whatever mode is resident.
-    lock : threading.Lock
-        Held from the first launch that changes `spare` until `swap`.
-    last_use : cupy.cuda.Event or None
-        The end of the last launch that remapped, where an engine computes asynchronously: what
-        comes next, on whatever stream, has to wait for it.
+    lock : context manager
+        Made by `make_lock`. Held from the first launch that changes `spare` until `swap`, and while
+        records are copied: where an engine computes asynchronously, the launches of its holders
+        also run one after the other.
 
     References
     ----------
@@ -88,7 +111,18 @@ class RemapLayout:
 
     name = "remap"
 
-    def __init__(self, record_format, tile_size, bucket_size, copies, tilings, plans, norm, mode=0):
+    def __init__(
+        self,
+        record_format,
+        tile_size,
+        bucket_size,
+        copies,
+        tilings,
+        plans,
+        norm,
+        make_lock,
+        mode=0,
+    ):
         self.record_format = record_format
         self.norm = norm
         self.tile_size = tile_size
@@ -97,8 +131,8 @@ class RemapLayout:
         self.tilings = tilings
         self.plans = plans
         self.mode = mode
-        self.lock = threading.Lock()
-        self.last_use = None
+        self.make_lock = make_lock
+        self.lock = make_lock()
 
     @classmethod
     def build(cls, coords, values, record_format, tile_size, bucket_size, primitives):
@@ -136,7 +170,19 @@ class RemapLayout:
         copies = (spare, records)
         write_orders = [primitives.order_writes(ids, tile_size) for ids in remap_ids]
         plans = [RemapPlan(*ids) for ids in zip(pull_ids, remap_ids, write_orders, strict=True)]
-        return cls(record_format, tile_size, bucket_size, copies, tilings, plans, norm)
+        make_lock = primitives.make_lock
+        return cls(record_format, tile_size, bucket_size, copies, tilings, plans, norm, make_lock)
+
+    @staticmethod
+    def count_nbytes(nnz, record_format, bucket_size, primitives):
+        """Count the bytes of copies and plans, and those that `build` takes for a while."""
+        places = index_dtype(nnz).itemsize
+        ids = places + index_dtype(bucket_size, smallest="uint16").itemsize
+        ids += primitives.write_order_itemsize
+        kept = nnz * (2 * record_format.record_nbytes + record_format.ndim * ids)
+        workspace = primitives.split_nbytes(nnz, bucket_size)
+        sorting = count_sort_nbytes(nnz, record_format, primitives)
+        return kept, nnz * places + max(sorting, workspace)
 
     def swap(self):
         """Make T_out, now complete, the tensor: the next mode is resident."""
@@ -151,18 +197,12 @@ class RemapLayout:
     def snapshot(self):
         """Copy the records, in whatever order they are now."""
         with self.lock:
-            self._wait()
             return self.records.copy()
-
-    def _wait(self):
-        if self.last_use is not None:
-            self.last_use.synchronize()
 
     def canonical_records(self, primitives):
         """Copy the records in order 0."""
         xp = primitives.xp
         with self.lock:
-            self._wait()
             if self.mode == 0:
                 nnz = self.records.shape[0]
                 positions = xp.arange(nnz, dtype=index_dtype(nnz))
@@ -176,7 +216,6 @@ class RemapLayout:
     def map_values(self, function, scale):
         """Make a layout with the same plans and ``function(values)``, of `scale` times the norm."""
         with self.lock:
-            self._wait()
             records, mode = map_record_values(self.records, self.record_format, function), self.mode
         return RemapLayout(
             self.record_format,
@@ -186,6 +225,7 @@ class RemapLayout:
             self.tilings,
             self.plans,
             self.norm * scale,
+            self.make_lock,
             mode,
         )
 
@@ -216,6 +256,13 @@ class ReplicatedLayout:
             copies.append(records)
             tilings.append(tile_rows(records, record_format, mode, tile_size, primitives))
         return cls(record_format, tile_size, copies, tilings, norm)
+
+    @staticmethod
+    def count_nbytes(nnz, record_format, bucket_size, primitives):
+        """Count the bytes of all copies, and those that `build` takes for a while."""
+        kept = nnz * record_format.ndim * record_format.record_nbytes
+        positions = nnz * index_dtype(nnz).itemsize
+        return kept, positions + count_sort_nbytes(nnz, record_format, primitives)
 
     @property
     def records(self):
@@ -282,6 +329,16 @@ class IndexedLayout:
             ids = pull_ids[mode]
             tilings.append(tile_rows(ordered, record_format, mode, tile_size, primitives))
         return cls(record_format, tile_size, records, pull_ids, tilings, norm)
+
+    @staticmethod
+    def count_nbytes(nnz, record_format, bucket_size, primitives):
+        """Count the bytes of copy and indices, and those that `build` takes for a while."""
+        records, places = nnz * record_format.record_nbytes, nnz * index_dtype(nnz).itemsize
+        num_more = record_format.ndim - 1
+        # Two more copies go from order to order.
+        passing = min(2, num_more) * records + places
+        sorting = count_sort_nbytes(nnz, record_format, primitives)
+        return records + num_more * places, passing + sorting
 
     @property
     def nbytes(self):

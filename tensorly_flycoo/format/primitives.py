@@ -1,5 +1,7 @@
 """The operations on whole arrays of nonzeros of which building a tensor consists."""
 
+import threading
+
 import numpy as np
 
 
@@ -18,6 +20,9 @@ class Primitives:
         Nonzeros that one operation should be given at a time where not all are needed: as many as
         a cache holds, or as make an operation worth its launch.
     """
+
+    #: Bytes of an item of what `order_writes` returns.
+    write_order_itemsize = 0
 
     def __init__(self, xp=np, block_size=2**15):
         self.xp = xp
@@ -89,6 +94,23 @@ class Primitives:
         is_empty = self.xp.ones(record_format.shape[mode], bool)
         is_empty[record_format.rows(records, mode, self.xp)] = False
         return self.xp.flatnonzero(is_empty).astype(index_dtype(is_empty.size))
+
+    def sort_nbytes(self, nnz, size):
+        """Count the bytes that `sort_by_row` or `find_empty_rows` takes for a while at most."""
+        # Rows, their order and the numbers that invert it; a flag a row and their int64 numbers.
+        return max(nnz * (12 + index_dtype(nnz).itemsize), 4 * nnz + 9 * size)
+
+    def split_nbytes(self, nnz, bucket_size):
+        """Count the bytes that `split_by_bucket` or `order_writes` takes for a while at most."""
+        return nnz * (8 + 3 * index_dtype(nnz).itemsize)
+
+    def sum_nbytes(self, nnz, itemsize):
+        """Count the bytes that where groups start and `sum_groups` take at most."""
+        return nnz * (8 + itemsize)
+
+    def make_lock(self):
+        """Make a lock under which to move records, and to read records that move."""
+        return threading.Lock()
 
     def split_columns(self, records, record_format, mode):
         """Split records, whose coordinates but that of `mode` are grouped, into three arrays.
