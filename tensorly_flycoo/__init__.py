@@ -18,10 +18,18 @@ Examples
 from .backend import register
 from .checks import DensifyError
 from .engines import set_device
+from .memory import MemoryEstimate, estimate_memory
 from .mttkrp import mttkrp
 from .tensor import FlycooTensor
 
-__all__ = ["DensifyError", "FlycooTensor", "mttkrp", "set_device"]
+__all__ = [
+    "DensifyError",
+    "FlycooTensor",
+    "MemoryEstimate",
+    "estimate_memory",
+    "mttkrp",
+    "set_device",
+]
 
 __version__ = "0.1.0"
 

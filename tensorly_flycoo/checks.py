@@ -164,6 +164,17 @@ def check_mode(mode, ndim):
     return index
 
 
+def check_nnz(nnz):
+    """Return `nnz` as an int of at least 0."""
+    try:
+        nnz = operator.index(nnz)
+    except TypeError:
+        raise TypeError(f"nnz is {nnz!r}, expected an integer") from None
+    if nnz < 0:
+        raise ValueError(f"nnz is {nnz}, expected at least 0")
+    return nnz
+
+
 def check_rank(rank):
     """Return `rank` as an int of at least 1."""
     try:

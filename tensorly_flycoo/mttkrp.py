@@ -2,6 +2,7 @@
 
 from .checks import check_factors, check_mode, check_out, check_weights
 from .conversion import as_flycoo
+from .memory import attempt, explain_mttkrp
 
 
 def mttkrp(x, factors, mode, *, weights=None, out=None):
@@ -39,6 +40,9 @@ def mttkrp(x, factors, mode, *, weights=None, out=None):
     ValueError
         If `mode` is out of range, a shape or rank does not fit, or `out` overlaps an argument that
         is read.
+    MemoryError
+        If there is too little memory; says what was needed and free, and what would fit. The
+        tensor stays as it was, and usable.
 
     Notes
     -----
@@ -73,14 +77,23 @@ def mttkrp(x, factors, mode, *, weights=None, out=None):
     rank = factors[0].shape[1]
     if weights is not None:
         check_weights(weights, rank, x.dtype, array_type)
-    if out is None:
-        out = engine.xp.empty((x.shape[mode], rank), x.dtype)
-    else:
+    shape = (x.shape[mode], rank)
+    if out is not None:
         inputs = [(f"factors[{n}]", factor) for n, factor in enumerate(factors) if n != mode]
         inputs += [] if weights is None else [("weights", weights)]
-        shape = (x.shape[mode], rank)
         check_out(out, shape, x.dtype, array_type, inputs, engine.xp.may_share_memory)
-    engine.mttkrp(x._layout, factors, mode, out)
+
+    def compute():
+        result = engine.xp.empty(shape, x.dtype) if out is None else out
+        engine.mttkrp(x._layout, factors, mode, result)
+        return result
+
+    def explain():
+        work_nbytes = engine.count_workspace_nbytes(x._layout, factors, mode)
+        work_nbytes += 0 if out is not None else shape[0] * rank * x.dtype.itemsize
+        return explain_mttkrp(x, mode, rank, work_nbytes)
+
+    result = attempt(compute, explain)
     if weights is not None:
-        out *= weights
-    return out
+        result *= weights
+    return result

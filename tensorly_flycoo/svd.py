@@ -1,5 +1,6 @@
 """Singular vectors of the unfoldings of a sparse tensor, for the initialisation of ALS."""
 
+import contextlib
 from functools import cached_property
 
 import numpy as np
@@ -18,7 +19,9 @@ MAX_GRAM_SIZE = 8192
 MAX_DIRECT_SIZE = 256
 _MOST = 4
 
-#: The relative residual at which the search for a missed singular value stops.
+#: The relative residual at which Lanczos iteration has converged: singular vectors are then as good
+#: as they get with less. And that at which the search for a missed singular value stops.
+_TOLERANCE = 1e-12
 _SEARCH_TOLERANCE = 1e-2
 
 #: Vectors that a sparse matrix on a GPU is multiplied with at a time.
@@ -82,11 +85,9 @@ class Unfolding(LazyArray):
         """
         x, mode, xp = self.tensor, self.mode, self.tensor._engine.xp
         record_format, primitives = x._layout.record_format, x._engine.primitives
-        records, places = x._layout.canonical_order(primitives)
-        # From order (0, ..., N-1) to (mode+1, ..., N-1, 0, ..., mode): columns lie together.
-        later_modes = range(x.ndim - 1, mode, -1)
-        places = sort_places(records, record_format, later_modes, primitives, places)
-        is_new, row_ids, values = primitives.split_columns(records, record_format, mode, places)
+        with self._hold_columns() as (records, places):
+            columns = primitives.split_columns(records, record_format, mode, places)
+        is_new, row_ids, values = columns
         column_starts = xp.append(xp.flatnonzero(is_new), x.nnz)
 
         used_rows = xp.arange(x.shape[mode])
@@ -98,6 +99,22 @@ class Unfolding(LazyArray):
             row_ids = (xp.cumsum(is_used, dtype=row_ids.dtype) - 1)[row_ids]
         shape = (used_rows.size, column_starts.size - 1)
         return _make_csc(values, row_ids, column_starts, shape), used_rows
+
+    @contextlib.contextmanager
+    def _hold_columns(self):
+        """Give records and the order of them in which columns lie together and their rows rise.
+
+        The nonzeros come by modes mode + 1, ..., N - 1, 0, ..., mode; but for mode 0 by modes
+        N - 1, ..., 0, which is the order of mode N - 1 and need not be made.
+        """
+        layout, primitives = self.tensor._layout, self.tensor._engine.primitives
+        ndim = self.tensor.ndim
+        with layout.hold_order(0 if self.mode else ndim - 1, primitives) as (records, places):
+            if self.mode:
+                later_modes = range(ndim - 1, self.mode, -1)
+                arguments = (records, layout.record_format, later_modes, primitives, places)
+                places = sort_places(*arguments)
+            yield records, places
 
     def svd(self, rank):
         """Compute the leading left singular vectors and the singular values.
@@ -233,9 +250,9 @@ def _lanczos_pairs(multiply, size, rank):
 
     random = np.random.RandomState(_SEED)
 
-    def find(multiply, rank, **options):
+    def find(multiply, rank, tol=_TOLERANCE):
         operator = LinearOperator((size, size), matvec=multiply, dtype=np.float64)
-        return eigsh(operator, k=rank, v0=random.standard_normal(size), **options)
+        return eigsh(operator, k=rank, v0=random.standard_normal(size), tol=tol)
 
     squares, vectors = find(multiply, rank)
     while True:

@@ -20,6 +20,7 @@ from .checks import (
     num_cells,
 )
 from .engines import select_engine
+from .memory import build_layout
 
 _USE_NONZEROS = "use x.to_coo() for the nonzeros"
 
@@ -69,13 +70,16 @@ class FlycooTensor:
         is too large for float64, or `layout` or `device` is unknown.
     ImportError, RuntimeError
         If `device` is "cuda" and it cannot be used.
+    MemoryError
+        If there is too little memory; says what was needed and free, and what would fit.
 
     Notes
     -----
     Building costs a sort per mode: O(ndim * (nnz + size of the mode)) time. Records take
     ``record bytes * nnz`` twice ("remap", plus 6 bytes per nonzero and mode on a CPU, 10 on a GPU),
     once per mode ("replicated"), or once ("indexed", plus 4 bytes per nonzero and mode but the
-    first); `nbytes` is exact. The result does not depend on the number of threads.
+    first); `nbytes` is exact, and `estimate_memory` says it beforehand. The result does not depend
+    on the number of threads.
 
     References
     ----------
@@ -101,8 +105,7 @@ class FlycooTensor:
         check_place(values, "values", is_cupy(coords), "coords")
         check_layout(layout)
         engine = select_engine(device, is_on_gpu=is_cupy(coords))
-        coords, values = move(coords, engine.xp), move(values, engine.xp)
-        self._set(engine, engine.build_layout(layout, coords, values, shape))
+        self._set(engine, build_layout(engine, layout, coords, values, shape))
 
     def _set(self, engine, layout):
         self._engine = engine
@@ -229,9 +232,11 @@ class FlycooTensor:
     def _sorted_nonzeros(self):
         """Return what `nonzeros` returns, but as arrays on the device of this tensor."""
         primitives, record_format = self._engine.primitives, self._layout.record_format
-        records, places = self._layout.canonical_order(primitives)
-        records = records if places is None else primitives.gather(records, places)
-        return record_format.coords(records, primitives.xp), record_format.values(records).copy()
+        with self._layout.hold_order(0, primitives) as (records, places):
+            records = records if places is None else primitives.gather(records, places)
+            return record_format.coords(records, primitives.xp), record_format.values(
+                records
+            ).copy()
 
     def to_coo(self):
         """Return a `sparse.COO` with the same nonzeros, in host memory.

@@ -212,7 +212,8 @@ def time_remap_off(layout, factors, outs, steps, repeats):
 
     def compute(mode):
         assert layout.mode == mode
-        arguments = (layout, layout.records, factors, mode, outs[mode])
+        workspace = cuda.allocate_workspace(layout, factors, mode, outs[mode])
+        arguments = (layout, layout.records, workspace, mode, outs[mode])
         cuda.compute_mode(*arguments, layout.plans[mode].pull_ids, layout.bucket_size)
 
     both = [

@@ -12,6 +12,9 @@ DEVICE_VARIABLE = "TENSORLY_FLYCOO_DEVICE"
 
 _CUDA_HINT = 'pip install "tensorly-flycoo[cuda13x]" (or [cuda12x])'
 
+#: What CuPy's error has as `status` where the driver is older than its CUDA, or there is none.
+_INSUFFICIENT_DRIVER = 35
+
 _logger = logging.getLogger("tensorly_flycoo")
 
 _chosen_device = None
@@ -36,7 +39,8 @@ def set_device(device):
     ImportError
         If `device` is "cuda" and CuPy is not installed.
     RuntimeError
-        If `device` is "cuda" and there is no GPU, or no driver. The choice stays as it was.
+        If `device` is "cuda" and there is no GPU, no driver or one that is too old, or no NVRTC,
+        which compiles the kernels. The choice stays as it was.
 
     Examples
     --------
@@ -79,27 +83,50 @@ def _has_gpu():
     try:
         return _count_gpus() > 0
     except (ImportError, RuntimeError) as error:
-        _warn_once(f"CuPy is installed but finds no GPU, so the CPU computes: {error}")
+        _warn_once(f"CuPy is installed but cannot use a GPU, so the CPU computes: {error}")
         return False
 
 
 def _check_cuda():
     if importlib.util.find_spec("cupy") is None:
         raise ImportError(f'device "cuda" needs CuPy, which is not installed: {_CUDA_HINT}')
-    try:
-        num_gpus = _count_gpus()
-    except RuntimeError as error:
-        hint = 'device "cuda" needs a GPU and its driver; CuPy says'
-        raise RuntimeError(f"{hint}: {error}") from None
-    if num_gpus == 0:
+    if _count_gpus() == 0:
         raise RuntimeError('device "cuda" needs a GPU; CuPy finds none')
 
 
 def _count_gpus():
-    # CuPy's errors of the runtime are RuntimeErrors.
+    """Count the GPUs; raise a RuntimeError that says what to install if none can be used."""
     import cupy
 
-    return cupy.cuda.runtime.getDeviceCount()
+    runtime = cupy.cuda.runtime
+    try:
+        num_gpus = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as error:
+        text = f'device "cuda" needs a GPU and its driver; CuPy says: {error}'
+        if error.status == _INSUFFICIENT_DRIVER:
+            text = _explain_driver(runtime.driverGetVersion(), runtime.runtimeGetVersion())
+        raise RuntimeError(text) from None
+    if num_gpus > 0:
+        try:
+            cupy.cuda.nvrtc.getVersion()  # loads it
+        except RuntimeError as error:
+            raise RuntimeError(
+                'device "cuda" compiles its kernels with NVRTC, which CuPy cannot load: '
+                f"{_CUDA_HINT}; CuPy says: {str(error).strip()}"
+            ) from None
+    return num_gpus
+
+
+def _explain_driver(driver_version, cupy_version):
+    """Say which driver is missing; versions are those of CUDA, 12040 for 12.4."""
+    needed = "CUDA 13 needs driver 580 or later, CUDA 12 needs 525 or later"
+    if driver_version == 0:
+        return f'device "cuda" needs an NVIDIA driver, and none is installed: {needed}'
+    own, cupys = (f"{v // 1000}.{v % 1000 // 10}" for v in (driver_version, cupy_version))
+    return (
+        f'device "cuda" needs a newer NVIDIA driver: this one is for CUDA {own}, CuPy for CUDA '
+        f"{cupys}. Install a newer driver ({needed}), or a CuPy for an older CUDA: {_CUDA_HINT}"
+    )
 
 
 @functools.cache

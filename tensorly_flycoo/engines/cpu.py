@@ -6,7 +6,9 @@ depend on it.
 
 import contextlib
 import logging
+import math
 import time
+from pathlib import Path
 
 import numba
 import numpy as np
@@ -45,47 +47,78 @@ def build_layout(layout, coords, values, shape):
     return layouts.build_layout(layout, coords, values, record_format, *sizes, primitives)
 
 
+def estimate_layout(layout, nnz, shape, dtype):
+    """Return the bytes of a layout, and of all that is there at once while it is built."""
+    record_format = RecordFormat.of(shape, dtype, np.uint64)
+    sizes = (TILE_SIZE, BUCKET_SIZE)
+    return layouts.estimate_layout(layout, nnz, record_format, *sizes, primitives)
+
+
+def count_free_nbytes():
+    """Count the bytes that the operating system could still give, or None if it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    sizes = (line.split() for line in lines)
+    return next((1024 * int(size[1]) for size in sizes if size[0] == "MemAvailable:"), None)
+
+
 def mttkrp(layout, factors, mode, out):
     """Write the MTTKRP of `mode` to `out`; all arguments are checked by the caller.
 
     A `RemapLayout` that is resident in another mode is first remapped to `mode` without computing;
-    afterwards it is resident in the mode that follows.
+    afterwards it is resident in the mode that follows. Where memory runs out, it stays as it was.
     """
+    workspace = _allocate_workspace(layout, factors, mode, out)
     if layout.name == "replicated":
         records, ids = layout.copies[mode], (None, None, None)
-        _compute(layout, records, ids, factors, mode, out, bucket_size=layout.tile_size)
+        _compute(layout, records, ids, workspace, mode, out, bucket_size=layout.tile_size)
         return
     if layout.name == "indexed":
         records, ids = layout.records, (layout.pull_ids[mode], None, None)
-        _compute(layout, records, ids, factors, mode, out, bucket_size=layouts.ONE_BUCKET)
+        _compute(layout, records, ids, workspace, mode, out, bucket_size=layouts.ONE_BUCKET)
         return
     with layout.lock:
         while layout.mode != mode:
             _remap(layout)
         plan = layout.plans[mode]
         ids = (plan.pull_ids, layout.spare, plan.remap_ids)
-        _compute(layout, layout.records, ids, factors, mode, out, layout.bucket_size)
+        _compute(layout, layout.records, ids, workspace, mode, out, layout.bucket_size)
         layout.swap()
 
 
-def _compute(layout, records, ids, factors, mode, out, bucket_size):
+def count_workspace_nbytes(layout, factors, mode):
+    """Count the bytes that `mttkrp` takes for a while."""
+    copies = [f for n, f in enumerate(factors) if n != mode and not f.flags.carray]
+    num_rows, rank = layout.tilings[mode].carry_rows.size, factors[mode].shape[1]
+    return num_rows * rank * factors[mode].itemsize + sum(copy.nbytes for copy in copies)
+
+
+def _allocate_workspace(layout, factors, mode, out):
+    """Take all memory that computing needs, before anything is moved or written."""
+    inputs = [factor for n, factor in enumerate(factors) if n != mode]
+    arrays = tuple(np.require(factor, requirements="CAW") for factor in inputs)
+    partial_rows = np.empty((layout.tilings[mode].carry_rows.size, out.shape[1]), out.dtype)
+    return arrays, partial_rows
+
+
+def _compute(layout, records, ids, workspace, mode, out, bucket_size):
     record_format, tiling = layout.record_format, layout.tilings[mode]
     if records.shape[0] == 0:
         out[...] = 0
         return
     inputs = [n for n in range(record_format.ndim) if n != mode]
-    pull_ids, spare, remap_ids = ids
+    (pull_ids, spare, remap_ids), (arrays, partial_rows) = ids, workspace
     rank = out.shape[1]
     num_lanes = min(_ROW_NBYTES // out.dtype.itemsize, 1 << (rank.bit_length() - 1))
-    partial_rows = np.empty((tiling.carry_rows.shape[0], rank), out.dtype)
     _launch(
         cpu_kernels.mttkrp_tiles, tiling.carry_rows.shape[0],
         layout.tile_size, bucket_size, tiling.carry_rows, tiling.empty_rows,
         records, records.view(record_format.dtype), np.uint64(record_format.value_slot),
         pull_ids, spare, remap_ids, (0,) * record_format.num_words,
         _field(record_format, mode), *_fields(record_format, inputs),
-        tuple(np.require(factors[n], requirements="CAW") for n in inputs),
-        (0,) * num_lanes, out, partial_rows,
+        arrays, (0,) * num_lanes, out, partial_rows,
     )  # fmt: skip
     with _show_compiling(cpu_kernels.add_partial_rows):
         cpu_kernels.add_partial_rows(tiling.carry_rows, partial_rows, out)
@@ -106,13 +139,14 @@ def gram(starts, ids, values, size):
 
     Group g is the entries ``starts[g]`` to ``starts[g + 1]`` of `ids` (rising) and `values`.
     """
-    gram = np.zeros((size, size))
+    gram, diagonal = np.zeros((size, size)), np.zeros(size)
     # Every band looks at all entries, so there are no more of them than threads; bands of a
     # triangle have equal areas where their edges go like a square root.
     num_bands = numba.get_num_threads()
     edges = np.sqrt(np.linspace(0, 1, num_bands + 1)) * size
-    _launch(cpu_kernels.add_gram, num_bands, edges.astype(np.uint64), starts, ids, values, gram)
-    np.fill_diagonal(gram, np.bincount(ids, values * values, size))
+    arguments = (edges.astype(np.uint64), starts, ids, values, gram, diagonal)
+    _launch(cpu_kernels.add_gram, num_bands, *arguments)
+    np.fill_diagonal(gram, diagonal)
     return gram
 
 
@@ -193,7 +227,7 @@ class _CpuPrimitives(Primitives):
         empty_rows = _find_empty_rows(starts, record_format.shape[mode])
         nnz, num_parts = records.shape[0], starts.shape[0]
         num_buckets, size = -(-nnz // bucket_size), np.uint64(bucket_size)
-        bucket_starts = _zero_counts(num_parts, num_buckets, starts.dtype)
+        bucket_starts = np.zeros(_shape_counts(num_parts, num_buckets, starts.dtype), starts.dtype)
         with _show_compiling(cpu_building.count_buckets_of_rows):
             cpu_building.count_buckets_of_rows(starts, nnz, size, bucket_starts)
         _start_keys(bucket_starts)
@@ -206,7 +240,7 @@ class _CpuPrimitives(Primitives):
         nnz = positions.shape[0]
         num_buckets, size = -(-nnz // bucket_size), np.uint64(bucket_size)
         num_parts = _count_parts(nnz, num_buckets)
-        starts = _zero_counts(num_parts, num_buckets, stored.dtype)
+        starts = np.zeros(_shape_counts(num_parts, num_buckets, stored.dtype), stored.dtype)
         _launch(cpu_building.count_buckets, num_parts, num_parts, positions, size, starts)
         _start_keys(starts)
         arguments = (num_parts, positions, size, starts, stored, offsets)
@@ -216,7 +250,7 @@ class _CpuPrimitives(Primitives):
     def gather(self, records, places):
         target = np.empty_like(records)
         arguments = (records, places, target, (0,) * records.shape[1])
-        _launch(cpu_building.gather_records, records.shape[0], *arguments)
+        _launch(cpu_kernels.gather_records, records.shape[0], *arguments)
         return target
 
     def scatter_in_buckets(self, records, offsets, bucket_size, target):
@@ -229,6 +263,25 @@ class _CpuPrimitives(Primitives):
         _launch(cpu_building.mark_rows, records.shape[0], records, field, is_empty)
         return np.flatnonzero(is_empty).astype(index_dtype(is_empty.size))
 
+    def sort_nbytes(self, nnz, size):
+        num_parts, dtype = _count_parts(nnz, size), index_dtype(nnz)
+        if num_parts is None:
+            return super().sort_nbytes(nnz, size)
+        # Counters; a flag a row and the int64 numbers of the empty ones.
+        counters = math.prod(_shape_counts(num_parts, size, dtype)) * dtype.itemsize
+        return counters + 9 * size
+
+    def split_nbytes(self, nnz, bucket_size):
+        num_buckets, dtype = -(-nnz // bucket_size), index_dtype(nnz)
+        shape = _shape_counts(_count_parts(nnz, num_buckets), num_buckets, dtype)
+        return math.prod(shape) * dtype.itemsize
+
+    def position_in_buckets(self, offsets, bucket_size):
+        positions = np.empty(offsets.shape[0], index_dtype(offsets.shape[0]))
+        arguments = (offsets, np.uint64(bucket_size), positions)
+        _launch(cpu_building.position_in_buckets, positions.size, *arguments)
+        return positions
+
     def split_columns(self, records, record_format, mode, places):
         nnz = records.shape[0]
         is_new, values = np.empty(nnz, np.bool_), np.empty(nnz)
@@ -238,7 +291,7 @@ class _CpuPrimitives(Primitives):
             bits = record_format.masks[n] << record_format.shifts[n] if n != mode else 0
             column_bits[record_format.words[n]] |= bits
         _launch(
-            cpu_building.split_columns, nnz, places, records, records.view(record_format.dtype),
+            cpu_kernels.split_columns, nnz, places, records, records.view(record_format.dtype),
             np.uint64(record_format.value_slot), _field(record_format, mode),
             tuple(map(np.uint64, column_bits)), is_new, rows, values,
         )  # fmt: skip
@@ -246,19 +299,18 @@ class _CpuPrimitives(Primitives):
 
 
 def _start_rows(records, record_format, mode, places, target, positions):
-    """Say where each part of the nonzeros puts its first of each row; None if rows are many.
+    """Say where each part of the nonzeros puts its first of each row, or None if rows are many.
 
-    Each part needs a counter for each row; where nonzeros are few, comparing them costs less. The
-    rows are left in `positions`, and `target` is overwritten.
+    The rows are left in `positions`, and `target` is overwritten.
     """
     nnz, num_rows = records.shape[0], record_format.shape[mode]
-    if num_rows > max(4 * nnz, 2**16):
+    num_parts = _count_parts(nnz, num_rows)
+    if num_parts is None:
         return None
     # Out of order they are read from a small array: fewer pages of memory are in use at a time.
     rows = positions if places is None else target
     _launch(cpu_building.read_rows, nnz, records, _field(record_format, mode), rows)
-    num_parts = _count_parts(nnz, num_rows)
-    starts = _zero_counts(num_parts, num_rows, positions.dtype)
+    starts = np.zeros(_shape_counts(num_parts, num_rows, positions.dtype), positions.dtype)
     _launch(cpu_building.count_rows, num_parts, num_parts, rows, places, positions, starts)
     _start_keys(starts)
     return starts
@@ -271,18 +323,35 @@ def _find_empty_rows(starts, num_rows):
 
 
 def _count_parts(nnz, num_keys):
-    """Choose the parts of a counting sort; each has `num_keys` counters to look at."""
+    """Choose the parts of a counting sort, or None if keys are many.
+
+    Each part needs a counter for each key; where nonzeros are few, comparing them costs less.
+    """
+    if num_keys > max(4 * nnz, 2**16):
+        return None
     return max(1, min(_PARTS_PER_THREAD * numba.get_num_threads(), nnz // max(1, num_keys)))
 
 
-def _zero_counts(num_parts, num_keys, dtype):
-    """Make counters for each part; no two threads write to one cache line of them."""
-    return np.zeros((num_parts, num_keys + _CACHE_LINE_NBYTES // dtype.itemsize), dtype)
+def _shape_counts(num_parts, num_keys, dtype):
+    """Shape the counters of all parts; no two threads write to one cache line of them."""
+    return num_parts, num_keys + _CACHE_LINE_NBYTES // dtype.itemsize
 
 
 def _start_keys(counts):
     with _show_compiling(cpu_building.start_keys):
         cpu_building.start_keys(counts)
+
+
+def _shape_counters(nnz, num_keys, dtype):
+    """Choose the parts of a counting sort, and how many counters each has; None if too many.
+
+    A part needs a counter for each key; where nonzeros are few, comparing them costs less.
+    """
+    if num_keys > max(4 * nnz, 2**16):
+        return None
+    num_parts = max(1, min(_PARTS_PER_THREAD * numba.get_num_threads(), nnz // num_keys))
+    # The parts' counters are kept apart, so that no two threads write to one cache line.
+    return num_parts, num_keys + _CACHE_LINE_NBYTES // dtype.itemsize
 
 
 primitives = _CpuPrimitives()

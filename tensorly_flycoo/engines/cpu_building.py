@@ -1,7 +1,7 @@
 """The loops of building a tensor on a CPU, compiled by numba; `cpu` is their only caller.
 
-What is here: packing, counting sorts, moving records, and two looks at them. None calls a compiled
-function of another file, for the reason that `cpu_kernels` gives.
+What is here: packing, counting sorts, planning of remapping, and a look at rows. None calls a
+compiled function of another file, for the reason that `cpu_kernels` gives.
 
 Loops run over places `first` to `last`, or over parts: neighbouring places that have counters of
 their own.
@@ -191,13 +191,6 @@ def _copy_record(source, position, target, target_position, record_words):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def gather_records(first, last, source, places, target, record_words):
-    """Copy records from their places."""
-    for i in range(np.uint64(first), np.uint64(last)):
-        _copy_record(source, np.uint64(places[i]), target, i, record_words)
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
 def scatter_in_buckets(first, last, source, offsets, bucket_size, target, record_words):
     """Copy records to their offsets in the buckets that they are in."""
     for i in range(np.uint64(first), np.uint64(last)):
@@ -206,25 +199,15 @@ def scatter_in_buckets(first, last, source, offsets, bucket_size, target, record
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def position_in_buckets(first, last, offsets, bucket_size, positions):
+    """Turn offsets from the starts of buckets into positions."""
+    for i in range(np.uint64(first), np.uint64(last)):
+        positions[i] = i // bucket_size * bucket_size + np.uint64(offsets[i])
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def mark_rows(first, last, records, field, is_empty):
     """Clear the mark of the records' rows."""
     word, shift, mask = field
     for i in range(np.uint64(first), np.uint64(last)):
         is_empty[(records[i, word] >> shift) & mask] = False
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def split_columns(
-    first, last, places, records, record_values, value_slot, field, column_bits,
-    is_new, rows, values,
-):  # fmt: skip
-    """Split records into three arrays; `column_bits` are the bits of all other modes."""
-    word, shift, mask = field
-    for i in range(np.uint64(first), np.uint64(last)):
-        place, before = _place_of(places, i), _place_of(places, i - np.uint64(i > 0))
-        difference = np.uint64(0)
-        for w in range(len(column_bits)):
-            difference |= (records[place, w] ^ records[before, w]) & column_bits[w]
-        is_new[i] = i == 0 or difference != 0
-        rows[i] = (records[place, word] >> shift) & mask
-        values[i] = record_values[place, value_slot]

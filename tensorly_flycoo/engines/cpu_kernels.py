@@ -247,12 +247,62 @@ def remap_tiles(
             _copy_record(records, position, spare, np.uint64(remap_ids[place]), record_words)
 
 
+def _place_of(places, i):
+    """Return what the order `places` has at i; a stand-in for the overload below."""
+
+
+@overload(_place_of)
+def _overload_place_of(places, i):
+    if isinstance(places, types.NoneType):
+        return lambda places, i: i
+    return lambda places, i: np.uint64(places[i])
+
+
+@njit(cache=True, error_model="numpy")
+def _prefetch_place(records, places, i, end):
+    """Ask for the record that an order has a few places after i."""
+    ahead = min(i + np.uint64(_PREFETCH_DISTANCE), end - np.uint64(1))
+    _prefetch_record(records, _place_of(places, ahead))
+
+
 @njit(cache=True, nogil=True, error_model="numpy")
-def add_gram(first_band, last_band, edges, starts, ids, values, gram):
+def gather_records(first, last, source, places, target, record_words):
+    """Copy records from their places."""
+    end = np.uint64(last)
+    for i in range(np.uint64(first), end):
+        _prefetch_place(source, places, i, end)
+        _copy_record(source, np.uint64(places[i]), target, i, record_words)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def split_columns(
+    first, last, places, records, record_values, value_slot, field, column_bits,
+    is_new, rows, values,
+):  # fmt: skip
+    """Split records into three arrays; `column_bits` are the bits of all other modes."""
+    word, shift, mask = field
+    end = np.uint64(last)
+    for i in range(np.uint64(first), end):
+        _prefetch_place(records, places, i, end)
+        place, before = _place_of(places, i), _place_of(places, i - np.uint64(i > 0))
+        difference = np.uint64(0)
+        for w in range(len(column_bits)):
+            difference |= (records[place, w] ^ records[before, w]) & column_bits[w]
+        is_new[i] = i == 0 or difference != 0
+        rows[i] = (records[place, word] >> shift) & mask
+        values[i] = record_values[place, value_slot]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def add_gram(first_band, last_band, edges, starts, ids, values, gram, diagonal):
     """Add ``v_a * v_b`` to ``gram[id_a, id_b]`` for the pairs of each group, id_a > id_b.
 
-    The ids of a group must rise. A band is the rows ``edges[band]`` to ``edges[band + 1]``.
+    The ids of a group must rise. A band is the rows ``edges[band]`` to ``edges[band + 1]``. The
+    pairs of each entry with itself go to `diagonal`, which a cache holds, in the first band.
     """
+    if first_band == 0:
+        for a in range(np.uint64(ids.shape[0])):
+            diagonal[np.uint64(ids[a])] += values[a] * values[a]
     first_row, last_row = edges[first_band], edges[last_band]
     for group in range(np.uint64(starts.shape[0] - 1)):
         start, end = np.uint64(starts[group]), np.uint64(starts[group + np.uint64(1)])

@@ -5,7 +5,9 @@ lie on the device that was current when it was built.
 """
 
 import functools
+import itertools
 import operator
+import threading
 
 import cupy
 import numpy as np
@@ -14,7 +16,7 @@ from ..cuda import launch, tuning
 from ..cuda.macros import mttkrp_macros, partial_rows_macros, remap_macros, sum_groups_macros
 from ..format import layouts
 from ..format.packing import RecordFormat
-from ..format.primitives import Primitives
+from ..format.primitives import Primitives, index_dtype
 
 NAME = "cuda"
 ARRAY_TYPE = cupy.ndarray
@@ -25,30 +27,60 @@ _FIELD = np.dtype([("word", np.uint32), ("shift", np.uint32), ("mask", np.uint32
 
 def build_layout(layout, coords, values, shape):
     """Build the layout named `layout` from checked coords (ndim, nnz) and values (nnz,)."""
-    record_format = RecordFormat.of(shape, values.dtype, np.uint32)
-    shared_nbytes = launch.shared_nbytes_per_multiprocessor(coords.device.id)
+    cut = _choose_format(shape, values.dtype, coords.device.id)
+    return layouts.build_layout(layout, coords, values, *cut, primitives)
+
+
+def estimate_layout(layout, nnz, shape, dtype):
+    """Return the bytes of a layout, and of all that is there at once while it is built."""
+    cut = _choose_format(shape, dtype, cupy.cuda.Device().id)
+    return layouts.estimate_layout(layout, nnz, *cut, primitives)
+
+
+def count_free_nbytes():
+    """Count the bytes that CuPy could still give on the current device."""
+    free, _ = cupy.cuda.runtime.memGetInfo()
+    pool = getattr(cupy.cuda.get_allocator(), "__self__", None)
+    if not hasattr(pool, "get_limit"):  # not a pool: nothing is held back for later
+        return free
+    free, limit = free + pool.free_bytes(), pool.get_limit()
+    return min(free, limit - pool.used_bytes()) if limit else free
+
+
+def _choose_format(shape, dtype, device_id):
+    """Choose how nonzeros are packed, and how many make a tile and a bucket."""
+    record_format = RecordFormat.of(shape, dtype, np.uint32)
+    shared_nbytes = launch.shared_nbytes_per_multiprocessor(device_id)
     tile_size = tuning.choose_tile_size(_slot_nbytes(record_format), shared_nbytes)
-    sizes = (tile_size, tuning.BUCKET_SIZE)
-    return layouts.build_layout(layout, coords, values, record_format, *sizes, primitives)
+    return record_format, tile_size, tuning.BUCKET_SIZE
 
 
 def mttkrp(layout, factors, mode, out):
     """Write the MTTKRP of `mode` to `out`; all arguments are checked by the caller.
 
     A `RemapLayout` that is resident in another mode is first remapped to `mode` without computing;
-    afterwards it is resident in the mode that follows.
+    afterwards it is resident in the mode that follows. Where memory runs out, it stays as it was.
     """
+    workspace = allocate_workspace(layout, factors, mode, out)
     if layout.name == "replicated":
-        compute_mode(layout, layout.copies[mode], factors, mode, out)
+        compute_mode(layout, layout.copies[mode], workspace, mode, out)
     elif layout.name == "indexed":
-        compute_mode(layout, layout.records, factors, mode, out, layout.pull_ids[mode])
+        compute_mode(layout, layout.records, workspace, mode, out, layout.pull_ids[mode])
     else:
-        with layout.lock, _RemapOrder(layout):
+        with layout.lock:
             while layout.mode != mode:
                 _remap(layout)
             plan, size = layout.plans[mode], layout.bucket_size
-            compute_mode(layout, layout.records, factors, mode, out, plan.pull_ids, size, plan)
+            compute_mode(layout, layout.records, workspace, mode, out, plan.pull_ids, size, plan)
             layout.swap()
+
+
+def count_workspace_nbytes(layout, factors, mode):
+    """Count the bytes that `mttkrp` takes for a while."""
+    copies = [f for n, f in enumerate(factors) if n != mode and not f.flags.c_contiguous]
+    counts = _count_partial_rows(layout.tilings[mode].carry_rows.size)
+    row_nbytes = factors[mode].shape[1] * factors[mode].itemsize
+    return sum(counts) * row_nbytes + 8 * sum(counts[1:]) + sum(copy.nbytes for copy in copies)
 
 
 def gram(starts, ids, values, size):
@@ -62,24 +94,64 @@ def gram(starts, ids, values, size):
     return cupy.tril((groups.T.tocsr() @ groups).toarray())
 
 
-class _RemapOrder:
-    """Let a launch that remaps wait for the last one, if that was on another stream."""
+class _StreamLock:
+    """A lock whose holders take turns on the device too, each on its own stream.
 
-    def __init__(self, layout):
-        self._layout = layout
+    A launch returns before it has run. So who holds the lock next makes its stream wait for what
+    the last one launched: a remapping for one that moves the same records, and also for a copy of
+    them, which the second remapping after it would otherwise overwrite while it is being made.
+    """
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._last_use = None
 
     def __enter__(self):
-        if self._layout.last_use is not None:
-            cupy.cuda.get_current_stream().wait_event(self._layout.last_use)
+        self._lock.acquire()
+        try:
+            if self._last_use is not None:
+                cupy.cuda.get_current_stream().wait_event(self._last_use)
+        except BaseException:
+            self._lock.release()
+            raise
 
     def __exit__(self, *exception):
-        self._layout.last_use = cupy.cuda.get_current_stream().record(
-            cupy.cuda.Event(disable_timing=True)
-        )
+        try:
+            event = cupy.cuda.Event(disable_timing=True)
+            self._last_use = cupy.cuda.get_current_stream().record(event)
+        finally:
+            self._lock.release()
+
+
+def _count_partial_rows(num_tiles):
+    """Count partial rows: of tiles, of segments of tiles, of segments of those, down to one."""
+    counts = [num_tiles]
+    while counts[-1] > 1:
+        counts.append(-(-counts[-1] // tuning.SEGMENT))
+    return counts
+
+
+def allocate_workspace(layout, factors, mode, out):
+    """Take all memory that computing needs, before anything is moved or written.
+
+    Returns
+    -------
+    arrays : list of array (I_n, R)
+        The factors of the other modes, C-contiguous.
+    sums : list of (int64 array (n,), array (n, R))
+        The rows that partial rows are of, and memory for these: for the tiles, then for segments
+        of them, and so on.
+    """
+    arrays = [cupy.ascontiguousarray(f) for n, f in enumerate(factors) if n != mode]
+    carry_rows, rank, dtype = layout.tilings[mode].carry_rows, out.shape[1], out.dtype
+    num_tiles, *num_segments = _count_partial_rows(carry_rows.size)
+    sums = [(carry_rows, cupy.empty((num_tiles, rank), dtype))]
+    sums += [(cupy.empty(n, np.int64), cupy.empty((n, rank), dtype)) for n in num_segments]
+    return arrays, sums
 
 
 def compute_mode(
-    layout, records, factors, mode, out, pull_ids=None, bucket_size=layouts.ONE_BUCKET, plan=None
+    layout, records, workspace, mode, out, pull_ids=None, bucket_size=layouts.ONE_BUCKET, plan=None
 ):
     """Compute one mode from records as they are: the step of which every layout's `mttkrp` is made.
 
@@ -92,10 +164,9 @@ def compute_mode(
         out.fill(0)
         return
     inputs = [n for n in range(record_format.ndim) if n != mode]
-    arrays = [cupy.ascontiguousarray(factors[n]) for n in inputs]
+    arrays, sums = workspace
     cut = tuning.cut_rank(rank, out.dtype.itemsize, _common_alignment([out, *arrays]))
     kernel, shared_nbytes = _get_mttkrp_kernel(layout, tiling, cut, pull_ids, plan)
-    partial_rows = cupy.empty((num_tiles, rank), out.dtype)
     null = np.uint64(0)
     ids = (null, null, null) if plan is None else (layout.spare, plan.remap_ids, plan.write_order)
     arguments = (
@@ -103,11 +174,11 @@ def compute_mode(
         np.int64(records.shape[0]), np.int64(num_tiles), np.int64(tiling.empty_rows.shape[0]),
         np.int64(bucket_size), tiling.carry_rows, tiling.empty_rows,
         records, null if pull_ids is None else pull_ids, *ids,
-        np.int32(rank), out, partial_rows,
+        np.int32(rank), out, sums[0][1],
     )  # fmt: skip
     grid = (min(num_tiles, launch.MAX_GRID), cut.num_parts)
     launch.launch(kernel, grid, tuning.BLOCK_SIZE, arguments, shared_nbytes)
-    _add_partial_rows(tiling.carry_rows, partial_rows, out)
+    _add_partial_rows(sums, out)
 
 
 def _get_mttkrp_kernel(layout, tiling, cut, pull_ids, plan):
@@ -155,22 +226,15 @@ def make_operands(record_format, mode, inputs, arrays):
     return operands
 
 
-def _add_partial_rows(carry_rows, partial_rows, out):
+def _add_partial_rows(sums, out):
     """Add the partial rows of all tiles; those of long rows in several launches."""
     macros = partial_rows_macros(out.dtype)
     kernel = launch.get_kernel("partial_rows.cu", "add_partial_rows", **macros)
-    num_tiles, rank = partial_rows.shape
-    while num_tiles > 1:  # the first tile inherits nothing
-        num_segments = -(-num_tiles // tuning.SEGMENT)
-        segment_rows = cupy.empty(num_segments, np.int64)
-        segment_sums = cupy.empty((num_segments, rank), out.dtype)
-        grid = _grid_of(num_segments * rank)
+    for (rows, partial_rows), segments in itertools.pairwise(sums):
         arguments = (
-            np.int64(num_tiles), carry_rows, np.int32(rank), partial_rows, out,
-            segment_rows, segment_sums,
+            np.int64(rows.size), rows, np.int32(out.shape[1]), partial_rows, out, *segments
         )  # fmt: skip
-        launch.launch(kernel, grid, tuning.BLOCK_SIZE, arguments)
-        carry_rows, partial_rows, num_tiles = segment_rows, segment_sums, num_segments
+        launch.launch(kernel, _grid_of(segments[1].size), tuning.BLOCK_SIZE, arguments)
 
 
 def _grid_of(num_items):
@@ -204,24 +268,53 @@ def _common_alignment(arrays):
 class _CudaPrimitives(Primitives):
     """CuPy's radix sorts; records that lie together are written together."""
 
+    write_order_itemsize = 2
+
     def __init__(self):
         super().__init__(cupy, block_size=2**26)
 
     def sum_groups(self, values, starts):
         kernel = launch.get_kernel("sum_groups.cu", "sum_groups", **sum_groups_macros(values.dtype))
         sums = cupy.empty(starts.size, values.dtype)
-        edges = cupy.append(starts, values.size).astype(np.int64)
+        edges = cupy.append(starts, values.size).astype(np.int64, copy=False)
         arguments = (np.int64(starts.size), edges, cupy.ascontiguousarray(values), sums)
         launch.launch(kernel, _grid_of(starts.size), tuning.BLOCK_SIZE, arguments)
         return sums
 
     def order_writes(self, remap_ids, tile_size):
         # By tile, and in a tile by position: 64-bit keys hold both.
-        places = cupy.arange(remap_ids.size, dtype=np.uint64)
-        keys = (places // np.uint64(tile_size)) * np.uint64(remap_ids.size) + remap_ids
+        keys = cupy.arange(remap_ids.size, dtype=np.uint64)
+        keys //= np.uint64(tile_size)
+        keys *= np.uint64(remap_ids.size)
+        keys += remap_ids
         order = cupy.argsort(keys)
         remap_ids[...] = remap_ids[order]
         return (order % tile_size).astype(np.uint16)
+
+    def make_lock(self):
+        return _StreamLock()
+
+    def sum_nbytes(self, nnz, itemsize):
+        return nnz * (8 + 8 + 2 * itemsize)  # starts, edges; values and sums
+
+    def sort_nbytes(self, nnz, size):
+        # Rows while they are sorted; or rows, a flag for each and the int64 numbers of some.
+        return max(4 * nnz + _argsort_nbytes(nnz, 4), 4 * nnz + 9 * size)
+
+    def split_nbytes(self, nnz, bucket_size):
+        # Buckets while they are sorted and where items will go; or the keys of `order_writes`.
+        itemsize = index_dtype(nnz).itemsize
+        splitting = 2 * itemsize * nnz + _argsort_nbytes(nnz, itemsize)
+        return max(splitting, 8 * nnz + _argsort_nbytes(nnz, 8))
+
+
+def _argsort_nbytes(nnz, itemsize):
+    """Count the bytes that `cupy.argsort` takes at most, the int64 order that it returns included.
+
+    A radix sort moves a copy of the keys and the order between two places each; what it counts
+    keys with is small.
+    """
+    return 2 * (itemsize + 8) * nnz + nnz // 2 + 2**20
 
 
 primitives = _CudaPrimitives()

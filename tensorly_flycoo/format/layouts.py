@@ -13,15 +13,21 @@ storage d
     memory.
 """
 
-import threading
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .ordering import compute_norm, make_canonical_records, sort_places
-from .primitives import index_dtype, position_in_buckets
-from .tiling import tile_rows
+from .ordering import (
+    compute_norm,
+    count_canonical_nbytes,
+    count_sort_nbytes,
+    make_canonical_records,
+    sort_places,
+)
+from .primitives import index_dtype
+from .tiling import count_tiling_nbytes, tile_rows
 
 #: The size of a bucket that holds all nonzeros there could be, where records are not in buckets.
 ONE_BUCKET = 2**62
@@ -34,6 +40,25 @@ def build_layout(name, coords, values, record_format, tile_size, bucket_size, pr
         return RemapLayout.build(*arguments, bucket_size, primitives)
     cls = {"replicated": ReplicatedLayout, "indexed": IndexedLayout}[name]
     return cls.build(*arguments, primitives)
+
+
+def estimate_layout(name, nnz, record_format, tile_size, bucket_size, primitives):
+    """Say what `build_layout` will make of `nnz` nonzeros, all of them different.
+
+    Returns
+    -------
+    nbytes : int
+        Of the layout, where each mode has as few empty rows as `nnz` allows.
+    peak_nbytes : int
+        At once while it is built, coords (int64) and values among them; an upper bound, whatever
+        rows are empty and whatever order the nonzeros are in.
+    """
+    cls = {"remap": RemapLayout, "replicated": ReplicatedLayout, "indexed": IndexedLayout}[name]
+    kept, passing = cls.count_nbytes(nnz, record_format, bucket_size, primitives)
+    least, most = count_tiling_nbytes(nnz, record_format.shape, tile_size)
+    given = nnz * (8 * record_format.ndim + record_format.dtype.itemsize)
+    ordering = count_canonical_nbytes(nnz, record_format, primitives)
+    return kept + least, given + max(ordering, kept + most + passing)
 
 
 @dataclass(frozen=True)
@@ -75,11 +100,10 @@ class RemapLayout:
     plans : list of RemapPlan
     norm : float
         Of the values, added up in order 0: the same whatever mode is resident.
-    lock : threading.Lock
-        Held from the first launch that changes `spare` until `swap`.
-    last_use : cupy.cuda.Event or None
-        The end of the last launch that remapped, where an engine computes asynchronously: what
-        comes next, on whatever stream, has to wait for it.
+    lock : context manager
+        Made by `make_lock`. Held from the first launch that changes `spare` until `swap`, and while
+        records are copied: where an engine computes asynchronously, the launches of its holders
+        also run one after the other.
 
     References
     ----------
@@ -88,7 +112,18 @@ class RemapLayout:
 
     name = "remap"
 
-    def __init__(self, record_format, tile_size, bucket_size, copies, tilings, plans, norm, mode=0):
+    def __init__(
+        self,
+        record_format,
+        tile_size,
+        bucket_size,
+        copies,
+        tilings,
+        plans,
+        norm,
+        make_lock,
+        mode=0,
+    ):
         self.record_format = record_format
         self.norm = norm
         self.tile_size = tile_size
@@ -97,8 +132,8 @@ class RemapLayout:
         self.tilings = tilings
         self.plans = plans
         self.mode = mode
-        self.lock = threading.Lock()
-        self.last_use = None
+        self.make_lock = make_lock
+        self.lock = make_lock()
 
     @classmethod
     def build(cls, coords, values, record_format, tile_size, bucket_size, primitives):
@@ -133,7 +168,20 @@ class RemapLayout:
         copies = (stored, records)
         write_orders = [primitives.order_writes(ids, tile_size) for ids in remap_ids]
         plans = [RemapPlan(*ids) for ids in zip(pull_ids, remap_ids, write_orders, strict=True)]
-        return cls(record_format, tile_size, bucket_size, copies, tilings, plans, norm)
+        make_lock = primitives.make_lock
+        return cls(record_format, tile_size, bucket_size, copies, tilings, plans, norm, make_lock)
+
+    @staticmethod
+    def count_nbytes(nnz, record_format, bucket_size, primitives):
+        """Count the bytes of copies and plans, and those that `build` takes for a while."""
+        places = index_dtype(nnz).itemsize
+        ids = places + index_dtype(bucket_size, smallest="uint16").itemsize
+        ids += primitives.write_order_itemsize
+        kept = nnz * (2 * record_format.record_nbytes + record_format.ndim * ids)
+        # The second copy is not there yet while places are sorted.
+        sorting = nnz * places + count_sort_nbytes(nnz, record_format, primitives)
+        sorting -= nnz * record_format.record_nbytes
+        return kept, max(sorting, primitives.split_nbytes(nnz, bucket_size))
 
     def swap(self):
         """Make T_out, now complete, the tensor: the next mode is resident."""
@@ -145,25 +193,30 @@ class RemapLayout:
         """Bytes of both copies and all plans."""
         return 2 * self.records.nbytes + sum(p.nbytes for p in [*self.tilings, *self.plans])
 
-    def canonical_order(self, primitives):
-        """Return a copy of the records, and the places in it of order 0."""
-        with self.lock:
-            self._wait()
-            records, mode = self.records.copy(), self.mode
-        if mode == 0:
-            pull_ids = self.plans[0].pull_ids
-            return records, position_in_buckets(pull_ids, self.bucket_size, primitives.xp)
-        modes = reversed(range(self.record_format.ndim))
-        return records, sort_places(records, self.record_format, modes, primitives)
+    @contextlib.contextmanager
+    def hold_order(self, mode, primitives):
+        """Hold the records in place; give them, and the places of the order of `mode` among them.
 
-    def _wait(self):
-        if self.last_use is not None:
-            self.last_use.synchronize()
+        Only mode 0 and the last one, whose orders others can be made of.
+        """
+        with self.lock:
+            yield self.records, self._find_places(mode, primitives)
+
+    def _find_places(self, mode, primitives):
+        plan = self.plans[mode]
+        if mode == self.mode:
+            return primitives.position_in_buckets(plan.pull_ids, self.bucket_size)
+        follows = (mode + 1) % self.record_format.ndim == self.mode
+        if follows and plan.write_order is None:
+            return plan.remap_ids
+        # Order 0 is by modes 0, 1, ... and the last one by the last mode, ..., 1, 0.
+        modes = range(self.record_format.ndim)
+        modes = modes if mode else reversed(modes)
+        return sort_places(self.records, self.record_format, modes, primitives)
 
     def map_values(self, function, scale):
         """Make a layout with the same plans and ``function(values)``, of `scale` times the norm."""
         with self.lock:
-            self._wait()
             records, mode = map_record_values(self.records, self.record_format, function), self.mode
         return RemapLayout(
             self.record_format,
@@ -173,6 +226,7 @@ class RemapLayout:
             self.tilings,
             self.plans,
             self.norm * scale,
+            self.make_lock,
             mode,
         )
 
@@ -203,6 +257,13 @@ class ReplicatedLayout:
             copies.append(primitives.gather(records, places))
         return cls(record_format, tile_size, copies, tilings, norm)
 
+    @staticmethod
+    def count_nbytes(nnz, record_format, bucket_size, primitives):
+        """Count the bytes of all copies, and those that `build` takes for a while."""
+        kept = nnz * record_format.ndim * record_format.record_nbytes
+        places = 3 * nnz * index_dtype(nnz).itemsize  # of two orders, and of how they go together
+        return kept, places + count_sort_nbytes(nnz, record_format, primitives)
+
     @property
     def records(self):
         """The records in mode 0's order."""
@@ -213,9 +274,10 @@ class ReplicatedLayout:
         """Bytes of all copies and tilings."""
         return sum(copy.nbytes for copy in self.copies) + sum(t.nbytes for t in self.tilings)
 
-    def canonical_order(self, primitives):
-        """Return the records, which lie in order 0, and None."""
-        return self.records, None
+    @contextlib.contextmanager
+    def hold_order(self, mode, primitives):
+        """Give the records of the order of `mode`, and None."""
+        yield self.copies[mode], None
 
     def map_values(self, function, scale):
         """Make a layout with the same tilings, ``function(values)``, `scale` times the norm."""
@@ -258,15 +320,23 @@ class IndexedLayout:
             pull_ids.append(places)
         return cls(record_format, tile_size, records, pull_ids, tilings, norm)
 
+    @staticmethod
+    def count_nbytes(nnz, record_format, bucket_size, primitives):
+        """Count the bytes of copy and indices, and those that `build` takes for a while."""
+        records, places = nnz * record_format.record_nbytes, nnz * index_dtype(nnz).itemsize
+        kept = records + (record_format.ndim - 1) * places
+        return kept, places + count_sort_nbytes(nnz, record_format, primitives)
+
     @property
     def nbytes(self):
         """Bytes of the copy, the indices and all tilings."""
         indices = sum(ids.nbytes for ids in self.pull_ids[1:])
         return self.records.nbytes + indices + sum(t.nbytes for t in self.tilings)
 
-    def canonical_order(self, primitives):
-        """Return the records, which lie in order 0, and None."""
-        return self.records, None
+    @contextlib.contextmanager
+    def hold_order(self, mode, primitives):
+        """Give the records, and the places of the order of `mode` among them."""
+        yield self.records, self.pull_ids[mode]
 
     def map_values(self, function, scale):
         """Make a layout with the same indices, ``function(values)``, `scale` times the norm."""

@@ -68,6 +68,24 @@ def sort_places(records, record_format, modes, primitives, places=None):
     return places
 
 
+def count_canonical_nbytes(nnz, record_format, primitives):
+    """Count the bytes that `make_canonical_records` has at once at most, beside its arguments.
+
+    Explicit zeros are not reckoned with: without them records are copied once more.
+    """
+    records, flags = nnz * record_format.record_nbytes, 3 * nnz
+    places = 3 * nnz * index_dtype(nnz).itemsize
+    sorting = places + max(count_sort_nbytes(nnz, record_format, primitives), records)
+    summing = records + primitives.sum_nbytes(nnz, record_format.dtype.itemsize)
+    comparing = nnz * (8 * record_format.ndim + 4)
+    return flags + records + max(sorting, summing, comparing)
+
+
+def count_sort_nbytes(nnz, record_format, primitives):
+    """Count the bytes that sorting by any mode takes on the way, as does listing empty rows."""
+    return max(primitives.sort_nbytes(nnz, size) for size in record_format.shape)
+
+
 def compute_norm(values, xp=np, block_size=2**15):
     """Compute the Frobenius norm in float64, in blocks, to need little memory and lose few bits.
 

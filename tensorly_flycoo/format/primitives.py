@@ -1,5 +1,7 @@
 """The operations on whole arrays of nonzeros of which building a tensor consists."""
 
+import threading
+
 import numpy as np
 
 from ..checks import check_inside
@@ -20,6 +22,9 @@ class Primitives:
         Nonzeros that one operation should be given at a time where not all are needed: as many as
         a cache holds, or as make an operation worth its launch.
     """
+
+    #: Bytes of an item of what `order_writes` returns.
+    write_order_itemsize = 0
 
     def __init__(self, xp=np, block_size=2**15):
         self.xp = xp
@@ -132,13 +137,41 @@ class Primitives:
 
     def scatter_in_buckets(self, records, offsets, bucket_size, target):
         """Copy each record to its offset in the bucket that it is in already."""
-        target[position_in_buckets(offsets, bucket_size, self.xp)] = records
+        target[self.position_in_buckets(offsets, bucket_size)] = records
+
+    def position_in_buckets(self, offsets, bucket_size):
+        """Turn offsets (nnz,) from the starts of buckets into positions."""
+        nnz = offsets.shape[0]
+        positions = self.xp.arange(nnz, dtype=index_dtype(nnz))
+        positions -= positions % positions.dtype.type(bucket_size)
+        positions += offsets
+        return positions
 
     def find_empty_rows(self, records, record_format, mode):
         """List the rows of `mode` that hold no nonzero, in rising order."""
         is_empty = self.xp.ones(record_format.shape[mode], bool)
         is_empty[record_format.rows(records, mode, self.xp)] = False
         return self.xp.flatnonzero(is_empty).astype(index_dtype(is_empty.size))
+
+    def sort_nbytes(self, nnz, size):
+        """Count the bytes that `sort_by_row` or `find_empty_rows` takes for a while at most."""
+        # Rows, in two orders, and how to sort them; a flag a row and their int64 numbers.
+        return max(16 * nnz, 4 * nnz + 9 * size)
+
+    def split_nbytes(self, nnz, bucket_size):
+        """Count the bytes that what is done with positions takes for a while at most.
+
+        That is `split_by_bucket`, `order_writes` and `scatter_in_buckets`.
+        """
+        return nnz * (8 + 3 * index_dtype(nnz).itemsize)
+
+    def sum_nbytes(self, nnz, itemsize):
+        """Count the bytes that where groups start and `sum_groups` take at most."""
+        return nnz * (8 + itemsize)
+
+    def make_lock(self):
+        """Make a lock under which to move records, and to read records that move."""
+        return threading.Lock()
 
     def split_columns(self, records, record_format, mode, places):
         """Split records, in the order of `places` (None: as they lie), into three arrays.
@@ -182,15 +215,6 @@ def compare_neighbours(coords, xp=np):
         is_less |= is_equal & (rows[:-1] < rows[1:])
         is_equal &= rows[:-1] == rows[1:]
     return is_less, is_equal
-
-
-def position_in_buckets(offsets, bucket_size, xp=np):
-    """Turn offsets (nnz,) from the starts of buckets into positions."""
-    nnz = offsets.shape[0]
-    positions = xp.arange(nnz, dtype=index_dtype(nnz))
-    positions -= positions % positions.dtype.type(bucket_size)
-    positions += offsets
-    return positions
 
 
 def index_dtype(count, smallest="uint32"):

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from .primitives import index_dtype
+
 #: Stands in `carry_rows` for a tile that inherits no row.
 NO_ROW = -1
 
@@ -34,6 +36,14 @@ class RowTiling:
     def nbytes(self):
         """Bytes of the arrays."""
         return self.carry_rows.nbytes + self.empty_rows.nbytes
+
+
+def count_tiling_nbytes(nnz, shape, tile_size):
+    """Count the bytes of the tilings of all modes: with the fewest and the most empty rows."""
+    carries = 8 * len(shape) * -(-nnz // tile_size)
+    least = [max(0, size - nnz) * index_dtype(size).itemsize for size in shape]
+    most = [(size - min(1, nnz)) * index_dtype(size).itemsize for size in shape]
+    return carries + sum(least), carries + sum(most)
 
 
 def tile_rows(records, places, record_format, mode, tile_size, primitives, empty_rows=None):

@@ -353,23 +353,47 @@ def without_cupy(monkeypatch):
 
 
 class CudaError(RuntimeError):
-    pass
+    """As CuPy's errors of the runtime, which know their number."""
+
+    def __init__(self, status, message):
+        super().__init__(message)
+        self.status = status
+
+
+NO_DEVICE = CudaError(100, "cudaErrorNoDevice: no CUDA-capable device is detected")
+INSUFFICIENT_DRIVER = CudaError(
+    35,
+    "cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version",
+)
+
+
+class LibraryNotFoundError(RuntimeError):
+    """As what CuPy raises for a library that cuda.pathfinder does not find."""
 
 
 @pytest.fixture
 def with_cupy(monkeypatch):
     """Return a function that installs a CuPy which finds so many GPUs, or fails to look."""
 
-    def install(num_gpus):
-        def count():
-            if num_gpus is None:
-                raise CudaError("cudaErrorNoDevice: no CUDA-capable device is detected")
-            return num_gpus
+    def answer(result):
+        def function():
+            if isinstance(result, Exception):
+                raise result
+            return result
 
-        runtime = types.SimpleNamespace(getDeviceCount=count, CUDARuntimeError=CudaError)
+        return function
+
+    def install(num_gpus, driver_version=13000, nvrtc_version=(13, 0)):
+        runtime = types.SimpleNamespace(
+            getDeviceCount=answer(NO_DEVICE if num_gpus is None else num_gpus),
+            driverGetVersion=answer(driver_version),
+            runtimeGetVersion=answer(13020),
+            CUDARuntimeError=CudaError,
+        )
+        nvrtc = types.SimpleNamespace(getVersion=answer(nvrtc_version))
         cupy = types.ModuleType("cupy")
         cupy.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
-        cupy.cuda = types.SimpleNamespace(runtime=runtime)
+        cupy.cuda = types.SimpleNamespace(runtime=runtime, nvrtc=nvrtc)
         monkeypatch.setitem(sys.modules, "cupy", cupy)
 
     return install
@@ -402,6 +426,39 @@ def test_cuda_where_cupy_finds_none(choose, no_choice_yet, with_cupy):
     with_cupy(0)
     with raises(RuntimeError, "cuda", "GPU", "finds none"):
         choose("cuda")
+
+
+@CHOOSERS
+def test_cuda_with_a_driver_that_is_too_old(choose, no_choice_yet, with_cupy):
+    with_cupy(INSUFFICIENT_DRIVER, driver_version=12040)
+    parts = ["is for CUDA 12.4", "CuPy for CUDA 13.2", "driver 580", "525", "[cuda12x]"]
+    with raises(RuntimeError, "cuda", "newer NVIDIA driver", *parts):
+        choose("cuda")
+
+
+@CHOOSERS
+def test_cuda_without_a_driver(choose, no_choice_yet, with_cupy):
+    """The runtime then says that the driver is too old, and its version is 0."""
+    with_cupy(INSUFFICIENT_DRIVER, driver_version=0)
+    with raises(RuntimeError, "cuda", "NVIDIA driver, and none is installed", "driver 580", "525"):
+        choose("cuda")
+
+
+@CHOOSERS
+def test_cuda_without_nvrtc(choose, no_choice_yet, with_cupy):
+    with_cupy(1, nvrtc_version=LibraryNotFoundError("No such file: libnvrtc.so.13\n"))
+    parts = ['pip install "tensorly-flycoo[cuda13x]" (or [cuda12x])', "libnvrtc.so.13"]
+    with raises(RuntimeError, "cuda", "NVRTC", *parts):
+        choose("cuda")
+
+
+def test_auto_without_nvrtc_takes_the_cpu_and_says_why(no_choice_yet, with_cupy, caplog):
+    engines._warn_once.cache_clear()
+    with_cupy(1, nvrtc_version=LibraryNotFoundError("No such file: libnvrtc.so.13\n"))
+    assert make_on("auto").device == "cpu"
+    (record,) = caplog.records
+    assert "so the CPU computes" in record.message
+    assert "pip install" in record.message
 
 
 @pytest.mark.parametrize("num_gpus", [0, None])

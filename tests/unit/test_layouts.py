@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from tensorly_flycoo.format.layouts import IndexedLayout, RemapLayout, ReplicatedLayout
+from tensorly_flycoo.format.layouts import (
+    IndexedLayout,
+    RemapLayout,
+    ReplicatedLayout,
+    build_layout,
+)
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
 
@@ -140,15 +145,23 @@ def test_nbytes_is_exact():
     assert replicated.nbytes == sum(array.nbytes for array in arrays)
 
 
-@pytest.mark.parametrize("cls", [RemapLayout, ReplicatedLayout, IndexedLayout])
-def test_canonical_order_whatever_mode_is_resident(cls):
-    layout = build(cls)
-    for _ in range(3):
-        records, places = layout.canonical_order(Primitives())
-        ordered = records if places is None else records[places]
-        assert read_values(layout, ordered) == VALUES.tolist()
-        if cls is RemapLayout:
-            assert not np.shares_memory(records, layout.records)  # they are about to move
+@pytest.mark.parametrize("mode", [0, -1])
+@pytest.mark.parametrize("shape", [(9,), (9, 8), (9, 8, 7), (4, 5, 3, 2)])
+@pytest.mark.parametrize("name", ["remap", "replicated", "indexed"])
+def test_hold_order_whatever_mode_is_resident(name, shape, mode):
+    rng = np.random.default_rng(0)
+    coords = np.unique(np.stack([rng.integers(0, size, 60) for size in shape]), axis=1)
+    record_format = RecordFormat.of(shape, "float64", "uint64")
+    arguments = (coords, np.arange(1.0, coords.shape[1] + 1), record_format, 4, 8, Primitives())
+    layout = build_layout(name, *arguments)
+    keys = coords[::-1] if mode == 0 else coords  # the last key is the first to sort by
+    expected = record_format.pack(coords, arguments[1])[np.lexsort(keys)]
+    for _ in shape:
+        with layout.hold_order(mode % len(shape), Primitives()) as (records, places):
+            ordered = records if places is None else records[places]
+            np.testing.assert_array_equal(ordered, expected)
+            assert name != "remap" or layout.lock.locked()
+        if name == "remap":
             remap_once(layout)
 
 

@@ -117,6 +117,6 @@ def test_integers_and_bools_are_counts(dtype):
 
 def test_the_face():
     assert sorted(tensorly_flycoo.__all__) == [
-        "DensifyError", "FlycooTensor", "mttkrp", "set_device",
+        "DensifyError", "FlycooTensor", "MemoryEstimate", "estimate_memory", "mttkrp", "set_device",
     ]  # fmt: skip
     assert issubclass(tensorly_flycoo.DensifyError, TypeError)

@@ -1,0 +1,216 @@
+"""What is said of memory beforehand, against CuPy's pool, and what happens where that ends.
+
+Every test has a pool of its own; the limit of one stands for a GPU with less memory.
+"""
+
+import gc
+
+import cupy
+import numpy as np
+import pytest
+from test_mttkrp_gpu import LAYOUTS, check, compute, make_problem
+
+from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp
+from tensorly_flycoo.engines import cuda
+
+#: CuPy's pool hands out whole blocks of so many bytes.
+BLOCK_NBYTES = 512
+
+
+class PeakHook(cupy.cuda.MemoryHook):
+    """Count the bytes that are handed out, and the most of them there were at once."""
+
+    name = "PeakHook"
+
+    def __init__(self):
+        self.used = self.peak = 0
+
+    def malloc_postprocess(self, **options):
+        self.used += options["mem_size"]
+        self.peak = max(self.peak, self.used)
+
+    def free_postprocess(self, **options):
+        self.used -= options["mem_size"]
+
+
+@pytest.fixture
+def pool():
+    gc.collect()
+    pool = cupy.cuda.MemoryPool()
+    with cupy.cuda.using_allocator(pool.malloc):
+        yield pool
+        cupy.cuda.Device().synchronize()
+
+
+def make_tensor(problem, layout):
+    coords, values, shape, _ = problem
+    return FlycooTensor(coords, values, shape, layout=layout, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("shape", "skew"),
+    [
+        pytest.param((3000, 2000, 1000), 1.0, id="three modes"),
+        pytest.param((3, 300_000, 2, 20_000, 1), 1.0, id="five modes"),
+        pytest.param((5_000_000,), 1.0, id="one mode"),
+        pytest.param((20_000_000, 20), 3.0, id="most rows empty"),
+    ],
+)
+def test_peak_is_bounded_and_not_by_much(pool, shape, skew, layout, dtype):
+    problem = make_problem(shape, 2_000_000, 1, dtype, skew)
+    nnz = problem[1].size
+    make_tensor((problem[0][:, :1000], problem[1][:1000], shape, None), layout)  # compiles
+    gc.collect()
+    with PeakHook() as hook:
+        x = make_tensor(problem, layout)
+    estimate = estimate_memory(shape, nnz, dtype=dtype, layout=layout, device="cuda")
+    assert estimate.peak_nbytes / 2 <= hook.peak <= estimate.peak_nbytes
+    # What is kept: not a block more than the arrays of the layout.
+    num_arrays = 2 + 6 * len(shape)
+    assert x.nbytes <= hook.used <= x.nbytes + num_arrays * BLOCK_NBYTES
+    least = sum(max(0, size - nnz) for size in shape)
+    empty = sum(tiling.empty_rows.size for tiling in x._layout.tilings)
+    assert x.nbytes == estimate.nbytes + 4 * (empty - least)
+
+
+def test_free_is_what_the_pool_may_still_hand_out(pool):
+    before = cuda.count_free_nbytes()
+    array = cupy.empty(2**26, np.uint8)
+    assert cuda.count_free_nbytes() <= before - array.nbytes
+    pool.set_limit(size=2**27)
+    assert cuda.count_free_nbytes() == 2**26
+    del array
+    assert cuda.count_free_nbytes() == 2**27
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_building_runs_out_anywhere_and_keeps_nothing(pool, layout):
+    problem = make_problem((3000, 2000, 1000), 500_000, 8, "float64")
+    with PeakHook() as hook:
+        make_tensor(problem, layout)
+    gc.collect()
+    errors = []
+    for part in np.linspace(0.02, 0.9, 30):
+        pool.free_all_blocks()
+        pool.set_limit(size=int(part * hook.peak))
+        with pytest.raises(MemoryError, match="building a FlycooTensor of") as caught:
+            make_tensor(problem, layout)
+        errors.append(caught.value)
+        assert type(errors[-1]) is MemoryError
+        assert pool.used_bytes() == 0
+        pool.free_all_blocks()
+        assert pool.total_bytes() == 0
+    pool.set_limit(size=0)
+    x = make_tensor(problem, layout)
+    factors = [cupy.asarray(factor) for factor in problem[3]]
+    for mode in range(3):
+        check(compute(x, factors, mode), *problem, mode)
+
+
+def test_what_the_error_names_fits(pool):
+    """Of eight modes a copy each is a lot."""
+    shape, nnz = (256,) * 8, 2_000_000
+    problem = make_problem(shape, nnz, 1, "float32")
+    peaks = {
+        layout: estimate_memory(
+            shape, problem[1].size, dtype="float32", layout=layout, device="cuda"
+        ).peak_nbytes
+        for layout in LAYOUTS
+    }
+    limit = int(0.95 * peaks["replicated"])
+    assert peaks["indexed"] < 0.9 * limit
+    pool.set_limit(size=limit)
+    with pytest.raises(MemoryError) as caught:
+        make_tensor(problem, "replicated")
+    message = str(caught.value)
+    assert f"needs {peaks['replicated'] / 1e6:.3g} MB on 'cuda', 0 MB of which are there" in message
+    assert f"layout='indexed' ({peaks['indexed'] / 1e6:.3g} MB)" in message
+    pool.free_all_blocks()
+    make_tensor(problem, "indexed")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("mode", [0, 2])
+def test_mttkrp_runs_out_anywhere_and_leaves_the_tensor(pool, layout, mode):
+    """A little more each time, until there is enough; the tensor lies in memory of its own."""
+    with cupy.cuda.using_allocator(cupy.cuda.MemoryPool().malloc):
+        problem = make_problem((3000, 2000, 1000), 500_000, 64, "float64")
+        x = make_tensor(problem, layout)
+        factors = [cupy.asarray(factor) for factor in problem[3]]
+        for each in range(3):
+            compute(x, factors, each)  # compiles
+        strided = [cupy.asfortranarray(factor) for factor in factors]
+    work_nbytes = cuda.count_workspace_nbytes(x._layout, strided, mode)
+    work_nbytes += x.shape[mode] * 64 * 8
+    resident, result, errors = getattr(x._layout, "mode", None), None, []
+    while result is None:
+        pool.free_all_blocks()
+        pool.set_limit(size=len(errors) * work_nbytes // 20 + 1)
+        try:
+            result = mttkrp(x, strided, mode)
+        except MemoryError as error:
+            errors.append(error)
+            assert getattr(x._layout, "mode", None) == resident
+            assert pool.used_bytes() == 0
+    assert 20 <= len(errors) <= 25  # whole blocks are a little more than the bytes asked for
+    for error in errors:
+        assert type(error) is MemoryError
+        assert f"mttkrp of mode {mode} and rank 64 with layout='{layout}'" in str(error)
+    check(result.get(), *problem, mode)
+    pool.set_limit(size=0)
+    for each in range(3):
+        check(compute(x, factors, each), *problem, each)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_workspace_of_mttkrp_is_exact(pool, layout):
+    problem = make_problem((3000, 2000, 1000), 500_000, 64, "float32")
+    x = make_tensor(problem, layout)
+    factors = [cupy.asarray(factor) for factor in problem[3]]
+    strided = [cupy.asfortranarray(factor) for factor in factors]
+    for mode in range(3):
+        out = cupy.empty((x.shape[mode], 64), np.float32)
+        mttkrp(x, strided, mode, out=out)  # compiles
+    for mode in range(3):
+        out = cupy.empty((x.shape[mode], 64), np.float32)
+        with PeakHook() as hook:
+            mttkrp(x, strided, mode, out=out)
+        work_nbytes = cuda.count_workspace_nbytes(x._layout, strided, mode)
+        num_arrays = 2 + 2 * 10
+        assert work_nbytes <= hook.peak <= work_nbytes + num_arrays * BLOCK_NBYTES
+
+
+@pytest.mark.parametrize("read", ["gather", "map_values"])
+def test_remapping_waits_for_a_copy_on_another_stream(read):
+    """The second remapping after a copy writes to the records that it reads."""
+    problem = make_problem((900, 800, 700), 3_000_000, 1, "float32")
+    x = make_tensor(problem, "remap")
+    factors = [cupy.asarray(factor) for factor in problem[3]]
+
+    def copy_records():
+        if read == "map_values":
+            return x._layout.map_values(cupy.negative, 1.0).records
+        with x._layout.hold_order(0, cuda.primitives) as (records, places):
+            return cuda.primitives.gather(records, places)
+
+    def sort(records):
+        words = records.get()
+        return words[np.lexsort(words.T)]
+
+    expected = sort(copy_records())
+    for mode in range(3):
+        mttkrp(x, factors, mode)
+    cupy.cuda.Device().synchronize()
+    reading, moving = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    copies = []
+    for step in range(12):
+        with reading:
+            copies += [copy_records() for _ in range(3)]
+        with moving:
+            for mode in (step, step + 1):
+                mttkrp(x, factors, mode % 3)
+        reading.synchronize(), moving.synchronize()
+    for copied in copies:
+        np.testing.assert_array_equal(sort(copied), expected)

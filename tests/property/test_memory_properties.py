@@ -1,0 +1,60 @@
+"""Laws of what is said of memory beforehand: tensors take what was said, whatever they hold."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import build_layout, dtypes, nonzeros, quick, sizes, tilings, word_dtypes
+
+from tensorly_flycoo import FlycooTensor, estimate_memory
+from tensorly_flycoo.checks import LAYOUTS
+from tensorly_flycoo.format import layouts
+from tensorly_flycoo.format.packing import RecordFormat
+from tensorly_flycoo.format.primitives import Primitives
+
+layout_names = st.sampled_from(LAYOUTS)
+
+
+def count_more_empty_rows(shape, nnz, tilings):
+    """Count the empty rows beyond those that `nnz` nonzeros cannot but leave."""
+    least = [max(0, size - nnz) for size in shape]
+    return sum(tiling.empty_rows.size for tiling in tilings) - sum(least)
+
+
+@quick
+@given(nonzeros(), layout_names, dtypes)
+def test_a_tensor_takes_what_was_said(drawn, name, dtype):
+    x = FlycooTensor(drawn.coords, drawn.values, drawn.shape, dtype=dtype, layout=name)
+    estimate = estimate_memory(drawn.shape, x.nnz, dtype=dtype, layout=name)
+    more = count_more_empty_rows(drawn.shape, x.nnz, x._layout.tilings)
+    assert x.nbytes == estimate.nbytes + 4 * more
+    assert x.nbytes <= estimate.peak_nbytes
+
+
+@quick
+@given(nonzeros(), layout_names, tilings, dtypes, word_dtypes)
+def test_a_layout_takes_what_was_said(drawn, name, tiling, dtype, word_dtype):
+    layout = build_layout(name, drawn, tiling, dtype, word_dtype)
+    record_format = RecordFormat.of(drawn.shape, dtype, word_dtype)
+    cut = (record_format, tiling[0], tiling[0] * tiling[1], Primitives())
+    nbytes, peak_nbytes = layouts.estimate_layout(name, layout.records.shape[0], *cut)
+    more = count_more_empty_rows(drawn.shape, layout.records.shape[0], layout.tilings)
+    assert layout.nbytes == nbytes + 4 * more
+    assert layout.nbytes <= peak_nbytes
+
+
+@quick
+@given(
+    st.lists(st.one_of(sizes, st.integers(1, 2**32)), min_size=1, max_size=6),
+    st.integers(0, 10**12),
+    st.integers(0, 10**12),
+    layout_names,
+)
+def test_more_nonzeros_take_more_and_float32_no_more_than_float64(shape, nnz, more, name):
+    small, large, narrow = (
+        estimate_memory(shape, count, layout=name, dtype=dtype, device="cpu")
+        for count, dtype in [(nnz, "float64"), (nnz + more, "float64"), (nnz, "float32")]
+    )
+    # Rows that get a nonzero are empty no more, so they may take 4 bytes less each.
+    assert large.nbytes >= small.nbytes - 4 * np.sum(np.minimum(shape, more))
+    assert narrow.nbytes <= small.nbytes <= small.peak_nbytes
+    assert narrow.peak_nbytes <= small.peak_nbytes
