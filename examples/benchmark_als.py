@@ -83,15 +83,17 @@ def load_tensor(path):
 
 # What the processes measure. A time per iteration is the slope between few and many iterations.
 
+FEW = 2
 
-def measure_slope(run, few, many):
-    """Return seconds per iteration; `run(n)` runs n iterations."""
-    times = {}
-    for n in (few, many):
+
+def best_time(run, *arguments):
+    """Return the seconds of a call, the best of three."""
+    times = []
+    for _ in range(3):
         start = time.perf_counter()
-        run(n)
-        times[n] = time.perf_counter() - start
-    return (times[many] - times[few]) / (many - few)
+        run(*arguments)
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def measure_flycoo(path, iterations, layout, rank=RANK):
@@ -115,17 +117,15 @@ def measure_flycoo(path, iterations, layout, rank=RANK):
         parafac(x, rank, n_iter_max=n, init=init, tol=1e-300, random_state=0)
 
     run(1)
-    iteration_s = measure_slope(run, 2, 2 + iterations)
+    few_s, many_s = best_time(run, FEW), best_time(run, FEW + iterations)
     peak_nbytes = read_peak_nbytes()
-    start = time.perf_counter()
-    run(1, init="svd")
-    svd_s = time.perf_counter() - start - iteration_s
     factors_nbytes = 8 * rank * sum(shape)
     allowed = coords.nbytes + values.nbytes + x.nbytes + 5 * factors_nbytes + 200e6
     return {
-        "iteration_s": iteration_s,
         "build_s": build_s,
-        "svd_s": svd_s,
+        "few_s": few_s,
+        "many_s": many_s,
+        "svd_and_one_s": best_time(run, 1, "svd"),
         "peak_nbytes": peak_nbytes,
         "allowed_nbytes": allowed,
     }
@@ -147,9 +147,9 @@ def measure_pygenten(path, iterations, method):
 
     run = functools.partial(run_pygenten, pygenten, x, method)
     run(1)
-    iteration_s = measure_slope(run, 2, 2 + iterations)
+    few_s, many_s = best_time(run, FEW), best_time(run, FEW + iterations)
     del run, x  # before the interpreter, and with it the library below, goes away
-    return {"iteration_s": iteration_s}
+    return {"few_s": few_s, "many_s": many_s}
 
 
 def run_pygenten(pygenten, x, method, n):
@@ -194,32 +194,43 @@ def measure(tool, *arguments, threads):
 
 
 def compare(name, path, options):
-    """Let the tools take turns on one tensor; keep each one's best time of all rounds."""
-    ours, theirs = [], {}
+    """Let the tools take turns on one tensor; keep each one's best times of all rounds."""
+    ours, theirs = {}, {}
     has_pygenten = importlib.util.find_spec("pygenten") is not None
-    for number in range(options.rounds):
-        ours.append(
-            measure("flycoo", path, options.iterations, options.layout, threads=options.threads)
-        )
+    arguments, threads = (path, options.iterations), options.threads
+    for _ in range(options.rounds):
+        keep_best(ours, measure("flycoo", *arguments, options.layout, threads=threads))
         # All of its methods once, then the best of them.
-        best = [min(theirs, key=theirs.get)] if theirs else PYGENTEN_METHODS
-        for method in best if has_pygenten else ():
-            iterations = options.iterations if number else 3
-            result = measure("pygenten", path, iterations, method, threads=options.threads)
-            theirs[method] = min(theirs.get(method, np.inf), result["iteration_s"])
-    keys = ours[0].keys()
-    row = {"tensor": name, **{key: min(result[key] for result in ours) for key in keys}}
+        method = min(theirs, key=lambda m: theirs[m]["many_s"], default=None)
+        for m in ([method] if method else PYGENTEN_METHODS) if has_pygenten else ():
+            keep_best(theirs.setdefault(m, {}), measure("pygenten", *arguments, m, threads=threads))
+    row = {"tensor": name, **ours, "iteration_s": get_slope(ours, options.iterations)}
+    row["svd_s"] = row["svd_and_one_s"] - row["iteration_s"]
     if theirs:
-        row["pygenten_s"], row["pygenten_method"] = min((s, m) for m, s in theirs.items())
+        slopes = {m: get_slope(times, options.iterations) for m, times in theirs.items()}
+        method = min(theirs, key=lambda m: theirs[m]["many_s"])
+        row |= {"pygenten_method": method, "pygenten_s": slopes[method]}
         row["speedup"] = row["pygenten_s"] / row["iteration_s"]
     return row
 
 
+def keep_best(best, result):
+    """Keep the smaller of each two figures; noise only ever adds."""
+    for key, figure in result.items():
+        best[key] = min(figure, best.get(key, np.inf))
+
+
+def get_slope(times, iterations):
+    """Return seconds per iteration, without what few iterations take as well."""
+    return (times["many_s"] - times["few_s"]) / iterations
+
+
 def compare_with_contrib(name, path, options):
     """Time one iteration of contrib.sparse, and ours, at the rank that it can."""
-    ours = measure(
+    times = measure(
         "flycoo", path, options.iterations, options.layout, CONTRIB_RANK, threads=options.threads
-    )["iteration_s"]
+    )
+    ours = get_slope(times, options.iterations)
     theirs = measure("contrib", path, CONTRIB_RANK, threads=options.threads)["iteration_s"]
     print(f"{name}, rank {CONTRIB_RANK}: contrib.sparse takes {theirs / ours:,.0f} times as long")
     return {"contrib_s": theirs, "contrib_ours_s": ours}

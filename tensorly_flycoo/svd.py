@@ -88,7 +88,7 @@ class Unfolding(LazyArray):
         with self._hold_columns() as (records, places):
             columns = primitives.split_columns(records, record_format, mode, places)
         is_new, row_ids, values = columns
-        column_starts = xp.append(xp.flatnonzero(is_new), x.nnz)
+        column_starts = xp.flatnonzero(is_new)
 
         used_rows = xp.arange(x.shape[mode])
         empty_rows = x._layout.tilings[mode].empty_rows

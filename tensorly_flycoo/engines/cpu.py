@@ -284,7 +284,8 @@ class _CpuPrimitives(Primitives):
 
     def split_columns(self, records, record_format, mode, places):
         nnz = records.shape[0]
-        is_new, values = np.empty(nnz, np.bool_), np.empty(nnz)
+        is_new, values = np.empty(nnz + 1, np.bool_), np.empty(nnz)
+        is_new[nnz] = True
         rows = np.empty(nnz, np.int32 if record_format.shape[mode] < 2**31 else np.int64)
         column_bits = [0] * record_format.num_words
         for n in range(record_format.ndim):

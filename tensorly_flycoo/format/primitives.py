@@ -180,19 +180,20 @@ class Primitives:
 
         Returns
         -------
-        is_new : bool array (nnz,)
-            Whether a record differs from the one before it in a mode other than `mode`.
+        is_new : bool array (nnz + 1,)
+            Whether a record differs from the one before it in a mode other than `mode`; true also
+            where the next one would begin.
         rows : integer array (nnz,)
             The coordinates of `mode`.
         values : float64 array (nnz,)
         """
         records = records if places is None else self.gather(records, places)
-        is_new = self.xp.zeros(records.shape[0], bool)
-        is_new[:1] = True
+        is_new = self.xp.zeros(records.shape[0] + 1, bool)
+        is_new[0] = is_new[-1] = True
         for n in range(record_format.ndim):
             if n != mode:
                 rows = record_format.rows(records, n, self.xp)
-                is_new[1:] |= rows[1:] != rows[:-1]
+                is_new[1:-1] |= rows[1:] != rows[:-1]
         rows = record_format.rows(records, mode, self.xp)
         return is_new, rows, record_format.values(records).astype(np.float64)
 

@@ -203,7 +203,7 @@ def test_split_columns(primitives, shape, dtype):
         grouped = coords[:, np.lexsort([coords[mode], *others])]
         records = record_format.pack(grouped, np.arange(200).astype(dtype))
         others = np.delete(grouped, mode, axis=0)
-        expected = np.r_[True, (others[:, 1:] != others[:, :-1]).any(axis=0)]
+        expected = np.r_[True, (others[:, 1:] != others[:, :-1]).any(axis=0), True]
         reverse = np.arange(200, dtype=np.uint32)[::-1]
         for places, ordered in ((None, records), (reverse.copy(), records[::-1].copy())):
             found = primitives.split_columns(ordered, record_format, mode, places)
