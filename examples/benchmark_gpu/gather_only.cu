@@ -2,8 +2,7 @@
 //
 // Mapping: as mttkrp.cu, tile by tile in the order of the rows, but a lane adds up whatever it
 //   meets, row or no row; there are no partial rows and nothing is said to other groups.
-// Preconditions: as mttkrp.cu, for records that are sorted and not pulled; `rank` is divisible by
-//   LANE_COLUMNS.
+// Preconditions: as mttkrp.cu, for records that are sorted and not pulled.
 // Bytes per nonzero: a record, and NUM_INPUTS rows of `rank` values.
 // Writes: none. `impossible` is nan, which no sum is equal to; the compiler does not know that, so
 //   it has to compute the sums, and to read all of what they are made of.
@@ -20,14 +19,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
 {
     extern __shared__ uint4 shared[];
     SlotPiece* slots = reinterpret_cast<SlotPiece*>(shared);
-    const int column = (blockIdx.y * GROUP_SIZE + threadIdx.x % GROUP_SIZE) * LANE_COLUMNS;
+    const int column = first_column();
     const char* factors[MAX_INPUTS];
-#pragma unroll
-    for (int n = 0; n < NUM_INPUTS; ++n) {
-        // Lanes without columns of their own read the last ones too.
-        factors[n] = reinterpret_cast<const char*>(operands.factors[n] +
-                                                   min(column, rank - LANE_COLUMNS));
-    }
+    point_at_columns(factors, operands, column, rank);
     Columns total = zeros();
     for (long long tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
         const long long first = tile * TILE_SIZE;
@@ -39,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
         const int begin = threadIdx.x / GROUP_SIZE * RUN, end = min(begin + RUN, count);
         for (int start = begin; start < end; start += BATCH) {
             Columns products[BATCH];
-            multiply_rows(products, slots, start, factors, rank * sizeof(VALUE));
+            multiply_rows(products, slots, start, factors, column, rank);
 #pragma unroll
             for (int b = 0; b < BATCH; ++b) {
                 // Past the end of a tile there are zeros.

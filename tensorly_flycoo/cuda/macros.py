@@ -18,14 +18,16 @@ def mttkrp_macros(
 ):
     """Specialise `mttkrp.cu`; without `pull_dtype` or `remap_dtype` it does not pull or remap."""
     num_inputs, remaps = record_format.ndim - 1, remap_dtype is not None
+    run = tile_size * cut.group_size // tuning.BLOCK_SIZE
     return {
         **_tile_macros(record_format, tile_size, pull_dtype, remap_dtype),
         "VALUE": _TYPES[record_format.dtype],
         "NUM_INPUTS": num_inputs,
         "MIN_BLOCKS": tuning.MIN_BLOCKS,
-        "LANE_COLUMNS": cut.lane_columns,
+        "LOAD_COLUMNS": cut.load_columns,
+        "LANE_LOADS": cut.lane_columns // cut.load_columns,
         "GROUP_SIZE": cut.group_size,
-        "BATCH": tuning.choose_batch(num_inputs, remaps, capability),
+        "BATCH": min(run, tuning.choose_batch(num_inputs, remaps, capability)),
         "EMPTY_ROW": _TYPES[empty_dtype],
         "PULL": int(pull_dtype is not None),
         "REMAP": int(remaps),

@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     extern __shared__ uint4 shared[];
     SlotPiece* slots = reinterpret_cast<SlotPiece*>(shared);
     Carries& carries = *reinterpret_cast<Carries*>(slots + TILE_SIZE * SLOT_PIECES);
-    const int column = (blockIdx.y * GROUP_SIZE + threadIdx.x % GROUP_SIZE) * LANE_COLUMNS;
+    const int column = first_column();
     const bool remaps = REMAP && blockIdx.y == 0;
 
     for (long long tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
@@ -38,8 +38,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
         const long long end = (tile + 1) * num_empty / num_tiles;
         for (long long e = tile * num_empty / num_tiles + threadIdx.x / GROUP_SIZE; e < end;
              e += NUM_GROUPS) {
-            const long long row = empty_rows[e];
-            if (column < rank) *reinterpret_cast<Columns*>(out + row * rank + column) = zeros();
+            write_columns(out + static_cast<long long>(empty_rows[e]) * rank, column, rank, zeros());
         }
         wait_for_copies();
         if (remaps) {

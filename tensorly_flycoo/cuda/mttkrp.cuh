@@ -1,21 +1,25 @@
 // MTTKRP of one tile, from records in shared memory.
 //
-// Mapping: a group of GROUP_SIZE lanes has a run of consecutive places of the tile; a lane has
-//   LANE_COLUMNS neighbouring columns. Blocks along y have further columns where there are more
-//   than a group holds.
+// Mapping: a group of GROUP_SIZE lanes has a run of consecutive places of the tile. A lane has
+//   LANE_LOADS times LOAD_COLUMNS neighbouring columns; with each of its loads the group reads
+//   neighbouring columns. Blocks along y have further columns where there are more than a group
+//   holds.
 // Preconditions (the engine's): factors are C-contiguous with `rank` columns, rank divisible by
-//   LANE_COLUMNS, and aligned to a lane's load; `carry_rows` says which row a tile inherits.
+//   LOAD_COLUMNS, and aligned to a load; `carry_rows` says which row a tile inherits.
 // Bytes per nonzero: NUM_INPUTS rows of `rank` values; a row of `out` is written once.
 // Writes and determinism: no atomics. Each row is written by the group in which it begins, which
 //   adds what the groups after it in the tile found of it, in their order; what belongs to a row of
 //   an earlier tile goes to `partial_rows`. The order of all additions follows from the order of
-//   the nonzeros, TILE_SIZE and the rank alone.
+//   the nonzeros, TILE_SIZE and the rank alone, not from the alignment.
 // Source: Wijeratne, Kannan, Prasanna, Computing Frontiers 2024, Algorithm 2 (elementwise
 //   computation).
 #pragma once
 
-#ifndef LANE_COLUMNS
-#error "LANE_COLUMNS: columns of a lane, 1, 2 or 4"
+#ifndef LOAD_COLUMNS
+#error "LOAD_COLUMNS: columns that one load brings, 1, 2 or 4"
+#endif
+#ifndef LANE_LOADS
+#error "LANE_LOADS: loads that a lane makes of a row, 1, 2 or 4"
 #endif
 #ifndef GROUP_SIZE
 #error "GROUP_SIZE: lanes of a group, a power of two up to 32"
@@ -28,6 +32,8 @@
 
 constexpr int NUM_GROUPS = BLOCK_SIZE / GROUP_SIZE;
 constexpr int RUN = TILE_SIZE / NUM_GROUPS;
+constexpr int LANE_COLUMNS = LOAD_COLUMNS * LANE_LOADS;
+constexpr int GROUP_LOAD_COLUMNS = GROUP_SIZE * LOAD_COLUMNS;
 static_assert(32 % GROUP_SIZE == 0, "a group lies inside a warp");
 static_assert(RUN % BATCH == 0, "a run is whole batches");
 
@@ -36,6 +42,54 @@ static_assert(RUN % BATCH == 0, "a run is whole batches");
 struct alignas(sizeof(VALUE) * LANE_COLUMNS) Columns {
     VALUE at[LANE_COLUMNS];
 };
+
+struct alignas(sizeof(VALUE) * LOAD_COLUMNS) Load {
+    VALUE at[LOAD_COLUMNS];
+};
+
+// The first of a lane's columns. Its loads are GROUP_LOAD_COLUMNS apart.
+__device__ __forceinline__ int first_column()
+{
+    return blockIdx.y * GROUP_SIZE * LANE_COLUMNS + threadIdx.x % GROUP_SIZE * LOAD_COLUMNS;
+}
+
+// Lanes without columns of their own read the last ones too where that takes one load, which then
+// needs no condition.
+__device__ __forceinline__ int readable_column(int column, int rank)
+{
+    return LANE_LOADS == 1 ? min(column, rank - LOAD_COLUMNS) : column;
+}
+
+// Reads a lane's columns of the row whose readable column is at `source`.
+__device__ __forceinline__ Columns read_columns(const char* source, int column, int rank)
+{
+    Columns columns;
+#pragma unroll
+    for (int l = 0; l < LANE_LOADS; ++l) {
+        Load load = {};
+        if (LANE_LOADS == 1 || column + l * GROUP_LOAD_COLUMNS < rank) {
+            load = reinterpret_cast<const Load*>(source)[l * GROUP_SIZE];
+        }
+#pragma unroll
+        for (int c = 0; c < LOAD_COLUMNS; ++c) columns.at[l * LOAD_COLUMNS + c] = load.at[c];
+    }
+    return columns;
+}
+
+// Writes a lane's columns to the row at `target`, as many as there are.
+__device__ __forceinline__ void write_columns(VALUE* target, int column, int rank,
+                                              const Columns& columns)
+{
+#pragma unroll
+    for (int l = 0; l < LANE_LOADS; ++l) {
+        Load load;
+#pragma unroll
+        for (int c = 0; c < LOAD_COLUMNS; ++c) load.at[c] = columns.at[l * LOAD_COLUMNS + c];
+        if (column + l * GROUP_LOAD_COLUMNS < rank) {
+            reinterpret_cast<Load*>(target + column)[l * GROUP_SIZE] = load;
+        }
+    }
+}
 
 // Said by name, so that it does not depend on what a compiler contracts.
 template <typename T>
@@ -86,7 +140,7 @@ __device__ __forceinline__ void add_following(Columns& total, const Carries& car
 __device__ __forceinline__ void multiply_rows(Columns (&products)[BATCH],
                                               SlotPiece* slots, int start,
                                               const char* const (&factors)[MAX_INPUTS],
-                                              unsigned row_nbytes)
+                                              int column, int rank)
 {
     Entry entries[BATCH];
 #pragma unroll
@@ -96,13 +150,24 @@ __device__ __forceinline__ void multiply_rows(Columns (&products)[BATCH],
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
             const unsigned long long offset =
-                static_cast<unsigned long long>(entries[b].input_row(n)) * row_nbytes;
-            const Columns columns = *reinterpret_cast<const Columns*>(factors[n] + offset);
+                static_cast<unsigned long long>(entries[b].input_row(n)) *
+                static_cast<unsigned>(rank * sizeof(VALUE));
+            const Columns columns = read_columns(factors[n] + offset, column, rank);
 #pragma unroll
             for (int c = 0; c < LANE_COLUMNS; ++c) {
                 products[b].at[c] = n == 0 ? columns.at[c] : products[b].at[c] * columns.at[c];
             }
         }
+    }
+}
+
+__device__ __forceinline__ void point_at_columns(const char* (&factors)[MAX_INPUTS],
+                                                 const Operands& operands, int column, int rank)
+{
+#pragma unroll
+    for (int n = 0; n < NUM_INPUTS; ++n) {
+        const VALUE* first = operands.factors[n] + readable_column(column, rank);
+        factors[n] = reinterpret_cast<const char*>(first);
     }
 }
 
@@ -113,16 +178,10 @@ __device__ __forceinline__ void compute_tile(SlotPiece* slots, Carries& carries,
 {
     const int group = threadIdx.x / GROUP_SIZE;
     const int begin = group * RUN, end = min(begin + RUN, count);
-    // Lanes without columns of their own compute the last ones too, and store nothing.
-    const bool is_active = column < rank;
-    column = min(column, rank - LANE_COLUMNS);
     const char* factors[MAX_INPUTS];
-#pragma unroll
-    for (int n = 0; n < NUM_INPUTS; ++n) {
-        factors[n] = reinterpret_cast<const char*>(operands.factors[n] + column);
-    }
+    point_at_columns(factors, operands, column, rank);
     const auto store = [&](VALUE* target, long long row, const Columns& columns) {
-        if (is_active) *reinterpret_cast<Columns*>(target + row * rank + column) = columns;
+        write_columns(target + row * rank, column, rank, columns);
     };
 
     bool inherits = false, is_first_row = true;
@@ -134,7 +193,7 @@ __device__ __forceinline__ void compute_tile(SlotPiece* slots, Carries& carries,
     Columns total = zeros();
     for (int start = begin; start < end; start += BATCH) {
         Columns products[BATCH];
-        multiply_rows(products, slots, start, factors, rank * sizeof(VALUE));
+        multiply_rows(products, slots, start, factors, column, rank);
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
             if (start + b >= end) break;

@@ -27,7 +27,7 @@ def run(*arguments):
 
 
 @pytest.fixture(scope="module")
-def benchmark(tmp_path_factory):
+def benchmark_run(tmp_path_factory):
     """Run all tables but ncu's: what is printed, the figures, and the picture."""
     folder = tmp_path_factory.mktemp("benchmark")
     page = run(
@@ -48,8 +48,8 @@ def assert_positive(figures):
         assert figures > 0
 
 
-def test_every_figure_is_there(benchmark):
-    rows = benchmark[1]["rows"]
+def test_every_figure_is_there(benchmark_run):
+    rows = benchmark_run[1]["rows"]
     assert [row["tensor"] for row in rows] == list(TENSORS)
     for row in rows:
         assert row["skipped"] == row["failed"] == []
@@ -75,8 +75,8 @@ def test_every_figure_is_there(benchmark):
         assert all(load >= 1 - 1e-9 for mode in row["balance"] for load in mode.values())
 
 
-def test_the_page_compares_with_the_bars(benchmark):
-    page, _, figure = benchmark
+def test_the_page_compares_with_the_bars(benchmark_run):
+    page, _, figure = benchmark_run
     assert page.count(" met ") + page.count(" MISSED ") == 8
     assert figure.stat().st_size > 10_000
 

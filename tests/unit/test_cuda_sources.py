@@ -122,6 +122,18 @@ def test_every_way_to_fetch_a_record_compiles(architecture):
 
 
 @ON_LINUX
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_many_modes_compile(architecture):
+    """Their nonzeros leave room for so few in a tile that a lane has one at a time."""
+    record_format = make_format(64, "float64")
+    slot_nbytes = tuning.slot_nbytes(record_format.record_nbytes, 64, 8)
+    tile_size = tuning.choose_tile_size(slot_nbytes, ARCHITECTURES[architecture])
+    cut, ids = tuning.cut_rank(1, 8, 16), [np.dtype(np.uint32)] * 3
+    macros = mttkrp_macros(record_format, tile_size, cut, get_capability(architecture), *ids)
+    compile_source("mttkrp.cu", architecture, macros)  # some registers do spill
+
+
+@ON_LINUX
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ndim", [3, 4, 5])
 def test_the_benchmark_s_floor_compiles(ndim, dtype):
@@ -192,8 +204,11 @@ def test_unknown_source():
 @pytest.mark.parametrize("rank", [*RANKS, 2, 3, 4, 5, 33, 1000])
 def test_a_cut_holds_all_columns(rank, itemsize, alignment):
     cut = tuning.cut_rank(rank, itemsize, max(alignment, itemsize))
-    assert rank % cut.lane_columns == 0
-    assert cut.lane_columns * itemsize <= max(alignment, itemsize)
+    assert rank % cut.load_columns == 0
+    assert cut.load_columns * itemsize <= max(alignment, itemsize)
+    assert cut.lane_columns % cut.load_columns == 0
+    aligned = tuning.cut_rank(rank, itemsize, 16)
+    assert (cut.lane_columns, cut.group_size) == (aligned.lane_columns, aligned.group_size)
     assert cut.group_size in (1, 2, 4, 8, 16, 32)
     part = cut.lane_columns * cut.group_size
     assert (cut.num_parts - 1) * part < rank <= cut.num_parts * part
