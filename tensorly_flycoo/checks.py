@@ -111,7 +111,10 @@ def check_dtype(dtype, name="dtype"):
 
 
 def check_values(values, nnz, dtype=None):
-    """Return `values` as a finite float array (nnz,), in `dtype` or in their own precision."""
+    """Return `values` as a float array (nnz,), in `dtype` or in their own precision.
+
+    Where that is less precise they are found to be finite; else `check_finite` is still to look.
+    """
     values = as_array(values)
     own_dtype = check_dtype(values.dtype, "the dtype of values")
     dtype = own_dtype if dtype is None else check_dtype(dtype)
@@ -129,9 +132,9 @@ def check_values(values, nnz, dtype=None):
                 f"values[{wrong}] is {values[wrong]}, expected integers up to 2**53, "
                 "which float64 holds exactly"
             )
-    check_finite(values)
     converted = values.astype(dtype, copy=False)
     if converted.dtype.itemsize < values.dtype.itemsize:
+        check_finite(values)
         check_finite(converted, f"values as {dtype}")
     return converted
 

@@ -252,6 +252,7 @@ def _lanczos_pairs(multiply, size, rank):
 
     def find(multiply, rank, tol=_TOLERANCE):
         operator = LinearOperator((size, size), matvec=multiply, dtype=np.float64)
+        operator.matvec = multiply  # SciPy's looks at each vector first, in a tenth of the time
         return eigsh(operator, k=rank, v0=random.standard_normal(size), tol=tol)
 
     squares, vectors = find(multiply, rank)

@@ -39,6 +39,15 @@ def remap_macros(record_format, tile_size, pull_dtype, remap_dtype):
     return _tile_macros(record_format, tile_size, pull_dtype, remap_dtype)
 
 
+def order_writes_macros(tile_size, remap_dtype):
+    """Specialise `order_writes.cu`."""
+    return {
+        "REMAP_ID": _TYPES[remap_dtype],
+        "TILE_SIZE": tile_size,
+        "BLOCK_SIZE": tuning.BLOCK_SIZE,
+    }
+
+
 def partial_rows_macros(dtype):
     """Specialise `partial_rows.cu`."""
     return {"VALUE": _TYPES[dtype], "SEGMENT": tuning.SEGMENT}

@@ -13,7 +13,7 @@ from pathlib import Path
 import numba
 import numpy as np
 
-from ..checks import check_inside
+from ..checks import check_finite, check_inside
 from ..format import layouts
 from ..format.packing import RecordFormat
 from ..format.primitives import Primitives, index_dtype
@@ -194,16 +194,18 @@ class _CpuPrimitives(Primitives):
         mode_stride, nonzero_stride = (np.uint64(n // coords.itemsize) for n in coords.strides)
         records = np.empty((values.shape[0], record_format.num_words), record_format.word_dtype)
         words, shifts, _ = _fields(record_format, range(record_format.ndim))
-        falls, is_outside, has_zeros = np.zeros((3, 1), np.bool_)
+        falls, is_outside, is_infinite, has_zeros = np.zeros((4, 1), np.bool_)
         _launch(
             cpu_building.pack_records, values.shape[0],
             coords.reshape(-1, order="A"), mode_stride, nonzero_stride,
             np.ascontiguousarray(values), words, shifts, tuple(map(np.uint64, record_format.shape)),
             np.uint64(record_format.value_slot),
-            records, records.view(record_format.dtype), falls, is_outside, has_zeros,
+            records, records.view(record_format.dtype), falls, is_outside, is_infinite, has_zeros,
         )  # fmt: skip
         if is_outside[0]:
             check_inside(coords, record_format.shape)
+        if is_infinite[0]:
+            check_finite(values)
         return records, not falls[0], bool(has_zeros[0])
 
     def sort_by_row(self, records, record_format, mode, places, target, positions):

@@ -15,9 +15,9 @@ from numba.extending import overload
 @njit(cache=True, nogil=True, error_model="numpy")
 def pack_records(
     first, last, coords, mode_stride, nonzero_stride, values, words, shifts, sizes, value_slot,
-    records, record_values, falls, is_outside, has_zeros,
+    records, record_values, falls, is_outside, is_infinite, has_zeros,
 ):  # fmt: skip
-    """Pack nonzeros `first` to `last`, and note in three flags what they are like.
+    """Pack nonzeros `first` to `last`, and note in four flags what they are like.
 
     ``falls[0]`` is set where one is not after the one before it. `coords` is flat, so that one
     function does for both orders of its axes; `record_values` is `records` in the type of the
@@ -36,6 +36,8 @@ def pack_records(
                 is_undecided, is_less = False, row > coords[place - nonzero_stride]
             records[i, words[n]] |= np.uint64(row) << shifts[n]
         record_values[i, value_slot] = values[i]
+        if not abs(values[i]) < np.inf:
+            is_infinite[0] = True
         if values[i] == 0:
             has_zeros[0] = True
         if not is_less:

@@ -13,7 +13,13 @@ import cupy
 import numpy as np
 
 from ..cuda import launch, tuning
-from ..cuda.macros import mttkrp_macros, partial_rows_macros, remap_macros, sum_groups_macros
+from ..cuda.macros import (
+    mttkrp_macros,
+    order_writes_macros,
+    partial_rows_macros,
+    remap_macros,
+    sum_groups_macros,
+)
 from ..format import layouts
 from ..format.packing import RecordFormat
 from ..format.primitives import Primitives, index_dtype
@@ -282,14 +288,17 @@ class _CudaPrimitives(Primitives):
         return sums
 
     def order_writes(self, remap_ids, tile_size):
-        # By tile, and in a tile by position: 64-bit keys hold both.
-        keys = cupy.arange(remap_ids.size, dtype=np.uint64)
-        keys //= np.uint64(tile_size)
-        keys *= np.uint64(remap_ids.size)
-        keys += remap_ids
-        order = cupy.argsort(keys)
-        remap_ids[...] = remap_ids[order]
-        return (order % tile_size).astype(np.uint16)
+        macros = order_writes_macros(tile_size, remap_ids.dtype)
+        kernel = launch.get_kernel("order_writes.cu", "order_writes", **macros)
+        write_order, num_tiles = (
+            cupy.empty(remap_ids.size, np.uint16),
+            -(-remap_ids.size // tile_size),
+        )
+        if num_tiles > 0:
+            arguments = (np.int64(remap_ids.size), np.int64(num_tiles), remap_ids, write_order)
+            grid = (min(num_tiles, launch.MAX_GRID),)
+            launch.launch(kernel, grid, tuning.BLOCK_SIZE, arguments)
+        return write_order
 
     def make_lock(self):
         return _StreamLock()
@@ -298,14 +307,13 @@ class _CudaPrimitives(Primitives):
         return nnz * (8 + 8 + 2 * itemsize)  # starts, edges; values and sums
 
     def sort_nbytes(self, nnz, size):
-        # Rows while they are sorted; or rows, a flag for each and the int64 numbers of some.
-        return max(4 * nnz + _argsort_nbytes(nnz, 4), 4 * nnz + 9 * size)
+        # Rows, in two orders, while they are sorted; a flag a row and the int64 numbers of some.
+        return max(8 * nnz + _argsort_nbytes(nnz, 4), 4 * nnz + 9 * size)
 
     def split_nbytes(self, nnz, bucket_size):
-        # Buckets while they are sorted and where items will go; or the keys of `order_writes`.
+        # Buckets while they are sorted, and where items will go.
         itemsize = index_dtype(nnz).itemsize
-        splitting = 2 * itemsize * nnz + _argsort_nbytes(nnz, itemsize)
-        return max(splitting, 8 * nnz + _argsort_nbytes(nnz, 8))
+        return 2 * itemsize * nnz + _argsort_nbytes(nnz, itemsize)
 
 
 def _argsort_nbytes(nnz, itemsize):

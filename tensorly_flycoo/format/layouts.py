@@ -145,9 +145,10 @@ class RemapLayout:
         xp, nnz, ndim = primitives.xp, records.shape[0], record_format.ndim
         remap_ids = xp.empty((ndim, nnz), index_dtype(nnz))
         pull_ids = xp.empty((ndim, nnz), index_dtype(bucket_size, smallest="uint16"))
-        # The places in order 0 of each order's records come to lie in two arrays by turns, in the
-        # end in the last mode's ids, which are made of them.
-        targets = (remap_ids[-1], xp.empty(nnz, remap_ids.dtype))
+        # The places in order 0 of each order's records come to lie in two arrays by turns, which
+        # are free as yet: in the end in the last mode's ids, which are made of them.
+        spare = xp.empty_like(records)
+        targets = (remap_ids[-1], spare.reshape(-1).view(remap_ids.dtype)[:nnz])
         places, tilings = None, [tile_rows(records, None, record_format, 0, tile_size, primitives)]
         for mode in range(1, ndim):
             target = targets[(ndim - 1 - mode) % 2]
@@ -161,11 +162,9 @@ class RemapLayout:
             )
         if places is None:
             remap_ids[-1] = xp.arange(nnz, dtype=remap_ids.dtype)
-        del targets, places  # before more is asked for
         primitives.split_by_bucket(remap_ids[-1], bucket_size, remap_ids[-1], pull_ids[0])
-        stored = xp.empty_like(records)
-        primitives.scatter_in_buckets(records, pull_ids[0], bucket_size, stored)
-        copies = (stored, records)
+        primitives.scatter_in_buckets(records, pull_ids[0], bucket_size, spare)
+        copies = (spare, records)
         write_orders = [primitives.order_writes(ids, tile_size) for ids in remap_ids]
         plans = [RemapPlan(*ids) for ids in zip(pull_ids, remap_ids, write_orders, strict=True)]
         make_lock = primitives.make_lock
@@ -178,9 +177,7 @@ class RemapLayout:
         ids = places + index_dtype(bucket_size, smallest="uint16").itemsize
         ids += primitives.write_order_itemsize
         kept = nnz * (2 * record_format.record_nbytes + record_format.ndim * ids)
-        # The second copy is not there yet while places are sorted.
-        sorting = nnz * places + count_sort_nbytes(nnz, record_format, primitives)
-        sorting -= nnz * record_format.record_nbytes
+        sorting = count_sort_nbytes(nnz, record_format, primitives)
         return kept, max(sorting, primitives.split_nbytes(nnz, bucket_size))
 
     def swap(self):
@@ -262,7 +259,9 @@ class ReplicatedLayout:
         """Count the bytes of all copies, and those that `build` takes for a while."""
         kept = nnz * record_format.ndim * record_format.record_nbytes
         places = 3 * nnz * index_dtype(nnz).itemsize  # of two orders, and of how they go together
-        return kept, places + count_sort_nbytes(nnz, record_format, primitives)
+        # The last copy is not there yet while places are sorted.
+        sorting = count_sort_nbytes(nnz, record_format, primitives)
+        return kept, places + max(0, sorting - nnz * record_format.record_nbytes)
 
     @property
     def records(self):

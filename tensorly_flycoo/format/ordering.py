@@ -30,7 +30,7 @@ def make_canonical_records(coords, values, record_format, primitives):
     Raises
     ------
     ValueError
-        If a coordinate lies outside the shape.
+        If a coordinate lies outside the shape, or a value is not finite.
     """
     xp = primitives.xp
     records, is_rising, has_zeros = primitives.pack(coords, values, record_format)

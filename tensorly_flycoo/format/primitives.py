@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 
-from ..checks import check_inside
+from ..checks import check_finite, check_inside
 
 
 class Primitives:
@@ -44,9 +44,10 @@ class Primitives:
         Raises
         ------
         ValueError
-            If a coordinate lies outside the shape.
+            If a coordinate lies outside the shape, or a value is not finite.
         """
         check_inside(coords, record_format.shape)
+        check_finite(values)
         is_less, _ = compare_neighbours(coords, self.xp)
         records = record_format.pack(coords, values, self.xp, self.block_size)
         return records, bool(is_less.all()), not bool(values.all())

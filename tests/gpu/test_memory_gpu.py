@@ -119,7 +119,7 @@ def test_what_the_error_names_fits(pool):
         ).peak_nbytes
         for layout in LAYOUTS
     }
-    limit = int(0.95 * peaks["replicated"])
+    limit = int(0.85 * peaks["replicated"])
     assert peaks["indexed"] < 0.9 * limit
     pool.set_limit(size=limit)
     with pytest.raises(MemoryError) as caught:

@@ -18,6 +18,7 @@ from tensorly_flycoo import cuda
 from tensorly_flycoo.cuda import tuning
 from tensorly_flycoo.cuda.macros import (
     mttkrp_macros,
+    order_writes_macros,
     partial_rows_macros,
     remap_macros,
     sum_groups_macros,
@@ -116,6 +117,8 @@ def test_every_way_to_fetch_a_record_compiles(architecture):
         jobs.append(("mttkrp.cu", architecture, macros))
         if ids[1] is not None:
             jobs.append(("remap.cu", architecture, remap_macros(record_format, tile_size, *ids)))
+            macros = order_writes_macros(tile_size, ids[1])
+            jobs.append(("order_writes.cu", architecture, macros))
     jobs += [("partial_rows.cu", architecture, partial_rows_macros(np.dtype(d))) for d in DTYPES]
     jobs += [("sum_groups.cu", architecture, sum_groups_macros(np.dtype(d))) for d in DTYPES]
     compile_all(jobs)

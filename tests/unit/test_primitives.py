@@ -88,6 +88,16 @@ def test_pack_refuses_coordinates_outside(primitives, place, wrong):
         primitives.pack(coords, np.ones(1000), record_format)
 
 
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_pack_refuses_values_that_are_not_finite(primitives, dtype, wrong):
+    record_format = RecordFormat.of((9,), dtype, "uint64")
+    values = np.ones(1000, dtype)
+    values[789] = wrong
+    with pytest.raises(ValueError, match=rf"values\[789\] is {wrong}, expected finite numbers"):
+        primitives.pack(np.zeros((1, 1000), np.int64), values, record_format)
+
+
 @pytest.fixture(params=[False, True], ids=["as they lie", "in another order"])
 def make_places(request):
     """Return a function that makes an order of the records, or None."""
