@@ -28,7 +28,7 @@ def _run_suite(backend, tenalg, directory):
     config.write_text("[pytest]\n")
     shutil.copy(Path(__file__).with_name("fixed_seed.py"), directory)  # a plugin, found there
     options = ["-c", config, "--rootdir", directory, "-p", "no:cacheprovider", "-q"]
-    options += ["-p", "fixed_seed", "-p", "tensorly_flycoo"]
+    options += ["-p", "fixed_seed", "-p", "tensorly_flycoo", "-n", "2"]
     return subprocess.run(
         [sys.executable, "-m", "pytest", "--pyargs", "tensorly", *options],
         cwd=directory,
