@@ -169,24 +169,22 @@ def check_mode(mode, ndim):
 
 def check_nnz(nnz):
     """Return `nnz` as an int of at least 0."""
-    try:
-        nnz = operator.index(nnz)
-    except TypeError:
-        raise TypeError(f"nnz is {nnz!r}, expected an integer") from None
-    if nnz < 0:
-        raise ValueError(f"nnz is {nnz}, expected at least 0")
-    return nnz
+    return _check_count(nnz, "nnz", 0)
 
 
 def check_rank(rank):
     """Return `rank` as an int of at least 1."""
+    return _check_count(rank, "rank", 1)
+
+
+def _check_count(count, name, least):
     try:
-        rank = operator.index(rank)
+        count = operator.index(count)
     except TypeError:
-        raise TypeError(f"rank is {rank!r}, expected an integer") from None
-    if rank < 1:
-        raise ValueError(f"rank is {rank}, expected at least 1")
-    return rank
+        raise TypeError(f"{name} is {count!r}, expected an integer") from None
+    if count < least:
+        raise ValueError(f"{name} is {count}, expected at least {least}")
+    return count
 
 
 def check_factors(factors, shape, dtype, array_type):

@@ -234,9 +234,8 @@ class FlycooTensor:
         primitives, record_format = self._engine.primitives, self._layout.record_format
         with self._layout.hold_order(0, primitives) as (records, places):
             records = records if places is None else primitives.gather(records, places)
-            return record_format.coords(records, primitives.xp), record_format.values(
-                records
-            ).copy()
+            values = record_format.values(records).copy()
+            return record_format.coords(records, primitives.xp), values
 
     def to_coo(self):
         """Return a `sparse.COO` with the same nonzeros, in host memory.

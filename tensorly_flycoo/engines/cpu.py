@@ -345,16 +345,4 @@ def _start_keys(counts):
         cpu_building.start_keys(counts)
 
 
-def _shape_counters(nnz, num_keys, dtype):
-    """Choose the parts of a counting sort, and how many counters each has; None if too many.
-
-    A part needs a counter for each key; where nonzeros are few, comparing them costs less.
-    """
-    if num_keys > max(4 * nnz, 2**16):
-        return None
-    num_parts = max(1, min(_PARTS_PER_THREAD * numba.get_num_threads(), nnz // num_keys))
-    # The parts' counters are kept apart, so that no two threads write to one cache line.
-    return num_parts, num_keys + _CACHE_LINE_NBYTES // dtype.itemsize
-
-
 primitives = _CpuPrimitives()

@@ -245,13 +245,10 @@ class ReplicatedLayout:
         """Pack the nonzeros and sort a copy for each mode."""
         records = make_canonical_records(coords, values, record_format, primitives)
         norm = compute_norm(record_format.values(records), primitives.xp, primitives.block_size)
-        copies = [records]
-        tilings = [tile_rows(records, None, record_format, 0, tile_size, primitives)]
-        for mode, places, rows in iterate_orders(records, record_format, primitives):
-            tilings.append(
-                tile_rows(records, places, record_format, mode, tile_size, primitives, rows)
-            )
-            copies.append(primitives.gather(records, places))
+        copies, tilings = [], []
+        for places, tiling in iterate_orders(records, record_format, tile_size, primitives):
+            copies.append(records if places is None else primitives.gather(records, places))
+            tilings.append(tiling)
         return cls(record_format, tile_size, copies, tilings, norm)
 
     @staticmethod
@@ -310,13 +307,8 @@ class IndexedLayout:
         """Pack the nonzeros and find the order of each mode."""
         records = make_canonical_records(coords, values, record_format, primitives)
         norm = compute_norm(record_format.values(records), primitives.xp, primitives.block_size)
-        pull_ids = [None]
-        tilings = [tile_rows(records, None, record_format, 0, tile_size, primitives)]
-        for mode, places, rows in iterate_orders(records, record_format, primitives):
-            tilings.append(
-                tile_rows(records, places, record_format, mode, tile_size, primitives, rows)
-            )
-            pull_ids.append(places)
+        orders = iterate_orders(records, record_format, tile_size, primitives)
+        pull_ids, tilings = map(list, zip(*orders, strict=True))
         return cls(record_format, tile_size, records, pull_ids, tilings, norm)
 
     @staticmethod
@@ -350,15 +342,17 @@ class IndexedLayout:
         )
 
 
-def iterate_orders(records, record_format, primitives):
-    """Yield each mode after the first, the places in order 0 of its order, and its empty rows."""
+def iterate_orders(records, record_format, tile_size, primitives):
+    """Yield the places in order 0 of each mode's order, None for mode 0's own, and its tiling."""
+    arguments = (tile_size, primitives)
+    yield None, tile_rows(records, None, record_format, 0, *arguments)
     nnz, places = records.shape[0], None
     positions = primitives.xp.empty(nnz, index_dtype(nnz))
     for mode in range(1, record_format.ndim):
         target = primitives.xp.empty_like(positions)
         rows = primitives.sort_by_row(records, record_format, mode, places, target, positions)
         places = target
-        yield mode, places, rows
+        yield places, tile_rows(records, places, record_format, mode, *arguments, rows)
 
 
 def map_record_values(records, record_format, function):
