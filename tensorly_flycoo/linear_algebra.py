@@ -9,6 +9,7 @@ the host, R * R numbers, where LAPACK is faster than a launch. NumPy arrays take
 import numpy as np
 
 from .array_modules import array_module, is_cupy, move
+from .cuda.tuning import choose_row_nbytes
 
 #: From this many rows a CuPy matrix counts as tall; below, launches cost more than the work.
 MIN_TALL_ROWS = 2**15
@@ -24,14 +25,19 @@ _MAX_DEVIATION = 0.1
 
 
 def is_tall(x):
-    """Say whether `x` is a real CuPy matrix for which the functions in blocks are worth while."""
+    """Say whether `x` is a real CuPy matrix for which the functions in blocks are worth while.
+
+    Its rows may lie apart, as those of `solve` do.
+    """
     return (
         is_cupy(x)
         and x.ndim == 2
         and x.shape[0] >= MIN_TALL_ROWS
         and x.shape[1] > 0
         and x.dtype.char in "fd"
-        and x.flags.c_contiguous
+        and x.strides[1] == x.itemsize
+        and x.strides[0] >= x.shape[1] * x.itemsize
+        and x.strides[0] % x.itemsize == 0
     )
 
 
@@ -75,14 +81,16 @@ def _multiply_blocks(a, b):
     from cupy_backends.cuda.libs import cublas
 
     num_rows, m, n = a.shape[0] // NUM_BLOCKS, a.shape[1], b.shape[1]
+    row_a, row_b = a.strides[0] // a.itemsize, b.strides[0] // b.itemsize
     products = cupy.empty((NUM_BLOCKS, m, n), a.dtype)
     one, zero = np.ones((), a.dtype), np.zeros((), a.dtype)
     multiply = cublas.sgemmStridedBatched if a.dtype.char == "f" else cublas.dgemmStridedBatched
     # cuBLAS takes rows for columns: it sees b.T, a.T and the transposed products.
     multiply(
         cupy.cuda.device.get_cublas_handle(), cublas.CUBLAS_OP_N, cublas.CUBLAS_OP_T,
-        n, m, num_rows, one.ctypes.data, b.data.ptr, n, num_rows * n,
-        a.data.ptr, m, num_rows * m, zero.ctypes.data, products.data.ptr, n, m * n, NUM_BLOCKS,
+        n, m, num_rows, one.ctypes.data, b.data.ptr, row_b, num_rows * row_b,
+        a.data.ptr, row_a, num_rows * row_a, zero.ctypes.data, products.data.ptr, n, m * n,
+        NUM_BLOCKS,
     )  # fmt: skip
     return products
 
@@ -145,11 +153,24 @@ def _solve_few(a, b):
 def _solve_many(a, b, inverse, condition):
     # Of the transposes, so that the factor comes out in C order.
     rows = b.T
-    x = rows @ inverse.T
+    x = _multiply_rows(rows, inverse.T)
     if condition**2 * np.finfo(a.dtype).eps > 1:
         # The inverse leaves a residual of condition * eps: one step of refinement mends that.
         x += (rows - x @ a.T) @ inverse.T
     return x.T
+
+
+def _multiply_rows(rows, matrix):
+    """Compute ``rows @ matrix``; of a tall matrix with rows that are aligned as MTTKRP wants them.
+
+    Columns of zeros at the end of the small matrix make room between the rows of the product.
+    """
+    if not is_tall(rows):
+        return rows @ matrix
+    rank, row_nbytes = matrix.shape[1], choose_row_nbytes(matrix.shape[1] * matrix.itemsize)
+    wide = array_module(rows).zeros((matrix.shape[0], row_nbytes // matrix.itemsize), matrix.dtype)
+    wide[:, :rank] = matrix
+    return (rows @ wide)[:, :rank]
 
 
 def _invert(a):

@@ -28,13 +28,13 @@ ODD_RANKS = {10: 16, 25: 32, 31: 32, 50: 64}
 #: Seconds that a median may take of what is one of many figures.
 _SHORT_S = 0.5
 
-#: What the tiles' table changes, one at a time; a multiprocessor always has 512 threads.
+#: What the tiles' table changes.
 TILE_SETTINGS = (
     {},
-    {"MAX_TILE_SIZE": 1024},
-    {"MAX_TILE_SIZE": 4096},
-    {"BLOCK_SIZE": 128, "MIN_BLOCKS": 4},
-    {"BLOCK_SIZE": 512, "MIN_BLOCKS": 1},
+    {"MAX_TILE_SIZE": 256},
+    {"MAX_TILE_SIZE": 512},
+    {"BLOCK_SIZE": 64, "MAX_TILE_SIZE": 512},
+    {"BLOCK_SIZE": 256},
     {"BUCKET_SIZE": 2**16},
     {"BUCKET_SIZE": 2**20},
 )
@@ -123,6 +123,8 @@ class Experiments:
         if layout == "remap" and "ranks" in self.tables:
             for rank in sorted({*ODD_RANKS, *ODD_RANKS.values()} - {RANK, *self.options.ranks}):
                 self._attempt(f"rank {rank}", self._run_rank, x, rank)
+            for rank in ODD_RANKS:
+                self._attempt(f"rank {rank}, aligned", self._run_aligned_rows, x, rank)
         if layout == "remap" and "als" in self.tables:
             self._attempt("als", self._run_als, x)
 
@@ -151,6 +153,14 @@ class Experiments:
         if x.layout == "remap" and is_asked_for and self.tables & {"speed", "remapping"}:
             seconds = time_remap_off(x._layout, factors, outs, steps, self.options.repeats)
             self._note_sweep("remap off", rank, seconds)
+
+    def _run_aligned_rows(self, x, rank):
+        """Time factors whose rows lie as those do that `tl.solve` makes in parafac."""
+        row_nbytes = tuning.choose_row_nbytes(rank * x.dtype.itemsize)
+        factors = [cuda.pad_rows(f, row_nbytes) for f in draw_factors(x.shape, rank, x.dtype)]
+        _, _, steps = make_sweep(x, rank, factors)
+        seconds = time_steps(steps, self.options.repeats, limit_s=_SHORT_S)
+        self._note_sweep("remap, aligned rows", rank, seconds)
 
     def _note_sweep(self, name, rank, seconds):
         self.row["sweeps_s"].setdefault(name, {})[str(rank)] = seconds.tolist()
@@ -192,9 +202,9 @@ class Experiments:
         self._note_sweep("remap, float64", RANK, time_steps(steps, self.options.repeats))
 
 
-def make_sweep(x, rank):
+def make_sweep(x, rank, factors=None):
     """Return factors, arrays for the results, and for each mode the function that computes it."""
-    factors = draw_factors(x.shape, rank, x.dtype)
+    factors = draw_factors(x.shape, rank, x.dtype) if factors is None else factors
     outs = [cupy.empty((size, rank), x.dtype) for size in x.shape]
     steps = [
         functools.partial(cuda.mttkrp, x._layout, factors, mode, out)

@@ -14,7 +14,7 @@
 #endif
 
 extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
-    gather_only(const Operands operands, long long nnz, long long num_tiles, const Piece* records,
+    gather_only(long long first_tile, const Operands operands, long long nnz, const Piece* records,
                 int rank, VALUE impossible, Columns* out)
 {
     extern __shared__ uint4 shared[];
@@ -22,29 +22,27 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     const int column = first_column();
     const char* factors[MAX_INPUTS];
     point_at_columns(factors, operands, column, rank);
+
+    const long long first = (first_tile + blockIdx.x) * TILE_SIZE;
+    const int count = static_cast<int>(min(static_cast<long long>(TILE_SIZE), nnz - first));
+    pull_records(slots, records + first * PIECES, nullptr, count);
+    wait_for_copies();
+    unpack_tile(slots, count, operands);
+    __syncthreads();
     Columns total = zeros();
-    for (long long tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
-        const long long first = tile * TILE_SIZE;
-        const int count = static_cast<int>(min(static_cast<long long>(TILE_SIZE), nnz - first));
-        pull_records(slots, records + first * PIECES, nullptr, count);
-        wait_for_copies();
-        unpack_tile(slots, count, operands);
-        __syncthreads();
-        const int begin = threadIdx.x / GROUP_SIZE * RUN, end = min(begin + RUN, count);
-        for (int start = begin; start < end; start += BATCH) {
-            Columns products[BATCH];
-            multiply_rows(products, slots, start, factors, column, rank);
+    const int begin = threadIdx.x / GROUP_SIZE * RUN, end = min(begin + RUN, count);
+    for (int start = begin; start < end; start += BATCH) {
+        Columns products[BATCH];
+        multiply_rows(products, slots, start, operands, factors, column, rank);
 #pragma unroll
-            for (int b = 0; b < BATCH; ++b) {
-                // Past the end of a tile there are zeros.
-                const VALUE value = read_entry(slots, start + b).value();
+        for (int b = 0; b < BATCH; ++b) {
+            // Past the end of a tile there are zeros.
+            const VALUE value = read_entry(slots, start + b).value();
 #pragma unroll
-                for (int c = 0; c < LANE_COLUMNS; ++c) {
-                    total.at[c] = fused(value, products[b].at[c], total.at[c]);
-                }
+            for (int c = 0; c < LANE_COLUMNS; ++c) {
+                total.at[c] = fused(value, products[b].at[c], total.at[c]);
             }
         }
-        __syncthreads();  // before the next tile comes to the same shared memory
     }
     if (total.at[0] == impossible) *out = total;
 }

@@ -31,17 +31,17 @@ def _make_step(layout, factors, mode, setting):
     record_format, records = layout.record_format, layout.copies[mode]
     rank, dtype = factors[0].shape[1], record_format.dtype
     inputs = [n for n in range(record_format.ndim) if n != mode]
-    cut = tuning.cut_rank(rank, dtype.itemsize, 16)
+    cut = tuning.cut_rank(rank, dtype.itemsize, 16, 16)
     macros = gather_only_macros(record_format, cut, setting)
     kernel = launch.get_kernel(SOURCE, "gather_only", **macros)
     slot = tuning.slot_nbytes(record_format.record_nbytes, record_format.ndim, dtype.itemsize)
     num_tiles = -(-records.shape[0] // setting.tile_size)
     arguments = (
         cuda.make_operands(record_format, mode, inputs, [factors[n] for n in inputs]),
-        np.int64(records.shape[0]), np.int64(num_tiles), records,
+        np.int64(records.shape[0]), records,
         np.int32(rank), dtype.type(np.nan), cupy.empty(16, dtype),
     )  # fmt: skip
-    grid = (min(num_tiles, launch.MAX_GRID), cut.num_parts)
+    sizes = (num_tiles, cut.num_parts, tuning.BLOCK_SIZE)
     return functools.partial(
-        launch.launch, kernel, grid, tuning.BLOCK_SIZE, arguments, setting.tile_size * slot
+        launch.launch_tiles, kernel, *sizes, arguments, setting.tile_size * slot
     )

@@ -21,17 +21,18 @@ class Setting:
 
 #: The fastest of these on a tensor is its floor.
 SETTINGS = (
-    Setting(2048, batch=2, min_blocks=4),
-    Setting(2048, batch=4, min_blocks=2),
-    Setting(2048, batch=4, min_blocks=3),
-    Setting(2048, batch=8, min_blocks=2),
-    Setting(4096, batch=4, min_blocks=2),
-    Setting(4096, batch=8, min_blocks=2),
+    Setting(512, batch=2, min_blocks=8),
+    Setting(512, batch=4, min_blocks=5),
+    Setting(512, batch=8, min_blocks=4),
+    Setting(1024, batch=2, min_blocks=8),
+    Setting(1024, batch=4, min_blocks=4),
+    Setting(1024, batch=4, min_blocks=6),
+    Setting(1024, batch=8, min_blocks=4),
 )
 
 
 def gather_only_macros(record_format, cut, setting):
     """Specialise the kernel: as `mttkrp.cu` for sorted records, but for the setting."""
-    capability, empty_dtype = 90, np.dtype(np.uint32)  # which decide nothing here
-    macros = mttkrp_macros(record_format, setting.tile_size, cut, capability, empty_dtype)
+    empty_dtype = np.dtype(np.uint32)  # which decides nothing here
+    macros = mttkrp_macros(record_format, setting.tile_size, cut, empty_dtype)
     return macros | {"BATCH": setting.batch, "MIN_BLOCKS": setting.min_blocks}

@@ -9,7 +9,8 @@ import tensorly as tl
 from tensorly.backend import BackendManager
 from tensorly.cp_tensor import CPTensor
 
-from ..checks import check_place, densify_error
+from ..array_modules import is_cupy
+from ..checks import check_place, check_weights, densify_error
 from ..conversion import as_flycoo, is_sparse
 from ..mttkrp import mttkrp
 from ..svd import LazySVD, Unfolding
@@ -75,12 +76,22 @@ def _stands_for_sparse(x):
 
 def _unfolding_dot_khatri_rao(tensor, cp_tensor, mode):
     weights, factors = cp_tensor
-    # All ones unless factors are normalised. To look costs one synchronisation with a GPU, which
-    # is less than a multiplication of the whole result.
-    if weights is not None and np.all(weights == 1):
-        weights = None
     # Once in a decomposition tl.norm looks at the coordinates of a raw COO too; not here again.
-    return mttkrp(as_flycoo(tensor), factors, mode, weights=weights)
+    x = as_flycoo(tensor)
+    if weights is not None and is_cupy(weights) and x.ndim > 1:
+        # All ones unless factors are normalised, but to look would be to wait for the GPU.
+        check_weights(weights, factors[0].shape[1], x.dtype, x._engine.ARRAY_TYPE)
+        factors, weights = _weigh_smallest(factors, weights, mode), None
+    elif weights is not None and np.all(weights == 1):
+        weights = None
+    return mttkrp(x, factors, mode, weights=weights)
+
+
+def _weigh_smallest(factors, weights, mode):
+    """Multiply the columns of the smallest factor but that of `mode` by the weights."""
+    others = [n for n in range(len(factors)) if n != mode]
+    smallest = min(others, key=lambda n: factors[n].shape[0])
+    return [f * weights if n == smallest else f for n, f in enumerate(factors)]
 
 
 def _refuse(name, *args, **kwargs):

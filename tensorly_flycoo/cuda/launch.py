@@ -3,12 +3,13 @@
 import functools
 
 import cupy
+import numpy as np
 
 from .source import load_source
 
 _OPTIONS = ("-std=c++17",)
 
-#: The most blocks along x of one launch; kernels loop where there are more tiles.
+#: The most blocks along x of one launch.
 MAX_GRID = 2**31 - 1
 
 
@@ -29,10 +30,16 @@ def launch(kernel, grid, block_size, arguments, shared_nbytes=0):
     kernel(grid, (block_size,), arguments, shared_mem=shared_nbytes)
 
 
-@functools.cache
-def capability(device_id):
-    """Return the compute capability of a device, such as 90."""
-    return int(cupy.cuda.Device(device_id).compute_capability)
+def launch_tiles(kernel, num_tiles, num_parts, block_size, arguments, shared_nbytes=0):
+    """Launch a block for each tile, and along y for each part of the columns.
+
+    The first tile is the kernel's first argument: it counts from there. A loop over tiles inside
+    would make a compiler keep in registers what it can compute before the loop, up to twice as many
+    as all else needs.
+    """
+    for first_tile in range(0, num_tiles, MAX_GRID):
+        grid = (min(num_tiles - first_tile, MAX_GRID), num_parts)
+        launch(kernel, grid, block_size, (np.int64(first_tile), *arguments), shared_nbytes)
 
 
 @functools.cache

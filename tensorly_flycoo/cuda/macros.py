@@ -13,24 +13,24 @@ _TYPES = {
 }
 
 
-def mttkrp_macros(
-    record_format, tile_size, cut, capability, empty_dtype, pull_dtype=None, remap_dtype=None
-):
+def mttkrp_macros(record_format, tile_size, cut, empty_dtype, pull_dtype=None, remap_dtype=None):
     """Specialise `mttkrp.cu`; without `pull_dtype` or `remap_dtype` it does not pull or remap."""
-    num_inputs, remaps = record_format.ndim - 1, remap_dtype is not None
+    num_inputs = record_format.ndim - 1
+    occupancy = tuning.choose_occupancy(num_inputs)
     run = tile_size * cut.group_size // tuning.BLOCK_SIZE
     return {
         **_tile_macros(record_format, tile_size, pull_dtype, remap_dtype),
         "VALUE": _TYPES[record_format.dtype],
         "NUM_INPUTS": num_inputs,
-        "MIN_BLOCKS": tuning.MIN_BLOCKS,
+        "MIN_BLOCKS": occupancy.min_blocks,
         "LOAD_COLUMNS": cut.load_columns,
+        "STORE_COLUMNS": cut.store_columns,
         "LANE_LOADS": cut.lane_columns // cut.load_columns,
         "GROUP_SIZE": cut.group_size,
-        "BATCH": min(run, tuning.choose_batch(num_inputs, remaps, capability)),
+        "BATCH": min(run, occupancy.batch),
         "EMPTY_ROW": _TYPES[empty_dtype],
         "PULL": int(pull_dtype is not None),
-        "REMAP": int(remaps),
+        "REMAP": int(remap_dtype is not None),
     }
 
 

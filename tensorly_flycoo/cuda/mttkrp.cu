@@ -16,10 +16,11 @@
 #endif
 
 extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
-    mttkrp(const Operands operands, long long nnz, long long num_tiles, long long num_empty,
-           long long bucket_size, const long long* carry_rows, const EMPTY_ROW* empty_rows,
-           const Piece* records, const PULL_ID* pull_ids, Piece* spare, const REMAP_ID* remap_ids,
-           const unsigned short* write_order, int rank, VALUE* out, VALUE* partial_rows)
+    mttkrp(long long first_tile, const Operands operands, long long nnz, long long num_empty,
+           long long empty_share, long long bucket_size, const long long* carry_rows,
+           const EMPTY_ROW* empty_rows, const Piece* records, const PULL_ID* pull_ids,
+           Piece* spare, const REMAP_ID* remap_ids, const unsigned short* write_order, int rank,
+           VALUE* out, VALUE* partial_rows)
 {
     extern __shared__ uint4 shared[];
     SlotPiece* slots = reinterpret_cast<SlotPiece*>(shared);
@@ -27,29 +28,25 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     const int column = first_column();
     const bool remaps = REMAP && blockIdx.y == 0;
 
-    for (long long tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
-        const long long first = tile * TILE_SIZE;
-        const int count = static_cast<int>(min(static_cast<long long>(TILE_SIZE), nnz - first));
-        const long long base = PULL ? first / bucket_size * bucket_size : first;
-        Targets targets;
-        pull_records(slots, records + base * PIECES, PULL ? pull_ids + first : nullptr, count);
-        if (remaps) read_targets(targets, remap_ids + first, write_order + first, count);
-        // Rows without a nonzero: each tile has its share of them.
-        const long long end = (tile + 1) * num_empty / num_tiles;
-        for (long long e = tile * num_empty / num_tiles + threadIdx.x / GROUP_SIZE; e < end;
-             e += NUM_GROUPS) {
-            write_columns(out + static_cast<long long>(empty_rows[e]) * rank, column, rank, zeros());
-        }
-        wait_for_copies();
-        if (remaps) {
-            __syncthreads();
-            push_records(spare, slots, targets, count);
-            __syncthreads();  // before any of them is unpacked
-        }
-        unpack_tile(slots, count, operands);
-        __syncthreads();
-        compute_tile(slots, carries, operands, carry_rows[tile] >= 0, tile, count, rank, column,
-                     out, partial_rows);
-        __syncthreads();  // before the next tile comes to the same shared memory
+    const long long tile = first_tile + blockIdx.x, first = tile * TILE_SIZE;
+    const int count = static_cast<int>(min(static_cast<long long>(TILE_SIZE), nnz - first));
+    const long long base = PULL ? bucket_start(first, bucket_size) : first;
+    Targets targets;
+    pull_records(slots, records + base * PIECES, PULL ? pull_ids + first : nullptr, count);
+    if (remaps) read_targets(targets, remap_ids + first, write_order + first, count);
+    // Rows without a nonzero: each tile has its share of them.
+    const long long end = min((tile + 1) * empty_share, num_empty);
+    for (long long e = tile * empty_share + threadIdx.x / GROUP_SIZE; e < end; e += NUM_GROUPS) {
+        write_columns(out + static_cast<long long>(empty_rows[e]) * rank, column, rank, zeros());
     }
+    wait_for_copies();
+    if (remaps) {
+        __syncthreads();
+        push_records(spare, slots, targets, count);
+        __syncthreads();  // before any of them is unpacked
+    }
+    unpack_tile(slots, count, operands);
+    __syncthreads();
+    compute_tile(slots, carries, operands, carry_rows[tile] >= 0, tile, count, rank, column, out,
+                 partial_rows);
 }

@@ -4,8 +4,9 @@
 //   LANE_LOADS times LOAD_COLUMNS neighbouring columns; with each of its loads the group reads
 //   neighbouring columns. Blocks along y have further columns where there are more than a group
 //   holds.
-// Preconditions (the engine's): factors are C-contiguous with `rank` columns, rank divisible by
-//   LOAD_COLUMNS, and aligned to a load; `carry_rows` says which row a tile inherits.
+// Preconditions (the engine's): rows of factors are aligned to a load, and as long as whole loads,
+//   whatever stands behind the last column; rows of `out` and `partial_rows` follow each other and
+//   are aligned to a store; `carry_rows` says which row a tile inherits.
 // Bytes per nonzero: NUM_INPUTS rows of `rank` values; a row of `out` is written once.
 // Writes and determinism: no atomics. Each row is written by the group in which it begins, which
 //   adds what the groups after it in the tile found of it, in their order; what belongs to a row of
@@ -17,6 +18,9 @@
 
 #ifndef LOAD_COLUMNS
 #error "LOAD_COLUMNS: columns that one load brings, 1, 2 or 4"
+#endif
+#ifndef STORE_COLUMNS
+#error "STORE_COLUMNS: columns that one store writes, 1, 2 or 4, and at most LOAD_COLUMNS"
 #endif
 #ifndef LANE_LOADS
 #error "LANE_LOADS: loads that a lane makes of a row, 1, 2 or 4"
@@ -36,6 +40,7 @@ constexpr int LANE_COLUMNS = LOAD_COLUMNS * LANE_LOADS;
 constexpr int GROUP_LOAD_COLUMNS = GROUP_SIZE * LOAD_COLUMNS;
 static_assert(32 % GROUP_SIZE == 0, "a group lies inside a warp");
 static_assert(RUN % BATCH == 0, "a run is whole batches");
+static_assert(LOAD_COLUMNS % STORE_COLUMNS == 0, "what one load brings is whole stores");
 
 #include "nonzeros.cuh"
 
@@ -45,6 +50,10 @@ struct alignas(sizeof(VALUE) * LANE_COLUMNS) Columns {
 
 struct alignas(sizeof(VALUE) * LOAD_COLUMNS) Load {
     VALUE at[LOAD_COLUMNS];
+};
+
+struct alignas(sizeof(VALUE) * STORE_COLUMNS) Store {
+    VALUE at[STORE_COLUMNS];
 };
 
 // The first of a lane's columns. Its loads are GROUP_LOAD_COLUMNS apart.
@@ -57,7 +66,7 @@ __device__ __forceinline__ int first_column()
 // needs no condition.
 __device__ __forceinline__ int readable_column(int column, int rank)
 {
-    return LANE_LOADS == 1 ? min(column, rank - LOAD_COLUMNS) : column;
+    return LANE_LOADS == 1 ? min(column, (rank - 1) / LOAD_COLUMNS * LOAD_COLUMNS) : column;
 }
 
 // Reads a lane's columns of the row whose readable column is at `source`.
@@ -81,13 +90,13 @@ __device__ __forceinline__ void write_columns(VALUE* target, int column, int ran
                                               const Columns& columns)
 {
 #pragma unroll
-    for (int l = 0; l < LANE_LOADS; ++l) {
-        Load load;
+    for (int first = 0; first < LANE_COLUMNS; first += STORE_COLUMNS) {
+        Store store;
 #pragma unroll
-        for (int c = 0; c < LOAD_COLUMNS; ++c) load.at[c] = columns.at[l * LOAD_COLUMNS + c];
-        if (column + l * GROUP_LOAD_COLUMNS < rank) {
-            reinterpret_cast<Load*>(target + column)[l * GROUP_SIZE] = load;
-        }
+        for (int c = 0; c < STORE_COLUMNS; ++c) store.at[c] = columns.at[first + c];
+        const int place =
+            column + first / LOAD_COLUMNS * GROUP_LOAD_COLUMNS + first % LOAD_COLUMNS;
+        if (place < rank) *reinterpret_cast<Store*>(target + place) = store;
     }
 }
 
@@ -139,6 +148,7 @@ __device__ __forceinline__ void add_following(Columns& total, const Carries& car
 // Loads and multiplies the rows of a batch; places past the end of a tile read entries of zeros.
 __device__ __forceinline__ void multiply_rows(Columns (&products)[BATCH],
                                               SlotPiece* slots, int start,
+                                              const Operands& operands,
                                               const char* const (&factors)[MAX_INPUTS],
                                               int column, int rank)
 {
@@ -151,7 +161,7 @@ __device__ __forceinline__ void multiply_rows(Columns (&products)[BATCH],
         for (int b = 0; b < BATCH; ++b) {
             const unsigned long long offset =
                 static_cast<unsigned long long>(entries[b].input_row(n)) *
-                static_cast<unsigned>(rank * sizeof(VALUE));
+                operands.row_nbytes[n];
             const Columns columns = read_columns(factors[n] + offset, column, rank);
 #pragma unroll
             for (int c = 0; c < LANE_COLUMNS; ++c) {
@@ -193,7 +203,7 @@ __device__ __forceinline__ void compute_tile(SlotPiece* slots, Carries& carries,
     Columns total = zeros();
     for (int start = begin; start < end; start += BATCH) {
         Columns products[BATCH];
-        multiply_rows(products, slots, start, factors, column, rank);
+        multiply_rows(products, slots, start, operands, factors, column, rank);
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
             if (start + b >= end) break;

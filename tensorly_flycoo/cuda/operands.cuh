@@ -29,6 +29,7 @@ struct Operands {
     Field input_fields[MAX_INPUTS];
     unsigned value_slot;  // counted in values, not in words
     const VALUE* factors[MAX_INPUTS];
+    unsigned row_nbytes[MAX_INPUTS];  // from each row of a factor to the next
 };
 
 __device__ __forceinline__ unsigned read_row(const unsigned* record, const Field& field)

@@ -18,38 +18,35 @@ static_assert((TILE_SIZE & (TILE_SIZE - 1)) == 0, "the network sorts powers of t
 static_assert(TILE_SIZE <= 65536, "places are written as 16 bits");
 
 extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
-    order_writes(long long nnz, long long num_tiles, REMAP_ID* remap_ids,
+    order_writes(long long first_tile, long long nnz, REMAP_ID* remap_ids,
                  unsigned short* write_order)
 {
     __shared__ unsigned long long keys[TILE_SIZE];  // an id, and its place in the lowest bits
-    for (long long tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
-        const long long first = tile * TILE_SIZE;
-        for (int place = threadIdx.x; place < TILE_SIZE; place += BLOCK_SIZE) {
-            const bool is_there = first + place < nnz;
-            const unsigned long long id = is_there ? remap_ids[first + place] : 0;
-            keys[place] = is_there ? id * TILE_SIZE + place : ~0ull;  // what is not there comes last
-        }
-        __syncthreads();
-        for (int size = 2; size <= TILE_SIZE; size *= 2) {
-            for (int distance = size / 2; distance > 0; distance /= 2) {
-                for (int pair = threadIdx.x; pair < TILE_SIZE / 2; pair += BLOCK_SIZE) {
-                    const int low = 2 * pair - (pair & (distance - 1));
-                    const unsigned long long a = keys[low], b = keys[low + distance];
-                    const bool rises = (low & size) == 0;
-                    if ((a > b) == rises) {
-                        keys[low] = b;
-                        keys[low + distance] = a;
-                    }
+    const long long first = (first_tile + blockIdx.x) * TILE_SIZE;
+    for (int place = threadIdx.x; place < TILE_SIZE; place += BLOCK_SIZE) {
+        const bool is_there = first + place < nnz;
+        const unsigned long long id = is_there ? remap_ids[first + place] : 0;
+        keys[place] = is_there ? id * TILE_SIZE + place : ~0ull;  // what is not there comes last
+    }
+    __syncthreads();
+    for (int size = 2; size <= TILE_SIZE; size *= 2) {
+        for (int distance = size / 2; distance > 0; distance /= 2) {
+            for (int pair = threadIdx.x; pair < TILE_SIZE / 2; pair += BLOCK_SIZE) {
+                const int low = 2 * pair - (pair & (distance - 1));
+                const unsigned long long a = keys[low], b = keys[low + distance];
+                const bool rises = (low & size) == 0;
+                if ((a > b) == rises) {
+                    keys[low] = b;
+                    keys[low + distance] = a;
                 }
-                __syncthreads();
             }
+            __syncthreads();
         }
-        for (int place = threadIdx.x; place < TILE_SIZE; place += BLOCK_SIZE) {
-            if (first + place < nnz) {
-                remap_ids[first + place] = static_cast<REMAP_ID>(keys[place] / TILE_SIZE);
-                write_order[first + place] = static_cast<unsigned short>(keys[place] % TILE_SIZE);
-            }
+    }
+    for (int place = threadIdx.x; place < TILE_SIZE; place += BLOCK_SIZE) {
+        if (first + place < nnz) {
+            remap_ids[first + place] = static_cast<REMAP_ID>(keys[place] / TILE_SIZE);
+            write_order[first + place] = static_cast<unsigned short>(keys[place] % TILE_SIZE);
         }
-        __syncthreads();  // before the next tile comes to the same shared memory
     }
 }

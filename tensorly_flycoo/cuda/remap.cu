@@ -4,21 +4,18 @@
 #include "tiles.cuh"
 
 extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
-    remap(long long nnz, long long num_tiles, long long bucket_size, const Piece* records,
+    remap(long long first_tile, long long nnz, long long bucket_size, const Piece* records,
           const PULL_ID* pull_ids, Piece* spare, const REMAP_ID* remap_ids,
           const unsigned short* write_order)
 {
     extern __shared__ SlotPiece slots[];
-    for (long long tile = blockIdx.x; tile < num_tiles; tile += gridDim.x) {
-        const long long first = tile * TILE_SIZE;
-        const int count = static_cast<int>(min(static_cast<long long>(TILE_SIZE), nnz - first));
-        Targets targets;
-        pull_records(slots, records + first / bucket_size * bucket_size * PIECES,
-                     pull_ids + first, count);
-        read_targets(targets, remap_ids + first, write_order + first, count);
-        wait_for_copies();
-        __syncthreads();
-        push_records(spare, slots, targets, count);
-        __syncthreads();  // before the next tile comes to the same shared memory
-    }
+    const long long first = (first_tile + blockIdx.x) * TILE_SIZE;
+    const int count = static_cast<int>(min(static_cast<long long>(TILE_SIZE), nnz - first));
+    Targets targets;
+    pull_records(slots, records + bucket_start(first, bucket_size) * PIECES, pull_ids + first,
+                 count);
+    read_targets(targets, remap_ids + first, write_order + first, count);
+    wait_for_copies();
+    __syncthreads();
+    push_records(spare, slots, targets, count);
 }

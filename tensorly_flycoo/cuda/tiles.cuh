@@ -2,7 +2,8 @@
 //
 // Mapping: a block has a tile; thread t moves the records t, t + BLOCK_SIZE, ...
 // Preconditions (the layout's): pull ids are positions inside the tile's bucket, or in the whole
-//   copy; the write order is a permutation of each tile's places.
+//   copy; the write order is a permutation of each tile's places. The engine's: a bucket's size is a
+//   power of two.
 // Bytes per nonzero: a record in; with ids, sizeof(PULL_ID); with remapping, a record out,
 //   sizeof(REMAP_ID) and 2.
 // Writes and determinism: remap ids are unique, so each record of `spare` is written once.
@@ -12,6 +13,12 @@
 #pragma once
 
 #include "records.cuh"
+
+// The place that the bucket of a place begins with.
+__device__ __forceinline__ long long bucket_start(long long place, long long bucket_size)
+{
+    return place & -bucket_size;
+}
 
 // Where a thread's records go next; read while they are on their way in.
 struct Targets {

@@ -2,25 +2,24 @@
 
 from dataclasses import dataclass
 
-#: Threads of a block.
-BLOCK_SIZE = 256
+#: Threads of a block. Few: a block waits for its records and at barriers while others compute.
+BLOCK_SIZE = 128
 
-#: Nonzeros of a tile, where shared memory has room for them: 8 for each thread. With 16 their ids
-#: take too many registers (nell-1 shape, rank 32, H200: 1.3 times the time with remapping).
-MAX_TILE_SIZE = 2048
+#: The most nonzeros of a tile: 8 for each thread, whose ids are asked for together.
+MAX_TILE_SIZE = 1024
 
 #: Nonzeros of a bucket: with 16-byte records 4 MB, which stays in the L2 cache.
 #: Measured on an H200 (DESIGN 3.5).
 BUCKET_SIZE = 2**18
 
-#: Blocks of a multiprocessor that its registers and shared memory should be enough for.
-MIN_BLOCKS = 2
-
 #: Tiles whose partial rows one thread adds up.
-SEGMENT = 32
+SEGMENT = 64
 
 #: Bytes of a row that a lane has: what one load can bring.
 _LANE_NBYTES = 16
+
+#: Bytes that memory moves at once.
+_LINE_NBYTES = 64
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,8 @@ class RankCut:
 
     Attributes
     ----------
-    load_columns : int
-        Neighbouring columns that one load brings.
+    load_columns, store_columns : int
+        Neighbouring columns that one load brings, and that one store writes.
     lane_columns : int
         Columns of a lane, which it loads at once or in parts.
     group_size : int
@@ -40,44 +39,82 @@ class RankCut:
     """
 
     load_columns: int
+    store_columns: int
     lane_columns: int
     group_size: int
     num_parts: int
 
 
-def cut_rank(rank, itemsize, alignment):
-    """Choose for a rank, where rows and their bases are aligned to `alignment` bytes at least.
+def cut_rank(rank, itemsize, load_alignment, store_alignment):
+    """Choose for a rank, and what rows of all factors and of the result are aligned to, in bytes.
 
     Lanes are as many for rows that are not aligned: one that read a single column each would leave
     a quarter of the nonzeros to a warp (rank 25 took 2.1 times as long as 32: vast shape, H200).
 
     Examples
     --------
-    >>> cut_rank(32, 4, 16)
-    RankCut(load_columns=4, lane_columns=4, group_size=8, num_parts=1)
-    >>> cut_rank(25, 4, 16)
-    RankCut(load_columns=1, lane_columns=4, group_size=8, num_parts=1)
-    >>> cut_rank(200, 8, 16).num_parts
+    >>> cut_rank(32, 4, 16, 16)
+    RankCut(load_columns=4, store_columns=4, lane_columns=4, group_size=8, num_parts=1)
+    >>> cut_rank(25, 4, 16, 4)
+    RankCut(load_columns=4, store_columns=1, lane_columns=4, group_size=8, num_parts=1)
+    >>> cut_rank(200, 8, 16, 16).num_parts
     4
     """
     lane_columns = min(_LANE_NBYTES // itemsize, 1 << (rank - 1).bit_length())
-    load_columns = lane_columns
-    while rank % load_columns or alignment % (load_columns * itemsize):
-        load_columns //= 2
+    load_columns = min(lane_columns, load_alignment // itemsize)
+    store_columns = min(load_columns, store_alignment // itemsize)
     num_lanes = -(-rank // lane_columns)
     group_size = min(32, 1 << (num_lanes - 1).bit_length())
-    return RankCut(load_columns, lane_columns, group_size, -(-num_lanes // group_size))
+    num_parts = -(-num_lanes // group_size)
+    return RankCut(load_columns, store_columns, lane_columns, group_size, num_parts)
 
 
-def choose_batch(num_inputs, remaps, capability):
-    """Choose of how many nonzeros a lane loads the rows before it uses the first.
+def choose_row_nbytes(row_nbytes):
+    """Choose how far apart rows should begin, so that they touch no more lines than they must.
 
-    As many as there are registers for without a spill, up to 4: with 8 the nell-1 shape took 1.03
-    times as long (H200, rank 32).
+    Examples
+    --------
+    >>> [choose_row_nbytes(n) for n in (4, 12, 28, 48, 100, 128)]
+    [4, 16, 32, 48, 128, 128]
     """
-    if capability >= 90:
-        return 4 if num_inputs <= (2 if remaps else 4) else 2
-    return 4 if num_inputs <= 2 else (1 if remaps else 2)
+    if row_nbytes % _LANE_NBYTES == 0 or row_nbytes & (row_nbytes - 1) == 0:
+        return row_nbytes
+    if row_nbytes < _LINE_NBYTES:
+        return 1 << row_nbytes.bit_length()
+    return -(-row_nbytes // _LINE_NBYTES) * _LINE_NBYTES
+
+
+def pays_to_align(num_rows, nnz, num_inputs):
+    """Say whether copying `num_rows` rows costs less than reading them where they are not aligned.
+
+    It takes about half as long again to read those (rank 31, H200).
+    """
+    return 8 * num_rows <= nnz * num_inputs
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """Say how much a multiprocessor has in flight.
+
+    Attributes
+    ----------
+    batch : int
+        Nonzeros of which a lane loads the rows before it uses the first.
+    min_blocks : int
+        Blocks of a multiprocessor that its registers and shared memory should be enough for.
+    """
+
+    batch: int
+    min_blocks: int
+
+
+def choose_occupancy(num_inputs):
+    """Choose for a number of input modes (rank 32, H200; shapes of nell-1, delicious and vast)."""
+    if num_inputs <= 2:
+        return Occupancy(batch=8, min_blocks=4)
+    if num_inputs == 3:
+        return Occupancy(batch=4, min_blocks=5)
+    return Occupancy(batch=2, min_blocks=8 if num_inputs == 4 else 4)
 
 
 def slot_nbytes(record_nbytes, ndim, itemsize):
@@ -88,9 +125,13 @@ def slot_nbytes(record_nbytes, ndim, itemsize):
     return max(record_nbytes, -(-(itemsize + 4 * ndim) // 8) * 8)
 
 
-def choose_tile_size(slot_nbytes, shared_nbytes):
-    """Choose the nonzeros of a tile, so that `MIN_BLOCKS` tiles fit in `shared_nbytes`."""
-    room = shared_nbytes // MIN_BLOCKS - 2**13  # for what the groups of a block share
+def choose_tile_size(slot_nbytes, num_inputs, shared_nbytes):
+    """Choose the nonzeros of a tile, so that blocks enough share three quarters of shared memory.
+
+    The rest is a cache of rows (vast shape: 1.1 times the time if tiles are twice as long).
+    """
+    room = shared_nbytes * 3 // 4 // choose_occupancy(num_inputs).min_blocks
+    room -= 20 * BLOCK_SIZE + 2**10  # for what groups tell each other, and the system's share
     tile_size = MAX_TILE_SIZE
     while tile_size > BLOCK_SIZE and tile_size * slot_nbytes > room:
         tile_size //= 2

@@ -57,7 +57,8 @@ def _choose_format(shape, dtype, device_id):
     """Choose how nonzeros are packed, and how many make a tile and a bucket."""
     record_format = RecordFormat.of(shape, dtype, np.uint32)
     shared_nbytes = launch.shared_nbytes_per_multiprocessor(device_id)
-    tile_size = tuning.choose_tile_size(_slot_nbytes(record_format), shared_nbytes)
+    slot_nbytes, num_inputs = _slot_nbytes(record_format), record_format.ndim - 1
+    tile_size = tuning.choose_tile_size(slot_nbytes, num_inputs, shared_nbytes)
     return record_format, tile_size, tuning.BUCKET_SIZE
 
 
@@ -83,7 +84,7 @@ def mttkrp(layout, factors, mode, out):
 
 def count_workspace_nbytes(layout, factors, mode):
     """Count the bytes that `mttkrp` takes for a while."""
-    copies = [f for n, f in enumerate(factors) if n != mode and not f.flags.c_contiguous]
+    copies = [f for n, f in enumerate(factors) if n != mode and not _is_readable(f)]
     counts = _count_partial_rows(layout.tilings[mode].carry_rows.size)
     row_nbytes = factors[mode].shape[1] * factors[mode].itemsize
     return sum(counts) * row_nbytes + 8 * sum(counts[1:]) + sum(copy.nbytes for copy in copies)
@@ -143,17 +144,53 @@ def allocate_workspace(layout, factors, mode, out):
     Returns
     -------
     arrays : list of array (I_n, R)
-        The factors of the other modes, C-contiguous.
+        The factors of the other modes, columns side by side.
     sums : list of (int64 array (n,), array (n, R))
         The rows that partial rows are of, and memory for these: for the tiles, then for segments
         of them, and so on.
     """
-    arrays = [cupy.ascontiguousarray(f) for n, f in enumerate(factors) if n != mode]
+    arrays = [f for n, f in enumerate(factors) if n != mode]
+    arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in arrays]
+    arrays = _align_rows(arrays, layout.records.shape[0])
     carry_rows, rank, dtype = layout.tilings[mode].carry_rows, out.shape[1], out.dtype
     num_tiles, *num_segments = _count_partial_rows(carry_rows.size)
     sums = [(carry_rows, cupy.empty((num_tiles, rank), dtype))]
     sums += [(cupy.empty(n, np.int64), cupy.empty((n, rank), dtype)) for n in num_segments]
     return arrays, sums
+
+
+def _is_readable(factor):
+    """Say whether kernels can read the rows of a factor where they are."""
+    row_nbytes, column_nbytes = factor.strides
+    return column_nbytes == factor.itemsize and 0 < row_nbytes < 2**32
+
+
+def _align_rows(arrays, nnz):
+    """Copy factors to rows that loads are aligned to, if that pays and there is memory for it.
+
+    The result is the same to the bit: additions do not depend on how rows are loaded.
+    """
+    row_nbytes = [tuning.choose_row_nbytes(a.shape[1] * a.itemsize) for a in arrays]
+    is_aligned = [a.strides[0] % min(n, 16) == 0 for a, n in zip(arrays, row_nbytes, strict=True)]
+    copied = [a for a, is_so in zip(arrays, is_aligned, strict=True) if not is_so]
+    num_rows = sum(a.shape[0] for a in copied)
+    if not tuning.pays_to_align(num_rows, nnz, len(arrays)):
+        return arrays
+    try:
+        return [
+            a if is_so else pad_rows(a, n)
+            for a, n, is_so in zip(arrays, row_nbytes, is_aligned, strict=True)
+        ]
+    except cupy.cuda.memory.OutOfMemoryError:
+        return arrays
+
+
+def pad_rows(array, row_nbytes):
+    """Copy a matrix to one whose rows begin `row_nbytes` apart."""
+    padded = cupy.empty((array.shape[0], row_nbytes // array.itemsize), array.dtype)
+    view = padded[:, : array.shape[1]]
+    view[...] = array
+    return view
 
 
 def compute_mode(
@@ -171,19 +208,21 @@ def compute_mode(
         return
     inputs = [n for n in range(record_format.ndim) if n != mode]
     arrays, sums = workspace
-    cut = tuning.cut_rank(rank, out.dtype.itemsize, _common_alignment([out, *arrays]))
+    load_alignment = _common_alignment(a.data.ptr | _row_nbytes(a) for a in arrays)
+    store_alignment = _common_alignment([out.data.ptr, rank * out.itemsize])
+    cut = tuning.cut_rank(rank, out.itemsize, load_alignment, store_alignment)
     kernel, shared_nbytes = _get_mttkrp_kernel(layout, tiling, cut, pull_ids, plan)
-    null = np.uint64(0)
+    num_empty, null = tiling.empty_rows.shape[0], np.uint64(0)
     ids = (null, null, null) if plan is None else (layout.spare, plan.remap_ids, plan.write_order)
     arguments = (
         make_operands(record_format, mode, inputs, arrays),
-        np.int64(records.shape[0]), np.int64(num_tiles), np.int64(tiling.empty_rows.shape[0]),
+        np.int64(records.shape[0]), np.int64(num_empty), np.int64(-(-num_empty // num_tiles)),
         np.int64(bucket_size), tiling.carry_rows, tiling.empty_rows,
         records, null if pull_ids is None else pull_ids, *ids,
         np.int32(rank), out, sums[0][1],
     )  # fmt: skip
-    grid = (min(num_tiles, launch.MAX_GRID), cut.num_parts)
-    launch.launch(kernel, grid, tuning.BLOCK_SIZE, arguments, shared_nbytes)
+    sizes = (num_tiles, cut.num_parts, tuning.BLOCK_SIZE)
+    launch.launch_tiles(kernel, *sizes, arguments, shared_nbytes)
     _add_partial_rows(sums, out)
 
 
@@ -193,7 +232,6 @@ def _get_mttkrp_kernel(layout, tiling, cut, pull_ids, plan):
         record_format,
         layout.tile_size,
         cut,
-        launch.capability(tiling.carry_rows.device.id),
         tiling.empty_rows.dtype,
         None if pull_ids is None else pull_ids.dtype,
         None if plan is None else plan.remap_ids.dtype,
@@ -212,24 +250,27 @@ def _slot_nbytes(record_format):
 
 def make_operands(record_format, mode, inputs, arrays):
     """Fill in the struct `Operands`; a mode without inputs has one that is not looked at."""
-    num = max(1, len(inputs))
-    dtype = np.dtype(
-        [
-            ("out_field", _FIELD),
-            ("input_fields", _FIELD, num),
-            ("value_slot", np.uint32),
-            ("factors", np.uint64, num),
-        ],
-        align=True,
-    )
     fields = list(zip(record_format.words, record_format.shifts, record_format.masks, strict=True))
-    operands = np.zeros((), dtype)
+    operands = np.zeros((), _operands_dtype(max(1, len(inputs))))
     operands["out_field"] = fields[mode]
     operands["value_slot"] = record_format.value_slot
     for place, (n, array) in enumerate(zip(inputs, arrays, strict=True)):
         operands["input_fields"][place] = fields[n]
         operands["factors"][place] = array.data.ptr
+        operands["row_nbytes"][place] = _row_nbytes(array)
     return operands
+
+
+@functools.cache
+def _operands_dtype(num_inputs):
+    fields = [
+        ("out_field", _FIELD),
+        ("input_fields", _FIELD, num_inputs),
+        ("value_slot", np.uint32),
+        ("factors", np.uint64, num_inputs),
+        ("row_nbytes", np.uint32, num_inputs),
+    ]
+    return np.dtype(fields, align=True)
 
 
 def _add_partial_rows(sums, out):
@@ -256,18 +297,22 @@ def _remap(layout):
         macros = remap_macros(record_format, layout.tile_size, *ids)
         kernel = launch.get_kernel("remap.cu", "remap", **macros)
         arguments = (
-            np.int64(layout.records.shape[0]), np.int64(num_tiles), np.int64(layout.bucket_size),
+            np.int64(layout.records.shape[0]), np.int64(layout.bucket_size),
             layout.records, plan.pull_ids, layout.spare, plan.remap_ids, plan.write_order,
         )  # fmt: skip
         shared_nbytes = layout.tile_size * record_format.record_nbytes
-        grid = (min(num_tiles, launch.MAX_GRID),)
-        launch.launch(kernel, grid, tuning.BLOCK_SIZE, arguments, shared_nbytes)
+        launch.launch_tiles(kernel, num_tiles, 1, tuning.BLOCK_SIZE, arguments, shared_nbytes)
     layout.swap()
 
 
-def _common_alignment(arrays):
-    """Return the largest power of two, up to 16, that divides all addresses."""
-    bits = functools.reduce(operator.or_, (array.data.ptr for array in arrays), 16)
+def _row_nbytes(array):
+    """Return how far apart rows begin, which where there is one alone its stride need not say."""
+    return array.strides[0] if array.shape[0] > 1 else array.shape[1] * array.itemsize
+
+
+def _common_alignment(numbers):
+    """Return the largest power of two, up to 16, that divides addresses and distances."""
+    bits = functools.reduce(operator.or_, numbers, 16)
     return bits & -bits
 
 
@@ -290,14 +335,10 @@ class _CudaPrimitives(Primitives):
     def order_writes(self, remap_ids, tile_size):
         macros = order_writes_macros(tile_size, remap_ids.dtype)
         kernel = launch.get_kernel("order_writes.cu", "order_writes", **macros)
-        write_order, num_tiles = (
-            cupy.empty(remap_ids.size, np.uint16),
-            -(-remap_ids.size // tile_size),
-        )
-        if num_tiles > 0:
-            arguments = (np.int64(remap_ids.size), np.int64(num_tiles), remap_ids, write_order)
-            grid = (min(num_tiles, launch.MAX_GRID),)
-            launch.launch(kernel, grid, tuning.BLOCK_SIZE, arguments)
+        write_order = cupy.empty(remap_ids.size, np.uint16)
+        num_tiles = -(-remap_ids.size // tile_size)
+        arguments = (np.int64(remap_ids.size), remap_ids, write_order)
+        launch.launch_tiles(kernel, num_tiles, 1, tuning.BLOCK_SIZE, arguments)
         return write_order
 
     def make_lock(self):

@@ -9,6 +9,7 @@ import tensorly as tl
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, linear_algebra
 from tensorly_flycoo.backend import arrays  # noqa: F401 (registers the backend)
+from tensorly_flycoo.cuda import tuning
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
@@ -290,6 +291,37 @@ def test_gram_sum_and_norms_of_tall_matrices(num_rows, dtype):
     sizes = np.abs(exact_a).T @ np.abs(exact_b)
     num_terms = num_terms or num_rows // linear_algebra.NUM_BLOCKS
     assert_sum(tl.dot(tl.transpose(x), y), exact_a.T @ exact_b, sizes, num_terms, dtype)
+
+
+@DTYPES
+def test_rows_that_lie_apart_are_tall_too(dtype):
+    wide = cupy.asarray(make_tall(2**16 + 77, dtype))
+    narrow = wide[:, 1:-1]
+    assert linear_algebra.is_tall(narrow)
+    tight = cupy.ascontiguousarray(narrow)
+    size = float(np.abs(tight.get()).sum(axis=0).max())
+    for function in (
+        lambda x: tl.dot(tl.transpose(x), x),
+        lambda x: tl.sum(x, axis=0),
+        lambda x: tl.norm(x, axis=0),
+    ):
+        found, expected = function(narrow).get(), function(tight).get()
+        assert np.abs(found - expected).max() <= 64 * np.finfo(dtype).eps * size
+
+
+@DTYPES
+@pytest.mark.parametrize("rank", [3, 7, 8, 25])
+def test_solve_aligns_the_rows_of_tall_factors(rank, dtype):
+    """MTTKRP reads them at full speed; they are the factors that others would be."""
+    rng = np.random.default_rng(0)
+    gram = np.eye(rank) + 0.1 * rng.random((rank, rank))
+    rows = rng.standard_normal((2**15 + 5, rank))
+    on_gpu = cupy.asarray(rows.astype(dtype))
+    factor = tl.solve(cupy.asarray(gram.astype(dtype)), tl.transpose(on_gpu)).T
+    assert factor.shape == rows.shape
+    assert factor.strides[0] == tuning.choose_row_nbytes(rank * factor.itemsize)
+    expected = np.linalg.solve(gram, rows.T).T
+    assert np.abs(factor.get() - expected).max() <= 1000 * np.finfo(dtype).eps * np.abs(rows).max()
 
 
 @DTYPES

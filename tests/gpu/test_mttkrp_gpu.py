@@ -3,6 +3,7 @@
 Every tolerance is `reference.mttkrp_error_bound`, and what flushing subnormals to zero may add.
 """
 
+import itertools
 import threading
 
 import cupy
@@ -11,7 +12,7 @@ import pytest
 
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.cuda import launch, tuning
-from tensorly_flycoo.engines import reference
+from tensorly_flycoo.engines import cuda, reference
 from tensorly_flycoo.format import layouts, primitives
 
 LAYOUTS = ("remap", "replicated", "indexed")
@@ -161,6 +162,53 @@ def test_factors_that_are_not_aligned_or_not_contiguous(layout):
     for mode in range(3):
         check(compute(x, shifted, mode), coords, values, shape, factors, mode)
         check(compute(x, strided, mode), coords, values, shape, factors, mode)
+
+
+def copy_to_rows(factor, row_nbytes):
+    """Copy a factor to rows that lie `row_nbytes` apart, with nan in between."""
+    wide = cupy.full((factor.shape[0], row_nbytes // factor.itemsize), np.nan, factor.dtype)
+    wide[:, : factor.shape[1]] = factor
+    return wide[:, : factor.shape[1]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("rank", [1, 3, 7, 25, 31, 50])
+def test_rows_that_lie_apart_give_the_same_bits(monkeypatch, rank, layout, dtype):
+    """As factors do that the backend's solve made, and copies of those that no load is aligned to.
+
+    The result is written where it was asked for, and nowhere beside it.
+    """
+    problem = coords, values, shape, factors = make_problem((1, 300, 70), 9000, rank, dtype)
+    x = FlycooTensor(coords, values, shape, layout=layout, device="cuda")
+    factors = [cupy.asarray(factor) for factor in factors]
+    itemsize = factors[0].itemsize
+    tight = rank * itemsize
+    rows = {tuning.choose_row_nbytes(tight), tight, tight + itemsize, -(-tight // 16) * 16}
+    kinds = [[copy_to_rows(f, row_nbytes) for f in factors] for row_nbytes in rows]
+    for mode in range(3):
+        results = []
+        for pays, kind in itertools.product([True, False], kinds):
+            monkeypatch.setattr(tuning, "pays_to_align", lambda *_, pays=pays: pays)
+            results.append(compute(x, kind, mode))
+        check(results[0], *problem, mode)
+        assert len({result.tobytes() for result in results}) == 1
+
+
+def test_rows_are_not_copied_where_memory_is_short(monkeypatch):
+    coords, values, shape, factors = make_problem((30, 300, 70), 9000, 31, "float32")
+    x = FlycooTensor(coords, values, shape, device="cuda")
+    factors = [cupy.asarray(factor) for factor in factors]
+    expected = mttkrp(x, factors, 0)
+    asked_for = []
+
+    def fail(array, row_nbytes):
+        asked_for.append(row_nbytes)
+        raise cupy.cuda.memory.OutOfMemoryError(1, 0)
+
+    monkeypatch.setattr(cuda, "pad_rows", fail)
+    assert (mttkrp(x, factors, 0) == expected).all()
+    assert asked_for == [128]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -6,6 +6,7 @@ memory, and would be in every iteration of an inner loop.
 
 import importlib.util
 import itertools
+import math
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -56,10 +57,6 @@ def compile_source(file, architecture, macros):
     return log
 
 
-def get_capability(architecture):
-    return int(architecture.removeprefix("sm_"))
-
-
 def check_no_spills(log):
     spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", log)
     assert spills, log
@@ -88,14 +85,16 @@ def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
     record_format = make_format(ndim, dtype)
     itemsize = record_format.dtype.itemsize
     slot_nbytes = tuning.slot_nbytes(record_format.record_nbytes, ndim, itemsize)
-    tile_size = tuning.choose_tile_size(slot_nbytes, ARCHITECTURES[architecture])
-    cuts = {tuning.cut_rank(rank, itemsize, 16) for rank in RANKS}
-    ids, capability = [np.dtype(np.uint32)] * 3, get_capability(architecture)
+    tile_size = tuning.choose_tile_size(slot_nbytes, ndim - 1, ARCHITECTURES[architecture])
+    rows = [(rank, itemsize, math.gcd(16, rank * itemsize)) for rank in RANKS]
+    cuts = {tuning.cut_rank(*row, row[-1]) for row in rows}  # factors that lie as they come
+    cuts |= {tuning.cut_rank(rank, itemsize, 16, stores) for rank, itemsize, stores in rows}
+    ids = [np.dtype(np.uint32)] * 3
     compile_all(
         (
             "mttkrp.cu",
             architecture,
-            mttkrp_macros(record_format, tile_size, cut, capability, *dtypes),
+            mttkrp_macros(record_format, tile_size, cut, *dtypes),
         )
         for cut in cuts
         for dtypes in (ids, ids[:1])
@@ -109,11 +108,10 @@ def test_every_way_to_fetch_a_record_compiles(architecture):
     narrow, wide, short = np.dtype(np.uint32), np.dtype(np.uint64), np.dtype(np.uint16)
     layouts = [(None, None), (narrow, None), (wide, None), (narrow, narrow), (short, wide)]
     jobs = []
-    for ids, tile_size, bits in itertools.product(layouts, (256, 2048), (10, 32)):
+    for ids, tile_size, bits in itertools.product(layouts, (256, 1024), (10, 32)):
         record_format = make_format(3, "float32", bits)
-        cut = tuning.cut_rank(32, 4, 16)
-        capability = get_capability(architecture)
-        macros = mttkrp_macros(record_format, tile_size, cut, capability, narrow, *ids)
+        cut = tuning.cut_rank(32, 4, 16, 16)
+        macros = mttkrp_macros(record_format, tile_size, cut, narrow, *ids)
         jobs.append(("mttkrp.cu", architecture, macros))
         if ids[1] is not None:
             jobs.append(("remap.cu", architecture, remap_macros(record_format, tile_size, *ids)))
@@ -130,9 +128,9 @@ def test_many_modes_compile(architecture):
     """Their nonzeros leave room for so few in a tile that a lane has one at a time."""
     record_format = make_format(64, "float64")
     slot_nbytes = tuning.slot_nbytes(record_format.record_nbytes, 64, 8)
-    tile_size = tuning.choose_tile_size(slot_nbytes, ARCHITECTURES[architecture])
-    cut, ids = tuning.cut_rank(1, 8, 16), [np.dtype(np.uint32)] * 3
-    macros = mttkrp_macros(record_format, tile_size, cut, get_capability(architecture), *ids)
+    tile_size = tuning.choose_tile_size(slot_nbytes, 63, ARCHITECTURES[architecture])
+    cut, ids = tuning.cut_rank(1, 8, 16, 16), [np.dtype(np.uint32)] * 3
+    macros = mttkrp_macros(record_format, tile_size, cut, *ids)
     compile_source("mttkrp.cu", architecture, macros)  # some registers do spill
 
 
@@ -145,7 +143,7 @@ def test_the_benchmark_s_floor_compiles(ndim, dtype):
     macros = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(macros)
     record_format = make_format(ndim, dtype)
-    cuts = [tuning.cut_rank(rank, record_format.dtype.itemsize, 16) for rank in (16, 32, 64)]
+    cuts = [tuning.cut_rank(rank, record_format.dtype.itemsize, 16, 16) for rank in (16, 32, 64)]
     compile_all(
         (macros.SOURCE, "sm_90", macros.gather_only_macros(record_format, cut, setting))
         for setting, cut in itertools.product(macros.SETTINGS, cuts)
@@ -202,24 +200,41 @@ def test_unknown_source():
         load_source("nothing.cu")
 
 
-@pytest.mark.parametrize("alignment", [4, 8, 16])
+@pytest.mark.parametrize("store_alignment", [4, 8, 16])
+@pytest.mark.parametrize("load_alignment", [4, 8, 16])
 @pytest.mark.parametrize("itemsize", [4, 8])
 @pytest.mark.parametrize("rank", [*RANKS, 2, 3, 4, 5, 33, 1000])
-def test_a_cut_holds_all_columns(rank, itemsize, alignment):
-    cut = tuning.cut_rank(rank, itemsize, max(alignment, itemsize))
-    assert rank % cut.load_columns == 0
-    assert cut.load_columns * itemsize <= max(alignment, itemsize)
+def test_a_cut_holds_all_columns(rank, itemsize, load_alignment, store_alignment):
+    load_alignment, store_alignment = max(load_alignment, itemsize), max(store_alignment, itemsize)
+    cut = tuning.cut_rank(rank, itemsize, load_alignment, store_alignment)
+    assert cut.load_columns * itemsize <= load_alignment
+    assert cut.store_columns * itemsize <= store_alignment
     assert cut.lane_columns % cut.load_columns == 0
-    aligned = tuning.cut_rank(rank, itemsize, 16)
+    assert cut.load_columns % cut.store_columns == 0
+    aligned = tuning.cut_rank(rank, itemsize, 16, 16)
     assert (cut.lane_columns, cut.group_size) == (aligned.lane_columns, aligned.group_size)
     assert cut.group_size in (1, 2, 4, 8, 16, 32)
     part = cut.lane_columns * cut.group_size
     assert (cut.num_parts - 1) * part < rank <= cut.num_parts * part
 
 
+@pytest.mark.parametrize("itemsize", [4, 8])
+@pytest.mark.parametrize("rank", [*RANKS, 2, 3, 4, 5, 12, 33, 1000])
+def test_aligned_rows_touch_as_few_lines_as_they_can(rank, itemsize):
+    row_nbytes = tuning.choose_row_nbytes(rank * itemsize)
+    assert 0 <= row_nbytes - rank * itemsize < 64
+    if rank * itemsize % 16:
+        starts = row_nbytes * np.arange(64)
+        num_lines = (starts + rank * itemsize - 1) // 64 - starts // 64 + 1
+        assert set(num_lines) == {-(-rank * itemsize // 64)}
+
+
 @pytest.mark.parametrize("shared_nbytes", [64 * 1024, 100 * 1024, 164 * 1024, 228 * 1024])
 @pytest.mark.parametrize("slot_nbytes", [8, 16, 24, 40, 64])
-def test_tiles_fit(slot_nbytes, shared_nbytes):
-    tile_size = tuning.choose_tile_size(slot_nbytes, shared_nbytes)
+@pytest.mark.parametrize("num_inputs", [0, 2, 3, 4, 7])
+def test_tiles_fit(num_inputs, slot_nbytes, shared_nbytes):
+    tile_size = tuning.choose_tile_size(slot_nbytes, num_inputs, shared_nbytes)
     assert tile_size % tuning.BLOCK_SIZE == 0
-    assert tuning.MIN_BLOCKS * (tile_size * slot_nbytes + 2**13) <= shared_nbytes
+    is_least = tile_size == tuning.BLOCK_SIZE
+    num_blocks = 1 if is_least else tuning.choose_occupancy(num_inputs).min_blocks
+    assert num_blocks * (tile_size * slot_nbytes + 19 * tuning.BLOCK_SIZE) <= shared_nbytes
