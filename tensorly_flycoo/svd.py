@@ -9,7 +9,6 @@ from .array_modules import array_module, is_cupy
 from .checks import check_mode, check_rank, densify_error, num_cells
 from .conversion import as_flycoo
 from .eigen import find_leading_eigenpairs
-from .format.ordering import sort_places
 from .linear_algebra import qr
 
 #: Up to this many rows (or columns) the Gram matrix is formed.
@@ -112,8 +111,8 @@ class Unfolding(LazyArray):
         with layout.hold_order(0 if self.mode else ndim - 1, primitives) as (records, places):
             if self.mode:
                 later_modes = range(ndim - 1, self.mode, -1)
-                arguments = (records, layout.record_format, later_modes, primitives, places)
-                places = sort_places(*arguments)
+                arguments = (records, layout.record_format, later_modes, places)
+                places = primitives.sort_places(*arguments)
             yield records, places
 
     def svd(self, rank):

@@ -30,6 +30,13 @@ def launch(kernel, grid, block_size, arguments, shared_nbytes=0):
     kernel(grid, (block_size,), arguments, shared_mem=shared_nbytes)
 
 
+def launch_items(kernel, num_items, block_size, arguments):
+    """Launch a thread for each item, or as many as a grid may have: the kernel loops."""
+    grid = (min(-(-num_items // block_size), MAX_GRID),)
+    if num_items > 0:
+        launch(kernel, grid, block_size, arguments)
+
+
 def launch_tiles(kernel, num_tiles, num_parts, block_size, arguments, shared_nbytes=0):
     """Launch a block for each tile, and along y for each part of the columns.
 

@@ -12,6 +12,17 @@ _TYPES = {
     np.dtype(np.uint64): "unsigned long long",
 }
 
+_COORD_TYPES = {
+    np.dtype(np.int8): "signed char",
+    np.dtype(np.int16): "short",
+    np.dtype(np.int32): "int",
+    np.dtype(np.int64): "long long",
+    np.dtype(np.uint8): "unsigned char",
+    np.dtype(np.uint16): "unsigned short",
+    np.dtype(np.uint32): "unsigned",
+    np.dtype(np.uint64): "unsigned long long",
+}
+
 
 def mttkrp_macros(record_format, tile_size, cut, empty_dtype, pull_dtype=None, remap_dtype=None):
     """Specialise `mttkrp.cu`; without `pull_dtype` or `remap_dtype` it does not pull or remap."""
@@ -51,6 +62,16 @@ def order_writes_macros(tile_size, remap_dtype):
 def partial_rows_macros(dtype):
     """Specialise `partial_rows.cu`."""
     return {"VALUE": _TYPES[dtype], "SEGMENT": tuning.SEGMENT}
+
+
+def pack_macros(record_format, coord_dtype):
+    """Specialise `pack.cu`."""
+    return {
+        "COORD": _COORD_TYPES[coord_dtype],
+        "VALUE": _TYPES[record_format.dtype],
+        "NDIM": record_format.ndim,
+        "NUM_WORDS": record_format.num_words,
+    }
 
 
 def sum_groups_macros(dtype):

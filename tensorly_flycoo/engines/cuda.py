@@ -7,7 +7,6 @@ lie on the device that was current when it was built.
 import functools
 import itertools
 import operator
-import threading
 
 import cupy
 import numpy as np
@@ -15,14 +14,12 @@ import numpy as np
 from ..cuda import launch, tuning
 from ..cuda.macros import (
     mttkrp_macros,
-    order_writes_macros,
     partial_rows_macros,
     remap_macros,
-    sum_groups_macros,
 )
 from ..format import layouts
 from ..format.packing import RecordFormat
-from ..format.primitives import Primitives, index_dtype
+from .cuda_building import primitives
 
 NAME = "cuda"
 ARRAY_TYPE = cupy.ndarray
@@ -99,35 +96,6 @@ def gram(starts, ids, values, size):
 
     groups = csr_matrix((values, ids, starts), shape=(starts.size - 1, size))
     return cupy.tril((groups.T.tocsr() @ groups).toarray())
-
-
-class _StreamLock:
-    """A lock whose holders take turns on the device too, each on its own stream.
-
-    A launch returns before it has run. So who holds the lock next makes its stream wait for what
-    the last one launched: a remapping for one that moves the same records, and also for a copy of
-    them, which the second remapping after it would otherwise overwrite while it is being made.
-    """
-
-    def __init__(self):
-        self._lock = threading.Lock()
-        self._last_use = None
-
-    def __enter__(self):
-        self._lock.acquire()
-        try:
-            if self._last_use is not None:
-                cupy.cuda.get_current_stream().wait_event(self._last_use)
-        except BaseException:
-            self._lock.release()
-            raise
-
-    def __exit__(self, *exception):
-        try:
-            event = cupy.cuda.Event(disable_timing=True)
-            self._last_use = cupy.cuda.get_current_stream().record(event)
-        finally:
-            self._lock.release()
 
 
 def _count_partial_rows(num_tiles):
@@ -281,12 +249,7 @@ def _add_partial_rows(sums, out):
         arguments = (
             np.int64(rows.size), rows, np.int32(out.shape[1]), partial_rows, out, *segments
         )  # fmt: skip
-        launch.launch(kernel, _grid_of(segments[1].size), tuning.BLOCK_SIZE, arguments)
-
-
-def _grid_of(num_items):
-    """Return a grid with a thread for each item, or with as many as a grid may have."""
-    return (min(-(-num_items // tuning.BLOCK_SIZE), launch.MAX_GRID),)
+        launch.launch_items(kernel, segments[1].size, tuning.BLOCK_SIZE, arguments)
 
 
 def _remap(layout):
@@ -314,56 +277,3 @@ def _common_alignment(numbers):
     """Return the largest power of two, up to 16, that divides addresses and distances."""
     bits = functools.reduce(operator.or_, numbers, 16)
     return bits & -bits
-
-
-class _CudaPrimitives(Primitives):
-    """CuPy's radix sorts; records that lie together are written together."""
-
-    write_order_itemsize = 2
-
-    def __init__(self):
-        super().__init__(cupy, block_size=2**26)
-
-    def sum_groups(self, values, starts):
-        kernel = launch.get_kernel("sum_groups.cu", "sum_groups", **sum_groups_macros(values.dtype))
-        sums = cupy.empty(starts.size, values.dtype)
-        edges = cupy.append(starts, values.size).astype(np.int64, copy=False)
-        arguments = (np.int64(starts.size), edges, cupy.ascontiguousarray(values), sums)
-        launch.launch(kernel, _grid_of(starts.size), tuning.BLOCK_SIZE, arguments)
-        return sums
-
-    def order_writes(self, remap_ids, tile_size):
-        macros = order_writes_macros(tile_size, remap_ids.dtype)
-        kernel = launch.get_kernel("order_writes.cu", "order_writes", **macros)
-        write_order = cupy.empty(remap_ids.size, np.uint16)
-        num_tiles = -(-remap_ids.size // tile_size)
-        arguments = (np.int64(remap_ids.size), remap_ids, write_order)
-        launch.launch_tiles(kernel, num_tiles, 1, tuning.BLOCK_SIZE, arguments)
-        return write_order
-
-    def make_lock(self):
-        return _StreamLock()
-
-    def sum_nbytes(self, nnz, itemsize):
-        return nnz * (8 + 8 + 2 * itemsize)  # starts, edges; values and sums
-
-    def sort_nbytes(self, nnz, size):
-        # Rows, in two orders, while they are sorted; a flag a row and the int64 numbers of some.
-        return max(8 * nnz + _argsort_nbytes(nnz, 4), 4 * nnz + 9 * size)
-
-    def split_nbytes(self, nnz, bucket_size):
-        # Buckets while they are sorted, and where items will go.
-        itemsize = index_dtype(nnz).itemsize
-        return 2 * itemsize * nnz + _argsort_nbytes(nnz, itemsize)
-
-
-def _argsort_nbytes(nnz, itemsize):
-    """Count the bytes that `cupy.argsort` takes at most, the int64 order that it returns included.
-
-    A radix sort moves a copy of the keys and the order between two places each; what it counts
-    keys with is small.
-    """
-    return 2 * (itemsize + 8) * nnz + nnz // 2 + 2**20
-
-
-primitives = _CudaPrimitives()

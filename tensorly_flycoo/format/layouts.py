@@ -24,7 +24,6 @@ from .ordering import (
     count_canonical_nbytes,
     count_sort_nbytes,
     make_canonical_records,
-    sort_places,
 )
 from .primitives import index_dtype
 from .tiling import count_tiling_nbytes, tile_rows
@@ -209,7 +208,7 @@ class RemapLayout:
         # Order 0 is by modes 0, 1, ... and the last one by the last mode, ..., 1, 0.
         modes = range(self.record_format.ndim)
         modes = modes if mode else reversed(modes)
-        return sort_places(self.records, self.record_format, modes, primitives)
+        return primitives.sort_places(self.records, self.record_format, modes)
 
     def map_values(self, function, scale):
         """Make a layout with the same plans and ``function(values)``, of `scale` times the norm."""

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from .primitives import compare_neighbours, index_dtype
+from .primitives import index_dtype
 
 #: Sums of squares between these have lost nothing that float64 could hold.
 _SAFE_SQUARES = (1e-200, 1e200)
@@ -32,15 +32,15 @@ def make_canonical_records(coords, values, record_format, primitives):
     ValueError
         If a coordinate lies outside the shape, or a value is not finite.
     """
-    xp = primitives.xp
     records, is_rising, has_zeros = primitives.pack(coords, values, record_format)
     if has_zeros:
         records = drop_zeros(records, record_format)
     if is_rising:
         return records
     modes = reversed(range(record_format.ndim))
-    records = primitives.gather(records, sort_places(records, record_format, modes, primitives))
-    _, is_equal = compare_neighbours(record_format.coords(records, xp), xp)
+    places = primitives.sort_places(records, record_format, modes)
+    records = primitives.gather(records, places)
+    is_equal = primitives.find_duplicates(records, record_format)
     if not bool(is_equal.any()):
         return records
     records = sum_duplicates(records, record_format, is_equal, primitives)
@@ -53,21 +53,6 @@ def drop_zeros(records, record_format):
     return records if bool(is_nonzero.all()) else records[is_nonzero]
 
 
-def sort_places(records, record_format, modes, primitives, places=None):
-    """Sort places of records by their rows of some `modes`, the last of which counts most.
-
-    Stable: ties stay in the order of `places`, or of the records where that is None. So does all
-    where there are no modes.
-    """
-    xp, nnz = primitives.xp, records.shape[0]
-    positions = xp.empty(nnz, index_dtype(nnz))
-    for mode in modes:
-        target = xp.empty_like(positions)
-        primitives.sort_by_row(records, record_format, mode, places, target, positions)
-        places = target
-    return places
-
-
 def count_canonical_nbytes(nnz, record_format, primitives):
     """Count the bytes that `make_canonical_records` has at once at most, beside its arguments.
 
@@ -75,9 +60,10 @@ def count_canonical_nbytes(nnz, record_format, primitives):
     """
     records, flags = nnz * record_format.record_nbytes, 3 * nnz
     places = 3 * nnz * index_dtype(nnz).itemsize
-    sorting = places + max(count_sort_nbytes(nnz, record_format, primitives), records)
+    sorting = primitives.sort_places_nbytes(nnz, record_format.shape)
+    sorting = places + max(sorting, records)
     summing = records + primitives.sum_nbytes(nnz, record_format.dtype.itemsize)
-    comparing = nnz * (8 * record_format.ndim + 4)
+    comparing = nnz * (record_format.word_dtype.itemsize + 2)
     return flags + records + max(sorting, summing, comparing)
 
 

@@ -127,6 +127,12 @@ class RecordFormat:
             coords[mode] = self.rows(records, mode, xp)
         return coords
 
+    def split_words(self, bits):
+        """Split the bits of a window into the words that it starts in and may end in."""
+        word_bits = 8 * self.word_dtype.itemsize
+        low, high = bits % (1 << word_bits), bits >> word_bits
+        return (low, high) if high else (low,)
+
     def values(self, records):
         """View the values (nnz,) inside the records."""
         return records.view(self.dtype)[:, self.value_slot]

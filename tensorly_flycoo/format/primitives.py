@@ -76,6 +76,37 @@ class Primitives:
         self._invert(order, positions)
         return None
 
+    def sort_places(self, records, record_format, modes, places=None):
+        """Sort places of records by their rows of some `modes`, the last of which counts most.
+
+        Stable: ties stay in the order of `places`, or of the records where that is None. So does
+        all where there are no modes.
+        """
+        nnz = records.shape[0]
+        positions = self.xp.empty(nnz, index_dtype(nnz))
+        for mode in modes:
+            target = self.xp.empty_like(positions)
+            self.sort_by_row(records, record_format, mode, places, target, positions)
+            places = target
+        return places
+
+    def find_duplicates(self, records, record_format):
+        """Say for each record but the first whether the one before has the same coordinates."""
+        masks = [0] * record_format.num_words
+        for word, shift, mask in zip(
+            record_format.words, record_format.shifts, record_format.masks, strict=True
+        ):
+            for place, bits in enumerate(record_format.split_words(mask << shift)):
+                masks[word + place] |= bits
+        is_equal = self.xp.ones(max(records.shape[0] - 1, 0), bool)
+        for word, mask in enumerate(masks):
+            if mask:
+                column = records[:, word]
+                difference = column[1:] ^ column[:-1]
+                difference &= record_format.word_dtype.type(mask)
+                is_equal &= difference == 0
+        return is_equal
+
     def plan_remap(
         self, records, record_format, mode, places, bucket_size, target, remap_ids, pull_ids
     ):
@@ -158,6 +189,10 @@ class Primitives:
         """Count the bytes that `sort_by_row` or `find_empty_rows` takes for a while at most."""
         # Rows, in two orders, and how to sort them; a flag a row and their int64 numbers.
         return max(16 * nnz, 4 * nnz + 9 * size)
+
+    def sort_places_nbytes(self, nnz, shape):
+        """Count the bytes that `sort_places` takes for a while at most, beside two orders."""
+        return max(self.sort_nbytes(nnz, size) for size in shape)
 
     def split_nbytes(self, nnz, bucket_size):
         """Count the bytes that what is done with positions takes for a while at most.

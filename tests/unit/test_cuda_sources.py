@@ -20,6 +20,7 @@ from tensorly_flycoo.cuda import tuning
 from tensorly_flycoo.cuda.macros import (
     mttkrp_macros,
     order_writes_macros,
+    pack_macros,
     partial_rows_macros,
     remap_macros,
     sum_groups_macros,
@@ -117,6 +118,11 @@ def test_every_way_to_fetch_a_record_compiles(architecture):
             jobs.append(("remap.cu", architecture, remap_macros(record_format, tile_size, *ids)))
             macros = order_writes_macros(tile_size, ids[1])
             jobs.append(("order_writes.cu", architecture, macros))
+    formats = [make_format(ndim, dtype) for ndim in (1, 3, 8) for dtype in DTYPES]
+    coord_dtypes = [np.dtype(kind + size) for kind in "iu" for size in "1248"]
+    for record_format, coord_dtype in itertools.product(formats, coord_dtypes):
+        if record_format.ndim == 3 or coord_dtype == "int64":
+            jobs.append(("pack.cu", architecture, pack_macros(record_format, coord_dtype)))
     jobs += [("partial_rows.cu", architecture, partial_rows_macros(np.dtype(d))) for d in DTYPES]
     jobs += [("sum_groups.cu", architecture, sum_groups_macros(np.dtype(d))) for d in DTYPES]
     compile_all(jobs)

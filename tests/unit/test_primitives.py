@@ -248,3 +248,28 @@ def test_no_neighbours(nnz):
 )
 def test_index_dtype_is_the_smallest_that_fits(count, smallest, expected):
     assert index_dtype(count, smallest=smallest) == expected
+
+
+@pytest.mark.parametrize("word", [np.uint32, np.uint64])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(5,), (1, 7), (3, 2**20, 4), (2**31, 2**30, 2, 2**32)])
+def test_sort_places_and_find_duplicates(shape, dtype, word):
+    """By the last mode first, and by the first mode last: neighbours that are equal are repeats."""
+    rng = np.random.default_rng(0)
+    coords = np.stack([rng.integers(max(0, size - 3), size, 500) for size in shape])
+    values = rng.standard_normal(500).astype(dtype)
+    record_format = RecordFormat.of(shape, dtype, word)
+    records = record_format.pack(coords, values)
+    places = Primitives().sort_places(records, record_format, reversed(range(len(shape))))
+    np.testing.assert_array_equal(places, np.lexsort(coords[::-1]))
+    ordered = coords[:, places]
+    is_equal = Primitives().find_duplicates(records[places], record_format)
+    np.testing.assert_array_equal(is_equal, (ordered[:, 1:] == ordered[:, :-1]).all(axis=0))
+    assert is_equal.any()
+
+
+def test_sorting_by_no_mode_changes_nothing():
+    record_format = RecordFormat.of((5, 5), "float32", np.uint32)
+    records = record_format.pack(np.zeros((2, 3), int), np.ones(3, np.float32))
+    places = np.array([2, 0, 1])
+    assert Primitives().sort_places(records, record_format, (), places) is places
