@@ -38,8 +38,7 @@ def make_canonical_records(coords, values, record_format, primitives):
     if is_rising:
         return records
     modes = reversed(range(record_format.ndim))
-    places = primitives.sort_places(records, record_format, modes)
-    records = primitives.gather(records, places)
+    records = primitives.gather(records, primitives.sort_places(records, record_format, modes))
     is_equal = primitives.find_duplicates(records, record_format)
     if not bool(is_equal.any()):
         return records
@@ -63,7 +62,7 @@ def count_canonical_nbytes(nnz, record_format, primitives):
     sorting = primitives.sort_places_nbytes(nnz, record_format.shape)
     sorting = places + max(sorting, records)
     summing = records + primitives.sum_nbytes(nnz, record_format.dtype.itemsize)
-    comparing = nnz * (record_format.word_dtype.itemsize + 2)
+    comparing = nnz * (2 * record_format.word_dtype.itemsize + 2)
     return flags + records + max(sorting, summing, comparing)
 
 

@@ -70,7 +70,7 @@ class Primitives:
         empty_rows : unsigned integer array, or None
             What `find_empty_rows` would find, where it came by the way.
         """
-        rows = record_format.rows(records, mode, self.xp)
+        rows = _narrow(record_format.rows(records, mode, self.xp), record_format.shape[mode])
         order = self.xp.argsort(rows if places is None else rows[places], kind="stable")
         target[...] = order if places is None else places[order]
         self._invert(order, positions)
@@ -143,6 +143,7 @@ class Primitives:
             Receives, for each position, where in its bucket the item of that position is stored.
         """
         buckets = positions // positions.dtype.type(bucket_size)
+        buckets = _narrow(buckets, -(-positions.size // bucket_size))
         stored_now = self.xp.empty_like(stored)
         self._invert(self.xp.argsort(buckets, kind="stable"), stored_now)
         offsets[positions] = stored_now % stored.dtype.type(bucket_size)
@@ -235,6 +236,11 @@ class Primitives:
 
     def _invert(self, order, positions):
         positions[order] = self.xp.arange(order.size, dtype=positions.dtype)
+
+
+def _narrow(keys, count):
+    """Give keys below `count` the smallest type: a radix sort of 16 bits takes half the passes."""
+    return keys.astype(index_dtype(count, smallest="uint16"), copy=False)
 
 
 def compare_neighbours(coords, xp=np):
