@@ -1,0 +1,100 @@
+"""Functions of TensorLy that are dense by nature: told of at once, by name, with what to use.
+
+Whatever else of TensorLy a sparse tensor is handed to comes to an array function of the backend,
+which refuses it by the name of that function.
+"""
+
+import functools
+import importlib
+import inspect
+import sys
+
+from tensorly.backend import BackendManager
+
+from ..checks import densify_error
+from .arrays import find_sparse
+
+_PARAFAC = "use tl.decomposition.parafac"
+_TUCKER = "use tl.decomposition.tucker"
+_DEFLATION = f"it subtracts one component after the other from the tensor: {_PARAFAC}"
+_CORES = f"it forms the product of all cores but one, as long as an unfolding: {_PARAFAC}"
+_REGRESSION = (
+    "it forms the regression weights, with an element for each cell of a sample: regress on the "
+    "factor of the samples that tl.decomposition.parafac gives"
+)
+
+#: By module and name of a function, or of a class with the methods that are handed a tensor: why
+#: it is dense, and what to use instead.
+DENSE_BY_NATURE = {
+    "tensorly.decomposition": {
+        "non_negative_tucker": f"it forms products as long as an unfolding: {_TUCKER}",
+        "non_negative_tucker_hals": f"it forms products as long as an unfolding: {_TUCKER}",
+        "robust_pca": f"its low-rank part has an element for each cell: {_PARAFAC}",
+        "tensor_ring_als": _CORES,
+        "tensor_ring_als_sampled": _CORES,
+        "parafac_power_iteration": _DEFLATION,
+        "power_iteration": _DEFLATION,
+        "symmetric_parafac_power_iteration": _DEFLATION,
+        "symmetric_power_iteration": _DEFLATION,
+        "coupled_matrix_tensor_3d_factorization": f"it forms Khatri-Rao products: {_PARAFAC}",
+    },
+    "tensorly.contrib.decomposition": {
+        "tensor_train_cross": "it looks elements up one by one: use tl.decomposition.tensor_train",
+        "tensor_train_OI": "it forms the whole tensor: use tl.decomposition.tensor_train",
+    },
+    "tensorly.regression": {
+        "CPRegressor": _REGRESSION,
+        "TuckerRegressor": _REGRESSION,
+        "CP_PLSR": "it subtracts the mean of the samples, which makes all elements nonzero: "
+        "regress on the factor of the samples that tl.decomposition.parafac gives",
+    },
+    "tensorly.cp_tensor": {
+        "cp_lstsq_grad": "it subtracts the reconstructed tensor: tensorly_flycoo.mttkrp gives the "
+        "part of the gradient that depends on the tensor"
+    },
+    "tensorly.preprocessing": {
+        "svd_compress_tensor_slices": "right singular vectors have an element for each column: "
+        "tl.decomposition.parafac2 takes sparse slices as they are",
+    },
+}
+
+_METHODS = ("fit", "fit_transform", "predict", "transform")
+
+
+def install_refusals(module_name):
+    """Make the functions of one module that are dense by nature say so; once."""
+    module = importlib.import_module(module_name)
+    for name, reason in DENSE_BY_NATURE[module_name].items():
+        original = getattr(module, name, None)  # not every TensorLy has all of them
+        label = f"{module_name.replace('tensorly', 'tl', 1)}.{name}"
+        if inspect.isclass(original):
+            for method in set(_METHODS).intersection(vars(original)):
+                refusing = _refuse_sparse(getattr(original, method), f"{label}.{method}", reason)
+                setattr(original, method, refusing)
+        elif original is not None:
+            replace_everywhere(original, _refuse_sparse(original, label, reason))
+
+
+def replace_everywhere(original, replacement):
+    """Put `replacement` wherever a module of TensorLy has `original`."""
+    modules = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == "tensorly"]
+    for module in modules:
+        for name, value in list(vars(module).items()):
+            if value is original:
+                setattr(module, name, replacement)
+
+
+def _refuse_sparse(original, label, reason):
+    if hasattr(original, "_flycoo_hook"):
+        return original
+
+    @functools.wraps(original)
+    def refuse_sparse(*args, **kwargs):
+        if BackendManager.get_backend() == "flycoo":
+            sparse = find_sparse((*args, *kwargs.values()))
+            if sparse is not None:
+                raise densify_error(label, tuple(sparse.shape), reason)
+        return original(*args, **kwargs)
+
+    refuse_sparse._flycoo_hook = True
+    return refuse_sparse
