@@ -5,6 +5,8 @@ Where a view is the tensor as it was, or an unfolding along one mode, it is retu
 
 import math
 
+import numpy as np
+
 from .checks import densify_error, num_cells
 from .contraction import average_modes, check_axes, inner, sum_modes
 from .conversion import is_sparse
@@ -77,12 +79,12 @@ def dot(a, b):
     The product of two vectorised tensors is a number; see `inner`.
     """
     a, b = (Unfolding(x, 0) if is_sparse(x) and x.ndim == 2 else x for x in (a, b))
-    if a.ndim == b.ndim == 1:
+    if np.ndim(a) == np.ndim(b) == 1:
         return _dot_vectors(a, b)
     lazy = next(x for x in (a, b) if is_lazy_or_sparse(x))
     if not isinstance(lazy, ModeView):
-        shape = (*a.shape[:-1], *b.shape[1:])
-        raise densify_error("tl.dot", shape, "unfold the tensor, or use tl.tenalg.mode_dot")
+        instead = "unfold the tensor, or use tl.tenalg.mode_dot"
+        raise densify_error("tl.dot", (*np.shape(a)[:-1], *np.shape(b)[1:]), instead)
     return a @ b
 
 

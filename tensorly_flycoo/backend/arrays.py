@@ -148,6 +148,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         """Decompose a matrix; of an unfolding only when the leading vectors are sliced."""
         if is_sparse(matrix) and matrix.ndim == 2:
             matrix = Unfolding(matrix, 0)
+        if is_sparse(matrix):
+            raise densify_error("tl.svd", matrix.shape, "tl.unfold(x, mode) makes it a matrix")
         if not isinstance(matrix, Unfolding):
             return np.linalg.svd(matrix, full_matrices=full_matrices, **kwargs)
         if full_matrices:

@@ -13,9 +13,9 @@ from ..checks import check_place, densify_error
 from ..conversion import as_flycoo
 from ..mttkrp import mttkrp
 from ..svd import LazySVD, Unfolding
-from . import algebra
+from . import algebra, decompositions
 from .arrays import find_sparse
-from .refusals import DENSE_BY_NATURE, install_refusals
+from .refusals import DENSE_BY_NATURE, DENSE_MODULES, install_refusals, replace_everywhere
 
 #: Functions of the tensor algebra that are dense by nature.
 _DENSE_FUNCTIONS = (
@@ -57,7 +57,14 @@ def install_hooks():
     svd_module.symeig_svd = _hook(
         svd_module.symeig_svd, functools.partial(_refuse, "svd.symeig_svd")
     )
-    for module_name in DENSE_BY_NATURE:
+    module = importlib.import_module("tensorly.decomposition")
+    for name in ("tensor_train", "tensor_train_matrix", "tensor_ring", "parafac2"):
+        original = getattr(module, name)
+        ours = getattr(decompositions, name)
+        if name in ("tensor_train_matrix", "parafac2"):  # TensorLy's own, with some checks before
+            ours = ours(original)
+        replace_everywhere(original, _hook(original, ours))
+    for module_name in (*DENSE_BY_NATURE, *DENSE_MODULES):
         if "contrib" not in module_name:  # which TensorLy does not load by itself
             install_refusals(module_name)
 

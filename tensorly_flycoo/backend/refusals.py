@@ -1,7 +1,8 @@
-"""Functions of TensorLy that are dense by nature: told of at once, by name, with what to use.
+"""Functions of TensorLy that are dense by nature refuse sparse tensors at once, by name.
 
-Whatever else of TensorLy a sparse tensor is handed to comes to an array function of the backend,
-which refuses it by the name of that function.
+Some have a reason each; of some modules all public functions do, for one reason. What else of
+TensorLy a sparse tensor is handed to, or was bound to a name before this package was imported,
+comes to an array function of the backend, which refuses by its own name.
 """
 
 import functools
@@ -58,13 +59,37 @@ DENSE_BY_NATURE = {
     },
 }
 
+_ELEMENTWISE = "it changes or compares all elements, zeros too; use x.nonzeros() for the others"
+_OF_DECOMPOSITIONS = "it takes a decomposition, as tl.decomposition.parafac gives, not a tensor"
+
+#: Modules of TensorLy all of whose public functions are dense by nature, and why.
+DENSE_MODULES = {
+    "tensorly.tenalg.proximal": _ELEMENTWISE,
+    "tensorly.solvers.nnls": _ELEMENTWISE,
+    "tensorly.solvers.admm": _ELEMENTWISE,
+    "tensorly.solvers.penalizations": _ELEMENTWISE,
+    "tensorly.metrics.regression": _ELEMENTWISE,
+    "tensorly.metrics.entropy": _ELEMENTWISE,
+    "tensorly.metrics.factors": _ELEMENTWISE,
+    "tensorly.metrics.similarity": _ELEMENTWISE,
+    "tensorly.metrics.leverage_scores": _ELEMENTWISE,
+    "tensorly.tucker_tensor": _OF_DECOMPOSITIONS,
+    "tensorly.tt_tensor": _OF_DECOMPOSITIONS,
+    "tensorly.tt_matrix": _OF_DECOMPOSITIONS,
+    "tensorly.tr_tensor": _OF_DECOMPOSITIONS,
+    "tensorly.parafac2_tensor": _OF_DECOMPOSITIONS,
+}
+
 _METHODS = ("fit", "fit_transform", "predict", "transform")
 
 
 def install_refusals(module_name):
     """Make the functions of one module that are dense by nature say so; once."""
     module = importlib.import_module(module_name)
-    for name, reason in DENSE_BY_NATURE[module_name].items():
+    reasons = DENSE_BY_NATURE.get(module_name)
+    if reasons is None:
+        reasons = dict.fromkeys(_list_functions(module), DENSE_MODULES[module_name])
+    for name, reason in reasons.items():
         original = getattr(module, name, None)  # not every TensorLy has all of them
         label = f"{module_name.replace('tensorly', 'tl', 1)}.{name}"
         if inspect.isclass(original):
@@ -73,6 +98,17 @@ def install_refusals(module_name):
                 setattr(original, method, refusing)
         elif original is not None:
             replace_everywhere(original, _refuse_sparse(original, label, reason))
+
+
+def _list_functions(module):
+    """List the public functions that are defined in a module."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+    ]
 
 
 def replace_everywhere(original, replacement):
