@@ -8,6 +8,7 @@ from ..contraction import check_axes, contract_vectors, inner, khatri_rao_at
 from ..conversion import is_sparse
 from ..engines import select_engine
 from ..views import reshape
+from .arrays import find_sparse
 
 #: Bytes below which a dense Khatri-Rao product is not held against the memory that is free.
 _SURELY_FREE_NBYTES = 2**28
@@ -48,10 +49,10 @@ def inner_product(tensor1, tensor2, n_modes=None):
 
 def khatri_rao(matrices, weights=None, skip_matrix=None, mask=None):
     """Compute the rows of a Khatri-Rao product where a sparse mask is not zero, as a lazy view."""
+    factor = find_sparse([matrices, weights])
+    if factor is not None:
+        raise densify_error("tl.tenalg.khatri_rao", factor.shape, "only its mask may be sparse")
     matrices = _choose(matrices, skip_matrix)
-    if any(map(is_sparse, matrices)) or not is_sparse(mask):
-        shape = (num_cells([matrix.shape[0] for matrix in matrices]), matrices[0].shape[1])
-        raise densify_error("tl.tenalg.khatri_rao", shape, "only its mask may be sparse")
     if len(matrices) == 1:
         return matrices[0]
     return reshape(khatri_rao_at(mask, matrices, weights), (-1, matrices[0].shape[1]))

@@ -59,6 +59,10 @@ def parafac2(original):
     def parafac2(tensor_slices, *args, **kwargs):
         arguments = signature.bind(tensor_slices, *args, **kwargs).arguments
         if is_sparse(tensor_slices):
+            if tensor_slices.ndim != 3:
+                raise ValueError(
+                    f"the tensor has shape {tensor_slices.shape}, expected three modes"
+                )
             tensor_slices = as_flycoo(tensor_slices, check_coords=True)
         slices = [as_flycoo(x, check_coords=True) if is_sparse(x) else x for x in tensor_slices]
         if isinstance(arguments.get("init"), str) and arguments["init"] == "svd":
@@ -85,3 +89,10 @@ def _tell(cores, mode, kind, verbose):
         for n, core in enumerate(cores):
             print(f"{kind} factor {(n + mode) % len(cores)} computed with shape {core.shape}")
     return cores
+
+
+#: What is done for sparse tensors in the place of TensorLy's own functions.
+OURS = {"tensor_train": tensor_train, "tensor_ring": tensor_ring}
+
+#: What TensorLy's own functions are made into.
+CHECKED = {"tensor_train_matrix": tensor_train_matrix, "parafac2": parafac2}

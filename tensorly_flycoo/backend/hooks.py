@@ -15,7 +15,8 @@ from ..mttkrp import mttkrp
 from ..svd import LazySVD, Unfolding
 from . import algebra, decompositions
 from .arrays import find_sparse
-from .refusals import DENSE_BY_NATURE, DENSE_MODULES, install_refusals, replace_everywhere
+from .redirect import redirect
+from .refusals import DENSE_BY_NATURE, DENSE_MODULES, install_refusals
 
 #: Functions of the tensor algebra that are dense by nature.
 _DENSE_FUNCTIONS = (
@@ -57,13 +58,12 @@ def install_hooks():
     svd_module.symeig_svd = _hook(
         svd_module.symeig_svd, functools.partial(_refuse, "svd.symeig_svd")
     )
-    module = importlib.import_module("tensorly.decomposition")
-    for name in ("tensor_train", "tensor_train_matrix", "tensor_ring", "parafac2"):
-        original = getattr(module, name)
-        ours = getattr(decompositions, name)
-        if name in ("tensor_train_matrix", "parafac2"):  # TensorLy's own, with some checks before
-            ours = ours(original)
-        replace_everywhere(original, _hook(original, ours))
+    for name, ours in decompositions.OURS.items():
+        original = getattr(tl.decomposition, name)
+        redirect(original, functools.partial(_hook, ours=ours))
+    for name, make in decompositions.CHECKED.items():
+        original = getattr(tl.decomposition, name)
+        redirect(original, lambda original, make=make: _hook(original, make(original)))
     for module_name in (*DENSE_BY_NATURE, *DENSE_MODULES):
         if "contrib" not in module_name:  # which TensorLy does not load by itself
             install_refusals(module_name)
@@ -168,6 +168,8 @@ def _error_calc(original):
 
 def _randomized_svd(matrix, n_eigenvecs=None, **kwargs):
     """Give the leading singular vectors to rounding, which a random sketch only approximates."""
+    if matrix.ndim != 2:
+        raise ValueError(f"matrix has shape {matrix.shape}, expected two axes: unfold the tensor")
     unfolding = matrix if isinstance(matrix, Unfolding) else Unfolding(matrix, 0)
     rank = min(unfolding.shape) if n_eigenvecs is None else min(n_eigenvecs, *unfolding.shape)
     left, values, right = LazySVD(unfolding)

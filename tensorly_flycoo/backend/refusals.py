@@ -1,19 +1,18 @@
 """Functions of TensorLy that are dense by nature refuse sparse tensors at once, by name.
 
 Some have a reason each; of some modules all public functions do, for one reason. What else of
-TensorLy a sparse tensor is handed to, or was bound to a name before this package was imported,
-comes to an array function of the backend, which refuses by its own name.
+TensorLy a sparse tensor is handed to comes to an array function of the backend, which refuses by
+its own name.
 """
 
-import functools
 import importlib
 import inspect
-import sys
 
 from tensorly.backend import BackendManager
 
 from ..checks import densify_error
 from .arrays import find_sparse
+from .redirect import redirect
 
 _PARAFAC = "use tl.decomposition.parafac"
 _TUCKER = "use tl.decomposition.tucker"
@@ -37,6 +36,7 @@ DENSE_BY_NATURE = {
         "power_iteration": _DEFLATION,
         "symmetric_parafac_power_iteration": _DEFLATION,
         "symmetric_power_iteration": _DEFLATION,
+        "sample_khatri_rao": "its matrices are factors: use tl.decomposition.randomised_parafac",
         "coupled_matrix_tensor_3d_factorization": f"it forms Khatri-Rao products: {_PARAFAC}",
     },
     "tensorly.contrib.decomposition": {
@@ -52,6 +52,10 @@ DENSE_BY_NATURE = {
     "tensorly.cp_tensor": {
         "cp_lstsq_grad": "it subtracts the reconstructed tensor: tensorly_flycoo.mttkrp gives the "
         "part of the gradient that depends on the tensor"
+    },
+    "tensorly.tenalg.svd": {
+        "randomized_range_finder": "it draws a row for each column of an unfolding: use "
+        "tl.svd_interface",
     },
     "tensorly.preprocessing": {
         "svd_compress_tensor_slices": "right singular vectors have an element for each column: "
@@ -94,10 +98,9 @@ def install_refusals(module_name):
         label = f"{module_name.replace('tensorly', 'tl', 1)}.{name}"
         if inspect.isclass(original):
             for method in set(_METHODS).intersection(vars(original)):
-                refusing = _refuse_sparse(getattr(original, method), f"{label}.{method}", reason)
-                setattr(original, method, refusing)
+                redirect(getattr(original, method), _refuse_sparse(f"{label}.{method}", reason))
         elif original is not None:
-            replace_everywhere(original, _refuse_sparse(original, label, reason))
+            redirect(original, _refuse_sparse(label, reason))
 
 
 def _list_functions(module):
@@ -111,26 +114,15 @@ def _list_functions(module):
     ]
 
 
-def replace_everywhere(original, replacement):
-    """Put `replacement` wherever a module of TensorLy has `original`."""
-    modules = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == "tensorly"]
-    for module in modules:
-        for name, value in list(vars(module).items()):
-            if value is original:
-                setattr(module, name, replacement)
+def _refuse_sparse(label, reason):
+    def make(original):
+        def refuse_sparse(*args, **kwargs):
+            if BackendManager.get_backend() == "flycoo":
+                sparse = find_sparse((*args, *kwargs.values()))
+                if sparse is not None:
+                    raise densify_error(label, tuple(sparse.shape), reason)
+            return original(*args, **kwargs)
 
+        return refuse_sparse
 
-def _refuse_sparse(original, label, reason):
-    if hasattr(original, "_flycoo_hook"):
-        return original
-
-    @functools.wraps(original)
-    def refuse_sparse(*args, **kwargs):
-        if BackendManager.get_backend() == "flycoo":
-            sparse = find_sparse((*args, *kwargs.values()))
-            if sparse is not None:
-                raise densify_error(label, tuple(sparse.shape), reason)
-        return original(*args, **kwargs)
-
-    refuse_sparse._flycoo_hook = True
-    return refuse_sparse
+    return make
