@@ -47,6 +47,7 @@ def decompose_ring(x, ranks):
 
     Examples
     --------
+    >>> import numpy as np
     >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 3, 2))
     >>> cores = decompose_ring(x, [1, 2, 2, 1])
     >>> [core.shape for core in cores]
@@ -136,5 +137,6 @@ def _open_ring(coords, remainder, first_rank, xp):
     num_columns = coords.shape[1]
     ends = xp.repeat(xp.arange(first_rank), num_columns)
     coords = xp.concatenate([xp.tile(coords, (1, first_rank)), ends[None]])
-    block = remainder.reshape(num_columns, first_rank, -1).transpose(1, 0, 2)
-    return coords, block.reshape(first_rank * num_columns, -1)
+    rank = remainder.shape[1] // first_rank
+    block = remainder.reshape(num_columns, first_rank, rank).transpose(1, 0, 2)
+    return coords, block.reshape(first_rank * num_columns, rank)

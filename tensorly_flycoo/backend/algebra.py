@@ -22,7 +22,7 @@ def mode_dot(tensor, matrix_or_vector, mode, transpose=False):
 def multi_mode_dot(tensor, matrix_or_vec_list, modes=None, skip=None, transpose=False):
     """Contract some modes with a vector each; the result has as many modes less."""
     if not is_sparse(tensor):
-        raise densify_error("tl.tenalg.mode_dot", tensor.shape, "only the tensor may be sparse")
+        raise densify_error("tl.tenalg.multi_mode_dot", tensor.shape, "only x may be sparse")
     modes = check_axes(range(len(matrix_or_vec_list)) if modes is None else modes, tensor.ndim)
     pairs = sorted(zip(matrix_or_vec_list, modes, strict=True), key=lambda pair: pair[1])
     pairs = [pair for n, pair in enumerate(pairs) if n != skip]
@@ -31,7 +31,7 @@ def multi_mode_dot(tensor, matrix_or_vec_list, modes=None, skip=None, transpose=
             sizes = list(tensor.shape)
             sizes[mode] = array.shape[1 if transpose else 0]
             instead = "multiply with vectors, or use tl.unfold(x, mode) or tl.decomposition.tucker"
-            raise densify_error("tl.tenalg.mode_dot with a matrix", tuple(sizes), instead)
+            raise densify_error("tl.tenalg.multi_mode_dot with a matrix", tuple(sizes), instead)
     return contract_vectors(tensor, [array for array, _ in pairs], [mode for _, mode in pairs])
 
 

@@ -86,7 +86,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def to_numpy(tensor):
-        if is_sparse(tensor):
+        if views.is_lazy_or_sparse(tensor):
             raise densify_error("tl.to_numpy", tensor.shape, _USE_NONZEROS)
         return move(tensor, np) if is_cupy(tensor) else NumpyBackend.to_numpy(tensor)
 

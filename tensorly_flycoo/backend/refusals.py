@@ -84,7 +84,8 @@ DENSE_MODULES = {
     "tensorly.parafac2_tensor": _OF_DECOMPOSITIONS,
 }
 
-_METHODS = ("fit", "fit_transform", "predict", "transform")
+#: Methods of classes that are handed a tensor.
+METHODS = ("fit", "fit_transform", "predict", "transform")
 
 
 def install_refusals(module_name):
@@ -92,18 +93,18 @@ def install_refusals(module_name):
     module = importlib.import_module(module_name)
     reasons = DENSE_BY_NATURE.get(module_name)
     if reasons is None:
-        reasons = dict.fromkeys(_list_functions(module), DENSE_MODULES[module_name])
+        reasons = dict.fromkeys(list_functions(module), DENSE_MODULES[module_name])
     for name, reason in reasons.items():
         original = getattr(module, name, None)  # not every TensorLy has all of them
         label = f"{module_name.replace('tensorly', 'tl', 1)}.{name}"
         if inspect.isclass(original):
-            for method in set(_METHODS).intersection(vars(original)):
+            for method in set(METHODS).intersection(vars(original)):
                 redirect(getattr(original, method), _refuse_sparse(f"{label}.{method}", reason))
         elif original is not None:
             redirect(original, _refuse_sparse(label, reason))
 
 
-def _list_functions(module):
+def list_functions(module):
     """List the public functions that are defined in a module."""
     return [
         name
