@@ -12,6 +12,9 @@ class LazyArray:
 
     ndim = 2
 
+    #: Above CuPy's, whose arrays then leave operators to us; NumPy asks `__array_ufunc__`.
+    __array_priority__ = 1000
+
     def __array__(self, dtype=None, copy=None):
         raise densify_error(f"using the elements of {self!r}", self.shape, self._instead)
 
