@@ -1,6 +1,6 @@
 """Let functions of TensorLy do something else, also where they were bound to a name before."""
 
-import functools
+import inspect
 import types
 
 
@@ -33,10 +33,10 @@ def redirect(function, make):
         function.__code__, function.__globals__, function.__name__, function.__defaults__
     )
     original.__kwdefaults__ = function.__kwdefaults__
-    functools.update_wrapper(original, function)
-    del original.__wrapped__
+    original.__doc__, original.__module__ = function.__doc__, function.__module__
     replacement = make(original)
-    function.__wrapped__ = function._flycoo_original = original  # `inspect` reads its signature
+    function._flycoo_original = original
+    function.__signature__ = inspect.signature(original)
     function.__defaults__, function.__kwdefaults__ = None, {"_replacement": replacement}
     function.__code__ = _call.__code__
 

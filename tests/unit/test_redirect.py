@@ -21,6 +21,7 @@ def test_redirect():
     assert bound_before is scale
     assert (scale(3), scale(3, 3), scale(3, factor=3, offset=0)) == (-7, -10, -9)
     assert inspect.signature(scale) == signature
+    assert inspect.getfullargspec(scale).args == ["x", "factor"]
     assert scale.__doc__ == "Scale and shift."
     assert scale.__name__ == "scale"
 
