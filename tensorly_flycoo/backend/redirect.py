@@ -27,6 +27,8 @@ def redirect(function, make):
     >>> bound_before(3)
     7
     """
+    # Below what a hook has put around it in the namespace of its module.
+    function = inspect.unwrap(function, stop=lambda f: not hasattr(f, "_flycoo_hook"))
     if hasattr(function, "_flycoo_original"):
         return
     original = types.FunctionType(

@@ -1,5 +1,6 @@
 """What is bound to a function goes where the function is sent."""
 
+import functools
 import inspect
 import pickle
 
@@ -24,6 +25,19 @@ def test_redirect():
     assert inspect.getfullargspec(scale).args == ["x", "factor"]
     assert scale.__doc__ == "Scale and shift."
     assert scale.__name__ == "scale"
+
+
+def test_redirect_below_a_hook():
+    def add_one(x):
+        return x + 1
+
+    @functools.wraps(add_one)
+    def hook(x):
+        return 10 * add_one(x)
+
+    hook._flycoo_hook = True
+    redirect(hook, lambda original: lambda x: -original(x))
+    assert (add_one(1), hook(1)) == (-2, -20)
 
 
 def test_functions_of_tensorly_keep_name_signature_and_pickle():
