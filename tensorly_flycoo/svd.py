@@ -6,9 +6,9 @@ from functools import cached_property
 import numpy as np
 
 from .array_modules import array_module, is_cupy
-from .checks import check_mode, check_rank, densify_error, num_cells
-from .conversion import as_flycoo
+from .checks import check_mode, check_rank, densify_error
 from .eigen import find_leading_eigenpairs
+from .lazy import LazyArray, ModeView
 from .linear_algebra import qr
 
 #: Up to this many rows (or columns) the Gram matrix is formed.
@@ -30,20 +30,7 @@ _VECTORS_AT_ONCE = 8
 _SEED = 20240507
 
 
-class LazyArray:
-    """Stand for an array that is never formed; anything that needs its elements says so."""
-
-    ndim = 2
-
-    def __array__(self, dtype=None, copy=None):
-        raise densify_error(f"using the elements of {self!r}", self.shape, self._instead)
-
-    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
-        operation = f"numpy.{ufunc.__name__} of {self!r}"
-        raise densify_error(operation, self.shape, self._instead)
-
-
-class Unfolding(LazyArray):
+class Unfolding(ModeView):
     """Stand for the unfolding of a sparse tensor along one mode: (I_mode, all other cells).
 
     Parameters
@@ -67,11 +54,9 @@ class Unfolding(LazyArray):
     _instead = "its singular value decomposition (tl.svd_interface) works without forming it"
 
     def __init__(self, x, mode):
-        self.tensor = as_flycoo(x, check_coords=True)
-        self.mode = check_mode(mode, self.tensor.ndim)
-        size = self.tensor.shape[self.mode]
-        self.shape = (size, num_cells(self.tensor.shape) // size)
-        self.dtype = self.tensor.dtype
+        self.mode = check_mode(mode, len(x.shape))
+        others = [n for n in range(len(x.shape)) if n != self.mode]
+        super().__init__(x, [(self.mode,), others])
 
     def __repr__(self):
         return f"<Unfolding: mode {self.mode} of shape {self.tensor.shape}>"

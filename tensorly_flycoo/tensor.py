@@ -20,12 +20,13 @@ from .checks import (
     num_cells,
 )
 from .engines import select_engine
+from .indexing import Sliceable
 from .memory import build_layout
 
 _USE_NONZEROS = "use x.to_coo() for the nonzeros"
 
 
-class FlycooTensor:
+class FlycooTensor(Sliceable):
     """Hold a sparse tensor ready for MTTKRP of any mode, without ever forming it densely.
 
     Duplicate coordinates are summed and explicit zeros dropped, once, here. Integers and bools are

@@ -1,4 +1,7 @@
-"""Sparse tensors to try things on: random ones, and ones with a known decomposition."""
+"""Sparse tensors to try things on: random ones, and ones with a known decomposition.
+
+Part of the public interface: ``from tensorly_flycoo.testing import planted_tensor``.
+"""
 
 import numpy as np
 
@@ -40,8 +43,10 @@ def random_tensor(shape, nnz, *, skew=1.0, random_state=None, **options):
     return FlycooTensor(coords, 1.0 - random.random_sample(nnz), shape, **options)
 
 
-def planted_tensor(shape, rank, nnz_per_component, *, random_state=None, **options):
+def planted_tensor(shape, rank, nnz_per_component, *, noise=0.0, random_state=None, **options):
     """Make a sparse tensor that is a sum of `rank` sparse outer products, and return both.
+
+    Noise, if any, is at the nonzeros only: the tensor stays as sparse as it is.
 
     Parameters
     ----------
@@ -49,6 +54,9 @@ def planted_tensor(shape, rank, nnz_per_component, *, random_state=None, **optio
     rank : int
     nnz_per_component : int
         About this many cells are nonzero in each outer product, spread evenly over the modes.
+    noise : float
+        Standard deviation of normal noise that is added at each nonzero, relative to the root mean
+        square of the values there: the relative error of the planted factors is about `noise`.
     random_state : int or numpy.random.RandomState, optional
     **options
         ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
@@ -56,7 +64,7 @@ def planted_tensor(shape, rank, nnz_per_component, *, random_state=None, **optio
     Returns
     -------
     x : FlycooTensor
-        Exactly of rank `rank` or less.
+        Exactly of rank `rank` or less, without noise.
     factors : list of array (I_n, rank)
         Its factors, with few nonzeros in each column.
 
@@ -69,6 +77,9 @@ def planted_tensor(shape, rank, nnz_per_component, *, random_state=None, **optio
     --------
     >>> from tensorly_flycoo.testing import planted_tensor
     >>> x, factors = planted_tensor((50, 60, 70), rank=2, nnz_per_component=100, random_state=0)
+    >>> y, _ = planted_tensor((50, 60, 70), 2, 100, noise=0.1, random_state=0)
+    >>> y.nnz == x.nnz, round(float((y - x).norm() / x.norm()), 1)
+    (True, 0.1)
     >>> [factor.shape for factor in factors]
     [(50, 2), (60, 2), (70, 2)]
     """
@@ -84,8 +95,14 @@ def planted_tensor(shape, rank, nnz_per_component, *, random_state=None, **optio
         coords.append(np.stack([c.ravel() for c in np.meshgrid(*supports, indexing="ij")]))
         grids = np.meshgrid(*vectors, indexing="ij")
         values.append(np.prod([grid.ravel() for grid in grids], axis=0))
-    x = FlycooTensor(np.concatenate(coords, axis=1), np.concatenate(values), shape, **options)
-    return x, factors
+    coords, values = np.concatenate(coords, axis=1), np.concatenate(values)
+    if noise:
+        # Where components overlap, their sum is one nonzero, with noise once.
+        exact = FlycooTensor(coords, values, shape, device="cpu")
+        coords, values = exact.nonzeros()
+        scale = noise * np.sqrt(np.mean(values**2))
+        values = values + scale * random.standard_normal(values.size)
+    return FlycooTensor(coords, values, shape, **options), factors
 
 
 def _random_coords(shape, nnz, skew, random):

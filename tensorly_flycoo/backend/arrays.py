@@ -4,18 +4,26 @@ Dense arrays are NumPy's, or CuPy's for tensors on a GPU. NumPy's functions call
 arrays by themselves, so here are only those that do not, or that are slow for tall factors.
 """
 
+import functools
 import importlib
+import inspect
 
 import numpy as np
+from tensorly.backend import BackendManager
 from tensorly.backend.numpy_backend import NumpyBackend
 
+from .. import views
 from ..array_modules import array_module, as_array, is_cupy, is_on_gpu, move
 from ..checks import check_device_name, check_dtype, check_place, densify_error
 from ..conversion import as_flycoo, is_sparse
 from ..engines import select_engine
+from ..lazy import LazyArray, ModeView
 from ..linear_algebra import column_norms, is_tall, qr, solve, sum_rows, transposed_product
-from ..svd import LazyArray, LazySVD, Unfolding
+from ..svd import LazySVD, Unfolding
 from ..tensor import FlycooTensor
+
+#: Part of TensorLy that importing TensorLy does not load.
+_LOADED_LATE = "tensorly.contrib.decomposition"
 
 _USE_NONZEROS = "use tl.tensor(x).nonzeros() or .to_coo() for the nonzeros"
 
@@ -29,12 +37,18 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     Scalars are arrays on the device too; the host waits for one where Python looks at its value.
     """
 
+    def __init__(self):
+        # TensorLy makes one instance, when the backend is first used.
+        importlib.import_module(".refusals", __package__).install_refusals(_LOADED_LATE)
+
     @staticmethod
     def context(tensor):
         """Return the dtype of factors for `tensor`, and where its factors are if on a GPU.
 
         Integers and bools in a sparse tensor are counts, so float64.
         """
+        if isinstance(tensor, ModeView):
+            tensor = tensor.tensor
         if isinstance(tensor, FlycooTensor):
             dtype, on_gpu = tensor.dtype, tensor.device == "cuda"
         elif is_sparse(tensor):
@@ -50,6 +64,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
         Without a device, data on a GPU gives a CuPy array and other data a NumPy array.
         """
+        if isinstance(data, ModeView):
+            data = views.make_tensor(data)
         if isinstance(data, FlycooTensor):
             return data if dtype is None else data.astype(dtype)
         if is_sparse(data):
@@ -70,7 +86,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def to_numpy(tensor):
-        if is_sparse(tensor):
+        if views.is_lazy_or_sparse(tensor):
             raise densify_error("tl.to_numpy", tensor.shape, _USE_NONZEROS)
         return move(tensor, np) if is_cupy(tensor) else NumpyBackend.to_numpy(tensor)
 
@@ -86,7 +102,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def copy(tensor):
-        if isinstance(tensor, FlycooTensor):
+        if isinstance(tensor, FlycooTensor | LazyArray):
             return tensor  # it is immutable
         return tensor.copy() if is_sparse(tensor) else np.copy(tensor)
 
@@ -101,6 +117,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         """Compute a norm; of a sparse tensor the Frobenius norm of all of it."""
         if order == 2 and axis == 0 and is_tall(tensor):
             return column_norms(tensor)
+        if isinstance(tensor, ModeView):
+            tensor = tensor.tensor
         if not is_sparse(tensor):
             return super().norm(tensor, order, axis)
         if order != 2 or axis is not None:
@@ -112,33 +130,26 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def moveaxis(tensor, source, destination):
-        if not is_sparse(tensor):
-            return np.moveaxis(tensor, source, destination)
-        if destination != 0:
-            raise densify_error(
-                f"tl.moveaxis to {destination}", tensor.shape, "only tl.unfold moves modes"
-            )
-        return _ModeFirst(tensor, source)
+        move_axis = views.move_axis if views.is_lazy_or_sparse(tensor) else np.moveaxis
+        return move_axis(tensor, source, destination)
 
     @staticmethod
     def reshape(tensor, newshape):
-        if isinstance(tensor, _ModeFirst):
-            return tensor.unfold(tuple(newshape))
-        if is_sparse(tensor):
-            raise densify_error("tl.reshape", tensor.shape, "tl.unfold(x, mode) is a lazy view")
-        return np.reshape(tensor, newshape)
+        reshape = views.reshape if views.is_lazy_or_sparse(tensor) else np.reshape
+        return reshape(tensor, newshape)
 
     @staticmethod
     def transpose(tensor, *args, **kwargs):
-        if is_sparse(tensor) or isinstance(tensor, LazyArray):
-            raise densify_error("tl.transpose", tensor.shape, _USE_NONZEROS)
-        return np.transpose(tensor, *args, **kwargs)
+        transpose = views.permute if views.is_lazy_or_sparse(tensor) else np.transpose
+        return transpose(tensor, *args, **kwargs)
 
     @staticmethod
     def svd(matrix, full_matrices=True, **kwargs):
         """Decompose a matrix; of an unfolding only when the leading vectors are sliced."""
         if is_sparse(matrix) and matrix.ndim == 2:
             matrix = Unfolding(matrix, 0)
+        if is_sparse(matrix):
+            raise densify_error("tl.svd", matrix.shape, "tl.unfold(x, mode) makes it a matrix")
         if not isinstance(matrix, Unfolding):
             return np.linalg.svd(matrix, full_matrices=full_matrices, **kwargs)
         if full_matrices:
@@ -150,20 +161,38 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     @staticmethod
     def conj(x, *args, **kwargs):
         # TensorLy conjugates every factor before every product; of a real array that is a copy.
-        is_real = _is_dense(x) and x.dtype.kind != "c" and not (args or kwargs)
+        is_known = _is_dense(x) or views.is_lazy_or_sparse(x)
+        is_real = is_known and x.dtype.kind != "c" and not (args or kwargs)
         return x if is_real else np.conj(x, *args, **kwargs)
 
     @staticmethod
     def sum(tensor, axis=None, *args, **kwargs):
         if axis == 0 and not (args or kwargs) and is_tall(tensor):
             return sum_rows(tensor)
-        return np.sum(tensor, axis, *args, **kwargs)
+        sum_axes = views.sum_axes if views.is_lazy_or_sparse(tensor) else np.sum
+        return sum_axes(tensor, axis, *args, **kwargs)
+
+    @staticmethod
+    def mean(tensor, axis=None, *args, **kwargs):
+        average_axes = views.average_axes if views.is_lazy_or_sparse(tensor) else np.mean
+        return average_axes(tensor, axis, *args, **kwargs)
+
+    @staticmethod
+    def abs(tensor):
+        return abs(as_flycoo(tensor)) if is_sparse(tensor) else np.abs(tensor)
 
     @staticmethod
     def dot(a, b):
         """Multiply; the Gram matrix of a tall CuPy factor at the speed of memory."""
+        if views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b):
+            return views.dot(a, b)
         is_gram = is_cupy(a) and a.ndim == 2 and is_tall(a.T) and is_tall(b)
         return transposed_product(a.T, b) if is_gram else np.dot(a, b)
+
+    @staticmethod
+    def matmul(a, b):
+        is_dense = not (views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b))
+        return np.matmul(a, b) if is_dense else views.dot(a, b)
 
     @staticmethod
     def qr(a, *args, **kwargs):
@@ -216,22 +245,37 @@ def _special_functions_for(x):
     return importlib.import_module("cupyx.scipy.special" if is_cupy(x) else "scipy.special")
 
 
-class _ModeFirst(LazyArray):
-    """Stand for a sparse tensor with one mode moved to the front, on its way to an unfolding."""
+#: What a sparse tensor or a view may be handed to; everything else refuses it, by name.
+_TAKES_SPARSE = {
+    "abs", "conj", "context", "copy", "dot", "matmul", "mean", "moveaxis", "ndim", "norm",
+    "reshape", "shape", "sum", "svd", "tensor", "is_tensor", "to_numpy", "transpose", "zeros_like",
+}  # fmt: skip
 
-    _instead = "tl.unfold(x, mode) is a lazy view"
 
-    def __init__(self, tensor, mode):
-        self._unfolding = Unfolding(tensor, mode)
-        sizes = list(self._unfolding.tensor.shape)
-        self.shape = (sizes.pop(self._unfolding.mode), *sizes)
-        self.ndim = len(self.shape)
-        self.dtype = self._unfolding.dtype
+def _refuse_sparse(name, function):
+    @functools.wraps(function)
+    def refuse_sparse(*args, **kwargs):
+        sparse = find_sparse((*args, *kwargs.values()))
+        if sparse is not None:
+            raise densify_error(f"tl.{name}", sparse.shape, _USE_NONZEROS)
+        return function(*args, **kwargs)
 
-    def __repr__(self):
-        return f"<{self._unfolding!r} before reshaping>"
+    return refuse_sparse
 
-    def unfold(self, newshape):
-        if newshape not in [(self.shape[0], -1), self._unfolding.shape]:
-            raise densify_error(f"tl.reshape to {newshape}", self.shape, self._instead)
-        return self._unfolding
+
+def find_sparse(arguments):
+    """Return the first argument, or item of a list or tuple, that is sparse or stands for it."""
+    for argument in arguments:
+        if type(argument) is np.ndarray:
+            continue
+        for x in argument if isinstance(argument, list | tuple) else (argument,):
+            if views.is_lazy_or_sparse(x):
+                return x
+    return None
+
+
+for _name in set(BackendManager._functions) - _TAKES_SPARSE:
+    _method = inspect.getattr_static(FlycooBackend, _name)
+    _is_static = isinstance(_method, staticmethod)
+    _guarded = _refuse_sparse(_name, _method.__func__ if _is_static else _method)
+    setattr(FlycooBackend, _name, staticmethod(_guarded) if _is_static else _guarded)

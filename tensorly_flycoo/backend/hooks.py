@@ -11,12 +11,19 @@ from tensorly.cp_tensor import CPTensor
 
 from ..array_modules import is_cupy
 from ..checks import check_place, check_weights, densify_error
-from ..conversion import as_flycoo, is_sparse
+from ..conversion import as_flycoo
 from ..mttkrp import mttkrp
 from ..svd import LazySVD, Unfolding
+from . import algebra, decompositions
+from .arrays import find_sparse
+from .redirect import redirect
+from .refusals import DENSE_BY_NATURE, DENSE_MODULES, install_refusals
 
-#: Functions that for now have no sparse version.
-_DENSE_FUNCTIONS = ("mode_dot", "multi_mode_dot", "inner", "outer", "kronecker", "tensordot")
+#: Functions of the tensor algebra that are dense by nature.
+_DENSE_FUNCTIONS = (
+    "outer", "batched_outer", "kronecker", "tensordot", "higher_order_moment",
+    "_tt_matrix_to_tensor",
+)  # fmt: skip
 
 _TENALG_BACKENDS = (
     ("tensorly.tenalg.core_tenalg", "CoreTenalgBackend"),
@@ -33,6 +40,10 @@ def install_hooks():
     for module_name, class_name in _TENALG_BACKENDS:
         tenalg = getattr(importlib.import_module(module_name), class_name)
         _hook_method(tenalg, "unfolding_dot_khatri_rao", _unfolding_dot_khatri_rao)
+        _hook_method(tenalg, "mode_dot", algebra.mode_dot)
+        _hook_method(tenalg, "multi_mode_dot", algebra.multi_mode_dot)
+        _hook_method(tenalg, "inner", algebra.inner_product)
+        _hook_method(tenalg, "khatri_rao", algebra.khatri_rao, algebra.check_khatri_rao_fits)
         for name in _DENSE_FUNCTIONS:
             _hook_method(tenalg, name, functools.partial(_refuse, name))
     for module_name in _ERROR_CALC_MODULES:
@@ -48,30 +59,40 @@ def install_hooks():
     svd_module.symeig_svd = _hook(
         svd_module.symeig_svd, functools.partial(_refuse, "svd.symeig_svd")
     )
+    for name, ours in decompositions.OURS.items():
+        original = getattr(tl.decomposition, name)
+        redirect(original, functools.partial(_hook, ours=ours))
+    for name, make in decompositions.CHECKED.items():
+        original = getattr(tl.decomposition, name)
+        redirect(original, lambda original, make=make: _hook(original, make(original)))
+    for module_name in (*DENSE_BY_NATURE, *DENSE_MODULES):
+        if "contrib" not in module_name:  # which TensorLy does not load by itself
+            install_refusals(module_name)
 
 
-def _hook_method(tenalg, name, ours):
-    tenalg.register_method(name, _hook(getattr(tenalg, name), ours))
+def _hook_method(tenalg, name, ours, check_dense=None):
+    tenalg.register_method(name, _hook(getattr(tenalg, name), ours, check_dense))
 
 
-def _hook(original, ours):
-    """Call `ours` where an argument is sparse and the backend is flycoo, else `original`."""
+def _hook(original, ours, check_dense=None):
+    """Call `ours` where an argument is sparse and the backend is flycoo, else `original`.
+
+    Under flycoo `check_dense` looks at dense arguments first.
+    """
     if hasattr(original, "_flycoo_hook"):
         return original
 
     @functools.wraps(original)
     def hook(*args, **kwargs):
-        is_flycoo = BackendManager.get_backend() == "flycoo"
-        if is_flycoo and any(map(_stands_for_sparse, (*args, *kwargs.values()))):
-            return ours(*args, **kwargs)
+        if BackendManager.get_backend() == "flycoo":
+            if find_sparse((*args, *kwargs.values())) is not None:
+                return ours(*args, **kwargs)
+            if check_dense is not None:
+                check_dense(*args, **kwargs)
         return original(*args, **kwargs)
 
     hook._flycoo_hook = True
     return hook
-
-
-def _stands_for_sparse(x):
-    return is_sparse(x) or isinstance(x, Unfolding)
 
 
 def _unfolding_dot_khatri_rao(tensor, cp_tensor, mode):
@@ -95,7 +116,7 @@ def _weigh_smallest(factors, weights, mode):
 
 
 def _refuse(name, *args, **kwargs):
-    shape = next(x.shape for x in (*args, *kwargs.values()) if _stands_for_sparse(x))
+    shape = find_sparse((*args, *kwargs.values())).shape
     raise densify_error(f"tl.tenalg.{name}", shape, "it has no sparse version here")
 
 
@@ -158,6 +179,8 @@ def _error_calc(original):
 
 def _randomized_svd(matrix, n_eigenvecs=None, **kwargs):
     """Give the leading singular vectors to rounding, which a random sketch only approximates."""
+    if matrix.ndim != 2:
+        raise ValueError(f"matrix has shape {matrix.shape}, expected two axes: unfold the tensor")
     unfolding = matrix if isinstance(matrix, Unfolding) else Unfolding(matrix, 0)
     rank = min(unfolding.shape) if n_eigenvecs is None else min(n_eigenvecs, *unfolding.shape)
     left, values, right = LazySVD(unfolding)

@@ -359,3 +359,10 @@ def map_record_values(records, record_format, function):
     mapped = records.copy()
     record_format.values(mapped)[...] = function(record_format.values(records))
     return mapped
+
+
+@contextlib.contextmanager
+def hold_records(layout):
+    """Hold the records of a layout in place; give them in whatever order they lie."""
+    with layout.lock if layout.name == "remap" else contextlib.nullcontext():
+        yield layout.records

@@ -1,7 +1,10 @@
 """What would make a tensor dense is refused at once; bad input is named; edge cases work."""
 
+import importlib
 import importlib.util
 import operator
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -13,6 +16,7 @@ from tensorly.decomposition import CP, parafac
 
 import tensorly_flycoo
 from tensorly_flycoo import DensifyError, FlycooTensor
+from tensorly_flycoo.backend import refusals
 
 _MAX_SECONDS = 1.0
 
@@ -39,17 +43,25 @@ def _singular_part(x, part):
     return list(tl.svd(tl.unfold(x, 0), full_matrices=False))[part]
 
 
-def _tensor_train(x):
-    return tl.decomposition.tensor_train(x, [1] + [2] * (x.ndim - 1) + [1])
-
-
 #: What is refused, and what the message names. Arrays as long as the last mode would broadcast.
 _ON_ANY = {
     "tl.to_numpy": (tl.to_numpy, "to_numpy"),
-    "tl.reshape": (lambda x: tl.reshape(x, (-1,)), "reshape"),
-    "tl.tensor_to_vec": (tl.tensor_to_vec, "reshape|tensor_to_vec"),
-    "tl.transpose": (tl.transpose, "transpose"),
-    "tl.moveaxis": (lambda x: tl.moveaxis(x, 0, 1), "moveaxis"),
+    "tl.reshape": (lambda x: tl.reshape(x, (2, -1)), "reshape"),
+    "tl.tensor_to_vec": (lambda x: np.asarray(tl.tensor_to_vec(x)), "ModeView"),
+    "tl.transpose": (lambda x: np.asarray(tl.transpose(x)), "ModeView"),
+    "tl.moveaxis": (lambda x: tl.exp(tl.moveaxis(x, 0, 1)), "exp"),
+    "tl.max": (tl.max, "max"),
+    "tl.where": (lambda x: tl.where(x, 1, 0), "where"),
+    "tl.stack": (lambda x: tl.stack([x, x]), "stack"),
+    "tl.index_update": (lambda x: tl.index_update(x, tl.index[0], 1), "index_update"),
+    "tl.svd of a tensor": (lambda x: tl.svd(x, full_matrices=False), "svd"),
+    "tl.dot": (lambda x: tl.dot(x, np.ones(x.shape[-1])), "dot"),
+    "dense @ unfolded": (lambda x: np.ones((2, x.shape[0])) @ tl.unfold(x, 0), "Unfolding"),
+    "transposed @ dense": (lambda x: tl.transpose(tl.unfold(x, 0)) @ np.ones(x.shape[0]), "View"),
+    "unfolded @ unfolded": (
+        lambda x: tl.dot(tl.unfold(x, 0), tl.transpose(tl.unfold(x, 0))),
+        "Unfolding",
+    ),
     "tl.zeros_like": (tl.zeros_like, "zeros_like"),
     "unfolded": (lambda x: np.asarray(tl.unfold(x, 0)), "Unfolding"),
     "unfolded + 1": (lambda x: tl.unfold(x, 0) + np.ones(1), "Unfolding"),
@@ -63,9 +75,18 @@ _ON_ANY = {
         lambda x: tl.tenalg.mode_dot(x, np.ones((2, x.shape[0])), 0),
         "mode_dot",
     ),
-    "tl.tenalg.inner": (lambda x: tl.tenalg.inner(x, x), "inner"),
+    "tl.tenalg.inner": (lambda x: tl.tenalg.inner(x, x, n_modes=1), "inner"),
+    "tl.tenalg.outer": (lambda x: tl.tenalg.outer([x, x]), "outer"),
+    "tl.tenalg.batched_outer": (lambda x: tl.tenalg.batched_outer([x, x]), "batched_outer"),
+    "tl.tenalg.kronecker": (lambda x: tl.tenalg.kronecker([x, x]), "kronecker"),
+    "tl.tenalg.khatri_rao": (lambda x: tl.tenalg.khatri_rao([x, x]), "khatri_rao"),
+    "tl.tenalg.tensordot": (lambda x: tl.tenalg.tensordot(x, x, 2), "tensordot"),
+    "moments": (lambda x: tl.tenalg.higher_order_moment(x, 2), "higher_order_moment"),
     "tucker": (lambda x: tl.decomposition.tucker(x, [2] * x.ndim), "multi_mode_dot"),
-    "tensor_train": (_tensor_train, "reshape"),
+    "tensor_train, symeig_svd": (
+        lambda x: tl.decomposition.tensor_train(x, 2, svd="symeig_svd"),
+        "tensor_train",
+    ),
 }
 _ON_FLYCOO_TENSORS = {
     "np.asarray": (np.asarray, "asarray"),
@@ -81,10 +102,100 @@ _ON_FLYCOO_TENSORS = {
     "np.sum": (np.sum, "sum"),
     "np.where": (lambda x: np.where(x, 1, 0), "where"),
     "np.einsum": (lambda x: np.einsum("...->", x), "einsum"),
-    "tl.mean": (tl.mean, "mean"),
-    "tl.max": (tl.max, "max"),
-    "tl.dot": (lambda x: tl.dot(x, np.ones(x.shape[-1])), "dot"),
 }
+
+#: How each entry of `DENSE_BY_NATURE` is called; by default with the tensor and the number 2.
+_ARGUMENTS = {
+    "robust_pca": (),
+    "coupled_matrix_tensor_3d_factorization": (np.ones((3, 2)), 2),
+    "fit": (np.ones(3),),
+    "fit_transform": (np.ones(3),),
+    "predict": (),
+    "transform": (),
+}
+
+
+def _list_dense_by_nature():
+    for module_name, reasons in refusals.DENSE_BY_NATURE.items():
+        module = importlib.import_module(module_name)
+        for name in reasons:
+            target = getattr(module, name)
+            for method in refusals.METHODS if isinstance(target, type) else [None]:
+                if method is None or hasattr(target, method):
+                    yield pytest.param(target, method, id=".".join(filter(None, (name, method))))
+
+
+@_BY_SIZE
+@BOTH_KINDS
+@pytest.mark.parametrize(("target", "method"), list(_list_dense_by_nature()))
+def test_what_is_dense_by_nature_is_refused(target, method, kind, make_coo):
+    """By its own name, with the reason."""
+    x, name = kind(make_coo()), method or target.__name__
+    function = getattr(target(2), method) if method else target
+    with densification_alarm(allow_refusals=True):
+        _check_refused(
+            lambda x: function(x, *_ARGUMENTS.get(name, (2,))), x, rf"tl\..*{name} would"
+        )
+
+
+@_BY_SIZE
+@BOTH_KINDS
+@pytest.mark.parametrize("module_name", refusals.DENSE_MODULES)
+def test_all_functions_of_dense_modules_refuse(module_name, kind, make_coo):
+    module, x = importlib.import_module(module_name), kind(make_coo())
+    names = refusals.list_functions(module)
+    assert names
+    for name in names:
+        _check_refused(getattr(module, name), x, rf"{name} would")
+
+
+@BOTH_KINDS
+def test_regression_on_sparse_labels_is_refused(kind):
+    """An argument that is not the first one counts too."""
+    x = kind(_small_coo())
+    _check_refused(lambda x: tl.regression.CP_PLSR(1).fit(np.ones((6, 3)), x), x, "CP_PLSR.fit")
+
+
+def test_dense_tensors_are_not_refused():
+    dense = dense_of(_small_coo())
+    assert tl.decomposition.robust_pca(dense, n_iter_max=2, verbose=False)[0].shape == dense.shape
+    assert tl.metrics.MSE(dense, dense) == 0
+
+
+def test_a_huge_khatri_rao_product_is_refused():
+    factors = [np.ones((2**14, 2))] * 5
+    for function in (tl.cp_to_tensor, tl.cp_tensor.cp_to_vec):
+        _check_refused(lambda _, function=function: function((None, factors)), None, "khatri_rao")
+    with tl.backend_context("numpy"), pytest.raises((MemoryError, ValueError)):
+        tl.cp_to_tensor((None, [np.ones((2**20, 2))] * 4))
+
+
+_BOUND_BEFORE = """
+from tensorly.decomposition import parafac, robust_pca, tensor_train
+from tensorly.regression import CPRegressor
+from tensorly.tenalg.proximal import soft_thresholding
+import numpy as np, sparse, tensorly as tl
+import tensorly_flycoo
+x = sparse.random((6, 7, 8), nnz=60, random_state=0)
+with tl.backend_context("flycoo"):
+    print(*(core.shape[1] for core in tensor_train(x, 2)), len(parafac(x, 2).factors))
+    for refuse in (robust_pca, CPRegressor(2).fit, lambda x, _: soft_thresholding(x, 0.1)):
+        try:
+            refuse(x, np.ones(6))
+        except tensorly_flycoo.DensifyError as error:
+            print(str(error).split(" would")[0])
+"""
+
+
+def test_functions_that_were_bound_before():
+    """``from tensorly.decomposition import ...`` may come before this package is imported."""
+    finished = subprocess.run(
+        [sys.executable, "-c", _BOUND_BEFORE], capture_output=True, text=True, check=True
+    )
+    assert finished.stdout.split() == [
+        "6", "7", "8", "3", "tl.decomposition.robust_pca", "tl.regression.CPRegressor.fit",
+        "tl.tenalg.proximal.soft_thresholding",
+    ]  # fmt: skip
 
 
 def _check_refused(function, x, named):

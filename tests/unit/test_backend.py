@@ -378,19 +378,19 @@ def test_svd_of_a_sparse_matrix(dense):
 DENSIFYING = [
     pytest.param(tl.to_numpy, "tl.to_numpy", id="to_numpy"),
     pytest.param(tl.zeros_like, "tl.zeros_like", id="zeros_like"),
-    pytest.param(tl.transpose, "tl.transpose", id="transpose"),
-    pytest.param(lambda x: tl.reshape(x, (20, 3)), "tl.reshape", id="reshape"),
-    pytest.param(lambda x: tl.moveaxis(x, 0, 2), "tl.moveaxis", id="moveaxis"),
-    pytest.param(lambda x: tl.reshape(tl.moveaxis(x, 1, 0), (20, 3)), "tl.reshape", id="fold"),
-    pytest.param(tl.tensor_to_vec, "tl.reshape", id="tensor_to_vec"),
+    pytest.param(lambda x: tl.to_numpy(tl.transpose(x)), "tl.to_numpy", id="transpose"),
+    pytest.param(lambda x: tl.reshape(x, (10, 6)), "tl.reshape", id="reshape"),
+    pytest.param(lambda x: tl.where(x, 1, 0), "tl.where", id="where"),
+    pytest.param(lambda x: tl.concatenate([x, x]), "tl.concatenate", id="in a list"),
+    pytest.param(lambda x: tl.kron(x, MATRIX), "tl.kron", id="kron"),
     pytest.param(lambda x: tl.svd(tl.unfold(x, 0)), "full_matrices", id="full svd"),
-    pytest.param(lambda x: tl.transpose(tl.unfold(x, 0)), "tl.transpose", id="unfold, transpose"),
+    pytest.param(lambda x: tl.svd(x, full_matrices=False), "tl.svd", id="svd of a tensor"),
     pytest.param(lambda x: tl.tenalg.mode_dot(x, MATRIX, 0), "mode_dot", id="mode_dot"),
     pytest.param(
         lambda x: tl.tenalg.multi_mode_dot(x, [MATRIX]), "multi_mode", id="multi_mode_dot"
     ),
-    pytest.param(lambda x: tl.tenalg.inner(x, ARRAY), "inner", id="inner"),
-    pytest.param(lambda x: tl.tenalg.inner(ARRAY, tensor2=x), "inner", id="inner, keyword"),
+    pytest.param(lambda x: tl.tenalg.inner(x, x, n_modes=1), "inner", id="inner"),
+    pytest.param(lambda x: tl.tenalg.outer([x, x]), "outer", id="outer"),
 ]
 
 
