@@ -149,8 +149,7 @@ class Unfolding(LazyArray):
         rank = check_rank(rank)
         if rank > min(self.shape):
             raise ValueError(f"rank is {rank}, expected at most {min(self.shape)} = min(shape)")
-        matrix, rows = self._nonempty_part
-        vectors, values = _leading_pairs(matrix, min(rank, *matrix.shape), self.tensor._engine)
+        vectors, values, rows = self._find_leading_pairs(rank)
         xp = array_module(values)
         left = xp.zeros((self.shape[0], rank))
         left[rows, : values.size] = vectors
@@ -158,6 +157,12 @@ class Unfolding(LazyArray):
         singular_values[: values.size] = values
         left = _complete_basis(left, int(np.count_nonzero(singular_values)))
         return left.astype(self.dtype), singular_values.astype(self.dtype)
+
+    def _find_leading_pairs(self, rank):
+        """Find what is not zero: left vectors without empty rows, values, and the rows' numbers."""
+        matrix, rows = self._nonempty_part
+        rank = min(rank, *matrix.shape)
+        return *_leading_pairs(matrix, rank, self.tensor._engine), rows
 
 
 def _make_csc(values, row_ids, column_starts, shape):
@@ -177,7 +182,7 @@ def _leading_pairs(matrix, rank, engine):
     if rank == 0:
         return engine.xp.zeros((matrix.shape[0], 0)), engine.xp.zeros(0)
     size, is_wide = min(matrix.shape), matrix.shape[0] <= matrix.shape[1]
-    wants_most = _MOST * rank >= size
+    wants_most = _wants_most(rank, size)
     if size <= MAX_GRAM_SIZE or wants_most:
         # Of the rows from the entries of each column, or of the columns from those of each row.
         groups = matrix if is_wide else matrix.tocsr()
@@ -191,6 +196,11 @@ def _leading_pairs(matrix, rank, engine):
     if not is_wide:
         vectors = (_by_rows(matrix) @ vectors) / np.where(values > 0, values, 1)
     return vectors, values
+
+
+def _wants_most(rank, size):
+    """Say whether so many of all vectors are wanted that they are better found directly."""
+    return _MOST * rank >= size
 
 
 def _known_roots(squares, size):

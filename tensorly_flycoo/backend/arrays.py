@@ -14,6 +14,7 @@ from ..checks import check_device_name, check_dtype, check_place, densify_error
 from ..conversion import as_flycoo, is_sparse
 from ..engines import select_engine
 from ..linear_algebra import column_norms, is_tall, qr, solve, sum_rows, transposed_product
+from ..products import ModeProduct
 from ..svd import LazyArray, LazySVD, Unfolding
 from ..tensor import FlycooTensor
 
@@ -101,6 +102,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         """Compute a norm; of a sparse tensor the Frobenius norm of all of it."""
         if order == 2 and axis == 0 and is_tall(tensor):
             return column_norms(tensor)
+        if isinstance(tensor, ModeProduct) and order == 2 and axis is None:
+            return tensor.norm()
         if not is_sparse(tensor):
             return super().norm(tensor, order, axis)
         if order != 2 or axis is not None:
@@ -112,7 +115,9 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def moveaxis(tensor, source, destination):
-        if not is_sparse(tensor):
+        if isinstance(tensor, ModeProduct) and (destination != 0 or source in tensor.factors):
+            tensor = tensor.to_array()
+        if not (is_sparse(tensor) or isinstance(tensor, ModeProduct)):
             return np.moveaxis(tensor, source, destination)
         if destination != 0:
             raise densify_error(
@@ -222,8 +227,9 @@ class _ModeFirst(LazyArray):
     _instead = "tl.unfold(x, mode) is a lazy view"
 
     def __init__(self, tensor, mode):
-        self._unfolding = Unfolding(tensor, mode)
-        sizes = list(self._unfolding.tensor.shape)
+        is_product = isinstance(tensor, ModeProduct)
+        self._unfolding = tensor.unfold(mode) if is_product else Unfolding(tensor, mode)
+        sizes = list(tensor.shape)
         self.shape = (sizes.pop(self._unfolding.mode), *sizes)
         self.ndim = len(self.shape)
         self.dtype = self._unfolding.dtype

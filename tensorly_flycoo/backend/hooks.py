@@ -9,13 +9,14 @@ import tensorly as tl
 from tensorly.backend import BackendManager
 from tensorly.cp_tensor import CPTensor
 
-from ..checks import check_place, densify_error
+from ..checks import check_mode, check_place, densify_error
 from ..conversion import as_flycoo, is_sparse
 from ..mttkrp import mttkrp
+from ..products import ModeProduct, check_free_modes
 from ..svd import LazySVD, Unfolding
 
 #: Functions that for now have no sparse version.
-_DENSE_FUNCTIONS = ("mode_dot", "multi_mode_dot", "inner", "outer", "kronecker", "tensordot")
+_DENSE_FUNCTIONS = ("mode_dot", "inner", "outer", "kronecker", "tensordot")
 
 _TENALG_BACKENDS = (
     ("tensorly.tenalg.core_tenalg", "CoreTenalgBackend"),
@@ -32,6 +33,7 @@ def install_hooks():
     for module_name, class_name in _TENALG_BACKENDS:
         tenalg = getattr(importlib.import_module(module_name), class_name)
         _hook_method(tenalg, "unfolding_dot_khatri_rao", _unfolding_dot_khatri_rao)
+        _hook_method(tenalg, "multi_mode_dot", _multi_mode_dot)
         for name in _DENSE_FUNCTIONS:
             _hook_method(tenalg, name, functools.partial(_refuse, name))
     for module_name in _ERROR_CALC_MODULES:
@@ -42,11 +44,21 @@ def install_hooks():
     cp_module.initialize_cp = _hook(
         cp_module.initialize_cp, _initialize_cp(cp_module.initialize_cp)
     )
+    _hook_tucker()
     svd_module = importlib.import_module("tensorly.tenalg.svd")
     svd_module.randomized_svd = _hook(svd_module.randomized_svd, _randomized_svd)
     svd_module.symeig_svd = _hook(
         svd_module.symeig_svd, functools.partial(_refuse, "svd.symeig_svd")
     )
+
+
+def _hook_tucker():
+    module = importlib.import_module("tensorly.decomposition._tucker")
+    module.initialize_tucker = _hook(
+        module.initialize_tucker, _initialize_tucker(module.initialize_tucker)
+    )
+    module.tucker = _hook(module.tucker, _tucker(module.tucker))
+    importlib.import_module("tensorly.decomposition").tucker = module.tucker
 
 
 def _hook_method(tenalg, name, ours):
@@ -83,6 +95,26 @@ def _unfolding_dot_khatri_rao(tensor, cp_tensor, mode):
     return mttkrp(as_flycoo(tensor), factors, mode, weights=weights)
 
 
+def _multi_mode_dot(tensor, matrix_or_vec_list, modes=None, skip=None, transpose=False):
+    """Multiply at once; lazily where a matrix is skipped, as before a singular value decomposition.
+
+    As in TensorLy `skip` counts the matrices in the order of their modes.
+    """
+    modes = range(len(matrix_or_vec_list)) if modes is None else modes
+    pairs = sorted(zip(modes, matrix_or_vec_list, strict=True), key=lambda pair: pair[0])
+    chosen = [pair for place, pair in enumerate(pairs) if place != skip]
+    if not chosen:
+        return tensor
+    if any(tl.ndim(matrix) != 2 for _, matrix in chosen):
+        _refuse("multi_mode_dot of vectors", tensor)
+    x = as_flycoo(tensor)
+    factors = {check_mode(n, x.ndim): m if transpose else tl.transpose(m) for n, m in chosen}
+    if len(factors) < len(chosen):
+        raise ValueError(f"modes is {list(modes)}, expected each mode once")
+    product = ModeProduct(x, factors)
+    return product.to_array() if skip is None else product
+
+
 def _refuse(name, *args, **kwargs):
     shape = next(x.shape for x in (*args, *kwargs.values()) if _stands_for_sparse(x))
     raise densify_error(f"tl.tenalg.{name}", shape, "it has no sparse version here")
@@ -102,6 +134,39 @@ def _initialize_cp(original):
         return original(tensor, *args, **kwargs)
 
     return initialize_cp
+
+
+def _initialize_tucker(original):
+    """Refuse at once what has no sparse version: a mask, non-negative factors, too large a core."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def initialize_tucker(tensor, *args, **kwargs):
+        arguments = signature.bind(tensor, *args, **kwargs).arguments
+        if arguments.get("mask") is not None:
+            shape = tl.shape(tensor)
+            raise densify_error("mask= of tucker", shape, "it has no sparse version here")
+        if arguments.get("non_negative"):
+            instead = "use non_negative_parafac"
+            raise densify_error("a non-negative Tucker decomposition", tl.shape(tensor), instead)
+        x = as_flycoo(tensor, check_coords=True)
+        check_free_modes(x, [n for n in range(x.ndim) if n not in arguments["modes"]])
+        return original(tensor, *args, **kwargs)
+
+    return initialize_tucker
+
+
+def _tucker(original):
+    """Refuse at once where so many factors are fixed that TensorLy's core would be too large."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def tucker(tensor, *args, **kwargs):
+        fixed_modes = signature.bind(tensor, *args, **kwargs).arguments.get("fixed_factors")
+        check_free_modes(as_flycoo(tensor, check_coords=True), sorted(fixed_modes or []))
+        return original(tensor, *args, **kwargs)
+
+    return tucker
 
 
 def _check_guess(init, is_on_gpu):
