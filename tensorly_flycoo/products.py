@@ -165,12 +165,14 @@ class ProductUnfolding(Unfolding):
         x, mode, factors = self.tensor, self.mode, self.product.factors
         others = [n for n in self.product.free_modes if n != mode]
         if others:
-            matrix, rows = _Operator(x, mode, others, factors), find_nonempty_rows(x, mode)
-            vectors, values = _leading_pairs(matrix, min(rank, *matrix.shape), x._engine)
-            return vectors[rows], values, rows
-        array, rows = multiply_nonempty_rows(x, mode, factors)
-        vectors, values = _leading_pairs(_Matrix(array), min(rank, *array.shape), x._engine)
-        return vectors, values, rows
+            check_free_modes(x, others)
+            rows = find_nonempty_rows(x, mode)
+            matrix = _Operator(x, mode, rows, others, factors)
+        else:
+            array, rows = multiply_nonempty_rows(x, mode, factors)
+            matrix = _Matrix(array)
+        rank = min(rank, *matrix.shape)
+        return *_leading_pairs(matrix, rank, x._engine), rows
 
 
 def check_free_modes(x, modes):
@@ -332,13 +334,14 @@ class _Matrix:
 class _Operator:
     """The unfolding of a tensor times factors where other modes are left out, which it merges.
 
-    Its columns count the indices of the merged mode, and fastest the columns of the factors, in an
+    It has the rows that are not empty. Its columns count the indices of the merged mode, and fastest the columns of the factors, in an
     order of its own. In float64, so that what iterates on it converges.
     """
 
     max_gram_size = MAX_DIRECT_SIZE
 
-    def __init__(self, x, mode, other_modes, factors):
+    def __init__(self, x, mode, rows, other_modes, factors):
+        self._rows, self._num_indices = rows, x.shape[mode]
         self._x, self._other, places = merge_modes(x, other_modes, np.float64)
         self._mode, self._engine = places[mode], x._engine
         # The widest last: it is what is read and added as vectors.
@@ -351,13 +354,15 @@ class _Operator:
             for w, (n, factor) in enumerate(self._inputs.items())
         }
         num_others = self._x.shape[self._other]
-        self.shape = (self._x.shape[self._mode], num_others * self._num_columns)
+        self.shape = (count_nonempty_rows(x, mode), num_others * self._num_columns)
 
     def multiply_transposed(self, block):
         """Multiply the transposed unfolding: a TTMc with the vectors as a factor of the mode."""
         num_vectors, xp = block.shape[1], self._engine.xp
+        vectors = xp.zeros((self._num_indices, num_vectors))
+        vectors[self._rows] = block
         out = xp.zeros((self._x.shape[self._other], num_vectors * self._num_columns))
-        inputs = {self._mode: block, **self._inputs}
+        inputs = {self._mode: vectors, **self._inputs}
         self._engine.ttmc(self._x._layout, self._other, inputs, out)
         out = out.reshape(-1, num_vectors, self._num_columns)
         return out.transpose(0, 2, 1).reshape(-1, num_vectors)
@@ -368,12 +373,12 @@ class _Operator:
 
     def _multiply_vector(self, vector):
         xp = self._engine.xp
-        out = xp.empty((self.shape[0], self._num_columns))
+        out = xp.empty((self._num_indices, self._num_columns))
         factors = {self._other: vector.reshape(-1, self._num_columns), self._mode: out}
         factors |= self._spread
         factors = [factors[n] for n in range(self._x.ndim)]
         self._engine.mttkrp(self._x._layout, factors, self._mode, out)
-        return out.sum(axis=1)
+        return out.sum(axis=1)[self._rows]
 
     def gram(self, of_rows):
         size = self.shape[0 if of_rows else 1]

@@ -374,7 +374,8 @@ def ttmc(coords, values, shape, factors, mode):
     rows = np.asarray(values, dtype=np.float64)[:, np.newaxis]
     for n, factor in enumerate(factors):
         if n != mode:
-            rows = (rows[:, :, np.newaxis] * factor[coords[n], np.newaxis]).reshape(len(rows), -1)
+            outer = rows[:, :, np.newaxis] * factor[coords[n], np.newaxis]
+            rows = outer.reshape(len(rows), rows.shape[1] * factor.shape[1])
     output = np.zeros((shape[mode], rows.shape[1]))
     np.add.at(output, coords[mode], rows)
     return output

@@ -29,7 +29,7 @@ def _huge_coo():
 
 
 def _small_coo():
-    return random_coo((6, 7, 8), 50)
+    return random_coo((6, 7, 8), 50)  # fewer nonzeros than two modes have indices together
 
 
 _BY_SIZE = pytest.mark.parametrize("make_coo", [_small_coo, _huge_coo], ids=["small", "2**70"])
@@ -64,7 +64,19 @@ _ON_ANY = {
         "mode_dot",
     ),
     "tl.tenalg.inner": (lambda x: tl.tenalg.inner(x, x), "inner"),
-    "tucker": (lambda x: tl.decomposition.tucker(x, [2] * x.ndim), "multi_mode_dot"),
+    "tucker mask": (lambda x: tl.decomposition.tucker(x, [2] * x.ndim, mask=x), "mask"),
+    "a core with two modes left out": (
+        lambda x: tl.decomposition.partial_tucker(x, [2], modes=[0]),
+        "all modes but 1 and 2",
+    ),
+    "non_negative_tucker": (
+        lambda x: tl.decomposition.non_negative_tucker(x, [2] * x.ndim),
+        "non-negative Tucker",
+    ),
+    "multi_mode_dot of vectors": (
+        lambda x: tl.tenalg.multi_mode_dot(x, [np.ones(size) for size in x.shape]),
+        "multi_mode_dot",
+    ),
     "tensor_train": (_tensor_train, "reshape"),
 }
 _ON_FLYCOO_TENSORS = {

@@ -387,7 +387,9 @@ DENSIFYING = [
     pytest.param(lambda x: tl.transpose(tl.unfold(x, 0)), "tl.transpose", id="unfold, transpose"),
     pytest.param(lambda x: tl.tenalg.mode_dot(x, MATRIX, 0), "mode_dot", id="mode_dot"),
     pytest.param(
-        lambda x: tl.tenalg.multi_mode_dot(x, [MATRIX]), "multi_mode", id="multi_mode_dot"
+        lambda x: tl.tenalg.multi_mode_dot(x, [ARRAY[0, 0]], modes=[2]),
+        "multi_mode_dot of vectors",
+        id="multi_mode_dot of vectors",
     ),
     pytest.param(lambda x: tl.tenalg.inner(x, ARRAY), "inner", id="inner"),
     pytest.param(lambda x: tl.tenalg.inner(ARRAY, tensor2=x), "inner", id="inner, keyword"),
