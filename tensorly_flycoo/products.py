@@ -94,7 +94,8 @@ class ModeProduct(LazyArray):
         """Return the Frobenius norm, as `to_array` would have it but without its empty rows."""
         if len(self.free_modes) != 1:
             return np.linalg.norm(self.to_array())
-        return np.linalg.norm(multiply_nonempty_rows(self.tensor, *self.free_modes, self.factors)[0])
+        rows, _ = multiply_nonempty_rows(self.tensor, *self.free_modes, self.factors)
+        return np.linalg.norm(rows)
 
     def to_array(self):
         """Compute all of it.
@@ -334,8 +335,9 @@ class _Matrix:
 class _Operator:
     """The unfolding of a tensor times factors where other modes are left out, which it merges.
 
-    It has the rows that are not empty. Its columns count the indices of the merged mode, and fastest the columns of the factors, in an
-    order of its own. In float64, so that what iterates on it converges.
+    It has the rows that are not empty. Its columns count the indices of the merged mode, and
+    fastest the columns of the factors, in an order of its own. In float64, so that what iterates on
+    it converges.
     """
 
     max_gram_size = MAX_DIRECT_SIZE

@@ -11,7 +11,6 @@ from numba import njit
 from numba.core import types
 from numba.extending import intrinsic, overload
 
-
 #: Bytes of a vector that is added at once.
 _VECTOR_NBYTES = 64
 

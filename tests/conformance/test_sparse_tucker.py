@@ -1,4 +1,4 @@
-"""TensorLy's tests of Tucker (its decomposition/tests/test_tucker.py), told again for sparse tensors.
+"""TensorLy's tests of Tucker (decomposition/tests/test_tucker.py), told again for sparse tensors.
 
 Each runs on a `sparse.COO` and on a `FlycooTensor`, under "flycoo", through TensorLy's public API,
 with an alarm on anything that makes the tensor dense; and against TensorLy itself under "numpy".
@@ -121,9 +121,7 @@ def test_other_dtypes(dtype):
     (core, factors), errors = tucker(coo, list(_RANK), return_errors=True, n_iter_max=5)
     expected = np.float32 if dtype == np.float32 else np.float64
     assert {core.dtype, *(factor.dtype for factor in factors)} == {np.dtype(expected)}
-    _, expected_errors = _dense_result(
-        tucker, coo, list(_RANK), return_errors=True, n_iter_max=5
-    )
+    _, expected_errors = _dense_result(tucker, coo, list(_RANK), return_errors=True, n_iter_max=5)
     tolerance = 1e-5 if dtype == np.float32 else 1e-12
     np.testing.assert_allclose(errors, expected_errors, rtol=tolerance)
     (core, _), _ = partial_tucker(coo, [3, 3], modes=[0, 2], n_iter_max=2)

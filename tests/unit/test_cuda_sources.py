@@ -139,14 +139,21 @@ def test_many_modes_compile(architecture):
 
 @ON_LINUX
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_ttmc_compiles(dtype, architecture):
+def test_ttmc_compiles(architecture):
     """With few columns and with many, pulling by narrow and wide ids and not at all."""
     narrow, wide = np.dtype(np.uint32), np.dtype(np.uint64)
-    ids = {1: (narrow, narrow), 2: (narrow, None), 3: (narrow, narrow), 4: (wide, wide)}
-    ids |= {5: (narrow, narrow), 8: (wide, narrow)}
+    cases = [
+        (1, "float64", 256, narrow, narrow),
+        (2, "float64", 256, narrow, narrow),
+        (3, "float32", 9, wide, None),
+        (3, "float32", 256, narrow, narrow),
+        (3, "float64", 256, wide, wide),
+        (4, "float64", 256, narrow, narrow),
+        (5, "float32", 256, narrow, narrow),
+        (8, "float64", 256, narrow, narrow),
+    ]
     jobs = []
-    for (ndim, dtypes), num_columns in itertools.product(ids.items(), (9, 256)):
+    for ndim, dtype, num_columns, *dtypes in cases:
         record_format = make_format(ndim, dtype)
         slot_nbytes = tuning.slot_nbytes(
             record_format.record_nbytes, ndim, record_format.dtype.itemsize

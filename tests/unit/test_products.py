@@ -164,7 +164,7 @@ def test_more_than_2_to_63_cells():
     assert left.shape == (5, 1)
     product = ModeProduct(x, {3: factors[3]})
     for use in (product.to_array, lambda: product.unfold(0).svd(1)):
-        with pytest.raises(DensifyError, match="all modes but .*1 and 2 would make"):
+        with pytest.raises(DensifyError, match=r"all modes but .*1 and 2 would make"):
             use()
 
 

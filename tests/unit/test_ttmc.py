@@ -64,9 +64,11 @@ def test_the_oracle_is_what_einsum_says(mode):
     np.testing.assert_allclose(found, expected.reshape(found.shape), rtol=1e-13, atol=1e-13)
 
 
-@pytest.mark.parametrize("ndim", [1, 2, 3, 5])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_every_ndim(small_tiles, dtype, ndim):
+@pytest.mark.parametrize(
+    ("ndim", "dtype"),
+    [(1, "float64"), (2, "float32"), (3, "float32"), (3, "float64"), (5, "float64")],
+)
+def test_every_ndim(small_tiles, ndim, dtype):
     problem = make_problem(SHAPE[:ndim], 300, dtype=dtype, skew=2)
     factors = make_factors(problem.shape, (3, 4, 3, 4, 3)[:ndim], dtype)
     x = problem.tensor()
