@@ -264,3 +264,16 @@ def check_device_name(device, source="device"):
 def num_cells(shape):
     """Count the cells of a tensor as a Python int, which no shape overflows."""
     return math.prod(shape)
+
+
+def check_matrix(matrix, name, num_rows, dtype, array_type):
+    """Refuse what is not a matrix with `num_rows` rows in the dtype of x."""
+    if not isinstance(matrix, array_type):
+        raise TypeError(
+            f"{name} is a {type(matrix).__module__}.{type(matrix).__name__}, expected a "
+            f"{array_type.__module__}.{array_type.__name__} on the device of x"
+        )
+    if matrix.ndim != 2 or matrix.shape[0] != num_rows or matrix.shape[1] < 1:
+        raise ValueError(f"{name} has shape {matrix.shape}, expected ({num_rows}, rank)")
+    if matrix.dtype != dtype:
+        raise TypeError(f"{name} has dtype {matrix.dtype}, expected {dtype}, the dtype of x")

@@ -30,7 +30,58 @@ _VECTORS_AT_ONCE = 8
 _SEED = 20240507
 
 
-class Unfolding(ModeView):
+class LazyMatrix(LazyArray):
+    """Stand for a matrix that is never formed, but whose leading singular vectors can be had.
+
+    It has a `tensor`, from which `_find_leading_pairs(rank)` finds what of them is not zero.
+    """
+
+    _instead = "its singular value decomposition (tl.svd_interface) works without forming it"
+
+    def svd(self, rank):
+        """Compute the leading left singular vectors and the singular values.
+
+        Parameters
+        ----------
+        rank : int
+            How many, up to ``min(shape)``.
+
+        Returns
+        -------
+        left : array (I_mode, rank)
+            On the device of the tensor. Orthonormal columns, also where singular values are zero.
+        singular_values : array (rank,)
+            Falling; those below the rounding error of the largest are zero.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `rank` is no integer from 1 to ``min(shape)``.
+
+        Notes
+        -----
+        Empty rows and columns are left out. Where the rest has at most 8192 rows or columns, its
+        Gram matrix is formed: singular values have an error of about ``eps`` times the square of
+        the largest, over themselves. Up to 256 it is decomposed directly; beyond that by Lanczos
+        iteration from a fixed start (ARPACK; on a GPU in blocks, where everything stays on it);
+        where singular values occur many times over, it may return one that is less than the last
+        one wanted by a small part of a percent. Results can differ in the last bits with the number
+        of threads of the BLAS, and on a GPU, whose cuSPARSE adds in no fixed order, in every run.
+        """
+        rank = check_rank(rank)
+        if rank > min(self.shape):
+            raise ValueError(f"rank is {rank}, expected at most {min(self.shape)} = min(shape)")
+        vectors, values, rows = self._find_leading_pairs(rank)
+        xp = array_module(values)
+        left = xp.zeros((self.shape[0], rank))
+        left[rows, : values.size] = vectors
+        singular_values = xp.zeros(rank)
+        singular_values[: values.size] = values
+        left = _complete_basis(left, int(np.count_nonzero(singular_values)))
+        return left.astype(self.dtype), singular_values.astype(self.dtype)
+
+
+class Unfolding(LazyMatrix, ModeView):
     """Stand for the unfolding of a sparse tensor along one mode: (I_mode, all other cells).
 
     Parameters
@@ -50,8 +101,6 @@ class Unfolding(ModeView):
     >>> Unfolding(x, 1)
     <Unfolding: mode 1 of shape (3, 3, 2)>
     """
-
-    _instead = "its singular value decomposition (tl.svd_interface) works without forming it"
 
     def __init__(self, x, mode):
         self.mode = check_mode(mode, len(x.shape))
@@ -100,48 +149,11 @@ class Unfolding(ModeView):
                 places = primitives.sort_places(*arguments)
             yield records, places
 
-    def svd(self, rank):
-        """Compute the leading left singular vectors and the singular values.
-
-        Parameters
-        ----------
-        rank : int
-            How many, up to ``min(shape)``.
-
-        Returns
-        -------
-        left : array (I_mode, rank)
-            On the device of the tensor. Orthonormal columns, also where singular values are zero.
-        singular_values : array (rank,)
-            Falling; those below the rounding error of the largest are zero.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If `rank` is no integer from 1 to ``min(shape)``.
-
-        Notes
-        -----
-        Empty rows and columns are left out. Where the rest has at most 8192 rows or columns, its
-        Gram matrix is formed: singular values have an error of about ``eps`` times the square of
-        the largest, over themselves. Up to 256 it is decomposed directly; beyond that by Lanczos
-        iteration from a fixed start (ARPACK; on a GPU in blocks, where everything stays on it);
-        where singular values occur many times over, it may return one that is less than the last
-        one wanted by a small part of a percent. Results can differ in the last bits with the number
-        of threads of the BLAS, and on a GPU, whose cuSPARSE adds in no fixed order, in every run.
-        """
-        rank = check_rank(rank)
-        if rank > min(self.shape):
-            raise ValueError(f"rank is {rank}, expected at most {min(self.shape)} = min(shape)")
+    def _find_leading_pairs(self, rank):
+        """Find what is not zero: left vectors without empty rows, values, and the rows' numbers."""
         matrix, rows = self._nonempty_part
-        vectors, values = _leading_pairs(matrix, min(rank, *matrix.shape), self.tensor._engine)
-        xp = array_module(values)
-        left = xp.zeros((self.shape[0], rank))
-        left[rows, : values.size] = vectors
-        singular_values = xp.zeros(rank)
-        singular_values[: values.size] = values
-        left = _complete_basis(left, int(np.count_nonzero(singular_values)))
-        return left.astype(self.dtype), singular_values.astype(self.dtype)
+        rank = min(rank, *matrix.shape)
+        return *_leading_pairs(matrix, rank, self.tensor._engine), rows
 
 
 def _make_csc(values, row_ids, column_starts, shape):
@@ -161,7 +173,7 @@ def _leading_pairs(matrix, rank, engine):
     if rank == 0:
         return engine.xp.zeros((matrix.shape[0], 0)), engine.xp.zeros(0)
     size, is_wide = min(matrix.shape), matrix.shape[0] <= matrix.shape[1]
-    wants_most = _MOST * rank >= size
+    wants_most = _wants_most(rank, size)
     if size <= MAX_GRAM_SIZE or wants_most:
         # Of the rows from the entries of each column, or of the columns from those of each row.
         groups = matrix if is_wide else matrix.tocsr()
@@ -175,6 +187,11 @@ def _leading_pairs(matrix, rank, engine):
     if not is_wide:
         vectors = (_by_rows(matrix) @ vectors) / np.where(values > 0, values, 1)
     return vectors, values
+
+
+def _wants_most(rank, size):
+    """Say whether so many of all vectors are wanted that they are better found directly."""
+    return _MOST * rank >= size
 
 
 def _known_roots(squares, size):

@@ -1,12 +1,14 @@
 """TensorLy's tensor algebra for sparse tensors, with TensorLy's own parameters."""
 
 import numpy as np
+import tensorly as tl
 
 from ..array_modules import is_cupy
 from ..checks import densify_error, num_cells
 from ..contraction import check_axes, contract_vectors, inner, khatri_rao_at
-from ..conversion import is_sparse
+from ..conversion import as_flycoo, is_sparse
 from ..engines import select_engine
+from ..products import ModeProduct
 from ..views import reshape
 from .arrays import find_sparse
 
@@ -15,24 +17,34 @@ _SURELY_FREE_NBYTES = 2**28
 
 
 def mode_dot(tensor, matrix_or_vector, mode, transpose=False):
-    """Contract one mode with a vector; the result has a mode less."""
+    """Multiply one mode with a matrix, or contract it with a vector."""
     return multi_mode_dot(tensor, [matrix_or_vector], [mode], transpose=transpose)
 
 
 def multi_mode_dot(tensor, matrix_or_vec_list, modes=None, skip=None, transpose=False):
-    """Contract some modes with a vector each; the result has as many modes less."""
+    """Contract modes with vectors, and multiply others with matrices at once.
+
+    Lazily where a matrix is skipped, as before a singular value decomposition. As in TensorLy
+    `skip` counts the operands in the order of their modes.
+    """
     if not is_sparse(tensor):
         raise densify_error("tl.tenalg.multi_mode_dot", tensor.shape, "only x may be sparse")
     modes = check_axes(range(len(matrix_or_vec_list)) if modes is None else modes, tensor.ndim)
-    pairs = sorted(zip(matrix_or_vec_list, modes, strict=True), key=lambda pair: pair[1])
-    pairs = [pair for n, pair in enumerate(pairs) if n != skip]
-    for array, mode in pairs:
-        if array.ndim != 1:
-            sizes = list(tensor.shape)
-            sizes[mode] = array.shape[1 if transpose else 0]
-            instead = "multiply with vectors, or use tl.unfold(x, mode) or tl.decomposition.tucker"
-            raise densify_error("tl.tenalg.multi_mode_dot with a matrix", tuple(sizes), instead)
-    return contract_vectors(tensor, [array for array, _ in pairs], [mode for _, mode in pairs])
+    pairs = sorted(zip(modes, matrix_or_vec_list, strict=True), key=lambda pair: pair[0])
+    pairs = [pair for place, pair in enumerate(pairs) if place != skip]
+    if not pairs:
+        return tensor
+    vectors = {mode: array for mode, array in pairs if array.ndim == 1}
+    matrices = {mode: array for mode, array in pairs if array.ndim != 1}
+    if vectors:
+        rest = contract_vectors(tensor, list(vectors.values()), list(vectors))
+        if not matrices:
+            return rest
+        modes = [mode - sum(gone < mode for gone in vectors) for mode in matrices]
+        return tl.tenalg.multi_mode_dot(rest, list(matrices.values()), modes, transpose=transpose)
+    factors = matrices if transpose else {mode: m.T for mode, m in matrices.items()}
+    product = ModeProduct(as_flycoo(tensor), factors)
+    return product.to_array() if skip is None else product
 
 
 def inner_product(tensor1, tensor2, n_modes=None):

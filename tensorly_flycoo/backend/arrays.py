@@ -19,7 +19,8 @@ from ..conversion import as_flycoo, is_sparse
 from ..engines import select_engine
 from ..lazy import LazyArray, ModeView
 from ..linear_algebra import column_norms, is_tall, qr, solve, sum_rows, transposed_product
-from ..svd import LazySVD, Unfolding
+from ..products import ModeProduct, ProductModeFirst
+from ..svd import LazyMatrix, LazySVD, Unfolding
 from ..tensor import FlycooTensor
 
 #: Part of TensorLy that importing TensorLy does not load.
@@ -47,7 +48,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
         Integers and bools in a sparse tensor are counts, so float64.
         """
-        if isinstance(tensor, ModeView):
+        if isinstance(tensor, ModeView | ModeProduct | LazyMatrix):
             tensor = tensor.tensor
         if isinstance(tensor, FlycooTensor):
             dtype, on_gpu = tensor.dtype, tensor.device == "cuda"
@@ -119,6 +120,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             return column_norms(tensor)
         if isinstance(tensor, ModeView):
             tensor = tensor.tensor
+        if isinstance(tensor, ModeProduct) and order == 2 and axis is None:
+            return tensor.norm()
         if not is_sparse(tensor):
             return super().norm(tensor, order, axis)
         if order != 2 or axis is not None:
@@ -130,11 +133,15 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def moveaxis(tensor, source, destination):
+        if isinstance(tensor, ModeProduct):
+            return tensor.move_axis(source, destination)
         move_axis = views.move_axis if views.is_lazy_or_sparse(tensor) else np.moveaxis
         return move_axis(tensor, source, destination)
 
     @staticmethod
     def reshape(tensor, newshape):
+        if isinstance(tensor, ProductModeFirst):
+            return tensor.unfold(newshape)
         reshape = views.reshape if views.is_lazy_or_sparse(tensor) else np.reshape
         return reshape(tensor, newshape)
 
@@ -150,7 +157,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             matrix = Unfolding(matrix, 0)
         if is_sparse(matrix):
             raise densify_error("tl.svd", matrix.shape, "tl.unfold(x, mode) makes it a matrix")
-        if not isinstance(matrix, Unfolding):
+        if not isinstance(matrix, LazyMatrix):
             return np.linalg.svd(matrix, full_matrices=full_matrices, **kwargs)
         if full_matrices:
             raise densify_error(

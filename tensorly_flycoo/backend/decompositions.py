@@ -9,6 +9,7 @@ from tensorly.tt_tensor import TTTensor, validate_tt_rank
 from ..checks import densify_error
 from ..conversion import as_flycoo, is_sparse
 from ..tensor_ring import decompose_ring
+from ..ttmc import check_free_modes
 from ..views import make_tensor, permute
 
 #: The two give the same here.
@@ -77,6 +78,36 @@ def parafac2(original):
     return parafac2
 
 
+def tucker(original):
+    """Refuse at once where so many factors are fixed that TensorLy's core would be too large."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def tucker(tensor, *args, **kwargs):
+        fixed_modes = signature.bind(tensor, *args, **kwargs).arguments.get("fixed_factors")
+        check_free_modes(as_flycoo(tensor, check_coords=True), sorted(fixed_modes or []))
+        return original(tensor, *args, **kwargs)
+
+    return tucker
+
+
+def initialize_tucker(original):
+    """Refuse at once what has no sparse version: a mask, too large a core."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def initialize_tucker(tensor, *args, **kwargs):
+        arguments = signature.bind(tensor, *args, **kwargs).arguments
+        if arguments.get("mask") is not None:
+            shape = tuple(tensor.shape)
+            raise densify_error("mask= of tucker", shape, "it has no sparse version here")
+        x = as_flycoo(tensor, check_coords=True)
+        check_free_modes(x, [n for n in range(x.ndim) if n not in arguments["modes"]])
+        return original(tensor, *args, **kwargs)
+
+    return initialize_tucker
+
+
 def _take(tensor, svd, name):
     if svd not in _SVDS:
         reason = f"expected one of {_SVDS}, of which leading singular vectors can be had alone"
@@ -91,8 +122,11 @@ def _tell(cores, mode, kind, verbose):
     return cores
 
 
-#: What is done for sparse tensors in the place of TensorLy's own functions.
-OURS = {"tensor_train": tensor_train, "tensor_ring": tensor_ring}
-
-#: What TensorLy's own functions are made into.
-CHECKED = {"tensor_train_matrix": tensor_train_matrix, "parafac2": parafac2}
+#: By name, what gives what is done for sparse tensors in the place of TensorLy's own function.
+MAKERS = {
+    "tensor_train": lambda original: tensor_train,
+    "tensor_ring": lambda original: tensor_ring,
+    "tensor_train_matrix": tensor_train_matrix,
+    "parafac2": parafac2,
+    "tucker": tucker,
+}

@@ -6,17 +6,16 @@ import inspect
 
 import numpy as np
 import tensorly as tl
-from tensorly.backend import BackendManager
 from tensorly.cp_tensor import CPTensor
 
 from ..array_modules import is_cupy
 from ..checks import check_place, check_weights, densify_error
 from ..conversion import as_flycoo
 from ..mttkrp import mttkrp
-from ..svd import LazySVD, Unfolding
+from ..svd import LazyMatrix, LazySVD, Unfolding
 from . import algebra, decompositions
 from .arrays import find_sparse
-from .redirect import redirect
+from .hooking import hook, hook_everywhere, hook_function, hook_method
 from .refusals import DENSE_BY_NATURE, DENSE_MODULES, install_refusals
 
 #: Functions of the tensor algebra that are dense by nature.
@@ -38,61 +37,37 @@ _ERROR_CALC_PARAMETERS = [
 def install_hooks():
     """Put the hooks in place, once."""
     for module_name, class_name in _TENALG_BACKENDS:
-        tenalg = getattr(importlib.import_module(module_name), class_name)
-        _hook_method(tenalg, "unfolding_dot_khatri_rao", _unfolding_dot_khatri_rao)
-        _hook_method(tenalg, "mode_dot", algebra.mode_dot)
-        _hook_method(tenalg, "multi_mode_dot", algebra.multi_mode_dot)
-        _hook_method(tenalg, "inner", algebra.inner_product)
-        _hook_method(tenalg, "khatri_rao", algebra.khatri_rao, algebra.check_khatri_rao_fits)
-        for name in _DENSE_FUNCTIONS:
-            _hook_method(tenalg, name, functools.partial(_refuse, name))
+        _install_tenalg_hooks(getattr(importlib.import_module(module_name), class_name))
     for module_name in _ERROR_CALC_MODULES:
         module = importlib.import_module(module_name)
         if hasattr(module, "error_calc"):  # not every TensorLy imports it in both
-            module.error_calc = _hook(module.error_calc, _error_calc(module.error_calc))
+            hook_function(module, "error_calc", _error_calc)
     cp_module = importlib.import_module("tensorly.decomposition._cp")
-    cp_module.initialize_cp = _hook(
-        cp_module.initialize_cp, _initialize_cp(cp_module.initialize_cp)
-    )
-    svd_module = importlib.import_module("tensorly.tenalg.svd")
-    svd_module.randomized_svd = _hook(svd_module.randomized_svd, _randomized_svd)
-    svd_module.symeig_svd = _hook(
-        svd_module.symeig_svd, functools.partial(_refuse, "svd.symeig_svd")
-    )
-    for name, ours in decompositions.OURS.items():
-        original = getattr(tl.decomposition, name)
-        redirect(original, functools.partial(_hook, ours=ours))
-    for name, make in decompositions.CHECKED.items():
-        original = getattr(tl.decomposition, name)
-        redirect(original, lambda original, make=make: _hook(original, make(original)))
+    hook_function(cp_module, "initialize_cp", _initialize_cp)
+    tucker_module = importlib.import_module("tensorly.decomposition._tucker")
+    hook_function(tucker_module, "initialize_tucker", decompositions.initialize_tucker)
+    _install_svd_hooks(importlib.import_module("tensorly.tenalg.svd"))
+    for name, make_ours in decompositions.MAKERS.items():
+        hook_everywhere(getattr(tl.decomposition, name), make_ours)
+    # Last, so that what has a hook has it above.
     for module_name in (*DENSE_BY_NATURE, *DENSE_MODULES):
         if "contrib" not in module_name:  # which TensorLy does not load by itself
             install_refusals(module_name)
 
 
-def _hook_method(tenalg, name, ours, check_dense=None):
-    tenalg.register_method(name, _hook(getattr(tenalg, name), ours, check_dense))
+def _install_tenalg_hooks(tenalg):
+    hook_method(tenalg, "unfolding_dot_khatri_rao", _unfolding_dot_khatri_rao)
+    hook_method(tenalg, "mode_dot", algebra.mode_dot)
+    hook_method(tenalg, "multi_mode_dot", algebra.multi_mode_dot)
+    hook_method(tenalg, "inner", algebra.inner_product)
+    hook_method(tenalg, "khatri_rao", algebra.khatri_rao, algebra.check_khatri_rao_fits)
+    for name in _DENSE_FUNCTIONS:
+        hook_method(tenalg, name, functools.partial(_refuse, name))
 
 
-def _hook(original, ours, check_dense=None):
-    """Call `ours` where an argument is sparse and the backend is flycoo, else `original`.
-
-    Under flycoo `check_dense` looks at dense arguments first.
-    """
-    if hasattr(original, "_flycoo_hook"):
-        return original
-
-    @functools.wraps(original)
-    def hook(*args, **kwargs):
-        if BackendManager.get_backend() == "flycoo":
-            if find_sparse((*args, *kwargs.values())) is not None:
-                return ours(*args, **kwargs)
-            if check_dense is not None:
-                check_dense(*args, **kwargs)
-        return original(*args, **kwargs)
-
-    hook._flycoo_hook = True
-    return hook
+def _install_svd_hooks(module):
+    module.randomized_svd = hook(module.randomized_svd, _randomized_svd)
+    module.symeig_svd = hook(module.symeig_svd, functools.partial(_refuse, "svd.symeig_svd"))
 
 
 def _unfolding_dot_khatri_rao(tensor, cp_tensor, mode):
@@ -181,7 +156,7 @@ def _randomized_svd(matrix, n_eigenvecs=None, **kwargs):
     """Give the leading singular vectors to rounding, which a random sketch only approximates."""
     if matrix.ndim != 2:
         raise ValueError(f"matrix has shape {matrix.shape}, expected two axes: unfold the tensor")
-    unfolding = matrix if isinstance(matrix, Unfolding) else Unfolding(matrix, 0)
+    unfolding = matrix if isinstance(matrix, LazyMatrix) else Unfolding(matrix, 0)
     rank = min(unfolding.shape) if n_eigenvecs is None else min(n_eigenvecs, *unfolding.shape)
     left, values, right = LazySVD(unfolding)
     return left[:, :rank], values[:rank], right[:rank, :]

@@ -87,3 +87,17 @@ def _tile_macros(record_format, tile_size, pull_dtype, remap_dtype):
         "PULL_ID": "unsigned" if pull_dtype is None else _TYPES[pull_dtype],
         "REMAP_ID": "unsigned" if remap_dtype is None else _TYPES[remap_dtype],
     }
+
+
+def ttmc_macros(record_format, tile_size, cut, slot_dtype, pull_dtype=None):
+    """Specialise `ttmc.cu`; without `pull_dtype` it does not pull."""
+    return {
+        **_tile_macros(record_format, tile_size, pull_dtype, None),
+        "VALUE": _TYPES[record_format.dtype],
+        "NUM_INPUTS": record_format.ndim - 1,
+        "MIN_BLOCKS": tuning.choose_occupancy(record_format.ndim - 1).min_blocks,
+        "GROUP_SIZE": cut.group_size,
+        "LANE_COLUMNS": cut.lane_columns,
+        "SLOT_ID": _TYPES[slot_dtype],
+        "PULL": int(pull_dtype is not None),
+    }

@@ -136,3 +136,45 @@ def choose_tile_size(slot_nbytes, num_inputs, shared_nbytes):
     while tile_size > BLOCK_SIZE and tile_size * slot_nbytes > room:
         tile_size //= 2
     return tile_size
+
+
+#: Columns of TTMc that a thread has where there are as many, since what is read of a nonzero serves
+#: all of them; and the most inputs for which that leaves it enough registers.
+_TTMC_LANE_COLUMNS = 4
+_TTMC_MAX_INPUTS = 3
+
+
+@dataclass(frozen=True)
+class ColumnCut:
+    """Say how the columns of TTMc are dealt out to threads.
+
+    Attributes
+    ----------
+    lane_columns : int
+        Columns of a thread, a group apart.
+    group_size : int
+        Threads of a group, a power of two.
+    num_parts : int
+        Blocks along y, each with ``group_size * lane_columns`` columns.
+    """
+
+    lane_columns: int
+    group_size: int
+    num_parts: int
+
+
+def cut_columns(num_columns, num_inputs):
+    """Choose for a number of columns and of modes whose factors are read.
+
+    Examples
+    --------
+    >>> cut_columns(256, 2)
+    ColumnCut(lane_columns=4, group_size=64, num_parts=1)
+    >>> cut_columns(9, 2)
+    ColumnCut(lane_columns=1, group_size=16, num_parts=1)
+    """
+    has_many = num_columns >= 32 * _TTMC_LANE_COLUMNS and num_inputs <= _TTMC_MAX_INPUTS
+    lane_columns = _TTMC_LANE_COLUMNS if has_many else 1
+    num_lanes = -(-num_columns // lane_columns)
+    group_size = min(BLOCK_SIZE, 1 << (num_lanes - 1).bit_length())
+    return ColumnCut(lane_columns, group_size, -(-num_lanes // group_size))

@@ -17,7 +17,7 @@ from ..checks import check_finite, check_inside
 from ..format import layouts
 from ..format.packing import RecordFormat
 from ..format.primitives import Primitives, index_dtype
-from . import cpu_building, cpu_kernels
+from . import cpu_building, cpu_kernels, cpu_ttmc
 from .threads import run_parallel
 
 NAME = "cpu"
@@ -132,6 +132,42 @@ def _remap(layout):
         plan.pull_ids, layout.spare, plan.remap_ids, (0,) * layout.record_format.num_words,
     )  # fmt: skip
     layout.swap()
+
+
+def ttmc(layout, mode, inputs, out, slots=None):
+    """Write the TTMc of `mode` to `out`; all arguments are checked by the caller.
+
+    Parameters
+    ----------
+    layout : layout
+        A `RemapLayout` is first remapped to `mode` where it is resident in another, and stays.
+    mode : int
+    inputs : dict of int to array (I_n, K_n)
+        The factor of each other mode; columns of `out` count their columns, the last ones' fastest.
+    out : array (num_slots, prod K_n)
+        C-contiguous. Rows of indices without a nonzero are not written.
+    slots : unsigned integer array (I_mode,), optional
+        The row of `out` for each index that has nonzeros; by default its own number.
+    """
+    record_format, tiling = layout.record_format, layout.tilings[mode]
+    partial_rows = np.empty((tiling.carry_rows.size, out.shape[1]), out.dtype)
+    # Of one mode each nonzero takes row 0 of a factor of ones, which has no coordinate.
+    fields = _fields(record_format, inputs) if inputs else [(np.uint64(0),)] * 3
+    operands = cpu_ttmc.lay_out_factors(list(inputs.values()) or [np.ones((1, 1), out.dtype)])
+    with layouts.hold_mode(layout, mode, _remap) as (records, pull_ids, bucket_size):
+        if records.shape[0] == 0:
+            return
+        _launch(
+            cpu_ttmc.ttmc_tiles, tiling.carry_rows.shape[0],
+            layout.tile_size, bucket_size, tiling.carry_rows, slots,
+            records, records.view(record_format.dtype), np.uint64(record_format.value_slot),
+            pull_ids, _field(record_format, mode), *fields, *operands, out, partial_rows,
+        )  # fmt: skip
+    carry_rows = tiling.carry_rows
+    if slots is not None:
+        carry_rows = np.where(carry_rows >= 0, slots[carry_rows].astype(np.int64), carry_rows)
+    with _show_compiling(cpu_kernels.add_partial_rows):
+        cpu_kernels.add_partial_rows(carry_rows, partial_rows, out)
 
 
 def gram(starts, ids, values, size):

@@ -16,6 +16,7 @@ from ..cuda.macros import (
     mttkrp_macros,
     partial_rows_macros,
     remap_macros,
+    ttmc_macros,
 )
 from ..format import layouts
 from ..format.packing import RecordFormat
@@ -85,6 +86,52 @@ def count_workspace_nbytes(layout, factors, mode):
     counts = _count_partial_rows(layout.tilings[mode].carry_rows.size)
     row_nbytes = factors[mode].shape[1] * factors[mode].itemsize
     return sum(counts) * row_nbytes + 8 * sum(counts[1:]) + sum(copy.nbytes for copy in copies)
+
+
+def ttmc(layout, mode, inputs, out, slots=None):
+    """Write the TTMc of `mode` to `out`; all arguments are checked by the caller.
+
+    Parameters
+    ----------
+    layout : layout
+        A `RemapLayout` is first remapped to `mode` where it is resident in another, and stays.
+    mode : int
+    inputs : dict of int to array (I_n, K_n)
+        The factor of each other mode; columns of `out` count their columns, the last ones' fastest.
+    out : array (num_slots, prod K_n)
+        C-contiguous. Rows of indices without a nonzero are not written.
+    slots : unsigned integer array (I_mode,), optional
+        The row of `out` for each index that has nonzeros; by default its own number.
+    """
+    record_format, tiling = layout.record_format, layout.tilings[mode]
+    num_tiles, num_columns = tiling.carry_rows.shape[0], out.shape[1]
+    if num_tiles == 0:
+        return
+    cut = tuning.cut_columns(num_columns, len(inputs))
+    num_runs = num_tiles * (tuning.BLOCK_SIZE // cut.group_size)
+    sums = [
+        (cupy.empty(n, np.int64), cupy.empty((n, num_columns), out.dtype))
+        for n in _count_partial_rows(num_runs)
+    ]
+    arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in inputs.values()]
+    ranks = np.zeros((), [("at", np.int32, max(1, len(arrays)))])
+    ranks["at"][: len(arrays)] = [array.shape[1] for array in arrays]
+    null, slot_dtype = np.uint64(0), np.dtype(np.uint32) if slots is None else slots.dtype
+    with layouts.hold_mode(layout, mode, _remap) as (records, pull_ids, bucket_size):
+        pull_dtype = None if pull_ids is None else pull_ids.dtype
+        macros = ttmc_macros(record_format, layout.tile_size, cut, slot_dtype, pull_dtype)
+        kernel = launch.get_kernel("ttmc.cu", "ttmc", **macros)
+        arguments = (
+            make_operands(record_format, mode, inputs, arrays), ranks,
+            np.int64(records.shape[0]), np.int64(bucket_size),
+            tiling.carry_rows, null if slots is None else slots,
+            records, null if pull_ids is None else pull_ids,
+            np.int64(num_columns), out, *sums[0],
+        )  # fmt: skip
+        shared_nbytes = layout.tile_size * _slot_nbytes(record_format)
+        sizes = (num_tiles, cut.num_parts, tuning.BLOCK_SIZE)
+        launch.launch_tiles(kernel, *sizes, arguments, shared_nbytes)
+    _add_partial_rows(sums, out)
 
 
 def gram(starts, ids, values, size):

@@ -345,3 +345,37 @@ def mttkrp_error_bound(coords, values, shape, factors, mode, dtype):
     magnitude = mttkrp(coords, np.abs(values), shape, [np.abs(f) for f in factors], mode)
     per_rounding = float(limits.eps) * magnitude + float(limits.smallest_subnormal)
     return (row_nnz[:, np.newaxis] + len(shape)) * per_rounding
+
+
+def ttmc(coords, values, shape, factors, mode):
+    """Multiply a tensor with the transposed factors of all modes but one, and unfold it along that.
+
+    Not of the paper. Row ``c_mode`` gets the value of each of its nonzeros times the Kronecker
+    product of the rows of all other factors, whose columns thus count the last mode's fastest.
+
+    Parameters
+    ----------
+    coords, values, shape, mode
+        As for `mttkrp`.
+    factors : list of (I_n, K_n) arrays
+        ``factors[mode]`` is not read.
+
+    Returns
+    -------
+    (I_mode, prod of the other K_n) float64 array
+
+    Examples
+    --------
+    >>> factors = [None, np.array([[1.0, 2.0]]), np.array([[3.0, 4.0]])]
+    >>> ttmc(np.array([[1], [0], [0]]), [10.0], (2, 1, 1), factors, mode=0)
+    array([[ 0.,  0.,  0.,  0.],
+           [30., 40., 60., 80.]])
+    """
+    rows = np.asarray(values, dtype=np.float64)[:, np.newaxis]
+    for n, factor in enumerate(factors):
+        if n != mode:
+            outer = rows[:, :, np.newaxis] * factor[coords[n], np.newaxis]
+            rows = outer.reshape(len(rows), rows.shape[1] * factor.shape[1])
+    output = np.zeros((shape[mode], rows.shape[1]))
+    np.add.at(output, coords[mode], rows)
+    return output

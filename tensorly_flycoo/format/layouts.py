@@ -366,3 +366,28 @@ def hold_records(layout):
     """Hold the records of a layout in place; give them in whatever order they lie."""
     with layout.lock if layout.name == "remap" else contextlib.nullcontext():
         yield layout.records
+
+
+@contextlib.contextmanager
+def hold_mode(layout, mode, remap):
+    """Hold the records of a layout in place where those of `mode` can be pulled from them.
+
+    A `RemapLayout` is first taken there by ``remap(layout)``, one mode at a time.
+
+    Yields
+    ------
+    records : array (nnz, num_words)
+    pull_ids : unsigned integer array (nnz,) or None
+        Where the record of each place of the order of `mode` is, counted from the start of the
+        place's bucket; None where it is at that place.
+    bucket_size : int
+    """
+    if layout.name == "replicated":
+        yield layout.copies[mode], None, ONE_BUCKET
+    elif layout.name == "indexed":
+        yield layout.records, layout.pull_ids[mode], ONE_BUCKET
+    else:
+        with layout.lock:
+            while layout.mode != mode:
+                remap(layout)
+            yield layout.records, layout.plans[mode].pull_ids, layout.bucket_size

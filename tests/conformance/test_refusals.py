@@ -33,7 +33,7 @@ def _huge_coo():
 
 
 def _small_coo():
-    return random_coo((6, 7, 8), 50)
+    return random_coo((6, 7, 8), 50)  # fewer nonzeros than two modes have indices together
 
 
 _BY_SIZE = pytest.mark.parametrize("make_coo", [_small_coo, _huge_coo], ids=["small", "2**70"])
@@ -73,7 +73,7 @@ _ON_ANY = {
     "CP sparsity": (lambda x: CP(2, init="random", sparsity=5).fit(x), "sparsity"),
     "tl.tenalg.mode_dot": (
         lambda x: tl.tenalg.mode_dot(x, np.ones((2, x.shape[0])), 0),
-        "mode_dot",
+        "all modes but 1 and 2",
     ),
     "tl.tenalg.inner": (lambda x: tl.tenalg.inner(x, x, n_modes=1), "inner"),
     "tl.tenalg.outer": (lambda x: tl.tenalg.outer([x, x]), "outer"),
@@ -82,7 +82,11 @@ _ON_ANY = {
     "tl.tenalg.khatri_rao": (lambda x: tl.tenalg.khatri_rao([x, x]), "khatri_rao"),
     "tl.tenalg.tensordot": (lambda x: tl.tenalg.tensordot(x, x, 2), "tensordot"),
     "moments": (lambda x: tl.tenalg.higher_order_moment(x, 2), "higher_order_moment"),
-    "tucker": (lambda x: tl.decomposition.tucker(x, [2] * x.ndim), "multi_mode_dot"),
+    "tucker mask": (lambda x: tl.decomposition.tucker(x, [2] * x.ndim, mask=x), "mask"),
+    "a core with two modes left out": (
+        lambda x: tl.decomposition.partial_tucker(x, [2], modes=[0]),
+        "all modes but 1 and 2",
+    ),
     "tensor_train, symeig_svd": (
         lambda x: tl.decomposition.tensor_train(x, 2, svd="symeig_svd"),
         "tensor_train",

@@ -385,10 +385,6 @@ DENSIFYING = [
     pytest.param(lambda x: tl.kron(x, MATRIX), "tl.kron", id="kron"),
     pytest.param(lambda x: tl.svd(tl.unfold(x, 0)), "full_matrices", id="full svd"),
     pytest.param(lambda x: tl.svd(x, full_matrices=False), "tl.svd", id="svd of a tensor"),
-    pytest.param(lambda x: tl.tenalg.mode_dot(x, MATRIX, 0), "mode_dot", id="mode_dot"),
-    pytest.param(
-        lambda x: tl.tenalg.multi_mode_dot(x, [MATRIX]), "multi_mode", id="multi_mode_dot"
-    ),
     pytest.param(lambda x: tl.tenalg.inner(x, x, n_modes=1), "inner", id="inner"),
     pytest.param(lambda x: tl.tenalg.outer([x, x]), "outer", id="outer"),
 ]

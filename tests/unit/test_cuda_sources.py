@@ -24,6 +24,7 @@ from tensorly_flycoo.cuda.macros import (
     partial_rows_macros,
     remap_macros,
     sum_groups_macros,
+    ttmc_macros,
 )
 from tensorly_flycoo.cuda.source import load_source
 from tensorly_flycoo.format.packing import RecordFormat
@@ -138,6 +139,43 @@ def test_many_modes_compile(architecture):
     cut, ids = tuning.cut_rank(1, 8, 16, 16), [np.dtype(np.uint32)] * 3
     macros = mttkrp_macros(record_format, tile_size, cut, *ids)
     compile_source("mttkrp.cu", architecture, macros)  # some registers do spill
+
+
+@ON_LINUX
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_ttmc_compiles(architecture):
+    """With few columns and with many, pulling by narrow and wide ids and not at all."""
+    narrow, wide = np.dtype(np.uint32), np.dtype(np.uint64)
+    cases = [
+        (1, "float64", 256, narrow, narrow),
+        (2, "float64", 256, narrow, narrow),
+        (3, "float32", 9, wide, None),
+        (3, "float32", 256, narrow, narrow),
+        (3, "float64", 256, wide, wide),
+        (4, "float64", 256, narrow, narrow),
+        (5, "float32", 256, narrow, narrow),
+        (8, "float64", 256, narrow, narrow),
+    ]
+    jobs = []
+    for ndim, dtype, num_columns, *dtypes in cases:
+        record_format = make_format(ndim, dtype)
+        slot_nbytes = tuning.slot_nbytes(
+            record_format.record_nbytes, ndim, record_format.dtype.itemsize
+        )
+        tile_size = tuning.choose_tile_size(slot_nbytes, ndim - 1, ARCHITECTURES[architecture])
+        cut = tuning.cut_columns(num_columns, ndim - 1)
+        macros = ttmc_macros(record_format, tile_size, cut, *dtypes)
+        jobs.append(("ttmc.cu", architecture, macros))
+    compile_all(jobs)
+
+
+@pytest.mark.parametrize("num_inputs", [0, 1, 2, 3, 4, 7])
+@pytest.mark.parametrize("num_columns", [1, 2, 9, 127, 128, 255, 256, 1000, 1025, 4096, 10**6])
+def test_a_cut_holds_all_columns_of_ttmc(num_columns, num_inputs):
+    cut = tuning.cut_columns(num_columns, num_inputs)
+    assert tuning.BLOCK_SIZE % cut.group_size == 0
+    part = cut.lane_columns * cut.group_size
+    assert (cut.num_parts - 1) * part < num_columns <= cut.num_parts * part
 
 
 @ON_LINUX

@@ -1,0 +1,78 @@
+"""Laws of products with the factors of several modes, on the CPU engine with small tiles."""
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from strategies import nonzeros, quick, seeds
+
+from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo.engines import cpu, reference
+from tensorly_flycoo.products import ModeProduct
+
+fixture_is_for_all_examples = settings(
+    quick, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+pytestmark = pytest.mark.usefixtures("small_tiles_and_one_thread")
+
+
+@pytest.fixture
+def small_tiles_and_one_thread(monkeypatch):
+    monkeypatch.setattr(cpu, "TILE_SIZE", 4)
+    monkeypatch.setattr(cpu, "BUCKET_SIZE", 8)
+    num_threads = numba.get_num_threads()
+    numba.set_num_threads(1)
+    yield
+    numba.set_num_threads(num_threads)
+
+
+def draw_factors(shape, seed, exact=False):
+    random = np.random.default_rng(seed)
+    factors = [random.standard_normal((size, random.integers(3, 6))) for size in shape]
+    return [np.round(4 * factor) for factor in factors] if exact else factors
+
+
+def multiply(x, factors, modes):
+    return ModeProduct(x, {n: factors[n] for n in modes}).to_array()
+
+
+@fixture_is_for_all_examples
+@given(nonzeros(max_ndim=3), seeds)
+def test_the_oracle_agrees(drawn, seed):
+    x = FlycooTensor(drawn.coords, drawn.values, drawn.shape)
+    factors = draw_factors(drawn.shape, seed)
+    for mode in range(x.ndim):
+        arguments = (drawn.coords, drawn.values, drawn.shape, factors, mode)
+        expected = reference.ttmc(*arguments)
+        magnitude = reference.ttmc(
+            drawn.coords, np.abs(drawn.values), drawn.shape, [np.abs(f) for f in factors], mode
+        )
+        found = multiply(x, factors, [n for n in range(x.ndim) if n != mode])
+        found = np.moveaxis(found, mode, 0).reshape(expected.shape)
+        bound = (drawn.nnz + x.ndim) * np.finfo(float).eps * magnitude
+        assert (np.abs(found - expected) <= bound).all()
+
+
+@fixture_is_for_all_examples
+@given(nonzeros(max_ndim=3, exact=True), seeds)
+def test_the_core_does_not_depend_on_which_mode_comes_last(drawn, seed):
+    """Integers add up without rounding."""
+    x = FlycooTensor(drawn.coords, drawn.values, drawn.shape)
+    factors = draw_factors(drawn.shape, seed, exact=True)
+    core = multiply(x, factors, range(x.ndim))
+    for mode in range(x.ndim):
+        partial = multiply(x, factors, [n for n in range(x.ndim) if n != mode])
+        expected = np.moveaxis(np.tensordot(factors[mode].T, partial, (1, mode)), 0, mode)
+        np.testing.assert_array_equal(core, expected)
+
+
+@fixture_is_for_all_examples
+@given(nonzeros(max_ndim=3), seeds, st.integers(-60, 60))
+def test_scaling_by_a_power_of_two_is_exact(drawn, seed, exponent):
+    x, scale = FlycooTensor(drawn.coords, drawn.values, drawn.shape), 2.0**exponent
+    factors = draw_factors(drawn.shape, seed)
+    modes = range(1, x.ndim)
+    expected = scale * multiply(x, factors, modes)
+    np.testing.assert_array_equal(multiply(scale * x, factors, modes), expected)
