@@ -4,6 +4,8 @@ Dense arrays are NumPy's, or CuPy's for tensors on a GPU. NumPy's functions call
 arrays by themselves, so here are only those that do not, or that are slow for tall factors.
 """
 
+import contextlib
+import contextvars
 import importlib
 
 import numpy as np
@@ -14,10 +16,24 @@ from ..checks import check_device_name, check_dtype, check_place, densify_error
 from ..conversion import as_flycoo, is_sparse
 from ..engines import select_engine
 from ..linear_algebra import column_norms, is_tall, qr, solve, sum_rows, transposed_product
+from ..sampling import Residual, SampledFibres
 from ..svd import LazyArray, LazySVD, Unfolding
 from ..tensor import FlycooTensor
 
 _USE_NONZEROS = "use tl.tensor(x).nonzeros() or .to_coo() for the nonzeros"
+
+#: The module of arrays that are made without a device; see `arrays_made_by`.
+_module_of_new_arrays = contextvars.ContextVar("module of new arrays", default=np)
+
+
+@contextlib.contextmanager
+def arrays_made_by(xp):
+    """Make ``tl.zeros(shape)`` and its like with the array module `xp` where no device is said."""
+    token = _module_of_new_arrays.set(xp)
+    try:
+        yield
+    finally:
+        _module_of_new_arrays.reset(token)
 
 
 class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-arg]
@@ -101,6 +117,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         """Compute a norm; of a sparse tensor the Frobenius norm of all of it."""
         if order == 2 and axis == 0 and is_tall(tensor):
             return column_norms(tensor)
+        if isinstance(tensor, Residual):
+            return tensor.norm()
         if not is_sparse(tensor):
             return super().norm(tensor, order, axis)
         if order != 2 or axis is not None:
@@ -130,6 +148,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def transpose(tensor, *args, **kwargs):
+        if isinstance(tensor, SampledFibres):
+            return tensor  # rows already, those of mode 0 too
         if is_sparse(tensor) or isinstance(tensor, LazyArray):
             raise densify_error("tl.transpose", tensor.shape, _USE_NONZEROS)
         return np.transpose(tensor, *args, **kwargs)
@@ -162,6 +182,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     @staticmethod
     def dot(a, b):
         """Multiply; the Gram matrix of a tall CuPy factor at the speed of memory."""
+        if isinstance(b, SampledFibres):
+            return b.multiply_left(a)
         is_gram = is_cupy(a) and a.ndim == 2 and is_tall(a.T) and is_tall(b)
         return transposed_product(a.T, b) if is_gram else np.dot(a, b)
 
@@ -177,6 +199,16 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         a, b = as_array(a), as_array(b)
         check_place(b, "b", is_cupy(a), "a")
         return solve(a, b)
+
+    @staticmethod
+    def lstsq(a, b, *args, **kwargs):
+        if isinstance(b, SampledFibres):
+            return b.solve(a)
+        return np.linalg.lstsq(a, b, *args, **kwargs)
+
+    def eps(self, dtype):
+        """Return the rounding unit; of integers, which are counts, that of their float64."""
+        return super().eps(np.float64 if np.dtype(dtype).kind in "biu" else dtype)
 
     @staticmethod
     def digamma(x):
@@ -204,8 +236,13 @@ for _name in ("ones", "zeros", "eye"):
 
 
 def _module_on(device):
-    """Return the array module of a context's device; without one arrays are made on the host."""
-    if device is None or check_device_name(device) != "cuda":
+    """Return the array module of a context's device; without one arrays are made on the host.
+
+    Or by the module that `arrays_made_by` says.
+    """
+    if device is None:
+        return _module_of_new_arrays.get()
+    if check_device_name(device) != "cuda":
         return np
     import cupy
 
