@@ -14,7 +14,7 @@ import numpy as np
 import tensorly as tl
 from sparse_problems import dense_of, densification_alarm
 
-_NUM_DRAWS = 3
+_NUM_DRAWS = 2
 _SAFETY = 10
 
 #: Relative to the largest element of what is compared.

@@ -7,12 +7,14 @@ import tensorly as tl
 from rounding import check_same_as_dense
 from sparse_problems import (
     BOTH_KINDS,
+    BOTH_PRECISIONS,
     community_coo,
     dense_of,
     densification_alarm,
     planted_coo,
     random_coo,
     reconstruct,
+    spread,
 )
 from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition import (
@@ -65,8 +67,7 @@ _CASES = [
 ]
 
 
-@BOTH_KINDS
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@BOTH_PRECISIONS
 @pytest.mark.parametrize(
     ("method", "make_options"),
     [case[1:] for case in _CASES],
@@ -102,14 +103,13 @@ def _check(coo, method, make_options, kind):
     check_same_as_dense(decompose, coo, kind, _RANK)
 
 
-@BOTH_KINDS
 @pytest.mark.usefixtures("flycoo_backend")
-def test_exact_hals_solves_the_last_least_squares_problem(kind):
+def test_exact_hals_solves_the_last_least_squares_problem():
     coo = community_coo(_SHAPES[3], seed=1)
     # TensorLy takes 50,000 sweeps for each; this is one only, of the mode that comes last.
     options = {"init": _init(coo.shape, float), "nn_modes": {2}, "exact": True, "n_iter_max": 1}
     with densification_alarm():
-        cp_tensor = non_negative_parafac_hals(kind(coo), _RANK, **options)
+        cp_tensor = non_negative_parafac_hals(coo, _RANK, **options)
     a, b, c = cp_tensor.factors
     gram = (a.T @ a) * (b.T @ b)
     gradient = c @ gram - np.einsum("ijk,ir,jr->kr", dense_of(coo), a, b)
@@ -163,17 +163,6 @@ def test_randomized_svd_gives_the_exact_start(function):
         np.testing.assert_array_equal(factor, other)
 
 
-def _spread(coo, shape):
-    """Put the nonzeros of a COO into other rows of a larger shape, in the same order."""
-    rng = np.random.RandomState(0)
-    rows = [
-        np.sort(rng.choice(size, small, replace=False))
-        for size, small in zip(shape, coo.shape, strict=True)
-    ]
-    coords = np.stack([row[c] for row, c in zip(rows, coo.coords, strict=True)])
-    return sparse.COO(coords, coo.data, shape=shape, sorted=True, has_duplicates=False), rows
-
-
 @BOTH_KINDS
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @_BY_FUNCTION
@@ -181,7 +170,7 @@ def _spread(coo, shape):
 def test_more_cells_than_have_numbers(function, dtype, kind):
     """Rows that are zero stay zero, so the rest must be what it is without them."""
     coo = community_coo((8, 6, 9, 7, 6), dtype, seed=1)
-    huge, rows = _spread(coo, (2**14,) * 5)
+    huge, rows = spread(coo, (2**14,) * 5)
     factors = _factors(coo.shape, dtype)
     start = [np.zeros((2**14, _RANK), dtype) for _ in factors]
     for full, row, factor in zip(start, rows, factors, strict=True):
@@ -206,7 +195,7 @@ def test_more_cells_than_have_numbers(function, dtype, kind):
 @pytest.mark.parametrize("init", ["svd", "random"])
 @pytest.mark.usefixtures("flycoo_backend")
 def test_starts_with_more_cells_than_have_numbers(init, function, kind):
-    huge, _ = _spread(community_coo((8, 6, 9, 7, 6), seed=1), (2**14,) * 5)
+    huge, _ = spread(community_coo((8, 6, 9, 7, 6), seed=1), (2**14,) * 5)
     with densification_alarm():
         cp_tensor, errors = function(
             kind(huge), _RANK, init=init, n_iter_max=20, random_state=0, return_errors=True
