@@ -248,13 +248,12 @@ def test_one_nonzero_is_found(function, kind):
 @pytest.mark.usefixtures("flycoo_backend")
 def test_classes(kind):
     coo = community_coo(_SHAPES[3], seed=1)
-    for decomposition, function in [
-        (CP_NN_HALS(_RANK, random_state=1, n_iter_max=5), non_negative_parafac_hals),
-        (CP_NN(rank=_RANK, random_state=1, n_iter_max=5), non_negative_parafac),
-    ]:
+    options = {"random_state": 1, "n_iter_max": 5}
+    for cls, function in [(CP_NN_HALS, non_negative_parafac_hals), (CP_NN, non_negative_parafac)]:
+        decomposition = cls(_RANK, **options)
         with densification_alarm():
             cp_tensor = decomposition.fit_transform(kind(coo))
-        expected = function(coo, _RANK, random_state=1, n_iter_max=5, tol=decomposition.tol)
+        expected = function(coo, _RANK, tol=decomposition.tol, **options)
         for factor, other in zip(cp_tensor.factors, expected.factors, strict=True):
             np.testing.assert_array_equal(factor, other)
 
