@@ -13,6 +13,7 @@ from tensorly.cp_tensor import CPTensor
 from ..array_modules import array_module, move
 from ..checks import check_place, densify_error
 from ..conversion import as_flycoo, is_sparse
+from ..hals import solve_nonnegative
 from ..mttkrp import mttkrp
 from ..nndsvd import make_left_vectors_non_negative
 from ..proximal import fit_monotone, smooth
@@ -56,6 +57,8 @@ def install_hooks():
     _install_sampling_hooks(importlib.import_module("tensorly.decomposition._cp"))
     constrained_module = importlib.import_module("tensorly.decomposition._constrained_cp")
     _hook_function(constrained_module, "admm", _admm, always=True)
+    non_negative_module = importlib.import_module("tensorly.decomposition._nn_cp")
+    _hook_function(non_negative_module, "hals_nnls", _hals_nnls, always=True)
     proximal_module = importlib.import_module("tensorly.tenalg.proximal")
     _hook_function(proximal_module, "monotonicity_prox", _monotonicity_prox, always=True)
     _hook_function(proximal_module, "smoothness_prox", _smoothness_prox, always=True)
@@ -245,6 +248,36 @@ def _admm(original):
             return original(UtM, UtU, x, move(dual_var, xp), *args, **kwargs)
 
     return admm
+
+
+#: What TensorLy makes of ``exact=True``.
+_EXACT = {"n_iter_max": 50_000, "tol": 1e-16}
+
+
+def _hals_nnls(original):
+    """Solve on all threads, many rows of a factor at once, where TensorLy takes each row's turn."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def hals_nnls(*args, **kwargs):
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        arrays = [given["UtM"], given["UtU"], given["V"]]
+        is_served = all(isinstance(a, np.ndarray) and a.dtype.char in "fd" for a in arrays)
+        is_served = is_served and len({a.dtype for a in arrays}) == 1
+        if not is_served or given["nonzero_rows"] or given["callback"] is not None:
+            return original(*args, **kwargs)
+        given = given | (_EXACT if given["exact"] else {})
+        rows = np.ascontiguousarray(given["V"].T)
+        solve_nonnegative(
+            np.ascontiguousarray(given["UtM"].T), np.ascontiguousarray(given["UtU"]), rows,
+            given["n_iter_max"], given["tol"], sparsity=given["sparsity_coefficient"],
+            ridge=given["ridge_coefficient"], smallest=given["epsilon"],
+        )  # fmt: skip
+        return rows.T
+
+    return hals_nnls
 
 
 def _is_float_matrix(x):
