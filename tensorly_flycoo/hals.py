@@ -49,8 +49,8 @@ def solve_nonnegative(
     >>> rows
     array([[2., 0.]])
     """
+    from .engines.cpu import launch
     from .engines.cpu_solvers import sweep_nonnegative
-    from .engines.threads import run_parallel
 
     num_blocks = -(-rows.shape[0] // _BLOCK_SIZE)
     errors, changes = np.zeros(num_blocks), np.zeros(num_blocks, np.int64)
@@ -58,7 +58,7 @@ def solve_nonnegative(
     arguments = (_BLOCK_SIZE, targets, gram, rows, *penalties, errors, changes)
     first_error = None
     for _ in range(num_sweeps):
-        run_parallel(sweep_nonnegative, num_blocks, *arguments)
+        launch(sweep_nonnegative, num_blocks, *arguments)
         error = errors.sum()
         first_error = error if first_error is None else first_error
         if error < tolerance * first_error or not changes.any():

@@ -47,10 +47,11 @@ def fit_monotone(columns, decreasing=False):
 
 
 def _fit_rising(columns):
+    from .engines.cpu import launch
     from .engines.cpu_solvers import fit_rising
 
     fitted = np.empty_like(columns)
-    fit_rising(columns, fitted)
+    launch(fit_rising, columns.shape[1], columns, fitted)
     return fitted
 
 

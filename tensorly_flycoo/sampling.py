@@ -1,17 +1,16 @@
 """Sampled fibres and entries of a sparse tensor, found by search in its sorted nonzeros."""
 
 import functools
-import importlib
 import math
 
 import numpy as np
 
-from .array_modules import is_cupy
+from .array_modules import array_module
 from .checks import densify_error
 from .format.ordering import sort_places
 from .linear_algebra import sum_rows, transposed_product
 from .mttkrp import mttkrp
-from .svd import LazyArray
+from .svd import LazyArray, _by_rows, _make_csc
 from .tensor import FlycooTensor
 
 _INSTEAD = "lists of indices, for all modes or for all but one, are what can be sampled"
@@ -145,7 +144,7 @@ class SampledFibres(LazyArray):
     ----------
     values : array (n,)
     samples, rows : integer array (n,)
-        For each nonzero the number of its fibre, and where in this it is.
+        For each nonzero the number of its fibre, rising, and where in this it is.
     shape : (int, int)
         Number of fibres, and their length.
     mode : int
@@ -169,12 +168,9 @@ class SampledFibres(LazyArray):
     def multiply_left(self, matrix):
         """Compute ``matrix @ self`` of an array (R, number of fibres)."""
         values, samples, rows = self._nonzeros
-        module_name = "cupyx.scipy.sparse" if is_cupy(values) else "scipy.sparse"
-        sparse = importlib.import_module(module_name)
-        index_dtype = np.int32 if max(*self.shape, values.size) < 2**31 else np.int64
-        coords = (rows.astype(index_dtype), samples.astype(index_dtype))
-        transposed = sparse.coo_matrix((values, coords), shape=self.shape[::-1]).tocsr()
-        return (transposed @ matrix.T.copy()).T
+        starts = np.searchsorted(samples, array_module(samples).arange(self.shape[0] + 1))
+        transposed = _make_csc(values, rows.astype(np.int64), starts, self.shape[::-1])
+        return (_by_rows(transposed) @ matrix.T.copy()).T
 
     def solve(self, matrix):
         """Solve ``matrix @ x = self`` by least squares, with the smallest `x` where many do.

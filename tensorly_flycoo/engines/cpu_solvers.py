@@ -7,16 +7,16 @@ import numpy as np
 from numba import njit
 
 
-@njit(cache=True, nogil=True)
-def fit_rising(columns, fitted):
-    """Write to `fitted` (I, R) the rising sequence nearest to each of the columns (I, R).
+@njit(cache=True, nogil=True, error_model="numpy")
+def fit_rising(first_column, last_column, columns, fitted):
+    """Write to `fitted` (I, R) the rising sequences nearest to some of the columns (I, R).
 
     Blocks of equal elements, each the mean of what it covers, are merged while one is larger than
     the block that follows (pool adjacent violators): O(I * R). Means are taken in float64.
     """
     size = columns.shape[0]
     sums, counts = np.empty(size, np.float64), np.empty(size, np.int64)
-    for r in range(columns.shape[1]):
+    for r in range(first_column, last_column):
         num_blocks = 0
         for i in range(size):
             total, count = np.float64(columns[i, r]), 1
