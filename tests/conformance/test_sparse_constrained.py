@@ -69,11 +69,9 @@ def test_all_constraints_are_here():
 
 
 @BOTH_PRECISIONS
-@pytest.mark.parametrize("init", ["svd", "random"])
 @pytest.mark.parametrize("name", _OPTIONS)
-def test_same_as_dense(name, dtype, init, kind):
-    if init == "random" and not _IS_SEEDED:
-        pytest.skip("TensorLy 0.9 does not seed it")
+def test_same_as_dense(name, dtype, kind):
+    init = "random" if dtype == "float32" and _IS_SEEDED else "svd"
 
     def decompose(x):
         options = {"init": init, "n_iter_max": 3, "random_state": 5, "return_errors": True}
@@ -134,10 +132,10 @@ def test_the_class(kind):
 @pytest.mark.parametrize("name", _EACH)
 @pytest.mark.usefixtures("flycoo_backend")
 def test_more_cells_than_have_numbers(name):
-    x, _ = spread(community_coo((8, 6, 9, 7, 6), seed=1), (2**14,) * 5)
+    x, _ = spread(community_coo((8, 6, 9, 7, 6), seed=1), (2**13 + 1,) * 5)
     with densification_alarm():
         cp_tensor, errors = constrained_parafac(
-            x, 2, random_state=0, n_iter_max=2, return_errors=True, **_EACH[name]
+            x, 2, random_state=0, n_iter_max=1, return_errors=True, **_EACH[name]
         )
     assert all(np.isfinite(factor).all() for factor in cp_tensor.factors)
     assert np.isfinite(errors).all()
@@ -196,7 +194,9 @@ _REGULARISED = ["non_negative", "l1_reg", "l2_reg", "group_lasso", "l2_square_re
 def test_planted_components_are_found(name):
     x, dense, start, rng = _planted(name)
     with densification_alarm():
-        cp_tensor = constrained_parafac(x, _RANK, init=start, random_state=rng, **_EACH[name])
+        cp_tensor = constrained_parafac(
+            x, _RANK, init=start, random_state=rng, n_iter_max=25, **_EACH[name]
+        )
     residual = reconstruct(cp_tensor.factors) - dense
     assert np.linalg.norm(residual) < 0.5 * np.linalg.norm(dense)
     assert np.abs(residual).max() < 0.5

@@ -101,10 +101,10 @@ def test_the_class_and_a_start(kind):
 @pytest.mark.parametrize("init", ["random", "svd"])
 @pytest.mark.usefixtures("flycoo_backend")
 def test_more_cells_than_have_numbers(init, kind):
-    """Leverage scores find the few rows that matter, of 2**14 in each mode."""
-    huge, _ = spread(planted_coo((8, 6, 9, 7, 6), 2, seed=1), (2**14,) * 5)
+    """Leverage scores find the few rows that matter, of thousands in each mode."""
+    huge, _ = spread(planted_coo((8, 6, 9, 7, 6), 2, seed=1), (2**13 + 1,) * 5)
     with densification_alarm():
-        cp_tensor, errors = _decompose(kind(huge), init=init, n_iter_max=9, **_exact_error())
+        cp_tensor, errors = _decompose(kind(huge), init=init, n_iter_max=5, **_exact_error())
     assert all(np.isfinite(factor).all() for factor in cp_tensor.factors)
     assert np.isfinite(errors).all()
     if init == "svd" and _HAS_SAMPLING:
@@ -197,16 +197,15 @@ def test_a_callback_may_form_what_it_wants():
 # TensorLy's own tests, told again for sparse input; the thresholds are theirs.
 
 
-@BOTH_KINDS
 @pytest.mark.parametrize("sampling", ["leverage", "uniform"] if _HAS_SAMPLING else [None])
 @pytest.mark.usefixtures("flycoo_backend")
-def test_planted_components_are_found(sampling, kind):
+def test_planted_components_are_found(sampling):
     rng = np.random.RandomState(1234)
     dense = reconstruct([rng.random_sample((10, 4)) for _ in range(3)])
     options = {"sampling": sampling} if sampling else {}
     with densification_alarm():
         cp_tensor = randomised_parafac(
-            kind(sparse.COO.from_numpy(dense)), 4, 100, max_stagnation=20, n_iter_max=60, tol=0,
+            sparse.COO.from_numpy(dense), 4, 100, max_stagnation=20, n_iter_max=60, tol=0,
             random_state=rng, **options,
         )  # fmt: skip
     residual = reconstruct(cp_tensor.factors, cp_tensor.weights) - dense
