@@ -4,6 +4,8 @@ Dense arrays are NumPy's, or CuPy's for tensors on a GPU. NumPy's functions call
 arrays by themselves, so here are only those that do not, or that are slow for tall factors.
 """
 
+import contextlib
+import contextvars
 import functools
 import importlib
 import inspect
@@ -20,6 +22,7 @@ from ..engines import select_engine
 from ..lazy import LazyArray, ModeView
 from ..linear_algebra import column_norms, is_tall, qr, solve, sum_rows, transposed_product
 from ..products import ModeProduct, ProductModeFirst
+from ..sampling import Residual, SampledFibres
 from ..svd import LazyMatrix, LazySVD, Unfolding
 from ..tensor import FlycooTensor
 
@@ -27,6 +30,19 @@ from ..tensor import FlycooTensor
 _LOADED_LATE = "tensorly.contrib.decomposition"
 
 _USE_NONZEROS = "use tl.tensor(x).nonzeros() or .to_coo() for the nonzeros"
+
+#: The module of arrays that are made without a device; see `arrays_made_by`.
+_module_of_new_arrays = contextvars.ContextVar("module of new arrays", default=np)
+
+
+@contextlib.contextmanager
+def arrays_made_by(xp):
+    """Make ``tl.zeros(shape)`` and its like with the array module `xp` where no device is said."""
+    token = _module_of_new_arrays.set(xp)
+    try:
+        yield
+    finally:
+        _module_of_new_arrays.reset(token)
 
 
 class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-arg]
@@ -120,7 +136,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             return column_norms(tensor)
         if isinstance(tensor, ModeView):
             tensor = tensor.tensor
-        if isinstance(tensor, ModeProduct) and order == 2 and axis is None:
+        if isinstance(tensor, ModeProduct | Residual) and order == 2 and axis is None:
             return tensor.norm()
         if not is_sparse(tensor):
             return super().norm(tensor, order, axis)
@@ -147,6 +163,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def transpose(tensor, *args, **kwargs):
+        if isinstance(tensor, SampledFibres):
+            return tensor  # rows already, those of mode 0 too
         transpose = views.permute if views.is_lazy_or_sparse(tensor) else np.transpose
         return transpose(tensor, *args, **kwargs)
 
@@ -191,6 +209,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     @staticmethod
     def dot(a, b):
         """Multiply; the Gram matrix of a tall CuPy factor at the speed of memory."""
+        if isinstance(b, SampledFibres):
+            return b.multiply_left(a)
         if views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b):
             return views.dot(a, b)
         is_gram = is_cupy(a) and a.ndim == 2 and is_tall(a.T) and is_tall(b)
@@ -213,6 +233,19 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         a, b = as_array(a), as_array(b)
         check_place(b, "b", is_cupy(a), "a")
         return solve(a, b)
+
+    @staticmethod
+    def lstsq(a, b, *args, **kwargs):
+        if isinstance(b, SampledFibres):
+            return b.solve(a)
+        sparse = find_sparse((a, b))
+        if sparse is not None:
+            raise densify_error("tl.lstsq", sparse.shape, _USE_NONZEROS)
+        return np.linalg.lstsq(a, b, *args, **kwargs)
+
+    def eps(self, dtype):
+        """Return the rounding unit; of integers, which are counts, that of their float64."""
+        return super().eps(np.float64 if np.dtype(dtype).kind in "biu" else dtype)
 
     @staticmethod
     def digamma(x):
@@ -240,8 +273,13 @@ for _name in ("ones", "zeros", "eye"):
 
 
 def _module_on(device):
-    """Return the array module of a context's device; without one arrays are made on the host."""
-    if device is None or check_device_name(device) != "cuda":
+    """Return the array module of a context's device; without one arrays are made on the host.
+
+    Or by the module that `arrays_made_by` says.
+    """
+    if device is None:
+        return _module_of_new_arrays.get()
+    if check_device_name(device) != "cuda":
         return np
     import cupy
 
@@ -254,7 +292,7 @@ def _special_functions_for(x):
 
 #: What a sparse tensor or a view may be handed to; everything else refuses it, by name.
 _TAKES_SPARSE = {
-    "abs", "conj", "context", "copy", "dot", "matmul", "mean", "moveaxis", "ndim", "norm",
+    "abs", "conj", "context", "copy", "dot", "lstsq", "matmul", "mean", "moveaxis", "ndim", "norm",
     "reshape", "shape", "sum", "svd", "tensor", "is_tensor", "to_numpy", "transpose", "zeros_like",
 }  # fmt: skip
 

@@ -1,5 +1,6 @@
 """TensorLy's decompositions by singular value decompositions, on sparse tensors."""
 
+import contextvars
 import functools
 import inspect
 
@@ -8,6 +9,7 @@ from tensorly.tt_tensor import TTTensor, validate_tt_rank
 
 from ..checks import densify_error
 from ..conversion import as_flycoo, is_sparse
+from ..sampling import Reconstruction, SampledTensor
 from ..tensor_ring import decompose_ring
 from ..ttmc import check_free_modes
 from ..views import make_tensor, permute
@@ -108,6 +110,37 @@ def initialize_tucker(original):
     return initialize_tucker
 
 
+#: Whether randomised_parafac of a sparse tensor is running in this thread.
+_is_sampling = contextvars.ContextVar("is_sampling", default=False)
+
+
+def randomised_parafac(original):
+    """Give TensorLy's randomised_parafac a tensor that can be sampled."""
+
+    @functools.wraps(original)
+    def randomised_parafac(tensor, *args, **kwargs):
+        sampled = SampledTensor(as_flycoo(tensor, check_coords=True))
+        token = _is_sampling.set(True)
+        try:
+            return original(sampled, *args, **kwargs)
+        finally:
+            _is_sampling.reset(token)
+
+    return randomised_parafac
+
+
+def cp_to_tensor(original):
+    """Keep what randomised_parafac subtracts from the tensor, for its exact error, unformed."""
+
+    @functools.wraps(original)
+    def cp_to_tensor(cp_tensor, *args, **kwargs):
+        if _is_sampling.get():
+            return Reconstruction(*cp_tensor)
+        return original(cp_tensor, *args, **kwargs)
+
+    return cp_to_tensor
+
+
 def _take(tensor, svd, name):
     if svd not in _SVDS:
         reason = f"expected one of {_SVDS}, of which leading singular vectors can be had alone"
@@ -129,4 +162,5 @@ MAKERS = {
     "tensor_train_matrix": tensor_train_matrix,
     "parafac2": parafac2,
     "tucker": tucker,
+    "randomised_parafac": randomised_parafac,
 }

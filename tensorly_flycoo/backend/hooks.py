@@ -12,8 +12,9 @@ from ..array_modules import is_cupy
 from ..checks import check_place, check_weights, densify_error
 from ..conversion import as_flycoo
 from ..mttkrp import mttkrp
+from ..nndsvd import make_left_vectors_non_negative
 from ..svd import LazyMatrix, LazySVD, Unfolding
-from . import algebra, decompositions
+from . import algebra, decompositions, solvers
 from .arrays import find_sparse
 from .hooking import hook, hook_everywhere, hook_function, hook_method
 from .refusals import DENSE_BY_NATURE, DENSE_MODULES, install_refusals
@@ -29,9 +30,24 @@ _TENALG_BACKENDS = (
     ("tensorly.tenalg.einsum_tenalg", "EinsumTenalgBackend"),
 )
 _ERROR_CALC_MODULES = ("tensorly.decomposition._cp", "tensorly.decomposition._nn_cp")
+#: Where decompositions begin, in each module that has the name.
+_INITIALIZERS = (
+    ("tensorly.decomposition._cp", "initialize_cp"),
+    ("tensorly.decomposition._nn_cp", "initialize_cp"),
+    ("tensorly.decomposition._constrained_cp", "initialize_constrained_parafac"),
+)
 _ERROR_CALC_PARAMETERS = [
     "tensor", "norm_tensor", "weights", "factors", "sparsity", "mask", "mttkrp",
 ]  # fmt: skip
+
+#: What is done in another way under flycoo, for dense arrays: factors are that.
+_ALWAYS = (
+    ("tensorly.decomposition._cp", "cp_to_tensor", decompositions.cp_to_tensor),
+    ("tensorly.decomposition._constrained_cp", "admm", solvers.admm),
+    ("tensorly.decomposition._nn_cp", "hals_nnls", solvers.hals_nnls),
+    ("tensorly.tenalg.proximal", "monotonicity_prox", solvers.monotonicity_prox),
+    ("tensorly.tenalg.proximal", "smoothness_prox", solvers.smoothness_prox),
+)
 
 
 def install_hooks():
@@ -42,10 +58,12 @@ def install_hooks():
         module = importlib.import_module(module_name)
         if hasattr(module, "error_calc"):  # not every TensorLy imports it in both
             hook_function(module, "error_calc", _error_calc)
-    cp_module = importlib.import_module("tensorly.decomposition._cp")
-    hook_function(cp_module, "initialize_cp", _initialize_cp)
+    for module_name, name in _INITIALIZERS:
+        hook_function(importlib.import_module(module_name), name, _initialize)
     tucker_module = importlib.import_module("tensorly.decomposition._tucker")
     hook_function(tucker_module, "initialize_tucker", decompositions.initialize_tucker)
+    for module_name, name, make_ours in _ALWAYS:
+        hook_function(importlib.import_module(module_name), name, make_ours, always=True)
     _install_svd_hooks(importlib.import_module("tensorly.tenalg.svd"))
     for name, make_ours in decompositions.MAKERS.items():
         hook_everywhere(getattr(tl.decomposition, name), make_ours)
@@ -68,12 +86,18 @@ def _install_tenalg_hooks(tenalg):
 def _install_svd_hooks(module):
     module.randomized_svd = hook(module.randomized_svd, _randomized_svd)
     module.symeig_svd = hook(module.symeig_svd, functools.partial(_refuse, "svd.symeig_svd"))
+    module.make_svd_non_negative = hook(module.make_svd_non_negative, _make_svd_non_negative)
 
 
 def _unfolding_dot_khatri_rao(tensor, cp_tensor, mode):
     weights, factors = cp_tensor
     # Once in a decomposition tl.norm looks at the coordinates of a raw COO too; not here again.
     x = as_flycoo(tensor)
+    # The dual variables of ADMM are float64 whatever the tensor is, and so its factors become.
+    factors = [
+        f.astype(x.dtype, copy=False) if tl.is_tensor(f) and f.dtype.kind == "f" else f
+        for f in factors
+    ]
     if weights is not None and is_cupy(weights) and x.ndim > 1:
         # All ones unless factors are normalised, but to look would be to wait for the GPU.
         check_weights(weights, factors[0].shape[1], x.dtype, x._engine.ARRAY_TYPE)
@@ -95,23 +119,26 @@ def _refuse(name, *args, **kwargs):
     raise densify_error(f"tl.tenalg.{name}", shape, "it has no sparse version here")
 
 
-def _initialize_cp(original):
-    """Refuse where parafac begins what would fail later: a mask, a guess on another device."""
+def _initialize(original):
+    """Refuse where a decomposition begins what would fail later: a mask, a guess that is not as x.
+
+    A guess on another device, or of another precision.
+    """
     signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def initialize_cp(tensor, *args, **kwargs):
+    def initialize(tensor, *args, **kwargs):
         arguments = signature.bind(tensor, *args, **kwargs).arguments
         if arguments.get("mask") is not None:
             shape = tl.shape(tensor)
-            raise densify_error("mask= of parafac", shape, "it has no sparse version here")
-        _check_guess(arguments.get("init"), "device" in tl.context(tensor))
+            raise densify_error("mask= of a decomposition", shape, "it has no sparse version here")
+        _check_guess(arguments.get("init"), **tl.context(tensor))
         return original(tensor, *args, **kwargs)
 
-    return initialize_cp
+    return initialize
 
 
-def _check_guess(init, is_on_gpu):
+def _check_guess(init, dtype, device=None):
     """Look where the arrays of an initial guess are; ``tl.tensor(a, **tl.context(x))`` moves one.
 
     TensorLy itself makes the random start through `tl.tensor`, and takes a guess as it is.
@@ -120,9 +147,14 @@ def _check_guess(init, is_on_gpu):
         return  # TensorLy says what is wrong with it
     weights, factors = init
     if weights is not None:
-        check_place(weights, "the weights of init", is_on_gpu, "x")
+        check_place(weights, "the weights of init", device is not None, "x")
     for n, factor in enumerate(factors):
-        check_place(factor, f"factors[{n}] of init", is_on_gpu, "x")
+        check_place(factor, f"factors[{n}] of init", device is not None, "x")
+        if factor.dtype != dtype:
+            raise TypeError(
+                f"factors[{n}] has dtype {factor.dtype}, expected {dtype}: init must have the "
+                "dtype of the tensor's factors"
+            )
 
 
 def _error_calc(original):
@@ -160,3 +192,10 @@ def _randomized_svd(matrix, n_eigenvecs=None, **kwargs):
     rank = min(unfolding.shape) if n_eigenvecs is None else min(n_eigenvecs, *unfolding.shape)
     left, values, right = LazySVD(unfolding)
     return left[:, :rank], values[:rank], right[:rank, :]
+
+
+def _make_svd_non_negative(tensor, U, S, V, nntype=True):
+    """Make the left vectors non-negative; the right ones stay what they are, never made."""
+    unfolding = tensor if isinstance(tensor, Unfolding) else Unfolding(tensor, 0)
+    kind = "nndsvda" if nntype is True else nntype
+    return make_left_vectors_non_negative(unfolding, U, S, kind), V

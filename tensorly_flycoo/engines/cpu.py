@@ -112,7 +112,7 @@ def _compute(layout, records, ids, workspace, mode, out, bucket_size):
     (pull_ids, spare, remap_ids), (arrays, partial_rows) = ids, workspace
     rank = out.shape[1]
     num_lanes = min(_ROW_NBYTES // out.dtype.itemsize, 1 << (rank.bit_length() - 1))
-    _launch(
+    launch(
         cpu_kernels.mttkrp_tiles, tiling.carry_rows.shape[0],
         layout.tile_size, bucket_size, tiling.carry_rows, tiling.empty_rows,
         records, records.view(record_format.dtype), np.uint64(record_format.value_slot),
@@ -126,7 +126,7 @@ def _compute(layout, records, ids, workspace, mode, out, bucket_size):
 
 def _remap(layout):
     plan = layout.plans[layout.mode]
-    _launch(
+    launch(
         cpu_kernels.remap_tiles, layout.tilings[layout.mode].carry_rows.shape[0],
         layout.tile_size, layout.bucket_size, layout.records,
         plan.pull_ids, layout.spare, plan.remap_ids, (0,) * layout.record_format.num_words,
@@ -157,7 +157,7 @@ def ttmc(layout, mode, inputs, out, slots=None):
     with layouts.hold_mode(layout, mode, _remap) as (records, pull_ids, bucket_size):
         if records.shape[0] == 0:
             return
-        _launch(
+        launch(
             cpu_ttmc.ttmc_tiles, tiling.carry_rows.shape[0],
             layout.tile_size, bucket_size, tiling.carry_rows, slots,
             records, records.view(record_format.dtype), np.uint64(record_format.value_slot),
@@ -181,7 +181,7 @@ def gram(starts, ids, values, size):
     num_bands = numba.get_num_threads()
     edges = np.sqrt(np.linspace(0, 1, num_bands + 1)) * size
     arguments = (edges.astype(np.uint64), starts, ids, values, gram, diagonal)
-    _launch(cpu_kernels.add_gram, num_bands, *arguments)
+    launch(cpu_kernels.add_gram, num_bands, *arguments)
     np.fill_diagonal(gram, diagonal)
     return gram
 
@@ -198,7 +198,7 @@ def _fields(record_format, modes):
     return [tuple(np.uint64(column[mode]) for mode in modes) for column in columns]
 
 
-def _launch(kernel, count, *arguments):
+def launch(kernel, count, *arguments):
     """Run a kernel over range(count) on all threads."""
     with _show_compiling(kernel):
         run_parallel(kernel, count, *arguments)
@@ -231,7 +231,7 @@ class _CpuPrimitives(Primitives):
         records = np.empty((values.shape[0], record_format.num_words), record_format.word_dtype)
         words, shifts, _ = _fields(record_format, range(record_format.ndim))
         falls, is_outside, is_infinite, has_zeros = np.zeros((4, 1), np.bool_)
-        _launch(
+        launch(
             cpu_building.pack_records, values.shape[0],
             coords.reshape(-1, order="A"), mode_stride, nonzero_stride,
             np.ascontiguousarray(values), words, shifts, tuple(map(np.uint64, record_format.shape)),
@@ -252,7 +252,7 @@ class _CpuPrimitives(Primitives):
         empty_rows = _find_empty_rows(starts, record_format.shape[mode])
         num_parts = starts.shape[0]
         arguments = (num_parts, starts, places, target, positions)
-        _launch(cpu_building.sort_parts, num_parts, *arguments)
+        launch(cpu_building.sort_parts, num_parts, *arguments)
         return empty_rows
 
     def plan_remap(
@@ -270,8 +270,8 @@ class _CpuPrimitives(Primitives):
             cpu_building.count_buckets_of_rows(starts, nnz, size, bucket_starts)
         _start_keys(bucket_starts)
         arguments = (starts, places, size, bucket_starts, target, remap_ids, pull_ids)
-        _launch(cpu_building.split_sorted_parts, num_parts, num_parts, *arguments)
-        _launch(cpu_building.order_buckets, num_buckets, bucket_size, target, pull_ids)
+        launch(cpu_building.split_sorted_parts, num_parts, num_parts, *arguments)
+        launch(cpu_building.order_buckets, num_buckets, bucket_size, target, pull_ids)
         return empty_rows
 
     def split_by_bucket(self, positions, bucket_size, stored, offsets):
@@ -279,26 +279,26 @@ class _CpuPrimitives(Primitives):
         num_buckets, size = -(-nnz // bucket_size), np.uint64(bucket_size)
         num_parts = _count_parts(nnz, num_buckets)
         starts = np.zeros(_shape_counts(num_parts, num_buckets, stored.dtype), stored.dtype)
-        _launch(cpu_building.count_buckets, num_parts, num_parts, positions, size, starts)
+        launch(cpu_building.count_buckets, num_parts, num_parts, positions, size, starts)
         _start_keys(starts)
         arguments = (num_parts, positions, size, starts, stored, offsets)
-        _launch(cpu_building.split_parts, num_parts, *arguments)
-        _launch(cpu_building.order_buckets, num_buckets, bucket_size, None, offsets)
+        launch(cpu_building.split_parts, num_parts, *arguments)
+        launch(cpu_building.order_buckets, num_buckets, bucket_size, None, offsets)
 
     def gather(self, records, places):
         target = np.empty_like(records)
         arguments = (records, places, target, (0,) * records.shape[1])
-        _launch(cpu_kernels.gather_records, records.shape[0], *arguments)
+        launch(cpu_kernels.gather_records, records.shape[0], *arguments)
         return target
 
     def scatter_in_buckets(self, records, offsets, bucket_size, target):
         arguments = (offsets, np.uint64(bucket_size), target, (0,) * records.shape[1])
-        _launch(cpu_building.scatter_in_buckets, records.shape[0], records, *arguments)
+        launch(cpu_building.scatter_in_buckets, records.shape[0], records, *arguments)
 
     def find_empty_rows(self, records, record_format, mode):
         is_empty = np.ones(record_format.shape[mode], np.bool_)
         field = _field(record_format, mode)
-        _launch(cpu_building.mark_rows, records.shape[0], records, field, is_empty)
+        launch(cpu_building.mark_rows, records.shape[0], records, field, is_empty)
         return np.flatnonzero(is_empty).astype(index_dtype(is_empty.size))
 
     def sort_nbytes(self, nnz, size):
@@ -317,7 +317,7 @@ class _CpuPrimitives(Primitives):
     def position_in_buckets(self, offsets, bucket_size):
         positions = np.empty(offsets.shape[0], index_dtype(offsets.shape[0]))
         arguments = (offsets, np.uint64(bucket_size), positions)
-        _launch(cpu_building.position_in_buckets, positions.size, *arguments)
+        launch(cpu_building.position_in_buckets, positions.size, *arguments)
         return positions
 
     def split_columns(self, records, record_format, mode, places):
@@ -329,7 +329,7 @@ class _CpuPrimitives(Primitives):
         for n in range(record_format.ndim):
             bits = record_format.masks[n] << record_format.shifts[n] if n != mode else 0
             column_bits[record_format.words[n]] |= bits
-        _launch(
+        launch(
             cpu_kernels.split_columns, nnz, places, records, records.view(record_format.dtype),
             np.uint64(record_format.value_slot), _field(record_format, mode),
             tuple(map(np.uint64, column_bits)), is_new, rows, values,
@@ -348,9 +348,9 @@ def _start_rows(records, record_format, mode, places, target, positions):
         return None
     # Out of order they are read from a small array: fewer pages of memory are in use at a time.
     rows = positions if places is None else target
-    _launch(cpu_building.read_rows, nnz, records, _field(record_format, mode), rows)
+    launch(cpu_building.read_rows, nnz, records, _field(record_format, mode), rows)
     starts = np.zeros(_shape_counts(num_parts, num_rows, positions.dtype), positions.dtype)
-    _launch(cpu_building.count_rows, num_parts, num_parts, rows, places, positions, starts)
+    launch(cpu_building.count_rows, num_parts, num_parts, rows, places, positions, starts)
     _start_keys(starts)
     return starts
 

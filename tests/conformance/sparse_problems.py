@@ -17,6 +17,15 @@ AS_COO = pytest.param(lambda coo: coo, id="COO")
 AS_FLYCOO = pytest.param(tensorly_flycoo.FlycooTensor.from_coo, id="FlycooTensor")
 BOTH_KINDS = pytest.mark.parametrize("kind", [AS_COO, AS_FLYCOO])
 
+#: Each of the two in one precision, where a test takes long enough.
+BOTH_PRECISIONS = pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [
+        pytest.param("float64", *AS_COO.values, id="float64-COO"),
+        pytest.param("float32", *AS_FLYCOO.values, id="float32-FlycooTensor"),
+    ],
+)
+
 #: What makes a dense array of a sparse one, or lets pydata/sparse compute on a tensor by itself
 #: (`COO - ndarray` becomes dense there without a word).
 _OF_PYDATA = [
@@ -107,6 +116,20 @@ def planted_coo(shape, rank, seed, orthogonal=False):
     dense = reconstruct(factors)
     coords = np.stack(np.nonzero(dense))
     return sparse.COO(coords, dense[tuple(coords)], shape=shape)
+
+
+def spread(coo, shape):
+    """Put the nonzeros of a COO into other rows of a larger shape, in the same order.
+
+    Returns the COO and, for each mode, where its rows went.
+    """
+    rng = np.random.RandomState(0)
+    rows = [
+        np.sort(rng.choice(size, small, replace=False))
+        for size, small in zip(shape, coo.shape, strict=True)
+    ]
+    coords = np.stack([row[c] for row, c in zip(rows, coo.coords, strict=True)])
+    return sparse.COO(coords, coo.data, shape=shape, sorted=True, has_duplicates=False), rows
 
 
 def dense_of(x, dtype=None):

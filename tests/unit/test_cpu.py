@@ -336,6 +336,6 @@ def test_compiling_is_shown(caplog):
     kernel.__name__ = "a_kernel"
     kernel.stats = types.SimpleNamespace(cache_misses={})
     with caplog.at_level(logging.INFO, "tensorly_flycoo"):
-        cpu._launch(kernel, 1)
-        cpu._launch(kernel, 1)
+        cpu.launch(kernel, 1)
+        cpu.launch(kernel, 1)
     assert [record.getMessage()[:25] for record in caplog.records] == ["compiled a_kernel for the"]

@@ -1,0 +1,55 @@
+"""Compare a decomposition of a sparse tensor with TensorLy's own of its dense twin.
+
+The bound. The MTTKRP of a row is a sum of row_nnz products of ndim numbers, so what it is off by is
+what the exact one of another tensor would be, whose elements differ by (row_nnz + ndim) * eps at
+most (Higham, Accuracy and Stability of Numerical Algorithms, 3.1); products of rank numbers come on
+top in each step. So the dense decomposition is run again on tensors with such errors, drawn at
+random, and what these runs differ by from the first is what the sparse one may differ by, times a
+safety factor for errors that few draws do not meet.
+
+A test fails where its bound is so weak that it would accept anything.
+"""
+
+import numpy as np
+import tensorly as tl
+from sparse_problems import dense_of, densification_alarm
+
+_NUM_DRAWS = 2
+_SAFETY = 10
+
+#: Relative to the largest element of what is compared.
+_WEAKEST_BOUNDS = {np.dtype(np.float64): 1e-8, np.dtype(np.float32): 1e-2}
+
+
+def check_same_as_dense(decompose, coo, kind, rank, dense_backend="numpy"):
+    """Check that ``decompose(x)`` of the sparse tensor is that of its dense twin, within rounding.
+
+    `decompose` returns a CPTensor, or one and a list of errors; it gets the tensor only, and starts
+    in the same way each time.
+    """
+    dtype = np.dtype(np.float32 if coo.dtype == np.float32 else np.float64)
+    dense, rng = dense_of(coo, dtype), np.random.RandomState(0)
+    row_nnz = max(np.bincount(rows).max() for rows in coo.coords)
+    unit = (row_nnz + coo.ndim + rank) * np.finfo(dtype).eps
+    with tl.backend_context(dense_backend):
+        expected = _list_arrays(decompose(dense))
+        draws = [rng.uniform(-unit, unit, dense.shape).astype(dtype) for _ in range(_NUM_DRAWS)]
+        others = [_list_arrays(decompose(dense + dense * draw)) for draw in draws]
+    with tl.backend_context("flycoo"), densification_alarm():
+        got = _list_arrays(decompose(kind(coo)))
+    assert [array.shape for array in got] == [array.shape for array in expected]
+    for n, array in enumerate(expected):
+        assert got[n].dtype == array.dtype
+        largest = np.abs(array).max()
+        deviation = max(np.abs(other[n] - array).max() for other in others)
+        bound = _SAFETY * (deviation + unit * largest)
+        assert bound < _WEAKEST_BOUNDS[dtype] * largest
+        assert np.abs(got[n] - array).max() <= bound
+
+
+def _list_arrays(result):
+    """Return weights, factors and errors as arrays, where there are some."""
+    cp_tensor, errors = result if isinstance(result, tuple) else (result, [])
+    weights, factors = cp_tensor
+    arrays = [weights, *factors, np.array(errors, weights.dtype)]
+    return [np.asarray(array) for array in arrays if len(array)]
