@@ -166,12 +166,11 @@ def allocate_workspace(layout, factors, mode, out):
     """
     arrays = [f for n, f in enumerate(factors) if n != mode]
     arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in arrays]
-    arrays = _align_rows(arrays, layout.records.shape[0])
     carry_rows, rank, dtype = layout.tilings[mode].carry_rows, out.shape[1], out.dtype
     num_tiles, *num_segments = _count_partial_rows(carry_rows.size)
     sums = [(carry_rows, cupy.empty((num_tiles, rank), dtype))]
     sums += [(cupy.empty(n, np.int64), cupy.empty((n, rank), dtype)) for n in num_segments]
-    return arrays, sums
+    return _align_rows(arrays, layout.records.shape[0]), sums
 
 
 def _is_readable(factor):

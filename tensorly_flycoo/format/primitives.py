@@ -204,7 +204,7 @@ class Primitives:
 
     def sum_nbytes(self, nnz, itemsize):
         """Count the bytes that where groups start and `sum_groups` take at most."""
-        return nnz * (8 + itemsize)
+        return nnz * (8 + 2 * itemsize)
 
     def make_lock(self):
         """Make a lock under which to move records, and to read records that move."""

@@ -429,6 +429,27 @@ def test_tensors_move_where_the_device_is_named():
     assert FlycooTensor(coords, values, shape, device="cuda").device == "cuda"
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("coord_dtype", [kind + size for kind in "iu" for size in "1248"])
+def test_coords_of_any_integer_type(coord_dtype, order):
+    """In no order, with duplicates and zeros, and as they come out of a tensor: sorted."""
+    coords, values, shape = make_nonzeros(shape=(30, 1, 100, 2), nnz=900)
+    values[::7] = 0
+    expected = FlycooTensor(coords, values, shape, device="cpu")
+    for given in ((coords, values), expected.nonzeros()):
+        narrow = cupy.asarray(given[0].astype(coord_dtype), order=order)
+        x = FlycooTensor(narrow, cupy.asarray(given[1]), shape)
+        assert_same_tensor(x, expected)
+
+
+@pytest.mark.parametrize("coord_dtype", ["int8", "int64"])
+def test_negative_coords_are_named(coord_dtype):
+    coords, values, shape = make_nonzeros()
+    coords[1, 5] = -1
+    with pytest.raises(ValueError, match=r"coords\[1, 5\] is -1"):
+        FlycooTensor(cupy.asarray(coords.astype(coord_dtype)), cupy.asarray(values), shape)
+
+
 def test_coords_and_values_in_different_places():
     coords, values, shape = make_nonzeros()
     with pytest.raises(TypeError, match=r"values is a numpy.ndarray, expected a cupy.ndarray"):
