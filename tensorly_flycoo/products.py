@@ -43,7 +43,7 @@ class ModeProduct(LazyArray):
 
     Examples
     --------
-    >>> import numpy as np
+    >>> from tensorly_flycoo import FlycooTensor
     >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 3, 2))
     >>> product = ModeProduct(x, {1: np.ones((3, 1)), 2: np.eye(2)})
     >>> product

@@ -13,13 +13,13 @@ def hook_method(tenalg, name, ours, check_dense=None):
     tenalg.register_method(name, hook(getattr(tenalg, name), ours, check_dense=check_dense))
 
 
-def hook_function(module, name, make_ours, always=False):
+def hook_function(module, name, make_ours, takes_dense=False):
     """Put a hook around the function that a module has by that name.
 
-    ``make_ours(original)`` is what is called under flycoo.
+    ``make_ours(original)`` is what is called; see `hook`.
     """
     original = getattr(module, name)
-    setattr(module, name, hook(original, make_ours(original), always=always))
+    setattr(module, name, hook(original, make_ours(original), takes_dense=takes_dense))
 
 
 def hook_everywhere(function, make_ours):
@@ -27,21 +27,24 @@ def hook_everywhere(function, make_ours):
     redirect(function, lambda original: hook(original, make_ours(original)))
 
 
-def hook(original, ours, always=False, check_dense=None):
-    """Call `ours` under flycoo where an argument is sparse, or `always`; else `original`.
+def hook(original, ours, takes_dense=False, check_dense=None):
+    """Call `ours` under flycoo where an argument is sparse, else `original`.
 
-    Under flycoo `check_dense` looks at dense arguments first.
+    With `takes_dense` it is the other way round: `ours` is another way to do it for dense arguments
+    under flycoo. Else these are looked at by `check_dense` first, if that is given.
     """
     if hasattr(original, "_flycoo_hook"):
         return original
 
     @functools.wraps(original)
     def hooked(*args, **kwargs):
-        if BackendManager.get_backend() == "flycoo":
-            if always or find_sparse((*args, *kwargs.values())) is not None:
-                return ours(*args, **kwargs)
-            if check_dense is not None:
-                check_dense(*args, **kwargs)
+        if BackendManager.get_backend() != "flycoo":
+            return original(*args, **kwargs)
+        is_dense = find_sparse((*args, *kwargs.values())) is None
+        if is_dense == takes_dense:
+            return ours(*args, **kwargs)
+        if is_dense and check_dense is not None:
+            check_dense(*args, **kwargs)
         return original(*args, **kwargs)
 
     hooked._flycoo_hook = True

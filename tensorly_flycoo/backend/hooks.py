@@ -40,8 +40,8 @@ _ERROR_CALC_PARAMETERS = [
     "tensor", "norm_tensor", "weights", "factors", "sparsity", "mask", "mttkrp",
 ]  # fmt: skip
 
-#: What is done in another way under flycoo, for dense arrays: factors are that.
-_ALWAYS = (
+#: What is done in another way for dense arrays under flycoo: for factors.
+_FOR_DENSE = (
     ("tensorly.decomposition._cp", "cp_to_tensor", decompositions.cp_to_tensor),
     ("tensorly.decomposition._constrained_cp", "admm", solvers.admm),
     ("tensorly.decomposition._nn_cp", "hals_nnls", solvers.hals_nnls),
@@ -62,8 +62,8 @@ def install_hooks():
         hook_function(importlib.import_module(module_name), name, _initialize)
     tucker_module = importlib.import_module("tensorly.decomposition._tucker")
     hook_function(tucker_module, "initialize_tucker", decompositions.initialize_tucker)
-    for module_name, name, make_ours in _ALWAYS:
-        hook_function(importlib.import_module(module_name), name, make_ours, always=True)
+    for module_name, name, make_ours in _FOR_DENSE:
+        hook_function(importlib.import_module(module_name), name, make_ours, takes_dense=True)
     _install_svd_hooks(importlib.import_module("tensorly.tenalg.svd"))
     for name, make_ours in decompositions.MAKERS.items():
         hook_everywhere(getattr(tl.decomposition, name), make_ours)
