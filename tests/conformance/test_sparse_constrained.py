@@ -129,13 +129,13 @@ def test_the_class(kind):
         np.testing.assert_array_equal(factor, other)
 
 
-@pytest.mark.parametrize("name", _EACH)
+@pytest.mark.parametrize("name", ["non_negative", "simplex", "smoothness", "hard_sparsity"])
 @pytest.mark.usefixtures("flycoo_backend")
 def test_more_cells_than_have_numbers(name):
     x, _ = spread(community_coo((8, 6, 9, 7, 6), seed=1), (2**13 + 1,) * 5)
     with densification_alarm():
         cp_tensor, errors = constrained_parafac(
-            x, 2, random_state=0, n_iter_max=1, return_errors=True, **_EACH[name]
+            x, _RANK, random_state=0, n_iter_max=1, return_errors=True, **_EACH[name]
         )
     assert all(np.isfinite(factor).all() for factor in cp_tensor.factors)
     assert np.isfinite(errors).all()
@@ -144,8 +144,8 @@ def test_more_cells_than_have_numbers(name):
 @pytest.mark.parametrize("name", ["smoothness", "monotonicity", "unimodality"])
 @pytest.mark.usefixtures("flycoo_backend")
 def test_a_long_mode_needs_no_square_matrix(name):
-    """Which would be of 320 GB."""
-    x = random_tensor((200_000, 20, 30), 10_000, random_state=0)
+    """Which would be of 80 GB."""
+    x = random_tensor((100_000, 20, 30), 10_000, random_state=0)
     cp_tensor = constrained_parafac(
         x, 2, init="random", n_iter_max=1, **{name: {0: _CONSTRAINTS[name]}}
     )
@@ -159,14 +159,13 @@ def test_init_of_another_precision_is_an_error():
         constrained_parafac(coo, _RANK, init=_init(_SHAPE, np.float64), non_negative=True)
 
 
-@BOTH_KINDS
 @pytest.mark.parametrize("name", _EACH)
 @pytest.mark.usefixtures("flycoo_backend")
-def test_one_nonzero_and_empty_rows(name, kind):
-    x = kind(random_coo(_SHAPE, 1, seed=3))
+def test_one_nonzero_and_empty_rows(name):
+    x = random_coo(_SHAPE, 1, seed=3)
     with densification_alarm():
         cp_tensor = constrained_parafac(
-            x, 2, init="random", random_state=0, n_iter_max=3, **_EACH[name]
+            x, _RANK, init="random", random_state=0, n_iter_max=3, **_EACH[name]
         )
     assert all(np.isfinite(factor).all() for factor in cp_tensor.factors)
 

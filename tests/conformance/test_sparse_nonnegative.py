@@ -190,15 +190,14 @@ def test_more_cells_than_have_numbers(function, dtype, kind):
         assert np.delete(full, row, axis=0).max() == 0
 
 
-@BOTH_KINDS
 @_BY_FUNCTION
 @pytest.mark.parametrize("init", ["svd", "random"])
 @pytest.mark.usefixtures("flycoo_backend")
-def test_starts_with_more_cells_than_have_numbers(init, function, kind):
+def test_starts_with_more_cells_than_have_numbers(init, function):
     huge, _ = spread(community_coo((8, 6, 9, 7, 6), seed=1), (2**13 + 1,) * 5)
     with densification_alarm():
         cp_tensor, errors = function(
-            kind(huge), _RANK, init=init, n_iter_max=10, random_state=0, return_errors=True
+            huge, _RANK, init=init, n_iter_max=10, random_state=0, return_errors=True
         )
     assert all((factor >= 0).all() for factor in cp_tensor.factors)
     assert errors[-1] < 0.9
@@ -216,7 +215,6 @@ _EDGE_CASES = {
 }
 
 
-@BOTH_KINDS
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:tensorly")  # error / norm where nnz is 0
 @pytest.mark.filterwarnings("ignore:Trying to compute SVD")
 @pytest.mark.parametrize("rank", [1, 8])
@@ -224,10 +222,10 @@ _EDGE_CASES = {
 @pytest.mark.parametrize("make", _EDGE_CASES.values(), ids=_EDGE_CASES)
 @_BY_FUNCTION
 @pytest.mark.usefixtures("flycoo_backend")
-def test_edge_cases_run_to_finite_factors(function, make, init, rank, kind):
+def test_edge_cases_run_to_finite_factors(function, make, init, rank):
     coo = make()
     with densification_alarm():
-        cp_tensor = function(kind(coo), rank, init=init, random_state=0, n_iter_max=9)
+        cp_tensor = function(coo, rank, init=init, random_state=0, n_iter_max=9)
     for factor, size in zip(cp_tensor.factors, coo.shape, strict=True):
         assert factor.shape == (size, rank)
         assert np.isfinite(factor).all()
