@@ -202,9 +202,10 @@ def _align_rows(arrays, nnz):
 def pad_rows(array, row_nbytes):
     """Copy a matrix to one whose rows begin `row_nbytes` apart."""
     padded = cupy.empty((array.shape[0], row_nbytes // array.itemsize), array.dtype)
-    view = padded[:, : array.shape[1]]
-    view[...] = array
-    return view
+    rows, rest = padded[:, : array.shape[1]], padded[:, array.shape[1] :]
+    rows[...] = array
+    rest[...] = 0  # read, if never looked at
+    return rows
 
 
 def compute_mode(

@@ -434,7 +434,7 @@ def test_tensors_move_where_the_device_is_named():
 def test_coords_of_any_integer_type(coord_dtype, order):
     """In no order, with duplicates and zeros, and as they come out of a tensor: sorted."""
     coords, values, shape = make_nonzeros(shape=(30, 1, 100, 2), nnz=900)
-    values[::7] = 0
+    values = np.round(8 * values)  # so that the order in which duplicates are added says nothing
     expected = FlycooTensor(coords, values, shape, device="cpu")
     for given in ((coords, values), expected.nonzeros()):
         narrow = cupy.asarray(given[0].astype(coord_dtype), order=order)
