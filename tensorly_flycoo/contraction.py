@@ -13,7 +13,6 @@ import numpy as np
 from .checks import check_place
 from .conversion import as_flycoo
 from .format.packing import RecordFormat
-from .format.primitives import compare_neighbours
 from .mttkrp import mttkrp
 from .tensor import FlycooTensor
 
@@ -183,7 +182,7 @@ def _multiply_common(x, y):
     records = record_format.pack(coords, values, xp, primitives.block_size)
     places = primitives.sort_places(records, record_format, reversed(range(x.ndim)))
     records = primitives.gather(records, places)
-    _, is_equal = compare_neighbours(record_format.coords(records, xp), xp)
+    is_equal = primitives.find_duplicates(records, record_format)
     values = record_format.values(records)
     return values[:-1][is_equal] * values[1:][is_equal]
 
@@ -248,12 +247,25 @@ def _check_multiplier(dense, num_rows, x):
 
 def _as_matrix(x, row_mode, column_modes):
     coords, values = x._sorted_nonzeros()
-    columns = x._engine.xp.zeros_like(coords[0])
-    for mode in column_modes:
-        columns = columns * x.shape[mode] + coords[mode]
+    columns = join_modes(x, coords, column_modes)
     shape = (x.shape[row_mode], math.prod(x.shape[mode] for mode in column_modes))
     pair = x._engine.xp.stack([coords[row_mode], columns])
     return FlycooTensor(pair, values, shape, layout="indexed", device=x.device)
+
+
+def join_modes(x, coords, modes):
+    """Number the cells of some modes as one, the last varying fastest: for each of coords (nnz,).
+
+    Examples
+    --------
+    >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 4, 2))
+    >>> join_modes(x, x.nonzeros()[0], (1, 2))
+    array([5, 1])
+    """
+    joined = x._engine.xp.zeros_like(coords[0])
+    for mode in modes:
+        joined = joined * x.shape[mode] + coords[mode]
+    return joined
 
 
 def khatri_rao_at(mask, matrices, weights=None):

@@ -12,6 +12,7 @@ import numpy as np
 
 from .array_modules import array_module, is_cupy
 from .checks import densify_error
+from .contraction import join_modes
 from .eigen import find_leading_eigenpairs
 from .format.primitives import index_dtype
 from .svd import (
@@ -67,12 +68,10 @@ def merge_modes(x, modes, dtype):
     known, key = _merged.setdefault(x, {}), (*modes, np.dtype(dtype))
     if key not in known:
         coords, values = x._sorted_nonzeros()
-        row, size = 0, 1
-        for n in reversed(modes):
-            row = row + size * coords[n]
-            size *= x.shape[n]
-        coords = x._engine.xp.stack([row, *(coords[n] for n in others)])
-        shape, options = (size, *(x.shape[n] for n in others)), {"layout": x.layout}
+        rows = join_modes(x, coords, modes)
+        coords = x._engine.xp.stack([rows, *(coords[n] for n in others)])
+        size, options = math.prod(x.shape[n] for n in modes), {"layout": x.layout}
+        shape = (size, *(x.shape[n] for n in others))
         known[key] = FlycooTensor(coords, values, shape, dtype=dtype, device=x.device, **options)
     return known[key], 0, {n: place for place, n in enumerate(others, start=1)}
 

@@ -8,7 +8,7 @@ import math
 import numpy as np
 
 from .checks import densify_error, num_cells
-from .contraction import average_modes, check_axes, inner, sum_modes
+from .contraction import average_modes, check_axes, inner, join_modes, sum_modes
 from .conversion import is_sparse
 from .lazy import LazyArray, ModeView
 from .svd import Unfolding
@@ -144,8 +144,7 @@ def make_tensor(view):
     joined = x._engine.xp.zeros((view.ndim, x.nnz), coords.dtype)
     if max(view.shape) <= 2**32:  # else FlycooTensor says so
         for axis, group in enumerate(view.groups):
-            for mode in group:
-                joined[axis] = joined[axis] * x.shape[mode] + coords[mode]
+            joined[axis] = join_modes(x, coords, group)
     return FlycooTensor(joined, values, view.shape, layout=x.layout, device=x.device)
 
 

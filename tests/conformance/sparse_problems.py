@@ -82,6 +82,18 @@ def random_coo(shape, nnz, dtype=np.float64, seed=0):
     return sparse.COO(coords, _draw_values(nnz, dtype, rng), shape=shape)
 
 
+#: Tensors at the edge of what there can be.
+EDGE_CASES = {
+    "one nonzero": lambda: sparse.COO([[1], [2], [3]], [2.5], shape=(4, 5, 6)),
+    "empty rows": lambda: sparse.COO(
+        random_coo((4, 5, 6), 40).coords * 3, np.ones(40), (12, 15, 18)
+    ),
+    "sizes 1": lambda: random_coo((1, 7, 1, 7), 30),
+    "nnz 0": lambda: sparse.COO(np.zeros((3, 0), int), np.zeros(0), shape=(4, 5, 6)),
+    "float32": lambda: random_coo((4, 5, 6), 40, np.float32),
+}
+
+
 def community_coo(shape, dtype=np.float64, seed=0):
     """Make a noisy COO of three communities, dense inside and thin between them.
 

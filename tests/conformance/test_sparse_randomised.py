@@ -11,6 +11,7 @@ from rounding import check_same_as_dense
 from sparse_problems import (
     BOTH_KINDS,
     BOTH_PRECISIONS,
+    EDGE_CASES,
     ErrorTracker,
     community_coo,
     dense_of,
@@ -136,16 +137,7 @@ def test_the_error_is_estimated_with_more_cells_than_have_numbers(kind):
     assert errors == [None, 0.0]
 
 
-_EDGE_CASES = {
-    "one nonzero": lambda: sparse.COO([[1], [2], [3]], [2.5], shape=(4, 5, 6)),
-    "empty rows": lambda: sparse.COO(
-        random_coo((4, 5, 6), 40).coords * 3, np.ones(40), (12, 15, 18)
-    ),
-    "full": lambda: random_coo((3, 4, 5), 60),
-    "sizes 1": lambda: random_coo((1, 7, 1, 7), 30),
-    "nnz 0": lambda: sparse.COO(np.zeros((3, 0), int), np.zeros(0), shape=(4, 5, 6)),
-    "float32": lambda: random_coo((4, 5, 6), 40, np.float32),
-}
+_EDGE_CASES = EDGE_CASES | {"full": lambda: random_coo((3, 4, 5), 60)}
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # error / norm where nnz is 0
