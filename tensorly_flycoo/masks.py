@@ -9,17 +9,14 @@ from functools import cached_property
 
 import numpy as np
 
-from .array_modules import move
 from .checks import densify_error
 from .conversion import as_flycoo, is_raw_sparse, is_sparse
+from .entries import choose_block_size, evaluate_model
 from .lazy import LazyArray
 from .mttkrp import mttkrp
 from .sampling import SampledTensor
 from .svd import Unfolding, _by_rows
 from .tensor import FlycooTensor
-
-#: Numbers in an array of model rows: few enough for a core's cache, many enough to fill a GPU.
-_BLOCK_NUMBERS = {"cpu": 2**16, "cuda": 2**24}
 
 _EXPECTED = "expected a sparse.COO with fill_value 1 whose stored zeros are the missing entries"
 
@@ -75,7 +72,7 @@ class MaskedTensor(_Part):
     def norm(self):
         """Compute the Frobenius norm, added up in float64."""
         values = self.values.astype(np.float64)
-        square = self.missing.observed._layout.norm ** 2 + (values * values).sum()
+        square = self.missing.observed._layout.norm**2 + (values * values).sum()
         return np.sqrt(square).astype(self.dtype)
 
 
@@ -142,29 +139,9 @@ class MissingEntries(LazyArray):
         return f"<MissingEntries: {self.count} of shape {self.shape}>"
 
     def reconstruct(self, weights, factors):
-        """Compute what a CP model has at the missing entries: `MissingValues`.
-
-        Parameters
-        ----------
-        weights : array (R,) or None
-        factors : sequence of array (I_n, R)
-
-        Notes
-        -----
-        ``count * R * ndim`` operations; in blocks of entries, with a row of R numbers for each.
-        """
-        xp, rank = self.tensor._engine.xp, factors[0].shape[1]
-        values = xp.empty(self.count, self.dtype)
-        block_size = max(1, _BLOCK_NUMBERS[self.tensor.device] // rank)
-        for start in range(0, self.count, block_size):
-            coords = self.coords[:, start : start + block_size]
-            rows = factors[0][coords[0]]
-            for factor, row_ids in zip(factors[1:], coords[1:], strict=True):
-                rows *= factor[row_ids]
-            values[start : start + block_size] = (
-                rows.sum(axis=1) if weights is None else rows @ weights
-            )
-        return MissingValues(self, values)
+        """Compute what a CP model has at the missing entries: `MissingValues`."""
+        values = evaluate_model(self.coords, weights, factors)
+        return MissingValues(self, values.astype(self.dtype, copy=False))
 
     def add_mttkrp(self, out, values, factors, mode, weights=None):
         """Add to `out` (I_mode, R) the MTTKRP of a tensor that is `values` at missing entries."""
@@ -219,7 +196,7 @@ class ImputedUnfolding(Unfolding):
         left = left[rows].astype(np.float64)
         right = _by_rows(matrix[:, columns].T) @ left
         imputed, data = matrix.copy(), matrix.data.copy()
-        block_size = max(1, _BLOCK_NUMBERS[self.tensor.device] // left.shape[1])
+        block_size = choose_block_size(left, left.shape[1])
         for start in range(0, self._places.size, block_size):
             block = slice(start, start + block_size)
             places = self._places[block]

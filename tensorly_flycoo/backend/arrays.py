@@ -32,6 +32,9 @@ _LOADED_LATE = "tensorly.contrib.decomposition"
 
 _USE_NONZEROS = "use tl.tensor(x).nonzeros() or .to_coo() for the nonzeros"
 
+#: What stands for a dense array or one that is not formed, and has a norm all the same.
+_HAS_NORM = (ModeProduct, Residual, MaskedTensor)
+
 #: The module of arrays that are made without a device; see `arrays_made_by`.
 _module_of_new_arrays = contextvars.ContextVar("module of new arrays", default=np)
 
@@ -137,7 +140,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             return column_norms(tensor)
         if isinstance(tensor, ModeView):
             tensor = tensor.tensor
-        if isinstance(tensor, ModeProduct | Residual | MaskedTensor) and order == 2 and axis is None:
+        if isinstance(tensor, _HAS_NORM) and order == 2 and axis is None:
             return tensor.norm()
         if not is_sparse(tensor):
             return super().norm(tensor, order, axis)
