@@ -56,7 +56,7 @@ def observed_parafac(
     CPTensor
         Weights of ones and factors (I_n, R) in the dtype and on the device of `tensor`. Rows
         without a nonzero are zeros.
-    errors : list
+    errors : list of float
         With `return_errors`: after each iteration the norm of the residual at the nonzeros, over
         the norm of `tensor`.
 
@@ -74,6 +74,10 @@ def observed_parafac(
     each row, or of as many as the row has nonzeros if these are fewer. In float64 whatever the
     dtype is. Beside the nonzeros, as coordinates of 8 bytes and an order for each mode, the
     workspace is blocks of rows of a fixed size.
+
+    What is found is a local minimum. The random start is non-negative: on values of both signs try
+    several `random_state` and a larger `l2_reg`, and trust what predicts nonzeros that were left
+    out.
 
     Sums are added up in a fixed order: the result is the same in every run on one machine, but its
     last bits can change with the number of threads of the BLAS.
@@ -112,7 +116,7 @@ def observed_parafac(
             factors[mode] = _fit_rows(coords, values, factors, mode, plan, l2_reg)
         if tol or return_errors:
             residual = evaluate_model(coords, None, factors) - values
-            errors.append(np.linalg.norm(residual) / norm)
+            errors.append(float(np.linalg.norm(residual) / norm))
         if tol and len(errors) > 1 and abs(errors[-2] - errors[-1]) < tol:
             break
     factors = [factor.astype(x.dtype) for factor in factors]

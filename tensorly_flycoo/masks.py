@@ -15,7 +15,7 @@ from .entries import choose_block_size, evaluate_model
 from .lazy import LazyArray
 from .mttkrp import mttkrp
 from .sampling import SampledTensor
-from .svd import Unfolding, _by_rows
+from .svd import Unfolding, _by_rows, _make_csc
 from .tensor import FlycooTensor
 
 _EXPECTED = "expected a sparse.COO with fill_value 1 whose stored zeros are the missing entries"
@@ -170,7 +170,7 @@ class MissingEntries(LazyArray):
         numbered, values = self._union
         matrix, rows = Unfolding(numbered, mode)._nonempty_part
         numbers = matrix.data.astype(np.int64) - 1
-        matrix.data = values[numbers].astype(np.float64)
+        matrix = _make_csc(values[numbers].astype(np.float64), *_structure(matrix))
         places = np.flatnonzero(numbers >= self.observed.nnz)
         return ImputedUnfolding(self.tensor, mode, (matrix, rows), places)
 
@@ -195,15 +195,20 @@ class ImputedUnfolding(Unfolding):
         columns, inverse = np.unique(columns, return_inverse=True)
         left = left[rows].astype(np.float64)
         right = _by_rows(matrix[:, columns].T) @ left
-        imputed, data = matrix.copy(), matrix.data.copy()
+        data = matrix.data.copy()
         block_size = choose_block_size(left, left.shape[1])
         for start in range(0, self._places.size, block_size):
             block = slice(start, start + block_size)
             places = self._places[block]
             model = left[matrix.indices[places]] * right[inverse[block]]
             data[places] = model.sum(axis=1)
-        imputed.data = data
-        return ImputedUnfolding(self.tensor, self.mode, (imputed, rows), self._places)
+        part = (_make_csc(data, *_structure(matrix)), rows)
+        return ImputedUnfolding(self.tensor, self.mode, part, self._places)
+
+
+def _structure(matrix):
+    """Return what a CSC matrix is made of but for its values."""
+    return matrix.indices, matrix.indptr, matrix.shape
 
 
 class MaskedStart(FlycooTensor):
