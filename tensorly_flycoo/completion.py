@@ -1,12 +1,11 @@
 """Sparse tensor completion: a CP model of which only the stored entries of a tensor are data."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 import numpy as np
-import tensorly as tl
-from tensorly.cp_tensor import CPTensor
 
 from .array_modules import array_module
 from .checks import check_factors, check_rank, check_weights
@@ -104,9 +103,14 @@ def observed_parafac(
     >>> bool(np.linalg.norm(found - whole) < 0.01 * np.linalg.norm(whole))
     True
     """
+    # Not at the top: before TensorLy is imported, `register` has to look at the environment.
+    import tensorly as tl
+
     x, rank = as_flycoo(tensor, check_coords=True), check_rank(rank)
     _check_problem(x, l2_reg)
-    factors = [f.astype(np.float64) for f in _start(x, rank, init, random_state)]
+    factors = [
+        f.astype(np.float64) for f in _start(x, rank, init, tl.check_random_state(random_state))
+    ]
     coords, values = x._sorted_nonzeros()
     values = values.astype(np.float64)
     plans = [_RowPlan.of(rows, size) for rows, size in zip(coords, x.shape, strict=True)]
@@ -120,7 +124,7 @@ def observed_parafac(
         if tol and len(errors) > 1 and abs(errors[-2] - errors[-1]) < tol:
             break
     factors = [factor.astype(x.dtype) for factor in factors]
-    cp_tensor = CPTensor((x._engine.xp.ones(rank, x.dtype), factors))
+    cp_tensor = tl.cp_tensor.CPTensor((x._engine.xp.ones(rank, x.dtype), factors))
     return (cp_tensor, errors) if return_errors else cp_tensor
 
 
@@ -135,12 +139,11 @@ def _check_problem(x, l2_reg):
         raise ValueError(f"l2_reg is {l2_reg}, expected a number above 0")
 
 
-def _start(x, rank, init, random_state):
+def _start(x, rank, init, random):
     xp, array_type = x._engine.xp, x._engine.ARRAY_TYPE
     if isinstance(init, str) and init == "random":
-        random = tl.check_random_state(random_state)
         return [xp.asarray(random.random_sample((size, rank)), x.dtype) for size in x.shape]
-    if not isinstance(init, CPTensor | tuple | list) or len(init) != 2:
+    if not isinstance(init, Iterable) or isinstance(init, str):
         raise ValueError(f"init is {init!r}, expected 'random' or (weights, factors)")
     weights, factors = init
     factors = check_factors(factors, x.shape, x.dtype, array_type)
