@@ -37,15 +37,11 @@ def compute_modes(shape, dtype, layout):
 
 def compute_tall(dtype):
     """Compute products of tall matrices, tight and with rows that lie apart."""
-    for rank in RANKS:
-        for wide in (
-            cupy.ones((2**15 + 77, rank), dtype),
-            cupy.ones((2**15 + 77, rank + 3), dtype),
-        ):
-            x = wide[:, :rank]
-            linear_algebra.transposed_product(x, x)
-            linear_algebra.multiply_rows(x, np.eye(rank))
-            linear_algebra.inner_product(x, x)
+    for rank, pad in itertools.product(RANKS, (0, 3)):
+        x = cupy.ones((2**15 + 77, rank + pad), dtype)[:, :rank]
+        linear_algebra.transposed_product(x, x)
+        linear_algebra.multiply_rows(x, np.eye(rank))
+        linear_algebra.inner_product(x, x)
 
 
 def decompose(dtype):
