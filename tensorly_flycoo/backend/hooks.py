@@ -6,11 +6,12 @@ import inspect
 
 import numpy as np
 import tensorly as tl
-from tensorly.cp_tensor import CPTensor
+from tensorly.cp_tensor import CPTensor, cp_norm
 
 from ..array_modules import is_cupy
 from ..checks import check_place, check_weights, densify_error
 from ..conversion import as_flycoo
+from ..linear_algebra import inner_product
 from ..masks import MaskedTensor
 from ..mttkrp import mttkrp
 from ..nndsvd import make_left_vectors_non_negative
@@ -182,18 +183,28 @@ def _error_calc(original):
                 "tensorly-flycoo: parafac runs without callback, linesearch, mask and sparsity"
             )
         bound = signature.bind(tensor, *args, **kwargs).arguments
-        if bound.get("sparsity") is not None and bound["sparsity"] is not False:
-            raise densify_error("sparsity=", tensor.shape, "it has no sparse version here")
-        if isinstance(tensor, MaskedTensor):
+        has_mask = isinstance(tensor, MaskedTensor)  # else no decomposition has taken a mask
+        for option in ("sparsity",) if has_mask else ("mask", "sparsity"):
+            if bound.get(option) is not None and bound[option] is not False:
+                raise densify_error(f"{option}=", tensor.shape, "it has no sparse version here")
+        if has_mask:
             given = [bound.get(name) for name in ("weights", "factors", "mttkrp")]
             tensor, norm, last_mttkrp = masked.impute(tensor, bound["mask"], *given)
-            bound |= {"tensor": tensor, "norm_tensor": norm, "mttkrp": last_mttkrp, "mask": None}
+            bound |= {"norm_tensor": norm, "mttkrp": last_mttkrp}
         if bound.get("mttkrp") is None:
             cp_tensor = (bound["weights"], bound["factors"])
             bound["mttkrp"] = _unfolding_dot_khatri_rao(tensor, cp_tensor, tl.ndim(tensor) - 1)
-        return original(**bound)
+        norm_tensor = bound["norm_tensor"]
+        error = _residual_norm(norm_tensor, bound["weights"], bound["factors"], bound["mttkrp"])
+        return error, tensor, norm_tensor
 
     return error_calc
+
+
+def _residual_norm(norm_tensor, weights, factors, mttkrp):
+    """Compute the norm of what a CP leaves of a tensor, from the last mode's MTTKRP."""
+    inner = inner_product(mttkrp, factors[-1])
+    return tl.sqrt(tl.abs(norm_tensor**2 + cp_norm((weights, factors)) ** 2 - 2 * inner))
 
 
 def _randomized_svd(matrix, n_eigenvecs=None, **kwargs):
