@@ -59,8 +59,9 @@ def test_row_by_row(rank, block_numbers, monkeypatch):
     assert (np.bincount(x.nonzeros()[0][2], minlength=90) == 0).any()
 
 
-@pytest.mark.parametrize("kind", [lambda x: x, FlycooTensor.to_coo], ids=["FlycooTensor", "COO"])
-@pytest.mark.parametrize("shape", [(60, 50, 40), (40, 30, 20, 10)])
+@pytest.mark.parametrize(
+    ("shape", "kind"), [((60, 50, 40), FlycooTensor.to_coo), ((20, 25, 15, 10), lambda x: x)]
+)
 def test_recovers_what_was_planted(shape, kind):
     rng = np.random.RandomState(3)
     factors = [rng.random_sample((size, 3)) for size in shape]
@@ -69,7 +70,7 @@ def test_recovers_what_was_planted(shape, kind):
     coords = coords[:, : np.prod(shape) // 10]
     values = np.prod([f[c] for f, c in zip(factors, coords, strict=True)], axis=0).sum(axis=1)
     x = FlycooTensor(coords[:, ::2], values[::2], shape)
-    found = observed_parafac(kind(x), 3, n_iter_max=300, random_state=0, tol=1e-10)
+    found = observed_parafac(kind(x), 3, n_iter_max=100, random_state=0)
     held_out = entries.evaluate_model(coords[:, 1::2], found.weights, found.factors)
     assert np.linalg.norm(held_out - values[1::2]) < 1e-3 * np.linalg.norm(values[1::2])
 
