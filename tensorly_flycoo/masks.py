@@ -1,8 +1,8 @@
 """Missing values: entries of a sparse tensor that a CP model fills in, again in each iteration.
 
-A mask is 1 but for a few entries. What is observed is one tensor, planned once; the missing entries
-are another, small one, of which only the values ever change. Sums with few terms need no plan for
-both: an MTTKRP is that of the observed entries plus that of the missing ones.
+A mask is 1 but for a few entries. The observed entries are one tensor, planned once; the missing
+ones are another, small one, of which only the values change. What is linear, as MTTKRP is, is
+computed of both and added.
 """
 
 from functools import cached_property
