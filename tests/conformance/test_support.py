@@ -73,3 +73,9 @@ def test_what_a_limit_denies_must_be_refused():
 def test_what_fails_in_another_way_is_not_called_refused():
     with pytest.raises(ZeroDivisionError):
         support.make_line(support.Row({"norm": lambda f, x: 1 / 0}), {})
+
+
+def test_the_gpu_column_is_what_was_recorded():
+    row = support.Row({"norm": lambda f, x: f(x), "sum": lambda f, x: f(x)})
+    lines = [support.make_line(row, record) for record in ({}, {"norm": "yes", "sum": "fails"})]
+    assert lines == [f"| `norm`, `sum` | yes | {gpu} |  |" for gpu in ("not run", "fails or yes")]
