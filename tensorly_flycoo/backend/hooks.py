@@ -21,11 +21,18 @@ from .arrays import find_sparse
 from .hooking import hook, hook_everywhere, hook_function, hook_method
 from .refusals import DENSE_BY_NATURE, DENSE_MODULES, install_refusals
 
-#: Functions of the tensor algebra that are dense by nature.
-_DENSE_FUNCTIONS = (
-    "outer", "batched_outer", "kronecker", "tensordot", "higher_order_moment",
-    "_tt_matrix_to_tensor",
-)  # fmt: skip
+_PAIRS = "its result has an element for each pair of cells: use tl.tenalg.inner or mode_dot"
+
+#: Functions of the tensor algebra that are dense by nature, and why.
+_DENSE_FUNCTIONS = {
+    "outer": _PAIRS,
+    "batched_outer": _PAIRS,
+    "kronecker": _PAIRS,
+    "tensordot": _PAIRS,
+    "higher_order_moment": _PAIRS,
+    "_tt_matrix_to_tensor": "it takes a decomposition, not a tensor",
+}
+_NO_SYMEIG = "it forms the square of an unfolding: use svd='truncated_svd'"
 
 _TENALG_BACKENDS = (
     ("tensorly.tenalg.core_tenalg", "CoreTenalgBackend"),
@@ -86,13 +93,14 @@ def _install_tenalg_hooks(tenalg):
     hook_method(tenalg, "multi_mode_dot", algebra.multi_mode_dot)
     hook_method(tenalg, "inner", algebra.inner_product)
     hook_method(tenalg, "khatri_rao", algebra.khatri_rao, algebra.check_khatri_rao_fits)
-    for name in _DENSE_FUNCTIONS:
-        hook_method(tenalg, name, functools.partial(_refuse, name))
+    for name, reason in _DENSE_FUNCTIONS.items():
+        hook_method(tenalg, name, functools.partial(_refuse, name, reason))
 
 
 def _install_svd_hooks(module):
     module.randomized_svd = hook(module.randomized_svd, _randomized_svd)
-    module.symeig_svd = hook(module.symeig_svd, functools.partial(_refuse, "svd.symeig_svd"))
+    refuse = functools.partial(_refuse, "svd.symeig_svd", _NO_SYMEIG)
+    module.symeig_svd = hook(module.symeig_svd, refuse)
     module.make_svd_non_negative = hook(module.make_svd_non_negative, _make_svd_non_negative)
 
 
@@ -124,9 +132,9 @@ def _weigh_smallest(factors, weights, mode):
     return [f * weights if n == smallest else f for n, f in enumerate(factors)]
 
 
-def _refuse(name, *args, **kwargs):
+def _refuse(name, reason, *args, **kwargs):
     shape = find_sparse((*args, *kwargs.values())).shape
-    raise densify_error(f"tl.tenalg.{name}", shape, "it has no sparse version here")
+    raise densify_error(f"tl.tenalg.{name}", shape, reason)
 
 
 def _initialize(original):
