@@ -112,7 +112,7 @@ def _regress(target, x):
 
 
 _SHORT = {"n_iter_max": 2, "random_state": 0}
-_NO_MASK = {"no `mask`": _give_mask(2, **_SHORT)}
+_MASK = {"a `mask` must have fill_value 1": _give_mask(2, **_SHORT)}
 _NO_SYMEIG = "not with `symeig_svd`"
 _LEFT_OUT = (
     "modes that are left out, if two or more, must not have more indices together than there are "
@@ -138,12 +138,12 @@ ROWS = [
     Row(
         _alike("decomposition", "parafac CP", _give(2, **_SHORT)),
         {
-            **_NO_MASK,
+            **_MASK,
             "no `sparsity`": _give(2, sparsity=0.5, **_SHORT),
             _NO_SYMEIG: _give(2, svd="symeig_svd"),
         },
     ),
-    Row(_alike("decomposition", "non_negative_parafac CP_NN", _give(2, **_SHORT)), _NO_MASK),
+    Row(_alike("decomposition", "non_negative_parafac CP_NN", _give(2, **_SHORT)), _MASK),
     Row(_alike("decomposition", "non_negative_parafac_hals CP_NN_HALS", _give(2, **_SHORT))),
     Row(
         _alike(
