@@ -1,6 +1,8 @@
-"""Non-negative least squares for tall factors by hierarchical ALS, on all threads of the CPU."""
+"""Non-negative least squares for tall factors by hierarchical ALS, many rows at once."""
 
 import numpy as np
+
+from .array_modules import is_cupy
 
 #: Rows that are computed with at once: with their targets they stay in a core's cache.
 _BLOCK_SIZE = 64
@@ -17,7 +19,7 @@ def solve_nonnegative(
     Parameters
     ----------
     targets : float array (I, R)
-        ``m U``, an MTTKRP. NumPy, C-contiguous.
+        ``m U``, an MTTKRP. All arrays are NumPy's or CuPy's, C-contiguous and of one dtype.
     gram : array (R, R)
         ``U.T U``; columns with a zero on its diagonal stay as they are.
     rows : array (I, R)
@@ -34,7 +36,8 @@ def solve_nonnegative(
     Notes
     -----
     ``4 * I * R**2`` operations a sweep. A sweep that changes nothing is the last: those that follow
-    would not either. The result does not depend on the number of threads.
+    would not either. The result does not depend on the number of threads. On a GPU the host waits
+    for each sweep.
 
     References
     ----------
@@ -49,17 +52,28 @@ def solve_nonnegative(
     >>> rows
     array([[2., 0.]])
     """
+    sweep = _sweep_on_gpu if is_cupy(rows) else _sweep_on_cpu
+    penalties = [rows.dtype.type(x or 0.0) for x in (sparsity, ridge, smallest)]
+    first_error = None
+    for _ in range(num_sweeps):
+        error, num_changes = sweep(targets, gram, rows, *penalties)
+        first_error = error if first_error is None else first_error
+        if error < tolerance * first_error or num_changes == 0:
+            break
+
+
+def _sweep_on_gpu(*arguments):
+    from .cuda.solvers import sweep_nonnegative
+
+    return sweep_nonnegative(*arguments)
+
+
+def _sweep_on_cpu(targets, gram, rows, *penalties):
     from .engines.cpu import launch
     from .engines.cpu_solvers import sweep_nonnegative
 
     num_blocks = -(-rows.shape[0] // _BLOCK_SIZE)
     errors, changes = np.zeros(num_blocks), np.zeros(num_blocks, np.int64)
-    penalties = [rows.dtype.type(x or 0.0) for x in (sparsity, ridge, smallest)]
     arguments = (_BLOCK_SIZE, targets, gram, rows, *penalties, errors, changes)
-    first_error = None
-    for _ in range(num_sweeps):
-        launch(sweep_nonnegative, num_blocks, *arguments)
-        error = errors.sum()
-        first_error = error if first_error is None else first_error
-        if error < tolerance * first_error or not changes.any():
-            break
+    launch(sweep_nonnegative, num_blocks, *arguments)
+    return errors.sum(), changes.sum()

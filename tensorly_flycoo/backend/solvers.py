@@ -28,7 +28,7 @@ _EXACT = {"n_iter_max": 50_000, "tol": 1e-16}
 
 
 def hals_nnls(original):
-    """Solve on all threads, many rows of a factor at once, where TensorLy takes each row's turn."""
+    """Solve for many rows of a factor at once, where TensorLy takes each row's turn."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -37,12 +37,12 @@ def hals_nnls(original):
         bound.apply_defaults()
         given = bound.arguments
         arrays = [given["UtM"], given["UtU"], given["V"]]
-        is_served = all(isinstance(a, np.ndarray) and a.dtype.char in "fd" for a in arrays)
-        is_served = is_served and len({a.dtype for a in arrays}) == 1
+        is_served = all(map(_is_float_matrix, arrays))
+        is_served = is_served and len({(type(a), a.dtype) for a in arrays}) == 1
         if not is_served or given["nonzero_rows"] or given["callback"] is not None:
             return original(*args, **kwargs)
         given = given | (_EXACT if given["exact"] else {})
-        rows = np.ascontiguousarray(given["V"].T)
+        rows = array_module(given["V"]).array(given["V"].T, order="C")  # V stays as it is
         solve_nonnegative(
             np.ascontiguousarray(given["UtM"].T), np.ascontiguousarray(given["UtU"]), rows,
             given["n_iter_max"], given["tol"], sparsity=given["sparsity_coefficient"],

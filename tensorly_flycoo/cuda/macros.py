@@ -113,6 +113,16 @@ def inner_product_macros(dtype, rank):
     return {**gram_macros(rank), "VALUE": _TYPES[dtype]}
 
 
+def sweep_nonnegative_macros(dtype, rank):
+    """Specialise `sweep_nonnegative.cu`."""
+    return {
+        "VALUE": _TYPES[dtype],
+        "RANK": rank,
+        "LOAD": math.gcd(rank, 16 // dtype.itemsize),
+        "BLOCK_SIZE": tuning.BLOCK_SIZE,
+    }
+
+
 def _tile_macros(record_format, tile_size, pull_dtype, remap_dtype):
     return {
         "NUM_WORDS": record_format.num_words,

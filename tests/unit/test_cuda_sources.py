@@ -28,6 +28,7 @@ from tensorly_flycoo.cuda.macros import (
     partial_rows_macros,
     remap_macros,
     sum_groups_macros,
+    sweep_nonnegative_macros,
     ttmc_macros,
 )
 from tensorly_flycoo.cuda.source import load_source
@@ -138,9 +139,11 @@ def test_every_way_to_fetch_a_record_compiles(architecture):
         jobs.append(("invert.cu", architecture, invert_macros(rank)))
         tight, apart = multiply_rows_macros(rank, 1), multiply_rows_macros(rank, 4)
         jobs += [("multiply_rows.cu", architecture, macros) for macros in (tight, apart)]
-    for dtype in DTYPES:
-        macros = inner_product_macros(np.dtype(dtype), 25)
-        jobs.append(("inner_product.cu", architecture, macros))
+    for dtype in map(np.dtype, DTYPES):
+        jobs.append(("inner_product.cu", architecture, inner_product_macros(dtype, 25)))
+        for rank in (1, 10, 25, 32, 200):
+            macros = sweep_nonnegative_macros(dtype, rank)
+            jobs.append(("sweep_nonnegative.cu", architecture, macros))
     compile_all(jobs)
 
 
