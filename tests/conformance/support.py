@@ -31,8 +31,8 @@ from tensorly_flycoo import DensifyError, FlycooTensor, set_device
 from tensorly_flycoo.array_modules import array_module, is_cupy
 from tensorly_flycoo.backend import refusals
 
-_ROOT = Path(__file__).parents[2]
-README, RECORD = _ROOT / "README.md", _ROOT / "tests" / "gpu" / "support.json"
+README = Path(__file__).parents[2] / "README.md"
+RECORD = README.parent / "tests" / "gpu" / "support.json"
 START = "<!-- Below: written by tests/conformance/support.py -->\n"
 END = "<!-- Above: written by tests/conformance/support.py -->\n"
 
@@ -93,7 +93,7 @@ def _miss_one(x):
     return sparse.COO(np.zeros((len(x.shape), 1), int), [0.0], tuple(x.shape), fill_value=1.0)
 
 
-def _both(*uses):
+def _each(*uses):
     return lambda target, x: [use(target, x) for use in uses]
 
 
@@ -127,7 +127,7 @@ def _couple(function, x):
 
 _SHORT = {"n_iter_max": 2, "random_state": 0}
 _NON_NEGATIVE = _give(2, non_negative=True, **_SHORT)
-_WITH_MASK = _both(_give(2, **_SHORT), _give_mask(_miss_one, 2, **_SHORT))
+_WITH_MASK = _each(_give(2, **_SHORT), _give_mask(_miss_one, 2, **_SHORT))
 _MASK = {"`mask` with fill_value 1 only": _give_mask(lambda x: x, 2, **_SHORT)}
 _NO_SYMEIG = "not with `symeig_svd`"
 _LEFT_OUT = (
@@ -289,9 +289,11 @@ def find_reason(row, name, kind):
         found = row.uses[name](_find(name), x)
     except DensifyError as error:
         return str(error).split("; ", 1)[1]
-    on_gpu = tl.context(x).get("device") == "cuda"
     for array in _list_arrays(found):
-        if is_cupy(array) != on_gpu or not array_module(array).isfinite(array).all():
+        if (
+            is_cupy(array) != ("device" in tl.context(x))
+            or not array_module(array).isfinite(array).all()
+        ):
             raise AssertionError(f"{name} of a {kind} gave {array!r}")
     return None
 
@@ -299,8 +301,8 @@ def find_reason(row, name, kind):
 def _find(name):
     if name in _OPERATIONS:
         return _OPERATIONS[name]
-    *module, name = ["tensorly", *name.split(".")]
-    return getattr(importlib.import_module(".".join(module)), name)
+    module, _, name = f"tensorly.{name}".rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 def _list_arrays(found):
@@ -330,9 +332,9 @@ def make_line(row, record, kind="COO"):
     for text in row.limits:
         check_limit(row, text, kind)
     (reason,) = reasons
-    why = "; ".join(row.limits) if reason is None else reason
+    why = reason or "; ".join(row.limits)
     on_gpu = sorted({record.get(name, "not run") for name in row.uses})
-    names = row.label or ", ".join(_print_name(name) for name in row.uses)
+    names = row.label or ", ".join(map(_print_name, row.uses))
     return f"| {names} | {'no' if reason else 'yes'} | {' or '.join(on_gpu)} | {why} |"
 
 
