@@ -289,11 +289,9 @@ def find_reason(row, name, kind):
         found = row.uses[name](_find(name), x)
     except DensifyError as error:
         return str(error).split("; ", 1)[1]
+    on_gpu = "device" in tl.context(x)
     for array in _list_arrays(found):
-        if (
-            is_cupy(array) != ("device" in tl.context(x))
-            or not array_module(array).isfinite(array).all()
-        ):
+        if is_cupy(array) != on_gpu or not array_module(array).isfinite(array).all():
             raise AssertionError(f"{name} of a {kind} gave {array!r}")
     return None
 
