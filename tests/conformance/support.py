@@ -45,7 +45,7 @@ TENSORLY = "0.10"
 #: What a user may hand to TensorLy.
 KINDS = {"COO": lambda coo: coo, "FlycooTensor": FlycooTensor.from_coo}
 
-#: What the table has that is no function of TensorLy's.
+#: What is no function of TensorLy's.
 _OPERATIONS = {"slicing": operator.getitem, "iteration": list}
 
 #: Of a function or class, called with it and a sparse tensor.
@@ -128,7 +128,7 @@ def _couple(function, x):
 _SHORT = {"n_iter_max": 2, "random_state": 0}
 _NON_NEGATIVE = _give(2, non_negative=True, **_SHORT)
 _WITH_MASK = _each(_give(2, **_SHORT), _give_mask(_miss_one, 2, **_SHORT))
-_MASK = {"`mask` with fill_value 1 only": _give_mask(lambda x: x, 2, **_SHORT)}
+_MASK = {"a `mask` must have fill_value 1": _give_mask(lambda x: x, 2, **_SHORT)}
 _NO_SYMEIG = "not with `symeig_svd`"
 _LEFT_OUT = (
     "modes that are left out, if two or more, must not have more indices together than there are "
