@@ -386,11 +386,10 @@ def main(argv=None):
     """Write the README's table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpu", action="store_true", help="try all on a GPU first, and record it")
-    options = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     with tl.backend_context("flycoo"):
         set_device("cpu")
-        if options.gpu:
+        if parser.parse_args(argv).gpu:
             record_gpu()
         table = make_table()
     before, rest = README.read_text().split(START)
