@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import sparse
 import tensorly as tl
 from sparse_problems import random_coo
 from tensorly._factorized_tensor import FactorizedTensor
@@ -30,8 +31,8 @@ from tensorly_flycoo import DensifyError, FlycooTensor, set_device
 from tensorly_flycoo.array_modules import array_module, is_cupy
 from tensorly_flycoo.backend import refusals
 
-_ROOT = Path(__file__).parents[2]
-README, RECORD = _ROOT / "README.md", _ROOT / "tests" / "gpu" / "support.json"
+README = Path(__file__).parents[2] / "README.md"
+RECORD = README.parent / "tests" / "gpu" / "support.json"
 START = "<!-- Below: written by tests/conformance/support.py -->\n"
 END = "<!-- Above: written by tests/conformance/support.py -->\n"
 
@@ -44,7 +45,7 @@ TENSORLY = "0.10"
 #: What a user may hand to TensorLy.
 KINDS = {"COO": lambda coo: coo, "FlycooTensor": FlycooTensor.from_coo}
 
-#: What the table has that is no function of TensorLy's.
+#: What is no function of TensorLy's.
 _OPERATIONS = {"slicing": operator.getitem, "iteration": list}
 
 #: Of a function or class, called with it and a sparse tensor.
@@ -83,8 +84,17 @@ def _give(*arguments, **options):
     return use
 
 
-def _give_mask(*arguments, **options):
-    return lambda target, x: _give(*arguments, mask=x, **options)(target, x)
+def _give_mask(make_mask, *arguments, **options):
+    return lambda target, x: _give(*arguments, mask=make_mask(x), **options)(target, x)
+
+
+def _miss_one(x):
+    """Make a mask, as TensorLy's documentation asks for, where one entry is missing."""
+    return sparse.COO(np.zeros((len(x.shape), 1), int), [0.0], tuple(x.shape), fill_value=1.0)
+
+
+def _each(*uses):
+    return lambda target, x: [use(target, x) for use in uses]
 
 
 def _ones(x, *shape):
@@ -111,8 +121,14 @@ def _regress(target, x):
     return target(2).fit(x, _ones(x, x.shape[0]))
 
 
+def _couple(function, x):
+    return function(x, _ones(x, x.shape[0], 2), 2)
+
+
 _SHORT = {"n_iter_max": 2, "random_state": 0}
-_MASK = {"a `mask` must have fill_value 1": _give_mask(2, **_SHORT)}
+_NON_NEGATIVE = _give(2, non_negative=True, **_SHORT)
+_WITH_MASK = _each(_give(2, **_SHORT), _give_mask(_miss_one, 2, **_SHORT))
+_MASK = {"a `mask` must have fill_value 1": _give_mask(lambda x: x, 2, **_SHORT)}
 _NO_SYMEIG = "not with `symeig_svd`"
 _LEFT_OUT = (
     "modes that are left out, if two or more, must not have more indices together than there are "
@@ -136,26 +152,20 @@ def _list_dense_modules():
 
 ROWS = [
     Row(
-        _alike("decomposition", "parafac CP", _give(2, **_SHORT)),
+        _alike("decomposition", "parafac CP", _WITH_MASK),
         {
             **_MASK,
             "no `sparsity`": _give(2, sparsity=0.5, **_SHORT),
             _NO_SYMEIG: _give(2, svd="symeig_svd"),
         },
     ),
-    Row(_alike("decomposition", "non_negative_parafac CP_NN", _give(2, **_SHORT)), _MASK),
+    Row(_alike("decomposition", "non_negative_parafac CP_NN", _WITH_MASK), _MASK),
     Row(_alike("decomposition", "non_negative_parafac_hals CP_NN_HALS", _give(2, **_SHORT))),
-    Row(
-        _alike(
-            "decomposition",
-            "constrained_parafac ConstrainedCP",
-            _give(2, non_negative=True, **_SHORT),
-        ),
-    ),
+    Row(_alike("decomposition", "constrained_parafac ConstrainedCP", _NON_NEGATIVE)),
     Row(_alike("decomposition", "randomised_parafac RandomizedCP", _give(2, 20, **_SHORT))),
     Row(
         _alike("decomposition", "tucker Tucker partial_tucker", _give([2, 2, 2], n_iter_max=2)),
-        {"no `mask`": _give_mask([2, 2, 2]), _LEFT_OUT: _leave_out_two_modes},
+        {"no `mask`": _give_mask(_miss_one, [2, 2, 2]), _LEFT_OUT: _leave_out_two_modes},
     ),
     Row(
         _alike("decomposition", "tensor_train TensorTrain", _give([1, 2, 2, 1])),
@@ -169,7 +179,7 @@ ROWS = [
     ),
     Row(
         _alike("decomposition", "parafac2 Parafac2", _give(2, return_errors=True, **_SHORT)),
-        {"no `mask`": _give_mask(2), 'no `init="svd"`': _give(2, init="svd")},
+        {"no `mask`": _give_mask(_miss_one, 2), 'no `init="svd"`': _give(2, init="svd")},
     ),
     Row(
         {
@@ -236,13 +246,7 @@ ROWS = [
     ),
     Row(_alike("decomposition", "robust_pca", _give())),
     Row(_alike("decomposition", "sample_khatri_rao", lambda f, x: f([x, x], 9))),
-    Row(
-        {
-            "decomposition.coupled_matrix_tensor_3d_factorization": lambda f, x: f(
-                x, _ones(x, 6, 2), 2
-            )
-        }
-    ),
+    Row(_alike("decomposition", "coupled_matrix_tensor_3d_factorization", _couple)),
     Row(_alike("contrib.decomposition", "tensor_train_cross", _give([1, 2, 2, 1]))),
     Row(
         _alike("contrib.decomposition", "tensor_train_OI", _give([1, 2, 2, 1]))
@@ -285,7 +289,7 @@ def find_reason(row, name, kind):
         found = row.uses[name](_find(name), x)
     except DensifyError as error:
         return str(error).split("; ", 1)[1]
-    on_gpu = tl.context(x).get("device") == "cuda"
+    on_gpu = "device" in tl.context(x)
     for array in _list_arrays(found):
         if is_cupy(array) != on_gpu or not array_module(array).isfinite(array).all():
             raise AssertionError(f"{name} of a {kind} gave {array!r}")
@@ -295,8 +299,8 @@ def find_reason(row, name, kind):
 def _find(name):
     if name in _OPERATIONS:
         return _OPERATIONS[name]
-    *module, name = ["tensorly", *name.split(".")]
-    return getattr(importlib.import_module(".".join(module)), name)
+    module, _, name = f"tensorly.{name}".rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 def _list_arrays(found):
@@ -326,9 +330,9 @@ def make_line(row, record, kind="COO"):
     for text in row.limits:
         check_limit(row, text, kind)
     (reason,) = reasons
-    why = "; ".join(row.limits) if reason is None else reason
+    why = reason or "; ".join(row.limits)
     on_gpu = sorted({record.get(name, "not run") for name in row.uses})
-    names = row.label or ", ".join(_print_name(name) for name in row.uses)
+    names = row.label or ", ".join(map(_print_name, row.uses))
     return f"| {names} | {'no' if reason else 'yes'} | {' or '.join(on_gpu)} | {why} |"
 
 
@@ -382,11 +386,10 @@ def main(argv=None):
     """Write the README's table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpu", action="store_true", help="try all on a GPU first, and record it")
-    options = parser.parse_args(argv)
     warnings.simplefilter("ignore")
     with tl.backend_context("flycoo"):
         set_device("cpu")
-        if options.gpu:
+        if parser.parse_args(argv).gpu:
             record_gpu()
         table = make_table()
     before, rest = README.read_text().split(START)
