@@ -18,6 +18,7 @@ Examples
 from .backend import register
 from .checks import DensifyError
 from .engines import set_device
+from .io import read_tns, write_tns
 from .memory import MemoryEstimate, estimate_memory
 from .mttkrp import mttkrp
 from .tensor import FlycooTensor
@@ -28,7 +29,9 @@ __all__ = [
     "MemoryEstimate",
     "estimate_memory",
     "mttkrp",
+    "read_tns",
     "set_device",
+    "write_tns",
 ]
 
 __version__ = "0.1.0"
