@@ -18,7 +18,7 @@ Examples
 from .backend import register
 from .checks import DensifyError
 from .engines import set_device
-from .io import read_tns, write_tns
+from .io import load, read_tns, save, write_tns
 from .memory import MemoryEstimate, estimate_memory
 from .mttkrp import mttkrp
 from .tensor import FlycooTensor
@@ -28,8 +28,10 @@ __all__ = [
     "FlycooTensor",
     "MemoryEstimate",
     "estimate_memory",
+    "load",
     "mttkrp",
     "read_tns",
+    "save",
     "set_device",
     "write_tns",
 ]

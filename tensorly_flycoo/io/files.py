@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+_COMPRESSED = (".gz", ".zst")
+
 _ZSTD_HINT = 'reading and writing .zst needs pip install "tensorly-flycoo[zstd]"'
 
 
@@ -28,7 +30,7 @@ def open_text(path):
     """
     path = Path(path)
     with open(path, "rb") as raw:
-        if path.suffix not in (".gz", ".zst"):
+        if path.suffix not in _COMPRESSED:
             yield raw, raw.tell
             return
         module = _import_compression(path.suffix)
@@ -45,23 +47,30 @@ def open_text(path):
 def replace_file(path):
     """Open a new file for writing bytes, which takes the place of `path` when it is complete.
 
-    Until then, and where writing fails, `path` is what it was. Where its name ends in .gz or .zst,
-    what is written is compressed.
+    Until then, and where writing fails, `path` is what it was.
     """
     path = Path(os.path.realpath(path))
     part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
     try:
-        with open(part, "xb") as raw:
-            if path.suffix in (".gz", ".zst"):
-                with _import_compression(path.suffix).open(raw, "wb") as file:
-                    yield file
-            else:
-                yield raw
-            raw.flush()
-            os.fsync(raw.fileno())
+        with open(part, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replace_text(path):
+    """Do what `replace_file` does, and compress where the name ends in .gz or .zst."""
+    suffix = Path(path).suffix
+    with replace_file(path) as raw:
+        if suffix not in _COMPRESSED:
+            yield raw
+            return
+        with _import_compression(suffix).open(raw, "wb") as file:
+            yield file
 
 
 def _import_compression(suffix):

@@ -6,7 +6,7 @@ import numpy as np
 
 from ..checks import check_fill_value, check_finite, check_shape, check_values
 from ..tensor import FlycooTensor
-from .files import open_text, replace_file
+from .files import open_text, replace_text
 
 #: Nonzeros that are written at a time.
 _WRITE_BLOCK = 2**16
@@ -146,7 +146,7 @@ def write_tns(path, x, *, index_base=1):
         raise ValueError(f"index_base is {index_base!r}, expected 1 or 0")
     coords, values, shape = _take_nonzeros(x)
     template = "%d " * len(shape) + "%r\n"
-    with replace_file(path) as file:
+    with replace_text(path) as file:
         file.write(f"# shape: {' '.join(map(str, shape))}\n".encode())
         for start in range(0, values.size, _WRITE_BLOCK):
             block = slice(start, start + _WRITE_BLOCK)

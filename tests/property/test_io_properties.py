@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import dtypes, nonzeros, quick
 
-from tensorly_flycoo import FlycooTensor, read_tns, write_tns
+from tensorly_flycoo import FlycooTensor, load, mttkrp, read_tns, save, write_tns
+from tensorly_flycoo.checks import LAYOUTS
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +28,19 @@ def test_tns(folder, drawn, dtype, index_base, suffix):
     path = folder / f"x.tns{suffix}"
     write_tns(path, x, index_base=index_base)
     assert_same(x, read_tns(path, index_base=index_base, dtype=dtype, device="cpu"))
+
+
+@quick
+@given(nonzeros(), dtypes, st.sampled_from(LAYOUTS))
+def test_saved(folder, drawn, dtype, layout):
+    options = {"dtype": dtype, "layout": layout, "device": "cpu"}
+    x = FlycooTensor(drawn.coords, drawn.values, drawn.shape, **options)
+    save(folder / "x.npz", x)
+    y = load(folder / "x.npz", device="cpu")
+    assert_same(x, y)
+    factors = [factor.astype(dtype) for factor in drawn.factors]
+    for mode in range(x.ndim):
+        np.testing.assert_array_equal(mttkrp(y, factors, mode), mttkrp(x, factors, mode))
 
 
 @quick
