@@ -9,6 +9,9 @@ import os
 
 import numpy as np
 
+#: Bytes that are read at a time: a cache holds them until their checksum is computed.
+_READ_NBYTES = 2**18
+
 
 def write_arrays(file, arrays):
     """Write pairs of names and arrays (one at a time is asked for) to a binary file."""
@@ -77,7 +80,7 @@ class ArrayReader:
                 raise ValueError(f"shape {shape} and size do not fit")
             array = np.empty(shape, dtype)
             data = memoryview(array.reshape(-1).view(np.uint8))
-            while data and (num_read := file.readinto(data)):
+            while data and (num_read := file.readinto(data[:_READ_NBYTES])):
                 data = data[num_read:]
             if data or file.read(1):
                 raise ValueError("it ends too early")

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from ..checks import check_finite, check_inside
 from ..format.layouts import IndexedLayout, RemapLayout, RemapPlan, ReplicatedLayout
 from ..format.primitives import index_dtype
 from ..format.tiling import NO_ROW, RowTiling
@@ -64,7 +63,8 @@ def check_arrays(header, arrays, record_format):
     nnz = arrays[names[0]].shape[0]
     for name in names:
         shape = (nnz, record_format.num_words)
-        _check_records(_take(arrays, name, record_format.word_dtype, shape), record_format)
+        records = _take(arrays, name, record_format.word_dtype, shape)
+        _check_records(records, record_format, name)
     for mode, size in enumerate(record_format.shape):
         num_tiles = -(-nnz // header["tile_size"])
         carry_rows = _take(arrays, f"carry_rows_{mode}", np.dtype(np.int64), (num_tiles,))
@@ -99,11 +99,13 @@ def _take(arrays, name, dtype, shape=None):
     return array
 
 
-def _check_records(records, record_format):
+def _check_records(records, record_format, name):
     for start in range(0, records.shape[0], _CHECK_BLOCK):
         block = records[start : start + _CHECK_BLOCK]
-        check_inside(record_format.coords(block), record_format.shape)
-        check_finite(record_format.values(block))
+        _require(np.isfinite(record_format.values(block)).all(), name)
+        for mode, size in enumerate(record_format.shape):
+            if record_format.masks[mode] >= size:
+                _check_limit(record_format.rows(block, mode), size, name)
 
 
 def _check_blocks(ids, block_size, name):
