@@ -21,13 +21,16 @@ from .engines import set_device
 from .io import load, read_tns, save, write_tns
 from .memory import MemoryEstimate, estimate_memory
 from .mttkrp import mttkrp
+from .tables import LabelledTensor, from_dataframe
 from .tensor import FlycooTensor
 
 __all__ = [
     "DensifyError",
     "FlycooTensor",
+    "LabelledTensor",
     "MemoryEstimate",
     "estimate_memory",
+    "from_dataframe",
     "load",
     "mttkrp",
     "read_tns",
