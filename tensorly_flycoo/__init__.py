@@ -21,6 +21,7 @@ from .engines import set_device
 from .io import load, read_tns, save, write_tns
 from .memory import MemoryEstimate, estimate_memory
 from .mttkrp import mttkrp
+from .stats import ModeStats, TensorStats, stats
 from .tables import LabelledTensor, from_dataframe
 from .tensor import FlycooTensor
 
@@ -29,6 +30,8 @@ __all__ = [
     "FlycooTensor",
     "LabelledTensor",
     "MemoryEstimate",
+    "ModeStats",
+    "TensorStats",
     "estimate_memory",
     "from_dataframe",
     "load",
@@ -36,6 +39,7 @@ __all__ = [
     "read_tns",
     "save",
     "set_device",
+    "stats",
     "write_tns",
 ]
 

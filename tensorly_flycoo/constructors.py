@@ -3,7 +3,7 @@
 import numpy as np
 
 from .array_modules import array_module, as_array
-from .checks import check_fill_value
+from .checks import check_fill_value, check_shape
 
 
 class FromOthers:
@@ -113,6 +113,13 @@ class FromOthers:
         **options
             ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
 
+        Raises
+        ------
+        TypeError
+            If the values are complex, objects or of another unsupported type.
+        ValueError
+            If `array` has no mode or one of size 0, or a value is not finite.
+
         Examples
         --------
         >>> import numpy as np
@@ -121,5 +128,6 @@ class FromOthers:
         <FlycooTensor: shape=(3, 3), dtype=float64, nnz=3, layout='remap', device='cpu'>
         """
         array = as_array(array)
+        check_shape(array.shape)
         places = array_module(array).nonzero(array)
         return cls(array_module(array).stack(places), array[places], array.shape, **options)
