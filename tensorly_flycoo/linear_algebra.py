@@ -1,9 +1,10 @@
 """Linear algebra of the shapes that ALS has: tall factors (I_n, R) and small matrices (R, R).
 
 On CuPy arrays its own functions are correct but slow here: a sum over the long axis runs in one
-thread block, a solver substitutes row by row. So tall CuPy matrices are cut into `NUM_BLOCKS`
-blocks of rows, computed side by side and added up in float64 in a fixed order. Small matrices go to
-the host, R * R numbers, where LAPACK is faster than a launch. NumPy arrays take NumPy's functions.
+thread block, a solver substitutes row by row. So tall CuPy matrices are cut into blocks of rows,
+computed side by side and added up in float64 in a fixed order. Up to rank 32 in float32, kernels of
+ours do what else would take cuBLAS twice the time, and invert small matrices; others go to the
+host, R * R numbers, where LAPACK is faster than a launch. NumPy arrays take NumPy's functions.
 """
 
 import numpy as np
@@ -66,10 +67,36 @@ def transposed_product(a, b):
     """
     if not (is_tall(a) and is_tall(b) and a.dtype == b.dtype and a.shape[0] == b.shape[0]):
         return np.dot(a.T, b)
+    if _is_same(a, b) and _suits_tensor_cores(a):
+        from .cuda import tall
+
+        return tall.gram_blocks(a).sum(axis=0).astype(a.dtype)
     split = a.shape[0] - a.shape[0] % NUM_BLOCKS
     products = _multiply_blocks(a[:split], b[:split])
     product = products.sum(axis=0, dtype=np.float64) + np.dot(a[split:].T, b[split:])
     return product.astype(a.dtype)
+
+
+def _suits_tensor_cores(x):
+    if not is_cupy(x):
+        return False
+    from .cuda import tall
+
+    return tall.suits_tensor_cores(x)
+
+
+def _is_same(a, b):
+    return a.data.ptr == b.data.ptr and a.shape == b.shape and a.strides == b.strides
+
+
+def inner_product(a, b):
+    """Compute the sum of ``a * b`` over all numbers; of two tall matrices in float64."""
+    is_alike = is_tall(a) and is_tall(b) and a.dtype == b.dtype and a.shape == b.shape
+    if not is_alike or a.shape[1] >= 2**16:  # a block's numbers are counted in 32 bits
+        return np.sum(np.sum(a * np.conj(b), axis=0))
+    from .cuda import tall
+
+    return tall.inner_blocks(a, b).sum().astype(a.dtype)
 
 
 def _multiply_blocks(a, b):
@@ -123,22 +150,27 @@ def _cholesky_qr2(a):
 
 
 def solve(a, b):
-    """Solve ``a @ x = b``, with the pseudo-inverse where `a` is singular; never nan.
+    """Solve ``a @ x = b``, with the pseudo-inverse where `a` is singular.
 
     With many right-hand sides, as the rows of a factor are, one product with the inverse of the
     small `a` is an order of magnitude faster than substitution. The inverse is computed on the
-    host: for CuPy arrays that is one synchronisation with the device.
+    GPU, where its tensor cores suit, and on the host otherwise: for CuPy arrays that is one
+    synchronisation with the device.
     """
-    if a.ndim != 2 or a.shape[0] != a.shape[1] or b.ndim > 2:
+    if a.ndim != 2 or a.shape[0] != a.shape[1] or b.ndim > 2 or a.shape[0] != b.shape[0]:
         return np.linalg.solve(a, b)
     if is_cupy(b) and b.ndim == 1:
         return solve(a, b[:, None])[:, 0]
+    if a.dtype == b.dtype and _suits_tensor_cores(b.T):
+        from .cuda import tall
+
+        return tall.multiply_rows(b.T, tall.invert(a.T)).T
     # CuPy's own solver does not say where a matrix is singular, so it is never asked.
     is_wide = b.ndim == 2 and b.shape[1] > _MANY_RIGHT_HAND_SIDES * a.shape[0]
     if (is_wide or is_cupy(b)) and a.dtype.kind in "fc" and a.dtype == b.dtype:
         inverse, condition = _invert(move(a, np))
-        if np.isfinite(inverse).all():
-            return _solve_many(a, b, array_module(a).asarray(inverse), condition)
+        if inverse is not None:
+            return _solve_many(a, b, inverse, condition)
     return _solve_few(a, b)
 
 
@@ -152,7 +184,7 @@ def _solve_few(a, b):
 
 def _solve_many(a, b, inverse, condition):
     # Of the transposes, so that the factor comes out in C order.
-    rows = b.T
+    rows, inverse = b.T, array_module(a).asarray(inverse)
     x = _multiply_rows(rows, inverse.T)
     if condition**2 * np.finfo(a.dtype).eps > 1:
         # The inverse leaves a residual of condition * eps: one step of refinement mends that.
@@ -176,7 +208,8 @@ def _multiply_rows(rows, matrix):
 def _invert(a):
     """Invert a small matrix in float64, or pseudo-invert it where its own precision is too low.
 
-    Return the inverse and the condition number of the scaled matrix, 1 for a pseudo-inverse.
+    Return the inverse, or None if its own precision has no room for that, and the condition number
+    of the scaled matrix, 1 for a pseudo-inverse.
 
     Rows and columns are first scaled to a diagonal of ones: a component that is only much smaller
     than another is no reason to call the matrix singular.
@@ -195,5 +228,6 @@ def _invert(a):
     if not is_regular:
         condition = 1.0
         inverse = np.linalg.pinv(scaled, rcond=a.shape[0] * np.finfo(a.dtype).eps)
-    with np.errstate(over="ignore"):  # the caller looks whether it did
-        return (inverse / scales).astype(a.dtype), condition
+    with np.errstate(over="ignore"):
+        inverse = (inverse / scales).astype(a.dtype)
+    return inverse if np.isfinite(inverse).all() else None, condition

@@ -15,6 +15,16 @@ BUCKET_SIZE = 2**18
 #: Tiles whose partial rows one thread adds up.
 SEGMENT = 64
 
+#: Rows of a tall matrix that a block has: few enough to keep a GPU evenly busy, so many that what
+#: blocks find is small beside what they read.
+ROWS_PER_BLOCK = 8192
+
+#: The same where blocks find nothing that is to be added up: factors of few rows keep a GPU busy.
+ROWS_PER_SMALL_BLOCK = 1024
+
+#: The most columns of a tall matrix for which a lane has registers enough to keep the products.
+MAX_TALL_RANK = 32
+
 #: Bytes of a row that a lane has: what one load can bring.
 _LANE_NBYTES = 16
 
