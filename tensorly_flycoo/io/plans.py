@@ -58,6 +58,7 @@ def check_arrays(header, arrays, record_format):
     Whether they say the truth, which takes as long as building them, is for checksums to say.
     """
     arrays, is_replicated = dict(arrays), header["layout"] == "replicated"
+    orders_writes = "write_order_0" in arrays
     names = [f"records_{n}" for n in range(record_format.ndim)] if is_replicated else ["records"]
     _require(names[0] in arrays and arrays[names[0]].ndim == 2, names[0])
     nnz = arrays[names[0]].shape[0]
@@ -73,20 +74,20 @@ def check_arrays(header, arrays, record_format):
         empty_rows = _take(arrays, f"empty_rows_{mode}", index_dtype(size))
         _require(size - nnz <= empty_rows.size <= size, f"empty_rows_{mode}")
         _check_limit(empty_rows, size, f"empty_rows_{mode}")
-        for name, dtype, block in _list_ids(header, nnz, mode):
-            if name in arrays or not name.startswith("write_order"):
-                _check_blocks(_take(arrays, name, dtype, (nnz,)), block, name)
+        for name, dtype, block in _list_ids(header, nnz, mode, orders_writes):
+            _check_blocks(_take(arrays, name, dtype, (nnz,)), block, name)
     _require(not arrays, ", ".join(arrays))
 
 
-def _list_ids(header, nnz, mode):
+def _list_ids(header, nnz, mode, orders_writes):
     """List the ids of a mode: name, type, and how many they number from 0 at a time."""
     tile_size, bucket_size = header["tile_size"], header["bucket_size"]
     if header["layout"] == "remap":
         dtype = index_dtype(bucket_size, smallest="uint16")
         yield f"pull_ids_{mode}", dtype, bucket_size
         yield f"remap_ids_{mode}", index_dtype(nnz), max(1, nnz)
-        yield f"write_order_{mode}", np.dtype(np.uint16), tile_size
+        if orders_writes:
+            yield f"write_order_{mode}", np.dtype(np.uint16), tile_size
     elif header["layout"] == "indexed" and mode > 0:
         yield f"pull_ids_{mode}", index_dtype(nnz), max(1, nnz)
 

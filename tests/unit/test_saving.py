@@ -326,6 +326,15 @@ def test_wrong_arrays(path, layout, name, change):
     assert load_or_explain(path) is None
 
 
+def test_an_array_too_many(path):
+    save(path, make_tensor(nnz=300))
+    with np.load(path) as file:
+        arrays = dict(file)
+    np.savez(path, **arrays, write_order_1=np.zeros(arrays["records"].shape[0], np.uint16))
+    with pytest.raises(ValueError, match="write_order_1 is not what belongs to the header"):
+        load(path, device="cpu")
+
+
 def test_an_array_that_says_it_is_large(path):
     """Nothing is taken from memory for it: this one would be 8 EB."""
     save(path, make_tensor())
