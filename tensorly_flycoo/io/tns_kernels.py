@@ -26,7 +26,9 @@ _LEAST_POWER, _LARGEST_POWER = -300, 288
 # Without references to arrays being counted (`_nrt`), for which there is no need as nothing is
 # allocated here: each call of a function with an array would count atomically, in all threads at
 # one place, which took a third of the time.
-_compile = njit(cache=True, nogil=True, error_model="numpy", _nrt=False)
+_compile = njit(  # type: ignore[call-overload]  # `_nrt` is in no stub
+    cache=True, nogil=True, error_model="numpy", _nrt=False
+)
 
 
 def make_powers():
