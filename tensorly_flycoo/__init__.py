@@ -19,18 +19,30 @@ from .backend import register
 from .checks import DensifyError
 from .completion import observed_parafac
 from .engines import set_device
+from .io import load, read_tns, save, write_tns
 from .memory import MemoryEstimate, estimate_memory
 from .mttkrp import mttkrp
+from .stats import ModeStats, TensorStats, stats
+from .tables import LabelledTensor, from_dataframe
 from .tensor import FlycooTensor
 
 __all__ = [
     "DensifyError",
     "FlycooTensor",
+    "LabelledTensor",
     "MemoryEstimate",
+    "ModeStats",
+    "TensorStats",
     "estimate_memory",
+    "from_dataframe",
+    "load",
     "mttkrp",
     "observed_parafac",
+    "read_tns",
+    "save",
     "set_device",
+    "stats",
+    "write_tns",
 ]
 
 __version__ = "0.1.0"

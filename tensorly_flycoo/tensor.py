@@ -10,7 +10,6 @@ from .array_modules import is_cupy, move
 from .checks import (
     check_coords,
     check_dtype,
-    check_fill_value,
     check_finite,
     check_layout,
     check_place,
@@ -19,6 +18,7 @@ from .checks import (
     densify_error,
     num_cells,
 )
+from .constructors import FromOthers
 from .engines import select_engine
 from .indexing import Sliceable
 from .memory import build_layout
@@ -26,7 +26,7 @@ from .memory import build_layout
 _USE_NONZEROS = "use x.to_coo() for the nonzeros"
 
 
-class FlycooTensor(Sliceable):
+class FlycooTensor(FromOthers, Sliceable):
     """Hold a sparse tensor ready for MTTKRP of any mode, without ever forming it densely.
 
     Duplicate coordinates are summed and explicit zeros dropped, once, here. Integers and bools are
@@ -114,65 +114,6 @@ class FlycooTensor(Sliceable):
         if not math.isfinite(layout.norm):
             values = layout.record_format.values(layout.records)
             check_finite(values, "the tensor would hold values that are not finite: values")
-
-    @classmethod
-    def from_coo(cls, coo, **options):
-        """Make one from a `sparse.COO` (or GCXS, DOK) array with fill_value 0.
-
-        Parameters
-        ----------
-        coo : sparse.SparseArray
-        **options
-            ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
-
-        Raises
-        ------
-        TypeError
-            If `coo` is something else.
-        ValueError
-            If fill_value is not 0, or the nonzeros are not valid for `FlycooTensor`.
-
-        Examples
-        --------
-        >>> import sparse
-        >>> from tensorly_flycoo import FlycooTensor
-        >>> FlycooTensor.from_coo(sparse.eye(3))
-        <FlycooTensor: shape=(3, 3), dtype=float64, nnz=3, layout='remap', device='cpu'>
-        """
-        if not hasattr(coo, "coords") and hasattr(coo, "asformat"):
-            coo = coo.asformat("coo")
-        if not (hasattr(coo, "coords") and hasattr(coo, "data") and hasattr(coo, "fill_value")):
-            raise TypeError(f"coo is a {type(coo).__name__}, expected a sparse.COO")
-        check_fill_value(coo.fill_value)
-        return cls(coo.coords, coo.data, coo.shape, **options)
-
-    @classmethod
-    def from_scipy(cls, matrix, **options):
-        """Make one with two modes from a SciPy sparse matrix or array, or from CuPy's on a GPU.
-
-        Parameters
-        ----------
-        matrix : scipy.sparse.spmatrix or sparray, or cupyx.scipy.sparse.spmatrix
-        **options
-            ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
-
-        Raises
-        ------
-        TypeError
-            If `matrix` is something else.
-
-        Examples
-        --------
-        >>> import scipy.sparse
-        >>> from tensorly_flycoo import FlycooTensor
-        >>> FlycooTensor.from_scipy(scipy.sparse.eye_array(3)).nnz
-        3
-        """
-        if not hasattr(matrix, "tocoo"):
-            raise TypeError(f"matrix is a {type(matrix).__name__}, expected a SciPy sparse matrix")
-        coo = matrix.tocoo()
-        coords = coo.coords if hasattr(coo, "coords") else (coo.row, coo.col)
-        return cls(np.stack(coords), coo.data, coo.shape, **options)
 
     @property
     def shape(self):

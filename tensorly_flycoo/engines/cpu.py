@@ -40,18 +40,20 @@ _CACHE_LINE_NBYTES = 64
 _logger = logging.getLogger("tensorly_flycoo")
 
 
+def choose_format(shape, dtype):
+    """Choose how nonzeros are packed, and how many make a tile and a bucket."""
+    return RecordFormat.of(shape, dtype, np.uint64), TILE_SIZE, BUCKET_SIZE
+
+
 def build_layout(layout, coords, values, shape):
     """Build the layout named `layout` from checked coords (ndim, nnz) and values (nnz,)."""
-    record_format = RecordFormat.of(shape, values.dtype, np.uint64)
-    sizes = (TILE_SIZE, BUCKET_SIZE)
-    return layouts.build_layout(layout, coords, values, record_format, *sizes, primitives)
+    cut = choose_format(shape, values.dtype)
+    return layouts.build_layout(layout, coords, values, *cut, primitives)
 
 
 def estimate_layout(layout, nnz, shape, dtype):
     """Return the bytes of a layout, and of all that is there at once while it is built."""
-    record_format = RecordFormat.of(shape, dtype, np.uint64)
-    sizes = (TILE_SIZE, BUCKET_SIZE)
-    return layouts.estimate_layout(layout, nnz, record_format, *sizes, primitives)
+    return layouts.estimate_layout(layout, nnz, *choose_format(shape, dtype), primitives)
 
 
 def count_free_nbytes():

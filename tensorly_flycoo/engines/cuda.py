@@ -51,6 +51,11 @@ def count_free_nbytes():
     return min(free, limit - pool.used_bytes()) if limit else free
 
 
+def choose_format(shape, dtype):
+    """Choose how nonzeros are packed, and how many make a tile and a bucket."""
+    return _choose_format(shape, dtype, cupy.cuda.Device().id)
+
+
 def _choose_format(shape, dtype, device_id):
     """Choose how nonzeros are packed, and how many make a tile and a bucket."""
     record_format = RecordFormat.of(shape, dtype, np.uint32)

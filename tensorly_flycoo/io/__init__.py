@@ -1,0 +1,6 @@
+"""Tensors in files: text that other programs know, and tensors that are ready to compute with."""
+
+from .saving import load, save
+from .tns import read_tns, write_tns
+
+__all__ = ["load", "read_tns", "save", "write_tns"]

@@ -1,0 +1,234 @@
+"""The loops that read the text of a .tns file, compiled by numba; `tns_parsing` is their caller.
+
+Text is a block of whole lines, as bytes. Its parts, each of whole lines too, are read at once by
+several threads.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+_NEWLINE, _SPACE, _TAB, _RETURN = (np.uint8(ord(c)) for c in "\n \t\r")
+_HASH, _PERCENT, _POINT = (np.uint8(ord(c)) for c in "#%.")
+_ZERO = np.uint64(ord("0"))
+_PLUS, _MINUS, _SMALL_E, _LARGE_E = (np.uint8(ord(c)) for c in "+-eE")
+
+#: Digits that always fit into 64 bits: of an index, signed, and of a value.
+MAX_INDEX_DIGITS, _MAX_VALUE_DIGITS = np.uint64(18), np.uint64(19)
+
+#: The bits of a nan. No number that is read here is one, so it marks what is still to be read.
+_UNREAD = np.uint64(0x7FF8 << 48)
+
+#: Powers of ten that keep 64-bit integers times them within the normal numbers of float64.
+_LEAST_POWER, _LARGEST_POWER = -300, 288
+
+# Without references to arrays being counted (`_nrt`), for which there is no need as nothing is
+# allocated here: each call of a function with an array would count atomically, in all threads at
+# one place, which took a third of the time.
+_compile = njit(  # type: ignore[call-overload]  # `_nrt` is in no stub
+    cache=True, nogil=True, error_model="numpy", _nrt=False
+)
+
+
+def make_powers():
+    """Make the tables of powers of ten: 10**p is from ``s * 2**e`` to below ``(s + 1) * 2**e``.
+
+    Returns
+    -------
+    significands : uint64 array
+        s, from 2**63 up, for p from `_LEAST_POWER` to `_LARGEST_POWER`.
+    exponents : int64 array
+        e.
+    """
+    significands, exponents = [], []
+    for power in range(_LEAST_POWER, _LARGEST_POWER + 1):
+        ten = 10 ** abs(power)
+        exponent = ten.bit_length() - 64 if power >= 0 else -ten.bit_length() - 63
+        numerator, denominator = (ten, 1) if power >= 0 else (1, ten)
+        significands.append((numerator << max(0, -exponent)) // (denominator << max(0, exponent)))
+        exponents.append(exponent)
+    return np.array(significands, np.uint64), np.array(exponents, np.int64)
+
+
+@intrinsic
+def _count_leading_zeros(typing_context, number):
+    """Count the zero bits above the highest one of a 64-bit number, which is not 0."""
+
+    def generate(context, builder, signature, args):
+        return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), generate
+
+
+@intrinsic
+def _multiply_high(typing_context, a, b):
+    """Return the upper 64 bits of the product of two 64-bit numbers."""
+
+    def generate(context, builder, signature, args):
+        wide = ir.IntType(128)
+        product = builder.mul(*(builder.zext(number, wide) for number in args))
+        return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), ir.IntType(64))
+
+    return types.uint64(types.uint64, types.uint64), generate
+
+
+@_compile
+def _round_decimal(digits, power, significands, exponents):
+    """Return the bits of the float64 nearest to ``digits * 10**power``, or `_UNREAD`.
+
+    The number lies between two neighbouring 64-bit products (an interval of less than 2). Where no
+    tie, halfway between two numbers of float64, is in it, all of it rounds alike. Two numbers in a
+    thousand at most are left over; they are for a slow method.
+    """
+    if digits == 0:
+        return np.uint64(0)
+    if not _LEAST_POWER <= power <= _LARGEST_POWER:
+        return _UNREAD
+    zeros = _count_leading_zeros(digits)
+    place = np.uint64(power - _LEAST_POWER)
+    product = _multiply_high(digits << zeros, significands[place])
+    shift = np.uint64(10) + (product >> np.uint64(63))  # leaves 53 bits
+    half = np.uint64(1) << (shift - np.uint64(1))
+    rest = product & (half + half - np.uint64(1))
+    if rest == half or rest == half - np.uint64(1):
+        return _UNREAD
+    mantissa = (product >> shift) + np.uint64(rest > half)
+    exponent = np.int64(shift) - np.int64(zeros) + exponents[place] + 64
+    # The mantissa's highest bit is not stored: it, or two of it, carries into the exponent.
+    return (np.uint64(exponent + 1074) << np.uint64(52)) + mantissa
+
+
+@_compile
+def _skip_blanks(text, at):
+    while text[at] == _SPACE or text[at] == _TAB or text[at] == _RETURN:
+        at += np.uint64(1)
+    return at
+
+
+@_compile
+def _skip_token(text, at):
+    while text[at] > _SPACE:
+        at += np.uint64(1)
+    return at
+
+
+@_compile
+def _skip_line(text, at):
+    while text[at] != _NEWLINE:
+        at += np.uint64(1)
+    return at + np.uint64(1)
+
+
+@_compile
+def _read_digits(text, at, number):
+    """Append digits to a number; return it and where they end."""
+    digit = np.uint64(text[at]) - _ZERO
+    while digit < np.uint64(10):  # what comes before "0" is large
+        number = number * np.uint64(10) + digit
+        at += np.uint64(1)
+        digit = np.uint64(text[at]) - _ZERO
+    return number, at
+
+
+@_compile
+def _skip_zeros(text, at):
+    while np.uint64(text[at]) == _ZERO:
+        at += np.uint64(1)
+    return at
+
+
+@_compile
+def _read_power(text, at):
+    """Read what may follow the digits of a value, such as e-5; return it and where it ends."""
+    if text[at] != _SMALL_E and text[at] != _LARGE_E:
+        return np.int64(0), at
+    is_negative = text[at + np.uint64(1)] == _MINUS
+    start = at + np.uint64(1) + np.uint64(is_negative or text[at + np.uint64(1)] == _PLUS)
+    power, end = _read_digits(text, start, np.uint64(0))
+    if end == start or end - start > MAX_INDEX_DIGITS:
+        return np.int64(0), at
+    return -np.int64(power) if is_negative else np.int64(power), end
+
+
+@_compile
+def _read_value(text, at, significands, exponents):
+    """Return the bits of the value that starts here, or `_UNREAD`, and where it ends."""
+    is_negative = text[at] == _MINUS
+    start = at + np.uint64(is_negative or text[at] == _PLUS)
+    first = _skip_zeros(text, start)
+    number, at = _read_digits(text, first, np.uint64(0))
+    num_digits, has_digits, power = at - first, at > start, np.int64(0)
+    if text[at] == _POINT:
+        point = at + np.uint64(1)
+        first = _skip_zeros(text, point) if number == 0 else point
+        number, at = _read_digits(text, first, number)
+        num_digits += at - first
+        has_digits = has_digits or at > point
+        power = np.int64(point) - np.int64(at)
+    shift, at = _read_power(text, at)
+    if not (has_digits and num_digits <= _MAX_VALUE_DIGITS and text[at] <= _SPACE):
+        return _UNREAD, _skip_token(text, at)
+    bits = _round_decimal(number, power + shift, significands, exponents)
+    return bits | np.uint64(is_negative) << np.uint64(63), at
+
+
+@_compile
+def _read_indices(text, at, index_base, sizes, coords, row, largest):
+    """Read one index a mode; return where the value begins, or 0 where one of them is wrong."""
+    for mode in range(np.uint64(sizes.shape[0])):
+        index, end = _read_digits(text, at, np.uint64(0))
+        num_digits = end - at
+        index -= index_base  # 0 becomes the largest where numbers begin with 1
+        if num_digits == 0 or num_digits > MAX_INDEX_DIGITS or index >= sizes[mode]:
+            return np.uint64(0)
+        coords[row, mode] = index
+        largest[mode] = max(largest[mode], index)
+        at = _skip_blanks(text, end)
+        if at == end:
+            return np.uint64(0)
+    return at if text[at] != _NEWLINE else np.uint64(0)
+
+
+@_compile
+def count_lines(first_part, last_part, text, edges, counts):
+    """Count the lines of some parts."""
+    for part in range(first_part, last_part):
+        count = 0
+        for at in range(edges[part], edges[part + 1]):
+            count += text[at] == _NEWLINE
+        counts[part] = count
+
+
+@_compile
+def read_parts(
+    first_part, last_part, text, edges, first_rows, index_base, sizes, significands, exponents,
+    coords, bits, unread, largest, num_rows, wrong_lines,
+):  # fmt: skip
+    """Read the nonzeros of some parts, until a line is wrong.
+
+    Those of a part are put from its first row on. Where the bits of a value are `_UNREAD`, `unread`
+    has where it starts.
+    """
+    for part in range(first_part, last_part):
+        at, end = np.uint64(edges[part]), np.uint64(edges[part + 1])
+        row = np.uint64(first_rows[part])
+        part_largest = largest[part]
+        while at < end:
+            line, at = at, _skip_blanks(text, at)
+            if text[at] == _NEWLINE or text[at] == _HASH or text[at] == _PERCENT:
+                at = _skip_line(text, at)
+                continue
+            at = _read_indices(text, at, index_base, sizes, coords, row, part_largest)
+            if at != 0:
+                start = at
+                bits[row], at = _read_value(text, start, significands, exponents)
+                if bits[row] & _UNREAD == _UNREAD:
+                    bits[row], unread[row] = _UNREAD, start
+                at = _skip_blanks(text, at)
+            if at == 0 or text[at] != _NEWLINE:
+                wrong_lines[part] = line
+                break
+            at += np.uint64(1)
+            row += np.uint64(1)
+        num_rows[part] = row - np.uint64(first_rows[part])

@@ -1,0 +1,57 @@
+"""Files and tables of tensors that are on a GPU."""
+
+import cupy
+import numpy as np
+import pytest
+
+from tensorly_flycoo import FlycooTensor, load, mttkrp, read_tns, save, stats, write_tns
+from tensorly_flycoo.checks import LAYOUTS
+from tensorly_flycoo.format import layouts
+
+SHAPE = (300, 3, 5000)
+
+
+def make_tensor(device, layout="remap"):
+    random = np.random.default_rng(0)
+    coords = np.stack([random.integers(0, size, 50_000) for size in SHAPE])
+    return FlycooTensor(coords, random.standard_normal(50_000), SHAPE, layout=layout, device=device)
+
+
+def compute_all(x):
+    factors = [np.random.default_rng(1).standard_normal((size, 8)) for size in x.shape]
+    factors = factors if x.device == "cpu" else [cupy.asarray(factor) for factor in factors]
+    results = [mttkrp(x, factors, mode) for mode in range(x.ndim)]
+    return [result if x.device == "cpu" else result.get() for result in results]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("saved_on", ["cpu", "cuda"])
+@pytest.mark.parametrize("loaded_on", ["cpu", "cuda"])
+def test_saved_on_one_device_and_loaded_on_another(
+    tmp_path, layout, saved_on, loaded_on, monkeypatch
+):
+    save(tmp_path / "x.npz", make_tensor(saved_on, layout))
+    expected = compute_all(make_tensor(loaded_on, layout))
+    if saved_on == loaded_on:  # a plan that fits is not built again
+        monkeypatch.delattr(layouts, "build_layout")
+    x = load(tmp_path / "x.npz", device=loaded_on)
+    assert (x.device, x.layout) == (loaded_on, layout)
+    for result, same in zip(compute_all(x), expected, strict=True):
+        np.testing.assert_array_equal(result, same)
+
+
+def test_text(tmp_path):
+    x = make_tensor("cuda")
+    write_tns(tmp_path / "x.tns.gz", x)
+    y = read_tns(tmp_path / "x.tns.gz", device="cuda")
+    assert y.device == "cuda"
+    for array, same in zip(y.nonzeros(), x.nonzeros(), strict=True):
+        np.testing.assert_array_equal(array, same)
+
+
+def test_dense_and_stats():
+    dense = cupy.asarray(np.random.default_rng(0).integers(0, 2, (5, 6, 7)))
+    x = FlycooTensor.from_dense(dense)
+    assert x.device == "cuda"
+    np.testing.assert_array_equal(x.to_coo().todense(), dense.get())
+    assert stats(x).modes == stats(x.to_coo()).modes

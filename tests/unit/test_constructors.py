@@ -1,0 +1,60 @@
+"""Tensors made of what other libraries have; `test_tensor` has those of pydata/sparse and SciPy."""
+
+import numpy as np
+import pytest
+
+from tensorly_flycoo import FlycooTensor
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "bool"])
+def test_from_dense(dtype):
+    dense = np.random.default_rng(0).integers(0, 2, (4, 5, 6)).astype(dtype)
+    x = FlycooTensor.from_dense(dense, layout="indexed", device="cpu")
+    assert x.dtype == (dtype if dtype.startswith("float") else np.float64)
+    assert x.layout == "indexed"
+    assert x.nnz == np.count_nonzero(dense)
+    np.testing.assert_array_equal(x.to_coo().todense(), dense)
+
+
+def test_from_dense_of_other_things():
+    assert FlycooTensor.from_dense([[0, 2], [0, 0]], device="cpu").nnz == 1
+    with pytest.raises(ValueError, match="values"):
+        FlycooTensor.from_dense([[0, np.nan]])
+    with pytest.raises(ValueError, match="shape is empty"):
+        FlycooTensor.from_dense(3.0)
+
+
+class SparseStandIn:
+    """What `from_torch` asks of a sparse torch.Tensor, for where there is no PyTorch."""
+
+    layout = "torch.sparse_coo"
+    shape = (3, 4)
+
+    def __init__(self, num_dense_modes=0):
+        self.dense_dim = lambda: num_dense_modes
+        self.detach = self.to_sparse_coo = self.coalesce = lambda: self
+        self.indices = lambda: np.array([[0, 2], [3, 1]])
+        self.values = lambda: np.array([1.0, 2.0], np.float32)
+
+
+def test_from_torch_by_a_stand_in():
+    x = FlycooTensor.from_torch(SparseStandIn(), layout="replicated", device="cpu")
+    assert (x.shape, x.dtype, x.layout) == ((3, 4), np.float32, "replicated")
+    assert x.to_coo().todense()[[0, 2], [3, 1]].tolist() == [1, 2]
+    with pytest.raises(ValueError, match="tensor has 1 dense modes, expected none"):
+        FlycooTensor.from_torch(SparseStandIn(1))
+    with pytest.raises(TypeError, match=r"tensor is a ndarray, expected a sparse torch\.Tensor"):
+        FlycooTensor.from_torch(np.eye(3))
+
+
+def test_from_torch():
+    torch = pytest.importorskip("torch")
+    dense = torch.randint(0, 2, (4, 5, 6), dtype=torch.float64, requires_grad=True)
+    coo = torch.sparse_coo_tensor([[0, 0], [1, 1]], [1.0, 2.0], (2, 3))
+    for tensor in (dense.to_sparse(), dense[0].to_sparse_csr(), dense[0].to_sparse_csc(), coo):
+        x = FlycooTensor.from_torch(tensor, device="cpu")
+        np.testing.assert_array_equal(x.to_coo().todense(), tensor.detach().to_dense().numpy())
+    with pytest.raises(TypeError, match=r"Tensor torch\.strided, expected a sparse torch\.Tensor"):
+        FlycooTensor.from_torch(dense)
+    with pytest.raises(ValueError, match="1 dense modes"):
+        FlycooTensor.from_torch(dense.to_sparse(2))

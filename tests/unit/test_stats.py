@@ -1,0 +1,83 @@
+"""What is said of a tensor."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import sparse
+from problems import make_problem
+
+from tensorly_flycoo import FlycooTensor, estimate_memory, stats
+
+SHAPE = (30, 3, 400)
+
+
+def gini(counts):
+    """Compute the mean difference of all pairs, relative to twice the mean: the definition."""
+    counts = np.array(counts, float)
+    return np.abs(counts[:, None] - counts).mean() / (2 * counts.mean())
+
+
+@pytest.mark.parametrize("skew", [1, 4])
+def test_modes(skew):
+    x = make_problem(SHAPE, 500, skew=skew).tensor(device="cpu")
+    found, (coords, _) = stats(x), x.nonzeros()
+    assert (found.shape, found.dtype, found.nnz) == (x.shape, x.dtype, x.nnz)
+    assert found.density == x.density
+    assert (found.num_duplicates, found.num_zeros) == (0, 0)
+    for mode, (rows, size) in enumerate(zip(coords.tolist(), SHAPE, strict=True)):
+        counts, described = list(Counter(rows).values()), found.modes[mode]
+        assert described.size == size
+        assert described.num_empty_rows == size - len(counts)
+        assert (described.min_row_nnz, described.max_row_nnz) == (min(counts), max(counts))
+        assert described.median_row_nnz == np.median(counts)
+        assert math.isclose(described.gini, gini(counts), abs_tol=1e-12)
+
+
+def test_memory():
+    x = make_problem(SHAPE, 500, dtype="float32").tensor(device="cpu")
+    for layout, nbytes in stats(x).nbytes.items():
+        assert nbytes == estimate_memory(SHAPE, x.nnz, dtype="float32", layout=layout).nbytes
+
+
+def test_a_coo_is_looked_at_as_it_is():
+    coords = np.array([[0, 1, 0, 0, 1], [2, 0, 2, 2, 0]])
+    values = np.array([1, 2, 3, 0, 4])
+    coo = sparse.COO(coords, values, (2, 3), has_duplicates=False, sorted=True)
+    found = stats(coo)
+    assert (found.nnz, found.num_duplicates, found.num_zeros) == (5, 3, 1)
+    assert found.dtype == np.float64
+    assert [mode.max_row_nnz for mode in found.modes] == [3, 3]
+    assert stats(sparse.GCXS(sparse.eye(3))).nnz == 3
+
+
+def test_few_nonzeros():
+    found = stats(FlycooTensor(np.empty((2, 0), int), np.empty(0), (2, 3), device="cpu"))
+    assert [mode.num_empty_rows for mode in found.modes] == [2, 3]
+    assert [mode.gini for mode in found.modes] == [0, 0]
+    found = stats(FlycooTensor([[1], [2]], [1.0], (2, 3), device="cpu"))
+    assert [(mode.min_row_nnz, mode.median_row_nnz) for mode in found.modes] == [(1, 1), (1, 1)]
+
+
+def test_more_cells_than_int64_counts():
+    x = FlycooTensor([[2**17 - 1, 0]] * 4, [1.0, 2.0], (2**17,) * 4, device="cpu")
+    assert stats(x).density == 2 / 2**68
+    assert stats(x.to_coo()).num_duplicates == 0
+
+
+def test_text_and_html():
+    found = stats(make_problem(SHAPE, 5000).tensor(device="cpu"))
+    for text in (str(found), found._repr_html_()):
+        for fact in ("30 x 3 x 400", "float64", f"{found.nnz:,}", "memory, remap", "Gini"):
+            assert fact in text
+    assert found._repr_html_().count("<tr>") == 9 + 4
+
+
+def test_other_things():
+    with pytest.raises(
+        TypeError, match=r"x is a ndarray, expected a FlycooTensor or a sparse\.COO"
+    ):
+        stats(np.ones((2, 2)))
+    with pytest.raises(ValueError, match="fill_value is 1"):
+        stats(sparse.COO([[0], [1]], [1.0], (2, 2), fill_value=1.0))

@@ -1,0 +1,346 @@
+"""Reading and writing .tns files."""
+
+import math
+import sys
+
+import numba
+import numpy as np
+import pytest
+import sparse
+
+from tensorly_flycoo import FlycooTensor, read_tns, write_tns
+from tensorly_flycoo.io import tns, tns_parsing
+from tensorly_flycoo.io.files import replace_file
+
+
+def write(tmp_path, text, name="x.tns"):
+    path = tmp_path / name
+    path.write_bytes(text.encode())
+    return path
+
+
+def read_dense(path, **options):
+    return read_tns(path, device="cpu", **options).to_coo().todense()
+
+
+PLAIN = "1 1 2 3.5\n4 5 6 -1e-2\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(PLAIN, id="as FROSTT has it"),
+        pytest.param(PLAIN.rstrip(), id="no newline at the end"),
+        pytest.param(PLAIN.replace("\n", "\r\n"), id="carriage returns"),
+        pytest.param(PLAIN.replace(" ", "\t"), id="tabs"),
+        pytest.param(PLAIN.replace(" ", "   ").replace("\n", "  \n"), id="more blanks"),
+        pytest.param("  1 1 2 3.5\n\t4 5 6 -1e-2\n", id="blanks first"),
+        pytest.param(f"# a\n% b\n\n{PLAIN}# c\n  \n", id="comments and empty lines"),
+        pytest.param("1 1 2 3.5\n# between\n\n4 5 6 -1e-2\n", id="comments between"),
+        pytest.param(f"# shape: 4 5 6\n{PLAIN}", id="shape in a comment"),
+        pytest.param(f"3\n4 5 6\n{PLAIN}", id="header"),
+        pytest.param(f"# a\n3\n\n4 5 6\n2\n{PLAIN}", id="header with nnz"),
+        pytest.param(f"sptensor\n3\n4 5 6\n2\n{PLAIN}", id="header of the Tensor Toolbox"),
+        pytest.param(f"4 5 6\n{PLAIN}", id="header of sizes"),
+        pytest.param("4 5 6 -0.5e-2\n1 1 2 3.5\n4 5 6 -0.5e-2\n1 1 1 0\n", id="repeats, a zero"),
+        pytest.param("1 1 2 +3.5\n4 5 6 -.01\n", id="signs and points"),
+        pytest.param("01 1 2 35E-1\n4 5 6 -00.10e-0001\n", id="zeros"),
+        pytest.param("1 1 2 3.5000000000000000000000\n4 5 6 -1e-2", id="many digits"),
+    ],
+)
+def test_what_is_read(tmp_path, text):
+    expected = np.zeros((4, 5, 6))
+    expected[0, 0, 1], expected[3, 4, 5] = 3.5, -0.01
+    np.testing.assert_array_equal(read_dense(write(tmp_path, text)), expected)
+
+
+def test_options(tmp_path):
+    path = write(tmp_path, "0 2 7\n1 0 8\n")
+    x = read_tns(path, index_base=0, shape=(4, 3), dtype="float32", layout="indexed", device="cpu")
+    assert (x.shape, x.dtype, x.layout) == ((4, 3), np.float32, "indexed")
+    np.testing.assert_array_equal(x.nonzeros()[1], [7, 8])
+
+
+def test_shape_that_is_given_counts_more_than_a_header(tmp_path):
+    x = read_tns(write(tmp_path, "# shape: 4 5 6\n" + PLAIN), shape=(7, 8, 9), device="cpu")
+    assert x.shape == (7, 8, 9)
+    assert read_tns(write(tmp_path, f"3\n4 5 6\n{PLAIN}"), shape=(7, 8, 9)).shape == (7, 8, 9)
+
+
+def test_no_nonzeros(tmp_path):
+    path = write(tmp_path, "# nothing\n")
+    assert read_tns(path, shape=(2, 3), device="cpu").nnz == 0
+    assert read_tns(write(tmp_path, "# shape: 2 3"), device="cpu").shape == (2, 3)
+    assert read_tns(write(tmp_path, "2\n2 3\n0\n"), device="cpu").shape == (2, 3)
+    for text in ("", "# nothing\n"):
+        with pytest.raises(ValueError, match=r"x\.tns holds no nonzero and no shape"):
+            read_tns(write(tmp_path, text))
+
+
+WRONG = [
+    pytest.param("1 2 3", "3 fields, expected 4: the indices of 3 modes and a value", id="short"),
+    pytest.param("1 2 3 4 5", "5 fields, expected 4", id="long"),
+    pytest.param("0 1 1 1", "index 0 of mode 0, but indices begin with 1; index_base=0", id="0"),
+    pytest.param("1 -1 1 1", "index -1 of mode 1 is not an integer from 1 up", id="negative"),
+    pytest.param("1 1 1.0 1", "index 1.0 of mode 2 is not an integer", id="point"),
+    pytest.param("1 x 1 1", "index x of mode 1 is not an integer", id="letters"),
+    pytest.param("1 1 8 1", "index 8 of mode 2, expected 1 to 7: the shape is", id="outside"),
+    pytest.param(f"{2**63} 1 1 1", f"index {2**63} of mode 0, expected at most 18", id="2**63"),
+    pytest.param(f"{2**33} 1 1 1", f"index {2**33} of mode 0, expected 1 to 7", id="2**33"),
+    pytest.param("1 1 1 abc", "the value is not a number", id="word"),
+    pytest.param("1 1 1 1_0", "the value is not a number", id="underscore"),
+    pytest.param("1 1 1 0x10", "the value is not a number", id="hexadecimal"),
+    pytest.param("1 1 1 1.5.2", "the value is not a number", id="two points"),
+    pytest.param("1 1 1 -", "the value is not a number", id="only a sign"),
+    pytest.param("1 1 1 1e", "the value is not a number", id="no exponent"),
+    pytest.param("1 1 1 nan", "the value is nan, expected a finite number", id="nan"),
+    pytest.param("1 1 1 -inf", "the value is -inf, expected a finite number", id="infinity"),
+    pytest.param("1 1 1 1e999", "the value is inf, expected a finite number", id="overflow"),
+    pytest.param("1,1,1,1", "1 fields, expected 4", id="commas"),
+    pytest.param("\x00", "1 fields, expected 4", id="a zero byte"),
+    pytest.param("1 1 1\x0b2 1", "is not an integer", id="an odd blank"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG)
+@pytest.mark.parametrize("block_nbytes", [16, 2**20])
+def test_wrong_lines(tmp_path, monkeypatch, line, message, block_nbytes):
+    """Whatever block and part of it the line is in; of several wrong ones the first is named."""
+    monkeypatch.setattr(tns_parsing.iterate_blocks, "__defaults__", (block_nbytes,))
+    good = "# a comment\n\n1 2 3 4\n" * 5
+    path = write(tmp_path, f"{good}{line}\n{good}{line}\n")
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        read_tns(path, shape=(7, 7, 7))
+    text = str(caught.value)
+    assert text.startswith(f"{path}, line 16: ")
+    assert message in text
+    assert text.endswith(f"{line!r}")
+
+
+def test_index_beyond_any_shape(tmp_path):
+    with pytest.raises(ValueError, match=r"line 1: index 4294967297 .*: modes end at 2\*\*32"):
+        read_tns(write(tmp_path, f"{2**32 + 1} 1 1\n"))
+    path = write(tmp_path, f"{2**32} 1 1\n")
+    assert tns.read_nonzeros(path, None, 1, None)[2] == (2**32, 1)
+
+
+def test_long_lines_are_cut_in_errors(tmp_path):
+    with pytest.raises(ValueError, match="1 fields") as caught:
+        read_tns(write(tmp_path, "1 1 1\n" + "x" * 10**6))
+    assert len(str(caught.value)) < 300
+
+
+def test_wrong_header(tmp_path):
+    with pytest.raises(ValueError, match="line 1: 1 fields, expected 2"):
+        read_tns(write(tmp_path, "3\n4 5 6 7\n1 1 1 1\n"))
+    with pytest.raises(ValueError, match=r"line 3: index 3 .*: the shape is \(1, 2, 3\)"):
+        read_tns(write(tmp_path, "1 2 3\n1 1 2 5\n1 3 1 5\n"))  # a value was forgotten
+    with pytest.raises(ValueError, match=r"shape\[1\] is 0"):
+        read_tns(write(tmp_path, "# shape: 3 0\n1 1 1\n"))
+
+
+def test_arguments(tmp_path):
+    path = write(tmp_path, PLAIN)
+    with pytest.raises(ValueError, match="index_base is 2, expected 1 or 0"):
+        read_tns(path, index_base=2)
+    with pytest.raises(ValueError, match="4 fields, expected 3"):
+        read_tns(path, shape=(4, 5))
+    with pytest.raises(FileNotFoundError, match="absent"):
+        read_tns(tmp_path / "absent.tns")
+    with pytest.raises(
+        TypeError, match=r"x is a ndarray, expected a FlycooTensor or a sparse\.COO"
+    ):
+        write_tns(path, np.ones((2, 2)))
+    with pytest.raises(ValueError, match="fill_value is 1"):
+        write_tns(path, sparse.COO([[0], [1]], [1.0], (2, 2), fill_value=1.0))
+    with pytest.raises(ValueError, match=r"expected integers up to 2\*\*53"):
+        write_tns(path, sparse.COO([[0], [1]], [2**53 + 1], (2, 2)))
+    with pytest.raises(ValueError, match="expected finite"):
+        write_tns(path, sparse.COO([[0], [1]], [np.nan], (2, 2)))
+    assert path.read_text() == PLAIN
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.tns"]
+
+
+# Floats: the nearest float64, as Python's own.
+
+
+def read_values(tmp_path, tokens):
+    path = write(tmp_path, "".join(f"{i} {t}\n" for i, t in enumerate(tokens, 1)))
+    return tns.read_nonzeros(path, None, 1, None)[1]
+
+
+def assert_same_bits(values, tokens):
+    expected = np.array([float(token) for token in tokens])
+    np.testing.assert_array_equal(values.view(np.uint64), expected.view(np.uint64))
+
+
+TIES = [
+    "9007199254740993", "9007199254740993.0000000000000000001", "9007199254740992.9999999999999",
+    "1.00000000000000011102230246251565404236316680908203125", "5e-324", "2.4703282292062327e-324",
+    "2.4703282292062328e-324", "2.2250738585072011e-308", "2.2250738585072014e-308",
+    "1.7976931348623157e308", "0.1", "0.3", "1e23", "8.5e22", "1e-300", "1e-301", "1e288", "1e289",
+    "18446744073709551615", "18446744073709551616", "9999999999999999999", "-0", "0e999", "0.0e-9",
+    "123456789012345678901234567890", "0.00000000000000000000000000000123456789012345678",
+    "1E+05", "4503599627370496.5", "4503599627370497.5", "1e22", "1e-22", "7.3177701707893310e+15",
+    ".5", "5.", "000000000000000000000000001.5", "1e0000000000000000000000001",
+    "6631236871469758276785e-2",
+]  # fmt: skip
+
+
+def test_values_that_are_hard_to_round(tmp_path):
+    assert_same_bits(read_values(tmp_path, TIES), TIES)
+
+
+def test_random_values(tmp_path):
+    random = np.random.default_rng(0)
+    bits = random.integers(0, 2**64, 20_000, np.uint64).view(np.float64)
+    tokens = [repr(value) for value in bits[np.isfinite(bits)].tolist()]
+    tokens += [repr(value) for value in random.standard_normal(20_000).tolist()]
+    digits, places = random.integers(0, 2**63, 20_000), random.integers(-330, 290, 20_000)
+    tokens += [
+        f"{d >> (d % 60)}e{p}" for d, p in zip(digits.tolist(), places.tolist(), strict=True)
+    ]
+    tokens += [f"{value:.{n % 24}f}" for n, value in enumerate(random.random(20_000).tolist())]
+    # Halves between neighbours, and what is a little more or less than they are.
+    for value in random.integers(2**52, 2**53, 500).tolist():
+        tokens += [f"{value}.5", f"{value}.50000000001", f"{value}.49999999999", f"{2 * value + 1}"]
+    assert_same_bits(read_values(tmp_path, tokens), tokens)
+
+
+def test_few_values_need_the_slow_method():
+    """The share that the kernel leaves to Python is what its interval says: 2 in 1024 or 2048."""
+    block = "".join(f"1 {v!r}\n" for v in np.random.default_rng(0).random(50_000).tolist()).encode()
+    parser = tns_parsing.TnsParser("x", None, 1)
+    unread = []
+    parser._read_slowly = lambda block, values, places: unread.append(np.isnan(values).sum())
+    parser.parse(block)
+    assert 0 < unread[0] < 200
+
+
+# Many lines, many blocks, many threads.
+
+
+@pytest.fixture(scope="module")
+def many():
+    random = np.random.default_rng(0)
+    coords = np.stack([random.integers(0, size, 5000) for size in (50, 60, 70)])
+    return coords, random.standard_normal(5000)
+
+
+def write_many(tmp_path, many):
+    coords, values = many
+    rows = zip((coords + 1).T.tolist(), values.tolist(), strict=True)
+    text = "".join(f"{i} {j} {k} {v!r}\n" + "# c\n\n" * (i == 7) for (i, j, k), v in rows)
+    return write(tmp_path, text)
+
+
+@pytest.mark.parametrize("block_nbytes", [20, 1000, 10**5, 2**24])
+def test_blocks_and_threads(tmp_path, monkeypatch, many, block_nbytes):
+    monkeypatch.setattr(tns_parsing.iterate_blocks, "__defaults__", (block_nbytes,))
+    path, num_threads = write_many(tmp_path, many), numba.get_num_threads()
+    try:
+        for count in {1, num_threads}:
+            numba.set_num_threads(count)
+            coords, values, shape = tns.read_nonzeros(path, None, 1, None)
+            np.testing.assert_array_equal(coords, many[0])
+            np.testing.assert_array_equal(values, many[1])
+            assert shape == (50, 60, 70)
+    finally:
+        numba.set_num_threads(num_threads)
+
+
+def test_progress(tmp_path, monkeypatch, many):
+    monkeypatch.setattr(tns_parsing.iterate_blocks, "__defaults__", (10**4,))
+    path, calls = write_many(tmp_path, many), []
+    read_tns(path, progress=lambda *call: calls.append(call))
+    done, totals = zip(*calls, strict=True)
+    assert list(done) == sorted(done)
+    assert len(calls) > 5
+    assert set(totals) == {path.stat().st_size} == {done[-1]}
+
+
+# Compressed files.
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_compressed(tmp_path, many, suffix):
+    x = FlycooTensor(*many, (50, 60, 80), device="cpu")
+    path = tmp_path / f"x.tns{suffix}"
+    write_tns(path, x)
+    assert path.read_bytes()[:2] == {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5"}[suffix]
+    y = read_tns(path, device="cpu")
+    assert y.shape == x.shape
+    for array, expected in zip(y.nonzeros(), x.nonzeros(), strict=True):
+        np.testing.assert_array_equal(array, expected)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_damaged(tmp_path, many, suffix):
+    path = tmp_path / f"x.tns{suffix}"
+    write_tns(path, FlycooTensor(*many, (50, 60, 80), device="cpu"))
+    data = path.read_bytes()
+    for end in (len(data) // 2, len(data) - 1):
+        path.write_bytes(data[:end])
+        with pytest.raises(ValueError, match=rf"x\.tns\{suffix} is truncated: "):
+            read_tns(path)
+    middle = len(data) // 2
+    for wrong in (PLAIN.encode(), data[:middle] + bytes(8) + data[middle + 8 :]):
+        path.write_bytes(wrong)
+        with pytest.raises(ValueError, match=rf"x\.tns\{suffix}"):
+            read_tns(path)
+
+
+def test_zstd_is_an_extra(tmp_path, monkeypatch):
+    for name in ("backports.zstd", "compression.zstd"):
+        monkeypatch.setitem(sys.modules, name, None)
+    path = write(tmp_path, "", "x.tns.zst")
+    with pytest.raises(ImportError, match=r'pip install "tensorly-flycoo\[zstd\]"'):
+        read_tns(path)
+
+
+# Writing.
+
+
+def test_what_is_written(tmp_path):
+    x = FlycooTensor([[0, 2], [1, 0]], [0.1, 1e-300], (3, 2), device="cpu")
+    path = tmp_path / "x.tns"
+    write_tns(str(path), x, index_base=0)
+    assert path.read_text() == "# shape: 3 2\n0 1 0.1\n2 0 1e-300\n"
+    write_tns(path, x.to_coo())
+    assert path.read_text() == "# shape: 3 2\n1 2 0.1\n3 1 1e-300\n"
+
+
+def test_float32_is_exact(tmp_path):
+    values = np.random.default_rng(0).standard_normal(100).astype(np.float32)
+    path = tmp_path / "x.tns"
+    write_tns(path, FlycooTensor([range(100)], values, (100,), device="cpu"))
+    np.testing.assert_array_equal(read_tns(path).nonzeros()[1], values.astype(np.float64))
+    np.testing.assert_array_equal(read_tns(path, dtype="float32").nonzeros()[1], values)
+
+
+def test_more_cells_than_int64_counts(tmp_path):
+    shape, last = (2**17,) * 4, 2**17 - 1
+    assert math.prod(shape) > 2**63
+    x = FlycooTensor([[last, 0]] * 4, [1.0, 2.0], shape, device="cpu")
+    path = tmp_path / "x.tns"
+    for tensor in (x, x.to_coo()):
+        write_tns(path, tensor)
+        y = read_tns(path, device="cpu")
+        assert y.shape == shape
+        np.testing.assert_array_equal(y.nonzeros()[0], x.nonzeros()[0])
+
+
+def test_a_file_is_replaced_only_when_it_is_complete(tmp_path):
+    path = write(tmp_path, PLAIN)
+    link = tmp_path / "link.tns"
+    link.symlink_to(path)
+    with pytest.raises(TypeError), replace_file(link) as file:
+        file.writelines([b"half", None])
+    assert path.read_text() == PLAIN
+    with replace_file(link) as file:
+        file.write(b"all")
+        file.flush()
+        assert path.read_text() == PLAIN
+    assert path.read_bytes() == b"all"
+    assert link.is_symlink()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link.tns", "x.tns"]
