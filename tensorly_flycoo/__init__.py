@@ -26,6 +26,7 @@ __all__ = [
     "DensifyError",
     "FlycooTensor",
     "MemoryEstimate",
+    "Progress",
     "estimate_memory",
     "mttkrp",
     "set_device",
@@ -34,3 +35,6 @@ __all__ = [
 __version__ = "0.1.0"
 
 register()
+
+# Last: it imports TensorLy, which `register` has to do in its own way.
+from .progress import Progress  # noqa: E402

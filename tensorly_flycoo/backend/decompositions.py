@@ -13,6 +13,7 @@ from ..sampling import Reconstruction, SampledTensor
 from ..tensor_ring import decompose_ring
 from ..ttmc import check_free_modes
 from ..views import make_tensor, permute
+from . import resuming
 
 #: The two give the same here.
 _SVDS = ("truncated_svd", "randomized_svd")
@@ -162,5 +163,6 @@ MAKERS = {
     "tensor_train_matrix": tensor_train_matrix,
     "parafac2": parafac2,
     "tucker": tucker,
+    "parafac": resuming.parafac,
     "randomised_parafac": randomised_parafac,
 }
