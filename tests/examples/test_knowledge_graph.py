@@ -1,0 +1,58 @@
+"""The knowledge graph on a small setting: its own asserts, and its ranks against plain loops."""
+
+import importlib.util
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorly as tl
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "knowledge_graph.py"
+
+
+@pytest.fixture(scope="module")
+def knowledge_graph():
+    """The example as a module, its files downloaded once; without a network, a skip."""
+    spec = importlib.util.spec_from_file_location("knowledge_graph_example", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    try:
+        texts = module.read_files("umls")
+    except subprocess.CalledProcessError:
+        pytest.skip("pip cannot download the wheel of pykeen")
+    module.read_files = {"umls": texts}.__getitem__
+    return module
+
+
+@pytest.fixture(scope="module")
+def result(knowledge_graph):
+    with tl.backend_context(tl.get_backend()):  # the example sets a backend: put back the old one
+        return knowledge_graph.main(["--ranks", "5", "30", "--iterations", "15"])
+
+
+def test_the_tensor_is_what_the_files_say(result):
+    assert result["train"].shape == (3, 5216)
+    assert result["test"].shape == (3, 661)
+    assert result["cp_tensor"].rank == 30  # chosen on other triples
+    assert result["cp_tensor"].shape == (135, 46, 135)
+
+
+@pytest.mark.parametrize("mode", [0, 2])
+def test_ranks(knowledge_graph, result, mode):
+    cp_tensor, known, triples = result["cp_tensor"], result["known"], result["test"][:, :20]
+    dense = tl.cp_to_tensor(cp_tensor)
+    dense_known = np.zeros(dense.shape, bool)
+    dense_known[tuple(known)] = True
+    ranks = knowledge_graph.rank_missing(cp_tensor, triples, known, mode)
+    for triple, rank in zip(triples.T, ranks, strict=True):
+        others = tuple(slice(None) if n == mode else index for n, index in enumerate(triple))
+        candidates = dense[others][~dense_known[others]]
+        assert rank == 1 + np.sum(candidates > dense[tuple(triple)])
+
+
+def test_equal_scores_count_half(knowledge_graph):
+    cp_tensor = np.ones(1), [np.ones((2, 1)), np.ones((2, 1)), np.ones((5, 1))]
+    triples = np.array([[0], [1], [3]])
+    known = np.array([[0, 0], [1, 1], [3, 4]])
+    assert knowledge_graph.rank_missing(cp_tensor, triples, known, 2).tolist() == [1 + 0.5 * 3]
