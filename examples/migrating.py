@@ -34,8 +34,9 @@ OPTIONS = {"n_iter_max": 20, "init": "random", "random_state": 0, "tol": 0}
 
 def make_data():
     """Return coordinates (ndim, nnz), values and the shape of a small tensor."""
-    coo = sparse.random((30, 40, 50), density=0.02, random_state=0)
-    return coo.coords, coo.data, coo.shape
+    random, shape = np.random.default_rng(0), (30, 40, 50)
+    cells = random.choice(np.prod(shape), 1200, replace=False)
+    return np.stack(np.unravel_index(cells, shape)), random.random(1200), shape
 
 
 # 1. A dense script: the array is never made.

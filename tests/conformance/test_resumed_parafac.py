@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import sparse
 import tensorly as tl
 from tensorly.decomposition import CP, parafac
 
@@ -146,7 +145,7 @@ def test_more_than_two_to_the_63_cells(path):
 
 
 def test_a_coo_without_a_checkpoint_is_as_ever(path):
-    x = sparse.random((20, 30, 40), nnz=500, random_state=0)
+    x = make_tensor().to_coo()
     with tl.backend_context("flycoo"), Progress(3, show=None, checkpoint=path) as progress:
         init = progress.resume(default="random")
         assert init == "random"

@@ -35,6 +35,6 @@ def test_a_difference_is_seen():
 def test_what_the_page_says_of_contrib():
     from tensorly.contrib.sparse.decomposition import parafac
 
-    x = sparse.COO(*migrating.make_data()[:2], shape=migrating.make_data()[2])
+    x = sparse.COO(*migrating.make_data())
     with pytest.raises(TypeError):
         parafac(x, 3)
