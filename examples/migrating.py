@@ -29,7 +29,7 @@ import sparse
 import tensorly as tl
 
 RANK = 3
-OPTIONS = {"n_iter_max": 20, "init": "random", "random_state": 0, "tol": 0}
+OPTIONS = {"n_iter_max": 10, "init": "random", "random_state": 0, "tol": 0}
 
 
 def make_data():
@@ -115,7 +115,7 @@ def before_pyttb(coords, values, shape):
 
     x = pyttb.sptensor(coords.T, values[:, None], shape)
     guess = pyttb.ktensor(make_guess(shape)[1])
-    model, _, _ = pyttb.cp_als(x, RANK, maxiters=20, stoptol=0, init=guess, printitn=0)
+    model, _, _ = pyttb.cp_als(x, RANK, maxiters=10, stoptol=0, init=guess, printitn=0)
     return model.weights, model.factor_matrices
 
 
