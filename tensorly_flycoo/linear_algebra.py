@@ -66,10 +66,36 @@ def transposed_product(a, b):
     """
     if not (is_tall(a) and is_tall(b) and a.dtype == b.dtype and a.shape[0] == b.shape[0]):
         return np.dot(a.T, b)
+    if _is_same(a, b) and _suits_tensor_cores(a):
+        from .cuda import tall
+
+        return tall.gram_blocks(a).sum(axis=0).astype(a.dtype)
     split = a.shape[0] - a.shape[0] % NUM_BLOCKS
     products = _multiply_blocks(a[:split], b[:split])
     product = products.sum(axis=0, dtype=np.float64) + np.dot(a[split:].T, b[split:])
     return product.astype(a.dtype)
+
+
+def _suits_tensor_cores(x):
+    if not is_tall(x):
+        return False
+    from .cuda import tall
+
+    return tall.suits_tensor_cores(x)
+
+
+def _is_same(a, b):
+    return a.data.ptr == b.data.ptr and a.shape == b.shape and a.strides == b.strides
+
+
+def inner_product(a, b):
+    """Compute the sum of ``a * b`` over all numbers; of two tall matrices in float64."""
+    is_alike = is_tall(a) and is_tall(b) and a.dtype == b.dtype and a.shape == b.shape
+    if not is_alike or a.shape[1] >= 2**16:  # a block's numbers are counted in 32 bits
+        return np.sum(np.sum(a * np.conj(b), axis=0))
+    from .cuda import tall
+
+    return tall.inner_blocks(a, b).sum().astype(a.dtype)
 
 
 def _multiply_blocks(a, b):
@@ -137,8 +163,8 @@ def solve(a, b):
     is_wide = b.ndim == 2 and b.shape[1] > _MANY_RIGHT_HAND_SIDES * a.shape[0]
     if (is_wide or is_cupy(b)) and a.dtype.kind in "fc" and a.dtype == b.dtype:
         inverse, condition = _invert(move(a, np))
-        if np.isfinite(inverse).all():
-            return _solve_many(a, b, array_module(a).asarray(inverse), condition)
+        if inverse is not None:
+            return _solve_many(a, b, inverse, condition)
     return _solve_few(a, b)
 
 
@@ -153,30 +179,38 @@ def _solve_few(a, b):
 def _solve_many(a, b, inverse, condition):
     # Of the transposes, so that the factor comes out in C order.
     rows = b.T
-    x = _multiply_rows(rows, inverse.T)
-    if condition**2 * np.finfo(a.dtype).eps > 1:
-        # The inverse leaves a residual of condition * eps: one step of refinement mends that.
-        x += (rows - x @ a.T) @ inverse.T
+    x = multiply_rows(rows, inverse.T)
+    if condition**2 * np.finfo(a.dtype).eps > 1 and not _suits_tensor_cores(rows):
+        # The inverse, rounded, leaves a residual of condition * eps: refinement mends that.
+        x += multiply_rows(rows - x @ a.T, inverse.T)
     return x.T
 
 
-def _multiply_rows(rows, matrix):
-    """Compute ``rows @ matrix``; of a tall matrix with rows that are aligned as MTTKRP wants them.
+def multiply_rows(rows, matrix):
+    """Compute ``rows @ matrix`` of many rows and a small matrix in float64, in host memory.
 
-    Columns of zeros at the end of the small matrix make room between the rows of the product.
+    The product of a tall matrix has rows that are aligned as MTTKRP wants them: columns of zeros at
+    the end of the small matrix make room between them.
     """
+    xp = array_module(rows)
+    if _suits_tensor_cores(rows):
+        from .cuda import tall
+
+        return tall.multiply_rows(rows, xp.asarray(matrix))
+    matrix = matrix.astype(rows.dtype)
     if not is_tall(rows):
-        return rows @ matrix
+        return rows @ xp.asarray(matrix)
     rank, row_nbytes = matrix.shape[1], choose_row_nbytes(matrix.shape[1] * matrix.itemsize)
-    wide = array_module(rows).zeros((matrix.shape[0], row_nbytes // matrix.itemsize), matrix.dtype)
+    wide = np.zeros((rank, row_nbytes // matrix.itemsize), matrix.dtype)
     wide[:, :rank] = matrix
-    return (rows @ wide)[:, :rank]
+    return (rows @ xp.asarray(wide))[:, :rank]
 
 
 def _invert(a):
     """Invert a small matrix in float64, or pseudo-invert it where its own precision is too low.
 
-    Return the inverse and the condition number of the scaled matrix, 1 for a pseudo-inverse.
+    Return the inverse, in float64, or None if its own precision has no room for that, and the
+    condition number of the scaled matrix, 1 for a pseudo-inverse.
 
     Rows and columns are first scaled to a diagonal of ones: a component that is only much smaller
     than another is no reason to call the matrix singular.
@@ -195,5 +229,6 @@ def _invert(a):
     if not is_regular:
         condition = 1.0
         inverse = np.linalg.pinv(scaled, rcond=a.shape[0] * np.finfo(a.dtype).eps)
-    with np.errstate(over="ignore"):  # the caller looks whether it did
-        return (inverse / scales).astype(a.dtype), condition
+    with np.errstate(over="ignore"):
+        inverse = inverse / scales
+        return inverse if np.isfinite(inverse.astype(a.dtype)).all() else None, condition

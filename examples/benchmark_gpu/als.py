@@ -3,12 +3,13 @@
 import cupy
 import numpy as np
 import tensorly as tl
-from tensorly.cp_tensor import CPTensor, cp_norm
-from tensorly.decomposition import parafac
+from tensorly.cp_tensor import CPTensor
+from tensorly.decomposition import _cp, parafac
 from tensorly.tenalg import unfolding_dot_khatri_rao
 from timing import seconds_between, synchronize, time_steps
 
 from tensorly_flycoo import mttkrp
+from tensorly_flycoo.linear_algebra import multiply_rows
 
 #: parafac computes the fit for any tol but 0, and with a negative one it never converges.
 _TOL = -1.0
@@ -73,13 +74,13 @@ def _time_kernels(x, factors, repeats):
 
     For `solve`, which inverts the small matrix there, stands the product that it ends with.
     """
-    inverse = cupy.eye(factors[0].shape[1], dtype=x.dtype) * x.dtype.type(1e-6)
+    inverse = 1e-6 * np.eye(factors[0].shape[1])
 
     def multiply(x, cp_tensor, mode):
         return mttkrp(x, cp_tensor[1], mode)
 
     def solve(a, b):
-        return (b.T @ inverse.T).T
+        return multiply_rows(b.T, inverse).T
 
     def run():
         _run_iteration(x, factors, multiply, solve, mark=lambda name: None)
@@ -104,6 +105,4 @@ def _run_iteration(x, factors, multiply, solve, mark):
         solution = solve(tl.conj(tl.transpose(gram)), tl.transpose(product))
         factors[mode] = tl.transpose(solution)
     mark("fit")
-    norm = cp_norm((weights, factors))
-    inner = tl.sum(tl.sum(product * tl.conj(factors[-1]), axis=0))
-    tl.sqrt(tl.abs(x.norm() ** 2 + norm**2 - 2 * inner))
+    _cp.error_calc(x, x.norm(), weights, factors, False, None, product)

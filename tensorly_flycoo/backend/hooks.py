@@ -6,12 +6,13 @@ import inspect
 
 import numpy as np
 import tensorly as tl
-from tensorly.cp_tensor import CPTensor
+from tensorly.cp_tensor import CPTensor, cp_norm
 
 from ..array_modules import is_cupy
 from ..checkpoint import ResumedCP
 from ..checks import check_place, check_weights, densify_error
 from ..conversion import as_flycoo
+from ..linear_algebra import inner_product
 from ..mttkrp import mttkrp
 from ..nndsvd import make_left_vectors_non_negative
 from ..svd import LazyMatrix, LazySVD, Unfolding
@@ -185,9 +186,17 @@ def _error_calc(original):
         if bound.get("mttkrp") is None:
             cp_tensor = (bound["weights"], bound["factors"])
             bound["mttkrp"] = _unfolding_dot_khatri_rao(tensor, cp_tensor, tl.ndim(tensor) - 1)
-        return original(**bound)
+        norm_tensor = bound["norm_tensor"]
+        error = _residual_norm(norm_tensor, bound["weights"], bound["factors"], bound["mttkrp"])
+        return error, tensor, norm_tensor
 
     return error_calc
+
+
+def _residual_norm(norm_tensor, weights, factors, mttkrp):
+    """Compute the norm of what a CP leaves of a tensor, from the last mode's MTTKRP."""
+    inner = inner_product(mttkrp, factors[-1])
+    return tl.sqrt(tl.abs(norm_tensor**2 + cp_norm((weights, factors)) ** 2 - 2 * inner))
 
 
 def _randomized_svd(matrix, n_eigenvecs=None, **kwargs):

@@ -1,5 +1,7 @@
 """The macros that make a specialisation of each kernel; known without a GPU."""
 
+import math
+
 import numpy as np
 
 from . import tuning
@@ -77,6 +79,32 @@ def pack_macros(record_format, coord_dtype):
 def sum_groups_macros(dtype):
     """Specialise `sum_groups.cu`."""
     return {"VALUE": _TYPES[dtype]}
+
+
+def gram_macros(rank):
+    """Specialise `gram.cu`."""
+    return {
+        "RANK": rank,
+        "ROWS_PER_BLOCK": tuning.ROWS_PER_BLOCK,
+        "BLOCK_SIZE": tuning.BLOCK_SIZE,
+    }
+
+
+def multiply_rows_macros(rank, alignment):
+    """Specialise `multiply_rows.cu` for rows that begin at multiples of `alignment` numbers.
+
+    Rows that it writes are aligned as MTTKRP wants them.
+    """
+    return {
+        **gram_macros(rank),
+        "ROW_NUMBERS": tuning.choose_row_nbytes(4 * rank) // 4,
+        "LOAD": math.gcd(4, rank, alignment),
+    }
+
+
+def inner_product_macros(dtype, rank):
+    """Specialise `inner_product.cu`."""
+    return {**gram_macros(rank), "VALUE": _TYPES[dtype]}
 
 
 def _tile_macros(record_format, tile_size, pull_dtype, remap_dtype):

@@ -15,6 +15,13 @@ BUCKET_SIZE = 2**18
 #: Tiles whose partial rows one thread adds up.
 SEGMENT = 64
 
+#: Rows of a tall matrix that a block has: few enough to keep a GPU evenly busy, so many that what
+#: blocks find is small beside what they read.
+ROWS_PER_BLOCK = 8192
+
+#: The most columns of a tall matrix for which a lane has registers enough to keep the products.
+MAX_TALL_RANK = 32
+
 #: Bytes of a row that a lane has: what one load can bring.
 _LANE_NBYTES = 16
 

@@ -9,7 +9,7 @@ import tensorly as tl
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, linear_algebra
 from tensorly_flycoo.backend import arrays  # noqa: F401 (registers the backend)
-from tensorly_flycoo.cuda import tuning
+from tensorly_flycoo.cuda import tall, tuning
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
@@ -309,6 +309,49 @@ def test_rows_that_lie_apart_are_tall_too(dtype):
         assert np.abs(found - expected).max() <= 64 * np.finfo(dtype).eps * size
 
 
+@pytest.fixture(params=["tensor cores", "cuBLAS"])
+def products_by(request, monkeypatch):
+    """Also as on a GPU without fast tensor cores of double precision."""
+    if request.param == "cuBLAS":
+        monkeypatch.setattr(tall, "suits_tensor_cores", lambda x: False)
+
+
+@DTYPES
+@pytest.mark.parametrize("rank", [1, 2, 3, 4, 7, 8, 10, 16, 17, 25, 31, 32, 33, 64])
+@pytest.mark.parametrize("pad", [0, 3], ids=["tight", "apart"])
+@pytest.mark.usefixtures("products_by")
+def test_products_of_tall_matrices(pad, rank, dtype):
+    """Rows end within a block; those of a factor that is not aligned may lie apart."""
+    rng = np.random.default_rng(rank)
+    wide, other = rng.standard_normal((2, 3 * 2**14 + 77, rank + pad)).astype(dtype)
+    small = rng.standard_normal((rank, rank))
+    x, y = cupy.asarray(wide)[:, :rank], cupy.asarray(other[:, :rank])
+    a, b = wide[:, :rank].astype(float), other[:, :rank].astype(float)
+    compute = (
+        lambda: linear_algebra.transposed_product(x, x),
+        lambda: linear_algebra.multiply_rows(x, small),
+        lambda: linear_algebra.inner_product(x, y),
+    )
+    exact = (a.T @ a, a @ small, (a * b).sum())
+    sizes = (np.abs(a).T @ np.abs(a), np.abs(a) @ np.abs(small), np.abs(a * b).sum())
+    counts = (len(a), rank, len(a)) if dtype == "float64" else (64, rank, 8)
+    for function, expected, size, num_terms in zip(compute, exact, sizes, counts, strict=True):
+        found = function()
+        assert_sum(found, expected, size, num_terms, dtype)
+        assert found.get().tobytes() == function().get().tobytes()
+
+
+@pytest.mark.usefixtures("products_by")
+def test_products_of_tall_matrices_keep_nan_in_its_row():
+    x = cupy.ones((2**15, 5), np.float32)
+    x[77] = np.nan
+    product = linear_algebra.multiply_rows(x, np.eye(5)).get()
+    assert np.isnan(product[77]).all()
+    assert (np.delete(product, 77, axis=0) == 1).all()
+    assert np.isnan(linear_algebra.transposed_product(x, x).get()).all()
+    assert np.isnan(linear_algebra.inner_product(x, x).get())
+
+
 @DTYPES
 @pytest.mark.parametrize("rank", [3, 7, 8, 25])
 def test_solve_aligns_the_rows_of_tall_factors(rank, dtype):
@@ -366,7 +409,9 @@ def make_gram(condition, dtype):
 
 
 @DTYPES
-@pytest.mark.parametrize("num_columns", [1000, 3, None], ids=["many", "few", "vector"])
+@pytest.mark.parametrize(
+    "num_columns", [2**15, 1000, 3, None], ids=["tall", "many", "few", "vector"]
+)
 @pytest.mark.parametrize("digits", [0, 2, 4, 5])
 def test_solve_is_as_right_as_the_condition_allows(digits, num_columns, dtype):
     gram = make_gram(10.0**digits, dtype)
@@ -380,7 +425,7 @@ def test_solve_is_as_right_as_the_condition_allows(digits, num_columns, dtype):
 
 
 @DTYPES
-@pytest.mark.parametrize("num_columns", [1000, 3])
+@pytest.mark.parametrize("num_columns", [2**15, 1000, 3])
 @pytest.mark.parametrize(
     "gram", [np.zeros((3, 3)), np.ones((3, 3)), np.diag([1.0, 0, 2])], ids=["0", "1", "diagonal"]
 )

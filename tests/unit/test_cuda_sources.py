@@ -18,7 +18,10 @@ import pytest
 from tensorly_flycoo import cuda
 from tensorly_flycoo.cuda import tuning
 from tensorly_flycoo.cuda.macros import (
+    gram_macros,
+    inner_product_macros,
     mttkrp_macros,
+    multiply_rows_macros,
     order_writes_macros,
     pack_macros,
     partial_rows_macros,
@@ -126,6 +129,13 @@ def test_every_way_to_fetch_a_record_compiles(architecture):
             jobs.append(("pack.cu", architecture, pack_macros(record_format, coord_dtype)))
     jobs += [("partial_rows.cu", architecture, partial_rows_macros(np.dtype(d))) for d in DTYPES]
     jobs += [("sum_groups.cu", architecture, sum_groups_macros(np.dtype(d))) for d in DTYPES]
+    for rank in (1, 2, 3, 4, 7, 10, 16, 20, 25, 32):
+        jobs.append(("gram.cu", architecture, gram_macros(rank)))
+        tight, apart = multiply_rows_macros(rank, 1), multiply_rows_macros(rank, 4)
+        jobs += [("multiply_rows.cu", architecture, macros) for macros in (tight, apart)]
+    for dtype in DTYPES:
+        macros = inner_product_macros(np.dtype(dtype), 25)
+        jobs.append(("inner_product.cu", architecture, macros))
     compile_all(jobs)
 
 

@@ -1,0 +1,64 @@
+"""A little of everything that launches our kernels, to be run under compute-sanitizer.
+
+    compute-sanitizer --tool memcheck --error-exitcode 1 python tests/gpu/small_run.py
+
+and the same with racecheck, initcheck and synccheck. Memory comes straight from CUDA, not from
+CuPy's pool, whose arrays lie side by side in what has been written before.
+"""
+
+import itertools
+
+import cupy
+import numpy as np
+import tensorly as tl
+from tensorly.decomposition import parafac, tucker
+
+from tensorly_flycoo import FlycooTensor, linear_algebra, mttkrp
+
+SHAPES = [(50,), (40, 3), (60, 30, 20), (9, 8, 7, 6), (6, 5, 4, 3, 2)]
+RANKS = (1, 7, 10, 31, 32, 50)
+
+
+def draw(shape, dtype, nnz=3000):
+    """Draw nonzeros with duplicates, on the GPU."""
+    rng = np.random.default_rng(0)
+    coords = np.stack([rng.integers(0, size, nnz) for size in shape])
+    return cupy.asarray(coords), cupy.asarray(rng.standard_normal(nnz).astype(dtype))
+
+
+def compute_modes(shape, dtype, layout):
+    """Compute modes in turn, and one out of turn."""
+    x = FlycooTensor(*draw(shape, dtype), shape, layout=layout)
+    for rank in RANKS:
+        factors = [cupy.ones((size, rank), dtype) for size in shape]
+        for mode in (*range(len(shape)), len(shape) - 1):
+            mttkrp(x, factors, mode)
+
+
+def compute_tall(dtype):
+    """Compute products of tall matrices, tight and with rows that lie apart."""
+    for rank, pad in itertools.product(RANKS, (0, 3)):
+        x = cupy.ones((2**15 + 77, rank + pad), dtype)[:, :rank]
+        linear_algebra.transposed_product(x, x)
+        linear_algebra.multiply_rows(x, np.eye(rank))
+        linear_algebra.inner_product(x, x)
+
+
+def decompose(dtype):
+    """Run decompositions through TensorLy, of a mode with a tall factor."""
+    shape = (2**15 + 5, 20, 10)
+    x = FlycooTensor(*draw(shape, dtype), shape)
+    with tl.backend_context("flycoo"):
+        parafac(x, 3, n_iter_max=2, init="random", random_state=0)
+        tucker(x, (3, 2, 2), n_iter_max=1, init="random", random_state=0)
+
+
+if __name__ == "__main__":
+    cupy.cuda.set_allocator(None)
+    for dtype in ("float32", "float64"):
+        for shape, layout in itertools.product(SHAPES, ("remap", "replicated", "indexed")):
+            compute_modes(shape, dtype, layout)
+        compute_tall(dtype)
+        decompose(dtype)
+    cupy.cuda.Device().synchronize()
+    print("ran")
