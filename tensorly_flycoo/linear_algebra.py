@@ -1,9 +1,10 @@
 """Linear algebra of the shapes that ALS has: tall factors (I_n, R) and small matrices (R, R).
 
 On CuPy arrays its own functions are correct but slow here: a sum over the long axis runs in one
-thread block, a solver substitutes row by row. So tall CuPy matrices are cut into `NUM_BLOCKS`
-blocks of rows, computed side by side and added up in float64 in a fixed order. Small matrices go to
-the host, R * R numbers, where LAPACK is faster than a launch. NumPy arrays take NumPy's functions.
+thread block, a solver substitutes row by row. So tall CuPy matrices are cut into blocks of rows,
+computed side by side and added up in float64 in a fixed order. Up to rank 32 in float32, kernels of
+ours do what else would take cuBLAS twice the time, and invert small matrices; others go to the
+host, R * R numbers, where LAPACK is faster than a launch. NumPy arrays take NumPy's functions.
 """
 
 import numpy as np
@@ -77,7 +78,7 @@ def transposed_product(a, b):
 
 
 def _suits_tensor_cores(x):
-    if not is_tall(x):
+    if not is_cupy(x):
         return False
     from .cuda import tall
 
@@ -149,16 +150,21 @@ def _cholesky_qr2(a):
 
 
 def solve(a, b):
-    """Solve ``a @ x = b``, with the pseudo-inverse where `a` is singular; never nan.
+    """Solve ``a @ x = b``, with the pseudo-inverse where `a` is singular.
 
     With many right-hand sides, as the rows of a factor are, one product with the inverse of the
     small `a` is an order of magnitude faster than substitution. The inverse is computed on the
-    host: for CuPy arrays that is one synchronisation with the device.
+    GPU, where its tensor cores suit, and on the host otherwise: for CuPy arrays that is one
+    synchronisation with the device.
     """
-    if a.ndim != 2 or a.shape[0] != a.shape[1] or b.ndim > 2:
+    if a.ndim != 2 or a.shape[0] != a.shape[1] or b.ndim > 2 or a.shape[0] != b.shape[0]:
         return np.linalg.solve(a, b)
     if is_cupy(b) and b.ndim == 1:
         return solve(a, b[:, None])[:, 0]
+    if a.dtype == b.dtype and _suits_tensor_cores(b.T):
+        from .cuda import tall
+
+        return tall.multiply_rows(b.T, tall.invert(a.T)).T
     # CuPy's own solver does not say where a matrix is singular, so it is never asked.
     is_wide = b.ndim == 2 and b.shape[1] > _MANY_RIGHT_HAND_SIDES * a.shape[0]
     if (is_wide or is_cupy(b)) and a.dtype.kind in "fc" and a.dtype == b.dtype:
@@ -178,39 +184,32 @@ def _solve_few(a, b):
 
 def _solve_many(a, b, inverse, condition):
     # Of the transposes, so that the factor comes out in C order.
-    rows = b.T
-    x = multiply_rows(rows, inverse.T)
-    if condition**2 * np.finfo(a.dtype).eps > 1 and not _suits_tensor_cores(rows):
-        # The inverse, rounded, leaves a residual of condition * eps: refinement mends that.
-        x += multiply_rows(rows - x @ a.T, inverse.T)
+    rows, inverse = b.T, array_module(a).asarray(inverse)
+    x = _multiply_rows(rows, inverse.T)
+    if condition**2 * np.finfo(a.dtype).eps > 1:
+        # The inverse leaves a residual of condition * eps: one step of refinement mends that.
+        x += (rows - x @ a.T) @ inverse.T
     return x.T
 
 
-def multiply_rows(rows, matrix):
-    """Compute ``rows @ matrix`` of many rows and a small matrix in float64, in host memory.
+def _multiply_rows(rows, matrix):
+    """Compute ``rows @ matrix``; of a tall matrix with rows that are aligned as MTTKRP wants them.
 
-    The product of a tall matrix has rows that are aligned as MTTKRP wants them: columns of zeros at
-    the end of the small matrix make room between them.
+    Columns of zeros at the end of the small matrix make room between the rows of the product.
     """
-    xp = array_module(rows)
-    if _suits_tensor_cores(rows):
-        from .cuda import tall
-
-        return tall.multiply_rows(rows, xp.asarray(matrix))
-    matrix = matrix.astype(rows.dtype)
     if not is_tall(rows):
-        return rows @ xp.asarray(matrix)
+        return rows @ matrix
     rank, row_nbytes = matrix.shape[1], choose_row_nbytes(matrix.shape[1] * matrix.itemsize)
-    wide = np.zeros((rank, row_nbytes // matrix.itemsize), matrix.dtype)
+    wide = array_module(rows).zeros((matrix.shape[0], row_nbytes // matrix.itemsize), matrix.dtype)
     wide[:, :rank] = matrix
-    return (rows @ xp.asarray(wide))[:, :rank]
+    return (rows @ wide)[:, :rank]
 
 
 def _invert(a):
     """Invert a small matrix in float64, or pseudo-invert it where its own precision is too low.
 
-    Return the inverse, in float64, or None if its own precision has no room for that, and the
-    condition number of the scaled matrix, 1 for a pseudo-inverse.
+    Return the inverse, or None if its own precision has no room for that, and the condition number
+    of the scaled matrix, 1 for a pseudo-inverse.
 
     Rows and columns are first scaled to a diagonal of ones: a component that is only much smaller
     than another is no reason to call the matrix singular.
@@ -230,5 +229,5 @@ def _invert(a):
         condition = 1.0
         inverse = np.linalg.pinv(scaled, rcond=a.shape[0] * np.finfo(a.dtype).eps)
     with np.errstate(over="ignore"):
-        inverse = inverse / scales
-        return inverse if np.isfinite(inverse.astype(a.dtype)).all() else None, condition
+        inverse = (inverse / scales).astype(a.dtype)
+    return inverse if np.isfinite(inverse).all() else None, condition

@@ -8,9 +8,6 @@ from tensorly.decomposition import _cp, parafac
 from tensorly.tenalg import unfolding_dot_khatri_rao
 from timing import seconds_between, synchronize, time_steps
 
-from tensorly_flycoo import mttkrp
-from tensorly_flycoo.linear_algebra import multiply_rows
-
 #: parafac computes the fit for any tol but 0, and with a negative one it never converges.
 _TOL = -1.0
 
@@ -57,7 +54,7 @@ def _time_parts(x, factors):
             events.append(cupy.cuda.get_current_stream().record())
 
         synchronize()
-        _run_iteration(x, factors, unfolding_dot_khatri_rao, tl.solve, mark)
+        _run_iteration(x, factors, mark)
         mark(None)
         seconds = seconds_between(events)
         runs.append(
@@ -70,25 +67,14 @@ def _time_parts(x, factors):
 
 
 def _time_kernels(x, factors, repeats):
-    """Time an iteration that does not wait for the host.
+    """Time an iteration whose launches wait in a queue, so that the GPU never waits for the host.
 
-    For `solve`, which inverts the small matrix there, stands the product that it ends with.
+    But for `solve` of a GPU whose tensor cores do not suit: it inverts small matrices there.
     """
-    inverse = 1e-6 * np.eye(factors[0].shape[1])
-
-    def multiply(x, cp_tensor, mode):
-        return mttkrp(x, cp_tensor[1], mode)
-
-    def solve(a, b):
-        return multiply_rows(b.T, inverse).T
-
-    def run():
-        _run_iteration(x, factors, multiply, solve, mark=lambda name: None)
-
-    return float(time_steps([run], repeats)[0])
+    return float(time_steps([lambda: _run_iteration(x, factors)], repeats)[0])
 
 
-def _run_iteration(x, factors, multiply, solve, mark):
+def _run_iteration(x, factors, mark=lambda name: None):
     """Do what `parafac` does in an iteration, and `mark` where each part begins."""
     factors, rank = list(factors), factors[0].shape[1]
     weights = tl.ones(rank, **tl.context(x))
@@ -100,9 +86,9 @@ def _run_iteration(x, factors, multiply, solve, mark):
                 gram = gram * tl.dot(tl.conj(tl.transpose(factor)), factor)
         gram = tl.reshape(weights, (-1, 1)) * gram * tl.reshape(weights, (1, -1))
         mark("mttkrp")
-        product = multiply(x, (weights, factors), mode)
+        product = unfolding_dot_khatri_rao(x, (weights, factors), mode)
         mark("solve")
-        solution = solve(tl.conj(tl.transpose(gram)), tl.transpose(product))
+        solution = tl.solve(tl.conj(tl.transpose(gram)), tl.transpose(product))
         factors[mode] = tl.transpose(solution)
     mark("fit")
     _cp.error_calc(x, x.norm(), weights, factors, False, None, product)

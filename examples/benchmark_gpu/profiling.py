@@ -8,11 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+#: What is counted, what it is called, and in which unit it is printed.
 METRICS = {
-    "sm__throughput.avg.pct_of_peak_sustained_elapsed": "SM %",
-    "l1tex__throughput.avg.pct_of_peak_sustained_active": "L1 %",
-    "dram__throughput.avg.pct_of_peak_sustained_elapsed": "DRAM %",
-    "dram__bytes.sum": "DRAM bytes",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed": ("SM %", 1),
+    "l1tex__throughput.avg.pct_of_peak_sustained_active": ("L1 %", 1),
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": ("DRAM %", 1),
+    "dram__bytes.sum": ("DRAM GB", 1e9),
 }
 
 
@@ -83,9 +84,9 @@ def run_for_profiler(problem, rank):
 
 def print_launches(name, launches, layouts, ndim):
     """Print the metrics of each layout and mode."""
-    print(f"\n{name}, counted by ncu" + "".join(f"{label:>14}" for label in METRICS.values()))
+    print(f"\n{name}, counted by ncu" + "".join(f"{label:>9}" for label, _ in METRICS.values()))
     pairs = [(layout, mode) for layout in layouts for mode in range(ndim)]
     for (layout, mode), launch in zip(pairs, launches, strict=True):
-        values = (launch.get(metric, math.nan) for metric in METRICS)
-        print(f"  {layout:12} mode {mode}    " + "".join(f"{value:14,.1f}" for value in values))
+        values = (launch.get(metric, math.nan) / unit for metric, (_, unit) in METRICS.items())
+        print(f"  {layout:12} mode {mode}    " + "".join(f"{value:9.1f}" for value in values))
     print(flush=True)

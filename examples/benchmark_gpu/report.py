@@ -194,14 +194,15 @@ def _print_odd_ranks(row):
 
 def _print_storage(row):
     for layout, nbytes in row["bytes_per_nonzero"].items():
-        print(f"  {layout:12}{nbytes:7.1f} bytes/nonzero, built in", end="")
-        print(f" {1e3 * row['build_s'][layout]:9.2f} ms", end="")
-        first = row["build_s"].get(f"{layout}, first")
-        print("" if first is None else f" (first time, with compiling: {1e3 * first:.0f})", end="")
-        try:
-            print(f", {row['build_s'][layout] / sweep_s(row, layout):.1f} sweeps")
-        except KeyError:
-            print()
+        print(f"  {layout:12}{nbytes:7.1f} bytes/nonzero", end="")
+        build_s = row["build_s"].get(layout)
+        if build_s is not None:
+            first_s = row["build_s"][f"{layout}, first"]
+            print(f", built in {1e3 * build_s:.2f} ms", end="")
+            print(f" (first time, with compiling: {1e3 * first_s:.0f})", end="")
+            if str(RANK) in row["sweeps_s"].get(layout, {}):
+                print(f", {build_s / sweep_s(row, layout):.1f} sweeps", end="")
+        print()
     if "paper" in row:
         print(f"  the paper's  {row['paper']:6.1f} bytes/nonzero")
 

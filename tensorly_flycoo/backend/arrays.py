@@ -229,7 +229,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def solve(a, b):
-        """Solve ``a @ x = b``, with the pseudo-inverse where `a` is singular; never nan."""
+        """Solve ``a @ x = b``, with the pseudo-inverse where `a` is singular."""
         a, b = as_array(a), as_array(b)
         check_place(b, "b", is_cupy(a), "a")
         return solve(a, b)

@@ -97,9 +97,15 @@ def multiply_rows_macros(rank, alignment):
     """
     return {
         **gram_macros(rank),
+        "ROWS_PER_BLOCK": tuning.ROWS_PER_SMALL_BLOCK,
         "ROW_NUMBERS": tuning.choose_row_nbytes(4 * rank) // 4,
         "LOAD": math.gcd(4, rank, alignment),
     }
+
+
+def invert_macros(rank):
+    """Specialise `invert.cu`."""
+    return {"RANK": rank}
 
 
 def inner_product_macros(dtype, rank):

@@ -1,4 +1,4 @@
-"""Launch the kernels for tall matrices: what they find of each block of rows, to be added up."""
+"""Launch the kernels for tall matrices and the small ones that they are multiplied with."""
 
 import functools
 
@@ -6,13 +6,13 @@ import cupy
 import numpy as np
 
 from . import launch, tuning
-from .macros import gram_macros, inner_product_macros, multiply_rows_macros
+from .macros import gram_macros, inner_product_macros, invert_macros, multiply_rows_macros
 
 
 def suits_tensor_cores(x):
-    """Say whether `gram_blocks` and `multiply_rows` are for this tall matrix and its GPU."""
-    is_for = x.dtype == np.float32 and x.shape[1] <= tuning.MAX_TALL_RANK
-    return is_for and _has_fast_doubles(x.device.id)
+    """Say whether `gram_blocks`, `multiply_rows` and `invert` are for this matrix and its GPU."""
+    is_for = x.dtype == np.float32 and 0 < x.shape[1] <= tuning.MAX_TALL_RANK
+    return is_for and x.strides[1] == x.itemsize and _has_fast_doubles(x.device.id)
 
 
 @functools.cache
@@ -44,6 +44,16 @@ def multiply_rows(x, matrix):
     return out[:, :rank]
 
 
+def invert(matrix):
+    """Invert a float32 (R, R) to float64, or pseudo-invert it where it is singular to rounding."""
+    rank = matrix.shape[0]
+    inverse = cupy.empty((rank, rank), np.float64)
+    strides = [np.int64(stride // matrix.itemsize) for stride in matrix.strides]
+    kernel = launch.get_kernel("invert.cu", "invert", **invert_macros(rank))
+    launch.launch(kernel, (1,), 1024, (matrix, *strides, inverse))
+    return inverse
+
+
 def inner_blocks(a, b):
     """Compute the inner product of each block of rows of two matrices: float64 (num_blocks,)."""
     num_rows, rank = a.shape
@@ -53,8 +63,8 @@ def inner_blocks(a, b):
     return sums
 
 
-def _count_blocks(num_rows):
-    return -(-num_rows // tuning.ROWS_PER_BLOCK)
+def _count_blocks(num_rows, rows_per_block=tuning.ROWS_PER_BLOCK):
+    return -(-num_rows // rows_per_block)
 
 
 def _row_stride(x):
@@ -62,5 +72,7 @@ def _row_stride(x):
 
 
 def _launch(name, macros, num_rows, *arguments):
-    kernel, grid = launch.get_kernel(f"{name}.cu", name, **macros), (_count_blocks(num_rows),)
-    launch.launch(kernel, grid, tuning.BLOCK_SIZE, (np.int64(num_rows), *arguments))
+    kernel = launch.get_kernel(f"{name}.cu", name, **macros)
+    num_blocks = _count_blocks(num_rows, macros["ROWS_PER_BLOCK"])
+    if num_blocks > 0:
+        launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, (np.int64(num_rows), *arguments))

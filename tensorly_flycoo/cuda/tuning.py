@@ -19,6 +19,9 @@ SEGMENT = 64
 #: blocks find is small beside what they read.
 ROWS_PER_BLOCK = 8192
 
+#: The same where blocks find nothing that is to be added up: factors of few rows keep a GPU busy.
+ROWS_PER_SMALL_BLOCK = 1024
+
 #: The most columns of a tall matrix for which a lane has registers enough to keep the products.
 MAX_TALL_RANK = 32
 

@@ -40,7 +40,8 @@ def compute_tall(dtype):
     for rank, pad in itertools.product(RANKS, (0, 3)):
         x = cupy.ones((2**15 + 77, rank + pad), dtype)[:, :rank]
         linear_algebra.transposed_product(x, x)
-        linear_algebra.multiply_rows(x, np.eye(rank))
+        for gram in (cupy.eye(rank, dtype=dtype), cupy.ones((rank, rank), dtype)):
+            linear_algebra.solve(gram, x.T)
         linear_algebra.inner_product(x, x)
 
 

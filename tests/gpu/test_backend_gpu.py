@@ -324,17 +324,19 @@ def test_products_of_tall_matrices(pad, rank, dtype):
     """Rows end within a block; those of a factor that is not aligned may lie apart."""
     rng = np.random.default_rng(rank)
     wide, other = rng.standard_normal((2, 3 * 2**14 + 77, rank + pad)).astype(dtype)
-    small = rng.standard_normal((rank, rank))
+    gram = np.eye(rank) + 0.5 * np.diag(rng.random(rank - 1), 1)
+    on_gpu = cupy.asarray(gram.astype(dtype))
     x, y = cupy.asarray(wide)[:, :rank], cupy.asarray(other[:, :rank])
     a, b = wide[:, :rank].astype(float), other[:, :rank].astype(float)
     compute = (
         lambda: linear_algebra.transposed_product(x, x),
-        lambda: linear_algebra.multiply_rows(x, small),
+        lambda: linear_algebra.solve(on_gpu, x.T).T,
         lambda: linear_algebra.inner_product(x, y),
     )
-    exact = (a.T @ a, a @ small, (a * b).sum())
-    sizes = (np.abs(a).T @ np.abs(a), np.abs(a) @ np.abs(small), np.abs(a * b).sum())
-    counts = (len(a), rank, len(a)) if dtype == "float64" else (64, rank, 8)
+    inverse = np.linalg.inv(on_gpu.get().astype(float)).T
+    exact = (a.T @ a, a @ inverse, (a * b).sum())
+    sizes = (np.abs(a).T @ np.abs(a), np.abs(a) @ np.abs(inverse), np.abs(a * b).sum())
+    counts = (len(a), 4 * rank, len(a)) if dtype == "float64" else (64, 4 * rank, 8)
     for function, expected, size, num_terms in zip(compute, exact, sizes, counts, strict=True):
         found = function()
         assert_sum(found, expected, size, num_terms, dtype)
@@ -345,11 +347,53 @@ def test_products_of_tall_matrices(pad, rank, dtype):
 def test_products_of_tall_matrices_keep_nan_in_its_row():
     x = cupy.ones((2**15, 5), np.float32)
     x[77] = np.nan
-    product = linear_algebra.multiply_rows(x, np.eye(5)).get()
+    product = linear_algebra.solve(cupy.eye(5, dtype=np.float32), x.T).T.get()
     assert np.isnan(product[77]).all()
     assert (np.delete(product, 77, axis=0) == 1).all()
     assert np.isnan(linear_algebra.transposed_product(x, x).get()).all()
     assert np.isnan(linear_algebra.inner_product(x, x).get())
+
+
+KINDS = (
+    "regular", "without symmetry", "badly scaled", "of rank 1", "of half the rank",
+    "with a row of zeros", "zero",
+)  # fmt: skip
+
+
+def make_small(kind, size):
+    """Make a matrix that is easy or hard to invert."""
+    rng = np.random.default_rng(size)
+    noise = rng.random((size, size)) / size
+    half = rng.standard_normal((size, (size + 1) // 2))
+    scales = np.logspace(0, -6, size)
+    return {
+        "regular": np.eye(size) + noise,
+        "without symmetry": rng.permutation(np.eye(size)) + 0.1 * noise,
+        "badly scaled": (np.eye(size) + 0.1 * noise) * np.outer(scales, scales),
+        "of rank 1": np.ones((size, size)),
+        "of half the rank": half @ half.T,
+        "with a row of zeros": np.diag(np.arange(size)),
+        "zero": np.zeros((size, size)),
+    }[kind].astype(np.float32)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 31, 32])
+@pytest.mark.parametrize("kind", KINDS)
+def test_inverses_of_small_matrices(kind, size):
+    """They are LAPACK's, or the pseudo-inverses of what is singular to rounding."""
+    matrix = make_small(kind, size)
+    expected, condition = linear_algebra._invert(matrix)
+    bound = 1e-6 * condition * np.abs(expected).max()
+    for on_gpu in (cupy.asarray(matrix), cupy.asfortranarray(cupy.asarray(matrix))):
+        found = tall.invert(on_gpu)
+        assert np.abs(found.get() - expected).max() <= bound
+        assert found.get().tobytes() == tall.invert(on_gpu).get().tobytes()
+
+
+def test_the_inverse_of_what_is_not_finite_is_nan():
+    matrix = cupy.eye(5, dtype=np.float32)
+    matrix[1, 2] = np.nan
+    assert np.isnan(tall.invert(matrix).get()).any()
 
 
 @DTYPES

@@ -20,6 +20,7 @@ from tensorly_flycoo.cuda import tuning
 from tensorly_flycoo.cuda.macros import (
     gram_macros,
     inner_product_macros,
+    invert_macros,
     mttkrp_macros,
     multiply_rows_macros,
     order_writes_macros,
@@ -131,6 +132,7 @@ def test_every_way_to_fetch_a_record_compiles(architecture):
     jobs += [("sum_groups.cu", architecture, sum_groups_macros(np.dtype(d))) for d in DTYPES]
     for rank in (1, 2, 3, 4, 7, 10, 16, 20, 25, 32):
         jobs.append(("gram.cu", architecture, gram_macros(rank)))
+        jobs.append(("invert.cu", architecture, invert_macros(rank)))
         tight, apart = multiply_rows_macros(rank, 1), multiply_rows_macros(rank, 4)
         jobs += [("multiply_rows.cu", architecture, macros) for macros in (tight, apart)]
     for dtype in DTYPES:

@@ -1,0 +1,68 @@
+"""MTTKRP of more than 2^31 nonzeros, checked row by row; for a GPU with some 130 GB.
+
+    python tests/gpu/huge_run.py
+
+Places of nonzeros, ids and offsets then need more than 31 bits. It is no part of the test-suite,
+which other tests share a GPU with.
+"""
+
+import itertools
+
+import cupy
+import numpy as np
+
+from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp
+
+SHAPE = (5000, 4000)
+NNZ = 2**31 + 12_345
+#: Nonzeros that are drawn, or added up for comparison, at a time.
+BLOCK = 2**27
+
+
+def draw():
+    """Draw nonzeros, many of which are in one place, in narrow types."""
+    random = cupy.random.RandomState(0)
+    coords = cupy.empty((2, NNZ), np.uint16)
+    values = cupy.empty(NNZ, np.float32)
+    for start in range(0, NNZ, BLOCK):
+        block = slice(start, min(start + BLOCK, NNZ))
+        count = block.stop - block.start
+        values[block] = random.random_sample(count, dtype=np.float32)
+        for mode, size in enumerate(SHAPE):
+            coords[mode, block] = random.randint(0, size, count, dtype=np.uint16)
+    return coords, values
+
+
+def add_up(coords, values, factor, mode):
+    """Compute the MTTKRP of one column in float64."""
+    total = cupy.zeros(SHAPE[mode])
+    for start in range(0, NNZ, BLOCK):
+        rows, others = coords[mode, start : start + BLOCK], coords[1 - mode, start : start + BLOCK]
+        terms = values[start : start + BLOCK] * factor[others, 0].astype(np.float64)
+        total += cupy.bincount(rows, weights=terms, minlength=SHAPE[mode])
+    return total.get()
+
+
+def check(layout, coords, values, factors, expected):
+    """Build a tensor, compute every mode twice, and compare with what was expected."""
+    x = FlycooTensor(coords, values, SHAPE, layout=layout)
+    for mode in itertools.chain(range(2), range(2)):
+        found = mttkrp(x, factors, mode).get()[:, 0]
+        # Half of a row's terms, at most, are added one after the other.
+        bound = np.finfo(np.float32).eps * NNZ / SHAPE[mode] * expected[mode]
+        error = np.abs(found - expected[mode])
+        assert (error <= bound).all(), (layout, mode, (error / expected[mode]).max())
+        print(f"{layout}, mode {mode}: largest relative error {(error / expected[mode]).max():.1e}")
+
+
+if __name__ == "__main__":
+    coords, values = draw()
+    factors = [
+        cupy.random.RandomState(n).random_sample((SHAPE[n], 1)).astype(np.float32) for n in (0, 1)
+    ]
+    expected = [add_up(coords, values, factors[1 - mode], mode) for mode in (0, 1)]
+    for layout in ("indexed", "replicated", "remap"):
+        cupy.get_default_memory_pool().free_all_blocks()
+        estimate = estimate_memory(SHAPE, NNZ, dtype=np.float32, layout=layout, device="cuda")
+        print(f"{layout}: {estimate}")
+        check(layout, coords, values, factors, expected)
