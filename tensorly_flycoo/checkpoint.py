@@ -20,6 +20,7 @@ class ResumedCP(CPTensor):
     For a sparse tensor under "flycoo" it is the state itself, not a guess: its weights stay weights
     (TensorLy multiplies those of a guess into the last factor), its arrays go to the tensor's
     device, and the stopping criterion compares the first new error with the last one of before.
+    For all else it is a CP tensor on the host like any other.
 
     Attributes
     ----------

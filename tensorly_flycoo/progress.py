@@ -182,8 +182,11 @@ class Progress:
         self._is_running = False
         self._resources.close()
 
-    def __call__(self, cp_tensor, error):
-        """Take the factors and the relative error of an iteration; return True to end the run."""
+    def __call__(self, cp_tensor, error=math.nan):
+        """Take the factors and the relative error of an iteration; return True to end the run.
+
+        `randomised_parafac` does not say the error of the start.
+        """
         if not self._is_running:
             raise RuntimeError("a Progress is called inside its `with` block only")
         if not self._is_started:

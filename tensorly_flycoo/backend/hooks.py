@@ -9,7 +9,6 @@ import tensorly as tl
 from tensorly.cp_tensor import CPTensor, cp_norm
 
 from ..array_modules import is_cupy
-from ..checkpoint import ResumedCP
 from ..checks import check_place, check_weights, densify_error
 from ..conversion import as_flycoo
 from ..linear_algebra import inner_product
@@ -20,7 +19,7 @@ from . import algebra, decompositions, solvers
 from .arrays import find_sparse
 from .hooking import hook, hook_everywhere, hook_function, hook_method
 from .refusals import DENSE_BY_NATURE, DENSE_MODULES, install_refusals
-from .resuming import take_up
+from .resuming import State, take_up
 
 #: Functions of the tensor algebra that are dense by nature.
 _DENSE_FUNCTIONS = (
@@ -136,7 +135,7 @@ def _initialize(original):
             shape = tl.shape(tensor)
             raise densify_error("mask= of a decomposition", shape, "it has no sparse version here")
         init = arguments.get("init")
-        if isinstance(init, ResumedCP):
+        if isinstance(init, State):
             is_normalised = arguments.get("normalize_factors", False)
             return take_up(init, tensor, arguments["rank"], is_normalised)
         _check_guess(init, **tl.context(tensor))

@@ -8,6 +8,11 @@ from tensorly.cp_tensor import CPTensor, cp_normalize
 
 from ..checkpoint import ResumedCP
 
+
+class State(ResumedCP):
+    """A checkpoint on its way into parafac, where it is the state; elsewhere it is a guess."""
+
+
 #: Options of parafac whose state is more than the factors, and is not in a checkpoint.
 _NOT_RESUMED = ("linesearch", "orthogonalise")
 
@@ -30,6 +35,7 @@ def parafac(original):
                     f"{name}={options[name]!r} cannot go on from a checkpoint: begin anew, or "
                     "leave it out"
                 )
+        options["init"] = State(init, init.errors)
         if tol:
             _stop_as_before(options, init, functools.partial(_is_small, tol, criterion))
         return original(*bound.args, **bound.kwargs)

@@ -3,9 +3,17 @@
 import numpy as np
 import pytest
 import tensorly as tl
-from tensorly.decomposition import CP, parafac
+from tensorly.cp_tensor import CPTensor
+from tensorly.decomposition import (
+    CP,
+    constrained_parafac,
+    non_negative_parafac,
+    parafac,
+    randomised_parafac,
+)
 
 from tensorly_flycoo import FlycooTensor, Progress
+from tensorly_flycoo.checkpoint import load_checkpoint
 
 RANK, STOP, END = 4, 4, 10
 OPTIONS = [
@@ -134,6 +142,34 @@ def test_checkpoint_of_another_problem_is_refused(path):
         parafac(x, RANK + 1, init=init)
     with pytest.raises(ValueError, match=r"float64, expected .* float32"):
         parafac(make_tensor("float32"), RANK, init=init)
+
+
+@pytest.mark.usefixtures("flycoo_backend")
+@pytest.mark.parametrize("decompose", [non_negative_parafac, constrained_parafac])
+def test_elsewhere_a_checkpoint_is_a_guess(path, decompose):
+    """Other decompositions pay no heed to weights but those that TensorLy puts into a factor."""
+    x = make_tensor()
+    with Progress(2, show=None, checkpoint=path) as progress:
+        run(x, 2, progress, normalize_factors=True)
+    init = load_checkpoint(path)
+    init.factors = [abs(factor) for factor in init.factors]
+    options = {"n_iter_max": 3}
+    if decompose is constrained_parafac:
+        options["non_negative"] = True
+    guess = CPTensor((init.weights, init.factors))
+    assert np.any(guess.weights != 1)
+    result, expected = (decompose(x, RANK, init=start, **options) for start in (init, guess))
+    assert_same_bits(result, expected)
+
+
+@pytest.mark.usefixtures("flycoo_backend")
+def test_randomised_parafac_shows_progress():
+    with Progress(3, show=None) as progress:
+        options = {"n_iter_max": 3, "random_state": 0, "max_stagnation": 0, "tol": 0}
+        randomised_parafac(make_tensor(), RANK, n_samples=50, callback=progress, **options)
+    assert np.isnan(progress.errors[0])
+    assert np.isfinite(progress.errors[1:]).all()
+    assert progress.iteration == 3
 
 
 @pytest.mark.usefixtures("flycoo_backend")
