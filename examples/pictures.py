@@ -3,6 +3,7 @@
 By tensorly-viz: the components, the errors of several starts, and fit and core consistency over
 numbers of components. By Matplotlib, as tensorly-viz has it not: how many nonzeros the rows of each
 mode have, and how even the load is that they make, in the paper's partitions and in tiles.
+It takes more packages than the others: pip install ".[examples,pictures]".
 
     python examples/pictures.py
     python examples/pictures.py --ranks 1 2 3 4 6 8 --starts 5 --output folder

@@ -29,6 +29,12 @@ def pictures():
 
 
 def test_pictures(pictures, tmp_path, monkeypatch):
+    """One test, as tensorly-viz takes seconds to import in each process that has one."""
+    check_pictures(pictures, tmp_path, monkeypatch)
+    check_core_consistency(pictures)
+
+
+def check_pictures(pictures, tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     coords = np.stack([rng.integers(0, size, 9000) for size in (16, 3, 105, 365, 20)])
     flights = FlycooTensor(coords, np.ones(9000), (16, 3, 105, 365, 20)).to_coo()
@@ -47,7 +53,8 @@ def test_pictures(pictures, tmp_path, monkeypatch):
     assert result["tiles"] == pytest.approx(2048 * 132 / 9000, rel=0.01)
 
 
-def test_core_consistency_is_that_of_the_dense_tensor(pictures):
+def check_core_consistency(pictures):
+    """It is tensorly-viz's own, of the dense tensor."""
     from tlviz.model_evaluation import core_consistency
 
     rng = np.random.default_rng(0)
