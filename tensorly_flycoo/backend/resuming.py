@@ -14,7 +14,7 @@ class State(ResumedCP):
 
 
 #: Options of parafac whose state is more than the factors, and is not in a checkpoint.
-_NOT_RESUMED = ("linesearch", "orthogonalise")
+_NOT_RESUMED = ("linesearch", "orthogonalise", "mask")
 
 
 def parafac(original):
@@ -30,10 +30,9 @@ def parafac(original):
         if not isinstance(init, ResumedCP):
             return original(*args, **kwargs)
         for name in _NOT_RESUMED:
-            if options[name]:
+            if options[name] is not None and options[name] is not False:
                 raise ValueError(
-                    f"{name}={options[name]!r} cannot go on from a checkpoint: begin anew, or "
-                    "leave it out"
+                    f"{name}= cannot go on from a checkpoint: begin anew, or leave it out"
                 )
         options["init"] = State(init, init.errors)
         if tol:
