@@ -69,9 +69,9 @@ class Progress:
     On one machine, with one number of threads, a resumed run gives the same bits on the CPU as one
     without a break, for sparse tensors under "flycoo", ``normalize_factors=True`` included, and
     stops at the same iteration. What counts iterations or remembers more than the factors cannot
-    go on: ``linesearch``, ``orthogonalise`` and ``mask`` raise a ValueError there. For dense tensors,
-    and under other backends, TensorLy takes the checkpoint for a guess: the same bits without
-    those options and without ``normalize_factors=True``, but the first new iteration is never
+    go on: ``linesearch``, ``orthogonalise`` and ``mask`` raise a ValueError there. For dense
+    tensors, and under other backends, TensorLy takes the checkpoint for a guess: the same bits
+    without those options and ``normalize_factors=True``, but the first new iteration is never
     the last. `randomised_parafac` shows progress, but its random numbers do not go on.
 
     Examples
