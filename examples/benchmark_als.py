@@ -5,6 +5,7 @@ that what the machine does besides disturbs them alike. What counts are the rati
 
     python examples/benchmark_als.py                      # ours against pygenten, 2 threads
     python examples/benchmark_als.py --contrib            # and contrib.sparse (minutes)
+    python examples/benchmark_als.py --masks              # only what missing values cost
     python examples/benchmark_als.py --json results.json
 
 pygenten is optional (`pip install pygenten`); without it only our own figures are printed.
@@ -135,6 +136,37 @@ def read_peak_nbytes():
     return 1024 * int(status.split("VmHWM:")[1].split()[0])
 
 
+def measure_masks(path, iterations, layout, rank=RANK):
+    """Time our iterations without a mask and with one, in turn: 1 % of the nonzeros are missing."""
+    import sparse
+    import tensorly as tl
+    from tensorly.decomposition import non_negative_parafac, parafac
+
+    from tensorly_flycoo import FlycooTensor
+
+    tl.set_backend("flycoo")
+    coords, values, shape = load_tensor(path)
+    x = FlycooTensor(coords, values, shape, layout=layout)
+    missing = coords[:, np.random.RandomState(0).permutation(values.size)[: values.size // 100]]
+    masks = {
+        "none": None,
+        "mask": sparse.COO(missing, np.zeros(missing.shape[1]), shape, fill_value=1.0),
+    }
+
+    def run(function, mask, n):
+        function(x, rank, n_iter_max=n, init="random", tol=1e-300, random_state=0, mask=mask)
+
+    best = {}
+    for function in (parafac, non_negative_parafac):
+        for n in 3 * [FEW, FEW + iterations]:
+            for name, mask in masks.items():
+                run(function, mask, 1)
+                start = time.perf_counter()
+                run(function, mask, n)
+                keep_best(best, {f"{function.__name__} {name} {n}": time.perf_counter() - start})
+    return best
+
+
 def measure_pygenten(path, iterations, method):
     """Time pygenten's iterations with one of its MTTKRP methods."""
     import pygenten
@@ -170,6 +202,7 @@ def measure_contrib(path, rank):
 
 MEASUREMENTS = {
     "flycoo": measure_flycoo,
+    "masks": measure_masks,
     "pygenten": measure_pygenten,
     "contrib": measure_contrib,
 }
@@ -234,6 +267,26 @@ def compare_with_contrib(name, path, options):
     return {"contrib_s": theirs, "contrib_ours_s": ours}
 
 
+def compare_masks(name, path, options):
+    """Print what 1 % of missing nonzeros add to an iteration."""
+    best = {}
+    for _ in range(options.rounds):
+        arguments = (path, options.iterations, options.layout)
+        keep_best(best, measure("masks", *arguments, threads=options.threads))
+    row = {"tensor": name}
+    for function in ("parafac", "non_negative_parafac"):
+        slopes = {}
+        for kind in ("none", "mask"):
+            counts = {"few_s": FEW, "many_s": FEW + options.iterations}
+            times = {key: best[f"{function} {kind} {n}"] for key, n in counts.items()}
+            slopes[kind] = get_slope(times, options.iterations)
+        ratio = slopes["mask"] / slopes["none"]
+        print(f"{name:12}{function:22}{1e3 * slopes['none']:8.1f} ms/iteration", end="")
+        print(f"{1e3 * slopes['mask']:8.1f} with 1 % missing: {ratio:.2f} times as long")
+        row |= {f"{function}_{kind}_s": slope for kind, slope in slopes.items()}
+    return row
+
+
 def print_rows(rows):
     """Print the table."""
     print(f"\n{'':12}{'ms/iteration':>13}{'pygenten':>10}{'ratio':>7}", end="")
@@ -260,6 +313,7 @@ def main(argv=None):
     parser.add_argument("--layout", default="remap", choices=("remap", "replicated", "indexed"))
     parser.add_argument("--tensors", nargs="+", default=NAMES, choices=NAMES)
     parser.add_argument("--contrib", action="store_true", help="also time contrib.sparse")
+    parser.add_argument("--masks", action="store_true", help="only time what a mask costs")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
@@ -271,11 +325,15 @@ def main(argv=None):
     with tempfile.TemporaryDirectory() as folder:
         for name in options.tensors:
             path = save_tensor(name, folder)
+            if options.masks:
+                rows.append(compare_masks(name, path, options))
+                continue
             rows.append(compare(name, path, options))
             if options.contrib and name == "nycflights":
                 rows[-1] |= compare_with_contrib(name, path, options)
             print_rows(rows[-1:])
-    print_rows(rows)
+    if not options.masks:
+        print_rows(rows)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
     return rows

@@ -17,6 +17,7 @@ Examples
 
 from .backend import register
 from .checks import DensifyError
+from .completion import observed_parafac
 from .engines import set_device
 from .memory import MemoryEstimate, estimate_memory
 from .mttkrp import mttkrp
@@ -29,6 +30,7 @@ __all__ = [
     "Progress",
     "estimate_memory",
     "mttkrp",
+    "observed_parafac",
     "set_device",
 ]
 

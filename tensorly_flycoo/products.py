@@ -10,14 +10,8 @@ import numpy as np
 
 from .checks import check_matrix, check_mode, densify_error
 from .lazy import LazyArray
-from .svd import LazyMatrix
-from .ttmc import (
-    check_free_modes,
-    count_nonempty_rows,
-    find_leading_pairs,
-    merge_modes,
-    multiply_nonempty_rows,
-)
+from .svd import LazyMatrix, count_nonempty_rows
+from .ttmc import check_free_modes, find_leading_pairs, merge_modes, multiply_nonempty_rows
 
 
 class ModeProduct(LazyArray):

@@ -8,6 +8,7 @@ import numpy as np
 from .array_modules import array_module, is_cupy
 from .checks import check_mode, check_rank, densify_error
 from .eigen import find_leading_eigenpairs
+from .format.primitives import index_dtype
 from .lazy import LazyArray, ModeView
 from .linear_algebra import qr
 
@@ -123,15 +124,11 @@ class Unfolding(LazyMatrix, ModeView):
         is_new, row_ids, values = columns
         column_starts = xp.flatnonzero(is_new)
 
-        used_rows = xp.arange(x.shape[mode])
-        empty_rows = x._layout.tilings[mode].empty_rows
-        if empty_rows.size:
-            is_used = xp.ones(x.shape[mode], bool)
-            is_used[empty_rows] = False
-            used_rows = xp.flatnonzero(is_used)
-            row_ids = (xp.cumsum(is_used, dtype=row_ids.dtype) - 1)[row_ids]
-        shape = (used_rows.size, column_starts.size - 1)
-        return _make_csc(values, row_ids, column_starts, shape), used_rows
+        numbers, slots = find_nonempty_rows(x, mode, row_ids.dtype)
+        if slots is not None:
+            row_ids = slots[row_ids]
+        shape = (count_nonempty_rows(x, mode), column_starts.size - 1)
+        return _make_csc(values, row_ids, column_starts, shape), numbers
 
     @contextlib.contextmanager
     def _hold_columns(self):
@@ -154,6 +151,31 @@ class Unfolding(LazyMatrix, ModeView):
         matrix, rows = self._nonempty_part
         rank = min(rank, *matrix.shape)
         return *_leading_pairs(matrix, rank, self.tensor._engine), rows
+
+
+def count_nonempty_rows(x, mode):
+    """Count the indices of a mode that have nonzeros."""
+    return x.shape[mode] - x._layout.tilings[mode].empty_rows.size
+
+
+def find_nonempty_rows(x, mode, dtype=None):
+    """Number the indices of a mode that have nonzeros.
+
+    Returns
+    -------
+    numbers : integer array, or slice(None)
+        These indices; the slice if they are all that there are.
+    slots : integer array (I_mode,), or None
+        Which of them an index is, or anything if it has no nonzero, in `dtype`, by default the
+        smallest for the size of the mode; None if all have nonzeros.
+    """
+    xp, empty_rows = x._engine.xp, x._layout.tilings[mode].empty_rows
+    if empty_rows.size == 0:
+        return slice(None), None
+    is_used = xp.ones(x.shape[mode], bool)
+    is_used[empty_rows] = False
+    slots = xp.cumsum(is_used, dtype=dtype or index_dtype(x.shape[mode])) - 1
+    return xp.flatnonzero(is_used), slots
 
 
 def _make_csc(values, row_ids, column_starts, shape):

@@ -14,7 +14,6 @@ from .array_modules import array_module, is_cupy
 from .checks import densify_error
 from .contraction import join_modes
 from .eigen import find_leading_eigenpairs
-from .format.primitives import index_dtype
 from .svd import (
     MAX_DIRECT_SIZE,
     MAX_GRAM_SIZE,
@@ -23,6 +22,8 @@ from .svd import (
     _lanczos_gram_pairs,
     _lanczos_pairs,
     _wants_most,
+    count_nonempty_rows,
+    find_nonempty_rows,
 )
 from .tensor import FlycooTensor
 
@@ -76,21 +77,6 @@ def merge_modes(x, modes, dtype):
     return known[key], 0, {n: place for place, n in enumerate(others, start=1)}
 
 
-def count_nonempty_rows(x, mode):
-    """Count the indices of a mode that have nonzeros."""
-    return x.shape[mode] - x._layout.tilings[mode].empty_rows.size
-
-
-def find_nonempty_rows(x, mode):
-    """Number the indices of a mode that have nonzeros; ``slice(None)`` if all have."""
-    empty_rows = x._layout.tilings[mode].empty_rows
-    if empty_rows.size == 0:
-        return slice(None)
-    is_used = x._engine.xp.ones(x.shape[mode], bool)
-    is_used[empty_rows] = False
-    return x._engine.xp.flatnonzero(is_used)
-
-
 def multiply_nonempty_rows(x, mode, factors):
     """Compute TTMc: unfold along `mode`, times the Kronecker product of the factors of all others.
 
@@ -101,12 +87,9 @@ def multiply_nonempty_rows(x, mode, factors):
     numbers : integer array, or slice(None)
         The indices that the rows are of.
     """
-    xp, numbers = x._engine.xp, find_nonempty_rows(x, mode)
-    num_rows, slots = count_nonempty_rows(x, mode), None
-    if num_rows < x.shape[mode]:
-        slots = xp.zeros(x.shape[mode], index_dtype(x.shape[mode]))
-        slots[numbers] = xp.arange(num_rows, dtype=slots.dtype)
-    rows = xp.empty((num_rows, math.prod(f.shape[1] for f in factors.values())), x.dtype)
+    num_columns = math.prod(factor.shape[1] for factor in factors.values())
+    rows = x._engine.xp.empty((count_nonempty_rows(x, mode), num_columns), x.dtype)
+    numbers, slots = find_nonempty_rows(x, mode)
     x._engine.ttmc(x._layout, mode, factors, rows, slots)
     return rows, numbers
 
@@ -125,7 +108,7 @@ def find_leading_pairs(x, mode, other_modes, factors, rank):
     """
     if other_modes:
         check_free_modes(x, other_modes)
-        numbers = find_nonempty_rows(x, mode)
+        numbers, _ = find_nonempty_rows(x, mode)
         matrix = _Operator(x, mode, numbers, other_modes, factors)
     else:
         array, numbers = multiply_nonempty_rows(x, mode, factors)

@@ -21,6 +21,7 @@ from ..conversion import as_flycoo, is_sparse
 from ..engines import select_engine
 from ..lazy import LazyArray, ModeView
 from ..linear_algebra import column_norms, is_tall, qr, solve, sum_rows, transposed_product
+from ..masks import MaskedTensor
 from ..products import ModeProduct, ProductModeFirst
 from ..sampling import Residual, SampledFibres
 from ..svd import LazyMatrix, LazySVD, Unfolding
@@ -30,6 +31,9 @@ from ..tensor import FlycooTensor
 _LOADED_LATE = "tensorly.contrib.decomposition"
 
 _USE_NONZEROS = "use tl.tensor(x).nonzeros() or .to_coo() for the nonzeros"
+
+#: What stands for a dense array or one that is not formed, and has a norm all the same.
+_HAS_NORM = (ModeProduct, Residual, MaskedTensor)
 
 #: The module of arrays that are made without a device; see `arrays_made_by`.
 _module_of_new_arrays = contextvars.ContextVar("module of new arrays", default=np)
@@ -64,7 +68,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
         Integers and bools in a sparse tensor are counts, so float64.
         """
-        if isinstance(tensor, ModeView | ModeProduct | LazyMatrix):
+        if isinstance(tensor, ModeView | ModeProduct | LazyMatrix | MaskedTensor):
             tensor = tensor.tensor
         if isinstance(tensor, FlycooTensor):
             dtype, on_gpu = tensor.dtype, tensor.device == "cuda"
@@ -125,7 +129,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def zeros_like(tensor, *args, **kwargs):
-        if is_sparse(tensor):
+        if views.is_lazy_or_sparse(tensor):
             operation = "tl.zeros_like (which sparsity= of parafac calls)"
             raise densify_error(operation, tensor.shape, "it has no sparse version here")
         return np.zeros_like(tensor, *args, **kwargs)
@@ -136,7 +140,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             return column_norms(tensor)
         if isinstance(tensor, ModeView):
             tensor = tensor.tensor
-        if isinstance(tensor, ModeProduct | Residual) and order == 2 and axis is None:
+        if isinstance(tensor, _HAS_NORM) and order == 2 and axis is None:
             return tensor.norm()
         if not is_sparse(tensor):
             return super().norm(tensor, order, axis)

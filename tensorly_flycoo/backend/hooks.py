@@ -12,20 +12,28 @@ from ..array_modules import is_cupy
 from ..checks import check_place, check_weights, densify_error
 from ..conversion import as_flycoo
 from ..linear_algebra import inner_product
+from ..masks import MaskedTensor
 from ..mttkrp import mttkrp
 from ..nndsvd import make_left_vectors_non_negative
 from ..svd import LazyMatrix, LazySVD, Unfolding
-from . import algebra, decompositions, solvers
+from . import algebra, decompositions, masked, solvers
 from .arrays import find_sparse
 from .hooking import hook, hook_everywhere, hook_function, hook_method
 from .refusals import DENSE_BY_NATURE, DENSE_MODULES, install_refusals
 from .resuming import State, take_up
 
-#: Functions of the tensor algebra that are dense by nature.
-_DENSE_FUNCTIONS = (
-    "outer", "batched_outer", "kronecker", "tensordot", "higher_order_moment",
-    "_tt_matrix_to_tensor",
-)  # fmt: skip
+_PAIRS = "its result has an element for each pair of cells: use tl.tenalg.inner or mode_dot"
+
+#: Functions of the tensor algebra that are dense by nature, and why.
+_DENSE_FUNCTIONS = {
+    "outer": _PAIRS,
+    "batched_outer": _PAIRS,
+    "kronecker": _PAIRS,
+    "tensordot": _PAIRS,
+    "higher_order_moment": _PAIRS,
+    "_tt_matrix_to_tensor": "it takes a decomposition, not a tensor",
+}
+_NO_SYMEIG = "it forms the square of an unfolding: use svd='truncated_svd'"
 
 _TENALG_BACKENDS = (
     ("tensorly.tenalg.core_tenalg", "CoreTenalgBackend"),
@@ -62,6 +70,9 @@ def install_hooks():
             hook_function(module, "error_calc", _error_calc)
     for module_name, name in _INITIALIZERS:
         hook_function(importlib.import_module(module_name), name, _initialize)
+    cp_module = importlib.import_module("tensorly.decomposition._cp")
+    hook_function(cp_module, "svd_interface", masked.svd_interface)
+    hook_function(tl, "cp_to_tensor", masked.cp_to_tensor)
     tucker_module = importlib.import_module("tensorly.decomposition._tucker")
     hook_function(tucker_module, "initialize_tucker", decompositions.initialize_tucker)
     for module_name, name, make_ours in _FOR_DENSE:
@@ -81,18 +92,22 @@ def _install_tenalg_hooks(tenalg):
     hook_method(tenalg, "multi_mode_dot", algebra.multi_mode_dot)
     hook_method(tenalg, "inner", algebra.inner_product)
     hook_method(tenalg, "khatri_rao", algebra.khatri_rao, algebra.check_khatri_rao_fits)
-    for name in _DENSE_FUNCTIONS:
-        hook_method(tenalg, name, functools.partial(_refuse, name))
+    for name, reason in _DENSE_FUNCTIONS.items():
+        hook_method(tenalg, name, functools.partial(_refuse, name, reason))
 
 
 def _install_svd_hooks(module):
     module.randomized_svd = hook(module.randomized_svd, _randomized_svd)
-    module.symeig_svd = hook(module.symeig_svd, functools.partial(_refuse, "svd.symeig_svd"))
+    refuse = functools.partial(_refuse, "svd.symeig_svd", _NO_SYMEIG)
+    module.symeig_svd = hook(module.symeig_svd, refuse)
     module.make_svd_non_negative = hook(module.make_svd_non_negative, _make_svd_non_negative)
 
 
 def _unfolding_dot_khatri_rao(tensor, cp_tensor, mode):
     weights, factors = cp_tensor
+    if isinstance(tensor, MaskedTensor):
+        observed = _unfolding_dot_khatri_rao(tensor.missing.observed, cp_tensor, mode)
+        return tensor.missing.add_mttkrp(observed, tensor.values, factors, mode, weights)
     # Once in a decomposition tl.norm looks at the coordinates of a raw COO too; not here again.
     x = as_flycoo(tensor)
     # The dual variables of ADMM are float64 whatever the tensor is, and so its factors become.
@@ -116,30 +131,30 @@ def _weigh_smallest(factors, weights, mode):
     return [f * weights if n == smallest else f for n, f in enumerate(factors)]
 
 
-def _refuse(name, *args, **kwargs):
+def _refuse(name, reason, *args, **kwargs):
     shape = find_sparse((*args, *kwargs.values())).shape
-    raise densify_error(f"tl.tenalg.{name}", shape, "it has no sparse version here")
+    raise densify_error(f"tl.tenalg.{name}", shape, reason)
 
 
 def _initialize(original):
-    """Refuse where a decomposition begins what would fail later: a mask, a guess that is not as x.
+    """Refuse where a decomposition begins a guess on another device, or of another precision.
 
-    A guess on another device, or of another precision.
+    With a mask, begin with a tensor that knows what is missing.
     """
     signature = inspect.signature(original)
 
     @functools.wraps(original)
     def initialize(tensor, *args, **kwargs):
-        arguments = signature.bind(tensor, *args, **kwargs).arguments
-        if arguments.get("mask") is not None:
-            shape = tl.shape(tensor)
-            raise densify_error("mask= of a decomposition", shape, "it has no sparse version here")
+        bound = signature.bind(tensor, *args, **kwargs)
+        arguments = bound.arguments
         init = arguments.get("init")
         if isinstance(init, State):
             is_normalised = arguments.get("normalize_factors", False)
             return take_up(init, tensor, arguments["rank"], is_normalised)
         _check_guess(init, **tl.context(tensor))
-        return original(tensor, *args, **kwargs)
+        if "mask" in arguments:
+            arguments["tensor"] = masked.start_from(tensor, arguments.pop("mask"))
+        return original(*bound.args, **bound.kwargs)
 
     return initialize
 
@@ -179,9 +194,14 @@ def _error_calc(original):
                 "tensorly-flycoo: parafac runs without callback, linesearch, mask and sparsity"
             )
         bound = signature.bind(tensor, *args, **kwargs).arguments
-        for option in ("mask", "sparsity"):
+        has_mask = isinstance(tensor, MaskedTensor)  # else no decomposition has taken a mask
+        for option in ("sparsity",) if has_mask else ("mask", "sparsity"):
             if bound.get(option) is not None and bound[option] is not False:
                 raise densify_error(f"{option}=", tensor.shape, "it has no sparse version here")
+        if has_mask:
+            given = [bound.get(name) for name in ("weights", "factors", "mttkrp")]
+            tensor, norm, last_mttkrp = masked.impute(tensor, bound["mask"], *given)
+            bound |= {"norm_tensor": norm, "mttkrp": last_mttkrp}
         if bound.get("mttkrp") is None:
             cp_tensor = (bound["weights"], bound["factors"])
             bound["mttkrp"] = _unfolding_dot_khatri_rao(tensor, cp_tensor, tl.ndim(tensor) - 1)

@@ -89,20 +89,7 @@ def count_workspace_nbytes(layout, factors, mode):
 
 
 def ttmc(layout, mode, inputs, out, slots=None):
-    """Write the TTMc of `mode` to `out`; all arguments are checked by the caller.
-
-    Parameters
-    ----------
-    layout : layout
-        A `RemapLayout` is first remapped to `mode` where it is resident in another, and stays.
-    mode : int
-    inputs : dict of int to array (I_n, K_n)
-        The factor of each other mode; columns of `out` count their columns, the last ones' fastest.
-    out : array (num_slots, prod K_n)
-        C-contiguous. Rows of indices without a nonzero are not written.
-    slots : unsigned integer array (I_mode,), optional
-        The row of `out` for each index that has nonzeros; by default its own number.
-    """
+    """Write the TTMc of `mode` to `out`; its arguments are those of the CPU engine's."""
     record_format, tiling = layout.record_format, layout.tilings[mode]
     num_tiles, num_columns = tiling.carry_rows.shape[0], out.shape[1]
     if num_tiles == 0:

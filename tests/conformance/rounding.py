@@ -14,6 +14,8 @@ import numpy as np
 import tensorly as tl
 from sparse_problems import dense_of, densification_alarm
 
+from tensorly_flycoo.array_modules import move
+
 _NUM_DRAWS = 2
 _SAFETY = 10
 
@@ -51,5 +53,5 @@ def _list_arrays(result):
     """Return weights, factors and errors as arrays, where there are some."""
     cp_tensor, errors = result if isinstance(result, tuple) else (result, [])
     weights, factors = cp_tensor
-    arrays = [weights, *factors, np.array(errors, weights.dtype)]
-    return [np.asarray(array) for array in arrays if len(array)]
+    arrays = [weights, *factors, np.array([float(error) for error in errors], weights.dtype)]
+    return [move(array, np) for array in arrays if len(array)]

@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 import sparse
 import tensorly as tl
-from sparse_problems import BOTH_KINDS, dense_of, densification_alarm, random_coo, reconstruct
+from sparse_problems import (
+    AS_COO,
+    AS_FLYCOO,
+    BOTH_KINDS,
+    dense_of,
+    densification_alarm,
+    random_coo,
+    reconstruct,
+)
 from tensorly.decomposition import CP, parafac
 
 import tensorly_flycoo
@@ -225,15 +233,6 @@ def test_what_would_densify_a_flycoo_tensor_is_refused(function, named, make_coo
     _check_refused(function, FlycooTensor.from_coo(make_coo()), named)
 
 
-def _sparse_mask(coo):
-    """Make a mask as TensorLy's documentation asks for: sparse, with fill_value 1."""
-    masked = sparse.COO(
-        coo.coords[:, :1], np.zeros(1), shape=coo.shape, fill_value=1.0, sorted=True,
-        has_duplicates=False,
-    )  # fmt: skip
-    return masked
-
-
 _WITH_MASK = {
     "random": {"init": "random"},
     "svd": {},
@@ -245,20 +244,25 @@ _WITH_MASK = {
 
 @_BY_SIZE
 @BOTH_KINDS
+@pytest.mark.parametrize("kind_of_mask", [AS_COO, AS_FLYCOO])
 @pytest.mark.parametrize("options", _WITH_MASK.values(), ids=_WITH_MASK)
-def test_a_sparse_mask_is_refused(options, kind, make_coo):
-    _check_mask_refused(kind(make_coo()), _sparse_mask(make_coo()), options)
+def test_a_mask_of_what_is_observed_is_refused(options, kind_of_mask, kind, make_coo):
+    mask = kind_of_mask(make_coo())
+    _check_refused(
+        lambda x: parafac(x, 2, mask=mask, **options), kind(make_coo()), "observed_parafac"
+    )
 
 
+@_BY_SIZE
 @BOTH_KINDS
-@pytest.mark.parametrize("options", _WITH_MASK.values(), ids=_WITH_MASK)
-def test_a_dense_mask_is_refused(options, kind):
-    _check_mask_refused(kind(_small_coo()), np.ones((6, 7, 8)), options)
-
-
-def _check_mask_refused(x, mask, options):
-    parafac(x, 2, init="random", n_iter_max=1)  # what has to be compiled is not what is timed
-    _check_refused(lambda x: parafac(x, 2, mask=mask, n_iter_max=3, **options), x, "mask")
+def test_a_mask_and_a_sparse_component_are_refused_together(kind, make_coo):
+    coo = make_coo()
+    options = {"sorted": True, "has_duplicates": False, "fill_value": 1.0}
+    mask = sparse.COO(coo.coords[:, :1], np.zeros(1), shape=coo.shape, **options)
+    parafac(kind(coo), 2, init="random", n_iter_max=1, mask=mask)  # compiles what is not timed
+    _check_refused(
+        lambda x: parafac(x, 2, init="random", mask=mask, sparsity=5), kind(coo), "sparsity"
+    )
 
 
 # Bad input

@@ -248,16 +248,6 @@ def test_classes(kind):
             np.testing.assert_array_equal(factor, other)
 
 
-@BOTH_KINDS
-@pytest.mark.parametrize("init", ["svd", "random"])
-@pytest.mark.usefixtures("flycoo_backend")
-def test_a_mask_is_refused(init, kind):
-    coo = random_coo((4, 5, 6), 40)
-    mask = sparse.COO(coo.coords[:, :1], np.zeros(1), shape=coo.shape, fill_value=1.0)
-    with pytest.raises(DensifyError, match="mask="):
-        non_negative_parafac(kind(coo), 2, init=init, mask=mask)
-
-
 @_BY_FUNCTION
 @pytest.mark.usefixtures("flycoo_backend")
 def test_init_of_another_precision_is_an_error(function):

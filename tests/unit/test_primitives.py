@@ -116,7 +116,9 @@ def sort_by_argsort(record_format, records, mode, places):
     order = np.argsort(rows, kind="stable")
     positions = np.empty_like(order)
     positions[order] = np.arange(order.size)
-    return places[order], positions, np.setdiff1d(np.arange(record_format.shape[mode]), rows)
+    is_empty = np.ones(record_format.shape[mode], bool)
+    is_empty[rows] = False
+    return places[order], positions, np.flatnonzero(is_empty)
 
 
 @pytest.mark.parametrize("mode", [0, 1, 2])

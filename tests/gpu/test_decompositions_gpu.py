@@ -1,0 +1,224 @@
+"""Non-negative, constrained and randomised CP, and what Tucker and parafac2 need, on the GPU.
+
+What CP gives is held against dense TensorLy's on the host within the bound that `rounding` draws,
+the rest against the CPU engine's.
+"""
+
+import functools
+
+import cupy
+import numpy as np
+import pytest
+import tensorly as tl
+from rounding import check_same_as_dense
+from sparse_problems import AS_COO, AS_FLYCOO, BOTH_PRECISIONS, community_coo, random_coo
+from tensorly.cp_tensor import CPTensor
+from tensorly.decomposition import (
+    CP_NN,
+    CP_NN_HALS,
+    ConstrainedCP,
+    RandomizedCP,
+    constrained_parafac,
+    non_negative_parafac,
+    non_negative_parafac_hals,
+    parafac2,
+    randomised_parafac,
+    tensor_ring,
+    tensor_train,
+    tensor_train_matrix,
+)
+
+from tensorly_flycoo import DensifyError, FlycooTensor, linear_algebra
+
+RANK, SHAPE = 3, (9, 11, 10)
+KINDS = pytest.mark.parametrize("kind", [AS_COO, AS_FLYCOO])
+LOOP = {"n_iter_max": 4, "random_state": 5, "return_errors": True}
+
+
+@pytest.fixture(params=[False, True], ids=["short", "tall"])
+def rows(request, monkeypatch):
+    """Let factors be short, as these are, or count as tall, for which there are other functions."""
+    if request.param:
+        monkeypatch.setattr(linear_algebra, "MIN_TALL_ROWS", 4)
+
+
+def run(function, x, **options):
+    return function(x, RANK, **{**LOOP, "tol": 1e-30, **options})
+
+
+def constrain(x, **options):
+    return constrained_parafac(x, RANK, init="svd", **{**LOOP, "n_iter_max": 3}, **options)
+
+
+def randomise(x, **options):
+    """Return the errors that the callback is given, too."""
+    errors = []
+    cp_tensor = randomised_parafac(
+        x, RANK, 60, n_iter_max=3, tol=0, max_stagnation=0, random_state=np.random.RandomState(5),
+        callback=lambda cp, error=None: errors.extend([] if error is None else [error]), **options,
+    )  # fmt: skip
+    return cp_tensor, errors
+
+
+MU = functools.partial(run, non_negative_parafac)
+HALS = functools.partial(run, non_negative_parafac_hals)
+NON_NEGATIVE = {
+    "MU": functools.partial(MU, init="random"),
+    "MU, svd": MU,
+    "MU, normalized": functools.partial(MU, init="random", normalize_factors=True),
+    "HALS": functools.partial(HALS, init="random"),
+    "HALS, svd": HALS,
+    "HALS, normalized": functools.partial(HALS, init="random", normalize_factors=True),
+    "HALS, sparsity": functools.partial(HALS, init="random", sparsity_coefficients=[0.1] * 3),
+    "HALS of one mode": functools.partial(HALS, init="random", nn_modes={0}),
+}
+
+
+@pytest.mark.usefixtures("rows")
+@BOTH_PRECISIONS
+@pytest.mark.parametrize("decompose", NON_NEGATIVE.values(), ids=NON_NEGATIVE)
+def test_non_negative(decompose, dtype, kind):
+    check_same_as_dense(decompose, community_coo(SHAPE, dtype, seed=1), kind, RANK)
+
+
+def make_guess(xp, dtype):
+    rng = np.random.RandomState(11)
+    factors = [xp.asarray((0.1 + rng.random_sample((n, RANK))).astype(dtype)) for n in SHAPE]
+    return CPTensor((xp.asarray(np.array([0.5, 1.0, 2.0], dtype)), factors))
+
+
+@BOTH_PRECISIONS
+@pytest.mark.parametrize("decompose", [MU, HALS], ids=["MU", "HALS"])
+def test_non_negative_from_a_guess(decompose, dtype, kind):
+    def decompose_guess(x):
+        xp = np if isinstance(x, np.ndarray) else cupy
+        return decompose(x, init=make_guess(xp, dtype), fixed_modes=[0])
+
+    check_same_as_dense(decompose_guess, community_coo(SHAPE, dtype, seed=1), kind, RANK)
+
+
+CONSTRAINTS = {
+    "none": {},
+    "non_negative": {"non_negative": True},
+    "l1_reg": {"l1_reg": 1e-3},
+    "l2_square_reg": {"l2_square_reg": 1e-2},
+    "simplex": {"simplex": 3.0},
+    "soft_sparsity": {"soft_sparsity": 1.0},
+    "smoothness": {"smoothness": 0.01},
+    "monotonicity": {"monotonicity": True},
+    "one a mode": {"non_negative": {0: True}, "l1_reg": {1: 0.01}, "smoothness": {2: 0.1}},
+}
+
+
+@pytest.mark.usefixtures("rows")
+@BOTH_PRECISIONS
+@pytest.mark.parametrize("options", CONSTRAINTS.values(), ids=CONSTRAINTS)
+def test_constrained(options, dtype, kind):
+    decompose = functools.partial(constrain, **options)
+    check_same_as_dense(decompose, community_coo(SHAPE, dtype, seed=1), kind, RANK)
+
+
+RANDOMISED = {
+    "random": {},
+    "svd": {"init": "svd"},
+    "uniform": {"sampling": "uniform"},
+    "error of some": {"n_samples_fit": 100},
+    "error of all": {"n_samples_fit": None},
+}
+
+
+@pytest.mark.usefixtures("rows")
+@BOTH_PRECISIONS
+@pytest.mark.parametrize("options", RANDOMISED.values(), ids=RANDOMISED)
+def test_randomised(options, dtype, kind):
+    decompose = functools.partial(randomise, **options)
+    check_same_as_dense(decompose, community_coo(SHAPE, dtype, seed=1), kind, RANK)
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "model",
+    [
+        CP_NN(RANK, n_iter_max=2),
+        CP_NN_HALS(RANK, n_iter_max=2),
+        ConstrainedCP(RANK, n_iter_max=2, non_negative=True),
+        RandomizedCP(RANK, 60, n_iter_max=2),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_classes(model, kind):
+    cp_tensor = model.fit_transform(kind(random_coo(SHAPE, 200)))
+    for factor, size in zip(cp_tensor.factors, SHAPE, strict=True):
+        assert isinstance(factor, cupy.ndarray)
+        assert factor.shape == (size, RANK)
+        assert cupy.isfinite(factor).all()
+
+
+# The same on both engines
+
+
+def matrices(x):
+    """Make a matrix for each mode, on the device of the tensor."""
+    rng = np.random.RandomState(3)
+    return [tl.tensor(rng.uniform(-1, 1, (size, 2)), **tl.context(x)) for size in x.shape]
+
+
+def multiply(x, first, **options):
+    modes = list(range(first, x.ndim))
+    return tl.tenalg.multi_mode_dot(x, matrices(x)[first:], modes, transpose=True, **options)
+
+
+#: Signs of singular vectors are free, and with them those of cores.
+ON_BOTH = {
+    "train": lambda x: [abs(core) for core in tensor_train(x, [1, 3, 4, 2, 1])],
+    "ring": lambda x: [abs(core) for core in tensor_ring(x, [2, 2, 3, 1, 2], mode=2)],
+    "train of matrices": lambda x: [abs(core) for core in tensor_train_matrix(x, [1, 4, 1])],
+    "all matrices": lambda x: [multiply(x, 0)],
+    "all matrices but one": lambda x: [multiply(x, 1)],
+    "one skipped": lambda x: [
+        abs(tl.svd_interface(tl.unfold(multiply(x, 0, skip=1), 1), n_eigenvecs=2)[0])
+    ],
+    "one matrix": lambda x: [tl.tenalg.mode_dot(tl.tensor(x)[0, 1], matrices(x)[2].T, 0)],
+}
+
+
+def compare(found, expected):
+    for array, other in zip(found, expected, strict=True):
+        assert isinstance(array, cupy.ndarray)
+        assert np.abs(array.get() - other).max() <= 1e-9 * np.abs(other).max()
+
+
+@KINDS
+@pytest.mark.parametrize("function", ON_BOTH.values(), ids=ON_BOTH)
+def test_as_on_the_cpu(function, kind):
+    coo = random_coo((6, 5, 5, 7), 500)
+    compare(function(kind(coo)), function(FlycooTensor.from_coo(coo, device="cpu")))
+
+
+PARAFAC2 = {
+    "plain": {},
+    "normalized": {"normalize_factors": True},
+    "line search": {"linesearch": True},
+    "non-negative": {"nn_modes": {0}},
+}
+
+
+@KINDS
+@pytest.mark.parametrize("options", PARAFAC2.values(), ids=PARAFAC2)
+def test_parafac2_of_slices_of_several_heights(options, kind):
+    slices = [random_coo((size, 7), 5 * size, seed=size) for size in (5, 8, 11)]
+    options = {"random_state": 0, "n_iter_max": 5, "return_errors": True, **options}
+    on_cpu = [FlycooTensor.from_coo(part, device="cpu") for part in slices]
+    expected, expected_errors = parafac2(on_cpu, 2, **options)
+    found, errors = parafac2([kind(part) for part in slices], 2, **options)
+    np.testing.assert_allclose([float(e) for e in errors], expected_errors, rtol=1e-8)
+    assert isinstance(found.factors[0], cupy.ndarray)
+    assert [p.shape for p in found.projections] == [p.shape for p in expected.projections]
+
+
+@KINDS
+def test_regressors_refuse(kind):
+    x = kind(random_coo(SHAPE, 200))
+    for regressor in (tl.regression.CPRegressor(2), tl.regression.TuckerRegressor([2, 2])):
+        with pytest.raises(DensifyError, match="regress on the factor of the samples"):
+            regressor.fit(x, cupy.ones(SHAPE[0]))

@@ -1,0 +1,130 @@
+"""Missing values and completion on the GPU, as on the CPU."""
+
+import cupy
+import numpy as np
+import pytest
+import sparse
+from tensorly.decomposition import non_negative_parafac, parafac
+
+from tensorly_flycoo import FlycooTensor, observed_parafac
+from tensorly_flycoo.masks import MissingEntries
+
+SHAPE, RANK = (30, 40, 50), 3
+LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
+FUNCTIONS = {"parafac": parafac, "non-negative": non_negative_parafac}
+BY_FUNCTION = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+OPTIONS = {
+    "random": {"init": "random"},
+    "svd": {},
+    "tol=0": {"init": "random", "tol": 0, "return_errors": False},
+    "normalize": {"init": "random", "normalize_factors": True},
+}
+
+
+def make_coo(dtype="float64"):
+    """Make a noisy tensor of three communities, whose factors are well determined."""
+    rng = np.random.RandomState(0)
+    groups = np.meshgrid(*(np.arange(size) % 3 for size in SHAPE), indexing="ij")
+    is_same = (groups[0] == groups[1]) & (groups[1] == groups[2])
+    levels = np.where(is_same, np.array([0.9, 0.6, 0.3])[groups[0]], 0.02)
+    coords = np.stack(np.nonzero(rng.random_sample(SHAPE) < levels))
+    values = (0.5 + rng.random_sample(coords.shape[1])).astype(dtype)
+    return sparse.COO(coords, values, SHAPE)
+
+
+def make_mask(coo):
+    """Leave out stored entries and others, fifty each."""
+    rng = np.random.RandomState(1)
+    stored = rng.choice(coo.nnz, 50, replace=False)
+    others = np.stack([rng.randint(0, size, 50) for size in coo.shape])
+    coords = np.unique(np.concatenate([coo.coords[:, stored], others], axis=1), axis=1)
+    return sparse.COO(coords, np.zeros(coords.shape[1]), coo.shape, fill_value=1.0)
+
+
+def assert_near(found, expected, dtype):
+    """Hold arrays on the GPU against the host's; a few iterations enlarge the rounding error."""
+    bound = 1e-8 if dtype == "float64" else 1e-2
+    for array, other in zip(found, expected, strict=True):
+        assert isinstance(array, cupy.ndarray)
+        assert array.dtype == dtype
+        assert np.abs(array.get() - other).max() <= bound * np.abs(other).max()
+
+
+@BY_FUNCTION
+@DTYPES
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_masks(options, dtype, function):
+    coo = make_coo(dtype)
+    options = {"n_iter_max": 5, "tol": 1e-30, "random_state": 0, "return_errors": True} | options
+    results = []
+    for device in ("cuda", "cpu"):
+        x = FlycooTensor.from_coo(coo, device=device)
+        result = function(x, RANK, mask=make_mask(coo), **options)
+        results.append(result if options["return_errors"] else (result, []))
+    (found, errors), (expected, expected_errors) = results
+    assert_near(found.factors, expected.factors, dtype)
+    bound = 1e-7 if dtype == "float64" else 1e-2
+    assert np.allclose([float(e) for e in errors], expected_errors, rtol=0, atol=bound)
+
+
+@LAYOUTS
+def test_the_share_of_missing_entries_is_the_same_in_every_run(layout):
+    coo = make_coo()
+    missing = MissingEntries(
+        FlycooTensor.from_coo(coo, layout=layout, device="cuda"), make_mask(coo).coords
+    )
+    rng = np.random.RandomState(0)
+    factors = [cupy.asarray(rng.random_sample((size, RANK))) for size in SHAPE]
+    assert missing.observed.layout == layout
+    for mode, size in enumerate(SHAPE):
+        runs = []
+        for _ in range(2):
+            values = missing.reconstruct(cupy.ones(RANK), factors).values
+            runs.append(missing.add_mttkrp(cupy.zeros((size, RANK)), values, factors, mode))
+        assert (runs[0] == runs[1]).all()
+        assert (runs[0] != 0).any()
+
+
+def test_a_raw_coo_and_linesearch():
+    coo = make_coo()
+    options = {"init": "random", "random_state": 0, "n_iter_max": 12, "linesearch": True}
+    found = parafac(coo, RANK, mask=make_mask(coo), **options)
+    on_host = FlycooTensor.from_coo(coo, device="cpu")
+    expected = parafac(on_host, RANK, mask=make_mask(coo), **options)
+    assert_near(found.factors, expected.factors, "float64")
+
+
+@DTYPES
+def test_imputation_by_singular_vectors(dtype):
+    coo = make_coo(dtype)
+    coords = make_mask(coo).coords
+    for mode in range(3):
+        values = []
+        for device in ("cuda", "cpu"):
+            unfolding = MissingEntries(FlycooTensor.from_coo(coo, device=device), coords).unfold(
+                mode
+            )
+            values.append(unfolding.impute(unfolding.svd(RANK)[0]).svd(RANK)[1])
+        assert_near(values[:1], values[1:], dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("rank", [3, 20])
+def test_completion(rank, dtype):
+    results = []
+    for device in ("cuda", "cpu"):
+        x = FlycooTensor.from_coo(make_coo(dtype), device=device)
+        options = {"n_iter_max": 3, "random_state": 0, "l2_reg": 0.1, "return_errors": True}
+        results.append(observed_parafac(x, rank, **options))
+    (found, errors), (expected, expected_errors) = results
+    assert_near(found.factors, expected.factors, dtype)
+    assert np.allclose(errors, expected_errors, rtol=1e-8)
+    assert isinstance(found.weights, cupy.ndarray)
+
+
+def test_completion_is_the_same_in_every_run():
+    x = FlycooTensor.from_coo(make_coo(), device="cuda")
+    runs = [observed_parafac(x, 4, n_iter_max=3, random_state=0).factors for _ in range(2)]
+    for factor, other in zip(*runs, strict=True):
+        assert (factor == other).all()
