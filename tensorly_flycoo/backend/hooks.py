@@ -20,6 +20,7 @@ from . import algebra, decompositions, masked, solvers
 from .arrays import find_sparse
 from .hooking import hook, hook_everywhere, hook_function, hook_method
 from .refusals import DENSE_BY_NATURE, DENSE_MODULES, install_refusals
+from .resuming import State, take_up
 
 _PAIRS = "its result has an element for each pair of cells: use tl.tenalg.inner or mode_dot"
 
@@ -72,8 +73,6 @@ def install_hooks():
     cp_module = importlib.import_module("tensorly.decomposition._cp")
     hook_function(cp_module, "svd_interface", masked.svd_interface)
     hook_function(tl, "cp_to_tensor", masked.cp_to_tensor)
-    for function in (tl.decomposition.parafac, tl.decomposition.non_negative_parafac):
-        hook_everywhere(function, masked.take_mask)
     tucker_module = importlib.import_module("tensorly.decomposition._tucker")
     hook_function(tucker_module, "initialize_tucker", decompositions.initialize_tucker)
     for module_name, name, make_ours in _FOR_DENSE:
@@ -148,7 +147,11 @@ def _initialize(original):
     def initialize(tensor, *args, **kwargs):
         bound = signature.bind(tensor, *args, **kwargs)
         arguments = bound.arguments
-        _check_guess(arguments.get("init"), **tl.context(tensor))
+        init = arguments.get("init")
+        if isinstance(init, State):
+            is_normalised = arguments.get("normalize_factors", False)
+            return take_up(init, tensor, arguments["rank"], is_normalised)
+        _check_guess(init, **tl.context(tensor))
         if "mask" in arguments:
             arguments["tensor"] = masked.start_from(tensor, arguments.pop("mask"))
         return original(*bound.args, **bound.kwargs)

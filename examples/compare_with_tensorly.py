@@ -1,0 +1,397 @@
+"""Compare this package with TensorLy's own ways, and others', on one tensor, guess and rank.
+
+Each row of the table is a process of its own, with a limit of time and of memory, and runs the same
+alternating least squares from the same guess. So all should have the same fit and factors; what
+differs is what it takes. A row that fails says how, and one that is too slow is cut off.
+
+    python examples/compare_with_tensorly.py
+    python examples/compare_with_tensorly.py --tensor flights --rank 4 --limit-s 300
+    python examples/compare_with_tensorly.py --shape 2000 1000 500 --json out.json --figure out.png
+
+pyttb and pygenten take part if they are installed, a GPU if there is one with CuPy, and the figure
+needs matplotlib.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+# The ways. Each takes the nonzeros and the guess, and returns two functions: one that makes the
+# tensor as the way wants it, and one that runs so many iterations and returns the factors and the
+# fits, of each iteration or of the last.
+
+
+def use_tensorly(make, backend="numpy", device="cpu", parafac=None):
+    """Run TensorLy's parafac under a backend."""
+    import tensorly as tl
+
+    import tensorly_flycoo
+
+    tensorly_flycoo.set_device(device)
+    tl.set_backend(backend)
+    parafac = parafac or tl.decomposition.parafac
+
+    def run(x, guess, num_iterations):
+        context = tl.context(x) if backend == "flycoo" else {}
+        init = (None, [tl.tensor(factor, **context) for factor in guess])
+        # Without tol it never stops by itself; with the errors it computes them all the same.
+        options = {"init": init, "tol": 0, "return_errors": True}
+        (_, factors), errors = parafac(x, len(guess[0].T), num_iterations, **options)
+        return [tl.to_numpy(factor) for factor in factors], [1 - as_float(e) for e in errors]
+
+    return make, run
+
+
+def as_float(error):
+    """Read an error, which is a sparse array without axes where TensorLy has sparse arrays."""
+    return float(error.todense() if hasattr(error, "todense") else error)
+
+
+def use_dense():
+    return use_tensorly(lambda coo: coo.todense())
+
+
+def use_coo():
+    return use_tensorly(lambda coo: coo)
+
+
+def use_contrib():
+    from tensorly.contrib.sparse.decomposition import parafac
+
+    return use_tensorly(lambda coo: coo, parafac=parafac)
+
+
+def use_flycoo(device="cpu"):
+    from tensorly_flycoo import FlycooTensor
+
+    return use_tensorly(FlycooTensor.from_coo, "flycoo", device)
+
+
+def use_flycoo_gpu():
+    return use_flycoo("cuda")
+
+
+def use_pyttb():
+    import pyttb
+
+    def make(coo):
+        return pyttb.sptensor(coo.coords.T.copy(), coo.data[:, None].copy(), coo.shape)
+
+    def run(x, guess, num_iterations):
+        init = pyttb.ktensor([factor.copy() for factor in guess])
+        options = {"maxiters": num_iterations, "stoptol": 0, "printitn": 0, "init": init}
+        model, _, output = pyttb.cp_als(x, len(guess[0].T), **options)
+        return model.factor_matrices, [float(output["fit"])]
+
+    return make, run
+
+
+def use_pygenten():
+    import pygenten
+
+    def make(coo):
+        subscripts = np.ascontiguousarray(coo.coords.T.astype(np.uint64))
+        return pygenten.Sptensor(coo.shape, subscripts, coo.data)
+
+    def run(x, guess, num_iterations):
+        rank = len(guess[0].T)
+        init = pygenten.Ktensor(np.ones(rank), [np.asfortranarray(factor) for factor in guess])
+        options = {"maxiters": num_iterations, "tol": 0.0, "printitn": 0, "init": init}
+        model, _, history = pygenten.cp_als(x, rank=rank, **options)
+        # Copies: the library has to go before the interpreter does, and with it its arrays.
+        factors = [np.array(factor) for factor in model.factor_matrices]
+        return factors, [float(history.lastEntry().fit)]
+
+    return make, run
+
+
+OURS = "flycoo, CPU"
+WAYS = {
+    OURS: use_flycoo,
+    "flycoo, GPU": use_flycoo_gpu,
+    "TensorLy, dense": use_dense,
+    "TensorLy, COO": use_coo,
+    "contrib.sparse": use_contrib,
+    "pyttb": use_pyttb,
+    "pygenten": use_pygenten,
+}
+NEEDS = {"flycoo, GPU": "cupy", "pyttb": "pyttb", "pygenten": "pygenten"}
+
+
+# The tensors.
+
+
+def make_tensor(options):
+    """Return the tensor as a sparse.COO."""
+    if options.tensor == "flights":
+        from flights import build_tensor
+
+        return build_tensor()[0]
+    from tensorly_flycoo.testing import planted_tensor
+
+    arguments = (options.shape, options.rank, options.nnz // options.rank)
+    return planted_tensor(*arguments, noise=0.3, random_state=0, device="cpu")[0].to_coo()
+
+
+def save_problem(path, coo, rank, seed):
+    """Write the nonzeros and a guess from a seed."""
+    random = np.random.RandomState(seed)
+    guess = {f"factor_{n}": random.random_sample((s, rank)) for n, s in enumerate(coo.shape)}
+    np.savez(path, coords=coo.coords, values=coo.data.astype(float), shape=coo.shape, **guess)
+
+
+def load_problem(path):
+    """Read what `save_problem` wrote."""
+    import sparse
+
+    with np.load(path) as arrays:
+        shape = tuple(arrays["shape"].tolist())
+        coo = sparse.COO(
+            arrays["coords"], arrays["values"], shape, sorted=True, has_duplicates=False
+        )
+        return coo, [arrays[f"factor_{n}"] for n in range(len(shape))]
+
+
+# What the process of a row does. It writes down what it knows as soon as it knows it.
+
+
+def work(way, folder, num_iterations, memory_gb):
+    """Measure one way, and write the figures and factors into the folder."""
+    path, (coo, guess) = folder / "row.json", load_problem(folder / "problem.npz")
+    make, run = WAYS[way]()
+    if way != "flycoo, GPU":  # CUDA reserves addresses far beyond what it uses
+        limit_memory(memory_gb)
+    try:
+        start = time.perf_counter()
+        x = make(coo)
+        run(x, guess, 1)
+        first_s = time.perf_counter() - start
+        path.write_text(json.dumps({"first_s": first_s}))
+        few_s = time_run(run, x, guess, 1)[0]
+        many_s, (factors, fits) = time_run(run, x, guess, 1 + num_iterations)
+    except (MemoryError, TypeError, ValueError, RuntimeError) as error:
+        text = str(error).strip().partition("\n")[0]
+        path.write_text(json.dumps({"failure": f"{type(error).__name__}: {text}"}))
+        return
+    iteration_s = max(many_s - few_s, 0) / num_iterations
+    row = {"first_s": first_s, "iteration_s": iteration_s, "fit": fits[-1], "fits": fits}
+    row["peak_nbytes"] = read_nbytes("VmHWM")
+    if "cupy" in sys.modules and way == "flycoo, GPU":
+        row["gpu_nbytes"] = sys.modules["cupy"].get_default_memory_pool().total_bytes()
+    np.savez(folder / "factors.npz", *factors)
+    path.write_text(json.dumps(row))
+
+
+def time_run(run, *arguments):
+    """Return the seconds of a run, the best of three unless it is long, and what it returns."""
+    times = []
+    while len(times) < 3 and sum(times) < 3:
+        start = time.perf_counter()
+        result = run(*arguments)
+        times.append(time.perf_counter() - start)
+    return min(times), result
+
+
+def limit_memory(memory_gb):
+    """Make what goes beyond a limit a MemoryError, where the system would end the process."""
+    limit = read_nbytes("VmSize") + int(memory_gb * 1e9)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def read_nbytes(name):
+    """Return a figure of Linux about this process: VmSize, or VmHWM, the most it has had."""
+    return 1024 * int(Path("/proc/self/status").read_text().split(f"{name}:")[1].split()[0])
+
+
+# The table.
+
+
+def measure(way, problem, options):
+    """Measure a way in a process of its own; return its row. The first one is the reference."""
+    if way in NEEDS and importlib.util.find_spec(NEEDS[way]) is None:
+        return {"way": way, "failure": f"{NEEDS[way]} is not installed"}
+    threads = str(options.threads)
+    environment = os.environ | {
+        "NUMBA_NUM_THREADS": threads, "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads,
+        "OMP_PROC_BIND": "spread" if way == "pygenten" else "false", "OMP_PLACES": "threads",
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "problem.npz").symlink_to(problem)
+        arguments = [way, name, options.iterations, options.memory_gb]
+        command = [sys.executable, __file__, "--worker", json.dumps(arguments)]
+        failure = run_process(command, environment, options.limit_s)
+        path = folder / "row.json"
+        row = {"way": way} | (json.loads(path.read_text()) if path.exists() else {})
+        if failure is not None and "failure" not in row and "fit" not in row:
+            row["failure"] = failure
+        reference, factors = problem.with_name("reference.npz"), folder / "factors.npz"
+        if factors.exists() and way == OURS:
+            factors.replace(reference)
+        elif factors.exists() and reference.exists():
+            row["difference"] = largest_difference(factors, reference)
+    return row
+
+
+def run_process(command, environment, limit_s):
+    """Run a process to its end or the limit; return what went wrong, if anything did."""
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=limit_s
+        )
+    except subprocess.TimeoutExpired:
+        return f"cut off at {limit_s:g} s"
+    lines = done.stderr.strip().splitlines()
+    return None if done.returncode == 0 else f"exit {done.returncode}: {(lines or [''])[-1]}"
+
+
+def largest_difference(path, reference_path):
+    """Compare factors with columns of length 1; components and signs may come in any order."""
+    factors, reference = read_unit_factors(path), read_unit_factors(reference_path)
+    cosines = [b.T @ a for a, b in zip(factors, reference, strict=True)]
+    order = np.abs(np.prod(cosines, axis=0)).argmax(axis=1)
+    differences = [
+        np.abs(a[:, order] * np.sign(np.diagonal(c[:, order])) - b).max()
+        for a, b, c in zip(factors, reference, cosines, strict=True)
+    ]
+    return float(max(differences))
+
+
+def read_unit_factors(path):
+    """Read factors, and scale their columns to length 1."""
+    with np.load(path) as arrays:
+        factors = [arrays[name] for name in arrays.files]
+    return [f / np.maximum(np.linalg.norm(f, axis=0), 1e-300) for f in factors]
+
+
+def add_time_to_fit(rows, target):
+    """Add the seconds until a fit, by default 99 % of what ours comes to; return that fit.
+
+    The two that do not tell their fits get there with as many iterations as ours, if they end with
+    the same fit.
+    """
+    fits = rows[0].get("fits", [np.nan])
+    target = 0.99 * fits[-1] if target is None else target
+    for row in rows:
+        is_same = "fit" in row and abs(row["fit"] - fits[-1]) < 1e-6
+        its_fits = fits if is_same else row.get("fits", [])
+        reached = [n for n, fit in enumerate(its_fits) if fit >= target]
+        if reached:
+            row["to_fit_s"] = row["first_s"] + reached[0] * row["iteration_s"]
+    return target
+
+
+COLUMNS = {
+    "first_s": ("first, s", ".3g"),
+    "iteration_s": ("s/iteration", ".3g"),
+    "ratio": ("ratio", ",.3g"),
+    "to_fit_s": ("s to fit", ".3g"),
+    "peak_mb": ("peak MB", ",.0f"),
+    "gpu_mb": ("GPU MB", ",.0f"),
+    "fit": ("fit", ".6f"),
+    "difference": ("difference", ".1e"),
+}
+
+
+def print_table(rows):
+    """Print the rows; those that have not finished say why."""
+    print(f"{'':16}" + "".join(f"{title:>12}" for title, _ in COLUMNS.values()))
+    ours_s = rows[0].get("iteration_s")
+    for row in rows:
+        figures = row | {"peak_mb": row.get("peak_nbytes", np.nan) / 1e6}
+        if "gpu_nbytes" in row:
+            figures["gpu_mb"] = row["gpu_nbytes"] / 1e6
+        if ours_s and "iteration_s" in row:
+            figures["ratio"] = row["iteration_s"] / ours_s
+        cells = [
+            format(figures[name], style) if np.isfinite(figures.get(name, np.nan)) else ""
+            for name, (_, style) in COLUMNS.items()
+        ]
+        print(f"{row['way']:16}" + "".join(f"{cell:>12}" for cell in cells))
+        if "failure" in row:
+            print(f"{'':18}{row['failure'][:100]}")
+
+
+def plot(rows, path, title):
+    """Write a figure: seconds of an iteration, and memory, of what finished; the rest says why."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 1.5 + 0.5 * len(rows)), layout="constrained")
+    figure.suptitle(title, size=11)
+    names = [row["way"] for row in rows]
+    panels = (("iteration_s", 1, "seconds per iteration"), ("peak_nbytes", 1e6, "peak, MB"))
+    for axes, (key, unit, label) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
+        values = [row.get(key, np.nan) / unit for row in rows]
+        bars = axes.barh(names, values, color=["C1" if "flycoo" in n else "C0" for n in names])
+        texts = [f"{value:.3g}" if np.isfinite(value) else "" for value in values]
+        axes.bar_label(bars, texts, padding=3)
+        is_log = key == "iteration_s" and np.isfinite(values).any()
+        axes.set(xlabel=label, xscale="log" if is_log else "linear")
+        axes.margins(x=0.15)
+        axes.spines[["top", "right"]].set_visible(False)
+        for y, row in enumerate(rows):
+            if "failure" in row and key == "iteration_s":
+                reason = row["failure"].partition(":")[0]
+                text = axes.text(0.02, y, reason, transform=axes.get_yaxis_transform(), va="center")
+                text.set_in_layout(False)
+    axes.invert_yaxis()
+    figure.savefig(path, dpi=100)
+
+
+def parse(argv):
+    """Read the options."""
+    free_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") / 1e9
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tensor", default="planted", choices=("planted", "flights"))
+    parser.add_argument("--shape", type=int, nargs="+", default=(300, 250, 200))
+    parser.add_argument("--nnz", type=int, default=100_000, help="about so many, if planted")
+    parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0, help="of the guess")
+    parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--fit", type=float, help="by default 99%% of what ours comes to")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--limit-s", type=float, default=120, help="seconds for each way")
+    parser.add_argument("--memory-gb", type=float, default=0.8 * free_gb, help="for each way")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--figure", type=Path, help="write a figure to this file")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    """Run the comparison; print its table and return its rows."""
+    options = parse(argv)
+    if options.worker:
+        way, folder, *arguments = json.loads(options.worker)
+        return work(way, Path(folder), *arguments)
+    coo = make_tensor(options)
+    title = f"{' x '.join(map(str, coo.shape))}, {coo.nnz:,} nonzeros, rank {options.rank}"
+    print(f"{title}, {options.threads} threads, seed {options.seed}")
+    with tempfile.TemporaryDirectory() as folder:
+        problem = Path(folder) / "problem.npz"
+        save_problem(problem, coo, options.rank, options.seed)
+        ways = [OURS, *(way for way in options.ways if way != OURS)]
+        rows = [measure(way, problem, options) for way in ways]
+    target = add_time_to_fit(rows, options.fit)
+    print(f"seconds to a fit of {target:.4f}; difference of factors and ratio to {OURS}\n")
+    print_table(rows)
+    if options.json:
+        conditions = {"tensor": title, "threads": options.threads, "fit": target}
+        options.json.write_text(json.dumps(conditions | {"rows": rows}, indent=1))
+    if options.figure:
+        plot(rows, options.figure, f"{title}, {options.threads} threads")
+    return rows
+
+
+if __name__ == "__main__":
+    main()

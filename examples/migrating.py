@@ -1,0 +1,181 @@
+"""Moving to "flycoo": scripts before and after, which give the same results.
+
+Each pair below is one script twice: `before_...`, as it is today, and `after_...`, with "flycoo".
+Run this file, and every pair that can run here does, and is compared.
+
+    python examples/migrating.py
+
+What changes
+    The tensor is sparse: a `sparse.COO`, or a `FlycooTensor`. What could only go on by making it
+    dense raises `DensifyError`, at once, and says what to use instead; with NumPy it was slow, or a
+    MemoryError, and pydata/sparse may make an array dense in silence.
+    Factors have the tensor's dtype: float32 stays float32, and integers and bools, which are
+    counts, become float64. A guess (``init=``) has to have that dtype.
+    Factors are NumPy's arrays for a tensor on the CPU and CuPy's for one on a GPU, where tensors
+    go by themselves if there is one: `tl.to_numpy(factor)` brings one back, and
+    `tensorly_flycoo.set_device("cpu")` keeps all on the CPU. Nothing is copied between the two
+    in silence: what is in the wrong place is a TypeError.
+
+What does not
+    TensorLy's functions, classes and options, and what they return. The start from a seed: it is
+    TensorLy's, drawn by NumPy, on a GPU too. Results, but for rounding: the same algorithm takes
+    the same steps. Dense tensors behave as under "numpy".
+"""
+
+import importlib.util
+
+import numpy as np
+import sparse
+import tensorly as tl
+
+RANK = 3
+OPTIONS = {"n_iter_max": 10, "init": "random", "random_state": 0, "tol": 0}
+
+
+def make_data():
+    """Return coordinates (ndim, nnz), values and the shape of a small tensor."""
+    random, shape = np.random.default_rng(0), (30, 40, 50)
+    cells = random.choice(np.prod(shape), 1200, replace=False)
+    return np.stack(np.unravel_index(cells, shape)), random.random(1200), shape
+
+
+# 1. A dense script: the array is never made.
+
+
+def before_dense(coords, values, shape):
+    from tensorly.decomposition import parafac
+
+    tl.set_backend("numpy")
+    x = np.zeros(shape)
+    x[tuple(coords)] = values
+    return parafac(tl.tensor(x), RANK, **OPTIONS)
+
+
+def after_dense(coords, values, shape):
+    from tensorly.decomposition import parafac
+
+    import tensorly_flycoo
+
+    tl.set_backend("flycoo")
+    x = tensorly_flycoo.FlycooTensor(coords, values, shape)
+    return parafac(x, RANK, **OPTIONS)
+
+
+# 2. tensorly.contrib.sparse: TensorLy's own functions take its place.
+
+
+def before_contrib(coords, values, shape):
+    from tensorly.contrib.sparse.decomposition import parafac
+
+    tl.set_backend("numpy")
+    x = sparse.COO(coords, values, shape=shape)
+    # Its default, init="svd", raises a TypeError in TensorLy 0.10; with "flycoo" it works.
+    return parafac(x, RANK, **OPTIONS)
+
+
+def after_contrib(coords, values, shape):
+    from tensorly.decomposition import parafac
+
+    import tensorly_flycoo  # noqa: F401 (makes TensorLy know the backend)
+
+    tl.set_backend("flycoo")
+    x = sparse.COO(coords, values, shape=shape)
+    return parafac(x, RANK, **OPTIONS)
+
+
+# 3. The cupy backend: the sparse tensor goes to the GPU, in the place of a dense one.
+
+
+def before_cupy(coords, values, shape):
+    import cupy
+    from tensorly.decomposition import parafac
+
+    tl.set_backend("cupy")
+    x = cupy.zeros(shape)
+    x[tuple(cupy.asarray(coords))] = cupy.asarray(values)
+    return parafac(x, RANK, **OPTIONS)
+
+
+def after_cupy(coords, values, shape):
+    import cupy
+    from tensorly.decomposition import parafac
+
+    import tensorly_flycoo
+
+    tl.set_backend("flycoo")
+    x = tensorly_flycoo.FlycooTensor(cupy.asarray(coords), cupy.asarray(values), shape)
+    return parafac(x, RANK, **OPTIONS)
+
+
+# 4. pyttb: subscripts are coordinates transposed, and components come sorted by weight.
+
+
+def before_pyttb(coords, values, shape):
+    import pyttb
+
+    x = pyttb.sptensor(coords.T, values[:, None], shape)
+    guess = pyttb.ktensor(make_guess(shape)[1])
+    model, _, _ = pyttb.cp_als(x, RANK, maxiters=10, stoptol=0, init=guess, printitn=0)
+    return model.weights, model.factor_matrices
+
+
+def after_pyttb(coords, values, shape):
+    from tensorly.cp_tensor import cp_normalize
+    from tensorly.decomposition import parafac
+
+    import tensorly_flycoo
+
+    tl.set_backend("flycoo")
+    x = tensorly_flycoo.FlycooTensor(coords, values, shape)
+    weights, factors = cp_normalize(parafac(x, RANK, **OPTIONS))
+    order = np.argsort(-tl.to_numpy(weights))
+    return weights[order], [factor[:, order] for factor in factors]
+
+
+def make_guess(shape):
+    """Return the guess that TensorLy draws from the seed."""
+    from tensorly.random import random_cp
+
+    with tl.backend_context("numpy"):
+        return random_cp(shape, RANK, normalise_factors=False, random_state=0)
+
+
+PAIRS = {
+    "a dense script": (before_dense, after_dense, None),
+    "contrib.sparse": (before_contrib, after_contrib, None),
+    "the cupy backend": (before_cupy, after_cupy, "cupy"),
+    "pyttb": (before_pyttb, after_pyttb, "pyttb"),
+}
+
+
+def compare(before, after):
+    """Run both; return the largest difference of what their components make up."""
+    models = []
+    for script in (before, after):
+        with tl.backend_context(tl.get_backend()):  # which the script sets
+            weights, factors = script(*make_data())
+            arrays = [as_numpy(array) for array in (weights, *factors)]
+        models.append(np.einsum("r,ir,jr,kr->ijk", *arrays))
+    return np.abs(models[0] - models[1]).max()
+
+
+def as_numpy(array):
+    """Bring an array to the host; contrib.sparse returns sparse weights."""
+    return array.todense() if hasattr(array, "todense") else tl.to_numpy(array)
+
+
+def main():
+    """Run every pair that can run here, and say how far it is apart."""
+    differences = {}
+    for name, (before, after, package) in PAIRS.items():
+        if package is not None and importlib.util.find_spec(package) is None:
+            print(f"{name:18}{package} is not installed")
+            continue
+        differences[name] = compare(before, after)
+        print(f"{name:18}largest difference {differences[name]:.1e}")
+        assert differences[name] < 1e-8
+    return differences
+
+
+if __name__ == "__main__":
+    main()

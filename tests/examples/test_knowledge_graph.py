@@ -1,0 +1,55 @@
+"""The knowledge graph on a small setting: its own asserts, and its ranks against plain loops."""
+
+import importlib.util
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorly as tl
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "knowledge_graph.py"
+
+
+@pytest.fixture(scope="module")
+def knowledge_graph():
+    """The example as a module; it is no package, so it is loaded by its path."""
+    spec = importlib.util.spec_from_file_location("knowledge_graph_example", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_knowledge_graph(knowledge_graph):
+    """One test, as its files are downloaded in each process that has one; no network, a skip."""
+    try:
+        with tl.backend_context(tl.get_backend()):  # the example sets a backend: put the old back
+            result = knowledge_graph.main(["--ranks", "5", "30", "--iterations", "15"])
+    except subprocess.CalledProcessError:
+        pytest.skip("pip cannot download the wheel of pykeen")
+    assert result["train"].shape == (3, 5216)
+    assert result["test"].shape == (3, 661)
+    assert result["cp_tensor"].rank == 30  # chosen on other triples
+    assert result["cp_tensor"].shape == (135, 46, 135)
+    for mode in (0, 2):
+        check_ranks(knowledge_graph, result, mode)
+
+
+def check_ranks(knowledge_graph, result, mode):
+    """Rank one triple after the other, in the dense tensor of scores."""
+    cp_tensor, known, triples = result["cp_tensor"], result["known"], result["test"][:, :20]
+    dense = tl.cp_to_tensor(cp_tensor)
+    dense_known = np.zeros(dense.shape, bool)
+    dense_known[tuple(known)] = True
+    ranks = knowledge_graph.rank_missing(cp_tensor, triples, known, mode)
+    for triple, rank in zip(triples.T, ranks, strict=True):
+        others = tuple(slice(None) if n == mode else index for n, index in enumerate(triple))
+        candidates = dense[others][~dense_known[others]]
+        assert rank == 1 + np.sum(candidates > dense[tuple(triple)])
+
+
+def test_equal_scores_count_half(knowledge_graph):
+    cp_tensor = np.ones(1), [np.ones((2, 1)), np.ones((2, 1)), np.ones((5, 1))]
+    triples = np.array([[0], [1], [3]])
+    known = np.array([[0, 0], [1, 1], [3, 4]])
+    assert knowledge_graph.rank_missing(cp_tensor, triples, known, 2).tolist() == [1 + 0.5 * 3]

@@ -1,0 +1,40 @@
+"""Each pair of scripts, before and after, gives the same."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import sparse
+import tensorly as tl
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "migrating.py"
+spec = importlib.util.spec_from_file_location("migrating_example", EXAMPLE)
+migrating = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(migrating)
+
+
+@pytest.mark.parametrize("name", migrating.PAIRS)
+def test_pair(name):
+    before, after, package = migrating.PAIRS[name]
+    if package == "cupy":
+        pytest.skip("this one is among the tests of GPUs")
+    if package is not None:
+        pytest.importorskip(package)
+    backend = tl.get_backend()
+    assert migrating.compare(before, after) < 1e-8
+    assert tl.get_backend() == backend
+
+
+def test_a_difference_is_seen():
+    def before(coords, values, shape):
+        return migrating.before_dense(coords, 2 * values, shape)
+
+    assert migrating.compare(before, migrating.after_dense) > 1e-3
+
+
+def test_what_the_page_says_of_contrib():
+    from tensorly.contrib.sparse.decomposition import parafac
+
+    x = sparse.COO(*migrating.make_data())
+    with pytest.raises(TypeError):
+        parafac(x, 3)
