@@ -4,7 +4,11 @@ import math
 
 import numpy as np
 
+from ..array_modules import array_module
 from .primitives import index_dtype
+
+#: Records that a mask is applied to at a time.
+_MASK_BLOCK = 2**30
 
 #: Sums of squares between these have lost nothing that float64 could hold.
 _SAFE_SQUARES = (1e-200, 1e200)
@@ -47,9 +51,17 @@ def make_canonical_records(coords, values, record_format, primitives):
 
 
 def drop_zeros(records, record_format):
-    """Keep the records whose values are not zero."""
+    """Keep the records whose values are not zero.
+
+    In blocks: CuPy counts what a mask takes in 32 bits.
+    """
     is_nonzero = record_format.values(records) != 0
-    return records if bool(is_nonzero.all()) else records[is_nonzero]
+    if bool(is_nonzero.all()):
+        return records
+    starts = range(0, records.shape[0], _MASK_BLOCK)
+    blocks = [slice(start, start + _MASK_BLOCK) for start in starts]
+    kept = [records[block][is_nonzero[block]] for block in blocks]
+    return kept[0] if len(kept) == 1 else array_module(records).concatenate(kept)
 
 
 def count_canonical_nbytes(nnz, record_format, primitives):
@@ -74,12 +86,14 @@ def count_sort_nbytes(nnz, record_format, primitives):
 def compute_norm(values, xp=np, block_size=2**15):
     """Compute the Frobenius norm in float64, in blocks, to need little memory and lose few bits.
 
-    Blocks are scaled by powers of two, which is exact, where a square could over- or underflow.
+    Blocks are scaled by powers of two, which is exact, where a square could over- or underflow. A
+    norm beyond float64 is inf.
     """
     exponents, squares = [], []
     for start in range(0, values.shape[0], block_size):
         doubles = values[start : start + block_size].astype(np.float64)
-        square = float(xp.dot(doubles, doubles))
+        with np.errstate(over="ignore"):
+            square = float(xp.dot(doubles, doubles))
         if _SAFE_SQUARES[0] < square < _SAFE_SQUARES[1]:
             exponents.append(0)
             squares.append(square)
@@ -88,11 +102,16 @@ def compute_norm(values, xp=np, block_size=2**15):
         if not math.isfinite(largest):
             return largest
         exponents.append(math.frexp(largest)[1])
-        doubles *= math.ldexp(1.0, -exponents[-1])
+        half = exponents[-1] // 2  # the whole may be more than a float64 can be scaled by at once
+        for part in (half, exponents[-1] - half):
+            doubles *= math.ldexp(1.0, -part)
         squares.append(float(xp.dot(doubles, doubles)))
     exponent = max(exponents, default=0)
     scaled = (math.ldexp(s, 2 * (e - exponent)) for s, e in zip(squares, exponents, strict=True))
-    return math.ldexp(math.sqrt(math.fsum(scaled)), exponent)
+    try:
+        return math.ldexp(math.sqrt(math.fsum(scaled)), exponent)
+    except OverflowError:
+        return math.inf
 
 
 def sum_duplicates(records, record_format, is_equal, primitives):

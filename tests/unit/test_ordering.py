@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tensorly_flycoo.format.ordering import make_canonical_records
+from tensorly_flycoo.format import ordering
+from tensorly_flycoo.format.ordering import compute_norm, make_canonical_records
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
 
@@ -45,6 +46,32 @@ def test_known_answers(canonicalise, dtype, coords, values, expected_coords, exp
     np.testing.assert_array_equal(found_coords, expected_coords)
     np.testing.assert_array_equal(found_values, expected_values)
     assert found_values.dtype == dtype
+
+
+def test_zeros_are_dropped_in_blocks(canonicalise, monkeypatch):
+    monkeypatch.setattr(ordering, "_MASK_BLOCK", 2)
+    values = np.array([0.0, 1, 2, 0, 0, 3, 0])
+    coords, kept = canonicalise([np.arange(7)], values, (7,))
+    np.testing.assert_array_equal(coords, [[1, 2, 5]])
+    np.testing.assert_array_equal(kept, [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("values", "norm"),
+    [
+        pytest.param([5e-324], 5e-324, id="the smallest"),
+        pytest.param([3 * 5e-324, 4 * 5e-324], 5 * 5e-324, id="subnormal"),
+        pytest.param([1.5e308], 1.5e308, id="large"),
+        pytest.param([1.3e308, 1.3e308], np.inf, id="too large"),
+        pytest.param([3.0, -4.0], 5.0, id="usual"),
+        pytest.param([3e-300, 4e300], 4e300, id="of both kinds"),
+        pytest.param([], 0.0, id="none"),
+    ],
+)
+@pytest.mark.parametrize("block_size", [1, 2**15])
+def test_norms_at_the_ends_of_float64(values, norm, block_size):
+    found = compute_norm(np.array(values, float), np, block_size)
+    assert found == norm or abs(found - norm) <= 4 * np.spacing(norm)
 
 
 def test_no_nonzeros(canonicalise):
