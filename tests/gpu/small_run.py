@@ -14,6 +14,7 @@ import tensorly as tl
 from tensorly.decomposition import parafac, tucker
 
 from tensorly_flycoo import FlycooTensor, linear_algebra, mttkrp
+from tensorly_flycoo.hals import solve_nonnegative
 
 SHAPES = [(50,), (40, 3), (60, 30, 20), (9, 8, 7, 6), (6, 5, 4, 3, 2)]
 RANKS = (1, 7, 10, 31, 32, 50)
@@ -43,6 +44,8 @@ def compute_tall(dtype):
         for gram in (cupy.eye(rank, dtype=dtype), cupy.ones((rank, rank), dtype)):
             linear_algebra.solve(gram, x.T)
         linear_algebra.inner_product(x, x)
+        rows = cupy.ascontiguousarray(x)
+        solve_nonnegative(rows, cupy.eye(rank, dtype=dtype), rows.copy(), 2, 0.0)
 
 
 def decompose(dtype):

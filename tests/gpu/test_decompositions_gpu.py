@@ -29,6 +29,7 @@ from tensorly.decomposition import (
 )
 
 from tensorly_flycoo import DensifyError, FlycooTensor, linear_algebra
+from tensorly_flycoo.hals import solve_nonnegative
 
 RANK, SHAPE = 3, (9, 11, 10)
 KINDS = pytest.mark.parametrize("kind", [AS_COO, AS_FLYCOO])
@@ -108,6 +109,36 @@ CONSTRAINTS = {
     "monotonicity": {"monotonicity": True},
     "one a mode": {"non_negative": {0: True}, "l1_reg": {1: 0.01}, "smoothness": {2: 0.1}},
 }
+
+
+@BOTH_PRECISIONS
+@pytest.mark.parametrize("num_rows", [1, 130, 1000])
+@pytest.mark.parametrize("rank", [1, 3, 16, 32, 33, 100])
+def test_sweeps_of_hals_are_the_cpus(rank, num_rows, dtype):
+    """Each element is a sum of rank products; three sweeps over a well conditioned matrix."""
+    rng = np.random.default_rng(rank)
+    gram = (np.eye(rank) + 0.5 * rng.random((rank, rank)) / rank).astype(dtype)
+    if rank > 1:
+        gram[1, 1] = 0  # which leaves a column as it is
+    targets = rng.standard_normal((num_rows, rank)).astype(dtype)
+    start = rng.random((num_rows, rank)).astype(dtype)
+    options = {"sparsity": 0.1, "ridge": 0.2, "smallest": 1e-3}
+    expected, found, again = start.copy(), cupy.asarray(start), cupy.asarray(start)
+    solve_nonnegative(targets, gram, expected, 3, 0.0, **options)
+    for rows in (found, again):
+        solve_nonnegative(cupy.asarray(targets), cupy.asarray(gram), rows, 3, 0.0, **options)
+    largest = max(np.abs(targets).max(), 1)
+    assert np.abs(found.get() - expected).max() <= 30 * (rank + 2) * np.finfo(dtype).eps * largest
+    assert found.get().tobytes() == again.get().tobytes()
+
+
+def test_hals_stops_and_keeps_nan():
+    rows = cupy.ones((5, 2))
+    gram, targets = cupy.asarray([[2.0, 1.0], [1.0, 2.0]]), cupy.asarray([[4.0, 1.0]] * 5)
+    targets[3, 0] = cupy.nan
+    solve_nonnegative(targets, gram, rows, 100, 0.0)
+    np.testing.assert_array_equal(rows[:3].get(), [[2, 0]] * 3)
+    assert cupy.isnan(rows[3, 0])
 
 
 @pytest.mark.usefixtures("rows")
