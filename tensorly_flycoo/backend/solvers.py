@@ -42,9 +42,10 @@ def hals_nnls(original):
         if not is_served or given["nonzero_rows"] or given["callback"] is not None:
             return original(*args, **kwargs)
         given = given | (_EXACT if given["exact"] else {})
-        rows = array_module(given["V"]).array(given["V"].T, order="C")  # V stays as it is
+        xp = array_module(given["V"])
+        rows = xp.array(given["V"].T, order="C")  # V stays as it is
         solve_nonnegative(
-            np.ascontiguousarray(given["UtM"].T), np.ascontiguousarray(given["UtU"]), rows,
+            xp.ascontiguousarray(given["UtM"].T), xp.ascontiguousarray(given["UtU"]), rows,
             given["n_iter_max"], given["tol"], sparsity=given["sparsity_coefficient"],
             ridge=given["ridge_coefficient"], smallest=given["epsilon"],
         )  # fmt: skip
