@@ -185,7 +185,8 @@ def _make_csc(values, row_ids, column_starts, shape):
         index_dtype = np.int32 if max(*shape, values.size) < 2**31 else np.int64
         indices, starts = row_ids.astype(index_dtype), column_starts.astype(index_dtype)
         # Values as they lie in records are apart, which cuSPARSE would not see.
-        return csc_matrix((array_module(values).ascontiguousarray(values), indices, starts), shape=shape)
+        values = array_module(values).ascontiguousarray(values)
+        return csc_matrix((values, indices, starts), shape=shape)
     from scipy.sparse import csc_array
 
     return csc_array((values, row_ids, column_starts.astype(row_ids.dtype)), shape=shape)
