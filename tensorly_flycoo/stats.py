@@ -67,6 +67,17 @@ class TensorStats:
     modes: tuple[ModeStats, ...]
     nbytes: dict[str, int]
 
+    @property
+    def rank_limit(self):
+        """The largest rank of a CP model that has no more free numbers than there are nonzeros.
+
+        A component has one for each row that is not empty, but for its scale in all modes but one.
+        More components fit anything; how many are sensible, fits of held-out nonzeros say.
+        """
+        num_rows = sum(mode.size - mode.num_empty_rows for mode in self.modes)
+        num_distinct = self.nnz - self.num_duplicates - self.num_zeros
+        return max(0, num_distinct) // max(1, num_rows - len(self.modes) + 1)
+
     def _facts(self):
         return {
             "shape": " x ".join(map(str, self.shape)),
@@ -75,6 +86,7 @@ class TensorStats:
             "density": f"{self.density:.3g}",
             "duplicates": f"{self.num_duplicates:,}",
             "zeros": f"{self.num_zeros:,}",
+            "rank, at most": f"{self.rank_limit:,}",
             **{f"memory, {name}": f"{n / 1e6:,.1f} MB" for name, n in self.nbytes.items()},
         }
 
@@ -144,6 +156,7 @@ def stats(x):
     density             0.333
     duplicates          0
     zeros               0
+    rank, at most       1
     memory, remap       0.0 MB
     memory, replicated  0.0 MB
     memory, indexed     0.0 MB

@@ -35,6 +35,14 @@ def test_modes(skew):
         assert math.isclose(described.gini, gini(counts), abs_tol=1e-12)
 
 
+def test_the_rank_that_the_nonzeros_allow():
+    """Of 6 x 9 cells, each component takes 6 + 9 - 1 numbers."""
+    coords = np.array(np.nonzero(np.ones((6, 9))))
+    assert stats(FlycooTensor(coords, np.ones(54), (10, 9), device="cpu")).rank_limit == 54 // 14
+    assert stats(FlycooTensor([[1], [2]], [1.0], (2, 3), device="cpu")).rank_limit == 1
+    assert stats(FlycooTensor([[], []], [], (2, 3), device="cpu")).rank_limit == 0
+
+
 def test_memory():
     x = make_problem(SHAPE, 500, dtype="float32").tensor(device="cpu")
     for layout, nbytes in stats(x).nbytes.items():
@@ -71,7 +79,7 @@ def test_text_and_html():
     for text in (str(found), found._repr_html_()):
         for fact in ("30 x 3 x 400", "float64", f"{found.nnz:,}", "memory, remap", "Gini"):
             assert fact in text
-    assert found._repr_html_().count("<tr>") == 9 + 4
+    assert found._repr_html_().count("<tr>") == 10 + 4
 
 
 def test_other_things():
