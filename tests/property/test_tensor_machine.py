@@ -19,7 +19,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from strategies import nonzeros
+from strategies import Nonzeros, seeds, sizes
 
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.engines import cpu, reference
@@ -42,6 +42,19 @@ DUPLICATES = [
     lambda x: 0.25 * (x * 4),
     lambda x: FlycooTensor.from_coo(x.to_coo(), layout=x.layout),
 ]
+
+#: How many nonzeros are drawn: most often enough for several tiles and buckets.
+NNZS = st.sampled_from([60, 30, 17, 5, 1, 0])
+
+
+@st.composite
+def nonzeros(draw):
+    """Draw nonzeros from a seed: there is little to shrink, and the story matters more."""
+    shape, nnz = tuple(draw(st.lists(sizes, min_size=1, max_size=3))), draw(NNZS)
+    random = np.random.default_rng(draw(seeds))
+    coords = np.stack([random.integers(0, size, nnz) for size in shape])
+    factors = [random.standard_normal((size, 3)) for size in shape]
+    return Nonzeros(coords, random.standard_normal(nnz), shape, factors)
 
 
 class FailingAllocators:
@@ -88,7 +101,7 @@ def interrupted_launch(failing, fails_after):
 
 
 class TensorMachine(RuleBasedStateMachine):
-    @initialize(drawn=nonzeros(max_ndim=3), layout=LAYOUTS, is_single=st.booleans())
+    @initialize(drawn=nonzeros(), layout=LAYOUTS, is_single=st.booleans())
     def build(self, drawn, layout, is_single):
         self.drawn, self.layout = drawn, layout
         # Each dtype and ndim is a kernel to compile, so not all are crossed with all.
@@ -118,7 +131,7 @@ class TensorMachine(RuleBasedStateMachine):
 
     @invariant()
     def is_right(self):
-        """In the turn that the tensor is in, so that it stays where it is."""
+        """In the turn that the tensor is in, so that it stays there; and T_out is poisoned."""
         assert self.x.layout == self.layout
         assert self.x.dtype == self.dtype
         first = 0
@@ -128,6 +141,9 @@ class TensorMachine(RuleBasedStateMachine):
         for mode in range(self.x.ndim):
             self.compute((first + mode) % self.x.ndim)
         assert [array.tobytes() for array in self.x.nonzeros()] == self.nonzeros
+        if self.layout == "remap":
+            self.x._layout.spare[...] = 0
+            self.x._layout.record_format.values(self.x._layout.spare)[...] = np.nan
 
     @rule(mode=MODES)
     def go_to_a_mode(self, mode):
@@ -165,7 +181,7 @@ class TensorMachine(RuleBasedStateMachine):
             thread.join()
         assert errors == []
 
-    @rule(mode=MODES, failing=st.integers(0, 6), is_strided=st.booleans())
+    @rule(mode=MODES, failing=st.integers(0, 4), is_strided=st.booleans())
     def run_out_of_memory(self, mode, failing, is_strided):
         mode = mode % self.x.ndim
         factors = [np.asfortranarray(f) for f in self.factors] if is_strided else self.factors
@@ -173,7 +189,7 @@ class TensorMachine(RuleBasedStateMachine):
         assert message is None or f"mttkrp of mode {mode} and rank 3" in message
         assert message is not None or result.tobytes() == self.expected[mode]
 
-    @rule(layout=LAYOUTS, failing=st.integers(0, 40))
+    @rule(layout=LAYOUTS, failing=st.integers(0, 30))
     def run_out_of_memory_while_building(self, layout, failing):
         x, message = self.starve(lambda: self.make(layout), failing)
         assert message is None or "building a FlycooTensor" in message
@@ -192,7 +208,7 @@ class TensorMachine(RuleBasedStateMachine):
         assert held == []
         return None, message
 
-    @rule(mode=MODES, failing=st.integers(0, 4), fails_after=st.booleans())
+    @rule(mode=MODES, failing=st.integers(0, 2), fails_after=st.booleans())
     def interrupt_a_launch(self, mode, failing, fails_after):
         mode, result = mode % self.x.ndim, None
         with contextlib.suppress(KeyboardInterrupt), interrupted_launch(failing, fails_after):
@@ -224,5 +240,5 @@ def small_tiles_and_threads_as_before(monkeypatch):
 
 TestTensorMachine = TensorMachine.TestCase
 TestTensorMachine.settings = settings(
-    max_examples=200, stateful_step_count=12, deadline=None, database=None
+    max_examples=200, stateful_step_count=25, deadline=None, database=None
 )
