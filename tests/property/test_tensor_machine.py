@@ -240,5 +240,5 @@ def small_tiles_and_threads_as_before(monkeypatch):
 
 TestTensorMachine = TensorMachine.TestCase
 TestTensorMachine.settings = settings(
-    max_examples=200, stateful_step_count=25, deadline=None, database=None
+    max_examples=200, stateful_step_count=20, deadline=None, database=None
 )
