@@ -17,8 +17,8 @@ from tensorly_flycoo.array_modules import move
 from tensorly_flycoo.engines import reference
 from tensorly_flycoo.testing import planted_tensor
 
-SHAPE, NNZ, RANK = (30, 2, 40), 900, 7
-ALS_SHAPE, ALS_RANK, NUM_ITERATIONS = (12, 9, 10), 4, 6
+SHAPE, NNZ, RANK = (30, 2, 40), 900, 3
+ALS_SHAPE, ALS_RANK, NUM_ITERATIONS = (12, 9, 10), 3, 6
 
 #: What few draws of rounding errors do not meet, as in `rounding`.
 _SAFETY = 10
@@ -71,7 +71,7 @@ def assert_within_bound(found, coords, values, factors, mode, device):
     assert (np.abs(found - reference.mttkrp(*arguments)) <= bound).all()
 
 
-def check_matrices_are_multiplied(device, layout, dtype, sizes=(5, 6, 7), rank=7):
+def check_matrices_are_multiplied(device, layout, dtype, sizes=(5, 6, 7), rank=3):
     """Columns that are matrices, row by row: the MTTKRP of each mode is a product of two of them.
 
     T[ij, jk, ik] = 1, so mode 2 gives A B, mode 0 gives C B^T and mode 1 gives A^T C.
