@@ -52,7 +52,7 @@ def mttkrp(x, factors, mode, *, weights=None, out=None):
 
     The workspace is one row of `out` for every 2,048 nonzeros. Each element has an error of at
     most ``(row_nnz + ndim) * eps`` times the same sum of absolute values. The result is the same to
-    the bit for any number of threads, in every run and in both layouts.
+    the bit for any number of threads, in every run and in every layout.
 
     References
     ----------

@@ -306,7 +306,7 @@ def mttkrp(coords, values, shape, factors, mode):
     return output
 
 
-def mttkrp_error_bound(coords, values, shape, factors, mode, dtype):
+def mttkrp_error_bound(coords, values, shape, factors, mode, dtype, *, flush_to_zero=False):
     """Bound the rounding error of an MTTKRP computed in `dtype`, entry by entry.
 
     ``(row_nnz + ndim) * (eps * MTTKRP(|X|, |Y|) + smallest_subnormal)``. A product takes ndim - 1
@@ -319,6 +319,9 @@ def mttkrp_error_bound(coords, values, shape, factors, mode, dtype):
         As for `mttkrp`.
     dtype : dtype
         Floating type of the result under test, in which `values` and `factors` are exact.
+    flush_to_zero : bool
+        Whether what is under test flushes subnormals to zero, as our CUDA kernels do. Then each
+        operation may lose up to the smallest normal number on top: row_nnz * ndim of them.
 
     Returns
     -------
@@ -326,8 +329,8 @@ def mttkrp_error_bound(coords, values, shape, factors, mode, dtype):
 
     Notes
     -----
-    The last term covers gradual underflow if the factors that follow are at most 1 in magnitude.
-    Overflow, and hardware that flushes subnormals to zero, are outside the bound.
+    The terms for underflow suffice if the factors that follow are at most 1 in magnitude. Overflow
+    is outside the bound.
 
     References
     ----------
@@ -344,7 +347,8 @@ def mttkrp_error_bound(coords, values, shape, factors, mode, dtype):
     row_nnz = np.bincount(coords[mode], minlength=shape[mode])
     magnitude = mttkrp(coords, np.abs(values), shape, [np.abs(f) for f in factors], mode)
     per_rounding = float(limits.eps) * magnitude + float(limits.smallest_subnormal)
-    return (row_nnz[:, np.newaxis] + len(shape)) * per_rounding
+    flushed = row_nnz[:, np.newaxis] * len(shape) * float(limits.tiny) if flush_to_zero else 0.0
+    return (row_nnz[:, np.newaxis] + len(shape)) * per_rounding + flushed
 
 
 def ttmc(coords, values, shape, factors, mode):

@@ -7,9 +7,10 @@ another process wants a core, and another layer must not be entered by two threa
 
 import contextlib
 import os
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from queue import Empty, SimpleQueue
+from threading import Event
 
 import numba
 
@@ -31,16 +32,29 @@ def run_parallel(loop, count, *arguments):
     parts: SimpleQueue = SimpleQueue()
     for part in pairwise(edges):
         parts.put(part)
-    helpers = [
-        _get_pool().submit(_run_parts, loop, parts, arguments) for _ in range(1, num_threads)
-    ]
+    begun: list[Event] = []  # of each helper that may have a part, whether it is done
+    try:
+        try:
+            helpers = [
+                _get_pool().submit(_help, loop, parts, arguments, begun)
+                for _ in range(1, num_threads)
+            ]
+            _run_parts(loop, parts, arguments)
+        finally:
+            _stop(parts, begun)
+    finally:
+        _stop(parts, begun)  # again, for an interrupt may have come before the first had done it
+    for helper in helpers:
+        helper.result()
+
+
+def _help(loop, parts, arguments, begun):
+    done = Event()
+    begun.append(done)
     try:
         _run_parts(loop, parts, arguments)
     finally:
-        _drain(parts)
-        _wait_for_all(helpers)
-    for helper in helpers:
-        helper.result()
+        done.set()
 
 
 def _run_parts(loop, parts, arguments):
@@ -49,12 +63,17 @@ def _run_parts(loop, parts, arguments):
             loop(*parts.get_nowait(), *arguments)
 
 
-def _wait_for_all(helpers):
-    """Wait until all are done, and only then let an interrupt through."""
+def _stop(parts, begun):
+    """Take back the parts that nobody has, wait for the others, and only then let an interrupt out.
+
+    A helper that begins later, and is not in the list yet, finds no part.
+    """
+    _drain(parts)
     interrupt = None
-    while not all(helper.done() for helper in helpers):
+    while not all(done.is_set() for done in begun):
         try:
-            wait(helpers)
+            for done in begun:
+                done.wait()
         except KeyboardInterrupt as error:
             interrupt = error
     if interrupt is not None:

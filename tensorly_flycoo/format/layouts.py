@@ -181,8 +181,9 @@ class RemapLayout:
 
     def swap(self):
         """Make T_out, now complete, the tensor: the next mode is resident."""
-        self.records, self.spare = self.spare, self.records
-        self.mode = (self.mode + 1) % self.record_format.ndim
+        mode = (self.mode + 1) % self.record_format.ndim
+        # One statement without a call, where KeyboardInterrupt could come in between.
+        self.records, self.spare, self.mode = self.spare, self.records, mode
 
     @property
     def nbytes(self):

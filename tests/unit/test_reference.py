@@ -245,6 +245,14 @@ class TestErrorBound:
         assert bound[0, 0] == pytest.approx(4 * np.finfo(np.float64).eps * 20, rel=1e-12, abs=0)
         assert bound[1, 0] == 2 * tiny
 
+    def test_flushing_adds_the_smallest_normal_for_each_operation(self):
+        factors = [np.ones((2, 1)), np.zeros((1, 1))]
+        arguments = (np.array([[0, 0, 1], [0, 0, 0]]), np.ones(3), (2, 1), factors, 0, np.float32)
+        added = reference.mttkrp_error_bound(*arguments, flush_to_zero=True)
+        added -= reference.mttkrp_error_bound(*arguments)
+        tiny = float(np.finfo(np.float32).tiny)
+        np.testing.assert_allclose(added.ravel(), [4 * tiny, 2 * tiny], rtol=1e-15)
+
     def test_float32_arithmetic_keeps_within_it(self):
         rng = np.random.default_rng(6)
         shape = (3, 4, 5)

@@ -8,6 +8,7 @@ import time
 import numba
 import numpy as np
 import pytest
+from interrupting import for_each_place
 
 from tensorly_flycoo.engines import threads
 from tensorly_flycoo.engines.threads import run_parallel
@@ -120,6 +121,18 @@ def test_an_interrupt_comes_out_when_nothing_runs_any_more(two_threads, interrup
     with pytest.raises(KeyboardInterrupt):
         run_parallel(loop, 8)
     assert loop.num_running == 0
+
+
+def test_an_interrupt_anywhere_comes_out_when_nothing_runs_any_more(num_threads):
+    """Also while helpers are being called, and while they are waited for."""
+    loop = Loop(lambda first, last: time.sleep(0.001))
+    num_places = 0
+    for interrupt in for_each_place(lambda: run_parallel(loop, 16)):
+        num_places += 1
+        assert loop.num_running == 0, interrupt
+        time.sleep(0.002)
+        assert loop.num_running == 0, interrupt
+    assert num_places > 20
 
 
 def test_many_callers_at_once(two_threads):

@@ -1,0 +1,64 @@
+"""Each "yes" of the table in tests/README.md, repeated: the same bits, function by function."""
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import determinism
+import numba
+import pytest
+from determinism import compute_digests
+
+NUM_REPEATS = 20
+SCRIPT = Path(determinism.__file__)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return compute_digests("cpu", "remap")
+
+
+def test_in_the_same_process(expected):
+    for _ in range(NUM_REPEATS):
+        assert compute_digests("cpu", "remap") == expected
+
+
+def test_in_another_layout(expected):
+    for layout in itertools.islice(itertools.cycle(["replicated", "indexed"]), NUM_REPEATS):
+        assert compute_digests("cpu", layout) == expected
+
+
+def test_with_another_number_of_threads(expected, monkeypatch):
+    """Also with more than there are: then helpers take turns."""
+    for count in itertools.islice(itertools.cycle([1, 2, 3, 16]), NUM_REPEATS):
+        monkeypatch.setattr(numba, "get_num_threads", lambda count=count: count)
+        assert compute_digests("cpu", "remap") == expected
+
+
+def test_in_new_processes(expected):
+    """With other hashes and numbers of threads; tests/README.md says how to start more of them."""
+    environments = [
+        {**os.environ, "NUMBA_NUM_THREADS": str(n), "PYTHONHASHSEED": str(n)} for n in (1, 3)
+    ]
+    command = [sys.executable, str(SCRIPT), "cpu", "remap"]
+    processes = [
+        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+        for env in environments
+    ]
+    outputs = [process.communicate()[0] for process in processes]
+    lines = [f"{name}: {digest}" for name, digest in expected.items()]
+    assert [output.splitlines() for output in outputs] == [lines] * len(processes)
+
+
+def test_other_values_have_other_digests(expected, monkeypatch):
+    """So that the tests above can fail: one value differs by a part in 2**23."""
+    coords, values = determinism.draw_nonzeros()
+    values[17] *= 1 + 2.0**-23
+    monkeypatch.setattr(determinism, "draw_nonzeros", lambda: (coords, values))
+    found = compute_digests("cpu", "remap")
+    assert found.keys() == expected.keys()
+    same = {name for name in found if found[name] == expected[name]}
+    assert "mttkrp" not in same
+    assert "FlycooTensor, nonzeros" not in same
