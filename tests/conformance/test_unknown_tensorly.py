@@ -13,13 +13,19 @@ from tensorly_flycoo.backend.known import DEPENDENTS, PARAMETERS, find_module, f
 #: Changes TensorLy in a child of its own for each case, imports the package and tries everything.
 _SCRIPT = """
 import functools, importlib, json, os, sys
-import sparse, tensorly as tl, types
+import numpy as np, sparse, tensorly as tl, types
 import tensorly.decomposition, tensorly.tenalg.svd
 
 # The kernels are loaded once, by a package whose backend is not registered yet.
 not_yet = sys.modules["tensorly_flycoo.backend"] = types.ModuleType("tensorly_flycoo.backend")
 not_yet.register = lambda: None
 import tensorly_flycoo
+
+x = abs(sparse.random((5, 4, 3), density=0.4, random_state=0))
+dense = x.todense()
+mask = sparse.COO([[0], [0], [0]], [0.0], x.shape, fill_value=1.0)
+for mode in range(3):
+    tensorly_flycoo.mttkrp(x, [np.ones((size, 2)) for size in x.shape], mode)
 
 def change(label, way):
     module_name, _, name = label.rpartition(".")
@@ -52,8 +58,6 @@ def try_everything(label, way):
     import tensorly_flycoo.backend
     tensorly_flycoo.backend.register()
     tl.set_backend("flycoo")
-    x = abs(sparse.random((5, 4, 3), density=0.4, random_state=0))
-    mask = sparse.COO([[0], [0], [0]], [0.0], x.shape, fill_value=1.0)
     results = {}
 
     def decompose(key, name, x=x, rank=2, **options):
@@ -70,12 +74,8 @@ def try_everything(label, way):
     decompose("tucker", "tucker", rank=[2, 2, 2], **few)
     decompose("randomised", "randomised_parafac", n_samples=5, **few, init="random")
     decompose("train", "tensor_train", rank=[1, 2, 2, 1])
-    decompose("dense", "parafac", x.todense(), **few, init="random")
+    decompose("dense", "parafac", dense, **few, init="random")
     return results
-
-x = sparse.random((5, 4, 3), density=0.4, random_state=0)
-for mode in range(3):
-    tensorly_flycoo.mttkrp(x, [x.sum(axis=(0, 1, 2)) + sparse.random((n, 2), density=1).todense() for n in x.shape], mode)
 
 for label, way in json.loads(sys.argv[1]):
     reader, writer = os.pipe()
@@ -101,22 +101,16 @@ _SVD_STARTS = {"svd", "hals", "tucker"}
 _CASES = [
     (f"{_SVD}.truncated_svd", "not", set(), set()),
     (f"{_CP}.error_calc", "others", _PARAFAC, set()),
-    (f"{_CP}.error_calc", "gone", _PARAFAC, {"dense"}),
     (f"{_CP}.initialize_cp", "others", {*_PARAFAC, "randomised"}, set()),
     (f"{_CP}.initialize_cp", "gone", {*_PARAFAC, "randomised"}, {"dense"}),
     (f"{_CP}.svd_interface", "others", {"svd", "hals"}, set()),
-    (f"{_CP}.svd_interface", "wrapped", set(), set()),
     (f"{_CP}.cp_to_tensor", "others", {"randomised"}, set()),
     ("tensorly.cp_to_tensor", "others", {"mask"}, set()),
     ("tensorly.cp_to_tensor", "gone", {*_PARAFAC, "nn"}, set()),
-    (f"{_DECOMPOSITION}._nn_cp.initialize_cp", "others", {"nn", "hals"}, set()),
     (f"{_DECOMPOSITION}._nn_cp.hals_nnls", "others", set(), set()),
-    (f"{_DECOMPOSITION}._constrained_cp.admm", "others", set(), set()),
-    (f"{_DECOMPOSITION}.parafac", "others", _PARAFAC, set()),
     (f"{_DECOMPOSITION}.parafac", "wrapped", _PARAFAC, set()),
     (f"{_DECOMPOSITION}.tensor_train", "others", {"train"}, set()),
     (f"{_DECOMPOSITION}.tensor_train", "gone", set(), {"train"}),
-    (f"{_DECOMPOSITION}._tucker.initialize_tucker", "others", {"tucker"}, set()),
     (f"{_DECOMPOSITION}._tucker.initialize_tucker", "gone", {"tucker"}, set()),
     (
         "tensorly.tenalg.unfolding_dot_khatri_rao",
@@ -126,7 +120,6 @@ _CASES = [
     ),
     ("tensorly.tenalg.higher_order_moment", "gone", set(), set()),
     (f"{_SVD}.make_svd_non_negative", "others", {"hals"}, set()),
-    (f"{_SVD}.make_svd_non_negative", "gone", set(), {"hals"}),
     (f"{_SVD}.truncated_svd", "rows", _SVD_STARTS, set()),
 ]
 
