@@ -113,9 +113,12 @@ class TnsParser:
 
     def _start(self, block):
         """Take the header off the first block; find the number of modes, if it is there."""
-        header_shape, ndim, end = read_header(block)
-        if self._shape is None and header_shape is not None:
-            self._shape = check_shape(header_shape)
+        try:
+            header_shape, ndim, end = read_header(block)
+            if self._shape is None and header_shape is not None:
+                self._shape = check_shape(header_shape)
+        except ValueError as error:
+            raise ValueError(f"{self._path}, header: {error}") from None
         if self._shape is not None:
             self._sizes = np.array(self._shape, np.uint64)
         elif ndim is not None:

@@ -137,8 +137,11 @@ def test_wrong_header(tmp_path):
         read_tns(write(tmp_path, "3\n4 5 6 7\n1 1 1 1\n"))
     with pytest.raises(ValueError, match=r"line 3: index 3 .*: the shape is \(1, 2, 3\)"):
         read_tns(write(tmp_path, "1 2 3\n1 1 2 5\n1 3 1 5\n"))  # a value was forgotten
-    with pytest.raises(ValueError, match=r"shape\[1\] is 0"):
+    with pytest.raises(ValueError, match=r"x\.tns, header: shape\[1\] is 0"):
         read_tns(write(tmp_path, "# shape: 3 0\n1 1 1\n"))
+    for text in (f"# shape: {'9' * 5000}\n", f"{'9' * 5000}\n1 1 1\n"):
+        with pytest.raises(ValueError, match=r"x\.tns, header: .* 5000 digits"):
+            read_tns(write(tmp_path, text))
 
 
 def test_arguments(tmp_path):
