@@ -144,6 +144,15 @@ def test_wrong_header(tmp_path):
             read_tns(write(tmp_path, text))
 
 
+@pytest.mark.parametrize("header", ["", f"# shape: {'2 ' * 65}\n"])
+def test_too_many_modes_for_a_file(tmp_path, header):
+    path = write(tmp_path, f"{header}{'1 ' * 65}2.0\n")
+    with pytest.raises(ValueError, match=r"x\.tns, header: 65 modes, expected at most 64"):
+        read_tns(path)
+    assert tns.read_nonzeros(path, (2,) * 65, 1, None)[0].shape == (65, 1)
+    assert tns.read_nonzeros(write(tmp_path, f"{'1 ' * 64}2.0\n"), None, 1, None)[1] == [2.0]
+
+
 def test_arguments(tmp_path):
     path = write(tmp_path, PLAIN)
     with pytest.raises(ValueError, match="index_base is 2, expected 1 or 0"):
