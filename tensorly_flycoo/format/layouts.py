@@ -181,8 +181,9 @@ class RemapLayout:
 
     def swap(self):
         """Make T_out, now complete, the tensor: the next mode is resident."""
-        self.records, self.spare = self.spare, self.records
-        self.mode = (self.mode + 1) % self.record_format.ndim
+        next_mode = (self.mode + 1) % self.record_format.ndim
+        # Nothing is called from here on, so that no fork of another thread comes in between.
+        self.records, self.spare, self.mode = self.spare, self.records, next_mode
 
     @property
     def nbytes(self):

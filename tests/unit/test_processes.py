@@ -84,7 +84,7 @@ def test_processes(method):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_while_another_thread_computes():
-    """A child must not wait for a lock that a thread held which it does not have."""
+    """A child must not wait for a lock of the tensor that a thread held which it has not."""
     x, factors = make_tensor()
     expected, is_done = compute_all(x, factors), threading.Event()
 
@@ -96,9 +96,9 @@ def test_a_fork_while_another_thread_computes():
     thread.start()
     context = multiprocessing.get_context("fork")
     try:
-        for _ in range(5):
-            y, (ours, theirs) = make_tensor()[0], context.Pipe()
-            child = context.Process(target=send_result, args=(theirs, y, factors))
+        for _ in range(20):
+            ours, theirs = context.Pipe()
+            child = context.Process(target=send_result, args=(theirs, x, factors))
             child.start()
             assert ours.poll(60), "the child hangs"
             assert ours.recv() == expected
