@@ -2,13 +2,13 @@
 
 import contextlib
 import os
-import zipfile
 from pathlib import Path
 
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 
 from .array_modules import move
+from .io.npz import open_arrays
 
 #: Number of the layout of the file; other numbers are refused.
 _FORMAT = 1
@@ -117,19 +117,21 @@ def load_checkpoint(path):
         ...
     FileNotFoundError: [Errno 2] No such file or directory: '/nowhere.npz'
     """
-    with open(path, "rb") as file:
-        try:
-            with np.load(file, allow_pickle=False) as archive:
-                arrays = dict(archive)
-            number = int(arrays.pop("format"))
-            if number == _FORMAT:
-                weights, errors = arrays.pop("weights"), arrays.pop("errors").tolist()
-                factors = [arrays[f"factor_{n}"] for n in range(len(arrays))]
-                return ResumedCP((weights, factors), errors)
-        except (ValueError, KeyError, IndexError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            message = f"{path} is no checkpoint of parafac, or is damaged: {error}"
-            raise ValueError(message) from error
+    with open_arrays(path, _damage_error, takes_fortran=True) as reader:
+        arrays = {name: reader.read(name) for name in reader.names()}
+    try:
+        number = int(arrays.pop("format"))
+        if number == _FORMAT:
+            weights, errors = arrays.pop("weights"), arrays.pop("errors").tolist()
+            factors = [arrays[f"factor_{n}"] for n in range(len(arrays))]
+            return ResumedCP((weights, factors), errors)
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise _damage_error(path, error) from error
     raise ValueError(
         f"{path} has format {number}, expected {_FORMAT}: a later version of tensorly-flycoo "
         "wrote it"
     )
+
+
+def _damage_error(path, reason):
+    return ValueError(f"{path} is no checkpoint of parafac, or is damaged: {reason}")

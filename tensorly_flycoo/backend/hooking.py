@@ -5,26 +5,51 @@ import functools
 from tensorly.backend import BackendManager
 
 from .arrays import find_sparse
-from .redirect import redirect
+from .known import DEPENDENTS, find_module, find_problem, refuse_unknown
+from .redirect import can_redirect, redirect
 
 
 def hook_method(tenalg, name, ours, check_dense=None):
-    """Put a hook around a function of a backend of the tensor algebra."""
-    tenalg.register_method(name, hook(getattr(tenalg, name), ours, check_dense=check_dense))
+    """Put a hook around a function of a backend of the tensor algebra, if it has that."""
+    original = getattr(tenalg, name, None)
+    if original is None:  # who calls it will say so
+        return
+    problem = find_problem(f"tensorly.tenalg.{name}", original)
+    if problem:
+        ours, check_dense = refuse_unknown(problem), None
+    tenalg.register_method(name, hook(original, ours, check_dense=check_dense))
 
 
-def hook_function(module, name, make_ours, takes_dense=False):
+def hook_function(module_name, name, make_ours, takes_dense=False):
     """Put a hook around the function that a module has by that name.
 
-    ``make_ours(original)`` is what is called; see `hook`.
+    ``make_ours(original)`` is what is called; see `hook`. Where there is none that is known, the
+    decompositions that depend on it refuse sparse tensors.
     """
-    original = getattr(module, name)
-    setattr(module, name, hook(original, make_ours(original), takes_dense=takes_dense))
+    label, module = f"{module_name}.{name}", find_module(module_name)
+    original = getattr(module, name, None)
+    problem = find_problem(label, original)
+    if problem and (original is None or takes_dense):
+        for dependent in DEPENDENTS.get(label, ()):
+            hook_everywhere(dependent, lambda original: refuse_unknown(problem))
+        return
+    ours = refuse_unknown(problem) if problem else make_ours(original)
+    setattr(module, name, hook(original, ours, takes_dense=takes_dense))
 
 
-def hook_everywhere(function, make_ours):
-    """Put a hook into a function itself, so that names that were bound to it before have it too."""
-    redirect(function, lambda original: hook(original, make_ours(original)))
+def hook_everywhere(name, make_ours):
+    """Put a hook into a decomposition itself, so that names bound to it before have it too."""
+    module_name = "tensorly.decomposition"
+    module = find_module(module_name)
+    original = getattr(module, name, None)
+    if original is None:
+        return
+    problem = find_problem(f"{module_name}.{name}", original)
+    if problem or not can_redirect(original):
+        refuse = refuse_unknown(problem or f"{name} is no plain function")
+        setattr(module, name, hook(original, refuse))
+        return
+    redirect(original, lambda original: hook(original, make_ours(original)))
 
 
 def hook(original, ours, takes_dense=False, check_dense=None):

@@ -1,7 +1,6 @@
 """Hooks in TensorLy's tensor algebra that act on sparse tensors under "flycoo", and only there."""
 
 import functools
-import importlib
 import inspect
 
 import numpy as np
@@ -18,7 +17,8 @@ from ..nndsvd import make_left_vectors_non_negative
 from ..svd import LazyMatrix, LazySVD, Unfolding
 from . import algebra, decompositions, masked, solvers
 from .arrays import find_sparse
-from .hooking import hook, hook_everywhere, hook_function, hook_method
+from .hooking import hook_everywhere, hook_function, hook_method
+from .known import find_module
 from .refusals import DENSE_BY_NATURE, DENSE_MODULES, install_refusals
 from .resuming import State, take_up
 
@@ -39,17 +39,6 @@ _TENALG_BACKENDS = (
     ("tensorly.tenalg.core_tenalg", "CoreTenalgBackend"),
     ("tensorly.tenalg.einsum_tenalg", "EinsumTenalgBackend"),
 )
-_ERROR_CALC_MODULES = ("tensorly.decomposition._cp", "tensorly.decomposition._nn_cp")
-#: Where decompositions begin, in each module that has the name.
-_INITIALIZERS = (
-    ("tensorly.decomposition._cp", "initialize_cp"),
-    ("tensorly.decomposition._nn_cp", "initialize_cp"),
-    ("tensorly.decomposition._constrained_cp", "initialize_constrained_parafac"),
-)
-_ERROR_CALC_PARAMETERS = [
-    "tensor", "norm_tensor", "weights", "factors", "sparsity", "mask", "mttkrp",
-]  # fmt: skip
-
 #: What is done in another way for dense arrays under flycoo: for factors.
 _FOR_DENSE = (
     ("tensorly.decomposition._cp", "cp_to_tensor", decompositions.cp_to_tensor),
@@ -63,23 +52,15 @@ _FOR_DENSE = (
 def install_hooks():
     """Put the hooks in place, once."""
     for module_name, class_name in _TENALG_BACKENDS:
-        _install_tenalg_hooks(getattr(importlib.import_module(module_name), class_name))
-    for module_name in _ERROR_CALC_MODULES:
-        module = importlib.import_module(module_name)
-        if hasattr(module, "error_calc"):  # not every TensorLy imports it in both
-            hook_function(module, "error_calc", _error_calc)
-    for module_name, name in _INITIALIZERS:
-        hook_function(importlib.import_module(module_name), name, _initialize)
-    cp_module = importlib.import_module("tensorly.decomposition._cp")
-    hook_function(cp_module, "svd_interface", masked.svd_interface)
-    hook_function(tl, "cp_to_tensor", masked.cp_to_tensor)
-    tucker_module = importlib.import_module("tensorly.decomposition._tucker")
-    hook_function(tucker_module, "initialize_tucker", decompositions.initialize_tucker)
+        tenalg = getattr(find_module(module_name), class_name, None)
+        if tenalg is not None:
+            _install_tenalg_hooks(tenalg)
+    for module_name, name, make_ours in _FOR_SPARSE:
+        hook_function(module_name, name, make_ours)
     for module_name, name, make_ours in _FOR_DENSE:
-        hook_function(importlib.import_module(module_name), name, make_ours, takes_dense=True)
-    _install_svd_hooks(importlib.import_module("tensorly.tenalg.svd"))
+        hook_function(module_name, name, make_ours, takes_dense=True)
     for name, make_ours in decompositions.MAKERS.items():
-        hook_everywhere(getattr(tl.decomposition, name), make_ours)
+        hook_everywhere(name, make_ours)
     # Last, so that what has a hook has it above.
     for module_name in (*DENSE_BY_NATURE, *DENSE_MODULES):
         if "contrib" not in module_name:  # which TensorLy does not load by itself
@@ -94,13 +75,6 @@ def _install_tenalg_hooks(tenalg):
     hook_method(tenalg, "khatri_rao", algebra.khatri_rao, algebra.check_khatri_rao_fits)
     for name, reason in _DENSE_FUNCTIONS.items():
         hook_method(tenalg, name, functools.partial(_refuse, name, reason))
-
-
-def _install_svd_hooks(module):
-    module.randomized_svd = hook(module.randomized_svd, _randomized_svd)
-    refuse = functools.partial(_refuse, "svd.symeig_svd", _NO_SYMEIG)
-    module.symeig_svd = hook(module.symeig_svd, refuse)
-    module.make_svd_non_negative = hook(module.make_svd_non_negative, _make_svd_non_negative)
 
 
 def _unfolding_dot_khatri_rao(tensor, cp_tensor, mode):
@@ -184,15 +158,9 @@ def _error_calc(original):
     It forms the full tensor wherever it is not given one (callbacks and line search).
     """
     signature = inspect.signature(original)
-    is_known = list(signature.parameters) == _ERROR_CALC_PARAMETERS
 
     @functools.wraps(original)
     def error_calc(tensor, *args, **kwargs):
-        if not is_known:
-            raise RuntimeError(
-                f"the signature of error_calc in TensorLy {tl.__version__} is not known to "
-                "tensorly-flycoo: parafac runs without callback, linesearch, mask and sparsity"
-            )
         bound = signature.bind(tensor, *args, **kwargs).arguments
         has_mask = isinstance(tensor, MaskedTensor)  # else no decomposition has taken a mask
         for option in ("sparsity",) if has_mask else ("mask", "sparsity"):
@@ -233,3 +201,24 @@ def _make_svd_non_negative(tensor, U, S, V, nntype=True):
     unfolding = tensor if isinstance(tensor, Unfolding) else Unfolding(tensor, 0)
     kind = "nndsvda" if nntype is True else nntype
     return make_left_vectors_non_negative(unfolding, U, S, kind), V
+
+
+#: What is done in another way for sparse tensors: where decompositions begin and end, in each
+#: module that has the name, and for singular vectors.
+_FOR_SPARSE = (
+    ("tensorly.decomposition._cp", "error_calc", _error_calc),
+    ("tensorly.decomposition._nn_cp", "error_calc", _error_calc),
+    ("tensorly.decomposition._cp", "initialize_cp", _initialize),
+    ("tensorly.decomposition._nn_cp", "initialize_cp", _initialize),
+    ("tensorly.decomposition._constrained_cp", "initialize_constrained_parafac", _initialize),
+    ("tensorly.decomposition._cp", "svd_interface", masked.svd_interface),
+    ("tensorly", "cp_to_tensor", masked.cp_to_tensor),
+    ("tensorly.decomposition._tucker", "initialize_tucker", decompositions.initialize_tucker),
+    ("tensorly.tenalg.svd", "randomized_svd", lambda original: _randomized_svd),
+    ("tensorly.tenalg.svd", "make_svd_non_negative", lambda original: _make_svd_non_negative),
+    (
+        "tensorly.tenalg.svd",
+        "symeig_svd",
+        lambda original: functools.partial(_refuse, "svd.symeig_svd", _NO_SYMEIG),
+    ),
+)

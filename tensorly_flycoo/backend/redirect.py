@@ -27,8 +27,7 @@ def redirect(function, make):
     >>> bound_before(3)
     7
     """
-    # Below what a hook has put around it in the namespace of its module.
-    function = inspect.unwrap(function, stop=lambda f: not hasattr(f, "_flycoo_hook"))
+    function = _below_hooks(function)
     if hasattr(function, "_flycoo_original"):
         return
     original = types.FunctionType(
@@ -41,6 +40,17 @@ def redirect(function, make):
     function.__signature__ = inspect.signature(original)
     function.__defaults__, function.__kwdefaults__ = None, {"_replacement": replacement}
     function.__code__ = _call.__code__
+
+
+def can_redirect(function):
+    """Say whether it is a plain function, without a closure."""
+    function = _below_hooks(function)
+    return isinstance(function, types.FunctionType) and function.__closure__ is None
+
+
+def _below_hooks(function):
+    """Return what is below the hook that the namespace of its module has around a function."""
+    return inspect.unwrap(function, stop=lambda f: not hasattr(f, "_flycoo_hook"))
 
 
 def _call(*args, _replacement, **kwargs):

@@ -5,14 +5,14 @@ TensorLy a sparse tensor is handed to comes to an array function of the backend,
 its own name.
 """
 
-import importlib
 import inspect
 
 from tensorly.backend import BackendManager
 
 from ..checks import densify_error
 from .arrays import find_sparse
-from .redirect import redirect
+from .known import find_module
+from .redirect import can_redirect, redirect
 
 _PARAFAC = "use tl.decomposition.parafac"
 _TUCKER = "use tl.decomposition.tucker"
@@ -90,7 +90,9 @@ METHODS = ("fit", "fit_transform", "predict", "transform")
 
 def install_refusals(module_name):
     """Make the functions of one module that are dense by nature say so; once."""
-    module = importlib.import_module(module_name)
+    module = find_module(module_name)
+    if module is None:
+        return
     reasons = DENSE_BY_NATURE.get(module_name)
     if reasons is None:
         reasons = dict.fromkeys(list_functions(module), DENSE_MODULES[module_name])
@@ -99,9 +101,14 @@ def install_refusals(module_name):
         label = f"{module_name.replace('tensorly', 'tl', 1)}.{name}"
         if inspect.isclass(original):
             for method in set(METHODS).intersection(vars(original)):
-                redirect(getattr(original, method), _refuse_sparse(f"{label}.{method}", reason))
+                _redirect(getattr(original, method), _refuse_sparse(f"{label}.{method}", reason))
         elif original is not None:
-            redirect(original, _refuse_sparse(label, reason))
+            _redirect(original, _refuse_sparse(label, reason))
+
+
+def _redirect(function, make):
+    if can_redirect(function):  # what is not is refused by the first array function that it calls
+        redirect(function, make)
 
 
 def list_functions(module):

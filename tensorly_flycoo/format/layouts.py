@@ -181,9 +181,10 @@ class RemapLayout:
 
     def swap(self):
         """Make T_out, now complete, the tensor: the next mode is resident."""
-        mode = (self.mode + 1) % self.record_format.ndim
-        # One statement without a call, where KeyboardInterrupt could come in between.
-        self.records, self.spare, self.mode = self.spare, self.records, mode
+        next_mode = (self.mode + 1) % self.record_format.ndim
+        # Nothing is called from here on: no KeyboardInterrupt, and no fork of another thread, comes
+        # in between.
+        self.records, self.spare, self.mode = self.spare, self.records, next_mode
 
     @property
     def nbytes(self):

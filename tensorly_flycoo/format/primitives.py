@@ -1,6 +1,9 @@
 """The operations on whole arrays of nonzeros of which building a tensor consists."""
 
+import os
 import threading
+import weakref
+from typing import ClassVar
 
 import numpy as np
 
@@ -208,7 +211,7 @@ class Primitives:
 
     def make_lock(self):
         """Make a lock under which to move records, and to read records that move."""
-        return threading.Lock()
+        return _Lock()
 
     def split_columns(self, records, record_format, mode, places):
         """Split records, in the order of `places` (None: as they lie), into three arrays.
@@ -270,3 +273,34 @@ def index_dtype(count, smallest="uint32"):
     """
     candidates = [np.dtype(smallest), np.dtype(np.uint32), np.dtype(np.uint64)]
     return next(dtype for dtype in candidates if count <= 2 ** (8 * dtype.itemsize))
+
+
+class _Lock:
+    """A lock that is free in a child process: the thread that held it is not there.
+
+    What it guards is whole then: a fork finds the records either before a swap or after it.
+    """
+
+    _all: ClassVar[weakref.WeakSet] = weakref.WeakSet()
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._all.add(self)
+
+    def __enter__(self):
+        self._lock.acquire()
+
+    def __exit__(self, *error):
+        self._lock.release()
+
+    def locked(self):
+        return self._lock.locked()
+
+    @classmethod
+    def free_all(cls):
+        for lock in cls._all:
+            lock._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_Lock.free_all)

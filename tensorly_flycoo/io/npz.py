@@ -29,8 +29,11 @@ def damage_error(path, reason):
 
 
 @contextlib.contextmanager
-def open_arrays(path):
-    """Open a .npz file, and yield the `ArrayReader` of it."""
+def open_arrays(path, make_error=damage_error, takes_fortran=False):
+    """Open a .npz file, and yield the `ArrayReader` of it.
+
+    ``make_error(path, reason)`` is raised where it is not what it should be.
+    """
     import zipfile
 
     with open(path, "rb") as file:
@@ -40,19 +43,21 @@ def open_arrays(path):
             if sum(sizes) > os.fstat(file.fileno()).st_size:
                 raise ValueError("its arrays are larger than the file")
         except Exception as error:
-            raise damage_error(path, error) from None
-        yield ArrayReader(path, archive)
+            raise make_error(path, error) from None
+        yield ArrayReader(path, archive, make_error, takes_fortran)
 
 
 class ArrayReader:
     """Read the arrays of a .npz file, each when it is asked for, after a look at its size.
 
-    Raises a ValueError where an array is not there, is damaged or compressed, or ends too early.
+    Raises an error where an array is not there, is damaged or compressed, or ends too early.
     """
 
-    def __init__(self, path, archive):
+    def __init__(self, path, archive, make_error, takes_fortran):
         self._path = path
         self._archive = archive
+        self._make_error = make_error
+        self._takes_fortran = takes_fortran
 
     def names(self):
         """Return the names of the arrays."""
@@ -63,7 +68,7 @@ class ArrayReader:
         try:
             return self._read(f"{name}.npy")
         except Exception as error:
-            raise damage_error(self._path, f"{name}: {error}") from None
+            raise self._make_error(self._path, f"{name}: {error}") from None
 
     def _read(self, member_name):
         member = self._archive.getinfo(member_name)
@@ -74,12 +79,13 @@ class ArrayReader:
                 raise ValueError("its header is not of version 1.0")
             shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
             count = int(np.prod(shape, dtype=object))
-            if dtype.hasobject or is_fortran or min(shape, default=0) < 0:
+            is_refused = is_fortran and not self._takes_fortran
+            if dtype.hasobject or is_refused or min(shape, default=0) < 0:
                 raise ValueError(f"an array of {dtype} and shape {shape} is not expected")
             if file.tell() + count * dtype.itemsize != member.file_size:
                 raise ValueError(f"shape {shape} and size do not fit")
-            array = np.empty(shape, dtype)
-            data = memoryview(array.reshape(-1).view(np.uint8))
+            array = np.empty(shape, dtype, order="F" if is_fortran else "C")
+            data = memoryview(array.reshape(-1, order="A").view(np.uint8))
             while data and (num_read := file.readinto(data[:_READ_NBYTES])):
                 data = data[num_read:]
             if data or file.read(1):

@@ -45,8 +45,9 @@ def read_tns(path, *, shape=None, index_base=1, progress=None, **options):
     ValueError
         If a line is not as expected (the number of fields, an index that is not an integer, is
         outside the shape or 0 where indices begin with 1, a value that is no finite number): says
-        which line. If a compressed file is damaged or truncated. If there is neither a nonzero nor
-        a shape.
+        which line. If a compressed file is damaged or truncated, or expands to more than 256
+        times its size (and 16 MiB). If there is neither a nonzero nor a shape, or a file
+        says by itself that it has more than 64 modes.
     ImportError
         If the file is .zst, and there is no module for that.
     MemoryError

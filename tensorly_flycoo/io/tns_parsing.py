@@ -20,6 +20,10 @@ _PARTS_PER_THREAD = 4
 
 _TOKEN = re.compile(rb"[^ \t\r\n]+")
 
+#: Modes that a file may have where nobody says that it has more: kernels are compiled for each
+#: number of modes, for 20 s where there are 400, and NumPy's arrays end at 64 too.
+MAX_FILE_NDIM = 64
+
 #: Characters of a wrong line that are shown.
 _SHOWN = 80
 
@@ -113,9 +117,14 @@ class TnsParser:
 
     def _start(self, block):
         """Take the header off the first block; find the number of modes, if it is there."""
-        header_shape, ndim, end = read_header(block)
-        if self._shape is None and header_shape is not None:
-            self._shape = check_shape(header_shape)
+        try:
+            header_shape, ndim, end = read_header(block)
+            if self._shape is None and (ndim or 0) > MAX_FILE_NDIM:
+                raise ValueError(f"{ndim} modes, expected at most {MAX_FILE_NDIM}: give the shape")
+            if self._shape is None and header_shape is not None:
+                self._shape = check_shape(header_shape)
+        except ValueError as error:
+            raise ValueError(f"{self._path}, header: {error}") from None
         if self._shape is not None:
             self._sizes = np.array(self._shape, np.uint64)
         elif ndim is not None:

@@ -80,6 +80,24 @@ def test_other_files_are_no_checkpoints(path, arrays):
         load_checkpoint(path)
 
 
+def test_nothing_in_a_file_expands(path):
+    """A compressed array could be a thousand times as large as the file."""
+    save_checkpoint(path, make_cp(), ERRORS)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    np.savez_compressed(path, **arrays)
+    with pytest.raises(ValueError, match=r"is compressed|larger than the file"):
+        load_checkpoint(path)
+
+
+def test_factors_lie_as_they_lay(path):
+    factors = [np.asfortranarray(np.arange(6.0).reshape(3, 2)), np.ones((4, 2))]
+    save_checkpoint(path, CPTensor((np.ones(2), factors)), ERRORS)
+    for factor, same in zip(load_checkpoint(path).factors, factors, strict=True):
+        assert factor.strides == same.strides
+        np.testing.assert_array_equal(factor, same)
+
+
 def test_a_later_format_says_so(path):
     np.savez(path, format=2, something=np.ones(2))
     with pytest.raises(ValueError, match="has format 2, expected 1"):

@@ -1,5 +1,6 @@
 """Reading and writing .tns files."""
 
+import gzip
 import math
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 import sparse
 
 from tensorly_flycoo import FlycooTensor, read_tns, write_tns
+from tensorly_flycoo.io import files as tns_files
 from tensorly_flycoo.io import tns, tns_parsing
 from tensorly_flycoo.io.files import replace_file
 
@@ -135,8 +137,20 @@ def test_wrong_header(tmp_path):
         read_tns(write(tmp_path, "3\n4 5 6 7\n1 1 1 1\n"))
     with pytest.raises(ValueError, match=r"line 3: index 3 .*: the shape is \(1, 2, 3\)"):
         read_tns(write(tmp_path, "1 2 3\n1 1 2 5\n1 3 1 5\n"))  # a value was forgotten
-    with pytest.raises(ValueError, match=r"shape\[1\] is 0"):
+    with pytest.raises(ValueError, match=r"x\.tns, header: shape\[1\] is 0"):
         read_tns(write(tmp_path, "# shape: 3 0\n1 1 1\n"))
+    for text in (f"# shape: {'9' * 5000}\n", f"{'9' * 5000}\n1 1 1\n"):
+        with pytest.raises(ValueError, match=r"x\.tns, header: .* 5000 digits"):
+            read_tns(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("header", ["", f"# shape: {'2 ' * 65}\n"])
+def test_too_many_modes_for_a_file(tmp_path, header):
+    path = write(tmp_path, f"{header}{'1 ' * 65}2.0\n")
+    with pytest.raises(ValueError, match=r"x\.tns, header: 65 modes, expected at most 64"):
+        read_tns(path)
+    assert tns.read_nonzeros(path, (2,) * 65, 1, None)[0].shape == (65, 1)
+    assert tns.read_nonzeros(write(tmp_path, f"{'1 ' * 64}2.0\n"), None, 1, None)[1] == [2.0]
 
 
 def test_arguments(tmp_path):
@@ -344,3 +358,33 @@ def test_a_file_is_replaced_only_when_it_is_complete(tmp_path):
     assert path.read_bytes() == b"all"
     assert link.is_symlink()
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link.tns", "x.tns"]
+
+
+def compress_zeros(suffix, nbytes):
+    """Make a file that expands to comments: to a thousand times its size with gzip."""
+    name = "gzip" if suffix == ".gz" else tns_files._import_compression(suffix).__name__
+    return sys.modules[name].compress(b"1 1 1\n" + b"#" * nbytes + b"\n2 2 1\n")
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_archives_expand_up_to_a_cap(tmp_path, monkeypatch, suffix):
+    path = tmp_path / f"x.tns{suffix}"
+    path.write_bytes(compress_zeros(suffix, 2**16))
+    assert read_tns(path).nnz == 2  # more than 256 times its size, but too little to matter
+    monkeypatch.setattr(tns_files, "SURELY_READ_NBYTES", 2**12)
+    with pytest.raises(ValueError, match=rf"x\.tns{suffix} expands to more than 256 times its"):
+        read_tns(path)
+    monkeypatch.setattr(tns_files, "MAX_EXPANSION", 2**16)
+    assert read_tns(path).nnz == 2
+
+
+def test_what_the_cap_allows_is_read_to_the_end(tmp_path, monkeypatch):
+    """The last byte that it allows too, and none more."""
+    path, size = tmp_path / "x.tns.gz", len(PLAIN)
+    path.write_bytes(gzip.compress(PLAIN.encode()))
+    monkeypatch.setattr(tns_files, "MAX_EXPANSION", 0)
+    monkeypatch.setattr(tns_files, "SURELY_READ_NBYTES", size)
+    assert read_tns(path).nnz == 2
+    monkeypatch.setattr(tns_files, "SURELY_READ_NBYTES", size - 1)
+    with pytest.raises(ValueError, match="expands to more"):
+        read_tns(path)

@@ -1,0 +1,133 @@
+"""What the package is made of: nothing that runs what a file says, and wheels of nothing else."""
+
+import ast
+import hashlib
+import re
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "tensorly_flycoo"
+
+#: Modules that run what they read, or programs.
+MODULES = {"pickle", "marshal", "shelve", "dill", "joblib", "subprocess", "pty", "code", "runpy"}
+BUILTINS = {"eval", "exec", "compile", "__import__"}
+#: Functions of `os`, by how their names begin.
+ATTRIBUTES = re.compile(r"(system|popen|exec[lv]|spawn[lv]|posix_spawn)")
+
+
+def list_dangers(source):
+    """List what in a source could run what it is given, with the line."""
+    dangers = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = {alias.name.partition(".")[0] for alias in node.names} & MODULES
+        elif isinstance(node, ast.ImportFrom):
+            names = {(node.module or "").partition(".")[0]} & MODULES if not node.level else set()
+        elif isinstance(node, ast.Call):
+            names = set(_list_dangers_of_call(node))
+        else:
+            names = set()
+        dangers += [f"line {node.lineno}: {name}" for name in sorted(names)]
+    return dangers
+
+
+def _list_dangers_of_call(call):
+    function, options = call.func, {keyword.arg: keyword.value for keyword in call.keywords}
+    if isinstance(function, ast.Name) and function.id in BUILTINS:
+        yield function.id
+    name = function.attr if isinstance(function, ast.Attribute) else ""
+    if ATTRIBUTES.match(name):
+        yield name
+    module = ast.unparse(function.value) if name else ""
+    if module == "importlib" and isinstance(call.args[0], ast.Constant):
+        yield from {call.args[0].value} & MODULES
+    loads = (module in ("np", "numpy") and name == "load") or name == "read_array"
+    for option, is_needed in (("allow_pickle", loads), ("shell", False)):
+        value = options.get(option)
+        if (value is None and is_needed) or (value is not None and ast.unparse(value) != "False"):
+            yield option
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "import importlib; importlib.import_module('pickle')",
+        "import subprocess",
+        "eval('1')",
+        "exec('1')",
+        "compile('1', '', 'eval')",
+        "import os; os.system('ls')",
+        "import os; os.popen('ls')",
+        "import os; os.execvp('ls', [])",
+        "np.load(path)",
+        "np.load(path, allow_pickle=True)",
+        "np.load(path, allow_pickle=is_trusted)",
+        "np.lib.format.read_array(file)",
+        "run('ls', shell=True)",
+    ],
+)
+def test_dangers_are_found(source):
+    assert len(list_dangers(source)) == 1
+
+
+def test_nothing_is_run_that_a_file_says():
+    sources = sorted(PACKAGE.rglob("*.py"))
+    assert len(sources) > 60
+    found = {str(path.relative_to(ROOT)): list_dangers(path.read_text()) for path in sources}
+    assert {path: dangers for path, dangers in found.items() if dangers} == {}
+
+
+def test_dependencies_are_pinned_by_range():
+    """Those of whoever uses the package; the next major release of one may do things otherwise."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    required = [*project["dependencies"]]
+    for extra in ("cuda12x", "cuda13x", "zstd", "progress"):
+        required += extras[extra]
+    for requirement in required:
+        version = requirement.partition(";")[0]
+        assert re.search(r">=\d", version), requirement
+        assert re.search(r",<\d", version), requirement
+
+
+@pytest.fixture
+def build(tmp_path, monkeypatch):
+    """Build the wheel, as pip does, but in this process."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+
+    def build(folder):
+        return next(WheelBuilder(str(ROOT)).build(directory=str(tmp_path / folder)))
+
+    return build
+
+
+def test_wheels_are_built_reproducibly(build):
+    first, second = (Path(build(folder)) for folder in ("first", "second"))
+    assert first != second
+    hashes = {hashlib.sha256(path.read_bytes()).hexdigest() for path in (first, second)}
+    assert len(hashes) == 1
+
+
+def test_a_wheel_is_the_package_and_nothing_else(build):
+    with zipfile.ZipFile(build("wheel")) as wheel:
+        files = {name: wheel.read(name) for name in wheel.namelist()}
+    info = {name for name in files if ".dist-info/" in name}
+    names = {name.partition("/")[2] for name in info}
+    assert names == {"METADATA", "WHEEL", "RECORD", "licenses/LICENSE"}
+    sources = [
+        path
+        for path in PACKAGE.rglob("*")
+        if path.suffix in (".py", ".cu", ".cuh") or path.name == "py.typed"
+    ]
+    assert sum(path.suffix in (".cu", ".cuh") for path in sources) > 15
+    expected = {str(path.relative_to(ROOT)): path.read_bytes() for path in sources}
+    assert {name: data for name, data in files.items() if name not in info} == expected
+    (licence,) = (files[name] for name in info if name.endswith("LICENSE"))
+    assert licence == (ROOT / "LICENSE").read_bytes()

@@ -1,0 +1,96 @@
+"""A guard against gross regressions: ratios of times inside one run, on the CPU.
+
+Each pair takes turns in short runs, and the best of each counts, so that what else the machine does
+hurts both or neither. A test fails at more than twice the stated ratio.
+"""
+
+import contextlib
+import time
+
+import numpy as np
+import pytest
+
+from tensorly_flycoo import FlycooTensor, mttkrp
+
+_SHAPE, _NNZ, _RANK = (300, 400, 500), 100_000, 16
+
+#: Turns that are taken at least, and seconds after which no more are.
+_NUM_TURNS, _ENOUGH_S = 8, 2.0
+
+
+def make_tensor(layout):
+    random = np.random.default_rng(0)
+    coords = [random.integers(size, size=_NNZ) for size in _SHAPE]
+    values = random.random(_NNZ)
+    return FlycooTensor(coords, values, _SHAPE, layout=layout, device="cpu")
+
+
+def make_sweep(x):
+    factors = [np.random.default_rng(n).random((size, _RANK)) for n, size in enumerate(x.shape)]
+    return lambda: [mttkrp(x, factors, mode) for mode in range(x.ndim)]
+
+
+def make_numpy_sweep(x):
+    """Compute MTTKRP as in a first prototype: with a row for each nonzero, summed by index."""
+    coords, values = x.nonzeros()
+    factors = [np.random.default_rng(n).random((size, _RANK)) for n, size in enumerate(x.shape)]
+
+    def compute(mode):
+        rows = np.repeat(values[:, None], _RANK, axis=1)
+        for n, factor in enumerate(factors):
+            if n != mode:
+                rows *= factor[coords[n]]
+        out = np.zeros((x.shape[mode], _RANK))
+        np.add.at(out, coords[mode], rows)
+        return out
+
+    return lambda: [compute(mode) for mode in range(x.ndim)]
+
+
+def measure_ratio(first, second, is_enough):
+    """Return the ratio of the best times of two functions; go on while it is not good enough."""
+    pair = (first, second)
+    for function in pair:
+        function()  # loads what is compiled
+    best_s, start_s, num_turns = [np.inf, np.inf], time.perf_counter(), 0
+    while num_turns < _NUM_TURNS or not is_enough(best_s[0] / best_s[1]):
+        if time.perf_counter() - start_s > _ENOUGH_S:
+            break
+        for place, function in enumerate(pair):
+            begin_s = time.perf_counter()
+            function()
+            best_s[place] = min(best_s[place], time.perf_counter() - begin_s)
+        num_turns += 1
+    return best_s[0] / best_s[1]
+
+
+def check(name, first, second, band):
+    """Print a ratio, and fail only where it is more than twice the most that was measured."""
+    ratio = measure_ratio(first, second, lambda ratio: ratio <= band[1])
+    print(f"{name}: {ratio:.3f}, expected {band[0]} to {band[1]}")
+    assert ratio <= 2 * band[1], f"{name} is {ratio:.3f}, measured before: {band[0]} to {band[1]}"
+
+
+# The bands: least and most of 20 runs on two cores of a 2.5 GHz Xeon, on which others ran too.
+
+
+def test_ours_to_numpy():
+    x = make_tensor("remap")
+    ours, numpys = make_sweep(x), make_numpy_sweep(x)
+    for array, expected in zip(ours(), numpys(), strict=True):
+        np.testing.assert_allclose(array, expected)
+    check("FLYCOO / NumPy", ours, numpys, (0.026, 0.036))
+
+
+def test_remap_to_replicated():
+    sweeps = [make_sweep(make_tensor(layout)) for layout in ("remap", "replicated")]
+    check("remap / replicated", *sweeps, (1.45, 2.48))
+
+
+@pytest.mark.parametrize(("factor", "fails"), [(1, False), (2.5, True)])
+def test_only_a_gross_regression_fails(monkeypatch, factor, fails):
+    """Of sleeps, of which the first is to take as long as the second."""
+    monkeypatch.setitem(globals(), "_ENOUGH_S", 0.2)
+    pair = [lambda seconds=seconds: time.sleep(seconds) for seconds in (0.004 * factor, 0.004)]
+    with pytest.raises(AssertionError) if fails else contextlib.nullcontext():
+        check("sleeps", *pair, (0.9, 1.1))

@@ -1,0 +1,120 @@
+"""One tensor in many threads, and in processes of every kind: the same bits everywhere."""
+
+import importlib.util
+import multiprocessing
+import threading
+
+import numpy as np
+import pytest
+import tensorly as tl
+from problems import compute_all, make_problem
+
+from tensorly_flycoo.checks import LAYOUTS
+
+_SHAPE, _NNZ = (40, 3, 50), 3000
+
+
+def make_tensor(layout="remap"):
+    problem = make_problem(_SHAPE, _NNZ, skew=2)
+    return problem.tensor(layout=layout, device="cpu"), problem.factors
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_tensor_in_16_threads(layout):
+    """Each asks for the modes in an order of its own, all begin at once."""
+    x, factors = make_tensor(layout)
+    expected, barrier, wrong = compute_all(x, factors), threading.Barrier(16), []
+
+    def compute(number):
+        barrier.wait(30)
+        wrong.extend(number for _ in range(5) if compute_all(x, factors) != expected)
+
+    threads = [threading.Thread(target=compute, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
+
+
+def test_decompositions_in_16_threads():
+    """Of one tensor; the backend is that of the whole process, and stays so."""
+    x, _ = make_tensor()
+    errors, options = {}, {"n_iter_max": 3, "init": "random", "return_errors": True}
+
+    def decompose(number):
+        _, errors[number] = tl.decomposition.parafac(x, 2, random_state=number % 2, **options)
+
+    with tl.backend_context("flycoo"):
+        threads = [threading.Thread(target=decompose, args=(number,)) for number in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert len(errors) == 16
+    for number, found in errors.items():
+        np.testing.assert_array_equal(found, errors[number % 2])
+
+
+def compute_here(x, factors):
+    return compute_all(x, factors)
+
+
+def send_result(connection, x, factors):
+    connection.send(compute_here(x, factors))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes(method):
+    """A child takes the tensor as it is in memory, or pickled; the threads of both compute."""
+    x, factors = make_tensor()
+    expected = compute_all(x, factors)
+    context = multiprocessing.get_context(method)
+    ours, theirs = context.Pipe()
+    child = context.Process(target=send_result, args=(theirs, x, factors))
+    child.start()
+    assert ours.poll(60)
+    assert ours.recv() == expected
+    child.join(30)
+    assert child.exitcode == 0
+    assert compute_all(x, factors) == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_while_another_thread_computes():
+    """A child must not wait for a lock of the tensor that a thread held which it has not."""
+    x, factors = make_tensor()
+    expected, is_done = compute_all(x, factors), threading.Event()
+
+    def compute():
+        while not is_done.is_set():
+            compute_all(x, factors)
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    context = multiprocessing.get_context("fork")
+    try:
+        for _ in range(20):
+            ours, theirs = context.Pipe()
+            child = context.Process(target=send_result, args=(theirs, x, factors))
+            child.start()
+            assert ours.poll(60), "the child hangs"
+            assert ours.recv() == expected
+            child.join(30)
+    finally:
+        is_done.set()
+        thread.join()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("joblib") is None, reason="joblib is not installed")
+@pytest.mark.parametrize("backend", ["threading", "loky"])
+def test_joblib(backend):
+    from joblib import Parallel, delayed
+
+    x, factors = make_tensor()
+    results = Parallel(n_jobs=2, backend=backend)(
+        delayed(compute_here)(x, factors) for _ in range(4)
+    )
+    assert all(result == compute_all(x, factors) for result in results)
