@@ -3,7 +3,6 @@
 import os
 import threading
 import weakref
-from typing import ClassVar
 
 import numpy as np
 
@@ -210,8 +209,13 @@ class Primitives:
         return nnz * (8 + 2 * itemsize)
 
     def make_lock(self):
-        """Make a lock under which to move records, and to read records that move."""
-        return _Lock()
+        """Make a lock under which to move records, and to read records that move.
+
+        Python's own, which no KeyboardInterrupt leaves between two of its states.
+        """
+        lock = threading.Lock()
+        _locks.add(lock)
+        return lock
 
     def split_columns(self, records, record_format, mode, places):
         """Split records, in the order of `places` (None: as they lie), into three arrays.
@@ -275,32 +279,19 @@ def index_dtype(count, smallest="uint32"):
     return next(dtype for dtype in candidates if count <= 2 ** (8 * dtype.itemsize))
 
 
-class _Lock:
-    """A lock that is free in a child process: the thread that held it is not there.
+#: Those that `make_lock` has made.
+_locks: weakref.WeakSet = weakref.WeakSet()
 
-    What it guards is whole then: a fork finds the records either before a swap or after it.
+
+def _free_locks():
+    """Free the locks in a child process: a thread that held one is not there.
+
+    What they guard is whole then: a fork finds the records either before a swap or after it.
     """
-
-    _all: ClassVar[weakref.WeakSet] = weakref.WeakSet()
-
-    def __init__(self):
-        self._lock = threading.Lock()
-        self._all.add(self)
-
-    def __enter__(self):
-        self._lock.acquire()
-
-    def __exit__(self, *error):
-        self._lock.release()
-
-    def locked(self):
-        return self._lock.locked()
-
-    @classmethod
-    def free_all(cls):
-        for lock in cls._all:
-            lock._lock = threading.Lock()
+    for lock in _locks:
+        if lock.locked():
+            lock.release()
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_Lock.free_all)
+    os.register_at_fork(after_in_child=_free_locks)
