@@ -1,13 +1,10 @@
 """Checkpoints of a running parafac: the state after an iteration, in a file, and out of it."""
 
-import contextlib
-import os
-from pathlib import Path
-
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 
 from .array_modules import move
+from .io.files import replace_file
 from .io.npz import open_arrays
 
 #: Number of the layout of the file; other numbers are refused.
@@ -74,21 +71,11 @@ def save_checkpoint(path, cp_tensor, errors):
     """
     if not isinstance(cp_tensor, CPTensor):
         raise TypeError(f"cp_tensor is a {type(cp_tensor).__name__}, expected a CPTensor")
-    path = Path(path)
     # np.savez keeps rows or columns contiguous as they are, on which the last bits may depend.
     factors = {f"factor_{n}": move(f, np) for n, f in enumerate(cp_tensor.factors)}
     arrays = {"format": _FORMAT, "errors": np.asarray(errors), **factors}
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            np.savez(file, weights=move(cp_tensor.weights, np), **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
+    with replace_file(path) as file:
+        np.savez(file, weights=move(cp_tensor.weights, np), **arrays)
 
 
 def load_checkpoint(path):
