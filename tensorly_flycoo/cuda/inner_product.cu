@@ -19,15 +19,9 @@
 #error "BLOCK_SIZE: threads of a block"
 #endif
 
-constexpr int BATCH = 8;
+#include "sums.cuh"
 
-__device__ __forceinline__ double sum_of_warp(double sum)
-{
-    for (int distance = 16; distance > 0; distance /= 2) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-    }
-    return sum;
-}
+constexpr int BATCH = 8;
 
 extern "C" __global__ void inner_product(long long num_rows, const VALUE* a, long long a_stride,
                                          const VALUE* b, long long b_stride, double* sums)
@@ -50,11 +44,6 @@ extern "C" __global__ void inner_product(long long num_rows, const VALUE* a, lon
         sum += products;
     }
     for (; place < size; place += BLOCK_SIZE) sum += product(place);
-    __shared__ double of_warps[BLOCK_SIZE / 32];
-    sum = sum_of_warp(sum);
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sum;
-    __syncthreads();
-    if (threadIdx.x > 0) return;
-    for (int warp = 1; warp < BLOCK_SIZE / 32; ++warp) sum += of_warps[warp];
-    sums[blockIdx.x] = sum;
+    sum = sum_of_block<BLOCK_SIZE>(sum);
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }

@@ -13,20 +13,14 @@
 #error "RANK: rows and columns of the matrix, 32 or fewer"
 #endif
 
+#include "sums.cuh"
+
 constexpr double EPSILON = 1.1920928955078125e-07;  // of float
 constexpr int MAX_SWEEPS = 40;
 constexpr int PITCH = 33;  // columns lie in other banks
 constexpr int NUM_COLUMNS = RANK + RANK % 2;
 
 using Matrix = double[32][PITCH];
-
-__device__ __forceinline__ double sum_of_warp(double sum)
-{
-    for (int distance = 16; distance > 0; distance /= 2) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-    }
-    return sum;
-}
 
 __device__ __forceinline__ double max_of_warp(double largest)
 {

@@ -18,6 +18,8 @@
 #error "BLOCK_SIZE: threads of a block"
 #endif
 
+#include "sums.cuh"
+
 // Up to here a row is in registers, since each place in it is known to the compiler.
 constexpr int UNROLL = RANK <= 32 ? RANK : 1;
 
@@ -33,20 +35,6 @@ __device__ __forceinline__ void load_row(VALUE (&row)[RANK], const VALUE* from)
 #pragma unroll
         for (int i = 0; i < LOAD; ++i) row[k + i] = numbers.at[i];
     }
-}
-
-__device__ __forceinline__ double sum_of_block(double number)
-{
-    __shared__ double of_warps[BLOCK_SIZE / 32];
-    for (int distance = 16; distance > 0; distance /= 2) {
-        number += __shfl_xor_sync(0xffffffffu, number, distance);
-    }
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = number;
-    __syncthreads();
-    double sum = 0;
-    for (int warp = 0; warp < BLOCK_SIZE / 32; ++warp) sum += of_warps[warp];
-    return sum;
 }
 
 // Set each column to its minimiser while the others are held.
@@ -94,7 +82,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
             *reinterpret_cast<Numbers*>(rows + number * RANK + k) = numbers;
         }
     }
-    const double error = sum_of_block(squares), changes = sum_of_block(num_changes);
+    const double error = sum_of_block<BLOCK_SIZE>(squares);
+    const double changes = sum_of_block<BLOCK_SIZE>(num_changes);
     if (threadIdx.x > 0) return;
     found[blockIdx.x] = error;
     found[gridDim.x + blockIdx.x] = changes;

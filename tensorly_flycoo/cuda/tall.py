@@ -26,8 +26,9 @@ def _has_fast_doubles(device_id):
 def gram_blocks(x):
     """Compute ``x.T @ x`` of each block of rows of a float32 matrix: float64 (num_blocks, R, R)."""
     num_rows, rank = x.shape
-    products = cupy.empty((_count_blocks(num_rows), rank, rank), np.float64)
-    _launch("gram", gram_macros(rank), num_rows, x, _row_stride(x), products)
+    macros = gram_macros(rank)
+    products = cupy.empty((_count_blocks(num_rows, macros), rank, rank), np.float64)
+    _launch("gram", macros, num_rows, x, _row_stride(x), products)
     return products
 
 
@@ -57,14 +58,14 @@ def invert(matrix):
 def inner_blocks(a, b):
     """Compute the inner product of each block of rows of two matrices: float64 (num_blocks,)."""
     num_rows, rank = a.shape
-    sums = cupy.empty(_count_blocks(num_rows), np.float64)
     macros = inner_product_macros(a.dtype, rank)
+    sums = cupy.empty(_count_blocks(num_rows, macros), np.float64)
     _launch("inner_product", macros, num_rows, a, _row_stride(a), b, _row_stride(b), sums)
     return sums
 
 
-def _count_blocks(num_rows, rows_per_block=tuning.ROWS_PER_BLOCK):
-    return -(-num_rows // rows_per_block)
+def _count_blocks(num_rows, macros):
+    return -(-num_rows // macros["ROWS_PER_BLOCK"])
 
 
 def _row_stride(x):
@@ -73,6 +74,6 @@ def _row_stride(x):
 
 def _launch(name, macros, num_rows, *arguments):
     kernel = launch.get_kernel(f"{name}.cu", name, **macros)
-    num_blocks = _count_blocks(num_rows, macros["ROWS_PER_BLOCK"])
+    num_blocks = _count_blocks(num_rows, macros)
     if num_blocks > 0:
         launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, (np.int64(num_rows), *arguments))

@@ -1,0 +1,24 @@
+// Sums over threads, in an order that never changes.
+#pragma once
+
+__device__ __forceinline__ double sum_of_warp(double number)
+{
+    for (int distance = 16; distance > 0; distance /= 2) {
+        number += __shfl_xor_sync(0xffffffffu, number, distance);
+    }
+    return number;
+}
+
+// To be called by all threads of a block, each of which gets the sum.
+template <int NUM_THREADS>
+__device__ __forceinline__ double sum_of_block(double number)
+{
+    __shared__ double of_warps[NUM_THREADS / 32];
+    number = sum_of_warp(number);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = number;
+    __syncthreads();
+    double sum = 0;
+    for (int warp = 0; warp < NUM_THREADS / 32; ++warp) sum += of_warps[warp];
+    return sum;
+}
