@@ -1,18 +1,12 @@
 """The benchmark of what else takes a sparse tensor: it runs, and judges by its bars."""
 
-import importlib.util
 import json
-from pathlib import Path
 
+import benchmark_sparse as benchmark
 import pytest
 import tensorly as tl
 
 from tensorly_flycoo import engines
-
-_FILE = Path(__file__).parents[2] / "examples" / "benchmark_sparse.py"
-_spec = importlib.util.spec_from_file_location("benchmark_sparse", _FILE)
-benchmark = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(benchmark)
 
 
 def test_all_experiments_run(tmp_path, capsys, monkeypatch):

@@ -1,29 +1,18 @@
 """The comparison: rows that finish agree, and those that do not say why."""
 
-import importlib.util
 import json
 import sys
-from pathlib import Path
 
+import compare_with_tensorly as compare
 import numpy as np
 import pytest
 
 image = pytest.importorskip("matplotlib.image")
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "compare_with_tensorly.py"
 SMALL = ["--shape", "40", "30", "20", "--nnz", "800", "--rank", "2", "--iterations", "2"]
 
 
-@pytest.fixture(scope="module")
-def compare():
-    """The example as a module; it is no package, so it is loaded by its path."""
-    spec = importlib.util.spec_from_file_location("compare_with_tensorly", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_rows_agree(compare, tmp_path, capsys):
+def test_rows_agree(tmp_path, capsys):
     paths = tmp_path / "rows.json", tmp_path / "rows.png"
     options = ["--ways", "TensorLy, dense", "--json", str(paths[0]), "--figure", str(paths[1])]
     rows = compare.main([*SMALL, *options])
@@ -42,7 +31,7 @@ def test_rows_agree(compare, tmp_path, capsys):
     assert np.ptp(image.imread(paths[1])[..., :3]) > 0.5
 
 
-def test_a_row_that_fails_and_a_slow_one_say_so(compare, tmp_path, capsys):
+def test_a_row_that_fails_and_a_slow_one_say_so(tmp_path, capsys):
     """With 10 kB of memory for the dense tensor, and less time than Python takes to start."""
     figure = tmp_path / "rows.png"
     compare.save_problem(tmp_path / "problem.npz", compare.make_tensor(compare.parse(SMALL)), 2, 0)
@@ -61,18 +50,18 @@ def test_a_row_that_fails_and_a_slow_one_say_so(compare, tmp_path, capsys):
     assert figure.exists()
 
 
-def test_what_is_not_installed_says_so(compare, monkeypatch, tmp_path):
+def test_what_is_not_installed_says_so(monkeypatch, tmp_path):
     monkeypatch.setitem(compare.NEEDS, "pyttb", "no_such_package")
     row = compare.measure("pyttb", tmp_path / "problem.npz", compare.parse(SMALL))
     assert row["failure"] == "no_such_package is not installed"
 
 
-def test_a_process_that_dies_says_how(compare):
+def test_a_process_that_dies_says_how():
     command = [sys.executable, "-c", "import sys; sys.exit('out of luck')"]
     assert compare.run_process(command, None, 60) == "exit 1: out of luck"
 
 
-def test_time_to_fit(compare):
+def test_time_to_fit():
     rows = [
         {"first_s": 1.0, "iteration_s": 0.1, "fit": 0.5, "fits": [0.1, 0.4, 0.5]},
         {"first_s": 2.0, "iteration_s": 0.2, "fit": 0.5},
@@ -84,7 +73,7 @@ def test_time_to_fit(compare):
     assert compare.add_time_to_fit(rows[:1], None) == pytest.approx(0.495)
 
 
-def test_difference_of_factors_ignores_order_scale_and_sign(compare, tmp_path):
+def test_difference_of_factors_ignores_order_scale_and_sign(tmp_path):
     random = np.random.RandomState(0)
     factors = [random.standard_normal((size, 3)) for size in (6, 5, 4)]
     others = [factor[:, [2, 0, 1]] * [2, -3, 0.5] for factor in factors]

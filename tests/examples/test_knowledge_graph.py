@@ -1,26 +1,14 @@
 """The knowledge graph on a small setting: its own asserts, and its ranks against plain loops."""
 
-import importlib.util
 import subprocess
-from pathlib import Path
 
+import knowledge_graph
 import numpy as np
 import pytest
 import tensorly as tl
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "knowledge_graph.py"
 
-
-@pytest.fixture(scope="module")
-def knowledge_graph():
-    """The example as a module; it is no package, so it is loaded by its path."""
-    spec = importlib.util.spec_from_file_location("knowledge_graph_example", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_knowledge_graph(knowledge_graph):
+def test_knowledge_graph():
     """One test, as its files are downloaded in each process that has one; no network, a skip."""
     try:
         with tl.backend_context(tl.get_backend()):  # the example sets a backend: put the old back
@@ -32,10 +20,10 @@ def test_knowledge_graph(knowledge_graph):
     assert result["cp_tensor"].rank == 30  # chosen on other triples
     assert result["cp_tensor"].shape == (135, 46, 135)
     for mode in (0, 2):
-        check_ranks(knowledge_graph, result, mode)
+        check_ranks(result, mode)
 
 
-def check_ranks(knowledge_graph, result, mode):
+def check_ranks(result, mode):
     """Rank one triple after the other, in the dense tensor of scores."""
     cp_tensor, known, triples = result["cp_tensor"], result["known"], result["test"][:, :20]
     dense = tl.cp_to_tensor(cp_tensor)
@@ -48,7 +36,7 @@ def check_ranks(knowledge_graph, result, mode):
         assert rank == 1 + np.sum(candidates > dense[tuple(triple)])
 
 
-def test_equal_scores_count_half(knowledge_graph):
+def test_equal_scores_count_half():
     cp_tensor = np.ones(1), [np.ones((2, 1)), np.ones((2, 1)), np.ones((5, 1))]
     triples = np.array([[0], [1], [3]])
     known = np.array([[0, 0], [1, 1], [3, 4]])

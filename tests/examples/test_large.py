@@ -1,27 +1,14 @@
 """The large example, scaled down: its own asserts, its memory, and that it goes on."""
 
-import importlib.util
-from pathlib import Path
-
+import large
 import numpy as np
 import pytest
 import tensorly as tl
 
 from tensorly_flycoo import estimate_memory
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "large.py"
 
-
-@pytest.fixture(scope="module")
-def large():
-    """The example as a module; it is no package, so it is loaded by its path."""
-    spec = importlib.util.spec_from_file_location("large_example", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_large(large, tmp_path, capsys):
+def test_large(tmp_path, capsys):
     arguments = ["--scale", "0.0005", "--rank", "4", "--checkpoint", str(tmp_path / "large.npz")]
     with tl.backend_context(tl.get_backend()):  # the example sets a backend: put back the old one
         result = large.main([*arguments, "--iterations", "12"])
@@ -40,6 +27,6 @@ def test_large(large, tmp_path, capsys):
         np.testing.assert_array_equal(a, b)
 
 
-def test_the_whole_is_of_the_size_of_nell_2(large):
+def test_the_whole_is_of_the_size_of_nell_2():
     shape, nnz = large.scale_down(1)
     assert (tuple(shape), nnz) == (large.SHAPE, large.NNZ)

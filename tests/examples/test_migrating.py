@@ -1,16 +1,9 @@
 """Each pair of scripts, before and after, gives the same."""
 
-import importlib.util
-from pathlib import Path
-
+import migrating
 import pytest
 import sparse
 import tensorly as tl
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "migrating.py"
-spec = importlib.util.spec_from_file_location("migrating_example", EXAMPLE)
-migrating = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(migrating)
 
 
 @pytest.mark.parametrize("name", migrating.PAIRS)

@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +11,6 @@ from tensorly_flycoo import FlycooTensor
 
 image = pytest.importorskip("matplotlib.image")
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
 
 @pytest.fixture(scope="module")
 def pictures():
@@ -22,7 +19,6 @@ def pictures():
     pytest.importorskip("tlviz")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MPLBACKEND", "agg")
-        patch.syspath_prepend(str(EXAMPLES))
         yield importlib.import_module("pictures")
         for name in ("pictures", "flights", "benchmark_gpu", "benchmark_gpu.balance"):
             sys.modules.pop(name, None)

@@ -1,19 +1,12 @@
 """The pair of scripts that needs a GPU: the cupy backend, and "flycoo" there."""
 
-import importlib.util
-from pathlib import Path
-
+import migrating
 import tensorly as tl
 
 import tensorly_flycoo
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "migrating.py"
-
 
 def test_from_the_cupy_backend():
-    spec = importlib.util.spec_from_file_location("migrating_example", EXAMPLE)
-    migrating = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(migrating)
     assert migrating.compare(migrating.before_cupy, migrating.after_cupy) < 1e-8
     # And the tensor that went there by itself has its factors there.
     with tl.backend_context("flycoo"):
