@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import os
 
 import numpy as np
 
@@ -170,9 +171,16 @@ def _rebuild(path, header, record_format, records, engine):
     expected = (record_format.word_dtype, (records.shape[0], record_format.num_words))
     if (records.dtype, records.shape) != expected:
         raise damage_error(path, "records are not what belongs to the header")
+    # The file lists the empty rows of each mode, at 4 bytes; so will the tensor.
+    num_empty = sum(max(0, size - records.shape[0]) for size in record_format.shape)
+    if 4 * num_empty > os.path.getsize(path):
+        raise damage_error(path, f"it is too small for a tensor of shape {record_format.shape}")
     coords, values = record_format.coords(records), record_format.values(records)
     options = {"layout": header["layout"], "device": engine.NAME}
-    return FlycooTensor(coords, values, record_format.shape, **options)
+    try:
+        return FlycooTensor(coords, values, record_format.shape, **options)
+    except ValueError as error:
+        raise damage_error(path, f"records: {error}") from None
 
 
 def _read_header(path, array):

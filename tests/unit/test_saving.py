@@ -326,6 +326,27 @@ def test_wrong_arrays(path, layout, name, change):
     assert load_or_explain(path) is None
 
 
+CUT_OTHERWISE = {"tile_size": 512}  # than here, so that a plan is built anew
+
+
+@pytest.mark.parametrize(
+    "change", [put(np.float64(np.nan).view(np.uint64)), lambda array: array | np.uint64(2**63 - 1)]
+)
+def test_wrong_records_of_another_plan(path, change):
+    save(path, make_tensor(nnz=300))
+    rewrite(path, {"records": change}, CUT_OTHERWISE)
+    with pytest.raises(ValueError, match=r"x\.npz is damaged, .*: records: "):
+        load(path, device="cpu")
+
+
+def test_a_shape_that_says_it_is_large(path):
+    """Nothing is taken from memory for its empty rows: these would be 16 GB."""
+    save(path, FlycooTensor([[0, 2]], [1.0, 2.0], (3,)))
+    rewrite(path, header={**CUT_OTHERWISE, "shape": [2**32]})
+    with pytest.raises(ValueError, match=r"x\.npz is damaged, .* too small for .* \(4294967296,\)"):
+        load(path, device="cpu")
+
+
 def test_an_array_too_many(path):
     save(path, make_tensor(nnz=300))
     with np.load(path) as file:
