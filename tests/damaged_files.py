@@ -30,6 +30,7 @@ _TOKENS = [
     b"", b"0", b"-1", b" ", b"\n", b"\r", b"\t", b"\x00", b"#", b"# shape: ", b"nan", b"1e999",
     b"_", b".", b"e", b"4294967297", b"18446744073709551616", b"9" * 400, b"1 " * 70, b"\xff\xff",
     b"PK\x03\x04", b"PK\x05\x06", b"\x93NUMPY", b"(1099511627776,)", b"|O", b"<U9", b"True",
+    b"[" * 2000, b"null", b'"',
 ]  # fmt: skip
 
 #: Where a file is wrong, after its path.
@@ -40,6 +41,9 @@ _TEXT_PLACE = re.compile(
 _SAVED_PLACE = re.compile(
     r" is damaged, or not a tensor that was saved: .| was saved in version .* of the format, "
 )
+#: The array with the text in JSON.
+_HEADER = "header.npy"
+
 #: Tensors that are computed with: kernels are compiled for each number of modes.
 _MAX_NDIM, _MAX_SIZE = 3, 1000
 
@@ -62,17 +66,27 @@ def pack(name, parts):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         for part, data in parts.items():
-            archive.writestr(part, data)
+            if part == _HEADER:
+                text = np.array(data.decode(errors="replace"))
+                with archive.open(part, "w") as member:
+                    np.lib.format.write_array(member, text)
+            else:
+                archive.writestr(part, data)
     return file.getvalue()
 
 
 def unpack(name, data):
-    """Return the parts of a file by name; none of what cannot be unpacked."""
+    """Return the parts of a file by name, none of what cannot be unpacked.
+
+    The header of a tensor is its text.
+    """
     try:
         if name.endswith(".npz"):
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 names = filter(str.isprintable, filter(None, archive.namelist()))
-                return {part: archive.read(part) for part in names}
+                parts = {part: archive.read(part) for part in names}
+            text = np.lib.format.read_array(io.BytesIO(parts[_HEADER]))
+            return parts | {_HEADER: str(text).encode()}
         return {"": gzip.decompress(data) if name.endswith(".gz") else data}
     except Exception:
         return {}

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import os
 
 import numpy as np
 
@@ -140,8 +139,7 @@ def load(path, *, device=None):
         header, record_format = _read_header(path, reader.read("header"))
         names = reader.names() - {"header"}
         if not _fits(header, record_format, names, engine):
-            records = reader.read("records_0" if header["layout"] == "replicated" else "records")
-            return _rebuild(path, header, record_format, records, engine)
+            return _rebuild(path, header, record_format, reader, engine)
         arrays = {name: reader.read(name) for name in names}
     try:
         check_arrays(header, arrays, record_format)
@@ -166,15 +164,19 @@ def _fits(header, record_format, names, engine):
     return bucket_size == header["bucket_size"] and orders_writes == ("write_order_0" in names)
 
 
-def _rebuild(path, header, record_format, records, engine):
-    """Build a tensor of the nonzeros alone, which its constructor looks at."""
+def _rebuild(path, header, record_format, reader, engine):
+    """Build a tensor of the nonzeros alone, which its constructor looks at.
+
+    Its memory and time grow with the sizes and the number of modes. So does a file, which lists the
+    empty rows of each mode.
+    """
+    records = reader.read("records_0" if header["layout"] == "replicated" else "records")
     expected = (record_format.word_dtype, (records.shape[0], record_format.num_words))
     if (records.dtype, records.shape) != expected:
         raise damage_error(path, "records are not what belongs to the header")
-    # The file lists the empty rows of each mode, at 4 bytes; so will the tensor.
-    num_empty = sum(max(0, size - records.shape[0]) for size in record_format.shape)
-    if 4 * num_empty > os.path.getsize(path):
-        raise damage_error(path, f"it is too small for a tensor of shape {record_format.shape}")
+    for mode, size in enumerate(record_format.shape):
+        if reader.read(f"empty_rows_{mode}").size < size - records.shape[0]:
+            raise damage_error(path, f"empty_rows_{mode} is not what belongs to the header")
     coords, values = record_format.coords(records), record_format.values(records)
     options = {"layout": header["layout"], "device": engine.NAME}
     try:
@@ -188,7 +190,7 @@ def _read_header(path, array):
     try:
         header = json.loads(str(array))
         is_ours, version = header["format"] == _FORMAT, header["version"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         is_ours = False
     if not is_ours:
         raise damage_error(path, "its header is not that of tensorly-flycoo")
