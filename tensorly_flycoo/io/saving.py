@@ -171,7 +171,7 @@ def _rebuild(path, header, record_format, reader, engine):
     empty rows of each mode.
     """
     records = reader.read("records_0" if header["layout"] == "replicated" else "records")
-    expected = (record_format.word_dtype, (records.shape[0], record_format.num_words))
+    expected = (record_format.word_dtype, (*records.shape[:1], record_format.num_words))
     if (records.dtype, records.shape) != expected:
         raise damage_error(path, "records are not what belongs to the header")
     for mode, size in enumerate(record_format.shape):
