@@ -124,8 +124,8 @@ def read(path):
         wrong = error
     if wrong is not None:
         place, text = _SAVED_PLACE if is_saved else _TEXT_PLACE, str(wrong).removeprefix(str(path))
-        if type(wrong) is not ValueError or not place.match(text):
-            raise AssertionError("an error without a place") from wrong
+        if type(wrong) is not ValueError or not place.match(text) or not text.isprintable():
+            raise AssertionError("an error of another kind, or that does not say where") from wrong
     elif is_saved and x.ndim <= _MAX_NDIM and max(x.shape) <= _MAX_SIZE:
         factors = [np.ones((size, 2), x.dtype) for size in x.shape]
         for mode in range(x.ndim):

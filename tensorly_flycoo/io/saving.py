@@ -196,7 +196,7 @@ def _read_header(path, array):
         raise damage_error(path, "its header is not that of tensorly-flycoo")
     if version != _VERSION:
         raise ValueError(
-            f"{path} was saved in version {version} of the format, expected {_VERSION}: "
+            f"{path} was saved in version {version!r} of the format, expected {_VERSION}: "
             "a newer release of tensorly-flycoo can load it"
         )
     try:

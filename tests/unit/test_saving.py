@@ -363,6 +363,17 @@ def test_an_array_too_many(path):
         load(path, device="cpu")
 
 
+def test_what_a_file_says_is_shown_as_text(path):
+    """A terminal must not do what is in it."""
+    save(path, make_tensor(nnz=300))
+    rewrite(path, header={"version": "\x1b[2J\n"})
+    with pytest.raises(ValueError, match=r"version '\\x1b\[2J\\n' of the format"):
+        load(path)
+    np.savez(path, **{"\x1b[2J": np.zeros(3)})
+    with pytest.raises(ValueError, match="the name of an array cannot be printed"):
+        load(path)
+
+
 def test_an_array_that_says_it_is_large(path):
     """Nothing is taken from memory for it: this one would be 8 EB."""
     save(path, make_tensor())

@@ -89,6 +89,7 @@ WRONG = [
     pytest.param("1 -1 1 1", "index -1 of mode 1 is not an integer from 1 up", id="negative"),
     pytest.param("1 1 1.0 1", "index 1.0 of mode 2 is not an integer", id="point"),
     pytest.param("1 x 1 1", "index x of mode 1 is not an integer", id="letters"),
+    pytest.param("1 \x1b[2J 1 1", r"index \x1b[2J of mode 1 is not", id="control characters"),
     pytest.param("1 1 8 1", "index 8 of mode 2, expected 1 to 7: the shape is", id="outside"),
     pytest.param(f"{2**63} 1 1 1", f"index {2**63} of mode 0, expected at most 18", id="2**63"),
     pytest.param(f"{2**33} 1 1 1", f"index {2**33} of mode 0, expected 1 to 7", id="2**33"),
