@@ -31,14 +31,13 @@ _FIELD = np.dtype([("word", np.uint32), ("shift", np.uint32), ("mask", np.uint32
 
 def build_layout(layout, coords, values, shape):
     """Build the layout named `layout` from checked coords (ndim, nnz) and values (nnz,)."""
-    cut = _choose_format(shape, values.dtype, coords.device.id)
+    cut = choose_format(shape, values.dtype)
     return layouts.build_layout(layout, coords, values, *cut, primitives)
 
 
 def estimate_layout(layout, nnz, shape, dtype):
     """Return the bytes of a layout, and of all that is there at once while it is built."""
-    cut = _choose_format(shape, dtype, cupy.cuda.Device().id)
-    return layouts.estimate_layout(layout, nnz, *cut, primitives)
+    return layouts.estimate_layout(layout, nnz, *choose_format(shape, dtype), primitives)
 
 
 def count_free_nbytes():
@@ -53,13 +52,8 @@ def count_free_nbytes():
 
 def choose_format(shape, dtype):
     """Choose how nonzeros are packed, and how many make a tile and a bucket."""
-    return _choose_format(shape, dtype, cupy.cuda.Device().id)
-
-
-def _choose_format(shape, dtype, device_id):
-    """Choose how nonzeros are packed, and how many make a tile and a bucket."""
     record_format = RecordFormat.of(shape, dtype, np.uint32)
-    shared_nbytes = launch.shared_nbytes_per_multiprocessor(device_id)
+    shared_nbytes = launch.shared_nbytes_per_multiprocessor(cupy.cuda.Device().id)
     slot_nbytes, num_inputs = _slot_nbytes(record_format), record_format.ndim - 1
     tile_size = tuning.choose_tile_size(slot_nbytes, num_inputs, shared_nbytes)
     return record_format, tile_size, tuning.BUCKET_SIZE
@@ -261,10 +255,12 @@ def make_operands(record_format, mode, inputs, arrays):
     operands = np.zeros((), _operands_dtype(max(1, len(inputs))))
     operands["out_field"] = fields[mode]
     operands["value_slot"] = record_format.value_slot
+    operands["last_out_row"] = record_format.shape[mode] - 1
     for place, (n, array) in enumerate(zip(inputs, arrays, strict=True)):
         operands["input_fields"][place] = fields[n]
         operands["factors"][place] = array.data.ptr
         operands["row_nbytes"][place] = _row_nbytes(array)
+        operands["last_input_rows"][place] = record_format.shape[n] - 1
     return operands
 
 
@@ -276,6 +272,8 @@ def _operands_dtype(num_inputs):
         ("value_slot", np.uint32),
         ("factors", np.uint64, num_inputs),
         ("row_nbytes", np.uint32, num_inputs),
+        ("last_out_row", np.uint32),
+        ("last_input_rows", np.uint32, num_inputs),
     ]
     return np.dtype(fields, align=True)
 

@@ -213,6 +213,22 @@ def test_the_benchmark_s_floor_compiles(ndim, dtype):
 
 
 @ON_LINUX
+@pytest.mark.parametrize("ndim", [1, 3])
+def test_assertions_compile(ndim):
+    """They are of a debug build, whose registers may spill."""
+    record_format, ids = make_format(ndim, "float32"), [np.dtype(np.uint32)] * 3
+    cut, columns = tuning.cut_rank(32, 4, 16, 16), tuning.cut_columns(256, ndim - 1)
+    for file, macros in [
+        ("mttkrp.cu", mttkrp_macros(record_format, 256, cut, *ids)),
+        ("remap.cu", remap_macros(record_format, 256, *ids[1:])),
+        ("ttmc.cu", ttmc_macros(record_format, 256, columns, *ids[1:])),
+    ]:
+        checked = load_source(file)
+        assert checked.count("ASSERT(") > 1  # the macro, and what it looks at
+        compile_source(file, "sm_90", {**macros, "ASSERTIONS": 1})
+
+
+@ON_LINUX
 def test_the_benchmark_s_delay_compiles():
     compile_all([(str(BENCHMARK / "delay.cu"), "sm_90", {})])
 
