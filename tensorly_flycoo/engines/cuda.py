@@ -14,6 +14,7 @@ import numpy as np
 from ..cuda import launch, tuning
 from ..cuda.macros import (
     mttkrp_macros,
+    pad_rows_macros,
     partial_rows_macros,
     remap_macros,
     ttmc_macros,
@@ -186,12 +187,21 @@ def _align_rows(arrays, nnz):
 
 
 def pad_rows(array, row_nbytes):
-    """Copy a matrix to one whose rows begin `row_nbytes` apart."""
-    padded = cupy.empty((array.shape[0], row_nbytes // array.itemsize), array.dtype)
-    rows, rest = padded[:, : array.shape[1]], padded[:, array.shape[1] :]
-    rows[...] = array
-    rest[...] = 0  # read, if never looked at
-    return rows
+    """Copy a matrix to one whose rows begin `row_nbytes` apart, with zeros in between.
+
+    Zeros, because loads bring them too, if nobody looks at them.
+    """
+    (num_rows, rank), stride = array.shape, row_nbytes // array.itemsize
+    padded = cupy.empty((num_rows, stride), array.dtype)
+    macros = pad_rows_macros(array.dtype, stride)
+    kernel = launch.get_kernel("pad_rows.cu", "pad_rows", **macros)
+    arguments = (
+        np.int64(num_rows), np.int32(rank), np.int64(_row_nbytes(array) // array.itemsize), array,
+        np.int32(stride), padded,
+    )  # fmt: skip
+    num_threads = -(-num_rows // macros["BATCH"]) * macros["GROUP_SIZE"]
+    launch.launch_items(kernel, num_threads, tuning.BLOCK_SIZE, arguments)
+    return padded[:, :rank]
 
 
 def compute_mode(

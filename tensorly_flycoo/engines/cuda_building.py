@@ -54,8 +54,8 @@ class _CudaPrimitives(Primitives):
     def pack(self, coords, values, record_format):
         """Make records, as `Primitives.pack` does, of arrays here or in the host's memory.
 
-        Those of the host come over `staging_size` nonzeros at a time, through pinned memory of
-        CuPy's, so that the GPU needs room for little else than the records.
+        Those of the host come over `staging_size` nonzeros at a time, so that the GPU needs room
+        for little else than the records.
         """
         size = values.size if is_cupy(values) else self.staging_size
         records = cupy.empty((values.size, record_format.num_words), record_format.word_dtype)
@@ -63,7 +63,7 @@ class _CudaPrimitives(Primitives):
         for first in range(0, values.size, max(size, 1)):
             # And the one before, which the first is compared with.
             block = slice(max(first - 1, 0), first + size)
-            arrays = (cupy.asarray(coords[:, block]), cupy.asarray(values[block]))
+            arrays = (_bring(coords[:, block]), _bring(values[None, block])[0])
             _pack_block(*arrays, record_format, records[block], found)
         falls, is_outside, is_infinite, has_zeros = found.get()
         if is_outside:
@@ -118,6 +118,20 @@ class _CudaPrimitives(Primitives):
         # Buckets while they are sorted, and where items will go.
         itemsize = index_dtype(nnz).itemsize
         return 2 * itemsize * nnz + _argsort_nbytes(nnz, itemsize)
+
+
+def _bring(rows):
+    """Return rows (n, size) as they are if they are here, else copied, one at a time.
+
+    Straight from where they lie: pinned memory, into which a thread would have to copy them, is no
+    faster (H200).
+    """
+    if is_cupy(rows):
+        return rows
+    copied = cupy.empty(rows.shape, rows.dtype.newbyteorder("="))
+    for row, target in zip(rows, copied, strict=True):
+        target.set(np.ascontiguousarray(row, copied.dtype))
+    return copied
 
 
 def _pack_block(coords, values, record_format, records, found):

@@ -17,6 +17,8 @@ LAYOUTS = ("remap", "replicated", "indexed")
 NUM_DECOMPOSITIONS = 1000
 #: How much more of the host's memory a process may have after all of them.
 _HOST_SLACK_NBYTES = 2**25
+#: Of pinned memory, which CuPy keeps for results that come to the host.
+_MAX_PINNED_BLOCKS = 32
 
 
 def read_host_nbytes():
@@ -40,7 +42,7 @@ def test_memory_is_flat_over_a_thousand_decompositions():
     def measure():
         gc.collect()
         cupy.cuda.Device().synchronize()
-        return pool.used_bytes(), pool.total_bytes(), pinned.n_free_blocks()
+        return pool.used_bytes(), pool.total_bytes()
 
     with cupy.cuda.using_allocator(pool.malloc):
         # All twelve pairs of a layout and a function, twice, and what they compile and keep.
@@ -51,6 +53,7 @@ def test_memory_is_flat_over_a_thousand_decompositions():
             decompose(number)
         assert measure() == before
         assert read_host_nbytes() <= host_nbytes + _HOST_SLACK_NBYTES
+        assert pinned.n_free_blocks() <= _MAX_PINNED_BLOCKS
 
 
 def make_poisoned_pool(byte):
@@ -105,8 +108,8 @@ print("all is so", flush=True)
 CORRUPTIONS = [
     pytest.param("x._layout.plans[1].remap_ids[7] = 2**31", "positions[m] < nnz", id="remap id"),
     pytest.param("x._layout.plans[1].pull_ids[7] = 2**31", "source < num_records", id="pull id"),
-    pytest.param("x._layout.plans[1].write_order[7] = 999", "places[m] < count", id="write order"),
-    pytest.param("x._layout.records[7] = 2**32 - 1", "_rows[n]", id="row"),
+    pytest.param("x._layout.plans[1].write_order[7] = 65535", "places[m] < count", id="write"),
+    pytest.param("x._layout.records[7] = 2**32 - 1", "operands.last_out_row", id="row"),
     pytest.param("x._layout.plans[0].pull_ids[:] = x._layout.plans[0].pull_ids[::-1].copy()",
                  "out_row() > row", id="order"),
 ]  # fmt: skip

@@ -25,6 +25,7 @@ from tensorly_flycoo.cuda.macros import (
     multiply_rows_macros,
     order_writes_macros,
     pack_macros,
+    pad_rows_macros,
     partial_rows_macros,
     remap_macros,
     sum_groups_macros,
@@ -134,6 +135,8 @@ def test_every_way_to_fetch_a_record_compiles(architecture):
             jobs.append(("pack.cu", architecture, pack_macros(record_format, coord_dtype)))
     jobs += [("partial_rows.cu", architecture, partial_rows_macros(np.dtype(d))) for d in DTYPES]
     jobs += [("sum_groups.cu", architecture, sum_groups_macros(np.dtype(d))) for d in DTYPES]
+    for dtype, num_columns in itertools.product(map(np.dtype, DTYPES), (1, 2, 3, 32, 208)):
+        jobs.append(("pad_rows.cu", architecture, pad_rows_macros(dtype, num_columns)))
     for rank in (1, 2, 3, 4, 7, 10, 16, 20, 25, 32):
         jobs.append(("gram.cu", architecture, gram_macros(rank)))
         jobs.append(("invert.cu", architecture, invert_macros(rank)))
