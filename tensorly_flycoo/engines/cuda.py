@@ -172,10 +172,12 @@ def _align_rows(arrays, nnz):
     The result is the same to the bit: additions do not depend on how rows are loaded.
     """
     row_nbytes = [tuning.choose_row_nbytes(a.shape[1] * a.itemsize) for a in arrays]
-    is_aligned = [a.strides[0] % min(n, 16) == 0 for a, n in zip(arrays, row_nbytes, strict=True)]
+    is_aligned = [_row_nbytes(a) % min(n, 16) == 0 for a, n in zip(arrays, row_nbytes, strict=True)]
     copied = [a for a, is_so in zip(arrays, is_aligned, strict=True) if not is_so]
-    num_rows = sum(a.shape[0] for a in copied)
-    if not tuning.pays_to_align(num_rows, nnz, len(arrays)):
+    if not copied:
+        return arrays
+    num_rows, alignment = sum(a.shape[0] for a in copied), _common_alignment(_starts(copied))
+    if not tuning.pays_to_align(num_rows, alignment, nnz, len(arrays)):
         return arrays
     try:
         return [
@@ -219,7 +221,7 @@ def compute_mode(
         return
     inputs = [n for n in range(record_format.ndim) if n != mode]
     arrays, sums = workspace
-    load_alignment = _common_alignment(a.data.ptr | _row_nbytes(a) for a in arrays)
+    load_alignment = _common_alignment(_starts(arrays))
     store_alignment = _common_alignment([out.data.ptr, rank * out.itemsize])
     cut = tuning.cut_rank(rank, out.itemsize, load_alignment, store_alignment)
     kernel, shared_nbytes = _get_mttkrp_kernel(layout, tiling, cut, pull_ids, plan)
@@ -318,6 +320,11 @@ def _remap(layout):
 def _row_nbytes(array):
     """Return how far apart rows begin, which where there is one alone its stride need not say."""
     return array.strides[0] if array.shape[0] > 1 else array.shape[1] * array.itemsize
+
+
+def _starts(arrays):
+    """Return for each array a number that what its rows' addresses divide by divides too."""
+    return [a.data.ptr | _row_nbytes(a) for a in arrays]
 
 
 def _common_alignment(numbers):
