@@ -75,6 +75,11 @@ class MaskedTensor(_Part):
         square = self.missing.observed._layout.norm**2 + (values * values).sum()
         return np.sqrt(square).astype(self.dtype)
 
+    def inner_of_change(self, before):
+        """Compute the inner product of this tensor with its change, added up in float64."""
+        change = (self.values - before.values).astype(np.float64)
+        return (change * self.values).sum().astype(self.dtype)
+
 
 class MissingEntries(LazyArray):
     """The entries that a mask leaves out of a tensor: planned once, their values come and go.
