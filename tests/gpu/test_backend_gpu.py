@@ -1,5 +1,7 @@
 """TensorLy's functions on CuPy arrays: NumPy's answers but for rounding, and arrays stay put."""
 
+import itertools
+
 import cupy
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, linear_algebra
 from tensorly_flycoo.backend import arrays  # noqa: F401 (registers the backend)
 from tensorly_flycoo.cuda import tall, tuning
-from tensorly_flycoo.engines import reference
+from tensorly_flycoo.engines import cuda, reference
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
@@ -530,6 +532,27 @@ def test_coords_of_any_integer_type(coord_dtype, order):
         narrow = cupy.asarray(given[0].astype(coord_dtype), order=order)
         x = FlycooTensor(narrow, cupy.asarray(given[1]), shape)
         assert_same_tensor(x, expected)
+
+
+@pytest.mark.parametrize("staging_size", [1, 2, 7, 599, 600])
+def test_nonzeros_of_the_host_come_in_blocks(monkeypatch, staging_size):
+    """In no order, sorted, and sorted but for one duplicate, wherever a block begins."""
+    monkeypatch.setattr(type(cuda.primitives), "staging_size", staging_size)
+    coords, values, shape = make_nonzeros(nnz=600)
+    expected = FlycooTensor(coords, values, shape, device="cpu")
+    rising = expected.nonzeros()
+    for place in (0, 1, 6, 7, 8, expected.nnz - 1):
+        numbers = np.insert(np.arange(expected.nnz), place, place)
+        twice = (rising[0][:, numbers], rising[1][numbers])
+        x = FlycooTensor(*twice, shape, device="cuda")
+        assert_same_tensor(x, FlycooTensor(*twice, shape, device="cpu"))
+    for order, given in itertools.product("CF", ((coords, values), rising)):
+        x = FlycooTensor(np.asarray(given[0], order=order), given[1], shape, device="cuda")
+        assert_same_tensor(x, expected)
+    wrong = coords.copy()
+    wrong[1, 599] = -1
+    with pytest.raises(ValueError, match=r"coords\[1, 599\] is -1"):
+        FlycooTensor(wrong, values, shape, device="cuda")
 
 
 @pytest.mark.parametrize("coord_dtype", ["int8", "int64"])
