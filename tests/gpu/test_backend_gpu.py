@@ -625,7 +625,7 @@ def test_a_model_at_entries(dtype):
     exact = np.prod([f[c].astype(float) for f, c in zip(factors, coords, strict=True)], axis=0)
     bound = np.abs(exact) @ np.abs(weights) * (RANK + 3) * np.finfo(dtype).eps
     assert (np.abs(found - exact @ weights) <= bound).all()
-    with pytest.raises(TypeError, match="coords is a numpy.ndarray, expected a cupy.ndarray"):
+    with pytest.raises(TypeError, match=r"coords is a numpy.ndarray, expected a cupy.ndarray"):
         cp_to_entries(on_gpu, coords)
 
 
