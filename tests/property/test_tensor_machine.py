@@ -1,14 +1,16 @@
 """Whatever happens to a tensor, in whatever order, it goes on giving the same right answers.
 
 Hypothesis drives one tensor through modes in and out of turn, layouts, numbers of threads, copies,
-several threads at once, wrong arguments, memory that runs out at any allocation and interrupts at
-any launch, and shrinks what goes wrong to the shortest such story.
+several threads at once, wrong arguments, memory that runs out at any allocation, interrupts at any
+launch and exceptions at any call of parafac's callback, and shrinks what goes wrong to the shortest
+such story.
 """
 
 import contextlib
 import copy
 import operator
 import pickle
+import signal
 import threading
 import weakref
 from unittest import mock
@@ -16,12 +18,20 @@ from unittest import mock
 import numba
 import numpy as np
 import pytest
+import tensorly as tl
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 from strategies import Nonzeros, seeds, sizes
+from tensorly.decomposition import parafac
 
-from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo import FlycooTensor, Progress, mttkrp
 from tensorly_flycoo.engines import cpu, reference
 
 LAYOUTS = st.sampled_from(["remap", "replicated", "indexed"])
@@ -103,7 +113,7 @@ def interrupted_launch(failing, fails_after):
 class TensorMachine(RuleBasedStateMachine):
     @initialize(drawn=nonzeros(), layout=LAYOUTS, is_single=st.booleans())
     def build(self, drawn, layout, is_single):
-        self.drawn, self.layout = drawn, layout
+        self.drawn, self.layout, self.errors = drawn, layout, {}
         # Each dtype and ndim is a kernel to compile, so not all are crossed with all.
         self.dtype = "float32" if is_single and len(drawn.shape) == 3 else "float64"
         self.values = drawn.values.astype(self.dtype)
@@ -214,6 +224,30 @@ class TensorMachine(RuleBasedStateMachine):
         with contextlib.suppress(KeyboardInterrupt), interrupted_launch(failing, fails_after):
             result = mttkrp(self.x, self.factors, mode)
         assert result is None or result.tobytes() == self.expected[mode]
+
+    @precondition(lambda self: self.x.ndim > 1 and self.x.nnz > 0)
+    @rule(failing=st.integers(0, 3), checkpoint=st.sampled_from([None, "/nowhere/run.npz"]))
+    def raise_in_a_callback(self, failing, checkpoint):
+        """At the start, after an iteration, or (at 3) not; writing the checkpoint fails too."""
+        errors, factors, handler = [], [], signal.getsignal(signal.SIGINT)
+
+        def callback(cp_tensor, error):
+            errors.append(error)
+            factors.extend(weakref.ref(factor) for factor in cp_tensor.factors)
+            if len(errors) - 1 == failing:
+                raise RuntimeError("simulated")
+            progress(cp_tensor, error)
+
+        options = {"init": "random", "random_state": 0, "tol": 1e-300, "n_iter_max": 2}
+        with (
+            contextlib.suppress(RuntimeError, FileNotFoundError),
+            tl.backend_context("flycoo"),
+            Progress(2, show=None, checkpoint=checkpoint) as progress,
+        ):
+            parafac(self.x, 3, callback=callback, **options)
+        assert errors == self.errors.setdefault(len(errors), errors)
+        assert [factor for factor in factors if factor() is not None] == []
+        assert (tl.get_backend(), signal.getsignal(signal.SIGINT)) == ("numpy", handler)
 
     @rule(mode=MODES, name=st.sampled_from(["mode", "factors", "dtype", "out", "weights"]))
     def ask_for_nonsense(self, mode, name):
