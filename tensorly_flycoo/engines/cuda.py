@@ -262,7 +262,10 @@ def _slot_nbytes(record_format):
 
 
 def make_operands(record_format, mode, inputs, arrays):
-    """Fill in the struct `Operands`; a mode without inputs has one that is not looked at."""
+    """Fill in the struct `Operands`; a mode without inputs has one that is not looked at.
+
+    Returned as bytes: CuPy asks what an argument is made of at every launch, field by field.
+    """
     fields = list(zip(record_format.words, record_format.shifts, record_format.masks, strict=True))
     operands = np.zeros((), _operands_dtype(max(1, len(inputs))))
     operands["out_field"] = fields[mode]
@@ -273,7 +276,7 @@ def make_operands(record_format, mode, inputs, arrays):
         operands["factors"][place] = array.data.ptr
         operands["row_nbytes"][place] = _row_nbytes(array)
         operands["last_input_rows"][place] = record_format.shape[n] - 1
-    return operands
+    return operands.view(f"V{operands.itemsize}")
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import sparse
 import tensorly as tl
 
 import tensorly_flycoo
-from tensorly_flycoo import FlycooTensor, linear_algebra
+from tensorly_flycoo import FlycooTensor, cp_to_entries, linear_algebra
 from tensorly_flycoo.backend import arrays  # noqa: F401 (registers the backend)
 from tensorly_flycoo.cuda import tall, tuning
 from tensorly_flycoo.engines import cuda, reference
@@ -612,6 +612,21 @@ def test_operators(layout):
         assert_same_tensor(on_gpu, on_cpu)
     with pytest.raises(TypeError, match="devices 'cuda' and 'cpu' differ"):
         tensors[0] + tensors[1]
+
+
+@DTYPES
+def test_a_model_at_entries(dtype):
+    rng = np.random.default_rng(0)
+    factors = [rng.standard_normal((size, RANK)).astype(dtype) for size in (30, 20, 10)]
+    weights = rng.standard_normal(RANK).astype(dtype)
+    coords = np.stack([rng.integers(0, len(factor), 700) for factor in factors])
+    on_gpu = (cupy.asarray(weights), [cupy.asarray(factor) for factor in factors])
+    found = cp_to_entries(on_gpu, cupy.asarray(coords)).get()
+    exact = np.prod([f[c].astype(float) for f, c in zip(factors, coords, strict=True)], axis=0)
+    bound = np.abs(exact) @ np.abs(weights) * (RANK + 3) * np.finfo(dtype).eps
+    assert (np.abs(found - exact @ weights) <= bound).all()
+    with pytest.raises(TypeError, match=r"coords is a numpy.ndarray, expected a cupy.ndarray"):
+        cp_to_entries(on_gpu, coords)
 
 
 def test_pickling_goes_through_the_host():
