@@ -326,7 +326,7 @@ class _CpuPrimitives(Primitives):
         nnz = records.shape[0]
         is_new, values = np.empty(nnz + 1, np.bool_), np.empty(nnz)
         is_new[nnz] = True
-        rows = np.empty(nnz, np.int32 if record_format.shape[mode] < 2**31 else np.int64)
+        rows = np.empty(nnz, index_dtype(record_format.shape[mode], smallest="int32"))
         column_bits = [0] * record_format.num_words
         for n in range(record_format.ndim):
             bits = record_format.masks[n] << record_format.shifts[n] if n != mode else 0
