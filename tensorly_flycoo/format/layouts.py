@@ -176,8 +176,8 @@ class RemapLayout:
         ids = places + index_dtype(bucket_size, smallest="uint16").itemsize
         ids += primitives.write_order_itemsize
         kept = nnz * (2 * record_format.record_nbytes + record_format.ndim * ids)
-        sorting = count_sort_nbytes(nnz, record_format, primitives)
-        return kept, max(sorting, primitives.split_nbytes(nnz, bucket_size))
+        sizes = record_format.shape
+        return kept, max(primitives.plan_nbytes(nnz, size, bucket_size) for size in sizes)
 
     def swap(self):
         """Make T_out, now complete, the tensor: the next mode is resident."""

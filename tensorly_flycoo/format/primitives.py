@@ -213,6 +213,10 @@ class Primitives:
         """
         return nnz * (8 + 3 * index_dtype(nnz).itemsize)
 
+    def plan_nbytes(self, nnz, size, bucket_size):
+        """Count the bytes that `plan_remap` and what is done with positions take at most."""
+        return max(self.sort_nbytes(nnz, size), self.split_nbytes(nnz, bucket_size))
+
     def sum_nbytes(self, nnz, itemsize):
         """Count the bytes that where groups start and `sum_groups` take at most."""
         return nnz * (8 + 2 * itemsize)
