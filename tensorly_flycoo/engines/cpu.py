@@ -313,11 +313,12 @@ class _CpuPrimitives(Primitives):
 
     def split_nbytes(self, nnz, bucket_size):
         num_buckets, dtype = -(-nnz // bucket_size), index_dtype(nnz)
-        shape = _shape_counts(_count_parts(nnz, num_buckets), num_buckets, dtype)
+        num_threads = numba.get_num_threads()
+        shape = _shape_counts(_PARTS_PER_THREAD * num_threads, num_buckets, dtype)
         # And what each thread copies a bucket to, while it puts it in order.
-        num_threads = min(numba.get_num_threads(), num_buckets)
         itemsize = 8 + index_dtype(bucket_size, smallest="uint16").itemsize
-        return math.prod(shape) * dtype.itemsize + num_threads * min(nnz, bucket_size) * itemsize
+        copied = min(num_threads, num_buckets) * min(nnz, bucket_size) * itemsize
+        return math.prod(shape) * dtype.itemsize + copied
 
     def plan_nbytes(self, nnz, size, bucket_size):
         # Where parts put their rows is still known while buckets are put in order.

@@ -54,7 +54,7 @@ def estimate_layout(name, nnz, record_format, tile_size, bucket_size, primitives
     """
     cls = {"remap": RemapLayout, "replicated": ReplicatedLayout, "indexed": IndexedLayout}[name]
     kept, passing = cls.count_nbytes(nnz, record_format, bucket_size, primitives)
-    least, most = count_tiling_nbytes(nnz, record_format.shape, tile_size)
+    least, most = count_tiling_nbytes(nnz, record_format, tile_size)
     given = nnz * (8 * record_format.ndim + record_format.dtype.itemsize)
     ordering = count_canonical_nbytes(nnz, record_format, primitives)
     return kept + least, given + max(ordering, kept + most + passing)
