@@ -169,7 +169,7 @@ class SampledFibres(LazyArray):
         """Compute ``matrix @ self`` of an array (R, number of fibres)."""
         values, samples, rows = self._nonzeros
         starts = np.searchsorted(samples, array_module(samples).arange(self.shape[0] + 1))
-        transposed = _make_csc(values, rows.astype(np.int64), starts, self.shape[::-1])
+        transposed = _make_csc(values, rows, starts, self.shape[::-1])
         return (_by_rows(transposed) @ matrix.T.copy()).T
 
     def solve(self, matrix):

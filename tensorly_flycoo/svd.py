@@ -179,17 +179,26 @@ def find_nonempty_rows(x, mode, dtype=None):
 
 
 def _make_csc(values, row_ids, column_starts, shape):
-    if is_cupy(values):
-        from cupyx.scipy.sparse import csc_matrix
+    # One type for both: `column_starts` count the entries, of which there may be more than rows.
+    largest = max(*shape, values.size)
+    dtype = index_dtype(largest + 1, smallest="int32")
+    indices, starts = (ids.astype(dtype, copy=False) for ids in (row_ids, column_starts))
+    if not is_cupy(values):
+        from scipy.sparse import csc_array
 
-        index_dtype = np.int32 if max(*shape, values.size) < 2**31 else np.int64
-        indices, starts = row_ids.astype(index_dtype), column_starts.astype(index_dtype)
-        # Values as they lie in records are apart, which cuSPARSE would not see.
-        values = array_module(values).ascontiguousarray(values)
-        return csc_matrix((values, indices, starts), shape=shape)
-    from scipy.sparse import csc_array
+        return csc_array((values, indices, starts), shape=shape)
+    from cupyx.scipy.sparse import csc_matrix
 
-    return csc_array((values, row_ids, column_starts.astype(row_ids.dtype)), shape=shape)
+    # Values as they lie in records are apart, which cuSPARSE would not see.
+    values = array_module(values).ascontiguousarray(values)
+    matrix = csc_matrix((values, indices, starts), shape=shape)
+    # CuPy 14.0 makes int32 of all indices, and says nothing where they overflow.
+    if largest > np.iinfo(matrix.indices.dtype).max:
+        raise ValueError(
+            f"a sparse matrix has shape {shape} and {values.size} entries, expected at most "
+            f"{2**31 - 1} of each with this CuPy: it takes CuPy 14.2, or set_device('cpu')"
+        )
+    return matrix
 
 
 def _leading_pairs(matrix, rank, engine):

@@ -315,8 +315,16 @@ class _CpuPrimitives(Primitives):
 
     def split_nbytes(self, nnz, bucket_size):
         num_buckets, dtype = -(-nnz // bucket_size), index_dtype(nnz)
-        shape = _shape_counts(_count_parts(nnz, num_buckets), num_buckets, dtype)
-        return math.prod(shape) * dtype.itemsize
+        num_threads = numba.get_num_threads()
+        shape = _shape_counts(_PARTS_PER_THREAD * num_threads, num_buckets, dtype)
+        # And what each thread copies a bucket to, while it puts it in order.
+        itemsize = 8 + index_dtype(bucket_size, smallest="uint16").itemsize
+        copied = min(num_threads, num_buckets) * min(nnz, bucket_size) * itemsize
+        return math.prod(shape) * dtype.itemsize + copied
+
+    def plan_nbytes(self, nnz, size, bucket_size):
+        # Where parts put their rows is still known while buckets are put in order.
+        return self.sort_nbytes(nnz, size) + self.split_nbytes(nnz, bucket_size)
 
     def position_in_buckets(self, offsets, bucket_size):
         positions = np.empty(offsets.shape[0], index_dtype(offsets.shape[0]))
@@ -328,7 +336,7 @@ class _CpuPrimitives(Primitives):
         nnz = records.shape[0]
         is_new, values = np.empty(nnz + 1, np.bool_), np.empty(nnz)
         is_new[nnz] = True
-        rows = np.empty(nnz, np.int32 if record_format.shape[mode] < 2**31 else np.int64)
+        rows = np.empty(nnz, index_dtype(record_format.shape[mode], smallest="int32"))
         column_bits = [0] * record_format.num_words
         for n in range(record_format.ndim):
             bits = record_format.masks[n] << record_format.shifts[n] if n != mode else 0

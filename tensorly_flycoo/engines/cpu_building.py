@@ -153,8 +153,9 @@ def split_parts(first_part, last_part, num_parts, positions, bucket_size, starts
 @njit(cache=True, nogil=True, error_model="numpy")
 def order_buckets(first_bucket, last_bucket, bucket_size, target, offsets):
     """Bring `target` to the order of the offsets, and replace these by where it was."""
-    old_offsets = np.empty(bucket_size, offsets.dtype)
-    old_target = np.empty(0 if target is None else bucket_size, np.uint64)
+    most = min(bucket_size, offsets.shape[0])
+    old_offsets = np.empty(most, offsets.dtype)
+    old_target = np.empty(0 if target is None else most, np.uint64)
     for bucket in range(first_bucket, last_bucket):
         start = np.uint64(bucket * bucket_size)
         count = min(np.uint64(bucket_size), np.uint64(offsets.shape[0]) - start)

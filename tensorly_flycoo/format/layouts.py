@@ -54,7 +54,7 @@ def estimate_layout(name, nnz, record_format, tile_size, bucket_size, primitives
     """
     cls = {"remap": RemapLayout, "replicated": ReplicatedLayout, "indexed": IndexedLayout}[name]
     kept, passing = cls.count_nbytes(nnz, record_format, bucket_size, primitives)
-    least, most = count_tiling_nbytes(nnz, record_format.shape, tile_size)
+    least, most = count_tiling_nbytes(nnz, record_format, tile_size)
     ordering = count_canonical_nbytes(nnz, record_format, primitives)
     working = max(ordering, kept + most + passing)
     given = 8 * record_format.ndim + record_format.dtype.itemsize
@@ -180,8 +180,8 @@ class RemapLayout:
         ids = places + index_dtype(bucket_size, smallest="uint16").itemsize
         ids += primitives.write_order_itemsize
         kept = nnz * (2 * record_format.record_nbytes + record_format.ndim * ids)
-        sorting = count_sort_nbytes(nnz, record_format, primitives)
-        return kept, max(sorting, primitives.split_nbytes(nnz, bucket_size))
+        sizes = record_format.shape
+        return kept, max(primitives.plan_nbytes(nnz, size, bucket_size) for size in sizes)
 
     def swap(self):
         """Make T_out, now complete, the tensor: the next mode is resident."""

@@ -59,7 +59,7 @@ class RecordFormat:
         """Lay out records for tensors of `shape` with values of `dtype`."""
         dtype, word_dtype = np.dtype(dtype), np.dtype(word_dtype)
         word_bits, value_bits = 8 * word_dtype.itemsize, 8 * dtype.itemsize
-        widths = [(size - 1).bit_length() for size in shape]
+        widths = [field_width(size) for size in shape]
         offsets, end = [], 0
         for width in widths:
             if end % word_bits + width > WINDOW_BITS:
@@ -139,6 +139,11 @@ class RecordFormat:
 
     def _crosses_word(self, mode):
         return self.shifts[mode] + self.masks[mode].bit_length() > 8 * self.word_dtype.itemsize
+
+
+def field_width(size):
+    """Return the bits for a coordinate of a mode of `size` indices."""
+    return (size - 1).bit_length()
 
 
 def _round_up(number, multiple):

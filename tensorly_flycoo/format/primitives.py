@@ -8,6 +8,15 @@ import numpy as np
 
 from ..checks import check_finite, check_inside
 
+#: How many things each type can number from 0, narrow types first.
+INDEX_LIMITS = {
+    np.dtype(np.uint16): 2**16,
+    np.dtype(np.uint32): 2**32,
+    np.dtype(np.uint64): 2**64,
+    np.dtype(np.int32): 2**31,
+    np.dtype(np.int64): 2**63,
+}
+
 
 class Primitives:
     """Pack, sort, move and search with the functions of an array module.
@@ -207,6 +216,10 @@ class Primitives:
         """
         return nnz * (8 + 3 * index_dtype(nnz).itemsize)
 
+    def plan_nbytes(self, nnz, size, bucket_size):
+        """Count the bytes that `plan_remap` and what is done with positions take at most."""
+        return max(self.sort_nbytes(nnz, size), self.split_nbytes(nnz, bucket_size))
+
     def sum_nbytes(self, nnz, itemsize):
         """Count the bytes that where groups start and `sum_groups` take at most."""
         return nnz * (8 + 2 * itemsize)
@@ -271,15 +284,21 @@ def compare_neighbours(coords, xp=np):
 
 
 def index_dtype(count, smallest="uint32"):
-    """Choose the unsigned type, from `smallest` up, that numbers `count` things from 0.
+    """Choose the type that numbers `count` things from 0, from `smallest` up and signed as that.
 
     Examples
     --------
     >>> index_dtype(65536), index_dtype(65536, smallest="uint16"), index_dtype(2**32 + 1)
     (dtype('uint32'), dtype('uint16'), dtype('uint64'))
+    >>> index_dtype(2**31, smallest="int32"), index_dtype(2**31 + 1, smallest="int32")
+    (dtype('int32'), dtype('int64'))
     """
-    candidates = [np.dtype(smallest), np.dtype(np.uint32), np.dtype(np.uint64)]
-    return next(dtype for dtype in candidates if count <= 2 ** (8 * dtype.itemsize))
+    smallest = np.dtype(smallest)
+    return next(
+        dtype
+        for dtype, limit in INDEX_LIMITS.items()
+        if dtype.kind == smallest.kind and dtype.itemsize >= smallest.itemsize and count <= limit
+    )
 
 
 #: Those that `make_lock` has made.

@@ -38,12 +38,20 @@ class RowTiling:
         return self.carry_rows.nbytes + self.empty_rows.nbytes
 
 
-def count_tiling_nbytes(nnz, shape, tile_size):
-    """Count the bytes of the tilings of all modes: with the fewest and the most empty rows."""
-    carries = 8 * len(shape) * -(-nnz // tile_size)
+def count_tiling_nbytes(nnz, record_format, tile_size):
+    """Count the bytes of the tilings of all modes.
+
+    Returns
+    -------
+    least, most : int
+        With the fewest and the most empty rows; `most` also with what `tile_rows` takes for a
+        while: the records at the edges of tiles, and five times their numbers or rows.
+    """
+    shape, num_tiles = record_format.shape, -(-nnz // tile_size)
+    carries, edges = 8 * len(shape) * num_tiles, (record_format.record_nbytes + 40) * num_tiles
     least = [max(0, size - nnz) * index_dtype(size).itemsize for size in shape]
     most = [(size - min(1, nnz)) * index_dtype(size).itemsize for size in shape]
-    return carries + sum(least), carries + sum(most)
+    return carries + sum(least), carries + edges + sum(most)
 
 
 def tile_rows(records, places, record_format, mode, tile_size, primitives, empty_rows=None):

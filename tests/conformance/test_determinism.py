@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import determinism
+import lowered_limits
 import numba
 import pytest
 from determinism import compute_digests
@@ -37,6 +38,14 @@ def test_with_another_number_of_threads(expected, monkeypatch):
         assert compute_digests("cpu", "remap") == expected
 
 
+@pytest.mark.parametrize("limit", ["index", "record"])
+def test_with_wider_ids_and_records(expected, limit, monkeypatch):
+    lowered_limits.lower_limit(limit, monkeypatch)
+    for layout in ("remap", "replicated", "indexed"):
+        assert compute_digests("cpu", layout) == expected
+
+
+@pytest.mark.usual_limits("grid", "tiles")  # new processes have those
 def test_in_new_processes(expected):
     """With other hashes and numbers of threads; tests/README.md says how to start more of them."""
     environments = [

@@ -4,6 +4,7 @@ import pytest
 from mttkrp_laws import CHECKS
 
 
+@pytest.mark.usefixtures("each_limit_lowered")
 @pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

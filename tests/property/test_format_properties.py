@@ -14,6 +14,7 @@ from strategies import (
 )
 
 from tensorly_flycoo.engines import reference
+from tensorly_flycoo.format import packing
 from tensorly_flycoo.format.ordering import make_canonical_records
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
@@ -30,7 +31,7 @@ def test_packing_round_trip(drawn, dtype, word_dtype):
     np.testing.assert_array_equal(record_format.coords(records), coords)
     np.testing.assert_array_equal(record_format.values(records), values.astype(dtype))
     # No word is wasted but for alignment: to words, to 64 bits a field and to the value's size.
-    bits = sum((size - 1).bit_length() for size in shape)
+    bits = sum(packing.field_width(size) for size in shape)
     assert 8 * record_format.record_nbytes >= bits + 8 * np.dtype(dtype).itemsize
     if word_dtype == "uint32":
         assert 8 * record_format.record_nbytes < bits + 2 * 8 * np.dtype(dtype).itemsize + 32
@@ -63,7 +64,7 @@ def find_positions(layout, mode):
     """Find where storage `mode` holds the record of each place of order `mode`."""
     pull_ids = layout.plans[mode].pull_ids
     places = np.arange(pull_ids.size)
-    return places // layout.bucket_size * layout.bucket_size + pull_ids
+    return places // layout.bucket_size * layout.bucket_size + pull_ids.astype(np.int64)
 
 
 @quick

@@ -42,7 +42,7 @@ def find_positions(layout):
     """Find the position in memory of each place of the resident mode's order."""
     pull_ids = layout.plans[layout.mode].pull_ids
     places = np.arange(pull_ids.size)
-    return places // layout.bucket_size * layout.bucket_size + pull_ids
+    return places // layout.bucket_size * layout.bucket_size + pull_ids.astype(np.int64)
 
 
 def test_known_remap_layout():
@@ -122,6 +122,7 @@ def test_remapping_walks_through_the_orders_of_the_replicated_copies(
         remap_once(layout)
 
 
+@pytest.mark.usual_limits("index")
 def test_side_arrays_are_compact():
     """Six bytes per nonzero and mode, beside the two copies."""
     layout = build(RemapLayout)

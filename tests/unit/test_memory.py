@@ -19,6 +19,9 @@ from tensorly_flycoo.format.primitives import Primitives
 LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
+#: Bytes that Python's own objects may take, those of threads among them.
+SMALL_NBYTES = 2**15
+
 #: What each function that hands out memory is called.
 ALLOCATORS = ("empty", "empty_like", "zeros", "ones", "arange", "require", "concatenate")
 
@@ -88,6 +91,7 @@ def measure_peak(shape, nnz, layout, dtype, spread):
         pytest.param((2_000_000, 3_000_000), 1, id="sorted by comparing"),
         pytest.param((3_000_000, 20), 1e-3, id="most rows empty"),
         pytest.param((500_000,), 1, id="one mode"),
+        pytest.param((100,) * 5, 1, id="most bytes while remapping is planned"),
     ],
 )
 def test_peak_is_bounded_and_not_by_much(shape, spread, dtype, layout):
@@ -97,7 +101,7 @@ def test_peak_is_bounded_and_not_by_much(shape, spread, dtype, layout):
     )  # what is compiled and cached is not the tensor's
     measured = measure_peak(shape, nnz, layout, dtype, spread)
     estimate = estimate_memory(shape, nnz, dtype=dtype, layout=layout, device="cpu")
-    assert estimate.peak_nbytes / 2 <= measured <= estimate.peak_nbytes
+    assert estimate.peak_nbytes / 2 <= measured <= estimate.peak_nbytes + SMALL_NBYTES
 
 
 @pytest.mark.parametrize(

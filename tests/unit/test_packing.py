@@ -22,6 +22,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.usual_limits("record")
 @pytest.mark.parametrize(
     ("shape", "dtype", "word_dtype", "words", "shifts", "value_slot", "record_nbytes"),
     [
@@ -56,6 +57,7 @@ def test_layout_of_a_record(shape, dtype, word_dtype, words, shifts, value_slot,
     assert (record_format.ndim, record_format.shape) == (len(shape), shape)
 
 
+@pytest.mark.usual_limits("record")
 def test_known_words():
     record_format = RecordFormat.of((16, 16, 2**20), "float64", "uint64")
     records = record_format.pack(np.array([[5, 15], [3, 0], [0xABCDE, 1]]), np.array([1.0, -2.0]))
@@ -68,6 +70,7 @@ def test_known_words():
     ]
 
 
+@pytest.mark.usual_limits("record")
 def test_known_words_across_32_bits():
     record_format = RecordFormat.of((2**20, 2**20), "float32", "uint32")
     records = record_format.pack(np.array([[0x12345], [0xABCDE]]), np.array([1.0], np.float32))

@@ -136,7 +136,7 @@ def test_sort_by_row(primitives, make_places, shape, nnz, mode, index_type):
     np.testing.assert_array_equal(positions, expected[1])
     if rows is not None:
         np.testing.assert_array_equal(rows, expected[2])
-        assert rows.dtype == np.uint32
+        assert rows.dtype == index_dtype(shape[mode])
     np.testing.assert_array_equal(records, before)
 
 
@@ -201,7 +201,7 @@ def test_find_empty_rows(primitives, nnz):
     empty_rows = primitives.find_empty_rows(records, record_format, 1)
     present = set(record_format.rows(records, 1).tolist())
     assert empty_rows.tolist() == [row for row in range(50) if row not in present]
-    assert empty_rows.dtype == np.uint32
+    assert empty_rows.dtype == index_dtype(50)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -237,6 +237,7 @@ def test_no_neighbours(nnz):
     assert is_less.shape == is_equal.shape == (0,)
 
 
+@pytest.mark.usual_limits("index")
 @pytest.mark.parametrize(
     ("count", "smallest", "expected"),
     [
@@ -246,6 +247,8 @@ def test_no_neighbours(nnz):
         (2**32, "uint32", "uint32"),
         (2**32 + 1, "uint32", "uint64"),
         (2**40, "uint16", "uint64"),
+        (2**31, "int32", "int32"),
+        (2**31 + 1, "int32", "int64"),
     ],
 )
 def test_index_dtype_is_the_smallest_that_fits(count, smallest, expected):

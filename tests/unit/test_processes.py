@@ -65,6 +65,7 @@ def send_result(connection, x, factors):
     connection.send(compute_here(x, factors))
 
 
+@pytest.mark.usual_limits("tiles")  # new processes have those
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes(method):
@@ -108,6 +109,7 @@ def test_a_fork_while_another_thread_computes():
         thread.join()
 
 
+@pytest.mark.usual_limits("tiles")  # new processes have those
 @pytest.mark.parametrize("backend", ["threading", "loky"])
 def test_joblib(backend):
     joblib = pytest.importorskip("joblib")

@@ -148,7 +148,9 @@ class WriteOrdering(Primitives):
 
 @pytest.mark.parametrize("primitives", [Primitives(), WriteOrdering()], ids=["plain", "ordered"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("cut", [(64, 256, "uint32"), (cpu.TILE_SIZE, 2**14, "uint64")])
+@pytest.mark.parametrize(
+    "cut", [(64, 256, "uint32"), (cpu.TILE_SIZE, 2 * cpu.BUCKET_SIZE, "uint64")]
+)
 def test_another_plan_is_built_anew(path, layout, primitives, cut):
     tile_size, bucket_size, words = cut
     problem = make_problem(SHAPE, 6000, skew=2)

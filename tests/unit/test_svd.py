@@ -4,11 +4,15 @@ Through the Gram matrix a squared singular value has an error of about ``size * 
 largest square; bounds below are of that form, with the sizes of the dense unfolding.
 """
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import sparse
 
 from tensorly_flycoo import DensifyError, FlycooTensor, svd
+from tensorly_flycoo.format import primitives
 from tensorly_flycoo.svd import LazySVD, Unfolding
 
 EPS = np.finfo(np.float64).eps
@@ -361,3 +365,28 @@ def test_an_unfolding_of_a_raw_coo_finds_changes():
     assert np.abs(before - after).max() <= 1e-13 * before[0]  # the columns have only moved
     coo.data *= 2
     check_values(Unfolding(coo, 0).svd(3)[1], unfold(2 * make_dense((6, 5, 7)), 0))
+
+
+def test_entries_are_counted_in_64_bits_where_they_are_more_than_rows(monkeypatch):
+    monkeypatch.setitem(primitives.INDEX_LIMITS, np.dtype(np.int32), 40)
+    dense = make_dense((6, 5, 7), density=1.0)
+    matrix, _ = make_unfolding(dense)._nonempty_part
+    assert matrix.nnz > 40 > max(matrix.shape)
+    assert matrix.indices.dtype == matrix.indptr.dtype == np.int64
+    columns = unfold(dense, 0)
+    np.testing.assert_array_equal(np.sort(matrix.toarray(), axis=1), np.sort(columns, axis=1))
+
+
+@pytest.mark.parametrize("size", [2**31 - 1, 2**31])
+def test_a_cupy_that_counts_in_32_bits_is_found_out(monkeypatch, size):
+    """As CuPy 14.0 does, whatever it is given."""
+    matrix = SimpleNamespace(indices=np.zeros(0, np.int32))
+    module = SimpleNamespace(csc_matrix=lambda arrays, shape: matrix)
+    monkeypatch.setitem(sys.modules, "cupyx.scipy.sparse", module)
+    monkeypatch.setattr(svd, "is_cupy", lambda array: True)
+    arguments = (np.ones(2), np.zeros(2, np.int64), np.array([0, 2]), (size, 1))
+    if size < 2**31:
+        assert svd._make_csc(*arguments) is matrix
+    else:
+        with pytest.raises(ValueError, match=r"expected at most 2147483647 of each .*CuPy 14\.2"):
+            svd._make_csc(*arguments)

@@ -189,6 +189,7 @@ def sum_nbytes(thing):
     return sum_nbytes(list(vars(thing).values())) if hasattr(thing, "__dict__") else 0
 
 
+@pytest.mark.usual_limits("index", "record", "tiles")
 def test_bytes_per_nonzero():
     """Two copies of 16 bytes, 6 bytes per mode of ids, and next to nothing for tiles and rows."""
     x = make_problem((30, 20, 10), 50_000, rank=1).tensor()

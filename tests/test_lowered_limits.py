@@ -1,0 +1,55 @@
+"""That a lowered limit shows, and the option that lowers one for all tests."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from lowered_limits import lower_limit
+
+from tensorly_flycoo import FlycooTensor, checks
+
+ROOT = Path(__file__).parent.parent
+
+
+def make_tensor(dtype=np.int64):
+    coords = np.random.default_rng(0).integers(0, 9, (3, 40)).astype(dtype)
+    return FlycooTensor(coords, np.ones(40), (9, 9, 9), device="cpu")
+
+
+def test_the_option():
+    """A process of its own leaves out what is of the usual limit, and the rest passes."""
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider"]
+    command += ["--lowered", "record", "tests/unit/test_packing.py"]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout[-4000:] + process.stderr[-1000:]
+    assert " 9 deselected" in process.stdout
+
+
+def test_a_low_index_shows(monkeypatch):
+    lower_limit("index", monkeypatch)
+    layout = make_tensor()._layout
+    arrays = [*layout.plans[0].__dict__.values(), layout.tilings[0].empty_rows]
+    assert {array.dtype for array in arrays if array is not None} == {np.dtype(np.uint64)}
+
+
+def test_a_low_grid_shows(monkeypatch):
+    lower_limit("grid", monkeypatch)
+    starts, check_block = [], checks._check_block
+    monkeypatch.setattr(
+        checks, "_check_block", lambda *block: starts.append(block[-1]) or check_block(*block)
+    )
+    make_tensor(np.int16)
+    assert starts == list(range(0, 40, 5))
+
+
+def test_low_tiles_show(monkeypatch):
+    lower_limit("tiles", monkeypatch)
+    x = make_tensor()
+    assert x._layout.tilings[0].carry_rows.size == -(-x.nnz // 3)
+
+
+def test_a_low_record_shows(monkeypatch):
+    usual = make_tensor()._layout.record_format
+    lower_limit("record", monkeypatch)
+    assert make_tensor()._layout.record_format.record_nbytes == usual.record_nbytes + 8
