@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from wheels import read_from_wheel
 
-from tensorly_flycoo import FlycooTensor, observed_parafac
+from tensorly_flycoo import FlycooTensor, cp_to_entries, observed_parafac
 
 PERSON, FILM, MONTH = range(3)
 SCALE = (1, 5)  # of the ratings
@@ -75,13 +75,6 @@ def complete(coords, rest, shape, rank, l2_reg):
     return observed_parafac(x, rank, n_iter_max=30, init=(None, start), tol=1e-5, l2_reg=l2_reg)
 
 
-def evaluate_model(cp_tensor, coords):
-    """Return the model's value at each column of indices."""
-    weights, factors = cp_tensor
-    rows = [factor[ids] for factor, ids in zip(factors, coords, strict=True)]
-    return np.prod(rows, axis=0) @ weights
-
-
 def measure_error(foretold, ratings):
     """Return the root of the mean squared error, of ratings within the scale."""
     return np.sqrt(np.mean((np.clip(foretold, *SCALE) - ratings) ** 2))
@@ -114,11 +107,11 @@ def main(argv=None):
     models, errors = {}, {}
     for l2_reg in arguments.l2_regs:
         models[l2_reg] = complete(coords[:, train], rest[train], shape, arguments.rank, l2_reg)
-        foretold = base + evaluate_model(models[l2_reg], coords)
+        foretold = base + cp_to_entries(models[l2_reg], coords)
         errors[l2_reg] = measure_error(foretold[valid], ratings[valid])
     print("error by l2_reg:", ", ".join(f"{k:g}: {error:.4f}" for k, error in errors.items()))
     best = min(errors, key=errors.get)
-    foretold = base + evaluate_model(models[best], coords)
+    foretold = base + cp_to_entries(models[best], coords)
     results = {
         "the mean": measure_error(means.mean, ratings[test]),
         "means of person and film": measure_error(base[test], ratings[test]),

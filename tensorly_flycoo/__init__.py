@@ -19,6 +19,7 @@ from .backend import register
 from .checks import DensifyError
 from .completion import observed_parafac
 from .engines import set_device
+from .entries import cp_to_entries
 from .io import load, read_tns, save, write_tns
 from .memory import MemoryEstimate, estimate_memory
 from .mttkrp import mttkrp
@@ -34,6 +35,7 @@ __all__ = [
     "ModeStats",
     "Progress",
     "TensorStats",
+    "cp_to_entries",
     "estimate_memory",
     "from_dataframe",
     "load",

@@ -3,6 +3,7 @@
 import numpy as np
 
 from .array_modules import array_module, is_cupy
+from .checks import check_coords, check_inside, check_place
 
 #: Numbers in an array with a row for each entry: few enough for the caches of a core, or many
 #: enough to fill a GPU.
@@ -16,33 +17,55 @@ def choose_block_size(array, row_numbers):
     return max(1, numbers // row_numbers)
 
 
-def evaluate_model(coords, weights, factors):
-    r"""Evaluate a CP model at some entries.
+def cp_to_entries(cp_tensor, coords):
+    r"""Compute a CP model at some entries of its tensor, which is never formed.
 
     .. math:: y_k = \sum_r w_r \prod_n F_n[c_{n,k}, r]
 
+    As a recommender foretells ratings with, and what `observed_parafac` fits is checked with.
+
     Parameters
     ----------
+    cp_tensor : CPTensor or (weights, factors)
+        Weights (R,) or None, and factors (I_n, R), one a mode: NumPy's or CuPy's.
     coords : integer array (ndim, count)
-        On the device of the factors.
-    weights : array (R,) or None
-    factors : sequence of array (I_n, R)
+        The entries, on the device of the factors; in any order, and as often as is wished.
 
     Returns
     -------
     array (count,)
-        In the dtype of ``factors[0]``.
+        In the dtype of the first factor, on the device of the factors.
+
+    Raises
+    ------
+    TypeError
+        If `coords` are not integers, or on another device than the factors.
+    ValueError
+        If `coords` do not have a row for each factor, or name an entry outside of the tensor.
 
     Notes
     -----
-    ``count * R * ndim`` operations; in blocks of entries, with a row of R numbers for each.
+    ``count * R * ndim`` operations; in blocks of entries, with a row of R numbers for each. Results
+    are the same bits in every run.
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from tensorly_flycoo import cp_to_entries
     >>> factors = [np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[1.0, 1.0], [5.0, 0.0]])]
-    >>> evaluate_model(np.array([[0, 1], [0, 1]]), None, factors)
+    >>> cp_to_entries((None, factors), [[0, 1], [0, 1]])
     array([ 3., 15.])
     """
+    weights, factors = cp_tensor
+    shape = tuple(factor.shape[0] for factor in factors)
+    coords = check_coords(coords, shape)
+    check_place(coords, "coords", is_cupy(factors[0]), "the factors")
+    check_inside(coords, shape)
+    return evaluate_model(coords, weights, factors)
+
+
+def evaluate_model(coords, weights, factors):
+    """Do what `cp_to_entries` does, of checked coords (ndim, count)."""
     first, *others = factors
     values = array_module(first).empty(coords.shape[1], first.dtype)
     block_size = choose_block_size(first, first.shape[1])

@@ -75,6 +75,11 @@ class MaskedTensor(_Part):
         square = self.missing.observed._layout.norm**2 + (values * values).sum()
         return np.sqrt(square).astype(self.dtype)
 
+    def inner_of_change(self, before):
+        """Compute the inner product of this tensor with its change, added up in float64."""
+        change = (self.values - before.values).astype(np.float64)
+        return (change * self.values).sum().astype(self.dtype)
+
 
 class MissingEntries(LazyArray):
     """The entries that a mask leaves out of a tensor: planned once, their values come and go.
@@ -145,11 +150,15 @@ class MissingEntries(LazyArray):
 
     def add_mttkrp(self, out, values, factors, mode, weights=None):
         """Add to `out` (I_mode, R) the MTTKRP of a tensor that is `values` at missing entries."""
+        xp = self.tensor._engine.xp
         # Records in one order: new values go where those of the pattern are.
         part = self._pattern._map_values(lambda _: values)
         rows = [
-            factor[ids].astype(self.dtype, copy=False)
-            for factor, ids in zip(factors, self._rows, strict=True)
+            # The factor of `mode` is not read: only its shape matters.
+            xp.empty((ids.size, factor.shape[1]), self.dtype)
+            if n == mode
+            else factor[ids].astype(self.dtype, copy=False)
+            for n, (factor, ids) in enumerate(zip(factors, self._rows, strict=True))
         ]
         out[self._rows[mode]] += mttkrp(part, rows, mode, weights=weights)
         return out

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .array_modules import is_cupy, move
+from .array_modules import is_cupy
 from .checks import LAYOUTS, check_dtype, check_layout, check_nnz, check_shape
 from .engines import select_engine
 
@@ -22,8 +22,8 @@ class MemoryEstimate:
         What `FlycooTensor.nbytes` will be where each mode has as few empty rows (indices without a
         nonzero) as `nnz` allows, so exactly where none is empty. Each further one takes 4 bytes.
     peak_nbytes : int
-        What is there at once while the tensor is built: an upper bound, whatever rows are empty
-        and in whatever order the nonzeros come.
+        What is there at once on the device while the tensor is built from arrays in the host's
+        memory: an upper bound, whatever rows are empty and in whatever order the nonzeros come.
     """
 
     nbytes: int
@@ -46,9 +46,10 @@ def estimate_memory(shape, nnz, *, dtype="float64", layout="remap", device=None)
     Returns
     -------
     MemoryEstimate
-        With the attributes `nbytes` and `peak_nbytes`. The peak includes coords, as int64, and
-        values, which are on the device while the tensor is built. It does not include a copy of
-        both that is made where coords are not int64 or contiguous, or some values are zeros.
+        With the attributes `nbytes` and `peak_nbytes`. On the CPU the peak includes coords, as
+        int64, and values, which are there all the while. A GPU gets them from the host in small
+        parts; those that are on it already come on top. The peak does not include a copy that is
+        made where coords or values are of another type or not contiguous, or some values are zeros.
 
     Raises
     ------
@@ -87,18 +88,19 @@ def attempt(function, explain):
 
 
 def build_layout(engine, layout, coords, values, shape):
-    """Take checked coords and values to the device of `engine` and build a layout there."""
+    """Build a layout of checked coords and values, wherever they are, on the device of `engine`."""
 
     def build():
-        arrays = (move(coords, engine.xp), move(values, engine.xp))
-        return engine.build_layout(layout, *arrays, shape)
+        return engine.build_layout(layout, coords, values, shape)
+
+    is_on_gpu = is_cupy(coords)
+    held = coords.nbytes + values.nbytes if is_on_gpu == (engine.xp is not np) else 0
 
     def count(layout, dtype):
-        return engine.estimate_layout(layout, values.size, shape, dtype)[1]
+        needed = engine.estimate_layout(layout, values.size, shape, dtype)[1]
+        return needed + held if is_on_gpu else needed
 
     def explain():
-        is_there = is_cupy(coords) == (engine.xp is not np)
-        held = coords.nbytes + values.nbytes if is_there else 0
         task, dtype = f"building a FlycooTensor of {values.size:,} nonzeros", values.dtype
         return _explain(task, engine, layout, dtype, count(layout, dtype), held, count)
 

@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
 
     const long long first = (first_tile + blockIdx.x) * TILE_SIZE;
     const int count = static_cast<int>(min(static_cast<long long>(TILE_SIZE), nnz - first));
-    pull_records(slots, records + first * PIECES, nullptr, count);
+    pull_records(slots, records + first * PIECES, nnz - first, nullptr, count);
     wait_for_copies();
     unpack_tile(slots, count, operands);
     __syncthreads();

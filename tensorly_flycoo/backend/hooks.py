@@ -166,24 +166,26 @@ def _error_calc(original):
         for option in ("sparsity",) if has_mask else ("mask", "sparsity"):
             if bound.get(option) is not None and bound[option] is not False:
                 raise densify_error(f"{option}=", tensor.shape, "it has no sparse version here")
+        cp_tensor, mttkrp = (bound["weights"], bound["factors"]), bound.get("mttkrp")
+        norm_tensor, change = bound["norm_tensor"], 0
+        if mttkrp is None:
+            mttkrp = _unfolding_dot_khatri_rao(tensor, cp_tensor, tl.ndim(tensor) - 1)
         if has_mask:
-            given = [bound.get(name) for name in ("weights", "factors", "mttkrp")]
-            tensor, norm, last_mttkrp = masked.impute(tensor, bound["mask"], *given)
-            bound |= {"norm_tensor": norm, "mttkrp": last_mttkrp}
-        if bound.get("mttkrp") is None:
-            cp_tensor = (bound["weights"], bound["factors"])
-            bound["mttkrp"] = _unfolding_dot_khatri_rao(tensor, cp_tensor, tl.ndim(tensor) - 1)
-        norm_tensor = bound["norm_tensor"]
-        error = _residual_norm(norm_tensor, bound["weights"], bound["factors"], bound["mttkrp"])
+            tensor, change = masked.impute(tensor, bound["mask"], *cp_tensor)
+            norm_tensor = tensor.norm()
+        error = _residual_norm(norm_tensor, cp_tensor, mttkrp, change)
         return error, tensor, norm_tensor
 
     return error_calc
 
 
-def _residual_norm(norm_tensor, weights, factors, mttkrp):
-    """Compute the norm of what a CP leaves of a tensor, from the last mode's MTTKRP."""
-    inner = inner_product(mttkrp, factors[-1])
-    return tl.sqrt(tl.abs(norm_tensor**2 + cp_norm((weights, factors)) ** 2 - 2 * inner))
+def _residual_norm(norm_tensor, cp_tensor, mttkrp, change=0):
+    """Compute the norm of what a CP leaves of a tensor, from the last mode's MTTKRP.
+
+    That may be of a tensor whose inner product with the model is less by `change`.
+    """
+    inner = inner_product(mttkrp, cp_tensor[1][-1]) + change
+    return tl.sqrt(tl.abs(norm_tensor**2 + cp_norm(cp_tensor) ** 2 - 2 * inner))
 
 
 def _randomized_svd(matrix, n_eigenvecs=None, **kwargs):

@@ -65,7 +65,7 @@ def svd_interface(original):
     return svd_interface
 
 
-def impute(tensor, mask, weights, factors, last_mttkrp=None):
+def impute(tensor, mask, weights, factors):
     """Fill in the missing entries from a new model.
 
     Parameters
@@ -74,19 +74,12 @@ def impute(tensor, mask, weights, factors, last_mttkrp=None):
     mask : Mask
     weights, factors
         Of the model.
-    last_mttkrp : array (I, R), optional
-        Of `tensor`, for the last mode.
 
     Returns
     -------
-    tensor : MaskedTensor
-    norm : scalar
-    last_mttkrp : array (I, R) or None
-        Of the tensor returned; it differs only by that of the changes.
+    imputed : MaskedTensor
+    change : scalar
+        By which its inner product with the model is more than that of `tensor`.
     """
     imputed = tensor * mask + tl.cp_to_tensor((weights, factors), mask=1 - mask)
-    if last_mttkrp is not None:
-        changes = imputed.values - tensor.values
-        arguments = (changes, factors, tensor.ndim - 1, weights)
-        last_mttkrp = tensor.missing.add_mttkrp(last_mttkrp.copy(), *arguments)
-    return imputed, imputed.norm(), last_mttkrp
+    return imputed, imputed.inner_of_change(tensor)

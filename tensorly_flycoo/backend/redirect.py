@@ -11,6 +11,9 @@ def redirect(function, make):
     function itself. So the function stays, and its code is exchanged. Its signature, documentation
     and pickle stay as they are.
 
+    The first time counts and others change nothing: hooks may be installed again, and a function
+    that refuses sparse tensors, since it needs what this TensorLy has not, goes on refusing them.
+
     Parameters
     ----------
     function : function

@@ -1,6 +1,11 @@
-"""Compile specialisations when they are first used, and launch them on the current stream."""
+"""Compile specialisations when they are first used, and launch them on the current stream.
+
+With the environment variable TENSORLY_FLYCOO_ASSERTIONS set to 1 they are debug builds, which stop
+where an id points outside of what it is for, or rows do not rise.
+"""
 
 import functools
+import os
 
 import cupy
 import numpy as np
@@ -8,6 +13,8 @@ import numpy as np
 from .source import load_source
 
 _OPTIONS = ("-std=c++17",)
+if os.environ.get("TENSORLY_FLYCOO_ASSERTIONS") == "1":
+    _OPTIONS += ("-DASSERTIONS",)
 
 #: The most blocks along x of one launch.
 MAX_GRID = 2**31 - 1

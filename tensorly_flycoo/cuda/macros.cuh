@@ -19,4 +19,6 @@
 
 static_assert(TILE_SIZE % BLOCK_SIZE == 0, "every thread moves equally many records");
 static_assert(TILE_SIZE <= 65536, "places within a tile are 16-bit numbers");
+#include "assertions.cuh"
+
 constexpr int MOVES = TILE_SIZE / BLOCK_SIZE;

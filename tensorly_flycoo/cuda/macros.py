@@ -81,6 +81,12 @@ def sum_groups_macros(dtype):
     return {"VALUE": _TYPES[dtype]}
 
 
+def pad_rows_macros(dtype, num_columns):
+    """Specialise `pad_rows.cu` for rows of `num_columns`, padding among them."""
+    group_size = min(32, 1 << (num_columns - 1).bit_length())
+    return {"VALUE": _TYPES[dtype], "GROUP_SIZE": group_size, "BATCH": 4}
+
+
 def gram_macros(rank):
     """Specialise `gram.cu`."""
     return {

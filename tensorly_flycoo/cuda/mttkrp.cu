@@ -32,11 +32,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     const int count = static_cast<int>(min(static_cast<long long>(TILE_SIZE), nnz - first));
     const long long base = PULL ? bucket_start(first, bucket_size) : first;
     Targets targets;
-    pull_records(slots, records + base * PIECES, PULL ? pull_ids + first : nullptr, count);
-    if (remaps) read_targets(targets, remap_ids + first, write_order + first, count);
+    pull_records(slots, records + base * PIECES, nnz - base, PULL ? pull_ids + first : nullptr,
+                 count);
+    if (remaps) read_targets(targets, remap_ids + first, write_order + first, nnz, count);
     // Rows without a nonzero: each tile has its share of them.
     const long long end = min((tile + 1) * empty_share, num_empty);
     for (long long e = tile * empty_share + threadIdx.x / GROUP_SIZE; e < end; e += NUM_GROUPS) {
+        ASSERT(empty_rows[e] <= operands.last_out_row);
         write_columns(out + static_cast<long long>(empty_rows[e]) * rank, column, rank, zeros());
     }
     wait_for_copies();

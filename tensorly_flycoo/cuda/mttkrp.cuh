@@ -210,6 +210,7 @@ __device__ __forceinline__ void compute_tile(SlotPiece* slots, Carries& carries,
             // Read again rather than kept: registers are what limits a batch.
             const Entry entry = read_entry(slots, start + b);
             if (entry.out_row() != row) {
+                ASSERT(entry.out_row() > row);
                 if (is_first_row && inherits) {
                     carries.sums[threadIdx.x] = total;
                 } else {

@@ -44,9 +44,11 @@ __device__ __forceinline__ void unpack_tile(SlotPiece* slots, int count, const O
             const unsigned* record = reinterpret_cast<const unsigned*>(slot);
             *reinterpret_cast<VALUE*>(entry.words) = read_value(record, operands);
             entry.words[VALUE_WORDS] = read_row(record, operands.out_field);
+            ASSERT(entry.out_row() <= operands.last_out_row);
 #pragma unroll
             for (int n = 0; n < NUM_INPUTS; ++n) {
                 entry.words[VALUE_WORDS + 1 + n] = read_row(record, operands.input_fields[n]);
+                ASSERT(entry.input_row(n) <= operands.last_input_rows[n]);
             }
         }
 #pragma unroll

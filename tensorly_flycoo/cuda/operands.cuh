@@ -30,6 +30,8 @@ struct Operands {
     unsigned value_slot;  // counted in values, not in words
     const VALUE* factors[MAX_INPUTS];
     unsigned row_nbytes[MAX_INPUTS];  // from each row of a factor to the next
+    unsigned last_out_row;            // for assertions
+    unsigned last_input_rows[MAX_INPUTS];
 };
 
 __device__ __forceinline__ unsigned read_row(const unsigned* record, const Field& field)

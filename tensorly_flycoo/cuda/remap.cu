@@ -10,11 +10,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
 {
     extern __shared__ SlotPiece slots[];
     const long long first = (first_tile + blockIdx.x) * TILE_SIZE;
+    const long long base = bucket_start(first, bucket_size);
     const int count = static_cast<int>(min(static_cast<long long>(TILE_SIZE), nnz - first));
     Targets targets;
-    pull_records(slots, records + bucket_start(first, bucket_size) * PIECES, pull_ids + first,
-                 count);
-    read_targets(targets, remap_ids + first, write_order + first, count);
+    pull_records(slots, records + base * PIECES, nnz - base, pull_ids + first, count);
+    read_targets(targets, remap_ids + first, write_order + first, nnz, count);
     wait_for_copies();
     __syncthreads();
     push_records(spare, slots, targets, count);

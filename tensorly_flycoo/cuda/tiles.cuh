@@ -38,9 +38,11 @@ __device__ __forceinline__ void for_own_places(int count, Use use)
 }
 
 // Copies the tile's records to their slots; this thread may then use its own, the block's after a
-// barrier. `pull_ids` begins with the tile, and is null where places are positions.
+// barrier. `pull_ids` begins with the tile, and is null where places are positions. From `records`
+// on there are `num_records`.
 __device__ __forceinline__ void pull_records(SlotPiece* slots, const Piece* records,
-                                             const PULL_ID* pull_ids, int count)
+                                             long long num_records, const PULL_ID* pull_ids,
+                                             int count)
 {
     // Ids in a bunch: their loads are independent, and so are those of the records then.
     PULL_ID sources[MOVES];
@@ -49,16 +51,20 @@ __device__ __forceinline__ void pull_records(SlotPiece* slots, const Piece* reco
     });
     for_own_places(count, [&](int place, int m) {
         const long long source = pull_ids ? static_cast<long long>(sources[m]) : place;
+        ASSERT(source < num_records);
         copy_to_slot(slot_at(slots, place), records + source * PIECES);
     });
 }
 
 __device__ __forceinline__ void read_targets(Targets& targets, const REMAP_ID* remap_ids,
-                                             const unsigned short* write_order, int count)
+                                             const unsigned short* write_order, long long nnz,
+                                             int count)
 {
     for_own_places(count, [&](int place, int m) {
         targets.positions[m] = remap_ids[place];
         targets.places[m] = write_order[place];
+        ASSERT(targets.positions[m] < nnz);
+        ASSERT(targets.places[m] < count);
     });
 }
 

@@ -115,7 +115,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     const long long tile = first_tile + blockIdx.x, first = tile * TILE_SIZE;
     const int count = static_cast<int>(min(static_cast<long long>(TILE_SIZE), nnz - first));
     const long long base = PULL ? bucket_start(first, bucket_size) : first;
-    pull_records(places, records + base * PIECES, PULL ? pull_ids + first : nullptr, count);
+    pull_records(places, records + base * PIECES, nnz - base, PULL ? pull_ids + first : nullptr,
+                 count);
 
     const int group = threadIdx.x / GROUP_SIZE, lane = threadIdx.x % GROUP_SIZE;
     const long long column =
@@ -147,6 +148,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     for (int place = begin; place < end; ++place) {
         const Entry entry = read_entry(places, place);
         if (entry.out_row() != index) {
+            ASSERT(entry.out_row() > index);
             flush();
             index = entry.out_row();
         }

@@ -37,7 +37,7 @@ def set_device(device):
     ValueError
         If there is no device of that name.
     ImportError
-        If `device` is "cuda" and CuPy is not installed.
+        If `device` is "cuda" and CuPy is not installed, or cannot be imported.
     RuntimeError
         If `device` is "cuda" and there is no GPU, no driver or one that is too old, or no NVRTC,
         which compiles the kernels. The choice stays as it was.
@@ -95,9 +95,14 @@ def _check_cuda():
 
 
 def _count_gpus():
-    """Count the GPUs; raise a RuntimeError that says what to install if none can be used."""
-    import cupy
-
+    """Count the GPUs; raise an error that says what to install if none can be used."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise ImportError(
+            f'device "cuda" needs CuPy, which is installed but cannot be imported; {_CUDA_HINT} '
+            f"installs it anew. It says: {str(error).strip()}"
+        ) from None
     runtime = cupy.cuda.runtime
     try:
         num_gpus = runtime.getDeviceCount()

@@ -13,6 +13,7 @@ from pathlib import Path
 import numba
 import numpy as np
 
+from ..array_modules import move
 from ..checks import check_finite, check_inside
 from ..format import layouts
 from ..format.packing import RecordFormat
@@ -47,6 +48,7 @@ def choose_format(shape, dtype):
 
 def build_layout(layout, coords, values, shape):
     """Build the layout named `layout` from checked coords (ndim, nnz) and values (nnz,)."""
+    coords, values = move(coords, np), move(values, np)
     cut = choose_format(shape, values.dtype)
     return layouts.build_layout(layout, coords, values, *cut, primitives)
 

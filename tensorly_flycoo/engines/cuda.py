@@ -14,6 +14,7 @@ import numpy as np
 from ..cuda import launch, tuning
 from ..cuda.macros import (
     mttkrp_macros,
+    pad_rows_macros,
     partial_rows_macros,
     remap_macros,
     ttmc_macros,
@@ -31,14 +32,13 @@ _FIELD = np.dtype([("word", np.uint32), ("shift", np.uint32), ("mask", np.uint32
 
 def build_layout(layout, coords, values, shape):
     """Build the layout named `layout` from checked coords (ndim, nnz) and values (nnz,)."""
-    cut = _choose_format(shape, values.dtype, coords.device.id)
+    cut = choose_format(shape, values.dtype)
     return layouts.build_layout(layout, coords, values, *cut, primitives)
 
 
 def estimate_layout(layout, nnz, shape, dtype):
     """Return the bytes of a layout, and of all that is there at once while it is built."""
-    cut = _choose_format(shape, dtype, cupy.cuda.Device().id)
-    return layouts.estimate_layout(layout, nnz, *cut, primitives)
+    return layouts.estimate_layout(layout, nnz, *choose_format(shape, dtype), primitives)
 
 
 def count_free_nbytes():
@@ -53,13 +53,8 @@ def count_free_nbytes():
 
 def choose_format(shape, dtype):
     """Choose how nonzeros are packed, and how many make a tile and a bucket."""
-    return _choose_format(shape, dtype, cupy.cuda.Device().id)
-
-
-def _choose_format(shape, dtype, device_id):
-    """Choose how nonzeros are packed, and how many make a tile and a bucket."""
     record_format = RecordFormat.of(shape, dtype, np.uint32)
-    shared_nbytes = launch.shared_nbytes_per_multiprocessor(device_id)
+    shared_nbytes = launch.shared_nbytes_per_multiprocessor(cupy.cuda.Device().id)
     slot_nbytes, num_inputs = _slot_nbytes(record_format), record_format.ndim - 1
     tile_size = tuning.choose_tile_size(slot_nbytes, num_inputs, shared_nbytes)
     return record_format, tile_size, tuning.BUCKET_SIZE
@@ -177,10 +172,12 @@ def _align_rows(arrays, nnz):
     The result is the same to the bit: additions do not depend on how rows are loaded.
     """
     row_nbytes = [tuning.choose_row_nbytes(a.shape[1] * a.itemsize) for a in arrays]
-    is_aligned = [a.strides[0] % min(n, 16) == 0 for a, n in zip(arrays, row_nbytes, strict=True)]
+    is_aligned = [_row_nbytes(a) % min(n, 16) == 0 for a, n in zip(arrays, row_nbytes, strict=True)]
     copied = [a for a, is_so in zip(arrays, is_aligned, strict=True) if not is_so]
-    num_rows = sum(a.shape[0] for a in copied)
-    if not tuning.pays_to_align(num_rows, nnz, len(arrays)):
+    if not copied:
+        return arrays
+    num_rows, alignment = sum(a.shape[0] for a in copied), _common_alignment(_starts(copied))
+    if not tuning.pays_to_align(num_rows, alignment, nnz, len(arrays)):
         return arrays
     try:
         return [
@@ -192,12 +189,21 @@ def _align_rows(arrays, nnz):
 
 
 def pad_rows(array, row_nbytes):
-    """Copy a matrix to one whose rows begin `row_nbytes` apart."""
-    padded = cupy.empty((array.shape[0], row_nbytes // array.itemsize), array.dtype)
-    rows, rest = padded[:, : array.shape[1]], padded[:, array.shape[1] :]
-    rows[...] = array
-    rest[...] = 0  # read, if never looked at
-    return rows
+    """Copy a matrix to one whose rows begin `row_nbytes` apart, with zeros in between.
+
+    Zeros, because loads bring them too, if nobody looks at them.
+    """
+    (num_rows, rank), stride = array.shape, row_nbytes // array.itemsize
+    padded = cupy.empty((num_rows, stride), array.dtype)
+    macros = pad_rows_macros(array.dtype, stride)
+    kernel = launch.get_kernel("pad_rows.cu", "pad_rows", **macros)
+    arguments = (
+        np.int64(num_rows), np.int32(rank), np.int64(_row_nbytes(array) // array.itemsize), array,
+        np.int32(stride), padded,
+    )  # fmt: skip
+    num_threads = -(-num_rows // macros["BATCH"]) * macros["GROUP_SIZE"]
+    launch.launch_items(kernel, num_threads, tuning.BLOCK_SIZE, arguments)
+    return padded[:, :rank]
 
 
 def compute_mode(
@@ -215,7 +221,7 @@ def compute_mode(
         return
     inputs = [n for n in range(record_format.ndim) if n != mode]
     arrays, sums = workspace
-    load_alignment = _common_alignment(a.data.ptr | _row_nbytes(a) for a in arrays)
+    load_alignment = _common_alignment(_starts(arrays))
     store_alignment = _common_alignment([out.data.ptr, rank * out.itemsize])
     cut = tuning.cut_rank(rank, out.itemsize, load_alignment, store_alignment)
     kernel, shared_nbytes = _get_mttkrp_kernel(layout, tiling, cut, pull_ids, plan)
@@ -256,16 +262,21 @@ def _slot_nbytes(record_format):
 
 
 def make_operands(record_format, mode, inputs, arrays):
-    """Fill in the struct `Operands`; a mode without inputs has one that is not looked at."""
+    """Fill in the struct `Operands`; a mode without inputs has one that is not looked at.
+
+    Returned as bytes: CuPy asks what an argument is made of at every launch, field by field.
+    """
     fields = list(zip(record_format.words, record_format.shifts, record_format.masks, strict=True))
     operands = np.zeros((), _operands_dtype(max(1, len(inputs))))
     operands["out_field"] = fields[mode]
     operands["value_slot"] = record_format.value_slot
+    operands["last_out_row"] = record_format.shape[mode] - 1
     for place, (n, array) in enumerate(zip(inputs, arrays, strict=True)):
         operands["input_fields"][place] = fields[n]
         operands["factors"][place] = array.data.ptr
         operands["row_nbytes"][place] = _row_nbytes(array)
-    return operands
+        operands["last_input_rows"][place] = record_format.shape[n] - 1
+    return operands.view(f"V{operands.itemsize}")
 
 
 @functools.cache
@@ -276,6 +287,8 @@ def _operands_dtype(num_inputs):
         ("value_slot", np.uint32),
         ("factors", np.uint64, num_inputs),
         ("row_nbytes", np.uint32, num_inputs),
+        ("last_out_row", np.uint32),
+        ("last_input_rows", np.uint32, num_inputs),
     ]
     return np.dtype(fields, align=True)
 
@@ -310,6 +323,11 @@ def _remap(layout):
 def _row_nbytes(array):
     """Return how far apart rows begin, which where there is one alone its stride need not say."""
     return array.strides[0] if array.shape[0] > 1 else array.shape[1] * array.itemsize
+
+
+def _starts(arrays):
+    """Return for each array a number that what its rows' addresses divide by divides too."""
+    return [a.data.ptr | _row_nbytes(a) for a in arrays]
 
 
 def _common_alignment(numbers):

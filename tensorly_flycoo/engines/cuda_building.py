@@ -5,6 +5,7 @@ import threading
 import cupy
 import numpy as np
 
+from ..array_modules import is_cupy
 from ..checks import check_finite, check_inside
 from ..cuda import launch, tuning
 from ..cuda.macros import order_writes_macros, pack_macros, sum_groups_macros
@@ -45,19 +46,25 @@ class _CudaPrimitives(Primitives):
 
     write_order_itemsize = 2
 
+    staging_size = 2**22
+
     def __init__(self):
         super().__init__(cupy, block_size=2**26)
 
     def pack(self, coords, values, record_format):
-        macros = pack_macros(record_format, coords.dtype)
-        kernel = launch.get_kernel("pack.cu", "pack", **macros)
+        """Make records, as `Primitives.pack` does, of arrays here or in the host's memory.
+
+        Those of the host come over `staging_size` nonzeros at a time, so that the GPU needs room
+        for little else than the records.
+        """
+        size = values.size if is_cupy(values) else self.staging_size
         records = cupy.empty((values.size, record_format.num_words), record_format.word_dtype)
         found = cupy.zeros(4, bool)
-        arguments = (
-            _make_packing(record_format, coords), np.int64(values.size), coords,
-            cupy.ascontiguousarray(values), records, found,
-        )  # fmt: skip
-        launch.launch_items(kernel, values.size, tuning.BLOCK_SIZE, arguments)
+        for first in range(0, values.size, max(size, 1)):
+            # And the one before, which the first is compared with.
+            block = slice(max(first - 1, 0), first + size)
+            arrays = (_bring(coords[:, block]), _bring(values[None, block])[0])
+            _pack_block(*arrays, record_format, records[block], found)
         falls, is_outside, is_infinite, has_zeros = found.get()
         if is_outside:
             check_inside(coords, record_format.shape)
@@ -111,6 +118,31 @@ class _CudaPrimitives(Primitives):
         # Buckets while they are sorted, and where items will go.
         itemsize = index_dtype(nnz).itemsize
         return 2 * itemsize * nnz + _argsort_nbytes(nnz, itemsize)
+
+
+def _bring(rows):
+    """Return rows (n, size) as they are if they are here, else copied, one at a time.
+
+    Straight from where they lie: pinned memory, into which a thread would have to copy them, is no
+    faster (H200).
+    """
+    if is_cupy(rows):
+        return rows
+    copied = cupy.empty(rows.shape, rows.dtype.newbyteorder("="))
+    for row, target in zip(rows, copied, strict=True):
+        target.set(np.ascontiguousarray(row, copied.dtype))
+    return copied
+
+
+def _pack_block(coords, values, record_format, records, found):
+    """Launch the packing of nonzeros on the GPU, which notes in `found` what they are like."""
+    macros = pack_macros(record_format, coords.dtype)
+    kernel = launch.get_kernel("pack.cu", "pack", **macros)
+    arguments = (
+        _make_packing(record_format, coords), np.int64(values.size), coords,
+        cupy.ascontiguousarray(values), records, found,
+    )  # fmt: skip
+    launch.launch_items(kernel, values.size, tuning.BLOCK_SIZE, arguments)
 
 
 def _make_packing(record_format, coords):

@@ -49,15 +49,19 @@ def estimate_layout(name, nnz, record_format, tile_size, bucket_size, primitives
     nbytes : int
         Of the layout, where each mode has as few empty rows as `nnz` allows.
     peak_nbytes : int
-        At once while it is built, coords (int64) and values among them; an upper bound, whatever
-        rows are empty and whatever order the nonzeros are in.
+        At once where it is built, coords (int64) and values of the host among them, as far as they
+        are there; an upper bound, whatever rows are empty and in whatever order the nonzeros are.
     """
     cls = {"remap": RemapLayout, "replicated": ReplicatedLayout, "indexed": IndexedLayout}[name]
     kept, passing = cls.count_nbytes(nnz, record_format, bucket_size, primitives)
     least, most = count_tiling_nbytes(nnz, record_format, tile_size)
-    given = nnz * (8 * record_format.ndim + record_format.dtype.itemsize)
     ordering = count_canonical_nbytes(nnz, record_format, primitives)
-    return kept + least, given + max(ordering, kept + most + passing)
+    working = max(ordering, kept + most + passing)
+    given = 8 * record_format.ndim + record_format.dtype.itemsize
+    if primitives.staging_size is None:
+        return kept + least, nnz * given + working
+    staging = nnz * record_format.record_nbytes + min(nnz, primitives.staging_size + 1) * given
+    return kept + least, max(staging, working)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,9 @@ class Primitives:
         a cache holds, or as make an operation worth its launch.
     """
 
+    #: Nonzeros that `pack` brings to the device at a time; None where that is the host.
+    staging_size = None
+
     #: Bytes of an item of what `order_writes` returns.
     write_order_itemsize = 0
 

@@ -42,6 +42,8 @@ def open_arrays(path, make_error=damage_error, takes_fortran=False):
             sizes = [member.file_size for member in archive.infolist()]
             if sum(sizes) > os.fstat(file.fileno()).st_size:
                 raise ValueError("its arrays are larger than the file")
+            if not all(name.isprintable() for name in archive.namelist()):
+                raise ValueError("the name of an array cannot be printed")
         except Exception as error:
             raise make_error(path, error) from None
         yield ArrayReader(path, archive, make_error, takes_fortran)

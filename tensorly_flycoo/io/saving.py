@@ -139,8 +139,7 @@ def load(path, *, device=None):
         header, record_format = _read_header(path, reader.read("header"))
         names = reader.names() - {"header"}
         if not _fits(header, record_format, names, engine):
-            records = reader.read("records_0" if header["layout"] == "replicated" else "records")
-            return _rebuild(path, header, record_format, records, engine)
+            return _rebuild(path, header, record_format, reader, engine)
         arrays = {name: reader.read(name) for name in names}
     try:
         check_arrays(header, arrays, record_format)
@@ -165,14 +164,25 @@ def _fits(header, record_format, names, engine):
     return bucket_size == header["bucket_size"] and orders_writes == ("write_order_0" in names)
 
 
-def _rebuild(path, header, record_format, records, engine):
-    """Build a tensor of the nonzeros alone, which its constructor looks at."""
-    expected = (record_format.word_dtype, (records.shape[0], record_format.num_words))
+def _rebuild(path, header, record_format, reader, engine):
+    """Build a tensor of the nonzeros alone, which its constructor looks at.
+
+    Its memory and time grow with the sizes and the number of modes. So does a file, which lists the
+    empty rows of each mode.
+    """
+    records = reader.read("records_0" if header["layout"] == "replicated" else "records")
+    expected = (record_format.word_dtype, (*records.shape[:1], record_format.num_words))
     if (records.dtype, records.shape) != expected:
         raise damage_error(path, "records are not what belongs to the header")
+    for mode, size in enumerate(record_format.shape):
+        if reader.read(f"empty_rows_{mode}").size < size - records.shape[0]:
+            raise damage_error(path, f"empty_rows_{mode} is not what belongs to the header")
     coords, values = record_format.coords(records), record_format.values(records)
     options = {"layout": header["layout"], "device": engine.NAME}
-    return FlycooTensor(coords, values, record_format.shape, **options)
+    try:
+        return FlycooTensor(coords, values, record_format.shape, **options)
+    except ValueError as error:
+        raise damage_error(path, f"records: {error}") from None
 
 
 def _read_header(path, array):
@@ -180,13 +190,13 @@ def _read_header(path, array):
     try:
         header = json.loads(str(array))
         is_ours, version = header["format"] == _FORMAT, header["version"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         is_ours = False
     if not is_ours:
         raise damage_error(path, "its header is not that of tensorly-flycoo")
     if version != _VERSION:
         raise ValueError(
-            f"{path} was saved in version {version} of the format, expected {_VERSION}: "
+            f"{path} was saved in version {version!r} of the format, expected {_VERSION}: "
             "a newer release of tensorly-flycoo can load it"
         )
     try:

@@ -59,6 +59,11 @@ def read_tns(path, *, shape=None, index_base=1, progress=None, **options):
     ``8 * (ndim + 1)`` bytes per nonzero are there at most twice, before the tensor is built. The
     result does not depend on the number of threads.
 
+    Where no shape is given, a file may name any index below 2**32, and so ask for more memory than
+    it has bytes: each index without a nonzero takes 4 bytes in the tensor, and up to 13 while it is
+    built (`estimate_memory`). Give `shape` for files that you do not trust: an index outside of it
+    is an error.
+
     References
     ----------
     Smith et al., FROSTT: The Formidable Repository of Open Sparse Tensors and Tools, 2017,

@@ -4,6 +4,8 @@ Text is a block of whole lines, as bytes. Its parts, each of whole lines too, ar
 several threads.
 """
 
+import functools
+
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
@@ -31,6 +33,7 @@ _compile = njit(  # type: ignore[call-overload]  # `_nrt` is in no stub
 )
 
 
+@functools.cache  # they take as long as a small file
 def make_powers():
     """Make the tables of powers of ten: 10**p is from ``s * 2**e`` to below ``(s + 1) * 2**e``.
 

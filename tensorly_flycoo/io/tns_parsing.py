@@ -160,7 +160,8 @@ class TnsParser:
                 f"the indices of {ndim} modes and a value"
             )
         for mode, (index, size) in enumerate(zip(indices, self._sizes.tolist(), strict=True)):
-            name = f"index {index[:_SHOWN].decode(errors='backslashreplace')} of mode {mode}"
+            shown = repr(index[:_SHOWN].decode(errors="backslashreplace"))[1:-1]
+            name = f"index {shown} of mode {mode}"
             if not index.isdigit():
                 return f"{name} is not an integer from {base} up"
             if len(index) > tns_kernels.MAX_INDEX_DIGITS:

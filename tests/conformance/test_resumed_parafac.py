@@ -103,6 +103,27 @@ def test_resumed_stops_where_the_whole_run_stops(path, criterion, normalize_fact
 
 
 @pytest.mark.usefixtures("flycoo_backend")
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_an_exception_in_the_callback_of_a_resumed_run(path, failing):
+    """It comes out, and the checkpoint is still one to go on from."""
+    x = make_tensor()
+    expected = run(x, END, None)
+    with Progress(STOP, show=None, checkpoint=path) as progress:
+        run(x, STOP, progress)
+    errors = []
+
+    def fail(cp_tensor, error):
+        errors.append(error)
+        if len(errors) > failing:
+            raise RuntimeError("simulated")
+
+    with pytest.raises(RuntimeError, match="simulated"):
+        run(x, END - STOP, fail, init=load_checkpoint(path))
+    assert len(errors) == failing + 1
+    assert_same_bits(run(x, END - STOP, None, init=load_checkpoint(path)), expected)
+
+
+@pytest.mark.usefixtures("flycoo_backend")
 def test_class_resumes(path):
     x = make_tensor()
     options = {"random_state": 0, "tol": 1e-300}

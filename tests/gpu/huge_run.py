@@ -1,4 +1,4 @@
-"""MTTKRP of more than 2^31 nonzeros, checked row by row; for a GPU with some 130 GB.
+"""MTTKRP of more than 2^31 nonzeros, checked row by row; for a GPU with 140 GB, 20 GB on the host.
 
     python tests/gpu/huge_run.py
 
@@ -20,15 +20,16 @@ BLOCK = 2**27
 
 
 def draw():
-    """Draw values at places spread evenly over all cells, in order, in narrow types."""
+    """Draw values at places spread evenly over all cells, in order, in narrow types on the host."""
     random = cupy.random.RandomState(0)
-    coords = cupy.empty((2, NNZ), np.uint16)
-    values = cupy.empty(NNZ, np.float32)
+    coords = np.empty((2, NNZ), np.uint16)
+    values = np.empty(NNZ, np.float32)
     for start in range(0, NNZ, BLOCK):
         block = slice(start, min(start + BLOCK, NNZ))
         places = cupy.arange(block.start, block.stop, dtype=np.uint64) * 2**32 // NNZ
-        coords[0, block], coords[1, block] = places >> 16, places & 0xFFFF
-        values[block] = 0.5 + random.random_sample(places.size, dtype=np.float32)
+        coords[0, block] = (places >> 16).astype(np.uint16).get()
+        coords[1, block] = (places & 0xFFFF).astype(np.uint16).get()
+        values[block] = (0.5 + random.random_sample(places.size, dtype=np.float32)).get()
     return coords, values
 
 
@@ -36,15 +37,16 @@ def add_up(coords, values, factor, mode):
     """Compute the MTTKRP of one column in float64."""
     total = cupy.zeros(SHAPE[mode])
     for start in range(0, NNZ, BLOCK):
-        rows, others = coords[mode, start : start + BLOCK], coords[1 - mode, start : start + BLOCK]
-        terms = values[start : start + BLOCK] * factor[others, 0].astype(np.float64)
+        block = slice(start, start + BLOCK)
+        rows, others = (cupy.asarray(coords[n, block]) for n in (mode, 1 - mode))
+        terms = cupy.asarray(values[block]) * factor[others, 0].astype(np.float64)
         total += cupy.bincount(rows, weights=terms, minlength=SHAPE[mode])
     return total.get()
 
 
 def check(layout, coords, values, factors, expected):
     """Build a tensor, compute every mode twice, and compare with what was expected."""
-    x = FlycooTensor(coords, values, SHAPE, layout=layout)
+    x = FlycooTensor(coords, values, SHAPE, layout=layout, device="cuda")
     assert x.nnz == NNZ
     for mode in itertools.chain(range(2), range(2)):
         found = mttkrp(x, factors, mode).get()[:, 0]

@@ -1,9 +1,7 @@
-"""A little of everything that launches our kernels, to be run under compute-sanitizer.
+"""A little of everything that launches our kernels, for `sanitize.py`.
 
-    compute-sanitizer --tool memcheck --error-exitcode 1 python tests/gpu/small_run.py
-
-and the same with racecheck, initcheck and synccheck. Memory comes straight from CUDA, not from
-CuPy's pool, whose arrays lie side by side in what has been written before.
+Memory comes straight from CUDA, not from CuPy's pool, whose arrays lie side by side in what has
+been written before.
 """
 
 import itertools

@@ -1,5 +1,7 @@
 """TensorLy's functions on CuPy arrays: NumPy's answers but for rounding, and arrays stay put."""
 
+import itertools
+
 import cupy
 import numpy as np
 import pytest
@@ -7,10 +9,10 @@ import sparse
 import tensorly as tl
 
 import tensorly_flycoo
-from tensorly_flycoo import FlycooTensor, linear_algebra
+from tensorly_flycoo import FlycooTensor, cp_to_entries, linear_algebra
 from tensorly_flycoo.backend import arrays  # noqa: F401 (registers the backend)
 from tensorly_flycoo.cuda import tall, tuning
-from tensorly_flycoo.engines import reference
+from tensorly_flycoo.engines import cuda, reference
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
@@ -532,6 +534,27 @@ def test_coords_of_any_integer_type(coord_dtype, order):
         assert_same_tensor(x, expected)
 
 
+@pytest.mark.parametrize("staging_size", [1, 2, 7, 599, 600])
+def test_nonzeros_of_the_host_come_in_blocks(monkeypatch, staging_size):
+    """In no order, sorted, and sorted but for one duplicate, wherever a block begins."""
+    monkeypatch.setattr(type(cuda.primitives), "staging_size", staging_size)
+    coords, values, shape = make_nonzeros(nnz=600)
+    expected = FlycooTensor(coords, values, shape, device="cpu")
+    rising = expected.nonzeros()
+    for place in (0, 1, 6, 7, 8, expected.nnz - 1):
+        numbers = np.insert(np.arange(expected.nnz), place, place)
+        twice = (rising[0][:, numbers], rising[1][numbers])
+        x = FlycooTensor(*twice, shape, device="cuda")
+        assert_same_tensor(x, FlycooTensor(*twice, shape, device="cpu"))
+    for order, given in itertools.product("CF", ((coords, values), rising)):
+        x = FlycooTensor(np.asarray(given[0], order=order), given[1], shape, device="cuda")
+        assert_same_tensor(x, expected)
+    wrong = coords.copy()
+    wrong[1, 599] = -1
+    with pytest.raises(ValueError, match=r"coords\[1, 599\] is -1"):
+        FlycooTensor(wrong, values, shape, device="cuda")
+
+
 @pytest.mark.parametrize("coord_dtype", ["int8", "int64"])
 def test_negative_coords_are_named(coord_dtype):
     coords, values, shape = make_nonzeros()
@@ -589,6 +612,21 @@ def test_operators(layout):
         assert_same_tensor(on_gpu, on_cpu)
     with pytest.raises(TypeError, match="devices 'cuda' and 'cpu' differ"):
         tensors[0] + tensors[1]
+
+
+@DTYPES
+def test_a_model_at_entries(dtype):
+    rng = np.random.default_rng(0)
+    factors = [rng.standard_normal((size, RANK)).astype(dtype) for size in (30, 20, 10)]
+    weights = rng.standard_normal(RANK).astype(dtype)
+    coords = np.stack([rng.integers(0, len(factor), 700) for factor in factors])
+    on_gpu = (cupy.asarray(weights), [cupy.asarray(factor) for factor in factors])
+    found = cp_to_entries(on_gpu, cupy.asarray(coords)).get()
+    exact = np.prod([f[c].astype(float) for f, c in zip(factors, coords, strict=True)], axis=0)
+    bound = np.abs(exact) @ np.abs(weights) * (RANK + 3) * np.finfo(dtype).eps
+    assert (np.abs(found - exact @ weights) <= bound).all()
+    with pytest.raises(TypeError, match=r"coords is a numpy.ndarray, expected a cupy.ndarray"):
+        cp_to_entries(on_gpu, coords)
 
 
 def test_pickling_goes_through_the_host():

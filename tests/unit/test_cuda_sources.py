@@ -25,6 +25,7 @@ from tensorly_flycoo.cuda.macros import (
     multiply_rows_macros,
     order_writes_macros,
     pack_macros,
+    pad_rows_macros,
     partial_rows_macros,
     remap_macros,
     sum_groups_macros,
@@ -134,6 +135,8 @@ def test_every_way_to_fetch_a_record_compiles(architecture):
             jobs.append(("pack.cu", architecture, pack_macros(record_format, coord_dtype)))
     jobs += [("partial_rows.cu", architecture, partial_rows_macros(np.dtype(d))) for d in DTYPES]
     jobs += [("sum_groups.cu", architecture, sum_groups_macros(np.dtype(d))) for d in DTYPES]
+    for dtype, num_columns in itertools.product(map(np.dtype, DTYPES), (1, 2, 3, 32, 208)):
+        jobs.append(("pad_rows.cu", architecture, pad_rows_macros(dtype, num_columns)))
     for rank in (1, 2, 3, 4, 7, 10, 16, 20, 25, 32):
         jobs.append(("gram.cu", architecture, gram_macros(rank)))
         jobs.append(("invert.cu", architecture, invert_macros(rank)))
@@ -210,6 +213,22 @@ def test_the_benchmark_s_floor_compiles(ndim, dtype):
         (macros.SOURCE, "sm_90", macros.gather_only_macros(record_format, cut, setting))
         for setting, cut in itertools.product(macros.SETTINGS, cuts)
     )
+
+
+@ON_LINUX
+@pytest.mark.parametrize("ndim", [1, 3])
+def test_assertions_compile(ndim):
+    """They are of a debug build, whose registers may spill."""
+    record_format, ids = make_format(ndim, "float32"), [np.dtype(np.uint32)] * 3
+    cut, columns = tuning.cut_rank(32, 4, 16, 16), tuning.cut_columns(256, ndim - 1)
+    for file, macros in [
+        ("mttkrp.cu", mttkrp_macros(record_format, 256, cut, *ids)),
+        ("remap.cu", remap_macros(record_format, 256, *ids[1:])),
+        ("ttmc.cu", ttmc_macros(record_format, 256, columns, *ids[1:])),
+    ]:
+        checked = load_source(file)
+        assert checked.count("ASSERT(") > 1  # the macro, and what it looks at
+        compile_source(file, "sm_90", {**macros, "ASSERTIONS": 1})
 
 
 @ON_LINUX

@@ -33,7 +33,9 @@ def run(script, environment=None):
         command, env={**own, **(environment or {})}, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    lines = done.stderr.splitlines()
+    # The first process of a fresh checkout says what it compiles.
+    assert [line for line in lines if not line.startswith("compiled ")] == []
     return json.loads(done.stdout)
 
 
@@ -71,6 +73,32 @@ x = tf.FlycooTensor([[0, 1], [2, 0]], [1.0, 2.0], (3, 3))
 print(json.dumps([x.device, x.to_coo().todense().tolist()]))
 """
     assert run(script) == ["cpu", [[0, 0, 1], [2, 0, 0], [0, 0, 0]]]
+
+
+def test_cupy_that_cannot_be_imported(tmp_path):
+    """With "auto" the CPU computes, and says so once; "cuda" says what to do."""
+    (tmp_path / "cupy.py").write_text('raise ImportError("libcudart.so.13: cannot open")')
+    script = """
+import json, logging, tensorly_flycoo as tf
+records = []
+class Handler(logging.Handler):
+    def emit(self, record):
+        records.append(record.getMessage())
+logging.getLogger("tensorly_flycoo").addHandler(Handler())
+make = lambda device: tf.FlycooTensor([[0], [2]], [1.0], (3, 3), device=device)
+devices = [make("auto").device, make("auto").device]
+try:
+    make("cuda")
+except ImportError as error:
+    print(json.dumps([devices, records, str(error)]))
+"""
+    devices, records, error = run(script, {"PYTHONPATH": str(tmp_path)})
+    assert devices == ["cpu", "cpu"]
+    (record,) = records
+    assert "so the CPU computes" in record
+    for text in (record, error):
+        assert 'pip install "tensorly-flycoo[cuda13x]"' in text
+        assert "libcudart.so.13: cannot open" in text
 
 
 def test_import_takes_no_more_than_a_fifth_of_a_second_beyond_tensorly_and_sparse():

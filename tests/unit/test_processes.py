@@ -1,6 +1,5 @@
 """One tensor in many threads, and in processes of every kind: the same bits everywhere."""
 
-import importlib.util
 import multiprocessing
 import threading
 
@@ -9,6 +8,7 @@ import pytest
 import tensorly as tl
 from problems import compute_all, make_problem
 
+from tensorly_flycoo import mttkrp
 from tensorly_flycoo.checks import LAYOUTS
 
 _SHAPE, _NNZ = (40, 3, 50), 3000
@@ -109,14 +109,24 @@ def test_a_fork_while_another_thread_computes():
         thread.join()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("joblib") is None, reason="joblib is not installed")
 @pytest.mark.usual_limits("tiles")  # new processes have those
 @pytest.mark.parametrize("backend", ["threading", "loky"])
 def test_joblib(backend):
-    from joblib import Parallel, delayed
-
+    joblib = pytest.importorskip("joblib")
     x, factors = make_tensor()
-    results = Parallel(n_jobs=2, backend=backend)(
-        delayed(compute_here)(x, factors) for _ in range(4)
+    results = joblib.Parallel(n_jobs=2, backend=backend)(
+        joblib.delayed(compute_here)(x, factors) for _ in range(4)
     )
     assert all(result == compute_all(x, factors) for result in results)
+
+
+@pytest.mark.parametrize("scheduler", ["threads", "processes"])
+def test_dask(scheduler):
+    """One tensor, which several tasks take: in processes after a journey by pickle."""
+    dask = pytest.importorskip("dask")
+    x, factors = make_tensor()
+    sent = dask.delayed(x)
+    tasks = [dask.delayed(mttkrp)(sent, factors, mode) for mode in (0, 1, 2, 1, 0)]
+    results = dask.compute(*tasks, scheduler=scheduler, num_workers=2)
+    expected = [mttkrp(x, factors, mode).tobytes() for mode in (0, 1, 2, 1, 0)]
+    assert [result.tobytes() for result in results] == expected

@@ -3,9 +3,11 @@
 import functools
 import inspect
 import pickle
+from collections import Counter
 
 import tensorly as tl
 
+from tensorly_flycoo.backend import hooking, hooks, refusals
 from tensorly_flycoo.backend.redirect import redirect
 
 
@@ -25,6 +27,28 @@ def test_redirect():
     assert inspect.getfullargspec(scale).args == ["x", "factor"]
     assert scale.__doc__ == "Scale and shift."
     assert scale.__name__ == "scale"
+
+
+def test_the_first_of_two_stays():
+    def double(x):
+        return 2 * x
+
+    redirect(double, lambda original: lambda x: original(x) + 1)
+    redirect(double, lambda original: lambda x: original(x) + 2)
+    assert double(3) == 7
+
+
+def test_no_function_of_tensorly_is_given_two(monkeypatch):
+    """Of which one would be dropped: under another name, or as one that is and is not refused."""
+    places = Counter()
+    for module in (hooking, refusals):
+        monkeypatch.setattr(
+            module, "redirect", lambda function, make: places.update([inspect.unwrap(function)])
+        )
+    hooks.install_hooks()
+    refusals.install_refusals("tensorly.contrib.decomposition")
+    assert len(places) > 80
+    assert [function for function, count in places.items() if count > 1] == []
 
 
 def test_redirect_below_a_hook():

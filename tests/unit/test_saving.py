@@ -214,8 +214,9 @@ def test_not_such_a_file(path, tmp_path):
     assert load_or_explain(path) is None
     np.savez(path, a=np.ones(3))
     assert load_or_explain(path) is None
-    np.savez(path, header=np.array("[]"))
-    assert load_or_explain(path) is None
+    for text in ("[]", "[" * 10**5):
+        np.savez(path, header=np.array(text))
+        assert load_or_explain(path) is None
     np.savez(path, header=np.array({"format": "tensorly-flycoo"}, object), allow_pickle=True)
     with pytest.raises(ValueError, match=r"header: an array of object .* is not expected"):
         load(path)
@@ -328,6 +329,33 @@ def test_wrong_arrays(path, layout, name, change):
     assert load_or_explain(path) is None
 
 
+CUT_OTHERWISE = {"tile_size": 512}  # than here, so that a plan is built anew
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        put(np.float64(np.nan).view(np.uint64)),
+        lambda array: array | np.uint64(2**63 - 1),
+        lambda array: array[0, 0],
+    ],
+)
+def test_wrong_records_of_another_plan(path, change):
+    save(path, make_tensor(nnz=300))
+    rewrite(path, {"records": change}, CUT_OTHERWISE)
+    with pytest.raises(ValueError, match=r"x\.npz is damaged, .*: records"):
+        load(path, device="cpu")
+
+
+@pytest.mark.parametrize("shape", [[2**32], [3] + 400 * [1]])
+def test_a_shape_that_says_it_is_large(path, shape):
+    """Neither is memory taken for its empty rows, nor are kernels compiled for its modes."""
+    save(path, FlycooTensor([[0, 2]], [1.0, 2.0], (3,)))
+    rewrite(path, header={**CUT_OTHERWISE, "shape": shape})
+    with pytest.raises(ValueError, match=r"x\.npz is damaged, .*: empty_rows_\d"):
+        load(path, device="cpu")
+
+
 def test_an_array_too_many(path):
     save(path, make_tensor(nnz=300))
     with np.load(path) as file:
@@ -335,6 +363,17 @@ def test_an_array_too_many(path):
     np.savez(path, **arrays, write_order_1=np.zeros(arrays["records"].shape[0], np.uint16))
     with pytest.raises(ValueError, match="write_order_1 is not what belongs to the header"):
         load(path, device="cpu")
+
+
+def test_what_a_file_says_is_shown_as_text(path):
+    """A terminal must not do what is in it."""
+    save(path, make_tensor(nnz=300))
+    rewrite(path, header={"version": "\x1b[2J\n"})
+    with pytest.raises(ValueError, match=r"version '\\x1b\[2J\\n' of the format"):
+        load(path)
+    np.savez(path, **{"\x1b[2J": np.zeros(3)})
+    with pytest.raises(ValueError, match="the name of an array cannot be printed"):
+        load(path)
 
 
 def test_an_array_that_says_it_is_large(path):

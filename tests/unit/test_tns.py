@@ -1,8 +1,11 @@
 """Reading and writing .tns files."""
 
+import gc
 import gzip
 import math
 import sys
+import threading
+import weakref
 
 import numba
 import numpy as np
@@ -86,6 +89,7 @@ WRONG = [
     pytest.param("1 -1 1 1", "index -1 of mode 1 is not an integer from 1 up", id="negative"),
     pytest.param("1 1 1.0 1", "index 1.0 of mode 2 is not an integer", id="point"),
     pytest.param("1 x 1 1", "index x of mode 1 is not an integer", id="letters"),
+    pytest.param("1 \x1b[2J 1 1", r"index \x1b[2J of mode 1 is not", id="control characters"),
     pytest.param("1 1 8 1", "index 8 of mode 2, expected 1 to 7: the shape is", id="outside"),
     pytest.param(f"{2**63} 1 1 1", f"index {2**63} of mode 0, expected at most 18", id="2**63"),
     pytest.param(f"{2**33} 1 1 1", f"index {2**33} of mode 0, expected 1 to 7", id="2**33"),
@@ -271,6 +275,33 @@ def test_progress(tmp_path, monkeypatch, many):
     assert list(done) == sorted(done)
     assert len(calls) > 5
     assert set(totals) == {path.stat().st_size} == {done[-1]}
+
+
+@pytest.mark.parametrize("name", ["x.tns", "x.tns.gz"])
+def test_an_exception_in_progress(tmp_path, monkeypatch, name):
+    """It comes out, and nothing goes on: no thread that reads, and no array."""
+    monkeypatch.setattr(tns_parsing.iterate_blocks, "__defaults__", (16,))
+    x, held = FlycooTensor([[0, 3], [1, 0]], [0.5, 3.0], (4, 2), device="cpu"), []
+    write_tns(tmp_path / name, x)
+    read_tns(tmp_path / name)  # starts the threads that stay
+    num_threads, parse = threading.active_count(), tns_parsing.TnsParser.parse
+
+    def watch(parser, block):
+        coords, values = parse(parser, block)
+        held.append(weakref.ref(values))
+        return coords, values
+
+    def fail(nbytes, total_nbytes):
+        if len(held) == 2:
+            raise RuntimeError("simulated")
+
+    monkeypatch.setattr(tns_parsing.TnsParser, "parse", watch)
+    with pytest.raises(RuntimeError, match="simulated"):
+        read_tns(tmp_path / name, progress=fail)
+    gc.collect()
+    assert [values() for values in held] == [None, None]
+    assert threading.active_count() == num_threads
+    np.testing.assert_array_equal(read_dense(tmp_path / name), x.to_coo().todense())
 
 
 # Compressed files.

@@ -1,0 +1,47 @@
+"""Run `small_run.py` under each tool of compute-sanitizer; fail at the first fault, or without it.
+
+python tests/gpu/sanitize.py
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+TOOLS = {
+    "memcheck": [],
+    "initcheck": [],
+    "synccheck": [],
+    # Threads of CuPy's own scan, by which it finds what is not zero, race within a warp.
+    "racecheck": ["--kernel-name-exclude", "kernel_substring=cupy_"],
+}
+
+
+def find_sanitizer():
+    """Return the path of compute-sanitizer, which comes with the CUDA toolkit."""
+    folders = [os.environ.get(name, "") for name in ("CUDA_PATH", "CUDA_HOME")]
+    folders = [str(Path(folder, "bin")) for folder in [*folders, "/usr/local/cuda"] if folder]
+    path = os.pathsep.join([os.environ.get("PATH", ""), *folders])
+    found = shutil.which("compute-sanitizer", path=path)
+    if found is None:
+        raise FileNotFoundError("compute-sanitizer is not on the PATH nor in CUDA_PATH")
+    return found
+
+
+def run(tool, options):
+    """Run the script under one tool, and print what it says in the end."""
+    script = str(Path(__file__).with_name("small_run.py"))
+    command = [find_sanitizer(), "--tool", tool, "--error-exitcode", "1", *options]
+    done = subprocess.run([*command, sys.executable, script], capture_output=True, text=True)
+    lines = (done.stdout + done.stderr).splitlines()
+    print(f"{tool}: {lines[-1].strip('= ') if lines else ''}")
+    # The script's own last line too: a tool that finds no kernel finds no fault.
+    if done.returncode != 0 or "ran" not in lines:
+        print("\n".join(lines[-60:]))
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    for tool, options in TOOLS.items():
+        run(tool, options)
