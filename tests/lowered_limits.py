@@ -34,7 +34,6 @@ LOWERED = {
         "cuda.tuning.ROWS_PER_SMALL_BLOCK": 200,
         "engines.cpu.primitives.block_size": 7,
         "engines.cuda_building.primitives.block_size": 3000,
-        "engines.cuda_building.primitives.staging_size": 3000,
         "engines.cuda_building.primitives.staging_size": 700,
         "format.ordering._MASK_BLOCK": 101,
         "checks._CHECK_BLOCK": 5,
