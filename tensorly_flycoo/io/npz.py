@@ -45,8 +45,14 @@ def open_arrays(path, make_error=damage_error, takes_fortran=False):
             if not all(name.isprintable() for name in archive.namelist()):
                 raise ValueError("the name of an array cannot be printed")
         except Exception as error:
-            raise make_error(path, error) from None
+            raise make_error(path, _show(error)) from None
         yield ArrayReader(path, archive, make_error, takes_fortran)
+
+
+def _show(error):
+    """Return the text of an error, which may quote the file, without control characters."""
+    text = str(error)
+    return text if text.isprintable() else repr(text)
 
 
 class ArrayReader:
@@ -70,7 +76,7 @@ class ArrayReader:
         try:
             return self._read(f"{name}.npy")
         except Exception as error:
-            raise self._make_error(self._path, f"{name}: {error}") from None
+            raise self._make_error(self._path, f"{name}: {_show(error)}") from None
 
     def _read(self, member_name):
         member = self._archive.getinfo(member_name)

@@ -374,6 +374,13 @@ def test_what_a_file_says_is_shown_as_text(path):
     np.savez(path, **{"\x1b[2J": np.zeros(3)})
     with pytest.raises(ValueError, match="the name of an array cannot be printed"):
         load(path)
+    header = io.BytesIO()
+    np.save(header, np.array("{}"))
+    with zipfile.ZipFile(path, "w") as archive:  # NumPy quotes a type that it does not know
+        archive.writestr("header.npy", header.getvalue().replace(b"<U2", b"\x1b,4"))
+    with pytest.raises(ValueError, match=r"header: ") as caught:
+        load(path)
+    assert str(caught.value).isprintable()
 
 
 def test_an_array_that_says_it_is_large(path):
