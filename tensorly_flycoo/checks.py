@@ -156,6 +156,16 @@ def check_place(array, name, is_on_gpu, whose):
         )
 
 
+def check_current_gpu(arrays, gpu):
+    """Refuse CuPy arrays, by name, that are not on the current GPU, where kernels are launched."""
+    for name, array in arrays.items():
+        if array.device.id != gpu:
+            raise ValueError(
+                f"{name} is on GPU {array.device.id}, expected GPU {gpu}, the current one: "
+                f"compute inside `with cupy.cuda.Device({array.device.id}):`"
+            )
+
+
 def check_mode(mode, ndim):
     """Return `mode` as an int from 0 to ndim - 1."""
     try:

@@ -38,8 +38,8 @@ def mttkrp(x, factors, mode, *, weights=None, out=None):
     TypeError
         If `x` is not sparse, or factors, weights or `out` are of another array type or dtype.
     ValueError
-        If `mode` is out of range, a shape or rank does not fit, or `out` overlaps an argument that
-        is read.
+        If `mode` is out of range, a shape or rank does not fit, `out` overlaps an argument that is
+        read, or one of several GPUs is current and an array is on another.
     MemoryError
         If there is too little memory; says what was needed and free, and what would fit. The
         tensor stays as it was, and usable.
@@ -82,6 +82,8 @@ def mttkrp(x, factors, mode, *, weights=None, out=None):
         inputs = [(f"factors[{n}]", factor) for n, factor in enumerate(factors) if n != mode]
         inputs += [] if weights is None else [("weights", weights)]
         check_out(out, shape, x.dtype, array_type, inputs, engine.xp.may_share_memory)
+    named = {f"factors[{n}]": factor for n, factor in enumerate(factors)}
+    engine.check_arrays({"x": x._layout.records, **named} | ({} if out is None else {"out": out}))
 
     def compute():
         result = engine.xp.empty(shape, x.dtype) if out is None else out

@@ -68,7 +68,8 @@ class FlycooTensor(FromOthers, Sliceable):
         one of the two is on a GPU and the other is not.
     ValueError
         If a coordinate lies outside `shape`, lengths do not fit, a value is not finite, an integer
-        is too large for float64, or `layout` or `device` is unknown.
+        is too large for float64, `layout` or `device` is unknown, or arrays are on another GPU than
+        the current one.
     ImportError, RuntimeError
         If `device` is "cuda" and it cannot be used.
     MemoryError

@@ -11,6 +11,8 @@ import operator
 import cupy
 import numpy as np
 
+from ..array_modules import is_cupy
+from ..checks import check_current_gpu
 from ..cuda import launch, tuning
 from ..cuda.macros import (
     mttkrp_macros,
@@ -32,8 +34,15 @@ _FIELD = np.dtype([("word", np.uint32), ("shift", np.uint32), ("mask", np.uint32
 
 def build_layout(layout, coords, values, shape):
     """Build the layout named `layout` from checked coords (ndim, nnz) and values (nnz,)."""
+    if is_cupy(coords):
+        check_arrays({"coords": coords, "values": values})
     cut = choose_format(shape, values.dtype)
     return layouts.build_layout(layout, coords, values, *cut, primitives)
+
+
+def check_arrays(arrays):
+    """Refuse CuPy arrays, by name, that are on another GPU than where kernels are launched now."""
+    check_current_gpu(arrays, cupy.cuda.runtime.getDevice())
 
 
 def estimate_layout(layout, nnz, shape, dtype):

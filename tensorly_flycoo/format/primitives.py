@@ -262,8 +262,9 @@ class Primitives:
 
 
 def _narrow(keys, count):
-    """Give keys below `count` the smallest type: a radix sort of 16 bits takes half the passes."""
-    return keys.astype(index_dtype(count, smallest="uint16"), copy=False)
+    """Give keys below `count` a smaller type: a radix sort of 16 bits takes half the passes."""
+    dtype = index_dtype(count, smallest="uint16")
+    return keys.astype(dtype) if dtype.itemsize < keys.itemsize else keys
 
 
 def compare_neighbours(coords, xp=np):

@@ -563,6 +563,21 @@ def test_negative_coords_are_named(coord_dtype):
         FlycooTensor(cupy.asarray(coords.astype(coord_dtype)), cupy.asarray(values), shape)
 
 
+def test_arrays_of_another_gpu_are_named(monkeypatch):
+    """Of one that there is not here: it is made the current one."""
+    x = FlycooTensor(*make_nonzeros(), device="cuda")
+    factors = [cupy.ones((size, RANK)) for size in x.shape]
+    coords, values = map(cupy.asarray, x.nonzeros())
+    expected = tensorly_flycoo.mttkrp(x, factors, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(cupy.cuda.runtime, "getDevice", lambda: 1)
+        with pytest.raises(ValueError, match="x is on GPU 0, expected GPU 1, the current one"):
+            tensorly_flycoo.mttkrp(x, factors, 0)
+        with pytest.raises(ValueError, match="coords is on GPU 0, expected GPU 1"):
+            FlycooTensor(coords, values, x.shape)
+    assert (tensorly_flycoo.mttkrp(x, factors, 0) == expected).all()
+
+
 def test_coords_and_values_in_different_places():
     coords, values, shape = make_nonzeros()
     with pytest.raises(TypeError, match=r"values is a numpy.ndarray, expected a cupy.ndarray"):

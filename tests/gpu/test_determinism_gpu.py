@@ -42,6 +42,7 @@ def test_in_other_streams(expected):
         check(found, expected)
 
 
+@pytest.mark.usual_limits("grid", "tiles")  # new processes have those
 def test_in_new_processes(expected):
     command = [sys.executable, str(Path(determinism.__file__)), "cuda", "remap"]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

@@ -70,9 +70,10 @@ def test_peak_is_bounded_and_not_by_much(pool, shape, skew, layout, dtype):
     # What is kept: not a block more than the arrays of the layout.
     num_arrays = 2 + 6 * len(shape)
     assert x.nbytes <= hook.used <= x.nbytes + num_arrays * BLOCK_NBYTES
-    least = sum(max(0, size - nnz) for size in shape)
-    empty = sum(tiling.empty_rows.size for tiling in x._layout.tilings)
-    assert x.nbytes == estimate.nbytes + 4 * (empty - least)
+    empty_rows = [tiling.empty_rows for tiling in x._layout.tilings]
+    more = [r.size - max(0, size - nnz) for r, size in zip(empty_rows, shape, strict=True)]
+    extra = sum(n * r.itemsize for n, r in zip(more, empty_rows, strict=True))
+    assert x.nbytes == estimate.nbytes + extra
 
 
 def test_free_is_what_the_pool_may_still_hand_out(pool):

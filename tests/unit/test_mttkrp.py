@@ -118,7 +118,7 @@ def test_integers_and_bools_are_counts(dtype):
 def test_the_face():
     assert sorted(tensorly_flycoo.__all__) == [
         "DensifyError", "FlycooTensor", "LabelledTensor", "MemoryEstimate", "ModeStats", "Progress",
-        "TensorStats", "estimate_memory", "from_dataframe", "load", "mttkrp", "observed_parafac",
-        "read_tns", "save", "set_device", "stats", "write_tns",
+        "TensorStats", "cp_to_entries", "estimate_memory", "from_dataframe", "load", "mttkrp",
+        "observed_parafac", "read_tns", "save", "set_device", "stats", "write_tns",
     ]  # fmt: skip
     assert issubclass(tensorly_flycoo.DensifyError, TypeError)

@@ -120,6 +120,7 @@ def test_joblib(backend):
     assert all(result == compute_all(x, factors) for result in results)
 
 
+@pytest.mark.usual_limits("tiles")  # new processes have those
 @pytest.mark.parametrize("scheduler", ["threads", "processes"])
 def test_dask(scheduler):
     """One tensor, which several tasks take: in processes after a journey by pickle."""
