@@ -12,9 +12,8 @@ import numpy as np
 
 from .source import load_source
 
-_OPTIONS = ("-std=c++17",)
-if os.environ.get("TENSORLY_FLYCOO_ASSERTIONS") == "1":
-    _OPTIONS += ("-DASSERTIONS",)
+_HAS_ASSERTIONS = os.environ.get("TENSORLY_FLYCOO_ASSERTIONS") == "1"
+_OPTIONS = ("-std=c++17", *(["-DASSERTIONS"] if _HAS_ASSERTIONS else []))
 
 #: The most blocks along x of one launch.
 MAX_GRID = 2**31 - 1

@@ -35,7 +35,7 @@ class Primitives:
     """
 
     #: Nonzeros that `pack` brings to the device at a time; None where that is the host.
-    staging_size = None
+    staging_size: int | None = None
 
     #: Bytes of an item of what `order_writes` returns.
     write_order_itemsize = 0
