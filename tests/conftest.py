@@ -10,8 +10,9 @@ os.environ.setdefault("TENSORLY_FLYCOO_DEVICE", "cpu")
 # Matrices are small here, and two processes run tests: a second thread of the BLAS would only wait.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-#: Doctests are not looked for in the files of this name, which are of one name.
-collect_ignore_glob = ["conftest.py", "*/conftest.py"]
+#: Doctests are not looked for in the files of this name, which are of one name, nor in a program
+#: that needs what is not installed for tests.
+collect_ignore_glob = ["conftest.py", "*/conftest.py", "fuzz_readers.py"]
 
 
 @pytest.fixture(params=[None, *lowered_limits.LOWERED], ids=lambda name: name or "usual limits")
