@@ -198,6 +198,21 @@ def _randomized_svd(matrix, n_eigenvecs=None, **kwargs):
     return left[:, :rank], values[:rank], right[:rank, :]
 
 
+def _svd_checks(original):
+    """Ask for no more left singular vectors than a wide matrix has, as TensorLy does from 0.10 on.
+
+    Before, it asked for a complete basis: on the left it is the same, on the right nobody needs it.
+    """
+
+    @functools.wraps(original)
+    def svd_checks(matrix, n_eigenvecs=None):
+        num_vectors, smaller, larger = original(matrix, n_eigenvecs)
+        is_wide = matrix.shape[0] <= matrix.shape[1]
+        return min(num_vectors, smaller) if is_wide else num_vectors, smaller, larger
+
+    return svd_checks
+
+
 def _make_svd_non_negative(tensor, U, S, V, nntype=True):
     """Make the left vectors non-negative; the right ones stay what they are, never made."""
     unfolding = tensor if isinstance(tensor, Unfolding) else Unfolding(tensor, 0)
@@ -216,6 +231,7 @@ _FOR_SPARSE = (
     ("tensorly.decomposition._cp", "svd_interface", masked.svd_interface),
     ("tensorly", "cp_to_tensor", masked.cp_to_tensor),
     ("tensorly.decomposition._tucker", "initialize_tucker", decompositions.initialize_tucker),
+    ("tensorly.tenalg.svd", "svd_checks", _svd_checks),
     ("tensorly.tenalg.svd", "randomized_svd", lambda original: _randomized_svd),
     ("tensorly.tenalg.svd", "make_svd_non_negative", lambda original: _make_svd_non_negative),
     (

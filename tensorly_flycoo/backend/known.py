@@ -33,6 +33,7 @@ PARAMETERS = {
     "tensorly.cp_to_tensor": "cp_tensor, mask",
     "tensorly.tenalg.proximal.monotonicity_prox": "tensor, decreasing",
     "tensorly.tenalg.proximal.smoothness_prox": "tensor, regularizer",
+    "tensorly.tenalg.svd.svd_checks": "matrix, n_eigenvecs",
     "tensorly.tenalg.svd.randomized_svd": "matrix, n_eigenvecs, *",
     "tensorly.tenalg.svd.make_svd_non_negative": "tensor, U, S, V, nntype",
     "tensorly.tenalg.unfolding_dot_khatri_rao": "tensor, cp_tensor, mode",
