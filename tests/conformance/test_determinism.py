@@ -40,9 +40,12 @@ def test_with_another_number_of_threads(expected, monkeypatch):
 
 @pytest.mark.parametrize("limit", ["index", "record"])
 def test_with_wider_ids_and_records(expected, limit, monkeypatch):
+    chosen = ("FlycooTensor, nonzeros", "norm", "mttkrp")  # the others compile much else
+    functions = {name: determinism.FUNCTIONS[name] for name in chosen}
+    monkeypatch.setattr(determinism, "FUNCTIONS", functions)
     lowered_limits.lower_limit(limit, monkeypatch)
     for layout in ("remap", "replicated", "indexed"):
-        assert compute_digests("cpu", layout) == expected
+        assert compute_digests("cpu", layout) == {name: expected[name] for name in chosen}
 
 
 @pytest.mark.usual_limits("grid", "tiles")  # new processes have those
