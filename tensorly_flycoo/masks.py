@@ -15,7 +15,8 @@ from .entries import choose_block_size, evaluate_model
 from .lazy import LazyArray
 from .mttkrp import mttkrp
 from .sampling import SampledTensor
-from .svd import Unfolding, _by_rows, _make_csc
+from .sparse_matrices import by_rows, make_csc
+from .svd import Unfolding
 from .tensor import FlycooTensor
 
 _EXPECTED = "expected a sparse.COO with fill_value 1 whose stored zeros are the missing entries"
@@ -179,7 +180,7 @@ class MissingEntries(LazyArray):
         numbered, values = self._union
         matrix, rows = Unfolding(numbered, mode)._nonempty_part
         numbers = matrix.data.astype(np.int64) - 1
-        matrix = _make_csc(values[numbers].astype(np.float64), *_structure(matrix))
+        matrix = make_csc(values[numbers].astype(np.float64), *_structure(matrix))
         places = np.flatnonzero(numbers >= self.observed.nnz)
         return ImputedUnfolding(self.tensor, mode, (matrix, rows), places)
 
@@ -203,7 +204,7 @@ class ImputedUnfolding(Unfolding):
         columns = np.searchsorted(starts, self._places.astype(starts.dtype), side="right") - 1
         columns, inverse = np.unique(columns, return_inverse=True)
         left = left[rows].astype(np.float64)
-        right = _by_rows(matrix[:, columns].T) @ left
+        right = by_rows(matrix[:, columns].T) @ left
         data = matrix.data.copy()
         block_size = choose_block_size(left, left.shape[1])
         for start in range(0, self._places.size, block_size):
@@ -211,7 +212,7 @@ class ImputedUnfolding(Unfolding):
             places = self._places[block]
             model = left[matrix.indices[places]] * right[inverse[block]]
             data[places] = model.sum(axis=1)
-        part = (_make_csc(data, *_structure(matrix)), rows)
+        part = (make_csc(data, *_structure(matrix)), rows)
         return ImputedUnfolding(self.tensor, self.mode, part, self._places)
 
 

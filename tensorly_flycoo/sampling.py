@@ -10,7 +10,7 @@ from .checks import densify_error
 from .lazy import LazyArray
 from .linear_algebra import sum_rows, transposed_product
 from .mttkrp import mttkrp
-from .svd import _by_rows, _make_csc
+from .sparse_matrices import by_rows, make_csc
 from .tensor import FlycooTensor
 
 _INSTEAD = "lists of indices, for all modes or for all but one, are what can be sampled"
@@ -169,8 +169,8 @@ class SampledFibres(LazyArray):
         """Compute ``matrix @ self`` of an array (R, number of fibres)."""
         values, samples, rows = self._nonzeros
         starts = np.searchsorted(samples, array_module(samples).arange(self.shape[0] + 1))
-        transposed = _make_csc(values, rows, starts, self.shape[::-1])
-        return (_by_rows(transposed) @ matrix.T.copy()).T
+        transposed = make_csc(values, rows, starts, self.shape[::-1])
+        return (by_rows(transposed) @ matrix.T.copy()).T
 
     def solve(self, matrix):
         """Solve ``matrix @ x = self`` by least squares, with the smallest `x` where many do.

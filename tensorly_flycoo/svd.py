@@ -11,6 +11,7 @@ from .eigen import find_leading_eigenpairs
 from .format.primitives import index_dtype
 from .lazy import LazyArray, ModeView
 from .linear_algebra import qr
+from .sparse_matrices import by_rows, make_csc
 
 #: Up to this many rows (or columns) the Gram matrix is formed.
 MAX_GRAM_SIZE = 8192
@@ -128,7 +129,7 @@ class Unfolding(LazyMatrix, ModeView):
         if slots is not None:
             row_ids = slots[row_ids]
         shape = (count_nonempty_rows(x, mode), column_starts.size - 1)
-        return _make_csc(values, row_ids, column_starts, shape), numbers
+        return make_csc(values, row_ids, column_starts, shape), numbers
 
     @contextlib.contextmanager
     def _hold_columns(self):
@@ -178,29 +179,6 @@ def find_nonempty_rows(x, mode, dtype=None):
     return xp.flatnonzero(is_used), slots
 
 
-def _make_csc(values, row_ids, column_starts, shape):
-    # One type for both: `column_starts` count the entries, of which there may be more than rows.
-    largest = max(*shape, values.size)
-    dtype = index_dtype(largest + 1, smallest="int32")
-    indices, starts = (ids.astype(dtype, copy=False) for ids in (row_ids, column_starts))
-    if not is_cupy(values):
-        from scipy.sparse import csc_array
-
-        return csc_array((values, indices, starts), shape=shape)
-    from cupyx.scipy.sparse import csc_matrix
-
-    # Values as they lie in records are apart, which cuSPARSE would not see.
-    values = array_module(values).ascontiguousarray(values)
-    matrix = csc_matrix((values, indices, starts), shape=shape)
-    # CuPy 14.0 makes int32 of all indices, and says nothing where they overflow.
-    if largest > np.iinfo(matrix.indices.dtype).max:
-        raise ValueError(
-            f"a sparse matrix has shape {shape} and {values.size} entries, expected at most "
-            f"{2**31 - 1} of each with this CuPy: it takes CuPy 14.2, or set_device('cpu')"
-        )
-    return matrix
-
-
 def _leading_pairs(matrix, rank, engine):
     """Return left singular vectors and singular values of a CSC matrix without empty rows."""
     if rank == 0:
@@ -218,7 +196,7 @@ def _leading_pairs(matrix, rank, engine):
         squares, vectors = _lanczos_sparse_pairs(inner, outer, size, rank, engine)
     values = _known_roots(squares, size)
     if not is_wide:
-        vectors = (_by_rows(matrix) @ vectors) / np.where(values > 0, values, 1)
+        vectors = (by_rows(matrix) @ vectors) / np.where(values > 0, values, 1)
     return vectors, values
 
 
@@ -254,16 +232,11 @@ def _lanczos_gram_pairs(gram, rank):
     return _lanczos_pairs(lambda vector: dsymv(1.0, gram.T, vector), gram.shape[0], rank)
 
 
-def _by_rows(matrix):
-    """Return a matrix on a GPU as CSR: from columns cuSPARSE adds to shared memory in any order."""
-    return matrix.tocsr() if is_cupy(matrix.data) else matrix
-
-
 def _lanczos_sparse_pairs(inner, outer, size, rank, engine):
     """Return eigenpairs of ``outer @ inner``, which is never formed."""
     if engine.xp is np:
         return _lanczos_pairs(lambda vector: outer @ (inner @ vector), size, rank)
-    inner, outer = _by_rows(inner), _by_rows(outer)
+    inner, outer = by_rows(inner), by_rows(outer)
 
     def multiply(block):
         # A few vectors at a time: `inner @ block` may have many more rows than the block.

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import sparse
 
-from tensorly_flycoo import DensifyError, FlycooTensor, svd
+from tensorly_flycoo import DensifyError, FlycooTensor, sparse_matrices, svd
 from tensorly_flycoo.format import primitives
 from tensorly_flycoo.svd import LazySVD, Unfolding
 
@@ -383,10 +383,10 @@ def test_a_cupy_that_counts_in_32_bits_is_found_out(monkeypatch, size):
     matrix = SimpleNamespace(indices=np.zeros(0, np.int32))
     module = SimpleNamespace(csc_matrix=lambda arrays, shape: matrix)
     monkeypatch.setitem(sys.modules, "cupyx.scipy.sparse", module)
-    monkeypatch.setattr(svd, "is_cupy", lambda array: True)
+    monkeypatch.setattr(sparse_matrices, "is_cupy", lambda array: True)
     arguments = (np.ones(2), np.zeros(2, np.int64), np.array([0, 2]), (size, 1))
     if size < 2**31:
-        assert svd._make_csc(*arguments) is matrix
+        assert sparse_matrices.make_csc(*arguments) is matrix
     else:
         with pytest.raises(ValueError, match=r"expected at most 2147483647 of each .*CuPy 14\.2"):
-            svd._make_csc(*arguments)
+            sparse_matrices.make_csc(*arguments)
