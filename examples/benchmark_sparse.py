@@ -28,8 +28,8 @@ from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition import non_negative_parafac, non_negative_parafac_hals, parafac
 
 import tensorly_flycoo
+from tensorly_flycoo.ops.ttmc import multiply_nonempty_rows
 from tensorly_flycoo.testing import random_tensor
-from tensorly_flycoo.ttmc import multiply_nonempty_rows
 
 RANK, TUCKER_RANK = 32, 16
 NELL_2 = (12_000, 9_000, 29_000)

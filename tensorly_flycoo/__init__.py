@@ -17,15 +17,15 @@ Examples
 
 from .backend import register
 from .checks import DensifyError
-from .completion import observed_parafac
+from .decomposition.observed_parafac import observed_parafac
+from .diagnostics.stats import ModeStats, TensorStats, stats
 from .engines import set_device
-from .entries import cp_to_entries
 from .io import load, read_tns, save, write_tns
-from .memory import MemoryEstimate, estimate_memory
-from .mttkrp import mttkrp
-from .stats import ModeStats, TensorStats, stats
-from .tables import LabelledTensor, from_dataframe
-from .tensor import FlycooTensor
+from .io.dataframe import LabelledTensor, from_dataframe
+from .ops.cp_entries import cp_to_entries
+from .ops.mttkrp import mttkrp
+from .tensor.memory import MemoryEstimate, estimate_memory
+from .tensor.tensor import FlycooTensor
 
 __all__ = [
     "DensifyError",
@@ -53,4 +53,4 @@ __version__ = "0.1.0"
 register()
 
 # Last: it imports TensorLy, which `register` has to do in its own way.
-from .progress import Progress  # noqa: E402
+from .diagnostics.progress import Progress  # noqa: E402

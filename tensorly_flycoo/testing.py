@@ -6,7 +6,7 @@ Part of the public interface: ``from tensorly_flycoo.testing import planted_tens
 import numpy as np
 
 from .checks import check_rank, check_shape
-from .tensor import FlycooTensor
+from .tensor.tensor import FlycooTensor
 
 
 def random_tensor(shape, nnz, *, skew=1.0, random_state=None, **options):

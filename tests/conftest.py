@@ -1,6 +1,8 @@
 """Tests are of the CPU engine, also where there is a GPU; those in gpu/ choose their device."""
 
 import os
+import sys
+from pathlib import Path
 
 import lowered_limits
 import pytest
@@ -9,6 +11,9 @@ os.environ.setdefault("TENSORLY_FLYCOO_DEVICE", "cpu")
 
 # Matrices are small here, and two processes run tests: a second thread of the BLAS would only wait.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+# Examples are imported as what they are: programs beside the package.
+sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 #: Doctests are not looked for in the files of this name, which are of one name, nor in a program
 #: that needs what is not installed for tests.

@@ -20,7 +20,7 @@ def make_tensor(dtype=np.int64):
 def test_the_option():
     """A process of its own leaves out what is of the usual limit, and the rest passes."""
     command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider"]
-    command += ["--lowered", "record", "tests/unit/test_packing.py"]
+    command += ["--lowered", "record", "tests/unit/format/test_packing.py"]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout[-4000:] + process.stderr[-1000:]
     assert " 9 deselected" in process.stdout

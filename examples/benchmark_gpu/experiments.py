@@ -17,8 +17,8 @@ from report import RANK
 from tensors import build, draw_factors, free_memory
 from timing import time_call, time_steps, tuned
 
-from tensorly_flycoo.cuda import tuning
-from tensorly_flycoo.engines import cuda
+from tensorly_flycoo.engines.cuda import engine as cuda
+from tensorly_flycoo.engines.cuda import tuning
 
 LAYOUTS = ("replicated", "indexed", "remap")
 

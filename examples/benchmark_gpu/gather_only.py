@@ -8,8 +8,8 @@ import numpy as np
 from macros import SETTINGS, SOURCE, gather_only_macros
 from timing import time_steps
 
-from tensorly_flycoo.cuda import launch, tuning
-from tensorly_flycoo.engines import cuda
+from tensorly_flycoo.engines.cuda import engine as cuda
+from tensorly_flycoo.engines.cuda import launch, tuning
 
 
 def time_gather_only(layout, factors, repeats):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tensorly_flycoo.cuda.macros import mttkrp_macros
+from tensorly_flycoo.engines.cuda.macros import mttkrp_macros
 
 SOURCE = str(Path(__file__).resolve().with_name("gather_only.cu"))
 

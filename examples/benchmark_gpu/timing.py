@@ -8,7 +8,7 @@ from pathlib import Path
 import cupy
 import numpy as np
 
-from tensorly_flycoo.cuda import launch, tuning
+from tensorly_flycoo.engines.cuda import launch, tuning
 
 #: No GPU runs faster: a delay takes the time that it was asked for, or longer.
 _CYCLES_PER_S = 3e9

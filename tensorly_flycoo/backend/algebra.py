@@ -5,11 +5,11 @@ import tensorly as tl
 
 from ..array_modules import is_cupy
 from ..checks import densify_error, num_cells
-from ..contraction import check_axes, contract_vectors, inner, khatri_rao_at
-from ..conversion import as_flycoo, is_sparse
 from ..engines import select_engine
-from ..products import ModeProduct
-from ..views import reshape
+from ..ops.contraction import check_axes, contract_vectors, inner, khatri_rao_at
+from ..ops.mode_product import ModeProduct
+from ..ops.views import reshape
+from ..tensor.coo_cache import as_flycoo, is_sparse
 from .arrays import find_sparse
 
 #: Bytes below which a dense Khatri-Rao product is not held against the memory that is free.

@@ -14,18 +14,18 @@ import numpy as np
 from tensorly.backend import BackendManager
 from tensorly.backend.numpy_backend import NumpyBackend
 
-from .. import views
 from ..array_modules import array_module, as_array, is_cupy, is_on_gpu, move
 from ..checks import check_device_name, check_dtype, check_place, densify_error
-from ..conversion import as_flycoo, is_sparse
+from ..decomposition.masks import MaskedTensor
 from ..engines import select_engine
-from ..lazy import LazyArray, ModeView
-from ..linear_algebra import column_norms, is_tall, qr, solve, sum_rows, transposed_product
-from ..masks import MaskedTensor
-from ..products import ModeProduct, ProductModeFirst
-from ..sampling import Residual, SampledFibres
-from ..svd import LazyMatrix, LazySVD, Unfolding
-from ..tensor import FlycooTensor
+from ..linalg.tall_skinny import column_norms, is_tall, qr, solve, sum_rows, transposed_product
+from ..ops import views
+from ..ops.lazy import LazyArray, ModeView
+from ..ops.mode_product import ModeProduct, ProductModeFirst
+from ..ops.sampling import Residual, SampledFibres
+from ..ops.unfolding_svd import LazyMatrix, LazySVD, Unfolding
+from ..tensor.coo_cache import as_flycoo, is_sparse
+from ..tensor.tensor import FlycooTensor
 
 #: Part of TensorLy that importing TensorLy does not load.
 _LOADED_LATE = "tensorly.contrib.decomposition"

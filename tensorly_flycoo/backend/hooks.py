@@ -9,18 +9,20 @@ from tensorly.cp_tensor import CPTensor, cp_norm
 
 from ..array_modules import is_cupy
 from ..checks import check_place, check_weights, densify_error
-from ..conversion import as_flycoo
-from ..linear_algebra import inner_product
-from ..masks import MaskedTensor
-from ..mttkrp import mttkrp
-from ..nndsvd import make_left_vectors_non_negative
-from ..svd import LazyMatrix, LazySVD, Unfolding
-from . import algebra, decompositions, masked, solvers
+from ..decomposition import masked_parafac as masked
+from ..decomposition import sparse as decompositions
+from ..decomposition.masks import MaskedTensor
+from ..decomposition.resuming import State, take_up
+from ..linalg.tall_skinny import inner_product
+from ..ops.mttkrp import mttkrp
+from ..ops.nndsvd import make_left_vectors_non_negative
+from ..ops.unfolding_svd import LazyMatrix, LazySVD, Unfolding
+from ..tensor.coo_cache import as_flycoo
+from . import algebra, solvers
 from .arrays import find_sparse
 from .hooking import hook_everywhere, hook_function, hook_method
 from .known import find_module
 from .refusals import DENSE_BY_NATURE, DENSE_MODULES, install_refusals
-from .resuming import State, take_up
 
 _PAIRS = "its result has an element for each pair of cells: use tl.tenalg.inner or mode_dot"
 

@@ -6,8 +6,8 @@ import inspect
 import numpy as np
 
 from ..array_modules import array_module, is_cupy, move
-from ..hals import solve_nonnegative
-from ..proximal import fit_monotone, smooth
+from ..linalg.hals import solve_nonnegative
+from ..linalg.proximal import fit_monotone, smooth
 from .arrays import arrays_made_by
 
 

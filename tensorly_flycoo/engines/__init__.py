@@ -68,10 +68,10 @@ def select_engine(device=None, *, is_on_gpu=False):
         device = "cuda" if is_on_gpu or _has_gpu() else "cpu"
     if device == "cuda":
         _check_cuda()
-        from . import cuda
+        from .cuda import engine as cuda
 
         return cuda
-    from . import cpu
+    from .cpu import engine as cpu
 
     return cpu
 

@@ -8,11 +8,11 @@ import numpy as np
 
 from ..array_modules import move
 from ..checks import check_layout, check_shape
-from ..conversion import as_flycoo
 from ..engines import select_engine
 from ..format.layouts import hold_records
 from ..format.packing import RecordFormat
-from ..tensor import FlycooTensor
+from ..tensor.coo_cache import as_flycoo
+from ..tensor.tensor import FlycooTensor
 from .files import replace_file
 from .npz import damage_error, open_arrays, write_arrays
 from .plans import check_arrays, iterate_arrays, make_layout

@@ -5,7 +5,7 @@ import os
 import numpy as np
 
 from ..checks import check_fill_value, check_finite, check_shape, check_values
-from ..tensor import FlycooTensor
+from ..tensor.tensor import FlycooTensor
 from .files import open_text, replace_text
 
 #: Nonzeros that are written at a time.

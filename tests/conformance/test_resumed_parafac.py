@@ -13,7 +13,7 @@ from tensorly.decomposition import (
 )
 
 from tensorly_flycoo import FlycooTensor, Progress
-from tensorly_flycoo.checkpoint import load_checkpoint
+from tensorly_flycoo.io.checkpoint import load_checkpoint
 
 RANK, STOP, END = 4, 4, 10
 OPTIONS = [

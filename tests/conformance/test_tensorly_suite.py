@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import fixed_seed
 import pytest
 
 #: What has hooks.
@@ -30,7 +31,7 @@ def _run_suite(backend, tenalg, packages, directory):
     settings = {"TENSORLY_BACKEND": backend, "TENSORLY_TENALG_BACKEND": tenalg}
     config = directory / "pytest.ini"
     config.write_text("[pytest]\n")
-    shutil.copy(Path(__file__).with_name("fixed_seed.py"), directory)  # a plugin, found there
+    shutil.copy(Path(fixed_seed.__file__), directory)  # a plugin, found there
     options = ["-c", config, "--rootdir", directory, "-p", "no:cacheprovider", "-q"]
     options += ["-p", "fixed_seed", "-p", "tensorly_flycoo"]
     return subprocess.run(

@@ -11,8 +11,9 @@ import numpy as np
 import tensorly as tl
 from tensorly.decomposition import parafac, tucker
 
-from tensorly_flycoo import FlycooTensor, linear_algebra, mttkrp
-from tensorly_flycoo.hals import solve_nonnegative
+from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo.linalg import tall_skinny as linear_algebra
+from tensorly_flycoo.linalg.hals import solve_nonnegative
 
 SHAPES = [(50,), (40, 3), (60, 30, 20), (9, 8, 7, 6), (6, 5, 4, 3, 2)]
 RANKS = (1, 7, 10, 31, 32, 50)

@@ -9,10 +9,12 @@ import sparse
 import tensorly as tl
 
 import tensorly_flycoo
-from tensorly_flycoo import FlycooTensor, cp_to_entries, linear_algebra
+from tensorly_flycoo import FlycooTensor, cp_to_entries
 from tensorly_flycoo.backend import arrays  # noqa: F401 (registers the backend)
-from tensorly_flycoo.cuda import tall, tuning
-from tensorly_flycoo.engines import cuda, reference
+from tensorly_flycoo.engines import reference
+from tensorly_flycoo.engines.cuda import engine as cuda
+from tensorly_flycoo.engines.cuda import tall, tuning
+from tensorly_flycoo.linalg import tall_skinny as linear_algebra
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
@@ -693,7 +695,7 @@ def test_host_arrays_for_a_tensor_on_the_gpu(name):
 def test_svd_interface(mode, limits, dtype, monkeypatch):
     """By Gram matrix and directly, by Lanczos iteration with it, and without."""
     for name, size in {**limits, **({"MAX_DIRECT_SIZE": 0} if limits else {})}.items():
-        monkeypatch.setattr(tensorly_flycoo.svd, name, size)
+        monkeypatch.setattr(tensorly_flycoo.ops.unfolding_svd, name, size)
     coords, values, shape = make_nonzeros((40, 60, 50), 2000, dtype)
     dense = np.zeros(shape)
     np.add.at(dense, tuple(coords), values)

@@ -28,8 +28,9 @@ from tensorly.decomposition import (
     tensor_train_matrix,
 )
 
-from tensorly_flycoo import DensifyError, FlycooTensor, linear_algebra
-from tensorly_flycoo.hals import solve_nonnegative
+from tensorly_flycoo import DensifyError, FlycooTensor
+from tensorly_flycoo.linalg import tall_skinny as linear_algebra
+from tensorly_flycoo.linalg.hals import solve_nonnegative
 
 RANK, SHAPE = 3, (9, 11, 10)
 KINDS = pytest.mark.parametrize("kind", [AS_COO, AS_FLYCOO])

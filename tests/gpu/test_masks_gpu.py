@@ -7,7 +7,7 @@ import sparse
 from tensorly.decomposition import non_negative_parafac, parafac
 
 from tensorly_flycoo import FlycooTensor, observed_parafac
-from tensorly_flycoo.masks import MissingEntries
+from tensorly_flycoo.decomposition.masks import MissingEntries
 
 SHAPE, RANK = (30, 40, 50), 3
 LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])

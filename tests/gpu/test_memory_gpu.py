@@ -11,7 +11,7 @@ import pytest
 from test_mttkrp_gpu import LAYOUTS, check, compute, make_problem
 
 from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp
-from tensorly_flycoo.engines import cuda
+from tensorly_flycoo.engines.cuda import engine as cuda
 
 #: CuPy's pool hands out whole blocks of so many bytes.
 BLOCK_NBYTES = 512

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from tensorly_flycoo import FlycooTensor, mttkrp
-from tensorly_flycoo.cuda import launch, tuning
-from tensorly_flycoo.engines import cuda, reference
+from tensorly_flycoo.engines import reference
+from tensorly_flycoo.engines.cuda import engine as cuda
+from tensorly_flycoo.engines.cuda import launch, tuning
 from tensorly_flycoo.format import layouts, primitives
 
 LAYOUTS = ("remap", "replicated", "indexed")

@@ -9,7 +9,8 @@ from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition import CP, parafac
 
 import tensorly_flycoo
-from tensorly_flycoo import FlycooTensor, linear_algebra
+from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo.linalg import tall_skinny as linear_algebra
 
 SHAPE, RANK, NUM_ITERATIONS = (30, 20, 10), 3, 8
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import rule
 from tensor_machine import MODES, TensorMachine, nonzeros
 
-from tensorly_flycoo.cuda import launch, tuning
+from tensorly_flycoo.engines.cuda import launch, tuning
 
 
 class CudaMachine(TensorMachine):

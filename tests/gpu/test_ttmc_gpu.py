@@ -11,10 +11,11 @@ import sparse
 import tensorly as tl
 
 from tensorly_flycoo import FlycooTensor
-from tensorly_flycoo.cuda import launch, tuning
-from tensorly_flycoo.engines import cuda, reference
+from tensorly_flycoo.engines import reference
+from tensorly_flycoo.engines.cuda import engine as cuda
+from tensorly_flycoo.engines.cuda import launch, tuning
 from tensorly_flycoo.format import layouts, primitives
-from tensorly_flycoo.products import ModeProduct
+from tensorly_flycoo.ops.mode_product import ModeProduct
 
 LAYOUTS = ("remap", "replicated", "indexed")
 DTYPES = ("float32", "float64")

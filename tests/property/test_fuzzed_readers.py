@@ -1,4 +1,4 @@
-"""A short run of what tests/fuzz_readers.py does at length."""
+"""A short run of what tests/support/fuzz_readers.py does at length."""
 
 from collections import Counter
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from strategies import nonzeros, quick, seeds
 
 from tensorly_flycoo import FlycooTensor, mttkrp
-from tensorly_flycoo.engines import cpu, reference
+from tensorly_flycoo.engines import reference
+from tensorly_flycoo.engines.cpu import engine as cpu
 
 layouts = st.sampled_from(["remap", "replicated", "indexed"])
 fixture_is_for_all_examples = settings(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 from tensor_machine import TensorMachine, nonzeros
 
-from tensorly_flycoo.engines import cpu
+from tensorly_flycoo.engines.cpu import engine as cpu
 
 #: NumPy's, as far as the engine and the format call them by name.
 ALLOCATORS = (

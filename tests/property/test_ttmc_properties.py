@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from strategies import nonzeros, quick, seeds
 
 from tensorly_flycoo import FlycooTensor
-from tensorly_flycoo.engines import cpu, reference
-from tensorly_flycoo.products import ModeProduct
+from tensorly_flycoo.engines import reference
+from tensorly_flycoo.engines.cpu import engine as cpu
+from tensorly_flycoo.ops.mode_product import ModeProduct
 
 fixture_is_for_all_examples = settings(
     quick, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]

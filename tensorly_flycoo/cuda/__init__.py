@@ -1,1 +1,0 @@
-"""The only place with CUDA: kernels (`*.cu`, `*.cuh`), their loader and their tuning."""

@@ -1,0 +1,234 @@
+"""Sparse tensor completion: a CP model of which only the stored entries of a tensor are data."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from ..array_modules import array_module
+from ..checks import check_factors, check_rank, check_weights
+from ..ops.cp_entries import choose_block_size, evaluate_model
+from ..tensor.coo_cache import as_flycoo
+
+
+def observed_parafac(
+    tensor,
+    rank,
+    n_iter_max=100,
+    init="random",
+    tol=1e-8,
+    random_state=None,
+    l2_reg=1e-6,
+    return_errors=False,
+):
+    r"""Fit a CP decomposition to the stored nonzeros only: all other entries are unknown.
+
+    .. math:: \min \sum_k (v_k - \sum_r \prod_n F_n[c_{n,k}, r])^2 + \lambda \sum_n |F_n|^2
+
+    over the nonzeros :math:`v_k` of `tensor`, where TensorLy's `parafac` has a sum over all cells,
+    most of which are zeros. By alternating least squares, with a system of R equations for each
+    row of a factor.
+
+    Parameters
+    ----------
+    tensor : FlycooTensor or sparse.COO
+        With two modes or more. Zeros are not stored, so an observed zero does not count as
+        observed: subtract the mean of the values before, where there are any.
+    rank : int
+        R, the number of components.
+    n_iter_max : int
+        At most.
+    init : {"random", CPTensor, (weights, factors)}
+        "random" is the start of TensorLy's `parafac` for the same `random_state`. Arrays are in the
+        dtype and on the device of `tensor`; weights may be None.
+    tol : float
+        Stops when the error changes by less; 0 never does, and spares computing the error.
+    random_state : int or numpy.random.RandomState, optional
+    l2_reg : float
+        The ridge, above 0: it decides about rows with fewer nonzeros than R.
+    return_errors : bool
+
+    Returns
+    -------
+    CPTensor
+        Weights of ones and factors (I_n, R) in the dtype and on the device of `tensor`. Rows
+        without a nonzero are zeros.
+    errors : list of float
+        With `return_errors`: after each iteration the norm of the residual at the nonzeros, over
+        the norm of `tensor`.
+
+    Raises
+    ------
+    TypeError
+        If `tensor` is not sparse, or `rank`, `l2_reg` or an array of `init` is of another type.
+    ValueError
+        If `tensor` has one mode or no nonzero, `rank` is below 1, `l2_reg` is not above 0, `init`
+        is unknown or does not fit.
+
+    Notes
+    -----
+    ``nnz * ndim * R**2`` operations an iteration, and a solution of a system of R equations for
+    each row, or of as many as the row has nonzeros if these are fewer. In float64 whatever the
+    dtype is. Beside the nonzeros, as coordinates of 8 bytes and an order for each mode, the
+    workspace is blocks of rows of a fixed size.
+
+    What is found is a local minimum. The random start is non-negative: on values of both signs try
+    several `random_state` and a larger `l2_reg`, and trust what predicts nonzeros that were left
+    out.
+
+    Sums are added up in a fixed order: the result is the same in every run on one machine, but its
+    last bits can change with the number of threads of the BLAS.
+
+    References
+    ----------
+    Tomasi and Bro, "PARAFAC and missing values", Chemometrics and Intelligent Laboratory Systems
+    75, 2005. Zhou, Wilkinson, Schreiber and Pan, "Large-scale Parallel Collaborative Filtering for
+    the Netflix Prize", AAIM 2008.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tensorly_flycoo import FlycooTensor, observed_parafac
+    >>> random = np.random.RandomState(0)
+    >>> factors = [random.random_sample((20, 2)) for _ in range(3)]
+    >>> coords = random.randint(0, 20, (3, 1000))
+    >>> coords = np.unique(coords, axis=1)  # an eighth of the 8000 entries
+    >>> values = np.prod([f[c] for f, c in zip(factors, coords)], axis=0).sum(axis=1)
+    >>> x = FlycooTensor(coords, values, (20, 20, 20))
+    >>> cp_tensor = observed_parafac(x, rank=2, random_state=0)
+    >>> whole = np.einsum("ir,jr,kr->ijk", *factors)
+    >>> found = np.einsum("ir,jr,kr->ijk", *cp_tensor.factors)
+    >>> bool(np.linalg.norm(found - whole) < 0.01 * np.linalg.norm(whole))
+    True
+    """
+    # Not at the top: before TensorLy is imported, `register` has to look at the environment.
+    import tensorly as tl
+
+    x, rank = as_flycoo(tensor, check_coords=True), check_rank(rank)
+    _check_problem(x, l2_reg)
+    factors = [
+        f.astype(np.float64) for f in _start(x, rank, init, tl.check_random_state(random_state))
+    ]
+    coords, values = x._sorted_nonzeros()
+    values = values.astype(np.float64)
+    plans = [_RowPlan.of(rows, size) for rows, size in zip(coords, x.shape, strict=True)]
+    norm, errors = np.linalg.norm(values), []
+    for _ in range(n_iter_max):
+        for mode, plan in enumerate(plans):
+            factors[mode] = _fit_rows(coords, values, factors, mode, plan, l2_reg)
+        if tol or return_errors:
+            residual = evaluate_model(coords, None, factors) - values
+            errors.append(float(np.linalg.norm(residual) / norm))
+        if tol and len(errors) > 1 and abs(errors[-2] - errors[-1]) < tol:
+            break
+    factors = [factor.astype(x.dtype) for factor in factors]
+    cp_tensor = tl.cp_tensor.CPTensor((x._engine.xp.ones(rank, x.dtype), factors))
+    return (cp_tensor, errors) if return_errors else cp_tensor
+
+
+def _check_problem(x, l2_reg):
+    if x.ndim < 2:
+        raise ValueError(f"tensor has shape {x.shape}, expected two modes or more")
+    if x.nnz == 0:
+        raise ValueError("tensor has no nonzero, expected some: nothing is observed")
+    if not isinstance(l2_reg, Real):
+        raise TypeError(f"l2_reg is {l2_reg!r}, expected a number above 0")
+    if not 0 < l2_reg < np.inf:
+        raise ValueError(f"l2_reg is {l2_reg}, expected a number above 0")
+
+
+def _start(x, rank, init, random):
+    xp, array_type = x._engine.xp, x._engine.ARRAY_TYPE
+    if isinstance(init, str) and init == "random":
+        return [xp.asarray(random.random_sample((size, rank)), x.dtype) for size in x.shape]
+    if not isinstance(init, Iterable) or isinstance(init, str):
+        raise ValueError(f"init is {init!r}, expected 'random' or (weights, factors)")
+    weights, factors = init
+    factors = check_factors(factors, x.shape, x.dtype, array_type)
+    if factors[0].shape[1] != rank:
+        raise ValueError(f"factors of init have {factors[0].shape[1]} columns, expected {rank}")
+    if weights is not None:
+        check_weights(weights, rank, x.dtype, array_type)
+        factors[-1] = factors[-1] * weights
+    return factors
+
+
+@dataclass(frozen=True)
+class _RowPlan:
+    """The nonzeros by their rows of one mode, and the rows by how many nonzeros they have.
+
+    Attributes
+    ----------
+    order : integer array (nnz,)
+        The places of the nonzeros, row by row.
+    starts, ends : integer array (I,)
+        Where in `order` the nonzeros of each row are.
+    classes : list of (int, integer array)
+        A width, a power of two, and the rows that have at most as many nonzeros, but more than
+        half as many.
+    """
+
+    order: Any
+    starts: Any
+    ends: Any
+    classes: list
+
+    @classmethod
+    def of(cls, rows, size):
+        xp = array_module(rows)
+        counts = xp.bincount(rows, minlength=size)
+        widths = 2 ** np.arange(rows.size.bit_length() + 1)
+        numbers = xp.searchsorted(xp.asarray(widths), counts)
+        members = [xp.flatnonzero((numbers == n) & (counts > 0)) for n in range(widths.size)]
+        classes = [(int(w), ids) for w, ids in zip(widths, members, strict=True) if ids.size]
+        ends = xp.cumsum(counts)
+        return cls(xp.argsort(rows, kind="stable"), ends - counts, ends, classes)
+
+    def list_blocks(self, rank):
+        """Yield widths, and blocks of rows that are small enough together."""
+        for width, rows in self.classes:
+            block_size = choose_block_size(rows, width * rank)
+            for start in range(0, rows.size, block_size):
+                yield width, rows[start : start + block_size]
+
+
+def _fit_rows(coords, values, factors, mode, plan, l2_reg):
+    """Fit each row of one factor to its nonzeros, the other factors given."""
+    xp, rank = array_module(values), factors[mode].shape[1]
+    fitted = xp.zeros_like(factors[mode])
+
+    def gather(rows, first, last):
+        """Return the targets (n, w) of rows, and what is multiplied with a row there (n, w, R).
+
+        Of a row's nonzeros `first` to `last`; zeros where it has fewer.
+        """
+        places = plan.starts[rows][:, None] + xp.arange(first, last)
+        is_own = places < plan.ends[rows][:, None]
+        places = plan.order[xp.where(is_own, places, 0)]
+        products = is_own[:, :, None].astype(np.float64)
+        for n, factor in enumerate(factors):
+            if n != mode:
+                products = products * factor[coords[n][places]]
+        return xp.where(is_own, values[places], 0.0), products
+
+    for width, rows in plan.list_blocks(rank):
+        if width < rank:
+            fitted[rows] = _solve_short(*gather(rows, 0, width), l2_reg)
+            continue
+        gram, target = l2_reg * xp.eye(rank), 0.0
+        step = max(rank, choose_block_size(values, rank))
+        for first in range(0, width, step):
+            part, products = gather(rows, first, min(first + step, width))
+            transposed = products.swapaxes(1, 2)
+            gram, target = gram + transposed @ products, target + transposed @ part[:, :, None]
+        fitted[rows] = np.linalg.solve(gram, target)[:, :, 0]
+    return fitted
+
+
+def _solve_short(targets, products, l2_reg):
+    """Solve ridge regressions with fewer equations than unknowns, by as many as equations."""
+    transposed = products.swapaxes(1, 2)
+    gram = products @ transposed + l2_reg * array_module(targets).eye(targets.shape[1])
+    return (transposed @ np.linalg.solve(gram, targets[:, :, None]))[:, :, 0]

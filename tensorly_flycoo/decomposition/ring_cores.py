@@ -1,0 +1,142 @@
+"""Tensor trains and tensor rings of a sparse tensor, by one singular value decomposition a mode.
+
+After each decomposition what is left of the tensor, ``diag(S) @ V``, has a full column for each
+cell of the modes to come that is not empty, and there are at most nnz of those: only they are kept.
+"""
+
+from ..ops.contraction import multiply_matricized
+from ..ops.unfolding_svd import Unfolding
+from ..tensor.coo_cache import as_flycoo
+from ..tensor.tensor import FlycooTensor
+
+
+def decompose_ring(x, ranks):
+    r"""Decompose a sparse tensor into a ring of cores; with ``ranks[0] == 1`` into a train.
+
+    .. math:: X[i_0, ..., i_{N-1}] \approx tr(G_0[:, i_0, :] \cdots G_{N-1}[:, i_{N-1}, :])
+
+    Parameters
+    ----------
+    x : FlycooTensor or sparse.COO
+        Of two modes or more.
+    ranks : sequence of int
+        ``ndim + 1`` of them, the last one equal to the first. A rank in between is lowered to the
+        size of the matrix that is decomposed.
+
+    Returns
+    -------
+    list of array (ranks[n], I_n, ranks[n + 1])
+        On the device and in the dtype of `x`. Each column of a core as a matrix has its largest
+        element positive.
+
+    Raises
+    ------
+    ValueError
+        If `x` has one mode; or if ``ranks[0] * ranks[1]`` is more than the first unfolding has rows
+        or columns, and ``ranks[0]`` is not 1.
+
+    Notes
+    -----
+    A matrix of up to ``nnz * rank`` nonzeros is built for each mode but the last, `Unfolding.svd`
+    finds its leading vectors, and one MTTKRP multiplies it with them. TensorLy decomposes the same
+    matrices with all their columns.
+
+    References
+    ----------
+    Oseledets, SIAM J. Sci. Comput. 33(5), 2011. Zhao et al., arXiv:1606.05535.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 3, 2))
+    >>> cores = decompose_ring(x, [1, 2, 2, 1])
+    >>> [core.shape for core in cores]
+    [(1, 3, 2), (2, 3, 2), (2, 2, 1)]
+    >>> np.round(np.einsum("aib,bjc,ckd->ijk", *cores)[0, 2, 1], 12)
+    np.float64(2.0)
+    """
+    x = as_flycoo(x, check_coords=True)
+    if x.ndim < 2:
+        raise ValueError(f"x has shape {x.shape}, expected two modes or more")
+    xp, first_rank = x._engine.xp, ranks[0]
+    coords, values = x._sorted_nonzeros()
+    # In this order columns that agree in the modes to come always follow each other.
+    order = xp.lexsort(coords)
+    coords, block = coords[:, order], values[order][:, None]
+    cores = []
+    for mode, size in enumerate(x.shape[:-1]):
+        rank = ranks[1] * first_rank if mode == 0 else ranks[mode + 1]
+        num_cells = _count_cells(x.shape[mode + 1 :], 1 if mode == 0 else first_rank, rank)
+        rank = _limit_rank(rank, block.shape[1] * size, num_cells, mode == 0 and first_rank > 1)
+        left, coords, remainder = _split_mode(x, coords, block, size, rank)
+        if mode == 0:
+            cores.append(left.reshape(size, first_rank, -1).transpose(1, 0, 2))
+            coords, block = _open_ring(coords, remainder, first_rank, xp)
+        else:
+            cores.append(left.reshape(block.shape[1], size, rank))
+            block = remainder
+    last = xp.zeros((block.shape[1], x.shape[-1], first_rank), x.dtype)
+    last[:, coords[0], coords[1]] = block.T
+    return [*cores, last]
+
+
+def _count_cells(sizes, first_rank, enough):
+    """Count the columns of the matrix that is to be decomposed, up to `enough` of them."""
+    count = first_rank
+    for size in sizes:
+        count = min(count * size, enough)
+    return count
+
+
+def _limit_rank(rank, num_rows, num_columns, is_fixed):
+    if is_fixed and rank > min(num_rows, num_columns):
+        raise ValueError(
+            f"rank[0] * rank[1] is {rank}, expected at most the {num_rows} rows and the columns of "
+            "the first unfolding; another `mode` may come first"
+        )
+    return min(rank, num_rows, num_columns)
+
+
+def _split_mode(x, coords, block, size, rank):
+    """Decompose the matrix whose rows are (rank so far, this mode), and columns all other modes.
+
+    Parameters
+    ----------
+    coords : int64 array (number of modes to come with this one, C)
+    block : array (C, rank so far)
+        The elements at these coordinates.
+
+    Returns
+    -------
+    left : array (rank so far * size, rank)
+    coords : int64 array (number of modes to come, C')
+        Different ones.
+    remainder : array (C', rank)
+        What is left: ``left.T`` times the matrix, transposed.
+    """
+    xp = x._engine.xp
+    is_new = xp.ones(coords.shape[1], bool)
+    is_new[1:] = (coords[1:, 1:] != coords[1:, :-1]).any(axis=0)
+    columns = xp.cumsum(is_new) - 1
+    rows = coords[0][:, None] + size * xp.arange(block.shape[1])
+    columns = xp.broadcast_to(columns[:, None], rows.shape)
+    num_columns = int(is_new.sum())
+    matrix = FlycooTensor(
+        xp.stack([rows.reshape(-1), columns.reshape(-1)]), block.reshape(-1),
+        (size * block.shape[1], max(num_columns, rank)), device=x.device,
+    )  # fmt: skip
+    left, _ = Unfolding(matrix, 0).svd(rank)
+    largest = left[xp.argmax(xp.abs(left), axis=0), xp.arange(rank)]
+    left = left * xp.where(largest < 0, -1, 1).astype(left.dtype)
+    remainder = multiply_matricized(matrix, 1, [0], left)[:num_columns]
+    return left, coords[1:, is_new], remainder
+
+
+def _open_ring(coords, remainder, first_rank, xp):
+    """Make of the first core's rank to the left a mode that comes last."""
+    num_columns = coords.shape[1]
+    ends = xp.repeat(xp.arange(first_rank), num_columns)
+    coords = xp.concatenate([xp.tile(coords, (1, first_rank)), ends[None]])
+    rank = remainder.shape[1] // first_rank
+    block = remainder.reshape(num_columns, first_rank, rank).transpose(1, 0, 2)
+    return coords, block.reshape(first_rank * num_columns, rank)

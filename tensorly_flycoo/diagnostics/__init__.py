@@ -1,0 +1,1 @@
+"""Watch a decomposition run, and look at a tensor before it does."""

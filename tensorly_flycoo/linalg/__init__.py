@@ -1,0 +1,1 @@
+"""Dense linear algebra of the shapes that decompositions have: tall factors and small matrices."""

@@ -1,0 +1,98 @@
+"""Leading eigenvectors of a symmetric operator by block Lanczos iteration, on NumPy or CuPy arrays.
+
+For tensors on a GPU, where ARPACK's vectors would go to the host and back in each step. CuPy's own
+`eigsh` is not used: it divides by zero where the operator has fewer eigenvalues than it looks for.
+"""
+
+import numpy as np
+
+from ..array_modules import array_module, move
+from .tall_skinny import column_norms, qr, transposed_product
+
+#: Seeds the start of the iteration.
+_SEED = 20240507
+
+#: Vectors of a block beyond those that are wanted: the last ones converge slowly.
+_NUM_GUARDS = 8
+
+#: Blocks of the basis before it is cut down to the best two.
+MAX_BLOCKS = 4
+
+#: Norm of residuals, relative to the largest eigenvalue, at which they have converged.
+_TOLERANCE = 1e-10
+
+#: Rounds after which the best that was found is returned: where eigenvalues lie so close to each
+#: other, no combination of their vectors is a better start than another.
+_MAX_ROUNDS = 300
+
+
+def find_leading_eigenpairs(multiply, size, rank, xp):
+    """Compute the largest eigenvalues of a positive semidefinite operator, and their vectors.
+
+    Block Lanczos iteration with thick restarts: each round adds the residuals of a block of Ritz
+    vectors to the basis. A block sees as many copies of an eigenvalue as it has vectors.
+
+    Parameters
+    ----------
+    multiply : callable
+        Takes a float64 array (size, k), returns the operator times it.
+    size : int
+        At least four times `rank`.
+    rank : int
+        How many are wanted.
+    xp : module
+        numpy or cupy.
+
+    Returns
+    -------
+    values : array (rank,)
+        Falling.
+    vectors : array (size, rank)
+        Orthonormal columns.
+    """
+    num_columns = min(rank + _NUM_GUARDS, size // MAX_BLOCKS)
+    random = xp.random.RandomState(_SEED)
+    basis = [qr(random.standard_normal((size, num_columns)))[0]]
+    images = [multiply(basis[0])]
+    for num_rounds in range(1, _MAX_ROUNDS + 1):
+        values, coefficients = _find_ritz_pairs(basis, images)
+        lead = coefficients[:, :num_columns]
+        vectors = _combine(basis, lead)
+        residuals = _combine(images, lead) - vectors * xp.asarray(values[:num_columns])
+        is_converged = move(column_norms(residuals), np) <= _TOLERANCE * values[0]
+        if num_rounds == _MAX_ROUNDS or is_converged[:rank].all():
+            break
+        if len(basis) == MAX_BLOCKS:
+            following = coefficients[:, num_columns : 2 * num_columns]
+            images = [_combine(images, lead), _combine(images, following)]
+            basis = [vectors, _combine(basis, following)]
+        basis.append(_find_next_block(basis, residuals, is_converged, random))
+        images.append(multiply(basis[-1]))
+    return xp.asarray(values[:rank]), vectors[:, :rank]
+
+
+def _find_ritz_pairs(basis, images):
+    """Decompose the operator as the basis sees it, on the host; eigenvalues fall."""
+    projected = np.block([[move(transposed_product(v, w), np) for w in images] for v in basis])
+    values, coefficients = np.linalg.eigh((projected + projected.T) / 2)
+    return values[::-1], np.ascontiguousarray(coefficients[:, ::-1])
+
+
+def _combine(blocks, coefficients):
+    """Multiply the matrix of all blocks side by side with coefficients from the host."""
+    parts = np.split(array_module(blocks[0]).asarray(coefficients), len(blocks))
+    return sum(block @ part for block, part in zip(blocks, parts, strict=True))
+
+
+def _find_next_block(basis, residuals, is_converged, random):
+    """Make residuals orthonormal to the basis; what has converged, noise, gives way to chance."""
+    if is_converged.any():
+        xp = array_module(residuals)
+        chance = random.standard_normal(residuals.shape)
+        residuals = xp.where(xp.asarray(is_converged), chance, residuals)
+    block, _ = qr(residuals / column_norms(residuals))
+    for _ in range(2):  # the second time for what rounding left
+        for known in basis:
+            block = block - known @ transposed_product(known, block)
+        block, _ = qr(block)
+    return block

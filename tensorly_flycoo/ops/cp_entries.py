@@ -1,0 +1,78 @@
+"""What a CP model has at given entries of its tensor, which is never formed."""
+
+import numpy as np
+
+from ..array_modules import array_module, is_cupy
+from ..checks import check_coords, check_inside, check_place
+
+#: Numbers in an array with a row for each entry: few enough for the caches of a core, or many
+#: enough to fill a GPU.
+_CPU_BLOCK_NUMBERS = 2**16
+_GPU_BLOCK_NUMBERS = 2**24
+
+
+def choose_block_size(array, row_numbers):
+    """Choose how many rows, of that many numbers each, are computed with at once, one at least."""
+    numbers = _GPU_BLOCK_NUMBERS if is_cupy(array) else _CPU_BLOCK_NUMBERS
+    return max(1, numbers // row_numbers)
+
+
+def cp_to_entries(cp_tensor, coords):
+    r"""Compute a CP model at some entries of its tensor, which is never formed.
+
+    .. math:: y_k = \sum_r w_r \prod_n F_n[c_{n,k}, r]
+
+    As a recommender foretells ratings with, and what `observed_parafac` fits is checked with.
+
+    Parameters
+    ----------
+    cp_tensor : CPTensor or (weights, factors)
+        Weights (R,) or None, and factors (I_n, R), one a mode: NumPy's or CuPy's.
+    coords : integer array (ndim, count)
+        The entries, on the device of the factors; in any order, and as often as is wished.
+
+    Returns
+    -------
+    array (count,)
+        In the dtype of the first factor, on the device of the factors.
+
+    Raises
+    ------
+    TypeError
+        If `coords` are not integers, or on another device than the factors.
+    ValueError
+        If `coords` do not have a row for each factor, or name an entry outside of the tensor.
+
+    Notes
+    -----
+    ``count * R * ndim`` operations; in blocks of entries, with a row of R numbers for each. Results
+    are the same bits in every run.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tensorly_flycoo import cp_to_entries
+    >>> factors = [np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[1.0, 1.0], [5.0, 0.0]])]
+    >>> cp_to_entries((None, factors), [[0, 1], [0, 1]])
+    array([ 3., 15.])
+    """
+    weights, factors = cp_tensor
+    shape = tuple(factor.shape[0] for factor in factors)
+    coords = check_coords(coords, shape)
+    check_place(coords, "coords", is_cupy(factors[0]), "the factors")
+    check_inside(coords, shape)
+    return evaluate_model(coords, weights, factors)
+
+
+def evaluate_model(coords, weights, factors):
+    """Do what `cp_to_entries` does, of checked coords (ndim, count)."""
+    first, *others = factors
+    values = array_module(first).empty(coords.shape[1], first.dtype)
+    block_size = choose_block_size(first, first.shape[1])
+    for start in range(0, coords.shape[1], block_size):
+        block = coords[:, start : start + block_size]
+        rows = first[block[0]]
+        for factor, row_ids in zip(others, block[1:], strict=True):
+            rows *= factor[row_ids]
+        values[start : start + block_size] = np.sum(rows, 1) if weights is None else rows @ weights
+    return values

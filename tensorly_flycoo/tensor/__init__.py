@@ -1,0 +1,1 @@
+"""The sparse tensor: constructors, indexing, memory, and the cache of converted COOs."""

@@ -1,0 +1,83 @@
+"""The README's table of what takes a sparse tensor says what happens, and leaves nothing out."""
+
+import pytest
+import readme_table
+import tensorly as tl
+from sparse_problems import densification_alarm
+
+from tensorly_flycoo.backend import refusals
+
+pytestmark = pytest.mark.skipif(
+    not tl.__version__.startswith(readme_table.TENSORLY),
+    reason=f"the table is of TensorLy {readme_table.TENSORLY}",
+)
+
+_WRITE = "python tests/conformance/readme_table.py writes the README's table anew"
+
+
+@pytest.fixture(autouse=True)
+def backend(flycoo_backend):
+    """Run all of these tests under "flycoo"."""
+
+
+@pytest.fixture(scope="module")
+def table():
+    return readme_table.README.read_text().split(readme_table.START)[1].split(readme_table.END)[0]
+
+
+@pytest.mark.filterwarnings("ignore:Given only one int:RuntimeWarning")
+@pytest.mark.parametrize("kind", readme_table.KINDS)
+@pytest.mark.parametrize("number", range(len(readme_table.ROWS)))
+def test_each_line_says_what_happens(number, kind, table):
+    names, _ = readme_table.read_record()
+    with densification_alarm(allow_refusals=True):
+        line = readme_table.make_line(readme_table.ROWS[number], names, kind)
+    assert table.splitlines()[2 + number] == line, _WRITE
+
+
+def test_what_is_around_the_lines(table):
+    start, end = readme_table.make_frame()
+    lines = table.splitlines()
+    assert lines[:2] == start, _WRITE
+    assert lines[2 + len(readme_table.ROWS) :] == end, _WRITE
+
+
+@pytest.mark.parametrize("module", readme_table.MODULES)
+def test_every_public_name_is_there(module):
+    names = readme_table.list_public(module)
+    assert names
+    assert names <= {name for row in readme_table.ROWS for name in row.uses}
+
+
+def test_all_that_is_dense_by_nature_is_there():
+    names = {
+        f"{module.removeprefix('tensorly.')}.{name}"
+        for module, reasons in refusals.DENSE_BY_NATURE.items()
+        for name in reasons
+    }
+    assert names <= {name for row in readme_table.ROWS for name in row.uses}
+
+
+def test_the_gpu_record_is_of_what_is_there():
+    names, _ = readme_table.read_record()
+    assert set(names) <= {name for row in readme_table.ROWS for name in row.uses}
+    assert set(names.values()) <= {"yes", "no", "fails", "fails or no", "fails or yes", "no or yes"}
+
+
+def test_what_a_limit_denies_must_be_refused():
+    row = readme_table.Row({"norm": lambda f, x: f(x)}, {"never": lambda f, x: f(x)})
+    with pytest.raises(AssertionError, match="norm of a COO works, which the limit 'never' denies"):
+        readme_table.make_line(row, {})
+
+
+def test_what_fails_in_another_way_is_not_called_refused():
+    with pytest.raises(ZeroDivisionError):
+        readme_table.make_line(readme_table.Row({"norm": lambda f, x: 1 / 0}), {})
+
+
+def test_the_gpu_column_is_what_was_recorded():
+    row = readme_table.Row({"norm": lambda f, x: f(x), "sum": lambda f, x: f(x)})
+    lines = [
+        readme_table.make_line(row, record) for record in ({}, {"norm": "yes", "sum": "fails"})
+    ]
+    assert lines == [f"| `norm`, `sum` | yes | {gpu} |  |" for gpu in ("not run", "fails or yes")]

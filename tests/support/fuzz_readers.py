@@ -1,0 +1,93 @@
+"""Hand a million damaged files to the readers: ``python tests/support/fuzz_readers.py``.
+
+Needs ``pip install atheris``, which watches what each input reaches in the Python code of the
+readers, and goes on from those that reach what none has before (of compiled loops it sees what
+their callers make of it). An input ends the run, and is kept in a file, if a reader crashes, hangs,
+takes too much memory, or does what tests/damaged_files.py does not let it do.
+
+The first byte of an input says which reader it is for. Options are of libFuzzer, such as
+``-atheris_runs=1000``, ``-seed=1`` or the path of a file that was kept.
+"""
+
+import atexit
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import atheris
+
+# numba compiles what is in these; it could not if there was more in it.
+_COMPILED = [
+    f"tensorly_flycoo.{name}"
+    for name in (
+        "engines.cpu_building", "engines.cpu_kernels", "engines.cpu_solvers", "engines.cpu_ttmc",
+        "io.tns_kernels",
+    )
+]  # fmt: skip
+with atheris.instrument_imports(["tensorly_flycoo"], _COMPILED):
+    from damaged_files import NAMES, damage, edit, make_corpus, read
+
+LIMIT_S, LIMIT_NBYTES, MAX_INPUT_NBYTES = 10, 2**31, 2**14
+_OPTIONS = [
+    "-atheris_runs=1000000", f"-timeout={LIMIT_S}", f"-rss_limit_mb={LIMIT_NBYTES >> 20}",
+    f"-max_len={MAX_INPUT_NBYTES}", "-mutate_depth=1",
+]  # fmt: skip
+
+
+class Fuzzer:
+    """Make inputs and hand them to the readers, in one folder."""
+
+    def __init__(self, folder):
+        self.folder, self.counts = folder, Counter()
+        self.corpus = make_corpus(folder)
+
+    def mutate(self, data, max_nbytes, seed):
+        """Make another input for libFuzzer: of a good file, or of one that it has chosen."""
+        random = Random(seed)
+        name = random.choice(NAMES)
+        file = random.choice(self.corpus[name])
+        if data and random.random() < 0.5:
+            name, file = NAMES[data[0] % len(NAMES)], data[1:]
+        for _ in range(random.choice((1, 1, 1, 2, 4))):
+            file = damage(name, file, random, lambda part: self.change(part, random))
+        return (bytes([NAMES.index(name)]) + file)[:max_nbytes]
+
+    @staticmethod
+    def change(part, random):
+        """Change bytes, by our means or by those of libFuzzer."""
+        if random.random() < 0.5:
+            return edit(part, random)
+        return atheris.Mutate(part, len(part) + 64)
+
+    def read(self, data):
+        """Read one input."""
+        if data:
+            path = self.folder / NAMES[data[0] % len(NAMES)]
+            path.write_bytes(data[1:])
+            self.counts[path.name, read(path)] += 1
+
+    def report(self, start_s):
+        """Print how many inputs there were."""
+        for name in NAMES:
+            num_good, num_bad = self.counts[name, True], self.counts[name, False]
+            print(f"{name}: {num_good + num_bad} inputs, of which {num_good} could be read")
+        print(f"{self.counts.total()} inputs in {time.perf_counter() - start_s:.0f} s")
+
+
+def main():
+    folder = tempfile.TemporaryDirectory()
+    fuzzer = Fuzzer(Path(folder.name))
+    # A reader that takes more than it should gets a MemoryError; libFuzzer sees what is left.
+    resource.setrlimit(resource.RLIMIT_DATA, (LIMIT_NBYTES, LIMIT_NBYTES))
+    atexit.register(fuzzer.report, time.perf_counter())
+    options = [sys.argv[0], *_OPTIONS, *sys.argv[1:]]
+    atheris.Setup(options, fuzzer.read, custom_mutator=fuzzer.mutate)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The limits of the library, and how low each can be: ``pytest --lowered LIMIT``.
+
+With a limit lowered, tests of little data take the paths that else only much data takes. What a
+test sets itself stays as it sets it, and processes that a test starts have the usual limits.
+"""
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+
+def widen_field(size):
+    """Stand in for `packing.field_width`: fields cross words of 32 bits, and two fill 64."""
+    return max(31, (size - 1).bit_length())
+
+
+#: What is replaced, and by what, for each limit.
+LOWERED = {
+    # As of more than 2**31 indices or nonzeros; few things are still numbered by narrow types.
+    "index": {
+        "format.primitives.INDEX_LIMITS": {
+            np.dtype(np.uint16): 2,
+            np.dtype(np.uint32): 8,
+            np.dtype(np.uint64): 2**64,
+            np.dtype(np.int32): 8,
+            np.dtype(np.int64): 2**63,
+        },
+    },
+    # As where one launch is not enough, or one block of what is done in blocks.
+    "grid": {
+        "engines.cuda.launch.MAX_GRID": 3,
+        "engines.cuda.tuning.ROWS_PER_BLOCK": 200,
+        "engines.cuda.tuning.ROWS_PER_SMALL_BLOCK": 200,
+        "engines.cpu.engine.primitives.block_size": 7,
+        "engines.cuda.building.primitives.block_size": 3000,
+        "engines.cuda.building.primitives.staging_size": 700,
+        "format.ordering._MASK_BLOCK": 101,
+        "checks._CHECK_BLOCK": 5,
+        "ops.cp_entries._CPU_BLOCK_NUMBERS": 100,
+        "ops.cp_entries._GPU_BLOCK_NUMBERS": 3000,
+        "linalg.hals._BLOCK_SIZE": 3,
+        "io.npz._READ_NBYTES": 100,
+        "io.plans._CHECK_BLOCK": 7,
+        "io.tns._WRITE_BLOCK": 7,
+        "ops.unfolding_svd._VECTORS_AT_ONCE": 1,
+        "ops.ttmc._BLOCK_SIZE": 40,
+        "ops.ttmc._VECTORS_AT_ONCE": 1,
+    },
+    # Rows over many tiles and buckets. A kernel's tile is a multiple of its block's threads, and
+    # its bucket a power of two.
+    "tiles": {
+        "engines.cpu.engine.TILE_SIZE": 3,
+        "engines.cpu.engine.BUCKET_SIZE": 6,
+        "engines.cuda.tuning.MAX_TILE_SIZE": 128,
+        "engines.cuda.tuning.BUCKET_SIZE": 256,
+        "engines.cuda.tuning.SEGMENT": 2,
+    },
+    # As of modes with 2**31 indices or more.
+    "record": {"format.packing.field_width": widen_field},
+}
+
+#: Modules that import CuPy are left out where it is not installed.
+_OF_CUPY = ("engines.cuda.launch", "engines.cuda.building")
+
+
+def lower_limit(name, patch=None):
+    """Lower one limit, for good unless `patch`, a `pytest.MonkeyPatch`, is undone."""
+    patch, has_cupy = patch or pytest.MonkeyPatch(), importlib.util.find_spec("cupy") is not None
+    for place, value in LOWERED[name].items():
+        if has_cupy or not place.startswith(_OF_CUPY):
+            patch.setattr(f"tensorly_flycoo.{place}", value)

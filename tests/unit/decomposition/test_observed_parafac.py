@@ -1,0 +1,171 @@
+"""CP completion against rows fitted one by one, and against what was planted."""
+
+import numpy as np
+import pytest
+import sparse
+import tensorly as tl
+from tensorly.cp_tensor import CPTensor
+from tensorly.decomposition._cp import initialize_cp
+
+from tensorly_flycoo import DensifyError, FlycooTensor, observed_parafac
+from tensorly_flycoo.ops import cp_entries as entries
+
+SHAPE = (9, 7, 90, 6)
+
+
+def make_tensor(shape=SHAPE, nnz=400, skew=2, seed=0, dtype=np.float64):
+    """Make a tensor with rows of one nonzero and of many, and rows with none."""
+    rng = np.random.RandomState(seed)
+    cells = [np.minimum(size * rng.random_sample(nnz) ** skew, size - 1) for size in shape]
+    coords = np.unique(np.array(cells, int), axis=1)
+    values = rng.standard_normal(coords.shape[1])
+    return FlycooTensor(coords, values, shape, dtype=dtype)
+
+
+def fit_row_by_row(x, factors, num_iterations, ridge):
+    """Alternate least squares as a textbook has it."""
+    coords, values = x.nonzeros()
+    factors, errors = [factor.astype(float) for factor in factors], []
+    for _ in range(num_iterations):
+        for mode in range(x.ndim):
+            others = [n for n in range(x.ndim) if n != mode]
+            products = np.prod([factors[n][coords[n]] for n in others], axis=0)
+            for row in range(x.shape[mode]):
+                own = products[coords[mode] == row]
+                gram = own.T @ own + ridge * np.eye(own.shape[1])
+                target = own.T @ values[coords[mode] == row]
+                factors[mode][row] = np.linalg.solve(gram, target)
+        model = np.prod([f[c] for f, c in zip(factors, coords, strict=True)], axis=0).sum(axis=1)
+        errors.append(np.linalg.norm(values - model) / np.linalg.norm(values))
+    return factors, errors
+
+
+@pytest.mark.parametrize("block_numbers", [1, 100, 2**16])
+@pytest.mark.parametrize("rank", [1, 3, 8])
+def test_row_by_row(rank, block_numbers, monkeypatch):
+    monkeypatch.setattr(entries, "_CPU_BLOCK_NUMBERS", block_numbers)
+    x = make_tensor()
+    rng = np.random.RandomState(1)
+    factors = [rng.random_sample((size, rank)) for size in x.shape]
+    expected, expected_errors = fit_row_by_row(x, factors, 3, ridge=0.1)
+    found, errors = observed_parafac(
+        x, rank, n_iter_max=3, tol=0, random_state=1, l2_reg=0.1, return_errors=True
+    )
+    np.testing.assert_allclose(errors, expected_errors, rtol=1e-10)
+    np.testing.assert_array_equal(found.weights, np.ones(rank))
+    for n, factor in enumerate(found.factors):
+        np.testing.assert_allclose(factor, expected[n], rtol=1e-8, atol=1e-10)
+        is_empty = np.bincount(x.nonzeros()[0][n], minlength=x.shape[n]) == 0
+        assert (factor[is_empty] == 0).all()
+    assert (np.bincount(x.nonzeros()[0][2], minlength=90) == 0).any()
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind"), [((60, 50, 40), FlycooTensor.to_coo), ((20, 25, 15, 10), lambda x: x)]
+)
+def test_recovers_what_was_planted(shape, kind):
+    rng = np.random.RandomState(3)
+    factors = [rng.random_sample((size, 3)) for size in shape]
+    # A twentieth of all entries is observed, another is held out.
+    coords = np.stack(np.unravel_index(rng.permutation(np.prod(shape)), shape))
+    coords = coords[:, : np.prod(shape) // 10]
+    values = np.prod([f[c] for f, c in zip(factors, coords, strict=True)], axis=0).sum(axis=1)
+    x = FlycooTensor(coords[:, ::2], values[::2], shape)
+    found = observed_parafac(kind(x), 3, n_iter_max=100, random_state=0)
+    held_out = entries.evaluate_model(coords[:, 1::2], found.weights, found.factors)
+    assert np.linalg.norm(held_out - values[1::2]) < 1e-3 * np.linalg.norm(values[1::2])
+
+
+def test_the_objective_falls():
+    x = make_tensor()
+    coords, values = x.nonzeros()
+    objectives = []
+    for n in range(8):
+        cp_tensor = observed_parafac(x, 4, n_iter_max=n, tol=0, random_state=0, l2_reg=0.5)
+        residual = entries.evaluate_model(coords, None, cp_tensor.factors) - values
+        ridge = sum((factor**2).sum() for factor in cp_tensor.factors)
+        objectives.append(residual @ residual + 0.5 * ridge)
+    assert (np.diff(objectives) < 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_starts_and_dtypes(dtype):
+    x = make_tensor(dtype=dtype)
+    with tl.backend_context("flycoo"):
+        start = initialize_cp(x, 3, init="random", random_state=5)
+    expected = observed_parafac(x, 3, n_iter_max=0, random_state=5)
+    assert isinstance(expected, CPTensor)
+    for factor, other in zip(expected.factors, start.factors, strict=True):
+        assert factor.dtype == dtype
+        np.testing.assert_array_equal(factor, other)
+    weights = np.array([1.0, 2.0, 3.0], dtype)
+    weighted = observed_parafac(x, 3, n_iter_max=0, init=CPTensor((weights, start.factors)))
+    np.testing.assert_array_equal(weighted.factors[-1], start.factors[-1] * weights)
+    runs = [
+        observed_parafac(x, 3, n_iter_max=2, **options).factors
+        for options in ({"random_state": 5}, {"init": (None, start.factors)})
+    ]
+    for factor, other in zip(*runs, strict=True):
+        np.testing.assert_array_equal(factor, other)
+
+
+def test_tol_and_errors():
+    x = make_tensor()
+    options = {"random_state": 0, "l2_reg": 0.1, "return_errors": True}
+    _, all_errors = observed_parafac(x, 3, n_iter_max=50, tol=0, **options)
+    _, errors = observed_parafac(x, 3, n_iter_max=50, tol=1e-2, **options)
+    falls = np.abs(np.diff(all_errors)) < 1e-2
+    assert len(all_errors) == 50
+    assert len(errors) == 2 + np.argmax(falls) < 50
+    assert errors == all_errors[: len(errors)]
+
+
+def test_more_cells_than_64_bits_count():
+    small = make_tensor((6, 5, 7, 4), 60)
+    coords, values = small.nonzeros()
+    rows = [2**13 * (1 + np.arange(size)) for size in small.shape]
+    shape = (2**16,) * 4
+    spread = np.stack([row[c] for row, c in zip(rows, coords, strict=True)])
+    x = FlycooTensor(spread, values, shape, layout="indexed")
+    starts = [np.random.RandomState(0).random_sample((size, 1)) for size in small.shape]
+    large = [np.zeros((size, 1)) for size in shape]
+    for factor, row, start in zip(large, rows, starts, strict=True):
+        factor[row] = start
+    expected = observed_parafac(small, 1, n_iter_max=2, init=(None, starts))
+    found = observed_parafac(x, 1, n_iter_max=2, init=(None, large))
+    for factor, other, row in zip(found.factors, expected.factors, rows, strict=True):
+        np.testing.assert_array_equal(factor[row], other)
+
+
+X = make_tensor((4, 5, 6), 40)
+ONES = [np.ones((size, 2)) for size in X.shape]
+BAD = {
+    "dense": (lambda: observed_parafac(np.ones((3, 3)), 2), TypeError, "x is a ndarray"),
+    "rank 0": (lambda: observed_parafac(X, 0), ValueError, "rank is 0"),
+    "rank 1.5": (lambda: observed_parafac(X, 1.5), TypeError, "rank is 1.5"),
+    "no ridge": (lambda: observed_parafac(X, 2, l2_reg=0), ValueError, "l2_reg is 0"),
+    "nan ridge": (lambda: observed_parafac(X, 2, l2_reg=np.nan), ValueError, "l2_reg is nan"),
+    "ridge None": (lambda: observed_parafac(X, 2, l2_reg=None), TypeError, "l2_reg is None"),
+    "init": (lambda: observed_parafac(X, 2, init="svd"), ValueError, "init is 'svd'"),
+    "rank of init": (lambda: observed_parafac(X, 3, init=(None, ONES)), ValueError, "2 columns"),
+    "shape of init": (
+        lambda: observed_parafac(X, 2, init=(None, ONES[::-1])), ValueError, r"factors\[0\]"
+    ),
+    "weights": (lambda: observed_parafac(X, 2, init=(np.ones(3), ONES)), ValueError, "weights"),
+    "no nonzero": (
+        lambda: observed_parafac(FlycooTensor(np.zeros((2, 0), int), [], (3, 3)), 2),
+        ValueError, "no nonzero",
+    ),
+    "one mode": (lambda: observed_parafac(FlycooTensor([[1]], [1.0], (3,)), 2), ValueError, "two"),
+    "fill_value": (
+        lambda: observed_parafac(sparse.COO([[1], [2]], [1.0], (3, 3), fill_value=2.0), 2),
+        ValueError, "fill_value is 2.0",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "text"), BAD.values(), ids=BAD)
+def test_bad_input_is_named(call, error, text):
+    with pytest.raises(error, match=text) as caught:
+        call()
+    assert not isinstance(caught.value, DensifyError)

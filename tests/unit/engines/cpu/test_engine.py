@@ -1,0 +1,348 @@
+"""The CPU engine against the oracle.
+
+Each combination of ndim, dtype, layout, words of a record and columns in registers (the largest
+power of two in the rank, up to 128 bytes) is a kernel that costs seconds to compile, so not all
+are crossed with all.
+"""
+
+import hashlib
+import itertools
+import logging
+import os
+import subprocess
+import sys
+import threading
+import types
+
+import numba
+import numpy as np
+import problems
+import pytest
+from problems import Problem, compute_all, make_exact_problem, make_factors, make_problem
+
+from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo.engines.cpu import engine as cpu
+from tensorly_flycoo.engines.cpu import kernels as cpu_kernels
+
+LAYOUTS = ("remap", "replicated", "indexed")
+BOTH_LAYOUTS = pytest.mark.parametrize("layout", LAYOUTS)
+SIZES = (7, 5, 6, 4, 3, 5, 2, 4)
+RANKS = (1, 2, 3, 7, 10, 16, 25, 32, 33, 64, 100)
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch):
+    """Let the engine allocate memory that is full of nan, not of leftovers or zeros."""
+
+    class PoisonedNumpy:
+        def __getattr__(self, name):
+            return getattr(np, name)
+
+        @staticmethod
+        def empty(shape, dtype=float):
+            is_float = np.dtype(dtype).kind == "f"
+            return np.full(shape, np.nan, dtype) if is_float else np.empty(shape, dtype)
+
+    monkeypatch.setattr(cpu, "np", PoisonedNumpy())
+    monkeypatch.setattr(cpu, "xp", PoisonedNumpy())
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Cut tiles and buckets so small that tiny tensors have many of both."""
+    monkeypatch.setattr(cpu, "TILE_SIZE", 16)
+    monkeypatch.setattr(cpu, "BUCKET_SIZE", 64)
+
+
+EVERY_NDIM = [
+    *[("float64", "remap", ndim) for ndim in range(1, 9)],
+    *[("float64", "replicated", ndim) for ndim in (1, 2, 3, 4, 5, 8)],
+    *[("float32", "remap", ndim) for ndim in (1, 2, 3, 5, 8)],
+]
+EVERY_RANK = [
+    *[("float64", "remap", rank) for rank in RANKS],
+    *[("float64", "replicated", rank) for rank in (1, 2, 3, 16, 25, 33, 100)],
+    *[("float32", "remap", rank) for rank in RANKS],
+]
+
+
+@pytest.mark.parametrize(("dtype", "layout", "ndim"), EVERY_NDIM)
+def test_every_ndim(small_tiles, dtype, layout, ndim):
+    problem = make_problem(SIZES[:ndim], 300, dtype=dtype)
+    problem.check_tensor(problem.tensor(layout=layout), modes=[*range(ndim), 0])
+
+
+@pytest.mark.parametrize(("dtype", "layout", "rank"), EVERY_RANK)
+def test_every_rank(small_tiles, dtype, layout, rank):
+    problem = make_problem((30, 20, 10), 500, rank, dtype)
+    problem.check_tensor(problem.tensor(layout=layout))
+
+
+@BOTH_LAYOUTS
+def test_coordinates_wider_than_96_bits_and_more_than_2_to_63_cells(small_tiles, layout):
+    problem = make_problem((8192,) * 8, 200)
+    x = problem.tensor(layout=layout)
+    assert x._layout.record_format.record_nbytes >= 24
+    problem.check_tensor(x)
+
+
+KINDS = [
+    pytest.param(make_problem((50, 60, 70), 30_000), id="uniform"),
+    pytest.param(make_problem((500, 600, 700), 30_000, skew=6), id="hub rows"),
+    pytest.param(make_problem((1, 300, 400), 30_000), id="a mode of size 1"),
+    pytest.param(make_problem((2, 40_000, 3), 30_000), id="modes of size 2 and 3"),
+    pytest.param(make_problem((1, 1, 1), 20), id="one cell"),
+    pytest.param(make_problem((90_000, 3, 100_000), 5000), id="many empty rows"),
+    pytest.param(make_problem((9, 8, 7), 1), id="one nonzero"),
+    pytest.param(make_problem((9, 8, 7), 0), id="no nonzeros"),
+    pytest.param(make_problem((4, 3, 2), 10, rank=40), id="rank above every size"),
+]
+
+
+@BOTH_LAYOUTS
+@pytest.mark.parametrize("problem", KINDS)
+def test_every_kind_of_tensor(problem, layout):
+    problem.check_tensor(problem.tensor(layout=layout))
+
+
+@BOTH_LAYOUTS
+@pytest.mark.parametrize("problem", [KINDS[0], KINDS[1]])
+def test_every_kind_of_tensor_in_float32(problem, layout):
+    factors = [factor.astype("float32") for factor in problem.factors]
+    problem = Problem(problem.coords, problem.values.astype("float32"), problem.shape, factors)
+    problem.check_tensor(problem.tensor(layout=layout))
+
+
+@BOTH_LAYOUTS
+@pytest.mark.parametrize("row", [0, 4, 8])
+def test_one_row_holds_everything(layout, row):
+    problem = make_problem((9, 200, 300), 30_000)
+    problem.coords[0] = row
+    x = problem.tensor(layout=layout)
+    out = mttkrp(x, problem.factors, 0)
+    assert (np.delete(out, row, axis=0) == 0).all()
+    problem.check_tensor(x)
+
+
+@BOTH_LAYOUTS
+@pytest.mark.parametrize("nnz", [1, 15, 16, 17, 32, 63, 64, 65, 128, 129, 200])
+def test_every_edge_of_tiles_and_buckets(small_tiles, nnz, layout):
+    problem = make_exact_problem((4, 10, 5), nnz)
+    x = problem.tensor(layout=layout)
+    assert x.nnz == nnz
+    problem.check_tensor(x, modes=[0, 1, 2, 0])
+
+
+@pytest.mark.parametrize("nnz", [cpu.TILE_SIZE, cpu.BUCKET_SIZE, cpu.BUCKET_SIZE + 1])
+def test_edges_at_full_size(nnz):
+    problem = make_exact_problem((20, 30, 40), nnz)
+    problem.check_tensor(problem.tensor())
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.product(range(4), repeat=2)))
+def test_modes_out_of_turn(small_tiles, first, second):
+    """Any mode after any other, with passes that only remap in between, and then all in turn."""
+    problem = make_problem(SIZES[:4], 300)
+    x = problem.tensor()
+    problem.check_tensor(x, modes=[first, second, *range(4)])
+
+
+@BOTH_LAYOUTS
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_same_bits_for_any_number_of_threads_and_in_every_run(dtype, layout):
+    problem = make_problem((50, 60, 70), 30_000, dtype=dtype, skew=3)
+    x = problem.tensor(layout=layout)
+    num_threads = numba.get_num_threads()
+    expected = compute_all(x, problem.factors)
+    try:
+        for count in (1, numba.config.NUMBA_NUM_THREADS):
+            numba.set_num_threads(count)
+            assert compute_all(x, problem.factors) == expected
+            assert compute_all(problem.tensor(layout=layout), problem.factors) == expected
+    finally:
+        numba.set_num_threads(num_threads)
+
+
+@pytest.mark.usual_limits("tiles")  # new processes have those
+@pytest.mark.parametrize("num_threads", ["1", "3"])
+def test_the_same_bits_in_another_process(num_threads):
+    """Also with more threads than this process, or this machine, may have."""
+    script = (
+        "import hashlib, numba; from problems import compute_all, make_problem;"
+        "problem = make_problem((50, 60, 70), 30_000, skew=3);"
+        "assert numba.get_num_threads() == {};"
+        "results = compute_all(problem.tensor(), problem.factors);"
+        "print(hashlib.sha256(b''.join(results)).hexdigest())"
+    )
+    environment = {**os.environ, "NUMBA_NUM_THREADS": num_threads}
+    command = [sys.executable, "-c", script.format(num_threads)]
+    found = subprocess.run(
+        command,
+        env=environment,
+        cwd=os.path.dirname(problems.__file__),
+        capture_output=True,
+        text=True,
+    )
+    assert found.returncode == 0, found.stderr
+    problem = make_problem((50, 60, 70), 30_000, skew=3)
+    digest = hashlib.sha256(b"".join(compute_all(problem.tensor(), problem.factors)))
+    assert found.stdout.strip() == digest.hexdigest()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_same_bits_in_all_layouts(dtype):
+    problem = make_problem((50, 60, 70), 30_000, dtype=dtype, skew=3)
+    tensors = [problem.tensor(layout=layout) for layout in LAYOUTS]
+    for mode in (0, 1, 2, 1, 0, 2):
+        assert len({mttkrp(x, problem.factors, mode).tobytes() for x in tensors}) == 1
+
+
+def test_the_same_bits_in_any_order_of_the_modes(small_tiles):
+    problem = make_problem((30, 20, 10), 500)
+    expected = compute_all(problem.tensor(), problem.factors)
+    for modes in itertools.permutations(range(3)):
+        x = problem.tensor()
+        for mode in modes:
+            assert mttkrp(x, problem.factors, mode).tobytes() == expected[mode]
+
+
+def test_a_column_does_not_depend_on_the_rank():
+    """Whatever the number of columns in registers, so also where ends overlap."""
+    problem = make_problem((30, 20, 10), 500, rank=100)
+    x = problem.tensor()
+    expected = mttkrp(x, problem.factors, 1)
+    for rank in RANKS:
+        result = mttkrp(x, [factor[:, :rank] for factor in problem.factors], 1)
+        np.testing.assert_array_equal(result, expected[:, :rank])
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        pytest.param(np.asfortranarray, id="F-ordered"),
+        pytest.param(lambda factor: np.repeat(factor, 2, axis=1)[:, ::2], id="every other column"),
+        pytest.param(lambda factor: np.repeat(factor, 2, axis=0)[::2], id="every other row"),
+        pytest.param(lambda factor: factor[::-1].copy()[::-1], id="backwards"),
+        pytest.param(lambda factor: np.pad(factor, 3)[3:-3, 3:-3], id="inside a larger one"),
+        pytest.param(lambda factor: make_read_only(factor), id="read-only"),
+        pytest.param(lambda factor: make_unaligned(factor), id="unaligned"),
+    ],
+)
+def test_factors_in_any_memory(prepare):
+    problem = make_problem((30, 20, 10), 500)
+    x, factors = problem.tensor(), [prepare(factor) for factor in problem.factors]
+    expected = compute_all(x, problem.factors)
+    assert compute_all(x, factors) == expected
+    for factor, original in zip(factors, problem.factors, strict=True):
+        np.testing.assert_array_equal(factor, original)
+
+
+def make_read_only(factor):
+    factor = factor.copy()
+    factor.flags.writeable = False
+    return factor
+
+
+def make_unaligned(factor):
+    raw = np.zeros(factor.nbytes + 1, np.uint8)
+    unaligned = raw[1:].view(factor.dtype).reshape(factor.shape)
+    unaligned[...] = factor
+    return unaligned
+
+
+def test_the_factor_of_the_mode_is_not_read():
+    problem = make_problem((30, 20, 10), 500)
+    x = problem.tensor()
+    for mode in range(3):
+        factors = list(problem.factors)
+        factors[mode] = np.full_like(factors[mode], np.nan)
+        problem.check(mttkrp(x, factors, mode), mode)
+
+
+@BOTH_LAYOUTS
+def test_several_threads_use_one_tensor(small_tiles, layout):
+    """Each asks for modes in another order, so nearly every call is out of turn for the others."""
+    problem = make_problem((30, 20, 10), 500)
+    x = problem.tensor(layout=layout)
+    expected = compute_all(x, problem.factors)
+    wrong, start = [], threading.Barrier(4)
+
+    def work(modes):
+        start.wait()
+        results = ((mode, mttkrp(x, problem.factors, mode)) for mode in modes * 25)
+        wrong.extend(mode for mode, result in results if result.tobytes() != expected[mode])
+
+    orders = [[0, 1, 2], [2, 1, 0], [1, 1, 2], [0, 2, 0]]
+    threads = [threading.Thread(target=work, args=(modes,)) for modes in orders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    problem.check_tensor(x)
+
+
+class FailingKernel:
+    """Stand for a kernel that fails, before or after it has written."""
+
+    def __init__(self, kernel, fails_after):
+        self.kernel, self.fails_after = kernel, fails_after
+
+    def __getattr__(self, name):
+        return getattr(self.kernel, name)
+
+    def __call__(self, *arguments):
+        if self.fails_after:
+            self.kernel(*arguments)
+        raise MemoryError("the kernel failed")
+
+
+@pytest.mark.parametrize("fails_after", [False, True], ids=["before writing", "after writing"])
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [("remap", "mttkrp_tiles"), ("remap", "remap_tiles"), ("replicated", "mttkrp_tiles")],
+)
+def test_a_failed_launch_leaves_the_tensor_right(
+    small_tiles, monkeypatch, layout, name, fails_after
+):
+    problem = make_problem((30, 20, 10), 500)
+    x = problem.tensor(layout=layout)
+    expected = compute_all(x, problem.factors)
+    coords, values = x.nonzeros()
+    for mode in (1, 2):  # both out of turn
+        with monkeypatch.context() as patch:
+            patch.setattr(cpu_kernels, name, FailingKernel(getattr(cpu_kernels, name), fails_after))
+            with pytest.raises(MemoryError, match=f"mttkrp of mode {mode} and rank"):
+                mttkrp(x, problem.factors, mode)
+        np.testing.assert_array_equal(x.nonzeros()[0], coords)
+        np.testing.assert_array_equal(x.nonzeros()[1], values)
+        assert mttkrp(x, problem.factors, 0).tobytes() == expected[0]
+    problem.check_tensor(x)
+
+
+def test_remapping_keeps_every_bit(small_tiles):
+    problem = make_problem(SIZES[:4], 300)
+    x = problem.tensor()
+    coords, values = x.nonzeros()
+    for mode in (0, 1, 3, 2, 2, 0):
+        mttkrp(x, problem.factors, mode)
+        np.testing.assert_array_equal(x.nonzeros()[0], coords)
+        assert x.nonzeros()[1].tobytes() == values.tobytes()
+
+
+def test_subnormals_are_kept():
+    tiny = np.finfo(np.float64).smallest_subnormal
+    x = FlycooTensor([[0, 1]], [tiny, 1.0], (2,))
+    assert mttkrp(x, make_factors((2,), 3), 0)[0].tolist() == [tiny] * 3
+
+
+def test_compiling_is_shown(caplog):
+    def kernel(first, last):
+        kernel.stats.cache_misses["a signature"] = 1
+
+    kernel.__name__ = "a_kernel"
+    kernel.stats = types.SimpleNamespace(cache_misses={})
+    with caplog.at_level(logging.INFO, "tensorly_flycoo"):
+        cpu.launch(kernel, 1)
+        cpu.launch(kernel, 1)
+    assert [record.getMessage()[:25] for record in caplog.records] == ["compiled a_kernel for the"]

@@ -1,0 +1,110 @@
+"""Files of checkpoints: what comes back, what is refused, and that there is never half a file."""
+
+import numpy as np
+import pytest
+from tensorly.cp_tensor import CPTensor
+
+from tensorly_flycoo.io.checkpoint import load_checkpoint, save_checkpoint
+
+ERRORS = [1.0, 0.5, 0.25]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "run.npz"
+
+
+def make_cp():
+    factors = [np.arange(6.0).reshape(3, 2), np.asfortranarray(np.ones((4, 2))), np.ones((1, 2))]
+    return CPTensor((np.array([2.0, 3.0]), factors))
+
+
+def test_round_trip_keeps_bits_and_order(path):
+    cp_tensor = make_cp()
+    save_checkpoint(str(path), cp_tensor, ERRORS)
+    loaded = load_checkpoint(path)
+    assert (loaded.iteration, loaded.errors) == (2, ERRORS)
+    assert (loaded.shape, loaded.rank) == ((3, 4, 1), 2)
+    for a, b in zip(
+        [loaded.weights, *loaded.factors], [cp_tensor.weights, *cp_tensor.factors], strict=True
+    ):
+        np.testing.assert_array_equal(a, b, strict=True)
+        assert a.strides == b.strides
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(path, monkeypatch):
+    save_checkpoint(path, make_cp(), ERRORS)
+
+    def fail(file, **arrays):
+        file.write(b"half a file")
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(np, "savez", fail)
+    with pytest.raises(OSError, match="no space left"):
+        save_checkpoint(path, make_cp(), [1.0])
+    assert load_checkpoint(path).errors == ERRORS
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("keep", [0, 10, 0.5, 0.99])
+def test_a_truncated_file_says_so(path, keep):
+    save_checkpoint(path, make_cp(), ERRORS)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(keep * len(data)) if keep < 1 else keep])
+    with pytest.raises(ValueError, match="is no checkpoint of parafac, or is damaged"):
+        load_checkpoint(path)
+
+
+def test_a_changed_byte_says_so(path):
+    save_checkpoint(path, make_cp(), ERRORS)
+    data = bytearray(path.read_bytes())
+    data[data.index(np.float64(5).tobytes())] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="is damaged"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"other": np.ones(3)},
+        {"format": 1, "weights": np.ones(2), "errors": np.ones(1), "factor_1": np.ones((3, 2))},
+        {"format": 1, "weights": np.ones(2), "errors": np.ones(1)},
+        {"format": 1, "weights": np.ones(3), "errors": np.ones(1), "factor_0": np.ones((3, 2))},
+        {"format": np.array([{}])},
+    ],
+)
+def test_other_files_are_no_checkpoints(path, arrays):
+    np.savez(path, **arrays)
+    with pytest.raises(ValueError, match="is no checkpoint"):
+        load_checkpoint(path)
+
+
+def test_nothing_in_a_file_expands(path):
+    """A compressed array could be a thousand times as large as the file."""
+    save_checkpoint(path, make_cp(), ERRORS)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    np.savez_compressed(path, **arrays)
+    with pytest.raises(ValueError, match=r"is compressed|larger than the file"):
+        load_checkpoint(path)
+
+
+def test_factors_lie_as_they_lay(path):
+    factors = [np.asfortranarray(np.arange(6.0).reshape(3, 2)), np.ones((4, 2))]
+    save_checkpoint(path, CPTensor((np.ones(2), factors)), ERRORS)
+    for factor, same in zip(load_checkpoint(path).factors, factors, strict=True):
+        assert factor.strides == same.strides
+        np.testing.assert_array_equal(factor, same)
+
+
+def test_a_later_format_says_so(path):
+    np.savez(path, format=2, something=np.ones(2))
+    with pytest.raises(ValueError, match="has format 2, expected 1"):
+        load_checkpoint(path)
+
+
+def test_what_is_no_cp_tensor_is_refused(path):
+    with pytest.raises(TypeError, match="is a tuple, expected a CPTensor"):
+        save_checkpoint(path, (make_cp(), None), ERRORS)
+    assert not path.exists()

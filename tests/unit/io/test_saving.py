@@ -1,0 +1,414 @@
+"""Saving and loading tensors with their plans."""
+
+import io
+import json
+import math
+import threading
+import zipfile
+
+import numpy as np
+import pytest
+from problems import compute_all, make_factors, make_problem
+
+from tensorly_flycoo import FlycooTensor, load, mttkrp, save
+from tensorly_flycoo.checks import LAYOUTS
+from tensorly_flycoo.engines.cpu import engine as cpu
+from tensorly_flycoo.format import layouts
+from tensorly_flycoo.format.packing import RecordFormat
+from tensorly_flycoo.format.primitives import Primitives
+from tensorly_flycoo.io import saving
+
+SHAPE = (40, 3, 500, 7)
+
+
+def make_tensor(layout="remap", dtype="float64", nnz=6000, shape=SHAPE):
+    return make_problem(shape, nnz, dtype=dtype, skew=2).tensor(layout=layout, device="cpu")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "x.npz"
+
+
+@pytest.fixture
+def no_building(monkeypatch):
+    def refuse(*arguments):
+        raise AssertionError("a plan was built")
+
+    monkeypatch.setattr(layouts, "build_layout", refuse)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_loaded_computes_the_same(path, layout, dtype, request):
+    x, factors = make_tensor(layout, dtype), make_factors(SHAPE, 3, dtype)
+    save(path, x)
+    expected = compute_all(x, factors)
+    request.getfixturevalue("no_building")
+    y = load(path, device="cpu")
+    assert (y.shape, y.dtype, y.nnz, y.layout) == (x.shape, x.dtype, x.nnz, layout)
+    assert (y.nbytes, y.norm()) == (x.nbytes, x.norm())
+    for array, same in zip(y.nonzeros(), x.nonzeros(), strict=True):
+        np.testing.assert_array_equal(array, same)
+    assert compute_all(y, factors) == expected
+
+
+def test_saving_in_whatever_mode_is_resident(path):
+    x, factors = make_tensor(), make_factors(SHAPE, 3)
+    expected = compute_all(x, factors)
+    for mode in range(x.ndim):
+        mttkrp(x, factors, mode)
+        save(path, x)
+        assert compute_all(load(path, device="cpu"), factors) == expected
+
+
+def test_a_file_is_no_larger_than_the_tensor(path):
+    for layout in LAYOUTS:
+        x = make_tensor(layout)
+        save(path, x)
+        spare = x._layout.records.nbytes if layout == "remap" else 0
+        assert 0 <= path.stat().st_size - (x.nbytes - spare) < 16_000
+
+
+@pytest.mark.parametrize("nnz", [0, 1])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_few_nonzeros(path, layout, nnz):
+    x = FlycooTensor(np.ones((2, nnz), int), np.ones(nnz), (2, 3), layout=layout, device="cpu")
+    save(path, x)
+    y = load(path, device="cpu")
+    np.testing.assert_array_equal(y.to_coo().todense(), x.to_coo().todense())
+    assert compute_all(y, make_factors((2, 3), 3)) == compute_all(x, make_factors((2, 3), 3))
+
+
+def test_more_cells_than_int64_counts(path):
+    shape = (2**17,) * 4
+    assert math.prod(shape) > 2**63
+    x = FlycooTensor([[2**17 - 1, 0]] * 4, [1.0, 2.0], shape, device="cpu")
+    save(path, x)
+    np.testing.assert_array_equal(load(path, device="cpu").nonzeros()[0], x.nonzeros()[0])
+
+
+def test_a_coo_is_saved_as_its_tensor(path):
+    x = make_tensor()
+    save(str(path), x.to_coo())
+    np.testing.assert_array_equal(load(str(path)).nonzeros()[1], x.nonzeros()[1])
+    with pytest.raises(
+        TypeError, match=r"x is a ndarray, expected a FlycooTensor or a sparse\.COO"
+    ):
+        save(path, np.ones(3))
+
+
+def test_numpy_opens_it(path):
+    save(path, make_tensor("indexed"))
+    with np.load(path, allow_pickle=False) as arrays:
+        header = json.loads(str(arrays["header"]))
+        expected = {"format": "tensorly-flycoo", "version": 1, "layout": "indexed"}
+        assert expected.items() <= header.items()
+        assert {"records", "pull_ids_3", "carry_rows_0", "empty_rows_0"} < set(arrays.files)
+
+
+def test_saving_while_another_thread_computes(path):
+    """The records that are written are those of one mode, however often they are remapped."""
+    x, factors, is_done = make_tensor(), make_factors(SHAPE, 3), threading.Event()
+    expected = compute_all(x, factors)
+
+    def compute():
+        while not is_done.is_set():
+            compute_all(x, factors)
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    try:
+        for _ in range(10):
+            save(path, x)
+            assert compute_all(load(path, device="cpu"), factors) == expected
+    finally:
+        is_done.set()
+        thread.join()
+
+
+# Plans of other devices and releases.
+
+
+class WriteOrdering(Primitives):
+    """Order writes, as an engine on a GPU does."""
+
+    write_order_itemsize = 2
+
+    def order_writes(self, remap_ids, tile_size):
+        orders = [
+            np.argsort(remap_ids[start : start + tile_size])
+            for start in range(0, remap_ids.size, tile_size)
+        ]
+        for number, order in enumerate(orders):
+            tile = remap_ids[number * tile_size : (number + 1) * tile_size]
+            tile[...] = tile[order]
+        return np.concatenate(orders).astype(np.uint16)
+
+
+@pytest.mark.parametrize("primitives", [Primitives(), WriteOrdering()], ids=["plain", "ordered"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "cut", [(64, 256, "uint32"), (cpu.TILE_SIZE, 2 * cpu.BUCKET_SIZE, "uint64")]
+)
+def test_another_plan_is_built_anew(path, layout, primitives, cut):
+    tile_size, bucket_size, words = cut
+    problem = make_problem(SHAPE, 6000, skew=2)
+    record_format = RecordFormat.of(SHAPE, "float64", words)
+    arguments = (layout, problem.coords, problem.values, record_format, tile_size, bucket_size)
+    other = object.__new__(FlycooTensor)
+    other._set(cpu, layouts.build_layout(*arguments, primitives))
+    save(path, other)
+    x = load(path, device="cpu")
+    assert x.layout == layout
+    assert x._layout.record_format.word_dtype == np.uint64
+    expected = compute_all(problem.tensor(layout=layout, device="cpu"), problem.factors)
+    assert compute_all(x, problem.factors) == expected
+
+
+# Files that are not what they should be. Each is an error, and none takes much memory.
+
+
+def load_or_explain(path):
+    """Load a tensor, or return None after an error that is as it should be."""
+    try:
+        return load(path, device="cpu")
+    except ValueError as error:
+        text = str(error)
+    assert text.startswith(f"{path} is damaged, or not a tensor that was saved: ")
+    return None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_changed_byte_never_changes_the_tensor(path, layout):
+    x = make_tensor(layout, nnz=40, shape=(5, 4))
+    save(path, x)
+    good, random, num_refused = path.read_bytes(), np.random.default_rng(0), 0
+    factors = make_factors((5, 4), 3)
+    expected = compute_all(x, factors)
+    places = random.choice(len(good), 400, replace=False).tolist()
+    for place in places:
+        data = bytearray(good)
+        data[place] ^= 1 << int(random.integers(8))
+        path.write_bytes(data)
+        y = load_or_explain(path)
+        num_refused += y is None
+        if y is not None:
+            np.testing.assert_array_equal(y.to_coo().todense(), x.to_coo().todense())
+            assert compute_all(y, factors) == expected
+    assert num_refused > 200
+
+
+def test_truncated(path):
+    save(path, make_tensor(nnz=40, shape=(5, 4)))
+    data = path.read_bytes()
+    for end in range(0, len(data), 37):
+        path.write_bytes(data[:end])
+        assert load_or_explain(path) is None
+
+
+def test_not_such_a_file(path, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        load(tmp_path / "absent.npz")
+    path.write_bytes(b"1 1 1 2.0\n")
+    assert load_or_explain(path) is None
+    np.savez(path, a=np.ones(3))
+    assert load_or_explain(path) is None
+    for text in ("[]", "[" * 10**5):
+        np.savez(path, header=np.array(text))
+        assert load_or_explain(path) is None
+    np.savez(path, header=np.array({"format": "tensorly-flycoo"}, object), allow_pickle=True)
+    with pytest.raises(ValueError, match=r"header: an array of object .* is not expected"):
+        load(path)
+
+
+def rewrite(path, changes=None, header=None, savez=np.savez):
+    """Write a file again, with other arrays and checksums that are right for them."""
+    with np.load(path) as file:
+        arrays = dict(file)
+    arrays["header"] = np.array(json.dumps({**json.loads(str(arrays["header"])), **(header or {})}))
+    for name, change in (changes or {}).items():
+        arrays[name] = change(arrays[name])
+        if arrays[name] is None:
+            del arrays[name]
+    savez(path, **arrays)
+
+
+def test_compressed(path):
+    save(path, make_tensor())
+    rewrite(path)
+    assert load(path).nnz == make_tensor().nnz
+    rewrite(path, savez=np.savez_compressed)
+    with pytest.raises(ValueError, match=r"header: it is compressed|larger than the file"):
+        load(path)
+
+
+def test_newer(path):
+    save(path, make_tensor())
+    rewrite(path, header={"version": 2})
+    with pytest.raises(
+        ValueError, match=r"x\.npz was saved in version 2 of the format, expected 1: "
+    ):
+        load(path)
+
+
+WRONG_HEADERS = [
+    {"format": "another"},
+    {"shape": []},
+    {"shape": [2**40]},
+    {"shape": "abcd"},
+    {"shape": [40, 3, 500]},
+    {"shape": [40, 3, 100, 7]},
+    {"dtype": "object"},
+    {"dtype": "float32"},
+    {"word_dtype": "int64"},
+    {"layout": "other"},
+    {"layout": "indexed"},
+    {"layout": "replicated"},
+    {"layout": ["remap"]},
+    {"mode": 4},
+    {"mode": -1},
+    {"mode": "0"},
+    {"norm": math.inf},
+    {"norm": -1.0},
+    {"norm": "1"},
+    {"tile_size": 0},
+    {"tile_size": 2.5},
+    {"bucket_size": None},
+    {"bucket_size": True},
+]
+
+
+@pytest.mark.parametrize("header", WRONG_HEADERS, ids=str)
+def test_wrong_headers(path, header):
+    save(path, make_tensor())
+    rewrite(path, header=header)
+    assert load_or_explain(path) is None
+
+
+def put(number):
+    """Change the last element of an array."""
+
+    def change(array):
+        changed = array.copy()
+        changed.reshape(-1)[-1] = number
+        return changed
+
+    return change
+
+
+WRONG_ARRAYS = [
+    ("remap", "records", put(np.float64(np.nan).view(np.uint64))),
+    ("remap", "records", lambda array: array | np.uint64(2**63 - 1)),
+    ("remap", "records", lambda array: array[:-1]),
+    ("remap", "records", lambda array: array.astype(np.uint32)),
+    ("remap", "records", lambda array: array[:, 0]),
+    ("remap", "records", lambda array: None),
+    ("remap", "pull_ids_0", put(8191)),
+    ("remap", "pull_ids_3", lambda array: array[1:]),
+    ("remap", "pull_ids_3", lambda array: array.astype(np.int16)),
+    ("remap", "remap_ids_1", put(6000)),
+    ("remap", "remap_ids_2", lambda array: None),
+    ("remap", "carry_rows_2", put(500)),
+    ("remap", "carry_rows_2", put(-2)),
+    ("remap", "carry_rows_2", lambda array: array[:-1]),
+    ("remap", "empty_rows_2", put(500)),
+    ("remap", "empty_rows_2", lambda array: np.tile(array, 3)),
+    ("replicated", "records_3", put(np.float64(np.inf).view(np.uint64))),
+    ("replicated", "records_3", lambda array: array[:-1]),
+    ("replicated", "records_0", lambda array: None),
+    ("indexed", "pull_ids_1", put(6000)),
+    ("indexed", "pull_ids_3", lambda array: None),
+]
+
+
+@pytest.mark.parametrize(("layout", "name", "change"), WRONG_ARRAYS)
+def test_wrong_arrays(path, layout, name, change):
+    save(path, make_tensor(layout, nnz=300))
+    rewrite(path, {name: change})
+    assert load_or_explain(path) is None
+
+
+CUT_OTHERWISE = {"tile_size": 512}  # than here, so that a plan is built anew
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        put(np.float64(np.nan).view(np.uint64)),
+        lambda array: array | np.uint64(2**63 - 1),
+        lambda array: array[0, 0],
+    ],
+)
+def test_wrong_records_of_another_plan(path, change):
+    save(path, make_tensor(nnz=300))
+    rewrite(path, {"records": change}, CUT_OTHERWISE)
+    with pytest.raises(ValueError, match=r"x\.npz is damaged, .*: records"):
+        load(path, device="cpu")
+
+
+@pytest.mark.parametrize("shape", [[2**32], [3] + 400 * [1]])
+def test_a_shape_that_says_it_is_large(path, shape):
+    """Neither is memory taken for its empty rows, nor are kernels compiled for its modes."""
+    save(path, FlycooTensor([[0, 2]], [1.0, 2.0], (3,)))
+    rewrite(path, header={**CUT_OTHERWISE, "shape": shape})
+    with pytest.raises(ValueError, match=r"x\.npz is damaged, .*: empty_rows_\d"):
+        load(path, device="cpu")
+
+
+def test_an_array_too_many(path):
+    save(path, make_tensor(nnz=300))
+    with np.load(path) as file:
+        arrays = dict(file)
+    np.savez(path, **arrays, write_order_1=np.zeros(arrays["records"].shape[0], np.uint16))
+    with pytest.raises(ValueError, match="write_order_1 is not what belongs to the header"):
+        load(path, device="cpu")
+
+
+def test_what_a_file_says_is_shown_as_text(path):
+    """A terminal must not do what is in it."""
+    save(path, make_tensor(nnz=300))
+    rewrite(path, header={"version": "\x1b[2J\n"})
+    with pytest.raises(ValueError, match=r"version '\\x1b\[2J\\n' of the format"):
+        load(path)
+    np.savez(path, **{"\x1b[2J": np.zeros(3)})
+    with pytest.raises(ValueError, match="the name of an array cannot be printed"):
+        load(path)
+    header = io.BytesIO()
+    np.save(header, np.array("{}"))
+    with zipfile.ZipFile(path, "w") as archive:  # NumPy quotes a type that it does not know
+        archive.writestr("header.npy", header.getvalue().replace(b"<U2", b"\x1b,4"))
+    with pytest.raises(ValueError, match=r"header: ") as caught:
+        load(path)
+    assert str(caught.value).isprintable()
+
+
+def test_an_array_that_says_it_is_large(path):
+    """Nothing is taken from memory for it: this one would be 8 EB."""
+    save(path, make_tensor())
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    header = io.BytesIO()
+    described = {"descr": "<u8", "fortran_order": False, "shape": (2**30, 2**30)}
+    np.lib.format.write_array_header_1_0(header, described)
+    members["records.npy"] = header.getvalue() + members["records.npy"][128:]
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    with pytest.raises(ValueError, match=r"records: shape .* and size do not fit"):
+        load(path)
+
+
+def test_a_file_stays_as_it_was_where_saving_fails(path, monkeypatch):
+    x = make_tensor()
+    save(path, x)
+    good = path.read_bytes()
+
+    def fail(*arguments):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(saving, "write_arrays", fail)
+    with pytest.raises(OSError, match="disk is full"):
+        save(path, x)
+    assert path.read_bytes() == good
+    assert [entry.name for entry in path.parent.iterdir()] == ["x.npz"]

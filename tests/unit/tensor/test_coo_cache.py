@@ -1,0 +1,212 @@
+"""The FlycooTensor of a raw COO: built once, built anew when the COO changes, forgotten with it."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+import sparse
+from problems import make_factors, make_problem
+
+from tensorly_flycoo import FlycooTensor, engines, mttkrp
+from tensorly_flycoo.tensor import coo_cache as conversion
+from tensorly_flycoo.tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
+
+PROBLEM = make_problem((30, 20, 10), 500)
+
+
+@pytest.fixture
+def coo():
+    return sparse.COO(PROBLEM.coords, PROBLEM.values, PROBLEM.shape)
+
+
+@pytest.fixture
+def num_built(monkeypatch):
+    """Count the FlycooTensors that are built, in a list."""
+    built = []
+    original = FlycooTensor.__init__
+
+    def init(self, *args, **kwargs):
+        built.append(self)
+        original(self, *args, **kwargs)
+
+    monkeypatch.setattr(FlycooTensor, "__init__", init)
+    return lambda: len(built)
+
+
+def check(coo, x):
+    np.testing.assert_array_equal(x.nonzeros()[0], coo.coords)
+    np.testing.assert_array_equal(x.nonzeros()[1], coo.data)
+
+
+def test_built_once(coo, num_built):
+    x = as_flycoo(coo)
+    assert as_flycoo(coo) is x
+    assert as_flycoo(coo, check_coords=True) is x
+    for mode in (0, 1, 2, 0):
+        PROBLEM.check(mttkrp(coo, PROBLEM.factors, mode), mode)
+    assert num_built() == 1
+
+
+def test_a_flycoo_tensor_is_itself(num_built):
+    x = PROBLEM.tensor()
+    assert as_flycoo(x) is x
+    assert num_built() == 1
+
+
+def test_equal_coos_do_not_share(coo):
+    other = coo.copy()
+    assert as_flycoo(other) is not as_flycoo(coo)
+    other.data[0] += 1
+    check(coo, as_flycoo(coo))
+    check(other, as_flycoo(other))
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64, np.int32, np.uint8, np.bool_])
+def test_any_changed_value_is_found(dtype):
+    """Also a change in the last bit, and each one by itself."""
+    coo = sparse.COO(np.arange(20)[None], np.ones(20, dtype), (20,))
+    for k in range(20):
+        x = as_flycoo(coo)
+        as_bytes = coo.data.view(np.uint8).reshape(20, -1)
+        as_bytes[k, 0] ^= 1
+        assert as_flycoo(coo) is not x
+        values = np.zeros(20)
+        values[as_flycoo(coo).nonzeros()[0][0]] = as_flycoo(coo).nonzeros()[1]
+        np.testing.assert_array_equal(values, coo.data.astype(float))
+
+
+def test_changed_values_are_found_by_mttkrp(coo):
+    mttkrp(coo, PROBLEM.factors, 0)
+    coo.data *= 2
+    np.testing.assert_array_equal(
+        mttkrp(coo, PROBLEM.factors, 0), 2 * mttkrp(PROBLEM.tensor(), PROBLEM.factors, 0)
+    )
+
+
+def test_swapped_values_are_found(coo):
+    x = as_flycoo(coo)
+    coo.data[[3, 7]] = coo.data[[7, 3]]
+    assert as_flycoo(coo) is not x
+    check(coo, as_flycoo(coo))
+
+
+def test_flipped_signs_are_found(coo):
+    """Of any two values: changes of the highest bits must not cancel."""
+    for pair in ([0, 1], [3, 7], [0, 256], [1, coo.nnz - 1]):
+        x = as_flycoo(coo)
+        coo.data[pair] *= -1
+        assert as_flycoo(coo) is not x
+        check(coo, as_flycoo(coo))
+
+
+def test_replaced_data_is_found(coo):
+    x = as_flycoo(coo)
+    coo.data = coo.data + 1.0
+    assert as_flycoo(coo) is not x
+    check(coo, as_flycoo(coo))
+
+
+def test_replaced_coords_are_found(coo):
+    x = as_flycoo(coo)
+    coo.coords = coo.coords.copy()
+    coo.coords[2] = 9 - coo.coords[2]
+    y = as_flycoo(coo)
+    assert y is not x
+    np.testing.assert_array_equal(
+        mttkrp(coo, PROBLEM.factors, 0),
+        mttkrp(FlycooTensor(coo.coords, coo.data, coo.shape), PROBLEM.factors, 0),
+    )
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_changed_coords_are_found_where_a_computation_starts(coo, mode):
+    for k in (0, 250, coo.nnz - 1):
+        x = as_flycoo(coo)
+        size = coo.shape[mode]
+        coo.coords[mode, k] = (coo.coords[mode, k] + 1) % size
+        y = as_flycoo(coo, check_coords=True)
+        assert y is not x
+        assert as_flycoo(coo) is y
+
+
+def test_changed_coords_are_found_by_mttkrp(coo):
+    """Its documentation says that a COO is remembered while it lives unchanged."""
+    mttkrp(coo, PROBLEM.factors, 0)
+    coo.coords[0] = 29 - coo.coords[0]
+    PROBLEM.check(mttkrp(coo, PROBLEM.factors, 0)[::-1], 0)
+
+
+def test_a_bad_change_is_an_error_and_can_be_undone(coo):
+    mttkrp(coo, PROBLEM.factors, 0)
+    value = coo.data[5]
+    coo.data[5] = np.nan
+    with pytest.raises(ValueError, match=r"values\[5\] is nan"):
+        mttkrp(coo, PROBLEM.factors, 0)
+    coo.data[5] = value
+    PROBLEM.check(mttkrp(coo, PROBLEM.factors, 0), 0)
+
+
+def test_another_device_is_noticed(coo, monkeypatch):
+    """A choice that cannot be met is an error also where a plan exists."""
+    as_flycoo(coo)
+    monkeypatch.setattr(engines, "_chosen_device", None)
+    monkeypatch.setenv("TENSORLY_FLYCOO_DEVICE", "nonsense")
+    with pytest.raises(ValueError, match="TENSORLY_FLYCOO_DEVICE is 'nonsense'"):
+        as_flycoo(coo)
+
+
+def test_forgotten_when_the_coo_dies(coo):
+    gc.collect()
+    num_plans = len(conversion._plans)
+    other = coo.copy()
+    as_flycoo(other)
+    assert len(conversion._plans) == num_plans + 1
+    other.data[0] = 7
+    as_flycoo(other)  # built anew: the first one must not take the second with it, nor stay
+    assert len(conversion._plans) == num_plans + 1
+    del other
+    gc.collect()
+    assert len(conversion._plans) == num_plans
+
+
+def test_many_short_lived_coos(coo):
+    """Python gives the ids of dead objects to new ones."""
+    factors = make_factors((3, 3), 3)
+    for k in range(200):
+        short_lived = sparse.COO([[k % 3], [0]], [1.0 + k], (3, 3))
+        result = mttkrp(short_lived, factors, 0)
+        assert result[k % 3, 0] == (1.0 + k) * factors[1][0, 0]
+
+
+def test_built_once_by_many_threads(coo, num_built):
+    start, found = threading.Barrier(8), []
+
+    def work():
+        start.wait()
+        found.append(as_flycoo(coo))
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert num_built() == 1
+    assert all(x is found[0] for x in found)
+
+
+@pytest.mark.parametrize("kind", ["gcxs", "dok"])
+def test_formats_that_are_built_each_time(coo, kind):
+    x = coo.asformat(kind)
+    assert is_raw_sparse(x)
+    np.testing.assert_array_equal(as_flycoo(x).nonzeros()[1], as_flycoo(coo).nonzeros()[1])
+
+
+def test_what_is_sparse(coo):
+    x = PROBLEM.tensor()
+    assert is_raw_sparse(coo)
+    assert not is_raw_sparse(x)
+    assert is_sparse(coo)
+    assert is_sparse(x)
+    for other in (np.eye(3), [[1.0]], None, sparse):
+        assert not is_sparse(other)

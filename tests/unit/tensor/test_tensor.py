@@ -1,0 +1,541 @@
+"""FlycooTensor: constructors, attributes, operators, copies, and what it refuses to do."""
+
+import copy
+import operator
+import pickle
+
+import numpy as np
+import pytest
+import scipy.sparse
+import sparse
+from problems import Problem, make_problem
+
+from tensorly_flycoo import DensifyError, FlycooTensor, mttkrp
+from tensorly_flycoo.engines.cpu import engine as cpu
+
+LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
+
+HUGE = (2**22, 2**21, 2**23, 2**20)  # 2**86 cells
+
+
+def make_dense(dtype="float64"):
+    """Make a dense array (4, 5, 3) with zeros in it, and rows of every mode that are all zeros."""
+    rng = np.random.default_rng(0)
+    dense = rng.integers(-4, 5, (4, 5, 3)) * (rng.random((4, 5, 3)) < 0.4)
+    dense[2], dense[:, 1], dense[:, :, 0] = 0, 0, 0
+    return dense.astype(dtype)
+
+
+def make_tensor(dense, **options):
+    coords = np.array(np.nonzero(dense))
+    return FlycooTensor(coords, dense[tuple(coords)], dense.shape, **options)
+
+
+def to_dense(x):
+    coords, values = x.nonzeros()
+    dense = np.zeros(x.shape, x.dtype)
+    dense[tuple(coords)] = values
+    assert np.count_nonzero(dense) == x.nnz
+    return dense
+
+
+@pytest.fixture
+def x():
+    return make_tensor(make_dense())
+
+
+@pytest.fixture
+def huge():
+    rng = np.random.default_rng(0)
+    coords = np.stack([rng.integers(0, size, 50) for size in HUGE])
+    coords[:, 0], coords[:, 1] = 0, np.array(HUGE) - 1
+    return FlycooTensor(coords, np.arange(1.0, 51.0), HUGE)
+
+
+# Constructors
+
+
+@LAYOUTS
+@DTYPES
+def test_from_nonzeros(layout, dtype):
+    dense = make_dense(dtype)
+    x = make_tensor(dense, layout=layout)
+    np.testing.assert_array_equal(to_dense(x), dense)
+    assert (x.layout, x.dtype, x.device) == (layout, dtype, "cpu")
+
+
+@LAYOUTS
+@DTYPES
+@pytest.mark.parametrize("kind", ["coo", "gcxs", "dok"])
+def test_from_pydata_sparse(kind, dtype, layout):
+    dense = make_dense(dtype)
+    x = FlycooTensor.from_coo(sparse.COO.from_numpy(dense).asformat(kind), layout=layout)
+    np.testing.assert_array_equal(to_dense(x), dense)
+    assert (x.layout, x.dtype) == (layout, dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("make", [scipy.sparse.csr_matrix, scipy.sparse.csr_array])
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "bsr", "dia", "dok", "lil"])
+def test_from_scipy(make, kind, dtype):
+    dense = make_dense(dtype)[0]
+    x = FlycooTensor.from_scipy(make(dense).asformat(kind))
+    np.testing.assert_array_equal(to_dense(x), dense)
+    assert x.dtype == dtype
+
+
+def test_from_scipy_with_duplicates_and_zeros():
+    matrix = scipy.sparse.coo_array(([1.0, 2.0, 0.0], ([0, 0, 1], [1, 1, 2])), shape=(2, 3))
+    x = FlycooTensor.from_scipy(matrix)
+    assert to_dense(x).tolist() == [[0, 3, 0], [0, 0, 0]]
+
+
+@LAYOUTS
+def test_duplicates_are_summed_and_zeros_dropped(layout):
+    coords = [[1, 0, 1, 2, 2, 0], [3, 2, 3, 0, 0, 1]]
+    x = FlycooTensor(coords, [1.0, 2.0, 4.0, 5.0, -5.0, 0.0], (3, 4), layout=layout)
+    coords, values = x.nonzeros()
+    assert coords.tolist() == [[0, 1], [2, 3]]
+    assert values.tolist() == [2, 5]
+    assert x.nnz == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        pytest.param([3, 4], [3, 4], id="int"),
+        pytest.param([True, True], [1, 1], id="bool"),
+        pytest.param(np.array([255, 7], np.uint8), [255, 7], id="uint8"),
+        pytest.param(np.array([-128, 7], np.int8), [-128, 7], id="int8"),
+        pytest.param([2**53, -(2**53)], [2**53, -(2**53)], id="largest int64"),
+        pytest.param(np.array([2**53, 1], np.uint64), [2**53, 1], id="largest uint64"),
+    ],
+)
+def test_integers_and_bools_become_float64(values, expected):
+    x = FlycooTensor([[0, 1], [2, 0]], values, (3, 3))
+    assert x.dtype == np.float64
+    assert x.nonzeros()[1].tolist() == expected
+
+
+def test_small_integers_are_summed_without_overflow():
+    x = FlycooTensor([[1, 1], [2, 2]], np.array([200, 100], np.uint8), (3, 3))
+    assert x.nonzeros()[1].tolist() == [300]
+
+
+@pytest.mark.parametrize(
+    ("given", "asked", "kept"),
+    [
+        ("float64", "float32", "float32"),
+        ("float32", "float64", "float64"),
+        ("int64", "float32", "float32"),
+        ("float32", "int64", "float64"),
+        ("float32", None, "float32"),
+    ],
+)
+def test_dtype_asked_for(given, asked, kept):
+    x = FlycooTensor([[0, 1]], np.array([1, 2], given), (3,), dtype=asked)
+    assert x.dtype == kept
+    assert x.nonzeros()[1].dtype == kept
+
+
+# Attributes
+
+
+def test_attributes(x):
+    dense = make_dense()
+    assert x.shape == (4, 5, 3)
+    assert x.ndim == 3
+    assert x.nnz == np.count_nonzero(dense)
+    assert x.dtype == np.dtype("float64")
+    assert x.density == np.count_nonzero(dense) / 60
+    assert (x.layout, x.device) == ("remap", "cpu")
+
+
+def test_attributes_beyond_2_to_63_cells(huge):
+    assert huge.shape == HUGE
+    assert huge.nnz == 50
+    assert huge.density == 50 / 2**86
+
+
+def test_density_of_more_cells_than_a_float_counts():
+    x = FlycooTensor(np.zeros((70, 1), int), [1.0], (2**16,) * 70)
+    assert x.density == 0
+
+
+@pytest.mark.parametrize("name", ["shape", "nnz", "dtype", "layout", "nbytes"])
+def test_attributes_are_read_only(x, name):
+    with pytest.raises(AttributeError):
+        setattr(x, name, None)
+
+
+@LAYOUTS
+@DTYPES
+@pytest.mark.parametrize("nnz", [0, 1, 300])
+def test_nbytes_is_the_sum_of_all_arrays(layout, dtype, nnz):
+    """All arrays that the tensor reaches, each memory counted once."""
+    x = make_problem((30, 20, 10), nnz, dtype=dtype).tensor(layout=layout)
+    assert x.nbytes == sum_nbytes(x._layout)
+    mttkrp(x, make_problem(x.shape, 1, dtype=dtype).factors, 0)
+    assert x.nbytes == sum_nbytes(x._layout)
+
+
+def sum_nbytes(thing):
+    """Add up the arrays in an object, its lists and its attributes."""
+    if isinstance(thing, np.ndarray):
+        return thing.nbytes
+    if isinstance(thing, list | tuple):
+        return sum(sum_nbytes(part) for part in thing)
+    return sum_nbytes(list(vars(thing).values())) if hasattr(thing, "__dict__") else 0
+
+
+@pytest.mark.usual_limits("index", "record", "tiles")
+def test_bytes_per_nonzero():
+    """Two copies of 16 bytes, 6 bytes per mode of ids, and next to nothing for tiles and rows."""
+    x = make_problem((30, 20, 10), 50_000, rank=1).tensor()
+    assert 2 * 16 + 6 * 3 <= x.nbytes / x.nnz < 2 * 16 + 6 * 3 + 0.1
+
+
+def test_repr(x):
+    expected = "shape=(4, 5, 3), dtype=float64, nnz=10, layout='remap', device='cpu'"
+    assert repr(x) == f"<FlycooTensor: {expected}>"
+    assert repr(FlycooTensor([[], []], [], (1, 70_000), layout="replicated")).startswith(
+        "<FlycooTensor: shape=(1, 70000), dtype=float64, nnz=0, layout='replicated'"
+    )
+
+
+def test_repr_html(x, huge):
+    html = x._repr_html_()
+    assert html.startswith("<table>")
+    assert html.endswith("</table>")
+    for fact in ("4 x 5 x 3", "float64", "10", "0.167", "remap", "cpu"):
+        assert f"<td>{fact}</td>" in html
+    assert "<td>4194304 x 2097152 x 8388608 x 1048576</td>" in huge._repr_html_()
+
+
+# Out again
+
+
+@LAYOUTS
+@DTYPES
+def test_to_coo_and_back(layout, dtype):
+    dense = make_dense(dtype)
+    coo = make_tensor(dense, layout=layout).to_coo()
+    assert isinstance(coo, sparse.COO)
+    assert (coo.dtype, coo.fill_value) == (dtype, 0)
+    np.testing.assert_array_equal(coo.todense(), dense)
+    np.testing.assert_array_equal(to_dense(FlycooTensor.from_coo(coo)), dense)
+
+
+def test_to_coo_and_back_beyond_2_to_63_cells(huge):
+    coo = huge.to_coo()
+    assert coo.shape == HUGE
+    assert coo.nnz == 50
+    again = FlycooTensor.from_coo(coo)
+    for part, part_again in zip(huge.nonzeros(), again.nonzeros(), strict=True):
+        np.testing.assert_array_equal(part, part_again)
+    assert set(map(tuple, coo.coords.T.tolist())) >= {(0,) * 4, tuple(size - 1 for size in HUGE)}
+
+
+@LAYOUTS
+def test_nonzeros_are_sorted_whatever_mode_is_resident(layout):
+    problem = make_problem((30, 20, 10), 500)
+    x = problem.tensor(layout=layout)
+    coords, values = x.nonzeros()
+    assert coords.dtype == np.int64
+    order = np.lexsort(coords[::-1])
+    np.testing.assert_array_equal(order, np.arange(x.nnz))
+    mttkrp(x, problem.factors, 1)
+    np.testing.assert_array_equal(x.nonzeros()[0], coords)
+    np.testing.assert_array_equal(x.nonzeros()[1], values)
+
+
+def test_nonzeros_are_copies(x):
+    coords, values = x.nonzeros()
+    coords[...], values[...] = 0, 9
+    np.testing.assert_array_equal(to_dense(x), make_dense())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_astype(x, dtype):
+    y = x.astype(dtype)
+    assert (y.dtype, y.shape, y.layout) == (dtype, x.shape, x.layout)
+    np.testing.assert_array_equal(to_dense(y), make_dense(dtype))
+    assert x.dtype == np.float64
+
+
+def test_astype_that_changes_nothing_is_the_tensor_itself(x):
+    assert x.astype(np.float64) is x
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("complex64", TypeError), ("float16", TypeError)])
+def test_astype_to_what_is_not_supported(x, dtype, error):
+    with pytest.raises(error, match=f"dtype is {dtype}, expected float32"):
+        x.astype(dtype)
+
+
+def test_astype_that_overflows():
+    x = FlycooTensor([[0]], [1e100], (2,))
+    with np.errstate(over="ignore"), pytest.raises(ValueError, match="is inf, expected finite"):
+        x.astype("float32")
+
+
+@LAYOUTS
+@DTYPES
+@pytest.mark.parametrize("num_modes_computed", [0, 1])
+def test_pickle(layout, dtype, num_modes_computed):
+    """Also of a tensor whose records have moved, and with the same bits as the answer."""
+    problem = make_problem((30, 20, 10), 500, dtype=dtype)
+    x = problem.tensor(layout=layout)
+    for mode in range(num_modes_computed):
+        mttkrp(x, problem.factors, mode)
+    y = pickle.loads(pickle.dumps(x))
+    assert (y.shape, y.dtype, y.layout, y.nnz) == (x.shape, x.dtype, x.layout, x.nnz)
+    for mode in range(3):
+        results = [mttkrp(tensor, problem.factors, mode).tobytes() for tensor in (x, y)]
+        assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+def test_copies_hold_the_same(x, duplicate):
+    y = duplicate(x)
+    np.testing.assert_array_equal(to_dense(y), make_dense())
+    np.testing.assert_array_equal(to_dense(x * 2), 2 * make_dense())
+    np.testing.assert_array_equal(to_dense(y), make_dense())
+
+
+# Norm
+
+
+@LAYOUTS
+@DTYPES
+def test_norm(layout, dtype):
+    x = make_tensor(make_dense(dtype), layout=layout)
+    norm = np.linalg.norm(make_dense())
+    assert x.norm().dtype == dtype
+    assert abs(x.norm() - norm) <= np.finfo(dtype).eps * norm
+
+
+def test_norm_of_nothing():
+    assert FlycooTensor([[], []], [], (3, 4)).norm() == 0
+
+
+def test_norm_in_float32_is_added_up_in_float64():
+    """In float32, one more would not change 2**24 squares of 1."""
+    values = np.ones(70_000, np.float32)
+    values[0] = 2.0**13
+    x = FlycooTensor(np.arange(70_000)[None], values, (70_000,))
+    assert x.norm() == np.float32(np.sqrt(2.0**26 + 69_999))
+
+
+@LAYOUTS
+def test_norm_has_the_same_bits_whatever_was_computed_before(layout):
+    """And so have the norms of tensors that are made from it while another mode is resident."""
+    for seed in range(10):
+        problem = make_problem((50, 50, 50), 1000, seed=seed)
+        x = problem.tensor(layout=layout)
+        norm, negative_norm = x.norm(), (-x).norm()
+        mttkrp(x, problem.factors, 0)
+        assert x.norm() == norm == negative_norm
+        assert (-x).norm() == negative_norm
+
+
+# Operators that keep zeros zero
+
+
+SCALINGS = [
+    pytest.param(lambda x: x * 3, lambda dense: dense * 3, id="x * int"),
+    pytest.param(lambda x: -0.5 * x, lambda dense: -0.5 * dense, id="float * x"),
+    pytest.param(lambda x: x * np.float32(0.3), lambda d: d * np.float32(0.3), id="x * float32"),
+    pytest.param(lambda x: np.float64(2.5) * x, lambda dense: 2.5 * dense, id="float64 * x"),
+    pytest.param(lambda x: np.int8(2) * x, lambda dense: 2 * dense, id="int8 * x"),
+    pytest.param(lambda x: x * np.array(2.5), lambda dense: dense * 2.5, id="x * array()"),
+    pytest.param(lambda x: x * True, lambda dense: dense, id="x * True"),
+    pytest.param(lambda x: x * 0, lambda dense: dense * 0, id="x * 0"),
+    pytest.param(lambda x: x / 4, lambda dense: dense / 4, id="x / int"),
+    pytest.param(lambda x: x / np.float64(3), lambda dense: dense / 3, id="x / float64"),
+    pytest.param(operator.neg, operator.neg, id="-x"),
+    pytest.param(operator.pos, operator.pos, id="+x"),
+    pytest.param(abs, abs, id="abs(x)"),
+    pytest.param(np.negative, np.negative, id="np.negative"),
+    pytest.param(np.abs, np.abs, id="np.abs"),
+    pytest.param(lambda x: np.multiply(2, x), lambda dense: 2 * dense, id="np.multiply"),
+    pytest.param(lambda x: np.divide(x, 2), lambda dense: dense / 2, id="np.divide"),
+]
+
+
+@LAYOUTS
+@pytest.mark.parametrize("num_modes_computed", [0, 1])
+@pytest.mark.parametrize(("operate", "expect"), SCALINGS)
+def test_scaling(operate, expect, layout, num_modes_computed):
+    x = make_tensor(make_dense(), layout=layout)
+    factors = [np.ones((size, 3)) for size in x.shape]
+    for mode in range(num_modes_computed):
+        mttkrp(x, factors, mode)
+    y, expected = operate(x), expect(make_dense())
+    np.testing.assert_array_equal(to_dense(y), expected)
+    np.testing.assert_array_equal(to_dense(x), make_dense())
+    assert (y.layout, y.device, y.dtype, y.shape) == (layout, "cpu", x.dtype, x.shape)
+    assert abs(y.norm() - np.linalg.norm(expected)) <= 1e-15 * np.linalg.norm(expected)
+    coords = np.array(np.nonzero(expected))
+    problem = Problem(coords, expected[tuple(coords)], expected.shape, factors)
+    problem.check_tensor(y)
+
+
+def test_scaling_keeps_float32():
+    x = make_tensor(make_dense("float32"))
+    for y in (x * 2.5, np.float64(2.5) * x, x / 3, -x, abs(x)):
+        assert y.dtype == np.float32
+
+
+def test_in_place_scaling_makes_a_new_tensor(x):
+    y = x
+    y *= 2
+    np.testing.assert_array_equal(to_dense(y), 2 * make_dense())
+    np.testing.assert_array_equal(to_dense(x), make_dense())
+
+
+def test_underflow_drops_nonzeros():
+    x = FlycooTensor([[0, 1]], [1e-300, 1.0], (2,))
+    y = x * 1e-200
+    assert y.nnz == 1
+    assert y.nonzeros()[1].tolist() == [1e-200]
+
+
+@pytest.mark.parametrize("scalar", [np.nan, np.inf, 1e308])
+def test_scaling_beyond_finite_numbers(x, scalar):
+    with np.errstate(over="ignore"), pytest.raises(ValueError, match="expected finite numbers"):
+        x * scalar
+
+
+def test_division_by_zero(x):
+    with pytest.raises(ZeroDivisionError, match="FlycooTensor / 0"):
+        x / 0
+
+
+@LAYOUTS
+@pytest.mark.parametrize(
+    "operate", [operator.add, operator.sub, np.add, np.subtract], ids=lambda f: f.__name__
+)
+def test_sums_of_two(layout, operate):
+    first, second = make_dense(), np.roll(make_dense(), 1, axis=1)
+    result = operate(make_tensor(first, layout=layout), make_tensor(second))
+    np.testing.assert_array_equal(to_dense(result), operate(first, second))
+    assert result.layout == layout
+
+
+def test_difference_with_itself_is_empty(x):
+    assert (x - x).nnz == 0
+    assert (x - x).shape == x.shape
+
+
+def test_sum_of_two_precisions():
+    x, y = make_tensor(make_dense("float32")), make_tensor(make_dense())
+    assert (x + y).dtype == (y + x).dtype == np.float64
+    assert (x + x).dtype == np.float32
+
+
+def test_sum_beyond_2_to_63_cells(huge):
+    total = huge + huge
+    np.testing.assert_array_equal(total.nonzeros()[0], huge.nonzeros()[0])
+    np.testing.assert_array_equal(total.nonzeros()[1], 2 * huge.nonzeros()[1])
+
+
+@pytest.mark.parametrize("operate", [operator.add, operator.sub])
+def test_sum_of_two_shapes(x, operate):
+    other = FlycooTensor([[0]], [1.0], (7,))
+    with pytest.raises(ValueError, match=r"\(4, 5, 3\) and \(7,\) differ"):
+        operate(x, other)
+
+
+# What would make a dense array
+
+DENSE = np.ones((4, 5, 3))
+
+DENSIFYING = [
+    pytest.param(lambda x: x + 1, "FlycooTensor +", id="x + 1"),
+    pytest.param(lambda x: 1 + x, "+ FlycooTensor", id="1 + x"),
+    pytest.param(lambda x: x - 1, "FlycooTensor -", id="x - 1"),
+    pytest.param(lambda x: 1 - x, "- FlycooTensor", id="1 - x"),
+    pytest.param(lambda x: x + DENSE, "FlycooTensor +", id="x + array"),
+    pytest.param(lambda x: DENSE + x, "numpy.add", id="array + x"),
+    pytest.param(lambda x: x - DENSE, "FlycooTensor -", id="x - array"),
+    pytest.param(lambda x: DENSE - x, "numpy.subtract", id="array - x"),
+    pytest.param(lambda x: x * DENSE, "numpy.multiply", id="x * array"),
+    pytest.param(lambda x: DENSE * x, "numpy.multiply", id="array * x"),
+    pytest.param(lambda x: x / DENSE, "numpy.divide", id="x / array"),
+    pytest.param(lambda x: DENSE @ x, "numpy.matmul", id="array @ x"),
+    pytest.param(lambda x: np.greater(DENSE, x), "numpy.greater", id="array > x"),
+    pytest.param(lambda x: 1 / x, "/", id="1 / x"),
+    pytest.param(np.asarray, "numpy.asarray", id="np.asarray"),
+    pytest.param(np.array, "numpy.asarray", id="np.array"),
+    pytest.param(np.exp, "numpy.exp", id="np.exp"),
+    pytest.param(np.sqrt, "numpy.sqrt", id="np.sqrt"),
+    pytest.param(np.conj, "numpy.conj", id="np.conj"),
+    pytest.param(np.sum, "numpy.sum", id="np.sum"),
+    pytest.param(np.linalg.norm, "numpy.linalg.norm", id="np.linalg.norm"),
+    pytest.param(np.transpose, "numpy.transpose", id="np.transpose"),
+    pytest.param(lambda x: np.reshape(x, (20, 3)), "numpy.reshape", id="np.reshape"),
+    pytest.param(lambda x: np.moveaxis(x, 0, 1), "numpy.moveaxis", id="np.moveaxis"),
+    pytest.param(lambda x: np.dot(x, x), "numpy.dot", id="np.dot"),
+    pytest.param(lambda x: np.concatenate([x, x]), "numpy.concatenate", id="np.concatenate"),
+    pytest.param(np.zeros_like, "numpy.zeros_like", id="np.zeros_like"),
+    pytest.param(np.add.reduce, "numpy.add", id="np.add.reduce"),
+    pytest.param(lambda x: np.multiply.outer(x, x), "numpy.multiply", id="np.multiply.outer"),
+    pytest.param(lambda x: np.add(x, x, out=DENSE), "numpy.add", id="np.add out"),
+]
+
+
+@pytest.mark.parametrize(("operate", "name"), DENSIFYING)
+def test_what_would_densify_says_so(x, operate, name):
+    with pytest.raises(DensifyError) as caught:
+        operate(x)
+    assert name in str(caught.value)
+    assert "dense array of shape (4, 5, 3)" in str(caught.value)
+    assert (DENSE == 1).all()
+
+
+@pytest.mark.parametrize(
+    "operate",
+    [
+        pytest.param(lambda x: x + sparse.eye(4), id="x + COO"),
+        pytest.param(lambda x: sparse.eye(4) * x, id="COO * x"),
+        pytest.param(lambda x: x * x, id="x * x"),
+        pytest.param(lambda x: np.multiply(x, x), id="np.multiply(x, x)"),
+        pytest.param(lambda x: x**2, id="x ** 2"),
+        pytest.param(lambda x: x // 2, id="x // 2"),
+        pytest.param(lambda x: x @ x, id="x @ x"),
+        pytest.param(lambda x: x * 2j, id="x * complex"),
+        pytest.param(lambda x: x * "2", id="x * text"),
+        pytest.param(lambda x: x > 0, id="x > 0"),
+        pytest.param(float, id="float(x)"),
+    ],
+)
+def test_what_is_not_there_is_a_type_error(x, operate):
+    """Never an array of objects, and never a silent detour through a dense array."""
+    with pytest.raises(TypeError):
+        operate(x)
+
+
+def test_shape_and_ndim_of_numpy(x):
+    assert np.shape(x) == (4, 5, 3)
+    assert np.ndim(x) == 3
+
+
+def test_numpy_arrays_do_not_swallow_a_tensor(x):
+    """NumPy makes no array of objects out of it."""
+    array = np.zeros(1)
+    with pytest.raises(ValueError, match="setting an array element with a sequence"):
+        array[0] = x
+    assert array[0] == 0
+
+
+# Tiles of the real size
+
+
+def test_many_tiles_and_buckets():
+    problem = make_problem((50, 60, 70), 30_000)
+    x = problem.tensor()
+    assert x.nnz > 3 * cpu.BUCKET_SIZE
+    problem.check_tensor(pickle.loads(pickle.dumps(x)))
+    problem.check_tensor(FlycooTensor.from_coo(x.to_coo()))
