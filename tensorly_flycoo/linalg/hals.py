@@ -69,7 +69,7 @@ def _sweep_on_gpu(*arguments):
 
 
 def _sweep_on_cpu(targets, gram, rows, *penalties):
-    from ..engines.cpu import launch
+    from ..engines.cpu.engine import launch
     from ..engines.cpu.solvers import sweep_nonnegative
 
     num_blocks = -(-rows.shape[0] // _BLOCK_SIZE)

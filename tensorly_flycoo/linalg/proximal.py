@@ -47,7 +47,7 @@ def fit_monotone(columns, decreasing=False):
 
 
 def _fit_rising(columns):
-    from ..engines.cpu import launch
+    from ..engines.cpu.engine import launch
     from ..engines.cpu.solvers import fit_rising
 
     fitted = np.empty_like(columns)
