@@ -3,7 +3,11 @@
 CuPy is never imported to find out: without it there are no CuPy arrays.
 """
 
+import contextlib
+import contextvars
 import sys
+from collections.abc import Iterator
+from types import ModuleType
 
 import numpy as np
 
@@ -54,3 +58,28 @@ def move(array, xp):
     if xp is not np:
         return xp.asarray(array)
     return array.get() if is_cupy(array) else array
+
+
+#: The array module of the sparse decomposition that runs in this thread or task, if one does.
+_running_module: contextvars.ContextVar[ModuleType | None] = contextvars.ContextVar(
+    "array module of the running decomposition", default=None
+)
+
+
+@contextlib.contextmanager
+def running_on(xp: ModuleType) -> Iterator[None]:
+    """Say that a decomposition of a sparse tensor runs, and that its arrays are those of `xp`.
+
+    TensorLy's solvers make some arrays without naming a device: inside the block the backend makes
+    those with `xp` too.
+    """
+    token = _running_module.set(xp)
+    try:
+        yield
+    finally:
+        _running_module.reset(token)
+
+
+def running_module() -> ModuleType | None:
+    """Return the array module of the sparse decomposition that runs here, or None."""
+    return _running_module.get()

@@ -4,8 +4,6 @@ Dense arrays are NumPy's, or CuPy's for tensors on a GPU. NumPy's functions call
 arrays by themselves, so here are only those that do not, or that are slow for tall factors.
 """
 
-import contextlib
-import contextvars
 import functools
 import importlib
 import inspect
@@ -14,7 +12,7 @@ import numpy as np
 from tensorly.backend import BackendManager
 from tensorly.backend.numpy_backend import NumpyBackend
 
-from ..array_modules import array_module, as_array, is_cupy, is_on_gpu, move
+from ..array_modules import array_module, as_array, is_cupy, is_on_gpu, move, running_module
 from ..checks import check_device_name, check_dtype, check_place, densify_error
 from ..decomposition.masks import MaskedTensor
 from ..engines import select_engine
@@ -34,19 +32,6 @@ _USE_NONZEROS = "use tl.tensor(x).nonzeros() or .to_coo() for the nonzeros"
 
 #: What stands for a dense array or one that is not formed, and has a norm all the same.
 _HAS_NORM = (ModeProduct, Residual, MaskedTensor)
-
-#: The module of arrays that are made without a device; see `arrays_made_by`.
-_module_of_new_arrays = contextvars.ContextVar("module of new arrays", default=np)
-
-
-@contextlib.contextmanager
-def arrays_made_by(xp):
-    """Make ``tl.zeros(shape)`` and its like with the array module `xp` where no device is said."""
-    token = _module_of_new_arrays.set(xp)
-    try:
-        yield
-    finally:
-        _module_of_new_arrays.reset(token)
 
 
 class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-arg]
@@ -279,10 +264,10 @@ for _name in ("ones", "zeros", "eye"):
 def _module_on(device):
     """Return the array module of a context's device; without one arrays are made on the host.
 
-    Or by the module that `arrays_made_by` says.
+    Or by the module that `running_on` says.
     """
     if device is None:
-        return _module_of_new_arrays.get()
+        return running_module() or np
     if check_device_name(device) != "cuda":
         return np
     import cupy

@@ -5,10 +5,9 @@ import inspect
 
 import numpy as np
 
-from ..array_modules import array_module, is_cupy, move
+from ..array_modules import array_module, is_cupy, move, running_on
 from ..linalg.hals import solve_nonnegative
 from ..linalg.proximal import fit_monotone, smooth
-from .arrays import arrays_made_by
 
 
 def admm(original):
@@ -17,7 +16,7 @@ def admm(original):
     @functools.wraps(original)
     def admm(UtM, UtU, x, dual_var, *args, **kwargs):
         xp = array_module(x)
-        with arrays_made_by(xp):
+        with running_on(xp):
             return original(UtM, UtU, x, move(dual_var, xp), *args, **kwargs)
 
     return admm
