@@ -8,8 +8,12 @@ import contextvars
 import sys
 from collections.abc import Iterator
 from types import ModuleType
+from typing import Any, TypeAlias
 
 import numpy as np
+
+#: A NumPy or a CuPy array: CuPy has no type that a checker could use without it.
+Array: TypeAlias = Any
 
 #: What DLPack calls memory that a GPU reads: CUDA's own, and managed.
 _GPU_DEVICE_TYPES = (2, 13)
