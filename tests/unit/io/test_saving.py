@@ -361,7 +361,7 @@ def test_an_array_too_many(path):
     with np.load(path) as file:
         arrays = dict(file)
     np.savez(path, **arrays, write_order_1=np.zeros(arrays["records"].shape[0], np.uint16))
-    with pytest.raises(ValueError, match="write_order_1 is not what belongs to the header"):
+    with pytest.raises(ValueError, match="write_order_1 does not match the header"):
         load(path, device="cpu")
 
 
