@@ -45,7 +45,7 @@ use x.to_coo() for the nonzeros
     __module__ = "tensorly_flycoo"
 
 
-def densify_error(operation: str, shape: Sequence[int], instead: str) -> DensifyError:
+def densify_error(operation: str, shape: Sequence[Any], instead: str) -> DensifyError:
     """Build the `DensifyError` of `operation`; say what to use `instead`.
 
     The usual cause is a forgotten `set_backend`, so the message ends with a hint if TensorLy's
