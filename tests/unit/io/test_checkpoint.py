@@ -76,7 +76,7 @@ def test_a_changed_byte_says_so(path):
 )
 def test_other_files_are_no_checkpoints(path, arrays):
     np.savez(path, **arrays)
-    with pytest.raises(ValueError, match="is no checkpoint"):
+    with pytest.raises(ValueError, match="not a checkpoint"):
         load_checkpoint(path)
 
 
