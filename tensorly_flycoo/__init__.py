@@ -19,6 +19,7 @@ from .backend import register
 from .checks import DensifyError
 from .decomposition.observed_parafac import observed_parafac
 from .diagnostics.stats import ModeStats, TensorStats, stats
+from .diagnostics.versions import show_versions
 from .engines import set_device
 from .io import load, read_tns, save, write_tns
 from .io.dataframe import LabelledTensor, from_dataframe
@@ -44,6 +45,7 @@ __all__ = [
     "read_tns",
     "save",
     "set_device",
+    "show_versions",
     "stats",
     "write_tns",
 ]
