@@ -140,7 +140,7 @@ def _check_problem(x, l2_reg):
 
 
 def _start(x, rank, init, random):
-    xp, array_type = x._engine.xp, x._engine.ARRAY_TYPE
+    xp, array_type = x._engine.xp, x._engine.array_type
     if isinstance(init, str) and init == "random":
         return [xp.asarray(random.random_sample((size, rank)), x.dtype) for size in x.shape]
     if not isinstance(init, Iterable) or isinstance(init, str):

@@ -151,7 +151,7 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor:
         raise damage_error(path, error) from None
     arrays = {name: move(array, engine.xp) for name, array in arrays.items()}
     x = object.__new__(FlycooTensor)
-    x._set(engine, make_layout(header, arrays, record_format, engine.primitives))
+    x._set(engine, make_layout(header, arrays, record_format, engine))
     return x
 
 
@@ -164,7 +164,7 @@ def _fits(header: Header, record_format: RecordFormat, names: set[str], engine: 
         return False
     if header["layout"] != "remap":
         return True
-    orders_writes = engine.primitives.write_order_itemsize > 0
+    orders_writes = engine.write_order_itemsize > 0
     return bucket_size == header["bucket_size"] and orders_writes == ("write_order_0" in names)
 
 
@@ -182,7 +182,7 @@ def _rebuild(
         if reader.read(f"empty_rows_{mode}").size < size - records.shape[0]:
             raise damage_error(path, f"empty_rows_{mode} does not match the header")
     coords, values = record_format.coords(records), record_format.values(records)
-    options = {"layout": header["layout"], "device": engine.NAME}
+    options = {"layout": header["layout"], "device": engine.name}
     try:
         return FlycooTensor(coords, values, record_format.shape, **options)
     except ValueError as error:
