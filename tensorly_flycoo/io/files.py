@@ -5,6 +5,9 @@ import importlib
 import os
 import sys
 from pathlib import Path
+from typing import TypeAlias
+
+FilePath: TypeAlias = str | os.PathLike[str]
 
 _COMPRESSED = (".gz", ".zst")
 

@@ -190,14 +190,14 @@ class SampledTensor(FlycooTensor):
 
     @functools.cached_property
     def _records(self):
-        primitives = self._engine.primitives
+        primitives = self._engine
         with self._layout.hold_order(0, primitives) as (records, places):
             return records if places is None else primitives.gather(records, places)
 
     @functools.cached_property
     def _orders(self):
         """The places of each mode's order: by the modes that follow it, in a circle, and itself."""
-        record_format, primitives = self._layout.record_format, self._engine.primitives
+        record_format, primitives = self._layout.record_format, self._engine
         orders = [None]  # of the last mode: as the records lie
         for mode in range(self.ndim - 1, 0, -1):
             places = primitives.sort_places(self._records, record_format, [mode], orders[0])

@@ -142,7 +142,7 @@ class FlycooTensor(FromOthers, Sliceable):
 
     @property
     def device(self):
-        return self._engine.NAME
+        return self._engine.name
 
     @property
     def nbytes(self):
@@ -174,7 +174,7 @@ class FlycooTensor(FromOthers, Sliceable):
 
     def _sorted_nonzeros(self):
         """Return what `nonzeros` returns, but as arrays on the device of this tensor."""
-        primitives, record_format = self._engine.primitives, self._layout.record_format
+        primitives, record_format = self._engine, self._layout.record_format
         with self._layout.hold_order(0, primitives) as (records, places):
             records = records if places is None else primitives.gather(records, places)
             values = record_format.values(records).copy()

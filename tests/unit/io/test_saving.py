@@ -157,7 +157,7 @@ def test_another_plan_is_built_anew(path, layout, primitives, cut):
     record_format = RecordFormat.of(SHAPE, "float64", words)
     arguments = (layout, problem.coords, problem.values, record_format, tile_size, bucket_size)
     other = object.__new__(FlycooTensor)
-    other._set(cpu, layouts.build_layout(*arguments, primitives))
+    other._set(cpu.CPU, layouts.build_layout(*arguments, primitives))
     save(path, other)
     x = load(path, device="cpu")
     assert x.layout == layout
@@ -361,7 +361,7 @@ def test_an_array_too_many(path):
     with np.load(path) as file:
         arrays = dict(file)
     np.savez(path, **arrays, write_order_1=np.zeros(arrays["records"].shape[0], np.uint16))
-    with pytest.raises(ValueError, match="write_order_1 is not what belongs to the header"):
+    with pytest.raises(ValueError, match="write_order_1 does not match the header"):
         load(path, device="cpu")
 
 
