@@ -17,7 +17,6 @@ Examples
 
 from .backend import register
 from .checks import DensifyError
-from .decomposition.observed_parafac import observed_parafac
 from .diagnostics.stats import ModeStats, TensorStats, stats
 from .diagnostics.versions import show_versions
 from .engines import set_device
@@ -54,5 +53,6 @@ __version__ = "0.1.0"
 
 register()
 
-# Last: it imports TensorLy, which `register` has to do in its own way.
+# Last: they import TensorLy, which `register` has to do in its own way.
+from .decomposition import observed_parafac  # noqa: E402
 from .diagnostics.progress import Progress  # noqa: E402

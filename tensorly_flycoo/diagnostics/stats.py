@@ -183,7 +183,7 @@ def stats(x: "FlycooTensor | SparseArray") -> TensorStats:
         nnz=values.size,
         density=values.size / num_cells(x.shape),
         num_duplicates=num_duplicates,
-        num_zeros=values.size - np.count_nonzero(values),
+        num_zeros=values.size - int(np.count_nonzero(values)),
         modes=tuple(_describe_mode(*mode) for mode in zip(coords, x.shape, strict=True)),
         nbytes={
             layout: estimate_memory(
@@ -203,14 +203,14 @@ def _take_nonzeros(x: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _count_duplicates(coords: np.ndarray, values: np.ndarray, shape: tuple[int, ...]) -> int:
-    primitives = select_engine("cpu").primitives
+    engine = select_engine("cpu")
     record_format = RecordFormat.of(shape, values.dtype, np.uint64)
-    records, is_ascending, _ = primitives.pack(coords, values, record_format)
+    records, is_ascending, _ = engine.pack(coords, values, record_format)
     if is_ascending:
         return 0
-    places = primitives.sort_places(records, record_format, reversed(range(len(shape))))
-    records = primitives.gather(records, places)
-    return int(np.count_nonzero(primitives.find_duplicates(records, record_format)))
+    places = engine.sort_places(records, record_format, reversed(range(len(shape))))
+    records = engine.gather(records, places)
+    return int(np.count_nonzero(engine.find_duplicates(records, record_format)))
 
 
 def _describe_mode(rows: np.ndarray, size: int) -> ModeStats:

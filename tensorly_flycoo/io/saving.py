@@ -3,13 +3,14 @@
 import itertools
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..array_modules import move
 from ..checks import check_layout, check_shape
 from ..engines import select_engine
+from ..engines.protocol import Engine
 from ..format.layouts import hold_records
 from ..format.packing import RecordFormat
 from ..tensor.coo_cache import as_flycoo
@@ -151,11 +152,11 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor:
         raise damage_error(path, error) from None
     arrays = {name: move(array, engine.xp) for name, array in arrays.items()}
     x = object.__new__(FlycooTensor)
-    x._set(engine, make_layout(header, arrays, record_format, engine.primitives))
+    x._set(engine, make_layout(header, arrays, record_format, engine))
     return x
 
 
-def _fits(header: Header, record_format: RecordFormat, names: set[str], engine: Any) -> bool:
+def _fits(header: Header, record_format: RecordFormat, names: set[str], engine: Engine) -> bool:
     """Return whether a plan has the record format, tiles and buckets that the engine would use."""
     best_format, tile_size, bucket_size = engine.choose_format(
         record_format.shape, record_format.dtype
@@ -164,12 +165,12 @@ def _fits(header: Header, record_format: RecordFormat, names: set[str], engine: 
         return False
     if header["layout"] != "remap":
         return True
-    orders_writes = engine.primitives.write_order_itemsize > 0
+    orders_writes = engine.write_order_itemsize > 0
     return bucket_size == header["bucket_size"] and orders_writes == ("write_order_0" in names)
 
 
 def _rebuild(
-    path: FilePath, header: Header, record_format: RecordFormat, reader: ArrayReader, engine: Any
+    path: FilePath, header: Header, record_format: RecordFormat, reader: ArrayReader, engine: Engine
 ) -> FlycooTensor:
     """Build a tensor from the saved nonzeros alone; its constructor checks them."""
     # Building takes memory and time in proportion to the mode sizes, which a header can claim to be
@@ -182,7 +183,7 @@ def _rebuild(
         if reader.read(f"empty_rows_{mode}").size < size - records.shape[0]:
             raise damage_error(path, f"empty_rows_{mode} does not match the header")
     coords, values = record_format.coords(records), record_format.values(records)
-    options = {"layout": header["layout"], "device": engine.NAME}
+    options = {"layout": header["layout"], "device": engine.name}
     try:
         return FlycooTensor(coords, values, record_format.shape, **options)
     except ValueError as error:

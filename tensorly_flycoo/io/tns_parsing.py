@@ -10,7 +10,7 @@ import numba
 import numpy as np
 
 from ..checks import MAX_MODE_SIZE, check_shape
-from ..engines.cpu.engine import launch
+from ..engines.cpu.launch import launch
 from . import tns_kernels
 from .files import FilePath, Readable
 from .tns_header import read_header

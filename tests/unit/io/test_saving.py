@@ -157,7 +157,7 @@ def test_another_plan_is_built_anew(path, layout, primitives, cut):
     record_format = RecordFormat.of(SHAPE, "float64", words)
     arguments = (layout, problem.coords, problem.values, record_format, tile_size, bucket_size)
     other = object.__new__(FlycooTensor)
-    other._set(cpu, layouts.build_layout(*arguments, primitives))
+    other._set(cpu.CPU, layouts.build_layout(*arguments, primitives))
     save(path, other)
     x = load(path, device="cpu")
     assert x.layout == layout
