@@ -14,7 +14,7 @@ SHAPE = (30, 3, 400)
 
 
 def gini(counts):
-    """Compute the Gini coefficient by definition: the mean difference of all pairs over 2 * mean."""
+    """Compute the Gini coefficient: the mean difference of all pairs over twice the mean."""
     counts = np.array(counts, float)
     return np.abs(counts[:, None] - counts).mean() / (2 * counts.mean())
 
