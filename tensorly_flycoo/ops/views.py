@@ -4,6 +4,8 @@ Where a view is the tensor as it was, or an unfolding along one mode, it is retu
 """
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +20,20 @@ from .unfolding_svd import Unfolding
 def is_lazy_or_sparse(x):
     """Say whether `x` is a sparse tensor, or stands for an array made of one."""
     return is_sparse(x) or isinstance(x, LazyArray)
+
+
+def find_sparse(arguments: Iterable[Any]) -> Any:
+    """Return the first argument that is sparse or a lazy view of a sparse tensor, or None.
+
+    The items of lists and tuples count as well.
+    """
+    for argument in arguments:
+        if type(argument) is np.ndarray:
+            continue
+        for x in argument if isinstance(argument, list | tuple) else (argument,):
+            if is_lazy_or_sparse(x):
+                return x
+    return None
 
 
 def permute(x, axes=None):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, SupportsIndex, TypeAlias
 import numpy as np
 
 from ..array_modules import Array, move
+from ..checks import DensifyError, early_bound_hint
 from ..format.layouts import hold_records
 
 if TYPE_CHECKING:
@@ -98,7 +99,9 @@ def _select(item: _Item, mode: int, size: int) -> Selector:
             raise TypeError
         number = operator.index(item)
     except TypeError:
-        raise IndexError(f"{_VALID}: got a {type(item).__name__}") from None
+        hint = early_bound_hint()
+        error = DensifyError if hint else IndexError
+        raise error(f"{_VALID}: got a {type(item).__name__}{hint}") from None
     if not -size <= number < size:
         raise IndexError(f"index {number} is out of bounds for axis {mode} with size {size}")
     return number % size
