@@ -15,7 +15,7 @@ storage d
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from .ordering import (
 )
 from .primitives import index_dtype
 from .tiling import count_tiling_nbytes, tile_rows
+
+Layout: TypeAlias = "RemapLayout | ReplicatedLayout | IndexedLayout"
 
 #: The size of a bucket that holds all nonzeros there could be, where records are not in buckets.
 ONE_BUCKET = 2**62

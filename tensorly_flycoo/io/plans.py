@@ -1,61 +1,75 @@
-"""The arrays of a layout by name, and layouts of such arrays, after a look at what they hold."""
+"""A layout as named arrays, and back: the arrays of a file are checked before they are used."""
+
+from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from ..array_modules import Array
 from ..format.layouts import IndexedLayout, RemapLayout, RemapPlan, ReplicatedLayout
-from ..format.primitives import index_dtype
+from ..format.packing import RecordFormat
+from ..format.primitives import Primitives, index_dtype
 from ..format.tiling import NO_ROW, RowTiling
 
-#: Nonzeros that are looked at at a time.
+Layout: TypeAlias = RemapLayout | ReplicatedLayout | IndexedLayout
+
+#: The JSON header of a saved tensor; its keys are listed in `save`.
+Header: TypeAlias = dict[str, Any]
+
+#: Nonzeros checked at a time.
 _CHECK_BLOCK = 2**15
 
 
-def iterate_arrays(layout):
-    """Yield the name and the array of each that a layout keeps, but not what is only spare."""
-    if layout.name == "replicated":
+def iterate_arrays(layout: Layout) -> Iterator[tuple[str, Array]]:
+    """Yield the name and array of everything a layout keeps, except spare memory."""
+    if isinstance(layout, ReplicatedLayout):
         yield from ((f"records_{mode}", copy) for mode, copy in enumerate(layout.copies))
     else:
         yield "records", layout.records
     for mode, tiling in enumerate(layout.tilings):
         yield f"carry_rows_{mode}", tiling.carry_rows
         yield f"empty_rows_{mode}", tiling.empty_rows
-        if layout.name == "remap":
+        if isinstance(layout, RemapLayout):
             plan = layout.plans[mode]
             yield f"pull_ids_{mode}", plan.pull_ids
             yield f"remap_ids_{mode}", plan.remap_ids
             if plan.write_order is not None:
                 yield f"write_order_{mode}", plan.write_order
-        elif layout.name == "indexed" and mode > 0:
+        elif isinstance(layout, IndexedLayout) and mode > 0:
             yield f"pull_ids_{mode}", layout.pull_ids[mode]
 
 
-def make_layout(header, arrays, record_format, primitives):
-    """Make a layout of arrays by name that `check_arrays` has looked at."""
+def make_layout(
+    header: Header, arrays: dict[str, Array], record_format: RecordFormat, primitives: Primitives
+) -> Layout:
+    """Make a layout from named arrays that `check_arrays` has accepted."""
     modes = range(record_format.ndim)
     tilings = [RowTiling(arrays[f"carry_rows_{n}"], arrays[f"empty_rows_{n}"]) for n in modes]
+    tile_size, norm = header["tile_size"], header["norm"]
     if header["layout"] == "replicated":
         copies = [arrays[f"records_{n}"] for n in modes]
-        cut = (record_format, header["tile_size"])
-        return ReplicatedLayout(*cut, copies, tilings, header["norm"])
+        return ReplicatedLayout(record_format, tile_size, copies, tilings, norm)
     records = arrays["records"]
     if header["layout"] == "indexed":
         pull_ids = [None, *(arrays[f"pull_ids_{n}"] for n in modes[1:])]
-        cut = (record_format, header["tile_size"])
-        return IndexedLayout(*cut, records, pull_ids, tilings, header["norm"])
+        return IndexedLayout(record_format, tile_size, records, pull_ids, tilings, norm)
     plans = [
         RemapPlan(arrays[f"pull_ids_{n}"], arrays[f"remap_ids_{n}"], arrays.get(f"write_order_{n}"))
         for n in modes
     ]
-    copies = (records, primitives.xp.empty_like(records))
-    cut = (record_format, header["tile_size"], header["bucket_size"])
+    cut = (record_format, tile_size, header["bucket_size"])
+    records_and_spare = (records, primitives.xp.empty_like(records))
     lock = primitives.make_lock
-    return RemapLayout(*cut, copies, tilings, plans, header["norm"], lock, header["mode"])
+    return RemapLayout(*cut, records_and_spare, tilings, plans, norm, lock, header["mode"])
 
 
-def check_arrays(header, arrays, record_format):
-    """Refuse arrays with which an engine would read or write outside of some array.
+def check_arrays(
+    header: Header, arrays: dict[str, np.ndarray], record_format: RecordFormat
+) -> None:
+    """Refuse arrays that would make an engine read or write out of bounds.
 
-    Whether they say the truth, which takes as long as building them, is for checksums to say.
+    That they are the right plan is left to checksums: verifying it costs as much as building it.
     """
     arrays, is_replicated = dict(arrays), header["layout"] == "replicated"
     orders_writes = "write_order_0" in arrays
@@ -79,8 +93,13 @@ def check_arrays(header, arrays, record_format):
     _require(not arrays, ", ".join(arrays))
 
 
-def _list_ids(header, nnz, mode, orders_writes):
-    """List the ids of a mode: name, type, and how many they number from 0 at a time."""
+def _list_ids(
+    header: Header, nnz: int, mode: int, orders_writes: bool
+) -> Iterator[tuple[str, np.dtype, int]]:
+    """List the id arrays of a mode: name, dtype and block size.
+
+    Ids number the places of each block from 0.
+    """
     tile_size, bucket_size = header["tile_size"], header["bucket_size"]
     if header["layout"] == "remap":
         dtype = index_dtype(bucket_size, smallest="uint16")
@@ -92,15 +111,20 @@ def _list_ids(header, nnz, mode, orders_writes):
         yield f"pull_ids_{mode}", index_dtype(nnz), max(1, nnz)
 
 
-def _take(arrays, name, dtype, shape=None):
-    """Remove and return the array of a name, if it has that type and shape (None: one axis)."""
+def _take(
+    arrays: dict[str, np.ndarray],
+    name: str,
+    dtype: DTypeLike,
+    shape: tuple[int, ...] | None = None,
+) -> np.ndarray:
+    """Remove and return an array of the given dtype and shape (None: one axis)."""
     _require(name in arrays, name)
     array = arrays.pop(name)
     _require(array.dtype == dtype and array.shape == (shape or (array.size,)), name)
     return array
 
 
-def _check_records(records, record_format, name):
+def _check_records(records: np.ndarray, record_format: RecordFormat, name: str) -> None:
     for start in range(0, records.shape[0], _CHECK_BLOCK):
         block = records[start : start + _CHECK_BLOCK]
         _require(np.isfinite(record_format.values(block)).all(), name)
@@ -109,17 +133,17 @@ def _check_records(records, record_format, name):
                 _check_limit(record_format.rows(block, mode), size, name)
 
 
-def _check_blocks(ids, block_size, name):
-    """Refuse ids that do not number the places of their block from 0; the last may be shorter."""
+def _check_blocks(ids: np.ndarray, block_size: int, name: str) -> None:
+    """Refuse ids outside their block; the last block may be shorter."""
     end = ids.size // block_size * block_size
     _check_limit(ids[:end], block_size, name)
     _check_limit(ids[end:], ids.size - end, name)
 
 
-def _check_limit(array, limit, name):
+def _check_limit(array: np.ndarray, limit: int, name: str) -> None:
     _require(array.size == 0 or int(array.max()) < limit, name)
 
 
-def _require(is_right, name):
+def _require(is_right: bool | np.bool_, name: str) -> None:
     if not is_right:
-        raise ValueError(f"{name} is not what belongs to the header")
+        raise ValueError(f"{name} does not match the header")

@@ -54,7 +54,7 @@ class ModeProduct(LazyArray):
     def __init__(self, x, factors):
         self.tensor = x
         self.factors = dict(sorted(factors.items()))
-        array_type = x._engine.ARRAY_TYPE
+        array_type = x._engine.array_type
         for n, factor in self.factors.items():
             check_matrix(factor, f"the factor of mode {n}", x.shape[n], x.dtype, array_type)
         sizes = {n: factor.shape[1] for n, factor in self.factors.items()}

@@ -105,7 +105,7 @@ class Unfolding(LazyMatrix, ModeView):
         Its entries are in one defined order, whatever mode is resident, so sums over them are too.
         """
         x, mode, xp = self.tensor, self.mode, self.tensor._engine.xp
-        record_format, primitives = x._layout.record_format, x._engine.primitives
+        record_format, primitives = x._layout.record_format, x._engine
         with self._hold_columns() as (records, places):
             columns = primitives.split_columns(records, record_format, mode, places)
         is_new, row_ids, values = columns
@@ -124,7 +124,7 @@ class Unfolding(LazyMatrix, ModeView):
         The nonzeros come by modes mode + 1, ..., N - 1, 0, ..., mode; but for mode 0 by modes
         N - 1, ..., 0, which is the order of mode N - 1 and need not be made.
         """
-        layout, primitives = self.tensor._layout, self.tensor._engine.primitives
+        layout, primitives = self.tensor._layout, self.tensor._engine
         ndim = self.tensor.ndim
         with layout.hold_order(0 if self.mode else ndim - 1, primitives) as (records, places):
             if self.mode:

@@ -133,7 +133,7 @@ def _explain(task, engine, layout, dtype, needed_nbytes, held_nbytes, count):
     free = "an unknown amount" if free_nbytes is None else _format(free_nbytes)
     return (
         f"{task} with layout={layout!r} and dtype='{dtype}' needs {_format(needed_nbytes)} on "
-        f"{engine.NAME!r}, {_format(held_nbytes)} of which are there; free is {free}. "
+        f"{engine.name!r}, {_format(held_nbytes)} of which are there; free is {free}. "
         + (f"What would fit: {', or '.join(fits)}" if fits else "Nothing that needs less would fit")
     )
 

@@ -163,7 +163,7 @@ class FlycooTensor(FromOthers):
 
     @property
     def device(self) -> str:
-        return self._engine.NAME
+        return self._engine.name
 
     @property
     def nbytes(self) -> int:
@@ -199,7 +199,7 @@ class FlycooTensor(FromOthers):
 
     def _sorted_nonzeros(self) -> tuple[Array, Array]:
         """Return what `nonzeros` returns, as arrays on the device of this tensor."""
-        primitives, record_format = self._engine.primitives, self._layout.record_format
+        primitives, record_format = self._engine, self._layout.record_format
         with self._layout.hold_order(0, primitives) as (records, places):
             records = records if places is None else primitives.gather(records, places)
             values = record_format.values(records).copy()

@@ -541,7 +541,7 @@ def test_coords_of_any_integer_type(coord_dtype, order):
 @pytest.mark.parametrize("staging_size", [1, 2, 7, 599, 600])
 def test_nonzeros_of_the_host_come_in_blocks(monkeypatch, staging_size):
     """In no order, sorted, and sorted but for one duplicate, wherever a block begins."""
-    monkeypatch.setattr(type(cuda.primitives), "staging_size", staging_size)
+    monkeypatch.setattr(type(cuda.CUDA), "staging_size", staging_size)
     coords, values, shape = make_nonzeros(nnz=600)
     expected = FlycooTensor(coords, values, shape, device="cpu")
     rising = expected.nonzeros()

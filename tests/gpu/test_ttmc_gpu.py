@@ -52,7 +52,7 @@ def compute(x, factors, mode, slots=None, num_rows=None):
     inputs = {n: cupy.asarray(factor) for n, factor in enumerate(factors) if n != mode}
     num_columns = int(np.prod([factor.shape[1] for factor in inputs.values()]))
     out = cupy.full((num_rows or x.shape[mode], num_columns), np.nan, x.dtype)
-    cuda.ttmc(x._layout, mode, inputs, out, slots)
+    cuda.CUDA.ttmc(x._layout, mode, inputs, out, slots)
     return out.get()
 
 

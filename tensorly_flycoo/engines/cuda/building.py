@@ -41,7 +41,7 @@ class _StreamLock:
             self._lock.release()
 
 
-class _CudaPrimitives(Primitives):
+class CudaPrimitives(Primitives):
     """CuPy's radix sorts; records that lie together are written together."""
 
     write_order_itemsize = 2
@@ -183,6 +183,3 @@ def _argsort_nbytes(nnz, itemsize):
     keys with is small.
     """
     return 2 * (itemsize + 8) * nnz + nnz // 2 + 2**20
-
-
-primitives = _CudaPrimitives()

@@ -1,138 +1,130 @@
-"""The CUDA engine: the functions of every engine, done with the kernels of `cuda/` through CuPy.
+"""The CUDA engine: the kernels of `kernels/`, launched through CuPy.
 
-Launches go to CuPy's current stream, memory comes from CuPy's pool, and all of a tensor's arrays
-lie on the device that was current when it was built.
+Launches go to CuPy's current stream, memory comes from CuPy's pool, and all arrays of a tensor are
+on the GPU that was current when it was built.
 """
 
 import functools
 import itertools
 import operator
+from collections.abc import Mapping, Sequence
 
 import cupy
 import numpy as np
 
-from ...array_modules import is_cupy
+from ...array_modules import Array, is_cupy
 from ...checks import check_current_gpu
 from ...format import layouts
+from ...format.layouts import Layout
 from ...format.packing import RecordFormat
-from . import launch, tuning
-from .building import primitives
+from ..protocol import Engine
+from . import launch, solvers, tall, tuning
+from .building import CudaPrimitives
 from .macros import mttkrp_macros, pad_rows_macros, partial_rows_macros, remap_macros, ttmc_macros
-
-NAME = "cuda"
-ARRAY_TYPE = cupy.ndarray
-xp = cupy
 
 _FIELD = np.dtype([("word", np.uint32), ("shift", np.uint32), ("mask", np.uint32)])
 
 
-def build_layout(layout, coords, values, shape):
-    """Build the layout named `layout` from checked coords (ndim, nnz) and values (nnz,)."""
-    if is_cupy(coords):
-        check_arrays({"coords": coords, "values": values})
-    cut = choose_format(shape, values.dtype)
-    return layouts.build_layout(layout, coords, values, *cut, primitives)
+class CudaEngine(CudaPrimitives, Engine):
+    """CUDA kernels, on CuPy arrays."""
 
+    name = "cuda"
+    array_type = cupy.ndarray
+    tall = tall
 
-def check_arrays(arrays):
-    """Refuse CuPy arrays, by name, that are on another GPU than where kernels are launched now."""
-    check_current_gpu(arrays, cupy.cuda.runtime.getDevice())
+    def choose_format(self, shape: Sequence[int], dtype: np.dtype) -> tuple[RecordFormat, int, int]:
+        record_format = RecordFormat.of(shape, dtype, np.uint32)
+        shared_nbytes = launch.shared_nbytes_per_multiprocessor(cupy.cuda.Device().id)
+        slot_nbytes, num_inputs = _slot_nbytes(record_format), record_format.ndim - 1
+        tile_size = tuning.choose_tile_size(slot_nbytes, num_inputs, shared_nbytes)
+        return record_format, tile_size, tuning.BUCKET_SIZE
 
+    def receive(self, coords: Array, values: Array) -> tuple[Array, Array]:
+        if is_cupy(coords):  # from the host, `pack` takes them block by block
+            self.check_arrays({"coords": coords, "values": values})
+        return coords, values
 
-def estimate_layout(layout, nnz, shape, dtype):
-    """Return the bytes of a layout, and of all that is there at once while it is built."""
-    return layouts.estimate_layout(layout, nnz, *choose_format(shape, dtype), primitives)
+    def check_arrays(self, arrays: Mapping[str, Array]) -> None:
+        check_current_gpu(arrays, cupy.cuda.runtime.getDevice())
 
+    def count_free_nbytes(self) -> int:
+        free, _ = cupy.cuda.runtime.memGetInfo()
+        pool = getattr(cupy.cuda.get_allocator(), "__self__", None)
+        if not hasattr(pool, "get_limit"):  # not a pool: it holds nothing back for later
+            return free
+        free, limit = free + pool.free_bytes(), pool.get_limit()
+        return min(free, limit - pool.used_bytes()) if limit else free
 
-def count_free_nbytes():
-    """Count the bytes that CuPy could still give on the current device."""
-    free, _ = cupy.cuda.runtime.memGetInfo()
-    pool = getattr(cupy.cuda.get_allocator(), "__self__", None)
-    if not hasattr(pool, "get_limit"):  # not a pool: nothing is held back for later
-        return free
-    free, limit = free + pool.free_bytes(), pool.get_limit()
-    return min(free, limit - pool.used_bytes()) if limit else free
+    def mttkrp(self, layout: Layout, factors: Sequence[Array], mode: int, out: Array) -> None:
+        workspace = allocate_workspace(layout, factors, mode, out)
+        if layout.name == "replicated":
+            compute_mode(layout, layout.copies[mode], workspace, mode, out)
+        elif layout.name == "indexed":
+            compute_mode(layout, layout.records, workspace, mode, out, layout.pull_ids[mode])
+        else:
+            with layout.lock:
+                while layout.mode != mode:
+                    _remap(layout)
+                plan, size = layout.plans[mode], layout.bucket_size
+                compute_mode(
+                    layout, layout.records, workspace, mode, out, plan.pull_ids, size, plan
+                )
+                layout.swap()
 
+    def count_workspace_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
+        copies = [f for n, f in enumerate(factors) if n != mode and not _is_readable(f)]
+        counts = _count_partial_rows(layout.tilings[mode].carry_rows.size)
+        row_nbytes = factors[mode].shape[1] * factors[mode].itemsize
+        return sum(counts) * row_nbytes + 8 * sum(counts[1:]) + sum(copy.nbytes for copy in copies)
 
-def choose_format(shape, dtype):
-    """Choose how nonzeros are packed, and how many make a tile and a bucket."""
-    record_format = RecordFormat.of(shape, dtype, np.uint32)
-    shared_nbytes = launch.shared_nbytes_per_multiprocessor(cupy.cuda.Device().id)
-    slot_nbytes, num_inputs = _slot_nbytes(record_format), record_format.ndim - 1
-    tile_size = tuning.choose_tile_size(slot_nbytes, num_inputs, shared_nbytes)
-    return record_format, tile_size, tuning.BUCKET_SIZE
+    def ttmc(
+        self,
+        layout: Layout,
+        mode: int,
+        inputs: Mapping[int, Array],
+        out: Array,
+        slots: Array | None = None,
+    ) -> None:
+        record_format, tiling = layout.record_format, layout.tilings[mode]
+        num_tiles, num_columns = tiling.carry_rows.shape[0], out.shape[1]
+        if num_tiles == 0:
+            return
+        cut = tuning.cut_columns(num_columns, len(inputs))
+        num_runs = num_tiles * (tuning.BLOCK_SIZE // cut.group_size)
+        sums = [
+            (cupy.empty(n, np.int64), cupy.empty((n, num_columns), out.dtype))
+            for n in _count_partial_rows(num_runs)
+        ]
+        arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in inputs.values()]
+        ranks = np.zeros((), [("at", np.int32, max(1, len(arrays)))])
+        ranks["at"][: len(arrays)] = [array.shape[1] for array in arrays]
+        null, slot_dtype = np.uint64(0), np.dtype(np.uint32) if slots is None else slots.dtype
+        with layouts.hold_mode(layout, mode, _remap) as (records, pull_ids, bucket_size):
+            pull_dtype = None if pull_ids is None else pull_ids.dtype
+            macros = ttmc_macros(record_format, layout.tile_size, cut, slot_dtype, pull_dtype)
+            kernel = launch.get_kernel("ttmc.cu", "ttmc", **macros)
+            arguments = (
+                make_operands(record_format, mode, inputs, arrays), ranks,
+                np.int64(records.shape[0]), np.int64(bucket_size),
+                tiling.carry_rows, null if slots is None else slots,
+                records, null if pull_ids is None else pull_ids,
+                np.int64(num_columns), out, *sums[0],
+            )  # fmt: skip
+            shared_nbytes = layout.tile_size * _slot_nbytes(record_format)
+            sizes = (num_tiles, cut.num_parts, tuning.BLOCK_SIZE)
+            launch.launch_tiles(kernel, *sizes, arguments, shared_nbytes)
+        _add_partial_rows(sums, out)
 
+    def gram(self, starts: Array, ids: Array, values: Array, size: int) -> Array:
+        from cupyx.scipy.sparse import csr_matrix
 
-def mttkrp(layout, factors, mode, out):
-    """Write the MTTKRP of `mode` to `out`; all arguments are checked by the caller.
+        groups = csr_matrix((values, ids, starts), shape=(starts.size - 1, size))
+        return cupy.tril((groups.T.tocsr() @ groups).toarray())
 
-    A `RemapLayout` that is resident in another mode is first remapped to `mode` without computing;
-    afterwards it is resident in the mode that follows. Where memory runs out, it stays as it was.
-    """
-    workspace = allocate_workspace(layout, factors, mode, out)
-    if layout.name == "replicated":
-        compute_mode(layout, layout.copies[mode], workspace, mode, out)
-    elif layout.name == "indexed":
-        compute_mode(layout, layout.records, workspace, mode, out, layout.pull_ids[mode])
-    else:
-        with layout.lock:
-            while layout.mode != mode:
-                _remap(layout)
-            plan, size = layout.plans[mode], layout.bucket_size
-            compute_mode(layout, layout.records, workspace, mode, out, plan.pull_ids, size, plan)
-            layout.swap()
-
-
-def count_workspace_nbytes(layout, factors, mode):
-    """Count the bytes that `mttkrp` takes for a while."""
-    copies = [f for n, f in enumerate(factors) if n != mode and not _is_readable(f)]
-    counts = _count_partial_rows(layout.tilings[mode].carry_rows.size)
-    row_nbytes = factors[mode].shape[1] * factors[mode].itemsize
-    return sum(counts) * row_nbytes + 8 * sum(counts[1:]) + sum(copy.nbytes for copy in copies)
-
-
-def ttmc(layout, mode, inputs, out, slots=None):
-    """Write the TTMc of `mode` to `out`; its arguments are those of the CPU engine's."""
-    record_format, tiling = layout.record_format, layout.tilings[mode]
-    num_tiles, num_columns = tiling.carry_rows.shape[0], out.shape[1]
-    if num_tiles == 0:
-        return
-    cut = tuning.cut_columns(num_columns, len(inputs))
-    num_runs = num_tiles * (tuning.BLOCK_SIZE // cut.group_size)
-    sums = [
-        (cupy.empty(n, np.int64), cupy.empty((n, num_columns), out.dtype))
-        for n in _count_partial_rows(num_runs)
-    ]
-    arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in inputs.values()]
-    ranks = np.zeros((), [("at", np.int32, max(1, len(arrays)))])
-    ranks["at"][: len(arrays)] = [array.shape[1] for array in arrays]
-    null, slot_dtype = np.uint64(0), np.dtype(np.uint32) if slots is None else slots.dtype
-    with layouts.hold_mode(layout, mode, _remap) as (records, pull_ids, bucket_size):
-        pull_dtype = None if pull_ids is None else pull_ids.dtype
-        macros = ttmc_macros(record_format, layout.tile_size, cut, slot_dtype, pull_dtype)
-        kernel = launch.get_kernel("ttmc.cu", "ttmc", **macros)
-        arguments = (
-            make_operands(record_format, mode, inputs, arrays), ranks,
-            np.int64(records.shape[0]), np.int64(bucket_size),
-            tiling.carry_rows, null if slots is None else slots,
-            records, null if pull_ids is None else pull_ids,
-            np.int64(num_columns), out, *sums[0],
-        )  # fmt: skip
-        shared_nbytes = layout.tile_size * _slot_nbytes(record_format)
-        sizes = (num_tiles, cut.num_parts, tuning.BLOCK_SIZE)
-        launch.launch_tiles(kernel, *sizes, arguments, shared_nbytes)
-    _add_partial_rows(sums, out)
-
-
-def gram(starts, ids, values, size):
-    """Compute the lower triangle of a Gram matrix (size, size) from groups of entries.
-
-    Group g is the entries ``starts[g]`` to ``starts[g + 1]`` of `ids` (rising) and `values`.
-    """
-    from cupyx.scipy.sparse import csr_matrix
-
-    groups = csr_matrix((values, ids, starts), shape=(starts.size - 1, size))
-    return cupy.tril((groups.T.tocsr() @ groups).toarray())
+    def sweep_nonnegative(
+        self, targets: Array, gram: Array, rows: Array, shift: float, ridge: float, smallest: float
+    ) -> tuple[float, int]:
+        return solvers.sweep_nonnegative(targets, gram, rows, shift, ridge, smallest)
 
 
 def _count_partial_rows(num_tiles):
@@ -337,3 +329,7 @@ def _common_alignment(numbers):
     """Return the largest power of two, up to 16, that divides addresses and distances."""
     bits = functools.reduce(operator.or_, numbers, 16)
     return bits & -bits
+
+
+#: The only instance.
+CUDA = CudaEngine()
