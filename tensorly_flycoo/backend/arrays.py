@@ -19,7 +19,7 @@ from ..engines import select_engine
 from ..linalg.tall_skinny import column_norms, is_tall, qr, solve, sum_rows, transposed_product
 from ..ops import views
 from ..ops.lazy import LazyArray, ModeView
-from ..ops.mode_product import ModeProduct, ProductModeFirst
+from ..ops.mode_product import ModeProduct
 from ..ops.sampling import Residual, SampledFibres
 from ..ops.unfolding_svd import LazyMatrix, LazySVD, Unfolding
 from ..tensor.coo_cache import as_flycoo, is_sparse
@@ -145,8 +145,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def reshape(tensor, newshape):
-        if isinstance(tensor, ProductModeFirst):
-            return tensor.unfold(newshape)
+        if isinstance(tensor, ModeProduct):
+            return tensor.reshape(newshape)
         reshape = views.reshape if views.is_lazy_or_sparse(tensor) else np.reshape
         return reshape(tensor, newshape)
 
