@@ -29,7 +29,7 @@ from ..engines import select_engine
 from ..linalg.tall_skinny import column_norms, is_tall, qr, solve, sum_rows, transposed_product
 from ..ops import views
 from ..ops.lazy import LazyArray, ModeView
-from ..ops.mode_product import ModeProduct, ProductModeFirst
+from ..ops.mode_product import ModeProduct
 from ..ops.unfolding_svd import LazyMatrix, LazySVD, Unfolding
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.tensor import FlycooTensor
@@ -144,8 +144,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def reshape(tensor: Any, newshape: Any) -> Any:
-        if isinstance(tensor, ProductModeFirst):
-            return tensor.unfold(newshape)
+        if isinstance(tensor, ModeProduct):
+            return tensor.reshape(newshape)
         reshape = views.reshape if views.is_lazy_or_sparse(tensor) else np.reshape
         return reshape(tensor, newshape)
 
@@ -163,7 +163,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             raise densify_error("tl.svd", matrix.shape, "tl.unfold(x, mode) makes it a matrix")
         if not isinstance(matrix, LazyMatrix):
             return np.linalg.svd(matrix, full_matrices=full_matrices, **kwargs)
-        return LazySVD(matrix)  # TODO full_matrices
+        return LazySVD(matrix, full_matrices=full_matrices)
 
     @staticmethod
     def conj(x: Any, *args: Any, **kwargs: Any) -> Any:
