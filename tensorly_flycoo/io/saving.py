@@ -3,13 +3,14 @@
 import itertools
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..array_modules import move
 from ..checks import check_layout, check_shape
 from ..engines import select_engine
+from ..engines.protocol import Engine
 from ..format.layouts import hold_records
 from ..format.packing import RecordFormat
 from ..tensor.coo_cache import as_flycoo
@@ -155,7 +156,7 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor:
     return x
 
 
-def _fits(header: Header, record_format: RecordFormat, names: set[str], engine: Any) -> bool:
+def _fits(header: Header, record_format: RecordFormat, names: set[str], engine: Engine) -> bool:
     """Return whether a plan has the record format, tiles and buckets that the engine would use."""
     best_format, tile_size, bucket_size = engine.choose_format(
         record_format.shape, record_format.dtype
@@ -169,7 +170,7 @@ def _fits(header: Header, record_format: RecordFormat, names: set[str], engine: 
 
 
 def _rebuild(
-    path: FilePath, header: Header, record_format: RecordFormat, reader: ArrayReader, engine: Any
+    path: FilePath, header: Header, record_format: RecordFormat, reader: ArrayReader, engine: Engine
 ) -> FlycooTensor:
     """Build a tensor from the saved nonzeros alone; its constructor checks them."""
     # Building takes memory and time in proportion to the mode sizes, which a header can claim to be
