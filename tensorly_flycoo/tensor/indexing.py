@@ -5,7 +5,6 @@ import operator
 import numpy as np
 
 from ..array_modules import move
-from ..format.layouts import hold_records
 
 _VALID = "only integers, slices (`:`) and ellipsis (`...`) are valid indices of a sparse tensor"
 
