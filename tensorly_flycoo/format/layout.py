@@ -58,11 +58,11 @@ class Step(NamedTuple):
     """
 
     records: Array
-    pull_ids: Array | None = None
+    pull_ids: Array = None
     bucket_size: int = ONE_BUCKET
-    spare: Array | None = None
-    remap_ids: Array | None = None
-    write_order: Array | None = None
+    spare: Array = None
+    remap_ids: Array = None
+    write_order: Array = None
 
 
 class Ids(NamedTuple):

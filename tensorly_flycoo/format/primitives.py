@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .layout import Cut, Step
 
 #: How many items each type can number from 0, narrow types first.
-INDEX_LIMITS = {
+INDEX_LIMITS: dict[np.dtype, int] = {
     np.dtype(np.uint16): 2**16,
     np.dtype(np.uint32): 2**32,
     np.dtype(np.uint64): 2**64,
@@ -261,9 +261,8 @@ class Primitives:
 
     def remap(self, step: "Step", cut: "Cut") -> None:
         """Copy the records of a mode to ``step.spare``, into the storage of the next mode."""
-        step.spare[step.remap_ids] = step.records[
-            self.position_in_buckets(step.pull_ids, step.bucket_size)
-        ]
+        positions = self.position_in_buckets(step.pull_ids, step.bucket_size)
+        step.spare[step.remap_ids] = step.records[positions]
 
     def position_in_buckets(self, offsets: Array, bucket_size: int) -> Array:
         """Convert offsets (nnz,) from the starts of buckets to positions."""

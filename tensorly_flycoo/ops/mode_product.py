@@ -10,8 +10,9 @@ import numpy as np
 
 from ..checks import check_matrix, check_mode, densify_error
 from .lazy import LazyArray
+from .nonempty_rows import count_nonempty_rows
 from .ttmc import check_free_modes, find_leading_pairs, merge_modes, multiply_nonempty_rows
-from .unfolding_svd import LazyMatrix, count_nonempty_rows
+from .unfolding_svd import LazyMatrix
 
 
 class ModeProduct(LazyArray):

@@ -43,9 +43,8 @@ LOWERED = {
         "io.npz._READ_NBYTES": 100,
         "io.plans._CHECK_BLOCK": 7,
         "io.tns._WRITE_BLOCK": 7,
-        "ops.unfolding_svd._VECTORS_AT_ONCE": 1,
+        "linalg.leading_pairs._VECTORS_AT_ONCE": 1,
         "ops.ttmc._BLOCK_SIZE": 40,
-        "ops.ttmc._VECTORS_AT_ONCE": 1,
     },
     # Rows over many tiles and buckets. A kernel's tile is a multiple of its block's threads, and
     # its bucket a power of two.

@@ -111,7 +111,8 @@ class CpuEngine(CpuPrimitives, Engine):
                 ttmc_kernels.ttmc_tiles, tiling.carry_rows.shape[0],
                 layout.tile_size, step.bucket_size, tiling.carry_rows, slots,
                 records, records.view(record_format.dtype), np.uint64(record_format.value_slot),
-                step.pull_ids, select_field(record_format, mode), *fields, *operands, out, partial_rows,
+                step.pull_ids, select_field(record_format, mode), *fields, *operands,
+                out, partial_rows,
             )  # fmt: skip
         carry_rows = tiling.carry_rows
         if slots is not None:
