@@ -11,10 +11,9 @@ import numpy as np
 
 from ..array_modules import Array, move
 from ..checks import DensifyError, early_bound_hint
-from ..format.layouts import hold_records
 
 if TYPE_CHECKING:
-    from ..format.layouts import Layout
+    from ..format.layout import Layout
     from .tensor import FlycooTensor
 
 _VALID = "only integers, slices (`:`) and ellipsis (`...`) are valid indices of a sparse tensor"
@@ -120,7 +119,7 @@ def select_nonzeros(
     """
     record_format = layout.record_format
     is_kept: Array | None = None
-    with hold_records(layout) as records:
+    with layout.hold_records() as records:
         for mode, selector in enumerate(selectors):
             if selector != range(record_format.shape[mode]):
                 rows = record_format.rows(records, mode, xp)
