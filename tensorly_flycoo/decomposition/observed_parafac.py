@@ -133,7 +133,7 @@ def observed_parafac(
     return (cp_tensor, errors) if return_errors else cp_tensor
 
 
-def _check_problem(x: FlycooTensor, l2_reg: Any) -> None:
+def _check_problem(x: FlycooTensor, l2_reg: float) -> None:
     if x.ndim < 2:
         raise ValueError(f"tensor has shape {x.shape}, expected two modes or more")
     if x.nnz == 0:
