@@ -35,8 +35,8 @@ def observed_parafac(
 
     .. math:: \min \sum_k (v_k - \sum_r \prod_n F_n[c_{n,k}, r])^2 + \lambda \sum_n |F_n|^2
 
-    over the nonzeros :math:`v_k` of `tensor`; TensorLy's `parafac` sums over all cells, most of them
-    zeros. Alternating least squares solve a system of R equations for each row of a factor.
+    over the nonzeros :math:`v_k` of `tensor`; TensorLy's `parafac` sums over all cells. Alternating
+    least squares solve a system of R equations for each row of a factor.
 
     Parameters
     ----------
