@@ -1,4 +1,4 @@
-"""What a checkpoint of parafac needs, to go on as if it had not stopped."""
+"""Going on from a checkpoint of parafac as if it had not stopped."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -13,10 +13,10 @@ Callback: TypeAlias = Callable[[CPTensor, Any], bool | None]
 
 
 class State(ResumedCP):
-    """A checkpoint on its way into parafac, where it is the state; elsewhere it is a guess."""
+    """A checkpoint that `initialize_cp` takes as parafac's state; any other is an initial guess."""
 
 
-#: Options of parafac whose state is more than the factors, and is not in a checkpoint.
+#: Options of parafac whose state is not in a checkpoint.
 _NOT_RESUMED = ("linesearch", "orthogonalise", "mask")
 
 
@@ -35,7 +35,7 @@ def resume_options(options: dict[str, Any]) -> dict[str, Any]:
     tol, criterion = options["tol"], options["cvg_criterion"]
     changes: dict[str, Any] = {"init": State(init, init.errors)}
     if init.iteration > 1 and has_converged(init.errors, tol, criterion):
-        # It had converged, before it normalised: there is nothing left to do.
+        # It had converged and stopped before normalising: nothing is left to do.
         changes |= {"n_iter_max": 0, "normalize_factors": False}
     elif init.iteration > 0 and tol:
         changes["callback"] = _compare_to_last(options["callback"], init.errors[-1], tol, criterion)
@@ -45,9 +45,9 @@ def resume_options(options: dict[str, Any]) -> dict[str, Any]:
 def _compare_to_last(
     callback: Callback | None, last: float, tol: float, criterion: str
 ) -> Callback:
-    """Let a callback compare the first new error with the last one before the break too.
+    """Add to a callback the comparison of the first new error with the last one of before.
 
-    TensorLy calls it once before the first iteration.
+    TensorLy's first call of a callback precedes the first iteration.
     """
     num_calls = 0
 
@@ -60,10 +60,15 @@ def _compare_to_last(
     return compare_to_last
 
 
-def take_up(init, tensor, rank, normalize_factors):
+def take_up(init: State, tensor: Any, rank: int, normalize_factors: bool) -> CPTensor:
     """Return the state of a checkpoint as parafac has it at the start of the next iteration.
 
-    It is the state, not a guess: its weights are not multiplied into a factor.
+    Unlike those of an initial guess, its weights are not multiplied into a factor.
+
+    Raises
+    ------
+    ValueError
+        If the checkpoint is of another shape, rank or dtype than `tensor` and `rank`.
     """
     context = tl.context(tensor)
     dtype = init.factors[0].dtype
@@ -74,5 +79,5 @@ def take_up(init, tensor, rank, normalize_factors):
         )
     weights, *factors = (tl.tensor(a, **context) for a in (init.weights, *init.factors))
     state = CPTensor((weights, factors))
-    # TensorLy normalises after its callback, which wrote the checkpoint.
+    # TensorLy normalises after its callback has written the checkpoint.
     return cp_normalize(state) if normalize_factors else state

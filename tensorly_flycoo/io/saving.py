@@ -23,8 +23,6 @@ from .plans import Header, check_arrays
 if TYPE_CHECKING:
     from sparse import SparseArray
 
-    from ..engines.protocol import Engine
-
 _FORMAT = "tensorly-flycoo"
 
 #: Raised when a release cannot read, or would misread, files of the release before it.
