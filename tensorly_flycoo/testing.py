@@ -1,7 +1,10 @@
-"""Sparse tensors to try things on: random ones, and ones with a known decomposition.
+"""Sparse tensors for tests: random ones, and ones with a known decomposition.
 
 Part of the public interface: ``from tensorly_flycoo.testing import planted_tensor``.
 """
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -9,15 +12,22 @@ from .checks import check_rank, check_shape
 from .tensor.tensor import FlycooTensor
 
 
-def random_tensor(shape, nnz, *, skew=1.0, random_state=None, **options):
-    """Make a random tensor with `nnz` nonzeros, less what falls on the same coordinates.
+def random_tensor(
+    shape: Sequence[int],
+    nnz: int,
+    *,
+    skew: float = 1.0,
+    random_state: int | np.random.RandomState | None = None,
+    **options: Any,
+) -> FlycooTensor:
+    """Make a random tensor with `nnz` nonzeros, or fewer where coordinates coincide.
 
     Parameters
     ----------
     shape : sequence of int
     nnz : int
     skew : float
-        Indices are ``floor(size * u**skew)`` with uniform u: 1 is uniform, 3 has heavy rows.
+        Indices are ``floor(size * u**skew)`` with uniform u: 1 is uniform, 3 crowds the low rows.
     random_state : int or numpy.random.RandomState, optional
     **options
         ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
@@ -25,12 +35,12 @@ def random_tensor(shape, nnz, *, skew=1.0, random_state=None, **options):
     Returns
     -------
     FlycooTensor
-        Values are uniform between 0 and 1, before duplicates are summed.
+        Values are uniform in (0, 1] before duplicates are summed.
 
     Raises
     ------
     TypeError, ValueError
-        As `FlycooTensor`.
+        As from `FlycooTensor`.
 
     Examples
     --------
@@ -43,20 +53,28 @@ def random_tensor(shape, nnz, *, skew=1.0, random_state=None, **options):
     return FlycooTensor(coords, 1.0 - random.random_sample(nnz), shape, **options)
 
 
-def planted_tensor(shape, rank, nnz_per_component, *, noise=0.0, random_state=None, **options):
-    """Make a sparse tensor that is a sum of `rank` sparse outer products, and return both.
+def planted_tensor(
+    shape: Sequence[int],
+    rank: int,
+    nnz_per_component: int,
+    *,
+    noise: float = 0.0,
+    random_state: int | np.random.RandomState | None = None,
+    **options: Any,
+) -> tuple[FlycooTensor, list[np.ndarray]]:
+    """Make a sparse tensor as a sum of `rank` sparse outer products, and return it and its factors.
 
-    Noise, if any, is at the nonzeros only: the tensor stays as sparse as it is.
+    Noise is added only at the nonzeros, so the tensor stays sparse.
 
     Parameters
     ----------
     shape : sequence of int
     rank : int
     nnz_per_component : int
-        About this many cells are nonzero in each outer product, spread evenly over the modes.
+        About how many cells are nonzero in each outer product; its vectors have equally many.
     noise : float
-        Standard deviation of normal noise that is added at each nonzero, relative to the root mean
-        square of the values there: the relative error of the planted factors is about `noise`.
+        Standard deviation of the normal noise, relative to the root mean square of the nonzeros:
+        the relative error of the planted factors is about `noise`.
     random_state : int or numpy.random.RandomState, optional
     **options
         ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
@@ -64,14 +82,14 @@ def planted_tensor(shape, rank, nnz_per_component, *, noise=0.0, random_state=No
     Returns
     -------
     x : FlycooTensor
-        Exactly of rank `rank` or less, without noise.
+        Without noise, exactly of rank `rank` or less.
     factors : list of array (I_n, rank)
-        Its factors, with few nonzeros in each column.
+        NumPy arrays, with few nonzeros in each column.
 
     Raises
     ------
     TypeError, ValueError
-        If `rank` is not an integer of at least 1; and as `FlycooTensor`.
+        If `rank` is not an integer of at least 1; and as from `FlycooTensor`.
 
     Examples
     --------
@@ -86,18 +104,18 @@ def planted_tensor(shape, rank, nnz_per_component, *, noise=0.0, random_state=No
     shape, rank, random = check_shape(shape), check_rank(rank), _as_random_state(random_state)
     extent = max(1, round(nnz_per_component ** (1 / len(shape))))
     factors = [np.zeros((size, rank)) for size in shape]
-    coords, values = [], []
+    coord_parts, value_parts = [], []
     for r in range(rank):
         supports = [random.choice(size, min(extent, size), replace=False) for size in shape]
         vectors = [1.0 - random.random_sample(support.size) for support in supports]
         for factor, support, vector in zip(factors, supports, vectors, strict=True):
             factor[support, r] = vector
-        coords.append(np.stack([c.ravel() for c in np.meshgrid(*supports, indexing="ij")]))
+        coord_parts.append(np.stack([c.ravel() for c in np.meshgrid(*supports, indexing="ij")]))
         grids = np.meshgrid(*vectors, indexing="ij")
-        values.append(np.prod([grid.ravel() for grid in grids], axis=0))
-    coords, values = np.concatenate(coords, axis=1), np.concatenate(values)
+        value_parts.append(np.prod([grid.ravel() for grid in grids], axis=0))
+    coords, values = np.concatenate(coord_parts, axis=1), np.concatenate(value_parts)
     if noise:
-        # Where components overlap, their sum is one nonzero, with noise once.
+        # First sum components that overlap, so that each nonzero gets noise once.
         exact = FlycooTensor(coords, values, shape, device="cpu")
         coords, values = exact.nonzeros()
         scale = noise * np.sqrt(np.mean(values**2))
@@ -105,12 +123,15 @@ def planted_tensor(shape, rank, nnz_per_component, *, noise=0.0, random_state=No
     return FlycooTensor(coords, values, shape, **options), factors
 
 
-def _random_coords(shape, nnz, skew, random):
+def _random_coords(
+    shape: tuple[int, ...], nnz: int, skew: float, random: np.random.RandomState
+) -> np.ndarray:
     uniform = random.random_sample((len(shape), nnz))
     sizes = np.array(shape)[:, None]
     return np.minimum((sizes * uniform**skew).astype(np.int64), sizes - 1)
 
 
-def _as_random_state(random_state):
-    is_one = isinstance(random_state, np.random.RandomState)
-    return random_state if is_one else np.random.RandomState(random_state)
+def _as_random_state(random_state: int | np.random.RandomState | None) -> np.random.RandomState:
+    if isinstance(random_state, np.random.RandomState):
+        return random_state
+    return np.random.RandomState(random_state)

@@ -1,36 +1,46 @@
-"""Sums and products that contract modes of a sparse tensor; what stays of it is sparse.
+"""Sums and products that contract modes of a sparse tensor; the result is sparse.
 
-A contraction leaves out the coordinates of the modes that are gone and adds up what then falls
-together, as building a `FlycooTensor` does anyway: the cost is that of building one. With one mode
-left the result is a dense vector, like a column of a factor, and with none a number.
+A contraction drops the coordinates of the contracted modes and sums the duplicates this makes,
+which building a `FlycooTensor` does anyway: it costs as much as building one. If one mode is left
+the result is a dense vector, like a column of a factor; if none is, a number.
 """
+
+from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..array_modules import Array, array_module
 from ..checks import check_place
 from ..format.packing import RecordFormat
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .mttkrp import mttkrp
 
+if TYPE_CHECKING:
+    from sparse import SparseArray
 
-def sum_modes(x, axis=None):
+
+def sum_modes(
+    x: FlycooTensor | SparseArray, axis: int | Iterable[int] | None = None
+) -> FlycooTensor | Array:
     """Sum the elements of a sparse tensor over all modes, or over some.
 
     Parameters
     ----------
     x : FlycooTensor or sparse.COO
     axis : int or sequence of int, optional
-        The modes that go; negative ones count from the last. By default all.
+        The modes to sum over; negative ones count from the last. By default all.
 
     Returns
     -------
     FlycooTensor, array (I,) or scalar
-        Of the modes that stay: a sparse tensor of two or more, on the device of `x`, a dense
-        vector of one, or a number.
+        A sparse tensor, on the device of `x`, if two or more modes are left; a dense vector if one
+        is; else a number.
 
     Raises
     ------
@@ -39,9 +49,9 @@ def sum_modes(x, axis=None):
 
     Notes
     -----
-    Numbers are added up in float64; what falls together in a vector or a tensor in the dtype of
-    `x`, with an error of at most ``count * eps`` times the sum of absolute values, in an order of
-    its own: the result is the same in every run. Costs what building the result does.
+    A number is summed in float64. The elements of a vector or tensor are summed in the dtype of
+    `x` in a fixed order, with an error of at most ``count * eps`` times the sum of absolute values:
+    the result is the same in every run. Costs as much as building the result.
 
     Examples
     --------
@@ -57,8 +67,10 @@ def sum_modes(x, axis=None):
     return _collect(x, coords, values, gone)
 
 
-def average_modes(x, axis=None):
-    """Average the elements of a sparse tensor, zeros included, over all modes or over some.
+def average_modes(
+    x: FlycooTensor | SparseArray, axis: int | Iterable[int] | None = None
+) -> FlycooTensor | Array:
+    """Average the elements of a sparse tensor, including zeros, over all modes or over some.
 
     Parameters, results and errors are those of `sum_modes`.
 
@@ -72,12 +84,14 @@ def average_modes(x, axis=None):
     return sum_modes(x, axes) / float(math.prod(x.shape[mode] for mode in axes))
 
 
-def contract_vectors(x, vectors, modes):
+def contract_vectors(
+    x: FlycooTensor | SparseArray, vectors: Sequence[Array], modes: Sequence[int]
+) -> FlycooTensor | Array:
     r"""Contract modes of a sparse tensor with a vector each.
 
     .. math:: Y[c_{rest}] = \sum_k v_k \prod_{n \in modes} u_n[c_{n,k}]
 
-    over the nonzeros :math:`v_k` of `x` that have these coordinates in the modes that stay.
+    over the nonzeros :math:`v_k` of `x` that have these coordinates in the remaining modes.
 
     Parameters
     ----------
@@ -85,7 +99,7 @@ def contract_vectors(x, vectors, modes):
     vectors : sequence of array (I_n,)
         On the device of `x`.
     modes : sequence of int
-        Of each vector, from ``-ndim`` to ``ndim - 1``, all different.
+        The mode of each vector, from ``-ndim`` to ``ndim - 1``, all different.
 
     Returns
     -------
@@ -97,11 +111,11 @@ def contract_vectors(x, vectors, modes):
     TypeError
         If a vector is on another device.
     ValueError
-        If a mode is out of range or named twice, or a vector does not fit.
+        If a mode is out of range or named twice, or a vector has the wrong shape.
 
     Notes
     -----
-    Costs what building the result does; no intermediate tensor of one mode at a time is made.
+    Costs as much as building the result; all modes are contracted at once.
 
     Examples
     --------
@@ -112,8 +126,8 @@ def contract_vectors(x, vectors, modes):
            [ 0.,  0.,  0.]])
     """
     x = as_flycoo(x, check_coords=True)
-    modes = check_axes(modes, x.ndim)
-    for vector, mode in zip(vectors, modes, strict=True):
+    axes = check_axes(modes, x.ndim)
+    for vector, mode in zip(vectors, axes, strict=True):
         check_place(vector, f"the vector of mode {mode}", x.device == "cuda", "x")
         if vector.shape != (x.shape[mode],):
             raise ValueError(
@@ -121,24 +135,24 @@ def contract_vectors(x, vectors, modes):
                 f"x has shape {x.shape}"
             )
     coords, values = x._sorted_nonzeros()
-    for vector, mode in zip(vectors, modes, strict=True):
+    for vector, mode in zip(vectors, axes, strict=True):
         values = values * vector[coords[mode]]
-    return _collect(x, coords, values, modes)
+    return _collect(x, coords, values, axes)
 
 
-def inner(x, y):
+def inner(x: FlycooTensor | SparseArray, y: FlycooTensor | SparseArray | Array) -> Array:
     """Compute the inner product of a sparse tensor with another, or with a dense array.
 
     Parameters
     ----------
     x : FlycooTensor or sparse.COO
     y : FlycooTensor, sparse.COO or array
-        Of the shape of `x`, and on its device. An array is read at the nonzeros of `x` only.
+        Of the shape of `x`, and on its device. An array is read only at the nonzeros of `x`.
 
     Returns
     -------
     scalar
-        Added up in float64, in NumPy's common dtype of both.
+        Summed in float64, and returned in NumPy's common dtype of both.
 
     Raises
     ------
@@ -149,7 +163,7 @@ def inner(x, y):
 
     Notes
     -----
-    Two sparse tensors are sorted together, a pass for each mode; an array takes one pass.
+    Two sparse tensors are sorted together, one pass per mode; an array takes one pass in all.
 
     Examples
     --------
@@ -172,8 +186,8 @@ def inner(x, y):
     return _total(_multiply_common(x, y))
 
 
-def _multiply_common(x, y):
-    """Multiply the values at coordinates that both have."""
+def _multiply_common(x: FlycooTensor, y: FlycooTensor) -> Array:
+    """Return the products of the values at the coordinates that both tensors have."""
     xp, primitives = x._engine.xp, x._engine
     pairs = x._sorted_nonzeros(), y._sorted_nonzeros()
     coords, values = (xp.concatenate(parts, axis=-1) for parts in zip(*pairs, strict=True))
@@ -187,8 +201,10 @@ def _multiply_common(x, y):
     return values[:-1][is_equal] * values[1:][is_equal]
 
 
-def multiply_matricized(x, row_mode, column_modes, dense):
-    """Multiply a matricised sparse tensor, whose rows are those of one mode, with a dense array.
+def multiply_matricized(
+    x: FlycooTensor | SparseArray, row_mode: int, column_modes: Sequence[int], dense: Array
+) -> Array:
+    """Multiply a matricised sparse tensor, with a row for each index of a mode, by a dense array.
 
     Parameters
     ----------
@@ -208,11 +224,11 @@ def multiply_matricized(x, row_mode, column_modes, dense):
     TypeError
         If `dense` has another dtype, or is on another device.
     ValueError
-        If its shape does not fit.
+        If `dense` has the wrong shape.
 
     Notes
     -----
-    An MTTKRP of a matrix. With several column modes that matrix is first built from `x`.
+    This is an MTTKRP of a matrix, which is first built from `x` if there are several column modes.
 
     Examples
     --------
@@ -233,7 +249,7 @@ def multiply_matricized(x, row_mode, column_modes, dense):
     return mttkrp(x, factors, row_mode)
 
 
-def _check_multiplier(dense, num_rows, x):
+def _check_multiplier(dense: Array, num_rows: int, x: FlycooTensor) -> None:
     check_place(dense, "the multiplier", x.device == "cuda", "x")
     if dense.ndim not in (1, 2) or dense.shape[0] != num_rows:
         raise ValueError(
@@ -245,7 +261,7 @@ def _check_multiplier(dense, num_rows, x):
         )
 
 
-def _as_matrix(x, row_mode, column_modes):
+def _as_matrix(x: FlycooTensor, row_mode: int, column_modes: Sequence[int]) -> FlycooTensor:
     coords, values = x._sorted_nonzeros()
     columns = join_modes(x, coords, column_modes)
     shape = (x.shape[row_mode], math.prod(x.shape[mode] for mode in column_modes))
@@ -253,8 +269,8 @@ def _as_matrix(x, row_mode, column_modes):
     return FlycooTensor(pair, values, shape, layout="indexed", device=x.device)
 
 
-def join_modes(x, coords, modes):
-    """Number the cells of some modes as one, the last varying fastest: for each of coords (nnz,).
+def join_modes(x: FlycooTensor | SparseArray, coords: Array, modes: Iterable[int]) -> Array:
+    """Return the index (nnz,) of each nonzero in some modes joined to one, the last one fastest.
 
     Examples
     --------
@@ -262,21 +278,23 @@ def join_modes(x, coords, modes):
     >>> join_modes(x, x.nonzeros()[0], (1, 2))
     array([5, 1])
     """
-    joined = x._engine.xp.zeros_like(coords[0])
+    joined = array_module(coords).zeros_like(coords[0])
     for mode in modes:
         joined = joined * x.shape[mode] + coords[mode]
     return joined
 
 
-def khatri_rao_at(mask, matrices, weights=None):
-    r"""Compute the rows of a Khatri-Rao product where a sparse mask is not zero, times the mask.
+def khatri_rao_at(
+    mask: FlycooTensor | SparseArray, matrices: Sequence[Array], weights: Array | None = None
+) -> FlycooTensor:
+    r"""Compute a Khatri-Rao product times a sparse mask: only the rows where that is not zero.
 
     .. math:: K[c_1, ..., c_N, r] = m_c w_r \prod_n A_n[c_n, r]
 
     Parameters
     ----------
     mask : FlycooTensor or sparse.COO
-        With a mode for each matrix.
+        With one mode per matrix.
     matrices : sequence of array (I_n, R)
         On the device of `mask`.
     weights : array (R,), optional
@@ -284,19 +302,18 @@ def khatri_rao_at(mask, matrices, weights=None):
     Returns
     -------
     FlycooTensor
-        Of shape ``(*mask.shape, R)``: rows are not numbered as one, so that there is no limit on
-        how many there could be.
+        Of shape ``(*mask.shape, R)``: the row modes stay apart, so the number of rows has no limit.
 
     Raises
     ------
     TypeError
         If an array is on another device.
     ValueError
-        If the shapes of matrices and mask do not fit, or fill_value of the mask is not 0.
+        If the shapes of matrices and mask do not fit, or the mask's fill_value is not 0.
 
     Notes
     -----
-    Takes ``nnz * R * (ndim + 2)`` numbers; a full row for each nonzero of the mask.
+    Takes ``nnz * R * (ndim + 2)`` numbers: the result has R nonzeros for each one of the mask.
 
     Examples
     --------
@@ -323,10 +340,10 @@ def khatri_rao_at(mask, matrices, weights=None):
     return FlycooTensor(coords, rows.reshape(-1), shape, layout="indexed", device=mask.device)
 
 
-def check_axes(axis, ndim):
-    """Return `axis`, an integer or several, as a list of different modes from 0 to ndim - 1."""
+def check_axes(axis: int | Iterable[int], ndim: int) -> list[int]:
+    """Return `axis`, one integer or several, as a list of different modes from 0 to ndim - 1."""
     try:
-        axes = [operator.index(n) for n in (axis if hasattr(axis, "__iter__") else [axis])]
+        axes = [operator.index(n) for n in (axis if isinstance(axis, Iterable) else [axis])]
     except TypeError:
         raise TypeError(f"axis is {axis!r}, expected integers") from None
     for n in axes:
@@ -338,13 +355,15 @@ def check_axes(axis, ndim):
     return modes
 
 
-def _collect(x, coords, values, gone):
-    """Add up the values (nnz,) whose coordinates in the modes that are not `gone` are equal."""
+def _collect(
+    x: FlycooTensor, coords: Array, values: Array, gone: Sequence[int]
+) -> FlycooTensor | Array:
+    """Sum the values (nnz,) whose coordinates agree in all modes that are not `gone`."""
     kept = [mode for mode in range(x.ndim) if mode not in gone]
     if not kept:
         return _total(values)
     shape = [x.shape[mode] for mode in kept]
-    result = FlycooTensor(coords[kept], values, shape, layout=x.layout, device=x.device)
+    result = x._rebuild(coords[kept], values, shape)
     if len(kept) > 1:
         return result
     (rows,), sums = result._sorted_nonzeros()
@@ -353,5 +372,5 @@ def _collect(x, coords, values, gone):
     return vector
 
 
-def _total(values):
+def _total(values: Array) -> Any:
     return values.sum(dtype=np.float64).astype(values.dtype)

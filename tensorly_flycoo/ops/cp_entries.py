@@ -1,35 +1,38 @@
-"""What a CP model has at given entries of its tensor, which is never formed."""
+"""Values of a CP model at given entries of its tensor, which is never formed."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from ..array_modules import array_module, is_cupy
+from ..array_modules import Array, array_module, is_cupy
 from ..checks import check_coords, check_inside, check_place
 
-#: Numbers in an array with a row for each entry: few enough for the caches of a core, or many
-#: enough to fill a GPU.
+#: Numbers in an array with a row for each entry: few enough for a core's caches, or enough to fill
+#: a GPU.
 _CPU_BLOCK_NUMBERS = 2**16
 _GPU_BLOCK_NUMBERS = 2**24
 
 
-def choose_block_size(array, row_numbers):
-    """Choose how many rows, of that many numbers each, are computed with at once, one at least."""
+def choose_block_size(array: Array, row_numbers: int) -> int:
+    """Choose how many rows of `row_numbers` numbers to compute at once on the array's device."""
     numbers = _GPU_BLOCK_NUMBERS if is_cupy(array) else _CPU_BLOCK_NUMBERS
     return max(1, numbers // row_numbers)
 
 
-def cp_to_entries(cp_tensor, coords):
+def cp_to_entries(cp_tensor: Any, coords: Array) -> Array:
     r"""Compute a CP model at some entries of its tensor, which is never formed.
 
     .. math:: y_k = \sum_r w_r \prod_n F_n[c_{n,k}, r]
 
-    As a recommender foretells ratings with, and what `observed_parafac` fits is checked with.
+    This predicts ratings in a recommender, and checks what `observed_parafac` fits.
 
     Parameters
     ----------
     cp_tensor : CPTensor or (weights, factors)
         Weights (R,) or None, and factors (I_n, R), one a mode: NumPy's or CuPy's.
     coords : integer array (ndim, count)
-        The entries, on the device of the factors; in any order, and as often as is wished.
+        The entries, on the device of the factors; in any order, repeats allowed.
 
     Returns
     -------
@@ -39,14 +42,14 @@ def cp_to_entries(cp_tensor, coords):
     Raises
     ------
     TypeError
-        If `coords` are not integers, or on another device than the factors.
+        If `coords` are not integers, or not on the device of the factors.
     ValueError
-        If `coords` do not have a row for each factor, or name an entry outside of the tensor.
+        If `coords` do not have a row for each factor, or name an entry outside the tensor.
 
     Notes
     -----
-    ``count * R * ndim`` operations; in blocks of entries, with a row of R numbers for each. Results
-    are the same bits in every run.
+    ``count * R * ndim`` operations, in blocks of entries with R numbers each. Results have the same
+    bits in every run.
 
     Examples
     --------
@@ -64,8 +67,8 @@ def cp_to_entries(cp_tensor, coords):
     return evaluate_model(coords, weights, factors)
 
 
-def evaluate_model(coords, weights, factors):
-    """Do what `cp_to_entries` does, of checked coords (ndim, count)."""
+def evaluate_model(coords: Array, weights: Array | None, factors: Sequence[Array]) -> Array:
+    """Compute what `cp_to_entries` does, without checking `coords`."""
     first, *others = factors
     values = array_module(first).empty(coords.shape[1], first.dtype)
     block_size = choose_block_size(first, first.shape[1])

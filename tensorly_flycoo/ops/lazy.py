@@ -1,41 +1,57 @@
-"""Stand for arrays that are never formed: unfoldings and other views of a sparse tensor."""
+"""Arrays that are never formed: unfoldings and other views of a sparse tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from ..array_modules import Array
 from ..checks import densify_error, num_cells
 from ..tensor.coo_cache import as_flycoo
+from ..tensor.tensor import FlycooTensor
 from .contraction import multiply_matricized
+
+if TYPE_CHECKING:
+    from sparse import SparseArray
 
 
 class LazyArray:
-    """Stand for an array that is never formed; anything that needs its elements says so."""
+    """An array that is never formed; operations that need its elements raise a DensifyError."""
 
-    ndim = 2
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    ndim: int = 2
 
-    #: Above CuPy's, whose arrays then leave operators to us; NumPy asks `__array_ufunc__`.
+    #: The end of error messages: what to use instead.
+    _instead: str
+
+    #: Above CuPy's, so that CuPy's arrays leave operators to us; NumPy calls `__array_ufunc__`.
     __array_priority__ = 1000
 
-    def __array__(self, dtype=None, copy=None):
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NoReturn:
         raise densify_error(f"using the elements of {self!r}", self.shape, self._instead)
 
-    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Array:
         operation = f"numpy.{ufunc.__name__} of {self!r}"
         raise densify_error(operation, self.shape, self._instead)
 
 
 class ModeView(LazyArray):
-    """Stand for a sparse tensor whose modes are in another order, and some of them one axis.
+    """A view of a sparse tensor with its modes reordered, and some of them joined to one axis.
 
-    Unfoldings, transposes and reshapes are such views. Two axes can be multiplied with a dense
-    array from the side where the result has a row, or column, for each index of one mode; from the
-    other side it would have one for each cell of several modes.
+    Unfoldings, transposes and reshapes are such views. A view with two axes can be multiplied with
+    a dense array if the result has a row, or column, for each index of one mode, but not if it
+    would have one for each cell of several modes.
 
     Parameters
     ----------
     x : FlycooTensor or sparse.COO
     groups : sequence of sequence of int
-        The modes that each axis runs over; of one axis the last mode varies fastest. Each mode of
-        `x` occurs once. An axis without modes has size 1.
+        The modes joined to each axis, the last one varying fastest. Each mode of `x` occurs once.
+        An axis without modes has size 1.
 
     Attributes
     ----------
@@ -58,7 +74,7 @@ class ModeView(LazyArray):
 
     _instead = "tl.tensor of it makes a sparse tensor, if no axis is longer than 2**32"
 
-    def __init__(self, x, groups):
+    def __init__(self, x: FlycooTensor | SparseArray, groups: Iterable[Iterable[int]]) -> None:
         self.tensor = as_flycoo(x, check_coords=True)
         self.groups = tuple(map(tuple, groups))
         sizes = self.tensor.shape
@@ -66,29 +82,29 @@ class ModeView(LazyArray):
         self.ndim = len(self.groups)
         self.dtype = self.tensor.dtype
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         groups = ", ".join(map(str, self.groups))
         return f"<ModeView: modes {groups} of shape {self.tensor.shape}>"
 
-    def __matmul__(self, dense):
+    def __matmul__(self, dense: Array) -> Array:
         """Multiply with a dense array (C, R) or (C,); see `multiply_matricized`."""
         self._check_product(0, dense)
         (mode,), columns = self.groups
         return multiply_matricized(self.tensor, mode, columns, dense)
 
-    def __rmatmul__(self, dense):
+    def __rmatmul__(self, dense: Array) -> Array:
         self._check_product(1, dense)
         rows, (mode,) = self.groups
         return multiply_matricized(self.tensor, mode, rows, dense.T).T
 
-    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
-        # What `dense @ view` comes to where `dense` is an array of NumPy or CuPy.
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Array:
+        # NumPy's and CuPy's arrays call this for `dense @ view`.
         if ufunc is np.matmul and method == "__call__" and not kwargs and inputs[1] is self:
             return self.__rmatmul__(inputs[0])
         return super().__array_ufunc__(ufunc, method, *inputs, **kwargs)
 
-    def _check_product(self, axis, other):
-        """Refuse a product with a row or column for each index of this axis, if not of one mode."""
+    def _check_product(self, axis: int, other: Array) -> None:
+        """Refuse a product with a row or column for each index of `axis`, unless that is a mode."""
         operation = f"a product with {self!r}"
         if not hasattr(other, "strides"):
             instead = "expected a dense array: multiply factors or vectors with it"

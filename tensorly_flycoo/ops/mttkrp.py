@@ -1,11 +1,28 @@
-"""MTTKRP, the operation that CP decompositions of a sparse tensor spend their time on."""
+"""MTTKRP, the operation in which CP decompositions of a sparse tensor spend their time."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..array_modules import Array
 from ..checks import check_factors, check_mode, check_out, check_weights
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.memory import attempt, explain_mttkrp
+from ..tensor.tensor import FlycooTensor
+
+if TYPE_CHECKING:
+    from sparse import SparseArray
 
 
-def mttkrp(x, factors, mode, *, weights=None, out=None):
+def mttkrp(
+    x: FlycooTensor | SparseArray,
+    factors: Sequence[Array],
+    mode: int,
+    *,
+    weights: Array | None = None,
+    out: Array | None = None,
+) -> Array:
     r"""Multiply the matricised tensor with the Khatri-Rao product of its factors.
 
     .. math:: M[i, r] = w_r \sum_{k : c_{mode,k} = i} v_k \prod_{n \ne mode} F_n[c_{n,k}, r]
@@ -16,15 +33,15 @@ def mttkrp(x, factors, mode, *, weights=None, out=None):
     Parameters
     ----------
     x : FlycooTensor or sparse.COO
-        A COO is converted once and remembered while it lives unchanged; a loop of your own is
-        fastest with a FlycooTensor.
+        A COO is converted once and the result kept while it lives unchanged; a loop of your own
+        is fastest with a FlycooTensor.
     factors : sequence of array (I_n, R)
         One for each mode, in the dtype and on the device of `x`: CuPy arrays for a tensor on a
         GPU, else NumPy arrays. The factor of `mode` is not read.
     mode : int
         From 0 to ndim - 1.
     weights : array (R,), optional
-        Multiplied to the columns; on the device of `x`.
+        Scale the columns; on the device of `x`.
     out : array (I_mode, R), optional
         C-contiguous and on the device of `x`; receives the result. It may be ``factors[mode]``.
 
@@ -36,19 +53,19 @@ def mttkrp(x, factors, mode, *, weights=None, out=None):
     Raises
     ------
     TypeError
-        If `x` is not sparse, or factors, weights or `out` are of another array type or dtype.
+        If `x` is not sparse, or factors, weights or `out` have the wrong array type or dtype.
     ValueError
         If `mode` is out of range, a shape or rank does not fit, `out` overlaps an argument that is
-        read, or one of several GPUs is current and an array is on another.
+        read, or an array is on a GPU other than the current one.
     MemoryError
         If there is too little memory; says what was needed and free, and what would fit. The
-        tensor stays as it was, and usable.
+        tensor remains valid.
 
     Notes
     -----
-    ``nnz * R * ndim`` floating-point operations. With layout "remap" modes are cheapest in turn,
-    0, 1, ..., ndim - 1, 0, ...: for a mode out of turn the tensor is first remapped past the modes
-    in between, a pass over the nonzeros each. "replicated" has no turns.
+    ``nnz * R * ndim`` floating-point operations. With layout "remap", modes are cheapest in the
+    order 0, 1, ..., ndim - 1, 0, ...: any other mode is reached by remapping through the modes in
+    between, one pass over the nonzeros each. The other layouts have no preferred order.
 
     The workspace is one row of `out` for every 2,048 nonzeros. Each element has an error of at
     most ``(row_nnz + ndim) * eps`` times the same sum of absolute values. The result is the same to
@@ -85,12 +102,12 @@ def mttkrp(x, factors, mode, *, weights=None, out=None):
     named = {f"factors[{n}]": factor for n, factor in enumerate(factors)}
     engine.check_arrays({"x": x._layout.records, **named} | ({} if out is None else {"out": out}))
 
-    def compute():
+    def compute() -> Array:
         result = engine.xp.empty(shape, x.dtype) if out is None else out
         engine.mttkrp(x._layout, factors, mode, result)
         return result
 
-    def explain():
+    def explain() -> str:
         work_nbytes = engine.count_workspace_nbytes(x._layout, factors, mode)
         work_nbytes += 0 if out is not None else shape[0] * rank * x.dtype.itemsize
         return explain_mttkrp(x, mode, rank, work_nbytes)

@@ -1,43 +1,45 @@
-"""Non-negative starts from singular vectors (NNDSVD), without the right singular vectors.
+"""Non-negative initial guesses from singular vectors (NNDSVD), without the right vectors.
 
-Each left vector is split into its positive and its negative part, and so is the right one; the pair
-of parts with the larger product of norms is kept. Of a right vector, which has an element for every
-column of the unfolding, no more than those two norms is needed, and only non-empty columns add to
-them.
+Each pair of singular vectors is split into its positive and its negative parts, and the pair of
+parts with the larger product of norms is kept. A right vector has an element for every column of
+the unfolding, but only the norms of its two parts are needed, to which empty columns add nothing.
 """
 
 import numpy as np
 
-from ..array_modules import array_module
+from ..array_modules import Array, array_module
 from ..checks import num_cells
+from .unfolding_svd import Unfolding
 
 
-def make_left_vectors_non_negative(unfolding, left, values, kind="nndsvda"):
+def make_left_vectors_non_negative(
+    unfolding: Unfolding, left: Array, values: Array, kind: str = "nndsvda"
+) -> Array:
     """Make the left factor of NNDSVD from the leading singular vectors of an unfolding.
 
     Parameters
     ----------
     unfolding : Unfolding
     left : array (I_mode, R)
-        Left singular vectors, of any signs.
+        Left singular vectors, with any signs.
     values : array (R,)
         Singular values.
     kind : {"nndsvda", "nndsvd"}
-        Whether elements below the rounding unit become the mean of all cells, or zero.
+        Replace elements below the rounding unit by the mean of all cells, or by zero.
 
     Returns
     -------
     array (I_mode, R)
-        Where a singular value is zero, a column without information.
+        The column of a zero singular value is meaningless.
 
     Raises
     ------
     ValueError
-        If `kind` is another.
+        If `kind` is unknown.
 
     Notes
     -----
-    ``2 * nnz * R`` operations; the workspace is a few numbers a non-empty column.
+    ``2 * nnz * R`` operations; the workspace is a few numbers per non-empty column.
 
     References
     ----------
@@ -47,7 +49,6 @@ def make_left_vectors_non_negative(unfolding, left, values, kind="nndsvda"):
     Examples
     --------
     >>> from tensorly_flycoo import FlycooTensor
-    >>> from tensorly_flycoo.ops.unfolding_svd import Unfolding
     >>> unfolding = Unfolding(FlycooTensor([[0, 1], [2, 0]], [4.0, 9.0], shape=(3, 3)), 0)
     >>> left, values = unfolding.svd(1)
     >>> make_left_vectors_non_negative(unfolding, left, values, "nndsvd").round(3).tolist()
@@ -56,7 +57,7 @@ def make_left_vectors_non_negative(unfolding, left, values, kind="nndsvda"):
     if kind not in ("nndsvd", "nndsvda"):
         raise ValueError(f"non_negative is {kind!r}, expected True, 'nndsvda' or 'nndsvd'")
     chosen = _choose_parts(unfolding, left, values)
-    chosen[:, :1] = np.sqrt(values[:1]) * np.abs(left[:, :1])  # as it is but for its sign
+    chosen[:, :1] = np.sqrt(values[:1]) * np.abs(left[:, :1])  # the leading pair has one sign
     eps = np.finfo(unfolding.dtype).eps
     if kind == "nndsvd":
         return np.maximum(chosen - eps, 0)
@@ -65,8 +66,8 @@ def make_left_vectors_non_negative(unfolding, left, values, kind="nndsvda"):
     return xp.where(chosen < eps, left.dtype.type(mean), chosen)
 
 
-def _choose_parts(unfolding, left, values):
-    """Return the part of each left vector whose product of norms is larger, scaled."""
+def _choose_parts(unfolding: Unfolding, left: Array, values: Array) -> Array:
+    """Return the part of each left vector with the larger product of norms, scaled."""
     right_norms = _find_right_norms(unfolding, left, values)
     parts = (np.maximum(left, 0), np.maximum(-left, 0))
     left_norms = [np.linalg.norm(part, axis=0) for part in parts]
@@ -77,8 +78,8 @@ def _choose_parts(unfolding, left, values):
     return xp.where(is_positive, *parts) * (scales / xp.where(norms > 0, norms, 1))
 
 
-def _find_right_norms(unfolding, left, values):
-    """Compute the norms of positive and negative parts of right singular vectors: (2, R)."""
+def _find_right_norms(unfolding: Unfolding, left: Array, values: Array) -> Array:
+    """Compute the norms (2, R) of the positive and negative parts of the right vectors."""
     matrix, rows = unfolding._nonempty_part
     columns = matrix.T  # as CSR
     norms = array_module(left).zeros((2, left.shape[1]), left.dtype)

@@ -1,16 +1,20 @@
 """Products of a sparse tensor with the factors of all modes but some, and their singular vectors.
 
-With the factors of all modes but one (TTMc, the tensor-times-matrix chain) each index of that mode
-has a row of columns, and only those with nonzeros are kept. Where modes are left out besides, as
-`partial_tucker` does, a product is an operator that is applied to vectors.
+With the factors of all modes but one (TTMc, the tensor-times-matrix chain), each index of that mode
+has a row of columns; only rows with nonzeros are kept. If further modes are left out, as in
+`partial_tucker`, the product is an operator that is applied to vectors.
 """
+
+from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from ..array_modules import array_module, is_cupy
+from ..array_modules import Array, array_module, is_cupy
 from ..checks import densify_error
 from ..linalg.leading_pairs import (
     MAX_DIRECT_SIZE,
@@ -23,38 +27,47 @@ from ..tensor.tensor import FlycooTensor
 from .contraction import join_modes
 from .nonempty_rows import count_nonempty_rows, find_nonempty_rows
 
-#: Items of a matrix that are converted to float64 at a time.
+#: Elements of a matrix that are converted to float64 at a time.
 _BLOCK_SIZE = 2**22
 
-_merged: weakref.WeakKeyDictionary[FlycooTensor, dict] = weakref.WeakKeyDictionary()
+#: The tensors that `merge_modes` has made, kept as long as the tensor they were made from.
+_merged: weakref.WeakKeyDictionary[FlycooTensor, dict[tuple, FlycooTensor]]
+_merged = weakref.WeakKeyDictionary()
 
 
-def check_free_modes(x, modes):
-    """Refuse an array with a row for each index of some modes, if those are more than nonzeros.
+def check_free_modes(x: FlycooTensor, modes: Sequence[int]) -> None:
+    """Refuse an array with a row for each cell of `modes` if it is too tall.
 
-    Of one mode it is as tall as a factor, and of more no taller than the list of nonzeros.
+    For one mode it is as tall as a factor. For several it may be as tall as the list of nonzeros.
+
+    Raises
+    ------
+    DensifyError
+        If there are several modes, with more cells than `x` has nonzeros.
     """
     sizes = [x.shape[n] for n in modes]
     if len(modes) > 1 and math.prod(sizes) > x.nnz:
         names = " and ".join(map(str, modes))
         raise densify_error(
-            f"multiplying with factors of all modes but {names}",
+            f"multiplying by factors of all modes but {names}",
             (*sizes, "..."),
             "leave out one mode at most, or modes with fewer indices together than x has nonzeros",
         )
 
 
-def merge_modes(x, modes, dtype):
-    """Give a tensor where some modes are one, whose indices count the last of them fastest.
+def merge_modes(
+    x: FlycooTensor, modes: Sequence[int], dtype: Any
+) -> tuple[FlycooTensor, int, dict[int, int]]:
+    """Join some modes of a tensor to one, in which the last of them varies fastest.
 
     Returns
     -------
     merged : FlycooTensor
-        Of `dtype`; `x` itself if it will do, else made once and kept as long as `x`.
+        Of `dtype`; `x` itself if nothing changes, else built once and kept as long as `x`.
     mode : int
-        Which of its modes is the merged one.
+        The merged mode of `merged`.
     places : dict of int to int
-        Which of its modes the others of x are.
+        For each other mode of `x`, its number in `merged`.
     """
     others = [n for n in range(x.ndim) if n not in modes]
     if len(modes) == 1 and dtype == x.dtype:
@@ -64,21 +77,22 @@ def merge_modes(x, modes, dtype):
         coords, values = x._sorted_nonzeros()
         rows = join_modes(x, coords, modes)
         coords = x._engine.xp.stack([rows, *(coords[n] for n in others)])
-        size, options = math.prod(x.shape[n] for n in modes), {"layout": x.layout}
-        shape = (size, *(x.shape[n] for n in others))
-        known[key] = FlycooTensor(coords, values, shape, dtype=dtype, device=x.device, **options)
+        shape = (math.prod(x.shape[n] for n in modes), *(x.shape[n] for n in others))
+        known[key] = x._rebuild(coords, values, shape, dtype)
     return known[key], 0, {n: place for place, n in enumerate(others, start=1)}
 
 
-def multiply_nonempty_rows(x, mode, factors):
-    """Compute TTMc: unfold along `mode`, times the Kronecker product of the factors of all others.
+def multiply_nonempty_rows(
+    x: FlycooTensor, mode: int, factors: Mapping[int, Array]
+) -> tuple[Array, Array | slice]:
+    """Compute TTMc: the unfolding along `mode` times the Kronecker product of all other factors.
 
     Returns
     -------
     rows : array (number of non-empty rows, prod K_n)
-        Columns count those of the factors, the last mode's fastest.
+        Columns run over those of the factors, the last mode's fastest.
     numbers : integer array, or slice(None)
-        The indices that the rows are of.
+        The index of each row.
     """
     num_columns = math.prod(factor.shape[1] for factor in factors.values())
     rows = x._engine.xp.empty((count_nonempty_rows(x, mode), num_columns), x.dtype)
@@ -87,17 +101,38 @@ def multiply_nonempty_rows(x, mode, factors):
     return rows, numbers
 
 
-def find_leading_pairs(x, mode, other_modes, factors, rank):
-    """Decompose the unfolding along `mode` of `x` times factors of all but `other_modes`.
+def find_leading_pairs(
+    x: FlycooTensor,
+    mode: int,
+    other_modes: Sequence[int],
+    factors: Mapping[int, Array],
+    rank: int,
+) -> tuple[Array, Array, Array | slice]:
+    """Compute leading singular vectors of `x` times `factors`, unfolded along `mode`.
+
+    Parameters
+    ----------
+    x : FlycooTensor
+    mode : int
+    other_modes : sequence of int
+        The modes besides `mode` that have no factor.
+    factors : mapping of int to array (I_n, K_n)
+        By mode.
+    rank : int
 
     Returns
     -------
     vectors : float64 array (number of non-empty rows, R)
-        Left singular vectors; R is `rank`, or the smaller of the sizes if that is less.
+        Left singular vectors; R is `rank`, or the smaller size of the unfolding if that is less.
     values : float64 array (R,)
-        Singular values, falling.
+        Singular values, descending.
     numbers : integer array, or slice(None)
-        The indices that the rows are of.
+        The index of each row.
+
+    Raises
+    ------
+    DensifyError
+        As from `check_free_modes` for `other_modes`.
     """
     matrix: Multipliable
     if other_modes:
@@ -111,16 +146,16 @@ def find_leading_pairs(x, mode, other_modes, factors, rank):
 
 
 class _Matrix:
-    """An array of any precision, to be multiplied in float64 without a copy of all of it."""
+    """An array of any precision, multiplied in float64 without converting all of it at once."""
 
     max_gram_size = MAX_GRAM_SIZE
 
-    def __init__(self, array):
+    def __init__(self, array: Array) -> None:
         self._array = array
-        self.shape = array.shape
+        self.shape: tuple[int, int] = array.shape
 
-    def _blocks(self, axis=0):
-        """Yield slices of an axis, and what they hold of the array in float64, C-contiguous."""
+    def _blocks(self, axis: int = 0) -> Iterator[tuple[slice, Array]]:
+        """Yield slices of an axis, and those parts of the array in float64, C-contiguous."""
         length = max(1, _BLOCK_SIZE // max(1, self.shape[1 - axis]))
         xp = array_module(self._array)
         for start in range(0, self.shape[axis], length):
@@ -128,14 +163,13 @@ class _Matrix:
             part = self._array[block] if axis == 0 else self._array[:, block]
             yield block, xp.ascontiguousarray(part.astype(np.float64, copy=False))
 
-    def multiply(self, block):
+    def multiply(self, block: Array) -> Array:
         return np.concatenate([part @ block for _, part in self._blocks()])
 
-    def multiply_transposed(self, block):
+    def multiply_transposed(self, block: Array) -> Array:
         return sum(part.T @ block[rows] for rows, part in self._blocks())
 
-    def gram(self, of_rows):
-        """Compute the lower triangle of ``A @ A.T``, or of ``A.T @ A``."""
+    def gram(self, of_rows: bool) -> Array:
         size = self.shape[0 if of_rows else 1]
         if is_cupy(self._array):
             parts = (part for _, part in self._blocks(axis=int(of_rows)))
@@ -144,26 +178,33 @@ class _Matrix:
 
         gram = np.zeros((size, size), order="F")
         for _, part in self._blocks(axis=int(of_rows)):
-            # Its upper triangle in Fortran's order is the lower one in C's.
+            # The upper triangle in Fortran order is the lower one in C order.
             gram = dsyrk(1.0, part.T, trans=of_rows, beta=1.0, c=gram, overwrite_c=True)
         return gram.T
 
 
 class _Operator:
-    """The unfolding of a tensor times factors where other modes are left out, which it merges.
+    """The unfolding along `mode` of a tensor times factors, if other modes have no factor either.
 
-    It has the rows that are not empty. Its columns count the indices of the merged mode, and
-    fastest the columns of the factors, in an order of its own. In float64, so that what iterates on
-    it converges.
+    Those are merged to one. Empty rows are left out. Columns run over the indices of the merged
+    mode and, fastest, over the columns of the factors from the narrowest to the widest. Everything
+    is in float64, so that iterations with it converge.
     """
 
     max_gram_size = MAX_DIRECT_SIZE
 
-    def __init__(self, x, mode, rows, other_modes, factors):
+    def __init__(
+        self,
+        x: FlycooTensor,
+        mode: int,
+        rows: Array | slice,
+        other_modes: Sequence[int],
+        factors: Mapping[int, Array],
+    ) -> None:
         self._rows, self._num_indices = rows, x.shape[mode]
         self._x, self._other, places = merge_modes(x, other_modes, np.float64)
         self._mode, self._engine = places[mode], x._engine
-        # The widest last: it is what is read and added as vectors.
+        # The widest comes last: kernels read and add its rows as vectors.
         by_width = sorted(factors.items(), key=lambda item: item[1].shape[1])
         self._inputs = {places[n]: factor.astype(np.float64) for n, factor in by_width}
         ranks = [factor.shape[1] for factor in self._inputs.values()]
@@ -175,8 +216,8 @@ class _Operator:
         num_others = self._x.shape[self._other]
         self.shape = (count_nonempty_rows(x, mode), num_others * self._num_columns)
 
-    def multiply_transposed(self, block):
-        """Multiply the transposed unfolding: a TTMc with the vectors as a factor of the mode."""
+    def multiply_transposed(self, block: Array) -> Array:
+        # A TTMc with the vectors as the factor of the mode.
         num_vectors, xp = block.shape[1], self._engine.xp
         vectors = xp.zeros((self._num_indices, num_vectors))
         vectors[self._rows] = block
@@ -186,24 +227,24 @@ class _Operator:
         out = out.reshape(-1, num_vectors, self._num_columns)
         return out.transpose(0, 2, 1).reshape(-1, num_vectors)
 
-    def multiply(self, block):
-        """Multiply the unfolding: the columns of an MTTKRP, added up, for each vector."""
+    def multiply(self, block: Array) -> Array:
         return np.stack([self._multiply_vector(vector) for vector in block.T], axis=1)
 
-    def _multiply_vector(self, vector):
+    def _multiply_vector(self, vector: Array) -> Array:
+        """Multiply the unfolding by one vector: the sum of the columns of an MTTKRP."""
         xp = self._engine.xp
         out = xp.empty((self._num_indices, self._num_columns))
         factors = {self._other: vector.reshape(-1, self._num_columns), self._mode: out}
         factors |= self._spread
-        factors = [factors[n] for n in range(self._x.ndim)]
-        self._engine.mttkrp(self._x._layout, factors, self._mode, out)
+        in_order = [factors[n] for n in range(self._x.ndim)]
+        self._engine.mttkrp(self._x._layout, in_order, self._mode, out)
         return out.sum(axis=1)[self._rows]
 
-    def gram(self, of_rows):
+    def gram(self, of_rows: bool) -> Array:
         size = self.shape[0 if of_rows else 1]
         return np.tril(multiply_by_gram(self, self._engine.xp.eye(size), of_rows))
 
 
-def _spread_columns(factor, num_before, num_after):
-    """Repeat columns as in a Kronecker product with rows of `num_before` and `num_after` ones."""
+def _spread_columns(factor: Array, num_before: int, num_after: int) -> Array:
+    """Compute the Kronecker product of ones (1, num_before), `factor`, and ones (1, num_after)."""
     return np.tile(np.repeat(factor, num_after, axis=1), (1, num_before))

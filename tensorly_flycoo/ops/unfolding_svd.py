@@ -1,32 +1,61 @@
-"""Singular vectors of the unfoldings of a sparse tensor, for the initialisation of ALS."""
+"""Singular vectors of the unfoldings of a sparse tensor, which ALS starts from."""
+
+from __future__ import annotations
 
 import contextlib
+from abc import abstractmethod
+from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..array_modules import Array, array_module, is_cupy
 from ..checks import check_mode, check_rank, densify_error
+from ..engines.protocol import Engine
 from ..linalg.leading_pairs import MAX_GRAM_SIZE, find_singular_pairs
 from ..linalg.sparse_matrices import by_rows, make_csc
 from ..linalg.tall_skinny import qr
 from .lazy import LazyArray, ModeView
 from .nonempty_rows import count_nonempty_rows, find_nonempty_rows
 
+if TYPE_CHECKING:
+    from sparse import SparseArray
+
+    from ..tensor.tensor import FlycooTensor
+
 #: Seeds the vectors that belong to singular values of zero.
 _SEED = 20240507
 
 
 class LazyMatrix(LazyArray):
-    """Stand for a matrix that is never formed, but whose leading singular vectors can be had.
+    """A matrix that is never formed, but has leading singular vectors.
 
-    It has a `tensor`, from which `_find_leading_pairs(rank)` finds what of them is not zero.
+    Attributes
+    ----------
+    tensor : FlycooTensor
+        What the matrix is made of.
     """
+
+    tensor: FlycooTensor
 
     _instead = "its singular value decomposition (tl.svd_interface) works without forming it"
 
-    def svd(self, rank):
+    @abstractmethod
+    def _find_leading_pairs(self, rank: int) -> tuple[Array, Array, Array | slice]:
+        """Compute what is not zero of the leading left singular vectors.
+
+        Returns
+        -------
+        vectors : float64 array (number of non-empty rows, R)
+            R is at most `rank`.
+        values : float64 array (R,)
+            Singular values, descending.
+        rows : integer array, or slice(None)
+            The rows of the matrix that `vectors` has.
+        """
+
+    def svd(self, rank: int) -> tuple[Array, Array]:
         """Compute the leading left singular vectors and the singular values.
 
         Parameters
@@ -37,24 +66,25 @@ class LazyMatrix(LazyArray):
         Returns
         -------
         left : array (I_mode, rank)
-            On the device of the tensor. Orthonormal columns, also where singular values are zero.
+            Orthonormal columns, on the device of the tensor. Those of zero singular values are
+            arbitrary.
         singular_values : array (rank,)
-            Falling; those below the rounding error of the largest are zero.
+            Descending; those below the rounding error of the largest are zero.
 
         Raises
         ------
         TypeError, ValueError
-            If `rank` is no integer from 1 to ``min(shape)``.
+            If `rank` is not an integer from 1 to ``min(shape)``.
 
         Notes
         -----
-        Empty rows and columns are left out. Where the rest has at most 8192 rows or columns, its
+        Empty rows and columns are left out. If what remains has at most 8192 rows or columns, its
         Gram matrix is formed: singular values have an error of about ``eps`` times the square of
-        the largest, over themselves. Up to 256 it is decomposed directly; beyond that by Lanczos
-        iteration from a fixed start (ARPACK; on a GPU in blocks, where everything stays on it);
-        where singular values occur many times over, it may return one that is less than the last
-        one wanted by a small part of a percent. Results can differ in the last bits with the number
-        of threads of the BLAS, and on a GPU, whose cuSPARSE adds in no fixed order, in every run.
+        the largest, divided by the value itself. Gram matrices of up to 256 rows are decomposed
+        directly, larger ones by Lanczos iteration from a fixed initial vector: ARPACK, or block
+        iteration on a GPU. If many singular values are almost equal, the last one may be too small
+        by a small part of a percent. Results can differ in the last bits with the number of BLAS
+        threads; on a GPU they do so in every run, since cuSPARSE adds in no fixed order.
         """
         rank = check_rank(rank)
         if rank > min(self.shape):
@@ -70,7 +100,7 @@ class LazyMatrix(LazyArray):
 
 
 class Unfolding(LazyMatrix, ModeView):
-    """Stand for the unfolding of a sparse tensor along one mode: (I_mode, all other cells).
+    """The unfolding of a sparse tensor along one mode: (I_mode, product of the other sizes).
 
     Parameters
     ----------
@@ -90,19 +120,19 @@ class Unfolding(LazyMatrix, ModeView):
     <Unfolding: mode 1 of shape (3, 3, 2)>
     """
 
-    def __init__(self, x, mode):
+    def __init__(self, x: FlycooTensor | SparseArray, mode: int) -> None:
         self.mode = check_mode(mode, len(x.shape))
         others = [n for n in range(len(x.shape)) if n != self.mode]
         super().__init__(x, [(self.mode,), others])
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<Unfolding: mode {self.mode} of shape {self.tensor.shape}>"
 
     @cached_property
-    def _nonempty_part(self):
+    def _nonempty_part(self) -> tuple[Any, Array | slice]:
         """The unfolding without its empty rows and columns, as float64 CSC, and its rows' numbers.
 
-        Its entries are in one defined order, whatever mode is resident, so sums over them are too.
+        Entries have a fixed order, whatever mode is resident, so sums over them have the same bits.
         """
         x, mode, xp = self.tensor, self.mode, self.tensor._engine.xp
         record_format, primitives = x._layout.record_format, x._engine
@@ -118,11 +148,11 @@ class Unfolding(LazyMatrix, ModeView):
         return make_csc(values, row_ids, column_starts, shape), numbers
 
     @contextlib.contextmanager
-    def _hold_columns(self):
-        """Give records and the order of them in which columns lie together and their rows rise.
+    def _hold_columns(self) -> Iterator[tuple[Array, Array | None]]:
+        """Lend the records, and places that order them column by column with ascending rows.
 
-        The nonzeros come by modes mode + 1, ..., N - 1, 0, ..., mode; but for mode 0 by modes
-        N - 1, ..., 0, which is the order of mode N - 1 and need not be made.
+        Modes are compared in the order mode + 1, ..., N - 1, 0, ..., mode. For mode 0 it is
+        N - 1, ..., 0 instead: that is the order of mode N - 1, which needs no sort.
         """
         layout, primitives = self.tensor._layout, self.tensor._engine
         ndim = self.tensor.ndim
@@ -133,21 +163,20 @@ class Unfolding(LazyMatrix, ModeView):
                 places = primitives.sort_places(*arguments)
             yield records, places
 
-    def _find_leading_pairs(self, rank):
-        """Find what is not zero: left vectors without empty rows, values, and the rows' numbers."""
+    def _find_leading_pairs(self, rank: int) -> tuple[Array, Array, Array | slice]:
         matrix, rows = self._nonempty_part
         rank, engine = min(rank, *matrix.shape), self.tensor._engine
         return *find_singular_pairs(_SparseMatrix(matrix, engine), rank, engine.xp), rows
 
 
 class _SparseMatrix:
-    """A CSC matrix without empty rows, to be multiplied in float64."""
+    """A float64 CSC matrix without empty rows, as `find_singular_pairs` wants it."""
 
     max_gram_size = MAX_GRAM_SIZE
 
-    def __init__(self, matrix: Any, engine: Any):
+    def __init__(self, matrix: Any, engine: Engine) -> None:
         self._columns, self._engine = matrix, engine
-        self.shape = matrix.shape
+        self.shape: tuple[int, int] = matrix.shape
 
     @cached_property
     def _rows(self) -> Any:
@@ -158,7 +187,7 @@ class _SparseMatrix:
         return by_rows(self._columns.T)
 
     def gram(self, of_rows: bool) -> Array:
-        # Rows are multiplied column by column, and columns row by row.
+        # Products of rows are sums over columns, and products of columns over rows.
         groups = self._columns if of_rows else self._columns.tocsr()
         return self._engine.gram(groups.indptr, groups.indices, groups.data, min(self.shape))
 
@@ -169,15 +198,15 @@ class _SparseMatrix:
         return self._transposed @ block
 
 
-def _complete_basis(left, num_known):
-    """Make the columns of `left` orthonormal; those from `num_known` on are free to choose."""
+def _complete_basis(left: Array, num_known: int) -> Array:
+    """Make the columns of `left` orthonormal; replace those from `num_known` on."""
     xp = array_module(left)
     free = left[:, num_known:]
     free[...] = xp.random.RandomState(_SEED).standard_normal(free.shape)
     if is_cupy(left):
         basis, triangle = qr(left)
     else:
-        # SciPy's BLAS as above, not NumPy's: each keeps threads that spin when the other computes.
+        # SciPy's BLAS, as for the Gram matrix: the idle threads of a second BLAS would spin.
         from scipy.linalg import qr as scipy_qr
 
         basis, triangle = scipy_qr(left, mode="economic", overwrite_a=True)
@@ -185,86 +214,110 @@ def _complete_basis(left, num_known):
 
 
 class LazySVD:
-    """Compute the SVD of an `Unfolding` when it is known how many vectors are wanted.
+    """The SVD of a `LazyMatrix`, computed when the number of vectors is known.
 
-    TensorLy asks for all singular vectors and then slices the leading ones, ``U[:, :n]``, ``S[:n]``
-    and ``V[:n, :]``. Iterate over this object for the three; each slice is a fresh array, and V,
-    which has a column for every cell of the other modes, is never made.
+    TensorLy asks for all singular vectors and then slices the leading ones: ``U[:, :n]``, ``S[:n]``
+    and ``V[:n, :]``. Iterating over this object gives stand-ins for the three. A slice of U or S is
+    a fresh array; V has a column for every cell of the other modes and is never formed.
+
+    Parameters
+    ----------
+    matrix : LazyMatrix
+    full_matrices : bool
+        As in `numpy.linalg.svd`: whether U has as many columns as rows, and V as many rows as
+        columns, instead of ``min(matrix.shape)``.
     """
 
-    def __init__(self, unfolding):
-        self.unfolding = unfolding
-        self._computed = {}
+    def __init__(self, matrix: LazyMatrix, full_matrices: bool = False) -> None:
+        self.matrix = matrix
+        self.full_matrices = full_matrices
+        self._computed: dict[int, tuple[Array, Array]] = {}
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[_SvdPart]:
         return iter((_LeftVectors(self), _SingularValues(self), _RightVectors(self)))
 
-    def compute(self, rank):
-        """Return the left vectors and values, computed once for each rank."""
+    def compute(self, rank: int) -> tuple[Array, Array]:
+        """Return the leading left vectors and the values, computed once for each rank."""
         if rank not in self._computed:
-            self._computed[rank] = self.unfolding.svd(rank)
+            self._computed[rank] = self.matrix.svd(rank)
         return self._computed[rank]
+
+    def compute_left(self, num_columns: int) -> Array:
+        """Return left vectors as a fresh array, completed to an orthonormal basis if need be."""
+        known, _ = self.compute(min(num_columns, *self.matrix.shape))
+        num_known = known.shape[1]
+        if num_columns == num_known:
+            return known.copy()
+        left = array_module(known).zeros((known.shape[0], num_columns))
+        left[:, :num_known] = known
+        return _complete_basis(left, num_known).astype(known.dtype)
 
 
 class _SvdPart(LazyArray):
     _instead = "slice the leading singular vectors first, as tl.svd_interface does"
 
-    def __init__(self, svd):
+    #: The number of singular vectors or values in this part.
+    _count: int
+
+    def __init__(self, svd: LazySVD) -> None:
         self._svd = svd
-        self._full = min(svd.unfolding.shape)
+        self.dtype = svd.matrix.dtype
 
-    def __repr__(self):
-        return f"<{type(self).__name__[1:]} of {self._svd.unfolding!r}>"
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__[1:]} of {self._svd.matrix!r}>"
 
-    def _leading(self, index):
-        """Understand ``[:n]``; all else would need the whole."""
+    def _count_leading(self, index: Any) -> int:
+        """Return the number of items in ``[:n]``; refuse any other index."""
         if isinstance(index, slice) and index.start in (None, 0) and index.step in (None, 1):
-            return len(range(self._full)[index])
-        raise densify_error(f"indexing {self!r} with {index!r}", self.shape, self._instead)
+            return range(self._count)[index].stop
+        raise self._refuse(index)
+
+    def _refuse(self, index: Any) -> Exception:
+        return densify_error(f"indexing {self!r} with {index!r}", self.shape, self._instead)
 
 
 class _LeftVectors(_SvdPart):
-    @property
-    def shape(self):
-        return (self._svd.unfolding.shape[0], self._full)
+    def __init__(self, svd: LazySVD) -> None:
+        super().__init__(svd)
+        num_rows = svd.matrix.shape[0]
+        self._count = num_rows if svd.full_matrices else min(svd.matrix.shape)
+        self.shape = (num_rows, self._count)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> Array:
         if not (isinstance(index, tuple) and len(index) == 2 and index[0] == slice(None)):
-            raise densify_error(f"indexing {self!r} with {index!r}", self.shape, self._instead)
-        return self._svd.compute(self._leading(index[1]))[0].copy()
+            raise self._refuse(index)
+        return self._svd.compute_left(self._count_leading(index[1]))
 
 
 class _SingularValues(_SvdPart):
     ndim = 1
 
-    @property
-    def shape(self):
-        return (self._full,)
+    def __init__(self, svd: LazySVD) -> None:
+        super().__init__(svd)
+        self._count = min(svd.matrix.shape)
+        self.shape = (self._count,)
 
-    def __getitem__(self, index):
-        return self._svd.compute(self._leading(index))[1].copy()
+    def __getitem__(self, index: Any) -> Array:
+        return self._svd.compute(self._count_leading(index))[1].copy()
 
 
 class _RightVectors(_SvdPart):
-    """Have a shape, and signs that can be flipped; nothing else of V is ever needed."""
+    """Right singular vectors, which have a shape and signs to flip, but no elements."""
 
     _instead = "the right singular vectors of an unfolding have a column for every cell"
 
-    @property
-    def shape(self):
-        return (self._full, self._svd.unfolding.shape[1])
+    def __init__(self, svd: LazySVD, count: int | None = None) -> None:
+        super().__init__(svd)
+        num_columns = svd.matrix.shape[1]
+        full_count = num_columns if svd.full_matrices else min(svd.matrix.shape)
+        self._count = full_count if count is None else count
+        self.shape = (self._count, num_columns)
 
-    @property
-    def dtype(self):
-        return self._svd.unfolding.dtype
-
-    def __getitem__(self, index):
+    def __getitem__(self, index: Any) -> _RightVectors:
         rows, columns = index if isinstance(index, tuple) and len(index) == 2 else (index, None)
         if columns not in (None, slice(None)):
-            raise densify_error(f"indexing {self!r} with {index!r}", self.shape, self._instead)
-        part = _RightVectors(self._svd)
-        part._full = self._leading(rows)
-        return part
+            raise self._refuse(index)
+        return _RightVectors(self._svd, self._count_leading(rows))
 
-    def __mul__(self, signs):
+    def __mul__(self, signs: Array) -> _RightVectors:
         return self

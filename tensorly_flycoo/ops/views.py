@@ -1,12 +1,18 @@
-"""Reshape, transpose and multiply sparse tensors as TensorLy does, by views that are never formed.
+"""TensorLy's reshape, transpose, dot, sum and mean for sparse tensors and lazy views of them.
 
-Where a view is the tensor as it was, or an unfolding along one mode, it is returned as such.
+A view that leaves the tensor as it is becomes the tensor itself; one that unfolds it along a mode
+becomes an `Unfolding`.
 """
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from ..array_modules import Array
 from ..checks import densify_error, num_cells
 from ..tensor.coo_cache import is_sparse
 from ..tensor.tensor import FlycooTensor
@@ -14,14 +20,34 @@ from .contraction import average_modes, check_axes, inner, join_modes, sum_modes
 from .lazy import LazyArray, ModeView
 from .unfolding_svd import Unfolding
 
+if TYPE_CHECKING:
+    from sparse import SparseArray
 
-def is_lazy_or_sparse(x):
-    """Say whether `x` is a sparse tensor, or stands for an array made of one."""
+#: A sparse tensor, or a view of one.
+Viewable: TypeAlias = "FlycooTensor | SparseArray | LazyArray"
+
+
+def is_lazy_or_sparse(x: object) -> bool:
+    """Return whether `x` is a sparse tensor or a lazy array."""
     return is_sparse(x) or isinstance(x, LazyArray)
 
 
-def permute(x, axes=None):
-    """Reorder the axes of a sparse tensor or view; without `axes` reverse them.
+def find_sparse(arguments: Iterable[Any]) -> Any:
+    """Return the first argument that is sparse or a lazy view of a sparse tensor, or None.
+
+    The items of lists and tuples count as well.
+    """
+    for argument in arguments:
+        if type(argument) is np.ndarray:
+            continue
+        for x in argument if isinstance(argument, list | tuple) else (argument,):
+            if is_lazy_or_sparse(x):
+                return x
+    return None
+
+
+def permute(x: Viewable, axes: Sequence[int] | None = None) -> FlycooTensor | ModeView:
+    """Reorder the axes of a sparse tensor or view; by default reverse them.
 
     Examples
     --------
@@ -30,30 +56,32 @@ def permute(x, axes=None):
     ((2, 3, 4), True)
     """
     groups = _groups(x, "tl.transpose")
-    axes = range(len(groups))[::-1] if axes is None else check_axes(axes, len(groups))
-    if len(axes) != len(groups):
-        raise ValueError(f"axes is {tuple(axes)}, expected each of the {len(groups)} axes once")
-    return _make_view(x, [groups[axis] for axis in axes])
+    if axes is None:
+        return _make_view(x, groups[::-1])
+    order = check_axes(axes, len(groups))
+    if len(order) != len(groups):
+        raise ValueError(f"axes is {tuple(order)}, expected each of the {len(groups)} axes once")
+    return _make_view(x, [groups[axis] for axis in order])
 
 
-def move_axis(x, source, destination):
+def move_axis(x: Viewable, source: int, destination: int) -> FlycooTensor | ModeView:
     """Move one axis of a sparse tensor or view."""
     ndim = len(_groups(x, "tl.moveaxis"))
-    (source,), (destination,) = check_axes(source, ndim), check_axes(destination, ndim)
-    axes = [axis for axis in range(ndim) if axis != source]
-    axes.insert(destination, source)
+    (start,), (end,) = check_axes(source, ndim), check_axes(destination, ndim)
+    axes = [axis for axis in range(ndim) if axis != start]
+    axes.insert(end, start)
     return permute(x, axes)
 
 
-def reshape(x, shape):
-    """Reshape a sparse tensor or view, where each new axis is some modes that follow each other.
+def reshape(x: Viewable, shape: int | Sequence[int]) -> FlycooTensor | ModeView:
+    """Reshape a sparse tensor or view by joining consecutive modes.
 
     Raises
     ------
     DensifyError
         If a mode would have to be split.
     ValueError
-        If the number of cells is another.
+        If the number of cells changes.
 
     Examples
     --------
@@ -62,21 +90,26 @@ def reshape(x, shape):
     (<Unfolding: mode 0 of shape (3, 4, 2)>, <ModeView: modes (0, 1, 2) of shape (3, 4, 2)>, True)
     """
     groups = _groups(x, "tl.reshape")
-    tensor = x if is_sparse(x) else x.tensor
+    sizes = _tensor_of(x).shape
     modes = [mode for group in groups for mode in group]
-    shape = _complete(shape, num_cells(tensor.shape))
-    regrouped = _regroup(modes, tensor.shape, shape)
+    new_shape = _complete(shape, num_cells(sizes))
+    regrouped = _regroup(modes, sizes, new_shape)
     if regrouped is None:
-        instead = "a view can join modes that follow each other, not split them"
-        raise densify_error(f"tl.reshape of {tensor.shape} to {shape}", shape, instead)
+        instead = "a view can join consecutive modes, not split them"
+        raise densify_error(f"tl.reshape of {sizes} to {new_shape}", new_shape, instead)
     is_matrix = len(regrouped) == 2 and not isinstance(x, Unfolding)
     return _make_view(x, regrouped, prefers_unfolding=is_matrix)
 
 
-def dot(a, b):
-    """Multiply where one is a sparse matrix or a view, and the result is of the size of a factor.
+def dot(a: Any, b: Any) -> Array:
+    """Multiply a sparse matrix or view with a dense array, from either side.
 
     The product of two vectorised tensors is a number; see `inner`.
+
+    Raises
+    ------
+    DensifyError
+        If the product would be larger than a factor.
     """
     a, b = (Unfolding(x, 0) if is_sparse(x) and x.ndim == 2 else x for x in (a, b))
     if np.ndim(a) == np.ndim(b) == 1:
@@ -88,8 +121,8 @@ def dot(a, b):
     return a @ b
 
 
-def _dot_vectors(a, b):
-    """Multiply two vectors, of which one at least is a vectorised tensor."""
+def _dot_vectors(a: Any, b: Any) -> Array:
+    """Multiply two vectors, at least one of them a vectorised tensor."""
     if isinstance(b, ModeView):
         a, b = b, a
     if not isinstance(a, ModeView):
@@ -98,29 +131,38 @@ def _dot_vectors(a, b):
     other = b.tensor if isinstance(b, ModeView) else b
     if isinstance(b, ModeView):
         if b.groups != a.groups:
-            raise densify_error(f"the product of {a!r} and {b!r}", (), "vectorise both alike")
+            instead = "vectorise both in the same order of modes"
+            raise densify_error(f"the product of {a!r} and {b!r}", (), instead)
     elif num_cells(a.tensor.shape) == b.size:
         back = sorted(range(len(modes)), key=modes.__getitem__)
         other = b.reshape([a.tensor.shape[mode] for mode in modes]).transpose(back)
     return inner(a.tensor, other)
 
 
-def sum_axes(x, axis=None):
-    """Sum a sparse tensor or view over all axes or some; what is left is like `x`."""
+def sum_axes(x: Viewable, axis: int | Iterable[int] | None = None) -> Any:
+    """Sum a sparse tensor or view over all axes or some.
+
+    Returns
+    -------
+    FlycooTensor, ModeView, array (I,) or scalar
+        Dense if one axis of one mode is left, a number if none is, else sparse.
+    """
     return _reduce(x, axis, sum_modes, "tl.sum")
 
 
-def average_axes(x, axis=None):
-    """Average a sparse tensor or view over all axes or some; what is left is like `x`."""
+def average_axes(x: Viewable, axis: int | Iterable[int] | None = None) -> Any:
+    """Average a sparse tensor or view over all axes or some; returns what `sum_axes` does."""
     return _reduce(x, axis, average_modes, "tl.mean")
 
 
-def _reduce(x, axis, reduce_modes, name):
+def _reduce(
+    x: Viewable, axis: int | Iterable[int] | None, reduce_modes: Callable[..., Any], name: str
+) -> Any:
     if is_sparse(x):
         return reduce_modes(x, axis)
     groups = _groups(x, name)
     gone = range(len(groups)) if axis is None else check_axes(axis, len(groups))
-    result = reduce_modes(x.tensor, [mode for n in gone for mode in groups[n]])
+    result = reduce_modes(_tensor_of(x), [mode for n in gone for mode in groups[n]])
     if not isinstance(result, FlycooTensor):
         return result
     kept = [group for n, group in enumerate(groups) if n not in gone]
@@ -128,7 +170,7 @@ def _reduce(x, axis, reduce_modes, name):
     return _make_view(result, [[numbers[mode] for mode in group] for group in kept])
 
 
-def make_tensor(view):
+def make_tensor(view: LazyArray) -> FlycooTensor:
     """Make a FlycooTensor of a view; no axis may be longer than 2**32.
 
     Examples
@@ -138,17 +180,21 @@ def make_tensor(view):
     array([[0, 1],
            [5, 1]])
     """
-    _groups(view, "tl.tensor")
-    x = view.tensor
+    groups, x = _groups(view, "tl.tensor"), _tensor_of(view)
     coords, values = x._sorted_nonzeros()
     joined = x._engine.xp.zeros((view.ndim, x.nnz), coords.dtype)
-    if max(view.shape) <= 2**32:  # else FlycooTensor says so
-        for axis, group in enumerate(view.groups):
+    if max(view.shape) <= 2**32:  # else FlycooTensor refuses the shape
+        for axis, group in enumerate(groups):
             joined[axis] = join_modes(x, coords, group)
     return FlycooTensor(joined, values, view.shape, layout=x.layout, device=x.device)
 
 
-def _groups(x, name):
+def _tensor_of(x: Any) -> FlycooTensor | SparseArray:
+    return x if is_sparse(x) else x.tensor
+
+
+def _groups(x: Any, name: str) -> Sequence[tuple[int, ...]]:
+    """Return the modes of each axis, or refuse the operation `name` on an array that is no view."""
     if is_sparse(x):
         return [(mode,) for mode in range(x.ndim)]
     if not isinstance(x, ModeView):
@@ -156,10 +202,12 @@ def _groups(x, name):
     return x.groups
 
 
-def _make_view(x, groups, prefers_unfolding=False):
-    """Return the tensor itself or an Unfolding where it is that, else a ModeView."""
-    tensor = x if is_sparse(x) else x.tensor
-    groups = [tuple(group) for group in groups]
+def _make_view(
+    x: Viewable, axes: Iterable[Iterable[int]], prefers_unfolding: bool = False
+) -> FlycooTensor | ModeView:
+    """Return the tensor itself or an `Unfolding` if the view is one, else a `ModeView`."""
+    tensor = _tensor_of(x)
+    groups = [tuple(group) for group in axes]
     is_unchanged = groups == [(mode,) for mode in range(tensor.ndim)]
     if is_unchanged and not prefers_unfolding:
         return tensor
@@ -168,9 +216,9 @@ def _make_view(x, groups, prefers_unfolding=False):
     return ModeView(tensor, groups)
 
 
-def _complete(shape, size):
-    """Replace -1 in a new shape for `size` cells."""
-    shape = tuple(shape) if hasattr(shape, "__iter__") else (shape,)
+def _complete(new_shape: Any, size: int) -> tuple[int, ...]:
+    """Replace -1 in the new shape of `size` cells."""
+    shape = tuple(new_shape) if hasattr(new_shape, "__iter__") else (new_shape,)
     known = math.prod(n for n in shape if n != -1)
     if shape.count(-1) == 1 and known > 0:
         shape = tuple(size // known if n == -1 else n for n in shape)
@@ -179,11 +227,15 @@ def _complete(shape, size):
     return shape
 
 
-def _regroup(modes, sizes, shape):
-    """Give each new axis the next modes, at least one that fits; None if a mode must be split."""
-    groups, rest = [], list(modes)
+def _regroup(
+    modes: Iterable[int], sizes: Sequence[int], shape: Iterable[int]
+) -> list[list[int]] | None:
+    """Assign the modes, in order, to the new axes; return None if a mode must be split."""
+    groups: list[list[int]] = []
+    rest = list(modes)
     for size in shape:
-        group, count = [], 1
+        group: list[int] = []
+        count = 1
         while rest and (count < size or not group) and count * sizes[rest[0]] <= size:
             group.append(rest.pop(0))
             count *= sizes[group[-1]]

@@ -1,38 +1,12 @@
-"""Lazy products of a sparse tensor with factors, against einsum on small dense ones."""
+"""Lazy products of a sparse tensor with factors against NumPy's of a dense array."""
 
 import numpy as np
 import pytest
-import sparse
+from mode_products import make_dense, make_product, multiply
 from problems import make_factors
 
 from tensorly_flycoo import DensifyError, FlycooTensor
-from tensorly_flycoo.linalg import leading_pairs
-from tensorly_flycoo.ops import ttmc
 from tensorly_flycoo.ops.mode_product import ModeProduct
-from tensorly_flycoo.ops.ttmc import merge_modes
-
-EPS = np.finfo(np.float64).eps
-RANKS = (3, 4, 3, 4)
-
-
-def make_dense(shape, density=0.6, seed=0):
-    rng = np.random.default_rng(seed)
-    return rng.standard_normal(shape) * (rng.random(shape) < density)
-
-
-def make_product(dense, modes, dtype="float64"):
-    x = FlycooTensor.from_coo(sparse.COO.from_numpy(dense), dtype=dtype)
-    ranks = RANKS[: dense.ndim]
-    rng = np.random.default_rng(2)
-    factors = [rng.standard_normal(size) for size in zip(dense.shape, ranks, strict=True)]
-    return ModeProduct(x, {n: factors[n].astype(dtype) for n in modes})
-
-
-def multiply(dense, product):
-    """Compute the product by NumPy."""
-    for n, factor in product.factors.items():
-        dense = np.moveaxis(np.tensordot(dense, factor, (n, 0)), -1, n)
-    return dense
 
 
 def check_array(array, dense, product, dtype="float64"):
@@ -50,7 +24,7 @@ def abs_factors(product):
 
 @pytest.mark.parametrize("modes", [(0,), (2, 1), (0, 1, 2), (1, 3), (0, 1, 2, 3), (0, 3, 1)])
 def test_to_array(modes):
-    """With one mode left out, with several, and with none."""
+    """With no mode, one mode and several modes left out."""
     dense = make_dense((5, 3, 4, 6))
     product = make_product(dense, modes)
     assert product.free_modes == [n for n in range(4) if n not in modes]
@@ -85,68 +59,33 @@ def test_norm(modes):
     np.testing.assert_allclose(product.norm(), np.linalg.norm(multiply(dense, product)))
 
 
-@pytest.fixture(params=["direct", "Lanczos on the Gram matrix", "Lanczos"])
-def path(request, monkeypatch):
-    """Go each of the three ways, whatever the size."""
-    if request.param != "direct":
-        monkeypatch.setattr(leading_pairs, "MAX_DIRECT_SIZE", 0)
-        monkeypatch.setattr(leading_pairs, "_MOST", 1)
-    if request.param == "Lanczos":
-        monkeypatch.setattr(ttmc._Matrix, "max_gram_size", 0)
-        monkeypatch.setattr(ttmc._Operator, "max_gram_size", 0)
-    monkeypatch.setattr(ttmc, "_BLOCK_SIZE", 40)  # several blocks
+@pytest.mark.parametrize("shape", [(5, -1), (5, 9)])
+def test_unfolding_by_moving_and_reshaping(shape):
+    """As `tl.unfold` does it."""
+    product = make_product(make_dense((4, 5, 6)), (0, 2))
+    moved = product.move_axis(1, 0)
+    assert (moved.shape, moved.ndim) == ((5, 3, 3), 3)
+    unfolding = moved.reshape(shape)
+    assert (unfolding.mode, unfolding.shape) == (1, (5, 9))
+    np.testing.assert_array_equal(moved.to_array(), np.moveaxis(product.to_array(), 1, 0))
 
 
-def check_svd(product, dense, mode, rank, dtype="float64"):
-    """Hold values and the span of the vectors against NumPy's, as for `Unfolding`."""
-    matrix = np.moveaxis(multiply(dense, product), mode, 0).reshape(dense.shape[mode], -1)
-    unfolding = product.unfold(mode)
-    assert (unfolding.shape, unfolding.dtype) == (matrix.shape, dtype)
-    left, values = unfolding.svd(rank)
-    vectors, expected, _ = np.linalg.svd(matrix, full_matrices=False)
-    eps = float(np.finfo(dtype).eps)
-    rounding = 16 * max(matrix.shape) * eps * expected[0] ** 2
-    assert (np.abs(values**2 - expected[:rank] ** 2) <= rounding).all()
-    np.testing.assert_allclose(left.T @ left, np.eye(rank), atol=16 * len(left) * eps)
-    squares = np.append(expected, 0) ** 2
-    rest = left - vectors[:, :rank] @ (vectors[:, :rank].T @ left)
-    assert np.linalg.norm(rest, 2) <= rounding / (squares[rank - 1] - squares[rank])
-    assert (left[np.abs(matrix).sum(axis=1) == 0] == 0).all()
+def test_moving_an_axis_elsewhere_forms_the_product():
+    product = make_product(make_dense((4, 5, 6)), (0, 2))
+    for source, destination in ((1, 2), (0, 0), (2, 0)):
+        expected = np.moveaxis(product.to_array(), source, destination)
+        np.testing.assert_array_equal(product.move_axis(source, destination), expected)
 
 
-@pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("modes", [(1, 2, 3), (1, 3), (2,)])
-@pytest.mark.parametrize("shape", [(9, 7, 8, 5), (90, 3, 4, 5)], ids=["wide", "tall"])
-def test_svd_of_an_unfolding(shape, modes):
-    """With no mode left out, with one and with two."""
-    dense = make_dense(shape)
-    dense[3] = 0
-    check_svd(make_product(dense, modes), dense, 0, rank=2)
-
-
-@pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("mode", range(3))
-def test_svd_along_every_mode(mode):
-    dense = make_dense((9, 7, 8))
-    others = [n for n in range(3) if n != mode]
-    for modes in (others, others[:1], others[1:]):
-        check_svd(make_product(dense, modes), dense, mode, rank=2)
-
-
-@pytest.mark.parametrize("modes", [(1, 2), (1,)])
-def test_svd_in_single_precision(modes):
-    dense = make_dense((9, 7, 8)).astype(np.float32).astype(np.float64)
-    check_svd(make_product(dense, modes, "float32"), dense, 0, 2, "float32")
-
-
-@pytest.mark.parametrize("modes", [(1, 2), (1,)])
-@pytest.mark.parametrize("nnz", [0, 1])
-def test_svd_of_next_to_nothing(nnz, modes):
-    dense = np.zeros((9, 7, 8))
-    dense.flat[:nnz] = 3.0
-    left, values = make_product(dense, modes).unfold(0).svd(4)
-    np.testing.assert_allclose(left.T @ left, np.eye(4), atol=1e-14)
-    assert np.count_nonzero(values) == nnz
+def test_other_shapes_are_refused():
+    product = make_product(make_dense((4, 5, 6)), (0, 2))
+    for moved, shape in (
+        (product, (3, -1)),
+        (product.move_axis(1, 0), (3, -1)),
+        (product.move_axis(1, 0), (5, 3, -1)),
+    ):
+        with pytest.raises(DensifyError, match=r"tl\.reshape to"):
+            moved.reshape(shape)
 
 
 def test_only_a_mode_without_a_factor_is_unfolded():
@@ -155,7 +94,7 @@ def test_only_a_mode_without_a_factor_is_unfolded():
 
 
 def test_more_than_2_to_63_cells():
-    """Modes with more cells than nonzeros are not left out of an array; all else works."""
+    """Only modes with fewer cells than there are nonzeros can be left out of an array."""
     coords = [[0, 1, 2, 2], [0, 2**10, 0, 1], [7, 7, 7, 7], [3, 3, 3, 2**20]]
     shape = (5, 2**21, 2**21, 2**21)
     x = FlycooTensor(coords, [3.0, 4.0, 5.0, 6.0], shape)
@@ -169,18 +108,6 @@ def test_more_than_2_to_63_cells():
     for use in (product.to_array, lambda: product.unfold(0).svd(1)):
         with pytest.raises(DensifyError, match=r"all modes but .*1 and 2 would make"):
             use()
-
-
-def test_modes_are_merged_once_for_each_tensor():
-    dense = make_dense((3, 4, 5, 2))
-    x = make_product(dense, ()).tensor
-    merged, mode, places = merge_modes(x, (1, 3), np.float64)
-    expected = dense.transpose(1, 3, 0, 2).reshape(8, 3, 5)
-    np.testing.assert_array_equal(merged.to_coo().todense(), expected)
-    assert (mode, places) == (0, {0: 1, 2: 2})
-    assert merge_modes(x, (1, 3), np.float64)[0] is merged
-    assert merge_modes(x, (1, 3), np.float32)[0].dtype == np.float32
-    assert merge_modes(x, (2,), np.float64) == (x, 2, {0: 0, 1: 1, 3: 3})
 
 
 @pytest.mark.parametrize(

@@ -1,152 +1,123 @@
-"""TTMc: the oracle against einsum, the CPU engine against the oracle.
+"""TTMc of non-empty rows, and singular vectors of products, against NumPy's of a dense array."""
 
-Every tolerance is that of MTTKRP: ``(row_nnz + ndim) * eps`` times the same sum of magnitudes.
-"""
-
-import numba
 import numpy as np
 import pytest
-from problems import make_problem, poison_spare
+from mode_products import make_dense, make_product, multiply
 
-from tensorly_flycoo.engines import reference
-from tensorly_flycoo.engines.cpu import engine as cpu
-
-LAYOUTS = ("remap", "replicated", "indexed")
-SHAPE = (7, 30, 6, 3, 5)
-
-
-@pytest.fixture
-def small_tiles(monkeypatch):
-    """Cut tiles and buckets so small that tiny tensors have many of both."""
-    monkeypatch.setattr(cpu, "TILE_SIZE", 16)
-    monkeypatch.setattr(cpu, "BUCKET_SIZE", 64)
-
-
-def make_factors(shape, ranks, dtype="float64"):
-    rng = np.random.default_rng(1)
-    return [rng.standard_normal(size).astype(dtype) for size in zip(shape, ranks, strict=True)]
-
-
-def compute(x, factors, mode):
-    """Compute one mode into poisoned memory; rows without a nonzero stay nan."""
-    inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
-    num_columns = int(np.prod([factor.shape[1] for factor in inputs.values()]))
-    out = np.full((x.shape[mode], num_columns), np.nan, x.dtype)
-    poison_spare(x)
-    cpu.CPU.ttmc(x._layout, mode, inputs, out)
-    return out
-
-
-def check(result, problem, factors, mode):
-    """Hold `result` against the oracle, entry by entry."""
-    arguments = (problem.coords, problem.values, problem.shape, factors, mode)
-    expected = reference.ttmc(*arguments)
-    magnitude = reference.ttmc(
-        problem.coords, np.abs(problem.values), problem.shape, [np.abs(f) for f in factors], mode
-    )
-    row_nnz = np.bincount(problem.coords[mode], minlength=problem.shape[mode])[:, None]
-    bound = (row_nnz + len(problem.shape)) * float(np.finfo(result.dtype).eps) * magnitude
-    is_empty = row_nnz[:, 0] == 0
-    assert np.isnan(result[is_empty]).all()
-    assert (np.abs(result - expected) <= bound)[~is_empty].all()
-
-
-@pytest.mark.parametrize("mode", range(4))
-def test_the_oracle_is_what_einsum_says(mode):
-    problem = make_problem((4, 3, 5, 2), 40)
-    factors = make_factors(problem.shape, (2, 3, 1, 4))
-    dense = np.zeros(problem.shape)
-    np.add.at(dense, tuple(problem.coords), problem.values)
-    others = "abcd".replace("abcd"[mode], "")
-    terms = ",".join(f"{n}{n.upper()}" for n in others)
-    inputs = [factor for n, factor in enumerate(factors) if n != mode]
-    expected = np.einsum(f"abcd,{terms}->{'abcd'[mode]}{others.upper()}", dense, *inputs)
-    found = reference.ttmc(problem.coords, problem.values, problem.shape, factors, mode)
-    np.testing.assert_allclose(found, expected.reshape(found.shape), rtol=1e-13, atol=1e-13)
-
-
-@pytest.mark.parametrize(
-    ("ndim", "dtype"),
-    [(1, "float64"), (2, "float32"), (3, "float32"), (3, "float64"), (5, "float64")],
+from tensorly_flycoo import DensifyError
+from tensorly_flycoo.linalg import leading_pairs
+from tensorly_flycoo.ops import ttmc
+from tensorly_flycoo.ops.ttmc import (
+    check_free_modes,
+    find_leading_pairs,
+    merge_modes,
+    multiply_nonempty_rows,
 )
-def test_every_ndim(small_tiles, ndim, dtype):
-    problem = make_problem(SHAPE[:ndim], 300, dtype=dtype, skew=2)
-    factors = make_factors(problem.shape, (3, 4, 3, 4, 3)[:ndim], dtype)
-    x = problem.tensor()
-    for mode in [*range(ndim), 0]:
-        check(compute(x, factors, mode), problem, factors, mode)
 
 
-@pytest.mark.parametrize(
-    "ranks", [(1, 1, 1), (1, 9, 2), (7, 1, 17), (8, 3, 33), (16, 16, 16), (40, 70, 5)]
-)
-def test_every_rank(small_tiles, ranks):
-    """With columns to pad to whole vectors, and with none."""
-    problem = make_problem((40, 30, 10), 500, skew=2)
-    factors = make_factors(problem.shape, ranks)
-    x = problem.tensor()
-    for mode in range(3):
-        check(compute(x, factors, mode), problem, factors, mode)
+def test_non_empty_rows():
+    dense = make_dense((9, 3, 4))
+    dense[[2, 5]] = 0
+    product = make_product(dense, (1, 2))
+    rows, numbers = multiply_nonempty_rows(product.tensor, 0, product.factors)
+    assert numbers.tolist() == [0, 1, 3, 4, 6, 7, 8]
+    expected = multiply(dense, product).reshape(9, -1)[numbers]
+    np.testing.assert_allclose(rows, expected, rtol=1e-13, atol=1e-13)
 
 
-def test_layouts_agree_to_the_bit_in_any_order_of_modes(small_tiles):
-    problem = make_problem((40, 3, 30), 500, skew=2)
-    factors = make_factors(problem.shape, (3, 4, 5))
-    tensors = [problem.tensor(layout=layout) for layout in LAYOUTS]
-    for mode in (1, 1, 0, 2, 0):
-        results = [compute(x, factors, mode) for x in tensors]
-        check(results[0], problem, factors, mode)
-        assert len({result.tobytes() for result in results}) == 1
+def test_leading_pairs_are_of_non_empty_rows():
+    dense = make_dense((9, 3, 4))
+    dense[[2, 5]] = 0
+    product = make_product(dense, (1,))
+    arguments = (product.tensor, 0, [2], product.factors)
+    vectors, values, numbers = find_leading_pairs(*arguments, 3)
+    assert numbers.tolist() == [0, 1, 3, 4, 6, 7, 8]
+    left, expected = product.unfold(0).svd(3)
+    np.testing.assert_array_equal(values, expected)
+    np.testing.assert_allclose(np.abs(left[numbers]), np.abs(vectors), atol=1e-12)
+    vectors, values, _ = find_leading_pairs(*arguments, 100)
+    assert (vectors.shape, values.shape) == ((7, 7), (7,))
 
 
-def test_the_number_of_threads_changes_no_bit(small_tiles):
-    """A row over all tiles: what adds up its parts does so in their order."""
-    problem = make_problem((1, 40, 30), 500)
-    factors = make_factors(problem.shape, (3, 4, 5))
-    x, num_threads = problem.tensor(), numba.get_num_threads()
-    try:
-        seen = set()
-        for count in range(1, num_threads + 1):
-            numba.set_num_threads(count)
-            seen.add(compute(x, factors, 0).tobytes())
-    finally:
-        numba.set_num_threads(num_threads)
-    assert len(seen) == 1
+def test_more_cells_than_nonzeros():
+    x = make_product(make_dense((4, 5, 6), density=0.2), ()).tensor
+    check_free_modes(x, [2])
+    check_free_modes(x, [])
+    with pytest.raises(DensifyError, match="factors of all modes but 1 and 2 would make"):
+        check_free_modes(x, [1, 2])
 
 
-def test_inputs_may_come_in_any_order(small_tiles):
-    """It is the order of the columns."""
-    problem = make_problem((9, 8, 7, 6), 300)
-    factors = make_factors(problem.shape, (2, 3, 4, 5))
-    x, shape = problem.tensor(), (8, 5, 2, 4)
-    out = np.full((8, 40), np.nan)
-    cpu.CPU.ttmc(x._layout, 1, {n: factors[n] for n in (3, 0, 2)}, out)
-    columns = out.reshape(shape).transpose(0, 2, 3, 1).reshape(8, -1)
-    check(columns, problem, factors, 1)
+def test_modes_are_merged_once_for_each_tensor():
+    dense = make_dense((3, 4, 5, 2))
+    x = make_product(dense, ()).tensor
+    merged, mode, places = merge_modes(x, (1, 3), np.float64)
+    expected = dense.transpose(1, 3, 0, 2).reshape(8, 3, 5)
+    np.testing.assert_array_equal(merged.to_coo().todense(), expected)
+    assert (mode, places) == (0, {0: 1, 2: 2})
+    assert merge_modes(x, (1, 3), np.float64)[0] is merged
+    assert merge_modes(x, (1, 3), np.float32)[0].dtype == np.float32
+    assert merge_modes(x, (2,), np.float64) == (x, 2, {0: 0, 1: 1, 3: 3})
 
 
-def test_slots_keep_the_rows_that_are_not_empty(small_tiles):
-    problem = make_problem((4000, 8, 7), 300)
-    factors = make_factors(problem.shape, (2, 3, 4))
-    x, used = problem.tensor(), np.unique(problem.coords[0])
-    slots = np.full(4000, 2**32 - 1, np.uint32)  # of an empty row far outside
-    slots[used] = np.arange(used.size)
-    out = np.full((used.size, 12), np.nan)
-    cpu.CPU.ttmc(x._layout, 0, {1: factors[1], 2: factors[2]}, out, slots)
-    spread = np.full((4000, 12), np.nan)
-    spread[used] = out
-    check(spread, problem, factors, 0)
+@pytest.fixture(params=["direct", "Lanczos on the Gram matrix", "Lanczos"])
+def path(request, monkeypatch):
+    """Take each of the three ways to the singular vectors, whatever the size."""
+    if request.param != "direct":
+        monkeypatch.setattr(leading_pairs, "MAX_DIRECT_SIZE", 0)
+        monkeypatch.setattr(leading_pairs, "_MOST", 1)
+    if request.param == "Lanczos":
+        monkeypatch.setattr(ttmc._Matrix, "max_gram_size", 0)
+        monkeypatch.setattr(ttmc._Operator, "max_gram_size", 0)
+    monkeypatch.setattr(ttmc, "_BLOCK_SIZE", 40)  # several blocks
 
 
-def test_no_nonzeros():
-    problem = make_problem((4, 5, 6), 0)
-    factors = make_factors(problem.shape, (2, 3, 4))
-    assert np.isnan(compute(problem.tensor(), factors, 1)).all()
+def check_svd(product, dense, mode, rank, dtype="float64"):
+    """Compare values, and the span of the vectors, with NumPy's."""
+    matrix = np.moveaxis(multiply(dense, product), mode, 0).reshape(dense.shape[mode], -1)
+    unfolding = product.unfold(mode)
+    assert (unfolding.shape, unfolding.dtype) == (matrix.shape, dtype)
+    left, values = unfolding.svd(rank)
+    vectors, expected, _ = np.linalg.svd(matrix, full_matrices=False)
+    eps = float(np.finfo(dtype).eps)
+    rounding = 16 * max(matrix.shape) * eps * expected[0] ** 2
+    assert (np.abs(values**2 - expected[:rank] ** 2) <= rounding).all()
+    np.testing.assert_allclose(left.T @ left, np.eye(rank), atol=16 * len(left) * eps)
+    squares = np.append(expected, 0) ** 2
+    rest = left - vectors[:, :rank] @ (vectors[:, :rank].T @ left)
+    assert np.linalg.norm(rest, 2) <= rounding / (squares[rank - 1] - squares[rank])
+    assert (left[np.abs(matrix).sum(axis=1) == 0] == 0).all()
 
 
-def test_factors_that_are_not_contiguous(small_tiles):
-    problem = make_problem((9, 8, 7), 300)
-    factors = make_factors(problem.shape, (2, 3, 4))
-    x = problem.tensor()
-    strided = [np.asfortranarray(factor) for factor in factors]
-    assert compute(x, strided, 1).tobytes() == compute(x, factors, 1).tobytes()
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("modes", [(1, 2, 3), (1, 3), (2,)])
+@pytest.mark.parametrize("shape", [(9, 7, 8, 5), (90, 3, 4, 5)], ids=["wide", "tall"])
+def test_svd_of_an_unfolding(shape, modes):
+    """With no mode, one mode and two modes left out besides."""
+    dense = make_dense(shape)
+    dense[3] = 0
+    check_svd(make_product(dense, modes), dense, 0, rank=2)
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("mode", range(3))
+def test_svd_along_every_mode(mode):
+    dense = make_dense((9, 7, 8))
+    others = [n for n in range(3) if n != mode]
+    for modes in (others, others[:1], others[1:]):
+        check_svd(make_product(dense, modes), dense, mode, rank=2)
+
+
+@pytest.mark.parametrize("modes", [(1, 2), (1,)])
+def test_svd_in_single_precision(modes):
+    dense = make_dense((9, 7, 8)).astype(np.float32).astype(np.float64)
+    check_svd(make_product(dense, modes, "float32"), dense, 0, 2, "float32")
+
+
+@pytest.mark.parametrize("modes", [(1, 2), (1,)])
+@pytest.mark.parametrize("nnz", [0, 1])
+def test_svd_of_few_nonzeros(nnz, modes):
+    dense = np.zeros((9, 7, 8))
+    dense.flat[:nnz] = 3.0
+    left, values = make_product(dense, modes).unfold(0).svd(4)
+    np.testing.assert_allclose(left.T @ left, np.eye(4), atol=1e-14)
+    assert np.count_nonzero(values) == nnz

@@ -21,7 +21,7 @@ EPS = np.finfo(np.float64).eps
 
 @pytest.fixture(params=["direct", "Lanczos on the Gram matrix", "Lanczos"])
 def path(request, monkeypatch):
-    """Go each of the three ways, whatever the size."""
+    """Take each of the three ways to the singular vectors, whatever the size."""
     if request.param != "direct":
         monkeypatch.setattr(leading_pairs, "MAX_DIRECT_SIZE", 0)
         monkeypatch.setattr(leading_pairs, "_MOST", 1)
@@ -66,7 +66,7 @@ def make_unfolding(dense, mode=0, dtype="float64"):
 
 
 def check_values(found, matrix):
-    """Hold singular values against NumPy's."""
+    """Compare singular values with NumPy's."""
     expected = np.linalg.svd(matrix, compute_uv=False)[: found.size]
     bound = 4 * max(matrix.shape) * EPS * expected[0] ** 2
     assert (np.abs(found**2 - expected**2) <= bound).all()
@@ -80,7 +80,7 @@ def check_orthonormal(left, dtype="float64"):
 
 
 def check_subspace(left, matrix):
-    """Hold the span of the vectors against NumPy's: within rounding over the gap of the squares."""
+    """Compare the span of the vectors with NumPy's: within rounding over the gap of the squares."""
     rank = left.shape[1]
     vectors, values, _ = np.linalg.svd(matrix)
     values = np.append(values, np.zeros(matrix.shape[0]))
@@ -111,7 +111,7 @@ def test_leading_vectors_and_values(shape):
 @pytest.mark.usefixtures("path")
 @SHAPES
 def test_all_vectors(shape):
-    """As many as there are: `rank` may be up to ``min(shape)``."""
+    """`rank` may be up to ``min(shape)``."""
     dense = make_dense(shape)
     matrix = unfold(dense, 0)
     left, values = make_unfolding(dense).svd(min(matrix.shape))
@@ -121,7 +121,7 @@ def test_all_vectors(shape):
 
 @pytest.mark.usefixtures("path")
 def test_each_vector():
-    """Up to its sign, where singular values lie apart."""
+    """Each equals NumPy's up to its sign if the singular values are distinct."""
     dense = make_dense((6, 5, 7))
     vectors, values, _ = np.linalg.svd(unfold(dense, 0))
     left, _ = make_unfolding(dense).svd(4)
@@ -145,7 +145,7 @@ def test_dtype_is_that_of_the_tensor(dtype):
 
 @pytest.mark.parametrize(("shape", "tensor_rank"), [((9, 8, 7), 3), ((30, 3, 4), 2)])
 def test_rank_deficient(shape, tensor_rank):
-    """Values of nothing but rounding are zero, and vectors orthonormal all the same."""
+    """Values below rounding are zero, and their vectors orthonormal nevertheless."""
     dense = make_low_rank(shape, tensor_rank)
     for mode in range(3):
         matrix = unfold(dense, mode)
@@ -197,7 +197,7 @@ def test_few_nonzeros(shape, coords):
 
 
 def test_values_of_very_different_size():
-    """Below ``sqrt(eps)`` of the largest, the Gram matrix knows nothing; above, half the digits."""
+    """Through the Gram matrix, values below ``sqrt(eps)`` of the largest are lost."""
     diagonal = np.array([1e6, 1e3, 1.0, 1e-1])
     x = FlycooTensor(np.stack([np.arange(4)] * 2), diagonal, (4, 4))
     left, values = Unfolding(x, 0).svd(4)
@@ -207,7 +207,7 @@ def test_values_of_very_different_size():
 
 @pytest.mark.usefixtures("path")
 def test_the_same_bits_each_time():
-    """No random start."""
+    """The initial vector is fixed."""
     dense = make_dense((12, 5, 7))
     first, second = (make_unfolding(dense).svd(4) for _ in range(2))
     np.testing.assert_array_equal(first[0], second[0])
@@ -219,7 +219,7 @@ def test_the_same_bits_each_time():
 @pytest.mark.parametrize("rank", [1, 4, 8, 20])
 @pytest.mark.parametrize("copies", [1, 2, 8, 300])
 def test_singular_values_that_occur_more_than_once(copies, rank, seed):
-    """Lanczos iteration alone misses some of them."""
+    """Lanczos iteration alone would miss some of them."""
     squares = np.repeat(10 * np.random.default_rng(seed).random(300 // copies), copies)
     places = np.stack([np.arange(squares.size)] * 2)
     x = FlycooTensor(places, np.sqrt(squares), (300, 300))
@@ -230,14 +230,14 @@ def test_singular_values_that_occur_more_than_once(copies, rank, seed):
 
 
 def test_vectors_for_zeros_do_not_touch_the_global_seed():
-    np.random.seed(7)  # as TensorLy users do
+    np.random.seed(7)
     expected = np.random.RandomState(7).random_sample()
     make_unfolding(make_low_rank((9, 8, 7), 3)).svd(6)
     assert np.random.random_sample() == expected
 
 
 def test_more_than_2_to_63_cells():
-    """Two columns that have the same linear index modulo 2**64 are told apart."""
+    """Two columns with the same linear index modulo 2**64 stay distinct."""
     coords = [[0, 1, 2], [0, 2**20, 0], [7, 7, 7], [3, 3, 3]]
     unfolding = Unfolding(FlycooTensor(coords, [3.0, 4.0, 5.0], (5, 2**22, 2**22, 2**22)), 0)
     assert unfolding.shape == (5, 2**66)
@@ -302,13 +302,61 @@ def test_slices_of_all(unfolding, index):
 
 
 def test_slices_are_fresh(unfolding):
-    """TensorLy writes to what it gets; the next slice holds the vectors again."""
+    """TensorLy writes to its slice; the next slice has the vectors again."""
     left, values, _ = LazySVD(unfolding)
     expected = left[:, :3].copy(), values[:3].copy()
     left[:, :3][...] = 7
     values[:3][...] = 7
     np.testing.assert_array_equal(left[:, :3], expected[0])
     np.testing.assert_array_equal(values[:3], expected[1])
+
+
+@pytest.mark.parametrize(
+    ("shape", "left_shape", "right_shape"),
+    [((6, 5, 7), (6, 6), (35, 35)), ((60, 3, 4), (60, 60), (12, 12))],
+    ids=["wide", "tall"],
+)
+def test_full_matrices_have_shapes_without_computing(shape, left_shape, right_shape, monkeypatch):
+    monkeypatch.setattr(Unfolding, "svd", None)
+    left, values, right = LazySVD(make_unfolding(make_dense(shape)), full_matrices=True)
+    assert (left.shape, values.shape, right.shape) == (
+        left_shape,
+        (min(*left_shape, *right_shape),),
+        right_shape,
+    )
+    assert [right[:n, :].shape for n in (3, 20)] == [
+        (3, right_shape[1]),
+        (min(20, right_shape[1]), right_shape[1]),
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("num_columns", [13, 20, 60, 99])
+def test_full_matrices_complete_the_left_vectors(num_columns, dtype):
+    unfolding = make_unfolding(make_dense((60, 3, 4)).astype(dtype), dtype=dtype)
+    left, values, _ = LazySVD(unfolding, full_matrices=True)
+    basis, (known, expected) = left[:, :num_columns], unfolding.svd(12)
+    assert (basis.shape, basis.dtype) == ((60, min(num_columns, 60)), dtype)
+    check_orthonormal(basis, dtype)
+    np.testing.assert_allclose(basis[:, :12], known, atol=60 * np.finfo(dtype).eps)
+    np.testing.assert_array_equal(values[:num_columns], expected)
+
+
+def test_full_matrices_have_the_same_leading_vectors(unfolding):
+    for full_matrices in (False, True):
+        left, values, right = LazySVD(unfolding, full_matrices=full_matrices)
+        np.testing.assert_array_equal(left[:, :6], unfolding.svd(6)[0])
+        np.testing.assert_array_equal(left[:, :99], unfolding.svd(6)[0])
+        np.testing.assert_array_equal(values[:99], unfolding.svd(6)[1])
+        assert right[:99].shape == (35 if full_matrices else 6, 35)
+
+
+def test_full_matrices_of_more_than_2_to_63_columns():
+    x = FlycooTensor([[0, 1], [0, 5], [7, 7], [3, 3]], [3.0, 4.0], (5, 2**22, 2**22, 2**22))
+    _, _, right = LazySVD(Unfolding(x, 0), full_matrices=True)
+    assert right.shape == (2**66, 2**66)
+    assert right[:3].shape == (3, 2**66)
+    assert right[:].shape == (2**66, 2**66)
 
 
 def test_computed_once_for_each_rank(unfolding, monkeypatch):
@@ -380,7 +428,7 @@ def test_entries_are_counted_in_64_bits_where_they_are_more_than_rows(monkeypatc
 
 @pytest.mark.parametrize("size", [2**31 - 1, 2**31])
 def test_a_cupy_that_counts_in_32_bits_is_found_out(monkeypatch, size):
-    """As CuPy 14.0 does, whatever it is given."""
+    """CuPy 14.0 casts indices of any type to int32."""
     matrix = SimpleNamespace(indices=np.zeros(0, np.int32))
     module = SimpleNamespace(csc_matrix=lambda arrays, shape: matrix)
     monkeypatch.setitem(sys.modules, "cupyx.scipy.sparse", module)

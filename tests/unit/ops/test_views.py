@@ -1,4 +1,4 @@
-"""Views of sparse tensors have the shapes, and after `make_tensor` the elements, of NumPy's."""
+"""Views of sparse tensors have NumPy's shapes and, after `make_tensor`, NumPy's elements."""
 
 import itertools
 

@@ -1,0 +1,120 @@
+"""Leading singular pairs of matrices that are only multiplied with, against NumPy's."""
+
+import numpy as np
+import pytest
+
+from tensorly_flycoo.linalg import leading_pairs
+from tensorly_flycoo.linalg.leading_pairs import find_singular_pairs, multiply_by_gram
+
+EPS = np.finfo(np.float64).eps
+
+
+class DenseMatrix:
+    """A dense matrix that counts how often it is multiplied, and its Gram matrix formed."""
+
+    def __init__(self, array, max_gram_size=leading_pairs.MAX_GRAM_SIZE):
+        self.array, self.shape, self.max_gram_size = array, array.shape, max_gram_size
+        self.num_grams = self.num_products = 0
+
+    def gram(self, of_rows):
+        self.num_grams += 1
+        return np.tril(self.array @ self.array.T if of_rows else self.array.T @ self.array)
+
+    def multiply(self, block):
+        self.num_products += 1
+        return self.array @ block
+
+    def multiply_transposed(self, block):
+        self.num_products += 1
+        return self.array.T @ block
+
+
+def make_array(shape, rank=None, seed=0):
+    rng = np.random.default_rng(seed)
+    if rank is None:
+        return rng.standard_normal(shape)
+    return rng.standard_normal((shape[0], rank)) @ rng.standard_normal((rank, shape[1]))
+
+
+def check(array, vectors, values):
+    """Compare squares with NumPy's within rounding of the largest; residuals may be ARPACK's."""
+    expected = np.linalg.svd(array, compute_uv=False)
+    bound = 16 * max(array.shape) * EPS * expected[0] ** 2
+    assert (np.abs(values**2 - expected[: values.size] ** 2) <= bound).all()
+    residuals = array @ (array.T @ vectors) - vectors * values**2
+    tolerance = leading_pairs._TOLERANCE * expected[0] ** 2
+    assert np.linalg.norm(residuals, axis=0).max() <= tolerance + bound * expected[0] / values.min()
+    gram = vectors.T @ vectors
+    assert np.abs(gram - np.eye(values.size)).max() <= bound / values.min() ** 2
+
+
+SHAPES = pytest.mark.parametrize("shape", [(30, 50), (50, 30), (40, 40)], ids=str)
+
+
+@SHAPES
+@pytest.mark.parametrize("rank", [1, 3, 30])
+def test_directly(shape, rank):
+    matrix = DenseMatrix(make_array(shape))
+    check(matrix.array, *find_singular_pairs(matrix, rank, np))
+    assert matrix.num_grams == 1
+
+
+@SHAPES
+def test_by_lanczos_iteration_with_the_gram_matrix(shape, monkeypatch):
+    monkeypatch.setattr(leading_pairs, "MAX_DIRECT_SIZE", 0)
+    matrix = DenseMatrix(make_array(shape))
+    check(matrix.array, *find_singular_pairs(matrix, 3, np))
+    assert (matrix.num_grams, matrix.num_products) == (1, int(shape[0] > shape[1]))
+
+
+@SHAPES
+def test_by_lanczos_iteration_with_products(shape):
+    matrix = DenseMatrix(make_array(shape), max_gram_size=0)
+    check(matrix.array, *find_singular_pairs(matrix, 3, np))
+    assert matrix.num_grams == 0
+    assert matrix.num_products > 6
+
+
+def test_a_quarter_of_all_vectors_is_found_directly():
+    for rank, num_grams in ((9, 0), (10, 1)):
+        matrix = DenseMatrix(make_array((40, 50)), max_gram_size=0)
+        check(matrix.array, *find_singular_pairs(matrix, rank, np))
+        assert matrix.num_grams == num_grams
+
+
+@SHAPES
+@pytest.mark.parametrize("max_gram_size", [0, 100])
+def test_values_below_rounding_are_zero(shape, max_gram_size):
+    matrix = DenseMatrix(make_array(shape, rank=3), max_gram_size)
+    vectors, values = find_singular_pairs(matrix, 5, np)
+    assert np.count_nonzero(values) == 3
+    assert np.isfinite(vectors).all()
+    check(matrix.array, vectors[:, :3], values[:3])
+
+
+@pytest.mark.parametrize("max_gram_size", [0, 300])
+@pytest.mark.parametrize("copies", [2, 50])
+def test_equal_values(copies, max_gram_size, monkeypatch):
+    monkeypatch.setattr(leading_pairs, "MAX_DIRECT_SIZE", 0)
+    diagonal = np.sqrt(np.repeat(np.arange(1.0, 301.0), copies)[-300:])
+    matrix = DenseMatrix(np.diag(diagonal), max_gram_size)
+    vectors, values = find_singular_pairs(matrix, 20, np)
+    check(matrix.array, vectors, values)
+
+
+def test_no_vectors():
+    vectors, values = find_singular_pairs(DenseMatrix(make_array((6, 4))), 0, np)
+    assert (vectors.shape, values.shape) == ((6, 0), (0,))
+
+
+@pytest.mark.parametrize("num_vectors", [1, 8, 9, 20])
+@pytest.mark.parametrize("of_rows", [True, False])
+def test_products_with_the_gram_matrix(of_rows, num_vectors):
+    """A few vectors at a time."""
+    matrix = DenseMatrix(make_array((30, 50)))
+    array = matrix.array if of_rows else matrix.array.T
+    block = make_array((array.shape[0], num_vectors), seed=1)
+    expected = array @ (array.T @ block)
+    found = multiply_by_gram(matrix, block, of_rows)
+    assert np.abs(found - expected).max() <= 100 * EPS * np.abs(expected).max()
+    assert matrix.num_products == 2 * -(-num_vectors // leading_pairs._VECTORS_AT_ONCE)
