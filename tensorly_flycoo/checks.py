@@ -121,8 +121,8 @@ def check_coords(coords: Array, shape: Sequence[int]) -> Array:
 
 def check_inside(coords: Array, shape: Sequence[int]) -> None:
     """Refuse coords (ndim, nnz) with an index outside `shape`."""
-    # In blocks that fit the cache, in case coords is in Fortran order. On a GPU each check
-    # synchronises, so it takes all nonzeros at once.
+    # In blocks that fit the cache, in either memory order of coords. On a GPU each check
+    # synchronises, so there it takes all nonzeros at once.
     block_size = max(1, coords.shape[1]) if is_cupy(coords) else _CHECK_BLOCK
     for start in range(0, coords.shape[1], block_size):
         _check_block(coords[:, start : start + block_size], shape, start)
