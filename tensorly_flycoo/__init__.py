@@ -18,6 +18,7 @@ Examples
 from .backend import register
 from .checks import DensifyError
 from .diagnostics.stats import ModeStats, TensorStats, stats
+from .diagnostics.versions import show_versions
 from .engines import set_device
 from .io import load, read_tns, save, write_tns
 from .io.dataframe import LabelledTensor, from_dataframe
@@ -43,6 +44,7 @@ __all__ = [
     "read_tns",
     "save",
     "set_device",
+    "show_versions",
     "stats",
     "write_tns",
 ]

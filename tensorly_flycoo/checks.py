@@ -52,6 +52,7 @@ def densify_error(operation: str, shape: Sequence[Any], instead: str) -> Densify
     backend is another one.
     """
     message = f"{operation} would make a dense array of shape {shape}; {instead}"
+    message += early_bound_hint()
     backend = _current_backend()
     if backend not in (None, "flycoo"):
         hint = 'call tl.set_backend("flycoo")'
@@ -63,6 +64,28 @@ def _current_backend() -> str | None:
     """Return the name of TensorLy's backend, or None if TensorLy is not (fully) imported."""
     get_backend = getattr(sys.modules.get("tensorly"), "get_backend", None)
     return None if get_backend is None else get_backend()
+
+
+#: Decompositions that TensorLy's own loop cannot do on a sparse tensor, and ours can.
+_OF_OUR_OWN = {"randomised_parafac", "tensor_ring", "tensor_train", "tensor_train_matrix"}
+
+
+def early_bound_hint() -> str:
+    """Return what to call instead where TensorLy's own loop runs because its name was bound early.
+
+    After the import of this package the name in `tensorly.decomposition` is ours. A name that was
+    bound before is TensorLy's own function, which the call stack shows.
+    """
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        name, module = frame.f_code.co_name, frame.f_globals.get("__name__", "")
+        if name in _OF_OUR_OWN and module.startswith("tensorly.decomposition."):
+            return (
+                f"; {name} was bound to a name before tensorly_flycoo was imported: call "
+                f"tensorly_flycoo.decomposition.{name}"
+            )
+    return ""
 
 
 def check_shape(shape: Iterable[Any]) -> tuple[int, ...]:

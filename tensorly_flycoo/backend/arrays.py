@@ -1,59 +1,58 @@
 """TensorLy's array functions under "flycoo": NumPy's for dense arrays, ours for sparse tensors.
 
 Dense arrays are NumPy's, or CuPy's for tensors on a GPU. NumPy's functions call CuPy's for CuPy
-arrays by themselves, so here are only those that do not, or that are slow for tall factors.
+arrays, so only those are here that do not, or that are slow for tall factors.
 """
 
 import functools
 import importlib
 import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 from tensorly.backend import BackendManager
 from tensorly.backend.numpy_backend import NumpyBackend
 
-from ..array_modules import array_module, as_array, is_cupy, is_on_gpu, move, running_module
+from ..array_modules import (
+    Array,
+    array_module,
+    as_array,
+    is_cupy,
+    is_on_gpu,
+    move,
+    running_module,
+)
 from ..checks import check_device_name, check_dtype, check_place, densify_error
-from ..decomposition.masks import MaskedTensor
 from ..engines import select_engine
 from ..linalg.tall_skinny import column_norms, is_tall, qr, solve, sum_rows, transposed_product
 from ..ops import views
 from ..ops.lazy import LazyArray, ModeView
 from ..ops.mode_product import ModeProduct
-from ..ops.sampling import Residual, SampledFibres
 from ..ops.unfolding_svd import LazyMatrix, LazySVD, Unfolding
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.tensor import FlycooTensor
 
-#: Part of TensorLy that importing TensorLy does not load.
-_LOADED_LATE = "tensorly.contrib.decomposition"
-
 _USE_NONZEROS = "use tl.tensor(x).nonzeros() or .to_coo() for the nonzeros"
-
-#: What stands for a dense array or one that is not formed, and has a norm all the same.
-_HAS_NORM = (ModeProduct, Residual, MaskedTensor)
 
 
 class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-arg]
-    """TensorLy backend for sparse tensors, with NumPy or CuPy for all that is dense.
+    """TensorLy backend for sparse tensors, with NumPy or CuPy for all dense arrays.
 
-    Sparse tensors are `FlycooTensor` and raw `sparse.COO`. What would make one dense raises
-    `DensifyError`. Arrays stay where they are: new ones are made on the device of a context, and
-    operations on arrays of both kinds raise a TypeError, as under every backend with devices.
-    Scalars are arrays on the device too; the host waits for one where Python looks at its value.
+    Sparse tensors are `FlycooTensor` and raw `sparse.COO`. A function that would make one dense
+    raises `DensifyError`. Arrays stay where they are: new ones are made on the device of a context,
+    and mixing NumPy's and CuPy's raises a TypeError, as under every backend with devices. Scalars
+    are arrays on the device too; the host waits for one only when Python looks at its value.
     """
 
-    def __init__(self):
-        # TensorLy makes one instance, when the backend is first used.
-        importlib.import_module(".refusals", __package__).install_refusals(_LOADED_LATE)
-
     @staticmethod
-    def context(tensor):
-        """Return the dtype of factors for `tensor`, and where its factors are if on a GPU.
+    def context(tensor: Any) -> dict[str, Any]:
+        """Return the dtype of the factors of `tensor`, and their device if that is a GPU.
 
-        Integers and bools in a sparse tensor are counts, so float64.
+        Integers and bools in a sparse tensor are counts, whose factors are float64.
         """
-        if isinstance(tensor, ModeView | ModeProduct | LazyMatrix | MaskedTensor):
+        if isinstance(tensor, ModeView | ModeProduct | LazyMatrix):
             tensor = tensor.tensor
         if isinstance(tensor, FlycooTensor):
             dtype, on_gpu = tensor.dtype, tensor.device == "cuda"
@@ -65,10 +64,10 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         return {"dtype": dtype, "device": "cuda"} if on_gpu else {"dtype": dtype}
 
     @staticmethod
-    def tensor(data, dtype=None, *, device=None, **kwargs):
+    def tensor(data: Any, dtype: Any = None, *, device: str | None = None, **kwargs: Any) -> Any:
         """Make an array, or a FlycooTensor of a sparse array (pydata/sparse, SciPy or CuPy).
 
-        Without a device, data on a GPU gives a CuPy array and other data a NumPy array.
+        Without a device, data on a GPU becomes a CuPy array and other data a NumPy array.
         """
         if isinstance(data, ModeView):
             data = views.make_tensor(data)
@@ -87,45 +86,45 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         return moved.copy() if moved is data else moved
 
     @staticmethod
-    def is_tensor(tensor):
+    def is_tensor(tensor: Any) -> bool:
         return is_sparse(tensor) or _is_dense(tensor)
 
     @staticmethod
-    def to_numpy(tensor):
+    def to_numpy(tensor: Any) -> np.ndarray:
         if views.is_lazy_or_sparse(tensor):
             raise densify_error("tl.to_numpy", tensor.shape, _USE_NONZEROS)
         return move(tensor, np) if is_cupy(tensor) else NumpyBackend.to_numpy(tensor)
 
     @staticmethod
-    def check_random_state(seed):
-        """Return a generator: of NumPy, so that a seed gives TensorLy's start on every device.
+    def check_random_state(seed: Any) -> Any:
+        """Return NumPy's generator, so that a seed gives the same initial values on every device.
 
-        A `cupy.random.RandomState` is returned as it is; it makes the start on the GPU.
+        A `cupy.random.RandomState` is returned as it is, and draws on the GPU.
         """
         if type(seed).__module__.startswith("cupy.random"):
             return seed
         return NumpyBackend.check_random_state(seed)
 
     @staticmethod
-    def copy(tensor):
+    def copy(tensor: Any) -> Any:
         if isinstance(tensor, FlycooTensor | LazyArray):
             return tensor  # it is immutable
         return tensor.copy() if is_sparse(tensor) else np.copy(tensor)
 
     @staticmethod
-    def zeros_like(tensor, *args, **kwargs):
+    def zeros_like(tensor: Any, *args: Any, **kwargs: Any) -> Array:
         if views.is_lazy_or_sparse(tensor):
-            operation = "tl.zeros_like (which sparsity= of parafac calls)"
-            raise densify_error(operation, tensor.shape, "it has no sparse version here")
+            operation = "tl.zeros_like (sparsity= of parafac calls it)"
+            raise densify_error(operation, tensor.shape, "leave sparsity out")
         return np.zeros_like(tensor, *args, **kwargs)
 
-    def norm(self, tensor, order=2, axis=None):
-        """Compute a norm; of a sparse tensor the Frobenius norm of all of it."""
+    def norm(self, tensor: Any, order: Any = 2, axis: Any = None) -> Any:
+        """Compute a norm; of a sparse tensor only the Frobenius norm of all its elements."""
         if order == 2 and axis == 0 and is_tall(tensor):
             return column_norms(tensor)
         if isinstance(tensor, ModeView):
             tensor = tensor.tensor
-        if isinstance(tensor, _HAS_NORM) and order == 2 and axis is None:
+        if isinstance(tensor, ModeProduct) and order == 2 and axis is None:
             return tensor.norm()
         if not is_sparse(tensor):
             return super().norm(tensor, order, axis)
@@ -137,120 +136,107 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         return as_flycoo(tensor, check_coords=True).norm()
 
     @staticmethod
-    def moveaxis(tensor, source, destination):
+    def moveaxis(tensor: Any, source: int, destination: int) -> Any:
         if isinstance(tensor, ModeProduct):
             return tensor.move_axis(source, destination)
         move_axis = views.move_axis if views.is_lazy_or_sparse(tensor) else np.moveaxis
         return move_axis(tensor, source, destination)
 
     @staticmethod
-    def reshape(tensor, newshape):
+    def reshape(tensor: Any, newshape: Any) -> Any:
         if isinstance(tensor, ModeProduct):
             return tensor.reshape(newshape)
         reshape = views.reshape if views.is_lazy_or_sparse(tensor) else np.reshape
         return reshape(tensor, newshape)
 
     @staticmethod
-    def transpose(tensor, *args, **kwargs):
-        if isinstance(tensor, SampledFibres):
-            return tensor  # rows already, those of mode 0 too
+    def transpose(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         transpose = views.permute if views.is_lazy_or_sparse(tensor) else np.transpose
         return transpose(tensor, *args, **kwargs)
 
     @staticmethod
-    def svd(matrix, full_matrices=True, **kwargs):
-        """Decompose a matrix; of an unfolding only when the leading vectors are sliced."""
+    def svd(matrix: Any, full_matrices: bool = True, **kwargs: Any) -> Any:
+        """Decompose a matrix; of an unfolding only the leading vectors, when they are sliced."""
         if is_sparse(matrix) and matrix.ndim == 2:
             matrix = Unfolding(matrix, 0)
         if is_sparse(matrix):
             raise densify_error("tl.svd", matrix.shape, "tl.unfold(x, mode) makes it a matrix")
         if not isinstance(matrix, LazyMatrix):
             return np.linalg.svd(matrix, full_matrices=full_matrices, **kwargs)
-        if full_matrices:
-            raise densify_error(
-                "tl.svd(full_matrices=True)", matrix.shape, "use full_matrices=False"
-            )
-        return LazySVD(matrix)
+        return LazySVD(matrix, full_matrices=full_matrices)
 
     @staticmethod
-    def conj(x, *args, **kwargs):
-        # TensorLy conjugates every factor before every product; of a real array that is a copy.
+    def conj(x: Any, *args: Any, **kwargs: Any) -> Any:
+        # TensorLy conjugates every factor before every product; NumPy copies real arrays too.
         is_known = _is_dense(x) or views.is_lazy_or_sparse(x)
         is_real = is_known and x.dtype.kind != "c" and not (args or kwargs)
         return x if is_real else np.conj(x, *args, **kwargs)
 
     @staticmethod
-    def sum(tensor, axis=None, *args, **kwargs):
+    def sum(tensor: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
         if axis == 0 and not (args or kwargs) and is_tall(tensor):
             return sum_rows(tensor)
         sum_axes = views.sum_axes if views.is_lazy_or_sparse(tensor) else np.sum
         return sum_axes(tensor, axis, *args, **kwargs)
 
     @staticmethod
-    def mean(tensor, axis=None, *args, **kwargs):
+    def mean(tensor: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
         average_axes = views.average_axes if views.is_lazy_or_sparse(tensor) else np.mean
         return average_axes(tensor, axis, *args, **kwargs)
 
     @staticmethod
-    def abs(tensor):
+    def abs(tensor: Any) -> Any:
         return abs(as_flycoo(tensor)) if is_sparse(tensor) else np.abs(tensor)
 
     @staticmethod
-    def dot(a, b):
+    def dot(a: Any, b: Any) -> Any:
         """Multiply; the Gram matrix of a tall CuPy factor at the speed of memory."""
-        if isinstance(b, SampledFibres):
-            return b.multiply_left(a)
         if views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b):
             return views.dot(a, b)
         is_gram = is_cupy(a) and a.ndim == 2 and is_tall(a.T) and is_tall(b)
         return transposed_product(a.T, b) if is_gram else np.dot(a, b)
 
     @staticmethod
-    def matmul(a, b):
+    def matmul(a: Any, b: Any) -> Any:
         is_dense = not (views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b))
         return np.matmul(a, b) if is_dense else views.dot(a, b)
 
     @staticmethod
-    def qr(a, *args, **kwargs):
+    def qr(a: Array, *args: Any, **kwargs: Any) -> Any:
         if is_tall(a) and not (args or kwargs):
             return qr(a)
         return np.linalg.qr(a, *args, **kwargs)
 
     @staticmethod
-    def solve(a, b):
+    def solve(a: Any, b: Any) -> Array:
         """Solve ``a @ x = b``, with the pseudo-inverse where `a` is singular."""
         a, b = as_array(a), as_array(b)
         check_place(b, "b", is_cupy(a), "a")
         return solve(a, b)
 
     @staticmethod
-    def lstsq(a, b, *args, **kwargs):
-        if isinstance(b, SampledFibres):
-            return b.solve(a)
-        sparse = find_sparse((a, b))
-        if sparse is not None:
-            raise densify_error("tl.lstsq", sparse.shape, _USE_NONZEROS)
+    def lstsq(a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
         return np.linalg.lstsq(a, b, *args, **kwargs)
 
-    def eps(self, dtype):
-        """Return the rounding unit; of integers, which are counts, that of their float64."""
+    def eps(self, dtype: Any) -> Any:
+        """Return the rounding unit; of integers, which are counts, that of float64."""
         return super().eps(np.float64 if np.dtype(dtype).kind in "biu" else dtype)
 
     @staticmethod
-    def digamma(x):
+    def digamma(x: Any) -> Any:
         return _special_functions_for(x).digamma(x)
 
     @staticmethod
-    def logsumexp(tensor, axis=0):
+    def logsumexp(tensor: Any, axis: Any = 0) -> Any:
         return _special_functions_for(tensor).logsumexp(tensor, axis=axis)
 
 
-def _is_dense(x):
+def _is_dense(x: Any) -> bool:
     return isinstance(x, np.ndarray) or is_cupy(x)
 
 
-def _make_on_device(name):
-    def make(*args, device=None, **kwargs):
+def _make_on_device(name: str) -> Callable:
+    def make(*args: Any, device: str | None = None, **kwargs: Any) -> Array:
         return getattr(_module_on(device), name)(*args, **kwargs)
 
     make.__doc__ = f"Call ``{name}`` of NumPy, or of CuPy with the device of a context."
@@ -261,10 +247,10 @@ for _name in ("ones", "zeros", "eye"):
     FlycooBackend.register_method(_name, _make_on_device(_name))
 
 
-def _module_on(device):
-    """Return the array module of a context's device; without one arrays are made on the host.
+def _module_on(device: str | None) -> ModuleType:
+    """Return the array module of a context's device.
 
-    Or by the module that `running_on` says.
+    Without a device it is NumPy, or the module of the sparse decomposition that is running.
     """
     if device is None:
         return running_module() or np
@@ -275,37 +261,26 @@ def _module_on(device):
     return cupy
 
 
-def _special_functions_for(x):
+def _special_functions_for(x: Any) -> ModuleType:
     return importlib.import_module("cupyx.scipy.special" if is_cupy(x) else "scipy.special")
 
 
-#: What a sparse tensor or a view may be handed to; everything else refuses it, by name.
+#: The functions that take a sparse tensor or a view. Every other one refuses it, by name.
 _TAKES_SPARSE = {
-    "abs", "conj", "context", "copy", "dot", "lstsq", "matmul", "mean", "moveaxis", "ndim", "norm",
+    "abs", "conj", "context", "copy", "dot", "matmul", "mean", "moveaxis", "ndim", "norm",
     "reshape", "shape", "sum", "svd", "tensor", "is_tensor", "to_numpy", "transpose", "zeros_like",
 }  # fmt: skip
 
 
-def _refuse_sparse(name, function):
+def _refuse_sparse(name: str, function: Callable) -> Callable:
     @functools.wraps(function)
-    def refuse_sparse(*args, **kwargs):
-        sparse = find_sparse((*args, *kwargs.values()))
+    def refuse_sparse(*args: Any, **kwargs: Any) -> Any:
+        sparse = views.find_sparse((*args, *kwargs.values()))
         if sparse is not None:
             raise densify_error(f"tl.{name}", sparse.shape, _USE_NONZEROS)
         return function(*args, **kwargs)
 
     return refuse_sparse
-
-
-def find_sparse(arguments):
-    """Return the first argument, or item of a list or tuple, that is sparse or stands for it."""
-    for argument in arguments:
-        if type(argument) is np.ndarray:
-            continue
-        for x in argument if isinstance(argument, list | tuple) else (argument,):
-            if views.is_lazy_or_sparse(x):
-                return x
-    return None
 
 
 for _name in set(BackendManager._functions) - _TAKES_SPARSE:

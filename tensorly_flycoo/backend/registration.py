@@ -1,33 +1,28 @@
 """Make TensorLy know the backend "flycoo"."""
 
 import os
-import sys
+import warnings
 
-_VARIABLE = "TENSORLY_BACKEND"
-
-
-def register():
-    """Register the backend and the hooks; set the backend if the environment asks for it.
-
-    TensorLy reads TENSORLY_BACKEND when it is imported, before it could know of any plugin, and
-    would warn about a name that it does not know. So the variable is hidden while it is imported
-    here, and acted upon afterwards, also where TensorLy was imported earlier.
-    """
-    asked_for = os.environ.get(_VARIABLE) == "flycoo"
-    if asked_for and "tensorly" not in sys.modules:
-        del os.environ[_VARIABLE]
-        try:
-            import tensorly
-        finally:
-            os.environ[_VARIABLE] = "flycoo"
+with warnings.catch_warnings():
+    # TensorLy reads TENSORLY_BACKEND on its first import, before it can know of a plugin's backend.
+    warnings.filterwarnings("ignore", message="TENSORLY_BACKEND should be one of")
     import tensorly
-    from tensorly.backend import BackendManager
+from tensorly.backend import BackendManager
 
-    from . import arrays  # noqa: F401 (the class registers itself with TensorLy)
-    from .hooks import install_hooks
+from . import arrays  # noqa: F401 (the class registers itself with TensorLy)
+from .replacements import install_replacements
+from .tensor_algebra import install_hooks
 
+
+def register() -> None:
+    """Add the backend, the hooks and the replacements to TensorLy.
+
+    Set the backend if the environment variable TENSORLY_BACKEND asks for it. Calling this again
+    changes nothing, but restores what reloading one of TensorLy's modules has undone.
+    """
     if "flycoo" not in BackendManager.available_backend_names:
         BackendManager.available_backend_names.append("flycoo")
     install_hooks()
-    if asked_for:
+    install_replacements()
+    if os.environ.get("TENSORLY_BACKEND") == "flycoo":
         tensorly.set_backend("flycoo")

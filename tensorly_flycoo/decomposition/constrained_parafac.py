@@ -1,21 +1,34 @@
-"""CP decomposition with a constraint or penalty for each factor, by ADMM."""
+"""CP decomposition whose factors meet constraints or are penalised (AO-ADMM)."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from ..array_modules import running_on
+import numpy as np
+from tensorly.cp_tensor import CPTensor, validate_cp_rank
+from tensorly.tenalg.proximal import proximal_operator, validate_constraints
+
+from ..array_modules import Array, array_module
+from ..linalg.proximal import fit_monotone, fit_unimodal, smooth
+from ..linalg.tall_skinny import inner_product, solve
+from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .initial_guess import check_initial_guess
-from .tensorly_loop import dense_to_tensorly, require_flycoo_backend, tensorly_loop
+from .cp_model import make_cp_tensor, multiply_grams, residual_square
+from .initial_guess import check_initial_guess, make_initial_guess
+from .masked_loop import list_free_modes
+from .stopping import has_converged
+from .tensorly_loop import dense_to_tensorly, require_flycoo_backend
 
 if TYPE_CHECKING:
     from sparse import SparseArray
 
-#: A strength for all modes, one for each, or some by the numbers of their modes.
-Strength: TypeAlias = float | Sequence[float] | dict[int, float] | None
-#: Whether for all modes, or for some by their numbers.
-Switch: TypeAlias = bool | dict[int, bool] | None
+#: A constraint: for all modes, one a mode, or for some.
+Constraint = Any
+
+#: Of a mode: a column (I,) or factor (I, R) to the nearest that meets its constraint.
+Projection = Callable[[Array], Array]
 
 
 @dense_to_tensorly
@@ -32,25 +45,26 @@ def constrained_parafac(
     verbose: int = 0,
     return_errors: bool = False,
     cvg_criterion: str = "abs_rec_error",
-    fixed_modes: list[int] | None = None,
-    non_negative: Switch = None,
-    l1_reg: Strength = None,
-    group_lasso: Strength = None,
-    l2_reg: Strength = None,
-    l2_square_reg: Strength = None,
-    unimodality: Switch = None,
-    normalize: Switch = None,
-    simplex: Strength = None,
-    normalized_sparsity: Strength = None,
-    soft_sparsity: Strength = None,
-    smoothness: Strength = None,
-    monotonicity: Switch = None,
-    hard_sparsity: Strength = None,
+    fixed_modes: Sequence[int] | None = None,
+    non_negative: Constraint = None,
+    l1_reg: Constraint = None,
+    group_lasso: Constraint = None,
+    l2_reg: Constraint = None,
+    l2_square_reg: Constraint = None,
+    unimodality: Constraint = None,
+    normalize: Constraint = None,
+    simplex: Constraint = None,
+    normalized_sparsity: Constraint = None,
+    soft_sparsity: Constraint = None,
+    smoothness: Constraint = None,
+    monotonicity: Constraint = None,
+    hard_sparsity: Constraint = None,
 ) -> Any:
-    """Decompose a sparse tensor into factors with constraints or penalties, by AO-ADMM.
+    """Decompose a sparse tensor into CP factors under constraints or penalties.
 
-    TensorLy's own loop, under its backend "flycoo". A constraint is given for all modes, as a list
-    or as a dict for some; a mode has one at most.
+    Each factor is updated by ADMM, with the proximal operator of its mode's constraint. These are
+    TensorLy's, except three that would form square matrices as large as a mode: those of
+    `unimodality`, `smoothness` and `monotonicity` take time linear in the size of the mode.
 
     Parameters
     ----------
@@ -58,58 +72,56 @@ def constrained_parafac(
     rank : int, float or "same"
         R, the number of components; see `tensorly.cp_tensor.validate_cp_rank`.
     n_iter_max, n_iter_max_inner : int
-        At most, of the whole and of ADMM for one factor.
+        Iterations over all modes, and of ADMM for one mode.
     init : {"svd", "random", CPTensor}
         The initial guess, in the dtype and on the device of `tensor`.
     svd : {"truncated_svd", "randomized_svd"}
-        Both find the leading singular vectors to rounding.
+        Both find the leading singular vectors to rounding error.
     tol_outer : float
-        Stops when the error changes by less; 0 never does.
+        Stops when the error changes by less, or all constraints are met as closely; 0 never stops.
     tol_inner : float
-        Stops ADMM when a factor changes by less.
+        Stops ADMM when its two relative residuals are less.
     random_state : int or numpy.random.RandomState, optional
     verbose : int
     return_errors : bool
     cvg_criterion : {"abs_rec_error", "rec_error"}
-        Whether an error that grows stops too ("rec_error").
-    fixed_modes : list of int, optional
-        Factors that stay as they are; the last one cannot.
-    non_negative, unimodality, normalize, monotonicity : bool or dict, optional
-        No negative elements; columns with one peak; a largest element of 1; descending columns.
+        Whether an error that increases stops the loop too ("rec_error").
+    fixed_modes : sequence of int, optional
+        Factors that keep their initial values; the last mode cannot be fixed.
+    non_negative, unimodality, normalize, monotonicity : bool or dict of int to bool, optional
+        A constraint on the factors of all modes, or of some.
     l1_reg, group_lasso, l2_reg, l2_square_reg, smoothness : float, list or dict, optional
-        The weight of a penalty on the 1-norm, on the norms of rows, on the 2-norm, on its square,
-        and on the differences of neighbours in columns.
-    simplex, soft_sparsity : float, list or dict, optional
-        The sum, or the largest 1-norm, of each column.
-    normalized_sparsity, hard_sparsity : int, list or dict, optional
-        How many elements are kept; the first scales them to norm 1.
+        Weights of a penalty: one for all modes, one a mode, or for some modes.
+    simplex, normalized_sparsity, soft_sparsity, hard_sparsity : number, list or dict, optional
+        Parameters of a constraint, likewise.
 
     Returns
     -------
     CPTensor
-        Weights of ones (R,) and factors (I_n, R) on the device of `tensor`.
-    errors : list of scalar
+        Weights of ones in the dtype of `tensor`, and factors (I_n, R) that are float64 where they
+        were updated, as TensorLy's are; on the device of `tensor`.
+    errors : list of float
         With `return_errors`: the relative error after each iteration.
 
     Raises
     ------
     DensifyError
-        With another `svd`.
+        If `svd` is another method.
     RuntimeError
-        If TensorLy's backend is not "flycoo".
+        If TensorLy's backend is not "flycoo": its proximal operators would not run on a GPU.
     TypeError
-        If `init` is on another device or of another dtype.
+        If `init` is on another device or of another dtype, or `cvg_criterion` is unknown.
     ValueError
-        If a mode has two constraints.
+        If a mode has two constraints, or `init` is unknown or does not fit.
 
     Notes
     -----
-    One MTTKRP a mode and iteration.
+    One MTTKRP a mode and iteration; ADMM solves for all rows of a factor with one small inverse.
 
     References
     ----------
-    Huang, Sidiropoulos and Liavas, "A flexible and efficient algorithmic framework for constrained
-    matrix and tensor factorization", IEEE Transactions on Signal Processing 64, 2016.
+    Huang, Sidiropoulos and Liavas, "A Flexible and Efficient Algorithmic Framework for Constrained
+    Matrix and Tensor Factorization", IEEE Transactions on Signal Processing 64, 2016.
 
     Examples
     --------
@@ -117,14 +129,110 @@ def constrained_parafac(
     >>> from tensorly_flycoo.testing import random_tensor
     >>> x = random_tensor((10, 20, 30), 500, random_state=0)
     >>> with tl.backend_context("flycoo"):
-    ...     cp_tensor = constrained_parafac(x, 3, n_iter_max=5, non_negative={1: True})
-    >>> bool((cp_tensor.factors[1] >= 0).all())
+    ...     cp_tensor = constrained_parafac(x, 3, n_iter_max=5, non_negative=True)
+    >>> all((factor >= 0).all() for factor in cp_tensor.factors)
     True
     """
-    # TensorLy 0.9 does not know group_lasso; None is the default wherever it is possible.
-    options = {name: value for name, value in locals().items() if value is not None}
+    given = {name: value for name, value in locals().items() if name in _CONSTRAINTS}
     require_flycoo_backend()
-    x = options["tensor"] = as_flycoo(tensor, check_coords=True)
-    check_initial_guess(init, x.dtype, x.device == "cuda")
-    with running_on(x._engine.xp):
-        return tensorly_loop("constrained_parafac")(**options)
+    x = as_flycoo(tensor, check_coords=True)
+    rank = validate_cp_rank(x.shape, rank=rank)
+    projections = _choose_projections(given, x.ndim)
+    factors = _start(x, rank, init, svd, random_state, projections)
+    modes = list_free_modes(x.ndim, fixed_modes)
+    state = {n: _Admm(factors[n], projections[n], n_iter_max_inner, tol_inner) for n in modes}
+    errors: list[float] = []
+    for iteration in range(n_iter_max):
+        for mode in modes:
+            own_precision = [f.astype(x.dtype, copy=False) for f in factors]
+            product = mttkrp(x, own_precision, mode)
+            factors[mode] = state[mode].update(product, multiply_grams(None, factors, skip=mode))
+        inner = inner_product(product, factors[-1])
+        square = residual_square(x.norm() ** 2, None, factors, inner)
+        errors.append(np.sqrt(square) / x.norm())
+        if verbose:
+            print(f"iteration {iteration}, reconstruction error: {errors[-1]}")
+        is_met = iteration > 0 and sum(admm.violation for admm in state.values()) < tol_outer
+        if is_met or has_converged(errors, tol_outer, cvg_criterion):
+            break
+    weights = x._engine.xp.ones(rank, x.dtype)
+    cp_tensor = make_cp_tensor(weights, factors)
+    return (cp_tensor, errors) if return_errors else cp_tensor
+
+
+#: The names of TensorLy's constraints.
+_CONSTRAINTS = (
+    "non_negative", "l1_reg", "group_lasso", "l2_reg", "l2_square_reg", "unimodality", "normalize",
+    "simplex", "normalized_sparsity", "soft_sparsity", "smoothness", "monotonicity",
+    "hard_sparsity",
+)  # fmt: skip
+
+
+def _choose_projections(given: dict[str, Constraint], ndim: int) -> list[Projection]:
+    """Return the proximal operator of each mode's constraint."""
+    given = {name: value for name, value in given.items() if value is not None}
+    projections: list[Projection] = []
+    for mode in range(ndim):
+        name, parameter = validate_constraints(**given, n_const=ndim, order=mode)
+        if name == "smoothness":
+            projections.append(functools.partial(smooth, strength=parameter))
+        elif name == "monotonicity":
+            projections.append(fit_monotone)
+        elif name == "unimodality":
+            projections.append(fit_unimodal)
+        else:
+            project = functools.partial(proximal_operator, **given, n_const=ndim, order=mode)
+            projections.append(project)
+    return projections
+
+
+def _start(
+    x: FlycooTensor,
+    rank: int,
+    init: Any,
+    svd: str,
+    random_state: Any,
+    projections: list[Projection],
+) -> list[Array]:
+    """Make an initial guess that meets the constraints, or take the user's as it is."""
+    if not isinstance(init, str):
+        check_initial_guess(init, x.dtype, x.device == "cuda")
+        weights, factors = CPTensor(init)
+        # TensorLy gives every factor the geometric mean of the weights.
+        scale = math.prod(weights.tolist()) ** (1 / rank)
+        return [factor * x.dtype.type(scale) for factor in factors]
+    _, factors = make_initial_guess(x, rank, init, svd, random_state)
+    return [project(f) for project, f in zip(projections, factors, strict=True)]
+
+
+class _Admm:
+    """ADMM for one factor: what it keeps from one iteration to the next.
+
+    Attributes
+    ----------
+    violation : scalar
+        How far the factor is from one that solves the least squares problem, relative to its norm.
+    """
+
+    def __init__(self, factor: Array, project: Projection, n_iter_max: int, tol: float) -> None:
+        self._factor, self._project = factor, project
+        self._n_iter_max, self._tol = n_iter_max, tol
+        self._dual = array_module(factor).zeros(factor.shape)  # float64, as in TensorLy
+        self.violation: Any = math.inf
+
+    def update(self, product: Array, gram: Array) -> Array:
+        """Return the factor for a new MTTKRP (I, R) and the Gram matrix of all others (R, R)."""
+        factor, norm = self._factor, np.linalg.norm
+        rank = gram.shape[0]
+        step = gram.trace() / rank
+        shifted = gram + step * array_module(gram).eye(rank)
+        for _ in range(self._n_iter_max):
+            before = factor
+            split = solve(shifted.T, (product + step * (factor + self._dual)).T).T
+            factor = self._project(split - self._dual)
+            self._dual = self._dual + factor - split
+            is_split = norm(factor - split) < self._tol * norm(factor)
+            if is_split and norm(factor - before) < self._tol * norm(self._dual):
+                break
+        self._factor, self.violation = factor, norm(factor - split) / norm(factor)
+        return factor

@@ -1,12 +1,13 @@
-"""Missing values: entries of a sparse tensor that a CP model fills in, again in each iteration.
+"""Missing values: entries of a sparse tensor that a CP model fills in anew in each iteration.
 
-A mask is 1 but for a few entries. The observed entries are one tensor, planned once; the missing
-ones are another, small one, of which only the values change. What is linear, as MTTKRP is, is
-computed of both and added.
+A mask is 1 except at a few entries. The observed entries are one tensor, planned once; the missing
+ones are a second, small one whose values change. MTTKRP is linear, so it is computed for both and
+added up.
 """
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -87,32 +88,30 @@ class MaskedTensor(_Part):
 
 
 class MissingEntries(LazyArray):
-    """The entries that a mask leaves out of a tensor: planned once, their values come and go.
-
-    Stands for ``1 - mask``.
+    """The entries that a mask leaves out of a tensor, planned once for values that change.
 
     Parameters
     ----------
     x : FlycooTensor
     coords : integer array (ndim, count)
-        Of the missing entries, on the host; at least one. What `x` has there is only where
-        imputation starts.
+        Of the missing entries, on the host; at least one. The values of `x` there are only the
+        initial ones.
 
     Attributes
     ----------
     tensor : FlycooTensor
         `x`.
     observed : FlycooTensor
-        `x` without what it has at missing entries; itself where that is nothing.
+        `x` without its nonzeros at missing entries; `x` itself if there are none.
     start : array (count,)
-        What `x` has at the missing entries, in the order of `coords`.
+        The values of `x` at the missing entries, in the order of `coords`.
     coords : int64 array (ndim, count)
         Sorted, each entry once, on the device of `x`.
     count : int
 
     Notes
     -----
-    Keeps ``count`` records, an index for each mode but one and the rows of each mode that have
+    Keeps ``count`` records, an index for each mode but one, and the rows of each mode that have
     missing entries.
 
     Examples
@@ -125,21 +124,21 @@ class MissingEntries(LazyArray):
 
     _instead = "masks work in parafac and non_negative_parafac"
 
-    def __init__(self, x, coords):
+    def __init__(self, x: FlycooTensor, coords: Array) -> None:
         self.tensor, self.shape, self.ndim, self.dtype = x, x.shape, x.ndim, x.dtype
         options = {"layout": "indexed", "device": x.device}
         ones = np.ones(coords.shape[1], x.dtype)
-        # Sorted, and what comes twice once; checked too.
+        # Checked, sorted, and each entry once.
         self.coords, _ = FlycooTensor(coords, ones, x.shape, **options)._sorted_nonzeros()
         self.count = self.coords.shape[1]
         self.start = NonzeroSampler(x).entries(self.coords)
         self.observed = x
         if (self.start != 0).any():
-            # A value less itself is exactly zero, and so no nonzero any more.
+            # A value minus itself is exactly zero, and zeros are not stored.
             self.observed = x - FlycooTensor(self.coords, self.start, x.shape, **options)
         pairs = [np.unique(rows, return_inverse=True) for rows in self.coords]
         self._rows = [rows for rows, _ in pairs]
-        # Between rows that have missing entries, so that no row of a factor without is touched.
+        # Rows are renumbered, so that no row of a factor without missing entries is read.
         compact = x._engine.xp.stack([ids.reshape(-1) for _, ids in pairs])
         sizes = [rows.size for rows in self._rows]
         ones = x._engine.xp.ones(self.count, x.dtype)
@@ -157,10 +156,20 @@ class MissingEntries(LazyArray):
         values = evaluate_model(self.coords, weights, factors)
         return MissingValues(self, values.astype(self.dtype, copy=False))
 
-    def add_mttkrp(self, out, values, factors, mode, weights=None):
-        """Add to `out` (I_mode, R) the MTTKRP of a tensor that is `values` at missing entries."""
+    def add_mttkrp(
+        self,
+        out: Array,
+        values: Array,
+        factors: Sequence[Array],
+        mode: int,
+        weights: Array | None = None,
+    ) -> Array:
+        """Add the MTTKRP of a tensor with only the missing entries, `values`, to `out` (I_mode, R).
+
+        Returns `out`.
+        """
         xp = self.tensor._engine.xp
-        # Records in one order: new values go where those of the pattern are.
+        # Layout "indexed" keeps one order of records, here that of `coords`.
         part = self._pattern._map_values(lambda _: values)
         rows = [
             # The factor of `mode` is not read: only its shape matters.
@@ -173,8 +182,8 @@ class MissingEntries(LazyArray):
         return out
 
     @cached_property
-    def _union(self):
-        """Return a tensor that numbers observed and missing entries from 1, and their values."""
+    def _union(self) -> tuple[FlycooTensor, Array]:
+        """A tensor that numbers observed and missing entries from 1, and their values."""
         xp = self.tensor._engine.xp
         coords, values = self.observed._sorted_nonzeros()
         coords = xp.concatenate([coords, self.coords], axis=1)
@@ -184,10 +193,9 @@ class MissingEntries(LazyArray):
         return numbered, xp.concatenate([values, self.start])
 
     def unfold_imputed(self, mode: int, rank: int, num_repeats: int) -> Unfolding:
-        """Return the unfolding along a mode with its missing entries imputed, several times over.
+        """Return the unfolding along a mode after imputing its missing entries `num_repeats` times.
 
-        From the leading `rank` singular vectors of the unfolding before; with ``num_repeats=0`` it
-        is that of the tensor as it is.
+        Each time from the leading `rank` singular vectors that it has so far.
         """
         if num_repeats == 0:
             return Unfolding(self.tensor, mode)
@@ -196,7 +204,7 @@ class MissingEntries(LazyArray):
             matrix = matrix.impute(matrix.svd(min(rank, *matrix.shape))[0])
         return matrix
 
-    def unfold(self, mode):
+    def unfold(self, mode: int) -> "ImputedUnfolding":
         """Return the unfolding of the tensor along one mode, with entries that can be imputed."""
         numbered, values = self._union
         matrix, rows = Unfolding(numbered, mode)._nonempty_part
@@ -267,18 +275,29 @@ class ImputedTensor:
 
 
 class ImputedUnfolding(Unfolding):
-    """An unfolding with values of its own at some `places` of its non-empty part, a CSC matrix."""
+    """An unfolding whose values at some places can be replaced.
 
-    def __init__(self, x, mode, nonempty_part, places):
+    Parameters
+    ----------
+    x : FlycooTensor
+    mode : int
+    nonempty_part : (CSC matrix, integer array or slice)
+        As `Unfolding` has it, but for the values at the places.
+    places : integer array (n,)
+        Of the missing entries among the entries of that matrix.
+    """
+
+    def __init__(
+        self, x: FlycooTensor, mode: int, nonempty_part: tuple[Any, Any], places: Array
+    ) -> None:
         super().__init__(x, mode)
         self._nonempty_part, self._places = nonempty_part, places
 
-    def impute(self, left):
-        """Replace the values by those of the projection to the span of `left`, orthonormal (I, R).
+    def impute(self, left: Array) -> "ImputedUnfolding":
+        """Project to the span of orthonormal columns `left` (I, R) and take the missing values.
 
-        That is what the leading part of a singular value decomposition has there: of the right
-        vectors, which have a row for each column, only those of columns with missing entries are
-        made.
+        With leading singular vectors that is the truncated singular value decomposition. Right
+        vectors are only computed at columns with missing entries.
         """
         matrix, rows = self._nonempty_part
         starts = matrix.indptr
@@ -297,8 +316,8 @@ class ImputedUnfolding(Unfolding):
         return ImputedUnfolding(self.tensor, self.mode, part, self._places)
 
 
-def _structure(matrix):
-    """Return what a CSC matrix is made of but for its values."""
+def _structure(matrix: Any) -> tuple[Array, Array, tuple[int, int]]:
+    """Return the indices, column starts and shape of a CSC matrix."""
     return matrix.indices, matrix.indptr, matrix.shape
 
 
@@ -310,14 +329,14 @@ class MaskedStart(FlycooTensor):
         self.missing = missing
 
 
-def find_missing(x, mask):
+def find_missing(x: Any, mask: Any) -> MissingEntries | None:
     """Find the entries of a sparse tensor that a mask leaves out, or None if there are none.
 
     Parameters
     ----------
     x : FlycooTensor or sparse.COO
     mask : sparse.COO
-        Of the shape of `x`, with fill_value 1 and stored zeros. Stored ones say nothing.
+        Of the shape of `x`, with fill_value 1 and stored zeros; stored ones change nothing.
 
     Returns
     -------
@@ -326,11 +345,11 @@ def find_missing(x, mask):
     Raises
     ------
     DensifyError
-        If `mask` has fill_value 0: all that it does not store would be missing.
+        If `mask` has fill_value 0: every entry that it does not store would be missing.
     TypeError
-        If one of the two is dense.
+        If `x` or `mask` is dense.
     ValueError
-        If the shapes differ, or there is another number than 0 and 1 in the mask.
+        If the shapes differ, or the mask holds other numbers than 0 and 1.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Sparse tensor completion: a CP model of which only the stored entries of a tensor are data."""
+"""Sparse tensor completion: a CP model fitted to the stored entries of a tensor only."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_model import make_cp_tensor
 from .initial_guess import draw_factors, take_guess
+from .stopping import has_converged
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -34,27 +35,26 @@ def observed_parafac(
 
     .. math:: \min \sum_k (v_k - \sum_r \prod_n F_n[c_{n,k}, r])^2 + \lambda \sum_n |F_n|^2
 
-    over the nonzeros :math:`v_k` of `tensor`, where TensorLy's `parafac` has a sum over all cells,
-    most of which are zeros. By alternating least squares, with a system of R equations for each
-    row of a factor.
+    over the nonzeros :math:`v_k` of `tensor`; TensorLy's `parafac` sums over all cells. Alternating
+    least squares solve a system of R equations for each row of a factor.
 
     Parameters
     ----------
     tensor : FlycooTensor or sparse.COO
         With two modes or more. Zeros are not stored, so an observed zero does not count as
-        observed: subtract the mean of the values before, where there are any.
+        observed: if there are any, subtract the mean of the values first.
     rank : int
         R, the number of components.
     n_iter_max : int
         At most.
     init : {"random", CPTensor, (weights, factors)}
-        "random" is the start of TensorLy's `parafac` for the same `random_state`. Arrays are in the
-        dtype and on the device of `tensor`; weights may be None.
+        "random" is the random guess of TensorLy's `parafac` for the same `random_state`. Arrays are
+        in the dtype and on the device of `tensor`; weights may be None.
     tol : float
-        Stops when the error changes by less; 0 never does, and spares computing the error.
+        Stops when the error changes by less; 0 never does, and computes no error.
     random_state : int or numpy.random.RandomState, optional
     l2_reg : float
-        The ridge, above 0: it decides about rows with fewer nonzeros than R.
+        The ridge :math:`\lambda`, above 0. It determines rows with fewer nonzeros than R.
     return_errors : bool
 
     Returns
@@ -63,8 +63,8 @@ def observed_parafac(
         Weights of ones and factors (I_n, R) in the dtype and on the device of `tensor`. Rows
         without a nonzero are zeros.
     errors : list of float
-        With `return_errors`: after each iteration the norm of the residual at the nonzeros, over
-        the norm of `tensor`.
+        With `return_errors`: after each iteration the norm of the residual at the nonzeros,
+        relative to the norm of `tensor`.
 
     Raises
     ------
@@ -76,17 +76,17 @@ def observed_parafac(
 
     Notes
     -----
-    ``nnz * ndim * R**2`` operations an iteration, and a solution of a system of R equations for
-    each row, or of as many as the row has nonzeros if these are fewer. In float64 whatever the
-    dtype is. Beside the nonzeros, as coordinates of 8 bytes and an order for each mode, the
-    workspace is blocks of rows of a fixed size.
+    An iteration takes ``nnz * ndim * R**2`` operations and solves, for each row, a system of R
+    equations, or of as many as the row has nonzeros if these are fewer. All in float64, whatever
+    the dtype. The workspace is the nonzeros with coordinates of 8 bytes, an order of them for each
+    mode, and blocks of rows of a fixed size.
 
-    What is found is a local minimum. The random start is non-negative: on values of both signs try
-    several `random_state` and a larger `l2_reg`, and trust what predicts nonzeros that were left
-    out.
+    The result is a local minimum. The random guess is non-negative: for values of both signs try
+    several `random_state` and a larger `l2_reg`, and choose by the prediction of nonzeros that you
+    left out.
 
-    Sums are added up in a fixed order: the result is the same in every run on one machine, but its
-    last bits can change with the number of threads of the BLAS.
+    The order of additions is fixed: results are the same in every run on one machine, but the last
+    bits can change with the number of threads of the BLAS.
 
     References
     ----------
@@ -126,14 +126,14 @@ def observed_parafac(
         if tol or return_errors:
             residual = evaluate_model(coords, None, factors) - values
             errors.append(float(np.linalg.norm(residual) / norm))
-        if tol and len(errors) > 1 and abs(errors[-2] - errors[-1]) < tol:
+        if has_converged(errors, tol, "abs_rec_error"):
             break
     factors = [factor.astype(x.dtype) for factor in factors]
     cp_tensor = make_cp_tensor(None, factors)
     return (cp_tensor, errors) if return_errors else cp_tensor
 
 
-def _check_problem(x: FlycooTensor, l2_reg: Any) -> None:
+def _check_problem(x: FlycooTensor, l2_reg: float) -> None:
     if x.ndim < 2:
         raise ValueError(f"tensor has shape {x.shape}, expected two modes or more")
     if x.nnz == 0:
@@ -146,17 +146,16 @@ def _check_problem(x: FlycooTensor, l2_reg: Any) -> None:
 
 @dataclass(frozen=True)
 class _RowPlan:
-    """The nonzeros by their rows of one mode, and the rows by how many nonzeros they have.
+    """The nonzeros grouped by their rows of one mode, and the rows by their numbers of nonzeros.
 
     Attributes
     ----------
     order : integer array (nnz,)
-        The places of the nonzeros, row by row.
+        The positions of the nonzeros, row by row.
     starts, ends : integer array (I,)
-        Where in `order` the nonzeros of each row are.
+        Where in `order` the nonzeros of each row begin and end.
     classes : list of (int, integer array)
-        A width, a power of two, and the rows that have at most as many nonzeros, but more than
-        half as many.
+        A width, a power of two, and the rows with at most that many nonzeros but more than half.
     """
 
     order: Array
@@ -176,7 +175,7 @@ class _RowPlan:
         return cls(xp.argsort(rows, kind="stable"), ends - counts, ends, classes)
 
     def list_blocks(self, rank: int) -> Iterator[tuple[int, Array]]:
-        """Yield widths, and blocks of rows that are small enough together."""
+        """Yield each width with blocks of its rows, of a limited size."""
         for width, rows in self.classes:
             block_size = choose_block_size(rows, width * rank)
             for start in range(0, rows.size, block_size):
@@ -186,14 +185,14 @@ class _RowPlan:
 def _fit_rows(
     coords: Array, values: Array, factors: list[Array], mode: int, plan: _RowPlan, l2_reg: float
 ) -> Array:
-    """Fit each row of one factor to its nonzeros, the other factors given."""
+    """Fit each row of one factor to its nonzeros, with the other factors fixed."""
     xp, rank = array_module(values), factors[mode].shape[1]
     fitted = xp.zeros_like(factors[mode])
 
     def gather(rows: Array, first: int, last: int) -> tuple[Array, Array]:
-        """Return the targets (n, w) of rows, and what is multiplied with a row there (n, w, R).
+        """Return values (n, w) of rows, and products (n, w, R) of the other factors' rows there.
 
-        Of a row's nonzeros `first` to `last`; zeros where it has fewer.
+        Of each row's nonzeros `first` to `last`, padded with zeros.
         """
         places = plan.starts[rows][:, None] + xp.arange(first, last)
         is_own = places < plan.ends[rows][:, None]
@@ -219,7 +218,7 @@ def _fit_rows(
 
 
 def _solve_short(targets: Array, products: Array, l2_reg: float) -> Array:
-    """Solve ridge regressions with fewer equations than unknowns, by as many as equations."""
+    """Solve ridge regressions with fewer equations than unknowns in their dual form."""
     transposed = products.swapaxes(1, 2)
     gram = products @ transposed + l2_reg * array_module(targets).eye(targets.shape[1])
     return (transposed @ np.linalg.solve(gram, targets[:, :, None]))[:, :, 0]

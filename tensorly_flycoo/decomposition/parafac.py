@@ -195,10 +195,9 @@ class _LeastSquares:
 
 
 class _LineSearch:
-    """Extrapolation of what an iteration changed, where that gives a smaller error.
+    """Bro's line search: extrapolates an iteration's change if that makes the error smaller.
 
-    Bro's: iteration t goes on to ``t ** (1 / power)`` times the change; after some failures the
-    power grows.
+    Iteration t multiplies the change by ``t ** (1 / power)``; repeated failures increase `power`.
     """
 
     #: Every other iteration is extrapolated after this one.
@@ -217,7 +216,7 @@ class _LineSearch:
         factors: list[Array],
         errors: list[float],
     ) -> list[Array]:
-        """Return the factors that are kept, and impute the missing entries from them."""
+        """Return the better factors, and impute the missing entries from them."""
         self._x.impute(weights, factors)
         jump = iteration ** (1 / self._power)
         further = [old + (new - old) * jump for old, new in zip(before, factors, strict=True)]

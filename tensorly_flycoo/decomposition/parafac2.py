@@ -105,10 +105,10 @@ def parafac2(
     if isinstance(init, str) and init == "svd":
         size = slices[0].shape[1]
         instead = "use init='random', or factors of your own"
-        raise densify_error("init='svd' of parafac2", (size, size), instead)
+        raise densify_error("init='svd' of tl.decomposition.parafac2", (size, size), instead)
     if mask is not None:
         instead = "it replaces the missing values in each iteration; leave mask out"
-        raise densify_error("mask= of parafac2", slices[0].shape, instead)
+        raise densify_error("mask= of tl.decomposition.parafac2", slices[0].shape, instead)
     return tensorly_loop("parafac2")(**options)
 
 

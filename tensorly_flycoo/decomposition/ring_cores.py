@@ -1,10 +1,12 @@
 """Tensor trains and tensor rings of a sparse tensor, by one singular value decomposition a mode.
 
-After each decomposition what is left of the tensor, ``diag(S) @ V``, has a full column for each
-cell of the modes to come that is not empty, and there are at most nnz of those: only they are kept.
+After each decomposition the remainder of the tensor, ``diag(S) @ V``, has a column for each cell of
+the modes to come. At most nnz of these cells are not empty, and only their columns are kept.
 """
 
 from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
 
 from ..array_modules import Array
 from ..ops.contraction import multiply_matricized
@@ -14,7 +16,7 @@ from ..tensor.tensor import FlycooTensor
 from .singular_vectors import find_left_vectors
 
 
-def decompose_ring(x, ranks):
+def decompose_ring(x: Any, ranks: Sequence[int]) -> list[Array]:
     r"""Decompose a sparse tensor into a ring of cores; with ``ranks[0] == 1`` into a train.
 
     .. math:: X[i_0, ..., i_{N-1}] \approx tr(G_0[:, i_0, :] \cdots G_{N-1}[:, i_{N-1}, :])
@@ -25,19 +27,19 @@ def decompose_ring(x, ranks):
         Of two modes or more.
     ranks : sequence of int
         ``ndim + 1`` of them, the last one equal to the first. A rank in between is lowered to the
-        size of the matrix that is decomposed.
+        smaller side of the matrix that is decomposed.
 
     Returns
     -------
     list of array (ranks[n], I_n, ranks[n + 1])
-        On the device and in the dtype of `x`. Each column of a core as a matrix has its largest
-        element positive.
+        On the device and in the dtype of `x`. The largest element of each singular vector is
+        positive.
 
     Raises
     ------
     ValueError
-        If `x` has one mode; or if ``ranks[0] * ranks[1]`` is more than the first unfolding has rows
-        or columns, and ``ranks[0]`` is not 1.
+        If `x` has one mode; or if ``ranks[0]`` is not 1 and ``ranks[0] * ranks[1]`` is larger than
+        the number of rows or of columns of the first unfolding.
 
     Notes
     -----
@@ -64,7 +66,7 @@ def decompose_ring(x, ranks):
         raise ValueError(f"x has shape {x.shape}, expected two modes or more")
     xp, first_rank = x._engine.xp, ranks[0]
     coords, values = x._sorted_nonzeros()
-    # In this order columns that agree in the modes to come always follow each other.
+    # In this order, columns that agree in the modes to come are always neighbours.
     order = xp.lexsort(coords)
     coords, block = coords[:, order], values[order][:, None]
     cores = []
@@ -90,15 +92,15 @@ def print_shapes(kind: str, cores: Sequence[Array], first_mode: int = 0) -> None
         print(f"{kind} factor {n % len(cores)} computed with shape {core.shape}")
 
 
-def _count_cells(sizes, first_rank, enough):
-    """Count the columns of the matrix that is to be decomposed, up to `enough` of them."""
+def _count_cells(sizes: Sequence[int], first_rank: int, enough: int) -> int:
+    """Count the columns of the matrix that is decomposed next, up to `enough`."""
     count = first_rank
     for size in sizes:
         count = min(count * size, enough)
     return count
 
 
-def _limit_rank(rank, num_rows, num_columns, is_fixed):
+def _limit_rank(rank: int, num_rows: int, num_columns: int, is_fixed: bool) -> int:
     if is_fixed and rank > min(num_rows, num_columns):
         raise ValueError(
             f"rank[0] * rank[1] is {rank}, expected at most the {num_rows} rows and the columns of "
@@ -107,22 +109,25 @@ def _limit_rank(rank, num_rows, num_columns, is_fixed):
     return min(rank, num_rows, num_columns)
 
 
-def _split_mode(x, coords, block, size, rank):
-    """Decompose the matrix whose rows are (rank so far, this mode), and columns all other modes.
+def _split_mode(
+    x: FlycooTensor, coords: Array, block: Array, size: int, rank: int
+) -> tuple[Array, Array, Array]:
+    """Decompose the matrix with rows for (previous rank, this mode) and columns for later modes.
 
     Parameters
     ----------
-    coords : int64 array (number of modes to come with this one, C)
-    block : array (C, rank so far)
+    coords : int64 array (1 + number of later modes, C)
+        Of this mode and the later ones.
+    block : array (C, previous rank)
         The elements at these coordinates.
 
     Returns
     -------
-    left : array (rank so far * size, rank)
-    coords : int64 array (number of modes to come, C')
-        Different ones.
+    left : array (previous rank * size, rank)
+    coords : int64 array (number of later modes, C')
+        Each once.
     remainder : array (C', rank)
-        What is left: ``left.T`` times the matrix, transposed.
+        ``matrix.T @ left`` at these coordinates.
     """
     xp = x._engine.xp
     is_new = xp.ones(coords.shape[1], bool)
@@ -140,8 +145,10 @@ def _split_mode(x, coords, block, size, rank):
     return left, coords[1:, is_new], remainder
 
 
-def _open_ring(coords, remainder, first_rank, xp):
-    """Make of the first core's rank to the left a mode that comes last."""
+def _open_ring(
+    coords: Array, remainder: Array, first_rank: int, xp: ModuleType
+) -> tuple[Array, Array]:
+    """Turn the left rank of the first core into one more mode, the last."""
     num_columns = coords.shape[1]
     ends = xp.repeat(xp.arange(first_rank), num_columns)
     coords = xp.concatenate([xp.tile(coords, (1, first_rank)), ends[None]])

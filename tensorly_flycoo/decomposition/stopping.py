@@ -30,7 +30,7 @@ def has_converged(errors: Sequence[float], tol: float, criterion: str) -> bool:
         return False
     decrease = float(errors[-2]) - float(errors[-1])
     if criterion == "abs_rec_error":
-        return abs(decrease) < tol
+        return bool(abs(decrease) < tol)
     if criterion == "rec_error":
-        return decrease < tol
+        return bool(decrease < tol)
     raise TypeError(f"cvg_criterion is {criterion!r}, expected 'abs_rec_error' or 'rec_error'")

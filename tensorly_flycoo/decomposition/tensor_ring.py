@@ -73,7 +73,7 @@ def tensor_ring(
     >>> [core.shape for core in tensor_ring(x, [2, 2, 2, 2])]
     [(2, 6, 2), (2, 3, 2), (2, 2, 2)]
     """
-    check_svd(svd, "tensor_ring", input_tensor.shape)
+    check_svd(svd, "tl.decomposition.tensor_ring", input_tensor.shape)
     ndim = len(input_tensor.shape)
     ranks = [int(r) for r in validate_tr_rank(input_tensor.shape, rank=rank)]
     x = permute(input_tensor, [*range(mode, ndim), *range(mode)]) if mode else input_tensor

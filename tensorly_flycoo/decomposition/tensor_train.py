@@ -70,7 +70,7 @@ def tensor_train(
     >>> [core.shape for core in tensor_train(x, [1, 2, 2, 1])]
     [(1, 3, 2), (2, 3, 2), (2, 2, 1)]
     """
-    check_svd(svd, "tensor_train", input_tensor.shape)
+    check_svd(svd, "tl.decomposition.tensor_train", input_tensor.shape)
     x = input_tensor if is_sparse(input_tensor) else make_tensor(input_tensor)
     ranks = [int(r) for r in validate_tt_rank(x.shape, rank=rank)]
     cores = decompose_ring(x, ranks)

@@ -74,7 +74,7 @@ def tensor_train_matrix(
         raise ValueError(f"tensor has shape {tensor.shape}, expected an even number of modes")
     if num_pairs == 1:
         instead = "its one core is the matrix itself: use four modes or more"
-        raise densify_error("tensor_train_matrix", tensor.shape, instead)
+        raise densify_error("tl.decomposition.tensor_train_matrix", tensor.shape, instead)
     sizes = list(zip(tensor.shape[:num_pairs], tensor.shape[num_pairs:], strict=True))
     pairs = permute(tensor, [m for n in range(num_pairs) for m in (n, n + num_pairs)])
     train = tensor_train(reshape(pairs, [i * j for i, j in sizes]), rank, svd, verbose)

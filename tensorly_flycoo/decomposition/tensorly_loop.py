@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from tensorly.backend import BackendManager
 
-from ..ops.views import is_lazy_or_sparse
+from ..ops.views import find_sparse
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -44,21 +44,11 @@ def dense_to_tensorly(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(function)
     def decompose(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if _has_sparse((*args, *kwargs.values())):
+        if find_sparse((*args, *kwargs.values())) is not None:
             return function(*args, **kwargs)
         return tensorly_loop(function.__name__)(*args, **kwargs)
 
     return decompose
-
-
-def _has_sparse(arguments: tuple[Any, ...]) -> bool:
-    """Say whether an argument, or an item of a list or tuple, is sparse or a view of a tensor."""
-    return any(
-        any(map(is_lazy_or_sparse, argument))
-        if isinstance(argument, list | tuple)
-        else is_lazy_or_sparse(argument)
-        for argument in arguments
-    )
 
 
 def require_flycoo_backend() -> None:

@@ -1,1 +1,1 @@
-"""Watch a decomposition run, and look at a tensor before it does."""
+"""Describe a tensor before a decomposition, watch the decomposition, and list versions."""

@@ -1,4 +1,4 @@
-"""What parafac says while it runs: a bar or log lines, checkpoints, and an end by Ctrl-C."""
+"""Progress of a running parafac: a bar or log lines, checkpoints, and a clean stop at Ctrl-C."""
 
 import contextlib
 import datetime
@@ -9,8 +9,13 @@ import signal
 import sys
 import threading
 import time
+from types import FrameType
+from typing import Any, Self, SupportsFloat
 
-from ..io.checkpoint import load_checkpoint, save_checkpoint
+from tensorly.cp_tensor import CPTensor
+
+from ..io.checkpoint import ResumedCP, load_checkpoint, save_checkpoint
+from ..io.files import FilePath
 
 _SHOWN = ("bar", "log", None)
 
@@ -18,61 +23,61 @@ _logger = logging.getLogger(__name__)
 
 
 class Progress:
-    """Show the progress of `tensorly.decomposition.parafac`, keep checkpoints, end it by Ctrl-C.
+    """A callback for `tensorly.decomposition.parafac`: progress, checkpoints and a clean stop.
 
-    An object for its ``callback=``, in a ``with`` block around it. The first Ctrl-C ends the run
-    after the iteration: parafac returns the factors so far, which are the best ones, as alternating
-    least squares never gets worse. The second one raises KeyboardInterrupt at once. A run that
-    was ended, or killed, goes on from its last checkpoint as if nothing had happened.
+    Pass it as ``callback=`` inside its ``with`` block. The first Ctrl-C stops the run after the
+    current iteration, and parafac returns the factors so far; they are the best ones, since
+    alternating least squares never gets worse. The second Ctrl-C raises KeyboardInterrupt at once.
+    A run that was stopped or killed can resume from its last checkpoint as if it had never stopped.
 
     Parameters
     ----------
     n_iter_max : int
-        The most iterations, of all runs together that resume one another.
+        The most iterations, counted over all runs that resume one another.
     show : {"bar", "log", None}
-        A bar on standard error (by tqdm: ``pip install tensorly-flycoo[progress]``), or lines for
-        batch jobs through `logging`, as INFO of the logger "tensorly_flycoo", or nothing.
-        Iteration, fit (1 - error), its change and the time left.
+        A bar on standard error (by tqdm: ``pip install tensorly-flycoo[progress]``); or log lines
+        for batch jobs, at level INFO of the logger "tensorly_flycoo"; or nothing. Shows the
+        iteration, the fit (1 - error), its change and the time left.
     log_every : int
-        Iterations from one log line to the next; the first and the last have one too.
+        Iterations between log lines; the first and the last iteration are always logged.
     checkpoint : str or os.PathLike, optional
-        Where the state is kept: a ``.npz`` file, replaced as a whole. Written when it is due, after
-        iteration `n_iter_max` and at Ctrl-C; not where parafac ends by itself, by `tol`.
+        The ``.npz`` file for the state, replaced atomically. Written when due, after iteration
+        `n_iter_max` and at Ctrl-C, but not when parafac converges (`tol`).
     every : int, optional
-        Iterations from one checkpoint to the next.
+        Iterations between checkpoints.
     every_minutes : float, optional
-        Minutes from one checkpoint to the next; 10, if `every` is not given either.
+        Minutes between checkpoints; 10 if `every` is not given either.
 
     Attributes
     ----------
     errors : list of float
-        The relative errors at the start and after each iteration, also those before a resumption.
+        The relative errors at the start and after each iteration, including those before a resume.
 
     Raises
     ------
     ValueError, TypeError
         If an argument is not as above.
     ImportError
-        On entering the block, if tqdm is missing and there is to be a bar.
+        On entering the block, if tqdm is missing and `show` is "bar".
     RuntimeError
         If it is called outside its block, or used for a second run.
 
     Notes
     -----
-    Signals are taken in the main thread only, where Python has them, inside the block, and not
-    where a program that is not Python's handles or ignores SIGINT. The handler of before is put
-    back at the block's end.
+    Ctrl-C is handled inside the block only, in the main thread only (as Python does), and not if
+    SIGINT is ignored or handled by code other than Python's. Leaving the block restores the
+    previous handler.
 
-    The callback costs one MTTKRP at the start, and on a GPU waits for it in each iteration, as
-    parafac's own `tol` does. TensorLy needs ``tol`` or ``return_errors=True`` with any callback.
+    The callback costs one MTTKRP at the start. On a GPU it synchronises in each iteration, as
+    parafac's own `tol` does. With any callback TensorLy needs ``tol`` or ``return_errors=True``.
 
-    On one machine, with one number of threads, a resumed run gives the same bits on the CPU as one
-    without a break, for sparse tensors under "flycoo", ``normalize_factors=True`` included, and
-    stops at the same iteration. What counts iterations or remembers more than the factors cannot
-    go on: ``linesearch``, ``orthogonalise`` and ``mask`` raise a ValueError there. For dense
-    tensors, and under other backends, TensorLy takes the checkpoint for a guess: the same bits
-    without those options and ``normalize_factors=True``, but the first new iteration is never
-    the last. `randomised_parafac` shows progress, but its random numbers do not go on.
+    For sparse tensors under "flycoo" on the CPU, with the same machine and number of threads, a
+    resumed run gives the same bits as an uninterrupted one and stops at the same iteration, also
+    with ``normalize_factors=True``. Options with state beyond the factors cannot resume:
+    ``linesearch``, ``orthogonalise`` and ``mask`` raise a ValueError. For dense tensors, and under
+    other backends, TensorLy treats the checkpoint as an initial guess: without those options and
+    ``normalize_factors=True`` the bits are the same too, but the first new iteration is never the
+    last. `randomised_parafac` shows progress, but does not resume its random numbers.
 
     Examples
     --------
@@ -96,9 +101,15 @@ class Progress:
     """
 
     def __init__(
-        self, n_iter_max, *, show="bar", log_every=1, checkpoint=None, every=None,
-        every_minutes=None,
-    ):  # fmt: skip
+        self,
+        n_iter_max: int,
+        *,
+        show: str | None = "bar",
+        log_every: int = 1,
+        checkpoint: FilePath | None = None,
+        every: int | None = None,
+        every_minutes: float | None = None,
+    ) -> None:
         _check_count("n_iter_max", n_iter_max)
         _check_count("log_every", log_every)
         if show not in _SHOWN:
@@ -112,43 +123,43 @@ class Progress:
         elif checkpoint is None:
             raise ValueError("every and every_minutes need checkpoint, the path of a file")
         self.n_iter_max = n_iter_max
-        self.errors = []
+        self.errors: list[float] = []
         self._show, self._log_every = show, log_every
         self._path = None if checkpoint is None else os.fspath(checkpoint)
         self._every = every
         self._every_s = math.inf if every_minutes is None else 60 * every_minutes
-        self._bar = None
+        self._bar: Any = None
         self._is_running = self._is_started = self._is_interrupted = False
 
     @property
-    def iteration(self):
-        """The number of iterations that were done, also before a resumption."""
+    def iteration(self) -> int:
+        """The number of completed iterations, including those before a resume."""
         return max(len(self.errors) - 1, 0)
 
     @property
-    def n_iter_left(self):
-        """The number of iterations that are left: ``n_iter_max`` of parafac."""
+    def n_iter_left(self) -> int:
+        """The number of iterations that are left, for parafac's ``n_iter_max``."""
         return self.n_iter_max - self.iteration
 
-    def resume(self, default="svd"):
-        """Return what parafac begins with: the checkpoint, or `default` if there is none yet.
+    def resume(self, default: str | CPTensor = "svd") -> ResumedCP | str | CPTensor:
+        """Return the ``init`` for parafac: the checkpoint, or `default` if there is none yet.
 
         Parameters
         ----------
         default : str or CPTensor
-            As ``init`` of parafac.
+            As for parafac's ``init``.
 
         Returns
         -------
-        ResumedCP, or default
-            With its attributes `weights`, `factors` and `errors`.
+        ResumedCP or default
+            A ResumedCP has `weights`, `factors` and `errors`.
 
         Raises
         ------
         RuntimeError
             If parafac has begun.
         ValueError
-            If there is no path of a checkpoint, or the file is no checkpoint or damaged.
+            If `checkpoint` was not given, or the file is damaged or not a checkpoint.
 
         Examples
         --------
@@ -158,7 +169,7 @@ class Progress:
         if self._path is None:
             raise ValueError("checkpoint is None, expected the path of a file to resume from")
         if self._is_started:
-            raise RuntimeError("resume comes before parafac, which has begun")
+            raise RuntimeError("resume must be called before parafac, which has begun")
         try:
             init = load_checkpoint(self._path)
         except FileNotFoundError:
@@ -166,7 +177,7 @@ class Progress:
         self.errors = list(init.errors)
         return init
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         if self._is_started:
             raise RuntimeError("a Progress is for one run: make another")
         self._resources = contextlib.ExitStack()
@@ -178,14 +189,14 @@ class Progress:
         self._is_running = True
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: object) -> None:
         self._is_running = False
         self._resources.close()
 
-    def __call__(self, cp_tensor, error=math.nan):
-        """Take the factors and the relative error of an iteration; return True to end the run.
+    def __call__(self, cp_tensor: CPTensor, error: SupportsFloat = math.nan) -> bool:
+        """Record the factors and relative error of an iteration; return True to stop the run.
 
-        `randomised_parafac` does not say the error of the start.
+        `randomised_parafac` passes no error at the start.
         """
         if not self._is_running:
             raise RuntimeError("a Progress is called inside its `with` block only")
@@ -200,8 +211,8 @@ class Progress:
             self._saved_at = time.monotonic()
         return self._is_interrupted
 
-    def _start(self, error):
-        # Called before the first iteration too; after a resumption that is the last one of before.
+    def _start(self, error: float) -> None:
+        # parafac also calls back before its first iteration. After a resume that error is known.
         self._is_started = True
         if not self.errors:
             self.errors.append(error)
@@ -212,11 +223,11 @@ class Progress:
             self._bar.initial = self._bar.n = self._first
             self._bar.refresh()
 
-    def _is_due(self):
+    def _is_due(self) -> bool:
         is_counted = self._every is not None and self.iteration % self._every == 0
         return is_counted or time.monotonic() - self._saved_at >= self._every_s
 
-    def _report(self, is_last):
+    def _report(self, is_last: bool) -> None:
         fit, change = 1 - self.errors[-1], self.errors[-2] - self.errors[-1]
         if self._bar is not None:
             self._bar.set_postfix_str(f"fit {fit:.6f}, change {change:+.1e}", refresh=False)
@@ -230,26 +241,26 @@ class Progress:
                 self.iteration, self.n_iter_max, fit, change, each_s, left,
             )  # fmt: skip
 
-    def _interrupt(self, signal_number, frame):
+    def _interrupt(self, signal_number: int, frame: FrameType | None) -> None:
         if self._is_interrupted:
             raise KeyboardInterrupt
         self._is_interrupted = True
         message = "Ctrl-C: stopping after this iteration; again to stop at once"
-        with contextlib.suppress(RuntimeError):  # the signal may have come while another is written
+        with contextlib.suppress(RuntimeError):  # the signal may interrupt another write
             if self._bar is not None:
                 self._bar.write(message, file=sys.stderr)
             else:
                 _logger.warning(message)
 
 
-def _check_count(name, count):
+def _check_count(name: str, count: Any) -> None:
     is_count = isinstance(count, int) and not isinstance(count, bool)
     if not is_count or count < 1:
         kind = ValueError if is_count else TypeError
         raise kind(f"{name} is {count!r}, expected an integer of at least 1")
 
 
-def _make_bar():
+def _make_bar() -> Any:
     try:
         from tqdm.auto import tqdm
     except ImportError as error:
@@ -259,8 +270,8 @@ def _make_bar():
     return tqdm(unit="it", leave=True)
 
 
-def _may_take_signals():
-    """Say whether this is the main thread, and whether Python has a handler of Ctrl-C."""
+def _may_take_signals() -> bool:
+    """Return whether this is the main thread and Python has a handler for Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         return False
     return callable(signal.getsignal(signal.SIGINT))

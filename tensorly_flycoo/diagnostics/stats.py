@@ -1,6 +1,7 @@
-"""Say what a tensor is like: how full its modes are, and how much memory it takes."""
+"""Statistics of a tensor: how full its modes are, and how much memory it takes."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,21 +12,25 @@ from ..tensor.coo_cache import is_raw_sparse
 from ..tensor.memory import estimate_memory
 from ..tensor.tensor import FlycooTensor
 
+if TYPE_CHECKING:
+    from sparse import SparseArray
+
 
 @dataclass(frozen=True)
 class ModeStats:
-    """Say how the nonzeros of a tensor are spread over the rows (the indices) of one mode.
+    """The distribution of a tensor's nonzeros over the rows (the indices) of one mode.
 
     Attributes
     ----------
     size : int
     num_empty_rows : int
-        Indices without a nonzero. They are left out of what follows.
+        Rows without a nonzero. The other attributes leave them out.
     min_row_nnz, max_row_nnz : int
     median_row_nnz : float
-        The fewest, the most and the median of the nonzeros of a row.
+        Minimum, maximum and median of the nonzeros per row.
     gini : float
-        The Gini coefficient of these: 0 where all rows have as many, near 1 where few have most.
+        The Gini coefficient of the nonzeros per row: 0 if all rows have equally many, near 1 if a
+        few rows have most of them.
     """
 
     size: int
@@ -38,27 +43,27 @@ class ModeStats:
 
 @dataclass(frozen=True)
 class TensorStats:
-    """Say what a tensor is like; as text by `print`, and as a table in a notebook.
+    """The statistics of a tensor; `print` shows them as text, notebooks as tables.
 
     Attributes
     ----------
     shape : tuple of int
     dtype : numpy.dtype
-        Of the values that a `FlycooTensor` keeps.
+        The dtype in which a `FlycooTensor` keeps the values.
     nnz : int
-        Stored elements, with duplicates and zeros.
+        Stored elements, including duplicates and zeros.
     density : float
     num_duplicates : int
-        Stored elements with coordinates that another one has already.
+        Stored elements whose coordinates occur before.
     num_zeros : int
         Stored elements that are zero.
     modes : tuple of ModeStats
     nbytes : dict of str to int
-        What a `FlycooTensor` takes in each layout, as `estimate_memory` says it for the device
-        that the tensor is on, or would be.
+        The memory of a `FlycooTensor` in each layout, by `estimate_memory`, on the device where the
+        tensor is or would be.
     """
 
-    shape: tuple
+    shape: tuple[int, ...]
     dtype: np.dtype
     nnz: int
     density: float
@@ -68,17 +73,18 @@ class TensorStats:
     nbytes: dict[str, int]
 
     @property
-    def rank_limit(self):
-        """The largest rank of a CP model that has no more free numbers than there are nonzeros.
+    def rank_limit(self) -> int:
+        """The largest rank of a CP model with no more free parameters than there are nonzeros.
 
-        A component has one for each row that is not empty, but for its scale in all modes but one.
-        More components fit anything; how many are sensible, fits of held-out nonzeros say.
+        A component has one parameter for each nonempty row, less its scale in all modes but one.
+        Beyond this rank a model can fit anything. To choose a rank below it, compare the fits on
+        held-out nonzeros.
         """
         num_rows = sum(mode.size - mode.num_empty_rows for mode in self.modes)
         num_distinct = self.nnz - self.num_duplicates - self.num_zeros
         return max(0, num_distinct) // max(1, num_rows - len(self.modes) + 1)
 
-    def _facts(self):
+    def _facts(self) -> dict[str, str]:
         return {
             "shape": " x ".join(map(str, self.shape)),
             "dtype": str(self.dtype),
@@ -90,8 +96,8 @@ class TensorStats:
             **{f"memory, {name}": f"{n / 1e6:,.1f} MB" for name, n in self.nbytes.items()},
         }
 
-    def _table(self):
-        """Return the rows of the table of modes, the first one with its headings."""
+    def _table(self) -> list[list[str]]:
+        """Return the rows of the table of modes, headings first."""
         rows = [["mode", "size", "empty rows", "min", "median", "max nonzeros per row", "Gini"]]
         for number, mode in enumerate(self.modes):
             counts = (mode.min_row_nnz, mode.median_row_nnz, mode.max_row_nnz)
@@ -99,7 +105,7 @@ class TensorStats:
             rows.append([str(number), *(f"{n:,}" for n in sizes), f"{mode.gini:.2f}"])
         return rows
 
-    def __str__(self):
+    def __str__(self) -> str:
         facts = self._facts()
         width = max(map(len, facts))
         lines = [f"{name:{width}}  {fact}" for name, fact in facts.items()]
@@ -110,7 +116,7 @@ class TensorStats:
             lines.append("  ".join(cells))
         return "\n".join(lines)
 
-    def _repr_html_(self):
+    def _repr_html_(self) -> str:
         facts = "".join(
             f"<tr><th>{name}</th><td>{fact}</td></tr>" for name, fact in self._facts().items()
         )
@@ -121,13 +127,13 @@ class TensorStats:
         return f"<table>{facts}</table><table>{modes}</table>"
 
 
-def stats(x):
-    """Look at a tensor before decomposing it: modes, empty rows, crowded rows, memory.
+def stats(x: "FlycooTensor | SparseArray") -> TensorStats:
+    """Describe a tensor before decomposing it: modes, empty rows, crowded rows, memory.
 
     Parameters
     ----------
     x : FlycooTensor or sparse.COO
-        No `FlycooTensor` is built of a COO.
+        A COO is not converted to a `FlycooTensor`.
 
     Returns
     -------
@@ -136,13 +142,13 @@ def stats(x):
     Raises
     ------
     TypeError
-        If `x` is something else.
+        If `x` is neither.
     ValueError
-        If `x` is a COO that no `FlycooTensor` could be made of.
+        If `x` is a COO from which no `FlycooTensor` could be made.
 
     Notes
     -----
-    Sorts the coordinates of each mode: O(ndim * nnz * log(nnz)) time, on the CPU. What is on a GPU
+    Sorts the coordinates of each mode: O(ndim * nnz * log(nnz)) time, on the CPU. A tensor on a GPU
     is copied to host memory.
 
     Examples
@@ -177,7 +183,7 @@ def stats(x):
         nnz=values.size,
         density=values.size / num_cells(x.shape),
         num_duplicates=num_duplicates,
-        num_zeros=values.size - np.count_nonzero(values),
+        num_zeros=values.size - int(np.count_nonzero(values)),
         modes=tuple(_describe_mode(*mode) for mode in zip(coords, x.shape, strict=True)),
         nbytes={
             layout: estimate_memory(
@@ -188,7 +194,7 @@ def stats(x):
     )
 
 
-def _take_nonzeros(x):
+def _take_nonzeros(x: Any) -> tuple[np.ndarray, np.ndarray]:
     if not is_raw_sparse(x):
         raise TypeError(f"x is a {type(x).__name__}, expected a FlycooTensor or a sparse.COO")
     x = x if hasattr(x, "coords") else x.asformat("coo")
@@ -196,18 +202,18 @@ def _take_nonzeros(x):
     return x.coords, check_values(x.data, x.coords.shape[1])
 
 
-def _count_duplicates(coords, values, shape):
-    primitives = select_engine("cpu")
+def _count_duplicates(coords: np.ndarray, values: np.ndarray, shape: tuple[int, ...]) -> int:
+    engine = select_engine("cpu")
     record_format = RecordFormat.of(shape, values.dtype, np.uint64)
-    records, is_rising, _ = primitives.pack(coords, values, record_format)
-    if is_rising:
+    records, is_ascending, _ = engine.pack(coords, values, record_format)
+    if is_ascending:
         return 0
-    places = primitives.sort_places(records, record_format, reversed(range(len(shape))))
-    records = primitives.gather(records, places)
-    return int(np.count_nonzero(primitives.find_duplicates(records, record_format)))
+    places = engine.sort_places(records, record_format, reversed(range(len(shape))))
+    records = engine.gather(records, places)
+    return int(np.count_nonzero(engine.find_duplicates(records, record_format)))
 
 
-def _describe_mode(rows, size):
+def _describe_mode(rows: np.ndarray, size: int) -> ModeStats:
     _, counts = np.unique(rows, return_counts=True)
     counts.sort()
     num_empty_rows = size - counts.size

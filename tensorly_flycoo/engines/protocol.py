@@ -2,13 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from ..array_modules import Array
-from ..format.layouts import Layout, build_layout, estimate_layout
-from ..format.packing import RecordFormat
+from ..format.layout import Cut, Layout, Step
+from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
 
 
@@ -60,8 +60,8 @@ class Engine(Primitives, ABC):
     # Building
 
     @abstractmethod
-    def choose_format(self, shape: Sequence[int], dtype: np.dtype) -> tuple[RecordFormat, int, int]:
-        """Choose the record format, and the nonzeros of a tile and of a bucket."""
+    def choose_cut(self, shape: Sequence[int], dtype: np.dtype) -> Cut:
+        """Choose how nonzeros are packed, and how many make a tile and a bucket."""
 
     @abstractmethod
     def receive(self, coords: Array, values: Array) -> tuple[Array, Array]:
@@ -70,13 +70,14 @@ class Engine(Primitives, ABC):
     def build_layout(self, name: str, coords: Array, values: Array, shape: Sequence[int]) -> Layout:
         """Build the layout `name` from coords (ndim, nnz) and values (nnz,) on any device."""
         coords, values = self.receive(coords, values)
-        return build_layout(name, coords, values, *self.choose_format(shape, values.dtype), self)
+        cut = self.choose_cut(shape, values.dtype)
+        return LAYOUT_CLASSES[name].build(coords, values, cut, self)
 
     def estimate_layout(
         self, name: str, nnz: int, shape: Sequence[int], dtype: np.dtype
     ) -> tuple[int, int]:
         """Return the bytes of a layout, and the most bytes in use while it is built."""
-        return estimate_layout(name, nnz, *self.choose_format(shape, dtype), self)
+        return LAYOUT_CLASSES[name].estimate(nnz, self.choose_cut(shape, dtype), self)
 
     @abstractmethod
     def check_arrays(self, arrays: Mapping[str, Array]) -> None:
@@ -88,13 +89,30 @@ class Engine(Primitives, ABC):
 
     # Computing
 
-    @abstractmethod
     def mttkrp(self, layout: Layout, factors: Sequence[Array], mode: int, out: Array) -> None:
         """Write the MTTKRP of `mode` to `out`.
 
         A `RemapLayout` that is resident in another mode is first remapped to `mode` without
         computing; afterwards the next mode is resident. If memory runs out, it stays as it was.
         """
+        workspace = self.allocate_workspace(layout, factors, mode, out)
+
+        def compute(step: Step) -> None:
+            self.compute_mode(layout, step, workspace, mode, out)
+
+        layout.take_step(mode, compute, self)
+
+    @abstractmethod
+    def allocate_workspace(
+        self, layout: Layout, factors: Sequence[Array], mode: int, out: Array
+    ) -> Any:
+        """Allocate all memory that `compute_mode` needs, before anything is moved or written."""
+
+    @abstractmethod
+    def compute_mode(
+        self, layout: Layout, step: Step, workspace: Any, mode: int, out: Array
+    ) -> None:
+        """Compute the MTTKRP of `mode` from the records of a step, and remap them if it says so."""
 
     @abstractmethod
     def count_workspace_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:

@@ -3,20 +3,22 @@
 import itertools
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..array_modules import move
 from ..checks import check_layout, check_shape
 from ..engines import select_engine
-from ..format.layouts import hold_records
+from ..engines.protocol import Engine
+from ..format.layout import Cut, Layout
+from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .files import FilePath, replace_file
 from .npz import ArrayReader, damage_error, open_arrays, write_arrays
-from .plans import Header, Layout, check_arrays, iterate_arrays, make_layout
+from .plans import Header, check_arrays
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -70,8 +72,8 @@ def save(path: FilePath, x: "FlycooTensor | SparseArray") -> None:
     """
     x = as_flycoo(x)
     layout = x._layout
-    with replace_file(path) as file, hold_records(layout):
-        arrays = ((name, move(array, np)) for name, array in iterate_arrays(layout))
+    with replace_file(path) as file, layout.hold_records():
+        arrays = ((name, move(array, np)) for name, array in layout.iterate_arrays())
         header = np.array(json.dumps(_make_header(layout)))
         write_arrays(file, itertools.chain([("header", header)], arrays))
 
@@ -85,8 +87,8 @@ def _make_header(layout: Layout) -> Header:
         "layout": layout.name,
         "word_dtype": layout.record_format.word_dtype.name,
         "tile_size": layout.tile_size,
-        "bucket_size": getattr(layout, "bucket_size", None),
-        "mode": getattr(layout, "mode", 0),
+        "bucket_size": layout.cut.bucket_size if layout.uses_buckets else None,
+        "mode": layout.mode,
         "norm": layout.norm,
     }
 
@@ -142,39 +144,43 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor:
     with open_arrays(path) as reader:
         header, record_format = _read_header(path, reader.read("header"))
         names = reader.names() - {"header"}
-        if not _fits(header, record_format, names, engine):
+        cut = engine.choose_cut(record_format.shape, record_format.dtype)
+        if not _fits(header, record_format, names, cut, engine):
             return _rebuild(path, header, record_format, reader, engine)
         arrays = {name: reader.read(name) for name in names}
     try:
-        check_arrays(header, arrays, record_format)
+        check_arrays(header["layout"], arrays, cut)
     except ValueError as error:
         raise damage_error(path, error) from None
     arrays = {name: move(array, engine.xp) for name, array in arrays.items()}
-    x = object.__new__(FlycooTensor)
-    x._set(engine, make_layout(header, arrays, record_format, engine))
+    x, cls = object.__new__(FlycooTensor), LAYOUT_CLASSES[header["layout"]]
+    x._set(engine, cls.from_arrays(arrays, cut, header["norm"], header["mode"], engine))
     return x
 
 
-def _fits(header: Header, record_format: RecordFormat, names: set[str], engine: Any) -> bool:
+def _fits(
+    header: Header, record_format: RecordFormat, names: set[str], cut: Cut, engine: Engine
+) -> bool:
     """Return whether a plan has the record format, tiles and buckets that the engine would use."""
-    best_format, tile_size, bucket_size = engine.choose_format(
-        record_format.shape, record_format.dtype
-    )
-    if (best_format, tile_size) != (record_format, header["tile_size"]):
+    if (cut.record_format, cut.tile_size) != (record_format, header["tile_size"]):
         return False
-    if header["layout"] != "remap":
+    if not LAYOUT_CLASSES[header["layout"]].uses_buckets:
         return True
-    orders_writes = engine.write_order_itemsize > 0
-    return bucket_size == header["bucket_size"] and orders_writes == ("write_order_0" in names)
+    orders_writes = engine.write_order_dtype is not None
+    return cut.bucket_size == header["bucket_size"] and orders_writes == ("write_order_0" in names)
 
 
 def _rebuild(
-    path: FilePath, header: Header, record_format: RecordFormat, reader: ArrayReader, engine: Any
+    path: FilePath,
+    header: Header,
+    record_format: RecordFormat,
+    reader: ArrayReader,
+    engine: Engine,
 ) -> FlycooTensor:
     """Build a tensor from the saved nonzeros alone; its constructor checks them."""
     # Building takes memory and time in proportion to the mode sizes, which a header can claim to be
     # huge. An honest file lists the empty rows of each mode, so it is as large: check that first.
-    records = reader.read("records_0" if header["layout"] == "replicated" else "records")
+    records = reader.read(LAYOUT_CLASSES[header["layout"]].name_copies(record_format.ndim)[0])
     expected = (record_format.word_dtype, (*records.shape[:1], record_format.num_words))
     if (records.dtype, records.shape) != expected:
         raise damage_error(path, "records does not match the header")
@@ -218,7 +224,7 @@ def _read_header(path: FilePath, array: np.ndarray) -> tuple[Header, RecordForma
 def _check_header(header: Header, ndim: int) -> None:
     check_layout(header["layout"])
     sizes = [header["tile_size"], header["bucket_size"]]
-    sizes = sizes if header["layout"] == "remap" else sizes[:1]
+    sizes = sizes if LAYOUT_CLASSES[header["layout"]].uses_buckets else sizes[:1]
     if not all(type(size) is int and 0 < size <= 2**32 for size in sizes):
         raise ValueError(f"tile_size and bucket_size are {sizes}")
     if type(header["mode"]) is not int or not 0 <= header["mode"] < ndim:

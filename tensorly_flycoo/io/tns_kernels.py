@@ -91,7 +91,7 @@ def _round_decimal(
         return np.uint64(0)
     if not _LEAST_POWER <= power <= _LARGEST_POWER:
         return _UNREAD
-    zeros: np.uint64 = _count_leading_zeros(digits)  # type: ignore[call-arg]  # has a context too
+    zeros: np.uint64 = _count_leading_zeros(digits)  # type: ignore[call-arg]  # also has a context
     place = np.uint64(power - _LEAST_POWER)
     product = _multiply_high(digits << zeros, significands[place])
     shift = np.uint64(10) + (product >> np.uint64(63))  # leaves 53 bits

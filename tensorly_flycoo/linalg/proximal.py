@@ -47,6 +47,43 @@ def fit_monotone(columns: Array, decreasing: bool = False) -> Array:
     return move(np.ascontiguousarray(fitted), array_module(columns))
 
 
+def fit_unimodal(columns: Array) -> Array:
+    """Find a unimodal sequence near each column, as TensorLy's `unimodality_prox` does.
+
+    It ascends to a peak and descends after it. The peak is an element that both monotone fits of
+    the column leave below, or where it is: the one for which these fits, on their sides, are
+    nearest to the column.
+
+    Parameters
+    ----------
+    columns : array (I, R)
+
+    Returns
+    -------
+    array (I, R)
+
+    Notes
+    -----
+    O(I * R).
+
+    Examples
+    --------
+    >>> fit_unimodal(np.array([[1.0], [5.0], [4.0], [4.5], [0.0]])).ravel()
+    array([1.  , 5.  , 4.25, 4.25, 0.  ])
+    """
+    xp = array_module(columns)
+    ascending, descending = fit_monotone(columns), fit_monotone(columns, decreasing=True)
+    may_be_peak = (columns >= descending) & (columns >= ascending)
+    below, above = abs(columns - ascending), abs(columns - descending)
+    distances = xp.cumsum(below, axis=0) - below
+    distances += xp.cumsum(above[::-1], axis=0)[::-1] - above
+    distances = xp.where(may_be_peak, distances, 0)
+    peaks = xp.argmin(xp.where(may_be_peak, distances, distances.max()), axis=0)
+    places = xp.arange(columns.shape[0])[:, None]
+    fitted = xp.where(places < peaks, ascending, columns)
+    return xp.where(places > peaks, descending, fitted)
+
+
 def smooth(columns: Array, strength: float) -> Array:
     """Solve ``(I + strength * L) x = columns``, where L is the second difference along columns.
 

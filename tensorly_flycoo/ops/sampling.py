@@ -44,7 +44,7 @@ class NonzeroSampler:
     def __init__(self, x: FlycooTensor) -> None:
         self.shape, self.ndim, self.nnz, self.dtype = x.shape, x.ndim, x.nnz, x.dtype
         self._xp, self._record_format = x._engine.xp, x._layout.record_format
-        self._primitives = x._engine.primitives
+        self._primitives = x._engine
         with x._layout.hold_order(0, self._primitives) as (records, places):
             self._records = records if places is None else self._primitives.gather(records, places)
 

@@ -32,6 +32,20 @@ def is_lazy_or_sparse(x: object) -> bool:
     return is_sparse(x) or isinstance(x, LazyArray)
 
 
+def find_sparse(arguments: Iterable[Any]) -> Any:
+    """Return the first argument that is sparse or a lazy view of a sparse tensor, or None.
+
+    The items of lists and tuples count as well.
+    """
+    for argument in arguments:
+        if type(argument) is np.ndarray:
+            continue
+        for x in argument if isinstance(argument, list | tuple) else (argument,):
+            if is_lazy_or_sparse(x):
+                return x
+    return None
+
+
 def permute(x: Viewable, axes: Sequence[int] | None = None) -> FlycooTensor | ModeView:
     """Reorder the axes of a sparse tensor or view; by default reverse them.
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, SupportsIndex, TypeAlias
 import numpy as np
 
 from ..array_modules import Array, move
-from ..format.layouts import hold_records
+from ..checks import DensifyError, early_bound_hint
 
 if TYPE_CHECKING:
-    from ..format.layouts import Layout
+    from ..format.layout import Layout
     from .tensor import FlycooTensor
 
 _VALID = "only integers, slices (`:`) and ellipsis (`...`) are valid indices of a sparse tensor"
@@ -98,7 +98,9 @@ def _select(item: _Item, mode: int, size: int) -> Selector:
             raise TypeError
         number = operator.index(item)
     except TypeError:
-        raise IndexError(f"{_VALID}: got a {type(item).__name__}") from None
+        hint = early_bound_hint()
+        error = DensifyError if hint else IndexError
+        raise error(f"{_VALID}: got a {type(item).__name__}{hint}") from None
     if not -size <= number < size:
         raise IndexError(f"index {number} is out of bounds for axis {mode} with size {size}")
     return number % size
@@ -117,7 +119,7 @@ def select_nonzeros(
     """
     record_format = layout.record_format
     is_kept: Array | None = None
-    with hold_records(layout) as records:
+    with layout.hold_records() as records:
         for mode, selector in enumerate(selectors):
             if selector != range(record_format.shape[mode]):
                 rows = record_format.rows(records, mode, xp)

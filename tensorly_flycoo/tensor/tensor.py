@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import sparse
 
     from ..engines.protocol import Engine
-    from ..format.layouts import Layout
+    from ..format.layout import Layout
 
 _USE_NONZEROS = "use x.to_coo() for the nonzeros"
 

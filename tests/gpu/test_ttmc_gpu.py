@@ -14,7 +14,7 @@ from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.engines import reference
 from tensorly_flycoo.engines.cuda import engine as cuda
 from tensorly_flycoo.engines.cuda import launch, tuning
-from tensorly_flycoo.format import layouts, primitives
+from tensorly_flycoo.format import primitives, remap
 from tensorly_flycoo.ops.mode_product import ModeProduct
 
 LAYOUTS = ("remap", "replicated", "indexed")
@@ -126,7 +126,7 @@ def test_limits_lowered(monkeypatch, max_grid):
 def test_64_bit_ids(monkeypatch):
     """As there are beyond 2**32 nonzeros."""
     wide = lambda count, smallest="uint32": np.dtype(np.uint64)  # noqa: E731
-    monkeypatch.setattr(layouts, "index_dtype", wide)
+    monkeypatch.setattr(remap, "index_dtype", wide)
     monkeypatch.setattr(primitives, "index_dtype", wide)
     check_problem(make_problem((30, 400, 50), (4, 3, 5), 40000))
 

@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 import tensorly as tl
-from tensorly.decomposition import non_negative_parafac_hals, parafac, tucker
+import tensorly.decomposition
 
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.array_modules import move
@@ -31,10 +31,12 @@ def compute_mttkrp(x):
     return [mttkrp(x, factors, mode) for mode in range(3)]
 
 
-def decompose(function, x, rank, init):
+def decompose(name, x, rank, init):
     """Return the arrays of two iterations' result, and their errors."""
     options = {"n_iter_max": 2, "tol": 0, "random_state": 0, "return_errors": True}
-    (weights_or_core, factors), errors = function(x, rank, init=init, **options)
+    (weights_or_core, factors), errors = getattr(tl.decomposition, name)(
+        x, rank, init=init, **options
+    )
     return [weights_or_core, *factors, np.array([float(error) for error in errors])]
 
 
@@ -43,10 +45,12 @@ FUNCTIONS = {
     "FlycooTensor, nonzeros": lambda x: x.nonzeros(),
     "norm": lambda x: [np.asarray(x.norm())],
     "mttkrp": compute_mttkrp,
-    "parafac": lambda x: decompose(parafac, x, RANK, "random"),
-    "parafac, init svd": lambda x: decompose(parafac, x, RANK, "svd"),
-    "non_negative_parafac_hals": lambda x: decompose(non_negative_parafac_hals, x, RANK, "random"),
-    "tucker": lambda x: decompose(tucker, x, (RANK,) * 3, "random"),
+    "parafac": lambda x: decompose("parafac", x, RANK, "random"),
+    "parafac, init svd": lambda x: decompose("parafac", x, RANK, "svd"),
+    "non_negative_parafac_hals": lambda x: decompose(
+        "non_negative_parafac_hals", x, RANK, "random"
+    ),
+    "tucker": lambda x: decompose("tucker", x, (RANK,) * 3, "random"),
 }
 
 

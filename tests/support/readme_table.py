@@ -3,16 +3,15 @@
     python tests/support/readme_table.py         # write the table anew
     python tests/support/readme_table.py --gpu   # try all on this machine's GPU, record it, write
 
-The table says "yes" of what runs on a small sparse tensor, and "no", with the reason of its
-`DensifyError`, of what refuses it; a limit is there only if the use that it speaks of is refused.
-The column of the GPU is what `tests/gpu/support.json` says that a run on a GPU gave.
+The table says "yes" of what runs on a small sparse tensor, and "no" of what refuses it with a
+`DensifyError`; a limit is listed only if the use it describes is refused. The GPU's column is what
+a run on a GPU recorded in `tests/gpu/readme_table.json`.
 """
 
 import argparse
 import datetime
 import importlib
 import inspect
-import itertools
 import json
 import operator
 import traceback
@@ -29,7 +28,6 @@ from tensorly._factorized_tensor import FactorizedTensor
 
 from tensorly_flycoo import DensifyError, FlycooTensor, set_device
 from tensorly_flycoo.array_modules import array_module, is_cupy
-from tensorly_flycoo.backend import refusals
 
 README = Path(__file__).parents[2] / "README.md"
 RECORD = README.parent / "tests" / "gpu" / "readme_table.json"
@@ -55,13 +53,21 @@ Use = Callable[[Callable, Any], Any]
 class Row(NamedTuple):
     """Some of TensorLy's functions and classes: all work, or all are refused for one reason.
 
-    ``uses`` says how each is used, by its name in `tensorly`. Those of ``limits`` are refused of
-    each, though the others work, by what the table says of them. The tensor has 50 nonzeros.
+    Attributes
+    ----------
+    uses : dict
+        How each is called, by its name in `tensorly`.
+    limits : dict
+        Calls that are refused although the others work, by what the table says of them.
+    why_not : str
+        Why all are refused, and what to use instead; empty if they work.
+    shape : tuple of int
+        Of the tensor, which has 50 nonzeros.
     """
 
     uses: dict[str, Use]
     limits: dict[str, Use] = {}  # noqa: RUF012 (never written to)
-    label: str | None = None
+    why_not: str = ""
     shape: tuple[int, ...] = (6, 7, 8)
 
 
@@ -137,18 +143,9 @@ _LEFT_OUT = (
 
 # The rows
 
-
-def _list_dense_modules():
-    """Give a row for each reason why all functions of some modules refuse sparse tensors."""
-    reasons = refusals.DENSE_MODULES
-    for _, modules in itertools.groupby(sorted(reasons, key=reasons.get), reasons.get):
-        modules = {
-            name.removeprefix("tensorly."): importlib.import_module(name) for name in modules
-        }
-        names = [f"{name}.{f}" for name, m in modules.items() for f in refusals.list_functions(m)]
-        label = "all functions of " + ", ".join(f"`{name}`" for name in modules)
-        yield Row(dict.fromkeys(names, lambda f, x: f(x)), label=label)
-
+_PARAFAC, _TUCKER, _TRAIN, _RING = (
+    f"use `{name}`" for name in ("parafac", "tucker", "tensor_train", "tensor_ring")
+)
 
 ROWS = [
     Row(
@@ -232,37 +229,63 @@ ROWS = [
         },
         {"lazy views; a mode cannot be split": lambda f, x: tl.reshape(x, (2, -1))},
     ),
-    Row(_alike("decomposition", "non_negative_tucker non_negative_tucker_hals", _give([2, 2, 2]))),
+    Row(
+        _alike("decomposition", "non_negative_tucker non_negative_tucker_hals", _give([2, 2, 2])),
+        why_not=f"it forms products as long as an unfolding: {_TUCKER}",
+    ),
     Row(
         _alike("decomposition", "tensor_ring_als TensorRingALS", _give([2, 2, 2, 2]))
         | _alike(
             "decomposition", "tensor_ring_als_sampled TensorRingALSSampled", _give([2] * 4, 9)
         ),
+        why_not=f"it forms the product of all cores but one, as long as an unfolding: {_RING}",
     ),
     Row(
         _alike("decomposition", "parafac_power_iteration CPPower SymmetricCP", _give(2))
         | _alike("decomposition", "symmetric_parafac_power_iteration", _give(2))
         | _alike("decomposition", "power_iteration symmetric_power_iteration", _give()),
+        why_not=f"it subtracts one component after the other from the tensor: {_PARAFAC}",
+        shape=(7, 7, 7),
     ),
-    Row(_alike("decomposition", "robust_pca", _give())),
-    Row(_alike("decomposition", "sample_khatri_rao", lambda f, x: f([x, x], 9))),
-    Row(_alike("decomposition", "coupled_matrix_tensor_3d_factorization", _couple)),
-    Row(_alike("contrib.decomposition", "tensor_train_cross", _give([1, 2, 2, 1]))),
     Row(
-        _alike("contrib.decomposition", "tensor_train_OI", _give([1, 2, 2, 1]))
-        | _alike("contrib.decomposition", "TensorTrain_OI", _give([1, 2, 2, 1], 2, False, False)),
+        _alike("decomposition", "robust_pca", _give()),
+        why_not=f"its low-rank part has an element for each cell: {_PARAFAC}",
     ),
-    Row(_alike("regression", "CPRegressor TuckerRegressor", _regress)),
-    Row(_alike("regression", "CP_PLSR", _regress)),
-    Row({"cp_tensor.cp_lstsq_grad": lambda f, x: f((None, _factors(x)), x)}),
-    Row({"tenalg.svd.randomized_range_finder": lambda f, x: f(x, 2)}),
-    Row({"preprocessing.svd_compress_tensor_slices": lambda f, x: f(x)}),
+    Row(
+        _alike("decomposition", "coupled_matrix_tensor_3d_factorization", _couple),
+        why_not=f"it forms Khatri-Rao products: {_PARAFAC}",
+    ),
+    Row(
+        _alike("contrib.decomposition", "tensor_train_cross", _give([1, 2, 2, 1]))
+        | _alike("contrib.decomposition", "tensor_train_OI", _give([1, 2, 2, 1]))
+        | _alike("contrib.decomposition", "TensorTrain_OI", _give([1, 2, 2, 1], 2, False, False)),
+        why_not=f"it reads elements or forms the tensor: {_TRAIN}",
+    ),
+    Row(
+        _alike("regression", "CPRegressor TuckerRegressor CP_PLSR", _regress),
+        why_not="its weights or residuals have an element for each cell: regress on the factor of "
+        "the samples that `parafac` gives",
+    ),
+    Row(
+        {"cp_tensor.cp_lstsq_grad": lambda f, x: f((None, _factors(x)), x)},
+        why_not="it subtracts the model from the tensor: `tensorly_flycoo.mttkrp` gives the part "
+        "of the gradient that depends on the tensor",
+    ),
+    Row(
+        {"tenalg.svd.randomized_range_finder": lambda f, x: f(x, 2)},
+        why_not="it draws a row for each column of an unfolding: use `svd_interface`",
+    ),
+    Row(
+        {"preprocessing.svd_compress_tensor_slices": lambda f, x: f(x)},
+        why_not="it makes right singular vectors: `parafac2` takes sparse slices as they are",
+    ),
     Row(
         _alike("tenalg", "outer batched_outer kronecker", lambda f, x: f([x, x]))
         | {"tenalg.tensordot": lambda f, x: f(x, x, 2)}
-        | {"tenalg.higher_order_moment": lambda f, x: f(x, 2)}
+        | {"tenalg.higher_order_moment": lambda f, x: f(x, 2)},
+        why_not="the result has an element for each pair of cells: use `inner` or `mode_dot`",
+        shape=(7, 7, 7),
     ),
-    *_list_dense_modules(),
 ]
 
 
@@ -282,21 +305,22 @@ def list_public(module_name):
 # Trying
 
 
-def find_reason(row, name, kind):
-    """Use a function or class; give the reason why it refuses the tensor, or None if it works."""
+def is_refused(row, name, kind):
+    """Say whether a function or class refuses the tensor, or else works and gives numbers."""
     x = KINDS[kind](random_coo(row.shape, 50))
     try:
-        found = row.uses[name](_find(name), x)
-    except DensifyError as error:
-        return str(error).split("; ", 1)[1]
+        found = row.uses[name](find_function(name), x)
+    except DensifyError:
+        return True
     on_gpu = "device" in tl.context(x)
     for array in _list_arrays(found):
         if is_cupy(array) != on_gpu or not array_module(array).isfinite(array).all():
             raise AssertionError(f"{name} of a {kind} gave {array!r}")
-    return None
+    return False
 
 
-def _find(name):
+def find_function(name):
+    """Return a function or class by its name in `tensorly`, or what else a row is of."""
     if name in _OPERATIONS:
         return _OPERATIONS[name]
     module, _, name = f"tensorly.{name}".rpartition(".")
@@ -313,7 +337,7 @@ def check_limit(row, text, kind):
     """Raise unless what the table says of a limit is so, of each name of a row."""
     for name in row.uses:
         try:
-            row.limits[text](_find(name), KINDS[kind](random_coo(row.shape, 50)))
+            row.limits[text](find_function(name), KINDS[kind](random_coo(row.shape, 50)))
         except DensifyError:
             continue
         raise AssertionError(f"{name} of a {kind} works, which the limit {text!r} denies")
@@ -323,17 +347,16 @@ def check_limit(row, text, kind):
 
 
 def make_line(row, record, kind="COO"):
-    """Try what a row is of, and give its line of the table."""
-    reasons = {find_reason(row, name, kind) for name in row.uses}
-    if len(reasons) > 1:
-        raise AssertionError(f"{', '.join(row.uses)} are not of one row: {reasons}")
+    """Try what a row is of, and return its line of the table."""
+    for name in row.uses:
+        if is_refused(row, name, kind) != bool(row.why_not):
+            raise AssertionError(f"{name} of a {kind} {'works' if row.why_not else 'is refused'}")
     for text in row.limits:
         check_limit(row, text, kind)
-    (reason,) = reasons
-    why = reason or "; ".join(row.limits)
+    why = row.why_not or "; ".join(row.limits)
     on_gpu = sorted({record.get(name, "not run") for name in row.uses})
-    names = row.label or ", ".join(map(_print_name, row.uses))
-    return f"| {names} | {'no' if reason else 'yes'} | {' or '.join(on_gpu)} | {why} |"
+    names = ", ".join(map(_print_name, row.uses))
+    return f"| {names} | {'no' if row.why_not else 'yes'} | {' or '.join(on_gpu)} | {why} |"
 
 
 def _print_name(name):
@@ -375,7 +398,7 @@ def _try_on_gpu(row, name):
     outcomes = set()
     for kind in KINDS:
         try:
-            outcomes.add("yes" if find_reason(row, name, kind) is None else "no")
+            outcomes.add("no" if is_refused(row, name, kind) else "yes")
         except Exception:  # whatever it is, it is what happens there
             traceback.print_exc()
             outcomes.add("fails")

@@ -6,13 +6,13 @@ depend on it.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numba
 import numpy as np
 
 from ...array_modules import Array, move
-from ...format import layouts
-from ...format.layouts import Layout, RemapLayout
+from ...format.layout import Cut, Layout, Step
 from ...format.packing import RecordFormat
 from ..protocol import Engine
 from . import kernels, launch, solvers
@@ -37,8 +37,8 @@ class CpuEngine(CpuPrimitives, Engine):
     name = "cpu"
     array_type = np.ndarray
 
-    def choose_format(self, shape: Sequence[int], dtype: np.dtype) -> tuple[RecordFormat, int, int]:
-        return RecordFormat.of(shape, dtype, np.uint64), TILE_SIZE, BUCKET_SIZE
+    def choose_cut(self, shape: Sequence[int], dtype: np.dtype) -> Cut:
+        return Cut(RecordFormat.of(shape, dtype, np.uint64), TILE_SIZE, BUCKET_SIZE)
 
     def receive(self, coords: Array, values: Array) -> tuple[Array, Array]:
         return move(coords, np), move(values, np)
@@ -54,23 +54,34 @@ class CpuEngine(CpuPrimitives, Engine):
         sizes = (line.split() for line in lines)
         return next((1024 * int(size[1]) for size in sizes if size[0] == "MemAvailable:"), None)
 
-    def mttkrp(self, layout: Layout, factors: Sequence[Array], mode: int, out: Array) -> None:
-        workspace = _allocate_workspace(layout, factors, mode, out)
-        if layout.name == "replicated":
-            records, ids = layout.copies[mode], (None, None, None)
-            _compute(layout, records, ids, workspace, mode, out, bucket_size=layout.tile_size)
+    def allocate_workspace(
+        self, layout: Layout, factors: Sequence[Array], mode: int, out: Array
+    ) -> tuple[tuple[Array, ...], Array]:
+        inputs = [factor for n, factor in enumerate(factors) if n != mode]
+        arrays = tuple(np.require(factor, requirements=("C", "A", "W")) for factor in inputs)
+        partial_rows = np.empty((layout.tilings[mode].carry_rows.size, out.shape[1]), out.dtype)
+        return arrays, partial_rows
+
+    def compute_mode(
+        self, layout: Layout, step: Step, workspace: Any, mode: int, out: Array
+    ) -> None:
+        record_format, tiling = layout.record_format, layout.tilings[mode]
+        if step.records.shape[0] == 0:
+            out[...] = 0
             return
-        if layout.name == "indexed":
-            records, ids = layout.records, (layout.pull_ids[mode], None, None)
-            _compute(layout, records, ids, workspace, mode, out, bucket_size=layouts.ONE_BUCKET)
-            return
-        with layout.lock:
-            while layout.mode != mode:
-                _remap(layout)
-            plan = layout.plans[mode]
-            ids = (plan.pull_ids, layout.spare, plan.remap_ids)
-            _compute(layout, layout.records, ids, workspace, mode, out, layout.bucket_size)
-            layout.swap()
+        inputs = [n for n in range(record_format.ndim) if n != mode]
+        arrays, partial_rows = workspace
+        num_lanes = min(_ROW_NBYTES // out.dtype.itemsize, 1 << (out.shape[1].bit_length() - 1))
+        launch.launch(
+            kernels.mttkrp_tiles, tiling.carry_rows.shape[0],
+            layout.tile_size, step.bucket_size, tiling.carry_rows, tiling.empty_rows,
+            step.records, step.records.view(record_format.dtype),
+            np.uint64(record_format.value_slot),
+            step.pull_ids, step.spare, step.remap_ids, (0,) * record_format.num_words,
+            select_field(record_format, mode), *select_fields(record_format, inputs),
+            arrays, (0,) * num_lanes, out, partial_rows,
+        )  # fmt: skip
+        _add_partial_rows(tiling.carry_rows, partial_rows, out)
 
     def count_workspace_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
         copies = [f for n, f in enumerate(factors) if n != mode and not f.flags.carray]
@@ -92,14 +103,16 @@ class CpuEngine(CpuPrimitives, Engine):
         operands = ttmc_kernels.lay_out_factors(
             list(inputs.values()) or [np.ones((1, 1), out.dtype)]
         )
-        with layouts.hold_mode(layout, mode, _remap) as (records, pull_ids, bucket_size):
+        with layout.hold_mode(mode, self) as step:
+            records = step.records
             if records.shape[0] == 0:
                 return
             launch.launch(
                 ttmc_kernels.ttmc_tiles, tiling.carry_rows.shape[0],
-                layout.tile_size, bucket_size, tiling.carry_rows, slots,
+                layout.tile_size, step.bucket_size, tiling.carry_rows, slots,
                 records, records.view(record_format.dtype), np.uint64(record_format.value_slot),
-                pull_ids, select_field(record_format, mode), *fields, *operands, out, partial_rows,
+                step.pull_ids, select_field(record_format, mode), *fields, *operands,
+                out, partial_rows,
             )  # fmt: skip
         carry_rows = tiling.carry_rows
         if slots is not None:
@@ -137,49 +150,9 @@ class CpuEngine(CpuPrimitives, Engine):
         return kernels.hash_words(words)
 
 
-def _allocate_workspace(
-    layout: Layout, factors: Sequence[Array], mode: int, out: Array
-) -> tuple[tuple[Array, ...], Array]:
-    """Allocate all memory that computing needs, before anything is moved or written."""
-    inputs = [factor for n, factor in enumerate(factors) if n != mode]
-    arrays = tuple(np.require(factor, requirements=("C", "A", "W")) for factor in inputs)
-    partial_rows = np.empty((layout.tilings[mode].carry_rows.size, out.shape[1]), out.dtype)
-    return arrays, partial_rows
-
-
-def _compute(layout, records, ids, workspace, mode, out, bucket_size):
-    record_format, tiling = layout.record_format, layout.tilings[mode]
-    if records.shape[0] == 0:
-        out[...] = 0
-        return
-    inputs = [n for n in range(record_format.ndim) if n != mode]
-    (pull_ids, spare, remap_ids), (arrays, partial_rows) = ids, workspace
-    rank = out.shape[1]
-    num_lanes = min(_ROW_NBYTES // out.dtype.itemsize, 1 << (rank.bit_length() - 1))
-    launch.launch(
-        kernels.mttkrp_tiles, tiling.carry_rows.shape[0],
-        layout.tile_size, bucket_size, tiling.carry_rows, tiling.empty_rows,
-        records, records.view(record_format.dtype), np.uint64(record_format.value_slot),
-        pull_ids, spare, remap_ids, (0,) * record_format.num_words,
-        select_field(record_format, mode), *select_fields(record_format, inputs),
-        arrays, (0,) * num_lanes, out, partial_rows,
-    )  # fmt: skip
-    _add_partial_rows(tiling.carry_rows, partial_rows, out)
-
-
 def _add_partial_rows(carry_rows: Array, partial_rows: Array, out: Array) -> None:
     with launch.show_compiling(kernels.add_partial_rows):
         kernels.add_partial_rows(carry_rows, partial_rows, out)
-
-
-def _remap(layout: RemapLayout) -> None:
-    plan = layout.plans[layout.mode]
-    launch.launch(
-        kernels.remap_tiles, layout.tilings[layout.mode].carry_rows.shape[0],
-        layout.tile_size, layout.bucket_size, layout.records,
-        plan.pull_ids, layout.spare, plan.remap_ids, (0,) * layout.record_format.num_words,
-    )  # fmt: skip
-    layout.swap()
 
 
 #: The only instance.

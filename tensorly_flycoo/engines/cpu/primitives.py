@@ -7,10 +7,10 @@ import numba
 import numpy as np
 
 from ...checks import check_finite, check_inside
+from ...format.layout import Cut, Step
 from ...format.packing import RecordFormat
 from ...format.primitives import Primitives, index_dtype
-from . import building, kernels
-from .launch import launch, show_compiling
+from . import building, kernels, launch
 
 #: Parts of a counting sort for each thread, so that a delayed thread gets less to do.
 _PARTS_PER_THREAD = 4
@@ -30,7 +30,7 @@ class CpuPrimitives(Primitives):
         records = np.empty((values.shape[0], record_format.num_words), record_format.word_dtype)
         words, shifts, _ = select_fields(record_format, range(record_format.ndim))
         falls, is_outside, is_infinite, has_zeros = np.zeros((4, 1), np.bool_)
-        launch(
+        launch.launch(
             building.pack_records, values.shape[0],
             coords.reshape(-1, order="A"), mode_stride, nonzero_stride,
             np.ascontiguousarray(values), words, shifts, tuple(map(np.uint64, record_format.shape)),
@@ -51,7 +51,7 @@ class CpuPrimitives(Primitives):
         empty_rows = _find_empty_rows(starts, record_format.shape[mode])
         num_parts = starts.shape[0]
         arguments = (num_parts, starts, places, target, positions)
-        launch(building.sort_parts, num_parts, *arguments)
+        launch.launch(building.sort_parts, num_parts, *arguments)
         return empty_rows
 
     def plan_remap(
@@ -65,12 +65,12 @@ class CpuPrimitives(Primitives):
         nnz, num_parts = records.shape[0], starts.shape[0]
         num_buckets, size = -(-nnz // bucket_size), np.uint64(bucket_size)
         bucket_starts = np.zeros(_shape_counts(num_parts, num_buckets, starts.dtype), starts.dtype)
-        with show_compiling(building.count_buckets_of_rows):
+        with launch.show_compiling(building.count_buckets_of_rows):
             building.count_buckets_of_rows(starts, nnz, size, bucket_starts)
         _start_keys(bucket_starts)
         arguments = (starts, places, size, bucket_starts, target, remap_ids, pull_ids)
-        launch(building.split_sorted_parts, num_parts, num_parts, *arguments)
-        launch(building.order_buckets, num_buckets, bucket_size, target, pull_ids)
+        launch.launch(building.split_sorted_parts, num_parts, num_parts, *arguments)
+        launch.launch(building.order_buckets, num_buckets, bucket_size, target, pull_ids)
         return empty_rows
 
     def split_by_bucket(self, positions, bucket_size, stored, offsets):
@@ -78,26 +78,33 @@ class CpuPrimitives(Primitives):
         num_buckets, size = -(-nnz // bucket_size), np.uint64(bucket_size)
         num_parts = _count_parts(nnz, num_buckets)
         starts = np.zeros(_shape_counts(num_parts, num_buckets, stored.dtype), stored.dtype)
-        launch(building.count_buckets, num_parts, num_parts, positions, size, starts)
+        launch.launch(building.count_buckets, num_parts, num_parts, positions, size, starts)
         _start_keys(starts)
         arguments = (num_parts, positions, size, starts, stored, offsets)
-        launch(building.split_parts, num_parts, *arguments)
-        launch(building.order_buckets, num_buckets, bucket_size, None, offsets)
+        launch.launch(building.split_parts, num_parts, *arguments)
+        launch.launch(building.order_buckets, num_buckets, bucket_size, None, offsets)
 
     def gather(self, records, places):
         target = np.empty_like(records)
         arguments = (records, places, target, (0,) * records.shape[1])
-        launch(kernels.gather_records, records.shape[0], *arguments)
+        launch.launch(kernels.gather_records, records.shape[0], *arguments)
         return target
+
+    def remap(self, step: Step, cut: Cut) -> None:
+        num_tiles = -(-step.records.shape[0] // cut.tile_size)
+        launch.launch(
+            kernels.remap_tiles, num_tiles, cut.tile_size, step.bucket_size, step.records,
+            step.pull_ids, step.spare, step.remap_ids, (0,) * cut.record_format.num_words,
+        )  # fmt: skip
 
     def scatter_in_buckets(self, records, offsets, bucket_size, target):
         arguments = (offsets, np.uint64(bucket_size), target, (0,) * records.shape[1])
-        launch(building.scatter_in_buckets, records.shape[0], records, *arguments)
+        launch.launch(building.scatter_in_buckets, records.shape[0], records, *arguments)
 
     def find_empty_rows(self, records, record_format, mode):
         is_empty = np.ones(record_format.shape[mode], np.bool_)
         field = select_field(record_format, mode)
-        launch(building.mark_rows, records.shape[0], records, field, is_empty)
+        launch.launch(building.mark_rows, records.shape[0], records, field, is_empty)
         return np.flatnonzero(is_empty).astype(index_dtype(is_empty.size))
 
     def sort_nbytes(self, nnz, size):
@@ -124,7 +131,7 @@ class CpuPrimitives(Primitives):
     def position_in_buckets(self, offsets, bucket_size):
         positions = np.empty(offsets.shape[0], index_dtype(offsets.shape[0]))
         arguments = (offsets, np.uint64(bucket_size), positions)
-        launch(building.position_in_buckets, positions.size, *arguments)
+        launch.launch(building.position_in_buckets, positions.size, *arguments)
         return positions
 
     def split_columns(self, records, record_format, mode, places):
@@ -136,7 +143,7 @@ class CpuPrimitives(Primitives):
         for n in range(record_format.ndim):
             bits = record_format.masks[n] << record_format.shifts[n] if n != mode else 0
             column_bits[record_format.words[n]] |= bits
-        launch(
+        launch.launch(
             kernels.split_columns, nnz, places, records, records.view(record_format.dtype),
             np.uint64(record_format.value_slot), select_field(record_format, mode),
             tuple(map(np.uint64, column_bits)), is_new, rows, values,
@@ -155,9 +162,9 @@ def _start_rows(records, record_format, mode, places, target, positions):
         return None
     # Out of order they are read from a small array: fewer pages of memory are in use at a time.
     rows = positions if places is None else target
-    launch(building.read_rows, nnz, records, select_field(record_format, mode), rows)
+    launch.launch(building.read_rows, nnz, records, select_field(record_format, mode), rows)
     starts = np.zeros(_shape_counts(num_parts, num_rows, positions.dtype), positions.dtype)
-    launch(building.count_rows, num_parts, num_parts, rows, places, positions, starts)
+    launch.launch(building.count_rows, num_parts, num_parts, rows, places, positions, starts)
     _start_keys(starts)
     return starts
 
@@ -184,7 +191,7 @@ def _shape_counts(num_parts, num_keys, dtype):
 
 
 def _start_keys(counts):
-    with show_compiling(building.start_keys):
+    with launch.show_compiling(building.start_keys):
         building.start_keys(counts)
 
 

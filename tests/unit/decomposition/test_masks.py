@@ -4,14 +4,8 @@ import numpy as np
 import pytest
 import sparse
 
-from tensorly_flycoo import DensifyError, FlycooTensor, mttkrp
-from tensorly_flycoo.decomposition.masks import (
-    Mask,
-    MaskedTensor,
-    MissingEntries,
-    MissingValues,
-    find_missing,
-)
+from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo.decomposition.masks import ImputedTensor, MissingEntries, find_missing
 from tensorly_flycoo.engines import reference
 from tensorly_flycoo.ops import cp_entries as entries
 
@@ -61,29 +55,34 @@ def _filled(missing, values):
     return filled
 
 
-def test_what_tensorly_evaluates(missing):
-    mask, tensor = Mask(missing), MaskedTensor(missing, missing.start)
-    assert (1 - mask) is missing
-    model = missing.reconstruct(WEIGHTS, FACTORS)
-    np.testing.assert_allclose(model.values, MODEL[tuple(missing.coords)], rtol=1e-13)
-    imputed = tensor * mask + model
-    np.testing.assert_array_equal(imputed.values, model.values)
-    expected = np.linalg.norm(_filled(missing, model.values))
-    np.testing.assert_allclose(imputed.norm(), expected, rtol=1e-14)
-    np.testing.assert_allclose(tensor.norm(), np.linalg.norm(DENSE), rtol=1e-14)
-    assert (imputed.shape, imputed.ndim, imputed.dtype) == (SHAPE, 3, np.float64)
-    assert repr(imputed) == "<MaskedTensor of shape (6, 7, 8), 20 missing>"
+def test_imputed_values_are_those_of_the_model(missing):
+    x = ImputedTensor(missing)
+    np.testing.assert_array_equal(x.values, DENSE[tuple(missing.coords)])
+    x.impute(WEIGHTS, FACTORS)
+    np.testing.assert_allclose(x.values, MODEL[tuple(missing.coords)], rtol=1e-13)
+
+
+@pytest.mark.parametrize("knows_mttkrp", [False, True])
+def test_the_error_is_that_of_the_observed_entries(knows_mttkrp, missing):
+    x = ImputedTensor(missing)
+    x.values = np.linspace(-1, 1, missing.count)
+    last = x.mttkrp(WEIGHTS, FACTORS, 2) if knows_mttkrp else None
+    error, values = x.measure(WEIGHTS, FACTORS, last)
+    filled = _filled(missing, MODEL[tuple(missing.coords)])
+    np.testing.assert_allclose(values, MODEL[tuple(missing.coords)], rtol=1e-13)
+    expected = np.linalg.norm(filled - MODEL) / np.linalg.norm(filled)
+    np.testing.assert_allclose(error, expected, rtol=1e-13)
+    np.testing.assert_array_equal(x.values, np.linspace(-1, 1, missing.count))
 
 
 @pytest.mark.parametrize("mode", range(3))
 @pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weights"])
 def test_mttkrp_is_that_of_both_parts(mode, weights, missing):
-    values = missing.reconstruct(None, FACTORS).values
-    found = mttkrp(missing.observed, FACTORS, mode, weights=weights)
-    result = missing.add_mttkrp(found, values, FACTORS, mode, weights)
-    assert result is found
+    x = ImputedTensor(missing)
+    x.impute(None, FACTORS)
+    found = x.mttkrp(weights, FACTORS, mode)
     # To the oracle, weights are the factor of one more mode, of size 1.
-    filled = _filled(missing, values)[..., None]
+    filled = _filled(missing, x.values)[..., None]
     factors = [*FACTORS, np.ones((1, RANK)) if weights is None else weights[None]]
     coords = np.array(np.nonzero(filled))
     arguments = (coords, filled[tuple(coords)], filled.shape, factors, mode)
@@ -113,28 +112,25 @@ def test_imputation_by_singular_vectors(mode, block_numbers, missing, monkeypatc
     np.testing.assert_array_equal(before.svd(RANK)[1], found_values)
 
 
+@pytest.mark.parametrize("num_repeats", [0, 3])
+def test_unfoldings_are_imputed_several_times(num_repeats, missing):
+    unfolding = missing.unfold(1)
+    for _ in range(num_repeats):
+        unfolding = unfolding.impute(unfolding.svd(RANK)[0])
+    found = missing.unfold_imputed(1, RANK, num_repeats)
+    np.testing.assert_allclose(found.svd(RANK)[1], unfolding.svd(RANK)[1], rtol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_dtypes(dtype):
     missing = MissingEntries(FlycooTensor(COORDS, VALUES, SHAPE, dtype=dtype), MISSING)
-    model = missing.reconstruct(None, [factor.astype(dtype) for factor in FACTORS])
-    tensor = MaskedTensor(missing, model.values)
+    factors = [factor.astype(dtype) for factor in FACTORS]
+    x = ImputedTensor(missing)
+    error, values = x.measure(None, factors)
+    assert isinstance(error, float)
     left, _ = missing.unfold(1).impute(np.eye(7, 3, dtype=dtype)).svd(2)
-    assert {model.values.dtype, missing.start.dtype, tensor.norm().dtype, left.dtype} == {
-        np.dtype(dtype)
-    }
-
-
-def test_parts_of_different_masks_do_not_mix(missing):
-    other = MissingEntries(missing.tensor, MISSING[:, :1])
-    tensor = MaskedTensor(missing, missing.start)
-    with pytest.raises(TypeError):
-        tensor * Mask(other)
-    with pytest.raises(TypeError):
-        tensor + MissingValues(other, other.start)
-    with pytest.raises(TypeError):
-        2 - Mask(missing)
-    with pytest.raises(DensifyError, match="masks work in parafac"):
-        np.asarray(tensor)
+    products = x.mttkrp(None, factors, 0)
+    assert {a.dtype for a in (values, missing.start, products, left)} == {np.dtype(dtype)}
 
 
 def test_an_index_outside_is_named():

@@ -13,7 +13,9 @@ from problems import compute_all, make_factors, make_problem
 from tensorly_flycoo import FlycooTensor, load, mttkrp, save
 from tensorly_flycoo.checks import LAYOUTS
 from tensorly_flycoo.engines.cpu import engine as cpu
-from tensorly_flycoo.format import layouts
+from tensorly_flycoo.engines.protocol import Engine
+from tensorly_flycoo.format.layout import Cut
+from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
 from tensorly_flycoo.io import saving
@@ -35,7 +37,7 @@ def no_building(monkeypatch):
     def refuse(*arguments):
         raise AssertionError("a plan was built")
 
-    monkeypatch.setattr(layouts, "build_layout", refuse)
+    monkeypatch.setattr(Engine, "build_layout", refuse)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -133,7 +135,7 @@ def test_saving_while_another_thread_computes(path):
 class WriteOrdering(Primitives):
     """Order writes, as an engine on a GPU does."""
 
-    write_order_itemsize = 2
+    write_order_dtype = np.dtype(np.uint16)
 
     def order_writes(self, remap_ids, tile_size):
         orders = [
@@ -155,9 +157,11 @@ def test_another_plan_is_built_anew(path, layout, primitives, cut):
     tile_size, bucket_size, words = cut
     problem = make_problem(SHAPE, 6000, skew=2)
     record_format = RecordFormat.of(SHAPE, "float64", words)
-    arguments = (layout, problem.coords, problem.values, record_format, tile_size, bucket_size)
+    cut = Cut(record_format, tile_size, bucket_size)
     other = object.__new__(FlycooTensor)
-    other._set(cpu.CPU, layouts.build_layout(*arguments, primitives))
+    other._set(
+        cpu.CPU, LAYOUT_CLASSES[layout].build(problem.coords, problem.values, cut, primitives)
+    )
     save(path, other)
     x = load(path, device="cpu")
     assert x.layout == layout

@@ -1,8 +1,10 @@
+"""Entries and fibres looked up in a sparse tensor, and least squares of fibres."""
+
 import numpy as np
 import pytest
 
-from tensorly_flycoo import DensifyError, FlycooTensor, mttkrp
-from tensorly_flycoo.ops.sampling import Reconstruction, SampledTensor
+from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo.ops.sampling import NonzeroSampler, fit_fibres
 from tensorly_flycoo.testing import random_tensor
 
 _SHAPE = (6, 5, 7, 4)
@@ -14,20 +16,24 @@ def _make(layout="remap", dtype=np.float64, nnz=200):
     return x, x.to_coo().todense()
 
 
-def _draw(num_samples, without=None):
+def _draw(count, without=None):
     rng = np.random.RandomState(1)
-    return tuple(
-        slice(None) if mode == without else rng.randint(0, size, num_samples).tolist()
-        for mode, size in enumerate(_SHAPE)
-    )
+    modes = enumerate(_SHAPE)
+    return {mode: rng.randint(0, size, count) for mode, size in modes if mode != without}
+
+
+def _look_up(dense, mode, coords):
+    """Return fibres of a dense array as columns: (I_mode, count)."""
+    index = tuple(coords.get(n, slice(None)) for n in range(dense.ndim))
+    return dense[index] if mode == 0 else dense[index].T
 
 
 @_BY_LAYOUT
 def test_entries(layout):
     x, dense = _make(layout)
-    index = _draw(300)
-    entries = SampledTensor(x)[index]
-    np.testing.assert_array_equal(entries, dense[index])
+    coords = list(_draw(300).values())
+    entries = NonzeroSampler(x).entries(coords)
+    np.testing.assert_array_equal(entries, dense[tuple(coords)])
     assert 0 < np.count_nonzero(entries) < entries.size  # both kinds were among them
 
 
@@ -36,91 +42,54 @@ def test_entries(layout):
 @pytest.mark.parametrize("mode", range(4))
 def test_fibres(mode, dtype, layout):
     x, dense = _make(layout, dtype)
-    index = _draw(50, without=mode)
-    fibres = SampledTensor(x)[index]
-    expected = dense[index].T if mode == 0 else dense[index]
-    assert fibres.shape == expected.shape
+    coords = _draw(50, without=mode)
+    fibres = NonzeroSampler(x).fibres(mode, coords)
     assert fibres.dtype == dtype
-    np.testing.assert_array_equal(fibres.multiply_left(np.eye(50, dtype=dtype)), expected)
-    weights = np.random.RandomState(2).random_sample((50, 1)).astype(dtype)
-    weighted = (fibres * weights).multiply_left(np.eye(50, dtype=dtype))
-    np.testing.assert_array_equal(weighted, expected * weights)
+    np.testing.assert_array_equal(fibres.toarray(), _look_up(dense, mode, coords))
 
 
 @_BY_LAYOUT
 def test_samples_stay_what_they_are_where_records_move(layout):
     x, dense = _make(layout)
-    sampled, index = SampledTensor(x), _draw(50, without=1)
+    sampler, coords = NonzeroSampler(x), _draw(50, without=1)
     for mode in range(4):
         mttkrp(x, [np.ones((size, 2)) for size in _SHAPE], mode)
-        fibres = sampled[index].multiply_left(np.eye(50))
-        np.testing.assert_array_equal(fibres, dense[index])
+        fibres = sampler.fibres(1, coords).toarray()
+        np.testing.assert_array_equal(fibres, _look_up(dense, 1, coords))
 
 
 def test_no_sample_and_no_nonzero():
-    empty = SampledTensor(FlycooTensor(np.zeros((4, 0), int), np.zeros(0), _SHAPE))
-    np.testing.assert_array_equal(empty[_draw(9)], np.zeros(9))
-    fibres = empty[_draw(9, without=2)]
-    np.testing.assert_array_equal(fibres.multiply_left(np.ones((3, 9))), np.zeros((3, 7)))
-    sampled = SampledTensor(_make()[0])
-    assert sampled[_draw(0)].shape == (0,)
-    assert sampled[_draw(0, without=1)].shape == (0, 5)
+    empty = NonzeroSampler(FlycooTensor(np.zeros((4, 0), int), np.zeros(0), _SHAPE))
+    np.testing.assert_array_equal(empty.entries(list(_draw(9).values())), np.zeros(9))
+    fibres = empty.fibres(2, _draw(9, without=2))
+    np.testing.assert_array_equal(fibres.toarray(), np.zeros((7, 9)))
+    sampler = NonzeroSampler(_make()[0])
+    assert sampler.entries(list(_draw(0).values())).shape == (0,)
+    assert sampler.fibres(1, _draw(0, without=1)).shape == (5, 0)
 
 
 def test_more_cells_than_have_numbers():
     """No coordinate is ever part of a linear index."""
     shape = (2**22,) * 3
     coords = np.array([[0, 5, 2**22 - 1], [7, 7, 2**22 - 1], [1, 2**21, 2**22 - 1]])
-    x = SampledTensor(FlycooTensor(coords, [1.0, 2.0, 3.0], shape))
-    np.testing.assert_array_equal(x[coords.tolist()[0], coords[1], coords[2]], [1, 2, 3])
+    sampler = NonzeroSampler(FlycooTensor(coords, [1.0, 2.0, 3.0], shape))
+    np.testing.assert_array_equal(sampler.entries(coords), [1, 2, 3])
 
 
 @pytest.mark.parametrize("mode", range(4))
-@pytest.mark.parametrize("num_samples", [50, 2])
-def test_least_squares(num_samples, mode):
+@pytest.mark.parametrize("count", [50, 2])
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_least_squares(is_weighted, count, mode):
     x, dense = _make()
-    index = _draw(num_samples, without=mode)
-    right = dense[index].T if mode == 0 else dense[index]
-    matrix = np.random.RandomState(3).random_sample((num_samples, 3))
-    matrix[:, 2] = matrix[:, 0]  # so many solutions, of which the smallest is wanted
-    solution, _, rank, values = SampledTensor(x)[index].solve(matrix)
-    expected, _, expected_rank, expected_values = np.linalg.lstsq(matrix, right, rcond=None)
-    bound = num_samples * np.finfo(float).eps * values[0] / values[rank - 1]
-    assert rank == expected_rank == 2
-    assert np.abs(solution - expected).max() <= bound * (1 + np.abs(expected).max())
-    np.testing.assert_allclose(values, expected_values, atol=bound * values[0])
-
-
-def test_the_number_of_cells_is_exact():
-    huge = SampledTensor(random_tensor((2**20,) * 4, 10, random_state=0))
-    assert np.prod(np.shape(huge)) == 2**80
-    assert huge.shape == (2**20,) * 4
-
-
-@pytest.mark.parametrize("ndim", [1, 2, 3])
-def test_norm_of_what_a_model_leaves(ndim):
-    x = random_tensor(_SHAPE[:ndim], 20, random_state=0)
-    rng = np.random.RandomState(0)
-    weights, factors = rng.random_sample(3), [rng.random_sample((n, 3)) for n in x.shape]
-    letters = "abc"[:ndim]
-    terms = ",".join(f"{letter}r" for letter in letters)
-    model = np.einsum(f"r,{terms}->{letters}", weights, *factors)
-    residual = SampledTensor(x) - Reconstruction(weights, factors)
-    assert residual.shape == x.shape
-    expected = np.linalg.norm(x.to_coo().todense() - model)
-    np.testing.assert_allclose(residual.norm(), expected, rtol=1e-12)
-    with pytest.raises(DensifyError, match=r"Residual.*tl\.norm"):
-        np.asarray(residual)
-
-
-def test_what_is_not_a_sample_is_refused():
-    sampled = SampledTensor(_make()[0])
-    for index in [0, (0, 1), (slice(None),) * 4, (slice(1), [0], [0], [0])]:
-        with pytest.raises((DensifyError, TypeError)):
-            sampled[index]
-    with pytest.raises(DensifyError, match="lists of indices"):
-        sampled[[0], [1]]
-    with pytest.raises(DensifyError, match=r"SampledFibres: 1 of mode 1"):
-        np.asarray(sampled[[0], :, [0], [0]])
-    with pytest.raises(DensifyError, match="FlycooTensor - array"):
-        sampled - np.ones(4)
+    coords, rng = _draw(count, without=mode), np.random.RandomState(3)
+    matrix = rng.random_sample((count, 3))
+    matrix[:, 2] = matrix[:, 0]  # many solutions: the smallest is wanted
+    weights = 0.5 + rng.random_sample(count) if is_weighted else None
+    found = fit_fibres(matrix, NonzeroSampler(x).fibres(mode, coords), weights)
+    scale = np.ones((count, 1)) if weights is None else weights[:, None]
+    right = scale * _look_up(dense, mode, coords).T
+    expected, _, rank, values = np.linalg.lstsq(scale * matrix, right, rcond=None)
+    assert rank == 2
+    bound = 10 * count * np.finfo(float).eps * values[0] / values[rank - 1]
+    assert found.shape == (_SHAPE[mode], 3)
+    assert np.abs(found - expected.T).max() <= bound * (1 + np.abs(expected).max())

@@ -12,7 +12,8 @@ from problems import compute_all, make_exact_problem, make_problem
 
 from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp
 from tensorly_flycoo.engines.cpu import engine as cpu
-from tensorly_flycoo.format import layouts
+from tensorly_flycoo.format.layout import Cut
+from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
 
@@ -51,16 +52,16 @@ def test_nbytes_of_an_engine_with_write_orders(name, unit):
     """As that for GPUs is: 32-bit words, buckets of more than 2**16 nonzeros."""
 
     class Writing(Primitives):
-        write_order_itemsize = np.dtype(unit).itemsize
+        write_order_dtype = np.dtype(unit)
 
         def order_writes(self, remap_ids, tile_size):
             return np.zeros(remap_ids.size, unit)
 
     problem = make_exact_problem((30, 20, 10), 4000)
     record_format = RecordFormat.of(problem.shape, "float64", np.uint32)
-    arguments = (record_format, 256, 2**18, Writing())
-    layout = layouts.build_layout(name, problem.coords, problem.values, *arguments)
-    assert layouts.estimate_layout(name, 4000, *arguments)[0] == layout.nbytes
+    arguments = (Cut(record_format, 256, 2**18), Writing())
+    layout = LAYOUT_CLASSES[name].build(problem.coords, problem.values, *arguments)
+    assert layout.estimate(4000, *arguments)[0] == layout.nbytes
 
 
 def measure_peak(shape, nnz, layout, dtype, spread):
@@ -223,7 +224,7 @@ def test_workspace_of_mttkrp_is_exact():
     x = make_tensor(problem, "remap")
     factors = [problem.factors[0], *map(np.asfortranarray, problem.factors[1:])]
     for mode in range(3):
-        arrays, partial_rows = cpu._allocate_workspace(
+        arrays, partial_rows = cpu.CPU.allocate_workspace(
             x._layout, factors, mode, np.empty((x.shape[mode], 8))
         )
         inputs = [factor for n, factor in enumerate(factors) if n != mode]

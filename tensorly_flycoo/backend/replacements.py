@@ -1,0 +1,273 @@
+"""The table of TensorLy's functions that are replaced for sparse tensors.
+
+Importing the package sets the attributes of modules that `TABLE` lists, and changes no function
+itself: `inspect.unwrap` of a replacement gives TensorLy's own, and a name that was bound before the
+import stays what it was. A replacement passes every call on that is not `ours`.
+"""
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorly as tl
+from tensorly.cp_tensor import cp_norm
+
+from .. import decomposition
+from ..array_modules import Array
+from ..checks import densify_error
+from ..decomposition.initial_guess import check_initial_guess
+from ..decomposition.resuming import State, take_up
+from ..io.checkpoint import ResumedCP
+from ..linalg.tall_skinny import inner_product
+from ..ops.nndsvd import make_left_vectors_non_negative
+from ..ops.ttmc import check_free_modes
+from ..ops.unfolding_svd import LazyMatrix, LazySVD, Unfolding
+from ..tensor.coo_cache import as_flycoo
+from . import dispatch
+from .tensor_algebra import unfolding_dot_khatri_rao
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One row of the table.
+
+    Attributes
+    ----------
+    name : str
+        Of TensorLy's function.
+    modules : str
+        The modules with an attribute of that name, below `tensorly`.
+    ours : callable
+        Takes TensorLy's function, then what that takes.
+    reason : str
+        Why TensorLy's function does not do for a sparse tensor.
+    needless_if : str
+        The change in TensorLy that would make the row needless.
+    is_ours : callable
+        Takes the name, the positional and the keyword arguments of a call, and says whether
+        `ours` takes it.
+    """
+
+    name: str
+    modules: str
+    ours: Callable
+    reason: str
+    needless_if: str
+    is_ours: Callable[[str, tuple, dict], bool] = dispatch.is_ours
+
+
+def install_replacements() -> None:
+    """Set the attributes of the table's rows that are not set already."""
+    for row in TABLE:
+        replacements: dict[Callable, Callable] = {}  # one for all modules: pickle compares them
+        for module_name in row.modules.split():
+            module = importlib.import_module(f"tensorly.{module_name}")
+            original = getattr(module, row.name, None)  # 0.9 has one of them less
+            if original is not None and not hasattr(original, "_flycoo_replacement"):
+                replacements.setdefault(original, _replace(original, row))
+                setattr(module, row.name, replacements[original])
+
+
+def _replace(original: Callable, row: Replacement) -> Callable:
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> Any:
+        if row.is_ours(row.name, args, kwargs):
+            return row.ours(original, *args, **kwargs)
+        return original(*args, **kwargs)
+
+    replacement._flycoo_replacement = True  # type: ignore[attr-defined]
+    return replacement
+
+
+# Which calls are ours
+
+
+def _needs_own_loop(name: str, args: tuple, kwargs: dict) -> bool:
+    """Say whether parafac of a sparse tensor has a mask, or resumes a checkpoint."""
+    if not dispatch.is_ours(name, args, kwargs):
+        return False
+    given = inspect.signature(getattr(decomposition, name)).bind(*args, **kwargs).arguments
+    return given.get("mask") is not None or isinstance(given.get("init"), ResumedCP)
+
+
+# What they do
+
+
+def _in_place_of(function: Callable) -> Callable:
+    return lambda original, *args, **kwargs: function(*args, **kwargs)
+
+
+def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
+    bound = inspect.signature(original).bind(*args, **kwargs)
+    given = bound.arguments
+    tensor, init = given["tensor"], given.get("init")
+    _refuse_mask(given, tensor, "tensorly_flycoo.decomposition.parafac or non_negative_parafac")
+    if isinstance(init, State):
+        return take_up(init, tensor, given["rank"], given.get("normalize_factors", False))
+    context = tl.context(tensor)
+    check_initial_guess(init, context["dtype"], "device" in context)
+    return original(*args, **kwargs)
+
+
+def _initialize_tucker(original: Callable, *args: Any, **kwargs: Any) -> Any:
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    _refuse_mask(given, given["tensor"], "tl.decomposition.parafac")
+    x = as_flycoo(given["tensor"], check_coords=True)
+    check_free_modes(x, [n for n in range(x.ndim) if n not in given["modes"]])
+    return original(*args, **kwargs)
+
+
+def _refuse_mask(given: dict, tensor: Any, instead: str) -> None:
+    if given.get("mask") is not None:
+        raise densify_error("mask=", tuple(tensor.shape), f"masks work in {instead}")
+
+
+def _error_calc(
+    original: Callable,
+    tensor: Any,
+    norm_tensor: Any,
+    weights: Array,
+    factors: list,
+    sparsity: Any,
+    mask: Any,
+    mttkrp: Array | None = None,
+) -> tuple:
+    """Compute the error from the last mode's MTTKRP, where TensorLy forms the full model."""
+    _refuse_mask({"mask": mask}, tensor, "tensorly_flycoo.decomposition.parafac")
+    if sparsity:
+        raise densify_error("sparsity=", tensor.shape, "leave it out")
+    if mttkrp is None:
+        mttkrp = unfolding_dot_khatri_rao(tensor, (weights, factors), tl.ndim(tensor) - 1)
+    squares = norm_tensor**2 + cp_norm((weights, factors)) ** 2
+    error = tl.sqrt(tl.abs(squares - 2 * inner_product(mttkrp, factors[-1])))
+    return error, tensor, norm_tensor
+
+
+def _randomized_svd(
+    original: Callable, matrix: Any, n_eigenvecs: int | None = None, **kwargs: Any
+) -> tuple:
+    """Compute the leading singular vectors to rounding error, which a random sketch does not."""
+    if matrix.ndim != 2:
+        raise ValueError(f"matrix has shape {matrix.shape}, expected two axes: unfold the tensor")
+    unfolding = matrix if isinstance(matrix, LazyMatrix) else Unfolding(matrix, 0)
+    rank = min(unfolding.shape) if n_eigenvecs is None else min(n_eigenvecs, *unfolding.shape)
+    left, values, right = LazySVD(unfolding)
+    return left[:, :rank], values[:rank], right[:rank, :]
+
+
+def _make_svd_non_negative(
+    original: Callable, tensor: Any, U: Array, S: Array, V: Any, nntype: Any = True
+) -> tuple:
+    """Make the left vectors non-negative. The right vectors were never formed, and stay so."""
+    unfolding = tensor if isinstance(tensor, Unfolding) else Unfolding(tensor, 0)
+    kind = "nndsvda" if nntype is True else nntype
+    return make_left_vectors_non_negative(unfolding, U, S, kind), V
+
+
+def _refuse(label: str, reason: str) -> Callable:
+    def refuse(original: Callable, tensor: Any, *args: Any, **kwargs: Any) -> None:
+        raise densify_error(f"tl.decomposition.{label}", tuple(tensor.shape), reason)
+
+    return refuse
+
+
+_DEFLATION = (
+    "it subtracts the outer product of dense vectors from the tensor; use tl.decomposition.parafac"
+)
+_CORES = "it forms the product of all cores but one; use tl.decomposition.tensor_ring"
+
+TABLE = (
+    Replacement(
+        "parafac", "decomposition decomposition._cp", _in_place_of(decomposition.parafac),
+        "with a mask it forms tensor * mask + model * (1 - mask); a checkpoint is not a guess",
+        "error_calc imputed the entries that a mask leaves out; init took a state",
+        _needs_own_loop,
+    ),
+    Replacement(
+        "non_negative_parafac", "decomposition decomposition._nn_cp",
+        _in_place_of(decomposition.non_negative_parafac),
+        "with a mask it forms tensor * mask + model * (1 - mask)",
+        "error_calc imputed the entries that a mask leaves out",
+        _needs_own_loop,
+    ),
+    Replacement(
+        "non_negative_parafac_hals", "decomposition decomposition._nn_cp",
+        _in_place_of(decomposition.non_negative_parafac_hals),
+        "hals_nnls updates a factor column by column, in Python",
+        "hals_nnls were a function of the backend",
+    ),
+    Replacement(
+        "constrained_parafac", "decomposition decomposition._constrained_cp",
+        _in_place_of(decomposition.constrained_parafac),
+        "it makes arrays without naming a device, and three proximal operators form square "
+        "matrices as large as a mode",
+        "it passed tl.context(tensor) on, and those operators took linear time",
+    ),
+    Replacement(
+        "randomised_parafac", "decomposition decomposition._cp",
+        _in_place_of(decomposition.randomised_parafac),
+        "it indexes the tensor with lists, and forms the model for its error",
+        "it sampled entries and fibres through two functions of the backend",
+    ),
+    Replacement(
+        "parafac2", "decomposition decomposition._parafac2", _in_place_of(decomposition.parafac2),
+        "it would convert the slices of a raw COO in each iteration",
+        "it passed the slices through tl.tensor",
+    ),
+    Replacement(
+        "tensor_train", "decomposition decomposition._tt",
+        _in_place_of(decomposition.tensor_train),
+        "it multiplies singular values by right singular vectors, as long as an unfolding",
+        "it multiplied the unfolding by the left vectors instead",
+    ),
+    Replacement(
+        "tensor_ring", "decomposition decomposition._tr_svd",
+        _in_place_of(decomposition.tensor_ring),
+        "as for tensor_train", "as for tensor_train",
+    ),
+    Replacement(
+        "error_calc", "decomposition._cp decomposition._nn_cp", _error_calc,
+        "without an MTTKRP (callback, line search) it forms the full model",
+        "it computed a missing MTTKRP itself (docs/upstream.md)",
+    ),
+    Replacement(
+        "initialize_cp", "decomposition._cp decomposition._nn_cp", _initialize_cp,
+        "it takes a guess of any dtype and device as it is, and a checkpoint for a guess",
+        "it passed a guess through tl.tensor; init took a state",
+    ),
+    Replacement(
+        "initialize_tucker", "decomposition._tucker", _initialize_tucker,
+        "with a mask, or several modes left out, it forms an array as large as an unfolding",
+        "nothing: a sparse tensor is refused here before anything is computed",
+    ),
+    Replacement(
+        "randomized_svd", "tenalg.svd", _randomized_svd,
+        "it draws a random row for each column of an unfolding",
+        "truncated_svd and randomized_svd passed n_eigenvecs to the backend (docs/upstream.md)",
+    ),
+    Replacement(
+        "make_svd_non_negative", "tenalg.svd", _make_svd_non_negative,
+        "it reads right singular vectors, as long as an unfolding",
+        "it took the norms of their positive and negative parts from the backend",
+    ),
+    Replacement(
+        "power_iteration", "decomposition decomposition._cp_power",
+        _refuse("power_iteration", _DEFLATION),
+        "pydata/sparse subtracts a dense array from a COO without a word, and densifies it",
+        "nothing: it is dense by nature",
+    ),
+    Replacement(
+        "symmetric_power_iteration", "decomposition decomposition._symmetric_cp",
+        _refuse("symmetric_power_iteration", _DEFLATION),
+        "as for power_iteration", "nothing: it is dense by nature",
+    ),
+    Replacement(
+        "tensor_ring_als", "decomposition decomposition._tr_als",
+        _refuse("tensor_ring_als", _CORES),
+        "it forms a matrix as long as an unfolding before it looks at the tensor",
+        "nothing: it is dense by nature",
+    ),
+)  # fmt: skip

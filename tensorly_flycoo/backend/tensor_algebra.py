@@ -1,0 +1,179 @@
+"""TensorLy's tensor algebra for sparse tensors, hooked into both of its backends.
+
+TensorLy's decompositions reach `tensorly.tenalg` through methods of the classes
+`CoreTenalgBackend` and `EinsumTenalgBackend`. `install_hooks` wraps five of these methods: a call
+with a sparse tensor comes here, any other goes straight to TensorLy.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorly as tl
+from tensorly.tenalg.core_tenalg import CoreTenalgBackend
+from tensorly.tenalg.einsum_tenalg import EinsumTenalgBackend
+
+from ..array_modules import Array, is_cupy
+from ..checks import check_weights, densify_error, num_cells
+from ..engines import select_engine
+from ..ops import views
+from ..ops.contraction import check_axes, contract_vectors, inner, khatri_rao_at
+from ..ops.mode_product import ModeProduct
+from ..ops.mttkrp import mttkrp
+from ..tensor.coo_cache import as_flycoo, is_sparse
+from .dispatch import is_ours
+
+#: A dense Khatri-Rao product up to this many bytes is not compared with the free memory.
+_SURELY_FREE_NBYTES = 2**28
+
+
+def install_hooks() -> None:
+    """Wrap the methods of both backends, once."""
+    for tenalg in (CoreTenalgBackend, EinsumTenalgBackend):
+        for name, ours in _HOOKS.items():
+            original = getattr(tenalg, name)
+            if not hasattr(original, "_flycoo_hook"):
+                tenalg.register_method(name, _hook(original, ours))
+
+
+def _hook(original: Callable, ours: Callable) -> Callable:
+    @functools.wraps(original)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        if is_ours(original.__name__, args, kwargs):
+            return ours(*args, **kwargs)
+        if ours is khatri_rao and tl.get_backend() == "flycoo":
+            _check_khatri_rao_fits(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    hooked._flycoo_hook = True  # type: ignore[attr-defined]
+    return hooked
+
+
+def unfolding_dot_khatri_rao(tensor: Any, cp_tensor: Any, mode: int) -> Array:
+    """Compute the MTTKRP of a sparse tensor."""
+    weights, factors = cp_tensor
+    # A decomposition starts with tl.norm, which checks the coordinates of a raw COO as well.
+    x = as_flycoo(tensor)
+    # ADMM's dual variables are float64 whatever the tensor is, and its factors become so too.
+    factors = [
+        f.astype(x.dtype, copy=False) if tl.is_tensor(f) and f.dtype.kind == "f" else f
+        for f in factors
+    ]
+    if weights is not None and is_cupy(weights) and x.ndim > 1:
+        # Looking whether all weights are one would make the host wait for the GPU.
+        check_weights(weights, factors[0].shape[1], x.dtype, x._engine.array_type)
+        factors, weights = _scale_smallest(factors, weights, mode), None
+    elif weights is not None and np.all(weights == 1):
+        weights = None
+    return mttkrp(x, factors, mode, weights=weights)
+
+
+def _scale_smallest(factors: list, weights: Array, mode: int) -> list:
+    """Multiply the columns of the smallest factor, except that of `mode`, by the weights."""
+    others = [n for n in range(len(factors)) if n != mode]
+    smallest = min(others, key=lambda n: factors[n].shape[0])
+    return [f * weights if n == smallest else f for n, f in enumerate(factors)]
+
+
+def mode_dot(
+    tensor: Any, matrix_or_vector: Array, mode: int, transpose: bool = False
+) -> Any:  # fmt: skip
+    """Multiply one mode by a matrix, or contract it with a vector."""
+    return multi_mode_dot(tensor, [matrix_or_vector], [mode], transpose=transpose)
+
+
+def multi_mode_dot(
+    tensor: Any,
+    matrix_or_vec_list: Sequence[Array],
+    modes: Sequence[int] | None = None,
+    skip: int | None = None,
+    transpose: bool = False,
+) -> Any:
+    """Contract modes with vectors and multiply other modes by matrices, all at once.
+
+    The result is lazy where `skip` leaves a matrix out, which comes before a singular value
+    decomposition. As in TensorLy, `skip` counts the operands in the order of their modes.
+    """
+    if not is_sparse(tensor):
+        raise densify_error("tl.tenalg.multi_mode_dot", tensor.shape, "only x may be sparse")
+    modes = check_axes(range(len(matrix_or_vec_list)) if modes is None else modes, tensor.ndim)
+    pairs = sorted(zip(modes, matrix_or_vec_list, strict=True), key=lambda pair: pair[0])
+    pairs = [pair for place, pair in enumerate(pairs) if place != skip]
+    if not pairs:
+        return tensor
+    vectors = {mode: array for mode, array in pairs if array.ndim == 1}
+    matrices = {mode: array for mode, array in pairs if array.ndim != 1}
+    if vectors:
+        rest = contract_vectors(tensor, list(vectors.values()), list(vectors))
+        if not matrices:
+            return rest
+        modes = [mode - sum(gone < mode for gone in vectors) for mode in matrices]
+        return tl.tenalg.multi_mode_dot(rest, list(matrices.values()), modes, transpose=transpose)
+    factors = matrices if transpose else {mode: m.T for mode, m in matrices.items()}
+    product = ModeProduct(as_flycoo(tensor), factors)
+    return product.to_array() if skip is None else product
+
+
+def inner_product(tensor1: Any, tensor2: Any, n_modes: int | None = None) -> Any:
+    """Compute the inner product of two tensors of one shape, or of one mode with a vector."""
+    x, y = (tensor1, tensor2) if is_sparse(tensor1) else (tensor2, tensor1)
+    if n_modes is None or n_modes == x.ndim == y.ndim:
+        return inner(x, y)
+    if n_modes == y.ndim == 1 and not is_sparse(y):
+        return contract_vectors(x, [y], [x.ndim - 1 if x is tensor1 else 0])
+    shape = (*tensor1.shape[: tensor1.ndim - n_modes], *tensor2.shape[n_modes:])
+    instead = "leave n_modes out, or contract one mode with a vector by tl.tenalg.mode_dot"
+    raise densify_error(f"tl.tenalg.inner with n_modes={n_modes}", shape, instead)
+
+
+def khatri_rao(
+    matrices: Sequence[Array],
+    weights: Array | None = None,
+    skip_matrix: int | None = None,
+    mask: Any = None,
+) -> Any:
+    """Compute the rows of a Khatri-Rao product where a sparse mask is nonzero, as a lazy view."""
+    factor = views.find_sparse([matrices, weights])
+    if factor is not None:
+        raise densify_error("tl.tenalg.khatri_rao", factor.shape, "only its mask may be sparse")
+    matrices = _leave_out(matrices, skip_matrix)
+    if len(matrices) == 1:
+        return matrices[0]
+    return views.reshape(khatri_rao_at(mask, matrices, weights), (-1, matrices[0].shape[1]))
+
+
+def _check_khatri_rao_fits(
+    matrices: Sequence[Array],
+    weights: Array | None = None,
+    skip_matrix: int | None = None,
+    mask: Any = None,
+) -> None:
+    """Refuse a dense Khatri-Rao product that exceeds the free memory, before it is begun."""
+    matrices = _leave_out(matrices, skip_matrix)
+    if len(matrices) < 2 or any(np.ndim(matrix) != 2 for matrix in matrices):
+        return
+    shape = (num_cells([matrix.shape[0] for matrix in matrices]), matrices[0].shape[1])
+    nbytes = num_cells(shape) * matrices[0].dtype.itemsize
+    if nbytes <= _SURELY_FREE_NBYTES:
+        return
+    free_nbytes = select_engine("cuda" if is_cupy(matrices[0]) else "cpu").count_free_nbytes()
+    if free_nbytes is not None and nbytes > free_nbytes:
+        instead = (
+            f"that takes {nbytes:.2g} bytes, and {free_nbytes:.2g} are free: a sparse mask= gives "
+            "the elements at its nonzeros, also in tl.cp_to_tensor"
+        )
+        raise densify_error("tl.tenalg.khatri_rao", shape, instead)
+
+
+def _leave_out(matrices: Sequence[Array], skip_matrix: int | None) -> list:
+    return [matrix for n, matrix in enumerate(matrices) if n != skip_matrix]
+
+
+_HOOKS = {
+    "unfolding_dot_khatri_rao": unfolding_dot_khatri_rao,
+    "mode_dot": mode_dot,
+    "multi_mode_dot": multi_mode_dot,
+    "inner": inner_product,
+    "khatri_rao": khatri_rao,
+}

@@ -1,0 +1,105 @@
+"""The versions and hardware that a bug report should state."""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+from types import ModuleType
+
+_MISSING = "not installed"
+
+
+def show_versions() -> None:
+    """Print the versions of this package and all it computes with, and the hardware it sees.
+
+    Notes
+    -----
+    Imports numba and, if it is installed, CuPy; only they know the threads and the GPUs.
+
+    Examples
+    --------
+    >>> import tensorly_flycoo
+    >>> tensorly_flycoo.show_versions()  # doctest: +ELLIPSIS
+    tensorly-flycoo  ...
+    Python           3...
+    numba threads    ...
+    """
+    rows = _list_versions()
+    width = max(map(len, rows))
+    for name, text in rows.items():
+        print(f"{name:{width}}  {text}")
+
+
+def _list_versions() -> dict[str, str]:
+    return {
+        "tensorly-flycoo": _find_version("tensorly_flycoo"),
+        "Python": platform.python_version(),
+        "OS": platform.platform(),
+        "TensorLy": _describe_tensorly(),
+        **{name: _find_version(name) for name in ("numpy", "scipy", "sparse", "numba")},
+        **_describe_gpus(),
+        "CPUs": str(os.cpu_count()),
+        "numba threads": _count_threads(),
+    }
+
+
+def _find_version(name: str) -> str:
+    """Return the version of a module, of the loaded one if it is loaded."""
+    version = getattr(sys.modules.get(name), "__version__", None)
+    if version is not None:
+        return version
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return _MISSING
+
+
+def _describe_tensorly() -> str:
+    get_backend = getattr(sys.modules.get("tensorly"), "get_backend", None)
+    backend = "" if get_backend is None else f", backend {get_backend()!r}"
+    return _find_version("tensorly") + backend
+
+
+def _describe_gpus() -> dict[str, str]:
+    """Return the rows about CuPy, CUDA and the GPUs."""
+    unknown = dict.fromkeys(["CUDA runtime", "CUDA driver", "GPUs"], "unknown without CuPy")
+    if importlib.util.find_spec("cupy") is None:
+        return {"CuPy": _MISSING, **unknown}
+    try:
+        import cupy
+    except ImportError as error:
+        return {"CuPy": f"cannot be imported: {_first_line(error)}", **unknown}
+    runtime = cupy.cuda.runtime
+    return {
+        "CuPy": cupy.__version__,
+        "CUDA runtime": _format_cuda(runtime.runtimeGetVersion()),
+        "CUDA driver": _format_cuda(runtime.driverGetVersion()),
+        "GPUs": _name_gpus(runtime),
+    }
+
+
+def _name_gpus(runtime: ModuleType) -> str:
+    try:
+        gpus = range(runtime.getDeviceCount())
+        names = [runtime.getDeviceProperties(gpu)["name"].decode() for gpu in gpus]
+    except RuntimeError as error:
+        return f"none: {_first_line(error)}"
+    return ", ".join(names) or "none"
+
+
+def _format_cuda(version: int) -> str:
+    """Format a version of CUDA, 12040 as 12.4; CUDA gives 0 for a missing driver."""
+    return f"{version // 1000}.{version % 1000 // 10}" if version else _MISSING
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _count_threads() -> str:
+    try:
+        import numba
+    except ImportError:
+        return _MISSING
+    return str(numba.get_num_threads())

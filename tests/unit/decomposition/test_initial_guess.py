@@ -1,0 +1,79 @@
+"""Initial guesses are those that TensorLy makes."""
+
+import numpy as np
+import pytest
+import tensorly as tl
+from sparse_problems import community_coo, dense_of
+from tensorly.cp_tensor import CPTensor
+from tensorly.decomposition._cp import initialize_cp
+
+from tensorly_flycoo import DensifyError, FlycooTensor
+from tensorly_flycoo.decomposition.initial_guess import make_initial_guess
+
+SHAPE = (9, 11, 10)
+
+
+def check(options, rank, dtype="float64", shape=SHAPE):
+    coo = community_coo(shape, dtype, seed=1)
+    with tl.backend_context("numpy"):
+        expected = initialize_cp(dense_of(coo), rank, random_state=3, **options)
+    x = FlycooTensor.from_coo(coo)
+    options = {"svd": "truncated_svd"} | options
+    weights, factors = make_initial_guess(x, rank, random_state=3, **options)
+    assert (weights is None) == (not options.get("normalize_factors"))
+    found = [np.ones(rank) if weights is None else weights, *factors]
+    for array, other in zip(found, [expected.weights, *expected.factors], strict=True):
+        tolerance = 1e-9 if dtype == "float64" else 1e-3
+        np.testing.assert_allclose(array, other, rtol=tolerance, atol=tolerance)
+    assert {factor.dtype for factor in factors} == {np.dtype(dtype)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("normalize_factors", [False, True])
+@pytest.mark.parametrize("non_negative", [False, True])
+@pytest.mark.parametrize("init", ["random", "svd"])
+def test_same_as_tensorly(init, non_negative, normalize_factors, dtype):
+    options = {"non_negative": non_negative, "normalize_factors": normalize_factors}
+    check({"init": init} | options, 3, dtype)
+
+
+@pytest.mark.filterwarnings("ignore:Trying to compute SVD")
+def test_more_components_than_rows():
+    check({"init": "svd"}, 4, shape=(3, 11, 10))
+
+
+def test_weights_of_a_guess_go_into_the_last_factor():
+    x = FlycooTensor.from_coo(community_coo(SHAPE, seed=1))
+    rng = np.random.RandomState(0)
+    given = [rng.random_sample((size, 3)) for size in SHAPE]
+    guess = CPTensor((np.array([1.0, 2.0, 3.0]), given))
+    weights, factors = make_initial_guess(x, 3, guess, "truncated_svd", None)
+    assert weights is None
+    np.testing.assert_array_equal(factors[2], given[2] * guess.weights)
+    for factor, other in zip(factors[:2], given, strict=False):
+        np.testing.assert_array_equal(factor, other)
+        assert not np.shares_memory(factor, other)
+    with pytest.warns(UserWarning, match="taken as it is"):
+        make_initial_guess(x, 3, guess, "truncated_svd", None, normalize_factors=True)
+
+
+BAD = {
+    "name": ({"init": "nvecs"}, ValueError, "init is 'nvecs'"),
+    "number": ({"init": 3}, ValueError, "init is 3"),
+    "svd": ({"init": "svd", "svd": "symeig_svd"}, DensifyError, "symeig_svd"),
+    "dtype": (
+        {"init": (None, [np.ones((size, 2), "float32") for size in SHAPE])}, TypeError,
+        r"factors\[0\] has dtype float32, expected float64",
+    ),
+    "shape": (
+        {"init": (None, [np.ones((size, 2)) for size in SHAPE[::-1]])}, ValueError, r"factors\[0\]"
+    ),
+    "rank": ({"init": (None, [np.ones((size, 3)) for size in SHAPE])}, ValueError, "3 columns"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "error", "text"), BAD.values(), ids=BAD)
+def test_bad_guesses_are_named(options, error, text):
+    x = FlycooTensor.from_coo(community_coo(SHAPE, seed=1))
+    with pytest.raises(error, match=text):
+        make_initial_guess(x, 2, **{"svd": "truncated_svd", "random_state": None} | options)

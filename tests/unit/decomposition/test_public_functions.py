@@ -1,0 +1,159 @@
+"""The public decompositions: TensorLy's signatures, dense tensors, and other backends."""
+
+import inspect
+
+import numpy as np
+import pytest
+import sparse
+import tensorly as tl
+from tensorly.cp_tensor import CPTensor
+
+from tensorly_flycoo import FlycooTensor, decomposition
+from tensorly_flycoo.decomposition.tensorly_loop import tensorly_loop
+from tensorly_flycoo.testing import random_tensor
+
+SHAPE = (6, 7, 8, 6)
+OPTIONS = {"n_iter_max": 3, "random_state": 0}
+
+#: Those that run a loop of their own, and what they take beside the tensor.
+OWN_LOOPS = {
+    "parafac": {"rank": 2, "mask": True, **OPTIONS},
+    "non_negative_parafac": {"rank": 2, "mask": True, **OPTIONS},
+    "randomised_parafac": {"rank": 2, "n_samples": 50, **OPTIONS},
+    "tensor_train": {"rank": [1, 2, 3, 2, 1]},
+    "tensor_ring": {"rank": [2, 2, 3, 2, 2], "mode": 1},
+    "tensor_train_matrix": {"rank": [1, 4, 1]},
+}
+#: Those that run TensorLy's.
+TENSORLY_LOOPS = {
+    "parafac": {"rank": 2, **OPTIONS},
+    "non_negative_parafac": {"rank": 2, **OPTIONS},
+    "non_negative_parafac_hals": {"rank": 2, **OPTIONS},
+    "constrained_parafac": {"rank": 2, "non_negative": True, **OPTIONS},
+    "parafac2": {"rank": 2, **OPTIONS},
+}
+NAMES = sorted(set(OWN_LOOPS) | set(TENSORLY_LOOPS))
+
+
+@pytest.fixture(scope="module")
+def x():
+    return random_tensor(SHAPE, 400, random_state=0)
+
+
+def decompose(name, x, options, home=decomposition):
+    options = dict(options)
+    if options.pop("mask", False):
+        options["mask"] = sparse.COO([[1, 2]] * 4, [0.0, 0.0], SHAPE, fill_value=1.0)
+    if name == "parafac2":
+        x = [x[n, 0] for n in range(3)]
+    return getattr(home, name)(x, **options)
+
+
+def list_arrays(result):
+    """Return the weights and factors, or the cores, of any decomposition."""
+    if hasattr(result, "weights"):
+        return [result.weights, *result.factors]
+    return list(result)
+
+
+def assert_same(found, expected):
+    for array, other in zip(list_arrays(found), list_arrays(expected), strict=True):
+        np.testing.assert_array_equal(array, other)
+
+
+@pytest.mark.skipif(
+    not tl.__version__.startswith("0.10."), reason="the signatures of TensorLy 0.10"
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_signatures_are_tensorlys(name):
+    ours = inspect.signature(getattr(decomposition, name)).parameters
+    theirs = inspect.signature(tensorly_loop(name)).parameters
+    known = [p for p in ours.values() if p.name in theirs]
+    assert [(p.name, p.default) for p in known] == [(p.name, p.default) for p in theirs.values()]
+    # Parameters of TensorLy 0.9 come last.
+    assert list(ours)[len(known) :] == (["return_errors"] if name == "randomised_parafac" else [])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("backend", ["numpy", "flycoo"])
+def test_dense_tensors_are_tensorlys(backend, name):
+    dense = np.random.RandomState(0).random_sample((6, 7, 8, 6))
+    options = OWN_LOOPS.get(name) or TENSORLY_LOOPS[name]
+    options = {key: value for key, value in options.items() if key != "mask"}
+    if name in ("randomised_parafac", "tensor_ring"):
+        options = {key: value for key, value in options.items() if key != "random_state"}
+    with tl.backend_context(backend):
+        np.random.seed(0)
+        expected = decompose(name, dense, options, home=tl.decomposition)
+        np.random.seed(0)
+        assert_same(decompose(name, dense, options), expected)
+
+
+@pytest.mark.parametrize("name", OWN_LOOPS)
+def test_own_loops_run_under_any_backend(name, x):
+    with tl.backend_context("flycoo"):
+        expected = decompose(name, x, OWN_LOOPS[name])
+    with tl.backend_context("numpy"):
+        for kind in (lambda x: x, FlycooTensor.to_coo):
+            assert_same(decompose(name, kind(x), OWN_LOOPS[name]), expected)
+
+
+@pytest.mark.parametrize("name", TENSORLY_LOOPS)
+def test_tensorlys_loops_need_the_backend(name, x):
+    for kind in (lambda x: x, FlycooTensor.to_coo):
+        with (
+            tl.backend_context("numpy"),
+            pytest.raises(RuntimeError, match=r"is 'numpy', call tl\.set_backend\(\"flycoo\"\)"),
+        ):
+            decompose(name, kind(x), TENSORLY_LOOPS[name])
+
+
+@pytest.mark.parametrize("name", TENSORLY_LOOPS)
+def test_tensorlys_loops_give_what_tensorlys_names_give(name, x):
+    with tl.backend_context("flycoo"):
+        expected = decompose(name, x, TENSORLY_LOOPS[name], home=tl.decomposition)
+        assert_same(decompose(name, x, TENSORLY_LOOPS[name]), expected)
+
+
+def test_a_decorated_name_is_unwrapped():
+    assert tensorly_loop("parafac").__name__ == "parafac"
+    assert not hasattr(tensorly_loop("parafac"), "__wrapped__")
+
+
+def test_errors_of_randomised_parafac(x):
+    cp_tensor, errors = decomposition.randomised_parafac(
+        x, 2, 50, n_iter_max=4, random_state=0, return_errors=True, tol=0
+    )
+    assert isinstance(cp_tensor, CPTensor)
+    assert len(errors) == 4
+    _, errors = decomposition.randomised_parafac(
+        x, 2, 50, n_iter_max=40, random_state=0, return_errors=True, tol=0, max_stagnation=2
+    )
+    assert len(errors) - 1 - np.argmin(errors) == 3
+
+
+@pytest.mark.parametrize("name", ["parafac", "non_negative_parafac"])
+def test_verbose_prints_each_error(name, x, capsys):
+    decompose(name, x, OWN_LOOPS[name] | {"verbose": 1})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(",")[0] for line in lines] == [f"iteration {n}" for n in range(3)]
+
+
+@pytest.mark.parametrize("name", ["parafac", "non_negative_parafac"])
+def test_the_last_mode_is_not_fixed(name, x):
+    rng = np.random.RandomState(0)
+    guess = [rng.random_sample((size, 2)) for size in SHAPE]
+    options = OWN_LOOPS[name] | {"init": (None, guess), "fixed_modes": [1, 3]}
+    with pytest.warns(UserWarning, match="the last one"):
+        found = decompose(name, x, options)
+    is_same = [np.array_equal(f, g) for f, g in zip(found.factors, guess, strict=True)]
+    assert is_same == [False, True, False, False]
+
+
+def test_all_modes_fixed_is_the_guess(x):
+    rng = np.random.RandomState(0)
+    guess = [rng.random_sample((size, 2)) for size in SHAPE]
+    options = OWN_LOOPS["parafac"] | {"init": (None, guess), "fixed_modes": [0, 1, 2, 3]}
+    for factor, other in zip(decompose("parafac", x, options).factors, guess, strict=True):
+        np.testing.assert_array_equal(factor, other)
+        assert factor is not other
