@@ -10,7 +10,7 @@ def test_random_tensor():
     x = random_tensor((50, 60, 70), 500, random_state=0, dtype="float32", layout="indexed")
     assert (x.shape, x.dtype, x.layout) == ((50, 60, 70), np.float32, "indexed")
     assert 490 <= x.nnz <= 500
-    assert 0 < x.nonzeros()[1].min()
+    assert x.nonzeros()[1].min() > 0
     same = random_tensor((50, 60, 70), 500, random_state=np.random.RandomState(0), dtype="float32")
     np.testing.assert_array_equal(x.nonzeros()[0], same.nonzeros()[0])
     np.testing.assert_array_equal(x.nonzeros()[1], same.nonzeros()[1])
