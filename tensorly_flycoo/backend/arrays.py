@@ -29,8 +29,9 @@ from ..engines import select_engine
 from ..linalg.tall_skinny import column_norms, is_tall, qr, solve, sum_rows, transposed_product
 from ..ops import views
 from ..ops.lazy import LazyArray, ModeView
+from ..ops.lazy_svd import LazySVD
 from ..ops.mode_product import ModeProduct
-from ..ops.unfolding_svd import LazyMatrix, LazySVD, Unfolding
+from ..ops.unfolding_svd import LazyMatrix, Unfolding
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.tensor import FlycooTensor
 

@@ -22,9 +22,10 @@ from ..decomposition.initial_guess import check_initial_guess
 from ..decomposition.resuming import State, take_up
 from ..io.checkpoint import ResumedCP
 from ..linalg.tall_skinny import inner_product
+from ..ops.lazy_svd import LazySVD
 from ..ops.nndsvd import make_left_vectors_non_negative
 from ..ops.ttmc import check_free_modes
-from ..ops.unfolding_svd import LazyMatrix, LazySVD, Unfolding
+from ..ops.unfolding_svd import LazyMatrix, Unfolding
 from ..tensor.coo_cache import as_flycoo
 from . import dispatch
 from .tensor_algebra import unfolding_dot_khatri_rao

@@ -17,8 +17,8 @@ from .eigen import find_leading_eigenpairs
 #: Up to this many rows (or columns) a Gram matrix that costs little to compute is formed.
 MAX_GRAM_SIZE = 8192
 
-#: A Gram matrix of at most this size is decomposed directly, and so is one of which at least a
-#: quarter of all vectors is wanted.
+#: A Gram matrix of at most this size is decomposed directly, and so is any other if at least a
+#: quarter of its vectors is wanted.
 MAX_DIRECT_SIZE = 256
 _MOST = 4
 

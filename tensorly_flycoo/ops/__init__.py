@@ -1,1 +1,1 @@
-"""Operations on sparse tensors, one a file."""
+"""Operations on sparse tensors, one per file."""

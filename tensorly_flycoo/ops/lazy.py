@@ -107,7 +107,7 @@ class ModeView(LazyArray):
         """Refuse a product with a row or column for each index of `axis`, unless that is a mode."""
         operation = f"a product with {self!r}"
         if not hasattr(other, "strides"):
-            instead = "expected a dense array: multiply factors or vectors with it"
+            instead = "multiply it by a dense factor; truncated_svd works, symeig_svd cannot"
             raise densify_error(operation, self.shape, instead)
         if self.ndim != 2 or len(self.groups[axis]) != 1:
             kept = self.shape[axis] if self.ndim == 2 else self.shape

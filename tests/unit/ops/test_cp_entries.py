@@ -1,19 +1,19 @@
-"""A CP model at given entries, in blocks of any size."""
+"""Values of a CP model at given entries, in blocks of any size."""
 
 import numpy as np
 import pytest
 import tensorly as tl
 
 from tensorly_flycoo import FlycooTensor, cp_to_entries
-from tensorly_flycoo.ops import cp_entries as entries
+from tensorly_flycoo.ops import cp_entries
 from tensorly_flycoo.ops.cp_entries import choose_block_size
 
 
 @pytest.mark.parametrize("block_numbers", [1, 40, 10**6])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("ndim", [1, 2, 4])
-def test_what_a_model_is_at_entries(ndim, dtype, block_numbers, monkeypatch):
-    monkeypatch.setattr(entries, "_CPU_BLOCK_NUMBERS", block_numbers)
+def test_values_of_a_model(ndim, dtype, block_numbers, monkeypatch):
+    monkeypatch.setattr(cp_entries, "_CPU_BLOCK_NUMBERS", block_numbers)
     rng = np.random.RandomState(0)
     shape, rank, count = (5, 4, 6, 3)[:ndim], 7, 50
     factors = [rng.random_sample((size, rank)).astype(dtype) for size in shape]
@@ -42,13 +42,13 @@ def test_no_entries():
         ([[0.5], [0.5]], TypeError, "expected integers"),
     ],
 )
-def test_entries_that_are_not_there(coords, error, text):
+def test_bad_coords(coords, error, text):
     with pytest.raises(error, match=text):
         cp_to_entries((None, [np.ones((3, 2))] * 2), coords)
 
 
 def test_of_a_decomposition():
-    """A tensor of rank 1, as parafac gives it, at all of its entries."""
+    """A tensor of rank 1 that parafac recovers, at all of its entries."""
     x = np.multiply.outer(np.arange(1.0, 4), np.arange(1.0, 6))
     coords = np.indices(x.shape).reshape(2, -1)
     with tl.backend_context("flycoo"):
@@ -56,5 +56,5 @@ def test_of_a_decomposition():
     np.testing.assert_allclose(cp_to_entries(cp_tensor, coords), x.ravel(), rtol=1e-12)
 
 
-def test_a_block_has_a_row():
+def test_a_block_has_at_least_one_row():
     assert choose_block_size(np.ones(1), 10**12) == 1

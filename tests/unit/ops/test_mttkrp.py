@@ -23,7 +23,7 @@ def make_kind(problem, kind):
 
 @KINDS
 @DTYPES
-def test_everything_sparse_is_taken(kind, dtype):
+def test_every_sparse_type(kind, dtype):
     problem = make_problem((30, 20, 10), 500, dtype=dtype)
     x = make_kind(problem, kind)
     for mode in range(3):
@@ -33,7 +33,7 @@ def test_everything_sparse_is_taken(kind, dtype):
 @KINDS
 @DTYPES
 def test_weights(kind, dtype):
-    """To the oracle, weights are the factor of one more mode, of size 1."""
+    """To the oracle, weights are the factor of an additional mode of size 1."""
     problem = make_problem((30, 20, 10), 500, dtype=dtype)
     weights = np.array([0.5, -3.7, 0.0], dtype)
     weighted = Problem(

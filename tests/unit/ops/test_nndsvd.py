@@ -1,3 +1,5 @@
+"""NNDSVD without right singular vectors against TensorLy's."""
+
 import numpy as np
 import pytest
 import tensorly as tl
@@ -23,7 +25,7 @@ def test_same_as_tensorly(signs, mode, kind):
     left, values = unfolding.svd(4)
     matrix = np.moveaxis(x.to_coo().todense(), mode, 0).reshape(unfolding.shape)
     right = (left.T @ matrix) / values[:, None]
-    left = signs * left  # the right ones turn with them
+    left = signs * left  # the right vectors change sign too
     with tl.backend_context("numpy"):
         expected, _ = tl.tenalg.svd.make_svd_non_negative(
             matrix, left, values, signs * right, nntype=kind
@@ -46,7 +48,7 @@ def test_precision_is_that_of_the_tensor():
     assert make_left_vectors_non_negative(unfolding, *unfolding.svd(3)).dtype == np.float32
 
 
-def test_another_kind_is_an_error():
+def test_an_unknown_kind_is_an_error():
     unfolding = Unfolding(_mixed_tensor(), 0)
     with pytest.raises(ValueError, match="non_negative is 'nnsvd', expected"):
         make_left_vectors_non_negative(unfolding, *unfolding.svd(2), "nnsvd")

@@ -4,17 +4,15 @@ Through the Gram matrix a squared singular value has an error of about ``size * 
 largest square; bounds below are of that form, with the sizes of the dense unfolding.
 """
 
-import sys
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import sparse
+from unfoldings import check_orthonormal, make_dense, make_unfolding
 
 from tensorly_flycoo import DensifyError, FlycooTensor
 from tensorly_flycoo.format import primitives
-from tensorly_flycoo.linalg import leading_pairs, sparse_matrices
-from tensorly_flycoo.ops.unfolding_svd import LazySVD, Unfolding, _SparseMatrix
+from tensorly_flycoo.linalg import leading_pairs
+from tensorly_flycoo.ops.unfolding_svd import Unfolding, _SparseMatrix
 
 EPS = np.finfo(np.float64).eps
 
@@ -41,11 +39,6 @@ SHAPES = pytest.mark.parametrize(
 )
 
 
-def make_dense(shape, density=0.6, seed=0):
-    rng = np.random.default_rng(seed)
-    return rng.standard_normal(shape) * (rng.random(shape) < density)
-
-
 def make_low_rank(shape, rank):
     """Make a dense array whose unfoldings have `rank`, with empty rows and columns."""
     rng = np.random.default_rng(0)
@@ -60,23 +53,12 @@ def unfold(dense, mode):
     return np.moveaxis(dense, mode, 0).reshape(dense.shape[mode], -1)
 
 
-def make_unfolding(dense, mode=0, dtype="float64"):
-    x = FlycooTensor.from_coo(sparse.COO.from_numpy(dense), dtype=dtype)
-    return Unfolding(x, mode)
-
-
 def check_values(found, matrix):
     """Compare singular values with NumPy's."""
     expected = np.linalg.svd(matrix, compute_uv=False)[: found.size]
     bound = 4 * max(matrix.shape) * EPS * expected[0] ** 2
     assert (np.abs(found**2 - expected**2) <= bound).all()
     assert (np.diff(found) <= 0).all()
-
-
-def check_orthonormal(left, dtype="float64"):
-    gram = left.T.astype("float64") @ left
-    bound = 4 * left.shape[0] * np.finfo(dtype).eps
-    assert np.abs(gram - np.eye(left.shape[1])).max() <= bound
 
 
 def check_subspace(left, matrix):
@@ -267,136 +249,8 @@ def test_bad_mode(mode):
         make_unfolding(make_dense((6, 5, 7)), mode)
 
 
-# The lazy triple
-
-
-@pytest.fixture
-def unfolding():
-    return make_unfolding(make_dense((6, 5, 7)))
-
-
-def test_the_triple_has_shapes_without_computing(unfolding, monkeypatch):
-    monkeypatch.setattr(Unfolding, "svd", None)
-    left, values, right = LazySVD(unfolding)
-    assert (left.shape, values.shape, right.shape) == ((6, 6), (6,), (6, 35))
-    assert (left.ndim, values.ndim, right.ndim) == (2, 1, 2)
-
-
-def test_slices_are_the_leading_vectors(unfolding):
-    left, values, right = LazySVD(unfolding)
-    expected = unfolding.svd(3)
-    np.testing.assert_array_equal(left[:, :3], expected[0])
-    np.testing.assert_array_equal(values[:3], expected[1])
-    assert right[:3, :].shape == (3, 35)
-    assert right[:3].shape == (3, 35)
-
-
-@pytest.mark.parametrize(
-    "index", [slice(None), slice(6), slice(99), slice(0, 6), slice(None, 6, 1)]
-)
-def test_slices_of_all(unfolding, index):
-    left, values, right = LazySVD(unfolding)
-    assert left[:, index].shape == (6, 6)
-    assert values[index].shape == (6,)
-    assert right[index, :].shape == (6, 35)
-
-
-def test_slices_are_fresh(unfolding):
-    """TensorLy writes to its slice; the next slice has the vectors again."""
-    left, values, _ = LazySVD(unfolding)
-    expected = left[:, :3].copy(), values[:3].copy()
-    left[:, :3][...] = 7
-    values[:3][...] = 7
-    np.testing.assert_array_equal(left[:, :3], expected[0])
-    np.testing.assert_array_equal(values[:3], expected[1])
-
-
-@pytest.mark.parametrize(
-    ("shape", "left_shape", "right_shape"),
-    [((6, 5, 7), (6, 6), (35, 35)), ((60, 3, 4), (60, 60), (12, 12))],
-    ids=["wide", "tall"],
-)
-def test_full_matrices_have_shapes_without_computing(shape, left_shape, right_shape, monkeypatch):
-    monkeypatch.setattr(Unfolding, "svd", None)
-    left, values, right = LazySVD(make_unfolding(make_dense(shape)), full_matrices=True)
-    assert (left.shape, values.shape, right.shape) == (
-        left_shape,
-        (min(*left_shape, *right_shape),),
-        right_shape,
-    )
-    assert [right[:n, :].shape for n in (3, 20)] == [
-        (3, right_shape[1]),
-        (min(20, right_shape[1]), right_shape[1]),
-    ]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("num_columns", [13, 20, 60, 99])
-def test_full_matrices_complete_the_left_vectors(num_columns, dtype):
-    unfolding = make_unfolding(make_dense((60, 3, 4)).astype(dtype), dtype=dtype)
-    left, values, _ = LazySVD(unfolding, full_matrices=True)
-    basis, (known, expected) = left[:, :num_columns], unfolding.svd(12)
-    assert (basis.shape, basis.dtype) == ((60, min(num_columns, 60)), dtype)
-    check_orthonormal(basis, dtype)
-    np.testing.assert_allclose(basis[:, :12], known, atol=60 * np.finfo(dtype).eps)
-    np.testing.assert_array_equal(values[:num_columns], expected)
-
-
-def test_full_matrices_have_the_same_leading_vectors(unfolding):
-    for full_matrices in (False, True):
-        left, values, right = LazySVD(unfolding, full_matrices=full_matrices)
-        np.testing.assert_array_equal(left[:, :6], unfolding.svd(6)[0])
-        np.testing.assert_array_equal(left[:, :99], unfolding.svd(6)[0])
-        np.testing.assert_array_equal(values[:99], unfolding.svd(6)[1])
-        assert right[:99].shape == (35 if full_matrices else 6, 35)
-
-
-def test_full_matrices_of_more_than_2_to_63_columns():
-    x = FlycooTensor([[0, 1], [0, 5], [7, 7], [3, 3]], [3.0, 4.0], (5, 2**22, 2**22, 2**22))
-    _, _, right = LazySVD(Unfolding(x, 0), full_matrices=True)
-    assert right.shape == (2**66, 2**66)
-    assert right[:3].shape == (3, 2**66)
-    assert right[:].shape == (2**66, 2**66)
-
-
-def test_computed_once_for_each_rank(unfolding, monkeypatch):
-    ranks, original = [], Unfolding.svd
-
-    def counted(self, rank):
-        ranks.append(rank)
-        return original(self, rank)
-
-    monkeypatch.setattr(Unfolding, "svd", counted)
-    left, values, right = LazySVD(unfolding)
-    left[:, :3], values[:3], right[:3, :], left[:, :2], left[:, :3]
-    assert ranks == [3, 2]
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        pytest.param(lambda left, values, right: left[0], id="a row"),
-        pytest.param(lambda left, values, right: left[:, 2], id="a column"),
-        pytest.param(lambda left, values, right: left[:2, :2], id="some rows"),
-        pytest.param(lambda left, values, right: left[:, 1:3], id="columns in the middle"),
-        pytest.param(lambda left, values, right: left[:, ::2], id="every other column"),
-        pytest.param(lambda left, values, right: values[1:], id="the last values"),
-        pytest.param(lambda left, values, right: values[0], id="one value"),
-        pytest.param(lambda left, values, right: np.asarray(left), id="all as an array"),
-        pytest.param(lambda left, values, right: np.asarray(values), id="values as an array"),
-        pytest.param(lambda left, values, right: np.abs(left), id="a function of all"),
-        pytest.param(lambda left, values, right: np.asarray(right[:3]), id="right as an array"),
-        pytest.param(lambda left, values, right: right[:3, :2], id="columns of right"),
-        pytest.param(lambda left, values, right: right[1:], id="the last rows of right"),
-        pytest.param(lambda left, values, right: right[:3] + 1, id="right in a sum"),
-    ],
-)
-def test_what_needs_more_than_the_leading_vectors(unfolding, use):
-    with pytest.raises((DensifyError, TypeError)):
-        use(*LazySVD(unfolding))
-
-
-def test_an_unfolding_is_never_formed(unfolding):
+def test_an_unfolding_is_never_formed():
+    unfolding = make_unfolding(make_dense((6, 5, 7)))
     for use in (np.asarray, np.exp, lambda matrix: np.eye(6) @ matrix):
         with pytest.raises(DensifyError, match="Unfolding: mode 0 of shape"):
             use(unfolding)
@@ -411,7 +265,7 @@ def test_an_unfolding_of_a_raw_coo_finds_changes():
     after = Unfolding(coo, 0).svd(3)[1]
     assert Unfolding(coo, 0).tensor is Unfolding(coo, 1).tensor
     check_values(after, unfold(make_dense((6, 5, 7))[:, :, ::-1], 0))
-    assert np.abs(before - after).max() <= 1e-13 * before[0]  # the columns have only moved
+    assert np.abs(before - after).max() <= 1e-13 * before[0]  # only the columns moved
     coo.data *= 2
     check_values(Unfolding(coo, 0).svd(3)[1], unfold(2 * make_dense((6, 5, 7)), 0))
 
@@ -424,18 +278,3 @@ def test_entries_are_counted_in_64_bits_where_they_are_more_than_rows(monkeypatc
     assert matrix.indices.dtype == matrix.indptr.dtype == np.int64
     columns = unfold(dense, 0)
     np.testing.assert_array_equal(np.sort(matrix.toarray(), axis=1), np.sort(columns, axis=1))
-
-
-@pytest.mark.parametrize("size", [2**31 - 1, 2**31])
-def test_a_cupy_that_counts_in_32_bits_is_found_out(monkeypatch, size):
-    """CuPy 14.0 casts indices of any type to int32."""
-    matrix = SimpleNamespace(indices=np.zeros(0, np.int32))
-    module = SimpleNamespace(csc_matrix=lambda arrays, shape: matrix)
-    monkeypatch.setitem(sys.modules, "cupyx.scipy.sparse", module)
-    monkeypatch.setattr(sparse_matrices, "is_cupy", lambda array: True)
-    arguments = (np.ones(2), np.zeros(2, np.int64), np.array([0, 2]), (size, 1))
-    if size < 2**31:
-        assert sparse_matrices.make_csc(*arguments) is matrix
-    else:
-        with pytest.raises(ValueError, match=r"expected at most 2147483647 of each .*CuPy 14\.2"):
-            sparse_matrices.make_csc(*arguments)

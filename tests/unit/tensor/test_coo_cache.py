@@ -1,4 +1,4 @@
-"""The FlycooTensor of a raw COO: built once, built anew when the COO changes, forgotten with it."""
+"""The FlycooTensor of a raw COO: built once, rebuilt if the COO changes, dropped when it dies."""
 
 import gc
 import threading
@@ -9,7 +9,7 @@ import sparse
 from problems import make_factors, make_problem
 
 from tensorly_flycoo import FlycooTensor, engines, mttkrp
-from tensorly_flycoo.tensor import coo_cache as conversion
+from tensorly_flycoo.tensor import coo_cache
 from tensorly_flycoo.tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
 
 PROBLEM = make_problem((30, 20, 10), 500)
@@ -22,7 +22,7 @@ def coo():
 
 @pytest.fixture
 def num_built(monkeypatch):
-    """Count the FlycooTensors that are built, in a list."""
+    """Count the FlycooTensors that are built."""
     built = []
     original = FlycooTensor.__init__
 
@@ -64,7 +64,7 @@ def test_equal_coos_do_not_share(coo):
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64, np.int32, np.uint8, np.bool_])
 def test_any_changed_value_is_found(dtype):
-    """Also a change in the last bit, and each one by itself."""
+    """In any one value, even in its last bit."""
     coo = sparse.COO(np.arange(20)[None], np.ones(20, dtype), (20,))
     for k in range(20):
         x = as_flycoo(coo)
@@ -92,7 +92,7 @@ def test_swapped_values_are_found(coo):
 
 
 def test_flipped_signs_are_found(coo):
-    """Of any two values: changes of the highest bits must not cancel."""
+    """In any two values: changes of the highest bits must not cancel."""
     for pair in ([0, 1], [3, 7], [0, 256], [1, coo.nnz - 1]):
         x = as_flycoo(coo)
         coo.data[pair] *= -1
@@ -131,7 +131,7 @@ def test_changed_coords_are_found_where_a_computation_starts(coo, mode):
 
 
 def test_changed_coords_are_found_by_mttkrp(coo):
-    """Its documentation says that a COO is remembered while it lives unchanged."""
+    """`mttkrp` documents that it keeps the tensor of a COO only while that is unchanged."""
     mttkrp(coo, PROBLEM.factors, 0)
     coo.coords[0] = 29 - coo.coords[0]
     PROBLEM.check(mttkrp(coo, PROBLEM.factors, 0)[::-1], 0)
@@ -148,7 +148,7 @@ def test_a_bad_change_is_an_error_and_can_be_undone(coo):
 
 
 def test_another_device_is_noticed(coo, monkeypatch):
-    """A choice that cannot be met is an error also where a plan exists."""
+    """An unknown device is an error even if a plan exists."""
     as_flycoo(coo)
     monkeypatch.setattr(engines, "_chosen_device", None)
     monkeypatch.setenv("TENSORLY_FLYCOO_DEVICE", "nonsense")
@@ -158,20 +158,20 @@ def test_another_device_is_noticed(coo, monkeypatch):
 
 def test_forgotten_when_the_coo_dies(coo):
     gc.collect()
-    num_plans = len(conversion._plans)
+    num_plans = len(coo_cache._plans)
     other = coo.copy()
     as_flycoo(other)
-    assert len(conversion._plans) == num_plans + 1
+    assert len(coo_cache._plans) == num_plans + 1
     other.data[0] = 7
-    as_flycoo(other)  # built anew: the first one must not take the second with it, nor stay
-    assert len(conversion._plans) == num_plans + 1
+    as_flycoo(other)  # rebuilt: the old plan must neither stay nor take the new one with it
+    assert len(coo_cache._plans) == num_plans + 1
     del other
     gc.collect()
-    assert len(conversion._plans) == num_plans
+    assert len(coo_cache._plans) == num_plans
 
 
 def test_many_short_lived_coos(coo):
-    """Python gives the ids of dead objects to new ones."""
+    """Python reuses the ids of dead objects."""
     factors = make_factors((3, 3), 3)
     for k in range(200):
         short_lived = sparse.COO([[k % 3], [0]], [1.0 + k], (3, 3))
@@ -202,7 +202,7 @@ def test_formats_that_are_built_each_time(coo, kind):
     np.testing.assert_array_equal(as_flycoo(x).nonzeros()[1], as_flycoo(coo).nonzeros()[1])
 
 
-def test_what_is_sparse(coo):
+def test_sparse_types(coo):
     x = PROBLEM.tensor()
     assert is_raw_sparse(coo)
     assert not is_raw_sparse(x)

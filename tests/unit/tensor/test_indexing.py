@@ -1,4 +1,4 @@
-"""Parts of sparse tensors against NumPy's of dense ones."""
+"""Parts of sparse tensors against NumPy's of dense arrays."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def make_dense(x):
 def test_against_numpy(layout, index):
     x = make_exact_problem(SHAPE, 120).tensor(layout=layout)
     expected = make_dense(x)[index]
-    for mode in (0, 1):  # a layout that remaps has its nonzeros in another order then
+    for mode in (0, 1):  # mttkrp reorders the nonzeros of a remap layout
         found = x[index]
         if expected.ndim == 0:
             assert type(found) is np.float64

@@ -120,7 +120,7 @@ def test_attributes_are_read_only(x, name):
 @DTYPES
 @pytest.mark.parametrize("nnz", [0, 1, 300])
 def test_nbytes_is_the_sum_of_all_arrays(layout, dtype, nnz):
-    """All arrays that the tensor reaches, each memory counted once."""
+    """The sum over all arrays that the tensor reaches."""
     x = make_problem((30, 20, 10), nnz, dtype=dtype).tensor(layout=layout)
     assert x.nbytes == sum_nbytes(x._layout)
     mttkrp(x, make_problem(x.shape, 1, dtype=dtype).factors, 0)
@@ -138,7 +138,7 @@ def sum_nbytes(thing):
 
 @pytest.mark.usual_limits("index", "record", "tiles")
 def test_bytes_per_nonzero():
-    """Two copies of 16 bytes, 6 bytes per mode of ids, and next to nothing for tiles and rows."""
+    """Two copies of 16 bytes, 6 bytes of ids per mode, and almost nothing for tiles and rows."""
     x = make_problem((30, 20, 10), 50_000, rank=1).tensor()
     assert 2 * 16 + 6 * 3 <= x.nbytes / x.nnz < 2 * 16 + 6 * 3 + 0.1
 
@@ -160,7 +160,7 @@ def test_repr_html(x, huge):
     assert "<td>4194304 x 2097152 x 8388608 x 1048576</td>" in huge._repr_html_()
 
 
-# Out again
+# Conversions and copies
 
 
 @LAYOUTS
@@ -231,7 +231,7 @@ def test_astype_that_overflows():
 @DTYPES
 @pytest.mark.parametrize("num_modes_computed", [0, 1])
 def test_pickle(layout, dtype, num_modes_computed):
-    """Also of a tensor whose records have moved, and with the same bits as the answer."""
+    """MTTKRP has the same bits afterwards, even if records have moved before."""
     problem = make_problem((30, 20, 10), 500, dtype=dtype)
     x = problem.tensor(layout=layout)
     for mode in range(num_modes_computed):
@@ -268,7 +268,7 @@ def test_norm_of_nothing():
 
 
 def test_norm_in_float32_is_added_up_in_float64():
-    """In float32, one more would not change 2**24 squares of 1."""
+    """Summed in float32, the ones would be lost beside 2**26."""
     values = np.ones(70_000, np.float32)
     values[0] = 2.0**13
     x = FlycooTensor(np.arange(70_000)[None], values, (70_000,))
@@ -277,7 +277,7 @@ def test_norm_in_float32_is_added_up_in_float64():
 
 @LAYOUTS
 def test_norm_has_the_same_bits_whatever_was_computed_before(layout):
-    """And so have the norms of tensors that are made from it while another mode is resident."""
+    """So have norms of tensors made from it, whatever mode is resident."""
     for seed in range(10):
         problem = make_problem((50, 50, 50), 1000, seed=seed)
         x = problem.tensor(layout=layout)
@@ -287,7 +287,7 @@ def test_norm_has_the_same_bits_whatever_was_computed_before(layout):
         assert (-x).norm() == negative_norm
 
 
-# What would make a dense array
+# Operations that would make a dense array
 
 DENSE = np.ones((4, 5, 3))
 
@@ -335,7 +335,7 @@ DENSIFYING = [
 
 
 @pytest.mark.parametrize(("operate", "name"), DENSIFYING)
-def test_what_would_densify_says_so(x, operate, name):
+def test_densifying_operations_name_themselves(x, operate, name):
     with pytest.raises(DensifyError) as caught:
         operate(x)
     assert name in str(caught.value)
@@ -358,8 +358,8 @@ def test_what_would_densify_says_so(x, operate, name):
         pytest.param(float, id="float(x)"),
     ],
 )
-def test_what_is_not_there_is_a_type_error(x, operate):
-    """Never an array of objects, and never a silent detour through a dense array."""
+def test_unsupported_operations_are_type_errors(x, operate):
+    """No array of objects, and no silent conversion to a dense array."""
     with pytest.raises(TypeError):
         operate(x)
 
@@ -370,7 +370,7 @@ def test_shape_and_ndim_of_numpy(x):
 
 
 def test_numpy_arrays_do_not_swallow_a_tensor(x):
-    """NumPy makes no array of objects out of it."""
+    """NumPy does not store it as an object."""
     array = np.zeros(1)
     with pytest.raises(ValueError, match="setting an array element with a sequence"):
         array[0] = x

@@ -1,0 +1,121 @@
+"""What TensorLy sees as the SVD of an unfolding: it is computed when leading vectors are sliced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..array_modules import Array, array_module
+from ..checks import densify_error
+from .lazy import LazyArray
+from .unfolding_svd import LazyMatrix, complete_basis
+
+
+class LazySVD:
+    """The SVD of a `LazyMatrix`, computed when the number of vectors is known.
+
+    TensorLy asks for all singular vectors and then slices the leading ones: ``U[:, :n]``, ``S[:n]``
+    and ``V[:n, :]``. Iterating over this object gives stand-ins for the three. A slice of U or S is
+    a fresh array; V has a column for every cell of the other modes and is never formed.
+
+    Parameters
+    ----------
+    matrix : LazyMatrix
+    full_matrices : bool
+        As in `numpy.linalg.svd`: whether U has as many columns as rows, and V as many rows as
+        columns, instead of ``min(matrix.shape)``.
+    """
+
+    def __init__(self, matrix: LazyMatrix, full_matrices: bool = False) -> None:
+        self.matrix = matrix
+        self.full_matrices = full_matrices
+        self._computed: dict[int, tuple[Array, Array]] = {}
+
+    def __iter__(self) -> Iterator[_SvdPart]:
+        return iter((_LeftVectors(self), _SingularValues(self), _RightVectors(self)))
+
+    def compute(self, rank: int) -> tuple[Array, Array]:
+        """Return the leading left vectors and the values, computed once for each rank."""
+        if rank not in self._computed:
+            self._computed[rank] = self.matrix.svd(rank)
+        return self._computed[rank]
+
+    def compute_left(self, num_columns: int) -> Array:
+        """Return left vectors as a fresh array, completed to an orthonormal basis if need be."""
+        known, _ = self.compute(min(num_columns, *self.matrix.shape))
+        num_known = known.shape[1]
+        if num_columns == num_known:
+            return known.copy()
+        left = array_module(known).zeros((known.shape[0], num_columns))
+        left[:, :num_known] = known
+        return complete_basis(left, num_known).astype(known.dtype)
+
+
+class _SvdPart(LazyArray):
+    _instead = "slice the leading singular vectors first, as tl.svd_interface does"
+
+    #: The number of singular vectors or values in this part.
+    _count: int
+
+    def __init__(self, svd: LazySVD) -> None:
+        self._svd = svd
+        self.dtype = svd.matrix.dtype
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__[1:]} of {self._svd.matrix!r}>"
+
+    def _count_leading(self, index: Any) -> int:
+        """Return the number of items in ``[:n]``; refuse any other index."""
+        if isinstance(index, slice) and index.start in (None, 0) and index.step in (None, 1):
+            return range(self._count)[index].stop
+        raise self._refuse(index)
+
+    def _refuse(self, index: Any) -> Exception:
+        return densify_error(f"indexing {self!r} with {index!r}", self.shape, self._instead)
+
+
+class _LeftVectors(_SvdPart):
+    def __init__(self, svd: LazySVD) -> None:
+        super().__init__(svd)
+        num_rows = svd.matrix.shape[0]
+        self._count = num_rows if svd.full_matrices else min(svd.matrix.shape)
+        self.shape = (num_rows, self._count)
+
+    def __getitem__(self, index: Any) -> Array:
+        if not (isinstance(index, tuple) and len(index) == 2 and index[0] == slice(None)):
+            raise self._refuse(index)
+        return self._svd.compute_left(self._count_leading(index[1]))
+
+
+class _SingularValues(_SvdPart):
+    ndim = 1
+
+    def __init__(self, svd: LazySVD) -> None:
+        super().__init__(svd)
+        self._count = min(svd.matrix.shape)
+        self.shape = (self._count,)
+
+    def __getitem__(self, index: Any) -> Array:
+        return self._svd.compute(self._count_leading(index))[1].copy()
+
+
+class _RightVectors(_SvdPart):
+    """Right singular vectors, which have a shape and signs to flip, but no elements."""
+
+    _instead = "the right singular vectors of an unfolding have a column for every cell"
+
+    def __init__(self, svd: LazySVD, count: int | None = None) -> None:
+        super().__init__(svd)
+        num_columns = svd.matrix.shape[1]
+        full_count = num_columns if svd.full_matrices else min(svd.matrix.shape)
+        self._count = full_count if count is None else count
+        self.shape = (self._count, num_columns)
+
+    def __getitem__(self, index: Any) -> _RightVectors:
+        rows, columns = index if isinstance(index, tuple) and len(index) == 2 else (index, None)
+        if columns not in (None, slice(None)):
+            raise self._refuse(index)
+        return _RightVectors(self._svd, self._count_leading(rows))
+
+    def __mul__(self, signs: Array) -> _RightVectors:
+        return self
