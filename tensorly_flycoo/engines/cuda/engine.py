@@ -18,12 +18,11 @@ from ...format.packing import RecordFormat
 from . import launch, tuning
 from .building import primitives
 from .macros import mttkrp_macros, pad_rows_macros, partial_rows_macros, remap_macros, ttmc_macros
+from .structs import carries_dtype, make_operands, make_ranks, row_pitch, slot_nbytes
 
 NAME = "cuda"
 ARRAY_TYPE = cupy.ndarray
 xp = cupy
-
-_FIELD = np.dtype([("word", np.uint32), ("shift", np.uint32), ("mask", np.uint32)])
 
 
 def build_layout(layout, coords, values, shape):
@@ -57,9 +56,8 @@ def count_free_nbytes():
 def choose_format(shape, dtype):
     """Choose how nonzeros are packed, and how many make a tile and a bucket."""
     record_format = RecordFormat.of(shape, dtype, np.uint32)
-    shared_nbytes = launch.shared_nbytes_per_multiprocessor(cupy.cuda.Device().id)
-    slot_nbytes, num_inputs = _slot_nbytes(record_format), record_format.ndim - 1
-    tile_size = tuning.choose_tile_size(slot_nbytes, num_inputs, shared_nbytes)
+    slot, gpu = slot_nbytes(record_format), launch.current_gpu()
+    tile_size = tuning.choose_tile_size(slot, record_format.ndim - 1, gpu)
     return record_format, tile_size, tuning.BUCKET_SIZE
 
 
@@ -104,21 +102,21 @@ def ttmc(layout, mode, inputs, out, slots=None):
         for n in _count_partial_rows(num_runs)
     ]
     arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in inputs.values()]
-    ranks = np.zeros((), [("at", np.int32, max(1, len(arrays)))])
-    ranks["at"][: len(arrays)] = [array.shape[1] for array in arrays]
+    occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs))
     null, slot_dtype = np.uint64(0), np.dtype(np.uint32) if slots is None else slots.dtype
     with layouts.hold_mode(layout, mode, _remap) as (records, pull_ids, bucket_size):
         pull_dtype = None if pull_ids is None else pull_ids.dtype
-        macros = ttmc_macros(record_format, layout.tile_size, cut, slot_dtype, pull_dtype)
+        dtypes = (slot_dtype, pull_dtype)
+        macros = ttmc_macros(record_format, layout.tile_size, cut, occupancy, *dtypes)
         kernel = launch.get_kernel("ttmc.cu", "ttmc", **macros)
         arguments = (
-            make_operands(record_format, mode, inputs, arrays), ranks,
+            make_operands(record_format, mode, inputs, arrays), make_ranks(arrays),
             np.int64(records.shape[0]), np.int64(bucket_size),
             tiling.carry_rows, null if slots is None else slots,
             records, null if pull_ids is None else pull_ids,
             np.int64(num_columns), out, *sums[0],
         )  # fmt: skip
-        shared_nbytes = layout.tile_size * _slot_nbytes(record_format)
+        shared_nbytes = layout.tile_size * slot_nbytes(record_format)
         sizes = (num_tiles, cut.num_parts, tuning.BLOCK_SIZE)
         launch.launch_tiles(kernel, *sizes, arguments, shared_nbytes)
     _add_partial_rows(sums, out)
@@ -175,7 +173,7 @@ def _align_rows(arrays, nnz):
     The result is the same to the bit: additions do not depend on how rows are loaded.
     """
     row_nbytes = [tuning.choose_row_nbytes(a.shape[1] * a.itemsize) for a in arrays]
-    is_aligned = [_row_nbytes(a) % min(n, 16) == 0 for a, n in zip(arrays, row_nbytes, strict=True)]
+    is_aligned = [row_pitch(a) % min(n, 16) == 0 for a, n in zip(arrays, row_nbytes, strict=True)]
     copied = [a for a, is_so in zip(arrays, is_aligned, strict=True) if not is_so]
     if not copied:
         return arrays
@@ -201,7 +199,7 @@ def pad_rows(array, row_nbytes):
     macros = pad_rows_macros(array.dtype, stride)
     kernel = launch.get_kernel("pad_rows.cu", "pad_rows", **macros)
     arguments = (
-        np.int64(num_rows), np.int32(rank), np.int64(_row_nbytes(array) // array.itemsize), array,
+        np.int64(num_rows), np.int32(rank), np.int64(row_pitch(array) // array.itemsize), array,
         np.int32(stride), padded,
     )  # fmt: skip
     num_threads = -(-num_rows // macros["BATCH"]) * macros["GROUP_SIZE"]
@@ -227,7 +225,8 @@ def compute_mode(
     load_alignment = _common_alignment(_starts(arrays))
     store_alignment = _common_alignment([out.data.ptr, rank * out.itemsize])
     cut = tuning.cut_rank(rank, out.itemsize, load_alignment, store_alignment)
-    kernel, shared_nbytes = _get_mttkrp_kernel(layout, tiling, cut, pull_ids, plan)
+    occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs), rank)
+    kernel, shared_nbytes = _get_mttkrp_kernel(layout, tiling, cut, occupancy, pull_ids, plan)
     num_empty, null = tiling.empty_rows.shape[0], np.uint64(0)
     ids = (null, null, null) if plan is None else (layout.spare, plan.remap_ids, plan.write_order)
     arguments = (
@@ -242,58 +241,21 @@ def compute_mode(
     _add_partial_rows(sums, out)
 
 
-def _get_mttkrp_kernel(layout, tiling, cut, pull_ids, plan):
+def _get_mttkrp_kernel(layout, tiling, cut, occupancy, pull_ids, plan):
     record_format = layout.record_format
     macros = mttkrp_macros(
         record_format,
         layout.tile_size,
         cut,
+        occupancy,
         tiling.empty_rows.dtype,
         None if pull_ids is None else pull_ids.dtype,
         None if plan is None else plan.remap_ids.dtype,
     )
     kernel = launch.get_kernel("mttkrp.cu", "mttkrp", **macros)
-    # The tile, and what its groups of threads tell each other (`Carries`).
-    carries_nbytes = tuning.BLOCK_SIZE * (cut.lane_columns * record_format.dtype.itemsize + 2)
-    return kernel, layout.tile_size * _slot_nbytes(record_format) + carries_nbytes
-
-
-def _slot_nbytes(record_format):
-    return tuning.slot_nbytes(
-        record_format.record_nbytes, record_format.ndim, record_format.dtype.itemsize
-    )
-
-
-def make_operands(record_format, mode, inputs, arrays):
-    """Fill in the struct `Operands`; a mode without inputs has one that is not looked at.
-
-    Returned as bytes: CuPy asks what an argument is made of at every launch, field by field.
-    """
-    fields = list(zip(record_format.words, record_format.shifts, record_format.masks, strict=True))
-    operands = np.zeros((), _operands_dtype(max(1, len(inputs))))
-    operands["out_field"] = fields[mode]
-    operands["value_slot"] = record_format.value_slot
-    operands["last_out_row"] = record_format.shape[mode] - 1
-    for place, (n, array) in enumerate(zip(inputs, arrays, strict=True)):
-        operands["input_fields"][place] = fields[n]
-        operands["factors"][place] = array.data.ptr
-        operands["row_nbytes"][place] = _row_nbytes(array)
-        operands["last_input_rows"][place] = record_format.shape[n] - 1
-    return operands.view(f"V{operands.itemsize}")
-
-
-@functools.cache
-def _operands_dtype(num_inputs):
-    fields = [
-        ("out_field", _FIELD),
-        ("input_fields", _FIELD, num_inputs),
-        ("value_slot", np.uint32),
-        ("factors", np.uint64, num_inputs),
-        ("row_nbytes", np.uint32, num_inputs),
-        ("last_out_row", np.uint32),
-        ("last_input_rows", np.uint32, num_inputs),
-    ]
-    return np.dtype(fields, align=True)
+    # The tile, and the carry-outs between its groups of threads.
+    carries_nbytes = carries_dtype(record_format.dtype, cut).itemsize
+    return kernel, layout.tile_size * slot_nbytes(record_format) + carries_nbytes
 
 
 def _add_partial_rows(sums, out):
@@ -323,14 +285,9 @@ def _remap(layout):
     layout.swap()
 
 
-def _row_nbytes(array):
-    """Return how far apart rows begin, which where there is one alone its stride need not say."""
-    return array.strides[0] if array.shape[0] > 1 else array.shape[1] * array.itemsize
-
-
 def _starts(arrays):
     """Return for each array a number that what its rows' addresses divide by divides too."""
-    return [a.data.ptr | _row_nbytes(a) for a in arrays]
+    return [a.data.ptr | row_pitch(a) for a in arrays]
 
 
 def _common_alignment(numbers):
