@@ -8,8 +8,7 @@ import numpy as np
 from macros import SETTINGS, SOURCE, gather_only_macros
 from timing import time_steps
 
-from tensorly_flycoo.engines.cuda import engine as cuda
-from tensorly_flycoo.engines.cuda import launch, tuning
+from tensorly_flycoo.engines.cuda import launch, structs, tuning
 
 
 def time_gather_only(layout, factors, repeats):
@@ -34,10 +33,10 @@ def _make_step(layout, factors, mode, setting):
     cut = tuning.cut_rank(rank, dtype.itemsize, 16, 16)
     macros = gather_only_macros(record_format, cut, setting)
     kernel = launch.get_kernel(SOURCE, "gather_only", **macros)
-    slot = tuning.slot_nbytes(record_format.record_nbytes, record_format.ndim, dtype.itemsize)
+    slot = structs.slot_nbytes(record_format)
     num_tiles = -(-records.shape[0] // setting.tile_size)
     arguments = (
-        cuda.make_operands(record_format, mode, inputs, [factors[n] for n in inputs]),
+        structs.make_operands(record_format, mode, inputs, [factors[n] for n in inputs]),
         np.int64(records.shape[0]), records,
         np.int32(rank), dtype.type(np.nan), cupy.empty(16, dtype),
     )  # fmt: skip
