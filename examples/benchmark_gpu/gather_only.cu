@@ -1,16 +1,16 @@
-// Entry: read all that an MTTKRP of one mode reads, and write nothing. No MTTKRP can be faster.
+// Entry: read everything that an MTTKRP of one mode reads, and write nothing: its lower bound.
 //
-// Mapping: as mttkrp.cu, tile by tile in the order of the rows, but a lane adds up whatever it
-//   meets, row or no row; there are no partial rows and nothing is said to other groups.
-// Preconditions: as mttkrp.cu, for records that are sorted and not pulled.
-// Bytes per nonzero: a record, and NUM_INPUTS rows of `rank` values.
-// Writes: none. `impossible` is nan, which no sum is equal to; the compiler does not know that, so
-//   it has to compute the sums, and to read all of what they are made of.
+// Mapping: as mttkrp.cu, tile by tile in row order, but a lane adds all its products, whatever
+//   their rows; there are no partial rows and groups do not communicate.
+// Preconditions: as mttkrp.cu, for sorted records that are not pulled through ids.
+// Bytes per nonzero: a record and NUM_INPUTS rows of `rank` values.
+// Writes: none. `impossible` is nan, which equals no sum; the compiler does not know that, so it
+//   must compute the sums and read all their operands.
 #include "mttkrp.cuh"
 #include "tiles.cuh"
 
 #ifndef MIN_BLOCKS
-#error "MIN_BLOCKS: blocks of a multiprocessor that registers should be enough for"
+#error "MIN_BLOCKS is missing: blocks per multiprocessor that the registers must allow"
 #endif
 
 extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
         multiply_rows(products, slots, start, operands, factors, column, rank);
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
-            // Past the end of a tile there are zeros.
+            // Entries past the end of a tile are zero.
             const VALUE value = read_entry(slots, start + b).value();
 #pragma unroll
             for (int c = 0; c < LANE_COLUMNS; ++c) {

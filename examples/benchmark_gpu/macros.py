@@ -1,4 +1,4 @@
-"""The macros that make a specialisation of `gather_only.cu`; known without a GPU."""
+"""The macros of a specialisation of `gather_only.cu`; needs no GPU."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +12,14 @@ SOURCE = str(Path(__file__).resolve().with_name("gather_only.cu"))
 
 @dataclass(frozen=True)
 class Setting:
-    """Say how the kernel is cut; names as in `tuning`."""
+    """The kernel's tile and block sizes, named as in `tuning`."""
 
     tile_size: int
     batch: int
     min_blocks: int
 
 
-#: The fastest of these on a tensor is its floor.
+#: The fastest of these on a tensor is its lower bound.
 SETTINGS = (
     Setting(512, batch=2, min_blocks=8),
     Setting(512, batch=4, min_blocks=5),
@@ -32,7 +32,7 @@ SETTINGS = (
 
 
 def gather_only_macros(record_format, cut, setting):
-    """Specialise the kernel: as `mttkrp.cu` for sorted records, but for the setting."""
-    empty_dtype = np.dtype(np.uint32)  # which decides nothing here
+    """Return the macros: those of `mttkrp.cu` for sorted records, with another setting."""
+    empty_dtype = np.dtype(np.uint32)  # has no effect here
     macros = mttkrp_macros(record_format, setting.tile_size, cut, empty_dtype)
     return macros | {"BATCH": setting.batch, "MIN_BLOCKS": setting.min_blocks}
