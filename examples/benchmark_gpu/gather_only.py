@@ -1,4 +1,4 @@
-"""Launch the kernel that only reads: the floor under every MTTKRP."""
+"""Launch the kernel that only reads: the lower bound for every MTTKRP."""
 
 import functools
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from tensorly_flycoo.engines.cuda import launch, structs, tuning
 def time_gather_only(layout, factors, repeats):
     """Return the seconds of each mode with the best setting, and that setting.
 
-    Settings are first run a few times each; what counts is a sweep over all modes.
+    A few runs of each setting choose the one with the fastest sweep over all modes.
     """
     trials = {s: time_steps(_make_steps(layout, factors, s), 3).sum() for s in SETTINGS}
     best = min(trials, key=trials.get)
