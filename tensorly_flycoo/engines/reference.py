@@ -13,10 +13,7 @@ References
    on GPU", Computing Frontiers 2024, doi 10.1145/3649153.3649187.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike
 
 
 def partition_mode(rows: np.ndarray, num_rows: int, num_partitions: int) -> np.ndarray:
@@ -82,7 +79,7 @@ def partition_sizes(rows: np.ndarray, partition: np.ndarray, num_partitions: int
     return np.bincount(partition[rows], minlength=num_partitions)
 
 
-def remap_ids(coords: np.ndarray, shape: Sequence[int], num_partitions: int) -> np.ndarray:
+def remap_ids(coords: np.ndarray, shape: tuple[int, ...], num_partitions: int) -> np.ndarray:
     """Number the nonzeros partition by partition, for every mode.
 
     ``b_d`` is the position of a nonzero after sorting by partition of mode d, then by index of mode
@@ -117,7 +114,10 @@ def remap_ids(coords: np.ndarray, shape: Sequence[int], num_partitions: int) -> 
 
 
 def make_elements(
-    coords: np.ndarray, values: ArrayLike, shape: Sequence[int], num_partitions: int
+    coords: np.ndarray,
+    values: np.ndarray | list[float],
+    shape: tuple[int, ...],
+    num_partitions: int,
 ) -> np.ndarray:
     """Make the elements ``<alpha, beta, value>`` in the order of mode 0, Algorithm 5's input."""
     ndim = len(shape)
@@ -130,7 +130,10 @@ def make_elements(
 
 
 def elementwise_computation(
-    coordinates: ArrayLike, value: ArrayLike, factors: Sequence[np.ndarray], mode: int
+    coordinates: np.ndarray | list[int],
+    value: np.ndarray | float,
+    factors: list[np.ndarray],
+    mode: int,
 ) -> np.ndarray:
     """Compute the contribution of one nonzero to its output row, or of many nonzeros to theirs.
 
@@ -184,7 +187,7 @@ def remap_elements(elements: np.ndarray, places: np.ndarray, t_out: np.ndarray) 
 
 def thread_block(
     elements: np.ndarray,
-    factors: Sequence[np.ndarray],
+    factors: list[np.ndarray],
     mode: int,
     output: np.ndarray,
     t_out: np.ndarray,
@@ -227,7 +230,7 @@ def thread_block(
 
 
 def sweep_modes(
-    t_in: np.ndarray, shape: Sequence[int], factors: Sequence[np.ndarray], num_partitions: int
+    t_in: np.ndarray, shape: tuple[int, ...], factors: list[np.ndarray], num_partitions: int
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Compute the MTTKRP of each mode in turn, remapping from mode to mode (Algorithm 5).
 
@@ -253,9 +256,9 @@ def sweep_modes(
 
 def mttkrp_all_modes(
     coords: np.ndarray,
-    values: ArrayLike,
-    shape: Sequence[int],
-    factors: Sequence[np.ndarray],
+    values: np.ndarray | list[float],
+    shape: tuple[int, ...],
+    factors: list[np.ndarray],
     num_partitions: int,
 ) -> list[np.ndarray]:
     """Compute the MTTKRP of each mode by FLYCOO, all from the same factors.
@@ -288,9 +291,9 @@ def mttkrp_all_modes(
 
 def mttkrp(
     coords: np.ndarray,
-    values: ArrayLike,
-    shape: Sequence[int],
-    factors: Sequence[np.ndarray],
+    values: np.ndarray | list[float],
+    shape: tuple[int, ...],
+    factors: list[np.ndarray],
     mode: int,
 ) -> np.ndarray:
     """Compute the MTTKRP of one mode from its formula, without partitions.
@@ -336,11 +339,11 @@ def mttkrp(
 
 def mttkrp_error_bound(
     coords: np.ndarray,
-    values: ArrayLike,
-    shape: Sequence[int],
-    factors: Sequence[np.ndarray],
+    values: np.ndarray | list[float],
+    shape: tuple[int, ...],
+    factors: list[np.ndarray],
     mode: int,
-    dtype: DTypeLike,
+    dtype: np.dtype | type | str,
     *,
     flush_to_zero: bool = False,
 ) -> np.ndarray:
@@ -389,9 +392,9 @@ def mttkrp_error_bound(
 
 def ttmc(
     coords: np.ndarray,
-    values: ArrayLike,
-    shape: Sequence[int],
-    factors: Sequence[np.ndarray],
+    values: np.ndarray | list[float],
+    shape: tuple[int, ...],
+    factors: list[np.ndarray],
     mode: int,
 ) -> np.ndarray:
     """Multiply a tensor with the transposed factors of all modes but one, and unfold along that.
