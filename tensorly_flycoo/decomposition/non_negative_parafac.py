@@ -119,7 +119,7 @@ def non_negative_parafac(
         )
     x, num_components = ImputedTensor(missing), validate_cp_rank(missing.shape, rank=rank)
     model = start(
-        x, num_components, _SVD_MASK_REPEATS, init=init, svd=svd, random_state=random_state,
+        missing, num_components, init, svd, random_state, _SVD_MASK_REPEATS,
         normalize_factors=normalize_factors, non_negative=True,
     )  # fmt: skip
     modes = list_free_modes(missing.ndim, fixed_modes)
