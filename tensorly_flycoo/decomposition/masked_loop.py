@@ -54,11 +54,16 @@ def initialize_masked_cp(
     `svd_mask_repeats` times.
     """
     missing = find_missing(tensor, mask)
-    options = {"non_negative": non_negative, "normalize_factors": normalize_factors}
-    if missing is None:
-        x = as_flycoo(tensor, check_coords=True)
-        return make_cp_tensor(*make_initial_guess(x, rank, init, svd, random_state, **options))
-    model = start(missing, rank, init, svd, random_state, svd_mask_repeats, **options)
+    if missing is not None:
+        model = start(
+            missing, rank, init, svd, random_state, svd_mask_repeats,
+            non_negative=non_negative, normalize_factors=normalize_factors,
+        )  # fmt: skip
+    else:
+        model = make_initial_guess(
+            as_flycoo(tensor, check_coords=True), rank, init, svd, random_state,
+            non_negative=non_negative, normalize_factors=normalize_factors,
+        )  # fmt: skip
     return make_cp_tensor(*model)
 
 
@@ -69,13 +74,16 @@ def start(
     svd: str,
     random_state: Any,
     svd_mask_repeats: int,
-    **options: bool,
+    *,
+    non_negative: bool = False,
+    normalize_factors: bool = False,
 ) -> Model:
     """Make the initial guess for a tensor with missing entries."""
     unfold = functools.partial(missing.unfold_imputed, rank=rank, num_repeats=svd_mask_repeats)
     return make_initial_guess(
-        missing.tensor, rank, init, svd, random_state, unfold=unfold, **options
-    )
+        missing.tensor, rank, init, svd, random_state, unfold=unfold,
+        non_negative=non_negative, normalize_factors=normalize_factors,
+    )  # fmt: skip
 
 
 def list_free_modes(ndim: int, fixed_modes: Sequence[int] | None) -> list[int]:
@@ -108,7 +116,7 @@ def iterate(
     errors: list[float] = []
     for iteration in range(n_iter_max):
         if verbose > 1:
-            print(f"iteration {iteration}")
+            print(f"iteration {iteration} begins")
         weights, factors, last_mttkrp = update(iteration, weights, factors, errors)
         if last_mttkrp is not None and wants_errors:
             error, x.values = x.measure(weights, factors, last_mttkrp)
