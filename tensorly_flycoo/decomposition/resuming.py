@@ -1,7 +1,5 @@
 """Going on from a checkpoint of parafac as if it had not stopped."""
 
-import functools
-import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -60,60 +58,6 @@ def _compare_to_last(
         return is_over or (num_calls == 2 and has_converged([last, error], tol, criterion))
 
     return compare_to_last
-
-
-def parafac(original):
-    """Let parafac stop where it would have stopped without the break."""
-    signature = inspect.signature(original)
-
-    @functools.wraps(original)
-    def parafac(*args, **kwargs):
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        options = bound.arguments
-        init, tol, criterion = options["init"], options["tol"], options["cvg_criterion"]
-        if not isinstance(init, ResumedCP):
-            return original(*args, **kwargs)
-        for name in _NOT_RESUMED:
-            if options[name] is not None and options[name] is not False:
-                raise ValueError(
-                    f"{name}= cannot go on from a checkpoint: begin anew, or leave it out"
-                )
-        options["init"] = State(init, init.errors)
-        if tol:
-            _stop_as_before(options, init, functools.partial(_is_small, tol, criterion))
-        return original(*bound.args, **bound.kwargs)
-
-    return parafac
-
-
-def _is_small(tol, criterion, previous, error):
-    """Say whether TensorLy would stop at an error after the previous one."""
-    decrease = previous - error
-    # A bool of Python's: TensorLy looks whether what a callback returns `is True`.
-    return bool((abs(decrease) if criterion == "abs_rec_error" else decrease) < tol)
-
-
-def _stop_as_before(options, init, is_small):
-    """Compare the errors around the break, which TensorLy cannot."""
-    if init.iteration > 1 and is_small(*init.errors[-2:]):
-        # It stopped by itself, before normalising: there is nothing left to do.
-        options.update(n_iter_max=0, normalize_factors=False)
-    elif init.iteration > 0:
-        options["callback"] = _compare_first(options["callback"], init.errors[-1], is_small)
-
-
-def _compare_first(callback, previous, is_small):
-    """Add the comparison to a callback; its first call is before the first iteration."""
-    num_calls = 0
-
-    def compare_first(cp_tensor, error):
-        nonlocal num_calls
-        num_calls += 1
-        is_over = callback is not None and callback(cp_tensor, error) is True
-        return is_over or (num_calls == 2 and is_small(previous, float(error)))
-
-    return compare_first
 
 
 def take_up(init: State, tensor: Any, rank: int, normalize_factors: bool) -> CPTensor:
