@@ -3,10 +3,7 @@
 Telling them apart never imports CuPy: as long as it is not loaded, there are no CuPy arrays.
 """
 
-import contextlib
-import contextvars
 import sys
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -62,28 +59,3 @@ def move(array: Array, xp: ModuleType) -> Array:
     if xp is not np:
         return xp.asarray(array)
     return array.get() if is_cupy(array) else array
-
-
-#: The array module of the sparse decomposition running in this thread or task, if any.
-_running_module: contextvars.ContextVar[ModuleType | None] = contextvars.ContextVar(
-    "array module of the running decomposition", default=None
-)
-
-
-@contextlib.contextmanager
-def running_on(xp: ModuleType) -> Iterator[None]:
-    """Mark the block as a decomposition of a sparse tensor whose arrays belong to `xp`.
-
-    TensorLy's solvers create some arrays without a device: inside the block the backend creates
-    them with `xp`.
-    """
-    token = _running_module.set(xp)
-    try:
-        yield
-    finally:
-        _running_module.reset(token)
-
-
-def running_module() -> ModuleType | None:
-    """Return the array module of the running sparse decomposition, or None."""
-    return _running_module.get()

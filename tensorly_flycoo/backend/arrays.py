@@ -15,15 +15,7 @@ import numpy as np
 from tensorly.backend import BackendManager
 from tensorly.backend.numpy_backend import NumpyBackend
 
-from ..array_modules import (
-    Array,
-    array_module,
-    as_array,
-    is_cupy,
-    is_on_gpu,
-    move,
-    running_module,
-)
+from ..array_modules import Array, array_module, as_array, is_cupy, is_on_gpu, move
 from ..checks import check_device_name, check_dtype, check_place, densify_error
 from ..engines import select_engine
 from ..linalg.tall_skinny import column_norms, is_tall, qr, solve, sum_rows, transposed_product
@@ -215,10 +207,6 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         check_place(b, "b", is_cupy(a), "a")
         return solve(a, b)
 
-    @staticmethod
-    def lstsq(a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
-        return np.linalg.lstsq(a, b, *args, **kwargs)
-
     def eps(self, dtype: Any) -> Any:
         """Return the rounding unit; of integers, which are counts, that of float64."""
         return super().eps(np.float64 if np.dtype(dtype).kind in "biu" else dtype)
@@ -249,13 +237,8 @@ for _name in ("ones", "zeros", "eye"):
 
 
 def _module_on(device: str | None) -> ModuleType:
-    """Return the array module of a context's device.
-
-    Without a device it is NumPy, or the module of the sparse decomposition that is running.
-    """
-    if device is None:
-        return running_module() or np
-    if check_device_name(device) != "cuda":
+    """Return the array module of a context's device; without one arrays are NumPy's."""
+    if device is None or check_device_name(device) != "cuda":
         return np
     import cupy
 

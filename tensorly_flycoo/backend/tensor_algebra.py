@@ -170,7 +170,7 @@ def _leave_out(matrices: Sequence[Array], skip_matrix: int | None) -> list:
     return [matrix for n, matrix in enumerate(matrices) if n != skip_matrix]
 
 
-_HOOKS = {
+_HOOKS: dict[str, Callable] = {
     "unfolding_dot_khatri_rao": unfolding_dot_khatri_rao,
     "mode_dot": mode_dot,
     "multi_mode_dot": multi_mode_dot,

@@ -136,9 +136,9 @@ def constrained_parafac(
     given = {name: value for name, value in locals().items() if name in _CONSTRAINTS}
     require_flycoo_backend()
     x = as_flycoo(tensor, check_coords=True)
-    rank = validate_cp_rank(x.shape, rank=rank)
+    num_components = int(validate_cp_rank(x.shape, rank=rank))
     projections = _choose_projections(given, x.ndim)
-    factors = _start(x, rank, init, svd, random_state, projections)
+    factors = _start(x, num_components, init, svd, random_state, projections)
     modes = list_free_modes(x.ndim, fixed_modes)
     state = {n: _Admm(factors[n], projections[n], n_iter_max_inner, tol_inner) for n in modes}
     errors: list[float] = []
@@ -155,7 +155,7 @@ def constrained_parafac(
         is_met = iteration > 0 and sum(admm.violation for admm in state.values()) < tol_outer
         if is_met or has_converged(errors, tol_outer, cvg_criterion):
             break
-    weights = x._engine.xp.ones(rank, x.dtype)
+    weights = x._engine.xp.ones(num_components, x.dtype)
     cp_tensor = make_cp_tensor(weights, factors)
     return (cp_tensor, errors) if return_errors else cp_tensor
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from sparse import SparseArray
 
 #: Sweeps over the columns of a factor, and the tolerance that ends them: TensorLy's numbers.
-_SWEEPS = {"num_sweeps": 5, "tolerance": 1e-8}
-_EXACT_SWEEPS = {"num_sweeps": 50_000, "tolerance": 1e-16}
+_SWEEPS = (5, 1e-8)
+_EXACT_SWEEPS = (50_000, 1e-16)
 
 
 @dense_to_tensorly
@@ -111,9 +111,15 @@ def non_negative_parafac_hals(
     True
     """
     x = as_flycoo(tensor, check_coords=True)
-    rank = validate_cp_rank(x.shape, rank=rank)
+    num_components = int(validate_cp_rank(x.shape, rank=rank))
     weights, factors = make_initial_guess(
-        x, rank, init, svd, random_state, non_negative=True, normalize_factors=normalize_factors
+        x,
+        num_components,
+        init,
+        svd,
+        random_state,
+        non_negative=True,
+        normalize_factors=normalize_factors,
     )
     constrained = _list_non_negative_modes(nn_modes, x.ndim)
     penalties = _spread_penalties(sparsity_coefficients, x.ndim, constrained)
@@ -171,5 +177,5 @@ def _improve(
     rows = xp.array(factor, order="C")  # a copy: the caller may hold the initial guess
     arrays = (xp.ascontiguousarray(targets), xp.ascontiguousarray(gram), rows)
     sweeps = _EXACT_SWEEPS if exact else _SWEEPS
-    solve_nonnegative(*arrays, **sweeps, sparsity=sparsity)
+    solve_nonnegative(*arrays, *sweeps, sparsity=sparsity)
     return rows

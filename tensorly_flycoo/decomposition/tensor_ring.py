@@ -7,7 +7,6 @@ from tensorly.tr_tensor import TRTensor, validate_tr_rank
 
 from ..ops.lazy import ModeView
 from ..ops.views import make_tensor, permute
-from ..tensor.coo_cache import is_sparse
 from ..tensor.tensor import FlycooTensor
 from .ring_cores import decompose_ring, print_shapes
 from .singular_vectors import check_svd
@@ -77,10 +76,9 @@ def tensor_ring(
     ndim = len(input_tensor.shape)
     ranks = [int(r) for r in validate_tr_rank(input_tensor.shape, rank=rank)]
     x = permute(input_tensor, [*range(mode, ndim), *range(mode)]) if mode else input_tensor
-    x = x if is_sparse(x) else make_tensor(x)
     # TensorLy turns all ndim + 1 of them, where the first rank occurs twice.
     ranks = (ranks[mode:] + ranks[:mode])[:ndim]
-    cores = decompose_ring(x, [*ranks, ranks[0]])
+    cores = decompose_ring(make_tensor(x), [*ranks, ranks[0]])
     if verbose:
         print_shapes("TR", cores, mode)
     return TRTensor(cores[ndim - mode :] + cores[: ndim - mode])

@@ -7,7 +7,6 @@ from tensorly.tt_tensor import TTTensor, validate_tt_rank
 
 from ..ops.lazy import ModeView
 from ..ops.views import make_tensor
-from ..tensor.coo_cache import is_sparse
 from ..tensor.tensor import FlycooTensor
 from .ring_cores import decompose_ring, print_shapes
 from .singular_vectors import check_svd
@@ -71,7 +70,7 @@ def tensor_train(
     [(1, 3, 2), (2, 3, 2), (2, 2, 1)]
     """
     check_svd(svd, "tl.decomposition.tensor_train", input_tensor.shape)
-    x = input_tensor if is_sparse(input_tensor) else make_tensor(input_tensor)
+    x = make_tensor(input_tensor)
     ranks = [int(r) for r in validate_tt_rank(x.shape, rank=rank)]
     cores = decompose_ring(x, ranks)
     if verbose:

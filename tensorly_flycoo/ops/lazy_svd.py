@@ -31,7 +31,7 @@ class LazySVD:
         self.full_matrices = full_matrices
         self._computed: dict[int, tuple[Array, Array]] = {}
 
-    def __iter__(self) -> Iterator[_SvdPart]:
+    def __iter__(self) -> Iterator[Any]:
         return iter((_LeftVectors(self), _SingularValues(self), _RightVectors(self)))
 
     def compute(self, rank: int) -> tuple[Array, Array]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..array_modules import Array
 from ..checks import densify_error, num_cells
-from ..tensor.coo_cache import is_sparse
+from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.tensor import FlycooTensor
 from .contraction import average_modes, check_axes, inner, join_modes, sum_modes
 from .lazy import LazyArray, ModeView
@@ -170,8 +170,8 @@ def _reduce(
     return _make_view(result, [[numbers[mode] for mode in group] for group in kept])
 
 
-def make_tensor(view: LazyArray) -> FlycooTensor:
-    """Make a FlycooTensor of a view; no axis may be longer than 2**32.
+def make_tensor(view: Viewable) -> FlycooTensor:
+    """Make a FlycooTensor of a view or a raw COO; no axis may be longer than 2**32.
 
     Examples
     --------
@@ -180,6 +180,8 @@ def make_tensor(view: LazyArray) -> FlycooTensor:
     array([[0, 1],
            [5, 1]])
     """
+    if is_sparse(view):
+        return as_flycoo(view, check_coords=True)
     groups, x = _groups(view, "tl.tensor"), _tensor_of(view)
     coords, values = x._sorted_nonzeros()
     joined = x._engine.xp.zeros((view.ndim, x.nnz), coords.dtype)

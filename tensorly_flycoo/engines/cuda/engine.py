@@ -136,7 +136,7 @@ class CudaEngine(CudaPrimitives, Engine):
             macros = ttmc_macros(record_format, layout.tile_size, cut, occupancy, *dtypes)
             kernel = launch.get_kernel("ttmc.cu", "ttmc", **macros)
             arguments = (
-                make_operands(record_format, mode, inputs, arrays), make_ranks(arrays),
+                make_operands(record_format, mode, list(inputs), arrays), make_ranks(arrays),
                 np.int64(step.records.shape[0]), np.int64(step.bucket_size),
                 tiling.carry_rows, *_pass_none([slots]),
                 step.records, *_pass_none([step.pull_ids]),
@@ -179,7 +179,7 @@ def _align_rows(arrays: list[Array], nnz: int) -> list[Array]:
     The result is the same to the bit: the order of additions does not depend on how rows are
     loaded.
     """
-    row_nbytes = [tuning.chooserow_pitch(a.shape[1] * a.itemsize) for a in arrays]
+    row_nbytes = [tuning.choose_row_nbytes(a.shape[1] * a.itemsize) for a in arrays]
     is_aligned = [row_pitch(a) % min(n, 16) == 0 for a, n in zip(arrays, row_nbytes, strict=True)]
     copied = [a for a, is_so in zip(arrays, is_aligned, strict=True) if not is_so]
     if not copied:
