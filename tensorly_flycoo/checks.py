@@ -66,15 +66,15 @@ def _current_backend() -> str | None:
     return None if get_backend is None else get_backend()
 
 
-#: Decompositions that TensorLy's own loop cannot do on a sparse tensor, and ours can.
+#: Decompositions for which TensorLy's own loop cannot be used on a sparse tensor, and ours can.
 _OF_OUR_OWN = {"randomised_parafac", "tensor_ring", "tensor_train", "tensor_train_matrix"}
 
 
 def early_bound_hint() -> str:
-    """Return what to call instead where TensorLy's own loop runs because its name was bound early.
+    """Return a hint if a decomposition of TensorLy's own runs where ours is needed, else "".
 
-    After the import of this package the name in `tensorly.decomposition` is ours. A name that was
-    bound before is TensorLy's own function, which the call stack shows.
+    Importing this package puts ours into `tensorly.decomposition`, but a name that was imported
+    from there before is still TensorLy's own function; it is then on the call stack.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None:
@@ -82,7 +82,7 @@ def early_bound_hint() -> str:
         name, module = frame.f_code.co_name, frame.f_globals.get("__name__", "")
         if name in _OF_OUR_OWN and module.startswith("tensorly.decomposition."):
             return (
-                f"; {name} was bound to a name before tensorly_flycoo was imported: call "
+                f"; {name} was imported from TensorLy before tensorly_flycoo: call "
                 f"tensorly_flycoo.decomposition.{name}"
             )
     return ""
@@ -121,8 +121,8 @@ def check_coords(coords: Array, shape: Sequence[int]) -> Array:
 
 def check_inside(coords: Array, shape: Sequence[int]) -> None:
     """Refuse coords (ndim, nnz) with an index outside `shape`."""
-    # In blocks that fit the cache, in case coords is in Fortran order. On a GPU each check
-    # synchronises, so it takes all nonzeros at once.
+    # In blocks that fit the cache, in either memory order of coords. On a GPU each check
+    # synchronises, so there it takes all nonzeros at once.
     block_size = max(1, coords.shape[1]) if is_cupy(coords) else _CHECK_BLOCK
     for start in range(0, coords.shape[1], block_size):
         _check_block(coords[:, start : start + block_size], shape, start)

@@ -1,13 +1,13 @@
-"""Measure the CUDA engine on tensors of the paper's shapes, and compare with what is to be reached.
+"""Measure the CUDA engine on tensors of the paper's shapes and compare with the targets.
 
     python examples/benchmark_gpu                                  # the six, and a small one
     python examples/benchmark_gpu --tensors nell-1 --tables speed --ranks 16 32 64
     python examples/benchmark_gpu --json results.json --figure results.png
 
-The nonzeros are drawn on the GPU. Times are medians of many runs, by events. "gather only" is a
-kernel that reads what MTTKRP reads, in the same order, and writes nothing; with one write of the
-output it is the floor under every layout. "remap off" is layout remap, but for writing the records
-to where the next mode wants them.
+The nonzeros are drawn on the GPU. Times are medians of many runs, measured with events. The kernel
+"gather only" reads what MTTKRP reads, in the same order, and writes nothing; together with one
+write of the output it is a lower bound for every layout. "remap off" is the remap layout without
+writing the records for the next mode.
 """
 
 import argparse
@@ -27,7 +27,7 @@ TABLES = (*LAYOUTS_OF, "ncu")
 
 
 def parse_arguments(argv):
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         "benchmark_gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -47,7 +47,7 @@ def parse_arguments(argv):
 
 
 def make_problems(options):
-    """List the tensors, in the order in which they are measured."""
+    """List the tensors in the order of measurement."""
     scatterings = (True, False) if options.unscattered else (True,)
     return [
         Problem(name, alpha, is_scattered, options.scale)
@@ -58,7 +58,7 @@ def make_problems(options):
 
 
 def describe_device():
-    """Return what the figures are of."""
+    """Return the hardware, versions and options of the figures."""
     properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
     return {
         "device": properties["name"].decode(),
@@ -69,11 +69,11 @@ def describe_device():
 
 
 def run_profiler(options, deadline):
-    """Count with ncu on one tensor, nell-1 if it is there."""
+    """Profile one tensor with ncu: nell-1 if it is among them."""
     name = "nell-1" if "nell-1" in options.tensors else options.tensors[0]
     limit_s = min(600, deadline.remaining_s())
     if limit_s <= 0:
-        print("skipped ncu: the time is over", flush=True)
+        print("skipped ncu: out of time", flush=True)
         return None
     alpha, ndim = options.alphas[0], len((SHAPES | SMALL_SHAPES)[name][0])
     num_launches = ndim * len(LAYOUTS)
@@ -85,7 +85,7 @@ def run_profiler(options, deadline):
 
 
 def main(argv=None):
-    """Run the benchmark; return whether all went well."""
+    """Run the benchmark; return whether everything succeeded."""
     options = parse_arguments(argv)
     problems = make_problems(options)
     if options.profile:

@@ -1,4 +1,4 @@
-"""Time parafac, the whole of an iteration and its parts."""
+"""Time an iteration of parafac, as a whole and in parts."""
 
 import cupy
 import numpy as np
@@ -8,20 +8,20 @@ from tensorly.decomposition import _cp, parafac
 from tensorly.tenalg import unfolding_dot_khatri_rao
 from timing import seconds_between, synchronize, time_steps
 
-#: parafac computes the fit for any tol but 0, and with a negative one it never converges.
+#: parafac computes the fit for any tol but 0, and never converges with a negative one.
 _TOL = -1.0
 
 _NUM_PART_RUNS = 5
 
 
 def time_als(x, factors, sweep_s, repeats, limit_s=2.0):
-    """Time an iteration of parafac from the given start, its parts, and its kernels alone.
+    """Time an iteration of parafac from a start, its parts, and its kernels alone.
 
     Returns
     -------
     dict
-        "iteration_s", the median of TensorLy's loop with `tol` on; "parts_s", of the same loop
-        written out; "kernels_s", all of its kernels without a wait for the host in between.
+        "iteration_s": the median of TensorLy's loop, computing the fit; "parts_s": the parts of the
+        same loop written out; "kernels_s": all its kernels, without waiting for the host.
     """
     with tl.backend_context("flycoo"):
         num_iterations = int(np.clip(limit_s / sweep_s, 4, max(4, repeats)))
@@ -38,7 +38,7 @@ def _time_iterations(x, factors, num_iterations):
     def record(*_):
         events.append(cupy.cuda.get_current_stream().record())
 
-    # The callback is called before the first iteration too, which compiles what is left to be.
+    # The callback is also called before the first iteration; that one still compiles.
     options = {"init": CPTensor((None, factors)), "tol": _TOL, "callback": record}
     parafac(x, factors[0].shape[1], n_iter_max=num_iterations, **options)
     return float(np.median(seconds_between(events)[1:]))
@@ -67,15 +67,16 @@ def _time_parts(x, factors):
 
 
 def _time_kernels(x, factors, repeats):
-    """Time an iteration whose launches wait in a queue, so that the GPU never waits for the host.
+    """Time an iteration whose launches are queued in advance, so the GPU never waits for the host.
 
-    But for `solve` of a GPU whose tensor cores do not suit: it inverts small matrices there.
+    The exception is `solve` on a GPU without suitable tensor cores: it inverts small matrices
+    on the host.
     """
     return float(time_steps([lambda: _run_iteration(x, factors)], repeats)[0])
 
 
 def _run_iteration(x, factors, mark=lambda name: None):
-    """Do what `parafac` does in an iteration, and `mark` where each part begins."""
+    """Do one iteration of `parafac` and `mark` where each part begins."""
     factors, rank = list(factors), factors[0].shape[1]
     weights = tl.ones(rank, **tl.context(x))
     for mode in range(x.ndim):

@@ -1,23 +1,23 @@
-"""How even the load is: the paper's Algorithm 1 against tiles of equal size."""
+"""Load balance: the paper's Algorithm 1 against tiles of equal size."""
 
 import numpy as np
 
-#: From this many rows of one size on they are given away all at once.
+#: At least this many rows of one size are assigned all at once.
 _FEW_ROWS = 32
 
 
 def largest_partition(sizes, num_rows, num_partitions):
     """Return the nonzeros of the fullest partition of Algorithm 1, exactly.
 
-    It is `reference.partition_mode` without saying which row goes where: rows come by falling
-    number of nonzeros, each to the emptiest partition.
+    It is `reference.partition_mode` without the assignment itself: rows in descending order of
+    their nonzeros, each to the emptiest partition.
 
     Parameters
     ----------
     sizes : int array (n,)
-        Different numbers of nonzeros of a row, rising.
+        Distinct numbers of nonzeros in a row, ascending.
     num_rows : int array (n,)
-        How many rows have each of them.
+        Number of rows of each size.
     num_partitions : int
     """
     loads = np.zeros(num_partitions, np.int64)
@@ -32,10 +32,10 @@ def largest_partition(sizes, num_rows, num_partitions):
 
 
 def _give_equal_rows(loads, size, count):
-    """Give `count` rows of one size to the emptiest partitions, as if one after the other.
+    """Give `count` rows of one size to the emptiest partitions, as if one by one.
 
-    A partition is given a row whenever it is the emptiest. So there is a level such that each was
-    given one at every load below it, and some of those at the level one more.
+    The emptiest partition gets the next row. So there is a level such that every partition below
+    it gets rows until it reaches it, and some partitions at the level get one more.
     """
 
     def rows_below(level):
@@ -55,6 +55,6 @@ def _give_equal_rows(loads, size, count):
 
 
 def largest_share_of_tiles(nnz, tile_size, num_workers):
-    """Return the most nonzeros of one worker, where tiles are dealt out evenly."""
+    """Return the nonzeros of the busiest worker when tiles are dealt out evenly."""
     num_tiles = -(-nnz // tile_size)
     return min(nnz, tile_size * -(-num_tiles // num_workers))

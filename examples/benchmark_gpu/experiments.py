@@ -1,6 +1,6 @@
-"""What is measured of one tensor: a function for each table, which writes to the tensor's row.
+"""The measurements of one tensor: a function for each table, which fills in the tensor's row.
 
-A row is a dictionary of plain numbers: names end in ``_s`` for seconds.
+A row is a dictionary of plain numbers; names that end in ``_s`` are seconds.
 """
 
 import functools
@@ -22,13 +22,13 @@ from tensorly_flycoo.engines.cuda import tuning
 
 LAYOUTS = ("replicated", "indexed", "remap")
 
-#: Ranks that no load of 16 bytes, or no power of two, fits; each against the next multiple of 16.
+#: Ranks that do not suit 16-byte loads or powers of two, compared with the next multiple of 16.
 ODD_RANKS = {10: 16, 25: 32, 31: 32, 50: 64}
 
-#: Seconds that a median may take of what is one of many figures.
+#: Seconds to spend on a median that is one of many figures.
 _SHORT_S = 0.5
 
-#: What the tiles' table changes.
+#: The constants that the table of tiles varies.
 TILE_SETTINGS = (
     {},
     {"MAX_TILE_SIZE": 256},
@@ -39,7 +39,7 @@ TILE_SETTINGS = (
     {"BUCKET_SIZE": 2**20},
 )
 
-#: Which layouts, in float32, each table is made from.
+#: Layouts that each table needs, in float32.
 LAYOUTS_OF = {
     "speed": LAYOUTS,
     "remapping": ("remap",),
@@ -59,8 +59,8 @@ class Experiments:
     Attributes
     ----------
     row : dict
-        What was measured; "skipped" and "failed" say what was not. `save` is called whenever there
-        is more of it.
+        The figures; "skipped" and "failed" list what is missing. `save` is called whenever it
+        grows.
     """
 
     def __init__(self, problem, options, deadline, save):
@@ -76,13 +76,13 @@ class Experiments:
         }  # fmt: skip
 
     def run(self):
-        """Measure all the tables that were asked for."""
+        """Measure all the tables that the options ask for."""
         self._attempt("all", self._run_float32)
         if "float64" in self.tables:
             self._attempt("float64", self._run_float64)
 
     def _attempt(self, name, function, *arguments):
-        """Call a function; note what does not fit in time or memory, or fails, and go on."""
+        """Call a function; if it fails or runs out of time or memory, note that and go on."""
         try:
             if self.deadline.remaining_s() <= 0:
                 self._skip(name, "the time is over")
@@ -92,7 +92,7 @@ class Experiments:
         except cupy.cuda.memory.OutOfMemoryError:
             self._skip(name, "it does not fit the GPU's memory")
         except Exception:
-            # The others' figures are worth having; the program says in the end that it failed.
+            # Keep the other figures; the program reports the failure at the end.
             self.row["failed"].append(name)
             print(f"{self.problem.name}: {name} FAILED", flush=True)
             traceback.print_exc()
@@ -129,7 +129,7 @@ class Experiments:
             self._attempt("als", self._run_als, x)
 
     def _build(self, nonzeros, layout):
-        """Build a tensor, for the table twice: kernels are compiled for the first."""
+        """Build a tensor, twice for the table: the first build compiles kernels."""
         make = functools.partial(build, *nonzeros, self.problem.shape, layout)
         (x, num_distinct), self.row["build_s"][f"{layout}, first"] = time_call(make)
         if "building" in self.tables:
@@ -140,7 +140,7 @@ class Experiments:
         return x
 
     def _run_rank(self, x, rank):
-        """Time the sweeps of a layout, and what they are compared with."""
+        """Time the sweeps of a layout and their references."""
         factors, outs, steps = make_sweep(x, rank)
         is_asked_for = rank in {RANK, *self.options.ranks}
         limit = {} if is_asked_for else {"limit_s": _SHORT_S}
@@ -156,7 +156,7 @@ class Experiments:
             self._note_sweep("remap off", rank, seconds)
 
     def _run_aligned_rows(self, x, rank):
-        """Time factors whose rows lie as those do that `tl.solve` makes in parafac."""
+        """Time factors with the memory layout of those that `tl.solve` makes in parafac."""
         row_nbytes = tuning.choose_row_nbytes(rank * x.dtype.itemsize)
         factors = [cuda.pad_rows(f, row_nbytes) for f in draw_factors(x.shape, rank, x.dtype)]
         _, _, steps = make_sweep(x, rank, factors)
@@ -204,7 +204,7 @@ class Experiments:
 
 
 def make_sweep(x, rank, factors=None):
-    """Return factors, arrays for the results, and for each mode the function that computes it."""
+    """Return factors, arrays for the results, and a function for each mode."""
     factors = draw_factors(x.shape, rank, x.dtype) if factors is None else factors
     outs = [cupy.empty((size, rank), x.dtype) for size in x.shape]
     steps = [
@@ -215,10 +215,10 @@ def make_sweep(x, rank, factors=None):
 
 
 def time_remap_off(layout, factors, outs, steps, repeats):
-    """Time the remap layout's modes without writing the records for the next one.
+    """Time the remap layout's modes without writing the records for the next mode.
 
-    They are still pulled through ids out of their bucket. After each mode it is computed again,
-    with remapping and not counted, so that the next one finds its records.
+    Records are still pulled from their bucket through ids. Each mode is then computed again with
+    remapping, untimed, so that the next mode finds its records.
     """
 
     def compute(mode):
@@ -234,7 +234,7 @@ def time_remap_off(layout, factors, outs, steps, repeats):
 
 
 def count_rows(layout, mode):
-    """Return which numbers of nonzeros rows of a mode have, rising, and how many rows have each."""
+    """Return the distinct row sizes of a mode in nonzeros, ascending, and the rows of each size."""
     rows = layout.record_format.rows(layout.copies[mode], mode, cupy)
     lasts = cupy.flatnonzero(rows[1:] != rows[:-1])
     ends = cupy.concatenate([cupy.full(1, -1, lasts.dtype), lasts, cupy.full(1, rows.size - 1)])
@@ -243,7 +243,7 @@ def count_rows(layout, mode):
 
 
 def paper_bytes_per_nonzero(shape, nnz, value_nbytes=4):
-    """Return the bytes of a nonzero in the paper's two copies: remap ids, coordinates, value."""
+    """Return the bytes per nonzero of the paper's two copies: remap ids, coordinates, value."""
     bits = len(shape) * math.ceil(math.log2(max(2, nnz)))
     bits += sum(math.ceil(math.log2(size)) for size in shape)
     return 2 * (bits / 8 + value_nbytes)

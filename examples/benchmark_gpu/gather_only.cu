@@ -1,45 +1,91 @@
 // Entry: read all that an MTTKRP of one mode reads, and write nothing. No MTTKRP can be faster.
 //
-// Mapping: as mttkrp.cu, tile by tile in the order of the rows, but a lane adds up whatever it
-//   meets, row or no row; there are no partial rows and nothing is said to other groups.
-// Preconditions: as mttkrp.cu, for records that are sorted and not pulled.
+// Mapping: as `mttkrp.cu`, but a lane adds up all that it reads, whatever row it belongs to: there
+//   are no partial rows and no carry-outs.
+// Preconditions: as `mttkrp.cu`, for records that are sorted and not pulled.
 // Bytes per nonzero: a record, and NUM_INPUTS rows of `rank` values.
-// Writes: none. `impossible` is nan, which no sum is equal to; the compiler does not know that, so
-//   it has to compute the sums, and to read all of what they are made of.
-#include "mttkrp.cuh"
-#include "tiles.cuh"
-
+// Writes and determinism: none. `impossible` is nan, which no sum is equal to; the compiler does not
+//   know that, so it has to compute the sums, and to read all that they are made of.
+// Source: none.
+#ifndef VALUE
+#error "VALUE: float or double, the type of values and factors"
+#endif
+#ifndef NUM_INPUTS
+#error "NUM_INPUTS: modes whose factors are read, ndim - 1"
+#endif
+#ifndef NUM_WORDS
+#error "NUM_WORDS: 32-bit words of a record"
+#endif
+#ifndef TILE_SIZE
+#error "TILE_SIZE: nonzeros of a tile"
+#endif
+#ifndef BLOCK_SIZE
+#error "BLOCK_SIZE: threads of a block"
+#endif
+#ifndef GROUP_SIZE
+#error "GROUP_SIZE: lanes of a group, a power of two up to 32"
+#endif
+#ifndef LOAD_COLUMNS
+#error "LOAD_COLUMNS: columns that one load brings, 1, 2 or 4"
+#endif
+#ifndef STORE_COLUMNS
+#error "STORE_COLUMNS: as LOAD_COLUMNS; nothing is stored"
+#endif
+#ifndef LANE_LOADS
+#error "LANE_LOADS: loads that a lane makes of a row, 1, 2 or 4"
+#endif
+#ifndef BATCH
+#error "BATCH: nonzeros whose rows are loaded together"
+#endif
 #ifndef MIN_BLOCKS
 #error "MIN_BLOCKS: blocks of a multiprocessor that registers should be enough for"
 #endif
+#ifndef FIELD_LAYOUT
+#error "FIELD_LAYOUT: how Python fills struct Field (see structs.py)"
+#endif
+#ifndef OPERANDS_LAYOUT
+#error "OPERANDS_LAYOUT: how Python fills struct Operands (see structs.py)"
+#endif
+
+#include "layout.cuh"
+#include "mttkrp.cuh"
+#include "tiles.cuh"
+
+using TileNonzeros = Nonzeros<VALUE, NUM_INPUTS, NUM_WORDS, TILE_SIZE, BLOCK_SIZE, GROUP_SIZE>;
+using Tile = Mttkrp<TileNonzeros, LOAD_COLUMNS, STORE_COLUMNS, LANE_LOADS, BATCH>;
+using TileSlots = Tile::Slots;
+using TileOperands = Tile::Operands;
+CHECK_LAYOUT(Field, FIELD_LAYOUT)
+CHECK_LAYOUT(TileOperands, OPERANDS_LAYOUT)
 
 extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
-    gather_only(long long first_tile, const Operands operands, long long nnz, const Piece* records,
-                int rank, VALUE impossible, Columns* out)
+    gather_only(long long first_tile, const TileOperands operands, long long nnz,
+                const TileSlots::Piece* records, int rank, VALUE impossible, Tile::Columns* out)
 {
     extern __shared__ uint4 shared[];
-    SlotPiece* slots = reinterpret_cast<SlotPiece*>(shared);
-    const int column = first_column();
-    const char* factors[MAX_INPUTS];
-    point_at_columns(factors, operands, column, rank);
+    const TileSlots slots{reinterpret_cast<TileSlots::SlotPiece*>(shared)};
+    const int column = Tile::first_column();
+    const char* factors[TileOperands::max_inputs];
+    Tile::point_at_columns(factors, operands, column, rank);
 
     const long long first = (first_tile + blockIdx.x) * TILE_SIZE;
-    const int count = static_cast<int>(min(static_cast<long long>(TILE_SIZE), nnz - first));
-    pull_records(slots, records + first * PIECES, nnz - first, nullptr, count);
+    const int count = count_places<TILE_SIZE>(first, nnz);
+    const unsigned* pull_ids = nullptr;
+    pull_records(slots, records + first * TileSlots::record_pieces, nnz - first, pull_ids, count);
     wait_for_copies();
-    unpack_tile(slots, count, operands);
+    TileNonzeros::unpack(slots, count, operands);
     __syncthreads();
-    Columns total = zeros();
-    const int begin = threadIdx.x / GROUP_SIZE * RUN, end = min(begin + RUN, count);
+    Tile::Columns total = Tile::zeros();
+    const int begin = threadIdx.x / GROUP_SIZE * Tile::run, end = min(begin + Tile::run, count);
     for (int start = begin; start < end; start += BATCH) {
-        Columns products[BATCH];
-        multiply_rows(products, slots, start, operands, factors, column, rank);
+        Tile::Columns products[BATCH];
+        Tile::multiply_rows(products, slots, start, operands, factors, column, rank);
 #pragma unroll
         for (int b = 0; b < BATCH; ++b) {
             // Past the end of a tile there are zeros.
-            const VALUE value = read_entry(slots, start + b).value();
+            const VALUE value = TileNonzeros::read(slots, start + b).value();
 #pragma unroll
-            for (int c = 0; c < LANE_COLUMNS; ++c) {
+            for (int c = 0; c < Tile::lane_columns; ++c) {
                 total.at[c] = fused(value, products[b].at[c], total.at[c]);
             }
         }

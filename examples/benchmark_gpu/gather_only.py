@@ -1,4 +1,4 @@
-"""Launch the kernel that only reads: the floor under every MTTKRP."""
+"""Launch the kernel that only reads: the lower bound for every MTTKRP."""
 
 import functools
 from dataclasses import asdict
@@ -8,14 +8,13 @@ import numpy as np
 from macros import SETTINGS, SOURCE, gather_only_macros
 from timing import time_steps
 
-from tensorly_flycoo.engines.cuda import engine as cuda
-from tensorly_flycoo.engines.cuda import launch, tuning
+from tensorly_flycoo.engines.cuda import launch, structs, tuning
 
 
 def time_gather_only(layout, factors, repeats):
     """Return the seconds of each mode with the best setting, and that setting.
 
-    Settings are first run a few times each; what counts is a sweep over all modes.
+    A few runs of each setting choose the one with the fastest sweep over all modes.
     """
     trials = {s: time_steps(_make_steps(layout, factors, s), 3).sum() for s in SETTINGS}
     best = min(trials, key=trials.get)
@@ -34,10 +33,10 @@ def _make_step(layout, factors, mode, setting):
     cut = tuning.cut_rank(rank, dtype.itemsize, 16, 16)
     macros = gather_only_macros(record_format, cut, setting)
     kernel = launch.get_kernel(SOURCE, "gather_only", **macros)
-    slot = tuning.slot_nbytes(record_format.record_nbytes, record_format.ndim, dtype.itemsize)
+    slot = structs.slot_nbytes(record_format)
     num_tiles = -(-records.shape[0] // setting.tile_size)
     arguments = (
-        cuda.make_operands(record_format, mode, inputs, [factors[n] for n in inputs]),
+        structs.make_operands(record_format, mode, inputs, [factors[n] for n in inputs]),
         np.int64(records.shape[0]), records,
         np.int32(rank), dtype.type(np.nan), cupy.empty(16, dtype),
     )  # fmt: skip

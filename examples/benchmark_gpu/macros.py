@@ -12,7 +12,7 @@ SOURCE = str(Path(__file__).resolve().with_name("gather_only.cu"))
 
 @dataclass(frozen=True)
 class Setting:
-    """Say how the kernel is cut; names as in `tuning`."""
+    """How the kernel is cut; stands in for `tuning.Occupancy`."""
 
     tile_size: int
     batch: int
@@ -32,7 +32,6 @@ SETTINGS = (
 
 
 def gather_only_macros(record_format, cut, setting):
-    """Specialise the kernel: as `mttkrp.cu` for sorted records, but for the setting."""
-    empty_dtype = np.dtype(np.uint32)  # which decides nothing here
-    macros = mttkrp_macros(record_format, setting.tile_size, cut, empty_dtype)
-    return macros | {"BATCH": setting.batch, "MIN_BLOCKS": setting.min_blocks}
+    """Specialise the kernel: as `mttkrp.cu` for sorted records, but with the setting."""
+    empty_dtype = np.dtype(np.uint32)  # not used by this kernel
+    return mttkrp_macros(record_format, setting.tile_size, cut, setting, empty_dtype)

@@ -1,4 +1,4 @@
-"""What Nsight Compute counts while the kernels run, where it is installed and may count."""
+"""Hardware counters of the kernels from Nsight Compute (ncu), if available and permitted."""
 
 import contextlib
 import csv
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: What is counted, what it is called, and in which unit it is printed.
+#: Metrics of ncu, with the label and unit of each column.
 METRICS = {
     "sm__throughput.avg.pct_of_peak_sustained_elapsed": ("SM %", 1),
     "l1tex__throughput.avg.pct_of_peak_sustained_active": ("L1 %", 1),
@@ -18,16 +18,16 @@ METRICS = {
 
 
 def profile(name, scale, alpha, num_launches, limit_s):
-    """Run this program again under ncu, on one tensor, where it launches so many times.
+    """Run this program again under ncu on one tensor, with a number of launches.
 
     Returns
     -------
     list of dict, or None where ncu is not available
-        For each layout and mode the metrics, in the order of `run_for_profiler`.
+        The metrics of each layout and mode, in the order of `run_for_profiler`.
     """
     program = shutil.which("ncu")
     if program is None:
-        print("ncu: not on the PATH")
+        print("ncu: not found on the PATH")
         return None
     command = [
         program, "--profile-from-start", "off", "--clock-control", "none", "--kernel-name",
@@ -38,7 +38,7 @@ def profile(name, scale, alpha, num_launches, limit_s):
     try:
         process = subprocess.run(command, capture_output=True, text=True, timeout=limit_s)
     except subprocess.TimeoutExpired:
-        print(f"ncu: not done within {limit_s:.0f} s")
+        print(f"ncu: not finished within {limit_s:.0f} s")
         return None
     launches = parse(process.stdout) if process.returncode == 0 else []
     if len(launches) != num_launches:
@@ -49,7 +49,7 @@ def profile(name, scale, alpha, num_launches, limit_s):
 
 
 def parse(text):
-    """Read the CSV among ncu's messages: a dictionary of metrics for each launch, in order."""
+    """Parse the CSV among ncu's messages: a dictionary of metrics for each launch, in order."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     launches = {}
     for line in csv.DictReader(lines):

@@ -1,4 +1,4 @@
-"""Tables, the comparison with what is to be reached, and the figure."""
+"""Tables, the comparison with the targets, and the figure."""
 
 import math
 from dataclasses import dataclass
@@ -6,29 +6,29 @@ from typing import Any
 
 import numpy as np
 
-#: The rank that the bars are for, and the ranks whose loads do not fit; see `experiments`.
+#: The rank of the targets, and the ranks that loads do not suit; see `experiments`.
 RANK = 32
 
 PAPER_TENSORS = ("vast", "music", "delicious", "nell-1", "amazon", "twitch")
 
-#: One tensor may be worse than a bar by this factor, if the mean is not.
+#: One tensor may miss a target by this factor if the mean meets it.
 _ALLOWANCE = 1.2
 
 _VARIANTS = ("gather only", "write", "replicated", "indexed", "remap off", "remap")
 
 
 def sweep_s(row, name, rank=RANK):
-    """Return the seconds of a sweep over all modes; a KeyError if it was not measured."""
+    """Return the seconds of a sweep over all modes; raise KeyError if it was not measured."""
     return sum(row["sweeps_s"][name][str(rank)])
 
 
 def floor_s(row, rank=RANK):
-    """Return the seconds of reading all that a sweep reads and writing all that it writes."""
+    """Return the seconds of just the reads and writes of a sweep."""
     return sweep_s(row, "gather only", rank) + sweep_s(row, "write", rank)
 
 
 def worst_odd_rank(row, name):
-    """Return the largest ratio of a rank's sweep to that of the next multiple of 16."""
+    """Return the largest ratio between a rank's sweep and that of the next multiple of 16."""
     return max(
         sweep_s(row, name, rank) / sweep_s(row, "remap", -(-rank // 16) * 16)
         for rank in map(int, row["sweeps_s"][name])
@@ -37,13 +37,13 @@ def worst_odd_rank(row, name):
 
 
 def remapping_share(row):
-    """Return the share of a sweep that remapping takes."""
+    """Return the share of remapping in a sweep."""
     return 1 - sweep_s(row, "remap off") / sweep_s(row, "remap")
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A ratio, what it may be at most, and on which tensors."""
+    """A target: a ratio, its largest allowed value, and the tensors it holds for."""
 
     name: str
     limit: float
@@ -74,7 +74,7 @@ BARS = (
 
 
 def judge(rows):
-    """Compare rows with the bars; return a dictionary for each bar that something is known of."""
+    """Compare rows with the targets; return a dictionary for each target that was measured."""
     verdicts = []
     for bar in BARS:
         ratios = {}
@@ -105,7 +105,7 @@ def _judge_bar(bar, ratios):
 
 
 def print_verdicts(rows):
-    """Print the bars, a block for each way to draw the nonzeros."""
+    """Print the targets, a block for each way of drawing the nonzeros."""
     for alpha, scattered in sorted({(row["alpha"], row["scattered"]) for row in rows}):
         group = [r for r in rows if (r["alpha"], r["scattered"]) == (alpha, scattered)]
         verdicts = judge(group)
@@ -157,7 +157,7 @@ def _describe_drawing(row):
 
 
 def _ranks(row):
-    """Return the ranks for which more than one way was timed, or the one that was."""
+    """Return the ranks that were timed in several ways, or the only rank that was timed."""
     names = row["sweeps_s"].keys() - {"remap", "remap, aligned rows"}
     ranks = [set(row["sweeps_s"][name]) for name in names]
     return sorted({int(r) for r in set().union(*ranks)} | ({RANK} if row["sweeps_s"] else set()))
@@ -216,7 +216,7 @@ def _print_als(row):
 
 
 def draw_figure(rows, path):
-    """Draw each layout's sweep against the floor, and its bytes, and write the picture."""
+    """Plot each layout's sweep relative to the lower bound, and its bytes, to a file."""
     import matplotlib
 
     matplotlib.use("Agg")

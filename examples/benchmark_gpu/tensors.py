@@ -1,4 +1,4 @@
-"""The tensors: the shapes of the paper's six, and one that is small, with drawn nonzeros."""
+"""The tensors: the shapes of the paper's six and a small one, with random nonzeros."""
 
 import contextlib
 import math
@@ -10,7 +10,7 @@ import numpy as np
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.format import ordering
 
-#: Sizes and number of nonzeros, as in the paper's table of data sets.
+#: Mode sizes and number of nonzeros, from the paper's table of data sets.
 SHAPES = {
     "vast": ((165_400, 11_400, 2, 100, 89), 26_000_000),
     "music": ((23_300_000, 23_300_000, 166), 99_500_000),
@@ -20,20 +20,19 @@ SHAPES = {
     "twitch": ((15_500_000, 6_200_000, 783_900, 6_100, 6_100), 474_700_000),
 }
 
-#: FROSTT's uber: so small that launching its kernels takes longer than running them.
+#: FROSTT's uber: so small that kernels take longer to launch than to run.
 SMALL_SHAPES = {"uber": ((183, 24, 1_140, 1_717), 3_300_000)}
 
-#: Indices that are drawn at a time, in float64: in float32 the largest modes would have rows that
-#: no number stands for.
+#: Indices drawn at a time, in float64: float32 could not reach every row of the largest modes.
 _BLOCK_SIZE = 2**26
 
-#: With `scale` modes shrink to this size, not below.
+#: `scale` shrinks no mode below this size.
 _MIN_SIZE = 1000
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Name a tensor, and say how its nonzeros are drawn.
+    """A tensor by name, and how its nonzeros are drawn.
 
     Attributes
     ----------
@@ -41,9 +40,9 @@ class Problem:
     alpha : float
         Indices are ``floor(size * u**alpha)`` with uniform u: 1 is uniform, 3 has heavy rows.
     is_scattered : bool
-        Whether heavy rows lie all over a mode, or at its beginning.
+        Whether heavy rows are spread over a mode rather than at its beginning.
     scale : float
-        The fraction of the nonzeros, and of the sizes of large modes.
+        The fraction of the nonzeros and of the sizes of large modes to keep.
     """
 
     name: str
@@ -74,7 +73,7 @@ class Problem:
         for start in range(0, self.nnz, _BLOCK_SIZE):
             block = values[start : start + _BLOCK_SIZE]
             block[...] = random.random_sample(block.size)
-        # What rounding made a zero would be dropped.
+        # A value that rounds to zero would be dropped.
         return coords, cupy.maximum(values, np.finfo(dtype).eps, out=values)
 
     def _draw_rows(self, random, size, count):
@@ -90,7 +89,7 @@ class Problem:
 
 
 def _scattering_factor(size):
-    """Return a number that has no divisor in common with `size`: multiples of it hit every row."""
+    """Return a number coprime to `size`, so that its multiples reach every row."""
     factor = 2_654_435_761 % size or 1
     while math.gcd(factor, size) != 1:
         factor += 1
@@ -101,9 +100,8 @@ def _scattering_factor(size):
 def repeats_kept():
     """Let tensors keep repeated coordinates, and yield the numbers of distinct ones.
 
-    Among nonzeros that are drawn, most are repeats where rows are heavy. The paper's counts are of
-    distinct nonzeros, and they are the load that is to be timed: so none is merged here. To the
-    kernels a repeat is a nonzero like another.
+    In heavy rows most random nonzeros are repeats. The load to be timed is the paper's number of
+    nonzeros, so repeats are not merged. To the kernels they are nonzeros like any other.
     """
     merge, counts = ordering.sum_duplicates, []
 
@@ -140,5 +138,5 @@ def draw_factors(shape, rank, dtype, seed=1):
 
 
 def free_memory():
-    """Give CuPy's unused memory back, for what needs it in larger pieces."""
+    """Free CuPy's unused memory, so that it can be allocated in larger pieces."""
     cupy.get_default_memory_pool().free_all_blocks()

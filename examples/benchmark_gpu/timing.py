@@ -1,4 +1,4 @@
-"""Time what the GPU does, by events, with the host kept out of the way."""
+"""Time the GPU with events, without waiting for the host."""
 
 import contextlib
 import itertools
@@ -10,34 +10,34 @@ import numpy as np
 
 from tensorly_flycoo.engines.cuda import launch, tuning
 
-#: No GPU runs faster: a delay takes the time that it was asked for, or longer.
+#: No GPU runs faster, so a delay takes at least the time asked for.
 _CYCLES_PER_S = 3e9
 
 _MAX_DELAY_S = 0.05
 
 
 class Deadline:
-    """The end of the time that a run may take; None for as long as it takes."""
+    """A time limit for the whole run; None for no limit."""
 
     def __init__(self, limit_s):
         self._end = np.inf if limit_s is None else time.monotonic() + limit_s
 
     def remaining_s(self):
-        """Return the seconds that are left, infinity without a limit."""
+        """Return the seconds left; infinity without a limit."""
         return self._end - time.monotonic()
 
 
 def time_steps(steps, repeats, limit_s=1.5):
-    """Time some functions that enqueue work, and do not wait for it, one after the other.
+    """Time functions that enqueue work on the GPU without waiting for it.
 
-    They are run in turn, `repeats` times or as often as they fit in `limit_s`, but three times at
-    least. A short delay on the stream lets the host enqueue all of them before the first begins,
-    so what is timed is the device, not Python.
+    They run one after the other, `repeats` times or as often as `limit_s` allows, but at least
+    three times. A short delay on the stream lets the host enqueue all of them before the first
+    begins, so the device is timed and not Python.
 
     Returns
     -------
     float64 array (number of steps,)
-        The median of the seconds of each.
+        The median seconds of each.
     """
     _run_steps(steps, 0.0)  # compiles
     seconds, host_s = _run_steps(steps, 0.0)
@@ -48,7 +48,7 @@ def time_steps(steps, repeats, limit_s=1.5):
 
 
 def _run_steps(steps, delay_s):
-    """Return the seconds of each step, and what the host took to enqueue all of them."""
+    """Return the seconds of each step, and those the host took to enqueue all of them."""
     events = [cupy.cuda.Event() for _ in range(len(steps) + 1)]
     synchronize()
     if delay_s:
@@ -63,14 +63,14 @@ def _run_steps(steps, delay_s):
 
 
 def seconds_between(events):
-    """Wait for the last of some events, and return the seconds between neighbours."""
+    """Wait for the last event and return the seconds between neighbours."""
     events[-1].synchronize()
     pairs = itertools.pairwise(events)
     return np.array([cupy.cuda.get_elapsed_time(*pair) for pair in pairs]) / 1e3
 
 
 def time_call(function):
-    """Return what a function returns, and its seconds until the device is idle again."""
+    """Call a function; return its result and the seconds until the device is idle again."""
     synchronize()
     start = time.perf_counter()
     result = function()
@@ -90,7 +90,7 @@ def _enqueue_delay(seconds):
 
 @contextlib.contextmanager
 def tuned(**constants):
-    """Change constants of `tuning` for tensors that are built, and computed with, inside."""
+    """Change constants of `tuning` for the tensors built and used inside."""
     before = {name: getattr(tuning, name) for name in constants}
     for name, value in constants.items():
         setattr(tuning, name, value)

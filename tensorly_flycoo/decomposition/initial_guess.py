@@ -116,7 +116,7 @@ def make_initial_guess(
     random = tl.check_random_state(random_state)
     if not isinstance(init, str):
         if normalize_factors:
-            warnings.warn("init is taken as it is, although normalize_factors=True", stacklevel=4)
+            warnings.warn("init is taken as it is, although normalize_factors=True", stacklevel=5)
         return None, take_guess(x, rank, init)
     if init == "random":
         factors = draw_factors(x, rank, random)

@@ -3,17 +3,23 @@
 Each iteration updates the factors of a CP model and then imputes the missing entries from it.
 """
 
+import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from tensorly.cp_tensor import CPTensor
 
 from ..array_modules import Array
+from ..tensor.coo_cache import as_flycoo
+from ..tensor.tensor import FlycooTensor
 from .cp_model import make_cp_tensor, normalize
 from .initial_guess import make_initial_guess
-from .masks import ImputedTensor
+from .masks import ImputedTensor, MissingEntries, find_missing
 from .stopping import has_converged
+
+if TYPE_CHECKING:
+    from sparse import SparseArray
 
 #: Weights (R,), None for ones, and factors (I_n, R).
 Model: TypeAlias = tuple[Array | None, list[Array]]
@@ -27,17 +33,57 @@ class Update(Protocol):
     ) -> tuple[Array | None, list[Array], Array | None]:
         """Return the new model and the MTTKRP of its last mode.
 
-        None for the MTTKRP says that the missing entries are imputed already.
+        The MTTKRP is None if the missing entries are already imputed from the new model.
         """
 
 
-def start(x: ImputedTensor, rank: int, svd_mask_repeats: int, **options: Any) -> Model:
-    """Make the initial guess; ``init="svd"`` imputes the missing entries first, several times."""
+def initialize_masked_cp(
+    tensor: "FlycooTensor | SparseArray",
+    rank: int,
+    init: Any = "svd",
+    svd: str = "truncated_svd",
+    non_negative: bool = False,
+    random_state: Any = None,
+    normalize_factors: bool = False,
+    mask: Any = None,
+    svd_mask_repeats: int = 5,
+) -> CPTensor:
+    """Make the initial guess of TensorLy's `initialize_cp` for a sparse tensor and a mask.
 
-    def unfold(mode: int) -> Any:
-        return x.missing.unfold_imputed(mode, rank, svd_mask_repeats)
+    Its parameters are TensorLy's. With ``init="svd"`` missing entries are imputed
+    `svd_mask_repeats` times.
+    """
+    missing = find_missing(tensor, mask)
+    if missing is not None:
+        model = start(
+            missing, rank, init, svd, random_state, svd_mask_repeats,
+            non_negative=non_negative, normalize_factors=normalize_factors,
+        )  # fmt: skip
+    else:
+        model = make_initial_guess(
+            as_flycoo(tensor, check_coords=True), rank, init, svd, random_state,
+            non_negative=non_negative, normalize_factors=normalize_factors,
+        )  # fmt: skip
+    return make_cp_tensor(*model)
 
-    return make_initial_guess(x.missing.tensor, rank, unfold=unfold, **options)
+
+def start(
+    missing: MissingEntries,
+    rank: int,
+    init: Any,
+    svd: str,
+    random_state: Any,
+    svd_mask_repeats: int,
+    *,
+    non_negative: bool = False,
+    normalize_factors: bool = False,
+) -> Model:
+    """Make the initial guess for a tensor with missing entries."""
+    unfold = functools.partial(missing.unfold_imputed, rank=rank, num_repeats=svd_mask_repeats)
+    return make_initial_guess(
+        missing.tensor, rank, init, svd, random_state, unfold=unfold,
+        non_negative=non_negative, normalize_factors=normalize_factors,
+    )  # fmt: skip
 
 
 def list_free_modes(ndim: int, fixed_modes: Sequence[int] | None) -> list[int]:
@@ -70,7 +116,7 @@ def iterate(
     errors: list[float] = []
     for iteration in range(n_iter_max):
         if verbose > 1:
-            print(f"iteration {iteration}")
+            print(f"iteration {iteration} begins")
         weights, factors, last_mttkrp = update(iteration, weights, factors, errors)
         if last_mttkrp is not None and wants_errors:
             error, x.values = x.measure(weights, factors, last_mttkrp)

@@ -16,7 +16,6 @@ from ..checks import densify_error
 from ..linalg.sparse_matrices import by_rows, make_csc
 from ..linalg.tall_skinny import inner_product
 from ..ops.cp_entries import choose_block_size, evaluate_model
-from ..ops.lazy import LazyArray
 from ..ops.mttkrp import mttkrp
 from ..ops.sampling import NonzeroSampler
 from ..ops.unfolding_svd import Unfolding
@@ -27,67 +26,7 @@ from .cp_model import residual_square
 _EXPECTED = "expected a sparse.COO with fill_value 1 whose stored zeros are the missing entries"
 
 
-class _Part(LazyArray):
-    """What stands for an array of the shape of a tensor whose entries `missing` lists."""
-
-    _instead = "masks work in parafac and non_negative_parafac"
-
-    def __init__(self, missing):
-        self.missing, self.tensor = missing, missing.tensor
-        self.shape, self.ndim, self.dtype = self.tensor.shape, self.tensor.ndim, self.tensor.dtype
-
-    def __repr__(self):
-        return f"<{type(self).__name__} of shape {self.shape}, {self.missing.count} missing>"
-
-
-class Mask(_Part):
-    """Stand for the mask: 0 at the missing entries, 1 elsewhere; ``1 - mask`` is `.missing`."""
-
-    def __rsub__(self, one):
-        return self.missing if one == 1 else NotImplemented
-
-
-class MissingValues(_Part):
-    """Stand for a tensor that is `values` (count,) at the missing entries, and 0 elsewhere."""
-
-    def __init__(self, missing, values):
-        super().__init__(missing)
-        self.values = values
-
-
-class MaskedTensor(_Part):
-    """Stand for a sparse tensor whose missing entries are `values` (count,).
-
-    Multiplied with its mask they are zeros, and `MissingValues` can be added.
-    """
-
-    def __init__(self, missing, values):
-        super().__init__(missing)
-        self.values = values
-
-    def __mul__(self, mask):
-        if not isinstance(mask, Mask) or mask.missing is not self.missing:
-            return NotImplemented
-        return MaskedTensor(self.missing, self.values * 0)
-
-    def __add__(self, other):
-        if not isinstance(other, MissingValues) or other.missing is not self.missing:
-            return NotImplemented
-        return MaskedTensor(self.missing, self.values + other.values)
-
-    def norm(self):
-        """Compute the Frobenius norm, added up in float64."""
-        values = self.values.astype(np.float64)
-        square = self.missing.observed._layout.norm**2 + (values * values).sum()
-        return np.sqrt(square).astype(self.dtype)
-
-    def inner_of_change(self, before):
-        """Compute the inner product of this tensor with its change, added up in float64."""
-        change = (self.values - before.values).astype(np.float64)
-        return (change * self.values).sum().astype(self.dtype)
-
-
-class MissingEntries(LazyArray):
+class MissingEntries:
     """The entries that a mask leaves out of a tensor, planned once for values that change.
 
     Parameters
@@ -122,8 +61,6 @@ class MissingEntries(LazyArray):
     (<MissingEntries: 2 of shape (3, 3)>, array([0., 4.]), 2)
     """
 
-    _instead = "masks work in parafac and non_negative_parafac"
-
     def __init__(self, x: FlycooTensor, coords: Array) -> None:
         self.tensor, self.shape, self.ndim, self.dtype = x, x.shape, x.ndim, x.dtype
         options = {"layout": "indexed", "device": x.device}
@@ -144,17 +81,12 @@ class MissingEntries(LazyArray):
         ones = x._engine.xp.ones(self.count, x.dtype)
         self._pattern = FlycooTensor(compact, ones, sizes, **options)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<MissingEntries: {self.count} of shape {self.shape}>"
 
     def evaluate(self, weights: Array | None, factors: Sequence[Array]) -> Array:
         """Return what a CP model has at the missing entries: (count,)."""
         return evaluate_model(self.coords, weights, factors).astype(self.dtype, copy=False)
-
-    def reconstruct(self, weights, factors):
-        """Compute what a CP model has at the missing entries: `MissingValues`."""
-        values = evaluate_model(self.coords, weights, factors)
-        return MissingValues(self, values.astype(self.dtype, copy=False))
 
     def add_mttkrp(
         self,
@@ -319,14 +251,6 @@ class ImputedUnfolding(Unfolding):
 def _structure(matrix: Any) -> tuple[Array, Array, tuple[int, int]]:
     """Return the indices, column starts and shape of a CSC matrix."""
     return matrix.indices, matrix.indptr, matrix.shape
-
-
-class MaskedStart(FlycooTensor):
-    """A tensor as decompositions begin with it, which knows its missing entries."""
-
-    def __init__(self, missing):
-        self._set(missing.tensor._engine, missing.tensor._layout)
-        self.missing = missing
 
 
 def find_missing(x: Any, mask: Any) -> MissingEntries | None:

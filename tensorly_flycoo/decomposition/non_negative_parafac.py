@@ -119,7 +119,7 @@ def non_negative_parafac(
         )
     x, num_components = ImputedTensor(missing), validate_cp_rank(missing.shape, rank=rank)
     model = start(
-        x, num_components, _SVD_MASK_REPEATS, init=init, svd=svd, random_state=random_state,
+        missing, num_components, init, svd, random_state, _SVD_MASK_REPEATS,
         normalize_factors=normalize_factors, non_negative=True,
     )  # fmt: skip
     modes = list_free_modes(missing.ndim, fixed_modes)
@@ -142,7 +142,7 @@ class _MultiplicativeUpdate:
     def __call__(
         self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]
     ) -> tuple[Array | None, list[Array], Array | None]:
-        factors, eps = list(factors), np.finfo(factors[0].dtype).eps
+        factors, eps = list(factors), float(np.finfo(factors[0].dtype).eps)
         for mode in self.modes:
             self.x.impute(weights, factors)
             last_mttkrp = self.x.mttkrp(weights, factors, mode)

@@ -150,7 +150,7 @@ def parafac(
         raise densify_error("sparsity=", missing.shape, "it has no sparse version here")
     x, num_components = ImputedTensor(missing), validate_cp_rank(missing.shape, rank=rank)
     model = start(
-        x, num_components, svd_mask_repeats, init=init, svd=svd, random_state=random_state,
+        missing, num_components, init, svd, random_state, svd_mask_repeats,
         normalize_factors=normalize_factors,
     )  # fmt: skip
     if list(fixed_modes or []) == list(range(missing.ndim)):

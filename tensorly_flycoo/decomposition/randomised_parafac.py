@@ -80,8 +80,7 @@ def randomised_parafac(
     CPTensor
         Weights of ones (R,) and factors (I_n, R) in the dtype and on the device of `tensor`.
     errors : list of float
-        With `return_errors`, and one of `tol` and `max_stagnation`: the (estimated) relative error
-        after each iteration.
+        With `return_errors`: the (estimated) relative error after each iteration.
 
     Raises
     ------
@@ -90,8 +89,8 @@ def randomised_parafac(
     TypeError
         If `init` is on another device or of another dtype.
     ValueError
-        If `n_samples` is below the rank, `n_samples_fit` below 1, `sampling` or `init` unknown, or
-        `init` does not fit.
+        If `tensor` has one mode, `n_samples` is below the rank, `n_samples_fit` is below 1,
+        `sampling` or `init` is unknown, or `init` does not fit.
 
     Notes
     -----
@@ -114,9 +113,9 @@ def randomised_parafac(
     """
     x = as_flycoo(tensor, check_coords=True)
     num_components = validate_cp_rank(x.shape, rank=rank)
-    _check_samples(n_samples, num_components, sampling, n_samples_fit)
+    _check_problem(x, n_samples, num_components, sampling, n_samples_fit)
     random = tl.check_random_state(random_state)
-    # As TensorLy does: of an int, this and what follows draw the same numbers.
+    # As in TensorLy: for an int, this and what follows draw the same numbers.
     _, factors = make_initial_guess(x, num_components, init, svd, random_state)
     sampler, errors = NonzeroSampler(x), []
     measure = _choose_measure(x, sampler, n_samples_fit, random)
@@ -127,25 +126,25 @@ def randomised_parafac(
         for mode in range(x.ndim):
             others = {n: factor for n, factor in enumerate(factors) if n != mode}
             coords, weights = draw(others, n_samples, random)
-            rows = math.prod(others[n][rows] for n, rows in coords.items())
-            factors[mode] = fit_fibres(rows, sampler.fibres(mode, coords), weights)
-        if not (tol or max_stagnation or callback is not None):
-            continue
-        error = measure(factors)
-        if callback is not None and callback(make_cp_tensor(None, factors), error) is True:
+            products = math.prod(others[n][rows] for n, rows in coords.items())
+            factors[mode] = fit_fibres(products, sampler.fibres(mode, coords), weights)
+        if tol or max_stagnation or callback is not None or return_errors:
+            errors.append(measure(factors))
+            if verbose:
+                print(f"iteration {iteration}, reconstruction error: {errors[-1]}")
+        if callback is not None and callback(make_cp_tensor(None, factors), errors[-1]) is True:
             break
-        if not (tol or max_stagnation):
-            continue
-        errors.append(error)
-        if verbose:
-            print(f"iteration {iteration}, reconstruction error: {error}")
-        if _is_over(errors, tol, max_stagnation):
+        if (tol or max_stagnation) and _is_over(errors, tol, max_stagnation):
             break
     cp_tensor = make_cp_tensor(None, factors)
     return (cp_tensor, errors) if return_errors else cp_tensor
 
 
-def _check_samples(n_samples: int, rank: int, sampling: str, n_samples_fit: int | None) -> None:
+def _check_problem(
+    x: FlycooTensor, n_samples: int, rank: int, sampling: str, n_samples_fit: int | None
+) -> None:
+    if x.ndim < 2:
+        raise ValueError(f"tensor has shape {x.shape}, expected two modes or more")
     if n_samples < rank:
         raise ValueError(f"n_samples is {n_samples}, expected at least the rank, {rank}")
     if sampling not in ("leverage", "uniform"):
@@ -195,11 +194,12 @@ def _choose_measure(
     random: np.random.RandomState,
 ) -> Callable[[list[Array]], float]:
     """Return what computes the relative error of factors, or estimates it from some entries."""
-    norm = np.float64(x._layout.norm)
+    norm = np.float64(x._layout.norm)  # NumPy's, so that an error over 0 is nan
 
     def measure(factors: list[Array]) -> float:
         inner = inner_product(mttkrp(x, factors, x.ndim - 1), factors[-1])
-        return float(np.sqrt(residual_square(norm**2, None, factors, inner)) / norm)
+        residual = residual_square(x._layout.norm**2, None, factors, inner)
+        return float(float(np.sqrt(residual)) / norm)
 
     cells = num_cells(x.shape)
     if n_samples_fit is None or n_samples_fit >= cells:
@@ -210,7 +210,7 @@ def _choose_measure(
 
     def estimate(factors: list[Array]) -> float:
         residual = entries - evaluate_model(coords, None, factors)
-        return float(scale * np.linalg.norm(residual) / norm)
+        return float(scale * float(np.linalg.norm(residual)) / norm)
 
     return estimate
 

@@ -151,7 +151,7 @@ class ModeProduct(LazyArray):
         return self._order_axes(np.dot(self.factors[mode][numbers].T, rows), [mode, *inputs])
 
     def _order_axes(self, array: Array, modes: list[int]) -> Array:
-        """Reshape an array that runs over `modes`, the last one fastest, and transpose it."""
+        """Reshape and transpose an array over `modes`, the last one fastest, to the axes."""
         array = array.reshape([self._sizes[n] for n in modes])
         return array.transpose([modes.index(n) for n in self._axes])
 

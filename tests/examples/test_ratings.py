@@ -1,4 +1,4 @@
-"""The ratings on a small setting: its own asserts, and its means against plain loops."""
+"""The ratings on a small setting: its own asserts, and its means checked by plain loops."""
 
 import subprocess
 
@@ -8,7 +8,7 @@ import ratings
 
 
 def test_ratings():
-    """No network, a skip."""
+    """Skip the test without a network."""
     try:
         found = ratings.main(["--rank", "3", "--l2-regs", "15"])
     except subprocess.CalledProcessError:
@@ -20,7 +20,7 @@ def test_ratings():
 
 
 def test_means_are_those_of_what_is_known():
-    """Of one person and film: the mean and offsets that shrink to it; of others, the mean."""
+    """Known persons and films add an offset to the mean; unknown ones add none."""
     coords, known = np.array([[0, 0, 1], [0, 1, 0], [0, 0, 0]]), np.array([5.0, 3.0, 1.0])
     means = ratings.Means(coords, known)
     person, film = np.zeros(2), np.zeros(2)
@@ -33,7 +33,7 @@ def test_means_are_those_of_what_is_known():
             film[j] = sum(rest) / (len(rest) + 5)
     unseen = np.array([[1, 7, 0], [1, 0, 9], [0, 0, 0]])
     expected = [3 + person[1] + film[1], 3 + film[0], 3 + person[0]]
-    np.testing.assert_allclose(means.foretell(unseen), expected, rtol=1e-12)
+    np.testing.assert_allclose(means.predict(unseen), expected, rtol=1e-12)
 
 
 def test_the_error_is_of_ratings_within_the_scale():

@@ -1,4 +1,4 @@
-"""Bad input through the public face: the error, what it says, and that nothing has changed."""
+"""Bad input through the public functions: the error, its message, and that nothing changes."""
 
 import contextlib
 import importlib.machinery
@@ -210,7 +210,7 @@ def x():
 
 
 def replaced(n, factor):
-    """Return the factors with another one in place of number `n`."""
+    """Return the factors with `factor` in place of number `n`."""
     return [factor if m == n else original for m, original in enumerate(PROBLEM.factors)]
 
 
@@ -307,7 +307,7 @@ BAD_ARGUMENTS = [
 
 @pytest.mark.parametrize(("arguments", "error", "parts"), BAD_ARGUMENTS)
 def test_bad_arguments_of_mttkrp(x, arguments, error, parts):
-    """`out` keeps what it held, and the tensor goes on giving right answers."""
+    """`out` keeps its contents, and the tensor still gives correct results."""
     resident = x._layout.mode
     out = arguments.setdefault("out", np.full((30, 4), 7.0))
     with raises(error, *parts):
@@ -393,7 +393,7 @@ def without_cupy(monkeypatch):
 
 
 class CudaError(RuntimeError):
-    """As CuPy's errors of the runtime, which know their number."""
+    """A stand-in for CuPy's CUDARuntimeError, which has a status."""
 
     def __init__(self, status, message):
         super().__init__(message)
@@ -408,12 +408,12 @@ INSUFFICIENT_DRIVER = CudaError(
 
 
 class LibraryNotFoundError(RuntimeError):
-    """As what CuPy raises for a library that cuda.pathfinder does not find."""
+    """A stand-in for CuPy's error if cuda.pathfinder does not find a library."""
 
 
 @pytest.fixture
 def with_cupy(monkeypatch):
-    """Return a function that installs a CuPy which finds so many GPUs, or fails to look."""
+    """Return a function that installs a fake CuPy with some GPUs, or with an error."""
 
     def answer(result):
         def function():
@@ -478,7 +478,7 @@ def test_cuda_with_a_driver_that_is_too_old(choose, no_choice_yet, with_cupy):
 
 @CHOOSERS
 def test_cuda_without_a_driver(choose, no_choice_yet, with_cupy):
-    """The runtime then says that the driver is too old, and its version is 0."""
+    """CUDA then reports a driver that is too old, with version 0."""
     with_cupy(INSUFFICIENT_DRIVER, driver_version=0)
     with raises(RuntimeError, "cuda", "NVIDIA driver, and none is installed", "driver 580", "525"):
         choose("cuda")
@@ -526,7 +526,7 @@ def test_unknown_device(choose, no_choice_yet):
 def test_a_refused_device_leaves_the_choice(
     no_choice_yet, without_cupy, monkeypatch, device, error
 ):
-    """The environment says something else, which would show if the choice were lost."""
+    """The environment names another device, so a lost choice would show."""
     tensorly_flycoo.set_device("cpu")
     monkeypatch.setenv("TENSORLY_FLYCOO_DEVICE", "cuda")
     with pytest.raises(error, match=device):
@@ -551,13 +551,13 @@ def test_environment_names_an_unknown_device(no_choice_yet, monkeypatch):
 
 
 def test_environment_asks_for_cuda_without_cupy(no_choice_yet, without_cupy, monkeypatch):
-    """The device is never changed in silence."""
+    """The device never changes silently."""
     monkeypatch.setenv("TENSORLY_FLYCOO_DEVICE", "cuda")
     with raises(ImportError, "CuPy", "pip install"):
         make_on(None)
 
 
-# Odd input that is valid
+# Unusual but valid input
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

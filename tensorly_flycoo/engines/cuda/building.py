@@ -15,6 +15,7 @@ from ...format.packing import RecordFormat
 from ...format.primitives import Primitives, index_dtype
 from . import launch, tuning
 from .macros import order_writes_macros, pack_macros, remap_macros, sum_groups_macros
+from .structs import make_packing
 
 
 class _StreamLock:
@@ -168,29 +169,10 @@ def _pack_block(
     macros = pack_macros(record_format, coords.dtype)
     kernel = launch.get_kernel("pack.cu", "pack", **macros)
     arguments = (
-        _make_packing(record_format, coords), np.int64(values.size), coords,
+        make_packing(record_format, coords), np.int64(values.size), coords,
         cupy.ascontiguousarray(values), records, found,
     )  # fmt: skip
     launch.launch_items(kernel, values.size, tuning.BLOCK_SIZE, arguments)
-
-
-def _make_packing(record_format, coords):
-    """Fill in the struct `Packing`."""
-    ndim = record_format.ndim
-    fields = [
-        ("strides", np.int64, 2),
-        ("sizes", np.uint64, ndim),
-        ("words", np.uint32, ndim),
-        ("shifts", np.uint32, ndim),
-        ("value_slot", np.uint32),
-    ]
-    packing = np.zeros((), np.dtype(fields, align=True))
-    packing["strides"] = [stride // coords.itemsize for stride in coords.strides]
-    packing["sizes"] = record_format.shape
-    packing["words"] = record_format.words
-    packing["shifts"] = record_format.shifts
-    packing["value_slot"] = record_format.value_slot
-    return packing
 
 
 def _group_modes(

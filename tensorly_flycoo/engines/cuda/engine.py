@@ -22,8 +22,7 @@ from ..protocol import Engine
 from . import launch, solvers, tall, tuning
 from .building import CudaPrimitives
 from .macros import mttkrp_macros, pad_rows_macros, partial_rows_macros, ttmc_macros
-
-_FIELD = np.dtype([("word", np.uint32), ("shift", np.uint32), ("mask", np.uint32)])
+from .structs import carries_dtype, make_operands, make_ranks, row_pitch, slot_nbytes
 
 
 class CudaEngine(CudaPrimitives, Engine):
@@ -35,9 +34,8 @@ class CudaEngine(CudaPrimitives, Engine):
 
     def choose_cut(self, shape: Sequence[int], dtype: np.dtype) -> Cut:
         record_format = RecordFormat.of(shape, dtype, np.uint32)
-        shared_nbytes = launch.shared_nbytes_per_multiprocessor(cupy.cuda.Device().id)
-        slot_nbytes, num_inputs = _slot_nbytes(record_format), record_format.ndim - 1
-        tile_size = tuning.choose_tile_size(slot_nbytes, num_inputs, shared_nbytes)
+        slot, gpu = slot_nbytes(record_format), launch.current_gpu()
+        tile_size = tuning.choose_tile_size(slot, record_format.ndim - 1, gpu)
         return Cut(record_format, tile_size, tuning.BUCKET_SIZE)
 
     def receive(self, coords: Array, values: Array) -> tuple[Array, Array]:
@@ -90,7 +88,8 @@ class CudaEngine(CudaPrimitives, Engine):
         load_alignment = _common_alignment(_list_addresses(arrays))
         store_alignment = _common_alignment([out.data.ptr, rank * out.itemsize])
         cut = tuning.cut_rank(rank, out.itemsize, load_alignment, store_alignment)
-        kernel, shared_nbytes = _get_mttkrp_kernel(layout, tiling, cut, step)
+        occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs), rank)
+        kernel, shared_nbytes = _get_mttkrp_kernel(layout, tiling, cut, occupancy, step)
         num_empty = tiling.empty_rows.shape[0]
         arguments = (
             make_operands(record_format, mode, inputs, arrays),
@@ -129,21 +128,21 @@ class CudaEngine(CudaPrimitives, Engine):
             for n in _count_partial_rows(num_runs)
         ]
         arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in inputs.values()]
-        ranks = np.zeros((), [("at", np.int32, max(1, len(arrays)))])
-        ranks["at"][: len(arrays)] = [array.shape[1] for array in arrays]
+        occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs))
         slot_dtype = np.dtype(np.uint32) if slots is None else slots.dtype
         with layout.hold_mode(mode, self) as step:
             pull_dtype = None if step.pull_ids is None else step.pull_ids.dtype
-            macros = ttmc_macros(record_format, layout.tile_size, cut, slot_dtype, pull_dtype)
+            dtypes = (slot_dtype, pull_dtype)
+            macros = ttmc_macros(record_format, layout.tile_size, cut, occupancy, *dtypes)
             kernel = launch.get_kernel("ttmc.cu", "ttmc", **macros)
             arguments = (
-                make_operands(record_format, mode, inputs, arrays), ranks,
+                make_operands(record_format, mode, inputs, arrays), make_ranks(arrays),
                 np.int64(step.records.shape[0]), np.int64(step.bucket_size),
                 tiling.carry_rows, *_pass_none([slots]),
                 step.records, *_pass_none([step.pull_ids]),
                 np.int64(num_columns), out, *sums[0],
             )  # fmt: skip
-            shared_nbytes = layout.tile_size * _slot_nbytes(record_format)
+            shared_nbytes = layout.tile_size * slot_nbytes(record_format)
             sizes = (num_tiles, cut.num_parts, tuning.BLOCK_SIZE)
             launch.launch_tiles(kernel, *sizes, arguments, shared_nbytes)
         _add_partial_rows(sums, out)
@@ -180,8 +179,8 @@ def _align_rows(arrays: list[Array], nnz: int) -> list[Array]:
     The result is the same to the bit: the order of additions does not depend on how rows are
     loaded.
     """
-    row_nbytes = [tuning.choose_row_nbytes(a.shape[1] * a.itemsize) for a in arrays]
-    is_aligned = [_row_nbytes(a) % min(n, 16) == 0 for a, n in zip(arrays, row_nbytes, strict=True)]
+    row_nbytes = [tuning.chooserow_pitch(a.shape[1] * a.itemsize) for a in arrays]
+    is_aligned = [row_pitch(a) % min(n, 16) == 0 for a, n in zip(arrays, row_nbytes, strict=True)]
     copied = [a for a, is_so in zip(arrays, is_aligned, strict=True) if not is_so]
     if not copied:
         return arrays
@@ -208,7 +207,7 @@ def pad_rows(array: Array, row_nbytes: int) -> Array:
     macros = pad_rows_macros(array.dtype, stride)
     kernel = launch.get_kernel("pad_rows.cu", "pad_rows", **macros)
     arguments = (
-        np.int64(num_rows), np.int32(rank), np.int64(_row_nbytes(array) // array.itemsize), array,
+        np.int64(num_rows), np.int32(rank), np.int64(row_pitch(array) // array.itemsize), array,
         np.int32(stride), padded,
     )  # fmt: skip
     num_threads = -(-num_rows // macros["BATCH"]) * macros["GROUP_SIZE"]
@@ -217,7 +216,11 @@ def pad_rows(array: Array, row_nbytes: int) -> Array:
 
 
 def _get_mttkrp_kernel(
-    layout: Layout, tiling: RowTiling, cut: tuning.RankCut, step: Step
+    layout: Layout,
+    tiling: RowTiling,
+    cut: tuning.RankCut,
+    occupancy: tuning.Occupancy,
+    step: Step,
 ) -> tuple[Any, int]:
     """Return the kernel, and the bytes of shared memory that its blocks need."""
     record_format = layout.record_format
@@ -225,57 +228,20 @@ def _get_mttkrp_kernel(
         record_format,
         layout.tile_size,
         cut,
+        occupancy,
         tiling.empty_rows.dtype,
         None if step.pull_ids is None else step.pull_ids.dtype,
         None if step.remap_ids is None else step.remap_ids.dtype,
     )
     kernel = launch.get_kernel("mttkrp.cu", "mttkrp", **macros)
-    # The tile, and what its groups of threads tell each other (`Carries`).
-    carries_nbytes = tuning.BLOCK_SIZE * (cut.lane_columns * record_format.dtype.itemsize + 2)
-    return kernel, layout.tile_size * _slot_nbytes(record_format) + carries_nbytes
+    # The tile, and the carry-outs between its groups of threads.
+    carries_nbytes = carries_dtype(record_format.dtype, cut).itemsize
+    return kernel, layout.tile_size * slot_nbytes(record_format) + carries_nbytes
 
 
 def _pass_none(arrays: Iterable[Array | None]) -> list[Array | np.uint64]:
     """Return kernel arguments for arrays, a null pointer for None."""
     return [np.uint64(0) if array is None else array for array in arrays]
-
-
-def _slot_nbytes(record_format: RecordFormat) -> int:
-    return tuning.slot_nbytes(
-        record_format.record_nbytes, record_format.ndim, record_format.dtype.itemsize
-    )
-
-
-def make_operands(record_format, mode, inputs, arrays):
-    """Fill in the struct `Operands`; a mode without inputs has one that is not looked at.
-
-    Returned as bytes: CuPy asks what an argument is made of at every launch, field by field.
-    """
-    fields = list(zip(record_format.words, record_format.shifts, record_format.masks, strict=True))
-    operands = np.zeros((), _operands_dtype(max(1, len(inputs))))
-    operands["out_field"] = fields[mode]
-    operands["value_slot"] = record_format.value_slot
-    operands["last_out_row"] = record_format.shape[mode] - 1
-    for place, (n, array) in enumerate(zip(inputs, arrays, strict=True)):
-        operands["input_fields"][place] = fields[n]
-        operands["factors"][place] = array.data.ptr
-        operands["row_nbytes"][place] = _row_nbytes(array)
-        operands["last_input_rows"][place] = record_format.shape[n] - 1
-    return operands.view(f"V{operands.itemsize}")
-
-
-@functools.cache
-def _operands_dtype(num_inputs):
-    fields = [
-        ("out_field", _FIELD),
-        ("input_fields", _FIELD, num_inputs),
-        ("value_slot", np.uint32),
-        ("factors", np.uint64, num_inputs),
-        ("row_nbytes", np.uint32, num_inputs),
-        ("last_out_row", np.uint32),
-        ("last_input_rows", np.uint32, num_inputs),
-    ]
-    return np.dtype(fields, align=True)
 
 
 def _add_partial_rows(sums: list[tuple[Array, Array]], out: Array) -> None:
@@ -289,14 +255,9 @@ def _add_partial_rows(sums: list[tuple[Array, Array]], out: Array) -> None:
         launch.launch_items(kernel, segments[1].size, tuning.BLOCK_SIZE, arguments)
 
 
-def _row_nbytes(array: Array) -> int:
-    """Return the distance of rows; the stride of a single row may be anything."""
-    return array.strides[0] if array.shape[0] > 1 else array.shape[1] * array.itemsize
-
-
 def _list_addresses(arrays: list[Array]) -> list[int]:
     """Return for each array a number with the common power of two of all its row addresses."""
-    return [a.data.ptr | _row_nbytes(a) for a in arrays]
+    return [a.data.ptr | row_pitch(a) for a in arrays]
 
 
 def _common_alignment(numbers: list[int]) -> int:

@@ -1,16 +1,19 @@
-"""Compile specialisations when they are first used, and launch them on the current stream.
+"""Compile specialisations of the kernels when they are first used, and launch them.
 
 With the environment variable TENSORLY_FLYCOO_ASSERTIONS set to 1 they are debug builds, which stop
-where an id points outside of what it is for, or rows do not rise.
+where an id points outside what it indexes, or rows do not ascend.
 """
 
 import functools
 import os
+from collections.abc import Sequence
+from typing import Any
 
 import cupy
 import numpy as np
 
 from .source import load_source
+from .tuning import Gpu, check_capability
 
 _HAS_ASSERTIONS = os.environ.get("TENSORLY_FLYCOO_ASSERTIONS") == "1"
 _OPTIONS = ("-std=c++17", *(["-DASSERTIONS"] if _HAS_ASSERTIONS else []))
@@ -20,42 +23,64 @@ MAX_GRID = 2**31 - 1
 
 
 @functools.cache
-def get_kernel(file, name, **macros):
+def get_kernel(file: str, name: str, **macros: int | str) -> cupy.RawKernel:
     """Return one specialisation of the kernel `name` in `file`.
 
-    Each device's code is compiled at its first launch and kept on disk by CuPy.
+    Its code is compiled for a device at the first launch there, and kept on disk by CuPy.
     """
     defines = tuple(f"-D{macro}={value}" for macro, value in macros.items())
     return cupy.RawKernel(load_source(file), name, options=_OPTIONS + defines)
 
 
-def launch(kernel, grid, block_size, arguments, shared_nbytes=0):
+def launch(
+    kernel: cupy.RawKernel,
+    grid: tuple[int, ...],
+    block_size: int,
+    arguments: Sequence[Any],
+    shared_nbytes: int = 0,
+) -> None:
     """Launch on CuPy's current stream."""
     if kernel.max_dynamic_shared_size_bytes < shared_nbytes:
         kernel.max_dynamic_shared_size_bytes = shared_nbytes
     kernel(grid, (block_size,), arguments, shared_mem=shared_nbytes)
 
 
-def launch_items(kernel, num_items, block_size, arguments):
+def launch_items(
+    kernel: cupy.RawKernel, num_items: int, block_size: int, arguments: Sequence[Any]
+) -> None:
     """Launch a thread for each item, or as many as a grid may have: the kernel loops."""
     grid = (min(-(-num_items // block_size), MAX_GRID),)
     if num_items > 0:
         launch(kernel, grid, block_size, arguments)
 
 
-def launch_tiles(kernel, num_tiles, num_parts, block_size, arguments, shared_nbytes=0):
+def launch_tiles(
+    kernel: cupy.RawKernel,
+    num_tiles: int,
+    num_parts: int,
+    block_size: int,
+    arguments: Sequence[Any],
+    shared_nbytes: int = 0,
+) -> None:
     """Launch a block for each tile, and along y for each part of the columns.
 
-    The first tile is the kernel's first argument: it counts from there. A loop over tiles inside
-    would make a compiler keep in registers what it can compute before the loop, up to twice as many
-    as all else needs.
+    The kernel's first argument is the first tile of the launch. With a loop over tiles inside the
+    kernel, the compiler would keep in registers what it can compute before the loop, and need up to
+    twice as many.
     """
     for first_tile in range(0, num_tiles, MAX_GRID):
         grid = (min(num_tiles - first_tile, MAX_GRID), num_parts)
         launch(kernel, grid, block_size, (np.int64(first_tile), *arguments), shared_nbytes)
 
 
+def current_gpu() -> Gpu:
+    """Describe the current device; raise RuntimeError if the kernels do not compile for it."""
+    return _describe_gpu(cupy.cuda.runtime.getDevice())
+
+
 @functools.cache
-def shared_nbytes_per_multiprocessor(device_id):
-    """Return the shared memory that the blocks of a multiprocessor have between them."""
-    return cupy.cuda.Device(device_id).attributes["MaxSharedMemoryPerMultiprocessor"]
+def _describe_gpu(device_id: int) -> Gpu:
+    device = cupy.cuda.Device(device_id)
+    major, minor = divmod(int(device.compute_capability), 10)
+    check_capability((major, minor), device_id)
+    return Gpu((major, minor), device.attributes["MaxSharedMemoryPerMultiprocessor"])

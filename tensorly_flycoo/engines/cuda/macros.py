@@ -1,20 +1,20 @@
 """The macros that make a specialisation of each kernel; known without a GPU."""
 
 import math
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from . import tuning
+from ...format.packing import RecordFormat
+from . import structs, tuning
+from .tuning import ColumnCut, Occupancy, RankCut
+
+#: Values by name: an int, or text such as a type.
+Macros: TypeAlias = dict[str, Any]
 
 _TYPES = {
     np.dtype(np.float32): "float",
     np.dtype(np.float64): "double",
-    np.dtype(np.uint16): "unsigned short",
-    np.dtype(np.uint32): "unsigned",
-    np.dtype(np.uint64): "unsigned long long",
-}
-
-_COORD_TYPES = {
     np.dtype(np.int8): "signed char",
     np.dtype(np.int16): "short",
     np.dtype(np.int32): "int",
@@ -26,15 +26,22 @@ _COORD_TYPES = {
 }
 
 
-def mttkrp_macros(record_format, tile_size, cut, empty_dtype, pull_dtype=None, remap_dtype=None):
+def mttkrp_macros(
+    record_format: RecordFormat,
+    tile_size: int,
+    cut: RankCut,
+    occupancy: Occupancy,
+    empty_dtype: np.dtype,
+    pull_dtype: np.dtype | None = None,
+    remap_dtype: np.dtype | None = None,
+) -> Macros:
     """Specialise `mttkrp.cu`; without `pull_dtype` or `remap_dtype` it does not pull or remap."""
-    num_inputs = record_format.ndim - 1
-    occupancy = tuning.choose_occupancy(num_inputs)
     run = tile_size * cut.group_size // tuning.BLOCK_SIZE
+    carries = structs.carries_dtype(record_format.dtype, cut)
     return {
-        **_tile_macros(record_format, tile_size, pull_dtype, remap_dtype),
-        "VALUE": _TYPES[record_format.dtype],
-        "NUM_INPUTS": num_inputs,
+        **_tile_macros(record_format, tile_size),
+        **_operands_macros(record_format),
+        "CARRIES_LAYOUT": structs.layout_macro(carries),
         "MIN_BLOCKS": occupancy.min_blocks,
         "LOAD_COLUMNS": cut.load_columns,
         "STORE_COLUMNS": cut.store_columns,
@@ -43,16 +50,47 @@ def mttkrp_macros(record_format, tile_size, cut, empty_dtype, pull_dtype=None, r
         "BATCH": min(run, occupancy.batch),
         "EMPTY_ROW": _TYPES[empty_dtype],
         "PULL": int(pull_dtype is not None),
+        "PULL_ID": _id_type(pull_dtype),
         "REMAP": int(remap_dtype is not None),
+        "REMAP_ID": _id_type(remap_dtype),
     }
 
 
-def remap_macros(record_format, tile_size, pull_dtype, remap_dtype):
+def ttmc_macros(
+    record_format: RecordFormat,
+    tile_size: int,
+    cut: ColumnCut,
+    occupancy: Occupancy,
+    slot_dtype: np.dtype,
+    pull_dtype: np.dtype | None = None,
+) -> Macros:
+    """Specialise `ttmc.cu`; without `pull_dtype` it does not pull."""
+    ranks = structs.ranks_dtype(record_format.ndim - 1)
+    return {
+        **_tile_macros(record_format, tile_size),
+        **_operands_macros(record_format),
+        "RANKS_LAYOUT": structs.layout_macro(ranks),
+        "MIN_BLOCKS": occupancy.min_blocks,
+        "GROUP_SIZE": cut.group_size,
+        "LANE_COLUMNS": cut.lane_columns,
+        "SLOT_ID": _TYPES[slot_dtype],
+        "PULL": int(pull_dtype is not None),
+        "PULL_ID": _id_type(pull_dtype),
+    }
+
+
+def remap_macros(
+    record_format: RecordFormat, tile_size: int, pull_dtype: np.dtype, remap_dtype: np.dtype
+) -> Macros:
     """Specialise `remap.cu`."""
-    return _tile_macros(record_format, tile_size, pull_dtype, remap_dtype)
+    return {
+        **_tile_macros(record_format, tile_size),
+        "PULL_ID": _TYPES[pull_dtype],
+        "REMAP_ID": _TYPES[remap_dtype],
+    }
 
 
-def order_writes_macros(tile_size, remap_dtype):
+def order_writes_macros(tile_size: int, remap_dtype: np.dtype) -> Macros:
     """Specialise `order_writes.cu`."""
     return {
         "REMAP_ID": _TYPES[remap_dtype],
@@ -61,33 +99,34 @@ def order_writes_macros(tile_size, remap_dtype):
     }
 
 
-def partial_rows_macros(dtype):
+def partial_rows_macros(dtype: np.dtype) -> Macros:
     """Specialise `partial_rows.cu`."""
     return {"VALUE": _TYPES[dtype], "SEGMENT": tuning.SEGMENT}
 
 
-def pack_macros(record_format, coord_dtype):
+def pack_macros(record_format: RecordFormat, coord_dtype: np.dtype) -> Macros:
     """Specialise `pack.cu`."""
     return {
-        "COORD": _COORD_TYPES[coord_dtype],
+        "COORD": _TYPES[coord_dtype],
         "VALUE": _TYPES[record_format.dtype],
         "NDIM": record_format.ndim,
         "NUM_WORDS": record_format.num_words,
+        "PACKING_LAYOUT": structs.layout_macro(structs.packing_dtype(record_format.ndim)),
     }
 
 
-def sum_groups_macros(dtype):
+def sum_groups_macros(dtype: np.dtype) -> Macros:
     """Specialise `sum_groups.cu`."""
     return {"VALUE": _TYPES[dtype]}
 
 
-def pad_rows_macros(dtype, num_columns):
+def pad_rows_macros(dtype: np.dtype, num_columns: int) -> Macros:
     """Specialise `pad_rows.cu` for rows of `num_columns`, padding among them."""
     group_size = min(32, 1 << (num_columns - 1).bit_length())
     return {"VALUE": _TYPES[dtype], "GROUP_SIZE": group_size, "BATCH": 4}
 
 
-def gram_macros(rank):
+def gram_macros(rank: int) -> Macros:
     """Specialise `gram.cu`."""
     return {
         "RANK": rank,
@@ -96,10 +135,10 @@ def gram_macros(rank):
     }
 
 
-def multiply_rows_macros(rank, alignment):
+def multiply_rows_macros(rank: int, alignment: int) -> Macros:
     """Specialise `multiply_rows.cu` for rows that begin at multiples of `alignment` numbers.
 
-    Rows that it writes are aligned as MTTKRP wants them.
+    The rows that it writes are aligned as MTTKRP wants them.
     """
     return {
         **gram_macros(rank),
@@ -109,17 +148,17 @@ def multiply_rows_macros(rank, alignment):
     }
 
 
-def invert_macros(rank):
+def invert_macros(rank: int) -> Macros:
     """Specialise `invert.cu`."""
     return {"RANK": rank}
 
 
-def inner_product_macros(dtype, rank):
+def inner_product_macros(dtype: np.dtype, rank: int) -> Macros:
     """Specialise `inner_product.cu`."""
     return {**gram_macros(rank), "VALUE": _TYPES[dtype]}
 
 
-def sweep_nonnegative_macros(dtype, rank):
+def sweep_nonnegative_macros(dtype: np.dtype, rank: int) -> Macros:
     """Specialise `sweep_nonnegative.cu`."""
     return {
         "VALUE": _TYPES[dtype],
@@ -129,25 +168,26 @@ def sweep_nonnegative_macros(dtype, rank):
     }
 
 
-def _tile_macros(record_format, tile_size, pull_dtype, remap_dtype):
+def _tile_macros(record_format: RecordFormat, tile_size: int) -> Macros:
     return {
         "NUM_WORDS": record_format.num_words,
         "TILE_SIZE": tile_size,
         "BLOCK_SIZE": tuning.BLOCK_SIZE,
-        "PULL_ID": "unsigned" if pull_dtype is None else _TYPES[pull_dtype],
-        "REMAP_ID": "unsigned" if remap_dtype is None else _TYPES[remap_dtype],
     }
 
 
-def ttmc_macros(record_format, tile_size, cut, slot_dtype, pull_dtype=None):
-    """Specialise `ttmc.cu`; without `pull_dtype` it does not pull."""
+def _operands_macros(record_format: RecordFormat) -> Macros:
+    """Return the macros of kernels that unpack nonzeros and read factors."""
+    num_inputs = record_format.ndim - 1
     return {
-        **_tile_macros(record_format, tile_size, pull_dtype, None),
         "VALUE": _TYPES[record_format.dtype],
-        "NUM_INPUTS": record_format.ndim - 1,
-        "MIN_BLOCKS": tuning.choose_occupancy(record_format.ndim - 1).min_blocks,
-        "GROUP_SIZE": cut.group_size,
-        "LANE_COLUMNS": cut.lane_columns,
-        "SLOT_ID": _TYPES[slot_dtype],
-        "PULL": int(pull_dtype is not None),
+        "NUM_INPUTS": num_inputs,
+        "SLOT_NBYTES": structs.slot_nbytes(record_format),
+        "FIELD_LAYOUT": structs.layout_macro(structs.FIELD),
+        "OPERANDS_LAYOUT": structs.layout_macro(structs.operands_dtype(num_inputs)),
     }
+
+
+def _id_type(dtype: np.dtype | None) -> str:
+    """Return the type of ids; where there are none it is compiled, but nothing of it is read."""
+    return "unsigned" if dtype is None else _TYPES[dtype]

@@ -1,30 +1,32 @@
-"""Read CUDA sources, with what they include put in their place.
+"""Read CUDA sources, with the headers that they include in place of the includes.
 
-The compiler's cache knows a source by its text. Headers that it finds for itself are no part of
-that text, so after a change to one of them old machine code would go on being used.
+The compiler's cache knows a source by its text. Headers that the compiler finds for itself are no
+part of that text: after a change to one of them the cache would return old machine code.
 """
 
 import functools
 import re
+from collections.abc import Iterator
 from importlib import resources
 
 _INCLUDE = re.compile(r'^#include "([^"]+)"$')
 
 
 @functools.cache
-def load_source(name):
-    """Return the text of a CUDA source of this package, whole.
+def load_source(name: str) -> str:
+    """Return the whole text of a CUDA source.
 
     Parameters
     ----------
     name : str
-        The name of a file in this folder, or the absolute path of one elsewhere, which may include
-        the headers of this folder.
+        The name of a file in `kernels/`, or the absolute path of one elsewhere, which may include
+        the headers of `kernels/`.
 
     Returns
     -------
     str
-        Each of our headers once, where it is first included; ``#line`` says where a line is from.
+        Each of our headers once, where it is first included. ``#line`` names the file that a line
+        is from, by its path from the folder that holds the package, and its number there.
 
     Raises
     ------
@@ -33,17 +35,17 @@ def load_source(name):
 
     Examples
     --------
-    >>> print(load_source("partial_rows.cu")[:28])
-    #line 1 "partial_rows.cu"
-    //
+    >>> print(load_source("sum_groups.cu").splitlines()[0])
+    #line 1 "tensorly_flycoo/engines/cuda/kernels/sum_groups.cu"
     """
     return "\n".join(_inline(name, set())) + "\n"
 
 
-def _inline(name, seen):
+def _inline(name: str, seen: set[str]) -> Iterator[str]:
     seen.add(name)
-    yield f'#line 1 "{name}"'
+    label = name if name.startswith("/") else f"{__package__.replace('.', '/')}/kernels/{name}"
     text = resources.files(__package__).joinpath("kernels", name).read_text()
+    yield f'#line 1 "{label}"'
     for number, line in enumerate(text.splitlines(), start=1):
         match = _INCLUDE.match(line)
         if match is None:
@@ -51,4 +53,4 @@ def _inline(name, seen):
             continue
         if match[1] not in seen:
             yield from _inline(match[1], seen)
-        yield f'#line {number + 1} "{name}"'
+        yield f'#line {number + 1} "{label}"'

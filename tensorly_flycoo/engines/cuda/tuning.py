@@ -1,28 +1,36 @@
-"""How the kernels are cut, as data: what was found best, and on what it was measured."""
+"""How the kernels are cut: tables of what was found best, each row with what it was measured on.
 
+Adding a GPU is adding rows: measure with ``examples/benchmark_gpu``. Nothing here changes a result
+but `BLOCK_SIZE`, `MAX_TILE_SIZE` and the occupancies, which fix the order of additions.
+"""
+
+import functools
+import sys
 from dataclasses import dataclass
 
-#: Threads of a block. Few: a block waits for its records and at barriers while others compute.
+#: Threads of a block. Few: while a block waits for its records or at a barrier, others compute.
+#: Measured on an H200: nell-1, delicious and vast shapes.
 BLOCK_SIZE = 128
 
-#: The most nonzeros of a tile: 8 for each thread, whose ids are asked for together.
+#: The most nonzeros of a tile: 8 for each thread, which asks for their ids together. Measured on an
+#: H200: nell-1, delicious and vast shapes.
 MAX_TILE_SIZE = 1024
 
-#: Nonzeros of a bucket: with 16-byte records 4 MB, which stays in the L2 cache.
-#: Measured on an H200 (DESIGN 3.5).
+#: Nonzeros of a bucket: with 16-byte records 4 MB, which stays in the L2 cache. Measured on an
+#: H200: 2^16 to 2^18, nell-1, delicious and vast shapes.
 BUCKET_SIZE = 2**18
 
-#: Tiles whose partial rows one thread adds up.
+#: Tiles whose partial rows one thread adds. Not measured.
 SEGMENT = 64
 
-#: Rows of a tall matrix that a block has: few enough to keep a GPU evenly busy, so many that what
-#: blocks find is small beside what they read.
+#: Rows of a tall matrix that a block has: few enough to keep a GPU evenly busy, many enough that
+#: what a block writes is small beside what it reads. Measured on an H200: 25.5M rows, rank 32.
 ROWS_PER_BLOCK = 8192
 
-#: The same where blocks find nothing that is to be added up: factors of few rows keep a GPU busy.
+#: The same where blocks write nothing that must be added up: factors of few rows keep a GPU busy.
 ROWS_PER_SMALL_BLOCK = 1024
 
-#: The most columns of a tall matrix for which a lane has registers enough to keep the products.
+#: The most columns of a tall matrix whose products fit a lane's registers.
 MAX_TALL_RANK = 32
 
 #: Bytes of a row that a lane has: what one load can bring.
@@ -31,10 +39,128 @@ _LANE_NBYTES = 16
 #: Bytes that memory moves at once.
 _LINE_NBYTES = 64
 
+#: No limit.
+_ANY = sys.maxsize
+
+_AS_9 = "not measured; as 9.0"
+_SPILLS = "not timed; no register spills on 8.0, 9.0 and 10.0"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a kernel's cut depends on.
+
+    Attributes
+    ----------
+    capability : (int, int)
+        Compute capability, major and minor.
+    shared_nbytes : int
+        The shared memory that the blocks of a multiprocessor have between them.
+    """
+
+    capability: tuple[int, int]
+    shared_nbytes: int
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """How much a multiprocessor has in flight: a row of `OCCUPANCIES`.
+
+    Attributes
+    ----------
+    capability : (int, int)
+        The row is for GPUs of this compute capability and, up to that of other rows, higher.
+    max_inputs, max_rank : int
+        And for as many input modes, and as high a rank, at most.
+    batch : int
+        Nonzeros whose rows a lane loads before it uses the first.
+    min_blocks : int
+        Blocks of a multiprocessor that its registers and shared memory should be enough for. Tiles
+        are cut by it before a rank is known: it must be the same for all ranks.
+    measured : str
+        On what, or that it was not.
+    """
+
+    capability: tuple[int, int]
+    max_inputs: int
+    max_rank: int
+    batch: int
+    min_blocks: int
+    measured: str
+
+
+#: By compute capability; within one, the first row that fits counts. Shapes are those of the
+#: benchmark's tensors.
+OCCUPANCIES = (
+    Occupancy((8, 0), 2, _ANY, batch=8, min_blocks=4, measured=_AS_9),
+    Occupancy((8, 0), 3, _ANY, batch=4, min_blocks=5, measured=_AS_9),
+    Occupancy((8, 0), 4, _ANY, batch=2, min_blocks=8, measured=_AS_9),
+    Occupancy((8, 0), _ANY, _ANY, batch=2, min_blocks=4, measured=_AS_9),
+    Occupancy((9, 0), 2, _ANY, batch=8, min_blocks=4, measured="H200, rank 32: nell-1 shape"),
+    Occupancy((9, 0), 3, _ANY, batch=4, min_blocks=5, measured="H200, rank 32: delicious shape"),
+    Occupancy((9, 0), 4, _ANY, batch=2, min_blocks=8, measured="H200, rank 32: vast shape"),
+    Occupancy((9, 0), _ANY, _ANY, batch=2, min_blocks=4, measured=_SPILLS),
+    Occupancy((10, 0), 2, _ANY, batch=8, min_blocks=4, measured=_AS_9),
+    Occupancy((10, 0), 3, _ANY, batch=4, min_blocks=5, measured=_AS_9),
+    Occupancy((10, 0), 4, _ANY, batch=2, min_blocks=8, measured=_AS_9),
+    Occupancy((10, 0), _ANY, _ANY, batch=2, min_blocks=4, measured=_AS_9),
+)
+
+#: The lowest compute capability that the kernels compile for (`architecture.cuh`).
+LEAST_CAPABILITY = min(row.capability for row in OCCUPANCIES)
+
+
+def check_capability(capability: tuple[int, int], device_id: int) -> None:
+    """Refuse a GPU that the kernels do not compile for.
+
+    Raises
+    ------
+    RuntimeError
+        If its compute capability is below 8.0.
+    """
+    if capability < LEAST_CAPABILITY:
+        got, least = (".".join(map(str, version)) for version in (capability, LEAST_CAPABILITY))
+        raise RuntimeError(
+            f"GPU {device_id} has compute capability {got}, expected {least} or higher: "
+            'choose another GPU, or the CPU by tensorly_flycoo.set_device("cpu")'
+        )
+
+
+@functools.cache
+def choose_occupancy(gpu: Gpu, num_inputs: int, rank: int = 1) -> Occupancy:
+    """Look up the row of `OCCUPANCIES` for a GPU, a number of input modes and a rank.
+
+    Examples
+    --------
+    >>> choose_occupancy(Gpu((9, 0), 228 * 1024), num_inputs=3, rank=32).min_blocks
+    5
+    """
+    rows = [
+        row
+        for row in OCCUPANCIES
+        if row.capability <= gpu.capability
+        and num_inputs <= row.max_inputs
+        and rank <= row.max_rank
+    ]
+    return max(rows, key=lambda row: row.capability)
+
+
+def choose_tile_size(slot_nbytes: int, num_inputs: int, gpu: Gpu) -> int:
+    """Choose the nonzeros of a tile, so that `min_blocks` share three quarters of shared memory.
+
+    The rest caches rows (vast shape: 1.1 times the time with tiles twice as long; H200).
+    """
+    room = gpu.shared_nbytes * 3 // 4 // choose_occupancy(gpu, num_inputs).min_blocks
+    room -= 20 * BLOCK_SIZE + 2**10  # for carry-outs, and the system's share
+    tile_size = MAX_TILE_SIZE
+    while tile_size > BLOCK_SIZE and tile_size * slot_nbytes > room:
+        tile_size //= 2
+    return tile_size
+
 
 @dataclass(frozen=True)
 class RankCut:
-    """Say how the columns of a row are dealt out to lanes.
+    """How the columns of a row are dealt out to lanes.
 
     Attributes
     ----------
@@ -55,11 +181,11 @@ class RankCut:
     num_parts: int
 
 
-def cut_rank(rank, itemsize, load_alignment, store_alignment):
-    """Choose for a rank, and what rows of all factors and of the result are aligned to, in bytes.
+def cut_rank(rank: int, itemsize: int, load_alignment: int, store_alignment: int) -> RankCut:
+    """Choose for a rank, and the alignment in bytes of the factors' rows and of the result's.
 
-    Lanes are as many for rows that are not aligned: one that read a single column each would leave
-    a quarter of the nonzeros to a warp (rank 25 took 2.1 times as long as 32: vast shape, H200).
+    Rows that are not aligned have as many lanes: with a single column for each lane, a warp would
+    have a quarter of the nonzeros (rank 25 took 2.1 times as long as 32; vast shape, H200).
 
     Examples
     --------
@@ -79,7 +205,7 @@ def cut_rank(rank, itemsize, load_alignment, store_alignment):
     return RankCut(load_columns, store_columns, lane_columns, group_size, num_parts)
 
 
-def choose_row_nbytes(row_nbytes):
+def choose_row_nbytes(row_nbytes: int) -> int:
     """Choose how far apart rows should begin, so that they touch no more lines than they must.
 
     Examples
@@ -94,13 +220,13 @@ def choose_row_nbytes(row_nbytes):
     return -(-row_nbytes // _LINE_NBYTES) * _LINE_NBYTES
 
 
-#: How often a row must be read at least, by what it is aligned to in bytes, for a copy to pay that
-#: is aligned to what one load brings. (Ranks 7, 31 and 50, five shapes, H200: at 4 bytes a copy
-#: gained a fifth of the time with 10 reads and lost little with 8.5, at 8 bytes it lost with 24.)
+#: By the alignment of rows in bytes: how often a row must be read for an aligned copy to pay.
+#: Measured on an H200, ranks 7, 31 and 50, five shapes: at 4 bytes a copy gained a fifth of the
+#: time with 10 reads and lost little with 8.5; at 8 bytes it lost with 24.
 _READS_TO_ALIGN = {4: 9, 8: 32}
 
 
-def pays_to_align(num_rows, alignment, nnz, num_inputs):
+def pays_to_align(num_rows: int, alignment: int, nnz: int, num_inputs: int) -> bool:
     """Say whether copying `num_rows` rows costs less than reading them where they are not aligned.
 
     Examples
@@ -112,60 +238,35 @@ def pays_to_align(num_rows, alignment, nnz, num_inputs):
 
 
 @dataclass(frozen=True)
-class Occupancy:
-    """Say how much a multiprocessor has in flight.
+class LaneColumns:
+    """How many columns of TTMc a thread has: a row of `LANE_COLUMNS`.
 
     Attributes
     ----------
-    batch : int
-        Nonzeros of which a lane loads the rows before it uses the first.
-    min_blocks : int
-        Blocks of a multiprocessor that its registers and shared memory should be enough for.
+    max_inputs, min_columns : int
+        The row is for as many input modes at most, and as many columns at least.
+    lane_columns : int
+        Columns of a thread: what it reads of a nonzero serves all of them.
+    measured : str
+        On what.
     """
 
-    batch: int
-    min_blocks: int
+    max_inputs: int
+    min_columns: int
+    lane_columns: int
+    measured: str
 
 
-def choose_occupancy(num_inputs):
-    """Choose for a number of input modes (rank 32, H200; shapes of nell-1, delicious and vast)."""
-    if num_inputs <= 2:
-        return Occupancy(batch=8, min_blocks=4)
-    if num_inputs == 3:
-        return Occupancy(batch=4, min_blocks=5)
-    return Occupancy(batch=2, min_blocks=8 if num_inputs == 4 else 4)
-
-
-def slot_nbytes(record_nbytes, ndim, itemsize):
-    """Return the bytes of a place in shared memory: of a record, or of a nonzero unpacked.
-
-    Unpacked (`nonzeros.cuh`) it is a value and a row for each mode.
-    """
-    return max(record_nbytes, -(-(itemsize + 4 * ndim) // 8) * 8)
-
-
-def choose_tile_size(slot_nbytes, num_inputs, shared_nbytes):
-    """Choose the nonzeros of a tile, so that blocks enough share three quarters of shared memory.
-
-    The rest is a cache of rows (vast shape: 1.1 times the time if tiles are twice as long).
-    """
-    room = shared_nbytes * 3 // 4 // choose_occupancy(num_inputs).min_blocks
-    room -= 20 * BLOCK_SIZE + 2**10  # for what groups tell each other, and the system's share
-    tile_size = MAX_TILE_SIZE
-    while tile_size > BLOCK_SIZE and tile_size * slot_nbytes > room:
-        tile_size //= 2
-    return tile_size
-
-
-#: Columns of TTMc that a thread has where there are as many, since what is read of a nonzero serves
-#: all of them; and the most inputs for which that leaves it enough registers.
-_TTMC_LANE_COLUMNS = 4
-_TTMC_MAX_INPUTS = 3
+#: The first row that fits counts.
+LANE_COLUMNS = (
+    LaneColumns(3, 128, 4, measured=_SPILLS),
+    LaneColumns(_ANY, 0, 1, measured="not measured"),
+)
 
 
 @dataclass(frozen=True)
 class ColumnCut:
-    """Say how the columns of TTMc are dealt out to threads.
+    """How the columns of TTMc are dealt out to threads.
 
     Attributes
     ----------
@@ -182,8 +283,8 @@ class ColumnCut:
     num_parts: int
 
 
-def cut_columns(num_columns, num_inputs):
-    """Choose for a number of columns and of modes whose factors are read.
+def cut_columns(num_columns: int, num_inputs: int) -> ColumnCut:
+    """Choose for a number of columns and of input modes.
 
     Examples
     --------
@@ -192,8 +293,11 @@ def cut_columns(num_columns, num_inputs):
     >>> cut_columns(9, 2)
     ColumnCut(lane_columns=1, group_size=16, num_parts=1)
     """
-    has_many = num_columns >= 32 * _TTMC_LANE_COLUMNS and num_inputs <= _TTMC_MAX_INPUTS
-    lane_columns = _TTMC_LANE_COLUMNS if has_many else 1
+    lane_columns = next(
+        row.lane_columns
+        for row in LANE_COLUMNS
+        if num_inputs <= row.max_inputs and num_columns >= row.min_columns
+    )
     num_lanes = -(-num_columns // lane_columns)
     group_size = min(BLOCK_SIZE, 1 << (num_lanes - 1).bit_length())
     return ColumnCut(lane_columns, group_size, -(-num_lanes // group_size))

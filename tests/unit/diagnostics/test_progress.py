@@ -1,4 +1,4 @@
-"""What is shown while parafac runs, when it is saved, and what Ctrl-C does."""
+"""Progress of parafac: what is shown, when it is saved, and what Ctrl-C does."""
 
 import logging
 import re
@@ -27,14 +27,14 @@ def path(tmp_path):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Stand for the time, which each call of the callback by `call` moves on by two minutes."""
+    """A fake clock; each `call` of the callback advances it by two minutes."""
     clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     monkeypatch.setattr(progress, "time", clock)
     return clock
 
 
 def call(progress, errors, clock=None):
-    """Call it as parafac does; return what it returned last."""
+    """Call `progress` as parafac does; return its last result."""
     for error in errors:
         stop = progress(CP, np.float64(error))
         if clock is not None:
@@ -115,7 +115,7 @@ def test_checkpoints_by_minutes(path, clock, minutes, expected):
 
 
 class InterruptAt:
-    """Press Ctrl-C in an iteration, so many times, before the callback is called."""
+    """Press Ctrl-C the given number of times in an iteration, before the callback."""
 
     def __init__(self, progress, iteration, times=1):
         self.progress, self.iteration, self.times = progress, iteration, times

@@ -1,4 +1,4 @@
-"""What is said of a tensor."""
+"""The statistics of a tensor."""
 
 import math
 from collections import Counter
@@ -14,7 +14,7 @@ SHAPE = (30, 3, 400)
 
 
 def gini(counts):
-    """Compute the mean difference of all pairs, relative to twice the mean: the definition."""
+    """Compute the Gini coefficient: the mean difference of all pairs over twice the mean."""
     counts = np.array(counts, float)
     return np.abs(counts[:, None] - counts).mean() / (2 * counts.mean())
 
@@ -36,7 +36,7 @@ def test_modes(skew):
 
 
 def test_the_rank_that_the_nonzeros_allow():
-    """Of 6 x 9 cells, each component takes 6 + 9 - 1 numbers."""
+    """In 6 x 9 cells, each component has 6 + 9 - 1 free parameters."""
     coords = np.array(np.nonzero(np.ones((6, 9))))
     assert stats(FlycooTensor(coords, np.ones(54), (10, 9), device="cpu")).rank_limit == 54 // 14
     assert stats(FlycooTensor([[1], [2]], [1.0], (2, 3), device="cpu")).rank_limit == 1

@@ -38,7 +38,7 @@ def without_cupy(monkeypatch):
 
 
 class CudaError(RuntimeError):
-    """Stands for CuPy's CUDARuntimeError."""
+    """A stand-in for CuPy's CUDARuntimeError."""
 
 
 @pytest.fixture

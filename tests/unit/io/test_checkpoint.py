@@ -1,4 +1,4 @@
-"""Files of checkpoints: what comes back, what is refused, and that there is never half a file."""
+"""Checkpoint files: round trips, refused files, and atomic writes."""
 
 import numpy as np
 import pytest
@@ -74,14 +74,14 @@ def test_a_changed_byte_says_so(path):
         {"format": np.array([{}])},
     ],
 )
-def test_other_files_are_no_checkpoints(path, arrays):
+def test_other_files_are_refused(path, arrays):
     np.savez(path, **arrays)
     with pytest.raises(ValueError, match="not a checkpoint"):
         load_checkpoint(path)
 
 
 def test_nothing_in_a_file_expands(path):
-    """A compressed array could be a thousand times as large as the file."""
+    """A compressed array could expand to a thousand times the size of the file."""
     save_checkpoint(path, make_cp(), ERRORS)
     with np.load(path) as archive:
         arrays = dict(archive)
@@ -90,7 +90,7 @@ def test_nothing_in_a_file_expands(path):
         load_checkpoint(path)
 
 
-def test_factors_lie_as_they_lay(path):
+def test_factors_keep_their_memory_order(path):
     factors = [np.asfortranarray(np.arange(6.0).reshape(3, 2)), np.ones((4, 2))]
     save_checkpoint(path, CPTensor((np.ones(2), factors)), ERRORS)
     for factor, same in zip(load_checkpoint(path).factors, factors, strict=True):
@@ -104,7 +104,7 @@ def test_a_later_format_says_so(path):
         load_checkpoint(path)
 
 
-def test_what_is_no_cp_tensor_is_refused(path):
+def test_only_a_cp_tensor_is_saved(path):
     with pytest.raises(TypeError, match="is a tuple, expected a CPTensor"):
         save_checkpoint(path, (make_cp(), None), ERRORS)
     assert not path.exists()

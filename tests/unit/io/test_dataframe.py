@@ -1,4 +1,4 @@
-"""Tables of pandas, polars and Arrow as tensors."""
+"""Tensors from pandas, polars and Arrow tables."""
 
 import datetime
 
@@ -38,7 +38,7 @@ COLUMNS = {
 
 
 def expect(modes, values):
-    """Add up the rows with a dictionary."""
+    """Return the expected dense tensor and labels, summed row by row."""
     labels = [sorted(set(COLUMNS[name])) for name in modes]
     dense = np.zeros([len(entries) for entries in labels])
     for row, value in enumerate(values):
@@ -69,7 +69,7 @@ def test_options():
 
 
 def test_categories():
-    """Those of pandas keep their order; of all libraries only those in use are there."""
+    """Pandas categories keep their order; unused categories are dropped for every library."""
     kind = pd.CategoricalDtype(["z", "b", "c", "a"])
     x, labels = from_dataframe(pd.DataFrame({"k": pd.Series(["a", "b", "a"], dtype=kind)}), ["k"])
     assert labels["k"].tolist() == ["b", "a"]

@@ -110,7 +110,7 @@ def test_numpy_opens_it(path):
 
 
 def test_saving_while_another_thread_computes(path):
-    """The records that are written are those of one mode, however often they are remapped."""
+    """Saved records all belong to one mode, although they are remapped all the time."""
     x, factors, is_done = make_tensor(), make_factors(SHAPE, 3), threading.Event()
     expected = compute_all(x, factors)
 
@@ -133,7 +133,7 @@ def test_saving_while_another_thread_computes(path):
 
 
 class WriteOrdering(Primitives):
-    """Order writes, as an engine on a GPU does."""
+    """Primitives that order writes, as a GPU's do."""
 
     write_order_dtype = np.dtype(np.uint16)
 
@@ -170,11 +170,11 @@ def test_another_plan_is_built_anew(path, layout, primitives, cut):
     assert compute_all(x, problem.factors) == expected
 
 
-# Files that are not what they should be. Each is an error, and none takes much memory.
+# Damaged files. Each raises an error, and none takes much memory.
 
 
 def load_or_explain(path):
-    """Load a tensor, or return None after an error that is as it should be."""
+    """Load a tensor, or return None after checking the error."""
     try:
         return load(path, device="cpu")
     except ValueError as error:
@@ -227,7 +227,7 @@ def test_not_such_a_file(path, tmp_path):
 
 
 def rewrite(path, changes=None, header=None, savez=np.savez):
-    """Write a file again, with other arrays and checksums that are right for them."""
+    """Write a file again with changed arrays and valid checksums."""
     with np.load(path) as file:
         arrays = dict(file)
     arrays["header"] = np.array(json.dumps({**json.loads(str(arrays["header"])), **(header or {})}))
@@ -333,7 +333,7 @@ def test_wrong_arrays(path, layout, name, change):
     assert load_or_explain(path) is None
 
 
-CUT_OTHERWISE = {"tile_size": 512}  # than here, so that a plan is built anew
+CUT_OTHERWISE = {"tile_size": 512}  # not the CPU's, so the plan is rebuilt
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_wrong_records_of_another_plan(path, change):
 
 @pytest.mark.parametrize("shape", [[2**32], [3] + 400 * [1]])
 def test_a_shape_that_says_it_is_large(path, shape):
-    """Neither is memory taken for its empty rows, nor are kernels compiled for its modes."""
+    """No memory is allocated for its empty rows, and no kernel is compiled for its modes."""
     save(path, FlycooTensor([[0, 2]], [1.0, 2.0], (3,)))
     rewrite(path, header={**CUT_OTHERWISE, "shape": shape})
     with pytest.raises(ValueError, match=r"x\.npz is damaged, .*: empty_rows_\d"):
@@ -370,7 +370,7 @@ def test_an_array_too_many(path):
 
 
 def test_what_a_file_says_is_shown_as_text(path):
-    """A terminal must not do what is in it."""
+    """Control characters must not reach the terminal."""
     save(path, make_tensor(nnz=300))
     rewrite(path, header={"version": "\x1b[2J\n"})
     with pytest.raises(ValueError, match=r"version '\\x1b\[2J\\n' of the format"):
@@ -380,7 +380,7 @@ def test_what_a_file_says_is_shown_as_text(path):
         load(path)
     header = io.BytesIO()
     np.save(header, np.array("{}"))
-    with zipfile.ZipFile(path, "w") as archive:  # NumPy quotes a type that it does not know
+    with zipfile.ZipFile(path, "w") as archive:  # NumPy's error quotes an unknown dtype
         archive.writestr("header.npy", header.getvalue().replace(b"<U2", b"\x1b,4"))
     with pytest.raises(ValueError, match=r"header: ") as caught:
         load(path)
@@ -388,7 +388,7 @@ def test_what_a_file_says_is_shown_as_text(path):
 
 
 def test_an_array_that_says_it_is_large(path):
-    """Nothing is taken from memory for it: this one would be 8 EB."""
+    """No memory is allocated for it: this one would take 8 EB."""
     save(path, make_tensor())
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}

@@ -111,7 +111,7 @@ WRONG = [
 @pytest.mark.parametrize(("line", "message"), WRONG)
 @pytest.mark.parametrize("block_nbytes", [16, 2**20])
 def test_wrong_lines(tmp_path, monkeypatch, line, message, block_nbytes):
-    """Whatever block and part of it the line is in; of several wrong ones the first is named."""
+    """In any block and any part of a block; the first of several wrong lines is named."""
     monkeypatch.setattr(tns_parsing.iterate_blocks, "__defaults__", (block_nbytes,))
     good = "# a comment\n\n1 2 3 4\n" * 5
     path = write(tmp_path, f"{good}{line}\n{good}{line}\n")
@@ -179,7 +179,7 @@ def test_arguments(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.tns"]
 
 
-# Floats: the nearest float64, as Python's own.
+# Values: the nearest float64, as Python reads them.
 
 
 def read_values(tmp_path, tokens):
@@ -219,14 +219,14 @@ def test_random_values(tmp_path):
         f"{d >> (d % 60)}e{p}" for d, p in zip(digits.tolist(), places.tolist(), strict=True)
     ]
     tokens += [f"{value:.{n % 24}f}" for n, value in enumerate(random.random(20_000).tolist())]
-    # Halves between neighbours, and what is a little more or less than they are.
+    # Ties between neighbours, and numbers just above and below them.
     for value in random.integers(2**52, 2**53, 500).tolist():
         tokens += [f"{value}.5", f"{value}.50000000001", f"{value}.49999999999", f"{2 * value + 1}"]
     assert_same_bits(read_values(tmp_path, tokens), tokens)
 
 
 def test_few_values_need_the_slow_method():
-    """The share that the kernel leaves to Python is what its interval says: 2 in 1024 or 2048."""
+    """The kernel leaves as many values to Python as its interval implies: 2 in 1024 or 2048."""
     block = "".join(f"1 {v!r}\n" for v in np.random.default_rng(0).random(50_000).tolist()).encode()
     parser = tns_parsing.TnsParser("x", None, 1)
     unread = []
@@ -279,11 +279,11 @@ def test_progress(tmp_path, monkeypatch, many):
 
 @pytest.mark.parametrize("name", ["x.tns", "x.tns.gz"])
 def test_an_exception_in_progress(tmp_path, monkeypatch, name):
-    """It comes out, and nothing goes on: no thread that reads, and no array."""
+    """It propagates, and neither a reading thread nor an array stays behind."""
     monkeypatch.setattr(tns_parsing.iterate_blocks, "__defaults__", (16,))
     x, held = FlycooTensor([[0, 3], [1, 0]], [0.5, 3.0], (4, 2), device="cpu"), []
     write_tns(tmp_path / name, x)
-    read_tns(tmp_path / name)  # starts the threads that stay
+    read_tns(tmp_path / name)  # starts the threads that are meant to stay
     num_threads, parse = threading.active_count(), tns_parsing.TnsParser.parse
 
     def watch(parser, block):
@@ -392,7 +392,7 @@ def test_a_file_is_replaced_only_when_it_is_complete(tmp_path):
 
 
 def compress_zeros(suffix, nbytes):
-    """Make a file that expands to comments: to a thousand times its size with gzip."""
+    """Compress a text that is mostly a comment: with gzip it expands a thousand times."""
     name = "gzip" if suffix == ".gz" else tns_files._import_compression(suffix).__name__
     return sys.modules[name].compress(b"1 1 1\n" + b"#" * nbytes + b"\n2 2 1\n")
 
@@ -401,7 +401,7 @@ def compress_zeros(suffix, nbytes):
 def test_archives_expand_up_to_a_cap(tmp_path, monkeypatch, suffix):
     path = tmp_path / f"x.tns{suffix}"
     path.write_bytes(compress_zeros(suffix, 2**16))
-    assert read_tns(path).nnz == 2  # more than 256 times its size, but too little to matter
+    assert read_tns(path).nnz == 2  # expands more than 256 times, but stays small
     monkeypatch.setattr(tns_files, "SURELY_READ_NBYTES", 2**12)
     with pytest.raises(ValueError, match=rf"x\.tns{suffix} expands to more than 256 times its"):
         read_tns(path)
@@ -410,7 +410,7 @@ def test_archives_expand_up_to_a_cap(tmp_path, monkeypatch, suffix):
 
 
 def test_what_the_cap_allows_is_read_to_the_end(tmp_path, monkeypatch):
-    """The last byte that it allows too, and none more."""
+    """The cap allows its last byte, and not one more."""
     path, size = tmp_path / "x.tns.gz", len(PLAIN)
     path.write_bytes(gzip.compress(PLAIN.encode()))
     monkeypatch.setattr(tns_files, "MAX_EXPANSION", 0)

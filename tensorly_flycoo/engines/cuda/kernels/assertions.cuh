@@ -1,4 +1,4 @@
-// What must hold, looked at in a debug build only: a false assertion says so and ends the launch.
+// Checks of a debug build (-D ASSERTIONS): one that fails prints its condition and ends the launch.
 #pragma once
 
 #ifdef ASSERTIONS

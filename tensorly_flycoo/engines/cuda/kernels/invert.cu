@@ -1,153 +1,19 @@
-// Entry: invert one small matrix (R, R), or pseudo-invert it where its own precision is too low.
+// Entry: invert one small matrix (R, R), or pseudo-invert it where it is singular in its own precision.
 //
 // Mapping: one block of 32 warps; the thread (row, column) has one number. R is RANK, up to 32.
-// Preconditions (the caller's): none; the matrix may lie in any order, by two strides.
-// Bytes: next to none. A launch takes less time than it takes to ask the host.
-// Method: rows and columns are scaled to a diagonal of ones, since a component that is only much
-//   smaller than another makes no matrix singular; then Gauss and Jordan's elimination with pivots
-//   of the column. Where the condition number leaves no digit of float, the singular value
-//   decomposition by Hestenes's rotations of pairs of columns.
+// Preconditions (the caller's): none; rows and columns may be any strides apart.
+// Bytes: almost none, and none per nonzero. A launch takes less time than asking the host.
 // Writes and determinism: the inverse in double precision, in C order; nan where the matrix is not
-//   finite. Every order of additions is fixed.
+//   finite. The order of all additions is fixed.
+// Source: Hestenes, Journal of the SIAM 6(1), 1958 (one-sided rotations).
 #ifndef RANK
 #error "RANK: rows and columns of the matrix, 32 or fewer"
 #endif
 
-#include "sums.cuh"
-
-constexpr double EPSILON = 1.1920928955078125e-07;  // of float
-constexpr int MAX_SWEEPS = 40;
-constexpr int PITCH = 33;  // columns lie in other banks
-constexpr int NUM_COLUMNS = RANK + RANK % 2;
-
-using Matrix = double[32][PITCH];
-
-__device__ __forceinline__ double max_of_warp(double largest)
-{
-    for (int distance = 16; distance > 0; distance /= 2) {
-        // Unlike fmax, nan wins.
-        const double other = __shfl_xor_sync(0xffffffffu, largest, distance);
-        largest = largest >= other || largest != largest ? largest : other;
-    }
-    return largest;
-}
-
-// The largest sum of absolute values in a column.
-__device__ double norm_of(const Matrix& matrix, double (&of_columns)[32], int warp, int lane)
-{
-    const double sum = sum_of_warp(fabs(matrix[lane][warp]));
-    if (lane == 0) of_columns[warp] = sum;
-    __syncthreads();
-    const double norm = max_of_warp(of_columns[lane]);
-    __syncthreads();
-    return norm;
-}
-
-// Replace a matrix by its inverse; one that has none is not finite afterwards.
-__device__ void eliminate(Matrix& matrix, int row, int column)
-{
-    __shared__ int pivots[RANK];
-    for (int k = 0; k < RANK; ++k) {
-        if (row == 0) {
-            const double size = column >= k && column < RANK ? fabs(matrix[column][k]) : -1;
-            const unsigned best = __ballot_sync(0xffffffffu, size == max_of_warp(size));
-            if (column == 0) pivots[k] = best == 0 ? k : __ffs(best) - 1;  // 0 where one is nan
-        }
-        __syncthreads();
-        const int pivot = pivots[k];
-        const double upper = matrix[pivot][column], lower = matrix[k][column];
-        __syncthreads();
-        if (row == 0) matrix[pivot][column] = lower;
-        __syncthreads();
-        if (row == 0) matrix[k][column] = upper;
-        __syncthreads();
-        const double scale = 1 / matrix[k][k];
-        const double pivot_number = (column == k ? 1 : matrix[k][column]) * scale;
-        const double number = column == k ? 0 : matrix[row][column];
-        const double factor = matrix[row][k];
-        __syncthreads();
-        matrix[row][column] = row == k ? pivot_number : number - factor * pivot_number;
-        __syncthreads();
-    }
-    for (int k = RANK - 1; k >= 0; --k) {
-        if (column != 0 || pivots[k] == k) continue;
-        const double number = matrix[row][k];
-        matrix[row][k] = matrix[row][pivots[k]];
-        matrix[row][pivots[k]] = number;
-    }
-    __syncthreads();
-}
-
-// Make the columns of `left` orthogonal by rotations, and `right` their product.
-__device__ void orthogonalise(Matrix& left, Matrix& right, int warp, int lane)
-{
-    __shared__ int num_rotations;
-    right[warp][lane] = warp == lane;
-    for (int sweep = 0; sweep < MAX_SWEEPS; ++sweep) {
-        __syncthreads();
-        if (warp == 0 && lane == 0) num_rotations = 0;
-        // Each warp has a pair of columns; in a tournament everyone meets everyone.
-        for (int round = 0; round < NUM_COLUMNS - 1; ++round) {
-            __syncthreads();
-            if (warp >= NUM_COLUMNS / 2) continue;
-            const int others = NUM_COLUMNS - 1;
-            const int p = warp == 0 ? others : (round + warp) % others;
-            const int q = warp == 0 ? round : (round + others - warp) % others;
-            const double a = left[lane][p], b = left[lane][q];
-            const double aa = sum_of_warp(a * a), bb = sum_of_warp(b * b);
-            const double ab = sum_of_warp(a * b);
-            if (!(fabs(ab) > 1e-15 * sqrt(aa) * sqrt(bb))) continue;
-            if (lane == 0) num_rotations = 1;
-            const double zeta = (bb - aa) / (2 * ab);
-            const double tangent = copysign(1 / (fabs(zeta) + sqrt(1 + zeta * zeta)), zeta);
-            const double cosine = 1 / sqrt(1 + tangent * tangent), sine = cosine * tangent;
-            left[lane][p] = cosine * a - sine * b;
-            left[lane][q] = sine * a + cosine * b;
-            const double c = right[lane][p], d = right[lane][q];
-            right[lane][p] = cosine * c - sine * d;
-            right[lane][q] = sine * c + cosine * d;
-        }
-        __syncthreads();
-        if (num_rotations == 0) break;
-    }
-}
+#include "invert.cuh"
 
 extern "C" __global__ void __launch_bounds__(1024)
     invert(const float* matrix, long long row_stride, long long column_stride, double* inverse)
 {
-    const int row = threadIdx.x / 32, column = threadIdx.x % 32;
-    const bool is_inside = row < RANK && column < RANK;
-    __shared__ Matrix scaled, result;
-    __shared__ double scales[32], of_columns[32];
-    if (row == 0) {
-        const double diagonal =
-            column < RANK ? fabs(static_cast<double>(matrix[column * (row_stride + column_stride)]))
-                          : 1;
-        scales[column] = diagonal > 0 && isfinite(diagonal) ? sqrt(diagonal) : 1;
-    }
-    __syncthreads();
-    const double scale = scales[row] * scales[column];
-    scaled[row][column] =
-        is_inside ? matrix[row * row_stride + column * column_stride] / scale : 0;
-    result[row][column] = scaled[row][column];
-    __syncthreads();
-    eliminate(result, row, column);
-    const double condition =
-        norm_of(scaled, of_columns, row, column) * norm_of(result, of_columns, row, column);
-    double number = result[row][column];
-    if (!(condition * EPSILON < 1)) {
-        __syncthreads();
-        orthogonalise(scaled, result, row, column);
-        __syncthreads();
-        const double square = sum_of_warp(scaled[column][row] * scaled[column][row]);
-        if (column == 0) of_columns[row] = square;
-        __syncthreads();
-        const double smallest = RANK * EPSILON * sqrt(max_of_warp(of_columns[column]));
-        number = 0;
-        for (int k = 0; k < RANK; ++k) {
-            if (sqrt(of_columns[k]) <= smallest) continue;
-            number += result[row][k] * scaled[column][k] / of_columns[k];
-        }
-    }
-    if (is_inside) inverse[row * RANK + column] = number / scale;
+    invert_matrix<RANK>(matrix, row_stride, column_stride, inverse);
 }

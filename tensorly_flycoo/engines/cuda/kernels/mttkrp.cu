@@ -1,54 +1,128 @@
 // Entry: MTTKRP of one mode; with REMAP also dynamic remapping to the next mode's storage.
 //
-// Mapping, preconditions, bytes, determinism and source: tiles.cuh for how records move, mttkrp.cuh
-// for how a tile is computed. A block has a tile, and its share of the rows without a nonzero.
-#include "mttkrp.cuh"
-#include "tiles.cuh"
-
+// Mapping: a block has a tile, and its share of the rows without a nonzero. Thread t moves the
+//   records t, t + BLOCK_SIZE, ... of the tile. A group of GROUP_SIZE lanes has a run of
+//   consecutive places, a lane LANE_LOADS times LOAD_COLUMNS columns of R. Blocks along y have
+//   further columns where a group holds less than R.
+// Preconditions. The layout's: pull ids are positions inside the tile's bucket, or in the whole
+//   copy; the write order is a permutation of each tile's places; remap ids are unique;
+//   `carry_rows` has the row that a tile inherits, or -1. The engine's: a bucket's size is a power
+//   of two; rows of factors are aligned to a load, and readable up to whole loads, whatever stands
+//   behind the last column; rows of `out` and `partial_rows` follow each other and are aligned to a
+//   store. A debug build (`assertions.cuh`) checks ids and rows.
+// Bytes per nonzero: a record in, and NUM_INPUTS rows of R values; with PULL sizeof(PULL_ID); with
+//   REMAP a record out, sizeof(REMAP_ID) and 2. Beside them each row of `out` once.
+// Writes and determinism: no atomics. A row is written by the group in which it begins, which adds
+//   the carry-outs of the groups after it in their order; that of a row of an earlier tile goes to
+//   `partial_rows`. The order of all additions follows from the order of the nonzeros, TILE_SIZE and
+//   R alone, not from the alignment. Remap ids are unique: each record of `spare` is written once.
+// Source: Wijeratne, Kannan, Prasanna, Computing Frontiers 2024, Algorithms 2 (elementwise
+//   computation) and 5 (dynamic remapping, here in two levels: see README.md).
+#ifndef VALUE
+#error "VALUE: float or double, the type of values and factors"
+#endif
+#ifndef NUM_INPUTS
+#error "NUM_INPUTS: modes whose factors are read, ndim - 1"
+#endif
+#ifndef NUM_WORDS
+#error "NUM_WORDS: 32-bit words of a record"
+#endif
+#ifndef TILE_SIZE
+#error "TILE_SIZE: nonzeros of a tile"
+#endif
+#ifndef BLOCK_SIZE
+#error "BLOCK_SIZE: threads of a block"
+#endif
+#ifndef GROUP_SIZE
+#error "GROUP_SIZE: lanes of a group, a power of two up to 32"
+#endif
+#ifndef LOAD_COLUMNS
+#error "LOAD_COLUMNS: columns that one load brings, 1, 2 or 4"
+#endif
+#ifndef STORE_COLUMNS
+#error "STORE_COLUMNS: columns that one store writes, 1, 2 or 4, and at most LOAD_COLUMNS"
+#endif
+#ifndef LANE_LOADS
+#error "LANE_LOADS: loads that a lane makes of a row, 1, 2 or 4"
+#endif
+#ifndef BATCH
+#error "BATCH: nonzeros whose rows are loaded together"
+#endif
 #ifndef MIN_BLOCKS
 #error "MIN_BLOCKS: blocks of a multiprocessor that registers should be enough for"
+#endif
+#ifndef PULL_ID
+#error "PULL_ID: unsigned type of pull ids"
+#endif
+#ifndef REMAP_ID
+#error "REMAP_ID: unsigned type of remap ids"
 #endif
 #ifndef EMPTY_ROW
 #error "EMPTY_ROW: unsigned type of the list of empty rows"
 #endif
-#if !defined(PULL) || !defined(REMAP)
-#error "PULL, REMAP: 1 or 0, whether records are pulled through ids, and pushed on"
+#ifndef PULL
+#error "PULL: 1 or 0, whether records are pulled through ids"
+#endif
+#ifndef REMAP
+#error "REMAP: 1 or 0, whether records are pushed to the next mode's storage"
+#endif
+#ifndef SLOT_NBYTES
+#error "SLOT_NBYTES: bytes of a place in shared memory, as Python reserves them"
+#endif
+#ifndef FIELD_LAYOUT
+#error "FIELD_LAYOUT: how Python fills struct Field (see structs.py)"
+#endif
+#ifndef OPERANDS_LAYOUT
+#error "OPERANDS_LAYOUT: how Python fills struct Operands (see structs.py)"
+#endif
+#ifndef CARRIES_LAYOUT
+#error "CARRIES_LAYOUT: how Python sees struct Carries (see structs.py)"
 #endif
 
+#include "layout.cuh"
+#include "mttkrp.cuh"
+#include "tiles.cuh"
+
+using TileNonzeros = Nonzeros<VALUE, NUM_INPUTS, NUM_WORDS, TILE_SIZE, BLOCK_SIZE, GROUP_SIZE>;
+using Tile = Mttkrp<TileNonzeros, LOAD_COLUMNS, STORE_COLUMNS, LANE_LOADS, BATCH>;
+using TileSlots = Tile::Slots;
+using TileOperands = Tile::Operands;
+using TileCarries = Tile::Carries;
+static_assert(TileSlots::slot_nbytes == SLOT_NBYTES, "structs.py: slots of another size");
+CHECK_LAYOUT(Field, FIELD_LAYOUT)
+CHECK_LAYOUT(TileOperands, OPERANDS_LAYOUT)
+CHECK_LAYOUT(TileCarries, CARRIES_LAYOUT)
+
 extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
-    mttkrp(long long first_tile, const Operands operands, long long nnz, long long num_empty,
+    mttkrp(long long first_tile, const TileOperands operands, long long nnz, long long num_empty,
            long long empty_share, long long bucket_size, const long long* carry_rows,
-           const EMPTY_ROW* empty_rows, const Piece* records, const PULL_ID* pull_ids,
-           Piece* spare, const REMAP_ID* remap_ids, const unsigned short* write_order, int rank,
-           VALUE* out, VALUE* partial_rows)
+           const EMPTY_ROW* empty_rows, const TileSlots::Piece* records, const PULL_ID* pull_ids,
+           TileSlots::Piece* spare, const REMAP_ID* remap_ids, const unsigned short* write_order,
+           int rank, VALUE* out, VALUE* partial_rows)
 {
     extern __shared__ uint4 shared[];
-    SlotPiece* slots = reinterpret_cast<SlotPiece*>(shared);
-    Carries& carries = *reinterpret_cast<Carries*>(slots + TILE_SIZE * SLOT_PIECES);
-    const int column = first_column();
+    const TileSlots slots{reinterpret_cast<TileSlots::SlotPiece*>(shared)};
+    TileCarries& carries =
+        *reinterpret_cast<TileCarries*>(slots.memory + TILE_SIZE * TileSlots::slot_pieces);
+    const int column = Tile::first_column();
     const bool remaps = REMAP && blockIdx.y == 0;
 
     const long long tile = first_tile + blockIdx.x, first = tile * TILE_SIZE;
-    const int count = static_cast<int>(min(static_cast<long long>(TILE_SIZE), nnz - first));
+    const int count = count_places<TILE_SIZE>(first, nnz);
     const long long base = PULL ? bucket_start(first, bucket_size) : first;
-    Targets targets;
-    pull_records(slots, records + base * PIECES, nnz - base, PULL ? pull_ids + first : nullptr,
-                 count);
+    Targets<TileSlots, REMAP_ID> targets;
+    pull_records(slots, records + base * TileSlots::record_pieces, nnz - base,
+                 PULL ? pull_ids + first : nullptr, count);
     if (remaps) read_targets(targets, remap_ids + first, write_order + first, nnz, count);
-    // Rows without a nonzero: each tile has its share of them.
-    const long long end = min((tile + 1) * empty_share, num_empty);
-    for (long long e = tile * empty_share + threadIdx.x / GROUP_SIZE; e < end; e += NUM_GROUPS) {
-        ASSERT(empty_rows[e] <= operands.last_out_row);
-        write_columns(out + static_cast<long long>(empty_rows[e]) * rank, column, rank, zeros());
-    }
+    Tile::clear_rows(empty_rows, num_empty, empty_share, tile, column, rank, out, operands);
     wait_for_copies();
     if (remaps) {
         __syncthreads();
         push_records(spare, slots, targets, count);
         __syncthreads();  // before any of them is unpacked
     }
-    unpack_tile(slots, count, operands);
+    TileNonzeros::unpack(slots, count, operands);
     __syncthreads();
-    compute_tile(slots, carries, operands, carry_rows[tile] >= 0, tile, count, rank, column, out,
-                 partial_rows);
+    Tile::compute_tile(slots, carries, operands, carry_rows[tile] >= 0, tile, count, rank, column,
+                       out, partial_rows);
 }

@@ -1,57 +1,83 @@
-// Nonzeros unpacked in shared memory, once for all lanes that will read them.
-//
-// An entry is the value, the output row and the input rows: with three modes and floats it takes 16
-// bytes and one load.
+// The nonzeros of a tile, unpacked in shared memory once for all lanes that will read them.
 #pragma once
 
+#include "assertions.cuh"
 #include "operands.cuh"
+#include "records.cuh"
 
-constexpr int ENTRY_PIECES = ENTRY_NBYTES / sizeof(SlotPiece);
+// A block's tile, cut into runs: a group of GroupSize threads reads each.
+template <typename ValueType, int NumInputs, int NumWords, int TileSize, int BlockSize,
+          int GroupSize>
+struct Nonzeros {
+    using Value = ValueType;
+    using Operands = ::Operands<Value, NumInputs>;
+    static constexpr int num_inputs = NumInputs;
+    static constexpr int block_size = BlockSize;
+    static constexpr int group_size = GroupSize;
+    static constexpr int num_groups = BlockSize / GroupSize;
+    static constexpr int run = TileSize / num_groups;
+    static_assert(num_groups * GroupSize == BlockSize, "a block is whole groups");
+    static_assert(num_groups * run == TileSize, "a tile is whole runs");
 
-union Entry {
-    unsigned words[ENTRY_NBYTES / 4];
-    SlotPiece pieces[ENTRY_PIECES];
+    static constexpr int value_words = sizeof(Value) / 4;
+    static constexpr int entry_nbytes = (value_words + 1 + NumInputs + 1) / 2 * 8;
+    using Slots = ::Slots<NumWords, entry_nbytes, TileSize, BlockSize, run>;
+    using SlotPiece = typename Slots::SlotPiece;
+    static constexpr int entry_pieces = entry_nbytes / sizeof(SlotPiece);
 
-    __device__ __forceinline__ VALUE value() const
+    // An entry: the value, the output row and the input rows. With three modes and floats it takes
+    // 16 bytes and one load.
+    union Entry {
+        unsigned words[entry_nbytes / 4];
+        SlotPiece pieces[entry_pieces];
+
+        __device__ __forceinline__ Value value() const
+        {
+            return *reinterpret_cast<const Value*>(words);
+        }
+        __device__ __forceinline__ unsigned out_row() const { return words[value_words]; }
+        __device__ __forceinline__ unsigned input_row(int n) const
+        {
+            return words[value_words + 1 + n];
+        }
+    };
+
+    static __device__ __forceinline__ Entry read(Slots slots, int place)
     {
-        return *reinterpret_cast<const VALUE*>(words);
+        const SlotPiece* slot = slots.at(place);
+        Entry entry;
+#pragma unroll
+        for (int p = 0; p < entry_pieces; ++p) entry.pieces[p] = slot[p];
+        return entry;
     }
-    __device__ __forceinline__ unsigned out_row() const { return words[VALUE_WORDS]; }
-    __device__ __forceinline__ unsigned input_row(int n) const
+
+    // Unpacks the records that this thread pulled, each in its slot. Places past the end of the
+    // order get entries of zeros.
+    static __device__ __forceinline__ void unpack(Slots slots, int count, const Operands& operands)
     {
-        return words[VALUE_WORDS + 1 + n];
+#pragma unroll
+        for (int m = 0; m < Slots::moves; ++m) {
+            const int place = threadIdx.x + m * BlockSize;
+            SlotPiece* slot = slots.at(place);
+            Entry entry = {};
+            if (place < count) unpack_record(entry, slot, operands);
+#pragma unroll
+            for (int p = 0; p < entry_pieces; ++p) slot[p] = entry.pieces[p];
+        }
+    }
+
+    static __device__ __forceinline__ void unpack_record(Entry& entry, const SlotPiece* slot,
+                                                         const Operands& operands)
+    {
+        const unsigned* record = reinterpret_cast<const unsigned*>(slot);
+        *reinterpret_cast<Value*>(entry.words) = read_value<Value>(record, operands.value_slot);
+        entry.words[value_words] = read_row<NumWords>(record, operands.out_field);
+        ASSERT(entry.out_row() <= operands.last_out_row);
+#pragma unroll
+        for (int n = 0; n < NumInputs; ++n) {
+            entry.words[value_words + 1 + n] =
+                read_row<NumWords>(record, operands.input_fields[n]);
+            ASSERT(entry.input_row(n) <= operands.last_input_rows[n]);
+        }
     }
 };
-
-__device__ __forceinline__ Entry read_entry(SlotPiece* slots, int place)
-{
-    const SlotPiece* slot = slot_at(slots, place);
-    Entry entry;
-#pragma unroll
-    for (int p = 0; p < ENTRY_PIECES; ++p) entry.pieces[p] = slot[p];
-    return entry;
-}
-
-// Unpacks the records that this thread moved, in their slots, and fills up a tile with zeros.
-__device__ __forceinline__ void unpack_tile(SlotPiece* slots, int count, const Operands& operands)
-{
-#pragma unroll
-    for (int m = 0; m < MOVES; ++m) {
-        const int place = threadIdx.x + m * BLOCK_SIZE;
-        SlotPiece* slot = slot_at(slots, place);
-        Entry entry = {};
-        if (place < count) {
-            const unsigned* record = reinterpret_cast<const unsigned*>(slot);
-            *reinterpret_cast<VALUE*>(entry.words) = read_value(record, operands);
-            entry.words[VALUE_WORDS] = read_row(record, operands.out_field);
-            ASSERT(entry.out_row() <= operands.last_out_row);
-#pragma unroll
-            for (int n = 0; n < NUM_INPUTS; ++n) {
-                entry.words[VALUE_WORDS + 1 + n] = read_row(record, operands.input_fields[n]);
-                ASSERT(entry.input_row(n) <= operands.last_input_rows[n]);
-            }
-        }
-#pragma unroll
-        for (int p = 0; p < ENTRY_PIECES; ++p) slot[p] = entry.pieces[p];
-    }
-}

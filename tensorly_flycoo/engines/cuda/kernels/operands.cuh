@@ -1,48 +1,41 @@
-// What is the same for all nonzeros of a launch, and how to read a nonzero with it.
+// What is the same for all nonzeros of a launch, and how to read a record with it.
 #pragma once
 
-#ifndef VALUE
-#error "VALUE: float or double, the type of values and factors"
-#endif
-#ifndef NUM_INPUTS
-#error "NUM_INPUTS: modes whose factors are read, ndim - 1"
-#endif
-
-// One coordinate of a record lies in the 64 bits that start at its word (see RecordFormat).
+// Where a coordinate lies: in the 64 bits of a record that start at a word (see RecordFormat).
 struct Field {
     unsigned word;
     unsigned shift;
     unsigned mask;
 };
 
-// An entry: a value, the output row and the input rows, in a multiple of 8 bytes.
-constexpr int VALUE_WORDS = sizeof(VALUE) / 4;
-constexpr int ENTRY_NBYTES = (VALUE_WORDS + 1 + NUM_INPUTS + 1) / 2 * 8;
-
-#include "records.cuh"
-
-constexpr int MAX_INPUTS = NUM_INPUTS > 0 ? NUM_INPUTS : 1;
-
-// Passed by value, so it lies in constant memory.
+// Python fills it (`structs.py`). Passed by value, so it lies in constant memory.
+template <typename Value, int NumInputs>
 struct Operands {
+    static_assert(sizeof(Value) == 4 || sizeof(Value) == 8, "float or double");
+    static_assert(NumInputs >= 0, "input modes are all modes but the output's");
+    static constexpr int max_inputs = NumInputs > 0 ? NumInputs : 1;
+
     Field out_field;
-    Field input_fields[MAX_INPUTS];
+    Field input_fields[max_inputs];
     unsigned value_slot;  // counted in values, not in words
-    const VALUE* factors[MAX_INPUTS];
-    unsigned row_nbytes[MAX_INPUTS];  // from each row of a factor to the next
+    const Value* factors[max_inputs];
+    unsigned row_nbytes[max_inputs];  // from the start of a factor's row to the next
     unsigned last_out_row;            // for assertions
-    unsigned last_input_rows[MAX_INPUTS];
+    unsigned last_input_rows[max_inputs];
 };
 
+template <int NumWords>
 __device__ __forceinline__ unsigned read_row(const unsigned* record, const Field& field)
 {
-    // A value follows the coordinates, so there is always a next word, if one that holds no bit.
+    // The value follows the coordinates. So a coordinate that crosses into the next word has one;
+    // for a coordinate in the last word, which does not, that word is read twice.
     const unsigned low = record[field.word];
-    const unsigned high = record[field.word + (field.word + 1 < NUM_WORDS)];
+    const unsigned high = record[field.word + (field.word + 1 < NumWords)];
     return __funnelshift_r(low, high, field.shift) & field.mask;
 }
 
-__device__ __forceinline__ VALUE read_value(const unsigned* record, const Operands& operands)
+template <typename Value>
+__device__ __forceinline__ Value read_value(const unsigned* record, unsigned value_slot)
 {
-    return reinterpret_cast<const VALUE*>(record)[operands.value_slot];
+    return reinterpret_cast<const Value*>(record)[value_slot];
 }

@@ -1,15 +1,9 @@
-// Records as they lie in memory, and how to move them.
+// Records as they lie in memory, and the slots of shared memory that a tile of them is copied to.
 #pragma once
 
-#include "macros.cuh"
+#include "architecture.cuh"
 
-// Words are 32 bits, and a record is a multiple of 8 bytes.
-constexpr int RECORD_NBYTES = 4 * NUM_WORDS;
-static_assert(RECORD_NBYTES % 8 == 0, "records move in pieces of 8 or 16 bytes");
-
-// The largest pieces that all records, and all slots, are aligned to. A slot is a place in shared
-// memory: a record comes there, and is unpacked there to an entry (`nonzeros.cuh`).
-template <int NBYTES>
+template <int NumBytes>
 struct PieceType;
 template <>
 struct PieceType<8> {
@@ -20,48 +14,62 @@ struct PieceType<16> {
     using type = uint4;
 };
 
-constexpr int SLOT_NBYTES = RECORD_NBYTES > ENTRY_NBYTES ? RECORD_NBYTES : ENTRY_NBYTES;
-using Piece = PieceType<RECORD_NBYTES % 16 == 0 ? 16 : 8>::type;
-using SlotPiece =
-    PieceType<RECORD_NBYTES % 16 == 0 && SLOT_NBYTES % 16 == 0 ? 16 : 8>::type;
-constexpr int PIECES = RECORD_NBYTES / sizeof(Piece);
-constexpr int SLOT_PIECES = SLOT_NBYTES / sizeof(SlotPiece);
-constexpr int PIECES_OF_RECORD = RECORD_NBYTES / sizeof(SlotPiece);
+// A tile in shared memory: a slot for each place.
+//
+// A slot first holds the record of its place, and then its entry (`nonzeros.cuh`). EntryNbytes is 0
+// in kernels that only move records. Run is the number of consecutive places that one group reads.
+template <int NumWords, int EntryNbytes, int TileSize, int BlockSize, int Run>
+struct Slots {
+    static constexpr int record_nbytes = 4 * NumWords;
+    static constexpr int slot_nbytes = record_nbytes > EntryNbytes ? record_nbytes : EntryNbytes;
+    static constexpr int block_size = BlockSize;
+    static constexpr int moves = TileSize / BlockSize;  // records that a thread moves
+    static_assert(record_nbytes % 8 == 0, "records move in pieces of 8 or 16 bytes");
+    static_assert(EntryNbytes % 8 == 0, "entries are read in pieces of 8 or 16 bytes");
+    static_assert(TileSize % BlockSize == 0, "every thread moves equally many records");
+    static_assert(TileSize <= 65536, "places within a tile are 16-bit numbers");
 
-// Groups of lanes read places that lie a run apart, which would lie in the same banks: the lowest
-// bits of a place are mixed with the number of its run.
-__device__ __forceinline__ SlotPiece* slot_at(SlotPiece* slots, int place)
-{
-    const int slot = RUN % 8 == 0 ? place ^ ((place / RUN) & 7) : place;
-    return slots + slot * SLOT_PIECES;
-}
+    // The largest pieces that divide every record, and every slot.
+    using Piece = typename PieceType<record_nbytes % 16 == 0 ? 16 : 8>::type;
+    using SlotPiece =
+        typename PieceType<record_nbytes % 16 == 0 && slot_nbytes % 16 == 0 ? 16 : 8>::type;
+    static constexpr int record_pieces = record_nbytes / sizeof(Piece);
+    static constexpr int record_slot_pieces = record_nbytes / sizeof(SlotPiece);
+    static constexpr int slot_pieces = slot_nbytes / sizeof(SlotPiece);
 
-// Start a copy of one record from global to shared memory; `wait_for_copies` ends it.
-__device__ __forceinline__ void copy_to_slot(SlotPiece* slot, const Piece* record)
-{
-    const SlotPiece* source = reinterpret_cast<const SlotPiece*>(record);
-#pragma unroll
-    for (int p = 0; p < PIECES_OF_RECORD; ++p) {
-#if __CUDA_ARCH__ >= 800
-        const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(slot + p));
-        if (sizeof(SlotPiece) == 16) {
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address),
-                         "l"(source + p)
-                         : "memory");
-        } else {
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(address),
-                         "l"(source + p)
-                         : "memory");
-        }
-#else
-        slot[p] = source[p];
-#endif
+    SlotPiece* memory;
+
+    // The groups of a warp read places that are a run apart, and would all meet in the same banks:
+    // so the lowest bits of a place are mixed with the number of its run.
+    __device__ __forceinline__ SlotPiece* at(int place) const
+    {
+        const int slot = Run % 8 == 0 ? place ^ ((place / Run) & 7) : place;
+        return memory + slot * slot_pieces;
     }
-}
 
+    // Starts a copy of one record from global memory; `wait_for_copies` ends it.
+    __device__ __forceinline__ void copy_to(int place, const Piece* record) const
+    {
+        SlotPiece* slot = at(place);
+        const SlotPiece* source = reinterpret_cast<const SlotPiece*>(record);
+#pragma unroll
+        for (int p = 0; p < record_slot_pieces; ++p) {
+            const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(slot + p));
+            if (sizeof(SlotPiece) == 16) {
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address),
+                             "l"(source + p)
+                             : "memory");
+            } else {
+                asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(address),
+                             "l"(source + p)
+                             : "memory");
+            }
+        }
+    }
+};
+
+// Waits for the copies that this thread started; those of its block also need a barrier.
 __device__ __forceinline__ void wait_for_copies()
 {
-#if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
 }

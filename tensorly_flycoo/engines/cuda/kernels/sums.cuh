@@ -10,15 +10,16 @@ __device__ __forceinline__ double sum_of_warp(double number)
 }
 
 // To be called by all threads of a block, each of which gets the sum.
-template <int NUM_THREADS>
+template <int NumThreads>
 __device__ __forceinline__ double sum_of_block(double number)
 {
-    __shared__ double of_warps[NUM_THREADS / 32];
+    static_assert(NumThreads % 32 == 0, "a block is whole warps");
+    __shared__ double of_warps[NumThreads / 32];
     number = sum_of_warp(number);
     __syncthreads();
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = number;
     __syncthreads();
     double sum = 0;
-    for (int warp = 0; warp < NUM_THREADS / 32; ++warp) sum += of_warps[warp];
+    for (int warp = 0; warp < NumThreads / 32; ++warp) sum += of_warps[warp];
     return sum;
 }

@@ -1,0 +1,45 @@
+"""What TensorLy's Tucker decompositions, which run as they are, cannot do on a sparse tensor."""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from ..checks import densify_error
+from ..ops.ttmc import check_free_modes
+from ..tensor.coo_cache import as_flycoo
+from ..tensor.tensor import FlycooTensor
+
+if TYPE_CHECKING:
+    from sparse import SparseArray
+
+
+def check_tucker(
+    tensor: "FlycooTensor | SparseArray", modes: Collection[int], mask: Any = None
+) -> None:
+    """Refuse a mask, and factors of so few modes that the core would be too large.
+
+    Parameters
+    ----------
+    tensor : FlycooTensor or sparse.COO
+    modes : collection of int
+        Modes with factors that are computed; each other mode keeps its size in the core.
+    mask : None
+
+    Raises
+    ------
+    DensifyError
+        If there is a mask, or the core would have more rows than `tensor` has nonzeros.
+
+    Examples
+    --------
+    >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 3, 2))
+    >>> check_tucker(x, [0])
+    Traceback (most recent call last):
+        ...
+    tensorly_flycoo.checks.DensifyError: multiplying with factors of all modes but 1 and 2 would \
+make a dense array of shape (3, 2, '...'); leave out one mode at most, or modes with fewer indices \
+together than x has nonzeros
+    """
+    if mask is not None:
+        raise densify_error("mask= of tucker", tuple(tensor.shape), "it has no sparse version here")
+    x = as_flycoo(tensor, check_coords=True)
+    check_free_modes(x, [mode for mode in range(x.ndim) if mode not in modes])

@@ -1,0 +1,66 @@
+// The Gram matrix of each block of rows of a tall matrix.
+#pragma once
+
+#include "tall.cuh"
+
+// A warp has 32 rows at a time; a lane loads the numbers that it hands to the tensor cores.
+template <typename Tall>
+__device__ __forceinline__ void compute_gram(long long num_rows, const float* x,
+                                             long long row_stride, double* products)
+{
+    constexpr int steps = 4;  // of 8 rows, loaded together
+    constexpr int rank = Tall::rank, tiles = Tall::tiles, width = Tall::width;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    double sums[tiles][tiles][2] = {};  // those of pairs on the diagonal and above
+    const typename Tall::Rows rows(num_rows, 8 * steps);
+    for (long long row = rows.row; row < rows.end; row += Tall::num_warps * 8 * steps) {
+        float numbers[steps][tiles][2];
+#pragma unroll
+        for (int step = 0; step < 2 * steps; ++step) {
+            const long long from = row + 4 * step + lane % 4;
+            const float* place = x + from * row_stride + lane / 4;
+#pragma unroll
+            for (int t = 0; t < tiles; ++t) {
+                const bool is_there = from < rows.end && 8 * t + lane / 4 < rank;
+                numbers[step / 2][t][step % 2] = is_there ? place[8 * t] : 0;
+            }
+        }
+#pragma unroll
+        for (int step = 0; step < steps; ++step) {
+            double exact[tiles][2];
+#pragma unroll
+            for (int t = 0; t < tiles; ++t) {
+                exact[t][0] = numbers[step][t][0];
+                exact[t][1] = numbers[step][t][1];
+            }
+#pragma unroll
+            for (int i = 0; i < tiles; i += 2) {
+#pragma unroll
+                for (int j = i; j < tiles; ++j) {
+                    add_products(sums[i][j], sums[i + 1][j], exact[i], exact[i + 1], exact[j]);
+                }
+            }
+        }
+    }
+    __shared__ double total[width * width];
+    for (int turn = 0; turn < Tall::num_warps; ++turn) {
+        __syncthreads();
+        if (warp != turn) continue;
+#pragma unroll
+        for (int i = 0; i < tiles; ++i) {
+#pragma unroll
+            for (int j = i / 2 * 2; j < tiles; ++j) {
+                double* place = total + (8 * i + lane / 4) * width + 8 * j + 2 * (lane % 4);
+                place[0] = sums[i][j][0] + (turn == 0 ? 0 : place[0]);
+                place[1] = sums[i][j][1] + (turn == 0 ? 0 : place[1]);
+            }
+        }
+    }
+    __syncthreads();
+    products += static_cast<long long>(blockIdx.x) * rank * rank;
+    for (int i = threadIdx.x; i < rank * rank; i += Tall::block_size) {
+        const int row = i / rank, column = i % rank;
+        const bool is_below = row / 16 > column / 16;
+        products[i] = is_below ? total[column * width + row] : total[row * width + column];
+    }
+}

@@ -1,0 +1,160 @@
+"""The structures that Python fills for the kernels: one table makes both sides of each.
+
+A dtype of this module is how Python fills a structure. Its `layout_macro` is how the kernel's
+`CHECK_LAYOUT` compares the structure that the compiler made of the CUDA source: size, and name,
+offset and size of each member. Where they differ the kernel does not compile.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...array_modules import Array
+from ...format.packing import RecordFormat
+from .tuning import BLOCK_SIZE, RankCut
+
+#: Records and entries move in pieces of 8 or 16 bytes.
+_PIECE_NBYTES = 8
+
+#: `Field` in `operands.cuh`.
+FIELD = np.dtype([("word", np.uint32), ("shift", np.uint32), ("mask", np.uint32)], align=True)
+
+
+@functools.cache
+def operands_dtype(num_inputs: int) -> np.dtype:
+    """Return `Operands` of `operands.cuh`; without inputs it has one that is never read."""
+    max_inputs = max(1, num_inputs)
+    fields = [
+        ("out_field", FIELD),
+        ("input_fields", FIELD, max_inputs),
+        ("value_slot", np.uint32),
+        ("factors", np.uint64, max_inputs),
+        ("row_nbytes", np.uint32, max_inputs),
+        ("last_out_row", np.uint32),
+        ("last_input_rows", np.uint32, max_inputs),
+    ]
+    return np.dtype(fields, align=True)
+
+
+@functools.cache
+def ranks_dtype(num_inputs: int) -> np.dtype:
+    """Return `Ranks` of `ttmc.cuh`; without inputs it has one that is never read."""
+    return np.dtype([("at", np.int32, max(1, num_inputs))], align=True)
+
+
+@functools.cache
+def packing_dtype(ndim: int) -> np.dtype:
+    """Return `Packing` of `pack.cuh`."""
+    fields = [
+        ("mode_stride", np.int64),
+        ("nonzero_stride", np.int64),
+        ("sizes", np.uint64, ndim),
+        ("words", np.uint32, ndim),
+        ("shifts", np.uint32, ndim),
+        ("value_slot", np.uint32),
+    ]
+    return np.dtype(fields, align=True)
+
+
+@functools.cache
+def carries_dtype(dtype: np.dtype, cut: RankCut) -> np.dtype:
+    """Return `Carries` of `mttkrp.cuh`, for which Python reserves shared memory."""
+    num_groups, lane_nbytes = BLOCK_SIZE // cut.group_size, cut.lane_columns * dtype.itemsize
+    fields = [
+        ("sums", dtype, (BLOCK_SIZE, cut.lane_columns)),
+        ("inherits", np.bool_, num_groups),
+        ("is_one_row", np.bool_, num_groups),
+    ]
+    # A thread's columns are aligned as a whole, so that they move at once.
+    return _pad(np.dtype(fields, align=True), lane_nbytes)
+
+
+def slot_nbytes(record_format: RecordFormat) -> int:
+    """Return the bytes of a place in shared memory, which holds a record and then its entry.
+
+    An entry is the nonzero unpacked (`nonzeros.cuh`): the value, and a row for each mode.
+    """
+    entry_nbytes = record_format.dtype.itemsize + 4 * record_format.ndim
+    return max(record_format.record_nbytes, _round_up(entry_nbytes, _PIECE_NBYTES))
+
+
+@functools.cache
+def layout_macro(dtype: np.dtype) -> str:
+    """Say for `CHECK_LAYOUT` of `layout.cuh` how a structure lies in memory.
+
+    Examples
+    --------
+    >>> layout_macro(FIELD)
+    'SIZE(12)MEMBER(word,0,4)MEMBER(shift,4,4)MEMBER(mask,8,4)'
+    """
+    assert dtype.fields is not None
+    members = [f"MEMBER({n},{f[1]},{f[0].itemsize})" for n, f in dtype.fields.items()]
+    return f"SIZE({dtype.itemsize}){''.join(members)}"
+
+
+def make_operands(
+    record_format: RecordFormat, mode: int, inputs: Sequence[int], arrays: Sequence[Array]
+) -> np.ndarray:
+    """Fill in `Operands`: `arrays` are the factors of the modes `inputs`, on the GPU."""
+    fields = list(zip(record_format.words, record_format.shifts, record_format.masks, strict=True))
+    operands = np.zeros((), operands_dtype(len(inputs)))
+    operands["out_field"] = fields[mode]
+    operands["value_slot"] = record_format.value_slot
+    operands["last_out_row"] = record_format.shape[mode] - 1
+    for place, (n, array) in enumerate(zip(inputs, arrays, strict=True)):
+        operands["input_fields"][place] = fields[n]
+        operands["factors"][place] = array.data.ptr
+        operands["row_nbytes"][place] = row_pitch(array)
+        operands["last_input_rows"][place] = record_format.shape[n] - 1
+    return _as_bytes(operands)
+
+
+def make_ranks(arrays: Sequence[Array]) -> np.ndarray:
+    """Fill in `Ranks`: the columns of each factor."""
+    ranks = np.zeros((), ranks_dtype(len(arrays)))
+    ranks["at"][: len(arrays)] = [array.shape[1] for array in arrays]
+    return _as_bytes(ranks)
+
+
+def make_packing(record_format: RecordFormat, coords: Array) -> np.ndarray:
+    """Fill in `Packing` for coords (ndim, nnz)."""
+    packing = np.zeros((), packing_dtype(record_format.ndim))
+    packing["mode_stride"], packing["nonzero_stride"] = (
+        stride // coords.itemsize for stride in coords.strides
+    )
+    packing["sizes"] = record_format.shape
+    packing["words"] = record_format.words
+    packing["shifts"] = record_format.shifts
+    packing["value_slot"] = record_format.value_slot
+    return _as_bytes(packing)
+
+
+def row_pitch(array: Array) -> int:
+    """Return the bytes from the start of a matrix's row to the next.
+
+    A single row has no next one, and its stride may be anything: then it is the row's own bytes.
+    """
+    return array.strides[0] if array.shape[0] > 1 else array.shape[1] * array.itemsize
+
+
+def _as_bytes(struct: np.ndarray) -> np.ndarray:
+    """Hide the fields: CuPy looks at each of them at every launch."""
+    return struct.view(f"V{struct.itemsize}")
+
+
+def _pad(dtype: np.dtype, alignment: int) -> np.dtype:
+    assert dtype.fields is not None
+    formats, offsets = zip(*dtype.fields.values(), strict=True)
+    return np.dtype(
+        {
+            "names": list(dtype.fields),
+            "formats": formats,
+            "offsets": offsets,
+            "itemsize": _round_up(dtype.itemsize, alignment),
+        }
+    )
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

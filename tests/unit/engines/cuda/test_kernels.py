@@ -1,0 +1,254 @@
+"""The CUDA kernels, without a GPU: that all of them compile, and that no register spills."""
+
+import importlib.util
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_sources import ON_LINUX, compile_all, compile_source, compile_text, make_format
+
+from tensorly_flycoo.engines import cuda
+from tensorly_flycoo.engines.cuda import structs, tuning
+from tensorly_flycoo.engines.cuda.macros import (
+    gram_macros,
+    inner_product_macros,
+    invert_macros,
+    mttkrp_macros,
+    multiply_rows_macros,
+    order_writes_macros,
+    pack_macros,
+    pad_rows_macros,
+    partial_rows_macros,
+    remap_macros,
+    sum_groups_macros,
+    sweep_nonnegative_macros,
+    ttmc_macros,
+)
+from tensorly_flycoo.engines.cuda.source import load_source
+
+FOLDER = Path(cuda.__file__).parent / "kernels"
+ENTRIES = sorted(path.name for path in FOLDER.glob("*.cu"))
+HEADERS = sorted(path.name for path in FOLDER.glob("*.cuh"))
+BENCHMARK = Path(__file__).parents[4] / "examples" / "benchmark_gpu"
+RANKS = (1, 7, 10, 16, 25, 32, 50, 64, 100, 128, 200)
+DTYPES = ("float32", "float64")
+GPUS = {
+    "sm_80": tuning.Gpu((8, 0), 164 * 1024),
+    "sm_90": tuning.Gpu((9, 0), 228 * 1024),
+    "sm_100": tuning.Gpu((10, 0), 228 * 1024),
+}
+U16, U32, U64 = (np.dtype(f"uint{bits}") for bits in (16, 32, 64))
+EVERY_GPU = pytest.mark.parametrize("architecture", GPUS)
+
+
+def choose_tile_size(record_format, architecture):
+    slot_nbytes = structs.slot_nbytes(record_format)
+    return tuning.choose_tile_size(slot_nbytes, record_format.ndim - 1, GPUS[architecture])
+
+
+def choose_occupancy(record_format, architecture, rank=32):
+    return tuning.choose_occupancy(GPUS[architecture], record_format.ndim - 1, rank)
+
+
+def specialise_all():
+    """Return macros of each kernel, by the name of its file."""
+    record_format, dtype = make_format(3, "float32"), np.dtype(np.float32)
+    occupancy = choose_occupancy(record_format, "sm_90")
+    rank_cut, column_cut = tuning.cut_rank(32, 4, 16, 16), tuning.cut_columns(256, 2)
+    return {
+        "mttkrp.cu": mttkrp_macros(record_format, 256, rank_cut, occupancy, U32, U32, U32),
+        "remap.cu": remap_macros(record_format, 256, U32, U32),
+        "ttmc.cu": ttmc_macros(record_format, 256, column_cut, occupancy, U32, U32),
+        "order_writes.cu": order_writes_macros(256, U32),
+        "partial_rows.cu": partial_rows_macros(dtype),
+        "pack.cu": pack_macros(record_format, np.dtype(np.int64)),
+        "sum_groups.cu": sum_groups_macros(dtype),
+        "pad_rows.cu": pad_rows_macros(dtype, 32),
+        "gram.cu": gram_macros(8),
+        "multiply_rows.cu": multiply_rows_macros(8, 4),
+        "invert.cu": invert_macros(8),
+        "inner_product.cu": inner_product_macros(dtype, 8),
+        "sweep_nonnegative.cu": sweep_nonnegative_macros(dtype, 8),
+    }
+
+
+@ON_LINUX
+@EVERY_GPU
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ndim", [1, 2, 3, 4, 5, 8])
+def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
+    """With all that a kernel can do, pulling and remapping, and with neither."""
+    record_format = make_format(ndim, dtype)
+    itemsize = record_format.dtype.itemsize
+    tile_size = choose_tile_size(record_format, architecture)
+    jobs = []
+    for rank in RANKS:
+        occupancy = choose_occupancy(record_format, architecture, rank)
+        alignment = math.gcd(16, rank * itemsize)
+        for loads in (alignment, 16):  # factors as they come, and copied to aligned rows
+            cut = tuning.cut_rank(rank, itemsize, loads, alignment)
+            for ids in ([U32] * 3, [U32]):
+                macros = mttkrp_macros(record_format, tile_size, cut, occupancy, *ids)
+                jobs.append(("mttkrp.cu", architecture, macros))
+    compile_all(jobs)
+
+
+@ON_LINUX
+@EVERY_GPU
+def test_every_way_to_fetch_a_record_compiles(architecture):
+    """Sorted copies, an index, remapping; also where ids take 64 bits, and tiles are small."""
+    layouts = [(None, None), (U32, None), (U64, None), (U32, U32), (U16, U64)]
+    jobs, cut = [], tuning.cut_rank(32, 4, 16, 16)
+    for ids, tile_size, bits in itertools.product(layouts, (256, 1024), (10, 32)):
+        record_format = make_format(3, "float32", bits)
+        occupancy = choose_occupancy(record_format, architecture)
+        macros = mttkrp_macros(record_format, tile_size, cut, occupancy, U32, *ids)
+        jobs.append(("mttkrp.cu", architecture, macros))
+        if ids[1] is not None:
+            jobs.append(("remap.cu", architecture, remap_macros(record_format, tile_size, *ids)))
+            macros = order_writes_macros(tile_size, ids[1])
+            jobs.append(("order_writes.cu", architecture, macros))
+    compile_all(jobs)
+
+
+@ON_LINUX
+@EVERY_GPU
+def test_what_builds_a_tensor_compiles(architecture):
+    jobs = []
+    formats = [make_format(ndim, dtype) for ndim in (1, 3, 8) for dtype in DTYPES]
+    coord_dtypes = [np.dtype(kind + size) for kind in "iu" for size in "1248"]
+    for record_format, coord_dtype in itertools.product(formats, coord_dtypes):
+        if record_format.ndim == 3 or coord_dtype == "int64":
+            jobs.append(("pack.cu", architecture, pack_macros(record_format, coord_dtype)))
+    jobs += [("sum_groups.cu", architecture, sum_groups_macros(np.dtype(d))) for d in DTYPES]
+    compile_all(jobs)
+
+
+@ON_LINUX
+@EVERY_GPU
+def test_what_handles_rows_compiles(architecture):
+    jobs = [("partial_rows.cu", architecture, partial_rows_macros(np.dtype(d))) for d in DTYPES]
+    for dtype, num_columns in itertools.product(map(np.dtype, DTYPES), (1, 2, 3, 32, 208)):
+        jobs.append(("pad_rows.cu", architecture, pad_rows_macros(dtype, num_columns)))
+    for rank in (1, 2, 3, 4, 7, 10, 16, 20, 25, 32):
+        jobs.append(("gram.cu", architecture, gram_macros(rank)))
+        jobs.append(("invert.cu", architecture, invert_macros(rank)))
+        tight, apart = multiply_rows_macros(rank, 1), multiply_rows_macros(rank, 4)
+        jobs += [("multiply_rows.cu", architecture, macros) for macros in (tight, apart)]
+    for dtype in map(np.dtype, DTYPES):
+        jobs.append(("inner_product.cu", architecture, inner_product_macros(dtype, 25)))
+        for rank in (1, 10, 25, 32, 200):
+            macros = sweep_nonnegative_macros(dtype, rank)
+            jobs.append(("sweep_nonnegative.cu", architecture, macros))
+    compile_all(jobs)
+
+
+@ON_LINUX
+@EVERY_GPU
+def test_many_modes_compile(architecture):
+    """Their nonzeros leave room for so few in a tile that a lane has one at a time."""
+    record_format = make_format(64, "float64")
+    tile_size = choose_tile_size(record_format, architecture)
+    cut, occupancy = tuning.cut_rank(1, 8, 16, 16), choose_occupancy(record_format, architecture)
+    macros = mttkrp_macros(record_format, tile_size, cut, occupancy, U32, U32, U32)
+    compile_source("mttkrp.cu", architecture, macros)  # some registers do spill
+
+
+@ON_LINUX
+@EVERY_GPU
+def test_ttmc_compiles(architecture):
+    """With few columns and with many, pulling by narrow and wide ids and not at all."""
+    cases = [
+        (1, "float64", 256, U32, U32),
+        (2, "float64", 256, U32, U32),
+        (3, "float32", 9, U64, None),
+        (3, "float32", 256, U32, U32),
+        (3, "float64", 256, U64, U64),
+        (4, "float64", 256, U32, U32),
+        (5, "float32", 256, U32, U32),
+        (8, "float64", 256, U32, U32),
+    ]
+    jobs = []
+    for ndim, dtype, num_columns, *dtypes in cases:
+        record_format = make_format(ndim, dtype)
+        tile_size = choose_tile_size(record_format, architecture)
+        cut = tuning.cut_columns(num_columns, ndim - 1)
+        occupancy = choose_occupancy(record_format, architecture)
+        macros = ttmc_macros(record_format, tile_size, cut, occupancy, *dtypes)
+        jobs.append(("ttmc.cu", architecture, macros))
+    compile_all(jobs)
+
+
+@ON_LINUX
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ndim", [3, 4, 5])
+def test_the_benchmark_s_floor_compiles(ndim, dtype):
+    """The kernel that only reads, in every setting that it is tried with."""
+    spec = importlib.util.spec_from_file_location("benchmark_macros", BENCHMARK / "macros.py")
+    macros = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(macros)
+    record_format = make_format(ndim, dtype)
+    cuts = [tuning.cut_rank(rank, record_format.dtype.itemsize, 16, 16) for rank in (16, 32, 64)]
+    compile_all(
+        (macros.SOURCE, "sm_90", macros.gather_only_macros(record_format, cut, setting))
+        for setting, cut in itertools.product(macros.SETTINGS, cuts)
+    )
+
+
+@ON_LINUX
+def test_the_benchmark_s_delay_compiles():
+    compile_all([(str(BENCHMARK / "delay.cu"), "sm_90", {})])
+
+
+@ON_LINUX
+@pytest.mark.parametrize("ndim", [1, 3])
+def test_assertions_compile(ndim):
+    """They are of a debug build, whose registers may spill."""
+    record_format = make_format(ndim, "float32")
+    occupancy = choose_occupancy(record_format, "sm_90")
+    cut, columns = tuning.cut_rank(32, 4, 16, 16), tuning.cut_columns(256, ndim - 1)
+    for file, macros in [
+        ("mttkrp.cu", mttkrp_macros(record_format, 256, cut, occupancy, U32, U32, U32)),
+        ("remap.cu", remap_macros(record_format, 256, U32, U32)),
+        ("ttmc.cu", ttmc_macros(record_format, 256, columns, occupancy, U32, U32)),
+    ]:
+        checked = load_source(file)
+        assert checked.count("ASSERT(") > 1  # the macro, and what it checks
+        compile_source(file, "sm_90", {**macros, "ASSERTIONS": 1})
+
+
+@ON_LINUX
+@pytest.mark.parametrize("header", HEADERS)
+def test_each_header_compiles_alone(header):
+    """Without any macro, and with includes that the compiler resolves for itself."""
+    for macros in ({}, {"ASSERTIONS": 1}):
+        text = f'#include "{header}"\n'
+        compile_text(text, "alone.cu", "sm_90", macros, f"--include-path={FOLDER}")
+
+
+@ON_LINUX
+@pytest.mark.parametrize(("entry", "macros"), specialise_all().items())
+def test_each_entry_compiles_as_it_is_on_disk(entry, macros):
+    """Includes are the compiler's own here, so that nvcc and editors can read the sources too."""
+    text = (FOLDER / entry).read_text()
+    compile_text(text, entry, "sm_90", macros, f"--include-path={FOLDER}")
+
+
+@ON_LINUX
+@pytest.mark.parametrize(("entry", "macros"), specialise_all().items())
+def test_a_missing_macro_is_named(entry, macros):
+    assert sorted(specialise_all()) == ENTRIES
+    for missing in macros:
+        given = {macro: value for macro, value in macros.items() if macro != missing}
+        with pytest.raises(AssertionError, match=f'#error "{missing}: '):
+            compile_source(entry, "sm_90", given)
+
+
+@ON_LINUX
+@pytest.mark.parametrize("entry", ["mttkrp.cu", "remap.cu", "ttmc.cu", "gram.cu"])
+def test_old_gpus_are_refused(entry):
+    """By the compiler too, beside `tuning.check_capability`."""
+    with pytest.raises(AssertionError, match=r"compute capability 8\.0 or higher"):
+        compile_source(entry, "sm_75", specialise_all()[entry])

@@ -1,0 +1,54 @@
+"""The page about the kernels: its picture is what the code does, and it names every file."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensorly_flycoo.engines import cuda
+from tensorly_flycoo.format.layouts import RemapLayout
+from tensorly_flycoo.format.packing import RecordFormat
+from tensorly_flycoo.format.primitives import Primitives
+
+FOLDER = Path(cuda.__file__).parent / "kernels"
+README = (FOLDER / "README.md").read_text()
+# The nonzeros a to h, numbered by their values from 1, in tiles of two and buckets of four.
+COORDS = np.array([[0, 1, 2, 3, 4, 5, 6, 7], [1, 5, 0, 4, 6, 3, 1, 2]])
+
+
+@pytest.fixture
+def layout():
+    record_format, values = RecordFormat.of((8, 7), "float64", "uint64"), np.arange(1.0, 9.0)
+    return RemapLayout.build(COORDS, values, record_format, 2, 4, Primitives())
+
+
+def read_lines(name):
+    """Read the rows of the picture that begin with a name."""
+    lines = re.findall(rf"^ +{name} +((?:\w|\|| )+?)(?:  +\w\w.*)?$", README, re.MULTILINE)
+    return [re.sub(r"[| ]+", " ", line).split() for line in lines]
+
+
+def read_names(layout, records):
+    return ["abcdefgh"[int(value) - 1] for value in layout.record_format.values(records)]
+
+
+def test_the_picture_of_remapping(layout):
+    storages, slots = [read_lines("storage 0")[0], read_lines("storage 1")[0]], read_lines("slots")
+    assert read_lines("storage 0") == [storages[0]] * 2
+    assert read_lines("storage 1") == [storages[1]] * 2
+    assert slots == [read_lines("order 0")[0], read_lines("order 1")[0]]
+    for mode, plan in enumerate(layout.plans):
+        assert read_names(layout, layout.records) == storages[mode]
+        assert read_lines("pull ids")[mode] == plan.pull_ids.astype(str).tolist()
+        assert read_lines("remap ids")[mode] == plan.remap_ids.astype(str).tolist()
+        places = np.arange(8) // 4 * 4 + plan.pull_ids.astype(int)
+        assert read_names(layout, layout.records[places]) == slots[mode]
+        layout.spare[plan.remap_ids] = layout.records[places]
+        layout.swap()
+    assert layout.tilings[1].carry_rows.tolist() == [-1, 1, -1, -1]
+
+
+def test_every_file_is_named():
+    for path in FOLDER.glob("*.cu*"):
+        assert f"`{path.stem}" in README, path.name

@@ -1,0 +1,117 @@
+"""The structures that Python fills: a kernel compiles if, and only if, both sides are alike."""
+
+import re
+
+import numpy as np
+import pytest
+from cuda_sources import ON_LINUX, compile_source, make_format
+
+from tensorly_flycoo.engines.cuda import structs, tuning
+from tensorly_flycoo.engines.cuda.macros import mttkrp_macros, pack_macros, ttmc_macros
+
+H200 = tuning.Gpu((9, 0), 228 * 1024)
+IDS = [np.dtype(np.uint32)] * 2
+
+
+def specialise(file, ndim, dtype):
+    """Return the macros of one specialisation of a kernel."""
+    record_format, occupancy = make_format(ndim, dtype), tuning.choose_occupancy(H200, ndim - 1)
+    if file == "pack.cu":
+        return pack_macros(record_format, np.dtype(np.int64))
+    if file == "ttmc.cu":
+        return ttmc_macros(record_format, 256, tuning.cut_columns(9, ndim - 1), occupancy, *IDS)
+    cut = tuning.cut_rank(25, record_format.dtype.itemsize, 16, 16)
+    return mttkrp_macros(record_format, 256, cut, occupancy, *IDS)
+
+
+LAYOUTS = [
+    ("mttkrp.cu", "FIELD_LAYOUT"),
+    ("mttkrp.cu", "OPERANDS_LAYOUT"),
+    ("mttkrp.cu", "CARRIES_LAYOUT"),
+    ("ttmc.cu", "FIELD_LAYOUT"),
+    ("ttmc.cu", "OPERANDS_LAYOUT"),
+    ("ttmc.cu", "RANKS_LAYOUT"),
+    ("pack.cu", "PACKING_LAYOUT"),
+]
+
+
+@ON_LINUX
+@pytest.mark.parametrize(("file", "layout"), LAYOUTS)
+def test_a_structure_that_differs_does_not_compile(file, layout):
+    """Each number of the layout, and each name, is looked at."""
+    macros = specialise(file, 3, "float32")
+    text = macros[layout]
+    numbers = list(re.finditer(r"\b\d+", text))
+    assert len(numbers) == 1 + 2 * text.count("MEMBER")
+    for number in numbers:
+        other = f"{text[: number.start()]}{int(number[0]) + 4}{text[number.end() :]}"
+        with pytest.raises(AssertionError, match=r"structs\.py: "):
+            compile_source(file, "sm_90", {**macros, layout: other})
+    for name in re.findall(r"MEMBER\((\w+)", text):
+        other = text.replace(f"MEMBER({name},", f"MEMBER({name}_too,")
+        with pytest.raises(AssertionError, match=f"{name}_too"):
+            compile_source(file, "sm_90", {**macros, layout: other})
+
+
+@ON_LINUX
+@pytest.mark.parametrize("file", ["mttkrp.cu", "ttmc.cu"])
+def test_slots_of_another_size_do_not_compile(file):
+    macros = specialise(file, 3, "float32")
+    with pytest.raises(AssertionError, match=r"structs\.py: slots of another size"):
+        compile_source(file, "sm_90", {**macros, "SLOT_NBYTES": macros["SLOT_NBYTES"] + 8})
+
+
+def test_every_structure_is_checked():
+    """Whatever Python hands over by value has a dtype here and a layout among the macros."""
+    makers = {name for name in vars(structs) if name.startswith("make_")}
+    dtypes = {name for name in vars(structs) if name.endswith("_dtype")}
+    assert {name.replace("make_", "") + "_dtype" for name in makers} < dtypes
+    layouts = {layout.replace("_LAYOUT", "").lower() for _, layout in LAYOUTS}
+    assert {name.removesuffix("_dtype") for name in dtypes} | {"field"} == layouts
+
+
+class Factor:
+    """A matrix whose memory is said to be on a GPU."""
+
+    def __init__(self, shape, dtype, address):
+        array = np.empty(shape, dtype)
+        self.shape, self.strides, self.itemsize = shape, array.strides, array.itemsize
+        self.data = type("Memory", (), {"ptr": address})()
+
+
+def test_operands():
+    record_format = make_format(3, "float64", bits=20)
+    factors = [Factor((5, 4), "float64", 2**40), Factor((1, 4), "float64", 2**41)]
+    made = structs.make_operands(record_format, 1, [0, 2], factors)
+    operands = made.view(structs.operands_dtype(2))
+    fields = list(zip(record_format.words, record_format.shifts, record_format.masks, strict=True))
+    assert operands["out_field"].item() == fields[1]
+    assert operands["input_fields"].tolist() == [fields[0], fields[2]]
+    assert operands["value_slot"] == record_format.value_slot
+    assert operands["factors"].tolist() == [2**40, 2**41]
+    assert operands["row_nbytes"].tolist() == [32, 32]
+    assert operands["last_out_row"] == 2**20 - 1
+    assert operands["last_input_rows"].tolist() == [2**20 - 1] * 2
+
+
+def test_ranks():
+    factors = [Factor((5, 4), "float64", 0), Factor((6, 7), "float64", 0)]
+    assert structs.make_ranks(factors).view(structs.ranks_dtype(2))["at"].tolist() == [4, 7]
+    assert structs.make_ranks([]).view(structs.ranks_dtype(0))["at"].tolist() == [0]
+
+
+def test_packing():
+    record_format = make_format(3, "float32", bits=20)
+    coords = np.zeros((7, 3), np.int16).T
+    packing = structs.make_packing(record_format, coords).view(structs.packing_dtype(3))
+    assert (packing["mode_stride"], packing["nonzero_stride"]) == (1, 3)
+    assert packing["sizes"].tolist() == [2**20] * 3
+    assert packing["words"].tolist() == list(record_format.words)
+    assert packing["shifts"].tolist() == list(record_format.shifts)
+    assert packing["value_slot"] == record_format.value_slot
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (1, 3)])
+def test_the_pitch_of_rows(shape):
+    array = np.zeros((shape[0], 8))[:, :3]
+    assert structs.row_pitch(array) == (64 if shape[0] > 1 else 24)

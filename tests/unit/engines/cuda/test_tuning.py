@@ -1,0 +1,141 @@
+"""The tables by which kernels are cut: lookups, and that cuts hold all columns and tiles fit."""
+
+import doctest
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tensorly_flycoo.engines.cuda import source, structs, tuning
+
+RANKS = (1, 2, 3, 4, 5, 7, 10, 12, 16, 25, 32, 33, 50, 64, 100, 128, 200, 1000)
+H200 = tuning.Gpu((9, 0), 228 * 1024)
+
+
+@pytest.mark.parametrize("module", [source, structs, tuning])
+def test_examples(module):
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+def test_each_row_says_on_what_it_was_measured():
+    assert all(row.measured for row in (*tuning.OCCUPANCIES, *tuning.LANE_COLUMNS))
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)])
+@pytest.mark.parametrize(
+    ("num_inputs", "batch", "min_blocks"),
+    [(0, 8, 4), (1, 8, 4), (2, 8, 4), (3, 4, 5), (4, 2, 8), (5, 2, 4), (63, 2, 4)],
+)
+def test_occupancy(num_inputs, batch, min_blocks, capability):
+    gpu = tuning.Gpu(capability, 100 * 1024)
+    for rank in (1, 32, 1000):
+        row = tuning.choose_occupancy(gpu, num_inputs, rank)
+        assert (row.batch, row.min_blocks) == (batch, min_blocks)
+        assert row.capability <= capability
+
+
+def test_the_row_of_the_nearest_capability_counts(monkeypatch):
+    """Of the highest that the GPU has, and there of the first that fits inputs and rank."""
+    rows = tuple(
+        SimpleNamespace(capability=capability, max_inputs=2, max_rank=max_rank)
+        for capability in ((8, 0), (8, 6), (9, 0))
+        for max_rank in (16, 64)
+    )
+    monkeypatch.setattr(tuning, "OCCUPANCIES", rows)
+    choose = tuning.choose_occupancy.__wrapped__
+    for capability, rank, expected in (
+        ((8, 0), 16, 0), ((8, 5), 17, 1), ((8, 9), 1, 2), ((9, 0), 64, 5), ((12, 0), 16, 4),
+    ):  # fmt: skip
+        assert choose(tuning.Gpu(capability, 0), 2, rank) is rows[expected]
+
+
+def test_tiles_are_cut_for_all_ranks():
+    """A tile is cut before a rank is known, so no rank may ask for another number of blocks."""
+    blocks = {}
+    for row in tuning.OCCUPANCIES:
+        blocks.setdefault((row.capability, row.max_inputs), set()).add(row.min_blocks)
+    assert {len(counts) for counts in blocks.values()} == {1}
+
+
+@pytest.mark.parametrize("capability", [(6, 1), (7, 0), (7, 5)])
+def test_old_gpus_are_refused(capability):
+    match = (
+        rf"GPU 3 has compute capability {capability[0]}\.{capability[1]}, expected 8\.0 or higher"
+    )
+    with pytest.raises(RuntimeError, match=match):
+        tuning.check_capability(capability, 3)
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (12, 0)])
+def test_newer_gpus_are_not(capability):
+    tuning.check_capability(capability, 0)
+
+
+@pytest.mark.parametrize("num_inputs", [0, 1, 2, 3, 4, 7])
+@pytest.mark.parametrize("num_columns", [1, 2, 9, 127, 128, 255, 256, 1000, 1025, 4096, 10**6])
+def test_a_cut_holds_all_columns_of_ttmc(num_columns, num_inputs):
+    cut = tuning.cut_columns(num_columns, num_inputs)
+    assert tuning.BLOCK_SIZE % cut.group_size == 0
+    assert cut.lane_columns == (4 if num_columns >= 128 and num_inputs <= 3 else 1)
+    part = cut.lane_columns * cut.group_size
+    assert (cut.num_parts - 1) * part < num_columns <= cut.num_parts * part
+
+
+@pytest.mark.parametrize("store_alignment", [4, 8, 16])
+@pytest.mark.parametrize("load_alignment", [4, 8, 16])
+@pytest.mark.parametrize("itemsize", [4, 8])
+@pytest.mark.parametrize("rank", RANKS)
+def test_a_cut_holds_all_columns(rank, itemsize, load_alignment, store_alignment):
+    load_alignment, store_alignment = max(load_alignment, itemsize), max(store_alignment, itemsize)
+    cut = tuning.cut_rank(rank, itemsize, load_alignment, store_alignment)
+    assert cut.load_columns * itemsize <= load_alignment
+    assert cut.store_columns * itemsize <= store_alignment
+    assert cut.lane_columns % cut.load_columns == 0
+    assert cut.load_columns % cut.store_columns == 0
+    aligned = tuning.cut_rank(rank, itemsize, 16, 16)
+    assert (cut.lane_columns, cut.group_size) == (aligned.lane_columns, aligned.group_size)
+    assert cut.group_size in (1, 2, 4, 8, 16, 32)
+    part = cut.lane_columns * cut.group_size
+    assert (cut.num_parts - 1) * part < rank <= cut.num_parts * part
+
+
+@pytest.mark.parametrize("itemsize", [4, 8])
+@pytest.mark.parametrize("rank", RANKS)
+def test_aligned_rows_touch_as_few_lines_as_they_can(rank, itemsize):
+    row_nbytes = tuning.choose_row_nbytes(rank * itemsize)
+    assert 0 <= row_nbytes - rank * itemsize < 64
+    if rank * itemsize % 16:
+        starts = row_nbytes * np.arange(64)
+        num_lines = (starts + rank * itemsize - 1) // 64 - starts // 64 + 1
+        assert set(num_lines) == {-(-rank * itemsize // 64)}
+
+
+@pytest.mark.parametrize("shared_nbytes", [64 * 1024, 100 * 1024, 164 * 1024, 228 * 1024])
+@pytest.mark.parametrize("slot_nbytes", [8, 16, 24, 40, 64])
+@pytest.mark.parametrize("num_inputs", [0, 2, 3, 4, 7])
+def test_tiles_fit(num_inputs, slot_nbytes, shared_nbytes):
+    gpu = tuning.Gpu((9, 0), shared_nbytes)
+    tile_size = tuning.choose_tile_size(slot_nbytes, num_inputs, gpu)
+    assert tile_size % tuning.BLOCK_SIZE == 0
+    is_least = tile_size == tuning.BLOCK_SIZE
+    num_blocks = 1 if is_least else tuning.choose_occupancy(gpu, num_inputs).min_blocks
+    assert num_blocks * (tile_size * slot_nbytes + 19 * tuning.BLOCK_SIZE) <= shared_nbytes
+
+
+@pytest.mark.parametrize("itemsize", [4, 8])
+@pytest.mark.parametrize("rank", RANKS)
+def test_carry_outs_fit_what_a_tile_leaves_them(rank, itemsize):
+    cut = tuning.cut_rank(rank, itemsize, 16, 16)
+    carries = structs.carries_dtype(np.dtype(f"f{itemsize}"), cut)
+    assert carries.itemsize <= 18 * tuning.BLOCK_SIZE
+
+
+@pytest.mark.usual_limits("tiles")
+@pytest.mark.parametrize(
+    ("slot_nbytes", "num_inputs", "expected"),
+    [(16, 2, 1024), (24, 2, 1024), (24, 3, 1024), (32, 3, 512), (32, 4, 512), (56, 7, 512)],
+)
+def test_tile_sizes_of_an_h200(slot_nbytes, num_inputs, expected):
+    assert tuning.choose_tile_size(slot_nbytes, num_inputs, H200) == expected
