@@ -119,6 +119,6 @@ def test_the_face():
     assert sorted(tensorly_flycoo.__all__) == [
         "DensifyError", "FlycooTensor", "LabelledTensor", "MemoryEstimate", "ModeStats", "Progress",
         "TensorStats", "cp_to_entries", "estimate_memory", "from_dataframe", "load", "mttkrp",
-        "observed_parafac", "read_tns", "save", "set_device", "stats", "write_tns",
+        "observed_parafac", "read_tns", "save", "set_device", "show_versions", "stats", "write_tns",
     ]  # fmt: skip
     assert issubclass(tensorly_flycoo.DensifyError, TypeError)
