@@ -5,13 +5,14 @@
 // A member has a name, an offset and a size, in bytes.
 #pragma once
 
-#define SIZE(nbytes) static_assert(sizeof(Struct) == (nbytes), "structs.py: another size");
-#define MEMBER(name, offset, nbytes)                                                             \
-    static_assert(__builtin_offsetof(Struct, name) == (offset), "structs.py: " #name " elsewhere"); \
-    static_assert(sizeof(Struct::name) == (nbytes), "structs.py: " #name " of another size");
+#define SIZE(nbytes) static_assert(sizeof(Struct) == (nbytes), "structs.py: size differs");
+#define MEMBER(name, offset, nbytes)                            \
+    static_assert(__builtin_offsetof(Struct, name) == (offset), \
+                  "structs.py: offset of " #name " differs");   \
+    static_assert(sizeof(Struct::name) == (nbytes), "structs.py: size of " #name " differs");
 
-#define CHECK_LAYOUT(Type, LAYOUT)                                                               \
-    struct Type##Check {                                                                         \
-        using Struct = Type;                                                                     \
-        LAYOUT                                                                                   \
+#define CHECK_LAYOUT(Type, LAYOUT) \
+    struct Type##Check {           \
+        using Struct = Type;       \
+        LAYOUT                     \
     };
