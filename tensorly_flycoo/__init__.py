@@ -17,7 +17,6 @@ Examples
 
 from .backend import register
 from .checks import DensifyError
-from .decomposition.observed_parafac import observed_parafac
 from .diagnostics.stats import ModeStats, TensorStats, stats
 from .engines import set_device
 from .io import load, read_tns, save, write_tns
@@ -52,5 +51,6 @@ __version__ = "0.1.0"
 
 register()
 
-# Last: it imports TensorLy, which `register` has to do in its own way.
+# Last: they import TensorLy, which `register` has to do in its own way.
+from .decomposition import observed_parafac  # noqa: E402
 from .diagnostics.progress import Progress  # noqa: E402

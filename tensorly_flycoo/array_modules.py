@@ -1,6 +1,6 @@
-"""NumPy and CuPy arrays: which is which, and how one becomes the other where that is asked for.
+"""Tell NumPy's arrays from CuPy's, and convert between them on request.
 
-CuPy is never imported to find out: without it there are no CuPy arrays.
+Telling them apart never imports CuPy: as long as it is not loaded, there are no CuPy arrays.
 """
 
 import contextlib
@@ -12,15 +12,15 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-#: A NumPy or a CuPy array: CuPy has no type that a checker could use without it.
+#: A NumPy or CuPy array. `Any`, because type checkers must not need CuPy.
 Array: TypeAlias = Any
 
-#: What DLPack calls memory that a GPU reads: CUDA's own, and managed.
+#: DLPack's codes for CUDA device memory and CUDA managed memory.
 _GPU_DEVICE_TYPES = (2, 13)
 
 
-def is_cupy(x):
-    """Say whether `x` is a CuPy array.
+def is_cupy(x: object) -> bool:
+    """Return whether `x` is a CuPy array.
 
     Examples
     --------
@@ -30,23 +30,23 @@ def is_cupy(x):
     return isinstance(x, getattr(sys.modules.get("cupy"), "ndarray", ()))
 
 
-def is_on_gpu(x):
-    """Say whether `x` is data on a GPU, of whatever library, or a list or tuple of CuPy arrays."""
+def is_on_gpu(x: Any) -> bool:
+    """Return whether `x` is a GPU array of any library, or a list or tuple of CuPy arrays."""
     if isinstance(x, list | tuple):
         return len(x) > 0 and is_cupy(x[0])
     is_foreign = hasattr(x, "__dlpack_device__") and not is_cupy(x)
     return is_cupy(x) or (is_foreign and x.__dlpack_device__()[0] in _GPU_DEVICE_TYPES)
 
 
-def array_module(x):
+def array_module(x: object) -> ModuleType:
     """Return cupy for a CuPy array, else numpy."""
     return sys.modules["cupy"] if is_cupy(x) else np
 
 
-def as_array(x):
-    """Return `x` as an array where it is: CuPy's for what is on a GPU, else NumPy's.
+def as_array(x: Any) -> Array:
+    """Return `x` as an array on its own device: CuPy's for data on a GPU, else NumPy's.
 
-    The memory of an array of another library that exports DLPack is shared, not copied.
+    An array of another library is shared through DLPack, not copied.
     """
     if not is_on_gpu(x):
         return np.asarray(x)
@@ -57,14 +57,14 @@ def as_array(x):
     return cupy.array(x) if isinstance(x, list | tuple) else cupy.from_dlpack(x)
 
 
-def move(array, xp):
-    """Return a NumPy or CuPy array as one of the module `xp`: itself, or a copy over there."""
+def move(array: Array, xp: ModuleType) -> Array:
+    """Return a NumPy or CuPy array as one of the module `xp`; copy it only between devices."""
     if xp is not np:
         return xp.asarray(array)
     return array.get() if is_cupy(array) else array
 
 
-#: The array module of the sparse decomposition that runs in this thread or task, if one does.
+#: The array module of the sparse decomposition running in this thread or task, if any.
 _running_module: contextvars.ContextVar[ModuleType | None] = contextvars.ContextVar(
     "array module of the running decomposition", default=None
 )
@@ -72,10 +72,10 @@ _running_module: contextvars.ContextVar[ModuleType | None] = contextvars.Context
 
 @contextlib.contextmanager
 def running_on(xp: ModuleType) -> Iterator[None]:
-    """Say that a decomposition of a sparse tensor runs, and that its arrays are those of `xp`.
+    """Mark the block as a decomposition of a sparse tensor whose arrays belong to `xp`.
 
-    TensorLy's solvers make some arrays without naming a device: inside the block the backend makes
-    those with `xp` too.
+    TensorLy's solvers create some arrays without a device: inside the block the backend creates
+    them with `xp`.
     """
     token = _running_module.set(xp)
     try:
@@ -85,5 +85,5 @@ def running_on(xp: ModuleType) -> Iterator[None]:
 
 
 def running_module() -> ModuleType | None:
-    """Return the array module of the sparse decomposition that runs here, or None."""
+    """Return the array module of the running sparse decomposition, or None."""
     return _running_module.get()

@@ -1,24 +1,26 @@
-"""Every check of what a user hands in, and the text of every error.
+"""Checks of user input, and the wording of their errors.
 
-A message says which argument, what came and what was expected. Checks run before anything is
-changed.
+A message names the argument, what came and what was expected. Checks run before anything changes.
 """
 
 import math
 import operator
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from .array_modules import as_array, is_cupy
+from .array_modules import Array, as_array, is_cupy
 
 DEVICES = ("auto", "cpu", "cuda")
 LAYOUTS = ("remap", "replicated", "indexed")
 
-#: Indices of one mode are packed in at most 32 bits: a factor of 2**32 rows is beyond any memory
-#: that this package could be given.
+#: The index of one mode takes at most 32 bits: no machine could hold a factor of 2**32 rows.
 MAX_MODE_SIZE = 2**32
 
-#: Nonzeros whose coordinates are checked at a time.
+#: Nonzeros checked at a time.
 _CHECK_BLOCK = 2**13
 
 #: Integers up to this size are exact in float64.
@@ -26,27 +28,45 @@ _MAX_EXACT_INTEGER = 2**53
 
 
 class DensifyError(TypeError):
-    """Raise where an operation could only go on by making a sparse tensor dense.
+    """The error of an operation that would have to make a sparse tensor dense.
 
     Examples
     --------
-    >>> import numpy as np, tensorly_flycoo
+    >>> import numpy as np, tensorly as tl, tensorly_flycoo
     >>> x = tensorly_flycoo.FlycooTensor([[0, 1], [2, 0]], [1.0, 2.0], (3, 3))
-    >>> np.asarray(x)
+    >>> with tl.backend_context("flycoo"):
+    ...     np.asarray(x)
     Traceback (most recent call last):
         ...
-    tensorly_flycoo.checks.DensifyError: numpy.asarray would make a dense array of shape (3, 3); \
+    tensorly_flycoo.DensifyError: numpy.asarray would make a dense array of shape (3, 3); \
 use x.to_coo() for the nonzeros
     """
 
-
-def densify_error(operation, shape, instead):
-    """Build the `DensifyError` of `operation`, with what to use `instead`."""
-    return DensifyError(f"{operation} would make a dense array of shape {shape}; {instead}")
+    __module__ = "tensorly_flycoo"
 
 
-def check_shape(shape):
-    """Return `shape` as a tuple of ints; every size from 1 to 2**32, at least one mode."""
+def densify_error(operation: str, shape: Sequence[Any], instead: str) -> DensifyError:
+    """Build the `DensifyError` of `operation`; say what to use `instead`.
+
+    The usual cause is a forgotten `set_backend`, so the message ends with a hint if TensorLy's
+    backend is another one.
+    """
+    message = f"{operation} would make a dense array of shape {shape}; {instead}"
+    backend = _current_backend()
+    if backend not in (None, "flycoo"):
+        hint = 'call tl.set_backend("flycoo")'
+        message += f"; TensorLy's backend is {backend!r}: {hint}"
+    return DensifyError(message)
+
+
+def _current_backend() -> str | None:
+    """Return the name of TensorLy's backend, or None if TensorLy is not (fully) imported."""
+    get_backend = getattr(sys.modules.get("tensorly"), "get_backend", None)
+    return None if get_backend is None else get_backend()
+
+
+def check_shape(shape: Iterable[Any]) -> tuple[int, ...]:
+    """Return `shape` as a tuple of at least one int; each size is from 1 to 2**32."""
     try:
         sizes = tuple(operator.index(size) for size in shape)
     except TypeError:
@@ -59,10 +79,10 @@ def check_shape(shape):
     return sizes
 
 
-def check_coords(coords, shape):
-    """Return `coords` as an integer array (ndim, nnz); `check_inside` looks at the indices."""
+def check_coords(coords: Array, shape: Sequence[int]) -> Array:
+    """Return `coords` as an integer array (ndim, nnz); `check_inside` checks the indices."""
     coords = as_array(coords)
-    if coords.size == 0 and coords.dtype == np.float64:  # what NumPy makes of empty lists
+    if coords.size == 0 and coords.dtype == np.float64:  # NumPy's dtype for an empty list
         coords = coords.astype(np.int64)
     if coords.dtype.kind not in "iu":
         raise TypeError(f"coords has dtype {coords.dtype}, expected integers")
@@ -76,18 +96,18 @@ def check_coords(coords, shape):
     return coords
 
 
-def check_inside(coords, shape):
+def check_inside(coords: Array, shape: Sequence[int]) -> None:
     """Refuse coords (ndim, nnz) with an index outside `shape`."""
-    # In blocks, whose modes are looked at from the cache whatever way coords lies in memory; on a
-    # GPU all at once, since each look waits for it.
+    # In blocks that fit the cache, in case coords is in Fortran order. On a GPU each check
+    # synchronises, so it takes all nonzeros at once.
     block_size = max(1, coords.shape[1]) if is_cupy(coords) else _CHECK_BLOCK
     for start in range(0, coords.shape[1], block_size):
         _check_block(coords[:, start : start + block_size], shape, start)
 
 
-def _check_block(coords, shape, start):
+def _check_block(coords: Array, shape: Sequence[int], start: int) -> None:
     for mode, (rows, size) in enumerate(zip(coords, shape, strict=True)):
-        # As unsigned integers negative ones are the largest: one look finds both.
+        # Viewed as unsigned, a negative index is huge: one comparison finds both faults.
         rows = rows.view(f"u{rows.dtype.itemsize}")
         if int(rows.max()) >= size:
             wrong = int(np.argmax(rows >= size))
@@ -97,8 +117,8 @@ def _check_block(coords, shape, start):
             )
 
 
-def check_dtype(dtype, name="dtype"):
-    """Return `dtype` as float32 or float64; bools and integers count, so they become float64."""
+def check_dtype(dtype: DTypeLike, name: str = "dtype") -> np.dtype:
+    """Return float32 or float64 for `dtype`; bools and integers are counts and become float64."""
     dtype = np.dtype(dtype)
     if dtype.kind in "biu":
         return np.dtype(np.float64)
@@ -110,10 +130,10 @@ def check_dtype(dtype, name="dtype"):
     return dtype
 
 
-def check_values(values, nnz, dtype=None):
+def check_values(values: Array, nnz: int, dtype: DTypeLike | None = None) -> Array:
     """Return `values` as a float array (nnz,), in `dtype` or in their own precision.
 
-    Where that is less precise they are found to be finite; else `check_finite` is still to look.
+    Values that lose precision are checked to be finite. Otherwise that is left to `check_finite`.
     """
     values = as_array(values)
     own_dtype = check_dtype(values.dtype, "the dtype of values")
@@ -139,15 +159,15 @@ def check_values(values, nnz, dtype=None):
     return converted
 
 
-def check_finite(values, name="values"):
-    """Refuse nan and infinity: one of them would silently spread over whole factors."""
+def check_finite(values: Array, name: str = "values") -> None:
+    """Refuse nan and infinity: a single one would silently spread over whole factors."""
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         wrong = int(np.argmax(~np.isfinite(values)))
         raise ValueError(f"{name}[{wrong}] is {values[wrong]}, expected finite numbers")
 
 
-def check_place(array, name, is_on_gpu, whose):
-    """Refuse an array that is not on the device of `whose`: no copy is made in silence."""
+def check_place(array: Array, name: str, is_on_gpu: bool, whose: str) -> None:
+    """Refuse an array that is not on the device of `whose`; nothing is copied silently."""
     if is_cupy(array) != is_on_gpu:
         expected = "cupy.ndarray" if is_on_gpu else "numpy.ndarray"
         raise TypeError(
@@ -156,8 +176,8 @@ def check_place(array, name, is_on_gpu, whose):
         )
 
 
-def check_current_gpu(arrays, gpu):
-    """Refuse CuPy arrays, by name, that are not on the current GPU, where kernels are launched."""
+def check_current_gpu(arrays: Mapping[str, Array], gpu: int) -> None:
+    """Refuse CuPy arrays that are not on the current GPU, where kernels are launched."""
     for name, array in arrays.items():
         if array.device.id != gpu:
             raise ValueError(
@@ -166,7 +186,7 @@ def check_current_gpu(arrays, gpu):
             )
 
 
-def check_mode(mode, ndim):
+def check_mode(mode: Any, ndim: int) -> int:
     """Return `mode` as an int from 0 to ndim - 1."""
     try:
         index = operator.index(mode)
@@ -177,17 +197,17 @@ def check_mode(mode, ndim):
     return index
 
 
-def check_nnz(nnz):
+def check_nnz(nnz: Any) -> int:
     """Return `nnz` as an int of at least 0."""
     return _check_count(nnz, "nnz", 0)
 
 
-def check_rank(rank):
+def check_rank(rank: Any) -> int:
     """Return `rank` as an int of at least 1."""
     return _check_count(rank, "rank", 1)
 
 
-def _check_count(count, name, least):
+def _check_count(count: Any, name: str, least: int) -> int:
     try:
         count = operator.index(count)
     except TypeError:
@@ -197,8 +217,10 @@ def _check_count(count, name, least):
     return count
 
 
-def check_factors(factors, shape, dtype, array_type):
-    """Return `factors` as a list of matrices (I_n, R), one a mode, of one rank and dtype."""
+def check_factors(
+    factors: Iterable[Array], shape: Sequence[int], dtype: np.dtype, array_type: type[Array]
+) -> list[Array]:
+    """Return `factors` as a list of matrices (I_n, R), one a mode, all of one rank and dtype."""
     factors = list(factors)
     if len(factors) != len(shape):
         raise ValueError(f"factors has {len(factors)} matrices, expected {len(shape)}, one a mode")
@@ -223,7 +245,7 @@ def check_factors(factors, shape, dtype, array_type):
     return factors
 
 
-def check_weights(weights, rank, dtype, array_type):
+def check_weights(weights: Array, rank: int, dtype: np.dtype, array_type: type[Array]) -> None:
     """Refuse weights that are not an array (R,) in the dtype of x."""
     if not isinstance(weights, array_type) or weights.shape != (rank,) or weights.dtype != dtype:
         type_name = f"{type(weights).__module__}.{type(weights).__name__}".removeprefix("builtins.")
@@ -234,8 +256,15 @@ def check_weights(weights, rank, dtype, array_type):
         raise error(f"weights is a {got}, expected a {expected} {dtype}, on the device of x")
 
 
-def check_out(out, shape, dtype, array_type, inputs, may_share_memory):
-    """Refuse an `out` that could not hold the result, or that overlaps one of the `inputs`."""
+def check_out(
+    out: Array,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    array_type: type[Array],
+    inputs: Iterable[tuple[str, Array]],
+    may_share_memory: Callable[[Array, Array], bool],
+) -> None:
+    """Refuse an `out` that cannot hold the result or overlaps one of the named `inputs`."""
     if not isinstance(out, array_type):
         type_name = f"{type(out).__module__}.{type(out).__name__}".removeprefix("builtins.")
         expected = f"{array_type.__module__}.{array_type.__name__}"
@@ -251,33 +280,35 @@ def check_out(out, shape, dtype, array_type, inputs, may_share_memory):
             raise ValueError(f"out overlaps {name} in memory, expected an array of its own")
 
 
-def check_fill_value(fill_value):
-    """Refuse sparse arrays whose unstored entries are not zero."""
+def check_fill_value(fill_value: Any) -> None:
+    """Refuse the fill_value of a sparse array whose unstored entries are not zero."""
     if fill_value != 0:
         raise ValueError(f"fill_value is {fill_value}, expected 0: unstored entries must be zeros")
 
 
-def check_layout(layout):
-    """Return `layout` if it is one that this version has."""
+def check_layout(layout: str) -> str:
+    """Return `layout` if there is a layout of that name."""
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}, expected one of {LAYOUTS}")
     return layout
 
 
-def check_device_name(device, source="device"):
-    """Return `device` if it is the name of one."""
+def check_device_name(device: str, source: str = "device") -> str:
+    """Return `device` if there is a device of that name."""
     if device not in DEVICES:
         raise ValueError(f"{source} is {device!r}, expected one of {DEVICES}")
     return device
 
 
-def num_cells(shape):
-    """Count the cells of a tensor as a Python int, which no shape overflows."""
+def num_cells(shape: Iterable[int]) -> int:
+    """Count the cells of a tensor as a Python int, which cannot overflow."""
     return math.prod(shape)
 
 
-def check_matrix(matrix, name, num_rows, dtype, array_type):
-    """Refuse what is not a matrix with `num_rows` rows in the dtype of x."""
+def check_matrix(
+    matrix: Array, name: str, num_rows: int, dtype: np.dtype, array_type: type[Array]
+) -> None:
+    """Refuse anything but a matrix with `num_rows` rows in the dtype of x."""
     if not isinstance(matrix, array_type):
         raise TypeError(
             f"{name} is a {type(matrix).__module__}.{type(matrix).__name__}, expected a "

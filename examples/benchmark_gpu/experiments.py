@@ -208,7 +208,7 @@ def make_sweep(x, rank, factors=None):
     factors = draw_factors(x.shape, rank, x.dtype) if factors is None else factors
     outs = [cupy.empty((size, rank), x.dtype) for size in x.shape]
     steps = [
-        functools.partial(cuda.mttkrp, x._layout, factors, mode, out)
+        functools.partial(cuda.CUDA.mttkrp, x._layout, factors, mode, out)
         for mode, out in enumerate(outs)
     ]
     return factors, outs, steps

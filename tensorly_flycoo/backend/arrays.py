@@ -59,7 +59,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             dtype, on_gpu = tensor.dtype, tensor.device == "cuda"
         elif is_sparse(tensor):
             dtype = check_dtype(tensor.dtype, "the dtype of tensor")
-            on_gpu = select_engine().NAME == "cuda"
+            on_gpu = select_engine().name == "cuda"
         else:
             dtype, on_gpu = tensor.dtype, is_cupy(tensor)
         return {"dtype": dtype, "device": "cuda"} if on_gpu else {"dtype": dtype}

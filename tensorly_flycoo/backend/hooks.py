@@ -93,7 +93,7 @@ def _unfolding_dot_khatri_rao(tensor, cp_tensor, mode):
     ]
     if weights is not None and is_cupy(weights) and x.ndim > 1:
         # All ones unless factors are normalised, but to look would be to wait for the GPU.
-        check_weights(weights, factors[0].shape[1], x.dtype, x._engine.ARRAY_TYPE)
+        check_weights(weights, factors[0].shape[1], x.dtype, x._engine.array_type)
         factors, weights = _weigh_smallest(factors, weights, mode), None
     elif weights is not None and np.all(weights == 1):
         weights = None

@@ -1,1 +1,29 @@
-"""Decompositions of sparse tensors, one a file, with TensorLy's names and parameters."""
+"""Decompositions of sparse tensors, one a file, with TensorLy's names and parameters.
+
+They work whenever and however TensorLy was imported, and hand dense tensors to TensorLy. Those that
+run TensorLy's own loop need its backend "flycoo".
+"""
+
+from .constrained_parafac import constrained_parafac
+from .non_negative_parafac import non_negative_parafac
+from .non_negative_parafac_hals import non_negative_parafac_hals
+from .observed_parafac import observed_parafac
+from .parafac import parafac
+from .parafac2 import parafac2
+from .randomised_parafac import randomised_parafac
+from .tensor_ring import tensor_ring
+from .tensor_train import tensor_train
+from .tensor_train_matrix import tensor_train_matrix
+
+__all__ = [
+    "constrained_parafac",
+    "non_negative_parafac",
+    "non_negative_parafac_hals",
+    "observed_parafac",
+    "parafac",
+    "parafac2",
+    "randomised_parafac",
+    "tensor_ring",
+    "tensor_train",
+    "tensor_train_matrix",
+]

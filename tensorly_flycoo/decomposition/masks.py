@@ -5,19 +5,23 @@ ones are another, small one, of which only the values change. What is linear, as
 computed of both and added.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
 
+from ..array_modules import Array
 from ..checks import densify_error
 from ..linalg.sparse_matrices import by_rows, make_csc
+from ..linalg.tall_skinny import inner_product
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..ops.lazy import LazyArray
 from ..ops.mttkrp import mttkrp
-from ..ops.sampling import SampledTensor
+from ..ops.sampling import NonzeroSampler
 from ..ops.unfolding_svd import Unfolding
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
 from ..tensor.tensor import FlycooTensor
+from .cp_model import residual_square
 
 _EXPECTED = "expected a sparse.COO with fill_value 1 whose stored zeros are the missing entries"
 
@@ -128,7 +132,7 @@ class MissingEntries(LazyArray):
         # Sorted, and what comes twice once; checked too.
         self.coords, _ = FlycooTensor(coords, ones, x.shape, **options)._sorted_nonzeros()
         self.count = self.coords.shape[1]
-        self.start = SampledTensor(x)[tuple(self.coords)]
+        self.start = NonzeroSampler(x).entries(self.coords)
         self.observed = x
         if (self.start != 0).any():
             # A value less itself is exactly zero, and so no nonzero any more.
@@ -143,6 +147,10 @@ class MissingEntries(LazyArray):
 
     def __repr__(self):
         return f"<MissingEntries: {self.count} of shape {self.shape}>"
+
+    def evaluate(self, weights: Array | None, factors: Sequence[Array]) -> Array:
+        """Return what a CP model has at the missing entries: (count,)."""
+        return evaluate_model(self.coords, weights, factors).astype(self.dtype, copy=False)
 
     def reconstruct(self, weights, factors):
         """Compute what a CP model has at the missing entries: `MissingValues`."""
@@ -175,6 +183,19 @@ class MissingEntries(LazyArray):
         numbered = FlycooTensor(coords, numbers, self.shape, **options)
         return numbered, xp.concatenate([values, self.start])
 
+    def unfold_imputed(self, mode: int, rank: int, num_repeats: int) -> Unfolding:
+        """Return the unfolding along a mode with its missing entries imputed, several times over.
+
+        From the leading `rank` singular vectors of the unfolding before; with ``num_repeats=0`` it
+        is that of the tensor as it is.
+        """
+        if num_repeats == 0:
+            return Unfolding(self.tensor, mode)
+        matrix = self.unfold(mode)
+        for _ in range(num_repeats):
+            matrix = matrix.impute(matrix.svd(min(rank, *matrix.shape))[0])
+        return matrix
+
     def unfold(self, mode):
         """Return the unfolding of the tensor along one mode, with entries that can be imputed."""
         numbered, values = self._union
@@ -183,6 +204,66 @@ class MissingEntries(LazyArray):
         matrix = make_csc(values[numbers].astype(np.float64), *_structure(matrix))
         places = np.flatnonzero(numbers >= self.observed.nnz)
         return ImputedUnfolding(self.tensor, mode, (matrix, rows), places)
+
+
+class ImputedTensor:
+    """A sparse tensor whose missing entries have values that change from model to model.
+
+    Attributes
+    ----------
+    missing : MissingEntries
+    values : array (count,)
+        At the missing entries; at first what the tensor itself has there.
+
+    Examples
+    --------
+    >>> x = FlycooTensor([[0, 1], [2, 0]], [6.0, 2.0], shape=(3, 3))
+    >>> imputed = ImputedTensor(MissingEntries(x, np.array([[0, 1], [0, 2]])))
+    >>> factors = [np.array([[3.0], [1.0], [0.0]]), np.array([[2.0], [0.0], [2.0]])]
+    >>> imputed.measure(None, factors)
+    (0.0, array([6., 2.]))
+    """
+
+    def __init__(self, missing: MissingEntries) -> None:
+        self.missing, self.values = missing, missing.start
+
+    def impute(self, weights: Array | None, factors: Sequence[Array]) -> None:
+        """Take the missing entries from a model."""
+        self.values = self.missing.evaluate(weights, factors)
+
+    def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
+        """Compute the MTTKRP of observed and missing entries: (I_mode, R)."""
+        observed = mttkrp(self.missing.observed, factors, mode, weights=weights)
+        return self.missing.add_mttkrp(observed, self.values, factors, mode, weights)
+
+    def measure(
+        self, weights: Array | None, factors: Sequence[Array], last_mttkrp: Array | None = None
+    ) -> tuple[float, Array]:
+        """Measure how far a model is from the observed entries.
+
+        Parameters
+        ----------
+        last_mttkrp : array (I_N, R), optional
+            That of the last mode with this model's other factors, if there is one.
+
+        Returns
+        -------
+        error : float
+            The norm of the residual at the observed entries, over the norm of the tensor with the
+            model's values at the missing ones.
+        values : array (count,)
+            These.
+        """
+        if last_mttkrp is None:
+            last_mttkrp = self.mttkrp(weights, factors, len(factors) - 1)
+        values = self.missing.evaluate(weights, factors)
+        exact = values.astype(np.float64)
+        square = self.missing.observed._layout.norm**2 + (exact * exact).sum()
+        # last_mttkrp is of the values before.
+        change = ((exact - self.values) * exact).sum()
+        inner = inner_product(last_mttkrp, factors[-1]) + change
+        residual = residual_square(square, weights, factors, inner)
+        return float(np.sqrt(residual / square)), values
 
 
 class ImputedUnfolding(Unfolding):

@@ -1,28 +1,35 @@
 """Sparse tensor completion: a CP model of which only the stored entries of a tensor are data."""
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+import tensorly as tl
 
-from ..array_modules import array_module
-from ..checks import check_factors, check_rank, check_weights
+from ..array_modules import Array, array_module
+from ..checks import check_rank
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..tensor.coo_cache import as_flycoo
+from ..tensor.tensor import FlycooTensor
+from .cp_model import make_cp_tensor
+from .initial_guess import draw_factors, take_guess
+
+if TYPE_CHECKING:
+    from sparse import SparseArray
 
 
 def observed_parafac(
-    tensor,
-    rank,
-    n_iter_max=100,
-    init="random",
-    tol=1e-8,
-    random_state=None,
-    l2_reg=1e-6,
-    return_errors=False,
-):
+    tensor: "FlycooTensor | SparseArray",
+    rank: int,
+    n_iter_max: int = 100,
+    init: Any = "random",
+    tol: float = 1e-8,
+    random_state: Any = None,
+    l2_reg: float = 1e-6,
+    return_errors: bool = False,
+) -> Any:
     r"""Fit a CP decomposition to the stored nonzeros only: all other entries are unknown.
 
     .. math:: \min \sum_k (v_k - \sum_r \prod_n F_n[c_{n,k}, r])^2 + \lambda \sum_n |F_n|^2
@@ -103,14 +110,12 @@ def observed_parafac(
     >>> bool(np.linalg.norm(found - whole) < 0.01 * np.linalg.norm(whole))
     True
     """
-    # Not at the top: before TensorLy is imported, `register` has to look at the environment.
-    import tensorly as tl
-
     x, rank = as_flycoo(tensor, check_coords=True), check_rank(rank)
     _check_problem(x, l2_reg)
-    factors = [
-        f.astype(np.float64) for f in _start(x, rank, init, tl.check_random_state(random_state))
-    ]
+    random = tl.check_random_state(random_state)
+    is_random = isinstance(init, str) and init == "random"
+    guess = draw_factors(x, rank, random) if is_random else take_guess(x, rank, init)
+    factors = [factor.astype(np.float64) for factor in guess]
     coords, values = x._sorted_nonzeros()
     values = values.astype(np.float64)
     plans = [_RowPlan.of(rows, size) for rows, size in zip(coords, x.shape, strict=True)]
@@ -124,11 +129,11 @@ def observed_parafac(
         if tol and len(errors) > 1 and abs(errors[-2] - errors[-1]) < tol:
             break
     factors = [factor.astype(x.dtype) for factor in factors]
-    cp_tensor = tl.cp_tensor.CPTensor((x._engine.xp.ones(rank, x.dtype), factors))
+    cp_tensor = make_cp_tensor(None, factors)
     return (cp_tensor, errors) if return_errors else cp_tensor
 
 
-def _check_problem(x, l2_reg):
+def _check_problem(x: FlycooTensor, l2_reg: Any) -> None:
     if x.ndim < 2:
         raise ValueError(f"tensor has shape {x.shape}, expected two modes or more")
     if x.nnz == 0:
@@ -137,22 +142,6 @@ def _check_problem(x, l2_reg):
         raise TypeError(f"l2_reg is {l2_reg!r}, expected a number above 0")
     if not 0 < l2_reg < np.inf:
         raise ValueError(f"l2_reg is {l2_reg}, expected a number above 0")
-
-
-def _start(x, rank, init, random):
-    xp, array_type = x._engine.xp, x._engine.ARRAY_TYPE
-    if isinstance(init, str) and init == "random":
-        return [xp.asarray(random.random_sample((size, rank)), x.dtype) for size in x.shape]
-    if not isinstance(init, Iterable) or isinstance(init, str):
-        raise ValueError(f"init is {init!r}, expected 'random' or (weights, factors)")
-    weights, factors = init
-    factors = check_factors(factors, x.shape, x.dtype, array_type)
-    if factors[0].shape[1] != rank:
-        raise ValueError(f"factors of init have {factors[0].shape[1]} columns, expected {rank}")
-    if weights is not None:
-        check_weights(weights, rank, x.dtype, array_type)
-        factors[-1] = factors[-1] * weights
-    return factors
 
 
 @dataclass(frozen=True)
@@ -170,13 +159,13 @@ class _RowPlan:
         half as many.
     """
 
-    order: Any
-    starts: Any
-    ends: Any
-    classes: list
+    order: Array
+    starts: Array
+    ends: Array
+    classes: list[tuple[int, Array]]
 
     @classmethod
-    def of(cls, rows, size):
+    def of(cls, rows: Array, size: int) -> Self:
         xp = array_module(rows)
         counts = xp.bincount(rows, minlength=size)
         widths = 2 ** np.arange(rows.size.bit_length() + 1)
@@ -186,7 +175,7 @@ class _RowPlan:
         ends = xp.cumsum(counts)
         return cls(xp.argsort(rows, kind="stable"), ends - counts, ends, classes)
 
-    def list_blocks(self, rank):
+    def list_blocks(self, rank: int) -> Iterator[tuple[int, Array]]:
         """Yield widths, and blocks of rows that are small enough together."""
         for width, rows in self.classes:
             block_size = choose_block_size(rows, width * rank)
@@ -194,12 +183,14 @@ class _RowPlan:
                 yield width, rows[start : start + block_size]
 
 
-def _fit_rows(coords, values, factors, mode, plan, l2_reg):
+def _fit_rows(
+    coords: Array, values: Array, factors: list[Array], mode: int, plan: _RowPlan, l2_reg: float
+) -> Array:
     """Fit each row of one factor to its nonzeros, the other factors given."""
     xp, rank = array_module(values), factors[mode].shape[1]
     fitted = xp.zeros_like(factors[mode])
 
-    def gather(rows, first, last):
+    def gather(rows: Array, first: int, last: int) -> tuple[Array, Array]:
         """Return the targets (n, w) of rows, and what is multiplied with a row there (n, w, R).
 
         Of a row's nonzeros `first` to `last`; zeros where it has fewer.
@@ -227,7 +218,7 @@ def _fit_rows(coords, values, factors, mode, plan, l2_reg):
     return fitted
 
 
-def _solve_short(targets, products, l2_reg):
+def _solve_short(targets: Array, products: Array, l2_reg: float) -> Array:
     """Solve ridge regressions with fewer equations than unknowns, by as many as equations."""
     transposed = products.swapaxes(1, 2)
     gram = products @ transposed + l2_reg * array_module(targets).eye(targets.shape[1])

@@ -2,11 +2,16 @@
 
 import functools
 import inspect
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import tensorly as tl
 from tensorly.cp_tensor import CPTensor, cp_normalize
 
 from ..io.checkpoint import ResumedCP
+from .stopping import has_converged
+
+Callback: TypeAlias = Callable[[CPTensor, Any], bool | None]
 
 
 class State(ResumedCP):
@@ -15,6 +20,46 @@ class State(ResumedCP):
 
 #: Options of parafac whose state is more than the factors, and is not in a checkpoint.
 _NOT_RESUMED = ("linesearch", "orthogonalise", "mask")
+
+
+def resume_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return parafac's options so that it goes on from a checkpoint, its `init`, to the same end.
+
+    Raises
+    ------
+    ValueError
+        If `options` has a mask, linesearch or orthogonalise: their state is not in a checkpoint.
+    """
+    init: ResumedCP = options["init"]
+    for name in _NOT_RESUMED:
+        if options[name] is not None and options[name] is not False:
+            raise ValueError(f"{name}= cannot go on from a checkpoint: begin anew, or leave it out")
+    tol, criterion = options["tol"], options["cvg_criterion"]
+    changes: dict[str, Any] = {"init": State(init, init.errors)}
+    if init.iteration > 1 and has_converged(init.errors, tol, criterion):
+        # It had converged, before it normalised: there is nothing left to do.
+        changes |= {"n_iter_max": 0, "normalize_factors": False}
+    elif init.iteration > 0 and tol:
+        changes["callback"] = _compare_to_last(options["callback"], init.errors[-1], tol, criterion)
+    return options | changes
+
+
+def _compare_to_last(
+    callback: Callback | None, last: float, tol: float, criterion: str
+) -> Callback:
+    """Let a callback compare the first new error with the last one before the break too.
+
+    TensorLy calls it once before the first iteration.
+    """
+    num_calls = 0
+
+    def compare_to_last(cp_tensor: CPTensor, error: Any) -> bool:
+        nonlocal num_calls
+        num_calls += 1
+        is_over = callback is not None and callback(cp_tensor, error) is True
+        return is_over or (num_calls == 2 and has_converged([last, error], tol, criterion))
+
+    return compare_to_last
 
 
 def parafac(original):

@@ -4,10 +4,14 @@ After each decomposition what is left of the tensor, ``diag(S) @ V``, has a full
 cell of the modes to come that is not empty, and there are at most nnz of those: only they are kept.
 """
 
+from collections.abc import Sequence
+
+from ..array_modules import Array
 from ..ops.contraction import multiply_matricized
 from ..ops.unfolding_svd import Unfolding
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
+from .singular_vectors import find_left_vectors
 
 
 def decompose_ring(x, ranks):
@@ -80,6 +84,12 @@ def decompose_ring(x, ranks):
     return [*cores, last]
 
 
+def print_shapes(kind: str, cores: Sequence[Array], first_mode: int = 0) -> None:
+    """Print the shape of each core, as TensorLy does with ``verbose=True``."""
+    for n, core in enumerate(cores, first_mode):
+        print(f"{kind} factor {n % len(cores)} computed with shape {core.shape}")
+
+
 def _count_cells(sizes, first_rank, enough):
     """Count the columns of the matrix that is to be decomposed, up to `enough` of them."""
     count = first_rank
@@ -125,9 +135,7 @@ def _split_mode(x, coords, block, size, rank):
         xp.stack([rows.reshape(-1), columns.reshape(-1)]), block.reshape(-1),
         (size * block.shape[1], max(num_columns, rank)), device=x.device,
     )  # fmt: skip
-    left, _ = Unfolding(matrix, 0).svd(rank)
-    largest = left[xp.argmax(xp.abs(left), axis=0), xp.arange(rank)]
-    left = left * xp.where(largest < 0, -1, 1).astype(left.dtype)
+    left, _ = find_left_vectors(Unfolding(matrix, 0), rank)
     remainder = multiply_matricized(matrix, 1, [0], left)[:num_columns]
     return left, coords[1:, is_new], remainder
 

@@ -197,7 +197,7 @@ def _take_nonzeros(x):
 
 
 def _count_duplicates(coords, values, shape):
-    primitives = select_engine("cpu").primitives
+    primitives = select_engine("cpu")
     record_format = RecordFormat.of(shape, values.dtype, np.uint64)
     records, is_rising, _ = primitives.pack(coords, values, record_format)
     if is_rising:

@@ -4,33 +4,69 @@ import functools
 import importlib.util
 import logging
 import os
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, overload
 
+from ..array_modules import Array, is_cupy
 from ..checks import check_device_name
 
-#: Names the device where `set_device` was not called.
+if TYPE_CHECKING:
+    from .cpu.engine import CpuEngine
+    from .protocol import Engine
+
+#: Names the device if `set_device` was not called.
 DEVICE_VARIABLE = "TENSORLY_FLYCOO_DEVICE"
 
 _CUDA_HINT = 'pip install "tensorly-flycoo[cuda13x]" (or [cuda12x])'
 
-#: What CuPy's error has as `status` where the driver is older than its CUDA, or there is none.
+#: The `status` of CuPy's error if the driver is older than its CUDA, or missing.
 _INSUFFICIENT_DRIVER = 35
 
 _logger = logging.getLogger("tensorly_flycoo")
 
-_chosen_device = None
+_chosen_device: str | None = None
 
 
-def set_device(device):
+class DeviceChoice:
+    """What `set_device` returns: leaving its ``with`` block restores the choice before it."""
+
+    def __init__(self, device: str, previous: str | None) -> None:
+        self._device = device
+        self._previous = previous
+
+    def __repr__(self) -> str:
+        return f"<device {self._device!r}>"
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        global _chosen_device
+        _chosen_device = self._previous
+
+
+def set_device(device: str) -> DeviceChoice:
     """Choose the device of tensors that are made from now on, in the whole process.
 
-    Before it is called, the environment variable TENSORLY_FLYCOO_DEVICE chooses, and without it
-    "auto". Tensors that exist stay where they are.
+    Until it is called, the environment variable TENSORLY_FLYCOO_DEVICE chooses, and without it
+    "auto". Existing tensors stay where they are.
 
     Parameters
     ----------
     device : {"auto", "cpu", "cuda"}
-        "auto" leaves data that is on a GPU there, and takes other data to the GPU if CuPy is
-        installed and finds one, to the CPU otherwise.
+        "auto" leaves data that is on a GPU there. It takes other data to the GPU if CuPy is
+        installed and finds one, else to the CPU.
+
+    Returns
+    -------
+    DeviceChoice
+        A context manager: ``with set_device("cpu"):`` restores the previous choice at the end of
+        the block. A plain call chooses for good.
 
     Raises
     ------
@@ -42,19 +78,38 @@ def set_device(device):
         If `device` is "cuda" and there is no GPU, no driver or one that is too old, or no NVRTC,
         which compiles the kernels. The choice stays as it was.
 
+    Notes
+    -----
+    The choice is one for all threads, also inside a ``with`` block.
+
     Examples
     --------
     >>> import tensorly_flycoo
-    >>> tensorly_flycoo.set_device("cpu")
-    >>> tensorly_flycoo.set_device("auto")
+    >>> from tensorly_flycoo import FlycooTensor
+    >>> with tensorly_flycoo.set_device("cpu"):
+    ...     x = FlycooTensor([[0, 1], [2, 0]], [1.0, 2.0], (3, 3))
+    >>> x.device
+    'cpu'
+    >>> tensorly_flycoo.set_device("auto")  # for good
+    <device 'auto'>
     """
     global _chosen_device
     select_engine(check_device_name(device))
+    choice = DeviceChoice(device, _chosen_device)
     _chosen_device = device
+    return choice
 
 
-def select_engine(device=None, *, is_on_gpu=False):
-    """Return the engine module of `device`, by default of the chosen one; see `set_device`.
+@overload
+def select_engine(device: Literal["cpu"], *, is_on_gpu: bool = False) -> "CpuEngine": ...
+
+
+@overload
+def select_engine(device: str | None = None, *, is_on_gpu: bool = False) -> "Engine": ...
+
+
+def select_engine(device: str | None = None, *, is_on_gpu: bool = False) -> "Engine":
+    """Return the engine of `device`, by default of the chosen one; see `set_device`.
 
     With "auto", data that `is_on_gpu` stay there.
     """
@@ -68,16 +123,27 @@ def select_engine(device=None, *, is_on_gpu=False):
         device = "cuda" if is_on_gpu or _has_gpu() else "cpu"
     if device == "cuda":
         _check_cuda()
-        from .cuda import engine as cuda
+        from .cuda.engine import CUDA
 
-        return cuda
-    from .cpu import engine as cpu
+        return CUDA
+    from .cpu.engine import CPU
 
-    return cpu
+    return CPU
 
 
-def _has_gpu():
-    """Say whether CuPy is installed and finds a GPU."""
+def engine_of(array: Array) -> "Engine":
+    """Return the engine of the device that a NumPy or CuPy array is on."""
+    if is_cupy(array):
+        from .cuda.engine import CUDA
+
+        return CUDA
+    from .cpu.engine import CPU
+
+    return CPU
+
+
+def _has_gpu() -> bool:
+    """Return whether CuPy is installed and finds a GPU."""
     if importlib.util.find_spec("cupy") is None:
         return False
     try:
@@ -87,21 +153,21 @@ def _has_gpu():
         return False
 
 
-def _check_cuda():
+def _check_cuda() -> None:
     if importlib.util.find_spec("cupy") is None:
         raise ImportError(f'device "cuda" needs CuPy, which is not installed: {_CUDA_HINT}')
     if _count_gpus() == 0:
         raise RuntimeError('device "cuda" needs a GPU; CuPy finds none')
 
 
-def _count_gpus():
-    """Count the GPUs; raise an error that says what to install if none can be used."""
+def _count_gpus() -> int:
+    """Count the GPUs; if none can be used, raise an error that says what to install."""
     try:
         import cupy
     except ImportError as error:
         raise ImportError(
-            f'device "cuda" needs CuPy, which is installed but cannot be imported; {_CUDA_HINT} '
-            f"installs it anew. It says: {str(error).strip()}"
+            f'device "cuda" needs CuPy, which is installed but cannot be imported: '
+            f"{str(error).strip()}. Reinstall it: {_CUDA_HINT}"
         ) from None
     runtime = cupy.cuda.runtime
     try:
@@ -122,8 +188,8 @@ def _count_gpus():
     return num_gpus
 
 
-def _explain_driver(driver_version, cupy_version):
-    """Say which driver is missing; versions are those of CUDA, 12040 for 12.4."""
+def _explain_driver(driver_version: int, cupy_version: int) -> str:
+    """Say which driver is missing; versions are CUDA's, 12040 for 12.4."""
     needed = "CUDA 13 needs driver 580 or later, CUDA 12 needs 525 or later"
     if driver_version == 0:
         return f'device "cuda" needs an NVIDIA driver, and none is installed: {needed}'
@@ -135,5 +201,5 @@ def _explain_driver(driver_version, cupy_version):
 
 
 @functools.cache
-def _warn_once(message):
+def _warn_once(message: str) -> None:
     _logger.warning(message)

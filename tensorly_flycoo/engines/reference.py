@@ -1,11 +1,11 @@
-"""State FLYCOO as an executable NumPy specification, in the paper's terms and in float64.
+"""An executable specification of FLYCOO in NumPy, in the paper's terms and in float64.
 
 The engines are tested against this module, so each function follows one algorithm of [1]_ and
-none is written for speed. Its vertices and hyperedges are called indices (of one mode) and
-nonzeros, its kappa `num_partitions`. Arguments are taken as valid (the floors above check them)
-and mean the same throughout: `coords` and `values` are the nonzeros, in any order, and repeated
-coordinates add up; `rows` are the coordinates in one mode; modes are numbered from 0. An element
-is a record with the fields `alpha` (its remap ids), `beta` (its coordinates) and `value`.
+none is written for speed. Here the paper's vertices and hyperedges are indices (of one mode) and
+nonzeros, its kappa is `num_partitions`. Arguments are not checked, and mean the same throughout:
+`coords` and `values` are the nonzeros, in any order, and repeated coordinates add up; `rows` are
+the coordinates in one mode; modes are numbered from 0. An element is a record with the fields
+`alpha` (its remap ids), `beta` (its coordinates) and `value`.
 
 References
 ----------
@@ -16,10 +16,10 @@ References
 import numpy as np
 
 
-def partition_mode(rows, num_rows, num_partitions):
-    """Give each index of one mode to a partition.
+def partition_mode(rows: np.ndarray, num_rows: int, num_partitions: int) -> np.ndarray:
+    """Assign each index of one mode to a partition.
 
-    Indices come by falling number of nonzeros (ties: lower index first); each goes to the
+    In descending order of their numbers of nonzeros (ties: lower index first), indices go to the
     partition with the fewest nonzeros so far (ties: lower partition first).
 
     Parameters
@@ -30,7 +30,7 @@ def partition_mode(rows, num_rows, num_partitions):
     Returns
     -------
     (num_rows,) int64 array
-        Partition of each index, also of those without nonzeros.
+        The partition of each index, also of those without nonzeros.
 
     References
     ----------
@@ -50,12 +50,12 @@ def partition_mode(rows, num_rows, num_partitions):
     return partition
 
 
-def partition_sizes(rows, partition, num_partitions):
+def partition_sizes(rows: np.ndarray, partition: np.ndarray, num_partitions: int) -> np.ndarray:
     """Count the nonzeros in each partition of one mode.
 
     Graham's bound: ``max(sizes) <= 4/3 optimum - 1/(3 kappa) optimum``, where the optimum is the
-    fullest partition of the best partitioning. It is at least the mean load and at least the
-    largest row; it may exceed both, and neither can stand in for it in the bound.
+    size of the largest partition of the best partitioning. The optimum is at least the mean size
+    and at least the largest row, but may exceed both: neither can replace it in the bound.
 
     Parameters
     ----------
@@ -79,11 +79,11 @@ def partition_sizes(rows, partition, num_partitions):
     return np.bincount(partition[rows], minlength=num_partitions)
 
 
-def remap_ids(coords, shape, num_partitions):
+def remap_ids(coords: np.ndarray, shape: tuple[int, ...], num_partitions: int) -> np.ndarray:
     """Number the nonzeros partition by partition, for every mode.
 
-    ``b_d`` is the position of a nonzero once all are ordered by partition of mode d, then by
-    index of mode d, then by their original number.
+    ``b_d`` is the position of a nonzero after sorting by partition of mode d, then by index of mode
+    d, then by original number.
 
     Parameters
     ----------
@@ -113,29 +113,39 @@ def remap_ids(coords, shape, num_partitions):
     return ids
 
 
-def make_elements(coords, values, shape, num_partitions):
+def make_elements(
+    coords: np.ndarray,
+    values: np.ndarray | list[float],
+    shape: tuple[int, ...],
+    num_partitions: int,
+) -> np.ndarray:
     """Make the elements ``<alpha, beta, value>`` in the order of mode 0, Algorithm 5's input."""
     ndim = len(shape)
     record = np.dtype([("alpha", "i8", (ndim,)), ("beta", "i8", (ndim,)), ("value", "f8")])
-    elements = np.empty(len(values), dtype=record)
+    elements = np.empty(coords.shape[1], dtype=record)
     elements["alpha"] = remap_ids(coords, shape, num_partitions).T
     elements["beta"] = coords.T
     elements["value"] = values
     return elements[np.argsort(elements["alpha"][:, 0])]
 
 
-def elementwise_computation(coordinates, value, factors, mode):
-    """Compute what one nonzero adds to its output row, or each of many to theirs.
+def elementwise_computation(
+    coordinates: np.ndarray | list[int],
+    value: np.ndarray | float,
+    factors: list[np.ndarray],
+    mode: int,
+) -> np.ndarray:
+    """Compute the contribution of one nonzero to its output row, or of many nonzeros to theirs.
 
-    ``l(r) = value * prod over w != mode of factors[w][c_w, r]``. Vectorised: a second axis of
-    `coordinates` runs over nonzeros. Adding l to ``Y_d(c_d, :)`` is left to the caller.
+    ``l(r) = value * prod over w != mode of factors[w][c_w, r]``. A second axis of `coordinates`
+    runs over nonzeros. The caller adds l to ``Y_d(c_d, :)``.
 
     Parameters
     ----------
     coordinates : (ndim,) or (ndim, nnz) int array
     value : float or (nnz,) array
     factors : list of (I_n, R) arrays
-        ``factors[mode]`` gives R at most; its entries are not read.
+        Only the shape of ``factors[mode]`` is read.
     mode : int
 
     Returns
@@ -162,33 +172,41 @@ def elementwise_computation(coordinates, value, factors, mode):
     ell = np.multiply.outer(np.asarray(value, dtype=np.float64), np.ones(factors[0].shape[1]))
     for w, factor in enumerate(factors):
         if w != mode:
-            ell *= factor[coordinates[w]]
+            ell *= factor[np.asarray(coordinates)[w]]
     return ell
 
 
-def remap_elements(elements, places, t_out):
+def remap_elements(elements: np.ndarray, places: np.ndarray, t_out: np.ndarray) -> None:
     """Write each element to its place in ``T_out``, in the order of the next mode (Algorithm 3).
 
-    Places are remap ids, hence distinct: the writes need no order and no atomics (Observation 1).
+    Places are remap ids, so they are distinct: the writes need no order and no atomics (Observation
+    1).
     """
     t_out[places] = elements
 
 
-def thread_block(elements, factors, mode, output, t_out):
+def thread_block(
+    elements: np.ndarray,
+    factors: list[np.ndarray],
+    mode: int,
+    output: np.ndarray,
+    t_out: np.ndarray,
+) -> None:
     """Run one partition: elementwise computation into ``Y_d``, remapping into ``T_out``.
 
-    How P columns of threads share the elements decides only the order of sums; it is left out.
+    The P columns of threads are left out: how they share the elements affects only the order of
+    sums.
 
     Parameters
     ----------
     elements : (n,) array of elements
-        ``B_{d,z}``: all the nonzeros of its indices.
+        ``B_{d,z}``: all nonzeros of its indices.
     factors : list of (I_n, R) arrays
     mode : int
     output : (I_d, R) float64 array
-        ``Y_d``, written in place where a row has nonzeros here.
+        ``Y_d``; the rows that have nonzeros here are written.
     t_out : (nnz,) array of elements
-        Written in place at the remap ids of mode ``(d + 1) mod ndim``.
+        Written at the remap ids of mode ``(d + 1) mod ndim``.
 
     References
     ----------
@@ -211,15 +229,17 @@ def thread_block(elements, factors, mode, output, t_out):
     remap_elements(elements, elements["alpha"][:, (mode + 1) % len(factors)], t_out)
 
 
-def sweep_modes(t_in, shape, factors, num_partitions):
+def sweep_modes(
+    t_in: np.ndarray, shape: tuple[int, ...], factors: list[np.ndarray], num_partitions: int
+) -> tuple[list[np.ndarray], np.ndarray]:
     """Compute the MTTKRP of each mode in turn, remapping from mode to mode (Algorithm 5).
 
-    Takes ``T_in`` in the order of mode 0, one of the two copies and thus overwritten. Returns the
-    list of MTTKRPs and the tensor, again in the order of mode 0. All modes read the same
-    `factors`, which stay as they are; CP-ALS would update ``factors[d]`` before mode d + 1.
+    `t_in` is in the order of mode 0; as one of the two copies it is overwritten. Returns the list
+    of MTTKRPs, and the tensor in the order of mode 0 again. All modes read the same `factors`;
+    CP-ALS would update ``factors[d]`` before mode d + 1.
     """
     t_out = np.zeros_like(t_in)
-    t_out["value"] = np.nan  # so that a place which remapping misses shows in the result
+    t_out["value"] = np.nan  # a place that remapping misses then shows in the result
     outputs = []
     for mode, num_rows in enumerate(shape):
         rows = t_in["beta"][:, mode]
@@ -228,26 +248,31 @@ def sweep_modes(t_in, shape, factors, num_partitions):
         output = np.zeros((num_rows, factors[0].shape[1]))
         for elements in np.split(t_in, ends[:-1]):  # in parallel on the GPU
             thread_block(elements, factors, mode, output, t_out)
-        # The global barrier stands here: T_out is complete only once every partition is done.
+        # Here is the global barrier: T_out is complete only once every partition is done.
         outputs.append(output)
         t_in, t_out = t_out, t_in
     return outputs, t_in
 
 
-def mttkrp_all_modes(coords, values, shape, factors, num_partitions):
+def mttkrp_all_modes(
+    coords: np.ndarray,
+    values: np.ndarray | list[float],
+    shape: tuple[int, ...],
+    factors: list[np.ndarray],
+    num_partitions: int,
+) -> list[np.ndarray]:
     """Compute the MTTKRP of each mode by FLYCOO, all from the same factors.
 
     Parameters
     ----------
     coords, values, shape, factors
-        As for `mttkrp`. The factors are not overwritten: in CP-ALS the caller updates them
-        between the modes.
+        As for `mttkrp`. CP-ALS would update the factors between the modes.
     num_partitions : int
 
     Returns
     -------
     list of (I_n, R) float64 arrays
-        Entry n is ``mttkrp(coords, values, shape, factors, n)`` but for rounding.
+        Item n is ``mttkrp(coords, values, shape, factors, n)`` up to rounding.
 
     References
     ----------
@@ -264,11 +289,17 @@ def mttkrp_all_modes(coords, values, shape, factors, num_partitions):
     return sweep_modes(t_in, shape, factors, num_partitions)[0]
 
 
-def mttkrp(coords, values, shape, factors, mode):
+def mttkrp(
+    coords: np.ndarray,
+    values: np.ndarray | list[float],
+    shape: tuple[int, ...],
+    factors: list[np.ndarray],
+    mode: int,
+) -> np.ndarray:
     """Compute the MTTKRP of one mode from its formula, without partitions.
 
     ``Y(c_d, :) += value * prod over w != d of factors[w][c_w, :]``, summed over the nonzeros. With
-    one mode the product is empty and 1: each column is the vector itself.
+    one mode the product is empty, so 1: each column is the vector itself.
 
     Parameters
     ----------
@@ -276,7 +307,7 @@ def mttkrp(coords, values, shape, factors, mode):
     values : (nnz,) array
     shape : tuple of int
     factors : list of (I_n, R) arrays
-        ``factors[mode]`` gives R at most; its entries are not read.
+        Only the shape of ``factors[mode]`` is read.
     mode : int
 
     Returns
@@ -306,22 +337,31 @@ def mttkrp(coords, values, shape, factors, mode):
     return output
 
 
-def mttkrp_error_bound(coords, values, shape, factors, mode, dtype, *, flush_to_zero=False):
+def mttkrp_error_bound(
+    coords: np.ndarray,
+    values: np.ndarray | list[float],
+    shape: tuple[int, ...],
+    factors: list[np.ndarray],
+    mode: int,
+    dtype: np.dtype | type | str,
+    *,
+    flush_to_zero: bool = False,
+) -> np.ndarray:
     """Bound the rounding error of an MTTKRP computed in `dtype`, entry by entry.
 
     ``(row_nnz + ndim) * (eps * MTTKRP(|X|, |Y|) + smallest_subnormal)``. A product takes ndim - 1
     roundings and the sum of a row row_nnz - 1 more, in any order, each of at most eps / 2: the
-    bound covers the difference of two results, both computed in `dtype` or more exactly.
+    bound covers the difference of two results computed in `dtype` or a wider type.
 
     Parameters
     ----------
     coords, values, shape, factors, mode
         As for `mttkrp`.
     dtype : dtype
-        Floating type of the result under test, in which `values` and `factors` are exact.
+        Floating type of the result under test; `values` and `factors` are exact in it.
     flush_to_zero : bool
-        Whether what is under test flushes subnormals to zero, as our CUDA kernels do. Then each
-        operation may lose up to the smallest normal number on top: row_nnz * ndim of them.
+        Whether the code under test flushes subnormals to zero, as our CUDA kernels do. Each of its
+        row_nnz * ndim operations may then lose up to the smallest normal number besides.
 
     Returns
     -------
@@ -329,8 +369,7 @@ def mttkrp_error_bound(coords, values, shape, factors, mode, dtype, *, flush_to_
 
     Notes
     -----
-    The terms for underflow suffice if the factors that follow are at most 1 in magnitude. Overflow
-    is outside the bound.
+    The terms for underflow suffice if factors are at most 1 in magnitude. Overflow is not covered.
 
     References
     ----------
@@ -343,7 +382,7 @@ def mttkrp_error_bound(coords, values, shape, factors, mode, dtype, *, flush_to_
     >>> (bound / np.finfo(np.float32).eps).round(6)
     array([[24.]])
     """
-    limits = np.finfo(dtype)
+    limits = np.finfo(np.dtype(dtype))
     row_nnz = np.bincount(coords[mode], minlength=shape[mode])
     magnitude = mttkrp(coords, np.abs(values), shape, [np.abs(f) for f in factors], mode)
     per_rounding = float(limits.eps) * magnitude + float(limits.smallest_subnormal)
@@ -351,11 +390,17 @@ def mttkrp_error_bound(coords, values, shape, factors, mode, dtype, *, flush_to_
     return (row_nnz[:, np.newaxis] + len(shape)) * per_rounding + flushed
 
 
-def ttmc(coords, values, shape, factors, mode):
-    """Multiply a tensor with the transposed factors of all modes but one, and unfold it along that.
+def ttmc(
+    coords: np.ndarray,
+    values: np.ndarray | list[float],
+    shape: tuple[int, ...],
+    factors: list[np.ndarray],
+    mode: int,
+) -> np.ndarray:
+    """Multiply a tensor with the transposed factors of all modes but one, and unfold along that.
 
-    Not of the paper. Row ``c_mode`` gets the value of each of its nonzeros times the Kronecker
-    product of the rows of all other factors, whose columns thus count the last mode's fastest.
+    Not in the paper. Each nonzero adds to row ``c_mode`` its value times the Kronecker product of
+    the rows of all other factors; columns are numbered with the last mode's fastest.
 
     Parameters
     ----------

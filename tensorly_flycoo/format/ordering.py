@@ -1,24 +1,28 @@
 """Bring nonzeros into one defined order: each coordinate once, no zeros among the values."""
 
 import math
+from types import ModuleType
 
 import numpy as np
 
-from ..array_modules import array_module
-from .primitives import index_dtype
+from ..array_modules import Array, array_module
+from .packing import RecordFormat
+from .primitives import Primitives, index_dtype
 
-#: Records that a mask is applied to at a time.
+#: Records to which a mask is applied at a time.
 _MASK_BLOCK = 2**30
 
-#: Sums of squares between these have lost nothing that float64 could hold.
+#: Sums of squares between these are accurate in float64.
 _SAFE_SQUARES = (1e-200, 1e200)
 
 
-def make_canonical_records(coords, values, record_format, primitives):
+def make_canonical_records(
+    coords: Array, values: Array, record_format: RecordFormat, primitives: Primitives
+) -> Array:
     """Pack nonzeros sorted by coordinates (mode 0 first), duplicates summed, zeros dropped.
 
-    Duplicates are added in an order of their own, the same in every run. Nonzeros that are in
-    order already, as those of a `sparse.COO` are, cost one comparison with their neighbours.
+    Duplicates are added in a fixed order. Nonzeros that are already sorted, as those of a
+    `sparse.COO` are, cost one comparison with their neighbours.
 
     Parameters
     ----------
@@ -34,12 +38,12 @@ def make_canonical_records(coords, values, record_format, primitives):
     Raises
     ------
     ValueError
-        If a coordinate lies outside the shape, or a value is not finite.
+        If a coordinate is outside the shape, or a value is not finite.
     """
-    records, is_rising, has_zeros = primitives.pack(coords, values, record_format)
+    records, is_ascending, has_zeros = primitives.pack(coords, values, record_format)
     if has_zeros:
         records = drop_zeros(records, record_format)
-    if is_rising:
+    if is_ascending:
         return records
     modes = reversed(range(record_format.ndim))
     records = primitives.gather(records, primitives.sort_places(records, record_format, modes))
@@ -50,11 +54,9 @@ def make_canonical_records(coords, values, record_format, primitives):
     return drop_zeros(records, record_format)
 
 
-def drop_zeros(records, record_format):
-    """Keep the records whose values are not zero.
-
-    In blocks: CuPy counts what a mask takes in 32 bits.
-    """
+def drop_zeros(records: Array, record_format: RecordFormat) -> Array:
+    """Keep the records whose values are not zero."""
+    # In blocks: CuPy counts what a mask selects in 32 bits.
     is_nonzero = record_format.values(records) != 0
     if bool(is_nonzero.all()):
         return records
@@ -64,10 +66,10 @@ def drop_zeros(records, record_format):
     return kept[0] if len(kept) == 1 else array_module(records).concatenate(kept)
 
 
-def count_canonical_nbytes(nnz, record_format, primitives):
-    """Count the bytes that `make_canonical_records` has at once at most, beside its arguments.
+def count_canonical_nbytes(nnz: int, record_format: RecordFormat, primitives: Primitives) -> int:
+    """Bound the bytes of `make_canonical_records`, its result included.
 
-    Explicit zeros are not reckoned with: without them records are copied once more.
+    Values must not contain zeros: dropping them copies the records once more.
     """
     records, flags = nnz * record_format.record_nbytes, 3 * nnz
     places = 3 * nnz * index_dtype(nnz).itemsize
@@ -78,15 +80,10 @@ def count_canonical_nbytes(nnz, record_format, primitives):
     return flags + records + max(sorting, summing, comparing)
 
 
-def count_sort_nbytes(nnz, record_format, primitives):
-    """Count the bytes that sorting by any mode takes on the way, as does listing empty rows."""
-    return max(primitives.sort_nbytes(nnz, size) for size in record_format.shape)
+def compute_norm(values: Array, xp: ModuleType = np, block_size: int = 2**15) -> float:
+    """Compute the Frobenius norm in float64, in blocks: accurately and in little memory.
 
-
-def compute_norm(values, xp=np, block_size=2**15):
-    """Compute the Frobenius norm in float64, in blocks, to need little memory and lose few bits.
-
-    Blocks are scaled by powers of two, which is exact, where a square could over- or underflow. A
+    A block whose squares could over- or underflow is scaled by a power of two, which is exact. A
     norm beyond float64 is inf.
     """
     exponents, squares = [], []
@@ -102,7 +99,7 @@ def compute_norm(values, xp=np, block_size=2**15):
         if not math.isfinite(largest):
             return largest
         exponents.append(math.frexp(largest)[1])
-        half = exponents[-1] // 2  # the whole may be more than a float64 can be scaled by at once
+        half = exponents[-1] // 2  # 2.0**exponent itself may overflow
         for part in (half, exponents[-1] - half):
             doubles *= math.ldexp(1.0, -part)
         squares.append(float(xp.dot(doubles, doubles)))
@@ -114,8 +111,10 @@ def compute_norm(values, xp=np, block_size=2**15):
         return math.inf
 
 
-def sum_duplicates(records, record_format, is_equal, primitives):
-    """Merge sorted records whose coordinates are those of the record before."""
+def sum_duplicates(
+    records: Array, record_format: RecordFormat, is_equal: Array, primitives: Primitives
+) -> Array:
+    """Merge sorted records; `is_equal` marks those with the coordinates of the one before."""
     xp = primitives.xp
     starts = xp.flatnonzero(xp.concatenate([xp.ones(1, bool), ~is_equal]))
     merged = records[starts]

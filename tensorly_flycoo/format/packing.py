@@ -1,25 +1,29 @@
 """Pack the coordinates and the value of a nonzero into one record of a few machine words."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
+from numpy.typing import DTypeLike
+
+from ..array_modules import Array
 
 #: A coordinate is read with one shift and one mask from the 64 bits that start at its word.
 WINDOW_BITS = 64
 
-#: Records are multiples of this, so that one moves in few and aligned pieces.
+#: Records are multiples of this, so that each moves in few aligned pieces.
 _RECORD_BITS = 64
 
 
 @dataclass(frozen=True)
 class RecordFormat:
-    """Say where in a record each coordinate and the value are.
+    """Where each coordinate and the value are in a record.
 
     Records are the rows of an array (nnz, num_words) of unsigned words. Coordinates come first,
-    mode 0 in the lowest bits; each lies inside the `WINDOW_BITS` that start at its word, so with
-    32-bit words coordinates run on from word to word and with 64-bit words none crosses a word.
-    The value follows, aligned to its own size. There is no linear index, so the number of cells of
-    the tensor is not bounded by any integer type.
+    mode 0 in the lowest bits. Each fits the `WINDOW_BITS` that start at its word: 32-bit words may
+    share a coordinate, 64-bit words do not. The value follows, aligned to its own size. There is no
+    linear index, so no integer type bounds the number of cells of the tensor.
 
     Attributes
     ----------
@@ -29,9 +33,10 @@ class RecordFormat:
     word_dtype : numpy.dtype
         uint32 or uint64.
     words, shifts, masks : tuple of int
-        For each mode: the word its window starts at, the bits to shift by, the mask after that.
+        For each mode: the word where its window starts, the bits to shift by, and the mask to
+        apply then.
     value_slot : int
-        The column of the value where the records are viewed as `dtype`.
+        The column of the value in the records viewed as `dtype`.
     num_words : int
 
     References
@@ -45,17 +50,17 @@ class RecordFormat:
     ((0, 10, 20), 2)
     """
 
-    shape: tuple
+    shape: tuple[int, ...]
     dtype: np.dtype
     word_dtype: np.dtype
-    words: tuple
-    shifts: tuple
-    masks: tuple
+    words: tuple[int, ...]
+    shifts: tuple[int, ...]
+    masks: tuple[int, ...]
     value_slot: int
     num_words: int
 
     @classmethod
-    def of(cls, shape, dtype, word_dtype):
+    def of(cls, shape: Sequence[int], dtype: DTypeLike, word_dtype: DTypeLike) -> "RecordFormat":
         """Lay out records for tensors of `shape` with values of `dtype`."""
         dtype, word_dtype = np.dtype(dtype), np.dtype(word_dtype)
         word_bits, value_bits = 8 * word_dtype.itemsize, 8 * dtype.itemsize
@@ -79,19 +84,21 @@ class RecordFormat:
         )
 
     @property
-    def ndim(self):
+    def ndim(self) -> int:
         """Number of modes."""
         return len(self.shape)
 
     @property
-    def record_nbytes(self):
+    def record_nbytes(self) -> int:
         """Bytes of one nonzero in one copy of the tensor."""
         return self.num_words * self.word_dtype.itemsize
 
-    def pack(self, coords, values, xp=np, block_size=2**15):
+    def pack(
+        self, coords: Array, values: Array, xp: ModuleType = np, block_size: int = 2**15
+    ) -> Array:
         """Make records (nnz, num_words) from coords (ndim, nnz) and values (nnz,).
 
-        `block_size` nonzeros at a time: what is needed on the way should be small.
+        `block_size` nonzeros at a time, to keep temporary arrays small.
         """
         records = xp.zeros((values.shape[0], self.num_words), self.word_dtype)
         for start in range(0, values.shape[0], block_size):
@@ -100,7 +107,7 @@ class RecordFormat:
         self.values(records)[...] = values
         return records
 
-    def _pack_coords(self, coords, records):
+    def _pack_coords(self, coords: Array, records: Array) -> None:
         for mode in range(self.ndim):
             word, shift = self.words[mode], self.shifts[mode]
             field = coords[mode].astype(np.uint64)
@@ -109,42 +116,42 @@ class RecordFormat:
                 high = field >> np.uint64(8 * self.word_dtype.itemsize - shift)
                 records[:, word + 1] |= high.astype(self.word_dtype, copy=False)
 
-    def rows(self, records, mode, xp=np):
+    def rows(self, records: Array, mode: int, xp: ModuleType = np) -> Array:
         """Read the coordinates (nnz,) of one mode, as uint32."""
         word, shift = self.words[mode], self.word_dtype.type(self.shifts[mode])
         rows = xp.empty(records.shape[0], np.uint32)
-        # Bits above the 32nd belong to other modes: they may go, and no larger array is made.
+        # Bits above the 32nd belong to other modes: casting drops them without a larger array.
         xp.right_shift(records[:, word], shift, out=rows, casting="unsafe")
         if self._crosses_word(mode):
             rows |= records[:, word + 1] << self.word_dtype.type(32 - self.shifts[mode])
         rows &= np.uint32(self.masks[mode])
         return rows
 
-    def coords(self, records, xp=np):
+    def coords(self, records: Array, xp: ModuleType = np) -> Array:
         """Read all coordinates (ndim, nnz), as int64."""
         coords = xp.empty((self.ndim, records.shape[0]), np.int64)
         for mode in range(self.ndim):
             coords[mode] = self.rows(records, mode, xp)
         return coords
 
-    def split_words(self, bits):
-        """Split the bits of a window into the words that it starts in and may end in."""
+    def split_words(self, bits: int) -> tuple[int, ...]:
+        """Split the bits of a window into its one or two words."""
         word_bits = 8 * self.word_dtype.itemsize
         low, high = bits % (1 << word_bits), bits >> word_bits
         return (low, high) if high else (low,)
 
-    def values(self, records):
+    def values(self, records: Array) -> Array:
         """View the values (nnz,) inside the records."""
         return records.view(self.dtype)[:, self.value_slot]
 
-    def _crosses_word(self, mode):
+    def _crosses_word(self, mode: int) -> bool:
         return self.shifts[mode] + self.masks[mode].bit_length() > 8 * self.word_dtype.itemsize
 
 
-def field_width(size):
-    """Return the bits for a coordinate of a mode of `size` indices."""
+def field_width(size: int) -> int:
+    """Return the bits of a coordinate of a mode of `size` indices."""
     return (size - 1).bit_length()
 
 
-def _round_up(number, multiple):
+def _round_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple

@@ -1,15 +1,25 @@
-"""The operations on whole arrays of nonzeros of which building a tensor consists."""
+"""The operations on arrays of nonzeros from which layouts are built."""
 
 import os
 import threading
 import weakref
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import DTypeLike
 
+from ..array_modules import Array
 from ..checks import check_finite, check_inside
+from .packing import RecordFormat
 
-#: How many things each type can number from 0, narrow types first.
-INDEX_LIMITS = {
+if TYPE_CHECKING:
+    from .layout import Cut, Step
+
+#: How many items each type can number from 0, narrow types first.
+INDEX_LIMITS: dict[np.dtype, int] = {
     np.dtype(np.uint16): 2**16,
     np.dtype(np.uint32): 2**32,
     np.dtype(np.uint64): 2**64,
@@ -19,46 +29,54 @@ INDEX_LIMITS = {
 
 
 class Primitives:
-    """Pack, sort, move and search with the functions of an array module.
+    """Packing, sorting, moving and searching with the functions of an array module.
 
-    An engine subclasses this with faster versions of the same meaning; results are equal to the
-    bit, since a stable sort has only one answer. Results go to arrays that the caller gives, so
-    that building needs few of them.
+    Engines override these with faster versions. Results are equal to the bit, since a stable sort
+    has only one answer. Many go to arrays that the caller passes, so that building needs few.
+
+    Methods named ``*_nbytes`` bound the bytes that those above them allocate while they run, beyond
+    arrays that these are passed or return.
 
     Parameters
     ----------
     xp : module
         numpy or cupy.
     block_size : int
-        Nonzeros that one operation should be given at a time where not all are needed: as many as
-        a cache holds, or as make an operation worth its launch.
+        Nonzeros for one operation if not all are needed at a time: as many as a cache holds, or as
+        are worth a launch.
+
+    Attributes
+    ----------
+    staging_size : int or None
+        Nonzeros that `pack` copies to the device at a time; None if the device is the host.
+    write_order_dtype : numpy.dtype or None
+        Of what `order_writes` returns.
     """
 
-    #: Nonzeros that `pack` brings to the device at a time; None where that is the host.
     staging_size: int | None = None
+    write_order_dtype: np.dtype | None = None
 
-    #: Bytes of an item of what `order_writes` returns.
-    write_order_itemsize = 0
-
-    def __init__(self, xp=np, block_size=2**15):
+    def __init__(self, xp: ModuleType = np, block_size: int = 2**15) -> None:
         self.xp = xp
         self.block_size = block_size
 
-    def pack(self, coords, values, record_format):
+    def pack(
+        self, coords: Array, values: Array, record_format: RecordFormat
+    ) -> tuple[Array, bool, bool]:
         """Make records from coords (ndim, nnz) and values (nnz,), in the same order.
 
         Returns
         -------
         records : array (nnz, num_words)
-        is_rising : bool
-            Whether each nonzero's coordinates come after those of the one before it.
+        is_ascending : bool
+            Whether the nonzeros are sorted by coordinates, without duplicates.
         has_zeros : bool
-            Whether some of the values are zeros.
+            Whether some values are zero.
 
         Raises
         ------
         ValueError
-            If a coordinate lies outside the shape, or a value is not finite.
+            If a coordinate is outside the shape, or a value is not finite.
         """
         check_inside(coords, record_format.shape)
         check_finite(values)
@@ -66,23 +84,33 @@ class Primitives:
         records = record_format.pack(coords, values, self.xp, self.block_size)
         return records, bool(is_less.all()), not bool(values.all())
 
-    def sort_by_row(self, records, record_format, mode, places, target, positions):
-        """Sort the places of records stably by the row of `mode` that is there.
+    # Sorting
+
+    def sort_by_row(
+        self,
+        records: Array,
+        record_format: RecordFormat,
+        mode: int,
+        places: Array | None,
+        target: Array,
+        positions: Array,
+    ) -> Array | None:
+        """Sort the places of records by their row of `mode`, stably.
 
         Parameters
         ----------
         records : array (nnz, num_words)
         places : unsigned integer array (nnz,), or None
-            An order of the records; None is the order they lie in.
+            An order of the records; None is the order they are in.
         target : unsigned integer array (nnz,)
             Receives the sorted places.
         positions : unsigned integer array (nnz,)
-            Receives where each of `places` went: ``target[positions] == places``.
+            Receives the new position of each of `places`: ``target[positions] == places``.
 
         Returns
         -------
         empty_rows : unsigned integer array, or None
-            What `find_empty_rows` would find, where it came by the way.
+            The result of `find_empty_rows` if it is a by-product.
         """
         rows = _narrow(record_format.rows(records, mode, self.xp), record_format.shape[mode])
         order = self.xp.argsort(rows if places is None else rows[places], kind="stable")
@@ -90,11 +118,28 @@ class Primitives:
         self._invert(order, positions)
         return None
 
-    def sort_places(self, records, record_format, modes, places=None):
-        """Sort places of records by their rows of some `modes`, the last of which counts most.
+    def find_empty_rows(self, records: Array, record_format: RecordFormat, mode: int) -> Array:
+        """List the rows of `mode` that hold no nonzero, ascending."""
+        is_empty = self.xp.ones(record_format.shape[mode], bool)
+        is_empty[record_format.rows(records, mode, self.xp)] = False
+        return self.xp.flatnonzero(is_empty).astype(index_dtype(is_empty.size))
 
-        Stable: ties stay in the order of `places`, or of the records where that is None. So does
-        all where there are no modes.
+    def sort_nbytes(self, nnz: int, size: int) -> int:
+        """Bound the bytes of `sort_by_row` and `find_empty_rows` of a mode of `size` rows."""
+        # Rows in two orders and the sorting; or a flag a row and the int64 numbers of the empty.
+        return max(16 * nnz, 4 * nnz + 9 * size)
+
+    def sort_places(
+        self,
+        records: Array,
+        record_format: RecordFormat,
+        modes: Iterable[int],
+        places: Array | None = None,
+    ) -> Array | None:
+        """Sort places of records by their rows of `modes`; the last mode is the primary key.
+
+        Ties stay in the order of `places`, by default that of the records. Without modes, `places`
+        are returned.
         """
         nnz = records.shape[0]
         positions = self.xp.empty(nnz, index_dtype(nnz))
@@ -104,8 +149,14 @@ class Primitives:
             places = target
         return places
 
-    def find_duplicates(self, records, record_format):
-        """Say for each record but the first whether the one before has the same coordinates."""
+    def sort_places_nbytes(self, nnz: int, shape: tuple[int, ...]) -> int:
+        """Bound the bytes of `sort_places` by all modes, beside two orders."""
+        return max(self.sort_nbytes(nnz, size) for size in shape)
+
+    # Merging duplicates
+
+    def find_duplicates(self, records: Array, record_format: RecordFormat) -> Array:
+        """Return for each record but the first whether the one before has the same coordinates."""
         masks = [0] * record_format.num_words
         for word, shift, mask in zip(
             record_format.words, record_format.shifts, record_format.masks, strict=True
@@ -121,18 +172,36 @@ class Primitives:
                 is_equal &= difference == 0
         return is_equal
 
+    def sum_groups(self, values: Array, starts: Array) -> Array:
+        """Sum the values from each of the `starts` to the next one."""
+        return self.xp.add.reduceat(values, starts)
+
+    def sum_nbytes(self, nnz: int, itemsize: int) -> int:
+        """Bound the bytes of the starts of groups and of `sum_groups`."""
+        return nnz * (8 + 2 * itemsize)
+
+    # Remapping
+
     def plan_remap(
-        self, records, record_format, mode, places, bucket_size, target, remap_ids, pull_ids
-    ):
-        """Sort places as `sort_by_row` does, and plan how remapping takes the records there.
+        self,
+        records: Array,
+        record_format: RecordFormat,
+        mode: int,
+        places: Array | None,
+        bucket_size: int,
+        target: Array,
+        remap_ids: Array,
+        pull_ids: Array,
+    ) -> Array | None:
+        """Sort places as `sort_by_row` does, and plan how remapping moves the records there.
 
         Parameters
         ----------
         records, record_format, mode, places, target
-            Those of `sort_by_row`.
+            As for `sort_by_row`.
         bucket_size : int
         remap_ids, pull_ids : unsigned integer array (nnz,)
-            Receive what `split_by_bucket` makes of the positions.
+            Receive `stored` and `offsets` of `split_by_bucket`, given the positions.
 
         Returns
         -------
@@ -143,8 +212,14 @@ class Primitives:
         self.split_by_bucket(remap_ids, bucket_size, remap_ids, pull_ids)
         return empty_rows
 
-    def split_by_bucket(self, positions, bucket_size, stored, offsets):
-        """Order items by the bucket of their position, and by their number within a bucket.
+    def plan_nbytes(self, nnz: int, size: int, bucket_size: int) -> int:
+        """Bound the bytes of `plan_remap`, and of what `split_nbytes` counts."""
+        return max(self.sort_nbytes(nnz, size), self.split_nbytes(nnz, bucket_size))
+
+    def split_by_bucket(
+        self, positions: Array, bucket_size: int, stored: Array, offsets: Array
+    ) -> None:
+        """Sort items by the bucket of their position, stably.
 
         Parameters
         ----------
@@ -152,9 +227,9 @@ class Primitives:
             A permutation.
         bucket_size : int
         stored : unsigned integer array (nnz,)
-            Receives where each item is stored; it may be `positions`.
+            Receives the place of each item among the sorted ones; may be `positions`.
         offsets : unsigned integer array (nnz,)
-            Receives, for each position, where in its bucket the item of that position is stored.
+            Receives for each position the place of its item, counted from the start of the bucket.
         """
         buckets = positions // positions.dtype.type(bucket_size)
         buckets = _narrow(buckets, -(-positions.size // bucket_size))
@@ -163,86 +238,67 @@ class Primitives:
         offsets[positions] = stored_now % stored.dtype.type(bucket_size)
         stored[...] = stored_now
 
-    def sum_groups(self, values, starts):
-        """Sum values from each of the `starts` to the next one."""
-        return self.xp.add.reduceat(values, starts)
-
-    def order_writes(self, remap_ids, tile_size):
-        """Reorder the ids of each tile so that neighbours in memory are written together.
+    def order_writes(self, remap_ids: Array, tile_size: int) -> Array | None:
+        """Reorder the ids of each tile, in place, to write neighbours in memory together.
 
         Returns
         -------
-        write_order : uint16 array (nnz,) or None
-            Which place of its tile each of the reordered ids is of. None where an engine writes
-            one record after the other, as here, and the ids stay as they are.
+        write_order : array (nnz,) or None
+            For each of the reordered ids its place in the tile. None if the engine writes one
+            record after the other, as here; the ids then stay as they are.
         """
         return None
 
-    def gather(self, records, places):
-        """Copy the records, in the order of `places`."""
-        return records[places]
-
-    def scatter_in_buckets(self, records, offsets, bucket_size, target):
+    def scatter_in_buckets(
+        self, records: Array, offsets: Array, bucket_size: int, target: Array
+    ) -> None:
         """Copy each record to its offset in the bucket that it is in already."""
         target[self.position_in_buckets(offsets, bucket_size)] = records
 
-    def position_in_buckets(self, offsets, bucket_size):
-        """Turn offsets (nnz,) from the starts of buckets into positions."""
+    def split_nbytes(self, nnz: int, bucket_size: int) -> int:
+        """Bound the bytes of `split_by_bucket`, `order_writes` and `scatter_in_buckets`."""
+        return nnz * (8 + 3 * index_dtype(nnz).itemsize)
+
+    def remap(self, step: "Step", cut: "Cut") -> None:
+        """Copy the records of a mode to ``step.spare``, into the storage of the next mode."""
+        positions = self.position_in_buckets(step.pull_ids, step.bucket_size)
+        step.spare[step.remap_ids] = step.records[positions]
+
+    def position_in_buckets(self, offsets: Array, bucket_size: int) -> Array:
+        """Convert offsets (nnz,) from the starts of buckets to positions."""
         nnz = offsets.shape[0]
         positions = self.xp.arange(nnz, dtype=index_dtype(nnz))
         positions -= positions % positions.dtype.type(bucket_size)
         positions += offsets
         return positions
 
-    def find_empty_rows(self, records, record_format, mode):
-        """List the rows of `mode` that hold no nonzero, in rising order."""
-        is_empty = self.xp.ones(record_format.shape[mode], bool)
-        is_empty[record_format.rows(records, mode, self.xp)] = False
-        return self.xp.flatnonzero(is_empty).astype(index_dtype(is_empty.size))
+    def make_lock(self) -> AbstractContextManager:
+        """Make a lock under which records are moved, and read if they move.
 
-    def sort_nbytes(self, nnz, size):
-        """Count the bytes that `sort_by_row` or `find_empty_rows` takes for a while at most."""
-        # Rows, in two orders, and how to sort them; a flag a row and their int64 numbers.
-        return max(16 * nnz, 4 * nnz + 9 * size)
-
-    def sort_places_nbytes(self, nnz, shape):
-        """Count the bytes that `sort_places` takes for a while at most, beside two orders."""
-        return max(self.sort_nbytes(nnz, size) for size in shape)
-
-    def split_nbytes(self, nnz, bucket_size):
-        """Count the bytes that what is done with positions takes for a while at most.
-
-        That is `split_by_bucket`, `order_writes` and `scatter_in_buckets`.
-        """
-        return nnz * (8 + 3 * index_dtype(nnz).itemsize)
-
-    def plan_nbytes(self, nnz, size, bucket_size):
-        """Count the bytes that `plan_remap` and what is done with positions take at most."""
-        return max(self.sort_nbytes(nnz, size), self.split_nbytes(nnz, bucket_size))
-
-    def sum_nbytes(self, nnz, itemsize):
-        """Count the bytes that where groups start and `sum_groups` take at most."""
-        return nnz * (8 + 2 * itemsize)
-
-    def make_lock(self):
-        """Make a lock under which to move records, and to read records that move.
-
-        Python's own, which no KeyboardInterrupt leaves between two of its states.
+        Python's own, which a KeyboardInterrupt cannot leave between two states.
         """
         lock = threading.Lock()
         _locks.add(lock)
         return lock
 
-    def split_columns(self, records, record_format, mode, places):
-        """Split records, in the order of `places` (None: as they lie), into three arrays.
+    # Copying
 
-        Records whose coordinates but that of `mode` are equal must follow each other.
+    def gather(self, records: Array, places: Array) -> Array:
+        """Copy the records in the order of `places`."""
+        return records[places]
+
+    def split_columns(
+        self, records: Array, record_format: RecordFormat, mode: int, places: Array | None
+    ) -> tuple[Array, Array, Array]:
+        """Split records, in the order of `places` (None: as they are), into three arrays.
+
+        Records that differ only in `mode` must be adjacent.
 
         Returns
         -------
         is_new : bool array (nnz + 1,)
-            Whether a record differs from the one before it in a mode other than `mode`; true also
-            where the next one would begin.
+            Whether a record differs from the one before it in a mode other than `mode`; the first
+            and the last item are true.
         rows : integer array (nnz,)
             The coordinates of `mode`.
         values : float64 array (nnz,)
@@ -257,17 +313,17 @@ class Primitives:
         rows = record_format.rows(records, mode, self.xp)
         return is_new, rows, record_format.values(records).astype(np.float64)
 
-    def _invert(self, order, positions):
+    def _invert(self, order: Array, positions: Array) -> None:
         positions[order] = self.xp.arange(order.size, dtype=positions.dtype)
 
 
-def _narrow(keys, count):
-    """Give keys below `count` a smaller type: a radix sort of 16 bits takes half the passes."""
+def _narrow(keys: Array, count: int) -> Array:
+    """Convert keys below `count` to 16 bits if they fit: that halves the passes of a radix sort."""
     dtype = index_dtype(count, smallest="uint16")
     return keys.astype(dtype) if dtype.itemsize < keys.itemsize else keys
 
 
-def compare_neighbours(coords, xp=np):
+def compare_neighbours(coords: Array, xp: ModuleType = np) -> tuple[Array, Array]:
     """Compare each nonzero's coordinates with the next one's.
 
     Returns
@@ -284,8 +340,8 @@ def compare_neighbours(coords, xp=np):
     return is_less, is_equal
 
 
-def index_dtype(count, smallest="uint32"):
-    """Choose the type that numbers `count` things from 0, from `smallest` up and signed as that.
+def index_dtype(count: int, smallest: DTypeLike = "uint32") -> np.dtype:
+    """Choose a type that numbers `count` items from 0: as signed as `smallest`, and no narrower.
 
     Examples
     --------
@@ -302,14 +358,14 @@ def index_dtype(count, smallest="uint32"):
     )
 
 
-#: Those that `make_lock` has made.
+#: All that `make_lock` has made.
 _locks: weakref.WeakSet = weakref.WeakSet()
 
 
-def _free_locks():
-    """Free the locks in a child process: a thread that held one is not there.
+def _free_locks() -> None:
+    """Release the locks in a child process, which lacks the threads that held them.
 
-    What they guard is whole then: a fork finds the records either before a swap or after it.
+    The records are whole then: a fork happens either before a swap or after it.
     """
     for lock in _locks:
         if lock.locked():

@@ -1,23 +1,25 @@
-"""Checkpoints of a running parafac: the state after an iteration, in a file, and out of it."""
+"""Checkpoints of a running parafac: write the state after an iteration to a file, and read it."""
+
+from collections.abc import Sequence
 
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 
-from ..array_modules import move
-from .files import replace_file
+from ..array_modules import Array, move
+from .files import FilePath, replace_file
 from .npz import open_arrays
 
-#: Number of the layout of the file; other numbers are refused.
+#: Version of the file format; other versions are refused.
 _FORMAT = 1
 
 
 class ResumedCP(CPTensor):
     """The CP tensor of a checkpoint, for ``init=`` of `tensorly.decomposition.parafac`.
 
-    For a sparse tensor under "flycoo" it is the state itself, not a guess: its weights stay weights
-    (TensorLy multiplies those of a guess into the last factor), its arrays go to the tensor's
-    device, and the stopping criterion compares the first new error with the last one of before.
-    For all else it is a CP tensor on the host like any other.
+    For a sparse tensor under "flycoo" parafac continues from this state instead of taking it as an
+    initial guess: the weights stay weights (TensorLy multiplies the weights of a guess into the
+    last factor), the arrays move to the tensor's device, and the stopping criterion compares the
+    first new error with the last saved one. Elsewhere it is an ordinary CP tensor on the host.
 
     Attributes
     ----------
@@ -27,39 +29,42 @@ class ResumedCP(CPTensor):
         The relative errors at the start and after each iteration so far.
     """
 
-    def __init__(self, cp_tensor, errors):
+    def __init__(
+        self, cp_tensor: CPTensor | tuple[Array | None, list[Array]], errors: list[float]
+    ) -> None:
         super().__init__(cp_tensor)
         self.errors = errors
 
     @property
-    def iteration(self):
-        """The number of iterations that were done."""
+    def iteration(self) -> int:
+        """The number of completed iterations."""
         return len(self.errors) - 1
 
 
-def save_checkpoint(path, cp_tensor, errors):
-    """Write the state after an iteration to a file, which has the old state or the new at any time.
+def save_checkpoint(path: FilePath, cp_tensor: CPTensor, errors: Sequence[float]) -> None:
+    """Write the state after an iteration to a file, in one atomic step.
 
     Parameters
     ----------
     path : str or os.PathLike
-        Written as a ``.npz`` of plain arrays: first beside it, then renamed.
+        A ``.npz`` of plain arrays. It is written beside `path` and then renamed, so `path` always
+        holds a complete state, the old one or the new one.
     cp_tensor : CPTensor
-        As parafac hands it to its callback; arrays may be NumPy's or CuPy's.
+        As parafac passes it to its callback, with NumPy or CuPy arrays.
     errors : sequence of float
         The relative errors at the start and after each iteration.
 
     Raises
     ------
     TypeError
-        If `cp_tensor` is no CPTensor: of tensor rings, and with ``sparsity=``, there is no
-        checkpoint.
+        If `cp_tensor` is not a CPTensor: tensor rings and parafac with ``sparsity=`` have no
+        checkpoints.
     OSError
-        If the file cannot be written; what was at `path` is still there.
+        If the file cannot be written; the old file at `path` is kept.
 
     Notes
     -----
-    Costs a copy of the factors to the host, where they are on a GPU, and their bytes on disk.
+    Costs the bytes of the factors on disk and, if they are on a GPU, a copy of them to the host.
 
     Examples
     --------
@@ -71,15 +76,15 @@ def save_checkpoint(path, cp_tensor, errors):
     """
     if not isinstance(cp_tensor, CPTensor):
         raise TypeError(f"cp_tensor is a {type(cp_tensor).__name__}, expected a CPTensor")
-    # np.savez keeps rows or columns contiguous as they are, on which the last bits may depend.
+    # np.savez keeps the memory order (C or Fortran), on which the last bits of a run may depend.
     factors = {f"factor_{n}": move(f, np) for n, f in enumerate(cp_tensor.factors)}
     arrays = {"format": _FORMAT, "errors": np.asarray(errors), **factors}
     with replace_file(path) as file:
         np.savez(file, weights=move(cp_tensor.weights, np), **arrays)
 
 
-def load_checkpoint(path):
-    """Read what `save_checkpoint` or `Progress` wrote.
+def load_checkpoint(path: FilePath) -> ResumedCP:
+    """Read a checkpoint that `save_checkpoint` or `Progress` wrote.
 
     Parameters
     ----------
@@ -88,14 +93,15 @@ def load_checkpoint(path):
     Returns
     -------
     ResumedCP
-        With arrays on the host.
+        Its arrays are on the host.
 
     Raises
     ------
     FileNotFoundError
         If there is no such file.
     ValueError
-        If the file is no checkpoint, is damaged, or is of a later version of this package.
+        If the file is not a checkpoint, is damaged, or was written by a later version of this
+        package.
 
     Examples
     --------
@@ -120,5 +126,5 @@ def load_checkpoint(path):
     )
 
 
-def _damage_error(path, reason):
-    return ValueError(f"{path} is no checkpoint of parafac, or is damaged: {reason}")
+def _damage_error(path: FilePath, reason: object) -> ValueError:
+    return ValueError(f"{path} is damaged, or not a checkpoint of parafac: {reason}")

@@ -1,5 +1,6 @@
-"""Make a tensor of a table: columns become modes, and what is in them indices."""
+"""Make a tensor from a table: columns become modes, and their entries become indices."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -8,26 +9,28 @@ from ..tensor.tensor import FlycooTensor
 
 
 class LabelledTensor(NamedTuple):
-    """A tensor, and what the indices of its modes stand for.
+    """A tensor together with the labels of its indices.
 
     Attributes
     ----------
     tensor : FlycooTensor
     labels : dict of str to array (I_n,)
-        For the column of each mode, in the order of the modes, what each index stands for; so row i
-        of factor n is that of ``labels[column][i]``.
+        For each mode, in order, the name of its column and the label of each index: row i of factor
+        n belongs to ``labels[column][i]``.
     """
 
     tensor: FlycooTensor
-    labels: dict[str, Any]
+    labels: dict[str, np.ndarray]
 
 
-def from_dataframe(df, modes, values=None, **options):
-    """Make a tensor of a pandas, polars or Arrow table: one mode for each of some columns.
+def from_dataframe(
+    df: Any, modes: Iterable[str], values: str | None = None, **options: Any
+) -> LabelledTensor:
+    """Make a tensor from a pandas, polars or Arrow table, with one mode for each given column.
 
-    What is in a column, whether numbers, texts or dates, is sorted and numbered, or if the column
-    is a category of pandas takes the order that these have. Rows with the same entries in all
-    `modes` are summed, so without `values` they are counted.
+    The distinct entries of a column (numbers, text or dates) are sorted and numbered. A pandas
+    categorical column keeps the order of its categories. Rows with the same entries in all `modes`
+    are summed, so without `values` they are counted.
 
     Parameters
     ----------
@@ -42,20 +45,20 @@ def from_dataframe(df, modes, values=None, **options):
     Returns
     -------
     LabelledTensor
-        A pair of `tensor` and `labels`.
+        The pair of `tensor` and `labels`.
 
     Raises
     ------
     TypeError
-        If `df` is something else, or the values are not numbers.
+        If `df` is not such a table, or the values are not numbers.
     ValueError
-        If there is no such column, or more than one, a column is named twice, there is no row, an
-        entry of a mode is missing, or a value is missing or not finite.
+        If a column does not exist, occurs more than once in `df` or in `modes`, the table has no
+        rows, an entry of a mode is missing, or a value is missing or not finite.
 
     Notes
     -----
-    Entries are numbered by the library that the table is of. Two columns of 8 bytes per row are
-    made at a time, besides coords and values.
+    The table's own library numbers the entries. Besides coords and values this takes two temporary
+    columns of 8 bytes per row.
 
     Examples
     --------
@@ -71,7 +74,7 @@ def from_dataframe(df, modes, values=None, **options):
     """
     modes = list(modes)
     if not modes or len(set(modes)) < len(modes):
-        raise ValueError(f"modes is {modes}, expected different names of columns, at least one")
+        raise ValueError(f"modes is {modes}, expected distinct column names, at least one")
     names = _list_columns(df)
     coded = [_number_entries(_take_column(df, name, names), name) for name in modes]
     coords = np.stack([codes for codes, _ in coded])
@@ -86,21 +89,21 @@ def from_dataframe(df, modes, values=None, **options):
     return LabelledTensor(FlycooTensor(coords, numbers, shape, **options), labels)
 
 
-def _list_columns(df):
+def _list_columns(df: Any) -> list[str]:
     names = getattr(df, "column_names", None) or getattr(df, "columns", None)
     if names is None or not hasattr(df, "__getitem__"):
         raise TypeError(f"df is a {type(df).__name__}, expected a pandas, polars or Arrow table")
     return list(names)
 
 
-def _take_column(df, name, names):
+def _take_column(df: Any, name: str, names: list[str]) -> Any:
     if names.count(name) != 1:
         raise ValueError(f"df has {names.count(name)} columns {name!r}, expected one of {names}")
     return df[name]
 
 
-def _number_entries(column, name):
-    """Return the number of each entry among all different ones, sorted, and these."""
+def _number_entries(column: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return each row's index into the sorted distinct entries, and these entries."""
     if hasattr(column, "factorize"):  # pandas
         codes, entries = column.factorize(sort=True)
         entries = entries.to_numpy()
@@ -110,32 +113,32 @@ def _number_entries(column, name):
         codes, entries = _number_polars_entries(column)
     codes, entries = np.asarray(codes, np.int64), np.asarray(entries)
     is_missing = codes < 0
-    if entries.dtype.kind in "fmM":  # which have a value of their own for what is missing
+    if entries.dtype.kind in "fmM":  # floats and dates mark missing entries with nan or NaT
         is_missing |= np.append(np.isnan(entries), True)[codes]
     if is_missing.any():
         raise ValueError(
             f"column {name!r} has no entry in row {int(np.argmax(is_missing))}, expected one in "
-            "every row; drop or fill those without"
+            "every row; drop or fill the missing ones"
         )
     return codes, entries
 
 
-def _number_arrow_entries(column):
-    if hasattr(column.type, "value_type"):  # a dictionary already, perhaps with entries not in use
+def _number_arrow_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    if hasattr(column.type, "value_type"):  # already a dictionary, perhaps with unused entries
         column = column.cast(column.type.value_type)
     encoded = column.combine_chunks().dictionary_encode()
     codes, entries = encoded.indices.fill_null(-1).to_numpy(), _to_numpy(encoded.dictionary)
     order = np.argsort(entries)
-    places = np.append(np.argsort(order), -1)  # the last one for -1
+    places = np.append(np.argsort(order), -1)  # code -1 (missing) selects the last place
     return places[codes], entries[order]
 
 
-def _number_polars_entries(column):
+def _number_polars_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
     codes = (column.rank("dense").cast(int) - 1).fill_null(-1)
     return codes.to_numpy(), column.drop_nulls().unique().sort().to_numpy()
 
 
-def _to_numpy(column):
+def _to_numpy(column: Any) -> np.ndarray:
     if hasattr(column, "dictionary_encode"):
         return column.to_numpy(zero_copy_only=False)
     return column.to_numpy()

@@ -1,39 +1,50 @@
-"""Open files for reading, compressed or not, and replace files in one step."""
+"""Open files for reading, compressed or not, and replace files atomically."""
 
 import contextlib
 import importlib
 import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import IO, Protocol, TypeAlias
+
+FilePath: TypeAlias = str | os.PathLike[str]
 
 _COMPRESSED = (".gz", ".zst")
 
-#: What a compressed file may expand to: so many times its size, or one block of a reader if that
-#: is more. Indices that count up and values of one, the most regular nonzeros, came to 81 times
-#: (zstd at level 19); a file that was made to fill the memory of its reader comes to a thousand
-#: times with gzip, and more with zstd.
+#: A compressed file may expand to this multiple of its size, or to one block of a reader if that is
+#: more. The most regular nonzeros, consecutive indices with values of 1, expanded 81 times (zstd,
+#: level 19). A decompression bomb expands a thousand times with gzip, and more with zstd.
 MAX_EXPANSION, SURELY_READ_NBYTES = 256, 2**24
 
 _ZSTD_HINT = 'reading and writing .zst needs pip install "tensorly-flycoo[zstd]"'
 
 
+class Readable(Protocol):
+    """A binary file open for reading."""
+
+    def read(self, nbytes: int, /) -> bytes:
+        """Return up to `nbytes` bytes, or none at the end of the file."""
+
+
 @contextlib.contextmanager
-def open_text(path):
-    """Open a file for reading bytes, decompressed where its name ends in .gz or .zst.
+def open_text(path: FilePath) -> Iterator[tuple[Readable, Callable[[], int]]]:
+    """Open a file for reading bytes; decompress it if its name ends in .gz or .zst.
 
     Yields
     ------
-    file : binary file
+    file : Readable
     tell : callable
-        Says how many bytes of the file on disk have been read so far.
+        Returns how many bytes of the file on disk have been read so far.
 
     Raises
     ------
     ValueError
-        If what is compressed is damaged, ends too early, or expands to more than `MAX_EXPANSION`
-        times the size of the file.
+        If compressed data is damaged, truncated, or expands to more than `MAX_EXPANSION` times the
+        size of the file.
     ImportError
-        If there is no module for .zst.
+        If the module for .zst is missing.
     """
     path = Path(path)
     with open(path, "rb") as raw:
@@ -51,28 +62,28 @@ def open_text(path):
 
 
 class _CappedFile:
-    """Read from a compressed file, up to `MAX_EXPANSION` times its size."""
+    """A decompressed file that refuses to yield more than `MAX_EXPANSION` times its size."""
 
-    def __init__(self, path, file, nbytes):
+    def __init__(self, path: Path, file: Readable, nbytes: int) -> None:
         self._path, self._file = path, file
         self._left = max(SURELY_READ_NBYTES, MAX_EXPANSION * nbytes)
 
-    def read(self, nbytes):
+    def read(self, nbytes: int) -> bytes:
         data = self._file.read(min(nbytes, self._left + 1))
         self._left -= len(data)
         if self._left < 0:
             raise ValueError(
-                f"{self._path} expands to more than {MAX_EXPANSION} times its size, as no tensor "
-                "does; decompress it yourself, if it is one"
+                f"{self._path} expands to more than {MAX_EXPANSION} times its size, more than any "
+                "tensor should; if it is one, decompress it yourself"
             )
         return data
 
 
 @contextlib.contextmanager
-def replace_file(path):
-    """Open a new file for writing bytes, which takes the place of `path` when it is complete.
+def replace_file(path: FilePath) -> Iterator[IO[bytes]]:
+    """Open a new file for writing bytes; it replaces `path` when the block ends without an error.
 
-    Until then, and where writing fails, `path` is what it was.
+    Until then, and if writing fails, `path` stays unchanged.
     """
     path = Path(os.path.realpath(path))
     part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
@@ -87,8 +98,8 @@ def replace_file(path):
 
 
 @contextlib.contextmanager
-def replace_text(path):
-    """Do what `replace_file` does, and compress where the name ends in .gz or .zst."""
+def replace_text(path: FilePath) -> Iterator[IO[bytes]]:
+    """Do what `replace_file` does, and compress the file if its name ends in .gz or .zst."""
     suffix = Path(path).suffix
     with replace_file(path) as raw:
         if suffix not in _COMPRESSED:
@@ -98,7 +109,7 @@ def replace_text(path):
             yield file
 
 
-def _import_compression(suffix):
+def _import_compression(suffix: str) -> ModuleType:
     if suffix == ".gz":
         return importlib.import_module("gzip")
     name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
@@ -108,8 +119,8 @@ def _import_compression(suffix):
         raise ImportError(f"{_ZSTD_HINT} ({error})") from None
 
 
-def _list_errors(module):
-    """List what reading damaged data raises, besides an EOFError."""
+def _list_errors(module: ModuleType) -> tuple[type[Exception], ...]:
+    """List the exceptions, besides EOFError, that reading damaged data raises."""
     if hasattr(module, "ZstdError"):
         return (module.ZstdError,)
     return (module.BadGzipFile, importlib.import_module("zlib").error)

@@ -1,20 +1,26 @@
-"""Arrays in a .npz file that NumPy reads too, never compressed and never pickled.
+"""Read and write arrays in .npz files that are neither compressed nor pickled.
 
-Nothing that a file says is believed before it is looked at: no more memory is taken for arrays than
-the file has bytes.
+The reader does not trust the file: arrays never take more memory than the file has bytes.
 """
 
 import contextlib
 import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-#: Bytes that are read at a time: a cache holds them until their checksum is computed.
+from .files import FilePath
+
+if TYPE_CHECKING:
+    import zipfile
+
+#: Bytes read at a time: few enough to be in the cache still when their checksum is computed.
 _READ_NBYTES = 2**18
 
 
-def write_arrays(file, arrays):
-    """Write pairs of names and arrays (one at a time is asked for) to a binary file."""
+def write_arrays(file: IO[bytes], arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Write named arrays to a binary file; only one of them needs to exist at a time."""
     import zipfile
 
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
@@ -23,16 +29,20 @@ def write_arrays(file, arrays):
                 np.lib.format.write_array(member, np.asarray(array, order="C"), allow_pickle=False)
 
 
-def damage_error(path, reason):
-    """Build the error of a file that cannot be what `save` wrote."""
-    return ValueError(f"{path} is damaged, or not a tensor that was saved: {reason}")
+def damage_error(path: FilePath, reason: object) -> ValueError:
+    """Build the error for a file that `save` cannot have written."""
+    return ValueError(f"{path} is damaged, or not a saved tensor: {reason}")
 
 
 @contextlib.contextmanager
-def open_arrays(path, make_error=damage_error, takes_fortran=False):
-    """Open a .npz file, and yield the `ArrayReader` of it.
+def open_arrays(
+    path: FilePath,
+    make_error: Callable[[FilePath, object], Exception] = damage_error,
+    takes_fortran: bool = False,
+) -> Iterator["ArrayReader"]:
+    """Open a .npz file and yield an `ArrayReader`.
 
-    ``make_error(path, reason)`` is raised where it is not what it should be.
+    ``make_error(path, reason)`` builds the error for a file that is damaged.
     """
     import zipfile
 
@@ -43,59 +53,66 @@ def open_arrays(path, make_error=damage_error, takes_fortran=False):
             if sum(sizes) > os.fstat(file.fileno()).st_size:
                 raise ValueError("its arrays are larger than the file")
             if not all(name.isprintable() for name in archive.namelist()):
-                raise ValueError("the name of an array cannot be printed")
+                raise ValueError("the name of an array is not printable")
         except Exception as error:
             raise make_error(path, _show(error)) from None
         yield ArrayReader(path, archive, make_error, takes_fortran)
 
 
-def _show(error):
-    """Return the text of an error, which may quote the file, without control characters."""
+def _show(error: Exception) -> str:
+    """Return the text of an error without control characters, as it may quote the file."""
     text = str(error)
     return text if text.isprintable() else repr(text)
 
 
 class ArrayReader:
-    """Read the arrays of a .npz file, each when it is asked for, after a look at its size.
+    """The arrays of an open .npz file, read on demand after a check of their size.
 
-    Raises an error where an array is not there, is damaged or compressed, or ends too early.
+    Reading raises an error if an array is missing, damaged, compressed or truncated.
     """
 
-    def __init__(self, path, archive, make_error, takes_fortran):
+    def __init__(
+        self,
+        path: FilePath,
+        archive: "zipfile.ZipFile",
+        make_error: Callable[[FilePath, object], Exception],
+        takes_fortran: bool,
+    ) -> None:
         self._path = path
         self._archive = archive
         self._make_error = make_error
         self._takes_fortran = takes_fortran
 
-    def names(self):
+    def names(self) -> set[str]:
         """Return the names of the arrays."""
         return {name.removesuffix(".npy") for name in self._archive.namelist()}
 
-    def read(self, name):
-        """Return one array; its checksum is compared."""
+    def read(self, name: str) -> np.ndarray:
+        """Return one array after verifying its checksum."""
         try:
             return self._read(f"{name}.npy")
         except Exception as error:
             raise self._make_error(self._path, f"{name}: {_show(error)}") from None
 
-    def _read(self, member_name):
+    def _read(self, member_name: str) -> np.ndarray:
         member = self._archive.getinfo(member_name)
         if member.compress_type != 0 or member.compress_size != member.file_size:
             raise ValueError("it is compressed")
         with self._archive.open(member) as file:
             if np.lib.format.read_magic(file) != (1, 0):
-                raise ValueError("its header is not of version 1.0")
+                raise ValueError("its header does not have version 1.0")
             shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
             count = int(np.prod(shape, dtype=object))
             is_refused = is_fortran and not self._takes_fortran
             if dtype.hasobject or is_refused or min(shape, default=0) < 0:
-                raise ValueError(f"an array of {dtype} and shape {shape} is not expected")
+                raise ValueError(f"an array of {dtype} with shape {shape} is not expected")
             if file.tell() + count * dtype.itemsize != member.file_size:
-                raise ValueError(f"shape {shape} and size do not fit")
+                raise ValueError(f"its size does not match shape {shape}")
             array = np.empty(shape, dtype, order="F" if is_fortran else "C")
-            data = memoryview(array.reshape(-1, order="A").view(np.uint8))
-            while data and (num_read := file.readinto(data[:_READ_NBYTES])):
+            data = array.reshape(-1, order="A").view(np.uint8).data
+            read_into = file.readinto  # type: ignore[attr-defined]  # it is a ZipExtFile
+            while data and (num_read := read_into(data[:_READ_NBYTES])):
                 data = data[num_read:]
             if data or file.read(1):
-                raise ValueError("it ends too early")
+                raise ValueError("it is truncated")
             return array

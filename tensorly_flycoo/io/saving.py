@@ -1,36 +1,43 @@
-"""Save tensors with the plans that were built for them, and load them ready to compute."""
+"""Save a tensor together with the plan built for it, and load it ready to compute."""
 
 import itertools
 import json
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..array_modules import move
 from ..checks import check_layout, check_shape
 from ..engines import select_engine
-from ..format.layouts import hold_records
+from ..format.layout import Cut, Layout
+from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .files import replace_file
-from .npz import damage_error, open_arrays, write_arrays
-from .plans import check_arrays, iterate_arrays, make_layout
+from .files import FilePath, replace_file
+from .npz import ArrayReader, damage_error, open_arrays, write_arrays
+from .plans import Header, check_arrays
+
+if TYPE_CHECKING:
+    from sparse import SparseArray
+
+    from ..engines.protocol import Engine
 
 _FORMAT = "tensorly-flycoo"
 
-#: Goes up when a release could not read, or would read wrongly, what the one before has saved.
+#: Raised when a release cannot read, or would misread, files of the release before it.
 _VERSION = 1
 
 
-def save(path, x):
-    """Save a tensor and the plan that was built for it, so that `load` need not build it again.
+def save(path: FilePath, x: "FlycooTensor | SparseArray") -> None:
+    """Save a tensor and its plan, so that `load` need not build the plan again.
 
     Parameters
     ----------
-    path : str or path
-        A file that is there is replaced when the new one is complete, and stays as it was if that
-        fails. The name may be any; .npz says what it is.
+    path : str or os.PathLike
+        Any name; ``.npz`` describes the format. An existing file is replaced once the new one is
+        complete, and is left as it was if writing fails.
     x : FlycooTensor or sparse.COO
 
     Raises
@@ -38,22 +45,22 @@ def save(path, x):
     OSError
         If the file cannot be written.
     TypeError
-        If `x` is something else.
+        If `x` is neither.
 
     Notes
     -----
-    The file is an uncompressed .npz, which `numpy.load` opens too; nothing in it is pickled. Its
-    array "header" is a text, in JSON, with these keys:
+    The file is an uncompressed .npz without pickles; `numpy.load` opens it too. Its array "header"
+    is JSON text with these keys:
 
     - format ("tensorly-flycoo"), version (1);
-    - shape, dtype, layout: those of the tensor;
-    - word_dtype, tile_size, bucket_size: how nonzeros are packed and cut;
-    - mode: the one in whose order the records lie ("remap"); norm: the Frobenius norm.
+    - shape, dtype, layout: the tensor's;
+    - word_dtype, tile_size, bucket_size: how nonzeros are packed and split;
+    - mode: the mode whose storage order the records are in ("remap"); norm: the Frobenius norm.
 
-    "records" (or "records_0" and so on, one for each mode) are the nonzeros, packed;
-    "carry_rows_0", "empty_rows_0", "pull_ids_0", "remap_ids_0", "write_order_0" and so on are the
-    plan, where the layout has these. So a file takes ``x.nbytes``, less one copy of the nonzeros
-    with "remap".
+    "records" (or one array per mode: "records_0", "records_1", ...) holds the packed nonzeros. The
+    plan is in "carry_rows_0", "empty_rows_0", "pull_ids_0", "remap_ids_0", "write_order_0", ..., as
+    far as the layout has them. A file takes ``x.nbytes`` bytes, less one copy of the nonzeros with
+    "remap".
 
     Examples
     --------
@@ -66,13 +73,13 @@ def save(path, x):
     """
     x = as_flycoo(x)
     layout = x._layout
-    with replace_file(path) as file, hold_records(layout):
-        arrays = ((name, move(array, np)) for name, array in iterate_arrays(layout))
+    with replace_file(path) as file, layout.hold_records():
+        arrays = ((name, move(array, np)) for name, array in layout.iterate_arrays())
         header = np.array(json.dumps(_make_header(layout)))
         write_arrays(file, itertools.chain([("header", header)], arrays))
 
 
-def _make_header(layout):
+def _make_header(layout: Layout) -> Header:
     return {
         "format": _FORMAT,
         "version": _VERSION,
@@ -81,37 +88,37 @@ def _make_header(layout):
         "layout": layout.name,
         "word_dtype": layout.record_format.word_dtype.name,
         "tile_size": layout.tile_size,
-        "bucket_size": getattr(layout, "bucket_size", None),
-        "mode": getattr(layout, "mode", 0),
+        "bucket_size": layout.cut.bucket_size if layout.uses_buckets else None,
+        "mode": layout.mode,
         "norm": layout.norm,
     }
 
 
-def load(path, *, device=None):
-    """Load a tensor that `save` has saved, on whatever device that was.
+def load(path: FilePath, *, device: str | None = None) -> FlycooTensor:
+    """Load a tensor that `save` wrote, on any device.
 
-    Its plan is used where it is what would be built here; else it is built anew, as when a file
-    comes from another kind of device or from a release that cuts tensors otherwise. What is
-    computed with the tensor is the same either way.
+    The saved plan is used if it is the one that would be built here. Otherwise the plan is rebuilt:
+    the file may come from another kind of device, or from a release that tiles tensors differently.
+    Results are the same either way.
 
     Parameters
     ----------
-    path : str or path
+    path : str or os.PathLike
     device : {"auto", "cpu", "cuda"}, optional
-        As of `FlycooTensor`.
+        As for `FlycooTensor`.
 
     Returns
     -------
     FlycooTensor
-        With the layout that it had.
+        In the layout in which it was saved.
 
     Raises
     ------
     OSError
         If the file cannot be read.
     ValueError
-        If it is no such file, is damaged or truncated, or was saved by a newer release that this
-        one does not understand; or if `device` is unknown.
+        If the file is not a saved tensor, is damaged or truncated, or has a newer format than this
+        release reads; or if `device` is unknown.
     ImportError, RuntimeError
         If `device` is "cuda" and it cannot be used.
     MemoryError
@@ -119,10 +126,10 @@ def load(path, *, device=None):
 
     Notes
     -----
-    Damage is found by the checksums (CRC-32) that a .npz has of each array. Against files that were
-    made on purpose, sizes are compared with that of the file before memory is taken, and indices
-    with the sizes of the arrays that they point into; so such a file may hold any tensor or a wrong
-    plan, but nothing is run, read or written that should not be. Costs one pass over the file.
+    The CRC-32 checksum that a .npz has for each array reveals damage. A malicious file may hold any
+    tensor or a wrong plan, but cannot run code, read or write out of bounds, or allocate more than
+    its own size: array sizes are checked against the file's size before memory is allocated, and
+    indices against the arrays that they point into. Costs one pass over the file.
 
     Examples
     --------
@@ -138,66 +145,70 @@ def load(path, *, device=None):
     with open_arrays(path) as reader:
         header, record_format = _read_header(path, reader.read("header"))
         names = reader.names() - {"header"}
-        if not _fits(header, record_format, names, engine):
+        cut = engine.choose_cut(record_format.shape, record_format.dtype)
+        if not _fits(header, record_format, names, cut, engine):
             return _rebuild(path, header, record_format, reader, engine)
         arrays = {name: reader.read(name) for name in names}
     try:
-        check_arrays(header, arrays, record_format)
+        check_arrays(header["layout"], arrays, cut)
     except ValueError as error:
         raise damage_error(path, error) from None
     arrays = {name: move(array, engine.xp) for name, array in arrays.items()}
-    x = object.__new__(FlycooTensor)
-    x._set(engine, make_layout(header, arrays, record_format, engine.primitives))
+    x, cls = object.__new__(FlycooTensor), LAYOUT_CLASSES[header["layout"]]
+    x._set(engine, cls.from_arrays(arrays, cut, header["norm"], header["mode"], engine))
     return x
 
 
-def _fits(header, record_format, names, engine):
-    """Say whether a plan is cut as the engine would cut it."""
-    best_format, tile_size, bucket_size = engine.choose_format(
-        record_format.shape, record_format.dtype
-    )
-    if (best_format, tile_size) != (record_format, header["tile_size"]):
+def _fits(
+    header: Header, record_format: RecordFormat, names: set[str], cut: Cut, engine: "Engine"
+) -> bool:
+    """Return whether a plan has the record format, tiles and buckets that the engine would use."""
+    if (cut.record_format, cut.tile_size) != (record_format, header["tile_size"]):
         return False
-    if header["layout"] != "remap":
+    if not LAYOUT_CLASSES[header["layout"]].uses_buckets:
         return True
-    orders_writes = engine.primitives.write_order_itemsize > 0
-    return bucket_size == header["bucket_size"] and orders_writes == ("write_order_0" in names)
+    orders_writes = engine.write_order_dtype is not None
+    return cut.bucket_size == header["bucket_size"] and orders_writes == ("write_order_0" in names)
 
 
-def _rebuild(path, header, record_format, reader, engine):
-    """Build a tensor of the nonzeros alone, which its constructor looks at.
-
-    Its memory and time grow with the sizes and the number of modes. So does a file, which lists the
-    empty rows of each mode.
-    """
-    records = reader.read("records_0" if header["layout"] == "replicated" else "records")
+def _rebuild(
+    path: FilePath,
+    header: Header,
+    record_format: RecordFormat,
+    reader: ArrayReader,
+    engine: "Engine",
+) -> FlycooTensor:
+    """Build a tensor from the saved nonzeros alone; its constructor checks them."""
+    # Building takes memory and time in proportion to the mode sizes, which a header can claim to be
+    # huge. An honest file lists the empty rows of each mode, so it is as large: check that first.
+    records = reader.read(LAYOUT_CLASSES[header["layout"]].name_copies(record_format.ndim)[0])
     expected = (record_format.word_dtype, (*records.shape[:1], record_format.num_words))
     if (records.dtype, records.shape) != expected:
-        raise damage_error(path, "records are not what belongs to the header")
+        raise damage_error(path, "records does not match the header")
     for mode, size in enumerate(record_format.shape):
         if reader.read(f"empty_rows_{mode}").size < size - records.shape[0]:
-            raise damage_error(path, f"empty_rows_{mode} is not what belongs to the header")
+            raise damage_error(path, f"empty_rows_{mode} does not match the header")
     coords, values = record_format.coords(records), record_format.values(records)
-    options = {"layout": header["layout"], "device": engine.NAME}
+    options = {"layout": header["layout"], "device": engine.name}
     try:
         return FlycooTensor(coords, values, record_format.shape, **options)
     except ValueError as error:
         raise damage_error(path, f"records: {error}") from None
 
 
-def _read_header(path, array):
-    """Return what a header says, and the format of the records."""
+def _read_header(path: FilePath, array: np.ndarray) -> tuple[Header, RecordFormat]:
+    """Parse and check the header; return it with the format of the records."""
     try:
         header = json.loads(str(array))
         is_ours, version = header["format"] == _FORMAT, header["version"]
     except (ValueError, TypeError, KeyError, RecursionError):
         is_ours = False
     if not is_ours:
-        raise damage_error(path, "its header is not that of tensorly-flycoo")
+        raise damage_error(path, "its header is not one of tensorly-flycoo")
     if version != _VERSION:
         raise ValueError(
             f"{path} was saved in version {version!r} of the format, expected {_VERSION}: "
-            "a newer release of tensorly-flycoo can load it"
+            "load it with a newer release of tensorly-flycoo"
         )
     try:
         record_format = RecordFormat.of(
@@ -211,10 +222,10 @@ def _read_header(path, array):
     return header, record_format
 
 
-def _check_header(header, ndim):
+def _check_header(header: Header, ndim: int) -> None:
     check_layout(header["layout"])
     sizes = [header["tile_size"], header["bucket_size"]]
-    sizes = sizes if header["layout"] == "remap" else sizes[:1]
+    sizes = sizes if LAYOUT_CLASSES[header["layout"]].uses_buckets else sizes[:1]
     if not all(type(size) is int and 0 < size <= 2**32 for size in sizes):
         raise ValueError(f"tile_size and bucket_size are {sizes}")
     if type(header["mode"]) is not int or not 0 <= header["mode"] < ndim:

@@ -1,68 +1,80 @@
-"""Read and write tensors as text: .tns files, one line per nonzero, as FROSTT has them."""
+"""Read and write tensors as text: FROSTT's .tns files, with one line per nonzero."""
 
 import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..checks import check_fill_value, check_finite, check_shape, check_values
 from ..tensor.tensor import FlycooTensor
-from .files import open_text, replace_text
+from .files import FilePath, open_text, replace_text
 
-#: Nonzeros that are written at a time.
+if TYPE_CHECKING:
+    from sparse import SparseArray
+
+#: Nonzeros written at a time.
 _WRITE_BLOCK = 2**16
 
 
-def read_tns(path, *, shape=None, index_base=1, progress=None, **options):
-    """Read a tensor from a .tns file: in each line the indices of one nonzero and its value.
+def read_tns(
+    path: FilePath,
+    *,
+    shape: Iterable[int] | None = None,
+    index_base: int = 1,
+    progress: Callable[[int, int], object] | None = None,
+    **options: Any,
+) -> FlycooTensor:
+    """Read a tensor from a .tns file; each line holds the indices of one nonzero and its value.
 
-    Lines are read in parallel. Comments (from "#" or "%" at the start of a line), empty lines and a
-    header with the shape may be there. Files whose names end in .gz or .zst are decompressed.
+    Lines are parsed in parallel. Comments (lines that begin with "#" or "%") and empty lines are
+    skipped. A header may give the shape. Files whose names end in .gz or .zst are decompressed.
 
     Parameters
     ----------
-    path : str or path
+    path : str or os.PathLike
     shape : sequence of int, optional
-        By default that which the file's header says, or else the largest index of each mode.
-        A header is ``# shape: 4 5 6``; or a line with the number of modes and one with the sizes,
-        perhaps after "sptensor" and before the number of nonzeros; or only the line with the sizes.
+        By default the shape in the file's header, or else the largest index of each mode. A header
+        is ``# shape: 4 5 6``; or a line with the number of modes and a line with the sizes,
+        optionally between "sptensor" and the number of nonzeros; or a line with the sizes alone.
     index_base : {1, 0}
-        What the first index of a mode is called in the file.
+        The first index of each mode in the file.
     progress : callable, optional
-        Called as ``progress(nbytes, total_nbytes)`` with the bytes of the file that have been read
-        so far, and those there are.
+        Called as ``progress(nbytes, total_nbytes)`` with the bytes of the file read so far and the
+        file's size.
     **options
         ``dtype`` (by default float64), ``layout`` and ``device`` of `FlycooTensor`.
 
     Returns
     -------
     FlycooTensor
-        Repeated coordinates are summed, zeros are dropped. ``to_coo()`` makes a `sparse.COO`.
+        Repeated coordinates are summed and zeros dropped. ``to_coo()`` makes a `sparse.COO`.
 
     Raises
     ------
     OSError
         If the file cannot be read.
     ValueError
-        If a line is not as expected (the number of fields, an index that is not an integer, is
-        outside the shape or 0 where indices begin with 1, a value that is no finite number): says
-        which line. If a compressed file is damaged or truncated, or expands to more than 256
-        times its size (and 16 MiB). If there is neither a nonzero nor a shape, or a file
-        says by itself that it has more than 64 modes.
+        If a line has the wrong number of fields, an index that is not an integer, lies outside the
+        shape or is 0 in a file whose indices begin with 1, or a value that is not a finite number;
+        the message gives the line's number. If a compressed file is damaged, truncated, or expands
+        to more than 256 times its size (and 16 MiB). If there is neither a nonzero nor a shape, or
+        a file has more than 64 modes and `shape` is not given.
     ImportError
-        If the file is .zst, and there is no module for that.
+        If the file is .zst and the module for it is missing.
     MemoryError
         If there is too little memory.
 
     Notes
     -----
-    Values are the float64 nearest to the number in the file. While a file is being read,
-    ``8 * (ndim + 1)`` bytes per nonzero are there at most twice, before the tensor is built. The
-    result does not depend on the number of threads.
+    Each value is the float64 nearest to the number in the file. Reading takes up to twice
+    ``8 * (ndim + 1)`` bytes per nonzero, before the tensor is built. The result does not depend on
+    the number of threads.
 
-    Where no shape is given, a file may name any index below 2**32, and so ask for more memory than
-    it has bytes: each index without a nonzero takes 4 bytes in the tensor, and up to 13 while it is
-    built (`estimate_memory`). Give `shape` for files that you do not trust: an index outside of it
-    is an error.
+    Without `shape`, a file may contain any index below 2**32 and so demand more memory than it has
+    bytes: each index without a nonzero takes 4 bytes in the tensor, and up to 13 while it is built
+    (see `estimate_memory`). For files that you do not trust, give `shape`: an index outside it is
+    an error.
 
     References
     ----------
@@ -85,7 +97,12 @@ def read_tns(path, *, shape=None, index_base=1, progress=None, **options):
     return FlycooTensor(*read_nonzeros(path, shape, int(index_base), progress), **options)
 
 
-def read_nonzeros(path, shape, index_base, progress):
+def read_nonzeros(
+    path: FilePath,
+    shape: tuple[int, ...] | None,
+    index_base: int,
+    progress: Callable[[int, int], object] | None,
+) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     """Return coords (ndim, nnz), values (nnz,) and shape of a .tns file; see `read_tns`."""
     from .tns_parsing import TnsParser, iterate_blocks, prefetch
 
@@ -103,38 +120,38 @@ def read_nonzeros(path, shape, index_base, progress):
     return np.concatenate(coords).T, np.concatenate(values), shape
 
 
-def write_tns(path, x, *, index_base=1):
-    """Write a tensor to a .tns file, which `read_tns` reads back as it was, to the last bit.
+def write_tns(path: FilePath, x: "FlycooTensor | SparseArray", *, index_base: int = 1) -> None:
+    """Write a tensor to a .tns file; `read_tns` restores every bit.
 
-    The first line is a comment with the shape; then there is one line per nonzero, with its indices
-    and its value, in as many digits as say exactly which number it is.
+    The first line is a comment with the shape. Each further line has the indices and the value of
+    one nonzero, with as many digits as identify the value exactly.
 
     Parameters
     ----------
-    path : str or path
-        Where its name ends in .gz or .zst, the file is compressed. A file that is there is replaced
-        when the new one is complete, and stays as it was if that fails.
+    path : str or os.PathLike
+        The file is compressed if its name ends in .gz or .zst. An existing file is replaced once
+        the new one is complete, and is left as it was if writing fails.
     x : FlycooTensor or sparse.COO
     index_base : {1, 0}
-        What the first index of a mode is called.
+        The first index of each mode in the file.
 
     Raises
     ------
     OSError
         If the file cannot be written.
     TypeError
-        If `x` is something else.
+        If `x` is neither.
     ValueError
-        If `x` is a COO whose fill_value is not 0, or with values that are not finite or, as
-        integers, too large for float64.
+        If `x` is a COO whose fill_value is not 0, or whose values are not finite or are integers
+        too large for float64.
     ImportError
-        If the file is to be .zst, and there is no module for that.
+        If the file is .zst and the module for it is missing.
 
     Notes
     -----
-    Values are written as float64; those of a float32 tensor have more digits than they need as
-    float32, so that readers that know only float64 get the same numbers. On a GPU the nonzeros are
-    copied to host memory.
+    Values are written as float64. Those of a float32 tensor get more digits than float32 needs, so
+    that readers which only know float64 get the same numbers. Nonzeros on a GPU are copied to host
+    memory.
 
     Examples
     --------
@@ -161,7 +178,7 @@ def write_tns(path, x, *, index_base=1):
             file.write("".join([template % line for line in lines]).encode())
 
 
-def _take_nonzeros(x):
+def _take_nonzeros(x: Any) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     if isinstance(x, FlycooTensor):
         return *x.nonzeros(), x.shape
     if not (hasattr(x, "coords") and hasattr(x, "data") and hasattr(x, "fill_value")):

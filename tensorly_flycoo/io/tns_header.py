@@ -1,19 +1,20 @@
-"""What the first lines of a .tns file may say before the nonzeros begin."""
+"""Parse the header that a .tns file may have before its nonzeros."""
 
 import re
+from collections.abc import Iterator
 
 _SHAPE_COMMENT = re.compile(rb"#\s*shape:\s*(\d+(?:\s+\d+)*)\s*$")
 
 
-def read_header(block):
-    """Find the shape that a file begins with, if it does, and the number of modes.
+def read_header(block: bytes) -> tuple[tuple[int, ...] | None, int | None, int]:
+    """Return the shape in a file's header, if any, and the number of modes.
 
-    Files of FROSTT begin with the nonzeros. Others say, before these,
+    FROSTT's own files begin with the nonzeros. Other programs write one of these before them:
 
-    - in a comment, ``# shape: 4 5 6``, as `write_tns` does; or
-    - the number of modes in one line, the sizes in the next one, and perhaps the number of nonzeros
-      in one more, after a line ``sptensor`` or without it; or
-    - the sizes in one line, which has one field less than those of the nonzeros.
+    - a comment, ``# shape: 4 5 6``, as `write_tns` does;
+    - a line with the number of modes and a line with the sizes, optionally followed by a line with
+      the number of nonzeros, and optionally preceded by a line ``sptensor``;
+    - a line with the sizes, which has one field less than the lines of the nonzeros.
 
     Parameters
     ----------
@@ -24,11 +25,12 @@ def read_header(block):
     -------
     shape : tuple of int or None
     ndim : int or None
-        None if there is no line but comments.
+        None if all lines are comments.
     end : int
-        Where what remains begins, in bytes.
+        The offset in bytes at which the rest of the file begins.
     """
-    shape, lines = None, []
+    shape: tuple[int, ...] | None = None
+    lines: list[tuple[list[bytes], int]] = []
     for line, end in _iterate_lines(block):
         comment = _SHAPE_COMMENT.match(line)
         if comment and not lines:
@@ -49,12 +51,12 @@ def read_header(block):
     return None, max(1, len(first) - 1) if first else None, 0
 
 
-def _read_sizes(fields):
+def _read_sizes(fields: list[bytes]) -> tuple[int, ...]:
     return tuple(int(field) for field in fields)
 
 
-def _iterate_lines(block):
-    """Yield each line without blanks around it, and where it ends."""
+def _iterate_lines(block: bytes) -> Iterator[tuple[bytes, int]]:
+    """Yield each line, stripped, and the offset of its end."""
     end = 0
     while end < len(block):
         start, end = end, block.index(b"\n", end) + 1

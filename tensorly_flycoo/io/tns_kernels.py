@@ -1,10 +1,11 @@
-"""The loops that read the text of a .tns file, compiled by numba; `tns_parsing` is their caller.
+"""Loops that read the text of a .tns file, compiled by numba and called by `tns_parsing`.
 
-Text is a block of whole lines, as bytes. Its parts, each of whole lines too, are read at once by
-several threads.
+The text is a block of whole lines, as bytes. Threads read parts of it in parallel, each of them
+whole lines too.
 """
 
 import functools
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -16,31 +17,31 @@ _HASH, _PERCENT, _POINT = (np.uint8(ord(c)) for c in "#%.")
 _ZERO = np.uint64(ord("0"))
 _PLUS, _MINUS, _SMALL_E, _LARGE_E = (np.uint8(ord(c)) for c in "+-eE")
 
-#: Digits that always fit into 64 bits: of an index, signed, and of a value.
+#: Digits that always fit in 64 bits: signed for an index, unsigned for a value.
 MAX_INDEX_DIGITS, _MAX_VALUE_DIGITS = np.uint64(18), np.uint64(19)
 
-#: The bits of a nan. No number that is read here is one, so it marks what is still to be read.
+#: The bits of a nan. Values in a file are finite, so it marks a value that is still to be read.
 _UNREAD = np.uint64(0x7FF8 << 48)
 
-#: Powers of ten that keep 64-bit integers times them within the normal numbers of float64.
+#: Powers of ten whose products with 64-bit integers are normal float64 numbers.
 _LEAST_POWER, _LARGEST_POWER = -300, 288
 
-# Without references to arrays being counted (`_nrt`), for which there is no need as nothing is
-# allocated here: each call of a function with an array would count atomically, in all threads at
-# one place, which took a third of the time.
+# `_nrt=False` turns off reference counting, which is not needed as nothing is allocated here. With
+# it, each call that passes an array updates one atomic counter that all threads share; that took a
+# third of the time.
 _compile = njit(  # type: ignore[call-overload]  # `_nrt` is in no stub
     cache=True, nogil=True, error_model="numpy", _nrt=False
 )
 
 
-@functools.cache  # they take as long as a small file
-def make_powers():
-    """Make the tables of powers of ten: 10**p is from ``s * 2**e`` to below ``(s + 1) * 2**e``.
+@functools.cache  # building them takes as long as reading a small file
+def make_powers() -> tuple[np.ndarray, np.ndarray]:
+    """Tabulate powers of ten such that ``s * 2**e <= 10**p < (s + 1) * 2**e``.
 
     Returns
     -------
     significands : uint64 array
-        s, from 2**63 up, for p from `_LEAST_POWER` to `_LARGEST_POWER`.
+        s, at least 2**63, for p from `_LEAST_POWER` to `_LARGEST_POWER`.
     exponents : int64 array
         e.
     """
@@ -55,20 +56,20 @@ def make_powers():
 
 
 @intrinsic
-def _count_leading_zeros(typing_context, number):
-    """Count the zero bits above the highest one of a 64-bit number, which is not 0."""
+def _count_leading_zeros(typing_context: Any, number: Any) -> Any:
+    """Count the leading zero bits of a 64-bit number, which must not be 0."""
 
-    def generate(context, builder, signature, args):
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 1))
 
     return types.uint64(types.uint64), generate
 
 
 @intrinsic
-def _multiply_high(typing_context, a, b):
+def _multiply_high(typing_context: Any, a: Any, b: Any) -> Any:
     """Return the upper 64 bits of the product of two 64-bit numbers."""
 
-    def generate(context, builder, signature, args):
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         wide = ir.IntType(128)
         product = builder.mul(*(builder.zext(number, wide) for number in args))
         return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), ir.IntType(64))
@@ -77,18 +78,20 @@ def _multiply_high(typing_context, a, b):
 
 
 @_compile
-def _round_decimal(digits, power, significands, exponents):
+def _round_decimal(
+    digits: np.uint64, power: np.int64, significands: np.ndarray, exponents: np.ndarray
+) -> np.uint64:
     """Return the bits of the float64 nearest to ``digits * 10**power``, or `_UNREAD`.
 
-    The number lies between two neighbouring 64-bit products (an interval of less than 2). Where no
-    tie, halfway between two numbers of float64, is in it, all of it rounds alike. Two numbers in a
-    thousand at most are left over; they are for a slow method.
+    The truncated 64-bit product bounds the number to an interval shorter than 2. If no tie (a point
+    halfway between two float64 numbers) lies in the interval, all of it rounds alike. At most two
+    numbers in a thousand remain `_UNREAD`, for a slow method.
     """
     if digits == 0:
         return np.uint64(0)
     if not _LEAST_POWER <= power <= _LARGEST_POWER:
         return _UNREAD
-    zeros = _count_leading_zeros(digits)
+    zeros: np.uint64 = _count_leading_zeros(digits)  # type: ignore[call-arg]  # has a context too
     place = np.uint64(power - _LEAST_POWER)
     product = _multiply_high(digits << zeros, significands[place])
     shift = np.uint64(10) + (product >> np.uint64(63))  # leaves 53 bits
@@ -98,36 +101,36 @@ def _round_decimal(digits, power, significands, exponents):
         return _UNREAD
     mantissa = (product >> shift) + np.uint64(rest > half)
     exponent = np.int64(shift) - np.int64(zeros) + exponents[place] + 64
-    # The mantissa's highest bit is not stored: it, or two of it, carries into the exponent.
+    # The mantissa's highest bit is implicit: adding it, or twice it, increments the exponent.
     return (np.uint64(exponent + 1074) << np.uint64(52)) + mantissa
 
 
 @_compile
-def _skip_blanks(text, at):
+def _skip_blanks(text: np.ndarray, at: np.uint64) -> np.uint64:
     while text[at] == _SPACE or text[at] == _TAB or text[at] == _RETURN:
         at += np.uint64(1)
     return at
 
 
 @_compile
-def _skip_token(text, at):
+def _skip_token(text: np.ndarray, at: np.uint64) -> np.uint64:
     while text[at] > _SPACE:
         at += np.uint64(1)
     return at
 
 
 @_compile
-def _skip_line(text, at):
+def _skip_line(text: np.ndarray, at: np.uint64) -> np.uint64:
     while text[at] != _NEWLINE:
         at += np.uint64(1)
     return at + np.uint64(1)
 
 
 @_compile
-def _read_digits(text, at, number):
-    """Append digits to a number; return it and where they end."""
+def _read_digits(text: np.ndarray, at: np.uint64, number: np.uint64) -> tuple[np.uint64, np.uint64]:
+    """Append digits to a number; return it and their end."""
     digit = np.uint64(text[at]) - _ZERO
-    while digit < np.uint64(10):  # what comes before "0" is large
+    while digit < np.uint64(10):  # a character below "0" wraps around to a large number
         number = number * np.uint64(10) + digit
         at += np.uint64(1)
         digit = np.uint64(text[at]) - _ZERO
@@ -135,15 +138,15 @@ def _read_digits(text, at, number):
 
 
 @_compile
-def _skip_zeros(text, at):
+def _skip_zeros(text: np.ndarray, at: np.uint64) -> np.uint64:
     while np.uint64(text[at]) == _ZERO:
         at += np.uint64(1)
     return at
 
 
 @_compile
-def _read_power(text, at):
-    """Read what may follow the digits of a value, such as e-5; return it and where it ends."""
+def _read_power(text: np.ndarray, at: np.uint64) -> tuple[np.int64, np.uint64]:
+    """Read an optional exponent such as e-5; return it (or 0) and its end."""
     if text[at] != _SMALL_E and text[at] != _LARGE_E:
         return np.int64(0), at
     is_negative = text[at + np.uint64(1)] == _MINUS
@@ -155,8 +158,10 @@ def _read_power(text, at):
 
 
 @_compile
-def _read_value(text, at, significands, exponents):
-    """Return the bits of the value that starts here, or `_UNREAD`, and where it ends."""
+def _read_value(
+    text: np.ndarray, at: np.uint64, significands: np.ndarray, exponents: np.ndarray
+) -> tuple[np.uint64, np.uint64]:
+    """Return the bits of the value that starts here, or `_UNREAD`, and its end."""
     is_negative = text[at] == _MINUS
     start = at + np.uint64(is_negative or text[at] == _PLUS)
     first = _skip_zeros(text, start)
@@ -177,12 +182,20 @@ def _read_value(text, at, significands, exponents):
 
 
 @_compile
-def _read_indices(text, at, index_base, sizes, coords, row, largest):
-    """Read one index a mode; return where the value begins, or 0 where one of them is wrong."""
+def _read_indices(
+    text: np.ndarray,
+    at: np.uint64,
+    index_base: np.uint64,
+    sizes: np.ndarray,
+    coords: np.ndarray,
+    row: np.uint64,
+    largest: np.ndarray,
+) -> np.uint64:
+    """Read one index per mode; return the start of the value, or 0 if an index is wrong."""
     for mode in range(np.uint64(sizes.shape[0])):
         index, end = _read_digits(text, at, np.uint64(0))
         num_digits = end - at
-        index -= index_base  # 0 becomes the largest where numbers begin with 1
+        index -= index_base  # with base 1, index 0 wraps around and fails the test below
         if num_digits == 0 or num_digits > MAX_INDEX_DIGITS or index >= sizes[mode]:
             return np.uint64(0)
         coords[row, mode] = index
@@ -194,8 +207,10 @@ def _read_indices(text, at, index_base, sizes, coords, row, largest):
 
 
 @_compile
-def count_lines(first_part, last_part, text, edges, counts):
-    """Count the lines of some parts."""
+def count_lines(
+    first_part: int, last_part: int, text: np.ndarray, edges: np.ndarray, counts: np.ndarray
+) -> None:
+    """Count the lines of parts `first_part` to `last_part` - 1."""
     for part in range(first_part, last_part):
         count = 0
         for at in range(edges[part], edges[part + 1]):
@@ -205,13 +220,26 @@ def count_lines(first_part, last_part, text, edges, counts):
 
 @_compile
 def read_parts(
-    first_part, last_part, text, edges, first_rows, index_base, sizes, significands, exponents,
-    coords, bits, unread, largest, num_rows, wrong_lines,
-):  # fmt: skip
-    """Read the nonzeros of some parts, until a line is wrong.
+    first_part: int,
+    last_part: int,
+    text: np.ndarray,
+    edges: np.ndarray,
+    first_rows: np.ndarray,
+    index_base: np.uint64,
+    sizes: np.ndarray,
+    significands: np.ndarray,
+    exponents: np.ndarray,
+    coords: np.ndarray,
+    bits: np.ndarray,
+    unread: np.ndarray,
+    largest: np.ndarray,
+    num_rows: np.ndarray,
+    wrong_lines: np.ndarray,
+) -> None:
+    """Read the nonzeros of parts `first_part` to `last_part` - 1, each up to its first bad line.
 
-    Those of a part are put from its first row on. Where the bits of a value are `_UNREAD`, `unread`
-    has where it starts.
+    A part writes its nonzeros from its own first row on. If the bits of a value are `_UNREAD`,
+    `unread` has the offset of its text.
     """
     for part in range(first_part, last_part):
         at, end = np.uint64(edges[part]), np.uint64(edges[part + 1])

@@ -1,36 +1,39 @@
-"""Parse the text of a .tns file, block by block, on all threads, and say what is wrong with it."""
+"""Parse the text of a .tns file block by block, on all threads, and explain what is wrong in it."""
 
 import math
 import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
 
 import numba
 import numpy as np
 
 from ..checks import MAX_MODE_SIZE, check_shape
-from ..engines.cpu.engine import launch
+from ..engines.cpu.launch import launch
 from . import tns_kernels
+from .files import FilePath, Readable
 from .tns_header import read_header
 
-#: Bytes that are read and parsed at a time.
+#: Bytes read and parsed at a time.
 BLOCK_NBYTES = 2**24
 
-#: Parts of a block for each thread, so that a thread that is held up gets less.
+#: Several parts of a block per thread, so that a delayed thread can take fewer.
 _PARTS_PER_THREAD = 4
 
 _TOKEN = re.compile(rb"[^ \t\r\n]+")
 
-#: Modes that a file may have where nobody says that it has more: kernels are compiled for each
-#: number of modes, for 20 s where there are 400, and NumPy's arrays end at 64 too.
+#: Most modes that a file may have unless the user gives the shape. Kernels are compiled for each
+#: number of modes (20 s for 400 modes), and 64 is NumPy's own limit too.
 MAX_FILE_NDIM = 64
 
-#: Characters of a wrong line that are shown.
+#: Characters of a faulty line that an error shows.
 _SHOWN = 80
 
 
-def iterate_blocks(file, block_nbytes=BLOCK_NBYTES):
-    """Yield blocks of whole lines; each ends with a newline, also the last one."""
-    pieces = []
+def iterate_blocks(file: Readable, block_nbytes: int = BLOCK_NBYTES) -> Iterator[bytes]:
+    """Yield blocks of whole lines; every block, even the last, ends with a newline."""
+    pieces: list[bytes] = []
     while data := file.read(block_nbytes):
         cut = data.rfind(b"\n") + 1
         if cut:
@@ -41,8 +44,8 @@ def iterate_blocks(file, block_nbytes=BLOCK_NBYTES):
         yield b"".join([*pieces, b"\n"])
 
 
-def prefetch(blocks):
-    """Yield the blocks, each while the next one is being read and decompressed."""
+def prefetch(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the blocks; read and decompress the next one in the background."""
     with ThreadPoolExecutor(1) as pool:
         ahead = pool.submit(next, blocks, None)
         while (block := ahead.result()) is not None:
@@ -51,45 +54,46 @@ def prefetch(blocks):
 
 
 class TnsParser:
-    """Parse the blocks of one file, one after the other.
+    """A parser of the blocks of one file, in order.
 
     Parameters
     ----------
-    path : path
-        For the texts of errors.
+    path : str or os.PathLike
+        For error messages.
     shape : tuple of int or None
-        None takes that of the file's header, or if there is none all indices below 2**32.
+        With None, the shape in the file's header; if it has none, any index below 2**32 is allowed.
     index_base : {0, 1}
-        What the first index of a mode is called.
+        The first index of each mode.
     """
 
-    def __init__(self, path, shape, index_base):
+    def __init__(self, path: FilePath, shape: tuple[int, ...] | None, index_base: int) -> None:
         self._path = path
         self._shape = shape
         self._index_base = index_base
-        self._sizes = None
-        self._largest = None
+        # Size (2**32 if unknown) and largest index so far of each mode; empty until a header or a
+        # nonzero has told the number of modes.
+        self._sizes = self._largest = np.empty(0, np.uint64)
         self._num_lines = 0
         self._powers = tns_kernels.make_powers()
 
     @property
-    def shape(self):
-        """That which is given, or is in the header, or else holds what has been read; or None."""
-        if self._shape is not None or self._largest is None:
+    def shape(self) -> tuple[int, ...] | None:
+        """The given shape, or the header's, or the smallest that holds what was read, or None."""
+        if self._shape is not None or self._sizes.size == 0:
             return self._shape
         return tuple(int(index) + 1 for index in self._largest)
 
-    def parse(self, block):
+    def parse(self, block: bytes) -> tuple[np.ndarray, np.ndarray]:
         """Return coords (nnz, ndim) and values (nnz,) of the next block of whole lines.
 
         Raises
         ------
         ValueError
-            If a line is not a nonzero's; says which line, and what is wrong with it.
+            If a line is not that of a nonzero; gives its number and what is wrong with it.
         """
-        if self._sizes is None:
+        if self._sizes.size == 0:
             block = self._start(block)
-            if self._sizes is None:
+            if self._sizes.size == 0:
                 return np.empty((0, 0), np.int64), np.empty(0)
         edges = _cut_lines(block, _PARTS_PER_THREAD * numba.get_num_threads())
         num_parts, ndim = edges.size - 1, self._sizes.size
@@ -115,8 +119,8 @@ class TnsParser:
         self._num_lines += num_lines.sum()
         return coords, values
 
-    def _start(self, block):
-        """Take the header off the first block; find the number of modes, if it is there."""
+    def _start(self, block: bytes) -> bytes:
+        """Strip the header off the first block and set the number of modes, if it is known."""
         try:
             header_shape, ndim, end = read_header(block)
             if self._shape is None and (ndim or 0) > MAX_FILE_NDIM:
@@ -129,29 +133,29 @@ class TnsParser:
             self._sizes = np.array(self._shape, np.uint64)
         elif ndim is not None:
             self._sizes = np.full(ndim, MAX_MODE_SIZE, np.uint64)
-        else:  # nothing but comments as yet
+        else:  # only comments so far
             end = len(block)
-        self._largest = None if self._sizes is None else np.zeros(self._sizes.size, np.uint64)
+        self._largest = np.zeros(self._sizes.size, np.uint64)
         self._num_lines += block.count(b"\n", 0, end)
         return block[end:]
 
-    def _read_slowly(self, block, values, unread):
-        """Read the values that are still nan, from where they start in the block."""
+    def _read_slowly(self, block: bytes, values: np.ndarray, unread: np.ndarray) -> None:
+        """Read the values that are still nan; `unread` has their offsets in the block."""
         for row in np.flatnonzero(np.isnan(values)):
-            token = _TOKEN.match(block, unread[row])[0]
+            token = next(_TOKEN.finditer(block, unread[row]))[0]
             values[row] = _read_float(token)
             if not math.isfinite(values[row]):
                 self._refuse(block, block.rfind(b"\n", 0, unread[row]) + 1)
 
-    def _refuse(self, block, start):
-        """Raise an error that says what is wrong with the line that starts there."""
+    def _refuse(self, block: bytes, start: int) -> NoReturn:
+        """Raise an error that explains what is wrong with the line at offset `start`."""
         line = block[start : block.index(b"\n", start)].strip(b" \t\r")
         number = self._num_lines + block.count(b"\n", 0, start) + 1
         shown = line[:_SHOWN].decode(errors="backslashreplace")
         shown += "..." if len(line) > _SHOWN else ""
         raise ValueError(f"{self._path}, line {number}: {self._explain(line)}: {shown!r}")
 
-    def _explain(self, line):
+    def _explain(self, line: bytes) -> str:
         ndim, base = self._sizes.size, self._index_base
         *indices, value = _TOKEN.findall(line)
         if len(indices) != ndim:
@@ -176,16 +180,16 @@ class TnsParser:
         return f"the value is {number}, expected a finite number"
 
 
-def _read_float(token):
-    """Return the float64 nearest to a number, or nan if it is none."""
+def _read_float(token: bytes) -> float:
+    """Return the float64 nearest to a number, or nan if the token is not a number."""
     try:
         return math.nan if b"_" in token else float(token)
     except ValueError:
         return math.nan
 
 
-def _cut_lines(block, num_parts):
-    """Return where parts of whole lines begin, and where the last one ends."""
+def _cut_lines(block: bytes, num_parts: int) -> np.ndarray:
+    """Return the offsets at which parts of whole lines begin, and the end of the last part."""
     targets = (len(block) * part // num_parts for part in range(1, num_parts))
     cuts = {block.find(b"\n", target) + 1 for target in targets}
     return np.array(sorted({0, len(block)} | cuts), np.int64)

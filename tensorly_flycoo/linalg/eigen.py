@@ -1,52 +1,58 @@
 """Leading eigenvectors of a symmetric operator by block Lanczos iteration, on NumPy or CuPy arrays.
 
-For tensors on a GPU, where ARPACK's vectors would go to the host and back in each step. CuPy's own
-`eigsh` is not used: it divides by zero where the operator has fewer eigenvalues than it looks for.
+For tensors on a GPU: ARPACK would copy its vectors to the host and back in each step. CuPy's own
+`eigsh` is not used: it divides by zero if the operator has fewer eigenvalues than it looks for.
 """
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
-from ..array_modules import array_module, move
+from ..array_modules import Array, array_module, move
 from .tall_skinny import column_norms, qr, transposed_product
 
 #: Seeds the start of the iteration.
 _SEED = 20240507
 
-#: Vectors of a block beyond those that are wanted: the last ones converge slowly.
+#: Vectors of a block beyond those wanted: the last ones converge slowly.
 _NUM_GUARDS = 8
 
-#: Blocks of the basis before it is cut down to the best two.
+#: Blocks of the basis at which it is cut down to the best two.
 MAX_BLOCKS = 4
 
-#: Norm of residuals, relative to the largest eigenvalue, at which they have converged.
+#: Norm of a converged residual, relative to the largest eigenvalue.
 _TOLERANCE = 1e-10
 
-#: Rounds after which the best that was found is returned: where eigenvalues lie so close to each
-#: other, no combination of their vectors is a better start than another.
+#: Rounds after which the best pairs so far are returned: eigenvalues are then so close together
+#: that no combination of their vectors is a better start than another.
 _MAX_ROUNDS = 300
 
 
-def find_leading_eigenpairs(multiply, size, rank, xp):
+def find_leading_eigenpairs(
+    multiply: Callable[[Array], Array], size: int, rank: int, xp: ModuleType
+) -> tuple[Array, Array]:
     """Compute the largest eigenvalues of a positive semidefinite operator, and their vectors.
 
     Block Lanczos iteration with thick restarts: each round adds the residuals of a block of Ritz
-    vectors to the basis. A block sees as many copies of an eigenvalue as it has vectors.
+    vectors to the basis. A block finds as many copies of an eigenvalue as it has vectors.
 
     Parameters
     ----------
     multiply : callable
-        Takes a float64 array (size, k), returns the operator times it.
+        Multiplies the operator with a float64 array (size, k).
     size : int
         At least four times `rank`.
     rank : int
-        How many are wanted.
+        The number of eigenpairs wanted.
     xp : module
         numpy or cupy.
 
     Returns
     -------
     values : array (rank,)
-        Falling.
+        Descending.
     vectors : array (size, rank)
         Orthonormal columns.
     """
@@ -71,27 +77,32 @@ def find_leading_eigenpairs(multiply, size, rank, xp):
     return xp.asarray(values[:rank]), vectors[:, :rank]
 
 
-def _find_ritz_pairs(basis, images):
-    """Decompose the operator as the basis sees it, on the host; eigenvalues fall."""
+def _find_ritz_pairs(
+    basis: Sequence[Array], images: Sequence[Array]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Decompose the operator projected on the basis, on the host; eigenvalues descend."""
     projected = np.block([[move(transposed_product(v, w), np) for w in images] for v in basis])
     values, coefficients = np.linalg.eigh((projected + projected.T) / 2)
     return values[::-1], np.ascontiguousarray(coefficients[:, ::-1])
 
 
-def _combine(blocks, coefficients):
+def _combine(blocks: Sequence[Array], coefficients: np.ndarray) -> Array:
     """Multiply the matrix of all blocks side by side with coefficients from the host."""
     parts = np.split(array_module(blocks[0]).asarray(coefficients), len(blocks))
     return sum(block @ part for block, part in zip(blocks, parts, strict=True))
 
 
-def _find_next_block(basis, residuals, is_converged, random):
-    """Make residuals orthonormal to the basis; what has converged, noise, gives way to chance."""
+def _find_next_block(
+    basis: Sequence[Array], residuals: Array, is_converged: np.ndarray, random: Any
+) -> Array:
+    """Make residuals orthonormal to the basis; random vectors replace the converged ones."""
     if is_converged.any():
         xp = array_module(residuals)
-        chance = random.standard_normal(residuals.shape)
-        residuals = xp.where(xp.asarray(is_converged), chance, residuals)
+        # What is left of a converged residual is rounding noise.
+        replacements = random.standard_normal(residuals.shape)
+        residuals = xp.where(xp.asarray(is_converged), replacements, residuals)
     block, _ = qr(residuals / column_norms(residuals))
-    for _ in range(2):  # the second time for what rounding left
+    for _ in range(2):  # the second pass removes what rounding left
         for known in basis:
             block = block - known @ transposed_product(known, block)
         block, _ = qr(block)

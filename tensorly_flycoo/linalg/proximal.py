@@ -1,25 +1,26 @@
-"""Proximal operators for tall factors, in time and memory that grow with their rows, not squared.
+"""Proximal operators for tall factors, in time and memory proportional to their rows.
 
-They run on the host, where both are sequences of steps that depend on each other; columns on a GPU
-are copied there and back.
+They run on the host, since both are sequences of dependent steps; columns on a GPU are copied there
+and back.
 """
 
 import numpy as np
 
-from ..array_modules import array_module, move
+from ..array_modules import Array, array_module, move
+from ..engines import select_engine
 
 
-def fit_monotone(columns, decreasing=False):
-    """Do what TensorLy's monotonicity_prox does: find a monotone sequence near each column.
+def fit_monotone(columns: Array, decreasing: bool = False) -> Array:
+    """Find a monotone sequence near each column, as TensorLy's `monotonicity_prox` does.
 
-    That is the sequence nearest in the sense of least squares; but all of its elements except the
-    largest end are cut off at zero, where they are negative, and then at that end.
+    That is the nearest sequence in the sense of least squares, in which then all elements but the
+    one at the largest end are cut off: below at zero, above at that end.
 
     Parameters
     ----------
     columns : array (I, R)
     decreasing : bool
-        Whether sequences are to fall instead of to rise.
+        Whether sequences descend instead of ascend.
 
     Returns
     -------
@@ -36,26 +37,17 @@ def fit_monotone(columns, decreasing=False):
            [2.5, 2. ],
            [2.5, 5. ]])
     """
-    direction = -1 if decreasing else 1
+    engine, direction = select_engine("cpu"), -1 if decreasing else 1
     on_host = np.ascontiguousarray(move(columns, np)[::direction])
-    # TensorLy takes the largest mean over elements i to l for each l, and sets to zero those with
-    # i beyond l, of which only the last l has none.
-    ends = _fit_rising(on_host)[-1:]
-    starts = np.minimum(np.maximum(_fit_rising(on_host[:-1]), 0), ends)
+    # For each l TensorLy takes the largest mean of elements i to l, with zeros for i > l: only the
+    # last l has no such zeros.
+    ends = engine.fit_ascending(on_host)[-1:]
+    starts = np.minimum(np.maximum(engine.fit_ascending(on_host[:-1]), 0), ends)
     fitted = np.concatenate([starts, ends])[::direction]
     return move(np.ascontiguousarray(fitted), array_module(columns))
 
 
-def _fit_rising(columns):
-    from ..engines.cpu.engine import launch
-    from ..engines.cpu.solvers import fit_rising
-
-    fitted = np.empty_like(columns)
-    launch(fit_rising, columns.shape[1], columns, fitted)
-    return fitted
-
-
-def smooth(columns, strength):
+def smooth(columns: Array, strength: float) -> Array:
     """Solve ``(I + strength * L) x = columns``, where L is the second difference along columns.
 
     L has 2 on its diagonal and -1 beside it.

@@ -1,14 +1,16 @@
-"""Sparse matrices of SciPy and CuPy, as unfoldings and samples of a tensor are multiplied with."""
+"""Sparse matrices of SciPy and CuPy: unfoldings and samples of a tensor."""
+
+from typing import Any
 
 import numpy as np
 
-from ..array_modules import array_module, is_cupy
+from ..array_modules import Array, array_module, is_cupy
 from ..format.primitives import index_dtype
 
 
-def make_csc(values, row_ids, column_starts, shape):
-    """Make a matrix of columns, SciPy's or on a GPU CuPy's, of what it consists of."""
-    # One type for both: `column_starts` count the entries, of which there may be more than rows.
+def make_csc(values: Array, row_ids: Array, column_starts: Array, shape: tuple[int, int]) -> Any:
+    """Make a CSC matrix from its arrays: SciPy's, or CuPy's if they are on a GPU."""
+    # One type for both: `column_starts` numbers the entries, which may outnumber the rows.
     largest = max(*shape, values.size)
     dtype = index_dtype(largest + 1, smallest="int32")
     indices, starts = (ids.astype(dtype, copy=False) for ids in (row_ids, column_starts))
@@ -18,18 +20,18 @@ def make_csc(values, row_ids, column_starts, shape):
         return csc_array((values, indices, starts), shape=shape)
     from cupyx.scipy.sparse import csc_matrix
 
-    # Values as they lie in records are apart, which cuSPARSE would not see.
+    # cuSPARSE ignores strides, and values inside records are not adjacent.
     values = array_module(values).ascontiguousarray(values)
     matrix = csc_matrix((values, indices, starts), shape=shape)
-    # CuPy 14.0 makes int32 of all indices, and says nothing where they overflow.
+    # CuPy 14.0 casts all indices to int32, and overflows silently.
     if largest > np.iinfo(matrix.indices.dtype).max:
         raise ValueError(
             f"a sparse matrix has shape {shape} and {values.size} entries, expected at most "
-            f"{2**31 - 1} of each with this CuPy: it takes CuPy 14.2, or set_device('cpu')"
+            f"{2**31 - 1} of each with this CuPy: use CuPy 14.2, or set_device('cpu')"
         )
     return matrix
 
 
-def by_rows(matrix):
-    """Return a matrix on a GPU as CSR: from columns cuSPARSE adds to shared memory in any order."""
+def by_rows(matrix: Any) -> Any:
+    """Return a matrix on a GPU as CSR: cuSPARSE adds up columns in no fixed order."""
     return matrix.tocsr() if is_cupy(matrix.data) else matrix

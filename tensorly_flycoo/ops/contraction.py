@@ -174,7 +174,7 @@ def inner(x, y):
 
 def _multiply_common(x, y):
     """Multiply the values at coordinates that both have."""
-    xp, primitives = x._engine.xp, x._engine.primitives
+    xp, primitives = x._engine.xp, x._engine
     pairs = x._sorted_nonzeros(), y._sorted_nonzeros()
     coords, values = (xp.concatenate(parts, axis=-1) for parts in zip(*pairs, strict=True))
     word_dtype = x._layout.record_format.word_dtype

@@ -10,8 +10,9 @@ import numpy as np
 
 from ..checks import check_matrix, check_mode, densify_error
 from .lazy import LazyArray
+from .nonempty_rows import count_nonempty_rows
 from .ttmc import check_free_modes, find_leading_pairs, merge_modes, multiply_nonempty_rows
-from .unfolding_svd import LazyMatrix, count_nonempty_rows
+from .unfolding_svd import LazyMatrix
 
 
 class ModeProduct(LazyArray):
@@ -53,7 +54,7 @@ class ModeProduct(LazyArray):
     def __init__(self, x, factors):
         self.tensor = x
         self.factors = dict(sorted(factors.items()))
-        array_type = x._engine.ARRAY_TYPE
+        array_type = x._engine.array_type
         for n, factor in self.factors.items():
             check_matrix(factor, f"the factor of mode {n}", x.shape[n], x.dtype, array_type)
         sizes = {n: factor.shape[1] for n, factor in self.factors.items()}

@@ -72,7 +72,7 @@ def mttkrp(x, factors, mode, *, weights=None, out=None):
     """
     x = as_flycoo(x, check_coords=True)
     mode = check_mode(mode, x.ndim)
-    array_type, engine = x._engine.ARRAY_TYPE, x._engine
+    array_type, engine = x._engine.array_type, x._engine
     factors = check_factors(factors, x.shape, x.dtype, array_type)
     rank = factors[0].shape[1]
     if weights is not None:

@@ -2,16 +2,155 @@
 
 import functools
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from ..array_modules import array_module
+from ..array_modules import Array, array_module
 from ..checks import densify_error
 from ..linalg.sparse_matrices import by_rows, make_csc
 from ..linalg.tall_skinny import sum_rows, transposed_product
 from ..tensor.tensor import FlycooTensor
 from .lazy import LazyArray
 from .mttkrp import mttkrp
+
+
+class NonzeroSampler:
+    """Looks up entries and fibres of a sparse tensor by bisection in its sorted nonzeros.
+
+    Parameters
+    ----------
+    x : FlycooTensor
+        Its nonzeros are shared where they cannot move, else copied once.
+
+    Notes
+    -----
+    The nonzeros stay packed, in the order of modes 0, 1, ..., ndim - 1. For each mode but the last,
+    an order in which its fibres are contiguous is sorted when its fibres are first asked for, and
+    kept: 4 bytes a nonzero and mode. Each look-up takes ``log2(nnz)`` steps.
+
+    Examples
+    --------
+    >>> sampler = NonzeroSampler(FlycooTensor([[0, 1, 1], [2, 0, 1]], [1.0, 2.0, 3.0], (2, 3)))
+    >>> sampler.entries([np.array([1, 0, 1]), np.array([0, 0, 1])])
+    array([2., 0., 3.])
+    >>> sampler.fibres(1, {0: np.array([1, 0])}).toarray()
+    array([[2., 0.],
+           [3., 0.],
+           [0., 1.]])
+    """
+
+    def __init__(self, x: FlycooTensor) -> None:
+        self.shape, self.ndim, self.nnz, self.dtype = x.shape, x.ndim, x.nnz, x.dtype
+        self._xp, self._record_format = x._engine.xp, x._layout.record_format
+        self._primitives = x._engine
+        with x._layout.hold_order(0, self._primitives) as (records, places):
+            self._records = records if places is None else self._primitives.gather(records, places)
+
+    @functools.cached_property
+    def _orders(self) -> list[Array]:
+        """For each mode the order by the modes after it, cyclically, and by itself last."""
+        orders = [None]  # of the last mode: as the records lie
+        for mode in range(self.ndim - 1, 0, -1):
+            arguments = (self._records, self._record_format, [mode], orders[0])
+            orders.insert(0, self._primitives.sort_places(*arguments))
+        return orders
+
+    def entries(self, coords: Sequence[Array]) -> Array:
+        """Return the entries (count,) at coords, an integer array (count,) a mode."""
+        first, last = self._find(None, dict(enumerate(coords)))
+        entries, is_stored = self._xp.zeros(first.shape, self.dtype), first < last
+        records = self._records[first[is_stored]]
+        entries[is_stored] = self._record_format.values(records)
+        return entries
+
+    def fibres(self, mode: int, coords: Mapping[int, Array]) -> Any:
+        """Return fibres of a mode as the columns of a sparse matrix (I_mode, count), CSC.
+
+        Parameters
+        ----------
+        mode : int
+        coords : dict of int to integer array (count,)
+            For each other mode where the fibres are.
+        """
+        xp, order = self._xp, self._orders[mode]
+        following = [*range(mode + 1, self.ndim), *range(mode)]
+        first, last = self._find(order, {n: coords[n] for n in following})
+        starts = xp.zeros(first.size + 1, np.int64)
+        starts[1:] = xp.cumsum(last - first)
+        numbers, ends = xp.arange(int(starts[-1])), starts[1:]
+        fibre_ids = xp.searchsorted(ends, numbers, side="right")
+        places = numbers + (last - ends)[fibre_ids]
+        records = self._records[places if order is None else order[places]]
+        rows = self._record_format.rows(records, mode, xp)
+        values = self._record_format.values(records)
+        return make_csc(values, rows, starts, (self.shape[mode], first.size))
+
+    def _find(self, order: Array | None, wanted: dict[int, Array]) -> tuple[Array, Array]:
+        """Find where in an order the nonzeros with some coordinates begin and end.
+
+        That order is by the modes of `wanted`, the first of them most significant.
+        """
+        return self._count_before(order, wanted, False), self._count_before(order, wanted, True)
+
+    def _count_before(self, order: Array | None, wanted: dict[int, Array], or_equal: bool) -> Array:
+        """Count the nonzeros that come before each of the wanted coordinates, by bisection."""
+        xp = self._xp
+        count = len(next(iter(wanted.values())))
+        low = xp.zeros(count, np.int64)
+        high = xp.full(count, self.nnz, np.int64)
+        for _ in range(self.nnz.bit_length()):
+            middle = (low + high) // 2
+            inside = xp.minimum(middle, self.nnz - 1)
+            records = self._records[inside if order is None else order[inside]]
+            is_before, is_equal = xp.zeros(count, bool), low < high
+            for mode, indices in wanted.items():
+                rows = self._record_format.rows(records, mode, xp)
+                is_before |= is_equal & (rows < indices)
+                is_equal &= rows == indices
+            if or_equal:
+                is_before |= is_equal
+            low, high = xp.where(is_before, middle + 1, low), xp.where(is_before, high, middle)
+        return low
+
+
+def fit_fibres(matrix: Array, fibres: Any, weights: Array | None = None) -> Array:
+    """Fit each row of a factor to sampled fibres by least squares, the smallest where many fit.
+
+    Parameters
+    ----------
+    matrix : array (count, R)
+        Sampled rows of the Khatri-Rao product of the other factors.
+    fibres : sparse matrix (I, count)
+        The fibres at the same places, of `NonzeroSampler.fibres`.
+    weights : array (count,), optional
+        Of each sample.
+
+    Returns
+    -------
+    array (I, R)
+
+    Notes
+    -----
+    Singular values of `matrix` below ``max(matrix.shape) * eps`` times the largest count as zero.
+
+    Examples
+    --------
+    >>> x = FlycooTensor([[0, 1], [0, 1]], [2.0, 3.0], (2, 2))
+    >>> fit_fibres(np.eye(2), NonzeroSampler(x).fibres(0, {1: np.array([0, 1])}))
+    array([[2., 0.],
+           [0., 3.]])
+    """
+    weighted = matrix if weights is None else matrix * weights[:, None]
+    left, values, right = np.linalg.svd(weighted, full_matrices=False)
+    smallest = max(matrix.shape) * np.finfo(values.dtype).eps * values[:1]
+    rank = int(np.count_nonzero(values > smallest))  # they descend
+    inverse = (left[:, :rank] / values[:rank]) @ right[:rank]
+    if weights is not None:
+        inverse = inverse * weights[:, None]
+    return by_rows(fibres) @ array_module(inverse).ascontiguousarray(inverse)
+
 
 _INSTEAD = "lists of indices, for all modes or for all but one, are what can be sampled"
 
@@ -51,14 +190,14 @@ class SampledTensor(FlycooTensor):
 
     @functools.cached_property
     def _records(self):
-        primitives = self._engine.primitives
+        primitives = self._engine
         with self._layout.hold_order(0, primitives) as (records, places):
             return records if places is None else primitives.gather(records, places)
 
     @functools.cached_property
     def _orders(self):
         """The places of each mode's order: by the modes that follow it, in a circle, and itself."""
-        record_format, primitives = self._layout.record_format, self._engine.primitives
+        record_format, primitives = self._layout.record_format, self._engine
         orders = [None]  # of the last mode: as the records lie
         for mode in range(self.ndim - 1, 0, -1):
             places = primitives.sort_places(self._records, record_format, [mode], orders[0])

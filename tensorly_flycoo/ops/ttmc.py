@@ -12,26 +12,19 @@ import numpy as np
 
 from ..array_modules import array_module, is_cupy
 from ..checks import densify_error
-from ..linalg.eigen import find_leading_eigenpairs
-from ..tensor.tensor import FlycooTensor
-from .contraction import join_modes
-from .unfolding_svd import (
+from ..linalg.leading_pairs import (
     MAX_DIRECT_SIZE,
     MAX_GRAM_SIZE,
-    _eigh_pairs,
-    _known_roots,
-    _lanczos_gram_pairs,
-    _lanczos_pairs,
-    _wants_most,
-    count_nonempty_rows,
-    find_nonempty_rows,
+    Multipliable,
+    find_singular_pairs,
+    multiply_by_gram,
 )
+from ..tensor.tensor import FlycooTensor
+from .contraction import join_modes
+from .nonempty_rows import count_nonempty_rows, find_nonempty_rows
 
 #: Items of a matrix that are converted to float64 at a time.
 _BLOCK_SIZE = 2**22
-
-#: Vectors that an operator is applied to at a time.
-_VECTORS_AT_ONCE = 8
 
 _merged: weakref.WeakKeyDictionary[FlycooTensor, dict] = weakref.WeakKeyDictionary()
 
@@ -106,6 +99,7 @@ def find_leading_pairs(x, mode, other_modes, factors, rank):
     numbers : integer array, or slice(None)
         The indices that the rows are of.
     """
+    matrix: Multipliable
     if other_modes:
         check_free_modes(x, other_modes)
         numbers, _ = find_nonempty_rows(x, mode)
@@ -113,42 +107,7 @@ def find_leading_pairs(x, mode, other_modes, factors, rank):
     else:
         array, numbers = multiply_nonempty_rows(x, mode, factors)
         matrix = _Matrix(array)
-    return *_leading_pairs(matrix, min(rank, *matrix.shape), x._engine), numbers
-
-
-def _leading_pairs(matrix, rank, engine):
-    """Return left singular vectors and singular values of a `_Matrix` or an `_Operator`."""
-    num_rows, num_columns = matrix.shape
-    if rank == 0:
-        return engine.xp.zeros((num_rows, 0)), engine.xp.zeros(0)
-    size, is_wide = min(matrix.shape), num_rows <= num_columns
-    if size <= matrix.max_gram_size or _wants_most(rank, size):
-        direct = size <= MAX_DIRECT_SIZE or _wants_most(rank, size)
-        find = _eigh_pairs if direct else _lanczos_gram_pairs
-        squares, vectors = find(matrix.gram(is_wide), rank)
-    elif engine.xp is np:
-
-        def multiply(vector):
-            return _multiply_twice(matrix, vector[:, None], is_wide)[:, 0]
-
-        squares, vectors = _lanczos_pairs(multiply, size, rank)
-    else:
-        squares, vectors = find_leading_eigenpairs(
-            lambda block: _multiply_twice(matrix, block, is_wide), size, rank, engine.xp
-        )
-    values = _known_roots(squares, size)
-    if not is_wide:
-        vectors = matrix.multiply(vectors) / np.where(values > 0, values, 1)
-    return vectors, values
-
-
-def _multiply_twice(matrix, block, is_wide):
-    """Multiply ``A @ A.T``, or ``A.T @ A`` where `A` is tall, with a block of vectors."""
-    first, second = matrix.multiply_transposed, matrix.multiply
-    if not is_wide:
-        first, second = second, first
-    parts = np.array_split(block, -(-block.shape[1] // _VECTORS_AT_ONCE), axis=1)
-    return np.concatenate([second(first(part)) for part in parts], axis=1)
+    return *find_singular_pairs(matrix, min(rank, *matrix.shape), x._engine.xp), numbers
 
 
 class _Matrix:
@@ -242,7 +201,7 @@ class _Operator:
 
     def gram(self, of_rows):
         size = self.shape[0 if of_rows else 1]
-        return np.tril(_multiply_twice(self, self._engine.xp.eye(size), of_rows))
+        return np.tril(multiply_by_gram(self, self._engine.xp.eye(size), of_rows))
 
 
 def _spread_columns(factor, num_before, num_after):

@@ -2,33 +2,19 @@
 
 import contextlib
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
-from ..array_modules import array_module, is_cupy
+from ..array_modules import Array, array_module, is_cupy
 from ..checks import check_mode, check_rank, densify_error
-from ..format.primitives import index_dtype
-from ..linalg.eigen import find_leading_eigenpairs
+from ..linalg.leading_pairs import MAX_GRAM_SIZE, find_singular_pairs
 from ..linalg.sparse_matrices import by_rows, make_csc
 from ..linalg.tall_skinny import qr
 from .lazy import LazyArray, ModeView
+from .nonempty_rows import count_nonempty_rows, find_nonempty_rows
 
-#: Up to this many rows (or columns) the Gram matrix is formed.
-MAX_GRAM_SIZE = 8192
-
-#: Up to this many rows, or where this part of all vectors is wanted, it is decomposed directly.
-MAX_DIRECT_SIZE = 256
-_MOST = 4
-
-#: The relative residual at which Lanczos iteration has converged: singular vectors are then as good
-#: as they get with less. And that at which the search for a missed singular value stops.
-_TOLERANCE = 1e-12
-_SEARCH_TOLERANCE = 1e-2
-
-#: Vectors that a sparse matrix on a GPU is multiplied with at a time.
-_VECTORS_AT_ONCE = 8
-
-#: Seeds what has no answer of its own: the start of an iteration, vectors for zero singular values.
+#: Seeds the vectors that belong to singular values of zero.
 _SEED = 20240507
 
 
@@ -119,7 +105,7 @@ class Unfolding(LazyMatrix, ModeView):
         Its entries are in one defined order, whatever mode is resident, so sums over them are too.
         """
         x, mode, xp = self.tensor, self.mode, self.tensor._engine.xp
-        record_format, primitives = x._layout.record_format, x._engine.primitives
+        record_format, primitives = x._layout.record_format, x._engine
         with self._hold_columns() as (records, places):
             columns = primitives.split_columns(records, record_format, mode, places)
         is_new, row_ids, values = columns
@@ -138,7 +124,7 @@ class Unfolding(LazyMatrix, ModeView):
         The nonzeros come by modes mode + 1, ..., N - 1, 0, ..., mode; but for mode 0 by modes
         N - 1, ..., 0, which is the order of mode N - 1 and need not be made.
         """
-        layout, primitives = self.tensor._layout, self.tensor._engine.primitives
+        layout, primitives = self.tensor._layout, self.tensor._engine
         ndim = self.tensor.ndim
         with layout.hold_order(0 if self.mode else ndim - 1, primitives) as (records, places):
             if self.mode:
@@ -150,133 +136,37 @@ class Unfolding(LazyMatrix, ModeView):
     def _find_leading_pairs(self, rank):
         """Find what is not zero: left vectors without empty rows, values, and the rows' numbers."""
         matrix, rows = self._nonempty_part
-        rank = min(rank, *matrix.shape)
-        return *_leading_pairs(matrix, rank, self.tensor._engine), rows
+        rank, engine = min(rank, *matrix.shape), self.tensor._engine
+        return *find_singular_pairs(_SparseMatrix(matrix, engine), rank, engine.xp), rows
 
 
-def count_nonempty_rows(x, mode):
-    """Count the indices of a mode that have nonzeros."""
-    return x.shape[mode] - x._layout.tilings[mode].empty_rows.size
+class _SparseMatrix:
+    """A CSC matrix without empty rows, to be multiplied in float64."""
 
+    max_gram_size = MAX_GRAM_SIZE
 
-def find_nonempty_rows(x, mode, dtype=None):
-    """Number the indices of a mode that have nonzeros.
+    def __init__(self, matrix: Any, engine: Any):
+        self._columns, self._engine = matrix, engine
+        self.shape = matrix.shape
 
-    Returns
-    -------
-    numbers : integer array, or slice(None)
-        These indices; the slice if they are all that there are.
-    slots : integer array (I_mode,), or None
-        Which of them an index is, or anything if it has no nonzero, in `dtype`, by default the
-        smallest for the size of the mode; None if all have nonzeros.
-    """
-    xp, empty_rows = x._engine.xp, x._layout.tilings[mode].empty_rows
-    if empty_rows.size == 0:
-        return slice(None), None
-    is_used = xp.ones(x.shape[mode], bool)
-    is_used[empty_rows] = False
-    slots = xp.cumsum(is_used, dtype=dtype or index_dtype(x.shape[mode])) - 1
-    return xp.flatnonzero(is_used), slots
+    @cached_property
+    def _rows(self) -> Any:
+        return by_rows(self._columns)
 
+    @cached_property
+    def _transposed(self) -> Any:
+        return by_rows(self._columns.T)
 
-def _leading_pairs(matrix, rank, engine):
-    """Return left singular vectors and singular values of a CSC matrix without empty rows."""
-    if rank == 0:
-        return engine.xp.zeros((matrix.shape[0], 0)), engine.xp.zeros(0)
-    size, is_wide = min(matrix.shape), matrix.shape[0] <= matrix.shape[1]
-    wants_most = _wants_most(rank, size)
-    if size <= MAX_GRAM_SIZE or wants_most:
-        # Of the rows from the entries of each column, or of the columns from those of each row.
-        groups = matrix if is_wide else matrix.tocsr()
-        gram = engine.gram(groups.indptr, groups.indices, groups.data, size)
-        direct = size <= MAX_DIRECT_SIZE or wants_most
-        squares, vectors = (_eigh_pairs if direct else _lanczos_gram_pairs)(gram, rank)
-    else:
-        inner, outer = (matrix.T, matrix) if is_wide else (matrix, matrix.T)
-        squares, vectors = _lanczos_sparse_pairs(inner, outer, size, rank, engine)
-    values = _known_roots(squares, size)
-    if not is_wide:
-        vectors = (by_rows(matrix) @ vectors) / np.where(values > 0, values, 1)
-    return vectors, values
+    def gram(self, of_rows: bool) -> Array:
+        # Rows are multiplied column by column, and columns row by row.
+        groups = self._columns if of_rows else self._columns.tocsr()
+        return self._engine.gram(groups.indptr, groups.indices, groups.data, min(self.shape))
 
+    def multiply(self, block: Array) -> Array:
+        return self._rows @ block
 
-def _wants_most(rank, size):
-    """Say whether so many of all vectors are wanted that they are better found directly."""
-    return _MOST * rank >= size
-
-
-def _known_roots(squares, size):
-    """Take roots of eigenvalues; those below the rounding error of the largest are zero."""
-    is_known = squares > size * np.finfo(np.float64).eps * squares[0]
-    return np.sqrt(np.where(is_known, squares, 0))
-
-
-def _eigh_pairs(gram, rank):
-    size = gram.shape[0]
-    if is_cupy(gram):
-        squares, vectors = np.linalg.eigh(gram)
-        return squares[::-1][:rank], vectors[:, ::-1][:, :rank]
-    from scipy.linalg import eigh
-
-    squares, vectors = eigh(gram, subset_by_index=[size - rank, size - 1], overwrite_a=True)
-    return squares[::-1], vectors[:, ::-1]
-
-
-def _lanczos_gram_pairs(gram, rank):
-    if is_cupy(gram):
-        full = gram + np.tril(gram, -1).T
-        return find_leading_eigenpairs(full.__matmul__, gram.shape[0], rank, array_module(gram))
-    from scipy.linalg.blas import dsymv
-
-    # The lower triangle in C's order is the upper one in Fortran's: nothing is copied.
-    return _lanczos_pairs(lambda vector: dsymv(1.0, gram.T, vector), gram.shape[0], rank)
-
-
-def _lanczos_sparse_pairs(inner, outer, size, rank, engine):
-    """Return eigenpairs of ``outer @ inner``, which is never formed."""
-    if engine.xp is np:
-        return _lanczos_pairs(lambda vector: outer @ (inner @ vector), size, rank)
-    inner, outer = by_rows(inner), by_rows(outer)
-
-    def multiply(block):
-        # A few vectors at a time: `inner @ block` may have many more rows than the block.
-        parts = np.array_split(block, -(-block.shape[1] // _VECTORS_AT_ONCE), axis=1)
-        return np.concatenate([outer @ (inner @ part) for part in parts], axis=1)
-
-    return find_leading_eigenpairs(multiply, size, rank, engine.xp)
-
-
-def _lanczos_pairs(multiply, size, rank):
-    """Return the largest eigenvalues (falling) of a symmetric operator, and their vectors.
-
-    Lanczos iteration sees one vector only of an eigenvalue that occurs more than once, and may
-    have finished before rounding shows it another. So what is left is searched for an eigenvalue
-    above the smallest of those found, until there is none.
-    """
-    from scipy.sparse.linalg import LinearOperator, eigsh
-
-    random = np.random.RandomState(_SEED)
-
-    def find(multiply, rank, tol=_TOLERANCE):
-        operator = LinearOperator((size, size), matvec=multiply, dtype=np.float64)
-        operator.matvec = multiply  # SciPy's looks at each vector first, in a tenth of the time
-        return eigsh(operator, k=rank, v0=random.standard_normal(size), tol=tol)
-
-    squares, vectors = find(multiply, rank)
-    while True:
-
-        def multiply_rest(vector, squares=squares, vectors=vectors):
-            return multiply(vector) - vectors @ (squares * (vectors.T @ vector))
-
-        # What the search returns is at most the largest that is left, and near it.
-        (largest,), _ = find(multiply_rest, 1, tol=_SEARCH_TOLERANCE)
-        if largest <= (1 + size * np.finfo(np.float64).eps) * squares.min():
-            break
-        (square,), vector = find(multiply_rest, 1)
-        smallest = np.argmin(squares)
-        squares[smallest], vectors[:, smallest] = square, vector[:, 0]
-    order = np.argsort(squares)[::-1]
-    return squares[order], vectors[:, order]
+    def multiply_transposed(self, block: Array) -> Array:
+        return self._transposed @ block
 
 
 def _complete_basis(left, num_known):

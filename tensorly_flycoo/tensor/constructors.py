@@ -1,17 +1,26 @@
-"""Make a FlycooTensor from what other libraries have."""
+"""Constructors of a FlycooTensor from the arrays of other libraries."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 
-from ..array_modules import array_module, as_array
+from ..array_modules import Array, array_module, as_array
 from ..checks import check_fill_value, check_shape
 
 
 class FromOthers:
-    """Give `FlycooTensor` its constructors from other libraries' arrays."""
+    """The part of `FlycooTensor` that converts other libraries' arrays."""
+
+    @abstractmethod
+    def __init__(
+        self, coords: Array, values: Array, shape: Sequence[int], **options: Any
+    ) -> None: ...
 
     @classmethod
-    def from_coo(cls, coo, **options):
-        """Make one from a `sparse.COO` (or GCXS, DOK) array with fill_value 0.
+    def from_coo(cls, coo: Any, **options: Any) -> Self:
+        """Make a tensor of a `sparse.COO` (or GCXS, DOK) array with fill_value 0.
 
         Parameters
         ----------
@@ -22,9 +31,9 @@ class FromOthers:
         Raises
         ------
         TypeError
-            If `coo` is something else.
+            If `coo` is not such an array.
         ValueError
-            If fill_value is not 0, or the nonzeros are not valid for `FlycooTensor`.
+            If fill_value is not 0, or `FlycooTensor` refuses the nonzeros.
 
         Examples
         --------
@@ -41,8 +50,8 @@ class FromOthers:
         return cls(coo.coords, coo.data, coo.shape, **options)
 
     @classmethod
-    def from_scipy(cls, matrix, **options):
-        """Make one with two modes from a SciPy sparse matrix or array, or from CuPy's on a GPU.
+    def from_scipy(cls, matrix: Any, **options: Any) -> Self:
+        """Make a tensor with two modes of a SciPy sparse matrix or array, or of CuPy's on a GPU.
 
         Parameters
         ----------
@@ -53,7 +62,7 @@ class FromOthers:
         Raises
         ------
         TypeError
-            If `matrix` is something else.
+            If `matrix` is not such a matrix.
 
         Examples
         --------
@@ -69,22 +78,22 @@ class FromOthers:
         return cls(np.stack(coords), coo.data, coo.shape, **options)
 
     @classmethod
-    def from_torch(cls, tensor, **options):
-        """Make one from a sparse PyTorch tensor: COO, or with two modes CSR, CSC and the like.
+    def from_torch(cls, tensor: Any, **options: Any) -> Self:
+        """Make a tensor of a sparse PyTorch tensor: COO, or with two modes CSR, CSC and so on.
 
         Parameters
         ----------
         tensor : torch.Tensor
-            Of a sparse layout, on a CPU or a GPU; a gradient is not kept track of.
+            Of a sparse layout, on a CPU or a GPU; it is detached from its gradient.
         **options
             ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
 
         Raises
         ------
         TypeError
-            If `tensor` is something else, or dense; `from_dense` takes those.
+            If `tensor` is not sparse; `from_dense` takes dense ones.
         ValueError
-            If it has dense modes beside its sparse ones.
+            If some of its modes are dense.
 
         Examples
         --------
@@ -103,13 +112,13 @@ class FromOthers:
         return cls(coo.indices(), coo.values(), coo.shape, **options)
 
     @classmethod
-    def from_dense(cls, array, **options):
-        """Make one of the nonzeros of a dense array, which must fit into memory as it is.
+    def from_dense(cls, array: Array, **options: Any) -> Self:
+        """Make a tensor of the nonzeros of a dense array.
 
         Parameters
         ----------
         array : array_like
-            NumPy's, CuPy's, or one of another library that exports DLPack.
+            Of NumPy, CuPy, or another library that exports DLPack.
         **options
             ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
 
@@ -118,7 +127,7 @@ class FromOthers:
         TypeError
             If the values are complex, objects or of another unsupported type.
         ValueError
-            If `array` has no mode or one of size 0, or a value is not finite.
+            If `array` has no modes or one of size 0, or a value is not finite.
 
         Examples
         --------
@@ -129,5 +138,6 @@ class FromOthers:
         """
         array = as_array(array)
         check_shape(array.shape)
-        places = array_module(array).nonzero(array)
-        return cls(array_module(array).stack(places), array[places], array.shape, **options)
+        xp = array_module(array)
+        places = xp.nonzero(array)
+        return cls(xp.stack(places), array[places], array.shape, **options)

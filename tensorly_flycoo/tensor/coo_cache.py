@@ -1,12 +1,12 @@
-"""Take what a user has, a FlycooTensor or a raw `sparse.COO`, as a FlycooTensor.
+"""The FlycooTensors of raw `sparse.COO` arrays: each is built once and kept while its COO lives.
 
-The FlycooTensor of a raw COO is built once and remembered as long as the COO lives. A COO can be
-written to, so its values are looked at each time, and its coordinates wherever a computation
-starts; what has changed is built anew.
+A COO can be written to. Its values are compared in every call, and its coordinates wherever a
+computation starts; if either has changed, the FlycooTensor is built anew.
 """
 
 import threading
 import weakref
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +17,8 @@ _lock = threading.Lock()
 _plans: dict[int, "_Plan"] = {}
 
 
-def is_raw_sparse(x):
-    """Say whether `x` is an array of pydata/sparse, without importing that package.
+def is_raw_sparse(x: object) -> bool:
+    """Return whether `x` is an array of pydata/sparse, without importing that package.
 
     Examples
     --------
@@ -29,30 +29,30 @@ def is_raw_sparse(x):
     return type(x).__module__.partition(".")[0] == "sparse" and hasattr(x, "fill_value")
 
 
-def is_sparse(x):
-    """Say whether `x` is a tensor that this package computes with."""
+def is_sparse(x: object) -> bool:
+    """Return whether `x` is a sparse tensor of this package or of pydata/sparse."""
     return isinstance(x, FlycooTensor) or is_raw_sparse(x)
 
 
-def as_flycoo(x, *, check_coords=False):
+def as_flycoo(x: Any, *, check_coords: bool = False) -> FlycooTensor:
     """Return `x` as a FlycooTensor; that of a raw COO is built once, on the chosen device.
 
     Parameters
     ----------
     x : FlycooTensor or sparse.COO
     check_coords : bool
-        Whether to look for changes in the coordinates of a raw COO too, not only in its values.
+        Whether to compare the coordinates of a raw COO too, not only its values.
 
     Raises
     ------
     TypeError
-        If `x` is something else.
+        If `x` is neither.
     """
     if isinstance(x, FlycooTensor):
         return x
     if not is_raw_sparse(x):
         raise TypeError(f"x is a {type(x).__name__}, expected a FlycooTensor or a sparse.COO")
-    if not hasattr(x, "coords"):  # GCXS, DOK: nothing to hold a plan against
+    if not hasattr(x, "coords"):  # GCXS, DOK: not cached
         return FlycooTensor.from_coo(x)
     with _lock:
         plan = _plans.get(id(x))
@@ -62,9 +62,9 @@ def as_flycoo(x, *, check_coords=False):
 
 
 class _Plan:
-    """The FlycooTensor of one COO, and what that COO looked like."""
+    """The FlycooTensor of one COO, with fingerprints of what it was built from."""
 
-    def __init__(self, coo):
+    def __init__(self, coo: Any) -> None:
         self.tensor = FlycooTensor.from_coo(coo)
         self.arrays = (id(coo.coords), id(coo.data), coo.shape)
         self.values_print = _fingerprint(coo.data)
@@ -72,19 +72,19 @@ class _Plan:
         key = id(coo)
         self.reference = weakref.ref(coo, lambda _: _plans.pop(key, None))
 
-    def holds(self, coo, check_coords):
+    def holds(self, coo: Any, check_coords: bool) -> bool:
+        """Return whether the tensor is still that of `coo`, on the chosen device."""
+        is_same = self.reference() is coo
         return (
-            self.reference() is coo
-            and self.tensor.device == select_engine().NAME
+            is_same
+            and self.tensor.device == select_engine().name
             and self.arrays == (id(coo.coords), id(coo.data), coo.shape)
             and self.values_print == _fingerprint(coo.data)
             and not (check_coords and self.coords_print != _fingerprint(coo.coords))
         )
 
 
-def _fingerprint(array):
-    """Hash the bits of a host array; two arrays that differ in one element differ."""
-    from ..engines.cpu.kernels import hash_words
-
+def _fingerprint(array: np.ndarray) -> int:
+    """Hash the bits of a host array; arrays that differ in one element have different hashes."""
     words = np.ascontiguousarray(array).reshape(-1)
-    return hash_words(words.view(f"u{array.dtype.itemsize}"))
+    return select_engine("cpu").hash_words(words.view(f"u{array.dtype.itemsize}"))

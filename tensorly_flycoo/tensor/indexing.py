@@ -1,58 +1,54 @@
-"""Read parts of a sparse tensor: `x[3]`, `x[:, 1:5]`, `x[..., 0]`, `for part in x`."""
+"""Parts of a sparse tensor: `x[3]`, `x[:, 1:5]`, `x[..., 0]`, `for part in x`."""
+
+from __future__ import annotations
 
 import operator
+from collections.abc import Iterator, Sequence
+from types import EllipsisType, ModuleType
+from typing import TYPE_CHECKING, SupportsIndex, TypeAlias
 
 import numpy as np
 
-from ..array_modules import move
-from ..format.layouts import hold_records
+from ..array_modules import Array, move
+
+if TYPE_CHECKING:
+    from ..format.layout import Layout
+    from .tensor import FlycooTensor
 
 _VALID = "only integers, slices (`:`) and ellipsis (`...`) are valid indices of a sparse tensor"
 
+#: An index, or one item of an index.
+_Item: TypeAlias = SupportsIndex | slice | EllipsisType
+Index: TypeAlias = _Item | tuple[_Item, ...]
 
-class Sliceable:
-    """Give `FlycooTensor` its parts: by index, and one after the other."""
-
-    def __len__(self):
-        return self.shape[0]
-
-    def __getitem__(self, index):
-        """Return the part at integers, slices and `...`: a tensor, or a number if no mode is left.
-
-        One scan of the nonzeros, and what building a tensor of those found costs; ``x[...]`` is
-        `x`. Negative indices, steps and what is out of bounds mean what they mean to NumPy.
-
-        Examples
-        --------
-        >>> from tensorly_flycoo import FlycooTensor
-        >>> x = FlycooTensor([[1, 0, 1], [0, 2, 2]], [4.0, 3.0, 5.0], (3, 3))
-        >>> x[1].nonzeros(), x[-2, ::2].shape, x[0, 2], x[2, 2]
-        ((array([[0, 2]]), array([4., 5.])), (2,), np.float64(3.0), np.float64(0.0))
-        """
-        selectors = parse_index(index, self.shape)
-        if selectors == [range(size) for size in self.shape]:
-            return self
-        coords, values = select_nonzeros(self._layout, selectors, self._engine.xp)
-        shape = [len(selector) for selector in selectors if isinstance(selector, range)]
-        return self._make_part(coords, values, shape) if shape else values.sum()
-
-    def __iter__(self):
-        """Yield ``x[0]``, ``x[1]``, ...; one sort, if any, for all of them."""
-        if self.ndim == 1:
-            yield from (self[i] for i in range(len(self)))
-            return
-        coords, values = self._sorted_nonzeros()
-        counts = self._engine.xp.bincount(coords[0], minlength=len(self))
-        ends = np.cumsum(move(counts, np))
-        for start, end in zip(ends - move(counts, np), ends, strict=True):
-            yield self._make_part(coords[1:, start:end], values[start:end], self.shape[1:])
-
-    def _make_part(self, coords, values, shape):
-        return type(self)(coords, values, shape, layout=self.layout, device=self.device)
+#: The indices of one mode that are selected: one, whose mode goes, or a range.
+Selector: TypeAlias = int | range
 
 
-def parse_index(index, shape):
-    """Turn an index into one selector a mode: an int from 0 to size - 1, or a range.
+def find_part(x: FlycooTensor, index: Index) -> FlycooTensor | Array:
+    """Return ``x[index]``; see `FlycooTensor.__getitem__`."""
+    selectors = parse_index(index, x.shape)
+    if selectors == [range(size) for size in x.shape]:
+        return x
+    coords, values = select_nonzeros(x._layout, selectors, x._engine.xp)
+    shape = [len(selector) for selector in selectors if isinstance(selector, range)]
+    return x._rebuild(coords, values, shape) if shape else values.sum()
+
+
+def iterate_parts(x: FlycooTensor) -> Iterator[FlycooTensor | Array]:
+    """Yield ``x[0]``, ``x[1]``, ..."""
+    if x.ndim == 1:
+        yield from (x[i] for i in range(len(x)))
+        return
+    coords, values = x._sorted_nonzeros()
+    counts = move(x._engine.xp.bincount(coords[0], minlength=len(x)), np)
+    ends = np.cumsum(counts)
+    for start, end in zip(ends - counts, ends, strict=True):
+        yield x._rebuild(coords[1:, start:end], values[start:end], x.shape[1:])
+
+
+def parse_index(index: Index, shape: Sequence[int]) -> list[Selector]:
+    """Turn an index into one selector per mode: an int from 0 to size - 1, or a range.
 
     Parameters
     ----------
@@ -66,7 +62,7 @@ def parse_index(index, shape):
     Raises
     ------
     IndexError
-        If an index is of another kind or out of bounds, or there are too many.
+        If an index has another type or is out of bounds, or there are too many.
     ValueError
         If a slice selects nothing: a FlycooTensor has no mode of size 0.
 
@@ -75,7 +71,7 @@ def parse_index(index, shape):
     >>> parse_index((-1, ..., slice(1, None, 2)), (3, 4, 5))
     [2, range(0, 4), range(1, 5, 2)]
     """
-    indices = list(index) if isinstance(index, tuple) else [index]
+    indices: list[_Item] = list(index) if isinstance(index, tuple) else [index]
     places = [n for n, item in enumerate(indices) if item is Ellipsis]
     if len(places) > 1:
         raise IndexError("an index can only have a single ellipsis ('...')")
@@ -90,34 +86,37 @@ def parse_index(index, shape):
     return [_select(item, *mode) for item, mode in zip(indices, enumerate(shape), strict=True)]
 
 
-def _select(item, mode, size):
+def _select(item: _Item, mode: int, size: int) -> Selector:
     if isinstance(item, slice):
         selected = range(size)[item]
         if not selected:
             raise ValueError(f"{item} selects nothing of mode {mode}, which has size {size}")
         return selected
     try:
-        number = None if isinstance(item, bool) else operator.index(item)
+        if isinstance(item, bool | EllipsisType):
+            raise TypeError
+        number = operator.index(item)
     except TypeError:
-        number = None
-    if number is None:
-        raise IndexError(f"{_VALID}: got a {type(item).__name__}")
+        raise IndexError(f"{_VALID}: got a {type(item).__name__}") from None
     if not -size <= number < size:
         raise IndexError(f"index {number} is out of bounds for axis {mode} with size {size}")
     return number % size
 
 
-def select_nonzeros(layout, selectors, xp):
-    """Find the nonzeros that selectors take, in one scan of the coordinates that they look at.
+def select_nonzeros(
+    layout: Layout, selectors: Sequence[Selector], xp: ModuleType
+) -> tuple[Array, Array]:
+    """Find the selected nonzeros in one scan; modes that are taken whole are not looked at.
 
     Returns
     -------
-    coords : int64 array (number of modes that stay, nnz')
-        Counted from the start of each slice, in its steps.
-    values : array (nnz',)
+    coords : int64 array (number of ranges, num_selected)
+        Positions in the ranges.
+    values : array (num_selected,)
     """
-    record_format, is_kept = layout.record_format, None
-    with hold_records(layout) as records:
+    record_format = layout.record_format
+    is_kept: Array | None = None
+    with layout.hold_records() as records:
         for mode, selector in enumerate(selectors):
             if selector != range(record_format.shape[mode]):
                 rows = record_format.rows(records, mode, xp)
@@ -125,13 +124,13 @@ def select_nonzeros(layout, selectors, xp):
                 is_kept = is_in if is_kept is None else is_kept & is_in
         records = records.copy() if is_kept is None else records[is_kept]
     coords = record_format.coords(records, xp)
-    kept = [mode for mode, selector in enumerate(selectors) if isinstance(selector, range)]
-    for mode in kept:
-        coords[mode] = (coords[mode] - selectors[mode].start) // selectors[mode].step
-    return coords[kept], record_format.values(records)
+    ranges = {mode: item for mode, item in enumerate(selectors) if isinstance(item, range)}
+    for mode, selected in ranges.items():
+        coords[mode] = (coords[mode] - selected.start) // selected.step
+    return coords[list(ranges)], record_format.values(records)
 
 
-def _is_in(rows, selector):
+def _is_in(rows: Array, selector: Selector) -> Array:
     if isinstance(selector, int):
         return rows == selector
     low, high = sorted((selector[0], selector[-1]))

@@ -1,64 +1,83 @@
-"""What a tensor will take, known beforehand, and what to do where there is not that much."""
+"""Predict how much memory a tensor takes, and explain what would fit if memory runs out."""
 
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from ..array_modules import is_cupy
+from ..array_modules import Array, is_cupy
 from ..checks import LAYOUTS, check_dtype, check_layout, check_nnz, check_shape
 from ..engines import select_engine
 
-#: Of values, the widest first.
-_DTYPES = [np.dtype(np.float64), np.dtype(np.float32)]
+if TYPE_CHECKING:
+    from ..engines.protocol import Engine
+    from ..format.layout import Layout
+    from .tensor import FlycooTensor
+
+_Result = TypeVar("_Result")
+
+#: Dtypes of values, the widest first.
+_DTYPES: list[np.dtype] = [np.dtype(np.float64), np.dtype(np.float32)]
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Say how much memory a `FlycooTensor` takes, in bytes.
+    """The memory that a `FlycooTensor` takes, in bytes.
 
     Attributes
     ----------
     nbytes : int
-        What `FlycooTensor.nbytes` will be where each mode has as few empty rows (indices without a
-        nonzero) as `nnz` allows, so exactly where none is empty. Each further one takes 4 bytes.
+        `FlycooTensor.nbytes` if each mode has as few empty rows (indices without a nonzero) as
+        `nnz` allows: exact if none is empty. Each further one takes 4 bytes.
     peak_nbytes : int
-        What is there at once on the device while the tensor is built from arrays in the host's
-        memory: an upper bound, whatever rows are empty and in whatever order the nonzeros come.
+        The most in use on the device while the tensor is built from arrays in the host's memory.
+        An upper bound, whatever rows are empty and in whatever order the nonzeros are.
     """
 
     nbytes: int
     peak_nbytes: int
 
 
-def estimate_memory(shape, nnz, *, dtype="float64", layout="remap", device=None):
-    """Say how much memory a `FlycooTensor` will take, without making one.
+def estimate_memory(
+    shape: Sequence[int],
+    nnz: int,
+    *,
+    dtype: DTypeLike = "float64",
+    layout: str = "remap",
+    device: str | None = None,
+) -> MemoryEstimate:
+    """Predict how much memory a `FlycooTensor` takes, without making one.
 
     Parameters
     ----------
     shape : sequence of int
     nnz : int
-        Nonzeros that are handed in; if there are duplicates, fewer are kept.
+        Nonzeros passed to the constructor; if there are duplicates, fewer are kept.
     dtype : {float32, float64}
     layout : {"remap", "replicated", "indexed"}
     device : {"auto", "cpu", "cuda"}, optional
-        As of `FlycooTensor`.
+        As for `FlycooTensor`.
 
     Returns
     -------
     MemoryEstimate
-        With the attributes `nbytes` and `peak_nbytes`. On the CPU the peak includes coords, as
-        int64, and values, which are there all the while. A GPU gets them from the host in small
-        parts; those that are on it already come on top. The peak does not include a copy that is
-        made where coords or values are of another type or not contiguous, or some values are zeros.
+        With the attributes `nbytes` and `peak_nbytes`. On the CPU the peak includes coords (int64)
+        and values, which exist all the time. Those of the host are copied to a GPU in small parts;
+        arrays already on the GPU add to its peak. Not included are the copies made if coords or
+        values have another type or are not contiguous, or if some values are zeros.
 
     Raises
     ------
     TypeError
-        If a size or `nnz` is not an integer, or `dtype` is not one that values may have.
+        If a size or `nnz` is not an integer, or `dtype` is not a dtype for values.
     ValueError
         If a size or `nnz` is out of range, or `layout` or `device` is unknown.
     ImportError, RuntimeError
-        If `device` is "cuda" and it cannot be used: how a tensor is cut depends on the GPU.
+        If `device` is "cuda" and it cannot be used: the tiles of a tensor depend on the GPU.
 
     Examples
     --------
@@ -76,41 +95,43 @@ def estimate_memory(shape, nnz, *, dtype="float64", layout="remap", device=None)
     return MemoryEstimate(*select_engine(device).estimate_layout(layout, nnz, shape, dtype))
 
 
-def attempt(function, explain):
-    """Return ``function()``; where memory runs out, raise a MemoryError that says `explain()`."""
+def attempt(function: Callable[[], _Result], explain: Callable[[], str]) -> _Result:
+    """Return ``function()``; if memory runs out, raise a MemoryError that says ``explain()``."""
     try:
         return function()
     except MemoryError:
         pass
-    # Not while the error is handled: it, and with it the calls that failed, would live on in the
-    # new one, and so would their arrays. They are gone before `explain` asks what is free.
+    # Not inside the except clause: there the new error would keep the old one alive, with its
+    # frames and their arrays. They must be gone before `explain` asks what is free.
     raise MemoryError(explain())
 
 
-def build_layout(engine, layout, coords, values, shape):
-    """Build a layout of checked coords and values, wherever they are, on the device of `engine`."""
+def build_layout(
+    engine: Engine, layout: str, coords: Array, values: Array, shape: Sequence[int]
+) -> Layout:
+    """Build a layout from checked coords and values of any device, on the device of `engine`."""
 
-    def build():
+    def build() -> Layout:
         return engine.build_layout(layout, coords, values, shape)
 
     is_on_gpu = is_cupy(coords)
     held = coords.nbytes + values.nbytes if is_on_gpu == (engine.xp is not np) else 0
 
-    def count(layout, dtype):
+    def count(layout: str, dtype: np.dtype) -> int:
         needed = engine.estimate_layout(layout, values.size, shape, dtype)[1]
         return needed + held if is_on_gpu else needed
 
-    def explain():
+    def explain() -> str:
         task, dtype = f"building a FlycooTensor of {values.size:,} nonzeros", values.dtype
         return _explain(task, engine, layout, dtype, count(layout, dtype), held, count)
 
     return attempt(build, explain)
 
 
-def explain_mttkrp(x, mode, rank, work_nbytes):
-    """Say why there was no room for the `work_nbytes` of an MTTKRP beside the tensor `x`."""
+def explain_mttkrp(x: FlycooTensor, mode: int, rank: int, work_nbytes: int) -> str:
+    """Explain why the `work_nbytes` of an MTTKRP did not fit beside the tensor `x`."""
 
-    def count(layout, dtype):
+    def count(layout: str, dtype: np.dtype) -> int:
         nbytes, peak_nbytes = x._engine.estimate_layout(layout, x.nnz, x.shape, dtype)
         return max(peak_nbytes, nbytes + work_nbytes * dtype.itemsize // x.dtype.itemsize)
 
@@ -119,8 +140,16 @@ def explain_mttkrp(x, mode, rank, work_nbytes):
     return _explain(task, x._engine, x.layout, x.dtype, needed, x.nbytes, count)
 
 
-def _explain(task, engine, layout, dtype, needed_nbytes, held_nbytes, count):
-    """Say what was needed and free, and what would fit, which `count` says the needs of."""
+def _explain(
+    task: str,
+    engine: Engine,
+    layout: str,
+    dtype: np.dtype,
+    needed_nbytes: int,
+    held_nbytes: int,
+    count: Callable[[str, np.dtype], int],
+) -> str:
+    """Say what was needed and what is free, and what would fit; ``count`` says what others need."""
     free_nbytes = engine.count_free_nbytes()
     room = needed_nbytes if free_nbytes is None else free_nbytes + held_nbytes
     fits = []
@@ -133,11 +162,11 @@ def _explain(task, engine, layout, dtype, needed_nbytes, held_nbytes, count):
     free = "an unknown amount" if free_nbytes is None else _format(free_nbytes)
     return (
         f"{task} with layout={layout!r} and dtype='{dtype}' needs {_format(needed_nbytes)} on "
-        f"{engine.NAME!r}, {_format(held_nbytes)} of which are there; free is {free}. "
+        f"{engine.name!r}, {_format(held_nbytes)} of which are there; free is {free}. "
         + (f"What would fit: {', or '.join(fits)}" if fits else "Nothing that needs less would fit")
     )
 
 
-def _format(nbytes):
+def _format(nbytes: int) -> str:
     size, unit = (1e9, "GB") if nbytes >= 1e9 else (1e6, "MB")
     return f"{nbytes / size:.3g} {unit}"

@@ -1,12 +1,17 @@
 """FlycooTensor: a sparse tensor in the FLYCOO format, on one device."""
 
+from __future__ import annotations
+
 import math
 import operator
+from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from ..array_modules import is_cupy, move
+from ..array_modules import Array, is_cupy, move
 from ..checks import (
     check_coords,
     check_dtype,
@@ -19,19 +24,26 @@ from ..checks import (
     num_cells,
 )
 from ..engines import select_engine
+from .arithmetic import add, raise_to, scale
 from .constructors import FromOthers
-from .indexing import Sliceable
+from .indexing import Index, find_part, iterate_parts
 from .memory import build_layout
+
+if TYPE_CHECKING:
+    import sparse
+
+    from ..engines.protocol import Engine
+    from ..format.layout import Layout
 
 _USE_NONZEROS = "use x.to_coo() for the nonzeros"
 
 
-class FlycooTensor(FromOthers, Sliceable):
-    """Hold a sparse tensor ready for MTTKRP of any mode, without ever forming it densely.
+class FlycooTensor(FromOthers):
+    """A sparse tensor that is ready for MTTKRP of any mode, and never formed densely.
 
-    Duplicate coordinates are summed and explicit zeros dropped, once, here. Integers and bools are
-    counts and become float64. The tensor is immutable: dynamic remapping moves its nonzeros about
-    in memory, but never changes what it stands for. It may be used from several threads.
+    Building it sums duplicate coordinates and drops explicit zeros. Integers and bools are counts
+    and become float64. The tensor is immutable: dynamic remapping moves its nonzeros in memory but
+    never changes their coordinates or values. Several threads may use it at once.
 
     Parameters
     ----------
@@ -39,18 +51,18 @@ class FlycooTensor(FromOthers, Sliceable):
         The index of each nonzero in each mode, in any order. In host memory, or on a GPU: a CuPy
         array, or one of another library that exports DLPack.
     values : array_like (nnz,)
-        float32, float64, integers (up to 2**53) or bools; finite. Where `coords` are.
+        float32, float64, integers (up to 2**53) or bools; finite. On the device of `coords`.
     shape : sequence of int
         Sizes of the modes, from 1 to 2**32. Their product may have any size.
     dtype : {float32, float64}, optional
-        Of the values that are kept; by default that of `values`.
+        Of the values kept; by default that of `values`.
     layout : {"remap", "replicated", "indexed"}
         "remap" keeps two copies of the nonzeros and remaps them from mode to mode while computing
         (the FLYCOO algorithm); "replicated" keeps one sorted copy for each mode; "indexed" keeps
-        one copy and for each mode but the first an index into it, which takes the least memory.
+        one copy and, for each mode but the first, an index into it, which takes the least memory.
     device : {"auto", "cpu", "cuda"}, optional
-        By default the one that `set_device` chose, which is "auto" unless it was called. With
-        "auto" data on a GPU stay there; "cpu" and "cuda" copy data that are elsewhere. A tensor on
+        By default the one chosen by `set_device`, which is "auto" unless it was called. With
+        "auto", data on a GPU stay there; "cpu" and "cuda" copy data that are elsewhere. A tensor on
         "cuda" lies on CuPy's current device, and so do its factors, which are CuPy arrays.
 
     Attributes
@@ -65,13 +77,13 @@ class FlycooTensor(FromOthers, Sliceable):
     ------
     TypeError
         If coords are not integers, values are complex, objects or of another unsupported type, or
-        one of the two is on a GPU and the other is not.
+        only one of the two is on a GPU.
     ValueError
         If a coordinate lies outside `shape`, lengths do not fit, a value is not finite, an integer
-        is too large for float64, `layout` or `device` is unknown, or arrays are on another GPU than
+        is too large for float64, `layout` or `device` is unknown, or arrays are on a GPU other than
         the current one.
     ImportError, RuntimeError
-        If `device` is "cuda" and it cannot be used.
+        If `device` is "cuda" and cannot be used.
     MemoryError
         If there is too little memory; says what was needed and free, and what would fit.
 
@@ -79,9 +91,9 @@ class FlycooTensor(FromOthers, Sliceable):
     -----
     Building costs a sort per mode: O(ndim * (nnz + size of the mode)) time. Records take
     ``record bytes * nnz`` twice ("remap", plus 6 bytes per nonzero and mode on a CPU, 10 on a GPU),
-    once per mode ("replicated"), or once ("indexed", plus 4 bytes per nonzero and mode but the
-    first); `nbytes` is exact, and `estimate_memory` says it beforehand. The result does not depend
-    on the number of threads.
+    once per mode ("replicated"), or once ("indexed", plus 4 bytes per nonzero for each mode but the
+    first). `nbytes` is exact, and `estimate_memory` computes it beforehand. The result does not
+    depend on the number of threads.
 
     References
     ----------
@@ -100,7 +112,16 @@ class FlycooTensor(FromOthers, Sliceable):
            [0., 0., 0., 0.]])
     """
 
-    def __init__(self, coords, values, shape, *, dtype=None, layout="remap", device=None):
+    def __init__(
+        self,
+        coords: Array,
+        values: Array,
+        shape: Sequence[int],
+        *,
+        dtype: DTypeLike | None = None,
+        layout: str = "remap",
+        device: str | None = None,
+    ) -> None:
         shape = check_shape(shape)
         coords = check_coords(coords, shape)
         values = check_values(values, coords.shape[1], dtype)
@@ -109,7 +130,7 @@ class FlycooTensor(FromOthers, Sliceable):
         engine = select_engine(device, is_on_gpu=is_cupy(coords))
         self._set(engine, build_layout(engine, layout, coords, values, shape))
 
-    def _set(self, engine, layout):
+    def _set(self, engine: Engine, layout: Layout) -> None:
         self._engine = engine
         self._layout = layout
         if not math.isfinite(layout.norm):
@@ -117,39 +138,39 @@ class FlycooTensor(FromOthers, Sliceable):
             check_finite(values, "the tensor would hold values that are not finite: values")
 
     @property
-    def shape(self):
+    def shape(self) -> tuple[int, ...]:
         return self._layout.record_format.shape
 
     @property
-    def ndim(self):
+    def ndim(self) -> int:
         return len(self.shape)
 
     @property
-    def nnz(self):
+    def nnz(self) -> int:
         return self._layout.records.shape[0]
 
     @property
-    def dtype(self):
+    def dtype(self) -> np.dtype:
         return self._layout.record_format.dtype
 
     @property
-    def density(self):
+    def density(self) -> float:
         return self.nnz / num_cells(self.shape)
 
     @property
-    def layout(self):
+    def layout(self) -> str:
         return self._layout.name
 
     @property
-    def device(self):
-        return self._engine.NAME
+    def device(self) -> str:
+        return self._engine.name
 
     @property
-    def nbytes(self):
+    def nbytes(self) -> int:
         return self._layout.nbytes
 
-    def norm(self):
-        """Return the Frobenius norm, added up in float64, as a scalar of the dtype of x.
+    def norm(self) -> np.floating:
+        """Return the Frobenius norm, summed in float64, as a scalar of the tensor's dtype.
 
         Examples
         --------
@@ -158,10 +179,14 @@ class FlycooTensor(FromOthers, Sliceable):
         """
         return self.dtype.type(self._layout.norm)
 
-    def nonzeros(self):
-        """Return coords (ndim, nnz), int64 and sorted mode 0 first, and values (nnz,).
+    def nonzeros(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the nonzeros as NumPy arrays, copied to host memory if the tensor is on a GPU.
 
-        They are NumPy arrays, copied to host memory from wherever the tensor is.
+        Returns
+        -------
+        coords : int64 array (ndim, nnz)
+            Sorted by mode 0, then mode 1, and so on.
+        values : array (nnz,)
 
         Examples
         --------
@@ -172,39 +197,39 @@ class FlycooTensor(FromOthers, Sliceable):
         coords, values = self._sorted_nonzeros()
         return move(coords, np), move(values, np)
 
-    def _sorted_nonzeros(self):
-        """Return what `nonzeros` returns, but as arrays on the device of this tensor."""
-        primitives, record_format = self._engine.primitives, self._layout.record_format
+    def _sorted_nonzeros(self) -> tuple[Array, Array]:
+        """Return what `nonzeros` returns, as arrays on the device of this tensor."""
+        primitives, record_format = self._engine, self._layout.record_format
         with self._layout.hold_order(0, primitives) as (records, places):
             records = records if places is None else primitives.gather(records, places)
             values = record_format.values(records).copy()
             return record_format.coords(records, primitives.xp), values
 
-    def to_coo(self):
+    def to_coo(self) -> sparse.COO:
         """Return a `sparse.COO` with the same nonzeros, in host memory.
 
-        Also for shapes with more than 2**63 cells, where pydata/sparse itself makes a COO only
-        from sorted, unique coordinates.
+        This works for shapes with more than 2**63 cells too.
         """
         import sparse
 
         coords, values = self.nonzeros()
+        # pydata/sparse cannot sort coordinates of more than 2**63 cells; these are sorted.
         return sparse.COO(coords, values, self.shape, sorted=True, has_duplicates=False)
 
-    def astype(self, dtype):
-        """Return this tensor with values of `dtype`; itself if they are already."""
+    def astype(self, dtype: DTypeLike) -> FlycooTensor:
+        """Return this tensor with values of `dtype`, or itself if it has that dtype."""
         dtype = check_dtype(dtype)
         if dtype == self.dtype:
             return self
-        return self._rebuild(*self._sorted_nonzeros(), dtype)
+        return self._rebuild(*self._sorted_nonzeros(), dtype=dtype)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return (
             f"<FlycooTensor: shape={self.shape}, dtype={self.dtype}, nnz={self.nnz}, "
             f"layout={self.layout!r}, device={self.device!r}>"
         )
 
-    def _repr_html_(self):
+    def _repr_html_(self) -> str:
         facts = {
             "shape": " x ".join(str(size) for size in self.shape),
             "dtype": self.dtype,
@@ -217,122 +242,147 @@ class FlycooTensor(FromOthers, Sliceable):
         rows = "".join(f"<tr><th>{name}</th><td>{fact}</td></tr>" for name, fact in facts.items())
         return f"<table><caption>FlycooTensor</caption>{rows}</table>"
 
-    def __reduce__(self):
-        # Through host memory, to the device that is chosen where it is unpickled.
+    def __reduce__(self) -> tuple[Callable, tuple]:
+        # Through host memory; unpickling takes it to the device chosen there.
         return _unpickle, (*self.nonzeros(), self.shape, self.layout)
 
-    def __copy__(self):
+    def __copy__(self) -> FlycooTensor:
         return self
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: dict) -> FlycooTensor:
         return self
 
-    def _rebuild(self, coords, values, dtype=None):
-        """Make a tensor of other nonzeros with the shape, layout and device of this one."""
-        return FlycooTensor(
-            coords, values, self.shape, dtype=dtype, layout=self.layout, device=self.device
-        )
+    def __len__(self) -> int:
+        return self.shape[0]
 
-    # Arithmetic that keeps zeros zero. All else would make a dense array.
+    def __getitem__(self, index: Index) -> FlycooTensor | Array:
+        """Return the part at integers, slices and `...`: a tensor, or a number if no mode is left.
 
-    #: Above CuPy's, whose scalars then leave ``scalar * x`` to us; NumPy asks `__array_ufunc__`.
+        Negative indices, steps and bounds work as in NumPy; ``x[...]`` is `x`. Costs one scan of
+        the nonzeros, and building a tensor of those selected.
+
+        Examples
+        --------
+        >>> x = FlycooTensor([[1, 0, 1], [0, 2, 2]], [4.0, 3.0, 5.0], (3, 3))
+        >>> x[1].nonzeros(), x[-2, ::2].shape, x[0, 2], x[2, 2]
+        ((array([[0, 2]]), array([4., 5.])), (2,), np.float64(3.0), np.float64(0.0))
+        """
+        return find_part(self, index)
+
+    def __iter__(self) -> Iterator[FlycooTensor | Array]:
+        """Yield ``x[0]``, ``x[1]``, ...; the nonzeros are sorted once for all of them."""
+        return iterate_parts(self)
+
+    def _rebuild(
+        self,
+        coords: Array,
+        values: Array,
+        shape: Sequence[int] | None = None,
+        dtype: DTypeLike | None = None,
+    ) -> FlycooTensor:
+        """Make a tensor of other nonzeros, with this one's layout, device and (default) shape."""
+        shape = self.shape if shape is None else shape
+        options = {"layout": self.layout, "device": self.device}
+        return FlycooTensor(coords, values, shape, dtype=dtype, **options)
+
+    # Arithmetic that keeps zeros zero. Everything else would make a dense array.
+
+    #: Above CuPy's, so that CuPy's scalars leave ``scalar * x`` to us; NumPy calls
+    #: `__array_ufunc__`.
     __array_priority__ = 1000
 
-    def _map_values(self, function, scale=1.0):
+    def _map_values(self, function: Callable[[Array], Array], scale: float = 1.0) -> FlycooTensor:
+        """Apply `function` to the values, which multiplies the norm by `scale`."""
         mapped = object.__new__(FlycooTensor)
         mapped._set(self._engine, self._layout.map_values(function, scale))
         return mapped
 
-    def _scale(self, operation, scalar):
-        if is_cupy(scalar) and scalar.ndim == 0:
-            scalar = scalar.item()
-        if not isinstance(scalar, Real):
-            return NotImplemented
-        if operation is operator.truediv and scalar == 0:
-            raise ZeroDivisionError("FlycooTensor / 0 would make every stored value infinite")
-        factor = self.dtype.type(scalar)
-        scale = abs(operation(1.0, float(scalar)))
-        mapped = self._map_values(lambda values: operation(values, factor), scale)
-        # A factor of 0, or underflow, leaves zeros that are not to be kept as nonzeros.
-        if np.any(mapped._layout.record_format.values(mapped._layout.records) == 0):
-            return self._rebuild(*mapped._sorted_nonzeros())
-        return mapped
+    def _scale(self, operation: Callable[[Any, Any], Any], symbol: str, other: Any) -> FlycooTensor:
+        if isinstance(other, FlycooTensor):
+            instead = "tl.tenalg.inner(x, y) is the sum of their elementwise product"
+            raise densify_error(f"FlycooTensor {symbol} FlycooTensor", self.shape, instead)
+        return scale(self, operation, other)
 
-    def __mul__(self, other):
-        return self._scale(operator.mul, other)
+    def __mul__(self, other: Any) -> FlycooTensor:
+        return self._scale(operator.mul, "*", other)
 
     __rmul__ = __mul__
 
-    def __truediv__(self, other):
-        return self._scale(operator.truediv, other)
+    def __truediv__(self, other: Any) -> FlycooTensor:
+        return self._scale(operator.truediv, "/", other)
 
-    def __rtruediv__(self, other):
+    def __rtruediv__(self, other: Any) -> NoReturn:
         raise densify_error("number / FlycooTensor", self.shape, _USE_NONZEROS)
 
-    def __neg__(self):
+    def __pow__(self, exponent: Any) -> FlycooTensor:
+        return raise_to(self, exponent)
+
+    def __rpow__(self, other: Any) -> NoReturn:
+        raise densify_error("number ** FlycooTensor", self.shape, _USE_NONZEROS)
+
+    def __neg__(self) -> FlycooTensor:
         return self._map_values(operator.neg)
 
-    def __pos__(self):
+    def __pos__(self) -> FlycooTensor:
         return self
 
-    def __abs__(self):
+    def __abs__(self) -> FlycooTensor:
         return self._map_values(np.abs)
 
-    def _add(self, other, sign, operation):
+    def _add(self, other: Any, sign: int, operation: str) -> FlycooTensor:
         if not isinstance(other, FlycooTensor):
             raise densify_error(operation, self.shape, _USE_NONZEROS)
-        if other.shape != self.shape:
-            raise ValueError(f"{operation}: shapes {self.shape} and {other.shape} differ")
-        if other.device != self.device:
-            raise TypeError(f"{operation}: devices {self.device!r} and {other.device!r} differ")
-        xp, (coords, values) = self._engine.xp, self._sorted_nonzeros()
-        coords2, values2 = other._sorted_nonzeros()
-        return self._rebuild(
-            xp.concatenate([coords, coords2], axis=1), xp.concatenate([values, sign * values2])
-        )
+        return add(self, other, sign, operation)
 
-    def __add__(self, other):
+    def __add__(self, other: Any) -> FlycooTensor:
         return self._add(other, 1, "FlycooTensor + array")
 
-    def __radd__(self, other):
+    def __radd__(self, other: Any) -> FlycooTensor:
         return self._add(other, 1, "array + FlycooTensor")
 
-    def __sub__(self, other):
+    def __sub__(self, other: Any) -> FlycooTensor:
         return self._add(other, -1, "FlycooTensor - array")
 
-    def __rsub__(self, other):
+    def __rsub__(self, other: Any) -> NoReturn:
         raise densify_error("array - FlycooTensor", self.shape, _USE_NONZEROS)
 
-    def __array__(self, dtype=None, copy=None):
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NoReturn:
         raise densify_error("numpy.asarray", self.shape, _USE_NONZEROS)
 
-    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any
+    ) -> FlycooTensor:
         function = _OPERATORS.get(ufunc)
-        # NumPy's scalars become Python's, whose operators leave ours the last word.
-        inputs = [x.item() if getattr(x, "ndim", None) == 0 else x for x in inputs]
-        is_ours = all(isinstance(x, FlycooTensor | Real) for x in inputs)
+        # Python's operators would return NumPy scalars to NumPy, so they become Python's first.
+        operands = [x.item() if getattr(x, "ndim", None) == 0 else x for x in inputs]
+        is_ours = all(isinstance(x, FlycooTensor | Real) for x in operands)
         if function is None or method != "__call__" or kwargs or not is_ours:
             raise densify_error(f"numpy.{ufunc.__name__}", self.shape, _USE_NONZEROS)
-        return function(*inputs)
+        return function(*operands)
 
-    def __array_function__(self, function, types, args, kwargs):
-        answers = {np.shape: self.shape, np.ndim: self.ndim}
-        if function in answers:
-            return answers[function]
+    def __array_function__(self, function: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
+        if function is np.shape:
+            return self.shape
+        if function is np.ndim:
+            return self.ndim
         name = f"{function.__module__}.{function.__name__}"
         raise densify_error(name, self.shape, _USE_NONZEROS)
 
 
-_OPERATORS = {
+_OPERATORS: dict[np.ufunc, Callable[..., Any]] = {
     np.add: operator.add,
     np.subtract: operator.sub,
     np.multiply: operator.mul,
     np.divide: operator.truediv,
+    np.power: operator.pow,
+    np.square: lambda x: x**2,
     np.negative: operator.neg,
     np.positive: operator.pos,
     np.absolute: operator.abs,
 }
 
 
-def _unpickle(coords, values, shape, layout):
+def _unpickle(
+    coords: np.ndarray, values: np.ndarray, shape: tuple[int, ...], layout: str
+) -> FlycooTensor:
     return FlycooTensor(coords, values, shape, layout=layout)

@@ -14,7 +14,9 @@ from tensorly_flycoo.backend import arrays  # noqa: F401 (registers the backend)
 from tensorly_flycoo.engines import reference
 from tensorly_flycoo.engines.cuda import engine as cuda
 from tensorly_flycoo.engines.cuda import tall, tuning
+from tensorly_flycoo.linalg import leading_pairs
 from tensorly_flycoo.linalg import tall_skinny as linear_algebra
+from tensorly_flycoo.ops import unfolding_svd
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
@@ -539,7 +541,7 @@ def test_coords_of_any_integer_type(coord_dtype, order):
 @pytest.mark.parametrize("staging_size", [1, 2, 7, 599, 600])
 def test_nonzeros_of_the_host_come_in_blocks(monkeypatch, staging_size):
     """In no order, sorted, and sorted but for one duplicate, wherever a block begins."""
-    monkeypatch.setattr(type(cuda.primitives), "staging_size", staging_size)
+    monkeypatch.setattr(type(cuda.CUDA), "staging_size", staging_size)
     coords, values, shape = make_nonzeros(nnz=600)
     expected = FlycooTensor(coords, values, shape, device="cpu")
     rising = expected.nonzeros()
@@ -690,12 +692,14 @@ def test_host_arrays_for_a_tensor_on_the_gpu(name):
 
 
 @DTYPES
-@pytest.mark.parametrize("limits", [{}, {"MAX_DIRECT_SIZE": 0}, {"MAX_GRAM_SIZE": 0}], ids=str)
+@pytest.mark.parametrize("path", ["direct", "Lanczos on the Gram matrix", "Lanczos"])
 @pytest.mark.parametrize("mode", [0, 1, 2])
-def test_svd_interface(mode, limits, dtype, monkeypatch):
-    """By Gram matrix and directly, by Lanczos iteration with it, and without."""
-    for name, size in {**limits, **({"MAX_DIRECT_SIZE": 0} if limits else {})}.items():
-        monkeypatch.setattr(tensorly_flycoo.ops.unfolding_svd, name, size)
+def test_svd_interface(mode, path, dtype, monkeypatch):
+    """Each of the three ways to the singular vectors, whatever the size."""
+    if path != "direct":
+        monkeypatch.setattr(leading_pairs, "MAX_DIRECT_SIZE", 0)
+    if path == "Lanczos":
+        monkeypatch.setattr(unfolding_svd._SparseMatrix, "max_gram_size", 0)
     coords, values, shape = make_nonzeros((40, 60, 50), 2000, dtype)
     dense = np.zeros(shape)
     np.add.at(dense, tuple(coords), values)

@@ -77,13 +77,13 @@ def test_peak_is_bounded_and_not_by_much(pool, shape, skew, layout, dtype):
 
 
 def test_free_is_what_the_pool_may_still_hand_out(pool):
-    before = cuda.count_free_nbytes()
+    before = cuda.CUDA.count_free_nbytes()
     array = cupy.empty(2**26, np.uint8)
-    assert cuda.count_free_nbytes() <= before - array.nbytes
+    assert cuda.CUDA.count_free_nbytes() <= before - array.nbytes
     pool.set_limit(size=2**27)
-    assert cuda.count_free_nbytes() == 2**26
+    assert cuda.CUDA.count_free_nbytes() == 2**26
     del array
-    assert cuda.count_free_nbytes() == 2**27
+    assert cuda.CUDA.count_free_nbytes() == 2**27
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -143,7 +143,7 @@ def test_mttkrp_runs_out_anywhere_and_leaves_the_tensor(pool, layout, mode):
         for each in range(3):
             compute(x, factors, each)  # compiles
         strided = [cupy.asfortranarray(factor) for factor in factors]
-    work_nbytes = cuda.count_workspace_nbytes(x._layout, strided, mode)
+    work_nbytes = cuda.CUDA.count_workspace_nbytes(x._layout, strided, mode)
     work_nbytes += x.shape[mode] * 64 * 8
     resident, result, errors = getattr(x._layout, "mode", None), None, []
     while result is None:
@@ -178,7 +178,7 @@ def test_workspace_of_mttkrp_is_exact(pool, layout):
         out = cupy.empty((x.shape[mode], 64), np.float32)
         with PeakHook() as hook:
             mttkrp(x, strided, mode, out=out)
-        work_nbytes = cuda.count_workspace_nbytes(x._layout, strided, mode)
+        work_nbytes = cuda.CUDA.count_workspace_nbytes(x._layout, strided, mode)
         num_arrays = 2 + 2 * 10
         assert work_nbytes <= hook.peak <= work_nbytes + num_arrays * BLOCK_NBYTES
 
@@ -193,8 +193,8 @@ def test_remapping_waits_for_a_copy_on_another_stream(read):
     def copy_records():
         if read == "map_values":
             return x._layout.map_values(cupy.negative, 1.0).records
-        with x._layout.hold_order(0, cuda.primitives) as (records, places):
-            return cuda.primitives.gather(records, places)
+        with x._layout.hold_order(0, cuda.CUDA) as (records, places):
+            return cuda.CUDA.gather(records, places)
 
     def sort(records):
         words = records.get()

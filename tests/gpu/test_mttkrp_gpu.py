@@ -14,7 +14,7 @@ from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.engines import reference
 from tensorly_flycoo.engines.cuda import engine as cuda
 from tensorly_flycoo.engines.cuda import launch, tuning
-from tensorly_flycoo.format import layouts, primitives
+from tensorly_flycoo.format import primitives, remap
 
 LAYOUTS = ("remap", "replicated", "indexed")
 RANKS = (1, 7, 10, 16, 25, 32, 50, 64, 100, 128, 200)
@@ -143,7 +143,7 @@ def test_limits_lowered(monkeypatch, tile_size, max_grid, dtype):
 def test_64_bit_ids(monkeypatch):
     """As there are beyond 2**32 nonzeros."""
     wide = lambda count, smallest="uint32": np.dtype(np.uint64)  # noqa: E731
-    monkeypatch.setattr(layouts, "index_dtype", wide)
+    monkeypatch.setattr(remap, "index_dtype", wide)
     monkeypatch.setattr(primitives, "index_dtype", wide)
     check_problem(make_problem((30, 400, 50), 40000, 12, "float32", skew=2.0))
 

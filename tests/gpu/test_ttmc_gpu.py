@@ -14,7 +14,7 @@ from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.engines import reference
 from tensorly_flycoo.engines.cuda import engine as cuda
 from tensorly_flycoo.engines.cuda import launch, tuning
-from tensorly_flycoo.format import layouts, primitives
+from tensorly_flycoo.format import primitives, remap
 from tensorly_flycoo.ops.mode_product import ModeProduct
 
 LAYOUTS = ("remap", "replicated", "indexed")
@@ -52,7 +52,7 @@ def compute(x, factors, mode, slots=None, num_rows=None):
     inputs = {n: cupy.asarray(factor) for n, factor in enumerate(factors) if n != mode}
     num_columns = int(np.prod([factor.shape[1] for factor in inputs.values()]))
     out = cupy.full((num_rows or x.shape[mode], num_columns), np.nan, x.dtype)
-    cuda.ttmc(x._layout, mode, inputs, out, slots)
+    cuda.CUDA.ttmc(x._layout, mode, inputs, out, slots)
     return out.get()
 
 
@@ -126,7 +126,7 @@ def test_limits_lowered(monkeypatch, max_grid):
 def test_64_bit_ids(monkeypatch):
     """As there are beyond 2**32 nonzeros."""
     wide = lambda count, smallest="uint32": np.dtype(np.uint64)  # noqa: E731
-    monkeypatch.setattr(layouts, "index_dtype", wide)
+    monkeypatch.setattr(remap, "index_dtype", wide)
     monkeypatch.setattr(primitives, "index_dtype", wide)
     check_problem(make_problem((30, 400, 50), (4, 3, 5), 40000))
 

@@ -7,7 +7,7 @@ from strategies import build_layout, dtypes, nonzeros, quick, sizes, tilings, wo
 
 from tensorly_flycoo import FlycooTensor, estimate_memory
 from tensorly_flycoo.checks import LAYOUTS
-from tensorly_flycoo.format import layouts
+from tensorly_flycoo.format.layout import Cut
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
 
@@ -35,8 +35,8 @@ def test_a_tensor_takes_what_was_said(drawn, name, dtype):
 def test_a_layout_takes_what_was_said(drawn, name, tiling, dtype, word_dtype):
     layout = build_layout(name, drawn, tiling, dtype, word_dtype)
     record_format = RecordFormat.of(drawn.shape, dtype, word_dtype)
-    cut = (record_format, tiling[0], tiling[0] * tiling[1], Primitives())
-    nbytes, peak_nbytes = layouts.estimate_layout(name, layout.records.shape[0], *cut)
+    cut = Cut(record_format, tiling[0], tiling[0] * tiling[1])
+    nbytes, peak_nbytes = layout.estimate(layout.records.shape[0], cut, Primitives())
     more = count_more_empty_rows(drawn.shape, layout.records.shape[0], layout.tilings)
     assert layout.nbytes == nbytes + 4 * more
     assert layout.nbytes <= peak_nbytes

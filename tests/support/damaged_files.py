@@ -39,7 +39,7 @@ _TEXT_PLACE = re.compile(
     r"| holds no nonzero and no shape; "
 )
 _SAVED_PLACE = re.compile(
-    r" is damaged, or not a tensor that was saved: .| was saved in version .* of the format, "
+    r" is damaged, or not a saved tensor: .| was saved in version .* of the format, "
 )
 #: The array with the text in JSON.
 _HEADER = "header.npy"

@@ -24,7 +24,7 @@ import atheris
 _COMPILED = [
     f"tensorly_flycoo.{name}"
     for name in (
-        "engines.cpu_building", "engines.cpu_kernels", "engines.cpu_solvers", "engines.cpu_ttmc",
+        "engines.cpu.building", "engines.cpu.kernels", "engines.cpu.solvers", "engines.cpu.ttmc",
         "io.tns_kernels",
     )
 ]  # fmt: skip

@@ -32,20 +32,19 @@ LOWERED = {
         "engines.cuda.launch.MAX_GRID": 3,
         "engines.cuda.tuning.ROWS_PER_BLOCK": 200,
         "engines.cuda.tuning.ROWS_PER_SMALL_BLOCK": 200,
-        "engines.cpu.engine.primitives.block_size": 7,
-        "engines.cuda.building.primitives.block_size": 3000,
-        "engines.cuda.building.primitives.staging_size": 700,
+        "engines.cpu.engine.CPU.block_size": 7,
+        "engines.cuda.engine.CUDA.block_size": 3000,
+        "engines.cuda.engine.CUDA.staging_size": 700,
         "format.ordering._MASK_BLOCK": 101,
         "checks._CHECK_BLOCK": 5,
         "ops.cp_entries._CPU_BLOCK_NUMBERS": 100,
         "ops.cp_entries._GPU_BLOCK_NUMBERS": 3000,
-        "linalg.hals._BLOCK_SIZE": 3,
+        "engines.cpu.engine._SWEEP_ROWS": 3,
         "io.npz._READ_NBYTES": 100,
         "io.plans._CHECK_BLOCK": 7,
         "io.tns._WRITE_BLOCK": 7,
-        "ops.unfolding_svd._VECTORS_AT_ONCE": 1,
+        "linalg.leading_pairs._VECTORS_AT_ONCE": 1,
         "ops.ttmc._BLOCK_SIZE": 40,
-        "ops.ttmc._VECTORS_AT_ONCE": 1,
     },
     # Rows over many tiles and buckets. A kernel's tile is a multiple of its block's threads, and
     # its bucket a power of two.
@@ -61,7 +60,7 @@ LOWERED = {
 }
 
 #: Modules that import CuPy are left out where it is not installed.
-_OF_CUPY = ("engines.cuda.launch", "engines.cuda.building")
+_OF_CUPY = ("engines.cuda.launch", "engines.cuda.engine")
 
 
 def lower_limit(name, patch=None):

@@ -10,7 +10,8 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tensorly_flycoo.format import layouts
+from tensorly_flycoo.format.layout import Cut
+from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
 
@@ -75,4 +76,5 @@ def build_layout(name, drawn, tiling=(4, 2), dtype="float64", word_dtype="uint64
     """Build a layout with NumPy's primitives."""
     record_format = RecordFormat.of(drawn.shape, dtype, word_dtype)
     values, sizes = drawn.values.astype(dtype), (tiling[0], tiling[0] * tiling[1])
-    return layouts.build_layout(name, drawn.coords, values, record_format, *sizes, Primitives())
+    cut = Cut(record_format, *sizes)
+    return LAYOUT_CLASSES[name].build(drawn.coords, values, cut, Primitives())

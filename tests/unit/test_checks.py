@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.machinery
+import pickle
 import sys
 import types
 
@@ -13,7 +14,8 @@ import tensorly as tl
 from problems import make_problem
 
 import tensorly_flycoo
-from tensorly_flycoo import FlycooTensor, engines, mttkrp
+from tensorly_flycoo import DensifyError, FlycooTensor, engines, mttkrp
+from tensorly_flycoo.checks import densify_error
 from tensorly_flycoo.testing import planted_tensor
 
 COORDS, VALUES, SHAPE = [[0, 1], [2, 0]], [1.0, 2.0], (3, 4)
@@ -336,6 +338,44 @@ def test_read_only_out(x):
 def test_bad_rank(rank, error, parts):
     with raises(error, *parts):
         planted_tensor((3, 4), rank, 2)
+
+
+# DensifyError
+
+
+def test_densify_error_is_known_by_its_public_name():
+    error = densify_error("np.asarray", (3, 4), "use x.to_coo()")
+    assert f"{DensifyError.__module__}.{DensifyError.__name__}" == "tensorly_flycoo.DensifyError"
+    restored = pickle.loads(pickle.dumps(error))
+    assert type(restored) is DensifyError
+    assert restored.args == error.args
+
+
+def test_densify_error_names_a_forgotten_backend():
+    with tl.backend_context("numpy"):
+        message = str(densify_error("np.asarray", (3, 4), "use x.to_coo()"))
+    assert message == (
+        "np.asarray would make a dense array of shape (3, 4); use x.to_coo(); "
+        "TensorLy's backend is 'numpy': call tl.set_backend(\"flycoo\")"
+    )
+
+
+def test_densify_error_under_flycoo_has_no_hint():
+    with tl.backend_context("flycoo"):
+        message = str(densify_error("np.asarray", (3, 4), "use x.to_coo()"))
+    assert message == "np.asarray would make a dense array of shape (3, 4); use x.to_coo()"
+
+
+@pytest.mark.parametrize(
+    "loaded",
+    [{}, {"tensorly": None}, {"tensorly": types.ModuleType("tensorly")}],
+    ids=["not imported", "cannot be imported", "half imported"],
+)
+def test_densify_error_without_tensorly(monkeypatch, loaded):
+    monkeypatch.delitem(sys.modules, "tensorly")
+    for name, module in loaded.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    assert str(densify_error("np.asarray", (3, 4), "use x.to_coo()")).endswith("use x.to_coo()")
 
 
 # Devices

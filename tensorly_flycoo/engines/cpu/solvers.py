@@ -8,8 +8,8 @@ from numba import njit
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def fit_rising(first_column, last_column, columns, fitted):
-    """Write to `fitted` (I, R) the rising sequences nearest to some of the columns (I, R).
+def fit_ascending(first_column, last_column, columns, fitted):
+    """Write to `fitted` (I, R) the ascending sequences nearest to some of the columns (I, R).
 
     Blocks of equal elements, each the mean of what it covers, are merged while one is larger than
     the block that follows (pool adjacent violators): O(I * R). Means are taken in float64.

@@ -1,31 +1,36 @@
-"""What building a tensor on a GPU consists of: CuPy's radix sorts, and the kernels of `cuda/`."""
+"""The primitives of building on a GPU: CuPy's radix sorts, and kernels of `kernels/`."""
 
 import threading
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import cupy
 import numpy as np
 
-from ...array_modules import is_cupy
+from ...array_modules import Array, is_cupy
 from ...checks import check_finite, check_inside
+from ...format.layout import Cut, Step
+from ...format.packing import RecordFormat
 from ...format.primitives import Primitives, index_dtype
 from . import launch, tuning
-from .macros import order_writes_macros, pack_macros, sum_groups_macros
+from .macros import order_writes_macros, pack_macros, remap_macros, sum_groups_macros
 from .structs import make_packing
 
 
 class _StreamLock:
     """A lock whose holders take turns on the device too, each on its own stream.
 
-    A launch returns before it has run. So who holds the lock next makes its stream wait for what
-    the last one launched: a remapping for one that moves the same records, and also for a copy of
-    them, which the second remapping after it would otherwise overwrite while it is being made.
+    A launch returns before it has run. So each holder makes its stream wait for what the holder
+    before it launched: a remapping of the same records, or a copy of them, which the second
+    remapping after it would otherwise overwrite.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last_use = None
+        self._last_use: Any = None
 
-    def __enter__(self):
+    def __enter__(self) -> None:
         self._lock.acquire()
         try:
             if self._last_use is not None:
@@ -34,7 +39,7 @@ class _StreamLock:
             self._lock.release()
             raise
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: object) -> None:
         try:
             event = cupy.cuda.Event(disable_timing=True)
             self._last_use = cupy.cuda.get_current_stream().record(event)
@@ -42,39 +47,47 @@ class _StreamLock:
             self._lock.release()
 
 
-class _CudaPrimitives(Primitives):
-    """CuPy's radix sorts; records that lie together are written together."""
+class CudaPrimitives(Primitives):
+    """CuPy's radix sorts; blocks write records to neighbouring places together."""
 
-    write_order_itemsize = 2
+    write_order_dtype = np.dtype(np.uint16)
 
     staging_size = 2**22
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(cupy, block_size=2**26)
 
-    def pack(self, coords, values, record_format):
-        """Make records, as `Primitives.pack` does, of arrays here or in the host's memory.
+    def pack(
+        self, coords: Array, values: Array, record_format: RecordFormat
+    ) -> tuple[Array, bool, bool]:
+        """Make records, as `Primitives.pack` does, of arrays on the GPU or the host.
 
-        Those of the host come over `staging_size` nonzeros at a time, so that the GPU needs room
-        for little else than the records.
+        Those of the host are copied `staging_size` nonzeros at a time, so that the GPU needs little
+        memory beyond the records.
         """
         size = values.size if is_cupy(values) else self.staging_size
         records = cupy.empty((values.size, record_format.num_words), record_format.word_dtype)
         found = cupy.zeros(4, bool)
         for first in range(0, values.size, max(size, 1)):
-            # And the one before, which the first is compared with.
+            # With the nonzero before, to which the first is compared.
             block = slice(max(first - 1, 0), first + size)
-            arrays = (_bring(coords[:, block]), _bring(values[None, block])[0])
+            arrays = (_copy_to_gpu(coords[:, block]), _copy_to_gpu(values[None, block])[0])
             _pack_block(*arrays, record_format, records[block], found)
-        falls, is_outside, is_infinite, has_zeros = found.get()
+        descends, is_outside, is_infinite, has_zeros = found.get()
         if is_outside:
             check_inside(coords, record_format.shape)
         if is_infinite:
             check_finite(values)
-        return records, not falls, bool(has_zeros)
+        return records, not descends, bool(has_zeros)
 
-    def sort_places(self, records, record_format, modes, places=None):
-        # Rows of several modes at a time: as many as a key has room for.
+    def sort_places(
+        self,
+        records: Array,
+        record_format: RecordFormat,
+        modes: Iterable[int],
+        places: Array | None = None,
+    ) -> Array | None:
+        # By the rows of several modes at a time: as many as fit a key.
         for group, dtype in _group_modes(record_format, modes):
             keys = cupy.zeros(records.shape[0], dtype)
             for mode in reversed(group):
@@ -85,7 +98,10 @@ class _CudaPrimitives(Primitives):
             places = order.astype(index_dtype(order.size)) if places is None else places[order]
         return places
 
-    def sum_groups(self, values, starts):
+    def sort_places_nbytes(self, nnz: int, shape: tuple[int, ...]) -> int:
+        return 12 * nnz + _argsort_nbytes(nnz, 8)  # keys, and the rows of a mode
+
+    def sum_groups(self, values: Array, starts: Array) -> Array:
         kernel = launch.get_kernel("sum_groups.cu", "sum_groups", **sum_groups_macros(values.dtype))
         sums = cupy.empty(starts.size, values.dtype)
         edges = cupy.append(starts, values.size).astype(np.int64, copy=False)
@@ -93,7 +109,10 @@ class _CudaPrimitives(Primitives):
         launch.launch_items(kernel, starts.size, tuning.BLOCK_SIZE, arguments)
         return sums
 
-    def order_writes(self, remap_ids, tile_size):
+    def sum_nbytes(self, nnz: int, itemsize: int) -> int:
+        return nnz * (8 + 8 + 2 * itemsize)  # starts, edges; values and sums
+
+    def order_writes(self, remap_ids: Array, tile_size: int) -> Array:
         macros = order_writes_macros(tile_size, remap_ids.dtype)
         kernel = launch.get_kernel("order_writes.cu", "order_writes", **macros)
         write_order = cupy.empty(remap_ids.size, np.uint16)
@@ -102,30 +121,38 @@ class _CudaPrimitives(Primitives):
         launch.launch_tiles(kernel, num_tiles, 1, tuning.BLOCK_SIZE, arguments)
         return write_order
 
-    def make_lock(self):
+    def remap(self, step: Step, cut: Cut) -> None:
+        num_tiles = -(-step.records.shape[0] // cut.tile_size)
+        if num_tiles == 0:
+            return
+        ids = (step.pull_ids.dtype, step.remap_ids.dtype)
+        macros = remap_macros(cut.record_format, cut.tile_size, *ids)
+        kernel = launch.get_kernel("remap.cu", "remap", **macros)
+        arguments = (
+            np.int64(step.records.shape[0]), np.int64(step.bucket_size),
+            step.records, step.pull_ids, step.spare, step.remap_ids, step.write_order,
+        )  # fmt: skip
+        shared_nbytes = cut.tile_size * cut.record_format.record_nbytes
+        launch.launch_tiles(kernel, num_tiles, 1, tuning.BLOCK_SIZE, arguments, shared_nbytes)
+
+    def make_lock(self) -> AbstractContextManager:
         return _StreamLock()
 
-    def sum_nbytes(self, nnz, itemsize):
-        return nnz * (8 + 8 + 2 * itemsize)  # starts, edges; values and sums
-
-    def sort_nbytes(self, nnz, size):
-        # Rows, in two orders, while they are sorted; a flag a row and the int64 numbers of some.
+    def sort_nbytes(self, nnz: int, size: int) -> int:
+        # Rows in two orders and the sorting; or a flag a row and the int64 numbers of the empty.
         return max(8 * nnz + _argsort_nbytes(nnz, 4), 4 * nnz + 9 * size)
 
-    def sort_places_nbytes(self, nnz, shape):
-        return 12 * nnz + _argsort_nbytes(nnz, 8)  # keys, and the rows of a mode
-
-    def split_nbytes(self, nnz, bucket_size):
-        # Buckets while they are sorted, and where items will go.
+    def split_nbytes(self, nnz: int, bucket_size: int) -> int:
+        # Buckets while they are sorted, and the new places of items.
         itemsize = index_dtype(nnz).itemsize
         return 2 * itemsize * nnz + _argsort_nbytes(nnz, itemsize)
 
 
-def _bring(rows):
-    """Return rows (n, size) as they are if they are here, else copied, one at a time.
+def _copy_to_gpu(rows: Array) -> Array:
+    """Return rows (n, size) as they are if they are on the GPU, else copied one at a time.
 
-    Straight from where they lie: pinned memory, into which a thread would have to copy them, is no
-    faster (H200).
+    Straight from pageable memory: pinned memory is no faster, as a thread would first have to copy
+    the rows there (H200).
     """
     if is_cupy(rows):
         return rows
@@ -135,8 +162,10 @@ def _bring(rows):
     return copied
 
 
-def _pack_block(coords, values, record_format, records, found):
-    """Launch the packing of nonzeros on the GPU, which notes in `found` what they are like."""
+def _pack_block(
+    coords: Array, values: Array, record_format: RecordFormat, records: Array, found: Array
+) -> None:
+    """Launch the packing of nonzeros on the GPU; it sets the flags in `found`."""
     macros = pack_macros(record_format, coords.dtype)
     kernel = launch.get_kernel("pack.cu", "pack", **macros)
     arguments = (
@@ -146,9 +175,11 @@ def _pack_block(coords, values, record_format, records, found):
     launch.launch_items(kernel, values.size, tuning.BLOCK_SIZE, arguments)
 
 
-def _group_modes(record_format, modes):
+def _group_modes(
+    record_format: RecordFormat, modes: Iterable[int]
+) -> list[tuple[list[int], np.dtype]]:
     """Group modes whose rows fit one key together, and choose the type of each group's key."""
-    groups = []
+    groups: list[tuple[list[int], int]] = []
     for mode in modes:
         width = record_format.masks[mode].bit_length()
         if not groups or groups[-1][1] + width > 64:
@@ -158,13 +189,9 @@ def _group_modes(record_format, modes):
     return [(group, np.dtype(np.uint32 if n <= 32 else np.uint64)) for group, n in groups]
 
 
-def _argsort_nbytes(nnz, itemsize):
-    """Count the bytes that `cupy.argsort` takes at most, the int64 order that it returns included.
+def _argsort_nbytes(nnz: int, itemsize: int) -> int:
+    """Bound the bytes of `cupy.argsort`, the int64 order that it returns included.
 
-    A radix sort moves a copy of the keys and the order between two places each; what it counts
-    keys with is small.
+    A radix sort has two buffers each for the keys and for the order; its counters are small.
     """
     return 2 * (itemsize + 8) * nnz + nnz // 2 + 2**20
-
-
-primitives = _CudaPrimitives()

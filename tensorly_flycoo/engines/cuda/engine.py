@@ -1,139 +1,165 @@
-"""The CUDA engine: the functions of every engine, done with the kernels of `cuda/` through CuPy.
+"""The CUDA engine: the kernels of `kernels/`, launched through CuPy.
 
-Launches go to CuPy's current stream, memory comes from CuPy's pool, and all of a tensor's arrays
-lie on the device that was current when it was built.
+Launches go to CuPy's current stream, memory comes from CuPy's pool, and all arrays of a tensor are
+on the GPU that was current when it was built.
 """
 
 import functools
 import itertools
 import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import cupy
 import numpy as np
 
-from ...array_modules import is_cupy
+from ...array_modules import Array, is_cupy
 from ...checks import check_current_gpu
-from ...format import layouts
+from ...format.layout import Cut, Layout, Step
 from ...format.packing import RecordFormat
-from . import launch, tuning
-from .building import primitives
-from .macros import mttkrp_macros, pad_rows_macros, partial_rows_macros, remap_macros, ttmc_macros
+from ...format.tiling import RowTiling
+from ..protocol import Engine
+from . import launch, solvers, tall, tuning
+from .building import CudaPrimitives
+from .macros import mttkrp_macros, pad_rows_macros, partial_rows_macros, ttmc_macros
 from .structs import carries_dtype, make_operands, make_ranks, row_pitch, slot_nbytes
 
-NAME = "cuda"
-ARRAY_TYPE = cupy.ndarray
-xp = cupy
 
+class CudaEngine(CudaPrimitives, Engine):
+    """CUDA kernels, on CuPy arrays."""
 
-def build_layout(layout, coords, values, shape):
-    """Build the layout named `layout` from checked coords (ndim, nnz) and values (nnz,)."""
-    if is_cupy(coords):
-        check_arrays({"coords": coords, "values": values})
-    cut = choose_format(shape, values.dtype)
-    return layouts.build_layout(layout, coords, values, *cut, primitives)
+    name = "cuda"
+    array_type = cupy.ndarray
+    tall = tall
 
+    def choose_cut(self, shape: Sequence[int], dtype: np.dtype) -> Cut:
+        record_format = RecordFormat.of(shape, dtype, np.uint32)
+        slot, gpu = slot_nbytes(record_format), launch.current_gpu()
+        tile_size = tuning.choose_tile_size(slot, record_format.ndim - 1, gpu)
+        return Cut(record_format, tile_size, tuning.BUCKET_SIZE)
 
-def check_arrays(arrays):
-    """Refuse CuPy arrays, by name, that are on another GPU than where kernels are launched now."""
-    check_current_gpu(arrays, cupy.cuda.runtime.getDevice())
+    def receive(self, coords: Array, values: Array) -> tuple[Array, Array]:
+        if is_cupy(coords):  # from the host, `pack` takes them block by block
+            self.check_arrays({"coords": coords, "values": values})
+        return coords, values
 
+    def check_arrays(self, arrays: Mapping[str, Array]) -> None:
+        check_current_gpu(arrays, cupy.cuda.runtime.getDevice())
 
-def estimate_layout(layout, nnz, shape, dtype):
-    """Return the bytes of a layout, and of all that is there at once while it is built."""
-    return layouts.estimate_layout(layout, nnz, *choose_format(shape, dtype), primitives)
+    def count_free_nbytes(self) -> int:
+        free, _ = cupy.cuda.runtime.memGetInfo()
+        pool: Any = getattr(cupy.cuda.get_allocator(), "__self__", None)
+        if not hasattr(pool, "get_limit"):  # not a pool: it holds nothing back for later
+            return free
+        free, limit = free + pool.free_bytes(), pool.get_limit()
+        return min(free, limit - pool.used_bytes()) if limit else free
 
+    def allocate_workspace(
+        self, layout: Layout, factors: Sequence[Array], mode: int, out: Array
+    ) -> tuple[list[Array], list[tuple[Array, Array]]]:
+        """Allocate all memory that `compute_mode` needs, before anything is moved or written.
 
-def count_free_nbytes():
-    """Count the bytes that CuPy could still give on the current device."""
-    free, _ = cupy.cuda.runtime.memGetInfo()
-    pool = getattr(cupy.cuda.get_allocator(), "__self__", None)
-    if not hasattr(pool, "get_limit"):  # not a pool: nothing is held back for later
-        return free
-    free, limit = free + pool.free_bytes(), pool.get_limit()
-    return min(free, limit - pool.used_bytes()) if limit else free
+        Returns
+        -------
+        arrays : list of array (I_n, R)
+            The factors of the other modes, with adjacent columns.
+        sums : list of (int64 array (n,), array (n, R))
+            Partial rows, and the rows of the result to which they belong: first one for each tile,
+            then one for each segment of tiles, and so on.
+        """
+        arrays = [f for n, f in enumerate(factors) if n != mode]
+        arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in arrays]
+        carry_rows, rank, dtype = layout.tilings[mode].carry_rows, out.shape[1], out.dtype
+        num_tiles, *num_segments = _count_partial_rows(carry_rows.size)
+        sums = [(carry_rows, cupy.empty((num_tiles, rank), dtype))]
+        sums += [(cupy.empty(n, np.int64), cupy.empty((n, rank), dtype)) for n in num_segments]
+        return _align_rows(arrays, layout.records.shape[0]), sums
 
-
-def choose_format(shape, dtype):
-    """Choose how nonzeros are packed, and how many make a tile and a bucket."""
-    record_format = RecordFormat.of(shape, dtype, np.uint32)
-    slot, gpu = slot_nbytes(record_format), launch.current_gpu()
-    tile_size = tuning.choose_tile_size(slot, record_format.ndim - 1, gpu)
-    return record_format, tile_size, tuning.BUCKET_SIZE
-
-
-def mttkrp(layout, factors, mode, out):
-    """Write the MTTKRP of `mode` to `out`; all arguments are checked by the caller.
-
-    A `RemapLayout` that is resident in another mode is first remapped to `mode` without computing;
-    afterwards it is resident in the mode that follows. Where memory runs out, it stays as it was.
-    """
-    workspace = allocate_workspace(layout, factors, mode, out)
-    if layout.name == "replicated":
-        compute_mode(layout, layout.copies[mode], workspace, mode, out)
-    elif layout.name == "indexed":
-        compute_mode(layout, layout.records, workspace, mode, out, layout.pull_ids[mode])
-    else:
-        with layout.lock:
-            while layout.mode != mode:
-                _remap(layout)
-            plan, size = layout.plans[mode], layout.bucket_size
-            compute_mode(layout, layout.records, workspace, mode, out, plan.pull_ids, size, plan)
-            layout.swap()
-
-
-def count_workspace_nbytes(layout, factors, mode):
-    """Count the bytes that `mttkrp` takes for a while."""
-    copies = [f for n, f in enumerate(factors) if n != mode and not _is_readable(f)]
-    counts = _count_partial_rows(layout.tilings[mode].carry_rows.size)
-    row_nbytes = factors[mode].shape[1] * factors[mode].itemsize
-    return sum(counts) * row_nbytes + 8 * sum(counts[1:]) + sum(copy.nbytes for copy in copies)
-
-
-def ttmc(layout, mode, inputs, out, slots=None):
-    """Write the TTMc of `mode` to `out`; its arguments are those of the CPU engine's."""
-    record_format, tiling = layout.record_format, layout.tilings[mode]
-    num_tiles, num_columns = tiling.carry_rows.shape[0], out.shape[1]
-    if num_tiles == 0:
-        return
-    cut = tuning.cut_columns(num_columns, len(inputs))
-    num_runs = num_tiles * (tuning.BLOCK_SIZE // cut.group_size)
-    sums = [
-        (cupy.empty(n, np.int64), cupy.empty((n, num_columns), out.dtype))
-        for n in _count_partial_rows(num_runs)
-    ]
-    arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in inputs.values()]
-    occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs))
-    null, slot_dtype = np.uint64(0), np.dtype(np.uint32) if slots is None else slots.dtype
-    with layouts.hold_mode(layout, mode, _remap) as (records, pull_ids, bucket_size):
-        pull_dtype = None if pull_ids is None else pull_ids.dtype
-        dtypes = (slot_dtype, pull_dtype)
-        macros = ttmc_macros(record_format, layout.tile_size, cut, occupancy, *dtypes)
-        kernel = launch.get_kernel("ttmc.cu", "ttmc", **macros)
+    def compute_mode(
+        self, layout: Layout, step: Step, workspace: Any, mode: int, out: Array
+    ) -> None:
+        record_format, tiling = layout.record_format, layout.tilings[mode]
+        num_tiles, rank = tiling.carry_rows.shape[0], out.shape[1]
+        if num_tiles == 0:
+            out.fill(0)
+            return
+        inputs = [n for n in range(record_format.ndim) if n != mode]
+        arrays, sums = workspace
+        load_alignment = _common_alignment(_list_addresses(arrays))
+        store_alignment = _common_alignment([out.data.ptr, rank * out.itemsize])
+        cut = tuning.cut_rank(rank, out.itemsize, load_alignment, store_alignment)
+        occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs), rank)
+        kernel, shared_nbytes = _get_mttkrp_kernel(layout, tiling, cut, occupancy, step)
+        num_empty = tiling.empty_rows.shape[0]
         arguments = (
-            make_operands(record_format, mode, inputs, arrays), make_ranks(arrays),
-            np.int64(records.shape[0]), np.int64(bucket_size),
-            tiling.carry_rows, null if slots is None else slots,
-            records, null if pull_ids is None else pull_ids,
-            np.int64(num_columns), out, *sums[0],
+            make_operands(record_format, mode, inputs, arrays),
+            np.int64(step.records.shape[0]), np.int64(num_empty),
+            np.int64(-(-num_empty // num_tiles)), np.int64(step.bucket_size),
+            tiling.carry_rows, tiling.empty_rows, step.records,
+            *_pass_none([step.pull_ids, step.spare, step.remap_ids, step.write_order]),
+            np.int32(rank), out, sums[0][1],
         )  # fmt: skip
-        shared_nbytes = layout.tile_size * slot_nbytes(record_format)
         sizes = (num_tiles, cut.num_parts, tuning.BLOCK_SIZE)
         launch.launch_tiles(kernel, *sizes, arguments, shared_nbytes)
-    _add_partial_rows(sums, out)
+        _add_partial_rows(sums, out)
+
+    def count_workspace_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
+        copies = [f for n, f in enumerate(factors) if n != mode and not _is_readable(f)]
+        counts = _count_partial_rows(layout.tilings[mode].carry_rows.size)
+        row_nbytes = factors[mode].shape[1] * factors[mode].itemsize
+        return sum(counts) * row_nbytes + 8 * sum(counts[1:]) + sum(copy.nbytes for copy in copies)
+
+    def ttmc(
+        self,
+        layout: Layout,
+        mode: int,
+        inputs: Mapping[int, Array],
+        out: Array,
+        slots: Array | None = None,
+    ) -> None:
+        record_format, tiling = layout.record_format, layout.tilings[mode]
+        num_tiles, num_columns = tiling.carry_rows.shape[0], out.shape[1]
+        if num_tiles == 0:
+            return
+        cut = tuning.cut_columns(num_columns, len(inputs))
+        num_runs = num_tiles * (tuning.BLOCK_SIZE // cut.group_size)
+        sums = [
+            (cupy.empty(n, np.int64), cupy.empty((n, num_columns), out.dtype))
+            for n in _count_partial_rows(num_runs)
+        ]
+        arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in inputs.values()]
+        occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs))
+        slot_dtype = np.dtype(np.uint32) if slots is None else slots.dtype
+        with layout.hold_mode(mode, self) as step:
+            pull_dtype = None if step.pull_ids is None else step.pull_ids.dtype
+            dtypes = (slot_dtype, pull_dtype)
+            macros = ttmc_macros(record_format, layout.tile_size, cut, occupancy, *dtypes)
+            kernel = launch.get_kernel("ttmc.cu", "ttmc", **macros)
+            arguments = (
+                make_operands(record_format, mode, inputs, arrays), make_ranks(arrays),
+                np.int64(step.records.shape[0]), np.int64(step.bucket_size),
+                tiling.carry_rows, *_pass_none([slots]),
+                step.records, *_pass_none([step.pull_ids]),
+                np.int64(num_columns), out, *sums[0],
+            )  # fmt: skip
+            shared_nbytes = layout.tile_size * slot_nbytes(record_format)
+            sizes = (num_tiles, cut.num_parts, tuning.BLOCK_SIZE)
+            launch.launch_tiles(kernel, *sizes, arguments, shared_nbytes)
+        _add_partial_rows(sums, out)
+
+    def gram(self, starts: Array, ids: Array, values: Array, size: int) -> Array:
+        from cupyx.scipy.sparse import csr_matrix
+
+        groups = csr_matrix((values, ids, starts), shape=(starts.size - 1, size))
+        return cupy.tril((groups.T.tocsr() @ groups).toarray())
+
+    def sweep_nonnegative(
+        self, targets: Array, gram: Array, rows: Array, shift: float, ridge: float, smallest: float
+    ) -> tuple[float, int]:
+        return solvers.sweep_nonnegative(targets, gram, rows, shift, ridge, smallest)
 
 
-def gram(starts, ids, values, size):
-    """Compute the lower triangle of a Gram matrix (size, size) from groups of entries.
-
-    Group g is the entries ``starts[g]`` to ``starts[g + 1]`` of `ids` (rising) and `values`.
-    """
-    from cupyx.scipy.sparse import csr_matrix
-
-    groups = csr_matrix((values, ids, starts), shape=(starts.size - 1, size))
-    return cupy.tril((groups.T.tocsr() @ groups).toarray())
-
-
-def _count_partial_rows(num_tiles):
+def _count_partial_rows(num_tiles: int) -> list[int]:
     """Count partial rows: of tiles, of segments of tiles, of segments of those, down to one."""
     counts = [num_tiles]
     while counts[-1] > 1:
@@ -141,43 +167,25 @@ def _count_partial_rows(num_tiles):
     return counts
 
 
-def allocate_workspace(layout, factors, mode, out):
-    """Take all memory that computing needs, before anything is moved or written.
-
-    Returns
-    -------
-    arrays : list of array (I_n, R)
-        The factors of the other modes, columns side by side.
-    sums : list of (int64 array (n,), array (n, R))
-        The rows that partial rows are of, and memory for these: for the tiles, then for segments
-        of them, and so on.
-    """
-    arrays = [f for n, f in enumerate(factors) if n != mode]
-    arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in arrays]
-    carry_rows, rank, dtype = layout.tilings[mode].carry_rows, out.shape[1], out.dtype
-    num_tiles, *num_segments = _count_partial_rows(carry_rows.size)
-    sums = [(carry_rows, cupy.empty((num_tiles, rank), dtype))]
-    sums += [(cupy.empty(n, np.int64), cupy.empty((n, rank), dtype)) for n in num_segments]
-    return _align_rows(arrays, layout.records.shape[0]), sums
-
-
-def _is_readable(factor):
-    """Say whether kernels can read the rows of a factor where they are."""
+def _is_readable(factor: Array) -> bool:
+    """Return whether kernels can read the rows of a factor where they are."""
     row_nbytes, column_nbytes = factor.strides
     return column_nbytes == factor.itemsize and 0 < row_nbytes < 2**32
 
 
-def _align_rows(arrays, nnz):
-    """Copy factors to rows that loads are aligned to, if that pays and there is memory for it.
+def _align_rows(arrays: list[Array], nnz: int) -> list[Array]:
+    """Copy factors to rows aligned for loads, if that pays and there is memory for it.
 
-    The result is the same to the bit: additions do not depend on how rows are loaded.
+    The result is the same to the bit: the order of additions does not depend on how rows are
+    loaded.
     """
     row_nbytes = [tuning.choose_row_nbytes(a.shape[1] * a.itemsize) for a in arrays]
     is_aligned = [row_pitch(a) % min(n, 16) == 0 for a, n in zip(arrays, row_nbytes, strict=True)]
     copied = [a for a, is_so in zip(arrays, is_aligned, strict=True) if not is_so]
     if not copied:
         return arrays
-    num_rows, alignment = sum(a.shape[0] for a in copied), _common_alignment(_starts(copied))
+    num_rows = sum(a.shape[0] for a in copied)
+    alignment = _common_alignment(_list_addresses(copied))
     if not tuning.pays_to_align(num_rows, alignment, nnz, len(arrays)):
         return arrays
     try:
@@ -189,10 +197,10 @@ def _align_rows(arrays, nnz):
         return arrays
 
 
-def pad_rows(array, row_nbytes):
+def pad_rows(array: Array, row_nbytes: int) -> Array:
     """Copy a matrix to one whose rows begin `row_nbytes` apart, with zeros in between.
 
-    Zeros, because loads bring them too, if nobody looks at them.
+    Loads read that padding too, although nothing uses it.
     """
     (num_rows, rank), stride = array.shape, row_nbytes // array.itemsize
     padded = cupy.empty((num_rows, stride), array.dtype)
@@ -207,41 +215,14 @@ def pad_rows(array, row_nbytes):
     return padded[:, :rank]
 
 
-def compute_mode(
-    layout, records, workspace, mode, out, pull_ids=None, bucket_size=layouts.ONE_BUCKET, plan=None
-):
-    """Compute one mode from records as they are: the step of which every layout's `mttkrp` is made.
-
-    Records are in the order of `mode`, or pulled through ids that count from the start of their
-    bucket. With a plan they are written to ``layout.spare`` too, but nothing is swapped.
-    """
-    record_format, tiling = layout.record_format, layout.tilings[mode]
-    num_tiles, rank = tiling.carry_rows.shape[0], out.shape[1]
-    if num_tiles == 0:
-        out.fill(0)
-        return
-    inputs = [n for n in range(record_format.ndim) if n != mode]
-    arrays, sums = workspace
-    load_alignment = _common_alignment(_starts(arrays))
-    store_alignment = _common_alignment([out.data.ptr, rank * out.itemsize])
-    cut = tuning.cut_rank(rank, out.itemsize, load_alignment, store_alignment)
-    occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs), rank)
-    kernel, shared_nbytes = _get_mttkrp_kernel(layout, tiling, cut, occupancy, pull_ids, plan)
-    num_empty, null = tiling.empty_rows.shape[0], np.uint64(0)
-    ids = (null, null, null) if plan is None else (layout.spare, plan.remap_ids, plan.write_order)
-    arguments = (
-        make_operands(record_format, mode, inputs, arrays),
-        np.int64(records.shape[0]), np.int64(num_empty), np.int64(-(-num_empty // num_tiles)),
-        np.int64(bucket_size), tiling.carry_rows, tiling.empty_rows,
-        records, null if pull_ids is None else pull_ids, *ids,
-        np.int32(rank), out, sums[0][1],
-    )  # fmt: skip
-    sizes = (num_tiles, cut.num_parts, tuning.BLOCK_SIZE)
-    launch.launch_tiles(kernel, *sizes, arguments, shared_nbytes)
-    _add_partial_rows(sums, out)
-
-
-def _get_mttkrp_kernel(layout, tiling, cut, occupancy, pull_ids, plan):
+def _get_mttkrp_kernel(
+    layout: Layout,
+    tiling: RowTiling,
+    cut: tuning.RankCut,
+    occupancy: tuning.Occupancy,
+    step: Step,
+) -> tuple[Any, int]:
+    """Return the kernel, and the bytes of shared memory that its blocks need."""
     record_format = layout.record_format
     macros = mttkrp_macros(
         record_format,
@@ -249,8 +230,8 @@ def _get_mttkrp_kernel(layout, tiling, cut, occupancy, pull_ids, plan):
         cut,
         occupancy,
         tiling.empty_rows.dtype,
-        None if pull_ids is None else pull_ids.dtype,
-        None if plan is None else plan.remap_ids.dtype,
+        None if step.pull_ids is None else step.pull_ids.dtype,
+        None if step.remap_ids is None else step.remap_ids.dtype,
     )
     kernel = launch.get_kernel("mttkrp.cu", "mttkrp", **macros)
     # The tile, and the carry-outs between its groups of threads.
@@ -258,7 +239,12 @@ def _get_mttkrp_kernel(layout, tiling, cut, occupancy, pull_ids, plan):
     return kernel, layout.tile_size * slot_nbytes(record_format) + carries_nbytes
 
 
-def _add_partial_rows(sums, out):
+def _pass_none(arrays: Iterable[Array | None]) -> list[Array | np.uint64]:
+    """Return kernel arguments for arrays, a null pointer for None."""
+    return [np.uint64(0) if array is None else array for array in arrays]
+
+
+def _add_partial_rows(sums: list[tuple[Array, Array]], out: Array) -> None:
     """Add the partial rows of all tiles; those of long rows in several launches."""
     macros = partial_rows_macros(out.dtype)
     kernel = launch.get_kernel("partial_rows.cu", "add_partial_rows", **macros)
@@ -269,28 +255,16 @@ def _add_partial_rows(sums, out):
         launch.launch_items(kernel, segments[1].size, tuning.BLOCK_SIZE, arguments)
 
 
-def _remap(layout):
-    record_format, plan = layout.record_format, layout.plans[layout.mode]
-    num_tiles = layout.tilings[layout.mode].carry_rows.shape[0]
-    if num_tiles > 0:
-        ids = (plan.pull_ids.dtype, plan.remap_ids.dtype)
-        macros = remap_macros(record_format, layout.tile_size, *ids)
-        kernel = launch.get_kernel("remap.cu", "remap", **macros)
-        arguments = (
-            np.int64(layout.records.shape[0]), np.int64(layout.bucket_size),
-            layout.records, plan.pull_ids, layout.spare, plan.remap_ids, plan.write_order,
-        )  # fmt: skip
-        shared_nbytes = layout.tile_size * record_format.record_nbytes
-        launch.launch_tiles(kernel, num_tiles, 1, tuning.BLOCK_SIZE, arguments, shared_nbytes)
-    layout.swap()
-
-
-def _starts(arrays):
-    """Return for each array a number that what its rows' addresses divide by divides too."""
+def _list_addresses(arrays: list[Array]) -> list[int]:
+    """Return for each array a number with the common power of two of all its row addresses."""
     return [a.data.ptr | row_pitch(a) for a in arrays]
 
 
-def _common_alignment(numbers):
-    """Return the largest power of two, up to 16, that divides addresses and distances."""
+def _common_alignment(numbers: list[int]) -> int:
+    """Return the largest power of two, up to 16, that divides all numbers."""
     bits = functools.reduce(operator.or_, numbers, 16)
     return bits & -bits
+
+
+#: The only instance.
+CUDA = CudaEngine()

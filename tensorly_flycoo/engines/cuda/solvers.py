@@ -3,16 +3,15 @@
 import cupy
 import numpy as np
 
+from ...array_modules import Array
 from . import launch, tuning
 from .macros import sweep_nonnegative_macros
 
 
-def sweep_nonnegative(targets, gram, rows, shift, ridge, smallest):
-    """Update all columns of `rows` (I, R) once, by HALS.
-
-    Return the sum of squares that TensorLy compares with its tolerance, and how many elements
-    changed. All arrays are C-contiguous and of one dtype; the host waits for the device.
-    """
+def sweep_nonnegative(
+    targets: Array, gram: Array, rows: Array, shift: float, ridge: float, smallest: float
+) -> tuple[float, int]:
+    """Update all columns of `rows` once; see `Engine.sweep_nonnegative`. Waits for the GPU."""
     num_rows, rank = rows.shape
     kernel = launch.get_kernel(
         "sweep_nonnegative.cu", "sweep_nonnegative", **sweep_nonnegative_macros(rows.dtype, rank)
@@ -21,4 +20,5 @@ def sweep_nonnegative(targets, gram, rows, shift, ridge, smallest):
     found = cupy.empty((2, num_blocks), np.float64)
     arguments = (np.int64(num_rows), targets, gram, rows, shift, ridge, smallest, found)
     launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, arguments)
-    return found.sum(axis=1).tolist()
+    error, num_changes = found.sum(axis=1).tolist()
+    return error, num_changes

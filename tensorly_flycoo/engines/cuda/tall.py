@@ -1,29 +1,43 @@
-"""Launch the kernels for tall matrices and the small ones that they are multiplied with."""
+"""Products of tall matrices (I_n, R) on a GPU: the CUDA engine's `TallKernels`."""
 
 import functools
+from typing import Any
 
 import cupy
 import numpy as np
+from cupy_backends.cuda.libs import cublas
 
+from ...array_modules import Array
 from . import launch, tuning
 from .macros import gram_macros, inner_product_macros, invert_macros, multiply_rows_macros
+from .tuning import choose_row_nbytes
+
+__all__ = [
+    "choose_row_nbytes",
+    "gram_blocks",
+    "inner_blocks",
+    "invert",
+    "multiply_blocks",
+    "multiply_rows",
+    "suits_tensor_cores",
+]
 
 
-def suits_tensor_cores(x):
-    """Say whether `gram_blocks`, `multiply_rows` and `invert` are for this matrix and its GPU."""
+def suits_tensor_cores(x: Array) -> bool:
+    """Return whether `gram_blocks`, `multiply_rows` and `invert` suit this matrix and its GPU."""
     is_for = x.dtype == np.float32 and 0 < x.shape[1] <= tuning.MAX_TALL_RANK
     return is_for and x.strides[1] == x.itemsize and _has_fast_doubles(x.device.id)
 
 
 @functools.cache
-def _has_fast_doubles(device_id):
-    """Say whether a GPU's tensor cores compute in double precision as fast as others in single."""
+def _has_fast_doubles(device_id: int) -> bool:
+    """Return whether a GPU has tensor cores for float64, about as fast as its float32."""
     device = cupy.cuda.Device(device_id)
     ratio = device.attributes["SingleToDoublePrecisionPerfRatio"]
     return int(device.compute_capability) >= 80 and ratio <= 2
 
 
-def gram_blocks(x):
+def gram_blocks(x: Array) -> Array:
     """Compute ``x.T @ x`` of each block of rows of a float32 matrix: float64 (num_blocks, R, R)."""
     num_rows, rank = x.shape
     macros = gram_macros(rank)
@@ -32,10 +46,10 @@ def gram_blocks(x):
     return products
 
 
-def multiply_rows(x, matrix):
+def multiply_rows(x: Array, matrix: Array) -> Array:
     """Compute ``x @ matrix`` of float32 (I_n, R) and float64 (R, R).
 
-    The rows of the product are aligned as MTTKRP wants them.
+    The rows of the product are aligned for MTTKRP.
     """
     num_rows, rank = x.shape
     macros = multiply_rows_macros(rank, (x.data.ptr | x.strides[0]) // x.itemsize)
@@ -45,8 +59,8 @@ def multiply_rows(x, matrix):
     return out[:, :rank]
 
 
-def invert(matrix):
-    """Invert a float32 (R, R) to float64, or pseudo-invert it where it is singular to rounding."""
+def invert(matrix: Array) -> Array:
+    """Invert a float32 (R, R) to float64; pseudo-invert it if it is singular to rounding."""
     rank = matrix.shape[0]
     inverse = cupy.empty((rank, rank), np.float64)
     strides = [np.int64(stride // matrix.itemsize) for stride in matrix.strides]
@@ -55,7 +69,7 @@ def invert(matrix):
     return inverse
 
 
-def inner_blocks(a, b):
+def inner_blocks(a: Array, b: Array) -> Array:
     """Compute the inner product of each block of rows of two matrices: float64 (num_blocks,)."""
     num_rows, rank = a.shape
     macros = inner_product_macros(a.dtype, rank)
@@ -64,15 +78,35 @@ def inner_blocks(a, b):
     return sums
 
 
-def _count_blocks(num_rows, macros):
+def multiply_blocks(a: Array, b: Array, num_blocks: int) -> Array:
+    """Compute ``a.T @ b`` of each block of rows: (num_blocks, a's columns, b's columns).
+
+    `cupy.matmul` would first write the transposed blocks to memory; cuBLAS reads them as they are.
+    """
+    num_rows, m, n = a.shape[0] // num_blocks, a.shape[1], b.shape[1]
+    row_a, row_b = a.strides[0] // a.itemsize, b.strides[0] // b.itemsize
+    products = cupy.empty((num_blocks, m, n), a.dtype)
+    one, zero = np.ones((), a.dtype), np.zeros((), a.dtype)
+    multiply = cublas.sgemmStridedBatched if a.dtype.char == "f" else cublas.dgemmStridedBatched
+    # cuBLAS reads rows as columns: it sees b.T, a.T and the transposed products.
+    multiply(
+        cupy.cuda.device.get_cublas_handle(), cublas.CUBLAS_OP_N, cublas.CUBLAS_OP_T,
+        n, m, num_rows, one.ctypes.data, b.data.ptr, row_b, num_rows * row_b,
+        a.data.ptr, row_a, num_rows * row_a, zero.ctypes.data, products.data.ptr, n, m * n,
+        num_blocks,
+    )  # fmt: skip
+    return products
+
+
+def _count_blocks(num_rows: int, macros: dict[str, Any]) -> int:
     return -(-num_rows // macros["ROWS_PER_BLOCK"])
 
 
-def _row_stride(x):
+def _row_stride(x: Array) -> np.int64:
     return np.int64(x.strides[0] // x.itemsize)
 
 
-def _launch(name, macros, num_rows, *arguments):
+def _launch(name: str, macros: dict[str, Any], num_rows: int, *arguments: Any) -> None:
     kernel = launch.get_kernel(f"{name}.cu", name, **macros)
     num_blocks = _count_blocks(num_rows, macros)
     if num_blocks > 0:

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from tensorly_flycoo.format.layouts import (
-    IndexedLayout,
-    RemapLayout,
-    ReplicatedLayout,
-    build_layout,
-)
+from tensorly_flycoo import checks
+from tensorly_flycoo.format.indexed import IndexedLayout
+from tensorly_flycoo.format.layout import Cut
+from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
+from tensorly_flycoo.format.remap import RemapLayout
+from tensorly_flycoo.format.replicated import ReplicatedLayout
 
 # Six nonzeros, numbered by their values in the order of mode 0. By mode 1 they are sorted
 # 2 5 | 3 6 | 1 4 (the rows of mode 1 are 2 0 1 2 0 1).
@@ -21,8 +21,7 @@ SHAPE = (5, 3)
 
 def build(cls, coords=COORDS, values=VALUES, shape=SHAPE, tile_size=2, bucket_size=4):
     record_format = RecordFormat.of(shape, values.dtype, "uint64")
-    sizes = (tile_size, bucket_size) if cls is RemapLayout else (tile_size,)
-    return cls.build(coords, values, record_format, *sizes, Primitives())
+    return cls.build(coords, values, Cut(record_format, tile_size, bucket_size), Primitives())
 
 
 def read_values(layout, records):
@@ -30,12 +29,11 @@ def read_values(layout, records):
 
 
 def remap_once(layout):
-    """Remap as the engine does, in NumPy."""
-    plan = layout.plans[layout.mode]
-    ordered = layout.records[find_positions(layout)]
+    """Compute the resident mode with nothing but remapping."""
     layout.spare[...] = 0
-    layout.spare[plan.remap_ids] = ordered
-    layout.swap()
+    mode, primitives = layout.mode, Primitives()
+    layout.take_step(mode, lambda step: primitives.remap(step, layout.cut), primitives)
+    assert layout.mode == (mode + 1) % layout.record_format.ndim
 
 
 def find_positions(layout):
@@ -153,10 +151,10 @@ def test_hold_order_whatever_mode_is_resident(name, shape, mode):
     rng = np.random.default_rng(0)
     coords = np.unique(np.stack([rng.integers(0, size, 60) for size in shape]), axis=1)
     record_format = RecordFormat.of(shape, "float64", "uint64")
-    arguments = (coords, np.arange(1.0, coords.shape[1] + 1), record_format, 4, 8, Primitives())
-    layout = build_layout(name, *arguments)
+    values = np.arange(1.0, coords.shape[1] + 1)
+    layout = LAYOUT_CLASSES[name].build(coords, values, Cut(record_format, 4, 8), Primitives())
     keys = coords[::-1] if mode == 0 else coords  # the last key is the first to sort by
-    expected = record_format.pack(coords, arguments[1])[np.lexsort(keys)]
+    expected = record_format.pack(coords, values)[np.lexsort(keys)]
     for _ in shape:
         with layout.hold_order(mode % len(shape), Primitives()) as (records, places):
             ordered = records if places is None else records[places]
@@ -200,3 +198,75 @@ def test_no_nonzeros(cls):
 def test_a_bucket_is_whole_tiles(bucket_size):
     with pytest.raises(ValueError, match=f"bucket_size is {bucket_size}, expected a multiple of"):
         build(RemapLayout, bucket_size=bucket_size)
+
+
+def test_the_layouts_are_those_that_users_are_told_of():
+    assert tuple(LAYOUT_CLASSES) == checks.LAYOUTS
+
+
+@pytest.mark.parametrize("name", LAYOUT_CLASSES)
+def test_a_layout_is_what_its_arrays_are(name):
+    layout = build(LAYOUT_CLASSES[name])
+    if name == "remap":
+        remap_once(layout)
+    arrays = dict(layout.iterate_arrays())
+    primitives = Primitives()
+    same = type(layout).from_arrays(arrays, layout.cut, layout.norm, layout.mode, primitives)
+    assert (same.mode, same.norm, same.nbytes) == (layout.mode, layout.norm, layout.nbytes)
+    assert [(key, id(array)) for key, array in same.iterate_arrays()] == [
+        (key, id(array)) for key, array in arrays.items()
+    ]
+    listed = [
+        (ids.name, ids.dtype)
+        for mode in range(2)
+        for ids in layout.list_ids(mode, 6, layout.cut, None)
+    ]
+    assert [(key, arrays[key].dtype) for key in arrays if "ids" in key] == listed
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+@pytest.mark.parametrize("second", [0, 1, 2])
+@pytest.mark.parametrize("name", LAYOUT_CLASSES)
+def test_a_step_finds_the_order_of_any_mode(name, first, second):
+    """One that computes leaves the next mode resident; one that only holds leaves its own."""
+    rng, shape, primitives = np.random.default_rng(0), (9, 8, 7), Primitives()
+    coords = np.stack([rng.integers(0, size, 60) for size in shape])
+    arguments = (coords, np.ones(60), shape)
+    layout, replicated = (
+        build(LAYOUT_CLASSES[name], *arguments),
+        build(ReplicatedLayout, *arguments),
+    )
+
+    def read(step):
+        places = np.arange(step.records.shape[0])
+        if step.pull_ids is None:
+            return step.records[places]
+        return step.records[places // step.bucket_size * step.bucket_size + step.pull_ids]
+
+    def compute(step):
+        np.testing.assert_array_equal(read(step), replicated.copies[first])
+        if step.spare is not None:
+            primitives.remap(step, layout.cut)
+
+    layout.take_step(first, compute, primitives)
+    assert layout.mode == ((first + 1) % 3 if name == "remap" else 0)
+    with layout.hold_mode(second, primitives) as step:
+        np.testing.assert_array_equal(read(step), replicated.copies[second])
+        assert step.spare is None
+    assert layout.mode == (second if name == "remap" else 0)
+
+
+@pytest.mark.parametrize("fails_after", [False, True])
+def test_a_step_that_fails_leaves_the_layout(fails_after):
+    layout, primitives = build(RemapLayout), Primitives()
+    before = layout.records.copy()
+
+    def fail(step):
+        if fails_after:
+            primitives.remap(step, layout.cut)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        layout.take_step(0, fail, primitives)
+    assert (layout.mode, layout.lock.locked()) == (0, False)
+    np.testing.assert_array_equal(layout.records, before)

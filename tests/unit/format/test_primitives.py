@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from tensorly_flycoo.engines.cpu import engine as cpu
+from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives, compare_neighbours, index_dtype
 
 
-@pytest.fixture(params=[Primitives(), cpu.primitives], ids=["numpy", "cpu"])
+@pytest.fixture(params=[Primitives(), CPU], ids=["numpy", "cpu"])
 def primitives(request):
     return request.param
 

@@ -51,7 +51,7 @@ def test_a_truncated_file_says_so(path, keep):
     save_checkpoint(path, make_cp(), ERRORS)
     data = path.read_bytes()
     path.write_bytes(data[: int(keep * len(data)) if keep < 1 else keep])
-    with pytest.raises(ValueError, match="is no checkpoint of parafac, or is damaged"):
+    with pytest.raises(ValueError, match="is damaged, or not a checkpoint of parafac"):
         load_checkpoint(path)
 
 
@@ -76,7 +76,7 @@ def test_a_changed_byte_says_so(path):
 )
 def test_other_files_are_no_checkpoints(path, arrays):
     np.savez(path, **arrays)
-    with pytest.raises(ValueError, match="is no checkpoint"):
+    with pytest.raises(ValueError, match="not a checkpoint"):
         load_checkpoint(path)
 
 

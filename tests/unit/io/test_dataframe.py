@@ -114,7 +114,9 @@ def test_wrong_arguments(make):
         from_dataframe(table, ["shop", "absent"])
     with pytest.raises(ValueError, match="df has 0 columns 'absent'"):
         from_dataframe(table, ["shop"], "absent")
-    with pytest.raises(ValueError, match=r"modes is \['shop', 'shop'\], expected different names"):
+    with pytest.raises(
+        ValueError, match=r"modes is \['shop', 'shop'\], expected distinct column names"
+    ):
         from_dataframe(table, ["shop", "shop"])
     with pytest.raises(ValueError, match=r"modes is \[\], expected .* at least one"):
         from_dataframe(table, [])

@@ -6,8 +6,8 @@ import sparse
 from problems import make_factors
 
 from tensorly_flycoo import DensifyError, FlycooTensor
+from tensorly_flycoo.linalg import leading_pairs
 from tensorly_flycoo.ops import ttmc
-from tensorly_flycoo.ops import unfolding_svd as svd
 from tensorly_flycoo.ops.mode_product import ModeProduct
 from tensorly_flycoo.ops.ttmc import merge_modes
 
@@ -89,8 +89,8 @@ def test_norm(modes):
 def path(request, monkeypatch):
     """Go each of the three ways, whatever the size."""
     if request.param != "direct":
-        monkeypatch.setattr(ttmc, "MAX_DIRECT_SIZE", 0)
-        monkeypatch.setattr(svd, "_MOST", 1)
+        monkeypatch.setattr(leading_pairs, "MAX_DIRECT_SIZE", 0)
+        monkeypatch.setattr(leading_pairs, "_MOST", 1)
     if request.param == "Lanczos":
         monkeypatch.setattr(ttmc._Matrix, "max_gram_size", 0)
         monkeypatch.setattr(ttmc._Operator, "max_gram_size", 0)

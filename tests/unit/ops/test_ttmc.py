@@ -33,7 +33,7 @@ def compute(x, factors, mode):
     num_columns = int(np.prod([factor.shape[1] for factor in inputs.values()]))
     out = np.full((x.shape[mode], num_columns), np.nan, x.dtype)
     poison_spare(x)
-    cpu.ttmc(x._layout, mode, inputs, out)
+    cpu.CPU.ttmc(x._layout, mode, inputs, out)
     return out
 
 
@@ -120,7 +120,7 @@ def test_inputs_may_come_in_any_order(small_tiles):
     factors = make_factors(problem.shape, (2, 3, 4, 5))
     x, shape = problem.tensor(), (8, 5, 2, 4)
     out = np.full((8, 40), np.nan)
-    cpu.ttmc(x._layout, 1, {n: factors[n] for n in (3, 0, 2)}, out)
+    cpu.CPU.ttmc(x._layout, 1, {n: factors[n] for n in (3, 0, 2)}, out)
     columns = out.reshape(shape).transpose(0, 2, 3, 1).reshape(8, -1)
     check(columns, problem, factors, 1)
 
@@ -132,7 +132,7 @@ def test_slots_keep_the_rows_that_are_not_empty(small_tiles):
     slots = np.full(4000, 2**32 - 1, np.uint32)  # of an empty row far outside
     slots[used] = np.arange(used.size)
     out = np.full((used.size, 12), np.nan)
-    cpu.ttmc(x._layout, 0, {1: factors[1], 2: factors[2]}, out, slots)
+    cpu.CPU.ttmc(x._layout, 0, {1: factors[1], 2: factors[2]}, out, slots)
     spread = np.full((4000, 12), np.nan)
     spread[used] = out
     check(spread, problem, factors, 0)

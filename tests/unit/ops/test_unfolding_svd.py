@@ -13,9 +13,8 @@ import sparse
 
 from tensorly_flycoo import DensifyError, FlycooTensor
 from tensorly_flycoo.format import primitives
-from tensorly_flycoo.linalg import sparse_matrices
-from tensorly_flycoo.ops import unfolding_svd as svd
-from tensorly_flycoo.ops.unfolding_svd import LazySVD, Unfolding
+from tensorly_flycoo.linalg import leading_pairs, sparse_matrices
+from tensorly_flycoo.ops.unfolding_svd import LazySVD, Unfolding, _SparseMatrix
 
 EPS = np.finfo(np.float64).eps
 
@@ -24,10 +23,10 @@ EPS = np.finfo(np.float64).eps
 def path(request, monkeypatch):
     """Go each of the three ways, whatever the size."""
     if request.param != "direct":
-        monkeypatch.setattr(svd, "MAX_DIRECT_SIZE", 0)
-        monkeypatch.setattr(svd, "_MOST", 1)
+        monkeypatch.setattr(leading_pairs, "MAX_DIRECT_SIZE", 0)
+        monkeypatch.setattr(leading_pairs, "_MOST", 1)
     if request.param == "Lanczos":
-        monkeypatch.setattr(svd, "MAX_GRAM_SIZE", 0)
+        monkeypatch.setattr(_SparseMatrix, "max_gram_size", 0)
 
 
 SHAPES = pytest.mark.parametrize(
@@ -160,7 +159,7 @@ def test_rank_deficient(shape, tensor_rank):
 
 
 def test_rank_deficient_by_lanczos(monkeypatch):
-    monkeypatch.setattr(svd, "MAX_GRAM_SIZE", 3)
+    monkeypatch.setattr(_SparseMatrix, "max_gram_size", 3)
     matrix = unfold(make_low_rank((9, 8, 7), 3), 0)
     left, values = make_unfolding(make_low_rank((9, 8, 7), 3)).svd(6)
     check_orthonormal(left)

@@ -1,9 +1,41 @@
-"""Tensors made of what other libraries have; `test_tensor` has those of pydata/sparse and SciPy."""
+"""Tensors made from the arrays of other libraries."""
 
 import numpy as np
 import pytest
+import scipy.sparse
+import sparse
+from small_tensors import make_dense, to_dense
 
 from tensorly_flycoo import FlycooTensor
+
+LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
+
+
+@LAYOUTS
+@DTYPES
+@pytest.mark.parametrize("kind", ["coo", "gcxs", "dok"])
+def test_from_pydata_sparse(kind, dtype, layout):
+    dense = make_dense(dtype)
+    x = FlycooTensor.from_coo(sparse.COO.from_numpy(dense).asformat(kind), layout=layout)
+    np.testing.assert_array_equal(to_dense(x), dense)
+    assert (x.layout, x.dtype) == (layout, dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("make", [scipy.sparse.csr_matrix, scipy.sparse.csr_array])
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "bsr", "dia", "dok", "lil"])
+def test_from_scipy(make, kind, dtype):
+    dense = make_dense(dtype)[0]
+    x = FlycooTensor.from_scipy(make(dense).asformat(kind))
+    np.testing.assert_array_equal(to_dense(x), dense)
+    assert x.dtype == dtype
+
+
+def test_from_scipy_with_duplicates_and_zeros():
+    matrix = scipy.sparse.coo_array(([1.0, 2.0, 0.0], ([0, 0, 1], [1, 1, 2])), shape=(2, 3))
+    x = FlycooTensor.from_scipy(matrix)
+    assert to_dense(x).tolist() == [[0, 3, 0], [0, 0, 0]]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "bool"])
@@ -25,7 +57,7 @@ def test_from_dense_of_other_things():
 
 
 class SparseStandIn:
-    """What `from_torch` asks of a sparse torch.Tensor, for where there is no PyTorch."""
+    """A sparse torch.Tensor as `from_torch` sees it, where PyTorch is not installed."""
 
     layout = "torch.sparse_coo"
     shape = (3, 4)

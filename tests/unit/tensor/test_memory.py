@@ -12,7 +12,8 @@ from problems import compute_all, make_exact_problem, make_problem
 
 from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp
 from tensorly_flycoo.engines.cpu import engine as cpu
-from tensorly_flycoo.format import layouts
+from tensorly_flycoo.format.layout import Cut
+from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
 
@@ -51,16 +52,16 @@ def test_nbytes_of_an_engine_with_write_orders(name, unit):
     """As that for GPUs is: 32-bit words, buckets of more than 2**16 nonzeros."""
 
     class Writing(Primitives):
-        write_order_itemsize = np.dtype(unit).itemsize
+        write_order_dtype = np.dtype(unit)
 
         def order_writes(self, remap_ids, tile_size):
             return np.zeros(remap_ids.size, unit)
 
     problem = make_exact_problem((30, 20, 10), 4000)
     record_format = RecordFormat.of(problem.shape, "float64", np.uint32)
-    arguments = (record_format, 256, 2**18, Writing())
-    layout = layouts.build_layout(name, problem.coords, problem.values, *arguments)
-    assert layouts.estimate_layout(name, 4000, *arguments)[0] == layout.nbytes
+    arguments = (Cut(record_format, 256, 2**18), Writing())
+    layout = LAYOUT_CLASSES[name].build(problem.coords, problem.values, *arguments)
+    assert layout.estimate(4000, *arguments)[0] == layout.nbytes
 
 
 def measure_peak(shape, nnz, layout, dtype, spread):
@@ -186,14 +187,14 @@ def test_building_fails_at_any_allocation(monkeypatch, layout):
 def test_nothing_of_a_failed_building_is_kept(monkeypatch, layout):
     """The error lives; the records that had been packed do not."""
     problem, packed = make_problem((30, 20, 10), 500), []
-    pack = cpu.primitives.pack
+    pack = cpu.CPU.pack
 
     def watch(*arguments):
         records, *flags = pack(*arguments)
         packed.append(weakref.ref(records))
         return records, *flags
 
-    monkeypatch.setattr(cpu.primitives, "pack", watch)
+    monkeypatch.setattr(cpu.CPU, "pack", watch)
     errors = list(for_each_allocation(monkeypatch, lambda: make_tensor(problem, layout)))
     assert [error.__context__ for error in errors] == [None] * len(errors)
     assert len(packed) > 10
@@ -223,13 +224,13 @@ def test_workspace_of_mttkrp_is_exact():
     x = make_tensor(problem, "remap")
     factors = [problem.factors[0], *map(np.asfortranarray, problem.factors[1:])]
     for mode in range(3):
-        arrays, partial_rows = cpu._allocate_workspace(
+        arrays, partial_rows = cpu.CPU.allocate_workspace(
             x._layout, factors, mode, np.empty((x.shape[mode], 8))
         )
         inputs = [factor for n, factor in enumerate(factors) if n != mode]
         copies = [a for a, f in zip(arrays, inputs, strict=True) if not np.shares_memory(a, f)]
         nbytes = partial_rows.nbytes + sum(copy.nbytes for copy in copies)
-        assert cpu.count_workspace_nbytes(x._layout, factors, mode) == nbytes > 0
+        assert cpu.CPU.count_workspace_nbytes(x._layout, factors, mode) == nbytes > 0
 
 
 @pytest.fixture
@@ -237,7 +238,7 @@ def fail_to_pack(monkeypatch):
     def pack(*_):
         raise MemoryError
 
-    monkeypatch.setattr(cpu.primitives, "pack", pack)
+    monkeypatch.setattr(cpu.CPU, "pack", pack)
 
 
 NNZ = 200_000
@@ -259,25 +260,25 @@ def test_the_error_says_what_would_fit(monkeypatch, fail_to_pack):
     """Coords and values are there, so there is room for what takes just as much as is free."""
     given = 32 * NNZ
     room = get_peak("remap", "float32")
-    monkeypatch.setattr(cpu, "count_free_nbytes", lambda: room - given)
+    monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: room - given)
     assert get_peak() > room
     message = catch()
     assert f"needs {get_peak() / 1e6:.3g} MB on 'cpu', {given / 1e6:.3g} MB of which" in message
     assert f"free is {(room - given) / 1e6:.3g} MB" in message
     assert f"layout='remap' and dtype='float32' ({room / 1e6:.3g} MB)" in message
     assert "layout='remap' (" not in message
-    monkeypatch.setattr(cpu, "count_free_nbytes", lambda: room - given - 1)
+    monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: room - given - 1)
     assert "layout='remap' and dtype='float32' (" not in catch()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_error_says_where_nothing_would_fit(monkeypatch, fail_to_pack, dtype):
-    monkeypatch.setattr(cpu, "count_free_nbytes", lambda: 0)
+    monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: 0)
     assert "Nothing that needs less would fit" in catch(dtype=dtype)
 
 
 def test_the_error_says_where_it_is_unknown_what_is_free(monkeypatch, fail_to_pack):
-    monkeypatch.setattr(cpu, "count_free_nbytes", lambda: None)
+    monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: None)
     message = catch()
     assert "free is an unknown amount" in message
     assert (
@@ -294,13 +295,13 @@ def test_the_error_of_mttkrp_says_what_would_fit(monkeypatch):
     shape = (200_000, 20, 10)
     problem = make_problem(shape, 40_000, rank=16)
     x = make_tensor(problem, "remap")
-    work_nbytes = shape[0] * 16 * 8 + cpu.count_workspace_nbytes(x._layout, problem.factors, 0)
+    work_nbytes = shape[0] * 16 * 8 + cpu.CPU.count_workspace_nbytes(x._layout, problem.factors, 0)
     indexed_nbytes = estimate_memory(shape, x.nnz, layout="indexed", device="cpu").nbytes
     needed_nbytes = indexed_nbytes + work_nbytes
-    monkeypatch.setattr(cpu, "mttkrp", run_out)
+    monkeypatch.setattr(cpu.CPU, "mttkrp", run_out)
     for missing, fits in [(0, True), (1, False)]:
         free_nbytes = needed_nbytes - x.nbytes - missing
-        monkeypatch.setattr(cpu, "count_free_nbytes", lambda n=free_nbytes: n)
+        monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda n=free_nbytes: n)
         with pytest.raises(MemoryError) as caught:
             mttkrp(x, problem.factors, 0)
         message, total = str(caught.value), (x.nbytes + work_nbytes) / 1e6
@@ -313,7 +314,7 @@ def test_the_error_of_mttkrp_says_what_would_fit(monkeypatch):
 def test_what_is_free_is_less_than_there_is():
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists():
-        assert cpu.count_free_nbytes() is None
+        assert cpu.CPU.count_free_nbytes() is None
         return
     total = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemTotal"))
-    assert 0 < cpu.count_free_nbytes() < 1024 * int(total.split()[1])
+    assert 0 < cpu.CPU.count_free_nbytes() < 1024 * int(total.split()[1])

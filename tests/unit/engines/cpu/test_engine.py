@@ -23,6 +23,7 @@ from problems import Problem, compute_all, make_exact_problem, make_factors, mak
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.engines.cpu import kernels as cpu_kernels
+from tensorly_flycoo.engines.cpu import launch, primitives
 
 LAYOUTS = ("remap", "replicated", "indexed")
 BOTH_LAYOUTS = pytest.mark.parametrize("layout", LAYOUTS)
@@ -44,7 +45,8 @@ def poisoned_memory(monkeypatch):
             return np.full(shape, np.nan, dtype) if is_float else np.empty(shape, dtype)
 
     monkeypatch.setattr(cpu, "np", PoisonedNumpy())
-    monkeypatch.setattr(cpu, "xp", PoisonedNumpy())
+    monkeypatch.setattr(primitives, "np", PoisonedNumpy())
+    monkeypatch.setattr(cpu.CPU, "xp", PoisonedNumpy())
 
 
 @pytest.fixture
@@ -343,6 +345,6 @@ def test_compiling_is_shown(caplog):
     kernel.__name__ = "a_kernel"
     kernel.stats = types.SimpleNamespace(cache_misses={})
     with caplog.at_level(logging.INFO, "tensorly_flycoo"):
-        cpu.launch(kernel, 1)
-        cpu.launch(kernel, 1)
+        launch.launch(kernel, 1)
+        launch.launch(kernel, 1)
     assert [record.getMessage()[:25] for record in caplog.records] == ["compiled a_kernel for the"]

@@ -1,0 +1,72 @@
+"""Dense algebra of a CP model: weights (R,), or None for ones, and factors (I_n, R)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from tensorly.cp_tensor import CPTensor
+
+from ..array_modules import Array, array_module
+from ..linalg.tall_skinny import column_norms, transposed_product
+
+
+def multiply_grams(
+    weights: Array | None, factors: Sequence[Array], skip: int | None = None, ridge: float = 0
+) -> Array:
+    """Multiply the Gram matrices of all factors but one elementwise, and scale them: (R, R).
+
+    `ridge` is added to the diagonal before rows and columns are multiplied by the weights.
+    """
+    xp, rank = array_module(factors[0]), factors[0].shape[1]
+    product = xp.ones((rank, rank), factors[0].dtype)
+    for n, factor in enumerate(factors):
+        if n != skip:
+            product = product * transposed_product(factor, factor)
+    if ridge:
+        product = product + ridge * xp.eye(rank, dtype=product.dtype)
+    return product if weights is None else weights[:, None] * product * weights
+
+
+def residual_square(
+    tensor_square: Array, weights: Array | None, factors: Sequence[Array], inner: Array
+) -> Array:
+    """Compute the square of the norm of what a model leaves of a tensor, in float64.
+
+    As ``|x|^2 + |model|^2 - 2 <x, model>``: near an exact fit that cancels, and has an error of
+    ``eps`` times ``|x|^2``.
+
+    Parameters
+    ----------
+    tensor_square : scalar
+        ``|x|^2``.
+    inner : scalar
+        ``<x, model>``.
+    """
+    model_square = multiply_grams(weights, factors).sum(dtype=np.float64)
+    return np.abs(tensor_square + model_square - 2 * inner)
+
+
+def normalize(weights: Array | None, factors: Sequence[Array]) -> tuple[Array, list[Array]]:
+    """Move the norms of the factors' columns into the weights.
+
+    Examples
+    --------
+    >>> normalize(None, [np.array([[3.0, 0.0], [4.0, 0.0]]), np.array([[2.0, 1.0]])])
+    (array([10.,  0.]), [array([[0.6, 0. ],
+           [0.8, 0. ]]), array([[1., 1.]])])
+    """
+    first, *others = factors
+    weighted = [first if weights is None else first * weights, *others]
+    norms = [column_norms(factor) for factor in weighted]
+    xp, product = array_module(first), norms[0]
+    for norm in norms[1:]:
+        product = product * norm
+    scales = [xp.where(norm == 0, xp.ones_like(norm), norm) for norm in norms]
+    return product, [factor / scale for factor, scale in zip(weighted, scales, strict=True)]
+
+
+def make_cp_tensor(weights: Array | None, factors: Sequence[Array]) -> CPTensor:
+    """Make TensorLy's CPTensor of a model, with weights of ones for None."""
+    first = factors[0]
+    if weights is None:
+        weights = array_module(first).ones(first.shape[1], first.dtype)
+    return CPTensor((weights, list(factors)))

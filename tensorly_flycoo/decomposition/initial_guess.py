@@ -1,0 +1,155 @@
+"""Initial guesses of CP decompositions: random, from singular vectors, or the user's own."""
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import tensorly as tl
+from tensorly.cp_tensor import CPTensor
+
+from ..array_modules import Array
+from ..checks import check_factors, check_place, check_weights
+from ..ops.nndsvd import make_left_vectors_non_negative
+from ..ops.unfolding_svd import Unfolding
+from ..tensor.tensor import FlycooTensor
+from .cp_model import normalize
+from .singular_vectors import check_svd, find_left_vectors
+
+
+def check_initial_guess(init: object, dtype: np.dtype, on_gpu: bool) -> None:
+    """Refuse an initial guess on another device or in another dtype than the tensor's factors.
+
+    TensorLy takes a guess as it is; ``tl.tensor(a, **tl.context(x))`` moves an array. What is no
+    pair of weights and factors is left to TensorLy.
+
+    Raises
+    ------
+    TypeError
+        If an array of `init` is on another device than the tensor, or a factor has another dtype.
+
+    Examples
+    --------
+    >>> check_initial_guess((None, [np.ones((3, 2), "float32")]), np.dtype("float64"), False)
+    Traceback (most recent call last):
+        ...
+    TypeError: factors[0] has dtype float32, expected float64: init must have the dtype of the \
+tensor's factors
+    """
+    if not isinstance(init, tuple | list | CPTensor) or len(init) != 2:
+        return
+    weights, factors = init
+    if weights is not None:
+        check_place(weights, "the weights of init", on_gpu, "x")
+    for n, factor in enumerate(factors):
+        check_place(factor, f"factors[{n}] of init", on_gpu, "x")
+        if factor.dtype != dtype:
+            raise TypeError(
+                f"factors[{n}] has dtype {factor.dtype}, expected {dtype}: init must have the "
+                "dtype of the tensor's factors"
+            )
+
+
+def draw_factors(x: FlycooTensor, rank: int, random: np.random.RandomState) -> list[Array]:
+    """Draw TensorLy's random initial guess: uniform in [0, 1), mode by mode."""
+    xp = x._engine.xp
+    return [xp.asarray(random.random_sample((size, rank)), x.dtype) for size in x.shape]
+
+
+def take_guess(x: FlycooTensor, rank: int, init: Any) -> list[Array]:
+    """Return new factors with the weights of a guess multiplied into the last one.
+
+    Raises
+    ------
+    TypeError
+        If an array of `init` is on another device, or of another dtype.
+    ValueError
+        If `init` is no pair of weights and factors, or a shape does not fit.
+    """
+    if not isinstance(init, Iterable) or isinstance(init, str):
+        raise ValueError(f"init is {init!r}, expected 'random' or (weights, factors)")
+    check_initial_guess(init, x.dtype, x.device == "cuda")
+    weights, factors = init
+    factors = check_factors(factors, x.shape, x.dtype, x._engine.array_type)
+    if factors[0].shape[1] != rank:
+        raise ValueError(f"factors of init have {factors[0].shape[1]} columns, expected {rank}")
+    if weights is not None:
+        check_weights(weights, rank, x.dtype, x._engine.array_type)
+        factors[-1] = factors[-1] * weights
+    return [factor.copy() for factor in factors]
+
+
+def make_initial_guess(
+    x: FlycooTensor,
+    rank: int,
+    init: Any,
+    svd: str,
+    random_state: Any,
+    *,
+    unfold: Callable[[int], Unfolding] | None = None,
+    non_negative: bool = False,
+    normalize_factors: bool = False,
+) -> tuple[Array | None, list[Array]]:
+    """Make the initial guess that TensorLy makes of the same arguments.
+
+    Parameters
+    ----------
+    x : FlycooTensor
+    rank : int
+    init : {"random", "svd", CPTensor, (weights, factors)}
+    svd : {"truncated_svd", "randomized_svd"}
+        Both give the leading singular vectors to rounding.
+    random_state : int or numpy.random.RandomState, optional
+        Also for the columns that a mode has no singular vectors for.
+    unfold : callable, optional
+        Gives the unfolding along a mode that is decomposed, by default that of `x`.
+    non_negative, normalize_factors : bool
+        Of a guess that is made here; that of a user stays as it is.
+
+    Returns
+    -------
+    weights : array (R,) or None
+        None stands for ones.
+    factors : list of array (I_n, R)
+        New ones, on the device and in the dtype of `x`.
+    """
+    random = tl.check_random_state(random_state)
+    if not isinstance(init, str):
+        if normalize_factors:
+            warnings.warn("init is taken as it is, although normalize_factors=True", stacklevel=4)
+        return None, take_guess(x, rank, init)
+    if init == "random":
+        factors = draw_factors(x, rank, random)
+    elif init == "svd":
+        check_svd(svd, "init='svd'", x.shape)
+        unfold = unfold or (lambda mode: Unfolding(x, mode))
+        factors = [
+            _take_left_vectors(x, unfold(mode), rank, random, mode, non_negative)
+            for mode in range(x.ndim)
+        ]
+    else:
+        raise ValueError(f"init is {init!r}, expected 'random', 'svd' or (weights, factors)")
+    if non_negative:
+        factors = [abs(factor) for factor in factors]
+    return normalize(None, factors) if normalize_factors else (None, factors)
+
+
+def _take_left_vectors(
+    x: FlycooTensor,
+    unfolding: Unfolding,
+    rank: int,
+    random: np.random.RandomState,
+    mode: int,
+    non_negative: bool,
+) -> Array:
+    """Make one factor of leading left singular vectors, and of random columns if there are few."""
+    left, values = find_left_vectors(unfolding, min(rank, *unfolding.shape))
+    if non_negative:
+        left = make_left_vectors_non_negative(unfolding, left, values)
+    if mode == 0:  # so that the model is of the size of the tensor
+        left = left * values
+    num_random = rank - left.shape[1]
+    if num_random == 0:
+        return left
+    columns = random.random_sample((left.shape[0], num_random))
+    return np.concatenate([left, x._engine.xp.asarray(columns, x.dtype)], axis=1)

@@ -1,0 +1,224 @@
+"""CP decomposition by least squares of samples of a sparse tensor."""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorly as tl
+from tensorly.cp_tensor import validate_cp_rank
+
+from ..array_modules import Array, array_module, move
+from ..checks import num_cells
+from ..linalg.tall_skinny import inner_product, qr
+from ..ops.cp_entries import evaluate_model
+from ..ops.mttkrp import mttkrp
+from ..ops.sampling import NonzeroSampler, fit_fibres
+from ..tensor.coo_cache import as_flycoo
+from ..tensor.tensor import FlycooTensor
+from .cp_model import make_cp_tensor, residual_square
+from .initial_guess import make_initial_guess
+from .tensorly_loop import dense_to_tensorly
+
+if TYPE_CHECKING:
+    from sparse import SparseArray
+
+
+@dense_to_tensorly
+def randomised_parafac(
+    tensor: "FlycooTensor | SparseArray",
+    rank: int | float | str,
+    n_samples: int,
+    n_iter_max: int = 100,
+    init: Any = "random",
+    svd: str = "truncated_svd",
+    tol: float = 10e-9,
+    max_stagnation: int = 20,
+    random_state: Any = None,
+    verbose: int = 0,
+    callback: Callable[..., bool | None] | None = None,
+    sampling: str = "leverage",
+    n_samples_fit: int | None = 2**14,
+    return_errors: bool = False,
+) -> Any:
+    """Decompose a sparse tensor by alternating least squares of sampled fibres (CP).
+
+    Draws what TensorLy 0.10 draws from the same `random_state`, under any backend of TensorLy.
+
+    Parameters
+    ----------
+    tensor : FlycooTensor or sparse.COO
+    rank : int, float or "same"
+        R, the number of components; see `tensorly.cp_tensor.validate_cp_rank`.
+    n_samples : int
+        Fibres of each least squares problem; at least R, and better many more.
+    n_iter_max : int
+        At most.
+    init : {"random", "svd", CPTensor}
+        The initial guess, in the dtype and on the device of `tensor`.
+    svd : {"truncated_svd", "randomized_svd"}
+        Both find the leading singular vectors to rounding.
+    tol : float
+        Stops when the error changes by less; 0 never does.
+    max_stagnation : int
+        Stops after more iterations than this without a new smallest error, unless both this and
+        `tol` are 0.
+    random_state : int or numpy.random.RandomState, optional
+    verbose : int
+    callback : callable, optional
+        Called with the CPTensor before the first iteration, and with the CPTensor and its error
+        after each; stops if it returns True.
+    sampling : {"leverage", "uniform"}
+        Whether fibres are drawn by the leverage scores of the factors' rows, or all alike.
+    n_samples_fit : int, optional
+        Entries from which the error is estimated; None for the exact error.
+    return_errors : bool
+        TensorLy 0.9's.
+
+    Returns
+    -------
+    CPTensor
+        Weights of ones (R,) and factors (I_n, R) in the dtype and on the device of `tensor`.
+    errors : list of float
+        With `return_errors`, and one of `tol` and `max_stagnation`: the (estimated) relative error
+        after each iteration.
+
+    Raises
+    ------
+    DensifyError
+        With another `svd`.
+    TypeError
+        If `init` is on another device or of another dtype.
+    ValueError
+        If `n_samples` is below the rank, `n_samples_fit` below 1, `sampling` or `init` unknown, or
+        `init` does not fit.
+
+    Notes
+    -----
+    Each sample is searched for in ``log2(nnz)`` steps. The exact error costs an MTTKRP an
+    iteration. `NonzeroSampler` keeps 4 bytes a nonzero and mode.
+
+    References
+    ----------
+    Battaglino, Ballard and Kolda, "A Practical Randomized CP Tensor Decomposition", SIAM Journal on
+    Matrix Analysis and Applications 39, 2018. Larsen and Kolda, "Practical Leverage-Based Sampling
+    for Low-Rank Tensor Decomposition", SIAM Journal on Matrix Analysis and Applications 43, 2022.
+
+    Examples
+    --------
+    >>> from tensorly_flycoo.testing import random_tensor
+    >>> x = random_tensor((10, 20, 30), 500, random_state=0)
+    >>> cp_tensor = randomised_parafac(x, 3, n_samples=100, n_iter_max=5, random_state=0)
+    >>> [factor.shape for factor in cp_tensor.factors]
+    [(10, 3), (20, 3), (30, 3)]
+    """
+    x = as_flycoo(tensor, check_coords=True)
+    num_components = validate_cp_rank(x.shape, rank=rank)
+    _check_samples(n_samples, num_components, sampling, n_samples_fit)
+    random = tl.check_random_state(random_state)
+    # As TensorLy does: of an int, this and what follows draw the same numbers.
+    _, factors = make_initial_guess(x, num_components, init, svd, random_state)
+    sampler, errors = NonzeroSampler(x), []
+    measure = _choose_measure(x, sampler, n_samples_fit, random)
+    draw = _draw_by_leverage if sampling == "leverage" else _draw_uniformly
+    if callback is not None:
+        callback(make_cp_tensor(None, factors))
+    for iteration in range(n_iter_max):
+        for mode in range(x.ndim):
+            others = {n: factor for n, factor in enumerate(factors) if n != mode}
+            coords, weights = draw(others, n_samples, random)
+            rows = math.prod(others[n][rows] for n, rows in coords.items())
+            factors[mode] = fit_fibres(rows, sampler.fibres(mode, coords), weights)
+        if not (tol or max_stagnation or callback is not None):
+            continue
+        error = measure(factors)
+        if callback is not None and callback(make_cp_tensor(None, factors), error) is True:
+            break
+        if not (tol or max_stagnation):
+            continue
+        errors.append(error)
+        if verbose:
+            print(f"iteration {iteration}, reconstruction error: {error}")
+        if _is_over(errors, tol, max_stagnation):
+            break
+    cp_tensor = make_cp_tensor(None, factors)
+    return (cp_tensor, errors) if return_errors else cp_tensor
+
+
+def _check_samples(n_samples: int, rank: int, sampling: str, n_samples_fit: int | None) -> None:
+    if n_samples < rank:
+        raise ValueError(f"n_samples is {n_samples}, expected at least the rank, {rank}")
+    if sampling not in ("leverage", "uniform"):
+        raise ValueError(f"sampling is {sampling!r}, expected 'leverage' or 'uniform'")
+    if n_samples_fit is not None and n_samples_fit < 1:
+        raise ValueError(f"n_samples_fit is {n_samples_fit}, expected at least 1, or None")
+
+
+def _draw_uniformly(
+    factors: dict[int, Array], count: int, random: np.random.RandomState
+) -> tuple[dict[int, Array], None]:
+    """Draw rows of factors, each as likely as any other; without weights."""
+    coords = {}
+    for n, factor in factors.items():
+        rows = random.randint(0, factor.shape[0], size=count, dtype=int)
+        coords[n] = array_module(factor).asarray(rows)
+    return coords, None
+
+
+def _draw_by_leverage(
+    factors: dict[int, Array], count: int, random: np.random.RandomState
+) -> tuple[dict[int, Array], Array]:
+    """Draw rows of factors by their leverage scores.
+
+    Returns
+    -------
+    coords : dict of int to integer array (count,)
+    weights : array (count,)
+        The roots of 1 over how often each sample is expected.
+    """
+    coords, expected = {}, np.full(count, float(count))
+    for n, factor in factors.items():
+        basis, _ = qr(factor)
+        scores = move((basis * basis).sum(axis=1), np).astype(np.float64)
+        total = scores.sum()
+        likelihoods = scores / total if total > 0 else np.full(scores.size, 1 / scores.size)
+        rows = random.choice(scores.size, size=count, p=likelihoods)
+        coords[n] = array_module(factor).asarray(rows)
+        expected *= likelihoods[rows]
+    return coords, array_module(factor).asarray(1 / np.sqrt(expected), factor.dtype)
+
+
+def _choose_measure(
+    x: FlycooTensor,
+    sampler: NonzeroSampler,
+    n_samples_fit: int | None,
+    random: np.random.RandomState,
+) -> Callable[[list[Array]], float]:
+    """Return what computes the relative error of factors, or estimates it from some entries."""
+    norm = np.float64(x._layout.norm)
+
+    def measure(factors: list[Array]) -> float:
+        inner = inner_product(mttkrp(x, factors, x.ndim - 1), factors[-1])
+        return float(np.sqrt(residual_square(norm**2, None, factors, inner)) / norm)
+
+    cells = num_cells(x.shape)
+    if n_samples_fit is None or n_samples_fit >= cells:
+        return measure
+    drawn = [random.randint(0, size, size=n_samples_fit, dtype=int) for size in x.shape]
+    coords = x._engine.xp.asarray(np.stack(drawn))
+    entries, scale = sampler.entries(coords), (cells / n_samples_fit) ** 0.5
+
+    def estimate(factors: list[Array]) -> float:
+        residual = entries - evaluate_model(coords, None, factors)
+        return float(scale * np.linalg.norm(residual) / norm)
+
+    return estimate
+
+
+def _is_over(errors: list[float], tol: float, max_stagnation: int) -> bool:
+    """Say whether the error has settled, or has not been smaller for too long."""
+    if len(errors) < 3:
+        return False
+    num_stale = len(errors) - 1 - int(np.argmin(errors))
+    has_settled = tol > 0 and abs(errors[-2] - errors[-1]) < tol
+    return has_settled or num_stale > max_stagnation

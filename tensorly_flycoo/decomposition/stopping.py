@@ -1,0 +1,36 @@
+"""TensorLy's stopping criterion of alternating least squares."""
+
+from collections.abc import Sequence
+
+
+def has_converged(errors: Sequence[float], tol: float, criterion: str) -> bool:
+    """Say whether the last error changed by less than `tol`; False while there is only one.
+
+    Parameters
+    ----------
+    errors : sequence of float
+    tol : float
+        0 never stops.
+    criterion : {"abs_rec_error", "rec_error"}
+        Whether the change counts, or only the decrease: with "rec_error" an increase stops too.
+
+    Raises
+    ------
+    TypeError
+        If `criterion` is unknown.
+
+    Examples
+    --------
+    >>> has_converged([0.3, 0.2, 0.25], 0.01, "abs_rec_error")
+    False
+    >>> has_converged([0.3, 0.2, 0.25], 0.01, "rec_error")
+    True
+    """
+    if not tol or len(errors) < 2:
+        return False
+    decrease = float(errors[-2]) - float(errors[-1])
+    if criterion == "abs_rec_error":
+        return abs(decrease) < tol
+    if criterion == "rec_error":
+        return decrease < tol
+    raise TypeError(f"cvg_criterion is {criterion!r}, expected 'abs_rec_error' or 'rec_error'")

@@ -1,0 +1,79 @@
+"""Tensor trains, by one singular value decomposition a mode."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tensorly.tt_tensor import TTTensor, validate_tt_rank
+
+from ..ops.lazy import ModeView
+from ..ops.views import make_tensor
+from ..tensor.coo_cache import is_sparse
+from ..tensor.tensor import FlycooTensor
+from .ring_cores import decompose_ring, print_shapes
+from .singular_vectors import check_svd
+from .tensorly_loop import dense_to_tensorly
+
+if TYPE_CHECKING:
+    from sparse import SparseArray
+
+
+@dense_to_tensorly
+def tensor_train(
+    input_tensor: "FlycooTensor | SparseArray | ModeView",
+    rank: int | float | str | Sequence[int],
+    svd: str = "truncated_svd",
+    verbose: bool = False,
+    random_state: Any = None,
+) -> TTTensor:
+    """Decompose a sparse tensor, or a view of one, into a tensor train.
+
+    Gives what TensorLy gives, under any backend of TensorLy.
+
+    Parameters
+    ----------
+    input_tensor : FlycooTensor, sparse.COO or a view
+        Of two modes or more.
+    rank : int, float, "same" or sequence of int
+        Of each core; see `tensorly.tt_tensor.validate_tt_rank`. A rank that is larger than the
+        matrix that is decomposed is lowered.
+    svd : {"truncated_svd", "randomized_svd"}
+        Both find the leading singular vectors to rounding.
+    verbose : bool
+        Whether to print the shapes of the cores.
+    random_state
+        Not used: nothing is random.
+
+    Returns
+    -------
+    TTTensor
+        Cores (R_n, I_n, R_n+1) in the dtype and on the device of `input_tensor`.
+
+    Raises
+    ------
+    DensifyError
+        With another `svd`.
+    ValueError
+        If the tensor has one mode, or `rank` does not fit.
+
+    Notes
+    -----
+    See `ring_cores.decompose_ring`.
+
+    References
+    ----------
+    Oseledets, "Tensor-train decomposition", SIAM Journal on Scientific Computing 33, 2011.
+
+    Examples
+    --------
+    >>> from tensorly_flycoo import FlycooTensor
+    >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 3, 2))
+    >>> [core.shape for core in tensor_train(x, [1, 2, 2, 1])]
+    [(1, 3, 2), (2, 3, 2), (2, 2, 1)]
+    """
+    check_svd(svd, "tensor_train", input_tensor.shape)
+    x = input_tensor if is_sparse(input_tensor) else make_tensor(input_tensor)
+    ranks = [int(r) for r in validate_tt_rank(x.shape, rank=rank)]
+    cores = decompose_ring(x, ranks)
+    if verbose:
+        print_shapes("TT", cores)
+    return TTTensor(cores)

@@ -1,0 +1,162 @@
+"""What an engine is: all that is computed on one kind of device, behind one interface."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from ..array_modules import Array
+from ..format.layout import Cut, Layout, Step
+from ..format.layouts import LAYOUT_CLASSES
+from ..format.primitives import Primitives
+
+
+class TallKernels(Protocol):
+    """Products of tall matrices (I_n, R) that an engine computes faster than its array module."""
+
+    def suits_tensor_cores(self, x: Array) -> bool:
+        """Return whether `gram_blocks`, `multiply_rows` and `invert` suit `x` and its device."""
+
+    def gram_blocks(self, x: Array) -> Array:
+        """Compute ``x.T @ x`` of each block of rows, float64 (num_blocks, R, R)."""
+
+    def multiply_rows(self, x: Array, matrix: Array) -> Array:
+        """Compute ``x @ matrix`` with rows aligned for MTTKRP."""
+
+    def invert(self, matrix: Array) -> Array:
+        """Invert a small matrix to float64; pseudo-invert it if it is singular to rounding."""
+
+    def inner_blocks(self, a: Array, b: Array) -> Array:
+        """Compute the inner product of each block of rows, float64 (num_blocks,)."""
+
+    def multiply_blocks(self, a: Array, b: Array, num_blocks: int) -> Array:
+        """Compute ``a.T @ b`` of each block of rows, (num_blocks, a's columns, b's columns)."""
+
+    def choose_row_nbytes(self, row_nbytes: int) -> int:
+        """Choose the distance of rows that MTTKRP reads fastest."""
+
+
+class Engine(Primitives, ABC):
+    """The functions of one kind of device; there is one instance for each.
+
+    An engine is also the `Primitives` with which layouts are built. Arguments are checked by the
+    caller.
+
+    Attributes
+    ----------
+    name : str
+        What users call the device: "cpu" or "cuda".
+    array_type : type
+        Of the engine's arrays.
+    tall : TallKernels or None
+        None if the functions of `xp` are as fast.
+    """
+
+    name: ClassVar[str]
+    array_type: type
+    tall: TallKernels | None = None
+
+    # Building
+
+    @abstractmethod
+    def choose_cut(self, shape: Sequence[int], dtype: np.dtype) -> Cut:
+        """Choose how nonzeros are packed, and how many make a tile and a bucket."""
+
+    @abstractmethod
+    def receive(self, coords: Array, values: Array) -> tuple[Array, Array]:
+        """Return nonzeros as `pack` takes them; refuse those on another GPU."""
+
+    def build_layout(self, name: str, coords: Array, values: Array, shape: Sequence[int]) -> Layout:
+        """Build the layout `name` from coords (ndim, nnz) and values (nnz,) on any device."""
+        coords, values = self.receive(coords, values)
+        cut = self.choose_cut(shape, values.dtype)
+        return LAYOUT_CLASSES[name].build(coords, values, cut, self)
+
+    def estimate_layout(
+        self, name: str, nnz: int, shape: Sequence[int], dtype: np.dtype
+    ) -> tuple[int, int]:
+        """Return the bytes of a layout, and the most bytes in use while it is built."""
+        return LAYOUT_CLASSES[name].estimate(nnz, self.choose_cut(shape, dtype), self)
+
+    @abstractmethod
+    def check_arrays(self, arrays: Mapping[str, Array]) -> None:
+        """Refuse arrays, by name, that the engine cannot read where they are."""
+
+    @abstractmethod
+    def count_free_nbytes(self) -> int | None:
+        """Count the bytes that could still be allocated; None if that is unknown."""
+
+    # Computing
+
+    def mttkrp(self, layout: Layout, factors: Sequence[Array], mode: int, out: Array) -> None:
+        """Write the MTTKRP of `mode` to `out`.
+
+        A `RemapLayout` that is resident in another mode is first remapped to `mode` without
+        computing; afterwards the next mode is resident. If memory runs out, it stays as it was.
+        """
+        workspace = self.allocate_workspace(layout, factors, mode, out)
+
+        def compute(step: Step) -> None:
+            self.compute_mode(layout, step, workspace, mode, out)
+
+        layout.take_step(mode, compute, self)
+
+    @abstractmethod
+    def allocate_workspace(
+        self, layout: Layout, factors: Sequence[Array], mode: int, out: Array
+    ) -> Any:
+        """Allocate all memory that `compute_mode` needs, before anything is moved or written."""
+
+    @abstractmethod
+    def compute_mode(
+        self, layout: Layout, step: Step, workspace: Any, mode: int, out: Array
+    ) -> None:
+        """Compute the MTTKRP of `mode` from the records of a step, and remap them if it says so."""
+
+    @abstractmethod
+    def count_workspace_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
+        """Count the bytes that `mttkrp` allocates while it runs."""
+
+    @abstractmethod
+    def ttmc(
+        self,
+        layout: Layout,
+        mode: int,
+        inputs: Mapping[int, Array],
+        out: Array,
+        slots: Array | None = None,
+    ) -> None:
+        """Write the TTMc of `mode` to `out`.
+
+        Parameters
+        ----------
+        layout : Layout
+            A `RemapLayout` is remapped to `mode` if another one is resident, and stays there.
+        mode : int
+        inputs : dict of int to array (I_n, K_n)
+            The factor of each other mode. The columns of `out` are numbered by their columns, those
+            of the last one fastest.
+        out : array (num_slots, prod K_n)
+            C-contiguous. Rows of indices without a nonzero are not written.
+        slots : unsigned integer array (I_mode,), optional
+            The row of `out` for each index that has nonzeros; by default its own number.
+        """
+
+    @abstractmethod
+    def gram(self, starts: Array, ids: Array, values: Array, size: int) -> Array:
+        """Compute the lower triangle of a Gram matrix (size, size) from groups of entries.
+
+        Group g is the entries ``starts[g]`` to ``starts[g + 1]`` of `ids` (ascending) and `values`.
+        """
+
+    @abstractmethod
+    def sweep_nonnegative(
+        self, targets: Array, gram: Array, rows: Array, shift: float, ridge: float, smallest: float
+    ) -> tuple[float, int]:
+        """Update each column of `rows` (I, R) once, in place, by hierarchical ALS.
+
+        Arrays are C-contiguous and of one dtype. Return the sum of squares that TensorLy compares
+        with its tolerance (the distances of all columns from each new one), and the number of
+        elements that changed.
+        """

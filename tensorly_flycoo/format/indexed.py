@@ -1,0 +1,95 @@
+"""The layout "indexed": one copy, and for each mode an index to pull records through."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Self
+
+import numpy as np
+
+from ..array_modules import Array
+from .layout import (
+    Cut,
+    Ids,
+    Layout,
+    Step,
+    collect_tilings,
+    count_sort_nbytes,
+    iterate_orders,
+    map_record_values,
+)
+from .ordering import compute_norm, make_canonical_records
+from .primitives import Primitives, index_dtype
+from .tiling import RowTiling
+
+
+class IndexedLayout(Layout):
+    """One copy, in the order of mode 0, and an index for each other mode: the smallest layout.
+
+    Attributes
+    ----------
+    pull_ids : list of unsigned integer array (nnz,)
+        For each mode the position in `records` of each place of its order; None for mode 0.
+    """
+
+    name = "indexed"
+
+    def __init__(
+        self,
+        cut: Cut,
+        records: Array,
+        pull_ids: Sequence[Array | None],
+        tilings: Sequence[RowTiling],
+        norm: float,
+    ) -> None:
+        super().__init__(cut, tilings, norm)
+        self.records = records
+        self.pull_ids = pull_ids
+
+    @classmethod
+    def build(cls, coords: Array, values: Array, cut: Cut, primitives: Primitives) -> Self:
+        """Pack the nonzeros and find the order of each mode."""
+        records = make_canonical_records(coords, values, cut.record_format, primitives)
+        values = cut.record_format.values(records)
+        norm = compute_norm(values, primitives.xp, primitives.block_size)
+        orders = iterate_orders(records, cut, primitives)
+        pull_ids, tilings = zip(*orders, strict=True)
+        return cls(cut, records, pull_ids, tilings, norm)
+
+    @classmethod
+    def count_build_nbytes(cls, nnz: int, cut: Cut, primitives: Primitives) -> int:
+        positions = nnz * index_dtype(nnz).itemsize
+        return positions + count_sort_nbytes(nnz, cut, primitives)
+
+    @classmethod
+    def count_copies(cls, ndim: int) -> int:
+        return 1
+
+    @classmethod
+    def list_ids(
+        cls, mode: int, nnz: int, cut: Cut, write_order_dtype: np.dtype | None
+    ) -> Iterator[Ids]:
+        if mode > 0:
+            yield Ids(f"pull_ids_{mode}", index_dtype(nnz), max(1, nnz))
+
+    def iterate_ids(self, mode: int) -> Iterator[tuple[str, Array]]:
+        if mode > 0:
+            yield f"pull_ids_{mode}", self.pull_ids[mode]
+
+    @classmethod
+    def from_arrays(
+        cls, arrays: Mapping[str, Array], cut: Cut, norm: float, mode: int, primitives: Primitives
+    ) -> Self:
+        ndim = cut.record_format.ndim
+        pull_ids = [arrays.get(f"pull_ids_{n}") for n in range(ndim)]
+        return cls(cut, arrays["records"], pull_ids, collect_tilings(arrays, ndim), norm)
+
+    def find_step(self, mode: int) -> Step:
+        return Step(self.records, self.pull_ids[mode])
+
+    @contextlib.contextmanager
+    def hold_order(self, mode: int, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
+        yield self.records, self.pull_ids[mode]
+
+    def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
+        records = map_record_values(self.records, self.record_format, function)
+        return type(self)(self.cut, records, self.pull_ids, self.tilings, self.norm * scale)

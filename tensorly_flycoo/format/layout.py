@@ -1,0 +1,276 @@
+"""What all layouts have in common: ways to keep a tensor so that every mode can be computed.
+
+order d
+    The places 0 to nnz - 1 of the nonzeros sorted by their row of mode d. Within a row they keep
+    the sequence of order d - 1, so each order follows from the one before and is unique.
+tile, bucket
+    `tile_size` and `bucket_size` consecutive places of an order. A bucket holds whole tiles and
+    fits the cache nearest to a worker.
+storage d
+    Where the records are in memory while mode d is computed: sorted by (bucket of order d, place in
+    order d - 1). So a tile of mode d - 1 writes neighbours to neighbours, and a tile of mode d
+    finds its records inside one bucket. Scattering straight to order d would be a random
+    permutation of memory.
+"""
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import ClassVar, NamedTuple, Self
+
+import numpy as np
+
+from ..array_modules import Array
+from .ordering import count_canonical_nbytes
+from .packing import RecordFormat
+from .primitives import Primitives, index_dtype
+from .tiling import RowTiling, count_tiling_nbytes, tile_rows
+
+#: The bucket size of records that are not in buckets: larger than any number of nonzeros.
+ONE_BUCKET = 2**62
+
+
+class Cut(NamedTuple):
+    """How nonzeros are packed, and how many make a tile and a bucket."""
+
+    record_format: RecordFormat
+    tile_size: int
+    bucket_size: int
+
+
+class Step(NamedTuple):
+    """Where the records of one mode are, and where they go for the next mode.
+
+    Attributes
+    ----------
+    records : array (nnz, num_words)
+    pull_ids : unsigned integer array (nnz,) or None
+        The position of the record of each place of the mode's order, counted from the start of the
+        place's bucket. None: the place itself.
+    bucket_size : int
+    spare : array (nnz, num_words) or None
+        Receives the records for the next mode. None, like what follows, if nothing is remapped.
+    remap_ids : unsigned integer array (nnz,) or None
+        For each place its position in `spare`.
+    write_order : uint16 array (nnz,) or None
+        If given, `remap_ids` are in this order of each tile's places: `Primitives.order_writes`.
+    """
+
+    records: Array
+    pull_ids: Array = None
+    bucket_size: int = ONE_BUCKET
+    spare: Array = None
+    remap_ids: Array = None
+    write_order: Array = None
+
+
+class Ids(NamedTuple):
+    """An array (nnz,) of a layout, by the name under which it is saved.
+
+    Its items number the places of each `block_size` neighbours from 0.
+    """
+
+    name: str
+    dtype: np.dtype
+    block_size: int
+
+
+class Layout(ABC):
+    """A way to keep a tensor.
+
+    Attributes
+    ----------
+    name : str
+        What users call it.
+    uses_buckets : bool
+        Whether the layout depends on `bucket_size`.
+    cut : Cut
+    tilings : list of RowTiling
+        One a mode.
+    norm : float
+        The Frobenius norm, added up in order 0: the same whatever mode is resident.
+    mode : int
+        The mode whose storage the records are in; always 0 if they do not move.
+    records : array (nnz, num_words)
+        One copy of the records, in whatever order they are.
+    """
+
+    name: ClassVar[str]
+    records: Array
+    uses_buckets: ClassVar[bool] = False
+
+    def __init__(self, cut: Cut, tilings: Sequence[RowTiling], norm: float) -> None:
+        self.cut = cut
+        self.tilings = tilings
+        self.norm = norm
+        self.mode = 0
+
+    @classmethod
+    @abstractmethod
+    def build(cls, coords: Array, values: Array, cut: Cut, primitives: Primitives) -> Self:
+        """Build the layout from checked coords (ndim, nnz) and values (nnz,)."""
+
+    # What a layout consists of
+
+    @property
+    def record_format(self) -> RecordFormat:
+        """How nonzeros are packed."""
+        return self.cut.record_format
+
+    @property
+    def tile_size(self) -> int:
+        """The number of nonzeros of a tile."""
+        return self.cut.tile_size
+
+    def get_copies(self) -> Sequence[Array]:
+        """Return the copies of the records (nnz, num_words), without spare memory."""
+        return [self.records]
+
+    @classmethod
+    def name_copies(cls, ndim: int) -> list[str]:
+        """Return the names under which the copies are saved."""
+        return ["records"]
+
+    @classmethod
+    @abstractmethod
+    def count_copies(cls, ndim: int) -> int:
+        """Count the copies of the records, spare memory included."""
+
+    @abstractmethod
+    def iterate_ids(self, mode: int) -> Iterator[tuple[str, Array]]:
+        """Yield the ids of a mode by their names."""
+
+    @classmethod
+    @abstractmethod
+    def list_ids(
+        cls, mode: int, nnz: int, cut: Cut, write_order_dtype: np.dtype | None
+    ) -> Iterator[Ids]:
+        """List what `iterate_ids` yields, write orders only if they have a dtype."""
+
+    def iterate_arrays(self) -> Iterator[tuple[str, Array]]:
+        """Yield all arrays by their names, without spare memory."""
+        yield from zip(self.name_copies(self.record_format.ndim), self.get_copies(), strict=True)
+        for mode, tiling in enumerate(self.tilings):
+            yield f"carry_rows_{mode}", tiling.carry_rows
+            yield f"empty_rows_{mode}", tiling.empty_rows
+            yield from self.iterate_ids(mode)
+
+    @classmethod
+    @abstractmethod
+    def from_arrays(
+        cls, arrays: Mapping[str, Array], cut: Cut, norm: float, mode: int, primitives: Primitives
+    ) -> Self:
+        """Make a layout from the arrays that `iterate_arrays` yields."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays, spare memory included."""
+        return sum(array.nbytes for _, array in self.iterate_arrays())
+
+    @classmethod
+    def estimate(cls, nnz: int, cut: Cut, primitives: Primitives) -> tuple[int, int]:
+        """Predict the memory of a layout of `nnz` distinct nonzeros.
+
+        Returns
+        -------
+        nbytes : int
+            Of the layout, if each mode has as few empty rows as `nnz` allows.
+        peak_nbytes : int
+            The most in use while it is built, coords (int64) and values of the host included as far
+            as they are on the device. An upper bound, whatever rows are empty and in whatever order
+            the nonzeros are.
+        """
+        record_format, ndim = cut.record_format, cut.record_format.ndim
+        write_order_dtype = primitives.write_order_dtype
+        ids = [cls.list_ids(mode, nnz, cut, write_order_dtype) for mode in range(ndim)]
+        ids_nbytes = sum(array.dtype.itemsize for of_mode in ids for array in of_mode)
+        kept = nnz * (cls.count_copies(ndim) * record_format.record_nbytes + ids_nbytes)
+        least, most = count_tiling_nbytes(nnz, record_format, cut.tile_size)
+        ordering = count_canonical_nbytes(nnz, record_format, primitives)
+        working = max(ordering, kept + most + cls.count_build_nbytes(nnz, cut, primitives))
+        given = 8 * ndim + record_format.dtype.itemsize
+        if primitives.staging_size is None:
+            return kept + least, nnz * given + working
+        staging = nnz * record_format.record_nbytes + min(nnz, primitives.staging_size + 1) * given
+        return kept + least, max(staging, working)
+
+    @classmethod
+    @abstractmethod
+    def count_build_nbytes(cls, nnz: int, cut: Cut, primitives: Primitives) -> int:
+        """Count the bytes that `build` allocates beyond what the layout keeps."""
+
+    # What is done with it
+
+    @abstractmethod
+    def find_step(self, mode: int) -> Step:
+        """Find the records of a mode; of a layout that moves them, of the resident mode only."""
+
+    def take_step(self, mode: int, compute: Callable[[Step], None], primitives: Primitives) -> None:
+        """Call ``compute(step)`` with the records of `mode`.
+
+        If the step says where the records go, `compute` writes them there; when it returns, the
+        next mode is resident.
+        """
+        compute(self.find_step(mode))
+
+    @contextlib.contextmanager
+    def hold_mode(self, mode: int, primitives: Primitives) -> Iterator[Step]:
+        """Keep the records of `mode` where they are; yield a step that remaps nothing."""
+        yield self.find_step(mode)
+
+    @contextlib.contextmanager
+    def hold_records(self) -> Iterator[Array]:
+        """Keep the records where they are; yield them in whatever order they are."""
+        yield self.records
+
+    @abstractmethod
+    def hold_order(
+        self, mode: int, primitives: Primitives
+    ) -> AbstractContextManager[tuple[Array, Array | None]]:
+        """Keep the records where they are; yield them, and their places in the order of `mode`.
+
+        Places are None if the records are in that order. Only of mode 0 and the last mode, from
+        which other orders can be made.
+        """
+
+    @abstractmethod
+    def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
+        """Make a layout of the same order with ``function(values)`` and `scale` times the norm."""
+
+
+def collect_tilings(arrays: Mapping[str, Array], ndim: int) -> list[RowTiling]:
+    """Make the tilings of all modes from their arrays."""
+    return [RowTiling(arrays[f"carry_rows_{n}"], arrays[f"empty_rows_{n}"]) for n in range(ndim)]
+
+
+def iterate_orders(
+    records: Array, cut: Cut, primitives: Primitives
+) -> Iterator[tuple[Array | None, RowTiling]]:
+    """Yield the places in order 0 of each mode's order, None for mode 0, and its tiling."""
+    record_format = cut.record_format
+    yield None, tile_rows(records, None, record_format, 0, cut.tile_size, primitives)
+    nnz, places = records.shape[0], None
+    positions = primitives.xp.empty(nnz, index_dtype(nnz))
+    for mode in range(1, record_format.ndim):
+        target = primitives.xp.empty_like(positions)
+        rows = primitives.sort_by_row(records, record_format, mode, places, target, positions)
+        places = target
+        yield (
+            places,
+            tile_rows(records, places, record_format, mode, cut.tile_size, primitives, rows),
+        )
+
+
+def count_sort_nbytes(nnz: int, cut: Cut, primitives: Primitives) -> int:
+    """Count the bytes that sorting by any mode, or listing its empty rows, allocates meanwhile."""
+    return max(primitives.sort_nbytes(nnz, size) for size in cut.record_format.shape)
+
+
+def map_record_values(
+    records: Array, record_format: RecordFormat, function: Callable[[Array], Array]
+) -> Array:
+    """Copy `records` with ``function(values)`` in place of their values."""
+    mapped = records.copy()
+    record_format.values(mapped)[...] = function(record_format.values(records))
+    return mapped

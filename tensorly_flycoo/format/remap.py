@@ -1,0 +1,248 @@
+"""The layout "remap": two copies of which one is remapped to the other while a mode is computed."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from ..array_modules import Array
+from .layout import (
+    Cut,
+    Ids,
+    Layout,
+    Step,
+    collect_tilings,
+    map_record_values,
+)
+from .ordering import compute_norm, make_canonical_records
+from .primitives import Primitives, index_dtype
+from .tiling import RowTiling, tile_rows
+
+
+@dataclass(frozen=True)
+class RemapPlan:
+    """Where the record of each place of one mode's order is, and where it goes for the next mode.
+
+    Attributes
+    ----------
+    pull_ids : unsigned integer array (nnz,)
+        For each place of order d its position in storage d, counted from the start of its bucket.
+    remap_ids : unsigned integer array (nnz,)
+        For each place of order d its position in storage d + 1 (storage 0 after the last mode).
+    write_order : uint16 array (nnz,) or None
+        If given, `remap_ids` are in this order of each tile's places; see
+        `Primitives.order_writes`.
+    """
+
+    pull_ids: Array
+    remap_ids: Array
+    write_order: Array | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        arrays = (self.pull_ids, self.remap_ids, self.write_order)
+        return sum(array.nbytes for array in arrays if array is not None)
+
+
+class RemapLayout(Layout):
+    """Two copies, T_in and T_out: each mode remaps the records from one to the other.
+
+    Attributes
+    ----------
+    records, spare : array (nnz, num_words)
+        T_in, in the storage of `mode`, and T_out.
+    plans : list of RemapPlan
+    lock : context manager
+        Made by `make_lock`. Held from the first launch that changes `spare` until `swap`, and while
+        records are copied. If an engine computes asynchronously, the launches of its holders also
+        run one after the other.
+
+    References
+    ----------
+    The paper's section 3.1, "Dynamic Tensor Remapping", and its Algorithms 3 and 5, in two levels.
+    """
+
+    name = "remap"
+    uses_buckets = True
+
+    def __init__(
+        self,
+        cut: Cut,
+        copies: tuple[Array, Array],
+        tilings: Sequence[RowTiling],
+        plans: Sequence[RemapPlan],
+        norm: float,
+        make_lock: Callable[[], AbstractContextManager],
+        mode: int = 0,
+    ) -> None:
+        super().__init__(cut, tilings, norm)
+        self.records, self.spare = copies
+        self.plans = plans
+        self.mode = mode
+        self.make_lock = make_lock
+        self.lock = make_lock()
+
+    @classmethod
+    def build(cls, coords: Array, values: Array, cut: Cut, primitives: Primitives) -> Self:
+        """Pack the nonzeros and plan all modes."""
+        record_format, tile_size, bucket_size = cut
+        if bucket_size % tile_size:
+            raise ValueError(f"bucket_size is {bucket_size}, expected a multiple of {tile_size}")
+        records = make_canonical_records(coords, values, record_format, primitives)
+        norm = compute_norm(record_format.values(records), primitives.xp, primitives.block_size)
+        tilings, pull_ids, remap_ids, spare = cls._plan_modes(records, cut, primitives)
+        primitives.split_by_bucket(remap_ids[-1], bucket_size, remap_ids[-1], pull_ids[0])
+        primitives.scatter_in_buckets(records, pull_ids[0], bucket_size, spare)
+        write_orders = [primitives.order_writes(ids, tile_size) for ids in remap_ids]
+        plans = [RemapPlan(*ids) for ids in zip(pull_ids, remap_ids, write_orders, strict=True)]
+        return cls(cut, (spare, records), tilings, plans, norm, primitives.make_lock)
+
+    @staticmethod
+    def _plan_modes(
+        records: Array, cut: Cut, primitives: Primitives
+    ) -> tuple[list[RowTiling], Array, Array, Array]:
+        """Plan how each mode takes the records of order 0, as they lie, to the next mode.
+
+        Returns
+        -------
+        tilings : list of RowTiling
+        pull_ids : array (ndim, nnz)
+            Those of mode 0 are missing.
+        remap_ids : array (ndim, nnz)
+            Those of the last mode are the places in order 0.
+        spare : array like records
+        """
+        record_format, tile_size, bucket_size = cut
+        xp, nnz, ndim = primitives.xp, records.shape[0], record_format.ndim
+        remap_ids = xp.empty((ndim, nnz), index_dtype(nnz))
+        pull_ids = xp.empty((ndim, nnz), index_dtype(bucket_size, smallest="uint16"))
+        spare = xp.empty_like(records)
+        # The places in order 0 of each mode's order alternate between two arrays that are not
+        # needed yet. Those of the last mode end in its remap ids, which are computed from them.
+        targets = (remap_ids[-1], spare.reshape(-1).view(remap_ids.dtype)[:nnz])
+        places, tilings = None, [tile_rows(records, None, record_format, 0, tile_size, primitives)]
+        for mode in range(1, ndim):
+            target = targets[(ndim - 1 - mode) % 2]
+            rows = primitives.plan_remap(
+                records, record_format, mode, places, bucket_size,
+                target, remap_ids[mode - 1], pull_ids[mode],
+            )  # fmt: skip
+            places = target
+            tilings.append(
+                tile_rows(records, places, record_format, mode, tile_size, primitives, rows)
+            )
+        if places is None:
+            remap_ids[-1] = xp.arange(nnz, dtype=remap_ids.dtype)
+        return tilings, pull_ids, remap_ids, spare
+
+    @classmethod
+    def count_build_nbytes(cls, nnz: int, cut: Cut, primitives: Primitives) -> int:
+        sizes = cut.record_format.shape
+        return max(primitives.plan_nbytes(nnz, size, cut.bucket_size) for size in sizes)
+
+    @property
+    def bucket_size(self) -> int:
+        """The number of nonzeros of a bucket."""
+        return self.cut.bucket_size
+
+    @classmethod
+    def count_copies(cls, ndim: int) -> int:
+        return 2
+
+    @classmethod
+    def list_ids(
+        cls, mode: int, nnz: int, cut: Cut, write_order_dtype: np.dtype | None
+    ) -> Iterator[Ids]:
+        dtype = index_dtype(cut.bucket_size, smallest="uint16")
+        yield Ids(f"pull_ids_{mode}", dtype, cut.bucket_size)
+        yield Ids(f"remap_ids_{mode}", index_dtype(nnz), max(1, nnz))
+        if write_order_dtype is not None:
+            yield Ids(f"write_order_{mode}", write_order_dtype, cut.tile_size)
+
+    def iterate_ids(self, mode: int) -> Iterator[tuple[str, Array]]:
+        plan = self.plans[mode]
+        yield f"pull_ids_{mode}", plan.pull_ids
+        yield f"remap_ids_{mode}", plan.remap_ids
+        if plan.write_order is not None:
+            yield f"write_order_{mode}", plan.write_order
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.spare.nbytes
+
+    @classmethod
+    def from_arrays(
+        cls, arrays: Mapping[str, Array], cut: Cut, norm: float, mode: int, primitives: Primitives
+    ) -> Self:
+        ndim, records = cut.record_format.ndim, arrays["records"]
+        plans = [
+            RemapPlan(
+                arrays[f"pull_ids_{n}"], arrays[f"remap_ids_{n}"], arrays.get(f"write_order_{n}")
+            )
+            for n in range(ndim)
+        ]
+        copies = (records, primitives.xp.empty_like(records))
+        tilings = collect_tilings(arrays, ndim)
+        return cls(cut, copies, tilings, plans, norm, primitives.make_lock, mode)
+
+    # Changing the resident mode
+
+    def find_step(self, mode: int) -> Step:
+        plan = self.plans[mode]
+        ids = (plan.remap_ids, plan.write_order)
+        return Step(self.records, plan.pull_ids, self.bucket_size, self.spare, *ids)
+
+    def take_step(self, mode: int, compute: Callable[[Step], None], primitives: Primitives) -> None:
+        with self.lock:
+            self._go_to(mode, primitives)
+            compute(self.find_step(mode))
+            self.swap()
+
+    def _go_to(self, mode: int, primitives: Primitives) -> None:
+        """Remap without computing until `mode` is resident."""
+        while self.mode != mode:
+            primitives.remap(self.find_step(self.mode), self.cut)
+            self.swap()
+
+    def swap(self) -> None:
+        """Make T_out, now complete, the tensor: the next mode is resident."""
+        next_mode = (self.mode + 1) % self.record_format.ndim
+        # Nothing below is a call: neither a KeyboardInterrupt nor a fork in another thread can come
+        # in between.
+        self.records, self.spare, self.mode = self.spare, self.records, next_mode
+
+    @contextlib.contextmanager
+    def hold_mode(self, mode: int, primitives: Primitives) -> Iterator[Step]:
+        with self.lock:
+            self._go_to(mode, primitives)
+            yield Step(self.records, self.plans[mode].pull_ids, self.bucket_size)
+
+    @contextlib.contextmanager
+    def hold_records(self) -> Iterator[Array]:
+        with self.lock:
+            yield self.records
+
+    @contextlib.contextmanager
+    def hold_order(self, mode: int, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
+        with self.lock:
+            yield self.records, self._find_places(mode, primitives)
+
+    def _find_places(self, mode: int, primitives: Primitives) -> Array:
+        plan, ndim = self.plans[mode], self.record_format.ndim
+        if mode == self.mode:
+            return primitives.position_in_buckets(plan.pull_ids, self.bucket_size)
+        if (mode + 1) % ndim == self.mode and plan.write_order is None:
+            return plan.remap_ids
+        # Order 0 is by modes 0, 1, ... and the last one by the last mode, ..., 1, 0.
+        modes = range(ndim) if mode else reversed(range(ndim))
+        return primitives.sort_places(self.records, self.record_format, modes)
+
+    def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
+        with self.lock:
+            records, mode = map_record_values(self.records, self.record_format, function), self.mode
+        copies, norm = (records, np.empty_like(records)), self.norm * scale
+        return type(self)(self.cut, copies, self.tilings, self.plans, norm, self.make_lock, mode)

@@ -1,0 +1,98 @@
+"""The layout "replicated": one sorted copy a mode; nothing moves."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Self
+
+import numpy as np
+
+from ..array_modules import Array
+from .layout import (
+    Cut,
+    Ids,
+    Layout,
+    Step,
+    collect_tilings,
+    count_sort_nbytes,
+    iterate_orders,
+    map_record_values,
+)
+from .ordering import compute_norm, make_canonical_records
+from .primitives import Primitives, index_dtype
+from .tiling import RowTiling
+
+
+class ReplicatedLayout(Layout):
+    """One copy a mode, each in that mode's order: the fastest layout, and the largest.
+
+    Attributes
+    ----------
+    copies : list of array (nnz, num_words)
+    """
+
+    name = "replicated"
+
+    def __init__(
+        self, cut: Cut, copies: Sequence[Array], tilings: Sequence[RowTiling], norm: float
+    ) -> None:
+        super().__init__(cut, tilings, norm)
+        self.copies = copies
+        self.records = copies[0]
+
+    @classmethod
+    def build(cls, coords: Array, values: Array, cut: Cut, primitives: Primitives) -> Self:
+        """Pack the nonzeros and sort a copy for each mode."""
+        records = make_canonical_records(coords, values, cut.record_format, primitives)
+        values = cut.record_format.values(records)
+        norm = compute_norm(values, primitives.xp, primitives.block_size)
+        copies, tilings = [], []
+        for places, tiling in iterate_orders(records, cut, primitives):
+            copies.append(records if places is None else primitives.gather(records, places))
+            tilings.append(tiling)
+        return cls(cut, copies, tilings, norm)
+
+    @classmethod
+    def count_build_nbytes(cls, nnz: int, cut: Cut, primitives: Primitives) -> int:
+        places = 3 * nnz * index_dtype(nnz).itemsize  # of two orders, and their positions
+        # The last copy is not allocated yet while places are sorted.
+        sorting = count_sort_nbytes(nnz, cut, primitives)
+        return places + max(0, sorting - nnz * cut.record_format.record_nbytes)
+
+    def get_copies(self) -> Sequence[Array]:
+        return self.copies
+
+    @classmethod
+    def count_copies(cls, ndim: int) -> int:
+        return ndim
+
+    @classmethod
+    def name_copies(cls, ndim: int) -> list[str]:
+        return [f"records_{mode}" for mode in range(ndim)]
+
+    @classmethod
+    def list_ids(
+        cls, mode: int, nnz: int, cut: Cut, write_order_dtype: np.dtype | None
+    ) -> Iterator[Ids]:
+        yield from ()
+
+    def iterate_ids(self, mode: int) -> Iterator[tuple[str, Array]]:
+        yield from ()
+
+    @classmethod
+    def from_arrays(
+        cls, arrays: Mapping[str, Array], cut: Cut, norm: float, mode: int, primitives: Primitives
+    ) -> Self:
+        ndim = cut.record_format.ndim
+        copies = [arrays[name] for name in cls.name_copies(ndim)]
+        return cls(cut, copies, collect_tilings(arrays, ndim), norm)
+
+    def find_step(self, mode: int) -> Step:
+        return Step(self.copies[mode])
+
+    @contextlib.contextmanager
+    def hold_order(self, mode: int, primitives: Primitives) -> Iterator[tuple[Array, None]]:
+        yield self.copies[mode], None
+
+    def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
+        copies = [map_record_values(c, self.record_format, function) for c in self.copies]
+        return type(self)(self.cut, copies, self.tilings, self.norm * scale)

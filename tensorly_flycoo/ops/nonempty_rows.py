@@ -1,0 +1,59 @@
+"""The indices of a mode that have nonzeros: how many, and which.
+
+Hypersparse modes have millions of indices without one; matrices with a row for each index leave
+those out.
+"""
+
+from typing import Any
+
+from ..array_modules import Array
+from ..format.primitives import index_dtype
+from ..tensor.tensor import FlycooTensor
+
+
+def count_nonempty_rows(x: FlycooTensor, mode: int) -> int:
+    """Count the indices of a mode that have nonzeros.
+
+    Examples
+    --------
+    >>> x = FlycooTensor([[0, 3], [2, 0]], [2.0, 3.0], shape=(5, 3))
+    >>> count_nonempty_rows(x, 0)
+    2
+    """
+    return x.shape[mode] - x._layout.tilings[mode].empty_rows.size
+
+
+def find_nonempty_rows(
+    x: FlycooTensor, mode: int, dtype: Any = None
+) -> tuple[Array | slice, Array | None]:
+    """Number the indices of a mode that have nonzeros.
+
+    Parameters
+    ----------
+    x : FlycooTensor
+    mode : int
+    dtype : integer dtype, optional
+        Of `slots`; by default the smallest that fits the size of the mode.
+
+    Returns
+    -------
+    numbers : integer array, or slice(None)
+        The indices that have nonzeros, ascending; the slice if all have.
+    slots : integer array (I_mode,), or None
+        The place of each index in `numbers`, undefined for an index without nonzeros; None if all
+        have nonzeros.
+
+    Examples
+    --------
+    >>> x = FlycooTensor([[0, 3], [2, 0]], [2.0, 3.0], shape=(5, 3))
+    >>> numbers, slots = find_nonempty_rows(x, 0)
+    >>> numbers, slots[numbers]
+    (array([0, 3]), array([0, 1], dtype=uint32))
+    """
+    xp, empty_rows = x._engine.xp, x._layout.tilings[mode].empty_rows
+    if empty_rows.size == 0:
+        return slice(None), None
+    is_used = xp.ones(x.shape[mode], bool)
+    is_used[empty_rows] = False
+    slots = xp.cumsum(is_used, dtype=dtype or index_dtype(x.shape[mode])) - 1
+    return xp.flatnonzero(is_used), slots
