@@ -4,8 +4,8 @@
 //   are no partial rows and no carry-outs.
 // Preconditions: as `mttkrp.cu`, for records that are sorted and not pulled.
 // Bytes per nonzero: a record, and NUM_INPUTS rows of `rank` values.
-// Writes and determinism: none. `impossible` is nan, which no sum is equal to; the compiler does not
-//   know that, so it has to compute the sums, and to read all that they are made of.
+// Writes and determinism: none. `impossible` is nan, which equals no sum. The compiler does not
+//   know that, so it has to compute the sums and to read all that they are made of.
 // Source: none.
 #ifndef VALUE
 #error "VALUE: float or double, the type of values and factors"

@@ -136,7 +136,7 @@ class CudaEngine(CudaPrimitives, Engine):
             macros = ttmc_macros(record_format, layout.tile_size, cut, occupancy, *dtypes)
             kernel = launch.get_kernel("ttmc.cu", "ttmc", **macros)
             arguments = (
-                make_operands(record_format, mode, list(inputs), arrays), make_ranks(arrays),
+                make_operands(record_format, mode, inputs, arrays), make_ranks(arrays),
                 np.int64(step.records.shape[0]), np.int64(step.bucket_size),
                 tiling.carry_rows, *_pass_none([slots]),
                 step.records, *_pass_none([step.pull_ids]),

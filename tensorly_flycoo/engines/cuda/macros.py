@@ -189,5 +189,5 @@ def _operands_macros(record_format: RecordFormat) -> Macros:
 
 
 def _id_type(dtype: np.dtype | None) -> str:
-    """Return the type of ids; where there are none it is compiled, but nothing of it is read."""
+    """Return the type of ids; where there are none, any will do."""
     return "unsigned" if dtype is None else _TYPES[dtype]

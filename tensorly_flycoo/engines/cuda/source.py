@@ -1,4 +1,4 @@
-"""Read CUDA sources, with the headers that they include in place of the includes.
+"""Read CUDA sources and inline the headers that they include.
 
 The compiler's cache knows a source by its text. Headers that the compiler finds for itself are no
 part of that text: after a change to one of them the cache would return old machine code.

@@ -6,7 +6,7 @@ offset and size of each member. Where they differ the kernel does not compile.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -94,7 +94,7 @@ def layout_macro(dtype: np.dtype) -> str:
 
 
 def make_operands(
-    record_format: RecordFormat, mode: int, inputs: Sequence[int], arrays: Sequence[Array]
+    record_format: RecordFormat, mode: int, inputs: Collection[int], arrays: Sequence[Array]
 ) -> np.ndarray:
     """Fill in `Operands`: `arrays` are the factors of the modes `inputs`, on the GPU."""
     fields = list(zip(record_format.words, record_format.shifts, record_format.masks, strict=True))

@@ -1,7 +1,7 @@
 """How the kernels are cut: tables of what was found best, each row with what it was measured on.
 
-Adding a GPU is adding rows: measure with ``examples/benchmark_gpu``. Nothing here changes a result
-but `BLOCK_SIZE`, `MAX_TILE_SIZE` and the occupancies, which fix the order of additions.
+To add a GPU, add rows; `examples/benchmark_gpu` measures. Cuts fix the order of additions: with
+another cut results differ in their last bits.
 """
 
 import functools
@@ -129,6 +129,8 @@ def check_capability(capability: tuple[int, int], device_id: int) -> None:
 @functools.cache
 def choose_occupancy(gpu: Gpu, num_inputs: int, rank: int = 1) -> Occupancy:
     """Look up the row of `OCCUPANCIES` for a GPU, a number of input modes and a rank.
+
+    Where only `min_blocks` is wanted, any rank will do.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-// Entry: invert one small matrix (R, R), or pseudo-invert it where it is singular in its own precision.
+// Entry: invert one small matrix (R, R), or pseudo-invert it if it is singular to rounding.
 //
 // Mapping: one block of 32 warps; the thread (row, column) has one number. R is RANK, up to 32.
 // Preconditions (the caller's): none; rows and columns may be any strides apart.

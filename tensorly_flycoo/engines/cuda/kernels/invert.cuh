@@ -1,9 +1,9 @@
 // The inverse, or pseudo-inverse, of a small matrix.
 //
-// Rows and columns are scaled to a diagonal of ones, since a component that is only much smaller than
-// another makes no matrix singular; then Gauss-Jordan elimination with pivots of the column. Where
-// the condition number leaves no digit of float, the singular value decomposition by Hestenes's
-// rotations of pairs of columns.
+// Rows and columns are scaled to a diagonal of ones, since a component that is only much smaller
+// than another makes no matrix singular; then Gauss-Jordan elimination with pivots of the column.
+// Where the condition number leaves no digit of float, the singular value decomposition by
+// Hestenes's rotations of pairs of columns.
 #pragma once
 
 #include "sums.cuh"

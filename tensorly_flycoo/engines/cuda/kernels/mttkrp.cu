@@ -13,9 +13,10 @@
 // Bytes per nonzero: a record in, and NUM_INPUTS rows of R values; with PULL sizeof(PULL_ID); with
 //   REMAP a record out, sizeof(REMAP_ID) and 2. Beside them each row of `out` once.
 // Writes and determinism: no atomics. A row is written by the group in which it begins, which adds
-//   the carry-outs of the groups after it in their order; that of a row of an earlier tile goes to
-//   `partial_rows`. The order of all additions follows from the order of the nonzeros, TILE_SIZE and
-//   R alone, not from the alignment. Remap ids are unique: each record of `spare` is written once.
+//   the carry-outs of the groups after it in their order; the carry-out of a row of an earlier tile
+//   goes to `partial_rows`. The order of all additions follows from the order of the nonzeros,
+//   TILE_SIZE and R alone, not from the alignment. Remap ids are unique: each record of `spare` is
+//   written once.
 // Source: Wijeratne, Kannan, Prasanna, Computing Frontiers 2024, Algorithms 2 (elementwise
 //   computation) and 5 (dynamic remapping, here in two levels: see README.md).
 #ifndef VALUE
@@ -88,7 +89,7 @@ using Tile = Mttkrp<TileNonzeros, LOAD_COLUMNS, STORE_COLUMNS, LANE_LOADS, BATCH
 using TileSlots = Tile::Slots;
 using TileOperands = Tile::Operands;
 using TileCarries = Tile::Carries;
-static_assert(TileSlots::slot_nbytes == SLOT_NBYTES, "structs.py: slots of another size");
+static_assert(TileSlots::slot_nbytes == SLOT_NBYTES, "structs.py: size of slots differs");
 CHECK_LAYOUT(Field, FIELD_LAYOUT)
 CHECK_LAYOUT(TileOperands, OPERANDS_LAYOUT)
 CHECK_LAYOUT(TileCarries, CARRIES_LAYOUT)

@@ -131,7 +131,7 @@ struct Mttkrp {
         }
     }
 
-    // Loads and multiplies the rows of a batch; places past the end of a tile read entries of zeros.
+    // Loads and multiplies the rows of a batch. Places past the end of the order have zeros.
     static __device__ __forceinline__ void multiply_rows(
         Columns (&products)[Batch], Slots slots, int start, const Operands& operands,
         const char* const (&factors)[max_inputs], int column, int rank)

@@ -27,8 +27,7 @@ struct Operands {
 template <int NumWords>
 __device__ __forceinline__ unsigned read_row(const unsigned* record, const Field& field)
 {
-    // The value follows the coordinates. So a coordinate that crosses into the next word has one;
-    // for a coordinate in the last word, which does not, that word is read twice.
+    // The last word has no next one, and no coordinate that needs it: the value follows them.
     const unsigned low = record[field.word];
     const unsigned high = record[field.word + (field.word + 1 < NumWords)];
     return __funnelshift_r(low, high, field.shift) & field.mask;

@@ -7,6 +7,7 @@ __device__ __forceinline__ void copy_padded(long long num_rows, int rank, long l
                                             const Value* source, int target_stride, Value* target)
 {
     static_assert(32 % GroupSize == 0, "a group lies inside a warp");
+    static_assert(Batch > 0, "a group has rows on their way");
     const long long num_groups = static_cast<long long>(gridDim.x) * blockDim.x / GroupSize;
     long long first = (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) / GroupSize;
     for (; first < num_rows; first += Batch * num_groups) {

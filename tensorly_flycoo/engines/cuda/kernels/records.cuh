@@ -39,8 +39,8 @@ struct Slots {
 
     SlotPiece* memory;
 
-    // The groups of a warp read places that are a run apart, and would all meet in the same banks:
-    // so the lowest bits of a place are mixed with the number of its run.
+    // The groups of a warp read places that are a run apart, which would be in the same banks.
+    // Mixing the lowest bits of a place with the number of its run spreads them.
     __device__ __forceinline__ SlotPiece* at(int place) const
     {
         const int slot = Run % 8 == 0 ? place ^ ((place / Run) & 7) : place;

@@ -6,6 +6,7 @@ template <typename Value>
 __device__ __forceinline__ void sum_each_group(long long num_groups, const long long* starts,
                                                const Value* values, Value* sums)
 {
+    static_assert(sizeof(Value) == 4 || sizeof(Value) == 8, "float or double");
     const long long num_threads = static_cast<long long>(gridDim.x) * blockDim.x;
     long long group = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
     for (; group < num_groups; group += num_threads) {

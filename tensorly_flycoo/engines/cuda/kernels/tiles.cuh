@@ -22,6 +22,7 @@ __device__ __forceinline__ int count_places(long long first, long long nnz)
 // Where a thread's records go next; read while they are on their way in.
 template <typename Slots, typename RemapId>
 struct Targets {
+    static_assert(RemapId(-1) > RemapId(0), "remap ids are unsigned");
     RemapId positions[Slots::moves];
     unsigned short places[Slots::moves];
 };
@@ -45,6 +46,7 @@ __device__ __forceinline__ void pull_records(Slots slots, const typename Slots::
                                              long long num_records, const PullId* pull_ids,
                                              int count)
 {
+    static_assert(PullId(-1) > PullId(0), "pull ids are unsigned");
     // All ids first: their loads are independent, and so are those of the records then.
     PullId sources[Slots::moves];
     for_own_places<Slots>(count, [&](int place, int m) {

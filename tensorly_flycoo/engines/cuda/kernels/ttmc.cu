@@ -7,8 +7,8 @@
 // Preconditions. The layout's: as `mttkrp.cu`. The engine's: columns of a factor's row follow each
 //   other; `columns` is the product of the ranks; `slots` is null, or has the row of `out` of each
 //   index that has nonzeros. A debug build (`assertions.cuh`) checks ids and rows.
-// Bytes per nonzero: for each block along y a record, and with PULL sizeof(PULL_ID); for each column
-//   NUM_INPUTS values, which neighbouring threads share. Beside them each row of `out` once.
+// Bytes per nonzero: for each block along y a record, and with PULL sizeof(PULL_ID); for each
+//   column NUM_INPUTS values, which neighbouring threads share. Beside them each row of `out` once.
 // Writes and determinism: no atomics. A row is written by the group in which it begins. What the
 //   other groups find of it goes to `partial_rows`, a row for each run, and its row of `out` to
 //   `run_rows` (-1 where a run inherits nothing); `partial_rows.cu` adds them in the order of the
@@ -69,7 +69,7 @@ using Tile = Ttmc<TileNonzeros, LANE_COLUMNS>;
 using TileSlots = Tile::Slots;
 using TileOperands = Tile::Operands;
 using TileRanks = Tile::Ranks;
-static_assert(TileSlots::slot_nbytes == SLOT_NBYTES, "structs.py: slots of another size");
+static_assert(TileSlots::slot_nbytes == SLOT_NBYTES, "structs.py: size of slots differs");
 CHECK_LAYOUT(Field, FIELD_LAYOUT)
 CHECK_LAYOUT(TileOperands, OPERANDS_LAYOUT)
 CHECK_LAYOUT(TileRanks, RANKS_LAYOUT)

@@ -7,20 +7,23 @@ import numpy as np
 import pytest
 
 from tensorly_flycoo.engines import cuda
-from tensorly_flycoo.format.layouts import RemapLayout
+from tensorly_flycoo.format.layout import Cut
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
+from tensorly_flycoo.format.remap import RemapLayout
 
 FOLDER = Path(cuda.__file__).parent / "kernels"
 README = (FOLDER / "README.md").read_text()
 # The nonzeros a to h, numbered by their values from 1, in tiles of two and buckets of four.
 COORDS = np.array([[0, 1, 2, 3, 4, 5, 6, 7], [1, 5, 0, 4, 6, 3, 1, 2]])
 
+PRIMITIVES = Primitives()
+
 
 @pytest.fixture
 def layout():
     record_format, values = RecordFormat.of((8, 7), "float64", "uint64"), np.arange(1.0, 9.0)
-    return RemapLayout.build(COORDS, values, record_format, 2, 4, Primitives())
+    return RemapLayout.build(COORDS, values, Cut(record_format, 2, 4), PRIMITIVES)
 
 
 def read_lines(name):
@@ -44,8 +47,7 @@ def test_the_picture_of_remapping(layout):
         assert read_lines("remap ids")[mode] == plan.remap_ids.astype(str).tolist()
         places = np.arange(8) // 4 * 4 + plan.pull_ids.astype(int)
         assert read_names(layout, layout.records[places]) == slots[mode]
-        layout.spare[plan.remap_ids] = layout.records[places]
-        layout.swap()
+        layout.take_step(mode, lambda step: PRIMITIVES.remap(step, layout.cut), PRIMITIVES)
     assert layout.tilings[1].carry_rows.tolist() == [-1, 1, -1, -1]
 
 
