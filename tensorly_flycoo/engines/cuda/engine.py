@@ -91,6 +91,7 @@ class CudaEngine(CudaPrimitives, Engine):
         store_alignment = _common_alignment([out.data.ptr, rank * out.itemsize])
         cut = tuning.cut_rank(rank, out.itemsize, load_alignment, store_alignment)
         kernel, shared_nbytes = _get_mttkrp_kernel(layout, tiling, cut, step)
+        self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp.cu", cut=cut)
         num_empty = tiling.empty_rows.shape[0]
         arguments = (
             make_operands(record_format, mode, inputs, arrays),
@@ -136,6 +137,7 @@ class CudaEngine(CudaPrimitives, Engine):
             pull_dtype = None if step.pull_ids is None else step.pull_ids.dtype
             macros = ttmc_macros(record_format, layout.tile_size, cut, slot_dtype, pull_dtype)
             kernel = launch.get_kernel("ttmc.cu", "ttmc", **macros)
+            self.log("ttmc", layout.name, mode=mode, kernel="ttmc.cu", cut=cut)
             arguments = (
                 make_operands(record_format, mode, inputs, arrays), ranks,
                 np.int64(step.records.shape[0]), np.int64(step.bucket_size),
