@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from tensorly.cp_tensor import CPTensor
 
 from ..array_modules import Array
-from ..tensor.coo_cache import as_flycoo
-from ..tensor.tensor import FlycooTensor
 from .cp_model import make_cp_tensor, normalize
 from .initial_guess import make_initial_guess
-from .masks import ImputedTensor, MissingEntries, find_missing
+from .masks import ImputedTensor, MissingEntries
 from .stopping import has_converged
 
 if TYPE_CHECKING:
-    from sparse import SparseArray
+    pass
 
 #: Weights (R,), None for ones, and factors (I_n, R).
 Model: TypeAlias = tuple[Array | None, list[Array]]
@@ -35,36 +33,6 @@ class Update(Protocol):
 
         The MTTKRP is None if the missing entries are already imputed from the new model.
         """
-
-
-def initialize_masked_cp(
-    tensor: "FlycooTensor | SparseArray",
-    rank: int,
-    init: Any = "svd",
-    svd: str = "truncated_svd",
-    non_negative: bool = False,
-    random_state: Any = None,
-    normalize_factors: bool = False,
-    mask: Any = None,
-    svd_mask_repeats: int = 5,
-) -> CPTensor:
-    """Make the initial guess of TensorLy's `initialize_cp` for a sparse tensor and a mask.
-
-    Its parameters are TensorLy's. With ``init="svd"`` missing entries are imputed
-    `svd_mask_repeats` times.
-    """
-    missing = find_missing(tensor, mask)
-    if missing is not None:
-        model = start(
-            missing, rank, init, svd, random_state, svd_mask_repeats,
-            non_negative=non_negative, normalize_factors=normalize_factors,
-        )  # fmt: skip
-    else:
-        model = make_initial_guess(
-            as_flycoo(tensor, check_coords=True), rank, init, svd, random_state,
-            non_negative=non_negative, normalize_factors=normalize_factors,
-        )  # fmt: skip
-    return make_cp_tensor(*model)
 
 
 def start(

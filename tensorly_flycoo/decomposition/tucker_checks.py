@@ -35,7 +35,7 @@ def check_tucker(
     >>> check_tucker(x, [0])
     Traceback (most recent call last):
         ...
-    tensorly_flycoo.checks.DensifyError: multiplying with factors of all modes but 1 and 2 would \
+    tensorly_flycoo.DensifyError: multiplying with factors of all modes but 1 and 2 would \
 make a dense array of shape (3, 2, '...'); leave out one mode at most, or modes with fewer indices \
 together than x has nonzeros
     """

@@ -1,5 +1,6 @@
 """What an engine is: all that is computed on one kind of device, behind one interface."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
@@ -10,6 +11,8 @@ from ..array_modules import Array
 from ..format.layout import Cut, Layout, Step
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
+
+_logger = logging.getLogger("tensorly_flycoo")
 
 
 class TallKernels(Protocol):
@@ -71,6 +74,8 @@ class Engine(Primitives, ABC):
         """Build the layout `name` from coords (ndim, nnz) and values (nnz,) on any device."""
         coords, values = self.receive(coords, values)
         cut = self.choose_cut(shape, values.dtype)
+        sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
+        self.log("build", name, shape=tuple(shape), nnz=values.size, **sizes)
         return LAYOUT_CLASSES[name].build(coords, values, cut, self)
 
     def estimate_layout(
@@ -86,6 +91,13 @@ class Engine(Primitives, ABC):
     @abstractmethod
     def count_free_nbytes(self) -> int | None:
         """Count the bytes that could still be allocated; None if that is unknown."""
+
+    def log(self, function: str, layout: str, **details: object) -> None:
+        """Log at DEBUG what a call uses."""
+        if _logger.isEnabledFor(logging.DEBUG):
+            used = {"engine": self.name, "layout": layout, **details}
+            text = ", ".join(f"{name}={value!r}" for name, value in used.items())
+            _logger.debug("%s: %s", function, text)
 
     # Computing
 

@@ -131,7 +131,7 @@ def make_elements(
 
 def elementwise_computation(
     coordinates: np.ndarray | list[int],
-    value: np.ndarray | float,
+    value: np.ndarray | list[float] | float,
     factors: list[np.ndarray],
     mode: int,
 ) -> np.ndarray:

@@ -1,28 +1,53 @@
-"""The loops of building a tensor on a CPU, compiled by numba; `cpu` is their only caller.
+"""The loops of building a tensor on a CPU: packing, counting sorts, planning how to remap.
 
-What is here: packing, counting sorts, planning of remapping, and a look at rows. None calls a
-compiled function of another file, for the reason that `cpu_kernels` gives.
-
-Loops run over places `first` to `last`, or over parts: neighbouring places that have counters of
-their own.
+Loops run over places `first` to `last`, or over parts: consecutive places with counters of their
+own.
 """
 
+from typing import Any, NamedTuple
+
 import numpy as np
-from numba import njit, types
-from numba.extending import overload
+
+from ...array_modules import Array
+from .compiling import kernel
+from .records import Field, copy_record, place_of, read_row
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def pack_records(
-    first, last, coords, mode_stride, nonzero_stride, values, words, shifts, sizes, value_slot,
-    records, record_values, falls, is_outside, is_infinite, has_zeros,
-):  # fmt: skip
-    """Pack nonzeros `first` to `last`, and note in four flags what they are like.
+class Nonzeros(NamedTuple):
+    """Nonzeros to pack. `coords` is flat, so that one kernel serves both orders of its axes."""
 
-    ``falls[0]`` is set where one is not after the one before it. `coords` is flat, so that one
-    function does for both orders of its axes; `record_values` is `records` in the type of the
-    values.
-    """
+    coords: Array
+    mode_stride: np.uint64
+    nonzero_stride: np.uint64
+    values: Array
+
+
+class Packing(NamedTuple):
+    """How to pack them, and into what: `record_values` is `records` in the type of the values."""
+
+    words: tuple[np.uint64, ...]
+    shifts: tuple[np.uint64, ...]
+    sizes: tuple[np.uint64, ...]
+    value_slot: np.uint64
+    records: Array
+    record_values: Array
+
+
+class Found(NamedTuple):
+    """Flags (1,) that packing sets; `descends` if a nonzero does not come after the one before."""
+
+    descends: Array
+    is_outside: Array
+    is_infinite: Array
+    has_zeros: Array
+
+
+@kernel
+def pack_records(first: int, last: int, nonzeros: Nonzeros, packing: Packing, found: Found) -> None:
+    """Pack some nonzeros, and set flags that say what they are like."""
+    coords, mode_stride, nonzero_stride, values = nonzeros
+    words, shifts, sizes, value_slot, records, record_values = packing
+    descends, is_outside, is_infinite, has_zeros = found
     for i in range(np.uint64(first), np.uint64(last)):
         for word in range(np.uint64(records.shape[1])):
             records[i, word] = 0
@@ -41,35 +66,42 @@ def pack_records(
         if values[i] == 0:
             has_zeros[0] = True
         if not is_less:
-            falls[0] = True
+            descends[0] = True
 
 
-# A counting sort on several threads: each part counts its keys, `start_keys` makes of the counts
-# where each part puts its first item of each key, and each part puts its own. There is one stable
-# order, so neither the threads nor the parts can be seen in it.
+# A counting sort on several threads: each part counts its keys, `start_keys` turns the counts into
+# the place of each part's first item of each key, and each part places its own items. There is only
+# one stable order, so the result depends neither on the threads nor on the parts.
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def read_rows(first, last, records, field, rows):
+@kernel
+def read_rows(first: int, last: int, records: Array, field: Field, rows: Array) -> None:
     """Read the rows of the records."""
-    word, shift, mask = field
     for i in range(np.uint64(first), np.uint64(last)):
-        rows[i] = (records[i, word] >> shift) & mask
+        rows[i] = read_row(records, i, field)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def count_rows(first_part, last_part, num_parts, rows, places, sorted_rows, counts):
+@kernel
+def count_rows(
+    first_part: int,
+    last_part: int,
+    num_parts: int,
+    rows: Array,
+    places: Array,
+    sorted_rows: Array,
+    counts: Array,
+) -> None:
     """Take the rows of some parts in the order of `places`, and count them in their counters."""
     for part in range(first_part, last_part):
         for i in range(*_part_range(part, num_parts, rows.shape[0])):
-            row = rows[_place_of(places, i)]
+            row = rows[place_of(places, i)]
             sorted_rows[i] = row
             counts[part, np.uint64(row)] += 1
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def start_keys(counts):
-    """Replace counts by where the items begin: key by key, and within a key part by part."""
+@kernel
+def start_keys(counts: Array) -> None:
+    """Replace counts by the places of the first items: key by key, and in a key part by part."""
     start = counts.dtype.type(0)
     for key in range(counts.shape[1]):
         for part in range(counts.shape[0]):
@@ -78,33 +110,48 @@ def start_keys(counts):
             start += count
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def sort_parts(first_part, last_part, num_parts, starts, places, target, positions):
-    """Sort the places of some parts; their rows come in `positions` and give way to these."""
+@kernel
+def sort_parts(
+    first_part: int,
+    last_part: int,
+    num_parts: int,
+    starts: Array,
+    places: Array,
+    target: Array,
+    positions: Array,
+) -> None:
+    """Sort the places of some parts; positions replace the rows in `positions`."""
     for part in range(first_part, last_part):
         for i in range(*_part_range(part, num_parts, positions.shape[0])):
             row = np.uint64(positions[i])
             position = starts[part, row]
             starts[part, row] = position + 1
             positions[i] = position
-            target[np.uint64(position)] = _place_of(places, i)
+            target[np.uint64(position)] = place_of(places, i)
 
 
-# Remapping is planned with the two levels that it has itself: each part puts what it has to say of
-# a position into the position's bucket, and each bucket is then put in order within a cache.
+# Remapping is planned in two levels, as it works: each part writes what is known of a position into
+# that position's bucket, and each bucket is then sorted within a cache.
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def count_buckets(first_part, last_part, num_parts, positions, bucket_size, counts):
+@kernel
+def count_buckets(
+    first_part: int,
+    last_part: int,
+    num_parts: int,
+    positions: Array,
+    bucket_size: Any,
+    counts: Array,
+) -> None:
     """Count the buckets of some parts' positions."""
     for part in range(first_part, last_part):
         for i in range(*_part_range(part, num_parts, positions.shape[0])):
             counts[part, np.uint64(positions[i]) // bucket_size] += 1
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def count_buckets_of_rows(row_starts, nnz, bucket_size, counts):
-    """Count the buckets of all parts' positions, from where each part's rows start."""
+@kernel
+def count_buckets_of_rows(row_starts: Array, nnz: int, bucket_size: Any, counts: Array) -> None:
+    """Count the buckets of all parts' positions, given the first position of each part's rows."""
     end = np.uint64(nnz)
     for row in range(row_starts.shape[1] - 1, -1, -1):
         for part in range(row_starts.shape[0] - 1, -1, -1):
@@ -118,12 +165,21 @@ def count_buckets_of_rows(row_starts, nnz, bucket_size, counts):
             end = start
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def split_sorted_parts(
-    first_part, last_part, num_parts, row_starts, places, bucket_size, bucket_starts,
-    target, remap_ids, pull_ids,
-):  # fmt: skip
-    """Sort as `sort_parts` does, and split the positions as `split_parts` does."""
+    first_part: int,
+    last_part: int,
+    num_parts: int,
+    places: Array,
+    starts: tuple[Array, ...],
+    bucket_size: Any,
+    ids: tuple[Array, ...],
+) -> None:
+    """Sort as `sort_parts` does, and split the positions as `split_parts` does.
+
+    `starts` are those of rows and of buckets, and `ids` are `target`, `remap_ids` and `pull_ids`.
+    """
+    (row_starts, bucket_starts), (target, remap_ids, pull_ids) = starts, ids
     for part in range(first_part, last_part):
         for i in range(*_part_range(part, num_parts, remap_ids.shape[0])):
             row = np.uint64(remap_ids[i])
@@ -134,12 +190,21 @@ def split_sorted_parts(
             bucket_starts[part, bucket] = stored + np.uint64(1)
             remap_ids[i] = stored
             pull_ids[stored] = position - bucket * bucket_size
-            target[stored] = _place_of(places, i)
+            target[stored] = place_of(places, i)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def split_parts(first_part, last_part, num_parts, positions, bucket_size, starts, stored, offsets):
-    """Put the offsets of some parts' positions where they are stored, still in no order."""
+@kernel
+def split_parts(
+    first_part: int,
+    last_part: int,
+    num_parts: int,
+    positions: Array,
+    bucket_size: Any,
+    starts: Array,
+    stored: Array,
+    offsets: Array,
+) -> None:
+    """Write the offsets of some parts' positions to their buckets, unsorted."""
     for part in range(first_part, last_part):
         for i in range(*_part_range(part, num_parts, positions.shape[0])):
             position = np.uint64(positions[i])
@@ -150,9 +215,11 @@ def split_parts(first_part, last_part, num_parts, positions, bucket_size, starts
             offsets[np.uint64(place)] = position - bucket * bucket_size
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def order_buckets(first_bucket, last_bucket, bucket_size, target, offsets):
-    """Bring `target` to the order of the offsets, and replace these by where it was."""
+@kernel
+def order_buckets(
+    first_bucket: int, last_bucket: int, bucket_size: Any, target: Array, offsets: Array
+) -> None:
+    """Sort `target` by the offsets in each bucket, and replace these by where it was."""
     most = min(bucket_size, offsets.shape[0])
     old_offsets = np.empty(most, offsets.dtype)
     old_target = np.empty(0 if target is None else most, np.uint64)
@@ -170,47 +237,38 @@ def order_buckets(first_bucket, last_bucket, bucket_size, target, offsets):
             offsets[start + np.uint64(old_offsets[i])] = i
 
 
-@njit(cache=True, error_model="numpy")
-def _part_range(part, num_parts, count):
+@kernel
+def _part_range(part: Any, num_parts: int, count: Any) -> Any:
     return np.uint64(count * part // num_parts), np.uint64(count * (part + 1) // num_parts)
 
 
-def _place_of(places, i):
-    """Return what the order `places` has at i; a stand-in for the overload below."""
-
-
-@overload(_place_of)
-def _overload_place_of(places, i):
-    if isinstance(places, types.NoneType):
-        return lambda places, i: i
-    return lambda places, i: np.uint64(places[i])
-
-
-@njit(cache=True, error_model="numpy")
-def _copy_record(source, position, target, target_position, record_words):
-    """Copy one record; the length of the tuple `record_words` is the words it has."""
-    for word in range(len(record_words)):
-        target[target_position, np.uint64(word)] = source[position, np.uint64(word)]
-
-
-@njit(cache=True, nogil=True, error_model="numpy")
-def scatter_in_buckets(first, last, source, offsets, bucket_size, target, record_words):
-    """Copy records to their offsets in the buckets that they are in."""
+@kernel
+def scatter_in_buckets(
+    first: int,
+    last: int,
+    source: Array,
+    offsets: Array,
+    bucket_size: Any,
+    target: Array,
+    record_words: Any,
+) -> None:
+    """Copy records to their offsets within their buckets."""
     for i in range(np.uint64(first), np.uint64(last)):
         position = i // bucket_size * bucket_size + np.uint64(offsets[i])
-        _copy_record(source, i, target, position, record_words)
+        copy_record(source, i, target, position, record_words)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def position_in_buckets(first, last, offsets, bucket_size, positions):
+@kernel
+def position_in_buckets(
+    first: int, last: int, offsets: Array, bucket_size: Any, positions: Array
+) -> None:
     """Turn offsets from the starts of buckets into positions."""
     for i in range(np.uint64(first), np.uint64(last)):
         positions[i] = i // bucket_size * bucket_size + np.uint64(offsets[i])
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def mark_rows(first, last, records, field, is_empty):
+@kernel
+def mark_rows(first: int, last: int, records: Array, field: Field, is_empty: Array) -> None:
     """Clear the mark of the records' rows."""
-    word, shift, mask = field
     for i in range(np.uint64(first), np.uint64(last)):
-        is_empty[(records[i, word] >> shift) & mask] = False
+        is_empty[read_row(records, i, field)] = False

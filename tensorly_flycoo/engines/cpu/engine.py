@@ -17,7 +17,8 @@ from ...format.packing import RecordFormat
 from ..protocol import Engine
 from . import kernels, launch, solvers
 from . import ttmc as ttmc_kernels
-from .primitives import CpuPrimitives, select_field, select_fields
+from .primitives import CpuPrimitives
+from .records import Field, Fields, Source, Target, Tiles
 
 #: Nonzeros of a tile, and of a bucket (128 KB of 16-byte records: it stays in a core's L2 cache
 #: while records are pulled out of it). Measured on a Xeon with 1 MB of L2.
@@ -69,18 +70,17 @@ class CpuEngine(CpuPrimitives, Engine):
         if step.records.shape[0] == 0:
             out[...] = 0
             return
-        inputs = [n for n in range(record_format.ndim) if n != mode]
+        others = [n for n in range(record_format.ndim) if n != mode]
         arrays, partial_rows = workspace
         num_lanes = min(_ROW_NBYTES // out.dtype.itemsize, 1 << (out.shape[1].bit_length() - 1))
-        launch.launch(
-            kernels.mttkrp_tiles, tiling.carry_rows.shape[0],
-            layout.tile_size, step.bucket_size, tiling.carry_rows, tiling.empty_rows,
-            step.records, step.records.view(record_format.dtype),
-            np.uint64(record_format.value_slot),
-            step.pull_ids, step.spare, step.remap_ids, (0,) * record_format.num_words,
-            select_field(record_format, mode), *select_fields(record_format, inputs),
-            arrays, (0,) * num_lanes, out, partial_rows,
-        )  # fmt: skip
+        tiles = Tiles(layout.tile_size, step.bucket_size, tiling.carry_rows, tiling.empty_rows)
+        source, target = Source.of(step, record_format), Target.of(step, record_format)
+        inputs = kernels.Inputs(Fields.of(record_format, others), arrays)
+        field, lanes = Field.of(record_format, mode), (0,) * num_lanes
+        output = kernels.Output(field, out, partial_rows, lanes)
+        num_tiles = tiling.carry_rows.shape[0]
+        self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp_tiles", num_lanes=num_lanes)
+        launch.launch(kernels.mttkrp_tiles, num_tiles, tiles, source, target, inputs, output)
         _add_partial_rows(tiling.carry_rows, partial_rows, out)
 
     def count_workspace_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
@@ -99,21 +99,20 @@ class CpuEngine(CpuPrimitives, Engine):
         record_format, tiling = layout.record_format, layout.tilings[mode]
         partial_rows = np.empty((tiling.carry_rows.size, out.shape[1]), out.dtype)
         # With a single mode each nonzero takes row 0 of a factor of ones.
-        fields = select_fields(record_format, inputs) if inputs else [(np.uint64(0),)] * 3
-        operands = ttmc_kernels.lay_out_factors(
-            list(inputs.values()) or [np.ones((1, 1), out.dtype)]
-        )
+        zero = (np.uint64(0),)
+        fields = Fields.of(record_format, inputs) if inputs else Fields(zero, zero, zero)
+        factors = list(inputs.values()) or [np.ones((1, 1), out.dtype)]
+        kronecker = ttmc_kernels.lay_out_factors(fields, factors)
+        output = ttmc_kernels.SlotOutput(Field.of(record_format, mode), slots, out, partial_rows)
         with layout.hold_mode(mode, self) as step:
-            records = step.records
-            if records.shape[0] == 0:
+            if step.records.shape[0] == 0:
                 return
-            launch.launch(
-                ttmc_kernels.ttmc_tiles, tiling.carry_rows.shape[0],
-                layout.tile_size, step.bucket_size, tiling.carry_rows, slots,
-                records, records.view(record_format.dtype), np.uint64(record_format.value_slot),
-                step.pull_ids, select_field(record_format, mode), *fields, *operands,
-                out, partial_rows,
-            )  # fmt: skip
+            tiles = Tiles(layout.tile_size, step.bucket_size, tiling.carry_rows)
+            source = Source.of(step, record_format)
+            num_tiles = tiling.carry_rows.shape[0]
+            num_lanes = len(kronecker.lanes)
+            self.log("ttmc", layout.name, mode=mode, kernel="ttmc_tiles", num_lanes=num_lanes)
+            launch.launch(ttmc_kernels.ttmc_tiles, num_tiles, tiles, source, kronecker, output)
         carry_rows = tiling.carry_rows
         if slots is not None:
             carry_rows = np.where(carry_rows >= 0, slots[carry_rows].astype(np.int64), carry_rows)
@@ -135,7 +134,8 @@ class CpuEngine(CpuPrimitives, Engine):
     ) -> tuple[float, int]:
         num_blocks = -(-rows.shape[0] // _SWEEP_ROWS)
         errors, changes = np.zeros(num_blocks), np.zeros(num_blocks, np.int64)
-        arguments = (_SWEEP_ROWS, targets, gram, rows, shift, ridge, smallest, errors, changes)
+        problem = solvers.LeastSquares(targets, gram, shift, ridge, smallest)
+        arguments = (_SWEEP_ROWS, problem, rows, errors, changes)
         launch.launch(solvers.sweep_nonnegative, num_blocks, *arguments)
         return errors.sum(), changes.sum()
 

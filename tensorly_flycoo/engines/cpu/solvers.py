@@ -1,18 +1,29 @@
-"""Small solvers for columns of factors on the host, compiled by numba.
+"""Small solvers for the columns of factors, compiled by numba."""
 
-Compiled functions call none of another file; `cpu_kernels` says why.
-"""
+from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+
+from ...array_modules import Array
+from .compiling import kernel
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def fit_ascending(first_column, last_column, columns, fitted):
+class LeastSquares(NamedTuple):
+    """What a sweep minimises: see `linalg.hals.solve_nonnegative`."""
+
+    targets: Array
+    gram: Array
+    shift: float
+    ridge: float
+    smallest: float
+
+
+@kernel
+def fit_ascending(first_column: int, last_column: int, columns: Array, fitted: Array) -> None:
     """Write to `fitted` (I, R) the ascending sequences nearest to some of the columns (I, R).
 
     Blocks of equal elements, each the mean of what it covers, are merged while one is larger than
-    the block that follows (pool adjacent violators): O(I * R). Means are taken in float64.
+    the next (pool adjacent violators): O(I * R). Means are taken in float64.
     """
     size = columns.shape[0]
     sums, counts = np.empty(size, np.float64), np.empty(size, np.int64)
@@ -32,17 +43,23 @@ def fit_ascending(first_column, last_column, columns, fitted):
             fitted[start:end, r] = sums[block] / counts[block]
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def sweep_nonnegative(
-    first_block, last_block, block_size, targets, gram, rows, shift, ridge, smallest,
-    errors, changes,
-):  # fmt: skip
+    first_block: int,
+    last_block: int,
+    block_size: int,
+    problem: LeastSquares,
+    rows: Array,
+    errors: Array,
+    changes: Array,
+) -> None:
     """Update all columns of some blocks of `rows` (I, R), one after the other, by HALS.
 
-    A block is turned, so that its rows lie side by side and are computed with at once. `errors` and
-    `changes` receive, for each block, the sum of squares that TensorLy compares with its tolerance
-    (distances of all columns from each new one), and how many elements changed.
+    A block is transposed, so that its rows are computed side by side. `errors` and `changes`
+    receive, for each block, the sum of squares that TensorLy compares with its tolerance (distances
+    of all columns from each new one), and the number of elements that changed.
     """
+    targets, gram, shift, ridge, smallest = problem
     rank = rows.shape[1]
     old = np.empty((rank, block_size), rows.dtype)
     new = np.empty(block_size, rows.dtype)

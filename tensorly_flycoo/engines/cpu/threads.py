@@ -1,26 +1,28 @@
 """Run compiled loops on several threads, as many as numba is set to use.
 
-The loops release the GIL, so plain threads do. numba's own parallel loops would not: their default
-layer (OpenMP) spins at the end of each loop, which makes it up to a hundred times slower when
-another process wants a core, and another layer must not be entered by two threads at once.
+The loops release the GIL, so plain threads suffice. numba's own parallel loops do not: their
+default layer (OpenMP) spins at the end of each loop, which makes it up to a hundred times slower
+when another process needs a core, and another layer must not be entered by two threads at once.
 """
 
 import contextlib
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from queue import Empty, SimpleQueue
 from threading import Event
+from typing import Any
 
 import numba
 
-#: Parts of a loop for each thread; more than one, so that a thread that is held up gets less.
+#: Parts of a loop for each thread; more than one, so that a delayed thread gets less to do.
 _PARTS_PER_THREAD = 4
 
 _pool: ThreadPoolExecutor | None = None
 
 
-def run_parallel(loop, count, *arguments):
+def run_parallel(loop: Callable[..., None], count: int, *arguments: Any) -> None:
     """Call ``loop(first, last, *arguments)`` for parts that together are range(count).
 
     Returns, or raises, only when no part is running any more, so that nothing is written to the
@@ -29,10 +31,10 @@ def run_parallel(loop, count, *arguments):
     num_threads = min(numba.get_num_threads(), count)
     num_parts = min(count, num_threads * _PARTS_PER_THREAD)
     edges = [count * part // num_parts for part in range(num_parts + 1)] if count else []
-    parts: SimpleQueue = SimpleQueue()
+    parts: SimpleQueue[tuple[int, int]] = SimpleQueue()
     for part in pairwise(edges):
         parts.put(part)
-    begun: list[Event] = []  # of each helper that may have a part, whether it is done
+    begun: list[Event] = []  # one for each helper that may have a part; set when it is done
     try:
         try:
             helpers = [
@@ -43,12 +45,17 @@ def run_parallel(loop, count, *arguments):
         finally:
             _stop(parts, begun)
     finally:
-        _stop(parts, begun)  # again, for an interrupt may have come before the first had done it
+        _stop(parts, begun)  # again: an interrupt may have cut the first one short
     for helper in helpers:
         helper.result()
 
 
-def _help(loop, parts, arguments, begun):
+def _help(
+    loop: Callable[..., None],
+    parts: SimpleQueue[tuple[int, int]],
+    arguments: tuple,
+    begun: list[Event],
+) -> None:
     done = Event()
     begun.append(done)
     try:
@@ -57,14 +64,16 @@ def _help(loop, parts, arguments, begun):
         done.set()
 
 
-def _run_parts(loop, parts, arguments):
+def _run_parts(
+    loop: Callable[..., None], parts: SimpleQueue[tuple[int, int]], arguments: tuple
+) -> None:
     with contextlib.suppress(Empty):
         while True:
             loop(*parts.get_nowait(), *arguments)
 
 
-def _stop(parts, begun):
-    """Take back the parts that nobody has, wait for the others, and only then let an interrupt out.
+def _stop(parts: SimpleQueue[tuple[int, int]], begun: list[Event]) -> None:
+    """Withdraw the parts not yet taken, wait for the others, and only then raise an interrupt.
 
     A helper that begins later, and is not in the list yet, finds no part.
     """
@@ -80,20 +89,21 @@ def _stop(parts, begun):
         raise interrupt
 
 
-def _drain(parts):
+def _drain(parts: SimpleQueue[tuple[int, int]]) -> None:
     with contextlib.suppress(Empty):
         while True:
             parts.get_nowait()
 
 
-def _get_pool():
+def _get_pool() -> ThreadPoolExecutor:
     global _pool
     if _pool is None:
-        _pool = ThreadPoolExecutor(numba.config.NUMBA_NUM_THREADS, "tensorly-flycoo")
+        most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # set at import
+        _pool = ThreadPoolExecutor(most, "tensorly-flycoo")
     return _pool
 
 
-def _forget_pool():
+def _forget_pool() -> None:
     global _pool
     _pool = None
 

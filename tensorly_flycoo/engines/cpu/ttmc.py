@@ -1,49 +1,83 @@
-"""The loop of the CPU engine's TTMc, compiled by numba; `cpu` is its only caller.
+"""The loop of the CPU engine's TTMc, compiled by numba.
 
 A nonzero adds the Kronecker product of its factors' rows to a row of many columns, which stays in
-the nearest cache while the nonzeros of that row last. Compiled functions call none of another file
-(see `cpu_kernels`), so reading a coordinate and a vector is said here again.
+the nearest cache while the nonzeros of that row last.
 """
 
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 import numpy as np
-from llvmlite import ir
-from numba import njit
 from numba.core import types
-from numba.extending import intrinsic, overload
+
+from ...array_modules import Array
+from .compiling import kernel
+from .kernels import make_vector_type, splat
+from .records import (
+    Field,
+    Fields,
+    Source,
+    Tiles,
+    intrinsic,
+    overload,
+    pull,
+    read_row,
+    read_rows,
+)
 
 #: Bytes of a vector that is added at once.
 _VECTOR_NBYTES = 64
 
 
-def lay_out_factors(factors):
-    """Make factors ready for `ttmc_tiles`: the last with columns for whole vectors.
+class Kronecker(NamedTuple):
+    """The factors of the other modes, ready to be multiplied out.
 
-    Returns
-    -------
+    Attributes
+    ----------
+    fields : Fields
     factors : tuple of array (I_n, K_n)
-        C-contiguous; the last padded with columns of zeros.
+        C-contiguous; the last one padded with columns of zeros to whole vectors.
     ranks : tuple of uint64
-        The columns of all, with the padding.
+        Their columns, padding included.
     num_columns : uint64
-        The columns of the last one, without it.
+        The columns of the last one, without padding.
     lanes : tuple
         As long as a vector has columns.
     """
-    factors = [np.require(factor, requirements="CAW") for factor in factors]
+
+    fields: Fields
+    factors: tuple[Array, ...]
+    ranks: tuple[np.uint64, ...]
+    num_columns: np.uint64
+    lanes: tuple[int, ...]
+
+
+class SlotOutput(NamedTuple):
+    """Where rows of results go: a row to its slot, if there are `slots`."""
+
+    field: Field
+    slots: Array | None
+    out: Array
+    partial_rows: Array
+
+
+def lay_out_factors(fields: Fields, given: Sequence[Array]) -> Kronecker:
+    """Make factors ready for `ttmc_tiles`."""
+    factors = [np.require(factor, requirements=("C", "A", "W")) for factor in given]
     last = factors[-1]
     num_columns = last.shape[1]
     num_lanes = min(_VECTOR_NBYTES // last.itemsize, 1 << (num_columns - 1).bit_length())
     if num_columns % num_lanes:
         factors[-1] = np.pad(last, [(0, 0), (0, -num_columns % num_lanes)])
     ranks = tuple(np.uint64(factor.shape[1]) for factor in factors)
-    return tuple(factors), ranks, np.uint64(num_columns), (0,) * num_lanes
+    return Kronecker(fields, tuple(factors), ranks, np.uint64(num_columns), (0,) * num_lanes)
 
 
 @intrinsic
-def _point_at_row(typing_context, matrix, row):
+def _point_at_row(typing_context: Any, matrix: Any, row: Any) -> Any:
     """Point at the first column of a row of a C-contiguous matrix."""
 
-    def generate(context, builder, signature, args):
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(matrix)(context, builder, args[0])
         num_columns = builder.extract_value(array.shape, 1)
         return builder.gep(array.data, [builder.mul(args[1], num_columns)])
@@ -52,10 +86,10 @@ def _point_at_row(typing_context, matrix, row):
 
 
 @intrinsic
-def _point_at_rows(typing_context, factors, indices):
-    """Point at the row of each factor that a nonzero needs; counts no references of the arrays."""
+def _point_at_rows(typing_context: Any, factors: Any, indices: Any) -> Any:
+    """Point at the row of each factor that a nonzero needs; counts no references to arrays."""
 
-    def generate(context, builder, signature, args):
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointers = []
         for w in range(factors.count):
             factor = builder.extract_value(args[0], w)
@@ -70,20 +104,19 @@ def _point_at_rows(typing_context, factors, indices):
 
 
 @intrinsic
-def _add_scaled(typing_context, total, scale, row, lanes):
+def _add_scaled(typing_context: Any, total: Any, scale: Any, row: Any, lanes: Any) -> Any:
     """Add ``scale * row[:lanes]`` to ``total[:lanes]``, both pointers, as one vector each.
 
-    Multiplication and addition stay apart, as everywhere in the CPU engine.
+    Multiplication and addition stay separate, as everywhere in the CPU engine.
     """
 
-    def generate(context, builder, signature, args):
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         total_, scale_, row_, _ = args
-        vector_type = ir.VectorType(context.get_data_type(total.dtype), lanes.count)
-        align = total.dtype.bitwidth // 8
-        undefined, int32 = ir.Constant(vector_type, ir.Undefined), ir.IntType(32)
-        first = builder.insert_element(undefined, scale_, ir.Constant(int32, 0))
-        zeros = ir.Constant(ir.VectorType(int32, lanes.count), None)
-        scales = builder.shuffle_vector(first, undefined, zeros)
+        vector_type, align = (
+            make_vector_type(context, total.dtype, lanes),
+            total.dtype.bitwidth // 8,
+        )
+        scales = splat(builder, scale_, vector_type)
         target = builder.bitcast(total_, vector_type.as_pointer())
         source = builder.bitcast(row_, vector_type.as_pointer())
         product = builder.fmul(scales, builder.load(source, align=align))
@@ -94,38 +127,21 @@ def _add_scaled(typing_context, total, scale, row, lanes):
 
 
 @intrinsic
-def _advance(typing_context, pointer, offset):
+def _advance(typing_context: Any, pointer: Any, offset: Any) -> Any:
     """Point `offset` items further."""
 
-    def generate(context, builder, signature, args):
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.gep(args[0], [args[1]])
 
     return pointer(pointer, offset), generate
 
 
-def _read_rows(records, position, words, shifts, masks):
-    """Unpack coordinates of one record into a tuple; a stand-in for the overload below."""
-
-
-@overload(_read_rows, jit_options={"error_model": "numpy"})
-def _overload_read_rows(records, position, words, shifts, masks):
-    if len(words) == 0:
-        return lambda records, position, words, shifts, masks: ()
-
-    def read_rows(records, position, words, shifts, masks):
-        row = (records[position, words[0]] >> shifts[0]) & masks[0]
-        others = _read_rows(records, position, words[1:], shifts[1:], masks[1:])
-        return (row,) + others  # noqa: RUF005 (numba does not unpack into a tuple)
-
-    return read_rows
-
-
-@njit(cache=True, error_model="numpy")
-def _multiply_out(prefixes, value, rows, ranks):
+@kernel
+def _multiply_out(prefixes: Array, value: Any, rows: Any, ranks: Any) -> None:
     """Fill `prefixes` with ``value`` times the Kronecker product of all rows but the last.
 
-    In place: the products with one more row lie after those that they are made of, or where these
-    lie, so they are made from the end.
+    In place and from the end, since a product with one more row takes the place of the products
+    from which it is made, or a later one.
     """
     prefixes[0] = value
     size = np.uint64(1)
@@ -140,8 +156,8 @@ def _multiply_out(prefixes, value, rows, ranks):
         size *= rank
 
 
-@njit(cache=True, error_model="numpy")
-def _add_outer_product(total, prefixes, row, width, lanes):
+@kernel
+def _add_outer_product(total: Array, prefixes: Array, row: Any, width: Any, lanes: Any) -> None:
     """Add the outer product of `prefixes` and a row of `width` columns to `total`."""
     step = np.uint64(len(lanes))
     target = _point_at_row(total, np.uint64(0))
@@ -151,8 +167,8 @@ def _add_outer_product(total, prefixes, row, width, lanes):
             _add_scaled(start, prefixes[p], _advance(row, column), lanes)
 
 
-@njit(cache=True, error_model="numpy")
-def _store_total(total, width, num_columns, target, row):
+@kernel
+def _store_total(total: Array, width: Any, num_columns: Any, target: Array, row: Any) -> None:
     """Write the columns of `total` that are not padding to a row of `target`, and clear it."""
     for p in range(np.uint64(total.shape[1]) // width):
         for column in range(width):
@@ -161,48 +177,60 @@ def _store_total(total, width, num_columns, target, row):
             total[0, p * width + column] = 0
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def ttmc_tiles(
-    first_tile, last_tile, tile_size, bucket_size, carry_rows, slots,
-    records, values, value_slot, pull_ids, out_field, words, shifts, masks,
-    factors, ranks, num_columns, lanes, out, partial_rows,
-):  # fmt: skip
-    """Compute some tiles of TTMc into `out`, of a row into its slot where there are slots.
+def _slot_of(slots: Any, row: Any) -> Any:
+    """Return the row of the result to which a row of the tensor goes; without slots, itself."""
 
-    Columns of the last factor are padded to a multiple of the lanes; `ranks` are the columns of all
-    factors with the padding, `num_columns` those of the last one without it.
-    """
-    nnz = records.shape[0]
+
+@overload(_slot_of)
+def _overload_slot_of(slots: Any, row: Any) -> Any:
+    def stay(slots: Any, row: Any) -> Any:
+        return row
+
+    def look_up(slots: Any, row: Any) -> Any:
+        return np.uint64(slots[row])
+
+    return stay if isinstance(slots, types.NoneType) else look_up
+
+
+@kernel
+def ttmc_tiles(
+    first_tile: int,
+    last_tile: int,
+    tiles: Tiles,
+    source: Source,
+    kronecker: Kronecker,
+    output: SlotOutput,
+) -> None:
+    """Compute some tiles of TTMc."""
+    records, values, value_slot, pull_ids = source
+    fields, factors, ranks, num_columns, lanes = kronecker
+    out_field, slots, out, partial_rows = output
+    nnz, carry_rows = records.shape[0], tiles.carry_rows
     width = ranks[len(factors) - 1]
     num_prefixes = np.uint64(out.shape[1]) // num_columns
     prefixes = np.empty(num_prefixes, values.dtype)
     total = np.zeros((1, num_prefixes * width), values.dtype)
-    out_word, out_shift, out_mask = out_field
     for tile in range(first_tile, last_tile):
-        first = np.uint64(tile * tile_size)
-        last = np.uint64(min(tile * tile_size + tile_size, nnz))
-        bucket_start = np.uint64(tile * tile_size // bucket_size * bucket_size)
+        first = np.uint64(tile * tiles.size)
+        last = np.uint64(min(tile * tiles.size + tiles.size, nnz))
+        bucket_start = np.uint64(tile * tiles.size // tiles.bucket_size * tiles.bucket_size)
         inherits = carry_rows[tile] >= 0
         row, has_row = np.uint64(0), False
         for place in range(first, last):
-            position = place
-            if pull_ids is not None:
-                position = bucket_start + np.uint64(pull_ids[place])
-            new_row = (records[position, out_word] >> out_shift) & out_mask
+            position = pull(records, pull_ids, bucket_start, place, last)
+            new_row = read_row(records, position, out_field)
             if has_row and new_row != row:
                 if inherits:
                     _store_total(total, width, num_columns, partial_rows, np.uint64(tile))
                 else:
-                    slot = row if slots is None else np.uint64(slots[row])
-                    _store_total(total, width, num_columns, out, slot)
+                    _store_total(total, width, num_columns, out, _slot_of(slots, row))
                 inherits = False
             row, has_row = new_row, True
-            indices = _read_rows(records, position, words, shifts, masks)
+            indices = read_rows(records, position, fields)
             rows = _point_at_rows(factors, indices)
             _multiply_out(prefixes, values[position, value_slot], rows, ranks)
             _add_outer_product(total, prefixes, rows[len(rows) - 1], width, lanes)
         if inherits:
             _store_total(total, width, num_columns, partial_rows, np.uint64(tile))
         else:
-            slot = row if slots is None else np.uint64(slots[row])
-            _store_total(total, width, num_columns, out, slot)
+            _store_total(total, width, num_columns, out, _slot_of(slots, row))

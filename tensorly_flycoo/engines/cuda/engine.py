@@ -90,6 +90,7 @@ class CudaEngine(CudaPrimitives, Engine):
         cut = tuning.cut_rank(rank, out.itemsize, load_alignment, store_alignment)
         occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs), rank)
         kernel, shared_nbytes = _get_mttkrp_kernel(layout, tiling, cut, occupancy, step)
+        self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp.cu", cut=cut)
         num_empty = tiling.empty_rows.shape[0]
         arguments = (
             make_operands(record_format, mode, inputs, arrays),
@@ -135,6 +136,7 @@ class CudaEngine(CudaPrimitives, Engine):
             dtypes = (slot_dtype, pull_dtype)
             macros = ttmc_macros(record_format, layout.tile_size, cut, occupancy, *dtypes)
             kernel = launch.get_kernel("ttmc.cu", "ttmc", **macros)
+            self.log("ttmc", layout.name, mode=mode, kernel="ttmc.cu", cut=cut)
             arguments = (
                 make_operands(record_format, mode, inputs, arrays), make_ranks(arrays),
                 np.int64(step.records.shape[0]), np.int64(step.bucket_size),

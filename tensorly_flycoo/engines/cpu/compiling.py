@@ -1,0 +1,45 @@
+"""The decorator of the engine's compiled loops, with a cache on disk that is never stale."""
+
+import functools
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numba import njit
+from numba.core.caching import FunctionCache, IndexDataCacheFile
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compile a function when it is first called, without the GIL; keep machine code on disk.
+
+    Division by zero raises nothing, as in NumPy.
+    """
+    compiled: Any = njit(nogil=True, error_model="numpy")(function)
+    compiled._cache = _FolderCache(function)
+    return compiled
+
+
+class _FolderCache(FunctionCache):
+    """numba's cache, valid as long as no source file in the function's folder changes.
+
+    numba itself checks only the function's own file. A helper in another file could change, and the
+    old machine code of its callers would still run.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        folder = Path(function.__code__.co_filename).parent
+        self._cache_file = IndexDataCacheFile(
+            cache_path=self._cache_path,
+            filename_base=self._impl.filename_base,
+            source_stamp=(self._impl.locator.get_source_stamp(), _hash_folder(folder)),
+        )
+
+
+@functools.cache
+def _hash_folder(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,185 @@
+"""The arguments of compiled loops, in groups, and how loops read and copy records.
+
+Sizes that a compiler must know (ndim, words of a record, columns in registers) are lengths of
+tuples and so part of a kernel's type; nothing is compiled for a rank or a shape. A field that is
+None is part of the type too: the code for it is not compiled.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import extending
+from numba.core import cgutils, types
+
+from ...array_modules import Array
+from ...format.layout import Step
+from ...format.packing import RecordFormat
+from .compiling import kernel
+
+# mypy takes an intrinsic's arguments from the function that generates its code.
+intrinsic: Any = extending.intrinsic
+overload: Any = extending.overload
+
+#: Nonzeros between asking for a record and using it.
+PREFETCH_DISTANCE = 16
+
+
+class Field(NamedTuple):
+    """Where the coordinate of one mode is in a record."""
+
+    word: np.uint64
+    shift: np.uint64
+    mask: np.uint64
+
+    @classmethod
+    def of(cls, record_format: RecordFormat, mode: int) -> "Field":
+        """Find the coordinate of `mode`."""
+        columns = (record_format.words, record_format.shifts, record_format.masks)
+        return cls(*(np.uint64(column[mode]) for column in columns))
+
+
+class Fields(NamedTuple):
+    """Where the coordinates of several modes are in a record."""
+
+    words: tuple[np.uint64, ...]
+    shifts: tuple[np.uint64, ...]
+    masks: tuple[np.uint64, ...]
+
+    @classmethod
+    def of(cls, record_format: RecordFormat, modes: Iterable[int]) -> "Fields":
+        """Find the coordinates of `modes`."""
+        modes, columns = (
+            list(modes),
+            (record_format.words, record_format.shifts, record_format.masks),
+        )
+        return cls(*(tuple([np.uint64(column[mode]) for mode in modes]) for column in columns))
+
+
+class Source(NamedTuple):
+    """Where loops find records: `pull_ids` are those of `Step`, values have their own type."""
+
+    records: Array
+    values: Array
+    value_slot: np.uint64
+    pull_ids: Array
+
+    @classmethod
+    def of(cls, step: Step, record_format: RecordFormat) -> "Source":
+        """Take the records of a step."""
+        values, slot = step.records.view(record_format.dtype), np.uint64(record_format.value_slot)
+        return cls(step.records, values, slot, step.pull_ids)
+
+
+class Target(NamedTuple):
+    """Where remapped records go, or None; `record_words` is as long as a record has words."""
+
+    spare: Array
+    remap_ids: Array
+    record_words: tuple[int, ...]
+
+    @classmethod
+    def of(cls, step: Step, record_format: RecordFormat) -> "Target":
+        """Take what a step says."""
+        return cls(step.spare, step.remap_ids, (0,) * record_format.num_words)
+
+
+class Tiles(NamedTuple):
+    """The tiles of a mode: their size and that of buckets, and a `RowTiling` if loops need it."""
+
+    size: int
+    bucket_size: int
+    carry_rows: Array = None
+    empty_rows: Array = None
+
+
+# numba wants the signatures of an overload and of its code to be equal, annotations too.
+
+
+def _read_rows(records: Any, position: Any, words: Any, shifts: Any, masks: Any) -> Any:
+    """Unpack coordinates of one record into a tuple; a stand-in for the overload below."""
+
+
+@overload(_read_rows, jit_options={"error_model": "numpy"})
+def _overload_read_rows(records: Any, position: Any, words: Any, shifts: Any, masks: Any) -> Any:
+    def read_none(records: Any, position: Any, words: Any, shifts: Any, masks: Any) -> Any:
+        return ()
+
+    def read_all(records: Any, position: Any, words: Any, shifts: Any, masks: Any) -> Any:
+        row = (records[position, words[0]] >> shifts[0]) & masks[0]
+        others = _read_rows(records, position, words[1:], shifts[1:], masks[1:])
+        return (row,) + others  # noqa: RUF005 (numba does not unpack into a tuple)
+
+    return read_none if len(words) == 0 else read_all
+
+
+@kernel
+def read_rows(records: Array, position: Any, fields: Fields) -> Any:
+    """Unpack coordinates of one record into a tuple."""
+    return _read_rows(records, position, fields.words, fields.shifts, fields.masks)
+
+
+@kernel
+def read_row(records: Array, position: Any, field: Field) -> Any:
+    """Unpack one coordinate of one record."""
+    return (records[position, field.word] >> field.shift) & field.mask
+
+
+@kernel
+def copy_record(
+    source: Array, position: Any, target: Array, target_position: Any, record_words: Any
+) -> None:
+    """Copy one record; the length of the tuple `record_words` is the number of its words."""
+    for word in range(len(record_words)):
+        target[target_position, np.uint64(word)] = source[position, np.uint64(word)]
+
+
+@intrinsic
+def prefetch_record(typing_context: Any, records: Any, position: Any) -> Any:
+    """Ask for the cache line of a record ahead of its use."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        matrix = context.make_array(records)(context, builder, args[0])
+        num_words = builder.extract_value(matrix.shape, 1)
+        pointer = builder.gep(matrix.data, [builder.mul(args[1], num_words)])
+        pointer = builder.bitcast(pointer, ir.IntType(8).as_pointer())
+        int32 = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, int32, int32, int32])
+        prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(prefetch, [pointer, int32(0), int32(3), int32(1)])
+        return context.get_dummy_value()
+
+    return types.void(records, position), generate
+
+
+def place_of(places: Any, i: Any) -> Any:
+    """Return item i of the order `places`; None is the order 0, 1, ..."""
+
+
+@overload(place_of)
+def _overload_place_of(places: Any, i: Any) -> Any:
+    def count(places: Any, i: Any) -> Any:
+        return i
+
+    def look_up(places: Any, i: Any) -> Any:
+        return np.uint64(places[i])
+
+    return count if isinstance(places, types.NoneType) else look_up
+
+
+def pull(records: Any, pull_ids: Any, bucket_start: Any, place: Any, last: Any) -> Any:
+    """Return the position of a place's record; with `pull_ids`, also prefetch a later one."""
+
+
+@overload(pull, jit_options={"error_model": "numpy"})
+def _overload_pull(records: Any, pull_ids: Any, bucket_start: Any, place: Any, last: Any) -> Any:
+    def stay(records: Any, pull_ids: Any, bucket_start: Any, place: Any, last: Any) -> Any:
+        return place
+
+    def look_up(records: Any, pull_ids: Any, bucket_start: Any, place: Any, last: Any) -> Any:
+        ahead = min(place + np.uint64(PREFETCH_DISTANCE), last - np.uint64(1))
+        prefetch_record(records, bucket_start + np.uint64(pull_ids[ahead]))
+        return bucket_start + np.uint64(pull_ids[place])
+
+    return stay if isinstance(pull_ids, types.NoneType) else look_up

@@ -1,0 +1,42 @@
+"""Machine code on disk: it is used again, and never after a change to a file beside its own."""
+
+import os
+import subprocess
+import sys
+
+HELPER = """
+from tensorly_flycoo.engines.cpu.compiling import kernel
+
+@kernel
+def add(x):
+    return x + {number}
+"""
+
+CALLER = """
+import helper
+from tensorly_flycoo.engines.cpu.compiling import kernel
+
+@kernel
+def call(x):
+    return helper.add(x)
+
+print(call(1), sum(call.stats.cache_misses.values()))
+"""
+
+
+def run(folder):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+    command = [sys.executable, str(folder / "caller.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_machine_code_is_as_new_as_every_file_of_the_folder(tmp_path):
+    (tmp_path / "caller.py").write_text(CALLER)
+    (tmp_path / "helper.py").write_text(HELPER.format(number=1))
+    assert run(tmp_path) == ["2", "1"]
+    assert run(tmp_path) == ["2", "0"]
+    (tmp_path / "helper.py").write_text(HELPER.format(number=5))
+    assert run(tmp_path) == ["6", "1"]
+    assert run(tmp_path) == ["6", "0"]
