@@ -111,7 +111,7 @@ def test_huge_shapes_are_decomposed(options_name, shape_name):
     measured = _measure(shape_name)[options_name]
     assert measured["is_finite"]
     errors = np.array(measured["errors"])
-    assert len(errors) >= 7  # the seventh, a line search, is left out
+    assert len(errors) >= 7  # line search adds no error in the seventh
     # An error is the root of a sum over about 3600 nonzeros; least squares never increases it.
     assert (np.diff(errors) <= 3600 * np.finfo(float).eps).all()
     # The communities are found; the other nonzeros are noise.

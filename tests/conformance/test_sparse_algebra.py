@@ -36,7 +36,7 @@ def tenalg(request):
 
 
 def _huge_coo():
-    """Make a COO of 2**70 cells from small coordinates that are spread out."""
+    """Make a COO of 2**70 cells, 50 of them stored."""
     coords = np.sort(np.random.RandomState(0).randint(0, 2**14, (5, 50)), axis=1)
     values = 1 + np.random.RandomState(1).random_sample(50)
     return sparse.COO(coords, values, shape=(2**14,) * 5, sorted=True, has_duplicates=False)
@@ -55,7 +55,7 @@ def _check(found, expected):
 
 
 def _dense(x):
-    """Compute the expected result on the dense twin, before the alarm is set."""
+    """Make the dense twin in float64, without triggering the alarm."""
     return dense_of(x, np.float64)
 
 
@@ -167,7 +167,7 @@ def test_khatri_rao_with_a_sparse_mask(weights, kind):
 
 @BOTH_KINDS
 def test_cp_to_tensor_with_a_sparse_mask(kind):
-    """Gives elements of a CP tensor that is too large to be formed."""
+    """It gives elements of a CP tensor that is too large to form."""
     mask = _huge_coo()
     rng = np.random.RandomState(0)
     factors = [rng.random_sample((size, 3)) for size in mask.shape]

@@ -107,7 +107,7 @@ def _check(coo, method, make_options, kind):
 @pytest.mark.usefixtures("flycoo_backend")
 def test_exact_hals_solves_the_last_least_squares_problem():
     coo = community_coo(_SHAPES[3], seed=1)
-    # TensorLy makes 50,000 sweeps per mode; this updates only the last mode.
+    # exact=True makes up to 50,000 sweeps of a non-negative mode; here that is only the last one.
     options = {"init": _init(coo.shape, float), "nn_modes": {2}, "exact": True, "n_iter_max": 1}
     with densification_alarm():
         cp_tensor = non_negative_parafac_hals(coo, _RANK, **options)
