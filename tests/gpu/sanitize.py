@@ -1,4 +1,4 @@
-"""Run `small_run.py` under each tool of compute-sanitizer; stop at the first fault.
+"""Run `small_run.py` under each tool of compute-sanitizer; fail at a fault or if it is missing.
 
 python tests/gpu/sanitize.py
 """
