@@ -34,7 +34,7 @@ def parse_arguments(argv):
     add = parser.add_argument
     add("--tensors", nargs="+", default=NAMES, choices=NAMES)
     add("--tables", nargs="+", default=TABLES, choices=TABLES)
-    add("--ranks", nargs="+", type=int, default=[RANK], help=f"besides {RANK}, the rank of the targets")
+    add("--ranks", nargs="+", type=int, default=[RANK], help=f"besides {RANK}, the targets' rank")
     add("--alphas", nargs="+", type=float, default=[3.0], help="1: uniform; 3: heavy rows")
     add("--unscattered", action="store_true", help="also with the heavy rows side by side")
     add("--scale", type=float, default=1.0, help="fraction of nonzeros and of large modes' sizes")
