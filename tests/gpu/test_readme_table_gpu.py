@@ -14,7 +14,7 @@ def test_as_on_the_cpu(row, kind):
     found = {}
     for device in ("cuda", "cpu"):
         set_device(device)
-        found[device] = [readme_table.find_reason(row, name, kind) for name in row.uses]
+        found[device] = [readme_table.is_refused(row, name, kind) for name in row.uses]
         for text in row.limits:
             readme_table.check_limit(row, text, kind)
     assert found["cuda"] == found["cpu"]
