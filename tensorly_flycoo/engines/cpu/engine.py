@@ -18,7 +18,7 @@ from ..protocol import Engine
 from . import kernels, launch, solvers
 from . import ttmc as ttmc_kernels
 from .primitives import CpuPrimitives
-from .records import Field, Fields, Source, Target, Tiles
+from .records import Field, Fields, Source, Target, Tiles, locate
 
 #: Nonzeros of a tile, and of a bucket (128 KB of 16-byte records: it stays in a core's L2 cache
 #: while records are pulled out of it). Measured on a Xeon with 1 MB of L2.
@@ -70,14 +70,13 @@ class CpuEngine(CpuPrimitives, Engine):
         if step.records.shape[0] == 0:
             out[...] = 0
             return
-        others = [n for n in range(record_format.ndim) if n != mode]
         arrays, partial_rows = workspace
         num_lanes = min(_ROW_NBYTES // out.dtype.itemsize, 1 << (out.shape[1].bit_length() - 1))
         tiles = Tiles(layout.tile_size, step.bucket_size, tiling.carry_rows, tiling.empty_rows)
         source, target = Source.of(step, record_format), Target.of(step, record_format)
-        inputs = kernels.Inputs(Fields.of(record_format, others), arrays)
-        field, lanes = Field.of(record_format, mode), (0,) * num_lanes
-        output = kernels.Output(field, out, partial_rows, lanes)
+        field, fields = locate(record_format, mode)
+        inputs = kernels.Inputs(fields, arrays)
+        output = kernels.Output(field, out, partial_rows, (0,) * num_lanes)
         num_tiles = tiling.carry_rows.shape[0]
         self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp_tiles", num_lanes=num_lanes)
         launch.launch(kernels.mttkrp_tiles, num_tiles, tiles, source, target, inputs, output)

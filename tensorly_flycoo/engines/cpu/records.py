@@ -5,6 +5,7 @@ tuples and so part of a kernel's type; nothing is compiled for a rank or a shape
 None is part of the type too: the code for it is not compiled.
 """
 
+import functools
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -55,6 +56,13 @@ class Fields(NamedTuple):
             (record_format.words, record_format.shifts, record_format.masks),
         )
         return cls(*(tuple([np.uint64(column[mode]) for mode in modes]) for column in columns))
+
+
+@functools.lru_cache(maxsize=256)
+def locate(record_format: RecordFormat, mode: int) -> tuple[Field, Fields]:
+    """Find the coordinate of `mode`, and those of the other modes."""
+    others = [n for n in range(record_format.ndim) if n != mode]
+    return Field.of(record_format, mode), Fields.of(record_format, others)
 
 
 class Source(NamedTuple):
