@@ -120,6 +120,9 @@ def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
 
 def _initialize_tucker(original: Callable, *args: Any, **kwargs: Any) -> Any:
     given = inspect.signature(original).bind(*args, **kwargs).arguments
+    if given.get("non_negative"):
+        instead = "use tl.decomposition.tucker"
+        raise densify_error("non-negative Tucker", tuple(given["tensor"].shape), instead)
     check_tucker(given["tensor"], given["modes"], given.get("mask"))
     return original(*args, **kwargs)
 
