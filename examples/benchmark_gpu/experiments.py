@@ -223,9 +223,9 @@ def time_remap_off(layout, factors, outs, steps, repeats):
 
     def compute(mode):
         assert layout.mode == mode
-        workspace = cuda.allocate_workspace(layout, factors, mode, outs[mode])
-        arguments = (layout, layout.records, workspace, mode, outs[mode])
-        cuda.compute_mode(*arguments, layout.plans[mode].pull_ids, layout.bucket_size)
+        workspace = cuda.CUDA.allocate_workspace(layout, factors, mode, outs[mode])
+        with layout.hold_mode(mode, cuda.CUDA) as step:
+            cuda.CUDA.compute_mode(layout, step, workspace, mode, outs[mode])
 
     both = [
         step for mode, on in enumerate(steps) for step in (functools.partial(compute, mode), on)
