@@ -34,14 +34,14 @@ def parse_arguments(argv):
     add = parser.add_argument
     add("--tensors", nargs="+", default=NAMES, choices=NAMES)
     add("--tables", nargs="+", default=TABLES, choices=TABLES)
-    add("--ranks", nargs="+", type=int, default=[RANK], help=f"besides {RANK}, which bars are for")
+    add("--ranks", nargs="+", type=int, default=[RANK], help=f"besides {RANK}, the targets' rank")
     add("--alphas", nargs="+", type=float, default=[3.0], help="1: uniform; 3: heavy rows")
     add("--unscattered", action="store_true", help="also with the heavy rows side by side")
     add("--scale", type=float, default=1.0, help="fraction of nonzeros and of large modes' sizes")
-    add("--repeats", type=int, default=20, help="most runs that a median is of")
-    add("--time-limit", type=float, metavar="S", help="start nothing new after so many seconds")
-    add("--json", type=Path, help="write the figures here as they come")
-    add("--figure", type=Path, help="draw a picture; needs matplotlib")
+    add("--repeats", type=int, default=20, help="most runs for a median")
+    add("--time-limit", type=float, metavar="S", help="start nothing new after S seconds")
+    add("--json", type=Path, help="write the figures to this file, each as it is measured")
+    add("--figure", type=Path, help="draw a picture to this file; needs matplotlib")
     add("--profile", action="store_true", help=argparse.SUPPRESS)  # for ncu
     return parser.parse_args(argv)
 

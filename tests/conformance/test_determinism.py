@@ -1,4 +1,4 @@
-"""Each "yes" of the table in tests/README.md, repeated: the same bits, function by function."""
+"""Each "yes" of the table in tests/README.md, repeated: every function gives the same bits."""
 
 import itertools
 import os
@@ -32,7 +32,7 @@ def test_in_another_layout(expected):
 
 
 def test_with_another_number_of_threads(expected, monkeypatch):
-    """Also with more than there are: then helpers take turns."""
+    """Also with more threads than cores, which then take turns."""
     for count in itertools.islice(itertools.cycle([1, 2, 3, 16]), NUM_REPEATS):
         monkeypatch.setattr(numba, "get_num_threads", lambda count=count: count)
         assert compute_digests("cpu", "remap") == expected
@@ -40,7 +40,7 @@ def test_with_another_number_of_threads(expected, monkeypatch):
 
 @pytest.mark.parametrize("limit", ["index", "record"])
 def test_with_wider_ids_and_records(expected, limit, monkeypatch):
-    chosen = ("FlycooTensor, nonzeros", "norm", "mttkrp")  # the others compile much else
+    chosen = ("FlycooTensor, nonzeros", "norm", "mttkrp")  # the others compile much more
     functions = {name: determinism.FUNCTIONS[name] for name in chosen}
     monkeypatch.setattr(determinism, "FUNCTIONS", functions)
     lowered_limits.lower_limit(limit, monkeypatch)
@@ -48,9 +48,9 @@ def test_with_wider_ids_and_records(expected, limit, monkeypatch):
         assert compute_digests("cpu", layout) == {name: expected[name] for name in chosen}
 
 
-@pytest.mark.usual_limits("grid", "tiles")  # new processes have those
+@pytest.mark.usual_limits("grid", "tiles")  # new processes have the usual limits
 def test_in_new_processes(expected):
-    """With other hashes and numbers of threads; tests/README.md says how to start more of them."""
+    """With other hash seeds and numbers of threads; tests/README.md says how to start more."""
     environments = [
         {**os.environ, "NUMBA_NUM_THREADS": str(n), "PYTHONHASHSEED": str(n)} for n in (1, 3)
     ]
@@ -65,7 +65,7 @@ def test_in_new_processes(expected):
 
 
 def test_other_values_have_other_digests(expected, monkeypatch):
-    """So that the tests above can fail: one value differs by a part in 2**23."""
+    """The tests above can fail: digests differ if one value differs by a part in 2**23."""
     coords, values = determinism.draw_nonzeros()
     values[17] *= 1 + 2.0**-23
     monkeypatch.setattr(determinism, "draw_nonzeros", lambda: (coords, values))

@@ -1,7 +1,7 @@
-"""Nothing as big as the dense tensor is ever made: peak memory on shapes that no machine holds.
+"""Nothing as large as the dense tensor is ever made: peak memory for shapes that fit no machine.
 
-The decompositions of a shape run one after another in a process of its own, this file as a script,
-which prints what it measured.
+The decompositions of a shape run one after another in a separate process, with this file as a
+script that prints its measurements.
 """
 
 import functools
@@ -14,7 +14,7 @@ import sys
 import numpy as np
 import pytest
 
-#: 160 GB as a dense float64 array; and 2.4e19 cells, more than 2**63.
+#: One of 160 GB as a dense float64 array, and one of 2.4e19 cells, more than 2**63.
 _SHAPES = {"160 GB": (4000, 5000, 1000), "2.4e19 cells": (300_000, 400_000, 200_000, 1000)}
 _OPTIONS = {
     "random": {"init": "random"},
@@ -27,16 +27,16 @@ _OPTIONS = {
 _RANK = 2
 
 #: The factors, their copies for the line search (the last and the extrapolated ones), and the
-#: MTTKRP and the solution of the mode in work.
+#: MTTKRP and the solution of the current mode.
 _FACTORS_NBYTES_MULTIPLE = 5
 
-#: For libraries that are loaded late, the BLAS's buffers and numba's compiler. The Gram matrix of
-#: the non-empty rows of an unfolding, 2000 x 2000, and LAPACK's copies fit in it too.
+#: For libraries loaded late, the BLAS's buffers and numba's compiler; also for the Gram matrix of
+#: the non-empty rows of an unfolding, 2000 x 2000, and LAPACK's copies.
 _LIBRARIES_NBYTES = 200e6
 
 
 def _make_coo(shape):
-    """Make a COO of two small communities far apart, and of 1000 nonzeros anywhere."""
+    """Make a COO of two small communities far apart and 1000 nonzeros anywhere."""
     import sparse
 
     rng = np.random.RandomState(0)
@@ -46,13 +46,13 @@ def _make_coo(shape):
     communities = np.stack([row[cell] for row, cell in zip(rows, cells, strict=True)])
     anywhere = np.stack([rng.randint(0, size, 1000) for size in shape])
     coords = np.concatenate([communities, anywhere], axis=1)
-    coords = np.unique(coords, axis=1)  # sorted, without duplicates: more cells than have numbers
+    coords = np.unique(coords, axis=1)  # sorted and distinct: sparse cannot number so many cells
     values = rng.uniform(0.5, 1.5, coords.shape[1])
     return sparse.COO(coords, values, shape=shape, sorted=True, has_duplicates=False)
 
 
 def _status_nbytes(name):
-    """Read a size of this process; `ru_maxrss` would begin with that of the parent process."""
+    """Read a memory figure of this process; `ru_maxrss` would start from the parent's."""
     if not os.path.exists("/proc/self/status"):  # not Linux
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -62,7 +62,7 @@ def _status_nbytes(name):
 
 
 def _decompose(shape_name):
-    """Decompose in this process, and print what the parent process checks."""
+    """Decompose in this process and print figures for the parent process to check."""
     import tensorly as tl
 
     import tensorly_flycoo
@@ -111,10 +111,10 @@ def test_huge_shapes_are_decomposed(options_name, shape_name):
     measured = _measure(shape_name)[options_name]
     assert measured["is_finite"]
     errors = np.array(measured["errors"])
-    assert len(errors) >= 7  # line search begins, and leaves out, the seventh
-    # Each is the root of a sum over about 3600 nonzeros; least squares never makes one worse.
+    assert len(errors) >= 7  # line search adds no error in the seventh
+    # An error is the root of a sum over about 3600 nonzeros; least squares never increases it.
     assert (np.diff(errors) <= 3600 * np.finfo(float).eps).all()
-    # The communities are found; the nonzeros anywhere are noise.
+    # The communities are found; the other nonzeros are noise.
     assert errors[-1] < 0.9
 
 

@@ -1,4 +1,4 @@
-"""The seam with the oldest TensorLy that is supported, which CI has not installed."""
+"""The seam with the oldest supported TensorLy, which the test installs itself."""
 
 import os
 import re
@@ -18,7 +18,7 @@ PATHS = [f"tests/conformance/test_{name}.py" for name in ("canary", "refusals")]
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """Return the environment of processes that find the oldest TensorLy first."""
+    """Return an environment in which processes import the oldest TensorLy."""
     folder = str(tmp_path_factory.mktemp("tensorly"))
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", folder]
     if subprocess.run([*command, f"tensorly=={OLDEST}.*"], capture_output=True).returncode != 0:
@@ -27,7 +27,7 @@ def environment(tmp_path_factory):
 
 
 def run(environment, *arguments):
-    """Return what Python prints; an error there is one here."""
+    """Run Python and return its output; fail if it fails."""
     command = [sys.executable, *arguments]
     options = {"env": environment, "cwd": ROOT, "capture_output": True, "text": True}
     done = subprocess.run(command, timeout=250, **options)

@@ -2,20 +2,19 @@
 
 The bound. One step of ALS solves ``F P = M`` for a factor F. Both sides compute M, the MTTKRP, by
 sums of row_nnz products of ndim numbers (products with a zero add nothing, so the dense sum rounds
-no more often than the sparse one), P by ndim products, and the solution by sums of rank products;
-solving multiplies the deviations by the condition number of P with its diagonal scaled to one
-(Higham, Accuracy and Stability of Numerical Algorithms, 10.1). A step starts from what the steps
-before left, so to first order their deviations add up. Rounding errors of n operations add up to
-sqrt(n) eps in all but name (Higham and Mary, A new approach to probabilistic rounding error
-analysis, 2019; n eps, which cannot be exceeded, would let errors through that are plainly wrong in
-float32). So
+no more often than the sparse one), P by ndim products, and the solution by sums of rank products.
+Solving multiplies the deviations by the condition number of P with its diagonal scaled to one
+(Higham, Accuracy and Stability of Numerical Algorithms, 10.1). Each step starts from the result of
+the previous one, so to first order deviations add up. Rounding errors of n operations add up to
+about sqrt(n) eps (Higham and Mary, A new approach to probabilistic rounding error analysis, 2019);
+the strict bound n eps would accept errors that are plainly wrong in float32. So
 
     |e_k^2 - e'_k^2|  <=  sqrt(steps * (row_nnz + 2 * ndim + 2 * rank)) * eps * kappa * (1 + e_k)^2
 
-with kappa the largest condition number that the dense run meets, recorded while it runs, times what
-an option adds to it. Squares are compared because TensorLy computes ``e = sqrt(|norm^2 + rec^2 -
+with kappa the largest condition number in the dense run, recorded while it runs, times a factor for
+some options. Squares are compared because TensorLy computes ``e = sqrt(|norm^2 + rec^2 -
 2 iprod|)``, which cancels near an exact fit; (1 + e)^2 bounds the three terms over norm^2. A test
-fails where its bound is so weak that it would accept anything.
+fails if its bound is so weak that it would accept anything.
 """
 
 import contextlib
@@ -50,7 +49,7 @@ _BY_NDIM = pytest.mark.parametrize("ndim", [2, 3, 4, 5], ids="ndim{}".format)
 _DTYPES = ["float32", "float64", "int64", "bool"]
 _BY_DTYPE = pytest.mark.parametrize("dtype", _DTYPES)
 
-#: A test whose bound is above this says too little.
+#: A bound above this proves too little.
 _WEAKEST_BOUNDS = {np.dtype(np.float64): 1e-10, np.dtype(np.float32): 1e-2}
 
 
@@ -95,14 +94,14 @@ def _factor_dtype(coo):
 
 
 class _DenseRun:
-    """Decompose the dense twin under numpy, and record the condition numbers on the way."""
+    """Decompose the dense twin under numpy and record the condition numbers."""
 
     def __init__(self, coo, options):
-        self.dtype = _factor_dtype(coo)  # TensorLy would make integer factors of integers
+        self.dtype = _factor_dtype(coo)  # of integers TensorLy would make integer factors
         self.dense = dense_of(coo, self.dtype)
         self.conditions = [1.0]
-        # TensorLy's core algebra loses the weights of matrices: its `khatri_rao` returns a single
-        # factor as it is. Its einsum algebra does not.
+        # For matrices, TensorLy's core algebra loses the weights: its `khatri_rao` returns a single
+        # factor unchanged. Its einsum algebra keeps them.
         tenalg = "einsum" if coo.ndim == 2 else "core"
         with tl.backend_context("numpy"), _tenalg_backend(tenalg), self._recording():
             self.cp_tensor, errors = parafac(self.dense, return_errors=True, **options)
@@ -125,11 +124,11 @@ class _DenseRun:
             yield
 
     def _amplification(self, options):
-        """Say how much deviations may grow outside of `solve`: by singular vectors, by jumps."""
+        """Bound the growth of deviations outside `solve`: from singular vectors and line search."""
         growth = 1.0
         if options.get("init", "svd") == "svd":
-            # A singular vector turns by the error of the matrix over the gap of the squares: ours
-            # come from the eigenvectors of X X^T.
+            # Ours are eigenvectors of X X^T. They rotate by the error of that matrix over the gap
+            # between its eigenvalues.
             growth *= max(self._svd_condition(mode) for mode in range(self.dense.ndim))
         if options.get("linesearch"):
             # new = last + jump * (factor - last), at every even iteration above 5.
@@ -143,7 +142,7 @@ class _DenseRun:
         return squares[0] / -np.diff(squares[: _RANK + 1]).max()
 
     def bound(self, errors):
-        """Bound the deviation of squared errors, and see that the bound says something."""
+        """Bound the deviation of squared errors, and check that the bound is not too weak."""
         steps = max(len(self.conditions) - 1, 1)
         operations = steps * (self.row_nnz + 2 * self.dense.ndim + 2 * _RANK)
         bound = np.sqrt(operations) * np.finfo(self.dtype).eps * self.kappa
@@ -158,7 +157,7 @@ class _DenseRun:
 
 @contextlib.contextmanager
 def _tenalg_backend(name):
-    """Do what TensorLy's own context does, which up to 0.9 fails on leaving."""
+    """Set TensorLy's tensor algebra; its own context manager fails on exit up to 0.9."""
     before = tl.tenalg.get_backend()
     tl.tenalg.set_backend(name)
     try:
@@ -199,7 +198,7 @@ def test_same_errors_per_iteration(name, dtype, ndim):
 @pytest.mark.parametrize("cvg_criterion", ["abs_rec_error", "rec_error"])
 @pytest.mark.parametrize(
     ("init", "dtype"),
-    # From singular vectors the bound in float32 is above any tol that stops after a few iterations.
+    # With an SVD start, the float32 bound exceeds any tol that stops after a few iterations.
     [("random", dtype) for dtype in _DTYPES] + [("svd", dtype) for dtype in _DTYPES[1:]],
 )
 def test_same_number_of_iterations(init, cvg_criterion, dtype, ndim):
@@ -207,7 +206,7 @@ def test_same_number_of_iterations(init, cvg_criterion, dtype, ndim):
     options = _options("random", coo, init=init, tol=tol, cvg_criterion=cvg_criterion)
     expected = _DenseRun(coo, options | {"n_iter_max": 30})
     _, errors = _sparse_parafac(coo, return_errors=True, **options | {"n_iter_max": 30})
-    # No fall of the error is so near to tol that rounding could decide.
+    # No decrease of the error is so close to tol that rounding could decide.
     margin = 2 * expected.bound(expected.errors[-1]) / expected.errors[-1]
     assert (np.abs(-np.diff(expected.errors) - tol) > margin).all()
     assert 2 <= len(expected.errors) < 30
@@ -223,8 +222,8 @@ def test_same_decomposition_where_no_error_is_asked_for(init, dtype, ndim):
     expected = _DenseRun(coo, options)
     cp_tensor = _sparse_parafac(coo, **options)
     difference = reconstruct(cp_tensor.factors) - reconstruct(expected.cp_tensor.factors)
-    # What the steps before left is not at a minimum here: to first order the reconstruction
-    # deviates by kappa times the deviation of the factors, and each sweep hands it on.
+    # The start of a step is not a minimum here: to first order the reconstruction deviates by
+    # kappa times the deviation of the factors, and each sweep passes that on.
     bound = expected.bound(expected.errors[-1]) * _NUM_ITERATIONS
     assert np.linalg.norm(difference) <= bound * np.linalg.norm(expected.dense)
 
@@ -232,8 +231,8 @@ def test_same_decomposition_where_no_error_is_asked_for(init, dtype, ndim):
 @_BY_NDIM
 @_BY_DTYPE
 def test_randomized_svd_starts_as_the_exact_one(dtype, ndim):
-    # Ours computes exact singular vectors under that name too. So its errors are those of numpy's
-    # truncated_svd, and those of numpy's randomized_svd only in their quality at the end.
+    # Our randomized_svd computes exact singular vectors. So its errors are those of numpy's
+    # truncated_svd; with numpy's randomized_svd they only share the final quality.
     coo = _problem(ndim, dtype)
     options = _options("svd", coo)
     _, errors = _sparse_parafac(coo, return_errors=True, svd="randomized_svd", **options)
@@ -291,8 +290,8 @@ def test_both_layouts_give_the_bits_of_the_raw_tensor(name, layout):
 
 
 def test_components_of_very_different_sizes_are_all_found():
-    # Two blocks on the diagonal: each step solves two problems that have nothing to do with each
-    # other. Their matrix is diagonal and as regular as can be, whatever the ratio of its entries.
+    # Two blocks on the diagonal: each step solves two independent problems. Their matrix is
+    # diagonal, so perfectly conditioned after scaling, whatever the ratio of its entries.
     blocks = np.repeat(np.eye(2), 6, axis=0)
     coords = np.stack(np.nonzero(reconstruct([blocks] * 3)))
     sizes = np.where(coords[0] < 6, 1e10, 1.0)

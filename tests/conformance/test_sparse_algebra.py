@@ -1,4 +1,4 @@
-"""TensorLy's tensor algebra on sparse tensors gives what it gives on their dense twins."""
+"""TensorLy's tensor algebra gives the same for sparse tensors and their dense twins."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from tensorly_flycoo import DensifyError, FlycooTensor
 _SHAPE = (6, 7, 8)
 _EPS = np.finfo(np.float64).eps
 
-#: No sum here is of more products than this, all of them together at most of this size.
+#: Bounds for the number of products in a sum and for the sum of their magnitudes.
 _BOUND = 336 * _EPS * 3e3
 
 
@@ -36,7 +36,7 @@ def tenalg(request):
 
 
 def _huge_coo():
-    """Make a COO of 2**70 cells; its coordinates are numbers that small ones stand for."""
+    """Make a COO of 2**70 cells, 50 of them stored."""
     coords = np.sort(np.random.RandomState(0).randint(0, 2**14, (5, 50)), axis=1)
     values = 1 + np.random.RandomState(1).random_sample(50)
     return sparse.COO(coords, values, shape=(2**14,) * 5, sorted=True, has_duplicates=False)
@@ -48,14 +48,14 @@ def _vectors(shape):
 
 
 def _check(found, expected):
-    """Hold a sparse tensor, a vector or a number against what NumPy makes of the dense twin."""
+    """Compare a sparse tensor, a vector or a number with NumPy's result for the dense twin."""
     dense = dense_of(found) if isinstance(found, FlycooTensor) else found
     assert np.shape(dense) == np.shape(expected)
     assert np.abs(dense - expected).max() <= _BOUND
 
 
 def _dense(x):
-    """Do on the dense twin what is compared with, out of sight of the alarm."""
+    """Make the dense twin in float64, without triggering the alarm."""
     return dense_of(x, np.float64)
 
 
@@ -167,7 +167,7 @@ def test_khatri_rao_with_a_sparse_mask(weights, kind):
 
 @BOTH_KINDS
 def test_cp_to_tensor_with_a_sparse_mask(kind):
-    """The elements of a CP tensor at some coordinates, of a tensor that could not be formed."""
+    """It gives elements of a CP tensor that is too large to form."""
     mask = _huge_coo()
     rng = np.random.RandomState(0)
     factors = [rng.random_sample((size, 3)) for size in mask.shape]
@@ -224,7 +224,7 @@ def test_huge_shapes_stay_sparse(kind):
         np.testing.assert_array_equal(found.nonzeros()[1], coo.data)
 
 
-# Decompositions by singular value decompositions
+# Decompositions based on singular value decompositions
 
 
 def _max_error(found, expected):
@@ -233,7 +233,7 @@ def _max_error(found, expected):
     return max(np.abs(core - other).max() for core, other in zip(found, expected, strict=True))
 
 
-#: Of singular vectors that lie well apart, found twice through Gram matrices.
+#: For well-separated singular vectors, computed twice through Gram matrices.
 _VECTOR_BOUND = 1e-9
 
 _TRAINS = {
@@ -294,7 +294,7 @@ def test_verbose_says_what_is_computed(capsys):
 
 
 def _check_parafac2(as_list, kind, **options):
-    """Hold errors and factors against those of the dense tensor, or of its slices."""
+    """Compare errors and factors with those of the dense tensor, or of its slices."""
     coo = random_coo((4, 9, 7), 120, seed=2)
     dense = _dense(coo)
     options |= {"random_state": 0, "n_iter_max": 9, "return_errors": True}

@@ -28,7 +28,7 @@ from tensorly_flycoo.testing import random_tensor
 _RANK = 3
 _SHAPE = (9, 11, 10)
 
-#: All that TensorLy offers, with the parameters of its own tests or so.
+#: All of TensorLy's constraints, with parameters like those of its own tests.
 _CONSTRAINTS = {
     "non_negative": True,
     "l1_reg": 1e-3,
@@ -146,7 +146,7 @@ def test_more_cells_than_have_numbers(name):
 @pytest.mark.parametrize("name", ["smoothness", "monotonicity", "unimodality"])
 @pytest.mark.usefixtures("flycoo_backend")
 def test_a_long_mode_needs_no_square_matrix(name):
-    """Which would be of 80 GB."""
+    """A square matrix would take 80 GB."""
     x = random_tensor((100_000, 20, 30), 10_000, random_state=0)
     cp_tensor = constrained_parafac(
         x, 2, init="random", n_iter_max=1, **{name: {0: _CONSTRAINTS[name]}}
@@ -172,11 +172,11 @@ def test_one_nonzero_and_empty_rows(name):
     assert all(np.isfinite(factor).all() for factor in cp_tensor.factors)
 
 
-# TensorLy's own tests, told again for sparse input; the thresholds are theirs.
+# TensorLy's own tests for sparse input, with TensorLy's thresholds.
 
 
 def _planted(name):
-    """Make a tensor of components that meet the constraint, and a start near them."""
+    """Make a tensor whose components meet the constraint, and a start near them."""
     rng = np.random.RandomState(1234)
     options = {"random_state": rng} if _IS_SEEDED else {}
     start = initialize_constrained_parafac(

@@ -1,4 +1,4 @@
-"""TensorLy's tests of CP (its decomposition/tests/test_cp.py), told again for sparse tensors.
+"""TensorLy's tests of CP (its decomposition/tests/test_cp.py) for sparse tensors.
 
 Each runs on a `sparse.COO` and on a `FlycooTensor`, under "flycoo", through TensorLy's public API,
 with an alarm on anything that makes the tensor dense. Thresholds are TensorLy's own.
@@ -30,10 +30,10 @@ import tensorly_flycoo
 
 _SHAPE = (6, 8, 7)
 
-#: Of TensorLy's tests: a good decomposition has at most this relative error, and error of a cell.
+#: From TensorLy's tests: largest relative error of a good decomposition, and error of a cell.
 _MAX_ERROR, _MAX_CELL_ERROR = 0.01, 0.05
 
-#: Of TensorLy's tests: how much an error may rise that cancels near an exact fit.
+#: From TensorLy's tests: allowed increase of an error, which cancels near an exact fit.
 _MAX_RISE = 1e-7
 
 _BOOLS = [False, True]
@@ -238,7 +238,7 @@ def test_orthogonalise_starts_each_iteration_from_orthonormal_columns(kind):
         kind(random_coo(_SHAPE, 100, seed=2)), 3, init="random", random_state=0, n_iter_max=6,
         orthogonalise=6, fixed_modes=[0], callback=lambda cp, _: factors.append(cp.factors[0]),
     )  # fmt: skip
-    # The fixed mode shows what the other modes were computed from.
+    # The fixed mode shows which start the other modes were computed from.
     for factor in factors[1:]:
         np.testing.assert_allclose(factor.T @ factor, np.eye(3), atol=1e-14)
 
@@ -348,7 +348,7 @@ def test_tensorly_sees_the_tensor_as_one_of_its_own(kind):
     assert (tl.shape(x), tl.ndim(x)) == (_SHAPE, 3)
     assert tl.context(x) == {"dtype": np.float64}  # integers are counts
     norm = np.linalg.norm(coo.data.astype(float))
-    # A sum of nnz squares, and a root.
+    # A sum of nnz squares and a square root.
     assert abs(tl.norm(x) - norm) <= coo.nnz * np.finfo(float).eps * norm
     assert tl.norm(x, 2) == tl.norm(x)
 
@@ -373,8 +373,8 @@ def test_svd_interface_gives_the_leading_singular_vectors(mode, method, kind):
     assert tl.shape(unfolded) == matrix.shape
     left, values, right = tl.svd_interface(unfolded, method, n_eigenvecs=3, random_state=0)
     expected_left, expected_values, _ = np.linalg.svd(matrix, full_matrices=False)
-    # Squares of singular values are eigenvalues of a matrix of size I, whose rounding errors are
-    # eps * I * the largest; vectors turn by that over the gap between the squares.
+    # Squared singular values are eigenvalues of a matrix of size I, with rounding errors of
+    # eps * I * the largest; vectors rotate by that over the gap between the squares.
     squares = expected_values**2
     rounding = coo.nnz * np.finfo(float).eps * squares[0]
     gap = -np.diff(squares[:4]).max()

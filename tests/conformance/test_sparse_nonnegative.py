@@ -1,4 +1,4 @@
-"""Non-negative CP under "flycoo", by multiplicative updates and by HALS, with start and options."""
+"""Non-negative CP under "flycoo": multiplicative updates and HALS, with all starts and options."""
 
 import numpy as np
 import pytest
@@ -107,7 +107,7 @@ def _check(coo, method, make_options, kind):
 @pytest.mark.usefixtures("flycoo_backend")
 def test_exact_hals_solves_the_last_least_squares_problem():
     coo = community_coo(_SHAPES[3], seed=1)
-    # TensorLy takes 50,000 sweeps for each; this is one only, of the mode that comes last.
+    # exact=True makes up to 50,000 sweeps of a non-negative mode; here that is only the last one.
     options = {"init": _init(coo.shape, float), "nn_modes": {2}, "exact": True, "n_iter_max": 1}
     with densification_alarm():
         cp_tensor = non_negative_parafac_hals(coo, _RANK, **options)
@@ -135,7 +135,7 @@ def test_non_negative_singular_vectors(dtype, mode, nntype, kind):
     with tl.backend_context("flycoo"), densification_alarm():
         left, _, lazy_right = tl.svd_interface(tl.unfold(kind(coo), mode), **options)
     assert left.dtype == expected.dtype
-    # Singular vectors turn by the error of the Gram matrix over the gap of its eigenvalues.
+    # Singular vectors rotate by the error of the Gram matrix over the gap of its eigenvalues.
     squares = np.linalg.svd(matrix.astype(np.float64), compute_uv=False) ** 2
     bound = coo.nnz * np.finfo(dtype).eps * squares[0] / -np.diff(squares[:5]).max()
     assert bound < (1e-9 if dtype == "float64" else 0.1)
@@ -169,7 +169,7 @@ def test_randomized_svd_gives_the_exact_start(function):
 @_BY_FUNCTION
 @pytest.mark.usefixtures("flycoo_backend")
 def test_more_cells_than_have_numbers(function, dtype, kind):
-    """Rows that are zero stay zero, so the rest must be what it is without them."""
+    """Zero rows stay zero, so the other rows must be the same as without them."""
     coo = community_coo((8, 6, 9, 7, 6), dtype, seed=1)
     huge, rows = spread(coo, (2**13 + 1,) * 5)
     factors = _factors(coo.shape, dtype)
@@ -183,7 +183,7 @@ def test_more_cells_than_have_numbers(function, dtype, kind):
         got, huge_errors = function(
             kind(huge), _RANK, init=(None, start), n_iter_max=5, return_errors=True
         )
-    # Grams add the same numbers, and zeros between them, in another order: as the MTTKRP's sums.
+    # Gram matrices add the same numbers, with zeros between them, in another order, like MTTKRP.
     tolerance = 1e3 * np.finfo(dtype).eps
     np.testing.assert_allclose(huge_errors, errors, rtol=tolerance)
     for full, row, factor in zip(got.factors, rows, expected.factors, strict=True):
@@ -230,7 +230,7 @@ def test_edge_cases_run_to_finite_factors(function, make, init, rank):
 def test_one_nonzero_is_found(function, kind):
     x = kind(_EDGE_CASES["one nonzero"]())
     cp_tensor = function(x, 1, init="random", random_state=0, n_iter_max=3, tol=0)
-    # Multiplicative updates put the rounding unit in place of a zero.
+    # Multiplicative updates replace zeros by the rounding unit.
     np.testing.assert_allclose(reconstruct(cp_tensor.factors), dense_of(x), atol=1e-12)
 
 
@@ -256,7 +256,7 @@ def test_init_of_another_precision_is_an_error(function):
         function(random_coo((4, 5, 6), 40, np.float32), _RANK, init=start)
 
 
-# TensorLy's own tests of these functions, told again for sparse input; the thresholds are theirs.
+# TensorLy's own tests of these functions for sparse input, with TensorLy's thresholds.
 
 
 @BOTH_KINDS

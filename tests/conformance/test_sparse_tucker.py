@@ -1,7 +1,7 @@
-"""TensorLy's tests of Tucker (decomposition/tests/test_tucker.py), told again for sparse tensors.
+"""TensorLy's tests of Tucker (decomposition/tests/test_tucker.py) for sparse tensors.
 
 Each runs on a `sparse.COO` and on a `FlycooTensor`, under "flycoo", through TensorLy's public API,
-with an alarm on anything that makes the tensor dense; and against TensorLy itself under "numpy".
+with an alarm on anything that makes the tensor dense. Results are compared with TensorLy's "numpy".
 """
 
 import inspect
@@ -22,7 +22,7 @@ from tensorly_flycoo import DensifyError
 _SHAPE = (9, 8, 7)
 _RANK = (3, 3, 3)
 
-#: Of decompositions whose singular values lie apart, `community_coo`'s: a few hundred roundings.
+#: For the well-separated singular values of `community_coo`: a few hundred rounding errors.
 _CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 
 pytestmark = pytest.mark.filterwarnings("ignore:Given only one int", "ignore:No value given")
@@ -35,14 +35,14 @@ def alarmed_backend(flycoo_backend):
 
 
 def _dense_result(function, coo, *args, **kwargs):
-    """Do the same under "numpy", on the dense twin."""
+    """Decompose the dense twin under "numpy"."""
     with tl.backend_context("numpy"):
         dtype = np.float32 if coo.dtype == np.float32 else np.float64
         return function(dense_of(coo, dtype), *args, **kwargs)
 
 
 def _check_same(found, expected, exact_signs=True):
-    """Hold a core and factors against TensorLy's; without signs by what they project to."""
+    """Compare a core and factors with TensorLy's; projections make signs irrelevant."""
     (core, factors), (expected_core, expected_factors) = found, expected
     if exact_signs:
         np.testing.assert_allclose(core, expected_core, **_CLOSE)
@@ -77,7 +77,7 @@ def test_tucker_does_what_it_does_on_dense_tensors(options, kind):
     _check_same(found, expected)
 
 
-#: All options for one choice of modes, and the other choices with the default ones.
+#: All options for one choice of modes, and the default options for the others.
 _PARTS = [([0, 2], name) for name in _OPTIONS] + [
     (modes, "svd") for modes in ([1, 2], [0, 1], [0, 1, 2])
 ]
@@ -195,7 +195,7 @@ def test_a_tucker_tensor_is_a_start(as_tensor, kind):
 
 @BOTH_KINDS
 def test_factors_alone_are_a_start(kind):
-    """From TensorLy 0.10 on."""
+    """Supported by TensorLy from 0.10 on."""
     module = inspect.getmodule(tucker)
     if not hasattr(module, "_is_tucker_factors_init"):
         pytest.skip("this TensorLy takes no factors alone")
@@ -370,7 +370,7 @@ def test_multi_mode_dot_with_a_skipped_matrix_is_lazy(kind):
     assert (tl.shape(found), tl.ndim(found)) == ((3, 8, 3), 3)
     np.testing.assert_allclose(tl.norm(found), tl.norm(expected))
     assert tl.shape(tl.unfold(found, 1)) == (8, 9)
-    # Along a mode that was multiplied it is an array.
+    # Along a multiplied mode the unfolding is an array.
     np.testing.assert_allclose(tl.unfold(found, 2), tl.unfold(expected, 2), atol=1e-12)
 
 
@@ -386,7 +386,7 @@ def test_multi_mode_dot_names_what_is_wrong():
 @pytest.mark.parametrize("skip", [None, 2])
 @pytest.mark.parametrize("vector_modes", [(0,), (1,), (0, 1)], ids=str)
 def test_vectors_among_matrices(vector_modes, skip, kind):
-    """They are contracted first; what is left may be a dense vector."""
+    """Vectors are contracted first, and may leave a dense vector."""
     coo, rng = random_coo(_SHAPE, 100), np.random.RandomState(0)
     operands = [
         rng.standard_normal(size if n in vector_modes else (3, size))
@@ -400,7 +400,7 @@ def test_vectors_among_matrices(vector_modes, skip, kind):
 @BOTH_KINDS
 @pytest.mark.parametrize("transpose", [False, True])
 def test_mode_dot_with_a_matrix(transpose, kind):
-    """Where the other modes have no more indices together than there are nonzeros."""
+    """The other modes together have no more cells than there are nonzeros."""
     coo, matrix = random_coo((4, 5, 9), 100), np.random.RandomState(0).standard_normal((9, 3))
     arguments = (matrix if transpose else matrix.T, 2, transpose)
     found, expected = (tl.tenalg.mode_dot(x, *arguments) for x in (kind(coo), dense_of(coo)))

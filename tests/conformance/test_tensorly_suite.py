@@ -1,7 +1,7 @@
 """TensorLy's own tests: all pass under "flycoo".
 
-With another tensor algebra, those of what has hooks do; under numpy with the plugin imported, those
-of the algebra: test_backend_seam.py compares the bits of decompositions there.
+With the einsum tensor algebra, only the packages with hooks are tested; under numpy with the plugin
+imported, only the algebra, because test_backend_seam.py compares decompositions there bit by bit.
 """
 
 import os
@@ -14,11 +14,11 @@ from pathlib import Path
 import fixed_seed
 import pytest
 
-#: What has hooks.
+#: Packages with hooks.
 _ALGEBRA = ("tensorly.tenalg", "tensorly.contrib")
 _HOOKED = ("tensorly.decomposition", *_ALGEBRA)
 
-#: With how many tests there are at least; far fewer would mean that they were not found.
+#: The last number is the least number of tests; far fewer would mean that they were not found.
 _ENVIRONMENTS = [
     pytest.param("flycoo", "core", ("tensorly",), 700, id="flycoo-core"),
     pytest.param("flycoo", "einsum", _HOOKED, 500, id="flycoo-einsum"),
@@ -27,11 +27,11 @@ _ENVIRONMENTS = [
 
 
 def _run_suite(backend, tenalg, packages, directory):
-    """Run the tests in the wheel, away from this repository and its configuration."""
+    """Run the wheel's tests outside this repository and its configuration."""
     settings = {"TENSORLY_BACKEND": backend, "TENSORLY_TENALG_BACKEND": tenalg}
     config = directory / "pytest.ini"
     config.write_text("[pytest]\n")
-    shutil.copy(Path(fixed_seed.__file__), directory)  # a plugin, found there
+    shutil.copy(Path(fixed_seed.__file__), directory)  # a pytest plugin, found there
     options = ["-c", config, "--rootdir", directory, "-p", "no:cacheprovider", "-q"]
     options += ["-p", "fixed_seed", "-p", "tensorly_flycoo"]
     return subprocess.run(

@@ -1,8 +1,8 @@
-"""Tucker decompositions need the memory of their factors and cores, and of the rows with nonzeros.
+"""Tucker decompositions need memory only for factors, cores and the rows with nonzeros.
 
-The case of tensorly/issues/101 at a sixth of its size: `partial_tucker` of modes 0 and 2, where a
-product with one factor at a time has 12 columns for each cell of two modes. And `tucker` of a shape
-that no machine holds. In a process of their own, this file as a script.
+One case is tensorly/issues/101 at a sixth of its size: `partial_tucker` of modes 0 and 2, where a
+product with one factor at a time has 12 columns for each cell of two modes. The other is `tucker`
+of a shape that fits no machine. They run in a separate process, with this file as a script.
 """
 
 import functools
@@ -20,7 +20,7 @@ _NUM_COMMUNITIES = 20
 
 
 def _make_communities():
-    """Make a COO of 40,000 nonzeros, 70 % of them inside one of 20 blocks of cells."""
+    """Make a COO of 40,000 nonzeros, 70 % of them in 20 blocks of cells."""
     import sparse
 
     rng, nnz = np.random.RandomState(0), 40_000
@@ -40,7 +40,7 @@ def _make_communities():
 
 
 def _decompose(name):
-    """Decompose in this process, and print what the parent process checks."""
+    """Decompose in this process and print figures for the parent process to check."""
     import tensorly as tl
 
     import tensorly_flycoo
@@ -86,7 +86,7 @@ def _measure(name):
 @pytest.mark.parametrize("name", ["partial", "2.4e19 cells"])
 def test_memory_of_factors_and_cores(name):
     measured = _measure(name)
-    # The core, and what its norm is computed from; vectors and their copies beside the factors.
+    # The core and temporaries of its norm; vectors and their copies besides the factors.
     bound = measured["tensor_nbytes"] + 6 * measured["arrays_nbytes"]
     assert measured["peak_nbytes"] <= bound + _LIBRARIES_NBYTES
 

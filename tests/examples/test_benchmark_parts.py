@@ -1,4 +1,4 @@
-"""What of the GPU benchmark needs no GPU: the load balance, the comparison, ncu's output."""
+"""The parts of the GPU benchmark that need no GPU: load balance, comparison, ncu's output."""
 
 import importlib.util
 import math
@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "benchmark_gpu"
 
 
 def load_module(name):
-    """Load one file of the program, which is no package."""
+    """Load one file of the program by its path, because it is not in a package."""
     spec = importlib.util.spec_from_file_location(f"benchmark_gpu_{name}", FOLDER / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -51,8 +51,8 @@ def make_row(tensor, **seconds):
     }
 
 
-def test_a_mean_above_the_bar_is_a_miss_and_so_is_one_bad_tensor():
-    """The bar of remap / indexed is 0.9: met at 0.8 and 0.9, missed at 0.95, and with one 1.2."""
+def test_a_mean_above_the_target_is_a_miss_and_so_is_one_bad_tensor():
+    """The target of remap / indexed is 0.9: 0.8 and 0.9 meet it; 0.95, or a single 1.2, do not."""
     for ratios, is_met in (((0.8, 0.9), True), ((0.95, 0.95), False), ((0.5, 1.2), False)):
         rows = [
             make_row(tensor, remap=ratio, indexed=1.0)

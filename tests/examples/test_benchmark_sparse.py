@@ -1,4 +1,4 @@
-"""The benchmark of what else takes a sparse tensor: it runs, and judges by its bars."""
+"""The benchmark of functions other than parafac runs and applies its limits."""
 
 import json
 
@@ -10,7 +10,7 @@ from tensorly_flycoo import engines
 
 
 def test_all_experiments_run(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(engines, "_chosen_device", None)  # it is put back
+    monkeypatch.setattr(engines, "_chosen_device", None)  # restores the device
     path = tmp_path / "figures.json"
     sizes = ["--rows", "200", "--nnz", "1000", "--rounds", "1", "--iterations", "1"]
     figures = benchmark.main([*sizes, "--json", str(path)])

@@ -1,4 +1,4 @@
-"""The comparison: rows that finish agree, and those that do not say why."""
+"""The comparison: rows that finish agree, and the others say why."""
 
 import json
 import sys
@@ -32,7 +32,7 @@ def test_rows_agree(tmp_path, capsys):
 
 
 def test_a_row_that_fails_and_a_slow_one_say_so(tmp_path, capsys):
-    """With 10 kB of memory for the dense tensor, and less time than Python takes to start."""
+    """10 kB of memory for the dense tensor, and less time than Python takes to start."""
     figure = tmp_path / "rows.png"
     compare.save_problem(tmp_path / "problem.npz", compare.make_tensor(compare.parse(SMALL)), 2, 0)
     rows = [{"way": compare.OURS, "iteration_s": 1.0, "peak_nbytes": 1e9, "fit": 0.5}]

@@ -1,4 +1,4 @@
-"""The main example runs from end to end, prints its page and writes its figure."""
+"""The main example runs from end to end, prints its output and writes its figure."""
 
 import importlib.util
 import re
@@ -17,7 +17,7 @@ RANK, ITERATIONS = 3, 4
 
 @pytest.fixture(scope="module")
 def flights():
-    """The example as a module; it is no package, so it is loaded by its path."""
+    """Load the example by its path, because it is not in a package."""
     spec = importlib.util.spec_from_file_location("flights_example", EXAMPLE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -26,9 +26,9 @@ def flights():
 
 @pytest.fixture
 def run(flights, tmp_path, capsys):
-    """Run the example on a small setting: what it returns, its page, its figure."""
+    """Run the example on a small setting; return its results, its output and its figure."""
     output = tmp_path / "flights.png"
-    with tl.backend_context(tl.get_backend()):  # the example sets a backend: put back the old one
+    with tl.backend_context(tl.get_backend()):  # restores the backend that the example sets
         result = flights.main(
             ["--rank", str(RANK), "--iterations", str(ITERATIONS), "--output", str(output)]
         )
@@ -37,13 +37,13 @@ def run(flights, tmp_path, capsys):
 
 def test_flights(run):
     result, page, output = run
-    # One line of progress for the start and for each iteration, with the fits that it returns.
+    # One line of progress for the start and for each iteration, with the returned fits.
     progress = re.findall(r"^ +(\d+) +(-?\d+\.\d{4}) +(\d+\.\d{3})$", page, re.MULTILINE)
     assert [int(iteration) for iteration, _, _ in progress] == list(range(ITERATIONS + 1))
     assert [float(fit) for _, fit, _ in progress] == [round(fit, 4) for fit in result["fits"]]
     assert len(result["seconds"]) == ITERATIONS + 1
 
-    # A paragraph for each component, the largest first.
+    # One paragraph per component, largest first.
     shares = re.findall(r"^Component (\d): (\S+)% of all flights$", page, re.MULTILINE)
     assert [number for number, _ in shares] == ["1", "2", "3"]
     assert [float(share) for _, share in shares] == sorted(
@@ -55,7 +55,7 @@ def test_flights(run):
     assert "JetBlue Airways" in page
     assert f"Wrote {output}" in page
 
-    # The figure is an image of a size that can be read, and is not blank.
+    # The figure is a readable image and not blank.
     pixels = image.imread(output)
     height, width = pixels.shape[:2]
     assert 1000 <= width <= 2000

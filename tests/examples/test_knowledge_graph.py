@@ -1,4 +1,4 @@
-"""The knowledge graph on a small setting: its own asserts, and its ranks against plain loops."""
+"""The knowledge graph on a small setting: its own asserts, and its ranks from plain loops."""
 
 import subprocess
 
@@ -9,22 +9,22 @@ import tensorly as tl
 
 
 def test_knowledge_graph():
-    """One test, as its files are downloaded in each process that has one; no network, a skip."""
+    """One test, because each process downloads the files; skipped without a network."""
     try:
-        with tl.backend_context(tl.get_backend()):  # the example sets a backend: put the old back
+        with tl.backend_context(tl.get_backend()):  # restores the backend that the example sets
             result = knowledge_graph.main(["--ranks", "5", "30", "--iterations", "15"])
     except subprocess.CalledProcessError:
         pytest.skip("pip cannot download the wheel of pykeen")
     assert result["train"].shape == (3, 5216)
     assert result["test"].shape == (3, 661)
-    assert result["cp_tensor"].rank == 30  # chosen on other triples
+    assert result["cp_tensor"].rank == 30  # chosen on validation triples
     assert result["cp_tensor"].shape == (135, 46, 135)
     for mode in (0, 2):
         check_ranks(result, mode)
 
 
 def check_ranks(result, mode):
-    """Rank one triple after the other, in the dense tensor of scores."""
+    """Rank the triples one by one in the dense tensor of scores."""
     cp_tensor, known, triples = result["cp_tensor"], result["known"], result["test"][:, :20]
     dense = tl.cp_to_tensor(cp_tensor)
     dense_known = np.zeros(dense.shape, bool)

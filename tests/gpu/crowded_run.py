@@ -1,4 +1,4 @@
-"""What happens where another process holds most of a GPU; alone on it, since others would fail.
+"""What happens when another process holds most of a GPU. Run it alone: others would fail.
 
 python tests/gpu/crowded_run.py
 """
@@ -13,7 +13,7 @@ from tensorly.decomposition import parafac
 
 from tensorly_flycoo.testing import random_tensor
 
-#: What the other process leaves, beside what the GPU's driver needs for each process.
+#: Memory left by the other process, besides what the driver needs for each process.
 LEFT_NBYTES = 2**30
 HOLD = """
 import cupy, sys
@@ -25,7 +25,7 @@ sys.stdin.read()
 
 
 def check_too_large():
-    """A tensor for which there is no room: the error says so, and nothing is kept."""
+    """Build a tensor that does not fit: the error says so, and all memory is freed."""
     try:
         random_tensor((10**6,) * 3, 60_000_000, random_state=0, device="cuda")
     except MemoryError as error:
@@ -37,7 +37,7 @@ def check_too_large():
 
 
 def check_small():
-    """A tensor for which there is room: the same bits as before."""
+    """Build a tensor that fits: it gives the same bits as before."""
     x = random_tensor((3000, 2000, 1000), 100_000, random_state=0, device="cuda")
     with tl.backend_context("flycoo"):
         _, factors = parafac(x, 8, n_iter_max=3, init="random", random_state=0)

@@ -1,9 +1,9 @@
-"""MTTKRP of more than 2^31 nonzeros, checked row by row; for a GPU with 140 GB, 20 GB on the host.
+"""MTTKRP of more than 2^31 nonzeros, checked row by row; needs 140 GB on a GPU, 20 on the host.
 
     python tests/gpu/huge_run.py
 
-Places of nonzeros, ids and offsets then need more than 31 bits. It is no part of the test-suite,
-which other tests share a GPU with.
+Places of nonzeros, ids and offsets then need more than 31 bits. It is not part of the test suite,
+whose tests share a GPU.
 """
 
 import itertools
@@ -15,12 +15,12 @@ from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp
 
 SHAPE = (2**16, 2**16)
 NNZ = 2**31 + 12_345
-#: Nonzeros that are drawn, or added up for comparison, at a time.
+#: Nonzeros to draw, or to add up for comparison, at a time.
 BLOCK = 2**27
 
 
 def draw():
-    """Draw values at places spread evenly over all cells, in order, in narrow types on the host."""
+    """Draw values in cells spread evenly over the tensor, sorted, in narrow types on the host."""
     random = cupy.random.RandomState(0)
     coords = np.empty((2, NNZ), np.uint16)
     values = np.empty(NNZ, np.float32)
@@ -45,7 +45,7 @@ def add_up(coords, values, factor, mode):
 
 
 def check(layout, coords, values, factors, expected):
-    """Build a tensor, compute every mode twice, and compare with what was expected."""
+    """Build a tensor, compute every mode twice and compare with the expected result."""
     x = FlycooTensor(coords, values, SHAPE, layout=layout, device="cuda")
     assert x.nnz == NNZ
     for mode in itertools.chain(range(2), range(2)):

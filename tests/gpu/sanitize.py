@@ -1,4 +1,4 @@
-"""Run `small_run.py` under each tool of compute-sanitizer; fail at the first fault, or without it.
+"""Run `small_run.py` under each tool of compute-sanitizer; fail at a fault or if it is missing.
 
 python tests/gpu/sanitize.py
 """
@@ -13,13 +13,13 @@ TOOLS = {
     "memcheck": [],
     "initcheck": [],
     "synccheck": [],
-    # Threads of CuPy's own scan, by which it finds what is not zero, race within a warp.
+    # CuPy's own scan, which finds nonzeros, has a race within a warp.
     "racecheck": ["--kernel-name-exclude", "kernel_substring=cupy_"],
 }
 
 
 def find_sanitizer():
-    """Return the path of compute-sanitizer, which comes with the CUDA toolkit."""
+    """Return the path of compute-sanitizer, which is part of the CUDA toolkit."""
     folders = [os.environ.get(name, "") for name in ("CUDA_PATH", "CUDA_HOME")]
     folders = [str(Path(folder, "bin")) for folder in [*folders, "/usr/local/cuda"] if folder]
     path = os.pathsep.join([os.environ.get("PATH", ""), *folders])
@@ -30,13 +30,13 @@ def find_sanitizer():
 
 
 def run(tool, options):
-    """Run the script under one tool, and print what it says in the end."""
+    """Run the script under one tool and print the end of its output."""
     script = str(Path(__file__).with_name("small_run.py"))
     command = [find_sanitizer(), "--tool", tool, "--error-exitcode", "1", *options]
     done = subprocess.run([*command, sys.executable, script], capture_output=True, text=True)
     lines = (done.stdout + done.stderr).splitlines()
     print(f"{tool}: {lines[-1].strip('= ') if lines else ''}")
-    # The script's own last line too: a tool that finds no kernel finds no fault.
+    # Also check the script's own last line: a tool that sees no kernel reports no fault.
     if done.returncode != 0 or "ran" not in lines:
         print("\n".join(lines[-60:]))
         raise SystemExit(1)

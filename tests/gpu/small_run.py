@@ -1,7 +1,7 @@
-"""A little of everything that launches our kernels, for `sanitize.py`.
+"""A small run of everything that launches our kernels, for `sanitize.py`.
 
-Memory comes straight from CUDA, not from CuPy's pool, whose arrays lie side by side in what has
-been written before.
+Memory comes directly from CUDA: arrays from CuPy's pool lie side by side in memory that was written
+before, which hides faults.
 """
 
 import itertools
@@ -27,7 +27,7 @@ def draw(shape, dtype, nnz=3000):
 
 
 def compute_modes(shape, dtype, layout):
-    """Compute modes in turn, and one out of turn."""
+    """Compute modes in order, and one out of order."""
     x = FlycooTensor(*draw(shape, dtype), shape, layout=layout)
     for rank in RANKS:
         factors = [cupy.ones((size, rank), dtype) for size in shape]
@@ -36,7 +36,7 @@ def compute_modes(shape, dtype, layout):
 
 
 def compute_tall(dtype):
-    """Compute products of tall matrices, tight and with rows that lie apart."""
+    """Compute products of tall matrices, contiguous and with padding between rows."""
     for rank, pad in itertools.product(RANKS, (0, 3)):
         x = cupy.ones((2**15 + 77, rank + pad), dtype)[:, :rank]
         linear_algebra.transposed_product(x, x)
@@ -48,7 +48,7 @@ def compute_tall(dtype):
 
 
 def decompose(dtype):
-    """Run decompositions through TensorLy, of a mode with a tall factor."""
+    """Run decompositions through TensorLy, with a tall factor."""
     shape = (2**15 + 5, 20, 10)
     x = FlycooTensor(*draw(shape, dtype), shape)
     with tl.backend_context("flycoo"):

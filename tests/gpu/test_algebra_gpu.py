@@ -30,7 +30,7 @@ def matrix(xp, num_rows):
 
 
 def to_host(found):
-    """Bring what a function returned to the host, from the GPU and from nowhere else."""
+    """Copy a result to the host, and fail if it was not on the GPU."""
     if isinstance(found, FlycooTensor):
         assert found.device == "cuda"
         return found.to_coo().todense()

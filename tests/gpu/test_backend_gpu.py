@@ -1,4 +1,4 @@
-"""TensorLy's functions on CuPy arrays: NumPy's answers but for rounding, and arrays stay put."""
+"""TensorLy's functions on CuPy arrays: NumPy's answers up to rounding; arrays stay on the GPU."""
 
 import itertools
 
@@ -35,7 +35,7 @@ def to_gpu(x):
 
 
 def assert_same(found, expected):
-    """Hold a CuPy array against NumPy's, within the rounding of a sum of its size."""
+    """Compare a CuPy array with NumPy's, within the rounding of a sum of its size."""
     assert isinstance(found, cupy.ndarray)
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
@@ -200,7 +200,7 @@ def test_tensor_on_the_host_if_asked():
 
 
 class Exporter:
-    """Export DLPack, as arrays of other libraries do, and nothing else."""
+    """An array that exports DLPack, like those of other libraries, and nothing else."""
 
     def __init__(self, array):
         self.array = array
@@ -277,7 +277,7 @@ def make_tall(num_rows, dtype, seed=0):
 
 
 def assert_sum(found, exact, sizes, num_terms, dtype):
-    """Hold a sum, of which so many terms are added in its own dtype, against the exact one."""
+    """Compare a sum, of which `num_terms` terms are added in its own dtype, with the exact one."""
     assert (found.dtype, found.shape) == (dtype, exact.shape)
     length = 10 + num_terms
     assert (np.abs(found.get() - exact) <= length * np.finfo(dtype).eps * sizes).all()
@@ -318,7 +318,7 @@ def test_rows_that_lie_apart_are_tall_too(dtype):
 
 @pytest.fixture(params=["tensor cores", "cuBLAS"])
 def products_by(request, monkeypatch):
-    """Also as on a GPU without fast tensor cores of double precision."""
+    """Also as on a GPU without fast double-precision tensor cores."""
     if request.param == "cuBLAS":
         monkeypatch.setattr(tall, "suits_tensor_cores", lambda x: False)
 
@@ -328,7 +328,7 @@ def products_by(request, monkeypatch):
 @pytest.mark.parametrize("pad", [0, 3], ids=["tight", "apart"])
 @pytest.mark.usefixtures("products_by")
 def test_products_of_tall_matrices(pad, rank, dtype):
-    """Rows end within a block; those of a factor that is not aligned may lie apart."""
+    """Rows end within a block; rows of an unaligned factor may have padding between them."""
     rng = np.random.default_rng(rank)
     wide, other = rng.standard_normal((2, 3 * 2**14 + 77, rank + pad)).astype(dtype)
     gram = np.eye(rank) + 0.5 * np.diag(rng.random(rank - 1), 1)
@@ -368,7 +368,7 @@ KINDS = (
 
 
 def make_small(kind, size):
-    """Make a matrix that is easy or hard to invert."""
+    """Make a well- or ill-conditioned matrix."""
     rng = np.random.default_rng(size)
     noise = rng.random((size, size)) / size
     half = rng.standard_normal((size, (size + 1) // 2))
@@ -387,7 +387,7 @@ def make_small(kind, size):
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 31, 32])
 @pytest.mark.parametrize("kind", KINDS)
 def test_inverses_of_small_matrices(kind, size):
-    """They are LAPACK's, or the pseudo-inverses of what is singular to rounding."""
+    """They equal LAPACK's, or the pseudo-inverses of numerically singular matrices."""
     matrix = make_small(kind, size)
     expected, condition = linear_algebra._invert(matrix)
     bound = 1e-6 * condition * np.abs(expected).max()
@@ -406,7 +406,7 @@ def test_the_inverse_of_what_is_not_finite_is_nan():
 @DTYPES
 @pytest.mark.parametrize("rank", [3, 7, 8, 25])
 def test_solve_aligns_the_rows_of_tall_factors(rank, dtype):
-    """MTTKRP reads them at full speed; they are the factors that others would be."""
+    """MTTKRP reads padded factors at full speed; they hold the same numbers as others."""
     rng = np.random.default_rng(0)
     gram = np.eye(rank) + 0.1 * rng.random((rank, rank))
     rows = rng.standard_normal((2**15 + 5, rank))
@@ -429,7 +429,7 @@ def test_tall_results_have_the_same_bits_in_every_run(dtype):
 @pytest.mark.parametrize("num_rows", [40, *NUM_ROWS])
 @pytest.mark.parametrize("digits", [0, 3, 12])
 def test_qr(digits, num_rows, dtype):
-    """Also of matrices whose columns are dependent up to rounding."""
+    """Also of matrices whose columns are linearly dependent up to rounding."""
     scales = np.logspace(0, -digits, RANK)
     mix = np.linalg.qr(RNG.standard_normal((RANK, RANK)))[0]
     a = ((make_tall(num_rows, "float64") * scales) @ mix).astype(dtype)
@@ -528,9 +528,9 @@ def test_tensors_move_where_the_device_is_named():
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("coord_dtype", [kind + size for kind in "iu" for size in "1248"])
 def test_coords_of_any_integer_type(coord_dtype, order):
-    """In no order, with duplicates and zeros, and as they come out of a tensor: sorted."""
+    """Nonzeros unsorted with duplicates and zeros, and sorted, as a tensor returns them."""
     coords, values, shape = make_nonzeros(shape=(30, 1, 100, 2), nnz=900)
-    values = np.round(8 * values)  # so that the order in which duplicates are added says nothing
+    values = np.round(8 * values)  # so that the order of adding duplicates does not matter
     expected = FlycooTensor(coords, values, shape, device="cpu")
     for given in ((coords, values), expected.nonzeros()):
         narrow = cupy.asarray(given[0].astype(coord_dtype), order=order)
@@ -657,7 +657,7 @@ def test_pickling_goes_through_the_host():
 
 @DTYPES
 def test_mttkrp_against_the_cpu(dtype):
-    """Both within the bound; to it, weights are the factor of one more mode, of size 1."""
+    """Both within the bound, where weights count as the factor of an extra mode of size 1."""
     coords, values, shape = make_nonzeros(dtype=dtype)
     factors = [RNG.standard_normal((size, RANK)).astype(dtype) for size in shape]
     weights = np.arange(1, RANK + 1, dtype=dtype)

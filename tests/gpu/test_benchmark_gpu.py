@@ -1,4 +1,4 @@
-"""The GPU benchmark on small tensors: every figure that was asked for is there, and is a number."""
+"""The GPU benchmark on small tensors: every requested figure is there and is a number."""
 
 import json
 import math
@@ -28,7 +28,7 @@ def run(*arguments):
 
 @pytest.fixture(scope="module")
 def benchmark_run(tmp_path_factory):
-    """Run all tables but ncu's: what is printed, the figures, and the picture."""
+    """Run all tables but ncu's; return the output, the figures and the picture."""
     folder = tmp_path_factory.mktemp("benchmark")
     page = run(
         "--tensors", *TENSORS, "--tables", *TABLES, "--ranks", *map(str, RANKS),
@@ -38,7 +38,7 @@ def benchmark_run(tmp_path_factory):
 
 
 def assert_positive(figures):
-    """Assert that all numbers of a nested dictionary or list are finite and above zero."""
+    """Assert that all numbers in a nested dictionary or list are finite and positive."""
     if isinstance(figures, dict | list):
         assert len(figures) > 0
         for figure in figures.values() if isinstance(figures, dict) else figures:
@@ -72,7 +72,7 @@ def test_every_figure_is_there(benchmark_run):
         ):  # fmt: skip
             assert_positive(row[key])
         assert row["distinct_nnz"] <= row["nnz"]
-        # No partition, and no worker, has less than the mean.
+        # The fullest partition and the busiest worker have at least the mean.
         assert all(load >= 1 - 1e-9 for mode in row["balance"] for load in mode.values())
 
 

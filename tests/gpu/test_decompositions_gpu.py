@@ -1,7 +1,7 @@
-"""Non-negative, constrained and randomised CP, and what Tucker and parafac2 need, on the GPU.
+"""Non-negative, constrained and randomised CP, and operations of Tucker and parafac2, on the GPU.
 
-What CP gives is held against dense TensorLy's on the host within the bound that `rounding` draws,
-the rest against the CPU engine's.
+CP is compared with dense TensorLy on the host, within the bound of `rounding`; the rest with the
+CPU engine.
 """
 
 import functools
@@ -39,7 +39,7 @@ LOOP = {"n_iter_max": 4, "random_state": 5, "return_errors": True}
 
 @pytest.fixture(params=[False, True], ids=["short", "tall"])
 def rows(request, monkeypatch):
-    """Let factors be short, as these are, or count as tall, for which there are other functions."""
+    """Treat the short factors here as short or as tall: tall ones have their own functions."""
     if request.param:
         monkeypatch.setattr(linear_algebra, "MIN_TALL_ROWS", 4)
 
@@ -53,7 +53,7 @@ def constrain(x, **options):
 
 
 def randomise(x, **options):
-    """Return the errors that the callback is given, too."""
+    """Return the callback's errors too."""
     errors = []
     cp_tensor = randomised_parafac(
         x, RANK, 60, n_iter_max=3, tol=0, max_stagnation=0, random_state=np.random.RandomState(5),
@@ -116,11 +116,11 @@ CONSTRAINTS = {
 @pytest.mark.parametrize("num_rows", [1, 130, 1000])
 @pytest.mark.parametrize("rank", [1, 3, 16, 32, 33, 100])
 def test_sweeps_of_hals_are_the_cpus(rank, num_rows, dtype):
-    """Each element is a sum of rank products; three sweeps over a well conditioned matrix."""
+    """Each element is a sum of rank products; three sweeps with a well-conditioned matrix."""
     rng = np.random.default_rng(rank)
     gram = (np.eye(rank) + 0.5 * rng.random((rank, rank)) / rank).astype(dtype)
     if rank > 1:
-        gram[1, 1] = 0  # which leaves a column as it is
+        gram[1, 1] = 0  # leaves a column unchanged
     targets = rng.standard_normal((num_rows, rank)).astype(dtype)
     start = rng.random((num_rows, rank)).astype(dtype)
     options = {"sparsity": 0.1, "ridge": 0.2, "smallest": 1e-3}
@@ -200,7 +200,7 @@ def multiply(x, first, **options):
     return tl.tenalg.multi_mode_dot(x, matrices(x)[first:], modes, transpose=True, **options)
 
 
-#: Signs of singular vectors are free, and with them those of cores.
+#: Signs of singular vectors are arbitrary, and so are those of cores.
 ON_BOTH = {
     "train": lambda x: [abs(core) for core in tensor_train(x, [1, 3, 4, 2, 1])],
     "ring": lambda x: [abs(core) for core in tensor_ring(x, [2, 2, 3, 1, 2], mode=2)],
@@ -252,5 +252,5 @@ def test_parafac2_of_slices_of_several_heights(options, kind):
 def test_regressors_refuse(kind):
     x = kind(random_coo(SHAPE, 200))
     for regressor in (tl.regression.CPRegressor(2), tl.regression.TuckerRegressor([2, 2])):
-        with pytest.raises(DensifyError, match="regress on the factor of the samples"):
+        with pytest.raises(DensifyError, match="would make a dense array"):
             regressor.fit(x, cupy.ones(SHAPE[0]))

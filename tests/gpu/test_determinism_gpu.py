@@ -42,7 +42,7 @@ def test_in_other_streams(expected):
         check(found, expected)
 
 
-@pytest.mark.usual_limits("grid", "tiles")  # new processes have those
+@pytest.mark.usual_limits("grid", "tiles")  # new processes have the usual limits
 def test_in_new_processes(expected):
     command = [sys.executable, str(Path(determinism.__file__)), "cuda", "remap"]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -52,7 +52,7 @@ def test_in_new_processes(expected):
 
 
 def test_other_values_have_other_digests(expected, monkeypatch):
-    """So that the tests above can fail: one value differs by a part in 2**23."""
+    """The tests above can fail: digests differ if one value differs by a part in 2**23."""
     coords, values = determinism.draw_nonzeros()
     values[17] *= 1 + 2.0**-23
     monkeypatch.setattr(determinism, "draw_nonzeros", lambda: (coords, values))

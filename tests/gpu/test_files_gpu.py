@@ -1,4 +1,4 @@
-"""Files and tables of tensors that are on a GPU."""
+"""Files and tables of tensors on a GPU."""
 
 import cupy
 import numpy as np

@@ -1,4 +1,4 @@
-"""What is left behind on a GPU, memory full of rubbish, debug builds, and a GPU taken away."""
+"""GPU leaks, uninitialised memory, debug builds, and what happens without a GPU."""
 
 import gc
 import os
@@ -15,9 +15,9 @@ from tensorly_flycoo import FlycooTensor
 
 LAYOUTS = ("remap", "replicated", "indexed")
 NUM_DECOMPOSITIONS = 1000
-#: How much more of the host's memory a process may have after all of them.
+#: Allowed growth of a process's host memory over the whole test.
 _HOST_SLACK_NBYTES = 2**25
-#: Of pinned memory, which CuPy keeps for results that come to the host.
+#: Allowed pinned memory, which CuPy keeps for copies to the host.
 _MAX_PINNED_BLOCKS = 32
 
 
@@ -27,7 +27,7 @@ def read_host_nbytes():
 
 
 def decompose(number):
-    """Build a tensor of the next layout, and decompose it by the next function."""
+    """Build a tensor in the next layout and decompose it with the next function."""
     coords, values = determinism.draw_nonzeros()
     layout = LAYOUTS[number % 3]
     x = FlycooTensor(coords, np.abs(values), determinism.SHAPE, layout=layout, device="cuda")
@@ -45,7 +45,7 @@ def test_memory_is_flat_over_a_thousand_decompositions():
         return pool.used_bytes(), pool.total_bytes()
 
     with cupy.cuda.using_allocator(pool.malloc):
-        # All twelve pairs of a layout and a function, twice, and what they compile and keep.
+        # Run all twelve pairs of layout and function twice, with all that they compile and keep.
         for number in range(24):
             decompose(number)
         before, host_nbytes = measure(), read_host_nbytes()
@@ -57,7 +57,7 @@ def test_memory_is_flat_over_a_thousand_decompositions():
 
 
 def make_poisoned_pool(byte):
-    """Return an allocator whose memory is full of `byte`, and the pool that it takes it from."""
+    """Return an allocator whose memory is filled with `byte`, and its pool."""
     pool = cupy.cuda.MemoryPool()
 
     def malloc(nbytes):
@@ -83,7 +83,7 @@ def test_nothing_depends_on_what_memory_held(layout, byte):
 
 
 def run_script(script, **environment):
-    """Run `script` in a new process and return it, ended."""
+    """Run `script` in a new process; return the finished process."""
     own = {name: value for name, value in os.environ.items() if "TENSORLY" not in name}
     command, environment = [sys.executable, "-c", script], {**own, **environment}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
@@ -104,7 +104,7 @@ for layout in ("remap", "replicated", "indexed"):
 print("all is so", flush=True)
 """
 
-#: What may be wrong with a plan, and the assertion that says so.
+#: Ways to corrupt a plan, and the assertion that detects each.
 CORRUPTIONS = [
     pytest.param("x._layout.plans[1].remap_ids[7] = 2**31", "positions[m] < nnz", id="remap id"),
     pytest.param("x._layout.plans[1].pull_ids[7] = 2**31", "source < num_records", id="pull id"),
@@ -126,7 +126,7 @@ def test_a_debug_build_says_what_is_not_so(corruption, assertion):
 
 @pytest.mark.parametrize("devices", ["", "-1"])
 def test_a_gpu_that_is_taken_away(devices):
-    """CuPy is there and finds none: "cuda" says so, and "auto" computes on the CPU."""
+    """CuPy finds no GPU: "cuda" raises an error that says so, and "auto" uses the CPU."""
     script = """
 import numpy as np, tensorly_flycoo as tf
 print(tf.FlycooTensor([[0], [2]], [1.0], (3, 3), device="auto").device)

@@ -23,7 +23,7 @@ OPTIONS = {
 
 
 def make_coo(dtype="float64"):
-    """Make a noisy tensor of three communities, whose factors are well determined."""
+    """Make a noisy tensor of three communities, with well-determined factors."""
     rng = np.random.RandomState(0)
     groups = np.meshgrid(*(np.arange(size) % 3 for size in SHAPE), indexing="ij")
     is_same = (groups[0] == groups[1]) & (groups[1] == groups[2])
@@ -34,7 +34,7 @@ def make_coo(dtype="float64"):
 
 
 def make_mask(coo):
-    """Leave out stored entries and others, fifty each."""
+    """Return a mask that leaves out fifty nonzeros and fifty other cells."""
     rng = np.random.RandomState(1)
     stored = rng.choice(coo.nnz, 50, replace=False)
     others = np.stack([rng.randint(0, size, 50) for size in coo.shape])
@@ -43,7 +43,7 @@ def make_mask(coo):
 
 
 def assert_near(found, expected, dtype):
-    """Hold arrays on the GPU against the host's; a few iterations enlarge the rounding error."""
+    """Compare arrays on the GPU with the host's; a few iterations amplify rounding errors."""
     bound = 1e-8 if dtype == "float64" else 1e-2
     for array, other in zip(found, expected, strict=True):
         assert isinstance(array, cupy.ndarray)

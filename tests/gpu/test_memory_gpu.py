@@ -1,6 +1,6 @@
-"""What is said of memory beforehand, against CuPy's pool, and what happens where that ends.
+"""Memory estimates compared with CuPy's pool, and what happens when memory runs out.
 
-Every test has a pool of its own; the limit of one stands for a GPU with less memory.
+Every test has its own pool; a limited pool simulates a GPU with less memory.
 """
 
 import gc
@@ -13,12 +13,12 @@ from test_mttkrp_gpu import LAYOUTS, check, compute, make_problem
 from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp
 from tensorly_flycoo.engines.cuda import engine as cuda
 
-#: CuPy's pool hands out whole blocks of so many bytes.
+#: CuPy's pool allocates whole blocks of this many bytes.
 BLOCK_NBYTES = 512
 
 
 class PeakHook(cupy.cuda.MemoryHook):
-    """Count the bytes that are handed out, and the most of them there were at once."""
+    """A hook on CuPy's allocator that counts the bytes in use and their peak."""
 
     name = "PeakHook"
 
@@ -67,7 +67,7 @@ def test_peak_is_bounded_and_not_by_much(pool, shape, skew, layout, dtype):
         x = make_tensor(problem, layout)
     estimate = estimate_memory(shape, nnz, dtype=dtype, layout=layout, device="cuda")
     assert estimate.peak_nbytes / 2 <= hook.peak <= estimate.peak_nbytes
-    # What is kept: not a block more than the arrays of the layout.
+    # Kept memory: not a block more than the arrays of the layout.
     num_arrays = 2 + 6 * len(shape)
     assert x.nbytes <= hook.used <= x.nbytes + num_arrays * BLOCK_NBYTES
     empty_rows = [tiling.empty_rows for tiling in x._layout.tilings]
@@ -111,7 +111,7 @@ def test_building_runs_out_anywhere_and_keeps_nothing(pool, layout):
 
 
 def test_what_the_error_names_fits(pool):
-    """Of eight modes a copy each is a lot."""
+    """With eight modes, one copy per mode takes much memory."""
     shape, nnz = (256,) * 8, 2_000_000
     problem = make_problem(shape, nnz, 1, "float32")
     peaks = {
@@ -135,7 +135,7 @@ def test_what_the_error_names_fits(pool):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("mode", [0, 2])
 def test_mttkrp_runs_out_anywhere_and_leaves_the_tensor(pool, layout, mode):
-    """A little more each time, until there is enough; the tensor lies in memory of its own."""
+    """Raise the limit until it suffices; the tensor itself has memory outside the pool."""
     with cupy.cuda.using_allocator(cupy.cuda.MemoryPool().malloc):
         problem = make_problem((3000, 2000, 1000), 500_000, 64, "float64")
         x = make_tensor(problem, layout)
@@ -155,7 +155,7 @@ def test_mttkrp_runs_out_anywhere_and_leaves_the_tensor(pool, layout, mode):
             errors.append(error)
             assert getattr(x._layout, "mode", None) == resident
             assert pool.used_bytes() == 0
-    assert 20 <= len(errors) <= 25  # whole blocks are a little more than the bytes asked for
+    assert 20 <= len(errors) <= 25  # whole blocks hold a little more than the bytes requested
     for error in errors:
         assert type(error) is MemoryError
         assert f"mttkrp of mode {mode} and rank 64 with layout='{layout}'" in str(error)

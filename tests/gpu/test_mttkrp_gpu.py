@@ -1,6 +1,6 @@
 """The CUDA engine against the executable specification: every layout, rank and number of modes.
 
-Every tolerance is `reference.mttkrp_error_bound`, with what flushing subnormals to zero may add.
+Every tolerance is `reference.mttkrp_error_bound`, including the effect of flushing subnormals.
 """
 
 import itertools
@@ -34,7 +34,7 @@ SHAPES = (
 
 
 def make_problem(shape, nnz, rank, dtype, skew=1.0, seed=0):
-    """Draw nonzeros, crowded into low rows where `skew` is above 1, and factors."""
+    """Draw factors and nonzeros, crowded into low rows if `skew` is above 1."""
     rng = np.random.default_rng(seed)
     sizes = np.array(shape)[:, None]
     coords = (sizes * rng.random((len(shape), nnz)) ** skew).astype(np.int64)
@@ -45,7 +45,7 @@ def make_problem(shape, nnz, rank, dtype, skew=1.0, seed=0):
 
 
 def poison_spare(x):
-    """Fill T_out with nan at coordinate 0: a record that no remapping writes spoils a result."""
+    """Fill T_out with nan at coordinate 0, so that a record missed by remapping spoils a result."""
     if x.layout == "remap":
         spare = x._layout.spare
         spare[...] = 0
@@ -53,7 +53,7 @@ def poison_spare(x):
 
 
 def compute(x, factors, mode):
-    """Compute one mode into poisoned memory."""
+    """Compute one mode into memory full of nan."""
     poison_spare(x)
     out = cupy.full((x.shape[mode], factors[0].shape[1]), np.nan, x.dtype)
     assert mttkrp(x, factors, mode, out=out) is out
@@ -68,7 +68,7 @@ def check(result, coords, values, shape, factors, mode):
 
 
 def check_problem(problem, modes=None, layout_names=LAYOUTS, **options):
-    """Hold all layouts against the oracle, and against each other to the bit."""
+    """Compare all layouts with the oracle, and with each other bit by bit."""
     coords, values, shape, factors = problem
     modes = range(len(shape)) if modes is None else modes
     on_device = [cupy.asarray(factor) for factor in factors]
@@ -93,7 +93,7 @@ def test_every_rank_and_number_of_modes(shape, rank, dtype):
 @pytest.mark.parametrize("nnz", [0, 1, 2, 255, 256, 4095, 4096, 4097, 100000])
 @pytest.mark.parametrize("skew", [1.0, 4.0])
 def test_every_number_of_nonzeros(nnz, skew, dtype):
-    """Around the edges of tiles; also where most rows are empty."""
+    """Numbers of nonzeros around the edges of tiles; also when most rows are empty."""
     check_problem(make_problem((500, 30000, 400), nnz, 16, dtype, skew))
 
 
@@ -141,7 +141,7 @@ def test_limits_lowered(monkeypatch, tile_size, max_grid, dtype):
 
 
 def test_64_bit_ids(monkeypatch):
-    """As there are beyond 2**32 nonzeros."""
+    """Wide ids, as used beyond 2**32 nonzeros."""
     wide = lambda count, smallest="uint32": np.dtype(np.uint64)  # noqa: E731
     monkeypatch.setattr(remap, "index_dtype", wide)
     monkeypatch.setattr(primitives, "index_dtype", wide)
@@ -165,7 +165,7 @@ def test_factors_that_are_not_aligned_or_not_contiguous(layout):
 
 
 def copy_to_rows(factor, row_nbytes):
-    """Copy a factor to rows that lie `row_nbytes` apart, with nan in between."""
+    """Copy a factor to rows `row_nbytes` apart, with nan in between."""
     wide = cupy.full((factor.shape[0], row_nbytes // factor.itemsize), np.nan, factor.dtype)
     wide[:, : factor.shape[1]] = factor
     return wide[:, : factor.shape[1]]
@@ -175,9 +175,9 @@ def copy_to_rows(factor, row_nbytes):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("rank", [1, 3, 7, 25, 31, 50])
 def test_rows_that_lie_apart_give_the_same_bits(monkeypatch, rank, layout, dtype):
-    """As factors do that the backend's solve made, and copies of those that no load is aligned to.
+    """Factors with padding, like those from the backend's solve, and unaligned copies of them.
 
-    The result is written where it was asked for, and nowhere beside it.
+    Only the requested output is written, and nothing beside it.
     """
     problem = coords, values, shape, factors = make_problem((1, 300, 70), 9000, rank, dtype)
     x = FlycooTensor(coords, values, shape, layout=layout, device="cuda")
@@ -226,7 +226,7 @@ def test_the_same_bits_each_time(layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_streams_take_turns_on_one_tensor(layout):
-    """A launch that remaps waits for the last one, also for one on another stream."""
+    """A remapping launch waits for the previous one, even on another stream."""
     coords, values, shape, factors = make_problem((900, 800, 700), 300000, 32, "float32")
     factors = [cupy.asarray(factor) for factor in factors]
     x = FlycooTensor(coords, values, shape, layout=layout, device="cuda")
@@ -243,7 +243,7 @@ def test_streams_take_turns_on_one_tensor(layout):
 
 
 def test_reading_waits_for_the_last_launch():
-    """The nonzeros are whole, though they are asked for on another stream than they move on."""
+    """Nonzeros are complete although they are read on another stream than they move on."""
     coords, values, shape, factors = make_problem((900, 800, 700), 1000000, 128, "float32")
     factors = [cupy.asarray(factor) for factor in factors]
     x = FlycooTensor(coords, values, shape, device="cuda")
@@ -286,7 +286,7 @@ def test_threads_share_one_tensor(layout):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_duplicates_are_added_in_their_order(dtype):
-    """To the bit as on the CPU for pairs, and with no more error than adding has for many."""
+    """Pairs are added bitwise as on the CPU; for many, errors are within those of a sum."""
     rng = np.random.default_rng(0)
     coords = rng.integers(0, 40, (2, 3000))
     values = (rng.standard_normal(3000) * 10.0 ** rng.integers(-6, 7, 3000)).astype(dtype)

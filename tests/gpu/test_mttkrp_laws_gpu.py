@@ -1,4 +1,4 @@
-"""Known answers and laws of MTTKRP and parafac on the GPU: the checks that the CPU passes."""
+"""Known answers and laws of MTTKRP and parafac on the GPU: the same checks as on the CPU."""
 
 import pytest
 from mttkrp_laws import CHECKS

@@ -44,7 +44,7 @@ def make_guess(convert, dtype="float64"):
 
 
 def decompose(x, on_gpu, init="random", **options):
-    """Run parafac and return the result, and the errors as floats."""
+    """Run parafac; return the result and the errors as floats."""
     if not isinstance(init, str):
         init = init(cupy.asarray if on_gpu else np.asarray)
     options = {"n_iter_max": NUM_ITERATIONS, "tol": 0, "random_state": 0, **options}
@@ -53,7 +53,7 @@ def decompose(x, on_gpu, init="random", **options):
 
 
 def assert_same_result(found, expected, dtype):
-    """ALS carries rounding from step to step; a wrong step would show in the first digits."""
+    """ALS carries rounding errors from step to step; a wrong step changes the first digits."""
     (found, errors), (expected, expected_errors) = found, expected
     tolerance = 2e-4 if dtype == "float32" else 1e-9
     np.testing.assert_allclose(errors, expected_errors, rtol=tolerance)
@@ -64,7 +64,7 @@ def assert_same_result(found, expected, dtype):
         assert isinstance(array, cupy.ndarray)
         assert array.dtype == dtype
         size = np.abs(expected_array).max()
-        # Signs of columns are free, where factors are made orthonormal.
+        # Signs of columns are arbitrary when factors are made orthonormal.
         assert np.abs(np.abs(array.get()) - np.abs(expected_array)).max() <= 50 * tolerance * size
 
 
@@ -113,7 +113,7 @@ def test_the_errors_of_dense_numpy():
 
 
 def test_tall_factors_take_the_functions_in_blocks(monkeypatch):
-    """With normalize_factors, orthogonalise and tol all of them are used."""
+    """normalize_factors, orthogonalise and tol together use all of them."""
     coo = make_coo("float32", (3000, 2500, 2100), 20_000)
     options = {"normalize_factors": True, "orthogonalise": 2}
     expected = decompose(to_tensor(coo), on_gpu=True, **options)
@@ -165,7 +165,7 @@ def test_the_class():
 
 
 def test_a_guess_on_the_host_is_refused_at_once():
-    """As under TensorLy's backends with devices; `tl.tensor` with the context of x moves it."""
+    """As under TensorLy's other backends with devices; `tl.tensor` with x's context moves it."""
     x = to_tensor(make_coo())
     guess = make_guess(np.asarray)
     with pytest.raises(TypeError, match=r"init is a numpy\.ndarray, expected a cupy.* device of x"):

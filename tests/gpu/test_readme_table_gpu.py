@@ -1,4 +1,4 @@
-"""What takes a sparse tensor on the CPU takes it on the GPU; what refuses it refuses it there."""
+"""Functions accept or refuse a sparse tensor on the GPU as they do on the CPU."""
 
 import pytest
 import readme_table
@@ -10,11 +10,11 @@ from tensorly_flycoo import set_device
 @pytest.mark.parametrize("kind", readme_table.KINDS)
 @pytest.mark.parametrize("row", readme_table.ROWS, ids=lambda row: next(iter(row.uses)))
 def test_as_on_the_cpu(row, kind):
-    """And what comes back is finite and on the device of the tensor."""
+    """Results are finite and on the tensor's device."""
     found = {}
     for device in ("cuda", "cpu"):
         set_device(device)
-        found[device] = [readme_table.find_reason(row, name, kind) for name in row.uses]
+        found[device] = [readme_table.is_refused(row, name, kind) for name in row.uses]
         for text in row.limits:
             readme_table.check_limit(row, text, kind)
     assert found["cuda"] == found["cpu"]

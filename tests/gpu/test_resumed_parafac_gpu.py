@@ -1,4 +1,4 @@
-"""A parafac on a GPU that stopped and went on: its state comes from the host."""
+"""parafac on a GPU, stopped and resumed from a state on the host."""
 
 import cupy
 import pytest

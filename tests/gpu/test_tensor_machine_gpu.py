@@ -1,4 +1,4 @@
-"""Stories of a tensor on a GPU, with other streams among them."""
+"""Stories of a tensor on a GPU, with several streams."""
 
 import contextlib
 

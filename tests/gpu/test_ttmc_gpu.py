@@ -1,7 +1,7 @@
 """TTMc of the CUDA engine against the executable specification, and Tucker against dense TensorLy.
 
-Tolerances are those of MTTKRP: ``(row_nnz + ndim) * eps`` times the same sum of magnitudes, and
-what flushing subnormals to zero may add.
+Tolerances are those of MTTKRP: ``(row_nnz + ndim) * eps`` times the same sum of magnitudes, plus
+the effect of flushing subnormals.
 """
 
 import cupy
@@ -20,8 +20,8 @@ from tensorly_flycoo.ops.mode_product import ModeProduct
 LAYOUTS = ("remap", "replicated", "indexed")
 DTYPES = ("float32", "float64")
 
-#: Shapes for 1 to 8 modes, with modes of size 1 and 2, empty rows and rows over many tiles; and as
-#: many ranks: columns from 1 to 4096, and no power of two among them.
+#: Shapes for 1 to 8 modes, with modes of size 1 and 2, empty rows and rows over many tiles; and
+#: ranks for them, with 1 to 4096 columns.
 PROBLEMS = (
     ((3000,), (4,)),
     ((2, 9000), (3, 200)),
@@ -48,7 +48,7 @@ def make_problem(shape, ranks, nnz=20000, dtype="float32", skew=2.0, seed=0):
 
 
 def compute(x, factors, mode, slots=None, num_rows=None):
-    """Compute one mode into poisoned memory; rows without a nonzero stay nan."""
+    """Compute one mode into memory full of nan; rows without nonzeros stay nan."""
     inputs = {n: cupy.asarray(factor) for n, factor in enumerate(factors) if n != mode}
     num_columns = int(np.prod([factor.shape[1] for factor in inputs.values()]))
     out = cupy.full((num_rows or x.shape[mode], num_columns), np.nan, x.dtype)
@@ -57,7 +57,7 @@ def compute(x, factors, mode, slots=None, num_rows=None):
 
 
 def check(result, coords, values, shape, factors, mode):
-    """Hold rows that are not empty against the oracle, of those rows alone."""
+    """Compare the non-empty rows with the oracle."""
     used, rows = np.unique(coords[mode], return_inverse=True)
     short, sizes = coords.copy(), list(shape)
     short[mode], sizes[mode] = rows, used.size
@@ -74,7 +74,7 @@ def check(result, coords, values, shape, factors, mode):
 
 
 def check_problem(problem, modes=None, layout_names=LAYOUTS):
-    """Hold all layouts against the oracle, and against each other to the bit."""
+    """Compare all layouts with the oracle, and with each other bit by bit."""
     coords, values, shape, factors = problem
     tensors = [
         FlycooTensor(coords, values, shape, layout=name, device="cuda") for name in layout_names
@@ -98,7 +98,7 @@ def test_every_rank_and_number_of_modes(shape, ranks, dtype):
 @pytest.mark.parametrize("nnz", [0, 1, 2, 255, 256, 2047, 2048, 2049, 100000])
 @pytest.mark.parametrize("skew", [1.0, 4.0])
 def test_every_number_of_nonzeros(nnz, skew, dtype):
-    """Around the edges of tiles and runs; also where most rows are empty."""
+    """Numbers of nonzeros around the edges of tiles and runs; also when most rows are empty."""
     check_problem(make_problem((500, 30000, 400), (3, 2, 4), nnz, dtype, skew))
 
 
@@ -124,7 +124,7 @@ def test_limits_lowered(monkeypatch, max_grid):
 
 
 def test_64_bit_ids(monkeypatch):
-    """As there are beyond 2**32 nonzeros."""
+    """Wide ids, as used beyond 2**32 nonzeros."""
     wide = lambda count, smallest="uint32": np.dtype(np.uint64)  # noqa: E731
     monkeypatch.setattr(remap, "index_dtype", wide)
     monkeypatch.setattr(primitives, "index_dtype", wide)
@@ -152,11 +152,11 @@ def test_the_same_bits_each_time():
         assert len({compute(x, factors, mode).tobytes() for _ in range(5)}) == 1
 
 
-# What is made of it
+# Tucker decompositions
 
 
 def community_coo(shape, dtype):
-    """Make a noisy COO of three communities, whose singular values are well apart."""
+    """Make a noisy COO of three communities, with well-separated singular values."""
     rng = np.random.RandomState(0)
     factors = [np.where(np.arange(size)[:, None] % 3 == np.arange(3), 1.0, 0.15) for size in shape]
     probabilities = np.einsum("r,ar,br,cr->abc", [1.0, 0.7, 0.4], *factors)
@@ -216,7 +216,7 @@ def test_products_agree_with_the_cpu(modes):
 
 
 def test_many_rows_are_decomposed_by_iteration():
-    """Neither the unfolding nor its Gram matrix is small: issues/101 of TensorLy, at a tenth."""
+    """TensorLy's issue 101 at a tenth: neither the unfolding nor its Gram matrix is small."""
     rng = np.random.RandomState(0)
     community = rng.randint(0, 20, 60000)
     coords = np.stack([community + 20 * rng.randint(0, 5, 60000) for _ in range(3)])

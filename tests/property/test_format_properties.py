@@ -1,4 +1,4 @@
-"""Laws of the FLYCOO format, on NumPy alone: no engine takes part."""
+"""Laws of the FLYCOO format, with NumPy alone and no engine."""
 
 import numpy as np
 from hypothesis import given
@@ -30,7 +30,7 @@ def test_packing_round_trip(drawn, dtype, word_dtype):
     records = record_format.pack(coords, values.astype(dtype))
     np.testing.assert_array_equal(record_format.coords(records), coords)
     np.testing.assert_array_equal(record_format.values(records), values.astype(dtype))
-    # No word is wasted but for alignment: to words, to 64 bits a field and to the value's size.
+    # Padding is only for alignment: to words, to 64 bits per field and to the size of a value.
     bits = sum(packing.field_width(size) for size in shape)
     assert 8 * record_format.record_nbytes >= bits + 8 * np.dtype(dtype).itemsize
     if word_dtype == "uint32":
@@ -61,7 +61,7 @@ def test_canonical_records_keep_sums_and_no_zeros(drawn, dtype, word_dtype):
 
 
 def find_positions(layout, mode):
-    """Find where storage `mode` holds the record of each place of order `mode`."""
+    """Return the position in storage `mode` of the record for each place of order `mode`."""
     pull_ids = layout.plans[mode].pull_ids
     places = np.arange(pull_ids.size)
     return places // layout.bucket_size * layout.bucket_size + pull_ids.astype(np.int64)
@@ -70,7 +70,7 @@ def find_positions(layout, mode):
 @quick
 @given(nonzeros(), tilings)
 def test_ids_are_permutations(drawn, tiling):
-    """Remap ids of all places, pull ids within each bucket."""
+    """Remap ids permute all places; pull ids stay within each bucket."""
     layout = build_layout("remap", drawn, tiling)
     every_place = np.arange(layout.records.shape[0])
     for mode in range(len(drawn.shape)):
@@ -81,7 +81,7 @@ def test_ids_are_permutations(drawn, tiling):
 @quick
 @given(nonzeros(), tilings, word_dtypes)
 def test_remapping_brings_every_record_to_where_the_next_mode_pulls_it(drawn, tiling, word_dtype):
-    """Mode by mode in row order, and after all modes back at the start."""
+    """Records come in row order in each mode, and after all modes are back at the start."""
     layout = build_layout("remap", drawn, tiling, word_dtype=word_dtype)
     at_start, records = layout.records.copy(), layout.records
     for mode in range(len(drawn.shape)):
@@ -111,7 +111,7 @@ def test_both_layouts_have_the_same_orders_and_tiles(drawn, tiling):
 @quick
 @given(nonzeros(), tilings)
 def test_a_tile_writes_to_each_bucket_in_order(drawn, tiling):
-    """Places of one tile that go to one bucket go to neighbours there, in their order."""
+    """Places of one tile that go to one bucket become neighbours there, in the same order."""
     layout = build_layout("remap", drawn, tiling)
     for plan in layout.plans:
         for first in range(0, plan.remap_ids.size, layout.tile_size):
@@ -133,7 +133,7 @@ def test_empty_rows_are_those_absent(drawn, tiling, name):
 @quick
 @given(nonzeros(), tilings)
 def test_tiles_store_each_row_once_and_add_up_to_its_nonzeros(drawn, tiling):
-    """Count nonzeros as the kernel adds products: each in one tile, each row begun in one tile."""
+    """Each nonzero is in exactly one tile, and each row begins in exactly one tile."""
     layout = build_layout("replicated", drawn, tiling)
     for mode, size in enumerate(drawn.shape):
         rows = layout.record_format.rows(layout.copies[mode], mode).astype(np.int64)
@@ -147,11 +147,11 @@ def test_tiles_store_each_row_once_and_add_up_to_its_nonzeros(drawn, tiling):
                 assert in_tile[0] == carry
                 partial[tile] = np.count_nonzero(in_tile == carry)
             begun, row_nnz = np.unique(in_tile[in_tile != carry], return_counts=True)
-            assert (counts[begun] == -1).all()  # stored by no other tile
+            assert (counts[begun] == -1).all()  # no other tile stores it
             counts[begun] = row_nnz
         assert (counts[tiles.empty_rows] == -1).all()
         counts[tiles.empty_rows] = 0
-        assert (counts >= 0).all()  # nothing is left as it was
+        assert (counts >= 0).all()  # no row keeps its old contents
         inherited = tiles.carry_rows >= 0
         np.add.at(counts, tiles.carry_rows[inherited], partial[inherited])
         np.testing.assert_array_equal(counts, np.bincount(rows, minlength=size))
@@ -160,9 +160,9 @@ def test_tiles_store_each_row_once_and_add_up_to_its_nonzeros(drawn, tiling):
 @quick
 @given(nonzeros(unique=True), st.integers(1, 12))
 def test_tiles_are_balanced_at_least_as_well_as_algorithm_1(drawn, num_partitions):
-    """With as many tiles as it has partitions, no tile is larger than its largest partition.
+    """With one tile per partition, no tile is larger than the largest partition.
 
-    Tiles are cut at ``ceil(nnz / kappa)``, which no partitioning can go below.
+    A tile has ``ceil(nnz / kappa)`` nonzeros, the lower bound for any partitioning.
     """
     tile_size = max(1, -(-drawn.nnz // num_partitions))
     layout = build_layout("replicated", drawn, (tile_size, 1))
@@ -180,7 +180,7 @@ def test_tiles_are_balanced_at_least_as_well_as_algorithm_1(drawn, num_partition
 @quick
 @given(nonzeros(unique=True), tilings, st.integers(1, 6))
 def test_imbalance_is_at_most_one_tile(drawn, tiling, num_workers):
-    """Tiles of any one size, dealt out in turn: no worker has a tile more than its share."""
+    """Tiles of equal size, dealt out in turn, give no worker more than one tile above its share."""
     layout = build_layout("remap", drawn, tiling)
     for tiles in layout.tilings:
         firsts = np.arange(tiles.carry_rows.size) * layout.tile_size

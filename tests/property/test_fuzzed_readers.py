@@ -1,4 +1,4 @@
-"""A short run of what tests/support/fuzz_readers.py does at length."""
+"""A short version of tests/support/fuzz_readers.py."""
 
 from collections import Counter
 
@@ -22,5 +22,5 @@ def test_readers(tmp_path):
         is_good[name, read(tmp_path / name)] += 1
 
     read_one()
-    # Neither are all inputs refused, which would test nothing, nor none.
+    # Each reader accepts some inputs and refuses others; otherwise this would test nothing.
     assert set(is_good) == {(name, good) for name in NAMES for good in (True, False)}

@@ -1,4 +1,4 @@
-"""What is written to files is what is read from them."""
+"""Reading a file gives what was written to it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Laws of what is said of memory beforehand: tensors take what was said, whatever they hold."""
+"""Laws of memory estimates: tensors take what was estimated, whatever they hold."""
 
 import numpy as np
 from hypothesis import given
@@ -15,7 +15,7 @@ layout_names = st.sampled_from(LAYOUTS)
 
 
 def count_more_empty_rows(shape, nnz, tilings):
-    """Count the empty rows beyond those that `nnz` nonzeros cannot but leave."""
+    """Count the empty rows beyond those that `nnz` nonzeros must leave."""
     least = [max(0, size - nnz) for size in shape]
     return sum(tiling.empty_rows.size for tiling in tilings) - sum(least)
 
@@ -54,7 +54,7 @@ def test_more_nonzeros_take_more_and_float32_no_more_than_float64(shape, nnz, mo
         estimate_memory(shape, count, layout=name, dtype=dtype, device="cpu")
         for count, dtype in [(nnz, "float64"), (nnz + more, "float64"), (nnz, "float32")]
     )
-    # Rows that get a nonzero are empty no more, so they may take 4 bytes less each.
+    # Rows that get a nonzero are no longer empty, so each may take 4 bytes less.
     assert large.nbytes >= small.nbytes - 4 * np.sum(np.minimum(shape, more))
     assert narrow.nbytes <= small.nbytes <= small.peak_nbytes
     assert narrow.peak_nbytes <= small.peak_nbytes

@@ -1,4 +1,4 @@
-"""Laws of MTTKRP through the public face, on the CPU engine with small tiles and buckets."""
+"""Laws of MTTKRP through the public API, on the CPU engine with small tiles and buckets."""
 
 import numba
 import numpy as np
@@ -27,7 +27,7 @@ def small_tiles(monkeypatch):
 
 @pytest.fixture
 def one_thread():
-    """Spare thousands of tiny calls the wait for other threads; the unit tests try them."""
+    """Use one thread, which saves time in thousands of tiny calls; unit tests use more."""
     num_threads = numba.get_num_threads()
     numba.set_num_threads(1)
     yield
@@ -54,7 +54,7 @@ def assert_same_bits(found, expected):
 @fixture_is_for_all_examples
 @given(nonzeros(), layouts, st.lists(st.integers(0, 3), max_size=5))
 def test_the_oracle_agrees(drawn, layout, modes):
-    """In whatever order the modes are asked for."""
+    """In whatever order the modes are computed."""
     x = build(drawn, layout)
     for mode in [n for n in modes if n < x.ndim] + list(range(x.ndim)):
         expected = reference.mttkrp(drawn.coords, drawn.values, drawn.shape, drawn.factors, mode)
@@ -78,7 +78,7 @@ def test_the_papers_algorithm_agrees(drawn, num_partitions):
 @fixture_is_for_all_examples
 @given(nonzeros(unique=True), layouts, seeds)
 def test_the_order_of_nonzeros_does_not_matter(drawn, layout, seed):
-    """To the bit."""
+    """The results are bitwise the same."""
     order = np.random.default_rng(seed).permutation(drawn.nnz)
     shuffled = FlycooTensor(drawn.coords[:, order], drawn.values[order], drawn.shape, layout=layout)
     assert_same_bits(compute(shuffled, drawn.factors), compute(build(drawn), drawn.factors))
@@ -87,7 +87,7 @@ def test_the_order_of_nonzeros_does_not_matter(drawn, layout, seed):
 @fixture_is_for_all_examples
 @given(nonzeros(exact=True, unique=True), seeds)
 def test_duplicates_may_be_split(drawn, seed):
-    """Each nonzero in two parts of it, all in any order: the same tensor, to the bit."""
+    """Splitting each nonzero in two, in any order, gives bitwise the same tensor."""
     random = np.random.default_rng(seed)
     part = drawn.values * random.choice([0.25, 0.5, 1.0, -1.0], drawn.nnz)
     order = random.permutation(2 * drawn.nnz)
@@ -113,7 +113,7 @@ def test_explicit_zeros_do_not_matter(drawn, layout):
 @fixture_is_for_all_examples
 @given(nonzeros(), layouts, st.integers(-60, 60))
 def test_scaling_by_a_power_of_two_is_exact(drawn, layout, exponent):
-    """In the values, by the operator and in a factor."""
+    """Scale the values, the tensor by the operator, and a factor."""
     scale = 2.0**exponent
     x = build(drawn, layout)
     expected = [scale * array for array in compute(x, drawn.factors)]
@@ -131,7 +131,7 @@ def test_scaling_by_a_power_of_two_is_exact(drawn, layout, exponent):
 @fixture_is_for_all_examples
 @given(nonzeros(exact=True), seeds)
 def test_linear_in_the_tensor(drawn, seed):
-    """On integers, where nothing is rounded, to the last bit."""
+    """Exactly, because sums of integers are not rounded."""
     random = np.random.default_rng(seed)
     coords = np.stack([random.integers(0, size, 20) for size in drawn.shape])
     other = FlycooTensor(coords, random.integers(-5, 6, 20), drawn.shape)
@@ -145,7 +145,7 @@ def test_linear_in_the_tensor(drawn, seed):
 @fixture_is_for_all_examples
 @given(nonzeros(exact=True), seeds)
 def test_linear_in_each_factor(drawn, seed):
-    """Likewise; and the factor of the mode itself is not read."""
+    """Exactly; the factor of the mode itself is not read."""
     random, x = np.random.default_rng(seed), build(drawn)
     for n, factor in enumerate(drawn.factors):
         other = random.integers(-3, 4, factor.shape).astype(float)
@@ -161,7 +161,7 @@ def test_linear_in_each_factor(drawn, seed):
 @fixture_is_for_all_examples
 @given(nonzeros(), layouts, st.randoms(use_true_random=False))
 def test_modes_may_be_permuted(drawn, layout, random):
-    """Both results are within the bound of the exact one, and so of each other."""
+    """Both results are within the bound of the exact one, so they agree within twice the bound."""
     permutation = list(range(len(drawn.shape)))
     random.shuffle(permutation)
     permuted = FlycooTensor(
@@ -179,7 +179,7 @@ def test_modes_may_be_permuted(drawn, layout, random):
 @fixture_is_for_all_examples
 @given(nonzeros(exact=True), seeds)
 def test_rows_may_be_permuted(drawn, seed):
-    """Indices of a mode are names: renamed ones give the same rows elsewhere."""
+    """Renaming the indices of a mode moves the rows of the result."""
     random = np.random.default_rng(seed)
     names = [random.permutation(size) for size in drawn.shape]
     coords = np.stack([name[rows] for name, rows in zip(names, drawn.coords, strict=True)])
@@ -195,7 +195,7 @@ def test_rows_may_be_permuted(drawn, seed):
 @fixture_is_for_all_examples
 @given(nonzeros(), layouts)
 def test_nonzeros_round_trip(drawn, layout):
-    """What comes out makes the same tensor again, through COO too."""
+    """The nonzeros of a tensor make the same tensor again, also through COO."""
     x = build(drawn, layout)
     coords, values = x.nonzeros()
     again = FlycooTensor(coords, values, drawn.shape, layout=layout)

@@ -1,4 +1,4 @@
-"""Laws that the executable specification obeys on every small tensor."""
+"""Laws that the executable specification obeys for every small tensor."""
 
 import numpy as np
 from hypothesis import example, given, settings
@@ -40,8 +40,8 @@ def test_partition_load_is_bounded(row_nnz, num_partitions):
     assert ((partition >= 0) & (partition < num_partitions)).all()
     sizes = reference.partition_sizes(rows, partition, num_partitions)
     assert sizes.tolist() == [row_nnz[partition == z].sum() for z in range(num_partitions)]
-    # No partitioning does better than these two; and one that always fills the least filled
-    # passes the mean by less than the last row that it gave to its fullest partition.
+    # Both are lower bounds for any partitioning. One that always fills the least full partition
+    # exceeds the mean by less than the last row of its fullest partition.
     assert sizes.max() >= max(sizes.mean(), row_nnz.max())
     last = row_nnz[(partition == sizes.argmax()) & (row_nnz > 0)].min(initial=15)
     assert num_partitions * sizes.max() <= row_nnz.sum() + (num_partitions - 1) * last
@@ -58,7 +58,7 @@ def test_remap_ids_permute_and_keep_rows_and_partitions_together(tensor, num_par
         partition = reference.partition_mode(rows, num_rows, num_partitions)
         ordered = rows[np.argsort(mode_ids)]
         assert (np.diff(partition[ordered]) >= 0).all()
-        # Nonzeros of one index are neighbours: the order changes index once an index.
+        # Nonzeros of one index are neighbours: the index changes once per index.
         assert np.count_nonzero(np.diff(ordered)) == max(len(set(rows)) - 1, 0)
 
 
@@ -124,7 +124,7 @@ def test_is_linear_in_the_values(tensor, a, b):
         def run(values, mode=mode):
             return reference.mttkrp(coords, values, shape, factors, mode)
 
-        # a x + b y takes two roundings more, and so do the two results before they are compared.
+        # a x + b y takes two more roundings, and so do the two results before the comparison.
         size = np.abs(a * x) + np.abs(b * y)
         bound = reference.mttkrp_error_bound(coords, size, shape, factors, mode, np.float64)
         slack = 2 * EPS * reference.mttkrp(coords, size, shape, [np.abs(f) for f in factors], mode)

@@ -1,4 +1,4 @@
-"""Stories of a tensor on the CPU, with other numbers of threads among them."""
+"""Stories of a tensor on the CPU, with varying numbers of threads."""
 
 import contextlib
 import weakref
@@ -15,7 +15,7 @@ from tensor_machine import TensorMachine, nonzeros
 from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.engines.cpu import launch
 
-#: NumPy's, as far as the engine and the format call them by name.
+#: NumPy's allocating functions that the engine and the format call by name.
 ALLOCATORS = (
     "empty", "empty_like", "zeros", "ones", "arange", "argsort", "flatnonzero", "concatenate",
     "require", "ascontiguousarray", "where",

@@ -1,4 +1,4 @@
-"""Laws of products with the factors of several modes, on the CPU engine with small tiles."""
+"""Laws of TTMc on the CPU engine with small tiles."""
 
 import numba
 import numpy as np
@@ -59,7 +59,7 @@ def test_the_oracle_agrees(drawn, seed):
 @fixture_is_for_all_examples
 @given(nonzeros(max_ndim=3, exact=True), seeds)
 def test_the_core_does_not_depend_on_which_mode_comes_last(drawn, seed):
-    """Integers add up without rounding."""
+    """Exactly, because sums of integers are not rounded."""
     x = FlycooTensor(drawn.coords, drawn.values, drawn.shape)
     factors = draw_factors(drawn.shape, seed, exact=True)
     core = multiply(x, factors, range(x.ndim))

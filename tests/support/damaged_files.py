@@ -1,7 +1,7 @@
-"""Files that are damaged in many ways, and what a reader may make of one.
+"""Files damaged in many ways, and the rules for reading one.
 
-A reader may read it, or raise a ValueError that says which file, and where it is wrong. Nothing
-else may happen: not to the reader, nor to what computes with a tensor that was loaded.
+A reader either reads the file or raises a ValueError that names the file and the place of the
+damage. Nothing else may happen, neither while reading nor while computing with the loaded tensor.
 """
 
 import gzip
@@ -25,7 +25,7 @@ _TEXTS = [
     b"sptensor\n2\n4294967296 5\n1 1 inf\n",
     b"4 5\n1 5 1\n4 1 2\n",
 ]
-#: What an edit puts in: what is special to one of the formats, or to many programs.
+#: Bytes to insert, which are special in one of the formats or in many programs.
 _TOKENS = [
     b"", b"0", b"-1", b" ", b"\n", b"\r", b"\t", b"\x00", b"#", b"# shape: ", b"nan", b"1e999",
     b"_", b".", b"e", b"4294967297", b"18446744073709551616", b"9" * 400, b"1 " * 70, b"\xff\xff",
@@ -33,7 +33,7 @@ _TOKENS = [
     b"[" * 2000, b"null", b'"',
 ]  # fmt: skip
 
-#: Where a file is wrong, after its path.
+#: How a message continues after the path: the place of the damage.
 _TEXT_PLACE = re.compile(
     r"(, line \d+| is truncated|, header| is damaged, or not \.gz): .| expands to more than "
     r"| holds no nonzero and no shape; "
@@ -41,15 +41,15 @@ _TEXT_PLACE = re.compile(
 _SAVED_PLACE = re.compile(
     r" is damaged, or not a saved tensor: .| was saved in version .* of the format, "
 )
-#: The array with the text in JSON.
+#: The array that holds the JSON header.
 _HEADER = "header.npy"
 
-#: Tensors that are computed with: kernels are compiled for each number of modes.
+#: Limits of tensors to compute with, because kernels are compiled for each number of modes.
 _MAX_NDIM, _MAX_SIZE = 3, 1000
 
 
 def make_corpus(folder):
-    """Return good files, as lists by name."""
+    """Return lists of good files by name."""
     saved = []
     for layout in LAYOUTS:
         x = FlycooTensor([[0, 2, 1], [1, 0, 1]], [0.5, 3.0, 2.0], (3, 2), layout=layout)
@@ -60,7 +60,7 @@ def make_corpus(folder):
 
 
 def pack(name, parts):
-    """Make the file of some parts; its checksums are right."""
+    """Make a file of its parts, with correct checksums."""
     if not name.endswith(".npz"):
         return gzip.compress(parts[""], 1) if name.endswith(".gz") else parts[""]
     file = io.BytesIO()
@@ -76,9 +76,9 @@ def pack(name, parts):
 
 
 def unpack(name, data):
-    """Return the parts of a file by name, none of what cannot be unpacked.
+    """Return the parts of a file by name; none if it cannot be unpacked.
 
-    The header of a tensor is its text.
+    The header of a saved tensor is unpacked to its text.
     """
     try:
         if name.endswith(".npz"):
@@ -93,7 +93,7 @@ def unpack(name, data):
 
 
 def damage(name, data, random, change):
-    """Change a file, or what is packed in it, where checksums would hide most changes."""
+    """Change a file, or its unpacked parts: checksums would reject most changes of packed bytes."""
     parts = unpack(name, data)
     if random.random() < 0.5 or not parts:
         return change(data)
@@ -116,7 +116,7 @@ def edit(data, random):
 
 
 def read(path):
-    """Read a file, and compute with a tensor that was loaded; return whether it was good."""
+    """Read a file and compute with a loaded tensor; return whether the file was good."""
     is_saved, wrong = path.suffix == ".npz", None
     try:
         x = load(path, device="cpu") if is_saved else read_nonzeros(path, None, 1, None)

@@ -1,8 +1,8 @@
-"""Digests of what the functions of an engine compute, to be compared to the bit.
+"""Digests of the results of an engine's functions, for comparing them bit by bit.
 
     python determinism.py cpu remap
 
-prints them, a function and its digest a line, from a new process.
+prints one line per function, with its digest.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ SHAPE, RANK = (40, 30, 20), 3
 
 
 def draw_nonzeros():
-    """Draw nonzeros with duplicates and heavy rows, over several tiles."""
+    """Draw nonzeros with duplicates and heavy rows that span several tiles."""
     rng = np.random.default_rng(0)
     coords = (np.array(SHAPE)[:, None] * rng.random((3, 9000)) ** 2).astype(np.int64)
     return coords, rng.standard_normal(9000)
@@ -40,7 +40,7 @@ def decompose(name, x, rank, init):
     return [weights_or_core, *factors, np.array([float(error) for error in errors])]
 
 
-#: By the name in the table of tests/README.md.
+#: Functions by their names in the table of tests/README.md.
 FUNCTIONS = {
     "FlycooTensor, nonzeros": lambda x: x.nonzeros(),
     "norm": lambda x: [np.asarray(x.norm())],
@@ -54,17 +54,17 @@ FUNCTIONS = {
 }
 
 
-#: What is not promised on a GPU, and why.
+#: Functions that may differ on a GPU, and why.
 NOT_ON_GPUS = {"parafac, init svd": "cuSPARSE adds in no fixed order"}
 
 
 def promised_on_gpus():
-    """List the functions whose results are the same to the bit on a GPU."""
+    """List the functions whose results are bitwise reproducible on a GPU."""
     return [name for name in FUNCTIONS if name not in NOT_ON_GPUS]
 
 
 def compute_digests(device, layout):
-    """Build tensors of both dtypes; return the digest of each function's results."""
+    """Build tensors of both dtypes; return a digest of each function's results."""
     coords, values = draw_nonzeros()
     options = {"layout": layout, "device": device}
     dtypes = ("float32", "float64")

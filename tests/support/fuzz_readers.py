@@ -1,12 +1,17 @@
-"""Hand a million damaged files to the readers: ``python tests/support/fuzz_readers.py``.
+"""Feed a million damaged files to the readers.
 
-Needs ``pip install atheris``, which watches what each input reaches in the Python code of the
-readers, and goes on from those that reach what none has before (of compiled loops it sees what
-their callers make of it). An input ends the run, and is kept in a file, if a reader crashes, hangs,
-takes too much memory, or does what tests/damaged_files.py does not let it do.
+A program, not a test. It runs from any folder where tensorly_flycoo is installed:
 
-The first byte of an input says which reader it is for. Options are of libFuzzer, such as
-``-atheris_runs=1000``, ``-seed=1`` or the path of a file that was kept.
+    pip install atheris
+    python tests/support/fuzz_readers.py
+    python tests/support/fuzz_readers.py -atheris_runs=1000 -seed=1
+    python tests/support/fuzz_readers.py crash-FILE
+
+Options are libFuzzer's; a file is an input of an earlier run to repeat. Atheris measures which
+Python code of the readers each input reaches, and mutates those that reach something new; it cannot
+see inside compiled loops. The run ends and saves the input to a file when a reader crashes, hangs,
+takes too much memory or breaks the rules of damaged_files.py. The first byte of an input selects
+the reader.
 """
 
 import atexit
@@ -20,7 +25,7 @@ from random import Random
 
 import atheris
 
-# numba compiles what is in these; it could not if there was more in it.
+# Not instrumented: numba could not compile the added code.
 _COMPILED = [
     f"tensorly_flycoo.{name}"
     for name in (
@@ -39,14 +44,14 @@ _OPTIONS = [
 
 
 class Fuzzer:
-    """Make inputs and hand them to the readers, in one folder."""
+    """Inputs for the readers, made and read in one folder."""
 
     def __init__(self, folder):
         self.folder, self.counts = folder, Counter()
         self.corpus = make_corpus(folder)
 
     def mutate(self, data, max_nbytes, seed):
-        """Make another input for libFuzzer: of a good file, or of one that it has chosen."""
+        """Make libFuzzer another input, from a good file or from one that it has chosen."""
         random = Random(seed)
         name = random.choice(NAMES)
         file = random.choice(self.corpus[name])
@@ -58,7 +63,7 @@ class Fuzzer:
 
     @staticmethod
     def change(part, random):
-        """Change bytes, by our means or by those of libFuzzer."""
+        """Change bytes with our edits or with libFuzzer's."""
         if random.random() < 0.5:
             return edit(part, random)
         return atheris.Mutate(part, len(part) + 64)
@@ -71,7 +76,7 @@ class Fuzzer:
             self.counts[path.name, read(path)] += 1
 
     def report(self, start_s):
-        """Print how many inputs there were."""
+        """Print the numbers of inputs."""
         for name in NAMES:
             num_good, num_bad = self.counts[name, True], self.counts[name, False]
             print(f"{name}: {num_good + num_bad} inputs, of which {num_good} could be read")
@@ -81,7 +86,7 @@ class Fuzzer:
 def main():
     folder = tempfile.TemporaryDirectory()
     fuzzer = Fuzzer(Path(folder.name))
-    # A reader that takes more than it should gets a MemoryError; libFuzzer sees what is left.
+    # A reader that takes too much memory gets a MemoryError, which libFuzzer reports.
     resource.setrlimit(resource.RLIMIT_DATA, (LIMIT_NBYTES, LIMIT_NBYTES))
     atexit.register(fuzzer.report, time.perf_counter())
     options = [sys.argv[0], *_OPTIONS, *sys.argv[1:]]

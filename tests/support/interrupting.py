@@ -1,4 +1,4 @@
-"""Raise KeyboardInterrupt at a chosen place of the package's own code, as Ctrl-C may."""
+"""Raise KeyboardInterrupt at a chosen place in the package's own code, as Ctrl-C might."""
 
 import contextlib
 import itertools
@@ -12,11 +12,11 @@ _PACKAGE = str(Path(tensorly_flycoo.__file__).parent)
 
 
 class Interrupter:
-    """A trace function that raises at the `failing`-th place, and counts the places it saw.
+    """A trace function that raises at the `failing`-th place and counts the places.
 
-    A place is a call or a line. CPython takes interrupts at calls and backward jumps, so
-    never within a statement that does neither; nor between the body of a ``with`` and its exit,
-    where a tracer is called for the line of the ``with`` again.
+    A place is a call or a line. CPython handles interrupts at calls and backward jumps, so never
+    within a statement without either, nor between the body of a ``with`` and its exit, where a
+    tracer sees the line of the ``with`` again.
     """
 
     def __init__(self, failing):
@@ -24,7 +24,7 @@ class Interrupter:
 
     def __call__(self, frame, event, argument):
         code = frame.f_code
-        # Of a generator expression that is closed an interrupt would be lost.
+        # An interrupt would be lost in a generator expression that is being closed.
         if not code.co_filename.startswith(_PACKAGE) or code.co_name == "<genexpr>":
             return None
         line = linecache.getline(code.co_filename, frame.f_lineno)
@@ -39,7 +39,7 @@ class Interrupter:
 
 @contextlib.contextmanager
 def interrupt_at(failing):
-    """Interrupt the body at a place, if it has so many; give the `Interrupter`."""
+    """Interrupt the body at a place, if it has that many; yield the `Interrupter`."""
     interrupter, before = Interrupter(failing), sys.gettrace()
     sys.settrace(interrupter)
     try:
@@ -49,7 +49,7 @@ def interrupt_at(failing):
 
 
 def for_each_place(task):
-    """Call `task` again and again, interrupted one place later each time, until it comes through.
+    """Call `task` repeatedly, interrupted one place later each time, until it completes.
 
     Yields the interrupt after each call.
     """

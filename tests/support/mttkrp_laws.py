@@ -1,8 +1,8 @@
 """Known answers of MTTKRP, and laws of MTTKRP and parafac, for any device, layout and dtype.
 
-Where numbers are small integers nothing is rounded and results are compared exactly; elsewhere they
-are held to `reference.mttkrp_error_bound`, or to the bits where the law is one of bits. Each
-function whose name starts with ``check_`` takes ``device``, ``layout`` and ``dtype``.
+Results of small integers are not rounded and are compared exactly. Others must be within
+`reference.mttkrp_error_bound`, or bitwise the same if the law says so. Each function whose name
+starts with ``check_`` takes ``device``, ``layout`` and ``dtype``.
 """
 
 import itertools
@@ -20,10 +20,10 @@ from tensorly_flycoo.testing import planted_tensor
 SHAPE, NNZ, RANK = (30, 2, 40), 900, 3
 ALS_SHAPE, ALS_RANK, NUM_ITERATIONS = (12, 9, 10), 3, 6
 
-#: What few draws of rounding errors do not meet, as in `rounding`.
+#: Safety factor for rounding errors that a few draws miss, as in `rounding`.
 _SAFETY = 10
 
-#: Strassen's algorithm: seven products are enough for 2 x 2 matrices. Rows are the entries.
+#: Strassen's algorithm multiplies 2 x 2 matrices by seven products. Rows are matrix entries.
 STRASSEN = [
     np.array([[1, 0, 1, 0, 1, -1, 0], [0, 0, 0, 0, 1, 0, 1],
               [0, 1, 0, 0, 0, 1, 0], [1, 1, 0, 1, 0, 0, -1]]),
@@ -35,7 +35,7 @@ STRASSEN = [
 
 
 def draw_problem(dtype, shape=SHAPE, nnz=NNZ, rank=RANK, seed=0):
-    """Draw different cells, many in low rows, with values and factors that need rounding."""
+    """Draw distinct cells, many of them in low rows, with values and factors that need rounding."""
     rng = np.random.default_rng(seed)
     sizes = np.array(shape)[:, None]
     coords = np.unique((sizes * rng.random((len(shape), nnz)) ** 2).astype(np.int64), axis=1)
@@ -45,25 +45,25 @@ def draw_problem(dtype, shape=SHAPE, nnz=NNZ, rank=RANK, seed=0):
 
 
 def make_matmul_tensor(m, n, p):
-    """List the nonzeros, all 1, of the tensor that multiplies (m, n) with (n, p) matrices."""
+    """List the nonzeros, all 1, of the tensor that multiplies (m, n) by (n, p) matrices."""
     i, j, k = (index.ravel() for index in np.indices((m, n, p)))
     return np.stack([i * n + j, j * p + k, i * p + k]), np.ones(m * n * p), (m * n, n * p, m * p)
 
 
 def compute_all(x, factors):
-    """Compute all modes in turn, with factors taken to the device, and give NumPy arrays."""
+    """Compute all modes in turn on the tensor's device; return NumPy arrays."""
     factors = [move(factor, x._engine.xp) for factor in factors]
     return [move(mttkrp(x, factors, mode), np) for mode in range(x.ndim)]
 
 
 def assert_same_bits(found, expected):
-    """Compare lists of arrays."""
+    """Compare lists of arrays bit by bit."""
     assert [array.dtype for array in found] == [array.dtype for array in expected]
     assert [array.tobytes() for array in found] == [array.tobytes() for array in expected]
 
 
 def assert_within_bound(found, coords, values, factors, mode, device):
-    """Hold one result against the oracle."""
+    """Compare one result with the oracle."""
     shape = tuple(len(factor) for factor in factors)
     arguments, is_flushed = (coords, values, shape, factors, mode), device == "cuda"
     bound = reference.mttkrp_error_bound(*arguments, values.dtype, flush_to_zero=is_flushed)
@@ -72,7 +72,7 @@ def assert_within_bound(found, coords, values, factors, mode, device):
 
 
 def check_matrices_are_multiplied(device, layout, dtype, sizes=(5, 6, 7), rank=3):
-    """Columns that are matrices, row by row: the MTTKRP of each mode is a product of two of them.
+    """Columns of factors hold matrices row by row; MTTKRP of a mode is a product of two of them.
 
     T[ij, jk, ik] = 1, so mode 2 gives A B, mode 0 gives C B^T and mode 1 gives A^T C.
     """
@@ -87,7 +87,7 @@ def check_matrices_are_multiplied(device, layout, dtype, sizes=(5, 6, 7), rank=3
 
 
 def check_strassen_is_exact(device, layout, dtype):
-    """Of an exact CP tensor the MTTKRP is a factor times the product of the others' Grams."""
+    """MTTKRP of an exact CP tensor is a factor times the product of the other Gram matrices."""
     coords, values, shape = make_matmul_tensor(2, 2, 2)
     dense = np.zeros(shape)
     dense[tuple(coords)] = values
@@ -100,7 +100,7 @@ def check_strassen_is_exact(device, layout, dtype):
 
 
 def check_planted_factors_are_recovered(device, layout, dtype):
-    """parafac from a start near the factors of an exact CP tensor finds them, within rounding.
+    """parafac finds the factors of an exact CP tensor within rounding, from a start near them.
 
     At the solution one step solves normal equations with an MTTKRP that is off by its bound.
     """
@@ -132,7 +132,7 @@ def check_modes_may_be_permuted(device, layout, dtype):
 
 
 def check_nonzeros_may_be_permuted(device, layout, dtype):
-    """To the bit: a tensor has one order of its own."""
+    """Bitwise: a tensor sorts its nonzeros into one order."""
     coords, values, factors = draw_problem(dtype)
     orders = [np.arange(values.size), np.lexsort(coords), np.lexsort(coords)[::-1]]
     results = [
@@ -146,7 +146,7 @@ def check_nonzeros_may_be_permuted(device, layout, dtype):
 
 
 def check_scaling_by_powers_of_two_is_exact(device, layout, dtype):
-    """Of the values, by the operator, and of each factor."""
+    """Powers of two scale results exactly: in the values, by the operator and in each factor."""
     coords, values, factors = draw_problem(dtype)
     x = FlycooTensor(coords, values, SHAPE, layout=layout, device=device)
     plain = compute_all(x, factors)
@@ -162,9 +162,9 @@ def check_scaling_by_powers_of_two_is_exact(device, layout, dtype):
 
 
 def check_duplicates_may_be_split(device, layout, dtype):
-    """Into parts whose sum is exact in any order: to the bit."""
+    """Bitwise, for parts whose sum is exact in any order."""
     coords, values, factors = draw_problem(dtype)
-    # Adding the parts of an integer in any order needs no rounding, nor does scaling it.
+    # Sums of integers are exact in any order.
     values = np.rint(64 * values).astype(dtype)
     coords, values = coords[:, values != 0], values[values != 0]
     x = FlycooTensor(coords, values, SHAPE, layout=layout, device=device)
@@ -178,7 +178,7 @@ def check_duplicates_may_be_split(device, layout, dtype):
 
 
 def check_indices_may_be_renamed(device, layout, dtype):
-    """Rows of factors and results move along, within the bound; and zeros stay zeros."""
+    """Rows of factors and results move along, within the bound, and zeros stay zeros."""
     coords, values, factors = draw_problem(dtype)
     x = FlycooTensor(coords, values, SHAPE, layout=layout, device=device)
     expected, rng = compute_all(x, factors), np.random.default_rng(1)
@@ -195,7 +195,7 @@ def check_indices_may_be_renamed(device, layout, dtype):
 
 
 class ParafacProblem:
-    """A tensor, a start for parafac, and how far rounding can move its errors."""
+    """A tensor, a start for parafac, and a bound on the rounding of its errors."""
 
     def __init__(self, device, layout, dtype):
         self.options = {"layout": layout, "device": device}
@@ -203,14 +203,14 @@ class ParafacProblem:
         self.values, self.factors = np.abs(values), [np.abs(factor) for factor in self.factors]
 
     def tensor(self, coords=None, values=None, shape=ALS_SHAPE):
-        """Make the tensor, or another of the kind."""
+        """Make the tensor, or one with other coordinates, values or shape."""
         coords = self.coords if coords is None else coords
         return FlycooTensor(
             coords, self.values if values is None else values, shape, **self.options
         )
 
     def run(self, x, factors=None, fixed_modes=()):
-        """Return the errors of all iterations."""
+        """Run parafac and return the errors of all iterations."""
         xp = x._engine.xp
         factors = self.factors if factors is None else factors
         init = CPTensor((xp.ones(ALS_RANK, x.dtype), [xp.array(factor) for factor in factors]))
@@ -220,7 +220,7 @@ class ParafacProblem:
         return np.array([float(error) for error in errors])
 
     def bound(self, fixed_modes=()):
-        """Bound the errors' rounding by what a rounding error in each nonzero makes of them."""
+        """Bound the rounding of errors by the effect of rounding errors in each nonzero."""
         row_nnz = max(np.bincount(rows).max() for rows in self.coords)
         unit = (row_nnz + len(ALS_SHAPE) + ALS_RANK) * np.finfo(self.values.dtype).eps
         expected, rng = self.run(self.tensor(), fixed_modes=fixed_modes), np.random.default_rng(2)
@@ -228,12 +228,12 @@ class ParafacProblem:
         moved = [self.tensor(values=(self.values * d).astype(self.values.dtype)) for d in draws]
         others = [self.run(x, fixed_modes=fixed_modes) for x in moved]
         bound = _SAFETY * (np.abs(others - expected).max() + unit)
-        assert bound < 1e-2 * np.abs(expected).max()  # a weaker one would accept anything
+        assert bound < 1e-2 * np.abs(expected).max()  # a weaker bound would accept anything
         return bound
 
 
 def check_errors_of_the_same_tensor(device, layout, dtype):
-    """parafac gives the same errors, to the bit, for nonzeros in any order and split in halves."""
+    """parafac's errors are bitwise the same for nonzeros in any order and split in halves."""
     problem = ParafacProblem(device, layout, dtype)
     expected = problem.run(problem.tensor())
     assert expected[-1] < expected[0]
@@ -245,7 +245,7 @@ def check_errors_of_the_same_tensor(device, layout, dtype):
 
 
 def check_errors_of_a_scaled_tensor(device, layout, dtype):
-    """parafac's errors are relative: those of a tensor times a power of two are the same bits."""
+    """parafac's errors are relative, so bitwise the same for a tensor times a power of two."""
     problem = ParafacProblem(device, layout, dtype)
     expected = problem.run(problem.tensor())
     for exponent in (-12, 9):
@@ -265,7 +265,7 @@ def check_errors_of_renamed_indices(device, layout, dtype):
 
 
 def check_errors_of_permuted_modes(device, layout, dtype):
-    """parafac's errors do not depend on where a fixed mode stands: the others keep their turns."""
+    """parafac's errors do not depend on the place of a fixed mode: the others keep their order."""
     problem = ParafacProblem(device, layout, dtype)
     expected, order = problem.run(problem.tensor(), fixed_modes=[0]), [1, 0, 2]
     shape, factors = ([part[n] for n in order] for part in (ALS_SHAPE, problem.factors))

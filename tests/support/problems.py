@@ -1,4 +1,4 @@
-"""What the unit tests share: random MTTKRP problems, and the check of an answer against the oracle.
+"""Shared by the unit tests: random MTTKRP problems, and checks against the oracle.
 
 Every tolerance is `reference.mttkrp_error_bound`.
 """
@@ -14,7 +14,7 @@ from tensorly_flycoo.engines import reference
 
 @dataclass(frozen=True)
 class Problem:
-    """Nonzeros and factors whose MTTKRP is known to the oracle."""
+    """Nonzeros and factors, and their MTTKRP from the oracle."""
 
     coords: np.ndarray
     values: np.ndarray
@@ -28,7 +28,7 @@ class Problem:
         return self.coords, self.values, self.shape, self.factors, mode
 
     def check(self, result, mode):
-        """Hold `result` against the oracle, entry by entry."""
+        """Compare `result` with the oracle, entry by entry."""
         expected = reference.mttkrp(*self.arguments(mode))
         bound = reference.mttkrp_error_bound(*self.arguments(mode), self.values.dtype)
         assert result.dtype == self.values.dtype
@@ -36,7 +36,7 @@ class Problem:
         np.testing.assert_array_less(np.abs(result - expected), bound, strict=False)
 
     def check_tensor(self, x, modes=None):
-        """Compute `modes` of `x`, by default all in turn, into poisoned memory."""
+        """Compute `modes` of `x`, by default all in turn, into memory full of nan."""
         for mode in range(len(self.shape)) if modes is None else modes:
             poison_spare(x)
             out = np.full((self.shape[mode], self.factors[0].shape[1]), np.nan, x.dtype)
@@ -51,7 +51,7 @@ def make_factors(shape, rank, dtype="float64", seed=1):
 
 
 def make_problem(shape, nnz, rank=3, dtype="float64", skew=1, seed=0):
-    """Draw `nnz` nonzeros, repeats among them; `skew` above 1 crowds them into low rows."""
+    """Draw `nnz` nonzeros, including repeats; `skew` above 1 crowds them into low rows."""
     rng = np.random.default_rng(seed)
     sizes = np.array(shape)[:, None]
     coords = (sizes * rng.random((len(shape), nnz)) ** skew).astype(np.int64)
@@ -60,7 +60,7 @@ def make_problem(shape, nnz, rank=3, dtype="float64", skew=1, seed=0):
 
 
 def make_exact_problem(shape, nnz, rank=3, dtype="float64", seed=0):
-    """Draw exactly `nnz` different cells."""
+    """Draw exactly `nnz` distinct cells."""
     rng = np.random.default_rng(seed)
     cells = rng.choice(math.prod(shape), nnz, replace=False)
     coords = np.stack(np.unravel_index(cells, shape)).reshape(len(shape), nnz)
@@ -69,7 +69,7 @@ def make_exact_problem(shape, nnz, rank=3, dtype="float64", seed=0):
 
 
 def poison_spare(x):
-    """Fill T_out with nan at coordinate 0: a record that no remapping writes spoils a result."""
+    """Fill T_out with nan at coordinate 0, so that a record missed by remapping spoils a result."""
     if x.layout == "remap":
         spare = x._layout.spare
         spare[...] = 0
@@ -77,5 +77,5 @@ def poison_spare(x):
 
 
 def compute_all(x, factors):
-    """Compute all modes in turn, as bytes."""
+    """Compute all modes in turn; return their bytes."""
     return [tensorly_flycoo.mttkrp(x, factors, mode).tobytes() for mode in range(x.ndim)]

@@ -1,13 +1,13 @@
 """Compare a decomposition of a sparse tensor with TensorLy's own of its dense twin.
 
-The bound. The MTTKRP of a row is a sum of row_nnz products of ndim numbers, so what it is off by is
-what the exact one of another tensor would be, whose elements differ by (row_nnz + ndim) * eps at
-most (Higham, Accuracy and Stability of Numerical Algorithms, 3.1); products of rank numbers come on
-top in each step. So the dense decomposition is run again on tensors with such errors, drawn at
-random, and what these runs differ by from the first is what the sparse one may differ by, times a
-safety factor for errors that few draws do not meet.
+The bound. The MTTKRP of a row is a sum of row_nnz products of ndim numbers. So the computed one is
+the exact one of another tensor, whose elements differ by a relative (row_nnz + ndim) * eps at most
+(Higham, Accuracy and Stability of Numerical Algorithms, 3.1); products of rank numbers add to that
+in each step. So the dense decomposition is run again on tensors with random errors of this size.
+The sparse result may differ from the dense one as much as these runs do, times a safety factor
+for errors that a few draws miss.
 
-A test fails where its bound is so weak that it would accept anything.
+A test fails if its bound is so weak that it would accept anything.
 """
 
 import numpy as np
@@ -19,15 +19,15 @@ from tensorly_flycoo.array_modules import move
 _NUM_DRAWS = 2
 _SAFETY = 10
 
-#: Relative to the largest element of what is compared.
+#: Relative to the largest element of the compared arrays.
 _WEAKEST_BOUNDS = {np.dtype(np.float64): 1e-8, np.dtype(np.float32): 1e-2}
 
 
 def check_same_as_dense(decompose, coo, kind, rank, dense_backend="numpy"):
-    """Check that ``decompose(x)`` of the sparse tensor is that of its dense twin, within rounding.
+    """Check that ``decompose(x)`` agrees for a sparse tensor and its dense twin, within rounding.
 
-    `decompose` returns a CPTensor, or one and a list of errors; it gets the tensor only, and starts
-    in the same way each time.
+    `decompose` takes only the tensor and returns a CPTensor, or one and a list of errors. It must
+    start from the same guess each time.
     """
     dtype = np.dtype(np.float32 if coo.dtype == np.float32 else np.float64)
     dense, rng = dense_of(coo, dtype), np.random.RandomState(0)
@@ -50,7 +50,7 @@ def check_same_as_dense(decompose, coo, kind, rank, dense_backend="numpy"):
 
 
 def _list_arrays(result):
-    """Return weights, factors and errors as arrays, where there are some."""
+    """Return the weights, factors and errors, if any, as arrays."""
     cp_tensor, errors = result if isinstance(result, tuple) else (result, [])
     weights, factors = cp_tensor
     arrays = [weights, *factors, np.array([float(error) for error in errors], weights.dtype)]

@@ -1,7 +1,7 @@
-"""What the conformance tests share: small sparse tensors, their dense twins, and the alarm.
+"""Shared by the conformance tests: small sparse tensors, their dense twins, and the alarm.
 
-Dense twins are made by NumPy from the coordinates, so that making one can never hide, nor ring, the
-alarm on densification.
+The alarm catches densification. NumPy makes the dense twins from the coordinates, which neither
+triggers nor hides the alarm.
 """
 
 import contextlib
@@ -12,12 +12,12 @@ import sparse
 
 import tensorly_flycoo
 
-#: The two things that a user may hand to TensorLy.
+#: The two kinds of tensor that a user may pass to TensorLy.
 AS_COO = pytest.param(lambda coo: coo, id="COO")
 AS_FLYCOO = pytest.param(tensorly_flycoo.FlycooTensor.from_coo, id="FlycooTensor")
 BOTH_KINDS = pytest.mark.parametrize("kind", [AS_COO, AS_FLYCOO])
 
-#: Each of the two in one precision, where a test takes long enough.
+#: Each of the two in one precision, for slow tests.
 BOTH_PRECISIONS = pytest.mark.parametrize(
     ("dtype", "kind"),
     [
@@ -26,8 +26,8 @@ BOTH_PRECISIONS = pytest.mark.parametrize(
     ],
 )
 
-#: What makes a dense array of a sparse one, or lets pydata/sparse compute on a tensor by itself
-#: (`COO - ndarray` becomes dense there without a word).
+#: Methods that make a sparse array dense, or let pydata/sparse compute on a tensor itself
+#: (where `COO - ndarray` silently becomes dense).
 _OF_PYDATA = [
     (sparse.COO, "todense"),
     (sparse.COO, "maybe_densify"),
@@ -37,22 +37,22 @@ _OF_PYDATA = [
     (sparse.GCXS, "todense"),
     (sparse.DOK, "todense"),
 ]
-#: Where a FlycooTensor would refuse; a decomposition should not even try.
+#: Methods that a FlycooTensor refuses; a decomposition should not even try them.
 _OF_FLYCOO = [
     (tensorly_flycoo.FlycooTensor, "__array__"),
     (tensorly_flycoo.FlycooTensor, "__array_ufunc__"),
     (tensorly_flycoo.FlycooTensor, "__array_function__"),
 ]
 
-#: What TensorLy asks of tensors through NumPy, and needs no element.
+#: NumPy functions that TensorLy calls on tensors and that need no elements.
 _HARMLESS_FUNCTIONS = (np.shape, np.ndim)
 
 
 @contextlib.contextmanager
 def densification_alarm(allow_refusals=False):
-    """Fail if anything makes a sparse tensor dense, also where the failure is caught and hidden.
+    """Fail if anything makes a sparse tensor dense, even if the failure is caught and hidden.
 
-    Where refusals are allowed, a FlycooTensor may raise its own `DensifyError`.
+    If refusals are allowed, a FlycooTensor may raise its own `DensifyError`.
     """
     calls = []
 
@@ -75,14 +75,14 @@ def densification_alarm(allow_refusals=False):
 
 
 def random_coo(shape, nnz, dtype=np.float64, seed=0):
-    """Make a COO of `nnz` distinct cells of a shape small enough to number its cells."""
+    """Make a COO of `nnz` distinct cells; the shape must be small enough to number all cells."""
     rng = np.random.RandomState(seed)
     cells = np.sort(rng.choice(np.prod(shape), size=nnz, replace=False))
     coords = np.stack(np.unravel_index(cells, shape))
     return sparse.COO(coords, _draw_values(nnz, dtype, rng), shape=shape)
 
 
-#: Tensors at the edge of what there can be.
+#: Extreme tensors.
 EDGE_CASES = {
     "one nonzero": lambda: sparse.COO([[1], [2], [3]], [2.5], shape=(4, 5, 6)),
     "empty rows": lambda: sparse.COO(
@@ -95,10 +95,10 @@ EDGE_CASES = {
 
 
 def community_coo(shape, dtype=np.float64, seed=0):
-    """Make a noisy COO of three communities, dense inside and thin between them.
+    """Make a noisy COO of three communities, dense inside and sparse between them.
 
-    Least squares problems of rank 3 on it are well conditioned, and its leading three singular
-    values are well apart, for any `dtype`.
+    Its least squares problems of rank 3 are well conditioned and its leading three singular values
+    well separated, for any `dtype`.
     """
     rng = np.random.RandomState(seed)
     factors = [np.where(np.arange(size)[:, None] % 3 == np.arange(3), 1.0, 0.15) for size in shape]
@@ -115,10 +115,10 @@ def _draw_values(nnz, dtype, rng):
 
 
 def planted_coo(shape, rank, seed, orthogonal=False):
-    """Make a COO that is exactly of CP rank `rank`: a sum of products of sparse columns.
+    """Make a COO of exact CP rank `rank`: a sum of outer products of sparse columns.
 
-    In each mode every row belongs to one component (then they are orthogonal) or about half of all
-    rows do.
+    In each mode every row belongs to one component (orthogonal columns), or each component has
+    about half of the rows.
     """
     rng = np.random.RandomState(seed)
     factors = [rng.uniform(0.5, 1.5, (size, rank)) for size in shape]
@@ -131,9 +131,9 @@ def planted_coo(shape, rank, seed, orthogonal=False):
 
 
 def spread(coo, shape):
-    """Put the nonzeros of a COO into other rows of a larger shape, in the same order.
+    """Spread the rows of a COO over a larger shape, keeping their order.
 
-    Returns the COO and, for each mode, where its rows went.
+    Returns the COO and, for each mode, the new indices of its rows.
     """
     rng = np.random.RandomState(0)
     rows = [
@@ -145,7 +145,7 @@ def spread(coo, shape):
 
 
 def dense_of(x, dtype=None):
-    """Make the dense twin of a COO or a FlycooTensor, by NumPy alone."""
+    """Make the dense twin of a COO or a FlycooTensor with NumPy alone."""
     is_coo = isinstance(x, sparse.COO)
     coords, values = (x.coords, x.data) if is_coo else x.nonzeros()
     dense = np.zeros(x.shape, values.dtype if dtype is None else dtype)
@@ -154,7 +154,7 @@ def dense_of(x, dtype=None):
 
 
 def reconstruct(factors, weights=None):
-    """Form the dense tensor of CP factors, by NumPy alone."""
+    """Form the dense tensor of CP factors with NumPy alone."""
     letters = "abcdefgh"[: len(factors)]
     weights = np.ones(factors[0].shape[1]) if weights is None else weights
     terms = ",".join(f"{letter}z" for letter in letters)
@@ -162,7 +162,7 @@ def reconstruct(factors, weights=None):
 
 
 class ErrorTracker:
-    """Callback of parafac that keeps each error, and stops after `stop_after` of them."""
+    """A callback of parafac that records each error and stops after `stop_after` of them."""
 
     def __init__(self, stop_after=None):
         self.errors = []

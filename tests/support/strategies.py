@@ -1,7 +1,7 @@
 """Hypothesis strategies for tensors and formats, shared by the property tests.
 
-Shapes are small and lean towards sizes 1 and 2, so that repeats, empty rows, full rows and rows
-over many tiles all come up; tile and bucket sizes are smaller still.
+Shapes are small and often have modes of size 1 and 2, to produce repeats, empty rows, full rows and
+rows over many tiles; tiles and buckets are smaller still.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
 
-#: No deadline, since a first example may compile; nothing is written into the working tree.
+#: No deadline, because a first example may compile; no files in the working tree.
 quick = settings(max_examples=60, deadline=None, database=None)
 
 dtypes = st.sampled_from(["float32", "float64"])
@@ -26,7 +26,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 @dataclass(frozen=True)
 class Nonzeros:
-    """Coordinates and values, repeats among them, and factors for all modes."""
+    """Coordinates, including repeats, values, and factors for all modes."""
 
     coords: np.ndarray
     values: np.ndarray
@@ -40,14 +40,14 @@ class Nonzeros:
 
 @st.composite
 def nonzeros(draw, max_ndim=4, max_nnz=60, unique=False, exact=False, rank=3):
-    """Draw nonzeros of a small tensor; `exact` ones are integers, whose sums need no rounding."""
+    """Draw nonzeros of a small tensor; `exact` ones are integers, whose sums are exact."""
     shape = tuple(draw(st.lists(sizes, min_size=1, max_size=max_ndim)))
     place = st.tuples(*[st.integers(0, size - 1) for size in shape])
     places = draw(st.lists(place, max_size=max_nnz, unique=unique))
     coords = np.array(places, np.int64).reshape(-1, len(shape)).T
     random = np.random.default_rng(draw(seeds))
     if exact:
-        # None is zero, and their halves and quarters are exact as well.
+        # None is zero, and their halves and quarters are exact too.
         values = random.choice([-4.0, -2.0, 1.0, 3.0, 8.0], coords.shape[1])
         factors = [random.integers(-3, 4, (size, rank)).astype(float) for size in shape]
     else:
@@ -58,7 +58,7 @@ def nonzeros(draw, max_ndim=4, max_nnz=60, unique=False, exact=False, rank=3):
 
 @st.composite
 def huge_nonzeros(draw):
-    """Draw coordinates in shapes of any size, up to 2**32 in each of up to 9 modes."""
+    """Draw coordinates in shapes of up to 9 modes of up to 2**32 rows."""
     size = st.one_of(st.integers(1, 5), st.integers(1, 2**32), st.sampled_from([2**31, 2**32]))
     shape = tuple(draw(st.lists(size, min_size=1, max_size=9)))
     index = [st.one_of(st.integers(0, n - 1), st.sampled_from([0, n - 1])) for n in shape]
@@ -68,7 +68,7 @@ def huge_nonzeros(draw):
     return coords, values, shape
 
 
-#: Tile size, and tiles in a bucket.
+#: Tile size, and tiles per bucket.
 tilings = st.tuples(st.sampled_from([1, 2, 3, 8]), st.sampled_from([1, 2, 3, 4]))
 
 

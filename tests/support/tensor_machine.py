@@ -1,9 +1,8 @@
-"""Whatever happens to a tensor, in whatever order, it goes on giving the same right answers.
+"""Whatever happens to a tensor, in whatever order, it keeps giving the same right answers.
 
-Hypothesis drives one tensor through modes in and out of turn, layouts, numbers of threads, copies,
-several threads at once, wrong arguments, memory that runs out at any allocation, interrupts at any
-launch and exceptions at any call of parafac's callback, and shrinks what goes wrong to the shortest
-such story.
+Hypothesis drives one tensor through modes in and out of order, layouts, numbers of threads, copies,
+concurrent threads, wrong arguments, failure of any allocation, interrupts at any launch and
+exceptions in any call of parafac's callback. It shrinks a failure to the shortest such story.
 """
 
 import contextlib
@@ -36,7 +35,7 @@ from tensorly_flycoo.engines import reference
 LAYOUTS = st.sampled_from(["remap", "replicated", "indexed"])
 MODES = st.integers(0, 2)
 
-#: Ways to the same tensor, to the bit.
+#: Operations that give bitwise the same tensor.
 DUPLICATES = [
     copy.copy,
     copy.deepcopy,
@@ -49,9 +48,9 @@ DUPLICATES = [
 
 @st.composite
 def nonzeros(draw, max_size, nnzs):
-    """Draw nonzeros from a seed: there is little to shrink, and the story matters more.
+    """Draw nonzeros from a seed: shrinking the story matters more than shrinking them.
 
-    Of the numbers `nnzs` most should be enough for several tiles and buckets.
+    Most of the sizes `nnzs` should be large enough for several tiles and buckets.
     """
     sizes = st.integers(1, max_size)
     shape, nnz = tuple(draw(st.lists(sizes, min_size=1, max_size=3))), draw(st.sampled_from(nnzs))
@@ -63,7 +62,7 @@ def nonzeros(draw, max_size, nnzs):
 
 @contextlib.contextmanager
 def interrupted_launch(module, failing, fails_after):
-    """Interrupt the `failing`-th call of ``module.launch``, before it or when it has returned."""
+    """Interrupt the `failing`-th call of ``module.launch``, before its start or after its end."""
     num, launch = 0, module.launch
 
     def count(*arguments, **options):
@@ -80,30 +79,30 @@ def interrupted_launch(module, failing, fails_after):
 
 
 class TensorMachine(RuleBasedStateMachine):
-    """The stories of any engine; a subclass says which.
+    """Stories of a tensor on any engine; a subclass chooses the engine.
 
     Attributes
     ----------
     device : str
     xp : module
-        Of the engine's arrays.
+        The engine's array module.
     launcher : module
-        Whose function `launch` starts a kernel.
+        The module whose function `launch` starts a kernel.
     nonzeros : strategy
     flushes : bool
-        Whether the engine may take subnormal numbers for zeros.
+        Whether the engine may flush subnormal numbers to zero.
     """
 
     @contextlib.contextmanager
     def failing_allocations(self, failing):
-        """Let the `failing`-th allocation fail; yield what counts the arrays that still live."""
+        """Make the `failing`-th allocation fail; yield a function that counts the live arrays."""
         raise NotImplementedError
 
     @initialize(data=st.data(), layout=LAYOUTS, is_single=st.booleans())
     def build(self, data, layout, is_single):
         self.drawn = drawn = data.draw(self.nonzeros)
         self.layout, self.errors = layout, {}
-        # Each dtype and ndim is a kernel to compile, so not all are crossed with all.
+        # Each pair of dtype and ndim compiles a kernel, so not all pairs are used.
         self.dtype = "float32" if is_single and len(drawn.shape) == 3 else "float64"
         self.values = drawn.values.astype(self.dtype)
         self.factors = [self.xp.asarray(factor.astype(self.dtype)) for factor in drawn.factors]
@@ -126,14 +125,14 @@ class TensorMachine(RuleBasedStateMachine):
             assert (np.abs(result - reference.mttkrp(*arguments)) <= bound).all()
 
     def compute(self, mode):
-        """Compute a mode into poisoned memory and compare its bits."""
+        """Compute a mode into memory full of nan and compare its bits."""
         out = self.xp.full((self.x.shape[mode], 3), np.nan, self.dtype)
         mttkrp(self.x, self.factors, mode, out=out)
         assert out.tobytes() == self.expected[mode]
 
     @invariant()
     def is_right(self):
-        """In the turn that the tensor is in, so that it stays there; and T_out is poisoned."""
+        """Start at the resident mode, so that it stays the same; then fill T_out with nan."""
         assert self.x.layout == self.layout
         assert self.x.dtype == self.dtype
         first = 0
@@ -159,7 +158,7 @@ class TensorMachine(RuleBasedStateMachine):
 
     @rule(duplicate=st.sampled_from(DUPLICATES))
     def duplicate(self, duplicate):
-        """And go on with the duplicate."""
+        """Continue with the duplicate."""
         self.x = duplicate(self.x)
 
     @rule(orders=st.tuples(*[st.lists(MODES, min_size=1, max_size=4)] * 2))
@@ -196,7 +195,7 @@ class TensorMachine(RuleBasedStateMachine):
             self.x, self.layout = x, layout
 
     def starve(self, task, failing):
-        """Return what `task` returns, or else the error's message, when it holds nothing."""
+        """Return the result of `task`, or the error's message if it failed and freed its arrays."""
         with self.failing_allocations(failing) as count_held:
             try:
                 return task(), None
@@ -216,7 +215,7 @@ class TensorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.x.ndim > 1 and self.x.nnz > 0)
     @rule(failing=st.integers(0, 3), checkpoint=st.sampled_from([None, "/nowhere/run.npz"]))
     def raise_in_a_callback(self, failing, checkpoint):
-        """At the start, after an iteration, or (at 3) not; writing the checkpoint fails too."""
+        """At the start, after an iteration, or (3) never; writing the checkpoint may fail too."""
         before = (tl.get_backend(), signal.getsignal(signal.SIGINT))
         errors, factors = [], []
 

@@ -237,7 +237,7 @@ def _get_mttkrp_kernel(
     )
     kernel = launch.get_kernel("mttkrp.cu", "mttkrp", **macros)
     # The tile, and the carry-outs between its groups of threads.
-    carries_nbytes = carries_dtype(record_format.dtype, cut).itemsize
+    carries_nbytes = carries_dtype(record_format.dtype, cut, tuning.BLOCK_SIZE).itemsize
     return kernel, layout.tile_size * slot_nbytes(record_format) + carries_nbytes
 
 

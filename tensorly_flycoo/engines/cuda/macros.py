@@ -37,7 +37,7 @@ def mttkrp_macros(
 ) -> Macros:
     """Specialise `mttkrp.cu`; without `pull_dtype` or `remap_dtype` it does not pull or remap."""
     run = tile_size * cut.group_size // tuning.BLOCK_SIZE
-    carries = structs.carries_dtype(record_format.dtype, cut)
+    carries = structs.carries_dtype(record_format.dtype, cut, tuning.BLOCK_SIZE)
     return {
         **_tile_macros(record_format, tile_size),
         **_operands_macros(record_format),

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...array_modules import Array
 from ...format.packing import RecordFormat
-from .tuning import BLOCK_SIZE, RankCut
+from .tuning import RankCut
 
 #: Records and entries move in pieces of 8 or 16 bytes.
 _PIECE_NBYTES = 8
@@ -58,11 +58,11 @@ def packing_dtype(ndim: int) -> np.dtype:
 
 
 @functools.cache
-def carries_dtype(dtype: np.dtype, cut: RankCut) -> np.dtype:
+def carries_dtype(dtype: np.dtype, cut: RankCut, block_size: int) -> np.dtype:
     """Return `Carries` of `mttkrp.cuh`, for which Python reserves shared memory."""
-    num_groups, lane_nbytes = BLOCK_SIZE // cut.group_size, cut.lane_columns * dtype.itemsize
+    num_groups, lane_nbytes = block_size // cut.group_size, cut.lane_columns * dtype.itemsize
     fields = [
-        ("sums", dtype, (BLOCK_SIZE, cut.lane_columns)),
+        ("sums", dtype, (block_size, cut.lane_columns)),
         ("inherits", np.bool_, num_groups),
         ("is_one_row", np.bool_, num_groups),
     ]

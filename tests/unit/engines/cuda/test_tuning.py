@@ -128,7 +128,7 @@ def test_tiles_fit(num_inputs, slot_nbytes, shared_nbytes):
 @pytest.mark.parametrize("rank", RANKS)
 def test_carry_outs_fit_what_a_tile_leaves_them(rank, itemsize):
     cut = tuning.cut_rank(rank, itemsize, 16, 16)
-    carries = structs.carries_dtype(np.dtype(f"f{itemsize}"), cut)
+    carries = structs.carries_dtype(np.dtype(f"f{itemsize}"), cut, tuning.BLOCK_SIZE)
     assert carries.itemsize <= 18 * tuning.BLOCK_SIZE
 
 
