@@ -225,13 +225,8 @@ def time_remap_off(layout, factors, outs, steps, repeats):
     def compute(mode):
         assert layout.mode == mode
         workspace = cuda.CUDA.allocate_workspace(layout, factors, mode, outs[mode])
-<<<<<<< HEAD
-        with layout.hold_mode(mode, cuda.CUDA) as step:
-            cuda.CUDA.compute_mode(layout, step, workspace, mode, outs[mode])
-=======
         step = Step(layout.records, layout.plans[mode].pull_ids, layout.bucket_size)
         cuda.CUDA.compute_mode(layout, step, workspace, mode, outs[mode])
->>>>>>> main
 
     both = [
         step for mode, on in enumerate(steps) for step in (functools.partial(compute, mode), on)

@@ -119,10 +119,8 @@ def remap_ids(coords: Array, shape: Shape, num_partitions: int) -> Array:
 
 def make_elements(coords: Array, values: Values, shape: Shape, num_partitions: int) -> Array:
     """Make the elements ``<alpha, beta, value>`` in the order of mode 0, Algorithm 5's input."""
-    record = np.dtype(
-        [(name, "i8", (len(shape),)) for name in ("alpha", "beta")] + [("value", "f8")]
-    )
-    elements = np.empty(coords.shape[1], dtype=record)
+    ids = [(name, "i8", (len(shape),)) for name in ("alpha", "beta")]
+    elements = np.empty(coords.shape[1], dtype=[*ids, ("value", "f8")])
     elements["alpha"] = remap_ids(coords, shape, num_partitions).T
     elements["beta"] = coords.T
     elements["value"] = values
