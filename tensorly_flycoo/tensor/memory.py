@@ -96,7 +96,7 @@ def estimate_memory(
 
 
 def attempt(function: Callable[[], _Result], explain: Callable[[], str]) -> _Result:
-    """Return ``function()``; if memory runs out, raise a MemoryError with the message ``explain()``."""
+    """Return ``function()``; if memory runs out, raise a MemoryError with ``explain()``."""
     try:
         return function()
     except MemoryError:
@@ -149,7 +149,7 @@ def _explain(
     held_nbytes: int,
     count: Callable[[str, np.dtype], int],
 ) -> str:
-    """Say what was needed, what is free and what would fit; `count` gives an alternative's bytes."""
+    """Say what was needed, what is free and what would fit; `count` sizes an alternative."""
     free_nbytes = engine.count_free_nbytes()
     room = needed_nbytes if free_nbytes is None else free_nbytes + held_nbytes
     fits = []

@@ -79,9 +79,9 @@ class FlycooTensor(FromOthers):
         If coords are not integers, values are complex, objects or of another unsupported type, or
         only one of the two is on a GPU.
     ValueError
-        If a coordinate lies outside `shape`, lengths do not match, a value is not finite, an integer
-        is too large for float64, `layout` or `device` is unknown, or arrays are on a GPU other than
-        the current one.
+        If a coordinate lies outside `shape`, lengths do not match, a value is not finite, an
+        integer is too large for float64, `layout` or `device` is unknown, or arrays are on a GPU
+        other than the current one.
     ImportError, RuntimeError
         If `device` is "cuda" and cannot be used.
     MemoryError
@@ -280,7 +280,7 @@ class FlycooTensor(FromOthers):
         shape: Sequence[int] | None = None,
         dtype: DTypeLike | None = None,
     ) -> FlycooTensor:
-        """Make a tensor from other nonzeros, with this one's layout, device and (by default) shape."""
+        """Make a tensor from other nonzeros, with this one's layout, device and, by default, shape."""
         shape = self.shape if shape is None else shape
         options = {"layout": self.layout, "device": self.device}
         return FlycooTensor(coords, values, shape, dtype=dtype, **options)
