@@ -1,8 +1,8 @@
 """Leading singular vectors of a matrix that may be too large to form.
 
-They come from the eigenvectors of its smaller Gram matrix, ``A @ A.T`` or ``A.T @ A``. A small Gram
-matrix, or one of which many vectors are wanted, is decomposed directly; otherwise Lanczos iteration
-multiplies by the Gram matrix, or by both `A` and ``A.T`` if that is too large to form.
+They come from the eigenvectors of its smaller Gram matrix, ``A @ A.T`` or ``A.T @ A``. This is
+decomposed directly if it is small or many of its vectors are wanted. Otherwise Lanczos iteration
+multiplies by it, or by `A` and ``A.T`` in turn if it is too large to form.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import numpy as np
 from ..array_modules import Array, array_module, is_cupy
 from .eigen import find_leading_eigenpairs
 
-#: The largest Gram matrix that is formed, if its elements cost little to compute.
+#: Gram matrices of up to this size are formed if their elements cost little to compute.
 MAX_GRAM_SIZE = 8192
 
 #: A Gram matrix of at most this size is decomposed directly, and so is a larger one if at least a
@@ -70,8 +70,8 @@ def find_singular_pairs(matrix: Multipliable, rank: int, xp: ModuleType) -> tupl
     -------
     vectors : float64 array (matrix.shape[0], rank)
     values : float64 array (rank,)
-        Descending; those below the rounding error of the largest are zero. The vectors of zeros
-        need not be orthonormal.
+        Descending; those below the rounding error of the largest are zero. The vectors of
+        zero values need not be orthonormal.
 
     Notes
     -----

@@ -38,8 +38,8 @@ def fit_monotone(columns: Array, decreasing: bool = False) -> Array:
     """
     engine, direction = select_engine("cpu"), -1 if decreasing else 1
     on_host = np.ascontiguousarray(move(columns, np)[::direction])
-    # TensorLy takes, for each l, the maximum over i of the mean of elements i to l, or of zero for
-    # i > l. Only the last l has no such zeros, so the last element is not clipped at zero.
+    # TensorLy takes, for each l, the maximum over i of the mean of elements i to l, which it sets
+    # to zero if i > l. No i is greater than the last l, so the last element is not clipped at zero.
     ends = engine.fit_ascending(on_host)[-1:]
     starts = np.minimum(np.maximum(engine.fit_ascending(on_host[:-1]), 0), ends)
     fitted = np.concatenate([starts, ends])[::direction]

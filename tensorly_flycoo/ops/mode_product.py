@@ -128,7 +128,7 @@ class ModeProduct(LazyArray):
         Notes
         -----
         ``nnz * prod K_n`` multiplications and additions. With factors for all modes, the workspace
-        is that of TTMc for the mode with the smallest.
+        is the smallest that TTMc takes for any mode.
         """
         x, free_modes = self.tensor, self.free_modes
         check_free_modes(x, free_modes)

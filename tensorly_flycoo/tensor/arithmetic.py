@@ -89,7 +89,7 @@ def add(x: FlycooTensor, other: FlycooTensor, sign: int, operation: str) -> Flyc
 
 
 def _as_real(scalar: Any) -> Any:
-    """Return a real number, taken out of a 0-dimensional CuPy array, or None if it is not one."""
+    """Return `scalar`, or the item of a 0-dimensional CuPy array, if it is real; else None."""
     if is_cupy(scalar) and scalar.ndim == 0:
         scalar = scalar.item()
     return scalar if isinstance(scalar, Real) else None

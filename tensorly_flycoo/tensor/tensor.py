@@ -280,7 +280,7 @@ class FlycooTensor(FromOthers):
         shape: Sequence[int] | None = None,
         dtype: DTypeLike | None = None,
     ) -> FlycooTensor:
-        """Make a tensor from other nonzeros, with this one's layout, device and, by default, shape."""
+        """Make a tensor of other nonzeros with this one's layout, device and, by default, shape."""
         shape = self.shape if shape is None else shape
         options = {"layout": self.layout, "device": self.device}
         return FlycooTensor(coords, values, shape, dtype=dtype, **options)

@@ -305,7 +305,7 @@ def test_the_error_of_mttkrp_says_what_would_fit(monkeypatch):
         with pytest.raises(MemoryError) as caught:
             mttkrp(x, problem.factors, 0)
         message, total = str(caught.value), (x.nbytes + work_nbytes) / 1e6
-        assert f"needs {total:.3g} MB on 'cpu', {x.nbytes / 1e6:.3g} MB of which" in message
+        assert f"needs {total:.3g} MB on 'cpu', of which {x.nbytes / 1e6:.3g} MB" in message
         assert (f"layout='indexed' ({needed_nbytes / 1e6:.3g} MB)" in message) == fits
         assert "layout='indexed' and dtype='float32' (" in message
         assert "layout='remap' (" not in message
