@@ -8,7 +8,7 @@ import numpy as np
 from ..array_modules import Array, array_module, is_cupy
 from ..checks import check_coords, check_inside, check_place
 
-#: Numbers in an array with a row for each entry: few enough for a core's caches, and enough to
+#: Numbers in an array with a row for each entry: few enough for a core's caches on a CPU, enough to
 #: fill a GPU.
 _CPU_BLOCK_NUMBERS = 2**16
 _GPU_BLOCK_NUMBERS = 2**24

@@ -101,8 +101,8 @@ def attempt(function: Callable[[], _Result], explain: Callable[[], str]) -> _Res
         return function()
     except MemoryError:
         pass
-    # Not inside the except clause: there the new error would keep the old one and its frames' arrays
-    # alive, which must be freed before `explain` asks what is free.
+    # Not inside the except clause: there the new error would keep the old one alive, and with it
+    # the arrays of its frames, which must be freed before `explain` asks what is free.
     raise MemoryError(explain())
 
 
