@@ -28,7 +28,10 @@ class TallKernels(Protocol):
         """Compute ``x @ matrix`` with rows aligned for MTTKRP."""
 
     def invert(self, matrix: Array) -> Array:
-        """Return the float64 inverse of a small matrix; if singular to rounding, pseudo-inverse."""
+        """Return the float64 inverse of a small matrix.
+
+        If the matrix is singular to rounding, return its pseudo-inverse.
+        """
 
     def inner_blocks(self, a: Array, b: Array) -> Array:
         """Compute the inner product of each block of rows, float64 (num_blocks,)."""

@@ -60,7 +60,10 @@ def multiply_rows(x: Array, matrix: Array) -> Array:
 
 
 def invert(matrix: Array) -> Array:
-    """Return the float64 inverse of a float32 matrix; if singular to rounding, pseudo-inverse."""
+    """Return the float64 inverse of a float32 matrix (R, R).
+
+    If the matrix is singular to rounding, return its pseudo-inverse.
+    """
     rank = matrix.shape[0]
     inverse = cupy.empty((rank, rank), np.float64)
     strides = [np.int64(stride // matrix.itemsize) for stride in matrix.strides]
