@@ -480,7 +480,7 @@ def test_cuda_with_a_driver_that_is_too_old(choose, no_choice_yet, with_cupy):
 def test_cuda_without_a_driver(choose, no_choice_yet, with_cupy):
     """CUDA then reports a driver that is too old, with version 0."""
     with_cupy(INSUFFICIENT_DRIVER, driver_version=0)
-    with raises(RuntimeError, "cuda", "NVIDIA driver, and none is installed", "driver 580", "525"):
+    with raises(RuntimeError, "cuda", "NVIDIA driver, but none is installed", "driver 580", "525"):
         choose("cuda")
 
 

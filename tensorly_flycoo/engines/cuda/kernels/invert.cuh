@@ -44,7 +44,7 @@ __device__ inline void eliminate(Matrix& matrix, int row, int column)
         if (row == 0) {
             const double size = column >= k && column < Rank ? fabs(matrix[column][k]) : -1;
             const unsigned best = __ballot_sync(0xffffffffu, size == max_of_warp(size));
-            if (column == 0) pivots[k] = best == 0 ? k : __ffs(best) - 1;  // best is 0 if any is nan
+            if (column == 0) pivots[k] = best == 0 ? k : __ffs(best) - 1;  // best: 0 if any is nan
         }
         __syncthreads();
         const int pivot = pivots[k];
