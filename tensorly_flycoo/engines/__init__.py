@@ -66,7 +66,7 @@ def set_device(device: str) -> DeviceChoice:
     -------
     DeviceChoice
         A context manager: ``with set_device("cpu"):`` restores the previous choice at the end of
-        the block. A plain call has no end.
+        the block. A plain call holds until the next one.
 
     Raises
     ------

@@ -8,7 +8,7 @@ tile, bucket
     fits the cache nearest to a worker.
 storage d
     Where the records are in memory while mode d is computed: sorted by (bucket of order d, place in
-    order d - 1). So a tile of mode d - 1 writes runs of adjacent records, and a tile of mode d
+    order d - 1). So a tile of mode d - 1 writes adjacent records together, and a tile of mode d
     finds its records inside one bucket. Scattering straight to order d would be a random
     permutation of memory.
 """
@@ -178,8 +178,8 @@ class Layout(ABC):
             Bytes of the layout, if each mode has as few empty rows as `nnz` allows.
         peak_nbytes : int
             An upper bound on the bytes in use while it is built, whichever rows are empty and
-            however the nonzeros are ordered. Includes the coords (int64) and values that come from
-            the host, as far as they are on the device at a time.
+            however the nonzeros are ordered. Includes the part of the host's coords (int64) and
+            values that is on the device.
         """
         record_format, ndim = cut.record_format, cut.record_format.ndim
         write_order_dtype = primitives.write_order_dtype

@@ -42,7 +42,7 @@ class Primitives:
     xp : module
         numpy or cupy.
     block_size : int
-        Nonzeros to process at a time where all at once would need more memory: as many as a cache
+        Nonzeros to process at a time in operations that can work in blocks: as many as a cache
         holds, or as are worth a launch.
 
     Attributes

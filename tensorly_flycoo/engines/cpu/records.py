@@ -102,7 +102,7 @@ class Tiles(NamedTuple):
     empty_rows: Array = None
 
 
-# numba wants the signatures of an overload and of its code to be equal, annotations too.
+# numba requires an overload and its implementations to have equal signatures and annotations.
 
 
 def _read_rows(records: Any, position: Any, words: Any, shifts: Any, masks: Any) -> Any:

@@ -22,8 +22,8 @@ class LeastSquares(NamedTuple):
 def fit_ascending(first_column: int, last_column: int, columns: Array, fitted: Array) -> None:
     """Write to `fitted` (I, R) the ascending sequences nearest to some of the columns (I, R).
 
-    Blocks of equal elements, each the mean of what it covers, are merged while one is larger than
-    the next (pool adjacent violators): O(I * R). Means are taken in float64.
+    Neighbouring blocks of elements, each replaced by its mean, are merged while one is larger than
+    the next (pool adjacent violators): O(I * R). Means are computed in float64.
     """
     size = columns.shape[0]
     sums, counts = np.empty(size, np.float64), np.empty(size, np.int64)

@@ -2,7 +2,7 @@
 
 The loops release the GIL, so plain threads suffice. numba's own parallel loops do not: their
 default layer (OpenMP) spins at the end of each loop, which makes it up to a hundred times slower
-when another process needs a core, and another layer must not be entered by two threads at once.
+when another process needs a core, and another layer does not allow two threads at a time.
 """
 
 import contextlib

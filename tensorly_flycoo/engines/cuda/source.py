@@ -31,7 +31,7 @@ def load_source(name: str) -> str:
     Raises
     ------
     FileNotFoundError
-        If there is no such source.
+        If the file does not exist.
 
     Examples
     --------

@@ -133,7 +133,7 @@ def make_packing(record_format: RecordFormat, coords: Array) -> np.ndarray:
 def row_pitch(array: Array) -> int:
     """Return the bytes from the start of a matrix's row to the next.
 
-    A single row has no next one, and its stride may be anything: it counts its own bytes.
+    A single row has no next one, and its stride may be anything: its own size is returned.
     """
     return array.strides[0] if array.shape[0] > 1 else array.shape[1] * array.itemsize
 

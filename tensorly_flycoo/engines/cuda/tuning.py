@@ -89,7 +89,7 @@ class Occupancy:
     measured: str
 
 
-#: By compute capability; within one, the first row that fits counts. Shapes are those of the
+#: By compute capability; within one, the first row that fits is used. Shapes are those of the
 #: benchmark's tensors.
 OCCUPANCIES = (
     Occupancy((8, 0), 2, _ANY, batch=8, min_blocks=4, measured=_AS_9),
@@ -259,7 +259,7 @@ class LaneColumns:
     measured: str
 
 
-#: The first row that fits counts.
+#: The first row that fits is used.
 LANE_COLUMNS = (
     LaneColumns(3, 128, 4, measured=_SPILLS),
     LaneColumns(_ANY, 0, 1, measured="not measured"),
