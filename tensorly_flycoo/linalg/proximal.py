@@ -68,7 +68,7 @@ def fit_unimodal(columns: Array) -> Array:
     Examples
     --------
     >>> fit_unimodal(np.array([[1.0], [5.0], [4.0], [4.5], [0.0]])).ravel()
-    array([1.  , 5.  , 4.25, 4.25, 0.  ])
+    array([1.   , 5.   , 3.625, 3.625, 0.   ])
     """
     xp = array_module(columns)
     ascending, descending = fit_monotone(columns), fit_monotone(columns, decreasing=True)

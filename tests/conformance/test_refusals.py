@@ -82,9 +82,9 @@ _ON_ANY = {
     "tl.tenalg.inner": (lambda x: tl.tenalg.inner(x, x, n_modes=1), "inner"),
     "tl.tenalg.outer": (lambda x: tl.tenalg.outer([x, x]), "ModeView"),
     "tl.tenalg.batched_outer": (lambda x: tl.tenalg.batched_outer([x, x]), "ModeView"),
-    "tl.tenalg.kronecker": (lambda x: tl.tenalg.kronecker([x, x]), "Unfolding"),
+    "tl.tenalg.kronecker": (lambda x: tl.tenalg.kronecker([x, x]), "kron"),
     "tl.tenalg.khatri_rao": (lambda x: tl.tenalg.khatri_rao([x, x]), "khatri_rao"),
-    "tl.tenalg.tensordot": (lambda x: tl.tenalg.tensordot(x, x, 2), "tensordot"),
+    "tl.tenalg.tensordot": (lambda x: tl.tenalg.tensordot(x, x, ([0], [0])), "View|Unfolding"),
     "tucker mask": (lambda x: tl.decomposition.tucker(x, [2] * x.ndim, mask=x), "mask"),
     "a core with two modes left out": (
         lambda x: tl.decomposition.partial_tucker(x, [2], modes=[0]),

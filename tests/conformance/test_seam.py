@@ -118,7 +118,6 @@ x = np.random.RandomState(0).random_sample((4, 5, 6))
 def fail(*args):
     raise ZeroDivisionError
 functions = {{
-    "non_negative_tucker": lambda: tl.decomposition.non_negative_tucker(x, "two"),
     "unfold": lambda: tl.unfold(x, 7),
     "inner": lambda: tl.tenalg.inner(x, x[:2]),
     "robust_pca": lambda: tl.decomposition.robust_pca(x, mask=fail),
@@ -139,7 +138,6 @@ def test_dense_users_see_frames_of_ours_only_below_what_is_replaced():
     frames = run(_TRACEBACK.format(imports="import tensorly_flycoo"))
     # `inner` is a method with a hook, `parafac` a row of the table.
     assert frames == {
-        "non_negative_tucker": 0,
         "unfold": 0,
         "inner": 1,
         "robust_pca": 0,

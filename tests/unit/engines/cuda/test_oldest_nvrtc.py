@@ -1,6 +1,8 @@
 """The kernels compile with the NVRTC of CUDA 12 too, which CuPy's wheel for CUDA 12 loads."""
 
-import ctypes
+import json
+import subprocess
+import sys
 from importlib import metadata
 
 import pytest
@@ -10,27 +12,44 @@ from test_kernels import specialise_all
 from tensorly_flycoo.engines.cuda.source import load_source
 
 pytestmark = ON_LINUX
-_WHEEL = "nvidia-cuda-nvrtc-cu12"
 
-
-@pytest.fixture(scope="module")
-def nvrtc():
-    """Load the library of CUDA 12; `cuda.bindings` loads that of CUDA 13."""
-    files = metadata.files(_WHEEL) or []
-    (library,) = [f for f in files if f.name.startswith("libnvrtc.so") and "alt" not in f.name]
-    return ctypes.CDLL(str(library.locate()))
-
-
-@pytest.mark.parametrize(("file", "macros"), specialise_all().items(), ids=specialise_all())
-def test_it_compiles(file, macros, nvrtc):
-    options = ["-std=c++17", "-arch=sm_90", *(f"-D{name}={text}" for name, text in macros.items())]
+#: In a process of its own: two versions of the library do not get on with each other.
+_COMPILE = """
+import ctypes, json, sys
+path, jobs = json.load(sys.stdin)
+nvrtc, logs = ctypes.CDLL(path), {}
+for file, (source, options) in jobs.items():
     encoded = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
-    source = load_source(file).encode()
-    nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, file.encode(), 0, None, None)
+    nvrtc.nvrtcCreateProgram(
+        ctypes.byref(program), source.encode(), file.encode(), 0, None, None
+    )
     result = nvrtc.nvrtcCompileProgram(program, len(options), encoded)
     nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     log = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetProgramLog(program, log)
-    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    assert result == 0, log.value.decode()
+    logs[file] = result, log.value.decode()
+print(json.dumps(logs))
+"""
+
+
+@pytest.fixture(scope="module")
+def logs():
+    """Compile one specialisation of each kernel; return NVRTC's result and log for each file."""
+    files = metadata.files("nvidia-cuda-nvrtc-cu12") or []
+    (library,) = [f for f in files if f.name.startswith("libnvrtc.so") and "alt" not in f.name]
+    jobs = {}
+    for file, macros in specialise_all().items():
+        defines = [f"-D{name}={text}" for name, text in macros.items()]
+        jobs[file] = load_source(file), ["-std=c++17", "-arch=sm_90", *defines]
+    job = json.dumps([str(library.locate()), jobs])
+    command = [sys.executable, "-c", _COMPILE]
+    done = subprocess.run(command, input=job, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("file", specialise_all())
+def test_it_compiles(file, logs):
+    result, log = logs[file]
+    assert result == 0, log
