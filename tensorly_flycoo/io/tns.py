@@ -75,8 +75,8 @@ def read_tns(
 
     Without `shape`, a file may contain any index below 2**32, and so demand far more memory than
     its size: each index without a nonzero takes 4 bytes in the tensor, and up to 13 while it is
-    built (see `estimate_memory`). For files that you do not trust, give `shape`: an index outside it is
-    an error.
+    built (see `estimate_memory`). For files that you do not trust, give `shape`: an index outside
+    it is an error.
 
     References
     ----------

@@ -250,9 +250,7 @@ def test_compressed(path):
 def test_newer(path):
     save(path, make_tensor())
     rewrite(path, header={"version": 2})
-    with pytest.raises(
-        ValueError, match=r"x\.npz has format version 2, expected 1: "
-    ):
+    with pytest.raises(ValueError, match=r"x\.npz has format version 2, expected 1: "):
         load(path)
 
 
