@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import DTypeLike
 
 from ..array_modules import Array
@@ -18,17 +19,17 @@ if TYPE_CHECKING:
     from sparse import SparseArray
 
 
-class LazyArray:
+class LazyArray(NDArrayOperatorsMixin):
     """An array that is never formed; operations that need its elements raise a DensifyError."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     ndim: int = 2
 
-    #: The end of error messages: what to use instead.
+    #: What to use instead: the end of error messages.
     _instead: str
 
-    #: Above CuPy's, so that CuPy's arrays leave operators to us; NumPy calls `__array_ufunc__`.
+    #: Above CuPy's, so that its arrays defer operators to us; NumPy's call `__array_ufunc__`.
     __array_priority__ = 1000
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NoReturn:
@@ -38,13 +39,15 @@ class LazyArray:
         operation = f"numpy.{ufunc.__name__} of {self!r}"
         raise densify_error(operation, self.shape, self._instead)
 
+    #: As of any object: the operators compare elements, which would be formed.
+    __hash__ = object.__hash__
+
 
 class ModeView(LazyArray):
-    """A view of a sparse tensor with its modes reordered, and some of them joined to one axis.
+    """A view of a sparse tensor with its modes reordered, and some joined into one axis.
 
-    Unfoldings, transposes and reshapes are such views. A view with two axes can be multiplied with
-    a dense array if the result has a row, or column, for each index of one mode, but not if it
-    would have one for each cell of several modes.
+    Unfoldings, transposes and reshapes are such views. A view with two axes can be multiplied by a
+    dense array if the axis that remains is a single mode, not several joined ones.
 
     Parameters
     ----------
@@ -72,7 +75,7 @@ class ModeView(LazyArray):
     array([10.,  9.,  0.])
     """
 
-    _instead = "tl.tensor of it makes a sparse tensor, if no axis is longer than 2**32"
+    _instead = "tl.tensor makes it a sparse tensor, if no axis is longer than 2**32"
 
     def __init__(self, x: FlycooTensor | SparseArray, groups: Iterable[Iterable[int]]) -> None:
         self.tensor = as_flycoo(x, check_coords=True)
@@ -86,8 +89,12 @@ class ModeView(LazyArray):
         groups = ", ".join(map(str, self.groups))
         return f"<ModeView: modes {groups} of shape {self.tensor.shape}>"
 
+    def reshape(self, *shape: Any) -> NoReturn:
+        """Refuse NumPy's method: `tl.reshape` makes a view."""
+        raise densify_error(f"reshape of {self!r}", self.shape, "use tl.reshape")
+
     def __matmul__(self, dense: Array) -> Array:
-        """Multiply with a dense array (C, R) or (C,); see `multiply_matricized`."""
+        """Multiply by a dense array (C, R) or (C,); see `multiply_matricized`."""
         self._check_product(0, dense)
         (mode,), columns = self.groups
         return multiply_matricized(self.tensor, mode, columns, dense)
@@ -104,10 +111,10 @@ class ModeView(LazyArray):
         return super().__array_ufunc__(ufunc, method, *inputs, **kwargs)
 
     def _check_product(self, axis: int, other: Array) -> None:
-        """Refuse a product with a row or column for each index of `axis`, unless that is a mode."""
+        """Refuse a product in which `axis` remains, unless that axis is a single mode."""
         operation = f"a product with {self!r}"
         if not hasattr(other, "strides"):
-            instead = "multiply it by a dense factor; truncated_svd works, symeig_svd cannot"
+            instead = "multiply it by a dense factor; truncated_svd works, symeig_svd does not"
             raise densify_error(operation, self.shape, instead)
         if self.ndim != 2 or len(self.groups[axis]) != 1:
             kept = self.shape[axis] if self.ndim == 2 else self.shape

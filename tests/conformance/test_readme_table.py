@@ -10,8 +10,8 @@ pytestmark = pytest.mark.skipif(
     reason=f"the table is of TensorLy {readme_table.TENSORLY}",
 )
 
-#: What takes matrices, and no tensor.
-_OF_FACTORS = {"decomposition.sample_khatri_rao"}
+#: The first takes matrices and no tensor; the second fails in TensorLy 0.10, for dense tensors too.
+_LEFT_OUT = {"decomposition.sample_khatri_rao", "tenalg.higher_order_moment"}
 
 _WRITE = "python tests/support/readme_table.py writes the README's table anew"
 
@@ -47,7 +47,7 @@ def test_what_is_around_the_lines(table):
 def test_every_public_name_is_there(module):
     names = readme_table.list_public(module)
     assert names
-    assert names - _OF_FACTORS <= {name for row in readme_table.ROWS for name in row.uses}
+    assert names - _LEFT_OUT <= {name for row in readme_table.ROWS for name in row.uses}
 
 
 def test_the_gpu_record_is_of_what_is_there():

@@ -5,7 +5,6 @@ from typing import Any
 
 import cupy
 import numpy as np
-from cupy_backends.cuda.libs import cublas
 
 from ...array_modules import Array
 from . import launch, tuning
@@ -31,7 +30,7 @@ def suits_tensor_cores(x: Array) -> bool:
 
 @functools.cache
 def _has_fast_doubles(device_id: int) -> bool:
-    """Return whether a GPU has tensor cores for float64, about as fast as its float32."""
+    """Return whether a GPU has float64 tensor cores, and float64 at half speed or faster."""
     device = cupy.cuda.Device(device_id)
     ratio = device.attributes["SingleToDoublePrecisionPerfRatio"]
     return int(device.compute_capability) >= 80 and ratio <= 2
@@ -47,7 +46,7 @@ def gram_blocks(x: Array) -> Array:
 
 
 def multiply_rows(x: Array, matrix: Array) -> Array:
-    """Compute ``x @ matrix`` of float32 (I_n, R) and float64 (R, R).
+    """Compute ``x @ matrix`` for float32 `x` (I_n, R) and float64 `matrix` (R, R).
 
     The rows of the product are aligned for MTTKRP.
     """
@@ -60,7 +59,10 @@ def multiply_rows(x: Array, matrix: Array) -> Array:
 
 
 def invert(matrix: Array) -> Array:
-    """Invert a float32 (R, R) to float64; pseudo-invert it if it is singular to rounding."""
+    """Return the float64 inverse of a float32 matrix (R, R).
+
+    If the matrix is singular to rounding, return its pseudo-inverse.
+    """
     rank = matrix.shape[0]
     inverse = cupy.empty((rank, rank), np.float64)
     strides = [np.int64(stride // matrix.itemsize) for stride in matrix.strides]
@@ -83,6 +85,8 @@ def multiply_blocks(a: Array, b: Array, num_blocks: int) -> Array:
 
     `cupy.matmul` would first write the transposed blocks to memory; cuBLAS reads them as they are.
     """
+    from cupy_backends.cuda.libs import cublas  # loads a library that nothing else here needs
+
     num_rows, m, n = a.shape[0] // num_blocks, a.shape[1], b.shape[1]
     row_a, row_b = a.strides[0] // a.itemsize, b.strides[0] // b.itemsize
     products = cupy.empty((num_blocks, m, n), a.dtype)
