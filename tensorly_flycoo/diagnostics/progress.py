@@ -245,7 +245,7 @@ class Progress:
         if self._is_interrupted:
             raise KeyboardInterrupt
         self._is_interrupted = True
-        message = "Ctrl-C: stopping after this iteration; again to stop at once"
+        message = "Ctrl-C: stopping after this iteration; again to stop immediately"
         with contextlib.suppress(RuntimeError):  # the signal may interrupt another write
             if self._bar is not None:
                 self._bar.write(message, file=sys.stderr)
