@@ -1,6 +1,6 @@
-"""Tell NumPy's arrays from CuPy's, and convert between them on request.
+"""Tell NumPy arrays from CuPy arrays, and convert between them on request.
 
-Telling them apart never imports CuPy: as long as it is not loaded, there are no CuPy arrays.
+Telling them apart never imports CuPy: if it is not loaded, no array is CuPy's.
 """
 
 import sys
@@ -41,7 +41,7 @@ def array_module(x: object) -> ModuleType:
 
 
 def as_array(x: Any) -> Array:
-    """Return `x` as an array on its own device: CuPy's for data on a GPU, else NumPy's.
+    """Return `x` as an array on its own device: CuPy's if it is on a GPU, else NumPy's.
 
     An array of another library is shared through DLPack, not copied.
     """
@@ -55,7 +55,7 @@ def as_array(x: Any) -> Array:
 
 
 def move(array: Array, xp: ModuleType) -> Array:
-    """Return a NumPy or CuPy array as one of the module `xp`; copy it only between devices."""
+    """Return a NumPy or CuPy array as an array of the module `xp`; copy only between devices."""
     if xp is not np:
         return xp.asarray(array)
     return array.get() if is_cupy(array) else array

@@ -1,6 +1,7 @@
 """Checks of user input, and the wording of their errors.
 
-A message names the argument, what came and what was expected. Checks run before anything changes.
+A message gives the argument, what was passed and what was expected. Checks run before anything
+changes.
 """
 
 import math
@@ -17,7 +18,7 @@ from .array_modules import Array, as_array, is_cupy
 DEVICES = ("auto", "cpu", "cuda")
 LAYOUTS = ("remap", "replicated", "indexed")
 
-#: The index of one mode takes at most 32 bits: no machine could hold a factor of 2**32 rows.
+#: An index takes at most 32 bits: no machine could hold a factor with more rows.
 MAX_MODE_SIZE = 2**32
 
 #: Nonzeros checked at a time.
@@ -46,10 +47,10 @@ use x.to_coo() for the nonzeros
 
 
 def densify_error(operation: str, shape: Sequence[Any], instead: str) -> DensifyError:
-    """Build the `DensifyError` of `operation`; say what to use `instead`.
+    """Build the `DensifyError` of `operation`; `instead` says what to use.
 
     The usual cause is a forgotten `set_backend`, so the message ends with a hint if TensorLy's
-    backend is another one.
+    backend is not "flycoo".
     """
     message = f"{operation} would make a dense array of shape {shape}; {instead}"
     message += early_bound_hint()
@@ -66,15 +67,15 @@ def _current_backend() -> str | None:
     return None if get_backend is None else get_backend()
 
 
-#: Decompositions for which TensorLy's own loop cannot be used on a sparse tensor, and ours can.
+#: Decompositions that TensorLy's own functions can never do on a sparse tensor, and ours can.
 _OF_OUR_OWN = {"randomised_parafac", "tensor_ring", "tensor_train", "tensor_train_matrix"}
 
 
 def early_bound_hint() -> str:
-    """Return a hint if a decomposition of TensorLy's own runs where ours is needed, else "".
+    """Return a hint if TensorLy's own function runs although ours is needed, else "".
 
     Importing this package puts ours into `tensorly.decomposition`, but a name that was imported
-    from there before is still TensorLy's own function; it is then on the call stack.
+    from there earlier is still TensorLy's own function, which is then on the call stack.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None:
@@ -89,7 +90,7 @@ def early_bound_hint() -> str:
 
 
 def check_shape(shape: Iterable[Any]) -> tuple[int, ...]:
-    """Return `shape` as a tuple of at least one int; each size is from 1 to 2**32."""
+    """Return `shape` as a tuple of at least one int, each from 1 to 2**32."""
     try:
         sizes = tuple(operator.index(size) for size in shape)
     except TypeError:
@@ -114,15 +115,15 @@ def check_coords(coords: Array, shape: Sequence[int]) -> Array:
     if coords.shape[0] != len(shape):
         raise ValueError(
             f"shape has {len(shape)} modes, expected {coords.shape[0]}: coords has "
-            f"shape {coords.shape}, one row a mode"
+            f"shape {coords.shape}, one row per mode"
         )
     return coords
 
 
 def check_inside(coords: Array, shape: Sequence[int]) -> None:
-    """Refuse coords (ndim, nnz) with an index outside `shape`."""
-    # In blocks that fit the cache, in either memory order of coords. On a GPU each check
-    # synchronises, so there it takes all nonzeros at once.
+    """Refuse `coords` (ndim, nnz) with an index outside `shape`."""
+    # In blocks that fit in the cache, in either memory order of coords. On a GPU each check
+    # synchronises, so one block holds all nonzeros.
     block_size = max(1, coords.shape[1]) if is_cupy(coords) else _CHECK_BLOCK
     for start in range(0, coords.shape[1], block_size):
         _check_block(coords[:, start : start + block_size], shape, start)
@@ -130,7 +131,7 @@ def check_inside(coords: Array, shape: Sequence[int]) -> None:
 
 def _check_block(coords: Array, shape: Sequence[int], start: int) -> None:
     for mode, (rows, size) in enumerate(zip(coords, shape, strict=True)):
-        # Viewed as unsigned, a negative index is huge: one comparison finds both faults.
+        # Viewed as unsigned, a negative index is huge: one comparison finds both errors.
         rows = rows.view(f"u{rows.dtype.itemsize}")
         if int(rows.max()) >= size:
             wrong = int(np.argmax(rows >= size))
@@ -156,7 +157,7 @@ def check_dtype(dtype: DTypeLike, name: str = "dtype") -> np.dtype:
 def check_values(values: Array, nnz: int, dtype: DTypeLike | None = None) -> Array:
     """Return `values` as a float array (nnz,), in `dtype` or in their own precision.
 
-    Values that lose precision are checked to be finite. Otherwise that is left to `check_finite`.
+    Only values that lose precision are checked to be finite; for others call `check_finite`.
     """
     values = as_array(values)
     own_dtype = check_dtype(values.dtype, "the dtype of values")
@@ -183,14 +184,14 @@ def check_values(values: Array, nnz: int, dtype: DTypeLike | None = None) -> Arr
 
 
 def check_finite(values: Array, name: str = "values") -> None:
-    """Refuse nan and infinity: a single one would silently spread over whole factors."""
+    """Refuse nan and infinity: a single one would silently spread to whole factors."""
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         wrong = int(np.argmax(~np.isfinite(values)))
         raise ValueError(f"{name}[{wrong}] is {values[wrong]}, expected finite numbers")
 
 
 def check_place(array: Array, name: str, is_on_gpu: bool, whose: str) -> None:
-    """Refuse an array that is not on the device of `whose`; nothing is copied silently."""
+    """Refuse an array that is not on the device of `whose`: nothing is copied silently."""
     if is_cupy(array) != is_on_gpu:
         expected = "cupy.ndarray" if is_on_gpu else "numpy.ndarray"
         raise TypeError(
@@ -243,10 +244,12 @@ def _check_count(count: Any, name: str, least: int) -> int:
 def check_factors(
     factors: Iterable[Array], shape: Sequence[int], dtype: np.dtype, array_type: type[Array]
 ) -> list[Array]:
-    """Return `factors` as a list of matrices (I_n, R), one a mode, all of one rank and dtype."""
+    """Return `factors` as a list of matrices (I_n, R), one per mode, of one rank and dtype."""
     factors = list(factors)
     if len(factors) != len(shape):
-        raise ValueError(f"factors has {len(factors)} matrices, expected {len(shape)}, one a mode")
+        raise ValueError(
+            f"factors has {len(factors)} matrices, expected {len(shape)}, one per mode"
+        )
     for n, factor in enumerate(factors):
         if not isinstance(factor, array_type):
             raise TypeError(
@@ -269,7 +272,7 @@ def check_factors(
 
 
 def check_weights(weights: Array, rank: int, dtype: np.dtype, array_type: type[Array]) -> None:
-    """Refuse weights that are not an array (R,) in the dtype of x."""
+    """Refuse weights that are not an array (R,) in the dtype and on the device of x."""
     if not isinstance(weights, array_type) or weights.shape != (rank,) or weights.dtype != dtype:
         type_name = f"{type(weights).__module__}.{type(weights).__name__}".removeprefix("builtins.")
         got = f"{type_name} of shape {getattr(weights, 'shape', ())} "
@@ -287,7 +290,7 @@ def check_out(
     inputs: Iterable[tuple[str, Array]],
     may_share_memory: Callable[[Array, Array], bool],
 ) -> None:
-    """Refuse an `out` that cannot hold the result or overlaps one of the named `inputs`."""
+    """Refuse an `out` that cannot hold the result, or overlaps one of the named `inputs`."""
     if not isinstance(out, array_type):
         type_name = f"{type(out).__module__}.{type(out).__name__}".removeprefix("builtins.")
         expected = f"{array_type.__module__}.{array_type.__name__}"
@@ -297,10 +300,10 @@ def check_out(
             f"out has shape {out.shape} and dtype {out.dtype}, expected {shape} and {dtype}"
         )
     if not out.flags.c_contiguous or not getattr(out.flags, "writeable", True):
-        raise ValueError("out is read-only or not C-contiguous, expected neither")
+        raise ValueError("out is read-only or not C-contiguous, expected writable and C order")
     for name, array in inputs:
         if may_share_memory(out, array):
-            raise ValueError(f"out overlaps {name} in memory, expected an array of its own")
+            raise ValueError(f"out overlaps {name} in memory, expected separate memory")
 
 
 def check_fill_value(fill_value: Any) -> None:
@@ -310,14 +313,14 @@ def check_fill_value(fill_value: Any) -> None:
 
 
 def check_layout(layout: str) -> str:
-    """Return `layout` if there is a layout of that name."""
+    """Return `layout`; refuse an unknown name."""
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}, expected one of {LAYOUTS}")
     return layout
 
 
 def check_device_name(device: str, source: str = "device") -> str:
-    """Return `device` if there is a device of that name."""
+    """Return `device`; refuse an unknown name."""
     if device not in DEVICES:
         raise ValueError(f"{source} is {device!r}, expected one of {DEVICES}")
     return device

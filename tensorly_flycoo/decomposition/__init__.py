@@ -1,7 +1,7 @@
-"""Decompositions of sparse tensors, one a file, with TensorLy's names and parameters.
+"""Decompositions of sparse tensors, one per file, with TensorLy's names and parameters.
 
-They work whenever and however TensorLy was imported, and hand dense tensors to TensorLy. Those that
-run TensorLy's own loop need its backend "flycoo".
+They work however and whenever TensorLy was imported, and pass dense tensors on to TensorLy. Those
+that run TensorLy's own loop or proximal operators need its backend "flycoo".
 """
 
 from .constrained_parafac import constrained_parafac

@@ -24,10 +24,10 @@ from .tensorly_loop import dense_to_tensorly, require_flycoo_backend
 if TYPE_CHECKING:
     from sparse import SparseArray
 
-#: A constraint: for all modes, one a mode, or for some.
+#: The parameter of a constraint: one for all modes, one per mode, or a dict for some modes.
 Constraint = Any
 
-#: Of a mode: a column (I,) or factor (I, R) to the nearest that meets its constraint.
+#: A proximal operator: maps a column (I,) or factor (I, R) to one that meets the constraint.
 Projection = Callable[[Array], Array]
 
 
@@ -78,45 +78,46 @@ def constrained_parafac(
     svd : {"truncated_svd", "randomized_svd"}
         Both find the leading singular vectors to rounding error.
     tol_outer : float
-        Stops when the error changes by less, or all constraints are met as closely; 0 never stops.
+        Stop when the error changes by less, or when the constraint violations add up to less; 0
+        never stops.
     tol_inner : float
-        Stops ADMM when its two relative residuals are less.
+        Stop ADMM when both of its relative residuals are less.
     random_state : int or numpy.random.RandomState, optional
     verbose : int
     return_errors : bool
     cvg_criterion : {"abs_rec_error", "rec_error"}
-        Whether an error that increases stops the loop too ("rec_error").
+        With "rec_error" an increase of the error stops the loop too.
     fixed_modes : sequence of int, optional
-        Factors that keep their initial values; the last mode cannot be fixed.
+        Modes whose factors keep their initial values; the last mode cannot be fixed.
     non_negative, unimodality, normalize, monotonicity : bool or dict of int to bool, optional
-        A constraint on the factors of all modes, or of some.
+        Constraints on the factors of all modes, or of some.
     l1_reg, group_lasso, l2_reg, l2_square_reg, smoothness : float, list or dict, optional
-        Weights of a penalty: one for all modes, one a mode, or for some modes.
+        Weights of penalties: one for all modes, one per mode, or a dict for some modes.
     simplex, normalized_sparsity, soft_sparsity, hard_sparsity : number, list or dict, optional
-        Parameters of a constraint, likewise.
+        Parameters of constraints, given in the same way.
 
     Returns
     -------
     CPTensor
-        Weights of ones in the dtype of `tensor`, and factors (I_n, R) that are float64 where they
-        were updated, as TensorLy's are; on the device of `tensor`.
+        Weights of ones (R,) in the dtype of `tensor`, and factors (I_n, R), on the device of
+        `tensor`. As in TensorLy, factors that were updated are float64.
     errors : list of float
-        With `return_errors`: the relative error after each iteration.
+        The relative error after each iteration; only with `return_errors`.
 
     Raises
     ------
     DensifyError
-        If `svd` is another method.
+        If `svd` is any other method.
     RuntimeError
         If TensorLy's backend is not "flycoo": its proximal operators would not run on a GPU.
     TypeError
-        If `init` is on another device or of another dtype, or `cvg_criterion` is unknown.
+        If `init` has the wrong device or dtype, or `cvg_criterion` is unknown.
     ValueError
-        If a mode has two constraints, or `init` is unknown or does not fit.
+        If a mode has two constraints, `init` is unknown, or its shapes do not match.
 
     Notes
     -----
-    One MTTKRP a mode and iteration; ADMM solves for all rows of a factor with one small inverse.
+    One MTTKRP per mode and iteration. ADMM solves for all rows of a factor together.
 
     References
     ----------
@@ -194,11 +195,11 @@ def _start(
     random_state: Any,
     projections: list[Projection],
 ) -> list[Array]:
-    """Make an initial guess that meets the constraints, or take the user's as it is."""
+    """Make an initial guess and apply the proximal operators, or scale the user's guess."""
     if not isinstance(init, str):
         check_initial_guess(init, x.dtype, x.device == "cuda")
         weights, factors = CPTensor(init)
-        # TensorLy gives every factor the geometric mean of the weights.
+        # As in TensorLy, each factor is scaled by the geometric mean of the weights.
         scale = math.prod(weights.tolist()) ** (1 / rank)
         return [factor * x.dtype.type(scale) for factor in factors]
     _, factors = make_initial_guess(x, rank, init, svd, random_state)
@@ -206,12 +207,12 @@ def _start(
 
 
 class _Admm:
-    """ADMM for one factor: what it keeps from one iteration to the next.
+    """ADMM for one factor, with the state that it keeps between iterations.
 
     Attributes
     ----------
     violation : scalar
-        How far the factor is from one that solves the least squares problem, relative to its norm.
+        The distance from the factor to the least squares solution, relative to the factor's norm.
     """
 
     def __init__(self, factor: Array, project: Projection, n_iter_max: int, tol: float) -> None:
@@ -221,7 +222,7 @@ class _Admm:
         self.violation: Any = math.inf
 
     def update(self, product: Array, gram: Array) -> Array:
-        """Return the factor for a new MTTKRP (I, R) and the Gram matrix of all others (R, R)."""
+        """Return the factor for an MTTKRP (I, R) and the other factors' Gram product (R, R)."""
         factor, norm = self._factor, np.linalg.norm
         rank = gram.shape[0]
         step = gram.trace() / rank

@@ -12,9 +12,9 @@ from ..linalg.tall_skinny import column_norms, transposed_product
 def multiply_grams(
     weights: Array | None, factors: Sequence[Array], skip: int | None = None, ridge: float = 0
 ) -> Array:
-    """Multiply the Gram matrices of all factors but one elementwise, and scale them: (R, R).
+    """Multiply the factors' Gram matrices elementwise, and by the weights on both sides: (R, R).
 
-    `ridge` is added to the diagonal before rows and columns are multiplied by the weights.
+    The factor of mode `skip` is left out. `ridge` is added to the diagonal before the weights.
     """
     xp, rank = array_module(factors[0]), factors[0].shape[1]
     product = xp.ones((rank, rank), factors[0].dtype)
@@ -29,10 +29,10 @@ def multiply_grams(
 def residual_square(
     tensor_square: Array, weights: Array | None, factors: Sequence[Array], inner: Array
 ) -> Array:
-    """Compute the square of the norm of what a model leaves of a tensor, in float64.
+    """Compute the squared norm of the residual, ``|x - model|^2``, in float64.
 
-    As ``|x|^2 + |model|^2 - 2 <x, model>``: near an exact fit that cancels, and has an error of
-    ``eps`` times ``|x|^2``.
+    It is computed as ``|x|^2 + |model|^2 - 2 <x, model>``, which cancels near an exact fit: the
+    error is about ``eps * |x|^2``.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def normalize(weights: Array | None, factors: Sequence[Array]) -> tuple[Array, l
 
 
 def make_cp_tensor(weights: Array | None, factors: Sequence[Array]) -> CPTensor:
-    """Make TensorLy's CPTensor of a model, with weights of ones for None."""
+    """Make a TensorLy CPTensor from a model; weights of None become ones."""
     first = factors[0]
     if weights is None:
         weights = array_module(first).ones(first.shape[1], first.dtype)

@@ -18,15 +18,15 @@ from .singular_vectors import check_svd, find_left_vectors
 
 
 def check_initial_guess(init: object, dtype: np.dtype, on_gpu: bool) -> None:
-    """Refuse an initial guess on another device or in another dtype than the tensor's factors.
+    """Refuse an initial guess that is not on the tensor's device or not in its factors' dtype.
 
-    TensorLy takes a guess as it is; ``tl.tensor(a, **tl.context(x))`` moves an array. What is no
-    pair of weights and factors is left to TensorLy.
+    TensorLy uses a guess as it is; ``tl.tensor(a, **tl.context(x))`` moves an array. Anything that
+    is not a pair of weights and factors is left to TensorLy.
 
     Raises
     ------
     TypeError
-        If an array of `init` is on another device than the tensor, or a factor has another dtype.
+        If an array of `init` is not on the tensor's device, or a factor has the wrong dtype.
 
     Examples
     --------
@@ -51,20 +51,20 @@ tensor's factors
 
 
 def draw_factors(x: FlycooTensor, rank: int, random: np.random.RandomState) -> list[Array]:
-    """Draw TensorLy's random initial guess: uniform in [0, 1), mode by mode."""
+    """Draw TensorLy's random initial guess: uniform in [0, 1), in the order of the modes."""
     xp = x._engine.xp
     return [xp.asarray(random.random_sample((size, rank)), x.dtype) for size in x.shape]
 
 
 def take_guess(x: FlycooTensor, rank: int, init: Any) -> list[Array]:
-    """Return new factors with the weights of a guess multiplied into the last one.
+    """Return copies of a guess's factors, with its weights multiplied into the last one.
 
     Raises
     ------
     TypeError
-        If an array of `init` is on another device, or of another dtype.
+        If an array of `init` has the wrong device or dtype.
     ValueError
-        If `init` is no pair of weights and factors, or a shape does not fit.
+        If `init` is not a pair of weights and factors, or a shape does not match.
     """
     if not isinstance(init, Iterable) or isinstance(init, str):
         raise ValueError(f"init is {init!r}, expected 'random' or (weights, factors)")
@@ -90,7 +90,7 @@ def make_initial_guess(
     non_negative: bool = False,
     normalize_factors: bool = False,
 ) -> tuple[Array | None, list[Array]]:
-    """Make the initial guess that TensorLy makes of the same arguments.
+    """Make the initial guess that TensorLy makes from the same arguments.
 
     Parameters
     ----------
@@ -98,20 +98,20 @@ def make_initial_guess(
     rank : int
     init : {"random", "svd", CPTensor, (weights, factors)}
     svd : {"truncated_svd", "randomized_svd"}
-        Both give the leading singular vectors to rounding.
+        Both find the leading singular vectors to rounding error.
     random_state : int or numpy.random.RandomState, optional
-        Also for the columns that a mode has no singular vectors for.
+        For "random", and for the columns of a factor beyond the number of singular vectors.
     unfold : callable, optional
-        Gives the unfolding along a mode that is decomposed, by default that of `x`.
+        Returns the unfolding along a given mode; by default that of `x`.
     non_negative, normalize_factors : bool
-        Of a guess that is made here; that of a user stays as it is.
+        Whether a computed guess is made so; the user's guess stays as it is.
 
     Returns
     -------
     weights : array (R,) or None
-        None stands for ones.
+        None means ones.
     factors : list of array (I_n, R)
-        New ones, on the device and in the dtype of `x`.
+        New arrays, in the dtype and on the device of `x`.
     """
     random = tl.check_random_state(random_state)
     if not isinstance(init, str):
@@ -142,11 +142,11 @@ def _take_left_vectors(
     mode: int,
     non_negative: bool,
 ) -> Array:
-    """Make one factor of leading left singular vectors, and of random columns if there are few."""
+    """Make one factor from leading left singular vectors, filled up with random columns."""
     left, values = find_left_vectors(unfolding, min(rank, *unfolding.shape))
     if non_negative:
         left = make_left_vectors_non_negative(unfolding, left, values)
-    if mode == 0:  # so that the model is of the size of the tensor
+    if mode == 0:  # so that the model has about the norm of the tensor
         left = left * values
     num_random = rank - left.shape[1]
     if num_random == 0:

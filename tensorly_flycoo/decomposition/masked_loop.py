@@ -1,4 +1,4 @@
-"""What the decompositions of tensors with missing values share: their start and their iterations.
+"""The initial guess and the loop shared by the decompositions of tensors with missing values.
 
 Each iteration updates the factors of a CP model and then imputes the missing entries from it.
 """
@@ -24,12 +24,12 @@ Model: TypeAlias = tuple[Array | None, list[Array]]
 
 
 class Update(Protocol):
-    """One iteration: from a model to the next one."""
+    """One iteration of a decomposition."""
 
     def __call__(
         self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]
     ) -> tuple[Array | None, list[Array], Array | None]:
-        """Return the new model and the MTTKRP of its last mode.
+        """Return the new weights and factors, and the MTTKRP of the last mode.
 
         The MTTKRP is None if the missing entries are already imputed from the new model.
         """
@@ -55,11 +55,11 @@ def start(
 
 
 def list_free_modes(ndim: int, fixed_modes: Sequence[int] | None) -> list[int]:
-    """List the modes whose factors change: all but the fixed ones, and always the last."""
+    """List the modes whose factors are updated: those not fixed, and always the last."""
     fixed = list(fixed_modes or [])
     if ndim - 1 in fixed:
         warnings.warn(
-            f"fixed_modes has mode {ndim - 1}, the last one, which is not fixed all the same: "
+            f"fixed_modes has mode {ndim - 1}, the last one, which cannot be fixed and is updated: "
             "transpose the tensor to fix it",
             stacklevel=4,
         )

@@ -1,8 +1,8 @@
-"""Missing values: entries of a sparse tensor that a CP model fills in anew in each iteration.
+"""Missing values: entries of a sparse tensor that are imputed from a CP model in each iteration.
 
-A mask is 1 except at a few entries. The observed entries are one tensor, planned once; the missing
-ones are a second, small one whose values change. MTTKRP is linear, so it is computed for both and
-added up.
+A mask is 1 except at a few entries. The observed entries form one tensor, planned once; the missing
+ones form a second, small tensor whose values change. MTTKRP is linear, so it is computed for both
+and added up.
 """
 
 from collections.abc import Sequence
@@ -27,30 +27,30 @@ _EXPECTED = "expected a sparse.COO with fill_value 1 whose stored zeros are the 
 
 
 class MissingEntries:
-    """The entries that a mask leaves out of a tensor, planned once for values that change.
+    """The missing entries of a tensor, planned once for values that change.
 
     Parameters
     ----------
     x : FlycooTensor
     coords : integer array (ndim, count)
-        Of the missing entries, on the host; at least one. The values of `x` there are only the
-        initial ones.
+        The coordinates of the missing entries, on the host; at least one. The values of `x` there
+        are only initial values.
 
     Attributes
     ----------
     tensor : FlycooTensor
         `x`.
     observed : FlycooTensor
-        `x` without its nonzeros at missing entries; `x` itself if there are none.
+        `x` without its nonzeros at missing entries; `x` itself if it has none there.
     start : array (count,)
         The values of `x` at the missing entries, in the order of `coords`.
     coords : int64 array (ndim, count)
-        Sorted, each entry once, on the device of `x`.
+        The coordinates, sorted and without duplicates, on the device of `x`.
     count : int
 
     Notes
     -----
-    Keeps ``count`` records, an index for each mode but one, and the rows of each mode that have
+    Memory: ``count`` records, an index for each mode but one, and the list of each mode's rows with
     missing entries.
 
     Examples
@@ -65,7 +65,7 @@ class MissingEntries:
         self.tensor, self.shape, self.ndim, self.dtype = x, x.shape, x.ndim, x.dtype
         options = {"layout": "indexed", "device": x.device}
         ones = np.ones(coords.shape[1], x.dtype)
-        # Checked, sorted, and each entry once.
+        # Building a tensor checks and sorts the coordinates, and drops duplicates.
         self.coords, _ = FlycooTensor(coords, ones, x.shape, **options)._sorted_nonzeros()
         self.count = self.coords.shape[1]
         self.start = NonzeroSampler(x).entries(self.coords)
@@ -75,7 +75,7 @@ class MissingEntries:
             self.observed = x - FlycooTensor(self.coords, self.start, x.shape, **options)
         pairs = [np.unique(rows, return_inverse=True) for rows in self.coords]
         self._rows = [rows for rows, _ in pairs]
-        # Rows are renumbered, so that no row of a factor without missing entries is read.
+        # Rows are renumbered, so that MTTKRP reads only the factors' rows with missing entries.
         compact = x._engine.xp.stack([ids.reshape(-1) for _, ids in pairs])
         sizes = [rows.size for rows in self._rows]
         ones = x._engine.xp.ones(self.count, x.dtype)
@@ -85,7 +85,7 @@ class MissingEntries:
         return f"<MissingEntries: {self.count} of shape {self.shape}>"
 
     def evaluate(self, weights: Array | None, factors: Sequence[Array]) -> Array:
-        """Return what a CP model has at the missing entries: (count,)."""
+        """Return the values of a CP model at the missing entries: (count,)."""
         return evaluate_model(self.coords, weights, factors).astype(self.dtype, copy=False)
 
     def add_mttkrp(
@@ -96,12 +96,12 @@ class MissingEntries:
         mode: int,
         weights: Array | None = None,
     ) -> Array:
-        """Add the MTTKRP of a tensor with only the missing entries, `values`, to `out` (I_mode, R).
+        """Add the MTTKRP of the missing entries, with these `values`, to `out` (I_mode, R).
 
-        Returns `out`.
+        Return `out`.
         """
         xp = self.tensor._engine.xp
-        # Layout "indexed" keeps one order of records, here that of `coords`.
+        # Layout "indexed" keeps its records in one order, here that of `coords`.
         part = self._pattern._map_values(lambda _: values)
         rows = [
             # The factor of `mode` is not read: only its shape matters.
@@ -115,7 +115,7 @@ class MissingEntries:
 
     @cached_property
     def _union(self) -> tuple[FlycooTensor, Array]:
-        """A tensor that numbers observed and missing entries from 1, and their values."""
+        """A tensor that numbers the observed and missing entries from 1, and their values."""
         xp = self.tensor._engine.xp
         coords, values = self.observed._sorted_nonzeros()
         coords = xp.concatenate([coords, self.coords], axis=1)
@@ -127,7 +127,7 @@ class MissingEntries:
     def unfold_imputed(self, mode: int, rank: int, num_repeats: int) -> Unfolding:
         """Return the unfolding along a mode after imputing its missing entries `num_repeats` times.
 
-        Each time from the leading `rank` singular vectors that it has so far.
+        Each time from its current leading `rank` singular vectors.
         """
         if num_repeats == 0:
             return Unfolding(self.tensor, mode)
@@ -147,13 +147,13 @@ class MissingEntries:
 
 
 class ImputedTensor:
-    """A sparse tensor whose missing entries have values that change from model to model.
+    """A sparse tensor whose missing entries are imputed from a model.
 
     Attributes
     ----------
     missing : MissingEntries
     values : array (count,)
-        At the missing entries; at first what the tensor itself has there.
+        The values at the missing entries; initially those of the tensor itself.
 
     Examples
     --------
@@ -168,7 +168,7 @@ class ImputedTensor:
         self.missing, self.values = missing, missing.start
 
     def impute(self, weights: Array | None, factors: Sequence[Array]) -> None:
-        """Take the missing entries from a model."""
+        """Set the missing entries to the values of a model."""
         self.values = self.missing.evaluate(weights, factors)
 
     def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
@@ -179,27 +179,27 @@ class ImputedTensor:
     def measure(
         self, weights: Array | None, factors: Sequence[Array], last_mttkrp: Array | None = None
     ) -> tuple[float, Array]:
-        """Measure how far a model is from the observed entries.
+        """Compute the relative error of a model at the observed entries.
 
         Parameters
         ----------
         last_mttkrp : array (I_N, R), optional
-            That of the last mode with this model's other factors, if there is one.
+            The MTTKRP of the last mode with this model's other factors; computed if not given.
 
         Returns
         -------
         error : float
-            The norm of the residual at the observed entries, over the norm of the tensor with the
-            model's values at the missing ones.
+            The norm of the residual at the observed entries, relative to the norm of the tensor
+            with the model's values at the missing ones.
         values : array (count,)
-            These.
+            The model's values at the missing entries.
         """
         if last_mttkrp is None:
             last_mttkrp = self.mttkrp(weights, factors, len(factors) - 1)
         values = self.missing.evaluate(weights, factors)
         exact = values.astype(np.float64)
         square = self.missing.observed._layout.norm**2 + (exact * exact).sum()
-        # last_mttkrp is of the values before.
+        # last_mttkrp was computed with the previous values.
         change = ((exact - self.values) * exact).sum()
         inner = inner_product(last_mttkrp, factors[-1]) + change
         residual = residual_square(square, weights, factors, inner)
@@ -207,16 +207,16 @@ class ImputedTensor:
 
 
 class ImputedUnfolding(Unfolding):
-    """An unfolding whose values at some places can be replaced.
+    """An unfolding whose values at the missing entries can be replaced.
 
     Parameters
     ----------
     x : FlycooTensor
     mode : int
     nonempty_part : (CSC matrix, integer array or slice)
-        As `Unfolding` has it, but for the values at the places.
+        As in `Unfolding`, with the current values at the missing entries.
     places : integer array (n,)
-        Of the missing entries among the entries of that matrix.
+        The places of the missing entries in that matrix's data.
     """
 
     def __init__(
@@ -226,10 +226,10 @@ class ImputedUnfolding(Unfolding):
         self._nonempty_part, self._places = nonempty_part, places
 
     def impute(self, left: Array) -> "ImputedUnfolding":
-        """Project to the span of orthonormal columns `left` (I, R) and take the missing values.
+        """Impute from the projection onto the span of orthonormal columns `left` (I, R).
 
-        With leading singular vectors that is the truncated singular value decomposition. Right
-        vectors are only computed at columns with missing entries.
+        With leading singular vectors the projection is the truncated singular value decomposition.
+        It is computed only in columns with missing entries.
         """
         matrix, rows = self._nonempty_part
         starts = matrix.indptr
@@ -249,18 +249,18 @@ class ImputedUnfolding(Unfolding):
 
 
 def _structure(matrix: Any) -> tuple[Array, Array, tuple[int, int]]:
-    """Return the indices, column starts and shape of a CSC matrix."""
+    """Return the row indices, column starts and shape of a CSC matrix."""
     return matrix.indices, matrix.indptr, matrix.shape
 
 
 def find_missing(x: Any, mask: Any) -> MissingEntries | None:
-    """Find the entries of a sparse tensor that a mask leaves out, or None if there are none.
+    """Find the entries of a sparse tensor that a mask marks as missing; None if there are none.
 
     Parameters
     ----------
     x : FlycooTensor or sparse.COO
     mask : sparse.COO
-        Of the shape of `x`, with fill_value 1 and stored zeros; stored ones change nothing.
+        In the shape of `x`, with fill_value 1 and stored zeros; stored ones have no effect.
 
     Returns
     -------
@@ -273,7 +273,7 @@ def find_missing(x: Any, mask: Any) -> MissingEntries | None:
     TypeError
         If `x` or `mask` is dense.
     ValueError
-        If the shapes differ, or the mask holds other numbers than 0 and 1.
+        If the shapes differ, or the mask holds numbers other than 0 and 1.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Non-negative CP decomposition by multiplicative updates, with missing values too."""
+"""Non-negative CP decomposition by multiplicative updates, with or without missing values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,8 +40,8 @@ def non_negative_parafac(
 ) -> Any:
     """Decompose a sparse tensor into non-negative factors by multiplicative updates.
 
-    Without a mask this is TensorLy's own loop under its backend "flycoo". With one it is a loop
-    here, which gives the same errors and factors and runs under any backend of TensorLy.
+    Without a mask this runs TensorLy's own loop and needs its backend "flycoo". With a mask it runs
+    a loop of its own, which gives the same errors and factors and works under any backend.
 
     Parameters
     ----------
@@ -50,48 +50,46 @@ def non_negative_parafac(
     rank : int, float or "same"
         R, the number of components; see `tensorly.cp_tensor.validate_cp_rank`.
     n_iter_max : int
-        At most.
     init : {"svd", "random", CPTensor}
         The initial guess, non-negative, in the dtype and on the device of `tensor`.
     svd : {"truncated_svd", "randomized_svd"}
-        Both find the leading singular vectors to rounding.
+        Both find the leading singular vectors to rounding error.
     tol : float
-        Stops when the error changes by less; 0 never does, and computes no error.
+        Stop when the error changes by less; 0 never stops, and computes no errors.
     random_state : int or numpy.random.RandomState, optional
     verbose : int
     normalize_factors : bool
-        Whether the columns of factors have norm 1, with their norms in the weights.
+        Whether the columns of the factors have norm 1, and the weights hold their norms.
     return_errors : bool
     mask : sparse.COO, optional
-        Of the shape of `tensor`, with fill_value 1 and stored zeros: these entries are missing.
+        In the shape of `tensor`, with fill_value 1; its stored zeros mark the missing entries.
     cvg_criterion : {"abs_rec_error", "rec_error"}
-        Whether an error that grows stops too ("rec_error").
+        With "rec_error" an increase of the error stops the loop too.
     fixed_modes : sequence of int, optional
-        Factors that stay as they are; the last one cannot.
+        Modes whose factors keep their initial values; the last mode cannot be fixed.
 
     Returns
     -------
     CPTensor
         Weights (R,) and factors (I_n, R) in the dtype and on the device of `tensor`.
     errors : list of float
-        With `return_errors` and `tol`: after each iteration the norm of the residual over that of
-        the tensor, both with the model's values at missing entries.
+        The relative error after each iteration, with the model's values at missing entries; only
+        with `return_errors`, and empty if `tol` is 0.
 
     Raises
     ------
     DensifyError
-        With another `svd`, or a mask that stores what is observed.
+        If `svd` is any other method, or the mask marks what is observed (fill_value 0).
     RuntimeError
-        If there is no mask and TensorLy's backend is not "flycoo".
+        If no entry is missing and TensorLy's backend is not "flycoo".
     TypeError
-        If `mask` or `init` is of another type, on another device or of another dtype, or
-        `cvg_criterion` is unknown.
+        If `mask` or `init` has the wrong type, device or dtype, or `cvg_criterion` is unknown.
     ValueError
-        If shapes do not fit, or the mask holds other numbers than 0 and 1.
+        If shapes do not match, or the mask holds numbers other than 0 and 1.
 
     Notes
     -----
-    One MTTKRP a mode and iteration; see `parafac` about missing entries.
+    One MTTKRP per mode and iteration; see `parafac` for the cost of missing entries.
 
     References
     ----------
@@ -133,7 +131,7 @@ def non_negative_parafac(
 
 @dataclass
 class _MultiplicativeUpdate:
-    """Multiplications of each factor by a ratio that is 1 where the model is a local optimum."""
+    """Multiplicative updates: each factor is multiplied by a ratio that is 1 at a local optimum."""
 
     x: ImputedTensor
     modes: list[int]

@@ -46,8 +46,8 @@ def non_negative_parafac_hals(
 ) -> Any:
     """Decompose a sparse tensor into non-negative CP factors by HALS.
 
-    One factor after the other is improved column by column, with a kernel that takes many rows at
-    once. It runs under any backend of TensorLy.
+    Each factor is updated column by column, by a kernel that handles many rows in parallel. It runs
+    under any backend of TensorLy.
 
     Parameters
     ----------
@@ -60,42 +60,42 @@ def non_negative_parafac_hals(
     svd : {"truncated_svd", "randomized_svd"}
         Both find the leading singular vectors to rounding error.
     tol : float
-        Stops when the error changes by less; 0 never stops.
+        Stop when the error changes by less; 0 never stops, and computes no errors.
     random_state : int or numpy.random.RandomState, optional
     sparsity_coefficients : float or sequence of float, optional
         Weights of a penalty on the sum of each factor's elements.
     fixed_modes : sequence of int, optional
-        Factors that keep their initial values.
+        Modes whose factors keep their initial values.
     nn_modes : "all", iterable of int, or None
-        The modes whose factors are non-negative; least squares gives the others.
+        The modes whose factors are non-negative; the others are solved by least squares.
     exact : bool
         Whether to sweep over a factor until it stops changing, instead of at most five times.
     normalize_factors : bool
-        Whether the columns of the factors have norm 1, and the weights their norms.
+        Whether the columns of the factors have norm 1, and the weights hold their norms.
     verbose, return_errors : bool
     cvg_criterion : {"abs_rec_error", "rec_error"}
-        Whether an error that increases stops the loop too ("rec_error").
+        With "rec_error" an increase of the error stops the loop too.
 
     Returns
     -------
     CPTensor
         Weights (R,) and factors (I_n, R) in the dtype and on the device of `tensor`.
     errors : list of float
-        With `return_errors`: the relative error after each iteration, if `tol` is not 0.
+        The relative error after each iteration; only with `return_errors`, empty if `tol` is 0.
 
     Raises
     ------
     DensifyError
-        If `svd` is another method.
+        If `svd` is any other method.
     TypeError
-        If `init` is on another device or of another dtype, or `cvg_criterion` is unknown.
+        If `init` has the wrong device or dtype, or `cvg_criterion` is unknown.
     ValueError
-        If `init` is unknown or does not fit.
+        If `init` or `nn_modes` is unknown, or the shapes of `init` do not match.
 
     Notes
     -----
-    One MTTKRP a mode and iteration, and ``4 * I_n * R**2`` operations a sweep. Results are bitwise
-    the same in every run on one machine.
+    One MTTKRP per mode and iteration, and ``4 * I_n * R**2`` operations per sweep. Results are
+    bitwise the same in every run on one machine.
 
     References
     ----------
@@ -160,7 +160,7 @@ def _list_non_negative_modes(nn_modes: str | Iterable[int] | None, ndim: int) ->
 def _spread_penalties(
     coefficients: float | Sequence[float | None] | None, ndim: int, constrained: set[int]
 ) -> list[float | None]:
-    """Return one sparsity coefficient a mode."""
+    """Return one sparsity coefficient per mode."""
     if coefficients is None or isinstance(coefficients, float):
         return [coefficients] * ndim
     penalties = list(coefficients)

@@ -1,4 +1,4 @@
-"""Sparse tensor completion: a CP model fitted to the stored entries of a tensor only."""
+"""Sparse tensor completion: a CP model fitted only to the stored entries of a tensor."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,59 +31,57 @@ def observed_parafac(
     l2_reg: float = 1e-6,
     return_errors: bool = False,
 ) -> Any:
-    r"""Fit a CP decomposition to the stored nonzeros only: all other entries are unknown.
+    r"""Fit a CP decomposition to the stored nonzeros only; all other entries are unknown.
 
     .. math:: \min \sum_k (v_k - \sum_r \prod_n F_n[c_{n,k}, r])^2 + \lambda \sum_n |F_n|^2
 
     over the nonzeros :math:`v_k` of `tensor`; TensorLy's `parafac` sums over all cells. Alternating
-    least squares solve a system of R equations for each row of a factor.
+    least squares solves a system of R equations for each row of a factor.
 
     Parameters
     ----------
     tensor : FlycooTensor or sparse.COO
-        With two modes or more. Zeros are not stored, so an observed zero does not count as
-        observed: if there are any, subtract the mean of the values first.
+        With two modes or more. Zeros are not stored, so a zero cannot be observed: if your data
+        have any, subtract the mean of the values first.
     rank : int
         R, the number of components.
     n_iter_max : int
-        At most.
     init : {"random", CPTensor, (weights, factors)}
-        "random" is the random guess of TensorLy's `parafac` for the same `random_state`. Arrays are
-        in the dtype and on the device of `tensor`; weights may be None.
+        "random" gives the guess of TensorLy's `parafac` for the same `random_state`. Arrays must
+        have the dtype and device of `tensor`; weights may be None.
     tol : float
-        Stops when the error changes by less; 0 never does, and computes no error.
+        Stop when the error changes by less; 0 never stops.
     random_state : int or numpy.random.RandomState, optional
     l2_reg : float
-        The ridge :math:`\lambda`, above 0. It determines rows with fewer nonzeros than R.
+        The ridge :math:`\lambda`, above 0. It makes rows with fewer than R nonzeros unique.
     return_errors : bool
 
     Returns
     -------
     CPTensor
         Weights of ones and factors (I_n, R) in the dtype and on the device of `tensor`. Rows
-        without a nonzero are zeros.
+        without a nonzero are zero.
     errors : list of float
-        With `return_errors`: after each iteration the norm of the residual at the nonzeros,
-        relative to the norm of `tensor`.
+        After each iteration, the norm of the residual at the nonzeros relative to the norm of
+        `tensor`; only with `return_errors`.
 
     Raises
     ------
     TypeError
-        If `tensor` is not sparse, or `rank`, `l2_reg` or an array of `init` is of another type.
+        If `tensor` is not sparse, or `rank`, `l2_reg` or an array of `init` has the wrong type.
     ValueError
-        If `tensor` has one mode or no nonzero, `rank` is below 1, `l2_reg` is not above 0, `init`
-        is unknown or does not fit.
+        If `tensor` has one mode or no nonzeros, `rank` is below 1, `l2_reg` is not above 0, or
+        `init` is unknown or its shapes do not match.
 
     Notes
     -----
     An iteration takes ``nnz * ndim * R**2`` operations and solves, for each row, a system of R
-    equations, or of as many as the row has nonzeros if these are fewer. All in float64, whatever
-    the dtype. The workspace is the nonzeros with coordinates of 8 bytes, an order of them for each
-    mode, and blocks of rows of a fixed size.
+    equations, or of as many as the row has nonzeros if that is fewer. It computes in float64,
+    whatever the dtype. The workspace holds the nonzeros with coordinates of 8 bytes, a permutation
+    of them for each mode, and blocks of rows of a fixed size.
 
-    The result is a local minimum. The random guess is non-negative: for values of both signs try
-    several `random_state` and a larger `l2_reg`, and choose by the prediction of nonzeros that you
-    left out.
+    The result is a local minimum. The random guess is non-negative: for values of both signs, try
+    several `random_state` and a larger `l2_reg`, and compare the predictions of held-out nonzeros.
 
     The order of additions is fixed: results are the same in every run on one machine, but the last
     bits can change with the number of threads of the BLAS.
@@ -137,7 +135,7 @@ def _check_problem(x: FlycooTensor, l2_reg: float) -> None:
     if x.ndim < 2:
         raise ValueError(f"tensor has shape {x.shape}, expected two modes or more")
     if x.nnz == 0:
-        raise ValueError("tensor has no nonzero, expected some: nothing is observed")
+        raise ValueError("tensor has no nonzeros, expected some: nothing is observed")
     if not isinstance(l2_reg, Real):
         raise TypeError(f"l2_reg is {l2_reg!r}, expected a number above 0")
     if not 0 < l2_reg < np.inf:
@@ -146,7 +144,7 @@ def _check_problem(x: FlycooTensor, l2_reg: float) -> None:
 
 @dataclass(frozen=True)
 class _RowPlan:
-    """The nonzeros grouped by their rows of one mode, and the rows by their numbers of nonzeros.
+    """The nonzeros grouped by their row of one mode, and the rows by their number of nonzeros.
 
     Attributes
     ----------
@@ -155,7 +153,8 @@ class _RowPlan:
     starts, ends : integer array (I,)
         Where in `order` the nonzeros of each row begin and end.
     classes : list of (int, integer array)
-        A width, a power of two, and the rows with at most that many nonzeros but more than half.
+        Pairs of a width, a power of two, and the rows with at most that many nonzeros and more than
+        half as many.
     """
 
     order: Array
@@ -175,7 +174,7 @@ class _RowPlan:
         return cls(xp.argsort(rows, kind="stable"), ends - counts, ends, classes)
 
     def list_blocks(self, rank: int) -> Iterator[tuple[int, Array]]:
-        """Yield each width with blocks of its rows, of a limited size."""
+        """Yield each width with blocks of its rows, limited in size."""
         for width, rows in self.classes:
             block_size = choose_block_size(rows, width * rank)
             for start in range(0, rows.size, block_size):
@@ -190,9 +189,9 @@ def _fit_rows(
     fitted = xp.zeros_like(factors[mode])
 
     def gather(rows: Array, first: int, last: int) -> tuple[Array, Array]:
-        """Return values (n, w) of rows, and products (n, w, R) of the other factors' rows there.
+        """Gather nonzeros `first` to `last` - 1 of each row, padded with zeros.
 
-        Of each row's nonzeros `first` to `last`, padded with zeros.
+        Return their values (n, w), and the products of the other factors' rows there (n, w, R).
         """
         places = plan.starts[rows][:, None] + xp.arange(first, last)
         is_own = places < plan.ends[rows][:, None]

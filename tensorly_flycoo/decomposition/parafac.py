@@ -1,4 +1,4 @@
-"""CP decomposition by alternating least squares, with missing values and from checkpoints too."""
+"""CP decomposition by alternating least squares, with missing values or from a checkpoint too."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,8 +46,8 @@ def parafac(
 ) -> Any:
     """Decompose a sparse tensor by alternating least squares (CP, CANDECOMP/PARAFAC).
 
-    Without a mask this is TensorLy's own loop under its backend "flycoo". With one it is a loop
-    here, which gives the same errors and factors and runs under any backend of TensorLy.
+    Without a mask this runs TensorLy's own loop and needs its backend "flycoo". With a mask it runs
+    a loop of its own, which gives the same errors and factors and works under any backend.
 
     Parameters
     ----------
@@ -55,64 +55,64 @@ def parafac(
     rank : int, float or "same"
         R, the number of components; see `tensorly.cp_tensor.validate_cp_rank`.
     n_iter_max : int
-        At most.
     init : {"svd", "random", CPTensor, ResumedCP}
-        The initial guess, in the dtype and on the device of `tensor`; or a checkpoint to go on
-        from (`Progress.resume`).
+        The initial guess, in the dtype and on the device of `tensor`; or a checkpoint to resume
+        (`Progress.resume`).
     svd : {"truncated_svd", "randomized_svd"}
-        Both find the leading singular vectors to rounding.
+        Both find the leading singular vectors to rounding error.
     normalize_factors : bool
-        Whether the columns of factors have norm 1, with their norms in the weights.
+        Whether the columns of the factors have norm 1, and the weights hold their norms.
     orthogonalise : bool or int
-        Up to this iteration (True: 1) the columns of factors are first made orthonormal.
+        Up to this iteration (True: 1), first make the columns of the factors orthonormal.
     tol : float
-        Stops when the error changes by less; 0 never does.
+        Stop when the error changes by less; 0 never stops.
     random_state : int or numpy.random.RandomState, optional
     verbose : int
     return_errors : bool
     sparsity : None
-        TensorLy's sparse component has no sparse version here.
+        Not supported for a sparse tensor.
     l2_reg : float
         Added to the diagonal of each system of equations.
     mask : sparse.COO, optional
-        Of the shape of `tensor`, with fill_value 1 and stored zeros: these entries are missing.
+        In the shape of `tensor`, with fill_value 1; its stored zeros mark the missing entries.
     cvg_criterion : {"abs_rec_error", "rec_error"}
-        Whether an error that grows stops too ("rec_error").
+        With "rec_error" an increase of the error stops the loop too.
     fixed_modes : sequence of int, optional
-        Factors that stay as they are; the last one cannot.
+        Modes whose factors keep their initial values; the last mode cannot be fixed, except with
+        all others.
     svd_mask_repeats : int
         How often ``init="svd"`` imputes the missing entries.
     linesearch : bool
-        Whether to extrapolate every other iteration, as Bro proposed.
+        Whether to use Bro's line search, which extrapolates every other iteration.
     callback : callable, optional
-        Called with the CPTensor and its error before the first and after each iteration; stops if
-        it returns True.
+        Called with the CPTensor and its error before the first and after each iteration; returns
+        True to stop.
 
     Returns
     -------
     CPTensor
         Weights (R,) and factors (I_n, R) in the dtype and on the device of `tensor`.
     errors : list of float
-        With `return_errors`: after each iteration the norm of the residual over that of the
-        tensor, both with the model's values at missing entries.
+        The relative error after each iteration, with the model's values at missing entries; only
+        with `return_errors`.
 
     Raises
     ------
     DensifyError
-        With `sparsity`, another `svd`, or a mask that stores what is observed.
+        If `sparsity` is given, `svd` is any other method, or the mask marks what is observed
+        (fill_value 0).
     RuntimeError
-        If there is no mask and TensorLy's backend is not "flycoo".
+        If no entry is missing and TensorLy's backend is not "flycoo".
     TypeError
-        If `mask` or `init` is of another type, on another device or of another dtype, or
-        `cvg_criterion` is unknown.
+        If `mask` or `init` has the wrong type, device or dtype, or `cvg_criterion` is unknown.
     ValueError
-        If shapes do not fit, the mask holds other numbers than 0 and 1, or a checkpoint is given
-        with a mask, `linesearch` or `orthogonalise`.
+        If shapes do not match, the mask holds numbers other than 0 and 1, or a checkpoint is given
+        together with a mask, `linesearch` or `orthogonalise`.
 
     Notes
     -----
-    One MTTKRP a mode and iteration. Missing entries cost as much as nonzeros, and are kept beside
-    the tensor as `MissingEntries`.
+    One MTTKRP per mode and iteration. A missing entry costs as much as a nonzero; memory: see
+    `MissingEntries`.
 
     References
     ----------
@@ -147,7 +147,7 @@ def parafac(
         options["mask"] = None
         return tensorly_loop("parafac")(as_flycoo(tensor, check_coords=True), **options)
     if sparsity:
-        raise densify_error("sparsity=", missing.shape, "it has no sparse version here")
+        raise densify_error("sparsity=", missing.shape, "leave it out")
     x, num_components = ImputedTensor(missing), validate_cp_rank(missing.shape, rank=rank)
     model = start(
         missing, num_components, init, svd, random_state, svd_mask_repeats,
@@ -170,7 +170,7 @@ def parafac(
 
 @dataclass
 class _LeastSquares:
-    """Alternating least squares: one system of equations a mode."""
+    """Alternating least squares: one system of equations per mode."""
 
     x: ImputedTensor
     modes: list[int]
@@ -195,12 +195,12 @@ class _LeastSquares:
 
 
 class _LineSearch:
-    """Bro's line search: extrapolates an iteration's change if that makes the error smaller.
+    """Bro's line search: extrapolates an iteration's change if that lowers the error.
 
     Iteration t multiplies the change by ``t ** (1 / power)``; repeated failures increase `power`.
     """
 
-    #: Every other iteration is extrapolated after this one.
+    #: After this iteration, every other one is extrapolated.
     LAST_WITHOUT = 5
     _MAX_FAILURES = 4
 

@@ -31,35 +31,35 @@ def parafac2(
 ) -> Any:
     """Decompose sparse slices that share all but one of their factors (PARAFAC2).
 
-    TensorLy's own loop, under its backend "flycoo": it multiplies each slice with factors.
+    This runs TensorLy's own loop, which multiplies slices by factors, and needs its backend
+    "flycoo".
 
     Parameters
     ----------
-    tensor_slices : FlycooTensor or sparse.COO of three modes, or a sequence of those of two
-        Slices (J_i, K); a tensor (I, J, K) is cut into I of them.
+    tensor_slices : sequence of FlycooTensor or sparse.COO, or one of three modes
+        Slices (J_i, K), or a tensor (I, J, K), which is cut into I slices.
     rank : int
         R, the number of components.
     n_iter_max : int
-        At most.
     init : {"random", CPTensor, Parafac2Tensor}
-        The initial guess; "svd" has no sparse version here.
+        The initial guess; "svd" is not supported for sparse slices.
     svd : {"truncated_svd", "randomized_svd"}
-        Of small dense matrices.
+        The method for small dense matrices.
     normalize_factors : bool
-        Whether the columns of factors have norm 1, with their norms in the weights.
+        Whether the columns of the factors have norm 1, and the weights hold their norms.
     tol : float
-        Stops when the square of the error decreases by less than this part of it.
+        Stop when the squared error decreases by less than this fraction of itself.
     nn_modes : "all" or sequence of int, optional
         Modes whose factors are non-negative.
     random_state : int or numpy.random.RandomState, optional
     verbose : bool or int
     return_errors : bool
     n_iter_parafac : int
-        Iterations of parafac in each one of this.
+        Iterations of parafac in each iteration.
     linesearch : bool
         Whether to extrapolate every other iteration.
     mask : None
-        Masks have no sparse version here.
+        Not supported for sparse slices.
 
     Returns
     -------
@@ -67,21 +67,21 @@ def parafac2(
         Weights (R,), factors (I, R), (R, R) and (K, R), and a projection (J_i, R) for each slice,
         on the device of the slices.
     errors : list of scalar
-        With `return_errors`: the relative error after each iteration.
+        The relative error after each iteration; only with `return_errors`.
 
     Raises
     ------
     DensifyError
-        With ``init="svd"`` or a mask.
+        If `init` is "svd", or a mask is given.
     RuntimeError
         If TensorLy's backend is not "flycoo".
     ValueError
-        If a tensor has another number of modes than three.
+        If a single tensor does not have three modes.
 
     Notes
     -----
-    Each slice is multiplied with dense matrices three times an iteration or so: ``nnz * R``
-    operations each.
+    An iteration multiplies each slice by dense matrices about three times, with ``nnz * R``
+    operations each time.
 
     References
     ----------
@@ -99,12 +99,12 @@ def parafac2(
     [(8, 2), (9, 2), (12, 2)]
     """
     options = dict(locals())
-    del options["mask"]  # which TensorLy 0.9 does not know
+    del options["mask"]  # TensorLy 0.9 does not have it
     require_flycoo_backend()
     slices = options["tensor_slices"] = _list_slices(tensor_slices)
     if isinstance(init, str) and init == "svd":
         size = slices[0].shape[1]
-        instead = "use init='random', or factors of your own"
+        instead = "use init='random' or your own factors"
         raise densify_error("init='svd' of tl.decomposition.parafac2", (size, size), instead)
     if mask is not None:
         instead = "it replaces the missing values in each iteration; leave mask out"
@@ -117,7 +117,7 @@ def _list_slices(tensor_slices: Any) -> list[Any]:
     if is_sparse(tensor_slices):
         if tensor_slices.ndim != 3:
             raise ValueError(
-                f"tensor_slices has shape {tensor_slices.shape}, expected three modes, or a list"
+                f"tensor_slices has shape {tensor_slices.shape}, expected three modes or a list"
             )
         tensor_slices = as_flycoo(tensor_slices, check_coords=True)
     return [as_flycoo(x, check_coords=True) if is_sparse(x) else x for x in tensor_slices]

@@ -1,4 +1,4 @@
-"""CP decomposition by least squares of samples of a sparse tensor."""
+"""CP decomposition by alternating least squares on sampled fibres of a sparse tensor."""
 
 import math
 from collections.abc import Callable
@@ -41,9 +41,10 @@ def randomised_parafac(
     n_samples_fit: int | None = 2**14,
     return_errors: bool = False,
 ) -> Any:
-    """Decompose a sparse tensor by alternating least squares of sampled fibres (CP).
+    """Decompose a sparse tensor by alternating least squares on sampled fibres (CP).
 
-    Draws what TensorLy 0.10 draws from the same `random_state`, under any backend of TensorLy.
+    It draws the same samples as TensorLy 0.10 from the same `random_state`, and runs under any
+    backend of TensorLy.
 
     Parameters
     ----------
@@ -51,51 +52,50 @@ def randomised_parafac(
     rank : int, float or "same"
         R, the number of components; see `tensorly.cp_tensor.validate_cp_rank`.
     n_samples : int
-        Fibres of each least squares problem; at least R, and better many more.
+        Fibres in each least squares problem; at least R, preferably many more.
     n_iter_max : int
-        At most.
     init : {"random", "svd", CPTensor}
         The initial guess, in the dtype and on the device of `tensor`.
     svd : {"truncated_svd", "randomized_svd"}
-        Both find the leading singular vectors to rounding.
+        Both find the leading singular vectors to rounding error.
     tol : float
-        Stops when the error changes by less; 0 never does.
+        Stop when the error changes by less; 0 never stops.
     max_stagnation : int
-        Stops after more iterations than this without a new smallest error, unless both this and
+        Stop after more iterations than this without a new smallest error, unless both this and
         `tol` are 0.
     random_state : int or numpy.random.RandomState, optional
     verbose : int
     callback : callable, optional
         Called with the CPTensor before the first iteration, and with the CPTensor and its error
-        after each; stops if it returns True.
+        after each; returns True to stop.
     sampling : {"leverage", "uniform"}
-        Whether fibres are drawn by the leverage scores of the factors' rows, or all alike.
+        Whether to draw fibres by the leverage scores of the factors' rows, or uniformly.
     n_samples_fit : int, optional
         Entries from which the error is estimated; None for the exact error.
     return_errors : bool
-        TensorLy 0.9's.
+        As in TensorLy 0.9.
 
     Returns
     -------
     CPTensor
         Weights of ones (R,) and factors (I_n, R) in the dtype and on the device of `tensor`.
     errors : list of float
-        With `return_errors`: the (estimated) relative error after each iteration.
+        The relative error after each iteration, or its estimate; only with `return_errors`.
 
     Raises
     ------
     DensifyError
-        With another `svd`.
+        If `svd` is any other method.
     TypeError
-        If `init` is on another device or of another dtype.
+        If `init` has the wrong device or dtype.
     ValueError
         If `tensor` has one mode, `n_samples` is below the rank, `n_samples_fit` is below 1,
-        `sampling` or `init` is unknown, or `init` does not fit.
+        `sampling` or `init` is unknown, or the shapes of `init` do not match.
 
     Notes
     -----
-    Each sample is searched for in ``log2(nnz)`` steps. The exact error costs an MTTKRP an
-    iteration. `NonzeroSampler` keeps 4 bytes a nonzero and mode.
+    Looking up a sample takes ``log2(nnz)`` steps. The exact error costs one MTTKRP per iteration.
+    `NonzeroSampler` keeps 4 bytes per nonzero and mode.
 
     References
     ----------
@@ -115,7 +115,7 @@ def randomised_parafac(
     num_components = validate_cp_rank(x.shape, rank=rank)
     _check_problem(x, n_samples, num_components, sampling, n_samples_fit)
     random = tl.check_random_state(random_state)
-    # As in TensorLy: for an int, this and what follows draw the same numbers.
+    # As in TensorLy: for an int, this and the sampling below draw the same numbers.
     _, factors = make_initial_guess(x, num_components, init, svd, random_state)
     sampler, errors = NonzeroSampler(x), []
     measure = _choose_measure(x, sampler, n_samples_fit, random)
@@ -156,7 +156,7 @@ def _check_problem(
 def _draw_uniformly(
     factors: dict[int, Array], count: int, random: np.random.RandomState
 ) -> tuple[dict[int, Array], None]:
-    """Draw rows of factors, each as likely as any other; without weights."""
+    """Draw rows of factors uniformly, without weights."""
     coords = {}
     for n, factor in factors.items():
         rows = random.randint(0, factor.shape[0], size=count, dtype=int)
@@ -173,7 +173,7 @@ def _draw_by_leverage(
     -------
     coords : dict of int to integer array (count,)
     weights : array (count,)
-        The roots of 1 over how often each sample is expected.
+        One over the square root of each sample's expected count.
     """
     coords, expected = {}, np.full(count, float(count))
     for n, factor in factors.items():
@@ -193,7 +193,7 @@ def _choose_measure(
     n_samples_fit: int | None,
     random: np.random.RandomState,
 ) -> Callable[[list[Array]], float]:
-    """Return what computes the relative error of factors, or estimates it from some entries."""
+    """Return a function that computes the relative error of factors, or estimates it."""
     norm = np.float64(x._layout.norm)  # NumPy's, so that an error over 0 is nan
 
     def measure(factors: list[Array]) -> float:
@@ -216,7 +216,7 @@ def _choose_measure(
 
 
 def _is_over(errors: list[float], tol: float, max_stagnation: int) -> bool:
-    """Say whether the error has settled, or has not been smaller for too long."""
+    """Return whether the error has settled, or has had no new minimum for too long."""
     if len(errors) < 3:
         return False
     num_stale = len(errors) - 1 - int(np.argmin(errors))

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint of parafac as if it had not stopped."""
+"""Resume parafac from a checkpoint as if it had never stopped."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -13,15 +13,15 @@ Callback: TypeAlias = Callable[[CPTensor, Any], bool | None]
 
 
 class State(ResumedCP):
-    """A checkpoint that `initialize_cp` takes as parafac's state; any other is an initial guess."""
+    """A checkpoint that `initialize_cp` restores as it is, unlike an initial guess."""
 
 
-#: Options of parafac whose state is not in a checkpoint.
+#: Options of parafac with state that is not in a checkpoint.
 _NOT_RESUMED = ("linesearch", "orthogonalise", "mask")
 
 
 def resume_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return parafac's options so that it goes on from a checkpoint, its `init`, to the same end.
+    """Return parafac's options, changed to resume the checkpoint in `init` and stop as it would.
 
     Raises
     ------
@@ -31,11 +31,11 @@ def resume_options(options: dict[str, Any]) -> dict[str, Any]:
     init: ResumedCP = options["init"]
     for name in _NOT_RESUMED:
         if options[name] is not None and options[name] is not False:
-            raise ValueError(f"{name}= cannot go on from a checkpoint: begin anew, or leave it out")
+            raise ValueError(f"{name}= cannot resume a checkpoint: start anew, or leave it out")
     tol, criterion = options["tol"], options["cvg_criterion"]
     changes: dict[str, Any] = {"init": State(init, init.errors)}
     if init.iteration > 1 and has_converged(init.errors, tol, criterion):
-        # It had converged and stopped before normalising: nothing is left to do.
+        # It had converged, and stopped before normalising: nothing is left to do.
         changes |= {"n_iter_max": 0, "normalize_factors": False}
     elif init.iteration > 0 and tol:
         changes["callback"] = _compare_to_last(options["callback"], init.errors[-1], tol, criterion)
@@ -45,9 +45,9 @@ def resume_options(options: dict[str, Any]) -> dict[str, Any]:
 def _compare_to_last(
     callback: Callback | None, last: float, tol: float, criterion: str
 ) -> Callback:
-    """Add to a callback the comparison of the first new error with the last one of before.
+    """Make a callback that also compares the first new error with the last saved one.
 
-    TensorLy's first call of a callback precedes the first iteration.
+    TensorLy's first call of a callback is before the first iteration.
     """
     num_calls = 0
 
@@ -61,20 +61,20 @@ def _compare_to_last(
 
 
 def take_up(init: State, tensor: Any, rank: int, normalize_factors: bool) -> CPTensor:
-    """Return the state of a checkpoint as parafac has it at the start of the next iteration.
+    """Return the state of parafac at the start of the iteration after a checkpoint.
 
-    Unlike those of an initial guess, its weights are not multiplied into a factor.
+    Unlike an initial guess's, its weights are not multiplied into a factor.
 
     Raises
     ------
     ValueError
-        If the checkpoint is of another shape, rank or dtype than `tensor` and `rank`.
+        If the checkpoint's shape, rank or dtype does not match `tensor` and `rank`.
     """
     context = tl.context(tensor)
     dtype = init.factors[0].dtype
     if init.shape != tuple(tensor.shape) or init.rank != rank or dtype != context["dtype"]:
         raise ValueError(
-            f"the checkpoint is of shape {init.shape}, rank {init.rank} and {dtype}, expected "
+            f"the checkpoint has shape {init.shape}, rank {init.rank} and dtype {dtype}, expected "
             f"{tuple(tensor.shape)}, rank {rank} and {context['dtype']}"
         )
     weights, *factors = (tl.tensor(a, **context) for a in (init.weights, *init.factors))

@@ -1,7 +1,7 @@
-"""Tensor trains and tensor rings of a sparse tensor, by one singular value decomposition a mode.
+"""Tensor trains and tensor rings of a sparse tensor, by one SVD per mode.
 
-After each decomposition the remainder of the tensor, ``diag(S) @ V``, has a column for each cell of
-the modes to come. At most nnz of these cells are not empty, and only their columns are kept.
+After each SVD the remainder of the tensor, ``diag(S) @ V``, has a column for each cell of the
+remaining modes. At most nnz of these columns are nonzero, and only those are kept.
 """
 
 from collections.abc import Sequence
@@ -17,17 +17,17 @@ from .singular_vectors import find_left_vectors
 
 
 def decompose_ring(x: Any, ranks: Sequence[int]) -> list[Array]:
-    r"""Decompose a sparse tensor into a ring of cores; with ``ranks[0] == 1`` into a train.
+    r"""Decompose a sparse tensor into a ring of cores, or a train if ``ranks[0] == 1``.
 
     .. math:: X[i_0, ..., i_{N-1}] \approx tr(G_0[:, i_0, :] \cdots G_{N-1}[:, i_{N-1}, :])
 
     Parameters
     ----------
     x : FlycooTensor or sparse.COO
-        Of two modes or more.
+        With two modes or more.
     ranks : sequence of int
-        ``ndim + 1`` of them, the last one equal to the first. A rank in between is lowered to the
-        smaller side of the matrix that is decomposed.
+        ``ndim + 1`` ranks, the last equal to the first. A rank in between is lowered to the smaller
+        side of the decomposed matrix.
 
     Returns
     -------
@@ -38,14 +38,14 @@ def decompose_ring(x: Any, ranks: Sequence[int]) -> list[Array]:
     Raises
     ------
     ValueError
-        If `x` has one mode; or if ``ranks[0]`` is not 1 and ``ranks[0] * ranks[1]`` is larger than
-        the number of rows or of columns of the first unfolding.
+        If `x` has one mode, or if ``ranks[0]`` is not 1 and ``ranks[0] * ranks[1]`` exceeds the
+        number of rows or columns of the first unfolding.
 
     Notes
     -----
-    A matrix of up to ``nnz * rank`` nonzeros is built for each mode but the last, `Unfolding.svd`
-    finds its leading vectors, and one MTTKRP multiplies it with them. TensorLy decomposes the same
-    matrices with all their columns.
+    For each mode but the last, it builds a matrix of up to ``nnz * rank`` nonzeros, finds its
+    leading vectors by `Unfolding.svd`, and multiplies it by them with one MTTKRP. TensorLy
+    decomposes the same matrices with all their columns.
 
     References
     ----------
@@ -66,7 +66,7 @@ def decompose_ring(x: Any, ranks: Sequence[int]) -> list[Array]:
         raise ValueError(f"x has shape {x.shape}, expected two modes or more")
     xp, first_rank = x._engine.xp, ranks[0]
     coords, values = x._sorted_nonzeros()
-    # In this order, columns that agree in the modes to come are always neighbours.
+    # In this order, nonzeros with equal indices in the remaining modes are always neighbours.
     order = xp.lexsort(coords)
     coords, block = coords[:, order], values[order][:, None]
     cores = []
@@ -93,7 +93,7 @@ def print_shapes(kind: str, cores: Sequence[Array], first_mode: int = 0) -> None
 
 
 def _count_cells(sizes: Sequence[int], first_rank: int, enough: int) -> int:
-    """Count the columns of the matrix that is decomposed next, up to `enough`."""
+    """Count the columns of the next matrix to decompose, up to `enough`."""
     count = first_rank
     for size in sizes:
         count = min(count * size, enough)
@@ -104,7 +104,7 @@ def _limit_rank(rank: int, num_rows: int, num_columns: int, is_fixed: bool) -> i
     if is_fixed and rank > min(num_rows, num_columns):
         raise ValueError(
             f"rank[0] * rank[1] is {rank}, expected at most the {num_rows} rows and the columns of "
-            "the first unfolding; another `mode` may come first"
+            "the first unfolding; try another first `mode`"
         )
     return min(rank, num_rows, num_columns)
 
@@ -117,7 +117,7 @@ def _split_mode(
     Parameters
     ----------
     coords : int64 array (1 + number of later modes, C)
-        Of this mode and the later ones.
+        Coordinates in this mode and the later ones.
     block : array (C, previous rank)
         The elements at these coordinates.
 
@@ -125,7 +125,7 @@ def _split_mode(
     -------
     left : array (previous rank * size, rank)
     coords : int64 array (number of later modes, C')
-        Each once.
+        Without duplicates.
     remainder : array (C', rank)
         ``matrix.T @ left`` at these coordinates.
     """
@@ -148,7 +148,7 @@ def _split_mode(
 def _open_ring(
     coords: Array, remainder: Array, first_rank: int, xp: ModuleType
 ) -> tuple[Array, Array]:
-    """Turn the left rank of the first core into one more mode, the last."""
+    """Move the left rank of the first core into an additional last mode."""
     num_columns = coords.shape[1]
     ends = xp.repeat(xp.arange(first_rank), num_columns)
     coords = xp.concatenate([xp.tile(coords, (1, first_rank)), ends[None]])

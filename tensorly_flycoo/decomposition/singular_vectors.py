@@ -1,15 +1,15 @@
-"""Leading left singular vectors with signs of their own, for initial guesses and for trains."""
+"""Leading left singular vectors with fixed signs, for initial guesses and tensor trains."""
 
 from ..array_modules import Array, array_module
 from ..checks import densify_error
 from ..ops.unfolding_svd import LazyMatrix
 
-#: Here both give the leading singular vectors to rounding.
+#: Both find the leading singular vectors to rounding error.
 _SVDS = ("truncated_svd", "randomized_svd")
 
 
 def check_svd(svd: object, operation: str, shape: tuple[int, ...]) -> None:
-    """Refuse a method of TensorLy's that needs more than the leading singular vectors.
+    """Refuse a TensorLy method that needs more than the leading singular vectors.
 
     Raises
     ------
@@ -17,7 +17,7 @@ def check_svd(svd: object, operation: str, shape: tuple[int, ...]) -> None:
         If `svd` is neither "truncated_svd" nor "randomized_svd".
     """
     if svd not in _SVDS:
-        instead = f"expected one of {_SVDS}, which find the leading singular vectors alone"
+        instead = f"expected one of {_SVDS}, which find only the leading singular vectors"
         raise densify_error(f"{operation} with svd={svd!r}", shape, instead)
 
 

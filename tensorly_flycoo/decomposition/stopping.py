@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def has_converged(errors: Sequence[float], tol: float, criterion: str) -> bool:
-    """Say whether the last error changed by less than `tol`; False while there is only one.
+    """Return whether the last error changed by less than `tol`; False if there is only one.
 
     Parameters
     ----------
@@ -12,7 +12,7 @@ def has_converged(errors: Sequence[float], tol: float, criterion: str) -> bool:
     tol : float
         0 never stops.
     criterion : {"abs_rec_error", "rec_error"}
-        Whether the change counts, or only the decrease: with "rec_error" an increase stops too.
+        Whether the absolute change counts, or the decrease: then an increase stops the loop too.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Tensor rings, by one singular value decomposition a mode."""
+"""Tensor rings, by one SVD per mode."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,22 +27,22 @@ def tensor_ring(
 ) -> TRTensor:
     """Decompose a sparse tensor, or a view of one, into a tensor ring.
 
-    Gives what TensorLy gives, under any backend of TensorLy.
+    It gives TensorLy's results, under any backend.
 
     Parameters
     ----------
     input_tensor : FlycooTensor, sparse.COO or a view
-        Of two modes or more.
+        With two modes or more.
     rank : int, float, "same" or sequence of int
-        Of each core; see `tensorly.tr_tensor.validate_tr_rank`.
+        The ranks of the cores; see `tensorly.tr_tensor.validate_tr_rank`.
     mode : int
-        The mode that is decomposed first.
+        The mode to decompose first.
     svd : {"truncated_svd", "randomized_svd"}
-        Both find the leading singular vectors to rounding.
+        Both find the leading singular vectors to rounding error.
     verbose : bool
         Whether to print the shapes of the cores.
     random_state
-        Not used: nothing is random.
+        Ignored: nothing is random.
 
     Returns
     -------
@@ -52,10 +52,10 @@ def tensor_ring(
     Raises
     ------
     DensifyError
-        With another `svd`.
+        If `svd` is any other method.
     ValueError
-        If the tensor has one mode, or `rank` does not fit; above all if the product of the first
-        two ranks is more than the first unfolding has rows.
+        If the tensor has one mode, or `rank` does not match: in particular, the product of the
+        first two ranks must not exceed the number of rows of the first unfolding.
 
     Notes
     -----
@@ -76,7 +76,7 @@ def tensor_ring(
     ndim = len(input_tensor.shape)
     ranks = [int(r) for r in validate_tr_rank(input_tensor.shape, rank=rank)]
     x = permute(input_tensor, [*range(mode, ndim), *range(mode)]) if mode else input_tensor
-    # TensorLy turns all ndim + 1 of them, where the first rank occurs twice.
+    # TensorLy rotates all ndim + 1 ranks, in which the first one occurs twice.
     ranks = (ranks[mode:] + ranks[:mode])[:ndim]
     cores = decompose_ring(make_tensor(x), [*ranks, ranks[0]])
     if verbose:

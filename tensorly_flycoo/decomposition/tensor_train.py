@@ -1,4 +1,4 @@
-"""Tensor trains, by one singular value decomposition a mode."""
+"""Tensor trains, by one SVD per mode."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,21 +26,21 @@ def tensor_train(
 ) -> TTTensor:
     """Decompose a sparse tensor, or a view of one, into a tensor train.
 
-    Gives what TensorLy gives, under any backend of TensorLy.
+    It gives TensorLy's results, under any backend.
 
     Parameters
     ----------
     input_tensor : FlycooTensor, sparse.COO or a view
-        Of two modes or more.
+        With two modes or more.
     rank : int, float, "same" or sequence of int
-        Of each core; see `tensorly.tt_tensor.validate_tt_rank`. A rank that is larger than the
-        matrix that is decomposed is lowered.
+        The ranks of the cores; see `tensorly.tt_tensor.validate_tt_rank`. A rank larger than a side
+        of the decomposed matrix is lowered to it.
     svd : {"truncated_svd", "randomized_svd"}
-        Both find the leading singular vectors to rounding.
+        Both find the leading singular vectors to rounding error.
     verbose : bool
         Whether to print the shapes of the cores.
     random_state
-        Not used: nothing is random.
+        Ignored: nothing is random.
 
     Returns
     -------
@@ -50,9 +50,9 @@ def tensor_train(
     Raises
     ------
     DensifyError
-        With another `svd`.
+        If `svd` is any other method.
     ValueError
-        If the tensor has one mode, or `rank` does not fit.
+        If the tensor has one mode, or `rank` does not match.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""Tensor trains of matrices: of pairs of modes, one for rows and one for columns each."""
+"""Tensor trains of matrices: each core has one mode for rows and one for columns."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,21 +25,21 @@ def tensor_train_matrix(
 ) -> TTMatrix:
     """Decompose a sparse tensor (I_1, ..., I_d, J_1, ..., J_d) into a train of matrices (I_n, J_n).
 
-    Gives what TensorLy gives, under any backend of TensorLy.
+    It gives TensorLy's results, under any backend.
 
     Parameters
     ----------
     tensor : FlycooTensor or sparse.COO
-        Of four modes or more, an even number: first those of the rows of the matrix that it stands
-        for, then as many of its columns.
+        With an even number of modes, four or more: first the row modes of the matrix that it
+        represents, then the column modes.
     rank : int, float, "same" or sequence of int
-        Of the cores; see `tensorly.tt_tensor.validate_tt_rank`.
+        The ranks of the cores; see `tensorly.tt_tensor.validate_tt_rank`.
     svd : {"truncated_svd", "randomized_svd"}
-        Both find the leading singular vectors to rounding.
+        Both find the leading singular vectors to rounding error.
     verbose : bool
         Whether to print the shapes of the cores.
     random_state
-        Not used: nothing is random.
+        Ignored: nothing is random.
 
     Returns
     -------
@@ -49,9 +49,10 @@ def tensor_train_matrix(
     Raises
     ------
     DensifyError
-        If `tensor` has two modes, and so would be its one dense core; or with another `svd`.
+        If `tensor` has two modes, so that its one core is the dense matrix, or `svd` is any other
+        method.
     ValueError
-        If `tensor` has an odd number of modes, or `rank` does not fit.
+        If `tensor` has an odd number of modes, or `rank` does not match.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""TensorLy's own functions: for dense tensors, and where their loop suits sparse ones too."""
+"""TensorLy's own decompositions: for dense tensors, and for sparse ones if their loop suits."""
 
 import functools
 import importlib
@@ -13,7 +13,7 @@ from ..ops.views import find_sparse
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-#: The modules of TensorLy in which its decompositions are defined.
+#: The TensorLy module that defines each decomposition.
 _MODULES = {
     "parafac": "_cp",
     "randomised_parafac": "_cp",
@@ -28,7 +28,7 @@ _MODULES = {
 
 
 def tensorly_loop(name: str) -> Callable[..., Any]:
-    """Return TensorLy's own decomposition of that name, without whatever is wrapped around it.
+    """Return TensorLy's own decomposition of that name, without our replacement around it.
 
     Examples
     --------

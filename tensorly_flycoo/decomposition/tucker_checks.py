@@ -1,4 +1,4 @@
-"""What TensorLy's Tucker decompositions, which run as they are, cannot do on a sparse tensor."""
+"""Checks for TensorLy's Tucker decompositions, which otherwise run unchanged on sparse tensors."""
 
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
@@ -15,31 +15,31 @@ if TYPE_CHECKING:
 def check_tucker(
     tensor: "FlycooTensor | SparseArray", modes: Collection[int], mask: Any = None
 ) -> None:
-    """Refuse a mask, and factors of so few modes that the core would be too large.
+    """Refuse a mask, or so few modes with factors that the core would be too large.
 
     Parameters
     ----------
     tensor : FlycooTensor or sparse.COO
     modes : collection of int
-        Modes with factors that are computed; each other mode keeps its size in the core.
+        Modes whose factors are computed; the other modes keep their size in the core.
     mask : None
 
     Raises
     ------
     DensifyError
-        If there is a mask, or the core would have more rows than `tensor` has nonzeros.
+        If a mask is given, or two or more modes without factors have more cells together than
+        `tensor` has nonzeros.
 
     Examples
     --------
     >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 3, 2))
-    >>> check_tucker(x, [0])
+    >>> check_tucker(x, [0])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    tensorly_flycoo.DensifyError: multiplying with factors of all modes but 1 and 2 would \
-make a dense array of shape (3, 2, '...'); leave out one mode at most, or modes with fewer indices \
-together than x has nonzeros
+    tensorly_flycoo.DensifyError: multiplying by factors of all modes but 1 and 2 would \
+make a dense array of shape (3, 2, '...'); leave out one mode at most, ...
     """
     if mask is not None:
-        raise densify_error("mask= of tucker", tuple(tensor.shape), "it has no sparse version here")
+        raise densify_error("mask= of tucker", tuple(tensor.shape), "leave it out")
     x = as_flycoo(tensor, check_coords=True)
     check_free_modes(x, [mode for mode in range(x.ndim) if mode not in modes])

@@ -1,1 +1,1 @@
-"""Describe a tensor before a decomposition, watch the decomposition, and list versions."""
+"""Statistics of a tensor, progress of a decomposition, and versions for bug reports."""

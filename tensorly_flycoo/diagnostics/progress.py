@@ -26,17 +26,17 @@ class Progress:
     """A callback for `tensorly.decomposition.parafac`: progress, checkpoints and a clean stop.
 
     Pass it as ``callback=`` inside its ``with`` block. The first Ctrl-C stops the run after the
-    current iteration, and parafac returns the factors so far; they are the best ones, since
-    alternating least squares never gets worse. The second Ctrl-C raises KeyboardInterrupt at once.
+    current iteration, and parafac returns the factors so far, which are the best ones: alternating
+    least squares never increases the error. The second Ctrl-C raises KeyboardInterrupt immediately.
     A run that was stopped or killed can resume from its last checkpoint as if it had never stopped.
 
     Parameters
     ----------
     n_iter_max : int
-        The most iterations, counted over all runs that resume one another.
+        The maximum number of iterations, counted over all runs that resume one another.
     show : {"bar", "log", None}
         A bar on standard error (by tqdm: ``pip install tensorly-flycoo[progress]``); or log lines
-        for batch jobs, at level INFO of the logger "tensorly_flycoo"; or nothing. Shows the
+        for batch jobs, at level INFO of the logger "tensorly_flycoo"; or nothing. It shows the
         iteration, the fit (1 - error), its change and the time left.
     log_every : int
         Iterations between log lines; the first and the last iteration are always logged.
@@ -56,28 +56,28 @@ class Progress:
     Raises
     ------
     ValueError, TypeError
-        If an argument is not as above.
+        If an argument is not as described above.
     ImportError
         On entering the block, if tqdm is missing and `show` is "bar".
     RuntimeError
-        If it is called outside its block, or used for a second run.
+        If it is called outside its block or used for a second run.
 
     Notes
     -----
-    Ctrl-C is handled inside the block only, in the main thread only (as Python does), and not if
-    SIGINT is ignored or handled by code other than Python's. Leaving the block restores the
-    previous handler.
+    Ctrl-C is handled only inside the block, only in the main thread (as in Python), and not if
+    SIGINT is ignored or its handler is not a Python one. Leaving the block restores the previous
+    handler.
 
     The callback costs one MTTKRP at the start. On a GPU it synchronises in each iteration, as
-    parafac's own `tol` does. With any callback TensorLy needs ``tol`` or ``return_errors=True``.
+    parafac's own `tol` does. With any callback, TensorLy needs ``tol`` or ``return_errors=True``.
 
     For sparse tensors under "flycoo" on the CPU, with the same machine and number of threads, a
     resumed run gives the same bits as an uninterrupted one and stops at the same iteration, also
     with ``normalize_factors=True``. Options with state beyond the factors cannot resume:
     ``linesearch``, ``orthogonalise`` and ``mask`` raise a ValueError. For dense tensors, and under
-    other backends, TensorLy treats the checkpoint as an initial guess: without those options and
-    ``normalize_factors=True`` the bits are the same too, but the first new iteration is never the
-    last. `randomised_parafac` shows progress, but does not resume its random numbers.
+    other backends, TensorLy uses the checkpoint as an initial guess: without those options and
+    ``normalize_factors=True`` the bits are the same too, but `tol` never stops the run at the first
+    new iteration. `randomised_parafac` shows progress, but does not resume its random numbers.
 
     Examples
     --------
@@ -138,7 +138,7 @@ class Progress:
 
     @property
     def n_iter_left(self) -> int:
-        """The number of iterations that are left, for parafac's ``n_iter_max``."""
+        """The number of iterations left, for parafac's ``n_iter_max``."""
         return self.n_iter_max - self.iteration
 
     def resume(self, default: str | CPTensor = "svd") -> ResumedCP | str | CPTensor:
@@ -179,7 +179,7 @@ class Progress:
 
     def __enter__(self) -> Self:
         if self._is_started:
-            raise RuntimeError("a Progress is for one run: make another")
+            raise RuntimeError("a Progress is for one run only: make a new one")
         self._resources = contextlib.ExitStack()
         if self._show == "bar":
             self._bar = self._resources.enter_context(_make_bar())
@@ -196,10 +196,10 @@ class Progress:
     def __call__(self, cp_tensor: CPTensor, error: SupportsFloat = math.nan) -> bool:
         """Record the factors and relative error of an iteration; return True to stop the run.
 
-        `randomised_parafac` passes no error at the start.
+        `randomised_parafac` passes no error before its first iteration.
         """
         if not self._is_running:
-            raise RuntimeError("a Progress is called inside its `with` block only")
+            raise RuntimeError("a Progress must be called inside its `with` block")
         if not self._is_started:
             self._start(float(error))
             return False
@@ -212,7 +212,7 @@ class Progress:
         return self._is_interrupted
 
     def _start(self, error: float) -> None:
-        # parafac also calls back before its first iteration. After a resume that error is known.
+        # parafac also calls back before its first iteration; after a resume that error is known.
         self._is_started = True
         if not self.errors:
             self.errors.append(error)
@@ -245,7 +245,7 @@ class Progress:
         if self._is_interrupted:
             raise KeyboardInterrupt
         self._is_interrupted = True
-        message = "Ctrl-C: stopping after this iteration; again to stop at once"
+        message = "Ctrl-C: stopping after this iteration; again to stop immediately"
         with contextlib.suppress(RuntimeError):  # the signal may interrupt another write
             if self._bar is not None:
                 self._bar.write(message, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Statistics of a tensor: how full its modes are, and how much memory it takes."""
+"""Statistics of a tensor: the nonzeros in each mode's rows, and the memory it takes."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,13 +24,13 @@ class ModeStats:
     ----------
     size : int
     num_empty_rows : int
-        Rows without a nonzero. The other attributes leave them out.
+        Rows without a nonzero; the attributes below do not count them.
     min_row_nnz, max_row_nnz : int
     median_row_nnz : float
         Minimum, maximum and median of the nonzeros per row.
     gini : float
-        The Gini coefficient of the nonzeros per row: 0 if all rows have equally many, near 1 if a
-        few rows have most of them.
+        The Gini coefficient of the nonzeros per row: 0 if all rows have the same number, near 1 if
+        a few rows have most of them.
     """
 
     size: int
@@ -49,18 +49,18 @@ class TensorStats:
     ----------
     shape : tuple of int
     dtype : numpy.dtype
-        The dtype in which a `FlycooTensor` keeps the values.
+        The dtype of the values in a `FlycooTensor`.
     nnz : int
         Stored elements, including duplicates and zeros.
     density : float
     num_duplicates : int
-        Stored elements whose coordinates occur before.
+        Stored elements that repeat the coordinates of another one.
     num_zeros : int
         Stored elements that are zero.
     modes : tuple of ModeStats
     nbytes : dict of str to int
-        The memory of a `FlycooTensor` in each layout, by `estimate_memory`, on the device where the
-        tensor is or would be.
+        The memory of a `FlycooTensor` in each layout, by `estimate_memory`, on the tensor's device
+        or, for a COO, the default one.
     """
 
     shape: tuple[int, ...]
@@ -74,10 +74,10 @@ class TensorStats:
 
     @property
     def rank_limit(self) -> int:
-        """The largest rank of a CP model with no more free parameters than there are nonzeros.
+        """The largest rank at which a CP model has no more free parameters than there are nonzeros.
 
-        A component has one parameter for each nonempty row, less its scale in all modes but one.
-        Beyond this rank a model can fit anything. To choose a rank below it, compare the fits on
+        A component has one parameter per nonempty row, less one for its scale in each mode but one.
+        Beyond this rank a model can fit anything. To choose a rank below it, compare the fits to
         held-out nonzeros.
         """
         num_rows = sum(mode.size - mode.num_empty_rows for mode in self.modes)
@@ -128,7 +128,7 @@ class TensorStats:
 
 
 def stats(x: "FlycooTensor | SparseArray") -> TensorStats:
-    """Describe a tensor before decomposing it: modes, empty rows, crowded rows, memory.
+    """Return statistics of a tensor: sizes, empty rows, nonzeros per row, memory.
 
     Parameters
     ----------
@@ -142,9 +142,9 @@ def stats(x: "FlycooTensor | SparseArray") -> TensorStats:
     Raises
     ------
     TypeError
-        If `x` is neither.
+        If `x` is not a sparse tensor.
     ValueError
-        If `x` is a COO from which no `FlycooTensor` could be made.
+        If `x` is a COO that cannot be converted to a `FlycooTensor`.
 
     Notes
     -----

@@ -11,11 +11,11 @@ _MISSING = "not installed"
 
 
 def show_versions() -> None:
-    """Print the versions of this package and all it computes with, and the hardware it sees.
+    """Print the versions of this package and of its dependencies, and the hardware it sees.
 
     Notes
     -----
-    Imports numba and, if it is installed, CuPy; only they know the threads and the GPUs.
+    Imports numba and, if installed, CuPy: only they know the threads and the GPUs.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def _list_versions() -> dict[str, str]:
 
 
 def _find_version(name: str) -> str:
-    """Return the version of a module, of the loaded one if it is loaded."""
+    """Return the version of a module: of the loaded one, otherwise of the installed one."""
     version = getattr(sys.modules.get(name), "__version__", None)
     if version is not None:
         return version
@@ -89,7 +89,7 @@ def _name_gpus(runtime: ModuleType) -> str:
 
 
 def _format_cuda(version: int) -> str:
-    """Format a version of CUDA, 12040 as 12.4; CUDA gives 0 for a missing driver."""
+    """Format CUDA's version 12040 as 12.4; CUDA returns 0 for a missing driver."""
     return f"{version // 1000}.{version % 1000 // 10}" if version else _MISSING
 
 

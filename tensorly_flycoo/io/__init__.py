@@ -1,4 +1,4 @@
-"""Tensors in files: text for exchange with other programs, and .npz ready to compute with."""
+"""Tensors in files: text for other programs, and .npz files that are ready to compute with."""
 
 from .saving import load, save
 from .tns import read_tns, write_tns

@@ -1,4 +1,4 @@
-"""Checkpoints of a running parafac: write the state after an iteration to a file, and read it."""
+"""Checkpoints of a running parafac: write the state after an iteration to a file, or read it."""
 
 from collections.abc import Sequence
 
@@ -16,10 +16,10 @@ _FORMAT = 1
 class ResumedCP(CPTensor):
     """The CP tensor of a checkpoint, for ``init=`` of `tensorly.decomposition.parafac`.
 
-    For a sparse tensor under "flycoo" parafac continues from this state instead of taking it as an
-    initial guess: the weights stay weights (TensorLy multiplies the weights of a guess into the
-    last factor), the arrays move to the tensor's device, and the stopping criterion compares the
-    first new error with the last saved one. Elsewhere it is an ordinary CP tensor on the host.
+    For a sparse tensor under "flycoo", parafac restores this state instead of using it as an
+    initial guess: the weights stay weights (TensorLy multiplies those of a guess into the last
+    factor), the arrays move to the tensor's device, and the stopping criterion compares the first
+    new error with the last saved one. Otherwise it is an ordinary CP tensor on the host.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ def save_checkpoint(path: FilePath, cp_tensor: CPTensor, errors: Sequence[float]
 
     Notes
     -----
-    Costs the bytes of the factors on disk and, if they are on a GPU, a copy of them to the host.
+    The file is as large as the factors. Factors on a GPU are copied to the host first.
 
     Examples
     --------
@@ -93,7 +93,7 @@ def load_checkpoint(path: FilePath) -> ResumedCP:
     Returns
     -------
     ResumedCP
-        Its arrays are on the host.
+        The state, with its arrays on the host.
 
     Raises
     ------

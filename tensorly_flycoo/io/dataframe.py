@@ -26,11 +26,11 @@ class LabelledTensor(NamedTuple):
 def from_dataframe(
     df: Any, modes: Iterable[str], values: str | None = None, **options: Any
 ) -> LabelledTensor:
-    """Make a tensor from a pandas, polars or Arrow table, with one mode for each given column.
+    """Make a tensor from a pandas, polars or Arrow table, with one mode per given column.
 
     The distinct entries of a column (numbers, text or dates) are sorted and numbered. A pandas
-    categorical column keeps the order of its categories. Rows with the same entries in all `modes`
-    are summed, so without `values` they are counted.
+    categorical column keeps the order of its categories. Values of rows with the same entries in
+    all `modes` are added up; without `values`, such rows are counted.
 
     Parameters
     ----------
@@ -38,14 +38,14 @@ def from_dataframe(
     modes : sequence of str
         The column of each mode.
     values : str, optional
-        The column of the values; by default each row counts 1.
+        The column of the values; by default, each row has the value 1.
     **options
         ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
 
     Returns
     -------
     LabelledTensor
-        The pair of `tensor` and `labels`.
+        A named tuple of `tensor` and `labels`.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def from_dataframe(
 
     Notes
     -----
-    The table's own library numbers the entries. Besides coords and values this takes two temporary
+    The table's own library numbers the entries. Beside coords and values, this takes two temporary
     columns of 8 bytes per row.
 
     Examples

@@ -14,8 +14,8 @@ FilePath: TypeAlias = str | os.PathLike[str]
 _COMPRESSED = (".gz", ".zst")
 
 #: A compressed file may expand to this multiple of its size, or to one block of a reader if that is
-#: more. The most regular nonzeros, consecutive indices with values of 1, expanded 81 times (zstd,
-#: level 19). A decompression bomb expands a thousand times with gzip, and more with zstd.
+#: more. The most regular nonzeros, consecutive indices with values of 1, expanded 81-fold (zstd,
+#: level 19); a decompression bomb expands a thousandfold with gzip, and more with zstd.
 MAX_EXPANSION, SURELY_READ_NBYTES = 256, 2**24
 
 _ZSTD_HINT = 'reading and writing .zst needs pip install "tensorly-flycoo[zstd]"'
@@ -25,7 +25,7 @@ class Readable(Protocol):
     """A binary file open for reading."""
 
     def read(self, nbytes: int, /) -> bytes:
-        """Return up to `nbytes` bytes, or none at the end of the file."""
+        """Return up to `nbytes` bytes; b"" at the end of the file."""
 
 
 @contextlib.contextmanager
@@ -62,7 +62,7 @@ def open_text(path: FilePath) -> Iterator[tuple[Readable, Callable[[], int]]]:
 
 
 class _CappedFile:
-    """A decompressed file that refuses to yield more than `MAX_EXPANSION` times its size."""
+    """A decompressed file that refuses to yield too many times its compressed size."""
 
     def __init__(self, path: Path, file: Readable, nbytes: int) -> None:
         self._path, self._file = path, file

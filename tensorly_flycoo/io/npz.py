@@ -15,12 +15,12 @@ from .files import FilePath
 if TYPE_CHECKING:
     import zipfile
 
-#: Bytes read at a time: few enough to be in the cache still when their checksum is computed.
+#: Bytes read at a time: few enough to still be in the cache when their checksum is computed.
 _READ_NBYTES = 2**18
 
 
 def write_arrays(file: IO[bytes], arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write named arrays to a binary file; only one of them needs to exist at a time."""
+    """Write named arrays to a binary file; only one array needs to exist at a time."""
     import zipfile
 
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
@@ -42,7 +42,7 @@ def open_arrays(
 ) -> Iterator["ArrayReader"]:
     """Open a .npz file and yield an `ArrayReader`.
 
-    ``make_error(path, reason)`` builds the error for a file that is damaged.
+    ``make_error(path, reason)`` builds the error for a damaged file.
     """
     import zipfile
 
@@ -66,9 +66,9 @@ def _show(error: Exception) -> str:
 
 
 class ArrayReader:
-    """The arrays of an open .npz file, read on demand after a check of their size.
+    """The arrays of an open .npz file, read on demand after checking their size.
 
-    Reading raises an error if an array is missing, damaged, compressed or truncated.
+    Reading an array raises an error if it is missing, damaged, compressed or truncated.
     """
 
     def __init__(

@@ -21,7 +21,8 @@ _CHECK_BLOCK = 2**15
 def check_arrays(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
     """Refuse arrays that would make an engine read or write out of bounds.
 
-    That they are the right plan is left to checksums: verifying it costs as much as building it.
+    Whether they are the right plan is left to the file's checksums: to verify it would cost as much
+    as to build it.
     """
     arrays, record_format, cls = dict(arrays), cut.record_format, LAYOUT_CLASSES[layout]
     write_order_dtype = np.dtype(np.uint16) if "write_order_0" in arrays else None

@@ -1,4 +1,4 @@
-"""Save a tensor together with the plan built for it, and load it ready to compute."""
+"""Save a tensor together with its plan, and load it ready to compute."""
 
 import itertools
 import json
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _FORMAT = "tensorly-flycoo"
 
-#: Raised when a release cannot read, or would misread, files of the release before it.
+#: Goes up when a release cannot read, or would misread, files of the previous one.
 _VERSION = 1
 
 
@@ -36,8 +36,8 @@ def save(path: FilePath, x: "FlycooTensor | SparseArray") -> None:
     Parameters
     ----------
     path : str or os.PathLike
-        Any name; ``.npz`` describes the format. An existing file is replaced once the new one is
-        complete, and is left as it was if writing fails.
+        Any name; the format is that of ``.npz``. An existing file is replaced once the new one is
+        complete, and kept if writing fails.
     x : FlycooTensor or sparse.COO
 
     Raises
@@ -45,7 +45,7 @@ def save(path: FilePath, x: "FlycooTensor | SparseArray") -> None:
     OSError
         If the file cannot be written.
     TypeError
-        If `x` is neither.
+        If `x` is not a sparse tensor.
 
     Notes
     -----
@@ -55,11 +55,11 @@ def save(path: FilePath, x: "FlycooTensor | SparseArray") -> None:
     - format ("tensorly-flycoo"), version (1);
     - shape, dtype, layout: the tensor's;
     - word_dtype, tile_size, bucket_size: how nonzeros are packed and split;
-    - mode: the mode whose storage order the records are in ("remap"); norm: the Frobenius norm.
+    - mode: the mode whose order the records are in ("remap"); norm: the Frobenius norm.
 
     "records" (or one array per mode: "records_0", "records_1", ...) holds the packed nonzeros. The
-    plan is in "carry_rows_0", "empty_rows_0", "pull_ids_0", "remap_ids_0", "write_order_0", ..., as
-    far as the layout has them. A file takes ``x.nbytes`` bytes, less one copy of the nonzeros with
+    plan is in "carry_rows_0", "empty_rows_0", "pull_ids_0", "remap_ids_0", "write_order_0", ...,
+    whichever the layout has. A file takes ``x.nbytes`` bytes, less one copy of the nonzeros with
     "remap".
 
     Examples
@@ -97,8 +97,8 @@ def _make_header(layout: Layout) -> Header:
 def load(path: FilePath, *, device: str | None = None) -> FlycooTensor:
     """Load a tensor that `save` wrote, on any device.
 
-    The saved plan is used if it is the one that would be built here. Otherwise the plan is rebuilt:
-    the file may come from another kind of device, or from a release that tiles tensors differently.
+    The saved plan is used if it is as it would be built here. Otherwise the plan is rebuilt: the
+    file may come from another kind of device, or from a release that tiles tensors differently.
     Results are the same either way.
 
     Parameters
@@ -110,7 +110,7 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor:
     Returns
     -------
     FlycooTensor
-        In the layout in which it was saved.
+        The tensor, in the layout in which it was saved.
 
     Raises
     ------
@@ -120,16 +120,17 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor:
         If the file is not a saved tensor, is damaged or truncated, or has a newer format than this
         release reads; or if `device` is unknown.
     ImportError, RuntimeError
-        If `device` is "cuda" and it cannot be used.
+        If `device` is "cuda" and no GPU can be used.
     MemoryError
         If there is too little memory.
 
     Notes
     -----
-    The CRC-32 checksum that a .npz has for each array reveals damage. A malicious file may hold any
-    tensor or a wrong plan, but cannot run code, read or write out of bounds, or allocate more than
-    its own size: array sizes are checked against the file's size before memory is allocated, and
-    indices against the arrays that they point into. Costs one pass over the file.
+    Damage is detected by the CRC-32 checksum that a .npz has for each array. A malicious file may
+    hold any tensor or a wrong plan, but cannot run code, read or write out of bounds, or allocate
+    more than its own size: array sizes are checked against the file's size before memory is
+    allocated, and indices against the arrays that they point into. This takes one pass over the
+    file.
 
     Examples
     --------
@@ -179,8 +180,8 @@ def _rebuild(
     engine: "Engine",
 ) -> FlycooTensor:
     """Build a tensor from the saved nonzeros alone; its constructor checks them."""
-    # Building takes memory and time in proportion to the mode sizes, which a header can claim to be
-    # huge. An honest file lists the empty rows of each mode, so it is as large: check that first.
+    # Building takes memory and time in proportion to the mode sizes, and a header can claim huge
+    # ones. A genuine file of such a tensor lists as many empty rows: check that first.
     records = reader.read(LAYOUT_CLASSES[header["layout"]].name_copies(record_format.ndim)[0])
     expected = (record_format.word_dtype, (*records.shape[:1], record_format.num_words))
     if (records.dtype, records.shape) != expected:
@@ -207,7 +208,7 @@ def _read_header(path: FilePath, array: np.ndarray) -> tuple[Header, RecordForma
         raise damage_error(path, "its header is not one of tensorly-flycoo")
     if version != _VERSION:
         raise ValueError(
-            f"{path} was saved in version {version!r} of the format, expected {_VERSION}: "
+            f"{path} has format version {version!r}, expected {_VERSION}: "
             "load it with a newer release of tensorly-flycoo"
         )
     try:

@@ -34,9 +34,10 @@ def read_tns(
     ----------
     path : str or os.PathLike
     shape : sequence of int, optional
-        By default the shape in the file's header, or else the largest index of each mode. A header
-        is ``# shape: 4 5 6``; or a line with the number of modes and a line with the sizes,
-        optionally between "sptensor" and the number of nonzeros; or a line with the sizes alone.
+        By default the shape in the file's header, or without one the smallest that holds all
+        indices. A header is ``# shape: 4 5 6``; or a line with the number of modes and a line with
+        the sizes, optionally preceded by "sptensor" and followed by the number of nonzeros; or only
+        a line with the sizes.
     index_base : {1, 0}
         The first index of each mode in the file.
     progress : callable, optional
@@ -48,18 +49,19 @@ def read_tns(
     Returns
     -------
     FlycooTensor
-        Repeated coordinates are summed and zeros dropped. ``to_coo()`` makes a `sparse.COO`.
+        Values at repeated coordinates are added up, and zeros dropped. ``to_coo()`` returns a
+        `sparse.COO`.
 
     Raises
     ------
     OSError
         If the file cannot be read.
     ValueError
-        If a line has the wrong number of fields, an index that is not an integer, lies outside the
+        If a line has the wrong number of fields, an index that is not an integer, is outside the
         shape or is 0 in a file whose indices begin with 1, or a value that is not a finite number;
         the message gives the line's number. If a compressed file is damaged, truncated, or expands
-        to more than 256 times its size (and 16 MiB). If there is neither a nonzero nor a shape, or
-        a file has more than 64 modes and `shape` is not given.
+        to more than 256 times its size (and 16 MiB). If the file has neither a nonzero nor a shape,
+        or more than 64 modes and `shape` is not given.
     ImportError
         If the file is .zst and the module for it is missing.
     MemoryError
@@ -71,10 +73,10 @@ def read_tns(
     ``8 * (ndim + 1)`` bytes per nonzero, before the tensor is built. The result does not depend on
     the number of threads.
 
-    Without `shape`, a file may contain any index below 2**32 and so demand more memory than it has
-    bytes: each index without a nonzero takes 4 bytes in the tensor, and up to 13 while it is built
-    (see `estimate_memory`). For files that you do not trust, give `shape`: an index outside it is
-    an error.
+    Without `shape`, a file may contain any index below 2**32, and so demand far more memory than
+    its size: each index without a nonzero takes 4 bytes in the tensor, and up to 13 while it is
+    built (see `estimate_memory`). For files that you do not trust, give `shape`: an index outside
+    it is an error.
 
     References
     ----------
@@ -114,7 +116,7 @@ def read_nonzeros(
                 progress(tell(), total_nbytes)
     shape = parser.shape
     if shape is None:
-        raise ValueError(f"{path} holds no nonzero and no shape; give the shape")
+        raise ValueError(f"{path} has no nonzeros and no header with a shape: give shape=")
     coords = [np.empty((0, len(shape)), np.int64)] + [c for c, _ in parsed if c.size]
     values = [np.empty(0)] + [values for _, values in parsed]
     return np.concatenate(coords).T, np.concatenate(values), shape
@@ -124,13 +126,13 @@ def write_tns(path: FilePath, x: "FlycooTensor | SparseArray", *, index_base: in
     """Write a tensor to a .tns file; `read_tns` restores every bit.
 
     The first line is a comment with the shape. Each further line has the indices and the value of
-    one nonzero, with as many digits as identify the value exactly.
+    one nonzero, with as many digits as it takes to identify the value exactly.
 
     Parameters
     ----------
     path : str or os.PathLike
         The file is compressed if its name ends in .gz or .zst. An existing file is replaced once
-        the new one is complete, and is left as it was if writing fails.
+        the new one is complete, and kept if writing fails.
     x : FlycooTensor or sparse.COO
     index_base : {1, 0}
         The first index of each mode in the file.
@@ -140,7 +142,7 @@ def write_tns(path: FilePath, x: "FlycooTensor | SparseArray", *, index_base: in
     OSError
         If the file cannot be written.
     TypeError
-        If `x` is neither.
+        If `x` is not a sparse tensor.
     ValueError
         If `x` is a COO whose fill_value is not 0, or whose values are not finite or are integers
         too large for float64.
@@ -150,7 +152,7 @@ def write_tns(path: FilePath, x: "FlycooTensor | SparseArray", *, index_base: in
     Notes
     -----
     Values are written as float64. Those of a float32 tensor get more digits than float32 needs, so
-    that readers which only know float64 get the same numbers. Nonzeros on a GPU are copied to host
+    that readers that only use float64 get the same numbers. Nonzeros on a GPU are copied to host
     memory.
 
     Examples

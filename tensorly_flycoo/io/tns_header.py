@@ -9,12 +9,12 @@ _SHAPE_COMMENT = re.compile(rb"#\s*shape:\s*(\d+(?:\s+\d+)*)\s*$")
 def read_header(block: bytes) -> tuple[tuple[int, ...] | None, int | None, int]:
     """Return the shape in a file's header, if any, and the number of modes.
 
-    FROSTT's own files begin with the nonzeros. Other programs write one of these before them:
+    FROSTT's own files have no header. Other programs write one of these:
 
     - a comment, ``# shape: 4 5 6``, as `write_tns` does;
     - a line with the number of modes and a line with the sizes, optionally followed by a line with
       the number of nonzeros, and optionally preceded by a line ``sptensor``;
-    - a line with the sizes, which has one field less than the lines of the nonzeros.
+    - a line with the sizes, one field fewer than in the lines of nonzeros.
 
     Parameters
     ----------

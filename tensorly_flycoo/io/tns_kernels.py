@@ -1,7 +1,7 @@
 """Loops that read the text of a .tns file, compiled by numba and called by `tns_parsing`.
 
-The text is a block of whole lines, as bytes. Threads read parts of it in parallel, each of them
-whole lines too.
+The text is a block of whole lines, as bytes. Threads read parts of it in parallel, which are whole
+lines too.
 """
 
 import functools
@@ -20,14 +20,14 @@ _PLUS, _MINUS, _SMALL_E, _LARGE_E = (np.uint8(ord(c)) for c in "+-eE")
 #: Digits that always fit in 64 bits: signed for an index, unsigned for a value.
 MAX_INDEX_DIGITS, _MAX_VALUE_DIGITS = np.uint64(18), np.uint64(19)
 
-#: The bits of a nan. Values in a file are finite, so it marks a value that is still to be read.
+#: The bits of a nan. Values in a file are finite, so it can mark a value that is not yet read.
 _UNREAD = np.uint64(0x7FF8 << 48)
 
 #: Powers of ten whose products with 64-bit integers are normal float64 numbers.
 _LEAST_POWER, _LARGEST_POWER = -300, 288
 
 # `_nrt=False` turns off reference counting, which is not needed as nothing is allocated here. With
-# it, each call that passes an array updates one atomic counter that all threads share; that took a
+# it, each call that passes an array updates an atomic counter shared by all threads, which took a
 # third of the time.
 _compile = njit(  # type: ignore[call-overload]  # `_nrt` is in no stub
     cache=True, nogil=True, error_model="numpy", _nrt=False
@@ -85,7 +85,7 @@ def _round_decimal(
 
     The truncated 64-bit product bounds the number to an interval shorter than 2. If no tie (a point
     halfway between two float64 numbers) lies in the interval, all of it rounds alike. At most two
-    numbers in a thousand remain `_UNREAD`, for a slow method.
+    numbers in a thousand remain `_UNREAD` and take a slow path.
     """
     if digits == 0:
         return np.uint64(0)
@@ -161,7 +161,7 @@ def _read_power(text: np.ndarray, at: np.uint64) -> tuple[np.int64, np.uint64]:
 def _read_value(
     text: np.ndarray, at: np.uint64, significands: np.ndarray, exponents: np.ndarray
 ) -> tuple[np.uint64, np.uint64]:
-    """Return the bits of the value that starts here, or `_UNREAD`, and its end."""
+    """Return the bits of the value that starts at `at`, or `_UNREAD`, and its end."""
     is_negative = text[at] == _MINUS
     start = at + np.uint64(is_negative or text[at] == _PLUS)
     first = _skip_zeros(text, start)
@@ -238,8 +238,8 @@ def read_parts(
 ) -> None:
     """Read the nonzeros of parts `first_part` to `last_part` - 1, each up to its first bad line.
 
-    A part writes its nonzeros from its own first row on. If the bits of a value are `_UNREAD`,
-    `unread` has the offset of its text.
+    A part writes its nonzeros starting at its own first row. If the bits of a value are `_UNREAD`,
+    `unread` holds the offset of its text.
     """
     for part in range(first_part, last_part):
         at, end = np.uint64(edges[part]), np.uint64(edges[part + 1])

@@ -1,4 +1,4 @@
-"""Parse the text of a .tns file block by block, on all threads, and explain what is wrong in it."""
+"""Parse the text of a .tns file block by block, on all threads, and explain its errors."""
 
 import math
 import re
@@ -18,12 +18,12 @@ from .tns_header import read_header
 #: Bytes read and parsed at a time.
 BLOCK_NBYTES = 2**24
 
-#: Several parts of a block per thread, so that a delayed thread can take fewer.
+#: Parts of a block per thread: several, so that a delayed thread can take fewer.
 _PARTS_PER_THREAD = 4
 
 _TOKEN = re.compile(rb"[^ \t\r\n]+")
 
-#: Most modes that a file may have unless the user gives the shape. Kernels are compiled for each
+#: The most modes a file may have unless the user gives the shape. Kernels are compiled for each
 #: number of modes (20 s for 400 modes), and 64 is NumPy's own limit too.
 MAX_FILE_NDIM = 64
 
@@ -61,7 +61,7 @@ class TnsParser:
     path : str or os.PathLike
         For error messages.
     shape : tuple of int or None
-        With None, the shape in the file's header; if it has none, any index below 2**32 is allowed.
+        None means the shape in the file's header; without one, any index below 2**32 is allowed.
     index_base : {0, 1}
         The first index of each mode.
     """
@@ -71,14 +71,14 @@ class TnsParser:
         self._shape = shape
         self._index_base = index_base
         # Size (2**32 if unknown) and largest index so far of each mode; empty until a header or a
-        # nonzero has told the number of modes.
+        # nonzero shows the number of modes.
         self._sizes = self._largest = np.empty(0, np.uint64)
         self._num_lines = 0
         self._powers = tns_kernels.make_powers()
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The given shape, or the header's, or the smallest that holds what was read, or None."""
+        """The given shape, or the header's, or the smallest that holds all indices, or None."""
         if self._shape is not None or self._sizes.size == 0:
             return self._shape
         return tuple(int(index) + 1 for index in self._largest)
@@ -89,7 +89,7 @@ class TnsParser:
         Raises
         ------
         ValueError
-            If a line is not that of a nonzero; gives its number and what is wrong with it.
+            If a line is not a nonzero's; the message gives its number and what is wrong.
         """
         if self._sizes.size == 0:
             block = self._start(block)
@@ -120,7 +120,7 @@ class TnsParser:
         return coords, values
 
     def _start(self, block: bytes) -> bytes:
-        """Strip the header off the first block and set the number of modes, if it is known."""
+        """Strip the header off the first block, and set the number of modes if it is known."""
         try:
             header_shape, ndim, end = read_header(block)
             if self._shape is None and (ndim or 0) > MAX_FILE_NDIM:
@@ -171,7 +171,7 @@ class TnsParser:
             if len(index) > tns_kernels.MAX_INDEX_DIGITS:
                 return f"{name}, expected at most {tns_kernels.MAX_INDEX_DIGITS} digits"
             if int(index) < base:
-                return f"{name}, but indices begin with 1; index_base=0 reads those from 0"
+                return f"{name}, expected at least 1; index_base=0 reads indices that begin with 0"
             if int(index) - base >= size:
                 limit = f"the shape is {self._shape}" if self._shape else "modes end at 2**32"
                 return f"{name}, expected {base} to {size - 1 + base}: {limit}"

@@ -36,10 +36,10 @@ _TOKENS = [
 #: How a message continues after the path: the place of the damage.
 _TEXT_PLACE = re.compile(
     r"(, line \d+| is truncated|, header| is damaged, or not \.gz): .| expands to more than "
-    r"| holds no nonzero and no shape; "
+    r"| has no nonzeros and no header with a shape: "
 )
 _SAVED_PLACE = re.compile(
-    r" is damaged, or not a saved tensor: .| was saved in version .* of the format, "
+    r" is damaged, or not a saved tensor: .| has format version .*, expected "
 )
 #: The array that holds the JSON header.
 _HEADER = "header.npy"

@@ -250,9 +250,7 @@ def test_compressed(path):
 def test_newer(path):
     save(path, make_tensor())
     rewrite(path, header={"version": 2})
-    with pytest.raises(
-        ValueError, match=r"x\.npz was saved in version 2 of the format, expected 1: "
-    ):
+    with pytest.raises(ValueError, match=r"x\.npz has format version 2, expected 1: "):
         load(path)
 
 
@@ -373,7 +371,7 @@ def test_what_a_file_says_is_shown_as_text(path):
     """Control characters must not reach the terminal."""
     save(path, make_tensor(nnz=300))
     rewrite(path, header={"version": "\x1b[2J\n"})
-    with pytest.raises(ValueError, match=r"version '\\x1b\[2J\\n' of the format"):
+    with pytest.raises(ValueError, match=r"has format version '\\x1b\[2J\\n'"):
         load(path)
     np.savez(path, **{"\x1b[2J": np.zeros(3)})
     with pytest.raises(ValueError, match="the name of an array is not printable"):

@@ -78,14 +78,14 @@ def test_no_nonzeros(tmp_path):
     assert read_tns(write(tmp_path, "# shape: 2 3"), device="cpu").shape == (2, 3)
     assert read_tns(write(tmp_path, "2\n2 3\n0\n"), device="cpu").shape == (2, 3)
     for text in ("", "# nothing\n"):
-        with pytest.raises(ValueError, match=r"x\.tns holds no nonzero and no shape"):
+        with pytest.raises(ValueError, match=r"x\.tns has no nonzeros and no header with a shape"):
             read_tns(write(tmp_path, text))
 
 
 WRONG = [
     pytest.param("1 2 3", "3 fields, expected 4: the indices of 3 modes and a value", id="short"),
     pytest.param("1 2 3 4 5", "5 fields, expected 4", id="long"),
-    pytest.param("0 1 1 1", "index 0 of mode 0, but indices begin with 1; index_base=0", id="0"),
+    pytest.param("0 1 1 1", "index 0 of mode 0, expected at least 1; index_base=0", id="0"),
     pytest.param("1 -1 1 1", "index -1 of mode 1 is not an integer from 1 up", id="negative"),
     pytest.param("1 1 1.0 1", "index 1.0 of mode 2 is not an integer", id="point"),
     pytest.param("1 x 1 1", "index x of mode 1 is not an integer", id="letters"),
