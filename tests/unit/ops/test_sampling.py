@@ -68,7 +68,7 @@ def test_no_sample_and_no_nonzero():
     assert sampler.fibres(1, _draw(0, without=1)).shape == (5, 0)
 
 
-def test_more_cells_than_have_numbers():
+def test_more_than_2_to_63_cells():
     """No coordinate is ever part of a linear index."""
     shape = (2**22,) * 3
     coords = np.array([[0, 5, 2**22 - 1], [7, 7, 2**22 - 1], [1, 2**21, 2**22 - 1]])
