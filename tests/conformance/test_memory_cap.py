@@ -46,7 +46,7 @@ def _make_coo(shape):
     communities = np.stack([row[cell] for row, cell in zip(rows, cells, strict=True)])
     anywhere = np.stack([rng.randint(0, size, 1000) for size in shape])
     coords = np.concatenate([communities, anywhere], axis=1)
-    coords = np.unique(coords, axis=1)  # pydata/sparse cannot sort so many cells
+    coords = np.unique(coords, axis=1)  # sparse's linear indices would overflow
     values = rng.uniform(0.5, 1.5, coords.shape[1])
     return sparse.COO(coords, values, shape=shape, sorted=True, has_duplicates=False)
 

@@ -1,4 +1,4 @@
-"""The kernels compile with the NVRTC of CUDA 12 too, which CuPy's wheel for CUDA 12 loads."""
+"""The kernels also compile with the NVRTC of CUDA 12, which CuPy's wheel for CUDA 12 loads."""
 
 import ctypes
 from importlib import metadata
@@ -15,7 +15,7 @@ _WHEEL = "nvidia-cuda-nvrtc-cu12"
 
 @pytest.fixture(scope="module")
 def nvrtc():
-    """Load the library of CUDA 12; `cuda.bindings` loads that of CUDA 13."""
+    """Load CUDA 12's library; `cuda.bindings` loads CUDA 13's."""
     files = metadata.files(_WHEEL) or []
     (library,) = [f for f in files if f.name.startswith("libnvrtc.so") and "alt" not in f.name]
     return ctypes.CDLL(str(library.locate()))
