@@ -100,9 +100,9 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def copy(tensor: Any) -> Any:
-        if isinstance(tensor, FlycooTensor | LazyArray):
-            return tensor  # it is immutable
-        return tensor.copy() if is_sparse(tensor) else np.copy(tensor)
+        if isinstance(tensor, LazyArray):
+            return tensor  # it is immutable, as is a FlycooTensor
+        return as_flycoo(tensor, check_coords=True) if is_sparse(tensor) else np.copy(tensor)
 
     @staticmethod
     def zeros_like(tensor: Any, *args: Any, **kwargs: Any) -> Array:
@@ -173,9 +173,9 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         return sum_axes(tensor, axis, *args, **kwargs)
 
     @staticmethod
-    def mean(tensor: Any, axis: Any = None, *args: Any, **kwargs: Any) -> Any:
-        average_axes = views.average_axes if views.is_lazy_or_sparse(tensor) else np.mean
-        return average_axes(tensor, axis, *args, **kwargs)
+    def mean(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        mean = views.average_axes if views.is_lazy_or_sparse(tensor) else np.mean
+        return mean(tensor, *args, **kwargs)
 
     @staticmethod
     def abs(tensor: Any) -> Any:

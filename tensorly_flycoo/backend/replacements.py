@@ -26,6 +26,7 @@ from ..linalg.tall_skinny import inner_product
 from ..ops.lazy_svd import LazySVD
 from ..ops.nndsvd import make_left_vectors_non_negative
 from ..ops.unfolding_svd import LazyMatrix, Unfolding
+from ..ops.views import find_sparse
 from . import dispatch
 from .tensor_algebra import unfolding_dot_khatri_rao
 
@@ -84,18 +85,12 @@ def _replace(original: Callable, row: Replacement) -> Callable:
     return replacement
 
 
-# Which calls are ours
-
-
 def _needs_own_loop(name: str, args: tuple, kwargs: dict) -> bool:
     """Say whether parafac of a sparse tensor has a mask, or resumes a checkpoint."""
     if not dispatch.is_ours(name, args, kwargs):
         return False
     given = inspect.signature(getattr(decomposition, name)).bind(*args, **kwargs).arguments
     return given.get("mask") is not None or isinstance(given.get("init"), ResumedCP)
-
-
-# What they do
 
 
 def _in_place_of(function: Callable) -> Callable:
@@ -107,8 +102,7 @@ def _in_place_of(function: Callable) -> Callable:
 
 
 def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
-    bound = inspect.signature(original).bind(*args, **kwargs)
-    given = bound.arguments
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
     tensor, init = given["tensor"], given.get("init")
     _refuse_mask(given, tensor, "tensorly_flycoo.decomposition.parafac or non_negative_parafac")
     if isinstance(init, State):
@@ -120,6 +114,8 @@ def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
 
 def _initialize_tucker(original: Callable, *args: Any, **kwargs: Any) -> Any:
     given = inspect.signature(original).bind(*args, **kwargs).arguments
+    if given.get("non_negative"):
+        _refuse("use tl.decomposition.tucker")(original, given["tensor"])
     check_tucker(given["tensor"], given["modes"], given.get("mask"))
     return original(*args, **kwargs)
 
@@ -171,9 +167,10 @@ def _make_svd_non_negative(
     return make_left_vectors_non_negative(unfolding, U, S, kind), V
 
 
-def _refuse(label: str, reason: str) -> Callable:
-    def refuse(original: Callable, tensor: Any, *args: Any, **kwargs: Any) -> None:
-        raise densify_error(f"tl.decomposition.{label}", tuple(tensor.shape), reason)
+def _refuse(instead: str) -> Callable:
+    def refuse(original: Callable, *args: Any, **kwargs: Any) -> None:
+        x = find_sparse((*args, *kwargs.values()))
+        raise densify_error(f"tl's {original.__name__}", tuple(x.shape), instead)
 
     return refuse
 
@@ -259,18 +256,18 @@ TABLE = (
     ),
     Replacement(
         "power_iteration", "decomposition decomposition._cp_power",
-        _refuse("power_iteration", _DEFLATION),
+        _refuse(_DEFLATION),
         "pydata/sparse subtracts a dense array from a COO without a word, and densifies it",
         "nothing: it is dense by nature",
     ),
     Replacement(
         "symmetric_power_iteration", "decomposition decomposition._symmetric_cp",
-        _refuse("symmetric_power_iteration", _DEFLATION),
+        _refuse(_DEFLATION),
         "as for power_iteration", "nothing: it is dense by nature",
     ),
     Replacement(
         "tensor_ring_als", "decomposition decomposition._tr_als",
-        _refuse("tensor_ring_als", _CORES),
+        _refuse(_CORES),
         "it forms a matrix as long as an unfolding before it looks at the tensor",
         "nothing: it is dense by nature",
     ),

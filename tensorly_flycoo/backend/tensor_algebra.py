@@ -76,9 +76,7 @@ def _scale_smallest(factors: list, weights: Array, mode: int) -> list:
     return [f * weights if n == smallest else f for n, f in enumerate(factors)]
 
 
-def mode_dot(
-    tensor: Any, matrix_or_vector: Array, mode: int, transpose: bool = False
-) -> Any:  # fmt: skip
+def mode_dot(tensor: Any, matrix_or_vector: Array, mode: int, transpose: bool = False) -> Any:
     """Multiply one mode by a matrix, or contract it with a vector."""
     return multi_mode_dot(tensor, [matrix_or_vector], [mode], transpose=transpose)
 

@@ -15,8 +15,12 @@ References
 
 import numpy as np
 
+Array = np.ndarray
+Values = np.ndarray | list[float]
+Shape = tuple[int, ...]
 
-def partition_mode(rows: np.ndarray, num_rows: int, num_partitions: int) -> np.ndarray:
+
+def partition_mode(rows: Array, num_rows: int, num_partitions: int) -> Array:
     """Assign each index of one mode to a partition.
 
     In descending order of their numbers of nonzeros (ties: lower index first), indices go to the
@@ -50,7 +54,7 @@ def partition_mode(rows: np.ndarray, num_rows: int, num_partitions: int) -> np.n
     return partition
 
 
-def partition_sizes(rows: np.ndarray, partition: np.ndarray, num_partitions: int) -> np.ndarray:
+def partition_sizes(rows: Array, partition: Array, num_partitions: int) -> Array:
     """Count the nonzeros in each partition of one mode.
 
     Graham's bound: ``max(sizes) <= 4/3 optimum - 1/(3 kappa) optimum``, where the optimum is the
@@ -79,7 +83,7 @@ def partition_sizes(rows: np.ndarray, partition: np.ndarray, num_partitions: int
     return np.bincount(partition[rows], minlength=num_partitions)
 
 
-def remap_ids(coords: np.ndarray, shape: tuple[int, ...], num_partitions: int) -> np.ndarray:
+def remap_ids(coords: Array, shape: Shape, num_partitions: int) -> Array:
     """Number the nonzeros partition by partition, for every mode.
 
     ``b_d`` is the position of a nonzero after sorting by partition of mode d, then by index of mode
@@ -113,16 +117,10 @@ def remap_ids(coords: np.ndarray, shape: tuple[int, ...], num_partitions: int) -
     return ids
 
 
-def make_elements(
-    coords: np.ndarray,
-    values: np.ndarray | list[float],
-    shape: tuple[int, ...],
-    num_partitions: int,
-) -> np.ndarray:
+def make_elements(coords: Array, values: Values, shape: Shape, num_partitions: int) -> Array:
     """Make the elements ``<alpha, beta, value>`` in the order of mode 0, Algorithm 5's input."""
-    ndim = len(shape)
-    record = np.dtype([("alpha", "i8", (ndim,)), ("beta", "i8", (ndim,)), ("value", "f8")])
-    elements = np.empty(coords.shape[1], dtype=record)
+    ids = [(name, "i8", (len(shape),)) for name in ("alpha", "beta")]
+    elements = np.empty(coords.shape[1], dtype=[*ids, ("value", "f8")])
     elements["alpha"] = remap_ids(coords, shape, num_partitions).T
     elements["beta"] = coords.T
     elements["value"] = values
@@ -130,11 +128,8 @@ def make_elements(
 
 
 def elementwise_computation(
-    coordinates: np.ndarray | list[int],
-    value: np.ndarray | list[float] | float,
-    factors: list[np.ndarray],
-    mode: int,
-) -> np.ndarray:
+    coordinates: Array | list[int], value: Values | float, factors: list[Array], mode: int
+) -> Array:
     """Compute the contribution of one nonzero to its output row, or of many nonzeros to theirs.
 
     ``l(r) = value * prod over w != mode of factors[w][c_w, r]``. A second axis of `coordinates`
@@ -176,26 +171,20 @@ def elementwise_computation(
     return ell
 
 
-def remap_elements(elements: np.ndarray, places: np.ndarray, t_out: np.ndarray) -> None:
+def remap_elements(elements: Array, places: Array, t_out: Array) -> None:
     """Write each element to its place in ``T_out``, in the order of the next mode (Algorithm 3).
 
-    Places are remap ids, so they are distinct: the writes need no order and no atomics (Observation
-    1).
+    Places are remap ids, so distinct: the writes need no order and no atomics (Observation 1).
     """
     t_out[places] = elements
 
 
 def thread_block(
-    elements: np.ndarray,
-    factors: list[np.ndarray],
-    mode: int,
-    output: np.ndarray,
-    t_out: np.ndarray,
+    elements: Array, factors: list[Array], mode: int, output: Array, t_out: Array
 ) -> None:
     """Run one partition: elementwise computation into ``Y_d``, remapping into ``T_out``.
 
-    The P columns of threads are left out: how they share the elements affects only the order of
-    sums.
+    The P columns of threads are left out: they affect only the order of sums.
 
     Parameters
     ----------
@@ -230,8 +219,8 @@ def thread_block(
 
 
 def sweep_modes(
-    t_in: np.ndarray, shape: tuple[int, ...], factors: list[np.ndarray], num_partitions: int
-) -> tuple[list[np.ndarray], np.ndarray]:
+    t_in: Array, shape: Shape, factors: list[Array], num_partitions: int
+) -> tuple[list[Array], Array]:
     """Compute the MTTKRP of each mode in turn, remapping from mode to mode (Algorithm 5).
 
     `t_in` is in the order of mode 0; as one of the two copies it is overwritten. Returns the list
@@ -255,12 +244,8 @@ def sweep_modes(
 
 
 def mttkrp_all_modes(
-    coords: np.ndarray,
-    values: np.ndarray | list[float],
-    shape: tuple[int, ...],
-    factors: list[np.ndarray],
-    num_partitions: int,
-) -> list[np.ndarray]:
+    coords: Array, values: Values, shape: Shape, factors: list[Array], num_partitions: int
+) -> list[Array]:
     """Compute the MTTKRP of each mode by FLYCOO, all from the same factors.
 
     Parameters
@@ -289,13 +274,7 @@ def mttkrp_all_modes(
     return sweep_modes(t_in, shape, factors, num_partitions)[0]
 
 
-def mttkrp(
-    coords: np.ndarray,
-    values: np.ndarray | list[float],
-    shape: tuple[int, ...],
-    factors: list[np.ndarray],
-    mode: int,
-) -> np.ndarray:
+def mttkrp(coords: Array, values: Values, shape: Shape, factors: list[Array], mode: int) -> Array:
     """Compute the MTTKRP of one mode from its formula, without partitions.
 
     ``Y(c_d, :) += value * prod over w != d of factors[w][c_w, :]``, summed over the nonzeros. With
@@ -338,20 +317,21 @@ def mttkrp(
 
 
 def mttkrp_error_bound(
-    coords: np.ndarray,
-    values: np.ndarray | list[float],
-    shape: tuple[int, ...],
-    factors: list[np.ndarray],
+    coords: Array,
+    values: Values,
+    shape: Shape,
+    factors: list[Array],
     mode: int,
     dtype: np.dtype | type | str,
     *,
     flush_to_zero: bool = False,
-) -> np.ndarray:
+) -> Array:
     """Bound the rounding error of an MTTKRP computed in `dtype`, entry by entry.
 
     ``(row_nnz + ndim) * (eps * MTTKRP(|X|, |Y|) + smallest_subnormal)``. A product takes ndim - 1
     roundings and the sum of a row row_nnz - 1 more, in any order, each of at most eps / 2: the
-    bound covers the difference of two results computed in `dtype` or a wider type.
+    bound covers the difference of two results computed in `dtype` or a wider type. The terms for
+    underflow suffice if factors are at most 1 in magnitude; overflow is not covered.
 
     Parameters
     ----------
@@ -366,10 +346,6 @@ def mttkrp_error_bound(
     Returns
     -------
     (I_mode, R) float64 array
-
-    Notes
-    -----
-    The terms for underflow suffice if factors are at most 1 in magnitude. Overflow is not covered.
 
     References
     ----------
@@ -390,13 +366,7 @@ def mttkrp_error_bound(
     return (row_nnz[:, np.newaxis] + len(shape)) * per_rounding + flushed
 
 
-def ttmc(
-    coords: np.ndarray,
-    values: np.ndarray | list[float],
-    shape: tuple[int, ...],
-    factors: list[np.ndarray],
-    mode: int,
-) -> np.ndarray:
+def ttmc(coords: Array, values: Values, shape: Shape, factors: list[Array], mode: int) -> Array:
     """Multiply a tensor with the transposed factors of all modes but one, and unfold along that.
 
     Not in the paper. Each nonzero adds to row ``c_mode`` its value times the Kronecker product of

@@ -10,7 +10,6 @@ import numpy as np
 from ..array_modules import move
 from ..checks import check_layout, check_shape
 from ..engines import select_engine
-from ..engines.protocol import Engine
 from ..format.layout import Cut, Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
@@ -22,6 +21,8 @@ from .plans import Header, check_arrays
 
 if TYPE_CHECKING:
     from sparse import SparseArray
+
+    from ..engines.protocol import Engine
 
 _FORMAT = "tensorly-flycoo"
 
@@ -159,7 +160,7 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor:
 
 
 def _fits(
-    header: Header, record_format: RecordFormat, names: set[str], cut: Cut, engine: Engine
+    header: Header, record_format: RecordFormat, names: set[str], cut: Cut, engine: "Engine"
 ) -> bool:
     """Return whether a plan has the record format, tiles and buckets that the engine would use."""
     if (cut.record_format, cut.tile_size) != (record_format, header["tile_size"]):
@@ -175,7 +176,7 @@ def _rebuild(
     header: Header,
     record_format: RecordFormat,
     reader: ArrayReader,
-    engine: Engine,
+    engine: "Engine",
 ) -> FlycooTensor:
     """Build a tensor from the saved nonzeros alone; its constructor checks them."""
     # Building takes memory and time in proportion to the mode sizes, which a header can claim to be

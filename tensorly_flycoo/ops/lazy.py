@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import DTypeLike
 
 from ..array_modules import Array
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from sparse import SparseArray
 
 
-class LazyArray:
+class LazyArray(NDArrayOperatorsMixin):
     """An array that is never formed; operations that need its elements raise a DensifyError."""
 
     shape: tuple[int, ...]
@@ -37,6 +38,9 @@ class LazyArray:
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Array:
         operation = f"numpy.{ufunc.__name__} of {self!r}"
         raise densify_error(operation, self.shape, self._instead)
+
+    #: As of any object: the operators compare elements, which would be formed.
+    __hash__ = object.__hash__
 
 
 class ModeView(LazyArray):
@@ -85,6 +89,10 @@ class ModeView(LazyArray):
     def __repr__(self) -> str:
         groups = ", ".join(map(str, self.groups))
         return f"<ModeView: modes {groups} of shape {self.tensor.shape}>"
+
+    def reshape(self, *shape: Any) -> NoReturn:
+        """Refuse NumPy's method: `tl.reshape` makes a view."""
+        raise densify_error(f"reshape of {self!r}", self.shape, "use tl.reshape")
 
     def __matmul__(self, dense: Array) -> Array:
         """Multiply with a dense array (C, R) or (C,); see `multiply_matricized`."""

@@ -12,7 +12,6 @@ import numpy as np
 
 from ..array_modules import Array, array_module, is_cupy
 from ..checks import check_mode, check_rank
-from ..engines.protocol import Engine
 from ..linalg.leading_pairs import MAX_GRAM_SIZE, find_singular_pairs
 from ..linalg.sparse_matrices import by_rows, make_csc
 from ..linalg.tall_skinny import qr
@@ -22,6 +21,7 @@ from .nonempty_rows import count_nonempty_rows, find_nonempty_rows
 if TYPE_CHECKING:
     from sparse import SparseArray
 
+    from ..engines.protocol import Engine
     from ..tensor.tensor import FlycooTensor
 
 #: Seeds the vectors that belong to singular values of zero.

@@ -78,7 +78,11 @@ def add(x: FlycooTensor, other: FlycooTensor, sign: int, operation: str) -> Flyc
         If the devices or shapes differ.
     """
     if other.shape != x.shape:
-        raise ValueError(f"{operation}: shapes {x.shape} and {other.shape} differ")
+        try:
+            shape = np.broadcast_shapes(x.shape, other.shape)
+        except ValueError:
+            raise ValueError(f"{operation}: shapes {x.shape} and {other.shape} differ") from None
+        raise densify_error(f"{operation}, broadcast,", shape, "give both one shape")
     if other.device != x.device:
         raise TypeError(f"{operation}: devices {x.device!r} and {other.device!r} differ")
     xp, (coords, values) = x._engine.xp, x._sorted_nonzeros()

@@ -346,6 +346,10 @@ class FlycooTensor(FromOthers):
     def __rsub__(self, other: Any) -> NoReturn:
         raise densify_error("array - FlycooTensor", self.shape, _USE_NONZEROS)
 
+    def reshape(self, *shape: Any) -> NoReturn:
+        """Refuse NumPy's method: `tl.reshape` makes a lazy view, which is no tensor."""
+        raise densify_error("FlycooTensor.reshape", self.shape, "use tl.reshape for a lazy view")
+
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NoReturn:
         raise densify_error("numpy.asarray", self.shape, _USE_NONZEROS)
 

@@ -10,8 +10,8 @@ pytestmark = pytest.mark.skipif(
     reason=f"the table describes TensorLy {readme_table.TENSORLY}",
 )
 
-#: Functions of matrices, not of a tensor.
-_OF_FACTORS = {"decomposition.sample_khatri_rao"}
+#: The first takes matrices, not a tensor; the second fails in TensorLy 0.10 even for dense tensors.
+_LEFT_OUT = {"decomposition.sample_khatri_rao", "tenalg.higher_order_moment"}
 
 _WRITE = "run python tests/support/readme_table.py to update the README's table"
 
@@ -47,7 +47,7 @@ def test_the_header_and_the_note_are_correct(table):
 def test_every_public_name_is_listed(module):
     names = readme_table.list_public(module)
     assert names
-    assert names - _OF_FACTORS <= {name for row in readme_table.ROWS for name in row.uses}
+    assert names - _LEFT_OUT <= {name for row in readme_table.ROWS for name in row.uses}
 
 
 def test_the_gpu_record_has_only_listed_names():

@@ -5,7 +5,6 @@ from typing import Any
 
 import cupy
 import numpy as np
-from cupy_backends.cuda.libs import cublas
 
 from ...array_modules import Array
 from . import launch, tuning
@@ -83,6 +82,8 @@ def multiply_blocks(a: Array, b: Array, num_blocks: int) -> Array:
 
     `cupy.matmul` would first write the transposed blocks to memory; cuBLAS reads them as they are.
     """
+    from cupy_backends.cuda.libs import cublas  # loads a library that nothing else here needs
+
     num_rows, m, n = a.shape[0] // num_blocks, a.shape[1], b.shape[1]
     row_a, row_b = a.strides[0] // a.itemsize, b.strides[0] // b.itemsize
     products = cupy.empty((num_blocks, m, n), a.dtype)
