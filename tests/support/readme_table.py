@@ -3,8 +3,8 @@
     python tests/support/readme_table.py         # update the table
     python tests/support/readme_table.py --gpu   # first try all on this machine's GPU, record it
 
-"yes" means that a function runs on a small sparse tensor, "no" that it raises `DensifyError`; a
-limit is listed only if the use it describes is refused. The GPU's column shows what a run on a GPU
+"yes" means that a function runs on a small sparse tensor, "no" that it refuses the tensor; a limit
+is listed only if the use it describes is refused. The GPU's column shows what a run on a GPU
 recorded in `tests/gpu/readme_table.json`.
 """
 
