@@ -1,8 +1,8 @@
 """Factorise big sparse tensors with TensorLy: `tl.set_backend("flycoo")`.
 
-Importing this package makes TensorLy know the backend "flycoo". Under it
-`tensorly.decomposition.parafac` takes a `sparse.COO` or a `FlycooTensor`, and every MTTKRP is done
-by the FLYCOO algorithm; nothing ever makes the tensor dense.
+Importing this package registers the backend "flycoo" with TensorLy. With that backend,
+`tensorly.decomposition.parafac` takes a `sparse.COO` or a `FlycooTensor` and computes every MTTKRP
+by the FLYCOO algorithm. The tensor is never made dense.
 
 Examples
 --------
@@ -53,6 +53,6 @@ __version__ = "0.1.0"
 
 register()
 
-# Last: they import TensorLy, which `register` has to do in its own way.
+# Last, since they import TensorLy: `.backend` has to import it first, without a warning.
 from .decomposition import observed_parafac  # noqa: E402
 from .diagnostics.progress import Progress  # noqa: E402

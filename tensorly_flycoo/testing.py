@@ -20,14 +20,14 @@ def random_tensor(
     random_state: int | np.random.RandomState | None = None,
     **options: Any,
 ) -> FlycooTensor:
-    """Make a random tensor with `nnz` nonzeros, or fewer where coordinates coincide.
+    """Make a random tensor with `nnz` nonzeros, or fewer if coordinates coincide.
 
     Parameters
     ----------
     shape : sequence of int
     nnz : int
     skew : float
-        Indices are ``floor(size * u**skew)`` with uniform u: 1 is uniform, 3 crowds the low rows.
+        Indices are ``floor(size * u**skew)`` with uniform u: 1 is uniform, 3 favours low indices.
     random_state : int or numpy.random.RandomState, optional
     **options
         ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
@@ -40,7 +40,7 @@ def random_tensor(
     Raises
     ------
     TypeError, ValueError
-        As from `FlycooTensor`.
+        As for `FlycooTensor`.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def planted_tensor(
     random_state: int | np.random.RandomState | None = None,
     **options: Any,
 ) -> tuple[FlycooTensor, list[np.ndarray]]:
-    """Make a sparse tensor as a sum of `rank` sparse outer products, and return it and its factors.
+    """Make a sum of `rank` sparse outer products; return the tensor and its factors.
 
     Noise is added only at the nonzeros, so the tensor stays sparse.
 
@@ -71,7 +71,7 @@ def planted_tensor(
     shape : sequence of int
     rank : int
     nnz_per_component : int
-        About how many cells are nonzero in each outer product; its vectors have equally many.
+        Approximate number of nonzeros in each outer product, whose vectors have equally many.
     noise : float
         Standard deviation of the normal noise, relative to the root mean square of the nonzeros:
         the relative error of the planted factors is about `noise`.
@@ -82,14 +82,14 @@ def planted_tensor(
     Returns
     -------
     x : FlycooTensor
-        Without noise, exactly of rank `rank` or less.
+        Its rank is at most `rank` without noise.
     factors : list of array (I_n, rank)
         NumPy arrays, with few nonzeros in each column.
 
     Raises
     ------
     TypeError, ValueError
-        If `rank` is not an integer of at least 1; and as from `FlycooTensor`.
+        If `rank` is not an integer of at least 1; else as for `FlycooTensor`.
 
     Examples
     --------
@@ -115,7 +115,7 @@ def planted_tensor(
         value_parts.append(np.prod([grid.ravel() for grid in grids], axis=0))
     coords, values = np.concatenate(coord_parts, axis=1), np.concatenate(value_parts)
     if noise:
-        # First sum components that overlap, so that each nonzero gets noise once.
+        # Sum overlapping components first, so that each nonzero gets noise once.
         exact = FlycooTensor(coords, values, shape, device="cpu")
         coords, values = exact.nonzeros()
         scale = noise * np.sqrt(np.mean(values**2))

@@ -16,7 +16,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
 #: Not collected for doctests: several modules named conftest, and a program that needs atheris.
-collect_ignore_glob = ["conftest.py", "*/conftest.py", "fuzz_readers.py"]
+collect_ignore_glob = ["conftest.py", "*/conftest.py", "*/fuzz_readers.py"]
 
 
 @pytest.fixture(params=[None, *lowered_limits.LOWERED], ids=lambda name: name or "usual limits")

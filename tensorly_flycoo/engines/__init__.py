@@ -1,4 +1,4 @@
-"""Engines: the same functions for each kind of device, chosen by name, imported when chosen."""
+"""Engines: one interface for each kind of device, chosen by name, imported when chosen."""
 
 import functools
 import importlib.util
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from .cpu.engine import CpuEngine
     from .protocol import Engine
 
-#: Names the device if `set_device` was not called.
+#: The environment variable that names the device until `set_device` is called.
 DEVICE_VARIABLE = "TENSORLY_FLYCOO_DEVICE"
 
 _CUDA_HINT = 'pip install "tensorly-flycoo[cuda13x]" (or [cuda12x])'
 
-#: The `status` of CuPy's error if the driver is older than its CUDA, or missing.
+#: The `status` of CuPy's error if the driver is missing or older than CuPy's CUDA.
 _INSUFFICIENT_DRIVER = 35
 
 _logger = logging.getLogger("tensorly_flycoo")
@@ -28,7 +28,7 @@ _chosen_device: str | None = None
 
 
 class DeviceChoice:
-    """What `set_device` returns: leaving its ``with`` block restores the choice before it."""
+    """The result of `set_device`: leaving its ``with`` block restores the previous choice."""
 
     def __init__(self, device: str, previous: str | None) -> None:
         self._device = device
@@ -51,36 +51,36 @@ class DeviceChoice:
 
 
 def set_device(device: str) -> DeviceChoice:
-    """Choose the device of tensors that are made from now on, in the whole process.
+    """Choose the device of tensors made from now on, in the whole process.
 
-    Until it is called, the environment variable TENSORLY_FLYCOO_DEVICE chooses, and without it
+    Until it is called, the environment variable TENSORLY_FLYCOO_DEVICE names the device, by default
     "auto". Existing tensors stay where they are.
 
     Parameters
     ----------
     device : {"auto", "cpu", "cuda"}
-        "auto" leaves data that is on a GPU there. It takes other data to the GPU if CuPy is
-        installed and finds one, else to the CPU.
+        "auto" leaves data on a GPU there. It moves other data to the GPU if CuPy is installed and
+        finds one; otherwise it uses the CPU.
 
     Returns
     -------
     DeviceChoice
         A context manager: ``with set_device("cpu"):`` restores the previous choice at the end of
-        the block. A plain call chooses for good.
+        the block. A plain call holds until the next one.
 
     Raises
     ------
     ValueError
-        If there is no device of that name.
+        If `device` is none of these names.
     ImportError
         If `device` is "cuda" and CuPy is not installed, or cannot be imported.
     RuntimeError
-        If `device` is "cuda" and there is no GPU, no driver or one that is too old, or no NVRTC,
-        which compiles the kernels. The choice stays as it was.
+        If `device` is "cuda" and CuPy finds no GPU, the driver is missing or too old, or NVRTC,
+        which compiles the kernels, is missing. The previous choice then stays.
 
     Notes
     -----
-    The choice is one for all threads, also inside a ``with`` block.
+    The choice applies to all threads, even inside a ``with`` block.
 
     Examples
     --------
@@ -90,7 +90,7 @@ def set_device(device: str) -> DeviceChoice:
     ...     x = FlycooTensor([[0, 1], [2, 0]], [1.0, 2.0], (3, 3))
     >>> x.device
     'cpu'
-    >>> tensorly_flycoo.set_device("auto")  # for good
+    >>> tensorly_flycoo.set_device("auto")  # until the next call
     <device 'auto'>
     """
     global _chosen_device
@@ -109,9 +109,9 @@ def select_engine(device: str | None = None, *, is_on_gpu: bool = False) -> "Eng
 
 
 def select_engine(device: str | None = None, *, is_on_gpu: bool = False) -> "Engine":
-    """Return the engine of `device`, by default of the chosen one; see `set_device`.
+    """Return the engine of `device`, by default of the chosen device; see `set_device`.
 
-    With "auto", data that `is_on_gpu` stay there.
+    With "auto", data that are on a GPU (`is_on_gpu`) stay there.
     """
     if device is not None:
         check_device_name(device)
@@ -132,7 +132,7 @@ def select_engine(device: str | None = None, *, is_on_gpu: bool = False) -> "Eng
 
 
 def engine_of(array: Array) -> "Engine":
-    """Return the engine of the device that a NumPy or CuPy array is on."""
+    """Return the engine of the device that holds a NumPy or CuPy array."""
     if is_cupy(array):
         from .cuda.engine import CUDA
 
@@ -149,7 +149,7 @@ def _has_gpu() -> bool:
     try:
         return _count_gpus() > 0
     except (ImportError, RuntimeError) as error:
-        _warn_once(f"CuPy is installed but cannot use a GPU, so the CPU computes: {error}")
+        _warn_once(f"CuPy is installed but cannot use a GPU, so the CPU is used: {error}")
         return False
 
 
@@ -161,7 +161,7 @@ def _check_cuda() -> None:
 
 
 def _count_gpus() -> int:
-    """Count the GPUs; if none can be used, raise an error that says what to install."""
+    """Count the GPUs; if they cannot be used, raise an error that says what to install."""
     try:
         import cupy
     except ImportError as error:
@@ -189,14 +189,14 @@ def _count_gpus() -> int:
 
 
 def _explain_driver(driver_version: int, cupy_version: int) -> str:
-    """Say which driver is missing; versions are CUDA's, 12040 for 12.4."""
+    """Return a message that names the driver needed; versions are like 12040 for CUDA 12.4."""
     needed = "CUDA 13 needs driver 580 or later, CUDA 12 needs 525 or later"
     if driver_version == 0:
-        return f'device "cuda" needs an NVIDIA driver, and none is installed: {needed}'
+        return f'device "cuda" needs an NVIDIA driver, but none is installed: {needed}'
     own, cupys = (f"{v // 1000}.{v % 1000 // 10}" for v in (driver_version, cupy_version))
     return (
-        f'device "cuda" needs a newer NVIDIA driver: this one is for CUDA {own}, CuPy for CUDA '
-        f"{cupys}. Install a newer driver ({needed}), or a CuPy for an older CUDA: {_CUDA_HINT}"
+        f'device "cuda" needs a newer NVIDIA driver: this one supports CUDA {own}, CuPy uses CUDA '
+        f"{cupys}. Install a newer driver ({needed}), or CuPy for an older CUDA: {_CUDA_HINT}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What an engine is: all that is computed on one kind of device, behind one interface."""
+"""The interface of an engine, which computes everything on one kind of device."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -28,7 +28,10 @@ class TallKernels(Protocol):
         """Compute ``x @ matrix`` with rows aligned for MTTKRP."""
 
     def invert(self, matrix: Array) -> Array:
-        """Invert a small matrix to float64; pseudo-invert it if it is singular to rounding."""
+        """Return the float64 inverse of a small matrix.
+
+        If the matrix is singular to rounding, return its pseudo-inverse.
+        """
 
     def inner_blocks(self, a: Array, b: Array) -> Array:
         """Compute the inner product of each block of rows, float64 (num_blocks,)."""
@@ -37,21 +40,20 @@ class TallKernels(Protocol):
         """Compute ``a.T @ b`` of each block of rows, (num_blocks, a's columns, b's columns)."""
 
     def choose_row_nbytes(self, row_nbytes: int) -> int:
-        """Choose the distance of rows that MTTKRP reads fastest."""
+        """Choose the row pitch in bytes that MTTKRP reads fastest."""
 
 
 class Engine(Primitives, ABC):
-    """The functions of one kind of device; there is one instance for each.
+    """Everything that is computed on one kind of device; each engine has one instance.
 
-    An engine is also the `Primitives` with which layouts are built. Arguments are checked by the
-    caller.
+    An engine is also the `Primitives` that build layouts. Callers check the arguments.
 
     Attributes
     ----------
     name : str
         What users call the device: "cpu" or "cuda".
     array_type : type
-        Of the engine's arrays.
+        The type of the engine's arrays.
     tall : TallKernels or None
         None if the functions of `xp` are as fast.
     """
@@ -64,7 +66,7 @@ class Engine(Primitives, ABC):
 
     @abstractmethod
     def choose_cut(self, shape: Sequence[int], dtype: np.dtype) -> Cut:
-        """Choose how nonzeros are packed, and how many make a tile and a bucket."""
+        """Choose the record format, and the sizes of a tile and of a bucket."""
 
     @abstractmethod
     def receive(self, coords: Array, values: Array) -> tuple[Array, Array]:
@@ -86,14 +88,14 @@ class Engine(Primitives, ABC):
 
     @abstractmethod
     def check_arrays(self, arrays: Mapping[str, Array]) -> None:
-        """Refuse arrays, by name, that the engine cannot read where they are."""
+        """Raise if the engine cannot read one of the arrays, given by name, where it is."""
 
     @abstractmethod
     def count_free_nbytes(self) -> int | None:
         """Count the bytes that could still be allocated; None if that is unknown."""
 
     def log(self, function: str, layout: str, **details: object) -> None:
-        """Log at DEBUG what a call uses."""
+        """Log the details of a call at level DEBUG."""
         if _logger.isEnabledFor(logging.DEBUG):
             used = {"engine": self.name, "layout": layout, **details}
             text = ", ".join(f"{name}={value!r}" for name, value in used.items())
@@ -105,7 +107,8 @@ class Engine(Primitives, ABC):
         """Write the MTTKRP of `mode` to `out`.
 
         A `RemapLayout` that is resident in another mode is first remapped to `mode` without
-        computing; afterwards the next mode is resident. If memory runs out, it stays as it was.
+        computing; afterwards the next mode is resident. If memory runs out, the layout does not
+        change.
         """
         workspace = self.allocate_workspace(layout, factors, mode, out)
 
@@ -124,7 +127,7 @@ class Engine(Primitives, ABC):
     def compute_mode(
         self, layout: Layout, step: Step, workspace: Any, mode: int, out: Array
     ) -> None:
-        """Compute the MTTKRP of `mode` from the records of a step, and remap them if it says so."""
+        """Compute the MTTKRP of `mode` from a step's records; remap them if it has a `spare`."""
 
     @abstractmethod
     def count_workspace_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
@@ -147,12 +150,12 @@ class Engine(Primitives, ABC):
             A `RemapLayout` is remapped to `mode` if another one is resident, and stays there.
         mode : int
         inputs : dict of int to array (I_n, K_n)
-            The factor of each other mode. The columns of `out` are numbered by their columns, those
-            of the last one fastest.
+            The factor of each other mode. The columns of `out` are those of their Kronecker
+            product: the last factor's columns vary fastest.
         out : array (num_slots, prod K_n)
             C-contiguous. Rows of indices without a nonzero are not written.
         slots : unsigned integer array (I_mode,), optional
-            The row of `out` for each index that has nonzeros; by default its own number.
+            The row of `out` for each index that has nonzeros; by default the index itself.
         """
 
     @abstractmethod
@@ -169,6 +172,6 @@ class Engine(Primitives, ABC):
         """Update each column of `rows` (I, R) once, in place, by hierarchical ALS.
 
         Arrays are C-contiguous and of one dtype. Return the sum of squares that TensorLy compares
-        with its tolerance (the distances of all columns from each new one), and the number of
+        with its tolerance (of the distances of all columns from each new one), and the number of
         elements that changed.
         """

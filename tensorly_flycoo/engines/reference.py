@@ -1,11 +1,11 @@
 """An executable specification of FLYCOO in NumPy, in the paper's terms and in float64.
 
 The engines are tested against this module, so each function follows one algorithm of [1]_ and
-none is written for speed. Here the paper's vertices and hyperedges are indices (of one mode) and
-nonzeros, its kappa is `num_partitions`. Arguments are not checked, and mean the same throughout:
-`coords` and `values` are the nonzeros, in any order, and repeated coordinates add up; `rows` are
-the coordinates in one mode; modes are numbered from 0. An element is a record with the fields
-`alpha` (its remap ids), `beta` (its coordinates) and `value`.
+none is written for speed. The paper's vertices are the indices of one mode here, its hyperedges are
+nonzeros, its kappa is `num_partitions`. Arguments are not checked. Their names mean the same
+throughout: `coords` and `values` are the nonzeros, in any order, and repeated coordinates add up;
+`rows` are the coordinates in one mode; modes are numbered from 0. An element is a record with the
+fields `alpha` (its remap ids), `beta` (its coordinates) and `value`.
 
 References
 ----------
@@ -23,7 +23,7 @@ Shape = tuple[int, ...]
 def partition_mode(rows: Array, num_rows: int, num_partitions: int) -> Array:
     """Assign each index of one mode to a partition.
 
-    In descending order of their numbers of nonzeros (ties: lower index first), indices go to the
+    Each index, in descending order of its number of nonzeros (ties: lower index first), goes to the
     partition with the fewest nonzeros so far (ties: lower partition first).
 
     Parameters
@@ -34,7 +34,7 @@ def partition_mode(rows: Array, num_rows: int, num_partitions: int) -> Array:
     Returns
     -------
     (num_rows,) int64 array
-        The partition of each index, also of those without nonzeros.
+        The partition of each index, including those without nonzeros.
 
     References
     ----------
@@ -87,7 +87,7 @@ def remap_ids(coords: Array, shape: Shape, num_partitions: int) -> Array:
     """Number the nonzeros partition by partition, for every mode.
 
     ``b_d`` is the position of a nonzero after sorting by partition of mode d, then by index of mode
-    d, then by original number.
+    d, then by original position.
 
     Parameters
     ----------
@@ -338,10 +338,10 @@ def mttkrp_error_bound(
     coords, values, shape, factors, mode
         As for `mttkrp`.
     dtype : dtype
-        Floating type of the result under test; `values` and `factors` are exact in it.
+        Floating type of the result under test; it represents `values` and `factors` exactly.
     flush_to_zero : bool
         Whether the code under test flushes subnormals to zero, as our CUDA kernels do. Each of its
-        row_nnz * ndim operations may then lose up to the smallest normal number besides.
+        row_nnz * ndim operations may then lose up to the smallest normal number, too.
 
     Returns
     -------
@@ -370,7 +370,7 @@ def ttmc(coords: Array, values: Values, shape: Shape, factors: list[Array], mode
     """Multiply a tensor with the transposed factors of all modes but one, and unfold along that.
 
     Not in the paper. Each nonzero adds to row ``c_mode`` its value times the Kronecker product of
-    the rows of all other factors; columns are numbered with the last mode's fastest.
+    the rows of all other factors; the last mode's columns vary fastest.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ class IndexedLayout(Layout):
     Attributes
     ----------
     pull_ids : list of unsigned integer array (nnz,)
-        For each mode the position in `records` of each place of its order; None for mode 0.
+        For each mode, the position in `records` of each place's record; None for mode 0.
     """
 
     name = "indexed"

@@ -1,14 +1,14 @@
-"""What all layouts have in common: ways to keep a tensor so that every mode can be computed.
+"""The base of all layouts: ways to store a tensor so that every mode can be computed.
 
 order d
-    The places 0 to nnz - 1 of the nonzeros sorted by their row of mode d. Within a row they keep
-    the sequence of order d - 1, so each order follows from the one before and is unique.
+    The nonzeros sorted by their row of mode d, in places 0 to nnz - 1. Within a row they keep the
+    sequence of order d - 1, so each order is unique and follows from the previous one.
 tile, bucket
     `tile_size` and `bucket_size` consecutive places of an order. A bucket holds whole tiles and
     fits the cache nearest to a worker.
 storage d
     Where the records are in memory while mode d is computed: sorted by (bucket of order d, place in
-    order d - 1). So a tile of mode d - 1 writes neighbours to neighbours, and a tile of mode d
+    order d - 1). So a tile of mode d - 1 writes adjacent records together, and a tile of mode d
     finds its records inside one bucket. Scattering straight to order d would be a random
     permutation of memory.
 """
@@ -27,12 +27,12 @@ from .packing import RecordFormat
 from .primitives import Primitives, index_dtype
 from .tiling import RowTiling, count_tiling_nbytes, tile_rows
 
-#: The bucket size of records that are not in buckets: larger than any number of nonzeros.
+#: The bucket size if there are no buckets: larger than any number of nonzeros.
 ONE_BUCKET = 2**62
 
 
 class Cut(NamedTuple):
-    """How nonzeros are packed, and how many make a tile and a bucket."""
+    """The record format, and the numbers of nonzeros in a tile and in a bucket."""
 
     record_format: RecordFormat
     tile_size: int
@@ -46,15 +46,15 @@ class Step(NamedTuple):
     ----------
     records : array (nnz, num_words)
     pull_ids : unsigned integer array (nnz,) or None
-        The position of the record of each place of the mode's order, counted from the start of the
-        place's bucket. None: the place itself.
+        For each place of the mode's order the position of its record, counted from the start of the
+        place's bucket. None if the position is the place itself.
     bucket_size : int
     spare : array (nnz, num_words) or None
-        Receives the records for the next mode. None, like what follows, if nothing is remapped.
+        Receives the records for the next mode. None, as are the next two, if nothing is remapped.
     remap_ids : unsigned integer array (nnz,) or None
-        For each place its position in `spare`.
+        For each place the position of its record in `spare`.
     write_order : uint16 array (nnz,) or None
-        If given, `remap_ids` are in this order of each tile's places: `Primitives.order_writes`.
+        If given, each tile's `remap_ids` are in this order: see `Primitives.order_writes`.
     """
 
     records: Array
@@ -66,9 +66,9 @@ class Step(NamedTuple):
 
 
 class Ids(NamedTuple):
-    """An array (nnz,) of a layout, by the name under which it is saved.
+    """The description of an array (nnz,) of ids, with the name under which it is saved.
 
-    Its items number the places of each `block_size` neighbours from 0.
+    Each block of `block_size` consecutive ids is a permutation of 0, 1, ...
     """
 
     name: str
@@ -77,23 +77,23 @@ class Ids(NamedTuple):
 
 
 class Layout(ABC):
-    """A way to keep a tensor.
+    """A way to store a tensor.
 
     Attributes
     ----------
     name : str
-        What users call it.
+        The name that users give.
     uses_buckets : bool
         Whether the layout depends on `bucket_size`.
     cut : Cut
     tilings : list of RowTiling
-        One a mode.
+        One for each mode.
     norm : float
-        The Frobenius norm, added up in order 0: the same whatever mode is resident.
+        The Frobenius norm, summed in order 0, so that it does not depend on `mode`.
     mode : int
         The mode whose storage the records are in; always 0 if they do not move.
     records : array (nnz, num_words)
-        One copy of the records, in whatever order they are.
+        One copy of the records, in any order.
     """
 
     name: ClassVar[str]
@@ -111,16 +111,16 @@ class Layout(ABC):
     def build(cls, coords: Array, values: Array, cut: Cut, primitives: Primitives) -> Self:
         """Build the layout from checked coords (ndim, nnz) and values (nnz,)."""
 
-    # What a layout consists of
+    # Contents
 
     @property
     def record_format(self) -> RecordFormat:
-        """How nonzeros are packed."""
+        """The format of the records."""
         return self.cut.record_format
 
     @property
     def tile_size(self) -> int:
-        """The number of nonzeros of a tile."""
+        """The number of nonzeros in a tile."""
         return self.cut.tile_size
 
     def get_copies(self) -> Sequence[Array]:
@@ -139,17 +139,17 @@ class Layout(ABC):
 
     @abstractmethod
     def iterate_ids(self, mode: int) -> Iterator[tuple[str, Array]]:
-        """Yield the ids of a mode by their names."""
+        """Yield the names and arrays of a mode's ids."""
 
     @classmethod
     @abstractmethod
     def list_ids(
         cls, mode: int, nnz: int, cut: Cut, write_order_dtype: np.dtype | None
     ) -> Iterator[Ids]:
-        """List what `iterate_ids` yields, write orders only if they have a dtype."""
+        """Describe what `iterate_ids` yields; write orders only if they have a dtype."""
 
     def iterate_arrays(self) -> Iterator[tuple[str, Array]]:
-        """Yield all arrays by their names, without spare memory."""
+        """Yield all names and arrays, without spare memory."""
         yield from zip(self.name_copies(self.record_format.ndim), self.get_copies(), strict=True)
         for mode, tiling in enumerate(self.tilings):
             yield f"carry_rows_{mode}", tiling.carry_rows
@@ -175,11 +175,11 @@ class Layout(ABC):
         Returns
         -------
         nbytes : int
-            Of the layout, if each mode has as few empty rows as `nnz` allows.
+            Bytes of the layout, if each mode has as few empty rows as `nnz` allows.
         peak_nbytes : int
-            The most in use while it is built, coords (int64) and values of the host included as far
-            as they are on the device. An upper bound, whatever rows are empty and in whatever order
-            the nonzeros are.
+            An upper bound on the bytes in use while it is built, whichever rows are empty and
+            however the nonzeros are ordered. Includes the part of the host's coords (int64) and
+            values that is on the device.
         """
         record_format, ndim = cut.record_format, cut.record_format.ndim
         write_order_dtype = primitives.write_order_dtype
@@ -200,43 +200,43 @@ class Layout(ABC):
     def count_build_nbytes(cls, nnz: int, cut: Cut, primitives: Primitives) -> int:
         """Count the bytes that `build` allocates beyond what the layout keeps."""
 
-    # What is done with it
+    # Use
 
     @abstractmethod
     def find_step(self, mode: int) -> Step:
-        """Find the records of a mode; of a layout that moves them, of the resident mode only."""
+        """Return the step of a mode: only the resident mode, if the layout moves its records."""
 
     def take_step(self, mode: int, compute: Callable[[Step], None], primitives: Primitives) -> None:
         """Call ``compute(step)`` with the records of `mode`.
 
-        If the step says where the records go, `compute` writes them there; when it returns, the
-        next mode is resident.
+        If the step has a `spare`, `compute` must remap the records to it; the next mode is resident
+        afterwards.
         """
         compute(self.find_step(mode))
 
     @contextlib.contextmanager
     def hold_mode(self, mode: int, primitives: Primitives) -> Iterator[Step]:
-        """Keep the records of `mode` where they are; yield a step that remaps nothing."""
+        """Keep the records of `mode` in place; yield a step that remaps nothing."""
         yield self.find_step(mode)
 
     @contextlib.contextmanager
     def hold_records(self) -> Iterator[Array]:
-        """Keep the records where they are; yield them in whatever order they are."""
+        """Keep the records in place; yield them in any order."""
         yield self.records
 
     @abstractmethod
     def hold_order(
         self, mode: int, primitives: Primitives
     ) -> AbstractContextManager[tuple[Array, Array | None]]:
-        """Keep the records where they are; yield them, and their places in the order of `mode`.
+        """Keep the records in place; yield them, and their places in the order of `mode`.
 
-        Places are None if the records are in that order. Only of mode 0 and the last mode, from
-        which other orders can be made.
+        Places are None if the records are in that order. `mode` is 0 or the last mode; other orders
+        can be made from these two.
         """
 
     @abstractmethod
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
-        """Make a layout of the same order with ``function(values)`` and `scale` times the norm."""
+        """Make a layout in the same order with ``function(values)`` and `scale` times the norm."""
 
 
 def collect_tilings(arrays: Mapping[str, Array], ndim: int) -> list[RowTiling]:
@@ -247,7 +247,7 @@ def collect_tilings(arrays: Mapping[str, Array], ndim: int) -> list[RowTiling]:
 def iterate_orders(
     records: Array, cut: Cut, primitives: Primitives
 ) -> Iterator[tuple[Array | None, RowTiling]]:
-    """Yield the places in order 0 of each mode's order, None for mode 0, and its tiling."""
+    """Yield each mode's order, as places in order 0 (None for mode 0), and its tiling."""
     record_format = cut.record_format
     yield None, tile_rows(records, None, record_format, 0, cut.tile_size, primitives)
     nnz, places = records.shape[0], None
@@ -263,7 +263,7 @@ def iterate_orders(
 
 
 def count_sort_nbytes(nnz: int, cut: Cut, primitives: Primitives) -> int:
-    """Count the bytes that sorting by any mode, or listing its empty rows, allocates meanwhile."""
+    """Bound the temporary bytes of sorting by any mode, or of listing its empty rows."""
     return max(primitives.sort_nbytes(nnz, size) for size in cut.record_format.shape)
 
 

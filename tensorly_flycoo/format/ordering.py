@@ -1,4 +1,4 @@
-"""Bring nonzeros into one defined order: each coordinate once, no zeros among the values."""
+"""Bring nonzeros into canonical order: sorted, without duplicates and zeros."""
 
 import math
 from types import ModuleType
@@ -9,7 +9,7 @@ from ..array_modules import Array, array_module
 from .packing import RecordFormat
 from .primitives import Primitives, index_dtype
 
-#: Records to which a mask is applied at a time.
+#: Number of records that are masked at a time.
 _MASK_BLOCK = 2**30
 
 #: Sums of squares between these are accurate in float64.
@@ -21,8 +21,8 @@ def make_canonical_records(
 ) -> Array:
     """Pack nonzeros sorted by coordinates (mode 0 first), duplicates summed, zeros dropped.
 
-    Duplicates are added in a fixed order. Nonzeros that are already sorted, as those of a
-    `sparse.COO` are, cost one comparison with their neighbours.
+    Duplicates are added in a fixed order. If the nonzeros are already sorted, as in a `sparse.COO`,
+    this costs one comparison of neighbours.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def make_canonical_records(
 
 def drop_zeros(records: Array, record_format: RecordFormat) -> Array:
     """Keep the records whose values are not zero."""
-    # In blocks: CuPy counts what a mask selects in 32 bits.
+    # In blocks: CuPy counts the selected records in 32 bits.
     is_nonzero = record_format.values(records) != 0
     if bool(is_nonzero.all()):
         return records
@@ -114,7 +114,7 @@ def compute_norm(values: Array, xp: ModuleType = np, block_size: int = 2**15) ->
 def sum_duplicates(
     records: Array, record_format: RecordFormat, is_equal: Array, primitives: Primitives
 ) -> Array:
-    """Merge sorted records; `is_equal` marks those with the coordinates of the one before."""
+    """Merge sorted records; `is_equal` marks those with the previous one's coordinates."""
     xp = primitives.xp
     starts = xp.flatnonzero(xp.concatenate([xp.ones(1, bool), ~is_equal]))
     merged = records[starts]

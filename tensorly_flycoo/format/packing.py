@@ -21,20 +21,20 @@ class RecordFormat:
     """Where each coordinate and the value are in a record.
 
     Records are the rows of an array (nnz, num_words) of unsigned words. Coordinates come first,
-    mode 0 in the lowest bits. Each fits the `WINDOW_BITS` that start at its word: 32-bit words may
-    share a coordinate, 64-bit words do not. The value follows, aligned to its own size. There is no
-    linear index, so no integer type bounds the number of cells of the tensor.
+    mode 0 in the lowest bits. Each fits the `WINDOW_BITS` that start at its word, so it may cross
+    into a second 32-bit word, but not into a second 64-bit word. The value follows, aligned to its
+    own size. There is no linear index, so no integer type bounds the number of cells.
 
     Attributes
     ----------
     shape : tuple of int
     dtype : numpy.dtype
-        Of the value: float32 or float64.
+        Type of the value: float32 or float64.
     word_dtype : numpy.dtype
         uint32 or uint64.
     words, shifts, masks : tuple of int
-        For each mode: the word where its window starts, the bits to shift by, and the mask to
-        apply then.
+        For each mode: the word where its window starts, the bits to shift by, and the mask to apply
+        afterwards.
     value_slot : int
         The column of the value in the records viewed as `dtype`.
     num_words : int
@@ -98,7 +98,7 @@ class RecordFormat:
     ) -> Array:
         """Make records (nnz, num_words) from coords (ndim, nnz) and values (nnz,).
 
-        `block_size` nonzeros at a time, to keep temporary arrays small.
+        Packs `block_size` nonzeros at a time, to keep temporary arrays small.
         """
         records = xp.zeros((values.shape[0], self.num_words), self.word_dtype)
         for start in range(0, values.shape[0], block_size):
@@ -149,7 +149,7 @@ class RecordFormat:
 
 
 def field_width(size: int) -> int:
-    """Return the bits of a coordinate of a mode of `size` indices."""
+    """Return the number of bits of a coordinate in a mode of `size` indices."""
     return (size - 1).bit_length()
 
 

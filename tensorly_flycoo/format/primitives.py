@@ -32,25 +32,25 @@ class Primitives:
     """Packing, sorting, moving and searching with the functions of an array module.
 
     Engines override these with faster versions. Results are equal to the bit, since a stable sort
-    has only one answer. Many go to arrays that the caller passes, so that building needs few.
+    has only one answer. Many methods write to arrays that the caller passes, to save memory.
 
-    Methods named ``*_nbytes`` bound the bytes that those above them allocate while they run, beyond
-    arrays that these are passed or return.
+    Each ``*_nbytes`` method bounds the bytes that the methods above it allocate while they run,
+    beyond their arguments and results.
 
     Parameters
     ----------
     xp : module
         numpy or cupy.
     block_size : int
-        Nonzeros for one operation if not all are needed at a time: as many as a cache holds, or as
-        are worth a launch.
+        Nonzeros to process at a time in operations that can work in blocks: as many as a cache
+        holds, or as are worth a launch.
 
     Attributes
     ----------
     staging_size : int or None
         Nonzeros that `pack` copies to the device at a time; None if the device is the host.
     write_order_dtype : numpy.dtype or None
-        Of what `order_writes` returns.
+        Type of the result of `order_writes`.
     """
 
     staging_size: int | None = None
@@ -71,7 +71,7 @@ class Primitives:
         is_ascending : bool
             Whether the nonzeros are sorted by coordinates, without duplicates.
         has_zeros : bool
-            Whether some values are zero.
+            Whether any value is zero.
 
         Raises
         ------
@@ -119,14 +119,14 @@ class Primitives:
         return None
 
     def find_empty_rows(self, records: Array, record_format: RecordFormat, mode: int) -> Array:
-        """List the rows of `mode` that hold no nonzero, ascending."""
+        """List the rows of `mode` without nonzeros, ascending."""
         is_empty = self.xp.ones(record_format.shape[mode], bool)
         is_empty[record_format.rows(records, mode, self.xp)] = False
         return self.xp.flatnonzero(is_empty).astype(index_dtype(is_empty.size))
 
     def sort_nbytes(self, nnz: int, size: int) -> int:
         """Bound the bytes of `sort_by_row` and `find_empty_rows` of a mode of `size` rows."""
-        # Rows in two orders and the sorting; or a flag a row and the int64 numbers of the empty.
+        # Rows in two orders and the sort; or a flag for each row and the int64 empty rows.
         return max(16 * nnz, 4 * nnz + 9 * size)
 
     def sort_places(
@@ -150,13 +150,13 @@ class Primitives:
         return places
 
     def sort_places_nbytes(self, nnz: int, shape: tuple[int, ...]) -> int:
-        """Bound the bytes of `sort_places` by all modes, beside two orders."""
+        """Bound the bytes of `sort_places` by all modes, beyond two orders."""
         return max(self.sort_nbytes(nnz, size) for size in shape)
 
     # Merging duplicates
 
     def find_duplicates(self, records: Array, record_format: RecordFormat) -> Array:
-        """Return for each record but the first whether the one before has the same coordinates."""
+        """Return whether each record but the first has the same coordinates as the previous one."""
         masks = [0] * record_format.num_words
         for word, shift, mask in zip(
             record_format.words, record_format.shifts, record_format.masks, strict=True
@@ -173,7 +173,7 @@ class Primitives:
         return is_equal
 
     def sum_groups(self, values: Array, starts: Array) -> Array:
-        """Sum the values from each of the `starts` to the next one."""
+        """Sum the values from each of the `starts` to the next."""
         return self.xp.add.reduceat(values, starts)
 
     def sum_nbytes(self, nnz: int, itemsize: int) -> int:
@@ -193,7 +193,7 @@ class Primitives:
         remap_ids: Array,
         pull_ids: Array,
     ) -> Array | None:
-        """Sort places as `sort_by_row` does, and plan how remapping moves the records there.
+        """Sort places as `sort_by_row` does, and plan the remapping to the new order.
 
         Parameters
         ----------
@@ -201,19 +201,19 @@ class Primitives:
             As for `sort_by_row`.
         bucket_size : int
         remap_ids, pull_ids : unsigned integer array (nnz,)
-            Receive `stored` and `offsets` of `split_by_bucket`, given the positions.
+            Receive `stored` and `offsets` of `split_by_bucket` for the new positions.
 
         Returns
         -------
         empty_rows : unsigned integer array, or None
-            As from `sort_by_row`.
+            As for `sort_by_row`.
         """
         empty_rows = self.sort_by_row(records, record_format, mode, places, target, remap_ids)
         self.split_by_bucket(remap_ids, bucket_size, remap_ids, pull_ids)
         return empty_rows
 
     def plan_nbytes(self, nnz: int, size: int, bucket_size: int) -> int:
-        """Bound the bytes of `plan_remap`, and of what `split_nbytes` counts."""
+        """Bound the bytes of `plan_remap`, and of the methods that `split_nbytes` covers."""
         return max(self.sort_nbytes(nnz, size), self.split_nbytes(nnz, bucket_size))
 
     def split_by_bucket(
@@ -239,20 +239,20 @@ class Primitives:
         stored[...] = stored_now
 
     def order_writes(self, remap_ids: Array, tile_size: int) -> Array | None:
-        """Reorder the ids of each tile, in place, to write neighbours in memory together.
+        """Sort the ids of each tile in place, so that neighbours in memory are written together.
 
         Returns
         -------
         write_order : array (nnz,) or None
-            For each of the reordered ids its place in the tile. None if the engine writes one
-            record after the other, as here; the ids then stay as they are.
+            For each of the sorted ids its place in the tile. None if the engine writes one record
+            after the other, as here; the ids then stay as they are.
         """
         return None
 
     def scatter_in_buckets(
         self, records: Array, offsets: Array, bucket_size: int, target: Array
     ) -> None:
-        """Copy each record to its offset in the bucket that it is in already."""
+        """Copy each record to its offset within its own bucket."""
         target[self.position_in_buckets(offsets, bucket_size)] = records
 
     def split_nbytes(self, nnz: int, bucket_size: int) -> int:
@@ -273,9 +273,9 @@ class Primitives:
         return positions
 
     def make_lock(self) -> AbstractContextManager:
-        """Make a lock under which records are moved, and read if they move.
+        """Make the lock that guards records which move.
 
-        Python's own, which a KeyboardInterrupt cannot leave between two states.
+        It is Python's own: a KeyboardInterrupt cannot leave it in an inconsistent state.
         """
         lock = threading.Lock()
         _locks.add(lock)
@@ -341,7 +341,9 @@ def compare_neighbours(coords: Array, xp: ModuleType = np) -> tuple[Array, Array
 
 
 def index_dtype(count: int, smallest: DTypeLike = "uint32") -> np.dtype:
-    """Choose a type that numbers `count` items from 0: as signed as `smallest`, and no narrower.
+    """Choose the narrowest type that numbers `count` items, but none narrower than `smallest`.
+
+    It is signed if `smallest` is.
 
     Examples
     --------
@@ -358,14 +360,14 @@ def index_dtype(count: int, smallest: DTypeLike = "uint32") -> np.dtype:
     )
 
 
-#: All that `make_lock` has made.
+#: All locks from `make_lock`.
 _locks: weakref.WeakSet = weakref.WeakSet()
 
 
 def _free_locks() -> None:
     """Release the locks in a child process, which lacks the threads that held them.
 
-    The records are whole then: a fork happens either before a swap or after it.
+    The records are consistent: a fork happens either before a swap or after it.
     """
     for lock in _locks:
         if lock.locked():

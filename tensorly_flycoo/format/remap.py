@@ -1,4 +1,4 @@
-"""The layout "remap": two copies of which one is remapped to the other while a mode is computed."""
+"""The layout "remap": two copies, one remapped to the other while a mode is computed."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,17 +24,18 @@ from .tiling import RowTiling, tile_rows
 
 @dataclass(frozen=True)
 class RemapPlan:
-    """Where the record of each place of one mode's order is, and where it goes for the next mode.
+    """For one mode, where each place's record is, and where it goes for the next mode.
 
     Attributes
     ----------
     pull_ids : unsigned integer array (nnz,)
-        For each place of order d its position in storage d, counted from the start of its bucket.
+        For each place of order d the position of its record in storage d, counted from the start of
+        the place's bucket.
     remap_ids : unsigned integer array (nnz,)
-        For each place of order d its position in storage d + 1 (storage 0 after the last mode).
+        For each place of order d the position of its record in storage d + 1 (storage 0 after the
+        last mode).
     write_order : uint16 array (nnz,) or None
-        If given, `remap_ids` are in this order of each tile's places; see
-        `Primitives.order_writes`.
+        If given, each tile's `remap_ids` are in this order: see `Primitives.order_writes`.
     """
 
     pull_ids: Array
@@ -58,8 +59,8 @@ class RemapLayout(Layout):
     plans : list of RemapPlan
     lock : context manager
         Made by `make_lock`. Held from the first launch that changes `spare` until `swap`, and while
-        records are copied. If an engine computes asynchronously, the launches of its holders also
-        run one after the other.
+        records are copied. On an asynchronous engine the launches of its holders also run one after
+        the other.
 
     References
     ----------
@@ -105,15 +106,15 @@ class RemapLayout(Layout):
     def _plan_modes(
         records: Array, cut: Cut, primitives: Primitives
     ) -> tuple[list[RowTiling], Array, Array, Array]:
-        """Plan how each mode takes the records of order 0, as they lie, to the next mode.
+        """Plan how each mode remaps to the next one, given the records in order 0.
 
         Returns
         -------
         tilings : list of RowTiling
         pull_ids : array (ndim, nnz)
-            Those of mode 0 are missing.
+            Row 0 is not filled.
         remap_ids : array (ndim, nnz)
-            Those of the last mode are the places in order 0.
+            The last row holds the last order instead, as places in order 0.
         spare : array like records
         """
         record_format, tile_size, bucket_size = cut
@@ -121,8 +122,8 @@ class RemapLayout(Layout):
         remap_ids = xp.empty((ndim, nnz), index_dtype(nnz))
         pull_ids = xp.empty((ndim, nnz), index_dtype(bucket_size, smallest="uint16"))
         spare = xp.empty_like(records)
-        # The places in order 0 of each mode's order alternate between two arrays that are not
-        # needed yet. Those of the last mode end in its remap ids, which are computed from them.
+        # Each order, as places in order 0, goes alternately to one of two arrays not needed yet:
+        # the last one to the last mode's remap ids, which are computed from it.
         targets = (remap_ids[-1], spare.reshape(-1).view(remap_ids.dtype)[:nnz])
         places, tilings = None, [tile_rows(records, None, record_format, 0, tile_size, primitives)]
         for mode in range(1, ndim):
@@ -146,7 +147,7 @@ class RemapLayout(Layout):
 
     @property
     def bucket_size(self) -> int:
-        """The number of nonzeros of a bucket."""
+        """The number of nonzeros in a bucket."""
         return self.cut.bucket_size
 
     @classmethod
@@ -209,10 +210,10 @@ class RemapLayout(Layout):
             self.swap()
 
     def swap(self) -> None:
-        """Make T_out, now complete, the tensor: the next mode is resident."""
+        """Swap T_in and T_out, which must be complete: the next mode is resident."""
         next_mode = (self.mode + 1) % self.record_format.ndim
-        # Nothing below is a call: neither a KeyboardInterrupt nor a fork in another thread can come
-        # in between.
+        # This line calls nothing, so neither a KeyboardInterrupt nor a fork in another thread can
+        # interrupt it.
         self.records, self.spare, self.mode = self.spare, self.records, next_mode
 
     @contextlib.contextmanager
@@ -237,7 +238,8 @@ class RemapLayout(Layout):
             return primitives.position_in_buckets(plan.pull_ids, self.bucket_size)
         if (mode + 1) % ndim == self.mode and plan.write_order is None:
             return plan.remap_ids
-        # Order 0 is by modes 0, 1, ... and the last one by the last mode, ..., 1, 0.
+        # Order 0 sorts by modes 0, 1, ..., the last order by the last mode, ..., 1, 0, where the
+        # first is the primary key. `sort_places` takes them in reverse.
         modes = range(ndim) if mode else reversed(range(ndim))
         return primitives.sort_places(self.records, self.record_format, modes)
 

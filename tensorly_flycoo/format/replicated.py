@@ -1,4 +1,4 @@
-"""The layout "replicated": one sorted copy a mode; nothing moves."""
+"""The layout "replicated": one sorted copy for each mode; nothing moves."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from .tiling import RowTiling
 
 
 class ReplicatedLayout(Layout):
-    """One copy a mode, each in that mode's order: the fastest layout, and the largest.
+    """One copy for each mode, in that mode's order: the fastest layout, and the largest.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class ReplicatedLayout(Layout):
 
     @classmethod
     def count_build_nbytes(cls, nnz: int, cut: Cut, primitives: Primitives) -> int:
-        places = 3 * nnz * index_dtype(nnz).itemsize  # of two orders, and their positions
+        places = 3 * nnz * index_dtype(nnz).itemsize  # two orders, and the positions
         # The last copy is not allocated yet while places are sorted.
         sorting = count_sort_nbytes(nnz, cut, primitives)
         return places + max(0, sorting - nnz * cut.record_format.record_nbytes)

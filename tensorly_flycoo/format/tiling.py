@@ -1,9 +1,9 @@
 """Cut a row-sorted order into tiles of equal nnz, and find the rows that cross their edges.
 
-A tile is `tile_size` consecutive places of the order, whatever rows they belong to, so a hub row or
-a mode of size 2 loads all workers alike. A tile stores the rows that begin in it. Its sum for the
-row that it inherits from the tile before is a partial row (a carry-out), added afterwards in the
-order of the tiles; so no sum depends on which worker came first.
+A tile is `tile_size` consecutive places of the order, whichever rows they belong to, so a hub row
+or a mode of size 2 loads all workers equally. A tile stores the rows that begin in it. Its sum for
+the row that it inherits from the previous tile is a partial row (a carry-out), added afterwards in
+the order of the tiles, so no sum depends on timing.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from ..array_modules import Array
 from .packing import RecordFormat
 from .primitives import Primitives, index_dtype
 
-#: The item of `carry_rows` of a tile that inherits no row.
+#: Marks in `carry_rows` a tile that inherits no row.
 NO_ROW = -1
 
 
@@ -50,8 +50,8 @@ def tile_rows(
 ) -> RowTiling:
     """Find the tiles of `records` in the order `places`, sorted by their row of `mode`.
 
-    If `places` is None, they are in that order. `empty_rows` are searched for unless they are
-    given, as `Primitives.sort_by_row` may return them.
+    If `places` is None, the records are in that order. `empty_rows`, which `Primitives.sort_by_row`
+    may have returned, are found here if None.
     """
     xp = primitives.xp
 
@@ -74,8 +74,8 @@ def count_tiling_nbytes(nnz: int, record_format: RecordFormat, tile_size: int) -
     Returns
     -------
     least, most : int
-        With the fewest and the most empty rows. `most` includes what `tile_rows` allocates
-        meanwhile: the records at the edges of tiles, and five times their numbers or rows.
+        With the fewest and the most empty rows. `most` includes the temporary arrays of
+        `tile_rows`: the records at the edges of tiles, and five arrays of their numbers or rows.
     """
     shape, num_tiles = record_format.shape, -(-nnz // tile_size)
     carries, edges = 8 * len(shape) * num_tiles, (record_format.record_nbytes + 40) * num_tiles

@@ -1,1 +1,1 @@
-"""Dense linear algebra of the shapes that decompositions have: tall factors and small matrices."""
+"""Linear algebra for decompositions: tall factors, small matrices and sparse matrices."""

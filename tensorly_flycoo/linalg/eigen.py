@@ -1,7 +1,7 @@
 """Leading eigenvectors of a symmetric operator by block Lanczos iteration, on NumPy or CuPy arrays.
 
-For tensors on a GPU: ARPACK would copy its vectors to the host and back in each step. CuPy's own
-`eigsh` is not used: it divides by zero if the operator has fewer eigenvalues than it looks for.
+Used for tensors on a GPU, where ARPACK would copy vectors to the host and back in each step. CuPy's
+`eigsh` divides by zero if the operator has fewer eigenvalues than it looks for.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,20 +13,20 @@ import numpy as np
 from ..array_modules import Array, array_module, move
 from .tall_skinny import column_norms, qr, transposed_product
 
-#: Seeds the start of the iteration.
+#: Seed of the initial vectors.
 _SEED = 20240507
 
-#: Vectors of a block beyond those wanted: the last ones converge slowly.
+#: Vectors in a block beyond those wanted, since the last ones converge slowly.
 _NUM_GUARDS = 8
 
-#: Blocks of the basis at which it is cut down to the best two.
+#: Blocks in the basis before a restart keeps the best two.
 MAX_BLOCKS = 4
 
 #: Norm of a converged residual, relative to the largest eigenvalue.
 _TOLERANCE = 1e-10
 
-#: Rounds after which the best pairs so far are returned: eigenvalues are then so close together
-#: that no combination of their vectors is a better start than another.
+#: Rounds after which the best pairs so far are returned: by then eigenvalues are so close together
+#: that any combination of their vectors is as good an initial guess as another.
 _MAX_ROUNDS = 300
 
 
@@ -41,7 +41,7 @@ def find_leading_eigenpairs(
     Parameters
     ----------
     multiply : callable
-        Multiplies the operator with a float64 array (size, k).
+        Multiplies the operator by a float64 array (size, k).
     size : int
         At least four times `rank`.
     rank : int
@@ -80,14 +80,14 @@ def find_leading_eigenpairs(
 def _find_ritz_pairs(
     basis: Sequence[Array], images: Sequence[Array]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Decompose the operator projected on the basis, on the host; eigenvalues descend."""
+    """Decompose the operator projected on the basis, on the host; eigenvalues are descending."""
     projected = np.block([[move(transposed_product(v, w), np) for w in images] for v in basis])
     values, coefficients = np.linalg.eigh((projected + projected.T) / 2)
     return values[::-1], np.ascontiguousarray(coefficients[:, ::-1])
 
 
 def _combine(blocks: Sequence[Array], coefficients: np.ndarray) -> Array:
-    """Multiply the matrix of all blocks side by side with coefficients from the host."""
+    """Multiply the blocks, side by side as one matrix, by coefficients from the host."""
     parts = np.split(array_module(blocks[0]).asarray(coefficients), len(blocks))
     return sum(block @ part for block, part in zip(blocks, parts, strict=True))
 
@@ -95,10 +95,10 @@ def _combine(blocks: Sequence[Array], coefficients: np.ndarray) -> Array:
 def _find_next_block(
     basis: Sequence[Array], residuals: Array, is_converged: np.ndarray, random: Any
 ) -> Array:
-    """Make residuals orthonormal to the basis; random vectors replace the converged ones."""
+    """Orthonormalise residuals against the basis, with random vectors for the converged ones."""
     if is_converged.any():
         xp = array_module(residuals)
-        # What is left of a converged residual is rounding noise.
+        # A converged residual is only rounding noise.
         replacements = random.standard_normal(residuals.shape)
         residuals = xp.where(xp.asarray(is_converged), replacements, residuals)
     block, _ = qr(residuals / column_norms(residuals))

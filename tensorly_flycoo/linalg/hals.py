@@ -17,31 +17,30 @@ def solve_nonnegative(
 ) -> None:
     """Minimise ``|x U.T - m|`` over rows ``x >= smallest``, in place.
 
-    Each column in turn is set to its minimiser while the others are held. The order of the columns
-    and the stopping rule are those of TensorLy's `hals_nnls`.
+    Each column in turn is set to its minimiser while the others are held fixed. The order of the
+    columns and the stopping rule are those of TensorLy's `hals_nnls`.
 
     Parameters
     ----------
     targets : float array (I, R)
         ``m U``, an MTTKRP. All arrays are NumPy's or CuPy's, C-contiguous and of one dtype.
     gram : array (R, R)
-        ``U.T U``. Columns with a zero on its diagonal are left as they are.
+        ``U.T U``. Columns with a zero on its diagonal stay unchanged.
     rows : array (I, R)
         The initial guess; receives the result.
     num_sweeps : int
-        The most sweeps.
+        The maximum number of sweeps.
     tolerance : float
-        Stop when the error of a sweep is less than this fraction of the first one's; the error is
-        the sum of squared distances of all columns from each new one.
+        Stop when the error of a sweep is less than this fraction of the first sweep's error. The
+        error is the sum of the squared distances of all columns from each new one.
     sparsity, ridge : float, optional
         Penalties on the sum of the elements and on the sum of their squares.
     smallest : float
 
     Notes
     -----
-    ``4 * I * R**2`` operations a sweep. Sweeps end early if one changes nothing, since the next
-    would not either. The result does not depend on the number of threads. On a GPU the host waits
-    for each sweep.
+    ``4 * I * R**2`` operations per sweep. A sweep that changes nothing is the last. The result does
+    not depend on the number of threads. On a GPU the host waits for each sweep.
 
     References
     ----------

@@ -1,8 +1,8 @@
-"""Leading singular vectors of a matrix that may be too large to form, or even to hold.
+"""Leading singular vectors of a matrix that may be too large to form.
 
-They come from the eigenvectors of its smaller Gram matrix, ``A @ A.T`` or ``A.T @ A``: directly
-where that is small or most vectors are wanted, else by Lanczos iteration, with the Gram matrix
-formed if it fits and by two products with `A` in each step if not.
+They come from the eigenvectors of its smaller Gram matrix, ``A @ A.T`` or ``A.T @ A``. This is
+decomposed directly if it is small or many of its vectors are wanted. Otherwise Lanczos iteration
+multiplies by it, or by `A` and ``A.T`` in turn if it is too large to form.
 """
 
 from collections.abc import Callable
@@ -14,24 +14,24 @@ import numpy as np
 from ..array_modules import Array, array_module, is_cupy
 from .eigen import find_leading_eigenpairs
 
-#: Up to this many rows (or columns) a Gram matrix that costs little to compute is formed.
+#: Gram matrices of up to this size are formed if their elements cost little to compute.
 MAX_GRAM_SIZE = 8192
 
-#: A Gram matrix of at most this size is decomposed directly, and so is any other if at least a
-#: quarter of its vectors is wanted.
+#: A Gram matrix of at most this size is decomposed directly, and so is a larger one if at least a
+#: quarter of its vectors are wanted.
 MAX_DIRECT_SIZE = 256
 _MOST = 4
 
 #: Relative residual at which ARPACK stops: a smaller one does not improve the singular vectors.
 _TOLERANCE = 1e-12
 
-#: The same for the search for a missed eigenvalue.
+#: The same, in the search for a missed eigenvalue.
 _SEARCH_TOLERANCE = 1e-2
 
-#: Vectors multiplied at a time: the product in between may be much taller than the result.
+#: Vectors multiplied at a time: the intermediate product may be much taller than the result.
 _VECTORS_AT_ONCE = 8
 
-#: Seeds the initial vector of ARPACK.
+#: Seed of ARPACK's initial vectors.
 _SEED = 20240507
 
 
@@ -43,7 +43,7 @@ class Multipliable(Protocol):
 
     @property
     def max_gram_size(self) -> int:
-        """The largest Gram matrix that is cheaper to form than to multiply by."""
+        """The size of the largest Gram matrix worth forming."""
 
     def gram(self, of_rows: bool) -> Array:
         """Return the lower triangle of ``A @ A.T`` if `of_rows`, else of ``A.T @ A``."""
@@ -62,7 +62,7 @@ def find_singular_pairs(matrix: Multipliable, rank: int, xp: ModuleType) -> tupl
     ----------
     matrix : Multipliable
     rank : int
-        How many, from 0 to ``min(matrix.shape)``.
+        Number of vectors, from 0 to ``min(matrix.shape)``.
     xp : module
         numpy or cupy.
 
@@ -70,8 +70,8 @@ def find_singular_pairs(matrix: Multipliable, rank: int, xp: ModuleType) -> tupl
     -------
     vectors : float64 array (matrix.shape[0], rank)
     values : float64 array (rank,)
-        Descending; those below the rounding error of the largest are zero. The vectors that belong
-        to zeros need not be orthonormal.
+        Descending; those below the rounding error of the largest are zero. The vectors of
+        zero values need not be orthonormal.
 
     Notes
     -----
@@ -113,7 +113,7 @@ def multiply_by_gram(matrix: Multipliable, block: Array, of_rows: bool) -> Array
 
 
 def _choose_factors(matrix: Multipliable, of_rows: bool) -> tuple[Callable, Callable]:
-    """Return the two products that make one with the Gram matrix, in the order of their use."""
+    """Return the two functions that together multiply by the Gram matrix, in the order of use."""
     if of_rows:
         return matrix.multiply_transposed, matrix.multiply
     return matrix.multiply, matrix.multiply_transposed
@@ -158,9 +158,9 @@ def _run_arpack(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the largest eigenvalues, descending, of a symmetric operator, and their vectors.
 
-    Lanczos iteration sees only one vector of an eigenvalue that occurs more than once, and may
-    converge before rounding shows it another. So the operator without the pairs found is searched
-    for an eigenvalue above the smallest of them, until there is none.
+    Lanczos iteration finds only one vector of a repeated eigenvalue, and may converge before
+    rounding reveals another. So the operator is deflated by the pairs found and searched for an
+    eigenvalue above the smallest of them, until none is left.
     """
     from scipy.sparse.linalg import LinearOperator, eigsh
 

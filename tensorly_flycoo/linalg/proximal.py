@@ -1,7 +1,6 @@
 """Proximal operators for tall factors, in time and memory proportional to their rows.
 
-They run on the host, since both are sequences of dependent steps; columns on a GPU are copied there
-and back.
+The sequential steps run on the host; columns on a GPU are copied there and back.
 """
 
 import numpy as np
@@ -13,14 +12,14 @@ from ..engines import select_engine
 def fit_monotone(columns: Array, decreasing: bool = False) -> Array:
     """Find a monotone sequence near each column, as TensorLy's `monotonicity_prox` does.
 
-    That is the nearest sequence in the sense of least squares, in which then all elements but the
-    one at the largest end are cut off: below at zero, above at that end.
+    That is the least-squares fit, clipped below at zero and then above at its largest element, so
+    that a fit without positive elements becomes constant.
 
     Parameters
     ----------
     columns : array (I, R)
     decreasing : bool
-        Whether sequences descend instead of ascend.
+        Whether to fit descending sequences instead of ascending ones.
 
     Returns
     -------
@@ -39,8 +38,8 @@ def fit_monotone(columns: Array, decreasing: bool = False) -> Array:
     """
     engine, direction = select_engine("cpu"), -1 if decreasing else 1
     on_host = np.ascontiguousarray(move(columns, np)[::direction])
-    # For each l TensorLy takes the largest mean of elements i to l, with zeros for i > l: only the
-    # last l has no such zeros.
+    # TensorLy takes, for each l, the maximum over i of the mean of elements i to l, which it sets
+    # to zero if i > l. No i is greater than the last l, so the last element is not clipped at zero.
     ends = engine.fit_ascending(on_host)[-1:]
     starts = np.minimum(np.maximum(engine.fit_ascending(on_host[:-1]), 0), ends)
     fitted = np.concatenate([starts, ends])[::direction]
@@ -50,9 +49,9 @@ def fit_monotone(columns: Array, decreasing: bool = False) -> Array:
 def fit_unimodal(columns: Array) -> Array:
     """Find a unimodal sequence near each column, as TensorLy's `unimodality_prox` does.
 
-    It ascends to a peak and descends after it. The peak is an element that both monotone fits of
-    the column leave below, or where it is: the one for which these fits, on their sides, are
-    nearest to the column.
+    The sequence ascends to a peak and descends after it. The peak is an element that is not below
+    either monotone fit of the column: the one for which the ascending fit before it and the
+    descending fit after it are nearest to the column.
 
     Parameters
     ----------
@@ -85,7 +84,7 @@ def fit_unimodal(columns: Array) -> Array:
 
 
 def smooth(columns: Array, strength: float) -> Array:
-    """Solve ``(I + strength * L) x = columns``, where L is the second difference along columns.
+    """Solve ``(I + strength * L) x = columns``; L takes second differences along columns.
 
     L has 2 on its diagonal and -1 beside it.
 
@@ -100,7 +99,7 @@ def smooth(columns: Array, strength: float) -> Array:
 
     Notes
     -----
-    A banded solver, O(I) a column.
+    A banded solver, O(I) per column.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Sparse matrices of SciPy and CuPy: unfoldings and samples of a tensor."""
+"""SciPy and CuPy sparse matrices, for unfoldings and samples of a tensor."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from ..format.primitives import index_dtype
 
 
 def make_csc(values: Array, row_ids: Array, column_starts: Array, shape: tuple[int, int]) -> Any:
-    """Make a CSC matrix from its arrays: SciPy's, or CuPy's if they are on a GPU."""
-    # One type for both: `column_starts` numbers the entries, which may outnumber the rows.
+    """Make a CSC matrix from its arrays with SciPy, or with CuPy if they are on a GPU."""
+    # One dtype for both: `column_starts` counts entries, which may outnumber the rows.
     largest = max(*shape, values.size)
     dtype = index_dtype(largest + 1, smallest="int32")
     indices, starts = (ids.astype(dtype, copy=False) for ids in (row_ids, column_starts))
@@ -20,7 +20,7 @@ def make_csc(values: Array, row_ids: Array, column_starts: Array, shape: tuple[i
         return csc_array((values, indices, starts), shape=shape)
     from cupyx.scipy.sparse import csc_matrix
 
-    # cuSPARSE ignores strides, and values inside records are not adjacent.
+    # cuSPARSE ignores strides, and values inside records are strided.
     values = array_module(values).ascontiguousarray(values)
     matrix = csc_matrix((values, indices, starts), shape=shape)
     # CuPy 14.0 casts all indices to int32, and overflows silently.
@@ -33,5 +33,5 @@ def make_csc(values: Array, row_ids: Array, column_starts: Array, shape: tuple[i
 
 
 def by_rows(matrix: Any) -> Any:
-    """Return a matrix on a GPU as CSR: cuSPARSE adds up columns in no fixed order."""
+    """Convert a matrix on a GPU to CSR: cuSPARSE sums over CSC columns in no fixed order."""
     return matrix.tocsr() if is_cupy(matrix.data) else matrix

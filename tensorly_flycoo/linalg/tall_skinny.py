@@ -1,10 +1,10 @@
-"""Linear algebra of the shapes that ALS has: tall factors (I_n, R) and small matrices (R, R).
+"""Linear algebra for the matrices of ALS: tall factors (I_n, R) and small matrices (R, R).
 
 CuPy's own functions are slow on these: a sum over the long axis runs in one thread block, a solver
 substitutes row by row. So tall CuPy matrices are split into blocks of rows, computed in parallel
-and added up in float64 in a fixed order. Up to rank 32 in float32, the CUDA engine's own kernels
-take half the time of cuBLAS, and invert small matrices too. Other small matrices go to the host, R
-* R numbers, since LAPACK is faster than a launch. NumPy arrays take NumPy's functions.
+and summed in float64 in a fixed order. Up to rank 32 in float32, the CUDA engine's own kernels take
+half the time of cuBLAS, and invert small matrices too. Other small matrices are copied to the host,
+where LAPACK is faster than a kernel launch. NumPy arrays use NumPy's functions.
 """
 
 from typing import TYPE_CHECKING
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 #: From this many rows a CuPy matrix counts as tall; below, launches cost more than the work.
 MIN_TALL_ROWS = 2**15
 
-#: Enough blocks to fill the largest GPU, few enough for one more thread block to add up.
+#: Enough blocks to fill the largest GPU, few enough for one thread block to sum.
 NUM_BLOCKS = 1024
 
-#: A system with more right-hand sides than this many times its size is solved by its inverse.
+#: A system with more right-hand sides than this many times its size is solved with its inverse.
 _MANY_RIGHT_HAND_SIDES = 4
 
-#: How far the columns of the first half of Cholesky QR may be from orthonormal.
+#: How far from orthonormal the columns may be after the first pass of Cholesky QR.
 _MAX_DEVIATION = 0.1
 
 
 def is_tall(x: Array) -> bool:
-    """Return whether `x` is a real CuPy matrix large enough for the functions in blocks.
+    """Return whether `x` is a real CuPy matrix tall enough to be split into blocks.
 
-    Its rows need not be adjacent: those of `solve` are not.
+    Its rows may be padded, as those of `solve` are.
     """
     return (
         is_cupy(x)
@@ -48,17 +48,17 @@ def is_tall(x: Array) -> bool:
 
 
 def _find_kernels(x: Array) -> "TallKernels | None":
-    """Return the kernels for tall matrices of the engine of `x`, if it has some."""
+    """Return the kernels for tall matrices of the engine of `x`, or None."""
     return engine_of(x).tall if is_cupy(x) else None  # NumPy arrays need not load an engine
 
 
 def sum_rows(x: Array) -> Array:
-    """Compute ``x.sum(axis=0)``; of a tall matrix added up in float64."""
+    """Compute ``x.sum(axis=0)``, in float64 if `x` is tall."""
     return _sum_blocks(x).astype(x.dtype) if is_tall(x) else np.sum(x, axis=0)
 
 
 def column_norms(x: Array) -> Array:
-    """Compute the Euclidean norms of columns; of a tall matrix added up in float64."""
+    """Compute the Euclidean norms of columns, summed in float64 if `x` is tall."""
     return np.sqrt(_sum_blocks(x * x)).astype(x.dtype) if is_tall(x) else np.linalg.norm(x, axis=0)
 
 
@@ -70,10 +70,10 @@ def _sum_blocks(x: Array) -> Array:
 
 
 def transposed_product(a: Array, b: Array) -> Array:
-    """Compute ``a.T @ b``; of two tall matrices of one dtype in blocks of rows.
+    """Compute ``a.T @ b``, in blocks of rows if both are tall and of one dtype.
 
-    Blocks are multiplied in their own precision, and the products added up in float64. On one
-    device and stream the result is the same to the bit in every run, as cuBLAS's own products are.
+    Blocks are multiplied in their own precision, and the products summed in float64. As with
+    cuBLAS, the result on one device and stream is the same to the bit in every run.
     """
     kernels = _find_kernels(a)
     is_alike = is_tall(a) and is_tall(b) and a.dtype == b.dtype and a.shape[0] == b.shape[0]
@@ -92,10 +92,10 @@ def _is_same(a: Array, b: Array) -> bool:
 
 
 def inner_product(a: Array, b: Array) -> Array:
-    """Compute the sum of ``a * b`` over all numbers; of two tall matrices in float64."""
+    """Compute the sum of ``a * conj(b)`` over all elements, in float64 if both are tall."""
     kernels = _find_kernels(a)
     is_alike = is_tall(a) and is_tall(b) and a.dtype == b.dtype and a.shape == b.shape
-    # The kernel counts the numbers of a block in 32 bits.
+    # The kernel counts the elements of a block in 32 bits.
     if kernels is None or not is_alike or a.shape[1] >= 2**16:
         return np.sum(np.sum(a * np.conj(b), axis=0))
     return kernels.inner_blocks(a, b).sum().astype(a.dtype)
@@ -104,9 +104,9 @@ def inner_product(a: Array, b: Array) -> Array:
 def qr(a: Array) -> tuple[Array, Array]:
     """Compute the reduced QR decomposition of a matrix.
 
-    A tall one by Cholesky QR, twice, in float64 (Fukaya et al., ScalA 2014): five passes over `a`,
-    where Householder's method needs one for each column. If the second half shows that `a` is too
-    ill-conditioned, Householder's method does it after all.
+    Tall matrices use CholeskyQR2 in float64 (Fukaya et al., ScalA 2014): five passes over `a`,
+    where Householder's method needs one for each column. If `a` turns out to be too
+    ill-conditioned, Householder's method is used after all.
     """
     factors = _cholesky_qr2(a) if is_tall(a) and a.shape[0] >= a.shape[1] else None
     return np.linalg.qr(a) if factors is None else factors
@@ -131,9 +131,9 @@ def _cholesky_qr2(a: Array) -> tuple[Array, Array] | None:
 def solve(a: Array, b: Array) -> Array:
     """Solve ``a @ x = b``, with the pseudo-inverse if `a` is singular.
 
-    With many right-hand sides, as the rows of a factor are, one product with the inverse of the
-    small `a` is an order of magnitude faster than substitution. The inverse is computed on the GPU
-    if its tensor cores suit, else on the host, which for CuPy arrays is one synchronisation.
+    With many right-hand sides (the rows of a factor), one product with the inverse of the small `a`
+    is an order of magnitude faster than substitution. The inverse is computed on the GPU if its
+    tensor cores suit, else on the host, which for CuPy arrays costs one synchronisation.
     """
     if a.ndim != 2 or a.shape[0] != a.shape[1] or b.ndim > 2 or a.shape[0] != b.shape[0]:
         return np.linalg.solve(a, b)
@@ -142,7 +142,7 @@ def solve(a: Array, b: Array) -> Array:
     kernels = _find_kernels(b)
     if kernels is not None and a.dtype == b.dtype and kernels.suits_tensor_cores(b.T):
         return kernels.multiply_rows(b.T, kernels.invert(a.T)).T
-    # CuPy's own solver does not report a singular matrix, so it is never used.
+    # CuPy arrays take the inverse, since CuPy's solver does not report a singular matrix.
     is_wide = b.ndim == 2 and b.shape[1] > _MANY_RIGHT_HAND_SIDES * a.shape[0]
     if (is_wide or is_cupy(b)) and a.dtype.kind in "fc" and a.dtype == b.dtype:
         inverse, condition = _invert(move(a, np))
@@ -160,7 +160,7 @@ def _solve_few(a: Array, b: Array) -> Array:
 
 
 def _solve_many(a: Array, b: Array, inverse: np.ndarray, condition: float) -> Array:
-    # Of the transposes, so that the factor comes out C-contiguous.
+    # Multiply the transposes, so that the factor is C-contiguous.
     rows, inverse = b.T, array_module(a).asarray(inverse)
     x = _multiply_rows(rows, inverse.T)
     if condition**2 * np.finfo(a.dtype).eps > 1:
@@ -170,9 +170,9 @@ def _solve_many(a: Array, b: Array, inverse: np.ndarray, condition: float) -> Ar
 
 
 def _multiply_rows(rows: Array, matrix: Array) -> Array:
-    """Compute ``rows @ matrix``; of a tall matrix with rows aligned for MTTKRP.
+    """Compute ``rows @ matrix``, with its rows aligned for MTTKRP if `rows` is tall.
 
-    Columns of zeros appended to the small matrix leave the gaps between the rows of the product.
+    Zero columns appended to the small matrix become the padding between the rows of the product.
     """
     kernels = _find_kernels(rows)
     if kernels is None or not is_tall(rows):
@@ -190,8 +190,8 @@ def _invert(a: np.ndarray) -> tuple[np.ndarray | None, float]:
     Return the inverse, or None if it overflows the matrix's own precision, and the condition number
     of the scaled matrix, 1 for a pseudo-inverse.
 
-    Rows and columns are first scaled to a diagonal of ones: a component that is merely much smaller
-    than another does not make the matrix singular.
+    Rows and columns are first scaled to a unit diagonal, so that a component much smaller than
+    another does not make the matrix singular.
     """
     exact = a.astype(np.result_type(a.dtype, np.float64))
     scale = np.sqrt(np.abs(np.diagonal(exact)))

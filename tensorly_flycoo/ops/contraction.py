@@ -1,8 +1,8 @@
 """Sums and products that contract modes of a sparse tensor; the result is sparse.
 
-A contraction drops the coordinates of the contracted modes and sums the duplicates this makes,
-which building a `FlycooTensor` does anyway: it costs as much as building one. If one mode is left
-the result is a dense vector, like a column of a factor; if none is, a number.
+A contraction drops the coordinates of the contracted modes and sums the resulting duplicates, as
+building a `FlycooTensor` does: it costs as much as building one. If one mode is left, the result is
+a dense vector, like a column of a factor; if none is left, a number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def sum_modes(
     x: FlycooTensor | SparseArray, axis: int | Iterable[int] | None = None
 ) -> FlycooTensor | Array:
-    """Sum the elements of a sparse tensor over all modes, or over some.
+    """Sum the elements of a sparse tensor over all modes or some.
 
     Parameters
     ----------
@@ -39,13 +39,13 @@ def sum_modes(
     Returns
     -------
     FlycooTensor, array (I,) or scalar
-        A sparse tensor, on the device of `x`, if two or more modes are left; a dense vector if one
-        is; else a number.
+        A sparse tensor on the device of `x` if two or more modes are left, a dense vector if one
+        is, and a number if none is.
 
     Raises
     ------
     TypeError, ValueError
-        If an axis is not an integer, out of range, or named twice.
+        If an axis is not an integer, out of range or repeated.
 
     Notes
     -----
@@ -70,7 +70,7 @@ def sum_modes(
 def average_modes(
     x: FlycooTensor | SparseArray, axis: int | Iterable[int] | None = None
 ) -> FlycooTensor | Array:
-    """Average the elements of a sparse tensor, including zeros, over all modes or over some.
+    """Average the elements of a sparse tensor, including zeros, over all modes or some.
 
     Parameters, results and errors are those of `sum_modes`.
 
@@ -87,7 +87,7 @@ def average_modes(
 def contract_vectors(
     x: FlycooTensor | SparseArray, vectors: Sequence[Array], modes: Sequence[int]
 ) -> FlycooTensor | Array:
-    r"""Contract modes of a sparse tensor with a vector each.
+    r"""Contract modes of a sparse tensor with one vector each.
 
     .. math:: Y[c_{rest}] = \sum_k v_k \prod_{n \in modes} u_n[c_{n,k}]
 
@@ -104,18 +104,18 @@ def contract_vectors(
     Returns
     -------
     FlycooTensor, array (I,) or scalar
-        As from `sum_modes`, in NumPy's common dtype of `x` and the vectors.
+        As for `sum_modes`, in the dtype to which NumPy promotes `x` and the vectors.
 
     Raises
     ------
     TypeError
         If a vector is on another device.
     ValueError
-        If a mode is out of range or named twice, or a vector has the wrong shape.
+        If a mode is out of range or repeated, or a vector has the wrong shape.
 
     Notes
     -----
-    Costs as much as building the result; all modes are contracted at once.
+    All modes are contracted together. Costs as much as building the result.
 
     Examples
     --------
@@ -141,18 +141,18 @@ def contract_vectors(
 
 
 def inner(x: FlycooTensor | SparseArray, y: FlycooTensor | SparseArray | Array) -> Array:
-    """Compute the inner product of a sparse tensor with another, or with a dense array.
+    """Compute the inner product of a sparse tensor with another one or a dense array.
 
     Parameters
     ----------
     x : FlycooTensor or sparse.COO
     y : FlycooTensor, sparse.COO or array
-        Of the shape of `x`, and on its device. An array is read only at the nonzeros of `x`.
+        With the shape of `x` and on its device. An array is read only at the nonzeros of `x`.
 
     Returns
     -------
     scalar
-        Summed in float64, and returned in NumPy's common dtype of both.
+        Summed in float64, in the dtype to which NumPy promotes both.
 
     Raises
     ------
@@ -163,7 +163,7 @@ def inner(x: FlycooTensor | SparseArray, y: FlycooTensor | SparseArray | Array) 
 
     Notes
     -----
-    Two sparse tensors are sorted together, one pass per mode; an array takes one pass in all.
+    Two sparse tensors are sorted together, one pass per mode; an array takes a single pass.
 
     Examples
     --------
@@ -187,7 +187,7 @@ def inner(x: FlycooTensor | SparseArray, y: FlycooTensor | SparseArray | Array) 
 
 
 def _multiply_common(x: FlycooTensor, y: FlycooTensor) -> Array:
-    """Return the products of the values at the coordinates that both tensors have."""
+    """Return the products of the values at the coordinates common to both tensors."""
     xp, primitives = x._engine.xp, x._engine
     pairs = x._sorted_nonzeros(), y._sorted_nonzeros()
     coords, values = (xp.concatenate(parts, axis=-1) for parts in zip(*pairs, strict=True))
@@ -204,7 +204,7 @@ def _multiply_common(x: FlycooTensor, y: FlycooTensor) -> Array:
 def multiply_matricized(
     x: FlycooTensor | SparseArray, row_mode: int, column_modes: Sequence[int], dense: Array
 ) -> Array:
-    """Multiply a matricised sparse tensor, with a row for each index of a mode, by a dense array.
+    """Multiply a matricised sparse tensor, with the indices of one mode as rows, by a dense array.
 
     Parameters
     ----------
@@ -213,7 +213,7 @@ def multiply_matricized(
     column_modes : sequence of int
         All other modes; the last one varies fastest.
     dense : array (C, R) or (C,)
-        In the dtype and on the device of `x`, C being the product of the sizes of `column_modes`.
+        With the dtype and on the device of `x`; C is the product of the sizes of `column_modes`.
 
     Returns
     -------
@@ -228,7 +228,7 @@ def multiply_matricized(
 
     Notes
     -----
-    This is an MTTKRP of a matrix, which is first built from `x` if there are several column modes.
+    Runs as MTTKRP of a matrix, which is first built from `x` unless `x` is a matrix itself.
 
     Examples
     --------
@@ -270,7 +270,7 @@ def _as_matrix(x: FlycooTensor, row_mode: int, column_modes: Sequence[int]) -> F
 
 
 def join_modes(x: FlycooTensor | SparseArray, coords: Array, modes: Iterable[int]) -> Array:
-    """Return the index (nnz,) of each nonzero in some modes joined to one, the last one fastest.
+    """Return the index of each nonzero (nnz,) in `modes` joined into one, the last one fastest.
 
     Examples
     --------
@@ -287,7 +287,7 @@ def join_modes(x: FlycooTensor | SparseArray, coords: Array, modes: Iterable[int
 def khatri_rao_at(
     mask: FlycooTensor | SparseArray, matrices: Sequence[Array], weights: Array | None = None
 ) -> FlycooTensor:
-    r"""Compute a Khatri-Rao product times a sparse mask: only the rows where that is not zero.
+    r"""Compute a Khatri-Rao product times a sparse mask, only where the mask is nonzero.
 
     .. math:: K[c_1, ..., c_N, r] = m_c w_r \prod_n A_n[c_n, r]
 
@@ -302,18 +302,18 @@ def khatri_rao_at(
     Returns
     -------
     FlycooTensor
-        Of shape ``(*mask.shape, R)``: the row modes stay apart, so the number of rows has no limit.
+        Of shape ``(*mask.shape, R)``: the modes are not joined, so the number of rows has no limit.
 
     Raises
     ------
     TypeError
         If an array is on another device.
     ValueError
-        If the shapes of matrices and mask do not fit, or the mask's fill_value is not 0.
+        If the shapes of matrices and mask do not match, or the mask's fill_value is not 0.
 
     Notes
     -----
-    Takes ``nnz * R * (ndim + 2)`` numbers: the result has R nonzeros for each one of the mask.
+    Takes ``nnz * R * (ndim + 2)`` numbers: the result has R nonzeros for each of the mask's.
 
     Examples
     --------
@@ -358,7 +358,7 @@ def check_axes(axis: int | Iterable[int], ndim: int) -> list[int]:
 def _collect(
     x: FlycooTensor, coords: Array, values: Array, gone: Sequence[int]
 ) -> FlycooTensor | Array:
-    """Sum the values (nnz,) whose coordinates agree in all modes that are not `gone`."""
+    """Sum the values (nnz,) over the modes in `gone`."""
     kept = [mode for mode in range(x.ndim) if mode not in gone]
     if not kept:
         return _total(values)

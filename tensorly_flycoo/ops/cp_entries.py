@@ -1,4 +1,4 @@
-"""Values of a CP model at given entries of its tensor, which is never formed."""
+"""Entries of a CP model, without forming its tensor."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,48 +8,47 @@ import numpy as np
 from ..array_modules import Array, array_module, is_cupy
 from ..checks import check_coords, check_inside, check_place
 
-#: Numbers in an array with a row for each entry: few enough for a core's caches, or enough to fill
-#: a GPU.
+#: Numbers in an array with a row for each entry: few enough for a core's caches on a CPU, enough to
+#: fill a GPU.
 _CPU_BLOCK_NUMBERS = 2**16
 _GPU_BLOCK_NUMBERS = 2**24
 
 
-def choose_block_size(array: Array, row_numbers: int) -> int:
-    """Choose how many rows of `row_numbers` numbers to compute at once on the array's device."""
+def choose_block_size(array: Array, row_length: int) -> int:
+    """Choose how many rows of `row_length` numbers to compute together on the array's device."""
     numbers = _GPU_BLOCK_NUMBERS if is_cupy(array) else _CPU_BLOCK_NUMBERS
-    return max(1, numbers // row_numbers)
+    return max(1, numbers // row_length)
 
 
 def cp_to_entries(cp_tensor: Any, coords: Array) -> Array:
-    r"""Compute a CP model at some entries of its tensor, which is never formed.
+    r"""Compute given entries of a CP model, without forming its tensor.
 
     .. math:: y_k = \sum_r w_r \prod_n F_n[c_{n,k}, r]
 
-    This predicts ratings in a recommender, and checks what `observed_parafac` fits.
+    Use it to predict ratings in a recommender, or to check a fit of `observed_parafac`.
 
     Parameters
     ----------
     cp_tensor : CPTensor or (weights, factors)
-        Weights (R,) or None, and factors (I_n, R), one a mode: NumPy's or CuPy's.
+        Weights (R,) or None, and factors (I_n, R), one per mode: NumPy's or CuPy's.
     coords : integer array (ndim, count)
         The entries, on the device of the factors; in any order, repeats allowed.
 
     Returns
     -------
     array (count,)
-        In the dtype of the first factor, on the device of the factors.
+        With the dtype of the first factor, on the device of the factors.
 
     Raises
     ------
     TypeError
         If `coords` are not integers, or not on the device of the factors.
     ValueError
-        If `coords` do not have a row for each factor, or name an entry outside the tensor.
+        If `coords` do not have a row for each factor, or an index is out of range.
 
     Notes
     -----
-    ``count * R * ndim`` operations, in blocks of entries with R numbers each. Results have the same
-    bits in every run.
+    ``count * R * ndim`` operations, in blocks of entries. Results have the same bits in every run.
 
     Examples
     --------
@@ -68,7 +67,7 @@ def cp_to_entries(cp_tensor: Any, coords: Array) -> Array:
 
 
 def evaluate_model(coords: Array, weights: Array | None, factors: Sequence[Array]) -> Array:
-    """Compute what `cp_to_entries` does, without checking `coords`."""
+    """Do what `cp_to_entries` does, without checking `coords`."""
     first, *others = factors
     values = array_module(first).empty(coords.shape[1], first.dtype)
     block_size = choose_block_size(first, first.shape[1])

@@ -26,10 +26,10 @@ class LazyArray(NDArrayOperatorsMixin):
     dtype: np.dtype
     ndim: int = 2
 
-    #: The end of error messages: what to use instead.
+    #: What to use instead: the end of error messages.
     _instead: str
 
-    #: Above CuPy's, so that CuPy's arrays leave operators to us; NumPy calls `__array_ufunc__`.
+    #: Above CuPy's, so that its arrays defer operators to us; NumPy's call `__array_ufunc__`.
     __array_priority__ = 1000
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NoReturn:
@@ -44,11 +44,10 @@ class LazyArray(NDArrayOperatorsMixin):
 
 
 class ModeView(LazyArray):
-    """A view of a sparse tensor with its modes reordered, and some of them joined to one axis.
+    """A view of a sparse tensor with its modes reordered, and some joined into one axis.
 
-    Unfoldings, transposes and reshapes are such views. A view with two axes can be multiplied with
-    a dense array if the result has a row, or column, for each index of one mode, but not if it
-    would have one for each cell of several modes.
+    Unfoldings, transposes and reshapes are such views. A view with two axes can be multiplied by a
+    dense array if the axis that remains is a single mode, not several joined ones.
 
     Parameters
     ----------
@@ -76,7 +75,7 @@ class ModeView(LazyArray):
     array([10.,  9.,  0.])
     """
 
-    _instead = "tl.tensor of it makes a sparse tensor, if no axis is longer than 2**32"
+    _instead = "tl.tensor makes it a sparse tensor, if no axis is longer than 2**32"
 
     def __init__(self, x: FlycooTensor | SparseArray, groups: Iterable[Iterable[int]]) -> None:
         self.tensor = as_flycoo(x, check_coords=True)
@@ -95,7 +94,7 @@ class ModeView(LazyArray):
         raise densify_error(f"reshape of {self!r}", self.shape, "use tl.reshape")
 
     def __matmul__(self, dense: Array) -> Array:
-        """Multiply with a dense array (C, R) or (C,); see `multiply_matricized`."""
+        """Multiply by a dense array (C, R) or (C,); see `multiply_matricized`."""
         self._check_product(0, dense)
         (mode,), columns = self.groups
         return multiply_matricized(self.tensor, mode, columns, dense)
@@ -112,10 +111,10 @@ class ModeView(LazyArray):
         return super().__array_ufunc__(ufunc, method, *inputs, **kwargs)
 
     def _check_product(self, axis: int, other: Array) -> None:
-        """Refuse a product with a row or column for each index of `axis`, unless that is a mode."""
+        """Refuse a product in which `axis` remains, unless that axis is a single mode."""
         operation = f"a product with {self!r}"
         if not hasattr(other, "strides"):
-            instead = "multiply it by a dense factor; truncated_svd works, symeig_svd cannot"
+            instead = "multiply it by a dense factor; truncated_svd works, symeig_svd does not"
             raise densify_error(operation, self.shape, instead)
         if self.ndim != 2 or len(self.groups[axis]) != 1:
             kept = self.shape[axis] if self.ndim == 2 else self.shape

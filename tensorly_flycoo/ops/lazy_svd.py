@@ -1,4 +1,4 @@
-"""What TensorLy sees as the SVD of an unfolding: it is computed when leading vectors are sliced."""
+"""A stand-in for the SVD of an unfolding, computed when its leading vectors are sliced."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .unfolding_svd import LazyMatrix, complete_basis
 
 
 class LazySVD:
-    """The SVD of a `LazyMatrix`, computed when the number of vectors is known.
+    """The SVD of a `LazyMatrix`, computed once the number of vectors is known.
 
     TensorLy asks for all singular vectors and then slices the leading ones: ``U[:, :n]``, ``S[:n]``
-    and ``V[:n, :]``. Iterating over this object gives stand-ins for the three. A slice of U or S is
-    a fresh array; V has a column for every cell of the other modes and is never formed.
+    and ``V[:n, :]``. Iterating over this object yields stand-ins for U, S and V. A slice of U or S
+    is a fresh array; V has a column for every cell of the other modes and is never formed.
 
     Parameters
     ----------
     matrix : LazyMatrix
     full_matrices : bool
-        As in `numpy.linalg.svd`: whether U has as many columns as rows, and V as many rows as
-        columns, instead of ``min(matrix.shape)``.
+        As in `numpy.linalg.svd`: whether U and V are square, instead of having
+        ``min(matrix.shape)`` vectors.
     """
 
     def __init__(self, matrix: LazyMatrix, full_matrices: bool = False) -> None:
@@ -41,7 +41,7 @@ class LazySVD:
         return self._computed[rank]
 
     def compute_left(self, num_columns: int) -> Array:
-        """Return left vectors as a fresh array, completed to an orthonormal basis if need be."""
+        """Return left vectors as a fresh array, completed to an orthonormal basis if needed."""
         known, _ = self.compute(min(num_columns, *self.matrix.shape))
         num_known = known.shape[1]
         if num_columns == num_known:
@@ -100,7 +100,7 @@ class _SingularValues(_SvdPart):
 
 
 class _RightVectors(_SvdPart):
-    """Right singular vectors, which have a shape and signs to flip, but no elements."""
+    """Right singular vectors without elements: they allow only slicing and sign flips."""
 
     _instead = "the right singular vectors of an unfolding have a column for every cell"
 

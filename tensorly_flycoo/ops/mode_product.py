@@ -1,7 +1,7 @@
-"""A sparse tensor times the factors of several modes at once, as Tucker decompositions need it.
+"""Lazy products of a sparse tensor with the factors of several modes, for Tucker decompositions.
 
 A tensor times one factor is much larger than the tensor, since each nonzero becomes a row of
-columns. So the product stays lazy until it is known what is wanted of it.
+numbers. So the product is not formed until it is clear which result is needed.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from .unfolding_svd import LazyMatrix
 
 
 class ModeProduct(LazyArray):
-    """A sparse tensor times the transposed factors of some of its modes, which is never formed.
+    """A lazy product of a sparse tensor with the transposed factors of some of its modes.
 
     Parameters
     ----------
     x : FlycooTensor
     factors : mapping of int to array (I_n, K_n)
-        By mode; of the dtype and on the device of `x`.
+        By mode; with the dtype and on the device of `x`.
     axes : sequence of int, optional
         The mode of each axis; by default 0, 1, ...
 
     Attributes
     ----------
     shape : tuple of int
-        K_n for a mode that has a factor, else I_n.
+        K_n for a mode with a factor, else I_n.
     free_modes : list of int
-        Those without a factor.
+        The modes without a factor.
 
     Raises
     ------
@@ -56,7 +56,7 @@ class ModeProduct(LazyArray):
            [0., 0.]])
     """
 
-    _instead = "tl.unfold of it along a mode without a factor, and the svd of that, never form it"
+    _instead = "tl.unfold along a mode without a factor, and the SVD of that, do not form it"
 
     def __init__(
         self,
@@ -80,11 +80,11 @@ class ModeProduct(LazyArray):
         return f"<ModeProduct of shape {self.shape}>"
 
     def unfold(self, mode: int) -> ProductUnfolding:
-        """Unfold along a mode without a factor; lazily."""
+        """Return the lazy unfolding along a mode without a factor."""
         return ProductUnfolding(self, mode)
 
     def move_axis(self, source: int, destination: int) -> ModeProduct | Array:
-        """Move one axis; lazily if a mode without a factor goes to the front."""
+        """Move one axis, lazily if it is a mode without a factor and moves to the front."""
         mode = self._axes[check_mode(source, self.ndim)]
         if destination == 0 and mode in self.free_modes:
             return ModeProduct(
@@ -93,7 +93,7 @@ class ModeProduct(LazyArray):
         return np.moveaxis(self.to_array(), source, destination)
 
     def reshape(self, shape: Sequence[int]) -> ProductUnfolding:
-        """Unfold along the first axis, if that is a mode without a factor; lazily.
+        """Return the lazy unfolding along the first axis, if that is a mode without a factor.
 
         Raises
         ------
@@ -118,17 +118,17 @@ class ModeProduct(LazyArray):
         Returns
         -------
         array
-            Of `shape`, on the device of x.
+            Of `shape`, on the device of `x`.
 
         Raises
         ------
         DensifyError
-            If several modes without a factor have more indices together than x has nonzeros.
+            If several modes without a factor have more cells together than `x` has nonzeros.
 
         Notes
         -----
         ``nnz * prod K_n`` multiplications and additions. With factors for all modes, the workspace
-        is that of a TTMc of the mode for which it is smallest.
+        is the smallest that TTMc takes for any mode.
         """
         x, free_modes = self.tensor, self.free_modes
         check_free_modes(x, free_modes)
@@ -142,7 +142,7 @@ class ModeProduct(LazyArray):
         return self._order_axes(array, [*free_modes, *self.factors])
 
     def _contract(self) -> Array:
-        """Multiply by the factors of all modes but one, and then by that one's."""
+        """Multiply by the factors of all modes but one, and then by the last factor."""
         x, num_cells = self.tensor, math.prod(self._sizes)
         sizes = [count_nonempty_rows(x, n) * (num_cells // self._sizes[n]) for n in range(x.ndim)]
         mode = int(np.argmin(sizes))
@@ -151,7 +151,7 @@ class ModeProduct(LazyArray):
         return self._order_axes(np.dot(self.factors[mode][numbers].T, rows), [mode, *inputs])
 
     def _order_axes(self, array: Array, modes: list[int]) -> Array:
-        """Reshape and transpose an array over `modes`, the last one fastest, to the axes."""
+        """Turn an array over `modes`, the last one fastest, into one over the axes."""
         array = array.reshape([self._sizes[n] for n in modes])
         return array.transpose([modes.index(n) for n in self._axes])
 
@@ -159,7 +159,7 @@ class ModeProduct(LazyArray):
 class ProductUnfolding(LazyMatrix):
     """The unfolding of a `ModeProduct` along a mode without a factor.
 
-    Its singular vectors are computed as those of `Unfolding`, with the same precision.
+    Its singular vectors are computed like those of `Unfolding`, with the same precision.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""MTTKRP, the operation in which CP decompositions of a sparse tensor spend their time."""
+"""MTTKRP, where CP decompositions of a sparse tensor spend most of their time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def mttkrp(
     weights: Array | None = None,
     out: Array | None = None,
 ) -> Array:
-    r"""Multiply the matricised tensor with the Khatri-Rao product of its factors.
+    r"""Multiply the matricised tensor by the Khatri-Rao product of the factors.
 
     .. math:: M[i, r] = w_r \sum_{k : c_{mode,k} = i} v_k \prod_{n \ne mode} F_n[c_{n,k}, r]
 
@@ -33,22 +33,22 @@ def mttkrp(
     Parameters
     ----------
     x : FlycooTensor or sparse.COO
-        A COO is converted once and the result kept while it lives unchanged; a loop of your own
-        is fastest with a FlycooTensor.
+        A COO is converted once, and the result cached while the COO lives unchanged; a loop of
+        your own is fastest with a FlycooTensor.
     factors : sequence of array (I_n, R)
-        One for each mode, in the dtype and on the device of `x`: CuPy arrays for a tensor on a
+        One for each mode, with the dtype and on the device of `x`: CuPy arrays for a tensor on a
         GPU, else NumPy arrays. The factor of `mode` is not read.
     mode : int
         From 0 to ndim - 1.
     weights : array (R,), optional
-        Scale the columns; on the device of `x`.
+        Scales of the columns; on the device of `x`.
     out : array (I_mode, R), optional
         C-contiguous and on the device of `x`; receives the result. It may be ``factors[mode]``.
 
     Returns
     -------
     array (I_mode, R)
-        `out`, or a new array. Rows without a nonzero are zeros.
+        `out`, or a new array. Rows without nonzeros are zero.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def mttkrp(
         If `mode` is out of range, a shape or rank does not fit, `out` overlaps an argument that is
         read, or an array is on a GPU other than the current one.
     MemoryError
-        If there is too little memory; says what was needed and free, and what would fit. The
+        If memory runs out; the message says what was needed and free, and what would fit. The
         tensor remains valid.
 
     Notes
@@ -68,8 +68,8 @@ def mttkrp(
     between, one pass over the nonzeros each. The other layouts have no preferred order.
 
     The workspace is one row of `out` for every 2,048 nonzeros. Each element has an error of at
-    most ``(row_nnz + ndim) * eps`` times the same sum of absolute values. The result is the same to
-    the bit for any number of threads, in every run and in every layout.
+    most ``(row_nnz + ndim) * eps`` times the sum of its terms' absolute values. The result is the
+    same to the bit for any number of threads, in every run and in every layout.
 
     References
     ----------

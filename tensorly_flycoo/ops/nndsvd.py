@@ -1,8 +1,8 @@
 """Non-negative initial guesses from singular vectors (NNDSVD), without the right vectors.
 
-Each pair of singular vectors is split into its positive and its negative parts, and the pair of
-parts with the larger product of norms is kept. A right vector has an element for every column of
-the unfolding, but only the norms of its two parts are needed, to which empty columns add nothing.
+Both vectors of a singular pair are split into positive and negative parts, and the pair of parts
+with the larger product of norms is kept. A right vector has an element for every column of the
+unfolding, but only the norms of its two parts are needed; empty columns add nothing to them.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ def make_left_vectors_non_negative(
     ----------
     unfolding : Unfolding
     left : array (I_mode, R)
-        Left singular vectors, with any signs.
+        Left singular vectors, of any sign.
     values : array (R,)
         Singular values.
     kind : {"nndsvda", "nndsvd"}
@@ -67,7 +67,7 @@ def make_left_vectors_non_negative(
 
 
 def _choose_parts(unfolding: Unfolding, left: Array, values: Array) -> Array:
-    """Return the part of each left vector with the larger product of norms, scaled."""
+    """Return, scaled, the part of each left vector with the larger product of norms."""
     right_norms = _find_right_norms(unfolding, left, values)
     parts = (np.maximum(left, 0), np.maximum(-left, 0))
     left_norms = [np.linalg.norm(part, axis=0) for part in parts]

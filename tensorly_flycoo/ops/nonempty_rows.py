@@ -1,7 +1,6 @@
-"""The indices of a mode that have nonzeros: how many, and which.
+"""The non-empty rows of a mode: its indices that have nonzeros.
 
-Hypersparse modes have millions of indices without one; matrices with a row for each index leave
-those out.
+Hypersparse modes have millions of empty rows, which matrices with a row for each index leave out.
 """
 
 from typing import Any
@@ -26,7 +25,7 @@ def count_nonempty_rows(x: FlycooTensor, mode: int) -> int:
 def find_nonempty_rows(
     x: FlycooTensor, mode: int, dtype: Any = None
 ) -> tuple[Array | slice, Array | None]:
-    """Number the indices of a mode that have nonzeros.
+    """Find and number the indices of a mode that have nonzeros.
 
     Parameters
     ----------
@@ -38,10 +37,10 @@ def find_nonempty_rows(
     Returns
     -------
     numbers : integer array, or slice(None)
-        The indices that have nonzeros, ascending; the slice if all have.
+        The indices with nonzeros, ascending; the slice if all have some.
     slots : integer array (I_mode,), or None
-        The place of each index in `numbers`, undefined for an index without nonzeros; None if all
-        have nonzeros.
+        The position of each index in `numbers`, undefined for an index without nonzeros; None if
+        all have some.
 
     Examples
     --------

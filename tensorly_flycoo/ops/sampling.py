@@ -1,4 +1,4 @@
-"""Sampled fibres and entries of a sparse tensor, found by search in its sorted nonzeros."""
+"""Sampled fibres and entries of a sparse tensor, found by bisection in its sorted nonzeros."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -12,18 +12,18 @@ from ..tensor.tensor import FlycooTensor
 
 
 class NonzeroSampler:
-    """Looks up entries and fibres of a sparse tensor by bisection in its sorted nonzeros.
+    """A sampler of entries and fibres of a sparse tensor, by bisection in its sorted nonzeros.
 
     Parameters
     ----------
     x : FlycooTensor
-        Its nonzeros are shared where they cannot move, else copied once.
+        Its nonzeros are shared if its layout never moves them, else copied once.
 
     Notes
     -----
-    The nonzeros stay packed, in the order of modes 0, 1, ..., ndim - 1. For each mode but the last,
-    an order in which its fibres are contiguous is sorted when its fibres are first asked for, and
-    kept: 4 bytes a nonzero and mode. Each look-up takes ``log2(nnz)`` steps.
+    The nonzeros stay packed, sorted by modes 0, 1, ..., ndim - 1. The first call of `fibres` also
+    sorts and keeps, for each mode but the last, an order in which its fibres are contiguous: 4
+    bytes per nonzero and mode. Each look-up takes ``log2(nnz)`` steps.
 
     Examples
     --------
@@ -45,15 +45,15 @@ class NonzeroSampler:
 
     @functools.cached_property
     def _orders(self) -> list[Array]:
-        """For each mode the order by the modes after it, cyclically, and by itself last."""
-        orders = [None]  # of the last mode: as the records lie
+        """For each mode, the order by the modes after it, cyclically, and last by itself."""
+        orders = [None]  # for the last mode, the order of the records
         for mode in range(self.ndim - 1, 0, -1):
             arguments = (self._records, self._record_format, [mode], orders[0])
             orders.insert(0, self._primitives.sort_places(*arguments))
         return orders
 
     def entries(self, coords: Sequence[Array]) -> Array:
-        """Return the entries (count,) at coords, an integer array (count,) a mode."""
+        """Return the entries (count,) at `coords`, one integer array (count,) per mode."""
         first, last = self._find(None, dict(enumerate(coords)))
         entries, is_stored = self._xp.zeros(first.shape, self.dtype), first < last
         records = self._records[first[is_stored]]
@@ -61,13 +61,13 @@ class NonzeroSampler:
         return entries
 
     def fibres(self, mode: int, coords: Mapping[int, Array]) -> Any:
-        """Return fibres of a mode as the columns of a sparse matrix (I_mode, count), CSC.
+        """Return fibres of a mode as the columns of a CSC matrix (I_mode, count).
 
         Parameters
         ----------
         mode : int
         coords : dict of int to integer array (count,)
-            For each other mode where the fibres are.
+            The indices of the fibres in each other mode.
         """
         xp, order = self._xp, self._orders[mode]
         following = [*range(mode + 1, self.ndim), *range(mode)]
@@ -83,14 +83,14 @@ class NonzeroSampler:
         return make_csc(values, rows, starts, (self.shape[mode], first.size))
 
     def _find(self, order: Array | None, wanted: dict[int, Array]) -> tuple[Array, Array]:
-        """Find where in an order the nonzeros with some coordinates begin and end.
+        """Find where the nonzeros with the `wanted` coordinates begin and end in an order.
 
-        That order is by the modes of `wanted`, the first of them most significant.
+        The order is by the modes of `wanted`, the first one most significant.
         """
         return self._count_before(order, wanted, False), self._count_before(order, wanted, True)
 
     def _count_before(self, order: Array | None, wanted: dict[int, Array], or_equal: bool) -> Array:
-        """Count the nonzeros that come before each of the wanted coordinates, by bisection."""
+        """Count the nonzeros before (or at, if `or_equal`) each of the wanted coordinates."""
         xp = self._xp
         count = len(next(iter(wanted.values())))
         low = xp.zeros(count, np.int64)
@@ -111,16 +111,16 @@ class NonzeroSampler:
 
 
 def fit_fibres(matrix: Array, fibres: Any, weights: Array | None = None) -> Array:
-    """Fit each row of a factor to sampled fibres by least squares, the smallest where many fit.
+    """Fit each row of a factor to sampled fibres by minimum-norm least squares.
 
     Parameters
     ----------
     matrix : array (count, R)
         Sampled rows of the Khatri-Rao product of the other factors.
     fibres : sparse matrix (I, count)
-        The fibres at the same places, of `NonzeroSampler.fibres`.
+        The same samples of the fibres, from `NonzeroSampler.fibres`.
     weights : array (count,), optional
-        Of each sample.
+        One for each sample.
 
     Returns
     -------
@@ -140,7 +140,7 @@ def fit_fibres(matrix: Array, fibres: Any, weights: Array | None = None) -> Arra
     weighted = matrix if weights is None else matrix * weights[:, None]
     left, values, right = np.linalg.svd(weighted, full_matrices=False)
     smallest = max(matrix.shape) * np.finfo(values.dtype).eps * values[:1]
-    rank = int(np.count_nonzero(values > smallest))  # they descend
+    rank = int(np.count_nonzero(values > smallest))  # descending
     inverse = (left[:, :rank] / values[:rank]) @ right[:rank]
     if weights is not None:
         inverse = inverse * weights[:, None]

@@ -1,7 +1,7 @@
-"""Products of a sparse tensor with the factors of all modes but some, and their singular vectors.
+"""Products of a sparse tensor with the factors of most modes, and their singular vectors.
 
-With the factors of all modes but one (TTMc, the tensor-times-matrix chain), each index of that mode
-has a row of columns; only rows with nonzeros are kept. If further modes are left out, as in
+With the factors of all modes but one (TTMc, the tensor-times-matrix chain), the product has a row
+for each index of that mode; only non-empty rows are kept. If more modes have no factor, as in
 `partial_tucker`, the product is an operator that is applied to vectors.
 """
 
@@ -27,10 +27,10 @@ from ..tensor.tensor import FlycooTensor
 from .contraction import join_modes
 from .nonempty_rows import count_nonempty_rows, find_nonempty_rows
 
-#: Elements of a matrix that are converted to float64 at a time.
+#: Elements of a matrix converted to float64 at a time.
 _BLOCK_SIZE = 2**22
 
-#: The tensors that `merge_modes` has made, kept as long as the tensor they were made from.
+#: The results of `merge_modes`, kept as long as the tensors they were made from.
 _merged: weakref.WeakKeyDictionary[FlycooTensor, dict[tuple, FlycooTensor]]
 _merged = weakref.WeakKeyDictionary()
 
@@ -38,7 +38,7 @@ _merged = weakref.WeakKeyDictionary()
 def check_free_modes(x: FlycooTensor, modes: Sequence[int]) -> None:
     """Refuse an array with a row for each cell of `modes` if it is too tall.
 
-    For one mode it is as tall as a factor. For several it may be as tall as the list of nonzeros.
+    For one mode it is as tall as a factor. For several it may have a row for each nonzero.
 
     Raises
     ------
@@ -51,14 +51,14 @@ def check_free_modes(x: FlycooTensor, modes: Sequence[int]) -> None:
         raise densify_error(
             f"multiplying by factors of all modes but {names}",
             (*sizes, "..."),
-            "leave out one mode at most, or modes with fewer indices together than x has nonzeros",
+            "leave out at most one mode, or modes with no more cells together than x has nonzeros",
         )
 
 
 def merge_modes(
     x: FlycooTensor, modes: Sequence[int], dtype: Any
 ) -> tuple[FlycooTensor, int, dict[int, int]]:
-    """Join some modes of a tensor to one, in which the last of them varies fastest.
+    """Join some modes of a tensor into one, the last of them varying fastest.
 
     Returns
     -------
@@ -90,7 +90,7 @@ def multiply_nonempty_rows(
     Returns
     -------
     rows : array (number of non-empty rows, prod K_n)
-        Columns run over those of the factors, the last mode's fastest.
+        One column for each combination of the factors' columns, the last mode's fastest.
     numbers : integer array, or slice(None)
         The index of each row.
     """
@@ -123,7 +123,7 @@ def find_leading_pairs(
     Returns
     -------
     vectors : float64 array (number of non-empty rows, R)
-        Left singular vectors; R is `rank`, or the smaller size of the unfolding if that is less.
+        Left singular vectors; R is `rank`, or the unfolding's smaller size if that is less.
     values : float64 array (R,)
         Singular values, descending.
     numbers : integer array, or slice(None)
@@ -132,7 +132,7 @@ def find_leading_pairs(
     Raises
     ------
     DensifyError
-        As from `check_free_modes` for `other_modes`.
+        As for `check_free_modes` of `other_modes`.
     """
     matrix: Multipliable
     if other_modes:
@@ -155,7 +155,7 @@ class _Matrix:
         self.shape: tuple[int, int] = array.shape
 
     def _blocks(self, axis: int = 0) -> Iterator[tuple[slice, Array]]:
-        """Yield slices of an axis, and those parts of the array in float64, C-contiguous."""
+        """Yield slices of an axis, and their parts of the array, float64 and C-contiguous."""
         length = max(1, _BLOCK_SIZE // max(1, self.shape[1 - axis]))
         xp = array_module(self._array)
         for start in range(0, self.shape[axis], length):
@@ -186,9 +186,9 @@ class _Matrix:
 class _Operator:
     """The unfolding along `mode` of a tensor times factors, if other modes have no factor either.
 
-    Those are merged to one. Empty rows are left out. Columns run over the indices of the merged
-    mode and, fastest, over the columns of the factors from the narrowest to the widest. Everything
-    is in float64, so that iterations with it converge.
+    The other modes are merged into one. Empty rows are left out. Columns run over the indices of
+    the merged mode and, fastest, over the columns of the factors from the narrowest to the widest.
+    Everything is in float64, so that iterations with it converge.
     """
 
     max_gram_size = MAX_DIRECT_SIZE

@@ -1,4 +1,4 @@
-"""Singular vectors of the unfoldings of a sparse tensor, which ALS starts from."""
+"""Singular vectors of the unfoldings of a sparse tensor, an initial guess for ALS."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from ..engines.protocol import Engine
     from ..tensor.tensor import FlycooTensor
 
-#: Seeds the vectors that belong to singular values of zero.
+#: Seed of the vectors for zero singular values.
 _SEED = 20240507
 
 
 class LazyMatrix(LazyArray):
-    """A matrix that is never formed, but has leading singular vectors.
+    """A matrix that is never formed, but whose leading singular vectors can be computed.
 
     Attributes
     ----------
     tensor : FlycooTensor
-        What the matrix is made of.
+        The tensor from which the matrix is made.
     """
 
     tensor: FlycooTensor
@@ -43,7 +43,7 @@ class LazyMatrix(LazyArray):
 
     @abstractmethod
     def _find_leading_pairs(self, rank: int) -> tuple[Array, Array, Array | slice]:
-        """Compute what is not zero of the leading left singular vectors.
+        """Compute the leading singular values, and the non-empty rows of their left vectors.
 
         Returns
         -------
@@ -52,7 +52,7 @@ class LazyMatrix(LazyArray):
         values : float64 array (R,)
             Singular values, descending.
         rows : integer array, or slice(None)
-            The rows of the matrix that `vectors` has.
+            The index of each row of `vectors` in the matrix.
         """
 
     def svd(self, rank: int) -> tuple[Array, Array]:
@@ -61,7 +61,7 @@ class LazyMatrix(LazyArray):
         Parameters
         ----------
         rank : int
-            How many, up to ``min(shape)``.
+            Number of vectors, up to ``min(shape)``.
 
         Returns
         -------
@@ -84,7 +84,7 @@ class LazyMatrix(LazyArray):
         directly, larger ones by Lanczos iteration from a fixed initial vector: ARPACK, or block
         iteration on a GPU. If many singular values are almost equal, the last one may be too small
         by a small part of a percent. Results can differ in the last bits with the number of BLAS
-        threads; on a GPU they do so in every run, since cuSPARSE adds in no fixed order.
+        threads, and on a GPU from run to run, since cuSPARSE adds in no fixed order.
         """
         rank = check_rank(rank)
         if rank > min(self.shape):
@@ -130,9 +130,9 @@ class Unfolding(LazyMatrix, ModeView):
 
     @cached_property
     def _nonempty_part(self) -> tuple[Any, Array | slice]:
-        """The unfolding without its empty rows and columns, as float64 CSC, and its rows' numbers.
+        """The unfolding without empty rows and columns, as float64 CSC, and the index of each row.
 
-        Entries have a fixed order, whatever mode is resident, so sums over them have the same bits.
+        The order of entries does not depend on the resident mode, so sums have the same bits.
         """
         x, mode, xp = self.tensor, self.mode, self.tensor._engine.xp
         record_format, primitives = x._layout.record_format, x._engine
@@ -149,10 +149,10 @@ class Unfolding(LazyMatrix, ModeView):
 
     @contextlib.contextmanager
     def _hold_columns(self) -> Iterator[tuple[Array, Array | None]]:
-        """Lend the records, and places that order them column by column with ascending rows.
+        """Yield the records, and places that order them column by column with ascending rows.
 
-        Modes are compared in the order mode + 1, ..., N - 1, 0, ..., mode. For mode 0 it is
-        N - 1, ..., 0 instead: that is the order of mode N - 1, which needs no sort.
+        The order is by modes mode + 1, ..., N - 1, 0, ..., mode. For mode 0 it is by N - 1, ..., 0
+        instead: the order of mode N - 1, which needs no sort.
         """
         layout, primitives = self.tensor._layout, self.tensor._engine
         ndim = self.tensor.ndim
@@ -170,7 +170,7 @@ class Unfolding(LazyMatrix, ModeView):
 
 
 class _SparseMatrix:
-    """A float64 CSC matrix without empty rows, as `find_singular_pairs` wants it."""
+    """A float64 CSC matrix without empty rows, for `find_singular_pairs`."""
 
     max_gram_size = MAX_GRAM_SIZE
 
@@ -199,7 +199,7 @@ class _SparseMatrix:
 
 
 def complete_basis(left: Array, num_known: int) -> Array:
-    """Make the columns of `left` orthonormal; replace those from `num_known` on."""
+    """Make the columns of `left` orthonormal, with new ones from `num_known` on."""
     xp = array_module(left)
     free = left[:, num_known:]
     free[...] = xp.random.RandomState(_SEED).standard_normal(free.shape)

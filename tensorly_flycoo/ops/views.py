@@ -1,7 +1,7 @@
 """TensorLy's reshape, transpose, dot, sum and mean for sparse tensors and lazy views of them.
 
-A view that leaves the tensor as it is becomes the tensor itself; one that unfolds it along a mode
-becomes an `Unfolding`.
+A view that changes nothing becomes the tensor itself; one that unfolds it along a mode becomes an
+`Unfolding`.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def reshape(x: Viewable, shape: int | Sequence[int]) -> FlycooTensor | ModeView:
 
 
 def dot(a: Any, b: Any) -> Array:
-    """Multiply a sparse matrix or view with a dense array, from either side.
+    """Multiply a sparse matrix or view by a dense array, from either side.
 
     The product of two vectorised tensors is a number; see `inner`.
 
@@ -151,7 +151,7 @@ def sum_axes(x: Viewable, axis: int | Iterable[int] | None = None) -> Any:
 
 
 def average_axes(x: Viewable, axis: int | Iterable[int] | None = None) -> Any:
-    """Average a sparse tensor or view over all axes or some; returns what `sum_axes` does."""
+    """Average a sparse tensor or view over all axes or some; see `sum_axes`."""
     return _reduce(x, axis, average_modes, "tl.mean")
 
 
@@ -171,7 +171,7 @@ def _reduce(
 
 
 def make_tensor(view: Viewable) -> FlycooTensor:
-    """Make a FlycooTensor of a view or a raw COO; no axis may be longer than 2**32.
+    """Make a FlycooTensor from a view or a raw COO; no axis may be longer than 2**32.
 
     Examples
     --------
@@ -196,7 +196,7 @@ def _tensor_of(x: Any) -> FlycooTensor | SparseArray:
 
 
 def _groups(x: Any, name: str) -> Sequence[tuple[int, ...]]:
-    """Return the modes of each axis, or refuse the operation `name` on an array that is no view."""
+    """Return the modes of each axis; refuse the operation `name` if `x` is not a view."""
     if is_sparse(x):
         return [(mode,) for mode in range(x.ndim)]
     if not isinstance(x, ModeView):
@@ -207,7 +207,7 @@ def _groups(x: Any, name: str) -> Sequence[tuple[int, ...]]:
 def _make_view(
     x: Viewable, axes: Iterable[Iterable[int]], prefers_unfolding: bool = False
 ) -> FlycooTensor | ModeView:
-    """Return the tensor itself or an `Unfolding` if the view is one, else a `ModeView`."""
+    """Return the view, as the tensor itself or as an `Unfolding` if it is one."""
     tensor = _tensor_of(x)
     groups = [tuple(group) for group in axes]
     is_unchanged = groups == [(mode,) for mode in range(tensor.ndim)]
@@ -219,7 +219,7 @@ def _make_view(
 
 
 def _complete(new_shape: Any, size: int) -> tuple[int, ...]:
-    """Replace -1 in the new shape of `size` cells."""
+    """Replace -1 in a new shape of `size` cells."""
     shape = tuple(new_shape) if hasattr(new_shape, "__iter__") else (new_shape,)
     known = math.prod(n for n in shape if n != -1)
     if shape.count(-1) == 1 and known > 0:

@@ -1,1 +1,1 @@
-"""The sparse tensor: constructors, parts, arithmetic, memory, and the cache of converted COOs."""
+"""The sparse tensor: constructors, indexing, arithmetic, memory, and a cache of converted COOs."""

@@ -1,4 +1,4 @@
-"""Arithmetic on sparse tensors that keeps zeros zero: scaling, positive powers, and sums of two."""
+"""Arithmetic that keeps zeros zero: scaling, positive powers, addition and subtraction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def scale(x: FlycooTensor, operation: Callable[[Any, Any], Any], scalar: object) -> FlycooTensor:
-    """Multiply or divide by a number, as `operation` says.
+    """Multiply or divide by a number: `operation` is ``operator.mul`` or ``operator.truediv``.
 
     Returns
     -------
@@ -38,7 +38,7 @@ def scale(x: FlycooTensor, operation: Callable[[Any, Any], Any], scalar: object)
     scaled = x._map_values(
         lambda values: operation(values, factor), abs(operation(1.0, float(number)))
     )
-    # A factor of 0, or underflow, leaves explicit zeros, which are dropped.
+    # Drop the explicit zeros that a factor of 0, or underflow, leaves.
     if np.any(scaled._layout.record_format.values(scaled._layout.records) == 0):
         return x._rebuild(*scaled._sorted_nonzeros())
     return scaled
@@ -93,7 +93,7 @@ def add(x: FlycooTensor, other: FlycooTensor, sign: int, operation: str) -> Flyc
 
 
 def _as_real(scalar: Any) -> Any:
-    """Return a real number, also that of a 0-dimensional CuPy array; None for anything else."""
+    """Return `scalar`, or the item of a 0-dimensional CuPy array, if it is real; else None."""
     if is_cupy(scalar) and scalar.ndim == 0:
         scalar = scalar.item()
     return scalar if isinstance(scalar, Real) else None

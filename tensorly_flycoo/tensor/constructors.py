@@ -1,4 +1,4 @@
-"""Constructors of a FlycooTensor from the arrays of other libraries."""
+"""Constructors of `FlycooTensor` from other libraries' arrays."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class FromOthers:
 
     @classmethod
     def from_coo(cls, coo: Any, **options: Any) -> Self:
-        """Make a tensor of a `sparse.COO` (or GCXS, DOK) array with fill_value 0.
+        """Make a tensor from a `sparse.COO` (or GCXS, DOK) array with fill_value 0.
 
         Parameters
         ----------
@@ -51,7 +51,7 @@ class FromOthers:
 
     @classmethod
     def from_scipy(cls, matrix: Any, **options: Any) -> Self:
-        """Make a tensor with two modes of a SciPy sparse matrix or array, or of CuPy's on a GPU.
+        """Make a two-mode tensor from a SciPy sparse matrix or array, or a CuPy sparse matrix.
 
         Parameters
         ----------
@@ -62,7 +62,7 @@ class FromOthers:
         Raises
         ------
         TypeError
-            If `matrix` is not such a matrix.
+            If `matrix` is not a sparse matrix.
 
         Examples
         --------
@@ -79,12 +79,12 @@ class FromOthers:
 
     @classmethod
     def from_torch(cls, tensor: Any, **options: Any) -> Self:
-        """Make a tensor of a sparse PyTorch tensor: COO, or with two modes CSR, CSC and so on.
+        """Make a tensor from a sparse PyTorch tensor: COO, or a matrix in CSR, CSC and so on.
 
         Parameters
         ----------
         tensor : torch.Tensor
-            Of a sparse layout, on a CPU or a GPU; it is detached from its gradient.
+            With a sparse layout, on a CPU or a GPU; autograd does not track the result.
         **options
             ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
 
@@ -113,12 +113,12 @@ class FromOthers:
 
     @classmethod
     def from_dense(cls, array: Array, **options: Any) -> Self:
-        """Make a tensor of the nonzeros of a dense array.
+        """Make a tensor from the nonzeros of a dense array.
 
         Parameters
         ----------
         array : array_like
-            Of NumPy, CuPy, or another library that exports DLPack.
+            From NumPy, CuPy, or another library that exports DLPack.
         **options
             ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
 

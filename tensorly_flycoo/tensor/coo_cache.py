@@ -1,7 +1,7 @@
-"""The FlycooTensors of raw `sparse.COO` arrays: each is built once and kept while its COO lives.
+"""A cache of the FlycooTensors built from raw `sparse.COO` arrays, kept while each COO lives.
 
-A COO can be written to. Its values are compared in every call, and its coordinates wherever a
-computation starts; if either has changed, the FlycooTensor is built anew.
+A COO is mutable: every call compares its values, and the start of a computation also compares its
+coordinates. If either has changed, the FlycooTensor is rebuilt.
 """
 
 import threading
@@ -35,7 +35,7 @@ def is_sparse(x: object) -> bool:
 
 
 def as_flycoo(x: Any, *, check_coords: bool = False) -> FlycooTensor:
-    """Return `x` as a FlycooTensor; that of a raw COO is built once, on the chosen device.
+    """Return `x` as a FlycooTensor; convert a raw COO once, to the chosen device.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def as_flycoo(x: Any, *, check_coords: bool = False) -> FlycooTensor:
 
 
 class _Plan:
-    """The FlycooTensor of one COO, with fingerprints of what it was built from."""
+    """The FlycooTensor of one COO, with fingerprints of the arrays it was built from."""
 
     def __init__(self, coo: Any) -> None:
         self.tensor = FlycooTensor.from_coo(coo)
@@ -73,7 +73,7 @@ class _Plan:
         self.reference = weakref.ref(coo, lambda _: _plans.pop(key, None))
 
     def holds(self, coo: Any, check_coords: bool) -> bool:
-        """Return whether the tensor is still that of `coo`, on the chosen device."""
+        """Return whether the tensor still matches `coo` and is on the chosen device."""
         is_same = self.reference() is coo
         return (
             is_same

@@ -22,7 +22,7 @@ _VALID = "only integers, slices (`:`) and ellipsis (`...`) are valid indices of 
 _Item: TypeAlias = SupportsIndex | slice | EllipsisType
 Index: TypeAlias = _Item | tuple[_Item, ...]
 
-#: The indices of one mode that are selected: one, whose mode goes, or a range.
+#: The selected indices of one mode: an int, which drops the mode, or a range.
 Selector: TypeAlias = int | range
 
 
@@ -91,7 +91,7 @@ def _select(item: _Item, mode: int, size: int) -> Selector:
     if isinstance(item, slice):
         selected = range(size)[item]
         if not selected:
-            raise ValueError(f"{item} selects nothing of mode {mode}, which has size {size}")
+            raise ValueError(f"{item} selects nothing from mode {mode}, which has size {size}")
         return selected
     try:
         if isinstance(item, bool | EllipsisType):
@@ -109,7 +109,7 @@ def _select(item: _Item, mode: int, size: int) -> Selector:
 def select_nonzeros(
     layout: Layout, selectors: Sequence[Selector], xp: ModuleType
 ) -> tuple[Array, Array]:
-    """Find the selected nonzeros in one scan; modes that are taken whole are not looked at.
+    """Find the selected nonzeros in one scan, skipping modes taken whole.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Predict how much memory a tensor takes, and explain what would fit if memory runs out."""
+"""Memory estimates for tensors, and out-of-memory errors that say what would fit."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class MemoryEstimate:
     Attributes
     ----------
     nbytes : int
-        `FlycooTensor.nbytes` if each mode has as few empty rows (indices without a nonzero) as
-        `nnz` allows: exact if none is empty. Each further one takes 4 bytes.
+        `FlycooTensor.nbytes` if each mode has as few empty rows (indices without nonzeros) as
+        `nnz` allows. Each empty row beyond those adds 4 bytes.
     peak_nbytes : int
-        The most in use on the device while the tensor is built from arrays in the host's memory.
-        An upper bound, whatever rows are empty and in whatever order the nonzeros are.
+        Peak use of the device's memory while the tensor is built from arrays on the host: an upper
+        bound for any empty rows and any order of the nonzeros.
     """
 
     nbytes: int
@@ -56,7 +56,7 @@ def estimate_memory(
     ----------
     shape : sequence of int
     nnz : int
-        Nonzeros passed to the constructor; if there are duplicates, fewer are kept.
+        Nonzeros passed to the constructor, including duplicates.
     dtype : {float32, float64}
     layout : {"remap", "replicated", "indexed"}
     device : {"auto", "cpu", "cuda"}, optional
@@ -66,9 +66,9 @@ def estimate_memory(
     -------
     MemoryEstimate
         With the attributes `nbytes` and `peak_nbytes`. On the CPU the peak includes coords (int64)
-        and values, which exist all the time. Those of the host are copied to a GPU in small parts;
-        arrays already on the GPU add to its peak. Not included are the copies made if coords or
-        values have another type or are not contiguous, or if some values are zeros.
+        and values. Host arrays are copied to a GPU in small parts; arrays already on the GPU add to
+        its peak. The peak excludes the copies made if coords or values have another type or are not
+        contiguous, or if some values are zeros.
 
     Raises
     ------
@@ -77,7 +77,7 @@ def estimate_memory(
     ValueError
         If a size or `nnz` is out of range, or `layout` or `device` is unknown.
     ImportError, RuntimeError
-        If `device` is "cuda" and it cannot be used: the tiles of a tensor depend on the GPU.
+        If `device` is "cuda" and cannot be used: tile sizes depend on the GPU.
 
     Examples
     --------
@@ -96,20 +96,20 @@ def estimate_memory(
 
 
 def attempt(function: Callable[[], _Result], explain: Callable[[], str]) -> _Result:
-    """Return ``function()``; if memory runs out, raise a MemoryError that says ``explain()``."""
+    """Return ``function()``; if memory runs out, raise a MemoryError with ``explain()``."""
     try:
         return function()
     except MemoryError:
         pass
-    # Not inside the except clause: there the new error would keep the old one alive, with its
-    # frames and their arrays. They must be gone before `explain` asks what is free.
+    # Not inside the except clause: there the new error would keep the old one alive, and with it
+    # the arrays of its frames, which must be freed before `explain` asks what is free.
     raise MemoryError(explain())
 
 
 def build_layout(
     engine: Engine, layout: str, coords: Array, values: Array, shape: Sequence[int]
 ) -> Layout:
-    """Build a layout from checked coords and values of any device, on the device of `engine`."""
+    """Build a layout on the device of `engine` from checked coords and values on any device."""
 
     def build() -> Layout:
         return engine.build_layout(layout, coords, values, shape)
@@ -129,7 +129,7 @@ def build_layout(
 
 
 def explain_mttkrp(x: FlycooTensor, mode: int, rank: int, work_nbytes: int) -> str:
-    """Explain why the `work_nbytes` of an MTTKRP did not fit beside the tensor `x`."""
+    """Explain why an MTTKRP's workspace of `work_nbytes` did not fit beside the tensor `x`."""
 
     def count(layout: str, dtype: np.dtype) -> int:
         nbytes, peak_nbytes = x._engine.estimate_layout(layout, x.nnz, x.shape, dtype)
@@ -149,7 +149,7 @@ def _explain(
     held_nbytes: int,
     count: Callable[[str, np.dtype], int],
 ) -> str:
-    """Say what was needed and what is free, and what would fit; ``count`` says what others need."""
+    """Say what was needed, what is free and what would fit; `count` sizes an alternative."""
     free_nbytes = engine.count_free_nbytes()
     room = needed_nbytes if free_nbytes is None else free_nbytes + held_nbytes
     fits = []
@@ -162,8 +162,8 @@ def _explain(
     free = "an unknown amount" if free_nbytes is None else _format(free_nbytes)
     return (
         f"{task} with layout={layout!r} and dtype='{dtype}' needs {_format(needed_nbytes)} on "
-        f"{engine.name!r}, {_format(held_nbytes)} of which are there; free is {free}. "
-        + (f"What would fit: {', or '.join(fits)}" if fits else "Nothing that needs less would fit")
+        f"{engine.name!r}, of which {_format(held_nbytes)} is in use already; {free} is free. "
+        + (f"These would fit: {', or '.join(fits)}" if fits else "No alternative would fit")
     )
 
 

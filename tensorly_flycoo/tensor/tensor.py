@@ -39,10 +39,10 @@ _USE_NONZEROS = "use x.to_coo() for the nonzeros"
 
 
 class FlycooTensor(FromOthers):
-    """A sparse tensor that is ready for MTTKRP of any mode, and never formed densely.
+    """A sparse tensor ready for MTTKRP of any mode, and never made dense.
 
-    Building it sums duplicate coordinates and drops explicit zeros. Integers and bools are counts
-    and become float64. The tensor is immutable: dynamic remapping moves its nonzeros in memory but
+    Building it sums duplicate coordinates, drops explicit zeros, and converts integers and bools
+    to float64. The tensor is immutable: dynamic remapping moves its nonzeros in memory but
     never changes their coordinates or values. Several threads may use it at once.
 
     Parameters
@@ -55,15 +55,15 @@ class FlycooTensor(FromOthers):
     shape : sequence of int
         Sizes of the modes, from 1 to 2**32. Their product may have any size.
     dtype : {float32, float64}, optional
-        Of the values kept; by default that of `values`.
+        Of the stored values; by default that of `values`.
     layout : {"remap", "replicated", "indexed"}
         "remap" keeps two copies of the nonzeros and remaps them from mode to mode while computing
         (the FLYCOO algorithm); "replicated" keeps one sorted copy for each mode; "indexed" keeps
         one copy and, for each mode but the first, an index into it, which takes the least memory.
     device : {"auto", "cpu", "cuda"}, optional
-        By default the one chosen by `set_device`, which is "auto" unless it was called. With
-        "auto", data on a GPU stay there; "cpu" and "cuda" copy data that are elsewhere. A tensor on
-        "cuda" lies on CuPy's current device, and so do its factors, which are CuPy arrays.
+        By default the one set by `set_device`, initially "auto". With "auto", data on a GPU stay
+        there; "cpu" and "cuda" copy data from elsewhere. A "cuda" tensor is on CuPy's current
+        device, and its factors are CuPy arrays there.
 
     Attributes
     ----------
@@ -79,21 +79,21 @@ class FlycooTensor(FromOthers):
         If coords are not integers, values are complex, objects or of another unsupported type, or
         only one of the two is on a GPU.
     ValueError
-        If a coordinate lies outside `shape`, lengths do not fit, a value is not finite, an integer
-        is too large for float64, `layout` or `device` is unknown, or arrays are on a GPU other than
-        the current one.
+        If a coordinate lies outside `shape`, lengths do not match, a value is not finite, an
+        integer is too large for float64, `layout` or `device` is unknown, or arrays are on a GPU
+        other than the current one.
     ImportError, RuntimeError
         If `device` is "cuda" and cannot be used.
     MemoryError
-        If there is too little memory; says what was needed and free, and what would fit.
+        If memory runs out; the message says what was needed and free, and what would fit.
 
     Notes
     -----
     Building costs a sort per mode: O(ndim * (nnz + size of the mode)) time. Records take
     ``record bytes * nnz`` twice ("remap", plus 6 bytes per nonzero and mode on a CPU, 10 on a GPU),
     once per mode ("replicated"), or once ("indexed", plus 4 bytes per nonzero for each mode but the
-    first). `nbytes` is exact, and `estimate_memory` computes it beforehand. The result does not
-    depend on the number of threads.
+    first). `nbytes` is exact; `estimate_memory` predicts it. The result does not depend on the
+    number of threads.
 
     References
     ----------
@@ -198,7 +198,7 @@ class FlycooTensor(FromOthers):
         return move(coords, np), move(values, np)
 
     def _sorted_nonzeros(self) -> tuple[Array, Array]:
-        """Return what `nonzeros` returns, as arrays on the device of this tensor."""
+        """Return what `nonzeros` does, as arrays on the tensor's device."""
         primitives, record_format = self._engine, self._layout.record_format
         with self._layout.hold_order(0, primitives) as (records, places):
             records = records if places is None else primitives.gather(records, places)
@@ -208,7 +208,7 @@ class FlycooTensor(FromOthers):
     def to_coo(self) -> sparse.COO:
         """Return a `sparse.COO` with the same nonzeros, in host memory.
 
-        This works for shapes with more than 2**63 cells too.
+        The shape may have more than 2**63 cells.
         """
         import sparse
 
@@ -217,7 +217,7 @@ class FlycooTensor(FromOthers):
         return sparse.COO(coords, values, self.shape, sorted=True, has_duplicates=False)
 
     def astype(self, dtype: DTypeLike) -> FlycooTensor:
-        """Return this tensor with values of `dtype`, or itself if it has that dtype."""
+        """Return a tensor with values of `dtype`: this one if it has that dtype."""
         dtype = check_dtype(dtype)
         if dtype == self.dtype:
             return self
@@ -243,7 +243,7 @@ class FlycooTensor(FromOthers):
         return f"<table><caption>FlycooTensor</caption>{rows}</table>"
 
     def __reduce__(self) -> tuple[Callable, tuple]:
-        # Through host memory; unpickling takes it to the device chosen there.
+        # Through host memory; unpickling moves the tensor to the device chosen there.
         return _unpickle, (*self.nonzeros(), self.shape, self.layout)
 
     def __copy__(self) -> FlycooTensor:
@@ -256,10 +256,10 @@ class FlycooTensor(FromOthers):
         return self.shape[0]
 
     def __getitem__(self, index: Index) -> FlycooTensor | Array:
-        """Return the part at integers, slices and `...`: a tensor, or a number if no mode is left.
+        """Index by integers, slices and `...`: return a tensor, or a number if no mode is left.
 
         Negative indices, steps and bounds work as in NumPy; ``x[...]`` is `x`. Costs one scan of
-        the nonzeros, and building a tensor of those selected.
+        the nonzeros, plus building a tensor from those selected.
 
         Examples
         --------
@@ -280,19 +280,19 @@ class FlycooTensor(FromOthers):
         shape: Sequence[int] | None = None,
         dtype: DTypeLike | None = None,
     ) -> FlycooTensor:
-        """Make a tensor of other nonzeros, with this one's layout, device and (default) shape."""
+        """Make a tensor of other nonzeros with this one's layout, device and, by default, shape."""
         shape = self.shape if shape is None else shape
         options = {"layout": self.layout, "device": self.device}
         return FlycooTensor(coords, values, shape, dtype=dtype, **options)
 
     # Arithmetic that keeps zeros zero. Everything else would make a dense array.
 
-    #: Above CuPy's, so that CuPy's scalars leave ``scalar * x`` to us; NumPy calls
+    #: Above CuPy's, so that its scalars defer ``scalar * x`` to us; NumPy's call
     #: `__array_ufunc__`.
     __array_priority__ = 1000
 
     def _map_values(self, function: Callable[[Array], Array], scale: float = 1.0) -> FlycooTensor:
-        """Apply `function` to the values, which multiplies the norm by `scale`."""
+        """Apply `function`, which multiplies the norm by `scale`, to the values."""
         mapped = object.__new__(FlycooTensor)
         mapped._set(self._engine, self._layout.map_values(function, scale))
         return mapped
@@ -357,7 +357,7 @@ class FlycooTensor(FromOthers):
         self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any
     ) -> FlycooTensor:
         function = _OPERATORS.get(ufunc)
-        # Python's operators would return NumPy scalars to NumPy, so they become Python's first.
+        # Convert NumPy scalars to Python's, or the operators would call NumPy again.
         operands = [x.item() if getattr(x, "ndim", None) == 0 else x for x in inputs]
         is_ours = all(isinstance(x, FlycooTensor | Real) for x in operands)
         if function is None or method != "__call__" or kwargs or not is_ours:

@@ -126,7 +126,7 @@ def test_what_the_error_names_fits(pool):
     with pytest.raises(MemoryError) as caught:
         make_tensor(problem, "replicated")
     message = str(caught.value)
-    assert f"needs {peaks['replicated'] / 1e6:.3g} MB on 'cuda', 0 MB of which are there" in message
+    assert f"needs {peaks['replicated'] / 1e6:.3g} MB on 'cuda', of which 0 MB is in use" in message
     assert f"layout='indexed' ({peaks['indexed'] / 1e6:.3g} MB)" in message
     pool.free_all_blocks()
     make_tensor(problem, "indexed")

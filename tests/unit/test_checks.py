@@ -471,7 +471,7 @@ def test_cuda_if_cupy_finds_no_gpu(choose, no_choice_yet, with_cupy):
 @CHOOSERS
 def test_cuda_with_an_old_driver(choose, no_choice_yet, with_cupy):
     with_cupy(INSUFFICIENT_DRIVER, driver_version=12040)
-    parts = ["is for CUDA 12.4", "CuPy for CUDA 13.2", "driver 580", "525", "[cuda12x]"]
+    parts = ["supports CUDA 12.4", "CuPy uses CUDA 13.2", "driver 580", "525", "[cuda12x]"]
     with raises(RuntimeError, "cuda", "newer NVIDIA driver", *parts):
         choose("cuda")
 
@@ -480,7 +480,7 @@ def test_cuda_with_an_old_driver(choose, no_choice_yet, with_cupy):
 def test_cuda_without_a_driver(choose, no_choice_yet, with_cupy):
     """CUDA then reports an old driver, with version 0."""
     with_cupy(INSUFFICIENT_DRIVER, driver_version=0)
-    with raises(RuntimeError, "cuda", "NVIDIA driver, and none is installed", "driver 580", "525"):
+    with raises(RuntimeError, "cuda", "NVIDIA driver, but none is installed", "driver 580", "525"):
         choose("cuda")
 
 
@@ -497,7 +497,7 @@ def test_auto_without_nvrtc_uses_the_cpu_and_says_why(no_choice_yet, with_cupy, 
     with_cupy(1, nvrtc_version=LibraryNotFoundError("No such file: libnvrtc.so.13\n"))
     assert make_on("auto").device == "cpu"
     (record,) = caplog.records
-    assert "so the CPU computes" in record.message
+    assert "so the CPU is used" in record.message
     assert "pip install" in record.message
 
 

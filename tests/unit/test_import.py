@@ -75,7 +75,7 @@ print(json.dumps([x.device, x.to_coo().todense().tolist()]))
 
 
 def test_cupy_that_cannot_be_imported(tmp_path):
-    """With "auto" the CPU computes, with one warning; with "cuda" the error says what to do."""
+    """With "auto" the CPU is used, with one warning; with "cuda" the error says what to do."""
     (tmp_path / "cupy.py").write_text('raise ImportError("libcudart.so.13: cannot open")')
     script = """
 import json, logging, tensorly_flycoo as tf
@@ -94,7 +94,7 @@ except ImportError as error:
     devices, records, error = run(script, {"PYTHONPATH": str(tmp_path)})
     assert devices == ["cpu", "cpu"]
     (record,) = records
-    assert "so the CPU computes" in record
+    assert "so the CPU is used" in record
     for text in (record, error):
         assert 'pip install "tensorly-flycoo[cuda13x]"' in text
         assert "libcudart.so.13: cannot open" in text

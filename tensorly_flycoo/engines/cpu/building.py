@@ -1,4 +1,4 @@
-"""The loops of building a tensor on a CPU: packing, counting sorts, planning how to remap.
+"""The loops that build a tensor on a CPU: packing, counting sorts, planning the remapping.
 
 Loops run over places `first` to `last`, or over parts: consecutive places with counters of their
 own.
@@ -23,7 +23,7 @@ class Nonzeros(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """How to pack them, and into what: `record_values` is `records` in the type of the values."""
+    """The format and the target; `record_values` views `records` in the type of the values."""
 
     words: tuple[np.uint64, ...]
     shifts: tuple[np.uint64, ...]
@@ -34,7 +34,7 @@ class Packing(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Flags (1,) that packing sets; `descends` if a nonzero does not come after the one before."""
+    """Flags (1,) that packing sets; `descends` if nonzeros are unsorted or repeated."""
 
     descends: Array
     is_outside: Array
@@ -44,7 +44,7 @@ class Found(NamedTuple):
 
 @kernel
 def pack_records(first: int, last: int, nonzeros: Nonzeros, packing: Packing, found: Found) -> None:
-    """Pack some nonzeros, and set flags that say what they are like."""
+    """Pack some nonzeros, and set the flags in `found`."""
     coords, mode_stride, nonzero_stride, values = nonzeros
     words, shifts, sizes, value_slot, records, record_values = packing
     descends, is_outside, is_infinite, has_zeros = found
@@ -55,7 +55,7 @@ def pack_records(first: int, last: int, nonzeros: Nonzeros, packing: Packing, fo
         for n in range(len(words)):
             place = np.uint64(n) * mode_stride + i * nonzero_stride
             row = coords[place]
-            if np.uint64(row) >= sizes[n]:  # negative ones are the largest
+            if np.uint64(row) >= sizes[n]:  # negative coordinates wrap to the largest
                 is_outside[0] = True
             if is_undecided and row != coords[place - nonzero_stride]:
                 is_undecided, is_less = False, row > coords[place - nonzero_stride]
@@ -91,7 +91,7 @@ def count_rows(
     sorted_rows: Array,
     counts: Array,
 ) -> None:
-    """Take the rows of some parts in the order of `places`, and count them in their counters."""
+    """Gather the rows of some parts in the order of `places`, and count them part by part."""
     for part in range(first_part, last_part):
         for i in range(*_part_range(part, num_parts, rows.shape[0])):
             row = rows[place_of(places, i)]
@@ -101,7 +101,7 @@ def count_rows(
 
 @kernel
 def start_keys(counts: Array) -> None:
-    """Replace counts by the places of the first items: key by key, and in a key part by part."""
+    """Replace counts by the places of the first items: key by key, within a key part by part."""
     start = counts.dtype.type(0)
     for key in range(counts.shape[1]):
         for part in range(counts.shape[0]):
@@ -130,8 +130,8 @@ def sort_parts(
             target[np.uint64(position)] = place_of(places, i)
 
 
-# Remapping is planned in two levels, as it works: each part writes what is known of a position into
-# that position's bucket, and each bucket is then sorted within a cache.
+# Planning has two levels, as remapping has: each part writes its items to their buckets, unsorted,
+# and each bucket is then sorted within a cache.
 
 
 @kernel
@@ -219,7 +219,7 @@ def split_parts(
 def order_buckets(
     first_bucket: int, last_bucket: int, bucket_size: Any, target: Array, offsets: Array
 ) -> None:
-    """Sort `target` by the offsets in each bucket, and replace these by where it was."""
+    """Sort `target` by `offsets` within each bucket, and replace `offsets` by their inverse."""
     most = min(bucket_size, offsets.shape[0])
     old_offsets = np.empty(most, offsets.dtype)
     old_target = np.empty(0 if target is None else most, np.uint64)
@@ -269,6 +269,6 @@ def position_in_buckets(
 
 @kernel
 def mark_rows(first: int, last: int, records: Array, field: Field, is_empty: Array) -> None:
-    """Clear the mark of the records' rows."""
+    """Clear the flag of each row that has a record."""
     for i in range(np.uint64(first), np.uint64(last)):
         is_empty[read_row(records, i, field)] = False

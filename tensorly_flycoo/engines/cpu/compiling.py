@@ -11,7 +11,7 @@ from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function when it is first called, without the GIL; keep machine code on disk.
+    """Compile a function at its first call, to run without the GIL; cache it on disk.
 
     Division by zero raises nothing, as in NumPy.
     """

@@ -1,4 +1,4 @@
-"""The CPU engine: kernels compiled by numba, on as many threads as numba is set to use.
+"""The CPU engine: kernels compiled by numba, run on several threads.
 
 The number of threads is numba's (`numba.set_num_threads`, NUMBA_NUM_THREADS). Results do not
 depend on it.
@@ -119,8 +119,8 @@ class CpuEngine(CpuPrimitives, Engine):
 
     def gram(self, starts: Array, ids: Array, values: Array, size: int) -> Array:
         gram, diagonal = np.zeros((size, size)), np.zeros(size)
-        # Every band reads all entries, so there are only as many as threads. The bands of a
-        # triangle have equal areas if their edges grow like a square root.
+        # Each band reads all entries, so use only one for each thread. Edges that grow like a
+        # square root give the bands of the triangle equal areas.
         num_bands = numba.get_num_threads()
         edges = np.sqrt(np.linspace(0, 1, num_bands + 1)) * size
         arguments = (edges.astype(np.uint64), starts, ids, values, gram, diagonal)

@@ -1,6 +1,6 @@
-"""The loops of MTTKRP and of what remaps or copies records, compiled by numba.
+"""The loops that compute MTTKRP and remap or copy records, compiled by numba.
 
-Rows of factors are in vector registers: the intrinsics here do for `lanes` columns at once what
+The intrinsics here compute ``len(lanes)`` columns of a row at a time in vector registers, since
 LLVM's loop vectoriser does not.
 """
 
@@ -38,7 +38,7 @@ class Inputs(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Where rows of results go; `lanes` is as long as a vector register has columns."""
+    """Where rows of results go; a vector register holds ``len(lanes)`` columns."""
 
     field: Field
     out: Array
@@ -48,13 +48,13 @@ class Output(NamedTuple):
 
 # LLVM's loop vectoriser gives up on the short, fixed loops over the columns of a factor (it unrolls
 # them to scalar code first), which costs a factor of four. Each of the four intrinsics below is one
-# operation on an LLVM vector, `lanes` columns of a row at once. Multiplication and addition stay
+# operation on an LLVM vector, ``len(lanes)`` columns of a row. Multiplication and addition stay
 # separate (no fused multiply-add), so a column's result depends neither on the lanes nor on the
-# instructions that a machine has.
+# machine's instruction set.
 
 
 def make_vector_type(context: Any, dtype: Any, lanes: Any) -> Any:
-    """Return the LLVM vector of as many numbers as `lanes` is long."""
+    """Return the LLVM type of a vector of ``len(lanes)`` numbers."""
     return ir.VectorType(context.get_data_type(dtype), lanes.count)
 
 
@@ -151,7 +151,7 @@ def _store_row(
 def _move(
     records: Any, position: Any, spare: Any, remap_ids: Any, place: Any, record_words: Any
 ) -> Any:
-    """Copy a record to where it is remapped, unless nothing is."""
+    """Copy a record to its remap id in `spare`; do nothing if `spare` is None."""
 
 
 @overload(_move)
@@ -185,11 +185,11 @@ def _compute_tile(
     inputs: Inputs,
     output: Output,
 ) -> None:
-    """Add up the lanes from `column` of the rows of one tile, places `first` to `last`.
+    """Compute ``len(lanes)`` columns, from `column` on, of the rows of places `first` to `last`.
 
-    Records are also remapped if it `moves` them and there is a target.
+    The records are also remapped if `moves` is true and there is a target.
     """
-    # Fields of tuples are not read inside the loop: that would count references to arrays.
+    # Unpacked here, since reading fields inside the loop would count references to arrays.
     records, values, value_slot, pull_ids = source
     spare, remap_ids, record_words = target
     fields, factors = inputs
@@ -237,8 +237,8 @@ def mttkrp_tiles(
     for tile in range(first_tile, last_tile):
         first = tile * tiles.size
         for step in range(0, rank, num_lanes):
-            # If the rank is no multiple of the lanes, the last columns overlap those before: they
-            # are computed twice, to the same bits.
+            # If the rank is not a multiple of the lanes, the last step overlaps the one before:
+            # some columns are computed twice, to the same bits.
             _compute_tile(
                 np.uint64(tile), np.uint64(first), np.uint64(min(first + tiles.size, nnz)),
                 np.uint64(first // tiles.bucket_size * tiles.bucket_size),
@@ -251,7 +251,7 @@ def mttkrp_tiles(
 
 @kernel
 def add_partial_rows(carry_rows: Array, partial_rows: Array, out: Array) -> None:
-    """Add what tiles computed of the rows that they inherited, in the order of the tiles."""
+    """Add the tiles' sums for the rows that they inherited, in the order of the tiles."""
     for tile in range(carry_rows.shape[0]):
         if carry_rows[tile] >= 0:
             for r in range(out.shape[1]):
@@ -262,7 +262,7 @@ def add_partial_rows(carry_rows: Array, partial_rows: Array, out: Array) -> None
 def remap_tiles(
     first_tile: int, last_tile: int, tiles: Tiles, source: Source, target: Target
 ) -> None:
-    """Remap some tiles without computing, for a mode out of turn."""
+    """Remap some tiles without computing, when modes are visited out of turn."""
     records, pull_ids = source.records, source.pull_ids
     spare, remap_ids, record_words = target
     for tile in range(first_tile, last_tile):
@@ -276,7 +276,7 @@ def remap_tiles(
 
 @kernel
 def _prefetch_place(records: Array, places: Array, i: Any, end: Any) -> None:
-    """Ask for the record that an order has a few places after i."""
+    """Prefetch the record a few items after item i of the order `places`."""
     ahead = min(i + np.uint64(PREFETCH_DISTANCE), end - np.uint64(1))
     prefetch_record(records, place_of(places, ahead))
 
@@ -285,7 +285,7 @@ def _prefetch_place(records: Array, places: Array, i: Any, end: Any) -> None:
 def gather_records(
     first: int, last: int, records: Array, places: Array, target: Array, record_words: Any
 ) -> None:
-    """Copy records from their places."""
+    """Copy records in the order of `places`."""
     end = np.uint64(last)
     for i in range(np.uint64(first), end):
         _prefetch_place(records, places, i, end)
@@ -302,7 +302,7 @@ def split_columns(
     column_bits: Any,
     columns: tuple[Array, ...],
 ) -> None:
-    """Split records into three arrays; `column_bits` are the bits of all other modes."""
+    """Split records into three arrays; `column_bits` masks the bits of all other modes."""
     records, record_values, value_slot, _ = source
     is_new, rows, values = columns
     end = np.uint64(last)
@@ -331,7 +331,7 @@ def add_gram(
     """Add ``v_a * v_b`` to ``gram[id_a, id_b]`` for the pairs of each group, id_a > id_b.
 
     The ids of a group ascend. A band is the rows ``edges[band]`` to ``edges[band + 1]``. The
-    pairs of each entry with itself go to `diagonal`, which a cache holds, in the first band.
+    first band also adds the squares to `diagonal`, which fits a cache.
     """
     if first_band == 0:
         for a in range(np.uint64(ids.shape[0])):

@@ -25,9 +25,9 @@ class CpuPrimitives(Primitives):
     def pack(
         self, coords: Array, values: Array, record_format: RecordFormat
     ) -> tuple[Array, bool, bool]:
-        if coords.dtype != np.int64:  # only the type of `sparse.COO` is compiled
+        if coords.dtype != np.int64:  # only this type, that of `sparse.COO`, is compiled
             return super().pack(coords, values, record_format)
-        # Either order of the axes is taken as it is: a sorted `sparse.COO` has F-contiguous coords.
+        # Both memory orders are read in place: a sorted `sparse.COO` has F-contiguous coords.
         coords = coords if coords.flags.forc else np.ascontiguousarray(coords)
         mode_stride, nonzero_stride = (np.uint64(n // coords.itemsize) for n in coords.strides)
         records = np.empty((values.shape[0], record_format.num_words), record_format.word_dtype)
@@ -76,7 +76,7 @@ class CpuPrimitives(Primitives):
         num_parts, dtype = _count_parts(nnz, size), index_dtype(nnz)
         if num_parts is None:
             return super().sort_nbytes(nnz, size)
-        # Counters; a flag a row and the int64 numbers of the empty ones.
+        # Counters; a flag for each row and the int64 empty rows.
         counters = math.prod(_shape_counts(num_parts, size, dtype)) * dtype.itemsize
         return counters + 9 * size
 
@@ -110,7 +110,7 @@ class CpuPrimitives(Primitives):
         return empty_rows
 
     def plan_nbytes(self, nnz: int, size: int, bucket_size: int) -> int:
-        # Counters of rows are still there while buckets are sorted.
+        # Counters of rows stay allocated while buckets are sorted.
         return self.sort_nbytes(nnz, size) + self.split_nbytes(nnz, bucket_size)
 
     def split_by_bucket(
@@ -136,7 +136,7 @@ class CpuPrimitives(Primitives):
         num_buckets, dtype = -(-nnz // bucket_size), index_dtype(nnz)
         num_threads = numba.get_num_threads()
         shape = _shape_counts(_PARTS_PER_THREAD * num_threads, num_buckets, dtype)
-        # And each thread's copy of a bucket while it sorts that.
+        # Each thread copies the bucket that it sorts.
         itemsize = 8 + index_dtype(bucket_size, smallest="uint16").itemsize
         copied = min(num_threads, num_buckets) * min(nnz, bucket_size) * itemsize
         return math.prod(shape) * dtype.itemsize + copied
@@ -184,7 +184,7 @@ def _start_rows(
     target: Array,
     positions: Array,
 ) -> Array | None:
-    """Return the place of each part's first nonzero of each row, or None if there are many rows.
+    """Return where each part's nonzeros of each row start, or None if there are too many rows.
 
     The rows are left in `positions`, and `target` is overwritten.
     """
@@ -192,7 +192,7 @@ def _start_rows(
     num_parts = _count_parts(nnz, num_rows)
     if num_parts is None:
         return None
-    # In another order they are read from a small array: it spreads over fewer pages of memory.
+    # With `places`, rows are gathered: from `target`, which spans fewer pages than `records`.
     rows = positions if places is None else target
     launch.launch(building.read_rows, nnz, records, Field.of(record_format, mode), rows)
     starts = np.zeros(_shape_counts(num_parts, num_rows, positions.dtype), positions.dtype)
@@ -202,13 +202,13 @@ def _start_rows(
 
 
 def _find_empty_rows(starts: Array, num_rows: int) -> Array:
-    """List the rows that end where they start."""
+    """List the empty rows: each ends where it starts."""
     is_empty = starts[0, 1 : num_rows + 1] == starts[0, :num_rows]
     return np.flatnonzero(is_empty).astype(index_dtype(num_rows))
 
 
 def _count_parts(nnz: int, num_keys: int) -> int | None:
-    """Choose the parts of a counting sort, or None if comparing the nonzeros costs less.
+    """Choose the parts of a counting sort, or None if a comparison sort costs less.
 
     Each part needs a counter for each key.
     """
@@ -220,7 +220,7 @@ def _choose_parts(nnz: int, num_keys: int) -> int:
 
 
 def _shape_counts(num_parts: int, num_keys: int, dtype: np.dtype) -> tuple[int, int]:
-    """Return the shape of the counters of all parts, which share no cache line."""
+    """Return the shape of all counters; the parts share no cache line."""
     return num_parts, num_keys + _CACHE_LINE_NBYTES // dtype.itemsize
 
 

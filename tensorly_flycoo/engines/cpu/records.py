@@ -1,7 +1,7 @@
 """The arguments of compiled loops, in groups, and how loops read and copy records.
 
 Sizes that a compiler must know (ndim, words of a record, columns in registers) are lengths of
-tuples and so part of a kernel's type; nothing is compiled for a rank or a shape. A field that is
+tuples and so part of a kernel's type; nothing is compiled for one rank or shape. A field that is
 None is part of the type too: the code for it is not compiled.
 """
 
@@ -23,7 +23,7 @@ from .compiling import kernel
 intrinsic: Any = extending.intrinsic
 overload: Any = extending.overload
 
-#: Nonzeros between asking for a record and using it.
+#: Nonzeros between prefetching a record and using it.
 PREFETCH_DISTANCE = 16
 
 
@@ -66,7 +66,7 @@ def locate(record_format: RecordFormat, mode: int) -> tuple[Field, Fields]:
 
 
 class Source(NamedTuple):
-    """Where loops find records: `pull_ids` are those of `Step`, values have their own type."""
+    """The records and pull ids of a `Step`; `values` views the records in the values' type."""
 
     records: Array
     values: Array
@@ -81,7 +81,7 @@ class Source(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where remapped records go, or None; `record_words` is as long as a record has words."""
+    """Where remapped records go, or None; a record has ``len(record_words)`` words."""
 
     spare: Array
     remap_ids: Array
@@ -89,12 +89,12 @@ class Target(NamedTuple):
 
     @classmethod
     def of(cls, step: Step, record_format: RecordFormat) -> "Target":
-        """Take what a step says."""
+        """Take the target of a step."""
         return cls(step.spare, step.remap_ids, (0,) * record_format.num_words)
 
 
 class Tiles(NamedTuple):
-    """The tiles of a mode: their size and that of buckets, and a `RowTiling` if loops need it."""
+    """The sizes of tiles and buckets, and the arrays of a mode's `RowTiling` if a loop needs it."""
 
     size: int
     bucket_size: int
@@ -102,7 +102,7 @@ class Tiles(NamedTuple):
     empty_rows: Array = None
 
 
-# numba wants the signatures of an overload and of its code to be equal, annotations too.
+# numba requires an overload and its implementations to have equal signatures and annotations.
 
 
 def _read_rows(records: Any, position: Any, words: Any, shifts: Any, masks: Any) -> Any:
@@ -138,14 +138,14 @@ def read_row(records: Array, position: Any, field: Field) -> Any:
 def copy_record(
     source: Array, position: Any, target: Array, target_position: Any, record_words: Any
 ) -> None:
-    """Copy one record; the length of the tuple `record_words` is the number of its words."""
+    """Copy one record of ``len(record_words)`` words."""
     for word in range(len(record_words)):
         target[target_position, np.uint64(word)] = source[position, np.uint64(word)]
 
 
 @intrinsic
 def prefetch_record(typing_context: Any, records: Any, position: Any) -> Any:
-    """Ask for the cache line of a record ahead of its use."""
+    """Prefetch the cache line of a record."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         matrix = context.make_array(records)(context, builder, args[0])

@@ -9,7 +9,7 @@ from .compiling import kernel
 
 
 class LeastSquares(NamedTuple):
-    """What a sweep minimises: see `linalg.hals.solve_nonnegative`."""
+    """The problem that a sweep minimises: see `linalg.hals.solve_nonnegative`."""
 
     targets: Array
     gram: Array
@@ -22,8 +22,8 @@ class LeastSquares(NamedTuple):
 def fit_ascending(first_column: int, last_column: int, columns: Array, fitted: Array) -> None:
     """Write to `fitted` (I, R) the ascending sequences nearest to some of the columns (I, R).
 
-    Blocks of equal elements, each the mean of what it covers, are merged while one is larger than
-    the next (pool adjacent violators): O(I * R). Means are taken in float64.
+    Neighbouring blocks of elements, each replaced by its mean, are merged while one is larger than
+    the next (pool adjacent violators): O(I * R). Means are computed in float64.
     """
     size = columns.shape[0]
     sums, counts = np.empty(size, np.float64), np.empty(size, np.int64)
@@ -56,8 +56,8 @@ def sweep_nonnegative(
     """Update all columns of some blocks of `rows` (I, R), one after the other, by HALS.
 
     A block is transposed, so that its rows are computed side by side. `errors` and `changes`
-    receive, for each block, the sum of squares that TensorLy compares with its tolerance (distances
-    of all columns from each new one), and the number of elements that changed.
+    receive, for each block, the sum of squares that TensorLy compares with its tolerance (of the
+    distances of all columns from each new one), and the number of elements that changed.
     """
     targets, gram, shift, ridge, smallest = problem
     rank = rows.shape[1]

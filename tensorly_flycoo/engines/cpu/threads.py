@@ -1,8 +1,8 @@
-"""Run compiled loops on several threads, as many as numba is set to use.
+"""Run compiled loops on several threads, in numba's number.
 
 The loops release the GIL, so plain threads suffice. numba's own parallel loops do not: their
 default layer (OpenMP) spins at the end of each loop, which makes it up to a hundred times slower
-when another process needs a core, and another layer must not be entered by two threads at once.
+when another process needs a core, and another layer does not allow two threads at a time.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ _pool: ThreadPoolExecutor | None = None
 def run_parallel(loop: Callable[..., None], count: int, *arguments: Any) -> None:
     """Call ``loop(first, last, *arguments)`` for parts that together are range(count).
 
-    Returns, or raises, only when no part is running any more, so that nothing is written to the
-    arguments after an exception such as KeyboardInterrupt.
+    Returns or raises only when no part is running, so that nothing writes to the arguments after an
+    exception such as KeyboardInterrupt.
     """
     num_threads = min(numba.get_num_threads(), count)
     num_parts = min(count, num_threads * _PARTS_PER_THREAD)

@@ -1,7 +1,7 @@
 """The loop of the CPU engine's TTMc, compiled by numba.
 
-A nonzero adds the Kronecker product of its factors' rows to a row of many columns, which stays in
-the nearest cache while the nonzeros of that row last.
+Each nonzero adds the Kronecker product of its factors' rows to an output row of many columns, which
+stays in the nearest cache until the row's last nonzero.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from .records import (
     read_rows,
 )
 
-#: Bytes of a vector that is added at once.
+#: Bytes of a vector of columns.
 _VECTOR_NBYTES = 64
 
 
@@ -38,11 +38,11 @@ class Kronecker(NamedTuple):
     factors : tuple of array (I_n, K_n)
         C-contiguous; the last one padded with columns of zeros to whole vectors.
     ranks : tuple of uint64
-        Their columns, padding included.
+        The number of columns of each factor, padding included.
     num_columns : uint64
-        The columns of the last one, without padding.
+        The number of columns of the last factor, without padding.
     lanes : tuple
-        As long as a vector has columns.
+        A vector holds ``len(lanes)`` columns.
     """
 
     fields: Fields
@@ -53,7 +53,7 @@ class Kronecker(NamedTuple):
 
 
 class SlotOutput(NamedTuple):
-    """Where rows of results go: a row to its slot, if there are `slots`."""
+    """Where rows of results go: row i to ``slots[i]``, or to row i if `slots` is None."""
 
     field: Field
     slots: Array | None
@@ -87,7 +87,7 @@ def _point_at_row(typing_context: Any, matrix: Any, row: Any) -> Any:
 
 @intrinsic
 def _point_at_rows(typing_context: Any, factors: Any, indices: Any) -> Any:
-    """Point at the row of each factor that a nonzero needs; counts no references to arrays."""
+    """Point at the row of each factor that a nonzero needs, without counting references."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointers = []
@@ -105,7 +105,7 @@ def _point_at_rows(typing_context: Any, factors: Any, indices: Any) -> Any:
 
 @intrinsic
 def _add_scaled(typing_context: Any, total: Any, scale: Any, row: Any, lanes: Any) -> Any:
-    """Add ``scale * row[:lanes]`` to ``total[:lanes]``, both pointers, as one vector each.
+    """Add `scale` times the vector at `row` to the one at `total`; both are pointers.
 
     Multiplication and addition stay separate, as everywhere in the CPU engine.
     """
@@ -140,8 +140,8 @@ def _advance(typing_context: Any, pointer: Any, offset: Any) -> Any:
 def _multiply_out(prefixes: Array, value: Any, rows: Any, ranks: Any) -> None:
     """Fill `prefixes` with ``value`` times the Kronecker product of all rows but the last.
 
-    In place and from the end, since a product with one more row takes the place of the products
-    from which it is made, or a later one.
+    In place, from the end: each product with one more row is stored at or after the place of the
+    product that it extends.
     """
     prefixes[0] = value
     size = np.uint64(1)
@@ -169,7 +169,7 @@ def _add_outer_product(total: Array, prefixes: Array, row: Any, width: Any, lane
 
 @kernel
 def _store_total(total: Array, width: Any, num_columns: Any, target: Array, row: Any) -> None:
-    """Write the columns of `total` that are not padding to a row of `target`, and clear it."""
+    """Write `total` without padding to a row of `target`, and clear `total`."""
     for p in range(np.uint64(total.shape[1]) // width):
         for column in range(width):
             if column < num_columns:
@@ -178,7 +178,7 @@ def _store_total(total: Array, width: Any, num_columns: Any, target: Array, row:
 
 
 def _slot_of(slots: Any, row: Any) -> Any:
-    """Return the row of the result to which a row of the tensor goes; without slots, itself."""
+    """Return the output row of a row of the tensor: its slot, or itself without slots."""
 
 
 @overload(_slot_of)

@@ -21,9 +21,9 @@ from .structs import make_packing
 class _StreamLock:
     """A lock whose holders take turns on the device too, each on its own stream.
 
-    A launch returns before it has run. So each holder makes its stream wait for what the holder
-    before it launched: a remapping of the same records, or a copy of them, which the second
-    remapping after it would otherwise overwrite.
+    A launch returns before its kernel has run. So each holder makes its stream wait for the
+    previous holder's launches. These remap or copy the same records; without the wait, the second
+    remapping after a copy could overwrite records not yet copied.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class _StreamLock:
 
 
 class CudaPrimitives(Primitives):
-    """CuPy's radix sorts; blocks write records to neighbouring places together."""
+    """CuPy's radix sorts, and kernels whose blocks write neighbouring records together."""
 
     write_order_dtype = np.dtype(np.uint16)
 
@@ -60,16 +60,16 @@ class CudaPrimitives(Primitives):
     def pack(
         self, coords: Array, values: Array, record_format: RecordFormat
     ) -> tuple[Array, bool, bool]:
-        """Make records, as `Primitives.pack` does, of arrays on the GPU or the host.
+        """Make records, as `Primitives.pack` does, from arrays on the GPU or the host.
 
-        Those of the host are copied `staging_size` nonzeros at a time, so that the GPU needs little
+        Host arrays are copied `staging_size` nonzeros at a time, so that the GPU needs little
         memory beyond the records.
         """
         size = values.size if is_cupy(values) else self.staging_size
         records = cupy.empty((values.size, record_format.num_words), record_format.word_dtype)
         found = cupy.zeros(4, bool)
         for first in range(0, values.size, max(size, 1)):
-            # With the nonzero before, to which the first is compared.
+            # Includes the previous nonzero, to compare the first one with.
             block = slice(max(first - 1, 0), first + size)
             arrays = (_copy_to_gpu(coords[:, block]), _copy_to_gpu(values[None, block])[0])
             _pack_block(*arrays, record_format, records[block], found)
@@ -87,7 +87,7 @@ class CudaPrimitives(Primitives):
         modes: Iterable[int],
         places: Array | None = None,
     ) -> Array | None:
-        # By the rows of several modes at a time: as many as fit a key.
+        # Sort by as many modes at a time as fit one key.
         for group, dtype in _group_modes(record_format, modes):
             keys = cupy.zeros(records.shape[0], dtype)
             for mode in reversed(group):
@@ -139,7 +139,7 @@ class CudaPrimitives(Primitives):
         return _StreamLock()
 
     def sort_nbytes(self, nnz: int, size: int) -> int:
-        # Rows in two orders and the sorting; or a flag a row and the int64 numbers of the empty.
+        # Rows in two orders and the sort; or a flag for each row and the int64 empty rows.
         return max(8 * nnz + _argsort_nbytes(nnz, 4), 4 * nnz + 9 * size)
 
     def split_nbytes(self, nnz: int, bucket_size: int) -> int:
@@ -149,10 +149,10 @@ class CudaPrimitives(Primitives):
 
 
 def _copy_to_gpu(rows: Array) -> Array:
-    """Return rows (n, size) as they are if they are on the GPU, else copied one at a time.
+    """Return rows (n, size) on the GPU, copied one at a time if they are on the host.
 
-    Straight from pageable memory: pinned memory is no faster, as a thread would first have to copy
-    the rows there (H200).
+    They are copied from pageable memory: pinned memory is no faster, as a thread would first have
+    to copy the rows there (H200).
     """
     if is_cupy(rows):
         return rows

@@ -39,7 +39,7 @@ class CudaEngine(CudaPrimitives, Engine):
         return Cut(record_format, tile_size, tuning.BUCKET_SIZE)
 
     def receive(self, coords: Array, values: Array) -> tuple[Array, Array]:
-        if is_cupy(coords):  # from the host, `pack` takes them block by block
+        if is_cupy(coords):  # host arrays are copied block by block in `pack`
             self.check_arrays({"coords": coords, "values": values})
         return coords, values
 
@@ -162,7 +162,7 @@ class CudaEngine(CudaPrimitives, Engine):
 
 
 def _count_partial_rows(num_tiles: int) -> list[int]:
-    """Count partial rows: of tiles, of segments of tiles, of segments of those, down to one."""
+    """Count the partial rows of tiles, of segments of tiles, of segments of those, down to one."""
     counts = [num_tiles]
     while counts[-1] > 1:
         counts.append(-(-counts[-1] // tuning.SEGMENT))
@@ -176,7 +176,7 @@ def _is_readable(factor: Array) -> bool:
 
 
 def _align_rows(arrays: list[Array], nnz: int) -> list[Array]:
-    """Copy factors to rows aligned for loads, if that pays and there is memory for it.
+    """Copy factors to rows aligned for loads, if that pays and memory suffices.
 
     The result is the same to the bit: the order of additions does not depend on how rows are
     loaded.
@@ -202,7 +202,7 @@ def _align_rows(arrays: list[Array], nnz: int) -> list[Array]:
 def pad_rows(array: Array, row_nbytes: int) -> Array:
     """Copy a matrix to one whose rows begin `row_nbytes` apart, with zeros in between.
 
-    Loads read that padding too, although nothing uses it.
+    Loads read the padding, but nothing uses it.
     """
     (num_rows, rank), stride = array.shape, row_nbytes // array.itemsize
     padded = cupy.empty((num_rows, stride), array.dtype)
@@ -242,12 +242,12 @@ def _get_mttkrp_kernel(
 
 
 def _pass_none(arrays: Iterable[Array | None]) -> list[Array | np.uint64]:
-    """Return kernel arguments for arrays, a null pointer for None."""
+    """Return kernel arguments for arrays, with a null pointer for None."""
     return [np.uint64(0) if array is None else array for array in arrays]
 
 
 def _add_partial_rows(sums: list[tuple[Array, Array]], out: Array) -> None:
-    """Add the partial rows of all tiles; those of long rows in several launches."""
+    """Add the partial rows of all tiles; long rows take several launches."""
     macros = partial_rows_macros(out.dtype)
     kernel = launch.get_kernel("partial_rows.cu", "add_partial_rows", **macros)
     for (rows, partial_rows), segments in itertools.pairwise(sums):
@@ -258,7 +258,7 @@ def _add_partial_rows(sums: list[tuple[Array, Array]], out: Array) -> None:
 
 
 def _list_addresses(arrays: list[Array]) -> list[int]:
-    """Return for each array a number with the common power of two of all its row addresses."""
+    """Return for each array a number that has the alignment of its rows' addresses."""
     return [a.data.ptr | row_pitch(a) for a in arrays]
 
 

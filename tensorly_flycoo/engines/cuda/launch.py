@@ -1,7 +1,7 @@
 """Compile specialisations of the kernels when they are first used, and launch them.
 
 With the environment variable TENSORLY_FLYCOO_ASSERTIONS set to 1 they are debug builds, which stop
-where an id points outside what it indexes, or rows do not ascend.
+if an id is out of range or rows do not ascend.
 """
 
 import functools
@@ -26,7 +26,7 @@ MAX_GRID = 2**31 - 1
 def get_kernel(file: str, name: str, **macros: int | str) -> cupy.RawKernel:
     """Return one specialisation of the kernel `name` in `file`.
 
-    Its code is compiled for a device at the first launch there, and kept on disk by CuPy.
+    CuPy compiles it at the first launch on a device, and caches it on disk.
     """
     defines = tuple(f"-D{macro}={value}" for macro, value in macros.items())
     return cupy.RawKernel(load_source(file), name, options=_OPTIONS + defines)
@@ -64,9 +64,8 @@ def launch_tiles(
 ) -> None:
     """Launch a block for each tile, and along y for each part of the columns.
 
-    The kernel's first argument is the first tile of the launch. With a loop over tiles inside the
-    kernel, the compiler would keep in registers what it can compute before the loop, and need up to
-    twice as many.
+    The kernel's first argument is the first tile of the launch. If the kernel looped over tiles
+    instead, the compiler would keep loop invariants in registers, and need up to twice as many.
     """
     for first_tile in range(0, num_tiles, MAX_GRID):
         grid = (min(num_tiles - first_tile, MAX_GRID), num_parts)
@@ -74,7 +73,7 @@ def launch_tiles(
 
 
 def current_gpu() -> Gpu:
-    """Describe the current device; raise RuntimeError if the kernels do not compile for it."""
+    """Return the current device's `Gpu`; raise RuntimeError if kernels do not compile for it."""
     return _describe_gpu(cupy.cuda.runtime.getDevice())
 
 

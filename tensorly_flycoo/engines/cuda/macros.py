@@ -1,4 +1,4 @@
-"""The macros that make a specialisation of each kernel; known without a GPU."""
+"""The macros that specialise each kernel. This module needs no GPU."""
 
 import math
 from typing import Any, TypeAlias
@@ -9,7 +9,7 @@ from ...format.packing import RecordFormat
 from . import structs, tuning
 from .tuning import ColumnCut, Occupancy, RankCut
 
-#: Values by name: an int, or text such as a type.
+#: Values by name: ints, or text such as a type.
 Macros: TypeAlias = dict[str, Any]
 
 _TYPES = {
@@ -121,7 +121,7 @@ def sum_groups_macros(dtype: np.dtype) -> Macros:
 
 
 def pad_rows_macros(dtype: np.dtype, num_columns: int) -> Macros:
-    """Specialise `pad_rows.cu` for rows of `num_columns`, padding among them."""
+    """Specialise `pad_rows.cu` for rows of `num_columns`, padding included."""
     group_size = min(32, 1 << (num_columns - 1).bit_length())
     return {"VALUE": _TYPES[dtype], "GROUP_SIZE": group_size, "BATCH": 4}
 
@@ -138,7 +138,7 @@ def gram_macros(rank: int) -> Macros:
 def multiply_rows_macros(rank: int, alignment: int) -> Macros:
     """Specialise `multiply_rows.cu` for rows that begin at multiples of `alignment` numbers.
 
-    The rows that it writes are aligned as MTTKRP wants them.
+    The rows that it writes are aligned for MTTKRP.
     """
     return {
         **gram_macros(rank),
@@ -189,5 +189,5 @@ def _operands_macros(record_format: RecordFormat) -> Macros:
 
 
 def _id_type(dtype: np.dtype | None) -> str:
-    """Return the type of ids; where there are none, any will do."""
+    """Return the C type of ids, or any type if there are none."""
     return "unsigned" if dtype is None else _TYPES[dtype]

@@ -1,7 +1,7 @@
 """Read CUDA sources and inline the headers that they include.
 
-The compiler's cache knows a source by its text. Headers that the compiler finds for itself are no
-part of that text: after a change to one of them the cache would return old machine code.
+CuPy's cache identifies a source by its text, which does not contain the headers that the compiler
+finds: after a change to one of them the cache would return stale machine code.
 """
 
 import functools
@@ -14,7 +14,7 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"$')
 
 @functools.cache
 def load_source(name: str) -> str:
-    """Return the whole text of a CUDA source.
+    """Return the text of a CUDA source with its headers inlined.
 
     Parameters
     ----------
@@ -25,13 +25,13 @@ def load_source(name: str) -> str:
     Returns
     -------
     str
-        Each of our headers once, where it is first included. ``#line`` names the file that a line
-        is from, by its path from the folder that holds the package, and its number there.
+        Contains each of our headers once, where it is first included. ``#line`` gives the file and
+        number of the next line; paths start at the folder that holds the package.
 
     Raises
     ------
     FileNotFoundError
-        If there is no such source.
+        If the file does not exist.
 
     Examples
     --------

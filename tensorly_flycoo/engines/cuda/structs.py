@@ -1,8 +1,8 @@
-"""The structures that Python fills for the kernels: one table makes both sides of each.
+"""The structures that Python fills for the kernels: one dtype defines both sides of each.
 
-A dtype of this module is how Python fills a structure. Its `layout_macro` is how the kernel's
-`CHECK_LAYOUT` compares the structure that the compiler made of the CUDA source: size, and name,
-offset and size of each member. Where they differ the kernel does not compile.
+Python fills a structure through its dtype. The kernel's `CHECK_LAYOUT` compares the dtype's
+`layout_macro` with the structure in the CUDA source: its size, and the name, offset and size of
+each member. If they differ, the kernel does not compile.
 """
 
 import functools
@@ -23,7 +23,7 @@ FIELD = np.dtype([("word", np.uint32), ("shift", np.uint32), ("mask", np.uint32)
 
 @functools.cache
 def operands_dtype(num_inputs: int) -> np.dtype:
-    """Return `Operands` of `operands.cuh`; without inputs it has one that is never read."""
+    """Return the dtype of `Operands` (`operands.cuh`); a single unused input stands for none."""
     max_inputs = max(1, num_inputs)
     fields = [
         ("out_field", FIELD),
@@ -39,13 +39,13 @@ def operands_dtype(num_inputs: int) -> np.dtype:
 
 @functools.cache
 def ranks_dtype(num_inputs: int) -> np.dtype:
-    """Return `Ranks` of `ttmc.cuh`; without inputs it has one that is never read."""
+    """Return the dtype of `Ranks` (`ttmc.cuh`); a single unused input stands for none."""
     return np.dtype([("at", np.int32, max(1, num_inputs))], align=True)
 
 
 @functools.cache
 def packing_dtype(ndim: int) -> np.dtype:
-    """Return `Packing` of `pack.cuh`."""
+    """Return the dtype of `Packing` (`pack.cuh`)."""
     fields = [
         ("mode_stride", np.int64),
         ("nonzero_stride", np.int64),
@@ -59,19 +59,19 @@ def packing_dtype(ndim: int) -> np.dtype:
 
 @functools.cache
 def carries_dtype(dtype: np.dtype, cut: RankCut, block_size: int) -> np.dtype:
-    """Return `Carries` of `mttkrp.cuh`, for which Python reserves shared memory."""
+    """Return the dtype of `Carries` (`mttkrp.cuh`), for which Python reserves shared memory."""
     num_groups, lane_nbytes = block_size // cut.group_size, cut.lane_columns * dtype.itemsize
     fields = [
         ("sums", dtype, (block_size, cut.lane_columns)),
         ("inherits", np.bool_, num_groups),
         ("is_one_row", np.bool_, num_groups),
     ]
-    # A thread's columns are aligned as a whole, so that they move at once.
+    # A thread's columns are aligned as a whole, so that they move together.
     return _pad(np.dtype(fields, align=True), lane_nbytes)
 
 
 def slot_nbytes(record_format: RecordFormat) -> int:
-    """Return the bytes of a place in shared memory, which holds a record and then its entry.
+    """Return the bytes of a slot in shared memory, which holds a record and then its entry.
 
     An entry is the nonzero unpacked (`nonzeros.cuh`): the value, and a row for each mode.
     """
@@ -81,7 +81,7 @@ def slot_nbytes(record_format: RecordFormat) -> int:
 
 @functools.cache
 def layout_macro(dtype: np.dtype) -> str:
-    """Say for `CHECK_LAYOUT` of `layout.cuh` how a structure lies in memory.
+    """Describe the memory layout of a structure for `CHECK_LAYOUT` (`layout.cuh`).
 
     Examples
     --------
@@ -133,13 +133,13 @@ def make_packing(record_format: RecordFormat, coords: Array) -> np.ndarray:
 def row_pitch(array: Array) -> int:
     """Return the bytes from the start of a matrix's row to the next.
 
-    A single row has no next one, and its stride may be anything: then it is the row's own bytes.
+    A single row has no next one, and its stride may be anything: its own size is returned.
     """
     return array.strides[0] if array.shape[0] > 1 else array.shape[1] * array.itemsize
 
 
 def _as_bytes(struct: np.ndarray) -> np.ndarray:
-    """Hide the fields: CuPy looks at each of them at every launch."""
+    """Hide the fields: CuPy would inspect each of them at every launch."""
     return struct.view(f"V{struct.itemsize}")
 
 

@@ -30,7 +30,7 @@ def suits_tensor_cores(x: Array) -> bool:
 
 @functools.cache
 def _has_fast_doubles(device_id: int) -> bool:
-    """Return whether a GPU has tensor cores for float64, about as fast as its float32."""
+    """Return whether a GPU has float64 tensor cores, and float64 at half speed or faster."""
     device = cupy.cuda.Device(device_id)
     ratio = device.attributes["SingleToDoublePrecisionPerfRatio"]
     return int(device.compute_capability) >= 80 and ratio <= 2
@@ -46,7 +46,7 @@ def gram_blocks(x: Array) -> Array:
 
 
 def multiply_rows(x: Array, matrix: Array) -> Array:
-    """Compute ``x @ matrix`` of float32 (I_n, R) and float64 (R, R).
+    """Compute ``x @ matrix`` for float32 `x` (I_n, R) and float64 `matrix` (R, R).
 
     The rows of the product are aligned for MTTKRP.
     """
@@ -59,7 +59,10 @@ def multiply_rows(x: Array, matrix: Array) -> Array:
 
 
 def invert(matrix: Array) -> Array:
-    """Invert a float32 (R, R) to float64; pseudo-invert it if it is singular to rounding."""
+    """Return the float64 inverse of a float32 matrix (R, R).
+
+    If the matrix is singular to rounding, return its pseudo-inverse.
+    """
     rank = matrix.shape[0]
     inverse = cupy.empty((rank, rank), np.float64)
     strides = [np.int64(stride // matrix.itemsize) for stride in matrix.strides]

@@ -1,42 +1,42 @@
-"""How the kernels are cut: tables of what was found best, each row with what it was measured on.
+"""How work is cut for the kernels: tables of the best sizes, with what they were measured on.
 
-To add a GPU, add rows; `examples/benchmark_gpu` measures. Cuts fix the order of additions: with
-another cut results differ in their last bits.
+To add a GPU, measure with `examples/benchmark_gpu` and add rows. The cut fixes the order of
+additions: another cut changes the last bits of results.
 """
 
 import functools
 import sys
 from dataclasses import dataclass
 
-#: Threads of a block. Few: while a block waits for its records or at a barrier, others compute.
+#: Threads of a block. Few, so that others compute while a block waits for records or at a barrier.
 #: Measured on an H200: nell-1, delicious and vast shapes.
 BLOCK_SIZE = 128
 
-#: The most nonzeros of a tile: 8 for each thread, which asks for their ids together. Measured on an
+#: The most nonzeros of a tile: 8 for each thread, which loads their ids together. Measured on an
 #: H200: nell-1, delicious and vast shapes.
 MAX_TILE_SIZE = 1024
 
-#: Nonzeros of a bucket: with 16-byte records 4 MB, which stays in the L2 cache. Measured on an
+#: Nonzeros of a bucket: 4 MB of 16-byte records, which stay in the L2 cache. Measured on an
 #: H200: 2^16 to 2^18, nell-1, delicious and vast shapes.
 BUCKET_SIZE = 2**18
 
 #: Tiles whose partial rows one thread adds. Not measured.
 SEGMENT = 64
 
-#: Rows of a tall matrix that a block has: few enough to keep a GPU evenly busy, many enough that
-#: what a block writes is small beside what it reads. Measured on an H200: 25.5M rows, rank 32.
+#: Rows of a tall matrix for each block: few enough to keep a GPU evenly busy, many enough that a
+#: block writes little compared with what it reads. Measured on an H200: 25.5M rows, rank 32.
 ROWS_PER_BLOCK = 8192
 
-#: The same where blocks write nothing that must be added up: factors of few rows keep a GPU busy.
+#: The same for kernels without sums over blocks: even factors of few rows keep a GPU busy.
 ROWS_PER_SMALL_BLOCK = 1024
 
 #: The most columns of a tall matrix whose products fit a lane's registers.
 MAX_TALL_RANK = 32
 
-#: Bytes of a row that a lane has: what one load can bring.
+#: Bytes of a row for each lane: the most that one load reads.
 _LANE_NBYTES = 16
 
-#: Bytes that memory moves at once.
+#: Bytes of one memory access.
 _LINE_NBYTES = 64
 
 #: No limit.
@@ -48,14 +48,14 @@ _SPILLS = "not timed; no register spills on 8.0, 9.0 and 10.0"
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a kernel's cut depends on.
+    """The properties of a GPU on which the cut depends.
 
     Attributes
     ----------
     capability : (int, int)
         Compute capability, major and minor.
     shared_nbytes : int
-        The shared memory that the blocks of a multiprocessor have between them.
+        The shared memory of a multiprocessor.
     """
 
     capability: tuple[int, int]
@@ -69,16 +69,16 @@ class Occupancy:
     Attributes
     ----------
     capability : (int, int)
-        The row is for GPUs of this compute capability and, up to that of other rows, higher.
+        The row is for GPUs of this compute capability, and of higher ones up to the next row's.
     max_inputs, max_rank : int
-        And for as many input modes, and as high a rank, at most.
+        The most input modes and the highest rank that the row is for.
     batch : int
         Nonzeros whose rows a lane loads before it uses the first.
     min_blocks : int
-        Blocks of a multiprocessor that its registers and shared memory should be enough for. Tiles
-        are cut by it before a rank is known: it must be the same for all ranks.
+        Blocks that should fit the registers and shared memory of a multiprocessor. The tile size
+        depends on it before a rank is known, so it must be the same for all ranks.
     measured : str
-        On what, or that it was not.
+        What it was measured on, if at all.
     """
 
     capability: tuple[int, int]
@@ -89,7 +89,7 @@ class Occupancy:
     measured: str
 
 
-#: By compute capability; within one, the first row that fits counts. Shapes are those of the
+#: By compute capability; within one, the first row that fits is used. Shapes are those of the
 #: benchmark's tensors.
 OCCUPANCIES = (
     Occupancy((8, 0), 2, _ANY, batch=8, min_blocks=4, measured=_AS_9),
@@ -122,7 +122,7 @@ def check_capability(capability: tuple[int, int], device_id: int) -> None:
         got, least = (".".join(map(str, version)) for version in (capability, LEAST_CAPABILITY))
         raise RuntimeError(
             f"GPU {device_id} has compute capability {got}, expected {least} or higher: "
-            'choose another GPU, or the CPU by tensorly_flycoo.set_device("cpu")'
+            'choose another GPU, or the CPU with tensorly_flycoo.set_device("cpu")'
         )
 
 
@@ -130,7 +130,7 @@ def check_capability(capability: tuple[int, int], device_id: int) -> None:
 def choose_occupancy(gpu: Gpu, num_inputs: int, rank: int = 1) -> Occupancy:
     """Look up the row of `OCCUPANCIES` for a GPU, a number of input modes and a rank.
 
-    Where only `min_blocks` is wanted, any rank will do.
+    `min_blocks` does not depend on the rank.
 
     Examples
     --------
@@ -148,9 +148,9 @@ def choose_occupancy(gpu: Gpu, num_inputs: int, rank: int = 1) -> Occupancy:
 
 
 def choose_tile_size(slot_nbytes: int, num_inputs: int, gpu: Gpu) -> int:
-    """Choose the nonzeros of a tile, so that `min_blocks` share three quarters of shared memory.
+    """Choose the nonzeros of a tile, so that `min_blocks` fit three quarters of shared memory.
 
-    The rest caches rows (vast shape: 1.1 times the time with tiles twice as long; H200).
+    The rest caches rows (tiles twice as long took 1.1 times the time; vast shape, H200).
     """
     room = gpu.shared_nbytes * 3 // 4 // choose_occupancy(gpu, num_inputs).min_blocks
     room -= 20 * BLOCK_SIZE + 2**10  # for carry-outs, and the system's share
@@ -162,14 +162,14 @@ def choose_tile_size(slot_nbytes: int, num_inputs: int, gpu: Gpu) -> int:
 
 @dataclass(frozen=True)
 class RankCut:
-    """How the columns of a row are dealt out to lanes.
+    """How the columns of a row are distributed over lanes.
 
     Attributes
     ----------
     load_columns, store_columns : int
-        Neighbouring columns that one load brings, and that one store writes.
+        Neighbouring columns that one load reads, and that one store writes.
     lane_columns : int
-        Columns of a lane, which it loads at once or in parts.
+        Columns of a lane, read by one or more loads.
     group_size : int
         Lanes of a group, a power of two.
     num_parts : int
@@ -184,10 +184,10 @@ class RankCut:
 
 
 def cut_rank(rank: int, itemsize: int, load_alignment: int, store_alignment: int) -> RankCut:
-    """Choose for a rank, and the alignment in bytes of the factors' rows and of the result's.
+    """Choose the cut for a rank, given the alignment in bytes of the factors' and result's rows.
 
-    Rows that are not aligned have as many lanes: with a single column for each lane, a warp would
-    have a quarter of the nonzeros (rank 25 took 2.1 times as long as 32; vast shape, H200).
+    Unaligned rows take no more lanes: with a single column for each lane, a warp would compute a
+    quarter of the nonzeros (rank 25 took 2.1 times as long as 32; vast shape, H200).
 
     Examples
     --------
@@ -208,7 +208,7 @@ def cut_rank(rank: int, itemsize: int, load_alignment: int, store_alignment: int
 
 
 def choose_row_nbytes(row_nbytes: int) -> int:
-    """Choose how far apart rows should begin, so that they touch no more lines than they must.
+    """Choose the row pitch, so that rows touch as few memory lines as possible.
 
     Examples
     --------
@@ -229,7 +229,7 @@ _READS_TO_ALIGN = {4: 9, 8: 32}
 
 
 def pays_to_align(num_rows: int, alignment: int, nnz: int, num_inputs: int) -> bool:
-    """Say whether copying `num_rows` rows costs less than reading them where they are not aligned.
+    """Return whether copying `num_rows` rows costs less than reading them unaligned.
 
     Examples
     --------
@@ -246,11 +246,11 @@ class LaneColumns:
     Attributes
     ----------
     max_inputs, min_columns : int
-        The row is for as many input modes at most, and as many columns at least.
+        The most input modes and the fewest columns that the row is for.
     lane_columns : int
-        Columns of a thread: what it reads of a nonzero serves all of them.
+        Columns of a thread: it reads a nonzero once for all of them.
     measured : str
-        On what.
+        What it was measured on.
     """
 
     max_inputs: int
@@ -259,7 +259,7 @@ class LaneColumns:
     measured: str
 
 
-#: The first row that fits counts.
+#: The first row that fits is used.
 LANE_COLUMNS = (
     LaneColumns(3, 128, 4, measured=_SPILLS),
     LaneColumns(_ANY, 0, 1, measured="not measured"),
@@ -268,12 +268,12 @@ LANE_COLUMNS = (
 
 @dataclass(frozen=True)
 class ColumnCut:
-    """How the columns of TTMc are dealt out to threads.
+    """How the columns of TTMc are distributed over threads.
 
     Attributes
     ----------
     lane_columns : int
-        Columns of a thread, a group apart.
+        Columns of a thread, `group_size` apart.
     group_size : int
         Threads of a group, a power of two.
     num_parts : int
@@ -286,7 +286,7 @@ class ColumnCut:
 
 
 def cut_columns(num_columns: int, num_inputs: int) -> ColumnCut:
-    """Choose for a number of columns and of input modes.
+    """Choose the cut for a number of columns and of input modes.
 
     Examples
     --------

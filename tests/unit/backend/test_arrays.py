@@ -10,7 +10,7 @@ import tensorly as tl
 
 import tensorly_flycoo
 from tensorly_flycoo import DensifyError, FlycooTensor
-from tensorly_flycoo.backend import hooks, register
+from tensorly_flycoo.backend import register, tensor_algebra
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
@@ -420,7 +420,7 @@ def test_registered_once():
     register()
     register()
     assert tl.backend.BackendManager.available_backend_names.count("flycoo") == 1
-    hooks.install_hooks()
+    tensor_algebra.install_hooks()
     hook = tl.tenalg.core_tenalg.CoreTenalgBackend.unfolding_dot_khatri_rao
     assert not hasattr(hook.__wrapped__, "_flycoo_hook")
 

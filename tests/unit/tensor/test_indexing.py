@@ -65,7 +65,7 @@ def test_errors_are_index_errors(index):
 
 
 def test_an_empty_slice_is_an_error():
-    with pytest.raises(ValueError, match=r"selects nothing of mode 1, which has size 7"):
+    with pytest.raises(ValueError, match=r"selects nothing from mode 1, which has size 7"):
         make_exact_problem(SHAPE, 120).tensor()[:, 5:5]
 
 

@@ -1,4 +1,4 @@
-// Checks of a debug build (-D ASSERTIONS): one that fails prints its condition and ends the launch.
+// Checks in a debug build (-D ASSERTIONS): a failed check prints its condition and ends the launch.
 #pragma once
 
 #ifdef ASSERTIONS

@@ -1,9 +1,8 @@
-// Entry: the Gram matrix x.T @ x of a tall matrix, as one matrix for each block of its rows.
+// Entry: the Gram matrix x.T @ x of each block of rows of a tall matrix.
 //
 // Mapping: a block has ROWS_PER_BLOCK neighbouring rows, a warp 32 of them at a time.
-// Preconditions (the caller's): the numbers of a row follow each other, and rows are `row_stride`
-//   numbers apart.
-// Bytes: the matrix once; the blocks' products are small beside it. None per nonzero.
+// Preconditions (the caller's): each row is contiguous, and rows are `row_stride` numbers apart.
+// Bytes: the matrix once; the blocks' products are small in comparison. None per nonzero.
 // Writes and determinism: each block writes its own (R, R), in double precision. The order of
 //   additions depends on the shape alone.
 // Source: none.

@@ -3,7 +3,7 @@
 
 #include "tall.cuh"
 
-// A warp has 32 rows at a time; a lane loads the numbers that it hands to the tensor cores.
+// A warp has 32 rows at a time; a lane loads the numbers that it passes to the tensor cores.
 template <typename Tall>
 __device__ __forceinline__ void compute_gram(long long num_rows, const float* x,
                                              long long row_stride, double* products)
@@ -11,7 +11,7 @@ __device__ __forceinline__ void compute_gram(long long num_rows, const float* x,
     constexpr int steps = 4;  // of 8 rows, loaded together
     constexpr int rank = Tall::rank, tiles = Tall::tiles, width = Tall::width;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    double sums[tiles][tiles][2] = {};  // those of pairs on the diagonal and above
+    double sums[tiles][tiles][2] = {};  // of pairs of tiles on the diagonal and above
     const typename Tall::Rows rows(num_rows, 8 * steps);
     for (long long row = rows.row; row < rows.end; row += Tall::num_warps * 8 * steps) {
         float numbers[steps][tiles][2];

@@ -1,11 +1,11 @@
-// Entry: the inner product of two tall matrices, as one sum for each block of their rows.
+// Entry: the inner product of two tall matrices, one sum for each block of rows.
 //
 // Mapping: a block has ROWS_PER_BLOCK neighbouring rows, a thread every BLOCK_SIZE-th number.
-// Preconditions (the caller's): the numbers of a row follow each other; rows are RANK long, and
-//   `a_stride` and `b_stride` numbers apart.
+// Preconditions (the caller's): each row is contiguous; rows are RANK long, and `a_stride` and
+//   `b_stride` numbers apart.
 // Bytes: both matrices once. None per nonzero.
 // Writes and determinism: one sum for each block, in double: eight products at a time are added in
-//   their own precision, then threads in an order that never changes.
+//   their own precision, then the threads' sums in a fixed order.
 // Source: none.
 #ifndef VALUE
 #error "VALUE: float or double"

@@ -1,9 +1,9 @@
 // Entry: invert one small matrix (R, R), or pseudo-invert it if it is singular to rounding.
 //
-// Mapping: one block of 32 warps; the thread (row, column) has one number. R is RANK, up to 32.
-// Preconditions (the caller's): none; rows and columns may be any strides apart.
-// Bytes: almost none, and none per nonzero. A launch takes less time than asking the host.
-// Writes and determinism: the inverse in double precision, in C order; nan where the matrix is not
+// Mapping: one block of 32 warps; thread (row, column) has one number. R is RANK, up to 32.
+// Preconditions (the caller's): none; rows and columns may have any strides.
+// Bytes: almost none, and none per nonzero. A launch takes less time than a round trip to the host.
+// Writes and determinism: the inverse in double precision, in C order; nan if the matrix is not
 //   finite. The order of all additions is fixed.
 // Source: Hestenes, Journal of the SIAM 6(1), 1958 (one-sided rotations).
 #ifndef RANK

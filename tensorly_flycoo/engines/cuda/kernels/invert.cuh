@@ -1,16 +1,16 @@
 // The inverse, or pseudo-inverse, of a small matrix.
 //
-// Rows and columns are scaled to a diagonal of ones, since a component that is only much smaller
-// than another makes no matrix singular; then Gauss-Jordan elimination with pivots of the column.
-// Where the condition number leaves no digit of float, the singular value decomposition by
-// Hestenes's rotations of pairs of columns.
+// Rows and columns are scaled to a diagonal of ones, so that a component much smaller than another
+// does not make the matrix look singular; then follows Gauss-Jordan elimination with partial
+// pivoting. If the condition number leaves no digit of a float, the singular value decomposition by
+// Hestenes's rotations of pairs of columns replaces it.
 #pragma once
 
 #include "sums.cuh"
 
 constexpr double float_epsilon = 1.1920928955078125e-07;  // of float
 constexpr int max_sweeps = 40;
-constexpr int pitch = 33;  // the numbers of a column lie in different banks
+constexpr int pitch = 33;  // puts the numbers of a column in different banks
 
 using Matrix = double[32][pitch];
 
@@ -35,7 +35,7 @@ __device__ inline double norm_of(const Matrix& matrix, double (&of_columns)[32],
     return norm;
 }
 
-// Replaces a matrix by its inverse. A singular matrix is not finite afterwards.
+// Replaces a matrix by its inverse, which is not finite if the matrix is singular.
 template <int Rank>
 __device__ inline void eliminate(Matrix& matrix, int row, int column)
 {
@@ -71,7 +71,7 @@ __device__ inline void eliminate(Matrix& matrix, int row, int column)
     __syncthreads();
 }
 
-// Makes the columns of `left` orthogonal by rotations, and `right` the product of these.
+// Makes the columns of `left` orthogonal by rotations, whose product it writes to `right`.
 template <int Rank>
 __device__ inline void orthogonalise(Matrix& left, Matrix& right, int warp, int lane)
 {
@@ -81,7 +81,7 @@ __device__ inline void orthogonalise(Matrix& left, Matrix& right, int warp, int 
     for (int sweep = 0; sweep < max_sweeps; ++sweep) {
         __syncthreads();
         if (warp == 0 && lane == 0) num_rotations = 0;
-        // Each warp has a pair of columns; as in a tournament, each meets each once.
+        // Each warp has a pair of columns; as in a round-robin tournament, all pairs meet once.
         for (int round = 0; round < num_columns - 1; ++round) {
             __syncthreads();
             if (warp >= num_columns / 2) continue;
@@ -107,7 +107,7 @@ __device__ inline void orthogonalise(Matrix& left, Matrix& right, int warp, int 
     }
 }
 
-// A block of 32 warps: the thread (row, column) has one number.
+// A block of 32 warps: thread (row, column) has one number.
 template <int Rank>
 __device__ __forceinline__ void invert_matrix(const float* matrix, long long row_stride,
                                               long long column_stride, double* inverse)

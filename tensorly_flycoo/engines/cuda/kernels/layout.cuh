@@ -1,9 +1,9 @@
-// Static checks that a structure lies in memory as Python fills it.
+// Static checks that a structure has the memory layout that Python fills.
 //
-// Python's table (`structs.py`) hands over a macro for each structure, such as FIELD_LAYOUT:
+// Python (`structs.py`) passes a macro for each structure, such as FIELD_LAYOUT:
 //   SIZE(12)MEMBER(word,0,4)MEMBER(shift,4,4)MEMBER(mask,8,4)
-// A member has a name, an offset and a size, in bytes. NVRTC cannot tell offsets before 13.4 or so;
-// the tests compile with a later one.
+// A member has a name, an offset and a size, in bytes. NVRTC before about 13.4 cannot check
+// offsets; the tests compile with a later one.
 #pragma once
 
 #ifdef __has_builtin

@@ -2,16 +2,16 @@
 //
 // Mapping: a block has a tile, and its share of the rows without a nonzero. Thread t moves the
 //   records t, t + BLOCK_SIZE, ... of the tile. A group of GROUP_SIZE lanes has a run of
-//   consecutive places, a lane LANE_LOADS times LOAD_COLUMNS columns of R. Blocks along y have
-//   further columns where a group holds less than R.
+//   consecutive places; a lane has LANE_LOADS times LOAD_COLUMNS of the R columns. If a group holds
+//   fewer than R, blocks along y have the remaining columns.
 // Preconditions. The layout's: pull ids are positions inside the tile's bucket, or in the whole
 //   copy; the write order is a permutation of each tile's places; remap ids are unique;
 //   `carry_rows` has the row that a tile inherits, or -1. The engine's: a bucket's size is a power
-//   of two; rows of factors are aligned to a load, and readable up to whole loads, whatever stands
-//   behind the last column; rows of `out` and `partial_rows` follow each other and are aligned to a
-//   store. A debug build (`assertions.cuh`) checks ids and rows.
+//   of two; rows of factors are aligned to a load, and readable up to whole loads (the contents
+//   past the last column do not matter); rows of `out` and `partial_rows` are contiguous and
+//   aligned to a store. A debug build (`assertions.cuh`) checks ids and rows.
 // Bytes per nonzero: a record in, and NUM_INPUTS rows of R values; with PULL sizeof(PULL_ID); with
-//   REMAP a record out, sizeof(REMAP_ID) and 2. Beside them each row of `out` once.
+//   REMAP a record out, sizeof(REMAP_ID) and 2. In addition, each row of `out` once.
 // Writes and determinism: no atomics. A row is written by the group in which it begins, which adds
 //   the carry-outs of the groups after it in their order; the carry-out of a row of an earlier tile
 //   goes to `partial_rows`. The order of all additions follows from the order of the nonzeros,

@@ -1,14 +1,14 @@
-// MTTKRP of one tile, from its nonzeros unpacked in shared memory.
+// MTTKRP of one tile whose nonzeros are unpacked in shared memory.
 #pragma once
 
 #include "nonzeros.cuh"
 
-// By name, so that the result does not depend on what a compiler contracts.
+// Explicit, so that the result does not depend on what a compiler contracts.
 __device__ __forceinline__ float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 __device__ __forceinline__ double fused(double a, double b, double c) { return __fma_rn(a, b, c); }
 
-// A lane has LaneLoads * LoadColumns columns of a row. With each of its loads a group reads
-// neighbouring columns; blocks along y have further ones where there are more than a group holds.
+// A lane has LaneLoads * LoadColumns columns of a row. Each load of a group reads neighbouring
+// columns. If a group holds too few, blocks along y have the remaining ones.
 template <typename TileNonzeros, int LoadColumns, int StoreColumns, int LaneLoads, int Batch>
 struct Mttkrp {
     using Nonzeros = TileNonzeros;
@@ -39,12 +39,12 @@ struct Mttkrp {
         Value at[StoreColumns];
     };
 
-    // Carry-outs between the groups of a block: what a group finds of the row that the group before
-    // it ends with. In shared memory; Python reserves it (`structs.py`).
+    // Carry-outs between the groups of a block: a group's sum for the row that the previous group
+    // ends with. In shared memory; Python reserves it (`structs.py`).
     struct Carries {
         Columns sums[block_size];     // by thread
-        bool inherits[num_groups];    // the run begins with the row that the one before ends with
-        bool is_one_row[num_groups];  // and that row fills all of it
+        bool inherits[num_groups];    // the run begins with the row that the previous run ends with
+        bool is_one_row[num_groups];  // and that row fills the whole run
     };
 
     // The first of a lane's columns. Its loads are group_load_columns apart.
@@ -53,13 +53,13 @@ struct Mttkrp {
         return blockIdx.y * group_size * lane_columns + threadIdx.x % group_size * LoadColumns;
     }
 
-    // A lane beyond the last column reads that one if it makes a single load: no condition needed.
+    // With a single load, a lane past the last column reads the last columns instead of branching.
     static __device__ __forceinline__ int readable_column(int column, int rank)
     {
         return LaneLoads == 1 ? min(column, (rank - 1) / LoadColumns * LoadColumns) : column;
     }
 
-    // Reads a lane's columns of the row whose readable column is at `source`.
+    // Reads a lane's columns of a row; `source` points at the row's readable column.
     static __device__ __forceinline__ Columns read_columns(const char* source, int column,
                                                            int rank)
     {
@@ -76,7 +76,7 @@ struct Mttkrp {
         return columns;
     }
 
-    // Writes a lane's columns to the row at `target`, as many as there are.
+    // Writes a lane's columns to the row at `target`, except those past the last column.
     static __device__ __forceinline__ void write_columns(Value* target, int column, int rank,
                                                          const Columns& columns)
     {
@@ -105,7 +105,7 @@ struct Mttkrp {
         for (int c = 0; c < lane_columns; ++c) total.at[c] += columns.at[c];
     }
 
-    // Clears this tile's share of the rows that have no nonzero.
+    // Clears this tile's share of the empty rows.
     template <typename EmptyRow>
     static __device__ __forceinline__ void clear_rows(const EmptyRow* empty_rows,
                                                       long long num_empty, long long share,
@@ -120,7 +120,7 @@ struct Mttkrp {
         }
     }
 
-    // Adds to `total` what the groups after `group` found of its last row.
+    // Adds to `total` the sums of the groups after `group` for its last row.
     static __device__ __forceinline__ void add_following(Columns& total, const Carries& carries,
                                                          int group)
     {
@@ -131,7 +131,7 @@ struct Mttkrp {
         }
     }
 
-    // Loads and multiplies the rows of a batch. Places past the end of the order have zeros.
+    // Loads and multiplies the rows of a batch. Places past the end of the order read row 0.
     static __device__ __forceinline__ void multiply_rows(
         Columns (&products)[Batch], Slots slots, int start, const Operands& operands,
         const char* const (&factors)[max_inputs], int column, int rank)
@@ -166,8 +166,8 @@ struct Mttkrp {
         }
     }
 
-    // Computes the tile's rows: those that begin in it go to `out`, and the carry-out of a row that
-    // began in an earlier tile goes to `partial_rows`.
+    // Computes the tile's rows: writes those that begin in it to `out`, and the carry-out of a row
+    // that began in an earlier tile to `partial_rows`.
     static __device__ __forceinline__ void compute_tile(Slots slots, Carries& carries,
                                                         const Operands& operands,
                                                         bool tile_inherits, long long tile,
@@ -196,7 +196,7 @@ struct Mttkrp {
 #pragma unroll
             for (int b = 0; b < Batch; ++b) {
                 if (start + b >= end) break;
-                // Read again, not kept: registers limit a batch.
+                // Read again instead of kept: registers limit the size of a batch.
                 const Entry entry = Nonzeros::read(slots, start + b);
                 if (entry.out_row() != row) {
                     ASSERT(entry.out_row() > row);

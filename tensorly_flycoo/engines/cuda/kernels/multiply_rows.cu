@@ -1,10 +1,10 @@
-// Entry: the product of a tall matrix and a small one (R, R), with zeros behind each row.
+// Entry: the product of a tall matrix and a small one (R, R), with zeros after each row.
 //
 // Mapping: a block has ROWS_PER_BLOCK neighbouring rows, a warp 32 of them at a time.
-// Preconditions (the caller's): the numbers of a row follow each other, and rows are `row_stride`
-//   numbers apart; that, the address and RANK are multiples of LOAD.
+// Preconditions (the caller's): each row is contiguous, and rows are `row_stride` numbers apart;
+//   `row_stride`, the address in numbers and RANK are multiples of LOAD.
 // Bytes: both tall matrices once. None per nonzero.
-// Writes and determinism: each row depends on itself alone.
+// Writes and determinism: each row of the product depends on one row of `x` only.
 // Source: none.
 #ifndef RANK
 #error "RANK: columns of the matrix, 32 or fewer"

@@ -3,8 +3,8 @@
 
 #include "tall.cuh"
 
-// A warp has 32 rows at a time, and each lane its part of the small matrix. The order in which
-// columns are multiplied is free, so a lane loads Load neighbouring ones.
+// A warp has 32 rows at a time, and each lane its part of the small matrix. Columns may be
+// multiplied in any order, so a lane loads Load neighbouring ones.
 template <typename Tall, int RowNumbers, int Load>
 __device__ __forceinline__ void multiply_block_rows(long long num_rows, const float* x,
                                                     long long row_stride, const double* matrix,
@@ -19,7 +19,7 @@ __device__ __forceinline__ void multiply_block_rows(long long num_rows, const fl
     static_assert(rank % Load == 0, "a row is whole loads");
     static_assert(RowNumbers == 1 || RowNumbers % 2 == 0, "a row is written two numbers at a time");
     const int lane = threadIdx.x % 32;
-    // Four lanes share a row: each has Load neighbouring numbers, and again 4 * Load further on.
+    // Four lanes share a row: each has Load neighbouring numbers in every 4 * Load.
     const auto column_of = [=](int k) { return k / Load * 4 * Load + lane % 4 * Load + k % Load; };
     double small[tiles][lane_numbers / 2][2];
 #pragma unroll

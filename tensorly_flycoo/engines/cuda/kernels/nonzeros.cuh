@@ -1,4 +1,4 @@
-// The nonzeros of a tile, unpacked in shared memory once for all lanes that will read them.
+// The nonzeros of a tile, unpacked in shared memory once for all lanes that read them.
 #pragma once
 
 #include "assertions.cuh"

@@ -1,14 +1,14 @@
-// What is the same for all nonzeros of a launch, and how to read a record with it.
+// The operands shared by all nonzeros of a launch, and how to read a record with them.
 #pragma once
 
-// Where a coordinate lies: in the 64 bits of a record that start at a word (see RecordFormat).
+// Where a coordinate is: in the 64 bits of a record that start at `word` (see RecordFormat).
 struct Field {
     unsigned word;
     unsigned shift;
     unsigned mask;
 };
 
-// Python fills it (`structs.py`). Passed by value, so it lies in constant memory.
+// Filled by Python (`structs.py`) and passed by value, so it is in constant memory.
 template <typename Value, int NumInputs>
 struct Operands {
     static_assert(sizeof(Value) == 4 || sizeof(Value) == 8, "float or double");
@@ -27,7 +27,7 @@ struct Operands {
 template <int NumWords>
 __device__ __forceinline__ unsigned read_row(const unsigned* record, const Field& field)
 {
-    // The last word has no next one, and no coordinate that needs it: the value follows them.
+    // The last word has no next one, but no coordinate crosses it: the value follows them.
     const unsigned low = record[field.word];
     const unsigned high = record[field.word + (field.word + 1 < NumWords)];
     return __funnelshift_r(low, high, field.shift) & field.mask;

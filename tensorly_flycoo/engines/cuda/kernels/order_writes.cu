@@ -1,10 +1,9 @@
-// Entry: put the remap ids of each tile in ascending order, in place, and write down which place
-// each is of.
+// Entry: sort the remap ids of each tile, ascending and in place, and write the place of each.
 //
 // Mapping: a block has a tile.
 // Preconditions (the layout's): remap ids are unique.
-// Bytes per nonzero: an id in and out, and 2.
-// Writes and determinism: ids are unique, so there is one order.
+// Bytes per nonzero: an id in and out, and 2 for the place.
+// Writes and determinism: ids are unique, so only one order is possible.
 // Source: Batcher, Sorting networks and their applications, AFIPS 1968 (the bitonic network).
 #ifndef REMAP_ID
 #error "REMAP_ID: unsigned type of remap ids"

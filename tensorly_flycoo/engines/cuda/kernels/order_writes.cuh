@@ -1,7 +1,7 @@
-// Sorting of a tile's remap ids.
+// Sorts a tile's remap ids.
 #pragma once
 
-// Sorts in shared memory by a bitonic network.
+// Sorts in shared memory with a bitonic network.
 template <int TileSize, int BlockSize, typename RemapId>
 __device__ __forceinline__ void order_tile(long long first, long long nnz, RemapId* remap_ids,
                                            unsigned short* write_order)
@@ -12,7 +12,7 @@ __device__ __forceinline__ void order_tile(long long first, long long nnz, Remap
     for (int place = threadIdx.x; place < TileSize; place += BlockSize) {
         const bool is_there = first + place < nnz;
         const unsigned long long id = is_there ? remap_ids[first + place] : 0;
-        keys[place] = is_there ? id * TileSize + place : ~0ull;  // the end of the order comes last
+        keys[place] = is_there ? id * TileSize + place : ~0ull;  // places past the end come last
     }
     __syncthreads();
     for (int size = 2; size <= TileSize; size *= 2) {

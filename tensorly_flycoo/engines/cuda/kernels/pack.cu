@@ -1,11 +1,11 @@
-// Entry: pack nonzeros into records, and note in `found` whether any of them is not in ascending
-// order or a duplicate, lies outside the shape, is not finite, or is zero.
+// Entry: pack nonzeros into records, and set the flags in `found`: whether any nonzero is out of
+// ascending order or a duplicate, lies outside the shape, is not finite, or is zero.
 //
-// Mapping: a thread has a nonzero, and every num_threads-th after it.
-// Preconditions (the engine's): `found` holds four zeros. What is found wrong the engine refuses.
-// Bytes per nonzero: its coordinates, its value and the coordinates before it (cached) in, a record
+// Mapping: a thread has one nonzero, and every num_threads-th after it.
+// Preconditions (the engine's): `found` holds four zeros. The engine raises if a flag is an error.
+// Bytes per nonzero: its coordinates, its value and the previous coordinates (cached) in, a record
 //   out.
-// Writes and determinism: each record once; all blocks write the same to `found`.
+// Writes and determinism: each record once; all blocks write the same value to a flag.
 // Source: none.
 #ifndef COORD
 #error "COORD: signed or unsigned type of coordinates"

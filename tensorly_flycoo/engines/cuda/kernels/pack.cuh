@@ -1,8 +1,8 @@
 // Packing of nonzeros into records (see RecordFormat).
 #pragma once
 
-// Where each coordinate goes in a record, and how coordinates lie in memory. Python fills it
-// (`structs.py`); passed by value.
+// Where each coordinate goes in a record, and the strides of coordinates in memory. Filled by
+// Python (`structs.py`) and passed by value.
 template <int Ndim>
 struct Packing {
     long long mode_stride, nonzero_stride;  // counted in coordinates
@@ -36,7 +36,7 @@ __device__ __forceinline__ void pack_nonzeros(const Packing<Ndim>& packing, long
     long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
     for (; i < nnz; i += num_threads) {
         unsigned words[NumWords] = {};
-        bool is_compared = i == 0;  // with the nonzero before: an earlier mode decided
+        bool is_compared = i == 0;  // an earlier mode differs from the previous nonzero's
 #pragma unroll
         for (int n = 0; n < Ndim; ++n) {
             const Coord* coord = coords + n * packing.mode_stride + i * packing.nonzero_stride;

@@ -1,7 +1,7 @@
 // Entry: copy a matrix to one whose rows begin further apart, with zeros in between.
 //
-// Mapping: a group of GROUP_SIZE lanes has a row; BATCH rows are on their way at once.
-// Preconditions (the engine's): columns of a row follow each other.
+// Mapping: a group of GROUP_SIZE lanes has a row, and loads BATCH rows before it stores the first.
+// Preconditions (the engine's): each row is contiguous.
 // Bytes: each value in once, each row with its padding out once. None per nonzero.
 // Writes and determinism: each place is written once.
 // Source: none.

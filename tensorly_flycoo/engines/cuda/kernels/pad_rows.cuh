@@ -1,4 +1,4 @@
-// A copy of a matrix with padding behind its rows.
+// Copies a matrix, with padding after each row.
 #pragma once
 
 // A group of GroupSize lanes has a row, and loads Batch rows before it stores the first.

@@ -1,4 +1,4 @@
-// Records as they lie in memory, and the slots of shared memory that a tile of them is copied to.
+// Records in memory, and the slots in shared memory to which a tile's records are copied.
 #pragma once
 
 #include "architecture.cuh"
@@ -39,8 +39,8 @@ struct Slots {
 
     SlotPiece* memory;
 
-    // The groups of a warp read places that are a run apart, which would be in the same banks.
-    // Mixing the lowest bits of a place with the number of its run spreads them.
+    // The groups of a warp read places a run apart, which would lie in the same banks. XORing the
+    // lowest bits of a place with the number of its run spreads them.
     __device__ __forceinline__ SlotPiece* at(int place) const
     {
         const int slot = Run % 8 == 0 ? place ^ ((place / Run) & 7) : place;
@@ -68,7 +68,7 @@ struct Slots {
     }
 };
 
-// Waits for the copies that this thread started; those of its block also need a barrier.
+// Waits for the copies that this thread started; the block's copies also need a barrier.
 __device__ __forceinline__ void wait_for_copies()
 {
     asm volatile("cp.async.wait_all;" ::: "memory");

@@ -1,8 +1,7 @@
-// Entry: remap to the next mode's storage without computing, for a mode that is asked for out of
-// turn.
+// Entry: remap to the next mode's storage without computing, when modes are visited out of turn.
 //
 // Mapping: a block has a tile; thread t moves the records t, t + BLOCK_SIZE, ... of it.
-// Preconditions (the layout's): as `mttkrp.cu`, with pull ids and remap ids.
+// Preconditions (the layout's): as for `mttkrp.cu`, with pull ids and remap ids.
 // Bytes per nonzero: a record in and out, sizeof(PULL_ID), sizeof(REMAP_ID) and 2.
 // Writes and determinism: remap ids are unique, so each record of `spare` is written once.
 // Source: Wijeratne, Kannan, Prasanna, Computing Frontiers 2024, Algorithm 5 (dynamic remapping,

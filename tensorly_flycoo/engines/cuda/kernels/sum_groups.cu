@@ -1,10 +1,10 @@
-// Entry: sum neighbouring values in groups, such as the duplicates of a nonzero.
+// Entry: sum groups of consecutive values, such as the duplicates of a nonzero.
 //
 // Mapping: a thread has a group.
-// Preconditions (the engine's): `starts` ascend from 0, and end with the number of values.
-// Bytes per nonzero: each value and each sum once, 8 for each group.
-// Writes and determinism: each group is added in its order. (CuPy's add.reduceat subtracts running
-//   sums of all values from each other, which loses the digits of small ones.)
+// Preconditions (the engine's): `starts` ascends from 0 to the number of values.
+// Bytes per nonzero: each value and each sum once, and 8 for each group.
+// Writes and determinism: each group is added in order. (CuPy's add.reduceat subtracts running sums
+//   of all values, which loses the digits of small ones.)
 // Source: none.
 #ifndef VALUE
 #error "VALUE: float or double, the type of values and factors"

@@ -1,4 +1,4 @@
-// Sums of neighbouring values.
+// Sums of groups of consecutive values.
 #pragma once
 
 // A thread has a group, from one of `starts` to the next.

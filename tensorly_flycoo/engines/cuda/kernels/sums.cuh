@@ -1,4 +1,4 @@
-// Sums over threads, in an order that never changes.
+// Sums over threads, in a fixed order.
 #pragma once
 
 __device__ __forceinline__ double sum_of_warp(double number)
@@ -9,7 +9,7 @@ __device__ __forceinline__ double sum_of_warp(double number)
     return number;
 }
 
-// To be called by all threads of a block, each of which gets the sum.
+// All threads of a block must call it; each gets the sum.
 template <int NumThreads>
 __device__ __forceinline__ double sum_of_block(double number)
 {

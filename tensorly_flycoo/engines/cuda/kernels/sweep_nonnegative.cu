@@ -4,9 +4,9 @@
 // Preconditions (the caller's): `targets` and `rows` (I, R) and `gram` (R, R) are C-contiguous.
 // Bytes: the targets once, the rows in and out; the Gram matrix stays in the cache. None per
 //   nonzero.
-// Writes and determinism: each row depends on itself alone. For each block `found` gets the sum of
-//   squares and the number of changes by which the host decides whether to go on, added in double
-//   in an order that never changes.
+// Writes and determinism: each row depends only on its old value, target and the Gram matrix. Each
+//   block writes to `found` its sum of squares and number of changes, added in double in a fixed
+//   order; from these the host decides whether to continue.
 // Source: Cichocki and Phan, IEICE Transactions on Fundamentals E92-A(3), 2009 (fast HALS).
 #ifndef VALUE
 #error "VALUE: float or double"

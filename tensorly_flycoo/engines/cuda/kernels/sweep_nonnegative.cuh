@@ -3,13 +3,13 @@
 
 #include "sums.cuh"
 
-// A thread has a row: in registers where there are few columns, in local memory otherwise.
+// A thread has a row: in registers if it has few columns, otherwise in local memory.
 template <int Rank, int LoadSize, int BlockSize, typename Value>
 struct Sweep {
     static_assert(Rank % LoadSize == 0, "a row is whole loads");
     static_assert(sizeof(Value) * LoadSize <= 16, "a load is 16 bytes at most");
 
-    // Unrolled, the compiler knows each place in a row, so that it can be a register.
+    // If loops are unrolled, indices into a row are constants, so the row can be in registers.
     static constexpr int unroll = Rank <= 32 ? Rank : 1;
 
     struct alignas(sizeof(Value) * LoadSize) Numbers {
@@ -37,7 +37,7 @@ struct Sweep {
         }
     }
 
-    // Sets each column to its minimiser while the others are held.
+    // Sets each column to its minimiser while the others are fixed.
     static __device__ __forceinline__ void sweep_row(Value (&row)[Rank],
                                                      const Value (&target)[Rank],
                                                      const Value* gram, Value shift, Value ridge,

@@ -1,5 +1,5 @@
-// What the kernels for tall float32 matrices (I_n, R) of few columns share: blocks of rows, and
-// products in double precision by tensor cores, so fast that reading takes all the time.
+// Shared by the kernels for tall float32 matrices (I_n, R) of few columns: blocks of rows, and
+// products in double precision on tensor cores, so fast that reading takes all the time.
 #pragma once
 
 #include "architecture.cuh"
@@ -15,7 +15,7 @@ struct Tall {
     static constexpr int tiles = 2 * ((Rank + 15) / 16);  // of 8 columns, in pairs
     static constexpr int width = 8 * tiles;
 
-    // A block's neighbouring rows, which its warps take in turn.
+    // A block's consecutive rows, distributed to its warps round-robin.
     struct Rows {
         long long row;  // where this warp begins
         long long end;
@@ -29,11 +29,11 @@ struct Tall {
     };
 };
 
-// Adds the products of two tiles (8, 8), one below the other, and a third to two tiles of sums.
+// Adds top @ right and bottom @ right, all tiles (8, 8), to two tiles of sums.
 //
-// A lane has of each half (8, 4) of the first two the number at (lane / 4, lane % 4); of each half
-// (4, 8) of the third that at (lane % 4, lane / 4); of the sums those at
-// (lane / 4, 2 * (lane % 4)) and next to it.
+// A lane has the number at (lane / 4, lane % 4) of each half (8, 4) of `top` and `bottom`, that at
+// (lane % 4, lane / 4) of each half (4, 8) of `right`, and those at (lane / 4, 2 * (lane % 4)) and
+// next to it of the sums.
 __device__ __forceinline__ void add_products(double (&top_sum)[2], double (&bottom_sum)[2],
                                              const double (&top)[2], const double (&bottom)[2],
                                              const double (&right)[2])

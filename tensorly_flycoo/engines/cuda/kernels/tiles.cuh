@@ -1,25 +1,25 @@
-// A tile's records on their way: pulled from the storage of this mode into slots, in the order of
-// their rows, and pushed to the storage of the next mode. Thread t moves the places t,
-// t + BlockSize, ... of a block's tile. README.md beside this file draws both ways.
+// Moving a tile's records: pulled from the storage of this mode into slots, in the order of their
+// rows, and pushed to the storage of the next mode. Thread t moves the places t, t + BlockSize, ...
+// of a block's tile. README.md beside this file draws both moves.
 #pragma once
 
 #include "assertions.cuh"
 #include "records.cuh"
 
-// The first place of the bucket that a place is in; the bucket's size is a power of two.
+// The first place of a place's bucket; the bucket's size is a power of two.
 __device__ __forceinline__ long long bucket_start(long long place, long long bucket_size)
 {
     return place & -bucket_size;
 }
 
-// The places of a tile, which is shorter at the end of the order.
+// The number of places in a tile; the last tile may be shorter.
 template <int TileSize>
 __device__ __forceinline__ int count_places(long long first, long long nnz)
 {
     return static_cast<int>(min(static_cast<long long>(TileSize), nnz - first));
 }
 
-// Where a thread's records go next; read while they are on their way in.
+// Where a thread's records go next; read while the records are being pulled.
 template <typename Slots, typename RemapId>
 struct Targets {
     static_assert(RemapId(-1) > RemapId(0), "remap ids are unsigned");
@@ -38,16 +38,16 @@ __device__ __forceinline__ void for_own_places(int count, Use use)
     }
 }
 
-// Starts to copy the tile's records to their slots. After `wait_for_copies` a thread may use those
-// that it copied, after a barrier all. There are `num_records` from `records` on. `pull_ids` are
-// those of the tile, and null where places are positions.
+// Starts copying the tile's records to their slots. After `wait_for_copies` a thread may use those
+// that it copied; after a barrier, all. `num_records` is the number of records at `records`.
+// `pull_ids` are the tile's, or null if places are positions.
 template <typename Slots, typename PullId>
 __device__ __forceinline__ void pull_records(Slots slots, const typename Slots::Piece* records,
                                              long long num_records, const PullId* pull_ids,
                                              int count)
 {
     static_assert(PullId(-1) > PullId(0), "pull ids are unsigned");
-    // All ids first: their loads are independent, and so are those of the records then.
+    // All ids first: then the loads of ids are independent, and so are the loads of records.
     PullId sources[Slots::moves];
     for_own_places<Slots>(count, [&](int place, int m) {
         if (pull_ids) sources[m] = pull_ids[place];
@@ -73,7 +73,7 @@ __device__ __forceinline__ void read_targets(Targets<Slots, RemapId>& targets,
     });
 }
 
-// Writes the tile's records to the next mode's storage, neighbours by neighbouring threads.
+// Writes the tile's records to the next mode's storage; neighbouring threads write neighbours.
 template <typename Slots, typename RemapId>
 __device__ __forceinline__ void push_records(typename Slots::Piece* spare, Slots slots,
                                              const Targets<Slots, RemapId>& targets, int count)

@@ -2,16 +2,17 @@
 // factors, times its value, to the columns of its output row.
 //
 // Mapping: a block has a tile; thread t moves the records t, t + BLOCK_SIZE, ... of it. A group of
-//   GROUP_SIZE threads has a run of consecutive places, a thread LANE_COLUMNS columns that lie
-//   GROUP_SIZE apart. Blocks along y have further columns where there are more than a group holds.
-// Preconditions. The layout's: as `mttkrp.cu`. The engine's: columns of a factor's row follow each
-//   other; `columns` is the product of the ranks; `slots` is null, or has the row of `out` of each
-//   index that has nonzeros. A debug build (`assertions.cuh`) checks ids and rows.
+//   GROUP_SIZE threads has a run of consecutive places; a thread has LANE_COLUMNS columns,
+//   GROUP_SIZE apart. If a group holds too few columns, blocks along y have the remaining ones.
+// Preconditions. The layout's: as for `mttkrp.cu`. The engine's: the columns of a factor's row are
+//   contiguous; `columns` is the product of the ranks; `slots` is null, or maps each index that has
+//   nonzeros to a row of `out`. A debug build (`assertions.cuh`) checks ids and rows.
 // Bytes per nonzero: for each block along y a record, and with PULL sizeof(PULL_ID); for each
-//   column NUM_INPUTS values, which neighbouring threads share. Beside them each row of `out` once.
-// Writes and determinism: no atomics. A row is written by the group in which it begins. What the
-//   other groups find of it goes to `partial_rows`, a row for each run, and its row of `out` to
-//   `run_rows` (-1 where a run inherits nothing); `partial_rows.cu` adds them in the order of the
+//   column NUM_INPUTS values, which neighbouring threads share. In addition, each row of `out`
+//   once.
+// Writes and determinism: no atomics. A row is written by the group in which it begins. The other
+//   groups write their sums for it to `partial_rows`, one row for each run, and its row of `out` to
+//   `run_rows` (-1 if a run inherits nothing); `partial_rows.cu` adds them in the order of the
 //   runs. So the order of additions follows from the nonzeros, TILE_SIZE and GROUP_SIZE.
 // Source: none; the tiles are those of `mttkrp.cu`.
 #ifndef VALUE

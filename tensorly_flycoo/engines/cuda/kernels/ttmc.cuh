@@ -1,15 +1,15 @@
-// TTMc of one tile, from its nonzeros unpacked in shared memory.
+// TTMc of one tile whose nonzeros are unpacked in shared memory.
 #pragma once
 
 #include "nonzeros.cuh"
 
-// Columns of each input's factor. Python fills it (`structs.py`); passed by value.
+// The number of columns of each factor. Filled by Python (`structs.py`) and passed by value.
 template <int MaxInputs>
 struct Ranks {
     int at[MaxInputs];
 };
 
-// A thread has LaneColumns columns of an output row, a group apart.
+// A thread has LaneColumns columns of an output row, group_size apart.
 template <typename TileNonzeros, int LaneColumns>
 struct Ttmc {
     using Nonzeros = TileNonzeros;
@@ -24,8 +24,8 @@ struct Ttmc {
     static constexpr int run = Nonzeros::run;
     static_assert(LaneColumns > 0, "a thread has a column");
 
-    // For each of a thread's columns, the column of each factor. A column past the last one reads
-    // the first, and is not written.
+    // For each of a thread's columns, the column of each factor. Columns past the last one read the
+    // first one and are not written.
     struct FactorColumns {
         int at[LaneColumns][Operands::max_inputs];
     };
@@ -76,7 +76,7 @@ struct Ttmc {
         }
 #pragma unroll
         for (int c = 0; c < LaneColumns; ++c) {
-            // By name, so that the result does not depend on what a compiler contracts.
+            // Explicit, so that the result does not depend on what a compiler contracts.
             totals.at[c] = fma(entry.value(), products.at[c], totals.at[c]);
         }
     }
@@ -93,8 +93,8 @@ struct Ttmc {
         }
     }
 
-    // Computes the tile's rows: what a run finds of a row that began before it goes to
-    // `partial_rows`, all else to `out`. `row_of` has the row of `out` of an index.
+    // Computes the tile's rows: writes a run's sum for a row that began before it to
+    // `partial_rows`, all others to `out`. `row_of` maps an index to its row of `out`.
     template <typename RowOf>
     static __device__ __forceinline__ void compute_tile(Slots slots, const Operands& operands,
                                                         const FactorColumns& split, RowOf row_of,
