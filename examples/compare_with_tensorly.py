@@ -1,8 +1,8 @@
-"""Compare this package with TensorLy's own ways and other packages, on one tensor.
+"""Compare this package with TensorLy's own methods and other packages, on one tensor.
 
 Each row of the table is a separate process with a time and a memory limit. It runs the same
-alternating least squares, of the same rank and from the same guess. So the fits and factors should
-agree; time and memory differ. A row that fails says why, and one that is too slow is stopped.
+alternating least squares, with the same rank and initial guess. So fits and factors should agree;
+time and memory differ. A row that fails gives the reason; one that is too slow is stopped.
 
     python examples/compare_with_tensorly.py
     python examples/compare_with_tensorly.py --tensor flights --rank 4 --limit-s 300
@@ -24,9 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
-# The ways. Each returns two functions: one makes its kind of tensor of a COO; the other takes that
-# tensor, the guess and a number of iterations, and returns the factors and the fits, of every
-# iteration or only of the last.
+# The ways to compare. Each returns two functions: one converts a COO to its kind of tensor; the
+# other takes that tensor, the guess and a number of iterations, and returns the factors and the
+# fits, of every iteration or only of the last.
 
 
 def use_tensorly(make, backend="numpy", device="cpu", parafac=None):
@@ -42,7 +42,7 @@ def use_tensorly(make, backend="numpy", device="cpu", parafac=None):
     def run(x, guess, num_iterations):
         context = tl.context(x) if backend == "flycoo" else {}
         init = (None, [tl.tensor(factor, **context) for factor in guess])
-        # tol=0 never stops the run; return_errors computes the errors all the same.
+        # With tol=0 the run never stops early; return_errors still computes the errors.
         options = {"init": init, "tol": 0, "return_errors": True}
         (_, factors), errors = parafac(x, len(guess[0].T), num_iterations, **options)
         return [tl.to_numpy(factor) for factor in factors], [1 - as_float(e) for e in errors]
@@ -160,7 +160,7 @@ def load_problem(path):
         return coo, [arrays[f"factor_{n}"] for n in range(len(shape))]
 
 
-# The process of a row. It saves each figure as soon as it has it, in case it is stopped.
+# The process of a row. It saves each figure immediately, in case it is stopped.
 
 
 def work(way, folder, num_iterations, memory_gb):
@@ -201,13 +201,13 @@ def time_run(run, *arguments):
 
 
 def limit_memory(memory_gb):
-    """Raise a MemoryError beyond a limit, before the system kills the process."""
+    """Limit memory, so that exceeding it raises MemoryError before the system kills the process."""
     limit = read_nbytes("VmSize") + int(memory_gb * 1e9)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 def read_nbytes(name):
-    """Read from Linux the VmSize of this process, or VmHWM, its peak memory."""
+    """Return a figure of this process from Linux: VmSize, or VmHWM, its peak memory."""
     return 1024 * int(Path("/proc/self/status").read_text().split(f"{name}:")[1].split()[0])
 
 
@@ -254,7 +254,7 @@ def run_process(command, environment, limit_s):
 
 
 def largest_difference(path, reference_path):
-    """Compare factors with columns of length 1, whatever the order and signs of components."""
+    """Compare factors with unit columns, ignoring the order and signs of components."""
     factors, reference = read_unit_factors(path), read_unit_factors(reference_path)
     cosines = [b.T @ a for a, b in zip(factors, reference, strict=True)]
     order = np.abs(np.prod(cosines, axis=0)).argmax(axis=1)
@@ -266,7 +266,7 @@ def largest_difference(path, reference_path):
 
 
 def read_unit_factors(path):
-    """Read factors and scale their columns to length 1."""
+    """Read factors and scale their columns to norm 1."""
     with np.load(path) as arrays:
         factors = [arrays[name] for name in arrays.files]
     return [f / np.maximum(np.linalg.norm(f, axis=0), 1e-300) for f in factors]
@@ -275,7 +275,7 @@ def read_unit_factors(path):
 def add_time_to_fit(rows, target):
     """Add the seconds to reach a fit, by default 99 % of our last; return that fit.
 
-    The ways that report only their last fit count as many iterations as ours if it is the same.
+    A way that reports only its last fit counts as many iterations as ours if that fit is the same.
     """
     fits = rows[0].get("fits", [np.nan])
     target = 0.99 * fits[-1] if target is None else target

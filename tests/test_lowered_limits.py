@@ -1,4 +1,4 @@
-"""That a lowered limit shows, and the option that lowers one for all tests."""
+"""Lowered limits take effect, and so does the option that lowers one for all tests."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ def make_tensor(dtype=np.int64):
 
 
 def test_the_option():
-    """A process of its own leaves out what is of the usual limit, and the rest passes."""
+    """A new process deselects the tests that need the usual limit; the others pass."""
     command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider"]
     command += ["--lowered", "record", "tests/unit/format/test_packing.py"]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -26,14 +26,14 @@ def test_the_option():
     assert " 9 deselected" in process.stdout
 
 
-def test_a_low_index_shows(monkeypatch):
+def test_a_low_index_takes_effect(monkeypatch):
     lower_limit("index", monkeypatch)
     layout = make_tensor()._layout
     arrays = [*layout.plans[0].__dict__.values(), layout.tilings[0].empty_rows]
     assert {array.dtype for array in arrays if array is not None} == {np.dtype(np.uint64)}
 
 
-def test_a_low_grid_shows(monkeypatch):
+def test_a_low_grid_takes_effect(monkeypatch):
     lower_limit("grid", monkeypatch)
     starts, check_block = [], checks._check_block
     monkeypatch.setattr(
@@ -43,13 +43,13 @@ def test_a_low_grid_shows(monkeypatch):
     assert starts == list(range(0, 40, 5))
 
 
-def test_low_tiles_show(monkeypatch):
+def test_low_tiles_take_effect(monkeypatch):
     lower_limit("tiles", monkeypatch)
     x = make_tensor()
     assert x._layout.tilings[0].carry_rows.size == -(-x.nnz // 3)
 
 
-def test_a_low_record_shows(monkeypatch):
+def test_a_low_record_takes_effect(monkeypatch):
     usual = make_tensor()._layout.record_format
     lower_limit("record", monkeypatch)
     assert make_tensor()._layout.record_format.record_nbytes == usual.record_nbytes + 8

@@ -1,4 +1,4 @@
-"""What the package is made of: nothing that runs what a file says, and wheels of nothing else."""
+"""Security and packaging: no code from data files is run, wheels hold just the package."""
 
 import ast
 import hashlib
@@ -13,15 +13,15 @@ from hatchling.builders.wheel import WheelBuilder
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tensorly_flycoo"
 
-#: Modules that run what they read, or programs.
+#: Modules that run code from data, or programs.
 MODULES = {"pickle", "marshal", "shelve", "dill", "joblib", "subprocess", "pty", "code", "runpy"}
 BUILTINS = {"eval", "exec", "compile", "__import__"}
-#: Functions of `os`, by how their names begin.
+#: The first letters of functions of `os`.
 ATTRIBUTES = re.compile(r"(system|popen|exec[lv]|spawn[lv]|posix_spawn)")
 
 
 def list_dangers(source):
-    """List what in a source could run what it is given, with the line."""
+    """List the names in a source that could run code from data, each with its line."""
     dangers = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -77,7 +77,7 @@ def test_dangers_are_found(source):
     assert len(list_dangers(source)) == 1
 
 
-def test_nothing_is_run_that_a_file_says():
+def test_no_module_can_run_code_from_data():
     sources = sorted(PACKAGE.rglob("*.py"))
     assert len(sources) > 60
     found = {str(path.relative_to(ROOT)): list_dangers(path.read_text()) for path in sources}
@@ -85,7 +85,7 @@ def test_nothing_is_run_that_a_file_says():
 
 
 def test_dependencies_are_pinned_by_range():
-    """Those of whoever uses the package; the next major release of one may do things otherwise."""
+    """Only those of users; the next major release of one may break the package."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     required = [*project["dependencies"]]
@@ -99,7 +99,7 @@ def test_dependencies_are_pinned_by_range():
 
 @pytest.fixture
 def build(tmp_path, monkeypatch):
-    """Build the wheel, as pip does, but in this process."""
+    """Return a function that builds the wheel as pip does, but in this process."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
 
     def build(folder):

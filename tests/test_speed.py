@@ -1,7 +1,7 @@
-"""A guard against gross regressions: ratios of times inside one run, on the CPU.
+"""A guard against gross regressions: ratios of times within one run, on the CPU.
 
-Each pair takes turns in short runs, and the best of each counts, so that what else the machine does
-hurts both or neither. A test fails at more than twice the stated ratio.
+The two functions of a pair take turns in short runs, and the best time of each counts, so that
+other load affects both alike. A test fails at more than twice the largest ratio measured before.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from tensorly_flycoo import FlycooTensor, mttkrp
 
 _SHAPE, _NNZ, _RANK = (300, 400, 500), 100_000, 16
 
-#: Turns that are taken at least, and seconds after which no more are.
+#: Minimum number of turns, and seconds after which to stop.
 _NUM_TURNS, _ENOUGH_S = 8, 2.0
 
 
@@ -31,7 +31,7 @@ def make_sweep(x):
 
 
 def make_numpy_sweep(x):
-    """Compute MTTKRP as in a first prototype: with a row for each nonzero, summed by index."""
+    """Compute MTTKRP naively: form a row for each nonzero, then add the rows by index."""
     coords, values = x.nonzeros()
     factors = [np.random.default_rng(n).random((size, _RANK)) for n, size in enumerate(x.shape)]
 
@@ -48,10 +48,10 @@ def make_numpy_sweep(x):
 
 
 def measure_ratio(first, second, is_enough):
-    """Return the ratio of the best times of two functions; go on while it is not good enough."""
+    """Return the ratio of the best times of two functions; repeat until it is good enough."""
     pair = (first, second)
     for function in pair:
-        function()  # loads what is compiled
+        function()  # loads compiled code
     best_s, start_s, num_turns = [np.inf, np.inf], time.perf_counter(), 0
     while num_turns < _NUM_TURNS or not is_enough(best_s[0] / best_s[1]):
         if time.perf_counter() - start_s > _ENOUGH_S:
@@ -65,13 +65,13 @@ def measure_ratio(first, second, is_enough):
 
 
 def check(name, first, second, band):
-    """Print a ratio, and fail only where it is more than twice the most that was measured."""
+    """Print a ratio; fail if it exceeds twice the largest measured before."""
     ratio = measure_ratio(first, second, lambda ratio: ratio <= band[1])
     print(f"{name}: {ratio:.3f}, expected {band[0]} to {band[1]}")
     assert ratio <= 2 * band[1], f"{name} is {ratio:.3f}, measured before: {band[0]} to {band[1]}"
 
 
-# The bands: least and most of 20 runs on two cores of a 2.5 GHz Xeon, on which others ran too.
+# The bands: smallest and largest ratio of 20 runs on two cores of a shared 2.5 GHz Xeon.
 
 
 def test_ours_to_numpy():
@@ -89,7 +89,7 @@ def test_remap_to_replicated():
 
 @pytest.mark.parametrize(("factor", "fails"), [(1, False), (2.5, True)])
 def test_only_a_gross_regression_fails(monkeypatch, factor, fails):
-    """Of sleeps, of which the first is to take as long as the second."""
+    """Two sleeps stand in for the functions; their expected ratio is 1."""
     monkeypatch.setitem(globals(), "_ENOUGH_S", 0.2)
     pair = [lambda seconds=seconds: time.sleep(seconds) for seconds in (0.004 * factor, 0.004)]
     with pytest.raises(AssertionError) if fails else contextlib.nullcontext():

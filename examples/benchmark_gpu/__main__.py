@@ -4,9 +4,9 @@
     python examples/benchmark_gpu --tensors nell-1 --tables speed --ranks 16 32 64
     python examples/benchmark_gpu --json results.json --figure results.png
 
-The nonzeros are drawn on the GPU. Times are medians of many runs, measured with events. The kernel
-"gather only" reads what MTTKRP reads, in the same order, and writes nothing; together with one
-write of the output it is a lower bound for every layout. "remap off" is the remap layout without
+Nonzeros are drawn on the GPU. Times are medians of many runs, measured with events. The kernel
+"gather only" reads what MTTKRP reads, in the same order, and writes nothing; its time plus that of
+writing the output once is a lower bound for every layout. "remap off" is the remap layout without
 writing the records for the next mode.
 """
 
@@ -34,11 +34,11 @@ def parse_arguments(argv):
     add = parser.add_argument
     add("--tensors", nargs="+", default=NAMES, choices=NAMES)
     add("--tables", nargs="+", default=TABLES, choices=TABLES)
-    add("--ranks", nargs="+", type=int, default=[RANK], help=f"besides {RANK}, the targets' rank")
+    add("--ranks", nargs="+", type=int, default=[RANK], help=f"added to {RANK}, the targets' rank")
     add("--alphas", nargs="+", type=float, default=[3.0], help="1: uniform; 3: heavy rows")
-    add("--unscattered", action="store_true", help="also with the heavy rows side by side")
+    add("--unscattered", action="store_true", help="also with heavy rows side by side")
     add("--scale", type=float, default=1.0, help="fraction of nonzeros and of large modes' sizes")
-    add("--repeats", type=int, default=20, help="most runs for a median")
+    add("--repeats", type=int, default=20, help="maximum number of runs for a median")
     add("--time-limit", type=float, metavar="S", help="start nothing new after S seconds")
     add("--json", type=Path, help="write the figures to this file, each as it is measured")
     add("--figure", type=Path, help="draw a picture to this file; needs matplotlib")

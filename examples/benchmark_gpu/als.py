@@ -15,7 +15,7 @@ _NUM_PART_RUNS = 5
 
 
 def time_als(x, factors, sweep_s, repeats, limit_s=2.0):
-    """Time an iteration of parafac from a start, its parts, and its kernels alone.
+    """Time an iteration of parafac, its parts, and its kernels alone.
 
     Returns
     -------
@@ -38,7 +38,7 @@ def _time_iterations(x, factors, num_iterations):
     def record(*_):
         events.append(cupy.cuda.get_current_stream().record())
 
-    # The callback is also called before the first iteration; that one still compiles.
+    # The callback is also called before the first iteration, which still compiles.
     options = {"init": CPTensor((None, factors)), "tol": _TOL, "callback": record}
     parafac(x, factors[0].shape[1], n_iter_max=num_iterations, **options)
     return float(np.median(seconds_between(events)[1:]))
@@ -76,7 +76,7 @@ def _time_kernels(x, factors, repeats):
 
 
 def _run_iteration(x, factors, mark=lambda name: None):
-    """Do one iteration of `parafac` and `mark` where each part begins."""
+    """Run one iteration of `parafac`, calling `mark` where each part begins."""
     factors, rank = list(factors), factors[0].shape[1]
     weights = tl.ones(rank, **tl.context(x))
     for mode in range(x.ndim):

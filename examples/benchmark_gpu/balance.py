@@ -2,7 +2,7 @@
 
 import numpy as np
 
-#: At least this many rows of one size are assigned all at once.
+#: From this number on, rows of one size are assigned together.
 _FEW_ROWS = 32
 
 
@@ -34,8 +34,8 @@ def largest_partition(sizes, num_rows, num_partitions):
 def _give_equal_rows(loads, size, count):
     """Give `count` rows of one size to the emptiest partitions, as if one by one.
 
-    The emptiest partition gets the next row. So there is a level such that every partition below
-    it gets rows until it reaches it, and some partitions at the level get one more.
+    The emptiest partition gets the next row. So every partition below some level gets rows until
+    it reaches that level, and some partitions at the level get one more.
     """
 
     def rows_below(level):

@@ -1,4 +1,4 @@
-"""The measurements of one tensor: a function for each table, which fills in the tensor's row.
+"""The measurements of one tensor: one function per table fills in the tensor's row.
 
 A row is a dictionary of plain numbers; names that end in ``_s`` are seconds.
 """
@@ -23,7 +23,7 @@ from tensorly_flycoo.format.layout import Step
 
 LAYOUTS = ("replicated", "indexed", "remap")
 
-#: Ranks that do not suit 16-byte loads or powers of two, compared with the next multiple of 16.
+#: Ranks unsuited to 16-byte loads or powers of two, compared with the next multiple of 16.
 ODD_RANKS = {10: 16, 25: 32, 31: 32, 50: 64}
 
 #: Seconds to spend on a median that is one of many figures.
@@ -55,7 +55,7 @@ LAYOUTS_OF = {
 
 
 class Experiments:
-    """Measure one tensor, table by table, as far as time and memory allow.
+    """The measurement of one tensor, table by table, as far as time and memory allow.
 
     Attributes
     ----------
@@ -130,7 +130,7 @@ class Experiments:
             self._attempt("als", self._run_als, x)
 
     def _build(self, nonzeros, layout):
-        """Build a tensor, twice for the table: the first build compiles kernels."""
+        """Build a tensor; for the table twice, because the first build compiles kernels."""
         make = functools.partial(build, *nonzeros, self.problem.shape, layout)
         (x, num_distinct), self.row["build_s"][f"{layout}, first"] = time_call(make)
         if "building" in self.tables:
@@ -157,7 +157,7 @@ class Experiments:
             self._note_sweep("remap off", rank, seconds)
 
     def _run_aligned_rows(self, x, rank):
-        """Time factors with the memory layout of those that `tl.solve` makes in parafac."""
+        """Time factors with the memory layout that `tl.solve` gives them in parafac."""
         row_nbytes = tuning.choose_row_nbytes(rank * x.dtype.itemsize)
         factors = [cuda.pad_rows(f, row_nbytes) for f in draw_factors(x.shape, rank, x.dtype)]
         _, _, steps = make_sweep(x, rank, factors)

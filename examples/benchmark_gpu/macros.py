@@ -19,7 +19,7 @@ class Setting:
     min_blocks: int
 
 
-#: The fastest of these on a tensor is its floor.
+#: The fastest of these settings on a tensor is its floor.
 SETTINGS = (
     Setting(512, batch=2, min_blocks=8),
     Setting(512, batch=4, min_blocks=5),

@@ -18,11 +18,11 @@ METRICS = {
 
 
 def profile(name, scale, alpha, num_launches, limit_s):
-    """Run this program again under ncu on one tensor, with a number of launches.
+    """Run this program again under ncu on one tensor, profiling `num_launches` launches.
 
     Returns
     -------
-    list of dict, or None where ncu is not available
+    list of dict, or None if ncu is not available
         The metrics of each layout and mode, in the order of `run_for_profiler`.
     """
     program = shutil.which("ncu")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-#: The rank of the targets, and the ranks that loads do not suit; see `experiments`.
+#: The rank of the targets, and the ranks unsuited to wide loads; see `experiments`.
 RANK = 32
 
 PAPER_TENSORS = ("vast", "music", "delicious", "nell-1", "amazon", "twitch")
@@ -23,7 +23,7 @@ def sweep_s(row, name, rank=RANK):
 
 
 def floor_s(row, rank=RANK):
-    """Return the seconds of just the reads and writes of a sweep."""
+    """Return the seconds of only the reads and writes of a sweep."""
     return sweep_s(row, "gather only", rank) + sweep_s(row, "write", rank)
 
 

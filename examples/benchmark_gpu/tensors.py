@@ -32,7 +32,7 @@ _MIN_SIZE = 1000
 
 @dataclass(frozen=True)
 class Problem:
-    """A tensor by name, and how its nonzeros are drawn.
+    """A named tensor, and how to draw its nonzeros.
 
     Attributes
     ----------
@@ -100,8 +100,8 @@ def _scattering_factor(size):
 def repeats_kept():
     """Let tensors keep repeated coordinates, and yield the numbers of distinct ones.
 
-    In heavy rows most random nonzeros are repeats. The load to be timed is the paper's number of
-    nonzeros, so repeats are not merged. To the kernels they are nonzeros like any other.
+    In heavy rows most random nonzeros are repeats. They are not merged, so that the load is the
+    paper's number of nonzeros. To the kernels, repeats are ordinary nonzeros.
     """
     merge, counts = ordering.sum_duplicates, []
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from tensorly_flycoo.engines.cuda import launch, tuning
 
-#: No GPU runs faster, so a delay takes at least the time asked for.
+#: No GPU's clock is faster, so a delay takes at least the requested time.
 _CYCLES_PER_S = 3e9
 
 _MAX_DELAY_S = 0.05
@@ -32,7 +32,7 @@ def time_steps(steps, repeats, limit_s=1.5):
 
     They run one after the other, `repeats` times or as often as `limit_s` allows, but at least
     three times. A short delay on the stream lets the host enqueue all of them before the first
-    begins, so the device is timed and not Python.
+    begins, so that Python's time does not count.
 
     Returns
     -------
@@ -48,7 +48,7 @@ def time_steps(steps, repeats, limit_s=1.5):
 
 
 def _run_steps(steps, delay_s):
-    """Return the seconds of each step, and those the host took to enqueue all of them."""
+    """Return the seconds of each step, and the seconds the host took to enqueue them all."""
     events = [cupy.cuda.Event() for _ in range(len(steps) + 1)]
     synchronize()
     if delay_s:
@@ -63,7 +63,7 @@ def _run_steps(steps, delay_s):
 
 
 def seconds_between(events):
-    """Wait for the last event and return the seconds between neighbours."""
+    """Wait for the last event and return the seconds between consecutive events."""
     events[-1].synchronize()
     pairs = itertools.pairwise(events)
     return np.array([cupy.cuda.get_elapsed_time(*pair) for pair in pairs]) / 1e3
@@ -90,7 +90,7 @@ def _enqueue_delay(seconds):
 
 @contextlib.contextmanager
 def tuned(**constants):
-    """Change constants of `tuning` for the tensors built and used inside."""
+    """Change constants of `tuning` for the tensors built and used in the block."""
     before = {name: getattr(tuning, name) for name in constants}
     for name, value in constants.items():
         setattr(tuning, name, value)

@@ -1,4 +1,4 @@
-"""The seam with TensorLy: how the backend is chosen, what it leaves alone, what it takes."""
+"""The backend's seam with TensorLy: how it is chosen, what it leaves alone, what it accepts."""
 
 import concurrent.futures
 import os
@@ -20,7 +20,7 @@ _OPTIONS = {"rank": 3, "init": "random", "random_state": 0, "n_iter_max": 8, "to
 
 
 def _decompose(x, **options):
-    """Return all that parafac returns, as one list of arrays."""
+    """Return parafac's weights, factors and errors as one list of arrays."""
     cp_tensor, errors = parafac(x, return_errors=True, **_OPTIONS | options)
     return [np.array(errors), cp_tensor.weights, *cp_tensor.factors]
 
@@ -31,7 +31,7 @@ def _check_same_bits(first, second):
 
 
 def _run_python(code, **variables):
-    """Run `code` in a process of its own, with warnings as errors, and return what it prints."""
+    """Run `code` in a new process, with warnings as errors, and return its output."""
     environment = {name: text for name, text in os.environ.items() if "TENSORLY" not in name}
     finished = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-c", code],
@@ -72,7 +72,7 @@ def test_the_environment_chooses_the_backend_with_the_plugin_first():
 
 
 def test_the_environment_chooses_the_backend_with_tensorly_first():
-    # TensorLy warns, for it cannot know of the plugin yet.
+    # TensorLy warns, because it does not know the plugin yet.
     printed = _run_python(_IMPORT_TENSORLY_FIRST + _DECOMPOSE_SPARSE, TENSORLY_BACKEND="flycoo")
     assert printed == ["True", "numpy", "flycoo", "9", "8", "10"]
 
@@ -84,7 +84,7 @@ def test_importing_the_plugin_chooses_nothing(first, variables):
     assert _run_python(code, **variables) == ["numpy"]
 
 
-def test_the_backend_is_for_all_threads():
+def test_the_backend_holds_for_all_threads():
     coo = random_coo(_SHAPE, 100)
     with tl.backend_context("flycoo"), concurrent.futures.ThreadPoolExecutor(1) as pool:
         assert pool.submit(tl.get_backend).result() == "flycoo"
@@ -151,7 +151,7 @@ for array in keep:
 """
 
 
-def test_dense_decompositions_under_numpy_have_the_bits_they_have_without_the_plugin():
+def test_dense_decompositions_under_numpy_have_the_same_bits_without_the_plugin():
     without = _run_python(_DECOMPOSE_DENSE, OPENBLAS_NUM_THREADS="1")
     code = "import tensorly_flycoo" + _DECOMPOSE_DENSE
     with_plugin = _run_python(code, OPENBLAS_NUM_THREADS="1")
@@ -160,25 +160,25 @@ def test_dense_decompositions_under_numpy_have_the_bits_they_have_without_the_pl
 
 
 def test_a_sparse_tensor_under_numpy_is_left_to_tensorly():
-    # TensorLy multiplies the unfolding of a COO with the dense Khatri-Rao product there.
+    # Under numpy, TensorLy multiplies the unfolding of a COO with the dense Khatri-Rao product.
     coo = random_coo(_SHAPE, 100)
     with tl.backend_context("numpy"):
         assert not tl.is_tensor(tensorly_flycoo.FlycooTensor.from_coo(coo))
         assert tl.unfold(coo, 1).shape == (8, 90)
 
 
-def test_dense_tensors_under_flycoo_give_what_they_give_under_numpy():
+def test_dense_tensors_give_the_same_under_flycoo_as_under_numpy():
     dense = np.random.RandomState(0).random_sample(_SHAPE)
     results = []
     for backend in ("numpy", "flycoo"):
         with tl.backend_context(backend):
             results.append(_decompose(dense, init="svd"))
-    # `solve` is not NumPy's there: eight steps, each with Gram matrices of condition below 1e3.
+    # Under flycoo, `solve` is not NumPy's: eight steps, with Gram matrices of condition below 1e3.
     for array, other in zip(*results, strict=True):
         np.testing.assert_allclose(array, other, rtol=8 * 1e3 * 100 * np.finfo(float).eps)
 
 
-# What it takes
+# What it accepts
 
 
 def _change_one_value(coo):
@@ -231,8 +231,8 @@ _CHANGES = [
 @pytest.mark.parametrize("init", ["random", "svd"])
 @pytest.mark.parametrize("change", _CHANGES, ids=lambda change: change.__name__.strip("_"))
 def test_a_changed_coo_is_decomposed_anew(change, init, flycoo_backend):
-    # 4096 values that are powers of two: their bits have much in common, so that a fingerprint
-    # which only adds them up with weights takes many a change for none.
+    # 4096 values that are powers of two: their bits have so much in common that a fingerprint
+    # that is only a weighted sum would miss many changes.
     coo = random_coo((20, 20, 20), 4096, seed=1)
     coo.data[:] = 2.0 ** (np.arange(coo.nnz) % 5 + np.arange(coo.nnz) // 2048)
     before = _decompose(coo, init=init)
@@ -244,7 +244,7 @@ def test_a_changed_coo_is_decomposed_anew(change, init, flycoo_backend):
 
 
 def test_many_coos_come_and_go(flycoo_backend):
-    # A new COO may live where one lived that is gone.
+    # A new COO may get the address of a freed one.
     for seed in range(20):
         coo = random_coo(_SHAPE, 50 + seed % 3, seed=seed)
         expected = _decompose(tensorly_flycoo.FlycooTensor.from_coo(coo))
@@ -274,8 +274,8 @@ def test_the_order_of_nonzeros_and_duplicates_do_not_matter(flycoo_backend):
 
 @BOTH_KINDS
 @pytest.mark.parametrize("init", ["random", "svd"])
-def test_four_threads_on_one_tensor_get_the_bits_of_one_alone(init, kind, flycoo_backend):
-    # Enough nonzeros for several tiles; another rank in each thread, so that none waits for all.
+def test_four_threads_on_one_tensor_get_the_same_bits_as_one(init, kind, flycoo_backend):
+    # Enough nonzeros for several tiles; a rank for each thread, so that launches interleave.
     x = kind(random_coo((40, 50, 60), 9000, seed=2))
     ranks = [2, 3, 4, 5]
     alone = [_decompose(x, rank=rank, init=init) for rank in ranks]

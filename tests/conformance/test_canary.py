@@ -1,4 +1,4 @@
-"""Whether the installed TensorLy has what the seam relies on: run on every version supported.
+"""Check that the installed TensorLy has what the seam relies on; run on every supported version.
 
 `test_oldest_tensorly.py` runs this file with the oldest one.
 """
@@ -62,7 +62,7 @@ def test_each_decomposition_runs(use, kind):
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
-def test_the_table_names_functions_that_are_there(row):
+def test_the_table_names_existing_functions(row):
     modules = [f"tensorly.{name}" for name in row.modules.split()]
     found = [getattr(__import__(name, fromlist=["_"]), row.name, None) for name in modules]
     originals = {inspect.unwrap(function) for function in found if function is not None}
@@ -73,8 +73,8 @@ def test_the_table_names_functions_that_are_there(row):
 
 @pytest.mark.parametrize("name", decomposition.__all__)
 def test_decompositions_have_tensorlys_parameters(name):
-    """In TensorLy's order, so that positional arguments mean the same; 0.9 has a few less."""
-    if name == "observed_parafac":  # of our own
+    """In TensorLy's order, so that positional arguments mean the same; 0.9 has a few fewer."""
+    if name == "observed_parafac":  # our own
         return
     ours = list(inspect.signature(getattr(decomposition, name)).parameters)
     theirs = list(inspect.signature(inspect.unwrap(getattr(tl.decomposition, name))).parameters)

@@ -32,7 +32,7 @@ def test_in_another_layout(expected):
 
 
 def test_with_another_number_of_threads(expected, monkeypatch):
-    """Also with more threads than cores, which then take turns."""
+    """Also with more threads than cores."""
     for count in itertools.islice(itertools.cycle([1, 2, 3, 16]), NUM_REPEATS):
         monkeypatch.setattr(numba, "get_num_threads", lambda count=count: count)
         assert compute_digests("cpu", "remap") == expected
@@ -40,7 +40,7 @@ def test_with_another_number_of_threads(expected, monkeypatch):
 
 @pytest.mark.parametrize("limit", ["index", "record"])
 def test_with_wider_ids_and_records(expected, limit, monkeypatch):
-    chosen = ("FlycooTensor, nonzeros", "norm", "mttkrp")  # the others compile much more
+    chosen = ("FlycooTensor, nonzeros", "norm", "mttkrp")  # the others take longer to compile
     functions = {name: determinism.FUNCTIONS[name] for name in chosen}
     monkeypatch.setattr(determinism, "FUNCTIONS", functions)
     lowered_limits.lower_limit(limit, monkeypatch)
@@ -50,7 +50,7 @@ def test_with_wider_ids_and_records(expected, limit, monkeypatch):
 
 @pytest.mark.usual_limits("grid", "tiles")  # new processes have the usual limits
 def test_in_new_processes(expected):
-    """With other hash seeds and numbers of threads; tests/README.md says how to start more."""
+    """Hash seeds and numbers of threads vary; tests/README.md says how to start more processes."""
     environments = [
         {**os.environ, "NUMBA_NUM_THREADS": str(n), "PYTHONHASHSEED": str(n)} for n in (1, 3)
     ]
@@ -65,7 +65,7 @@ def test_in_new_processes(expected):
 
 
 def test_other_values_have_other_digests(expected, monkeypatch):
-    """The tests above can fail: digests differ if one value differs by a part in 2**23."""
+    """The tests above can fail: a relative change of 2**-23 in one value changes the digests."""
     coords, values = determinism.draw_nonzeros()
     values[17] *= 1 + 2.0**-23
     monkeypatch.setattr(determinism, "draw_nonzeros", lambda: (coords, values))

@@ -1,4 +1,4 @@
-"""Nothing as large as the dense tensor is ever made: peak memory for shapes that fit no machine.
+"""Nothing as large as the dense tensor is ever made: peak memory for shapes too large for memory.
 
 The decompositions of a shape run one after another in a separate process, with this file as a
 script that prints its measurements.
@@ -14,7 +14,7 @@ import sys
 import numpy as np
 import pytest
 
-#: One of 160 GB as a dense float64 array, and one of 2.4e19 cells, more than 2**63.
+#: A shape of 160 GB as a dense float64 array, and one of 2.4e19 cells, more than 2**63.
 _SHAPES = {"160 GB": (4000, 5000, 1000), "2.4e19 cells": (300_000, 400_000, 200_000, 1000)}
 _OPTIONS = {
     "random": {"init": "random"},
@@ -46,13 +46,13 @@ def _make_coo(shape):
     communities = np.stack([row[cell] for row, cell in zip(rows, cells, strict=True)])
     anywhere = np.stack([rng.randint(0, size, 1000) for size in shape])
     coords = np.concatenate([communities, anywhere], axis=1)
-    coords = np.unique(coords, axis=1)  # sorted and distinct: sparse cannot number so many cells
+    coords = np.unique(coords, axis=1)  # sparse's linear indices would overflow
     values = rng.uniform(0.5, 1.5, coords.shape[1])
     return sparse.COO(coords, values, shape=shape, sorted=True, has_duplicates=False)
 
 
 def _status_nbytes(name):
-    """Read a memory figure of this process; `ru_maxrss` would start from the parent's."""
+    """Return a memory figure of this process; `ru_maxrss` would include the parent's."""
     if not os.path.exists("/proc/self/status"):  # not Linux
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -99,7 +99,7 @@ def _measure(shape_name):
 
 @pytest.mark.parametrize("shape_name", _SHAPES)
 @pytest.mark.parametrize("options_name", _OPTIONS)
-def test_huge_shapes_need_the_memory_of_their_factors(options_name, shape_name):
+def test_huge_shapes_need_memory_only_for_their_factors(options_name, shape_name):
     measured = _measure(shape_name)[options_name]
     bound = measured["tensor_nbytes"] + _FACTORS_NBYTES_MULTIPLE * measured["factors_nbytes"]
     assert measured["peak_nbytes"] <= bound + _LIBRARIES_NBYTES
@@ -112,7 +112,7 @@ def test_huge_shapes_are_decomposed(options_name, shape_name):
     assert measured["is_finite"]
     errors = np.array(measured["errors"])
     assert len(errors) >= 7  # line search adds no error in the seventh
-    # An error is the root of a sum over about 3600 nonzeros; least squares never increases it.
+    # The error is the root of a sum over about 3600 nonzeros; least squares never increases it.
     assert (np.diff(errors) <= 3600 * np.finfo(float).eps).all()
     # The communities are found; the other nonzeros are noise.
     assert errors[-1] < 0.9

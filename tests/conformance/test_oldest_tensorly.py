@@ -1,4 +1,4 @@
-"""The seam with the oldest supported TensorLy, which the test installs itself."""
+"""The seam with the oldest supported TensorLy, which the tests install."""
 
 import os
 import re
@@ -27,7 +27,7 @@ def environment(tmp_path_factory):
 
 
 def run(environment, *arguments):
-    """Run Python and return its output; fail if it fails."""
+    """Run Python and return its output; fail on a nonzero exit status."""
     command = [sys.executable, *arguments]
     options = {"env": environment, "cwd": ROOT, "capture_output": True, "text": True}
     done = subprocess.run(command, timeout=250, **options)

@@ -1,4 +1,4 @@
-"""The README's table of what takes a sparse tensor says what happens, and leaves nothing out."""
+"""The README's table of functions that accept a sparse tensor is correct and complete."""
 
 import pytest
 import readme_table
@@ -7,13 +7,13 @@ from sparse_problems import densification_alarm
 
 pytestmark = pytest.mark.skipif(
     not tl.__version__.startswith(readme_table.TENSORLY),
-    reason=f"the table is of TensorLy {readme_table.TENSORLY}",
+    reason=f"the table describes TensorLy {readme_table.TENSORLY}",
 )
 
-#: The first takes matrices and no tensor; the second fails in TensorLy 0.10, for dense tensors too.
+#: The first takes matrices, not a tensor; the second fails in TensorLy 0.10 even for dense tensors.
 _LEFT_OUT = {"decomposition.sample_khatri_rao", "tenalg.higher_order_moment"}
 
-_WRITE = "python tests/support/readme_table.py writes the README's table anew"
+_WRITE = "run python tests/support/readme_table.py to update the README's table"
 
 
 @pytest.fixture(autouse=True)
@@ -29,14 +29,14 @@ def table():
 @pytest.mark.filterwarnings("ignore:Given only one int:RuntimeWarning")
 @pytest.mark.parametrize("kind", readme_table.KINDS)
 @pytest.mark.parametrize("number", range(len(readme_table.ROWS)))
-def test_each_line_says_what_happens(number, kind, table):
+def test_each_line_is_correct(number, kind, table):
     names, _ = readme_table.read_record()
     with densification_alarm(allow_refusals=True):
         line = readme_table.make_line(readme_table.ROWS[number], names, kind)
     assert table.splitlines()[2 + number] == line, _WRITE
 
 
-def test_what_is_around_the_lines(table):
+def test_the_header_and_the_note_are_correct(table):
     start, end = readme_table.make_frame()
     lines = table.splitlines()
     assert lines[:2] == start, _WRITE
@@ -44,30 +44,30 @@ def test_what_is_around_the_lines(table):
 
 
 @pytest.mark.parametrize("module", readme_table.MODULES)
-def test_every_public_name_is_there(module):
+def test_every_public_name_is_listed(module):
     names = readme_table.list_public(module)
     assert names
     assert names - _LEFT_OUT <= {name for row in readme_table.ROWS for name in row.uses}
 
 
-def test_the_gpu_record_is_of_what_is_there():
+def test_the_gpu_record_has_only_listed_names():
     names, _ = readme_table.read_record()
     assert set(names) <= {name for row in readme_table.ROWS for name in row.uses}
     assert set(names.values()) <= {"yes", "no", "fails", "fails or no", "fails or yes", "no or yes"}
 
 
-def test_what_a_limit_denies_must_be_refused():
+def test_a_limit_that_works_is_an_error():
     row = readme_table.Row({"norm": lambda f, x: f(x)}, {"never": lambda f, x: f(x)})
     with pytest.raises(AssertionError, match="norm of a COO works, which the limit 'never' denies"):
         readme_table.make_line(row, {})
 
 
-def test_what_fails_in_another_way_is_not_called_refused():
+def test_other_exceptions_do_not_count_as_refusals():
     with pytest.raises(ZeroDivisionError):
         readme_table.make_line(readme_table.Row({"norm": lambda f, x: 1 / 0}), {})
 
 
-def test_the_gpu_column_is_what_was_recorded():
+def test_the_gpu_column_shows_the_record():
     row = readme_table.Row({"norm": lambda f, x: f(x), "sum": lambda f, x: f(x)})
     lines = [
         readme_table.make_line(row, record) for record in ({}, {"norm": "yes", "sum": "fails"})

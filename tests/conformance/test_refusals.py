@@ -1,4 +1,4 @@
-"""What would make a tensor dense is refused at once; bad input is named; edge cases work."""
+"""Operations that would densify fail fast; errors name bad input; edge cases work."""
 
 import importlib.util
 import operator
@@ -38,7 +38,7 @@ def _huge_coo():
 
 
 def _small_coo():
-    return random_coo((6, 7, 8), 50)  # fewer nonzeros than two modes have indices together
+    return random_coo((6, 7, 8), 50)  # fewer nonzeros than modes 1 and 2 have cells
 
 
 _BY_SIZE = pytest.mark.parametrize("make_coo", [_small_coo, _huge_coo], ids=["small", "2**70"])
@@ -48,7 +48,7 @@ def _singular_part(x, part):
     return list(tl.svd(tl.unfold(x, 0), full_matrices=False))[part]
 
 
-#: What is refused, and what the message names. Arrays as long as the last mode would broadcast.
+#: Refused operations, and what the message names.
 _ON_ANY = {
     "tl.to_numpy": (tl.to_numpy, "to_numpy"),
     "tl.reshape": (lambda x: tl.reshape(x, (2, -1)), "reshape"),
@@ -111,10 +111,10 @@ _ON_FLYCOO_TENSORS = {
     "np.einsum": (lambda x: np.einsum("...->", x), "einsum"),
 }
 
-#: These index the tensor with lists, which pydata/sparse takes seconds for.
+#: Functions that index the tensor with lists, which takes pydata/sparse seconds.
 _BY_LISTS = {"tensor_ring_als_sampled", "TensorRingALSSampled", "tensor_train_cross"}
 
-#: The functions and classes that README's table says "no" of.
+#: The functions and classes with "no" in the README's table.
 _DENSE_BY_NATURE = [
     (row, name)
     for row in readme_table.ROWS
@@ -131,7 +131,7 @@ def _vast_coo():
 
 @BOTH_KINDS
 @pytest.mark.parametrize(("row", "name"), _DENSE_BY_NATURE, ids=[n for _, n in _DENSE_BY_NATURE])
-def test_what_is_dense_by_nature_is_refused_whatever_the_size(row, name, kind):
+def test_inherently_dense_functions_are_refused_at_any_size(row, name, kind):
     function, x = readme_table.find_function(name), kind(_vast_coo())
     with densification_alarm(allow_refusals=True):
         _check_refused(lambda x: row.uses[name](function, x), x, "would make a dense array")
@@ -156,13 +156,13 @@ def _check_refused(function, x, named):
     with pytest.raises(DensifyError, match=named) as caught:
         function(x)
     assert time.perf_counter() - start < _MAX_SECONDS
-    assert ";" in str(caught.value)  # and what to use instead
+    assert ";" in str(caught.value)  # what to use instead follows
 
 
 @_BY_SIZE
 @BOTH_KINDS
 @pytest.mark.parametrize(("function", "named"), _ON_ANY.values(), ids=_ON_ANY)
-def test_what_would_densify_is_refused(function, named, kind, make_coo):
+def test_densifying_operations_are_refused(function, named, kind, make_coo):
     x = kind(make_coo())
     with densification_alarm(allow_refusals=True):
         _check_refused(function, x, named)
@@ -170,7 +170,7 @@ def test_what_would_densify_is_refused(function, named, kind, make_coo):
 
 @_BY_SIZE
 @pytest.mark.parametrize(("function", "named"), _ON_FLYCOO_TENSORS.values(), ids=_ON_FLYCOO_TENSORS)
-def test_what_would_densify_a_flycoo_tensor_is_refused(function, named, make_coo):
+def test_densifying_operations_of_a_flycoo_tensor_are_refused(function, named, make_coo):
     _check_refused(function, FlycooTensor.from_coo(make_coo()), named)
 
 
@@ -187,7 +187,7 @@ _WITH_MASK = {
 @BOTH_KINDS
 @pytest.mark.parametrize("kind_of_mask", [AS_COO, AS_FLYCOO])
 @pytest.mark.parametrize("options", _WITH_MASK.values(), ids=_WITH_MASK)
-def test_a_mask_of_what_is_observed_is_refused(options, kind_of_mask, kind, make_coo):
+def test_a_mask_of_the_observed_entries_is_refused(options, kind_of_mask, kind, make_coo):
     mask = kind_of_mask(make_coo())
     _check_refused(
         lambda x: parafac(x, 2, mask=mask, **options), kind(make_coo()), "observed_parafac"
@@ -200,7 +200,7 @@ def test_a_mask_and_a_sparse_component_are_refused_together(kind, make_coo):
     coo = make_coo()
     options = {"sorted": True, "has_duplicates": False, "fill_value": 1.0}
     mask = sparse.COO(coo.coords[:, :1], np.zeros(1), shape=coo.shape, **options)
-    parafac(kind(coo), 2, init="random", n_iter_max=1, mask=mask)  # compiles what is not timed
+    parafac(kind(coo), 2, init="random", n_iter_max=1, mask=mask)  # compiles, untimed
     _check_refused(
         lambda x: parafac(x, 2, init="random", mask=mask, sparsity=5), kind(coo), "sparsity"
     )
@@ -259,7 +259,7 @@ def test_rank_zero_is_an_error(init, kind):
 @BOTH_KINDS
 @pytest.mark.parametrize("init", ["random", "svd"])
 def test_a_negative_rank_is_an_error(init, kind):
-    with pytest.raises(ValueError):  # noqa: PT011 (NumPy's own, of random factors)
+    with pytest.raises(ValueError):  # noqa: PT011 (NumPy's error for random factors)
         parafac(kind(_small_coo()), -1, init=init)
 
 
@@ -291,7 +291,7 @@ def test_an_unknown_device_in_the_environment_is_named(monkeypatch):
 
 @pytest.fixture
 def no_cupy(monkeypatch):
-    """Hide CuPy, where there is one."""
+    """Hide CuPy if it is installed."""
 
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
@@ -312,13 +312,13 @@ def test_cuda_without_cupy_says_what_to_install(monkeypatch):
     with pytest.raises(ImportError, match=match):
         parafac(_small_coo(), 2, init="random")
     monkeypatch.undo()
-    parafac(_small_coo(), 2, init="random", n_iter_max=1)  # the choice stayed as it was
+    parafac(_small_coo(), 2, init="random", n_iter_max=1)  # the failed choice was not kept
 
 
-# Edge cases that are valid
+# Valid edge cases
 
-#: No unfolding has fewer columns than rows: for those TensorLy itself starts the svd way from too
-#: few columns where the rank is above both (its factors then do not fit each other).
+#: No unfolding has fewer columns than rows: if the rank is above both, TensorLy's own SVD start
+#: makes too few columns, and factors that do not fit each other.
 _EDGE_CASES = {
     "nnz 0": lambda: sparse.COO(np.zeros((3, 0), int), np.zeros(0), shape=(4, 5, 6)),
     "one nonzero": lambda: sparse.COO([[1], [2], [3]], [2.5], shape=(4, 5, 6)),
@@ -366,7 +366,7 @@ def test_edge_cases_run_to_finite_factors(make, options, rank):
         assert np.isfinite(factor).all()
     assert np.isfinite(cp_tensor.weights).all()
     if coo.nnz:
-        # Zero factors have error 1; nothing that least squares gives is worse.
+        # Zero factors have error 1; least squares gives nothing worse.
         assert max(errors) <= 1 + 1e-6
 
 
@@ -384,7 +384,7 @@ def test_an_empty_tensor_has_norm_zero_and_zero_factors(kind):
 def test_one_nonzero_is_found_exactly(init, kind):
     x = kind(_EDGE_CASES["one nonzero"]())
     cp_tensor = parafac(x, 1, init=init, random_state=0, n_iter_max=3, tol=0)
-    # Three roundings in each of three steps of least squares with one unknown.
+    # Three least-squares steps with one unknown, each with three roundings.
     np.testing.assert_allclose(
         reconstruct(cp_tensor.factors), dense_of(x), rtol=9 * np.finfo(float).eps
     )

@@ -1,4 +1,4 @@
-"""A parafac that stopped and went on gives the bits of one that did not stop."""
+"""A parafac that is stopped and resumed gives the same bits as one run without a stop."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ def path(tmp_path):
 
 
 def make_tensor(dtype="float64", shape=(9, 40, 300)):
-    """Make a tensor with a mode so short that its factor comes out with contiguous columns."""
+    """Make a tensor with a mode so short that its factor is returned in Fortran order."""
     rng = np.random.default_rng(0)
     coords = np.stack([rng.integers(0, size, 2000) for size in shape])
     return FlycooTensor(coords, rng.random(2000), shape, dtype=dtype)
@@ -44,7 +44,7 @@ def run(x, n_iter_max, progress, **options):
 
 
 def run_in_two(x, path, stop=STOP, **options):
-    """Run to `stop`, go on to the end: the result, and the `Progress` of the second run."""
+    """Run to `stop`, resume to the end; return the result and the second run's `Progress`."""
     with Progress(stop, show=None, checkpoint=path) as progress:
         run(x, stop, progress, **options)
     with Progress(END, show=None, checkpoint=path) as progress:
@@ -86,7 +86,7 @@ def test_resumed_at_the_first_and_at_the_last_iteration(path, stop):
 @pytest.mark.parametrize("normalize_factors", [False, True])
 @pytest.mark.parametrize("criterion", ["abs_rec_error", "rec_error"])
 def test_resumed_stops_where_the_whole_run_stops(path, criterion, normalize_factors, stop):
-    """Whether it broke off before the iteration at which it stops, or in it."""
+    """The first run ends before the iteration at which the whole run stops, or in it."""
     x = make_tensor()
     with Progress(END, show=None) as whole:
         run(x, END, whole)
@@ -105,7 +105,7 @@ def test_resumed_stops_where_the_whole_run_stops(path, criterion, normalize_fact
 @pytest.mark.usefixtures("flycoo_backend")
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_an_exception_in_the_callback_of_a_resumed_run(path, failing):
-    """It comes out, and the checkpoint is still one to go on from."""
+    """It propagates, and the checkpoint can still be resumed from."""
     x = make_tensor()
     expected = run(x, END, None)
     with Progress(STOP, show=None, checkpoint=path) as progress:
@@ -152,7 +152,7 @@ def test_what_cannot_be_resumed_is_refused(path, options):
 
 @pytest.mark.usefixtures("flycoo_backend")
 def test_a_mask_is_not_resumed(path):
-    """What it puts in the place of what is missing is not in the checkpoint."""
+    """The imputed values are not in the checkpoint."""
     x = make_tensor()
     with Progress(2, show=None, checkpoint=path) as progress:
         run(x, 2, progress)
@@ -177,8 +177,8 @@ def test_checkpoint_of_another_problem_is_refused(path):
 
 @pytest.mark.usefixtures("flycoo_backend")
 @pytest.mark.parametrize("decompose", [non_negative_parafac, constrained_parafac])
-def test_elsewhere_a_checkpoint_is_a_guess(path, decompose):
-    """Other decompositions pay no heed to weights but those that TensorLy puts into a factor."""
+def test_other_decompositions_take_a_checkpoint_as_a_guess(path, decompose):
+    """They use its weights only as TensorLy does, by multiplying a factor with them."""
     x = make_tensor()
     with Progress(2, show=None, checkpoint=path) as progress:
         run(x, 2, progress, normalize_factors=True)
@@ -211,7 +211,7 @@ def test_more_than_two_to_the_63_cells(path):
     assert_same_bits(result, run(x, END, None, init="svd"))
 
 
-def test_a_coo_without_a_checkpoint_is_as_ever(path):
+def test_a_coo_without_a_checkpoint_is_unchanged(path):
     x = make_tensor().to_coo()
     with tl.backend_context("flycoo"), Progress(3, show=None, checkpoint=path) as progress:
         init = progress.resume(default="random")

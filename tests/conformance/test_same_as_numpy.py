@@ -3,7 +3,7 @@
 The bound. One step of ALS solves ``F P = M`` for a factor F. Both sides compute M, the MTTKRP, by
 sums of row_nnz products of ndim numbers (products with a zero add nothing, so the dense sum rounds
 no more often than the sparse one), P by ndim products, and the solution by sums of rank products.
-Solving multiplies the deviations by the condition number of P with its diagonal scaled to one
+Solving amplifies the deviations by the condition number of P with its diagonal scaled to one
 (Higham, Accuracy and Stability of Numerical Algorithms, 10.1). Each step starts from the result of
 the previous one, so to first order deviations add up. Rounding errors of n operations add up to
 about sqrt(n) eps (Higham and Mary, A new approach to probabilistic rounding error analysis, 2019);
@@ -97,7 +97,7 @@ class _DenseRun:
     """Decompose the dense twin under numpy and record the condition numbers."""
 
     def __init__(self, coo, options):
-        self.dtype = _factor_dtype(coo)  # of integers TensorLy would make integer factors
+        self.dtype = _factor_dtype(coo)  # TensorLy would make integer factors of integers
         self.dense = dense_of(coo, self.dtype)
         self.conditions = [1.0]
         # For matrices, TensorLy's core algebra loses the weights: its `khatri_rao` returns a single
@@ -216,21 +216,21 @@ def test_same_number_of_iterations(init, cvg_criterion, dtype, ndim):
 @_BY_NDIM
 @_BY_DTYPE
 @pytest.mark.parametrize("init", ["random", "svd"])
-def test_same_decomposition_where_no_error_is_asked_for(init, dtype, ndim):
+def test_same_decomposition_without_computing_errors(init, dtype, ndim):
     coo = _problem(ndim, dtype)
     options = _options("random", coo, init=init)
     expected = _DenseRun(coo, options)
     cp_tensor = _sparse_parafac(coo, **options)
     difference = reconstruct(cp_tensor.factors) - reconstruct(expected.cp_tensor.factors)
-    # The start of a step is not a minimum here: to first order the reconstruction deviates by
-    # kappa times the deviation of the factors, and each sweep passes that on.
+    # Unlike the error, the reconstruction is not at a minimum: to first order it deviates by kappa
+    # times the deviation of the factors, and each sweep passes that on.
     bound = expected.bound(expected.errors[-1]) * _NUM_ITERATIONS
     assert np.linalg.norm(difference) <= bound * np.linalg.norm(expected.dense)
 
 
 @_BY_NDIM
 @_BY_DTYPE
-def test_randomized_svd_starts_as_the_exact_one(dtype, ndim):
+def test_randomized_svd_starts_as_the_exact_one_does(dtype, ndim):
     # Our randomized_svd computes exact singular vectors. So its errors are those of numpy's
     # truncated_svd; with numpy's randomized_svd they only share the final quality.
     coo = _problem(ndim, dtype)
@@ -240,7 +240,7 @@ def test_randomized_svd_starts_as_the_exact_one(dtype, ndim):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_randomized_svd_ends_as_well_as_numpys(seed):
+def test_randomized_svd_fits_as_well_as_numpys(seed):
     coo = planted_coo((9, 11, 10), _RANK, seed)
     options = {"rank": _RANK, "svd": "randomized_svd", "tol": 1e-9, "random_state": seed}
     with tl.backend_context("numpy"):

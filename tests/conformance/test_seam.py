@@ -1,6 +1,6 @@
-"""What importing the package changes in TensorLy: module attributes of one table, and no object.
+"""Importing the package replaces the module attributes in one table and changes no object.
 
-Each test runs in a process of its own, since this one has imported the package already.
+Each test runs in a new process, because this one has already imported the package.
 """
 
 import json
@@ -18,7 +18,7 @@ _SUPPORT = str(Path(tensorly_snapshot.__file__).parent)
 
 
 def run(script, **variables):
-    """Run a script in a new process, and return what its last line is as JSON."""
+    """Run a script in a new process; parse the last line of its output as JSON."""
     environment = {name: text for name, text in os.environ.items() if "TENSORLY_B" not in name}
     path = os.pathsep.join(filter(None, [_SUPPORT, environment.get("PYTHONPATH")]))
     done = subprocess.run(
@@ -91,7 +91,7 @@ def test_the_table():
     assert len({row.name for row in TABLE}) == len(TABLE)
 
 
-def test_a_replacement_is_tensorlys_own_below():
+def test_a_replacement_unwraps_to_tensorlys_function():
     script = """
 import inspect, json
 import tensorly.decomposition, tensorly.tenalg.svd, importlib
@@ -134,7 +134,7 @@ print(json.dumps(frames))
 """
 
 
-def test_dense_users_see_frames_of_ours_only_below_what_is_replaced():
+def test_dense_users_see_our_frames_only_in_replaced_functions():
     frames = run(_TRACEBACK.format(imports="import tensorly_flycoo"))
     # `inner` is a method with a hook, `parafac` a row of the table.
     assert frames == {
@@ -171,8 +171,8 @@ print(json.dumps([ranks, calls]))
 """
 
 
-def test_a_parafac_that_someone_else_has_decorated():
-    """Their function still runs, but where a mask needs a loop of ours."""
+def test_a_parafac_decorated_by_someone_else():
+    """Their function still runs, except with a mask, which needs our own loop."""
     assert run(_DECORATED) == [[2, 2, 2, 2], ["COO", "COO", "ndarray"]]
 
 
@@ -216,8 +216,8 @@ print(json.dumps([{name: attempt(f) for name, f in group.items()} for group in (
 """
 
 
-def test_names_that_were_bound_before_the_import():
-    """They work where TensorLy's loop does, and else name what does."""
+def test_names_bound_before_the_import():
+    """They work wherever TensorLy's loop does; otherwise the error says what to use."""
     works, refused = run(_BOUND_BEFORE)
     assert set(works.values()) == {"works"}, works
     for name, text in refused.items():
@@ -282,7 +282,7 @@ print(json.dumps(results))
 
 
 def test_reloading_tensorlys_modules():
-    """parafac goes on to work; what a reload undid is refused, and `register` restores it."""
+    """parafac still works; what a reload undid is refused until `register` restores it."""
     assert run(_RELOADED) == [3, "DensifyError", 3, 3]
 
 
@@ -298,7 +298,7 @@ print(json.dumps([same, pickle.loads(pickle.dumps(CP(3))).rank]))
     assert run(script) == [[True] * 4, 3]
 
 
-# A backend that was forgotten
+# A forgotten backend
 
 _FORGOTTEN = """
 import tensorly as tl
@@ -343,7 +343,7 @@ print(json.dumps(dict(zip(NAMES, answers))))
 
 @pytest.mark.parametrize("where", ["here", "spawned", "loky"])
 def test_a_forgotten_backend_is_named(where, tmp_path):
-    """The commonest mistake; a worker has TensorLy's default backend, whatever its parent has."""
+    """The most common mistake; a worker starts with TensorLy's default backend."""
     if where == "here":
         answers = run(_HERE)
     else:

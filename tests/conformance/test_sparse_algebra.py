@@ -1,4 +1,4 @@
-"""TensorLy's tensor algebra gives the same for sparse tensors and their dense twins."""
+"""TensorLy's tensor algebra gives the same results for sparse tensors and their dense twins."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from tensorly_flycoo import DensifyError, FlycooTensor
 _SHAPE = (6, 7, 8)
 _EPS = np.finfo(np.float64).eps
 
-#: Bounds for the number of products in a sum and for the sum of their magnitudes.
+#: Upper bounds of the number of products in a sum and of the sum of their magnitudes.
 _BOUND = 336 * _EPS * 3e3
 
 
@@ -167,7 +167,7 @@ def test_khatri_rao_with_a_sparse_mask(weights, kind):
 
 @BOTH_KINDS
 def test_cp_to_tensor_with_a_sparse_mask(kind):
-    """It gives elements of a CP tensor that is too large to form."""
+    """It gives the elements at the nonzeros of a CP tensor that is too large to form."""
     mask = _huge_coo()
     rng = np.random.RandomState(0)
     factors = [rng.random_sample((size, 3)) for size in mask.shape]
@@ -233,7 +233,7 @@ def _max_error(found, expected):
     return max(np.abs(core - other).max() for core, other in zip(found, expected, strict=True))
 
 
-#: For well-separated singular vectors, computed twice through Gram matrices.
+#: For well-separated singular vectors, computed twice, through Gram matrices.
 _VECTOR_BOUND = 1e-9
 
 _TRAINS = {
@@ -261,7 +261,7 @@ def test_tensor_trains_and_rings(decompose, kind):
 
 
 @BOTH_KINDS
-def test_a_train_of_enough_rank_is_the_tensor(kind):
+def test_a_train_of_full_rank_is_the_tensor(kind):
     coo = planted_coo((9, 8, 7), 2, seed=0)
     with densification_alarm():
         train = tensor_train(kind(coo), [1, 2, 2, 1])
@@ -283,7 +283,7 @@ def test_bad_rank_of_a_ring_is_an_error():
         tensor_ring(random_coo(_SHAPE, 50), [3, 3, 2, 3])
 
 
-def test_verbose_says_what_is_computed(capsys):
+def test_verbose_prints_what_is_computed(capsys):
     coo = random_coo(_SHAPE, 50)
     tensor_train(_dense(coo), 2, verbose=True)
     expected = capsys.readouterr().out
@@ -326,7 +326,7 @@ def test_parafac2_with_options(options):
 
 
 @BOTH_KINDS
-def test_parafac2_of_slices_of_several_heights(kind):
+def test_parafac2_of_slices_of_different_heights(kind):
     slices = [random_coo((size, 7), 5 * size, seed=size) for size in (5, 8, 11)]
     options = {"random_state": 0, "n_iter_max": 5, "return_errors": True}
     _, expected = parafac2([_dense(part) for part in slices], 2, **options)

@@ -61,7 +61,7 @@ def _init(shape, dtype, weights=None):
     return CPTensor((weights if weights is None else np.array(weights, dtype), factors))
 
 
-def test_all_constraints_are_here():
+def test_all_constraints_are_tested():
     parameters = inspect.signature(proximal_operator).parameters
     assert set(_EACH) == set(parameters) - {"tensor", "n_const", "order"}
 
@@ -70,8 +70,8 @@ def test_all_constraints_are_here():
 @pytest.mark.parametrize("name", _OPTIONS)
 def test_same_as_dense(name, dtype, kind, monkeypatch):
     if name == "unimodality":
-        # It compares elements of a column and of two monotone fits, which TensorLy's operator
-        # leaves equal but for rounding: what it gives depends on how they are rounded.
+        # It compares elements of a column with those of two monotone fits. They are equal up to
+        # rounding with TensorLy's operator, so its result depends on how they are rounded.
         monkeypatch.setattr(proximal, "monotonicity_prox", fit_monotone)
     init = "random" if dtype == "float32" and _IS_SEEDED else "svd"
 
@@ -111,7 +111,7 @@ def test_same_as_dense_with_options(name, dtype, kind):
 
 @BOTH_KINDS
 @pytest.mark.parametrize("ndim", [2, 4])
-def test_same_as_dense_of_any_number_of_modes(ndim, kind):
+def test_same_as_dense_for_any_number_of_modes(ndim, kind):
     def decompose(x):
         return constrained_parafac(x, _RANK, n_iter_max=5, non_negative=True, return_errors=True)
 
@@ -133,7 +133,7 @@ def test_the_class(kind):
 
 @pytest.mark.parametrize("name", ["non_negative", "simplex", "smoothness", "hard_sparsity"])
 @pytest.mark.usefixtures("flycoo_backend")
-def test_more_cells_than_have_numbers(name):
+def test_more_than_2_to_63_cells(name):
     x, _ = spread(community_coo((8, 6, 9, 7, 6), seed=1), (2**13 + 1,) * 5)
     with densification_alarm():
         cp_tensor, errors = constrained_parafac(
@@ -172,7 +172,7 @@ def test_one_nonzero_and_empty_rows(name):
     assert all(np.isfinite(factor).all() for factor in cp_tensor.factors)
 
 
-# TensorLy's own tests for sparse input, with TensorLy's thresholds.
+# TensorLy's own tests with sparse input and TensorLy's thresholds.
 
 
 def _planted(name):

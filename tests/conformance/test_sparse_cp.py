@@ -177,7 +177,7 @@ def test_the_last_mode_is_never_fixed(kind):
 
 
 @BOTH_KINDS
-def test_with_all_modes_fixed_the_start_is_returned(kind):
+def test_with_all_modes_fixed_the_initial_guess_is_returned(kind):
     init = _random_init(_SHAPE, 2, seed=1)
     cp_tensor = parafac(kind(random_coo(_SHAPE, 100)), 2, init=init, fixed_modes=[0, 1, 2])
     for factor, start in zip(cp_tensor.factors, init.factors, strict=True):
@@ -238,14 +238,14 @@ def test_orthogonalise_starts_each_iteration_from_orthonormal_columns(kind):
         kind(random_coo(_SHAPE, 100, seed=2)), 3, init="random", random_state=0, n_iter_max=6,
         orthogonalise=6, fixed_modes=[0], callback=lambda cp, _: factors.append(cp.factors[0]),
     )  # fmt: skip
-    # The fixed mode shows which start the other modes were computed from.
+    # The fixed mode shows from which factors the other modes were computed.
     for factor in factors[1:]:
         np.testing.assert_allclose(factor.T @ factor, np.eye(3), atol=1e-14)
 
 
 @BOTH_KINDS
 @pytest.mark.parametrize("cvg_criterion", ["abs_rec_error", "rec_error"])
-def test_iterations_stop_where_the_error_falls_by_less_than_tol(cvg_criterion, kind):
+def test_iterations_stop_when_the_error_falls_by_less_than_tol(cvg_criterion, kind):
     tol = 1e-4
     _, errors = parafac(
         kind(random_coo(_SHAPE, 100, seed=2)), 3, init="random", random_state=0, n_iter_max=500,
@@ -341,7 +341,7 @@ def test_the_class_passes_all_options_on(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [AS_COO, pytest.param(lambda coo: tl.tensor(coo), id="tl.tensor")])
-def test_tensorly_sees_the_tensor_as_one_of_its_own(kind):
+def test_tensorly_treats_the_tensor_as_one_of_its_own(kind):
     coo = random_coo(_SHAPE, 100, np.int64, seed=2)
     x = kind(coo)
     assert tl.is_tensor(x)

@@ -1,4 +1,4 @@
-"""parafac and non_negative_parafac with missing values, on sparse tensors and on their twins."""
+"""parafac and non_negative_parafac with missing values, on sparse tensors and dense twins."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ _FUNCTIONS = {"parafac": parafac, "non-negative": non_negative_parafac}
 
 
 def make_mask(coo, num_stored, num_empty, seed=3):
-    """Leave out some stored entries of a COO, and some others; return the mask and its twin."""
+    """Mask some stored and some other entries of a COO; return the mask and its dense twin."""
     rng = np.random.RandomState(seed)
     stored = np.ravel_multi_index(coo.coords, coo.shape)
     empty = np.setdiff1d(np.arange(np.prod(coo.shape)), stored)
@@ -96,7 +96,7 @@ def test_any_number_of_modes(name, function, ndim):
 
 @pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
 @pytest.mark.parametrize(("num_stored", "num_empty"), [(0, 1), (0, 30), (30, 0), (1, 0)])
-def test_where_entries_are_missing(num_stored, num_empty, layout):
+def test_stored_and_other_missing_entries(num_stored, num_empty, layout):
     coo = community_coo(_SHAPES[3], seed=1)
     masks = make_mask(coo, num_stored, num_empty)
 
@@ -136,7 +136,7 @@ def test_kinds_of_masks(name):
 
 @BOTH_KINDS
 @pytest.mark.usefixtures("flycoo_backend")
-def test_nothing_missing_is_no_mask(kind):
+def test_a_mask_of_nothing_changes_nothing(kind):
     coo = community_coo(_SHAPES[3], seed=1)
     mask = sparse.COO(np.zeros((3, 1), int), np.ones(1), coo.shape, fill_value=1.0)
     options = {"rank": _RANK, "init": "random", "random_state": 0, "n_iter_max": 3}
@@ -167,7 +167,7 @@ def test_callback_and_class(kind):
 @BOTH_KINDS
 @pytest.mark.usefixtures("flycoo_backend")
 def test_imputation(kind):
-    """As TensorLy tests it: a start that forgets gross errors, and the factors of the whole."""
+    """As TensorLy tests it: the start forgets gross errors; factors fit the whole tensor."""
     rng = np.random.RandomState(0)
     whole = reconstruct([rng.random_sample((4, 1)) for _ in range(3)])
     coords = np.stack(np.nonzero(np.ones((4, 4, 4))))
@@ -189,12 +189,12 @@ def test_imputation(kind):
 @BOTH_KINDS
 @pytest.mark.parametrize(
     ("function", "starts_by_svd"),
-    # The non-negative start has the mean of all cells in it, which are others.
+    # The non-negative SVD start uses the mean of all cells, which depends on the shape.
     [(parafac, False), (parafac, True), (non_negative_parafac, False)],
     ids=["parafac-init", "parafac-svd", "non-negative-init"],
 )
 def test_more_cells_than_64_bits_count(function, starts_by_svd, kind):
-    """A tensor spread out over 2**70 cells, and its missing entries with it, has the same rows."""
+    """A tensor spread over 2**70 cells with its missing entries has the same nonzero rows."""
     small = community_coo((6, 7, 6, 7, 6), seed=1)
     mask, _ = make_mask(small, 5, 5)
     shape, rows = (2**14,) * 5, [2**11 * np.arange(size) + 5 for size in small.shape]

@@ -83,14 +83,14 @@ def test_same_as_dense(method, make_options, dtype, kind):
 @pytest.mark.parametrize("ndim", [2, 4])
 @pytest.mark.parametrize("method", _FUNCTIONS)
 @pytest.mark.parametrize("name", ["random", "svd"])
-def test_same_as_dense_of_any_number_of_modes(name, method, ndim):
+def test_same_as_dense_for_any_number_of_modes(name, method, ndim):
     _check(community_coo(_SHAPES[ndim], seed=1), method, _OPTIONS[name], lambda coo: coo)
 
 
 @BOTH_KINDS
 @pytest.mark.parametrize("dtype", ["int64", "bool"])
 @pytest.mark.parametrize("method", _FUNCTIONS)
-def test_counts_are_floats(method, dtype, kind):
+def test_counts_become_floats(method, dtype, kind):
     _check(community_coo(_SHAPES[3], dtype, seed=1), method, _OPTIONS["svd"], kind)
 
 
@@ -107,7 +107,7 @@ def _check(coo, method, make_options, kind):
 @pytest.mark.usefixtures("flycoo_backend")
 def test_exact_hals_solves_the_last_least_squares_problem():
     coo = community_coo(_SHAPES[3], seed=1)
-    # exact=True makes up to 50,000 sweeps of a non-negative mode; here that is only the last one.
+    # exact=True makes up to 50,000 sweeps of each non-negative mode; here only the last mode is.
     options = {"init": _init(coo.shape, float), "nn_modes": {2}, "exact": True, "n_iter_max": 1}
     with densification_alarm():
         cp_tensor = non_negative_parafac_hals(coo, _RANK, **options)
@@ -168,7 +168,7 @@ def test_randomized_svd_gives_the_exact_start(function):
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @_BY_FUNCTION
 @pytest.mark.usefixtures("flycoo_backend")
-def test_more_cells_than_have_numbers(function, dtype, kind):
+def test_more_than_2_to_63_cells(function, dtype, kind):
     """Zero rows stay zero, so the other rows must be the same as without them."""
     coo = community_coo((8, 6, 9, 7, 6), dtype, seed=1)
     huge, rows = spread(coo, (2**13 + 1,) * 5)
@@ -183,7 +183,7 @@ def test_more_cells_than_have_numbers(function, dtype, kind):
         got, huge_errors = function(
             kind(huge), _RANK, init=(None, start), n_iter_max=5, return_errors=True
         )
-    # Gram matrices add the same numbers, with zeros between them, in another order, like MTTKRP.
+    # Gram matrices and MTTKRP add the same numbers, with zeros between them, in another order.
     tolerance = 1e3 * np.finfo(dtype).eps
     np.testing.assert_allclose(huge_errors, errors, rtol=tolerance)
     for full, row, factor in zip(got.factors, rows, expected.factors, strict=True):
@@ -194,7 +194,7 @@ def test_more_cells_than_have_numbers(function, dtype, kind):
 @_BY_FUNCTION
 @pytest.mark.parametrize("init", ["svd", "random"])
 @pytest.mark.usefixtures("flycoo_backend")
-def test_starts_with_more_cells_than_have_numbers(init, function):
+def test_starts_with_more_than_2_to_63_cells(init, function):
     huge, _ = spread(community_coo((8, 6, 9, 7, 6), seed=1), (2**13 + 1,) * 5)
     with densification_alarm():
         cp_tensor, errors = function(
@@ -256,7 +256,7 @@ def test_init_of_another_precision_is_an_error(function):
         function(random_coo((4, 5, 6), 40, np.float32), _RANK, init=start)
 
 
-# TensorLy's own tests of these functions for sparse input, with TensorLy's thresholds.
+# TensorLy's own tests of these functions with sparse input and TensorLy's thresholds.
 
 
 @BOTH_KINDS

@@ -1,4 +1,4 @@
-"""Randomised CP under "flycoo": sampled fibres and entries, the same draws as dense TensorLy's."""
+"""Randomised CP under "flycoo": the same samples of fibres and entries as dense TensorLy's."""
 
 import functools
 import inspect
@@ -36,14 +36,14 @@ _NEEDS_SAMPLING = pytest.mark.skipif(not _HAS_SAMPLING, reason="TensorLy 0.9 has
 
 
 class _Tracker(ErrorTracker):
-    """Callback that TensorLy also calls before there is an error."""
+    """An `ErrorTracker` that TensorLy also calls before the first error."""
 
     def __call__(self, cp_tensor, error=None):
         return False if error is None else super().__call__(cp_tensor, error)
 
 
 def _decompose(x, **options):
-    """Decompose with a generator of its own, and return the errors that the callback saw too."""
+    """Decompose with a fresh generator; also return the errors that the callback saw."""
     tracker = _Tracker(options.pop("stop_after", None))
     options = {"init": "random", "n_iter_max": 3, "tol": 0, "max_stagnation": 0} | options
     rng = np.random.RandomState(5)
@@ -101,8 +101,8 @@ def test_the_class_and_a_start(kind):
 @BOTH_KINDS
 @pytest.mark.parametrize("init", ["random", "svd"])
 @pytest.mark.usefixtures("flycoo_backend")
-def test_more_cells_than_have_numbers(init, kind):
-    """Leverage scores find the few rows that matter, of thousands in each mode."""
+def test_more_than_2_to_63_cells(init, kind):
+    """Leverage scores find the few nonempty rows among thousands in each mode."""
     huge, _ = spread(planted_coo((8, 6, 9, 7, 6), 2, seed=1), (2**13 + 1,) * 5)
     with densification_alarm():
         cp_tensor, errors = _decompose(kind(huge), init=init, n_iter_max=5, **_exact_error())
@@ -119,8 +119,8 @@ def _exact_error():
 @_NEEDS_SAMPLING
 @BOTH_KINDS
 @pytest.mark.usefixtures("flycoo_backend")
-def test_the_error_is_estimated_with_more_cells_than_have_numbers(kind):
-    """The estimate is scaled by the number of cells, which wraps around in 64 bits."""
+def test_the_error_is_estimated_with_more_than_2_to_63_cells(kind):
+    """The estimate is scaled by the number of cells, which would overflow 64 bits."""
     huge, _ = spread(community_coo((8, 6, 9, 7, 6), seed=1), (2**13 + 1,) * 5)
     factors = [np.ones((size, 1)) for size in huge.shape]
     errors = []
@@ -133,7 +133,7 @@ def test_the_error_is_estimated_with_more_cells_than_have_numbers(kind):
         kind(huge), 1, 10, init=(None, factors), n_iter_max=1, sampling="uniform", callback=stop,
         random_state=np.random.RandomState(0),
     )  # fmt: skip
-    # No sample of fibres meets a nonzero, so the factors are zeros; nor does a sample of entries.
+    # No sampled fibre or entry holds a nonzero, so the factors and the error are zero.
     assert errors == [None, 0.0]
 
 
@@ -159,7 +159,7 @@ def test_edge_cases_run_to_finite_factors(make, init, rank):
 
 @pytest.mark.usefixtures("flycoo_backend")
 def test_samples_and_the_exact_error_do_not_disturb_each_other():
-    """The MTTKRP of the exact error moves nonzeros about, of which samples must know nothing."""
+    """The MTTKRP of the exact error moves nonzeros; samples must not depend on where they are."""
     coo = community_coo(_SHAPES[3], seed=1)
     cp_tensor, errors = _decompose(coo, **_exact_error())
     dense = dense_of(coo)
@@ -170,7 +170,7 @@ def test_samples_and_the_exact_error_do_not_disturb_each_other():
 
 
 @pytest.mark.usefixtures("flycoo_backend")
-def test_a_callback_may_form_what_it_wants():
+def test_a_callback_may_form_dense_tensors():
     sampled = []
 
     def look(cp_tensor, error=None):
@@ -180,12 +180,12 @@ def test_a_callback_may_form_what_it_wants():
     randomised_parafac(
         coo, 1, 10, n_iter_max=1, random_state=np.random.RandomState(0), callback=look
     )
-    assert all(isinstance(dense, np.ndarray) for dense in sampled)  # the user's own are formed
+    assert all(isinstance(dense, np.ndarray) for dense in sampled)
     with pytest.raises(DensifyError):
         tl.tensor(coo) - sampled[0]
 
 
-# TensorLy's own tests, told again for sparse input; the thresholds are theirs.
+# TensorLy's own tests with sparse input and TensorLy's thresholds.
 
 
 @pytest.mark.parametrize("sampling", ["leverage", "uniform"] if _HAS_SAMPLING else [None])

@@ -42,7 +42,7 @@ def _dense_result(function, coo, *args, **kwargs):
 
 
 def _check_same(found, expected, exact_signs=True):
-    """Compare a core and factors with TensorLy's; projections make signs irrelevant."""
+    """Compare a core and factors with TensorLy's; without exact signs, compare projections."""
     (core, factors), (expected_core, expected_factors) = found, expected
     if exact_signs:
         np.testing.assert_allclose(core, expected_core, **_CLOSE)
@@ -67,7 +67,7 @@ _OPTIONS = {
 
 @BOTH_KINDS
 @pytest.mark.parametrize("options", _OPTIONS.values(), ids=_OPTIONS)
-def test_tucker_does_what_it_does_on_dense_tensors(options, kind):
+def test_tucker_is_the_same_as_on_dense_tensors(options, kind):
     coo = community_coo(_SHAPE)
     arguments = {"rank": list(_RANK), "random_state": 3, "return_errors": True, **options}
     found, errors = tucker(kind(coo), **arguments)
@@ -85,7 +85,7 @@ _PARTS = [([0, 2], name) for name in _OPTIONS] + [
 
 @BOTH_KINDS
 @pytest.mark.parametrize(("modes", "name"), _PARTS, ids=str)
-def test_partial_tucker_does_what_it_does_on_dense_tensors(modes, name, kind):
+def test_partial_tucker_is_the_same_as_on_dense_tensors(modes, name, kind):
     options = _OPTIONS[name]
     coo = community_coo(_SHAPE)
     arguments = {"rank": [3] * len(modes), "modes": modes, "random_state": 3, **options}
@@ -112,7 +112,7 @@ def test_other_numbers_of_modes(shape, rank, kind):
 
 @BOTH_KINDS
 @pytest.mark.parametrize("modes", [[0], [1, 3], [0, 1]], ids=str)
-def test_two_modes_and_more_may_be_left_out_of_a_tensor_with_many_nonzeros(modes, kind):
+def test_two_or_more_modes_may_be_left_out_of_a_tensor_with_many_nonzeros(modes, kind):
     coo = random_coo((5, 4, 6, 3), 300, seed=3)
     arguments = {"rank": [3] * len(modes), "modes": modes, "n_iter_max": 5}
     found, errors = partial_tucker(kind(coo), **arguments)
@@ -176,7 +176,7 @@ def test_the_same_seed_gives_the_same_bits(init, kind):
 
 @BOTH_KINDS
 @pytest.mark.parametrize("as_tensor", [True, False], ids=["TuckerTensor", "tuple"])
-def test_a_tucker_tensor_is_a_start(as_tensor, kind):
+def test_a_tucker_tensor_is_an_initial_guess(as_tensor, kind):
     coo = community_coo(_SHAPE)
     start = tuple(random_tucker(_SHAPE, _RANK, random_state=1))
     arguments = {"n_iter_max": 6, "tol": 0, "return_errors": True}
@@ -194,7 +194,7 @@ def test_a_tucker_tensor_is_a_start(as_tensor, kind):
 
 
 @BOTH_KINDS
-def test_factors_alone_are_a_start(kind):
+def test_factors_alone_are_an_initial_guess(kind):
     """Supported by TensorLy from 0.10 on."""
     module = inspect.getmodule(tucker)
     if not hasattr(module, "_is_tucker_factors_init"):
@@ -266,7 +266,7 @@ def test_the_class_passes_all_options_on(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:Trying to compute SVD")
 @BOTH_KINDS
-def test_ranks_above_what_the_unfoldings_have_are_filled_up(kind):
+def test_ranks_above_those_of_the_unfoldings_are_filled_up(kind):
     coo = random_coo((9, 2, 3), 30, seed=2)
     core, factors = tucker(kind(coo), [8, 2, 3], n_iter_max=3, random_state=0)
     assert core.shape == (8, 2, 3)
@@ -331,7 +331,7 @@ def test_a_mask_is_refused(options, kind):
 
 
 @BOTH_KINDS
-def test_a_core_with_a_cell_for_each_cell_of_two_modes_is_refused(kind):
+def test_a_core_as_large_as_two_modes_is_refused(kind):
     coo = random_coo((30, 40, 50), 100)
     with pytest.raises(DensifyError, match="all modes but 0 and 2 would make"):
         partial_tucker(kind(coo), [2], modes=[1])
@@ -374,7 +374,7 @@ def test_multi_mode_dot_with_a_skipped_matrix_is_lazy(kind):
     np.testing.assert_allclose(tl.unfold(found, 2), tl.unfold(expected, 2), atol=1e-12)
 
 
-def test_multi_mode_dot_names_what_is_wrong():
+def test_multi_mode_dot_names_bad_arguments():
     coo = random_coo(_SHAPE, 100)
     with pytest.raises(ValueError, match=r"factor of mode 1 has shape \(9, 2\), expected \(8, r"):
         multi_mode_dot(coo, [np.ones((2, 9))] * 3)
@@ -386,7 +386,7 @@ def test_multi_mode_dot_names_what_is_wrong():
 @pytest.mark.parametrize("skip", [None, 2])
 @pytest.mark.parametrize("vector_modes", [(0,), (1,), (0, 1)], ids=str)
 def test_vectors_among_matrices(vector_modes, skip, kind):
-    """Vectors are contracted first, and may leave a dense vector."""
+    """Vectors are contracted first, which may leave a dense vector."""
     coo, rng = random_coo(_SHAPE, 100), np.random.RandomState(0)
     operands = [
         rng.standard_normal(size if n in vector_modes else (3, size))

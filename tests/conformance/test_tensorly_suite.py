@@ -1,7 +1,7 @@
-"""TensorLy's own tests: all pass under "flycoo".
+"""TensorLy's own tests pass under "flycoo".
 
 With the einsum tensor algebra, only the packages with hooks are tested; under numpy with the plugin
-imported, only the algebra, because test_backend_seam.py compares decompositions there bit by bit.
+imported, only the algebra, because test_backend_seam.py compares decompositions bit by bit.
 """
 
 import os
@@ -18,7 +18,7 @@ import pytest
 _ALGEBRA = ("tensorly.tenalg", "tensorly.contrib")
 _HOOKED = ("tensorly.decomposition", *_ALGEBRA)
 
-#: The last number is the least number of tests; far fewer would mean that they were not found.
+#: The last number is the minimum number of tests, to notice tests that pytest does not find.
 _ENVIRONMENTS = [
     pytest.param("flycoo", "core", ("tensorly",), 700, id="flycoo-core"),
     pytest.param("flycoo", "einsum", _HOOKED, 500, id="flycoo-einsum"),
@@ -31,7 +31,7 @@ def _run_suite(backend, tenalg, packages, directory):
     settings = {"TENSORLY_BACKEND": backend, "TENSORLY_TENALG_BACKEND": tenalg}
     config = directory / "pytest.ini"
     config.write_text("[pytest]\n")
-    shutil.copy(Path(fixed_seed.__file__), directory)  # a pytest plugin, found there
+    shutil.copy(Path(fixed_seed.__file__), directory)  # so that pytest finds the plugin
     options = ["-c", config, "--rootdir", directory, "-p", "no:cacheprovider", "-q"]
     options += ["-p", "fixed_seed", "-p", "tensorly_flycoo"]
     return subprocess.run(

@@ -2,7 +2,7 @@
 
 One case is tensorly/issues/101 at a sixth of its size: `partial_tucker` of modes 0 and 2, where a
 product with one factor at a time has 12 columns for each cell of two modes. The other is `tucker`
-of a shape that fits no machine. They run in a separate process, with this file as a script.
+of a shape too large for memory. They run in a separate process, with this file as a script.
 """
 
 import functools
@@ -92,7 +92,7 @@ def test_memory_of_factors_and_cores(name):
 
 
 @pytest.mark.parametrize("name", ["partial", "2.4e19 cells"])
-def test_they_are_decomposed(name):
+def test_errors_fall(name):
     measured = _measure(name)
     assert measured["is_finite"]
     assert (np.diff(measured["errors"]) <= 1e-12).all()

@@ -1,4 +1,4 @@
-"""The changes proposed in docs/upstream.md apply to the TensorLy that they were written for.
+"""The patches proposed in docs/upstream.md apply to the TensorLy they were written for.
 
 They are for TensorLy 0.10: with another version conftest.py makes pytest ignore this module.
 """
@@ -31,7 +31,7 @@ def test_every_patch_is_tested():
 @pytest.mark.parametrize("name", NAMES)
 def test_patch_applies(name, tensorly_copy):
     """The patches touch different files, so they apply one after the other to one copy."""
-    # Git would leave out files of a repository that the folder happens to be in.
+    # If the folder is inside a repository, git would skip files.
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tensorly_copy.parent)}
     command = ["git", "apply", "--verbose", str(FOLDER / f"{name}.patch")]
     options = {"cwd": tensorly_copy, "env": environment, "capture_output": True, "text": True}

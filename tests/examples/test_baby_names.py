@@ -1,4 +1,4 @@
-"""The baby names on a small setting: the example's asserts, its output and its figure."""
+"""The baby names with small settings: the example's asserts, its output and its figure."""
 
 import importlib.util
 from pathlib import Path

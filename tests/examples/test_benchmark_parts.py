@@ -1,4 +1,4 @@
-"""The parts of the GPU benchmark that need no GPU: load balance, comparison, ncu's output."""
+"""The parts of the GPU benchmark that need no GPU: load balance, verdicts, ncu's output."""
 
 import importlib.util
 import math
@@ -28,7 +28,7 @@ balance, report, profiling = map(load_module, ("balance", "report", "profiling")
     ("num_rows", "nnz", "skew"),
     [(1, 50, 1), (2, 999, 1), (40, 300, 3), (500, 20_000, 3), (3000, 5000, 1), (3000, 40_000, 2)],
 )
-def test_largest_partition_is_that_of_the_specification(num_rows, nnz, skew, num_partitions):
+def test_largest_partition_agrees_with_the_specification(num_rows, nnz, skew, num_partitions):
     rows = (num_rows * np.random.default_rng(0).random(nnz) ** skew).astype(int)
     partition = reference.partition_mode(rows, num_rows, num_partitions)
     expected = reference.partition_sizes(rows, partition, num_partitions).max()
@@ -51,7 +51,7 @@ def make_row(tensor, **seconds):
     }
 
 
-def test_a_mean_above_the_target_is_a_miss_and_so_is_one_bad_tensor():
+def test_a_bad_mean_or_one_bad_tensor_misses_the_target():
     """The target of remap / indexed is 0.9: 0.8 and 0.9 meet it; 0.95, or a single 1.2, do not."""
     for ratios, is_met in (((0.8, 0.9), True), ((0.95, 0.95), False), ((0.5, 1.2), False)):
         rows = [
@@ -65,14 +65,14 @@ def test_a_mean_above_the_target_is_a_miss_and_so_is_one_bad_tensor():
         assert verdict["missing"] == ["delicious", "nell-1", "amazon", "twitch"]
 
 
-def test_the_floor_is_reading_and_one_write():
+def test_the_floor_is_all_reads_and_one_write():
     row = make_row("vast", gather_only=1.0, write=0.25, replicated=1.5, remap=1.6, remap_off=1.2)
     verdicts = {verdict["name"]: verdict["mean"] for verdict in report.judge([row])}
     assert verdicts["replicated / (gather only + write)"] == pytest.approx(1.2)
     assert report.remapping_share(row) == pytest.approx(0.25)
 
 
-def test_what_ncu_prints():
+def test_parsing_the_output_of_ncu():
     text = (
         "==PROF== Connected\n"
         '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'

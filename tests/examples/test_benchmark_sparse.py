@@ -10,7 +10,7 @@ from tensorly_flycoo import engines
 
 
 def test_all_experiments_run(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(engines, "_chosen_device", None)  # restores the device
+    monkeypatch.setattr(engines, "_chosen_device", None)  # so that the device is restored
     path = tmp_path / "figures.json"
     sizes = ["--rows", "200", "--nnz", "1000", "--rounds", "1", "--iterations", "1"]
     figures = benchmark.main([*sizes, "--json", str(path)])
@@ -24,7 +24,7 @@ def test_all_experiments_run(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(("seconds", "verdict"), [(3.0, "met"), (3.1, "MISSED")])
-def test_bars(seconds, verdict, capsys):
+def test_verdicts(seconds, verdict, capsys):
     figure = benchmark.compare("a / b", seconds, 2.0, bar=1.5)
     assert figure["ratio"] == seconds / 2
     assert capsys.readouterr().out.rstrip().endswith(f"bar 1.5: {verdict}")

@@ -1,4 +1,4 @@
-"""The comparison: rows that finish agree, and the others say why."""
+"""The comparison: rows that finish agree; the others give the reason."""
 
 import json
 import sys
@@ -31,8 +31,8 @@ def test_rows_agree(tmp_path, capsys):
     assert np.ptp(image.imread(paths[1])[..., :3]) > 0.5
 
 
-def test_a_row_that_fails_and_a_slow_one_say_so(tmp_path, capsys):
-    """10 kB of memory for the dense tensor, and less time than Python takes to start."""
+def test_a_row_that_fails_and_a_slow_one_give_the_reason(tmp_path, capsys):
+    """Memory is 10 kB for the dense tensor; the time limit is less than Python's start takes."""
     figure = tmp_path / "rows.png"
     compare.save_problem(tmp_path / "problem.npz", compare.make_tensor(compare.parse(SMALL)), 2, 0)
     rows = [{"way": compare.OURS, "iteration_s": 1.0, "peak_nbytes": 1e9, "fit": 0.5}]
@@ -50,13 +50,13 @@ def test_a_row_that_fails_and_a_slow_one_say_so(tmp_path, capsys):
     assert figure.exists()
 
 
-def test_what_is_not_installed_says_so(monkeypatch, tmp_path):
+def test_a_missing_package_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(compare.NEEDS, "pyttb", "no_such_package")
     row = compare.measure("pyttb", tmp_path / "problem.npz", compare.parse(SMALL))
     assert row["failure"] == "no_such_package is not installed"
 
 
-def test_a_process_that_dies_says_how():
+def test_a_failed_process_gives_its_exit_status():
     command = [sys.executable, "-c", "import sys; sys.exit('out of luck')"]
     assert compare.run_process(command, None, 60) == "exit 1: out of luck"
 

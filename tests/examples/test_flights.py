@@ -26,7 +26,7 @@ def flights():
 
 @pytest.fixture
 def run(flights, tmp_path, capsys):
-    """Run the example on a small setting; return its results, its output and its figure."""
+    """Run the example with small settings; return its results, its output and its figure."""
     output = tmp_path / "flights.png"
     with tl.backend_context(tl.get_backend()):  # restores the backend that the example sets
         result = flights.main(
@@ -76,7 +76,7 @@ def test_tensor_counts_the_flights(flights):
         assert counts.tolist() == table[column].value_counts()[labels[mode]].tolist()
 
 
-def test_components_read_the_same_whatever_their_scale_and_sign(flights):
+def test_components_are_described_independently_of_scale_and_sign(flights):
     columns = np.array([[3.0, 1.0], [1.0, 1.0]])
     factors = [columns * [1, 1], columns * [-2, 1], columns * [-0.5, 1]]
     shares, profiles = flights.read_components((np.ones(2), factors), num_flights=100)

@@ -1,4 +1,4 @@
-"""The knowledge graph on a small setting: its own asserts, and its ranks from plain loops."""
+"""The knowledge graph with small settings: its own asserts, and its ranks against plain loops."""
 
 import subprocess
 
@@ -36,7 +36,7 @@ def check_ranks(result, mode):
         assert rank == 1 + np.sum(candidates > dense[tuple(triple)])
 
 
-def test_equal_scores_count_half():
+def test_ties_count_half():
     cp_tensor = np.ones(1), [np.ones((2, 1)), np.ones((2, 1)), np.ones((5, 1))]
     triples = np.array([[0], [1], [3]])
     known = np.array([[0, 0], [1, 1], [3, 4]])

@@ -13,7 +13,7 @@ def test_large(tmp_path, capsys):
     with tl.backend_context(tl.get_backend()):  # restores the backend that the example sets
         result = large.main([*arguments, "--iterations", "12"])
         again = large.main([*arguments, "--iterations", "12"])
-    assert result["found"] >= 3  # two may share a planted one
+    assert result["found"] >= 3  # two may match the same planted one
     x = result["x"]
     assert x.shape == tuple(large.scale_down(0.0005)[0])
     estimate = estimate_memory(x.shape, x.nnz, dtype="float32")
@@ -27,6 +27,6 @@ def test_large(tmp_path, capsys):
         np.testing.assert_array_equal(a, b)
 
 
-def test_the_whole_is_of_the_size_of_nell_2():
+def test_the_full_scale_is_the_size_of_nell_2():
     shape, nnz = large.scale_down(1)
     assert (tuple(shape), nnz) == (large.SHAPE, large.NNZ)

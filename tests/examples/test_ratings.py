@@ -1,4 +1,4 @@
-"""The ratings on a small setting: its own asserts, and its means checked by plain loops."""
+"""The ratings with small settings: its own asserts, and its means against plain loops."""
 
 import subprocess
 
@@ -19,7 +19,7 @@ def test_ratings():
     assert found["cp_tensor"].rank == 3
 
 
-def test_means_are_those_of_what_is_known():
+def test_means_use_the_known_persons_and_films():
     """Known persons and films add an offset to the mean; unknown ones add none."""
     coords, known = np.array([[0, 0, 1], [0, 1, 0], [0, 0, 0]]), np.array([5.0, 3.0, 1.0])
     means = ratings.Means(coords, known)
@@ -36,7 +36,7 @@ def test_means_are_those_of_what_is_known():
     np.testing.assert_allclose(means.predict(unseen), expected, rtol=1e-12)
 
 
-def test_the_error_is_of_ratings_within_the_scale():
+def test_predictions_are_clipped_to_the_scale():
     assert ratings.measure_error(np.array([7.0, -2.0, 3.0]), np.array([5.0, 1.0, 4.0])) == (
         pytest.approx(np.sqrt(1 / 3))
     )

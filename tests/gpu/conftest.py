@@ -1,4 +1,4 @@
-"""Tests that need a GPU: ``pytest tests/gpu``. Nothing else collects them, and they never skip."""
+"""Tests that need a GPU: only ``pytest tests/gpu`` collects them, and they never skip."""
 
 import cupy
 import pytest
@@ -9,7 +9,7 @@ import tensorly_flycoo
 
 @pytest.fixture(autouse=True)
 def flycoo_on_a_gpu(monkeypatch):
-    """Use the backend "flycoo" with raw COO arrays on the GPU; fail without a GPU."""
+    """Use the backend "flycoo", with raw COOs on the GPU; fail without a GPU."""
     assert cupy.cuda.runtime.getDeviceCount() > 0
     monkeypatch.setattr(tensorly_flycoo.engines, "_chosen_device", "cuda")
     with tl.backend_context("flycoo"):

@@ -1,4 +1,4 @@
-"""What happens when another process holds most of a GPU. Run it alone: others would fail.
+"""What happens when another process holds most of a GPU. Run it alone: other tests would fail.
 
 python tests/gpu/crowded_run.py
 """

@@ -1,4 +1,4 @@
-"""MTTKRP of more than 2^31 nonzeros, checked row by row; needs 140 GB on a GPU, 20 on the host.
+"""MTTKRP of more than 2^31 nonzeros, checked row by row; needs 140 GB on a GPU, 20 GB on the host.
 
     python tests/gpu/huge_run.py
 

@@ -1,4 +1,4 @@
-"""Run `small_run.py` under each tool of compute-sanitizer; fail at a fault or if it is missing.
+"""Run `small_run.py` under each tool of compute-sanitizer; fail at a fault or if none is installed.
 
 python tests/gpu/sanitize.py
 """
@@ -13,7 +13,7 @@ TOOLS = {
     "memcheck": [],
     "initcheck": [],
     "synccheck": [],
-    # CuPy's own scan, which finds nonzeros, has a race within a warp.
+    # CuPy's own scan, used to find nonzeros, has a race within a warp.
     "racecheck": ["--kernel-name-exclude", "kernel_substring=cupy_"],
 }
 
@@ -36,7 +36,7 @@ def run(tool, options):
     done = subprocess.run([*command, sys.executable, script], capture_output=True, text=True)
     lines = (done.stdout + done.stderr).splitlines()
     print(f"{tool}: {lines[-1].strip('= ') if lines else ''}")
-    # Also check the script's own last line: a tool that sees no kernel reports no fault.
+    # Also check the script's last line: a tool that sees no kernel reports no fault.
     if done.returncode != 0 or "ran" not in lines:
         print("\n".join(lines[-60:]))
         raise SystemExit(1)

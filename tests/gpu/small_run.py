@@ -1,7 +1,7 @@
-"""A small run of everything that launches our kernels, for `sanitize.py`.
+"""A small run of every kernel, for `sanitize.py`.
 
-Memory comes directly from CUDA: arrays from CuPy's pool lie side by side in memory that was written
-before, which hides faults.
+Memory comes directly from CUDA: CuPy's pool would hide faults, because it places arrays side by
+side in memory that was written before.
 """
 
 import itertools

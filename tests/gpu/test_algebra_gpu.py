@@ -1,4 +1,4 @@
-"""Sums, products, views, slices, trains and parafac2 of tensors on the GPU, as on the CPU."""
+"""Sums, products, views, slices, trains and parafac2 of tensors on the GPU."""
 
 import cupy
 import numpy as np

@@ -1,4 +1,4 @@
-"""TensorLy's functions on CuPy arrays: NumPy's answers up to rounding; arrays stay on the GPU."""
+"""TensorLy's functions on CuPy arrays: NumPy's results up to rounding; arrays stay on the GPU."""
 
 import itertools
 
@@ -277,7 +277,7 @@ def make_tall(num_rows, dtype, seed=0):
 
 
 def assert_sum(found, exact, sizes, num_terms, dtype):
-    """Compare a sum, of which `num_terms` terms are added in its own dtype, with the exact one."""
+    """Compare a sum with the exact one; `num_terms` of its terms are added in its own dtype."""
     assert (found.dtype, found.shape) == (dtype, exact.shape)
     length = 10 + num_terms
     assert (np.abs(found.get() - exact) <= length * np.finfo(dtype).eps * sizes).all()
@@ -328,7 +328,7 @@ def products_by(request, monkeypatch):
 @pytest.mark.parametrize("pad", [0, 3], ids=["tight", "apart"])
 @pytest.mark.usefixtures("products_by")
 def test_products_of_tall_matrices(pad, rank, dtype):
-    """Rows end within a block; rows of an unaligned factor may have padding between them."""
+    """Rows end within a block; rows of unaligned factors may be padded."""
     rng = np.random.default_rng(rank)
     wide, other = rng.standard_normal((2, 3 * 2**14 + 77, rank + pad)).astype(dtype)
     gram = np.eye(rank) + 0.5 * np.diag(rng.random(rank - 1), 1)
@@ -387,7 +387,7 @@ def make_small(kind, size):
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 16, 31, 32])
 @pytest.mark.parametrize("kind", KINDS)
 def test_inverses_of_small_matrices(kind, size):
-    """They equal LAPACK's, or the pseudo-inverses of numerically singular matrices."""
+    """They equal LAPACK's, or pseudo-inverses if a matrix is numerically singular."""
     matrix = make_small(kind, size)
     expected, condition = linear_algebra._invert(matrix)
     bound = 1e-6 * condition * np.abs(expected).max()
@@ -406,7 +406,7 @@ def test_the_inverse_of_what_is_not_finite_is_nan():
 @DTYPES
 @pytest.mark.parametrize("rank", [3, 7, 8, 25])
 def test_solve_aligns_the_rows_of_tall_factors(rank, dtype):
-    """MTTKRP reads padded factors at full speed; they hold the same numbers as others."""
+    """MTTKRP reads padded factors at full speed; they hold the same numbers as unpadded ones."""
     rng = np.random.default_rng(0)
     gram = np.eye(rank) + 0.1 * rng.random((rank, rank))
     rows = rng.standard_normal((2**15 + 5, rank))
@@ -429,7 +429,7 @@ def test_tall_results_have_the_same_bits_in_every_run(dtype):
 @pytest.mark.parametrize("num_rows", [40, *NUM_ROWS])
 @pytest.mark.parametrize("digits", [0, 3, 12])
 def test_qr(digits, num_rows, dtype):
-    """Also of matrices whose columns are linearly dependent up to rounding."""
+    """Also for matrices whose columns are linearly dependent up to rounding."""
     scales = np.logspace(0, -digits, RANK)
     mix = np.linalg.qr(RNG.standard_normal((RANK, RANK)))[0]
     a = ((make_tall(num_rows, "float64") * scales) @ mix).astype(dtype)
@@ -528,9 +528,9 @@ def test_tensors_move_where_the_device_is_named():
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("coord_dtype", [kind + size for kind in "iu" for size in "1248"])
 def test_coords_of_any_integer_type(coord_dtype, order):
-    """Nonzeros unsorted with duplicates and zeros, and sorted, as a tensor returns them."""
+    """Nonzeros unsorted, with duplicates and zeros; and sorted, as a tensor returns them."""
     coords, values, shape = make_nonzeros(shape=(30, 1, 100, 2), nnz=900)
-    values = np.round(8 * values)  # so that the order of adding duplicates does not matter
+    values = np.round(8 * values)  # integers: the order of adding duplicates does not matter
     expected = FlycooTensor(coords, values, shape, device="cpu")
     for given in ((coords, values), expected.nonzeros()):
         narrow = cupy.asarray(given[0].astype(coord_dtype), order=order)
@@ -540,7 +540,7 @@ def test_coords_of_any_integer_type(coord_dtype, order):
 
 @pytest.mark.parametrize("staging_size", [1, 2, 7, 599, 600])
 def test_nonzeros_of_the_host_come_in_blocks(monkeypatch, staging_size):
-    """In no order, sorted, and sorted but for one duplicate, wherever a block begins."""
+    """Unsorted, sorted, and sorted except for one duplicate, wherever a block begins."""
     monkeypatch.setattr(type(cuda.CUDA), "staging_size", staging_size)
     coords, values, shape = make_nonzeros(nnz=600)
     expected = FlycooTensor(coords, values, shape, device="cpu")
@@ -568,7 +568,7 @@ def test_negative_coords_are_named(coord_dtype):
 
 
 def test_arrays_of_another_gpu_are_named(monkeypatch):
-    """Of one that there is not here: it is made the current one."""
+    """A GPU that does not exist is made the current one."""
     x = FlycooTensor(*make_nonzeros(), device="cuda")
     factors = [cupy.ones((size, RANK)) for size in x.shape]
     coords, values = map(cupy.asarray, x.nonzeros())
@@ -657,7 +657,7 @@ def test_pickling_goes_through_the_host():
 
 @DTYPES
 def test_mttkrp_against_the_cpu(dtype):
-    """Both within the bound, where weights count as the factor of an extra mode of size 1."""
+    """Both are within the bound; there, weights are the factor of an extra mode of size 1."""
     coords, values, shape = make_nonzeros(dtype=dtype)
     factors = [RNG.standard_normal((size, RANK)).astype(dtype) for size in shape]
     weights = np.arange(1, RANK + 1, dtype=dtype)
@@ -695,7 +695,7 @@ def test_host_arrays_for_a_tensor_on_the_gpu(name):
 @pytest.mark.parametrize("path", ["direct", "Lanczos on the Gram matrix", "Lanczos"])
 @pytest.mark.parametrize("mode", [0, 1, 2])
 def test_svd_interface(mode, path, dtype, monkeypatch):
-    """Each of the three ways to the singular vectors, whatever the size."""
+    """Use each of the three methods for singular vectors, whatever the size."""
     if path != "direct":
         monkeypatch.setattr(leading_pairs, "MAX_DIRECT_SIZE", 0)
     if path == "Lanczos":

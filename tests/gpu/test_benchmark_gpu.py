@@ -1,4 +1,4 @@
-"""The GPU benchmark on small tensors: every requested figure is there and is a number."""
+"""The GPU benchmark on small tensors: every requested figure is present and a number."""
 
 import json
 import math
@@ -28,7 +28,7 @@ def run(*arguments):
 
 @pytest.fixture(scope="module")
 def benchmark_run(tmp_path_factory):
-    """Run all tables but ncu's; return the output, the figures and the picture."""
+    """Run all tables except ncu's; return the output, the figures and the picture."""
     folder = tmp_path_factory.mktemp("benchmark")
     page = run(
         "--tensors", *TENSORS, "--tables", *TABLES, "--ranks", *map(str, RANKS),
@@ -72,7 +72,7 @@ def test_every_figure_is_there(benchmark_run):
         ):  # fmt: skip
             assert_positive(row[key])
         assert row["distinct_nnz"] <= row["nnz"]
-        # The fullest partition and the busiest worker have at least the mean.
+        # The fullest partition and the busiest worker have at least the mean load.
         assert all(load >= 1 - 1e-9 for mode in row["balance"] for load in mode.values())
 
 

@@ -1,7 +1,7 @@
 """Non-negative, constrained and randomised CP, and operations of Tucker and parafac2, on the GPU.
 
-CP is compared with dense TensorLy on the host, within the bound of `rounding`; the rest with the
-CPU engine.
+CP is compared with dense TensorLy on the host, within the bound of `rounding`; the rest is compared
+with the CPU engine.
 """
 
 import functools
@@ -39,7 +39,7 @@ LOOP = {"n_iter_max": 4, "random_state": 5, "return_errors": True}
 
 @pytest.fixture(params=[False, True], ids=["short", "tall"])
 def rows(request, monkeypatch):
-    """Treat the short factors here as short or as tall: tall ones have their own functions."""
+    """Treat the short factors as short or as tall: tall ones have their own functions."""
     if request.param:
         monkeypatch.setattr(linear_algebra, "MIN_TALL_ROWS", 4)
 
@@ -53,7 +53,7 @@ def constrain(x, **options):
 
 
 def randomise(x, **options):
-    """Return the callback's errors too."""
+    """Run randomised_parafac; also return the callback's errors."""
     errors = []
     cp_tensor = randomised_parafac(
         x, RANK, 60, n_iter_max=3, tol=0, max_stagnation=0, random_state=np.random.RandomState(5),
@@ -116,7 +116,7 @@ CONSTRAINTS = {
 @pytest.mark.parametrize("num_rows", [1, 130, 1000])
 @pytest.mark.parametrize("rank", [1, 3, 16, 32, 33, 100])
 def test_sweeps_of_hals_are_the_cpus(rank, num_rows, dtype):
-    """Each element is a sum of rank products; three sweeps with a well-conditioned matrix."""
+    """Three sweeps with a well-conditioned matrix; each element is a sum of rank products."""
     rng = np.random.default_rng(rank)
     gram = (np.eye(rank) + 0.5 * rng.random((rank, rank)) / rank).astype(dtype)
     if rank > 1:
@@ -200,7 +200,7 @@ def multiply(x, first, **options):
     return tl.tenalg.multi_mode_dot(x, matrices(x)[first:], modes, transpose=True, **options)
 
 
-#: Signs of singular vectors are arbitrary, and so are those of cores.
+#: Signs of singular vectors and cores are arbitrary.
 ON_BOTH = {
     "train": lambda x: [abs(core) for core in tensor_train(x, [1, 3, 4, 2, 1])],
     "ring": lambda x: [abs(core) for core in tensor_ring(x, [2, 2, 3, 1, 2], mode=2)],

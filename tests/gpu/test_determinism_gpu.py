@@ -52,7 +52,7 @@ def test_in_new_processes(expected):
 
 
 def test_other_values_have_other_digests(expected, monkeypatch):
-    """The tests above can fail: digests differ if one value differs by a part in 2**23."""
+    """The tests above can fail: a relative change of 2**-23 in one value changes the digests."""
     coords, values = determinism.draw_nonzeros()
     values[17] *= 1 + 2.0**-23
     monkeypatch.setattr(determinism, "draw_nonzeros", lambda: (coords, values))

@@ -45,7 +45,7 @@ def test_memory_is_flat_over_a_thousand_decompositions():
         return pool.used_bytes(), pool.total_bytes()
 
     with cupy.cuda.using_allocator(pool.malloc):
-        # Run all twelve pairs of layout and function twice, with all that they compile and keep.
+        # Run all twelve pairs of layout and function twice, so that all is compiled and cached.
         for number in range(24):
             decompose(number)
         before, host_nbytes = measure(), read_host_nbytes()
@@ -126,7 +126,7 @@ def test_a_debug_build_says_what_is_not_so(corruption, assertion):
 
 @pytest.mark.parametrize("devices", ["", "-1"])
 def test_a_gpu_that_is_taken_away(devices):
-    """CuPy finds no GPU: "cuda" raises an error that says so, and "auto" uses the CPU."""
+    """If CuPy finds no GPU, "cuda" raises an error that says so, and "auto" uses the CPU."""
     script = """
 import numpy as np, tensorly_flycoo as tf
 print(tf.FlycooTensor([[0], [2]], [1.0], (3, 3), device="auto").device)

@@ -1,4 +1,4 @@
-"""Missing values and completion on the GPU, as on the CPU."""
+"""Missing values and completion on the GPU, compared with the CPU."""
 
 import cupy
 import numpy as np

@@ -67,7 +67,7 @@ def test_peak_is_bounded_and_not_by_much(pool, shape, skew, layout, dtype):
         x = make_tensor(problem, layout)
     estimate = estimate_memory(shape, nnz, dtype=dtype, layout=layout, device="cuda")
     assert estimate.peak_nbytes / 2 <= hook.peak <= estimate.peak_nbytes
-    # Kept memory: not a block more than the arrays of the layout.
+    # Each array of the layout takes at most one block more than its bytes.
     num_arrays = 2 + 6 * len(shape)
     assert x.nbytes <= hook.used <= x.nbytes + num_arrays * BLOCK_NBYTES
     empty_rows = [tiling.empty_rows for tiling in x._layout.tilings]
@@ -185,7 +185,7 @@ def test_workspace_of_mttkrp_is_exact(pool, layout):
 
 @pytest.mark.parametrize("read", ["gather", "map_values"])
 def test_remapping_waits_for_a_copy_on_another_stream(read):
-    """The second remapping after a copy writes to the records that it reads."""
+    """The second remapping after a copy overwrites the records that the copy reads."""
     problem = make_problem((900, 800, 700), 3_000_000, 1, "float32")
     x = make_tensor(problem, "remap")
     factors = [cupy.asarray(factor) for factor in problem[3]]

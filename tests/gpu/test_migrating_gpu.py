@@ -1,4 +1,4 @@
-"""The pair of scripts that needs a GPU: the cupy backend, and "flycoo" on the GPU."""
+"""The migration example's pair for a GPU: the cupy backend, and "flycoo" on the GPU."""
 
 import migrating
 import tensorly as tl
@@ -8,7 +8,7 @@ import tensorly_flycoo
 
 def test_from_the_cupy_backend():
     assert migrating.compare(migrating.before_cupy, migrating.after_cupy) < 1e-8
-    # A tensor that was moved to the GPU by default has its factors there.
+    # The factors of a tensor on the GPU are on the GPU too.
     with tl.backend_context("flycoo"):
         x = tensorly_flycoo.FlycooTensor(*migrating.make_data(), device="cuda")
         cp_tensor = tl.decomposition.parafac(x, 2, n_iter_max=2, init="random", random_state=0)

@@ -34,7 +34,7 @@ SHAPES = (
 
 
 def make_problem(shape, nnz, rank, dtype, skew=1.0, seed=0):
-    """Draw factors and nonzeros, crowded into low rows if `skew` is above 1."""
+    """Draw factors and nonzeros; `skew` above 1 crowds nonzeros into low rows."""
     rng = np.random.default_rng(seed)
     sizes = np.array(shape)[:, None]
     coords = (sizes * rng.random((len(shape), nnz)) ** skew).astype(np.int64)
@@ -177,7 +177,7 @@ def copy_to_rows(factor, row_nbytes):
 def test_rows_that_lie_apart_give_the_same_bits(monkeypatch, rank, layout, dtype):
     """Factors with padding, like those from the backend's solve, and unaligned copies of them.
 
-    Only the requested output is written, and nothing beside it.
+    Nothing outside the requested output is written.
     """
     problem = coords, values, shape, factors = make_problem((1, 300, 70), 9000, rank, dtype)
     x = FlycooTensor(coords, values, shape, layout=layout, device="cuda")
@@ -243,7 +243,7 @@ def test_streams_take_turns_on_one_tensor(layout):
 
 
 def test_reading_waits_for_the_last_launch():
-    """Nonzeros are complete although they are read on another stream than they move on."""
+    """Nonzeros are complete even if read on another stream than the one that moves them."""
     coords, values, shape, factors = make_problem((900, 800, 700), 1000000, 128, "float32")
     factors = [cupy.asarray(factor) for factor in factors]
     x = FlycooTensor(coords, values, shape, device="cuda")
@@ -286,7 +286,7 @@ def test_threads_share_one_tensor(layout):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_duplicates_are_added_in_their_order(dtype):
-    """Pairs are added bitwise as on the CPU; for many, errors are within those of a sum."""
+    """Sums of duplicates are within rounding of the exact ones."""
     rng = np.random.default_rng(0)
     coords = rng.integers(0, 40, (2, 3000))
     values = (rng.standard_normal(3000) * 10.0 ** rng.integers(-6, 7, 3000)).astype(dtype)

@@ -53,7 +53,7 @@ def decompose(x, on_gpu, init="random", **options):
 
 
 def assert_same_result(found, expected, dtype):
-    """ALS carries rounding errors from step to step; a wrong step changes the first digits."""
+    """ALS carries rounding errors along, but a wrong step changes the first digits."""
     (found, errors), (expected, expected_errors) = found, expected
     tolerance = 2e-4 if dtype == "float32" else 1e-9
     np.testing.assert_allclose(errors, expected_errors, rtol=tolerance)
@@ -165,7 +165,7 @@ def test_the_class():
 
 
 def test_a_guess_on_the_host_is_refused_at_once():
-    """As under TensorLy's other backends with devices; `tl.tensor` with x's context moves it."""
+    """TensorLy's other backends with devices do the same; `tl.tensor` with x's context moves it."""
     x = to_tensor(make_coo())
     guess = make_guess(np.asarray)
     with pytest.raises(TypeError, match=r"init is a numpy\.ndarray, expected a cupy.* device of x"):

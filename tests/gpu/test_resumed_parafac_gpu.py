@@ -1,4 +1,4 @@
-"""parafac on a GPU, stopped and resumed from a state on the host."""
+"""parafac on a GPU, stopped and resumed from a checkpoint on the host."""
 
 import cupy
 import pytest

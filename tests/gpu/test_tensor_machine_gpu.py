@@ -1,4 +1,4 @@
-"""Stories of a tensor on a GPU, with several streams."""
+"""Random sequences of operations on a tensor on a GPU, with several streams."""
 
 import contextlib
 

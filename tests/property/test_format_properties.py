@@ -61,7 +61,7 @@ def test_canonical_records_keep_sums_and_no_zeros(drawn, dtype, word_dtype):
 
 
 def find_positions(layout, mode):
-    """Return the position in storage `mode` of the record for each place of order `mode`."""
+    """Return, for each place in the order of `mode`, where its record is stored in that mode."""
     pull_ids = layout.plans[mode].pull_ids
     places = np.arange(pull_ids.size)
     return places // layout.bucket_size * layout.bucket_size + pull_ids.astype(np.int64)
@@ -80,8 +80,8 @@ def test_ids_are_permutations(drawn, tiling):
 
 @quick
 @given(nonzeros(), tilings, word_dtypes)
-def test_remapping_brings_every_record_to_where_the_next_mode_pulls_it(drawn, tiling, word_dtype):
-    """Records come in row order in each mode, and after all modes are back at the start."""
+def test_remapping_puts_every_record_where_the_next_mode_pulls_it(drawn, tiling, word_dtype):
+    """Each mode pulls records in row order; after all modes they are where they started."""
     layout = build_layout("remap", drawn, tiling, word_dtype=word_dtype)
     at_start, records = layout.records.copy(), layout.records
     for mode in range(len(drawn.shape)):
@@ -111,7 +111,7 @@ def test_both_layouts_have_the_same_orders_and_tiles(drawn, tiling):
 @quick
 @given(nonzeros(), tilings)
 def test_a_tile_writes_to_each_bucket_in_order(drawn, tiling):
-    """Places of one tile that go to one bucket become neighbours there, in the same order."""
+    """Records that one tile writes to one bucket are contiguous there, in the same order."""
     layout = build_layout("remap", drawn, tiling)
     for plan in layout.plans:
         for first in range(0, plan.remap_ids.size, layout.tile_size):

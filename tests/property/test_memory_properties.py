@@ -1,4 +1,4 @@
-"""Laws of memory estimates: tensors take what was estimated, whatever they hold."""
+"""Laws of memory estimates: tensors take the estimated memory, whatever their nonzeros."""
 
 import numpy as np
 from hypothesis import given
@@ -15,14 +15,14 @@ layout_names = st.sampled_from(LAYOUTS)
 
 
 def count_more_empty_rows(shape, nnz, tilings):
-    """Count the empty rows beyond those that `nnz` nonzeros must leave."""
+    """Count the empty rows beyond the fewest that `nnz` nonzeros can leave."""
     least = [max(0, size - nnz) for size in shape]
     return sum(tiling.empty_rows.size for tiling in tilings) - sum(least)
 
 
 @quick
 @given(nonzeros(), layout_names, dtypes)
-def test_a_tensor_takes_what_was_said(drawn, name, dtype):
+def test_a_tensor_takes_the_estimated_memory(drawn, name, dtype):
     x = FlycooTensor(drawn.coords, drawn.values, drawn.shape, dtype=dtype, layout=name)
     estimate = estimate_memory(drawn.shape, x.nnz, dtype=dtype, layout=name)
     more = count_more_empty_rows(drawn.shape, x.nnz, x._layout.tilings)
@@ -32,7 +32,7 @@ def test_a_tensor_takes_what_was_said(drawn, name, dtype):
 
 @quick
 @given(nonzeros(), layout_names, tilings, dtypes, word_dtypes)
-def test_a_layout_takes_what_was_said(drawn, name, tiling, dtype, word_dtype):
+def test_a_layout_takes_the_estimated_memory(drawn, name, tiling, dtype, word_dtype):
     layout = build_layout(name, drawn, tiling, dtype, word_dtype)
     record_format = RecordFormat.of(drawn.shape, dtype, word_dtype)
     cut = Cut(record_format, tiling[0], tiling[0] * tiling[1])
@@ -54,7 +54,7 @@ def test_more_nonzeros_take_more_and_float32_no_more_than_float64(shape, nnz, mo
         estimate_memory(shape, count, layout=name, dtype=dtype, device="cpu")
         for count, dtype in [(nnz, "float64"), (nnz + more, "float64"), (nnz, "float32")]
     )
-    # Rows that get a nonzero are no longer empty, so each may take 4 bytes less.
+    # Each row that gets a nonzero is no longer listed as empty, which saves 4 bytes.
     assert large.nbytes >= small.nbytes - 4 * np.sum(np.minimum(shape, more))
     assert narrow.nbytes <= small.nbytes <= small.peak_nbytes
     assert narrow.peak_nbytes <= small.peak_nbytes

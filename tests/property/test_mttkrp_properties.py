@@ -27,7 +27,7 @@ def small_tiles(monkeypatch):
 
 @pytest.fixture
 def one_thread():
-    """Use one thread, which saves time in thousands of tiny calls; unit tests use more."""
+    """Use one thread, to save time in thousands of tiny calls; unit tests use more."""
     num_threads = numba.get_num_threads()
     numba.set_num_threads(1)
     yield
@@ -54,7 +54,7 @@ def assert_same_bits(found, expected):
 @fixture_is_for_all_examples
 @given(nonzeros(), layouts, st.lists(st.integers(0, 3), max_size=5))
 def test_the_oracle_agrees(drawn, layout, modes):
-    """In whatever order the modes are computed."""
+    """Modes may be computed in any order."""
     x = build(drawn, layout)
     for mode in [n for n in modes if n < x.ndim] + list(range(x.ndim)):
         expected = reference.mttkrp(drawn.coords, drawn.values, drawn.shape, drawn.factors, mode)
@@ -66,7 +66,7 @@ def test_the_oracle_agrees(drawn, layout, modes):
 @fixture_is_for_all_examples
 @given(nonzeros(), st.integers(1, 5))
 def test_the_papers_algorithm_agrees(drawn, num_partitions):
-    """Two computations, each within the bound of the exact result."""
+    """Both results are within the bound of the exact one."""
     expected = reference.mttkrp_all_modes(
         drawn.coords, drawn.values, drawn.shape, drawn.factors, num_partitions
     )
@@ -113,7 +113,7 @@ def test_explicit_zeros_do_not_matter(drawn, layout):
 @fixture_is_for_all_examples
 @given(nonzeros(), layouts, st.integers(-60, 60))
 def test_scaling_by_a_power_of_two_is_exact(drawn, layout, exponent):
-    """Scale the values, the tensor by the operator, and a factor."""
+    """Scale the values, the tensor by the operator ``*``, and a factor."""
     scale = 2.0**exponent
     x = build(drawn, layout)
     expected = [scale * array for array in compute(x, drawn.factors)]
@@ -131,7 +131,7 @@ def test_scaling_by_a_power_of_two_is_exact(drawn, layout, exponent):
 @fixture_is_for_all_examples
 @given(nonzeros(exact=True), seeds)
 def test_linear_in_the_tensor(drawn, seed):
-    """Exactly, because sums of integers are not rounded."""
+    """Linearity is exact, because sums of integers are not rounded."""
     random = np.random.default_rng(seed)
     coords = np.stack([random.integers(0, size, 20) for size in drawn.shape])
     other = FlycooTensor(coords, random.integers(-5, 6, 20), drawn.shape)
@@ -145,7 +145,7 @@ def test_linear_in_the_tensor(drawn, seed):
 @fixture_is_for_all_examples
 @given(nonzeros(exact=True), seeds)
 def test_linear_in_each_factor(drawn, seed):
-    """Exactly; the factor of the mode itself is not read."""
+    """Linearity is exact; the factor of the mode itself is not read."""
     random, x = np.random.default_rng(seed), build(drawn)
     for n, factor in enumerate(drawn.factors):
         other = random.integers(-3, 4, factor.shape).astype(float)
@@ -195,7 +195,7 @@ def test_rows_may_be_permuted(drawn, seed):
 @fixture_is_for_all_examples
 @given(nonzeros(), layouts)
 def test_nonzeros_round_trip(drawn, layout):
-    """The nonzeros of a tensor make the same tensor again, also through COO."""
+    """Building a tensor from its own nonzeros, or from its COO, gives the same tensor."""
     x = build(drawn, layout)
     coords, values = x.nonzeros()
     again = FlycooTensor(coords, values, drawn.shape, layout=layout)

@@ -40,8 +40,8 @@ def test_partition_load_is_bounded(row_nnz, num_partitions):
     assert ((partition >= 0) & (partition < num_partitions)).all()
     sizes = reference.partition_sizes(rows, partition, num_partitions)
     assert sizes.tolist() == [row_nnz[partition == z].sum() for z in range(num_partitions)]
-    # Both are lower bounds for any partitioning. One that always fills the least full partition
-    # exceeds the mean by less than the last row of its fullest partition.
+    # Both are lower bounds for any partitioning. Always filling the emptiest partition exceeds the
+    # mean by less than the last row of the fullest one.
     assert sizes.max() >= max(sizes.mean(), row_nnz.max())
     last = row_nnz[(partition == sizes.argmax()) & (row_nnz > 0)].min(initial=15)
     assert num_partitions * sizes.max() <= row_nnz.sum() + (num_partitions - 1) * last
@@ -58,7 +58,7 @@ def test_remap_ids_permute_and_keep_rows_and_partitions_together(tensor, num_par
         partition = reference.partition_mode(rows, num_rows, num_partitions)
         ordered = rows[np.argsort(mode_ids)]
         assert (np.diff(partition[ordered]) >= 0).all()
-        # Nonzeros of one index are neighbours: the index changes once per index.
+        # Nonzeros of one index are contiguous: the index changes once per index.
         assert np.count_nonzero(np.diff(ordered)) == max(len(set(rows)) - 1, 0)
 
 

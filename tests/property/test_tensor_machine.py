@@ -1,4 +1,4 @@
-"""Stories of a tensor on the CPU, with varying numbers of threads."""
+"""Random sequences of operations on a tensor on the CPU, with varying numbers of threads."""
 
 import contextlib
 import weakref

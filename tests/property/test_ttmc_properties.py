@@ -59,7 +59,7 @@ def test_the_oracle_agrees(drawn, seed):
 @fixture_is_for_all_examples
 @given(nonzeros(max_ndim=3, exact=True), seeds)
 def test_the_core_does_not_depend_on_which_mode_comes_last(drawn, seed):
-    """Exactly, because sums of integers are not rounded."""
+    """Cores are equal exactly, because sums of integers are not rounded."""
     x = FlycooTensor(drawn.coords, drawn.values, drawn.shape)
     factors = draw_factors(drawn.shape, seed, exact=True)
     core = multiply(x, factors, range(x.ndim))

@@ -13,7 +13,7 @@ ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="NVRTC's wheel is 
 
 
 def compile_text(text, name, architecture, macros, *options):
-    """Return what NVRTC and the assembler say; raise AssertionError if it does not compile."""
+    """Return the log of NVRTC and the assembler; raise AssertionError if compilation fails."""
     from cuda.bindings import nvrtc
 
     options = ["-std=c++17", "-ftz=true", "--ptxas-options=-v", f"-arch={architecture}", *options]
@@ -31,7 +31,7 @@ def compile_text(text, name, architecture, macros, *options):
 
 
 def compile_source(file, architecture, macros):
-    """Compile a source as the launcher does, headers in place of includes."""
+    """Compile a source as the launcher does, with headers inlined."""
     return compile_text(load_source(file), file, architecture, macros)
 
 
@@ -48,7 +48,7 @@ def compile_all(jobs):
 
 
 def check_no_spills(log):
-    """Check that no register went to memory, which it would in every iteration of a loop."""
+    """Check that no register spills to memory, which would slow down every loop iteration."""
     spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", log)
     assert spills, log
     assert set(spills) == {"0"}, log

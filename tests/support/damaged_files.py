@@ -1,7 +1,7 @@
-"""Files damaged in many ways, and the rules for reading one.
+"""Files damaged in many ways, and the rules for readers.
 
 A reader either reads the file or raises a ValueError that names the file and the place of the
-damage. Nothing else may happen, neither while reading nor while computing with the loaded tensor.
+damage. No other error may occur, while reading or while computing with the loaded tensor.
 """
 
 import gzip
@@ -25,7 +25,7 @@ _TEXTS = [
     b"sptensor\n2\n4294967296 5\n1 1 inf\n",
     b"4 5\n1 5 1\n4 1 2\n",
 ]
-#: Bytes to insert, which are special in one of the formats or in many programs.
+#: Bytes to insert: special in one of the formats or in many programs.
 _TOKENS = [
     b"", b"0", b"-1", b" ", b"\n", b"\r", b"\t", b"\x00", b"#", b"# shape: ", b"nan", b"1e999",
     b"_", b".", b"e", b"4294967297", b"18446744073709551616", b"9" * 400, b"1 " * 70, b"\xff\xff",
@@ -44,7 +44,7 @@ _SAVED_PLACE = re.compile(
 #: The array that holds the JSON header.
 _HEADER = "header.npy"
 
-#: Limits of tensors to compute with, because kernels are compiled for each number of modes.
+#: Limits for computing with a loaded tensor: kernels are compiled for each number of modes.
 _MAX_NDIM, _MAX_SIZE = 3, 1000
 
 
@@ -60,7 +60,7 @@ def make_corpus(folder):
 
 
 def pack(name, parts):
-    """Make a file of its parts, with correct checksums."""
+    """Make a file from its parts, with correct checksums."""
     if not name.endswith(".npz"):
         return gzip.compress(parts[""], 1) if name.endswith(".gz") else parts[""]
     file = io.BytesIO()
@@ -125,7 +125,7 @@ def read(path):
     if wrong is not None:
         place, text = _SAVED_PLACE if is_saved else _TEXT_PLACE, str(wrong).removeprefix(str(path))
         if type(wrong) is not ValueError or not place.match(text) or not text.isprintable():
-            raise AssertionError("an error of another kind, or that does not say where") from wrong
+            raise AssertionError("not a ValueError that names the place") from wrong
     elif is_saved and x.ndim <= _MAX_NDIM and max(x.shape) <= _MAX_SIZE:
         factors = [np.ones((size, 2), x.dtype) for size in x.shape]
         for mode in range(x.ndim):

@@ -32,7 +32,7 @@ def compute_mttkrp(x):
 
 
 def decompose(name, x, rank, init):
-    """Return the arrays of two iterations' result, and their errors."""
+    """Decompose for two iterations; return the arrays of the result and the errors."""
     options = {"n_iter_max": 2, "tol": 0, "random_state": 0, "return_errors": True}
     (weights_or_core, factors), errors = getattr(tl.decomposition, name)(
         x, rank, init=init, **options

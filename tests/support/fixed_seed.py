@@ -1,7 +1,7 @@
 """Pytest plugin for TensorLy's tests: seed NumPy's global generator before each of them.
 
-Many of them draw from it without a seed, and a few draws fail under numpy too: fitting a tensor of
-rank 3 with rank 4 gives singular systems, whose solutions are occasionally far off.
+Many of them draw from it without a seed, and a few draws fail under numpy too: fitting rank 4 to a
+tensor of rank 3 gives singular systems, whose solutions are occasionally far off.
 """
 
 import numpy as np

@@ -7,10 +7,10 @@ A program, not a test. It runs from any folder where tensorly_flycoo is installe
     python tests/support/fuzz_readers.py -atheris_runs=1000 -seed=1
     python tests/support/fuzz_readers.py crash-FILE
 
-Options are libFuzzer's; a file is an input of an earlier run to repeat. Atheris measures which
-Python code of the readers each input reaches, and mutates those that reach something new; it cannot
-see inside compiled loops. The run ends and saves the input to a file when a reader crashes, hangs,
-takes too much memory or breaks the rules of damaged_files.py. The first byte of an input selects
+Options are libFuzzer's; a file argument repeats an input of an earlier run. Atheris measures which
+Python code of the readers each input reaches, and mutates inputs that reach new code; it cannot
+see inside compiled loops. When a reader crashes, hangs, takes too much memory or breaks the rules
+of damaged_files.py, the run saves the input to a file and ends. The first byte of an input selects
 the reader.
 """
 
@@ -44,14 +44,14 @@ _OPTIONS = [
 
 
 class Fuzzer:
-    """Inputs for the readers, made and read in one folder."""
+    """A maker and reader of inputs, in one folder."""
 
     def __init__(self, folder):
         self.folder, self.counts = folder, Counter()
         self.corpus = make_corpus(folder)
 
     def mutate(self, data, max_nbytes, seed):
-        """Make libFuzzer another input, from a good file or from one that it has chosen."""
+        """Make an input for libFuzzer from a good file or from `data`."""
         random = Random(seed)
         name = random.choice(NAMES)
         file = random.choice(self.corpus[name])
@@ -76,7 +76,7 @@ class Fuzzer:
             self.counts[path.name, read(path)] += 1
 
     def report(self, start_s):
-        """Print the numbers of inputs."""
+        """Print the number of inputs of each reader."""
         for name in NAMES:
             num_good, num_bad = self.counts[name, True], self.counts[name, False]
             print(f"{name}: {num_good + num_bad} inputs, of which {num_good} could be read")
@@ -86,7 +86,7 @@ class Fuzzer:
 def main():
     folder = tempfile.TemporaryDirectory()
     fuzzer = Fuzzer(Path(folder.name))
-    # A reader that takes too much memory gets a MemoryError, which libFuzzer reports.
+    # Excessive memory use then raises a MemoryError, which libFuzzer reports.
     resource.setrlimit(resource.RLIMIT_DATA, (LIMIT_NBYTES, LIMIT_NBYTES))
     atexit.register(fuzzer.report, time.perf_counter())
     options = [sys.argv[0], *_OPTIONS, *sys.argv[1:]]

@@ -12,10 +12,10 @@ _PACKAGE = str(Path(tensorly_flycoo.__file__).parent)
 
 
 class Interrupter:
-    """A trace function that raises at the `failing`-th place and counts the places.
+    """A trace function that counts places and raises at the `failing`-th.
 
-    A place is a call or a line. CPython handles interrupts at calls and backward jumps, so never
-    within a statement without either, nor between the body of a ``with`` and its exit, where a
+    A place is a call or a line. CPython handles interrupts at calls and backward jumps only, so
+    never in a statement without either, nor between the body of a ``with`` and its exit, where a
     tracer sees the line of the ``with`` again.
     """
 
@@ -24,7 +24,7 @@ class Interrupter:
 
     def __call__(self, frame, event, argument):
         code = frame.f_code
-        # An interrupt would be lost in a generator expression that is being closed.
+        # A generator expression that is being closed would swallow the interrupt.
         if not code.co_filename.startswith(_PACKAGE) or code.co_name == "<genexpr>":
             return None
         line = linecache.getline(code.co_filename, frame.f_lineno)
@@ -39,7 +39,7 @@ class Interrupter:
 
 @contextlib.contextmanager
 def interrupt_at(failing):
-    """Interrupt the body at a place, if it has that many; yield the `Interrupter`."""
+    """Interrupt the body at the `failing`-th place, if there is one; yield the `Interrupter`."""
     interrupter, before = Interrupter(failing), sys.gettrace()
     sys.settrace(interrupter)
     try:
@@ -49,7 +49,7 @@ def interrupt_at(failing):
 
 
 def for_each_place(task):
-    """Call `task` repeatedly, interrupted one place later each time, until it completes.
+    """Call `task` repeatedly, interrupting it one place later each time, until it completes.
 
     Yields the interrupt after each call.
     """

@@ -1,7 +1,7 @@
-"""The limits of the library, and how low each can be: ``pytest --lowered LIMIT``.
+"""The limits of the library, and lower values for tests: ``pytest --lowered LIMIT``.
 
-With a limit lowered, tests of little data take the paths that else only much data takes. What a
-test sets itself stays as it sets it, and processes that a test starts have the usual limits.
+With a limit lowered, small data take the code paths that otherwise only large data take. A test's
+own settings take precedence, and processes that a test starts have the usual limits.
 """
 
 import importlib.util
@@ -15,9 +15,9 @@ def widen_field(size):
     return max(31, (size - 1).bit_length())
 
 
-#: What is replaced, and by what, for each limit.
+#: For each limit, the names to replace and their new values.
 LOWERED = {
-    # As of more than 2**31 indices or nonzeros; few things are still numbered by narrow types.
+    # As with more than 2**31 indices or nonzeros: narrow types number only a few items.
     "index": {
         "format.primitives.INDEX_LIMITS": {
             np.dtype(np.uint16): 2,
@@ -27,7 +27,7 @@ LOWERED = {
             np.dtype(np.int64): 2**63,
         },
     },
-    # As where one launch is not enough, or one block of what is done in blocks.
+    # As with data too large for one launch, or for one block of a loop over blocks.
     "grid": {
         "engines.cuda.launch.MAX_GRID": 3,
         "engines.cuda.tuning.ROWS_PER_BLOCK": 200,
@@ -55,7 +55,7 @@ LOWERED = {
         "engines.cuda.tuning.BUCKET_SIZE": 256,
         "engines.cuda.tuning.SEGMENT": 2,
     },
-    # As of modes with 2**31 indices or more.
+    # As with modes of 2**31 indices or more.
     "record": {"format.packing.field_width": widen_field},
 }
 
@@ -64,7 +64,7 @@ _OF_CUPY = ("engines.cuda.launch", "engines.cuda.engine")
 
 
 def lower_limit(name, patch=None):
-    """Lower one limit, for good unless `patch`, a `pytest.MonkeyPatch`, is undone."""
+    """Lower one limit, permanently unless `patch`, a `pytest.MonkeyPatch`, is undone."""
     patch, has_cupy = patch or pytest.MonkeyPatch(), importlib.util.find_spec("cupy") is not None
     for place, value in LOWERED[name].items():
         if has_cupy or not place.startswith(_OF_CUPY):

@@ -1,4 +1,4 @@
-"""Products of a sparse tensor with random factors of some modes, lazily and by NumPy."""
+"""Products of a sparse tensor with random factors of some modes: lazy ones and NumPy's."""
 
 import numpy as np
 import sparse

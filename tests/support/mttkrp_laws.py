@@ -72,7 +72,7 @@ def assert_within_bound(found, coords, values, factors, mode, device):
 
 
 def check_matrices_are_multiplied(device, layout, dtype, sizes=(5, 6, 7), rank=3):
-    """Columns of factors hold matrices row by row; MTTKRP of a mode is a product of two of them.
+    """Columns of factors hold matrices row by row; MTTKRP of a mode multiplies two of them.
 
     T[ij, jk, ik] = 1, so mode 2 gives A B, mode 0 gives C B^T and mode 1 gives A^T C.
     """
@@ -87,7 +87,7 @@ def check_matrices_are_multiplied(device, layout, dtype, sizes=(5, 6, 7), rank=3
 
 
 def check_strassen_is_exact(device, layout, dtype):
-    """MTTKRP of an exact CP tensor is a factor times the product of the other Gram matrices."""
+    """MTTKRP of an exact CP tensor is a factor times the Hadamard product of the other Grams."""
     coords, values, shape = make_matmul_tensor(2, 2, 2)
     dense = np.zeros(shape)
     dense[tuple(coords)] = values
@@ -100,7 +100,7 @@ def check_strassen_is_exact(device, layout, dtype):
 
 
 def check_planted_factors_are_recovered(device, layout, dtype):
-    """parafac finds the factors of an exact CP tensor within rounding, from a start near them.
+    """parafac recovers the factors of an exact CP tensor up to rounding, from a start near them.
 
     At the solution one step solves normal equations with an MTTKRP that is off by its bound.
     """
@@ -121,7 +121,7 @@ def check_planted_factors_are_recovered(device, layout, dtype):
 
 
 def check_modes_may_be_permuted(device, layout, dtype):
-    """Each result is within the bound of the exact one."""
+    """Each result is within the error bound."""
     coords, values, factors = draw_problem(dtype)
     for order in itertools.permutations(range(len(SHAPE))):
         shape = [SHAPE[n] for n in order]
@@ -132,7 +132,7 @@ def check_modes_may_be_permuted(device, layout, dtype):
 
 
 def check_nonzeros_may_be_permuted(device, layout, dtype):
-    """Bitwise: a tensor sorts its nonzeros into one order."""
+    """Results are bitwise the same, because a tensor sorts its nonzeros into one order."""
     coords, values, factors = draw_problem(dtype)
     orders = [np.arange(values.size), np.lexsort(coords), np.lexsort(coords)[::-1]]
     results = [
@@ -162,7 +162,7 @@ def check_scaling_by_powers_of_two_is_exact(device, layout, dtype):
 
 
 def check_duplicates_may_be_split(device, layout, dtype):
-    """Bitwise, for parts whose sum is exact in any order."""
+    """Results are bitwise the same if sums of the parts are exact in any order."""
     coords, values, factors = draw_problem(dtype)
     # Sums of integers are exact in any order.
     values = np.rint(64 * values).astype(dtype)
@@ -178,7 +178,7 @@ def check_duplicates_may_be_split(device, layout, dtype):
 
 
 def check_indices_may_be_renamed(device, layout, dtype):
-    """Rows of factors and results move along, within the bound, and zeros stay zeros."""
+    """Permuting indices permutes the rows of results, within the bound; zeros stay zeros."""
     coords, values, factors = draw_problem(dtype)
     x = FlycooTensor(coords, values, SHAPE, layout=layout, device=device)
     expected, rng = compute_all(x, factors), np.random.default_rng(1)
@@ -195,7 +195,7 @@ def check_indices_may_be_renamed(device, layout, dtype):
 
 
 class ParafacProblem:
-    """A tensor, a start for parafac, and a bound on the rounding of its errors."""
+    """A tensor, an initial guess for parafac, and a bound on the rounding of parafac's errors."""
 
     def __init__(self, device, layout, dtype):
         self.options = {"layout": layout, "device": device}
@@ -220,7 +220,7 @@ class ParafacProblem:
         return np.array([float(error) for error in errors])
 
     def bound(self, fixed_modes=()):
-        """Bound the rounding of errors by the effect of rounding errors in each nonzero."""
+        """Bound the rounding of errors by the effect of random rounding errors in each nonzero."""
         row_nnz = max(np.bincount(rows).max() for rows in self.coords)
         unit = (row_nnz + len(ALS_SHAPE) + ALS_RANK) * np.finfo(self.values.dtype).eps
         expected, rng = self.run(self.tensor(), fixed_modes=fixed_modes), np.random.default_rng(2)
@@ -233,7 +233,7 @@ class ParafacProblem:
 
 
 def check_errors_of_the_same_tensor(device, layout, dtype):
-    """parafac's errors are bitwise the same for nonzeros in any order and split in halves."""
+    """parafac's errors are bitwise the same for nonzeros in any order or split in halves."""
     problem = ParafacProblem(device, layout, dtype)
     expected = problem.run(problem.tensor())
     assert expected[-1] < expected[0]
@@ -245,7 +245,7 @@ def check_errors_of_the_same_tensor(device, layout, dtype):
 
 
 def check_errors_of_a_scaled_tensor(device, layout, dtype):
-    """parafac's errors are relative, so bitwise the same for a tensor times a power of two."""
+    """Errors are relative, so bitwise the same if the tensor is scaled by a power of two."""
     problem = ParafacProblem(device, layout, dtype)
     expected = problem.run(problem.tensor())
     for exponent in (-12, 9):
@@ -254,7 +254,7 @@ def check_errors_of_a_scaled_tensor(device, layout, dtype):
 
 
 def check_errors_of_renamed_indices(device, layout, dtype):
-    """parafac's errors do not depend on the names of rows."""
+    """parafac's errors do not depend on the order of rows."""
     problem = ParafacProblem(device, layout, dtype)
     expected, rng = problem.run(problem.tensor()), np.random.default_rng(1)
     names = [rng.permutation(size) for size in ALS_SHAPE]
@@ -265,7 +265,7 @@ def check_errors_of_renamed_indices(device, layout, dtype):
 
 
 def check_errors_of_permuted_modes(device, layout, dtype):
-    """parafac's errors do not depend on the place of a fixed mode: the others keep their order."""
+    """parafac's errors do not depend on where a fixed mode is, if the others keep their order."""
     problem = ParafacProblem(device, layout, dtype)
     expected, order = problem.run(problem.tensor(), fixed_modes=[0]), [1, 0, 2]
     shape, factors = ([part[n] for n in order] for part in (ALS_SHAPE, problem.factors))

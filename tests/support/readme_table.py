@@ -1,11 +1,11 @@
-"""What of TensorLy takes a sparse tensor: the README's table, made by trying.
+"""Write the README's table of TensorLy functions that accept a sparse tensor, by trying each.
 
-    python tests/support/readme_table.py         # write the table anew
-    python tests/support/readme_table.py --gpu   # try all on this machine's GPU, record it, write
+    python tests/support/readme_table.py         # update the table
+    python tests/support/readme_table.py --gpu   # first try all on this machine's GPU, record it
 
-The table says "yes" of what runs on a small sparse tensor, and "no" of what refuses it with a
-`DensifyError`; a limit is listed only if the use it describes is refused. The GPU's column is what
-a run on a GPU recorded in `tests/gpu/readme_table.json`.
+"yes" means that a function runs on a small sparse tensor, "no" that it refuses the tensor; a limit
+is listed only if the use it describes is refused. The GPU's column shows what a run on a GPU
+recorded in `tests/gpu/readme_table.json`.
 """
 
 import argparse
@@ -34,35 +34,35 @@ RECORD = README.parent / "tests" / "gpu" / "readme_table.json"
 START = "<!-- Below: written by tests/support/readme_table.py -->\n"
 END = "<!-- Above: written by tests/support/readme_table.py -->\n"
 
-#: Modules of TensorLy whose public functions and classes are all in the table.
+#: Modules of TensorLy: the table lists all their public functions and classes.
 MODULES = ("decomposition", "contrib.decomposition", "regression", "base", "tenalg")
 
-#: The version of TensorLy that the table is of; earlier ones lack some options.
+#: The version of TensorLy that the table describes; earlier ones lack some options.
 TENSORLY = "0.10"
 
-#: What a user may hand to TensorLy.
+#: The sparse tensors that a user may pass to TensorLy.
 KINDS = {"COO": lambda coo: coo, "FlycooTensor": FlycooTensor.from_coo}
 
-#: What is no function of TensorLy's.
+#: Operations that are not TensorLy functions.
 _OPERATIONS = {"slicing": operator.getitem, "iteration": list}
 
-#: Of a function or class, called with it and a sparse tensor.
+#: Call a function or class (the first argument) with a sparse tensor (the second).
 Use = Callable[[Callable, Any], Any]
 
 
 class Row(NamedTuple):
-    """Some of TensorLy's functions and classes: all work, or all are refused for one reason.
+    """A row of the table: functions and classes that all work, or all fail for one reason.
 
     Attributes
     ----------
     uses : dict
-        How each is called, by its name in `tensorly`.
+        How to call each, by its name in `tensorly`.
     limits : dict
-        Calls that are refused although the others work, by what the table says of them.
+        Calls that are refused although `uses` work, by their text in the table.
     why_not : str
         Why all are refused, and what to use instead; empty if they work.
     shape : tuple of int
-        Of the tensor, which has 50 nonzeros.
+        Shape of the tensor to try, with 50 nonzeros.
     """
 
     uses: dict[str, Use]
@@ -80,7 +80,7 @@ def _alike(module, names, use):
 
 
 def _give(*arguments, **options):
-    """Call a function with the tensor first, or fit a class that takes all the rest."""
+    """Call a function with the tensor first, or make an instance of a class and fit the tensor."""
 
     def use(target, x):
         if inspect.isclass(target):
@@ -95,7 +95,7 @@ def _give_mask(make_mask, *arguments, **options):
 
 
 def _miss_one(x):
-    """Make a mask, as TensorLy's documentation asks for, where one entry is missing."""
+    """Make a mask with one missing entry, in the form that TensorLy documents."""
     return sparse.COO(np.zeros((len(x.shape), 1), int), [0.0], tuple(x.shape), fill_value=1.0)
 
 
@@ -285,7 +285,7 @@ def list_public(module_name):
         if inspect.isfunction(value) or inspect.isclass(value)
         if value.__module__.startswith(module.__name__) and "Backend" not in name
     }
-    found.update(getattr(module, "_functions", ()))  # which the backends of tenalg have
+    found.update(getattr(module, "_functions", ()))  # those that tenalg dispatches to a backend
     return {f"{module_name}.{name}" for name in found if not name.startswith("_")}
 
 
@@ -293,9 +293,9 @@ def list_public(module_name):
 
 
 def is_refused(row, name, kind):
-    """Say whether a function or class refuses the tensor, or else works and gives numbers.
+    """Return whether a function or class refuses the tensor; otherwise check its result.
 
-    It refuses it with a DensifyError, or with the IndexError that lists of indices get.
+    A refusal is a DensifyError, or an IndexError for indexing with lists.
     """
     x = KINDS[kind](random_coo(row.shape, 50))
     try:
@@ -310,7 +310,7 @@ def is_refused(row, name, kind):
 
 
 def find_function(name):
-    """Return a function or class by its name in `tensorly`, or what else a row is of."""
+    """Return a function or class by its name in `tensorly`, or one of `_OPERATIONS`."""
     if name in _OPERATIONS:
         return _OPERATIONS[name]
     module, _, name = f"tensorly.{name}".rpartition(".")
@@ -324,7 +324,7 @@ def _list_arrays(found):
 
 
 def check_limit(row, text, kind):
-    """Raise unless what the table says of a limit is so, of each name of a row."""
+    """Raise AssertionError unless the limit's call is refused for each name of the row."""
     for name in row.uses:
         try:
             row.limits[text](find_function(name), KINDS[kind](random_coo(row.shape, 50)))
@@ -337,7 +337,7 @@ def check_limit(row, text, kind):
 
 
 def make_line(row, record, kind="COO"):
-    """Try what a row is of, and return its line of the table."""
+    """Try every call of a row; return its line of the table."""
     for name in row.uses:
         if is_refused(row, name, kind) != bool(row.why_not):
             raise AssertionError(f"{name} of a {kind} {'works' if row.why_not else 'is refused'}")
@@ -354,26 +354,26 @@ def _print_name(name):
 
 
 def read_record():
-    """Read what each name gave on a GPU, and of which run that is."""
+    """Return the outcome of each name on a GPU, and a description of the run."""
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     return record.get("names", {}), record.get("run", "not run yet")
 
 
 def make_frame():
-    """Give the lines above those of the rows, and below."""
+    """Return the lines of the table above and below the rows."""
     _, run = read_record()
     start = ["| TensorLy's | CPU | GPU | why not, or what not |", "|---|---|---|---|"]
     return start, ["", f"Tried with TensorLy {TENSORLY}. On a GPU: {run}."]
 
 
 def make_table():
-    """Try everything, and write it down in Markdown."""
+    """Try everything; return the table in Markdown."""
     (names, _), (start, end) = read_record(), make_frame()
     return "\n".join([*start, *(make_line(row, names) for row in ROWS), *end, ""])
 
 
 def record_gpu():
-    """Try everything on the GPU and write down what came of it."""
+    """Try everything on the GPU and record the outcomes."""
     import cupy
 
     set_device("cuda")
@@ -389,16 +389,16 @@ def _try_on_gpu(row, name):
     for kind in KINDS:
         try:
             outcomes.add("no" if is_refused(row, name, kind) else "yes")
-        except Exception:  # whatever it is, it is what happens there
+        except Exception:  # any failure is an outcome
             traceback.print_exc()
             outcomes.add("fails")
     return " or ".join(sorted(outcomes))
 
 
 def main(argv=None):
-    """Write the README's table."""
+    """Update the README's table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gpu", action="store_true", help="try all on a GPU first, and record it")
+    parser.add_argument("--gpu", action="store_true", help="first try all on the GPU and record it")
     warnings.simplefilter("ignore")
     with tl.backend_context("flycoo"):
         set_device("cpu")

@@ -1,7 +1,7 @@
-"""Compare a decomposition of a sparse tensor with TensorLy's own of its dense twin.
+"""Compare a decomposition of a sparse tensor with TensorLy's of its dense twin.
 
-The bound. The MTTKRP of a row is a sum of row_nnz products of ndim numbers. So the computed one is
-the exact one of another tensor, whose elements differ by a relative (row_nnz + ndim) * eps at most
+The bound. The MTTKRP of a row is a sum of row_nnz products of ndim numbers. So the computed MTTKRP
+is the exact one of a tensor whose elements differ by a relative (row_nnz + ndim) * eps at most
 (Higham, Accuracy and Stability of Numerical Algorithms, 3.1); products of rank numbers add to that
 in each step. So the dense decomposition is run again on tensors with random errors of this size.
 The sparse result may differ from the dense one as much as these runs do, times a safety factor
@@ -24,10 +24,10 @@ _WEAKEST_BOUNDS = {np.dtype(np.float64): 1e-8, np.dtype(np.float32): 1e-2}
 
 
 def check_same_as_dense(decompose, coo, kind, rank, dense_backend="numpy"):
-    """Check that ``decompose(x)`` agrees for a sparse tensor and its dense twin, within rounding.
+    """Check that ``decompose(x)`` agrees for a sparse tensor and its dense twin, up to rounding.
 
-    `decompose` takes only the tensor and returns a CPTensor, or one and a list of errors. It must
-    start from the same guess each time.
+    `decompose` takes only the tensor and returns a CPTensor, or a CPTensor and a list of errors. It
+    must start from the same guess each time.
     """
     dtype = np.dtype(np.float32 if coo.dtype == np.float32 else np.float64)
     dense, rng = dense_of(coo, dtype), np.random.RandomState(0)

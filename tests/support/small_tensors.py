@@ -8,7 +8,7 @@ HUGE = (2**22, 2**21, 2**23, 2**20)
 
 
 def make_dense(dtype="float64"):
-    """Make a dense array (4, 5, 3) with zeros, and in every mode an index with nothing else."""
+    """Make a dense array (4, 5, 3) with zeros and, in every mode, an all-zero index."""
     rng = np.random.default_rng(0)
     dense = rng.integers(-4, 5, (4, 5, 3)) * (rng.random((4, 5, 3)) < 0.4)
     dense[2], dense[:, 1], dense[:, :, 0] = 0, 0, 0
@@ -29,7 +29,7 @@ def to_dense(x):
 
 
 def make_huge():
-    """Make a tensor of shape `HUGE` with 50 nonzeros, the first and the last cell among them."""
+    """Make a tensor of shape `HUGE` with 50 nonzeros, including the first and the last cell."""
     rng = np.random.default_rng(0)
     coords = np.stack([rng.integers(0, size, 50) for size in HUGE])
     coords[:, 0], coords[:, 1] = 0, np.array(HUGE) - 1

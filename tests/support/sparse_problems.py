@@ -17,7 +17,7 @@ AS_COO = pytest.param(lambda coo: coo, id="COO")
 AS_FLYCOO = pytest.param(tensorly_flycoo.FlycooTensor.from_coo, id="FlycooTensor")
 BOTH_KINDS = pytest.mark.parametrize("kind", [AS_COO, AS_FLYCOO])
 
-#: Each of the two in one precision, for slow tests.
+#: Each kind in one precision only, for slow tests.
 BOTH_PRECISIONS = pytest.mark.parametrize(
     ("dtype", "kind"),
     [
@@ -44,7 +44,7 @@ _OF_FLYCOO = [
     (tensorly_flycoo.FlycooTensor, "__array_function__"),
 ]
 
-#: NumPy functions that TensorLy calls on tensors and that need no elements.
+#: NumPy functions that TensorLy calls on tensors and that read no elements.
 _HARMLESS_FUNCTIONS = (np.shape, np.ndim)
 
 
@@ -75,14 +75,14 @@ def densification_alarm(allow_refusals=False):
 
 
 def random_coo(shape, nnz, dtype=np.float64, seed=0):
-    """Make a COO of `nnz` distinct cells; the shape must be small enough to number all cells."""
+    """Make a COO of `nnz` distinct cells; the shape must be small enough for linear indices."""
     rng = np.random.RandomState(seed)
     cells = np.sort(rng.choice(np.prod(shape), size=nnz, replace=False))
     coords = np.stack(np.unravel_index(cells, shape))
     return sparse.COO(coords, _draw_values(nnz, dtype, rng), shape=shape)
 
 
-#: Extreme tensors.
+#: Tensors that are edge cases.
 EDGE_CASES = {
     "one nonzero": lambda: sparse.COO([[1], [2], [3]], [2.5], shape=(4, 5, 6)),
     "empty rows": lambda: sparse.COO(
@@ -117,8 +117,8 @@ def _draw_values(nnz, dtype, rng):
 def planted_coo(shape, rank, seed, orthogonal=False):
     """Make a COO of exact CP rank `rank`: a sum of outer products of sparse columns.
 
-    In each mode every row belongs to one component (orthogonal columns), or each component has
-    about half of the rows.
+    In each mode, a row belongs to one component if `orthogonal`; otherwise each component has about
+    half of the rows.
     """
     rng = np.random.RandomState(seed)
     factors = [rng.uniform(0.5, 1.5, (size, rank)) for size in shape]

@@ -1,6 +1,6 @@
 """Hypothesis strategies for tensors and formats, shared by the property tests.
 
-Shapes are small and often have modes of size 1 and 2, to produce repeats, empty rows, full rows and
+Shapes are small, often with modes of size 1 and 2, to produce repeats, empty rows, full rows and
 rows over many tiles; tiles and buckets are smaller still.
 """
 
@@ -26,7 +26,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 @dataclass(frozen=True)
 class Nonzeros:
-    """Coordinates, including repeats, values, and factors for all modes."""
+    """Coordinates (repeats allowed), values, and factors for all modes."""
 
     coords: np.ndarray
     values: np.ndarray
@@ -47,7 +47,7 @@ def nonzeros(draw, max_ndim=4, max_nnz=60, unique=False, exact=False, rank=3):
     coords = np.array(places, np.int64).reshape(-1, len(shape)).T
     random = np.random.default_rng(draw(seeds))
     if exact:
-        # None is zero, and their halves and quarters are exact too.
+        # No value is zero, and halves and quarters are exact too.
         values = random.choice([-4.0, -2.0, 1.0, 3.0, 8.0], coords.shape[1])
         factors = [random.integers(-3, 4, (size, rank)).astype(float) for size in shape]
     else:

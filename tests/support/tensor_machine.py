@@ -1,8 +1,8 @@
-"""Whatever happens to a tensor, in whatever order, it keeps giving the same right answers.
+"""Random sequences of operations on one tensor, which must always give the same correct results.
 
 Hypothesis drives one tensor through modes in and out of order, layouts, numbers of threads, copies,
 concurrent threads, wrong arguments, failure of any allocation, interrupts at any launch and
-exceptions in any call of parafac's callback. It shrinks a failure to the shortest such story.
+exceptions in any call of parafac's callback. It shrinks a failure to the shortest sequence.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ DUPLICATES = [
 
 @st.composite
 def nonzeros(draw, max_size, nnzs):
-    """Draw nonzeros from a seed: shrinking the story matters more than shrinking them.
+    """Draw nonzeros from a seed: shrinking the sequence matters more than shrinking them.
 
     Most of the sizes `nnzs` should be large enough for several tiles and buckets.
     """
@@ -79,7 +79,7 @@ def interrupted_launch(module, failing, fails_after):
 
 
 class TensorMachine(RuleBasedStateMachine):
-    """Stories of a tensor on any engine; a subclass chooses the engine.
+    """A state machine for a tensor on any engine; a subclass chooses the engine.
 
     Attributes
     ----------
@@ -132,7 +132,7 @@ class TensorMachine(RuleBasedStateMachine):
 
     @invariant()
     def is_right(self):
-        """Start at the resident mode, so that it stays the same; then fill T_out with nan."""
+        """Compute all modes from the resident one, so that it stays resident; poison T_out."""
         assert self.x.layout == self.layout
         assert self.x.dtype == self.dtype
         first = 0
@@ -215,7 +215,7 @@ class TensorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.x.ndim > 1 and self.x.nnz > 0)
     @rule(failing=st.integers(0, 3), checkpoint=st.sampled_from([None, "/nowhere/run.npz"]))
     def raise_in_a_callback(self, failing, checkpoint):
-        """At the start, after an iteration, or (3) never; writing the checkpoint may fail too."""
+        """Raise at the start, after an iteration or never (3); the checkpoint may fail too."""
         before = (tl.get_backend(), signal.getsignal(signal.SIGINT))
         errors, factors = [], []
 
@@ -238,7 +238,7 @@ class TensorMachine(RuleBasedStateMachine):
         assert (tl.get_backend(), signal.getsignal(signal.SIGINT)) == before
 
     @rule(mode=MODES, name=st.sampled_from(["mode", "factors", "dtype", "out", "weights"]))
-    def ask_for_nonsense(self, mode, name):
+    def pass_a_wrong_argument(self, mode, name):
         mode = mode % self.x.ndim
         wrong = {
             "mode": {"mode": self.x.ndim},

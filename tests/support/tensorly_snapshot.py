@@ -1,4 +1,4 @@
-"""What TensorLy's functions, classes and modules are like, to be compared before and after."""
+"""Describe TensorLy's functions, classes and modules, to compare before and after an import."""
 
 import importlib
 import inspect
@@ -9,7 +9,7 @@ import tensorly
 
 
 def import_all():
-    """Import every module of TensorLy but its tests and the backends of other libraries."""
+    """Import every module of TensorLy except its tests and backends."""
     for module in pkgutil.walk_packages(tensorly.__path__, "tensorly."):
         if ".tests" not in module.name and not module.name.endswith("_backend"):
             importlib.import_module(module.name)
@@ -21,9 +21,9 @@ def list_modules():
 
 
 def describe_objects():
-    """Describe every function and class that TensorLy's modules hold, by the object itself.
+    """Return a description of every function and class in TensorLy's modules, by object.
 
-    Functions by their code, defaults, attributes and signature; classes by their attributes.
+    Functions are described by code, defaults, attributes and signature; classes by attributes.
     """
     found = {}
     for module in list_modules().values():
@@ -40,7 +40,7 @@ def describe_objects():
 
 
 def describe_attributes():
-    """Describe the attributes of every module of TensorLy."""
+    """Return the attributes of every module of TensorLy."""
     return {name: dict(vars(module)) for name, module in list_modules().items()}
 
 

@@ -1,4 +1,4 @@
-"""Bad input through the public functions: the error, its message, and that nothing changes."""
+"""Bad input to the public functions: the error, its message, and no side effects."""
 
 import contextlib
 import importlib.machinery
@@ -23,7 +23,7 @@ COORDS, VALUES, SHAPE = [[0, 1], [2, 0]], [1.0, 2.0], (3, 4)
 
 @contextlib.contextmanager
 def raises(error, *parts):
-    """Expect `error` with a message that has all `parts`."""
+    """Expect `error` with a message that contains all `parts`."""
     with pytest.raises(error) as caught:
         yield
     missing = [part for part in parts if part not in str(caught.value)]
@@ -343,7 +343,7 @@ def test_bad_rank(rank, error, parts):
 # DensifyError
 
 
-def test_densify_error_is_known_by_its_public_name():
+def test_densify_error_has_its_public_name():
     error = densify_error("np.asarray", (3, 4), "use x.to_coo()")
     assert f"{DensifyError.__module__}.{DensifyError.__name__}" == "tensorly_flycoo.DensifyError"
     restored = pickle.loads(pickle.dumps(error))
@@ -408,7 +408,7 @@ INSUFFICIENT_DRIVER = CudaError(
 
 
 class LibraryNotFoundError(RuntimeError):
-    """A stand-in for CuPy's error if cuda.pathfinder does not find a library."""
+    """A stand-in for CuPy's error when cuda.pathfinder does not find a library."""
 
 
 @pytest.fixture
@@ -462,14 +462,14 @@ def test_cuda_without_a_gpu(choose, no_choice_yet, with_cupy):
 
 
 @CHOOSERS
-def test_cuda_where_cupy_finds_none(choose, no_choice_yet, with_cupy):
+def test_cuda_if_cupy_finds_no_gpu(choose, no_choice_yet, with_cupy):
     with_cupy(0)
     with raises(RuntimeError, "cuda", "GPU", "finds none"):
         choose("cuda")
 
 
 @CHOOSERS
-def test_cuda_with_a_driver_that_is_too_old(choose, no_choice_yet, with_cupy):
+def test_cuda_with_an_old_driver(choose, no_choice_yet, with_cupy):
     with_cupy(INSUFFICIENT_DRIVER, driver_version=12040)
     parts = ["supports CUDA 12.4", "CuPy uses CUDA 13.2", "driver 580", "525", "[cuda12x]"]
     with raises(RuntimeError, "cuda", "newer NVIDIA driver", *parts):
@@ -478,7 +478,7 @@ def test_cuda_with_a_driver_that_is_too_old(choose, no_choice_yet, with_cupy):
 
 @CHOOSERS
 def test_cuda_without_a_driver(choose, no_choice_yet, with_cupy):
-    """CUDA then reports a driver that is too old, with version 0."""
+    """CUDA then reports an old driver, with version 0."""
     with_cupy(INSUFFICIENT_DRIVER, driver_version=0)
     with raises(RuntimeError, "cuda", "NVIDIA driver, but none is installed", "driver 580", "525"):
         choose("cuda")
@@ -492,7 +492,7 @@ def test_cuda_without_nvrtc(choose, no_choice_yet, with_cupy):
         choose("cuda")
 
 
-def test_auto_without_nvrtc_takes_the_cpu_and_says_why(no_choice_yet, with_cupy, caplog):
+def test_auto_without_nvrtc_uses_the_cpu_and_says_why(no_choice_yet, with_cupy, caplog):
     engines._warn_once.cache_clear()
     with_cupy(1, nvrtc_version=LibraryNotFoundError("No such file: libnvrtc.so.13\n"))
     assert make_on("auto").device == "cpu"
@@ -502,7 +502,7 @@ def test_auto_without_nvrtc_takes_the_cpu_and_says_why(no_choice_yet, with_cupy,
 
 
 @pytest.mark.parametrize("num_gpus", [0, None])
-def test_auto_without_a_gpu_takes_the_cpu(no_choice_yet, with_cupy, num_gpus):
+def test_auto_without_a_gpu_uses_the_cpu(no_choice_yet, with_cupy, num_gpus):
     with_cupy(num_gpus)
     assert make_on("auto").device == make_on(None).device == "cpu"
 
@@ -523,7 +523,7 @@ def test_unknown_device(choose, no_choice_yet):
 
 
 @pytest.mark.parametrize(("device", "error"), [("cuda", ImportError), ("tpu", ValueError)])
-def test_a_refused_device_leaves_the_choice(
+def test_a_refused_device_keeps_the_previous_choice(
     no_choice_yet, without_cupy, monkeypatch, device, error
 ):
     """The environment names another device, so a lost choice would show."""
@@ -550,7 +550,7 @@ def test_environment_names_an_unknown_device(no_choice_yet, monkeypatch):
     assert make_on("cpu").device == "cpu"
 
 
-def test_environment_asks_for_cuda_without_cupy(no_choice_yet, without_cupy, monkeypatch):
+def test_environment_names_cuda_without_cupy(no_choice_yet, without_cupy, monkeypatch):
     """The device never changes silently."""
     monkeypatch.setenv("TENSORLY_FLYCOO_DEVICE", "cuda")
     with raises(ImportError, "CuPy", "pip install"):

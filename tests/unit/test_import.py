@@ -1,4 +1,4 @@
-"""What importing the package loads, compiles and costs, each time in a process of its own."""
+"""What importing the package loads, compiles and costs; each test starts a new process."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-#: Not to be loaded by importing the package where TensorLy itself does not load them.
+#: Modules that the package must not import, unless TensorLy does.
 NEVER_NEEDED = [
     "cupy",
     "numba",
@@ -33,7 +33,7 @@ def run(script, environment=None):
     )
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
-    # The first process of a fresh checkout says what it compiles.
+    # The first process of a fresh checkout logs what it compiles.
     assert [line for line in lines if not line.startswith("compiled ")] == []
     return json.loads(done.stdout)
 
@@ -51,7 +51,7 @@ def test_nothing_unneeded_is_loaded():
     assert sorted(loaded - {"tensorly", "tensorly_flycoo"}) == []
 
 
-def test_nothing_is_compiled_even_where_sparse_has_loaded_numba():
+def test_nothing_is_compiled_even_if_sparse_has_loaded_numba():
     script = """
 import json, sparse, numba.core.event as event
 with event.install_recorder("numba:compile") as compiled:
@@ -63,7 +63,7 @@ print(json.dumps([len(compiled.buffer), loaded]))
     assert run(script) == [0, []]
 
 
-def test_the_face_works_without_cupy():
+def test_the_package_works_without_cupy():
     script = """
 import sys
 sys.modules["cupy"] = None
@@ -75,7 +75,7 @@ print(json.dumps([x.device, x.to_coo().todense().tolist()]))
 
 
 def test_cupy_that_cannot_be_imported(tmp_path):
-    """With "auto" the CPU is used, with one warning; "cuda" says what to do."""
+    """With "auto" the CPU is used, with one warning; with "cuda" the error says what to do."""
     (tmp_path / "cupy.py").write_text('raise ImportError("libcudart.so.13: cannot open")')
     script = """
 import json, logging, tensorly_flycoo as tf
@@ -116,20 +116,20 @@ REPORT = "print(json.dumps([tl.get_backend(), os.environ.get('TENSORLY_BACKEND')
 @pytest.mark.parametrize(
     ("imports", "variable", "expected"),
     [
-        pytest.param("tensorly_flycoo, tensorly as tl", None, "numpy", id="not asked for"),
-        pytest.param("tensorly_flycoo, tensorly as tl", "flycoo", "flycoo", id="asked for"),
-        pytest.param("tensorly_flycoo, tensorly as tl", "numpy", "numpy", id="another asked for"),
+        pytest.param("tensorly_flycoo, tensorly as tl", None, "numpy", id="not set"),
+        pytest.param("tensorly_flycoo, tensorly as tl", "flycoo", "flycoo", id="flycoo"),
+        pytest.param("tensorly_flycoo, tensorly as tl", "numpy", "numpy", id="numpy"),
         pytest.param("tensorly as tl, tensorly_flycoo", None, "numpy", id="TensorLy first"),
     ],
 )
 def test_backend_by_environment(imports, variable, expected):
-    """The variable has its value again afterwards, for the children of the process."""
+    """The variable is restored afterwards, for child processes."""
     environment = {} if variable is None else {"TENSORLY_BACKEND": variable}
     assert run(f"import json, os, {imports}; {REPORT}", environment) == [expected, variable]
 
 
-def test_backend_by_environment_where_tensorly_came_first():
-    """TensorLy then warns of a name that it does not know yet; the backend is set all the same."""
+def test_backend_by_environment_with_tensorly_first():
+    """TensorLy warns of the unknown name; importing the package then sets the backend."""
     script = f"""
 import json, os, warnings
 with warnings.catch_warnings():
@@ -142,7 +142,7 @@ import tensorly_flycoo
 
 
 def test_a_second_process_compiles_nothing():
-    """Kernels are kept on disk: from the second process on, a first call loads what it needs."""
+    """Kernels are cached on disk: later processes load them."""
     script = """
 import json, numpy as np, tensorly, sparse, tensorly_flycoo as tf
 import numba.core.event as event

@@ -21,7 +21,7 @@ def make_tensor(layout="remap"):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_one_tensor_in_16_threads(layout):
-    """Each asks for the modes in an order of its own, all begin at once."""
+    """All threads start together; each computes all modes five times."""
     x, factors = make_tensor(layout)
     expected, barrier, wrong = compute_all(x, factors), threading.Barrier(16), []
 
@@ -39,7 +39,7 @@ def test_one_tensor_in_16_threads(layout):
 
 
 def test_decompositions_in_16_threads():
-    """Of one tensor; the backend is that of the whole process, and stays so."""
+    """They share a tensor and the backend, which holds for the whole process."""
     x, _ = make_tensor()
     errors, options = {}, {"n_iter_max": 3, "init": "random", "return_errors": True}
 
@@ -65,11 +65,11 @@ def send_result(connection, x, factors):
     connection.send(compute_here(x, factors))
 
 
-@pytest.mark.usual_limits("tiles")  # new processes have those
+@pytest.mark.usual_limits("tiles")  # new processes have the usual limits
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_processes(method):
-    """A child takes the tensor as it is in memory, or pickled; the threads of both compute."""
+    """A child inherits the tensor in memory or gets it pickled; parent and child both compute."""
     x, factors = make_tensor()
     expected = compute_all(x, factors)
     context = multiprocessing.get_context(method)
@@ -85,7 +85,7 @@ def test_processes(method):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_while_another_thread_computes():
-    """A child must not wait for a lock of the tensor that a thread held which it has not."""
+    """A child must not wait for the tensor's lock, held by a thread that it does not have."""
     x, factors = make_tensor()
     expected, is_done = compute_all(x, factors), threading.Event()
 
@@ -109,7 +109,7 @@ def test_a_fork_while_another_thread_computes():
         thread.join()
 
 
-@pytest.mark.usual_limits("tiles")  # new processes have those
+@pytest.mark.usual_limits("tiles")  # new processes have the usual limits
 @pytest.mark.parametrize("backend", ["threading", "loky"])
 def test_joblib(backend):
     joblib = pytest.importorskip("joblib")
@@ -120,10 +120,10 @@ def test_joblib(backend):
     assert all(result == compute_all(x, factors) for result in results)
 
 
-@pytest.mark.usual_limits("tiles")  # new processes have those
+@pytest.mark.usual_limits("tiles")  # new processes have the usual limits
 @pytest.mark.parametrize("scheduler", ["threads", "processes"])
 def test_dask(scheduler):
-    """One tensor, which several tasks take: in processes after a journey by pickle."""
+    """Several tasks share one tensor; in processes, it is pickled."""
     dask = pytest.importorskip("dask")
     x, factors = make_tensor()
     sent = dask.delayed(x)

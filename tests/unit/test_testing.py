@@ -1,4 +1,4 @@
-"""Random tensors and tensors with a known decomposition."""
+"""Random tensors, and tensors with a known decomposition."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def test_random_tensor():
     np.testing.assert_array_equal(x.nonzeros()[1], same.nonzeros()[1])
 
 
-def test_skew_crowds_the_low_rows():
+def test_skew_crowds_nonzeros_into_low_rows():
     uniform, skewed = (
         random_tensor((1000, 10**6), 5000, skew=skew, random_state=0).nonzeros()[0][0]
         for skew in (1, 3)

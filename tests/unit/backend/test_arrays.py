@@ -1,4 +1,4 @@
-"""TensorLy's functions under "flycoo": dense arrays as under numpy, sparse tensors never dense."""
+"""TensorLy's functions under "flycoo": dense arrays as under numpy, sparse ones never densified."""
 
 import threading
 
@@ -149,7 +149,7 @@ COUNTS = pytest.mark.parametrize("num_columns", [MANY, FEW, None], ids=["many", 
 
 
 def make_right_sides(gram, num_columns):
-    """Make right-hand sides for which a known x solves the system but for rounding."""
+    """Make a known x, and right-hand sides that it solves up to rounding."""
     rng = np.random.default_rng(1)
     shape = gram.shape[:1] if num_columns is None else (gram.shape[0], num_columns)
     x = rng.standard_normal(shape)
@@ -159,7 +159,7 @@ def make_right_sides(gram, num_columns):
 @DTYPES
 @COUNTS
 @pytest.mark.parametrize("digits", [0, 2, 4, 5])
-def test_solve_is_as_right_as_the_condition_allows(dtype, num_columns, digits):
+def test_solve_is_as_accurate_as_the_condition_allows(dtype, num_columns, digits):
     gram = make_gram(10.0**digits, dtype=dtype)
     x, b = make_right_sides(gram, num_columns)
     found = tl.solve(gram, b)
@@ -206,7 +206,7 @@ def test_solve_of_singular_systems_is_finite(gram, num_columns, dtype):
 @DTYPES
 @pytest.mark.parametrize("gram", SINGULAR[:6])
 def test_solve_of_singular_systems_solves_them(gram, dtype):
-    """Right-hand sides lie in the range, as an MTTKRP's do, so the residual is rounding."""
+    """Right-hand sides lie in the range, as MTTKRP's do, so the residual is only rounding."""
     gram = gram.astype(dtype)
     _, b = make_right_sides(gram, MANY)
     residual = np.abs(gram.astype("float64") @ tl.solve(gram, b) - b)
@@ -218,7 +218,7 @@ def test_solve_of_singular_systems_solves_them(gram, dtype):
 @COUNTS
 @pytest.mark.parametrize("size", [1e-30, 1e-37, 1e-40, 1e30])
 def test_solve_of_extreme_sizes_is_never_nan(size, num_columns, dtype):
-    """Factors of a component that dies out are tiny, and their Gram matrix is their square."""
+    """Factors of a vanishing component are tiny, and their Gram matrix is tinier."""
     gram = np.diag([size, size / 2]).astype(dtype)
     b = np.zeros(2 if num_columns is None else (2, num_columns), dtype)
     b[0] = gram[0, 0]
@@ -228,7 +228,7 @@ def test_solve_of_extreme_sizes_is_never_nan(size, num_columns, dtype):
 
 
 def test_solve_gives_c_order_after_transposing():
-    """TensorLy transposes the result to a factor, which is fastest in C order."""
+    """TensorLy transposes the result to get a factor, which is fastest in C order."""
     assert tl.transpose(tl.solve(SQUARE, np.ones((4, MANY)))).flags.c_contiguous
 
 
@@ -248,7 +248,7 @@ def test_solve_of_complex_systems():
 
 
 @pytest.mark.parametrize("gram", [np.ones((3, 4)), np.ones(4)], ids=["not square", "a vector"])
-def test_solve_of_what_is_no_system(gram):
+def test_solve_of_bad_arguments(gram):
     with pytest.raises(np.linalg.LinAlgError):
         tl.solve(gram, np.ones((4, MANY)))
 
@@ -391,7 +391,7 @@ DENSIFYING = [
 
 
 @pytest.mark.parametrize(("operate", "name"), DENSIFYING)
-def test_what_would_densify_says_so(x, operate, name):
+def test_densifying_operations_are_refused(x, operate, name):
     with pytest.raises(DensifyError) as caught:
         operate(x)
     assert name in str(caught.value)

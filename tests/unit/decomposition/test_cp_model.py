@@ -1,4 +1,4 @@
-"""The dense algebra of CP models against NumPy's of what they stand for."""
+"""The algebra of CP models against NumPy's on the dense tensors they represent."""
 
 import numpy as np
 import pytest

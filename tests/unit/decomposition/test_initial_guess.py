@@ -1,4 +1,4 @@
-"""Initial guesses are those that TensorLy makes."""
+"""Initial guesses are the same as TensorLy's."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_more_components_than_rows():
     check({"init": "svd"}, 4, shape=(3, 11, 10))
 
 
-def test_weights_of_a_guess_go_into_the_last_factor():
+def test_weights_of_a_guess_multiply_the_last_factor():
     x = FlycooTensor.from_coo(community_coo(SHAPE, seed=1))
     rng = np.random.RandomState(0)
     given = [rng.random_sample((size, 3)) for size in SHAPE]

@@ -1,4 +1,4 @@
-"""What of a tensor is observed and what is missing, and how missing entries are filled in."""
+"""Observed and missing entries of a tensor, and the imputation of missing ones."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ RNG = np.random.RandomState(0)
 CELLS = RNG.choice(np.prod(SHAPE), 90, replace=False)
 COORDS = np.stack(np.unravel_index(CELLS, SHAPE))
 VALUES = RNG.standard_normal(90)
-#: Ten stored entries, and ten that are not.
+#: Ten missing entries that are stored, and ten that are not.
 OTHERS = np.setdiff1d(np.arange(np.prod(SHAPE)), CELLS)[::20][:10]
 MISSING = np.concatenate([COORDS[:, 5:15], np.stack(np.unravel_index(OTHERS, SHAPE))], axis=1)
 FACTORS = [RNG.standard_normal((size, RANK)) for size in SHAPE]
@@ -28,7 +28,7 @@ MODEL = np.einsum("r,ir,jr,kr->ijk", WEIGHTS, *FACTORS)
 @pytest.fixture(params=["remap", "replicated", "indexed"])
 def missing(request):
     x = FlycooTensor(COORDS, VALUES, SHAPE, layout=request.param)
-    # In any order, and some of them twice.
+    # Unsorted and with duplicates.
     return MissingEntries(x, np.concatenate([MISSING, MISSING[:, 3:6]], axis=1)[:, ::-1])
 
 
@@ -42,7 +42,7 @@ def test_observed_and_missing_make_the_tensor(missing):
     np.testing.assert_array_equal(whole, DENSE)
 
 
-def test_a_tensor_without_the_missing_entries_is_not_built_again():
+def test_a_tensor_that_stores_no_missing_entry_is_not_rebuilt():
     x = FlycooTensor(COORDS, VALUES, SHAPE)
     missing = MissingEntries(x, MISSING[:, 10:])
     assert missing.observed is x
@@ -63,7 +63,7 @@ def test_imputed_values_are_those_of_the_model(missing):
 
 
 @pytest.mark.parametrize("knows_mttkrp", [False, True])
-def test_the_error_is_that_of_the_observed_entries(knows_mttkrp, missing):
+def test_the_error_is_that_of_the_imputed_tensor(knows_mttkrp, missing):
     x = ImputedTensor(missing)
     x.values = np.linspace(-1, 1, missing.count)
     last = x.mttkrp(WEIGHTS, FACTORS, 2) if knows_mttkrp else None
@@ -81,7 +81,7 @@ def test_mttkrp_is_that_of_both_parts(mode, weights, missing):
     x = ImputedTensor(missing)
     x.impute(None, FACTORS)
     found = x.mttkrp(weights, FACTORS, mode)
-    # To the oracle, weights are the factor of one more mode, of size 1.
+    # For the oracle, weights are the factor of an extra mode of size 1.
     filled = _filled(missing, x.values)[..., None]
     factors = [*FACTORS, np.ones((1, RANK)) if weights is None else weights[None]]
     coords = np.array(np.nonzero(filled))
@@ -108,7 +108,7 @@ def test_imputation_by_singular_vectors(mode, block_numbers, missing, monkeypatc
         dense[tuple(missing.coords)] = model[tuple(missing.coords)]
         before = unfolding
         unfolding = unfolding.impute(found)
-    # The one before is as it was.
+    # Imputing left the last but one unchanged.
     np.testing.assert_array_equal(before.svd(RANK)[1], found_values)
 
 

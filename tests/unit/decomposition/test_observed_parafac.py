@@ -1,4 +1,4 @@
-"""CP completion against rows fitted one by one, and against what was planted."""
+"""CP completion against a row-by-row fit, and against planted components."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ SHAPE = (9, 7, 90, 6)
 
 
 def make_tensor(shape=SHAPE, nnz=400, skew=2, seed=0, dtype=np.float64):
-    """Make a tensor with rows of one nonzero and of many, and rows with none."""
+    """Make a tensor with rows of no, one and many nonzeros."""
     rng = np.random.RandomState(seed)
     cells = [np.minimum(size * rng.random_sample(nnz) ** skew, size - 1) for size in shape]
     coords = np.unique(np.array(cells, int), axis=1)
@@ -23,7 +23,7 @@ def make_tensor(shape=SHAPE, nnz=400, skew=2, seed=0, dtype=np.float64):
 
 
 def fit_row_by_row(x, factors, num_iterations, ridge):
-    """Alternate least squares as a textbook has it."""
+    """Run textbook alternating least squares."""
     coords, values = x.nonzeros()
     factors, errors = [factor.astype(float) for factor in factors], []
     for _ in range(num_iterations):
@@ -63,10 +63,10 @@ def test_row_by_row(rank, block_numbers, monkeypatch):
 @pytest.mark.parametrize(
     ("shape", "kind"), [((60, 50, 40), FlycooTensor.to_coo), ((20, 25, 15, 10), lambda x: x)]
 )
-def test_recovers_what_was_planted(shape, kind):
+def test_recovers_planted_factors(shape, kind):
     rng = np.random.RandomState(3)
     factors = [rng.random_sample((size, 3)) for size in shape]
-    # A twentieth of all entries is observed, another is held out.
+    # A twentieth of all entries is observed, another twentieth is held out.
     coords = np.stack(np.unravel_index(rng.permutation(np.prod(shape)), shape))
     coords = coords[:, : np.prod(shape) // 10]
     values = np.prod([f[c] for f, c in zip(factors, coords, strict=True)], axis=0).sum(axis=1)

@@ -15,7 +15,7 @@ from tensorly_flycoo.testing import random_tensor
 SHAPE = (6, 7, 8, 6)
 OPTIONS = {"n_iter_max": 3, "random_state": 0}
 
-#: Those that run a loop of their own, and what they take beside the tensor.
+#: Functions with their own loop, and their arguments besides the tensor.
 OWN_LOOPS = {
     "parafac": {"rank": 2, "mask": True, **OPTIONS},
     "non_negative_parafac": {"rank": 2, "mask": True, **OPTIONS},
@@ -24,7 +24,7 @@ OWN_LOOPS = {
     "tensor_ring": {"rank": [2, 2, 3, 2, 2], "mode": 1},
     "tensor_train_matrix": {"rank": [1, 4, 1]},
 }
-#: Those that run TensorLy's.
+#: Functions that run TensorLy's loop.
 TENSORLY_LOOPS = {
     "parafac": {"rank": 2, **OPTIONS},
     "non_negative_parafac": {"rank": 2, **OPTIONS},
@@ -62,7 +62,7 @@ def assert_same(found, expected):
 
 
 @pytest.mark.skipif(
-    not tl.__version__.startswith("0.10."), reason="the signatures of TensorLy 0.10"
+    not tl.__version__.startswith("0.10."), reason="signatures are those of TensorLy 0.10"
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_signatures_are_tensorlys(name):
@@ -70,13 +70,13 @@ def test_signatures_are_tensorlys(name):
     theirs = inspect.signature(tensorly_loop(name)).parameters
     known = [p for p in ours.values() if p.name in theirs]
     assert [(p.name, p.default) for p in known] == [(p.name, p.default) for p in theirs.values()]
-    # Parameters of TensorLy 0.9 come last.
+    # Parameters that only TensorLy 0.9 has come last.
     assert list(ours)[len(known) :] == (["return_errors"] if name == "randomised_parafac" else [])
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("backend", ["numpy", "flycoo"])
-def test_dense_tensors_are_tensorlys(backend, name):
+def test_dense_tensors_give_tensorlys_results(backend, name):
     dense = np.random.RandomState(0).random_sample((6, 7, 8, 6))
     options = OWN_LOOPS.get(name) or TENSORLY_LOOPS[name]
     options = {key: value for key, value in options.items() if key != "mask"}
@@ -109,7 +109,7 @@ def test_tensorlys_loops_need_the_backend(name, x):
 
 
 @pytest.mark.parametrize("name", TENSORLY_LOOPS)
-def test_tensorlys_loops_give_what_tensorlys_names_give(name, x):
+def test_tensorlys_loops_give_the_same_under_tensorlys_names(name, x):
     with tl.backend_context("flycoo"):
         expected = decompose(name, x, TENSORLY_LOOPS[name], home=tl.decomposition)
         assert_same(decompose(name, x, TENSORLY_LOOPS[name]), expected)
@@ -150,7 +150,7 @@ def test_the_last_mode_is_not_fixed(name, x):
     assert is_same == [False, True, False, False]
 
 
-def test_all_modes_fixed_is_the_guess(x):
+def test_with_all_modes_fixed_the_guess_is_returned(x):
     rng = np.random.RandomState(0)
     guess = [rng.random_sample((size, 2)) for size in SHAPE]
     options = OWN_LOOPS["parafac"] | {"init": (None, guess), "fixed_modes": [0, 1, 2, 3]}

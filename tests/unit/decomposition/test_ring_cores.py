@@ -1,4 +1,4 @@
-"""Tensor trains and rings of more nonzeros, modes and layouts than TensorLy is compared with."""
+"""Tensor trains and rings of tensors, layouts and ranks beyond the comparison with TensorLy."""
 
 import numpy as np
 import pytest

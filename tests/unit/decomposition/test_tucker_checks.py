@@ -1,4 +1,4 @@
-"""What Tucker decompositions of sparse tensors refuse at once."""
+"""Arguments that Tucker decompositions of sparse tensors refuse immediately."""
 
 import numpy as np
 import pytest

@@ -73,7 +73,7 @@ def test_bar(capsys):
     assert float(change) == pytest.approx(shown.errors[-2] - shown.errors[-1], rel=0.1)
 
 
-def test_a_resumed_bar_begins_where_it_stopped(path, capsys):
+def test_a_resumed_bar_starts_where_it_stopped(path, capsys):
     pytest.importorskip("tqdm")
     with Progress(3, show=None, checkpoint=path) as shown:
         run_dense(shown, 3)
@@ -101,7 +101,7 @@ def saved_iterations(path, shown, errors, clock=None):
     return saved
 
 
-def test_checkpoints_by_iterations_and_at_the_last(path):
+def test_checkpoints_by_iterations_and_at_the_end(path):
     with Progress(7, show=None, checkpoint=path, every=3) as shown:
         assert saved_iterations(path, shown, np.linspace(1, 0.3, 8)) == [3, 6, 7]
     assert load_checkpoint(path).errors == np.linspace(1, 0.3, 8).tolist()
@@ -115,7 +115,7 @@ def test_checkpoints_by_minutes(path, clock, minutes, expected):
 
 
 class InterruptAt:
-    """Press Ctrl-C the given number of times in an iteration, before the callback."""
+    """A callback that presses Ctrl-C in one iteration, `times` times, before `progress`."""
 
     def __init__(self, progress, iteration, times=1):
         self.progress, self.iteration, self.times = progress, iteration, times
@@ -152,7 +152,7 @@ def test_ctrl_c_with_a_bar_says_so_on_standard_error(capsys):
     assert "Ctrl-C: stopping after this iteration" in captured.err
 
 
-def test_a_second_ctrl_c_raises_at_once():
+def test_a_second_ctrl_c_raises_immediately():
     before = signal.getsignal(signal.SIGINT)
     shown = Progress(100, show=None)
     with pytest.raises(KeyboardInterrupt), shown:
@@ -161,7 +161,7 @@ def test_a_second_ctrl_c_raises_at_once():
     assert shown.iteration == 2
 
 
-def test_an_error_puts_the_handler_back():
+def test_an_error_restores_the_handler():
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(ZeroDivisionError), Progress(5, show=None):
         raise ZeroDivisionError
@@ -169,7 +169,7 @@ def test_an_error_puts_the_handler_back():
 
 
 @pytest.mark.parametrize("theirs", [signal.SIG_IGN, signal.SIG_DFL])
-def test_signals_that_are_not_pythons_are_left_alone(theirs):
+def test_handlers_other_than_pythons_are_left_alone(theirs):
     before = signal.signal(signal.SIGINT, theirs)
     try:
         with Progress(5, show=None):
@@ -179,7 +179,7 @@ def test_signals_that_are_not_pythons_are_left_alone(theirs):
         signal.signal(signal.SIGINT, before)
 
 
-def test_in_another_thread_no_signals_are_taken():
+def test_other_threads_keep_the_handler():
     handlers = []
 
     def work():
@@ -213,7 +213,7 @@ def test_wrong_arguments(arguments, error, text):
         Progress(**{"n_iter_max": 5} | arguments)
 
 
-def test_out_of_turn(path):
+def test_calls_in_the_wrong_order(path):
     shown = Progress(5, show=None)
     with pytest.raises(RuntimeError, match="inside its `with` block"):
         call(shown, [1.0])

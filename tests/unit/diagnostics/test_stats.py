@@ -35,7 +35,7 @@ def test_modes(skew):
         assert math.isclose(described.gini, gini(counts), abs_tol=1e-12)
 
 
-def test_the_rank_that_the_nonzeros_allow():
+def test_the_largest_rank_for_the_nonzeros():
     """In 6 x 9 cells, each component has 6 + 9 - 1 free parameters."""
     coords = np.array(np.nonzero(np.ones((6, 9))))
     assert stats(FlycooTensor(coords, np.ones(54), (10, 9), device="cpu")).rank_limit == 54 // 14
@@ -49,7 +49,7 @@ def test_memory():
         assert nbytes == estimate_memory(SHAPE, x.nnz, dtype="float32", layout=layout).nbytes
 
 
-def test_a_coo_is_looked_at_as_it_is():
+def test_a_coo_is_described_with_its_duplicates_and_zeros():
     coords = np.array([[0, 1, 0, 0, 1], [2, 0, 2, 2, 0]])
     values = np.array([1, 2, 3, 0, 4])
     coo = sparse.COO(coords, values, (2, 3), has_duplicates=False, sorted=True)
@@ -82,7 +82,7 @@ def test_text_and_html():
     assert found._repr_html_().count("<tr>") == 10 + 4
 
 
-def test_other_things():
+def test_other_types_are_refused():
     with pytest.raises(
         TypeError, match=r"x is a ndarray, expected a FlycooTensor or a sparse\.COO"
     ):

@@ -1,4 +1,4 @@
-"""The table of versions: with and without a GPU, and where packages are missing."""
+"""The table of versions: with and without a GPU, and with packages missing."""
 
 import importlib.machinery
 import platform

@@ -1,4 +1,4 @@
-"""What every engine does: the log of its calls, and which engine an array has."""
+"""The base class of engines: the log of calls, and the engine of an array."""
 
 import logging
 
@@ -23,7 +23,7 @@ def make_tensor(layout="remap"):
 @pytest.mark.usual_limits("tiles")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_calls_are_logged_at_debug(caplog, layout):
-    """A line a call, which names the engine, the layout and the kernel."""
+    """One line per call names the engine, the layout and the kernel."""
     with caplog.at_level(logging.DEBUG, "tensorly_flycoo"):
         x = make_tensor(layout)
         mttkrp(x, [np.ones((3, 4))] * 2, 1)

@@ -1,4 +1,4 @@
-"""Known answers for the executable specification: the oracle itself is tested by hand."""
+"""Known answers for the executable specification, the oracle of other tests."""
 
 import inspect
 from itertools import product
@@ -8,8 +8,8 @@ import pytest
 
 from tensorly_flycoo.engines import reference
 
-# The paper's example: 4 nonzeros, 3 indices a mode, index 2 of mode 0 met twice, kappa = 2.
-# It fixes mode 0 only; the other modes are chosen here.
+# The paper's example: 4 nonzeros, 3 indices a mode, index 2 of mode 0 occurs twice, kappa = 2.
+# The paper gives mode 0 only; the other modes are ours.
 PAPER_COORDS = np.array([[0, 1, 2, 2], [1, 1, 0, 2], [2, 0, 1, 1]])
 PAPER_VALUES = np.array([1.0, 2.0, 3.0, 4.0])
 PAPER_SHAPE = (3, 3, 3)
@@ -38,7 +38,7 @@ def compute_dense_mttkrp(coords, values, shape, factors, mode):
 
 
 def compute_optimum(row_nnz, num_partitions):
-    """Find the smallest possible fullest partition by trying every assignment."""
+    """Return the smallest possible size of the fullest partition, by trying every assignment."""
     return min(
         max(np.bincount(choice, weights=row_nnz, minlength=num_partitions))
         for choice in product(range(num_partitions), repeat=len(row_nnz))
@@ -73,7 +73,7 @@ class TestPartitions:
         assert sizes.tolist() == [0] * num_partitions
 
     @pytest.mark.parametrize("num_partitions", [2, 3])
-    def test_graham_bound_is_attained_and_not_passed(self, num_partitions):
+    def test_graham_bound_is_attained_and_not_exceeded(self, num_partitions):
         # Graham's worst case: two rows of each size from 2k-1 down to k+1, and three of k.
         k = num_partitions
         row_nnz = np.array([*np.repeat(np.arange(2 * k - 1, k, -1), 2), k, k, k])
@@ -94,7 +94,7 @@ class TestPartitions:
         largest = reference.partition_sizes(rows, partition, num_partitions).max()
         optimum = compute_optimum(row_nnz, num_partitions)
         assert optimum <= largest
-        # In whole numbers: largest <= (4/3 - 1/(3 kappa)) optimum.
+        # In integers: largest <= (4/3 - 1/(3 kappa)) optimum.
         assert 3 * num_partitions * largest <= (4 * num_partitions - 1) * optimum
 
 
@@ -123,7 +123,7 @@ class TestElementwiseComputation:
             assert np.array_equal(together[column], alone)
 
     @pytest.mark.parametrize("mode", [-1, 2])
-    def test_refuses_a_mode_that_is_not_there(self, mode):
+    def test_refuses_a_mode_out_of_range(self, mode):
         factors = [np.ones((1, 1)), np.ones((1, 1))]
         with pytest.raises(ValueError, match=f"mode is {mode}, expected 0 to 1"):
             reference.elementwise_computation([0, 0], 1.0, factors, mode)
@@ -221,7 +221,7 @@ class TestSweep:
             assert np.array_equal(one, two)
             assert np.array_equal(factor, copy)
 
-    def test_each_mode_finds_the_tensor_in_its_own_order(self, monkeypatch):
+    def test_each_mode_reads_the_tensor_in_its_own_order(self, monkeypatch):
         coords, values, factors = make_integer_tensor((5, 4, 3), 20, seed=5)
         seen = {0: [], 1: [], 2: []}
         run_block = reference.thread_block
@@ -266,7 +266,7 @@ class TestErrorBound:
         assert (error <= self.bound(coords, values, shape, factors, np.float32)).all()
         assert (error > self.bound(coords, values, shape, factors, np.float64)).any()
 
-    def test_is_tight_enough_to_see_one_lost_nonzero(self):
+    def test_is_tight_enough_to_detect_one_lost_nonzero(self):
         shape = (3, 4, 5)
         coords, values, factors = make_integer_tensor(shape, 30, seed=7)
         factors = [np.abs(factor) + 1 for factor in factors]

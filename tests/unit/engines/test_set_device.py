@@ -1,4 +1,4 @@
-"""`set_device`, for good and in a ``with`` block; its errors are tested in test_checks.py."""
+"""`set_device` as a call and in a ``with`` block; test_checks.py tests its errors."""
 
 import pytest
 
@@ -12,15 +12,15 @@ def no_choice_yet(monkeypatch):
     monkeypatch.delenv("TENSORLY_FLYCOO_DEVICE", raising=False)
 
 
-def test_a_plain_call_chooses_for_good():
+def test_a_plain_call_is_permanent():
     tensorly_flycoo.set_device("cpu")
     assert engines._chosen_device == "cpu"
     tensorly_flycoo.set_device("auto")
     assert engines._chosen_device == "auto"
 
 
-def test_a_block_restores_the_choice_before_it(monkeypatch):
-    """Which is none at first: the environment chooses then."""
+def test_a_block_restores_the_previous_choice(monkeypatch):
+    """With no previous choice, the environment decides again."""
     monkeypatch.setenv("TENSORLY_FLYCOO_DEVICE", "nonsense")
     with tensorly_flycoo.set_device("cpu"):
         assert FlycooTensor([[0]], [1.0], (2,)).device == "cpu"
@@ -43,5 +43,5 @@ def test_a_block_restores_the_choice_after_an_error():
     assert engines._chosen_device is None
 
 
-def test_what_is_returned_says_the_device():
+def test_the_return_value_shows_the_device():
     assert repr(tensorly_flycoo.set_device("cpu")) == "<device 'cpu'>"

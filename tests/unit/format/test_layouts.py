@@ -1,4 +1,4 @@
-"""Remap and replicated layouts: known ids, and a walk of the records through all modes."""
+"""All layouts: known ids, the order of records in every mode, and steps."""
 
 import numpy as np
 import pytest
@@ -12,8 +12,8 @@ from tensorly_flycoo.format.primitives import Primitives
 from tensorly_flycoo.format.remap import RemapLayout
 from tensorly_flycoo.format.replicated import ReplicatedLayout
 
-# Six nonzeros, numbered by their values in the order of mode 0. By mode 1 they are sorted
-# 2 5 | 3 6 | 1 4 (the rows of mode 1 are 2 0 1 2 0 1).
+# Six nonzeros, numbered by their values in the order of mode 0. Sorted by mode 1 they are
+# 2 5 | 3 6 | 1 4 (their rows in mode 1 are 2 0 1 2 0 1).
 COORDS = np.array([[0, 1, 1, 2, 3, 3], [2, 0, 1, 2, 0, 1]])
 VALUES = np.arange(1.0, 7.0)
 SHAPE = (5, 3)
@@ -29,7 +29,7 @@ def read_values(layout, records):
 
 
 def remap_once(layout):
-    """Compute the resident mode with nothing but remapping."""
+    """Take a step that only remaps."""
     layout.spare[...] = 0
     mode, primitives = layout.mode, Primitives()
     layout.take_step(mode, lambda step: primitives.remap(step, layout.cut), primitives)
@@ -37,7 +37,7 @@ def remap_once(layout):
 
 
 def find_positions(layout):
-    """Find the position in memory of each place of the resident mode's order."""
+    """Return the position in memory of each place of the resident mode's order."""
     pull_ids = layout.plans[layout.mode].pull_ids
     places = np.arange(pull_ids.size)
     return places // layout.bucket_size * layout.bucket_size + pull_ids.astype(np.int64)
@@ -104,7 +104,7 @@ def test_an_index_pulls_the_orders_of_the_replicated_copies(shape):
 def test_remapping_walks_through_the_orders_of_the_replicated_copies(
     shape, bucket_size, monkeypatch
 ):
-    # Listing the empty rows of a mode of size 2**32 takes gigabytes, and is not tested here.
+    # Listing the empty rows of a mode of size 2**32 takes gigabytes; it is not tested here.
     monkeypatch.setattr(Primitives, "find_empty_rows", lambda *_: np.zeros(0, np.uint32))
     rng = np.random.default_rng(0)
     coords = np.stack([rng.integers(0, size, 60) for size in shape])
@@ -122,7 +122,7 @@ def test_remapping_walks_through_the_orders_of_the_replicated_copies(
 
 @pytest.mark.usual_limits("index")
 def test_side_arrays_are_compact():
-    """Six bytes per nonzero and mode, beside the two copies."""
+    """Six bytes per nonzero and mode, besides the two copies."""
     layout = build(RemapLayout)
     assert layout.plans[0].pull_ids.dtype == np.uint16
     assert layout.plans[0].remap_ids.dtype == np.uint32
@@ -147,7 +147,7 @@ def test_nbytes_is_exact():
 @pytest.mark.parametrize("mode", [0, -1])
 @pytest.mark.parametrize("shape", [(9,), (9, 8), (9, 8, 7), (4, 5, 3, 2)])
 @pytest.mark.parametrize("name", ["remap", "replicated", "indexed"])
-def test_hold_order_whatever_mode_is_resident(name, shape, mode):
+def test_hold_order_in_any_resident_mode(name, shape, mode):
     rng = np.random.default_rng(0)
     coords = np.unique(np.stack([rng.integers(0, size, 60) for size in shape]), axis=1)
     record_format = RecordFormat.of(shape, "float64", "uint64")
@@ -200,12 +200,12 @@ def test_a_bucket_is_whole_tiles(bucket_size):
         build(RemapLayout, bucket_size=bucket_size)
 
 
-def test_the_layouts_are_those_that_users_are_told_of():
+def test_the_layouts_are_the_documented_ones():
     assert tuple(LAYOUT_CLASSES) == checks.LAYOUTS
 
 
 @pytest.mark.parametrize("name", LAYOUT_CLASSES)
-def test_a_layout_is_what_its_arrays_are(name):
+def test_a_layout_is_rebuilt_from_its_arrays(name):
     layout = build(LAYOUT_CLASSES[name])
     if name == "remap":
         remap_once(layout)
@@ -228,7 +228,7 @@ def test_a_layout_is_what_its_arrays_are(name):
 @pytest.mark.parametrize("second", [0, 1, 2])
 @pytest.mark.parametrize("name", LAYOUT_CLASSES)
 def test_a_step_finds_the_order_of_any_mode(name, first, second):
-    """One that computes leaves the next mode resident; one that only holds leaves its own."""
+    """A computing step leaves the next mode resident; holding a mode leaves that mode resident."""
     rng, shape, primitives = np.random.default_rng(0), (9, 8, 7), Primitives()
     coords = np.stack([rng.integers(0, size, 60) for size in shape])
     arguments = (coords, np.ones(60), shape)

@@ -11,7 +11,7 @@ from tensorly_flycoo.format.primitives import Primitives
 
 @pytest.fixture(params=["uint32", "uint64"])
 def canonicalise(request):
-    """Return a function from coords, values, shape to the canonical ones."""
+    """Return a function that maps coords, values and shape to canonical coords and values."""
 
     def canonicalise(coords, values, shape):
         coords, values = np.array(coords), np.asarray(values)
@@ -91,7 +91,7 @@ def test_many_duplicates(canonicalise):
 
 
 def test_more_cells_than_any_integer(canonicalise):
-    """Coordinates that differ in the highest mode or the lowest bit only are kept apart."""
+    """Coordinates that differ only in the highest mode or the lowest bit stay distinct."""
     shape, top = (2**32,) * 5, 2**32 - 1
     coords = [[top, 0, top, top], [0] * 4, [top] * 4, [5] * 4, [0, 0, 1, 0]]
     found_coords, values = canonicalise(coords, np.array([1.0, 2.0, 3.0, 4.0]), shape)
@@ -108,7 +108,7 @@ def test_inputs_are_not_written_to(canonicalise):
 
 
 def test_explicit_zeros_do_not_change_how_duplicates_are_added(canonicalise):
-    """NumPy adds eight numbers in another order than nine."""
+    """NumPy adds eight numbers in a different order than nine."""
     values = np.random.default_rng(0).standard_normal(8)
     _, expected = canonicalise(np.zeros((2, 8), int), values, (1, 1))
     _, found = canonicalise(np.zeros((2, 9), int), np.append(0.0, values), (1, 1))

@@ -1,4 +1,4 @@
-"""Known answers of the packing of coordinates and values into records."""
+"""Known answers for packing coordinates and values into records."""
 
 import numpy as np
 import pytest
@@ -86,7 +86,7 @@ def test_known_words_across_32_bits():
 @VALUES
 @pytest.mark.parametrize("shape", SHAPES)
 def test_round_trip(shape, dtype, word_dtype):
-    """First and last cell, each mode's last index alone, and random cells come back."""
+    """Unpacking returns the first and last cell, each mode's last index alone, and random cells."""
     rng = np.random.default_rng(0)
     last = np.array(shape, np.int64)[:, None] - 1
     coords = np.concatenate(
@@ -108,7 +108,7 @@ def test_round_trip(shape, dtype, word_dtype):
 
 @WORDS
 @pytest.mark.parametrize("shape", SHAPES)
-def test_fields_do_not_overlap_and_keep_to_their_window(shape, word_dtype):
+def test_fields_do_not_overlap_and_stay_in_their_window(shape, word_dtype):
     record_format = RecordFormat.of(shape, "float64", word_dtype)
     word_bits = 8 * np.dtype(word_dtype).itemsize
     end = 0

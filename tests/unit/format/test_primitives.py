@@ -1,4 +1,4 @@
-"""The primitives mean the same in NumPy and in the CPU engine."""
+"""The primitives give the same results in NumPy and in the CPU engine."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def primitives(request):
 
 
 def make_records(shape, nnz, seed=0, dtype="float64"):
-    """Return a format and records in no order, whose values number them."""
+    """Return a format and unsorted records; their values are their numbers."""
     rng = np.random.default_rng(seed)
     coords = np.stack([rng.integers(0, size, nnz) for size in shape])
     record_format = RecordFormat.of(shape, dtype, "uint64")
@@ -42,16 +42,16 @@ def test_pack(primitives, shape, dtype, coords_dtype, order):
 @pytest.mark.parametrize(
     ("coords", "expected"),
     [
-        pytest.param([[0, 0, 1], [1, 2, 0]], True, id="rising"),
+        pytest.param([[0, 0, 1], [1, 2, 0]], True, id="ascending"),
         pytest.param([[0, 0, 1], [1, 1, 0]], False, id="duplicates"),
-        pytest.param([[0, 0, 1], [2, 1, 0]], False, id="falls in the second mode"),
-        pytest.param([[1, 0, 1], [1, 2, 3]], False, id="falls in the first mode"),
-        pytest.param([[4, 4, 4], [0, 1, 0]], False, id="falls at the end"),
+        pytest.param([[0, 0, 1], [2, 1, 0]], False, id="descends in the second mode"),
+        pytest.param([[1, 0, 1], [1, 2, 3]], False, id="descends in the first mode"),
+        pytest.param([[4, 4, 4], [0, 1, 0]], False, id="descends at the end"),
         pytest.param([[3], [3]], True, id="one"),
         pytest.param([[], []], True, id="none"),
     ],
 )
-def test_pack_says_whether_coordinates_rise(primitives, coords, expected):
+def test_pack_says_whether_coordinates_ascend(primitives, coords, expected):
     coords = np.array(coords, np.int64)
     record_format = RecordFormat.of((5, 5), "float64", "uint64")
     for ordered in (coords, np.asfortranarray(coords)):
@@ -60,8 +60,8 @@ def test_pack_says_whether_coordinates_rise(primitives, coords, expected):
 
 
 @pytest.mark.parametrize("position", [0, 1, 2499, 2500, 9997, 9998])
-def test_pack_finds_one_fall_anywhere(primitives, position):
-    """Also at the edges of what threads get."""
+def test_pack_finds_one_descent_anywhere(primitives, position):
+    """Also at the edges of threads' parts."""
     rows = np.arange(10000)
     rows[[position, position + 1]] = rows[[position + 1, position]]
     record_format = RecordFormat.of((10000, 1), "float64", "uint64")
@@ -98,9 +98,9 @@ def test_pack_refuses_values_that_are_not_finite(primitives, dtype, wrong):
         primitives.pack(np.zeros((1, 1000), np.int64), values, record_format)
 
 
-@pytest.fixture(params=[False, True], ids=["as they lie", "in another order"])
+@pytest.fixture(params=[False, True], ids=["in memory order", "in another order"])
 def make_places(request):
-    """Return a function that makes an order of the records, or None."""
+    """Return a function that makes a permutation of the records, or None."""
 
     def make(nnz, index_type):
         order = np.random.default_rng(1).permutation(nnz).astype(index_type)
@@ -110,7 +110,7 @@ def make_places(request):
 
 
 def sort_by_argsort(record_format, records, mode, places):
-    """Return the places sorted by row, where each went, and the rows that are empty."""
+    """Return the places sorted by row, the new position of each, and the empty rows."""
     places = np.arange(records.shape[0]) if places is None else places
     rows = record_format.rows(records[places], mode)
     order = np.argsort(rows, kind="stable")
@@ -126,7 +126,7 @@ def sort_by_argsort(record_format, records, mode, places):
 @pytest.mark.parametrize("shape", [(4, 1, 2**20), (1000, 5000, 3), (2**20, 2**20, 2**22)])
 @pytest.mark.parametrize("index_type", ["uint32", "uint64"])
 def test_sort_by_row(primitives, make_places, shape, nnz, mode, index_type):
-    """Stable, also where there are too many rows to count."""
+    """The sort is stable, even with too many rows for a counting sort."""
     record_format, records = make_records(shape, nnz)
     before, places = records.copy(), make_places(nnz, index_type)
     target, positions = np.zeros((2, nnz), index_type)
@@ -141,7 +141,7 @@ def test_sort_by_row(primitives, make_places, shape, nnz, mode, index_type):
 
 
 def store_by_bucket(positions, bucket_size):
-    """Return where items are stored and, for each position, where in its bucket that is."""
+    """Return where items are stored and, for each position, its offset in its bucket."""
     order = np.argsort(positions // bucket_size, kind="stable")
     stored, offsets = np.empty_like(order), np.empty_like(order)
     stored[order] = np.arange(order.size)
@@ -259,7 +259,7 @@ def test_index_dtype_is_the_smallest_that_fits(count, smallest, expected):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(5,), (1, 7), (3, 2**20, 4), (2**31, 2**30, 2, 2**32)])
 def test_sort_places_and_find_duplicates(shape, dtype, word):
-    """By the last mode first, and by the first mode last: neighbours that are equal are repeats."""
+    """Sort by the last mode first and the first mode last; equal neighbours are duplicates."""
     rng = np.random.default_rng(0)
     coords = np.stack([rng.integers(max(0, size - 3), size, 500) for size in shape])
     values = rng.standard_normal(500).astype(dtype)

@@ -1,4 +1,4 @@
-"""Tiles of equal nnz: which rows cross their edges, and which rows are empty."""
+"""Tiles of equal nnz: rows that cross their edges, and empty rows."""
 
 import numpy as np
 import pytest
@@ -39,11 +39,11 @@ def test_known_tiles(rows, carry_rows, empty_rows):
 
 
 def test_first_and_last_tile_of_the_same_row():
-    """The first tile inherits nothing, though the last nonzero may lie in the same row."""
+    """The first tile has no row carried in, even if the last nonzero is in the same row."""
     assert tile([0] * 7, 1, tile_size=3).carry_rows.tolist() == [NO_ROW, 0, 0]
 
 
-def test_tiles_of_an_order_that_is_only_known_by_its_places():
+def test_tiles_of_an_order_given_by_places():
     record_format = RecordFormat.of((5,), "float64", "uint64")
     records = record_format.pack(np.array([[4, 2, 0, 2, 2]]), np.ones(5))
     places = np.array([2, 1, 3, 4, 0], np.uint32)
@@ -60,7 +60,7 @@ def test_types_and_nbytes():
 
 
 def test_rows_beyond_32_bit_signed(monkeypatch):
-    """The last rows of the largest mode do not turn negative, which would read as NO_ROW."""
+    """The last rows of the largest mode do not become negative, like NO_ROW."""
     primitives = Primitives()
     monkeypatch.setattr(primitives, "find_empty_rows", lambda *_: None)  # it takes gigabytes
     record_format = RecordFormat.of((2**32,), "float64", "uint64")

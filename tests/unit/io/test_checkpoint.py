@@ -80,7 +80,7 @@ def test_other_files_are_refused(path, arrays):
         load_checkpoint(path)
 
 
-def test_nothing_in_a_file_expands(path):
+def test_compressed_arrays_are_refused(path):
     """A compressed array could expand to a thousand times the size of the file."""
     save_checkpoint(path, make_cp(), ERRORS)
     with np.load(path) as archive:

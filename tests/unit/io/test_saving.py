@@ -42,7 +42,7 @@ def no_building(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_what_is_loaded_computes_the_same(path, layout, dtype, request):
+def test_a_loaded_tensor_computes_the_same_bits(path, layout, dtype, request):
     x, factors = make_tensor(layout, dtype), make_factors(SHAPE, 3, dtype)
     save(path, x)
     expected = compute_all(x, factors)
@@ -55,7 +55,7 @@ def test_what_is_loaded_computes_the_same(path, layout, dtype, request):
     assert compute_all(y, factors) == expected
 
 
-def test_saving_in_whatever_mode_is_resident(path):
+def test_saving_in_any_resident_mode(path):
     x, factors = make_tensor(), make_factors(SHAPE, 3)
     expected = compute_all(x, factors)
     for mode in range(x.ndim):
@@ -110,7 +110,7 @@ def test_numpy_opens_it(path):
 
 
 def test_saving_while_another_thread_computes(path):
-    """Saved records all belong to one mode, although they are remapped all the time."""
+    """All saved records are in one mode's order, though they are remapped all the time."""
     x, factors, is_done = make_tensor(), make_factors(SHAPE, 3), threading.Event()
     expected = compute_all(x, factors)
 
@@ -133,7 +133,7 @@ def test_saving_while_another_thread_computes(path):
 
 
 class WriteOrdering(Primitives):
-    """Primitives that order writes, as a GPU's do."""
+    """Primitives that order writes, like a GPU's."""
 
     write_order_dtype = np.dtype(np.uint16)
 
@@ -153,7 +153,7 @@ class WriteOrdering(Primitives):
 @pytest.mark.parametrize(
     "cut", [(64, 256, "uint32"), (cpu.TILE_SIZE, 2 * cpu.BUCKET_SIZE, "uint64")]
 )
-def test_another_plan_is_built_anew(path, layout, primitives, cut):
+def test_another_plan_is_rebuilt(path, layout, primitives, cut):
     tile_size, bucket_size, words = cut
     problem = make_problem(SHAPE, 6000, skew=2)
     record_format = RecordFormat.of(SHAPE, "float64", words)
@@ -170,7 +170,7 @@ def test_another_plan_is_built_anew(path, layout, primitives, cut):
     assert compute_all(x, problem.factors) == expected
 
 
-# Damaged files. Each raises an error, and none takes much memory.
+# Damaged files raise an error, and take little memory.
 
 
 def load_or_explain(path):
@@ -211,7 +211,7 @@ def test_truncated(path):
         assert load_or_explain(path) is None
 
 
-def test_not_such_a_file(path, tmp_path):
+def test_other_files_are_refused(path, tmp_path):
     with pytest.raises(FileNotFoundError):
         load(tmp_path / "absent.npz")
     path.write_bytes(b"1 1 1 2.0\n")
@@ -227,7 +227,7 @@ def test_not_such_a_file(path, tmp_path):
 
 
 def rewrite(path, changes=None, header=None, savez=np.savez):
-    """Write a file again with changed arrays and valid checksums."""
+    """Rewrite a file with changed arrays and valid checksums."""
     with np.load(path) as file:
         arrays = dict(file)
     arrays["header"] = np.array(json.dumps({**json.loads(str(arrays["header"])), **(header or {})}))
@@ -289,7 +289,7 @@ def test_wrong_headers(path, header):
 
 
 def put(number):
-    """Change the last element of an array."""
+    """Return a function that changes the last element of an array."""
 
     def change(array):
         changed = array.copy()
@@ -350,7 +350,7 @@ def test_wrong_records_of_another_plan(path, change):
 
 
 @pytest.mark.parametrize("shape", [[2**32], [3] + 400 * [1]])
-def test_a_shape_that_says_it_is_large(path, shape):
+def test_a_falsely_large_shape(path, shape):
     """No memory is allocated for its empty rows, and no kernel is compiled for its modes."""
     save(path, FlycooTensor([[0, 2]], [1.0, 2.0], (3,)))
     rewrite(path, header={**CUT_OTHERWISE, "shape": shape})
@@ -358,7 +358,7 @@ def test_a_shape_that_says_it_is_large(path, shape):
         load(path, device="cpu")
 
 
-def test_an_array_too_many(path):
+def test_an_unexpected_array(path):
     save(path, make_tensor(nnz=300))
     with np.load(path) as file:
         arrays = dict(file)
@@ -367,7 +367,7 @@ def test_an_array_too_many(path):
         load(path, device="cpu")
 
 
-def test_what_a_file_says_is_shown_as_text(path):
+def test_text_from_a_file_is_escaped(path):
     """Control characters must not reach the terminal."""
     save(path, make_tensor(nnz=300))
     rewrite(path, header={"version": "\x1b[2J\n"})
@@ -385,8 +385,8 @@ def test_what_a_file_says_is_shown_as_text(path):
     assert str(caught.value).isprintable()
 
 
-def test_an_array_that_says_it_is_large(path):
-    """No memory is allocated for it: this one would take 8 EB."""
+def test_a_falsely_large_array(path):
+    """No memory is allocated for it: it would take 8 EB."""
     save(path, make_tensor())
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
@@ -401,7 +401,7 @@ def test_an_array_that_says_it_is_large(path):
         load(path)
 
 
-def test_a_file_stays_as_it_was_where_saving_fails(path, monkeypatch):
+def test_a_failed_save_leaves_the_file_unchanged(path, monkeypatch):
     x = make_tensor()
     save(path, x)
     good = path.read_bytes()

@@ -34,7 +34,7 @@ PLAIN = "1 1 2 3.5\n4 5 6 -1e-2\n"
 @pytest.mark.parametrize(
     "text",
     [
-        pytest.param(PLAIN, id="as FROSTT has it"),
+        pytest.param(PLAIN, id="as in FROSTT"),
         pytest.param(PLAIN.rstrip(), id="no newline at the end"),
         pytest.param(PLAIN.replace("\n", "\r\n"), id="carriage returns"),
         pytest.param(PLAIN.replace(" ", "\t"), id="tabs"),
@@ -53,7 +53,7 @@ PLAIN = "1 1 2 3.5\n4 5 6 -1e-2\n"
         pytest.param("1 1 2 3.5000000000000000000000\n4 5 6 -1e-2", id="many digits"),
     ],
 )
-def test_what_is_read(tmp_path, text):
+def test_accepted_files(tmp_path, text):
     expected = np.zeros((4, 5, 6))
     expected[0, 0, 1], expected[3, 4, 5] = 3.5, -0.01
     np.testing.assert_array_equal(read_dense(write(tmp_path, text)), expected)
@@ -66,7 +66,7 @@ def test_options(tmp_path):
     np.testing.assert_array_equal(x.nonzeros()[1], [7, 8])
 
 
-def test_shape_that_is_given_counts_more_than_a_header(tmp_path):
+def test_the_shape_argument_takes_precedence_over_the_header(tmp_path):
     x = read_tns(write(tmp_path, "# shape: 4 5 6\n" + PLAIN), shape=(7, 8, 9), device="cpu")
     assert x.shape == (7, 8, 9)
     assert read_tns(write(tmp_path, f"3\n4 5 6\n{PLAIN}"), shape=(7, 8, 9)).shape == (7, 8, 9)
@@ -111,7 +111,7 @@ WRONG = [
 @pytest.mark.parametrize(("line", "message"), WRONG)
 @pytest.mark.parametrize("block_nbytes", [16, 2**20])
 def test_wrong_lines(tmp_path, monkeypatch, line, message, block_nbytes):
-    """In any block and any part of a block; the first of several wrong lines is named."""
+    """In any block and any part of a block; the error names the first of several wrong lines."""
     monkeypatch.setattr(tns_parsing.iterate_blocks, "__defaults__", (block_nbytes,))
     good = "# a comment\n\n1 2 3 4\n" * 5
     path = write(tmp_path, f"{good}{line}\n{good}{line}\n")
@@ -179,7 +179,7 @@ def test_arguments(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.tns"]
 
 
-# Values: the nearest float64, as Python reads them.
+# Values: the nearest float64, as in Python.
 
 
 def read_values(tmp_path, tokens):
@@ -219,14 +219,14 @@ def test_random_values(tmp_path):
         f"{d >> (d % 60)}e{p}" for d, p in zip(digits.tolist(), places.tolist(), strict=True)
     ]
     tokens += [f"{value:.{n % 24}f}" for n, value in enumerate(random.random(20_000).tolist())]
-    # Ties between neighbours, and numbers just above and below them.
+    # Ties between adjacent floats, and numbers just above and below them.
     for value in random.integers(2**52, 2**53, 500).tolist():
         tokens += [f"{value}.5", f"{value}.50000000001", f"{value}.49999999999", f"{2 * value + 1}"]
     assert_same_bits(read_values(tmp_path, tokens), tokens)
 
 
 def test_few_values_need_the_slow_method():
-    """The kernel leaves as many values to Python as its interval implies: 2 in 1024 or 2048."""
+    """The kernel leaves 2 values in 1024 or 2048 to Python, as its interval implies."""
     block = "".join(f"1 {v!r}\n" for v in np.random.default_rng(0).random(50_000).tolist()).encode()
     parser = tns_parsing.TnsParser("x", None, 1)
     unread = []
@@ -279,11 +279,11 @@ def test_progress(tmp_path, monkeypatch, many):
 
 @pytest.mark.parametrize("name", ["x.tns", "x.tns.gz"])
 def test_an_exception_in_progress(tmp_path, monkeypatch, name):
-    """It propagates, and neither a reading thread nor an array stays behind."""
+    """It propagates, and leaves neither a reading thread nor an array behind."""
     monkeypatch.setattr(tns_parsing.iterate_blocks, "__defaults__", (16,))
     x, held = FlycooTensor([[0, 3], [1, 0]], [0.5, 3.0], (4, 2), device="cpu"), []
     write_tns(tmp_path / name, x)
-    read_tns(tmp_path / name)  # starts the threads that are meant to stay
+    read_tns(tmp_path / name)  # starts the threads that stay
     num_threads, parse = threading.active_count(), tns_parsing.TnsParser.parse
 
     def watch(parser, block):
@@ -346,7 +346,7 @@ def test_zstd_is_an_extra(tmp_path, monkeypatch):
 # Writing.
 
 
-def test_what_is_written(tmp_path):
+def test_written_text(tmp_path):
     x = FlycooTensor([[0, 2], [1, 0]], [0.1, 1e-300], (3, 2), device="cpu")
     path = tmp_path / "x.tns"
     write_tns(str(path), x, index_base=0)
@@ -392,7 +392,7 @@ def test_a_file_is_replaced_only_when_it_is_complete(tmp_path):
 
 
 def compress_zeros(suffix, nbytes):
-    """Compress a text that is mostly a comment: with gzip it expands a thousand times."""
+    """Compress a text that is mostly a comment; gzip's output expands a thousand times."""
     name = "gzip" if suffix == ".gz" else tns_files._import_compression(suffix).__name__
     return sys.modules[name].compress(b"1 1 1\n" + b"#" * nbytes + b"\n2 2 1\n")
 
@@ -409,8 +409,8 @@ def test_archives_expand_up_to_a_cap(tmp_path, monkeypatch, suffix):
     assert read_tns(path).nnz == 2
 
 
-def test_what_the_cap_allows_is_read_to_the_end(tmp_path, monkeypatch):
-    """The cap allows its last byte, and not one more."""
+def test_the_cap_is_exact(tmp_path, monkeypatch):
+    """A file of exactly the cap's size is read; one byte more is refused."""
     path, size = tmp_path / "x.tns.gz", len(PLAIN)
     path.write_bytes(gzip.compress(PLAIN.encode()))
     monkeypatch.setattr(tns_files, "MAX_EXPANSION", 0)

@@ -1,4 +1,4 @@
-"""Block Lanczos iteration: eigenvalues of matrices that are known, hard cases among them."""
+"""Block Lanczos iteration: matrices with known eigenvalues, including hard cases."""
 
 import numpy as np
 import pytest

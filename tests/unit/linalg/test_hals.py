@@ -44,15 +44,15 @@ def test_many_sweeps_solve_exactly():
     assert (rows == 0).any()
 
 
-def test_it_stops_where_tensorly_does():
+def test_it_stops_when_tensorly_does():
     _, _, targets, gram, rows = _problem(30, 2)
     half = rows.copy()
     solve_nonnegative(targets, gram, half, 1, 0.0)
-    solve_nonnegative(targets, gram, rows, 9, 2.0)  # the first sweep is below this
+    solve_nonnegative(targets, gram, rows, 9, 2.0)  # the first sweep meets this tolerance
     np.testing.assert_array_equal(rows, half)
 
 
-def test_a_column_of_zeros_is_left():
+def test_a_column_with_a_zero_gram_is_left_unchanged():
     _, _, targets, gram, rows = _problem(30, 3)
     gram[1], gram[:, 1] = 0, 0
     before = rows[:, 1].copy()
@@ -60,7 +60,7 @@ def test_a_column_of_zeros_is_left():
     np.testing.assert_array_equal(rows[:, 1], before)
 
 
-def test_threads_change_nothing():
+def test_the_same_bits_for_any_number_of_threads():
     _, _, targets, gram, rows = _problem(1000, 5)
     other = rows.copy()
     num_threads = numba.get_num_threads()

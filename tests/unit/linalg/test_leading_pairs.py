@@ -1,4 +1,4 @@
-"""Leading singular pairs of matrices that are only multiplied with, against NumPy's."""
+"""Leading singular pairs of matrices that are known only by products, against NumPy's."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ EPS = np.finfo(np.float64).eps
 
 
 class DenseMatrix:
-    """A dense matrix that counts how often it is multiplied, and its Gram matrix formed."""
+    """A dense matrix that counts products with it and formations of its Gram matrix."""
 
     def __init__(self, array, max_gram_size=leading_pairs.MAX_GRAM_SIZE):
         self.array, self.shape, self.max_gram_size = array, array.shape, max_gram_size
@@ -37,7 +37,7 @@ def make_array(shape, rank=None, seed=0):
 
 
 def check(array, vectors, values):
-    """Compare squares with NumPy's within rounding of the largest; residuals may be ARPACK's."""
+    """Compare squares with NumPy's up to rounding of the largest, and bound the residuals."""
     expected = np.linalg.svd(array, compute_uv=False)
     bound = 16 * max(array.shape) * EPS * expected[0] ** 2
     assert (np.abs(values**2 - expected[: values.size] ** 2) <= bound).all()
@@ -75,7 +75,7 @@ def test_by_lanczos_iteration_with_products(shape):
     assert matrix.num_products > 6
 
 
-def test_a_quarter_of_all_vectors_is_found_directly():
+def test_a_quarter_of_all_vectors_or_more_is_found_directly():
     for rank, num_grams in ((9, 0), (10, 1)):
         matrix = DenseMatrix(make_array((40, 50)), max_gram_size=0)
         check(matrix.array, *find_singular_pairs(matrix, rank, np))
@@ -110,7 +110,7 @@ def test_no_vectors():
 @pytest.mark.parametrize("num_vectors", [1, 8, 9, 20])
 @pytest.mark.parametrize("of_rows", [True, False])
 def test_products_with_the_gram_matrix(of_rows, num_vectors):
-    """A few vectors at a time."""
+    """A few vectors are multiplied at a time."""
     matrix = DenseMatrix(make_array((30, 50)))
     array = matrix.array if of_rows else matrix.array.T
     block = make_array((array.shape[0], num_vectors), seed=1)

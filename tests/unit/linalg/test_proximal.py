@@ -29,14 +29,14 @@ def test_fit_monotone_is_tensorlys_operator(shift, decreasing, dtype, size):
     fitted = fit_monotone(columns, decreasing)
     np.testing.assert_array_equal(columns, before)
     assert fitted.dtype == dtype
-    # TensorLy takes means from differences of sums over whole columns.
+    # TensorLy computes means from differences of sums over whole columns.
     bound = 4 * size * np.finfo(dtype).eps * (1 + np.abs(columns).sum(axis=0).max())
     assert np.abs(fitted - monotonicity_prox(columns, decreasing)).max() <= bound
     rising = fitted[::-1] if decreasing else fitted
     assert (np.diff(rising, axis=0) >= 0).all()
 
 
-def test_what_is_monotone_is_left_to_the_bit():
+def test_monotone_columns_keep_every_bit():
     columns = np.sort(np.abs(_columns(40, np.float64)), axis=0)
     np.testing.assert_array_equal(fit_monotone(columns), columns)
     np.testing.assert_array_equal(fit_monotone(columns[::-1], decreasing=True), columns[::-1])

@@ -1,4 +1,4 @@
-"""Sparse matrices of CuPy, by a stand-in; those of SciPy are tested with unfoldings."""
+"""CuPy's sparse matrices, with a stand-in; SciPy's are tested with unfoldings."""
 
 import sys
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from tensorly_flycoo.linalg import sparse_matrices
 
 
 @pytest.mark.parametrize("size", [2**31 - 1, 2**31])
-def test_a_cupy_that_counts_in_32_bits_is_found_out(monkeypatch, size):
+def test_a_cupy_with_32_bit_indices_is_detected(monkeypatch, size):
     """CuPy 14.0 casts indices of any type to int32."""
     matrix = SimpleNamespace(indices=np.zeros(0, np.int32))
     module = SimpleNamespace(csc_matrix=lambda arrays, shape: matrix)

@@ -30,7 +30,7 @@ def make_dense(x):
 
 
 def check(found, expected, magnitude, dtype):
-    """Compare with float64: within one ulp for each value added, and four more."""
+    """Compare with a float64 result: allow one ulp for each value added, and four more."""
     assert found.dtype == dtype
     assert np.shape(make_dense(found)) == np.shape(expected)
     bound = (np.prod(SHAPE) + 4) * np.finfo(dtype).eps * magnitude

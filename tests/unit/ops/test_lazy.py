@@ -1,4 +1,4 @@
-"""Lazy arrays: they are never formed by accident, and matrices can be multiplied."""
+"""Lazy arrays are never formed by accident; lazy matrices can be multiplied."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The triple that TensorLy slices: shapes without computing, and fresh leading vectors."""
+"""The lazy SVD that TensorLy slices: shapes without computing, and fresh leading vectors."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def test_slices_of_all(unfolding, index):
 
 
 def test_slices_are_fresh(unfolding):
-    """TensorLy writes to its slice; the next slice has the vectors again."""
+    """TensorLy writes to its slice; the next slice holds the original vectors."""
     left, values, _ = LazySVD(unfolding)
     expected = left[:, :3].copy(), values[:3].copy()
     left[:, :3][...] = 7

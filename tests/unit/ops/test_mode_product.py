@@ -1,4 +1,4 @@
-"""Lazy products of a sparse tensor with factors against NumPy's of a dense array."""
+"""Lazy products of a sparse tensor with factors, against NumPy's products of a dense array."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_to_array_in_single_precision(modes):
 
 
 @pytest.mark.parametrize("modes", [(0,), (0, 1)])
-def test_one_mode_and_two(modes):
+def test_tensors_of_one_and_two_modes(modes):
     dense = make_dense((5, 3)[: len(modes)])
     product = make_product(dense, modes)
     check_array(product.to_array(), dense, product)
@@ -61,7 +61,7 @@ def test_norm(modes):
 
 @pytest.mark.parametrize("shape", [(5, -1), (5, 9)])
 def test_unfolding_by_moving_and_reshaping(shape):
-    """As `tl.unfold` does it."""
+    """`tl.unfold` does this."""
     product = make_product(make_dense((4, 5, 6)), (0, 2))
     moved = product.move_axis(1, 0)
     assert (moved.shape, moved.ndim) == ((5, 3, 3), 3)
@@ -94,7 +94,7 @@ def test_only_a_mode_without_a_factor_is_unfolded():
 
 
 def test_more_than_2_to_63_cells():
-    """Only modes with fewer cells than there are nonzeros can be left out of an array."""
+    """Modes may be left out only if they have at most as many cells as there are nonzeros."""
     coords = [[0, 1, 2, 2], [0, 2**10, 0, 1], [7, 7, 7, 7], [3, 3, 3, 2**20]]
     shape = (5, 2**21, 2**21, 2**21)
     x = FlycooTensor(coords, [3.0, 4.0, 5.0, 6.0], shape)

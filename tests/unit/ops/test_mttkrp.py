@@ -33,7 +33,7 @@ def test_every_sparse_type(kind, dtype):
 @KINDS
 @DTYPES
 def test_weights(kind, dtype):
-    """To the oracle, weights are the factor of an additional mode of size 1."""
+    """For the oracle, weights are the factor of an extra mode of size 1."""
     problem = make_problem((30, 20, 10), 500, dtype=dtype)
     weights = np.array([0.5, -3.7, 0.0], dtype)
     weighted = Problem(
@@ -115,7 +115,7 @@ def test_integers_and_bools_are_counts(dtype):
     counts.check(mttkrp(x, problem.factors, 0), 0)
 
 
-def test_the_face():
+def test_the_public_names():
     assert sorted(tensorly_flycoo.__all__) == [
         "DensifyError", "FlycooTensor", "LabelledTensor", "MemoryEstimate", "ModeStats", "Progress",
         "TensorStats", "cp_to_entries", "estimate_memory", "from_dataframe", "load", "mttkrp",

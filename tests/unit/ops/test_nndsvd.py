@@ -1,4 +1,4 @@
-"""NNDSVD without right singular vectors against TensorLy's."""
+"""NNDSVD without right singular vectors, against TensorLy's."""
 
 import numpy as np
 import pytest

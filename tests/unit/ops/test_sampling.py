@@ -1,4 +1,4 @@
-"""Entries and fibres looked up in a sparse tensor, and least squares of fibres."""
+"""Looking up entries and fibres of a sparse tensor, and fitting fibres by least squares."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_entries(layout):
     coords = list(_draw(300).values())
     entries = NonzeroSampler(x).entries(coords)
     np.testing.assert_array_equal(entries, dense[tuple(coords)])
-    assert 0 < np.count_nonzero(entries) < entries.size  # both kinds were among them
+    assert 0 < np.count_nonzero(entries) < entries.size  # zeros and nonzeros were sampled
 
 
 @_BY_LAYOUT
@@ -49,7 +49,7 @@ def test_fibres(mode, dtype, layout):
 
 
 @_BY_LAYOUT
-def test_samples_stay_what_they_are_where_records_move(layout):
+def test_samples_do_not_depend_on_the_order_of_records(layout):
     x, dense = _make(layout)
     sampler, coords = NonzeroSampler(x), _draw(50, without=1)
     for mode in range(4):
@@ -68,8 +68,8 @@ def test_no_sample_and_no_nonzero():
     assert sampler.fibres(1, _draw(0, without=1)).shape == (5, 0)
 
 
-def test_more_cells_than_have_numbers():
-    """No coordinate is ever part of a linear index."""
+def test_more_than_2_to_63_cells():
+    """No linear index is formed."""
     shape = (2**22,) * 3
     coords = np.array([[0, 5, 2**22 - 1], [7, 7, 2**22 - 1], [1, 2**21, 2**22 - 1]])
     sampler = NonzeroSampler(FlycooTensor(coords, [1.0, 2.0, 3.0], shape))
@@ -83,7 +83,7 @@ def test_least_squares(is_weighted, count, mode):
     x, dense = _make()
     coords, rng = _draw(count, without=mode), np.random.RandomState(3)
     matrix = rng.random_sample((count, 3))
-    matrix[:, 2] = matrix[:, 0]  # many solutions: the smallest is wanted
+    matrix[:, 2] = matrix[:, 0]  # singular: the smallest solution is expected
     weights = 0.5 + rng.random_sample(count) if is_weighted else None
     found = fit_fibres(matrix, NonzeroSampler(x).fibres(mode, coords), weights)
     scale = np.ones((count, 1)) if weights is None else weights[:, None]

@@ -1,4 +1,4 @@
-"""TTMc of non-empty rows, and singular vectors of products, against NumPy's of a dense array."""
+"""TTMc of nonempty rows, and singular vectors of products, against NumPy's."""
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ def test_modes_are_merged_once_for_each_tensor():
 
 @pytest.fixture(params=["direct", "Lanczos on the Gram matrix", "Lanczos"])
 def path(request, monkeypatch):
-    """Take each of the three ways to the singular vectors, whatever the size."""
+    """Use each of the three methods for singular vectors, whatever the size."""
     if request.param != "direct":
         monkeypatch.setattr(leading_pairs, "MAX_DIRECT_SIZE", 0)
         monkeypatch.setattr(leading_pairs, "_MOST", 1)
@@ -92,7 +92,7 @@ def check_svd(product, dense, mode, rank, dtype="float64"):
 @pytest.mark.parametrize("modes", [(1, 2, 3), (1, 3), (2,)])
 @pytest.mark.parametrize("shape", [(9, 7, 8, 5), (90, 3, 4, 5)], ids=["wide", "tall"])
 def test_svd_of_an_unfolding(shape, modes):
-    """With no mode, one mode and two modes left out besides."""
+    """No, one or two other modes are left out too."""
     dense = make_dense(shape)
     dense[3] = 0
     check_svd(make_product(dense, modes), dense, 0, rank=2)

@@ -1,7 +1,7 @@
-"""Singular vectors of unfoldings against NumPy's of small dense ones.
+"""Singular vectors of unfoldings, against NumPy's of small dense ones.
 
-Through the Gram matrix a squared singular value has an error of about ``size * eps`` times the
-largest square; bounds below are of that form, with the sizes of the dense unfolding.
+Computed from the Gram matrix, a squared singular value has an error of about ``size * eps`` times
+the largest square; bounds below have that form, with the sizes of the dense unfolding.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ EPS = np.finfo(np.float64).eps
 
 @pytest.fixture(params=["direct", "Lanczos on the Gram matrix", "Lanczos"])
 def path(request, monkeypatch):
-    """Take each of the three ways to the singular vectors, whatever the size."""
+    """Use each of the three methods for singular vectors, whatever the size."""
     if request.param != "direct":
         monkeypatch.setattr(leading_pairs, "MAX_DIRECT_SIZE", 0)
         monkeypatch.setattr(leading_pairs, "_MOST", 1)
@@ -62,7 +62,7 @@ def check_values(found, matrix):
 
 
 def check_subspace(left, matrix):
-    """Compare the span of the vectors with NumPy's: within rounding over the gap of the squares."""
+    """Compare the span of the vectors with NumPy's: up to rounding over the gap of the squares."""
     rank = left.shape[1]
     vectors, values, _ = np.linalg.svd(matrix)
     values = np.append(values, np.zeros(matrix.shape[0]))
@@ -127,7 +127,7 @@ def test_dtype_is_that_of_the_tensor(dtype):
 
 @pytest.mark.parametrize(("shape", "tensor_rank"), [((9, 8, 7), 3), ((30, 3, 4), 2)])
 def test_rank_deficient(shape, tensor_rank):
-    """Values below rounding are zero, and their vectors orthonormal nevertheless."""
+    """Values below rounding are zero, but their vectors are still orthonormal."""
     dense = make_low_rank(shape, tensor_rank)
     for mode in range(3):
         matrix = unfold(dense, mode)
@@ -178,8 +178,8 @@ def test_few_nonzeros(shape, coords):
         assert np.count_nonzero(found) == np.linalg.matrix_rank(unfold(dense, mode))
 
 
-def test_values_of_very_different_size():
-    """Through the Gram matrix, values below ``sqrt(eps)`` of the largest are lost."""
+def test_values_of_very_different_sizes():
+    """The Gram matrix loses values below ``sqrt(eps)`` times the largest."""
     diagonal = np.array([1e6, 1e3, 1.0, 1e-1])
     x = FlycooTensor(np.stack([np.arange(4)] * 2), diagonal, (4, 4))
     left, values = Unfolding(x, 0).svd(4)
@@ -200,7 +200,7 @@ def test_the_same_bits_each_time():
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("rank", [1, 4, 8, 20])
 @pytest.mark.parametrize("copies", [1, 2, 8, 300])
-def test_singular_values_that_occur_more_than_once(copies, rank, seed):
+def test_repeated_singular_values(copies, rank, seed):
     """Lanczos iteration alone would miss some of them."""
     squares = np.repeat(10 * np.random.default_rng(seed).random(300 // copies), copies)
     places = np.stack([np.arange(squares.size)] * 2)
@@ -211,7 +211,7 @@ def test_singular_values_that_occur_more_than_once(copies, rank, seed):
     check_orthonormal(left)
 
 
-def test_vectors_for_zeros_do_not_touch_the_global_seed():
+def test_vectors_for_zero_values_leave_the_global_seed_alone():
     np.random.seed(7)
     expected = np.random.RandomState(7).random_sample()
     make_unfolding(make_low_rank((9, 8, 7), 3)).svd(6)
@@ -270,7 +270,7 @@ def test_an_unfolding_of_a_raw_coo_finds_changes():
     check_values(Unfolding(coo, 0).svd(3)[1], unfold(2 * make_dense((6, 5, 7)), 0))
 
 
-def test_entries_are_counted_in_64_bits_where_they_are_more_than_rows(monkeypatch):
+def test_entries_are_counted_in_64_bits_even_if_rows_are_not(monkeypatch):
     monkeypatch.setitem(primitives.INDEX_LIMITS, np.dtype(np.int32), 40)
     dense = make_dense((6, 5, 7), density=1.0)
     matrix, _ = make_unfolding(dense)._nonempty_part

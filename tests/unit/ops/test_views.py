@@ -84,7 +84,7 @@ def test_sizes_of_1(shape):
         assert unfolding.shape == (shape[mode], np.prod(shape) // shape[mode])
 
 
-def test_what_cannot_be_a_view(x):
+def test_shapes_that_cannot_be_views(x):
     with pytest.raises(DensifyError, match="split"):
         reshape(x, (6, -1))
     with pytest.raises(ValueError, match="cannot reshape array of size 120"):

@@ -1,4 +1,4 @@
-"""Scaling, powers and sums of sparse tensors against NumPy's of dense arrays."""
+"""Scaling, powers and sums of sparse tensors, against NumPy's of dense arrays."""
 
 import operator
 

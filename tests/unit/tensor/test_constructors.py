@@ -48,7 +48,7 @@ def test_from_dense(dtype):
     np.testing.assert_array_equal(x.to_coo().todense(), dense)
 
 
-def test_from_dense_of_other_things():
+def test_from_dense_of_bad_arguments():
     assert FlycooTensor.from_dense([[0, 2], [0, 0]], device="cpu").nnz == 1
     with pytest.raises(ValueError, match="values"):
         FlycooTensor.from_dense([[0, np.nan]])
@@ -57,7 +57,7 @@ def test_from_dense_of_other_things():
 
 
 class SparseStandIn:
-    """A sparse torch.Tensor as `from_torch` sees it, where PyTorch is not installed."""
+    """A stand-in for a sparse torch.Tensor, with what `from_torch` uses of it."""
 
     layout = "torch.sparse_coo"
     shape = (3, 4)

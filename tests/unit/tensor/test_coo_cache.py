@@ -64,7 +64,7 @@ def test_equal_coos_do_not_share(coo):
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64, np.int32, np.uint8, np.bool_])
 def test_any_changed_value_is_found(dtype):
-    """In any one value, even in its last bit."""
+    """A change of one bit in one value."""
     coo = sparse.COO(np.arange(20)[None], np.ones(20, dtype), (20,))
     for k in range(20):
         x = as_flycoo(coo)
@@ -92,7 +92,7 @@ def test_swapped_values_are_found(coo):
 
 
 def test_flipped_signs_are_found(coo):
-    """In any two values: changes of the highest bits must not cancel."""
+    """In two values at a time: changes of the highest bits must not cancel."""
     for pair in ([0, 1], [3, 7], [0, 256], [1, coo.nnz - 1]):
         x = as_flycoo(coo)
         coo.data[pair] *= -1
@@ -120,7 +120,7 @@ def test_replaced_coords_are_found(coo):
 
 
 @pytest.mark.parametrize("mode", [0, 1, 2])
-def test_changed_coords_are_found_where_a_computation_starts(coo, mode):
+def test_changed_coords_are_found_at_the_start_of_a_computation(coo, mode):
     for k in (0, 250, coo.nnz - 1):
         x = as_flycoo(coo)
         size = coo.shape[mode]
@@ -131,7 +131,7 @@ def test_changed_coords_are_found_where_a_computation_starts(coo, mode):
 
 
 def test_changed_coords_are_found_by_mttkrp(coo):
-    """`mttkrp` documents that it keeps the tensor of a COO only while that is unchanged."""
+    """`mttkrp` documents that it keeps the tensor of a COO only while the COO is unchanged."""
     mttkrp(coo, PROBLEM.factors, 0)
     coo.coords[0] = 29 - coo.coords[0]
     PROBLEM.check(mttkrp(coo, PROBLEM.factors, 0)[::-1], 0)
@@ -147,7 +147,7 @@ def test_a_bad_change_is_an_error_and_can_be_undone(coo):
     PROBLEM.check(mttkrp(coo, PROBLEM.factors, 0), 0)
 
 
-def test_another_device_is_noticed(coo, monkeypatch):
+def test_a_change_of_device_is_noticed(coo, monkeypatch):
     """An unknown device is an error even if a plan exists."""
     as_flycoo(coo)
     monkeypatch.setattr(engines, "_chosen_device", None)

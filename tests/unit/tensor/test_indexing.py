@@ -1,4 +1,4 @@
-"""Parts of sparse tensors against NumPy's of dense arrays."""
+"""Slices of sparse tensors, against NumPy's of dense arrays."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_against_numpy(layout, index):
 
 
 @pytest.mark.parametrize("index", [..., slice(None), (), (slice(None), ...), slice(0, 6)], ids=str)
-def test_all_of_it_is_the_tensor_itself(index):
+def test_a_full_slice_is_the_tensor_itself(index):
     x = make_exact_problem(SHAPE, 120).tensor()
     assert x[index] is x
 
@@ -64,12 +64,12 @@ def test_errors_are_index_errors(index):
         assert "valid indices" in str(caught.value)
 
 
-def test_nothing_selected_is_an_error():
+def test_an_empty_slice_is_an_error():
     with pytest.raises(ValueError, match=r"selects nothing from mode 1, which has size 7"):
         make_exact_problem(SHAPE, 120).tensor()[:, 5:5]
 
 
-def test_part_without_a_nonzero():
+def test_a_slice_without_nonzeros():
     x = FlycooTensor([[1], [1]], [2.0], (3, 4), dtype="float32")
     assert x[0].nnz == 0
     assert x[0].shape == (4,)

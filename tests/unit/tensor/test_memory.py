@@ -1,4 +1,4 @@
-"""What is said of memory beforehand, against what is measured, and what happens where it ends."""
+"""Memory estimates against measurements, and what happens when memory runs out."""
 
 import gc
 import itertools
@@ -20,10 +20,10 @@ from tensorly_flycoo.format.primitives import Primitives
 LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
-#: Bytes that Python's own objects may take, those of threads among them.
+#: Bytes that Python's own objects may take, including threads.
 SMALL_NBYTES = 2**15
 
-#: What each function that hands out memory is called.
+#: Names of NumPy's allocating functions.
 ALLOCATORS = ("empty", "empty_like", "zeros", "ones", "arange", "require", "concatenate")
 
 
@@ -33,15 +33,15 @@ ALLOCATORS = ("empty", "empty_like", "zeros", "ones", "arange", "require", "conc
 @LAYOUTS
 @DTYPES
 @pytest.mark.parametrize(("shape", "nnz"), [((5,), 5), ((30, 20, 10), 6000), ((8, 7, 6, 5), 1680)])
-def test_nbytes_is_exact_where_no_row_is_empty(shape, nnz, dtype, layout):
+def test_nbytes_is_exact_if_no_row_is_empty(shape, nnz, dtype, layout):
     x = make_exact_problem(shape, nnz, dtype=dtype).tensor(layout=layout)
     assert estimate_memory(shape, nnz, dtype=dtype, layout=layout).nbytes == x.nbytes
 
 
 @LAYOUTS
 @pytest.mark.parametrize("nnz", [0, 1, 100])
-def test_nbytes_is_exact_where_as_few_rows_as_can_be_are_empty(nnz, layout):
-    """Nonzero k lies in row k of each mode."""
+def test_nbytes_is_exact_if_the_fewest_possible_rows_are_empty(nnz, layout):
+    """Nonzero k is in row k of each mode."""
     x = FlycooTensor(np.tile(np.arange(nnz), (3, 1)), np.ones(nnz), (500,) * 3, layout=layout)
     assert estimate_memory((500,) * 3, nnz, layout=layout).nbytes == x.nbytes
 
@@ -49,7 +49,7 @@ def test_nbytes_is_exact_where_as_few_rows_as_can_be_are_empty(nnz, layout):
 @pytest.mark.parametrize("unit", ["uint16", "uint32"])
 @pytest.mark.parametrize("name", ["remap", "replicated", "indexed"])
 def test_nbytes_of_an_engine_with_write_orders(name, unit):
-    """As that for GPUs is: 32-bit words, buckets of more than 2**16 nonzeros."""
+    """Like the engine for GPUs: 32-bit words, buckets of more than 2**16 nonzeros."""
 
     class Writing(Primitives):
         write_order_dtype = np.dtype(unit)
@@ -65,7 +65,7 @@ def test_nbytes_of_an_engine_with_write_orders(name, unit):
 
 
 def measure_peak(shape, nnz, layout, dtype, spread):
-    """Measure the most bytes there are at once, coords and values among them."""
+    """Measure the peak of allocated bytes, including coords and values."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -95,7 +95,7 @@ def measure_peak(shape, nnz, layout, dtype, spread):
         pytest.param((100,) * 5, 1, id="most bytes while remapping is planned"),
     ],
 )
-def test_peak_is_bounded_and_not_by_much(shape, spread, dtype, layout):
+def test_the_bound_on_the_peak_is_tight(shape, spread, dtype, layout):
     nnz = 200_000
     measure_peak(
         shape, 1000, layout, dtype, spread
@@ -121,7 +121,7 @@ def test_bad_arguments(arguments, options, error, text):
         estimate_memory(*arguments, **options)
 
 
-# Where memory ends
+# Out of memory
 
 
 class Allocations:
@@ -143,7 +143,7 @@ class Allocations:
 
 
 def for_each_allocation(monkeypatch, task):
-    """Call `task` again and again, a later one of its allocations failing each time."""
+    """Call `task` repeatedly with one later allocation failing each time; yield the errors."""
     for failing in itertools.count():
         with monkeypatch.context() as patch:
             allocations = Allocations(patch, failing)
@@ -156,7 +156,7 @@ def for_each_allocation(monkeypatch, task):
 
 
 def check_consistent(x, problem):
-    """All modes and the nonzeros are right, and nobody holds the lock."""
+    """Check that all modes and the nonzeros are right, and that the lock is free."""
     if x.layout == "remap":
         assert not x._layout.lock.locked()
     coords, values = x.nonzeros()
@@ -171,7 +171,7 @@ def make_tensor(problem, layout):
 
 
 @LAYOUTS
-def test_building_fails_at_any_allocation(monkeypatch, layout):
+def test_building_may_fail_at_any_allocation(monkeypatch, layout):
     problem = make_problem((30, 20, 10), 500)
     check_consistent(make_tensor(problem, layout), problem)  # compiles
     errors = list(for_each_allocation(monkeypatch, lambda: make_tensor(problem, layout)))
@@ -184,8 +184,8 @@ def test_building_fails_at_any_allocation(monkeypatch, layout):
 
 
 @LAYOUTS
-def test_nothing_of_a_failed_building_is_kept(monkeypatch, layout):
-    """The error lives; the records that had been packed do not."""
+def test_a_failed_build_keeps_nothing(monkeypatch, layout):
+    """The error does not keep the packed records alive."""
     problem, packed = make_problem((30, 20, 10), 500), []
     pack = cpu.CPU.pack
 
@@ -203,7 +203,7 @@ def test_nothing_of_a_failed_building_is_kept(monkeypatch, layout):
 
 @LAYOUTS
 @pytest.mark.parametrize("mode", [0, 2])
-def test_mttkrp_fails_at_any_allocation(monkeypatch, layout, mode):
+def test_mttkrp_may_fail_at_any_allocation(monkeypatch, layout, mode):
     problem = make_problem((30, 20, 10), 5000)
     x = make_tensor(problem, layout)
     compute_all(x, problem.factors)  # compiles
@@ -257,7 +257,7 @@ def get_peak(layout="remap", dtype="float64"):
 
 
 def test_the_error_says_what_would_fit(monkeypatch, fail_to_pack):
-    """Coords and values are there, so there is room for what takes just as much as is free."""
+    """What would fit may take the free memory, and that of the given coords and values."""
     given = 32 * NNZ
     room = get_peak("remap", "float32")
     monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: room - given)
@@ -272,12 +272,12 @@ def test_the_error_says_what_would_fit(monkeypatch, fail_to_pack):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_error_says_where_nothing_would_fit(monkeypatch, fail_to_pack, dtype):
+def test_the_error_says_if_nothing_would_fit(monkeypatch, fail_to_pack, dtype):
     monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: 0)
     assert "No alternative would fit" in catch(dtype=dtype)
 
 
-def test_the_error_says_where_it_is_unknown_what_is_free(monkeypatch, fail_to_pack):
+def test_the_error_says_if_free_memory_is_unknown(monkeypatch, fail_to_pack):
     monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: None)
     message = catch()
     assert "an unknown amount is free" in message
@@ -287,7 +287,7 @@ def test_the_error_says_where_it_is_unknown_what_is_free(monkeypatch, fail_to_pa
 
 
 def test_the_error_of_mttkrp_says_what_would_fit(monkeypatch):
-    """A smaller layout leaves more room beside it; a narrower dtype makes all smaller."""
+    """A smaller layout leaves more room for the workspace; a narrower dtype shrinks both."""
 
     def run_out(*_):
         raise MemoryError
@@ -311,7 +311,7 @@ def test_the_error_of_mttkrp_says_what_would_fit(monkeypatch):
         assert "layout='remap' (" not in message
 
 
-def test_what_is_free_is_less_than_there_is():
+def test_free_memory_is_less_than_all():
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists():
         assert cpu.CPU.count_free_nbytes() is None

@@ -80,7 +80,7 @@ def test_small_integers_are_summed_without_overflow():
         ("float32", None, "float32"),
     ],
 )
-def test_dtype_asked_for(given, asked, kept):
+def test_dtype_argument(given, asked, kept):
     x = FlycooTensor([[0, 1]], np.array([1, 2], given), (3,), dtype=asked)
     assert x.dtype == kept
     assert x.nonzeros()[1].dtype == kept
@@ -105,7 +105,7 @@ def test_attributes_beyond_2_to_63_cells(huge):
     assert huge.density == 50 / 2**86
 
 
-def test_density_of_more_cells_than_a_float_counts():
+def test_density_of_more_cells_than_the_largest_float():
     x = FlycooTensor(np.zeros((70, 1), int), [1.0], (2**16,) * 70)
     assert x.density == 0
 
@@ -120,7 +120,7 @@ def test_attributes_are_read_only(x, name):
 @DTYPES
 @pytest.mark.parametrize("nnz", [0, 1, 300])
 def test_nbytes_is_the_sum_of_all_arrays(layout, dtype, nnz):
-    """The sum over all arrays that the tensor reaches."""
+    """All arrays that the tensor refers to count."""
     x = make_problem((30, 20, 10), nnz, dtype=dtype).tensor(layout=layout)
     assert x.nbytes == sum_nbytes(x._layout)
     mttkrp(x, make_problem(x.shape, 1, dtype=dtype).factors, 0)
@@ -128,7 +128,7 @@ def test_nbytes_is_the_sum_of_all_arrays(layout, dtype, nnz):
 
 
 def sum_nbytes(thing):
-    """Add up the arrays in an object, its lists and its attributes, each memory once."""
+    """Add up the arrays in an object, its lists and its attributes, counting memory once."""
     return sum({array.ctypes.data: array.nbytes for array in find_arrays(thing)}.values())
 
 
@@ -144,7 +144,7 @@ def find_arrays(thing):
 
 @pytest.mark.usual_limits("index", "record", "tiles")
 def test_bytes_per_nonzero():
-    """Two copies of 16 bytes, 6 bytes of ids per mode, and almost nothing for tiles and rows."""
+    """Two copies of 16 bytes, 6 bytes of ids per mode, and very little for tiles and rows."""
     x = make_problem((30, 20, 10), 50_000, rank=1).tensor()
     assert 2 * 16 + 6 * 3 <= x.nbytes / x.nnz < 2 * 16 + 6 * 3 + 0.1
 
@@ -191,7 +191,7 @@ def test_to_coo_and_back_beyond_2_to_63_cells(huge):
 
 
 @LAYOUTS
-def test_nonzeros_are_sorted_whatever_mode_is_resident(layout):
+def test_nonzeros_are_sorted_in_any_resident_mode(layout):
     problem = make_problem((30, 20, 10), 500)
     x = problem.tensor(layout=layout)
     coords, values = x.nonzeros()
@@ -222,7 +222,7 @@ def test_astype_that_changes_nothing_is_the_tensor_itself(x):
 
 
 @pytest.mark.parametrize(("dtype", "error"), [("complex64", TypeError), ("float16", TypeError)])
-def test_astype_to_what_is_not_supported(x, dtype, error):
+def test_astype_to_an_unsupported_dtype(x, dtype, error):
     with pytest.raises(error, match=f"dtype is {dtype}, expected float32"):
         x.astype(dtype)
 
@@ -237,7 +237,7 @@ def test_astype_that_overflows():
 @DTYPES
 @pytest.mark.parametrize("num_modes_computed", [0, 1])
 def test_pickle(layout, dtype, num_modes_computed):
-    """MTTKRP has the same bits afterwards, even if records have moved before."""
+    """MTTKRP gives the same bits afterwards, even if records had moved before."""
     problem = make_problem((30, 20, 10), 500, dtype=dtype)
     x = problem.tensor(layout=layout)
     for mode in range(num_modes_computed):
@@ -269,12 +269,12 @@ def test_norm(layout, dtype):
     assert abs(x.norm() - norm) <= np.finfo(dtype).eps * norm
 
 
-def test_norm_of_nothing():
+def test_norm_of_no_nonzeros():
     assert FlycooTensor([[], []], [], (3, 4)).norm() == 0
 
 
-def test_norm_in_float32_is_added_up_in_float64():
-    """Summed in float32, the ones would be lost beside 2**26."""
+def test_norm_in_float32_is_summed_in_float64():
+    """Summed in float32, the ones would be lost next to 2**26."""
     values = np.ones(70_000, np.float32)
     values[0] = 2.0**13
     x = FlycooTensor(np.arange(70_000)[None], values, (70_000,))
@@ -282,8 +282,8 @@ def test_norm_in_float32_is_added_up_in_float64():
 
 
 @LAYOUTS
-def test_norm_has_the_same_bits_whatever_was_computed_before(layout):
-    """So have norms of tensors made from it, whatever mode is resident."""
+def test_norm_has_the_same_bits_in_any_resident_mode(layout):
+    """So have norms of tensors derived from it."""
     for seed in range(10):
         problem = make_problem((50, 50, 50), 1000, seed=seed)
         x = problem.tensor(layout=layout)
@@ -341,7 +341,7 @@ DENSIFYING = [
 
 
 @pytest.mark.parametrize(("operate", "name"), DENSIFYING)
-def test_densifying_operations_name_themselves(x, operate, name):
+def test_densifying_operations_are_named(x, operate, name):
     with pytest.raises(DensifyError) as caught:
         operate(x)
     assert name in str(caught.value)
@@ -365,7 +365,7 @@ def test_densifying_operations_name_themselves(x, operate, name):
     ],
 )
 def test_unsupported_operations_are_type_errors(x, operate):
-    """No array of objects, and no silent conversion to a dense array."""
+    """They give no object array and no silent conversion to a dense array."""
     with pytest.raises(TypeError):
         operate(x)
 
@@ -375,15 +375,15 @@ def test_shape_and_ndim_of_numpy(x):
     assert np.ndim(x) == 3
 
 
-def test_numpy_arrays_do_not_swallow_a_tensor(x):
-    """NumPy does not store it as an object."""
+def test_numpy_arrays_do_not_store_a_tensor(x):
+    """NumPy does not wrap it as an object."""
     array = np.zeros(1)
     with pytest.raises(ValueError, match="setting an array element with a sequence"):
         array[0] = x
     assert array[0] == 0
 
 
-# Tiles of the real size
+# Tiles of the usual size
 
 
 def test_many_tiles_and_buckets():

@@ -1,4 +1,4 @@
-"""Machine code on disk: it is used again, and never after a change to a file beside its own."""
+"""Cached machine code is reused, but never after a change to a file in the same folder."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def run(folder):
     return done.stdout.split()
 
 
-def test_machine_code_is_as_new_as_every_file_of_the_folder(tmp_path):
+def test_a_change_to_a_neighbouring_file_recompiles(tmp_path):
     (tmp_path / "caller.py").write_text(CALLER)
     (tmp_path / "helper.py").write_text(HELPER.format(number=1))
     assert run(tmp_path) == ["2", "1"]

@@ -28,7 +28,7 @@ def make_factors(shape, ranks, dtype="float64"):
 
 
 def compute(x, factors, mode):
-    """Compute one mode into poisoned memory, where rows without a nonzero stay nan."""
+    """Compute one mode into memory full of nan; rows without nonzeros stay nan."""
     inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
     num_columns = int(np.prod([factor.shape[1] for factor in inputs.values()]))
     out = np.full((x.shape[mode], num_columns), np.nan, x.dtype)
@@ -38,7 +38,7 @@ def compute(x, factors, mode):
 
 
 def check(result, problem, factors, mode):
-    """Hold `result` against the oracle, entry by entry."""
+    """Compare `result` with the oracle, entry by entry."""
     arguments = (problem.coords, problem.values, problem.shape, factors, mode)
     expected = reference.ttmc(*arguments)
     magnitude = reference.ttmc(
@@ -81,7 +81,7 @@ def test_every_ndim(small_tiles, ndim, dtype):
     "ranks", [(1, 1, 1), (1, 9, 2), (7, 1, 17), (8, 3, 33), (16, 16, 16), (40, 70, 5)]
 )
 def test_every_rank(small_tiles, ranks):
-    """With and without columns that are padded to whole vectors."""
+    """With and without padding of columns to whole vectors."""
     problem = make_problem((40, 30, 10), 500, skew=2)
     factors = make_factors(problem.shape, ranks)
     x = problem.tensor()
@@ -100,7 +100,7 @@ def test_layouts_agree_to_the_bit_in_any_order_of_modes(small_tiles):
 
 
 def test_the_number_of_threads_changes_no_bit(small_tiles):
-    """One row over all tiles: its parts are added in the order of the tiles."""
+    """A row over all tiles: its parts are added in the order of the tiles."""
     problem = make_problem((1, 40, 30), 500)
     factors = make_factors(problem.shape, (3, 4, 5))
     x, num_threads = problem.tensor(), numba.get_num_threads()
@@ -115,7 +115,7 @@ def test_the_number_of_threads_changes_no_bit(small_tiles):
 
 
 def test_inputs_may_come_in_any_order(small_tiles):
-    """Their order is that of the columns."""
+    """The order of the inputs is the order of the columns."""
     problem = make_problem((9, 8, 7, 6), 300)
     factors = make_factors(problem.shape, (2, 3, 4, 5))
     x, shape = problem.tensor(), (8, 5, 2, 4)
@@ -125,11 +125,11 @@ def test_inputs_may_come_in_any_order(small_tiles):
     check(columns, problem, factors, 1)
 
 
-def test_slots_keep_the_rows_that_are_not_empty(small_tiles):
+def test_slots_keep_only_nonempty_rows(small_tiles):
     problem = make_problem((4000, 8, 7), 300)
     factors = make_factors(problem.shape, (2, 3, 4))
     x, used = problem.tensor(), np.unique(problem.coords[0])
-    slots = np.full(4000, 2**32 - 1, np.uint32)  # an empty row's slot is far outside
+    slots = np.full(4000, 2**32 - 1, np.uint32)  # slots of empty rows are out of range
     slots[used] = np.arange(used.size)
     out = np.full((used.size, 12), np.nan)
     cpu.CPU.ttmc(x._layout, 0, {1: factors[1], 2: factors[2]}, out, slots)

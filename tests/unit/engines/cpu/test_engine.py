@@ -1,8 +1,8 @@
 """The CPU engine against the oracle.
 
 Each combination of ndim, dtype, layout, words of a record and columns in registers (the largest
-power of two in the rank, up to 128 bytes) is a kernel that costs seconds to compile, so not all
-are crossed with all.
+power of two in the rank, up to 128 bytes) is a kernel that takes seconds to compile, so not all
+combinations are tested.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ RANKS = (1, 2, 3, 7, 10, 16, 25, 32, 33, 64, 100)
 
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch):
-    """Let the engine allocate memory that is full of nan, not of leftovers or zeros."""
+    """Fill all memory that the engine allocates with nan."""
 
     class PoisonedNumpy:
         def __getattr__(self, name):
@@ -142,8 +142,8 @@ def test_edges_at_full_size(nnz):
 
 
 @pytest.mark.parametrize(("first", "second"), list(itertools.product(range(4), repeat=2)))
-def test_modes_out_of_turn(small_tiles, first, second):
-    """Any mode after any other, with passes that only remap in between, and then all in turn."""
+def test_modes_out_of_order(small_tiles, first, second):
+    """Compute any mode after any other, with remap-only passes in between, then all in order."""
     problem = make_problem(SIZES[:4], 300)
     x = problem.tensor()
     problem.check_tensor(x, modes=[first, second, *range(4)])
@@ -165,10 +165,10 @@ def test_the_same_bits_for_any_number_of_threads_and_in_every_run(dtype, layout)
         numba.set_num_threads(num_threads)
 
 
-@pytest.mark.usual_limits("tiles")  # new processes have those
+@pytest.mark.usual_limits("tiles")  # new processes have the usual limits
 @pytest.mark.parametrize("num_threads", ["1", "3"])
 def test_the_same_bits_in_another_process(num_threads):
-    """Also with more threads than this process, or this machine, may have."""
+    """Also with more threads than this process or machine may have."""
     script = (
         "import hashlib, numba; from problems import compute_all, make_problem;"
         "problem = make_problem((50, 60, 70), 30_000, skew=3);"
@@ -209,7 +209,7 @@ def test_the_same_bits_in_any_order_of_the_modes(small_tiles):
 
 
 def test_a_column_does_not_depend_on_the_rank():
-    """Whatever the number of columns in registers, so also where ends overlap."""
+    """For any number of columns in registers, even if vectors overlap at the end."""
     problem = make_problem((30, 20, 10), 500, rank=100)
     x = problem.tensor()
     expected = mttkrp(x, problem.factors, 1)
@@ -263,7 +263,7 @@ def test_the_factor_of_the_mode_is_not_read():
 
 @BOTH_LAYOUTS
 def test_several_threads_use_one_tensor(small_tiles, layout):
-    """Each asks for modes in another order, so nearly every call is out of turn for the others."""
+    """Each takes the modes in another order, so nearly every call is out of order for the rest."""
     problem = make_problem((30, 20, 10), 500)
     x = problem.tensor(layout=layout)
     expected = compute_all(x, problem.factors)
@@ -285,7 +285,7 @@ def test_several_threads_use_one_tensor(small_tiles, layout):
 
 
 class FailingKernel:
-    """Stand for a kernel that fails, before or after it has written."""
+    """A stand-in for a kernel that fails before or after it has written."""
 
     def __init__(self, kernel, fails_after):
         self.kernel, self.fails_after = kernel, fails_after
@@ -304,14 +304,14 @@ class FailingKernel:
     ("layout", "name"),
     [("remap", "mttkrp_tiles"), ("remap", "remap_tiles"), ("replicated", "mttkrp_tiles")],
 )
-def test_a_failed_launch_leaves_the_tensor_right(
+def test_a_failed_launch_leaves_the_tensor_intact(
     small_tiles, monkeypatch, layout, name, fails_after
 ):
     problem = make_problem((30, 20, 10), 500)
     x = problem.tensor(layout=layout)
     expected = compute_all(x, problem.factors)
     coords, values = x.nonzeros()
-    for mode in (1, 2):  # both out of turn
+    for mode in (1, 2):  # both out of order
         with monkeypatch.context() as patch:
             patch.setattr(cpu_kernels, name, FailingKernel(getattr(cpu_kernels, name), fails_after))
             with pytest.raises(MemoryError, match=f"mttkrp of mode {mode} and rank"):

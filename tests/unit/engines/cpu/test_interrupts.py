@@ -1,6 +1,6 @@
-"""KeyboardInterrupt at every place of our code: afterwards the tensor is whole, and is not locked.
+"""KeyboardInterrupt anywhere in our code leaves the tensor intact and unlocked.
 
-Wherever Ctrl-C comes, a tensor is resident in one mode and its records lie as that mode wants them.
+After any Ctrl-C, a tensor has one resident mode, and its records are in that mode's order.
 """
 
 import pytest
@@ -21,8 +21,8 @@ def problem(monkeypatch):
 
 
 TASKS = {
-    "mttkrp in turn": lambda x, factors: mttkrp(x, factors, 0),
-    "mttkrp out of turn": lambda x, factors: mttkrp(x, factors, 2),
+    "mttkrp in order": lambda x, factors: mttkrp(x, factors, 0),
+    "mttkrp out of order": lambda x, factors: mttkrp(x, factors, 2),
     "nonzeros": lambda x, factors: x.nonzeros(),
     "scaling": lambda x, factors: 2.0 * x,
 }
@@ -30,7 +30,7 @@ TASKS = {
 
 @LAYOUTS
 @pytest.mark.parametrize("name", TASKS)
-def test_an_interrupt_anywhere_leaves_the_tensor_whole(problem, name, layout):
+def test_an_interrupt_anywhere_leaves_the_tensor_intact(problem, name, layout):
     x = problem.tensor(layout=layout)
     expected, nonzeros = compute_all(x, problem.factors), [a.tobytes() for a in x.nonzeros()]
     num_places = 0

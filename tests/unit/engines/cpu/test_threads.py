@@ -1,4 +1,4 @@
-"""Loops on several threads: every part once, errors only when nothing runs any more."""
+"""Loops on several threads: each part runs once; errors propagate after all parts have ended."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from tensorly_flycoo.engines.cpu.threads import run_parallel
 
 @pytest.fixture(params=[1, 2, 5])
 def num_threads(request, monkeypatch):
-    """Have so many threads, whatever this machine has."""
+    """Use this many threads, whatever the machine has."""
     monkeypatch.setattr(numba, "get_num_threads", lambda: request.param)
     return request.param
 
@@ -27,7 +27,7 @@ def two_threads(monkeypatch):
 
 
 class Loop:
-    """Do something for each part, and know how many parts are being done."""
+    """A loop body that runs `action` and counts the running parts."""
 
     def __init__(self, action):
         self.action, self.lock, self.num_running = action, threading.Lock(), 0
@@ -63,7 +63,7 @@ def test_parts_are_about_equal(num_threads):
 
 
 def test_all_threads_take_part(two_threads):
-    """Two parts wait for each other, which one thread could not do."""
+    """Two parts wait for each other, so one thread could not finish."""
     barrier, names = threading.Barrier(2), set()
 
     def meet(first, last):
@@ -75,7 +75,7 @@ def test_all_threads_take_part(two_threads):
     assert len(names) == 2
 
 
-def test_one_thread_is_the_callers(monkeypatch):
+def test_a_single_thread_is_the_callers(monkeypatch):
     monkeypatch.setattr(numba, "get_num_threads", lambda: 1)
     names = set()
     run_parallel(lambda first, last: names.add(threading.current_thread().name), 50)
@@ -83,7 +83,7 @@ def test_one_thread_is_the_callers(monkeypatch):
 
 
 @pytest.mark.parametrize("failing", [0, 3, 7])
-def test_an_error_comes_out_when_nothing_runs_any_more(num_threads, failing):
+def test_an_error_propagates_after_all_parts_have_ended(num_threads, failing):
     def fail_one(first, last):
         if first <= failing < last:
             raise MemoryError("one part failed")
@@ -93,19 +93,19 @@ def test_an_error_comes_out_when_nothing_runs_any_more(num_threads, failing):
     with pytest.raises(MemoryError, match="one part failed"):
         run_parallel(loop, 8)
     assert loop.num_running == 0
-    run_parallel(loop, failing)  # and the threads work on
+    run_parallel(loop, failing)  # the threads still work
 
 
 @pytest.fixture
 def interruptible():
-    """Take interrupts, also where a process was started in the background, which ignores them."""
+    """Handle SIGINT even in a process started in the background, which ignores it."""
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, handler)
 
 
-def test_an_interrupt_comes_out_when_nothing_runs_any_more(two_threads, interruptible):
-    """The caller's thread has finished its parts, and waits, when the user presses Ctrl-C."""
+def test_an_interrupt_propagates_after_all_parts_have_ended(two_threads, interruptible):
+    """The user presses Ctrl-C while the caller's thread waits for a helper."""
     caller, helper_is_busy = threading.current_thread(), threading.Event()
 
     def interrupt(first, last):
@@ -123,8 +123,8 @@ def test_an_interrupt_comes_out_when_nothing_runs_any_more(two_threads, interrup
     assert loop.num_running == 0
 
 
-def test_an_interrupt_anywhere_comes_out_when_nothing_runs_any_more(num_threads):
-    """Also while helpers are being called, and while they are waited for."""
+def test_an_interrupt_anywhere_propagates_after_all_parts_have_ended(num_threads):
+    """Also while the caller starts helpers or waits for them."""
     loop = Loop(lambda first, last: time.sleep(0.001))
     num_places = 0
     for interrupt in for_each_place(lambda: run_parallel(loop, 16)):
@@ -136,7 +136,7 @@ def test_an_interrupt_anywhere_comes_out_when_nothing_runs_any_more(num_threads)
 
 
 def test_many_callers_at_once(two_threads):
-    """No caller waits for a helper that another one keeps."""
+    """No caller waits for a helper that another caller holds."""
     totals = np.zeros(20, int)
 
     def call(k):
@@ -159,7 +159,7 @@ def test_many_callers_at_once(two_threads):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_after_a_fork(two_threads):
-    """A child has none of its parent's threads, and makes its own."""
+    """A child has none of its parent's threads, and starts its own."""
     run_parallel(lambda first, last: None, 8)
     assert threads._pool is not None
     child = os.fork()

@@ -1,4 +1,4 @@
-"""The CUDA kernels, without a GPU: that all of them compile, and that no register spills."""
+"""The CUDA kernels, without a GPU: all compile, and no register spills."""
 
 import importlib.util
 import itertools
@@ -53,7 +53,7 @@ def choose_occupancy(record_format, architecture, rank=32):
 
 
 def specialise_all():
-    """Return macros of each kernel, by the name of its file."""
+    """Return macros for each kernel, by its file name."""
     record_format, dtype = make_format(3, "float32"), np.dtype(np.float32)
     occupancy = choose_occupancy(record_format, "sm_90")
     rank_cut, column_cut = tuning.cut_rank(32, 4, 16, 16), tuning.cut_columns(256, 2)
@@ -79,7 +79,7 @@ def specialise_all():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ndim", [1, 2, 3, 4, 5, 8])
 def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
-    """With all that a kernel can do, pulling and remapping, and with neither."""
+    """With pulling and remapping, and with neither."""
     record_format = make_format(ndim, dtype)
     itemsize = record_format.dtype.itemsize
     tile_size = choose_tile_size(record_format, architecture)
@@ -87,7 +87,7 @@ def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
     for rank in RANKS:
         occupancy = choose_occupancy(record_format, architecture, rank)
         alignment = math.gcd(16, rank * itemsize)
-        for loads in (alignment, 16):  # factors as they come, and copied to aligned rows
+        for loads in (alignment, 16):  # factors as given, and copied to aligned rows
             cut = tuning.cut_rank(rank, itemsize, loads, alignment)
             for ids in ([U32] * 3, [U32]):
                 macros = mttkrp_macros(record_format, tile_size, cut, occupancy, *ids)
@@ -98,7 +98,7 @@ def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
 @ON_LINUX
 @EVERY_GPU
 def test_every_way_to_fetch_a_record_compiles(architecture):
-    """Sorted copies, an index, remapping; also where ids take 64 bits, and tiles are small."""
+    """Sorted copies, an index, remapping; also with 64-bit ids and small tiles."""
     layouts = [(None, None), (U32, None), (U64, None), (U32, U32), (U16, U64)]
     jobs, cut = [], tuning.cut_rank(32, 4, 16, 16)
     for ids, tile_size, bits in itertools.product(layouts, (256, 1024), (10, 32)):
@@ -115,7 +115,7 @@ def test_every_way_to_fetch_a_record_compiles(architecture):
 
 @ON_LINUX
 @EVERY_GPU
-def test_what_builds_a_tensor_compiles(architecture):
+def test_kernels_that_build_a_tensor_compile(architecture):
     jobs = []
     formats = [make_format(ndim, dtype) for ndim in (1, 3, 8) for dtype in DTYPES]
     coord_dtypes = [np.dtype(kind + size) for kind in "iu" for size in "1248"]
@@ -128,7 +128,7 @@ def test_what_builds_a_tensor_compiles(architecture):
 
 @ON_LINUX
 @EVERY_GPU
-def test_what_handles_rows_compiles(architecture):
+def test_kernels_on_rows_compile(architecture):
     jobs = [("partial_rows.cu", architecture, partial_rows_macros(np.dtype(d))) for d in DTYPES]
     for dtype, num_columns in itertools.product(map(np.dtype, DTYPES), (1, 2, 3, 32, 208)):
         jobs.append(("pad_rows.cu", architecture, pad_rows_macros(dtype, num_columns)))
@@ -148,7 +148,7 @@ def test_what_handles_rows_compiles(architecture):
 @ON_LINUX
 @EVERY_GPU
 def test_many_modes_compile(architecture):
-    """Their nonzeros leave room for so few in a tile that a lane has one at a time."""
+    """Nonzeros of many modes are so large that tiles are small, and a lane takes one at a time."""
     record_format = make_format(64, "float64")
     tile_size = choose_tile_size(record_format, architecture)
     cut, occupancy = tuning.cut_rank(1, 8, 16, 16), choose_occupancy(record_format, architecture)
@@ -159,7 +159,7 @@ def test_many_modes_compile(architecture):
 @ON_LINUX
 @EVERY_GPU
 def test_ttmc_compiles(architecture):
-    """With few columns and with many, pulling by narrow and wide ids and not at all."""
+    """With few and many columns, with narrow, wide and no pull ids."""
     cases = [
         (1, "float64", 256, U32, U32),
         (2, "float64", 256, U32, U32),
@@ -184,8 +184,8 @@ def test_ttmc_compiles(architecture):
 @ON_LINUX
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("ndim", [3, 4, 5])
-def test_the_benchmark_s_floor_compiles(ndim, dtype):
-    """The kernel that only reads, in every setting that it is tried with."""
+def test_the_benchmarks_gather_only_kernel_compiles(ndim, dtype):
+    """In every setting that the benchmark tries."""
     spec = importlib.util.spec_from_file_location("benchmark_macros", BENCHMARK / "macros.py")
     macros = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(macros)
@@ -198,14 +198,14 @@ def test_the_benchmark_s_floor_compiles(ndim, dtype):
 
 
 @ON_LINUX
-def test_the_benchmark_s_delay_compiles():
+def test_the_benchmarks_delay_compiles():
     compile_all([(str(BENCHMARK / "delay.cu"), "sm_90", {})])
 
 
 @ON_LINUX
 @pytest.mark.parametrize("ndim", [1, 3])
 def test_assertions_compile(ndim):
-    """They are of a debug build, whose registers may spill."""
+    """In a debug build, registers may spill."""
     record_format = make_format(ndim, "float32")
     occupancy = choose_occupancy(record_format, "sm_90")
     cut, columns = tuning.cut_rank(32, 4, 16, 16), tuning.cut_columns(256, ndim - 1)
@@ -215,14 +215,14 @@ def test_assertions_compile(ndim):
         ("ttmc.cu", ttmc_macros(record_format, 256, columns, occupancy, U32, U32)),
     ]:
         checked = load_source(file)
-        assert checked.count("ASSERT(") > 1  # the macro, and what it checks
+        assert checked.count("ASSERT(") > 1  # the macro, and its uses
         compile_source(file, "sm_90", {**macros, "ASSERTIONS": 1})
 
 
 @ON_LINUX
 @pytest.mark.parametrize("header", HEADERS)
 def test_each_header_compiles_alone(header):
-    """Without any macro, and with includes that the compiler resolves for itself."""
+    """Without any macro, and with includes resolved by the compiler."""
     for macros in ({}, {"ASSERTIONS": 1}):
         text = f'#include "{header}"\n'
         compile_text(text, "alone.cu", "sm_90", macros, f"--include-path={FOLDER}")
@@ -231,7 +231,7 @@ def test_each_header_compiles_alone(header):
 @ON_LINUX
 @pytest.mark.parametrize(("entry", "macros"), specialise_all().items())
 def test_each_entry_compiles_as_it_is_on_disk(entry, macros):
-    """Includes are the compiler's own here, so that nvcc and editors can read the sources too."""
+    """The compiler resolves the includes, so nvcc and editors can read the sources too."""
     text = (FOLDER / entry).read_text()
     compile_text(text, entry, "sm_90", macros, f"--include-path={FOLDER}")
 
@@ -249,6 +249,6 @@ def test_a_missing_macro_is_named(entry, macros):
 @ON_LINUX
 @pytest.mark.parametrize("entry", ["mttkrp.cu", "remap.cu", "ttmc.cu", "gram.cu"])
 def test_old_gpus_are_refused(entry):
-    """By the compiler too, beside `tuning.check_capability`."""
+    """By the compiler, in addition to `tuning.check_capability`."""
     with pytest.raises(AssertionError, match=r"compute capability 8\.0 or higher"):
         compile_source(entry, "sm_75", specialise_all()[entry])

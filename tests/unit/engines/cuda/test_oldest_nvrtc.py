@@ -1,4 +1,4 @@
-"""The kernels compile with the NVRTC of CUDA 12 too, which CuPy's wheel for CUDA 12 loads."""
+"""The kernels also compile with the NVRTC of CUDA 12, which CuPy's wheel for CUDA 12 loads."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The page about the kernels: its picture is what the code does, and it names every file."""
+"""The README of the kernels: its diagram matches the code, and it names every file."""
 
 import re
 from pathlib import Path
@@ -27,7 +27,7 @@ def layout():
 
 
 def read_lines(name):
-    """Read the rows of the picture that begin with a name."""
+    """Read the rows of the diagram that begin with a name."""
     lines = re.findall(rf"^ +{name} +((?:\w|\|| )+?)(?:  +\w\w.*)?$", README, re.MULTILINE)
     return [re.sub(r"[| ]+", " ", line).split() for line in lines]
 
@@ -36,7 +36,7 @@ def read_names(layout, records):
     return ["abcdefgh"[int(value) - 1] for value in layout.record_format.values(records)]
 
 
-def test_the_picture_of_remapping(layout):
+def test_the_diagram_of_remapping(layout):
     storages, slots = [read_lines("storage 0")[0], read_lines("storage 1")[0]], read_lines("slots")
     assert read_lines("storage 0") == [storages[0]] * 2
     assert read_lines("storage 1") == [storages[1]] * 2

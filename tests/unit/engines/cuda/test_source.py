@@ -1,4 +1,4 @@
-"""The loader of CUDA sources: what it puts together is whole, and says where each line is from."""
+"""The loader of CUDA sources inlines every header and keeps the origin of each line."""
 
 import re
 from pathlib import Path
@@ -17,8 +17,8 @@ LINE = re.compile(r'#line (\d+) "(.+)"')
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_sources_are_whole(entry):
-    """No include of ours is left to the compiler, whose cache would not see it change."""
+def test_sources_are_complete(entry):
+    """Our headers are not left to the compiler, whose cache would miss a change in them."""
     source = load_source(entry)
     assert '#include "' not in source
     for header in HEADERS:
@@ -33,7 +33,7 @@ def test_every_header_is_used():
 
 @pytest.mark.parametrize("name", ["mttkrp.cu", str(GATHER_ONLY)])
 def test_lines_keep_their_numbers(name):
-    """An error message of the compiler names file and line as they are on disk."""
+    """The compiler's error messages name the file and line on disk."""
     lines = iter(load_source(name).splitlines())
     number, file = None, None
     for line in lines:
@@ -57,8 +57,8 @@ def test_unknown_source():
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_the_head_of_a_kernel_says_what_it_does(entry):
-    """The parts of the description are all there, in one order."""
+def test_the_head_of_a_kernel_describes_it(entry):
+    """All parts of the description are present, in one order."""
     head = (FOLDER / entry).read_text().partition("#ifndef")[0]
     parts = (
         "Entry: ",

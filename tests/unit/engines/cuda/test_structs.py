@@ -1,4 +1,4 @@
-"""The structures that Python fills: a kernel compiles if, and only if, both sides are alike."""
+"""Structures that Python fills: a kernel compiles only if both sides have the same layout."""
 
 import re
 
@@ -38,7 +38,7 @@ LAYOUTS = [
 @ON_LINUX
 @pytest.mark.parametrize(("file", "layout"), LAYOUTS)
 def test_a_structure_that_differs_does_not_compile(file, layout):
-    """Each number of the layout, and each name, is looked at."""
+    """Every number and name of the layout is compared."""
     macros = specialise(file, 3, "float32")
     text = macros[layout]
     numbers = list(re.finditer(r"\b\d+", text))
@@ -62,7 +62,7 @@ def test_slots_of_another_size_do_not_compile(file):
 
 
 def test_every_structure_is_checked():
-    """Whatever Python hands over by value has a dtype here and a layout among the macros."""
+    """Every structure passed by value has a dtype in `structs` and a layout among the macros."""
     makers = {name for name in vars(structs) if name.startswith("make_")}
     dtypes = {name for name in vars(structs) if name.endswith("_dtype")}
     assert {name.replace("make_", "") + "_dtype" for name in makers} < dtypes
@@ -71,7 +71,7 @@ def test_every_structure_is_checked():
 
 
 class Factor:
-    """A matrix whose memory is said to be on a GPU."""
+    """A stand-in for a matrix on a GPU."""
 
     def __init__(self, shape, dtype, address):
         array = np.empty(shape, dtype)

@@ -1,4 +1,4 @@
-"""The tables by which kernels are cut: lookups, and that cuts hold all columns and tiles fit."""
+"""The tuning tables: lookups, cuts that cover all columns, and tiles that fit."""
 
 import doctest
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ def test_examples(module):
     assert result.failed == 0
 
 
-def test_each_row_says_on_what_it_was_measured():
+def test_each_row_names_where_it_was_measured():
     assert all(row.measured for row in (*tuning.OCCUPANCIES, *tuning.LANE_COLUMNS))
 
 
@@ -36,8 +36,8 @@ def test_occupancy(num_inputs, batch, min_blocks, capability):
         assert row.capability <= capability
 
 
-def test_the_row_of_the_nearest_capability_counts(monkeypatch):
-    """Of the highest that the GPU has, and there of the first that fits inputs and rank."""
+def test_the_nearest_capability_decides(monkeypatch):
+    """Use the highest capability that the GPU has, and its first row for the inputs and rank."""
     rows = tuple(
         SimpleNamespace(capability=capability, max_inputs=2, max_rank=max_rank)
         for capability in ((8, 0), (8, 6), (9, 0))
@@ -52,7 +52,7 @@ def test_the_row_of_the_nearest_capability_counts(monkeypatch):
 
 
 def test_tiles_are_cut_for_all_ranks():
-    """A tile is cut before a rank is known, so no rank may ask for another number of blocks."""
+    """Tiles are cut before the rank is known, so the number of blocks must not depend on it."""
     blocks = {}
     for row in tuning.OCCUPANCIES:
         blocks.setdefault((row.capability, row.max_inputs), set()).add(row.min_blocks)
@@ -75,7 +75,7 @@ def test_newer_gpus_are_not(capability):
 
 @pytest.mark.parametrize("num_inputs", [0, 1, 2, 3, 4, 7])
 @pytest.mark.parametrize("num_columns", [1, 2, 9, 127, 128, 255, 256, 1000, 1025, 4096, 10**6])
-def test_a_cut_holds_all_columns_of_ttmc(num_columns, num_inputs):
+def test_a_cut_covers_all_columns_of_ttmc(num_columns, num_inputs):
     cut = tuning.cut_columns(num_columns, num_inputs)
     assert tuning.BLOCK_SIZE % cut.group_size == 0
     assert cut.lane_columns == (4 if num_columns >= 128 and num_inputs <= 3 else 1)
@@ -87,7 +87,7 @@ def test_a_cut_holds_all_columns_of_ttmc(num_columns, num_inputs):
 @pytest.mark.parametrize("load_alignment", [4, 8, 16])
 @pytest.mark.parametrize("itemsize", [4, 8])
 @pytest.mark.parametrize("rank", RANKS)
-def test_a_cut_holds_all_columns(rank, itemsize, load_alignment, store_alignment):
+def test_a_cut_covers_all_columns(rank, itemsize, load_alignment, store_alignment):
     load_alignment, store_alignment = max(load_alignment, itemsize), max(store_alignment, itemsize)
     cut = tuning.cut_rank(rank, itemsize, load_alignment, store_alignment)
     assert cut.load_columns * itemsize <= load_alignment
@@ -103,7 +103,7 @@ def test_a_cut_holds_all_columns(rank, itemsize, load_alignment, store_alignment
 
 @pytest.mark.parametrize("itemsize", [4, 8])
 @pytest.mark.parametrize("rank", RANKS)
-def test_aligned_rows_touch_as_few_lines_as_they_can(rank, itemsize):
+def test_aligned_rows_touch_the_fewest_possible_lines(rank, itemsize):
     row_nbytes = tuning.choose_row_nbytes(rank * itemsize)
     assert 0 <= row_nbytes - rank * itemsize < 64
     if rank * itemsize % 16:
@@ -126,7 +126,7 @@ def test_tiles_fit(num_inputs, slot_nbytes, shared_nbytes):
 
 @pytest.mark.parametrize("itemsize", [4, 8])
 @pytest.mark.parametrize("rank", RANKS)
-def test_carry_outs_fit_what_a_tile_leaves_them(rank, itemsize):
+def test_carry_outs_fit_beside_a_tile(rank, itemsize):
     cut = tuning.cut_rank(rank, itemsize, 16, 16)
     carries = structs.carries_dtype(np.dtype(f"f{itemsize}"), cut, tuning.BLOCK_SIZE)
     assert carries.itemsize <= 18 * tuning.BLOCK_SIZE
