@@ -6,7 +6,7 @@ Each iteration updates the factors of a CP model and then imputes the missing en
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from tensorly.cp_tensor import CPTensor
 
@@ -15,9 +15,6 @@ from .cp_model import make_cp_tensor, normalize
 from .initial_guess import make_initial_guess
 from .masks import ImputedTensor, MissingEntries
 from .stopping import has_converged
-
-if TYPE_CHECKING:
-    pass
 
 #: Weights (R,), None for ones, and factors (I_n, R).
 Model: TypeAlias = tuple[Array | None, list[Array]]

@@ -19,16 +19,16 @@ OPTIONS = {"n_iter_max": 3, "random_state": 0}
 OWN_LOOPS = {
     "parafac": {"rank": 2, "mask": True, **OPTIONS},
     "non_negative_parafac": {"rank": 2, "mask": True, **OPTIONS},
+    "non_negative_parafac_hals": {"rank": 2, **OPTIONS},
     "randomised_parafac": {"rank": 2, "n_samples": 50, **OPTIONS},
     "tensor_train": {"rank": [1, 2, 3, 2, 1]},
     "tensor_ring": {"rank": [2, 2, 3, 2, 2], "mode": 1},
     "tensor_train_matrix": {"rank": [1, 4, 1]},
 }
-#: Functions that run TensorLy's loop.
+#: Functions that need the backend: they run TensorLy's loop, or its proximal operators.
 TENSORLY_LOOPS = {
     "parafac": {"rank": 2, **OPTIONS},
     "non_negative_parafac": {"rank": 2, **OPTIONS},
-    "non_negative_parafac_hals": {"rank": 2, **OPTIONS},
     "constrained_parafac": {"rank": 2, "non_negative": True, **OPTIONS},
     "parafac2": {"rank": 2, **OPTIONS},
 }
