@@ -8,6 +8,7 @@ import stays what it was. A replacement passes every call on that is not `ours`.
 import functools
 import importlib
 import inspect
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -37,10 +38,10 @@ class Replacement:
 
     Attributes
     ----------
-    name : str
-        Of TensorLy's function.
+    names : str
+        Of TensorLy's functions.
     modules : str
-        The modules with an attribute of that name, below `tensorly`.
+        The modules with attributes of these names, below `tensorly`.
     ours : callable
         Takes TensorLy's function, then what that takes.
     reason : str
@@ -52,7 +53,7 @@ class Replacement:
         `ours` takes it.
     """
 
-    name: str
+    names: str
     modules: str
     ours: Callable
     reason: str
@@ -64,18 +65,18 @@ def install_replacements() -> None:
     """Set the attributes of the table's rows that are not set already."""
     for row in TABLE:
         replacements: dict[Callable, Callable] = {}  # one for all modules: pickle compares them
-        for module_name in row.modules.split():
+        for module_name, name in itertools.product(row.modules.split(), row.names.split()):
             module = importlib.import_module(f"tensorly.{module_name}")
-            original = getattr(module, row.name, None)  # 0.9 has one of them less
+            original = getattr(module, name, None)  # not each module has each name
             if original is not None and not hasattr(original, "_flycoo_replacement"):
                 replacements.setdefault(original, _replace(original, row))
-                setattr(module, row.name, replacements[original])
+                setattr(module, name, replacements[original])
 
 
 def _replace(original: Callable, row: Replacement) -> Callable:
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
-        if row.is_ours(row.name, args, kwargs):
+        if row.is_ours(original.__name__, args, kwargs):
             return row.ours(original, *args, **kwargs)
         return original(*args, **kwargs)
 
@@ -175,11 +176,6 @@ def _refuse(instead: str) -> Callable:
     return refuse
 
 
-_DEFLATION = (
-    "it subtracts the outer product of dense vectors from the tensor; use tl.decomposition.parafac"
-)
-_CORES = "it forms the product of all cores but one; use tl.decomposition.tensor_ring"
-
 TABLE = (
     Replacement(
         "parafac", "decomposition decomposition._cp", _in_place_of(decomposition.parafac),
@@ -255,20 +251,22 @@ TABLE = (
         "it took the norms of their positive and negative parts from the backend",
     ),
     Replacement(
-        "power_iteration", "decomposition decomposition._cp_power",
-        _refuse(_DEFLATION),
-        "pydata/sparse subtracts a dense array from a COO without a word, and densifies it",
+        "power_iteration symmetric_power_iteration",
+        "decomposition decomposition._cp_power decomposition._symmetric_cp",
+        _refuse("use tl.decomposition.parafac"),
+        "pydata/sparse subtracts an outer product of vectors from a COO, and densifies it",
         "nothing: it is dense by nature",
     ),
     Replacement(
-        "symmetric_power_iteration", "decomposition decomposition._symmetric_cp",
-        _refuse(_DEFLATION),
-        "as for power_iteration", "nothing: it is dense by nature",
+        "tensor_ring_als tensor_ring_als_sampled", "decomposition decomposition._tr_als",
+        _refuse("use tl.decomposition.tensor_ring"),
+        "it forms a matrix as long as an unfolding, or indexes the tensor with lists",
+        "nothing: it is dense by nature",
     ),
     Replacement(
-        "tensor_ring_als", "decomposition decomposition._tr_als",
-        _refuse(_CORES),
-        "it forms a matrix as long as an unfolding before it looks at the tensor",
-        "nothing: it is dense by nature",
+        "cp_lstsq_grad", "cp_tensor",
+        _refuse("use tensorly_flycoo.mttkrp for the part of the gradient that has the tensor"),
+        "pydata/sparse subtracts the model from a COO, and densifies it",
+        "it took the gradient from an MTTKRP",
     ),
 )  # fmt: skip

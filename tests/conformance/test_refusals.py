@@ -111,15 +111,15 @@ _ON_FLYCOO_TENSORS = {
     "np.einsum": (lambda x: np.einsum("...->", x), "einsum"),
 }
 
-#: Functions that index the tensor with lists, which takes pydata/sparse seconds.
-_BY_LISTS = {"tensor_ring_als_sampled", "TensorRingALSSampled", "tensor_train_cross"}
+#: It draws a matrix as long as an unfolding before it looks at the tensor.
+_NOT_AT_ONCE = {"tensor_train_cross"}
 
 #: The functions and classes with "no" in the README's table.
 _DENSE_BY_NATURE = [
     (row, name)
     for row in readme_table.ROWS
     for name in row.uses
-    if row.why_not and name.rpartition(".")[2] not in _BY_LISTS
+    if row.why_not and name.rpartition(".")[2] not in _NOT_AT_ONCE
 ]
 
 

@@ -268,6 +268,11 @@ ROWS = [
         "the samples that `parafac` gives",
     ),
     Row(
+        {"cp_tensor.cp_lstsq_grad": lambda f, x: f((None, _factors(x)), x)},
+        why_not="it subtracts the model from the tensor: `tensorly_flycoo.mttkrp` gives the part "
+        "of the gradient that has the tensor",
+    ),
+    Row(
         _alike("tenalg", "outer batched_outer kronecker", lambda f, x: f([x, x]))
         | {"tenalg.tensordot": lambda f, x: f(x, x, 2)},
         why_not="the result has an element for each pair of cells: use `inner` or `mode_dot`",
