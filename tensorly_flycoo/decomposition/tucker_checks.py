@@ -36,8 +36,7 @@ def check_tucker(
     >>> check_tucker(x, [0])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    tensorly_flycoo.DensifyError: multiplying by factors of all modes but 1 and 2 would \
-make a dense array of shape (3, 2, '...'); leave out one mode at most, ...
+    tensorly_flycoo.DensifyError: multiplying by factors of all modes but 1 and 2 would make ...
     """
     if mask is not None:
         raise densify_error("mask= of tucker", tuple(tensor.shape), "leave it out")

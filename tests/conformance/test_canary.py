@@ -76,12 +76,14 @@ def test_the_table_names_functions_that_are_there(name, modules):
 
 @pytest.mark.parametrize("name", decomposition.__all__)
 def test_decompositions_have_tensorlys_parameters(name):
-    """In TensorLy's order, so that positional arguments mean the same; 0.9 has a few fewer."""
+    """In the order of TensorLy 0.10; the seam passes arguments by name, as 0.9's order differs."""
     if name == "observed_parafac":  # our own
         return
     ours = list(inspect.signature(getattr(decomposition, name)).parameters)
     theirs = list(inspect.signature(inspect.unwrap(getattr(tl.decomposition, name))).parameters)
-    assert [p for p in ours if p in theirs] == theirs
+    assert set(theirs) <= set(ours)
+    if tl.__version__.startswith("0.10"):
+        assert [p for p in ours if p in theirs] == theirs
 
 
 @pytest.mark.parametrize("name", _HOOKS)
