@@ -11,11 +11,11 @@ from tensorly.tenalg.proximal import proximal_operator, validate_constraints
 
 from ..array_modules import Array, array_module
 from ..linalg.proximal import fit_monotone, fit_unimodal, smooth
-from ..linalg.tall_skinny import inner_product, solve
+from ..linalg.tall_skinny import solve
 from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_model import make_cp_tensor, multiply_grams, residual_square
+from .cp_model import make_cp_tensor, multiply_grams, relative_error
 from .initial_guess import check_initial_guess, make_initial_guess
 from .masked_loop import list_free_modes
 from .stopping import has_converged
@@ -148,14 +148,13 @@ def constrained_parafac(
             own_precision = [f.astype(x.dtype, copy=False) for f in factors]
             product = mttkrp(x, own_precision, mode)
             factors[mode] = state[mode].update(product, multiply_grams(None, factors, skip=mode))
-        inner = inner_product(product, factors[-1])
-        square = residual_square(x.norm() ** 2, None, factors, inner)
-        errors.append(np.sqrt(square) / x.norm())
+        errors.append(relative_error(x, None, factors, product))
         if verbose:
             print(f"iteration {iteration}, reconstruction error: {errors[-1]}")
         is_met = iteration > 0 and sum(admm.violation for admm in state.values()) < tol_outer
         if is_met or has_converged(errors, tol_outer, cvg_criterion):
             break
+    # Not make_cp_tensor's own ones: the weights keep the dtype of x, the factors are float64.
     weights = x._engine.xp.ones(num_components, x.dtype)
     cp_tensor = make_cp_tensor(weights, factors)
     return (cp_tensor, errors) if return_errors else cp_tensor

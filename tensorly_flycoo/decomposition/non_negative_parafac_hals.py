@@ -4,16 +4,15 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from tensorly.cp_tensor import validate_cp_rank
 
 from ..array_modules import Array, array_module
 from ..linalg.hals import solve_nonnegative
-from ..linalg.tall_skinny import inner_product, solve
+from ..linalg.tall_skinny import solve
 from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_model import make_cp_tensor, multiply_grams, normalize, residual_square
+from .cp_model import make_cp_tensor, multiply_grams, normalize, relative_error
 from .initial_guess import make_initial_guess
 from .stopping import has_converged
 from .tensorly_loop import dense_to_tensorly
@@ -136,9 +135,7 @@ def non_negative_parafac_hals(
             if normalize_factors and mode != modes[-1]:
                 weights, factors = normalize(weights, factors)
         if tol:
-            inner = inner_product(product, factors[-1])
-            square = residual_square(x.norm() ** 2, weights, factors, inner)
-            errors.append(np.sqrt(square) / x.norm())
+            errors.append(relative_error(x, weights, factors, product))
             if verbose:
                 print(f"iteration {iteration}, reconstruction error: {errors[-1]}")
         if has_converged(errors, tol, cvg_criterion):
