@@ -14,7 +14,7 @@ from ..ops.nndsvd import make_left_vectors_non_negative
 from ..ops.unfolding_svd import Unfolding
 from ..tensor.tensor import FlycooTensor
 from .cp_model import normalize
-from .singular_vectors import check_svd, find_left_vectors
+from .singular_vectors import check_svd
 
 
 def check_initial_guess(init: object, dtype: np.dtype, on_gpu: bool) -> None:
@@ -143,7 +143,7 @@ def _take_left_vectors(
     non_negative: bool,
 ) -> Array:
     """Make one factor from leading left singular vectors, filled up with random columns."""
-    left, values = find_left_vectors(unfolding, min(rank, *unfolding.shape))
+    left, values = unfolding.svd(min(rank, *unfolding.shape))
     if non_negative:
         left = make_left_vectors_non_negative(unfolding, left, values)
     if mode == 0:  # so that the model has about the norm of the tensor

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from ..array_modules import Array
+from ..array_modules import Array, array_module
 from ..checks import densify_error
 from ..linalg.sparse_matrices import by_rows, make_csc
 from ..linalg.tall_skinny import inner_product
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..ops.mttkrp import mttkrp
 from ..ops.sampling import NonzeroSampler
+from ..ops.unfolding_gram import Entries
 from ..ops.unfolding_svd import Unfolding
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
 from ..tensor.tensor import FlycooTensor
@@ -139,11 +140,11 @@ class MissingEntries:
     def unfold(self, mode: int) -> "ImputedUnfolding":
         """Return the unfolding of the tensor along one mode, with entries that can be imputed."""
         numbered, values = self._union
-        matrix, rows = Unfolding(numbered, mode)._nonempty_part
-        numbers = matrix.data.astype(np.int64) - 1
-        matrix = make_csc(values[numbers].astype(np.float64), *_structure(matrix))
+        entries = Unfolding(numbered, mode).list_entries()
+        numbers = entries.values.astype(np.int64) - 1
+        entries = entries._replace(values=values[numbers].astype(np.float64))
         places = np.flatnonzero(numbers >= self.observed.nnz)
-        return ImputedUnfolding(self.tensor, mode, (matrix, rows), places)
+        return ImputedUnfolding(self.tensor, mode, entries, places)
 
 
 class ImputedTensor:
@@ -213,17 +214,18 @@ class ImputedUnfolding(Unfolding):
     ----------
     x : FlycooTensor
     mode : int
-    nonempty_part : (CSC matrix, integer array or slice)
-        As in `Unfolding`, with the current values at the missing entries.
+    entries : Entries
+        With the current values at the missing entries.
     places : integer array (n,)
-        The places of the missing entries in that matrix's data.
+        The places of the missing entries among them.
     """
 
-    def __init__(
-        self, x: FlycooTensor, mode: int, nonempty_part: tuple[Any, Any], places: Array
-    ) -> None:
+    def __init__(self, x: FlycooTensor, mode: int, entries: Entries, places: Array) -> None:
         super().__init__(x, mode)
-        self._nonempty_part, self._places = nonempty_part, places
+        self._entries, self._places = entries, places
+
+    def list_entries(self) -> Entries:
+        return self._entries
 
     def impute(self, left: Array) -> "ImputedUnfolding":
         """Impute from the projection onto the span of orthonormal columns `left` (I, R).
@@ -231,26 +233,25 @@ class ImputedUnfolding(Unfolding):
         With leading singular vectors the projection is the truncated singular value decomposition.
         It is computed only in columns with missing entries.
         """
-        matrix, rows = self._nonempty_part
-        starts = matrix.indptr
-        columns = np.searchsorted(starts, self._places.astype(starts.dtype), side="right") - 1
-        columns, inverse = np.unique(columns, return_inverse=True)
-        left = left[rows].astype(np.float64)
-        right = by_rows(matrix[:, columns].T) @ left
-        data = matrix.data.copy()
+        is_first, rows, values = self._entries
+        columns = np.cumsum(is_first[:-1]) - 1
+        is_needed = array_module(left).zeros(int(columns[-1]) + 1, bool)
+        is_needed[columns[self._places]] = True
+        chosen = np.flatnonzero(is_needed[columns])
+        used, slots = np.unique(rows[chosen], return_inverse=True)
+        starts = np.flatnonzero(np.append(is_first[chosen], True))
+        matrix = make_csc(values[chosen], slots, starts, (used.size, starts.size - 1))
+        left = left.astype(np.float64, copy=False)
+        right = by_rows(matrix.T) @ left[used]
+        columns = (np.cumsum(is_needed) - 1)[columns[self._places]]
+        values = values.copy()
         block_size = choose_block_size(left, left.shape[1])
         for start in range(0, self._places.size, block_size):
             block = slice(start, start + block_size)
             places = self._places[block]
-            model = left[matrix.indices[places]] * right[inverse[block]]
-            data[places] = model.sum(axis=1)
-        part = (make_csc(data, *_structure(matrix)), rows)
-        return ImputedUnfolding(self.tensor, self.mode, part, self._places)
-
-
-def _structure(matrix: Any) -> tuple[Array, Array, tuple[int, int]]:
-    """Return the row indices, column starts and shape of a CSC matrix."""
-    return matrix.indices, matrix.indptr, matrix.shape
+            values[places] = (left[rows[places]] * right[columns[block]]).sum(axis=1)
+        entries = self._entries._replace(values=values)
+        return ImputedUnfolding(self.tensor, self.mode, entries, self._places)
 
 
 def find_missing(x: Any, mask: Any) -> MissingEntries | None:

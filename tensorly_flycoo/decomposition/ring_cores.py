@@ -13,7 +13,6 @@ from ..ops.contraction import multiply_matricized
 from ..ops.unfolding_svd import Unfolding
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .singular_vectors import find_left_vectors
 
 
 def decompose_ring(x: Any, ranks: Sequence[int]) -> list[Array]:
@@ -140,7 +139,7 @@ def _split_mode(
         xp.stack([rows.reshape(-1), columns.reshape(-1)]), block.reshape(-1),
         (size * block.shape[1], max(num_columns, rank)), device=x.device,
     )  # fmt: skip
-    left, _ = find_left_vectors(Unfolding(matrix, 0), rank)
+    left, _ = Unfolding(matrix, 0, is_exact=True).svd(rank)
     remainder = multiply_matricized(matrix, 1, [0], left)[:num_columns]
     return left, coords[1:, is_new], remainder
 

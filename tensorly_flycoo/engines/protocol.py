@@ -39,6 +39,9 @@ class TallKernels(Protocol):
     def multiply_blocks(self, a: Array, b: Array, num_blocks: int) -> Array:
         """Compute ``a.T @ b`` of each block of rows, (num_blocks, a's columns, b's columns)."""
 
+    def add_product(self, out: Array, a: Array, b: Array) -> None:
+        """Add ``a @ b`` to `out`, in place."""
+
     def choose_row_nbytes(self, row_nbytes: int) -> int:
         """Choose the row pitch in bytes that MTTKRP reads fastest."""
 
@@ -164,6 +167,10 @@ class Engine(Primitives, ABC):
 
         Group g is the entries ``starts[g]`` to ``starts[g + 1]`` of `ids` (ascending) and `values`.
         """
+
+    @abstractmethod
+    def is_gram_cheap(self, size: int, num_groups: int) -> bool:
+        """Say whether `gram` costs less than multiplying by the matrix in an iteration would."""
 
     @abstractmethod
     def sweep_nonnegative(

@@ -313,6 +313,32 @@ class Primitives:
         rows = record_format.rows(records, mode, self.xp)
         return is_new, rows, record_format.values(records).astype(np.float64)
 
+    def sum_single_squares(
+        self, is_first: Array, rows: Array, values: Array, num_rows: int
+    ) -> Array:
+        """Sum the squares of values alone in their column, by row and sign.
+
+        Parameters
+        ----------
+        is_first : bool array (nnz + 1,)
+            As from `split_columns`.
+        rows : unsigned integer array (nnz,)
+        values : float64 array (nnz,)
+            Between -1 and 1.
+
+        Returns
+        -------
+        float64 array (2, num_rows)
+            The sums of positive and of negative values.
+        """
+        is_single, xp = is_first[:-1] & is_first[1:], self.xp
+        sums = xp.empty((2, num_rows))
+        for target, has_sign in zip(sums, (values > 0, values < 0), strict=True):
+            has_sign &= is_single
+            squares = values[has_sign] ** 2
+            target[...] = xp.bincount(rows[has_sign], weights=squares, minlength=num_rows)
+        return sums
+
     def _invert(self, order: Array, positions: Array) -> None:
         positions[order] = self.xp.arange(order.size, dtype=positions.dtype)
 

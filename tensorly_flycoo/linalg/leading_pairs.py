@@ -1,8 +1,8 @@
 """Leading singular vectors of a matrix that may be too large to form.
 
 They come from the eigenvectors of its smaller Gram matrix, ``A @ A.T`` or ``A.T @ A``. This is
-decomposed directly if it is small or many of its vectors are wanted. Otherwise Lanczos iteration
-multiplies by it, or by `A` and ``A.T`` in turn if it is too large to form.
+formed and decomposed if that costs little. Otherwise block Lanczos iteration multiplies by it, or
+by `A` and ``A.T`` in turn.
 """
 
 from collections.abc import Callable
@@ -11,16 +11,19 @@ from typing import Protocol
 
 import numpy as np
 
-from ..array_modules import Array, array_module, is_cupy
+from ..array_modules import Array, array_module, is_cupy, move
 from .eigen import find_leading_eigenpairs
 
-#: Gram matrices of up to this size are formed if their elements cost little to compute.
+#: Gram matrices of up to this size are decomposed to rounding error: dense TensorLy could check it.
 MAX_GRAM_SIZE = 8192
 
 #: A Gram matrix of at most this size is decomposed directly, and so is a larger one if at least a
 #: quarter of its vectors are wanted.
 MAX_DIRECT_SIZE = 256
 _MOST = 4
+
+#: Up to this size a Gram matrix on a GPU is decomposed on the host: a GPU would mostly wait.
+_MAX_HOST_SIZE = 2048
 
 #: Relative residual at which ARPACK stops: a smaller one does not improve the singular vectors.
 _TOLERANCE = 1e-12
@@ -33,6 +36,21 @@ _VECTORS_AT_ONCE = 8
 
 #: Seed of ARPACK's initial vectors.
 _SEED = 20240507
+
+
+class Gram(Protocol):
+    """A symmetric positive semidefinite matrix (size, size) that need not be formed."""
+
+    @property
+    def size(self) -> int: ...
+
+    def is_cheap_to_form(self) -> bool: ...
+
+    def form(self) -> Array:
+        """Return the lower triangle, float64."""
+
+    def iterate(self, rank: int) -> tuple[Array, Array]:
+        """Compute what `find_leading_squares` returns, without forming the matrix."""
 
 
 class Multipliable(Protocol):
@@ -87,39 +105,76 @@ def find_singular_pairs(matrix: Multipliable, rank: int, xp: ModuleType) -> tupl
     >>> find_singular_pairs(Diagonal(), 1, np)[1]
     array([3.])
     """
-    num_rows, num_columns = matrix.shape
     if rank == 0:
-        return xp.zeros((num_rows, 0)), xp.zeros(0)
-    size, is_wide = min(matrix.shape), num_rows <= num_columns
-    wants_most = _MOST * rank >= size
-    if size <= matrix.max_gram_size or wants_most:
-        is_direct = size <= MAX_DIRECT_SIZE or wants_most
-        find = _decompose_gram if is_direct else _iterate_with_gram
-        squares, vectors = find(matrix.gram(is_wide), rank)
-    else:
-        squares, vectors = _iterate_with_products(matrix, is_wide, rank, xp)
-    is_known = squares > size * np.finfo(np.float64).eps * squares[0]
-    values = np.sqrt(np.where(is_known, squares, 0))
-    if not is_wide:
+        return xp.zeros((matrix.shape[0], 0)), xp.zeros(0)
+    gram = _SmallerGram(matrix, xp)
+    squares, vectors = find_leading_squares(gram, rank)
+    values = root_squares(squares, gram.size)
+    if not gram.of_rows:
         vectors = matrix.multiply(vectors) / np.where(values > 0, values, 1)
     return vectors, values
 
 
+def find_leading_squares(gram: Gram, rank: int) -> tuple[Array, Array]:
+    """Compute the largest eigenvalues of a Gram matrix and their vectors.
+
+    Returns
+    -------
+    squares : float64 array (rank,)
+        Descending.
+    vectors : array (gram.size, rank)
+        Orthonormal columns.
+    """
+    wants_most = _MOST * rank >= gram.size
+    if not (wants_most or gram.is_cheap_to_form()):
+        return gram.iterate(rank)
+    formed = gram.form()
+    xp = array_module(formed)
+    if gram.size <= _MAX_HOST_SIZE:
+        formed = move(formed, np)
+    is_direct = gram.size <= MAX_DIRECT_SIZE or wants_most
+    squares, vectors = (_decompose if is_direct else _iterate_with_gram)(formed, rank)
+    return xp.asarray(squares), xp.asarray(vectors)
+
+
+def root_squares(squares: Array, size: int) -> Array:
+    """Return the square roots of eigenvalues; zero for those below rounding error."""
+    is_known = squares > size * np.finfo(np.float64).eps * squares[:1]
+    return np.sqrt(np.where(is_known, squares, 0))
+
+
+class _SmallerGram:
+    """The smaller Gram matrix of a `Multipliable`."""
+
+    def __init__(self, matrix: Multipliable, xp: ModuleType) -> None:
+        self._matrix, self._xp = matrix, xp
+        self.size = min(matrix.shape)
+        self.of_rows = matrix.shape[0] <= matrix.shape[1]
+
+    def is_cheap_to_form(self) -> bool:
+        return self.size <= self._matrix.max_gram_size
+
+    def form(self) -> Array:
+        return self._matrix.gram(self.of_rows)
+
+    def iterate(self, rank: int) -> tuple[Array, Array]:
+        def multiply(block: Array) -> Array:
+            return multiply_by_gram(self._matrix, block, self.of_rows)
+
+        squares, vectors = find_leading_eigenpairs(multiply, self.size, rank, self._xp)
+        return self._xp.asarray(squares), vectors
+
+
 def multiply_by_gram(matrix: Multipliable, block: Array, of_rows: bool) -> Array:
     """Return ``A @ (A.T @ block)`` if `of_rows`, else ``A.T @ (A @ block)``."""
+    first, second = matrix.multiply, matrix.multiply_transposed
+    if of_rows:
+        first, second = second, first
     parts = np.array_split(block, -(-block.shape[1] // _VECTORS_AT_ONCE), axis=1)
-    first, second = _choose_factors(matrix, of_rows)
     return np.concatenate([second(first(part)) for part in parts], axis=1)
 
 
-def _choose_factors(matrix: Multipliable, of_rows: bool) -> tuple[Callable, Callable]:
-    """Return the two functions that together multiply by the Gram matrix, in the order of use."""
-    if of_rows:
-        return matrix.multiply_transposed, matrix.multiply
-    return matrix.multiply, matrix.multiply_transposed
-
-
-def _decompose_gram(gram: Array, rank: int) -> tuple[Array, Array]:
+def _decompose(gram: Array, rank: int) -> tuple[Array, Array]:
     size = gram.shape[0]
     if is_cupy(gram):
         squares, vectors = np.linalg.eigh(gram)
@@ -130,27 +185,16 @@ def _decompose_gram(gram: Array, rank: int) -> tuple[Array, Array]:
     return squares[::-1], vectors[:, ::-1]
 
 
-def _iterate_with_gram(gram: Array, rank: int) -> tuple[Array, Array]:
+def _iterate_with_gram(gram: Array, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Decompose by ARPACK, which multiplies where the Gram matrix is."""
     size = gram.shape[0]
     if is_cupy(gram):
-        full = gram + np.tril(gram, -1).T
-        return find_leading_eigenpairs(full.__matmul__, size, rank, array_module(gram))
+        full, xp = gram + np.tril(gram, -1).T, array_module(gram)
+        return _run_arpack(lambda vector: move(full @ xp.asarray(vector), np), size, rank)
     from scipy.linalg.blas import dsymv
 
     # The lower triangle in C order is the upper one in Fortran order: nothing is copied.
     return _run_arpack(lambda vector: dsymv(1.0, gram.T, vector), size, rank)
-
-
-def _iterate_with_products(
-    matrix: Multipliable, of_rows: bool, rank: int, xp: ModuleType
-) -> tuple[Array, Array]:
-    size = min(matrix.shape)
-    if xp is np:
-        first, second = _choose_factors(matrix, of_rows)
-        return _run_arpack(lambda vector: second(first(vector[:, None]))[:, 0], size, rank)
-    return find_leading_eigenpairs(
-        lambda block: multiply_by_gram(matrix, block, of_rows), size, rank, xp
-    )
 
 
 def _run_arpack(

@@ -87,6 +87,27 @@ def transposed_product(a: Array, b: Array) -> Array:
     return product.astype(a.dtype)
 
 
+def add_product(out: Array, a: Array, b: Array) -> None:
+    """Add ``a @ b`` to a C-contiguous `out` in place; the rows of `a` may lie apart."""
+    kernels = _find_kernels(a)
+    if kernels is None or a.shape[1] == 0:
+        out += a @ b
+    else:
+        kernels.add_product(out, a, b)
+
+
+def largest_magnitudes(x: Array) -> tuple[Array, Array]:
+    """Compute the largest element and the largest negated element of each column."""
+    parts = [x]
+    if is_tall(x):
+        split = x.shape[0] - x.shape[0] % NUM_BLOCKS
+        blocks = x[:split].reshape(NUM_BLOCKS, -1, x.shape[1])
+        parts = [x[split:], blocks.max(axis=1), blocks.min(axis=1)]
+    xp = array_module(x)
+    extremes = xp.concatenate(parts)
+    return extremes.max(axis=0), -extremes.min(axis=0)
+
+
 def _is_same(a: Array, b: Array) -> bool:
     return a.data.ptr == b.data.ptr and a.shape == b.shape and a.strides == b.strides
 

@@ -61,8 +61,8 @@ def make_left_vectors_non_negative(
     eps = np.finfo(unfolding.dtype).eps
     if kind == "nndsvd":
         return np.maximum(chosen - eps, 0)
-    xp, (matrix, _) = array_module(left), unfolding._nonempty_part
-    mean = float(matrix.data.sum()) / num_cells(unfolding.shape)
+    xp, (gram, scale) = array_module(left), unfolding.gram
+    mean = scale * gram.total / num_cells(unfolding.shape)
     return xp.where(chosen < eps, left.dtype.type(mean), chosen)
 
 
@@ -80,11 +80,17 @@ def _choose_parts(unfolding: Unfolding, left: Array, values: Array) -> Array:
 
 def _find_right_norms(unfolding: Unfolding, left: Array, values: Array) -> Array:
     """Compute the norms (2, R) of the positive and negative parts of the right vectors."""
-    matrix, rows = unfolding._nonempty_part
-    columns = matrix.T  # as CSR
-    norms = array_module(left).zeros((2, left.shape[1]), left.dtype)
-    for r in range(left.shape[1]):
-        right = columns @ left[rows, r].astype(np.float64)
-        norms[0, r] = np.linalg.norm(np.maximum(right, 0))
-        norms[1, r] = np.linalg.norm(np.minimum(right, 0))
-    return norms / array_module(left).where(values > 0, values, 1)
+    gram, scale = unfolding.gram
+    xp = array_module(left)
+    squares = xp.zeros((2, left.shape[1]))
+    for sign, part in enumerate((np.maximum(left, 0), np.minimum(left, 0))):
+        # A value alone in its column gives an element with the sign of its product with `part`.
+        weights = part.astype(np.float64) ** 2
+        by_sign = xp.stack([square @ weights for square in gram.squares])
+        squares += by_sign if sign == 0 else by_sign[::-1]
+    block = xp.ascontiguousarray(left[gram.rows].astype(gram.dtype))
+    for right in gram.iterate_right_products(block):
+        for target, part in zip(squares, (np.maximum(right, 0), np.minimum(right, 0)), strict=True):
+            target += (part.astype(np.float64) ** 2).sum(axis=0)
+    norms = scale * np.sqrt(squares)
+    return (norms / xp.where(values > 0, values, 1)).astype(left.dtype)

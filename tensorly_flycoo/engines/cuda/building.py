@@ -14,8 +14,14 @@ from ...format.layout import Cut, Step
 from ...format.packing import RecordFormat
 from ...format.primitives import Primitives, index_dtype
 from . import launch, tuning
-from .macros import order_writes_macros, pack_macros, remap_macros, sum_groups_macros
-from .structs import make_packing
+from .macros import (
+    order_writes_macros,
+    pack_macros,
+    remap_macros,
+    split_columns_macros,
+    sum_groups_macros,
+)
+from .structs import make_columns, make_packing
 
 
 class _StreamLock:
@@ -134,6 +140,35 @@ class CudaPrimitives(Primitives):
         )  # fmt: skip
         shared_nbytes = cut.tile_size * cut.record_format.record_nbytes
         launch.launch_tiles(kernel, num_tiles, 1, tuning.BLOCK_SIZE, arguments, shared_nbytes)
+
+    def split_columns(
+        self, records: Array, record_format: RecordFormat, mode: int, places: Array | None
+    ) -> tuple[Array, Array, Array]:
+        nnz = records.shape[0]
+        is_first, values = cupy.ones(nnz + 1, bool), cupy.empty(nnz)
+        rows = cupy.empty(nnz, np.uint32)
+        macros = split_columns_macros(record_format, None if places is None else places.dtype)
+        kernel = launch.get_kernel("split_columns.cu", "split_columns", **macros)
+        arguments = (
+            make_columns(record_format, mode), np.int64(nnz), records,
+            np.uint64(0) if places is None else places, is_first, rows, values,
+        )  # fmt: skip
+        launch.launch_items(kernel, nnz, tuning.BLOCK_SIZE, arguments)
+        return is_first, rows, values
+
+    def sum_single_squares(
+        self, is_first: Array, rows: Array, values: Array, num_rows: int
+    ) -> Array:
+        # Integers: their sums do not depend on the order of additions. With few rows, threads
+        # would wait for each other to add; so each adds to one of several copies.
+        num_copies = max(1, tuning.NUM_SQUARE_SUMS // num_rows)
+        parts = cupy.zeros((num_copies, 2, 2, num_rows), np.uint64)
+        kernel = launch.get_kernel("add_squares.cu", "add_squares")
+        sizes = (np.int64(num_rows), np.int64(num_copies))
+        arguments = (np.int64(values.size), is_first, rows, values, *sizes, parts)
+        launch.launch_items(kernel, values.size, tuning.BLOCK_SIZE, arguments)
+        high, low = parts.sum(axis=0).transpose(1, 0, 2)
+        return high * 2.0**-30 + low * 2.0**-61
 
     def make_lock(self) -> AbstractContextManager:
         return _StreamLock()

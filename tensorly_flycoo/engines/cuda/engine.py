@@ -24,6 +24,14 @@ from .building import CudaPrimitives
 from .macros import mttkrp_macros, pad_rows_macros, partial_rows_macros, ttmc_macros
 from .structs import carries_dtype, make_operands, make_ranks, row_pitch, slot_nbytes
 
+#: Size of the largest Gram matrix worth forming (it takes half a gigabyte), and the most
+#: multiplications for it (a few tenths of a second).
+_MAX_GRAM_SIZE = 8192
+_MAX_GRAM_OPERATIONS = 10**13
+
+#: Elements of a dense block of groups whose Gram matrix is computed at a time.
+_GRAM_BLOCK_SIZE = 2**26
+
 
 class CudaEngine(CudaPrimitives, Engine):
     """CUDA kernels, on CuPy arrays."""
@@ -150,10 +158,20 @@ class CudaEngine(CudaPrimitives, Engine):
         _add_partial_rows(sums, out)
 
     def gram(self, starts: Array, ids: Array, values: Array, size: int) -> Array:
-        from cupyx.scipy.sparse import csr_matrix
+        # Products of dense blocks: cuSPARSE adds in no fixed order.
+        gram, num_groups = cupy.zeros((size, size)), starts.size - 1
+        groups = cupy.searchsorted(starts, cupy.arange(ids.size), side="right") - 1
+        step = max(1, _GRAM_BLOCK_SIZE // size)
+        for first in range(0, num_groups, step):
+            last = min(first + step, num_groups)
+            part = slice(int(starts[first]), int(starts[last]))
+            block = cupy.zeros((last - first, size))
+            block[groups[part] - first, ids[part]] = values[part]
+            gram += block.T @ block
+        return cupy.tril(gram)
 
-        groups = csr_matrix((values, ids, starts), shape=(starts.size - 1, size))
-        return cupy.tril((groups.T.tocsr() @ groups).toarray())
+    def is_gram_cheap(self, size: int, num_groups: int) -> bool:
+        return size <= _MAX_GRAM_SIZE and size**2 * num_groups <= _MAX_GRAM_OPERATIONS
 
     def sweep_nonnegative(
         self, targets: Array, gram: Array, rows: Array, shift: float, ridge: float, smallest: float

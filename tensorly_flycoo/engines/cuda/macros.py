@@ -120,6 +120,18 @@ def sum_groups_macros(dtype: np.dtype) -> Macros:
     return {"VALUE": _TYPES[dtype]}
 
 
+def split_columns_macros(record_format: RecordFormat, place_dtype: np.dtype | None) -> Macros:
+    """Specialise `split_columns.cu`; without `place_dtype` records are in order."""
+    columns = structs.columns_dtype(record_format.num_words)
+    return {
+        "VALUE": _TYPES[record_format.dtype],
+        "NUM_WORDS": record_format.num_words,
+        "COLUMNS_LAYOUT": structs.layout_macro(columns),
+        "HAS_PLACES": int(place_dtype is not None),
+        "PLACE": _id_type(place_dtype),
+    }
+
+
 def pad_rows_macros(dtype: np.dtype, num_columns: int) -> Macros:
     """Specialise `pad_rows.cu` for rows of `num_columns`, padding included."""
     group_size = min(32, 1 << (num_columns - 1).bit_length())

@@ -58,6 +58,13 @@ def packing_dtype(ndim: int) -> np.dtype:
 
 
 @functools.cache
+def columns_dtype(num_words: int) -> np.dtype:
+    """Return the dtype of `Columns` (`split_columns.cuh`)."""
+    fields = [("row_field", FIELD), ("value_slot", np.uint32), ("masks", np.uint32, num_words)]
+    return np.dtype(fields, align=True)
+
+
+@functools.cache
 def carries_dtype(dtype: np.dtype, cut: RankCut, block_size: int) -> np.dtype:
     """Return the dtype of `Carries` (`mttkrp.cuh`), for which Python reserves shared memory."""
     num_groups, lane_nbytes = block_size // cut.group_size, cut.lane_columns * dtype.itemsize
@@ -128,6 +135,17 @@ def make_packing(record_format: RecordFormat, coords: Array) -> np.ndarray:
     packing["shifts"] = record_format.shifts
     packing["value_slot"] = record_format.value_slot
     return _as_bytes(packing)
+
+
+def make_columns(record_format: RecordFormat, mode: int) -> np.ndarray:
+    """Fill in `Columns` for the unfolding along `mode`."""
+    fields = list(zip(record_format.words, record_format.shifts, record_format.masks, strict=True))
+    columns = np.zeros((), columns_dtype(record_format.num_words))
+    columns["row_field"], columns["value_slot"] = fields[mode], record_format.value_slot
+    for n, (word, shift, mask) in enumerate(fields):
+        for place, bits in enumerate(record_format.split_words(mask << shift)):
+            columns["masks"][word + place] |= bits if n != mode else 0
+    return _as_bytes(columns)
 
 
 def row_pitch(array: Array) -> int:

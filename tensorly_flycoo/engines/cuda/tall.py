@@ -12,6 +12,7 @@ from .macros import gram_macros, inner_product_macros, invert_macros, multiply_r
 from .tuning import choose_row_nbytes
 
 __all__ = [
+    "add_product",
     "choose_row_nbytes",
     "gram_blocks",
     "inner_blocks",
@@ -100,6 +101,23 @@ def multiply_blocks(a: Array, b: Array, num_blocks: int) -> Array:
         num_blocks,
     )  # fmt: skip
     return products
+
+
+def add_product(out: Array, a: Array, b: Array) -> None:
+    """Add ``a @ b`` to a C-contiguous `out`, in place.
+
+    `cupy.matmul` would copy an `a` whose rows lie apart, and write the product to memory first.
+    """
+    from cupy_backends.cuda.libs import cublas  # loads a library that nothing else here needs
+
+    b, one = cupy.ascontiguousarray(b), np.ones((), a.dtype)
+    multiply = cublas.sgemm if a.dtype.char == "f" else cublas.dgemm
+    # cuBLAS reads rows as columns: it sees b.T, a.T and out.T.
+    multiply(
+        cupy.cuda.device.get_cublas_handle(), cublas.CUBLAS_OP_N, cublas.CUBLAS_OP_N,
+        out.shape[1], a.shape[0], a.shape[1], one.ctypes.data, b.data.ptr, b.shape[1],
+        a.data.ptr, a.strides[0] // a.itemsize, one.ctypes.data, out.data.ptr, out.shape[1],
+    )  # fmt: skip
 
 
 def _count_blocks(num_rows: int, macros: dict[str, Any]) -> int:

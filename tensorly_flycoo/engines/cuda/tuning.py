@@ -8,6 +8,9 @@ import functools
 import sys
 from dataclasses import dataclass
 
+#: Sums of squares that threads add to at a time: fewer would be contended.
+NUM_SQUARE_SUMS = 2**16
+
 #: Threads of a block. Few, so that others compute while a block waits for records or at a barrier.
 #: Measured on an H200: nell-1, delicious and vast shapes.
 BLOCK_SIZE = 128

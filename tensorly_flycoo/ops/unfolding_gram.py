@@ -1,0 +1,247 @@
+"""The Gram matrix of an unfolding, which is never formed if it is large.
+
+Nearly every column of a hypersparse unfolding has a single nonzero. Such a column adds its square
+to the diagonal of the Gram matrix, and nothing else. A row with no other columns is an eigenvector
+of its own. What remains, the shared columns and the coupled rows, is often a small part of the
+tensor; it is a sparse tensor of two modes, and multiplying by it is MTTKRP.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import cached_property
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from ..array_modules import Array, move
+from ..linalg.eigen import bound_shortfall, choose_width, find_leading_eigenpairs
+from ..linalg.leading_pairs import MAX_DIRECT_SIZE, MAX_GRAM_SIZE, find_leading_squares
+from ..linalg.tall_skinny import transposed_product
+from ..tensor.tensor import FlycooTensor
+
+if TYPE_CHECKING:
+    from ..engines.protocol import Engine
+
+#: Shared columns to multiply at a time, or as many as there are coupled rows if that is more:
+#: the product of all of them could be much larger than a factor.
+_COLUMNS_AT_ONCE = 2**20
+
+#: The largest basis for iterations that end early, and the fewest blocks in one.
+_MAX_BASIS_NBYTES = 2**34
+_MIN_BLOCKS = 4
+
+#: How far the squares of singular values above a size of 8192 may fall short, relative to them.
+MAX_SHORTFALL = 0.2
+
+
+class Entries(NamedTuple):
+    """The nonzeros of an unfolding, column by column with ascending rows.
+
+    Attributes
+    ----------
+    is_first : bool array (nnz + 1,)
+        Whether a nonzero is the first of its column; the last item is true.
+    rows : unsigned integer array (nnz,)
+    values : float64 array (nnz,)
+    """
+
+    is_first: Array
+    rows: Array
+    values: Array
+
+
+class UnfoldingGram:
+    """``A @ A.T`` of an unfolding A: a diagonal matrix plus the Gram matrix of the shared columns.
+
+    Parameters
+    ----------
+    entries : Entries
+        Of A. Values lie between -1 and 1.
+    num_rows : int
+    dtype : numpy.dtype
+        Of products, if the Gram matrix is too large to be exact.
+    engine : Engine
+    is_exact : bool
+        Whether iterations go on until rounding ends them, whatever the size.
+
+    Attributes
+    ----------
+    squares : float64 array (2, num_rows)
+        The sums of squares of positive and of negative values alone in their columns.
+    total : float
+        The sum of all values.
+    rows : integer array (size,)
+        The coupled rows: those with a nonzero in a shared column.
+    size : int
+    dtype : numpy.dtype
+        float64 up to a size of 8192.
+    columns : FlycooTensor or None
+        The transposed matrix, if it has at most 8192 columns and more rows.
+    """
+
+    def __init__(
+        self, entries: Entries, num_rows: int, dtype: DTypeLike, engine: Engine, is_exact: bool
+    ) -> None:
+        xp, self._engine, self._is_exact = engine.xp, engine, is_exact
+        is_first, rows, values = entries
+        self.total = float(values.sum())
+        self.squares = engine.sum_single_squares(is_first, rows, values, num_rows)
+        shared = xp.flatnonzero(~(is_first[:-1] & is_first[1:]))
+        is_coupled = xp.zeros(num_rows, bool)
+        is_coupled[rows[shared]] = True
+        self.rows = xp.flatnonzero(is_coupled)
+        self.size = int(self.rows.size)
+        slots = xp.cumsum(is_coupled) - 1
+        self._shared = Entries(
+            xp.append(is_first[shared], True), slots[rows[shared]], values[shared]
+        )
+        self.dtype = np.dtype(np.float64 if self.size <= MAX_GRAM_SIZE else dtype)
+        self._diagonal = self.squares.sum(axis=0)[self.rows]
+        self.columns = self._transpose(entries, num_rows)
+
+    def _transpose(self, entries: Entries, num_rows: int) -> FlycooTensor | None:
+        xp = self._engine.xp
+        num_columns = int(entries.is_first.sum()) - 1
+        if not 0 < num_columns <= MAX_GRAM_SIZE:
+            return None
+        is_used = xp.zeros(num_rows, bool)
+        is_used[entries.rows] = True
+        if num_columns >= int(is_used.sum()):
+            return None
+        numbers = xp.cumsum(entries.is_first[:-1]) - 1
+        coords = xp.stack([numbers, entries.rows.astype(np.int64)])
+        return self._make_tensor(coords, entries.values, (num_columns, num_rows))
+
+    def _make_tensor(self, coords: Array, values: Array, shape: tuple[int, int]) -> FlycooTensor:
+        options = {"layout": "replicated", "device": self._engine.name}
+        return FlycooTensor(coords, values, shape, **options)
+
+    def find_leading_pairs(self, rank: int) -> tuple[Array, Array, Array | slice]:
+        """Compute the largest eigenvalues, and their vectors where these are not zero.
+
+        Returns
+        -------
+        squares : float64 array (R,)
+            Descending; R is at most `rank`.
+        vectors : array (num_vector_rows, R)
+            Orthonormal columns. Those of free rows, which are not coupled, are unit vectors.
+        rows : integer array, or slice(None)
+            The row of each row of `vectors`.
+        """
+        xp = self._engine.xp
+        coupled, vectors = find_leading_squares(self, min(rank, self.size))
+        if self.size == self.squares.shape[1]:
+            return coupled, vectors, slice(None)
+        free = self.squares.sum(axis=0)
+        free[self.rows] = 0
+        free_rows = _find_largest(free, rank, xp)
+        squares = xp.concatenate([coupled, free[free_rows]])
+        order = _order_descending(squares, xp)[:rank]
+        source = move(order, np)
+        is_free = source >= coupled.size
+        free_rows = free_rows[xp.asarray(source[is_free] - coupled.size)]
+        merged = xp.zeros((self.size + free_rows.size, source.size), vectors.dtype)
+        (columns,), (free_columns,) = np.nonzero(~is_free), np.nonzero(is_free)
+        merged[: self.size, xp.asarray(columns)] = vectors[:, xp.asarray(source[columns])]
+        merged[xp.arange(self.size, merged.shape[0]), xp.asarray(free_columns)] = 1
+        return squares[order], merged, xp.concatenate([self.rows, free_rows])
+
+    # Of the coupled rows
+
+    def is_cheap_to_form(self) -> bool:
+        if self.size <= MAX_DIRECT_SIZE:
+            return True
+        num_columns = int(self._shared.is_first.sum())
+        return self._engine.is_gram_cheap(self.size, num_columns)
+
+    def form(self) -> Array:
+        """Return the lower triangle (size, size), float64."""
+        is_first, slots, values = self._shared
+        starts = self._engine.xp.flatnonzero(is_first)
+        gram = self._engine.gram(starts, slots, values, self.size)
+        gram.reshape(-1)[:: self.size + 1] += self._diagonal
+        return gram
+
+    def iterate(self, rank: int) -> tuple[Array, Array]:
+        """Compute the leading eigenpairs by block Lanczos iteration.
+
+        Above a size of 8192 it ends when `bound_shortfall` is below `MAX_SHORTFALL`.
+        """
+        options = {"dtype": self.dtype}
+        if self.size > MAX_GRAM_SIZE and not self._is_exact:
+            num_rounds = count_rounds(self.size, rank)
+            block_nbytes = self.size * choose_width(rank, self.size) * self.dtype.itemsize
+            max_blocks = max(_MIN_BLOCKS, _MAX_BASIS_NBYTES // block_nbytes)
+            options |= {"max_rounds": num_rounds, "max_blocks": min(num_rounds, max_blocks)}
+        xp = self._engine.xp
+        _, vectors = find_leading_eigenpairs(self.multiply, self.size, rank, xp, **options)
+        squares, rotation = np.linalg.eigh(self.project(vectors))
+        vectors = vectors @ xp.asarray(rotation[:, ::-1], self.dtype)
+        return xp.asarray(squares[::-1]), vectors
+
+    def multiply(self, block: Array) -> Array:
+        """Multiply a block (size, k) of `dtype`."""
+        total = block * self._diagonal.astype(self.dtype)[:, None]
+        for columns in self._columns:
+            total += self._multiply(columns, self._multiply(columns, block, 0), 1)
+        return total
+
+    def project(self, block: Array) -> np.ndarray:
+        """Compute ``block.T @ (A @ A.T) @ block`` (k, k) in float64 on the host.
+
+        It is the Gram matrix of ``A.T @ block``, which loses less to rounding than a product with
+        ``A @ A.T`` would.
+        """
+        weighted = block * np.sqrt(self._diagonal).astype(self.dtype)[:, None]
+        parts = (weighted, *self.iterate_right_products(block))
+        return sum(move(transposed_product(p, p), np).astype(np.float64) for p in parts)
+
+    def iterate_right_products(self, block: Array) -> Iterator[Array]:
+        """Yield ``A.T @ block`` for some of the shared columns at a time: (num_columns, k)."""
+        return (self._multiply(columns, block, 0) for columns in self._columns)
+
+    def _multiply(self, columns: FlycooTensor, block: Array, mode: int) -> Array:
+        """Multiply shared columns by a block with a row for each coupled row (mode 0), or back."""
+        out = self._engine.xp.empty((columns.shape[mode], block.shape[1]), self.dtype)
+        factors = [out, block] if mode == 0 else [block, out]
+        self._engine.mttkrp(columns._layout, factors, mode, out)
+        return out
+
+    @cached_property
+    def _columns(self) -> list[FlycooTensor]:
+        """The shared columns, some at a time, as tensors (num_columns, size)."""
+        is_first, slots, values = self._shared
+        xp = self._engine.xp
+        numbers = xp.cumsum(is_first[:-1]) - 1
+        starts, step = xp.flatnonzero(is_first), max(_COLUMNS_AT_ONCE, self.size)
+        tensors = []
+        for first in range(0, starts.size - 1, step):
+            last = min(first + step, starts.size - 1)
+            part = slice(int(starts[first]), int(starts[last]))
+            coords = xp.stack([numbers[part] - first, slots[part]])
+            shape = (last - first, self.size)
+            tensors.append(self._make_tensor(coords, values[part].astype(self.dtype), shape))
+        return tensors
+
+
+def count_rounds(size: int, rank: int) -> int:
+    """Return the least number of rounds for which `bound_shortfall` is below `MAX_SHORTFALL`."""
+    counts = itertools.count(2)
+    return next(n for n in counts if bound_shortfall(size, rank, n) <= MAX_SHORTFALL)
+
+
+def _order_descending(x: Array, xp: ModuleType) -> Array:
+    """Return the indices that sort `x` in descending order; equal items stay in order."""
+    return xp.argsort(-x, kind="stable")
+
+
+def _find_largest(x: Array, count: int, xp: ModuleType) -> Array:
+    """Return the indices of up to `count` of the largest positive items, in descending order."""
+    count = min(count, x.size)
+    smallest = xp.partition(x, x.size - count)[x.size - count]
+    candidates = xp.flatnonzero((x >= smallest) & (x > 0))
+    return candidates[_order_descending(x[candidates], xp)[:count]]
