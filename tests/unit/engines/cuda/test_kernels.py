@@ -15,6 +15,7 @@ from tensorly_flycoo.engines.cuda.macros import (
     gram_macros,
     inner_product_macros,
     invert_macros,
+    mersenne_twister_macros,
     mttkrp_macros,
     multiply_rows_macros,
     order_writes_macros,
@@ -71,6 +72,7 @@ def specialise_all():
         "invert.cu": invert_macros(8),
         "inner_product.cu": inner_product_macros(dtype, 8),
         "sweep_nonnegative.cu": sweep_nonnegative_macros(dtype, 8),
+        "mersenne_twister.cu": mersenne_twister_macros(dtype),
     }
 
 
@@ -139,6 +141,7 @@ def test_kernels_on_rows_compile(architecture):
         jobs += [("multiply_rows.cu", architecture, macros) for macros in (tight, apart)]
     for dtype in map(np.dtype, DTYPES):
         jobs.append(("inner_product.cu", architecture, inner_product_macros(dtype, 25)))
+        jobs.append(("mersenne_twister.cu", architecture, mersenne_twister_macros(dtype)))
         for rank in (1, 10, 25, 32, 200):
             macros = sweep_nonnegative_macros(dtype, rank)
             jobs.append(("sweep_nonnegative.cu", architecture, macros))
