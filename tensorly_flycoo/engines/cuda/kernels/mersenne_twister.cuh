@@ -84,8 +84,10 @@ __device__ __forceinline__ void jump_ahead(const unsigned* polynomial, const uns
     for (int i = threadIdx.x; i < state_words; i += blockDim.x) {
         unsigned word = 0;
         for (int n = 0; n < state_words; ++n) {
-            for (unsigned bits = polynomial[n]; bits != 0; bits &= bits - 1) {
-                word ^= words[i + 32 * n + __ffs(bits) - 1];
+            const unsigned bits = polynomial[n];
+#pragma unroll
+            for (int bit = 0; bit < 32; ++bit) {
+                if (bits >> bit & 1) word ^= words[i + 32 * n + bit];
             }
         }
         result[i] = word;
