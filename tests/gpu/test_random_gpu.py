@@ -15,7 +15,7 @@ from tensorly_flycoo.engines.cuda.engine import CUDA
 BOTH = pytest.mark.parametrize("dtype", ["float32", "float64"])
 SIZES = (0, 1, 311, 312, 313, 10**6 + 3)
 #: Least states of a chunk, and most chunks: one chunk, jumps over few states, and the usual ones.
-CUTS = {"one chunk": (2**20, 1), "short": (1, 7), "usual": (2**10, 2**9)}
+CUTS = {"one chunk": (2**20, 1), "short": (1, 7), "usual": (2**10, 2**10)}
 
 
 @pytest.fixture(params=CUTS.values(), ids=CUTS)

@@ -35,7 +35,6 @@ LOWERED = {
         "engines.cpu.engine.CPU.block_size": 7,
         "engines.cuda.engine.CUDA.block_size": 3000,
         "engines.cuda.engine.CUDA.staging_size": 700,
-        "engines.cuda.mersenne_twister.MIN_NUMBERS": 1,
         "engines.cuda.mersenne_twister.MIN_CHUNK": 2,
         "engines.cuda.mersenne_twister.MAX_CHUNKS": 5,
         "engines.protocol._DRAW_BLOCK": 7,

@@ -169,9 +169,14 @@ def sweep_nonnegative_macros(dtype: np.dtype, rank: int) -> Macros:
     }
 
 
-def mersenne_twister_macros(dtype: np.dtype) -> Macros:
-    """Specialise `mersenne_twister.cu`."""
-    return {"VALUE": _TYPES[dtype], "EXPONENTS": ",".join(map(str, mersenne_twister_exponents()))}
+def square_polynomial_macros() -> Macros:
+    """Specialise `square_polynomial.cu`."""
+    return {"EXPONENTS": ",".join(map(str, mersenne_twister_exponents()))}
+
+
+def draw_uniform_macros(dtype: np.dtype) -> Macros:
+    """Specialise `draw_uniform.cu`."""
+    return {"VALUE": _TYPES[dtype]}
 
 
 @functools.cache

@@ -12,16 +12,19 @@ import numpy as np
 
 from ...array_modules import Array
 from . import launch
-from .macros import Macros, mersenne_twister_macros
+from .macros import draw_uniform_macros, square_polynomial_macros
 
 _STATE_WORDS = 624
 
-#: Numbers from which drawing on the GPU saves time.
+#: Fewer numbers are drawn on the host, in at most 3 ms, and then no kernel need be compiled for
+#: them. With kernels at hand the GPU is faster from 2**15 on [H100].
 MIN_NUMBERS = 2**18
 
-#: States of a chunk at least, a power of two, and chunks at most. A jump takes as long as a chunk.
+#: States of a chunk at least, a power of two, and chunks at most. A round of jumps takes as long as
+#: a thousand states [H100]; 815M numbers took 12, 9.0, 8.0 and 8.7 ms in at most 2**8, 2**9, 2**10
+#: and 2**11 chunks.
 MIN_CHUNK = 2**10
-MAX_CHUNKS = 2**9
+MAX_CHUNKS = 2**10
 
 #: Threads of a block that draws: each has one number of a state.
 _DRAW_THREADS = 320
@@ -60,16 +63,16 @@ def _draw(key: np.ndarray, position: int, num_states: int, values: Array) -> np.
     while chunk * MAX_CHUNKS < num_states:
         chunk *= 2
     num_chunks = max(1, -(-num_states // chunk))
-    macros = mersenne_twister_macros(values.dtype)
-    states = _find_chunks(key, chunk, num_chunks, macros)
+    states = _find_chunks(key, chunk, num_chunks)
     last_state = cupy.empty(_STATE_WORDS, np.uint32)
     sizes = (np.int32(position), np.int64(values.size), np.int64(num_states), np.int64(chunk))
-    kernel = launch.get_kernel("mersenne_twister.cu", "draw", **macros)
+    macros = draw_uniform_macros(values.dtype)
+    kernel = launch.get_kernel("draw_uniform.cu", "draw_uniform", **macros)
     launch.launch(kernel, (num_chunks,), _DRAW_THREADS, (*sizes, states, values, last_state))
     return last_state.get()
 
 
-def _find_chunks(key: np.ndarray, chunk: int, num_chunks: int, macros: Macros) -> Array:
+def _find_chunks(key: np.ndarray, chunk: int, num_chunks: int) -> Array:
     """Return every `chunk`-th state from `key` on: (num_chunks, 624).
 
     Each launch doubles the number of known states, by jumps twice as long as the previous one's.
@@ -80,8 +83,8 @@ def _find_chunks(key: np.ndarray, chunk: int, num_chunks: int, macros: Macros) -
     if num_doublings == 0:
         return states
     num_skipped = chunk.bit_length() - 1
-    polynomials = _list_polynomials(num_skipped + num_doublings, macros)
-    kernel = launch.get_kernel("mersenne_twister.cu", "jump", **macros)
+    polynomials = _list_polynomials(num_skipped + num_doublings)
+    kernel = launch.get_kernel("jump_states.cu", "jump_states")
     for doubling in range(num_doublings):
         distance = 1 << doubling
         grid = (min(distance, num_chunks - distance),)
@@ -90,11 +93,12 @@ def _find_chunks(key: np.ndarray, chunk: int, num_chunks: int, macros: Macros) -
     return states
 
 
-def _list_polynomials(count: int, macros: Macros) -> Array:
+def _list_polynomials(count: int) -> Array:
     """Return the polynomials that jump over 1, 2, 4, ... states: (count, 624)."""
     first = np.zeros((count, _STATE_WORDS), np.uint32)
     first[0, _STATE_WORDS // 32] = 1 << _STATE_WORDS % 32  # t^624
     polynomials = cupy.asarray(first)
-    kernel = launch.get_kernel("mersenne_twister.cu", "square", **macros)
+    macros = square_polynomial_macros()
+    kernel = launch.get_kernel("square_polynomial.cu", "square_polynomial", **macros)
     launch.launch(kernel, (1,), 1024, (np.int32(count - 1), polynomials))
     return polynomials

@@ -45,8 +45,8 @@ __device__ __forceinline__ unsigned spread_bits(unsigned bits)
 }
 
 // Squares a polynomial modulo P. `exponents` are those of P's terms but the first.
-__device__ __forceinline__ void square_polynomial(const unsigned* polynomial, const int* exponents,
-                                                  int num_exponents, unsigned* square)
+__device__ __forceinline__ void square(const unsigned* polynomial, const int* exponents,
+                                       int num_exponents, unsigned* result)
 {
     constexpr int step = 16;  // words reduced at once: P's second term is 623 bits below its first
     __shared__ unsigned bits[2 * state_words];
@@ -66,7 +66,7 @@ __device__ __forceinline__ void square_polynomial(const unsigned* polynomial, co
         }
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < state_words; i += blockDim.x) square[i] = bits[i];
+    for (int i = threadIdx.x; i < state_words; i += blockDim.x) result[i] = bits[i];
     __syncthreads();
 }
 
@@ -135,8 +135,8 @@ struct Draw {
     }
 };
 
-// Draws from the states of one chunk, after `state`, which is number `first`; and from the first
-// state of all. Writes the state number `last`, if it is made here, to `last_state`.
+// Draws from the states after `state`, number `first`, up to number `end`; and from number 0, of
+// which NumPy has not yet used all. Writes state number `last`, if `end` is it, to `last_state`.
 template <typename Value>
 __device__ __forceinline__ void draw_chunk(const Draw<Value>& draw, const unsigned* state,
                                            long long first, long long end, long long last,
