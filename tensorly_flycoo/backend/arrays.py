@@ -17,6 +17,7 @@ from tensorly.backend.numpy_backend import NumpyBackend
 
 from ..array_modules import Array, array_module, as_array, is_cupy, is_on_gpu, move
 from ..checks import check_device_name, check_dtype, check_place, densify_error
+from ..decomposition.initial_guess import as_gpu_random
 from ..engines import select_engine
 from ..linalg.tall_skinny import column_norms, is_tall, qr, solve, sum_rows, transposed_product
 from ..ops import views
@@ -92,11 +93,9 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     def check_random_state(seed: Any) -> Any:
         """Return NumPy's generator, so that a seed gives the same initial values on every device.
 
-        A `cupy.random.RandomState` is returned as it is, and draws on the GPU.
+        A `cupy.random.RandomState` or `Generator` draws on the GPU.
         """
-        if type(seed).__module__.startswith("cupy.random"):
-            return seed
-        return NumpyBackend.check_random_state(seed)
+        return as_gpu_random(seed) or NumpyBackend.check_random_state(seed)
 
     @staticmethod
     def copy(tensor: Any) -> Any:

@@ -19,7 +19,7 @@ from tensorly.cp_tensor import cp_norm
 from .. import decomposition
 from ..array_modules import Array
 from ..checks import densify_error
-from ..decomposition.initial_guess import check_initial_guess
+from ..decomposition.initial_guess import check_initial_guess, initialize_randomly
 from ..decomposition.resuming import State, take_up
 from ..decomposition.tucker_checks import check_tucker
 from ..io.checkpoint import ResumedCP
@@ -108,6 +108,9 @@ def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
     _refuse_mask(given, tensor, "tensorly_flycoo.decomposition.parafac or non_negative_parafac")
     if isinstance(init, State):
         return take_up(init, tensor, given["rank"], given.get("normalize_factors", False))
+    if isinstance(init, str) and init == "random":
+        options = (given.get(name) for name in ("rank", "random_state", "normalize_factors"))
+        return initialize_randomly(tensor, *options)
     context = tl.context(tensor)
     check_initial_guess(init, context["dtype"], "device" in context)
     return original(*args, **kwargs)
@@ -232,8 +235,8 @@ TABLE = (
     ),
     Replacement(
         "initialize_cp", "decomposition._cp decomposition._nn_cp", _initialize_cp,
-        "it takes a guess of any dtype and device as it is, and a checkpoint for a guess",
-        "it passed a guess through tl.tensor; init took a state",
+        "it draws on the host, and takes any dtype and device, and a checkpoint, for a guess",
+        "the backend drew; it passed a guess through tl.tensor; init took a state",
     ),
     Replacement(
         "initialize_tucker", "decomposition._tucker", _initialize_tucker,

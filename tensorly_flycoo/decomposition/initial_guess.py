@@ -6,14 +6,17 @@ from typing import Any
 
 import numpy as np
 import tensorly as tl
-from tensorly.cp_tensor import CPTensor
+from numpy.typing import DTypeLike
+from tensorly.cp_tensor import CPTensor, cp_normalize, validate_cp_rank
 
 from ..array_modules import Array
 from ..checks import check_factors, check_place, check_weights
 from ..ops.nndsvd import make_left_vectors_non_negative
 from ..ops.unfolding_svd import Unfolding
+from ..tensor.coo_cache import as_flycoo
+from ..tensor.memory import attempt, explain_work
 from ..tensor.tensor import FlycooTensor
-from .cp_model import normalize
+from .cp_model import make_cp_tensor, normalize
 from .singular_vectors import check_svd
 
 
@@ -50,10 +53,51 @@ tensor's factors
             )
 
 
-def draw_factors(x: FlycooTensor, rank: int, random: np.random.RandomState) -> list[Array]:
-    """Draw TensorLy's random initial guess: uniform in [0, 1), in the order of the modes."""
-    xp = x._engine.xp
-    return [xp.asarray(random.random_sample((size, rank)), x.dtype) for size in x.shape]
+class GpuRandom:
+    """A `cupy.random.Generator` with the method by which TensorLy draws from a RandomState."""
+
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+
+    def random_sample(self, size: Any = None, dtype: DTypeLike = np.float64) -> Array:
+        return self._generator.random(size, dtype=dtype)
+
+
+def as_gpu_random(seed: Any) -> Any:
+    """Return a generator of CuPy with a method `random_sample`; None if `seed` is not CuPy's."""
+    if isinstance(seed, GpuRandom):
+        return seed
+    if not type(seed).__module__.startswith("cupy.random"):
+        return None
+    return seed if hasattr(seed, "random_sample") else GpuRandom(seed)
+
+
+def draw_factors(x: FlycooTensor, rank: int, random: Any) -> list[Array]:
+    """Draw TensorLy's random initial guess: uniform in [0, 1), in the order of the modes.
+
+    The factors are drawn in the dtype and on the device of `x`, from a generator that
+    `tl.check_random_state` returns.
+
+    Raises
+    ------
+    MemoryError
+        If the factors do not fit.
+    """
+
+    def draw() -> list[Array]:
+        return [x._engine.draw_uniform(random, (size, rank), x.dtype) for size in x.shape]
+
+    nbytes = sum(x.shape) * rank * x.dtype.itemsize
+    return attempt(draw, lambda: explain_work(x, f"a random start of rank {rank}", nbytes))
+
+
+def initialize_randomly(
+    tensor: Any, rank: Any, random_state: Any, normalize_factors: bool | None
+) -> CPTensor:
+    """Return what TensorLy's `initialize_cp` does for ``init="random"``, drawn on the device."""
+    x, random = as_flycoo(tensor), tl.check_random_state(random_state)
+    start = make_cp_tensor(None, draw_factors(x, validate_cp_rank(x.shape, rank), random))
+    return cp_normalize(start) if normalize_factors else start
 
 
 def take_guess(x: FlycooTensor, rank: int, init: Any) -> list[Array]:
@@ -99,7 +143,7 @@ def make_initial_guess(
     init : {"random", "svd", CPTensor, (weights, factors)}
     svd : {"truncated_svd", "randomized_svd"}
         Both find the leading singular vectors to rounding error.
-    random_state : int or numpy.random.RandomState, optional
+    random_state : int, numpy.random.RandomState or generator of CuPy, optional
         For "random", and for the columns of a factor beyond the number of singular vectors.
     unfold : callable, optional
         Returns the unfolding along a given mode; by default that of `x`.
@@ -119,7 +163,7 @@ def make_initial_guess(
             warnings.warn("init is taken as it is, although normalize_factors=True", stacklevel=5)
         return None, take_guess(x, rank, init)
     if init == "random":
-        factors = draw_factors(x, rank, random)
+        factors = draw_factors(x, rank, random)  # none is negative
     elif init == "svd":
         check_svd(svd, "init='svd'", x.shape)
         unfold = unfold or (lambda mode: Unfolding(x, mode))
@@ -127,10 +171,10 @@ def make_initial_guess(
             _take_left_vectors(x, unfold(mode), rank, random, mode, non_negative)
             for mode in range(x.ndim)
         ]
+        if non_negative:
+            factors = [abs(factor) for factor in factors]
     else:
         raise ValueError(f"init is {init!r}, expected 'random', 'svd' or (weights, factors)")
-    if non_negative:
-        factors = [abs(factor) for factor in factors]
     return normalize(None, factors) if normalize_factors else (None, factors)
 
 
@@ -138,7 +182,7 @@ def _take_left_vectors(
     x: FlycooTensor,
     unfolding: Unfolding,
     rank: int,
-    random: np.random.RandomState,
+    random: Any,
     mode: int,
     non_negative: bool,
 ) -> Array:
@@ -151,5 +195,5 @@ def _take_left_vectors(
     num_random = rank - left.shape[1]
     if num_random == 0:
         return left
-    columns = random.random_sample((left.shape[0], num_random))
-    return np.concatenate([left, x._engine.xp.asarray(columns, x.dtype)], axis=1)
+    columns = x._engine.draw_uniform(random, (left.shape[0], num_random), x.dtype)
+    return np.concatenate([left, columns], axis=1)

@@ -7,12 +7,15 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from ..array_modules import Array
+from ..array_modules import Array, move
 from ..format.layout import Cut, Layout, Step
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
 
 _logger = logging.getLogger("tensorly_flycoo")
+
+#: Numbers that are drawn before they are rounded to float32: as many as the nearest cache holds.
+_DRAW_BLOCK = 2**12
 
 
 class TallKernels(Protocol):
@@ -168,6 +171,21 @@ class Engine(Primitives, ABC):
         Group g is the entries ``starts[g]`` to ``starts[g + 1]`` of `ids` (ascending) and `values`.
         """
 
+    def draw_uniform(self, random: Any, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+        """Draw from [0, 1), the same numbers as ``random.random_sample(shape).astype(dtype)``.
+
+        Parameters
+        ----------
+        random : numpy.random.RandomState, or a generator of CuPy
+            The latter draws numbers of `dtype` on its GPU.
+        shape : tuple of int
+        dtype : numpy.dtype
+            float32 or float64.
+        """
+        if isinstance(random, np.random.RandomState):
+            return move(_draw_on_host(random, shape, dtype), self.xp)
+        return move(random.random_sample(shape, dtype=dtype), self.xp)
+
     @abstractmethod
     def is_gram_cheap(self, size: int, num_groups: int) -> bool:
         """Say whether `gram` costs less than multiplying by the matrix in an iteration would."""
@@ -182,3 +200,16 @@ class Engine(Primitives, ABC):
         with its tolerance (of the distances of all columns from each new one), and the number of
         elements that changed.
         """
+
+
+def _draw_on_host(
+    random: np.random.RandomState, shape: tuple[int, ...], dtype: np.dtype
+) -> np.ndarray:
+    if dtype == np.float64:
+        return random.random_sample(shape)
+    numbers = np.empty(shape, dtype)
+    flat = numbers.reshape(-1)
+    for start in range(0, flat.size, _DRAW_BLOCK):
+        block = flat[start : start + _DRAW_BLOCK]
+        block[:] = random.random_sample(block.size)
+    return numbers

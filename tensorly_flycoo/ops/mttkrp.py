@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..array_modules import Array
 from ..checks import check_factors, check_mode, check_out, check_weights
 from ..tensor.coo_cache import as_flycoo
-from ..tensor.memory import attempt, explain_mttkrp
+from ..tensor.memory import attempt, explain_work
 from ..tensor.tensor import FlycooTensor
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def mttkrp(
     def explain() -> str:
         work_nbytes = engine.count_workspace_nbytes(x._layout, factors, mode)
         work_nbytes += 0 if out is not None else shape[0] * rank * x.dtype.itemsize
-        return explain_mttkrp(x, mode, rank, work_nbytes)
+        return explain_work(x, f"mttkrp of mode {mode} and rank {rank}", work_nbytes)
 
     result = attempt(compute, explain)
     if weights is not None:

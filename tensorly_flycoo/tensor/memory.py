@@ -128,14 +128,13 @@ def build_layout(
     return attempt(build, explain)
 
 
-def explain_mttkrp(x: FlycooTensor, mode: int, rank: int, work_nbytes: int) -> str:
-    """Explain why an MTTKRP's workspace of `work_nbytes` did not fit beside the tensor `x`."""
+def explain_work(x: FlycooTensor, task: str, work_nbytes: int) -> str:
+    """Explain why the arrays of a task, `work_nbytes`, did not fit beside the tensor `x`."""
 
     def count(layout: str, dtype: np.dtype) -> int:
         nbytes, peak_nbytes = x._engine.estimate_layout(layout, x.nnz, x.shape, dtype)
         return max(peak_nbytes, nbytes + work_nbytes * dtype.itemsize // x.dtype.itemsize)
 
-    task = f"mttkrp of mode {mode} and rank {rank}"
     needed = x.nbytes + work_nbytes
     return _explain(task, x._engine, x.layout, x.dtype, needed, x.nbytes, count)
 

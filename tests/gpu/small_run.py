@@ -12,6 +12,7 @@ import tensorly as tl
 from tensorly.decomposition import parafac, tucker
 
 from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo.engines.cuda import mersenne_twister
 from tensorly_flycoo.linalg import tall_skinny as linear_algebra
 from tensorly_flycoo.linalg.hals import solve_nonnegative
 
@@ -47,6 +48,11 @@ def compute_tall(dtype):
         solve_nonnegative(rows, cupy.eye(rank, dtype=dtype), rows.copy(), 2, 0.0)
 
 
+def draw_start(dtype):
+    """Draw NumPy's numbers from several chunks of its generator's states."""
+    mersenne_twister.draw_uniform(np.random.RandomState(0), (10**6,), np.dtype(dtype))
+
+
 def decompose(dtype):
     """Run decompositions through TensorLy, with a tall factor."""
     shape = (2**15 + 5, 20, 10)
@@ -62,6 +68,7 @@ if __name__ == "__main__":
         for shape, layout in itertools.product(SHAPES, ("remap", "replicated", "indexed")):
             compute_modes(shape, dtype, layout)
         compute_tall(dtype)
+        draw_start(dtype)
         decompose(dtype)
     cupy.cuda.Device().synchronize()
     print("ran")

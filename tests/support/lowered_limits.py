@@ -35,6 +35,9 @@ LOWERED = {
         "engines.cpu.engine.CPU.block_size": 7,
         "engines.cuda.engine.CUDA.block_size": 3000,
         "engines.cuda.engine.CUDA.staging_size": 700,
+        "engines.cuda.mersenne_twister.MIN_CHUNK": 2,
+        "engines.cuda.mersenne_twister.MAX_CHUNKS": 5,
+        "engines.protocol._DRAW_BLOCK": 7,
         "format.ordering._MASK_BLOCK": 101,
         "checks._CHECK_BLOCK": 5,
         "ops.cp_entries._CPU_BLOCK_NUMBERS": 100,
@@ -60,7 +63,7 @@ LOWERED = {
 }
 
 #: Modules that import CuPy are left out where it is not installed.
-_OF_CUPY = ("engines.cuda.launch", "engines.cuda.engine")
+_OF_CUPY = ("engines.cuda.launch", "engines.cuda.engine", "engines.cuda.mersenne_twister")
 
 
 def lower_limit(name, patch=None):

@@ -19,7 +19,7 @@ from ...format.layout import Cut, Layout, Step
 from ...format.packing import RecordFormat
 from ...format.tiling import RowTiling
 from ..protocol import Engine
-from . import launch, solvers, tall, tuning
+from . import launch, mersenne_twister, solvers, tall, tuning
 from .building import CudaPrimitives
 from .macros import mttkrp_macros, pad_rows_macros, partial_rows_macros, ttmc_macros
 from .structs import carries_dtype, make_operands, make_ranks, row_pitch, slot_nbytes
@@ -172,6 +172,11 @@ class CudaEngine(CudaPrimitives, Engine):
 
     def is_gram_cheap(self, size: int, num_groups: int) -> bool:
         return size <= _MAX_GRAM_SIZE and size**2 * num_groups <= _MAX_GRAM_OPERATIONS
+
+    def draw_uniform(self, random: Any, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+        if mersenne_twister.suits(random, shape):
+            return mersenne_twister.draw_uniform(random, shape, dtype)
+        return super().draw_uniform(random, shape, dtype)
 
     def sweep_nonnegative(
         self, targets: Array, gram: Array, rows: Array, shift: float, ridge: float, smallest: float

@@ -1,5 +1,6 @@
 """The macros that specialise each kernel. This module needs no GPU."""
 
+import functools
 import math
 from typing import Any, TypeAlias
 
@@ -178,6 +179,32 @@ def sweep_nonnegative_macros(dtype: np.dtype, rank: int) -> Macros:
         "LOAD": math.gcd(rank, 16 // dtype.itemsize),
         "BLOCK_SIZE": tuning.BLOCK_SIZE,
     }
+
+
+def square_polynomial_macros() -> Macros:
+    """Specialise `square_polynomial.cu`."""
+    return {"EXPONENTS": ",".join(map(str, mersenne_twister_exponents()))}
+
+
+def draw_uniform_macros(dtype: np.dtype) -> Macros:
+    """Specialise `draw_uniform.cu`."""
+    return {"VALUE": _TYPES[dtype]}
+
+
+@functools.cache
+def mersenne_twister_exponents() -> tuple[int, ...]:
+    """List the terms of MT19937's characteristic polynomial, without the highest, t^19937.
+
+    The polynomial is that of Matsumoto and Nishimura's appendix, with bits for coefficients.
+    """
+    num_words, middle, matrix = 624, 397, 0x9908B0DF
+    polynomial = 1
+    for bit in range(31):
+        product = polynomial << num_words - 1 ^ polynomial << middle - 1
+        polynomial = product ^ (matrix >> bit & 1)
+    polynomial = polynomial << num_words ^ polynomial << middle ^ (matrix >> 31)
+    *exponents, _ = (n for n, bit in enumerate(f"{polynomial:b}"[::-1]) if bit == "1")
+    return tuple(exponents)
 
 
 def _tile_macros(record_format: RecordFormat, tile_size: int) -> Macros:

@@ -8,7 +8,12 @@ from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition._cp import initialize_cp
 
 from tensorly_flycoo import DensifyError, FlycooTensor
-from tensorly_flycoo.decomposition.initial_guess import make_initial_guess
+from tensorly_flycoo.decomposition.initial_guess import (
+    GpuRandom,
+    as_gpu_random,
+    make_initial_guess,
+)
+from tensorly_flycoo.engines.cpu.engine import CPU
 
 SHAPE = (9, 11, 10)
 
@@ -35,6 +40,61 @@ def check(options, rank, dtype="float64", shape=SHAPE):
 def test_same_as_tensorly(init, non_negative, normalize_factors, dtype):
     options = {"non_negative": non_negative, "normalize_factors": normalize_factors}
     check({"init": init} | options, 3, dtype)
+
+
+@pytest.mark.parametrize("kind", [lambda coo: coo, FlycooTensor.from_coo], ids=["COO", "Flycoo"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("normalize_factors", [False, True])
+@pytest.mark.parametrize("non_negative", [False, True])
+def test_a_random_start_has_tensorlys_bits(non_negative, normalize_factors, dtype, kind):
+    """From a given generator, which is then in the same state."""
+    coo = community_coo(SHAPE, dtype, seed=1)
+    options = {"non_negative": non_negative, "normalize_factors": normalize_factors}
+    starts = []
+    for backend, tensor in (("numpy", dense_of(coo)), ("flycoo", kind(coo))):
+        random = np.random.RandomState(3)
+        with tl.backend_context(backend):
+            start = tl.decomposition._cp.initialize_cp(
+                tensor, 3, init="random", random_state=random, **options
+            )
+        starts.append([start.weights, *start.factors, random.random_sample(2)])
+    for array, expected in zip(*starts, strict=True):
+        np.testing.assert_array_equal(array, expected)
+        assert array.dtype == expected.dtype
+
+
+def test_a_random_start_that_does_not_fit(monkeypatch):
+    x = FlycooTensor.from_coo(community_coo(SHAPE, seed=1))
+
+    def run_out(*arguments):
+        raise MemoryError
+
+    monkeypatch.setattr(CPU, "draw_uniform", run_out)
+    with pytest.raises(MemoryError, match=r"a random start of rank 3 .* needs .* is free"):
+        make_initial_guess(x, 3, "random", "truncated_svd", 0)
+
+
+def make_stand_in(*methods):
+    """Make an object of a class of ``cupy.random`` with some methods."""
+    namespace = dict.fromkeys(methods, lambda self, size, dtype: np.full(size, 0.5, dtype))
+    return type("Random", (), {"__module__": "cupy.random._generator", **namespace})()
+
+
+def test_generators_of_cupy():
+    """Both kinds draw in the tensor's dtype; the factors are where the tensor is."""
+    random = make_stand_in("random_sample")
+    assert as_gpu_random(random) is random
+    generator = as_gpu_random(make_stand_in("random"))
+    assert isinstance(generator, GpuRandom)
+    assert as_gpu_random(generator) is generator
+    assert as_gpu_random(np.random.RandomState(0)) is as_gpu_random(3) is None
+    x = FlycooTensor.from_coo(community_coo(SHAPE, "float32", seed=1))
+    with tl.backend_context("flycoo"):
+        for state in (random, generator, make_stand_in("random")):
+            factors = tl.decomposition._cp.initialize_cp(
+                x, 3, init="random", random_state=state
+            ).factors
+            assert all(f.dtype == "float32" and np.all(f == 0.5) for f in factors)
 
 
 @pytest.mark.filterwarnings("ignore:Trying to compute SVD")

@@ -7,7 +7,7 @@ import pytest
 
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.checks import LAYOUTS
-from tensorly_flycoo.engines import engine_of, select_engine
+from tensorly_flycoo.engines import engine_of, protocol, select_engine
 from tensorly_flycoo.engines.cpu.engine import BUCKET_SIZE, CPU, TILE_SIZE
 
 
@@ -41,3 +41,41 @@ def test_nothing_is_logged_by_default(caplog):
     x = make_tensor()
     mttkrp(x, [np.ones((3, 4))] * 2, 1)
     assert [r for r in caplog.records if r.levelno < logging.WARNING] == []
+
+
+class Subclass(np.random.RandomState):
+    """A generator with numbers of its own."""
+
+    def random_sample(self, size=None):
+        return 1 - super().random_sample(size)
+
+
+RANDOMS = {
+    "MT19937": lambda: np.random.RandomState(3),
+    "PCG64": lambda: np.random.RandomState(np.random.PCG64(3)),
+    "subclass": lambda: Subclass(3),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(0, 3), (1, 1), (5, 3), (41, 100)])
+@pytest.mark.parametrize("make_random", RANDOMS.values(), ids=RANDOMS)
+def test_uniform_numbers_are_numpys(make_random, shape, dtype, monkeypatch):
+    """Also between blocks; the generator is then in NumPy's state."""
+    monkeypatch.setattr(protocol, "_DRAW_BLOCK", 1000)
+    random, other = make_random(), make_random()
+    for generator in (random, other):
+        generator.normal(size=3)  # half of a pair is left over
+    numbers = CPU.draw_uniform(random, shape, np.dtype(dtype))
+    assert (numbers.shape, numbers.dtype) == (shape, dtype)
+    np.testing.assert_array_equal(numbers, other.random_sample(shape).astype(dtype))
+    np.testing.assert_array_equal(random.normal(size=5), other.normal(size=5))
+
+
+def test_other_generators_draw_in_the_dtype():
+    class Random:
+        def random_sample(self, size, dtype):
+            return np.full(size, 0.5, dtype)
+
+    numbers = CPU.draw_uniform(Random(), (2, 3), np.dtype("float32"))
+    assert (numbers.shape, numbers.dtype) == ((2, 3), "float32")

@@ -12,6 +12,7 @@ from cuda_sources import ON_LINUX, compile_all, compile_source, compile_text, ma
 from tensorly_flycoo.engines import cuda
 from tensorly_flycoo.engines.cuda import structs, tuning
 from tensorly_flycoo.engines.cuda.macros import (
+    draw_uniform_macros,
     gram_macros,
     inner_product_macros,
     invert_macros,
@@ -22,6 +23,7 @@ from tensorly_flycoo.engines.cuda.macros import (
     pad_rows_macros,
     partial_rows_macros,
     remap_macros,
+    square_polynomial_macros,
     sum_groups_macros,
     sweep_nonnegative_macros,
     ttmc_macros,
@@ -71,6 +73,9 @@ def specialise_all():
         "invert.cu": invert_macros(8),
         "inner_product.cu": inner_product_macros(dtype, 8),
         "sweep_nonnegative.cu": sweep_nonnegative_macros(dtype, 8),
+        "draw_uniform.cu": draw_uniform_macros(dtype),
+        "square_polynomial.cu": square_polynomial_macros(),
+        "jump_states.cu": {},
     }
 
 
@@ -130,6 +135,8 @@ def test_kernels_that_build_a_tensor_compile(architecture):
 @EVERY_GPU
 def test_kernels_on_rows_compile(architecture):
     jobs = [("partial_rows.cu", architecture, partial_rows_macros(np.dtype(d))) for d in DTYPES]
+    jobs.append(("square_polynomial.cu", architecture, square_polynomial_macros()))
+    jobs.append(("jump_states.cu", architecture, {}))
     for dtype, num_columns in itertools.product(map(np.dtype, DTYPES), (1, 2, 3, 32, 208)):
         jobs.append(("pad_rows.cu", architecture, pad_rows_macros(dtype, num_columns)))
     for rank in (1, 2, 3, 4, 7, 10, 16, 20, 25, 32):
@@ -139,6 +146,7 @@ def test_kernels_on_rows_compile(architecture):
         jobs += [("multiply_rows.cu", architecture, macros) for macros in (tight, apart)]
     for dtype in map(np.dtype, DTYPES):
         jobs.append(("inner_product.cu", architecture, inner_product_macros(dtype, 25)))
+        jobs.append(("draw_uniform.cu", architecture, draw_uniform_macros(dtype)))
         for rank in (1, 10, 25, 32, 200):
             macros = sweep_nonnegative_macros(dtype, rank)
             jobs.append(("sweep_nonnegative.cu", architecture, macros))
