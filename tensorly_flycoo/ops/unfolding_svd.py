@@ -15,6 +15,7 @@ from ..checks import check_mode, check_rank
 from ..linalg.leading_pairs import MAX_GRAM_SIZE, find_singular_pairs
 from ..linalg.sparse_matrices import by_rows, make_csc
 from ..linalg.tall_skinny import qr
+from ..reporting import report
 from .lazy import LazyArray, ModeView
 from .nonempty_rows import count_nonempty_rows, find_nonempty_rows
 
@@ -35,9 +36,12 @@ class LazyMatrix(LazyArray):
     ----------
     tensor : FlycooTensor
         The tensor from which the matrix is made.
+    mode : int
+        The mode of its rows.
     """
 
     tensor: FlycooTensor
+    mode: int
 
     _instead = "its singular value decomposition (tl.svd_interface) works without forming it"
 
@@ -89,6 +93,7 @@ class LazyMatrix(LazyArray):
         rank = check_rank(rank)
         if rank > min(self.shape):
             raise ValueError(f"rank is {rank}, expected at most {min(self.shape)} = min(shape)")
+        report(f"singular vectors of mode {self.mode + 1} of {self.tensor.ndim}")
         vectors, values, rows = self._find_leading_pairs(rank)
         xp = array_module(values)
         left = xp.zeros((self.shape[0], rank))

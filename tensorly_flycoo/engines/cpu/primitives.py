@@ -100,8 +100,7 @@ class CpuPrimitives(Primitives):
         nnz, num_parts = records.shape[0], starts.shape[0]
         num_buckets, size = -(-nnz // bucket_size), np.uint64(bucket_size)
         bucket_starts = np.zeros(_shape_counts(num_parts, num_buckets, starts.dtype), starts.dtype)
-        with launch.show_compiling(building.count_buckets_of_rows):
-            building.count_buckets_of_rows(starts, nnz, size, bucket_starts)
+        building.count_buckets_of_rows(starts, nnz, size, bucket_starts)
         _start_keys(bucket_starts)
         ids = (target, remap_ids, pull_ids)
         arguments = (num_parts, places, (starts, bucket_starts), size, ids)
@@ -225,5 +224,4 @@ def _shape_counts(num_parts: int, num_keys: int, dtype: np.dtype) -> tuple[int, 
 
 
 def _start_keys(counts: Array) -> None:
-    with launch.show_compiling(building.start_keys):
-        building.start_keys(counts)
+    building.start_keys(counts)
