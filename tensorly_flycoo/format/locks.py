@@ -10,7 +10,7 @@ _locks: weakref.WeakSet = weakref.WeakSet()
 def make_lock() -> threading.Lock:
     """Make a lock that is free in a child process, which lacks the threads that held it.
 
-    What it guards must be consistent whenever a fork may happen.
+    What it guards must be consistent at any fork, as records are: a swap is a single line.
     """
     lock = threading.Lock()
     _locks.add(lock)

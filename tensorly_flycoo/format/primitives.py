@@ -159,8 +159,12 @@ class Primitives:
 
     def sort_nbytes(self, nnz: int, size: int) -> int:
         """Bound the bytes of `sort_by_row` and `find_empty_rows` of a mode of `size` rows."""
-        # Rows in two orders and the sort; or a flag for each row and the int64 empty rows.
-        return max(16 * nnz, 4 * nnz + 9 * size)
+        # Rows in two orders and the sort.
+        return max(16 * nnz, self.empty_rows_nbytes(nnz, size))
+
+    def empty_rows_nbytes(self, nnz: int, size: int) -> int:
+        """Bound the bytes of `find_empty_rows` of a mode of `size` rows."""
+        return 4 * nnz + 9 * size  # rows; a flag for each row of the mode and the int64 empty rows
 
     def sort_places(
         self,
@@ -313,8 +317,7 @@ class Primitives:
     def make_lock(self) -> AbstractContextManager:
         """Make the lock that guards records which move.
 
-        It is Python's own: a KeyboardInterrupt cannot leave it in an inconsistent state. Records
-        are consistent at a fork, which happens either before a swap or after it.
+        It is Python's own: a KeyboardInterrupt cannot leave it in an inconsistent state.
         """
         return make_lock()
 

@@ -76,9 +76,11 @@ class CpuPrimitives(Primitives):
         num_parts, dtype = _count_parts(nnz, size), index_dtype(nnz)
         if num_parts is None:
             return super().sort_nbytes(nnz, size)
-        # Counters; a flag for each row and the int64 empty rows.
         counters = math.prod(_shape_counts(num_parts, size, dtype)) * dtype.itemsize
-        return counters + 9 * size
+        return counters + self.empty_rows_nbytes(nnz, size)
+
+    def empty_rows_nbytes(self, nnz: int, size: int) -> int:
+        return 9 * size  # a flag for each row and the int64 empty rows
 
     def plan_remap(
         self,

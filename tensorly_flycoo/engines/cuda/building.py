@@ -15,7 +15,7 @@ import numpy as np
 from ...array_modules import Array, is_cupy
 from ...checks import check_finite, check_inside
 from ...format.layout import Cut, Step
-from ...format.packing import RecordFormat
+from ...format.packing import RecordFormat, field_width
 from ...format.primitives import Primitives, index_dtype
 from . import launch, tuning
 from .macros import (
@@ -116,7 +116,8 @@ class CudaPrimitives(Primitives):
         return places
 
     def sort_places_nbytes(self, nnz: int, shape: tuple[int, ...]) -> int:
-        return 8 * nnz + _argsort_nbytes(nnz, 8)  # keys
+        itemsize = 4 if sum(map(field_width, shape)) <= 32 else 8
+        return itemsize * nnz + _argsort_nbytes(nnz, itemsize)  # keys
 
     def sort_by_row(
         self,
@@ -241,8 +242,11 @@ class CudaPrimitives(Primitives):
         return _StreamLock()
 
     def sort_nbytes(self, nnz: int, size: int) -> int:
-        # Rows; then a flag for each of the mode and counts of the empty ones, or the sort.
-        return 4 * nnz + max(size + size // 1024 + 2**10, _argsort_nbytes(nnz, 4))
+        # Rows; and then the sort.
+        return 4 * nnz + max(self.empty_rows_nbytes(nnz, size), _argsort_nbytes(nnz, 4))
+
+    def empty_rows_nbytes(self, nnz: int, size: int) -> int:
+        return size + size // 2**10 + 2**10  # a flag for each row, and counts of the empty ones
 
     def split_nbytes(self, nnz: int, bucket_size: int) -> int:
         # Buckets while they are sorted, and the new places of items.
