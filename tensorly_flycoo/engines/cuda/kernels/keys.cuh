@@ -31,6 +31,7 @@ __device__ __forceinline__ void read_each_key(const KeyFields<NumFields>& fields
 {
     const long long num_threads = static_cast<long long>(gridDim.x) * blockDim.x;
     long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+#pragma unroll 1
     for (; i < count; i += num_threads) {
         const long long place = places ? static_cast<long long>(places[i]) : i;
         const unsigned long long key = read_key<NumWords>(records, place, fields);
@@ -47,6 +48,7 @@ __device__ __forceinline__ void find_each_carry_row(const KeyFields<1>& fields, 
 {
     const long long num_threads = static_cast<long long>(gridDim.x) * blockDim.x;
     long long tile = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+#pragma unroll 1
     for (; tile < num_tiles; tile += num_threads) {
         const auto row_at = [&](long long number) {
             const long long place = places ? static_cast<long long>(places[number]) : number;
