@@ -28,6 +28,7 @@ from ..ops.lazy_svd import LazySVD
 from ..ops.nndsvd import make_left_vectors_non_negative
 from ..ops.unfolding_svd import LazyMatrix, Unfolding
 from ..ops.views import find_sparse
+from ..reporting import log_compilation
 from . import dispatch
 from .tensor_algebra import unfolding_dot_khatri_rao
 
@@ -76,9 +77,10 @@ def install_replacements() -> None:
 def _replace(original: Callable, row: Replacement) -> Callable:
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
-        if row.is_ours(original.__name__, args, kwargs):
-            return row.ours(original, *args, **kwargs)
-        return original(*args, **kwargs)
+        with log_compilation():
+            if row.is_ours(original.__name__, args, kwargs):
+                return row.ours(original, *args, **kwargs)
+            return original(*args, **kwargs)
 
     replacement._flycoo_replacement = True  # type: ignore[attr-defined]
     # inspect.getfullargspec, which TensorLy's tests call, does not look below a wrapper.

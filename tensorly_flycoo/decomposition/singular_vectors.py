@@ -1,8 +1,6 @@
 """Leading left singular vectors with fixed signs, for initial guesses and tensor trains."""
 
-from ..array_modules import Array, array_module
 from ..checks import densify_error
-from ..ops.unfolding_svd import LazyMatrix
 
 #: Both find the leading singular vectors to rounding error.
 _SVDS = ("truncated_svd", "randomized_svd")

@@ -16,6 +16,7 @@ from tensorly.cp_tensor import CPTensor
 
 from ..io.checkpoint import ResumedCP, load_checkpoint, save_checkpoint
 from ..io.files import FilePath
+from ..reporting import listen
 
 _SHOWN = ("bar", "log", None)
 
@@ -36,8 +37,9 @@ class Progress:
         The maximum number of iterations, counted over all runs that resume one another.
     show : {"bar", "log", None}
         A bar on standard error (by tqdm: ``pip install tensorly-flycoo[progress]``); or log lines
-        for batch jobs, at level INFO of the logger "tensorly_flycoo"; or nothing. It shows the
-        iteration, the fit (1 - error), its change and the time left.
+        for batch jobs, at level INFO of the logger "tensorly_flycoo"; or nothing. It shows what is
+        done before the first iteration, such as the mode whose singular vectors are computed; then
+        the iteration, the fit (1 - error), its change and the time left.
     log_every : int
         Iterations between log lines; the first and the last iteration are always logged.
     checkpoint : str or os.PathLike, optional
@@ -186,6 +188,8 @@ class Progress:
         if _may_take_signals():
             previous = signal.signal(signal.SIGINT, self._interrupt)
             self._resources.callback(signal.signal, signal.SIGINT, previous)
+        if self._show is not None:
+            self._resources.enter_context(listen(self._show_stage))
         self._is_running = True
         return self
 
@@ -219,9 +223,16 @@ class Progress:
         self._first = self.iteration
         self._started_at = self._saved_at = time.monotonic()
         if self._bar is not None:
+            self._bar.set_description_str("", refresh=False)
             self._bar.reset(total=self.n_iter_max)
             self._bar.initial = self._bar.n = self._first
             self._bar.refresh()
+
+    def _show_stage(self, stage: str) -> None:
+        if self._bar is not None:
+            self._bar.set_description_str(stage)
+        else:
+            _logger.info(stage)
 
     def _is_due(self) -> bool:
         is_counted = self._every is not None and self.iteration % self._every == 0
@@ -230,6 +241,7 @@ class Progress:
     def _report(self, is_last: bool) -> None:
         fit, change = 1 - self.errors[-1], self.errors[-2] - self.errors[-1]
         if self._bar is not None:
+            self._bar.set_description_str("", refresh=False)
             self._bar.set_postfix_str(f"fit {fit:.6f}, change {change:+.1e}", refresh=False)
             self._bar.update()
         done = self.iteration - self._first

@@ -50,7 +50,7 @@ class IndexedLayout(Layout):
         """Pack the nonzeros and find the order of each mode."""
         records = make_canonical_records(coords, values, cut.record_format, primitives)
         values = cut.record_format.values(records)
-        norm = compute_norm(values, primitives.xp, primitives.block_size)
+        norm = compute_norm(values, primitives)
         orders = iterate_orders(records, cut, primitives)
         pull_ids, tilings = zip(*orders, strict=True)
         return cls(cut, records, pull_ids, tilings, norm)

@@ -263,8 +263,10 @@ def iterate_orders(
 
 
 def count_sort_nbytes(nnz: int, cut: Cut, primitives: Primitives) -> int:
-    """Bound the temporary bytes of sorting by any mode, or of listing its empty rows."""
-    return max(primitives.sort_nbytes(nnz, size) for size in cut.record_format.shape)
+    """Bound the temporary bytes of sorting by each mode but the first, and listing empty rows."""
+    first, *others = cut.record_format.shape
+    listing = primitives.empty_rows_nbytes(nnz, first)
+    return max([listing, *(primitives.sort_nbytes(nnz, size) for size in others)])
 
 
 def map_record_values(

@@ -1,7 +1,6 @@
 """Bring nonzeros into canonical order: sorted, without duplicates and zeros."""
 
 import math
-from types import ModuleType
 
 import numpy as np
 
@@ -48,7 +47,7 @@ def make_canonical_records(
     modes = reversed(range(record_format.ndim))
     records = primitives.gather(records, primitives.sort_places(records, record_format, modes))
     is_equal = primitives.find_duplicates(records, record_format)
-    if not bool(is_equal.any()):
+    if not _has_true(is_equal):
         return records
     records = sum_duplicates(records, record_format, is_equal, primitives)
     return drop_zeros(records, record_format)
@@ -58,12 +57,17 @@ def drop_zeros(records: Array, record_format: RecordFormat) -> Array:
     """Keep the records whose values are not zero."""
     # In blocks: CuPy counts the selected records in 32 bits.
     is_nonzero = record_format.values(records) != 0
-    if bool(is_nonzero.all()):
+    if not _has_true(~is_nonzero):
         return records
     starts = range(0, records.shape[0], _MASK_BLOCK)
     blocks = [slice(start, start + _MASK_BLOCK) for start in starts]
     kept = [records[block][is_nonzero[block]] for block in blocks]
     return kept[0] if len(kept) == 1 else array_module(records).concatenate(kept)
+
+
+def _has_true(flags: Array) -> bool:
+    """Return ``flags.any()``, for which CuPy would compile two kernels in 2 s each."""
+    return flags.size > 0 and bool(flags.view(np.uint8).max())
 
 
 def count_canonical_nbytes(nnz: int, record_format: RecordFormat, primitives: Primitives) -> int:
@@ -80,21 +84,22 @@ def count_canonical_nbytes(nnz: int, record_format: RecordFormat, primitives: Pr
     return flags + records + max(sorting, summing, comparing)
 
 
-def compute_norm(values: Array, xp: ModuleType = np, block_size: int = 2**15) -> float:
+def compute_norm(values: Array, primitives: Primitives) -> float:
     """Compute the Frobenius norm in float64, in blocks: accurately and in little memory.
 
     A block whose squares could over- or underflow is scaled by a power of two, which is exact. A
     norm beyond float64 is inf.
     """
     exponents, squares = [], []
-    for start in range(0, values.shape[0], block_size):
-        doubles = values[start : start + block_size].astype(np.float64)
+    for start in range(0, values.shape[0], primitives.block_size):
+        block = values[start : start + primitives.block_size]
         with np.errstate(over="ignore"):
-            square = float(xp.dot(doubles, doubles))
+            square = primitives.sum_squares(block)
         if _SAFE_SQUARES[0] < square < _SAFE_SQUARES[1]:
             exponents.append(0)
             squares.append(square)
             continue
+        doubles = block.astype(np.float64)
         largest = max(float(doubles.max()), -float(doubles.min()))
         if not math.isfinite(largest):
             return largest
@@ -102,7 +107,7 @@ def compute_norm(values: Array, xp: ModuleType = np, block_size: int = 2**15) ->
         half = exponents[-1] // 2  # 2.0**exponent itself may overflow
         for part in (half, exponents[-1] - half):
             doubles *= math.ldexp(1.0, -part)
-        squares.append(float(xp.dot(doubles, doubles)))
+        squares.append(primitives.sum_squares(doubles))
     exponent = max(exponents, default=0)
     scaled = (math.ldexp(s, 2 * (e - exponent)) for s, e in zip(squares, exponents, strict=True))
     try:

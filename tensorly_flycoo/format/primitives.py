@@ -1,8 +1,5 @@
 """The operations on arrays of nonzeros from which layouts are built."""
 
-import os
-import threading
-import weakref
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from types import ModuleType
@@ -13,6 +10,7 @@ from numpy.typing import DTypeLike
 
 from ..array_modules import Array
 from ..checks import check_finite, check_inside
+from .locks import make_lock
 from .packing import RecordFormat
 
 if TYPE_CHECKING:
@@ -26,6 +24,10 @@ INDEX_LIMITS: dict[np.dtype, int] = {
     np.dtype(np.int32): 2**31,
     np.dtype(np.int64): 2**63,
 }
+
+
+#: Marks in the result of `Primitives.find_carry_rows` a tile that inherits no row.
+NO_ROW = -1
 
 
 class Primitives:
@@ -124,10 +126,45 @@ class Primitives:
         is_empty[record_format.rows(records, mode, self.xp)] = False
         return self.xp.flatnonzero(is_empty).astype(index_dtype(is_empty.size))
 
+    def find_carry_rows(
+        self,
+        records: Array,
+        record_format: RecordFormat,
+        mode: int,
+        places: Array | None,
+        tile_size: int,
+    ) -> Array:
+        """Find the row that each tile inherits from the previous one.
+
+        Parameters
+        ----------
+        places : unsigned integer array (nnz,), or None
+            The order of the records in which they are sorted by their row; None if they are in it.
+
+        Returns
+        -------
+        carry_rows : int64 array (num_tiles,)
+            `NO_ROW` for a tile that begins with a new row.
+        """
+        firsts = self.xp.arange(0, records.shape[0], tile_size)
+        rows, rows_before = (
+            record_format.rows(
+                records[numbers if places is None else places[numbers]], mode, self.xp
+            ).astype(np.int64)
+            for numbers in (firsts, firsts - 1)
+        )
+        carry_rows = self.xp.where(rows == rows_before, rows, NO_ROW)
+        carry_rows[:1] = NO_ROW
+        return carry_rows
+
     def sort_nbytes(self, nnz: int, size: int) -> int:
         """Bound the bytes of `sort_by_row` and `find_empty_rows` of a mode of `size` rows."""
-        # Rows in two orders and the sort; or a flag for each row and the int64 empty rows.
-        return max(16 * nnz, 4 * nnz + 9 * size)
+        # Rows in two orders and the sort.
+        return max(16 * nnz, self.empty_rows_nbytes(nnz, size))
+
+    def empty_rows_nbytes(self, nnz: int, size: int) -> int:
+        """Bound the bytes of `find_empty_rows` of a mode of `size` rows."""
+        return 4 * nnz + 9 * size  # rows; a flag for each row of the mode and the int64 empty rows
 
     def sort_places(
         self,
@@ -152,6 +189,11 @@ class Primitives:
     def sort_places_nbytes(self, nnz: int, shape: tuple[int, ...]) -> int:
         """Bound the bytes of `sort_places` by all modes, beyond two orders."""
         return max(self.sort_nbytes(nnz, size) for size in shape)
+
+    def sum_squares(self, values: Array) -> float:
+        """Sum the squares of values in float64."""
+        doubles = values.astype(np.float64)
+        return float(self.xp.dot(doubles, doubles))
 
     # Merging duplicates
 
@@ -277,9 +319,7 @@ class Primitives:
 
         It is Python's own: a KeyboardInterrupt cannot leave it in an inconsistent state.
         """
-        lock = threading.Lock()
-        _locks.add(lock)
-        return lock
+        return make_lock()
 
     # Copying
 
@@ -384,21 +424,3 @@ def index_dtype(count: int, smallest: DTypeLike = "uint32") -> np.dtype:
         for dtype, limit in INDEX_LIMITS.items()
         if dtype.kind == smallest.kind and dtype.itemsize >= smallest.itemsize and count <= limit
     )
-
-
-#: All locks from `make_lock`.
-_locks: weakref.WeakSet = weakref.WeakSet()
-
-
-def _free_locks() -> None:
-    """Release the locks in a child process, which lacks the threads that held them.
-
-    The records are consistent: a fork happens either before a swap or after it.
-    """
-    for lock in _locks:
-        if lock.locked():
-            lock.release()
-
-
-if hasattr(os, "register_at_fork"):  # Windows has no fork
-    os.register_at_fork(after_in_child=_free_locks)

@@ -94,7 +94,7 @@ class RemapLayout(Layout):
         if bucket_size % tile_size:
             raise ValueError(f"bucket_size is {bucket_size}, expected a multiple of {tile_size}")
         records = make_canonical_records(coords, values, record_format, primitives)
-        norm = compute_norm(record_format.values(records), primitives.xp, primitives.block_size)
+        norm = compute_norm(record_format.values(records), primitives)
         tilings, pull_ids, remap_ids, spare = cls._plan_modes(records, cut, primitives)
         primitives.split_by_bucket(remap_ids[-1], bucket_size, remap_ids[-1], pull_ids[0])
         primitives.scatter_in_buckets(records, pull_ids[0], bucket_size, spare)

@@ -44,7 +44,7 @@ class ReplicatedLayout(Layout):
         """Pack the nonzeros and sort a copy for each mode."""
         records = make_canonical_records(coords, values, cut.record_format, primitives)
         values = cut.record_format.values(records)
-        norm = compute_norm(values, primitives.xp, primitives.block_size)
+        norm = compute_norm(values, primitives)
         copies, tilings = [], []
         for places, tiling in iterate_orders(records, cut, primitives):
             copies.append(records if places is None else primitives.gather(records, places))

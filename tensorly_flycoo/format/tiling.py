@@ -8,14 +8,9 @@ the order of the tiles, so no sum depends on timing.
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from ..array_modules import Array
 from .packing import RecordFormat
 from .primitives import Primitives, index_dtype
-
-#: Marks in `carry_rows` a tile that inherits no row.
-NO_ROW = -1
 
 
 @dataclass(frozen=True)
@@ -25,7 +20,7 @@ class RowTiling:
     Attributes
     ----------
     carry_rows : int64 array (num_tiles,)
-        For each tile the row that it inherits, or `NO_ROW`.
+        For each tile the row that it inherits, or -1 (`NO_ROW`).
     empty_rows : unsigned integer array
         The rows without a nonzero, whose results are zeros.
     """
@@ -53,16 +48,7 @@ def tile_rows(
     If `places` is None, the records are in that order. `empty_rows`, which `Primitives.sort_by_row`
     may have returned, are found here if None.
     """
-    xp = primitives.xp
-
-    def read_rows(numbers: Array) -> Array:
-        chosen = numbers if places is None else places[numbers]
-        return record_format.rows(records[chosen], mode, xp).astype(np.int64)
-
-    firsts = xp.arange(0, records.shape[0], tile_size)
-    first_rows = read_rows(firsts)
-    carry_rows = xp.where(first_rows == read_rows(firsts - 1), first_rows, NO_ROW)
-    carry_rows[:1] = NO_ROW
+    carry_rows = primitives.find_carry_rows(records, record_format, mode, places, tile_size)
     if empty_rows is None:
         empty_rows = primitives.find_empty_rows(records, record_format, mode)
     return RowTiling(carry_rows, empty_rows)

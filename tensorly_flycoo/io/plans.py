@@ -8,8 +8,7 @@ from numpy.typing import DTypeLike
 from ..format.layout import Cut
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
-from ..format.primitives import index_dtype
-from ..format.tiling import NO_ROW
+from ..format.primitives import NO_ROW, index_dtype
 
 #: The JSON header of a saved tensor; its keys are listed in `save`.
 Header: TypeAlias = dict[str, Any]

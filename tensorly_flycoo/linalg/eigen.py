@@ -1,7 +1,7 @@
 """Leading eigenvectors of a symmetric operator by block Lanczos iteration, on NumPy or CuPy arrays.
 
-Used if the operator is too large to form. Multiplying a block of vectors costs hardly more than one,
-and on a GPU the vectors stay there.
+Used if the operator is too large to form. Multiplying a block of vectors costs hardly more than
+multiplying one, and on a GPU the vectors stay there.
 """
 
 from collections.abc import Callable

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..array_modules import Array
 from ..checks import check_factors, check_mode, check_out, check_weights
+from ..reporting import log_compilation
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.memory import attempt, explain_work
 from ..tensor.tensor import FlycooTensor
@@ -104,7 +105,8 @@ def mttkrp(
 
     def compute() -> Array:
         result = engine.xp.empty(shape, x.dtype) if out is None else out
-        engine.mttkrp(x._layout, factors, mode, result)
+        with log_compilation():
+            engine.mttkrp(x._layout, factors, mode, result)
         return result
 
     def explain() -> str:

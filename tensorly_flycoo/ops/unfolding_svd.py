@@ -15,6 +15,7 @@ from ..array_modules import Array, array_module, is_cupy
 from ..checks import check_mode, check_rank
 from ..linalg.leading_pairs import root_squares
 from ..linalg.tall_skinny import largest_magnitudes, qr
+from ..reporting import report
 from .lazy import LazyArray, ModeView
 from .unfolding_gram import Entries, UnfoldingGram
 
@@ -34,9 +35,12 @@ class LazyMatrix(LazyArray):
     ----------
     tensor : FlycooTensor
         The tensor from which the matrix is made.
+    mode : int
+        The mode of its rows.
     """
 
     tensor: FlycooTensor
+    mode: int
 
     _instead = "its singular value decomposition (tl.svd_interface) works without forming it"
 
@@ -97,6 +101,7 @@ class LazyMatrix(LazyArray):
         rank = check_rank(rank)
         if rank > min(self.shape):
             raise ValueError(f"rank is {rank}, expected at most {min(self.shape)} = min(shape)")
+        report(f"singular vectors of mode {self.mode + 1} of {self.tensor.ndim}")
         vectors, values, rows = self._find_leading_pairs(rank)
         xp, num_found = array_module(values), vectors.shape[1]
         make_largest_positive(vectors)
@@ -134,9 +139,7 @@ class Unfolding(LazyMatrix, ModeView):
     <Unfolding: mode 1 of shape (3, 3, 2)>
     """
 
-    def __init__(
-        self, x: FlycooTensor | SparseArray, mode: int, *, is_exact: bool = False
-    ) -> None:
+    def __init__(self, x: FlycooTensor | SparseArray, mode: int, *, is_exact: bool = False) -> None:
         self.mode, self._is_exact = check_mode(mode, len(x.shape)), is_exact
         others = [n for n in range(len(x.shape)) if n != self.mode]
         super().__init__(x, [(self.mode,), others])

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..engines import select_engine
+from ..reporting import report
 from .tensor import FlycooTensor
 
 _lock = threading.Lock()
@@ -65,6 +66,7 @@ class _Plan:
     """The FlycooTensor of one COO, with fingerprints of the arrays it was built from."""
 
     def __init__(self, coo: Any) -> None:
+        report(f"building a tensor of {coo.nnz:,} nonzeros")
         self.tensor = FlycooTensor.from_coo(coo)
         self.arrays = (id(coo.coords), id(coo.data), coo.shape)
         self.values_print = _fingerprint(coo.data)

@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike
 from ..array_modules import Array, is_cupy
 from ..checks import LAYOUTS, check_dtype, check_layout, check_nnz, check_shape
 from ..engines import select_engine
+from ..reporting import log_compilation
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -112,7 +113,8 @@ def build_layout(
     """Build a layout on the device of `engine` from checked coords and values on any device."""
 
     def build() -> Layout:
-        return engine.build_layout(layout, coords, values, shape)
+        with log_compilation():
+            return engine.build_layout(layout, coords, values, shape)
 
     is_on_gpu = is_cupy(coords)
     held = coords.nbytes + values.nbytes if is_on_gpu == (engine.xp is not np) else 0

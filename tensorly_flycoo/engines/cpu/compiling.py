@@ -2,12 +2,15 @@
 
 import functools
 import hashlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from numba import njit
 from numba.core.caching import FunctionCache, IndexDataCacheFile
+
+from ...reporting import add_compiled
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -25,6 +28,8 @@ class _FolderCache(FunctionCache):
 
     numba itself checks only the function's own file. A helper in another file could change, and the
     old machine code of its callers would still run.
+
+    numba compiles a signature between a `load_overload` that finds nothing and `save_overload`.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -35,6 +40,17 @@ class _FolderCache(FunctionCache):
             filename_base=self._impl.filename_base,
             source_stamp=(self._impl.locator.get_source_stamp(), _hash_folder(folder)),
         )
+        self._starts_s: dict[Any, float] = {}
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        found = super().load_overload(sig, target_context)
+        if found is None:
+            self._starts_s[sig] = time.perf_counter()
+        return found
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        super().save_overload(sig, data)
+        add_compiled(self._starts_s.pop(sig))
 
 
 @functools.cache

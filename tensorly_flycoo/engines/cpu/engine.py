@@ -156,8 +156,7 @@ class CpuEngine(CpuPrimitives, Engine):
 
 
 def _add_partial_rows(carry_rows: Array, partial_rows: Array, out: Array) -> None:
-    with launch.show_compiling(kernels.add_partial_rows):
-        kernels.add_partial_rows(carry_rows, partial_rows, out)
+    kernels.add_partial_rows(carry_rows, partial_rows, out)
 
 
 #: The only instance.

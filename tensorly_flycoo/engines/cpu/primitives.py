@@ -76,9 +76,11 @@ class CpuPrimitives(Primitives):
         num_parts, dtype = _count_parts(nnz, size), index_dtype(nnz)
         if num_parts is None:
             return super().sort_nbytes(nnz, size)
-        # Counters; a flag for each row and the int64 empty rows.
         counters = math.prod(_shape_counts(num_parts, size, dtype)) * dtype.itemsize
-        return counters + 9 * size
+        return counters + self.empty_rows_nbytes(nnz, size)
+
+    def empty_rows_nbytes(self, nnz: int, size: int) -> int:
+        return 9 * size  # a flag for each row and the int64 empty rows
 
     def plan_remap(
         self,
@@ -100,8 +102,7 @@ class CpuPrimitives(Primitives):
         nnz, num_parts = records.shape[0], starts.shape[0]
         num_buckets, size = -(-nnz // bucket_size), np.uint64(bucket_size)
         bucket_starts = np.zeros(_shape_counts(num_parts, num_buckets, starts.dtype), starts.dtype)
-        with launch.show_compiling(building.count_buckets_of_rows):
-            building.count_buckets_of_rows(starts, nnz, size, bucket_starts)
+        building.count_buckets_of_rows(starts, nnz, size, bucket_starts)
         _start_keys(bucket_starts)
         ids = (target, remap_ids, pull_ids)
         arguments = (num_parts, places, (starts, bucket_starts), size, ids)
@@ -225,5 +226,4 @@ def _shape_counts(num_parts: int, num_keys: int, dtype: np.dtype) -> tuple[int, 
 
 
 def _start_keys(counts: Array) -> None:
-    with launch.show_compiling(building.start_keys):
-        building.start_keys(counts)
+    building.start_keys(counts)

@@ -9,6 +9,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from itertools import pairwise
 from queue import Empty, SimpleQueue
 from threading import Event
@@ -38,7 +39,7 @@ def run_parallel(loop: Callable[..., None], count: int, *arguments: Any) -> None
     try:
         try:
             helpers = [
-                _get_pool().submit(_help, loop, parts, arguments, begun)
+                _get_pool().submit(copy_context().run, _help, loop, parts, arguments, begun)
                 for _ in range(1, num_threads)
             ]
             _run_parts(loop, parts, arguments)

@@ -1,7 +1,11 @@
-"""The primitives of building on a GPU: CuPy's radix sorts, and kernels of `kernels/`."""
+"""The primitives of building on a GPU: CuPy's radix sorts, and kernels of `kernels/`.
+
+CuPy compiles each of its elementwise operations, for each combination of dtypes, in a tenth of a
+second. Building a tensor took 33 of them, so here they are a few kernels of ours.
+"""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,18 +14,27 @@ import numpy as np
 
 from ...array_modules import Array, is_cupy
 from ...checks import check_finite, check_inside
+from ...format import packing
 from ...format.layout import Cut, Step
 from ...format.packing import RecordFormat
 from ...format.primitives import Primitives, index_dtype
 from . import launch, tuning
 from .macros import (
+    carry_rows_macros,
+    list_empty_rows_macros,
+    number_buckets_macros,
+    offsets_macros,
     order_writes_macros,
     pack_macros,
+    read_keys_macros,
     remap_macros,
+    scatter_records_macros,
     split_columns_macros,
+    store_places_macros,
     sum_groups_macros,
+    sum_squares_macros,
 )
-from .structs import make_columns, make_packing
+from .structs import make_columns, make_key_fields, make_packing
 
 
 class _StreamLock:
@@ -93,19 +106,74 @@ class CudaPrimitives(Primitives):
         modes: Iterable[int],
         places: Array | None = None,
     ) -> Array | None:
+        nnz = records.shape[0]
         # Sort by as many modes at a time as fit one key.
         for group, dtype in _group_modes(record_format, modes):
-            keys = cupy.zeros(records.shape[0], dtype)
-            for mode in reversed(group):
-                keys <<= dtype.type(record_format.masks[mode].bit_length())
-                keys |= record_format.rows(records, mode, cupy)
-            keys = keys if places is None else keys[places]
+            keys = cupy.empty(nnz, dtype)
+            _read_keys(records, record_format, group[::-1], places, keys)
             order = cupy.argsort(keys, kind="stable")
-            places = order.astype(index_dtype(order.size)) if places is None else places[order]
+            target = cupy.empty(nnz, index_dtype(nnz) if places is None else places.dtype)
+            _store_places(order, places, target=target)
+            places = target
         return places
 
     def sort_places_nbytes(self, nnz: int, shape: tuple[int, ...]) -> int:
-        return 12 * nnz + _argsort_nbytes(nnz, 8)  # keys, and the rows of a mode
+        itemsize = 4 if sum(map(packing.field_width, shape)) <= 32 else 8
+        return itemsize * nnz + _argsort_nbytes(nnz, itemsize)  # keys
+
+    def sort_by_row(
+        self,
+        records: Array,
+        record_format: RecordFormat,
+        mode: int,
+        places: Array | None,
+        target: Array,
+        positions: Array,
+    ) -> Array | None:
+        size = record_format.shape[mode]
+        # With 16 bits a radix sort takes half the passes.
+        key_dtype = np.dtype(np.uint16 if size <= 2**16 else np.uint32)
+        keys = cupy.empty(records.shape[0], key_dtype)
+        is_used = cupy.zeros(size, bool)
+        _read_keys(records, record_format, [mode], places, keys, is_used)
+        empty_rows = _list_empty_rows(is_used)
+        del is_used
+        order = cupy.argsort(keys, kind="stable")
+        _store_places(order, places, target=target, positions=positions)
+        return empty_rows
+
+    def find_empty_rows(self, records: Array, record_format: RecordFormat, mode: int) -> Array:
+        is_used = cupy.zeros(record_format.shape[mode], bool)
+        _read_keys(records, record_format, [mode], is_used=is_used)
+        return _list_empty_rows(is_used)
+
+    def find_carry_rows(
+        self,
+        records: Array,
+        record_format: RecordFormat,
+        mode: int,
+        places: Array | None,
+        tile_size: int,
+    ) -> Array:
+        carry_rows = cupy.empty(-(-records.shape[0] // tile_size), np.int64)
+        macros = carry_rows_macros(record_format, _place_dtype(places))
+        kernel = launch.get_kernel("carry_rows.cu", "find_carry_rows", **macros)
+        arguments = (
+            make_key_fields(record_format, [mode]), np.int64(carry_rows.size),
+            np.int64(tile_size), records, *launch.pass_none([places]), carry_rows,
+        )  # fmt: skip
+        launch.launch_items(kernel, carry_rows.size, tuning.BLOCK_SIZE, arguments)
+        return carry_rows
+
+    def sum_squares(self, values: Array) -> float:
+        macros = sum_squares_macros(values.dtype)
+        sums = cupy.empty(-(-values.size // macros["VALUES_PER_BLOCK"]), np.float64)
+        if sums.size > 0:
+            kernel = launch.get_kernel("sum_squares.cu", "sum_squares", **macros)
+            stride = np.int64(values.strides[0] // values.itemsize)
+            arguments = (np.int64(values.size), stride, values, sums)
+            launch.launch(kernel, (sums.size,), tuning.BLOCK_SIZE, arguments)
+        return float(sums.get().sum())
 
     def sum_groups(self, values: Array, starts: Array) -> Array:
         kernel = launch.get_kernel("sum_groups.cu", "sum_groups", **sum_groups_macros(values.dtype))
@@ -117,6 +185,39 @@ class CudaPrimitives(Primitives):
 
     def sum_nbytes(self, nnz: int, itemsize: int) -> int:
         return nnz * (8 + 8 + 2 * itemsize)  # starts, edges; values and sums
+
+    def split_by_bucket(
+        self, positions: Array, bucket_size: int, stored: Array, offsets: Array
+    ) -> None:
+        nnz, size = positions.size, np.int64(bucket_size)
+        buckets = cupy.empty(nnz, index_dtype(-(-nnz // bucket_size), smallest="uint16"))
+        macros = number_buckets_macros(positions.dtype, buckets.dtype)
+        kernel = launch.get_kernel("number_buckets.cu", "number_buckets", **macros)
+        numbering = (np.int64(nnz), size, positions, buckets)
+        launch.launch_items(kernel, nnz, tuning.BLOCK_SIZE, numbering)
+        order = cupy.argsort(buckets, kind="stable")
+        stored_now = cupy.empty_like(stored)
+        _store_places(order, None, positions=stored_now)
+        macros = offsets_macros(positions.dtype, offsets.dtype)
+        kernel = launch.get_kernel("store_offsets.cu", "store_offsets", **macros)
+        arguments = (np.int64(nnz), size, stored_now, positions, stored, offsets)
+        launch.launch_items(kernel, nnz, tuning.BLOCK_SIZE, arguments)
+
+    def scatter_in_buckets(
+        self, records: Array, offsets: Array, bucket_size: int, target: Array
+    ) -> None:
+        macros = scatter_records_macros(records.shape[1], offsets.dtype)
+        kernel = launch.get_kernel("scatter_records.cu", "scatter_records", **macros)
+        arguments = (np.int64(offsets.size), np.int64(bucket_size), offsets, records, target)
+        launch.launch_items(kernel, records.size // 2, tuning.BLOCK_SIZE, arguments)
+
+    def position_in_buckets(self, offsets: Array, bucket_size: int) -> Array:
+        positions = cupy.empty(offsets.size, index_dtype(offsets.size))
+        macros = offsets_macros(positions.dtype, offsets.dtype)
+        kernel = launch.get_kernel("position_in_buckets.cu", "position_in_buckets", **macros)
+        arguments = (np.int64(offsets.size), np.int64(bucket_size), offsets, positions)
+        launch.launch_items(kernel, offsets.size, tuning.BLOCK_SIZE, arguments)
+        return positions
 
     def order_writes(self, remap_ids: Array, tile_size: int) -> Array:
         macros = order_writes_macros(tile_size, remap_ids.dtype)
@@ -163,7 +264,7 @@ class CudaPrimitives(Primitives):
         # would wait for each other to add; so each adds to one of several copies.
         num_copies = max(1, tuning.NUM_SQUARE_SUMS // num_rows)
         parts = cupy.zeros((num_copies, 2, 2, num_rows), np.uint64)
-        kernel = launch.get_kernel("add_squares.cu", "add_squares")
+        kernel = launch.get_kernel("sum_single_squares.cu", "sum_single_squares")
         sizes = (np.int64(num_rows), np.int64(num_copies))
         arguments = (np.int64(values.size), is_first, rows, values, *sizes, parts)
         launch.launch_items(kernel, values.size, tuning.BLOCK_SIZE, arguments)
@@ -174,8 +275,11 @@ class CudaPrimitives(Primitives):
         return _StreamLock()
 
     def sort_nbytes(self, nnz: int, size: int) -> int:
-        # Rows in two orders and the sort; or a flag for each row and the int64 empty rows.
-        return max(8 * nnz + _argsort_nbytes(nnz, 4), 4 * nnz + 9 * size)
+        # Rows; and then the sort.
+        return 4 * nnz + max(self.empty_rows_nbytes(nnz, size), _argsort_nbytes(nnz, 4))
+
+    def empty_rows_nbytes(self, nnz: int, size: int) -> int:
+        return size + size // 2**10 + 2**10  # a flag for each row, and counts of the empty ones
 
     def split_nbytes(self, nnz: int, bucket_size: int) -> int:
         # Buckets while they are sorted, and the new places of items.
@@ -208,6 +312,61 @@ def _pack_block(
         cupy.ascontiguousarray(values), records, found,
     )  # fmt: skip
     launch.launch_items(kernel, values.size, tuning.BLOCK_SIZE, arguments)
+
+
+def _read_keys(
+    records: Array,
+    record_format: RecordFormat,
+    modes: Sequence[int],
+    places: Array | None = None,
+    keys: Array | None = None,
+    is_used: Array | None = None,
+) -> None:
+    """Read the rows of `modes`, the first the most significant, at `places` of the records.
+
+    They are written to `keys` as one number, and set flags in `is_used`.
+    """
+    key_dtype = np.dtype(np.uint32) if keys is None else keys.dtype
+    macros = read_keys_macros(record_format, len(modes), key_dtype, _place_dtype(places))
+    kernel = launch.get_kernel("read_keys.cu", "read_keys", **macros)
+    arguments = (
+        make_key_fields(record_format, modes), np.int64(records.shape[0]), records,
+        *launch.pass_none([places, keys, is_used]),
+    )  # fmt: skip
+    launch.launch_items(kernel, records.shape[0], tuning.BLOCK_SIZE, arguments)
+
+
+def _place_dtype(places: Array | None) -> np.dtype:
+    return np.dtype(np.uint32) if places is None else places.dtype
+
+
+def _store_places(
+    order: Array,
+    places: Array | None,
+    target: Array | None = None,
+    positions: Array | None = None,
+) -> None:
+    """Write ``places[order]`` (`order` if None) to `target`, and where each went to `positions`."""
+    dtype = next(array.dtype for array in (target, positions) if array is not None)
+    kernel = launch.get_kernel("store_places.cu", "store_places", **store_places_macros(dtype))
+    arguments = (np.int64(order.size), order, *launch.pass_none([places, target, positions]))
+    launch.launch_items(kernel, order.size, tuning.BLOCK_SIZE, arguments)
+
+
+def _list_empty_rows(is_used: Array) -> Array:
+    """List the rows that are not in use, ascending."""
+    macros = list_empty_rows_macros(index_dtype(is_used.size))
+    kernel = launch.get_kernel("list_empty_rows.cu", "list_empty_rows", **macros)
+    num_blocks = -(-is_used.size // macros["ROWS_PER_BLOCK"])
+    starts = cupy.empty(num_blocks, np.int64)
+    arguments = (np.int64(is_used.size), is_used, starts)
+    launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, (*arguments, np.uint64(0)))
+    counts = starts.get()
+    empty_rows = cupy.empty(counts.sum(), index_dtype(is_used.size))
+    if empty_rows.size > 0:
+        starts.set(counts.cumsum() - counts)
+        launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, (*arguments, empty_rows))
+    return empty_rows
 
 
 def _group_modes(

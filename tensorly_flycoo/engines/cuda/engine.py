@@ -7,7 +7,7 @@ on the GPU that was current when it was built.
 import functools
 import itertools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cupy
@@ -105,7 +105,7 @@ class CudaEngine(CudaPrimitives, Engine):
             np.int64(step.records.shape[0]), np.int64(num_empty),
             np.int64(-(-num_empty // num_tiles)), np.int64(step.bucket_size),
             tiling.carry_rows, tiling.empty_rows, step.records,
-            *_pass_none([step.pull_ids, step.spare, step.remap_ids, step.write_order]),
+            *launch.pass_none([step.pull_ids, step.spare, step.remap_ids, step.write_order]),
             np.int32(rank), out, sums[0][1],
         )  # fmt: skip
         sizes = (num_tiles, cut.num_parts, tuning.BLOCK_SIZE)
@@ -148,8 +148,8 @@ class CudaEngine(CudaPrimitives, Engine):
             arguments = (
                 make_operands(record_format, mode, inputs, arrays), make_ranks(arrays),
                 np.int64(step.records.shape[0]), np.int64(step.bucket_size),
-                tiling.carry_rows, *_pass_none([slots]),
-                step.records, *_pass_none([step.pull_ids]),
+                tiling.carry_rows, *launch.pass_none([slots]),
+                step.records, *launch.pass_none([step.pull_ids]),
                 np.int64(num_columns), out, *sums[0],
             )  # fmt: skip
             shared_nbytes = layout.tile_size * slot_nbytes(record_format)
@@ -262,11 +262,6 @@ def _get_mttkrp_kernel(
     # The tile, and the carry-outs between its groups of threads.
     carries_nbytes = carries_dtype(record_format.dtype, cut, tuning.BLOCK_SIZE).itemsize
     return kernel, layout.tile_size * slot_nbytes(record_format) + carries_nbytes
-
-
-def _pass_none(arrays: Iterable[Array | None]) -> list[Array | np.uint64]:
-    """Return kernel arguments for arrays, with a null pointer for None."""
-    return [np.uint64(0) if array is None else array for array in arrays]
 
 
 def _add_partial_rows(sums: list[tuple[Array, Array]], out: Array) -> None:

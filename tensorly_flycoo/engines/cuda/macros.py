@@ -116,6 +116,65 @@ def pack_macros(record_format: RecordFormat, coord_dtype: np.dtype) -> Macros:
     }
 
 
+def read_keys_macros(
+    record_format: RecordFormat, num_fields: int, key_dtype: np.dtype, place_dtype: np.dtype
+) -> Macros:
+    """Specialise `read_keys.cu`."""
+    return {
+        **carry_rows_macros(record_format, place_dtype),
+        "NUM_FIELDS": num_fields,
+        "KEY": _TYPES[key_dtype],
+        "KEY_FIELDS_LAYOUT": structs.layout_macro(structs.key_fields_dtype(num_fields)),
+    }
+
+
+def carry_rows_macros(record_format: RecordFormat, place_dtype: np.dtype) -> Macros:
+    """Specialise `carry_rows.cu`."""
+    return {
+        "NUM_WORDS": record_format.num_words,
+        "PLACE": _TYPES[place_dtype],
+        "KEY_FIELDS_LAYOUT": structs.layout_macro(structs.key_fields_dtype(1)),
+    }
+
+
+def list_empty_rows_macros(row_dtype: np.dtype) -> Macros:
+    """Specialise `list_empty_rows.cu`."""
+    return {
+        "ROW": _TYPES[row_dtype],
+        "ROWS_PER_BLOCK": tuning.ROWS_PER_BLOCK,
+        "BLOCK_SIZE": tuning.BLOCK_SIZE,
+    }
+
+
+def store_places_macros(place_dtype: np.dtype) -> Macros:
+    """Specialise `store_places.cu`."""
+    return {"PLACE": _TYPES[place_dtype]}
+
+
+def number_buckets_macros(place_dtype: np.dtype, bucket_dtype: np.dtype) -> Macros:
+    """Specialise `number_buckets.cu`."""
+    return {"PLACE": _TYPES[place_dtype], "BUCKET": _TYPES[bucket_dtype]}
+
+
+def offsets_macros(place_dtype: np.dtype, offset_dtype: np.dtype) -> Macros:
+    """Specialise `store_offsets.cu` and `position_in_buckets.cu`."""
+    return {"PLACE": _TYPES[place_dtype], "OFFSET": _TYPES[offset_dtype]}
+
+
+def scatter_records_macros(num_words: int, offset_dtype: np.dtype) -> Macros:
+    """Specialise `scatter_records.cu`."""
+    return {"NUM_WORDS": num_words, "OFFSET": _TYPES[offset_dtype]}
+
+
+def sum_squares_macros(dtype: np.dtype) -> Macros:
+    """Specialise `sum_squares.cu`."""
+    return {
+        "VALUE": _TYPES[dtype],
+        "VALUES_PER_BLOCK": tuning.ROWS_PER_BLOCK,
+        "BLOCK_SIZE": tuning.BLOCK_SIZE,
+    }
+
+
 def sum_groups_macros(dtype: np.dtype) -> Macros:
     """Specialise `sum_groups.cu`."""
     return {"VALUE": _TYPES[dtype]}

@@ -44,6 +44,12 @@ def ranks_dtype(num_inputs: int) -> np.dtype:
 
 
 @functools.cache
+def key_fields_dtype(num_fields: int) -> np.dtype:
+    """Return the dtype of `KeyFields` (`keys.cuh`)."""
+    return np.dtype([("at", FIELD, (num_fields,))], align=True)
+
+
+@functools.cache
 def packing_dtype(ndim: int) -> np.dtype:
     """Return the dtype of `Packing` (`pack.cuh`)."""
     fields = [
@@ -122,6 +128,15 @@ def make_ranks(arrays: Sequence[Array]) -> np.ndarray:
     ranks = np.zeros((), ranks_dtype(len(arrays)))
     ranks["at"][: len(arrays)] = [array.shape[1] for array in arrays]
     return _as_bytes(ranks)
+
+
+def make_key_fields(record_format: RecordFormat, modes: Sequence[int]) -> np.ndarray:
+    """Fill in `KeyFields` for a key of the rows of `modes`, the most significant first."""
+    fields = np.zeros((), key_fields_dtype(len(modes)))
+    for place, mode in enumerate(modes):
+        field = (record_format.words[mode], record_format.shifts[mode], record_format.masks[mode])
+        fields["at"][place] = field
+    return _as_bytes(fields)
 
 
 def make_packing(record_format: RecordFormat, coords: Array) -> np.ndarray:

@@ -9,6 +9,7 @@ import types
 
 import numpy as np
 import pytest
+import sparse
 import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition import parafac
@@ -16,6 +17,7 @@ from tensorly.decomposition import parafac
 from tensorly_flycoo import Progress
 from tensorly_flycoo.diagnostics import progress
 from tensorly_flycoo.io.checkpoint import load_checkpoint
+from tensorly_flycoo.reporting import report
 
 CP = CPTensor((None, [np.ones((3, 2)), np.ones((4, 2))]))
 
@@ -71,6 +73,41 @@ def test_bar(capsys):
     fit, change = re.search(r"5/5 \[.*, fit (\S+), change (\S+)\]", last).groups()
     assert float(fit) == pytest.approx(1 - shown.errors[-1], abs=1e-6)
     assert float(change) == pytest.approx(shown.errors[-2] - shown.errors[-1], rel=0.1)
+
+
+def test_stages_before_the_first_iteration_are_logged(caplog):
+    caplog.set_level(logging.INFO, "tensorly_flycoo")
+    x = sparse.random((8, 9, 10), density=0.2, random_state=0)
+    with tl.backend_context("flycoo"), Progress(1, show="log") as shown:
+        parafac(x, 2, n_iter_max=1, tol=1e-300, callback=shown)
+    lines = [record.message for record in caplog.records if record.levelno == logging.INFO]
+    assert lines[:-1] == [
+        "building a tensor of 144 nonzeros",
+        *(f"singular vectors of mode {mode} of 3" for mode in (1, 2, 3)),
+    ]
+    assert lines[-1].startswith("iteration 1 of 1, ")
+
+
+def test_a_bar_shows_stages_until_the_first_iteration(capsys):
+    pytest.importorskip("tqdm")
+    with Progress(1) as shown:
+        report("singular vectors of mode 1 of 3")
+        assert "\rsingular vectors of mode 1 of 3: 0it [" in capsys.readouterr().err
+        call(shown, [1.0])
+        call(shown, [0.5])
+    assert "mode" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("show", ["bar", "log"])
+def test_stages_are_shown_only_inside_the_block(caplog, capsys, show):
+    pytest.importorskip("tqdm")
+    caplog.set_level(logging.INFO, "tensorly_flycoo")
+    with Progress(1, show=show):
+        pass
+    capsys.readouterr()
+    report("a stage")
+    assert capsys.readouterr().err == ""
+    assert [record.name for record in caplog.records] == ["tensorly_flycoo"]
 
 
 def test_a_resumed_bar_starts_where_it_stopped(path, capsys):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tensorly_flycoo.format.packing import RecordFormat
-from tensorly_flycoo.format.primitives import Primitives
-from tensorly_flycoo.format.tiling import NO_ROW, tile_rows
+from tensorly_flycoo.format.primitives import NO_ROW, Primitives
+from tensorly_flycoo.format.tiling import tile_rows
 
 
 def tile(rows, num_rows, tile_size):

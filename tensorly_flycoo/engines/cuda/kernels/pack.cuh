@@ -34,6 +34,7 @@ __device__ __forceinline__ void pack_nonzeros(const Packing<Ndim>& packing, long
     const long long num_threads = static_cast<long long>(gridDim.x) * blockDim.x;
     bool is_outside = false, is_unsorted = false, is_infinite = false, is_zero = false;
     long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+#pragma unroll 1
     for (; i < nnz; i += num_threads) {
         unsigned words[NumWords] = {};
         bool is_compared = i == 0;  // an earlier mode differs from the previous nonzero's

@@ -7,12 +7,10 @@ combinations are tested.
 
 import hashlib
 import itertools
-import logging
 import os
 import subprocess
 import sys
 import threading
-import types
 
 import numba
 import numpy as np
@@ -23,7 +21,7 @@ from problems import Problem, compute_all, make_exact_problem, make_factors, mak
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.engines.cpu import kernels as cpu_kernels
-from tensorly_flycoo.engines.cpu import launch, primitives
+from tensorly_flycoo.engines.cpu import primitives
 
 LAYOUTS = ("remap", "replicated", "indexed")
 BOTH_LAYOUTS = pytest.mark.parametrize("layout", LAYOUTS)
@@ -336,15 +334,3 @@ def test_subnormals_are_kept():
     tiny = np.finfo(np.float64).smallest_subnormal
     x = FlycooTensor([[0, 1]], [tiny, 1.0], (2,))
     assert mttkrp(x, make_factors((2,), 3), 0)[0].tolist() == [tiny] * 3
-
-
-def test_compiling_is_shown(caplog):
-    def kernel(first, last):
-        kernel.stats.cache_misses["a signature"] = 1
-
-    kernel.__name__ = "a_kernel"
-    kernel.stats = types.SimpleNamespace(cache_misses={})
-    with caplog.at_level(logging.INFO, "tensorly_flycoo"):
-        launch.launch(kernel, 1)
-        launch.launch(kernel, 1)
-    assert [record.getMessage()[:25] for record in caplog.records] == ["compiled a_kernel for the"]

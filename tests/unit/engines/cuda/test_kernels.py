@@ -12,19 +12,28 @@ from cuda_sources import ON_LINUX, compile_all, compile_source, compile_text, ma
 from tensorly_flycoo.engines import cuda
 from tensorly_flycoo.engines.cuda import structs, tuning
 from tensorly_flycoo.engines.cuda.macros import (
+    carry_rows_macros,
     draw_uniform_macros,
     gram_macros,
     inner_product_macros,
     invert_macros,
+    list_empty_rows_macros,
     mttkrp_macros,
     multiply_rows_macros,
+    number_buckets_macros,
+    offsets_macros,
     order_writes_macros,
     pack_macros,
     pad_rows_macros,
     partial_rows_macros,
+    read_keys_macros,
     remap_macros,
+    scatter_records_macros,
+    split_columns_macros,
     square_polynomial_macros,
+    store_places_macros,
     sum_groups_macros,
+    sum_squares_macros,
     sweep_nonnegative_macros,
     ttmc_macros,
 )
@@ -66,7 +75,18 @@ def specialise_all():
         "order_writes.cu": order_writes_macros(256, U32),
         "partial_rows.cu": partial_rows_macros(dtype),
         "pack.cu": pack_macros(record_format, np.dtype(np.int64)),
+        "read_keys.cu": read_keys_macros(record_format, 2, U64, U32),
+        "carry_rows.cu": carry_rows_macros(record_format, U32),
+        "list_empty_rows.cu": list_empty_rows_macros(U32),
+        "store_places.cu": store_places_macros(U32),
+        "number_buckets.cu": number_buckets_macros(U32, U16),
+        "store_offsets.cu": offsets_macros(U32, U32),
+        "position_in_buckets.cu": offsets_macros(U32, U32),
+        "scatter_records.cu": scatter_records_macros(record_format.num_words, U32),
+        "sum_squares.cu": sum_squares_macros(dtype),
         "sum_groups.cu": sum_groups_macros(dtype),
+        "split_columns.cu": split_columns_macros(record_format, U32),
+        "sum_single_squares.cu": {},
         "pad_rows.cu": pad_rows_macros(dtype, 32),
         "gram.cu": gram_macros(8),
         "multiply_rows.cu": multiply_rows_macros(8, 4),
@@ -127,8 +147,33 @@ def test_kernels_that_build_a_tensor_compile(architecture):
     for record_format, coord_dtype in itertools.product(formats, coord_dtypes):
         if record_format.ndim == 3 or coord_dtype == "int64":
             jobs.append(("pack.cu", architecture, pack_macros(record_format, coord_dtype)))
-    jobs += [("sum_groups.cu", architecture, sum_groups_macros(np.dtype(d))) for d in DTYPES]
+    for dtype in map(np.dtype, DTYPES):
+        jobs.append(("sum_groups.cu", architecture, sum_groups_macros(dtype)))
+        jobs.append(("sum_squares.cu", architecture, sum_squares_macros(dtype)))
     compile_all(jobs)
+
+
+@ON_LINUX
+@EVERY_GPU
+def test_kernels_that_sort_nonzeros_compile(architecture):
+    jobs = [("list_empty_rows.cu", list_empty_rows_macros(row)) for row in (U32, U64)]
+    for place in (U32, U64):
+        jobs.append(("store_places.cu", store_places_macros(place)))
+        jobs += [("number_buckets.cu", number_buckets_macros(place, b)) for b in (U16, U32)]
+        for offset in (U16, U32, U64):
+            jobs.append(("store_offsets.cu", offsets_macros(place, offset)))
+            jobs.append(("position_in_buckets.cu", offsets_macros(place, offset)))
+        for record_format in (make_format(n, d) for n in (1, 3, 8) for d in DTYPES):
+            jobs.append(("carry_rows.cu", carry_rows_macros(record_format, place)))
+            for key, num_fields in itertools.product((U16, U32, U64), (1, 3)):
+                macros = read_keys_macros(record_format, num_fields, key, place)
+                jobs.append(("read_keys.cu", macros))
+    jobs += [
+        ("scatter_records.cu", scatter_records_macros(num_words, offset))
+        for num_words in (2, 4, 6, 10)
+        for offset in (U16, U32)
+    ]
+    compile_all([(file, architecture, macros) for file, macros in jobs])
 
 
 @ON_LINUX

@@ -7,7 +7,12 @@ import pytest
 from cuda_sources import ON_LINUX, compile_source, make_format
 
 from tensorly_flycoo.engines.cuda import structs, tuning
-from tensorly_flycoo.engines.cuda.macros import mttkrp_macros, pack_macros, ttmc_macros
+from tensorly_flycoo.engines.cuda.macros import (
+    mttkrp_macros,
+    pack_macros,
+    read_keys_macros,
+    ttmc_macros,
+)
 
 H200 = tuning.Gpu((9, 0), 228 * 1024)
 IDS = [np.dtype(np.uint32)] * 2
@@ -18,6 +23,8 @@ def specialise(file, ndim, dtype):
     record_format, occupancy = make_format(ndim, dtype), tuning.choose_occupancy(H200, ndim - 1)
     if file == "pack.cu":
         return pack_macros(record_format, np.dtype(np.int64))
+    if file == "read_keys.cu":
+        return read_keys_macros(record_format, ndim, np.dtype(np.uint64), IDS[0])
     if file == "ttmc.cu":
         return ttmc_macros(record_format, 256, tuning.cut_columns(9, ndim - 1), occupancy, *IDS)
     cut = tuning.cut_rank(25, record_format.dtype.itemsize, 16, 16)
@@ -32,6 +39,7 @@ LAYOUTS = [
     ("ttmc.cu", "OPERANDS_LAYOUT"),
     ("ttmc.cu", "RANKS_LAYOUT"),
     ("pack.cu", "PACKING_LAYOUT"),
+    ("read_keys.cu", "KEY_FIELDS_LAYOUT"),
 ]
 
 

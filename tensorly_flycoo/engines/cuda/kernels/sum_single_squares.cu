@@ -6,9 +6,9 @@
 // Writes and determinism: atomic additions of integers, the same in any order. Each square loses
 //   less than 2^-61.
 // Source: none.
-#include "add_squares.cuh"
+#include "sum_single_squares.cuh"
 
-extern "C" __global__ void add_squares(long long nnz, const bool* is_first, const unsigned* rows,
+extern "C" __global__ void sum_single_squares(long long nnz, const bool* is_first, const unsigned* rows,
                                        const double* values, long long num_rows,
                                        long long num_copies, unsigned long long* parts)
 {

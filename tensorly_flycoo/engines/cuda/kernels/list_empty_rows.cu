@@ -1,0 +1,25 @@
+// Entry: count the empty rows of each block of rows, or list them.
+//
+// Mapping: a block has ROWS_PER_BLOCK neighbouring rows.
+// Preconditions (the engine's): if `rows` is null, `starts` receives the counts; else it holds the
+//   sum of the counts of all previous blocks.
+// Bytes per row: 1, and sizeof(ROW) for each empty one.
+// Writes and determinism: each empty row once, ascending.
+// Source: none.
+#ifndef ROW
+#error "ROW: unsigned type of rows"
+#endif
+#ifndef ROWS_PER_BLOCK
+#error "ROWS_PER_BLOCK: rows of a block"
+#endif
+#ifndef BLOCK_SIZE
+#error "BLOCK_SIZE: threads of a block"
+#endif
+
+#include "empty_rows.cuh"
+
+extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
+    list_empty_rows(long long num_rows, const bool* is_used, long long* starts, ROW* rows)
+{
+    list_block<ROWS_PER_BLOCK, BLOCK_SIZE>(num_rows, is_used, starts, rows);
+}

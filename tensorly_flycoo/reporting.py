@@ -1,0 +1,104 @@
+"""What a call that takes long says meanwhile: the stage it has reached, and what it compiled.
+
+A stage goes to the listener of the caller's context, such as a `Progress`; without one, to the log.
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+
+_logger = logging.getLogger("tensorly_flycoo")
+
+#: A long call logs what it compiled after this time without compiling, not only at its end.
+_QUIET_S = 5.0
+
+_listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
+
+
+def report(stage: str) -> None:
+    """Say that a stage begins, for instance "singular vectors of mode 2 of 3".
+
+    Without a listener this is a log line at level INFO.
+    """
+    listener = _listener.get()
+    if listener is None:
+        _logger.info(stage)
+    else:
+        listener(stage)
+
+
+@contextlib.contextmanager
+def listen(listener: Callable[[str], None]) -> Iterator[None]:
+    """Pass each stage reported inside the block, by the same thread, to `listener`.
+
+    Examples
+    --------
+    >>> with listen(print):
+    ...     report("singular vectors of mode 2 of 3")
+    singular vectors of mode 2 of 3
+    """
+    previous = _listener.get()
+    _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.set(previous)
+
+
+class _Compilation:
+    """What a call has compiled: when each compilation began and ended, and how many kernels."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[float, float, int]] = []
+
+    def add(self, start_s: float, count: int) -> None:
+        # Kernels that were compiled since `start_s` are called by this one, and belong to it.
+        earlier = [span for span in self._spans if span[0] < start_s]
+        self._spans = [*earlier, (start_s, time.perf_counter(), count)]
+
+    def log(self, quiet_s: float = 0.0) -> None:
+        """Log it, unless something was compiled less than `quiet_s` seconds ago."""
+        if not self._spans or time.perf_counter() - self._spans[-1][1] < quiet_s:
+            return
+        count = sum(count for _, _, count in self._spans)
+        # A warning is shown even if logging is not set up.
+        _logger.warning(
+            "compiled %d kernel%s in %.1f s; cached on disk for the next time",
+            count,
+            "s" * (count != 1),
+            sum(end_s - start_s for start_s, end_s, _ in self._spans),
+        )
+        self._spans = []
+
+
+_compilation: ContextVar[_Compilation | None] = ContextVar("compilation", default=None)
+
+
+@contextlib.contextmanager
+def log_compilation() -> Iterator[None]:
+    """Log a single warning, at the end, if kernels are compiled inside the block.
+
+    Inside another such block, the outer one logs for both: at its end, or earlier if it goes on for
+    long without compiling.
+    """
+    outer = _compilation.get()
+    if outer is not None:
+        yield
+        outer.log(_QUIET_S)
+        return
+    compilation = _Compilation()
+    token = _compilation.set(compilation)
+    try:
+        yield
+    finally:
+        _compilation.reset(token)
+        compilation.log()
+
+
+def add_compiled(start_s: float, count: int = 1) -> None:
+    """Count kernels whose compilation began at `start_s` (`time.perf_counter`) and ends now."""
+    compilation = _compilation.get()
+    if compilation is not None:
+        compilation.add(start_s, count)

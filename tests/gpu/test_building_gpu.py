@@ -1,0 +1,132 @@
+"""The CUDA engine's primitives of building give what NumPy's do."""
+
+import cupy
+import numpy as np
+import pytest
+
+from tensorly_flycoo.engines.cuda.engine import CUDA
+from tensorly_flycoo.format.packing import RecordFormat
+from tensorly_flycoo.format.primitives import Primitives
+
+NUMPY = Primitives()
+SHAPES = [(4, 20_000), (2**20, 3), (70_000, 50, 7), (2**32, 2, 2**31, 9)]
+EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES)
+EVERY_NNZ = pytest.mark.parametrize("nnz", [0, 1, 7, 100_000])
+EVERY_PLACE_DTYPE = pytest.mark.parametrize("place_dtype", [None, "uint32", "uint64"])
+
+
+def make_records(shape, nnz, dtype="float64"):
+    """Return a format, and unsorted records in host memory whose values are their numbers."""
+    rng = np.random.default_rng(0)
+    coords = np.stack([rng.integers(max(0, size - 10**6), size, nnz) for size in shape])
+    record_format = RecordFormat.of(shape, dtype, "uint32")
+    return record_format, record_format.pack(coords, np.arange(nnz, dtype=dtype))
+
+
+def make_places(nnz, dtype):
+    return None if dtype is None else np.random.default_rng(1).permutation(nnz).astype(dtype)
+
+
+def to_gpu(array):
+    return None if array is None else cupy.asarray(array)
+
+
+def check_equal(found, expected):
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found.get(), expected)
+
+
+@EVERY_PLACE_DTYPE
+@EVERY_NNZ
+@pytest.mark.parametrize(("shape", "mode"), [(s, n) for s in SHAPES[:3] for n in range(len(s))])
+def test_sort_by_row(shape, mode, nnz, place_dtype):
+    record_format, records = make_records(shape, nnz)
+    places = make_places(nnz, place_dtype)
+    target, positions = np.empty((2, nnz), place_dtype or "uint32")
+    NUMPY.sort_by_row(records, record_format, mode, places, target, positions)
+    found, found_positions = cupy.empty((2, nnz), target.dtype)
+    empty_rows = CUDA.sort_by_row(
+        to_gpu(records), record_format, mode, to_gpu(places), found, found_positions
+    )
+    check_equal(found, target)
+    check_equal(found_positions, positions)
+    check_equal(empty_rows, NUMPY.find_empty_rows(records, record_format, mode))
+
+
+@EVERY_NNZ
+@pytest.mark.parametrize("size", [1, 8191, 8192, 8193, 1_000_000])
+def test_find_empty_rows(size, nnz):
+    record_format, records = make_records((3, size), nnz)
+    found = CUDA.find_empty_rows(to_gpu(records), record_format, 1)
+    check_equal(found, NUMPY.find_empty_rows(records, record_format, 1))
+
+
+@EVERY_PLACE_DTYPE
+@EVERY_NNZ
+@EVERY_SHAPE
+def test_sort_places(shape, nnz, place_dtype):
+    record_format, records = make_records(shape, nnz)
+    places, modes = make_places(nnz, place_dtype), range(len(shape))
+    found = CUDA.sort_places(to_gpu(records), record_format, modes, to_gpu(places))
+    expected = NUMPY.sort_places(records, record_format, modes, places)
+    np.testing.assert_array_equal(found.get(), expected)
+
+
+@EVERY_PLACE_DTYPE
+@EVERY_NNZ
+@EVERY_SHAPE
+@pytest.mark.parametrize("tile_size", [1, 128, 1024])
+def test_find_carry_rows(tile_size, shape, nnz, place_dtype):
+    record_format, records = make_records(shape, nnz)
+    mode = len(shape) - 1
+    places = NUMPY.sort_places(records, record_format, [mode])
+    if place_dtype is None:
+        records, places = records[places], None
+    else:
+        places = places.astype(place_dtype)
+    found = CUDA.find_carry_rows(to_gpu(records), record_format, mode, to_gpu(places), tile_size)
+    check_equal(found, NUMPY.find_carry_rows(records, record_format, mode, places, tile_size))
+
+
+@EVERY_NNZ
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("offset_dtype", ["uint16", "uint32"])
+@pytest.mark.parametrize("place_dtype", ["uint32", "uint64"])
+@pytest.mark.parametrize("bucket_size", [5, 1024])
+def test_buckets(bucket_size, place_dtype, offset_dtype, in_place, nnz):
+    positions = make_places(nnz, place_dtype)
+    stored, offsets = np.empty_like(positions), np.empty(nnz, offset_dtype)
+    NUMPY.split_by_bucket(positions, bucket_size, stored, offsets)
+    given, found_offsets = to_gpu(positions), cupy.empty(nnz, offset_dtype)
+    found = given if in_place else cupy.empty_like(given)
+    CUDA.split_by_bucket(given, bucket_size, found, found_offsets)
+    check_equal(found, stored)
+    check_equal(found_offsets, offsets)
+    found = CUDA.position_in_buckets(found_offsets, bucket_size)
+    check_equal(found, NUMPY.position_in_buckets(offsets, bucket_size))
+
+
+@EVERY_NNZ
+@pytest.mark.parametrize("num_words", [2, 4, 6])
+@pytest.mark.parametrize("bucket_size", [5, 1024])
+def test_scatter_in_buckets(bucket_size, num_words, nnz):
+    positions, offsets = make_places(nnz, "uint32"), np.empty(nnz, np.uint32)
+    NUMPY.split_by_bucket(positions, bucket_size, np.empty_like(positions), offsets)
+    records = np.random.default_rng(0).integers(0, 2**32, (nnz, num_words), np.uint32)
+    target = np.empty_like(records)
+    NUMPY.scatter_in_buckets(records, offsets, bucket_size, target)
+    found = cupy.empty_like(target)
+    CUDA.scatter_in_buckets(to_gpu(records), to_gpu(offsets), bucket_size, found)
+    check_equal(found, target)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("nnz", [0, 1, 8191, 8193, 1_000_000])
+def test_sum_squares(nnz, dtype):
+    record_format, records = make_records((50, 40), nnz, dtype)
+    values = np.random.default_rng(0).standard_normal(nnz).astype(dtype)
+    record_format.values(records)[...] = values
+    expected = float((values.astype(np.float64) ** 2).sum())
+    found = {CUDA.sum_squares(record_format.values(to_gpu(records))) for _ in range(3)}
+    assert len(found) == 1
+    assert found.pop() == pytest.approx(expected, rel=1e-14)

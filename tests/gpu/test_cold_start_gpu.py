@@ -1,0 +1,61 @@
+"""What the first default parafac of a process costs, with empty and with filled caches."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+_FIRST_CALL = """
+import json, time
+import cupy, numpy as np, sparse, tensorly as tl, tensorly_flycoo
+from cupy.cuda import compiler
+from tensorly.decomposition import parafac
+
+names, compile_one = [], compiler._compile_using_nvrtc_no_warning
+def compile_and_note(source, *arguments, **options):
+    names.append(source)
+    return compile_one(source, *arguments, **options)
+compiler._compile_using_nvrtc_no_warning = compile_and_note
+cupy.cuda.runtime.free(0)
+shape, rng = (2000, 1500, 40_000), np.random.default_rng(0)
+coords = np.stack([rng.integers(0, size, 200_000) for size in shape])
+x = sparse.COO(coords, rng.random(200_000) + 0.5, shape)
+tl.set_backend("flycoo")
+start_s = time.perf_counter()
+tensor = tl.tensor(x)
+num_built, built_s = len(names), time.perf_counter() - start_s
+parafac(tensor, 32, n_iter_max=5)
+cupy.cuda.Device().synchronize()
+print(json.dumps([built_s, time.perf_counter() - start_s, num_built, len(names)]))
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return a function that makes the first call in a new process, whose caches are kept."""
+    caches = {"CUPY_CACHE_DIR": str(tmp_path / "cupy"), "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
+
+    def run():
+        environment = {**os.environ, **caches, "TENSORLY_FLYCOO_DEVICE": "cuda"}
+        command = [sys.executable, "-c", _FIRST_CALL]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        lines = done.stderr.splitlines()
+        return (*json.loads(done.stdout), [line for line in lines if "compil" in line])
+
+    return run
+
+
+def test_cold_and_warm(run):
+    built_s, total_s, num_built, num_compiled, lines = run()
+    print(f"cold: {built_s:.2f} s to build, {total_s:.2f} s in all, {num_compiled} compiled")
+    assert len(lines) == 2  # one for the tensor, one for parafac
+    assert num_built <= 16
+    assert total_s <= 8
+    built_s, total_s, _, num_compiled, lines = run()
+    print(f"warm: {built_s:.2f} s to build, {total_s:.2f} s in all")
+    assert num_compiled == 0
+    assert lines == []
+    assert total_s <= 0.8
