@@ -19,12 +19,13 @@ from tensorly.cp_tensor import cp_norm
 from .. import decomposition
 from ..array_modules import Array
 from ..checks import densify_error
-from ..decomposition.initial_guess import check_initial_guess, initialize_randomly
+from ..decomposition.initial_guess import check_initial_guess, initialize_cp
 from ..decomposition.resuming import State, take_up
+from ..decomposition.singular_vectors import SVDS
 from ..decomposition.tucker_checks import check_tucker
 from ..io.checkpoint import ResumedCP
 from ..linalg.tall_skinny import inner_product
-from ..ops.lazy_svd import LazySVD
+from ..ops.lazy_svd import RandomizedSVD
 from ..ops.nndsvd import make_left_vectors_non_negative
 from ..ops.unfolding_svd import LazyMatrix, Unfolding
 from ..ops.views import find_sparse
@@ -104,15 +105,19 @@ def _in_place_of(function: Callable) -> Callable:
     return call
 
 
+_OPTIONS = ("rank", "init", "svd", "random_state", "non_negative", "normalize_factors")
+
+
 def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
-    given = inspect.signature(original).bind(*args, **kwargs).arguments
-    tensor, init = given["tensor"], given.get("init")
+    bound = inspect.signature(original).bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    tensor, init = given["tensor"], given["init"]
     _refuse_mask(given, tensor, "tensorly_flycoo.decomposition.parafac or non_negative_parafac")
     if isinstance(init, State):
-        return take_up(init, tensor, given["rank"], given.get("normalize_factors", False))
-    if isinstance(init, str) and init == "random":
-        options = (given.get(name) for name in ("rank", "random_state", "normalize_factors"))
-        return initialize_randomly(tensor, *options)
+        return take_up(init, tensor, given["rank"], given["normalize_factors"])
+    if isinstance(init, str) and (init == "random" or (init == "svd" and given["svd"] in SVDS)):
+        return initialize_cp(tensor, *(given[name] for name in _OPTIONS))
     context = tl.context(tensor)
     check_initial_guess(init, context["dtype"], "device" in context)
     return original(*args, **kwargs)
@@ -153,14 +158,21 @@ def _error_calc(
 
 
 def _randomized_svd(
-    original: Callable, matrix: Any, n_eigenvecs: int | None = None, **kwargs: Any
+    original: Callable,
+    matrix: Any,
+    n_eigenvecs: int | None = None,
+    n_oversamples: int = 5,
+    n_iter: int = 2,
+    random_state: Any = None,
+    **ignored: Any,
 ) -> tuple:
-    """Compute the leading singular vectors to rounding error, which a random sketch does not."""
+    """Sketch the leading singular vectors without drawing a row for each column."""
     if matrix.ndim != 2:
         raise ValueError(f"matrix has shape {matrix.shape}, expected two axes: unfold the tensor")
     unfolding = matrix if isinstance(matrix, LazyMatrix) else Unfolding(matrix, 0)
     rank = min(unfolding.shape) if n_eigenvecs is None else min(n_eigenvecs, *unfolding.shape)
-    left, values, right = LazySVD(unfolding)
+    random, options = tl.check_random_state(random_state), (n_oversamples, n_iter)
+    left, values, right = RandomizedSVD(unfolding, random, *options)
     return left[:, :rank], values[:rank], right[:rank, :]
 
 

@@ -91,12 +91,20 @@ def draw_factors(x: FlycooTensor, rank: int, random: Any) -> list[Array]:
     return attempt(draw, lambda: explain_work(x, f"a random start of rank {rank}", nbytes))
 
 
-def initialize_randomly(
-    tensor: Any, rank: Any, random_state: Any, normalize_factors: bool | None
+def initialize_cp(
+    tensor: Any,
+    rank: Any,
+    init: str,
+    svd: str,
+    random_state: Any,
+    non_negative: bool,
+    normalize_factors: bool,
 ) -> CPTensor:
-    """Return what TensorLy's `initialize_cp` does for ``init="random"``, drawn on the device."""
-    x, random = as_flycoo(tensor), tl.check_random_state(random_state)
-    start = make_cp_tensor(None, draw_factors(x, validate_cp_rank(x.shape, rank), random))
+    """Return what TensorLy's `initialize_cp` does for ``init="random"`` and ``init="svd"``."""
+    x = as_flycoo(tensor)
+    rank = validate_cp_rank(x.shape, rank)
+    guess = make_initial_guess(x, rank, init, svd, random_state, non_negative=non_negative)
+    start = make_cp_tensor(*guess)
     return cp_normalize(start) if normalize_factors else start
 
 
@@ -142,7 +150,7 @@ def make_initial_guess(
     rank : int
     init : {"random", "svd", CPTensor, (weights, factors)}
     svd : {"truncated_svd", "randomized_svd"}
-        Both find the leading singular vectors to rounding error.
+        See `LazyMatrix.svd` and `LazyMatrix.randomized_svd`.
     random_state : int, numpy.random.RandomState or generator of CuPy, optional
         For "random", and for the columns of a factor beyond the number of singular vectors.
     unfold : callable, optional
@@ -168,7 +176,7 @@ def make_initial_guess(
         check_svd(svd, "init='svd'", x.shape)
         unfold = unfold or (lambda mode: Unfolding(x, mode))
         factors = [
-            _take_left_vectors(x, unfold(mode), rank, random, mode, non_negative)
+            _take_left_vectors(x, unfold(mode), rank, svd, random, mode, non_negative)
             for mode in range(x.ndim)
         ]
         if non_negative:
@@ -182,16 +190,21 @@ def _take_left_vectors(
     x: FlycooTensor,
     unfolding: Unfolding,
     rank: int,
+    svd: str,
     random: Any,
     mode: int,
     non_negative: bool,
 ) -> Array:
     """Make one factor from leading left singular vectors, filled up with random columns."""
-    left, values = unfolding.svd(min(rank, *unfolding.shape))
+    num_vectors = min(rank, *unfolding.shape)
+    if svd == "randomized_svd":
+        left, values = unfolding.randomized_svd(num_vectors, random)
+    else:
+        left, values = unfolding.svd(num_vectors)
     if non_negative:
         left = make_left_vectors_non_negative(unfolding, left, values)
     if mode == 0:  # so that the model has about the norm of the tensor
-        left = left * values
+        left *= values
     num_random = rank - left.shape[1]
     if num_random == 0:
         return left

@@ -1,9 +1,9 @@
-"""Leading left singular vectors with fixed signs, for initial guesses and tensor trains."""
+"""The methods for singular vectors that work for a sparse tensor."""
 
 from ..checks import densify_error
 
-#: Both find the leading singular vectors to rounding error.
-_SVDS = ("truncated_svd", "randomized_svd")
+#: Both find only the leading singular vectors.
+SVDS = ("truncated_svd", "randomized_svd")
 
 
 def check_svd(svd: object, operation: str, shape: tuple[int, ...]) -> None:
@@ -14,6 +14,6 @@ def check_svd(svd: object, operation: str, shape: tuple[int, ...]) -> None:
     DensifyError
         If `svd` is neither "truncated_svd" nor "randomized_svd".
     """
-    if svd not in _SVDS:
-        instead = f"expected one of {_SVDS}, which find only the leading singular vectors"
+    if svd not in SVDS:
+        instead = f"expected one of {SVDS}, which find only the leading singular vectors"
         raise densify_error(f"{operation} with svd={svd!r}", shape, instead)

@@ -6,9 +6,9 @@ multiplying one, and on a GPU the vectors stay there.
 
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from ..array_modules import Array, array_module, move
 from .tall_skinny import add_product, transposed_product
@@ -41,7 +41,7 @@ def find_leading_eigenpairs(
     rank: int,
     xp: ModuleType,
     *,
-    dtype: DTypeLike = np.float64,
+    dtype: Any = np.float64,
     max_rounds: int = _MAX_ROUNDS,
     max_blocks: int = _MAX_BLOCKS,
 ) -> tuple[np.ndarray, Array]:
@@ -85,7 +85,7 @@ def find_leading_eigenpairs(
     max_blocks = min(max_blocks, size // width)
     draw = _make_generator(size, width, dtype, xp)
     basis = xp.empty((size, max_blocks * width), dtype)
-    basis[:, :width] = _orthonormalize(draw(), basis[:, :0], draw)
+    basis[:, :width] = orthonormalize(draw(), basis[:, :0], draw)
     projected = np.zeros((0, 0))
     tolerance = min(_ROUNDINGS * np.finfo(dtype).eps * size**0.5, _MAX_TOLERANCE)
     for num_rounds in range(1, max_rounds + 1):
@@ -93,7 +93,7 @@ def find_leading_eigenpairs(
         known = basis[:, :count]
         image = multiply(known[:, -width:])
         projected = _extend(projected, _project_out(image, known))
-        gram = _gram(image)
+        gram = gram_of(image)
         is_last = num_rounds == max_rounds
         if is_last or count == basis.shape[1] or num_rounds % _ROUNDS_PER_CHECK == 0:
             values, coefficients = _decompose(projected, 2 * width)
@@ -102,11 +102,11 @@ def find_leading_eigenpairs(
             if is_last or (squares <= (tolerance * values[0]) ** 2).all():
                 break
         if count == basis.shape[1]:
-            known[:, : 2 * width] = _multiply(known, coefficients)
+            known[:, : 2 * width] = multiply_block(known, coefficients)
             projected, count = np.diag(values), 2 * width
         known = basis[:, :count]
-        basis[:, count : count + width] = _orthonormalize(image, known, draw, gram)
-    return values[:rank], _multiply(known, coefficients[:, :rank])
+        basis[:, count : count + width] = orthonormalize(image, known, draw, gram)
+    return values[:rank], multiply_block(known, coefficients[:, :rank])
 
 
 def bound_shortfall(size: int, rank: int, num_rounds: int) -> float:
@@ -146,7 +146,7 @@ def choose_width(rank: int, size: int) -> int:
     return min(-(-(rank + _NUM_GUARDS) // 8) * 8, size // 3)
 
 
-def _make_generator(size: int, width: int, dtype: DTypeLike, xp: ModuleType) -> Callable[[], Array]:
+def _make_generator(size: int, width: int, dtype: Any, xp: ModuleType) -> Callable[[], Array]:
     """Return a function that draws a block of normal random numbers from a fixed seed."""
     if xp is np:
         generator = np.random.default_rng(_SEED)
@@ -155,7 +155,7 @@ def _make_generator(size: int, width: int, dtype: DTypeLike, xp: ModuleType) -> 
     return lambda: random.standard_normal((size, width), dtype)
 
 
-def _gram(block: Array) -> np.ndarray:
+def gram_of(block: Array) -> np.ndarray:
     """Return ``block.T @ block`` in float64 on the host."""
     return move(transposed_product(block, block), np).astype(np.float64)
 
@@ -189,7 +189,7 @@ def _decompose(projected: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarra
     return values[::-1], np.ascontiguousarray(vectors[:, ::-1])
 
 
-def _multiply(block: Array, coefficients: np.ndarray) -> Array:
+def multiply_block(block: Array, coefficients: np.ndarray) -> Array:
     """Multiply a block by coefficients from the host."""
     xp = array_module(block)
     product = xp.zeros((block.shape[0], coefficients.shape[1]), block.dtype)
@@ -197,29 +197,34 @@ def _multiply(block: Array, coefficients: np.ndarray) -> Array:
     return product
 
 
-def _orthonormalize(
-    block: Array, known: Array, draw: Callable[[], Array], gram: np.ndarray | None = None
+def orthonormalize(
+    block: Array,
+    known: Array | None = None,
+    draw: Callable[[], Array] | None = None,
+    gram: np.ndarray | None = None,
 ) -> Array:
     """Return an orthonormal basis of a block, orthogonal to the columns of `known`.
 
     `gram` is ``block.T @ block`` if the block has been projected already. Directions that it lacks
-    are drawn at random. The columns are multiplied by the inverse square root of their scaled Gram
-    matrix (Stathopoulos and Wu, SIAM J. Sci. Comput. 23, 2002), which unlike a QR decomposition
-    does not fail if they are dependent. The second pass removes what rounding left.
+    are drawn at random, or zero without `draw`. The columns are multiplied by the inverse square
+    root of their scaled Gram matrix (Stathopoulos and Wu, SIAM J. Sci. Comput. 23, 2002), which
+    unlike a QR decomposition does not fail if they are dependent. The second pass removes what
+    rounding left.
     """
     num_passes = 2
     while num_passes:
         if gram is None:
-            _project_out(block, known)
-            gram = _gram(block)
+            if known is not None:
+                _project_out(block, known)
+            gram = gram_of(block)
         scales = np.diagonal(gram) ** 0.5
         scales = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
         values, vectors = np.linalg.eigh(gram * np.outer(scales, scales))
         is_known = values > gram.shape[0] * np.finfo(block.dtype).eps
         inverse_roots = np.divide(1, np.sqrt(np.abs(values)), where=is_known, out=0 * values)
-        block, gram = _multiply(block, scales[:, None] * vectors * inverse_roots), None
+        block, gram = multiply_block(block, scales[:, None] * vectors * inverse_roots), None
         num_passes -= 1
-        if not is_known.all():
+        if draw is not None and not is_known.all():
             block[:, ~is_known] = draw()[:, ~is_known]
             num_passes = 2
     return block

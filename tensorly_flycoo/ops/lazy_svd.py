@@ -51,6 +51,26 @@ class LazySVD:
         return complete_basis(left, num_known).astype(known.dtype)
 
 
+class RandomizedSVD(LazySVD):
+    """The stand-in for a randomised SVD.
+
+    Parameters
+    ----------
+    matrix : LazyMatrix
+    random, n_oversamples, n_iter
+        As for `LazyMatrix.randomized_svd`.
+    """
+
+    def __init__(self, matrix: LazyMatrix, random: Any, *options: int) -> None:
+        super().__init__(matrix)
+        self._random, self._options = random, options
+
+    def compute(self, rank: int) -> tuple[Array, Array]:
+        if rank not in self._computed:
+            self._computed[rank] = self.matrix.randomized_svd(rank, self._random, *self._options)
+        return self._computed[rank]
+
+
 class _SvdPart(LazyArray):
     _instead = "slice the leading singular vectors first, as tl.svd_interface does"
 

@@ -12,14 +12,21 @@ import itertools
 from collections.abc import Iterator
 from functools import cached_property
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from ..array_modules import Array, move
-from ..linalg.eigen import bound_shortfall, choose_width, find_leading_eigenpairs
-from ..linalg.leading_pairs import MAX_DIRECT_SIZE, MAX_GRAM_SIZE, find_leading_squares
+from ..linalg.eigen import (
+    bound_shortfall,
+    choose_width,
+    find_leading_eigenpairs,
+    gram_of,
+    multiply_block,
+    orthonormalize,
+)
+from ..linalg.leading_pairs import MAX_DIRECT_SIZE, MAX_GRAM_SIZE
 from ..linalg.tall_skinny import transposed_product
 from ..tensor.tensor import FlycooTensor
 
@@ -33,6 +40,9 @@ _COLUMNS_AT_ONCE = 2**20
 #: The largest basis for iterations that end early, and the fewest blocks in one.
 _MAX_BASIS_NBYTES = 2**34
 _MIN_BLOCKS = 4
+
+#: A sketch of up to this many numbers is drawn on the host, as TensorLy's.
+_MAX_DRAWN = 2**22
 
 #: How far the squares of singular values above a size of 8192 may fall short, relative to them.
 MAX_SHORTFALL = 0.2
@@ -120,20 +130,29 @@ class UnfoldingGram:
         options = {"layout": "replicated", "device": self._engine.name}
         return FlycooTensor(coords, values, shape, **options)
 
-    def find_leading_pairs(self, rank: int) -> tuple[Array, Array, Array | slice]:
-        """Compute the largest eigenvalues, and their vectors where these are not zero.
+    def add_free_pairs(
+        self, coupled: Array, vectors: Array, rank: int
+    ) -> tuple[Array, Array, Array | slice]:
+        """Merge eigenpairs of the coupled rows with those of the free ones, which are not coupled.
+
+        Parameters
+        ----------
+        coupled : float64 array (K,)
+            The largest eigenvalues of the coupled rows, descending.
+        vectors : array (size, K)
+            Their vectors.
+        rank : int
 
         Returns
         -------
         squares : float64 array (R,)
             Descending; R is at most `rank`.
         vectors : array (num_vector_rows, R)
-            Orthonormal columns. Those of free rows, which are not coupled, are unit vectors.
+            Orthonormal columns. Those of free rows are unit vectors.
         rows : integer array, or slice(None)
             The row of each row of `vectors`.
         """
         xp = self._engine.xp
-        coupled, vectors = find_leading_squares(self, min(rank, self.size))
         if self.size == self.squares.shape[1]:
             return coupled, vectors, slice(None)
         free = self.squares.sum(axis=0)
@@ -149,6 +168,38 @@ class UnfoldingGram:
         merged[: self.size, xp.asarray(columns)] = vectors[:, xp.asarray(source[columns])]
         merged[xp.arange(self.size, merged.shape[0]), xp.asarray(free_columns)] = 1
         return squares[order], merged, xp.concatenate([self.rows, free_rows])
+
+    def sketch_coupled_pairs(
+        self, rank: int, num_vectors: int, num_iterations: int, random: Any
+    ) -> tuple[Array, Array]:
+        """Approximate the leading eigenpairs of the coupled rows from a random sketch.
+
+        The vectors are left singular vectors of ``A @ Q``, where Q is an orthonormal basis of
+        ``A.T @ sketch``. It is not formed: with ``gram = sketch.T @ A @ A.T @ sketch``, the product
+        is ``A @ A.T @ sketch`` times an inverse square root of `gram`.
+        """
+        sketch = self._draw_normal(num_vectors, random)
+        for _ in range(num_iterations):
+            sketch = orthonormalize(self.multiply(sketch))
+        image = self.multiply(sketch)
+        gram = move(transposed_product(sketch, image), np).astype(np.float64)
+        values, vectors = np.linalg.eigh((gram + gram.T) / 2)
+        is_known = values > gram.shape[0] * np.finfo(self.dtype).eps * values[-1]
+        inverse_root = vectors[:, is_known] / np.sqrt(values[is_known])
+        squares, rotation = np.linalg.eigh(inverse_root.T @ gram_of(image) @ inverse_root)
+        transform = inverse_root @ (rotation / np.sqrt(np.maximum(squares, squares[-1] * 1e-300)))
+        transform = transform[:, ::-1][:, :rank]
+        return self._engine.xp.asarray(squares[::-1][:rank]), multiply_block(image, transform)
+
+    def _draw_normal(self, num_vectors: int, random: Any) -> Array:
+        """Draw normal numbers (size, num_vectors): TensorLy's, unless these are too many."""
+        xp, num_rows = self._engine.xp, self.squares.shape[1]
+        if isinstance(random, np.random.RandomState) and num_rows * num_vectors <= _MAX_DRAWN:
+            drawn = random.normal(size=(num_rows, num_vectors))[move(self.rows, np)]
+            return xp.asarray(drawn, self.dtype)
+        seed = int(2**31 * float(random.random_sample(1)[0]))
+        drawn = xp.random.RandomState(seed).standard_normal((self.size, num_vectors))
+        return drawn.astype(self.dtype)
 
     # Of the coupled rows
 
@@ -171,17 +222,19 @@ class UnfoldingGram:
 
         Above a size of 8192 it ends when `bound_shortfall` is below `MAX_SHORTFALL`.
         """
-        options = {"dtype": self.dtype}
-        if self.size > MAX_GRAM_SIZE and not self._is_exact:
+        xp = self._engine.xp
+        if self.size <= MAX_GRAM_SIZE or self._is_exact:
+            _, vectors = find_leading_eigenpairs(self.multiply, self.size, rank, xp)
+        else:
             num_rounds = count_rounds(self.size, rank)
             block_nbytes = self.size * choose_width(rank, self.size) * self.dtype.itemsize
             max_blocks = max(_MIN_BLOCKS, _MAX_BASIS_NBYTES // block_nbytes)
-            options |= {"max_rounds": num_rounds, "max_blocks": min(num_rounds, max_blocks)}
-        xp = self._engine.xp
-        _, vectors = find_leading_eigenpairs(self.multiply, self.size, rank, xp, **options)
+            _, vectors = find_leading_eigenpairs(
+                self.multiply, self.size, rank, xp,
+                dtype=self.dtype, max_rounds=num_rounds, max_blocks=min(num_rounds, max_blocks),
+            )  # fmt: skip
         squares, rotation = np.linalg.eigh(self.project(vectors))
-        vectors = vectors @ xp.asarray(rotation[:, ::-1], self.dtype)
-        return xp.asarray(squares[::-1]), vectors
+        return xp.asarray(squares[::-1]), multiply_block(vectors, rotation[:, ::-1])
 
     def multiply(self, block: Array) -> Array:
         """Multiply a block (size, k) of `dtype`."""
@@ -198,7 +251,7 @@ class UnfoldingGram:
         """
         weighted = block * np.sqrt(self._diagonal).astype(self.dtype)[:, None]
         parts = (weighted, *self.iterate_right_products(block))
-        return sum(move(transposed_product(p, p), np).astype(np.float64) for p in parts)
+        return np.sum([gram_of(part) for part in parts], axis=0)
 
     def iterate_right_products(self, block: Array) -> Iterator[Array]:
         """Yield ``A.T @ block`` for some of the shared columns at a time: (num_columns, k)."""

@@ -7,13 +7,13 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..array_modules import Array, array_module, is_cupy
 from ..checks import check_mode, check_rank
-from ..linalg.leading_pairs import root_squares
+from ..linalg.leading_pairs import find_leading_squares, root_squares
 from ..linalg.tall_skinny import largest_magnitudes, qr
 from ..reporting import report
 from .lazy import LazyArray, ModeView
@@ -98,11 +98,49 @@ class LazyMatrix(LazyArray):
         fifteen blocks of `rank` + 8 numbers per coupled row. The initial vectors are fixed: a GPU
         gives the same bits in every run, and a CPU with the same number of threads of the BLAS.
         """
+        rank = self._check_rank(rank)
+        return self._assemble(rank, *self._find_leading_pairs(rank))
+
+    def randomized_svd(
+        self, rank: int, random: Any, n_oversamples: int = 5, n_iter: int = 2
+    ) -> tuple[Array, Array]:
+        """Compute leading singular vectors from a random sketch, as TensorLy's `randomized_svd`.
+
+        Parameters and results are those of `svd`, and:
+
+        Parameters
+        ----------
+        random : numpy.random.RandomState or generator of CuPy
+            From `tl.check_random_state`.
+        n_oversamples : int
+            Random vectors beyond `rank`.
+        n_iter : int
+            Power iterations.
+
+        Notes
+        -----
+        ``n_iter + 1`` products with the Gram matrix of the coupled rows; other rows are exact, and
+        so is all of it where that costs less. The random vectors are those of TensorLy if there
+        are up to 4 million numbers, else the device draws them from a seed that `random` draws.
+        Of a matrix that is not an unfolding the exact vectors are returned.
+
+        References
+        ----------
+        Halko, Martinsson, Tropp, SIAM Review 53, 2011, algorithms 4.4 and 5.1.
+        """
+        return self.svd(rank)
+
+    def _check_rank(self, rank: int) -> int:
         rank = check_rank(rank)
         if rank > min(self.shape):
             raise ValueError(f"rank is {rank}, expected at most {min(self.shape)} = min(shape)")
         report(f"singular vectors of mode {self.mode + 1} of {self.tensor.ndim}")
-        vectors, values, rows = self._find_leading_pairs(rank)
+        return rank
+
+    def _assemble(
+        self, rank: int, vectors: Array, values: Array, rows: Array | slice
+    ) -> tuple[Array, Array]:
+        """Return what `svd` does, from what `_find_leading_pairs` does."""
         xp, num_found = array_module(values), vectors.shape[1]
         make_largest_positive(vectors)
         singular_values = xp.zeros(rank, self.dtype)
@@ -189,9 +227,21 @@ class Unfolding(LazyMatrix, ModeView):
         if gram.columns is not None:
             vectors, values, rows = _find_pairs_from_columns(gram.columns, rank)
         else:
-            squares, vectors, rows = gram.find_leading_pairs(rank)
+            coupled = find_leading_squares(gram, min(rank, gram.size))
+            squares, vectors, rows = gram.add_free_pairs(*coupled, rank)
             values = root_squares(squares, self.shape[0])
         return vectors, scale * values, rows
+
+    def randomized_svd(
+        self, rank: int, random: Any, n_oversamples: int = 5, n_iter: int = 2
+    ) -> tuple[Array, Array]:
+        num_vectors = self._check_rank(rank) + n_oversamples
+        gram, scale = self.gram
+        if gram.columns is not None or num_vectors > gram.size:
+            return self.svd(rank)
+        coupled = gram.sketch_coupled_pairs(rank, num_vectors, n_iter, random)
+        squares, vectors, rows = gram.add_free_pairs(*coupled, rank)
+        return self._assemble(rank, vectors, scale * root_squares(squares, self.shape[0]), rows)
 
 
 def _find_pairs_from_columns(columns: FlycooTensor, rank: int) -> tuple[Array, Array, slice]:
