@@ -13,6 +13,7 @@ import numpy as np
 
 from ..array_modules import Array, array_module
 from ..checks import densify_error
+from ..format.ordering import compute_norm
 from ..linalg.sparse_matrices import by_rows, make_csc
 from ..linalg.tall_skinny import inner_product
 from ..ops.cp_entries import choose_block_size, evaluate_model
@@ -226,6 +227,9 @@ class ImputedUnfolding(Unfolding):
 
     def list_entries(self) -> Entries:
         return self._entries
+
+    def _find_norm(self, entries: Entries) -> float:
+        return compute_norm(entries.values, self.tensor._engine)
 
     def impute(self, left: Array) -> "ImputedUnfolding":
         """Impute from the projection onto the span of orthonormal columns `left` (I, R).

@@ -364,7 +364,7 @@ class Primitives:
             As from `split_columns`.
         rows : unsigned integer array (nnz,)
         values : float64 array (nnz,)
-            Between -1 and 1.
+            The sum of all squares is at most 1.
 
         Returns
         -------

@@ -26,6 +26,13 @@ _MAX_BLOCKS = 6
 #: the square root of the size, but no more than the second number.
 _ROUNDINGS, _MAX_TOLERANCE = 4, 1e-4
 
+#: Passes of an orthonormalisation, and how little the last one has to correct.
+_MAX_PASSES = 6
+_SMALL = 1e-2
+
+#: A column is noise if a projection leaves no more of it than this many rounding units.
+_NOISE = 100
+
 #: Rounds from one look at the residuals to the next: decomposing on the host takes longer than a
 #: round on a GPU.
 _ROUNDS_PER_CHECK = 3
@@ -92,7 +99,8 @@ def find_leading_eigenpairs(
         count = projected.shape[0] + width
         known = basis[:, :count]
         image = multiply(known[:, -width:])
-        projected = _extend(projected, _project_out(image, known))
+        removed = _project_out(image, known)
+        projected = _extend(projected, removed)
         gram = gram_of(image)
         is_last = num_rounds == max_rounds
         if is_last or count == basis.shape[1] or num_rounds % _ROUNDS_PER_CHECK == 0:
@@ -105,7 +113,7 @@ def find_leading_eigenpairs(
             known[:, : 2 * width] = multiply_block(known, coefficients)
             projected, count = np.diag(values), 2 * width
         known = basis[:, :count]
-        basis[:, count : count + width] = orthonormalize(image, known, draw, gram)
+        basis[:, count : count + width] = orthonormalize(image, known, draw, (removed, gram))
     return values[:rank], multiply_block(known, coefficients[:, :rank])
 
 
@@ -182,11 +190,9 @@ def _extend(projected: np.ndarray, columns: np.ndarray) -> np.ndarray:
 
 def _decompose(projected: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return up to `count` of the largest eigenvalues, descending, and their vectors."""
-    from scipy.linalg import eigh
-
-    size = projected.shape[0]
-    values, vectors = eigh(projected, subset_by_index=[max(0, size - count), size - 1])
-    return values[::-1], np.ascontiguousarray(vectors[:, ::-1])
+    # NumPy's BLAS throughout: the idle threads of a second one would spin.
+    values, vectors = np.linalg.eigh(projected)
+    return values[::-1][:count], np.ascontiguousarray(vectors[:, ::-1][:, :count])
 
 
 def multiply_block(block: Array, coefficients: np.ndarray) -> Array:
@@ -201,30 +207,43 @@ def orthonormalize(
     block: Array,
     known: Array | None = None,
     draw: Callable[[], Array] | None = None,
-    gram: np.ndarray | None = None,
+    projection: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Array:
     """Return an orthonormal basis of a block, orthogonal to the columns of `known`.
 
-    `gram` is ``block.T @ block`` if the block has been projected already. Directions that it lacks
-    are drawn at random, or zero without `draw`. The columns are multiplied by the inverse square
-    root of their scaled Gram matrix (Stathopoulos and Wu, SIAM J. Sci. Comput. 23, 2002), which
-    unlike a QR decomposition does not fail if they are dependent. The second pass removes what
-    rounding left.
+    The columns are multiplied by the inverse square root of their scaled Gram matrix (Stathopoulos
+    and Wu, SIAM J. Sci. Comput. 23, 2002), which unlike a QR decomposition does not fail if they
+    are dependent. Passes go on until one has little to correct.
+
+    Parameters
+    ----------
+    block : array (size, k)
+        May be overwritten.
+    known : array (size, n), optional
+        Orthonormal columns.
+    draw : callable, optional
+        Draws a block of random numbers, for directions that the block lacks. Without it these
+        become zero.
+    projection : (array (n, k), array (k, k)), optional
+        The projection on `known` that has been subtracted from the block already, and the block's
+        Gram matrix since.
     """
-    num_passes = 2
-    while num_passes:
-        if gram is None:
-            if known is not None:
-                _project_out(block, known)
-            gram = gram_of(block)
-        scales = np.diagonal(gram) ** 0.5
-        scales = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
+    eps, width = np.finfo(block.dtype).eps, block.shape[1]
+    for _ in range(_MAX_PASSES):
+        if projection is None:
+            removed = np.zeros((0, width)) if known is None else _project_out(block, known)
+            projection = removed, gram_of(block)
+        removed, gram = projection
+        squares = np.diagonal(gram)
+        # What is left after much has been subtracted is rounding error.
+        is_noise = squares <= (_NOISE * eps) ** 2 * np.sum(removed**2, axis=0)
+        scales = np.where(is_noise, 0, 1 / np.sqrt(np.where(is_noise, 1, squares)))
         values, vectors = np.linalg.eigh(gram * np.outer(scales, scales))
-        is_known = values > gram.shape[0] * np.finfo(block.dtype).eps
-        inverse_roots = np.divide(1, np.sqrt(np.abs(values)), where=is_known, out=0 * values)
-        block, gram = multiply_block(block, scales[:, None] * vectors * inverse_roots), None
-        num_passes -= 1
+        is_known = values > width * eps
+        roots = np.where(is_known, np.sqrt(np.where(is_known, values, 1)), np.inf)
+        block, projection = multiply_block(block, scales[:, None] * vectors / roots), None
         if draw is not None and not is_known.all():
             block[:, ~is_known] = draw()[:, ~is_known]
-            num_passes = 2
+        elif np.sum(removed**2) < _SMALL and np.abs(values[is_known] - 1).max(initial=0) < _SMALL:
+            break
     return block

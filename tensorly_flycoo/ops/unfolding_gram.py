@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 #: Shared columns to multiply at a time, or as many as there are coupled rows if that is more:
 #: the product of all of them could be much larger than a factor.
-_COLUMNS_AT_ONCE = 2**20
+_COLUMNS_AT_ONCE = 2**22
 
 #: The largest basis for iterations that end early, and the fewest blocks in one.
 _MAX_BASIS_NBYTES = 2**34
@@ -70,7 +70,7 @@ class UnfoldingGram:
     Parameters
     ----------
     entries : Entries
-        Of A. Values lie between -1 and 1.
+        Of A. The sum of the squares of values is at most 1.
     num_rows : int
     dtype : numpy.dtype
         Of products, if the Gram matrix is too large to be exact.

@@ -212,15 +212,17 @@ class Unfolding(LazyMatrix, ModeView):
     def gram(self) -> tuple[UnfoldingGram, float]:
         """The Gram matrix of the unfolding divided by a power of two, and that power.
 
-        Divided so, no square overflows or underflows.
+        The power is above the norm: so no square overflows, and sums of squares are at most 1.
         """
-        entries, scale = self.list_entries(), 1.0
-        if entries.values.size:
-            scale = 2.0 ** min(math.frexp(float(abs(entries.values).max()))[1], 1023)
-            entries = entries._replace(values=entries.values / scale)
+        entries = self.list_entries()
+        scale = 2.0 ** min(math.frexp(self._find_norm(entries))[1], 1023)
+        entries = entries._replace(values=entries.values / scale)
         dtype = np.dtype(np.float64) if self._is_exact else self.dtype
         gram = UnfoldingGram(entries, self.shape[0], dtype, self.tensor._engine, self._is_exact)
         return gram, scale
+
+    def _find_norm(self, entries: Entries) -> float:
+        return float(self.tensor._layout.norm)
 
     def _find_leading_pairs(self, rank: int) -> tuple[Array, Array, Array | slice]:
         gram, scale = self.gram

@@ -269,7 +269,7 @@ class CudaPrimitives(Primitives):
         arguments = (np.int64(values.size), is_first, rows, values, *sizes, parts)
         launch.launch_items(kernel, values.size, tuning.BLOCK_SIZE, arguments)
         high, low = parts.sum(axis=0).transpose(1, 0, 2)
-        return high * 2.0**-30 + low * 2.0**-61
+        return high * 2.0**-62 + low * 2.0**-93
 
     def make_lock(self) -> AbstractContextManager:
         return _StreamLock()

@@ -1,12 +1,12 @@
 // Sums of squares by row, which do not depend on the order of additions: they are integers.
 #pragma once
 
-// Squares are below 4. The high part counts units of 2^-30, the low part units of 2^-61: up to 2^32
-// squares fit 64 bits each.
+// The high part counts units of 2^-62, the low part units of 2^-93. All squares together are at most
+// 1, so the high parts fit 63 bits; up to 2^33 low parts fit 64.
 __device__ __forceinline__ void add_square(double value, unsigned long long* high,
                                            unsigned long long* low)
 {
-    const double scaled = value * value * 1073741824.0;  // 2^30
+    const double scaled = value * value * 4611686018427387904.0;  // 2^62
     const double whole = floor(scaled);
     const double rest = (scaled - whole) * 2147483648.0;  // 2^31
     if (whole > 0) atomicAdd(high, static_cast<unsigned long long>(whole));
