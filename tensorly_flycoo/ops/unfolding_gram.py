@@ -252,17 +252,16 @@ class UnfoldingGram:
         """The shared columns, some at a time, as tensors (num_columns, size)."""
         (coords, values), xp = self._shared, self._engine.xp
         step = max(_COLUMNS_AT_ONCE, self.size)
-        edges, places = [*range(0, self._num_columns, step), self._num_columns], [0, values.size]
-        if len(edges) > 2:
-            places = xp.searchsorted(coords[0], xp.asarray(edges)).tolist()
-        tensors = []
-        for (first, last), part in zip(
-            itertools.pairwise(edges), itertools.pairwise(places), strict=True
-        ):
-            own = coords[:, slice(*part)]
-            own = own - xp.asarray([[first], [0]]) if first else own
-            own_values = values[slice(*part)].astype(self.dtype, copy=False)
-            tensors.append(self._make_tensor(own, own_values, (last - first, self.size)))
+        firsts, places, tensors = range(0, self._num_columns, step), [0], []
+        if len(firsts) > 1:
+            places = xp.searchsorted(coords[0], xp.asarray(firsts)).tolist()
+        for first, place, end in zip(firsts, places, [*places[1:], values.size], strict=False):
+            own, own_values = coords[:, place:end], values[place:end]
+            if first > 0:
+                own = own - xp.asarray([[first], [0]])
+            shape = (min(step, self._num_columns - first), self.size)
+            own_values = own_values.astype(self.dtype, copy=False)
+            tensors.append(self._make_tensor(own, own_values, shape))
         return tensors
 
 
