@@ -77,7 +77,7 @@ def test_free_and_coupled_rows_together(num_nonzeros, is_iterated, monkeypatch):
 @pytest.mark.parametrize("scale", [1e-30, 1e30, 1e-18, 1e18])
 def test_extreme_values(scale, dtype):
     """Squares neither overflow nor underflow, in either precision."""
-    x, dense = make_hypersparse(50, 700, dtype=dtype)
+    x, _ = make_hypersparse(50, 700, dtype=dtype)
     left, values = Unfolding(x, 0).svd(5)
     scaled_left, scaled_values = Unfolding(x * scale, 0).svd(5)
     eps = np.finfo(dtype).eps
@@ -121,7 +121,7 @@ def test_number_of_rounds(size, rank):
 
 
 def test_columns_are_multiplied_some_at_a_time(monkeypatch):
-    x, dense = make_hypersparse(30, 4000)
+    x, _ = make_hypersparse(30, 4000)
     block = np.random.default_rng(1).standard_normal((30, 4))
     expected = Unfolding(x, 0).gram[0].multiply(block)
     monkeypatch.setattr(unfolding_gram, "_COLUMNS_AT_ONCE", 100)
