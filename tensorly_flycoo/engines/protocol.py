@@ -3,7 +3,7 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,17 +15,43 @@ from ..format.primitives import Primitives
 _logger = logging.getLogger("tensorly_flycoo")
 
 
+class Scale(NamedTuple):
+    """A small matrix (R, R), or the same row or column for all rows or columns.
+
+    Attributes
+    ----------
+    array : float32 array
+    row_stride, column_stride : int
+        In numbers; 0 where an axis repeats the same numbers.
+    """
+
+    array: Array
+    row_stride: int
+    column_stride: int
+
+
 class TallKernels(Protocol):
     """Products of tall matrices (I_n, R) that an engine computes faster than its array module."""
 
+    #: The most Gram matrices, and other matrices, of a product.
+    MAX_GRAMS: int
+    MAX_SCALES: int
+
     def suits_tensor_cores(self, x: Array) -> bool:
-        """Return whether `gram_blocks`, `multiply_rows` and `invert` suit `x` and its device."""
+        """Return whether the kernels other than `inner_blocks` suit `x` and its device."""
+
+    def suits_rank(self, rank: int, dtype: np.dtype) -> bool:
+        """Return whether they suit a rank, and the current device."""
 
     def gram_blocks(self, x: Array) -> Array:
-        """Compute ``x.T @ x`` of each block of rows, float64 (num_blocks, R, R)."""
+        """Compute ``x.T @ x`` of some blocks of rows, float64 (n, R, R)."""
 
-    def multiply_rows(self, x: Array, matrix: Array) -> Array:
-        """Compute ``x @ matrix`` with rows aligned for MTTKRP."""
+    def solve_rows(self, x: Array, matrix: Array) -> tuple[Array, Array, Array]:
+        """Compute ``y = x @ matrix`` with rows aligned for MTTKRP.
+
+        Return it, ``y.T @ y`` as from `gram_blocks`, and the inner product of `x` and `y` as from
+        `inner_blocks`.
+        """
 
     def invert(self, matrix: Array) -> Array:
         """Return the float64 inverse of a small matrix.
@@ -33,8 +59,21 @@ class TallKernels(Protocol):
         If the matrix is singular to rounding, return its pseudo-inverse.
         """
 
+    def invert_product(self, grams: Sequence[Array], scales: Sequence[Scale], rank: int) -> Array:
+        """Invert an elementwise product of Gram matrices, as blocks, and of small matrices."""
+
+    def compute_fit(
+        self,
+        grams: Sequence[Array],
+        scales: Sequence[Scale],
+        rank: int,
+        inner: Array,
+        norm_square: float,
+    ) -> float:
+        """Compute the norm of a residual from the product of all Gram matrices."""
+
     def inner_blocks(self, a: Array, b: Array) -> Array:
-        """Compute the inner product of each block of rows, float64 (num_blocks,)."""
+        """Compute the inner product of some blocks of rows, float64 (n,)."""
 
     def multiply_blocks(self, a: Array, b: Array, num_blocks: int) -> Array:
         """Compute ``a.T @ b`` of each block of rows, (num_blocks, a's columns, b's columns)."""
@@ -103,8 +142,15 @@ class Engine(Primitives, ABC):
 
     # Computing
 
-    def mttkrp(self, layout: Layout, factors: Sequence[Array], mode: int, out: Array) -> None:
-        """Write the MTTKRP of `mode` to `out`.
+    def mttkrp(
+        self,
+        layout: Layout,
+        factors: Sequence[Array],
+        mode: int,
+        out: Array,
+        weights: Array | None = None,
+    ) -> None:
+        """Write the MTTKRP of `mode` to `out`, its columns times the weights.
 
         A `RemapLayout` that is resident in another mode is first remapped to `mode` without
         computing; afterwards the next mode is resident. If memory runs out, the layout does not
@@ -113,7 +159,7 @@ class Engine(Primitives, ABC):
         workspace = self.allocate_workspace(layout, factors, mode, out)
 
         def compute(step: Step) -> None:
-            self.compute_mode(layout, step, workspace, mode, out)
+            self.compute_mode(layout, step, workspace, mode, out, weights)
 
         layout.take_step(mode, compute, self)
 
@@ -125,7 +171,13 @@ class Engine(Primitives, ABC):
 
     @abstractmethod
     def compute_mode(
-        self, layout: Layout, step: Step, workspace: Any, mode: int, out: Array
+        self,
+        layout: Layout,
+        step: Step,
+        workspace: Any,
+        mode: int,
+        out: Array,
+        weights: Array | None = None,
     ) -> None:
         """Compute the MTTKRP of `mode` from a step's records; remap them if it has a `spare`."""
 

@@ -79,7 +79,7 @@ def transposed_product(a: Array, b: Array) -> Array:
     is_alike = is_tall(a) and is_tall(b) and a.dtype == b.dtype and a.shape[0] == b.shape[0]
     if kernels is None or not is_alike:
         return np.dot(a.T, b)
-    if _is_same(a, b) and kernels.suits_tensor_cores(a):
+    if is_same(a, b) and kernels.suits_tensor_cores(a):
         return kernels.gram_blocks(a).sum(axis=0).astype(a.dtype)
     split = a.shape[0] - a.shape[0] % NUM_BLOCKS
     products = kernels.multiply_blocks(a[:split], b[:split], NUM_BLOCKS)
@@ -87,7 +87,8 @@ def transposed_product(a: Array, b: Array) -> Array:
     return product.astype(a.dtype)
 
 
-def _is_same(a: Array, b: Array) -> bool:
+def is_same(a: Array, b: Array) -> bool:
+    """Return whether two arrays are views of the same numbers."""
     return a.data.ptr == b.data.ptr and a.shape == b.shape and a.strides == b.strides
 
 
@@ -141,7 +142,7 @@ def solve(a: Array, b: Array) -> Array:
         return solve(a, b[:, None])[:, 0]
     kernels = _find_kernels(b)
     if kernels is not None and a.dtype == b.dtype and kernels.suits_tensor_cores(b.T):
-        return kernels.multiply_rows(b.T, kernels.invert(a.T)).T
+        return kernels.solve_rows(b.T, kernels.invert(a.T))[0].T
     # CuPy arrays take the inverse, since CuPy's solver does not report a singular matrix.
     is_wide = b.ndim == 2 and b.shape[1] > _MANY_RIGHT_HAND_SIDES * a.shape[0]
     if (is_wide or is_cupy(b)) and a.dtype.kind in "fc" and a.dtype == b.dtype:

@@ -4,6 +4,7 @@ A COO is mutable: every call compares its values, and the start of a computation
 coordinates. If either has changed, the FlycooTensor is rebuilt.
 """
 
+import functools
 import threading
 import weakref
 from typing import Any
@@ -26,7 +27,12 @@ def is_raw_sparse(x: object) -> bool:
     >>> is_raw_sparse(sparse.eye(2)), is_raw_sparse([[1, 0], [0, 1]])
     (True, False)
     """
-    return type(x).__module__.partition(".")[0] == "sparse" and hasattr(x, "fill_value")
+    return _is_defined_in_sparse(type(x).__module__) and hasattr(x, "fill_value")
+
+
+@functools.cache
+def _is_defined_in_sparse(module: str) -> bool:
+    return module.partition(".")[0] == "sparse"
 
 
 def is_sparse(x: object) -> bool:
