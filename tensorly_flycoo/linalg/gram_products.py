@@ -210,12 +210,18 @@ def _find_gram(kernels: "TallKernels", factor: Array) -> _Known:
     """Return what is known of a factor; compute its Gram matrix if it is not known."""
     owner = _owner(factor)
     for known in _of_thread.known:
-        if known.factor() is owner and is_same(owner[:, : factor.shape[1]], factor):
+        if known.factor() is owner and _is_whole(factor):
             return known
     known = _Known(weakref.ref(owner), kernels.gram_blocks(factor))
-    if owner.ndim == 2 and is_same(owner[:, : factor.shape[1]], factor):
+    if _is_whole(factor):
         _remember(known)
     return known
+
+
+def _is_whole(array: Array) -> bool:
+    """Return whether a matrix has all rows, and the first columns, of the owner of its memory."""
+    owner = _owner(array)
+    return owner.ndim == 2 and is_same(owner[:, : array.shape[1]], array)
 
 
 def _remember(known: _Known) -> None:
