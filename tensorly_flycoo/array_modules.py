@@ -3,6 +3,7 @@
 Telling them apart never imports CuPy: if it is not loaded, no array is CuPy's.
 """
 
+import functools
 import sys
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -24,7 +25,14 @@ def is_cupy(x: object) -> bool:
     >>> is_cupy(np.ones(3)), is_cupy([1, 2])
     (False, False)
     """
-    return isinstance(x, getattr(sys.modules.get("cupy"), "ndarray", ()))
+    kind: type = type(x)
+    return _is_of_cupy(kind)
+
+
+@functools.cache
+def _is_of_cupy(kind: type) -> bool:
+    # No class that exists before CuPy is loaded is derived from CuPy's.
+    return issubclass(kind, getattr(sys.modules.get("cupy"), "ndarray", ()))
 
 
 def is_on_gpu(x: Any) -> bool:

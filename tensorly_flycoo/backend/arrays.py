@@ -188,7 +188,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     @staticmethod
     def dot(a: Any, b: Any) -> Any:
         """Multiply; the Gram matrix of a tall CuPy factor at the speed of memory."""
-        if is_cupy(b) and suits_gram(a, b) and is_called_by_parafac(1):
+        if is_cupy(b) and is_called_by_parafac(1) and suits_gram(a, b):
             return GramProduct.of(b)
         if views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b):
             return views.dot(a, b)

@@ -30,6 +30,13 @@ class Scale(NamedTuple):
     column_stride: int
 
 
+class Blocks(Protocol):
+    """Sums over blocks of rows, float64 (n, ...), on the engine's device."""
+
+    def to_array(self) -> Array:
+        """Return them as an array, whose first axis is to be summed over."""
+
+
 class TallKernels(Protocol):
     """Products of tall matrices (I_n, R) that an engine computes faster than its array module."""
 
@@ -43,37 +50,37 @@ class TallKernels(Protocol):
     def suits_rank(self, rank: int, dtype: np.dtype) -> bool:
         """Return whether they suit a rank, and the current device."""
 
-    def gram_blocks(self, x: Array) -> Array:
-        """Compute ``x.T @ x`` of some blocks of rows, float64 (n, R, R)."""
+    def gram_blocks(self, x: Array) -> Any:
+        """Compute ``x.T @ x`` of some blocks of rows, `Blocks` (n, R, R)."""
 
-    def solve_rows(self, x: Array, matrix: Array) -> tuple[Array, Array, Array]:
-        """Compute ``y = x @ matrix`` with rows aligned for MTTKRP.
+    def solve_rows(self, x: Array, inverse: Any) -> tuple[Array, Any, Any]:
+        """Compute ``y = x @ inverse`` with rows aligned for MTTKRP.
 
         Return it, ``y.T @ y`` as from `gram_blocks`, and the inner product of `x` and `y` as from
         `inner_blocks`.
         """
 
-    def invert(self, matrix: Array) -> Array:
-        """Return the float64 inverse of a small matrix.
+    def invert(self, matrix: Array) -> Any:
+        """Return the inverse of a small matrix, `Blocks` (1, R, R).
 
         If the matrix is singular to rounding, return its pseudo-inverse.
         """
 
-    def invert_product(self, grams: Sequence[Array], scales: Sequence[Scale], rank: int) -> Array:
-        """Invert an elementwise product of Gram matrices, as blocks, and of small matrices."""
+    def invert_product(self, grams: Sequence[Any], scales: Sequence[Scale], rank: int) -> Any:
+        """Invert an elementwise product of Gram matrices, as `Blocks`, and of small matrices."""
 
     def compute_fit(
         self,
-        grams: Sequence[Array],
+        grams: Sequence[Any],
         scales: Sequence[Scale],
         rank: int,
-        inner: Array,
+        inner: Any,
         norm_square: float,
     ) -> float:
         """Compute the norm of a residual from the product of all Gram matrices."""
 
-    def inner_blocks(self, a: Array, b: Array) -> Array:
-        """Compute the inner product of some blocks of rows, float64 (n,)."""
+    def inner_blocks(self, a: Array, b: Array) -> Any:
+        """Compute the inner product of some blocks of rows, `Blocks` (n,)."""
 
     def multiply_blocks(self, a: Array, b: Array, num_blocks: int) -> Array:
         """Compute ``a.T @ b`` of each block of rows, (num_blocks, a's columns, b's columns)."""

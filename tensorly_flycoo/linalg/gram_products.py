@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..array_modules import Array, is_cupy
-from ..engines import engine_of, select_engine
 from ..engines.protocol import Scale
-from .tall_skinny import is_same, solve
+from .tall_skinny import find_kernels, gpu_kernels, solve
 
 if TYPE_CHECKING:
     from ..engines.protocol import TallKernels
@@ -30,9 +29,9 @@ class _Known(NamedTuple):
     """What is known of a factor: blocks of its Gram matrix, and of an inner product with it."""
 
     factor: "weakref.ref[Array]"
-    grams: Array
+    grams: Any
     mttkrp: "weakref.ref[Array] | None" = None
-    inner: Array = None
+    inner: Any = None
 
 
 class _OfThread(threading.local):
@@ -56,8 +55,7 @@ class GramProduct:
     Attributes
     ----------
     rank : int
-    grams : tuple of float64 array (n, R, R)
-        The first axis is summed over.
+    grams : tuple of Blocks (n, R, R)
     scales : tuple of Scale
     """
 
@@ -69,7 +67,7 @@ class GramProduct:
         self,
         kernels: "TallKernels",
         rank: int,
-        grams: tuple[Array, ...] = (),
+        grams: tuple[Any, ...] = (),
         scales: tuple[Scale, ...] = (),
     ) -> None:
         self._kernels = kernels
@@ -80,7 +78,7 @@ class GramProduct:
     @classmethod
     def of(cls, factor: Array) -> "GramProduct":
         """Return the Gram matrix of a factor."""
-        kernels = engine_of(factor).tall
+        kernels = find_kernels(factor)
         assert kernels is not None
         return cls(kernels, factor.shape[1], (_find_gram(kernels, factor).grams,))
 
@@ -121,7 +119,7 @@ class GramProduct:
 
         product = cupy.ones((self.rank, self.rank), np.float64)
         for blocks in self.grams:
-            product *= blocks.sum(axis=0)
+            product *= blocks.to_array().sum(axis=0)
         for array, row_stride, column_stride in self.scales:
             strides = (row_stride * array.itemsize, column_stride * array.itemsize)
             product *= cupy.lib.stride_tricks.as_strided(array, product.shape, strides)
@@ -141,17 +139,18 @@ class GramProduct:
 
 def suits_gram(a: Array, b: Array) -> bool:
     """Return whether ``a @ b`` is a Gram matrix that `GramProduct.of` suits, for a CuPy `b`."""
-    kernels = engine_of(b).tall
-    if kernels is None or not is_cupy(a) or a.ndim != 2 or b.ndim != 2:
+    kernels = find_kernels(b)
+    if kernels is None or not is_cupy(a) or b.ndim != 2 or not kernels.suits_tensor_cores(b):
         return False
-    return kernels.suits_tensor_cores(b) and is_same(a.T, b)
+    shapes_suit, strides_suit = a.shape == b.shape[::-1], a.strides == b.strides[::-1]
+    return shapes_suit and strides_suit and a.data.ptr == b.data.ptr
 
 
 def start_product(shape: Any, dtype: Any = None) -> Any:
     """Return ones on the GPU: as a product of no Gram matrices, if that suits the shape."""
     import cupy
 
-    kernels = select_engine("cuda").tall
+    kernels = gpu_kernels()
     is_square = isinstance(shape, tuple) and len(shape) == 2 and shape[0] == shape[1]
     if kernels is None or not is_square or not kernels.suits_rank(shape[0], dtype):
         return cupy.ones(shape, dtype)
@@ -162,11 +161,11 @@ def _as_scales(array: Any, rank: int) -> tuple[Scale, ...]:
     """Return an array that a product (R, R) can be multiplied by as a `Scale`, or nothing."""
     if not is_cupy(array) or array.ndim != 2 or array.dtype != np.float32:
         return ()
-    if not all(size in (1, rank) for size in array.shape):
+    (num_rows, num_columns), (row_nbytes, column_nbytes) = array.shape, array.strides
+    if num_rows not in (1, rank) or num_columns not in (1, rank):
         return ()
-    strides = zip(array.shape, array.strides, strict=True)
-    row, column = (0 if size == 1 else stride // array.itemsize for size, stride in strides)
-    return (Scale(array, row, column),)
+    row_stride = 0 if num_rows == 1 else row_nbytes // array.itemsize
+    return (Scale(array, row_stride, 0 if num_columns == 1 else column_nbytes // array.itemsize),)
 
 
 def compute_fit(
@@ -188,7 +187,7 @@ def compute_fit(
     float or None
         None if the kernels do not suit. Otherwise the host has waited for the GPU, once.
     """
-    kernels = engine_of(mttkrp).tall if is_cupy(mttkrp) else None
+    kernels = find_kernels(mttkrp)
     if kernels is None or len(factors) > kernels.MAX_GRAMS:
         return None
     if not all(is_cupy(x) and kernels.suits_tensor_cores(x) for x in (*factors, mttkrp)):
@@ -210,7 +209,8 @@ def _find_gram(kernels: "TallKernels", factor: Array) -> _Known:
     """Return what is known of a factor; compute its Gram matrix if it is not known."""
     owner = _owner(factor)
     for known in _of_thread.known:
-        if known.factor() is owner and _is_whole(factor):
+        is_of_owner = known.factor() is owner and known.grams.shape[-1] == factor.shape[1]
+        if is_of_owner and _is_whole(factor):
             return known
     known = _Known(weakref.ref(owner), kernels.gram_blocks(factor))
     if _is_whole(factor):
@@ -221,7 +221,8 @@ def _find_gram(kernels: "TallKernels", factor: Array) -> _Known:
 def _is_whole(array: Array) -> bool:
     """Return whether a matrix has all rows, and the first columns, of the owner of its memory."""
     owner = _owner(array)
-    return owner.ndim == 2 and is_same(owner[:, : array.shape[1]], array)
+    begins_alike = owner.data.ptr == array.data.ptr and owner.strides == array.strides
+    return begins_alike and owner.shape[0] == array.shape[0]
 
 
 def _remember(known: _Known) -> None:

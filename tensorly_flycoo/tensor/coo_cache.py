@@ -27,12 +27,13 @@ def is_raw_sparse(x: object) -> bool:
     >>> is_raw_sparse(sparse.eye(2)), is_raw_sparse([[1, 0], [0, 1]])
     (True, False)
     """
-    return _is_defined_in_sparse(type(x).__module__) and hasattr(x, "fill_value")
+    kind: type = type(x)
+    return _is_of_sparse(kind) and hasattr(x, "fill_value")
 
 
 @functools.cache
-def _is_defined_in_sparse(module: str) -> bool:
-    return module.partition(".")[0] == "sparse"
+def _is_of_sparse(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "sparse"
 
 
 def is_sparse(x: object) -> bool:

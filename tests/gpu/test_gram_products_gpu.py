@@ -31,6 +31,17 @@ def multiply(factors, weights):
     return product
 
 
+def make_blocks(matrix):
+    """Copy a small matrix to the GPU, as one block."""
+    on_gpu = cupy.ascontiguousarray(cupy.asarray(matrix, np.float64))
+    return tall.Blocks(on_gpu.data, on_gpu.data.ptr, (1, *on_gpu.shape))
+
+
+def solve_rows(x, inverse):
+    y, grams, inner = tall.solve_rows(x, inverse)
+    return y, grams.to_array().get(), inner.to_array().get()
+
+
 @RANKS
 @pytest.mark.parametrize("num_rows", [1, 5, 40, 128, 3 * 2**14 + 77, 200_000])
 @pytest.mark.parametrize("pad", [0, 3])
@@ -39,17 +50,17 @@ def test_solving_rows(rank, num_rows, pad):
     rng = np.random.default_rng(rank)
     wide = rng.standard_normal((num_rows, rank + pad)).astype(np.float32)
     x, matrix = wide[:, :rank].astype(float), rng.standard_normal((rank, rank))
-    arguments = cupy.asarray(wide)[:, :rank], cupy.asarray(matrix)
-    y, grams, inner = tall.solve_rows(*arguments)
+    blocks = make_blocks(matrix)
+    y, grams, inner = solve_rows(cupy.asarray(wide)[:, :rank], blocks)
     bound = 2 * np.finfo(np.float32).eps
     assert (np.abs(y.get() - x @ matrix) <= bound * (np.abs(x) @ np.abs(matrix))).all()
     exact = y.get().astype(float)
-    np.testing.assert_allclose(grams.get().sum(axis=0), exact.T @ exact, rtol=1e-10, atol=1e-8)
-    np.testing.assert_allclose(inner.get().sum(), (x * exact).sum(), rtol=1e-10, atol=1e-8)
-    found = tall.gram_blocks(y).get().sum(axis=0)
+    np.testing.assert_allclose(grams.sum(axis=0), exact.T @ exact, rtol=1e-10, atol=1e-8)
+    np.testing.assert_allclose(inner.sum(), (x * exact).sum(), rtol=1e-10, atol=1e-8)
+    found = tall.gram_blocks(y).to_array().get().sum(axis=0)
     np.testing.assert_allclose(found, exact.T @ exact, rtol=1e-10, atol=1e-8)
     assert len(grams) <= tall.tuning.GRAM_SEGMENT
-    again = tall.solve_rows(*arguments)
+    again = solve_rows(cupy.asarray(wide)[:, :rank], blocks)
     assert all((a == b).all() for a, b in zip((y, grams, inner), again, strict=True))
 
 
@@ -191,8 +202,10 @@ def test_weights_scale_columns_like_a_factor():
 
 def test_an_inverse_of_a_product():
     gram = cupy.asarray(multiply(make_factors(6), np.ones(6)))
-    found = tall.invert_product([cupy.stack([gram, gram])], [], 6).get()
+    twice = cupy.stack([gram, gram])
+    blocks = tall.Blocks(twice.data, twice.data.ptr, twice.shape)
+    found = tall.invert_product([blocks], [], 6).to_array().get()[0]
     np.testing.assert_allclose(found @ (2 * gram.get()), np.eye(6), atol=1e-6)
     ones = cupy.ones((1, 1), np.float32)
-    found = tall.invert_product([gram[None]], [Scale(ones, 0, 0)], 6).get()
+    found = tall.invert_product([make_blocks(gram)], [Scale(ones, 0, 0)], 6).to_array().get()[0]
     np.testing.assert_allclose(found @ gram.get(), np.eye(6), atol=1e-6)

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
@@ -16,20 +16,38 @@ from .macros import partial_rows_macros
 _ALIGNMENT = 16
 
 
+class Level(NamedTuple):
+    """Tiles, or segments of tiles, or segments of these, and which of them a launch adds to one.
+
+    Attributes
+    ----------
+    size : int
+    rows, sums : int
+        Addresses of int64 (size,), the rows that they inherit, and of their partial rows
+        (size, R). In `_lay_out`, offsets.
+    run : int
+        How many a warp adds.
+    """
+
+    size: int
+    rows: int
+    sums: int
+    run: int
+
+
 class Carries(NamedTuple):
     """Partial rows, and the rows of the result to which they belong.
 
     Attributes
     ----------
-    memory : array
+    memory : MemoryPointer
         Holds all of them.
-    levels : list of (int, int, int)
-        First of the tiles, then of segments of tiles, then of segments of these, down to one: their
-        number, and the addresses of their rows, int64 (n,), and of their partial rows (n, R).
+    levels : list of Level
+        From the tiles to a single segment.
     """
 
-    memory: Array
-    levels: list[tuple[int, int, int]]
+    memory: Any
+    levels: list[Level]
 
 
 def allocate_carries(
@@ -37,11 +55,11 @@ def allocate_carries(
 ) -> Carries:
     """Allocate memory for the partial rows of tiles; for their rows too if `carry_rows` is None."""
     levels, nbytes = _lay_out(num_tiles, num_columns, dtype.itemsize, tuning.SEGMENT)
-    memory = cupy.empty(nbytes, np.int8)
-    start = memory.data.ptr
-    placed = [(count, start + rows, start + sums) for count, rows, sums in levels]
+    memory = cupy.cuda.alloc(nbytes)
+    start = memory.ptr
+    placed = [Level(count, start + rows, start + sums, run) for count, rows, sums, run in levels]
     if carry_rows is not None:
-        placed[0] = (num_tiles, carry_rows.data.ptr, placed[0][2])
+        placed[0] = placed[0]._replace(rows=carry_rows.data.ptr)
     return Carries(memory, placed)
 
 
@@ -53,17 +71,22 @@ def count_carries_nbytes(num_tiles: int, num_columns: int, itemsize: int) -> int
 @functools.lru_cache(maxsize=1024)
 def _lay_out(
     num_tiles: int, num_columns: int, itemsize: int, segment: int
-) -> tuple[list[tuple[int, int, int]], int]:
+) -> tuple[list[Level], int]:
     """Return the levels, with offsets for addresses, and the bytes of all."""
-    counts = [num_tiles]
-    while counts[-1] > 1:
-        counts.append(-(-counts[-1] // segment))
-    levels, nbytes = [], 0
-    for count in counts:
+    levels, nbytes, count, num_warps = [], 0, num_tiles, _count_warps(segment)
+    while True:
         sums = nbytes + _round_up(8 * count)
-        levels.append((count, nbytes, sums))
+        # All warps of the last block have tiles, even if there are few.
+        run = min(segment, -(-count // num_warps) * num_warps) // num_warps
+        levels.append(Level(count, nbytes, sums, run))
         nbytes = sums + _round_up(count * num_columns * itemsize)
-    return levels, nbytes
+        if count <= 1:
+            return levels, nbytes
+        count = -(-count // (run * num_warps))
+
+
+def _count_warps(segment: int) -> int:
+    return min(32, segment)
 
 
 def _round_up(nbytes: int) -> int:
@@ -72,17 +95,16 @@ def _round_up(nbytes: int) -> int:
 
 def add_carries(carries: Carries, out: Array) -> None:
     """Add the partial rows of all tiles to `out`; very long rows take several launches."""
-    kernel = _get_kernel(out.dtype, tuning.SEGMENT, out.data.device_id)
-    num_columns = out.shape[1]
-    num_parts, block_size = -(-num_columns // 32), 32 * min(32, tuning.SEGMENT)
-    for (count, rows, sums), segments in itertools.pairwise(carries.levels):
-        arguments = (count, rows, num_columns, sums, out.data.ptr, *segments[1:])
-        kernel((segments[0], num_parts), block_size, *arguments)
+    num_warps, num_columns, address = _count_warps(tuning.SEGMENT), out.shape[1], out.data.ptr
+    kernel = _get_kernel(out.dtype, num_warps, out.data.device_id)
+    for (count, rows, sums, run), segments in itertools.pairwise(carries.levels):
+        arguments = (count, run, rows, num_columns, sums, address, segments.rows, segments.sums)
+        kernel((segments.size, -(-num_columns // 32)), 32 * num_warps, *arguments)
 
 
 @functools.cache
-def _get_kernel(dtype: np.dtype, segment: int, device_id: int) -> DirectKernel:
+def _get_kernel(dtype: np.dtype, num_warps: int, device_id: int) -> DirectKernel:
     """Return the specialisation for the current device, `device_id`."""
-    macros = partial_rows_macros(dtype, segment)
+    macros = partial_rows_macros(dtype, num_warps)
     kernel = launch.get_kernel("partial_rows.cu", "add_partial_rows", **macros)
-    return DirectKernel(kernel, "qQi4Q")
+    return DirectKernel(kernel, "qiQi4Q")

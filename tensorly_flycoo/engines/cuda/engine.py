@@ -132,7 +132,7 @@ class CudaEngine(CudaPrimitives, Engine):
                 np.int64(step.records.shape[0]), np.int64(step.bucket_size),
                 tiling.carry_rows, *_pass_none([slots]),
                 step.records, *_pass_none([step.pull_ids]),
-                np.int64(num_columns), out, *map(np.uint64, carries.levels[0][1:]),
+                np.int64(num_columns), out, *map(np.uint64, carries.levels[0][1:3]),
             )  # fmt: skip
             shared_nbytes = layout.tile_size * slot_nbytes(record_format)
             sizes = (num_tiles, cut.num_parts, tuning.BLOCK_SIZE)

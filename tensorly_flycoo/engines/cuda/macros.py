@@ -99,9 +99,9 @@ def order_writes_macros(tile_size: int, remap_dtype: np.dtype) -> Macros:
     }
 
 
-def partial_rows_macros(dtype: np.dtype, segment: int) -> Macros:
-    """Specialise `partial_rows.cu` for segments of that many tiles."""
-    return {"VALUE": _TYPES[dtype], "SEGMENT": segment}
+def partial_rows_macros(dtype: np.dtype, num_warps: int) -> Macros:
+    """Specialise `partial_rows.cu` for blocks of `num_warps` warps."""
+    return {"VALUE": _TYPES[dtype], "NUM_WARPS": num_warps}
 
 
 def pack_macros(record_format: RecordFormat, coord_dtype: np.dtype) -> Macros:

@@ -3,7 +3,7 @@
 import functools
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
@@ -69,41 +69,62 @@ def _has_fast_doubles(device_id: int) -> bool:
     return int(device.compute_capability) >= 80 and ratio <= 2
 
 
-def gram_blocks(x: Array) -> Array:
-    """Compute ``x.T @ x`` of some blocks of rows of a float32 matrix: float64 (n, R, R)."""
+class Blocks(NamedTuple):
+    """Sums over blocks of rows, in double precision.
+
+    Attributes
+    ----------
+    memory : MemoryPointer
+    address : int
+    shape : tuple of int
+        The first axis is to be summed over.
+    """
+
+    memory: Any
+    address: int
+    shape: tuple[int, ...]
+
+    def to_array(self) -> Array:
+        """Return them as a CuPy array."""
+        offset = self.address - self.memory.ptr
+        return cupy.ndarray(self.shape, np.float64, memptr=self.memory + offset)
+
+
+def gram_blocks(x: Array) -> Blocks:
+    """Compute ``x.T @ x`` of some blocks of rows of a float32 matrix: (n, R, R)."""
     num_rows, rank = x.shape
     rows_per_block = tuning.choose_rows_per_block(num_rows)
     num_blocks = -(-num_rows // rows_per_block)
-    products = cupy.empty((num_blocks, rank, rank), np.float64)
+    memory = cupy.cuda.alloc(8 * num_blocks * rank * rank)
     kernel = _get_kernel("gram", gram_macros, (rank,), "qiQqQ", x.data.device_id)
-    arguments = (num_rows, rows_per_block, x.data.ptr, _row_stride(x), products.data.ptr)
+    arguments = (num_rows, rows_per_block, x.data.ptr, _row_stride(x), memory.ptr)
     kernel((num_blocks, 1), tuning.BLOCK_SIZE, *arguments)
-    return _add_grams(products)
+    return _add_grams(Blocks(memory, memory.ptr, (num_blocks, rank, rank)))
 
 
-def _add_grams(products: Array) -> Array:
+def _add_grams(grams: Blocks) -> Blocks:
     """Add the Gram matrices of many blocks of rows, to leave few."""
-    num_blocks, rank, _ = products.shape
+    num_blocks, rank, _ = grams.shape
     if num_blocks <= tuning.GRAM_SEGMENT:
-        return products
+        return grams
     num_segments = -(-num_blocks // tuning.GRAM_SEGMENT)
-    sums = cupy.empty((num_segments, rank, rank), np.float64)
-    kernel = _get_kernel("add_grams", add_grams_macros, (rank,), "qQQ", products.data.device_id)
+    memory = cupy.cuda.alloc(8 * num_segments * rank * rank)
+    kernel = _get_kernel("add_grams", add_grams_macros, (rank,), "qQQ", memory.device_id)
     grid = (num_segments, -(-rank * rank // 256))
-    kernel(grid, 256, num_blocks, products.data.ptr, sums.data.ptr)
-    return sums
+    kernel(grid, 256, num_blocks, grams.address, memory.ptr)
+    return Blocks(memory, memory.ptr, (num_segments, rank, rank))
 
 
-def solve_rows(x: Array, matrix: Array) -> tuple[Array, Array, Array]:
-    """Compute ``y = x @ matrix`` for float32 `x` (I_n, R) and contiguous float64 `matrix` (R, R).
+def solve_rows(x: Array, inverse: Blocks) -> tuple[Array, Blocks, Blocks]:
+    """Compute ``y = x @ inverse`` for float32 `x` (I_n, R) and a small matrix (1, R, R).
 
     Returns
     -------
     y : array (I_n, R)
         With rows aligned for MTTKRP.
-    grams : float64 array (n, R, R)
+    grams : Blocks (n, R, R)
         ``y.T @ y`` of some blocks of rows.
-    inner : float64 array (n,)
+    inner : Blocks (n,)
         The inner products of blocks of rows of `x` and `y`.
     """
     num_rows, rank = x.shape
@@ -111,18 +132,19 @@ def solve_rows(x: Array, matrix: Array) -> tuple[Array, Array, Array]:
     num_blocks, size = -(-num_rows // rows_per_block), rank * rank
     alignment = _common_power(x.data.ptr | x.strides[0] if num_rows > 1 else x.data.ptr)
     y = cupy.empty((num_rows, choose_row_nbytes(4 * rank) // 4), np.float32)
-    sums = cupy.empty(num_blocks * (size + 1), np.float64)
+    memory = cupy.cuda.alloc(8 * num_blocks * (size + 1))
+    inner = Blocks(memory, memory.ptr + 8 * num_blocks * size, (num_blocks,))
     key = (rank, alignment)
-    kernel = _get_kernel("solve_rows", solve_rows_macros, key, "qiQqQQQQ", x.data.device_id)
-    addresses = (matrix.data.ptr, y.data.ptr, sums.data.ptr, sums.data.ptr + 8 * num_blocks * size)
+    kernel = _get_kernel("solve_rows", solve_rows_macros, key, "qiQqQQQQ", memory.device_id)
+    addresses = (inverse.address, y.data.ptr, memory.ptr, inner.address)
     arguments = (num_rows, rows_per_block, x.data.ptr, _row_stride(x), *addresses)
     kernel((num_blocks, 1), tuning.BLOCK_SIZE, *arguments)
-    grams, inner = sums[: num_blocks * size], sums[num_blocks * size :]
-    return y[:, :rank], _add_grams(grams.reshape(num_blocks, rank, rank)), inner
+    grams = _add_grams(Blocks(memory, memory.ptr, (num_blocks, rank, rank)))
+    return y[:, :rank], grams, inner
 
 
-def invert(matrix: Array) -> Array:
-    """Return the float64 inverse of a float32 matrix (R, R).
+def invert(matrix: Array) -> Blocks:
+    """Return the float64 inverse of a float32 matrix (R, R), as one block.
 
     If the matrix is singular to rounding, return its pseudo-inverse.
     """
@@ -130,27 +152,18 @@ def invert(matrix: Array) -> Array:
     return invert_product([], [Scale(matrix, row, column)], matrix.shape[0])
 
 
-def invert_product(grams: Sequence[Array], scales: Sequence[Scale], rank: int) -> Array:
-    """Invert, like `invert`, an elementwise product of Gram matrices and small matrices.
-
-    Parameters
-    ----------
-    grams : sequence of float64 array (n, R, R)
-        The first axis is summed over.
-    scales : sequence of Scale
-    rank : int
-    """
-    inverse = cupy.empty((rank, rank), np.float64)
-    device_id = inverse.data.device_id
-    kernel = _get_kernel("invert", product_macros, (rank,), f"{_PRODUCT}Q", device_id)
-    kernel((1, 1), _SMALL_BLOCK_SIZE, *_list_members(grams, scales), inverse.data.ptr)
-    return inverse
+def invert_product(grams: Sequence[Blocks], scales: Sequence[Scale], rank: int) -> Blocks:
+    """Invert, like `invert`, an elementwise product of Gram matrices and small matrices."""
+    memory = cupy.cuda.alloc(8 * rank * rank)
+    kernel = _get_kernel("invert", product_macros, (rank,), f"{_PRODUCT}Q", memory.device_id)
+    kernel((1, 1), _SMALL_BLOCK_SIZE, *_list_members(grams, scales), memory.ptr)
+    return Blocks(memory, memory.ptr, (1, rank, rank))
 
 
 def compute_fit(
-    grams: Sequence[Array], scales: Sequence[Scale], rank: int, inner: Array, norm_square: float
+    grams: Sequence[Blocks], scales: Sequence[Scale], rank: int, inner: Blocks, norm_square: float
 ) -> float:
-    """Compute ``sqrt(abs(norm_square + the sum of the product - 2 * inner.sum()))``.
+    """Compute ``sqrt(abs(norm_square + the sum of the product - 2 * the sum of inner))``.
 
     Waits for the GPU, once: the kernel writes to the host's memory.
     """
@@ -160,18 +173,18 @@ def compute_fit(
         memory = cupy.cuda.alloc_pinned_memory(8)
         found = _host.found = np.frombuffer(memory, np.float64, 1)
         _host.address = memory.ptr
-    kernel = _get_kernel("fit", product_macros, (rank,), f"{_PRODUCT}qQdQ", inner.data.device_id)
-    arguments = (*_list_members(grams, scales), inner.size, inner.data.ptr)
+    kernel = _get_kernel("fit", product_macros, (rank,), f"{_PRODUCT}qQdQ", inner.memory.device_id)
+    arguments = (*_list_members(grams, scales), inner.shape[0], inner.address)
     kernel((1, 1), _SMALL_BLOCK_SIZE, *arguments, norm_square, _host.address)
     cupy.cuda.get_current_stream().synchronize()
     return float(found[0])
 
 
-def _list_members(grams: Sequence[Array], scales: Sequence[Scale]) -> list[int]:
+def _list_members(grams: Sequence[Blocks], scales: Sequence[Scale]) -> list[int]:
     """List the members of `structs.PRODUCT`."""
     no_grams, no_scales = [0] * (MAX_GRAMS - len(grams)), [0] * (MAX_SCALES - len(scales))
     return [
-        *[gram.data.ptr for gram in grams], *no_grams,
+        *[gram.address for gram in grams], *no_grams,
         *[gram.shape[0] for gram in grams], *no_grams,
         *[scale.array.data.ptr for scale in scales], *no_scales,
         *[scale.row_stride for scale in scales], *no_scales,
@@ -180,17 +193,17 @@ def _list_members(grams: Sequence[Array], scales: Sequence[Scale]) -> list[int]:
     ]  # fmt: skip
 
 
-def inner_blocks(a: Array, b: Array) -> Array:
-    """Compute the inner product of each block of rows of two matrices: float64 (num_blocks,)."""
+def inner_blocks(a: Array, b: Array) -> Blocks:
+    """Compute the inner product of each block of rows of two matrices: (num_blocks,)."""
     num_rows, rank = a.shape
     macros = inner_product_macros(a.dtype, rank)
     num_blocks = -(-num_rows // macros["ROWS_PER_BLOCK"])
-    sums = cupy.empty(num_blocks, np.float64)
+    memory = cupy.cuda.alloc(8 * num_blocks)
     kernel = launch.get_kernel("inner_product.cu", "inner_product", **macros)
     strides = np.int64(_row_stride(a)), np.int64(_row_stride(b))
-    arguments = (np.int64(num_rows), a, strides[0], b, strides[1], sums)
+    arguments = (np.int64(num_rows), a, strides[0], b, strides[1], np.uint64(memory.ptr))
     launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, arguments)
-    return sums
+    return Blocks(memory, memory.ptr, (num_blocks,))
 
 
 def multiply_blocks(a: Array, b: Array, num_blocks: int) -> Array:

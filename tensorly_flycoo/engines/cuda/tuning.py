@@ -20,8 +20,8 @@ MAX_TILE_SIZE = 1024
 #: H200: 2^16 to 2^18, nell-1, delicious and vast shapes.
 BUCKET_SIZE = 2**18
 
-#: Tiles whose partial rows one block adds: so many that one launch does for 4M nonzeros. Measured
-#: on an H100: the shape of FROSTT's uber.
+#: The most tiles whose partial rows one block adds: so many that one launch does for 4M nonzeros.
+#: Measured on an H100: the shape of FROSTT's uber.
 SEGMENT = 4096
 
 #: The most rows of a tall matrix for each block: few enough to keep a GPU evenly busy, many enough
