@@ -1,7 +1,6 @@
 """Time an iteration of parafac, as a whole and in parts."""
 
 import contextlib
-import itertools
 
 import cupy
 import numpy as np
@@ -62,16 +61,12 @@ def _time_parts(x, factors):
     with _marked(mark):
         _run(x, factors, _NUM_PART_RUNS, tol=_TOL)
     mark(None)
-    seconds = seconds_between(events)
-    num_marks = 2 * (len(factors) + 1)  # before and after each MTTKRP, and the fit
-    runs = [
-        {
-            part: sum(s for name, s in itertools.islice(zip(names, seconds), start, start + num_marks)
-                      if name == part)
-            for part in ("mttkrp", "solve", "fit")
-        }
-        for start in range(num_marks, len(events) - 1, num_marks)
-    ]  # fmt: skip
+    parts, seconds = names[:-1], seconds_between(events)
+    num_parts = 2 * (len(factors) + 1)  # of an iteration: each MTTKRP and solve, the fit, the rest
+    runs = []
+    for start in range(num_parts, len(parts), num_parts):  # the first iteration compiles
+        pairs = list(zip(parts, seconds, strict=True))[start : start + num_parts]
+        runs.append({part: sum(s for name, s in pairs if name == part) for part in set(parts)})
     return {part: float(np.median([run[part] for run in runs])) for part in runs[0]}
 
 
