@@ -26,13 +26,12 @@ def is_cupy(x: object) -> bool:
     (False, False)
     """
     kind: type = type(x)
-    return _is_of_cupy(kind)
+    return _is_of_cupy(kind, sys.modules.get("cupy"))
 
 
 @functools.cache
-def _is_of_cupy(kind: type) -> bool:
-    # No class that exists before CuPy is loaded is derived from CuPy's.
-    return issubclass(kind, getattr(sys.modules.get("cupy"), "ndarray", ()))
+def _is_of_cupy(kind: type, cupy: ModuleType | None) -> bool:
+    return issubclass(kind, getattr(cupy, "ndarray", ()))
 
 
 def is_on_gpu(x: Any) -> bool:

@@ -143,7 +143,7 @@ def suits_gram(a: Array, b: Array) -> bool:
     if kernels is None or not is_cupy(a) or b.ndim != 2 or not kernels.suits_tensor_cores(b):
         return False
     shapes_suit, strides_suit = a.shape == b.shape[::-1], a.strides == b.strides[::-1]
-    return shapes_suit and strides_suit and a.data.ptr == b.data.ptr
+    return shapes_suit and strides_suit and _address(a) == _address(b)
 
 
 def start_product(shape: Any, dtype: Any = None) -> Any:
@@ -221,7 +221,7 @@ def _find_gram(kernels: "TallKernels", factor: Array) -> _Known:
 def _is_whole(array: Array) -> bool:
     """Return whether a matrix has all rows, and the first columns, of the owner of its memory."""
     owner = _owner(array)
-    begins_alike = owner.data.ptr == array.data.ptr and owner.strides == array.strides
+    begins_alike = _address(owner) == _address(array) and owner.strides == array.strides
     return begins_alike and owner.shape[0] == array.shape[0]
 
 
@@ -233,3 +233,7 @@ def _remember(known: _Known) -> None:
 def _owner(array: Array) -> Array:
     """Return the array that owns the memory of a view."""
     return array if array.base is None else array.base
+
+
+def _address(array: Array) -> int:
+    return array.data.ptr

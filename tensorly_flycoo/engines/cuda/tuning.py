@@ -20,9 +20,9 @@ MAX_TILE_SIZE = 1024
 #: H200: 2^16 to 2^18, nell-1, delicious and vast shapes.
 BUCKET_SIZE = 2**18
 
-#: The most tiles whose partial rows one block adds: so many that one launch does for 4M nonzeros.
-#: Measured on an H100: the shape of FROSTT's uber.
-SEGMENT = 4096
+#: The most tiles whose partial rows one block adds. One multiprocessor reads so slowly that a second
+#: launch is quicker than 4,096 tiles (40 to 60 us; H100, shapes of FROSTT's uber and vast).
+SEGMENT = 512
 
 #: The most rows of a tall matrix for each block: few enough to keep a GPU evenly busy, many enough
 #: that a block writes little compared with what it reads. Measured on an H100: 25.5M rows, rank 32.
