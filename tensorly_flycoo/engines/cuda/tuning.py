@@ -20,7 +20,7 @@ MAX_TILE_SIZE = 1024
 #: H200: 2^16 to 2^18, nell-1, delicious and vast shapes.
 BUCKET_SIZE = 2**18
 
-#: The most tiles whose partial rows one block adds. One multiprocessor reads so slowly that a second
+#: The most tiles whose partial rows one block adds. A multiprocessor reads so slowly that a second
 #: launch is quicker than 4,096 tiles (40 to 60 us; H100, shapes of FROSTT's uber and vast).
 SEGMENT = 512
 

@@ -15,7 +15,7 @@
 
 #include "gram.cuh"
 
-extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, 4)
+extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, 3)
     gram(long long num_rows, int rows_per_block, const float* x, long long row_stride,
          double* products)
 {

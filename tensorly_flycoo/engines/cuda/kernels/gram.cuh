@@ -62,12 +62,13 @@ __device__ __forceinline__ void compute_gram(long long num_rows, int rows_per_bl
     const int lane = threadIdx.x % 32;
     GramSums<Tall> sums;
     const typename Tall::Rows rows(num_rows, rows_per_block, 8 * steps);
-    for (long long row = rows.row; row < rows.end; row += Tall::num_warps * 8 * steps) {
+    x += rows.first * row_stride + lane / 4;
+    for (int row = rows.row; row < rows.end; row += Tall::num_warps * 8 * steps) {
         float numbers[steps][tiles][2];
 #pragma unroll
         for (int step = 0; step < 2 * steps; ++step) {
-            const long long from = row + 4 * step + lane % 4;
-            const float* place = x + from * row_stride + lane / 4;
+            const int from = row + 4 * step + lane % 4;
+            const float* place = x + from * row_stride;
 #pragma unroll
             for (int t = 0; t < tiles; ++t) {
                 const bool is_there = from < rows.end && 8 * t + lane / 4 < rank;

@@ -36,11 +36,13 @@ __device__ __forceinline__ void solve_block_rows(long long num_rows, int rows_pe
     GramSums<Tall> gram;
     double inner = 0;
     const typename Tall::Rows rows(num_rows, rows_per_block, 8 * steps);
-    for (long long row = rows.row; row < rows.end; row += Tall::num_warps * 8 * steps) {
+    x += rows.first * row_stride;
+    y += rows.first * RowNumbers;
+    for (int row = rows.row; row < rows.end; row += Tall::num_warps * 8 * steps) {
         Numbers numbers[steps][lane_numbers / Load];
 #pragma unroll
         for (int step = 0; step < steps; ++step) {
-            const long long from = row + 8 * step + lane / 4;
+            const int from = row + 8 * step + lane / 4;
 #pragma unroll
             for (int l = 0; l < lane_numbers / Load; ++l) {
                 const int column = column_of(l * Load);
@@ -64,7 +66,7 @@ __device__ __forceinline__ void solve_block_rows(long long num_rows, int rows_pe
             }
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const long long to = row + 8 * step + 2 * (lane % 4) + half;
+                const int to = row + 8 * step + 2 * (lane % 4) + half;
 #pragma unroll
                 for (int t = 0; t < tiles; ++t) {
                     const int column = 8 * t + lane / 4;
