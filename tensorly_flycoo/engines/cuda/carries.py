@@ -15,6 +15,9 @@ from .macros import partial_rows_macros
 #: Arrays begin at multiples of this many bytes.
 _ALIGNMENT = 16
 
+#: Warps of a block: with more, registers would spill.
+_MAX_WARPS = 16
+
 
 class Level(NamedTuple):
     """Tiles, or segments of tiles, or segments of these, and which of them a launch adds to one.
@@ -86,7 +89,7 @@ def _lay_out(
 
 
 def _count_warps(segment: int) -> int:
-    return min(32, segment)
+    return min(_MAX_WARPS, segment)
 
 
 def _round_up(nbytes: int) -> int:

@@ -16,7 +16,7 @@
 #error "VALUE: float or double"
 #endif
 #ifndef NUM_WARPS
-#error "NUM_WARPS: warps of a block, 2 to 32"
+#error "NUM_WARPS: warps of a block, 2 or more"
 #endif
 
 #include "partial_rows.cuh"

@@ -63,7 +63,7 @@ def specialise_all():
         "remap.cu": remap_macros(record_format, 256, U32, U32),
         "ttmc.cu": ttmc_macros(record_format, 256, column_cut, occupancy, U32, U32),
         "order_writes.cu": order_writes_macros(256, U32),
-        "partial_rows.cu": partial_rows_macros(dtype, 32),
+        "partial_rows.cu": partial_rows_macros(dtype, 16),
         "pack.cu": pack_macros(record_format, np.dtype(np.int64)),
         "sum_groups.cu": sum_groups_macros(dtype),
         "pad_rows.cu": pad_rows_macros(dtype, 32),
@@ -134,7 +134,7 @@ def test_kernels_that_build_a_tensor_compile(architecture):
 def test_kernels_on_rows_compile(architecture):
     jobs = [
         ("partial_rows.cu", architecture, partial_rows_macros(np.dtype(dtype), num_warps))
-        for dtype, num_warps in itertools.product(DTYPES, (2, 32))
+        for dtype, num_warps in itertools.product(DTYPES, (2, 16))
     ]
     for dtype, num_columns in itertools.product(map(np.dtype, DTYPES), (1, 2, 3, 32, 208)):
         jobs.append(("pad_rows.cu", architecture, pad_rows_macros(dtype, num_columns)))
