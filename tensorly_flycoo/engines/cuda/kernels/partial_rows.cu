@@ -21,7 +21,7 @@
 
 #include "partial_rows.cuh"
 
-extern "C" __global__ void __launch_bounds__(32 * NUM_WARPS)
+extern "C" __global__ void __launch_bounds__(32 * NUM_WARPS, 1)
     add_partial_rows(long long num_tiles, int run, const long long* carry_rows, int rank,
                      const VALUE* partial_rows, VALUE* out, long long* segment_rows,
                      VALUE* segment_sums)
