@@ -3,7 +3,7 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -11,23 +11,9 @@ from ..array_modules import Array
 from ..format.layout import Cut, Layout, Step
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
+from .scale import Scale
 
 _logger = logging.getLogger("tensorly_flycoo")
-
-
-class Scale(NamedTuple):
-    """A small matrix (R, R), or the same row or column for all rows or columns.
-
-    Attributes
-    ----------
-    array : float32 array
-    row_stride, column_stride : int
-        In numbers; 0 where an axis repeats the same numbers.
-    """
-
-    array: Array
-    row_stride: int
-    column_stride: int
 
 
 class Blocks(Protocol):

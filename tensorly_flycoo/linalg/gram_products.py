@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..array_modules import Array, is_cupy
-from ..engines.protocol import Scale
+from ..engines.scale import Scale
 from .tall_skinny import find_kernels, gpu_kernels, solve
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from tensorly.decomposition import _cp, parafac
 
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.engines.cuda import tall
-from tensorly_flycoo.engines.protocol import Scale
+from tensorly_flycoo.engines.scale import Scale
 from tensorly_flycoo.linalg import gram_products
 from tensorly_flycoo.linalg.gram_products import GramProduct
 
