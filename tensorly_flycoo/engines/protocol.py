@@ -3,7 +3,7 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 
@@ -11,9 +11,13 @@ from ..array_modules import Array
 from ..format.layout import Cut, Layout, Step
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
-from .scale import Scale
 
 _logger = logging.getLogger("tensorly_flycoo")
+
+
+#: A float32 matrix (R, R), or one row or column that repeats; and its strides, in numbers, from row
+#: to row and from column to column: 0 where it repeats.
+Scale: TypeAlias = tuple[Array, int, int]
 
 
 class Blocks(Protocol):

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..array_modules import Array, is_cupy
-from ..engines.scale import Scale
 from .tall_skinny import find_kernels, gpu_kernels, solve
 
 if TYPE_CHECKING:
-    from ..engines.protocol import TallKernels
+    from ..engines.protocol import Scale, TallKernels
 
 
 class _Known(NamedTuple):
@@ -68,7 +67,7 @@ class GramProduct:
         kernels: "TallKernels",
         rank: int,
         grams: tuple[Any, ...] = (),
-        scales: tuple[Scale, ...] = (),
+        scales: "tuple[Scale, ...]" = (),
     ) -> None:
         self._kernels = kernels
         self.rank, self.shape = rank, (rank, rank)
@@ -85,7 +84,7 @@ class GramProduct:
     @property
     def T(self) -> "GramProduct":
         """The transpose: Gram matrices are symmetric."""
-        scales = tuple(Scale(array, column, row) for array, row, column in self.scales)
+        scales = tuple((array, column, row) for array, row, column in self.scales)
         return GramProduct(self._kernels, self.rank, self.grams, scales)
 
     def __mul__(self, other: Any) -> Any:
@@ -157,7 +156,7 @@ def start_product(shape: Any, dtype: Any = None) -> Any:
     return GramProduct(kernels, shape[0])
 
 
-def _as_scales(array: Any, rank: int) -> tuple[Scale, ...]:
+def _as_scales(array: Any, rank: int) -> "tuple[Scale, ...]":
     """Return an array that a product (R, R) can be multiplied by as a `Scale`, or nothing."""
     if not is_cupy(array) or array.ndim != 2 or array.dtype != np.float32:
         return ()
@@ -165,7 +164,7 @@ def _as_scales(array: Any, rank: int) -> tuple[Scale, ...]:
     if num_rows not in (1, rank) or num_columns not in (1, rank):
         return ()
     row_stride = 0 if num_rows == 1 else row_nbytes // array.itemsize
-    return (Scale(array, row_stride, 0 if num_columns == 1 else column_nbytes // array.itemsize),)
+    return ((array, row_stride, 0 if num_columns == 1 else column_nbytes // array.itemsize),)
 
 
 def compute_fit(

@@ -9,7 +9,7 @@ import cupy
 import numpy as np
 
 from ...array_modules import Array
-from ..scale import Scale
+from ..protocol import Scale
 from . import launch, structs, tuning
 from .direct import DirectKernel
 from .macros import (
@@ -149,7 +149,7 @@ def invert(matrix: Array) -> Blocks:
     If the matrix is singular to rounding, return its pseudo-inverse.
     """
     row, column = (stride // matrix.itemsize for stride in matrix.strides)
-    return invert_product([], [Scale(matrix, row, column)], matrix.shape[0])
+    return invert_product([], [(matrix, row, column)], matrix.shape[0])
 
 
 def invert_product(grams: Sequence[Blocks], scales: Sequence[Scale], rank: int) -> Blocks:
@@ -186,9 +186,9 @@ def _list_members(grams: Sequence[Blocks], scales: Sequence[Scale]) -> list[int]
     return [
         *[gram.address for gram in grams], *no_grams,
         *[gram.shape[0] for gram in grams], *no_grams,
-        *[scale.array.data.ptr for scale in scales], *no_scales,
-        *[scale.row_stride for scale in scales], *no_scales,
-        *[scale.column_stride for scale in scales], *no_scales,
+        *[array.data.ptr for array, _, _ in scales], *no_scales,
+        *[row_stride for _, row_stride, _ in scales], *no_scales,
+        *[column_stride for _, _, column_stride in scales], *no_scales,
         len(grams), len(scales),
     ]  # fmt: skip
 
