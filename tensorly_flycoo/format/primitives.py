@@ -353,8 +353,10 @@ class Primitives:
         rows = record_format.rows(records, mode, self.xp)
         return is_new, rows, record_format.values(records).astype(np.float64)
 
+    # Unfoldings
+
     def sum_single_squares(
-        self, is_first: Array, rows: Array, values: Array, num_rows: int
+        self, is_first: Array, rows: Array, values: Array, num_rows: int, scale: float
     ) -> Array:
         """Sum the squares of values alone in their column, by row and sign.
 
@@ -364,7 +366,9 @@ class Primitives:
             As from `split_columns`.
         rows : unsigned integer array (nnz,)
         values : float64 array (nnz,)
-            The sum of all squares is at most 1.
+        num_rows : int
+        scale : float
+            A power of two by which values are divided; the sum of all squares is then at most 1.
 
         Returns
         -------
@@ -375,12 +379,110 @@ class Primitives:
         sums = xp.empty((2, num_rows))
         for target, has_sign in zip(sums, (values > 0, values < 0), strict=True):
             has_sign &= is_single
-            squares = values[has_sign] ** 2
+            squares = (values[has_sign] / scale) ** 2
             target[...] = xp.bincount(rows[has_sign], weights=squares, minlength=num_rows)
         return sums
 
+    def list_shared(
+        self, is_first: Array, rows: Array, values: Array, num_rows: int, scale: float
+    ) -> tuple[Array, Array, Array]:
+        """List the nonzeros that share their column, and the rows with any of them.
+
+        Parameters are those of `sum_single_squares`.
+
+        Returns
+        -------
+        coupled_rows : int64 array (size,)
+            Ascending.
+        coords : int64 array (2, n)
+            The column and the row of each nonzero, as numbers among shared columns and among
+            `coupled_rows`.
+        values : float64 array (n,)
+            Divided by `scale`.
+        """
+        xp = self.xp
+        shared = xp.flatnonzero(~(is_first[:-1] & is_first[1:]))
+        is_coupled = xp.zeros(num_rows, bool)
+        is_coupled[rows[shared]] = True
+        slots = xp.cumsum(is_coupled) - 1
+        coords = xp.stack([xp.cumsum(is_first[shared]) - 1, slots[rows[shared]]])
+        return xp.flatnonzero(is_coupled), coords, values[shared] / scale
+
+    def add_signs(self, squares: Array, rows: Array) -> Array:
+        """Add the sums (2, num_rows) of `sum_single_squares` of some rows."""
+        return squares[:, rows].sum(axis=0)
+
+    def find_largest_sums(
+        self, squares: Array, excluded: Array, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Find the largest positive sums over both signs, except those of some rows.
+
+        Returns
+        -------
+        rows : int64 NumPy array (n,)
+            Up to `count`; of equal sums the first.
+        sums : float64 NumPy array (n,)
+            Descending.
+        """
+        sums = squares.sum(axis=0)
+        sums[excluded] = 0
+        smallest = np.partition(sums, -count)[-count]
+        (rows,) = np.nonzero((sums >= smallest) & (sums > 0))
+        rows = rows[np.argsort(-sums[rows], kind="stable")[:count]]
+        return rows, sums[rows]
+
+    def place_vectors(
+        self,
+        vectors: Array,
+        rows: Array | None,
+        sources: np.ndarray,
+        signs: np.ndarray,
+        shape: tuple[int, int],
+        dtype: np.dtype,
+    ) -> Array:
+        """Place the rows and columns of `vectors` in a new matrix of zeros.
+
+        Parameters
+        ----------
+        vectors : array (n, K)
+            May be overwritten and returned.
+        rows : int64 array (n,), or None
+            The row of each row; None if they are in order.
+        sources : int64 NumPy array (R,)
+            What column j of the matrix is: the column ``sources[j]`` of `vectors`, or if that is
+            negative the unit vector of row ``~sources[j]``.
+        signs : int64 NumPy array (R,)
+            1, or -1 for a column to be negated.
+        shape : (int, int)
+            Of the matrix; columns from R on are zero.
+        dtype : numpy.dtype
+        """
+        if is_whole(vectors, rows, sources, shape, dtype):
+            vectors *= self.xp.asarray(signs, dtype)
+            return vectors
+        placed = self.xp.zeros(shape, dtype)
+        (columns,), (units,) = np.nonzero(sources >= 0), np.nonzero(sources < 0)
+        chosen = vectors[:, sources[columns]] * signs[columns]
+        placed[(slice(None) if rows is None else rows[:, None]), columns] = chosen
+        placed[~sources[units], units] = 1
+        return placed
+
     def _invert(self, order: Array, positions: Array) -> None:
         positions[order] = self.xp.arange(order.size, dtype=positions.dtype)
+
+
+def is_whole(
+    vectors: Array,
+    rows: Array | None,
+    sources: np.ndarray,
+    shape: tuple[int, int],
+    dtype: np.dtype,
+) -> bool:
+    """Return whether `Primitives.place_vectors` would return `vectors` but for the signs."""
+    is_in_place = rows is None and vectors.shape == shape and vectors.dtype == dtype
+    return (
+        is_in_place and np.array_equal(sources, np.arange(shape[1])) and vectors.flags.c_contiguous
+    )
 
 
 def _narrow(keys: Array, count: int) -> Array:

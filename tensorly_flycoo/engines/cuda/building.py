@@ -17,15 +17,17 @@ from ...checks import check_finite, check_inside
 from ...format import packing
 from ...format.layout import Cut, Step
 from ...format.packing import RecordFormat
-from ...format.primitives import Primitives, index_dtype
+from ...format.primitives import Primitives, index_dtype, is_whole
 from . import launch, tuning
 from .macros import (
     carry_rows_macros,
     list_empty_rows_macros,
+    list_shared_macros,
     number_buckets_macros,
     offsets_macros,
     order_writes_macros,
     pack_macros,
+    place_vectors_macros,
     read_keys_macros,
     remap_macros,
     scatter_records_macros,
@@ -246,7 +248,7 @@ class CudaPrimitives(Primitives):
         self, records: Array, record_format: RecordFormat, mode: int, places: Array | None
     ) -> tuple[Array, Array, Array]:
         nnz = records.shape[0]
-        is_first, values = cupy.ones(nnz + 1, bool), cupy.empty(nnz)
+        is_first, values = cupy.empty(nnz + 1, bool), cupy.empty(nnz)
         rows = cupy.empty(nnz, np.uint32)
         macros = split_columns_macros(record_format, None if places is None else places.dtype)
         kernel = launch.get_kernel("split_columns.cu", "split_columns", **macros)
@@ -254,22 +256,91 @@ class CudaPrimitives(Primitives):
             make_columns(record_format, mode), np.int64(nnz), records,
             np.uint64(0) if places is None else places, is_first, rows, values,
         )  # fmt: skip
-        launch.launch_items(kernel, nnz, tuning.BLOCK_SIZE, arguments)
+        launch.launch_items(kernel, nnz + 1, tuning.BLOCK_SIZE, arguments)
         return is_first, rows, values
 
     def sum_single_squares(
-        self, is_first: Array, rows: Array, values: Array, num_rows: int
+        self, is_first: Array, rows: Array, values: Array, num_rows: int, scale: float
     ) -> Array:
         # Integers: their sums do not depend on the order of additions. With few rows, threads
         # would wait for each other to add; so each adds to one of several copies.
-        num_copies = max(1, tuning.NUM_SQUARE_SUMS // num_rows)
+        num_copies = min(max(1, tuning.NUM_SQUARE_SUMS // num_rows), tuning.MAX_SQUARE_COPIES)
         parts = cupy.zeros((num_copies, 2, 2, num_rows), np.uint64)
-        kernel = launch.get_kernel("sum_single_squares.cu", "sum_single_squares")
         sizes = (np.int64(num_rows), np.int64(num_copies))
-        arguments = (np.int64(values.size), is_first, rows, values, *sizes, parts)
-        launch.launch_items(kernel, values.size, tuning.BLOCK_SIZE, arguments)
-        high, low = parts.sum(axis=0).transpose(1, 0, 2)
-        return high * 2.0**-62 + low * 2.0**-93
+        arguments = (is_first, rows, values, np.float64(scale), *sizes, parts)
+        _launch_on_squares("sum_single_squares", values.size, *arguments)
+        squares = cupy.empty((2, num_rows))
+        _launch_on_squares("add_parts", squares.size, *sizes, parts, squares)
+        return squares
+
+    def list_shared(
+        self, is_first: Array, rows: Array, values: Array, num_rows: int, scale: float
+    ) -> tuple[Array, Array, Array]:
+        macros = list_shared_macros()
+        kernel = launch.get_kernel("list_shared.cu", "list_shared", **macros)
+        num_blocks = -(-values.size // macros["ENTRIES_PER_BLOCK"])
+        is_free, starts = cupy.empty(num_rows, bool), cupy.empty((num_blocks, 2), np.int64)
+        is_free.data.memset_async(1, is_free.nbytes)
+        nonzeros = (np.int64(values.size), is_first, rows, values, np.float64(scale))
+
+        def launch_all(count: int, *targets: Any) -> None:
+            arguments = (*nonzeros, starts, np.int64(count), *targets)
+            if num_blocks > 0:
+                launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, arguments)
+
+        launch_all(0, is_free, *launch.pass_none([None] * 3))
+        counts = starts.get()
+        ends = counts.cumsum(axis=0)
+        starts.set(ends - counts)
+        coupled_rows = _list_empty_rows(is_free, np.dtype(np.int64))
+        slots = cupy.empty(num_rows, np.uint32)
+        _store_places(coupled_rows, None, positions=slots)
+        num_shared = int(counts[:, 0].sum())
+        coords, shared_values = cupy.empty((2, num_shared), np.int64), cupy.empty(num_shared)
+        if num_shared > 0:
+            launch_all(num_shared, *launch.pass_none([None]), slots, coords, shared_values)
+        return coupled_rows, coords, shared_values
+
+    def add_signs(self, squares: Array, rows: Array) -> Array:
+        sums = cupy.empty(rows.size)
+        num_rows = np.int64(squares.shape[1])
+        _launch_on_squares("add_signs", rows.size, rows, num_rows, squares, sums)
+        return sums
+
+    def find_largest_sums(
+        self, squares: Array, excluded: Array, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        # Sorting the bits of sums, inverted, is a radix sort, and sorts in descending order.
+        keys = cupy.empty(squares.shape[1], np.uint64)
+        _launch_on_squares("make_keys", keys.size, squares, keys)
+        _launch_on_squares("exclude_keys", excluded.size, excluded, keys)
+        rows = cupy.argsort(keys, kind="stable")[:count].get()
+        keys.sort()  # once more, since CuPy would compile a gather
+        sums = np.invert(keys[:count].get()).view(np.float64)
+        return rows[sums > 0], sums[sums > 0]
+
+    def place_vectors(
+        self,
+        vectors: Array,
+        rows: Array | None,
+        sources: np.ndarray,
+        signs: np.ndarray,
+        shape: tuple[int, int],
+        dtype: np.dtype,
+    ) -> Array:
+        is_same = is_whole(vectors, rows, sources, shape, dtype)
+        placed = vectors if is_same else cupy.zeros(shape, dtype)
+        macros = place_vectors_macros(vectors.dtype, placed.dtype)
+        kernel = launch.get_kernel("place_vectors.cu", "place_vectors", **macros)
+        strides = (np.int64(stride // vectors.itemsize) for stride in vectors.strides)
+        arguments = (
+            np.int64(vectors.shape[0]), np.int64(sources.size), vectors, *strides,
+            *launch.pass_none([rows]), cupy.asarray(np.stack([sources, signs])),
+            np.int64(shape[1]), placed,
+        )  # fmt: skip
+        num_items = (vectors.shape[0] + 1) * sources.size
+        launch.launch_items(kernel, num_items, tuning.BLOCK_SIZE, arguments)
+        return placed
 
     def make_lock(self) -> AbstractContextManager:
         return _StreamLock()
@@ -353,16 +424,24 @@ def _store_places(
     launch.launch_items(kernel, order.size, tuning.BLOCK_SIZE, arguments)
 
 
-def _list_empty_rows(is_used: Array) -> Array:
+def _launch_on_squares(name: str, num_items: int, *arguments: Any) -> None:
+    """Launch an entry of `single_squares.cu` for a number of items."""
+    kernel = launch.get_kernel("single_squares.cu", name)
+    arguments = (np.int64(num_items), *arguments)
+    launch.launch_items(kernel, num_items, tuning.BLOCK_SIZE, arguments)
+
+
+def _list_empty_rows(is_used: Array, dtype: np.dtype | None = None) -> Array:
     """List the rows that are not in use, ascending."""
-    macros = list_empty_rows_macros(index_dtype(is_used.size))
+    dtype = dtype or index_dtype(is_used.size)
+    macros = list_empty_rows_macros(dtype)
     kernel = launch.get_kernel("list_empty_rows.cu", "list_empty_rows", **macros)
     num_blocks = -(-is_used.size // macros["ROWS_PER_BLOCK"])
     starts = cupy.empty(num_blocks, np.int64)
     arguments = (np.int64(is_used.size), is_used, starts)
     launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, (*arguments, np.uint64(0)))
     counts = starts.get()
-    empty_rows = cupy.empty(counts.sum(), index_dtype(is_used.size))
+    empty_rows = cupy.empty(counts.sum(), dtype)
     if empty_rows.size > 0:
         starts.set(counts.cumsum() - counts)
         launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, (*arguments, empty_rows))
