@@ -1,4 +1,4 @@
-// Entries: fill a dense block with the columns `first` to `last` - 1 of a sparse matrix, transposed;
+// Entry: fill a dense block with the columns `first` to `last` - 1 of a sparse matrix, transposed;
 // and add to the diagonal of a matrix.
 //
 // Mapping: a thread has one entry or element, and every num_threads-th after it.

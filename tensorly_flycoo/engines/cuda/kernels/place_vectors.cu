@@ -1,4 +1,4 @@
-// Entries: find the extreme elements of each column of a matrix; place its columns, some negated,
+// Entry: find the extreme elements of each column of a matrix; place its columns, some negated,
 // and unit vectors in another one.
 //
 // Mapping: a block has `rows_per_block` neighbouring rows of 32 columns, a lane one column; or a

@@ -1,4 +1,4 @@
-// Entries: add the squares of values that are alone in their column, by row and sign; and work with
+// Entry: add the squares of values that are alone in their column, by row and sign; and work with
 // the sums.
 //
 // Mapping: a thread has one nonzero or row, and every num_threads-th after it.
