@@ -252,6 +252,8 @@ class UnfoldingGram:
         """The shared columns, some at a time, as tensors (num_columns, size)."""
         (coords, values), xp = self._shared, self._engine.xp
         step = max(_COLUMNS_AT_ONCE, self.size)
+        if self._num_columns == 0:
+            return []
         edges, places = [*range(0, self._num_columns, step), self._num_columns], [0, values.size]
         if len(edges) > 2:
             places = xp.searchsorted(coords[0], xp.asarray(edges)).tolist()
