@@ -153,7 +153,7 @@ class CudaEngine(CudaPrimitives, Engine):
         nnz, size = values.size, diagonal.size
         gram, num_columns = cupy.zeros((size, size)), int(coords[0, -1]) + 1 if nnz else 0
         kernel = launch.get_kernel("dense_columns.cu", "fill_columns")
-        step = max(1, _GRAM_BLOCK_SIZE // size)
+        step = max(1, _GRAM_BLOCK_SIZE // max(size, 1))
         for first in range(0, num_columns, step):
             last = min(first + step, num_columns)
             block = cupy.zeros((last - first, size))
