@@ -15,6 +15,7 @@ pygenten is optional (`pip install pygenten`); without it only our own figures a
 import argparse
 import functools
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
@@ -318,7 +319,7 @@ def compare_whole_calls(options):
         for name in options.tensors:
             calls.append(compare_calls(name, Path(save_tensor(name, folder)), options))
             print_calls(calls[-1])
-    calls = sum(calls, [])
+    calls = list(itertools.chain.from_iterable(calls))
     print_calls(calls)
     if options.figure:
         title = f"parafac, rank {RANK}, {options.iterations} iterations, {options.threads} threads"

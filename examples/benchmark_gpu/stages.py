@@ -136,13 +136,14 @@ def _draw_panel(axes, calls):
     limit = _LONGEST * min((call["total_s"] for call in calls if "total_s" in call), default=1)
     lefts = np.zeros(len(calls))
     for stage, label in STAGES.items():
-        seconds = np.array([call.get(f"{stage}_s", 0) for call in calls])
-        axes.barh(ways, seconds, left=lefts, label=label)
-        lefts += seconds
+        rights = lefts + [call.get(f"{stage}_s", 0) for call in calls]
+        rights = np.minimum(rights, limit)
+        axes.barh(ways, rights - lefts, left=lefts, label=label)
+        lefts = rights
     for y, (call, length) in enumerate(zip(calls, lefts, strict=True)):
-        text = axes.text(min(length, limit), y, f" {_label(call)}", va="center", size="small")
-        text.set_in_layout(False)
-    axes.set_xlim(0, 1.35 * min(limit, lefts.max() or limit))
+        text = f" ... {_label(call)}" if length == limit else f" {_label(call)}"
+        axes.text(length, y, text, va="center", size="small").set_in_layout(False)
+    axes.set_xlim(0, 1.35 * (lefts.max() or limit))
     axes.invert_yaxis()
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(f"{calls[0]['tensor']}, {calls[0]['nnz']:,} nonzeros", size="medium", loc="left")
