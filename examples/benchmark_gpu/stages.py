@@ -89,7 +89,9 @@ def add_time_to_fit(rows, target):
 
 
 def print_calls(calls):
-    """Print a Markdown table, and below it why calls failed."""
+    """Print a Markdown table of calls, if there are any, and below it why some failed."""
+    if not calls:
+        return
     columns = [c for c in COLUMNS if any(_format(c, call) for call in calls)]
     titles = ["tensor", "nonzeros", "call", *(title for title, _, _ in columns)]
     print("\n| " + " | ".join(titles) + " |")
@@ -124,14 +126,15 @@ def draw_calls(calls, path, title):
     options = {"squeeze": False, "height_ratios": [len(group) for group in groups]}
     panels = figure.subplots(len(groups), 1, **options)[:, 0]
     for axes, group in zip(panels, groups, strict=True):
-        _draw_panel(axes, group)
+        draw_panel(axes, group)
     panels[-1].set_xlabel("seconds")
     handles = panels[0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=len(STAGES))
     figure.savefig(path, dpi=120)
 
 
-def _draw_panel(axes, calls):
+def draw_panel(axes, calls):
+    """Draw the calls of one tensor."""
     ways = [call["way"] for call in calls]
     limit = _LONGEST * min((call["total_s"] for call in calls if "total_s" in call), default=1)
     lefts = np.zeros(len(calls))
