@@ -155,4 +155,4 @@ def draw_panel(axes, calls):
 def _label(call):
     if "total_s" not in call:
         return call["failure"].partition(":")[0]
-    return f"{call['total_s']:.3g} s, {call['peak_nbytes'] / 1e9:.2f} GB"
+    return f"{call['total_s']:.3g} s, peak {call['peak_nbytes'] / 1e9:.2f} GB"

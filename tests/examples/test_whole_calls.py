@@ -1,6 +1,7 @@
 """Whole calls on the CPU: the stages add up, tools reach the same fit, the table and the figure."""
 
 import json
+from types import SimpleNamespace
 
 import benchmark_als
 import numpy as np
@@ -60,6 +61,25 @@ def test_the_program_measures_prints_and_draws(tmp_path, capsys, monkeypatch):
     assert np.ptp(image.imread(paths[1])[..., :3]) > 0.5
 
 
+def test_the_fastest_round_counts_and_a_failure_is_not_repeated(coo, tmp_path, monkeypatch):
+    seconds, measured = iter((5.0, 3.0, 4.0)), []
+
+    def measure(way, *_):
+        measured.append(way)
+        if way == "pyttb":
+            return {"way": way, "failure": "cut off"}
+        return {"way": way, **make_call((next(seconds), 1, 1, 1), [0.1], 1)}
+
+    monkeypatch.setattr(whole_calls, "WAYS", {"init=svd": "svd", "pyttb": None})
+    monkeypatch.setattr(whole_calls.compare, "measure", measure)
+    whole_calls.compare.save_problem(tmp_path / "problem.npz", coo, 1, 0)
+    options = SimpleNamespace(rounds=3)
+    ours, theirs = whole_calls.compare_calls("t", tmp_path / "problem.npz", options)
+    assert measured == ["init=svd", "pyttb", "init=svd", "init=svd"]
+    assert ours["build_s"] == 3
+    assert theirs == {"tensor": "t", "nnz": coo.nnz, "way": "pyttb", "failure": "cut off"}
+
+
 def test_a_table_of_figures(capsys):
     """A column without figures is left out; a call of the GPU gives its workspace in factors."""
     call = {"tensor": "t", "nnz": 1234, "way": "init=svd", **make_call((1, 2, 10, 3), [0.1], 5)}
@@ -83,7 +103,10 @@ def test_a_long_bar_ends_at_the_limit():
     axes = Figure().subplots()
     draw_panel(axes, calls)
     assert [bar.get_width() for bar in axes.patches] == [1, 16, 1, 0, 1, 0, 1, 0]
-    assert [text.get_text() for text in axes.texts] == [" 4 s, 1.00 GB", " ... 4e+03 s, 1.00 GB"]
+    assert [text.get_text() for text in axes.texts] == [
+        " 4 s, peak 1.00 GB",
+        " ... 4e+03 s, peak 1.00 GB",
+    ]
     assert 16 < axes.get_xlim()[1] < 32
 
 
