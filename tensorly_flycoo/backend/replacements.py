@@ -21,6 +21,7 @@ from ..array_modules import Array
 from ..checks import densify_error
 from ..decomposition.initial_guess import check_initial_guess, initialize_cp
 from ..decomposition.resuming import State, take_up
+from ..decomposition.running_out import explain_memory
 from ..decomposition.singular_vectors import SVDS
 from ..decomposition.tucker_checks import check_tucker
 from ..io.checkpoint import ResumedCP
@@ -76,6 +77,7 @@ def install_replacements() -> None:
 
 
 def _replace(original: Callable, row: Replacement) -> Callable:
+    @explain_memory
     @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
         with log_compilation():

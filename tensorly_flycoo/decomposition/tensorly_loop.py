@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 from tensorly.backend import BackendManager
 
 from ..ops.views import find_sparse
+from .running_out import explain_memory
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -42,10 +43,12 @@ def tensorly_loop(name: str) -> Callable[..., Any]:
 def dense_to_tensorly(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Hand calls without a sparse tensor straight to TensorLy's function of the same name."""
 
+    ours = explain_memory(function)
+
     @functools.wraps(function)
     def decompose(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         if find_sparse((*args, *kwargs.values())) is not None:
-            return function(*args, **kwargs)
+            return ours(*args, **kwargs)
         return tensorly_loop(function.__name__)(*args, **kwargs)
 
     return decompose

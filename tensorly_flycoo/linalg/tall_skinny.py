@@ -78,7 +78,7 @@ def transposed_product(a: Array, b: Array) -> Array:
     kernels = _find_kernels(a)
     is_alike = is_tall(a) and is_tall(b) and a.dtype == b.dtype and a.shape[0] == b.shape[0]
     if kernels is None or not is_alike:
-        return np.dot(a.T, b)
+        return a.T @ b  # `np.dot` would copy a matrix whose rows lie apart
     if _is_same(a, b) and kernels.suits_tensor_cores(a):
         return kernels.gram_blocks(a).sum(axis=0).astype(a.dtype)
     split = a.shape[0] - a.shape[0] % NUM_BLOCKS
