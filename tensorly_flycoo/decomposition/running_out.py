@@ -1,23 +1,27 @@
 """One MemoryError for a whole decomposition: what it needs, what is free, what would fit."""
 
+from __future__ import annotations
+
 import functools
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 from tensorly.cp_tensor import validate_cp_rank
 
 from ..checks import LAYOUTS, check_dtype
 from ..engines import select_engine
-from ..engines.protocol import Engine
 from ..ops.call_memory import count_call_nbytes
 from ..ops.views import find_sparse
 from ..tensor.coo_cache import find_cached
 from ..tensor.memory import DTYPES, attempt, describe, format_nbytes
 from ..tensor.tensor import FlycooTensor
+
+if TYPE_CHECKING:
+    from ..engines.protocol import Engine
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -72,7 +76,7 @@ class _Work:
         model = "" if self.rank is None else f" of rank {self.rank} with init={self.init!r},"
         return f"{model or ' with'} layout={self.layout!r} and dtype='{self.dtype}'"
 
-    def list_cheaper(self) -> Iterator[tuple[frozenset[str], "_Work"]]:
+    def list_cheaper(self) -> Iterator[tuple[frozenset[str], _Work]]:
         """Yield each set of changes, the small ones first, and the work with them."""
         inits = [self.init] if self.init == "random" else [self.init, "random"]
         dtypes = DTYPES[DTYPES.index(self.dtype) :]
@@ -83,7 +87,7 @@ class _Work:
         options = [(self._list_changes(work), work) for work in works]
         yield from sorted(options, key=lambda option: len(option[0]))
 
-    def _list_changes(self, other: "_Work") -> frozenset[str]:
+    def _list_changes(self, other: _Work) -> frozenset[str]:
         names = ("layout", "init", "dtype")
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
         return frozenset(f"{name}='{new}'" for name, old, new in pairs if new != old)
