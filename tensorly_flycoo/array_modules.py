@@ -3,6 +3,7 @@
 Telling them apart never imports CuPy: if it is not loaded, no array is CuPy's.
 """
 
+import functools
 import sys
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -24,7 +25,13 @@ def is_cupy(x: object) -> bool:
     >>> is_cupy(np.ones(3)), is_cupy([1, 2])
     (False, False)
     """
-    return isinstance(x, getattr(sys.modules.get("cupy"), "ndarray", ()))
+    kind: type = type(x)
+    return _is_of_cupy(kind, sys.modules.get("cupy"))
+
+
+@functools.cache
+def _is_of_cupy(kind: type, cupy: ModuleType | None) -> bool:
+    return issubclass(kind, getattr(cupy, "ndarray", ()))
 
 
 def is_on_gpu(x: Any) -> bool:

@@ -200,14 +200,17 @@ def check_place(array: Array, name: str, is_on_gpu: bool, whose: str) -> None:
         )
 
 
-def check_current_gpu(arrays: Mapping[str, Array], gpu: int) -> None:
-    """Refuse CuPy arrays that are not on the current GPU, where kernels are launched."""
-    for name, array in arrays.items():
-        if array.device.id != gpu:
-            raise ValueError(
-                f"{name} is on GPU {array.device.id}, expected GPU {gpu}, the current one: "
-                f"compute inside `with cupy.cuda.Device({array.device.id}):`"
-            )
+def check_current_gpu(arrays: Mapping[str, Array | list[Array]], gpu: int) -> None:
+    """Refuse CuPy arrays, or lists of them, that are not on the current GPU, where kernels run."""
+    for name, group in arrays.items():
+        for n, array in enumerate(group if isinstance(group, list) else [group]):
+            other = array.data.device_id
+            if other != gpu:
+                what = f"{name}[{n}]" if isinstance(group, list) else name
+                raise ValueError(
+                    f"{what} is on GPU {other}, expected GPU {gpu}, the current one: "
+                    f"compute inside `with cupy.cuda.Device({other}):`"
+                )
 
 
 def check_mode(mode: Any, ndim: int) -> int:

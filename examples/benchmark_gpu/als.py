@@ -1,17 +1,18 @@
 """Time an iteration of parafac, as a whole and in parts."""
 
+import contextlib
+
 import cupy
 import numpy as np
 import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition import _cp, parafac
-from tensorly.tenalg import unfolding_dot_khatri_rao
-from timing import seconds_between, synchronize, time_steps
+from timing import seconds_between, time_steps
 
 #: parafac computes the fit for any tol but 0, and never converges with a negative one.
 _TOL = -1.0
 
-_NUM_PART_RUNS = 5
+_NUM_PART_RUNS = 6
 
 
 def time_als(x, factors, sweep_s, repeats, limit_s=2.0):
@@ -20,8 +21,9 @@ def time_als(x, factors, sweep_s, repeats, limit_s=2.0):
     Returns
     -------
     dict
-        "iteration_s": the median of TensorLy's loop, computing the fit; "parts_s": the parts of the
-        same loop written out; "kernels_s": all its kernels, without waiting for the host.
+        "iteration_s": the median of TensorLy's loop, computing the fit; "parts_s": the parts of
+        the same loop, in which "solve" includes the Gram matrices; "kernels_s": all kernels of an
+        iteration without the fit, without waiting for the host.
     """
     with tl.backend_context("flycoo"):
         num_iterations = int(np.clip(limit_s / sweep_s, 4, max(4, repeats)))
@@ -32,6 +34,11 @@ def time_als(x, factors, sweep_s, repeats, limit_s=2.0):
         }
 
 
+def _run(x, factors, num_iterations, **options):
+    guess = CPTensor((None, factors))
+    parafac(x, factors[0].shape[1], n_iter_max=num_iterations, init=guess, **options)
+
+
 def _time_iterations(x, factors, num_iterations):
     events = []
 
@@ -39,31 +46,52 @@ def _time_iterations(x, factors, num_iterations):
         events.append(cupy.cuda.get_current_stream().record())
 
     # The callback is also called before the first iteration, which still compiles.
-    options = {"init": CPTensor((None, factors)), "tol": _TOL, "callback": record}
-    parafac(x, factors[0].shape[1], n_iter_max=num_iterations, **options)
+    _run(x, factors, num_iterations, tol=_TOL, callback=record)
     return float(np.median(seconds_between(events)[1:]))
 
 
 def _time_parts(x, factors):
+    """Time what TensorLy's loop calls, by events around it; the rest of the loop is "solve"."""
+    names, events = [], []
+
+    def mark(name):
+        names.append(name)
+        events.append(cupy.cuda.get_current_stream().record())
+
+    with _marked(mark):
+        _run(x, factors, _NUM_PART_RUNS, tol=_TOL)
+    mark(None)
+    parts, seconds = names[:-1], seconds_between(events)
+    num_parts = 2 * (len(factors) + 1)  # of an iteration: each MTTKRP and solve, the fit, the rest
     runs = []
-    for _ in range(1 + _NUM_PART_RUNS):
-        names, events = [], []
+    for start in range(num_parts, len(parts), num_parts):  # the first iteration compiles
+        pairs = list(zip(parts, seconds, strict=True))[start : start + num_parts]
+        runs.append({part: sum(s for name, s in pairs if name == part) for part in set(parts)})
+    return {part: float(np.median([run[part] for run in runs])) for part in runs[0]}
 
-        def mark(name, names=names, events=events):
-            names.append(name)
-            events.append(cupy.cuda.get_current_stream().record())
 
-        synchronize()
-        _run_iteration(x, factors, mark)
-        mark(None)
-        seconds = seconds_between(events)
-        runs.append(
-            {
-                part: sum(s for name, s in zip(names[:-1], seconds, strict=True) if name == part)
-                for part in names[:-1]
-            }
-        )
-    return {part: float(np.median([run[part] for run in runs[1:]])) for part in runs[0]}
+@contextlib.contextmanager
+def _marked(mark):
+    """Let parafac call `mark` with the name of each part where it begins."""
+    own = {"unfolding_dot_khatri_rao": "mttkrp", "error_calc": "fit"}
+    originals = {name: getattr(_cp, name) for name in own}
+
+    def make_marking(name, function):
+        def marking(*arguments):
+            mark(name)
+            result = function(*arguments)
+            mark("solve")
+            return result
+
+        return marking
+
+    try:
+        for name, function in originals.items():
+            setattr(_cp, name, make_marking(own[name], function))
+        yield
+    finally:
+        for name, function in originals.items():
+            setattr(_cp, name, function)
 
 
 def _time_kernels(x, factors, repeats):
@@ -72,24 +100,6 @@ def _time_kernels(x, factors, repeats):
     The exception is `solve` on a GPU without suitable tensor cores: it inverts small matrices
     on the host.
     """
-    return float(time_steps([lambda: _run_iteration(x, factors)], repeats)[0])
-
-
-def _run_iteration(x, factors, mark=lambda name: None):
-    """Run one iteration of `parafac`, calling `mark` where each part begins."""
-    factors, rank = list(factors), factors[0].shape[1]
-    weights = tl.ones(rank, **tl.context(x))
-    for mode in range(x.ndim):
-        mark("gram")
-        gram = tl.ones((rank, rank), **tl.context(x))
-        for n, factor in enumerate(factors):
-            if n != mode:
-                gram = gram * tl.dot(tl.conj(tl.transpose(factor)), factor)
-        gram = tl.reshape(weights, (-1, 1)) * gram * tl.reshape(weights, (1, -1))
-        mark("mttkrp")
-        product = unfolding_dot_khatri_rao(x, (weights, factors), mode)
-        mark("solve")
-        solution = tl.solve(tl.conj(tl.transpose(gram)), tl.transpose(product))
-        factors[mode] = tl.transpose(solution)
-    mark("fit")
-    _cp.error_calc(x, x.norm(), weights, factors, False, None, product)
+    steps = [lambda n=n: _run(x, factors, n, tol=0) for n in (1, 3)]
+    one_s, three_s = time_steps(steps, repeats)
+    return float((three_s - one_s) / 2)

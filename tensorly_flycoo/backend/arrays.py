@@ -18,7 +18,9 @@ from tensorly.backend.numpy_backend import NumpyBackend
 from ..array_modules import Array, array_module, as_array, is_cupy, is_on_gpu, move
 from ..checks import check_device_name, check_dtype, check_place, densify_error
 from ..decomposition.initial_guess import as_gpu_random
+from ..decomposition.tensorly_loop import is_called_by_parafac
 from ..engines import select_engine
+from ..linalg.gram_products import GramProduct, start_product, suits_gram
 from ..linalg.tall_skinny import column_norms, is_tall, qr, solve, sum_rows, transposed_product
 from ..ops import views
 from ..ops.lazy import LazyArray, ModeView
@@ -136,13 +138,15 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def reshape(tensor: Any, newshape: Any) -> Any:
-        if isinstance(tensor, ModeProduct):
+        if isinstance(tensor, ModeProduct) or is_cupy(tensor):
             return tensor.reshape(newshape)
         reshape = views.reshape if views.is_lazy_or_sparse(tensor) else np.reshape
         return reshape(tensor, newshape)
 
     @staticmethod
     def transpose(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(tensor, GramProduct) or (is_cupy(tensor) and not (args or kwargs)):
+            return tensor.T
         transpose = views.permute if views.is_lazy_or_sparse(tensor) else np.transpose
         return transpose(tensor, *args, **kwargs)
 
@@ -160,7 +164,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     @staticmethod
     def conj(x: Any, *args: Any, **kwargs: Any) -> Any:
         # TensorLy conjugates every factor before every product; NumPy copies real arrays too.
-        is_known = _is_dense(x) or views.is_lazy_or_sparse(x)
+        is_known = _is_dense(x) or isinstance(x, GramProduct) or views.is_lazy_or_sparse(x)
         is_real = is_known and x.dtype.kind != "c" and not (args or kwargs)
         return x if is_real else np.conj(x, *args, **kwargs)
 
@@ -183,6 +187,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     @staticmethod
     def dot(a: Any, b: Any) -> Any:
         """Multiply; the Gram matrix of a tall CuPy factor at the speed of memory."""
+        if is_cupy(b) and is_called_by_parafac(1) and suits_gram(a, b):
+            return GramProduct.of(b)
         if views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b):
             return views.dot(a, b)
         is_gram = is_cupy(a) and a.ndim == 2 and is_tall(a.T) and is_tall(b)
@@ -202,6 +208,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     @staticmethod
     def solve(a: Any, b: Any) -> Array:
         """Solve ``a @ x = b``, with the pseudo-inverse where `a` is singular."""
+        if isinstance(a, GramProduct):
+            return a.solve(b)
         a, b = as_array(a), as_array(b)
         check_place(b, "b", is_cupy(a), "a")
         return solve(a, b)
@@ -225,6 +233,8 @@ def _is_dense(x: Any) -> bool:
 
 def _make_on_device(name: str) -> Callable:
     def make(*args: Any, device: str | None = None, **kwargs: Any) -> Array:
+        if device == "cuda" and name == "ones" and is_called_by_parafac(2):
+            return start_product(*args, **kwargs)
         return getattr(_module_on(device), name)(*args, **kwargs)
 
     make.__doc__ = f"Call ``{name}`` of NumPy, or of CuPy with the device of a context."

@@ -15,8 +15,8 @@ from tensorly.tenalg.core_tenalg import CoreTenalgBackend
 from tensorly.tenalg.einsum_tenalg import EinsumTenalgBackend
 
 from ..array_modules import Array, is_cupy
-from ..checks import check_weights, densify_error, num_cells
-from ..decomposition.running_out import explain_memory
+from ..checks import densify_error, num_cells
+from ..decomposition.guarding import guard
 from ..engines import select_engine
 from ..ops import views
 from ..ops.contraction import check_axes, contract_vectors, inner, khatri_rao_at
@@ -57,24 +57,13 @@ def unfolding_dot_khatri_rao(tensor: Any, cp_tensor: Any, mode: int) -> Array:
     # A decomposition starts with tl.norm, which checks the coordinates of a raw COO as well.
     x = as_flycoo(tensor)
     # ADMM's dual variables are float64 whatever the tensor is, and its factors become so too.
-    factors = [
-        f.astype(x.dtype, copy=False) if tl.is_tensor(f) and f.dtype.kind == "f" else f
-        for f in factors
-    ]
-    if weights is not None and is_cupy(weights) and x.ndim > 1:
-        # Looking whether all weights are one would make the host wait for the GPU.
-        check_weights(weights, factors[0].shape[1], x.dtype, x._engine.array_type)
-        factors, weights = _scale_smallest(factors, weights, mode), None
-    elif weights is not None and np.all(weights == 1):
+    dtypes = [getattr(f, "dtype", x.dtype) for f in factors]
+    is_other = [dtype.kind == "f" and dtype != x.dtype for dtype in dtypes]
+    factors = [f.astype(x.dtype) if o else f for f, o in zip(factors, is_other, strict=True)]
+    # The host would wait for a GPU to look at weights there.
+    if weights is not None and not is_cupy(weights) and np.all(weights == 1):
         weights = None
     return mttkrp(x, factors, mode, weights=weights)
-
-
-def _scale_smallest(factors: list, weights: Array, mode: int) -> list:
-    """Multiply the columns of the smallest factor, except that of `mode`, by the weights."""
-    others = [n for n in range(len(factors)) if n != mode]
-    smallest = min(others, key=lambda n: factors[n].shape[0])
-    return [f * weights if n == smallest else f for n, f in enumerate(factors)]
 
 
 def mode_dot(tensor: Any, matrix_or_vector: Array, mode: int, transpose: bool = False) -> Any:
@@ -82,7 +71,7 @@ def mode_dot(tensor: Any, matrix_or_vector: Array, mode: int, transpose: bool = 
     return multi_mode_dot(tensor, [matrix_or_vector], [mode], transpose=transpose)
 
 
-@explain_memory
+@guard
 def multi_mode_dot(
     tensor: Any,
     matrix_or_vec_list: Sequence[Array],

@@ -101,7 +101,7 @@ def initialize_cp(
     normalize_factors: bool,
 ) -> CPTensor:
     """Return what TensorLy's `initialize_cp` does for ``init="random"`` and ``init="svd"``."""
-    x = as_flycoo(tensor)
+    x = as_flycoo(tensor, check_coords=True)
     rank = validate_cp_rank(x.shape, rank)
     guess = make_initial_guess(x, rank, init, svd, random_state, non_negative=non_negative)
     start = make_cp_tensor(*guess)

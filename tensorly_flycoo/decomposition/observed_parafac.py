@@ -14,15 +14,15 @@ from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_model import make_cp_tensor
+from .guarding import guard
 from .initial_guess import draw_factors, take_guess
-from .running_out import explain_memory
 from .stopping import has_converged
 
 if TYPE_CHECKING:
     from sparse import SparseArray
 
 
-@explain_memory
+@guard
 def observed_parafac(
     tensor: "FlycooTensor | SparseArray",
     rank: int,

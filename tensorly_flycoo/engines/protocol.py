@@ -3,7 +3,7 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 
@@ -18,26 +18,62 @@ _logger = logging.getLogger("tensorly_flycoo")
 _DRAW_BLOCK = 2**12
 
 
+#: A float32 matrix (R, R), or one row or column that repeats; and its strides, in numbers, from row
+#: to row and from column to column: 0 where it repeats.
+Scale: TypeAlias = tuple[Array, int, int]
+
+
+class Blocks(Protocol):
+    """Sums over blocks of rows, float64 (n, ...), on the engine's device."""
+
+    def to_array(self) -> Array:
+        """Return them as an array, whose first axis is to be summed over."""
+
+
 class TallKernels(Protocol):
     """Products of tall matrices (I_n, R) that an engine computes faster than its array module."""
 
+    #: The most Gram matrices, and other matrices, of a product.
+    MAX_GRAMS: int
+    MAX_SCALES: int
+
     def suits_tensor_cores(self, x: Array) -> bool:
-        """Return whether `gram_blocks`, `multiply_rows` and `invert` suit `x` and its device."""
+        """Return whether the kernels other than `inner_blocks` suit `x` and its device."""
 
-    def gram_blocks(self, x: Array) -> Array:
-        """Compute ``x.T @ x`` of each block of rows, float64 (num_blocks, R, R)."""
+    def suits_rank(self, rank: int, dtype: np.dtype) -> bool:
+        """Return whether they suit a rank, and the current device."""
 
-    def multiply_rows(self, x: Array, matrix: Array) -> Array:
-        """Compute ``x @ matrix`` with rows aligned for MTTKRP."""
+    def gram_blocks(self, x: Array) -> Any:
+        """Compute ``x.T @ x`` of some blocks of rows, `Blocks` (n, R, R)."""
 
-    def invert(self, matrix: Array) -> Array:
-        """Return the float64 inverse of a small matrix.
+    def solve_rows(self, x: Array, inverse: Any) -> tuple[Array, Any, Any]:
+        """Compute ``y = x @ inverse`` with rows aligned for MTTKRP.
+
+        Return it, ``y.T @ y`` as from `gram_blocks`, and the inner product of `x` and `y` as from
+        `inner_blocks`.
+        """
+
+    def invert(self, matrix: Array) -> Any:
+        """Return the inverse of a small matrix, `Blocks` (1, R, R).
 
         If the matrix is singular to rounding, return its pseudo-inverse.
         """
 
-    def inner_blocks(self, a: Array, b: Array) -> Array:
-        """Compute the inner product of each block of rows, float64 (num_blocks,)."""
+    def invert_product(self, grams: Sequence[Any], scales: Sequence[Scale], rank: int) -> Any:
+        """Invert an elementwise product of Gram matrices, as `Blocks`, and of small matrices."""
+
+    def compute_fit(
+        self,
+        grams: Sequence[Any],
+        scales: Sequence[Scale],
+        rank: int,
+        inner: Any,
+        norm_square: float,
+    ) -> float:
+        """Compute the norm of a residual from the product of all Gram matrices."""
+
+    def inner_blocks(self, a: Array, b: Array) -> Any:
+        """Compute the inner product of some blocks of rows, `Blocks` (n,)."""
 
     def multiply_blocks(self, a: Array, b: Array, num_blocks: int) -> Array:
         """Compute ``a.T @ b`` of each block of rows, (num_blocks, a's columns, b's columns)."""
@@ -109,8 +145,15 @@ class Engine(Primitives, ABC):
 
     # Computing
 
-    def mttkrp(self, layout: Layout, factors: Sequence[Array], mode: int, out: Array) -> None:
-        """Write the MTTKRP of `mode` to `out`.
+    def mttkrp(
+        self,
+        layout: Layout,
+        factors: Sequence[Array],
+        mode: int,
+        out: Array,
+        weights: Array | None = None,
+    ) -> None:
+        """Write the MTTKRP of `mode` to `out`, its columns times the weights.
 
         A `RemapLayout` that is resident in another mode is first remapped to `mode` without
         computing; afterwards the next mode is resident. If memory runs out, the layout does not
@@ -119,7 +162,7 @@ class Engine(Primitives, ABC):
         workspace = self.allocate_workspace(layout, factors, mode, out)
 
         def compute(step: Step) -> None:
-            self.compute_mode(layout, step, workspace, mode, out)
+            self.compute_mode(layout, step, workspace, mode, out, weights)
 
         layout.take_step(mode, compute, self)
 
@@ -131,7 +174,13 @@ class Engine(Primitives, ABC):
 
     @abstractmethod
     def compute_mode(
-        self, layout: Layout, step: Step, workspace: Any, mode: int, out: Array
+        self,
+        layout: Layout,
+        step: Step,
+        workspace: Any,
+        mode: int,
+        out: Array,
+        weights: Array | None = None,
     ) -> None:
         """Compute the MTTKRP of `mode` from a step's records; remap them if it has a `spare`."""
 

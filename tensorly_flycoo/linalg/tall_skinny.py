@@ -7,12 +7,13 @@ half the time of cuBLAS, and invert small matrices too. Other small matrices are
 where LAPACK is faster than a kernel launch. NumPy arrays use NumPy's functions.
 """
 
+import functools
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..array_modules import Array, array_module, is_cupy, move
-from ..engines import engine_of
+from ..engines import select_engine
 
 if TYPE_CHECKING:
     from ..engines.protocol import TallKernels
@@ -47,9 +48,15 @@ def is_tall(x: Array) -> bool:
     )
 
 
-def _find_kernels(x: Array) -> "TallKernels | None":
+def find_kernels(x: Array) -> "TallKernels | None":
     """Return the kernels for tall matrices of the engine of `x`, or None."""
-    return engine_of(x).tall if is_cupy(x) else None  # NumPy arrays need not load an engine
+    return gpu_kernels() if is_cupy(x) else None  # NumPy arrays need not load an engine
+
+
+@functools.cache
+def gpu_kernels() -> "TallKernels | None":
+    """Return the kernels for tall CuPy matrices."""
+    return select_engine("cuda").tall
 
 
 def sum_rows(x: Array) -> Array:
@@ -75,12 +82,12 @@ def transposed_product(a: Array, b: Array) -> Array:
     Blocks are multiplied in their own precision, and the products summed in float64. As with
     cuBLAS, the result on one device and stream is the same to the bit in every run.
     """
-    kernels = _find_kernels(a)
+    kernels = find_kernels(a)
     is_alike = is_tall(a) and is_tall(b) and a.dtype == b.dtype and a.shape[0] == b.shape[0]
     if kernels is None or not is_alike:
-        return a.T @ b  # `np.dot` would copy a matrix whose rows lie apart
-    if _is_same(a, b) and kernels.suits_tensor_cores(a):
-        return kernels.gram_blocks(a).sum(axis=0).astype(a.dtype)
+        return np.matmul(a.T, b)  # np.dot would copy an `a` whose rows lie apart
+    if is_same(a, b) and kernels.suits_tensor_cores(a):
+        return kernels.gram_blocks(a).to_array().sum(axis=0).astype(a.dtype)
     split = a.shape[0] - a.shape[0] % NUM_BLOCKS
     products = kernels.multiply_blocks(a[:split], b[:split], NUM_BLOCKS)
     product = products.sum(axis=0, dtype=np.float64) + np.dot(a[split:].T, b[split:])
@@ -89,7 +96,7 @@ def transposed_product(a: Array, b: Array) -> Array:
 
 def add_product(out: Array, a: Array, b: Array) -> None:
     """Add ``a @ b`` to a C-contiguous `out` in place; the rows of `a` may lie apart."""
-    kernels = _find_kernels(a)
+    kernels = find_kernels(a)
     if kernels is None or a.shape[1] == 0:
         out += a @ b
     else:
@@ -108,18 +115,18 @@ def largest_magnitudes(x: Array) -> tuple[Array, Array]:
     return extremes.max(axis=0), -extremes.min(axis=0)
 
 
-def _is_same(a: Array, b: Array) -> bool:
+def is_same(a: Array, b: Array) -> bool:
     return a.data.ptr == b.data.ptr and a.shape == b.shape and a.strides == b.strides
 
 
 def inner_product(a: Array, b: Array) -> Array:
     """Compute the sum of ``a * conj(b)`` over all elements, in float64 if both are tall."""
-    kernels = _find_kernels(a)
+    kernels = find_kernels(a)
     is_alike = is_tall(a) and is_tall(b) and a.dtype == b.dtype and a.shape == b.shape
     # The kernel counts the elements of a block in 32 bits.
     if kernels is None or not is_alike or a.shape[1] >= 2**16:
         return np.sum(np.sum(a * np.conj(b), axis=0))
-    return kernels.inner_blocks(a, b).sum().astype(a.dtype)
+    return kernels.inner_blocks(a, b).to_array().sum().astype(a.dtype)
 
 
 def qr(a: Array) -> tuple[Array, Array]:
@@ -160,9 +167,9 @@ def solve(a: Array, b: Array) -> Array:
         return np.linalg.solve(a, b)
     if is_cupy(b) and b.ndim == 1:
         return solve(a, b[:, None])[:, 0]
-    kernels = _find_kernels(b)
+    kernels = find_kernels(b)
     if kernels is not None and a.dtype == b.dtype and kernels.suits_tensor_cores(b.T):
-        return kernels.multiply_rows(b.T, kernels.invert(a.T)).T
+        return kernels.solve_rows(b.T, kernels.invert(a.T))[0].T
     # CuPy arrays take the inverse, since CuPy's solver does not report a singular matrix.
     is_wide = b.ndim == 2 and b.shape[1] > _MANY_RIGHT_HAND_SIDES * a.shape[0]
     if (is_wide or is_cupy(b)) and a.dtype.kind in "fc" and a.dtype == b.dtype:
@@ -195,7 +202,7 @@ def _multiply_rows(rows: Array, matrix: Array) -> Array:
 
     Zero columns appended to the small matrix become the padding between the rows of the product.
     """
-    kernels = _find_kernels(rows)
+    kernels = find_kernels(rows)
     if kernels is None or not is_tall(rows):
         return rows @ matrix
     rank = matrix.shape[1]

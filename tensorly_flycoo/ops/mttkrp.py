@@ -100,13 +100,13 @@ def mttkrp(
         inputs = [(f"factors[{n}]", factor) for n, factor in enumerate(factors) if n != mode]
         inputs += [] if weights is None else [("weights", weights)]
         check_out(out, shape, x.dtype, array_type, inputs, engine.xp.may_share_memory)
-    named = {f"factors[{n}]": factor for n, factor in enumerate(factors)}
-    engine.check_arrays({"x": x._layout.records, **named} | ({} if out is None else {"out": out}))
+    read = {"x": x._layout.records, "factors": factors}
+    engine.check_arrays(read if out is None else {**read, "out": out})
 
     def compute() -> Array:
         result = engine.xp.empty(shape, x.dtype) if out is None else out
         with log_compilation():
-            engine.mttkrp(x._layout, factors, mode, result)
+            engine.mttkrp(x._layout, factors, mode, result, weights)
         return result
 
     def explain() -> str:
@@ -114,7 +114,4 @@ def mttkrp(
         work_nbytes += 0 if out is not None else shape[0] * rank * x.dtype.itemsize
         return explain_work(x, f"mttkrp of mode {mode} and rank {rank}", work_nbytes)
 
-    result = attempt(compute, explain)
-    if weights is not None:
-        result *= weights
-    return result
+    return attempt(compute, explain)

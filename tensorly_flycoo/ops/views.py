@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ..array_modules import Array
+from ..array_modules import Array, is_cupy
 from ..checks import densify_error, num_cells
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.tensor import FlycooTensor
@@ -38,7 +38,7 @@ def find_sparse(arguments: Iterable[Any]) -> Any:
     The items of lists and tuples count as well.
     """
     for argument in arguments:
-        if type(argument) is np.ndarray:
+        if type(argument) is np.ndarray or is_cupy(argument):
             continue
         for x in argument if isinstance(argument, list | tuple) else (argument,):
             if is_lazy_or_sparse(x):

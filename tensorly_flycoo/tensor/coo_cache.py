@@ -4,6 +4,7 @@ A COO is mutable: every call compares its values, and the start of a computation
 coordinates. If either has changed, the FlycooTensor is rebuilt.
 """
 
+import functools
 import threading
 import weakref
 from typing import Any
@@ -27,7 +28,13 @@ def is_raw_sparse(x: object) -> bool:
     >>> is_raw_sparse(sparse.eye(2)), is_raw_sparse([[1, 0], [0, 1]])
     (True, False)
     """
-    return type(x).__module__.partition(".")[0] == "sparse" and hasattr(x, "fill_value")
+    kind: type = type(x)
+    return _is_of_sparse(kind) and hasattr(x, "fill_value")
+
+
+@functools.cache
+def _is_of_sparse(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "sparse"
 
 
 def is_sparse(x: object) -> bool:

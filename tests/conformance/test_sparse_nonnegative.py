@@ -152,16 +152,17 @@ def test_an_unknown_kind_of_non_negative_start_is_an_error():
         tl.svd_interface(unfolded, n_eigenvecs=2, non_negative="nndsvdb")
 
 
-@pytest.mark.usefixtures("flycoo_backend")
 @_BY_FUNCTION
-def test_randomized_svd_gives_the_exact_start(function):
-    coo = community_coo(_SHAPES[3], seed=1)
-    exact, randomized = (
-        function(coo, _RANK, svd=svd, random_state=0, n_iter_max=4)
-        for svd in ("truncated_svd", "randomized_svd")
-    )
-    for factor, other in zip(exact.factors, randomized.factors, strict=True):
-        np.testing.assert_array_equal(factor, other)
+def test_randomized_svd_starts_much_as_numpys(function):
+    """The left vectors are NumPy's; right ones, whose norms matter too, are less rough than its."""
+    coo = community_coo((15, 18, 21), seed=1)
+    options = {"svd": "randomized_svd", "random_state": 0, "n_iter_max": 4}
+    with tl.backend_context("numpy"):
+        expected = function(coo.todense(), _RANK, **options)
+    with tl.backend_context("flycoo"):
+        found = function(coo, _RANK, **options)
+    for factor, other in zip(found.factors, expected.factors, strict=True):
+        np.testing.assert_allclose(factor, other, atol=0.02)
 
 
 @BOTH_KINDS

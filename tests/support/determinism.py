@@ -14,6 +14,7 @@ import tensorly.decomposition
 
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.array_modules import move
+from tensorly_flycoo.ops.unfolding_svd import Unfolding
 
 SHAPE, RANK = (40, 30, 20), 3
 
@@ -47,20 +48,12 @@ FUNCTIONS = {
     "mttkrp": compute_mttkrp,
     "parafac": lambda x: decompose("parafac", x, RANK, "random"),
     "parafac, init svd": lambda x: decompose("parafac", x, RANK, "svd"),
+    "singular vectors by iteration": lambda x: Unfolding(x, 0).gram[0].iterate(RANK),
     "non_negative_parafac_hals": lambda x: decompose(
         "non_negative_parafac_hals", x, RANK, "random"
     ),
     "tucker": lambda x: decompose("tucker", x, (RANK,) * 3, "random"),
 }
-
-
-#: Functions that may differ on a GPU, and why.
-NOT_ON_GPUS = {"parafac, init svd": "cuSPARSE adds in no fixed order"}
-
-
-def promised_on_gpus():
-    """List the functions whose results are bitwise reproducible on a GPU."""
-    return [name for name in FUNCTIONS if name not in NOT_ON_GPUS]
 
 
 def compute_digests(device, layout):

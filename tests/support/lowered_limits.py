@@ -31,7 +31,8 @@ LOWERED = {
     "grid": {
         "engines.cuda.launch.MAX_GRID": 3,
         "engines.cuda.tuning.ROWS_PER_BLOCK": 200,
-        "engines.cuda.tuning.ROWS_PER_SMALL_BLOCK": 200,
+        "engines.cuda.tuning.LEAST_ROWS_PER_BLOCK": 40,
+        "engines.cuda.tuning.GRAM_SEGMENT": 2,
         "engines.cpu.engine.CPU.block_size": 7,
         "engines.cuda.engine.CUDA.block_size": 3000,
         "engines.cuda.engine.CUDA.staging_size": 700,

@@ -67,7 +67,13 @@ class CpuEngine(CpuPrimitives, Engine):
         return arrays, partial_rows
 
     def compute_mode(
-        self, layout: Layout, step: Step, workspace: Any, mode: int, out: Array
+        self,
+        layout: Layout,
+        step: Step,
+        workspace: Any,
+        mode: int,
+        out: Array,
+        weights: Array | None = None,
     ) -> None:
         record_format, tiling = layout.record_format, layout.tilings[mode]
         if step.records.shape[0] == 0:
@@ -84,6 +90,8 @@ class CpuEngine(CpuPrimitives, Engine):
         self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp_tiles", num_lanes=num_lanes)
         launch.launch(kernels.mttkrp_tiles, num_tiles, tiles, source, target, inputs, output)
         _add_partial_rows(tiling.carry_rows, partial_rows, out)
+        if weights is not None:
+            out *= weights
 
     def count_workspace_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
         copies = [f for n, f in enumerate(factors) if n != mode and not f.flags.carray]

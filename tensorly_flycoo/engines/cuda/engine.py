@@ -5,10 +5,10 @@ on the GPU that was current when it was built.
 """
 
 import functools
-import itertools
 import operator
+import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
@@ -17,12 +17,21 @@ from ...array_modules import Array, is_cupy
 from ...checks import check_current_gpu
 from ...format.layout import Cut, Layout, Step
 from ...format.packing import RecordFormat
-from ...format.tiling import RowTiling
 from ..protocol import Engine
 from . import launch, mersenne_twister, solvers, tall, tuning
 from .building import CudaPrimitives
-from .macros import mttkrp_macros, pad_rows_macros, partial_rows_macros, ttmc_macros
-from .structs import carries_dtype, make_operands, make_ranks, row_pitch, slot_nbytes
+from .carries import Carries, add_carries, allocate_carries, count_carries_nbytes
+from .macros import pad_rows_macros, ttmc_macros
+from .mttkrp import MttkrpKernel
+from .structs import make_operands, make_ranks, row_pitch, slot_nbytes
+
+
+class Workspace(NamedTuple):
+    """The memory of one MTTKRP: the other modes' factors, with adjacent columns, and carries."""
+
+    arrays: list[Array]
+    carries: Carries
+
 
 #: Size of the largest Gram matrix worth forming (it takes half a gigabyte), and the most
 #: multiplications for it (a few tenths of a second).
@@ -64,59 +73,44 @@ class CudaEngine(CudaPrimitives, Engine):
 
     def allocate_workspace(
         self, layout: Layout, factors: Sequence[Array], mode: int, out: Array
-    ) -> tuple[list[Array], list[tuple[Array, Array]]]:
-        """Allocate all memory that `compute_mode` needs, before anything is moved or written.
-
-        Returns
-        -------
-        arrays : list of array (I_n, R)
-            The factors of the other modes, with adjacent columns.
-        sums : list of (int64 array (n,), array (n, R))
-            Partial rows, and the rows of the result to which they belong: first one for each tile,
-            then one for each segment of tiles, and so on.
-        """
+    ) -> Workspace:
+        """Allocate all memory that `compute_mode` needs, before anything is moved or written."""
         arrays = [f for n, f in enumerate(factors) if n != mode]
         arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in arrays]
-        carry_rows, rank, dtype = layout.tilings[mode].carry_rows, out.shape[1], out.dtype
-        num_tiles, *num_segments = _count_partial_rows(carry_rows.size)
-        sums = [(carry_rows, cupy.empty((num_tiles, rank), dtype))]
-        sums += [(cupy.empty(n, np.int64), cupy.empty((n, rank), dtype)) for n in num_segments]
-        return _align_rows(arrays, layout.records.shape[0]), sums
+        carry_rows = layout.tilings[mode].carry_rows
+        carries = allocate_carries(carry_rows.size, out.shape[1], out.dtype, carry_rows)
+        return Workspace(_align_rows(arrays, layout.records.shape[0]), carries)
 
     def compute_mode(
-        self, layout: Layout, step: Step, workspace: Any, mode: int, out: Array
+        self,
+        layout: Layout,
+        step: Step,
+        workspace: Workspace,
+        mode: int,
+        out: Array,
+        weights: Array | None = None,
     ) -> None:
-        record_format, tiling = layout.record_format, layout.tilings[mode]
-        num_tiles, rank = tiling.carry_rows.shape[0], out.shape[1]
-        if num_tiles == 0:
+        if layout.tilings[mode].carry_rows.shape[0] == 0:
             out.fill(0)
             return
-        inputs = [n for n in range(record_format.ndim) if n != mode]
-        arrays, sums = workspace
-        load_alignment = _common_alignment(_list_addresses(arrays))
-        store_alignment = _common_alignment([out.data.ptr, rank * out.itemsize])
-        cut = tuning.cut_rank(rank, out.itemsize, load_alignment, store_alignment)
-        occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs), rank)
-        kernel, shared_nbytes = _get_mttkrp_kernel(layout, tiling, cut, occupancy, step)
-        self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp.cu", cut=cut)
-        num_empty = tiling.empty_rows.shape[0]
-        arguments = (
-            make_operands(record_format, mode, inputs, arrays),
-            np.int64(step.records.shape[0]), np.int64(num_empty),
-            np.int64(-(-num_empty // num_tiles)), np.int64(step.bucket_size),
-            tiling.carry_rows, tiling.empty_rows, step.records,
-            *launch.pass_none([step.pull_ids, step.spare, step.remap_ids, step.write_order]),
-            np.int32(rank), out, sums[0][1],
-        )  # fmt: skip
-        sizes = (num_tiles, cut.num_parts, tuning.BLOCK_SIZE)
-        launch.launch_tiles(kernel, *sizes, arguments, shared_nbytes)
-        _add_partial_rows(sums, out)
+        arrays, carries = workspace
+        if weights is not None:
+            weights = cupy.ascontiguousarray(weights)
+        row_nbytes = out.shape[1] * out.itemsize
+        alignments = (
+            _common_alignment(_list_addresses(arrays)),
+            _common_alignment([out.data.ptr, row_nbytes]),
+        )
+        kernel = _find_kernel(layout, step, mode, out.shape[1], alignments)
+        self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp.cu", cut=kernel.cut)
+        kernel.launch(step, arrays, weights, out, carries)
+        add_carries(carries, out)
 
     def count_workspace_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
         copies = [f for n, f in enumerate(factors) if n != mode and not _is_readable(f)]
-        counts = _count_partial_rows(layout.tilings[mode].carry_rows.size)
-        row_nbytes = factors[mode].shape[1] * factors[mode].itemsize
-        return sum(counts) * row_nbytes + 8 * sum(counts[1:]) + sum(copy.nbytes for copy in copies)
+        num_tiles, rank = layout.tilings[mode].carry_rows.size, factors[mode].shape[1]
+        carries_nbytes = count_carries_nbytes(num_tiles, rank, factors[mode].itemsize)
+        return carries_nbytes + sum(copy.nbytes for copy in copies)
 
     def ttmc(
         self,
@@ -132,10 +126,7 @@ class CudaEngine(CudaPrimitives, Engine):
             return
         cut = tuning.cut_columns(num_columns, len(inputs))
         num_runs = num_tiles * (tuning.BLOCK_SIZE // cut.group_size)
-        sums = [
-            (cupy.empty(n, np.int64), cupy.empty((n, num_columns), out.dtype))
-            for n in _count_partial_rows(num_runs)
-        ]
+        carries = allocate_carries(num_runs, num_columns, out.dtype)
         arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in inputs.values()]
         occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs))
         slot_dtype = np.dtype(np.uint32) if slots is None else slots.dtype
@@ -150,12 +141,12 @@ class CudaEngine(CudaPrimitives, Engine):
                 np.int64(step.records.shape[0]), np.int64(step.bucket_size),
                 tiling.carry_rows, *launch.pass_none([slots]),
                 step.records, *launch.pass_none([step.pull_ids]),
-                np.int64(num_columns), out, *sums[0],
+                np.int64(num_columns), out, *map(np.uint64, carries.levels[0][1:3]),
             )  # fmt: skip
             shared_nbytes = layout.tile_size * slot_nbytes(record_format)
             sizes = (num_tiles, cut.num_parts, tuning.BLOCK_SIZE)
             launch.launch_tiles(kernel, *sizes, arguments, shared_nbytes)
-        _add_partial_rows(sums, out)
+        add_carries(carries, out)
 
     def gram(self, starts: Array, ids: Array, values: Array, size: int) -> Array:
         # Products of dense blocks: cuSPARSE adds in no fixed order.
@@ -184,14 +175,6 @@ class CudaEngine(CudaPrimitives, Engine):
         return solvers.sweep_nonnegative(targets, gram, rows, shift, ridge, smallest)
 
 
-def _count_partial_rows(num_tiles: int) -> list[int]:
-    """Count the partial rows of tiles, of segments of tiles, of segments of those, down to one."""
-    counts = [num_tiles]
-    while counts[-1] > 1:
-        counts.append(-(-counts[-1] // tuning.SEGMENT))
-    return counts
-
-
 def _is_readable(factor: Array) -> bool:
     """Return whether kernels can read the rows of a factor where they are."""
     row_nbytes, column_nbytes = factor.strides
@@ -204,6 +187,8 @@ def _align_rows(arrays: list[Array], nnz: int) -> list[Array]:
     The result is the same to the bit: the order of additions does not depend on how rows are
     loaded.
     """
+    if functools.reduce(operator.or_, map(row_pitch, arrays), 0) % 16 == 0:
+        return arrays
     row_nbytes = [tuning.choose_row_nbytes(a.shape[1] * a.itemsize) for a in arrays]
     is_aligned = [row_pitch(a) % min(n, 16) == 0 for a, n in zip(arrays, row_nbytes, strict=True)]
     copied = [a for a, is_so in zip(arrays, is_aligned, strict=True) if not is_so]
@@ -240,39 +225,15 @@ def pad_rows(array: Array, row_nbytes: int) -> Array:
     return padded[:, :rank]
 
 
-def _get_mttkrp_kernel(
-    layout: Layout,
-    tiling: RowTiling,
-    cut: tuning.RankCut,
-    occupancy: tuning.Occupancy,
-    step: Step,
-) -> tuple[Any, int]:
-    """Return the kernel, and the bytes of shared memory that its blocks need."""
-    record_format = layout.record_format
-    macros = mttkrp_macros(
-        record_format,
-        layout.tile_size,
-        cut,
-        occupancy,
-        tiling.empty_rows.dtype,
-        None if step.pull_ids is None else step.pull_ids.dtype,
-        None if step.remap_ids is None else step.remap_ids.dtype,
-    )
-    kernel = launch.get_kernel("mttkrp.cu", "mttkrp", **macros)
-    # The tile, and the carry-outs between its groups of threads.
-    carries_nbytes = carries_dtype(record_format.dtype, cut, tuning.BLOCK_SIZE).itemsize
-    return kernel, layout.tile_size * slot_nbytes(record_format) + carries_nbytes
-
-
-def _add_partial_rows(sums: list[tuple[Array, Array]], out: Array) -> None:
-    """Add the partial rows of all tiles; long rows take several launches."""
-    macros = partial_rows_macros(out.dtype)
-    kernel = launch.get_kernel("partial_rows.cu", "add_partial_rows", **macros)
-    for (rows, partial_rows), segments in itertools.pairwise(sums):
-        arguments = (
-            np.int64(rows.size), rows, np.int32(out.shape[1]), partial_rows, out, *segments
-        )  # fmt: skip
-        launch.launch_items(kernel, segments[1].size, tuning.BLOCK_SIZE, arguments)
+def _find_kernel(
+    layout: Layout, step: Step, mode: int, rank: int, alignments: tuple[int, int]
+) -> MttkrpKernel:
+    """Return the kernel for a mode; it is prepared once, and kept while the layout lives."""
+    kernels = _kernels.setdefault(layout, {})
+    key = (mode, rank, alignments, step.spare is None)
+    if key not in kernels:
+        kernels[key] = MttkrpKernel.prepare(layout, step, mode, rank, alignments)
+    return kernels[key]
 
 
 def _list_addresses(arrays: list[Array]) -> list[int]:
@@ -285,6 +246,9 @@ def _common_alignment(numbers: list[int]) -> int:
     bits = functools.reduce(operator.or_, numbers, 16)
     return bits & -bits
 
+
+_kernels: "weakref.WeakKeyDictionary[Layout, dict[tuple, MttkrpKernel]]"
+_kernels = weakref.WeakKeyDictionary()
 
 #: The only instance.
 CUDA = CudaEngine()

@@ -100,9 +100,9 @@ def order_writes_macros(tile_size: int, remap_dtype: np.dtype) -> Macros:
     }
 
 
-def partial_rows_macros(dtype: np.dtype) -> Macros:
-    """Specialise `partial_rows.cu`."""
-    return {"VALUE": _TYPES[dtype], "SEGMENT": tuning.SEGMENT}
+def partial_rows_macros(dtype: np.dtype, num_warps: int) -> Macros:
+    """Specialise `partial_rows.cu` for blocks of `num_warps` warps."""
+    return {"VALUE": _TYPES[dtype], "NUM_WARPS": num_warps}
 
 
 def pack_macros(record_format: RecordFormat, coord_dtype: np.dtype) -> Macros:
@@ -200,34 +200,38 @@ def pad_rows_macros(dtype: np.dtype, num_columns: int) -> Macros:
 
 def gram_macros(rank: int) -> Macros:
     """Specialise `gram.cu`."""
-    return {
-        "RANK": rank,
-        "ROWS_PER_BLOCK": tuning.ROWS_PER_BLOCK,
-        "BLOCK_SIZE": tuning.BLOCK_SIZE,
-    }
+    return {"RANK": rank, "BLOCK_SIZE": tuning.BLOCK_SIZE}
 
 
-def multiply_rows_macros(rank: int, alignment: int) -> Macros:
-    """Specialise `multiply_rows.cu` for rows that begin at multiples of `alignment` numbers.
+def add_grams_macros(rank: int) -> Macros:
+    """Specialise `add_grams.cu`."""
+    return {"RANK": rank, "SEGMENT": tuning.GRAM_SEGMENT}
+
+
+def solve_rows_macros(rank: int, alignment: int) -> Macros:
+    """Specialise `solve_rows.cu` for rows that begin at multiples of `alignment` numbers.
 
     The rows that it writes are aligned for MTTKRP.
     """
     return {
         **gram_macros(rank),
-        "ROWS_PER_BLOCK": tuning.ROWS_PER_SMALL_BLOCK,
         "ROW_NUMBERS": tuning.choose_row_nbytes(4 * rank) // 4,
         "LOAD": math.gcd(4, rank, alignment),
     }
 
 
-def invert_macros(rank: int) -> Macros:
-    """Specialise `invert.cu`."""
-    return {"RANK": rank}
+def product_macros(rank: int) -> Macros:
+    """Specialise `invert.cu` and `fit.cu`."""
+    return {"RANK": rank, "PRODUCT_LAYOUT": structs.layout_macro(structs.PRODUCT)}
 
 
 def inner_product_macros(dtype: np.dtype, rank: int) -> Macros:
     """Specialise `inner_product.cu`."""
-    return {**gram_macros(rank), "VALUE": _TYPES[dtype]}
+    return {
+        **gram_macros(rank),
+        "ROWS_PER_BLOCK": tuning.ROWS_PER_BLOCK,
+        "VALUE": _TYPES[dtype],
+    }
 
 
 def sweep_nonnegative_macros(dtype: np.dtype, rank: int) -> Macros:

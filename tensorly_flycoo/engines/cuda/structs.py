@@ -20,6 +20,23 @@ _PIECE_NBYTES = 8
 #: `Field` in `operands.cuh`.
 FIELD = np.dtype([("word", np.uint32), ("shift", np.uint32), ("mask", np.uint32)], align=True)
 
+#: The most Gram matrices, and other matrices, of a `Product`.
+MAX_GRAMS, MAX_MATRICES = 8, 4
+
+#: `Product` in `product.cuh`.
+PRODUCT = np.dtype(
+    [
+        ("grams", np.uint64, MAX_GRAMS),
+        ("num_blocks", np.int64, MAX_GRAMS),
+        ("matrices", np.uint64, MAX_MATRICES),
+        ("row_strides", np.int64, MAX_MATRICES),
+        ("column_strides", np.int64, MAX_MATRICES),
+        ("num_grams", np.int32),
+        ("num_matrices", np.int32),
+    ],
+    align=True,
+)
+
 
 @functools.cache
 def operands_dtype(num_inputs: int) -> np.dtype:
@@ -110,17 +127,47 @@ def make_operands(
     record_format: RecordFormat, mode: int, inputs: Collection[int], arrays: Sequence[Array]
 ) -> np.ndarray:
     """Fill in `Operands`: `arrays` are the factors of the modes `inputs`, on the GPU."""
+    operands = _fill_operands(record_format, mode, inputs)
+    for place, array in enumerate(arrays):
+        operands["factors"][place] = array.data.ptr
+        operands["row_nbytes"][place] = row_pitch(array)
+    return _as_bytes(operands)
+
+
+def _fill_operands(record_format: RecordFormat, mode: int, inputs: Collection[int]) -> np.ndarray:
+    """Fill in `Operands`, but for the factors."""
     fields = list(zip(record_format.words, record_format.shifts, record_format.masks, strict=True))
     operands = np.zeros((), operands_dtype(len(inputs)))
     operands["out_field"] = fields[mode]
     operands["value_slot"] = record_format.value_slot
     operands["last_out_row"] = record_format.shape[mode] - 1
-    for place, (n, array) in enumerate(zip(inputs, arrays, strict=True)):
+    for place, n in enumerate(inputs):
         operands["input_fields"][place] = fields[n]
-        operands["factors"][place] = array.data.ptr
-        operands["row_nbytes"][place] = row_pitch(array)
         operands["last_input_rows"][place] = record_format.shape[n] - 1
-    return _as_bytes(operands)
+    return operands
+
+
+def operands_format(num_inputs: int) -> str:
+    """Return the format of `Operands` for the module `struct`.
+
+    First what `split_operands` returns first, then the address of each factor, then the pitch of
+    its rows, and what `split_operands` returns last.
+    """
+    fields = operands_dtype(num_inputs).fields
+    assert fields is not None
+    max_inputs, head = max(1, num_inputs), fields["factors"][1]
+    tail = operands_dtype(num_inputs).itemsize - fields["last_out_row"][1]
+    return f"{head}s{max_inputs}Q{max_inputs}I{tail}s"
+
+
+def split_operands(
+    record_format: RecordFormat, mode: int, inputs: Collection[int]
+) -> tuple[bytes, bytes]:
+    """Return the bytes of `Operands` before and after those that depend on the factors."""
+    dtype = operands_dtype(len(inputs))
+    assert dtype.fields is not None
+    whole = _fill_operands(record_format, mode, inputs).tobytes()
+    return whole[: dtype.fields["factors"][1]], whole[dtype.fields["last_out_row"][1] :]
 
 
 def make_ranks(arrays: Sequence[Array]) -> np.ndarray:

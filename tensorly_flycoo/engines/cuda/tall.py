@@ -1,32 +1,65 @@
 """Products of tall matrices (I_n, R) on a GPU: the CUDA engine's `TallKernels`."""
 
 import functools
-from typing import Any
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
 
 from ...array_modules import Array
-from . import launch, tuning
-from .macros import gram_macros, inner_product_macros, invert_macros, multiply_rows_macros
+from ..protocol import Scale
+from . import launch, structs, tuning
+from .direct import DirectKernel
+from .macros import (
+    add_grams_macros,
+    gram_macros,
+    inner_product_macros,
+    product_macros,
+    solve_rows_macros,
+)
 from .tuning import choose_row_nbytes
 
 __all__ = [
+    "MAX_GRAMS",
+    "MAX_SCALES",
     "add_product",
     "choose_row_nbytes",
+    "compute_fit",
     "gram_blocks",
     "inner_blocks",
     "invert",
+    "invert_product",
     "multiply_blocks",
-    "multiply_rows",
+    "solve_rows",
+    "suits_rank",
     "suits_tensor_cores",
 ]
 
+#: The most factors of a product.
+MAX_GRAMS, MAX_SCALES = structs.MAX_GRAMS, structs.MAX_MATRICES
+
+#: The threads of a block that has a small matrix.
+_SMALL_BLOCK_SIZE = 1024
+
+#: `structs.PRODUCT`, as the module `struct` names its members.
+_PRODUCT = f"{2 * MAX_GRAMS}Q{3 * MAX_SCALES}Q2i"
+
+_host = threading.local()
+
 
 def suits_tensor_cores(x: Array) -> bool:
-    """Return whether `gram_blocks`, `multiply_rows` and `invert` suit this matrix and its GPU."""
-    is_for = x.dtype == np.float32 and 0 < x.shape[1] <= tuning.MAX_TALL_RANK
-    return is_for and x.strides[1] == x.itemsize and _has_fast_doubles(x.device.id)
+    """Return whether the kernels other than `inner_blocks` suit this matrix and its GPU."""
+    is_for = x.shape[0] > 0 and x.strides[1] == x.itemsize
+    return is_for and suits_rank(x.shape[1], x.dtype, x.data.device_id)
+
+
+def suits_rank(rank: int, dtype: np.dtype, device_id: int | None = None) -> bool:
+    """Return whether the same kernels suit a rank, and a GPU, by default the current one."""
+    if dtype != np.float32 or not 0 < rank <= tuning.MAX_TALL_RANK:
+        return False
+    return _has_fast_doubles(cupy.cuda.runtime.getDevice() if device_id is None else device_id)
 
 
 @functools.cache
@@ -37,48 +70,141 @@ def _has_fast_doubles(device_id: int) -> bool:
     return int(device.compute_capability) >= 80 and ratio <= 2
 
 
-def gram_blocks(x: Array) -> Array:
-    """Compute ``x.T @ x`` of each block of rows of a float32 matrix: float64 (num_blocks, R, R)."""
+class Blocks(NamedTuple):
+    """Sums over blocks of rows, in double precision.
+
+    Attributes
+    ----------
+    memory : MemoryPointer
+    address : int
+    shape : tuple of int
+        The first axis is to be summed over.
+    """
+
+    memory: Any
+    address: int
+    shape: tuple[int, ...]
+
+    def to_array(self) -> Array:
+        """Return them as a CuPy array."""
+        offset = self.address - self.memory.ptr
+        return cupy.ndarray(self.shape, np.float64, memptr=self.memory + offset)
+
+
+def gram_blocks(x: Array) -> Blocks:
+    """Compute ``x.T @ x`` of some blocks of rows of a float32 matrix: (n, R, R)."""
     num_rows, rank = x.shape
-    macros = gram_macros(rank)
-    products = cupy.empty((_count_blocks(num_rows, macros), rank, rank), np.float64)
-    _launch("gram", macros, num_rows, x, _row_stride(x), products)
-    return products
+    rows_per_block = tuning.choose_rows_per_block(num_rows)
+    num_blocks = -(-num_rows // rows_per_block)
+    memory = cupy.cuda.alloc(8 * num_blocks * rank * rank)
+    kernel = _get_kernel("gram", gram_macros, (rank,), "qiQqQ", x.data.device_id)
+    arguments = (num_rows, rows_per_block, x.data.ptr, _row_stride(x), memory.ptr)
+    kernel((num_blocks, 1), tuning.BLOCK_SIZE, *arguments)
+    return _add_grams(Blocks(memory, memory.ptr, (num_blocks, rank, rank)))
 
 
-def multiply_rows(x: Array, matrix: Array) -> Array:
-    """Compute ``x @ matrix`` for float32 `x` (I_n, R) and float64 `matrix` (R, R).
+def _add_grams(grams: Blocks) -> Blocks:
+    """Add the Gram matrices of many blocks of rows, to leave few."""
+    num_blocks, rank, _ = grams.shape
+    if num_blocks <= tuning.GRAM_SEGMENT:
+        return grams
+    num_segments = -(-num_blocks // tuning.GRAM_SEGMENT)
+    memory = cupy.cuda.alloc(8 * num_segments * rank * rank)
+    kernel = _get_kernel("add_grams", add_grams_macros, (rank,), "qQQ", memory.device_id)
+    grid = (num_segments, -(-rank * rank // 256))
+    kernel(grid, 256, num_blocks, grams.address, memory.ptr)
+    return Blocks(memory, memory.ptr, (num_segments, rank, rank))
 
-    The rows of the product are aligned for MTTKRP.
+
+def solve_rows(x: Array, inverse: Blocks) -> tuple[Array, Blocks, Blocks]:
+    """Compute ``y = x @ inverse`` for float32 `x` (I_n, R) and a small matrix (1, R, R).
+
+    Returns
+    -------
+    y : array (I_n, R)
+        With rows aligned for MTTKRP.
+    grams : Blocks (n, R, R)
+        ``y.T @ y`` of some blocks of rows.
+    inner : Blocks (n,)
+        The inner products of blocks of rows of `x` and `y`.
     """
     num_rows, rank = x.shape
-    macros = multiply_rows_macros(rank, (x.data.ptr | x.strides[0]) // x.itemsize)
-    out = cupy.empty((num_rows, macros["ROW_NUMBERS"]), np.float32)
-    matrix = cupy.ascontiguousarray(matrix)
-    _launch("multiply_rows", macros, num_rows, x, _row_stride(x), matrix, out)
-    return out[:, :rank]
+    rows_per_block = tuning.choose_rows_per_block(num_rows)
+    num_blocks, size = -(-num_rows // rows_per_block), rank * rank
+    alignment = _common_power(x.data.ptr | x.strides[0] if num_rows > 1 else x.data.ptr)
+    y = cupy.empty((num_rows, choose_row_nbytes(4 * rank) // 4), np.float32)
+    memory = cupy.cuda.alloc(8 * num_blocks * (size + 1))
+    inner = Blocks(memory, memory.ptr + 8 * num_blocks * size, (num_blocks,))
+    key = (rank, alignment)
+    kernel = _get_kernel("solve_rows", solve_rows_macros, key, "qiQqQQQQ", memory.device_id)
+    addresses = (inverse.address, y.data.ptr, memory.ptr, inner.address)
+    arguments = (num_rows, rows_per_block, x.data.ptr, _row_stride(x), *addresses)
+    kernel((num_blocks, 1), tuning.BLOCK_SIZE, *arguments)
+    grams = _add_grams(Blocks(memory, memory.ptr, (num_blocks, rank, rank)))
+    return y[:, :rank], grams, inner
 
 
-def invert(matrix: Array) -> Array:
-    """Return the float64 inverse of a float32 matrix (R, R).
+def invert(matrix: Array) -> Blocks:
+    """Return the float64 inverse of a float32 matrix (R, R), as one block.
 
     If the matrix is singular to rounding, return its pseudo-inverse.
     """
-    rank = matrix.shape[0]
-    inverse = cupy.empty((rank, rank), np.float64)
-    strides = [np.int64(stride // matrix.itemsize) for stride in matrix.strides]
-    kernel = launch.get_kernel("invert.cu", "invert", **invert_macros(rank))
-    launch.launch(kernel, (1,), 1024, (matrix, *strides, inverse))
-    return inverse
+    row, column = (stride // matrix.itemsize for stride in matrix.strides)
+    return invert_product([], [(matrix, row, column)], matrix.shape[0])
 
 
-def inner_blocks(a: Array, b: Array) -> Array:
-    """Compute the inner product of each block of rows of two matrices: float64 (num_blocks,)."""
+def invert_product(grams: Sequence[Blocks], scales: Sequence[Scale], rank: int) -> Blocks:
+    """Invert, like `invert`, an elementwise product of Gram matrices and small matrices."""
+    memory = cupy.cuda.alloc(8 * rank * rank)
+    kernel = _get_kernel("invert", product_macros, (rank,), f"{_PRODUCT}Q", memory.device_id)
+    kernel((1, 1), _SMALL_BLOCK_SIZE, *_list_members(grams, scales), memory.ptr)
+    return Blocks(memory, memory.ptr, (1, rank, rank))
+
+
+def compute_fit(
+    grams: Sequence[Blocks], scales: Sequence[Scale], rank: int, inner: Blocks, norm_square: float
+) -> float:
+    """Compute ``sqrt(abs(norm_square + the sum of the product - 2 * the sum of inner))``.
+
+    Waits for the GPU, once: the kernel writes to the host's memory.
+    """
+    try:
+        found = _host.found
+    except AttributeError:
+        memory = cupy.cuda.alloc_pinned_memory(8)
+        found = _host.found = np.frombuffer(memory, np.float64, 1)
+        _host.address = memory.ptr
+    kernel = _get_kernel("fit", product_macros, (rank,), f"{_PRODUCT}qQdQ", inner.memory.device_id)
+    arguments = (*_list_members(grams, scales), inner.shape[0], inner.address)
+    kernel((1, 1), _SMALL_BLOCK_SIZE, *arguments, norm_square, _host.address)
+    cupy.cuda.get_current_stream().synchronize()
+    return float(found[0])
+
+
+def _list_members(grams: Sequence[Blocks], scales: Sequence[Scale]) -> list[int]:
+    """List the members of `structs.PRODUCT`."""
+    no_grams, no_scales = [0] * (MAX_GRAMS - len(grams)), [0] * (MAX_SCALES - len(scales))
+    return [
+        *[gram.address for gram in grams], *no_grams,
+        *[gram.shape[0] for gram in grams], *no_grams,
+        *[array.data.ptr for array, _, _ in scales], *no_scales,
+        *[row_stride for _, row_stride, _ in scales], *no_scales,
+        *[column_stride for _, _, column_stride in scales], *no_scales,
+        len(grams), len(scales),
+    ]  # fmt: skip
+
+
+def inner_blocks(a: Array, b: Array) -> Blocks:
+    """Compute the inner product of each block of rows of two matrices: (num_blocks,)."""
     num_rows, rank = a.shape
     macros = inner_product_macros(a.dtype, rank)
-    sums = cupy.empty(_count_blocks(num_rows, macros), np.float64)
-    _launch("inner_product", macros, num_rows, a, _row_stride(a), b, _row_stride(b), sums)
-    return sums
+    num_blocks = -(-num_rows // macros["ROWS_PER_BLOCK"])
+    memory = cupy.cuda.alloc(8 * num_blocks)
+    kernel = launch.get_kernel("inner_product.cu", "inner_product", **macros)
+    strides = np.int64(_row_stride(a)), np.int64(_row_stride(b))
+    arguments = (np.int64(num_rows), a, strides[0], b, strides[1], np.uint64(memory.ptr))
+    launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, arguments)
+    return Blocks(memory, memory.ptr, (num_blocks,))
 
 
 def multiply_blocks(a: Array, b: Array, num_blocks: int) -> Array:
@@ -120,16 +246,18 @@ def add_product(out: Array, a: Array, b: Array) -> None:
     )  # fmt: skip
 
 
-def _count_blocks(num_rows: int, macros: dict[str, Any]) -> int:
-    return -(-num_rows // macros["ROWS_PER_BLOCK"])
+def _row_stride(x: Array) -> int:
+    return x.strides[0] // x.itemsize
 
 
-def _row_stride(x: Array) -> np.int64:
-    return np.int64(x.strides[0] // x.itemsize)
+def _common_power(address: int) -> int:
+    """Return the numbers of 4 bytes, 1, 2 or 4, that an address is a multiple of."""
+    return min(4, (address & -address) // 4)
 
 
-def _launch(name: str, macros: dict[str, Any], num_rows: int, *arguments: Any) -> None:
-    kernel = launch.get_kernel(f"{name}.cu", name, **macros)
-    num_blocks = _count_blocks(num_rows, macros)
-    if num_blocks > 0:
-        launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, (np.int64(num_rows), *arguments))
+@functools.cache
+def _get_kernel(
+    name: str, make_macros: Any, key: tuple, formats: str, device_id: int
+) -> DirectKernel:
+    """Return the specialisation of a kernel for the current device, `device_id`."""
+    return DirectKernel(launch.get_kernel(f"{name}.cu", name, **make_macros(*key)), formats)

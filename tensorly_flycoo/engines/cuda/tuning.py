@@ -23,15 +23,22 @@ MAX_TILE_SIZE = 1024
 #: H200: 2^16 to 2^18, nell-1, delicious and vast shapes.
 BUCKET_SIZE = 2**18
 
-#: Tiles whose partial rows one thread adds. Not measured.
-SEGMENT = 64
+#: The most tiles whose partial rows one block adds. A multiprocessor reads so slowly that a second
+#: launch is quicker than 4,096 tiles (40 to 60 us; H100, shapes of FROSTT's uber and vast).
+SEGMENT = 512
 
-#: Rows of a tall matrix for each block: few enough to keep a GPU evenly busy, many enough that a
-#: block writes little compared with what it reads. Measured on an H200: 25.5M rows, rank 32.
-ROWS_PER_BLOCK = 8192
+#: The most rows of a tall matrix for each block: few enough to keep a GPU evenly busy, many enough
+#: that a block writes little compared with what it reads. Measured on an H100: 25.5M rows, rank 32.
+ROWS_PER_BLOCK = 4096
 
-#: The same for kernels without sums over blocks: even factors of few rows keep a GPU busy.
-ROWS_PER_SMALL_BLOCK = 1024
+#: The fewest: each of a block's warps has 32 rows at a time.
+LEAST_ROWS_PER_BLOCK = BLOCK_SIZE
+
+#: Blocks among which the rows of a factor that is not very tall are divided. Not measured.
+NUM_ROW_BLOCKS = 512
+
+#: Gram matrices of blocks of rows that one block adds to one; as many need not be added first.
+GRAM_SEGMENT = 64
 
 #: The most columns of a tall matrix whose products fit a lane's registers.
 MAX_TALL_RANK = 32
@@ -240,6 +247,19 @@ def pays_to_align(num_rows: int, alignment: int, nnz: int, num_inputs: int) -> b
     (True, False)
     """
     return _READS_TO_ALIGN[alignment] * num_rows <= nnz * num_inputs
+
+
+def choose_rows_per_block(num_rows: int) -> int:
+    """Choose the rows of a tall matrix for each block of kernels that add up blocks.
+
+    Examples
+    --------
+    >>> [choose_rows_per_block(n) for n in (100, 200_000, 25_500_000)]
+    [128, 512, 4096]
+    """
+    least = LEAST_ROWS_PER_BLOCK
+    steps = -(-num_rows // (NUM_ROW_BLOCKS * least))
+    return min(ROWS_PER_BLOCK, max(1, steps) * least)
 
 
 @dataclass(frozen=True)

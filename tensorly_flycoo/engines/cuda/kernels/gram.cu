@@ -1,6 +1,6 @@
 // Entry: the Gram matrix x.T @ x of each block of rows of a tall matrix.
 //
-// Mapping: a block has ROWS_PER_BLOCK neighbouring rows, a warp 32 of them at a time.
+// Mapping: a block has `rows_per_block` neighbouring rows, a warp 32 of them at a time.
 // Preconditions (the caller's): each row is contiguous, and rows are `row_stride` numbers apart.
 // Bytes: the matrix once; the blocks' products are small in comparison. None per nonzero.
 // Writes and determinism: each block writes its own (R, R), in double precision. The order of
@@ -9,17 +9,15 @@
 #ifndef RANK
 #error "RANK: columns of the matrix, 32 or fewer"
 #endif
-#ifndef ROWS_PER_BLOCK
-#error "ROWS_PER_BLOCK: rows of a block"
-#endif
 #ifndef BLOCK_SIZE
 #error "BLOCK_SIZE: threads of a block"
 #endif
 
 #include "gram.cuh"
 
-extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, 4)
-    gram(long long num_rows, const float* x, long long row_stride, double* products)
+extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, 3)
+    gram(long long num_rows, int rows_per_block, const float* x, long long row_stride,
+         double* products)
 {
-    compute_gram<Tall<RANK, ROWS_PER_BLOCK, BLOCK_SIZE>>(num_rows, x, row_stride, products);
+    compute_gram<Tall<RANK, BLOCK_SIZE>>(num_rows, rows_per_block, x, row_stride, products);
 }

@@ -1,7 +1,8 @@
-// Entry: invert one small matrix (R, R), or pseudo-invert it if it is singular to rounding.
+// Entry: invert one small matrix (R, R), or pseudo-invert it if it is singular to rounding. It is
+// the product, element by element, of Gram matrices and other matrices.
 //
 // Mapping: one block of 32 warps; thread (row, column) has one number. R is RANK, up to 32.
-// Preconditions (the caller's): none; rows and columns may have any strides.
+// Preconditions (the caller's): none; matrices may have any strides.
 // Bytes: almost none, and none per nonzero. A launch takes less time than a round trip to the host.
 // Writes and determinism: the inverse in double precision, in C order; nan if the matrix is not
 //   finite. The order of all additions is fixed.
@@ -9,11 +10,16 @@
 #ifndef RANK
 #error "RANK: rows and columns of the matrix, 32 or fewer"
 #endif
+#ifndef PRODUCT_LAYOUT
+#error "PRODUCT_LAYOUT: how Python fills struct Product (see structs.py)"
+#endif
 
 #include "invert.cuh"
+#include "layout.cuh"
 
-extern "C" __global__ void __launch_bounds__(1024)
-    invert(const float* matrix, long long row_stride, long long column_stride, double* inverse)
+CHECK_LAYOUT(Product, PRODUCT_LAYOUT)
+
+extern "C" __global__ void __launch_bounds__(1024, 1) invert(const Product product, double* inverse)
 {
-    invert_matrix<RANK>(matrix, row_stride, column_stride, inverse);
+    invert_product<RANK>(product, inverse);
 }

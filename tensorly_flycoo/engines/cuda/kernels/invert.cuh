@@ -1,4 +1,4 @@
-// The inverse, or pseudo-inverse, of a small matrix.
+// The inverse, or pseudo-inverse, of a product of small matrices.
 //
 // Rows and columns are scaled to a diagonal of ones, so that a component much smaller than another
 // does not make the matrix look singular; then follows Gauss-Jordan elimination with partial
@@ -6,6 +6,7 @@
 // Hestenes's rotations of pairs of columns replaces it.
 #pragma once
 
+#include "product.cuh"
 #include "sums.cuh"
 
 constexpr double float_epsilon = 1.1920928955078125e-07;  // of float
@@ -35,39 +36,36 @@ __device__ inline double norm_of(const Matrix& matrix, double (&of_columns)[32],
     return norm;
 }
 
-// Replaces a matrix by its inverse, which is not finite if the matrix is singular.
+// Replaces a matrix by its inverse, which is not finite if the matrix is singular. A warp has a
+// column, a lane a row: a number stays in its register, rows are not exchanged but marked as used.
 template <int Rank>
-__device__ inline void eliminate(Matrix& matrix, int row, int column)
+__device__ inline void eliminate(Matrix& matrix, int column, int row)
 {
-    __shared__ int pivots[Rank];
+    __shared__ double columns[2][32], inverses[2];
+    __shared__ int pivots[32], steps[32];
+    double number = matrix[row][column];
+    unsigned used = 0;
     for (int k = 0; k < Rank; ++k) {
-        if (row == 0) {
-            const double size = column >= k && column < Rank ? fabs(matrix[column][k]) : -1;
-            const unsigned best = __ballot_sync(0xffffffffu, size == max_of_warp(size));
-            if (column == 0) pivots[k] = best == 0 ? k : __ffs(best) - 1;  // best: 0 if any is nan
+        if (column == k) {
+            // The largest number, to 17 bits: of a key, the last 6 bits name the row.
+            const unsigned size = __float_as_uint(fabsf(static_cast<float>(number))) & ~63u;
+            const bool is_free = row < Rank && (used >> row & 1) == 0;
+            const int last = 32 - (__reduce_max_sync(0xffffffffu, is_free ? size | (32 - row) : 0) & 63);
+            columns[k % 2][row] = number;
+            if (row == last) {
+                inverses[k % 2] = 1 / number;
+                pivots[k] = row;
+                steps[row] = k;
+            }
         }
-        __syncthreads();
+        __syncthreads();  // the next but one step overwrites the column: a barrier is in between
         const int pivot = pivots[k];
-        const double upper = matrix[pivot][column], lower = matrix[k][column];
-        __syncthreads();
-        if (row == 0) matrix[pivot][column] = lower;
-        __syncthreads();
-        if (row == 0) matrix[k][column] = upper;
-        __syncthreads();
-        const double scale = 1 / matrix[k][k];
-        const double pivot_number = (column == k ? 1 : matrix[k][column]) * scale;
-        const double number = column == k ? 0 : matrix[row][column];
-        const double factor = matrix[row][k];
-        __syncthreads();
-        matrix[row][column] = row == k ? pivot_number : number - factor * pivot_number;
-        __syncthreads();
+        const double factor = columns[k % 2][row];
+        const double upper = __shfl_sync(0xffffffffu, column == k ? 1 : number, pivot) * inverses[k % 2];
+        number = row == pivot ? upper : (column == k ? 0 : number) - factor * upper;
+        used |= 1u << pivot;
     }
-    for (int k = Rank - 1; k >= 0; --k) {
-        if (column != 0 || pivots[k] == k) continue;
-        const double number = matrix[row][k];
-        matrix[row][k] = matrix[row][pivots[k]];
-        matrix[row][pivots[k]] = number;
-    }
+    if (row < Rank && column < Rank) matrix[steps[row]][pivots[column]] = number;
     __syncthreads();
 }
 
@@ -109,30 +107,27 @@ __device__ inline void orthogonalise(Matrix& left, Matrix& right, int warp, int 
 
 // A block of 32 warps: thread (row, column) has one number.
 template <int Rank>
-__device__ __forceinline__ void invert_matrix(const float* matrix, long long row_stride,
-                                              long long column_stride, double* inverse)
+__device__ __forceinline__ void invert_product(const Product& product, double* inverse)
 {
     static_assert(Rank > 0 && Rank <= 32, "a block has 32 rows of 32 threads");
     const int row = threadIdx.x / 32, column = threadIdx.x % 32;
     const bool is_inside = row < Rank && column < Rank;
     __shared__ Matrix scaled, result;
     __shared__ double scales[32], of_columns[32];
-    if (row == 0) {
-        const double diagonal =
-            column < Rank ? fabs(static_cast<double>(matrix[column * (row_stride + column_stride)]))
-                          : 1;
+    double number = is_inside ? read_product<Rank>(product, row, column) : 0;
+    if (row == column) {
+        const double diagonal = fabs(number);
         scales[column] = diagonal > 0 && isfinite(diagonal) ? sqrt(diagonal) : 1;
     }
     __syncthreads();
     const double scale = scales[row] * scales[column];
-    scaled[row][column] =
-        is_inside ? matrix[row * row_stride + column * column_stride] / scale : 0;
-    result[row][column] = scaled[row][column];
+    scaled[row][column] = number / scale;
+    result[row][column] = number / scale;
     __syncthreads();
     eliminate<Rank>(result, row, column);
     const double condition =
         norm_of(scaled, of_columns, row, column) * norm_of(result, of_columns, row, column);
-    double number = result[row][column];
+    number = result[row][column];
     if (!(condition * float_epsilon < 1)) {
         __syncthreads();
         orthogonalise<Rank>(scaled, result, row, column);

@@ -9,7 +9,7 @@
 //   `carry_rows` has the row that a tile inherits, or -1. The engine's: a bucket's size is a power
 //   of two; rows of factors are aligned to a load, and readable up to whole loads (the contents
 //   past the last column do not matter); rows of `out` and `partial_rows` are contiguous and
-//   aligned to a store. A debug build (`assertions.cuh`) checks ids and rows.
+//   aligned to a store; `weights` has R numbers, or is null. A debug build (`assertions.cuh`) checks ids and rows.
 // Bytes per nonzero: a record in, and NUM_INPUTS rows of R values; with PULL sizeof(PULL_ID); with
 //   REMAP a record out, sizeof(REMAP_ID) and 2. In addition, each row of `out` once.
 // Writes and determinism: no atomics. A row is written by the group in which it begins, which adds
@@ -99,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
            long long empty_share, long long bucket_size, const long long* carry_rows,
            const EMPTY_ROW* empty_rows, const TileSlots::Piece* records, const PULL_ID* pull_ids,
            TileSlots::Piece* spare, const REMAP_ID* remap_ids, const unsigned short* write_order,
-           int rank, VALUE* out, VALUE* partial_rows)
+           int rank, const VALUE* weights, VALUE* out, VALUE* partial_rows)
 {
     extern __shared__ uint4 shared[];
     const TileSlots slots{reinterpret_cast<TileSlots::SlotPiece*>(shared)};
@@ -125,5 +125,5 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     TileNonzeros::unpack(slots, count, operands);
     __syncthreads();
     Tile::compute_tile(slots, carries, operands, carry_rows[tile] >= 0, tile, count, rank, column,
-                       out, partial_rows);
+                       weights, out, partial_rows);
 }

@@ -91,6 +91,18 @@ struct Mttkrp {
         }
     }
 
+    // Multiplies a lane's columns by their weights, if there are any.
+    static __device__ __forceinline__ void scale(Columns& columns, const Value* weights, int column,
+                                                 int rank)
+    {
+        if (weights == nullptr) return;
+#pragma unroll
+        for (int c = 0; c < lane_columns; ++c) {
+            const int place = column + c / LoadColumns * group_load_columns + c % LoadColumns;
+            columns.at[c] *= weights[min(place, rank - 1)];
+        }
+    }
+
     static __device__ __forceinline__ Columns zeros()
     {
         Columns columns;
@@ -167,18 +179,20 @@ struct Mttkrp {
     }
 
     // Computes the tile's rows: writes those that begin in it to `out`, and the carry-out of a row
-    // that began in an earlier tile to `partial_rows`.
+    // that began in an earlier tile to `partial_rows`; both times the weights.
     static __device__ __forceinline__ void compute_tile(Slots slots, Carries& carries,
                                                         const Operands& operands,
                                                         bool tile_inherits, long long tile,
                                                         int count, int rank, int column,
-                                                        Value* out, Value* partial_rows)
+                                                        const Value* weights, Value* out,
+                                                        Value* partial_rows)
     {
         const int group = threadIdx.x / group_size;
         const int begin = group * run, end = min(begin + run, count);
         const char* factors[max_inputs];
         point_at_columns(factors, operands, column, rank);
-        const auto store = [&](Value* target, long long row, const Columns& columns) {
+        const auto store = [&](Value* target, long long row, Columns columns) {
+            scale(columns, weights, column, rank);
             write_columns(target + row * rank, column, rank, columns);
         };
 

@@ -4,27 +4,27 @@
 
 #include "architecture.cuh"
 
-template <int Rank, int RowsPerBlock, int BlockSize>
+template <int Rank, int BlockSize>
 struct Tall {
     static_assert(Rank > 0 && Rank <= 32, "a lane has registers for 32 columns");
     static_assert(BlockSize % 32 == 0, "a block is whole warps");
     static constexpr int rank = Rank;
-    static constexpr int rows_per_block = RowsPerBlock;
     static constexpr int block_size = BlockSize;
     static constexpr int num_warps = BlockSize / 32;
     static constexpr int tiles = 2 * ((Rank + 15) / 16);  // of 8 columns, in pairs
     static constexpr int width = 8 * tiles;
 
-    // A block's consecutive rows, distributed to its warps round-robin.
+    // A block's consecutive rows, distributed to its warps round-robin, and counted from its first.
     struct Rows {
-        long long row;  // where this warp begins
-        long long end;
+        long long first;
+        int row;  // where this warp begins
+        int end;
 
-        __device__ Rows(long long num_rows, int rows_of_step)
+        __device__ Rows(long long num_rows, int rows_per_block, int rows_of_step)
         {
-            const long long first = static_cast<long long>(blockIdx.x) * RowsPerBlock;
-            row = first + threadIdx.x / 32 * rows_of_step;
-            end = min(first + RowsPerBlock, num_rows);
+            first = static_cast<long long>(blockIdx.x) * rows_per_block;
+            row = threadIdx.x / 32 * rows_of_step;
+            end = static_cast<int>(min(static_cast<long long>(rows_per_block), num_rows - first));
         }
     };
 };

@@ -12,23 +12,24 @@ from cuda_sources import ON_LINUX, compile_all, compile_source, compile_text, ma
 from tensorly_flycoo.engines import cuda
 from tensorly_flycoo.engines.cuda import structs, tuning
 from tensorly_flycoo.engines.cuda.macros import (
+    add_grams_macros,
     carry_rows_macros,
     draw_uniform_macros,
     gram_macros,
     inner_product_macros,
-    invert_macros,
     list_empty_rows_macros,
     mttkrp_macros,
-    multiply_rows_macros,
     number_buckets_macros,
     offsets_macros,
     order_writes_macros,
     pack_macros,
     pad_rows_macros,
     partial_rows_macros,
+    product_macros,
     read_keys_macros,
     remap_macros,
     scatter_records_macros,
+    solve_rows_macros,
     split_columns_macros,
     square_polynomial_macros,
     store_places_macros,
@@ -73,7 +74,7 @@ def specialise_all():
         "remap.cu": remap_macros(record_format, 256, U32, U32),
         "ttmc.cu": ttmc_macros(record_format, 256, column_cut, occupancy, U32, U32),
         "order_writes.cu": order_writes_macros(256, U32),
-        "partial_rows.cu": partial_rows_macros(dtype),
+        "partial_rows.cu": partial_rows_macros(dtype, 16),
         "pack.cu": pack_macros(record_format, np.dtype(np.int64)),
         "read_keys.cu": read_keys_macros(record_format, 2, U64, U32),
         "carry_rows.cu": carry_rows_macros(record_format, U32),
@@ -89,8 +90,10 @@ def specialise_all():
         "sum_single_squares.cu": {},
         "pad_rows.cu": pad_rows_macros(dtype, 32),
         "gram.cu": gram_macros(8),
-        "multiply_rows.cu": multiply_rows_macros(8, 4),
-        "invert.cu": invert_macros(8),
+        "add_grams.cu": add_grams_macros(8),
+        "solve_rows.cu": solve_rows_macros(8, 4),
+        "invert.cu": product_macros(8),
+        "fit.cu": product_macros(8),
         "inner_product.cu": inner_product_macros(dtype, 8),
         "sweep_nonnegative.cu": sweep_nonnegative_macros(dtype, 8),
         "draw_uniform.cu": draw_uniform_macros(dtype),
@@ -179,16 +182,20 @@ def test_kernels_that_sort_nonzeros_compile(architecture):
 @ON_LINUX
 @EVERY_GPU
 def test_kernels_on_rows_compile(architecture):
-    jobs = [("partial_rows.cu", architecture, partial_rows_macros(np.dtype(d))) for d in DTYPES]
+    jobs = [
+        ("partial_rows.cu", architecture, partial_rows_macros(np.dtype(dtype), num_warps))
+        for dtype, num_warps in itertools.product(DTYPES, (2, 16))
+    ]
     jobs.append(("square_polynomial.cu", architecture, square_polynomial_macros()))
     jobs.append(("jump_states.cu", architecture, {}))
     for dtype, num_columns in itertools.product(map(np.dtype, DTYPES), (1, 2, 3, 32, 208)):
         jobs.append(("pad_rows.cu", architecture, pad_rows_macros(dtype, num_columns)))
     for rank in (1, 2, 3, 4, 7, 10, 16, 20, 25, 32):
         jobs.append(("gram.cu", architecture, gram_macros(rank)))
-        jobs.append(("invert.cu", architecture, invert_macros(rank)))
-        tight, apart = multiply_rows_macros(rank, 1), multiply_rows_macros(rank, 4)
-        jobs += [("multiply_rows.cu", architecture, macros) for macros in (tight, apart)]
+        jobs.append(("add_grams.cu", architecture, add_grams_macros(rank)))
+        jobs += [(file, architecture, product_macros(rank)) for file in ("invert.cu", "fit.cu")]
+        tight, apart = solve_rows_macros(rank, 1), solve_rows_macros(rank, 4)
+        jobs += [("solve_rows.cu", architecture, macros) for macros in (tight, apart)]
     for dtype in map(np.dtype, DTYPES):
         jobs.append(("inner_product.cu", architecture, inner_product_macros(dtype, 25)))
         jobs.append(("draw_uniform.cu", architecture, draw_uniform_macros(dtype)))

@@ -1,6 +1,7 @@
 """Structures that Python fills: a kernel compiles only if both sides have the same layout."""
 
 import re
+import struct
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from tensorly_flycoo.engines.cuda import structs, tuning
 from tensorly_flycoo.engines.cuda.macros import (
     mttkrp_macros,
     pack_macros,
+    product_macros,
     read_keys_macros,
     ttmc_macros,
 )
@@ -21,6 +23,8 @@ IDS = [np.dtype(np.uint32)] * 2
 def specialise(file, ndim, dtype):
     """Return the macros of one specialisation of a kernel."""
     record_format, occupancy = make_format(ndim, dtype), tuning.choose_occupancy(H200, ndim - 1)
+    if file == "invert.cu":
+        return product_macros(7)
     if file == "pack.cu":
         return pack_macros(record_format, np.dtype(np.int64))
     if file == "read_keys.cu":
@@ -40,6 +44,7 @@ LAYOUTS = [
     ("ttmc.cu", "RANKS_LAYOUT"),
     ("pack.cu", "PACKING_LAYOUT"),
     ("read_keys.cu", "KEY_FIELDS_LAYOUT"),
+    ("invert.cu", "PRODUCT_LAYOUT"),
 ]
 
 
@@ -75,7 +80,7 @@ def test_every_structure_is_checked():
     dtypes = {name for name in vars(structs) if name.endswith("_dtype")}
     assert {name.replace("make_", "") + "_dtype" for name in makers} < dtypes
     layouts = {layout.replace("_LAYOUT", "").lower() for _, layout in LAYOUTS}
-    assert {name.removesuffix("_dtype") for name in dtypes} | {"field"} == layouts
+    assert {name.removesuffix("_dtype") for name in dtypes} | {"field", "product"} == layouts
 
 
 class Factor:
@@ -100,6 +105,31 @@ def test_operands():
     assert operands["row_nbytes"].tolist() == [32, 32]
     assert operands["last_out_row"] == 2**20 - 1
     assert operands["last_input_rows"].tolist() == [2**20 - 1] * 2
+
+
+@pytest.mark.parametrize("ndim", [1, 2, 3, 5])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_operands_packed_by_struct(ndim, dtype):
+    """The bytes are those of the structure, and arguments that follow are aligned."""
+    record_format, mode = make_format(ndim, dtype, bits=20), ndim // 2
+    inputs = [n for n in range(ndim) if n != mode]
+    factors = [Factor((n + 2, 4), dtype, 2**40 + n) for n in inputs]
+    head, tail = structs.split_operands(record_format, mode, inputs)
+    addresses = [factor.data.ptr for factor in factors] or [0]
+    pitches = [structs.row_pitch(factor) for factor in factors] or [0]
+    layout = struct.Struct(f"q{structs.operands_format(len(inputs))}q")
+    packed = layout.pack(7, head, *addresses, *pitches, tail, 8)
+    made = structs.make_operands(record_format, mode, inputs, factors).tobytes()
+    assert packed == struct.pack("q", 7) + made + struct.pack("q", 8)
+
+
+def test_the_members_of_a_product():
+    """`tall` packs them in this order, all of 8 bytes but the last two."""
+    assert structs.PRODUCT.itemsize == struct.calcsize("16Q12Q2i")
+    assert [structs.PRODUCT[n] for n in range(5)] == [
+        *[(np.dtype(kind), (structs.MAX_GRAMS,)) for kind in ("uint64", "int64")],
+        *[(np.dtype(kind), (structs.MAX_MATRICES,)) for kind in ("uint64", "int64", "int64")],
+    ]
 
 
 def test_ranks():

@@ -1,4 +1,4 @@
-"""One MemoryError for a whole decomposition: what it needs, what is free, what would fit."""
+"""What surrounds a whole call: one log line for all it compiles, one MemoryError that explains."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ..checks import LAYOUTS, check_dtype
 from ..engines import select_engine
 from ..ops.call_memory import count_call_nbytes
 from ..ops.views import find_sparse
+from ..reporting import log_compilation
 from ..tensor.coo_cache import find_cached
 from ..tensor.memory import DTYPES, attempt, describe, format_nbytes
 from ..tensor.tensor import FlycooTensor
@@ -27,25 +28,28 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def explain_memory(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Let a function of sparse tensors raise a MemoryError that explains, if memory runs out.
+def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> Callable[_P, _R]:
+    """Let a function log what it compiles as one, and explain in a MemoryError what would fit.
 
     The error says what the whole call needs, what is free, and which other layout, dtype, initial
-    guess or device would fit. Calls without a sparse tensor raise what they raise.
+    guess or device would fit. Calls without a sparse tensor go to `dense`, by default `function`,
+    and raise what it raises.
     """
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         x = find_sparse((*args, *kwargs.values()))
         if x is None:
-            return function(*args, **kwargs)
+            with log_compilation():
+                return (dense or function)(*args, **kwargs)
 
         def explain() -> str:
             given = inspect.signature(function).bind(*args, **kwargs)
             given.apply_defaults()
             return _explain_call(function.__name__, x, given.arguments)
 
-        return attempt(lambda: function(*args, **kwargs), explain)
+        with log_compilation():
+            return attempt(lambda: function(*args, **kwargs), explain)
 
     return call
 

@@ -1,0 +1,113 @@
+"""Memory for the carry-outs of tiles, their partial rows, and the launches that add them."""
+
+import functools
+import itertools
+from typing import Any, NamedTuple
+
+import cupy
+import numpy as np
+
+from ...array_modules import Array
+from . import launch, tuning
+from .direct import DirectKernel
+from .macros import partial_rows_macros
+
+#: Arrays begin at multiples of this many bytes.
+_ALIGNMENT = 16
+
+#: Warps of a block: with more, registers would spill.
+_MAX_WARPS = 16
+
+
+class Level(NamedTuple):
+    """Tiles, or segments of tiles, or segments of these, and which of them a launch adds to one.
+
+    Attributes
+    ----------
+    size : int
+    rows, sums : int
+        Addresses of int64 (size,), the rows that they inherit, and of their partial rows
+        (size, R). In `_lay_out`, offsets.
+    run : int
+        How many a warp adds.
+    """
+
+    size: int
+    rows: int
+    sums: int
+    run: int
+
+
+class Carries(NamedTuple):
+    """Partial rows, and the rows of the result to which they belong.
+
+    Attributes
+    ----------
+    memory : MemoryPointer
+        Holds all of them.
+    levels : list of Level
+        From the tiles to a single segment.
+    """
+
+    memory: Any
+    levels: list[Level]
+
+
+def allocate_carries(
+    num_tiles: int, num_columns: int, dtype: np.dtype, carry_rows: Array | None = None
+) -> Carries:
+    """Allocate memory for the partial rows of tiles; for their rows too if `carry_rows` is None."""
+    levels, nbytes = _lay_out(num_tiles, num_columns, dtype.itemsize, tuning.SEGMENT)
+    memory = cupy.cuda.alloc(nbytes)
+    start = memory.ptr
+    placed = [Level(count, start + rows, start + sums, run) for count, rows, sums, run in levels]
+    if carry_rows is not None:
+        placed[0] = placed[0]._replace(rows=carry_rows.data.ptr)
+    return Carries(memory, placed)
+
+
+def count_carries_nbytes(num_tiles: int, num_columns: int, itemsize: int) -> int:
+    """Count the bytes that `allocate_carries` allocates."""
+    return _lay_out(num_tiles, num_columns, itemsize, tuning.SEGMENT)[1]
+
+
+@functools.lru_cache(maxsize=1024)
+def _lay_out(
+    num_tiles: int, num_columns: int, itemsize: int, segment: int
+) -> tuple[list[Level], int]:
+    """Return the levels, with offsets for addresses, and the bytes of all."""
+    levels, nbytes, count, num_warps = [], 0, num_tiles, _count_warps(segment)
+    while True:
+        sums = nbytes + _round_up(8 * count)
+        # All warps of the last block have tiles, even if there are few.
+        run = min(segment, -(-count // num_warps) * num_warps) // num_warps
+        levels.append(Level(count, nbytes, sums, run))
+        nbytes = sums + _round_up(count * num_columns * itemsize)
+        if count <= 1:
+            return levels, nbytes
+        count = -(-count // (run * num_warps))
+
+
+def _count_warps(segment: int) -> int:
+    return min(_MAX_WARPS, segment)
+
+
+def _round_up(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def add_carries(carries: Carries, out: Array) -> None:
+    """Add the partial rows of all tiles to `out`; very long rows take several launches."""
+    num_warps, num_columns, address = _count_warps(tuning.SEGMENT), out.shape[1], out.data.ptr
+    kernel = _get_kernel(out.dtype, num_warps, out.data.device_id)
+    for (count, rows, sums, run), segments in itertools.pairwise(carries.levels):
+        arguments = (count, run, rows, num_columns, sums, address, segments.rows, segments.sums)
+        kernel((segments.size, -(-num_columns // 32)), 32 * num_warps, *arguments)
+
+
+@functools.cache
+def _get_kernel(dtype: np.dtype, num_warps: int, device_id: int) -> DirectKernel:
+    """Return the specialisation for the current device, `device_id`."""
+    macros = partial_rows_macros(dtype, num_warps)
+    kernel = launch.get_kernel("partial_rows.cu", "add_partial_rows", **macros)
+    return DirectKernel(kernel, "qiQi4Q")

@@ -1,0 +1,101 @@
+"""The MTTKRP kernel of one mode, prepared once and launched at each call."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from ...array_modules import Array
+from ...format.layout import Layout, Step
+from . import launch, tuning
+from .carries import Carries
+from .direct import DirectKernel
+from .macros import mttkrp_macros
+from .structs import carries_dtype, operands_format, row_pitch, slot_nbytes, split_operands
+
+
+@dataclass(frozen=True)
+class MttkrpKernel:
+    """A specialisation of `mttkrp.cu`, with all arguments but the arrays.
+
+    Attributes
+    ----------
+    kernel : DirectKernel
+    cut : RankCut
+    operands : (bytes, bytes)
+        What `split_operands` returns.
+    no_inputs : list of int
+        Stands for the factors of a tensor of one mode.
+    num_tiles : int
+    tiling : tuple of int
+        The numbers that follow the operands, and the addresses of the tiling's arrays.
+    """
+
+    kernel: DirectKernel
+    cut: tuning.RankCut
+    operands: tuple[bytes, bytes]
+    no_inputs: list[int]
+    num_tiles: int
+    tiling: tuple[int, ...]
+
+    @classmethod
+    def prepare(
+        cls, layout: Layout, step: Step, mode: int, rank: int, alignments: tuple[int, int]
+    ) -> Self:
+        """Prepare the kernel, for factors and results whose rows have these alignments."""
+        record_format, tiling = layout.record_format, layout.tilings[mode]
+        inputs = [n for n in range(record_format.ndim) if n != mode]
+        cut = tuning.cut_rank(rank, record_format.dtype.itemsize, *alignments)
+        num_tiles, num_empty = tiling.carry_rows.shape[0], tiling.empty_rows.shape[0]
+        numbers = (step.records.shape[0], num_empty, -(-num_empty // num_tiles), step.bucket_size)
+        return cls(
+            _load_kernel(layout, step, mode, rank, cut),
+            cut,
+            split_operands(record_format, mode, inputs),
+            [] if inputs else [0],
+            num_tiles,
+            (*numbers, tiling.carry_rows.data.ptr, tiling.empty_rows.data.ptr),
+        )
+
+    def launch(
+        self, step: Step, arrays: list[Array], weights: Array | None, out: Array, carries: Carries
+    ) -> None:
+        """Launch it, for the factors `arrays` of the other modes."""
+        records = (step.records, step.pull_ids, step.spare, step.remap_ids, step.write_order)
+        arguments = (
+            self.operands[0],
+            *[array.data.ptr for array in arrays], *self.no_inputs,
+            *[row_pitch(array) for array in arrays], *self.no_inputs,
+            self.operands[1], *self.tiling,
+            *[0 if array is None else array.data.ptr for array in records],
+            out.shape[1], 0 if weights is None else weights.data.ptr, out.data.ptr,
+            carries.levels[0][2],
+        )  # fmt: skip
+        # The kernel's first argument is the first tile: see `launch.launch_tiles`.
+        for first_tile in range(0, self.num_tiles, launch.MAX_GRID):
+            grid = (min(self.num_tiles - first_tile, launch.MAX_GRID), self.cut.num_parts)
+            self.kernel(grid, tuning.BLOCK_SIZE, first_tile, *arguments)
+
+
+def _load_kernel(
+    layout: Layout, step: Step, mode: int, rank: int, cut: tuning.RankCut
+) -> DirectKernel:
+    record_format, num_inputs = layout.record_format, layout.record_format.ndim - 1
+    macros = mttkrp_macros(
+        record_format,
+        layout.tile_size,
+        cut,
+        tuning.choose_occupancy(launch.current_gpu(), num_inputs, rank),
+        layout.tilings[mode].empty_rows.dtype,
+        _dtype_of(step.pull_ids),
+        _dtype_of(step.remap_ids),
+    )
+    # The tile, and the carry-outs between its groups of threads.
+    carries_nbytes = carries_dtype(record_format.dtype, cut, tuning.BLOCK_SIZE).itemsize
+    shared_nbytes = layout.tile_size * slot_nbytes(record_format) + carries_nbytes
+    kernel = launch.get_kernel("mttkrp.cu", "mttkrp", **macros)
+    return DirectKernel(kernel, f"q{operands_format(num_inputs)}4q7Qi3Q", shared_nbytes)
+
+
+def _dtype_of(array: Array | None) -> np.dtype | None:
+    return None if array is None else array.dtype

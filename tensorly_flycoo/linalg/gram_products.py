@@ -1,0 +1,238 @@
+"""Products of Gram matrices as parafac forms them, computed only when they are solved with.
+
+TensorLy's parafac multiplies the Gram matrices of all factors but one, elementwise, scales the
+product by the weights, and solves with it. On a GPU each of these operations on a small matrix
+would be a launch, which takes longer than the work: a `GramProduct` collects them for one kernel.
+
+A factor's Gram matrix is needed for every other mode, and for the error. `solve` gets it, and the
+inner product with the MTTKRP, in the same pass over the rows that computes the factor. They are
+kept until `forget`. That is right only where nothing writes to a factor in the meantime: from the
+beginning of an iteration of TensorLy's own loop to its error, where only TensorLy's code runs.
+"""
+
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..array_modules import Array, is_cupy
+from .tall_skinny import find_kernels, gpu_kernels, solve
+
+if TYPE_CHECKING:
+    from ..engines.protocol import Scale, TallKernels
+
+
+class _Known(NamedTuple):
+    """What is known of a factor: blocks of its Gram matrix, and of an inner product with it."""
+
+    factor: "weakref.ref[Array]"
+    grams: Any
+    mttkrp: "weakref.ref[Array] | None" = None
+    inner: Any = None
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.known: list[_Known] = []
+
+
+_of_thread = _OfThread()
+
+
+def forget() -> None:
+    """Forget all Gram matrices: factors may change from now on."""
+    _of_thread.known.clear()
+
+
+class GramProduct:
+    """An elementwise product (R, R) of Gram matrices of float32 CuPy factors and small matrices.
+
+    Whatever is not listed here turns it into a CuPy array first.
+
+    Attributes
+    ----------
+    rank : int
+    grams : tuple of Blocks (n, R, R)
+    scales : tuple of Scale
+    """
+
+    ndim = 2
+    dtype = np.dtype(np.float32)
+    __array_ufunc__ = None  # CuPy's and NumPy's arrays leave products with them to this class
+
+    def __init__(
+        self,
+        kernels: "TallKernels",
+        rank: int,
+        grams: tuple[Any, ...] = (),
+        scales: "tuple[Scale, ...]" = (),
+    ) -> None:
+        self._kernels = kernels
+        self.rank, self.shape = rank, (rank, rank)
+        self.grams = grams
+        self.scales = scales
+
+    @classmethod
+    def of(cls, factor: Array) -> "GramProduct":
+        """Return the Gram matrix of a factor."""
+        kernels = find_kernels(factor)
+        assert kernels is not None
+        return cls(kernels, factor.shape[1], (_find_gram(kernels, factor).grams,))
+
+    @property
+    def T(self) -> "GramProduct":
+        """The transpose: Gram matrices are symmetric."""
+        scales = tuple((array, column, row) for array, row, column in self.scales)
+        return GramProduct(self._kernels, self.rank, self.grams, scales)
+
+    def __mul__(self, other: Any) -> Any:
+        if isinstance(other, GramProduct):
+            grams, scales = other.grams, other.scales
+        else:
+            grams, scales = (), _as_scales(other, self.rank)
+        grams, scales = self.grams + grams, self.scales + scales
+        fits = len(grams) <= self._kernels.MAX_GRAMS and len(scales) <= self._kernels.MAX_SCALES
+        if fits and (isinstance(other, GramProduct) or len(scales) > len(self.scales)):
+            return GramProduct(self._kernels, self.rank, grams, scales)
+        return self.to_array() * (other.to_array() if isinstance(other, GramProduct) else other)
+
+    __rmul__ = __mul__
+
+    def __add__(self, other: Any) -> Any:
+        return self if type(other) is int and other == 0 else self.to_array() + other
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.to_array(), name)
+
+    def __array_function__(
+        self, function: Any, types: Any, args: tuple, kwargs: dict[str, Any]
+    ) -> Any:
+        args = tuple(a.to_array() if isinstance(a, GramProduct) else a for a in args)
+        return function(*args, **kwargs)
+
+    def to_array(self) -> Array:
+        """Compute the product, as a float32 CuPy array."""
+        import cupy
+
+        product = cupy.ones((self.rank, self.rank), np.float64)
+        for blocks in self.grams:
+            product *= blocks.to_array().sum(axis=0)
+        for array, row_stride, column_stride in self.scales:
+            strides = (row_stride * array.itemsize, column_stride * array.itemsize)
+            product *= cupy.lib.stride_tricks.as_strided(array, product.shape, strides)
+        return product.astype(np.float32)
+
+    def solve(self, b: Array) -> Array:
+        """Solve ``self @ x = b``; see `tall_skinny.solve`."""
+        rows = b.T if is_cupy(b) and b.ndim == 2 else None
+        if rows is None or rows.shape[1] != self.rank or not self._kernels.suits_tensor_cores(rows):
+            return solve(self.to_array(), b)
+        inverse = self._kernels.invert_product(self.grams, self.T.scales, self.rank)
+        factor, grams, inner = self._kernels.solve_rows(rows, inverse)
+        known = _Known(weakref.ref(_owner(factor)), grams, weakref.ref(_owner(rows)), inner)
+        _remember(known)
+        return factor.T
+
+
+def suits_gram(a: Array, b: Array) -> bool:
+    """Return whether ``a @ b`` is a Gram matrix that `GramProduct.of` suits, for a CuPy `b`."""
+    kernels = find_kernels(b)
+    if kernels is None or not is_cupy(a) or b.ndim != 2 or not kernels.suits_tensor_cores(b):
+        return False
+    shapes_suit, strides_suit = a.shape == b.shape[::-1], a.strides == b.strides[::-1]
+    return shapes_suit and strides_suit and _address(a) == _address(b)
+
+
+def start_product(shape: Any, dtype: Any = None) -> Any:
+    """Return ones on the GPU: as a product of no Gram matrices, if that suits the shape."""
+    import cupy
+
+    kernels = gpu_kernels()
+    is_square = isinstance(shape, tuple) and len(shape) == 2 and shape[0] == shape[1]
+    if kernels is None or not is_square or not kernels.suits_rank(shape[0], dtype):
+        return cupy.ones(shape, dtype)
+    return GramProduct(kernels, shape[0])
+
+
+def _as_scales(array: Any, rank: int) -> "tuple[Scale, ...]":
+    """Return an array that a product (R, R) can be multiplied by as a `Scale`, or nothing."""
+    if not is_cupy(array) or array.ndim != 2 or array.dtype != np.float32:
+        return ()
+    (num_rows, num_columns), (row_nbytes, column_nbytes) = array.shape, array.strides
+    if num_rows not in (1, rank) or num_columns not in (1, rank):
+        return ()
+    row_stride = 0 if num_rows == 1 else row_nbytes // array.itemsize
+    return ((array, row_stride, 0 if num_columns == 1 else column_nbytes // array.itemsize),)
+
+
+def compute_fit(
+    norm: float, weights: Array | None, factors: Sequence[Array], mttkrp: Array
+) -> float | None:
+    """Compute the norm of the difference of a tensor and a CP model, in float64.
+
+    Parameters
+    ----------
+    norm : float
+        Of the tensor.
+    weights : array (R,), optional
+    factors : sequence of array (I_n, R)
+    mttkrp : array (I_last, R)
+        Of the last mode.
+
+    Returns
+    -------
+    float or None
+        None if the kernels do not suit. Otherwise the host has waited for the GPU, once.
+    """
+    kernels = find_kernels(mttkrp)
+    if kernels is None or len(factors) > kernels.MAX_GRAMS:
+        return None
+    if not all(is_cupy(x) and kernels.suits_tensor_cores(x) for x in (*factors, mttkrp)):
+        return None
+    rank, known = factors[0].shape[1], [_find_gram(kernels, factor) for factor in factors]
+    scales: tuple[Scale, ...] = ()
+    if weights is not None:
+        column, row = weights.reshape(-1, 1), weights.reshape(1, -1)
+        scales = (*_as_scales(column, rank), *_as_scales(row, rank))
+        if len(scales) < 2:
+            return None
+    last = known[-1]
+    is_known = last.mttkrp is not None and last.mttkrp() is _owner(mttkrp)
+    inner = last.inner if is_known else kernels.inner_blocks(mttkrp, factors[-1])
+    return kernels.compute_fit([k.grams for k in known], scales, rank, inner, float(norm) ** 2)
+
+
+def _find_gram(kernels: "TallKernels", factor: Array) -> _Known:
+    """Return what is known of a factor; compute its Gram matrix if it is not known."""
+    owner = _owner(factor)
+    for known in _of_thread.known:
+        is_of_owner = known.factor() is owner and known.grams.shape[-1] == factor.shape[1]
+        if is_of_owner and _is_whole(factor):
+            return known
+    known = _Known(weakref.ref(owner), kernels.gram_blocks(factor))
+    if _is_whole(factor):
+        _remember(known)
+    return known
+
+
+def _is_whole(array: Array) -> bool:
+    """Return whether a matrix has all rows, and the first columns, of the owner of its memory."""
+    owner = _owner(array)
+    begins_alike = _address(owner) == _address(array) and owner.strides == array.strides
+    return begins_alike and owner.shape[0] == array.shape[0]
+
+
+def _remember(known: _Known) -> None:
+    _of_thread.known = [other for other in _of_thread.known if other.factor() is not None]
+    _of_thread.known.append(known)
+
+
+def _owner(array: Array) -> Array:
+    """Return the array that owns the memory of a view."""
+    return array if array.base is None else array.base
+
+
+def _address(array: Array) -> int:
+    return array.data.ptr

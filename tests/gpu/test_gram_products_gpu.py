@@ -1,0 +1,210 @@
+"""Products of Gram matrices in TensorLy's parafac: one kernel, and nothing that a user can see."""
+
+import cupy
+import numpy as np
+import pytest
+import sparse
+import tensorly as tl
+from tensorly.cp_tensor import CPTensor
+from tensorly.decomposition import _cp, parafac
+
+from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo.engines.cuda import tall
+from tensorly_flycoo.linalg import gram_products
+from tensorly_flycoo.linalg.gram_products import GramProduct
+
+RANKS = pytest.mark.parametrize("rank", [1, 2, 3, 7, 16, 25, 31, 32])
+
+
+def make_factors(rank, shape=(40, 30, 20), seed=0, offset=0.1):
+    rng = np.random.default_rng(seed)
+    factors = [rng.random((size, rank)) - 0.5 + offset for size in shape]
+    return [factor.astype(np.float32) for factor in factors]
+
+
+def multiply(factors, weights):
+    """Multiply Gram matrices and weights in float64."""
+    product = np.outer(weights, weights).astype(float)
+    for factor in factors:
+        product *= factor.astype(float).T @ factor.astype(float)
+    return product
+
+
+def make_blocks(matrix):
+    """Copy a small matrix to the GPU, as one block."""
+    on_gpu = cupy.ascontiguousarray(cupy.asarray(matrix, np.float64))
+    return tall.Blocks(on_gpu.data, on_gpu.data.ptr, (1, *on_gpu.shape))
+
+
+def solve_rows(x, inverse):
+    y, grams, inner = tall.solve_rows(x, inverse)
+    return y, grams.to_array().get(), inner.to_array().get()
+
+
+@RANKS
+@pytest.mark.parametrize("num_rows", [1, 5, 40, 128, 3 * 2**14 + 77, 200_000])
+@pytest.mark.parametrize("pad", [0, 3])
+def test_solving_rows(rank, num_rows, pad):
+    """The product of the rows, its Gram matrix as rounded, and its inner product with them."""
+    rng = np.random.default_rng(rank)
+    wide = rng.standard_normal((num_rows, rank + pad)).astype(np.float32)
+    x, matrix = wide[:, :rank].astype(float), rng.standard_normal((rank, rank))
+    blocks = make_blocks(matrix)
+    y, grams, inner = solve_rows(cupy.asarray(wide)[:, :rank], blocks)
+    bound = 2 * np.finfo(np.float32).eps
+    assert (np.abs(y.get() - x @ matrix) <= bound * (np.abs(x) @ np.abs(matrix))).all()
+    exact = y.get().astype(float)
+    np.testing.assert_allclose(grams.sum(axis=0), exact.T @ exact, rtol=1e-10, atol=1e-8)
+    np.testing.assert_allclose(inner.sum(), (x * exact).sum(), rtol=1e-10, atol=1e-8)
+    found = tall.gram_blocks(y).to_array().get().sum(axis=0)
+    np.testing.assert_allclose(found, exact.T @ exact, rtol=1e-10, atol=1e-8)
+    assert len(grams) <= tall.tuning.GRAM_SEGMENT
+    again = solve_rows(cupy.asarray(wide)[:, :rank], blocks)
+    assert all((a == b).all() for a, b in zip((y, grams, inner), again, strict=True))
+
+
+@RANKS
+def test_a_product_is_solved_with_and_turned_into_an_array(rank):
+    factors, weights = make_factors(rank), np.linspace(1, 2, rank, dtype=np.float32)
+    on_gpu, w = [cupy.asarray(f) for f in factors], cupy.asarray(weights)
+    product = w[:, None] * (GramProduct.of(on_gpu[0]) * GramProduct.of(on_gpu[1])) * w[None]
+    assert isinstance(product, GramProduct)
+    expected = multiply(factors[:2], weights)
+    np.testing.assert_allclose(product.to_array().get(), expected, rtol=1e-5, atol=1e-6)
+    b = np.random.default_rng(1).random((500, rank)).astype(np.float32)
+    found = tl.transpose(product.solve(cupy.asarray(b).T)).get()
+    exact = b @ np.linalg.pinv(expected)
+    bound = 1e-6 * np.linalg.cond(expected) * np.abs(exact).max()
+    assert np.abs(found - exact).max() <= bound
+    gram_products.forget()
+
+
+def test_a_product_that_is_not_symmetric():
+    factor, rng = cupy.asarray(make_factors(5)[0]), np.random.default_rng(0)
+    scale = rng.random((5, 5)).astype(np.float32) + 1
+    product = GramProduct.of(factor) * cupy.asarray(scale)
+    expected = multiply([factor.get()], np.ones(5)) * scale
+    np.testing.assert_allclose(product.T.to_array().get(), expected.T, rtol=1e-5)
+    b = rng.random((5, 9)).astype(np.float32)
+    found = product.solve(cupy.asarray(b)).get()
+    np.testing.assert_allclose(expected @ found, b, rtol=2e-3, atol=1e-3)
+    gram_products.forget()
+
+
+def test_a_singular_product_takes_the_pseudo_inverse():
+    factor = np.ones((20, 6), np.float32)
+    product = GramProduct.of(cupy.asarray(factor))
+    b = np.random.default_rng(0).random((6, 30)).astype(np.float32)
+    expected = np.linalg.pinv(np.full((6, 6), 20.0)) @ b
+    np.testing.assert_allclose(product.solve(cupy.asarray(b)).get(), expected, rtol=1e-4)
+    gram_products.forget()
+
+
+def test_what_does_not_fit_becomes_an_array():
+    product = GramProduct.of(cupy.asarray(make_factors(4)[0]))
+    plain = product.to_array()
+    for _ in range(3):
+        product, plain = product * product, plain * plain
+    assert isinstance(product, GramProduct)
+    assert isinstance(product * product, cupy.ndarray)
+    np.testing.assert_allclose((product * product).get(), (plain * plain).get(), rtol=1e-4)
+    for other in (2.0, cupy.eye(4), cupy.ones(4, np.float32)):
+        assert isinstance(product * other, cupy.ndarray)
+        assert isinstance(product + other, cupy.ndarray)
+    assert product + 0 is product
+    assert isinstance(np.linalg.norm(product), cupy.ndarray)
+    assert product.sum().shape == ()
+
+
+def test_the_error_of_a_model():
+    shape, rng = (40, 30, 20), np.random.default_rng(0)
+    coo = sparse.random(shape, nnz=900, random_state=0).astype(np.float32)
+    x, factors = FlycooTensor.from_coo(coo, device="cuda"), make_factors(5, shape)
+    weights = rng.random(5).astype(np.float32)
+    dense = np.einsum("r,ir,jr,kr->ijk", weights.astype(float), *factors)
+    with tl.backend_context("flycoo"):
+        for w in (None, cupy.asarray(weights)):
+            model = dense if w is not None else np.einsum("ir,jr,kr->ijk", *factors)
+            on_gpu = [cupy.asarray(factor) for factor in factors]
+            error, *_ = _cp.error_calc(x, x.norm(), w, on_gpu, None, None)
+            assert type(error) is np.float32
+            assert error == pytest.approx(np.linalg.norm(coo.todense() - model), rel=1e-5)
+
+
+def decompose(coo, device, rank=8, **options):
+    options = {"n_iter_max": 8, "tol": 0, "init": "random", "random_state": 0} | options
+    x = FlycooTensor.from_coo(coo, device=device)
+    with tl.backend_context("flycoo"):
+        cp_tensor, errors = parafac(x, rank, return_errors=True, **options)
+    return cp_tensor, [float(error) for error in errors]
+
+
+def draw(shape, nnz=3000):
+    return sparse.random(shape, nnz=nnz, random_state=0).astype(np.float32)
+
+
+@pytest.mark.parametrize("shape", [(60, 50), (3, 40, 50), (16, 3, 20, 30, 5), (4,) * 9])
+@pytest.mark.parametrize("rank", [1, 8, 32, 33])
+def test_the_errors_of_the_cpu(shape, rank):
+    """Also of more modes than a product has room for, and with ranks above a mode's size."""
+    coo = draw(shape, 1500)
+    found, expected = decompose(coo, "cuda", rank), decompose(coo, "cpu", rank)
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-3, atol=1e-3)
+    again = decompose(coo, "cuda", rank)
+    assert again[1] == found[1]
+    for first, second in zip(found[0].factors, again[0].factors, strict=True):
+        assert (first == second).all()
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_callback_may_change_factors_in_place(in_place):
+    def double(cp_tensor, error):
+        if in_place:
+            cp_tensor.factors[1][...] *= 2
+            cp_tensor.weights[...] *= 0.9
+        else:
+            cp_tensor.factors[1] = cp_tensor.factors[1] * 2
+
+    coo = draw((60, 50, 40))
+    found, expected = (decompose(coo, device, callback=double)[1] for device in ("cuda", "cpu"))
+    np.testing.assert_allclose(found, expected, rtol=2e-4)
+
+
+def test_a_callback_sees_arrays():
+    seen = []
+
+    def look(cp_tensor, error):
+        factor = cp_tensor.factors[0]
+        seen.append((type(tl.dot(tl.transpose(factor), factor)), type(error)))
+        seen.append((type(tl.ones((8, 8), **tl.context(factor))), type(error)))
+
+    decompose(draw((60, 50, 40)), "cuda", callback=look)
+    assert set(seen) == {(cupy.ndarray, np.float32)}
+
+
+def test_nothing_is_remembered_of_arrays_that_are_gone():
+    decompose(draw((60, 50, 40)), "cuda")
+    assert not gram_products._of_thread.known
+
+
+def test_weights_scale_columns_like_a_factor():
+    coo, factors = draw((60, 50, 40)), make_factors(8, (60, 50, 40))
+    weights = np.linspace(0.5, 2, 8, dtype=np.float32)
+    guess = CPTensor((cupy.asarray(weights), [cupy.asarray(f) for f in factors]))
+    x = FlycooTensor.from_coo(coo, device="cuda")
+    with tl.backend_context("flycoo"):
+        for mode in range(3):
+            found = tl.tenalg.unfolding_dot_khatri_rao(x, guess, mode).get()
+            plain = tl.tenalg.unfolding_dot_khatri_rao(x, (None, guess.factors), mode).get()
+            np.testing.assert_allclose(found, plain * weights, rtol=1e-5, atol=1e-6)
+
+
+def test_an_inverse_of_a_product():
+    gram = cupy.asarray(multiply(make_factors(6), np.ones(6)))
+    twice = cupy.stack([gram, gram])
+    blocks = tall.Blocks(twice.data, twice.data.ptr, twice.shape)
+    found = tall.invert_product([blocks], [], 6).to_array().get()[0]
+    np.testing.assert_allclose(found @ (2 * gram.get()), np.eye(6), atol=1e-6)
+    ones = cupy.ones((1, 1), np.float32)
+    found = tall.invert_product([make_blocks(gram)], [(ones, 0, 0)], 6).to_array().get()[0]
+    np.testing.assert_allclose(found @ gram.get(), np.eye(6), atol=1e-6)

@@ -1,0 +1,216 @@
+"""Products of Gram matrices, with NumPy arrays and stand-ins for the kernels of a GPU."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+import sparse
+import tensorly as tl
+from tensorly.decomposition import parafac
+
+from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo.backend import arrays
+from tensorly_flycoo.linalg import gram_products
+from tensorly_flycoo.linalg.gram_products import GramProduct
+
+
+class Blocks:
+    """One block."""
+
+    def __init__(self, array):
+        self._array = array[None]
+        self.shape = self._array.shape
+
+    def to_array(self):
+        return self._array
+
+
+class Kernels:
+    """What the CUDA engine's kernels compute, and how often."""
+
+    MAX_GRAMS, MAX_SCALES = 3, 3
+
+    def __init__(self):
+        self.num_grams = self.num_solves = self.num_fits = self.num_inner = 0
+
+    def suits_tensor_cores(self, x):
+        return x.dtype == np.float32
+
+    def suits_rank(self, rank, dtype):
+        return dtype == np.float32
+
+    def gram_blocks(self, x):
+        self.num_grams += 1
+        return Blocks(x.astype(float).T @ x)
+
+    def invert_product(self, grams, scales, rank):
+        return Blocks(np.linalg.pinv(multiply(grams, scales, rank)))
+
+    def solve_rows(self, x, inverse):
+        self.num_solves += 1
+        y = np.zeros((x.shape[0], x.shape[1] + 1), np.float32)
+        y[:, :-1] = x @ inverse.to_array()[0]
+        y = y[:, :-1]
+        return y, Blocks(y.astype(float).T @ y), Blocks(np.vdot(x, y))
+
+    def inner_blocks(self, a, b):
+        self.num_inner += 1
+        return Blocks(np.vdot(a, b))
+
+    def compute_fit(self, grams, scales, rank, inner, norm_square):
+        self.num_fits += 1
+        model_square = multiply(grams, scales, rank).sum()
+        return np.sqrt(abs(norm_square + model_square - 2 * inner.to_array().sum()))
+
+
+def multiply(grams, scales, rank):
+    product = np.ones((rank, rank))
+    for gram in grams:
+        product *= gram.to_array().sum(axis=0)
+    for array, row, column in scales:
+        strides = (row * array.itemsize, column * array.itemsize)
+        product *= np.lib.stride_tricks.as_strided(array, product.shape, strides)
+    return product
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """Let NumPy's float32 arrays pass for CuPy's, with their kernels."""
+    made = Kernels()
+    is_cupy = lambda x: isinstance(x, np.ndarray)  # noqa: E731
+    for module in (gram_products, arrays):
+        monkeypatch.setattr(module, "is_cupy", is_cupy)
+    monkeypatch.setattr(gram_products, "find_kernels", lambda x: made)
+    monkeypatch.setattr(gram_products, "gpu_kernels", lambda: made)
+    monkeypatch.setattr(gram_products, "_address", lambda array: array.ctypes.data)
+    cupy = types.ModuleType("cupy")
+    vars(cupy).update(ones=np.ones, zeros=np.zeros, eye=np.eye, lib=np.lib)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    yield made
+    gram_products.forget()
+
+
+def draw(shape, dtype=np.float32, seed=0):
+    return np.random.default_rng(seed).random(shape).astype(dtype)
+
+
+def test_a_product_keeps_what_it_is_made_of(kernels):
+    factors, weights = [draw((9, 4)), draw((8, 4), seed=1)], draw(4)
+    product = gram_products.start_product((4, 4), np.float32)
+    for factor in factors:
+        product = product * GramProduct.of(factor)
+    product += 0
+    product = weights[:, None] * product * weights[None]
+    assert isinstance(product, GramProduct)
+    assert (product.shape, product.ndim, product.dtype) == ((4, 4), 2, np.float32)
+    expected = np.outer(weights, weights)
+    for factor in factors:
+        expected = expected * (factor.T @ factor)
+    np.testing.assert_allclose(product.to_array(), expected, rtol=1e-5)
+    assert product.to_array().dtype == np.float32
+
+
+def test_the_transpose_swaps_the_axes_of_scales(kernels):
+    column = draw((4, 1))
+    product = GramProduct.of(draw((9, 4))) * column
+    np.testing.assert_array_equal(product.T.to_array(), product.to_array().T)
+    assert (product.T.to_array() != product.to_array()).any()
+
+
+@pytest.mark.parametrize(
+    "other", [2.0, np.float32(2), np.ones((4, 4)), np.ones(4, np.float32), np.ones((1, 1))]
+)
+def test_other_factors_turn_it_into_an_array(kernels, other):
+    product = GramProduct.of(draw((9, 4)))
+    plain = product.to_array()
+    for found, expected in [
+        (product * other, plain * other),
+        (other * product, other * plain),
+        (product + other, plain + other),
+    ]:
+        assert isinstance(found, np.ndarray)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_too_many_factors_turn_it_into_an_array(kernels):
+    product = GramProduct.of(draw((9, 4)))
+    third = product * product * product
+    assert isinstance(third, GramProduct)
+    np.testing.assert_allclose(third * product, product.to_array() ** 4, rtol=1e-5)
+    scale = draw((4, 4))
+    assert isinstance(product * scale * scale * scale, GramProduct)
+    assert isinstance(product * scale * scale * scale * scale, np.ndarray)
+
+
+def test_functions_and_methods_see_an_array(kernels):
+    product = GramProduct.of(draw((9, 4)))
+    assert np.linalg.norm(product) == pytest.approx(np.linalg.norm(product.to_array()))
+    assert product.sum() == product.to_array().sum()
+
+
+def test_what_the_kernels_do_not_suit_is_solved_with_as_an_array(kernels):
+    product, b = GramProduct.of(draw((9, 4))), draw((4, 30), float)
+    np.testing.assert_allclose(product.to_array() @ product.solve(b), b, rtol=1e-3)
+    assert kernels.num_solves == 0
+
+
+def test_ones_that_are_no_product(kernels):
+    for shape, dtype in [((4,), np.float32), (4, np.float32), ((4, 3), np.float32), ((4, 4), None)]:
+        assert isinstance(gram_products.start_product(shape, dtype), np.ndarray)
+
+
+def test_a_gram_matrix_is_remembered_while_its_factor_lives(kernels):
+    factor = draw((9, 4))
+    GramProduct.of(factor), GramProduct.of(factor.T.T)
+    assert kernels.num_grams == 1
+    GramProduct.of(factor[:, :3]), GramProduct.of(factor[1:])
+    assert kernels.num_grams == 3
+    gram_products.forget()
+    factor[0] = 7
+    found = GramProduct.of(factor).to_array()
+    np.testing.assert_allclose(found, factor.T @ factor, rtol=1e-6)
+
+
+def decompose(coo, **options):
+    options = {"n_iter_max": 4, "tol": 0, "init": "random", "random_state": 0} | options
+    x = FlycooTensor.from_coo(coo, device="cpu")
+    with tl.backend_context("flycoo"):
+        return parafac(x, 3, return_errors=True, **options)[1]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"normalize_factors": True}, {"fixed_modes": [1]}, {"linesearch": True}]
+)
+def test_parafac_has_the_same_errors(request, options):
+    coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
+    expected = decompose(coo, **options)
+    kernels = request.getfixturevalue("kernels")
+    np.testing.assert_allclose(decompose(coo, **options), expected, rtol=1e-4)
+    assert kernels.num_solves == 4 * (2 if options.get("fixed_modes") else 3)
+    assert kernels.num_fits == 4
+    assert kernels.num_inner == 0  # all errors come from what the solve left
+    num_old = sum(mode not in options.get("fixed_modes", []) for mode in (1, 2))
+    assert kernels.num_grams <= 4 * (num_old + 3)
+
+
+def test_a_callback_may_change_factors_in_place(request):
+    def double(cp_tensor, error):
+        cp_tensor.factors[1][...] *= 2
+
+    coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
+    expected = decompose(coo, callback=double)
+    request.getfixturevalue("kernels")
+    np.testing.assert_allclose(decompose(coo, callback=double), expected, rtol=1e-4)
+
+
+def test_a_callback_gets_arrays(kernels):
+    kinds = []
+
+    def multiply_factors(cp_tensor, error):
+        factor = cp_tensor.factors[0]
+        kinds.append(type(tl.dot(tl.transpose(factor), factor)))
+
+    coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
+    decompose(coo, callback=multiply_factors)
+    assert set(kinds) == {np.ndarray}
