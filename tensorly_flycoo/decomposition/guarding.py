@@ -117,7 +117,8 @@ def _explain_call(name: str, x: Any, given: Mapping[str, Any]) -> str:
 def _find_work(x: Any, layout: str, given: Mapping[str, Any]) -> _Work:
     """Find what is computed from the arguments of a call."""
     work = _Work(tuple(x.shape), x.nnz, layout, check_dtype(x.dtype))
-    if not {"tensor", "rank", "init"} <= given.keys():
+    is_cp = {"tensor", "rank", "init"} <= given.keys() and np.ndim(given["rank"]) == 0
+    if not is_cp:
         return work
     init = given["init"] if given["init"] == "svd" else "random"
     return replace(work, rank=validate_cp_rank(work.shape, given["rank"]), init=init)
