@@ -78,8 +78,11 @@ class TallKernels(Protocol):
     def multiply_blocks(self, a: Array, b: Array, num_blocks: int) -> Array:
         """Compute ``a.T @ b`` of each block of rows, (num_blocks, a's columns, b's columns)."""
 
-    def add_product(self, out: Array, a: Array, b: Array) -> None:
-        """Add ``a @ b`` to `out`, in place."""
+    def add_product(self, out: Array, a: Array, b: Array, factor: float = 1) -> None:
+        """Add ``factor * a @ b`` to `out`, in place."""
+
+    def find_extremes(self, x: Array) -> tuple[np.ndarray, np.ndarray]:
+        """Return the largest and the smallest element of each column, on the host."""
 
     def choose_row_nbytes(self, row_nbytes: int) -> int:
         """Choose the row pitch in bytes that MTTKRP reads fastest."""
@@ -214,10 +217,21 @@ class Engine(Primitives, ABC):
         """
 
     @abstractmethod
-    def gram(self, starts: Array, ids: Array, values: Array, size: int) -> Array:
-        """Compute the lower triangle of a Gram matrix (size, size) from groups of entries.
+    def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
+        """Compute the lower triangle of a Gram matrix (size, size) from the columns of a matrix.
 
-        Group g is the entries ``starts[g]`` to ``starts[g + 1]`` of `ids` (ascending) and `values`.
+        Parameters
+        ----------
+        coords : int64 array (2, n)
+            The column and the row of each entry, column by column with ascending rows.
+        values : float64 array (n,)
+        diagonal : float64 array (size,)
+            Added to that of the Gram matrix.
+
+        Returns
+        -------
+        float64 array (size, size)
+            Its elements above the diagonal are arbitrary.
         """
 
     def draw_uniform(self, random: Any, shape: tuple[int, ...], dtype: np.dtype) -> Array:

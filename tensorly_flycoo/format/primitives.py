@@ -12,6 +12,7 @@ from ..array_modules import Array
 from ..checks import check_finite, check_inside
 from .locks import make_lock
 from .packing import RecordFormat
+from .unfolding_primitives import UnfoldingPrimitives
 
 if TYPE_CHECKING:
     from .layout import Cut, Step
@@ -30,7 +31,7 @@ INDEX_LIMITS: dict[np.dtype, int] = {
 NO_ROW = -1
 
 
-class Primitives:
+class Primitives(UnfoldingPrimitives):
     """Packing, sorting, moving and searching with the functions of an array module.
 
     Engines override these with faster versions. Results are equal to the bit, since a stable sort
@@ -326,58 +327,6 @@ class Primitives:
     def gather(self, records: Array, places: Array) -> Array:
         """Copy the records in the order of `places`."""
         return records[places]
-
-    def split_columns(
-        self, records: Array, record_format: RecordFormat, mode: int, places: Array | None
-    ) -> tuple[Array, Array, Array]:
-        """Split records, in the order of `places` (None: as they are), into three arrays.
-
-        Records that differ only in `mode` must be adjacent.
-
-        Returns
-        -------
-        is_new : bool array (nnz + 1,)
-            Whether a record differs from the one before it in a mode other than `mode`; the first
-            and the last item are true.
-        rows : integer array (nnz,)
-            The coordinates of `mode`.
-        values : float64 array (nnz,)
-        """
-        records = records if places is None else self.gather(records, places)
-        is_new = self.xp.zeros(records.shape[0] + 1, bool)
-        is_new[0] = is_new[-1] = True
-        for n in range(record_format.ndim):
-            if n != mode:
-                rows = record_format.rows(records, n, self.xp)
-                is_new[1:-1] |= rows[1:] != rows[:-1]
-        rows = record_format.rows(records, mode, self.xp)
-        return is_new, rows, record_format.values(records).astype(np.float64)
-
-    def sum_single_squares(
-        self, is_first: Array, rows: Array, values: Array, num_rows: int
-    ) -> Array:
-        """Sum the squares of values alone in their column, by row and sign.
-
-        Parameters
-        ----------
-        is_first : bool array (nnz + 1,)
-            As from `split_columns`.
-        rows : unsigned integer array (nnz,)
-        values : float64 array (nnz,)
-            The sum of all squares is at most 1.
-
-        Returns
-        -------
-        float64 array (2, num_rows)
-            The sums of positive and of negative values.
-        """
-        is_single, xp = is_first[:-1] & is_first[1:], self.xp
-        sums = xp.empty((2, num_rows))
-        for target, has_sign in zip(sums, (values > 0, values < 0), strict=True):
-            has_sign &= is_single
-            squares = values[has_sign] ** 2
-            target[...] = xp.bincount(rows[has_sign], weights=squares, minlength=num_rows)
-        return sums
 
     def _invert(self, order: Array, positions: Array) -> None:
         positions[order] = self.xp.arange(order.size, dtype=positions.dtype)

@@ -174,7 +174,7 @@ def _project_out(block: Array, known: Array) -> np.ndarray:
     Return the coefficients in float64, on the host.
     """
     coefficients = transposed_product(known, block)
-    add_product(block, known, -coefficients)
+    add_product(block, known, coefficients, -1)
     return move(coefficients, np).astype(np.float64)
 
 

@@ -47,9 +47,9 @@ class Gram(Protocol):
     def is_cheap_to_form(self) -> bool: ...
 
     def form(self) -> Array:
-        """Return the lower triangle, float64."""
+        """Return the lower triangle, float64; elements above the diagonal are arbitrary."""
 
-    def iterate(self, rank: int) -> tuple[Array, Array]:
+    def iterate(self, rank: int) -> tuple[np.ndarray, Array]:
         """Compute what `find_leading_squares` returns, without forming the matrix."""
 
 
@@ -73,7 +73,9 @@ class Multipliable(Protocol):
         """Return ``A.T @ block``."""
 
 
-def find_singular_pairs(matrix: Multipliable, rank: int, xp: ModuleType) -> tuple[Array, Array]:
+def find_singular_pairs(
+    matrix: Multipliable, rank: int, xp: ModuleType
+) -> tuple[Array, np.ndarray]:
     """Compute the leading left singular vectors of a matrix, and its singular values.
 
     Parameters
@@ -87,7 +89,7 @@ def find_singular_pairs(matrix: Multipliable, rank: int, xp: ModuleType) -> tupl
     Returns
     -------
     vectors : float64 array (matrix.shape[0], rank)
-    values : float64 array (rank,)
+    values : float64 NumPy array (rank,)
         Descending; those below the rounding error of the largest are zero. The vectors of
         zero values need not be orthonormal.
 
@@ -106,21 +108,21 @@ def find_singular_pairs(matrix: Multipliable, rank: int, xp: ModuleType) -> tupl
     array([3.])
     """
     if rank == 0:
-        return xp.zeros((matrix.shape[0], 0)), xp.zeros(0)
+        return xp.zeros((matrix.shape[0], 0)), np.zeros(0)
     gram = _SmallerGram(matrix, xp)
     squares, vectors = find_leading_squares(gram, rank)
     values = root_squares(squares, gram.size)
     if not gram.of_rows:
-        vectors = matrix.multiply(vectors) / np.where(values > 0, values, 1)
+        vectors = matrix.multiply(vectors) / xp.asarray(np.where(values > 0, values, 1))
     return vectors, values
 
 
-def find_leading_squares(gram: Gram, rank: int) -> tuple[Array, Array]:
+def find_leading_squares(gram: Gram, rank: int) -> tuple[np.ndarray, Array]:
     """Compute the largest eigenvalues of a Gram matrix and their vectors.
 
     Returns
     -------
-    squares : float64 array (rank,)
+    squares : float64 NumPy array (rank,)
         Descending.
     vectors : array (gram.size, rank)
         Orthonormal columns.
@@ -134,10 +136,10 @@ def find_leading_squares(gram: Gram, rank: int) -> tuple[Array, Array]:
         formed = move(formed, np)
     is_direct = gram.size <= MAX_DIRECT_SIZE or wants_most
     squares, vectors = (_decompose if is_direct else _iterate_with_gram)(formed, rank)
-    return xp.asarray(squares), xp.asarray(vectors)
+    return move(squares, np), xp.asarray(vectors)
 
 
-def root_squares(squares: Array, size: int) -> Array:
+def root_squares(squares: np.ndarray, size: int) -> np.ndarray:
     """Return the square roots of eigenvalues; zero for those below rounding error."""
     is_known = squares > size * np.finfo(np.float64).eps * squares[:1]
     return np.sqrt(np.where(is_known, squares, 0))
@@ -157,12 +159,11 @@ class _SmallerGram:
     def form(self) -> Array:
         return self._matrix.gram(self.of_rows)
 
-    def iterate(self, rank: int) -> tuple[Array, Array]:
+    def iterate(self, rank: int) -> tuple[np.ndarray, Array]:
         def multiply(block: Array) -> Array:
             return multiply_by_gram(self._matrix, block, self.of_rows)
 
-        squares, vectors = find_leading_eigenpairs(multiply, self.size, rank, self._xp)
-        return self._xp.asarray(squares), vectors
+        return find_leading_eigenpairs(multiply, self.size, rank, self._xp)
 
 
 def multiply_by_gram(matrix: Multipliable, block: Array, of_rows: bool) -> Array:
@@ -189,7 +190,7 @@ def _iterate_with_gram(gram: Array, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """Decompose by ARPACK, which multiplies where the Gram matrix is."""
     size = gram.shape[0]
     if is_cupy(gram):
-        full, xp = gram + np.tril(gram, -1).T, array_module(gram)
+        full, xp = np.tril(gram) + np.tril(gram, -1).T, array_module(gram)
         return _run_arpack(lambda vector: move(full @ xp.asarray(vector), np), size, rank)
     from scipy.linalg.blas import dsymv
 

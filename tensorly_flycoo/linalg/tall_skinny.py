@@ -94,25 +94,21 @@ def transposed_product(a: Array, b: Array) -> Array:
     return product.astype(a.dtype)
 
 
-def add_product(out: Array, a: Array, b: Array) -> None:
-    """Add ``a @ b`` to a C-contiguous `out` in place; the rows of `a` may lie apart."""
+def add_product(out: Array, a: Array, b: Array, factor: float = 1) -> None:
+    """Add ``factor * a @ b`` to a C-contiguous `out` in place; the rows of `a` may lie apart."""
     kernels = find_kernels(a)
     if kernels is None or a.shape[1] == 0:
-        out += a @ b
+        out += a @ (factor * b)
     else:
-        kernels.add_product(out, a, b)
+        kernels.add_product(out, a, b, factor)
 
 
-def largest_magnitudes(x: Array) -> tuple[Array, Array]:
-    """Compute the largest element and the largest negated element of each column."""
-    parts = [x]
-    if is_tall(x):
-        split = x.shape[0] - x.shape[0] % NUM_BLOCKS
-        blocks = x[:split].reshape(NUM_BLOCKS, -1, x.shape[1])
-        parts = [x[split:], blocks.max(axis=1), blocks.min(axis=1)]
-    xp = array_module(x)
-    extremes = xp.concatenate(parts)
-    return extremes.max(axis=0), -extremes.min(axis=0)
+def find_signs(x: Array) -> np.ndarray:
+    """Return the sign, 1 or -1, of the element of largest magnitude of each column; on the host."""
+    kernels = find_kernels(x)
+    extremes = (x.max(axis=0), x.min(axis=0)) if kernels is None else kernels.find_extremes(x)
+    largest, smallest = extremes
+    return np.where(-smallest > largest, -1, 1)
 
 
 def is_same(a: Array, b: Array) -> bool:

@@ -17,7 +17,7 @@ from ..tensor.tensor import FlycooTensor
 from .lazy import LazyArray
 from .nonempty_rows import count_nonempty_rows
 from .ttmc import check_free_modes, find_leading_pairs, merge_modes, multiply_nonempty_rows
-from .unfolding_svd import LazyMatrix
+from .unfolding_svd import LazyMatrix, LeadingPairs
 
 
 class ModeProduct(LazyArray):
@@ -177,6 +177,9 @@ class ProductUnfolding(LazyMatrix):
     def __repr__(self) -> str:
         return f"<ProductUnfolding: mode {self.mode} of {self.product!r}>"
 
-    def _find_leading_pairs(self, rank: int) -> tuple[Array, Array, Array | slice]:
+    def _find_leading_pairs(self, rank: int) -> LeadingPairs:
         others = [n for n in self.product.free_modes if n != self.mode]
-        return find_leading_pairs(self.tensor, self.mode, others, self.product.factors, rank)
+        arguments = (self.tensor, self.mode, others, self.product.factors, rank)
+        vectors, values, rows = find_leading_pairs(*arguments)
+        rows = None if isinstance(rows, slice) else rows
+        return LeadingPairs(vectors, values, rows, np.arange(values.size))

@@ -124,7 +124,7 @@ def find_leading_pairs(
     -------
     vectors : float64 array (number of non-empty rows, R)
         Left singular vectors; R is `rank`, or the unfolding's smaller size if that is less.
-    values : float64 array (R,)
+    values : float64 NumPy array (R,)
         Singular values, descending.
     numbers : integer array, or slice(None)
         The index of each row.

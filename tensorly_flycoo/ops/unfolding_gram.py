@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from functools import cached_property
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -70,7 +69,9 @@ class UnfoldingGram:
     Parameters
     ----------
     entries : Entries
-        Of A. The sum of the squares of values is at most 1.
+        Of A times `scale`.
+    scale : float
+        A power of two. The sum of the squares of A is at most 1.
     num_rows : int
     dtype : numpy.dtype
         Of products, if the Gram matrix is too large to be exact.
@@ -94,84 +95,70 @@ class UnfoldingGram:
     """
 
     def __init__(
-        self, entries: Entries, num_rows: int, dtype: DTypeLike, engine: Engine, is_exact: bool
+        self,
+        entries: Entries,
+        scale: float,
+        num_rows: int,
+        dtype: DTypeLike,
+        engine: Engine,
+        is_exact: bool,
     ) -> None:
-        xp, self._engine, self._is_exact = engine.xp, engine, is_exact
-        is_first, rows, values = entries
-        self.total = float(values.sum())
-        self.squares = engine.sum_single_squares(is_first, rows, values, num_rows)
-        shared = xp.flatnonzero(~(is_first[:-1] & is_first[1:]))
-        is_coupled = xp.zeros(num_rows, bool)
-        is_coupled[rows[shared]] = True
-        self.rows = xp.flatnonzero(is_coupled)
-        self.size = int(self.rows.size)
-        slots = xp.cumsum(is_coupled) - 1
-        self._shared = Entries(
-            xp.append(is_first[shared], True), slots[rows[shared]], values[shared]
-        )
+        self._engine, self._is_exact = engine, is_exact
+        self.total = float(entries.values.sum()) / scale
+        self.squares = engine.sum_single_squares(*entries, num_rows, scale)
+        self.rows, coords, values = engine.list_shared(*entries, num_rows, scale)
+        self._shared, self.size = (coords, values), int(self.rows.size)
+        self._num_columns = int(coords[0, -1]) + 1 if values.size else 0
         self.dtype = np.dtype(np.float64 if self.size <= MAX_GRAM_SIZE else dtype)
-        self._diagonal = self.squares.sum(axis=0)[self.rows]
-        self.columns = self._transpose(entries, num_rows)
+        self._diagonal = engine.add_signs(self.squares, self.rows)
+        self.columns = self._transpose(entries, scale)
 
-    def _transpose(self, entries: Entries, num_rows: int) -> FlycooTensor | None:
-        xp = self._engine.xp
-        num_columns = int(entries.is_first.sum()) - 1
+    def _transpose(self, entries: Entries, scale: float) -> FlycooTensor | None:
+        xp, num_rows = self._engine.xp, self.squares.shape[1]
+        is_first, rows, values = entries
+        num_columns = values.size - self._shared[1].size + self._num_columns
         if not 0 < num_columns <= MAX_GRAM_SIZE:
             return None
         is_used = xp.zeros(num_rows, bool)
-        is_used[entries.rows] = True
-        if num_columns >= int(is_used.sum()):
+        is_used[rows] = True
+        if num_columns >= xp.flatnonzero(is_used).size:
             return None
-        numbers = xp.cumsum(entries.is_first[:-1]) - 1
-        coords = xp.stack([numbers, entries.rows.astype(np.int64)])
-        return self._make_tensor(coords, entries.values, (num_columns, num_rows))
+        coords = xp.stack([xp.cumsum(is_first[:-1]) - 1, rows.astype(np.int64)])
+        return self._make_tensor(coords, values / scale, (num_columns, num_rows))
 
     def _make_tensor(self, coords: Array, values: Array, shape: tuple[int, int]) -> FlycooTensor:
         options = {"layout": "replicated", "device": self._engine.name}
         return FlycooTensor(coords, values, shape, **options)
 
-    def add_free_pairs(
-        self, coupled: Array, vectors: Array, rank: int
-    ) -> tuple[Array, Array, Array | slice]:
-        """Merge eigenpairs of the coupled rows with those of the free ones, which are not coupled.
+    def add_free_squares(self, coupled: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        """Merge eigenvalues of the coupled rows with those of the free ones, which are not coupled.
 
         Parameters
         ----------
-        coupled : float64 array (K,)
+        coupled : float64 NumPy array (K,)
             The largest eigenvalues of the coupled rows, descending.
-        vectors : array (size, K)
-            Their vectors.
         rank : int
 
         Returns
         -------
-        squares : float64 array (R,)
+        squares : float64 NumPy array (R,)
             Descending; R is at most `rank`.
-        vectors : array (num_vector_rows, R)
-            Orthonormal columns. Those of free rows are unit vectors.
-        rows : integer array, or slice(None)
-            The row of each row of `vectors`.
+        sources : int64 NumPy array (R,)
+            Their numbers in `coupled`, or ``~row`` for that of a free row, whose eigenvector is its
+            unit vector.
         """
-        xp = self._engine.xp
-        if self.size == self.squares.shape[1]:
-            return coupled, vectors, slice(None)
-        free = self.squares.sum(axis=0)
-        free[self.rows] = 0
-        free_rows = _find_largest(free, rank, xp)
-        squares = xp.concatenate([coupled, free[free_rows]])
-        order = _order_descending(squares, xp)[:rank]
-        source = move(order, np)
-        is_free = source >= coupled.size
-        free_rows = free_rows[xp.asarray(source[is_free] - coupled.size)]
-        merged = xp.zeros((self.size + free_rows.size, source.size), vectors.dtype)
-        (columns,), (free_columns,) = np.nonzero(~is_free), np.nonzero(is_free)
-        merged[: self.size, xp.asarray(columns)] = vectors[:, xp.asarray(source[columns])]
-        merged[xp.arange(self.size, merged.shape[0]), xp.asarray(free_columns)] = 1
-        return squares[order], merged, xp.concatenate([self.rows, free_rows])
+        sources, num_rows = np.arange(coupled.size), self.squares.shape[1]
+        if self.size == num_rows:
+            return coupled, sources
+        arguments = (self.squares, self.rows, min(rank, num_rows))
+        free_rows, free = self._engine.find_largest_sums(*arguments)
+        squares, sources = np.append(coupled, free), np.append(sources, ~free_rows)
+        order = np.argsort(-squares, kind="stable")[:rank]
+        return squares[order], sources[order]
 
     def sketch_coupled_pairs(
         self, rank: int, num_vectors: int, num_iterations: int, random: Any
-    ) -> tuple[Array, Array]:
+    ) -> tuple[np.ndarray, Array]:
         """Approximate the leading eigenpairs of the coupled rows from a random sketch.
 
         The vectors are left singular vectors of ``A @ Q``, where Q is an orthonormal basis of
@@ -189,7 +176,7 @@ class UnfoldingGram:
         squares, rotation = np.linalg.eigh(inverse_root.T @ gram_of(image) @ inverse_root)
         transform = inverse_root @ (rotation / np.sqrt(np.maximum(squares, squares[-1] * 1e-300)))
         transform = transform[:, ::-1][:, :rank]
-        return self._engine.xp.asarray(squares[::-1][:rank]), multiply_block(image, transform)
+        return squares[::-1][:rank], multiply_block(image, transform)
 
     def _draw_normal(self, num_vectors: int, random: Any) -> Array:
         """Draw normal numbers (size, num_vectors): TensorLy's, unless these are too many."""
@@ -206,18 +193,14 @@ class UnfoldingGram:
     def is_cheap_to_form(self) -> bool:
         if self.size <= MAX_DIRECT_SIZE:
             return True
-        num_columns = int(self._shared.is_first.sum())
-        return self._engine.is_gram_cheap(self.size, num_columns)
+        return self._engine.is_gram_cheap(self.size, self._num_columns)
 
     def form(self) -> Array:
         """Return the lower triangle (size, size), float64."""
-        is_first, slots, values = self._shared
-        starts = self._engine.xp.flatnonzero(is_first)
-        gram = self._engine.gram(starts, slots, values, self.size)
-        gram.reshape(-1)[:: self.size + 1] += self._diagonal
-        return gram
+        coords, values = self._shared
+        return self._engine.gram(coords, values, self._diagonal)
 
-    def iterate(self, rank: int) -> tuple[Array, Array]:
+    def iterate(self, rank: int) -> tuple[np.ndarray, Array]:
         """Compute the leading eigenpairs by block Lanczos iteration.
 
         Above a size of 8192 it ends when `bound_shortfall` is below `MAX_SHORTFALL`.
@@ -234,7 +217,7 @@ class UnfoldingGram:
                 dtype=self.dtype, max_rounds=num_rounds, max_blocks=min(num_rounds, max_blocks),
             )  # fmt: skip
         squares, rotation = np.linalg.eigh(self.project(vectors))
-        return xp.asarray(squares[::-1]), multiply_block(vectors, rotation[:, ::-1])
+        return squares[::-1], multiply_block(vectors, rotation[:, ::-1])
 
     def multiply(self, block: Array) -> Array:
         """Multiply a block (size, k) of `dtype`."""
@@ -267,17 +250,18 @@ class UnfoldingGram:
     @cached_property
     def _columns(self) -> list[FlycooTensor]:
         """The shared columns, some at a time, as tensors (num_columns, size)."""
-        is_first, slots, values = self._shared
-        xp = self._engine.xp
-        numbers = xp.cumsum(is_first[:-1]) - 1
-        starts, step = xp.flatnonzero(is_first), max(_COLUMNS_AT_ONCE, self.size)
-        tensors = []
-        for first in range(0, starts.size - 1, step):
-            last = min(first + step, starts.size - 1)
-            part = slice(int(starts[first]), int(starts[last]))
-            coords = xp.stack([numbers[part] - first, slots[part]])
-            shape = (last - first, self.size)
-            tensors.append(self._make_tensor(coords, values[part].astype(self.dtype), shape))
+        (coords, values), xp = self._shared, self._engine.xp
+        step = max(_COLUMNS_AT_ONCE, self.size)
+        firsts, places, tensors = range(0, self._num_columns, step), [0], []
+        if len(firsts) > 1:
+            places = xp.searchsorted(coords[0], xp.asarray(firsts)).tolist()
+        for first, place, end in zip(firsts, places, [*places[1:], values.size], strict=False):
+            own, own_values = coords[:, place:end], values[place:end]
+            if first > 0:
+                own = own - xp.asarray([[first], [0]])
+            shape = (min(step, self._num_columns - first), self.size)
+            own_values = own_values.astype(self.dtype, copy=False)
+            tensors.append(self._make_tensor(own, own_values, shape))
         return tensors
 
 
@@ -285,16 +269,3 @@ def count_rounds(size: int, rank: int) -> int:
     """Return the least number of rounds for which `bound_shortfall` is below `MAX_SHORTFALL`."""
     counts = itertools.count(2)
     return next(n for n in counts if bound_shortfall(size, rank, n) <= MAX_SHORTFALL)
-
-
-def _order_descending(x: Array, xp: ModuleType) -> Array:
-    """Return the indices that sort `x` in descending order; equal items stay in order."""
-    return xp.argsort(-x, kind="stable")
-
-
-def _find_largest(x: Array, count: int, xp: ModuleType) -> Array:
-    """Return the indices of up to `count` of the largest positive items, in descending order."""
-    count = min(count, x.size)
-    smallest = xp.partition(x, x.size - count)[x.size - count]
-    candidates = xp.flatnonzero((x >= smallest) & (x > 0))
-    return candidates[_order_descending(x[candidates], xp)[:count]]

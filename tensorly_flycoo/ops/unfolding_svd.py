@@ -7,14 +7,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..array_modules import Array, array_module, is_cupy
+from ..array_modules import Array, array_module, is_cupy, move
 from ..checks import check_mode, check_rank
 from ..linalg.leading_pairs import find_leading_squares, root_squares
-from ..linalg.tall_skinny import largest_magnitudes, qr
+from ..linalg.tall_skinny import find_signs, qr
 from ..reporting import report
 from .lazy import LazyArray, ModeView
 from .unfolding_gram import Entries, UnfoldingGram
@@ -26,6 +26,27 @@ if TYPE_CHECKING:
 
 #: Seed of the vectors for zero singular values.
 _SEED = 20240507
+
+
+class LeadingPairs(NamedTuple):
+    """Leading singular values, and the parts of their left vectors that are not zero.
+
+    Attributes
+    ----------
+    vectors : array (n, K)
+        Orthonormal columns.
+    values : float64 NumPy array (R,)
+        Singular values, descending.
+    rows : int64 array (n,), or None
+        The row of the matrix of each row of `vectors`; None if they are in order.
+    sources : int64 NumPy array (R,)
+        The column of `vectors` for each value, or ``~row`` for the unit vector of a row.
+    """
+
+    vectors: Array
+    values: np.ndarray
+    rows: Array | None
+    sources: np.ndarray
 
 
 class LazyMatrix(LazyArray):
@@ -45,18 +66,8 @@ class LazyMatrix(LazyArray):
     _instead = "its singular value decomposition (tl.svd_interface) works without forming it"
 
     @abstractmethod
-    def _find_leading_pairs(self, rank: int) -> tuple[Array, Array, Array | slice]:
-        """Compute the leading singular values, and the rows of their left vectors that matter.
-
-        Returns
-        -------
-        vectors : array (number of rows, R)
-            Orthonormal columns; R is at most `rank`. All other rows are zero.
-        values : float64 array (R,)
-            Singular values, descending.
-        rows : integer array, or slice(None)
-            The index of each row of `vectors` in the matrix.
-        """
+    def _find_leading_pairs(self, rank: int) -> LeadingPairs:
+        """Compute up to `rank` leading singular values and their left vectors."""
 
     def svd(self, rank: int) -> tuple[Array, Array]:
         """Compute the leading left singular vectors and the singular values.
@@ -99,7 +110,7 @@ class LazyMatrix(LazyArray):
         gives the same bits in every run, and a CPU with the same number of threads of the BLAS.
         """
         rank = self._check_rank(rank)
-        return self._assemble(rank, *self._find_leading_pairs(rank))
+        return self._assemble(rank, self._find_leading_pairs(rank))
 
     def randomized_svd(
         self, rank: int, random: Any, n_oversamples: int = 5, n_iter: int = 2
@@ -137,21 +148,18 @@ class LazyMatrix(LazyArray):
         report(f"singular vectors of mode {self.mode + 1} of {self.tensor.ndim}")
         return rank
 
-    def _assemble(
-        self, rank: int, vectors: Array, values: Array, rows: Array | slice
-    ) -> tuple[Array, Array]:
+    def _assemble(self, rank: int, pairs: LeadingPairs) -> tuple[Array, Array]:
         """Return what `svd` does, from what `_find_leading_pairs` does."""
-        xp, num_found = array_module(values), vectors.shape[1]
-        make_largest_positive(vectors)
-        singular_values = xp.zeros(rank, self.dtype)
-        singular_values[:num_found] = values
-        if vectors.shape == (self.shape[0], rank) and vectors.dtype == self.dtype:
-            return vectors, singular_values
-        left = xp.zeros((self.shape[0], rank), self.dtype)
-        left[rows, :num_found] = vectors
-        if num_found < rank:
-            left = complete_basis(left, num_found)
-        return left, singular_values
+        engine, (vectors, values, rows, sources) = self.tensor._engine, pairs
+        signs = find_signs(vectors) if vectors.size else np.ones(vectors.shape[1], np.int64)
+        signs = np.where(sources < 0, 1, np.append(signs, 1)[np.maximum(sources, -1)])
+        shape = (self.shape[0], rank)
+        left = engine.place_vectors(vectors, rows, sources, signs, shape, self.dtype)
+        if values.size < rank:
+            left = complete_basis(left, values.size)
+        known_values = np.zeros(rank, self.dtype)
+        known_values[: values.size] = values
+        return left, engine.xp.asarray(known_values)
 
 
 class Unfolding(LazyMatrix, ModeView):
@@ -216,37 +224,40 @@ class Unfolding(LazyMatrix, ModeView):
         """
         entries = self.list_entries()
         scale = 2.0 ** min(math.frexp(self._find_norm(entries))[1], 1023)
-        entries = entries._replace(values=entries.values / scale)
         dtype = np.dtype(np.float64) if self._is_exact else self.dtype
-        gram = UnfoldingGram(entries, self.shape[0], dtype, self.tensor._engine, self._is_exact)
-        return gram, scale
+        arguments = (entries, scale, self.shape[0], dtype, self.tensor._engine, self._is_exact)
+        return UnfoldingGram(*arguments), scale
 
     def _find_norm(self, entries: Entries) -> float:
         return float(self.tensor._layout.norm)
 
-    def _find_leading_pairs(self, rank: int) -> tuple[Array, Array, Array | slice]:
+    def _find_leading_pairs(self, rank: int) -> LeadingPairs:
         gram, scale = self.gram
-        if gram.columns is not None:
-            vectors, values, rows = _find_pairs_from_columns(gram.columns, rank)
-        else:
-            coupled = find_leading_squares(gram, min(rank, gram.size))
-            squares, vectors, rows = gram.add_free_pairs(*coupled, rank)
-            values = root_squares(squares, self.shape[0])
-        return vectors, scale * values, rows
+        if gram.columns is None:
+            return self._add_free_pairs(rank, *find_leading_squares(gram, min(rank, gram.size)))
+        pairs = _find_pairs_from_columns(gram.columns, rank)
+        return pairs._replace(values=scale * pairs.values)
+
+    def _add_free_pairs(self, rank: int, squares: np.ndarray, vectors: Array) -> LeadingPairs:
+        """Merge eigenpairs of the coupled rows with those of the other rows."""
+        gram, scale = self.gram
+        squares, sources = gram.add_free_squares(squares, rank)
+        rows = None if gram.size == self.shape[0] else gram.rows
+        values = scale * root_squares(squares, self.shape[0])
+        return LeadingPairs(vectors, values, rows, sources)
 
     def randomized_svd(
         self, rank: int, random: Any, n_oversamples: int = 5, n_iter: int = 2
     ) -> tuple[Array, Array]:
         num_vectors = self._check_rank(rank) + n_oversamples
-        gram, scale = self.gram
+        gram, _ = self.gram
         if gram.columns is not None or num_vectors > gram.size:
             return self.svd(rank)
         coupled = gram.sketch_coupled_pairs(rank, num_vectors, n_iter, random)
-        squares, vectors, rows = gram.add_free_pairs(*coupled, rank)
-        return self._assemble(rank, vectors, scale * root_squares(squares, self.shape[0]), rows)
+        return self._assemble(rank, self._add_free_pairs(rank, *coupled))
 
 
-def _find_pairs_from_columns(columns: FlycooTensor, rank: int) -> tuple[Array, Array, slice]:
+def _find_pairs_from_columns(columns: FlycooTensor, rank: int) -> LeadingPairs:
     """Compute left singular vectors from the right ones of a matrix with few columns.
 
     `columns` is the transposed matrix.
@@ -258,15 +269,15 @@ def _find_pairs_from_columns(columns: FlycooTensor, rank: int) -> tuple[Array, A
     right = engine.xp.ascontiguousarray(right[:, :count])
     engine.mttkrp(columns._layout, [right, left], 1, left)
     # Rounding leaves the vectors of small values less than orthonormal.
-    return complete_basis(left / values[:count], count), values[:count], slice(None)
+    vectors = complete_basis(left / values[:count], count)
+    known_values = move(values[:count], np).astype(np.float64)
+    return LeadingPairs(vectors, known_values, None, np.arange(count))
 
 
 def make_largest_positive(vectors: Array) -> None:
     """Flip, in place, each column whose element of largest magnitude is negative."""
     if vectors.size:
-        largest, largest_negated = largest_magnitudes(vectors)
-        is_negative = largest_negated > largest
-        vectors *= array_module(vectors).where(is_negative, -1, 1).astype(vectors.dtype)
+        vectors *= array_module(vectors).asarray(find_signs(vectors), vectors.dtype)
 
 
 def complete_basis(left: Array, num_known: int) -> Array:

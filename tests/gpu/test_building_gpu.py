@@ -4,9 +4,11 @@ import cupy
 import numpy as np
 import pytest
 
+from tensorly_flycoo.engines.cuda import engine
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
+from tensorly_flycoo.linalg.tall_skinny import find_signs
 
 NUMPY = Primitives()
 SHAPES = [(4, 20_000), (2**20, 3), (70_000, 50, 7), (2**32, 2, 2**31, 9)]
@@ -130,3 +132,90 @@ def test_sum_squares(nnz, dtype):
     found = {CUDA.sum_squares(record_format.values(to_gpu(records))) for _ in range(3)}
     assert len(found) == 1
     assert found.pop() == pytest.approx(expected, rel=1e-14)
+
+
+def make_entries(nnz, num_rows, columns_per_nonzero):
+    """Return what `split_columns` does for random nonzeros, in host memory."""
+    rng = np.random.default_rng(nnz)
+    is_first = np.append(rng.random(nnz) < columns_per_nonzero, True)
+    is_first[0] = True
+    rows = rng.integers(0, num_rows, nnz).astype(np.uint32)
+    return is_first, rows, rng.standard_normal(nnz)
+
+
+@EVERY_PLACE_DTYPE
+@EVERY_NNZ
+@EVERY_SHAPE
+def test_split_columns(shape, nnz, place_dtype):
+    record_format, records = make_records(shape, nnz)
+    places, mode = make_places(nnz, place_dtype), len(shape) - 1
+    expected = NUMPY.split_columns(records, record_format, mode, places)
+    found = CUDA.split_columns(to_gpu(records), record_format, mode, to_gpu(places))
+    for found_one, expected_one in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(found_one.get(), expected_one)
+
+
+@EVERY_NNZ
+@pytest.mark.parametrize("columns_per_nonzero", [0, 0.5, 0.999, 1])
+@pytest.mark.parametrize("num_rows", [1, 70, 20_000])
+def test_squares_and_shared_columns(num_rows, columns_per_nonzero, nnz):
+    entries = make_entries(nnz, num_rows, columns_per_nonzero)
+    arguments = (num_rows, 1024.0)
+    squares = NUMPY.sum_single_squares(*entries, *arguments)
+    found = [CUDA.sum_single_squares(*map(to_gpu, entries), *arguments) for _ in range(2)]
+    np.testing.assert_array_equal(*(one.get() for one in found))
+    np.testing.assert_allclose(found[0].get(), squares, rtol=1e-12, atol=1e-25)
+    expected = NUMPY.list_shared(*entries, *arguments)
+    shared = CUDA.list_shared(*map(to_gpu, entries), *arguments)
+    for found_one, expected_one in zip(shared, expected, strict=True):
+        check_equal(found_one, expected_one)
+    rows = expected[0]
+    check_equal(CUDA.add_signs(to_gpu(squares), to_gpu(rows)), NUMPY.add_signs(squares, rows))
+
+
+@pytest.mark.parametrize("has_ties", [False, True])
+@pytest.mark.parametrize(("num_rows", "count"), [(1, 1), (50, 50), (100_000, 7), (100_000, 3000)])
+def test_find_largest_sums(num_rows, count, has_ties):
+    rng = np.random.default_rng(0)
+    squares = rng.random((2, num_rows)) * (rng.random(num_rows) < 0.5)
+    squares = squares.round(2) if has_ties else squares
+    excluded = np.flatnonzero(rng.random(num_rows) < 0.1)
+    found = CUDA.find_largest_sums(to_gpu(squares), to_gpu(excluded), count)
+    for found_one, expected in zip(
+        found, NUMPY.find_largest_sums(squares, excluded, count), strict=True
+    ):
+        np.testing.assert_array_equal(found_one, expected)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize(("dtype", "placed"), [("float64", "float32"), ("float32", "float32")])
+@pytest.mark.parametrize(("num_rows", "rank"), [(1, 1), (63, 5), (70_000, 40)])
+def test_place_vectors(num_rows, rank, dtype, placed, order):
+    rng = np.random.default_rng(0)
+    vectors = rng.standard_normal((num_rows, rank)).astype(dtype, order=order)
+    signs = find_signs(vectors)
+    np.testing.assert_array_equal(find_signs(to_gpu(vectors)), signs)
+    sources, rows = np.arange(rank), rng.permutation(2 * num_rows)[:num_rows]
+    some = np.append(sources[::2], [~(2 * num_rows), ~0])
+    some_signs = np.append(signs[::2], [1, 1])
+    for arguments in (
+        (None, sources, signs, vectors.shape, np.dtype(placed)),
+        (rows, some, some_signs, (2 * num_rows + 1, some.size + 1), np.dtype(placed)),
+    ):
+        expected = NUMPY.place_vectors(vectors.copy(), *arguments)
+        found = CUDA.place_vectors(to_gpu(vectors), to_gpu(arguments[0]), *arguments[1:])
+        check_equal(found, expected)
+
+
+@pytest.mark.parametrize("num_columns", [0, 1, 3000])
+def test_gram(num_columns, monkeypatch):
+    monkeypatch.setattr(engine, "_GRAM_BLOCK_SIZE", 50_000)
+    rng = np.random.default_rng(0)
+    matrix = rng.standard_normal((num_columns, 40)) * (rng.random((num_columns, 40)) < 0.1)
+    matrix[:, 0] += 1  # no column is empty
+    coords, diagonal = np.stack(np.nonzero(matrix)), rng.random(40)
+    arguments = (coords, matrix[tuple(coords)], diagonal)
+    found = CUDA.gram(*map(to_gpu, arguments)).get()
+    np.testing.assert_allclose(
+        np.tril(found), np.tril(matrix.T @ matrix + np.diag(diagonal)), rtol=1e-12, atol=1e-12
+    )

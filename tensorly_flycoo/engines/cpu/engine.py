@@ -128,15 +128,17 @@ class CpuEngine(CpuPrimitives, Engine):
             carry_rows = np.where(carry_rows >= 0, slots[carry_rows].astype(np.int64), carry_rows)
         _add_partial_rows(carry_rows, partial_rows, out)
 
-    def gram(self, starts: Array, ids: Array, values: Array, size: int) -> Array:
-        gram, diagonal = np.zeros((size, size)), np.zeros(size)
+    def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
+        (columns, ids), size = coords, diagonal.size
+        starts = np.append(np.flatnonzero(np.diff(columns, prepend=-1)), columns.size)
+        gram, own_diagonal = np.zeros((size, size)), np.zeros(size)
         # Each band reads all entries, so use only one for each thread. Edges that grow like a
         # square root give the bands of the triangle equal areas.
         num_bands = numba.get_num_threads()
         edges = np.sqrt(np.linspace(0, 1, num_bands + 1)) * size
-        arguments = (edges.astype(np.uint64), starts, ids, values, gram, diagonal)
+        arguments = (edges.astype(np.uint64), starts, ids, values, gram, own_diagonal)
         launch.launch(kernels.add_gram, num_bands, *arguments)
-        np.fill_diagonal(gram, diagonal)
+        np.fill_diagonal(gram, own_diagonal + diagonal)
         return gram
 
     def is_gram_cheap(self, size: int, num_groups: int) -> bool:

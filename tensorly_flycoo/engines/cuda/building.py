@@ -21,7 +21,6 @@ from ...format.primitives import Primitives, index_dtype
 from . import launch, tuning
 from .macros import (
     carry_rows_macros,
-    list_empty_rows_macros,
     number_buckets_macros,
     offsets_macros,
     order_writes_macros,
@@ -29,12 +28,12 @@ from .macros import (
     read_keys_macros,
     remap_macros,
     scatter_records_macros,
-    split_columns_macros,
-    store_places_macros,
     sum_groups_macros,
     sum_squares_macros,
 )
-from .structs import make_columns, make_key_fields, make_packing
+from .rows import list_empty_rows, store_places
+from .structs import make_key_fields, make_packing
+from .unfoldings import CudaUnfoldings
 
 
 class _StreamLock:
@@ -66,7 +65,7 @@ class _StreamLock:
             self._lock.release()
 
 
-class CudaPrimitives(Primitives):
+class CudaPrimitives(CudaUnfoldings, Primitives):
     """CuPy's radix sorts, and kernels whose blocks write neighbouring records together."""
 
     write_order_dtype = np.dtype(np.uint16)
@@ -113,7 +112,7 @@ class CudaPrimitives(Primitives):
             _read_keys(records, record_format, group[::-1], places, keys)
             order = cupy.argsort(keys, kind="stable")
             target = cupy.empty(nnz, index_dtype(nnz) if places is None else places.dtype)
-            _store_places(order, places, target=target)
+            store_places(order, places, target=target)
             places = target
         return places
 
@@ -136,16 +135,16 @@ class CudaPrimitives(Primitives):
         keys = cupy.empty(records.shape[0], key_dtype)
         is_used = cupy.zeros(size, bool)
         _read_keys(records, record_format, [mode], places, keys, is_used)
-        empty_rows = _list_empty_rows(is_used)
+        empty_rows = list_empty_rows(is_used)
         del is_used
         order = cupy.argsort(keys, kind="stable")
-        _store_places(order, places, target=target, positions=positions)
+        store_places(order, places, target=target, positions=positions)
         return empty_rows
 
     def find_empty_rows(self, records: Array, record_format: RecordFormat, mode: int) -> Array:
         is_used = cupy.zeros(record_format.shape[mode], bool)
         _read_keys(records, record_format, [mode], is_used=is_used)
-        return _list_empty_rows(is_used)
+        return list_empty_rows(is_used)
 
     def find_carry_rows(
         self,
@@ -197,7 +196,7 @@ class CudaPrimitives(Primitives):
         launch.launch_items(kernel, nnz, tuning.BLOCK_SIZE, numbering)
         order = cupy.argsort(buckets, kind="stable")
         stored_now = cupy.empty_like(stored)
-        _store_places(order, None, positions=stored_now)
+        store_places(order, None, positions=stored_now)
         macros = offsets_macros(positions.dtype, offsets.dtype)
         kernel = launch.get_kernel("store_offsets.cu", "store_offsets", **macros)
         arguments = (np.int64(nnz), size, stored_now, positions, stored, offsets)
@@ -241,35 +240,6 @@ class CudaPrimitives(Primitives):
         )  # fmt: skip
         shared_nbytes = cut.tile_size * cut.record_format.record_nbytes
         launch.launch_tiles(kernel, num_tiles, 1, tuning.BLOCK_SIZE, arguments, shared_nbytes)
-
-    def split_columns(
-        self, records: Array, record_format: RecordFormat, mode: int, places: Array | None
-    ) -> tuple[Array, Array, Array]:
-        nnz = records.shape[0]
-        is_first, values = cupy.ones(nnz + 1, bool), cupy.empty(nnz)
-        rows = cupy.empty(nnz, np.uint32)
-        macros = split_columns_macros(record_format, None if places is None else places.dtype)
-        kernel = launch.get_kernel("split_columns.cu", "split_columns", **macros)
-        arguments = (
-            make_columns(record_format, mode), np.int64(nnz), records,
-            np.uint64(0) if places is None else places, is_first, rows, values,
-        )  # fmt: skip
-        launch.launch_items(kernel, nnz, tuning.BLOCK_SIZE, arguments)
-        return is_first, rows, values
-
-    def sum_single_squares(
-        self, is_first: Array, rows: Array, values: Array, num_rows: int
-    ) -> Array:
-        # Integers: their sums do not depend on the order of additions. With few rows, threads
-        # would wait for each other to add; so each adds to one of several copies.
-        num_copies = max(1, tuning.NUM_SQUARE_SUMS // num_rows)
-        parts = cupy.zeros((num_copies, 2, 2, num_rows), np.uint64)
-        kernel = launch.get_kernel("sum_single_squares.cu", "sum_single_squares")
-        sizes = (np.int64(num_rows), np.int64(num_copies))
-        arguments = (np.int64(values.size), is_first, rows, values, *sizes, parts)
-        launch.launch_items(kernel, values.size, tuning.BLOCK_SIZE, arguments)
-        high, low = parts.sum(axis=0).transpose(1, 0, 2)
-        return high * 2.0**-62 + low * 2.0**-93
 
     def make_lock(self) -> AbstractContextManager:
         return _StreamLock()
@@ -338,35 +308,6 @@ def _read_keys(
 
 def _place_dtype(places: Array | None) -> np.dtype:
     return np.dtype(np.uint32) if places is None else places.dtype
-
-
-def _store_places(
-    order: Array,
-    places: Array | None,
-    target: Array | None = None,
-    positions: Array | None = None,
-) -> None:
-    """Write ``places[order]`` (`order` if None) to `target`, and where each went to `positions`."""
-    dtype = next(array.dtype for array in (target, positions) if array is not None)
-    kernel = launch.get_kernel("store_places.cu", "store_places", **store_places_macros(dtype))
-    arguments = (np.int64(order.size), order, *launch.pass_none([places, target, positions]))
-    launch.launch_items(kernel, order.size, tuning.BLOCK_SIZE, arguments)
-
-
-def _list_empty_rows(is_used: Array) -> Array:
-    """List the rows that are not in use, ascending."""
-    macros = list_empty_rows_macros(index_dtype(is_used.size))
-    kernel = launch.get_kernel("list_empty_rows.cu", "list_empty_rows", **macros)
-    num_blocks = -(-is_used.size // macros["ROWS_PER_BLOCK"])
-    starts = cupy.empty(num_blocks, np.int64)
-    arguments = (np.int64(is_used.size), is_used, starts)
-    launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, (*arguments, np.uint64(0)))
-    counts = starts.get()
-    empty_rows = cupy.empty(counts.sum(), index_dtype(is_used.size))
-    if empty_rows.size > 0:
-        starts.set(counts.cumsum() - counts)
-        launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, (*arguments, empty_rows))
-    return empty_rows
 
 
 def _group_modes(

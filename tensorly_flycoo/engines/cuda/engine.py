@@ -148,18 +148,22 @@ class CudaEngine(CudaPrimitives, Engine):
             launch.launch_tiles(kernel, *sizes, arguments, shared_nbytes)
         add_carries(carries, out)
 
-    def gram(self, starts: Array, ids: Array, values: Array, size: int) -> Array:
+    def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
         # Products of dense blocks: cuSPARSE adds in no fixed order.
-        gram, num_groups = cupy.zeros((size, size)), starts.size - 1
-        groups = cupy.searchsorted(starts, cupy.arange(ids.size), side="right") - 1
-        step = max(1, _GRAM_BLOCK_SIZE // size)
-        for first in range(0, num_groups, step):
-            last = min(first + step, num_groups)
-            part = slice(int(starts[first]), int(starts[last]))
+        nnz, size = values.size, diagonal.size
+        gram, num_columns = cupy.zeros((size, size)), int(coords[0, -1]) + 1 if nnz else 0
+        kernel = launch.get_kernel("dense_columns.cu", "fill_columns")
+        step = max(1, _GRAM_BLOCK_SIZE // max(size, 1))
+        for first in range(0, num_columns, step):
+            last = min(first + step, num_columns)
             block = cupy.zeros((last - first, size))
-            block[groups[part] - first, ids[part]] = values[part]
-            gram += block.T @ block
-        return cupy.tril(gram)
+            sizes = map(np.int64, (nnz, first, last, size))
+            launch.launch_items(kernel, nnz, tuning.BLOCK_SIZE, (*sizes, coords, values, block))
+            product = block.T @ block
+            gram = gram + product if first else product
+        kernel = launch.get_kernel("dense_columns.cu", "add_diagonal")
+        launch.launch_items(kernel, size, tuning.BLOCK_SIZE, (np.int64(size), diagonal, gram))
+        return gram
 
     def is_gram_cheap(self, size: int, num_groups: int) -> bool:
         return size <= _MAX_GRAM_SIZE and size**2 * num_groups <= _MAX_GRAM_OPERATIONS

@@ -192,6 +192,20 @@ def split_columns_macros(record_format: RecordFormat, place_dtype: np.dtype | No
     }
 
 
+def list_shared_macros() -> Macros:
+    """Specialise `list_shared.cu`."""
+    return {"ENTRIES_PER_BLOCK": tuning.ROWS_PER_BLOCK, "BLOCK_SIZE": tuning.BLOCK_SIZE}
+
+
+def place_vectors_macros(vector_dtype: np.dtype, placed_dtype: np.dtype) -> Macros:
+    """Specialise `place_vectors.cu`."""
+    return {
+        "VECTOR": _TYPES[vector_dtype],
+        "PLACED": _TYPES[placed_dtype],
+        "BLOCK_SIZE": tuning.BLOCK_SIZE,
+    }
+
+
 def pad_rows_macros(dtype: np.dtype, num_columns: int) -> Macros:
     """Specialise `pad_rows.cu` for rows of `num_columns`, padding included."""
     group_size = min(32, 1 << (num_columns - 1).bit_length())

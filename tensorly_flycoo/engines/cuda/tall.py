@@ -16,6 +16,7 @@ from .macros import (
     add_grams_macros,
     gram_macros,
     inner_product_macros,
+    place_vectors_macros,
     product_macros,
     solve_rows_macros,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "add_product",
     "choose_row_nbytes",
     "compute_fit",
+    "find_extremes",
     "gram_blocks",
     "inner_blocks",
     "invert",
@@ -229,21 +231,37 @@ def multiply_blocks(a: Array, b: Array, num_blocks: int) -> Array:
     return products
 
 
-def add_product(out: Array, a: Array, b: Array) -> None:
-    """Add ``a @ b`` to a C-contiguous `out`, in place.
+def add_product(out: Array, a: Array, b: Array, factor: float = 1) -> None:
+    """Add ``factor * a @ b`` to a C-contiguous `out`, in place.
 
     `cupy.matmul` would copy an `a` whose rows lie apart, and write the product to memory first.
     """
     from cupy_backends.cuda.libs import cublas  # loads a library that nothing else here needs
 
-    b, one = cupy.ascontiguousarray(b), np.ones((), a.dtype)
+    b = cupy.ascontiguousarray(b)
+    alpha, beta = np.array(factor, a.dtype), np.ones((), a.dtype)
     multiply = cublas.sgemm if a.dtype.char == "f" else cublas.dgemm
     # cuBLAS reads rows as columns: it sees b.T, a.T and out.T.
     multiply(
         cupy.cuda.device.get_cublas_handle(), cublas.CUBLAS_OP_N, cublas.CUBLAS_OP_N,
-        out.shape[1], a.shape[0], a.shape[1], one.ctypes.data, b.data.ptr, b.shape[1],
-        a.data.ptr, a.strides[0] // a.itemsize, one.ctypes.data, out.data.ptr, out.shape[1],
+        out.shape[1], a.shape[0], a.shape[1], alpha.ctypes.data, b.data.ptr, b.shape[1],
+        a.data.ptr, a.strides[0] // a.itemsize, beta.ctypes.data, out.data.ptr, out.shape[1],
     )  # fmt: skip
+
+
+def find_extremes(x: Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return the largest and the smallest element of each column, on the host."""
+    (num_rows, num_columns), strides = x.shape, [np.int64(s // x.itemsize) for s in x.strides]
+    macros = place_vectors_macros(x.dtype, x.dtype)
+    kernel = launch.get_kernel("place_vectors.cu", "find_extremes", **macros)
+    rows_per_block = max(tuning.MIN_EXTREME_ROWS, -(-num_rows // tuning.MAX_EXTREME_BLOCKS))
+    num_blocks = -(-num_rows // rows_per_block)
+    extremes = cupy.empty((2, num_blocks, num_columns), x.dtype)
+    sizes = map(np.int64, (num_rows, rows_per_block, num_columns))
+    arguments = (*sizes, x, *strides, extremes)
+    launch.launch(kernel, (num_blocks, -(-num_columns // 32)), tuning.BLOCK_SIZE, arguments)
+    largest, smallest = extremes.get()
+    return largest.max(axis=0), smallest.min(axis=0)
 
 
 def _row_stride(x: Array) -> int:

@@ -11,6 +11,13 @@ from dataclasses import dataclass
 #: Sums of squares that threads add to at a time: fewer would be contended.
 NUM_SQUARE_SUMS = 2**16
 
+#: The most copies of a row's sum, which one thread adds.
+MAX_SQUARE_COPIES = 2**10
+
+#: The fewest rows of which a block finds the extremes, and the most blocks: the host compares them.
+MIN_EXTREME_ROWS = 64
+MAX_EXTREME_BLOCKS = 2**10
+
 #: Threads of a block. Few, so that others compute while a block waits for records or at a barrier.
 #: Measured on an H200: nell-1, delicious and vast shapes.
 BLOCK_SIZE = 128

@@ -225,6 +225,67 @@ def test_split_columns(primitives, shape, dtype):
             assert found[2].dtype == np.float64
 
 
+def make_entries(num_rows):
+    """Return what `split_columns` does for random nonzeros."""
+    rng = np.random.default_rng(num_rows)
+    is_first = np.append(rng.random(300) < 0.6, True)
+    is_first[0] = True
+    return is_first, rng.integers(0, num_rows, 300).astype(np.uint32), rng.standard_normal(300)
+
+
+@pytest.mark.parametrize("num_rows", [1, 40, 10_000])
+def test_columns_with_one_nonzero_and_with_more(primitives, num_rows):
+    """Together they are the unfolding."""
+    is_first, rows, values = make_entries(num_rows)
+    columns = np.cumsum(is_first[:-1]) - 1
+    is_single = np.bincount(columns)[columns] == 1
+    squares = primitives.sum_single_squares(is_first, rows, values, num_rows, 4.0)
+    for found, is_chosen in zip(squares, (values > 0, values < 0), strict=True):
+        expected = np.zeros(num_rows)
+        np.add.at(expected, rows[is_single & is_chosen], (values[is_single & is_chosen] / 4) ** 2)
+        np.testing.assert_allclose(found, expected, rtol=1e-14)
+    coupled, coords, shared = primitives.list_shared(is_first, rows, values, num_rows, 4.0)
+    np.testing.assert_array_equal(coupled, np.unique(rows[~is_single]))
+    np.testing.assert_array_equal(coupled[coords[1]], rows[~is_single])
+    numbers = np.unique(columns[~is_single], return_inverse=True)[1]
+    np.testing.assert_array_equal(coords[0], numbers)
+    np.testing.assert_array_equal(shared, values[~is_single] / 4)
+    assert coords.dtype == coupled.dtype == np.int64
+    sums = primitives.add_signs(squares, coupled)
+    np.testing.assert_array_equal(sums, squares[0, coupled] + squares[1, coupled])
+
+
+def test_no_column_is_shared(primitives):
+    arguments = (np.ones(4, bool), np.arange(3, dtype=np.uint32), np.ones(3), 5, 2.0)
+    coupled, coords, values = primitives.list_shared(*arguments)
+    assert (coupled.size, coords.shape, values.size) == (0, (2, 0), 0)
+
+
+def test_find_largest_sums(primitives):
+    squares = np.array([[0, 2.0, 1, 0, 5, 1, 0], [0, 0, 2, 0, 0, 1, 2]])
+    excluded = np.array([4])
+    for count, rows in ((1, [2]), (3, [2, 1, 5]), (7, [2, 1, 5, 6])):
+        found, sums = primitives.find_largest_sums(squares, excluded, count)
+        assert found.tolist() == rows  # equal sums in the order of rows
+        assert sums.tolist() == squares.sum(axis=0)[rows].tolist()
+
+
+def test_place_vectors(primitives):
+    vectors = np.arange(6.0).reshape(2, 3)
+    sources, signs = np.array([2, ~0, 1]), np.array([-1, 1, 1])
+    arguments = (sources, signs, (4, 4), np.dtype(np.float32))
+    placed = primitives.place_vectors(vectors, np.array([3, 1]), *arguments)
+    assert placed.tolist() == [[0, 1, 0, 0], [-5, 0, 4, 0], [0, 0, 0, 0], [-2, 0, 1, 0]]
+    assert placed.dtype == np.float32
+
+
+def test_vectors_in_place_are_only_negated(primitives):
+    vectors = np.arange(6.0).reshape(2, 3)
+    arguments = (np.arange(3), np.array([1, -1, 1]), (2, 3), vectors.dtype)
+    assert primitives.place_vectors(vectors, None, *arguments) is vectors
+    assert vectors.tolist() == [[0, -1, 2], [3, -4, 5]]
+
+
 def test_compare_neighbours():
     is_less, is_equal = compare_neighbours(np.array([[0, 0, 0, 1, 1], [1, 2, 2, 0, 0]]))
     assert is_less.tolist() == [True, False, True, False]

@@ -13,6 +13,7 @@ struct Columns {
 };
 
 // A thread has a nonzero: its row, its value, and whether its column differs from the one before.
+// One more thread ends the last column.
 template <int NumWords, bool HasPlaces, typename Value, typename Place>
 __device__ __forceinline__ void split_each(const Columns<NumWords>& columns, long long nnz,
                                            const unsigned* records, const Place* places,
@@ -33,4 +34,5 @@ __device__ __forceinline__ void split_each(const Columns<NumWords>& columns, lon
         rows[i] = read_row<NumWords>(record, columns.row_field);
         values[i] = read_value<Value>(record, columns.value_slot);
     }
+    if (i == nnz) is_first[nnz] = true;
 }

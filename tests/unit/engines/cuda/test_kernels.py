@@ -18,6 +18,7 @@ from tensorly_flycoo.engines.cuda.macros import (
     gram_macros,
     inner_product_macros,
     list_empty_rows_macros,
+    list_shared_macros,
     mttkrp_macros,
     number_buckets_macros,
     offsets_macros,
@@ -25,6 +26,7 @@ from tensorly_flycoo.engines.cuda.macros import (
     pack_macros,
     pad_rows_macros,
     partial_rows_macros,
+    place_vectors_macros,
     product_macros,
     read_keys_macros,
     remap_macros,
@@ -87,7 +89,10 @@ def specialise_all():
         "sum_squares.cu": sum_squares_macros(dtype),
         "sum_groups.cu": sum_groups_macros(dtype),
         "split_columns.cu": split_columns_macros(record_format, U32),
-        "sum_single_squares.cu": {},
+        "single_squares.cu": {},
+        "list_shared.cu": list_shared_macros(),
+        "dense_columns.cu": {},
+        "place_vectors.cu": place_vectors_macros(np.dtype(np.float64), dtype),
         "pad_rows.cu": pad_rows_macros(dtype, 32),
         "gram.cu": gram_macros(8),
         "add_grams.cu": add_grams_macros(8),
@@ -176,6 +181,19 @@ def test_kernels_that_sort_nonzeros_compile(architecture):
         for num_words in (2, 4, 6, 10)
         for offset in (U16, U32)
     ]
+    compile_all([(file, architecture, macros) for file, macros in jobs])
+
+
+@ON_LINUX
+@EVERY_GPU
+def test_kernels_on_unfoldings_compile(architecture):
+    jobs = [("single_squares.cu", {}), ("dense_columns.cu", {})]
+    jobs.append(("list_shared.cu", list_shared_macros()))
+    jobs.append(("list_empty_rows.cu", list_empty_rows_macros(np.dtype(np.int64))))
+    for vector, placed in itertools.product(map(np.dtype, DTYPES), repeat=2):
+        jobs.append(("place_vectors.cu", place_vectors_macros(vector, placed)))
+    for dtype, place in itertools.product(DTYPES, (U32, U64, None)):
+        jobs.append(("split_columns.cu", split_columns_macros(make_format(3, dtype), place)))
     compile_all([(file, architecture, macros) for file, macros in jobs])
 
 
