@@ -18,6 +18,7 @@ import tensorly as tl
 from .. import decomposition
 from ..array_modules import Array
 from ..checks import densify_error
+from ..decomposition.guarding import guard
 from ..decomposition.initial_guess import check_initial_guess, initialize_cp
 from ..decomposition.resuming import State, take_up
 from ..decomposition.singular_vectors import SVDS
@@ -29,7 +30,6 @@ from ..ops.lazy_svd import RandomizedSVD
 from ..ops.nndsvd import make_left_vectors_non_negative
 from ..ops.unfolding_svd import LazyMatrix, Unfolding
 from ..ops.views import find_sparse
-from ..reporting import log_compilation
 from . import dispatch
 from .tensor_algebra import unfolding_dot_khatri_rao
 
@@ -77,12 +77,12 @@ def install_replacements() -> None:
 
 def _replace(original: Callable, row: Replacement) -> Callable:
     @functools.wraps(original)
-    def replacement(*args: Any, **kwargs: Any) -> Any:
-        with log_compilation():
-            if row.is_ours(original.__name__, args, kwargs):
-                return row.ours(original, *args, **kwargs)
-            return original(*args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if row.is_ours(original.__name__, args, kwargs):
+            return row.ours(original, *args, **kwargs)
+        return original(*args, **kwargs)
 
+    replacement = guard(call, original)
     replacement._flycoo_replacement = True  # type: ignore[attr-defined]
     # inspect.getfullargspec, which TensorLy's tests call, does not look below a wrapper.
     replacement.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]

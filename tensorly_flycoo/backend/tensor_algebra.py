@@ -16,6 +16,7 @@ from tensorly.tenalg.einsum_tenalg import EinsumTenalgBackend
 
 from ..array_modules import Array, is_cupy
 from ..checks import densify_error, num_cells
+from ..decomposition.guarding import guard
 from ..engines import select_engine
 from ..ops import views
 from ..ops.contraction import check_axes, contract_vectors, inner, khatri_rao_at
@@ -70,6 +71,7 @@ def mode_dot(tensor: Any, matrix_or_vector: Array, mode: int, transpose: bool = 
     return multi_mode_dot(tensor, [matrix_or_vector], [mode], transpose=transpose)
 
 
+@guard
 def multi_mode_dot(
     tensor: Any,
     matrix_or_vec_list: Sequence[Array],

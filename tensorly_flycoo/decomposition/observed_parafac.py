@@ -14,6 +14,7 @@ from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_model import make_cp_tensor
+from .guarding import guard
 from .initial_guess import draw_factors, take_guess
 from .stopping import has_converged
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from sparse import SparseArray
 
 
+@guard
 def observed_parafac(
     tensor: "FlycooTensor | SparseArray",
     rank: int,

@@ -1,6 +1,5 @@
 """TensorLy's own decompositions: for dense tensors, and for sparse ones if their loop suits."""
 
-import functools
 import importlib
 import inspect
 import sys
@@ -9,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from tensorly.backend import BackendManager
 
-from ..ops.views import find_sparse
+from .guarding import guard
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -62,13 +61,10 @@ def is_called_by_parafac(num_between: int) -> bool:
 def dense_to_tensorly(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Hand calls without a sparse tensor straight to TensorLy's function of the same name."""
 
-    @functools.wraps(function)
-    def decompose(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        if find_sparse((*args, *kwargs.values())) is not None:
-            return function(*args, **kwargs)
+    def dense(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         return tensorly_loop(function.__name__)(*args, **kwargs)
 
-    return decompose
+    return guard(function, dense)
 
 
 def require_flycoo_backend() -> None:

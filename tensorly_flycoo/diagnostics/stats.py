@@ -8,8 +8,8 @@ import numpy as np
 from ..checks import LAYOUTS, check_dtype, check_fill_value, check_values, num_cells
 from ..engines import select_engine
 from ..format.packing import RecordFormat
+from ..ops.call_memory import estimate_memory
 from ..tensor.coo_cache import is_raw_sparse
-from ..tensor.memory import estimate_memory
 from ..tensor.tensor import FlycooTensor
 
 if TYPE_CHECKING:

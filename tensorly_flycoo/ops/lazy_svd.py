@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..array_modules import Array, array_module
 from ..checks import densify_error
+from ..tensor.memory import attempt, explain_work
+from .call_memory import count_svd_nbytes
 from .lazy import LazyArray
 from .unfolding_svd import LazyMatrix, complete_basis
 
@@ -37,8 +39,17 @@ class LazySVD:
     def compute(self, rank: int) -> tuple[Array, Array]:
         """Return the leading left vectors and the values, computed once for each rank."""
         if rank not in self._computed:
-            self._computed[rank] = self.matrix.svd(rank)
+            self._computed[rank] = self._attempt(lambda: self.matrix.svd(rank), rank)
         return self._computed[rank]
+
+    def _attempt(self, compute: Callable[[], tuple[Array, Array]], rank: int) -> Any:
+        x, mode = self.matrix.tensor, self.matrix.mode
+
+        def explain() -> str:
+            work_nbytes = count_svd_nbytes(x._engine, x.shape, x.nnz, x.dtype, mode, rank)
+            return explain_work(x, f"{rank} singular vectors of mode {mode}", work_nbytes)
+
+        return attempt(compute, explain)
 
     def compute_left(self, num_columns: int) -> Array:
         """Return left vectors as a fresh array, completed to an orthonormal basis if needed."""
@@ -67,7 +78,10 @@ class RandomizedSVD(LazySVD):
 
     def compute(self, rank: int) -> tuple[Array, Array]:
         if rank not in self._computed:
-            self._computed[rank] = self.matrix.randomized_svd(rank, self._random, *self._options)
+            arguments = (rank, self._random, *self._options)
+            self._computed[rank] = self._attempt(
+                lambda: self.matrix.randomized_svd(*arguments), rank
+            )
         return self._computed[rank]
 
 

@@ -1,17 +1,15 @@
-"""Memory estimates for tensors, and out-of-memory errors that say what would fit."""
+"""Out-of-memory errors that say what would fit."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from ..array_modules import Array, is_cupy
-from ..checks import LAYOUTS, check_dtype, check_layout, check_nnz, check_shape
-from ..engines import select_engine
+from ..checks import LAYOUTS
 from ..reporting import log_compilation
 
 if TYPE_CHECKING:
@@ -22,89 +20,38 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 #: Dtypes of values, the widest first.
-_DTYPES: list[np.dtype] = [np.dtype(np.float64), np.dtype(np.float32)]
+DTYPES: list[np.dtype] = [np.dtype(np.float64), np.dtype(np.float32)]
 
 
-@dataclass(frozen=True)
-class MemoryEstimate:
-    """The memory that a `FlycooTensor` takes, in bytes.
+#: Whether an outer `attempt` is running: it knows what the user called, and explains.
+_is_attempted: ContextVar[bool] = ContextVar("is_attempted", default=False)
 
-    Attributes
-    ----------
-    nbytes : int
-        `FlycooTensor.nbytes` if each mode has as few empty rows (indices without nonzeros) as
-        `nnz` allows. Each empty row beyond those adds 4 bytes.
-    peak_nbytes : int
-        Peak use of the device's memory while the tensor is built from arrays on the host: an upper
-        bound for any empty rows and any order of the nonzeros.
-    """
-
-    nbytes: int
-    peak_nbytes: int
-
-
-def estimate_memory(
-    shape: Sequence[int],
-    nnz: int,
-    *,
-    dtype: DTypeLike = "float64",
-    layout: str = "remap",
-    device: str | None = None,
-) -> MemoryEstimate:
-    """Predict how much memory a `FlycooTensor` takes, without making one.
-
-    Parameters
-    ----------
-    shape : sequence of int
-    nnz : int
-        Nonzeros passed to the constructor, including duplicates.
-    dtype : {float32, float64}
-    layout : {"remap", "replicated", "indexed"}
-    device : {"auto", "cpu", "cuda"}, optional
-        As for `FlycooTensor`.
-
-    Returns
-    -------
-    MemoryEstimate
-        With the attributes `nbytes` and `peak_nbytes`. On the CPU the peak includes coords (int64)
-        and values. Host arrays are copied to a GPU in small parts; arrays already on the GPU add to
-        its peak. The peak excludes the copies made if coords or values have another type or are not
-        contiguous, or if some values are zeros.
-
-    Raises
-    ------
-    TypeError
-        If a size or `nnz` is not an integer, or `dtype` is not a dtype for values.
-    ValueError
-        If a size or `nnz` is out of range, or `layout` or `device` is unknown.
-    ImportError, RuntimeError
-        If `device` is "cuda" and cannot be used: tile sizes depend on the GPU.
-
-    Examples
-    --------
-    >>> from tensorly_flycoo import estimate_memory
-    >>> nell1 = (2902330, 2143368, 25495389)
-    >>> for layout in ("remap", "replicated", "indexed"):
-    ...     estimate = estimate_memory(nell1, 143599552, layout=layout, device="cpu")
-    ...     print(f"{layout:10}  {estimate.nbytes / 1e9:.1f} GB")
-    remap       9.5 GB
-    replicated  10.3 GB
-    indexed     4.6 GB
-    """
-    shape, nnz, dtype = check_shape(shape), check_nnz(nnz), check_dtype(dtype)
-    check_layout(layout)
-    return MemoryEstimate(*select_engine(device).estimate_layout(layout, nnz, shape, dtype))
+#: How the errors of CUDA's libraries say that memory ran out; they are RuntimeErrors.
+_CUDA_SIGNS = ("ALLOC_FAILED", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY")
 
 
 def attempt(function: Callable[[], _Result], explain: Callable[[], str]) -> _Result:
-    """Return ``function()``; if memory runs out, raise a MemoryError with ``explain()``."""
-    try:
+    """Return ``function()``; if memory runs out, raise a MemoryError with ``explain()``.
+
+    Inside another attempt only the outer one explains.
+    """
+    if _is_attempted.get():
         return function()
-    except MemoryError:
-        pass
+    try:
+        _is_attempted.set(True)
+        return function()
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+    finally:
+        _is_attempted.set(False)
     # Not inside the except clause: there the new error would keep the old one alive, and with it
     # the arrays of its frames, which must be freed before `explain` asks what is free.
     raise MemoryError(explain())
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in _CUDA_SIGNS)
 
 
 def build_layout(
@@ -154,20 +101,41 @@ def _explain(
     free_nbytes = engine.count_free_nbytes()
     room = needed_nbytes if free_nbytes is None else free_nbytes + held_nbytes
     fits = []
-    for other in _DTYPES[_DTYPES.index(dtype) :]:
+    for other in DTYPES[DTYPES.index(dtype) :]:
         for name in LAYOUTS:
             nbytes = count(name, other)
             if nbytes <= room and nbytes < needed_nbytes:
                 option = f"layout={name!r}" + ("" if other == dtype else f" and dtype='{other}'")
-                fits.append(f"{option} ({_format(nbytes)})")
-    free = "an unknown amount" if free_nbytes is None else _format(free_nbytes)
+                fits.append(f"{option} ({format_nbytes(nbytes)})")
+    task = f"{task} with layout={layout!r} and dtype='{dtype}'"
+    needs = f"needs {format_nbytes(needed_nbytes)}"
+    return describe(f"{task} {needs}", engine, held_nbytes, free_nbytes, fits)
+
+
+def describe(
+    needs: str,
+    engine: Engine,
+    held_nbytes: int,
+    free_nbytes: int | None,
+    fits: Sequence[str],
+    would: str = "would fit",
+) -> str:
+    """Put the message together: what was needed, is in use, is free, and what would fit."""
+    free = "an unknown amount" if free_nbytes is None else format_nbytes(free_nbytes)
     return (
-        f"{task} with layout={layout!r} and dtype='{dtype}' needs {_format(needed_nbytes)} on "
-        f"{engine.name!r}, of which {_format(held_nbytes)} is in use already; {free} is free. "
-        + (f"These would fit: {', or '.join(fits)}" if fits else "No alternative would fit")
+        f"{needs} on {engine.name!r}, of which {format_nbytes(held_nbytes)} is in use already; "
+        f"{free} is free. "
+        + (f"These {would}: {', or '.join(fits)}" if fits else f"No alternative {would}")
     )
 
 
-def _format(nbytes: int) -> str:
+def format_nbytes(nbytes: int) -> str:
+    """Format a number of bytes with three digits.
+
+    Examples
+    --------
+    >>> format_nbytes(12_345_678_901), format_nbytes(12_345)
+    ('12.3 GB', '0.0123 MB')
+    """
     size, unit = (1e9, "GB") if nbytes >= 1e9 else (1e6, "MB")
     return f"{nbytes / size:.3g} {unit}"

@@ -8,6 +8,7 @@ import gc
 import cupy
 import numpy as np
 import pytest
+from tensorly.decomposition import parafac
 from test_mttkrp_gpu import LAYOUTS, check, compute, make_problem
 
 from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp
@@ -223,3 +224,75 @@ def test_remapping_waits_for_a_copy_on_another_stream(read):
         reading.synchronize(), moving.synchronize()
     for copied in copies:
         np.testing.assert_array_equal(sort(copied), expected)
+
+
+# Whole calls of parafac
+
+
+def make_even_tensor(shape, nnz, dtype, layout="remap"):
+    """Make a tensor of nonzeros that are spread evenly."""
+    rng = np.random.default_rng(0)
+    coords = np.stack([rng.integers(0, size, nnz) for size in shape])
+    values = rng.standard_normal(nnz).astype(dtype)
+    return FlycooTensor(coords, values, shape, layout=layout, device="cuda")
+
+
+@pytest.mark.parametrize("init", ["svd", "random"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("shape", "nnz", "rank"),
+    [
+        pytest.param((300_000, 200_000, 2_500_000), 3_000_000, 16, id="hypersparse"),
+        pytest.param((300_000, 200_000, 100_000), 3_000_000, 40, id="padded rows"),
+        pytest.param((200_000, 3000, 5000), 5_000_000, 16, id="many coupled rows"),
+    ],
+)
+def test_the_peak_of_parafac_is_within_15_percent(pool, shape, nnz, rank, dtype, init):
+    x = make_even_tensor(shape, nnz, dtype)
+    parafac(x, rank, n_iter_max=2, init=init, random_state=0)  # compiles
+    gc.collect()
+    with PeakHook() as hook:
+        parafac(x, rank, n_iter_max=2, init=init, random_state=0)
+    options = {"dtype": dtype, "device": "cuda", "rank": rank, "init": init}
+    estimate = estimate_memory(shape, nnz, **options).call_nbytes
+    assert estimate == pytest.approx(x.nbytes + hook.peak, rel=0.15)
+
+
+@pytest.mark.parametrize("init", ["svd", "random"])
+def test_parafac_runs_out_anywhere_and_leaves_the_tensor(pool, init):
+    """The tensor itself has memory outside the pool."""
+    with cupy.cuda.using_allocator(cupy.cuda.MemoryPool().malloc):
+        x = make_even_tensor((30_000, 2000, 5000), 1_000_000, "float32")
+    options = {"n_iter_max": 2, "init": init, "random_state": 0}
+    expected = [factor.get() for factor in parafac(x, 16, **options).factors]
+    gc.collect()
+    with PeakHook() as hook:
+        parafac(x, 16, **options)
+    gc.collect()
+    before = pool.used_bytes()  # what is kept for later calls
+    for part in np.linspace(0.05, 0.9, 18):
+        pool.free_all_blocks()
+        pool.set_limit(size=before + int(part * hook.peak))
+        with pytest.raises(MemoryError, match=f"parafac of rank 16 with init='{init}'") as caught:
+            parafac(x, 16, **options)
+        assert type(caught.value) is MemoryError
+        assert pool.used_bytes() <= before
+    pool.set_limit(size=0)
+    for factor, other in zip(parafac(x, 16, **options).factors, expected, strict=True):
+        np.testing.assert_array_equal(factor.get(), other)
+
+
+def test_the_svd_start_gives_its_memory_back(pool):
+    """At the first callback there are the factors, and the last mode's MTTKRP."""
+    shape, rank = (200_000, 3000, 5000), 16
+    x = make_even_tensor(shape, 5_000_000, "float32")
+    parafac(x, rank, n_iter_max=1)  # compiles
+    gc.collect()
+    before, used = pool.used_bytes(), []
+    gc.disable()
+    try:
+        parafac(x, rank, n_iter_max=1, callback=lambda *_: used.append(pool.used_bytes()))
+    finally:
+        gc.enable()
+    row_nbytes = rank * 4
+    assert used[0] <= before + 1.1 * (sum(shape) + shape[-1]) * row_nbytes
