@@ -2,6 +2,8 @@
 
 import functools
 import hashlib
+import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,9 @@ from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 from ...reporting import add_compiled
 
+#: Held while a kernel is looked up or compiled.
+_turn = threading.RLock()
+
 
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile a function at its first call, to run without the GIL; cache it on disk.
@@ -20,7 +25,21 @@ def kernel(function: Callable[..., Any]) -> Any:
     """
     compiled: Any = njit(nogil=True, error_model="numpy")(function)
     compiled._cache = _FolderCache(function)
+    compiled._compile_for_args = _one_at_a_time(compiled._compile_for_args)
     return compiled
+
+
+def _one_at_a_time(compile_for: Callable[..., Any]) -> Callable[..., Any]:
+    """Let threads take turns: all of them call a kernel for the first time together.
+
+    numba locks the compilation itself, but not the look-ups around it.
+    """
+
+    def compile_in_turn(*args: Any, **kwargs: Any) -> Any:
+        with _turn:
+            return compile_for(*args, **kwargs)
+
+    return compile_in_turn
 
 
 class _FolderCache(FunctionCache):
@@ -62,3 +81,13 @@ def _hash_folder(folder: Path) -> str:
     for path in sorted(folder.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+def _renew_turn() -> None:
+    """Forget a lock that a thread held which a child process lacks."""
+    global _turn
+    _turn = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_renew_turn)
