@@ -54,3 +54,63 @@ def test_a_change_to_a_neighbouring_file_recompiles(tmp_path):
     assert (result, num_misses) == ("6", "1")
     assert re.fullmatch(r"compiled 2 kernels in \d+\.\d s; cached on disk for the next time", line)
     assert run(tmp_path) == ["6", "0"]
+
+
+CONFUSED = """
+import numba
+from tensorly_flycoo.engines.cpu.compiling import kernel
+
+@kernel
+def count(pair):
+    return len(pair)
+
+folder = count._cache._cache_path
+import pathlib, sys
+count((1,))
+count((1, 2))
+files = sorted(pathlib.Path(folder).glob("*count*.nbc"))
+assert len(files) == 2, files
+one, two = (file.read_bytes() for file in files)
+files[0].write_bytes(two)
+files[1].write_bytes(one)
+"""
+
+
+def test_a_cached_kernel_of_another_signature_is_not_used(tmp_path):
+    """Two processes that compile at the same time can write each other's files."""
+    caller = tmp_path / "caller.py"
+    caller.write_text(CONFUSED)
+    run(tmp_path)
+    caller_text = CONFUSED[: CONFUSED.index("folder =")] + "print(count((1,)), count((1, 2)))\n"
+    # The cache is that of the same source, so the time stamp and size must not change.
+    stat = caller.stat()
+    caller.write_text(caller_text.ljust(stat.st_size - 1, "#") + "\n")
+    os.utime(caller, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert run(tmp_path)[:2] == ["1", "2"]
+
+
+FIRST_TOGETHER = """
+import sys, threading
+from tensorly_flycoo.engines.cpu.compiling import kernel
+
+@kernel
+def double(x):
+    return 2 * x
+
+results, ready = [], threading.Barrier(8)
+def call(number):
+    ready.wait()
+    results.append(double(number * 1.0))
+sys.setswitchinterval(1e-6)
+threads = [threading.Thread(target=call, args=(n,)) for n in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(*sorted(results), len(double.signatures), sum(double.stats.cache_misses.values()))
+"""
+
+
+def test_threads_that_call_a_kernel_first_together(tmp_path):
+    (tmp_path / "caller.py").write_text(FIRST_TOGETHER)
+    *results, num_signatures, num_misses = run(tmp_path)[:10]
+    assert [float(result) for result in results] == [2.0 * n for n in range(8)]
+    assert (num_signatures, num_misses) == ("1", "1")
