@@ -148,6 +148,8 @@ def _count_iteration_nbytes(
 ) -> int:
     """Count the factors, and what the update of one adds: its MTTKRP and the solution."""
     row_nbytes = rank * dtype.itemsize
+    if engine.tall is not None:  # solutions have rows aligned for the next MTTKRP
+        row_nbytes = engine.tall.choose_row_nbytes(row_nbytes)
     num_tiles = -(-nnz // engine.choose_cut(shape, dtype).tile_size)
     solving = max(size + max(size, shape[mode - 1]) for mode, size in enumerate(shape))
     multiplying = max(size + shape[mode - 1] for mode, size in enumerate(shape)) + num_tiles
