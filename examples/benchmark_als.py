@@ -6,6 +6,7 @@ that other load on the machine affects them alike. What counts is the ratios wit
     python examples/benchmark_als.py                      # ours against pygenten, 2 threads
     python examples/benchmark_als.py --contrib            # also contrib.sparse (minutes)
     python examples/benchmark_als.py --masks              # only the cost of missing values
+    python examples/benchmark_als.py --whole              # whole calls, see whole_calls.py
     python examples/benchmark_als.py --json results.json
 
 pygenten is optional (`pip install pygenten`); without it only our own figures are printed.
@@ -14,6 +15,7 @@ pygenten is optional (`pip install pygenten`); without it only our own figures a
 import argparse
 import functools
 import importlib.util
+import itertools
 import json
 import os
 import subprocess
@@ -23,11 +25,20 @@ import time
 from pathlib import Path
 
 import numpy as np
+from benchmark_gpu.stages import draw_calls, print_calls
+from compare_with_tensorly import add_limits
+from whole_calls import RANK, compare_calls
 
-RANK = 16
 #: contrib.sparse at rank 16 needs more than 24 GB on nycflights.
 CONTRIB_RANK = 4
+#: Shapes and nonzeros of the random tensors; "long" only takes part in whole calls.
+RANDOM = {
+    "cube": ((1000, 1000, 1000), 1_000_000),
+    "four modes": ((183, 24, 1140, 1717), 3_300_000),
+    "long": ((300_000, 200_000, 2_500_000), 5_000_000),
+}
 NAMES = ("nycflights", "babynames", "cube", "four modes")
+WHOLE_NAMES = (*NAMES, "long")
 PYGENTEN_METHODS = ("MttkrpPerm", "MttkrpDuplicated", "MttkrpAtomic")
 
 
@@ -35,7 +46,7 @@ PYGENTEN_METHODS = ("MttkrpPerm", "MttkrpDuplicated", "MttkrpAtomic")
 
 
 def make_tensor(name):
-    """Make one of the four tensors."""
+    """Make one of the tensors."""
     if name == "nycflights":
         from flights import build_tensor
 
@@ -44,10 +55,7 @@ def make_tensor(name):
     if name == "babynames":
         return make_babynames()
     random = np.random.RandomState(0)
-    shape, nnz = {
-        "cube": ((1000, 1000, 1000), 1_000_000),
-        "four modes": ((183, 24, 1140, 1717), 3_300_000),
-    }[name]
+    shape, nnz = RANDOM[name]
     return np.stack([random.randint(0, size, nnz) for size in shape]), random.rand(nnz), shape
 
 
@@ -304,23 +312,23 @@ def print_rows(rows):
         print(f"geometric mean of the ratios to pygenten: {mean:.2f}")
 
 
-def main(argv=None):
-    """Run the benchmark and print its table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--iterations", type=int, default=10)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--layout", default="remap", choices=("remap", "replicated", "indexed"))
-    parser.add_argument("--tensors", nargs="+", default=NAMES, choices=NAMES)
-    parser.add_argument("--contrib", action="store_true", help="also time contrib.sparse")
-    parser.add_argument("--masks", action="store_true", help="only time what a mask costs")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
-    if options.worker:
-        tool, *arguments = json.loads(options.worker)
-        print(json.dumps(MEASUREMENTS[tool](*arguments)))
-        return []
+def compare_whole_calls(options):
+    """Compare whole calls on each tensor; print a table after each, and that of all."""
+    calls = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.tensors:
+            calls.append(compare_calls(name, Path(save_tensor(name, folder)), options))
+            print_calls(calls[-1])
+    calls = list(itertools.chain.from_iterable(calls))
+    print_calls(calls)
+    if options.figure:
+        title = f"parafac, rank {RANK}, {options.iterations} iterations, {options.threads} threads"
+        draw_calls(calls, options.figure, title)
+    return calls
+
+
+def compare_iterations(options):
+    """Compare iterations, or those with and without masks, on each tensor."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in options.tensors:
@@ -334,6 +342,38 @@ def main(argv=None):
             print_rows(rows[-1:])
     if not options.masks:
         print_rows(rows)
+    return rows
+
+
+def parse(argv):
+    """Parse the options; their defaults depend on whether whole calls are measured."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--iterations", type=int, help="by default 10, or 50 in whole calls")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--layout", default="remap", choices=("remap", "replicated", "indexed"))
+    parser.add_argument("--tensors", nargs="+", choices=WHOLE_NAMES)
+    parser.add_argument("--contrib", action="store_true", help="also time contrib.sparse")
+    parser.add_argument("--masks", action="store_true", help="only time what a mask costs")
+    parser.add_argument("--whole", action="store_true", help="only time whole calls")
+    add_limits(parser, limit_s=1800)
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--figure", type=Path, help="draw whole calls to this file")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    options.iterations = options.iterations or (50 if options.whole else 10)
+    options.tensors = options.tensors or (WHOLE_NAMES if options.whole else NAMES)
+    return options
+
+
+def main(argv=None):
+    """Run the benchmark and print its table."""
+    options = parse(argv)
+    if options.worker:
+        tool, *arguments = json.loads(options.worker)
+        print(json.dumps(MEASUREMENTS[tool](*arguments)))
+        return []
+    rows = compare_whole_calls(options) if options.whole else compare_iterations(options)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
     return rows

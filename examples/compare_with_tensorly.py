@@ -12,6 +12,7 @@ pyttb and pygenten take part if installed, a GPU if CuPy is. The figure needs ma
 """
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -23,6 +24,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from benchmark_gpu.stages import add_time_to_fit
 
 # The ways to compare. Each returns two functions: one converts a COO to its kind of tensor; the
 # other takes that tensor, the guess and a number of iterations, and returns the factors and the
@@ -108,7 +110,7 @@ def use_pygenten():
         model, _, history = pygenten.cp_als(x, rank=rank, **options)
         # Copies: the library's own arrays must be freed before the interpreter exits.
         factors = [np.array(factor) for factor in model.factor_matrices]
-        return factors, [float(history.lastEntry().fit)]
+        return factors, [float(history.getEntry(n).fit) for n in range(history.size())]
 
     return make, run
 
@@ -143,13 +145,18 @@ def make_tensor(options):
 
 def save_problem(path, coo, rank, seed):
     """Write the nonzeros and a random guess."""
-    random = np.random.RandomState(seed)
-    guess = {f"factor_{n}": random.random_sample((s, rank)) for n, s in enumerate(coo.shape)}
+    guess = {f"factor_{n}": factor for n, factor in enumerate(draw_guess(coo.shape, rank, seed))}
     np.savez(path, coords=coo.coords, values=coo.data.astype(float), shape=coo.shape, **guess)
 
 
+def draw_guess(shape, rank, seed):
+    """Draw the factors that TensorLy draws for init="random"."""
+    random = np.random.RandomState(seed)
+    return [random.random_sample((size, rank)) for size in shape]
+
+
 def load_problem(path):
-    """Read a tensor and a guess that `save_problem` wrote."""
+    """Read a tensor and the guess, if any, that `save_problem` wrote."""
     import sparse
 
     with np.load(path) as arrays:
@@ -157,7 +164,7 @@ def load_problem(path):
         coo = sparse.COO(
             arrays["coords"], arrays["values"], shape, sorted=True, has_duplicates=False
         )
-        return coo, [arrays[f"factor_{n}"] for n in range(len(shape))]
+        return coo, [arrays[name] for name in arrays if name.startswith("factor_")]
 
 
 # The process of a row. It saves each figure immediately, in case it is stopped.
@@ -169,7 +176,7 @@ def work(way, folder, num_iterations, memory_gb):
     make, run = WAYS[way]()
     if way != "flycoo, GPU":  # CUDA reserves addresses far beyond what it uses
         limit_memory(memory_gb)
-    try:
+    with failure_written(path):
         start = time.perf_counter()
         x = make(coo)
         run(x, guess, 1)
@@ -177,17 +184,23 @@ def work(way, folder, num_iterations, memory_gb):
         path.write_text(json.dumps({"first_s": first_s}))
         few_s = time_run(run, x, guess, 1)[0]
         many_s, (factors, fits) = time_run(run, x, guess, 1 + num_iterations)
+        iteration_s = max(many_s - few_s, 0) / num_iterations
+        row = {"first_s": first_s, "iteration_s": iteration_s, "fit": fits[-1], "fits": fits}
+        row["peak_nbytes"] = read_nbytes("VmHWM")
+        if "cupy" in sys.modules and way == "flycoo, GPU":
+            row["gpu_nbytes"] = sys.modules["cupy"].get_default_memory_pool().total_bytes()
+        np.savez(folder / "factors.npz", *factors)
+        path.write_text(json.dumps(row))
+
+
+@contextlib.contextmanager
+def failure_written(path):
+    """If the block fails, write the reason to a file as its row."""
+    try:
+        yield
     except (MemoryError, TypeError, ValueError, RuntimeError) as error:
         text = str(error).strip().partition("\n")[0]
         path.write_text(json.dumps({"failure": f"{type(error).__name__}: {text}"}))
-        return
-    iteration_s = max(many_s - few_s, 0) / num_iterations
-    row = {"first_s": first_s, "iteration_s": iteration_s, "fit": fits[-1], "fits": fits}
-    row["peak_nbytes"] = read_nbytes("VmHWM")
-    if "cupy" in sys.modules and way == "flycoo, GPU":
-        row["gpu_nbytes"] = sys.modules["cupy"].get_default_memory_pool().total_bytes()
-    np.savez(folder / "factors.npz", *factors)
-    path.write_text(json.dumps(row))
 
 
 def time_run(run, *arguments):
@@ -214,8 +227,8 @@ def read_nbytes(name):
 # The table.
 
 
-def measure(way, problem, options):
-    """Measure a way in its own process; return its row. The first one is the reference."""
+def measure(way, problem, options, program=__file__):
+    """Measure a way in a process of a program; return its row. The first one is the reference."""
     if way in NEEDS and importlib.util.find_spec(NEEDS[way]) is None:
         return {"way": way, "failure": f"{NEEDS[way]} is not installed"}
     threads = str(options.threads)
@@ -227,7 +240,7 @@ def measure(way, problem, options):
         folder = Path(name)
         (folder / "problem.npz").symlink_to(problem)
         arguments = [way, name, options.iterations, options.memory_gb]
-        command = [sys.executable, __file__, "--worker", json.dumps(arguments)]
+        command = [sys.executable, program, "--worker", json.dumps(arguments)]
         failure = run_process(command, environment, options.limit_s)
         path = folder / "row.json"
         row = {"way": way} | (json.loads(path.read_text()) if path.exists() else {})
@@ -270,22 +283,6 @@ def read_unit_factors(path):
     with np.load(path) as arrays:
         factors = [arrays[name] for name in arrays.files]
     return [f / np.maximum(np.linalg.norm(f, axis=0), 1e-300) for f in factors]
-
-
-def add_time_to_fit(rows, target):
-    """Add the seconds to reach a fit, by default 99 % of our last; return that fit.
-
-    A way that reports only its last fit counts as many iterations as ours if that fit is the same.
-    """
-    fits = rows[0].get("fits", [np.nan])
-    target = 0.99 * fits[-1] if target is None else target
-    for row in rows:
-        is_same = "fit" in row and abs(row["fit"] - fits[-1]) < 1e-6
-        its_fits = fits if is_same else row.get("fits", [])
-        reached = [n for n, fit in enumerate(its_fits) if fit >= target]
-        if reached:
-            row["to_fit_s"] = row["first_s"] + reached[0] * row["iteration_s"]
-    return target
 
 
 COLUMNS = {
@@ -345,9 +342,15 @@ def plot(rows, path, title):
     figure.savefig(path, dpi=100)
 
 
+def add_limits(parser, limit_s):
+    """Add the options for the limits of a process."""
+    free_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") / 1e9
+    parser.add_argument("--limit-s", type=float, default=limit_s, help="seconds for each way")
+    parser.add_argument("--memory-gb", type=float, default=0.8 * free_gb, help="for each way")
+
+
 def parse(argv):
     """Parse the options."""
-    free_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") / 1e9
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tensor", default="planted", choices=("planted", "flights"))
     parser.add_argument("--shape", type=int, nargs="+", default=(300, 250, 200))
@@ -357,8 +360,7 @@ def parse(argv):
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--fit", type=float, help="by default 99%% of our last fit")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
-    parser.add_argument("--limit-s", type=float, default=120, help="seconds for each way")
-    parser.add_argument("--memory-gb", type=float, default=0.8 * free_gb, help="for each way")
+    add_limits(parser, limit_s=120)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     parser.add_argument("--figure", type=Path, help="write a figure to this file")

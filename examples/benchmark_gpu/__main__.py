@@ -1,13 +1,15 @@
 """Measure the CUDA engine on tensors of the paper's shapes and compare with the targets.
 
-    python examples/benchmark_gpu                                  # the six, and a small one
+    python examples/benchmark_gpu                                  # all shapes
     python examples/benchmark_gpu --tensors nell-1 --tables speed --ranks 16 32 64
+    python examples/benchmark_gpu --tables whole --tensors uber nell-2 nell-1
     python examples/benchmark_gpu --json results.json --figure results.png
 
 Nonzeros are drawn on the GPU. Times are medians of many runs, measured with events. The kernel
 "gather only" reads what MTTKRP reads, in the same order, and writes nothing; its time plus that of
 writing the output once is a lower bound for every layout. "remap off" is the remap layout without
-writing the records for the next mode.
+writing the records for the next mode. The table "whole" times calls of parafac from nonzeros in
+NumPy to factors in NumPy.
 """
 
 import argparse
@@ -19,8 +21,10 @@ import cupy
 import profiling
 from experiments import LAYOUTS, LAYOUTS_OF, Experiments, paper_bytes_per_nonzero
 from report import RANK, draw_figure, print_row, print_verdicts
+from stages import draw_calls, print_calls
 from tensors import SHAPES, SMALL_SHAPES, Problem, free_memory
 from timing import Deadline
+from whole import NUM_ITERATIONS
 
 NAMES = (*SMALL_SHAPES, *SHAPES)
 TABLES = (*LAYOUTS_OF, "ncu")
@@ -41,7 +45,7 @@ def parse_arguments(argv):
     add("--repeats", type=int, default=20, help="maximum number of runs for a median")
     add("--time-limit", type=float, metavar="S", help="start nothing new after S seconds")
     add("--json", type=Path, help="write the figures to this file, each as it is measured")
-    add("--figure", type=Path, help="draw a picture to this file; needs matplotlib")
+    add("--figure", type=Path, help="draw a picture to this file, and another of whole calls")
     add("--profile", action="store_true", help=argparse.SUPPRESS)  # for ncu
     return parser.parse_args(argv)
 
@@ -84,6 +88,20 @@ def run_profiler(options, deadline):
     return {"tensor": name, "alpha": alpha, "layouts": LAYOUTS, "launches": launches}
 
 
+def list_calls(rows):
+    """List the whole calls of all tensors."""
+    return [call for row in rows for call in row.get("whole", [])]
+
+
+def draw_figures(rows, path):
+    """Draw the sweeps to a file, and whole calls to it or, if it is taken, to NAME-whole."""
+    if any(row["sweeps_s"] for row in rows):
+        draw_figure(rows, path)
+        path = path.with_stem(f"{path.stem}-whole")
+    if calls := list_calls(rows):
+        draw_calls(calls, path, f"parafac, rank {RANK}, float32, {NUM_ITERATIONS} iterations")
+
+
 def main(argv=None):
     """Run the benchmark; return whether everything succeeded."""
     options = parse_arguments(argv)
@@ -104,9 +122,11 @@ def main(argv=None):
         result["rows"].append(experiments.row)
         experiments.run()
         print_row(experiments.row)
+        print_calls(experiments.row.get("whole", []))
     print_verdicts(result["rows"])
+    print_calls(list_calls(result["rows"]))
     if options.figure:
-        draw_figure(result["rows"], options.figure)
+        draw_figures(result["rows"], options.figure)
     if "ncu" in options.tables:
         free_memory()
         result["ncu"] = run_profiler(options, deadline)

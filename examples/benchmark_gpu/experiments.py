@@ -14,8 +14,10 @@ from als import time_als
 from balance import largest_partition, largest_share_of_tiles
 from gather_only import time_gather_only
 from report import RANK
+from stages import add_time_to_fit
 from tensors import build, draw_factors, free_memory
 from timing import time_call, time_steps, tuned
+from whole import INITS, measure_whole
 
 from tensorly_flycoo.engines.cuda import engine as cuda
 from tensorly_flycoo.engines.cuda import tuning
@@ -51,6 +53,7 @@ LAYOUTS_OF = {
     "als": ("remap",),
     "float64": ("remap",),
     "tiles": (),
+    "whole": (),
 }
 
 
@@ -78,7 +81,10 @@ class Experiments:
 
     def run(self):
         """Measure all the tables that the options ask for."""
-        self._attempt("all", self._run_float32)
+        if self.tables - {"whole", "float64", "ncu"}:
+            self._attempt("all", self._run_float32)
+        if "whole" in self.tables:
+            self._attempt("whole", self._run_whole)
         if "float64" in self.tables:
             self._attempt("float64", self._run_float64)
 
@@ -90,7 +96,7 @@ class Experiments:
             else:
                 print(f"{self.problem.name}: {name} ...", file=sys.stderr, flush=True)
                 function(*arguments)
-        except cupy.cuda.memory.OutOfMemoryError:
+        except MemoryError:  # CuPy's, too
             self._skip(name, "it does not fit the GPU's memory")
         except Exception:
             # Keep the other figures; the program reports the failure at the end.
@@ -194,6 +200,19 @@ class Experiments:
                 "bucket_size": tuning.BUCKET_SIZE, "sweep_s": float(seconds.sum()),
             }  # fmt: skip
         self.row.setdefault("tiles", []).append(row)
+
+    def _run_whole(self):
+        """Time calls on a tensor built as users build it, with repeated coordinates merged."""
+        nonzeros = [array.get() for array in self.problem.draw(np.float32)]
+        free_memory()
+        for init in INITS:
+            self._attempt(f"whole, init={init}", self._run_call, nonzeros, init)
+        if "whole" in self.row:
+            add_time_to_fit(self.row["whole"], None)
+
+    def _run_call(self, nonzeros, init):
+        call = measure_whole(*nonzeros, self.problem.shape, init)
+        self.row.setdefault("whole", []).append({"tensor": self.problem.name, **call})
 
     def _run_float64(self):
         nonzeros = self.problem.draw(np.float64)

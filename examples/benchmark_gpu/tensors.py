@@ -1,4 +1,4 @@
-"""The tensors: the shapes of the paper's six and a small one, with random nonzeros."""
+"""The tensors: the shapes of the paper's six, Nell-2's and a small one, with random nonzeros."""
 
 import contextlib
 import math
@@ -10,8 +10,9 @@ import numpy as np
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.format import ordering
 
-#: Mode sizes and number of nonzeros, from the paper's table of data sets.
+#: Mode sizes and number of nonzeros, from the paper's table of data sets; nell-2 is FROSTT's.
 SHAPES = {
+    "nell-2": ((12_092, 9_184, 28_818), 76_900_000),
     "vast": ((165_400, 11_400, 2, 100, 89), 26_000_000),
     "music": ((23_300_000, 23_300_000, 166), 99_500_000),
     "delicious": ((532_900, 17_300_000, 2_500_000, 1_400), 140_100_000),

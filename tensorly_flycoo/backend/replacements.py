@@ -21,14 +21,11 @@ from ..checks import densify_error
 from ..decomposition.guarding import guard
 from ..decomposition.initial_guess import check_initial_guess, initialize_cp
 from ..decomposition.resuming import State, take_up
-from ..decomposition.singular_vectors import SVDS
+from ..decomposition.singular_vectors import SVDS, make_svd_non_negative, randomized_svd
 from ..decomposition.tucker_checks import check_tucker
 from ..io.checkpoint import ResumedCP
 from ..linalg import gram_products
 from ..linalg.tall_skinny import inner_product
-from ..ops.lazy_svd import RandomizedSVD
-from ..ops.nndsvd import make_left_vectors_non_negative
-from ..ops.unfolding_svd import LazyMatrix, Unfolding
 from ..ops.views import find_sparse
 from . import dispatch
 from .tensor_algebra import unfolding_dot_khatri_rao
@@ -162,32 +159,8 @@ def _error_calc(
     return mttkrp.dtype.type(float(error)), tensor, norm_tensor
 
 
-def _randomized_svd(
-    original: Callable,
-    matrix: Any,
-    n_eigenvecs: int | None = None,
-    n_oversamples: int = 5,
-    n_iter: int = 2,
-    random_state: Any = None,
-    **ignored: Any,
-) -> tuple:
-    """Sketch the leading singular vectors without drawing a row for each column."""
-    if matrix.ndim != 2:
-        raise ValueError(f"matrix has shape {matrix.shape}, expected two axes: unfold the tensor")
-    unfolding = matrix if isinstance(matrix, LazyMatrix) else Unfolding(matrix, 0)
-    rank = min(unfolding.shape) if n_eigenvecs is None else min(n_eigenvecs, *unfolding.shape)
-    random, options = tl.check_random_state(random_state), (n_oversamples, n_iter)
-    left, values, right = RandomizedSVD(unfolding, random, *options)
-    return left[:, :rank], values[:rank], right[:rank, :]
-
-
-def _make_svd_non_negative(
-    original: Callable, tensor: Any, U: Array, S: Array, V: Any, nntype: Any = True
-) -> tuple:
-    """Make the left vectors non-negative. The right vectors were never formed, and stay so."""
-    unfolding = tensor if isinstance(tensor, Unfolding) else Unfolding(tensor, 0)
-    kind = "nndsvda" if nntype is True else nntype
-    return make_left_vectors_non_negative(unfolding, U, S, kind), V
+def _instead(function: Callable) -> Callable:
+    return lambda original, *args, **kwargs: function(*args, **kwargs)
 
 
 def _refuse(instead: str) -> Callable:
@@ -263,12 +236,12 @@ TABLE = (
         "nothing: a sparse tensor is refused here before anything is computed",
     ),
     Replacement(
-        "randomized_svd", "tenalg.svd", _randomized_svd,
+        "randomized_svd", "tenalg.svd", _instead(randomized_svd),
         "it draws a random row for each column of an unfolding",
         "truncated_svd and randomized_svd passed n_eigenvecs to the backend (docs/upstream.md)",
     ),
     Replacement(
-        "make_svd_non_negative", "tenalg.svd", _make_svd_non_negative,
+        "make_svd_non_negative", "tenalg.svd", _instead(make_svd_non_negative),
         "it reads right singular vectors, as long as an unfolding",
         "it took the norms of their positive and negative parts from the backend",
     ),

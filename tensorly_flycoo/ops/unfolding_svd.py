@@ -252,7 +252,7 @@ class Unfolding(LazyMatrix, ModeView):
         num_vectors = self._check_rank(rank) + n_oversamples
         gram, _ = self.gram
         if gram.columns is not None or num_vectors > gram.size:
-            return self.svd(rank)
+            return self._assemble(rank, self._find_leading_pairs(rank))
         coupled = gram.sketch_coupled_pairs(rank, num_vectors, n_iter, random)
         return self._assemble(rank, self._add_free_pairs(rank, *coupled))
 
@@ -263,7 +263,8 @@ def _find_pairs_from_columns(columns: FlycooTensor, rank: int) -> LeadingPairs:
     `columns` is the transposed matrix.
     """
     engine = columns._engine
-    right, values = Unfolding(columns, 0).svd(min(rank, *columns.shape))
+    matrix, rank = Unfolding(columns, 0), min(rank, *columns.shape)
+    right, values = matrix._assemble(rank, matrix._find_leading_pairs(rank))
     count = int(np.count_nonzero(values))
     left = engine.xp.empty((columns.shape[1], count), columns.dtype)
     right = engine.xp.ascontiguousarray(right[:, :count])

@@ -13,6 +13,7 @@ TENSORS, RANKS, ODD_RANKS = ("uber", "vast", "nell-1"), (16, 32, 64), (10, 25, 3
 LAYOUTS = ("replicated", "indexed", "remap")
 TABLES = (
     "speed", "remapping", "building", "bytes", "balance", "ranks", "als", "float64", "tiles",
+    "whole",
 )  # fmt: skip
 
 
@@ -48,6 +49,19 @@ def assert_positive(figures):
         assert figures > 0
 
 
+def assert_whole_calls(row):
+    assert [call["way"] for call in row["whole"]] == ["init=random", "init=svd"]
+    for call in row["whole"]:
+        assert 0 < call["nnz"] <= row["nnz"]
+        assert len(call["fits"]) == 50
+        stages = [call[f"{stage}_s"] for stage in ("build", "start", "iterations", "back")]
+        assert_positive(stages)
+        assert math.isclose(sum(stages), call["total_s"])
+        # The pool holds at least the tensor and the factors.
+        assert call["peak_nbytes"] > call["tensor_nbytes"] + call["factors_nbytes"]
+        assert call["build_peak_nbytes"] > 0
+
+
 def test_every_figure_is_there(benchmark_run):
     rows = benchmark_run[1]["rows"]
     assert [row["tensor"] for row in rows] == list(TENSORS)
@@ -72,6 +86,7 @@ def test_every_figure_is_there(benchmark_run):
         ):  # fmt: skip
             assert_positive(row[key])
         assert row["distinct_nnz"] <= row["nnz"]
+        assert_whole_calls(row)
         # The fullest partition and the busiest worker have at least the mean load.
         assert all(load >= 1 - 1e-9 for mode in row["balance"] for load in mode.values())
 
@@ -79,7 +94,8 @@ def test_every_figure_is_there(benchmark_run):
 def test_the_page_compares_with_the_bars(benchmark_run):
     page, _, figure = benchmark_run
     assert page.count(" met ") + page.count(" MISSED ") == 9
-    assert figure.stat().st_size > 10_000
+    for picture in (figure, figure.with_stem("figure-whole")):
+        assert picture.stat().st_size > 10_000
 
 
 def test_what_does_not_fit_in_time_is_skipped_and_named(tmp_path):

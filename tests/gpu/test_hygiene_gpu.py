@@ -49,11 +49,12 @@ def test_memory_is_flat_over_a_thousand_decompositions():
         for number in range(24):
             decompose(number)
         before, host_nbytes = measure(), read_host_nbytes()
+        num_pinned = pinned.n_free_blocks()  # other tests of this process may have left some
         for number in range(NUM_DECOMPOSITIONS):
             decompose(number)
         assert measure() == before
         assert read_host_nbytes() <= host_nbytes + _HOST_SLACK_NBYTES
-        assert pinned.n_free_blocks() <= _MAX_PINNED_BLOCKS
+        assert pinned.n_free_blocks() <= num_pinned + _MAX_PINNED_BLOCKS
 
 
 def make_poisoned_pool(byte):

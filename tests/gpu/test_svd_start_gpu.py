@@ -95,9 +95,7 @@ def test_sums_of_single_squares(num_rows):
     values /= np.linalg.norm(values)
     arguments = [cupy.asarray(array) for array in (is_first, rows, values)]
     found = [engine.sum_single_squares(*arguments, num_rows, 1.0).get() for _ in range(3)]
-    expected = select_engine("cpu").sum_single_squares(
-        is_first, rows, values, num_rows, 1.0
-    )
+    expected = select_engine("cpu").sum_single_squares(is_first, rows, values, num_rows, 1.0)
     np.testing.assert_allclose(found[0], expected, rtol=1e-11, atol=2.0**-80)
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])

@@ -44,6 +44,9 @@ class _FolderCache(FunctionCache):
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         found = super().load_overload(sig, target_context)
+        if found is not None and tuple(found.signature.args) != tuple(sig):
+            # Two processes that compile at once may give different signatures one file.
+            found = None
         if found is None:
             self._starts_s[sig] = time.perf_counter()
         return found

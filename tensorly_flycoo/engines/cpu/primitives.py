@@ -12,6 +12,7 @@ from ...format.packing import RecordFormat
 from ...format.primitives import Primitives, index_dtype
 from . import building, kernels, launch
 from .records import Field, Fields, Source, Target, Tiles
+from .unfoldings import CpuUnfoldings
 
 #: Parts of a counting sort for each thread, so that a delayed thread gets less to do.
 _PARTS_PER_THREAD = 4
@@ -19,7 +20,7 @@ _PARTS_PER_THREAD = 4
 _CACHE_LINE_NBYTES = 64
 
 
-class CpuPrimitives(Primitives):
+class CpuPrimitives(CpuUnfoldings, Primitives):
     """Counting sorts and copies on all threads."""
 
     def pack(

@@ -13,6 +13,7 @@ from tensorly_flycoo.engines.cuda.macros import (
     pack_macros,
     product_macros,
     read_keys_macros,
+    split_columns_macros,
     ttmc_macros,
 )
 
@@ -29,6 +30,8 @@ def specialise(file, ndim, dtype):
         return pack_macros(record_format, np.dtype(np.int64))
     if file == "read_keys.cu":
         return read_keys_macros(record_format, ndim, np.dtype(np.uint64), IDS[0])
+    if file == "split_columns.cu":
+        return split_columns_macros(record_format, IDS[0])
     if file == "ttmc.cu":
         return ttmc_macros(record_format, 256, tuning.cut_columns(9, ndim - 1), occupancy, *IDS)
     cut = tuning.cut_rank(25, record_format.dtype.itemsize, 16, 16)
@@ -44,6 +47,7 @@ LAYOUTS = [
     ("ttmc.cu", "RANKS_LAYOUT"),
     ("pack.cu", "PACKING_LAYOUT"),
     ("read_keys.cu", "KEY_FIELDS_LAYOUT"),
+    ("split_columns.cu", "COLUMNS_LAYOUT"),
     ("invert.cu", "PRODUCT_LAYOUT"),
 ]
 

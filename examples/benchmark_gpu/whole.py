@@ -1,0 +1,56 @@
+"""Time whole calls of parafac on the GPU, and follow the peak of CuPy's memory."""
+
+import functools
+
+import cupy
+import tensorly as tl
+from cupy.cuda import memory_hook
+from report import RANK
+from stages import time_stages
+from tensors import free_memory
+from timing import synchronize
+
+from tensorly_flycoo import FlycooTensor
+
+INITS = ("random", "svd")
+
+NUM_ITERATIONS = 50
+
+
+class PeakHook(memory_hook.MemoryHook):
+    """The most bytes of CuPy's memory pool that were in use at a time."""
+
+    name = "peak"
+
+    def __init__(self):
+        self.nbytes = 0
+
+    def malloc_postprocess(self, **_):
+        """Note the bytes in use after an allocation."""
+        self.nbytes = max(self.nbytes, cupy.get_default_memory_pool().used_bytes())
+
+
+def measure_whole(coords, values, shape, init):
+    """Measure a call from nonzeros in NumPy to factors in NumPy, after one that compiles."""
+    make = functools.partial(FlycooTensor, coords, values, shape, device="cuda")
+    with tl.backend_context("flycoo"):
+        memory = _measure_memory(make, init)
+        free_memory()
+        call = time_stages(make, RANK, NUM_ITERATIONS, init, synchronize)
+    return {"way": f"init={init}", **call, **memory}
+
+
+def _measure_memory(make, init):
+    """Return the bytes of the tensor and the factors, and the peaks of building and of parafac."""
+    memory = {}
+
+    def make_and_note():
+        x = make()
+        factors_nbytes = x.dtype.itemsize * RANK * sum(x.shape)
+        memory.update(nnz=x.nnz, tensor_nbytes=x.nbytes, factors_nbytes=factors_nbytes)
+        memory["build_peak_nbytes"], hook.nbytes = hook.nbytes, 0
+        return x
+
+    with PeakHook() as hook:
+        time_stages(make_and_note, RANK, 2, init, synchronize)
+    return memory | {"peak_nbytes": hook.nbytes}
