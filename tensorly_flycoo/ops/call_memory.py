@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 #: The initial guesses whose memory is known.
 INITS = ("svd", "random")
 
-#: Bytes for each nonzero of an unfolding that is split into columns: a flag, its row, its value and
-#: the scaled value; then the flags and the squares of values alone in their columns.
-_SPLIT_NBYTES = 26
+#: Bytes for each nonzero of an unfolding that is split into columns: a flag, its row and its value.
+_ENTRY_NBYTES = 13
 
 #: Bytes for each row of an unfolding: sums of squares of values alone in their columns, and these
-#: together with one of them while it is summed.
-_ROW_NBYTES, _SUMMING_NBYTES = 16, 24
+#: together with what finds the coupled rows.
+_ROW_NBYTES, _FINDING_NBYTES = 16, 33
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def estimate_memory(
     -----
     `call_nbytes` is within 15 % of the peak in tests. An iteration takes the factors and twice the
     longest one. The start with ``init="svd"`` is as large as that or larger if the tensor has many
-    nonzeros for the lengths of its modes: it takes at least 26 bytes per nonzero, and more for rows
+    nonzeros for the lengths of its modes: it takes at least 21 bytes per nonzero, and more for rows
     of an unfolding that share a column. How many do depends on the data; the estimate takes the
     nonzeros to be spread evenly. Nonzeros in clusters share more columns. A tensor that a call
     first builds from a COO needs `peak_nbytes` for a while.
@@ -148,6 +147,8 @@ def _count_iteration_nbytes(
 ) -> int:
     """Count the factors, and what the update of one adds: its MTTKRP and the solution."""
     row_nbytes = rank * dtype.itemsize
+    if engine.tall is not None:  # solutions have rows aligned for the next MTTKRP
+        row_nbytes = engine.tall.choose_row_nbytes(row_nbytes)
     num_tiles = -(-nnz // engine.choose_cut(shape, dtype).tile_size)
     solving = max(size + max(size, shape[mode - 1]) for mode, size in enumerate(shape))
     multiplying = max(size + shape[mode - 1] for mode, size in enumerate(shape)) + num_tiles
@@ -162,17 +163,20 @@ def count_svd_nbytes(
     The number of coupled rows is that of nonzeros spread evenly.
     """
     size, num_columns = shape[mode], math.prod(shape) // shape[mode]
-    places = 2 * (4 if nnz < 2**32 else 8) * nnz
-    ordering = places + engine.sort_places_nbytes(nnz, tuple(shape))
-    splitting = max(ordering, _SPLIT_NBYTES * nnz + _SUMMING_NBYTES * size)
+    place_nbytes = 4 if nnz < 2**32 else 8
+    ordering = 2 * place_nbytes * nnz + engine.sort_places_nbytes(nnz, tuple(shape))
+    num_places = (mode > 0) + (0 < mode < len(shape) - 1)  # orders kept while entries are split
+    splitting = (_ENTRY_NBYTES + num_places * place_nbytes) * nnz
+    finding = _ENTRY_NBYTES * nnz + _FINDING_NBYTES * size
+    listing = max(ordering, splitting, finding)
     num_shared = round(nnz * -math.expm1(-nnz / num_columns))
     num_coupled = round(size * -math.expm1(-num_shared / size))
     kept = _ROW_NBYTES * size
     if num_coupled == 0:
-        return max(splitting, kept + size * rank * dtype.itemsize)
+        return max(listing, kept + size * rank * dtype.itemsize)
     work = _count_eigen_nbytes(engine, num_coupled, num_shared, num_columns, dtype, rank)
     left = size * rank * dtype.itemsize + num_coupled * rank * dtype.itemsize
-    return max(splitting, kept + 17 * num_shared + max(work, left))
+    return max(listing, kept + 24 * num_shared + max(work, left))
 
 
 def _count_eigen_nbytes(
@@ -189,4 +193,4 @@ def _count_eigen_nbytes(
     num_blocks = _MAX_BLOCKS if size <= MAX_GRAM_SIZE else count_rounds(size, rank)
     basis = min(num_blocks * block, max(_MAX_BASIS_NBYTES, _MIN_BLOCKS * block))
     image = num_columns * block // size
-    return max(building + 24 * num_shared, tensor + basis + max(3 * block, 2 * block + image))
+    return max(building, tensor + basis + max(3 * block, 2 * block + image))
