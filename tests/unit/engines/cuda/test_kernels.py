@@ -208,7 +208,7 @@ def test_kernels_on_rows_compile(architecture):
     jobs.append(("jump_states.cu", architecture, {}))
     for dtype, num_columns in itertools.product(map(np.dtype, DTYPES), (1, 2, 3, 32, 208)):
         jobs.append(("pad_rows.cu", architecture, pad_rows_macros(dtype, num_columns)))
-    for rank in (1, 2, 3, 4, 7, 10, 16, 20, 25, 32):
+    for rank in (1, 3, 7, 16, 25, 32):
         jobs.append(("gram.cu", architecture, gram_macros(rank)))
         jobs.append(("add_grams.cu", architecture, add_grams_macros(rank)))
         jobs += [(file, architecture, product_macros(rank)) for file in ("invert.cu", "fit.cu")]
