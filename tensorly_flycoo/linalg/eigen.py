@@ -20,7 +20,7 @@ _SEED = 20240507
 _NUM_GUARDS = 8
 
 #: Blocks in the basis before a restart keeps the best two.
-_MAX_BLOCKS = 6
+MAX_BLOCKS = 6
 
 #: Norm of a converged residual, relative to the largest eigenvalue: this many rounding units for
 #: the square root of the size, but no more than the second number.
@@ -50,7 +50,7 @@ def find_leading_eigenpairs(
     *,
     dtype: Any = np.float64,
     max_rounds: int = _MAX_ROUNDS,
-    max_blocks: int = _MAX_BLOCKS,
+    max_blocks: int = MAX_BLOCKS,
 ) -> tuple[np.ndarray, Array]:
     """Compute the largest eigenvalues of a positive semidefinite operator, and their vectors.
 

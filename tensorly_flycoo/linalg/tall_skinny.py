@@ -86,7 +86,7 @@ def transposed_product(a: Array, b: Array) -> Array:
     is_alike = is_tall(a) and is_tall(b) and a.dtype == b.dtype and a.shape[0] == b.shape[0]
     if kernels is None or not is_alike:
         return np.matmul(a.T, b)  # np.dot would copy an `a` whose rows lie apart
-    if is_same(a, b) and kernels.suits_tensor_cores(a):
+    if _is_same(a, b) and kernels.suits_tensor_cores(a):
         return kernels.gram_blocks(a).to_array().sum(axis=0).astype(a.dtype)
     split = a.shape[0] - a.shape[0] % NUM_BLOCKS
     products = kernels.multiply_blocks(a[:split], b[:split], NUM_BLOCKS)
@@ -111,7 +111,7 @@ def find_signs(x: Array) -> np.ndarray:
     return np.where(-smallest > largest, -1, 1)
 
 
-def is_same(a: Array, b: Array) -> bool:
+def _is_same(a: Array, b: Array) -> bool:
     return a.data.ptr == b.data.ptr and a.shape == b.shape and a.strides == b.strides
 
 

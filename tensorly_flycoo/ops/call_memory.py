@@ -12,9 +12,9 @@ from numpy.typing import DTypeLike
 
 from ..checks import check_dtype, check_layout, check_nnz, check_rank, check_shape
 from ..engines import select_engine
-from ..linalg.eigen import _MAX_BLOCKS, choose_width
-from ..linalg.leading_pairs import MAX_DIRECT_SIZE, MAX_GRAM_SIZE
-from .unfolding_gram import _MAX_BASIS_NBYTES, _MIN_BLOCKS, count_rounds
+from ..linalg.eigen import MAX_BLOCKS, choose_width
+from ..linalg.leading_pairs import MAX_GRAM_SIZE
+from .unfolding_gram import choose_max_blocks, is_cheap_to_form
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -185,12 +185,12 @@ def _count_eigen_nbytes(
     """Count the bytes for the leading eigenvectors of `size` coupled rows."""
     num_columns = min(num_columns, num_shared // 2 + 1)
     dtype = np.dtype(np.float64) if size <= MAX_GRAM_SIZE else dtype
-    if size <= MAX_DIRECT_SIZE or engine.is_gram_cheap(size, num_columns):
+    if is_cheap_to_form(engine, size, num_columns):
         return 8 * size**2
     options = (num_shared, (num_columns, size), dtype)
     tensor, building = engine.estimate_layout("replicated", *options)
     block = size * choose_width(rank, size) * dtype.itemsize
-    num_blocks = _MAX_BLOCKS if size <= MAX_GRAM_SIZE else count_rounds(size, rank)
-    basis = min(num_blocks * block, max(_MAX_BASIS_NBYTES, _MIN_BLOCKS * block))
+    is_exact = size <= MAX_GRAM_SIZE
+    basis = block * (MAX_BLOCKS if is_exact else choose_max_blocks(size, rank, dtype))
     image = num_columns * block // size
     return max(building, tensor + basis + max(3 * block, 2 * block + image))

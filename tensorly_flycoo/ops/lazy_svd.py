@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from ..array_modules import Array, array_module
@@ -39,17 +39,20 @@ class LazySVD:
     def compute(self, rank: int) -> tuple[Array, Array]:
         """Return the leading left vectors and the values, computed once for each rank."""
         if rank not in self._computed:
-            self._computed[rank] = self._attempt(lambda: self.matrix.svd(rank), rank)
+            self._computed[rank] = self._attempt(rank)
         return self._computed[rank]
 
-    def _attempt(self, compute: Callable[[], tuple[Array, Array]], rank: int) -> Any:
+    def _decompose(self, rank: int) -> tuple[Array, Array]:
+        return self.matrix.svd(rank)
+
+    def _attempt(self, rank: int) -> tuple[Array, Array]:
         x, mode = self.matrix.tensor, self.matrix.mode
 
         def explain() -> str:
             work_nbytes = count_svd_nbytes(x._engine, x.shape, x.nnz, x.dtype, mode, rank)
             return explain_work(x, f"{rank} singular vectors of mode {mode}", work_nbytes)
 
-        return attempt(compute, explain)
+        return attempt(lambda: self._decompose(rank), explain)
 
     def compute_left(self, num_columns: int) -> Array:
         """Return left vectors as a fresh array, completed to an orthonormal basis if needed."""
@@ -76,13 +79,8 @@ class RandomizedSVD(LazySVD):
         super().__init__(matrix)
         self._random, self._options = random, options
 
-    def compute(self, rank: int) -> tuple[Array, Array]:
-        if rank not in self._computed:
-            arguments = (rank, self._random, *self._options)
-            self._computed[rank] = self._attempt(
-                lambda: self.matrix.randomized_svd(*arguments), rank
-            )
-        return self._computed[rank]
+    def _decompose(self, rank: int) -> tuple[Array, Array]:
+        return self.matrix.randomized_svd(rank, self._random, *self._options)
 
 
 class _SvdPart(LazyArray):

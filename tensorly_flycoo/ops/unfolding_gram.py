@@ -191,9 +191,7 @@ class UnfoldingGram:
     # Of the coupled rows
 
     def is_cheap_to_form(self) -> bool:
-        if self.size <= MAX_DIRECT_SIZE:
-            return True
-        return self._engine.is_gram_cheap(self.size, self._num_columns)
+        return is_cheap_to_form(self._engine, self.size, self._num_columns)
 
     def form(self) -> Array:
         """Return the lower triangle (size, size), float64."""
@@ -209,12 +207,10 @@ class UnfoldingGram:
         if self.size <= MAX_GRAM_SIZE or self._is_exact:
             _, vectors = find_leading_eigenpairs(self.multiply, self.size, rank, xp)
         else:
-            num_rounds = count_rounds(self.size, rank)
-            block_nbytes = self.size * choose_width(rank, self.size) * self.dtype.itemsize
-            max_blocks = max(_MIN_BLOCKS, _MAX_BASIS_NBYTES // block_nbytes)
+            max_blocks = choose_max_blocks(self.size, rank, self.dtype)
             _, vectors = find_leading_eigenpairs(
                 self.multiply, self.size, rank, xp,
-                dtype=self.dtype, max_rounds=num_rounds, max_blocks=min(num_rounds, max_blocks),
+                dtype=self.dtype, max_rounds=count_rounds(self.size, rank), max_blocks=max_blocks,
             )  # fmt: skip
         squares, rotation = np.linalg.eigh(self.project(vectors))
         return squares[::-1], multiply_block(vectors, rotation[:, ::-1])
@@ -263,6 +259,18 @@ class UnfoldingGram:
             own_values = own_values.astype(self.dtype, copy=False)
             tensors.append(self._make_tensor(own, own_values, shape))
         return tensors
+
+
+def is_cheap_to_form(engine: Engine, size: int, num_columns: int) -> bool:
+    """Say whether a Gram matrix costs less to form than to multiply by in an iteration."""
+    fits = size <= MAX_GRAM_SIZE and engine.is_gram_cheap(size, num_columns)
+    return size <= MAX_DIRECT_SIZE or fits
+
+
+def choose_max_blocks(size: int, rank: int, dtype: np.dtype) -> int:
+    """Return the blocks in the basis of iterations that end early."""
+    block_nbytes = size * choose_width(rank, size) * dtype.itemsize
+    return min(count_rounds(size, rank), max(_MIN_BLOCKS, _MAX_BASIS_NBYTES // block_nbytes))
 
 
 def count_rounds(size: int, rank: int) -> int:

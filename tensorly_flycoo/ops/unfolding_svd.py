@@ -275,12 +275,6 @@ def _find_pairs_from_columns(columns: FlycooTensor, rank: int) -> LeadingPairs:
     return LeadingPairs(vectors, known_values, None, np.arange(count))
 
 
-def make_largest_positive(vectors: Array) -> None:
-    """Flip, in place, each column whose element of largest magnitude is negative."""
-    if vectors.size:
-        vectors *= array_module(vectors).asarray(find_signs(vectors), vectors.dtype)
-
-
 def complete_basis(left: Array, num_known: int) -> Array:
     """Return `left` with orthonormal columns: random ones replace those from `num_known` on."""
     xp = array_module(left)
@@ -295,6 +289,7 @@ def complete_basis(left: Array, num_known: int) -> Array:
 
         basis, triangle = scipy_qr(full, mode="economic", overwrite_a=True)
     basis *= xp.where(xp.diagonal(triangle) < 0, -1.0, 1.0)
-    if num_known < basis.shape[1]:
-        make_largest_positive(basis[:, num_known:])
+    added = basis[:, num_known:]
+    if added.size:
+        added *= xp.asarray(find_signs(added), added.dtype)
     return basis.astype(left.dtype)

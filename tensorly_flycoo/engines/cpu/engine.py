@@ -28,9 +28,6 @@ BUCKET_SIZE = 8192
 #: Bytes of an output row that are kept in registers.
 _ROW_NBYTES = 128
 
-#: Size of the largest Gram matrix worth forming: it takes half a gigabyte.
-_MAX_GRAM_SIZE = 8192
-
 #: Rows that a sweep updates together: with their targets they stay in a core's cache.
 _SWEEP_ROWS = 64
 
@@ -140,9 +137,6 @@ class CpuEngine(CpuPrimitives, Engine):
         launch.launch(kernels.add_gram, num_bands, *arguments)
         np.fill_diagonal(gram, own_diagonal + diagonal)
         return gram
-
-    def is_gram_cheap(self, size: int, num_groups: int) -> bool:
-        return size <= _MAX_GRAM_SIZE
 
     def sweep_nonnegative(
         self, targets: Array, gram: Array, rows: Array, shift: float, ridge: float, smallest: float

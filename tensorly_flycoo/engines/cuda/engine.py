@@ -33,9 +33,7 @@ class Workspace(NamedTuple):
     carries: Carries
 
 
-#: Size of the largest Gram matrix worth forming (it takes half a gigabyte), and the most
-#: multiplications for it (a few tenths of a second).
-_MAX_GRAM_SIZE = 8192
+#: The most multiplications for a Gram matrix worth forming: they take a few tenths of a second.
 _MAX_GRAM_OPERATIONS = 10**13
 
 #: Elements of a dense block of groups whose Gram matrix is computed at a time.
@@ -166,7 +164,7 @@ class CudaEngine(CudaPrimitives, Engine):
         return gram
 
     def is_gram_cheap(self, size: int, num_groups: int) -> bool:
-        return size <= _MAX_GRAM_SIZE and size**2 * num_groups <= _MAX_GRAM_OPERATIONS
+        return size**2 * num_groups <= _MAX_GRAM_OPERATIONS
 
     def draw_uniform(self, random: Any, shape: tuple[int, ...], dtype: np.dtype) -> Array:
         if mersenne_twister.suits(random, shape):
