@@ -158,8 +158,7 @@ class CudaEngine(CudaPrimitives, Engine):
             block.data.memset_async(0, block.nbytes)
             sizes = map(np.int64, (nnz, first, first + block.shape[0], size))
             launch.launch_items(kernel, nnz, tuning.BLOCK_SIZE, (*sizes, coords, values, block))
-            product = block.T @ block
-            gram = product if gram is None else np.add(gram, product, out=gram)
+            gram = block.T @ block if gram is None else np.add(gram, block.T @ block, out=gram)
         if gram is None:
             gram = cupy.zeros((size, size))
         kernel = launch.get_kernel("dense_columns.cu", "add_diagonal")
