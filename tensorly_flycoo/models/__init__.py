@@ -1,0 +1,1 @@
+"""From factors to an answer: choose, judge and use the CP model of a sparse tensor."""
