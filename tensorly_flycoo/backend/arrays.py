@@ -27,7 +27,7 @@ from ..ops.lazy import LazyArray, ModeView
 from ..ops.lazy_svd import LazySVD
 from ..ops.mode_product import ModeProduct
 from ..ops.unfolding_svd import LazyMatrix, Unfolding
-from ..tensor.coo_cache import as_flycoo, is_sparse
+from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse
 from ..tensor.tensor import FlycooTensor
 
 _USE_NONZEROS = "use tl.tensor(x).nonzeros() or .to_coo() for the nonzeros"
@@ -61,7 +61,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def tensor(data: Any, dtype: Any = None, *, device: str | None = None, **kwargs: Any) -> Any:
-        """Make an array, or a FlycooTensor of a sparse array (pydata/sparse, SciPy or CuPy).
+        """Make an array, or a FlycooTensor of a sparse one (pydata/sparse, SciPy, CuPy, PyTorch).
 
         Without a device, data on a GPU becomes a CuPy array and other data a NumPy array.
         """
@@ -71,8 +71,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             return data if dtype is None else data.astype(dtype)
         if is_sparse(data):
             return FlycooTensor.from_coo(data, dtype=dtype, device=device, **kwargs)
-        if hasattr(data, "tocoo"):
-            return FlycooTensor.from_scipy(data, dtype=dtype, device=device, **kwargs)
+        if converter := find_converter(data):
+            return getattr(FlycooTensor, converter)(data, dtype=dtype, device=device, **kwargs)
         if device is None and not is_on_gpu(data):
             return NumpyBackend.tensor(data, dtype=dtype)
         data = as_array(data)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ..array_modules import Array, is_cupy
-from ..checks import densify_error, num_cells
-from ..tensor.coo_cache import as_flycoo, is_sparse
+from ..checks import current_backend, densify_error, num_cells
+from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse, not_sparse_error
 from ..tensor.reductions import (
     average_modes,
     check_axes,
@@ -44,6 +44,11 @@ def find_sparse(arguments: Iterable[Any]) -> Any:
     """Return the first argument that is sparse or a lazy view of a sparse tensor, or None.
 
     The items of lists and tuples count as well.
+
+    Raises
+    ------
+    TypeError
+        If one comes first that is SciPy's, CuPy's or PyTorch's, under the backend "flycoo".
     """
     for argument in arguments:
         if type(argument) is np.ndarray or is_cupy(argument):
@@ -51,6 +56,8 @@ def find_sparse(arguments: Iterable[Any]) -> Any:
         for x in argument if isinstance(argument, list | tuple) else (argument,):
             if is_lazy_or_sparse(x):
                 return x
+            if find_converter(x) and current_backend() == "flycoo":
+                raise not_sparse_error(x)
     return None
 
 

@@ -256,16 +256,21 @@ class FlycooTensor(FromOthers):
         return self.shape[0]
 
     def __getitem__(self, index: Index) -> FlycooTensor | Array:
-        """Index by integers, slices and `...`: return a tensor, or a number if no mode is left.
+        """Index by integers, slices, `...` and a list: return a tensor, or a number.
 
-        Negative indices, steps and bounds work as in NumPy; ``x[...]`` is `x`. Costs one scan of
-        the nonzeros, plus building a tensor from those selected.
+        Negative indices, steps and bounds work as in NumPy, as does a list of integers, which may
+        repeat some; ``x[...]`` is `x`. Costs one scan of the nonzeros, plus building a tensor from
+        those selected. The result is a number if no mode is left.
 
         Examples
         --------
         >>> x = FlycooTensor([[1, 0, 1], [0, 2, 2]], [4.0, 3.0, 5.0], (3, 3))
         >>> x[1].nonzeros(), x[-2, ::2].shape, x[0, 2], x[2, 2]
         ((array([[0, 2]]), array([4., 5.])), (2,), np.float64(3.0), np.float64(0.0))
+        >>> x[[2, 1, 1]].to_coo().todense()
+        array([[0., 0., 0.],
+               [4., 0., 5.],
+               [4., 0., 5.]])
         """
         return find_part(self, index)
 
