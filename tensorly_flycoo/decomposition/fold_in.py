@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..array_modules import Array, array_module
 from ..checks import check_mode
 from ..linalg.hals import solve_nonnegative
@@ -90,7 +92,7 @@ def fold_in(
     gram = multiply_grams(weights, factors, skip=mode)
     if not non_negative:
         return solve(gram.T, product.T).T
-    rows, tolerance = factors[mode], float(xp.finfo(x.dtype).eps) ** 1.5
+    rows, tolerance = factors[mode], float(np.finfo(x.dtype).eps) ** 1.5
     product, gram = xp.ascontiguousarray(product), xp.ascontiguousarray(gram)
     solve_nonnegative(product, gram, rows, _MAX_SWEEPS, tolerance)
     return rows

@@ -67,12 +67,17 @@ def test_labels_that_a_file_cannot_hold(label, tmp_path):
 def test_other_files_are_refused_by_name(tmp_path):
     path = tmp_path / "x.npz"
     save(path, random_tensor((3, 4), 5))
-    with pytest.raises(
-        ValueError, match=r"x.npz is damaged, or not a saved LabelledCP: its header"
-    ):
+    with pytest.raises(ValueError, match="x.npz is damaged, or not a saved Labelled"):
         LabelledCP.load(path)
     with pytest.raises(FileNotFoundError):
         LabelledCP.load(tmp_path / "none.npz")
+
+
+def load_or_error(path):
+    try:
+        return LabelledCP.load(path)
+    except Exception as error:
+        return error
 
 
 def test_damaged_files(tmp_path):
@@ -89,18 +94,16 @@ def test_damaged_files(tmp_path):
         for _ in range(num_changes):
             data = damage("x.npz", data, random, lambda data: edit(data, random))
         path.write_bytes(data)
-        try:
-            outcomes.append(LabelledCP.load(path))
-        except ValueError as error:
-            text = str(error).removeprefix(str(path))
-            assert type(error) is ValueError
+        outcomes.append(load_or_error(path))
+        if isinstance(outcomes[-1], Exception):
+            text = str(outcomes[-1]).removeprefix(str(path))
+            assert type(outcomes[-1]) is ValueError
             assert refusal.match(text)
             assert text.isprintable()
-            outcomes.append(None)
 
     read_one()
     # It accepts some files and refuses others; otherwise this would test nothing.
-    read = [outcome for outcome in outcomes if outcome is not None]
+    read = [outcome for outcome in outcomes if isinstance(outcome, LabelledCP)]
     assert 0 < len(read) < len(outcomes)
     for outcome in read:
         assert [len(of) for of in outcome.labels.values()] == list(outcome.shape)
