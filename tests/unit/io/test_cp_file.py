@@ -67,7 +67,7 @@ def test_labels_that_a_file_cannot_hold(label, tmp_path):
 def test_other_files_are_refused_by_name(tmp_path):
     path = tmp_path / "x.npz"
     save(path, random_tensor((3, 4), 5))
-    with pytest.raises(ValueError, match="x.npz is damaged, or not a saved Labelled"):
+    with pytest.raises(ValueError, match=r"x\.npz is damaged, or not a saved Lab"):
         LabelledCP.load(path)
     with pytest.raises(FileNotFoundError):
         LabelledCP.load(tmp_path / "none.npz")
