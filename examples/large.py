@@ -4,6 +4,9 @@ Its components are planted, so the right answer is known. Before building the te
 prints how much memory it will take. A bar or log lines show the progress; Ctrl-C stops the run and
 keeps the factors so far; with a checkpoint, a later run continues where this one stopped.
 
+A start may miss components. The first one is the default of parafac, the leading singular vectors;
+if its fit is poor, random ones follow, and the best run counts. Each has a checkpoint of its own.
+
     python examples/large.py --scale 0.01
     python examples/large.py --layout replicated --checkpoint large.npz
 """
@@ -11,6 +14,7 @@ keeps the factors so far; with a checkpoint, a later run continues where this on
 import argparse
 import logging
 import time
+from pathlib import Path
 
 import numpy as np
 import tensorly as tl
@@ -20,8 +24,8 @@ from tensorly_flycoo import Progress, estimate_memory
 from tensorly_flycoo.testing import planted_tensor
 
 SHAPE, NNZ = (12092, 9184, 28818), 76_879_419
-#: Components to fit beyond the planted ones, because a random start misses some.
-MORE = 4
+#: Change of the relative error at which a run ends, and fit above which no further start is tried.
+TOLERANCE, GOOD_FIT = 1e-6, 0.99
 LAYOUTS = ("remap", "replicated", "indexed")
 
 
@@ -39,15 +43,32 @@ def print_memory(shape, nnz, dtype):
 
 
 def factorise(x, arguments):
-    """Run parafac with a bar or log lines, from the checkpoint if there is one."""
-    options = {"checkpoint": arguments.checkpoint, "show": arguments.show}
-    with Progress(arguments.iterations, **options) as progress:
-        init = "random" if arguments.checkpoint is None else progress.resume(default="random")
+    """Run parafac from one start after another until one fits; return the best run and its errors."""
+    best = None
+    for start in range(arguments.starts):
+        cp_tensor, errors, is_stopped = run(x, arguments, start)
+        print(f"start {start}: fit {1 - errors[-1]:.4f} after {len(errors) - 1} iterations")
+        if best is None or errors[-1] < best[1][-1]:
+            best = cp_tensor, errors
+        if is_stopped or 1 - errors[-1] > GOOD_FIT:
+            break
+    return best
+
+
+def run(x, arguments, start):
+    """Run parafac from one start, or from its checkpoint; return whether Ctrl-C stopped it too."""
+    checkpoint = arguments.checkpoint
+    if checkpoint is not None:
+        checkpoint = checkpoint.with_stem(f"{checkpoint.stem}-{start}")
+    with Progress(arguments.iterations, checkpoint=checkpoint, show=arguments.show) as progress:
+        init = "svd" if start == 0 else "random"
         cp_tensor = parafac(
-            x, arguments.rank + MORE, n_iter_max=progress.n_iter_left, init=init,
-            random_state=0, tol=1e-6, callback=progress,
+            x, arguments.rank, n_iter_max=progress.n_iter_left, tol=TOLERANCE, random_state=start,
+            init=init if checkpoint is None else progress.resume(default=init), callback=progress,
         )  # fmt: skip
-    return cp_tensor, progress.errors
+    errors = progress.errors
+    has_converged = len(errors) > 1 and abs(errors[-2] - errors[-1]) < TOLERANCE
+    return cp_tensor, errors, progress.n_iter_left > 0 and not has_converged
 
 
 def count_found(cp_tensor, planted):
@@ -65,10 +86,11 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--scale", type=float, default=1, help="fraction of the nonzeros to use")
     parser.add_argument("--rank", type=int, default=16, help="number of planted components")
-    parser.add_argument("--iterations", type=int, default=50, help="most iterations")
+    parser.add_argument("--iterations", type=int, default=50, help="most for a start")
     parser.add_argument("--dtype", default="float32", choices=("float32", "float64"))
     parser.add_argument("--layout", default="remap", choices=LAYOUTS)
-    parser.add_argument("--checkpoint", help="file to save to and continue from")
+    parser.add_argument("--starts", type=int, default=5, help="most starts")
+    parser.add_argument("--checkpoint", type=Path, help="files to save to and continue from")
     parser.add_argument("--show", default="log", choices=("bar", "log"))
     arguments = parser.parse_args(argv)
 
@@ -86,12 +108,8 @@ def main(argv=None):
     cp_tensor, errors = factorise(x, arguments)
     seconds = time.perf_counter() - start
     found = count_found(cp_tensor, planted)
-    print(f"fit {1 - errors[-1]:.4f} after {len(errors) - 1} iterations, {seconds:.1f} s in all; "
+    print(f"fit {1 - errors[-1]:.4f} after {seconds:.1f} s in all; "
           f"{found} of {arguments.rank} components found")  # fmt: skip
-
-    assert 0.8 * nnz < x.nnz <= 1.2 * nnz
-    assert errors[-1] < 0.02
-    assert found >= arguments.rank // 2
     return {"x": x, "cp_tensor": cp_tensor, "errors": errors, "found": found}
 
 

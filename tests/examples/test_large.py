@@ -1,4 +1,6 @@
-"""The large example, scaled down: its own asserts, its memory, and resuming."""
+"""The large example, scaled down: its components, its memory, resuming and further starts."""
+
+import re
 
 import large
 import numpy as np
@@ -13,8 +15,10 @@ def test_large(tmp_path, capsys):
     with tl.backend_context(tl.get_backend()):  # restores the backend that the example sets
         result = large.main([*arguments, "--iterations", "12"])
         again = large.main([*arguments, "--iterations", "12"])
-    assert result["found"] >= 3  # two may match the same planted one
+    assert result["found"] == 4
+    assert result["errors"][-1] < 0.01
     x = result["x"]
+    assert 0.8 * large.NNZ < x.nnz / 0.0005 < 1.2 * large.NNZ
     assert x.shape == tuple(large.scale_down(0.0005)[0])
     estimate = estimate_memory(x.shape, x.nnz, dtype="float32")
     assert x.nbytes == pytest.approx(estimate.nbytes, rel=0.1)
@@ -25,6 +29,40 @@ def test_large(tmp_path, capsys):
     assert again["errors"][: len(result["errors"])] == result["errors"]
     for a, b in zip(again["cp_tensor"].factors, result["cp_tensor"].factors, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def run_small(*arguments):
+    with tl.backend_context(tl.get_backend()):
+        return large.main(["--scale", "0.0002", "--rank", "3", "--iterations", "5", *arguments])
+
+
+def test_further_starts_follow_a_poor_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(large, "GOOD_FIT", 2)
+    result = run_small("--starts", "3", "--checkpoint", str(tmp_path / "large.npz"))
+    fits = re.findall(r"^start \d: fit (\S+) after", capsys.readouterr().out, re.MULTILINE)
+    assert len(fits) == 3
+    assert max(map(float, fits)) == pytest.approx(1 - result["errors"][-1], abs=1e-4)
+
+
+def test_ctrl_c_ends_the_starts(monkeypatch, capsys):
+    """A run that stops early without converging was stopped by Ctrl-C."""
+    monkeypatch.setattr(large, "GOOD_FIT", 2)
+    call = large.Progress.__call__
+
+    def stop_after_two(progress, *arguments):
+        return call(progress, *arguments) or progress.iteration == 2
+
+    monkeypatch.setattr(large.Progress, "__call__", stop_after_two)
+    run_small()
+    assert capsys.readouterr().out.count("start ") == 1
+
+
+def test_a_start_that_misses_components_is_reported(capsys):
+    """Nothing is asserted: one iteration is not enough."""
+    run_small("--starts", "1", "--iterations", "1")
+    assert re.search(
+        r"fit -?\d.\d{4} after \S+ s in all; \d of 3 components", capsys.readouterr().out
+    )
 
 
 def test_the_full_scale_is_the_size_of_nell_2():
