@@ -62,6 +62,9 @@ class TallKernels(Protocol):
     def invert_product(self, grams: Sequence[Any], scales: Sequence[Scale], rank: int) -> Any:
         """Invert an elementwise product of Gram matrices, as `Blocks`, and of small matrices."""
 
+    def invert_stack(self, grams: Sequence[Array]) -> Array:
+        """Invert elementwise products of stacks of Gram matrices, float64 (n, R, R)."""
+
     def compute_fit(
         self,
         grams: Sequence[Any],
