@@ -50,7 +50,7 @@ def make_tensor(name):
     if name == "nycflights":
         from flights import build_tensor
 
-        coo = build_tensor()[0]
+        coo = build_tensor(device="cpu").tensor.to_coo()
         return coo.coords, coo.data.astype(float), coo.shape
     if name == "babynames":
         return make_babynames()

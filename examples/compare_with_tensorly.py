@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 from benchmark_gpu.stages import add_time_to_fit
+from showing import save
 
 # The ways to compare. Each returns two functions: one converts a COO to its kind of tensor; the
 # other takes that tensor, the guess and a number of iterations, and returns the factors and the
@@ -136,7 +137,7 @@ def make_tensor(options):
     if options.tensor == "flights":
         from flights import build_tensor
 
-        return build_tensor()[0]
+        return build_tensor(device="cpu").tensor.to_coo()
     from tensorly_flycoo.testing import planted_tensor
 
     arguments = (options.shape, options.rank, options.nnz // options.rank)
@@ -317,29 +318,28 @@ def print_table(rows):
 
 
 def plot(rows, path, title):
-    """Plot time per iteration and memory; label the rows that did not finish with the reason."""
+    """Plot time per iteration and memory; a row that did not finish gives the reason instead."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 1.5 + 0.5 * len(rows)), layout="constrained")
-    figure.suptitle(title, size=11)
-    names = [row["way"] for row in rows]
+    figure.suptitle(title, size=14)
+    places, names = range(len(rows)), [row["way"] for row in rows]
     panels = (("iteration_s", 1, "seconds per iteration"), ("peak_nbytes", 1e6, "peak, MB"))
     for axes, (key, unit, label) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
         values = [row.get(key, np.nan) / unit for row in rows]
-        bars = axes.barh(names, values, color=["C1" if "flycoo" in n else "C0" for n in names])
+        bars = axes.barh(places, values, color=["C1" if "flycoo" in n else "C0" for n in names])
         texts = [f"{value:.3g}" if np.isfinite(value) else "" for value in values]
         axes.bar_label(bars, texts, padding=3)
         is_log = key == "iteration_s" and np.isfinite(values).any()
         axes.set(xlabel=label, xscale="log" if is_log else "linear")
         axes.margins(x=0.15)
-        axes.spines[["top", "right"]].set_visible(False)
         for y, row in enumerate(rows):
             if "failure" in row and key == "iteration_s":
                 reason = row["failure"].partition(":")[0]
-                text = axes.text(0.02, y, reason, transform=axes.get_yaxis_transform(), va="center")
-                text.set_in_layout(False)
-    axes.invert_yaxis()
-    figure.savefig(path, dpi=100)
+                axes.annotate(reason, (0.02, y), xycoords=axes.get_yaxis_transform(), va="center",
+                              color="gray", style="italic")  # fmt: skip
+    axes.set(yticks=places, yticklabels=names, ylim=(len(rows) - 0.5, -0.5))
+    save(figure, path)
 
 
 def add_limits(parser, limit_s):

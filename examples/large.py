@@ -43,7 +43,7 @@ def print_memory(shape, nnz, dtype):
 
 
 def factorise(x, arguments):
-    """Run parafac from one start after another until one fits; return the best run and its errors."""
+    """Run parafac from one start after another until one fits; return the best run, its errors."""
     best = None
     for start in range(arguments.starts):
         cp_tensor, errors, is_stopped = run(x, arguments, start)
