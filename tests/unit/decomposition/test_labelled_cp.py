@@ -5,6 +5,7 @@ import pickle
 
 import numpy as np
 import pandas as pd
+import polars
 import pytest
 import tensorly as tl
 import tlviz
@@ -171,6 +172,25 @@ def test_names_and_labels():
     cp = LabelledCP((None, [np.ones((2, 1))] * 4), labels | {"flag": [True, False]})
     assert cp.ordered == ("size", "same")
     assert cp.labels["size"].tolist() == ["S", "M"]
+
+
+def make_sizes(library):
+    """Make a table with a column of ordered categories, "size", and one of names, "shop"."""
+    sizes, names = ["S", "M", "L"], {"shop": ["a", "b", "a"], "size": ["M", "S", "L"]}
+    if library == "pandas":
+        ordered = pd.CategoricalDtype(sizes, ordered=True)
+        return pd.DataFrame(names).astype({"shop": "category", "size": ordered})
+    return polars.DataFrame(names, schema={"shop": polars.String, "size": polars.Enum(sizes)})
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_ordered_categories_of_a_table(library):
+    x = from_dataframe(make_sizes(library), ["shop", "size"])
+    cp = decomposition.non_negative_parafac_hals(x, 1, **FEW)
+    assert cp.ordered == ("size",)
+    assert cp.labels["size"].tolist() == ["S", "M", "L"]
+    assert len(cp.plot().axes[1].lines[0].get_xdata()) == 3
+    assert pickle.loads(pickle.dumps(x)).labels.ordered == x.labels.ordered == ("size",)
 
 
 @pytest.mark.parametrize(
