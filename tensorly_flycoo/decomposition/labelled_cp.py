@@ -11,8 +11,8 @@ from ..checks import check_mode
 from ..io.cp_file import SavedCP, read_cp, write_cp
 from ..io.dataframe import from_dataframe
 from ..io.files import FilePath
-from ..linalg.tall_skinny import find_signs
-from .cp_model import normalize
+from ..linalg.tall_skinny import column_norms, find_signs
+from ..tensor.labelled import Labels
 from .fold_in import fold_in
 
 if TYPE_CHECKING:
@@ -91,7 +91,18 @@ class LabelledCP(CPTensor):
         labels: Mapping[str, Any] | Sequence[Any],
         names: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(_bring_into_form(*cp_tensor))
+        weights, factors = cp_tensor
+        factors = list(factors)
+        self._set(_bring_into_form(weights, factors), factors, labels, names)
+
+    def _set(
+        self,
+        weights: Array,
+        factors: list[Array],
+        labels: Mapping[str, Any] | Sequence[Any],
+        names: Sequence[str] | None = None,
+    ) -> Self:
+        super().__init__((weights, factors))
         known = getattr(labels, "ordered", ())
         if isinstance(labels, Mapping):
             names, labels = list(labels) if names is None else names, list(labels.values())
@@ -105,6 +116,7 @@ class LabelledCP(CPTensor):
         self.labels = {name: np.asarray(of) for name, of in pairs}
         self.ordered = tuple(name for name, of in pairs if name in known or _has_order(of))
         _check_sizes(self.labels, self.shape)
+        return self
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -274,10 +286,9 @@ class LabelledCP(CPTensor):
             If it is damaged, not a saved LabelledCP, or of a later version of this package.
         """
         saved = read_cp(path)
-        cp = cls.__new__(cls)  # the form is that of the saved model, to the bit
-        CPTensor.__init__(cp, (saved.weights, list(saved.factors)))
-        cp.labels, cp.ordered = dict(saved.labels), tuple(saved.ordered)
-        return cp
+        labels = Labels(saved.labels, saved.ordered)
+        # The model is in form already: a second time would change the last bits.
+        return cls.__new__(cls)._set(saved.weights, list(saved.factors), labels)
 
     def plot(self, top: int = 8, lines: Iterable[str | int] | None = None) -> "Figure":
         """Draw the components: a row of panels for each, with a panel for each mode.
@@ -370,26 +381,36 @@ class LabelledCP(CPTensor):
 def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
     """Return the result of a decomposition with its CP model, if it has one, as a LabelledCP.
 
-    Errors that come with the model stay.
+    Errors that come with the model stay. The CPTensor loses its factors: so memory is needed for
+    only one more factor, as it was while decomposing.
     """
-    if isinstance(result, CPTensor):
-        return LabelledCP(result, labels)
     if isinstance(result, tuple) and result and isinstance(result[0], CPTensor):
-        return LabelledCP(result[0], labels), *result[1:]
-    return result
+        return label_result(result[0], labels), *result[1:]
+    if not isinstance(result, CPTensor):
+        return result
+    # A callback may have kept the list, but not the CPTensor.
+    factors, result.factors = list(result.factors), []
+    weights = _bring_into_form(result.weights, factors)
+    return LabelledCP.__new__(LabelledCP)._set(weights, factors, labels)
 
 
-def _bring_into_form(weights: Array | None, factors: Sequence[Array]) -> tuple[Array, list[Array]]:
-    """Normalise the columns, sort the components and choose the signs; see `LabelledCP`."""
-    weights, factors = normalize(weights, factors)
-    xp = array_module(weights)
-    order = xp.asarray(np.argsort(-move(weights, np), kind="stable"))
-    factors = [factor.take(order, axis=1) for factor in factors]
-    signs = [find_signs(factor) for factor in factors[:-1]]
-    signs.append(np.prod(signs, axis=0) if signs else np.ones(order.size))
-    return weights[order], [
-        factor * xp.asarray(sign, factor.dtype) for factor, sign in zip(factors, signs, strict=True)
-    ]
+def _bring_into_form(weights: Array | None, factors: list[Array]) -> Array:
+    """Normalise the columns, sort the components and choose the signs; see `LabelledCP`.
+
+    Replaces the factors in their list one by one, and returns the new weights.
+    """
+    xp, dtype = array_module(factors[0]), factors[0].dtype
+    old = np.ones(factors[0].shape[1]) if weights is None else move(weights, np)
+    scales = [move(column_norms(factor), np) * find_signs(factor) for factor in factors]
+    sizes = old * np.prod(scales, axis=0, dtype=np.float64)
+    order = np.argsort(-np.abs(sizes), kind="stable")
+    # The last mode takes the signs of the other columns and of the weights.
+    is_negative = old * np.prod(np.sign(scales[:-1]), axis=0) < 0
+    scales[-1] = np.where(is_negative, -1, 1) * np.abs(scales[-1])
+    for n, scale in enumerate(scales):
+        factors[n] = factors[n].take(xp.asarray(order), axis=1)
+        factors[n] /= xp.asarray(np.where(scale == 0, 1, scale)[order], dtype)
+    return xp.asarray(np.abs(sizes)[order], dtype)
 
 
 def _has_order(labels: Any) -> bool:

@@ -74,6 +74,15 @@ def test_with_errors_and_by_name_and_by_class(x):
     assert isinstance(tl.decomposition.CP(2, n_iter_max=3).fit_transform(x), LabelledCP)
 
 
+def test_what_a_callback_has_kept_stays_as_it_was(x):
+    kept, options = [], FEW | {"callback": lambda cp, error: kept.append(cp)}
+    tl.decomposition.parafac(x, 3, tol=1e-9, **options)
+    tl.decomposition.parafac(x.tensor, 3, tol=1e-9, **options)
+    labelled, plain = kept[3], kept[-1]
+    assert all(map(np.array_equal, labelled.factors, plain.factors))
+    assert np.array_equal(labelled.weights, plain.weights)
+
+
 @quick
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.sampled_from(["float32", "float64"]))
 def test_the_form(seed, rank, dtype):
