@@ -6,21 +6,18 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 
-from ..array_modules import Array, array_module, is_cupy, move
+from ..array_modules import Array, is_cupy, move
 from ..checks import check_mode
 from ..io.cp_file import SavedCP, read_cp, write_cp
 from ..io.dataframe import from_dataframe
 from ..io.files import FilePath
-from ..linalg.tall_skinny import column_norms, find_signs
 from ..tensor.labelled import Labels
+from .cp_form import bring_into_form
 from .fold_in import fold_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-#: Kinds of labels that have an order: numbers, time spans and dates, but not bools.
-_ORDERED_KINDS = "iufmM"
 
 
 class LabelledCP(CPTensor):
@@ -92,35 +89,23 @@ class LabelledCP(CPTensor):
         names: Sequence[str] | None = None,
     ) -> None:
         weights, factors = cp_tensor
-        factors = list(factors)
-        self._set(_bring_into_form(weights, factors), factors, labels, names)
+        factors, labels = list(factors), Labels(labels, names)
+        labels.check_shape([factor.shape[0] for factor in factors])
+        self._set(bring_into_form(weights, factors), factors, labels)
 
-    def _set(
-        self,
-        weights: Array,
-        factors: list[Array],
-        labels: Mapping[str, Any] | Sequence[Any],
-        names: Sequence[str] | None = None,
-    ) -> Self:
+    def _set(self, weights: Array, factors: list[Array], labels: Labels) -> Self:
         super().__init__((weights, factors))
-        known = getattr(labels, "ordered", ())
-        if isinstance(labels, Mapping):
-            names, labels = list(labels) if names is None else names, list(labels.values())
-        names = [f"mode {n}" for n in range(len(labels))] if names is None else list(names)
-        if not len(set(names)) == len(names) == len(labels) == len(self.shape):
-            raise ValueError(
-                f"names is {names}, with {len(labels)} arrays of labels, expected a distinct name "
-                f"and labels for each of the {len(self.shape)} modes"
-            )
-        pairs = list(zip(names, labels, strict=True))
-        self.labels = {name: np.asarray(of) for name, of in pairs}
-        self.ordered = tuple(name for name, of in pairs if name in known or _has_order(of))
-        _check_sizes(self.labels, self.shape)
+        self.labels = labels
         return self
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self.labels)
+
+    @property
+    def ordered(self) -> tuple[str, ...]:
+        """The modes whose labels have an order."""
+        return self.labels.ordered
 
     def __repr__(self) -> str:
         modes = zip(self.names, self.shape, strict=True)
@@ -156,10 +141,6 @@ class LabelledCP(CPTensor):
 
         Examples
         --------
-        >>> cp = LabelledCP((None, [np.array([[3.0], [-4.0]]), np.array([[1.0]])]), ["ab", "c"])
-        Traceback (most recent call last):
-            ...
-        ValueError: labels['mode 0'] has shape (), expected (2,), one label for each row
         >>> cp = LabelledCP((None, [np.array([[3.0], [-4.0]]), np.array([[1.0]])]),
         ...                 {"shop": ["a", "b"], "item": ["tea"]})
         >>> cp.top("shop")
@@ -286,7 +267,7 @@ class LabelledCP(CPTensor):
             If it is damaged, not a saved LabelledCP, or of a later version of this package.
         """
         saved = read_cp(path)
-        labels = Labels(saved.labels, saved.ordered)
+        labels = Labels(saved.labels, ordered=saved.ordered)
         # The model is in form already: a second time would change the last bits.
         return cls.__new__(cls)._set(saved.weights, list(saved.factors), labels)
 
@@ -390,41 +371,8 @@ def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
         return result
     # A callback may have kept the list, but not the CPTensor.
     factors, result.factors = list(result.factors), []
-    weights = _bring_into_form(result.weights, factors)
-    return LabelledCP.__new__(LabelledCP)._set(weights, factors, labels)
-
-
-def _bring_into_form(weights: Array | None, factors: list[Array]) -> Array:
-    """Normalise the columns, sort the components and choose the signs; see `LabelledCP`.
-
-    Replaces the factors in their list one by one, and returns the new weights.
-    """
-    xp, dtype = array_module(factors[0]), factors[0].dtype
-    old = np.ones(factors[0].shape[1]) if weights is None else move(weights, np)
-    scales = [move(column_norms(factor), np) * find_signs(factor) for factor in factors]
-    sizes = old * np.prod(scales, axis=0, dtype=np.float64)
-    order = np.argsort(-np.abs(sizes), kind="stable")
-    # The last mode takes the signs of the other columns and of the weights.
-    is_negative = old * np.prod(np.sign(scales[:-1]), axis=0) < 0
-    scales[-1] = np.where(is_negative, -1, 1) * np.abs(scales[-1])
-    for n, scale in enumerate(scales):
-        factors[n] = factors[n].take(xp.asarray(order), axis=1)
-        factors[n] /= xp.asarray(np.where(scale == 0, 1, scale)[order], dtype)
-    return xp.asarray(np.abs(sizes)[order], dtype)
-
-
-def _has_order(labels: Any) -> bool:
-    """Return whether labels are numbers, dates or ordered categories of pandas."""
-    is_ordered = getattr(getattr(labels, "cat", labels), "ordered", False) is True
-    return is_ordered or np.asarray(labels).dtype.kind in _ORDERED_KINDS
-
-
-def _check_sizes(labels: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> None:
-    for (name, of), size in zip(labels.items(), shape, strict=True):
-        if of.shape != (size,):
-            raise ValueError(
-                f"labels[{name!r}] has shape {of.shape}, expected ({size},), one label for each row"
-            )
+    weights = bring_into_form(result.weights, factors)
+    return LabelledCP.__new__(LabelledCP)._set(weights, factors, Labels(labels))
 
 
 def _check_count(count: Any) -> int:

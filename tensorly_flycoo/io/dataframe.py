@@ -111,7 +111,7 @@ def from_dataframe(
     tensor = FlycooTensor(coords, numbers, shape, **options)
     ordered = [name for name in modes if is_ordered(df[name])]
     of_modes = {name: entries for name, (_, entries) in coded.items()}
-    return LabelledTensor(tensor, Labels(of_modes, ordered))
+    return LabelledTensor(tensor, Labels(of_modes, ordered=ordered))
 
 
 def _check_modes(modes: Iterable[str]) -> list[str]:

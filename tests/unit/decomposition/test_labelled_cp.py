@@ -211,8 +211,13 @@ def test_ordered_categories_of_a_table(library):
         (lambda cp: cp.top(0, 0), ValueError, "number of labels is 0, expected at least 1"),
         (lambda cp: cp.top(0, 2.5), TypeError, "number of labels is 2.5, expected an integer"),
         (lambda cp: cp.plot(lines=["shop"]), ValueError, "mode is 'shop'"),
-        (lambda cp: LabelledCP(cp, cp.labels, ["a", "b"]), ValueError, "names is .*'b'.*, with 3"),
+        (
+            lambda cp: LabelledCP(cp, cp.labels, ["a", "b"]),
+            ValueError,
+            "names is .*'b'.*, expected 3",
+        ),
         (lambda cp: LabelledCP(cp, cp.labels, ["a", "b", "a"]), ValueError, "distinct name"),
+        (lambda cp: LabelledCP(cp, {"a": [1]}), ValueError, r"names the modes \['a'\], expected 3"),
         (
             lambda cp: LabelledCP(cp, [[1]] * 3, "abc"),
             ValueError,
