@@ -59,6 +59,12 @@ def number_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
     return codes, entries
 
 
+def is_ordered(column: Any) -> bool:
+    """Return whether a column is an ordered categorical of pandas, or an Enum of polars."""
+    dtype = getattr(column, "dtype", None)
+    return getattr(dtype, "ordered", False) is True or type(dtype).__name__ == "Enum"
+
+
 def _number_arrow_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
     import pyarrow.compute
 

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from ..engines import select_engine
-from ..tensor.labelled import LabelledTensor
+from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.reductions import find_extremes, group_cells
 from ..tensor.tensor import FlycooTensor
-from .columns import list_columns, number_entries, place_entries, read_values
+from .columns import is_ordered, list_columns, number_entries, place_entries, read_values
 
 _AGGREGATES = ("sum", "mean", "last", "max", "count")
 _MISSING = ("raise", "drop")
@@ -109,7 +109,9 @@ def from_dataframe(
     if aggregate in ("mean", "last", "max"):
         coords, numbers = _merge(coords, numbers, shape, aggregate)
     tensor = FlycooTensor(coords, numbers, shape, **options)
-    return LabelledTensor(tensor, {name: entries for name, (_, entries) in coded.items()})
+    ordered = [name for name in modes if is_ordered(df[name])]
+    of_modes = {name: entries for name, (_, entries) in coded.items()}
+    return LabelledTensor(tensor, Labels(of_modes, ordered=ordered))
 
 
 def _check_modes(modes: Iterable[str]) -> list[str]:

@@ -1,10 +1,78 @@
 """A tensor that remembers what its indices stand for."""
 
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 
 from .tensor import FlycooTensor
+
+#: Kinds of labels that have an order: numbers, time spans and dates, but not bools.
+_ORDERED_KINDS = "iufmM"
+
+
+class Labels(dict[str, np.ndarray]):
+    """The labels of each mode's indices, by the name of the mode.
+
+    Parameters
+    ----------
+    labels : dict of str to array (I_n,), or sequence of array (I_n,)
+    names : sequence of str, optional
+        The names of the modes; by default the keys of `labels`, or "mode 0", "mode 1", ...
+    ordered : iterable of str
+        Modes whose labels are ordered categories.
+
+    Attributes
+    ----------
+    ordered : tuple of str
+        The modes whose labels have an order: those given, numbers, dates, and ordered categories of
+        pandas.
+
+    Raises
+    ------
+    ValueError
+        If names and labels do not match, or a name occurs twice.
+
+    Examples
+    --------
+    >>> labels = Labels([["a", "b"], [7, 8]], ["shop", "day"])
+    >>> labels["day"], labels.ordered
+    (array([7, 8]), ('day',))
+    """
+
+    def __init__(
+        self,
+        labels: Mapping[str, Any] | Sequence[Any],
+        names: Sequence[str] | None = None,
+        ordered: Iterable[str] = (),
+    ) -> None:
+        known = {*ordered, *getattr(labels, "ordered", ())}
+        if isinstance(labels, Mapping):
+            names, labels = list(labels) if names is None else names, list(labels.values())
+        names = [f"mode {n}" for n in range(len(labels))] if names is None else list(names)
+        if not len(set(names)) == len(names) == len(labels):
+            raise ValueError(
+                f"names is {names}, expected {len(labels)} distinct names, one for each array of "
+                "labels"
+            )
+        pairs = list(zip(names, labels, strict=True))
+        super().__init__({name: np.asarray(of) for name, of in pairs})
+        self.ordered = tuple(name for name, of in pairs if name in known or _has_order(of))
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Refuse labels that are not those of a tensor of this shape."""
+        if len(self) != len(shape):
+            raise ValueError(f"labels names the modes {[*self]}, expected {len(shape)} modes")
+        for (name, of), size in zip(self.items(), shape, strict=True):
+            if of.shape != (size,):
+                raise ValueError(
+                    f"labels[{name!r}] has shape {of.shape}, expected ({size},), one for each index"
+                )
+
+
+def _has_order(labels: Any) -> bool:
+    is_ordered = getattr(getattr(labels, "cat", labels), "ordered", False) is True
+    return is_ordered or np.asarray(labels).dtype.kind in _ORDERED_KINDS
 
 
 class _Fields(NamedTuple):
@@ -26,6 +94,11 @@ class LabelledTensor(_Fields):
         For each mode, in order, the name of its column and the label of each index: row i of factor
         n belongs to ``labels[column][i]``.
 
+    Raises
+    ------
+    ValueError
+        If there is not one label for each index.
+
     Examples
     --------
     >>> x = FlycooTensor([[0, 1], [1, 0]], [3.0, 4.0], (2, 2))
@@ -42,6 +115,11 @@ class LabelledTensor(_Fields):
     """
 
     __slots__ = ()
+
+    def __new__(cls, tensor: FlycooTensor, labels: Mapping[str, Any]) -> Self:
+        labels = Labels(labels)
+        labels.check_shape(tensor.shape)
+        return super().__new__(cls, tensor, labels)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

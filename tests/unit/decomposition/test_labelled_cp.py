@@ -5,6 +5,7 @@ import pickle
 
 import numpy as np
 import pandas as pd
+import polars
 import pytest
 import tensorly as tl
 import tlviz
@@ -71,6 +72,15 @@ def test_with_errors_and_by_name_and_by_class(x):
     assert isinstance(found, LabelledCP)
     assert len(errors) == 3
     assert isinstance(tl.decomposition.CP(2, n_iter_max=3).fit_transform(x), LabelledCP)
+
+
+def test_what_a_callback_has_kept_stays_as_it_was(x):
+    kept, options = [], FEW | {"callback": lambda cp, error: kept.append(cp)}
+    tl.decomposition.parafac(x, 3, tol=1e-9, **options)
+    tl.decomposition.parafac(x.tensor, 3, tol=1e-9, **options)
+    labelled, plain = kept[3], kept[-1]
+    assert all(map(np.array_equal, labelled.factors, plain.factors))
+    assert np.array_equal(labelled.weights, plain.weights)
 
 
 @quick
@@ -173,6 +183,25 @@ def test_names_and_labels():
     assert cp.labels["size"].tolist() == ["S", "M"]
 
 
+def make_sizes(library):
+    """Make a table with a column of ordered categories, "size", and one of names, "shop"."""
+    sizes, names = ["S", "M", "L"], {"shop": ["a", "b", "a"], "size": ["M", "S", "L"]}
+    if library == "pandas":
+        ordered = pd.CategoricalDtype(sizes, ordered=True)
+        return pd.DataFrame(names).astype({"shop": "category", "size": ordered})
+    return polars.DataFrame(names, schema={"shop": polars.String, "size": polars.Enum(sizes)})
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_ordered_categories_of_a_table(library):
+    x = from_dataframe(make_sizes(library), ["shop", "size"])
+    cp = decomposition.non_negative_parafac_hals(x, 1, **FEW)
+    assert cp.ordered == ("size",)
+    assert cp.labels["size"].tolist() == ["S", "M", "L"]
+    assert len(cp.plot().axes[1].lines[0].get_xdata()) == 3
+    assert pickle.loads(pickle.dumps(x)).labels.ordered == x.labels.ordered == ("size",)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
@@ -182,8 +211,13 @@ def test_names_and_labels():
         (lambda cp: cp.top(0, 0), ValueError, "number of labels is 0, expected at least 1"),
         (lambda cp: cp.top(0, 2.5), TypeError, "number of labels is 2.5, expected an integer"),
         (lambda cp: cp.plot(lines=["shop"]), ValueError, "mode is 'shop'"),
-        (lambda cp: LabelledCP(cp, cp.labels, ["a", "b"]), ValueError, "names is .*'b'.*, with 3"),
+        (
+            lambda cp: LabelledCP(cp, cp.labels, ["a", "b"]),
+            ValueError,
+            "names is .*'b'.*, expected 3",
+        ),
         (lambda cp: LabelledCP(cp, cp.labels, ["a", "b", "a"]), ValueError, "distinct name"),
+        (lambda cp: LabelledCP(cp, {"a": [1]}), ValueError, r"names the modes \['a'\], expected 3"),
         (
             lambda cp: LabelledCP(cp, [[1]] * 3, "abc"),
             ValueError,

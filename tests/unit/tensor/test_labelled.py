@@ -103,6 +103,12 @@ def test_it_stays_a_pair(labelled):
         labelled._engine  # noqa: B018
 
 
+def test_labels_that_do_not_match(labelled):
+    for labels in ({"a": range(5)}, {"a": range(5), "b": range(6), "c": range(8)}):
+        with pytest.raises(ValueError, match="labels"):
+            LabelledTensor(labelled.tensor, labels)
+
+
 def test_under_another_backend_the_error_names_flycoo(labelled):
     with tl.backend_context("numpy"), pytest.raises(RuntimeError, match=r'set_backend\("flycoo"\)'):
         tl.decomposition.parafac(labelled, 2)
