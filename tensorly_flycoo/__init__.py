@@ -21,10 +21,11 @@ from .diagnostics.stats import ModeStats, TensorStats, stats
 from .diagnostics.versions import show_versions
 from .engines import set_device
 from .io import load, read_tns, save, write_tns
-from .io.dataframe import LabelledTensor, from_dataframe
+from .io.dataframe import from_dataframe
 from .ops.call_memory import MemoryEstimate, estimate_memory
 from .ops.cp_entries import cp_to_entries
 from .ops.mttkrp import mttkrp
+from .tensor.labelled import LabelledTensor
 from .tensor.tensor import FlycooTensor
 
 __all__ = [

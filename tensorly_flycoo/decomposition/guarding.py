@@ -1,4 +1,5 @@
-"""What surrounds a whole call: one log line for all it compiles, one MemoryError that explains."""
+"""What surrounds a whole call: labels, one log line for all it compiles, an explained MemoryError.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +19,10 @@ from ..ops.call_memory import count_call_nbytes
 from ..ops.views import find_sparse
 from ..reporting import log_compilation
 from ..tensor.coo_cache import find_cached
+from ..tensor.labelled import LabelledTensor
 from ..tensor.memory import DTYPES, attempt, describe, format_nbytes
 from ..tensor.tensor import FlycooTensor
+from .labelled_cp import label_result
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -33,11 +36,20 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
 
     The error says what the whole call needs, what is free, and which other layout, dtype, initial
     guess or device would fit. Calls without a sparse tensor go to `dense`, by default `function`,
-    and raise what it raises.
+    and raise what it raises. In the place of a `LabelledTensor` the function gets its tensor, and
+    a CP model that it returns becomes a `LabelledCP`.
     """
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        for x in (*args, *kwargs.values()):
+            if isinstance(x, LabelledTensor):
+                plain = [_drop_labels(argument) for argument in args]
+                others = {name: _drop_labels(argument) for name, argument in kwargs.items()}
+                return label_result(guarded(*plain, **others), x.labels)
+        return guarded(*args, **kwargs)
+
+    def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         x = find_sparse((*args, *kwargs.values()))
         if x is None:
             with log_compilation():
@@ -52,6 +64,10 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
             return attempt(lambda: function(*args, **kwargs), explain)
 
     return call
+
+
+def _drop_labels(argument: Any) -> Any:
+    return argument.tensor if isinstance(argument, LabelledTensor) else argument
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,12 @@
 """Make a tensor from a table: columns become modes, and their entries become indices."""
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
-
-
-class LabelledTensor(NamedTuple):
-    """A tensor together with the labels of its indices.
-
-    Attributes
-    ----------
-    tensor : FlycooTensor
-    labels : dict of str to array (I_n,)
-        For each mode, in order, the name of its column and the label of each index: row i of factor
-        n belongs to ``labels[column][i]``.
-    """
-
-    tensor: FlycooTensor
-    labels: dict[str, np.ndarray]
 
 
 def from_dataframe(

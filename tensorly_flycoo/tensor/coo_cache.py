@@ -13,6 +13,7 @@ import numpy as np
 
 from ..engines import select_engine
 from ..reporting import report
+from .labelled import LabelledTensor
 from .tensor import FlycooTensor
 
 _lock = threading.Lock()
@@ -39,7 +40,7 @@ def _is_of_sparse(kind: type) -> bool:
 
 def is_sparse(x: object) -> bool:
     """Return whether `x` is a sparse tensor of this package or of pydata/sparse."""
-    return isinstance(x, FlycooTensor) or is_raw_sparse(x)
+    return isinstance(x, FlycooTensor | LabelledTensor) or is_raw_sparse(x)
 
 
 def as_flycoo(x: Any, *, check_coords: bool = False) -> FlycooTensor:
@@ -47,7 +48,7 @@ def as_flycoo(x: Any, *, check_coords: bool = False) -> FlycooTensor:
 
     Parameters
     ----------
-    x : FlycooTensor or sparse.COO
+    x : FlycooTensor, LabelledTensor or sparse.COO
     check_coords : bool
         Whether to compare the coordinates of a raw COO too, not only its values.
 
@@ -58,6 +59,8 @@ def as_flycoo(x: Any, *, check_coords: bool = False) -> FlycooTensor:
     """
     if isinstance(x, FlycooTensor):
         return x
+    if isinstance(x, LabelledTensor):
+        return x.tensor
     if not is_raw_sparse(x):
         raise TypeError(f"x is a {type(x).__name__}, expected a FlycooTensor or a sparse.COO")
     if not hasattr(x, "coords"):  # GCXS, DOK: not cached
