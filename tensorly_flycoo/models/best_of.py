@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
 
@@ -11,10 +11,11 @@ import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
 from ..decomposition import parafac
-from ..decomposition.cp_model import relative_error
+from ..decomposition.cp_fit import cp_fit
+from ..decomposition.labelled_cp import label_result
 from ..decomposition.tensorly_loop import require_flycoo_backend, tensorly_loop
-from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import as_flycoo, is_sparse
+from ..tensor.labelled import LabelledTensor
 from .many_starts import Stopping, run_together
 from .match import factor_match_score
 
@@ -90,8 +91,8 @@ def best_of(
     decomposition : callable
         A function of `tensorly.decomposition` or `tensorly_flycoo.decomposition` with a parameter
         `random_state`.
-    x : FlycooTensor, sparse.COO or array
-        Whatever the decomposition takes.
+    x : FlycooTensor, LabelledTensor, sparse.COO or array
+        Whatever the decomposition takes. CP models of a LabelledTensor are `LabelledCP`.
     rank : int, or whatever the decomposition takes
     n_starts : int
     random_state : int or numpy.random.RandomState, optional
@@ -136,6 +137,7 @@ def best_of(
     """
     names = inspect.signature(decomposition).parameters
     _check(decomposition, names, n_starts, options)
+    labels = x.labels if isinstance(x, LabelledTensor) else None
     x = as_flycoo(x, check_coords=True) if is_sparse(x) else x
     seeds = tl.check_random_state(random_state).randint(2**31 - 1, size=n_starts).tolist()
     runs: list[Any] = [None] * n_starts
@@ -148,17 +150,17 @@ def best_of(
     for number, seed in enumerate(seeds):
         if runs[number] is None:
             runs[number] = _run_alone(decomposition, names, x, rank, seed, options)
-    results, errors = [run for run, _ in runs], [list(errors) for _, errors in runs]
+    results, errors = [result for result, _ in runs], [list(errors) for _, errors in runs]
     starts = Starts(results, errors, seeds, None)
-    if not all(isinstance(result, CPTensor) for result in results):
-        return starts
-    matches = [factor_match_score(starts.best, result) for result in results]
-    return Starts(results, errors, seeds, np.array(matches))
+    if all(isinstance(result, CPTensor) for result in results):
+        scores = [factor_match_score(starts.best, result) for result in results]
+        starts = replace(starts, matches=np.array(scores))
+    if labels is not None:
+        starts = replace(starts, runs=[label_result(result, labels) for result in results])
+    return starts
 
 
-def _check(
-    decomposition: Callable, names: Any, n_starts: Any, options: dict[str, Any]
-) -> None:
+def _check(decomposition: Callable, names: Any, n_starts: Any, options: dict[str, Any]) -> None:
     name = getattr(decomposition, "__name__", repr(decomposition))
     if isinstance(n_starts, bool) or not isinstance(n_starts, Integral):
         raise TypeError(f"n_starts is {n_starts!r}, expected an integer")
@@ -178,11 +180,16 @@ def _suits_batch(
     decomposition: Callable, x: Any, rank: Any, n_starts: int, options: dict[str, Any]
 ) -> bool:
     """Return whether `run_together` does the same."""
-    is_parafac = inspect.unwrap(decomposition) in (tensorly_loop("parafac"), inspect.unwrap(parafac))
+    is_parafac = inspect.unwrap(decomposition) in (
+        tensorly_loop("parafac"),
+        inspect.unwrap(parafac),
+    )
     is_plain = set(options) <= {"init", "return_errors", *Stopping._fields}
     is_countable = isinstance(rank, Integral) and rank >= 1 and not isinstance(rank, bool)
     is_iterated = options.get("n_iter_max", 1) >= 1
-    return is_parafac and is_plain and is_countable and is_sparse(x) and is_iterated and n_starts > 1
+    return (
+        is_parafac and is_plain and is_countable and is_sparse(x) and is_iterated and n_starts > 1
+    )
 
 
 def _run_alone(
@@ -197,6 +204,4 @@ def _run_alone(
             f"{decomposition.__name__} returns neither errors nor the CP tensor of a sparse tensor, "
             "expected one of them: runs cannot be compared"
         )
-    weights, factors = result
-    last_mttkrp = mttkrp(x, factors, x.ndim - 1, weights=weights)
-    return result, [float(relative_error(x, weights, factors, last_mttkrp))]
+    return result, [cp_fit(x, result).relative_error]

@@ -15,12 +15,14 @@ from ..tensor.tensor import FlycooTensor
 if TYPE_CHECKING:
     from sparse import SparseArray
 
+    from ..tensor.labelled import LabelledTensor
+
 #: Numbers of the largest intermediate array, unless a single column of a factor needs more.
 _BLOCK_NUMBERS = 2**25
 
 
 def core_consistency(
-    x: "FlycooTensor | SparseArray", cp_tensor: Any, *, normalised: bool = False
+    x: "FlycooTensor | LabelledTensor | SparseArray", cp_tensor: Any, *, normalised: bool = False
 ) -> float:
     r"""Compute the core consistency of a CP model, at most 100.
 
@@ -34,7 +36,7 @@ def core_consistency(
 
     Parameters
     ----------
-    x : FlycooTensor or sparse.COO
+    x : FlycooTensor, LabelledTensor or sparse.COO
         With two modes or more.
     cp_tensor : CPTensor or (weights, factors)
         With the dtype and on the device of `x`.

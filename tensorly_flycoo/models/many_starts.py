@@ -208,7 +208,9 @@ class _Batch:
             stack[ill] += residual @ transposed[ill]
         return stack.astype(rows.dtype, copy=False), conditions
 
-    def _find_ill_conditioned(self, conditions: Array, dtype: np.dtype) -> np.ndarray | slice | None:
+    def _find_ill_conditioned(
+        self, conditions: Array, dtype: np.dtype
+    ) -> np.ndarray | slice | None:
         """Find the runs whose inverse needs a step of refinement.
 
         On a GPU all or none of them: the host knows only the last iteration's condition numbers.
