@@ -30,14 +30,18 @@ from .tensor.tensor import FlycooTensor
 
 __all__ = [
     "DensifyError",
+    "FlycooCP",
     "FlycooTensor",
+    "LabelledCP",
     "LabelledTensor",
     "MemoryEstimate",
     "ModeStats",
     "Progress",
     "TensorStats",
+    "cp_fit",
     "cp_to_entries",
     "estimate_memory",
+    "fold_in",
     "from_dataframe",
     "load",
     "mttkrp",
@@ -57,3 +61,4 @@ register()
 # Last, since they import TensorLy: `.backend` has to import it first, without a warning.
 from .decomposition import observed_parafac  # noqa: E402
 from .diagnostics.progress import Progress  # noqa: E402
+from .models import FlycooCP, LabelledCP, cp_fit, fold_in  # noqa: E402

@@ -30,14 +30,14 @@ class CPFit(NamedTuple):
         The norm of the residual relative to the norm of the data.
     rmse : float
         The root mean square of the residual's entries.
-    count : int
-        The number of these entries.
+    num_entries : int
+        How many they are.
     """
 
     fit: float
     relative_error: float
     rmse: float
-    count: int
+    num_entries: int
 
 
 def cp_fit(
@@ -66,7 +66,7 @@ def cp_fit(
     Returns
     -------
     CPFit
-        A named tuple of `fit`, `relative_error`, `rmse` and `count`.
+        A named tuple of `fit`, `relative_error`, `rmse` and `num_entries`.
 
     Raises
     ------
@@ -89,9 +89,9 @@ def cp_fit(
     >>> x = FlycooTensor([[0, 1], [0, 1]], [3.0, 4.0], shape=(2, 2))
     >>> model = (None, [np.array([[0.0], [4.0]]), np.array([[0.0], [1.0]])])
     >>> cp_fit(x, model)
-    CPFit(fit=0.4, relative_error=0.6, rmse=1.5, count=4)
+    CPFit(fit=0.4, relative_error=0.6, rmse=1.5, num_entries=4)
     >>> cp_fit(x, model, held_out=([[1, 1], [0, 1]], [0.0, 8.0]))
-    CPFit(fit=0.5, relative_error=0.5, rmse=2.8284271247461903, count=2)
+    CPFit(fit=0.5, relative_error=0.5, rmse=2.8284271247461903, num_entries=2)
     """
     if mask is not None and held_out is not None:
         raise ValueError("mask and held_out are both given, expected at most one of them")

@@ -1,5 +1,4 @@
-"""What surrounds a whole call: labels, one log line for all it compiles, an explained MemoryError.
-"""
+"""What surrounds a whole call: labels, one log line for all it compiles, a useful MemoryError."""
 
 from __future__ import annotations
 

@@ -95,9 +95,15 @@ class LabelledCP(CPTensor):
         if isinstance(labels, Mapping):
             names, labels = list(labels) if names is None else names, list(labels.values())
         names = [f"mode {n}" for n in range(len(labels))] if names is None else list(names)
-        self.labels = {name: np.asarray(of) for name, of in zip(names, labels, strict=False)}
-        self.ordered = tuple(name for name, of in zip(names, labels, strict=False) if _has_order(of))
-        _check_labels(names, len(labels), self.labels, self.shape)
+        if not len(set(names)) == len(names) == len(labels) == len(self.shape):
+            raise ValueError(
+                f"names is {names}, with {len(labels)} arrays of labels, expected a distinct name "
+                f"and labels for each of the {len(self.shape)} modes"
+            )
+        pairs = list(zip(names, labels, strict=True))
+        self.labels = {name: np.asarray(of) for name, of in pairs}
+        self.ordered = tuple(name for name, of in pairs if _has_order(of))
+        _check_sizes(self.labels, self.shape)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -177,12 +183,12 @@ class LabelledCP(CPTensor):
         >>> cp = LabelledCP((None, [np.array([[3.0], [4.0]]), np.array([[1.0]])]),
         ...                 {"shop": ["a", "b"], "item": ["tea"]})
         >>> weights, (shops, items) = cp.to_frames()
-        >>> shops
+        >>> shops  # doctest: +NORMALIZE_WHITESPACE
                 0
-        shop     
+        shop
         a     0.6
         b     0.8
-        """  # noqa: W291 (pandas prints trailing spaces)
+        """
         pandas = _import_pandas()
         frames = [
             pandas.DataFrame(move(factor, np), index=pandas.Index(labels, name=name))
@@ -346,11 +352,11 @@ class LabelledCP(CPTensor):
         >>> cp = LabelledCP((None, [np.array([[1.0], [0.0]]), np.array([[3.0], [4.0]])]),
         ...                 {"user": ["ann", "bob"], "item": ["tea", "milk"]})
         >>> new = pd.DataFrame({"user": ["cy", "cy"], "item": ["tea", "milk"], "n": [6, 8]})
-        >>> cp.transform(new, "user", "n")
+        >>> cp.transform(new, "user", "n")  # doctest: +NORMALIZE_WHITESPACE
                 0
-        user     
+        user
         cy    2.0
-        """  # noqa: W291 (pandas prints trailing spaces)
+        """
         pandas, index = _import_pandas(), self._find_mode(mode)
         name, factor = self.names[index], self.factors[index]
         known = {other: labels for other, labels in self.labels.items() if other != name}
@@ -381,8 +387,7 @@ def _bring_into_form(weights: Array | None, factors: Sequence[Array]) -> tuple[A
     signs = [find_signs(factor) for factor in factors[:-1]]
     signs.append(np.prod(signs, axis=0) if signs else np.ones(order.size))
     return weights[order], [
-        factor * xp.asarray(sign, factor.dtype)
-        for factor, sign in zip(factors, signs, strict=True)
+        factor * xp.asarray(sign, factor.dtype) for factor, sign in zip(factors, signs, strict=True)
     ]
 
 
@@ -392,14 +397,7 @@ def _has_order(labels: Any) -> bool:
     return is_ordered or np.asarray(labels).dtype.kind in _ORDERED_KINDS
 
 
-def _check_labels(
-    names: Sequence[str], num_labels: int, labels: Mapping[str, np.ndarray], shape: tuple[int, ...]
-) -> None:
-    if not len(names) == num_labels == len(labels) == len(shape):
-        raise ValueError(
-            f"names is {list(names)}, with {num_labels} arrays of labels, expected distinct names "
-            f"and labels for each of the {len(shape)} modes"
-        )
+def _check_sizes(labels: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> None:
     for (name, of), size in zip(labels.items(), shape, strict=True):
         if of.shape != (size,):
             raise ValueError(

@@ -30,15 +30,15 @@ def draw_components(cp: "LabelledCP", top: int, line_modes: Set[int]) -> "Figure
         raise ImportError(f"plot needs Matplotlib: pip install matplotlib ({error})") from None
     ndim = len(cp.names)
     widths = [_LINE_WIDTH if n in line_modes else _BARS_WIDTH for n in range(ndim)]
-    num_bars = [min(top, size) for n, size in enumerate(cp.shape) if n not in line_modes]
-    height = max(1.4, _ROW_HEIGHT + _BAR_HEIGHT * max(num_bars, default=0))
+    num_bars = min(top, max((cp.shape[n] for n in range(ndim) if n not in line_modes), default=0))
+    height = max(1.4, _ROW_HEIGHT + _BAR_HEIGHT * num_bars)
     size = (_HEADING_WIDTH + sum(widths), 0.8 + height * cp.rank)
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(cp.rank, ndim, squeeze=False, width_ratios=widths)
     for n, column in enumerate(grid.T):
         factor = move(cp.factors[n], np)
         draw = _draw_lines if n in line_modes else _draw_bars
-        draw(column, cp, n, factor, top)
+        draw(column, cp, n, factor, num_bars)
         column[0].set_title(cp.names[n], weight="bold")
     for r, row in enumerate(grid):
         heading = f"component {r}\nweight {float(cp.weights[r]):.3g}"
@@ -50,22 +50,22 @@ def draw_components(cp: "LabelledCP", top: int, line_modes: Set[int]) -> "Figure
 
 
 def _draw_bars(
-    column: "list[Axes]", cp: "LabelledCP", mode: int, factor: np.ndarray, top: int
+    column: "list[Axes]", cp: "LabelledCP", mode: int, factor: np.ndarray, num_bars: int
 ) -> None:
     """Draw the largest elements of each column, the largest on top."""
     limits = _find_limits(factor)
-    for r, (axes, component) in enumerate(zip(column, cp.top(mode, top), strict=True)):
+    for r, (axes, component) in enumerate(zip(column, cp.top(mode, num_bars), strict=True)):
         places = range(len(component))
         axes.barh(places, list(component.values()), color=f"C{r % 10}")
         axes.set_yticks(places, [_shorten(label) for label in component], fontsize=8)
-        axes.invert_yaxis()
+        axes.set_ylim(num_bars - 0.5, -0.5)
         axes.set_xlim(*limits)
         axes.axvline(0, color="gray", linewidth=0.8)
         axes.tick_params("x", labelbottom=axes is column[-1])
 
 
 def _draw_lines(
-    column: "list[Axes]", cp: "LabelledCP", mode: int, factor: np.ndarray, top: int
+    column: "list[Axes]", cp: "LabelledCP", mode: int, factor: np.ndarray, num_bars: int
 ) -> None:
     """Draw each column along the labels."""
     labels = cp.labels[cp.names[mode]]
@@ -86,8 +86,8 @@ def _set_ticks(axes: "Axes", labels: np.ndarray, is_scale: bool) -> None:
     from matplotlib.ticker import MaxNLocator
 
     if not is_scale:
-        places = np.unique(np.linspace(0, labels.size - 1, 6).round().astype(int))
-        axes.set_xticks(places, [_shorten(label) for label in labels[places].tolist()])
+        places = np.unique(np.linspace(0, labels.size - 1, 5).round().astype(int))
+        axes.set_xticks(places, [_shorten(label) for label in labels[places].tolist()], fontsize=8)
     elif labels.dtype.kind == "M":
         locator = AutoDateLocator(maxticks=7)
         axes.xaxis.set_major_locator(locator)

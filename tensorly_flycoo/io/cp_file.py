@@ -1,5 +1,6 @@
 """Files of labelled CP models: arrays and text in a .npz without pickles."""
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -106,8 +107,8 @@ def read_cp(path: FilePath) -> SavedCP:
 def _read_header(path: FilePath, array: np.ndarray) -> dict[str, Any]:
     try:
         header = json.loads(str(array))
-        is_ours = header["format"] == _FORMAT
-        version, lists = header["version"], (header["names"], header["ordered"])
+        is_ours, version = header["format"] == _FORMAT, header["version"]
+        names, ordered = header["names"], header["ordered"]
     except (ValueError, TypeError, KeyError, RecursionError):
         is_ours = False
     if not is_ours:
@@ -117,24 +118,30 @@ def _read_header(path: FilePath, array: np.ndarray) -> dict[str, Any]:
             f"{path} has format version {version!r}, expected {_VERSION}: load it with a newer "
             "release of tensorly-flycoo"
         )
-    is_text = [isinstance(n, list) and all(isinstance(name, str) for name in n) for n in lists]
-    names, ordered = lists
-    if not all(is_text) or not names or len(set(names)) < len(names) or not set(ordered) <= {*names}:
+    if not (_are_names(names) and names and _are_names(ordered) and {*ordered} <= {*names}):
         raise _damage_error(path, "its header does not name the modes")
     return header
 
 
+def _are_names(names: Any) -> bool:
+    is_text = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return is_text and len(set(names)) == len(names)
+
+
 def _read_text(path: FilePath, reader: ArrayReader, n: int) -> np.ndarray:
     encoded, ends = reader.read(f"text_{n}"), reader.read(f"text_ends_{n}")
-    is_right = encoded.dtype == np.uint8 and ends.dtype == np.int64 and encoded.ndim == ends.ndim == 1
-    starts = np.append(0, ends)
-    if not is_right or (np.diff(starts) < 0).any() or starts[-1] != encoded.size:
-        raise _damage_error(path, f"text_{n} and text_ends_{n} do not match")
-    text, bounds = encoded.tobytes(), starts.tolist()
-    pairs = zip(bounds[:-1], bounds[1:], strict=True)
-    labels = np.empty(ends.size, object)
+    is_vector = encoded.ndim == ends.ndim == 1
+    bounds = np.append(0, ends)
+    if not is_vector or (encoded.dtype, ends.dtype) != (np.uint8, np.int64):
+        raise _damage_error(path, f"text_{n} or text_ends_{n} is not text")
+    if (np.diff(bounds) < 0).any() or bounds[-1] != encoded.size:
+        raise _damage_error(path, f"text_ends_{n} does not match text_{n}")
+    text, labels = encoded.tobytes(), np.empty(ends.size, object)
     try:
-        labels[:] = [text[start:end].decode("utf-8", "surrogatepass") for start, end in pairs]
+        labels[:] = [
+            text[start:end].decode("utf-8", "surrogatepass")
+            for start, end in itertools.pairwise(bounds.tolist())
+        ]
     except UnicodeDecodeError as error:
         raise _damage_error(path, f"text_{n}: {error}") from None
     return labels

@@ -7,7 +7,12 @@ import numpy as np
 from .tensor import FlycooTensor
 
 
-class LabelledTensor(NamedTuple):
+class _Fields(NamedTuple):
+    tensor: FlycooTensor
+    labels: dict[str, np.ndarray]
+
+
+class LabelledTensor(_Fields):
     """A tensor together with the labels of its indices.
 
     TensorLy and this package take it wherever they take a sparse tensor, and compute with its
@@ -36,8 +41,7 @@ class LabelledTensor(NamedTuple):
     TypeError: this operation does not take a LabelledTensor: use its .tensor
     """
 
-    tensor: FlycooTensor
-    labels: dict[str, np.ndarray]
+    __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -53,7 +57,9 @@ class LabelledTensor(NamedTuple):
         """Refuse an operator, which for a tuple might even have a meaning."""
         raise TypeError("this operation does not take a LabelledTensor: use its .tensor")
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = __rmatmul__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = __rmatmul__ = (
+        _refuse
+    )
     __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __neg__ = __abs__ = _refuse
     __array__ = __array_ufunc__ = _refuse
 
