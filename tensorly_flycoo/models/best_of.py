@@ -180,16 +180,12 @@ def _suits_batch(
     decomposition: Callable, x: Any, rank: Any, n_starts: int, options: dict[str, Any]
 ) -> bool:
     """Return whether `run_together` does the same."""
-    is_parafac = inspect.unwrap(decomposition) in (
-        tensorly_loop("parafac"),
-        inspect.unwrap(parafac),
-    )
+    own = inspect.unwrap(decomposition)
+    is_parafac = own is tensorly_loop("parafac") or own is inspect.unwrap(parafac)
     is_plain = set(options) <= {"init", "return_errors", *Stopping._fields}
-    is_countable = isinstance(rank, Integral) and rank >= 1 and not isinstance(rank, bool)
-    is_iterated = options.get("n_iter_max", 1) >= 1
-    return (
-        is_parafac and is_plain and is_countable and is_sparse(x) and is_iterated and n_starts > 1
-    )
+    is_countable = isinstance(rank, int | np.integer) and not isinstance(rank, bool) and rank >= 1
+    is_iterated = n_starts > 1 and options.get("n_iter_max", 1) >= 1
+    return bool(is_parafac and is_plain and is_countable and is_iterated and is_sparse(x))
 
 
 def _run_alone(
@@ -201,7 +197,7 @@ def _run_alone(
     result = decomposition(x, rank, random_state=seed, **options)
     if not isinstance(result, CPTensor) or not is_sparse(x):
         raise TypeError(
-            f"{decomposition.__name__} returns neither errors nor the CP tensor of a sparse tensor, "
-            "expected one of them: runs cannot be compared"
+            f"{decomposition.__name__} returns neither errors nor a CP model of a sparse tensor, "
+            "expected one of them to compare runs by"
         )
     return result, [cp_fit(x, result).relative_error]

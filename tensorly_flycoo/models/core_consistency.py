@@ -56,8 +56,8 @@ def core_consistency(
 
     Notes
     -----
-    About ``nnz * R**(ndim - 1)`` operations. The workspace is a row of ``R**(ndim - 2)`` numbers for
-    each non-empty index of the mode with the fewest, or more within 256 MB. A QR decomposition of
+    About ``nnz * R**(ndim - 1)`` operations. The workspace has ``R**(ndim - 2)`` numbers for each
+    non-empty index of the shortest mode, or up to 256 MB if that is more. A QR decomposition of
     each factor gives its pseudo-inverse, in which singular values below rounding error count as
     zero (tlviz divides by them).
 

@@ -10,7 +10,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tensorly as tl
@@ -27,8 +27,8 @@ from ..tensor.tensor import FlycooTensor
 #: Right-hand sides for each equation from which `linalg.tall_skinny.solve` inverts the matrix.
 _MANY_RIGHT_HAND_SIDES = 4
 
-#: Runs that have ended stay if fewer columns than this would be left: MTTKRP takes as long, and with
-#: fewer columns needs another kernel, which may have to be compiled.
+#: Runs that have ended stay if fewer columns than this would be left: MTTKRP would not be faster,
+#: and would need another kernel, which may have to be compiled.
 _LEAST_COLUMNS = 16
 
 #: How much larger the arrays of a run are here than in a run of its own: each factor lies in
@@ -56,7 +56,7 @@ class Stopping(NamedTuple):
     tol: float = 1e-8
     cvg_criterion: str = "abs_rec_error"
 
-    def ends(self, errors: Sequence[np.floating]) -> bool:
+    def ends(self, errors: Sequence[Any]) -> bool:
         is_last = len(errors) >= self.n_iter_max
         return is_last or has_converged(errors, self.tol, self.cvg_criterion)
 
@@ -76,8 +76,8 @@ def run_together(
     Returns
     -------
     list of Run or None
-        None for a run that met a singular system of equations, which needs a pseudo-inverse: run it
-        on its own.
+        None for a run to run alone: it met a singular system of equations, which needs a
+        pseudo-inverse, or there is no memory for two runs.
 
     Notes
     -----
@@ -89,10 +89,13 @@ def run_together(
     --------
     >>> from tensorly_flycoo.testing import random_tensor
     >>> x = random_tensor((10, 20, 30), 500, random_state=0)
-    >>> [round(float(run.errors[-1]), 3) for run in run_together(x, 2, [5, 6], Stopping(tol=1e-3))]
-    [0.926, 0.927]
+    >>> runs = run_together(x, 2, [5, 6], Stopping(tol=1e-3))
+    >>> [run.cp_tensor.rank for run in runs], [round(float(run.errors[-1]), 2) for run in runs]
+    ([2, 2], [0.95, 0.95])
     """
     size = _choose_batch_size(x, rank)
+    if size == 1:
+        return [None] * len(seeds)
     batches = [seeds[start : start + size] for start in range(0, len(seeds), size)]
     return [run for batch in batches for run in _run_batch(x, rank, batch, stopping)]
 

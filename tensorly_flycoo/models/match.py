@@ -55,9 +55,9 @@ def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bo
     >>> import numpy as np
     >>> factors = [np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[1.0, 1.0], [0.0, 1.0]])]
     >>> swapped = [-factor[:, ::-1] for factor in factors]
-    >>> factor_match_score((None, factors), (None, swapped))
+    >>> round(factor_match_score((None, factors), (None, swapped)), 9)
     1.0
-    >>> factor_match_score((None, factors), (np.array([0.5, 1.0]), factors))
+    >>> round(factor_match_score((None, factors), (np.array([0.5, 1.0]), factors)), 9)
     0.75
     """
     (weights1, factors1), (weights2, factors2) = cp_tensor1, cp_tensor2

@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -140,9 +139,9 @@ def select_rank(
     zeros, at indices drawn from those of the nonzeros.
 
     The suggested rank is the lowest one whose held-out loss is within 5 % of the least. The other
-    scores are for your own judgement. A core consistency near 100 says that components do not interact; a
-    match near 1 says that all starts find the same components. Both usually fall above the right
-    rank.
+    scores are for your own judgement. A core consistency near 100 says that components do not
+    interact; a match near 1 says that all starts find the same components. Both usually fall above
+    the right rank.
 
     Parameters
     ----------
@@ -245,7 +244,7 @@ def _has_mask(function: Any) -> bool:
 
 
 def _check_holdout(x: FlycooTensor, holdout: Any, method: Callable[..., Any]) -> None:
-    if not isinstance(holdout, Real) or isinstance(holdout, bool):
+    if not isinstance(holdout, int | float | np.number) or isinstance(holdout, bool):
         raise TypeError(f"holdout is {holdout!r}, expected a number from 0 to below 1")
     if not 0 <= holdout < 1:
         raise ValueError(f"holdout is {holdout}, expected a number from 0 to below 1")
