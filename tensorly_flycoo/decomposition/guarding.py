@@ -14,6 +14,7 @@ from tensorly.cp_tensor import validate_cp_rank
 
 from ..checks import LAYOUTS, check_dtype
 from ..engines import select_engine
+from ..linalg import gram_products
 from ..ops.call_memory import count_call_nbytes
 from ..ops.views import find_sparse
 from ..reporting import log_compilation
@@ -59,8 +60,11 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
             given.apply_defaults()
             return _explain_call(function.__name__, x, given.arguments)
 
-        with log_compilation():
-            return attempt(lambda: function(*args, **kwargs), explain)
+        try:
+            with log_compilation():
+                return attempt(lambda: function(*args, **kwargs), explain)
+        finally:
+            gram_products.forget()  # a call that was stopped leaves those of its factors
 
     return call
 

@@ -62,6 +62,9 @@ class TallKernels(Protocol):
     def invert_product(self, grams: Sequence[Any], scales: Sequence[Scale], rank: int) -> Any:
         """Invert an elementwise product of Gram matrices, as `Blocks`, and of small matrices."""
 
+    def invert_stack(self, grams: Sequence[Array]) -> Array:
+        """Invert elementwise products of stacks of Gram matrices, float64 (n, R, R)."""
+
     def compute_fit(
         self,
         grams: Sequence[Any],
@@ -218,7 +221,7 @@ class Engine(Primitives, ABC):
 
     @abstractmethod
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
-        """Compute the lower triangle of a Gram matrix (size, size) from the columns of a matrix.
+        """Compute the Gram matrix (size, size) of a matrix's rows from its columns.
 
         Parameters
         ----------
@@ -231,8 +234,12 @@ class Engine(Primitives, ABC):
         Returns
         -------
         float64 array (size, size)
-            Its elements above the diagonal are arbitrary.
+            On the host, elements above the diagonal are arbitrary.
         """
+
+    def gram_nbytes(self, size: int, num_columns: int) -> int:
+        """Count the bytes that `gram` allocates, its result included."""
+        return 8 * size**2
 
     def draw_uniform(self, random: Any, shape: tuple[int, ...], dtype: np.dtype) -> Array:
         """Draw from [0, 1), the same numbers as ``random.random_sample(shape).astype(dtype)``.

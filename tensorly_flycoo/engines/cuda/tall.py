@@ -163,6 +163,16 @@ def invert_product(grams: Sequence[Blocks], scales: Sequence[Scale], rank: int) 
     return Blocks(memory, memory.ptr, (1, rank, rank))
 
 
+def invert_stack(grams: Sequence[Array]) -> Array:
+    """Invert, like `invert`, the elementwise products of float64 stacks (n, R, R): (n, R, R)."""
+    inverses = cupy.empty(grams[0].shape)
+    num_products, rank, _ = inverses.shape
+    blocks = [Blocks(gram.data.mem, gram.data.ptr, (1, rank, rank)) for gram in grams]
+    kernel = _get_kernel("invert", product_macros, (rank,), f"{_PRODUCT}Q", inverses.data.device_id)
+    kernel((num_products, 1), _SMALL_BLOCK_SIZE, *_list_members(blocks, []), inverses.data.ptr)
+    return inverses
+
+
 def compute_fit(
     grams: Sequence[Blocks], scales: Sequence[Scale], rank: int, inner: Blocks, norm_square: float
 ) -> float:
