@@ -20,6 +20,7 @@ from ..array_modules import Array, array_module, is_cupy, move
 from ..decomposition.cp_model import make_cp_tensor
 from ..decomposition.initial_guess import draw_factors
 from ..decomposition.stopping import has_converged
+from ..linalg.tall_skinny import find_kernels
 from ..ops.call_memory import count_call_nbytes
 from ..ops.mttkrp import mttkrp
 from ..tensor.tensor import FlycooTensor
@@ -180,11 +181,13 @@ class _Batch:
         conditions = []
         for mode in range(self.x.ndim):
             rows = self._multiply(mode)
-            others = self.grams[:mode] + self.grams[mode + 1 :]
-            stack, condition = self._solve(_multiply_all(others, self.grams[mode]), rows)
+            stack = self._solve_with_kernel(mode, rows)
+            if stack is None:
+                others = self.grams[:mode] + self.grams[mode + 1 :]
+                stack, condition = self._solve(_multiply_all(others, self.grams[mode]), rows)
+                conditions.append(condition)
             self.stacks[mode], self.columns[mode] = stack, _lay_out(stack)
             self.grams[mode] = _multiply_grams(stack)
-            conditions.append(condition)
         return self._measure(rows * stack, conditions)
 
     def _multiply(self, mode: int) -> Array:
@@ -193,16 +196,26 @@ class _Batch:
         products = mttkrp(self.x, self.columns, mode).reshape(size, num_runs, rank)
         return products.transpose(1, 0, 2).copy()
 
+    def _solve_with_kernel(self, mode: int, rows: Array) -> Array | None:
+        """Return the factors if a GPU's kernel suits, which takes pseudo-inverses by itself."""
+        kernels, grams = find_kernels(rows), self.grams[:mode] + self.grams[mode + 1 :]
+        if kernels is None or not kernels.suits_rank(rows.shape[2], rows.dtype):
+            return None
+        if not 0 < len(grams) <= kernels.MAX_GRAMS:
+            return None
+        return (rows @ kernels.invert_stack(grams)).astype(rows.dtype)
+
     def _solve(self, matrices: Array, rows: Array) -> tuple[Array, Array]:
         """Do for each run what `linalg.tall_skinny.solve` does.
 
-        Return the factors and the condition numbers (n,), nan where it takes a pseudo-inverse.
+        Return the factors and the condition numbers (n,); where these leave no digit, that takes a
+        pseudo-inverse.
         """
         if not is_cupy(rows) and rows.shape[1] <= _MANY_RIGHT_HAND_SIDES * rows.shape[2]:
             transposed = _for_each(np.linalg.solve, matrices, rows.swapaxes(1, 2))
             is_good = np.isfinite(transposed).all(axis=(1, 2))
             return transposed.swapaxes(1, 2), np.where(is_good, 1.0, np.nan)
-        inverses, conditions = _invert(matrices, rows.dtype)
+        inverses, conditions = _invert(matrices)
         transposed = inverses.swapaxes(1, 2)
         stack = rows @ transposed
         ill = self._find_ill_conditioned(conditions, inverses.dtype)
@@ -255,11 +268,11 @@ def _multiply_all(matrices: Sequence[Array], like: Array) -> Array:
     return functools.reduce(operator.mul, matrices) if matrices else np.ones_like(like)
 
 
-def _invert(matrices: Array, dtype: np.dtype) -> tuple[Array, Array]:
-    """Invert a stack (n, R, R) as `linalg.tall_skinny.solve` does, for rows of `dtype`.
+def _invert(matrices: Array) -> tuple[Array, Array]:
+    """Invert a stack (n, R, R) as `linalg.tall_skinny.solve` does.
 
-    Return the inverses, in the dtype of `matrices`, and the condition numbers (n,), nan where they
-    leave no digit of a number of `dtype`.
+    Return the inverses, in the dtype of `matrices`, and the condition numbers (n,) of the scaled
+    matrices, which are not finite where a matrix is singular or its inverse overflows.
     """
     exact = matrices.astype(np.float64, copy=False)
     scale = np.sqrt(np.abs(np.diagonal(exact, axis1=1, axis2=2)))

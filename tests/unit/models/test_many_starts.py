@@ -84,7 +84,7 @@ def test_a_singular_system_ends_a_run(shape):
 
 def test_a_singular_matrix_does_not_spoil_the_others():
     stack = np.array([np.eye(2), np.ones((2, 2)), 2 * np.eye(2)])
-    inverses, conditions = many_starts._invert(stack, np.float64)
+    inverses, conditions = many_starts._invert(stack)
     np.testing.assert_array_equal(np.isfinite(conditions), [True, False, True])
     np.testing.assert_array_equal(inverses[[0, 2]], [np.eye(2), np.eye(2) / 2])
 
