@@ -91,7 +91,7 @@ def cp_fit(
     >>> cp_fit(x, model)
     CPFit(fit=0.4, relative_error=0.6, rmse=1.5, num_entries=4)
     >>> cp_fit(x, model, held_out=([[1, 1], [0, 1]], [0.0, 8.0]))
-    CPFit(fit=0.5, relative_error=0.5, rmse=2.8284271247461903, num_entries=2)
+    CPFit(fit=0.5, relative_error=0.5, rmse=2.82842712474619, num_entries=2)
     """
     if mask is not None and held_out is not None:
         raise ValueError("mask and held_out are both given, expected at most one of them")

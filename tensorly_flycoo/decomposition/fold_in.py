@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..array_modules import Array, array_module
 from ..checks import check_mode
 from ..linalg.hals import solve_nonnegative
@@ -81,15 +83,16 @@ def fold_in(
     weights, factors = cp_tensor
     mode = check_mode(mode, len(factors))
     x = as_flycoo(x_new, check_coords=True)
+    if x.ndim != len(factors):
+        raise ValueError(f"x_new has {x.ndim} modes, expected {len(factors)}, as the model has")
+    xp, old = array_module(factors[mode]), factors[mode]
     factors = list(factors)
-    xp, rank = array_module(factors[mode]), factors[mode].shape[1]
-    if mode < x.ndim:
-        factors[mode] = xp.zeros((x.shape[mode], rank), factors[mode].dtype)
+    factors[mode] = xp.zeros((x.shape[mode], old.shape[1]), old.dtype)
     product = mttkrp(x, factors, mode, weights=weights)
     gram = multiply_grams(weights, factors, skip=mode)
     if not non_negative:
         return solve(gram.T, product.T).T
-    rows, tolerance = factors[mode], float(xp.finfo(x.dtype).eps) ** 1.5
+    rows, tolerance = factors[mode], float(np.finfo(x.dtype).eps) ** 1.5
     product, gram = xp.ascontiguousarray(product), xp.ascontiguousarray(gram)
     solve_nonnegative(product, gram, rows, _MAX_SWEEPS, tolerance)
     return rows

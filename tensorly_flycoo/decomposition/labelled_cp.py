@@ -92,6 +92,7 @@ class LabelledCP(CPTensor):
         names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(_bring_into_form(*cp_tensor))
+        known = getattr(labels, "ordered", ())
         if isinstance(labels, Mapping):
             names, labels = list(labels) if names is None else names, list(labels.values())
         names = [f"mode {n}" for n in range(len(labels))] if names is None else list(names)
@@ -102,7 +103,7 @@ class LabelledCP(CPTensor):
             )
         pairs = list(zip(names, labels, strict=True))
         self.labels = {name: np.asarray(of) for name, of in pairs}
-        self.ordered = tuple(name for name, of in pairs if _has_order(of))
+        self.ordered = tuple(name for name, of in pairs if name in known or _has_order(of))
         _check_sizes(self.labels, self.shape)
 
     @property

@@ -1,10 +1,19 @@
 """A tensor that remembers what its indices stand for."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from .tensor import FlycooTensor
+
+
+class Labels(dict[str, np.ndarray]):
+    """The labels of each mode; `ordered` names the modes whose labels are ordered categories."""
+
+    def __init__(self, labels: Mapping[str, np.ndarray], ordered: Iterable[str] = ()) -> None:
+        super().__init__(labels)
+        self.ordered = tuple(ordered)
 
 
 class _Fields(NamedTuple):
