@@ -111,7 +111,8 @@ def best_of(
     RuntimeError
         If a sparse tensor is decomposed by TensorLy's loop and the backend is not "flycoo".
     TypeError
-        If `n_starts` is not an integer, `decomposition` not a function, or an option is unknown.
+        If `n_starts` is not an integer, `random_state` is a generator of CuPy, or an option is
+        unknown.
     ValueError
         If `n_starts` is below 1, `init` is not "random", or the decomposition has no
         `random_state`. Other errors are the decomposition's.
@@ -139,7 +140,7 @@ def best_of(
     _check(decomposition, names, n_starts, options)
     labels = x.labels if isinstance(x, LabelledTensor) else None
     x = as_flycoo(x, check_coords=True) if is_sparse(x) else x
-    seeds = tl.check_random_state(random_state).randint(2**31 - 1, size=n_starts).tolist()
+    seeds = as_random_state(random_state).randint(2**31 - 1, size=n_starts).tolist()
     runs: list[Any] = [None] * n_starts
     if _suits_batch(decomposition, x, rank, n_starts, options):
         require_flycoo_backend()
@@ -158,6 +159,21 @@ def best_of(
     if labels is not None:
         starts = replace(starts, runs=[label_result(result, labels) for result in results])
     return starts
+
+
+def as_random_state(random_state: Any) -> np.random.RandomState:
+    """Return a generator of NumPy's; one of CuPy's cannot draw the seeds.
+
+    Examples
+    --------
+    >>> as_random_state(0).randint(10)
+    5
+    """
+    random = tl.check_random_state(random_state)
+    if not isinstance(random, np.random.RandomState):
+        name = type(random_state).__name__
+        raise TypeError(f"random_state is a {name}, expected an int or numpy.random.RandomState")
+    return random
 
 
 def _check(decomposition: Callable, names: Any, n_starts: Any, options: dict[str, Any]) -> None:

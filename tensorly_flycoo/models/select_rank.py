@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
 from .. import decomposition
@@ -17,7 +16,7 @@ from ..decomposition.labelled_cp import label_result
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
-from .best_of import best_of
+from .best_of import as_random_state, best_of
 from .core_consistency import core_consistency
 
 if TYPE_CHECKING:
@@ -180,8 +179,9 @@ def select_rank(
     Notes
     -----
     The runs take most of the time: see `best_of`. The model without the held-out entries takes one
-    more run. Core consistency takes ``nnz * R**(ndim - 1)`` operations and is left out (nan) above
-    ten billion. All models are kept. The same `random_state` gives the same result on one machine.
+    more run, which starts from the best one: its iterations replace what that knew of the entries.
+    Core consistency takes ``nnz * R**(ndim - 1)`` operations and is left out (nan) above ten
+    billion. All models are kept. The same `random_state` gives the same result on one machine.
 
     References
     ----------
@@ -204,7 +204,7 @@ def select_rank(
     x, ranks = as_flycoo(x, check_coords=True), _check_ranks(ranks)
     function = _find_method(method)
     _check_holdout(x, holdout, function)
-    random = tl.check_random_state(random_state)
+    random = as_random_state(random_state)
     seed = random.randint(2**31 - 1)
     mask = _hold_out(x, holdout, random) if holdout else None
     scores, errors, models = [], [], []
