@@ -33,6 +33,7 @@ __all__ = [
     "inner_blocks",
     "invert",
     "invert_product",
+    "invert_stack",
     "multiply_blocks",
     "solve_rows",
     "suits_rank",
