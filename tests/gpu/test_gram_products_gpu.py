@@ -217,7 +217,7 @@ def test_a_stack_of_inverses(rank):
     rows = rng.standard_normal((2, 5, 40, rank))
     rows[:, 3, :, -1] = rows[:, 3, :, 0]
     stacks = [cupy.asarray(part.swapaxes(1, 2) @ part) for part in rows]
-    found = tall.invert_stack(stacks)
+    found = tall.invert_products(stacks)
     for place in range(5):
         blocks = [make_blocks(stack[place]) for stack in stacks]
         alone = tall.invert_product(blocks, [], rank).to_array()[0]
