@@ -70,8 +70,8 @@ def number_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def is_ordered(column: Any) -> bool:
     """Return whether a column is an ordered categorical of pandas, or an Enum of polars."""
-    dtype = getattr(column, "dtype", None)
-    return getattr(dtype, "ordered", False) is True or type(dtype).__name__ == "Enum"
+    is_ordered_categorical = getattr(getattr(column, "dtype", None), "ordered", False) is True
+    return is_ordered_categorical or _kind_of(column) == "Enum"
 
 
 def _number_arrow_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:

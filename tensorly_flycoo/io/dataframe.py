@@ -121,8 +121,9 @@ def from_dataframe(
     if aggregate in ("mean", "last", "max"):
         coords, numbers = _merge(coords, numbers, shape, aggregate)
     tensor = FlycooTensor(coords, numbers, shape, **options)
-    ordered = [name for name in modes if is_ordered(df[name])]
+    ordered = {name for name, column in columns.items() if is_ordered(column)}
     of_modes = {name: entries for name, (_, entries) in coded.items()}
+    ordered.update(getattr(labels, "ordered", ()))
     return LabelledTensor(tensor, Labels(of_modes, ordered=ordered))
 
 
