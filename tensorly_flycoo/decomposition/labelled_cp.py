@@ -148,13 +148,12 @@ class LabelledCP(CPTensor):
         """
         index = self._find_mode(mode)
         factor, labels = move(self.factors[index], np), self.labels[self.names[index]]
-        count = min(_check_count(n), len(labels))
-        largest = np.argsort(-np.abs(factor), axis=0, kind="stable")[:count]
+        largest = [_find_largest(np.abs(column), _check_count(n)) for column in factor.T]
         # tolist makes Python's numbers and text, but also numbers of dates.
         as_list = list if labels.dtype.kind in "mM" else np.ndarray.tolist
         return [
             dict(zip(as_list(labels[rows]), factor[rows, r].tolist(), strict=True))
-            for r, rows in enumerate(largest.T)
+            for r, rows in enumerate(largest)
         ]
 
     def to_frames(self) -> tuple[np.ndarray, list["DataFrame"]]:
@@ -373,6 +372,13 @@ def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
     factors, result.factors = list(result.factors), []
     weights = bring_into_form(result.weights, factors)
     return LabelledCP.__new__(LabelledCP)._set(weights, factors, Labels(labels))
+
+
+def _find_largest(magnitudes: np.ndarray, count: int) -> np.ndarray:
+    """Return the places of the `count` largest elements, the largest first; sorts only these."""
+    count = min(count, magnitudes.size)
+    places = np.flatnonzero(magnitudes >= np.partition(magnitudes, -count)[-count])
+    return places[np.argsort(-magnitudes[places], kind="stable")[:count]]
 
 
 def _check_count(count: Any) -> int:

@@ -1,5 +1,6 @@
 """A tensor that remembers what its indices stand for."""
 
+import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Self
 
@@ -17,6 +18,7 @@ class Labels(dict[str, np.ndarray]):
     Parameters
     ----------
     labels : dict of str to array (I_n,), or sequence of array (I_n,)
+        Dates of Python become `numpy.datetime64`.
     names : sequence of str, optional
         The names of the modes; by default the keys of `labels`, or "mode 0", "mode 1", ...
     ordered : iterable of str
@@ -56,8 +58,13 @@ class Labels(dict[str, np.ndarray]):
                 "labels"
             )
         pairs = list(zip(names, labels, strict=True))
-        super().__init__({name: np.asarray(of) for name, of in pairs})
-        self.ordered = tuple(name for name, of in pairs if name in known or _has_order(of))
+        super().__init__({name: _as_array(of) for name, of in pairs})
+        is_category = {name: _is_ordered_category(of) for name, of in pairs}
+        self.ordered = tuple(
+            name
+            for name, of in self.items()
+            if name in known or is_category[name] or of.dtype.kind in _ORDERED_KINDS
+        )
 
     def check_shape(self, shape: Sequence[int]) -> None:
         """Refuse labels that are not those of a tensor of this shape."""
@@ -70,9 +77,16 @@ class Labels(dict[str, np.ndarray]):
                 )
 
 
-def _has_order(labels: Any) -> bool:
-    is_ordered = getattr(getattr(labels, "cat", labels), "ordered", False) is True
-    return is_ordered or np.asarray(labels).dtype.kind in _ORDERED_KINDS
+def _as_array(labels: Any) -> np.ndarray:
+    """Return labels as an array; dates of Python become NumPy's."""
+    array = np.asarray(labels)
+    is_dates = array.dtype == object and all(type(label) is datetime.date for label in array.flat)
+    return array.astype("datetime64[D]") if is_dates and array.size else array
+
+
+def _is_ordered_category(labels: Any) -> bool:
+    """Return whether labels are ordered categories of pandas."""
+    return getattr(getattr(labels, "cat", labels), "ordered", False) is True
 
 
 class _Fields(NamedTuple):

@@ -200,6 +200,9 @@ def test_ordered_categories_of_a_table(library):
     assert cp.labels["size"].tolist() == ["S", "M", "L"]
     assert len(cp.plot().axes[1].lines[0].get_xdata()) == 3
     assert pickle.loads(pickle.dumps(x)).labels.ordered == x.labels.ordered == ("size",)
+    texts = pd.DataFrame({"shop": ["a"], "size": ["L"]})
+    new = from_dataframe(texts, ["shop", "size"], labels=x.labels)
+    assert new.labels.ordered == ("size",)
 
 
 @pytest.mark.parametrize(
