@@ -32,9 +32,10 @@ _MANY_RIGHT_HAND_SIDES = 4
 #: and would need another kernel, which may have to be compiled.
 _LEAST_COLUMNS = 16
 
-#: Bytes of all factors of the runs together, on a CPU, that its cores' caches hold: with twice as
-#: many, each column of an MTTKRP took three times as long (a Xeon, 2000^3, 300K nonzeros).
-_CPU_CACHE_NBYTES = 3 * 2**20
+#: Bytes of the factors of all runs together, on a CPU, that suit its caches: with three times as
+#: many, each column of an MTTKRP took twice as long (an EPYC with 1 MB of L2 cache for each core,
+#: 2000^3, 300K nonzeros).
+_CPU_CACHE_NBYTES = 2**22
 
 #: Bytes of a row that MTTKRP reads together on a CPU; filling it pays whatever the caches hold.
 _CPU_ROW_NBYTES = 128
