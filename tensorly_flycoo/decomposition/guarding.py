@@ -42,18 +42,15 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        for x in (*args, *kwargs.values()):
-            if isinstance(x, LabelledTensor):
-                plain = [_drop_labels(argument) for argument in args]
-                others = {name: _drop_labels(argument) for name, argument in kwargs.items()}
-                return label_result(guarded(*plain, **others), x.labels)
-        return guarded(*args, **kwargs)
-
-    def guarded(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         x = find_sparse((*args, *kwargs.values()))
         if x is None:
             with log_compilation():
                 return (dense or function)(*args, **kwargs)
+        for labelled in (*args, *kwargs.values()):
+            if isinstance(labelled, LabelledTensor):
+                plain = [_drop_labels(argument) for argument in args]
+                named = {name: _drop_labels(argument) for name, argument in kwargs.items()}
+                return label_result(call(*plain, **named), labelled.labels)
 
         def explain() -> str:
             given = inspect.signature(function).bind(*args, **kwargs)

@@ -6,21 +6,18 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 
-from ..array_modules import Array, array_module, is_cupy, move
+from ..array_modules import Array, is_cupy, move
 from ..checks import check_mode
 from ..io.cp_file import SavedCP, read_cp, write_cp
 from ..io.dataframe import from_dataframe
 from ..io.files import FilePath
-from ..linalg.tall_skinny import find_signs
-from .cp_model import normalize
+from ..tensor.labelled import Labels
+from .cp_form import bring_into_form
 from .fold_in import fold_in
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
-
-#: Kinds of labels that have an order: numbers, time spans and dates, but not bools.
-_ORDERED_KINDS = "iufmM"
 
 
 class LabelledCP(CPTensor):
@@ -91,24 +88,24 @@ class LabelledCP(CPTensor):
         labels: Mapping[str, Any] | Sequence[Any],
         names: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(_bring_into_form(*cp_tensor))
-        known = getattr(labels, "ordered", ())
-        if isinstance(labels, Mapping):
-            names, labels = list(labels) if names is None else names, list(labels.values())
-        names = [f"mode {n}" for n in range(len(labels))] if names is None else list(names)
-        if not len(set(names)) == len(names) == len(labels) == len(self.shape):
-            raise ValueError(
-                f"names is {names}, with {len(labels)} arrays of labels, expected a distinct name "
-                f"and labels for each of the {len(self.shape)} modes"
-            )
-        pairs = list(zip(names, labels, strict=True))
-        self.labels = {name: np.asarray(of) for name, of in pairs}
-        self.ordered = tuple(name for name, of in pairs if name in known or _has_order(of))
-        _check_sizes(self.labels, self.shape)
+        weights, factors = cp_tensor
+        factors, labels = list(factors), Labels(labels, names)
+        labels.check_shape([factor.shape[0] for factor in factors])
+        self._set(bring_into_form(weights, factors), factors, labels)
+
+    def _set(self, weights: Array, factors: list[Array], labels: Labels) -> Self:
+        super().__init__((weights, factors))
+        self.labels = labels
+        return self
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self.labels)
+
+    @property
+    def ordered(self) -> tuple[str, ...]:
+        """The modes whose labels have an order."""
+        return self.labels.ordered
 
     def __repr__(self) -> str:
         modes = zip(self.names, self.shape, strict=True)
@@ -144,10 +141,6 @@ class LabelledCP(CPTensor):
 
         Examples
         --------
-        >>> cp = LabelledCP((None, [np.array([[3.0], [-4.0]]), np.array([[1.0]])]), ["ab", "c"])
-        Traceback (most recent call last):
-            ...
-        ValueError: labels['mode 0'] has shape (), expected (2,), one label for each row
         >>> cp = LabelledCP((None, [np.array([[3.0], [-4.0]]), np.array([[1.0]])]),
         ...                 {"shop": ["a", "b"], "item": ["tea"]})
         >>> cp.top("shop")
@@ -155,13 +148,12 @@ class LabelledCP(CPTensor):
         """
         index = self._find_mode(mode)
         factor, labels = move(self.factors[index], np), self.labels[self.names[index]]
-        count = min(_check_count(n), len(labels))
-        largest = np.argsort(-np.abs(factor), axis=0, kind="stable")[:count]
+        largest = [_find_largest(np.abs(column), _check_count(n)) for column in factor.T]
         # tolist makes Python's numbers and text, but also numbers of dates.
         as_list = list if labels.dtype.kind in "mM" else np.ndarray.tolist
         return [
             dict(zip(as_list(labels[rows]), factor[rows, r].tolist(), strict=True))
-            for r, rows in enumerate(largest.T)
+            for r, rows in enumerate(largest)
         ]
 
     def to_frames(self) -> tuple[np.ndarray, list["DataFrame"]]:
@@ -274,10 +266,9 @@ class LabelledCP(CPTensor):
             If it is damaged, not a saved LabelledCP, or of a later version of this package.
         """
         saved = read_cp(path)
-        cp = cls.__new__(cls)  # the form is that of the saved model, to the bit
-        CPTensor.__init__(cp, (saved.weights, list(saved.factors)))
-        cp.labels, cp.ordered = dict(saved.labels), tuple(saved.ordered)
-        return cp
+        labels = Labels(saved.labels, ordered=saved.ordered)
+        # The model is in form already: a second time would change the last bits.
+        return cls.__new__(cls)._set(saved.weights, list(saved.factors), labels)
 
     def plot(self, top: int = 8, lines: Iterable[str | int] | None = None) -> "Figure":
         """Draw the components: a row of panels for each, with a panel for each mode.
@@ -370,40 +361,24 @@ class LabelledCP(CPTensor):
 def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
     """Return the result of a decomposition with its CP model, if it has one, as a LabelledCP.
 
-    Errors that come with the model stay.
+    Errors that come with the model stay. The CPTensor loses its factors: so memory is needed for
+    only one more factor, as it was while decomposing.
     """
-    if isinstance(result, CPTensor):
-        return LabelledCP(result, labels)
     if isinstance(result, tuple) and result and isinstance(result[0], CPTensor):
-        return LabelledCP(result[0], labels), *result[1:]
-    return result
+        return label_result(result[0], labels), *result[1:]
+    if not isinstance(result, CPTensor):
+        return result
+    # A callback may have kept the list, but not the CPTensor.
+    factors, result.factors = list(result.factors), []
+    weights = bring_into_form(result.weights, factors)
+    return LabelledCP.__new__(LabelledCP)._set(weights, factors, Labels(labels))
 
 
-def _bring_into_form(weights: Array | None, factors: Sequence[Array]) -> tuple[Array, list[Array]]:
-    """Normalise the columns, sort the components and choose the signs; see `LabelledCP`."""
-    weights, factors = normalize(weights, factors)
-    xp = array_module(weights)
-    order = xp.asarray(np.argsort(-move(weights, np), kind="stable"))
-    factors = [factor.take(order, axis=1) for factor in factors]
-    signs = [find_signs(factor) for factor in factors[:-1]]
-    signs.append(np.prod(signs, axis=0) if signs else np.ones(order.size))
-    return weights[order], [
-        factor * xp.asarray(sign, factor.dtype) for factor, sign in zip(factors, signs, strict=True)
-    ]
-
-
-def _has_order(labels: Any) -> bool:
-    """Return whether labels are numbers, dates or ordered categories of pandas."""
-    is_ordered = getattr(getattr(labels, "cat", labels), "ordered", False) is True
-    return is_ordered or np.asarray(labels).dtype.kind in _ORDERED_KINDS
-
-
-def _check_sizes(labels: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> None:
-    for (name, of), size in zip(labels.items(), shape, strict=True):
-        if of.shape != (size,):
-            raise ValueError(
-                f"labels[{name!r}] has shape {of.shape}, expected ({size},), one label for each row"
-            )
+def _find_largest(magnitudes: np.ndarray, count: int) -> np.ndarray:
+    """Return the places of the `count` largest elements, the largest first; sorts only these."""
+    count = min(count, magnitudes.size)
+    places = np.flatnonzero(magnitudes >= np.partition(magnitudes, -count)[-count])
+    return places[np.argsort(-magnitudes[places], kind="stable")[:count]]
 
 
 def _check_count(count: Any) -> int:

@@ -62,9 +62,6 @@ class TallKernels(Protocol):
     def invert_product(self, grams: Sequence[Any], scales: Sequence[Scale], rank: int) -> Any:
         """Invert an elementwise product of Gram matrices, as `Blocks`, and of small matrices."""
 
-    def invert_stack(self, grams: Sequence[Array]) -> Array:
-        """Invert elementwise products of stacks of Gram matrices, float64 (n, R, R)."""
-
     def compute_fit(
         self,
         grams: Sequence[Any],
@@ -259,6 +256,22 @@ class Engine(Primitives, ABC):
     def is_gram_cheap(self, size: int, num_groups: int) -> bool:
         """Say whether `gram` costs less than multiplying by the matrix in an iteration would."""
         return True
+
+    def invert_products(self, grams: Sequence[Array], dtype: np.dtype) -> Array | None:
+        """Invert elementwise products of stacks (n, R, R) of the Gram matrices of factors.
+
+        Parameters
+        ----------
+        grams : sequence of float64 array (n, R, R)
+        dtype : numpy.dtype
+            Of the factors. Products that are singular to its rounding are pseudo-inverted.
+
+        Returns
+        -------
+        float64 array (n, R, R), or None
+            None if the functions of `xp` do as well, or the engine has none for these sizes.
+        """
+        return None
 
     @abstractmethod
     def sweep_nonnegative(

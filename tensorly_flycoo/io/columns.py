@@ -28,6 +28,15 @@ def list_columns(df: Any) -> list[str]:
     return list(names)
 
 
+def has_categories(column: Any) -> bool:
+    """Return whether a column's type lists its possible entries: a categorical or an enum."""
+    return _kind_of(column) in ("CategoricalDtype", "Enum")
+
+
+def _kind_of(column: Any) -> str:
+    return type(column.dtype).__name__ if hasattr(column, "dtype") else ""
+
+
 def number_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
     """Number the distinct entries of a column.
 
@@ -38,7 +47,7 @@ def number_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
     entries : array
         Sorted; of a pandas categorical or a polars Enum all categories, in their order.
     """
-    kind = type(column.dtype).__name__ if hasattr(column, "dtype") else ""
+    kind = _kind_of(column)
     if kind == "CategoricalDtype":
         codes, entries = column.cat.codes, column.dtype.categories.to_numpy()
     elif kind == "Enum":
@@ -61,8 +70,8 @@ def number_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def is_ordered(column: Any) -> bool:
     """Return whether a column is an ordered categorical of pandas, or an Enum of polars."""
-    dtype = getattr(column, "dtype", None)
-    return getattr(dtype, "ordered", False) is True or type(dtype).__name__ == "Enum"
+    is_ordered_categorical = getattr(getattr(column, "dtype", None), "ordered", False) is True
+    return is_ordered_categorical or _kind_of(column) == "Enum"
 
 
 def _number_arrow_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -86,6 +95,18 @@ def _number_polars_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
     except ImportError:
         codes = (column.rank("dense").cast(int) - 1).fill_null(-1)
         return codes.to_numpy(), column.drop_nulls().unique().sort().to_numpy()
+
+
+def drop_unused(codes: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Renumber `codes`, all of at least 0, without the entries that do not occur.
+
+    Examples
+    --------
+    >>> drop_unused(np.array([2, 0, 2]), np.array(["a", "b", "c"]))
+    (array([1, 0, 1]), array(['a', 'c'], dtype='<U1'))
+    """
+    is_used = np.bincount(codes, minlength=entries.size) > 0
+    return (np.cumsum(is_used) - 1)[codes], entries[is_used]
 
 
 def place_entries(

@@ -73,7 +73,7 @@ def _encode(name: str, label: Any) -> bytes:
     if not isinstance(label, str):
         raise TypeError(
             f"labels[{name!r}] holds a {type(label).__name__}, expected text, numbers or dates of "
-            "NumPy (numpy.datetime64), which a file can hold"
+            f"NumPy, which a file can hold: labels[{name!r}].astype(str), or 'datetime64[D]'"
         )
     return label.encode("utf-8", "surrogatepass")
 

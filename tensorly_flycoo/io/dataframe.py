@@ -9,7 +9,15 @@ from ..engines import select_engine
 from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.reductions import find_extremes, group_cells
 from ..tensor.tensor import FlycooTensor
-from .columns import is_ordered, list_columns, number_entries, place_entries, read_values
+from .columns import (
+    drop_unused,
+    has_categories,
+    is_ordered,
+    list_columns,
+    number_entries,
+    place_entries,
+    read_values,
+)
 
 _AGGREGATES = ("sum", "mean", "last", "max", "count")
 _MISSING = ("raise", "drop")
@@ -92,26 +100,31 @@ def from_dataframe(
     given = dict(labels or {})
     _check_options(modes, given, aggregate, missing)
     names = list_columns(df)
-    coded = {name: number_entries(_take_column(df, name, names)) for name in modes}
+    columns = {name: _take_column(df, name, names) for name in modes}
+    coded = {name: number_entries(column) for name, column in columns.items()}
     for name, of_column in given.items():
         coded[name] = place_entries(name, *coded[name], of_column)
     numbers = None if values is None else read_values(_take_column(df, values, names), values)
     kept = _find_complete(coded, numbers, values, missing)
-    coords = np.stack([codes if kept is None else codes[kept] for codes, _ in coded.values()])
+    if kept is not None:
+        numbers = None if numbers is None else numbers[kept]
+        for name, (codes, entries) in coded.items():
+            is_fixed = name in given or has_categories(columns[name])
+            coded[name] = (codes[kept], entries) if is_fixed else drop_unused(codes[kept], entries)
+    coords = np.stack([codes for codes, _ in coded.values()])
     if coords.shape[1] == 0:
-        reason = "no row without a missing entry" if kept is not None else "no rows"
+        reason = "no rows" if kept is None else "no row without a missing entry"
         raise ValueError(f"df has {reason}, expected at least one")
     if numbers is None or aggregate == "count":
         numbers = np.ones(coords.shape[1])
-    elif kept is not None:
-        numbers = numbers[kept]
     shape = [entries.size for _, entries in coded.values()]
     if aggregate in ("mean", "last", "max"):
         coords, numbers = _merge(coords, numbers, shape, aggregate)
     tensor = FlycooTensor(coords, numbers, shape, **options)
-    ordered = [name for name in modes if is_ordered(df[name])]
+    ordered = {name for name, column in columns.items() if is_ordered(column)}
     of_modes = {name: entries for name, (_, entries) in coded.items()}
-    return LabelledTensor(tensor, Labels(of_modes, ordered))
+    ordered.update(getattr(labels, "ordered", ()))
+    return LabelledTensor(tensor, Labels(of_modes, ordered=ordered))
 
 
 def _check_modes(modes: Iterable[str]) -> list[str]:

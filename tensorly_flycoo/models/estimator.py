@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class FlycooCP:
     """A CP decomposition of a sparse tensor that scikit-learn can clone and search.
 
-    It has the methods that `sklearn.base.clone`, `GridSearchCV` and pipelines need, and does not
-    import scikit-learn.
+    It has the methods that `sklearn.base.clone` and `GridSearchCV` need, and does not import
+    scikit-learn.
 
     Parameters
     ----------

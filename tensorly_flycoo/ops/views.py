@@ -14,6 +14,7 @@ import numpy as np
 
 from ..array_modules import Array, is_cupy
 from ..checks import current_backend, densify_error, num_cells
+from ..tensor import numpy_protocol
 from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse, not_sparse_error
 from ..tensor.reductions import (
     average_modes,
@@ -178,6 +179,9 @@ def min_axes(x: Viewable, axis: int | Iterable[int] | None = None) -> Any:
 def apply_ufunc(ufunc: np.ufunc, *args: Any, **kwargs: Any) -> FlycooTensor:
     """Apply a ufunc to a sparse tensor and numbers; a lazy view refuses it."""
     args = tuple(as_flycoo(x, check_coords=True) if is_sparse(x) else x for x in args)
+    x = find_sparse((*args, *kwargs.values()))
+    if isinstance(x, FlycooTensor):
+        return numpy_protocol.apply_ufunc(x, ufunc, "__call__", *args, **kwargs)
     return ufunc(*args, **kwargs)
 
 

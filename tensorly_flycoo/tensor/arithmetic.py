@@ -118,14 +118,14 @@ def map_elements(
     def apply(values: Array) -> Array:
         with np.errstate(all="ignore"):  # what is not finite is an error below
             mapped = function(values)
-        dtype = getattr(mapped, "dtype", None)
-        if dtype is None or dtype.kind not in "biuf" or mapped.shape != values.shape:
-            got = type(mapped).__name__ if dtype is None else f"{dtype} array of {mapped.shape}"
-            raise TypeError(
-                f"{name} returned a {got}, expected an array of real numbers of {values.shape}: "
-                "it must be elementwise"
-            )
-        return mapped
+            dtype = getattr(mapped, "dtype", None)
+            if dtype is None or dtype.kind not in "biuf" or mapped.shape != values.shape:
+                got = type(mapped).__name__ if dtype is None else f"{dtype} array of {mapped.shape}"
+                raise TypeError(
+                    f"{name} returned a {got}, expected an array of real numbers of "
+                    f"{values.shape}: it must be elementwise"
+                )
+            return mapped.astype(values.dtype, copy=False)
 
     zero = apply(x._engine.xp.zeros(1, x.dtype))[0]
     if zero != 0:

@@ -1,19 +1,92 @@
 """A tensor that remembers what its indices stand for."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, NoReturn
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 
 from .tensor import FlycooTensor
 
+#: Kinds of labels that have an order: numbers, time spans and dates, but not bools.
+_ORDERED_KINDS = "iufmM"
+
 
 class Labels(dict[str, np.ndarray]):
-    """The labels of each mode; `ordered` names the modes whose labels are ordered categories."""
+    """The labels of each mode's indices, by the name of the mode.
 
-    def __init__(self, labels: Mapping[str, np.ndarray], ordered: Iterable[str] = ()) -> None:
-        super().__init__(labels)
-        self.ordered = tuple(ordered)
+    Parameters
+    ----------
+    labels : dict of str to array (I_n,), or sequence of array (I_n,)
+        Dates of Python become `numpy.datetime64`.
+    names : sequence of str, optional
+        The names of the modes; by default the keys of `labels`, or "mode 0", "mode 1", ...
+    ordered : iterable of str
+        Modes whose labels are ordered categories.
+
+    Attributes
+    ----------
+    ordered : tuple of str
+        The modes whose labels have an order: those given, numbers, dates, and ordered categories of
+        pandas.
+
+    Raises
+    ------
+    ValueError
+        If names and labels do not match, or a name occurs twice.
+
+    Examples
+    --------
+    >>> labels = Labels([["a", "b"], [7, 8]], ["shop", "day"])
+    >>> labels["day"], labels.ordered
+    (array([7, 8]), ('day',))
+    """
+
+    def __init__(
+        self,
+        labels: Mapping[str, Any] | Sequence[Any],
+        names: Sequence[str] | None = None,
+        ordered: Iterable[str] = (),
+    ) -> None:
+        known = {*ordered, *getattr(labels, "ordered", ())}
+        if isinstance(labels, Mapping):
+            names, labels = list(labels) if names is None else names, list(labels.values())
+        names = [f"mode {n}" for n in range(len(labels))] if names is None else list(names)
+        if not len(set(names)) == len(names) == len(labels):
+            raise ValueError(
+                f"names is {names}, expected {len(labels)} distinct names, one for each array of "
+                "labels"
+            )
+        pairs = list(zip(names, labels, strict=True))
+        super().__init__({name: _as_array(of) for name, of in pairs})
+        is_category = {name: _is_ordered_category(of) for name, of in pairs}
+        self.ordered = tuple(
+            name
+            for name, of in self.items()
+            if name in known or is_category[name] or of.dtype.kind in _ORDERED_KINDS
+        )
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Refuse labels that are not those of a tensor of this shape."""
+        if len(self) != len(shape):
+            raise ValueError(f"labels names the modes {[*self]}, expected {len(shape)} modes")
+        for (name, of), size in zip(self.items(), shape, strict=True):
+            if of.shape != (size,):
+                raise ValueError(
+                    f"labels[{name!r}] has shape {of.shape}, expected ({size},), one for each index"
+                )
+
+
+def _as_array(labels: Any) -> np.ndarray:
+    """Return labels as an array; dates of Python become NumPy's."""
+    array = np.asarray(labels)
+    is_dates = array.dtype == object and all(type(label) is datetime.date for label in array.flat)
+    return array.astype("datetime64[D]") if is_dates and array.size else array
+
+
+def _is_ordered_category(labels: Any) -> bool:
+    """Return whether labels are ordered categories of pandas."""
+    return getattr(getattr(labels, "cat", labels), "ordered", False) is True
 
 
 class _Fields(NamedTuple):
@@ -35,6 +108,11 @@ class LabelledTensor(_Fields):
         For each mode, in order, the name of its column and the label of each index: row i of factor
         n belongs to ``labels[column][i]``.
 
+    Raises
+    ------
+    ValueError
+        If there is not one label for each index.
+
     Examples
     --------
     >>> x = FlycooTensor([[0, 1], [1, 0]], [3.0, 4.0], (2, 2))
@@ -51,6 +129,11 @@ class LabelledTensor(_Fields):
     """
 
     __slots__ = ()
+
+    def __new__(cls, tensor: FlycooTensor, labels: Mapping[str, Any]) -> Self:
+        labels = Labels(labels)
+        labels.check_shape(tensor.shape)
+        return super().__new__(cls, tensor, labels)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

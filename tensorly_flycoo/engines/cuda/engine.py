@@ -178,6 +178,12 @@ class CudaEngine(CudaPrimitives, Engine):
             return mersenne_twister.draw_uniform(random, shape, dtype)
         return super().draw_uniform(random, shape, dtype)
 
+    def invert_products(self, grams: Sequence[Array], dtype: np.dtype) -> Array | None:
+        is_few = 0 < len(grams) <= tall.MAX_GRAMS
+        if not is_few or dtype != np.float32 or grams[0].shape[1] > tuning.MAX_TALL_RANK:
+            return None
+        return tall.invert_products(grams)
+
     def sweep_nonnegative(
         self, targets: Array, gram: Array, rows: Array, shift: float, ridge: float, smallest: float
     ) -> tuple[float, int]:

@@ -74,6 +74,15 @@ def test_with_errors_and_by_name_and_by_class(x):
     assert isinstance(tl.decomposition.CP(2, n_iter_max=3).fit_transform(x), LabelledCP)
 
 
+def test_what_a_callback_has_kept_stays_as_it_was(x):
+    kept, options = [], FEW | {"callback": lambda cp, error: kept.append(cp)}
+    tl.decomposition.parafac(x, 3, tol=1e-9, **options)
+    tl.decomposition.parafac(x.tensor, 3, tol=1e-9, **options)
+    labelled, plain = kept[3], kept[-1]
+    assert all(map(np.array_equal, labelled.factors, plain.factors))
+    assert np.array_equal(labelled.weights, plain.weights)
+
+
 @quick
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.sampled_from(["float32", "float64"]))
 def test_the_form(seed, rank, dtype):
@@ -191,6 +200,9 @@ def test_ordered_categories_of_a_table(library):
     assert cp.labels["size"].tolist() == ["S", "M", "L"]
     assert len(cp.plot().axes[1].lines[0].get_xdata()) == 3
     assert pickle.loads(pickle.dumps(x)).labels.ordered == x.labels.ordered == ("size",)
+    texts = pd.DataFrame({"shop": ["a"], "size": ["L"]})
+    new = from_dataframe(texts, ["shop", "size"], labels=x.labels)
+    assert new.labels.ordered == ("size",)
 
 
 @pytest.mark.parametrize(
@@ -202,8 +214,13 @@ def test_ordered_categories_of_a_table(library):
         (lambda cp: cp.top(0, 0), ValueError, "number of labels is 0, expected at least 1"),
         (lambda cp: cp.top(0, 2.5), TypeError, "number of labels is 2.5, expected an integer"),
         (lambda cp: cp.plot(lines=["shop"]), ValueError, "mode is 'shop'"),
-        (lambda cp: LabelledCP(cp, cp.labels, ["a", "b"]), ValueError, "names is .*'b'.*, with 3"),
+        (
+            lambda cp: LabelledCP(cp, cp.labels, ["a", "b"]),
+            ValueError,
+            "names is .*'b'.*, expected 3",
+        ),
         (lambda cp: LabelledCP(cp, cp.labels, ["a", "b", "a"]), ValueError, "distinct name"),
+        (lambda cp: LabelledCP(cp, {"a": [1]}), ValueError, r"names the modes \['a'\], expected 3"),
         (
             lambda cp: LabelledCP(cp, [[1]] * 3, "abc"),
             ValueError,

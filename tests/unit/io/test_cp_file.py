@@ -51,7 +51,7 @@ def test_without_pickles(tmp_path):
         assert all(arrays[name].dtype != object for name in arrays)
 
 
-@pytest.mark.parametrize("label", [datetime.date(2020, 1, 1), 3, None])
+@pytest.mark.parametrize("label", [datetime.datetime(2020, 1, 1), 3, None])
 def test_labels_that_a_file_cannot_hold(label, tmp_path):
     """The old file stays."""
     path = tmp_path / "cp.npz"
@@ -87,7 +87,7 @@ def test_damaged_files(tmp_path):
     good, outcomes = path.read_bytes(), []
     refusal = re.compile(" is damaged, or not a saved LabelledCP: .| has format version .*, expe")
 
-    @settings(max_examples=200, deadline=None, database=None, suppress_health_check=HealthCheck)
+    @settings(max_examples=120, deadline=None, database=None, suppress_health_check=HealthCheck)
     @given(st.integers(1, 3), st.randoms(use_true_random=False))
     def read_one(num_changes, random):
         data = good

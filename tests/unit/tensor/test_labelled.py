@@ -1,14 +1,25 @@
 """A LabelledTensor in the place of a tensor: computed with, or refused with a hint at `.tensor`."""
 
 import copy
+import datetime
 import pickle
 
 import numpy as np
+import pandas as pd
 import pytest
 import tensorly as tl
 
 import tensorly_flycoo
-from tensorly_flycoo import FlycooTensor, LabelledTensor, mttkrp, save, stats, write_tns
+from tensorly_flycoo import (
+    FlycooTensor,
+    LabelledTensor,
+    from_dataframe,
+    mttkrp,
+    save,
+    stats,
+    write_tns,
+)
+from tensorly_flycoo.tensor.labelled import Labels
 from tensorly_flycoo.testing import random_tensor
 
 SHAPE = (5, 6, 7)
@@ -101,6 +112,25 @@ def test_it_stays_a_pair(labelled):
         labelled.nothing  # noqa: B018
     with pytest.raises(AttributeError, match=r"\.tensor"):
         labelled._engine  # noqa: B018
+
+
+def test_labels_that_do_not_match(labelled):
+    for labels in ({"a": range(5)}, {"a": range(5), "b": range(6), "c": range(8)}):
+        with pytest.raises(ValueError, match="labels"):
+            LabelledTensor(labelled.tensor, labels)
+
+
+def test_dates_of_python():
+    """NumPy's can be drawn and saved; a table with either lines up with them."""
+    days = np.array([datetime.date(2020, 1, 2), datetime.date(2020, 1, 1)])
+    labels = Labels({"day": days, "who": np.array(["ann", "bob"], object)})
+    assert labels["day"].dtype == "datetime64[D]"
+    assert labels.ordered == ("day",)
+    frame = pd.DataFrame({"day": days[::-1], "who": ["ann", "ann"]})
+    for same in (frame, frame.astype({"day": "datetime64[ns]"})):
+        x = from_dataframe(same, ["day", "who"], labels=labels)
+        assert x.labels["day"].tolist() == days.tolist()
+        assert x.nonzeros()[0].tolist() == [[0, 1], [0, 0]]
 
 
 def test_under_another_backend_the_error_names_flycoo(labelled):
