@@ -20,7 +20,6 @@ from ..array_modules import Array, array_module, is_cupy, move
 from ..decomposition.cp_model import make_cp_tensor
 from ..decomposition.initial_guess import draw_factors
 from ..decomposition.stopping import has_converged
-from ..linalg.tall_skinny import find_kernels
 from ..ops.call_memory import count_call_nbytes
 from ..ops.mttkrp import mttkrp
 from ..tensor.tensor import FlycooTensor
@@ -194,12 +193,14 @@ class _Batch:
         """Update all modes of all runs; return their errors, None where a system was singular."""
         conditions = []
         for mode in range(self.x.ndim):
-            rows = self._multiply(mode)
-            stack = self._solve_with_kernel(mode, rows)
-            if stack is None:
-                others = self.grams[:mode] + self.grams[mode + 1 :]
+            rows, others = self._multiply(mode), self.grams[:mode] + self.grams[mode + 1 :]
+            # The engine takes pseudo-inverses where it must, if it has a kernel.
+            inverses = self.x._engine.invert_products(others, rows.dtype)
+            if inverses is None:
                 stack, condition = self._solve(_multiply_all(others, self.grams[mode]), rows)
                 conditions.append(condition)
+            else:
+                stack = (rows @ inverses).astype(rows.dtype)
             self.stacks[mode], self.columns[mode] = stack, _lay_out(stack)
             self.grams[mode] = _multiply_grams(stack)
         return self._measure(rows * stack, conditions)
@@ -209,15 +210,6 @@ class _Batch:
         num_runs, size, rank = self.stacks[mode].shape
         products = mttkrp(self.x, self.columns, mode).reshape(size, num_runs, rank)
         return products.transpose(1, 0, 2).copy()
-
-    def _solve_with_kernel(self, mode: int, rows: Array) -> Array | None:
-        """Return the factors if a GPU's kernel suits, which takes pseudo-inverses by itself."""
-        kernels, grams = find_kernels(rows), self.grams[:mode] + self.grams[mode + 1 :]
-        if kernels is None or not kernels.suits_rank(rows.shape[2], rows.dtype):
-            return None
-        if not 0 < len(grams) <= kernels.MAX_GRAMS:
-            return None
-        return (rows @ kernels.invert_stack(grams)).astype(rows.dtype)
 
     def _solve(self, matrices: Array, rows: Array) -> tuple[Array, Array]:
         """Do for each run what `linalg.tall_skinny.solve` does.
