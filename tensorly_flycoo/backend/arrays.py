@@ -28,6 +28,7 @@ from ..ops.lazy_svd import LazySVD
 from ..ops.mode_product import ModeProduct
 from ..ops.unfolding_svd import LazyMatrix, Unfolding
 from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse
+from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
 
 _USE_NONZEROS = "use tl.tensor(x).nonzeros() or .to_coo() for the nonzeros"
@@ -48,7 +49,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
         Integers and bools in a sparse tensor are counts, whose factors are float64.
         """
-        if isinstance(tensor, ModeView | ModeProduct | LazyMatrix):
+        if isinstance(tensor, ModeView | ModeProduct | LazyMatrix | LabelledTensor):
             tensor = tensor.tensor
         if isinstance(tensor, FlycooTensor):
             dtype, on_gpu = tensor.dtype, tensor.device == "cuda"
@@ -65,7 +66,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
         Without a device, data on a GPU becomes a CuPy array and other data a NumPy array.
         """
-        if isinstance(data, ModeView):
+        if isinstance(data, ModeView | LabelledTensor):
             data = views.make_tensor(data)
         if isinstance(data, FlycooTensor):
             return data if dtype is None else data.astype(dtype)

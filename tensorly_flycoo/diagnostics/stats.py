@@ -10,6 +10,7 @@ from ..engines import select_engine
 from ..format.packing import RecordFormat
 from ..ops.call_memory import estimate_memory
 from ..tensor.coo_cache import is_raw_sparse, not_sparse_error
+from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def stats(x: "FlycooTensor | SparseArray") -> TensorStats:
 
     Parameters
     ----------
-    x : FlycooTensor or sparse.COO
+    x : FlycooTensor, LabelledTensor or sparse.COO
         A COO is not converted to a `FlycooTensor`.
 
     Returns
@@ -156,6 +157,8 @@ def stats(x: "FlycooTensor | SparseArray") -> TensorStats:
        0     4           2    1     2.0                     3  0.25
        1     3           0    1     1.0                     2  0.17
     """
+    if isinstance(x, LabelledTensor):
+        x = x.tensor
     if isinstance(x, FlycooTensor):
         (coords, values), num_duplicates, device = x.nonzeros(), 0, x.device
     else:

@@ -68,6 +68,12 @@ def number_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
     return codes, entries
 
 
+def is_ordered(column: Any) -> bool:
+    """Return whether a column is an ordered categorical of pandas, or an Enum of polars."""
+    is_ordered_categorical = getattr(getattr(column, "dtype", None), "ordered", False) is True
+    return is_ordered_categorical or _kind_of(column) == "Enum"
+
+
 def _number_arrow_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
     import pyarrow.compute
 

@@ -1,16 +1,18 @@
 """Make a tensor from a table: columns become modes, and their entries become indices."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ..engines import select_engine
+from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.reductions import find_extremes, group_cells
 from ..tensor.tensor import FlycooTensor
 from .columns import (
     drop_unused,
     has_categories,
+    is_ordered,
     list_columns,
     number_entries,
     place_entries,
@@ -19,21 +21,6 @@ from .columns import (
 
 _AGGREGATES = ("sum", "mean", "last", "max", "count")
 _MISSING = ("raise", "drop")
-
-
-class LabelledTensor(NamedTuple):
-    """A tensor together with the labels of its indices.
-
-    Attributes
-    ----------
-    tensor : FlycooTensor
-    labels : dict of str to array (I_n,)
-        For each mode, in order, the name of its column and the label of each index: row i of factor
-        n belongs to ``labels[column][i]``.
-    """
-
-    tensor: FlycooTensor
-    labels: dict[str, np.ndarray]
 
 
 def from_dataframe(
@@ -134,7 +121,10 @@ def from_dataframe(
     if aggregate in ("mean", "last", "max"):
         coords, numbers = _merge(coords, numbers, shape, aggregate)
     tensor = FlycooTensor(coords, numbers, shape, **options)
-    return LabelledTensor(tensor, {name: entries for name, (_, entries) in coded.items()})
+    ordered = {name for name, column in columns.items() if is_ordered(column)}
+    of_modes = {name: entries for name, (_, entries) in coded.items()}
+    ordered.update(getattr(labels, "ordered", ()))
+    return LabelledTensor(tensor, Labels(of_modes, ordered=ordered))
 
 
 def _check_modes(modes: Iterable[str]) -> list[str]:

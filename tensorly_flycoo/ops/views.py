@@ -222,7 +222,7 @@ def make_tensor(view: Viewable) -> FlycooTensor:
 
 
 def _tensor_of(x: Any) -> FlycooTensor | SparseArray:
-    return x if is_sparse(x) else x.tensor
+    return getattr(x, "tensor", x)  # of a view or a LabelledTensor
 
 
 def _groups(x: Any, name: str) -> Sequence[tuple[int, ...]]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..engines import select_engine
 from ..reporting import report
+from .labelled import LabelledTensor
 from .tensor import FlycooTensor
 
 _lock = threading.Lock()
@@ -72,7 +73,7 @@ def not_sparse_error(x: object) -> TypeError:
 
 def is_sparse(x: object) -> bool:
     """Return whether `x` is a sparse tensor of this package or of pydata/sparse."""
-    return isinstance(x, FlycooTensor) or is_raw_sparse(x)
+    return isinstance(x, (FlycooTensor, LabelledTensor)) or is_raw_sparse(x)
 
 
 def as_flycoo(x: Any, *, check_coords: bool = False) -> FlycooTensor:
@@ -80,7 +81,7 @@ def as_flycoo(x: Any, *, check_coords: bool = False) -> FlycooTensor:
 
     Parameters
     ----------
-    x : FlycooTensor or sparse.COO
+    x : FlycooTensor, LabelledTensor or sparse.COO
     check_coords : bool
         Whether to compare the coordinates of a raw COO too, not only its values.
 
@@ -91,6 +92,8 @@ def as_flycoo(x: Any, *, check_coords: bool = False) -> FlycooTensor:
     """
     if isinstance(x, FlycooTensor):
         return x
+    if isinstance(x, LabelledTensor):
+        return x.tensor
     if not is_raw_sparse(x):
         raise not_sparse_error(x)
     if not hasattr(x, "coords"):  # GCXS, DOK: not cached
