@@ -119,11 +119,12 @@ def best_of(
 
     Notes
     -----
-    Runs together are held in memory together, as many as fit half of the free memory. On a CPU each
-    run is the same to the bit as it is alone. On a GPU the order of additions in an MTTKRP depends
-    on the number of columns, so that runs differ from those alone by rounding errors, which
-    iterations can amplify; they are the same in every call. A run together that meets a singular
-    system of equations is run again, alone.
+    As many starts run together as fit half of the free memory and, on a CPU, its caches. On a CPU
+    each run is the same to the bit as it is alone. On a GPU the order of additions in an MTTKRP
+    depends on the number of columns, so runs differ from those alone by rounding errors, which
+    iterations amplify: after six of them, in tests, by less than 1e-10 (float64) or 1e-3 (float32)
+    of the largest element. They are the same in every call. A run that meets a singular system of
+    equations is run again, alone.
 
     Examples
     --------

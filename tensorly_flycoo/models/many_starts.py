@@ -20,7 +20,6 @@ from ..array_modules import Array, array_module, is_cupy, move
 from ..decomposition.cp_model import make_cp_tensor
 from ..decomposition.initial_guess import draw_factors
 from ..decomposition.stopping import has_converged
-from ..linalg.tall_skinny import find_kernels
 from ..ops.call_memory import count_call_nbytes
 from ..ops.mttkrp import mttkrp
 from ..tensor.tensor import FlycooTensor
@@ -31,6 +30,14 @@ _MANY_RIGHT_HAND_SIDES = 4
 #: Runs that have ended stay if fewer columns than this would be left: MTTKRP would not be faster,
 #: and would need another kernel, which may have to be compiled.
 _LEAST_COLUMNS = 16
+
+#: Bytes of the factors of all runs together, on a CPU, that suit its caches: with three times as
+#: many, each column of an MTTKRP took twice as long (an EPYC with 1 MB of L2 cache for each core,
+#: 2000^3, 300K nonzeros).
+_CPU_CACHE_NBYTES = 2**22
+
+#: Bytes of a row that MTTKRP reads together on a CPU; filling it pays whatever the caches hold.
+_CPU_ROW_NBYTES = 128
 
 #: How much larger the arrays of a run are here than in a run of its own: each factor lies in
 #: memory as a stack and as columns, and a mode's MTTKRP does too.
@@ -78,7 +85,7 @@ def run_together(
     -------
     list of Run or None
         None for a run to run alone: it met a singular system of equations, which needs a
-        pseudo-inverse, or there is no memory for two runs.
+        pseudo-inverse, or two runs together would not be faster, or not fit.
 
     Notes
     -----
@@ -102,10 +109,16 @@ def run_together(
 
 
 def _choose_batch_size(x: FlycooTensor, rank: int) -> int:
-    """Choose how many runs to hold in memory at once."""
-    free = x._engine.count_free_nbytes()
-    each = _COPIES * count_call_nbytes(x._engine, x.shape, x.nnz, x.dtype, rank, "random")
-    return 2**10 if free is None else max(1, int(_SHARE * free) // each)
+    """Choose how many runs to iterate together: as memory, and a CPU's caches, allow."""
+    free, size = x._engine.count_free_nbytes(), 2**10
+    if free is not None:
+        each = _COPIES * count_call_nbytes(x._engine, x.shape, x.nnz, x.dtype, rank, "random")
+        size = int(_SHARE * free) // each
+    if x.device == "cpu":
+        column_nbytes = sum(x.shape) * x.dtype.itemsize
+        num_columns = max(_CPU_CACHE_NBYTES // column_nbytes, _CPU_ROW_NBYTES // x.dtype.itemsize)
+        size = min(size, num_columns // rank)
+    return max(1, size)
 
 
 def _run_batch(
@@ -180,12 +193,14 @@ class _Batch:
         """Update all modes of all runs; return their errors, None where a system was singular."""
         conditions = []
         for mode in range(self.x.ndim):
-            rows = self._multiply(mode)
-            stack = self._solve_with_kernel(mode, rows)
-            if stack is None:
-                others = self.grams[:mode] + self.grams[mode + 1 :]
+            rows, others = self._multiply(mode), self.grams[:mode] + self.grams[mode + 1 :]
+            # The engine takes pseudo-inverses where it must, if it has a kernel.
+            inverses = self.x._engine.invert_products(others, rows.dtype)
+            if inverses is None:
                 stack, condition = self._solve(_multiply_all(others, self.grams[mode]), rows)
                 conditions.append(condition)
+            else:
+                stack = (rows @ inverses).astype(rows.dtype)
             self.stacks[mode], self.columns[mode] = stack, _lay_out(stack)
             self.grams[mode] = _multiply_grams(stack)
         return self._measure(rows * stack, conditions)
@@ -195,15 +210,6 @@ class _Batch:
         num_runs, size, rank = self.stacks[mode].shape
         products = mttkrp(self.x, self.columns, mode).reshape(size, num_runs, rank)
         return products.transpose(1, 0, 2).copy()
-
-    def _solve_with_kernel(self, mode: int, rows: Array) -> Array | None:
-        """Return the factors if a GPU's kernel suits, which takes pseudo-inverses by itself."""
-        kernels, grams = find_kernels(rows), self.grams[:mode] + self.grams[mode + 1 :]
-        if kernels is None or not kernels.suits_rank(rows.shape[2], rows.dtype):
-            return None
-        if not 0 < len(grams) <= kernels.MAX_GRAMS:
-            return None
-        return (rows @ kernels.invert_stack(grams)).astype(rows.dtype)
 
     def _solve(self, matrices: Array, rows: Array) -> tuple[Array, Array]:
         """Do for each run what `linalg.tall_skinny.solve` does.

@@ -18,7 +18,7 @@ DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 def bound_of(dtype):
     """Return how far a few iterations may amplify rounding errors."""
-    return 1e-8 if dtype == "float64" else 1e-2
+    return 1e-10 if dtype == "float64" else 1e-3
 
 
 def assert_near(found, expected, dtype):

@@ -33,7 +33,6 @@ __all__ = [
     "inner_blocks",
     "invert",
     "invert_product",
-    "invert_stack",
     "multiply_blocks",
     "solve_rows",
     "suits_rank",

@@ -97,12 +97,29 @@ def test_runs_that_do_not_fit_together_run_in_batches(monkeypatch):
         assert_same(run, other)
 
 
+def test_runs_are_batched_as_caches_and_memory_allow(monkeypatch):
+    small, large = (random_tensor((size, 30, 40), 3000, random_state=0) for size in (50, 2 * 10**5))
+    assert many_starts._choose_batch_size(small, 4) >= 20
+    assert many_starts._choose_batch_size(large, 4) == 4  # a row of 16 numbers
+    assert run_together(large, 9, SEEDS, Stopping()) == [None] * 4
+    monkeypatch.setattr(many_starts, "_SHARE", 1e-6)
+    assert many_starts._choose_batch_size(small, 4) == 1
+
+
+def invert_products(engine, grams, dtype):
+    """Do what the CUDA engine does, for NumPy's arrays."""
+    return np.linalg.inv(np.prod(grams, axis=0)) if dtype == np.float32 else None
+
+
+@pytest.mark.parametrize("has_kernel", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_path_for_gpus_gives_the_same_up_to_rounding(dtype, monkeypatch):
+def test_the_path_for_gpus_gives_the_same_up_to_rounding(dtype, has_kernel, monkeypatch):
     """What is done for CuPy arrays, done with NumPy's."""
     x, stopping = random_tensor((30, 40, 50), 3000, random_state=0, dtype=dtype), Stopping(8, 0)
     expected = run_together(x, 4, SEEDS, stopping)
     monkeypatch.setattr(many_starts, "is_cupy", lambda array: True)
+    if has_kernel:
+        monkeypatch.setattr(type(x._engine), "invert_products", invert_products)
     bound = 1e-9 if dtype == "float64" else 1e-3  # iterations amplify rounding errors
     for run, other in zip(run_together(x, 4, SEEDS, stopping), expected, strict=True):
         np.testing.assert_allclose(run.errors, other.errors, rtol=bound)
