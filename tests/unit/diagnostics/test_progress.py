@@ -1,8 +1,11 @@
 """Progress of parafac: what is shown, when it is saved, and what Ctrl-C does."""
 
+import errno
 import logging
+import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import types
@@ -16,7 +19,7 @@ from tensorly.decomposition import parafac
 
 from tensorly_flycoo import Progress
 from tensorly_flycoo.diagnostics import progress
-from tensorly_flycoo.io.checkpoint import load_checkpoint
+from tensorly_flycoo.io.checkpoint import load_checkpoint, save_checkpoint
 from tensorly_flycoo.reporting import report
 
 CP = CPTensor((None, [np.ones((3, 2)), np.ones((4, 2))]))
@@ -231,6 +234,146 @@ def test_other_threads_keep_the_handler():
     assert handlers == [before]
 
 
+# A checkpoint that cannot be written
+
+
+@pytest.mark.parametrize("name", ["missing/run.npz", "file/run.npz", ""])
+def test_a_path_that_cannot_be_written_is_an_error_at_once(tmp_path, name):
+    (tmp_path / "file").write_text("a file is no folder")
+    path, before = tmp_path / name, signal.getsignal(signal.SIGINT)
+    text = rf"checkpoint is '{re.escape(str(path))}', where nothing can be written .*: make its fo"
+    with pytest.raises(OSError, match=text), Progress(5, show=None, checkpoint=path):
+        pytest.fail("the block must not begin")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_full_disk_is_an_error_at_once(path, monkeypatch):
+    def fail(number):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left") as caught, Progress(5, checkpoint=path):
+        pass
+    assert caught.value.errno == errno.ENOSPC
+    assert list(path.parent.iterdir()) == []
+
+
+def test_entering_the_block_keeps_the_file(path):
+    path.write_text("what is there")
+    with Progress(5, show=None, checkpoint=path):
+        assert list(path.parent.iterdir()) == [path]
+    assert path.read_text() == "what is there"
+
+
+@pytest.fixture
+def broken_disk(monkeypatch):
+    """A disk that fails while ``broken_disk.is_full``."""
+    disk = types.SimpleNamespace(is_full=False)
+
+    def save(*args):
+        if disk.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return save_checkpoint(*args)
+
+    monkeypatch.setattr(progress, "save_checkpoint", save)
+    return disk
+
+
+def test_a_write_that_fails_later_warns_and_says_so_at_the_end(path, broken_disk, caplog):
+    with Progress(100, show=None, checkpoint=path, every=2) as shown:
+        call(shown, [1.0, 0.9, 0.8])
+        broken_disk.is_full = True
+        call(shown, [0.7, 0.6, 0.5])
+        assert load_checkpoint(path).iteration == 2
+    first, last = [record.message for record in caplog.records]
+    assert "could not be written after iteration 4: [Errno 28] No space left" in first
+    assert "is not of the last iteration, 5: the last write failed" in last
+    assert shown.iteration == 5
+    assert shown.last.factors[0] is CP.factors[0]
+
+
+def test_a_later_write_makes_good_for_one_that_failed(path, broken_disk, caplog):
+    with Progress(100, show=None, checkpoint=path, every=2) as shown:
+        broken_disk.is_full = True
+        call(shown, [1.0, 0.9, 0.8])
+        broken_disk.is_full = False
+        call(shown, [0.7, 0.6])
+    assert load_checkpoint(path).iteration == 4
+    assert len(caplog.records) == 1
+
+
+def test_a_failed_write_waits_for_the_next_interval(path, broken_disk, caplog, clock):
+    broken_disk.is_full = True
+    with Progress(100, show=None, checkpoint=path, every_minutes=5) as shown:
+        call(shown, np.linspace(1, 0.3, 8), clock)
+    assert len([r for r in caplog.records if "after iteration" in r.message]) == 2
+
+
+def test_parafac_returns_its_factors_although_no_write_succeeds(path, broken_disk):
+    with Progress(5, show=None, checkpoint=path, every=1) as shown:
+        broken_disk.is_full = True
+        result = run_dense(shown)
+    for a, b in zip(result.factors, shown.last.factors, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+# Log lines without logging.basicConfig
+
+_LOGGED = """
+import logging, sys
+{setup}
+from tensorly.cp_tensor import CPTensor
+from tensorly_flycoo import Progress
+import numpy as np
+cp = CPTensor((None, [np.ones((3, 2))] * 2))
+for _ in range(2):
+    with Progress(2, show="log") as shown:
+        for error in (1.0, 0.5, 0.4):
+            shown(cp, error)
+logging.getLogger("tensorly_flycoo").info("outside")
+"""
+
+
+@pytest.mark.parametrize(
+    ("setup", "num_outside"),
+    [("", 0), ("logging.basicConfig()", 0), ("logging.basicConfig(level=logging.INFO)", 1)],
+)
+def test_log_lines_are_printed_once_whatever_logging_is_set_up(setup, num_outside):
+    done = subprocess.run(
+        [sys.executable, "-c", _LOGGED.format(setup=setup)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 4 + num_outside, lines
+    assert sum("iteration 2 of 2, fit 0.600000" in line for line in lines) == 2
+
+
+# The model in memory
+
+
+def make_cp(number):
+    return CPTensor((None, [np.full((3, 2), number), np.full((4, 2), number)]))
+
+
+def test_the_last_and_the_best_model_are_kept_when_the_run_fails():
+    shown = Progress(100, show=None)
+    with pytest.raises(ZeroDivisionError), shown:
+        for number, error in enumerate([np.nan, 0.5, 0.3, 0.4]):
+            model = make_cp(float(number))
+            shown(model, error)
+            model.factors[0] = None  # as a solver that writes to its list
+        raise ZeroDivisionError
+    assert [shown.last.factors[0][0, 0], shown.best.factors[0][0, 0]] == [3.0, 2.0]
+
+
+def test_one_model_is_kept_while_the_error_decreases():
+    with Progress(100, show=None) as shown:
+        for number, error in enumerate([1.0, 0.5, 0.5]):
+            shown(make_cp(float(number)), error)
+    assert shown.best is shown.last
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
@@ -267,6 +410,5 @@ def test_calls_in_the_wrong_order(path):
 
 def test_a_tensor_ring_has_no_checkpoint(path):
     with Progress(5, show=None, checkpoint=path, every=1) as shown:
-        shown("ring", 1.0)
         with pytest.raises(TypeError, match="expected a CPTensor"):
-            shown("ring", 0.5)
+            shown("ring", 1.0)
