@@ -103,9 +103,11 @@ def _tucker(original: Callable, *args: Any, **kwargs: Any) -> Any:
     given = _bind(original, args, kwargs)
     if original.__name__ == "tucker":
         return decomposition.tucker(**given)
-    modes = given.get("modes")
-    num_modes = tl.ndim(given["tensor"]) if modes is None else len(modes)
-    return original(**given | {"rank": find_tucker_rank(given["tensor"], given["rank"], num_modes)})
+    tensor, rank, modes = given["tensor"], given["rank"], given.get("modes")
+    num_modes = tl.ndim(tensor) if modes is None else len(modes)
+    if isinstance(rank, list | tuple):
+        rank = rank[:num_modes]  # tucker with fixed_factors passes more
+    return original(**given | {"rank": find_tucker_rank(tensor, rank, num_modes)})
 
 
 _OPTIONS = ("rank", "init", "svd", "random_state", "non_negative", "normalize_factors")

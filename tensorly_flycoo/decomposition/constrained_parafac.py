@@ -239,7 +239,7 @@ def _warn_of_zeros(cp_tensor: CPTensor, given: dict[str, Constraint]) -> None:
         f"constrained_parafac ended in all zeros: {causes or 'the initial guess'} is too strong "
         "for this tensor. Try a tenth of it, and less until some factors remain; how strong a "
         "penalty is depends on the size of the tensor's values",
-        stacklevel=5,
+        stacklevel=6,
     )
 
 
@@ -317,5 +317,9 @@ class _Admm:
             is_split = norm(factor - split) < self._tol * norm(factor)
             if is_split and norm(factor - before) < self._tol * norm(self.dual):
                 break
-        self._factor, self.violation = factor, norm(factor - split) / norm(factor)
+        self._factor = factor
+        with np.errstate(
+            divide="ignore", invalid="ignore"
+        ):  # of zeros, for which there is a warning
+            self.violation = norm(factor - split) / norm(factor)
         return factor

@@ -9,7 +9,7 @@ from typing import Any
 
 from tensorly.cp_tensor import validate_cp_rank
 
-from ..checks import check_ranks, check_same_size
+from ..checks import check_ranks, check_same_size, num_cells
 
 
 def find_cp_rank(x: Any, rank: Any) -> int:
@@ -68,5 +68,5 @@ def find_train_rank(x: Any, rank: Any) -> int | str | list[int]:
 
 
 def _size(x: Any) -> tuple[Sequence[int], int]:
-    """Return the shape, and the number of nonzeros also of a view."""
-    return tuple(x.shape), getattr(x, "tensor", x).nnz
+    """Return the shape and the number of nonzeros, also of a view; all cells of a dense array."""
+    return tuple(x.shape), getattr(getattr(x, "tensor", x), "nnz", num_cells(x.shape))

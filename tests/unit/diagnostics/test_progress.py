@@ -5,7 +5,6 @@ import logging
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import types
@@ -319,32 +318,35 @@ def test_parafac_returns_its_factors_although_no_write_succeeds(path, broken_dis
 
 # Log lines without logging.basicConfig
 
-_LOGGED = """
-import logging, sys
-{setup}
-from tensorly.cp_tensor import CPTensor
-from tensorly_flycoo import Progress
-import numpy as np
-cp = CPTensor((None, [np.ones((3, 2))] * 2))
-for _ in range(2):
-    with Progress(2, show="log") as shown:
-        for error in (1.0, 0.5, 0.4):
-            shown(cp, error)
-logging.getLogger("tensorly_flycoo").info("outside")
-"""
+
+@pytest.fixture
+def _root_level():
+    before = logging.root.level
+    yield
+    logging.root.setLevel(before)
 
 
+@pytest.mark.usefixtures("_root_level")
 @pytest.mark.parametrize(
-    ("setup", "num_outside"),
-    [("", 0), ("logging.basicConfig()", 0), ("logging.basicConfig(level=logging.INFO)", 1)],
+    ("level", "num_outside"), [(None, 0), (logging.WARNING, 0), (logging.INFO, 1)]
 )
-def test_log_lines_are_printed_once_whatever_logging_is_set_up(setup, num_outside):
-    done = subprocess.run(
-        [sys.executable, "-c", _LOGGED.format(setup=setup)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == ""
-    lines = done.stderr.splitlines()
+def test_log_lines_are_printed_once_however_logging_is_set_up(
+    capsys, monkeypatch, level, num_outside
+):
+    """Not at all (None), or by `logging.basicConfig` with a level."""
+    handlers = [] if level is None else [logging.StreamHandler()]
+    monkeypatch.setattr(logging.root, "handlers", handlers)
+    logging.root.setLevel(level or logging.WARNING)
+    logger = logging.getLogger("tensorly_flycoo")
+    before = (logger.level, list(logger.handlers))
+    for _ in range(2):
+        with Progress(2, show="log") as shown:
+            call(shown, [1.0, 0.5, 0.4])
+    assert (logger.level, logger.handlers) == before
+    logger.info("outside")
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert captured.out == ""
     assert len(lines) == 4 + num_outside, lines
     assert sum("iteration 2 of 2, fit 0.600000" in line for line in lines) == 2
 
@@ -358,12 +360,16 @@ def make_cp(number):
 
 def test_the_last_and_the_best_model_are_kept_when_the_run_fails():
     shown = Progress(100, show=None)
-    with pytest.raises(ZeroDivisionError), shown:
+
+    def fail():
         for number, error in enumerate([np.nan, 0.5, 0.3, 0.4]):
             model = make_cp(float(number))
             shown(model, error)
             model.factors[0] = None  # as a solver that writes to its list
         raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), shown:
+        fail()
     assert [shown.last.factors[0][0, 0], shown.best.factors[0][0, 0]] == [3.0, 2.0]
 
 
@@ -409,6 +415,6 @@ def test_calls_in_the_wrong_order(path):
 
 
 def test_a_tensor_ring_has_no_checkpoint(path):
-    with Progress(5, show=None, checkpoint=path, every=1) as shown:
-        with pytest.raises(TypeError, match="expected a CPTensor"):
-            shown("ring", 1.0)
+    shown = Progress(5, show=None, checkpoint=path, every=1)
+    with shown, pytest.raises(TypeError, match="expected a CPTensor"):
+        shown("ring", 1.0)

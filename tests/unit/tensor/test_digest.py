@@ -9,7 +9,7 @@ from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.tensor import digest
 from tensorly_flycoo.tensor.digest import find_digest
 
-SHAPE = (5, 6, 2**31)
+SHAPE = (5, 7, 40)
 
 
 def make_parts(seed=0, size=200):
@@ -21,16 +21,15 @@ def make_parts(seed=0, size=200):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_layout_order_and_remapping_do_not_matter(dtype):
     coords, values = make_parts()
-    coords[2] //= 2**26
-    shape, order = (5, 6, 32), np.random.default_rng(1).permutation(200)
+    order = np.random.default_rng(1).permutation(200)
     coords, first = np.unique(coords, axis=1, return_index=True)
     values, order = values[first], order[order < first.size]
-    x = FlycooTensor(coords, values, shape, dtype=dtype)
+    x = FlycooTensor(coords, values, SHAPE, dtype=dtype)
     expected = find_digest(x)
     assert len(expected) == 32
     for layout in ("remap", "replicated", "indexed"):
-        y = FlycooTensor(coords[:, order], values[order], shape, dtype=dtype, layout=layout)
-        mttkrp(y, [np.ones((size, 2), dtype) for size in shape], 1)  # moves the records
+        y = FlycooTensor(coords[:, order], values[order], SHAPE, dtype=dtype, layout=layout)
+        mttkrp(y, [np.ones((size, 2), dtype) for size in SHAPE], 1)  # moves the records
         assert find_digest(y) == expected
 
 
@@ -45,16 +44,14 @@ def test_more_nonzeros_than_a_block(monkeypatch):
 @given(st.integers(0, 3), st.integers(0, 199))
 def test_any_change_changes_it(row, place):
     coords, values = make_parts()
-    shape = (5, 7, 40)
-    coords[2] %= 40
     coords, first = np.unique(coords, axis=1, return_index=True)
     values, place = values[first], place % first.size
-    x = FlycooTensor(coords, values, shape, layout="indexed")
+    x = FlycooTensor(coords, values, SHAPE, layout="indexed")
     if row == 3:
         values[place] = np.nextafter(values[place], 9)
     else:
-        coords[row, place] = (coords[row, place] + 1) % shape[row]
-    y = FlycooTensor(coords, values, shape, layout="indexed")
+        coords[row, place] = (coords[row, place] + 1) % SHAPE[row]
+    y = FlycooTensor(coords, values, SHAPE, layout="indexed")
     assert find_digest(x) != find_digest(y)
 
 
