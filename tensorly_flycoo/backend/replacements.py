@@ -96,7 +96,8 @@ def _parafac(original: Callable, *args: Any, **kwargs: Any) -> Any:
     given = _bind(original, args, kwargs)
     if given.get("mask") is not None or isinstance(given.get("init"), Resumed):
         return decomposition.parafac(**given)
-    return original(**prepare_options(given))
+    options = prepare_options(given)
+    return original(options.pop("tensor"), **options)
 
 
 def _tucker(original: Callable, *args: Any, **kwargs: Any) -> Any:

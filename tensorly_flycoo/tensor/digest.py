@@ -13,7 +13,7 @@ _FIRST, _NEXT = 0x243F6A8885A308D3, 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 
 #: Nonzeros at a time: few enough for the cache of a CPU, and many for a GPU.
-_CPU_BLOCK, _GPU_BLOCK = 2**14, 2**24
+_CPU_BLOCK, _GPU_BLOCK = 2**14, 2**20
 
 _digests: "weakref.WeakKeyDictionary[FlycooTensor, str]" = weakref.WeakKeyDictionary()
 
