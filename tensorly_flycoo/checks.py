@@ -248,9 +248,6 @@ def check_ranks(
     ----------
     rank : int, sequence of int or "same"
         "same" stands for a model with as many parameters as the tensor has cells.
-    shape : sequence of int
-    nnz : int
-        Of the tensor.
     num_ranks : int, optional
         The length that a sequence must have: by default any; 0 refuses sequences.
 
@@ -259,8 +256,7 @@ def check_ranks(
     TypeError
         If a rank is no integer.
     ValueError
-        If a rank is below 1, a sequence has another length, or `rank` is "same" although the tensor
-        has more cells than the nonzeros and their coordinates are numbers.
+        If a rank is below 1, a sequence has another length, or for "same": see `check_same_size`.
 
     Examples
     --------

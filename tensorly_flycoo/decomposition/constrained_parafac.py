@@ -253,7 +253,6 @@ class _AlternatingAdmm:
     def __call__(
         self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]
     ) -> tuple[None, list[Array], Array]:
-        factors = list(factors)
         for mode, admm in self.admm.items():
             product = self.data.mttkrp(None, factors, mode)
             factors[mode] = admm.update(product, multiply_grams(None, factors, skip=mode))

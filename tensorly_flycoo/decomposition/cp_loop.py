@@ -22,7 +22,7 @@ Model: TypeAlias = tuple[Array | None, list[Array]]
 
 
 #: One iteration: takes its number, the weights (or core), the factors and the errors so far;
-#: returns the new weights and factors, in a new list, and what `Measure` takes.
+#: returns the new weights and factors, in any list, and what `Measure` takes.
 Update: TypeAlias = Callable[
     [int, Any, list[Array], list[Any]], tuple[Array | None, list[Array], Any]
 ]
@@ -133,7 +133,8 @@ def iterate(
     Parameters
     ----------
     model : tuple
-        The initial guess, or the state in the checkpoint `init`.
+        The initial guess, or the state in the checkpoint `init`. Its list is emptied, so that each
+        factor is freed as soon as there is a new one.
     solver, tensor
         For the origin of the models that go to the callback.
     is_over : callable
@@ -142,7 +143,7 @@ def iterate(
         The checkpoint to resume. The errors in it count for `is_over`, but are not returned.
     callback : callable, optional
         Called with the model and its error before the first and after each iteration. Each call
-        gets new lists, whose arrays never change.
+        gets a new list of arrays that never change.
     start_error : callable, optional
         Computes the error of a model that is not resumed; without it, the first call gets none.
     save_state : callable, optional
@@ -164,6 +165,8 @@ def iterate(
         call(*past[-1:])
     elif callback is not None and start_error is not None:
         call(start_error())
+    factors = list(factors)
+    model[1].clear()
     if past and is_over(errors):
         return make(weights, factors), []
     if past and normalize_factors:

@@ -145,7 +145,7 @@ class _MultiplicativeUpdate:
     def __call__(
         self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]
     ) -> tuple[Array | None, list[Array], Array | None]:
-        factors, eps = list(factors), float(np.finfo(factors[0].dtype).eps)
+        eps = float(np.finfo(factors[0].dtype).eps)
         for mode in self.modes:
             self.x.impute(weights, factors)
             last_mttkrp = self.x.mttkrp(weights, factors, mode)

@@ -154,7 +154,6 @@ class _Hals:
     def __call__(
         self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]
     ) -> tuple[Array | None, list[Array], Array]:
-        factors = list(factors)
         for mode in self.modes:
             product = self.data.mttkrp(weights, factors, mode)
             gram = multiply_grams(weights, factors, skip=mode)

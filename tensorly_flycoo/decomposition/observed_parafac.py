@@ -131,7 +131,6 @@ def observed_parafac(
     def update(
         iteration: int, weights: None, factors: list[Array], errors: list[float]
     ) -> tuple[None, list[Array], None]:
-        factors = list(factors)
         for mode, plan in enumerate(plans):
             factors[mode] = _fit_rows(coords, values, factors, mode, plan, l2_reg)
         return None, factors, None

@@ -186,7 +186,7 @@ class _LeastSquares:
         if self.orthogonalise and iteration <= self.orthogonalise:
             rank = factors[0].shape[1]
             factors = [qr(f)[0] if f.shape[0] >= rank else f for f in factors]
-        before, factors = factors, list(factors)
+        before = list(factors) if self.search is not None else factors
         for mode in self.modes:
             last_mttkrp = self.x.mttkrp(weights, factors, mode)
             gram = multiply_grams(weights, factors, skip=mode, ridge=self.l2_reg)

@@ -132,7 +132,6 @@ def randomised_parafac(
     def update(
         iteration: int, weights: None, factors: list[Array], errors: list[float]
     ) -> tuple[None, list[Array], None]:
-        factors = list(factors)
         for mode in range(x.ndim):
             others = {n: factor for n, factor in enumerate(factors) if n != mode}
             coords, weights = draw(others, n_samples, random.current)

@@ -124,6 +124,7 @@ def tucker(
         core, factors = restore(init, x, tuple(ranks), "tucker", x.dtype)
     else:
         (core, factors), _ = step(n_iter_max=0, init=init)
+        factors = list(factors)  # not the caller's list
 
     def update(
         iteration: int, core: Array, factors: list[Array], errors: list[float]
