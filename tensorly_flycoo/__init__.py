@@ -21,22 +21,27 @@ from .diagnostics.stats import ModeStats, TensorStats, stats
 from .diagnostics.versions import show_versions
 from .engines import set_device
 from .io import load, read_tns, save, write_tns
-from .io.dataframe import LabelledTensor, from_dataframe
+from .io.dataframe import from_dataframe
 from .ops.call_memory import MemoryEstimate, estimate_memory
 from .ops.cp_entries import cp_to_entries
 from .ops.mttkrp import mttkrp
+from .tensor.labelled import LabelledTensor
 from .tensor.tensor import FlycooTensor
 
 __all__ = [
     "DensifyError",
+    "FlycooCP",
     "FlycooTensor",
+    "LabelledCP",
     "LabelledTensor",
     "MemoryEstimate",
     "ModeStats",
     "Progress",
     "TensorStats",
+    "cp_fit",
     "cp_to_entries",
     "estimate_memory",
+    "fold_in",
     "from_dataframe",
     "load",
     "mttkrp",
@@ -56,3 +61,4 @@ register()
 # Last, since they import TensorLy: `.backend` has to import it first, without a warning.
 from .decomposition import observed_parafac  # noqa: E402
 from .diagnostics.progress import Progress  # noqa: E402
+from .models import FlycooCP, LabelledCP, cp_fit, fold_in  # noqa: E402

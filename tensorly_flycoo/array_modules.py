@@ -4,7 +4,9 @@ Telling them apart never imports CuPy: if it is not loaded, no array is CuPy's.
 """
 
 import functools
+import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -15,6 +17,9 @@ Array: TypeAlias = Any
 
 #: DLPack's codes for CUDA device memory and CUDA managed memory.
 _GPU_DEVICE_TYPES = (2, 13)
+
+#: The pages of larger arrays are touched by several threads.
+_MIN_TOUCHED, _PAGE_NBYTES, _MAX_TOUCHING = 2**26, 2**12, 16
 
 
 def is_cupy(x: object) -> bool:
@@ -65,4 +70,20 @@ def move(array: Array, xp: ModuleType) -> Array:
     """Return a NumPy or CuPy array as an array of the module `xp`; copy only between devices."""
     if xp is not np:
         return xp.asarray(array)
-    return array.get() if is_cupy(array) else array
+    if not is_cupy(array):
+        return array
+    return array.get(out=_touched(array.shape, array.dtype))
+
+
+def _touched(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return a new array whose pages the system has provided, if it is large.
+
+    A copy from the GPU would wait for one page after the other: 3 GB/s instead of 11 [H100].
+    """
+    array = np.empty(shape, dtype)
+    if array.nbytes >= _MIN_TOUCHED:
+        firsts = array.reshape(-1)[:: _PAGE_NBYTES // array.itemsize]
+        num_threads = min(_MAX_TOUCHING, os.cpu_count() or 1)
+        with ThreadPoolExecutor(num_threads) as pool:
+            list(pool.map(lambda part: part.fill(0), np.array_split(firsts, num_threads)))
+    return array

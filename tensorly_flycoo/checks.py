@@ -54,14 +54,14 @@ def densify_error(operation: str, shape: Sequence[Any], instead: str) -> Densify
     """
     message = f"{operation} would make a dense array of shape {shape}; {instead}"
     message += early_bound_hint()
-    backend = _current_backend()
+    backend = current_backend()
     if backend not in (None, "flycoo"):
         hint = 'call tl.set_backend("flycoo")'
         message += f"; TensorLy's backend is {backend!r}: {hint}"
     return DensifyError(message)
 
 
-def _current_backend() -> str | None:
+def current_backend() -> str | None:
     """Return the name of TensorLy's backend, or None if TensorLy is not (fully) imported."""
     get_backend = getattr(sys.modules.get("tensorly"), "get_backend", None)
     return None if get_backend is None else get_backend()
@@ -112,6 +112,11 @@ def check_coords(coords: Array, shape: Sequence[int]) -> Array:
         raise TypeError(f"coords has dtype {coords.dtype}, expected integers")
     if coords.ndim != 2:
         raise ValueError(f"coords has shape {coords.shape}, expected (ndim, nnz)")
+    if coords.shape[0] != len(shape) == coords.shape[1]:
+        raise ValueError(
+            f"coords has shape {coords.shape}, expected ({len(shape)}, nnz), one row per mode: "
+            "transpose it (coords.T)"
+        )
     if coords.shape[0] != len(shape):
         raise ValueError(
             f"shape has {len(shape)} modes, expected {coords.shape[0]}: coords has "

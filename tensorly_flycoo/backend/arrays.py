@@ -27,7 +27,8 @@ from ..ops.lazy import LazyArray, ModeView
 from ..ops.lazy_svd import LazySVD
 from ..ops.mode_product import ModeProduct
 from ..ops.unfolding_svd import LazyMatrix, Unfolding
-from ..tensor.coo_cache import as_flycoo, is_sparse
+from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse
+from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
 
 _USE_NONZEROS = "use tl.tensor(x).nonzeros() or .to_coo() for the nonzeros"
@@ -48,7 +49,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
         Integers and bools in a sparse tensor are counts, whose factors are float64.
         """
-        if isinstance(tensor, ModeView | ModeProduct | LazyMatrix):
+        if isinstance(tensor, ModeView | ModeProduct | LazyMatrix | LabelledTensor):
             tensor = tensor.tensor
         if isinstance(tensor, FlycooTensor):
             dtype, on_gpu = tensor.dtype, tensor.device == "cuda"
@@ -61,18 +62,18 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def tensor(data: Any, dtype: Any = None, *, device: str | None = None, **kwargs: Any) -> Any:
-        """Make an array, or a FlycooTensor of a sparse array (pydata/sparse, SciPy or CuPy).
+        """Make an array, or a FlycooTensor of a sparse one (pydata/sparse, SciPy, CuPy, PyTorch).
 
         Without a device, data on a GPU becomes a CuPy array and other data a NumPy array.
         """
-        if isinstance(data, ModeView):
+        if isinstance(data, ModeView | LabelledTensor):
             data = views.make_tensor(data)
         if isinstance(data, FlycooTensor):
             return data if dtype is None else data.astype(dtype)
         if is_sparse(data):
             return FlycooTensor.from_coo(data, dtype=dtype, device=device, **kwargs)
-        if hasattr(data, "tocoo"):
-            return FlycooTensor.from_scipy(data, dtype=dtype, device=device, **kwargs)
+        if converter := find_converter(data):
+            return getattr(FlycooTensor, converter)(data, dtype=dtype, device=device, **kwargs)
         if device is None and not is_on_gpu(data):
             return NumpyBackend.tensor(data, dtype=dtype)
         data = as_array(data)
@@ -176,15 +177,6 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         return sum_axes(tensor, axis, *args, **kwargs)
 
     @staticmethod
-    def mean(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        mean = views.average_axes if views.is_lazy_or_sparse(tensor) else np.mean
-        return mean(tensor, *args, **kwargs)
-
-    @staticmethod
-    def abs(tensor: Any) -> Any:
-        return abs(as_flycoo(tensor)) if is_sparse(tensor) else np.abs(tensor)
-
-    @staticmethod
     def dot(a: Any, b: Any) -> Any:
         """Multiply; the Gram matrix of a tall CuPy factor at the speed of memory."""
         if is_cupy(b) and is_called_by_parafac(1) and suits_gram(a, b):
@@ -245,6 +237,20 @@ for _name in ("ones", "zeros", "eye"):
     FlycooBackend.register_method(_name, _make_on_device(_name))
 
 
+def _reduce(name: str, of_sparse: Callable) -> Callable:
+    @functools.wraps(getattr(np, name))
+    def reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        function = of_sparse if views.is_lazy_or_sparse(tensor) else getattr(np, name)
+        return function(tensor, *args, **kwargs)
+
+    return reduce
+
+
+_REDUCTIONS = {"mean": views.average_axes, "max": views.max_axes, "min": views.min_axes}
+for _name, _of_sparse in _REDUCTIONS.items():
+    FlycooBackend.register_method(_name, _reduce(_name, _of_sparse))
+
+
 def _module_on(device: str | None) -> ModuleType:
     """Return the array module of a context's device; without one arrays are NumPy's."""
     if device is None or check_device_name(device) != "cuda":
@@ -258,9 +264,10 @@ def _special_functions_for(x: Any) -> ModuleType:
     return importlib.import_module("cupyx.scipy.special" if is_cupy(x) else "scipy.special")
 
 
-#: The functions that take a sparse tensor or a view. Every other one refuses it, by name.
+#: The functions that take a sparse tensor or a view. So do ufuncs that keep zeros zero; every other
+#: one refuses it, by name.
 _TAKES_SPARSE = {
-    "abs", "conj", "context", "copy", "dot", "matmul", "mean", "moveaxis", "ndim", "norm",
+    "conj", "context", "copy", "dot", "matmul", "max", "mean", "min", "moveaxis", "ndim", "norm",
     "reshape", "shape", "sum", "svd", "tensor", "is_tensor", "to_numpy", "transpose", "zeros_like",
 }  # fmt: skip
 
@@ -269,6 +276,8 @@ def _refuse_sparse(name: str, function: Callable) -> Callable:
     @functools.wraps(function)
     def refuse_sparse(*args: Any, **kwargs: Any) -> Any:
         sparse = views.find_sparse((*args, *kwargs.values()))
+        if sparse is not None and isinstance(function, np.ufunc):
+            return views.apply_ufunc(function, *args, **kwargs)
         if sparse is not None:
             raise densify_error(f"tl.{name}", sparse.shape, _USE_NONZEROS)
         return function(*args, **kwargs)

@@ -15,18 +15,16 @@ from tensorly.tenalg.core_tenalg import CoreTenalgBackend
 from tensorly.tenalg.einsum_tenalg import EinsumTenalgBackend
 
 from ..array_modules import Array, is_cupy
-from ..checks import densify_error, num_cells
+from ..checks import densify_error
 from ..decomposition.guarding import guard
-from ..engines import select_engine
 from ..ops import views
-from ..ops.contraction import check_axes, contract_vectors, inner, khatri_rao_at
+from ..ops.contraction import contract_vectors, inner, khatri_rao_at
+from ..ops.dense_memory import check_khatri_rao_fits
 from ..ops.mode_product import ModeProduct
 from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import as_flycoo, is_sparse
+from ..tensor.reductions import check_axes
 from .dispatch import is_ours
-
-#: A dense Khatri-Rao product up to this many bytes is not compared with the free memory.
-_SURELY_FREE_NBYTES = 2**28
 
 
 def install_hooks() -> None:
@@ -44,7 +42,7 @@ def _hook(original: Callable, ours: Callable) -> Callable:
         if is_ours(original.__name__, args, kwargs):
             return ours(*args, **kwargs)
         if ours is khatri_rao and tl.get_backend() == "flycoo":
-            _check_khatri_rao_fits(*args, **kwargs)
+            check_khatri_rao_fits(*args, **kwargs)
         return original(*args, **kwargs)
 
     hooked._flycoo_hook = True  # type: ignore[attr-defined]
@@ -126,37 +124,10 @@ def khatri_rao(
     factor = views.find_sparse([matrices, weights])
     if factor is not None:
         raise densify_error("tl.tenalg.khatri_rao", factor.shape, "only its mask may be sparse")
-    matrices = _leave_out(matrices, skip_matrix)
+    matrices = [matrix for n, matrix in enumerate(matrices) if n != skip_matrix]
     if len(matrices) == 1:
         return matrices[0]
     return views.reshape(khatri_rao_at(mask, matrices, weights), (-1, matrices[0].shape[1]))
-
-
-def _check_khatri_rao_fits(
-    matrices: Sequence[Array],
-    weights: Array | None = None,
-    skip_matrix: int | None = None,
-    mask: Any = None,
-) -> None:
-    """Refuse a dense Khatri-Rao product that exceeds the free memory, before it is begun."""
-    matrices = _leave_out(matrices, skip_matrix)
-    if len(matrices) < 2 or any(np.ndim(matrix) != 2 for matrix in matrices):
-        return
-    shape = (num_cells([matrix.shape[0] for matrix in matrices]), matrices[0].shape[1])
-    nbytes = num_cells(shape) * matrices[0].dtype.itemsize
-    if nbytes <= _SURELY_FREE_NBYTES:
-        return
-    free_nbytes = select_engine("cuda" if is_cupy(matrices[0]) else "cpu").count_free_nbytes()
-    if free_nbytes is not None and nbytes > free_nbytes:
-        instead = (
-            f"that takes {nbytes:.2g} bytes, and {free_nbytes:.2g} are free: a sparse mask= gives "
-            "the elements at its nonzeros, also in tl.cp_to_tensor"
-        )
-        raise densify_error("tl.tenalg.khatri_rao", shape, instead)
-
-
-def _leave_out(matrices: Sequence[Array], skip_matrix: int | None) -> list:
-    return [matrix for n, matrix in enumerate(matrices) if n != skip_matrix]
 
 
 _HOOKS: dict[str, Callable] = {

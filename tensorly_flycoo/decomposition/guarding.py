@@ -1,4 +1,4 @@
-"""What surrounds a whole call: one log line for all it compiles, one MemoryError that explains."""
+"""What surrounds a whole call: labels, one log line for all it compiles, a useful MemoryError."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from tensorly.cp_tensor import validate_cp_rank
 
 from ..checks import LAYOUTS, check_dtype
 from ..engines import select_engine
+from ..linalg import gram_products
 from ..ops.call_memory import count_call_nbytes
 from ..ops.views import find_sparse
 from ..reporting import log_compilation
 from ..tensor.coo_cache import find_cached
+from ..tensor.labelled import LabelledTensor
 from ..tensor.memory import DTYPES, attempt, describe, format_nbytes
 from ..tensor.tensor import FlycooTensor
+from .labelled_cp import label_result
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -33,7 +36,8 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
 
     The error says what the whole call needs, what is free, and which other layout, dtype, initial
     guess or device would fit. Calls without a sparse tensor go to `dense`, by default `function`,
-    and raise what it raises.
+    and raise what it raises. In the place of a `LabelledTensor` the function gets its tensor, and
+    a CP model that it returns becomes a `LabelledCP`.
     """
 
     @functools.wraps(function)
@@ -42,16 +46,28 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
         if x is None:
             with log_compilation():
                 return (dense or function)(*args, **kwargs)
+        for labelled in (*args, *kwargs.values()):
+            if isinstance(labelled, LabelledTensor):
+                plain = [_drop_labels(argument) for argument in args]
+                named = {name: _drop_labels(argument) for name, argument in kwargs.items()}
+                return label_result(call(*plain, **named), labelled.labels)
 
         def explain() -> str:
             given = inspect.signature(function).bind(*args, **kwargs)
             given.apply_defaults()
             return _explain_call(function.__name__, x, given.arguments)
 
-        with log_compilation():
-            return attempt(lambda: function(*args, **kwargs), explain)
+        try:
+            with log_compilation():
+                return attempt(lambda: function(*args, **kwargs), explain)
+        finally:
+            gram_products.forget()  # a call that was stopped leaves those of its factors
 
     return call
+
+
+def _drop_labels(argument: Any) -> Any:
+    return argument.tensor if isinstance(argument, LabelledTensor) else argument
 
 
 @dataclass(frozen=True)

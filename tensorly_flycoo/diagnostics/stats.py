@@ -9,7 +9,8 @@ from ..checks import LAYOUTS, check_dtype, check_fill_value, check_values, num_c
 from ..engines import select_engine
 from ..format.packing import RecordFormat
 from ..ops.call_memory import estimate_memory
-from ..tensor.coo_cache import is_raw_sparse
+from ..tensor.coo_cache import is_raw_sparse, not_sparse_error
+from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
 
 if TYPE_CHECKING:
@@ -72,18 +73,6 @@ class TensorStats:
     modes: tuple[ModeStats, ...]
     nbytes: dict[str, int]
 
-    @property
-    def rank_limit(self) -> int:
-        """The largest rank at which a CP model has no more free parameters than there are nonzeros.
-
-        A component has one parameter per nonempty row, less one for its scale in each mode but one.
-        Beyond this rank a model can fit anything. To choose a rank below it, compare the fits to
-        held-out nonzeros.
-        """
-        num_rows = sum(mode.size - mode.num_empty_rows for mode in self.modes)
-        num_distinct = self.nnz - self.num_duplicates - self.num_zeros
-        return max(0, num_distinct) // max(1, num_rows - len(self.modes) + 1)
-
     def _facts(self) -> dict[str, str]:
         return {
             "shape": " x ".join(map(str, self.shape)),
@@ -92,7 +81,6 @@ class TensorStats:
             "density": f"{self.density:.3g}",
             "duplicates": f"{self.num_duplicates:,}",
             "zeros": f"{self.num_zeros:,}",
-            "rank, at most": f"{self.rank_limit:,}",
             **{f"memory, {name}": f"{n / 1e6:,.1f} MB" for name, n in self.nbytes.items()},
         }
 
@@ -132,7 +120,7 @@ def stats(x: "FlycooTensor | SparseArray") -> TensorStats:
 
     Parameters
     ----------
-    x : FlycooTensor or sparse.COO
+    x : FlycooTensor, LabelledTensor or sparse.COO
         A COO is not converted to a `FlycooTensor`.
 
     Returns
@@ -162,7 +150,6 @@ def stats(x: "FlycooTensor | SparseArray") -> TensorStats:
     density             0.333
     duplicates          0
     zeros               0
-    rank, at most       1
     memory, remap       0.0 MB
     memory, replicated  0.0 MB
     memory, indexed     0.0 MB
@@ -170,6 +157,8 @@ def stats(x: "FlycooTensor | SparseArray") -> TensorStats:
        0     4           2    1     2.0                     3  0.25
        1     3           0    1     1.0                     2  0.17
     """
+    if isinstance(x, LabelledTensor):
+        x = x.tensor
     if isinstance(x, FlycooTensor):
         (coords, values), num_duplicates, device = x.nonzeros(), 0, x.device
     else:
@@ -196,7 +185,7 @@ def stats(x: "FlycooTensor | SparseArray") -> TensorStats:
 
 def _take_nonzeros(x: Any) -> tuple[np.ndarray, np.ndarray]:
     if not is_raw_sparse(x):
-        raise TypeError(f"x is a {type(x).__name__}, expected a FlycooTensor or a sparse.COO")
+        raise not_sparse_error(x)
     x = x if hasattr(x, "coords") else x.asformat("coo")
     check_fill_value(x.fill_value)
     return x.coords, check_values(x.data, x.coords.shape[1])

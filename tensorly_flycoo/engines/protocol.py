@@ -218,7 +218,7 @@ class Engine(Primitives, ABC):
 
     @abstractmethod
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
-        """Compute the lower triangle of a Gram matrix (size, size) from the columns of a matrix.
+        """Compute the Gram matrix (size, size) of a matrix's rows from its columns.
 
         Parameters
         ----------
@@ -231,8 +231,12 @@ class Engine(Primitives, ABC):
         Returns
         -------
         float64 array (size, size)
-            Its elements above the diagonal are arbitrary.
+            On the host, elements above the diagonal are arbitrary.
         """
+
+    def gram_nbytes(self, size: int, num_columns: int) -> int:
+        """Count the bytes that `gram` allocates, its result included."""
+        return 8 * size**2
 
     def draw_uniform(self, random: Any, shape: tuple[int, ...], dtype: np.dtype) -> Array:
         """Draw from [0, 1), the same numbers as ``random.random_sample(shape).astype(dtype)``.
@@ -252,6 +256,22 @@ class Engine(Primitives, ABC):
     def is_gram_cheap(self, size: int, num_groups: int) -> bool:
         """Say whether `gram` costs less than multiplying by the matrix in an iteration would."""
         return True
+
+    def invert_products(self, grams: Sequence[Array], dtype: np.dtype) -> Array | None:
+        """Invert elementwise products of stacks (n, R, R) of the Gram matrices of factors.
+
+        Parameters
+        ----------
+        grams : sequence of float64 array (n, R, R)
+        dtype : numpy.dtype
+            Of the factors. Products that are singular to its rounding are pseudo-inverted.
+
+        Returns
+        -------
+        float64 array (n, R, R), or None
+            None if the functions of `xp` do as well, or the engine has none for these sizes.
+        """
+        return None
 
     @abstractmethod
     def sweep_nonnegative(

@@ -274,5 +274,6 @@ def map_record_values(
 ) -> Array:
     """Copy `records` with ``function(values)`` in place of their values."""
     mapped = records.copy()
-    record_format.values(mapped)[...] = function(record_format.values(records))
+    values = record_format.values(mapped)  # the copy's, lest `function` writes to them
+    values[...] = function(values)
     return mapped

@@ -47,7 +47,7 @@ def make_canonical_records(
     modes = reversed(range(record_format.ndim))
     records = primitives.gather(records, primitives.sort_places(records, record_format, modes))
     is_equal = primitives.find_duplicates(records, record_format)
-    if not _has_true(is_equal):
+    if not has_true(is_equal):
         return records
     records = sum_duplicates(records, record_format, is_equal, primitives)
     return drop_zeros(records, record_format)
@@ -57,7 +57,7 @@ def drop_zeros(records: Array, record_format: RecordFormat) -> Array:
     """Keep the records whose values are not zero."""
     # In blocks: CuPy counts the selected records in 32 bits.
     is_nonzero = record_format.values(records) != 0
-    if not _has_true(~is_nonzero):
+    if not has_true(~is_nonzero):
         return records
     starts = range(0, records.shape[0], _MASK_BLOCK)
     blocks = [slice(start, start + _MASK_BLOCK) for start in starts]
@@ -65,7 +65,7 @@ def drop_zeros(records: Array, record_format: RecordFormat) -> Array:
     return kept[0] if len(kept) == 1 else array_module(records).concatenate(kept)
 
 
-def _has_true(flags: Array) -> bool:
+def has_true(flags: Array) -> bool:
     """Return ``flags.any()``, for which CuPy would compile two kernels in 2 s each."""
     return flags.size > 0 and bool(flags.view(np.uint8).max())
 

@@ -1,36 +1,43 @@
 """Make a tensor from a table: columns become modes, and their entries become indices."""
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from ..engines import select_engine
+from ..tensor.labelled import LabelledTensor, Labels
+from ..tensor.reductions import find_extremes, group_cells
 from ..tensor.tensor import FlycooTensor
+from .columns import (
+    drop_unused,
+    has_categories,
+    is_ordered,
+    list_columns,
+    number_entries,
+    place_entries,
+    read_values,
+)
 
-
-class LabelledTensor(NamedTuple):
-    """A tensor together with the labels of its indices.
-
-    Attributes
-    ----------
-    tensor : FlycooTensor
-    labels : dict of str to array (I_n,)
-        For each mode, in order, the name of its column and the label of each index: row i of factor
-        n belongs to ``labels[column][i]``.
-    """
-
-    tensor: FlycooTensor
-    labels: dict[str, np.ndarray]
+_AGGREGATES = ("sum", "mean", "last", "max", "count")
+_MISSING = ("raise", "drop")
 
 
 def from_dataframe(
-    df: Any, modes: Iterable[str], values: str | None = None, **options: Any
+    df: Any,
+    modes: Iterable[str],
+    values: str | None = None,
+    *,
+    labels: Mapping[str, Sequence[Any] | np.ndarray] | None = None,
+    aggregate: str = "sum",
+    missing: str = "raise",
+    **options: Any,
 ) -> LabelledTensor:
     """Make a tensor from a pandas, polars or Arrow table, with one mode per given column.
 
-    The distinct entries of a column (numbers, text or dates) are sorted and numbered. A pandas
-    categorical column keeps the order of its categories. Values of rows with the same entries in
-    all `modes` are added up; without `values`, such rows are counted.
+    The distinct entries of a column (numbers, text or dates) are sorted and numbered. `labels`
+    numbers them as another tensor does, so that new data fits a model of the old; so do the
+    categories of a pandas categorical or a polars Enum. Labels that do not occur are kept.
 
     Parameters
     ----------
@@ -39,6 +46,13 @@ def from_dataframe(
         The column of each mode.
     values : str, optional
         The column of the values; by default, each row has the value 1.
+    labels : dict of str to sequence, optional
+        For some columns of `modes`, the label of each index, such as the `labels` of another
+        `LabelledTensor`.
+    aggregate : {"sum", "mean", "last", "max", "count"}
+        What becomes of the values of rows with the same entries in all `modes`.
+    missing : {"raise", "drop"}
+        Whether a row in which an entry or its value is missing is an error, or left out.
     **options
         ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
 
@@ -50,15 +64,17 @@ def from_dataframe(
     Raises
     ------
     TypeError
-        If `df` is not such a table, or the values are not numbers.
+        If `df` is not such a table, `modes` is a single text, or the values are not numbers.
     ValueError
-        If a column does not exist, occurs more than once in `df` or in `modes`, the table has no
-        rows, an entry of a mode is missing, or a value is missing or not finite.
+        If a column does not exist, or occurs more than once in `df` or in `modes`; no row is left;
+        an entry or value is missing, or a value is not finite; `labels` names other columns, or
+        repeats a label, or an entry is not among them; or `aggregate` or `missing` is unknown.
 
     Notes
     -----
-    The table's own library numbers the entries. Beside coords and values, this takes two temporary
-    columns of 8 bytes per row.
+    The table's own library numbers the entries; polars is three times as fast where pyarrow is
+    installed. Beside coords and values, this takes two temporary columns of 8 bytes per row. All
+    aggregates but "sum" and "count" sort the rows.
 
     Examples
     --------
@@ -71,29 +87,63 @@ def from_dataframe(
            [2., 1.]])
     >>> labels["shop"].tolist(), labels["day"].tolist()
     (['a', 'b'], [7, 9])
+
+    New sales, with the shops of the old:
+
+    >>> new = pd.DataFrame({"shop": ["b", "b"], "day": [10, 11]})
+    >>> y, _ = from_dataframe(new, ["shop", "day"], labels={"shop": labels["shop"]})
+    >>> y.to_coo().todense()
+    array([[0., 0.],
+           [1., 1.]])
     """
+    modes = _check_modes(modes)
+    given = dict(labels or {})
+    _check_options(modes, given, aggregate, missing)
+    names = list_columns(df)
+    columns = {name: _take_column(df, name, names) for name in modes}
+    coded = {name: number_entries(column) for name, column in columns.items()}
+    for name, of_column in given.items():
+        coded[name] = place_entries(name, *coded[name], of_column)
+    numbers = None if values is None else read_values(_take_column(df, values, names), values)
+    kept = _find_complete(coded, numbers, values, missing)
+    if kept is not None:
+        numbers = None if numbers is None else numbers[kept]
+        for name, (codes, entries) in coded.items():
+            is_fixed = name in given or has_categories(columns[name])
+            coded[name] = (codes[kept], entries) if is_fixed else drop_unused(codes[kept], entries)
+    coords = np.stack([codes for codes, _ in coded.values()])
+    if coords.shape[1] == 0:
+        reason = "no rows" if kept is None else "no row without a missing entry"
+        raise ValueError(f"df has {reason}, expected at least one")
+    if numbers is None or aggregate == "count":
+        numbers = np.ones(coords.shape[1])
+    shape = [entries.size for _, entries in coded.values()]
+    if aggregate in ("mean", "last", "max"):
+        coords, numbers = _merge(coords, numbers, shape, aggregate)
+    tensor = FlycooTensor(coords, numbers, shape, **options)
+    ordered = {name for name, column in columns.items() if is_ordered(column)}
+    of_modes = {name: entries for name, (_, entries) in coded.items()}
+    ordered.update(getattr(labels, "ordered", ()))
+    return LabelledTensor(tensor, Labels(of_modes, ordered=ordered))
+
+
+def _check_modes(modes: Iterable[str]) -> list[str]:
+    if isinstance(modes, str):
+        raise TypeError(f"modes is {modes!r}, expected a list of column names, like [{modes!r}]")
     modes = list(modes)
     if not modes or len(set(modes)) < len(modes):
         raise ValueError(f"modes is {modes}, expected distinct column names, at least one")
-    names = _list_columns(df)
-    coded = [_number_entries(_take_column(df, name, names), name) for name in modes]
-    coords = np.stack([codes for codes, _ in coded])
-    if coords.shape[1] == 0:
-        raise ValueError("df has no rows, expected at least one")
-    if values is None:
-        numbers = np.ones(coords.shape[1])
-    else:
-        numbers = _to_numpy(_take_column(df, values, names))
-    labels = {name: entries for name, (_, entries) in zip(modes, coded, strict=True)}
-    shape = [entries.size for entries in labels.values()]
-    return LabelledTensor(FlycooTensor(coords, numbers, shape, **options), labels)
+    return modes
 
 
-def _list_columns(df: Any) -> list[str]:
-    names = getattr(df, "column_names", None) or getattr(df, "columns", None)
-    if names is None or not hasattr(df, "__getitem__"):
-        raise TypeError(f"df is a {type(df).__name__}, expected a pandas, polars or Arrow table")
-    return list(names)
+def _check_options(modes: list[str], labels: Iterable[str], aggregate: str, missing: str) -> None:
+    if aggregate not in _AGGREGATES:
+        raise ValueError(f"aggregate is {aggregate!r}, expected one of {_AGGREGATES}")
+    if missing not in _MISSING:
+        raise ValueError(f"missing is {missing!r}, expected one of {_MISSING}")
+    others = [name for name in labels if name not in modes]
+    if others:
+        raise ValueError(f"labels has {others}, expected only columns of modes: {modes}")
 
 
 def _take_column(df: Any, name: str, names: list[str]) -> Any:
@@ -102,43 +152,37 @@ def _take_column(df: Any, name: str, names: list[str]) -> Any:
     return df[name]
 
 
-def _number_entries(column: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return each row's index into the sorted distinct entries, and these entries."""
-    if hasattr(column, "factorize"):  # pandas
-        codes, entries = column.factorize(sort=True)
-        entries = entries.to_numpy()
-    elif hasattr(column, "dictionary_encode"):
-        codes, entries = _number_arrow_entries(column)
-    else:
-        codes, entries = _number_polars_entries(column)
-    codes, entries = np.asarray(codes, np.int64), np.asarray(entries)
-    is_missing = codes < 0
-    if entries.dtype.kind in "fmM":  # floats and dates mark missing entries with nan or NaT
-        is_missing |= np.append(np.isnan(entries), True)[codes]
-    if is_missing.any():
-        raise ValueError(
-            f"column {name!r} has no entry in row {int(np.argmax(is_missing))}, expected one in "
-            "every row; drop or fill the missing ones"
-        )
-    return codes, entries
+def _find_complete(
+    coded: dict[str, tuple[np.ndarray, np.ndarray]],
+    numbers: np.ndarray | None,
+    values: str | None,
+    missing: str,
+) -> np.ndarray | None:
+    """Return which rows have all entries and a value; None if all have."""
+    gaps = {name: codes < 0 for name, (codes, _) in coded.items()}
+    kinds = dict.fromkeys(gaps, "entry")
+    if numbers is not None and values is not None:
+        gaps[values] = np.isnan(numbers) | gaps.get(values, False)
+        kinds[values] = "value"
+    gaps = {name: is_missing for name, is_missing in gaps.items() if is_missing.any()}
+    if missing == "raise":
+        for name, is_missing in gaps.items():
+            raise ValueError(
+                f"column {name!r} has no {kinds[name]} in row {int(np.argmax(is_missing))}, "
+                'expected one in every row; drop or fill the missing ones, or pass missing="drop"'
+            )
+    return ~np.logical_or.reduce(list(gaps.values())) if gaps else None
 
 
-def _number_arrow_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    if hasattr(column.type, "value_type"):  # already a dictionary, perhaps with unused entries
-        column = column.cast(column.type.value_type)
-    encoded = column.combine_chunks().dictionary_encode()
-    codes, entries = encoded.indices.fill_null(-1).to_numpy(), _to_numpy(encoded.dictionary)
-    order = np.argsort(entries)
-    places = np.append(np.argsort(order), -1)  # code -1 (missing) selects the last place
-    return places[codes], entries[order]
-
-
-def _number_polars_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    codes = (column.rank("dense").cast(int) - 1).fill_null(-1)
-    return codes.to_numpy(), column.drop_nulls().unique().sort().to_numpy()
-
-
-def _to_numpy(column: Any) -> np.ndarray:
-    if hasattr(column, "dictionary_encode"):
-        return column.to_numpy(zero_copy_only=False)
-    return column.to_numpy()
+def _merge(
+    coords: np.ndarray, numbers: np.ndarray, shape: Sequence[int], aggregate: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Merge the rows of each cell."""
+    coords, numbers, starts = group_cells(coords, numbers, shape, select_engine("cpu"))
+    ends = np.append(starts[1:], numbers.size)
+    if aggregate == "last":
+        return coords, numbers[ends - 1]
+    if aggregate == "max":
+        return coords, find_extremes(numbers, starts, "max", np)
+    sums = np.add.reduceat(numbers, starts, dtype=np.float64)
+    return coords, (sums / (ends - starts)).astype(numbers.dtype)

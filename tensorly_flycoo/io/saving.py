@@ -14,6 +14,7 @@ from ..format.layout import Cut, Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
 from ..tensor.coo_cache import as_flycoo
+from ..tensor.labelled import refuse_labels
 from ..tensor.tensor import FlycooTensor
 from .files import FilePath, replace_file
 from .npz import ArrayReader, damage_error, open_arrays, write_arrays
@@ -45,7 +46,7 @@ def save(path: FilePath, x: "FlycooTensor | SparseArray") -> None:
     OSError
         If the file cannot be written.
     TypeError
-        If `x` is not a sparse tensor.
+        If `x` is not a sparse tensor, or is a LabelledTensor: pass its `tensor`.
 
     Notes
     -----
@@ -71,6 +72,7 @@ def save(path: FilePath, x: "FlycooTensor | SparseArray") -> None:
     >>> load(path)
     <FlycooTensor: shape=(3, 2), dtype=float64, nnz=2, layout='indexed', device='cpu'>
     """
+    refuse_labels(x)
     x = as_flycoo(x)
     layout = x._layout
     with replace_file(path) as file, layout.hold_records():

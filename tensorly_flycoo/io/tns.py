@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..checks import check_fill_value, check_finite, check_shape, check_values
+from ..tensor.labelled import refuse_labels
 from ..tensor.tensor import FlycooTensor
 from .files import FilePath, open_text, replace_text
 
@@ -142,7 +143,7 @@ def write_tns(path: FilePath, x: "FlycooTensor | SparseArray", *, index_base: in
     OSError
         If the file cannot be written.
     TypeError
-        If `x` is not a sparse tensor.
+        If `x` is not a sparse tensor, or is a LabelledTensor: pass its `tensor`.
     ValueError
         If `x` is a COO whose fill_value is not 0, or whose values are not finite or are integers
         too large for float64.
@@ -169,6 +170,7 @@ def write_tns(path: FilePath, x: "FlycooTensor | SparseArray", *, index_base: in
     """
     if index_base not in (0, 1):
         raise ValueError(f"index_base is {index_base!r}, expected 1 or 0")
+    refuse_labels(x)
     coords, values, shape = _take_nonzeros(x)
     template = "%d " * len(shape) + "%r\n"
     with replace_text(path) as file:

@@ -47,7 +47,7 @@ class Gram(Protocol):
     def is_cheap_to_form(self) -> bool: ...
 
     def form(self) -> Array:
-        """Return the lower triangle, float64; elements above the diagonal are arbitrary."""
+        """Return the matrix, float64; on the host, elements above the diagonal are arbitrary."""
 
     def iterate(self, rank: int) -> tuple[np.ndarray, Array]:
         """Compute what `find_leading_squares` returns, without forming the matrix."""
@@ -64,7 +64,7 @@ class Multipliable(Protocol):
         """The size of the largest Gram matrix worth forming."""
 
     def gram(self, of_rows: bool) -> Array:
-        """Return the lower triangle of ``A @ A.T`` if `of_rows`, else of ``A.T @ A``."""
+        """Return ``A @ A.T`` if `of_rows`, else ``A.T @ A``, as `Gram.form` does."""
 
     def multiply(self, block: Array) -> Array:
         """Return ``A @ block``."""
@@ -190,8 +190,8 @@ def _iterate_with_gram(gram: Array, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """Decompose by ARPACK, which multiplies where the Gram matrix is."""
     size = gram.shape[0]
     if is_cupy(gram):
-        full, xp = np.tril(gram) + np.tril(gram, -1).T, array_module(gram)
-        return _run_arpack(lambda vector: move(full @ xp.asarray(vector), np), size, rank)
+        xp = array_module(gram)
+        return _run_arpack(lambda vector: move(gram @ xp.asarray(vector), np), size, rank)
     from scipy.linalg.blas import dsymv
 
     # The lower triangle in C order is the upper one in Fortran order: nothing is copied.

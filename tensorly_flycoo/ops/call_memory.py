@@ -186,7 +186,7 @@ def _count_eigen_nbytes(
     num_columns = min(num_columns, num_shared // 2 + 1)
     dtype = np.dtype(np.float64) if size <= MAX_GRAM_SIZE else dtype
     if is_cheap_to_form(engine, size, num_columns):
-        return 8 * size**2
+        return engine.gram_nbytes(size, num_columns)
     options = (num_shared, (num_columns, size), dtype)
     tensor, building = engine.estimate_layout("replicated", *options)
     block = size * choose_width(rank, size) * dtype.itemsize

@@ -1,4 +1,4 @@
-"""Sums and products that contract modes of a sparse tensor; the result is sparse.
+"""Products that contract modes of a sparse tensor; the result is sparse.
 
 A contraction drops the coordinates of the contracted modes and sums the resulting duplicates, as
 building a `FlycooTensor` does: it costs as much as building one. If one mode is left, the result is
@@ -8,80 +8,19 @@ a dense vector, like a column of a factor; if none is left, a number.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from ..array_modules import Array, array_module
 from ..checks import check_place
 from ..format.packing import RecordFormat
 from ..tensor.coo_cache import as_flycoo
+from ..tensor.reductions import check_axes, collect, total
 from ..tensor.tensor import FlycooTensor
 from .mttkrp import mttkrp
 
 if TYPE_CHECKING:
     from sparse import SparseArray
-
-
-def sum_modes(
-    x: FlycooTensor | SparseArray, axis: int | Iterable[int] | None = None
-) -> FlycooTensor | Array:
-    """Sum the elements of a sparse tensor over all modes or some.
-
-    Parameters
-    ----------
-    x : FlycooTensor or sparse.COO
-    axis : int or sequence of int, optional
-        The modes to sum over; negative ones count from the last. By default all.
-
-    Returns
-    -------
-    FlycooTensor, array (I,) or scalar
-        A sparse tensor on the device of `x` if two or more modes are left, a dense vector if one
-        is, and a number if none is.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an axis is not an integer, out of range or repeated.
-
-    Notes
-    -----
-    A number is summed in float64. The elements of a vector or tensor are summed in the dtype of
-    `x` in a fixed order, with an error of at most ``count * eps`` times the sum of absolute values:
-    the result is the same in every run. Costs as much as building the result.
-
-    Examples
-    --------
-    >>> x = FlycooTensor([[0, 1, 1], [2, 0, 0], [1, 1, 0]], [2.0, 3.0, 4.0], shape=(3, 3, 2))
-    >>> sum_modes(x), sum_modes(x, axis=(1, 2))
-    (np.float64(9.0), array([2., 7., 0.]))
-    >>> sum_modes(x, axis=2).nonzeros()[1]
-    array([2., 7.])
-    """
-    x = as_flycoo(x, check_coords=True)
-    gone = range(x.ndim) if axis is None else check_axes(axis, x.ndim)
-    coords, values = x._sorted_nonzeros()
-    return _collect(x, coords, values, gone)
-
-
-def average_modes(
-    x: FlycooTensor | SparseArray, axis: int | Iterable[int] | None = None
-) -> FlycooTensor | Array:
-    """Average the elements of a sparse tensor, including zeros, over all modes or some.
-
-    Parameters, results and errors are those of `sum_modes`.
-
-    Examples
-    --------
-    >>> average_modes(FlycooTensor([[0, 1], [2, 0]], [2.0, 4.0], shape=(3, 4)))
-    np.float64(0.5)
-    """
-    x = as_flycoo(x, check_coords=True)
-    axes = range(x.ndim) if axis is None else check_axes(axis, x.ndim)
-    return sum_modes(x, axes) / float(math.prod(x.shape[mode] for mode in axes))
 
 
 def contract_vectors(
@@ -104,7 +43,7 @@ def contract_vectors(
     Returns
     -------
     FlycooTensor, array (I,) or scalar
-        As for `sum_modes`, in the dtype to which NumPy promotes `x` and the vectors.
+        As for `FlycooTensor.sum`, in the dtype to which NumPy promotes `x` and the vectors.
 
     Raises
     ------
@@ -119,6 +58,7 @@ def contract_vectors(
 
     Examples
     --------
+    >>> import numpy as np
     >>> x = FlycooTensor([[0, 1, 1], [2, 0, 0], [1, 1, 0]], [2.0, 3.0, 4.0], shape=(3, 3, 2))
     >>> contract_vectors(x, [np.array([1.0, 10.0])], [2]).to_coo().todense()
     array([[ 0.,  0., 20.],
@@ -137,7 +77,7 @@ def contract_vectors(
     coords, values = x._sorted_nonzeros()
     for vector, mode in zip(vectors, axes, strict=True):
         values = values * vector[coords[mode]]
-    return _collect(x, coords, values, axes)
+    return collect(x, coords, values, axes)
 
 
 def inner(x: FlycooTensor | SparseArray, y: FlycooTensor | SparseArray | Array) -> Array:
@@ -167,6 +107,7 @@ def inner(x: FlycooTensor | SparseArray, y: FlycooTensor | SparseArray | Array) 
 
     Examples
     --------
+    >>> import numpy as np
     >>> x = FlycooTensor([[0, 1], [2, 0]], [2.0, 3.0], shape=(3, 3))
     >>> inner(x, FlycooTensor([[0, 2], [2, 2]], [5.0, 7.0], shape=(3, 3)))
     np.float64(10.0)
@@ -179,11 +120,11 @@ def inner(x: FlycooTensor | SparseArray, y: FlycooTensor | SparseArray | Array) 
     if hasattr(y, "strides"):  # an array of NumPy or CuPy
         check_place(y, "y", x.device == "cuda", "x")
         coords, values = x._sorted_nonzeros()
-        return _total(values * y[tuple(coords)])
+        return total(values * y[tuple(coords)])
     y = as_flycoo(y, check_coords=True)
     if x.device != y.device:
         raise TypeError(f"inner: devices {x.device!r} and {y.device!r} differ")
-    return _total(_multiply_common(x, y))
+    return total(_multiply_common(x, y))
 
 
 def _multiply_common(x: FlycooTensor, y: FlycooTensor) -> Array:
@@ -232,6 +173,7 @@ def multiply_matricized(
 
     Examples
     --------
+    >>> import numpy as np
     >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 3, 2))
     >>> multiply_matricized(x, 0, (1, 2), np.arange(6.0))
     array([10.,  3.,  0.])
@@ -317,6 +259,7 @@ def khatri_rao_at(
 
     Examples
     --------
+    >>> import numpy as np
     >>> mask = FlycooTensor([[0], [1]], [1.0], shape=(2, 3))
     >>> khatri_rao_at(mask, [np.array([[2.0], [5.0]]), np.array([[1.0], [3.0], [4.0]])]).nonzeros()
     (array([[0],
@@ -338,39 +281,3 @@ def khatri_rao_at(
     coords = xp.concatenate([xp.repeat(coords, rank, axis=1), columns[None]])
     shape = (*mask.shape, rank)
     return FlycooTensor(coords, rows.reshape(-1), shape, layout="indexed", device=mask.device)
-
-
-def check_axes(axis: int | Iterable[int], ndim: int) -> list[int]:
-    """Return `axis`, one integer or several, as a list of different modes from 0 to ndim - 1."""
-    try:
-        axes = [operator.index(n) for n in (axis if isinstance(axis, Iterable) else [axis])]
-    except TypeError:
-        raise TypeError(f"axis is {axis!r}, expected integers") from None
-    for n in axes:
-        if not -ndim <= n < ndim:
-            raise ValueError(f"axis {n} is out of bounds for array of dimension {ndim}")
-    modes = [n % ndim for n in axes]
-    if len(set(modes)) < len(modes):
-        raise ValueError(f"axis is {axis!r}, expected each mode once")
-    return modes
-
-
-def _collect(
-    x: FlycooTensor, coords: Array, values: Array, gone: Sequence[int]
-) -> FlycooTensor | Array:
-    """Sum the values (nnz,) over the modes in `gone`."""
-    kept = [mode for mode in range(x.ndim) if mode not in gone]
-    if not kept:
-        return _total(values)
-    shape = [x.shape[mode] for mode in kept]
-    result = x._rebuild(coords[kept], values, shape)
-    if len(kept) > 1:
-        return result
-    (rows,), sums = result._sorted_nonzeros()
-    vector = x._engine.xp.zeros(shape, result.dtype)
-    vector[rows] = sums
-    return vector
-
-
-def _total(values: Array) -> Any:
-    return values.sum(dtype=np.float64).astype(values.dtype)

@@ -173,7 +173,7 @@ class _Matrix:
         size = self.shape[0 if of_rows else 1]
         if is_cupy(self._array):
             parts = (part for _, part in self._blocks(axis=int(of_rows)))
-            return np.tril(sum(p @ p.T if of_rows else p.T @ p for p in parts))
+            return sum(p @ p.T if of_rows else p.T @ p for p in parts)
         from scipy.linalg.blas import dsyrk
 
         gram = np.zeros((size, size), order="F")
@@ -242,7 +242,7 @@ class _Operator:
 
     def gram(self, of_rows: bool) -> Array:
         size = self.shape[0 if of_rows else 1]
-        return np.tril(multiply_by_gram(self, self._engine.xp.eye(size), of_rows))
+        return multiply_by_gram(self, self._engine.xp.eye(size), of_rows)
 
 
 def _spread_columns(factor: Array, num_before: int, num_after: int) -> Array:

@@ -194,7 +194,7 @@ class UnfoldingGram:
         return is_cheap_to_form(self._engine, self.size, self._num_columns)
 
     def form(self) -> Array:
-        """Return the lower triangle (size, size), float64."""
+        """Return the matrix (size, size), float64; on the host only its lower triangle counts."""
         coords, values = self._shared
         return self._engine.gram(coords, values, self._diagonal)
 

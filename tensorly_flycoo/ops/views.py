@@ -13,10 +13,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ..array_modules import Array, is_cupy
-from ..checks import densify_error, num_cells
-from ..tensor.coo_cache import as_flycoo, is_sparse
+from ..checks import current_backend, densify_error, num_cells
+from ..tensor import numpy_protocol
+from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse, not_sparse_error
+from ..tensor.reductions import (
+    average_modes,
+    check_axes,
+    find_largest,
+    find_smallest,
+    sum_modes,
+)
 from ..tensor.tensor import FlycooTensor
-from .contraction import average_modes, check_axes, inner, join_modes, sum_modes
+from ..tensor.transposing import check_order
+from .contraction import inner, join_modes
 from .lazy import LazyArray, ModeView
 from .unfolding_svd import Unfolding
 
@@ -36,6 +45,11 @@ def find_sparse(arguments: Iterable[Any]) -> Any:
     """Return the first argument that is sparse or a lazy view of a sparse tensor, or None.
 
     The items of lists and tuples count as well.
+
+    Raises
+    ------
+    TypeError
+        If one comes first that is SciPy's, CuPy's or PyTorch's, under the backend "flycoo".
     """
     for argument in arguments:
         if type(argument) is np.ndarray or is_cupy(argument):
@@ -43,6 +57,8 @@ def find_sparse(arguments: Iterable[Any]) -> Any:
         for x in argument if isinstance(argument, list | tuple) else (argument,):
             if is_lazy_or_sparse(x):
                 return x
+            if find_converter(x) and current_backend() == "flycoo":
+                raise not_sparse_error(x)
     return None
 
 
@@ -56,12 +72,7 @@ def permute(x: Viewable, axes: Sequence[int] | None = None) -> FlycooTensor | Mo
     ((2, 3, 4), True)
     """
     groups = _groups(x, "tl.transpose")
-    if axes is None:
-        return _make_view(x, groups[::-1])
-    order = check_axes(axes, len(groups))
-    if len(order) != len(groups):
-        raise ValueError(f"axes is {tuple(order)}, expected each of the {len(groups)} axes once")
-    return _make_view(x, [groups[axis] for axis in order])
+    return _make_view(x, [groups[axis] for axis in check_order(axes, len(groups))])
 
 
 def move_axis(x: Viewable, source: int, destination: int) -> FlycooTensor | ModeView:
@@ -155,11 +166,30 @@ def average_axes(x: Viewable, axis: int | Iterable[int] | None = None) -> Any:
     return _reduce(x, axis, average_modes, "tl.mean")
 
 
+def max_axes(x: Viewable, axis: int | Iterable[int] | None = None) -> Any:
+    """Find the largest elements of a sparse tensor or view; see `sum_axes`."""
+    return _reduce(x, axis, find_largest, "tl.max")
+
+
+def min_axes(x: Viewable, axis: int | Iterable[int] | None = None) -> Any:
+    """Find the smallest elements of a sparse tensor or view; see `sum_axes`."""
+    return _reduce(x, axis, find_smallest, "tl.min")
+
+
+def apply_ufunc(ufunc: np.ufunc, *args: Any, **kwargs: Any) -> FlycooTensor:
+    """Apply a ufunc to a sparse tensor and numbers; a lazy view refuses it."""
+    args = tuple(as_flycoo(x, check_coords=True) if is_sparse(x) else x for x in args)
+    x = find_sparse((*args, *kwargs.values()))
+    if isinstance(x, FlycooTensor):
+        return numpy_protocol.apply_ufunc(x, ufunc, "__call__", *args, **kwargs)
+    return ufunc(*args, **kwargs)
+
+
 def _reduce(
     x: Viewable, axis: int | Iterable[int] | None, reduce_modes: Callable[..., Any], name: str
 ) -> Any:
     if is_sparse(x):
-        return reduce_modes(x, axis)
+        return reduce_modes(as_flycoo(x, check_coords=True), axis)
     groups = _groups(x, name)
     gone = range(len(groups)) if axis is None else check_axes(axis, len(groups))
     result = reduce_modes(_tensor_of(x), [mode for n in gone for mode in groups[n]])
@@ -192,7 +222,7 @@ def make_tensor(view: Viewable) -> FlycooTensor:
 
 
 def _tensor_of(x: Any) -> FlycooTensor | SparseArray:
-    return x if is_sparse(x) else x.tensor
+    return getattr(x, "tensor", x)  # of a view or a LabelledTensor
 
 
 def _groups(x: Any, name: str) -> Sequence[tuple[int, ...]]:

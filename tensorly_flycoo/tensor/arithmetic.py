@@ -1,4 +1,4 @@
-"""Arithmetic that keeps zeros zero: scaling, positive powers, addition and subtraction."""
+"""Arithmetic that keeps zeros zero: scaling, functions of one element, addition, subtraction."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import is_cupy
+from ..array_modules import Array, is_cupy
 from ..checks import densify_error
+from ..format.ordering import compute_norm, has_true
 
 if TYPE_CHECKING:
     from .tensor import FlycooTensor
@@ -39,7 +40,7 @@ def scale(x: FlycooTensor, operation: Callable[[Any, Any], Any], scalar: object)
         lambda values: operation(values, factor), abs(operation(1.0, float(number)))
     )
     # Drop the explicit zeros that a factor of 0, or underflow, leaves.
-    if np.any(scaled._layout.record_format.values(scaled._layout.records) == 0):
+    if has_true(scaled._layout.record_format.values(scaled._layout.records) == 0):
         return x._rebuild(*scaled._sorted_nonzeros())
     return scaled
 
@@ -65,8 +66,94 @@ def raise_to(x: FlycooTensor, exponent: object) -> FlycooTensor:
     if not number > 0:
         instead = "only positive exponents keep zeros zero"
         raise densify_error(f"FlycooTensor ** {number}", x.shape, instead)
-    coords, values = x._sorted_nonzeros()
-    return x._rebuild(coords, values ** x.dtype.type(number))
+    power = x.dtype.type(number)
+    return map_nonzeros(x, lambda values: values**power)
+
+
+def map_elements(
+    x: FlycooTensor, function: Callable[[Array], Array], name: str | None = None
+) -> FlycooTensor:
+    """Apply an elementwise function that keeps zero to all elements.
+
+    NumPy's own functions do this too: ``numpy.log1p(x)`` is ``x.map(numpy.log1p)``.
+
+    Parameters
+    ----------
+    function : callable
+        Takes the values of some nonzeros, an array (count,) in any order, NumPy's or CuPy's, and
+        returns as many real numbers. ``function(0)`` must be 0, which is checked.
+    name : str, optional
+        The function's name in error messages.
+
+    Returns
+    -------
+    FlycooTensor
+        With this one's layout, device and dtype. Elements that have become zero are not stored.
+
+    Raises
+    ------
+    DensifyError
+        If ``function(0)`` is not 0.
+    TypeError
+        If the function returns anything but an array (count,) of real numbers.
+    ValueError
+        If a result is not finite.
+
+    Notes
+    -----
+    Copies the records, and sorts nothing unless some elements become zero. The result is the same
+    in every run if the function's is.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tensorly_flycoo import FlycooTensor
+    >>> x = FlycooTensor([[0, 1], [2, 0]], [3.0, 8.0], shape=(3, 3))
+    >>> x.map(lambda values: np.minimum(values, 5)).nonzeros()[1], np.sqrt(x * 3).max()
+    (array([3., 5.]), np.float64(4.898979485566356))
+    """
+    if name is None:
+        name = str(getattr(function, "__name__", function))
+
+    def apply(values: Array) -> Array:
+        with np.errstate(all="ignore"):  # what is not finite is an error below
+            mapped = function(values)
+            dtype = getattr(mapped, "dtype", None)
+            if dtype is None or dtype.kind not in "biuf" or mapped.shape != values.shape:
+                got = type(mapped).__name__ if dtype is None else f"{dtype} array of {mapped.shape}"
+                raise TypeError(
+                    f"{name} returned a {got}, expected an array of real numbers of "
+                    f"{values.shape}: it must be elementwise"
+                )
+            return mapped.astype(values.dtype, copy=False)
+
+    zero = apply(x._engine.xp.zeros(1, x.dtype))[0]
+    if zero != 0:
+        instead = (
+            f"{name}(0) is {zero}, not 0; for the stored nonzeros alone take coords, values = "
+            "x.nonzeros() and make FlycooTensor(coords, function(values), x.shape)"
+        )
+        raise densify_error(name, x.shape, instead)
+    return map_nonzeros(x, apply)
+
+
+def map_nonzeros(x: FlycooTensor, function: Callable[[Array], Array]) -> FlycooTensor:
+    """Apply a function to the values (count,) of nonzeros, and drop the zeros that it gives.
+
+    Raises
+    ------
+    ValueError
+        If a result is not finite.
+    """
+    engine, record_format = x._engine, x._layout.record_format
+    layout = x._layout.map_values(function, 0.0)
+    with layout.hold_order(0, engine) as (records, places):
+        records = records if places is None else engine.gather(records, places)
+    values = record_format.values(records)
+    if has_true(values == 0):
+        return x._rebuild(record_format.coords(records, engine.xp), values)
+    layout.norm = compute_norm(values, engine)
+    return x._replace_layout(layout)
 
 
 def add(x: FlycooTensor, other: FlycooTensor, sign: int, operation: str) -> FlycooTensor:

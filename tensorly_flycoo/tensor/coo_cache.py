@@ -13,6 +13,7 @@ import numpy as np
 
 from ..engines import select_engine
 from ..reporting import report
+from .labelled import LabelledTensor
 from .tensor import FlycooTensor
 
 _lock = threading.Lock()
@@ -29,17 +30,49 @@ def is_raw_sparse(x: object) -> bool:
     (True, False)
     """
     kind: type = type(x)
-    return _is_of_sparse(kind) and hasattr(x, "fill_value")
+    return _library_of(kind) == "sparse" and hasattr(x, "fill_value")
 
 
 @functools.cache
-def _is_of_sparse(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "sparse"
+def _library_of(kind: type) -> str:
+    """Return the package that defines a class; "scipy" for CuPy's twin of SciPy too."""
+    return kind.__module__.removeprefix("cupyx.").partition(".")[0]
+
+
+def find_converter(x: Any) -> str | None:
+    """Return which constructor of `FlycooTensor` takes `x`, if it is SciPy's, CuPy's or PyTorch's.
+
+    None of these libraries is imported.
+
+    Examples
+    --------
+    >>> import scipy.sparse
+    >>> find_converter(scipy.sparse.eye_array(2)), find_converter(np.eye(2))
+    ('from_scipy', None)
+    """
+    kind: type = type(x)
+    library = _library_of(kind)
+    if library == "scipy" and hasattr(x, "tocoo"):
+        return "from_scipy"
+    is_torch = library == "torch" and str(getattr(x, "layout", "")).startswith("torch.sparse")
+    return "from_torch" if is_torch else None
+
+
+def not_sparse_error(x: object) -> TypeError:
+    """Build the error for an `x` that is no sparse tensor; say how to convert it, if possible."""
+    kind = type(x)
+    converter = find_converter(x)
+    if converter is None:
+        return TypeError(f"x is a {kind.__name__}, expected a FlycooTensor or a sparse.COO")
+    return TypeError(
+        f"x is a sparse {kind.__module__.partition('._')[0]}.{kind.__name__}, expected a "
+        f"FlycooTensor or a sparse.COO: pass FlycooTensor.{converter}(x)"
+    )
 
 
 def is_sparse(x: object) -> bool:
     """Return whether `x` is a sparse tensor of this package or of pydata/sparse."""
-    return isinstance(x, FlycooTensor) or is_raw_sparse(x)
+    return isinstance(x, (FlycooTensor, LabelledTensor)) or is_raw_sparse(x)
 
 
 def as_flycoo(x: Any, *, check_coords: bool = False) -> FlycooTensor:
@@ -47,7 +80,7 @@ def as_flycoo(x: Any, *, check_coords: bool = False) -> FlycooTensor:
 
     Parameters
     ----------
-    x : FlycooTensor or sparse.COO
+    x : FlycooTensor, LabelledTensor or sparse.COO
     check_coords : bool
         Whether to compare the coordinates of a raw COO too, not only its values.
 
@@ -58,8 +91,10 @@ def as_flycoo(x: Any, *, check_coords: bool = False) -> FlycooTensor:
     """
     if isinstance(x, FlycooTensor):
         return x
+    if isinstance(x, LabelledTensor):
+        return x.tensor
     if not is_raw_sparse(x):
-        raise TypeError(f"x is a {type(x).__name__}, expected a FlycooTensor or a sparse.COO")
+        raise not_sparse_error(x)
     if not hasattr(x, "coords"):  # GCXS, DOK: not cached
         return FlycooTensor.from_coo(x)
     with _lock:

@@ -1,39 +1,44 @@
-"""Parts of a sparse tensor: `x[3]`, `x[:, 1:5]`, `x[..., 0]`, `for part in x`."""
+"""Parts of a sparse tensor: `x[3]`, `x[:, 1:5]`, `x[..., 0]`, `x[[1, 2]]`, `for part in x`."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
 from types import EllipsisType, ModuleType
-from typing import TYPE_CHECKING, SupportsIndex, TypeAlias
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
 
 import numpy as np
 
-from ..array_modules import Array, move
+from ..array_modules import Array, is_cupy, move
 from ..checks import DensifyError, early_bound_hint
 
 if TYPE_CHECKING:
     from ..format.layout import Layout
     from .tensor import FlycooTensor
 
-_VALID = "only integers, slices (`:`) and ellipsis (`...`) are valid indices of a sparse tensor"
+_VALID = (
+    "only integers, slices (`:`), ellipsis (`...`) and one list of integers are valid indices of a "
+    "sparse tensor"
+)
 
 #: An index, or one item of an index.
-_Item: TypeAlias = SupportsIndex | slice | EllipsisType
+_Item: TypeAlias = SupportsIndex | slice | EllipsisType | Sequence[int] | Array
 Index: TypeAlias = _Item | tuple[_Item, ...]
 
-#: The selected indices of one mode: an int, which drops the mode, or a range.
-Selector: TypeAlias = int | range
+#: The selected indices of one mode: an int, which drops the mode, a range, or an array.
+Selector: TypeAlias = int | range | np.ndarray
 
 
 def find_part(x: FlycooTensor, index: Index) -> FlycooTensor | Array:
     """Return ``x[index]``; see `FlycooTensor.__getitem__`."""
     selectors = parse_index(index, x.shape)
-    if selectors == [range(size) for size in x.shape]:
+    if all(map(_is_whole, selectors, x.shape)):
         return x
     coords, values = select_nonzeros(x._layout, selectors, x._engine.xp)
-    shape = [len(selector) for selector in selectors if isinstance(selector, range)]
-    return x._rebuild(coords, values, shape) if shape else values.sum()
+    kept = order_kept(selectors)
+    if not kept:
+        return values.sum()
+    return x._rebuild(coords[kept], values, [_count(selectors[mode]) for mode in kept])
 
 
 def iterate_parts(x: FlycooTensor) -> Iterator[FlycooTensor | Array]:
@@ -49,23 +54,25 @@ def iterate_parts(x: FlycooTensor) -> Iterator[FlycooTensor | Array]:
 
 
 def parse_index(index: Index, shape: Sequence[int]) -> list[Selector]:
-    """Turn an index into one selector per mode: an int from 0 to size - 1, or a range.
+    """Turn an index into one selector per mode: an int from 0 to size - 1, a range or an array.
 
     Parameters
     ----------
-    index : int, slice, Ellipsis, or tuple of these
+    index : int, slice, Ellipsis, sequence of int, or tuple of these
+        With one sequence at most.
     shape : tuple of int
 
     Returns
     -------
-    list of int or range
+    list of int, range or int64 array
 
     Raises
     ------
     IndexError
-        If an index has another type or is out of bounds, or there are too many.
+        If an index has another type or is out of bounds, there are too many, or more than one is
+        a sequence.
     ValueError
-        If a slice selects nothing: a FlycooTensor has no mode of size 0.
+        If a slice or sequence selects nothing: a FlycooTensor has no mode of size 0.
 
     Examples
     --------
@@ -84,26 +91,76 @@ def parse_index(index: Index, shape: Sequence[int]) -> list[Selector]:
         )
     place = places[0] if places else len(indices)
     indices[place : place + 1] = [slice(None)] * (len(shape) - num_indexed)
-    return [_select(item, *mode) for item, mode in zip(indices, enumerate(shape), strict=True)]
+    selectors = [_select(item, *mode) for item, mode in zip(indices, enumerate(shape), strict=True)]
+    num_lists = sum(isinstance(selector, np.ndarray) for selector in selectors)
+    if num_lists > 1:
+        raise _refuse(
+            IndexError(f"{_VALID}: got {num_lists} lists; index one mode after the other")
+        )
+    return selectors
 
 
-def _select(item: _Item, mode: int, size: int) -> Selector:
+def order_kept(selectors: Sequence[Selector]) -> list[int]:
+    """Return the modes that are left, in the order that NumPy gives them.
+
+    An array comes first if a range lies between it and an integer.
+
+    Examples
+    --------
+    >>> order_kept([range(2), np.array([1]), 0]), order_kept([0, range(2), np.array([1])])
+    ([0, 1], [2, 1])
+    """
+    kept = [mode for mode, item in enumerate(selectors) if not isinstance(item, int)]
+    picked = [mode for mode, item in enumerate(selectors) if not isinstance(item, range)]
+    is_split = bool(picked) and picked[-1] - picked[0] >= len(picked)
+    return sorted(kept, key=lambda mode: is_split and isinstance(selectors[mode], range))
+
+
+def _is_whole(selector: Selector, size: int) -> bool:
+    return isinstance(selector, range) and selector == range(size)
+
+
+def _count(selector: Selector) -> int:
+    return 1 if isinstance(selector, int) else len(selector)
+
+
+def _select(item: Any, mode: int, size: int) -> Selector:
     if isinstance(item, slice):
         selected = range(size)[item]
         if not selected:
             raise ValueError(f"{item} selects nothing from mode {mode}, which has size {size}")
         return selected
+    if isinstance(item, list | tuple | range | np.ndarray) or is_cupy(item):
+        numbers = np.asarray(move(item, np) if is_cupy(item) else item)
+        if numbers.ndim == 1:
+            return _select_list(numbers, mode, size)
     try:
         if isinstance(item, bool | EllipsisType):
             raise TypeError
         number = operator.index(item)
     except TypeError:
-        hint = early_bound_hint()
-        error = DensifyError if hint else IndexError
-        raise error(f"{_VALID}: got a {type(item).__name__}{hint}") from None
+        raise _refuse(IndexError(f"{_VALID}: got a {type(item).__name__}")) from None
     if not -size <= number < size:
         raise IndexError(f"index {number} is out of bounds for axis {mode} with size {size}")
     return number % size
+
+
+def _select_list(numbers: np.ndarray, mode: int, size: int) -> np.ndarray:
+    if numbers.size == 0:
+        raise ValueError(f"an empty list selects nothing from mode {mode}, which has size {size}")
+    if numbers.dtype.kind not in "iu":
+        raise _refuse(IndexError(f"{_VALID}: got a list of {numbers.dtype}"))
+    is_outside = (numbers < -size) | (numbers >= size)
+    if is_outside.any():
+        number = numbers[np.argmax(is_outside)]
+        raise IndexError(f"index {number} is out of bounds for axis {mode} with size {size}")
+    return numbers.astype(np.int64) % size
+
+
+def _refuse(error: IndexError) -> Exception:
+    """Return `error`, or a DensifyError if TensorLy's own function runs in place of ours."""
+    hint = early_bound_hint()
+    return DensifyError(f"{error}{hint}") if hint else error
 
 
 def select_nonzeros(
@@ -113,29 +170,56 @@ def select_nonzeros(
 
     Returns
     -------
-    coords : int64 array (number of ranges, num_selected)
-        Positions in the ranges.
+    coords : int64 array (ndim, num_selected)
+        Positions in the ranges and the array.
     values : array (num_selected,)
     """
     record_format = layout.record_format
     is_kept: Array | None = None
     with layout.hold_records() as records:
         for mode, selector in enumerate(selectors):
-            if selector != range(record_format.shape[mode]):
+            if not _is_whole(selector, record_format.shape[mode]):
                 rows = record_format.rows(records, mode, xp)
-                is_in = _is_in(rows, selector)
+                is_in = _is_in(rows, selector, xp)
                 is_kept = is_in if is_kept is None else is_kept & is_in
         records = records.copy() if is_kept is None else records[is_kept]
-    coords = record_format.coords(records, xp)
-    ranges = {mode: item for mode, item in enumerate(selectors) if isinstance(item, range)}
-    for mode, selected in ranges.items():
-        coords[mode] = (coords[mode] - selected.start) // selected.step
-    return coords[list(ranges)], record_format.values(records)
+    coords, values = record_format.coords(records, xp), record_format.values(records)
+    for mode, selector in enumerate(selectors):
+        if isinstance(selector, range):
+            coords[mode] = (coords[mode] - selector.start) // selector.step
+    for mode, selector in enumerate(selectors):
+        if isinstance(selector, np.ndarray):
+            sources, places = _match(coords[mode], xp.asarray(selector), xp)
+            coords, values = coords[:, sources], values[sources]
+            coords[mode] = places
+    return coords, values
 
 
-def _is_in(rows: Array, selector: Selector) -> Array:
+def _is_in(rows: Array, selector: Selector, xp: ModuleType) -> Array:
     if isinstance(selector, int):
         return rows == selector
+    if isinstance(selector, np.ndarray):
+        numbers, rows = xp.asarray(np.unique(selector)), rows.astype(np.int64)
+        places = xp.searchsorted(numbers, rows)
+        return numbers[xp.minimum(places, numbers.size - 1)] == rows
     low, high = sorted((selector[0], selector[-1]))
     is_in = (rows >= low) & (rows <= high)
     return is_in if abs(selector.step) == 1 else is_in & ((rows - low) % abs(selector.step) == 0)
+
+
+def _match(rows: Array, numbers: Array, xp: ModuleType) -> tuple[Array, Array]:
+    """Find all pairs of a row and a place in `numbers` with the same value.
+
+    Examples
+    --------
+    >>> _match(np.array([3, 5]), np.array([5, 3, 5]), np)
+    (array([0, 1, 1]), array([1, 0, 2]))
+    """
+    order = xp.argsort(numbers, kind="stable")
+    numbers = numbers[order]
+    firsts = xp.searchsorted(numbers, rows)
+    counts = xp.searchsorted(numbers, rows, side="right") - firsts
+    ends = xp.cumsum(counts)
+    pairs = xp.arange(int(ends[-1]) if rows.size else 0)
+    sources = xp.searchsorted(ends, pairs, side="right")
+    return sources, order[firsts[sources] + pairs - (ends - counts)[sources]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
@@ -46,7 +47,9 @@ def attempt(function: Callable[[], _Result], explain: Callable[[], str]) -> _Res
     finally:
         _is_attempted.set(False)
     # Not inside the except clause: there the new error would keep the old one alive, and with it
-    # the arrays of its frames, which must be freed before `explain` asks what is free.
+    # the arrays of its frames, which must be freed before `explain` asks what is free. Frames may
+    # also be part of reference cycles.
+    gc.collect()
     raise MemoryError(explain())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from numbers import Real
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -24,18 +23,19 @@ from ..checks import (
     num_cells,
 )
 from ..engines import select_engine
-from .arithmetic import add, raise_to, scale
+from .arithmetic import add, map_elements, raise_to, scale
 from .constructors import FromOthers
 from .indexing import Index, find_part, iterate_parts
 from .memory import build_layout
+from .numpy_protocol import USE_NONZEROS, apply_function, apply_ufunc
+from .reductions import average_modes, find_largest, find_smallest, sum_modes
+from .transposing import transpose
 
 if TYPE_CHECKING:
     import sparse
 
     from ..engines.protocol import Engine
     from ..format.layout import Layout
-
-_USE_NONZEROS = "use x.to_coo() for the nonzeros"
 
 
 class FlycooTensor(FromOthers):
@@ -256,16 +256,21 @@ class FlycooTensor(FromOthers):
         return self.shape[0]
 
     def __getitem__(self, index: Index) -> FlycooTensor | Array:
-        """Index by integers, slices and `...`: return a tensor, or a number if no mode is left.
+        """Index by integers, slices, `...` and a list: return a tensor, or a number.
 
-        Negative indices, steps and bounds work as in NumPy; ``x[...]`` is `x`. Costs one scan of
-        the nonzeros, plus building a tensor from those selected.
+        Negative indices, steps and bounds work as in NumPy, as does a list of integers, which may
+        repeat some; ``x[...]`` is `x`. Costs one scan of the nonzeros, plus building a tensor from
+        those selected. The result is a number if no mode is left.
 
         Examples
         --------
         >>> x = FlycooTensor([[1, 0, 1], [0, 2, 2]], [4.0, 3.0, 5.0], (3, 3))
         >>> x[1].nonzeros(), x[-2, ::2].shape, x[0, 2], x[2, 2]
         ((array([[0, 2]]), array([4., 5.])), (2,), np.float64(3.0), np.float64(0.0))
+        >>> x[[2, 1, 1]].to_coo().todense()
+        array([[0., 0., 0.],
+               [4., 0., 5.],
+               [4., 0., 5.]])
         """
         return find_part(self, index)
 
@@ -285,7 +290,23 @@ class FlycooTensor(FromOthers):
         options = {"layout": self.layout, "device": self.device}
         return FlycooTensor(coords, values, shape, dtype=dtype, **options)
 
+    @property
+    def T(self) -> FlycooTensor:
+        """The tensor with its modes reversed; see `transpose`."""
+        return transpose(self)
+
+    transpose = transpose
+
+    # Over all modes or some
+
+    sum = sum_modes
+    mean = average_modes
+    max = find_largest
+    min = find_smallest
+
     # Arithmetic that keeps zeros zero. Everything else would make a dense array.
+
+    map = map_elements
 
     #: Above CuPy's, so that its scalars defer ``scalar * x`` to us; NumPy's call
     #: `__array_ufunc__`.
@@ -293,9 +314,12 @@ class FlycooTensor(FromOthers):
 
     def _map_values(self, function: Callable[[Array], Array], scale: float = 1.0) -> FlycooTensor:
         """Apply `function`, which multiplies the norm by `scale`, to the values."""
-        mapped = object.__new__(FlycooTensor)
-        mapped._set(self._engine, self._layout.map_values(function, scale))
-        return mapped
+        return self._replace_layout(self._layout.map_values(function, scale))
+
+    def _replace_layout(self, layout: Layout) -> FlycooTensor:
+        other = object.__new__(FlycooTensor)
+        other._set(self._engine, layout)
+        return other
 
     def _scale(self, operation: Callable[[Any, Any], Any], symbol: str, other: Any) -> FlycooTensor:
         if isinstance(other, FlycooTensor):
@@ -312,13 +336,13 @@ class FlycooTensor(FromOthers):
         return self._scale(operator.truediv, "/", other)
 
     def __rtruediv__(self, other: Any) -> NoReturn:
-        raise densify_error("number / FlycooTensor", self.shape, _USE_NONZEROS)
+        raise densify_error("number / FlycooTensor", self.shape, USE_NONZEROS)
 
     def __pow__(self, exponent: Any) -> FlycooTensor:
         return raise_to(self, exponent)
 
     def __rpow__(self, other: Any) -> NoReturn:
-        raise densify_error("number ** FlycooTensor", self.shape, _USE_NONZEROS)
+        raise densify_error("number ** FlycooTensor", self.shape, USE_NONZEROS)
 
     def __neg__(self) -> FlycooTensor:
         return self._map_values(operator.neg)
@@ -331,7 +355,7 @@ class FlycooTensor(FromOthers):
 
     def _add(self, other: Any, sign: int, operation: str) -> FlycooTensor:
         if not isinstance(other, FlycooTensor):
-            raise densify_error(operation, self.shape, _USE_NONZEROS)
+            raise densify_error(operation, self.shape, USE_NONZEROS)
         return add(self, other, sign, operation)
 
     def __add__(self, other: Any) -> FlycooTensor:
@@ -344,46 +368,17 @@ class FlycooTensor(FromOthers):
         return self._add(other, -1, "FlycooTensor - array")
 
     def __rsub__(self, other: Any) -> NoReturn:
-        raise densify_error("array - FlycooTensor", self.shape, _USE_NONZEROS)
+        raise densify_error("array - FlycooTensor", self.shape, USE_NONZEROS)
 
     def reshape(self, *shape: Any) -> NoReturn:
         """Refuse NumPy's method: `tl.reshape` makes a lazy view, which is no tensor."""
         raise densify_error("FlycooTensor.reshape", self.shape, "use tl.reshape for a lazy view")
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NoReturn:
-        raise densify_error("numpy.asarray", self.shape, _USE_NONZEROS)
+        raise densify_error("numpy.asarray", self.shape, USE_NONZEROS)
 
-    def __array_ufunc__(
-        self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any
-    ) -> FlycooTensor:
-        function = _OPERATORS.get(ufunc)
-        # Convert NumPy scalars to Python's, or the operators would call NumPy again.
-        operands = [x.item() if getattr(x, "ndim", None) == 0 else x for x in inputs]
-        is_ours = all(isinstance(x, FlycooTensor | Real) for x in operands)
-        if function is None or method != "__call__" or kwargs or not is_ours:
-            raise densify_error(f"numpy.{ufunc.__name__}", self.shape, _USE_NONZEROS)
-        return function(*operands)
-
-    def __array_function__(self, function: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
-        if function is np.shape:
-            return self.shape
-        if function is np.ndim:
-            return self.ndim
-        name = f"{function.__module__}.{function.__name__}"
-        raise densify_error(name, self.shape, _USE_NONZEROS)
-
-
-_OPERATORS: dict[np.ufunc, Callable[..., Any]] = {
-    np.add: operator.add,
-    np.subtract: operator.sub,
-    np.multiply: operator.mul,
-    np.divide: operator.truediv,
-    np.power: operator.pow,
-    np.square: lambda x: x**2,
-    np.negative: operator.neg,
-    np.positive: operator.pos,
-    np.absolute: operator.abs,
-}
+    __array_ufunc__ = apply_ufunc
+    __array_function__ = apply_function
 
 
 def _unpickle(

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 import readme_table
+import scipy.sparse
 import sparse
 import tensorly as tl
 from sparse_problems import (
@@ -55,7 +56,7 @@ _ON_ANY = {
     "tl.tensor_to_vec": (lambda x: np.asarray(tl.tensor_to_vec(x)), "ModeView"),
     "tl.transpose": (lambda x: np.asarray(tl.transpose(x)), "ModeView"),
     "tl.moveaxis": (lambda x: tl.exp(tl.moveaxis(x, 0, 1)), "exp"),
-    "tl.max": (tl.max, "max"),
+    "tl.prod": (tl.prod, "prod"),
     "tl.where": (lambda x: tl.where(x, 1, 0), "where"),
     "tl.stack": (lambda x: tl.stack([x, x]), "stack"),
     "tl.index_update": (lambda x: tl.index_update(x, tl.index[0], 1), "index_update"),
@@ -106,7 +107,7 @@ _ON_FLYCOO_TENSORS = {
     "x += 1": (lambda x: operator.iadd(x, 1), r"FlycooTensor \+ array"),
     "np.exp": (np.exp, "exp"),
     "np.add.reduce": (np.add.reduce, "add"),
-    "np.sum": (np.sum, "sum"),
+    "np.prod": (np.prod, "prod"),
     "np.where": (lambda x: np.where(x, 1, 0), "where"),
     "np.einsum": (lambda x: np.einsum("...->", x), "einsum"),
 }
@@ -145,10 +146,50 @@ def test_dense_tensors_are_not_refused():
 
 def test_a_huge_khatri_rao_product_is_refused():
     factors = [np.ones((2**14, 2))] * 5
-    for function in (tl.cp_to_tensor, tl.cp_tensor.cp_to_vec):
-        _check_refused(lambda _, function=function: function((None, factors)), None, "khatri_rao")
+    _check_refused(lambda _: tl.tenalg.khatri_rao(factors), None, "khatri_rao")
     with tl.backend_context("numpy"), pytest.raises((MemoryError, ValueError)):
         tl.cp_to_tensor((None, [np.ones((2**20, 2))] * 4))
+
+
+@pytest.mark.parametrize("tenalg", ["core", "einsum"])
+@pytest.mark.parametrize("sizes", [(2**14,) * 5, (20_000, 30_000, 40_000), (2**20, 2**20)], ids=str)
+@pytest.mark.parametrize(
+    "make",
+    [
+        tl.cp_to_tensor,
+        tl.cp_tensor.cp_to_vec,
+        lambda cp: tl.cp_tensor.cp_to_unfolded(cp, 1),
+        lambda cp: tl.cp_tensor.CPTensor(cp).to_tensor(),
+    ],
+    ids=["cp_to_tensor", "cp_to_vec", "cp_to_unfolded", "to_tensor"],
+)
+def test_a_huge_tensor_of_a_cp_is_refused(make, sizes, tenalg):
+    before, start = tl.tenalg.get_backend(), time.perf_counter()
+    tl.tenalg.set_backend(tenalg)
+    message = r"of shape .* takes .* GB, and .* GB are free: tensorly_flycoo\.cp_to_entries"
+    try:
+        with pytest.raises(MemoryError, match=message):
+            make((None, [np.ones((size, 2)) for size in sizes]))
+    finally:
+        tl.tenalg.set_backend(before)
+    assert time.perf_counter() - start < _MAX_SECONDS
+
+
+def test_tensors_of_a_cp_that_fit_have_the_same_bits():
+    factors = [np.random.RandomState(0).random_sample((size, 3)) for size in (5, 6, 7)]
+    found = tl.cp_to_tensor((None, factors))
+    with tl.backend_context("numpy"):
+        np.testing.assert_array_equal(found, tl.cp_to_tensor((None, factors)))
+
+
+@pytest.mark.parametrize("name", ["parafac", "non_negative_parafac", "tucker", "tensor_train"])
+def test_scipy_sparse_is_refused_at_once(name):
+    matrix = scipy.sparse.eye_array(5)
+    with pytest.raises(TypeError, match=r"FlycooTensor\.from_scipy\(x\)"):
+        getattr(tl.decomposition, name)(matrix, 2)
+    with pytest.raises(TypeError, match=r"FlycooTensor\.from_scipy\(x\)"):
+        tl.exp(matrix)
+    assert isinstance(tl.tensor(matrix), FlycooTensor)
 
 
 def _check_refused(function, x, named):

@@ -58,7 +58,8 @@ def test_solving_rows(rank, num_rows, pad):
     np.testing.assert_allclose(inner.sum(), (x * exact).sum(), rtol=1e-10, atol=1e-8)
     found = tall.gram_blocks(y).to_array().get().sum(axis=0)
     np.testing.assert_allclose(found, exact.T @ exact, rtol=1e-10, atol=1e-8)
-    assert len(grams) <= tall.tuning.GRAM_SEGMENT
+    segment = tall.tuning.GRAM_SEGMENT
+    assert len(grams) <= max(segment, -(-len(inner) // segment))
     again = solve_rows(cupy.asarray(wide)[:, :rank], blocks)
     assert all((a == b).all() for a, b in zip((y, grams, inner), again, strict=True))
 
@@ -208,3 +209,17 @@ def test_an_inverse_of_a_product():
     ones = cupy.ones((1, 1), np.float32)
     found = tall.invert_product([make_blocks(gram)], [(ones, 0, 0)], 6).to_array().get()[0]
     np.testing.assert_allclose(found @ gram.get(), np.eye(6), atol=1e-6)
+
+
+@RANKS
+def test_a_stack_of_inverses(rank):
+    """Each is that of its product alone, to the bit; one is of a singular matrix."""
+    rng = np.random.default_rng(rank)
+    rows = rng.standard_normal((2, 5, 40, rank))
+    rows[:, 3, :, -1] = rows[:, 3, :, 0]
+    stacks = [cupy.asarray(part.swapaxes(1, 2) @ part) for part in rows]
+    found = tall.invert_products(stacks)
+    for place in range(5):
+        blocks = [make_blocks(stack[place]) for stack in stacks]
+        alone = tall.invert_product(blocks, [], rank).to_array()[0]
+        assert found[place].get().tobytes() == alone.get().tobytes()

@@ -54,6 +54,10 @@ BAD_NONZEROS = [
         coords=[0, 1],
     ),
     case(
+        "coords transposed", ValueError, "coords has shape (3, 2)", "expected (2, nnz)",
+        "transpose it (coords.T)", coords=[[0, 1], [2, 3], [1, 1]],
+    ),
+    case(
         "more values", ValueError, "values has shape (3,)", "expected (2,)", "coords",
         values=[1.0, 2.0, 3.0],
     ),

@@ -36,8 +36,8 @@ class Workspace(NamedTuple):
 #: The most multiplications for a Gram matrix worth forming: they take a few tenths of a second.
 _MAX_GRAM_OPERATIONS = 10**13
 
-#: Elements of a dense block of groups whose Gram matrix is computed at a time.
-_GRAM_BLOCK_SIZE = 2**26
+#: Elements of a dense block of columns whose Gram matrix is computed at a time.
+_GRAM_BLOCK_SIZE = 2**24
 
 
 class CudaEngine(CudaPrimitives, Engine):
@@ -149,19 +149,26 @@ class CudaEngine(CudaPrimitives, Engine):
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
         # Products of dense blocks: cuSPARSE adds in no fixed order.
         nnz, size = values.size, diagonal.size
-        gram, num_columns = cupy.zeros((size, size)), int(coords[0, -1]) + 1 if nnz else 0
+        num_columns = int(coords[0, -1]) + 1 if nnz else 0
         kernel = launch.get_kernel("dense_columns.cu", "fill_columns")
-        step = max(1, _GRAM_BLOCK_SIZE // max(size, 1))
+        step = _count_columns_at_once(size, num_columns)
+        memory, gram = cupy.empty((step, size)), None
         for first in range(0, num_columns, step):
-            last = min(first + step, num_columns)
-            block = cupy.zeros((last - first, size))
-            sizes = map(np.int64, (nnz, first, last, size))
+            block = memory[: num_columns - first]
+            block.data.memset_async(0, block.nbytes)
+            sizes = map(np.int64, (nnz, first, first + block.shape[0], size))
             launch.launch_items(kernel, nnz, tuning.BLOCK_SIZE, (*sizes, coords, values, block))
-            product = block.T @ block
-            gram = gram + product if first else product
+            gram = block.T @ block if gram is None else np.add(gram, block.T @ block, out=gram)
+        if gram is None:
+            gram = cupy.zeros((size, size))
         kernel = launch.get_kernel("dense_columns.cu", "add_diagonal")
         launch.launch_items(kernel, size, tuning.BLOCK_SIZE, (np.int64(size), diagonal, gram))
         return gram
+
+    def gram_nbytes(self, size: int, num_columns: int) -> int:
+        step = _count_columns_at_once(size, num_columns)
+        num_matrices = 1 if step >= num_columns else 2
+        return 8 * (step * size + num_matrices * size**2)
 
     def is_gram_cheap(self, size: int, num_groups: int) -> bool:
         return size**2 * num_groups <= _MAX_GRAM_OPERATIONS
@@ -171,10 +178,20 @@ class CudaEngine(CudaPrimitives, Engine):
             return mersenne_twister.draw_uniform(random, shape, dtype)
         return super().draw_uniform(random, shape, dtype)
 
+    def invert_products(self, grams: Sequence[Array], dtype: np.dtype) -> Array | None:
+        is_few = 0 < len(grams) <= tall.MAX_GRAMS
+        if not is_few or dtype != np.float32 or grams[0].shape[1] > tuning.MAX_TALL_RANK:
+            return None
+        return tall.invert_products(grams)
+
     def sweep_nonnegative(
         self, targets: Array, gram: Array, rows: Array, shift: float, ridge: float, smallest: float
     ) -> tuple[float, int]:
         return solvers.sweep_nonnegative(targets, gram, rows, shift, ridge, smallest)
+
+
+def _count_columns_at_once(size: int, num_columns: int) -> int:
+    return max(1, min(_GRAM_BLOCK_SIZE // max(size, 1), num_columns))
 
 
 def _is_readable(factor: Array) -> bool:

@@ -196,6 +196,16 @@ def _list_members(grams: Sequence[Blocks], scales: Sequence[Scale]) -> list[int]
     ]  # fmt: skip
 
 
+def invert_products(grams: Sequence[Array]) -> Array:
+    """Invert, like `invert`, the elementwise products of float64 stacks (n, R, R): (n, R, R)."""
+    inverses = cupy.empty(grams[0].shape)
+    num_products, rank, _ = inverses.shape
+    blocks = [Blocks(gram.data.mem, gram.data.ptr, (1, rank, rank)) for gram in grams]
+    kernel = _get_kernel("invert", product_macros, (rank,), f"{_PRODUCT}Q", inverses.data.device_id)
+    kernel((num_products, 1), _SMALL_BLOCK_SIZE, *_list_members(blocks, []), inverses.data.ptr)
+    return inverses
+
+
 def inner_blocks(a: Array, b: Array) -> Blocks:
     """Compute the inner product of each block of rows of two matrices: (num_blocks,)."""
     num_rows, rank = a.shape

@@ -69,17 +69,205 @@ def test_options():
 
 
 def test_categories():
-    """Pandas categories keep their order; unused categories are dropped for every library."""
+    """Pandas categories and polars enums keep their order, and unused ones, as `labels` do."""
     kind = pd.CategoricalDtype(["z", "b", "c", "a"])
-    x, labels = from_dataframe(pd.DataFrame({"k": pd.Series(["a", "b", "a"], dtype=kind)}), ["k"])
-    assert labels["k"].tolist() == ["b", "a"]
-    assert x.nonzeros()[1].tolist() == [1, 2]
+    frames = [
+        pd.DataFrame({"k": pd.Series(["a", "b", "a"], dtype=kind)}),
+        pl.Series("k", ["a", "b", "a"], dtype=pl.Enum(["z", "b", "c", "a"])).to_frame(),
+    ]
+    for frame in frames:
+        x, labels = from_dataframe(frame, ["k"])
+        assert labels["k"].tolist() == ["z", "b", "c", "a"]
+        assert x.shape == (4,)
+        assert x.nonzeros()[0].tolist() == [[1, 3]]
+        assert x.nonzeros()[1].tolist() == [1, 2]
+        with pytest.raises(ValueError, match="column 'k' has no entry in row 1"):
+            from_dataframe(make_missing(frame), ["k"])
+
+
+def make_missing(frame):
+    """Take the second entry of column k away."""
+    if isinstance(frame, pd.DataFrame):
+        return frame.mask([[False], [True], [False]])
+    return frame.with_columns(pl.when(pl.int_range(pl.len()) != 1).then(pl.col("k")).alias("k"))
+
+
+def test_dictionaries_are_not_categories():
+    """An encoding, which slicing leaves with entries that no longer occur."""
     column = pa.chunked_array([pa.array(["z", "a", "b"]).dictionary_encode()[1:]])
     assert from_dataframe(pa.table({"k": column}), ["k"]).labels["k"].tolist() == ["a", "b"]
     series = pl.Series("k", ["b", "a", "b"], dtype=pl.Categorical)
     x, labels = from_dataframe(series.to_frame(), ["k"])
     assert labels["k"].tolist() == ["a", "b"]
     assert x.nonzeros()[1].tolist() == [1, 2]
+
+
+def test_polars_without_pyarrow(monkeypatch):
+    monkeypatch.setattr(pl.Series, "to_arrow", raise_import_error)
+    for modes in (["shop", "day", "number"], ["size", "is_open"]):
+        found, expected = (
+            from_dataframe(make(COLUMNS), modes) for make in (pl.DataFrame, pa.table)
+        )
+        np.testing.assert_array_equal(found.tensor.nonzeros()[0], expected.tensor.nonzeros()[0])
+        for name in modes:
+            assert found.labels[name].tolist() == expected.labels[name].tolist()
+
+
+def raise_import_error(self):
+    raise ModuleNotFoundError("No module named 'pyarrow'")
+
+
+# Labels
+
+
+NEW = {
+    "shop": ["c", "b", "b"],
+    "day": [datetime.date(2020, 1, day) for day in (9, 1, 9)],
+    "number": [20, 30, -10],
+    "size": [0.5, -1.0, 0.5],
+    "is_open": [False, True, True],
+}
+
+
+@make_table
+@pytest.mark.parametrize("make_old", MAKERS.values(), ids=MAKERS.keys())
+@pytest.mark.parametrize("modes", [["shop", "day"], ["number", "size", "is_open"]])
+def test_new_data_has_the_old_labels(modes, make_old, make):
+    """Whichever library the old data came from."""
+    old = from_dataframe(make_old(COLUMNS), modes).labels
+    x, labels = from_dataframe(make(NEW), modes, labels=old)
+    assert list(labels) == modes
+    assert x.shape == tuple(len(set(COLUMNS[name])) for name in modes)
+    expected = np.zeros(x.shape)
+    for row in zip(*(NEW[name] for name in modes), strict=True):
+        numbers = [sorted(set(COLUMNS[n])).index(e) for n, e in zip(modes, row, strict=True)]
+        expected[tuple(numbers)] += 1
+    np.testing.assert_array_equal(x.to_coo().todense(), expected)
+    for name in modes:
+        assert labels[name].tolist() == old[name].tolist()
+
+
+@make_table
+def test_labels_of_some_modes(make):
+    given = {"shop": ["x", "c", "b"], "number": (30, 20, -10)}
+    x, labels = from_dataframe(make(NEW), ["number", "size", "shop"], labels=given)
+    assert list(labels) == ["number", "size", "shop"]
+    assert labels["number"].tolist() == [30, 20, -10]
+    assert labels["size"].tolist() == [-1.0, 0.5]
+    assert labels["shop"].tolist() == ["x", "c", "b"]
+    assert x.nonzeros()[0].tolist() == [[0, 1, 2], [0, 1, 1], [2, 1, 2]]
+
+
+def test_labels_renumber_categories():
+    frame = pd.DataFrame({"k": pd.Categorical(["a", "b"], categories=["z", "b", "a"])})
+    x, labels = from_dataframe(frame, ["k"], labels={"k": ["a", "b", "c"]})
+    assert labels["k"].tolist() == ["a", "b", "c"]
+    assert x.nonzeros()[0].tolist() == [[0, 1]]
+
+
+@make_table
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({"shop": ["b", "a"]}, "column 'shop' is c in row 0, expected one of its 2 labels"),
+        ({"shop": ["b", "c", "b"]}, r"labels\['shop'\] holds 'b' twice, expected distinct labels"),
+        ({"shop": [["b", "c"]]}, r"labels\['shop'\] has shape \(1, 2\), expected one dimension"),
+        ({"day": np.array(["2020-01-01"], "M8[D]")}, "column 'day' is 2020-01-09.* in row 0"),
+        ({"number": ["20", "30", "-10"]}, "column 'number' is 20 in row 0, expected one of its 3"),
+        ({"size": [1, 2]}, r"labels has \['size'\], expected only columns of modes: \['shop', "),
+    ],
+    ids=str,
+)
+def test_wrong_labels(labels, message, make):
+    with pytest.raises(ValueError, match=message):
+        from_dataframe(make(NEW), ["shop", "day", "number"], labels=labels)
+
+
+# Rows with the same entries
+
+REPEATED = {
+    "k": ["b", "a", "b", "a", "b", "c"],
+    "n": [1, 1, 1, 1, 2, 1],
+    "v": [5.0, -1.0, 2.0, -3.0, 7.0, 4.0],
+}
+
+
+@make_table
+@pytest.mark.parametrize(
+    ("aggregate", "expected"),
+    [
+        ("sum", [[-4, 0], [7, 7], [4, 0]]),
+        ("mean", [[-2, 0], [3.5, 7], [4, 0]]),
+        ("last", [[-3, 0], [2, 7], [4, 0]]),
+        ("max", [[-1, 0], [5, 7], [4, 0]]),
+        ("count", [[2, 0], [2, 1], [1, 0]]),
+    ],
+)
+def test_aggregates(aggregate, expected, make):
+    table = make(REPEATED)
+    for dtype in ("float64", "float32"):
+        x = from_dataframe(table, ["k", "n"], "v", aggregate=aggregate, dtype=dtype).tensor
+        assert x.dtype == dtype
+        np.testing.assert_array_equal(x.to_coo().todense(), expected)
+
+
+@pytest.mark.parametrize("aggregate", ["sum", "mean", "last", "max", "count"])
+def test_aggregates_of_many_rows(aggregate):
+    """As pandas computes them; means of up to 20 values in another order."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.integers(0, 9, (500, 2)), columns=["a", "b"])
+    frame["v"] = rng.standard_normal(500)
+    found = from_dataframe(frame, ["a", "b"], "v", aggregate=aggregate).tensor.to_coo().todense()
+    expected = frame.groupby(["a", "b"])["v"].agg(aggregate).unstack(fill_value=0).to_numpy()
+    assert np.abs(found - expected).max() <= 20 * np.finfo(float).eps * 5
+
+
+@make_table
+def test_aggregates_without_values(make):
+    for aggregate, expected in (("count", [2, 3, 1]), ("sum", [2, 3, 1]), ("last", [1, 1, 1])):
+        x = from_dataframe(make(REPEATED), ["k"], aggregate=aggregate).tensor
+        assert x.nonzeros()[1].tolist() == expected
+
+
+# Missing entries
+
+
+@make_table
+def test_incomplete_rows_are_dropped(make):
+    columns = {
+        "k": ["a", None, "b", "a", "b"],
+        "n": [1.0, 2.0, None, 1.0, float("nan")],
+        "v": [1.0, 2.0, 3.0, None, 5.0],
+    }
+    x, labels = from_dataframe(make(columns), ["k", "n"], "v", missing="drop")
+    assert (x.nonzeros()[0].tolist(), x.nonzeros()[1].tolist()) == ([[0], [0]], [1])
+    assert (labels["k"].tolist(), labels["n"].tolist()) == (["a"], [1])
+    x = from_dataframe(make(columns), ["k"], "v", missing="drop", aggregate="count").tensor
+    assert x.nonzeros()[1].tolist() == [1, 2]
+    x = from_dataframe(make(REPEATED), ["k"], missing="drop").tensor
+    assert x.nonzeros()[1].tolist() == [2, 3, 1]
+
+
+def test_dropping_rows_keeps_fixed_labels():
+    kind = pd.CategoricalDtype(["z", "a"])
+    table = pd.DataFrame({"k": pd.Series(["a", "z"], dtype=kind), "n": [1, 2], "v": [1.0, None]})
+    fixed = {"labels": {"n": [1, 2]}, "missing": "drop"}
+    assert from_dataframe(table, ["k", "n"], "v", **fixed).tensor.shape == (2, 2)
+
+
+def test_no_complete_row():
+    table = pd.DataFrame({"k": ["a", None], "v": [None, 1.0]})
+    with pytest.raises(ValueError, match="df has no row without a missing entry"):
+        from_dataframe(table, ["k"], "v", missing="drop")
+
+
+@pytest.mark.parametrize("dtype", ["Int64", "float64[pyarrow]"])
+def test_nullable_numbers_of_pandas(dtype):
+    table = pd.DataFrame({"k": ["a", "b", "c"], "v": pd.array([1, None, 3], dtype=dtype)})
+    x = from_dataframe(table, ["k"], "v", missing="drop").tensor
+    assert x.nonzeros()[1].tolist() == [1, 3]
+    with pytest.raises(ValueError, match="column 'v' has no value in row 1"):
+        from_dataframe(table, ["k"], "v")
 
 
 @make_table
@@ -103,8 +291,11 @@ def test_missing_entries(make, column):
 @make_table
 def test_missing_values(make):
     table = make({"k": ["a", "b", "c", "a"], "v": [1.0, 2.0, None, 3.0]})
-    with pytest.raises(ValueError, match=r"values\[2\] is nan, expected finite numbers"):
+    with pytest.raises(ValueError, match="column 'v' has no value in row 2, expected one in every"):
         from_dataframe(table, ["k"], "v", device="cpu")
+    infinite = make({"k": ["a", "b", "c", "a"], "v": [1.0, float("-inf"), None, 2.0]})
+    with pytest.raises(ValueError, match="column 'v' is -inf in row 1, expected finite numbers"):
+        from_dataframe(infinite, ["k"], "v", device="cpu")
 
 
 @make_table
@@ -120,13 +311,25 @@ def test_wrong_arguments(make):
         from_dataframe(table, ["shop", "shop"])
     with pytest.raises(ValueError, match=r"modes is \[\], expected .* at least one"):
         from_dataframe(table, [])
-    with pytest.raises(TypeError, match="dtype of values"):
+    with pytest.raises(TypeError, match="column 'shop': the dtype of values is object, expected"):
         from_dataframe(table, ["number"], "shop")
+    with pytest.raises(TypeError, match=r"modes is 'shop', expected a list .*, like \['shop'\]"):
+        from_dataframe(table, "shop")
+    with pytest.raises(
+        ValueError, match=r"aggregate is 'median', expected one of \('sum', 'mean',"
+    ):
+        from_dataframe(table, ["shop"], aggregate="median")
+    with pytest.raises(
+        ValueError, match=r"missing is 'ignore', expected one of \('raise', 'drop'\)"
+    ):
+        from_dataframe(table, ["shop"], missing="ignore")
 
 
 def test_other_tables():
     with pytest.raises(TypeError, match="df is a dict, expected a pandas, polars or Arrow table"):
         from_dataframe(COLUMNS, ["shop"])
+    with pytest.raises(TypeError, match=r"df is a LazyFrame, .* call df.collect\(\) first"):
+        from_dataframe(pl.LazyFrame(COLUMNS), ["shop"])
     with pytest.raises(ValueError, match="df has no rows"):
         from_dataframe(pd.DataFrame({"k": []}), ["k"])
     twice = pd.DataFrame([[1, 2]], columns=["k", "k"])

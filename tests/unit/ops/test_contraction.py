@@ -6,18 +6,14 @@ from problems import make_exact_problem, make_problem
 
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.ops.contraction import (
-    average_modes,
-    check_axes,
     contract_vectors,
     inner,
     khatri_rao_at,
     multiply_matricized,
-    sum_modes,
 )
 
 SHAPE = (5, 6, 7)
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
-LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
 
 
 def make_dense(x):
@@ -35,19 +31,6 @@ def check(found, expected, magnitude, dtype):
     assert np.shape(make_dense(found)) == np.shape(expected)
     bound = (np.prod(SHAPE) + 4) * np.finfo(dtype).eps * magnitude
     assert (np.abs(make_dense(found) - expected) <= bound).all()
-
-
-@DTYPES
-@LAYOUTS
-@pytest.mark.parametrize("axis", [None, 0, 1, -1, (0, 1), (2, 0), [0, -1, 1], ()], ids=str)
-def test_sum_and_average(axis, layout, dtype):
-    x = make_problem(SHAPE, 150, dtype=dtype).tensor(layout=layout)
-    dense, numpy_axis = make_dense(x), axis if not isinstance(axis, list) else tuple(axis)
-    magnitude = np.abs(dense).sum(numpy_axis)
-    check(sum_modes(x, axis), dense.sum(numpy_axis), magnitude, dtype)
-    check(average_modes(x, axis), dense.mean(numpy_axis), magnitude, dtype)
-    if isinstance(sum_modes(x, 0), FlycooTensor):
-        assert sum_modes(x, 0).layout == layout
 
 
 @DTYPES
@@ -117,19 +100,6 @@ def test_khatri_rao_at_nonzeros():
     expected = np.einsum("abc,ar,br,cr->abcr", make_dense(mask), *factors)
     found = make_dense(khatri_rao_at(mask, factors))
     assert np.abs(found - expected).max() <= 4 * np.finfo(float).eps * np.abs(expected).max()
-
-
-def test_sums_that_cancel_are_dropped():
-    x = FlycooTensor([[0, 1], [1, 1], [2, 2]], [1.0, -1.0], (2, 3, 4))
-    assert sum_modes(x, 0).nnz == 0
-    assert sum_modes(x, (0, 1)).tolist() == [0, 0, 0, 0]
-    assert sum_modes(x) == 0
-
-
-@pytest.mark.parametrize("axis", [3, -4, (0, 3)])
-def test_axis_out_of_range(axis):
-    with pytest.raises(ValueError, match="out of bounds for array of dimension 3"):
-        check_axes(axis, 3)
 
 
 def test_shapes_are_checked():

@@ -5,12 +5,18 @@ import threading
 
 import numpy as np
 import pytest
+import scipy.sparse
 import sparse
 from problems import make_factors, make_problem
 
 from tensorly_flycoo import FlycooTensor, engines, mttkrp
 from tensorly_flycoo.tensor import coo_cache
-from tensorly_flycoo.tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
+from tensorly_flycoo.tensor.coo_cache import (
+    as_flycoo,
+    find_converter,
+    is_raw_sparse,
+    is_sparse,
+)
 
 PROBLEM = make_problem((30, 20, 10), 500)
 
@@ -210,3 +216,40 @@ def test_sparse_types(coo):
     assert is_sparse(x)
     for other in (np.eye(3), [[1.0]], None, sparse):
         assert not is_sparse(other)
+
+
+# Sparse tensors of other libraries
+
+
+class Tensor:
+    """A stand-in for a sparse torch.Tensor."""
+
+    layout = "torch.sparse_coo"
+
+
+Tensor.__module__ = "torch"
+
+
+@pytest.mark.parametrize("kind", ["csr_array", "coo_matrix", "dok_array"])
+def test_scipy_sparse_is_named(kind):
+    x = getattr(scipy.sparse, kind)((3, 4))
+    assert find_converter(x) == "from_scipy"
+    message = rf"x is a sparse scipy\.sparse\.{kind}, .*: pass FlycooTensor\.from_scipy\(x\)"
+    with pytest.raises(TypeError, match=message):
+        as_flycoo(x)
+
+
+def test_torch_sparse_is_named():
+    assert find_converter(Tensor()) == "from_torch"
+    with pytest.raises(TypeError, match=r"sparse torch\.Tensor, .*FlycooTensor\.from_torch\(x\)"):
+        as_flycoo(Tensor())
+
+
+def test_other_things_need_no_converter():
+    operator = scipy.sparse.linalg.aslinearoperator(np.eye(2))
+    for x in (np.ones(2), sparse.eye(2), operator, "csr", None):
+        assert find_converter(x) is None
+    with pytest.raises(
+        TypeError, match=r"x is a ndarray, expected a FlycooTensor or a sparse\.COO$"
+    ):
+        as_flycoo(np.ones(2))

@@ -17,6 +17,9 @@ INDICES = [
     (slice(5, None, -3), ..., 7),
     (2, ..., slice(-1, 0, -3)), (slice(4, 1, -1), slice(2, 7, 2), 1), (slice(-100, 100), 0),
     (slice(None), 3, slice(2, 3)), (0, 0, ..., 0),
+    [1, 2], [5, -6, 5, 0], (..., [7]), np.array([3, 1], np.int8), (range(3),), ([4, 4, 1], 2),
+    (slice(1, 4), (2, 0)), ([1, 2], slice(None), -1), (3, slice(None, None, -2), [0, 5, 5]),
+    (1, [2, 6], 3), (0, slice(None), np.array([7, 0, 7])), (slice(None), 0, [1, 1]),
 ]  # fmt: skip
 
 
@@ -50,7 +53,9 @@ def test_a_full_slice_is_the_tensor_itself(index):
 
 
 @pytest.mark.parametrize(
-    "index", [6, -7, (0, 0, 0, 0), (..., ...), (0, 9), "a", True, None, [1, 2], 1.0], ids=repr
+    "index",
+    [6, -7, (0, 0, 0, 0), (..., ...), (0, 9), "a", True, None, 1.0, [1.0], [True, False]],
+    ids=repr,
 )
 def test_errors_are_index_errors(index):
     x = make_exact_problem(SHAPE, 120).tensor()
@@ -62,6 +67,23 @@ def test_errors_are_index_errors(index):
         assert str(caught.value) == str(expected.value)
     else:
         assert "valid indices" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (([0], [1]), "got 2 lists; index one mode after the other"),
+        ([0, 6], "index 6 is out of bounds for axis 0 with size 6"),
+        ((0, [-8]), "index -8 is out of bounds for axis 1 with size 7"),
+        ([[0, 1]], "got a list"),
+    ],
+    ids=str,
+)
+def test_wrong_lists(index, message):
+    with pytest.raises(IndexError, match=message):
+        make_exact_problem(SHAPE, 120).tensor()[index]
+    with pytest.raises(ValueError, match="an empty list selects nothing from mode 0"):
+        make_exact_problem(SHAPE, 120).tensor()[[]]
 
 
 def test_an_empty_slice_is_an_error():

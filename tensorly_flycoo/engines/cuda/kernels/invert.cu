@@ -1,8 +1,10 @@
-// Entry: invert one small matrix (R, R), or pseudo-invert it if it is singular to rounding. It is
+// Entry: invert small matrices (R, R), or pseudo-invert those that are singular to rounding. Each is
 // the product, element by element, of Gram matrices and other matrices.
 //
-// Mapping: one block of 32 warps; thread (row, column) has one number. R is RANK, up to 32.
-// Preconditions (the caller's): none; matrices may have any strides.
+// Mapping: a block of 32 warps has a matrix; thread (row, column) has one number. R is RANK, up to
+//   32.
+// Preconditions (the caller's): matrices may have any strides. For more than one product, each of
+//   `grams` is a stack with a matrix for each.
 // Bytes: almost none, and none per nonzero. A launch takes less time than a round trip to the host.
 // Writes and determinism: the inverse in double precision, in C order; nan if the matrix is not
 //   finite. The order of all additions is fixed.

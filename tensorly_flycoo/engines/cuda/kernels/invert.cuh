@@ -105,7 +105,7 @@ __device__ inline void orthogonalise(Matrix& left, Matrix& right, int warp, int 
     }
 }
 
-// A block of 32 warps: thread (row, column) has one number.
+// A block of 32 warps has one of the products: thread (row, column) has one number.
 template <int Rank>
 __device__ __forceinline__ void invert_product(const Product& product, double* inverse)
 {
@@ -142,5 +142,6 @@ __device__ __forceinline__ void invert_product(const Product& product, double* i
             number += result[row][k] * scaled[column][k] / of_columns[k];
         }
     }
+    inverse += static_cast<long long>(blockIdx.x) * Rank * Rank;
     if (is_inside) inverse[row * Rank + column] = number / scale;
 }

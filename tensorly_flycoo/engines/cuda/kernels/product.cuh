@@ -6,7 +6,7 @@ struct Product {
     static constexpr int max_grams = 8;
     static constexpr int max_matrices = 4;
 
-    const double* grams[max_grams];  // each (num_blocks, R, R), to be added
+    const double* grams[max_grams];  // each (num_blocks, R, R), to be added, for each thread block
     long long num_blocks[max_grams];
     const float* matrices[max_matrices];
     long long row_strides[max_matrices];  // 0 where a matrix has one row for all
@@ -38,7 +38,8 @@ __device__ __forceinline__ double read_product(const Product& product, int row, 
 {
     double number = 1;
     for (int g = 0; g < product.num_grams; ++g) {
-        const double* blocks = product.grams[g] + row * Rank + column;
+        const long long first = blockIdx.x * product.num_blocks[g];
+        const double* blocks = product.grams[g] + (first * Rank + row) * Rank + column;
         number *= add_blocks(blocks, product.num_blocks[g], Rank * Rank);
     }
     for (int m = 0; m < product.num_matrices; ++m) {

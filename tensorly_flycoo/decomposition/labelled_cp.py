@@ -1,0 +1,397 @@
+"""A CP model whose rows have names: tables, files, pictures and rows for new data."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from tensorly.cp_tensor import CPTensor
+
+from ..array_modules import Array, is_cupy, move
+from ..checks import check_mode
+from ..io.cp_file import SavedCP, read_cp, write_cp
+from ..io.dataframe import from_dataframe
+from ..io.files import FilePath
+from ..tensor.labelled import Labels
+from .cp_form import bring_into_form
+from .fold_in import fold_in
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
+
+class LabelledCP(CPTensor):
+    """A CP model with a name for each mode and a label for each row of its factors.
+
+    CP decompositions of a `LabelledTensor` return it. TensorLy and tlviz take it as the `CPTensor`
+    that it is. Its components are brought into one form, which does not change the model:
+
+    - the columns of the factors have norm 1, and the weights hold their norms;
+    - components are sorted by weight, the largest first;
+    - in every mode but the last, the element of largest magnitude of each column is positive. The
+      last mode takes the signs that are left: they alone tell positive from negative components.
+
+    Parameters
+    ----------
+    cp_tensor : CPTensor or (weights, factors)
+        NumPy or CuPy arrays, which stay where they are.
+    labels : dict of str to array (I_n,), or sequence of array (I_n,)
+        The labels of each mode's rows, in order; distinct. A dict also gives the names.
+    names : sequence of str, optional
+        The names of the modes; by default the keys of `labels`.
+
+    Attributes
+    ----------
+    weights : array (R,)
+    factors : list of array (I_n, R)
+    shape : tuple of int
+    rank : int
+    labels : dict of str to numpy.ndarray (I_n,)
+    names : tuple of str
+    ordered : tuple of str
+        The modes whose labels have an order: numbers, dates, and ordered categories of pandas.
+
+    Raises
+    ------
+    ValueError
+        If the number of labels or names does not match, or a name occurs twice.
+
+    Notes
+    -----
+    tlviz draws and compares models: its functions take a LabelledCP, and those that show labels
+    take `to_frames`. tlviz's own rule for signs reads the dense data; this one does not.
+
+    Examples
+    --------
+    >>> import pandas as pd, tensorly as tl
+    >>> from tensorly_flycoo import from_dataframe
+    >>> sales = pd.DataFrame({
+    ...     "shop": ["north", "north", "south", "south"],
+    ...     "item": ["tea", "milk", "tea", "bread"],
+    ...     "day": [1, 1, 2, 2],
+    ... })
+    >>> x = from_dataframe(sales, ["shop", "item", "day"])
+    >>> with tl.backend_context("flycoo"):
+    ...     cp = tl.decomposition.non_negative_parafac_hals(x, 2, init="random", random_state=0)
+    >>> cp
+    <LabelledCP of rank 2: shop (2), item (3), day (2)>
+    >>> sorted(list(component) for component in cp.top("shop", 1))
+    [['north'], ['south']]
+    >>> weights, factors = cp
+    >>> [factor.shape for factor in factors]
+    [(2, 2), (3, 2), (2, 2)]
+    """
+
+    def __init__(
+        self,
+        cp_tensor: Any,
+        labels: Mapping[str, Any] | Sequence[Any],
+        names: Sequence[str] | None = None,
+    ) -> None:
+        weights, factors = cp_tensor
+        factors, labels = list(factors), Labels(labels, names)
+        labels.check_shape([factor.shape[0] for factor in factors])
+        self._set(bring_into_form(weights, factors), factors, labels)
+
+    def _set(self, weights: Array, factors: list[Array], labels: Labels) -> Self:
+        super().__init__((weights, factors))
+        self.labels = labels
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.labels)
+
+    @property
+    def ordered(self) -> tuple[str, ...]:
+        """The modes whose labels have an order."""
+        return self.labels.ordered
+
+    def __repr__(self) -> str:
+        modes = zip(self.names, self.shape, strict=True)
+        listed = ", ".join(f"{name} ({size})" for name, size in modes)
+        return f"<LabelledCP of rank {self.rank}: {listed}>"
+
+    def _find_mode(self, mode: str | int) -> int:
+        if not isinstance(mode, str):
+            return check_mode(mode, len(self.names))
+        if mode not in self.labels:
+            raise ValueError(f"mode is {mode!r}, expected one of {list(self.names)}, or a number")
+        return self.names.index(mode)
+
+    def top(self, mode: str | int, n: int = 8) -> list[dict[Any, float]]:
+        """Return the labels that matter most in each component, the largest magnitude first.
+
+        Parameters
+        ----------
+        mode : str or int
+            Its name or its number.
+        n : int
+            How many labels; fewer if the mode has fewer.
+
+        Returns
+        -------
+        list of dict
+            For each component, its `n` labels of largest magnitude, and their factor elements.
+
+        Raises
+        ------
+        ValueError, TypeError
+            If there is no such mode, or `n` is not an integer.
+
+        Examples
+        --------
+        >>> cp = LabelledCP((None, [np.array([[3.0], [-4.0]]), np.array([[1.0]])]),
+        ...                 {"shop": ["a", "b"], "item": ["tea"]})
+        >>> cp.top("shop")
+        [{'b': 0.8, 'a': -0.6}]
+        """
+        index = self._find_mode(mode)
+        factor, labels = move(self.factors[index], np), self.labels[self.names[index]]
+        largest = [_find_largest(np.abs(column), _check_count(n)) for column in factor.T]
+        # tolist makes Python's numbers and text, but also numbers of dates.
+        as_list = list if labels.dtype.kind in "mM" else np.ndarray.tolist
+        return [
+            dict(zip(as_list(labels[rows]), factor[rows, r].tolist(), strict=True))
+            for r, rows in enumerate(largest)
+        ]
+
+    def to_frames(self) -> tuple[np.ndarray, list["DataFrame"]]:
+        """Return the model as tlviz's functions take labelled ones: factors as DataFrames.
+
+        Returns
+        -------
+        weights : numpy.ndarray (R,)
+        frames : list of pandas.DataFrame
+            For each mode: the labels as index, which has the mode's name, and a column for each
+            component.
+
+        Raises
+        ------
+        ImportError
+            If pandas is missing.
+
+        Examples
+        --------
+        >>> cp = LabelledCP((None, [np.array([[3.0], [4.0]]), np.array([[1.0]])]),
+        ...                 {"shop": ["a", "b"], "item": ["tea"]})
+        >>> weights, (shops, items) = cp.to_frames()
+        >>> shops  # doctest: +NORMALIZE_WHITESPACE
+                0
+        shop
+        a     0.6
+        b     0.8
+        """
+        pandas = _import_pandas()
+        frames = [
+            pandas.DataFrame(move(factor, np), index=pandas.Index(labels, name=name))
+            for factor, (name, labels) in zip(self.factors, self.labels.items(), strict=True)
+        ]
+        return move(self.weights, np), frames
+
+    def to_tidy(self) -> "DataFrame":
+        """Return all factors as one long table, with a line for each element.
+
+        Returns
+        -------
+        pandas.DataFrame
+            With the columns "mode" (the name), "label", "component" (from 0) and "value".
+
+        Raises
+        ------
+        ImportError
+            If pandas is missing.
+
+        Examples
+        --------
+        >>> cp = LabelledCP((None, [np.array([[3.0], [4.0]]), np.array([[1.0]])]),
+        ...                 {"shop": ["a", "b"], "item": ["tea"]})
+        >>> cp.to_tidy()
+           mode label  component  value
+        0  shop     a          0    0.6
+        1  shop     b          0    0.8
+        2  item   tea          0    1.0
+        """
+        pandas = _import_pandas()
+        tables = [
+            pandas.DataFrame(
+                {
+                    "mode": frame.index.name,
+                    "label": np.tile(frame.index.to_numpy(), self.rank),
+                    "component": np.repeat(np.arange(self.rank), len(frame)),
+                    "value": frame.to_numpy().T.reshape(-1),
+                }
+            )
+            for frame in self.to_frames()[1]
+        ]
+        return pandas.concat(tables, ignore_index=True)
+
+    def save(self, path: FilePath) -> None:
+        """Save the model with its labels to one ``.npz`` file, without pickles.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            Replaced in one atomic step; kept if writing fails.
+
+        Raises
+        ------
+        TypeError
+            If a label is neither text, a number nor a date of NumPy.
+        OSError
+            If the file cannot be written.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> path = tempfile.mkdtemp() + "/model.npz"
+        >>> cp = LabelledCP((None, [np.ones((2, 1)), np.ones((1, 1))]), [["a", "b"], [7]])
+        >>> cp.save(path)
+        >>> LabelledCP.load(path)
+        <LabelledCP of rank 1: mode 0 (2), mode 1 (1)>
+        """
+        write_cp(path, SavedCP(self.weights, self.factors, self.labels, self.ordered))
+
+    @classmethod
+    def load(cls, path: FilePath) -> Self:
+        """Load a model that `save` wrote, bit by bit, with its arrays on the host.
+
+        Text labels become str objects.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be read.
+        ValueError
+            If it is damaged, not a saved LabelledCP, or of a later version of this package.
+        """
+        saved = read_cp(path)
+        labels = Labels(saved.labels, ordered=saved.ordered)
+        # The model is in form already: a second time would change the last bits.
+        return cls.__new__(cls)._set(saved.weights, list(saved.factors), labels)
+
+    def plot(self, top: int = 8, lines: Iterable[str | int] | None = None) -> "Figure":
+        """Draw the components: a row of panels for each, with a panel for each mode.
+
+        A panel with names shows bars for the largest magnitudes, one with ordered labels a line.
+        All panels of a mode have one scale.
+
+        Parameters
+        ----------
+        top : int
+            The number of bars.
+        lines : iterable of str or int, optional
+            The modes that are drawn as lines; by default `ordered`. Leave out those whose numbers
+            are mere names, such as the ids of users.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            ``figure.savefig(path)`` writes it.
+
+        Raises
+        ------
+        ImportError
+            If Matplotlib is missing.
+        ValueError, TypeError
+            If there is no such mode, or `top` is not an integer of at least 1.
+        """
+        from .labelled_plot import draw_components
+
+        chosen = self.ordered if lines is None else lines
+        return draw_components(self, _check_count(top), {self._find_mode(mode) for mode in chosen})
+
+    def transform(
+        self,
+        frame: Any,
+        mode: str | int,
+        values: str | None = None,
+        *,
+        non_negative: bool = False,
+        **options: Any,
+    ) -> "DataFrame":
+        """Compute the factor rows of new labels of one mode, such as new users; see `fold_in`.
+
+        Parameters
+        ----------
+        frame : pandas.DataFrame, polars.DataFrame or pyarrow.Table
+            With a column for each mode, as `from_dataframe` takes it. The entries of all modes but
+            `mode` are labels of the model; those of `mode` may be new.
+        mode : str or int
+        values : str, optional
+            The column of the values; by default, each line has the value 1.
+        non_negative : bool
+            Whether the rows are non-negative.
+        **options
+            Those of `from_dataframe`, such as ``aggregate``.
+
+        Returns
+        -------
+        pandas.DataFrame
+            A row for each distinct entry of the column `mode`, with a column for each component.
+
+        Raises
+        ------
+        ImportError
+            If pandas is missing.
+        ValueError, TypeError
+            If there is no such mode, or as for `from_dataframe`: for instance if an entry of
+            another mode is not a label of the model.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> cp = LabelledCP((None, [np.array([[1.0], [0.0]]), np.array([[3.0], [4.0]])]),
+        ...                 {"user": ["ann", "bob"], "item": ["tea", "milk"]})
+        >>> new = pd.DataFrame({"user": ["cy", "cy"], "item": ["tea", "milk"], "n": [6, 8]})
+        >>> cp.transform(new, "user", "n")  # doctest: +NORMALIZE_WHITESPACE
+                0
+        user
+        cy    2.0
+        """
+        pandas, index = _import_pandas(), self._find_mode(mode)
+        name, factor = self.names[index], self.factors[index]
+        known = {other: labels for other, labels in self.labels.items() if other != name}
+        place = {"dtype": factor.dtype, "device": "cuda" if is_cupy(factor) else "cpu"}
+        x_new = from_dataframe(frame, self.names, values, labels=known, **place, **options)
+        rows = fold_in(self, x_new, index, non_negative=non_negative)
+        return pandas.DataFrame(move(rows, np), index=pandas.Index(x_new.labels[name], name=name))
+
+
+def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
+    """Return the result of a decomposition with its CP model, if it has one, as a LabelledCP.
+
+    Errors that come with the model stay. The CPTensor loses its factors: so memory is needed for
+    only one more factor, as it was while decomposing.
+    """
+    if isinstance(result, tuple) and result and isinstance(result[0], CPTensor):
+        return label_result(result[0], labels), *result[1:]
+    if not isinstance(result, CPTensor):
+        return result
+    # A callback may have kept the list, but not the CPTensor.
+    factors, result.factors = list(result.factors), []
+    weights = bring_into_form(result.weights, factors)
+    return LabelledCP.__new__(LabelledCP)._set(weights, factors, Labels(labels))
+
+
+def _find_largest(magnitudes: np.ndarray, count: int) -> np.ndarray:
+    """Return the places of the `count` largest elements, the largest first; sorts only these."""
+    count = min(count, magnitudes.size)
+    places = np.flatnonzero(magnitudes >= np.partition(magnitudes, -count)[-count])
+    return places[np.argsort(-magnitudes[places], kind="stable")[:count]]
+
+
+def _check_count(count: Any) -> int:
+    if not isinstance(count, int | np.integer) or isinstance(count, bool):
+        raise TypeError(f"the number of labels is {count!r}, expected an integer of at least 1")
+    if count < 1:
+        raise ValueError(f"the number of labels is {count}, expected at least 1")
+    return int(count)
+
+
+def _import_pandas() -> Any:
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError(f"tables of factors need pandas: pip install pandas ({error})") from None
+    return pandas

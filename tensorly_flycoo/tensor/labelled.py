@@ -1,0 +1,172 @@
+"""A tensor that remembers what its indices stand for."""
+
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, Self
+
+import numpy as np
+
+from .tensor import FlycooTensor
+
+#: Kinds of labels that have an order: numbers, time spans and dates, but not bools.
+_ORDERED_KINDS = "iufmM"
+
+
+class Labels(dict[str, np.ndarray]):
+    """The labels of each mode's indices, by the name of the mode.
+
+    Parameters
+    ----------
+    labels : dict of str to array (I_n,), or sequence of array (I_n,)
+        Dates of Python become `numpy.datetime64`.
+    names : sequence of str, optional
+        The names of the modes; by default the keys of `labels`, or "mode 0", "mode 1", ...
+    ordered : iterable of str
+        Modes whose labels are ordered categories.
+
+    Attributes
+    ----------
+    ordered : tuple of str
+        The modes whose labels have an order: those given, numbers, dates, and ordered categories of
+        pandas.
+
+    Raises
+    ------
+    ValueError
+        If names and labels do not match, or a name occurs twice.
+
+    Examples
+    --------
+    >>> labels = Labels([["a", "b"], [7, 8]], ["shop", "day"])
+    >>> labels["day"], labels.ordered
+    (array([7, 8]), ('day',))
+    """
+
+    def __init__(
+        self,
+        labels: Mapping[str, Any] | Sequence[Any],
+        names: Sequence[str] | None = None,
+        ordered: Iterable[str] = (),
+    ) -> None:
+        known = {*ordered, *getattr(labels, "ordered", ())}
+        if isinstance(labels, Mapping):
+            names, labels = list(labels) if names is None else names, list(labels.values())
+        names = [f"mode {n}" for n in range(len(labels))] if names is None else list(names)
+        if not len(set(names)) == len(names) == len(labels):
+            raise ValueError(
+                f"names is {names}, expected {len(labels)} distinct names, one for each array of "
+                "labels"
+            )
+        pairs = list(zip(names, labels, strict=True))
+        super().__init__({name: _as_array(of) for name, of in pairs})
+        is_category = {name: _is_ordered_category(of) for name, of in pairs}
+        self.ordered = tuple(
+            name
+            for name, of in self.items()
+            if name in known or is_category[name] or of.dtype.kind in _ORDERED_KINDS
+        )
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Refuse labels that are not those of a tensor of this shape."""
+        if len(self) != len(shape):
+            raise ValueError(f"labels names the modes {[*self]}, expected {len(shape)} modes")
+        for (name, of), size in zip(self.items(), shape, strict=True):
+            if of.shape != (size,):
+                raise ValueError(
+                    f"labels[{name!r}] has shape {of.shape}, expected ({size},), one for each index"
+                )
+
+
+def _as_array(labels: Any) -> np.ndarray:
+    """Return labels as an array; dates of Python become NumPy's."""
+    array = np.asarray(labels)
+    is_dates = array.dtype == object and all(type(label) is datetime.date for label in array.flat)
+    return array.astype("datetime64[D]") if is_dates and array.size else array
+
+
+def _is_ordered_category(labels: Any) -> bool:
+    """Return whether labels are ordered categories of pandas."""
+    return getattr(getattr(labels, "cat", labels), "ordered", False) is True
+
+
+class _Fields(NamedTuple):
+    tensor: FlycooTensor
+    labels: dict[str, np.ndarray]
+
+
+class LabelledTensor(_Fields):
+    """A tensor together with the labels of its indices.
+
+    TensorLy and this package take it wherever they take a sparse tensor, and compute with its
+    `tensor`. A CP decomposition of it is a `LabelledCP`. The attributes and methods of its tensor
+    are its own too; operators and NumPy's functions refuse it, because they would lose the labels.
+
+    Attributes
+    ----------
+    tensor : FlycooTensor
+    labels : dict of str to array (I_n,)
+        For each mode, in order, the name of its column and the label of each index: row i of factor
+        n belongs to ``labels[column][i]``.
+
+    Raises
+    ------
+    ValueError
+        If there is not one label for each index.
+
+    Examples
+    --------
+    >>> x = FlycooTensor([[0, 1], [1, 0]], [3.0, 4.0], (2, 2))
+    >>> labels = {"shop": np.array(["a", "b"]), "day": np.array([7, 9])}
+    >>> labelled = LabelledTensor(x, labels)
+    >>> labelled
+    <LabelledTensor: shop (2), day (2); dtype=float64, nnz=2>
+    >>> labelled.norm()
+    np.float64(5.0)
+    >>> labelled * 2
+    Traceback (most recent call last):
+        ...
+    TypeError: this operation does not take a LabelledTensor: use its .tensor
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, tensor: FlycooTensor, labels: Mapping[str, Any]) -> Self:
+        labels = Labels(labels)
+        labels.check_shape(tensor.shape)
+        return super().__new__(cls, tensor, labels)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"LabelledTensor has no attribute {name!r}: see its .tensor")
+        return getattr(self.tensor, name)
+
+    def __repr__(self) -> str:
+        modes = zip(self.labels, self.shape, strict=True)
+        names = ", ".join(f"{name} ({size})" for name, size in modes)
+        return f"<LabelledTensor: {names}; dtype={self.dtype}, nnz={self.nnz}>"
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse an operator, which for a tuple might even have a meaning."""
+        raise TypeError("this operation does not take a LabelledTensor: use its .tensor")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __matmul__ = __rmatmul__ = (
+        _refuse
+    )
+    __truediv__ = __rtruediv__ = __pow__ = __rpow__ = __neg__ = __abs__ = _refuse
+    __array__ = __array_ufunc__ = _refuse
+
+    def __array_function__(self, function: Any, types: Any, args: tuple, kwargs: dict) -> Any:
+        if function is np.shape or function is np.ndim:
+            return function(self.tensor)
+        self._refuse()
+
+
+def refuse_labels(x: object) -> None:
+    """Refuse to write a LabelledTensor to a file that has no place for labels.
+
+    Examples
+    --------
+    >>> refuse_labels(FlycooTensor([[0], [1]], [3.0], (2, 2)))
+    """
+    if isinstance(x, LabelledTensor):
+        raise TypeError("x is a LabelledTensor, whose labels the file would lose: pass x.tensor")

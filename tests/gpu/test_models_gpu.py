@@ -1,0 +1,124 @@
+"""Labelled models, fits and new rows on the GPU, compared with the CPU."""
+
+import cupy
+import numpy as np
+import pandas as pd
+import pytest
+import tensorly as tl
+from tensorly.decomposition import parafac
+
+from tensorly_flycoo import (
+    FlycooCP,
+    FlycooTensor,
+    LabelledCP,
+    LabelledTensor,
+    cp_fit,
+    fold_in,
+    from_dataframe,
+    mttkrp,
+    stats,
+)
+from tensorly_flycoo.testing import random_tensor
+
+# The first mode is tall: its algebra has kernels of its own.
+SHAPE, RANK = (40_000, 40, 50), 3
+LABELS = {"user": np.arange(40_000), "item": [f"item {n}" for n in range(40)],
+          "day": np.arange("2020-01-01", "2020-02-20", dtype="datetime64[D]")}  # fmt: skip
+LABELS = {name: np.asarray(labels) for name, labels in LABELS.items()}
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
+
+
+def make_pair(dtype, nnz=100_000):
+    """Make the same tensor on the CPU and on the GPU."""
+    coords, values = random_tensor(SHAPE, nnz, random_state=0, device="cpu").nonzeros()
+    return [
+        FlycooTensor(coords, values, SHAPE, dtype=dtype, device=name) for name in ("cpu", "cuda")
+    ]
+
+
+def make_models(dtype):
+    """Make the same model on the CPU and on the GPU."""
+    rng = np.random.RandomState(0)
+    factors = [rng.standard_normal((size, RANK)).astype(dtype) for size in SHAPE]
+    weights = (rng.random_sample(RANK) + 0.5).astype(dtype)
+    return (weights, factors), (cupy.asarray(weights), [cupy.asarray(f) for f in factors])
+
+
+def assert_near(found, expected, dtype, factor=1):
+    assert isinstance(found, cupy.ndarray)
+    assert found.dtype == dtype
+    bound = factor * (1e-12 if dtype == "float64" else 1e-4)
+    assert np.abs(found.get() - expected).max() <= bound * np.abs(expected).max()
+
+
+@DTYPES
+def test_the_form_and_the_file(dtype, tmp_path):
+    on_cpu, on_gpu = (LabelledCP(model, LABELS) for model in make_models(dtype))
+    for found, expected in zip((on_gpu.weights, *on_gpu.factors),
+                               (on_cpu.weights, *on_cpu.factors), strict=True):  # fmt: skip
+        assert_near(found, expected, dtype)
+    on_gpu.save(tmp_path / "cp.npz")
+    loaded = LabelledCP.load(tmp_path / "cp.npz")
+    assert np.array_equal(loaded.factors[0], on_gpu.factors[0].get())
+    assert loaded.names == on_gpu.names
+    assert [list(component) for component in on_gpu.top("item", 3)] == [
+        list(component) for component in on_cpu.top("item", 3)
+    ]
+    assert on_gpu.to_frames()[1][0].shape == (40_000, RANK)
+    assert len(on_gpu.plot(top=2).axes) == 9
+
+
+@DTYPES
+def test_fits(dtype):
+    for held_out in (False, True):
+        found, tolerance = [], 1e-10 if dtype == "float64" else 1e-4
+        for x, model in zip(make_pair(dtype), make_models(dtype), strict=True):
+            coords, values = x._sorted_nonzeros()
+            entries = (coords[:, ::7], values[::7]) if held_out else None
+            found.append(cp_fit(x, model, held_out=entries))
+        assert found[1] == pytest.approx(found[0], rel=tolerance)
+
+
+@DTYPES
+@pytest.mark.parametrize("non_negative", [False, True])
+@pytest.mark.parametrize("mode", [0, 2])
+def test_new_rows(mode, non_negative, dtype):
+    (x_cpu, x_gpu), (cpu_model, gpu_model) = make_pair(dtype), make_models(dtype)
+    expected = fold_in(cpu_model, x_cpu, mode, non_negative=non_negative)
+    found = fold_in(gpu_model, x_gpu, mode, non_negative=non_negative)
+    assert_near(found, expected, dtype, factor=10)
+
+
+def test_from_a_frame_to_new_rows():
+    rng = np.random.RandomState(0)
+    frame = pd.DataFrame(rng.randint(0, 20, (2000, 3)), columns=["a", "b", "c"])
+    x = from_dataframe(frame, ["a", "b", "c"])
+    assert isinstance(x, LabelledTensor)
+    assert x.device == "cuda"
+    cp = parafac(x, 2, n_iter_max=5, init="random", random_state=0)
+    assert isinstance(cp, LabelledCP)
+    assert isinstance(cp.factors[0], cupy.ndarray)
+    rows = cp.transform(frame, "c").to_numpy()
+    assert np.abs(rows - cp.factors[2].get()).max() <= 1e-12
+    assert float(tl.cp_norm(cp)) == pytest.approx(float(tl.norm(tl.cp_to_tensor(cp))))
+    assert FlycooCP(2, n_iter_max=5, random_state=0).fit(x).score(x) == pytest.approx(
+        cp_fit(x, cp).fit
+    )
+
+
+def test_a_labelled_tensor_is_computed_with():
+    x = make_pair("float64")[1]
+    labelled = LabelledTensor(x, LABELS)
+    factors = make_models("float64")[1][1]
+    assert tl.context(labelled) == tl.context(x)
+    assert bool((mttkrp(labelled, factors, 1) == mttkrp(x, factors, 1)).all())
+    assert float(tl.norm(labelled)) == float(tl.norm(x))
+    assert stats(labelled).nnz == x.nnz
+    assert tl.unfold(labelled, 1).shape == (40, 2_000_000)
+
+
+def test_a_model_on_the_other_device_is_refused():
+    (_, x), (cpu_model, _) = make_pair("float64"), make_models("float64")
+    for call in (lambda: fold_in(cpu_model, x, 0), lambda: cp_fit(x, cpu_model)):
+        with pytest.raises(TypeError, match=r"expected a cupy.*ndarray on the device of x"):
+            call()

@@ -1,0 +1,104 @@
+"""The fit of a model against the dense residual, and at held-out entries."""
+
+import numpy as np
+import pytest
+import sparse
+import tensorly as tl
+from tensorly.decomposition import parafac
+
+from tensorly_flycoo import FlycooTensor, LabelledTensor, cp_fit
+from tensorly_flycoo.testing import random_tensor
+
+SHAPE, RANK = (7, 8, 9), 3
+
+
+def make_model(dtype="float64", seed=0):
+    rng = np.random.RandomState(seed)
+    factors = [rng.standard_normal((size, RANK)).astype(dtype) for size in SHAPE]
+    return rng.standard_normal(RANK).astype(dtype), factors
+
+
+def make_dense(model):
+    weights, (a, b, c) = model
+    return np.einsum("r,ir,jr,kr->ijk", 1.0 * weights, a, b, c)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_all_cells(dtype):
+    x, model = random_tensor(SHAPE, 200, random_state=0, dtype=dtype), make_model(dtype)
+    dense = x.to_coo().todense().astype(float)
+    residual = np.linalg.norm(dense - make_dense(model))
+    labelled = LabelledTensor(x, {str(n): np.arange(size) for n, size in enumerate(SHAPE)})
+    for same in (x, x.to_coo(), labelled):
+        found = cp_fit(same, model)
+        bound = 100 * float(np.finfo(dtype).eps)
+        assert found.relative_error == pytest.approx(residual / np.linalg.norm(dense), rel=bound)
+        assert found.rmse == pytest.approx(residual / np.sqrt(dense.size), rel=bound)
+        assert (found.fit, found.num_entries) == (1 - found.relative_error, dense.size)
+
+
+def test_it_is_the_error_of_parafac():
+    x = random_tensor(SHAPE, 200, random_state=0)
+    with tl.backend_context("flycoo"):
+        cp, errors = parafac(x, 2, n_iter_max=5, init="random", random_state=0, return_errors=True)
+    assert cp_fit(x, cp).relative_error == pytest.approx(errors[-1], rel=1e-12)
+
+
+def test_an_exact_model():
+    model = (None, [np.eye(3), np.eye(3)])
+    x = FlycooTensor([[0, 1, 2], [0, 1, 2]], [1.0, 1.0, 1.0], (3, 3))
+    assert cp_fit(x, model).relative_error <= 1e-7
+    values = np.array([1.0, 0.0])
+    assert cp_fit(x, model, held_out=([[0, 0], [0, 1]], values)) == (1.0, 0.0, 0.0, 2)
+
+
+def test_held_out_entries():
+    x, model = random_tensor(SHAPE, 200, random_state=0), make_model()
+    rng = np.random.RandomState(1)
+    coords, values = np.stack([rng.randint(0, size, 40) for size in SHAPE]), rng.random_sample(40)
+    residual = values - make_dense(model)[tuple(coords)]
+    found = cp_fit(x, model, held_out=(coords, values))
+    error = np.linalg.norm(residual) / np.linalg.norm(values)
+    assert found == pytest.approx((1 - error, error, np.sqrt(np.mean(residual**2)), 40), rel=1e-12)
+
+
+def test_a_mask_compares_the_missing_entries_with_the_tensor():
+    x, model = random_tensor(SHAPE, 200, random_state=0), make_model()
+    stored = x.nonzeros()[0][:, ::20]
+    coords = np.unique(np.concatenate([stored, [[0, 1], [0, 2], [0, 3]]], axis=1), axis=1)
+    mask = sparse.COO(coords, np.zeros(coords.shape[1]), SHAPE, fill_value=1.0)
+    values = x.to_coo().todense()[tuple(coords)]
+    assert (values == 0).any()
+    found = cp_fit(x.to_coo(), model, mask=mask)
+    assert found == pytest.approx(cp_fit(x, model, held_out=(coords, values)), rel=1e-12)
+
+
+def test_zeros():
+    """Of held-out zeros there is no relative error, but a root mean square."""
+    x, model = random_tensor(SHAPE, 200, random_state=0), make_model()
+    found = cp_fit(x, model, held_out=([[0], [0], [0]], [0.0]))
+    assert found.relative_error == np.inf
+    assert found.rmse == pytest.approx(abs(make_dense(model)[0, 0, 0]))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"mask": sparse.COO([[0], [0], [0]], [1.0], SHAPE, fill_value=1.0)}, ValueError, "no ent"),
+        ({"mask": 1, "held_out": 1}, ValueError, "both given"),
+        ({"held_out": (np.zeros((3, 0), int), [])}, ValueError, "held_out has no entries"),
+        ({"held_out": ([[0], [0], [0]], [1.0, 2.0])}, ValueError, r"shape \(2,\), expected \(1,\)"),
+        ({"held_out": ([[0], [0], [9]], [1.0])}, ValueError, "coords"),
+    ],
+)
+def test_errors(options, error, match):
+    with pytest.raises(error, match=match):
+        cp_fit(random_tensor(SHAPE, 9, random_state=0), make_model(), **options)
+
+
+def test_a_model_of_another_shape():
+    x, held_out = random_tensor((7, 8, 8), 9, random_state=0), ([[0], [0], [0]], [1.0])
+    with pytest.raises(ValueError, match=r"expected \(8, rank\)"):
+        cp_fit(x, make_model())
+    with pytest.raises(ValueError, match=r"shape \(7, 8, 9\), expected \(7, 8, 8\)"):
+        cp_fit(x, make_model(), held_out=held_out)

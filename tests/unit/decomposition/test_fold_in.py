@@ -1,0 +1,122 @@
+"""Rows of new indices against parafac with fixed modes, and against dense solvers."""
+
+import sys
+
+import numpy as np
+import pytest
+import tensorly as tl
+from scipy.optimize import nnls
+from tensorly.decomposition import parafac
+
+from tensorly_flycoo import FlycooTensor, fold_in
+from tensorly_flycoo.decomposition import non_negative_parafac_hals
+from tensorly_flycoo.testing import random_tensor
+
+SHAPE, RANK, NUM_NEW = (9, 8, 10), 3, 15
+
+
+def make_model(weights=True, dtype="float64", seed=0):
+    rng = np.random.RandomState(seed)
+    factors = [rng.standard_normal((size, RANK)).astype(dtype) for size in SHAPE]
+    return (rng.random_sample(RANK).astype(dtype) + 0.5 if weights else None), factors
+
+
+def make_new(mode, dtype="float64"):
+    shape = [*SHAPE[:mode], NUM_NEW, *SHAPE[mode + 1 :]]
+    return random_tensor(shape, 400, random_state=mode, dtype=dtype)
+
+
+@pytest.mark.parametrize("mode", range(3))
+def test_it_is_parafac_with_fixed_modes(mode):
+    """TensorLy always updates the last mode, so the new mode is moved there."""
+    x, (weights, factors) = make_new(mode), make_model()
+    order = [n for n in range(3) if n != mode] + [mode]
+    last = FlycooTensor(x.nonzeros()[0][order], x.nonzeros()[1], [x.shape[n] for n in order])
+    start = [factors[n] for n in order[:2]] + [np.ones((NUM_NEW, RANK))]
+    with tl.backend_context("flycoo"):
+        fixed = parafac(last, RANK, n_iter_max=1, init=(None, start), fixed_modes=[0, 1])
+    found = fold_in((weights, factors), x, mode) * weights
+    expected = fixed.factors[2] * fixed.weights
+    assert np.abs(found - expected).max() <= 1e-12 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("weights", [True, False])
+def test_it_solves_least_squares(weights, dtype):
+    weights, factors = make_model(weights, dtype)
+    x = make_new(1, dtype)
+    scale = 1 if weights is None else weights
+    khatri_rao = np.einsum("ir,kr->ikr", factors[0] * scale, factors[2]).reshape(-1, RANK)
+    dense = np.moveaxis(x.to_coo().todense(), 1, 0).reshape(NUM_NEW, -1)
+    expected = np.linalg.lstsq(khatri_rao.astype(float), dense.T.astype(float), rcond=None)[0].T
+    found = fold_in((weights, factors), x, 1)
+    assert found.dtype == dtype
+    assert np.abs(found - expected).max() <= 100 * np.finfo(dtype).eps * np.abs(expected).max()
+
+
+def test_non_negative_rows_solve_non_negative_least_squares():
+    weights, factors = make_model()
+    x = make_new(0)
+    found = fold_in((weights, factors), x, 0, non_negative=True)
+    khatri_rao = np.einsum("jr,kr->jkr", factors[1] * weights, factors[2]).reshape(-1, RANK)
+    dense = x.to_coo().todense().reshape(NUM_NEW, -1)
+    expected = np.array([nnls(khatri_rao, row)[0] for row in dense])
+    assert (found >= 0).all()
+    assert (found == 0).any()
+    assert np.abs(found - expected).max() <= 1e-9 * expected.max()
+
+
+def test_non_negative_rows_are_those_of_hals_with_fixed_modes():
+    rng, x = np.random.RandomState(0), make_new(0)
+    factors = [rng.random_sample((size, RANK)) for size in x.shape]
+    options = {"n_iter_max": 1, "fixed_modes": [1, 2], "exact": True, "tol": 0}
+    fixed = non_negative_parafac_hals(x, RANK, init=(None, factors), **options)
+    found = fold_in((None, factors), x, 0, non_negative=True)
+    assert np.abs(found - fixed.factors[0]).max() <= 1e-6 * found.max()
+
+
+def test_the_model_is_left_as_it_is():
+    weights, factors = make_model()
+    copies = [factor.copy() for factor in factors]
+    fold_in((weights, factors), make_new(2), 2, non_negative=True)
+    assert all(map(np.array_equal, factors, copies))
+
+
+def test_one_mttkrp_whatever_the_number_of_rows(monkeypatch):
+    calls, module = [], sys.modules["tensorly_flycoo.decomposition.fold_in"]
+    original = module.mttkrp
+    monkeypatch.setattr(module, "mttkrp", lambda *a, **o: calls.append(1) or original(*a, **o))
+    for non_negative in (False, True):
+        fold_in(make_model(), make_new(0), 0, non_negative=non_negative)
+    assert len(calls) == 2
+
+
+def test_a_singular_model_gives_finite_rows():
+    weights, factors = make_model()
+    factors[0][:, 1] = factors[0][:, 0]
+    factors[1][:, 1] = factors[1][:, 0]
+    factors[2][:, 1] = 0
+    for non_negative in (False, True):
+        rows = fold_in((weights, factors), make_new(0), 0, non_negative=non_negative)
+        assert np.isfinite(rows).all()
+
+
+@pytest.mark.parametrize(
+    ("x", "mode", "error", "match"),
+    [
+        (random_tensor((9, 8, 10), 9), 3, ValueError, "mode is 3, expected 0 to 2"),
+        (random_tensor((9, 7, 10), 9), 0, ValueError, r"factors\[1\] has shape \(8, 3\), exp"),
+        (random_tensor((9, 8), 9), 2, ValueError, "x_new has 2 modes, expected 3"),
+        (random_tensor(SHAPE, 9, dtype="float32"), 0, TypeError, "dtype float64, expected float32"),
+        (np.ones(SHAPE), 0, TypeError, "x is a ndarray"),
+    ],
+)
+def test_errors(x, mode, error, match):
+    with pytest.raises(error, match=match):
+        fold_in(make_model(), x, mode)
+
+
+def test_a_raw_coo():
+    x = make_new(0)
+    found = fold_in(make_model(), x.to_coo(), 0)
+    assert np.array_equal(found, fold_in(make_model(), x, 0))

@@ -1,0 +1,304 @@
+"""Labelled models: their form, tables, pictures, and TensorLy and tlviz with them."""
+
+import copy
+import pickle
+
+import numpy as np
+import pandas as pd
+import polars
+import pytest
+import tensorly as tl
+import tlviz
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import quick
+from tensorly.cp_tensor import CPTensor
+
+from tensorly_flycoo import LabelledCP, LabelledTensor, decomposition, from_dataframe
+from tensorly_flycoo.testing import random_tensor
+
+SHAPE, NAMES = (5, 6, 7), ("user", "item", "day")
+LABELS = {
+    "user": np.array(["ann", "bob", "cy", "di", "eve"], object),
+    "item": np.array([f"item {n}" for n in range(6)]),
+    "day": np.arange("2020-01-01", "2020-01-08", dtype="datetime64[D]"),
+}
+
+
+@pytest.fixture(autouse=True)
+def backend():
+    with tl.backend_context("flycoo"):
+        yield
+
+
+@pytest.fixture
+def x():
+    return LabelledTensor(random_tensor(SHAPE, 100, random_state=0), LABELS)
+
+
+def make_cp(rank=3, seed=0, labels=LABELS):
+    rng = np.random.RandomState(seed)
+    factors = [rng.standard_normal((len(of), rank)) for of in labels.values()]
+    return LabelledCP((rng.standard_normal(rank), factors), labels)
+
+
+FEW = {"n_iter_max": 3, "random_state": 0, "init": "random"}
+DECOMPOSITIONS = {
+    "parafac": {},
+    "non_negative_parafac": {},
+    "non_negative_parafac_hals": {},
+    "constrained_parafac": {"non_negative": True},
+    "randomised_parafac": {"n_samples": 40},
+    "observed_parafac": {},
+}
+
+
+@pytest.mark.parametrize("home", [tl.decomposition, decomposition], ids=["TensorLy", "ours"])
+@pytest.mark.parametrize("name", DECOMPOSITIONS)
+def test_a_labelled_tensor_makes_a_labelled_model(name, home, x):
+    """It is the model of the plain tensor."""
+    function = getattr(home, name, decomposition.observed_parafac)
+    options = DECOMPOSITIONS[name] | FEW
+    found, expected = function(x, 3, **options), function(x.tensor, 3, **options)
+    assert isinstance(found, LabelledCP)
+    assert type(expected) is CPTensor
+    assert found.names == NAMES
+    assert found.labels["user"] is LABELS["user"]
+    assert np.allclose(tl.cp_to_tensor(found), tl.cp_to_tensor(expected), rtol=1e-10, atol=1e-12)
+
+
+def test_with_errors_and_by_name_and_by_class(x):
+    found, errors = tl.decomposition.parafac(tensor=x, rank=2, return_errors=True, **FEW)
+    assert isinstance(found, LabelledCP)
+    assert len(errors) == 3
+    assert isinstance(tl.decomposition.CP(2, n_iter_max=3).fit_transform(x), LabelledCP)
+
+
+def test_what_a_callback_has_kept_stays_as_it_was(x):
+    kept, options = [], FEW | {"callback": lambda cp, error: kept.append(cp)}
+    tl.decomposition.parafac(x, 3, tol=1e-9, **options)
+    tl.decomposition.parafac(x.tensor, 3, tol=1e-9, **options)
+    labelled, plain = kept[3], kept[-1]
+    assert all(map(np.array_equal, labelled.factors, plain.factors))
+    assert np.array_equal(labelled.weights, plain.weights)
+
+
+@quick
+@given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.sampled_from(["float32", "float64"]))
+def test_the_form(seed, rank, dtype):
+    rng = np.random.RandomState(seed)
+    factors = [rng.standard_normal((size, rank)).astype(dtype) for size in SHAPE]
+    weights = rng.standard_normal(rank).astype(dtype)
+    factors[0][:, 0] *= rng.randint(2)  # perhaps a component of zeros
+    cp, eps = LabelledCP((weights, factors), LABELS), np.finfo(dtype).eps
+    assert (np.diff(cp.weights) <= 0).all()
+    assert cp.weights.dtype == dtype
+    for mode, factor in enumerate(cp.factors):
+        assert factor.dtype == dtype
+        assert factor.flags.c_contiguous
+        norms = np.linalg.norm(factor, axis=0)
+        assert (np.abs(norms - 1) <= 20 * eps)[cp.weights > 0].all()
+        if mode < 2:
+            assert (factor.max(axis=0) >= -factor.min(axis=0)).all()
+    model = tl.cp_to_tensor((weights, factors))
+    assert np.abs(tl.cp_to_tensor(cp) - model).max() <= 100 * eps * max(1, np.abs(model).max())
+    again = LabelledCP(cp, cp.labels)
+    assert np.abs(again.factors[2] - cp.factors[2]).max() <= 20 * eps
+
+
+def test_it_is_a_cp_tensor():
+    cp = make_cp()
+    weights, factors = cp
+    dense = tl.cp_to_tensor((weights, factors))
+    assert isinstance(cp, CPTensor)
+    assert (cp.shape, cp.rank, len(cp)) == (SHAPE, 3, 2)
+    assert cp[0] is weights
+    assert np.array_equal(cp.to_tensor(), dense)
+    assert tl.cp_norm(cp) == pytest.approx(np.linalg.norm(dense))
+    assert cp.mode_dot(np.ones(5), 0).shape == (6, 7)
+    for other in (copy.deepcopy(cp), pickle.loads(pickle.dumps(cp))):
+        assert isinstance(other, LabelledCP)
+        assert np.array_equal(other.to_tensor(), dense)
+        assert other.names == NAMES
+    assert repr(cp) == "<LabelledCP of rank 3: user (5), item (6), day (7)>"
+
+
+def test_tlviz_takes_it():
+    cp, other = make_cp(), make_cp(seed=1)
+    frames = cp.to_frames()
+    assert tlviz.factor_tools.factor_match_score(cp, cp) == pytest.approx(1)
+    score = tlviz.factor_tools.factor_match_score(cp, other)
+    assert tlviz.factor_tools.factor_match_score(frames, other.to_frames()) == pytest.approx(score)
+    assert tlviz.utils.is_labelled_cp(frames)
+    dense = tlviz.utils.cp_to_tensor(frames)
+    assert dense.dims == NAMES
+    assert np.allclose(dense.to_numpy(), tl.cp_to_tensor(cp))
+    tidy = tlviz.postprocessing.factor_matrix_to_tidy(frames[1][0])
+    assert tidy.shape == (15, 3)
+    # What it has brought into form, tlviz leaves as it is.
+    normalised = tlviz.factor_tools.normalise_cp_tensor(cp)
+    assert np.allclose(normalised[1][0], cp.factors[0])
+
+
+def test_top():
+    factor = np.array([[0.1, -3.0], [-2.0, 1.0], [0.3, 2.0]])
+    labels = {"user": ["ann", "bob", "cy"], "size": [10, 20]}
+    cp = LabelledCP((None, [factor, np.array([[1.0, 3.0], [0.0, 1.0]])]), labels)
+    first, second = cp.top("user", 2)
+    assert list(first) == ["ann", "cy"]
+    assert list(second) == ["bob", "cy"]
+    assert first["ann"] == pytest.approx(3 / np.sqrt(14))
+    assert first["cy"] == pytest.approx(-2 / np.sqrt(14))
+    assert cp.top(0, 2) == cp.top("user", 2)
+    assert len(cp.top("user")[0]) == 3
+    assert [type(label) for label in cp.top("size", 1)[0]] == [int]
+    assert all(isinstance(day, np.datetime64) for day in make_cp().top("day", 2)[0])
+
+
+def test_tables():
+    cp = make_cp()
+    weights, frames = cp.to_frames()
+    assert np.array_equal(weights, cp.weights)
+    for frame, factor, name in zip(frames, cp.factors, NAMES, strict=True):
+        assert frame.index.name == name
+        assert np.array_equal(frame.to_numpy(), factor)
+        assert list(frame.columns) == [0, 1, 2]
+    tidy = cp.to_tidy()
+    assert list(tidy.columns) == ["mode", "label", "component", "value"]
+    for name, frame in zip(NAMES, frames, strict=True):
+        wide = tidy[tidy["mode"] == name].pivot(index="label", columns="component", values="value")
+        assert np.array_equal(wide.to_numpy(), frame.sort_index().to_numpy())
+
+
+def test_names_and_labels():
+    arrays = list(LABELS.values())
+    factors = make_cp().factors
+    assert LabelledCP((None, factors), arrays).names == ("mode 0", "mode 1", "mode 2")
+    assert LabelledCP((None, factors), arrays, NAMES).names == NAMES
+    assert LabelledCP((None, factors), LABELS, "abc").names == ("a", "b", "c")
+    ordered = pd.Categorical(["S", "M"], categories=["S", "M"], ordered=True)
+    labels = {"size": ordered, "same": pd.Series(ordered), "name": pd.Categorical(["S", "M"])}
+    cp = LabelledCP((None, [np.ones((2, 1))] * 4), labels | {"flag": [True, False]})
+    assert cp.ordered == ("size", "same")
+    assert cp.labels["size"].tolist() == ["S", "M"]
+
+
+def make_sizes(library):
+    """Make a table with a column of ordered categories, "size", and one of names, "shop"."""
+    sizes, names = ["S", "M", "L"], {"shop": ["a", "b", "a"], "size": ["M", "S", "L"]}
+    if library == "pandas":
+        ordered = pd.CategoricalDtype(sizes, ordered=True)
+        return pd.DataFrame(names).astype({"shop": "category", "size": ordered})
+    return polars.DataFrame(names, schema={"shop": polars.String, "size": polars.Enum(sizes)})
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_ordered_categories_of_a_table(library):
+    x = from_dataframe(make_sizes(library), ["shop", "size"])
+    cp = decomposition.non_negative_parafac_hals(x, 1, **FEW)
+    assert cp.ordered == ("size",)
+    assert cp.labels["size"].tolist() == ["S", "M", "L"]
+    assert len(cp.plot().axes[1].lines[0].get_xdata()) == 3
+    assert pickle.loads(pickle.dumps(x)).labels.ordered == x.labels.ordered == ("size",)
+    texts = pd.DataFrame({"shop": ["a"], "size": ["L"]})
+    new = from_dataframe(texts, ["shop", "size"], labels=x.labels)
+    assert new.labels.ordered == ("size",)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda cp: cp.top("shop"), ValueError, r"mode is 'shop', expected one of \['user', "),
+        (lambda cp: cp.top(3), ValueError, "mode is 3, expected 0 to 2"),
+        (lambda cp: cp.top(None), TypeError, "mode is None, expected an integer"),
+        (lambda cp: cp.top(0, 0), ValueError, "number of labels is 0, expected at least 1"),
+        (lambda cp: cp.top(0, 2.5), TypeError, "number of labels is 2.5, expected an integer"),
+        (lambda cp: cp.plot(lines=["shop"]), ValueError, "mode is 'shop'"),
+        (
+            lambda cp: LabelledCP(cp, cp.labels, ["a", "b"]),
+            ValueError,
+            "names is .*'b'.*, expected 3",
+        ),
+        (lambda cp: LabelledCP(cp, cp.labels, ["a", "b", "a"]), ValueError, "distinct name"),
+        (lambda cp: LabelledCP(cp, {"a": [1]}), ValueError, r"names the modes \['a'\], expected 3"),
+        (
+            lambda cp: LabelledCP(cp, [[1]] * 3, "abc"),
+            ValueError,
+            r"labels\['a'\] has shape \(1,\)",
+        ),
+    ],
+)
+def test_errors(call, error, match):
+    with pytest.raises(error, match=match):
+        call(make_cp())
+
+
+def test_plot(tmp_path):
+    cp = make_cp(rank=2)
+    figure = cp.plot(top=3)
+    panels = np.reshape(figure.axes, (2, 3))
+    assert [axes.get_title() for axes in panels[0]] == list(NAMES)
+    assert [len(axes.patches) for axes in panels[0]] == [3, 3, 0]  # bars
+    ticks = [tick.get_text() for tick in panels[0, 0].get_yticklabels()]
+    assert ticks == list(cp.top("user", 3)[0])
+    (line, _) = panels[1, 2].lines  # the other one is at 0
+    assert np.array_equal(line.get_ydata(), cp.factors[2][:, 1])
+    assert panels[0, 2].get_ylim() == panels[1, 2].get_ylim()
+    assert panels[0, 0].get_xlim() == panels[1, 0].get_xlim()
+    figure.savefig(tmp_path / "components.png", dpi=20)
+    assert [len(axes.patches) for axes in cp.plot(lines=[0]).axes[:3]] == [0, 6, 7]
+
+
+def test_a_plot_orders_numbers_and_shortens_names():
+    labels = {"n": [3, 1, 2], "name": ["x" * 60, "y"], "span": np.arange(4).astype("m8[h]")}
+    cp = make_cp(1, labels=labels)
+    numbers, names, spans = cp.plot().axes
+    assert numbers.lines[0].get_xdata().tolist() == [1, 2, 3]
+    assert np.array_equal(numbers.lines[0].get_ydata(), cp.factors[0][[1, 2, 0], 0])
+    assert max(len(tick.get_text()) for tick in names.get_yticklabels()) == 28
+    assert spans.get_xticklabels()[0].get_text() == "0:00:00"
+
+
+FRAME = pd.DataFrame(
+    {
+        "user": ["zoe", "zoe", "ann", "yan"],
+        "item": ["item 1", "item 2", "item 0", "item 5"],
+        "day": LABELS["day"][[0, 6, 3, 1]],
+        "n": [2.0, 3.0, 1.0, 4.0],
+    }
+)
+
+
+@pytest.mark.parametrize("non_negative", [False, True])
+def test_transform(non_negative):
+    cp = make_cp()
+    rows = cp.transform(FRAME, "user", "n", non_negative=non_negative)
+    assert rows.index.tolist() == ["ann", "yan", "zoe"]
+    assert rows.index.name == "user"
+    assert list(rows.columns) == [0, 1, 2]
+    dense = np.zeros((3, 6, 7))
+    dense[[2, 2, 0, 1], [1, 2, 0, 5], [0, 6, 3, 1]] = FRAME["n"]
+    khatri_rao = np.einsum("r,jr,kr->jkr", cp.weights, *cp.factors[1:]).reshape(-1, 3)
+    if non_negative:
+        assert (rows.to_numpy() >= 0).all()
+    else:
+        expected = np.linalg.lstsq(khatri_rao, dense.reshape(3, -1).T, rcond=None)[0].T
+        assert np.abs(rows.to_numpy() - expected).max() <= 1e-12
+    by_number = cp.transform(FRAME, 0, "n", non_negative=non_negative)
+    assert by_number.equals(rows)
+
+
+def test_transforming_the_data_of_the_model_gives_its_factor():
+    """The last factor of parafac solves the least squares that fold_in solves."""
+    rng = np.random.RandomState(0)
+    frame = pd.DataFrame(rng.randint(0, 6, (300, 3)), columns=["a", "b", "c"])
+    cp = tl.decomposition.parafac(from_dataframe(frame, ["a", "b", "c"]), 2, **FEW)
+    rows = cp.transform(frame, "c").to_numpy()
+    assert np.abs(rows - cp.factors[2]).max() <= 1e-12
+
+
+def test_transform_refuses_labels_that_the_model_does_not_have():
+    with pytest.raises(ValueError, match="item"):
+        make_cp().transform(FRAME.assign(item="unknown"), "user", "n")
+    with pytest.raises(ValueError, match="mode is 'shop', expected one of"):
+        make_cp().transform(FRAME, "shop", "n")

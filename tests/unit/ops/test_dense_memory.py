@@ -1,0 +1,46 @@
+"""Dense results of a CP model are refused if they exceed the free memory."""
+
+import numpy as np
+import pytest
+
+from tensorly_flycoo import DensifyError
+from tensorly_flycoo.engines import select_engine
+from tensorly_flycoo.ops.dense_memory import check_khatri_rao_fits
+
+MATRICES = [np.ones((2**10, 2)), np.ones((2**9, 2)), np.ones((2**8, 2))]
+NBYTES = 2**27 * 2 * 8
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Set the bytes that are free."""
+
+    def set_free(nbytes):
+        engine = select_engine("cpu")
+        monkeypatch.setattr(engine, "count_free_nbytes", lambda: nbytes)
+
+    return set_free
+
+
+def test_what_fits_is_not_refused(free):
+    for nbytes in (NBYTES, None):
+        free(nbytes)
+        check_khatri_rao_fits(MATRICES)
+
+
+def test_what_does_not_fit_is_refused(free):
+    free(NBYTES - 1)
+    with pytest.raises(
+        DensifyError, match=r"\(134217728, 2\); that takes 2.15 GB, and 2.15 GB are"
+    ):
+        check_khatri_rao_fits(MATRICES)
+
+
+def test_one_matrix_is_not_a_product(free):
+    free(0)
+    check_khatri_rao_fits(MATRICES[:2], skip_matrix=1)
+
+
+def test_small_products_are_not_compared(free):
+    free(0)
+    check_khatri_rao_fits(MATRICES, skip_matrix=0)

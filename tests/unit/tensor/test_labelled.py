@@ -1,0 +1,142 @@
+"""A LabelledTensor in the place of a tensor: computed with, or refused with a hint at `.tensor`."""
+
+import copy
+import datetime
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import tensorly as tl
+
+import tensorly_flycoo
+from tensorly_flycoo import (
+    FlycooTensor,
+    LabelledTensor,
+    from_dataframe,
+    mttkrp,
+    save,
+    stats,
+    write_tns,
+)
+from tensorly_flycoo.tensor.labelled import Labels
+from tensorly_flycoo.testing import random_tensor
+
+SHAPE = (5, 6, 7)
+FACTORS = [np.random.RandomState(n).random_sample((size, 2)) for n, size in enumerate(SHAPE)]
+
+
+@pytest.fixture(autouse=True)
+def backend():
+    with tl.backend_context("flycoo"):
+        yield
+
+
+@pytest.fixture
+def labelled():
+    labels = {name: np.arange(size) for name, size in zip("abc", SHAPE, strict=True)}
+    return LabelledTensor(random_tensor(SHAPE, 100, random_state=0), labels)
+
+
+TAKES_IT = {
+    "mttkrp": lambda x: mttkrp(x, FACTORS, 1),
+    "stats": lambda x: str(stats(x)),
+    "norm": tl.norm,
+    "norm, a method": lambda x: x.norm(),
+    "shape": tl.shape,
+    "ndim": tl.ndim,
+    "numpy's shape": np.shape,
+    "numpy's ndim": np.ndim,
+    "context": tl.context,
+    "is_tensor": tl.is_tensor,
+    "tensor": lambda x: tl.tensor(x).nonzeros()[0],
+    "copy": lambda x: tl.copy(x).nonzeros()[1],
+    "abs": lambda x: tl.abs(x).nonzeros()[1],
+    "sum": tl.sum,
+    "sum over two modes": lambda x: tl.sum(x, (0, 2)),
+    "mean": tl.mean,
+    "unfold": lambda x: tl.dot(tl.unfold(x, 1), np.ones((35, 2))),
+    "reshape": lambda x: tl.reshape(x, (30, 7)).shape,
+    "transpose": lambda x: tl.tensor(tl.transpose(x)).nonzeros()[0],
+    "svd": lambda x: abs(tl.svd_interface(tl.unfold(x, 0), n_eigenvecs=2)[1]),
+    "mode_dot": lambda x: tl.tenalg.mode_dot(x, np.ones((2, 6)), 1),
+    "multi_mode_dot": lambda x: tl.tenalg.multi_mode_dot(x, [f.T for f in FACTORS]),
+    "inner": lambda x: tl.tenalg.inner(x, x),
+    "tucker": lambda x: tl.decomposition.tucker(x, [2, 2, 2], n_iter_max=3).core,
+    "tensor_train": lambda x: list(tl.decomposition.tensor_train(x, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("use", TAKES_IT.values(), ids=TAKES_IT)
+def test_computed_with(use, labelled):
+    found, expected = use(labelled), use(labelled.tensor)
+    if isinstance(expected, list):
+        assert all(map(np.array_equal, found, expected))
+    else:
+        assert np.array_equal(found, expected)
+
+
+REFUSES_IT = {
+    "times": lambda x: x * 2,
+    "times, reversed": lambda x: 2 * x,
+    "plus": lambda x: x + x,
+    "minus": lambda x: x - 1,
+    "over": lambda x: x / 2,
+    "power": lambda x: x**2,
+    "minus it": lambda x: -x,
+    "abs": abs,
+    "a ufunc": np.sqrt,
+    "an array times it": lambda x: np.ones(SHAPE) * x,
+    "asarray": np.asarray,
+    "sum": np.sum,
+    "save": lambda x: save("never", x),
+    "write_tns": lambda x: write_tns("never.tns", x),
+}
+
+
+@pytest.mark.parametrize("use", REFUSES_IT.values(), ids=REFUSES_IT)
+def test_refused(use, labelled):
+    with pytest.raises(TypeError, match=r"LabelledTensor.*\.tensor"):
+        use(labelled)
+
+
+def test_it_stays_a_pair(labelled):
+    tensor, labels = labelled
+    assert isinstance(tensor, FlycooTensor)
+    assert len(labelled) == 2
+    for other in (copy.deepcopy(labelled), pickle.loads(pickle.dumps(labelled))):
+        assert isinstance(other, LabelledTensor)
+        assert list(other.labels) == list(labels)
+        assert np.array_equal(other.tensor.nonzeros()[1], tensor.nonzeros()[1])
+    with pytest.raises(AttributeError):
+        labelled.nothing  # noqa: B018
+    with pytest.raises(AttributeError, match=r"\.tensor"):
+        labelled._engine  # noqa: B018
+
+
+def test_labels_that_do_not_match(labelled):
+    for labels in ({"a": range(5)}, {"a": range(5), "b": range(6), "c": range(8)}):
+        with pytest.raises(ValueError, match="labels"):
+            LabelledTensor(labelled.tensor, labels)
+
+
+def test_dates_of_python():
+    """NumPy's can be drawn and saved; a table with either lines up with them."""
+    days = np.array([datetime.date(2020, 1, 2), datetime.date(2020, 1, 1)])
+    labels = Labels({"day": days, "who": np.array(["ann", "bob"], object)})
+    assert labels["day"].dtype == "datetime64[D]"
+    assert labels.ordered == ("day",)
+    frame = pd.DataFrame({"day": days[::-1], "who": ["ann", "ann"]})
+    for same in (frame, frame.astype({"day": "datetime64[ns]"})):
+        x = from_dataframe(same, ["day", "who"], labels=labels)
+        assert x.labels["day"].tolist() == days.tolist()
+        assert x.nonzeros()[0].tolist() == [[0, 1], [0, 0]]
+
+
+def test_under_another_backend_the_error_names_flycoo(labelled):
+    with tl.backend_context("numpy"), pytest.raises(RuntimeError, match=r'set_backend\("flycoo"\)'):
+        tl.decomposition.parafac(labelled, 2)
+
+
+def test_its_home_is_the_package():
+    assert tensorly_flycoo.LabelledTensor is LabelledTensor
