@@ -244,50 +244,6 @@ def check_rank(rank: Any, name: str = "rank") -> int:
     return _check_count(rank, name, 1)
 
 
-def check_ranks(
-    rank: Any, shape: Sequence[int], nnz: int, num_ranks: int | None = None
-) -> int | str | list[int]:
-    """Return the rank, or ranks, of a decomposition of a sparse tensor.
-
-    Parameters
-    ----------
-    rank : int, sequence of int or "same"
-        "same" stands for a model with as many parameters as the tensor has cells.
-    num_ranks : int, optional
-        The length that a sequence must have: by default any; 0 refuses sequences.
-
-    Raises
-    ------
-    TypeError
-        If a rank is no integer.
-    ValueError
-        If a rank is below 1, a sequence has another length, or for "same": see `check_same_size`.
-
-    Examples
-    --------
-    >>> check_ranks(np.int64(3), (10, 20, 30), nnz=100), check_ranks((2, 3), (10, 20), nnz=100)
-    (3, [2, 3])
-    """
-    if isinstance(rank, str) and rank == "same":
-        check_same_size(rank, shape, nnz)
-        return rank
-    if num_ranks == 0 or isinstance(rank, str) or not isinstance(rank, Iterable):
-        return check_rank(rank)
-    ranks = [check_rank(r, f"rank[{n}]") for n, r in enumerate(rank)]
-    if num_ranks is not None and len(ranks) != num_ranks:
-        raise ValueError(f"rank has {len(ranks)} numbers, expected {num_ranks}")
-    return ranks
-
-
-def check_same_size(rank: Any, shape: Sequence[int], nnz: int) -> None:
-    """Refuse a `rank` that stands for as many parameters as cells, unless nonzeros take as many."""
-    if (len(shape) + 1) * nnz < num_cells(shape):
-        raise ValueError(
-            f"rank is {rank!r}, as many parameters as the tensor has cells ({num_cells(shape)}), "
-            f"expected a positive integer: the tensor has only {nnz} nonzeros"
-        )
-
-
 def _check_count(count: Any, name: str, least: int) -> int:
     if isinstance(count, bool):
         raise TypeError(f"{name} is {count}, expected an integer")

@@ -4,12 +4,12 @@ TensorLy reads a float as a fraction of the number of cells. Nearly all cells of
 zeros, so 2.5 would become a rank of millions: every decomposition refuses floats, for Tucker too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from tensorly.cp_tensor import validate_cp_rank
 
-from ..checks import check_ranks, check_same_size, num_cells
+from ..checks import check_rank, num_cells
 
 
 def find_cp_rank(x: Any, rank: Any) -> int:
@@ -37,7 +37,7 @@ def find_cp_rank(x: Any, rank: Any) -> int:
         ...
     ValueError: rank is -1, expected at least 1
     """
-    return int(validate_cp_rank(x.shape, check_ranks(rank, *_size(x), num_ranks=0)))
+    return int(validate_cp_rank(x.shape, _check(x, rank, num_ranks=0)))
 
 
 def find_tucker_rank(x: Any, rank: Any, num_modes: int | None = None) -> Any:
@@ -51,9 +51,9 @@ def find_tucker_rank(x: Any, rank: Any, num_modes: int | None = None) -> Any:
         The length that a sequence must have.
     """
     if rank is None:
-        check_same_size(rank, *_size(x))
+        _check_same_size(x, rank)
         return None
-    return check_ranks(rank, *_size(x), num_ranks=num_modes)
+    return _check(x, rank, num_modes)
 
 
 def find_train_rank(x: Any, rank: Any) -> int | str | list[int]:
@@ -64,9 +64,31 @@ def find_train_rank(x: Any, rank: Any) -> int | str | list[int]:
     x : FlycooTensor, sparse.COO or a view
     rank : int, sequence of int or "same"
     """
-    return check_ranks(rank, *_size(x))
+    return _check(x, rank)
 
 
-def _size(x: Any) -> tuple[Sequence[int], int]:
-    """Return the shape and the number of nonzeros, also of a view; all cells of a dense array."""
-    return tuple(x.shape), getattr(getattr(x, "tensor", x), "nnz", num_cells(x.shape))
+def _check(x: Any, rank: Any, num_ranks: int | None = None) -> int | str | list[int]:
+    """Return `rank` with Python's integers; a sequence must have `num_ranks` of them, 0 means none.
+
+    By default it may have any number.
+    """
+    if isinstance(rank, str) and rank == "same":
+        _check_same_size(x, rank)
+        return rank
+    if num_ranks == 0 or isinstance(rank, str) or not isinstance(rank, Iterable):
+        return check_rank(rank)
+    ranks = [check_rank(r, f"rank[{n}]") for n, r in enumerate(rank)]
+    if num_ranks is not None and len(ranks) != num_ranks:
+        raise ValueError(f"rank has {len(ranks)} numbers, expected {num_ranks}")
+    return ranks
+
+
+def _check_same_size(x: Any, rank: Any) -> None:
+    """Refuse a `rank` that stands for as many parameters as cells, unless nonzeros take as many."""
+    cells = num_cells(x.shape)
+    nnz = getattr(getattr(x, "tensor", x), "nnz", cells)  # of a view; of a dense array
+    if (len(x.shape) + 1) * nnz < cells:
+        raise ValueError(
+            f"rank is {rank!r}, as many parameters as the tensor has cells ({cells}), expected a "
+            f"positive integer: the tensor has only {nnz} nonzeros"
+        )
