@@ -176,6 +176,7 @@ def iterate(
             print(f"iteration {iteration} begins")
         weights, factors, result = update(iteration, weights, factors, errors)
         error = measure(weights, factors, result)
+        del result  # an MTTKRP, which the next iteration need not hold
         if error is not None:
             errors.append(error)
             if verbose:

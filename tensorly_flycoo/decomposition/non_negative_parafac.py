@@ -152,5 +152,5 @@ class _MultiplicativeUpdate:
             expected = factors[mode] @ multiply_grams(weights, factors, skip=mode)
             factors[mode] = factors[mode] * np.maximum(last_mttkrp, eps) / np.maximum(expected, eps)
             if self.normalize_factors and mode != self.modes[-1]:
-                weights, factors = normalize(weights, factors)
+                weights, factors[:] = normalize(weights, factors)  # in place: frees the old ones
         return weights, factors, last_mttkrp

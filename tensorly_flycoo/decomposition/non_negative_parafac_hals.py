@@ -163,7 +163,7 @@ class _Hals:
             else:
                 factors[mode] = solve(gram.T, product.T).T
             if self.normalize_factors and mode != self.modes[-1]:
-                weights, factors = normalize(weights, factors)
+                weights, factors[:] = normalize(weights, factors)  # in place: frees the old ones
         return weights, factors, product
 
 

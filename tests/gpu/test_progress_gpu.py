@@ -41,7 +41,8 @@ def test_resumed_is_the_same(tmp_path, solver):
     with Progress(STOP, show=None, checkpoint=path) as progress:
         run(solver, x, STOP, progress)
     with Progress(END, show=None, checkpoint=path) as progress:
-        result = run(solver, x, progress.n_iter_left, progress, init=progress.resume())
+        init = progress.resume()
+        result = run(solver, x, progress.n_iter_left, progress, init=init)
     assert progress.iteration == END
     assert progress.errors[1:] == pytest.approx(whole.errors[1:], rel=1e-6)
     for a, b in zip(result.factors, expected.factors, strict=True):
