@@ -38,6 +38,8 @@ __all__ = [
     "ModeStats",
     "Progress",
     "TensorStats",
+    "best_of",
+    "core_consistency",
     "cp_fit",
     "cp_to_entries",
     "estimate_memory",
@@ -48,6 +50,7 @@ __all__ = [
     "observed_parafac",
     "read_tns",
     "save",
+    "select_rank",
     "set_device",
     "show_versions",
     "stats",
@@ -61,4 +64,12 @@ register()
 # Last, since they import TensorLy: `.backend` has to import it first, without a warning.
 from .decomposition import observed_parafac  # noqa: E402
 from .diagnostics.progress import Progress  # noqa: E402
-from .models import FlycooCP, LabelledCP, cp_fit, fold_in  # noqa: E402
+from .models import (  # noqa: E402
+    FlycooCP,
+    LabelledCP,
+    best_of,
+    core_consistency,
+    cp_fit,
+    fold_in,
+    select_rank,
+)

@@ -6,7 +6,6 @@ Telling them apart never imports CuPy: if it is not loaded, no array is CuPy's.
 import functools
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -82,6 +81,8 @@ def _touched(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """
     array = np.empty(shape, dtype)
     if array.nbytes >= _MIN_TOUCHED:
+        from concurrent.futures import ThreadPoolExecutor
+
         firsts = array.reshape(-1)[:: _PAGE_NBYTES // array.itemsize]
         num_threads = min(_MAX_TOUCHING, os.cpu_count() or 1)
         with ThreadPoolExecutor(num_threads) as pool:

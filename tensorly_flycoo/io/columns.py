@@ -91,7 +91,7 @@ def _number_arrow_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def _number_polars_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
     try:
-        return _number_arrow_entries(column.to_arrow())  # three times as fast
+        return _number_arrow_entries(column.to_arrow())  # several times as fast
     except ImportError:
         codes = (column.rank("dense").cast(int) - 1).fill_null(-1)
         return codes.to_numpy(), column.drop_nulls().unique().sort().to_numpy()

@@ -72,7 +72,7 @@ def from_dataframe(
 
     Notes
     -----
-    The table's own library numbers the entries; polars is three times as fast where pyarrow is
+    The table's own library numbers the entries; polars is several times as fast where pyarrow is
     installed. Beside coords and values, this takes two temporary columns of 8 bytes per row. All
     aggregates but "sum" and "count" sort the rows.
 

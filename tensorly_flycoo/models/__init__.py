@@ -6,6 +6,23 @@ What concerns one model, such as `LabelledCP`, is in `decomposition`, which make
 from ..decomposition.cp_fit import CPFit, cp_fit
 from ..decomposition.fold_in import fold_in
 from ..decomposition.labelled_cp import LabelledCP
+from .best_of import Starts, best_of
+from .core_consistency import core_consistency
 from .estimator import FlycooCP
+from .match import factor_match_score
+from .select_rank import RankScore, RankSelection, select_rank
 
-__all__ = ["CPFit", "FlycooCP", "LabelledCP", "cp_fit", "fold_in"]
+__all__ = [
+    "CPFit",
+    "FlycooCP",
+    "LabelledCP",
+    "RankScore",
+    "RankSelection",
+    "Starts",
+    "best_of",
+    "core_consistency",
+    "cp_fit",
+    "factor_match_score",
+    "fold_in",
+    "select_rank",
+]

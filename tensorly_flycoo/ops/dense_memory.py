@@ -10,7 +10,7 @@ import numpy as np
 from ..array_modules import Array, is_cupy
 from ..checks import densify_error, num_cells
 from ..engines import select_engine
-from ..tensor.memory import format_nbytes
+from ..tensor.memory import RefusedMemory, format_nbytes
 
 #: Dense arrays up to this many bytes are not compared with the free memory.
 _SURELY_FREE_NBYTES = 2**28
@@ -60,7 +60,7 @@ def check_khatri_rao_fits(
         return
     takes = f"takes {format_nbytes(nbytes)}, and {format_nbytes(free_nbytes)} are free"
     if maker:
-        raise MemoryError(
+        raise RefusedMemory(
             f"{maker} of shape {sizes} {takes}: tensorly_flycoo.cp_to_entries(cp_tensor, "
             "coords) gives the elements that you need, a sparse mask= those at its nonzeros"
         )

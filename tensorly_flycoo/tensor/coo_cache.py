@@ -63,7 +63,8 @@ def not_sparse_error(x: object) -> TypeError:
     kind = type(x)
     converter = find_converter(x)
     if converter is None:
-        return TypeError(f"x is a {kind.__name__}, expected a FlycooTensor or a sparse.COO")
+        hint = f"; {x._instead}" if hasattr(x, "_instead") else ""  # of a lazy view
+        return TypeError(f"x is a {kind.__name__}, expected a FlycooTensor or a sparse.COO{hint}")
     return TypeError(
         f"x is a sparse {kind.__module__.partition('._')[0]}.{kind.__name__}, expected a "
         f"FlycooTensor or a sparse.COO: pass FlycooTensor.{converter}(x)"

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
+
+class RefusedMemory(MemoryError):
+    """A MemoryError that explains itself, raised before anything was allocated."""
+
+
 #: Dtypes of values, the widest first.
 DTYPES: list[np.dtype] = [np.dtype(np.float64), np.dtype(np.float32)]
 
@@ -42,7 +47,7 @@ def attempt(function: Callable[[], _Result], explain: Callable[[], str]) -> _Res
         _is_attempted.set(True)
         return function()
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if isinstance(error, RefusedMemory) or not _is_out_of_memory(error):
             raise
     finally:
         _is_attempted.set(False)

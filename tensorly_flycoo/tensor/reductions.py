@@ -191,6 +191,8 @@ def _find_extremes(x: FlycooTensor, axis: int | Iterable[int] | None, name: str)
         return extreme if x.nnz == num_cells else getattr(xp, f"{name}imum")(extreme, 0)
     kept = [mode for mode in range(x.ndim) if mode not in gone]
     shape = [x.shape[mode] for mode in kept]
+    if x.nnz == 0:
+        return _arrange(x, coords[kept], values, shape)
     coords, values, starts = group_cells(coords[kept], values, shape, x._engine)
     extremes = find_extremes(values, starts, name, xp)
     has_zero = xp.append(starts[1:], x.nnz) - starts < num_cells

@@ -175,6 +175,19 @@ def test_a_huge_tensor_of_a_cp_is_refused(make, sizes, tenalg):
     assert time.perf_counter() - start < _MAX_SECONDS
 
 
+def test_a_callback_that_makes_a_huge_tensor_is_told_so():
+    """The error is not taken for parafac's own."""
+    options = {"init": "random", "callback": lambda cp, error: tl.cp_to_tensor(cp)}
+    with pytest.raises(MemoryError, match=r"tl\.cp_to_tensor of shape"):
+        parafac(_huge_coo(), 2, **options)
+
+
+def test_a_lazy_view_names_its_remedy():
+    with pytest.raises(TypeError, match=r"x is a ModeView, .*; tl\.tensor makes it"):
+        parafac(tl.transpose(_small_coo()), 2, init="random")
+    parafac(tl.tensor(tl.transpose(_small_coo())), 2, n_iter_max=1)
+
+
 def test_tensors_of_a_cp_that_fit_have_the_same_bits():
     factors = [np.random.RandomState(0).random_sample((size, 3)) for size in (5, 6, 7)]
     found = tl.cp_to_tensor((None, factors))

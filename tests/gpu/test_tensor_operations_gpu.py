@@ -2,12 +2,11 @@
 
 import cupy
 import numpy as np
-import pandas as pd
 import pytest
 import sparse
 import tensorly as tl
 
-from tensorly_flycoo import DensifyError, FlycooTensor, from_dataframe, mttkrp
+from tensorly_flycoo import DensifyError, FlycooTensor, mttkrp
 
 SHAPE = (6, 7, 8)
 LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
@@ -112,12 +111,6 @@ def test_index_arrays_of_cupy():
     coo = make_coo()
     x = FlycooTensor.from_coo(coo, device="cuda")
     np.testing.assert_array_equal(to_host(x[cupy.array([4, 0])]), coo.todense()[[4, 0]])
-
-
-def test_a_table_with_aggregates():
-    frame = pd.DataFrame({"a": [0, 0, 1], "b": [2, 2, 0], "v": [1.0, 5.0, 2.0]})
-    x = from_dataframe(frame, ["a", "b"], "v", aggregate="mean", device="cuda").tensor
-    np.testing.assert_array_equal(to_host(x), [[0, 3], [2, 0]])
 
 
 def test_a_huge_tensor_of_a_cp_is_refused():

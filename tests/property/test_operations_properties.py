@@ -1,12 +1,13 @@
 """Functions, reductions, transposes and parts of any tensor equal those of its dense twin."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import dtypes, nonzeros, quick
 
 from tensorly_flycoo import FlycooTensor, mttkrp
 
+few = settings(quick, max_examples=30)
 layouts = st.sampled_from(["remap", "replicated", "indexed"])
 
 
@@ -35,7 +36,7 @@ def draw_axes(data, ndim):
     return tuple(data.draw(st.lists(st.integers(0, ndim - 1), unique=True)))
 
 
-@quick
+@few
 @given(tensors(), st.data(), st.sampled_from([np.sum, np.max, np.min]))
 def test_reductions(tensor, data, reduce):
     x, dense = tensor
@@ -45,7 +46,7 @@ def test_reductions(tensor, data, reduce):
     assert found.dtype == x.dtype
 
 
-@quick
+@few
 @given(tensors(), st.sampled_from([np.cbrt, np.sign, np.arctan, lambda x: np.minimum(x, 0)]))
 def test_functions(tensor, function):
     x, dense = tensor
@@ -55,7 +56,7 @@ def test_functions(tensor, function):
     assert abs(found.norm() - np.linalg.norm(expected)) <= 4 * np.finfo(x.dtype).eps * found.norm()
 
 
-@quick
+@few
 @given(tensors(), st.data())
 def test_transposes(tensor, data):
     x, dense = tensor
@@ -64,7 +65,7 @@ def test_transposes(tensor, data):
     np.testing.assert_array_equal(to_dense(x.T), dense.T)
 
 
-@quick
+@few
 @given(tensors(), st.data())
 def test_parts(tensor, data):
     """One list among integers and slices, with repeats and negative numbers."""

@@ -49,8 +49,8 @@ def test_sum_and_mean(axis, layout, dtype):
         assert (x.sum(0).layout, x.sum(0).device) == (layout, "cpu")
 
 
-@pytest.mark.parametrize("nnz", [0, 3, 150, 5000])  # the last fills the tensor
-@pytest.mark.parametrize("shift", [-20.0, 0.0, 20.0])
+@pytest.mark.parametrize("nnz", [0, 150, 5000])  # the last fills the tensor
+@pytest.mark.parametrize("shift", [-20.0, 0.0])
 @AXES
 def test_extremes(axis, shift, nnz):
     problem = make_problem(SHAPE, nnz)

@@ -1,0 +1,220 @@
+"""A decomposition from several starts, of which the best is kept."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import tensorly as tl
+from tensorly.cp_tensor import CPTensor
+
+from ..decomposition import parafac
+from ..decomposition.cp_fit import cp_fit
+from ..decomposition.labelled_cp import label_result
+from ..decomposition.tensorly_loop import require_flycoo_backend, tensorly_loop
+from ..tensor.coo_cache import as_flycoo, is_sparse
+from ..tensor.labelled import LabelledTensor
+from .many_starts import Stopping, run_together
+from .match import factor_match_score
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Runs of one decomposition from several starts.
+
+    Attributes
+    ----------
+    runs : list
+        What the decomposition returned, such as a CPTensor, from each start.
+    errors : list of list of float
+        The relative errors of each run after each iteration; only the last one if the decomposition
+        does not return them.
+    seeds : list of int
+        The `random_state` of each run.
+    matches : array (n,) or None
+        The factor match score of each run with the best one: near 1 if they found the same
+        components. None if the runs are not CP tensors.
+    """
+
+    runs: list[Any]
+    errors: list[list[Any]]
+    seeds: list[int]
+    matches: np.ndarray | None
+
+    @property
+    def final_errors(self) -> np.ndarray:
+        """The last error of each run, inf if there is none."""
+        last = [float(errors[-1]) if errors else np.inf for errors in self.errors]
+        return np.nan_to_num(last, nan=np.inf)
+
+    @property
+    def best_number(self) -> int:
+        """The number of the run with the least error."""
+        return int(np.argmin(self.final_errors))
+
+    @property
+    def best(self) -> Any:
+        """The run with the least error."""
+        return self.runs[self.best_number]
+
+    @property
+    def match(self) -> float:
+        """The mean factor match score of the other runs with the best one; nan without any."""
+        if self.matches is None or len(self.runs) == 1:
+            return float("nan")
+        return float(np.delete(self.matches, self.best_number).mean())
+
+    def __repr__(self) -> str:
+        best, match = self.best_number, f", match {self.match:.3f}" if self.match >= 0 else ""
+        error = f"{self.final_errors[best]:.6g}"
+        return f"<Starts: {len(self.runs)} runs, least error {error} of run {best}{match}>"
+
+
+def best_of(
+    decomposition: Callable[..., Any],
+    x: Any,
+    rank: Any,
+    n_starts: int = 10,
+    random_state: int | np.random.RandomState | None = None,
+    **options: Any,
+) -> Starts:
+    """Run a decomposition from several random starts, and find the best run.
+
+    Each run is ``decomposition(x, rank, init="random", random_state=seed, **options)`` with a seed
+    of its own. `parafac` of a sparse tensor runs from all starts together, which takes far less
+    time if the tensor is small. All else runs from one start after another.
+
+    Parameters
+    ----------
+    decomposition : callable
+        A function of `tensorly.decomposition` or `tensorly_flycoo.decomposition` with a parameter
+        `random_state`.
+    x : FlycooTensor, LabelledTensor, sparse.COO or array
+        Whatever the decomposition takes. CP models of a LabelledTensor are `LabelledCP`.
+    rank : int, or whatever the decomposition takes
+    n_starts : int
+    random_state : int or numpy.random.RandomState, optional
+        Draws the seeds of the runs.
+    **options
+        For each run. `init` may only be "random", since with ``init="svd"`` every start would be
+        the same. `parafac` runs together only with `n_iter_max`, `tol` and `cvg_criterion`.
+
+    Returns
+    -------
+    Starts
+        With the attributes `best`, `runs`, `errors`, `seeds`, `matches` and `match`.
+
+    Raises
+    ------
+    RuntimeError
+        If a sparse tensor is decomposed by TensorLy's loop and the backend is not "flycoo".
+    TypeError
+        If `n_starts` is not an integer, `random_state` is a generator of CuPy, or an option is
+        unknown.
+    ValueError
+        If `n_starts` is below 1, `init` is not "random", or the decomposition has no
+        `random_state`. Other errors are the decomposition's.
+
+    Notes
+    -----
+    As many starts run together as fit half of the free memory and, on a CPU, its caches. On a CPU
+    each run is the same to the bit as it is alone. On a GPU the order of additions in an MTTKRP
+    depends on the number of columns, so runs differ from those alone by rounding errors, which
+    iterations amplify: after six of them, in tests, by less than 1e-10 (float64) or 1e-3 (float32)
+    of the largest element. They are the same in every call. A run that meets a singular system of
+    equations is run again, alone.
+
+    Examples
+    --------
+    >>> import tensorly as tl
+    >>> from tensorly_flycoo import best_of
+    >>> from tensorly_flycoo.testing import planted_tensor
+    >>> x, _ = planted_tensor((20, 30, 40), 3, nnz_per_component=200, noise=0.1, random_state=0)
+    >>> with tl.backend_context("flycoo"):
+    ...     starts = best_of(tl.decomposition.parafac, x, 3, n_starts=5, random_state=0)
+    >>> len(starts.runs), starts.best.rank, bool(starts.match > 0.5)
+    (5, 3, True)
+    """
+    names = inspect.signature(decomposition).parameters
+    _check(decomposition, names, n_starts, options)
+    labels = x.labels if isinstance(x, LabelledTensor) else None
+    x = as_flycoo(x, check_coords=True) if is_sparse(x) else x
+    seeds = as_random_state(random_state).randint(2**31 - 1, size=n_starts).tolist()
+    runs: list[Any] = [None] * n_starts
+    if _suits_batch(decomposition, x, rank, n_starts, options):
+        require_flycoo_backend()
+        stopping = {name: options[name] for name in Stopping._fields if name in options}
+        runs = list(run_together(x, rank, seeds, Stopping(**stopping)))
+    if "init" in names:
+        options = options | {"init": "random"}
+    for number, seed in enumerate(seeds):
+        if runs[number] is None:
+            runs[number] = _run_alone(decomposition, names, x, rank, seed, options)
+    results, errors = [result for result, _ in runs], [list(errors) for _, errors in runs]
+    starts = Starts(results, errors, seeds, None)
+    if all(isinstance(result, CPTensor) for result in results):
+        scores = [factor_match_score(starts.best, result) for result in results]
+        starts = replace(starts, matches=np.array(scores))
+    if labels is not None:
+        starts = replace(starts, runs=[label_result(result, labels) for result in results])
+    return starts
+
+
+def as_random_state(random_state: Any) -> np.random.RandomState:
+    """Return a generator of NumPy's; one of CuPy's cannot draw the seeds.
+
+    Examples
+    --------
+    >>> as_random_state(0).randint(10)
+    5
+    """
+    random = tl.check_random_state(random_state)
+    if not isinstance(random, np.random.RandomState):
+        name = type(random_state).__name__
+        raise TypeError(f"random_state is a {name}, expected an int or numpy.random.RandomState")
+    return random
+
+
+def _check(decomposition: Callable, names: Any, n_starts: Any, options: dict[str, Any]) -> None:
+    name = getattr(decomposition, "__name__", repr(decomposition))
+    if isinstance(n_starts, bool) or not isinstance(n_starts, Integral):
+        raise TypeError(f"n_starts is {n_starts!r}, expected an integer")
+    if n_starts < 1:
+        raise ValueError(f"n_starts is {n_starts}, expected 1 or more")
+    if "random_state" not in names:
+        raise ValueError(f"{name} has no random_state, expected one: every start would be the same")
+    unknown = [option for option in options if option not in names]
+    if unknown:
+        raise TypeError(f"{name} has no option {unknown[0]!r}, expected some of {list(names)}")
+    init = options.get("init", "random")
+    if not isinstance(init, str) or init != "random":
+        raise ValueError(f"init is {init!r}, expected 'random': every start would be the same")
+
+
+def _suits_batch(
+    decomposition: Callable, x: Any, rank: Any, n_starts: int, options: dict[str, Any]
+) -> bool:
+    """Return whether `run_together` does the same."""
+    own = inspect.unwrap(decomposition)
+    is_parafac = own is tensorly_loop("parafac") or own is inspect.unwrap(parafac)
+    is_plain = set(options) <= {"init", "return_errors", *Stopping._fields}
+    is_countable = isinstance(rank, int | np.integer) and not isinstance(rank, bool) and rank >= 1
+    is_iterated = n_starts > 1 and options.get("n_iter_max", 1) >= 1
+    return bool(is_parafac and is_plain and is_countable and is_iterated and is_sparse(x))
+
+
+def _run_alone(
+    decomposition: Callable, names: Any, x: Any, rank: Any, seed: int, options: dict[str, Any]
+) -> tuple[Any, Sequence[Any]]:
+    """Run a decomposition once; return its result and errors."""
+    if "return_errors" in names:
+        return decomposition(x, rank, random_state=seed, **{**options, "return_errors": True})
+    result = decomposition(x, rank, random_state=seed, **options)
+    if not isinstance(result, CPTensor) or not is_sparse(x):
+        raise TypeError(
+            f"{decomposition.__name__} returns neither errors nor a CP model of a sparse tensor, "
+            "expected one of them to compare runs by"
+        )
+    return result, [cp_fit(x, result).relative_error]

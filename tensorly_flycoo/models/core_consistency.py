@@ -1,0 +1,118 @@
+"""Whether a CP model suits a tensor: the core that a Tucker model with its factors would have."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..array_modules import Array, array_module, move
+from ..checks import check_factors, check_weights
+from ..linalg.tall_skinny import qr
+from ..ops.ttmc import multiply_nonempty_rows
+from ..tensor.coo_cache import as_flycoo
+from ..tensor.tensor import FlycooTensor
+
+if TYPE_CHECKING:
+    from sparse import SparseArray
+
+    from ..tensor.labelled import LabelledTensor
+
+#: Numbers of the largest intermediate array, unless a single column of a factor needs more.
+_BLOCK_NUMBERS = 2**25
+
+
+def core_consistency(
+    x: "FlycooTensor | LabelledTensor | SparseArray", cp_tensor: Any, *, normalised: bool = False
+) -> float:
+    r"""Compute the core consistency of a CP model, at most 100.
+
+    .. math:: 100 - \frac{100}{R} \sum (G - I)^2, \quad G = x \times_1 A_1^+ \dots \times_N A_N^+
+
+    where :math:`I` is 1 on its superdiagonal and 0 elsewhere, and the weights belong to
+    :math:`A_1`. Near 100, the components do not interact, as the CP model assumes. Near 0 or below,
+    there are too many of them, or the model does not suit the data. It equals
+    `tlviz.model_evaluation.core_consistency`, which takes a dense tensor. Neither that nor the
+    whole core is formed.
+
+    Parameters
+    ----------
+    x : FlycooTensor, LabelledTensor or sparse.COO
+        With two modes or more.
+    cp_tensor : CPTensor or (weights, factors)
+        With the dtype and on the device of `x`.
+    normalised : bool
+        Whether to divide by the sum of squares of the core instead of R.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    TypeError
+        If `x` is not sparse, or weights or factors have the wrong array type or dtype.
+    ValueError
+        If `x` has one mode, or a shape does not fit.
+
+    Notes
+    -----
+    About ``nnz * R**(ndim - 1)`` operations. The workspace has ``R**(ndim - 2)`` numbers for each
+    non-empty index of the shortest mode, or up to 256 MB if that is more. A QR decomposition of
+    each factor gives its pseudo-inverse, in which singular values below rounding error count as
+    zero (tlviz divides by them).
+
+    References
+    ----------
+    Bro and Kiers, "A new efficient method for determining the number of components in PARAFAC
+    models", Journal of Chemometrics 17, 2003. Papalexakis and Faloutsos, "Fast efficient and
+    scalable core consistency diagnostic for the PARAFAC decomposition for big sparse tensors",
+    ICASSP 2015, arXiv 1503.03355.
+
+    Examples
+    --------
+    >>> import tensorly as tl
+    >>> from tensorly_flycoo.testing import planted_tensor
+    >>> x, factors = planted_tensor((20, 30, 40), 2, nnz_per_component=200, random_state=0)
+    >>> round(core_consistency(x, (None, factors)), 6)
+    100.0
+    """
+    x = as_flycoo(x, check_coords=True)
+    if x.ndim < 2:
+        raise ValueError(f"x has shape {x.shape}, expected two modes or more")
+    weights, factors = cp_tensor
+    factors = check_factors(factors, x.shape, x.dtype, x._engine.array_type)
+    rank = factors[0].shape[1]
+    if weights is not None:
+        check_weights(weights, rank, x.dtype, x._engine.array_type)
+        factors = [factors[0] * weights, *factors[1:]]
+    inverses = [_pseudo_invert(factor) for factor in factors]
+    square = difference = 0.0
+    for start, block in _iterate_core(x, inverses):
+        square += float((block**2).sum(dtype=np.float64))
+        ids = x._engine.xp.arange(start, start + block.shape[-1])
+        block[(ids,) * (x.ndim - 1) + (ids - start,)] -= 1
+        difference += float((block**2).sum(dtype=np.float64))
+    return 100 - 100 * difference / (square if normalised else rank)
+
+
+def _pseudo_invert(factor: Array) -> Array:
+    """Compute the transpose of a factor's pseudo-inverse: (I_n, R)."""
+    q, r = qr(factor)
+    inverse = np.linalg.pinv(move(r, np).astype(np.float64)).T
+    return q @ array_module(q).asarray(inverse.astype(q.dtype))
+
+
+def _iterate_core(x: FlycooTensor, inverses: list[Array]) -> Iterator[tuple[int, Array]]:
+    """Yield blocks of the core, (R, ..., R, n), and the place of each along the last axis."""
+    rank = inverses[0].shape[1]
+    mode = min(range(x.ndim), key=lambda n: x.shape[n])
+    others = {n: inverse for n, inverse in enumerate(inverses) if n != mode}
+    last = max(others)
+    size = max(1, _BLOCK_NUMBERS // (x.shape[mode] * rank ** (x.ndim - 2)))
+    for start in range(0, rank, size):
+        part = array_module(inverses[last]).ascontiguousarray(
+            inverses[last][:, start : start + size]
+        )
+        rows, numbers = multiply_nonempty_rows(x, mode, {**others, last: part})
+        block = inverses[mode][numbers].T @ rows
+        yield start, block.reshape((rank,) * (x.ndim - 1) + (part.shape[1],))

@@ -1,0 +1,311 @@
+"""Alternating least squares from many random starts at once.
+
+The columns of an MTTKRP do not depend on each other. So one MTTKRP with the columns of all runs
+does for a mode of every run, and the small matrices of all runs are multiplied and inverted as a
+stack (n, R, R). A run that has converged leaves the stack.
+"""
+
+import contextlib
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import tensorly as tl
+from tensorly.cp_tensor import CPTensor
+
+from ..array_modules import Array, array_module, is_cupy, move
+from ..decomposition.cp_model import make_cp_tensor
+from ..decomposition.initial_guess import draw_factors
+from ..decomposition.stopping import has_converged
+from ..ops.call_memory import count_call_nbytes
+from ..ops.mttkrp import mttkrp
+from ..tensor.tensor import FlycooTensor
+
+#: Right-hand sides for each equation from which `linalg.tall_skinny.solve` inverts the matrix.
+_MANY_RIGHT_HAND_SIDES = 4
+
+#: Runs that have ended stay if fewer columns than this would be left: MTTKRP would not be faster,
+#: and would need another kernel, which may have to be compiled.
+_LEAST_COLUMNS = 16
+
+#: Bytes of the factors of all runs together, on a CPU, that suit its caches: with three times as
+#: many, each column of an MTTKRP took twice as long (an EPYC with 1 MB of L2 cache for each core,
+#: 2000^3, 300K nonzeros).
+_CPU_CACHE_NBYTES = 2**22
+
+#: Bytes of a row that MTTKRP reads together on a CPU; filling it pays whatever the caches hold.
+_CPU_ROW_NBYTES = 128
+
+#: How much larger the arrays of a run are here than in a run of its own: each factor lies in
+#: memory as a stack and as columns, and a mode's MTTKRP does too.
+_COPIES = 3
+
+#: The share of the free memory that all runs together may take.
+_SHARE = 0.5
+
+#: The runs of one rank: an array (n, I, R) for each mode.
+_Stacks: TypeAlias = list[Array]
+
+
+class Run(NamedTuple):
+    """A finished run: its CP tensor, and its relative error after each iteration."""
+
+    cp_tensor: CPTensor
+    errors: list[np.floating]
+
+
+class Stopping(NamedTuple):
+    """When a run ends; the options of `parafac`."""
+
+    n_iter_max: int = 100
+    tol: float = 1e-8
+    cvg_criterion: str = "abs_rec_error"
+
+    def ends(self, errors: Sequence[Any]) -> bool:
+        is_last = len(errors) >= self.n_iter_max
+        return is_last or has_converged(errors, self.tol, self.cvg_criterion)
+
+
+def run_together(
+    x: FlycooTensor, rank: int, seeds: Sequence[int], stopping: Stopping
+) -> list[Run | None]:
+    """Run ``parafac(x, rank, init="random", random_state=seed)`` for each of the seeds.
+
+    Parameters
+    ----------
+    x : FlycooTensor
+    rank : int
+    seeds : sequence of int
+    stopping : Stopping
+
+    Returns
+    -------
+    list of Run or None
+        None for a run to run alone: it met a singular system of equations, which needs a
+        pseudo-inverse, or two runs together would not be faster, or not fit.
+
+    Notes
+    -----
+    On a CPU, a run is the same to the bit as `parafac`. On a GPU, the kernels add the nonzeros of a
+    row in an order that depends on the number of columns, so it is the same up to rounding errors.
+    There, the host waits once for each iteration of all runs.
+
+    Examples
+    --------
+    >>> from tensorly_flycoo.testing import random_tensor
+    >>> x = random_tensor((10, 20, 30), 500, random_state=0)
+    >>> runs = run_together(x, 2, [5, 6], Stopping(tol=1e-3))
+    >>> [run.cp_tensor.rank for run in runs], [round(float(run.errors[-1]), 2) for run in runs]
+    ([2, 2], [0.95, 0.95])
+    """
+    size = _choose_batch_size(x, rank)
+    if size == 1:
+        return [None] * len(seeds)
+    batches = [seeds[start : start + size] for start in range(0, len(seeds), size)]
+    return [run for batch in batches for run in _run_batch(x, rank, batch, stopping)]
+
+
+def _choose_batch_size(x: FlycooTensor, rank: int) -> int:
+    """Choose how many runs to iterate together: as memory, and a CPU's caches, allow."""
+    free, size = x._engine.count_free_nbytes(), 2**10
+    if free is not None:
+        each = _COPIES * count_call_nbytes(x._engine, x.shape, x.nnz, x.dtype, rank, "random")
+        size = int(_SHARE * free) // each
+    if x.device == "cpu":
+        column_nbytes = sum(x.shape) * x.dtype.itemsize
+        num_columns = max(_CPU_CACHE_NBYTES // column_nbytes, _CPU_ROW_NBYTES // x.dtype.itemsize)
+        size = min(size, num_columns // rank)
+    return max(1, size)
+
+
+def _run_batch(
+    x: FlycooTensor, rank: int, seeds: Sequence[int], stopping: Stopping
+) -> Iterator[Run | None]:
+    batch = _Batch.draw(x, rank, seeds)
+    runs: list[Run | None] = [None] * len(seeds)
+    errors: list[list[np.floating]] = [[] for _ in seeds]
+    numbers, is_active = np.arange(len(seeds)), np.ones(len(seeds), bool)
+    while is_active.any():
+        for place, error in enumerate(batch.iterate()):
+            number = numbers[place]
+            if not is_active[number]:
+                continue
+            if error is not None:
+                errors[number].append(error)
+            is_active[number] = error is not None and not stopping.ends(errors[number])
+            if error is not None and not is_active[number]:
+                runs[number] = Run(batch.take(place), errors[number])
+        places = np.flatnonzero(is_active[numbers])
+        if rank * places.size >= _LEAST_COLUMNS and places.size < numbers.size:
+            numbers = numbers[places]
+            batch.keep(places)
+    yield from runs
+
+
+@dataclass
+class _Batch:
+    """Runs of one rank, iterated together.
+
+    Attributes
+    ----------
+    x : FlycooTensor
+    stacks : list of array (n, I, R)
+        The factors of all runs, by mode.
+    columns : list of array (I, n * R)
+        The same factors as MTTKRP reads them.
+    grams : list of array (n, R, R)
+        Their Gram matrices.
+    refines : bool
+        Whether a system of the last iteration was ill-conditioned.
+    """
+
+    x: FlycooTensor
+    stacks: _Stacks
+    columns: list[Array] = field(init=False)
+    grams: list[Array] = field(init=False)
+    refines: bool = True
+
+    def __post_init__(self) -> None:
+        self.columns = [_lay_out(stack) for stack in self.stacks]
+        self.grams = [_multiply_grams(stack) for stack in self.stacks]
+
+    @classmethod
+    def draw(cls, x: FlycooTensor, rank: int, seeds: Sequence[int]) -> "_Batch":
+        """Draw the initial guesses of TensorLy."""
+        guesses = [draw_factors(x, rank, tl.check_random_state(seed)) for seed in seeds]
+        return cls(x, [np.stack(factors) for factors in zip(*guesses, strict=True)])
+
+    def keep(self, places: np.ndarray) -> None:
+        """Drop all runs but those at `places`."""
+        ids = array_module(self.stacks[0]).asarray(places)
+        self.stacks = [stack[ids] for stack in self.stacks]
+        self.columns = [_lay_out(stack) for stack in self.stacks]
+        self.grams = [gram[ids] for gram in self.grams]
+
+    def take(self, place: int) -> CPTensor:
+        """Return a copy of one run's model."""
+        return make_cp_tensor(None, [stack[place].copy() for stack in self.stacks])
+
+    def iterate(self) -> list[np.floating | None]:
+        """Update all modes of all runs; return their errors, None where a system was singular."""
+        conditions = []
+        for mode in range(self.x.ndim):
+            rows, others = self._multiply(mode), self.grams[:mode] + self.grams[mode + 1 :]
+            # The engine takes pseudo-inverses where it must, if it has a kernel.
+            inverses = self.x._engine.invert_products(others, rows.dtype)
+            if inverses is None:
+                stack, condition = self._solve(_multiply_all(others, self.grams[mode]), rows)
+                conditions.append(condition)
+            else:
+                stack = (rows @ inverses).astype(rows.dtype)
+            self.stacks[mode], self.columns[mode] = stack, _lay_out(stack)
+            self.grams[mode] = _multiply_grams(stack)
+        return self._measure(rows * stack, conditions)
+
+    def _multiply(self, mode: int) -> Array:
+        """Compute the MTTKRP of all runs: (n, I, R)."""
+        num_runs, size, rank = self.stacks[mode].shape
+        products = mttkrp(self.x, self.columns, mode).reshape(size, num_runs, rank)
+        return products.transpose(1, 0, 2).copy()
+
+    def _solve(self, matrices: Array, rows: Array) -> tuple[Array, Array]:
+        """Do for each run what `linalg.tall_skinny.solve` does.
+
+        Return the factors and the condition numbers (n,); where these leave no digit, that takes a
+        pseudo-inverse.
+        """
+        if not is_cupy(rows) and rows.shape[1] <= _MANY_RIGHT_HAND_SIDES * rows.shape[2]:
+            transposed = _for_each(np.linalg.solve, matrices, rows.swapaxes(1, 2))
+            is_good = np.isfinite(transposed).all(axis=(1, 2))
+            return transposed.swapaxes(1, 2), np.where(is_good, 1.0, np.nan)
+        inverses, conditions = _invert(matrices)
+        transposed = inverses.swapaxes(1, 2)
+        stack = rows @ transposed
+        ill = self._find_ill_conditioned(conditions, inverses.dtype)
+        if ill is not None:
+            residual = rows[ill] - stack[ill] @ matrices[ill]
+            stack[ill] += residual @ transposed[ill]
+        return stack.astype(rows.dtype, copy=False), conditions
+
+    def _find_ill_conditioned(
+        self, conditions: Array, dtype: np.dtype
+    ) -> np.ndarray | slice | None:
+        """Find the runs whose inverse needs a step of refinement.
+
+        On a GPU all or none of them: the host knows only the last iteration's condition numbers.
+        """
+        if is_cupy(conditions):
+            return slice(None) if self.refines and dtype == self.x.dtype else None
+        places = np.flatnonzero(conditions**2 * np.finfo(dtype).eps > 1)
+        return places if places.size else None
+
+    def _measure(self, inner: Array, conditions: list[Array]) -> list[np.floating | None]:
+        """Compute the errors as TensorLy does, from numbers that the host receives together."""
+        squares = _multiply_all(self.grams, self.grams[0])
+        dtype, eps, norm = squares.dtype.type, np.finfo(self.x.dtype).eps, self.x.norm()
+        sums = squares.reshape(len(squares), -1).sum(axis=1)
+        products = inner.sum(axis=1, dtype=dtype).sum(axis=1)
+        found = move(np.stack([sums, products, *conditions]), np)
+        is_regular = (found[2:] * eps < 1).all(axis=0)
+        self.refines = not (found[2:] ** 2 * eps <= 1).all()
+        errors: list[np.floating | None] = []
+        for is_good, square, product in zip(is_regular, *found[:2].astype(dtype), strict=True):
+            error = np.sqrt(abs(dtype(norm) ** 2 + np.sqrt(square) ** 2 - 2 * product))
+            errors.append(self.x.dtype.type(error) / norm if is_good else None)
+        return errors
+
+
+def _lay_out(stack: Array) -> Array:
+    """Lay the factors of all runs side by side: (I, n * R)."""
+    return stack.transpose(1, 0, 2).reshape(stack.shape[1], -1)
+
+
+def _multiply_grams(stack: Array) -> Array:
+    """Compute the Gram matrices, on a GPU in float64: (n, R, R)."""
+    wide = stack.astype(np.float64, copy=False) if is_cupy(stack) else stack
+    return wide.swapaxes(1, 2) @ wide
+
+
+def _multiply_all(matrices: Sequence[Array], like: Array) -> Array:
+    """Multiply stacks elementwise; of none, return ones like `like`."""
+    return functools.reduce(operator.mul, matrices) if matrices else np.ones_like(like)
+
+
+def _invert(matrices: Array) -> tuple[Array, Array]:
+    """Invert a stack (n, R, R) as `linalg.tall_skinny.solve` does.
+
+    Return the inverses, in the dtype of `matrices`, and the condition numbers (n,) of the scaled
+    matrices, which are not finite where a matrix is singular or its inverse overflows.
+    """
+    exact = matrices.astype(np.float64, copy=False)
+    scale = np.sqrt(np.abs(np.diagonal(exact, axis1=1, axis2=2)))
+    scale = np.where((scale == 0) | ~np.isfinite(scale), 1.0, scale)
+    scales = scale[:, :, None] * scale[:, None, :]
+    scaled = exact / scales
+    inverses = np.linalg.inv(scaled) if is_cupy(scaled) else _for_each(np.linalg.inv, scaled)
+    conditions = _norm(scaled) * _norm(inverses)
+    with np.errstate(over="ignore"):
+        inverses = (inverses / scales).astype(matrices.dtype, copy=False)
+    # What overflows the matrices' own precision is not finite, and infinity times 0 is nan.
+    return inverses, conditions + 0 * _norm(inverses)
+
+
+def _norm(matrices: Array) -> Array:
+    """Return the largest sum of absolute values in a column, of each matrix."""
+    return np.abs(matrices).sum(axis=1).max(axis=1)
+
+
+def _for_each(function: Callable[..., Array], *stacks: np.ndarray) -> np.ndarray:
+    """Call a function of `numpy.linalg` on stacks; of singular matrices the result is nan."""
+    try:
+        return function(*stacks)
+    except np.linalg.LinAlgError:
+        pass
+    results = np.full_like(stacks[-1], np.nan)
+    for result, *matrices in zip(results, *stacks, strict=True):
+        with contextlib.suppress(np.linalg.LinAlgError):
+            result[...] = function(*matrices)
+    return results

@@ -1,0 +1,95 @@
+"""How alike two CP models are."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from ..array_modules import Array, array_module, is_cupy, move
+from ..checks import check_place
+from ..linalg.tall_skinny import column_norms, transposed_product
+
+
+def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bool = True) -> float:
+    r"""Compute the factor match score of two CP models, from 0 to 1.
+
+    .. math:: \frac{1}{R} \sum_r \left(1 - \frac{|w_r - v_r|}{\max(w_r, v_r)}\right)
+        \prod_n \frac{|a_{n,r}^T b_{n,r}|}{\|a_{n,r}\| \|b_{n,r}\|}
+
+    for the matching of components that makes it largest; :math:`w_r` and :math:`v_r` are the norms
+    of the components. It equals `tlviz.factor_tools.factor_match_score`, which has more options,
+    but takes CuPy arrays too and does not need tlviz.
+
+    Parameters
+    ----------
+    cp_tensor1, cp_tensor2 : CPTensor or (weights, factors)
+        Of one shape; NumPy's arrays or CuPy's. With different ranks, R is the lower one.
+    consider_weights : bool
+        Whether the first factor of each term, which compares norms, is taken.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    TypeError
+        If one model is on a GPU and the other is not.
+    ValueError
+        If the shapes differ.
+
+    Notes
+    -----
+    ``sum(shape) * R1 * R2`` operations, and one copy from a GPU to the host.
+
+    References
+    ----------
+    Acar, Dunlavy, Kolda and Mørup, "Scalable tensor factorizations for incomplete data",
+    Chemometrics and Intelligent Laboratory Systems 106, 2011. Crouse, "On implementing 2D
+    rectangular assignment algorithms", IEEE Transactions on Aerospace and Electronic Systems 52,
+    2016.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> factors = [np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[1.0, 1.0], [0.0, 1.0]])]
+    >>> swapped = [-factor[:, ::-1] for factor in factors]
+    >>> round(factor_match_score((None, factors), (None, swapped)), 9)
+    1.0
+    >>> round(factor_match_score((None, factors), (np.array([0.5, 1.0]), factors)), 9)
+    0.75
+    """
+    (weights1, factors1), (weights2, factors2) = cp_tensor1, cp_tensor2
+    shapes = [tuple(factor.shape[0] for factor in factors) for factors in (factors1, factors2)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"cp_tensor2 has shape {shapes[1]}, expected {shapes[0]} as cp_tensor1")
+    check_place(factors2[0], "cp_tensor2", is_cupy(factors1[0]), "cp_tensor1")
+    norms1, norms2 = _list_norms(factors1), _list_norms(factors2)
+    product: Any = 1.0
+    for first, second, norm1, norm2 in zip(factors1, factors2, norms1, norms2, strict=True):
+        cosines = transposed_product(first, second) / (_or_one(norm1)[:, None] * _or_one(norm2))
+        product = product * cosines
+    if consider_weights:
+        sizes1, sizes2 = _multiply(weights1, norms1), _multiply(weights2, norms2)
+        larger = np.maximum(sizes1[:, None], sizes2)
+        product = product * (1 - np.abs(sizes1[:, None] - sizes2) / _or_one(larger))
+    score = np.abs(move(product, np))
+    return float(score[linear_sum_assignment(score, maximize=True)].mean())
+
+
+def _list_norms(factors: Sequence[Array]) -> list[Array]:
+    return [column_norms(factor) for factor in factors]
+
+
+def _or_one(norms: Array) -> Array:
+    """Replace zeros, which nothing can be divided by, by ones."""
+    return array_module(norms).where(norms == 0, 1, norms)
+
+
+def _multiply(weights: Array | None, norms: Sequence[Array]) -> Array:
+    """Compute the norms of components."""
+    product = norms[0] if weights is None else weights * norms[0]
+    for norm in norms[1:]:
+        product = product * norm
+    return product

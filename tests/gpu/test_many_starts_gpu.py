@@ -1,0 +1,125 @@
+"""Many starts, and the scores of their models, on the GPU."""
+
+import time
+
+import cupy
+import numpy as np
+import pytest
+from tensorly.decomposition import parafac
+
+from tensorly_flycoo import FlycooTensor, best_of, core_consistency, select_rank
+from tensorly_flycoo.models import factor_match_score, many_starts
+from tensorly_flycoo.models.many_starts import Stopping, run_together
+from tensorly_flycoo.testing import planted_tensor, random_tensor
+
+SEEDS = [3, 1, 4, 15, 9]
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
+
+
+def bound_of(dtype):
+    """Return how far a few iterations may amplify rounding errors."""
+    return 1e-10 if dtype == "float64" else 1e-3
+
+
+def assert_near(found, expected, dtype):
+    for array, other in zip(found, expected, strict=True):
+        assert isinstance(array, cupy.ndarray)
+        assert array.dtype == dtype
+        assert abs(array - other).max() <= bound_of(dtype) * abs(other).max()
+
+
+@DTYPES
+@pytest.mark.parametrize("rank", [1, 3, 16, 40])
+def test_each_run_is_near_the_lone_run(rank, dtype):
+    x = random_tensor((30, 40, 50), 3000, random_state=0, dtype=dtype, device="cuda")
+    runs = run_together(x, rank, SEEDS, Stopping(6, 0))
+    for seed, run in zip(SEEDS, runs, strict=True):
+        options = {"init": "random", "random_state": seed, "tol": 0, "return_errors": True}
+        (_, factors), errors = parafac(x, rank, 6, **options)
+        np.testing.assert_allclose(run.errors, errors, rtol=bound_of(dtype))
+        assert_near(run.cp_tensor.factors, factors, dtype)
+
+
+@DTYPES
+def test_runs_are_the_same_in_each_call(dtype):
+    x = random_tensor((300, 400, 500), 30_000, random_state=0, dtype=dtype, device="cuda")
+    first, second = (run_together(x, 4, SEEDS, Stopping(6, 0)) for _ in range(2))
+    for run, other in zip(first, second, strict=True):
+        assert run.errors == other.errors
+        for factor, array in zip(run.cp_tensor.factors, other.cp_tensor.factors, strict=True):
+            assert (factor == array).all()
+
+
+def test_the_host_waits_once_for_each_iteration(monkeypatch):
+    x = random_tensor((30, 40, 50), 3000, random_state=0, device="cuda")
+    counts, original = [], many_starts.move
+    monkeypatch.setattr(many_starts, "move", lambda *a: counts.append(1) or original(*a))
+    run_together(x, 4, SEEDS, Stopping(6, 0))
+    assert len(counts) == 6
+
+
+def test_a_singular_system_ends_a_run():
+    x = FlycooTensor([[0], [2], [1]], [2.0], (29, 30, 31), device="cuda")
+    single = run_together(x.astype("float32"), 2, SEEDS, Stopping())  # by pseudo-inverses
+    assert all(run is not None and float(run.errors[-1]) < 1e-3 for run in single)
+    assert run_together(x, 2, SEEDS, Stopping()) == [None] * len(SEEDS)
+    starts = best_of(parafac, x, 2, 3, random_state=0, n_iter_max=5)
+    assert all(np.isfinite(starts.final_errors))
+
+
+@DTYPES
+def test_runs_that_converge_leave(dtype):
+    x = planted_tensor((30, 40, 50), 3, 300, noise=0.2, random_state=0, dtype=dtype,
+                       device="cuda")[0]  # fmt: skip
+    starts = best_of(parafac, x, 3, 10, random_state=0, tol=1e-3)
+    assert len({len(errors) for errors in starts.errors}) > 1
+    for seed, errors in zip(starts.seeds, starts.errors, strict=True):
+        options = {"init": "random", "random_state": seed, "tol": 1e-3, "return_errors": True}
+        _, expected = parafac(x, 3, **options)
+        assert abs(float(errors[-1]) - float(expected[-1])) <= 2e-3
+
+
+def test_scores_are_those_of_the_cpu():
+    x, factors = planted_tensor((20, 30, 40), 3, 300, noise=0.2, random_state=0, device="cpu")
+    random = np.random.RandomState(0)
+    models = [(random.random_sample(3), [f + random.random_sample(f.shape) for f in factors])
+              for _ in range(2)]  # fmt: skip
+    moved = [(cupy.asarray(w), [cupy.asarray(f) for f in fs]) for w, fs in models]
+    on_gpu = FlycooTensor(*x.nonzeros(), x.shape, device="cuda")
+    expected = core_consistency(x, models[0])
+    assert core_consistency(on_gpu, moved[0]) == pytest.approx(expected, rel=1e-9)
+    for consider_weights in (True, False):
+        scores = [
+            factor_match_score(*pair, consider_weights=consider_weights) for pair in (models, moved)
+        ]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-12)
+
+
+def test_a_planted_rank_is_found():
+    x, _ = planted_tensor((30, 40, 50), 3, 300, noise=0.2, random_state=0, device="cuda")
+    selection = select_rank(x, range(1, 5), n_runs=5, random_state=0)
+    assert selection.rank == 3
+    assert isinstance(selection.best.factors[0], cupy.ndarray)
+
+
+@DTYPES
+def test_twenty_starts_take_at_most_three_times_as_long_as_one(dtype):
+    x = random_tensor((100, 100, 100), 20_000, random_state=0, dtype=dtype, device="cuda")
+    options = {"n_iter_max": 50, "tol": 0}
+
+    def measure(function):
+        start = time.perf_counter()
+        function()
+        cupy.cuda.Device().synchronize()
+        return time.perf_counter() - start
+
+    def run_one():
+        parafac(x, 4, init="random", random_state=0, return_errors=True, **options)
+
+    def run_twenty():
+        best_of(parafac, x, 4, 20, random_state=0, **options)
+
+    run_one(), run_twenty()
+    one, many = (min(measure(run) for _ in range(5)) for run in (run_one, run_twenty))
+    print(f"{dtype}: one start {one:.4f} s, twenty {many:.4f} s, {many / one:.2f} times as long")
+    assert many <= 3 * one

@@ -1,0 +1,179 @@
+"""The best of several starts."""
+
+import time
+
+import numpy as np
+import pytest
+import tensorly as tl
+from tensorly.decomposition import (
+    constrained_parafac,
+    non_negative_parafac_hals,
+    parafac,
+    tucker,
+)
+
+from tensorly_flycoo import FlycooTensor, LabelledCP, LabelledTensor, best_of, cp_fit, decomposition
+from tensorly_flycoo.models import many_starts
+from tensorly_flycoo.models.match import factor_match_score
+from tensorly_flycoo.testing import planted_tensor, random_tensor
+
+
+@pytest.fixture(autouse=True)
+def _backend():
+    with tl.backend_context("flycoo"):
+        yield
+
+
+@pytest.fixture
+def x():
+    return planted_tensor((20, 30, 40), 3, 300, noise=0.1, random_state=0)[0]
+
+
+def run_without_a_seed(tensor, rank):
+    raise AssertionError("this is not called")
+
+
+def count_batches(monkeypatch):
+    """Return a list that gets an item for each batch of runs."""
+    batches, original = [], many_starts._run_batch
+
+    def run_batch(x, rank, seeds, stopping):
+        batches.append(len(seeds))
+        return original(x, rank, seeds, stopping)
+
+    monkeypatch.setattr(many_starts, "_run_batch", run_batch)
+    return batches
+
+
+@pytest.mark.parametrize("function", [parafac, decomposition.parafac])
+def test_each_run_equals_the_lone_run(x, function, monkeypatch):
+    batches = count_batches(monkeypatch)
+    options = {"n_iter_max": 20, "tol": 1e-4}
+    starts = best_of(function, x, 3, 5, random_state=1, **options)
+    assert batches == [5]
+    assert len(set(starts.seeds)) == 5
+    for seed, run, errors in zip(starts.seeds, starts.runs, starts.errors, strict=True):
+        alone = {"init": "random", "random_state": seed, "return_errors": True, **options}
+        (_, factors), expected = parafac(x, 3, **alone)
+        assert [float(e) for e in errors] == [float(e) for e in expected]
+        for found, factor in zip(run.factors, factors, strict=True):
+            np.testing.assert_array_equal(found, factor)
+
+
+def test_the_best_run_is_the_one_with_the_least_error(x):
+    starts = best_of(parafac, x, 3, 6, random_state=0, n_iter_max=10)
+    least = min(range(6), key=lambda n: starts.errors[n][-1])
+    assert starts.best is starts.runs[least]
+    assert starts.best_number == least
+    assert cp_fit(x, starts.best).relative_error == pytest.approx(starts.errors[least][-1])
+    scores = [factor_match_score(starts.best, run) for run in starts.runs]
+    np.testing.assert_array_equal(starts.matches, scores)
+    assert starts.match == pytest.approx((sum(scores) - scores[least]) / 5)
+    assert repr(starts).startswith("<Starts: 6 runs, least error 0.")
+
+
+def test_the_same_random_state_gives_the_same_runs(x):
+    first, second = (best_of(parafac, x, 2, 3, np.random.RandomState(5)) for _ in range(2))
+    third = best_of(parafac, x, 2, 3, 5)
+    assert first.seeds == second.seeds == third.seeds
+    assert first.errors == second.errors == third.errors
+
+
+def test_a_run_with_a_singular_system_equals_the_lone_run(monkeypatch):
+    batches = count_batches(monkeypatch)
+    x = FlycooTensor([[0], [2], [1]], [2.0], (29, 30, 31))
+    starts = best_of(parafac, x, 2, 3, random_state=0, n_iter_max=5)
+    assert batches == [3]
+    for seed, run in zip(starts.seeds, starts.runs, strict=True):
+        expected = parafac(x, 2, 5, init="random", random_state=seed)
+        np.testing.assert_array_equal(run.factors[0], expected.factors[0])
+
+
+@pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        (parafac, {"normalize_factors": True}),
+        (non_negative_parafac_hals, {}),
+        (constrained_parafac, {"non_negative": True}),
+        (decomposition.observed_parafac, {"l2_reg": 0.1}),
+        (decomposition.randomised_parafac, {"n_samples": 20}),
+    ],
+)
+def test_other_decompositions_run_one_by_one(x, function, options, monkeypatch):
+    batches = count_batches(monkeypatch)
+    starts = best_of(function, x, 2, 2, random_state=0, n_iter_max=3, **options)
+    assert batches == []
+    for seed, run in zip(starts.seeds, starts.runs, strict=True):
+        expected = function(x, 2, init="random", random_state=seed, n_iter_max=3, **options)
+        np.testing.assert_array_equal(run.factors[1], expected.factors[1])
+    assert starts.matches.max() == pytest.approx(1)
+
+
+def test_models_that_are_no_cp_tensors_are_not_matched(x):
+    starts = best_of(tucker, x, [2, 2, 2], 2, random_state=0, n_iter_max=3)
+    assert starts.matches is None
+    assert np.isnan(starts.match)
+    assert starts.best.core.shape == (2, 2, 2)
+    assert "match" not in repr(starts)
+
+
+def test_dense_tensors():
+    dense = np.random.RandomState(0).random_sample((5, 6, 7))
+    with tl.backend_context("numpy"):
+        starts = best_of(parafac, dense, 2, 3, random_state=0, n_iter_max=10)
+    assert len(starts.runs) == 3
+
+
+def test_labels_stay(x):
+    labels = {name: np.arange(size) for name, size in zip("abc", x.shape, strict=True)}
+    starts = best_of(parafac, LabelledTensor(x, labels), 2, 2, random_state=0, n_iter_max=5)
+    plain = best_of(parafac, x, 2, 2, random_state=0, n_iter_max=5)
+    assert isinstance(starts.best, LabelledCP)
+    assert starts.errors == plain.errors
+    np.testing.assert_array_equal(starts.matches, plain.matches)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"n_starts": 0}, ValueError, "n_starts is 0, expected 1 or more"),
+        ({"n_starts": 2.5}, TypeError, "n_starts is 2.5, expected an integer"),
+        ({"n_starts": True}, TypeError, "n_starts is True"),
+        ({"init": "svd"}, ValueError, "init is 'svd', expected 'random'"),
+        ({"init": (None, [])}, ValueError, "expected 'random'"),
+        ({"rang": 3}, TypeError, "parafac has no option 'rang'"),
+        ({"decomposition": run_without_a_seed}, ValueError, "seed has no random_state, expected"),
+        ({"cvg_criterion": "rec"}, TypeError, "cvg_criterion is 'rec'"),
+        ({"random_state": "a"}, ValueError, "random"),
+    ],
+)
+def test_errors(x, changes, error, message):
+    arguments = {"decomposition": parafac, "x": x, "rank": 2, "n_starts": 2, **changes}
+    with pytest.raises(error, match=message):
+        best_of(**arguments)
+
+
+def test_another_backend_is_refused(x):
+    with tl.backend_context("numpy"), pytest.raises(RuntimeError, match="backend is 'numpy'"):
+        best_of(parafac, x, 2, 2)
+
+
+def test_twenty_starts_take_at_most_six_times_as_long_as_one():
+    """Measured: 2.1 times."""
+    x = random_tensor((100, 100, 100), 20_000, random_state=0, device="cpu")
+    options = {"n_iter_max": 20, "tol": 0}
+
+    def measure(function):
+        start = time.perf_counter()
+        function()
+        return time.perf_counter() - start
+
+    def run_one():
+        parafac(x, 4, init="random", random_state=0, return_errors=True, **options)
+
+    def run_twenty():
+        best_of(parafac, x, 4, 20, random_state=0, **options)
+
+    run_one(), run_twenty()
+    one = min(measure(run_one) for _ in range(5))
+    assert min(measure(run_twenty) for _ in range(5)) <= 6 * one
