@@ -234,12 +234,19 @@ def check_nnz(nnz: Any) -> int:
     return _check_count(nnz, "nnz", 0)
 
 
-def check_rank(rank: Any) -> int:
+def check_rank(rank: Any, name: str = "rank") -> int:
     """Return `rank` as an int of at least 1."""
-    return _check_count(rank, "rank", 1)
+    if isinstance(rank, float | np.floating):
+        raise TypeError(
+            f"{name} is {rank}, expected an integer: TensorLy reads a fraction as a share of the "
+            "number of cells, which are nearly all zeros in a sparse tensor"
+        )
+    return _check_count(rank, name, 1)
 
 
 def _check_count(count: Any, name: str, least: int) -> int:
+    if isinstance(count, bool):
+        raise TypeError(f"{name} is {count}, expected an integer")
     try:
         count = operator.index(count)
     except TypeError:

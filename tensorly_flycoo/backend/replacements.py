@@ -20,10 +20,11 @@ from ..array_modules import Array
 from ..checks import densify_error
 from ..decomposition.guarding import guard
 from ..decomposition.initial_guess import check_initial_guess, initialize_cp
-from ..decomposition.resuming import State, take_up
+from ..decomposition.ranks import find_tucker_rank
+from ..decomposition.resuming import State, prepare_options, take_up
 from ..decomposition.singular_vectors import SVDS, make_svd_non_negative, randomized_svd
 from ..decomposition.tucker_checks import check_tucker
-from ..io.checkpoint import ResumedCP
+from ..io.checkpoint import Resumed
 from ..linalg import gram_products
 from ..linalg.tall_skinny import inner_product
 from ..ops.views import find_sparse
@@ -47,9 +48,6 @@ class Replacement:
         Why TensorLy's function does not do for a sparse tensor.
     needless_if : str
         The change in TensorLy that would make the row needless.
-    is_ours : callable
-        Takes the name, the positional and the keyword arguments of a call, and says whether
-        `ours` takes it.
     """
 
     names: str
@@ -57,7 +55,6 @@ class Replacement:
     ours: Callable
     reason: str
     needless_if: str
-    is_ours: Callable[[str, tuple, dict], bool] = dispatch.is_ours
 
 
 def install_replacements() -> None:
@@ -75,7 +72,7 @@ def install_replacements() -> None:
 def _replace(original: Callable, row: Replacement) -> Callable:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if row.is_ours(original.__name__, args, kwargs):
+        if dispatch.is_ours(original.__name__, args, kwargs):
             return row.ours(original, *args, **kwargs)
         return original(*args, **kwargs)
 
@@ -86,20 +83,32 @@ def _replace(original: Callable, row: Replacement) -> Callable:
     return replacement
 
 
-def _needs_own_loop(name: str, args: tuple, kwargs: dict) -> bool:
-    """Say whether parafac of a sparse tensor has a mask, or resumes a checkpoint."""
-    if not dispatch.is_ours(name, args, kwargs):
-        return False
-    given = inspect.signature(getattr(decomposition, name)).bind(*args, **kwargs).arguments
-    return given.get("mask") is not None or isinstance(given.get("init"), ResumedCP)
+def _bind(original: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
+    """Return arguments by name: TensorLy 0.9 has some parameters in another order."""
+    return inspect.signature(original).bind(*args, **kwargs).arguments
 
 
-def _in_place_of(function: Callable) -> Callable:
-    def call(original: Callable, *args: Any, **kwargs: Any) -> Any:
-        # By name: TensorLy 0.9 has some parameters in another order.
-        return function(**inspect.signature(original).bind(*args, **kwargs).arguments)
+def _call_ours(original: Callable, *args: Any, **kwargs: Any) -> Any:
+    return getattr(decomposition, original.__name__)(**_bind(original, args, kwargs))
 
-    return call
+
+def _parafac(original: Callable, *args: Any, **kwargs: Any) -> Any:
+    given = _bind(original, args, kwargs)
+    if given.get("mask") is not None or isinstance(given.get("init"), Resumed):
+        return decomposition.parafac(**given)
+    options = prepare_options(given)
+    return original(options.pop("tensor"), **options)
+
+
+def _tucker(original: Callable, *args: Any, **kwargs: Any) -> Any:
+    given = _bind(original, args, kwargs)
+    if original.__name__ == "tucker":
+        return decomposition.tucker(**given)
+    tensor, rank, modes = given["tensor"], given["rank"], given.get("modes")
+    num_modes = tl.ndim(tensor) if modes is None else len(modes)
+    if isinstance(rank, list | tuple):
+        rank = rank[:num_modes]  # tucker with fixed_factors passes more
+    return original(**given | {"rank": find_tucker_rank(tensor, rank, num_modes)})
 
 
 _OPTIONS = ("rank", "init", "svd", "random_state", "non_negative", "normalize_factors")
@@ -173,52 +182,46 @@ def _refuse(instead: str) -> Callable:
 
 TABLE = (
     Replacement(
-        "parafac", "decomposition decomposition._cp", _in_place_of(decomposition.parafac),
-        "with a mask it forms tensor * mask + model * (1 - mask); a checkpoint is not a guess",
+        "parafac", "decomposition decomposition._cp", _parafac,
+        "with a mask it forms tensor * mask + model * (1 - mask); a checkpoint is not a guess; a "
+        "fraction is no rank",
         "error_calc imputed the entries that a mask leaves out; init took a state",
-        _needs_own_loop,
     ),
     Replacement(
-        "non_negative_parafac", "decomposition decomposition._nn_cp",
-        _in_place_of(decomposition.non_negative_parafac),
-        "with a mask it forms tensor * mask + model * (1 - mask)",
-        "error_calc imputed the entries that a mask leaves out",
-        _needs_own_loop,
+        "non_negative_parafac", "decomposition decomposition._nn_cp", _call_ours,
+        "as for parafac", "as for parafac; it took a callback",
     ),
     Replacement(
-        "non_negative_parafac_hals", "decomposition decomposition._nn_cp",
-        _in_place_of(decomposition.non_negative_parafac_hals),
+        "non_negative_parafac_hals", "decomposition decomposition._nn_cp", _call_ours,
         "hals_nnls updates a factor column by column, in Python",
         "hals_nnls were a function of the backend",
     ),
     Replacement(
-        "constrained_parafac", "decomposition decomposition._constrained_cp",
-        _in_place_of(decomposition.constrained_parafac),
+        "constrained_parafac", "decomposition decomposition._constrained_cp", _call_ours,
         "it makes arrays without naming a device, and three proximal operators form square "
         "matrices as large as a mode",
         "it passed tl.context(tensor) on, and those operators took linear time",
     ),
     Replacement(
-        "randomised_parafac", "decomposition decomposition._cp",
-        _in_place_of(decomposition.randomised_parafac),
+        "randomised_parafac", "decomposition decomposition._cp", _call_ours,
         "it indexes the tensor with lists, and forms the model for its error",
         "it sampled entries and fibres through two functions of the backend",
     ),
     Replacement(
-        "parafac2", "decomposition decomposition._parafac2", _in_place_of(decomposition.parafac2),
+        "parafac2", "decomposition decomposition._parafac2", _call_ours,
         "it would convert the slices of a raw COO in each iteration",
         "it passed the slices through tl.tensor",
     ),
     Replacement(
-        "tensor_train", "decomposition decomposition._tt",
-        _in_place_of(decomposition.tensor_train),
+        "tensor_train tensor_ring", "decomposition decomposition._tt decomposition._tr_svd",
+        _call_ours,
         "it multiplies singular values by right singular vectors, as long as an unfolding",
         "it multiplied the unfolding by the left vectors instead",
     ),
     Replacement(
-        "tensor_ring", "decomposition decomposition._tr_svd",
-        _in_place_of(decomposition.tensor_ring),
-        "as for tensor_train", "as for tensor_train",
+        "tucker partial_tucker", "decomposition decomposition._tucker", _tucker,
+        "a checkpoint is not a guess; a fraction is no rank",
+        "it took a callback and a state, and refused fractions",
     ),
     Replacement(
         "error_calc", "decomposition._cp decomposition._nn_cp", _error_calc,

@@ -1,7 +1,8 @@
 """Decompositions of sparse tensors, one per file, with TensorLy's names and parameters.
 
 They work however and whenever TensorLy was imported, and pass dense tensors on to TensorLy. Those
-that run TensorLy's own loop or proximal operators need its backend "flycoo".
+that run TensorLy's own loop or proximal operators need its backend "flycoo". All that iterate, but
+`parafac2`, take a ``callback=``, such as a `Progress`, where TensorLy's functions have none, too.
 """
 
 from .constrained_parafac import constrained_parafac
@@ -14,6 +15,7 @@ from .randomised_parafac import randomised_parafac
 from .tensor_ring import tensor_ring
 from .tensor_train import tensor_train
 from .tensor_train_matrix import tensor_train_matrix
+from .tucker import tucker
 
 __all__ = [
     "constrained_parafac",
@@ -26,4 +28,5 @@ __all__ = [
     "tensor_ring",
     "tensor_train",
     "tensor_train_matrix",
+    "tucker",
 ]

@@ -2,22 +2,26 @@
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tensorly.cp_tensor import CPTensor, validate_cp_rank
+from tensorly.cp_tensor import CPTensor
 from tensorly.tenalg.proximal import proximal_operator, validate_constraints
 
 from ..array_modules import Array, array_module
+from ..io.checkpoint import Resumed
 from ..linalg.proximal import fit_monotone, fit_unimodal, smooth
 from ..linalg.tall_skinny import solve
-from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_model import make_cp_tensor, multiply_grams, relative_error
+from .cp_loop import WholeTensor, iterate, list_free_modes, measure_by
+from .cp_model import make_cp_tensor, multiply_grams
 from .initial_guess import check_initial_guess, make_initial_guess
-from .masked_loop import list_free_modes
+from .ranks import find_cp_rank
+from .resuming import Callback, restore
 from .stopping import has_converged
 from .tensorly_loop import dense_to_tensorly, require_flycoo_backend
 
@@ -34,7 +38,7 @@ Projection = Callable[[Array], Array]
 @dense_to_tensorly
 def constrained_parafac(
     tensor: "FlycooTensor | SparseArray",
-    rank: int | float | str,
+    rank: int | str,
     n_iter_max: int = 100,
     n_iter_max_inner: int = 10,
     init: Any = "svd",
@@ -59,6 +63,7 @@ def constrained_parafac(
     smoothness: Constraint = None,
     monotonicity: Constraint = None,
     hard_sparsity: Constraint = None,
+    callback: Callback | None = None,
 ) -> Any:
     """Decompose a sparse tensor into CP factors under constraints or penalties.
 
@@ -69,12 +74,14 @@ def constrained_parafac(
     Parameters
     ----------
     tensor : FlycooTensor or sparse.COO
-    rank : int, float or "same"
-        R, the number of components; see `tensorly.cp_tensor.validate_cp_rank`.
+    rank : int or "same"
+        R, the number of components. "same" gives the model as many parameters as the tensor has
+        cells, and is refused if the nonzeros are fewer numbers; so are fractions (`ranks`).
     n_iter_max, n_iter_max_inner : int
         Iterations over all modes, and of ADMM for one mode.
-    init : {"svd", "random", CPTensor}
-        The initial guess, in the dtype and on the device of `tensor`.
+    init : {"svd", "random", CPTensor, ResumedCP}
+        The initial guess, in the dtype and on the device of `tensor`; or a checkpoint to resume
+        (`Progress.resume`).
     svd : {"truncated_svd", "randomized_svd"}
         Both find the leading singular vectors to rounding error.
     tol_outer : float
@@ -95,6 +102,10 @@ def constrained_parafac(
         Weights of penalties: one for all modes, one per mode, or a dict for some modes.
     simplex, normalized_sparsity, soft_sparsity, hard_sparsity : number, list or dict, optional
         Parameters of constraints, given in the same way.
+    callback : callable, optional
+        Called with the CPTensor and its error before the first and after each iteration; returns
+        True to stop. For example a `Progress`. Only for sparse tensors.
+        The error may increase: ADMM meets the constraints only in the limit.
 
     Returns
     -------
@@ -111,9 +122,16 @@ def constrained_parafac(
     RuntimeError
         If TensorLy's backend is not "flycoo": its proximal operators would not run on a GPU.
     TypeError
-        If `init` has the wrong device or dtype, or `cvg_criterion` is unknown.
+        If `rank` is no integer, `init` has the wrong device or dtype, or `cvg_criterion` is
+        unknown.
     ValueError
-        If a mode has two constraints, `init` is unknown, or its shapes do not match.
+        If `rank` is below 1, a mode has two constraints, `init` is unknown, its shapes do not
+        match, or a checkpoint is of another tensor or decomposition.
+
+    Warns
+    -----
+    UserWarning
+        If the result is all zeros: a penalty was too strong.
 
     Notes
     -----
@@ -137,26 +155,33 @@ def constrained_parafac(
     given = {name: value for name, value in locals().items() if name in _CONSTRAINTS}
     require_flycoo_backend()
     x = as_flycoo(tensor, check_coords=True)
-    num_components = int(validate_cp_rank(x.shape, rank=rank))
+    num_components = find_cp_rank(x, rank)
     projections = _choose_projections(given, x.ndim)
-    factors = _start(x, num_components, init, svd, random_state, projections)
-    modes = list_free_modes(x.ndim, fixed_modes)
-    state = {n: _Admm(factors[n], projections[n], n_iter_max_inner, tol_inner) for n in modes}
-    errors: list[float] = []
-    for iteration in range(n_iter_max):
-        for mode in modes:
-            own_precision = [f.astype(x.dtype, copy=False) for f in factors]
-            product = mttkrp(x, own_precision, mode)
-            factors[mode] = state[mode].update(product, multiply_grams(None, factors, skip=mode))
-        errors.append(relative_error(x, None, factors, product))
-        if verbose:
-            print(f"iteration {iteration}, reconstruction error: {errors[-1]}")
-        is_met = iteration > 0 and sum(admm.violation for admm in state.values()) < tol_outer
-        if is_met or has_converged(errors, tol_outer, cvg_criterion):
-            break
+    if isinstance(init, Resumed):
+        _, factors = restore(init, x, num_components, "constrained_parafac")
+    else:
+        factors = _start(x, num_components, init, svd, random_state, projections)
+    modes, data = list_free_modes(x.ndim, fixed_modes), WholeTensor(x)
+    update = _AlternatingAdmm(
+        data, {n: _Admm(factors[n], projections[n], n_iter_max_inner, tol_inner) for n in modes}
+    )
+    if isinstance(init, Resumed):
+        update.restore(init.saved.state)
+
+    def is_over(errors: list[float]) -> bool:
+        is_met = len(errors) > 1 and update.violation < tol_outer
+        return is_met or has_converged(errors, tol_outer, cvg_criterion)
+
     # Not make_cp_tensor's own ones: the weights keep the dtype of x, the factors are float64.
     weights = x._engine.xp.ones(num_components, x.dtype)
-    cp_tensor = make_cp_tensor(weights, factors)
+    cp_tensor, errors = iterate(
+        (None, factors), update, measure_by(data, wants_errors=True),
+        solver="constrained_parafac", tensor=x, n_iter_max=n_iter_max, is_over=is_over, init=init,
+        callback=callback, start_error=lambda: data.measure(None, factors)[0],
+        save_state=update.save, verbose=verbose, make=lambda _, f: make_cp_tensor(weights, f),
+    )  # fmt: skip
+    if x.nnz:
+        _warn_of_zeros(cp_tensor, given)
     return (cp_tensor, errors) if return_errors else cp_tensor
 
 
@@ -205,11 +230,68 @@ def _start(
     return [project(f) for project, f in zip(projections, factors, strict=True)]
 
 
+def _warn_of_zeros(cp_tensor: CPTensor, given: dict[str, Constraint]) -> None:
+    """Say so if a model of nonzeros is zero, and which penalties or constraints are the cause."""
+    if all(float(np.linalg.norm(factor)) != 0 for factor in cp_tensor.factors):
+        return
+    causes = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+    warnings.warn(
+        f"constrained_parafac ended in all zeros: {causes or 'the initial guess'} is too strong "
+        "for this tensor. Try a tenth of it, and less until some factors remain; how strong a "
+        "penalty is depends on the size of the tensor's values",
+        stacklevel=6,
+    )
+
+
+@dataclass
+class _AlternatingAdmm:
+    """One run of ADMM per mode; `admm` maps each free mode to its state."""
+
+    data: WholeTensor
+    admm: dict[int, "_Admm"]
+
+    def __call__(
+        self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]
+    ) -> tuple[None, list[Array], Array]:
+        for mode, admm in self.admm.items():
+            product = self.data.mttkrp(None, factors, mode)
+            factors[mode] = admm.update(product, multiply_grams(None, factors, skip=mode))
+        return None, factors, product
+
+    @property
+    def violation(self) -> Any:
+        """The sum over modes of the violation of the constraints."""
+        return sum(admm.violation for admm in self.admm.values())
+
+    def save(self) -> dict[str, Array]:
+        """Return what a checkpoint needs besides the factors."""
+        duals = {f"dual_{mode}": admm.dual for mode, admm in self.admm.items()}
+        return duals | {f"violation_{mode}": a.violation for mode, a in self.admm.items()}
+
+    def restore(self, state: dict[str, np.ndarray]) -> None:
+        """Take up what `save` returned.
+
+        Raises
+        ------
+        ValueError
+            If it is of other modes.
+        """
+        if state.keys() != self.save().keys():
+            raise ValueError(
+                "the checkpoint has other free modes than this call, or was written by another "
+                "decomposition: resume with the same fixed_modes"
+            )
+        for mode, admm in self.admm.items():
+            admm.dual = array_module(admm.dual).asarray(state[f"dual_{mode}"])
+            admm.violation = float(state[f"violation_{mode}"])
+
+
 class _Admm:
     """ADMM for one factor, with the state that it keeps between iterations.
 
     Attributes
     ----------
+    dual : float64 array (I, R)
     violation : scalar
         The distance from the factor to the least squares solution, relative to the factor's norm.
     """
@@ -217,7 +299,7 @@ class _Admm:
     def __init__(self, factor: Array, project: Projection, n_iter_max: int, tol: float) -> None:
         self._factor, self._project = factor, project
         self._n_iter_max, self._tol = n_iter_max, tol
-        self._dual = array_module(factor).zeros(factor.shape)  # float64, as in TensorLy
+        self.dual = array_module(factor).zeros(factor.shape)  # float64, as in TensorLy
         self.violation: Any = math.inf
 
     def update(self, product: Array, gram: Array) -> Array:
@@ -228,11 +310,15 @@ class _Admm:
         shifted = gram + step * array_module(gram).eye(rank)
         for _ in range(self._n_iter_max):
             before = factor
-            split = solve(shifted.T, (product + step * (factor + self._dual)).T).T
-            factor = self._project(split - self._dual)
-            self._dual = self._dual + factor - split
+            split = solve(shifted.T, (product + step * (factor + self.dual)).T).T
+            factor = self._project(split - self.dual)
+            self.dual = self.dual + factor - split
             is_split = norm(factor - split) < self._tol * norm(factor)
-            if is_split and norm(factor - before) < self._tol * norm(self._dual):
+            if is_split and norm(factor - before) < self._tol * norm(self.dual):
                 break
-        self._factor, self.violation = factor, norm(factor - split) / norm(factor)
+        self._factor = factor
+        with np.errstate(
+            divide="ignore", invalid="ignore"
+        ):  # of zeros, for which there is a warning
+            self.violation = norm(factor - split) / norm(factor)
         return factor

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorly as tl
 from numpy.typing import DTypeLike
-from tensorly.cp_tensor import CPTensor, cp_normalize, validate_cp_rank
+from tensorly.cp_tensor import CPTensor, cp_normalize
 
 from ..array_modules import Array
 from ..checks import check_factors, check_place, check_weights
@@ -17,6 +17,7 @@ from ..tensor.coo_cache import as_flycoo
 from ..tensor.memory import attempt, explain_work
 from ..tensor.tensor import FlycooTensor
 from .cp_model import make_cp_tensor, normalize
+from .ranks import find_cp_rank
 from .singular_vectors import check_svd
 
 
@@ -102,7 +103,7 @@ def initialize_cp(
 ) -> CPTensor:
     """Return what TensorLy's `initialize_cp` does for ``init="random"`` and ``init="svd"``."""
     x = as_flycoo(tensor, check_coords=True)
-    rank = validate_cp_rank(x.shape, rank)
+    rank = find_cp_rank(x, rank)
     guess = make_initial_guess(x, rank, init, svd, random_state, non_negative=non_negative)
     start = make_cp_tensor(*guess)
     return cp_normalize(start) if normalize_factors else start

@@ -5,15 +5,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tensorly.cp_tensor import validate_cp_rank
 
 from ..array_modules import Array
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
+from .cp_loop import WholeTensor, iterate, list_free_modes, measure_by, start
 from .cp_model import multiply_grams, normalize
-from .masked_loop import iterate, list_free_modes, start
 from .masks import ImputedTensor, find_missing
-from .tensorly_loop import dense_to_tensorly, require_flycoo_backend, tensorly_loop
+from .ranks import find_cp_rank
+from .resuming import Callback
+from .stopping import has_converged
+from .tensorly_loop import dense_to_tensorly
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -25,7 +27,7 @@ _SVD_MASK_REPEATS = 5
 @dense_to_tensorly
 def non_negative_parafac(
     tensor: "FlycooTensor | SparseArray",
-    rank: int | float | str,
+    rank: int | str,
     n_iter_max: int = 100,
     init: Any = "svd",
     svd: str = "truncated_svd",
@@ -37,25 +39,28 @@ def non_negative_parafac(
     mask: "SparseArray | None" = None,
     cvg_criterion: str = "abs_rec_error",
     fixed_modes: Sequence[int] | None = None,
+    callback: Callback | None = None,
 ) -> Any:
     """Decompose a sparse tensor into non-negative factors by multiplicative updates.
 
-    Without a mask this runs TensorLy's own loop and needs its backend "flycoo". With a mask it runs
-    a loop of its own, which gives the same errors and factors and works under any backend.
+    It gives TensorLy's errors and factors, under any backend.
 
     Parameters
     ----------
     tensor : FlycooTensor or sparse.COO
         With non-negative values.
-    rank : int, float or "same"
-        R, the number of components; see `tensorly.cp_tensor.validate_cp_rank`.
+    rank : int or "same"
+        R, the number of components. "same" gives the model as many parameters as the tensor has
+        cells, and is refused if the nonzeros are fewer numbers; so are fractions (`ranks`).
     n_iter_max : int
-    init : {"svd", "random", CPTensor}
-        The initial guess, non-negative, in the dtype and on the device of `tensor`.
+    init : {"svd", "random", CPTensor, ResumedCP}
+        The initial guess, non-negative, in the dtype and on the device of `tensor`; or a checkpoint
+        to resume (`Progress.resume`).
     svd : {"truncated_svd", "randomized_svd"}
         Both find the leading singular vectors to rounding error.
     tol : float
-        Stop when the error changes by less; 0 never stops, and computes no errors.
+        Stop when the error changes by less; 0 never stops, and computes no errors without a
+        callback.
     random_state : int or numpy.random.RandomState, optional
     verbose : int
     normalize_factors : bool
@@ -67,6 +72,9 @@ def non_negative_parafac(
         With "rec_error" an increase of the error stops the loop too.
     fixed_modes : sequence of int, optional
         Modes whose factors keep their initial values; the last mode cannot be fixed.
+    callback : callable, optional
+        Called with the CPTensor and its error before the first and after each iteration; returns
+        True to stop. For example a `Progress`. Only for sparse tensors.
 
     Returns
     -------
@@ -74,18 +82,18 @@ def non_negative_parafac(
         Weights (R,) and factors (I_n, R) in the dtype and on the device of `tensor`.
     errors : list of float
         The relative error after each iteration, with the model's values at missing entries; only
-        with `return_errors`, and empty if `tol` is 0.
+        with `return_errors`, and empty if no errors are computed.
 
     Raises
     ------
     DensifyError
         If `svd` is any other method, or the mask marks what is observed (fill_value 0).
-    RuntimeError
-        If no entry is missing and TensorLy's backend is not "flycoo".
     TypeError
-        If `mask` or `init` has the wrong type, device or dtype, or `cvg_criterion` is unknown.
+        If `rank` is no integer, `mask` or `init` has the wrong type, device or dtype, or
+        `cvg_criterion` is unknown.
     ValueError
-        If shapes do not match, or the mask holds numbers other than 0 and 1.
+        If `rank` is below 1, shapes do not match, the mask holds numbers other than 0 and 1, or a
+        checkpoint is of another tensor or decomposition.
 
     Notes
     -----
@@ -106,25 +114,22 @@ def non_negative_parafac(
     >>> all((factor >= 0).all() for factor in cp_tensor.factors)
     True
     """
-    options = dict(locals())
-    del options["tensor"]
     missing = None if mask is None else find_missing(tensor, mask)
-    if missing is None:
-        require_flycoo_backend()
-        options["mask"] = None
-        return tensorly_loop("non_negative_parafac")(
-            as_flycoo(tensor, check_coords=True), **options
-        )
-    x, num_components = ImputedTensor(missing), validate_cp_rank(missing.shape, rank=rank)
+    x = as_flycoo(tensor, check_coords=True)
+    num_components = find_cp_rank(x, rank)
+    data = WholeTensor(x) if missing is None else ImputedTensor(missing)
     model = start(
-        missing, num_components, init, svd, random_state, _SVD_MASK_REPEATS,
-        normalize_factors=normalize_factors, non_negative=True,
+        x, missing, num_components, init, svd, random_state, solver="non_negative_parafac",
+        svd_mask_repeats=_SVD_MASK_REPEATS, non_negative=True, normalize_factors=normalize_factors,
     )  # fmt: skip
-    modes = list_free_modes(missing.ndim, fixed_modes)
+    modes = list_free_modes(x.ndim, fixed_modes)
     cp_tensor, errors = iterate(
-        x, model, _MultiplicativeUpdate(x, modes, normalize_factors), n_iter_max=n_iter_max,
-        tol=tol, cvg_criterion=cvg_criterion, normalize_factors=normalize_factors,
-        verbose=verbose, wants_errors=bool(tol),
+        model, _MultiplicativeUpdate(data, modes, normalize_factors),
+        measure_by(data, wants_errors=bool(tol) or callback is not None),
+        solver="non_negative_parafac", tensor=x, n_iter_max=n_iter_max, init=init,
+        is_over=lambda errors: has_converged(errors, tol, cvg_criterion), callback=callback,
+        start_error=lambda: data.measure(*model)[0], normalize_factors=normalize_factors,
+        verbose=verbose,
     )  # fmt: skip
     return (cp_tensor, errors) if return_errors else cp_tensor
 
@@ -133,19 +138,19 @@ def non_negative_parafac(
 class _MultiplicativeUpdate:
     """Multiplicative updates: each factor is multiplied by a ratio that is 1 at a local optimum."""
 
-    x: ImputedTensor
+    x: WholeTensor | ImputedTensor
     modes: list[int]
     normalize_factors: bool
 
     def __call__(
         self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]
     ) -> tuple[Array | None, list[Array], Array | None]:
-        factors, eps = list(factors), float(np.finfo(factors[0].dtype).eps)
+        eps = float(np.finfo(factors[0].dtype).eps)
         for mode in self.modes:
             self.x.impute(weights, factors)
             last_mttkrp = self.x.mttkrp(weights, factors, mode)
             expected = factors[mode] @ multiply_grams(weights, factors, skip=mode)
             factors[mode] = factors[mode] * np.maximum(last_mttkrp, eps) / np.maximum(expected, eps)
             if self.normalize_factors and mode != self.modes[-1]:
-                weights, factors = normalize(weights, factors)
+                weights, factors[:] = normalize(weights, factors)  # in place: frees the old ones
         return weights, factors, last_mttkrp

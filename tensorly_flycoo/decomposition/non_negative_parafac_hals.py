@@ -2,18 +2,18 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-from tensorly.cp_tensor import validate_cp_rank
 
 from ..array_modules import Array, array_module
 from ..linalg.hals import solve_nonnegative
 from ..linalg.tall_skinny import solve
-from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_model import make_cp_tensor, multiply_grams, normalize, relative_error
-from .initial_guess import make_initial_guess
+from .cp_loop import WholeTensor, iterate, measure_by, start
+from .cp_model import multiply_grams, normalize
+from .ranks import find_cp_rank
+from .resuming import Callback
 from .stopping import has_converged
 from .tensorly_loop import dense_to_tensorly
 
@@ -28,7 +28,7 @@ _EXACT_SWEEPS = (50_000, 1e-16)
 @dense_to_tensorly
 def non_negative_parafac_hals(
     tensor: "FlycooTensor | SparseArray",
-    rank: int | float | str,
+    rank: int | str,
     n_iter_max: int = 100,
     init: Any = "svd",
     svd: str = "truncated_svd",
@@ -42,6 +42,7 @@ def non_negative_parafac_hals(
     verbose: bool = False,
     return_errors: bool = False,
     cvg_criterion: str = "abs_rec_error",
+    callback: Callback | None = None,
 ) -> Any:
     """Decompose a sparse tensor into non-negative CP factors by HALS.
 
@@ -51,15 +52,18 @@ def non_negative_parafac_hals(
     Parameters
     ----------
     tensor : FlycooTensor or sparse.COO
-    rank : int, float or "same"
-        R, the number of components; see `tensorly.cp_tensor.validate_cp_rank`.
+    rank : int or "same"
+        R, the number of components. "same" gives the model as many parameters as the tensor has
+        cells, and is refused if the nonzeros are fewer numbers; so are fractions (`ranks`).
     n_iter_max : int
-    init : {"svd", "random", CPTensor}
-        The initial guess, in the dtype and on the device of `tensor`.
+    init : {"svd", "random", CPTensor, ResumedCP}
+        The initial guess, in the dtype and on the device of `tensor`; or a checkpoint to resume
+        (`Progress.resume`).
     svd : {"truncated_svd", "randomized_svd"}
         Both find the leading singular vectors to rounding error.
     tol : float
-        Stop when the error changes by less; 0 never stops, and computes no errors.
+        Stop when the error changes by less; 0 never stops, and computes no errors without a
+        callback.
     random_state : int or numpy.random.RandomState, optional
     sparsity_coefficients : float or sequence of float, optional
         Weights of a penalty on the sum of each factor's elements.
@@ -74,22 +78,28 @@ def non_negative_parafac_hals(
     verbose, return_errors : bool
     cvg_criterion : {"abs_rec_error", "rec_error"}
         With "rec_error" an increase of the error stops the loop too.
+    callback : callable, optional
+        Called with the CPTensor and its error before the first and after each iteration; returns
+        True to stop. For example a `Progress`. Only for sparse tensors.
 
     Returns
     -------
     CPTensor
         Weights (R,) and factors (I_n, R) in the dtype and on the device of `tensor`.
     errors : list of float
-        The relative error after each iteration; only with `return_errors`, empty if `tol` is 0.
+        The relative error after each iteration; only with `return_errors`, and empty if no errors
+        are computed.
 
     Raises
     ------
     DensifyError
         If `svd` is any other method.
     TypeError
-        If `init` has the wrong device or dtype, or `cvg_criterion` is unknown.
+        If `rank` is no integer, `init` has the wrong device or dtype, or `cvg_criterion` is
+        unknown.
     ValueError
-        If `init` or `nn_modes` is unknown, or the shapes of `init` do not match.
+        If `rank` is below 1, `init` or `nn_modes` is unknown, the shapes of `init` do not match, or
+        a checkpoint is of another tensor or decomposition.
 
     Notes
     -----
@@ -110,40 +120,51 @@ def non_negative_parafac_hals(
     True
     """
     x = as_flycoo(tensor, check_coords=True)
-    num_components = int(validate_cp_rank(x.shape, rank=rank))
-    weights, factors = make_initial_guess(
-        x,
-        num_components,
-        init,
-        svd,
-        random_state,
-        non_negative=True,
-        normalize_factors=normalize_factors,
-    )
+    num_components = find_cp_rank(x, rank)
     constrained = _list_non_negative_modes(nn_modes, x.ndim)
     penalties = _spread_penalties(sparsity_coefficients, x.ndim, constrained)
+    model = start(
+        x, None, num_components, init, svd, random_state, solver="non_negative_parafac_hals",
+        non_negative=True, normalize_factors=normalize_factors,
+    )  # fmt: skip
     modes = [n for n in range(x.ndim) if n not in (fixed_modes or [])]
-    errors: list[float] = []
-    for iteration in range(n_iter_max):
-        for mode in modes:
-            product = mttkrp(x, factors, mode, weights=weights)
+    data = WholeTensor(x)
+    cp_tensor, errors = iterate(
+        model, _Hals(data, modes, constrained, penalties, exact, normalize_factors),
+        measure_by(data, wants_errors=bool(tol) or callback is not None),
+        solver="non_negative_parafac_hals", tensor=x, n_iter_max=n_iter_max, init=init,
+        is_over=lambda errors: has_converged(errors, tol, cvg_criterion), callback=callback,
+        start_error=lambda: data.measure(*model)[0], normalize_factors=normalize_factors,
+        verbose=verbose,
+    )  # fmt: skip
+    return (cp_tensor, errors) if return_errors else cp_tensor
+
+
+@dataclass
+class _Hals:
+    """One sweep of HALS, or a system of equations, per mode."""
+
+    data: WholeTensor
+    modes: list[int]
+    constrained: set[int]
+    penalties: list[float | None]
+    exact: bool
+    normalize_factors: bool
+
+    def __call__(
+        self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]
+    ) -> tuple[Array | None, list[Array], Array]:
+        for mode in self.modes:
+            product = self.data.mttkrp(weights, factors, mode)
             gram = multiply_grams(weights, factors, skip=mode)
-            if mode in constrained:
-                factors[mode] = _improve(product, gram, factors[mode], penalties[mode], exact)
+            if mode in self.constrained:
+                penalty = self.penalties[mode]
+                factors[mode] = _improve(product, gram, factors[mode], penalty, self.exact)
             else:
                 factors[mode] = solve(gram.T, product.T).T
-            if normalize_factors and mode != modes[-1]:
-                weights, factors = normalize(weights, factors)
-        if tol:
-            errors.append(relative_error(x, weights, factors, product))
-            if verbose:
-                print(f"iteration {iteration}, reconstruction error: {errors[-1]}")
-        if has_converged(errors, tol, cvg_criterion):
-            break
-        if normalize_factors:
-            weights, factors = normalize(weights, factors)
-    cp_tensor = make_cp_tensor(weights, factors)
-    return (cp_tensor, errors) if return_errors else cp_tensor
+            if self.normalize_factors and mode != self.modes[-1]:
+                weights, factors[:] = normalize(weights, factors)  # in place: frees the old ones
+        return weights, factors, product
 
 
 def _list_non_negative_modes(nn_modes: str | Iterable[int] | None, ndim: int) -> set[int]:

@@ -10,12 +10,15 @@ import tensorly as tl
 
 from ..array_modules import Array, array_module
 from ..checks import check_rank
+from ..io.checkpoint import Resumed
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
+from .cp_loop import iterate
 from .cp_model import make_cp_tensor
 from .guarding import guard
 from .initial_guess import draw_factors, take_guess
+from .resuming import Callback, restore
 from .stopping import has_converged
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ def observed_parafac(
     random_state: Any = None,
     l2_reg: float = 1e-6,
     return_errors: bool = False,
+    callback: Callback | None = None,
 ) -> Any:
     r"""Fit a CP decomposition to the stored nonzeros only; all other entries are unknown.
 
@@ -48,15 +52,19 @@ def observed_parafac(
     rank : int
         R, the number of components.
     n_iter_max : int
-    init : {"random", CPTensor, (weights, factors)}
+    init : {"random", CPTensor, (weights, factors), ResumedCP}
         "random" gives the guess of TensorLy's `parafac` for the same `random_state`. Arrays must
-        have the dtype and device of `tensor`; weights may be None.
+        have the dtype and device of `tensor`; weights may be None. Or a checkpoint to resume
+        (`Progress.resume`).
     tol : float
         Stop when the error changes by less; 0 never stops.
     random_state : int or numpy.random.RandomState, optional
     l2_reg : float
         The ridge :math:`\lambda`, above 0. It makes rows with fewer than R nonzeros unique.
     return_errors : bool
+    callback : callable, optional
+        Called with the CPTensor, in float64, and its error before the first and after each
+        iteration; returns True to stop. For example a `Progress`.
 
     Returns
     -------
@@ -72,8 +80,9 @@ def observed_parafac(
     TypeError
         If `tensor` is not sparse, or `rank`, `l2_reg` or an array of `init` has the wrong type.
     ValueError
-        If `tensor` has one mode or no nonzeros, `rank` is below 1, `l2_reg` is not above 0, or
-        `init` is unknown or its shapes do not match.
+        If `tensor` has one mode or no nonzeros, `rank` is below 1, `l2_reg` is not above 0, `init`
+        is unknown or its shapes do not match, or a checkpoint is of another tensor or
+        decomposition.
 
     Notes
     -----
@@ -112,25 +121,42 @@ def observed_parafac(
     """
     x, rank = as_flycoo(tensor, check_coords=True), check_rank(rank)
     _check_problem(x, l2_reg)
-    random = tl.check_random_state(random_state)
-    is_random = isinstance(init, str) and init == "random"
-    guess = draw_factors(x, rank, random) if is_random else take_guess(x, rank, init)
-    factors = [factor.astype(np.float64) for factor in guess]
+    factors = _start(x, rank, init, random_state)
     coords, values = x._sorted_nonzeros()
     values = values.astype(np.float64)
     plans = [_RowPlan.of(rows, size) for rows, size in zip(coords, x.shape, strict=True)]
-    norm, errors = np.linalg.norm(values), []
-    for _ in range(n_iter_max):
+    norm = np.linalg.norm(values)
+    wants_errors = tol or return_errors or callback is not None
+
+    def update(
+        iteration: int, weights: None, factors: list[Array], errors: list[float]
+    ) -> tuple[None, list[Array], None]:
         for mode, plan in enumerate(plans):
             factors[mode] = _fit_rows(coords, values, factors, mode, plan, l2_reg)
-        if tol or return_errors:
-            residual = evaluate_model(coords, None, factors) - values
-            errors.append(float(np.linalg.norm(residual) / norm))
-        if has_converged(errors, tol, "abs_rec_error"):
-            break
-    factors = [factor.astype(x.dtype) for factor in factors]
-    cp_tensor = make_cp_tensor(None, factors)
+        return None, factors, None
+
+    def measure(factors: list[Array]) -> float:
+        residual = evaluate_model(coords, None, factors) - values
+        return float(np.linalg.norm(residual) / norm)
+
+    cp_tensor, errors = iterate(
+        (None, factors), update, lambda _, factors, __: measure(factors) if wants_errors else None,
+        solver="observed_parafac", tensor=x, n_iter_max=n_iter_max, init=init,
+        is_over=lambda errors: has_converged(errors, tol, "abs_rec_error"), callback=callback,
+        start_error=lambda: measure(factors),
+    )  # fmt: skip
+    cp_tensor = make_cp_tensor(None, [factor.astype(x.dtype) for factor in cp_tensor.factors])
     return (cp_tensor, errors) if return_errors else cp_tensor
+
+
+def _start(x: FlycooTensor, rank: int, init: Any, random_state: Any) -> list[Array]:
+    """Return the factors of the initial guess, or of the checkpoint in `init`, in float64."""
+    if isinstance(init, Resumed):
+        return restore(init, x, rank, "observed_parafac", np.dtype(np.float64))[1]
+    random = tl.check_random_state(random_state)
+    is_random = isinstance(init, str) and init == "random"
+    guess = draw_factors(x, rank, random) if is_random else take_guess(x, rank, init)
+    return [factor.astype(np.float64) for factor in guess]
 
 
 def _check_problem(x: FlycooTensor, l2_reg: float) -> None:

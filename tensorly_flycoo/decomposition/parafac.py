@@ -4,18 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tensorly.cp_tensor import validate_cp_rank
-
 from ..array_modules import Array
 from ..checks import densify_error
-from ..io.checkpoint import ResumedCP
+from ..io.checkpoint import Resumed
 from ..linalg.tall_skinny import qr, solve
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
+from .cp_loop import iterate, list_free_modes, measure_by, start
 from .cp_model import make_cp_tensor, multiply_grams
-from .masked_loop import iterate, list_free_modes, start
 from .masks import ImputedTensor, find_missing
-from .resuming import Callback, resume_options
+from .resuming import Callback, prepare_options, resume_options
+from .stopping import has_converged
 from .tensorly_loop import dense_to_tensorly, require_flycoo_backend, tensorly_loop
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 @dense_to_tensorly
 def parafac(
     tensor: "FlycooTensor | SparseArray",
-    rank: int | float | str,
+    rank: int | str,
     n_iter_max: int = 100,
     init: Any = "svd",
     svd: str = "truncated_svd",
@@ -52,8 +51,9 @@ def parafac(
     Parameters
     ----------
     tensor : FlycooTensor or sparse.COO
-    rank : int, float or "same"
-        R, the number of components; see `tensorly.cp_tensor.validate_cp_rank`.
+    rank : int or "same"
+        R, the number of components. "same" gives the model as many parameters as the tensor has
+        cells, and is refused if the nonzeros are fewer numbers; so are fractions (`ranks`).
     n_iter_max : int
     init : {"svd", "random", CPTensor, ResumedCP}
         The initial guess, in the dtype and on the device of `tensor`; or a checkpoint to resume
@@ -105,10 +105,12 @@ def parafac(
     RuntimeError
         If no entry is missing and TensorLy's backend is not "flycoo".
     TypeError
-        If `mask` or `init` has the wrong type, device or dtype, or `cvg_criterion` is unknown.
+        If `rank` is no integer, `mask` or `init` has the wrong type, device or dtype, or
+        `cvg_criterion` is unknown.
     ValueError
-        If shapes do not match, the mask holds numbers other than 0 and 1, or a checkpoint is given
-        together with a mask, `linesearch` or `orthogonalise`.
+        If `rank` is below 1, shapes do not match, the mask holds numbers other than 0 and 1, or a
+        checkpoint is of another tensor or decomposition, or given together with a mask,
+        `linesearch` or `orthogonalise`.
 
     Notes
     -----
@@ -138,33 +140,32 @@ def parafac(
     >>> len(errors)
     5
     """
-    options = dict(locals())
-    del options["tensor"]
-    if isinstance(init, ResumedCP):
+    options = prepare_options(locals())
+    if isinstance(init, Resumed):
         options = resume_options(options)
     missing = None if mask is None else find_missing(tensor, mask)
     if missing is None:
         require_flycoo_backend()
-        options["mask"] = None
-        return tensorly_loop("parafac")(as_flycoo(tensor, check_coords=True), **options)
+        x = as_flycoo(tensor, check_coords=True)
+        return tensorly_loop("parafac")(**options | {"tensor": x, "mask": None})
     if sparsity:
         raise densify_error("sparsity=", missing.shape, "leave it out")
-    x, num_components = ImputedTensor(missing), validate_cp_rank(missing.shape, rank=rank)
     model = start(
-        missing, num_components, init, svd, random_state, svd_mask_repeats,
-        normalize_factors=normalize_factors,
+        missing.tensor, missing, options["rank"], init, svd, random_state, solver="parafac",
+        svd_mask_repeats=svd_mask_repeats, normalize_factors=normalize_factors,
     )  # fmt: skip
     if list(fixed_modes or []) == list(range(missing.ndim)):
         return make_cp_tensor(*model)
-    if callback is not None:
-        callback(make_cp_tensor(*model), x.measure(*model)[0])
-    search = _LineSearch(x, verbose) if linesearch else None
+    data = ImputedTensor(missing)
+    search = _LineSearch(data, verbose) if linesearch else None
     modes = list_free_modes(missing.ndim, fixed_modes)
-    update = _LeastSquares(x, modes, l2_reg, orthogonalise, search)
+    wants_errors = bool(tol or return_errors or linesearch or callback is not None)
     cp_tensor, errors = iterate(
-        x, model, update, n_iter_max=n_iter_max, tol=tol, cvg_criterion=cvg_criterion,
-        normalize_factors=normalize_factors, verbose=verbose, callback=callback,
-        wants_errors=bool(tol or return_errors or linesearch or callback is not None),
+        model, _LeastSquares(data, modes, l2_reg, orthogonalise, search),
+        measure_by(data, wants_errors), solver="parafac", tensor=missing.tensor,
+        n_iter_max=n_iter_max, is_over=lambda errors: has_converged(errors, tol, cvg_criterion),
+        callback=callback, start_error=lambda: data.measure(*model)[0],
+        normalize_factors=normalize_factors, verbose=verbose,
     )  # fmt: skip
     return (cp_tensor, errors) if return_errors else cp_tensor
 
@@ -185,7 +186,7 @@ class _LeastSquares:
         if self.orthogonalise and iteration <= self.orthogonalise:
             rank = factors[0].shape[1]
             factors = [qr(f)[0] if f.shape[0] >= rank else f for f in factors]
-        before, factors = factors, list(factors)
+        before = list(factors) if self.search is not None else factors
         for mode in self.modes:
             last_mttkrp = self.x.mttkrp(weights, factors, mode)
             gram = multiply_grams(weights, factors, skip=mode, ridge=self.l2_reg)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..checks import densify_error
+from ..checks import check_rank, densify_error
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.tensor import FlycooTensor
 from .tensorly_loop import dense_to_tensorly, require_flycoo_backend, tensorly_loop
@@ -75,8 +75,10 @@ def parafac2(
         If `init` is "svd", or a mask is given.
     RuntimeError
         If TensorLy's backend is not "flycoo".
+    TypeError
+        If `rank` is no integer.
     ValueError
-        If a single tensor does not have three modes.
+        If `rank` is below 1, or a single tensor does not have three modes.
 
     Notes
     -----
@@ -101,6 +103,7 @@ def parafac2(
     options = dict(locals())
     del options["mask"]  # TensorLy 0.9 does not have it
     require_flycoo_backend()
+    options["rank"] = check_rank(rank)
     slices = options["tensor_slices"] = _list_slices(tensor_slices)
     if isinstance(init, str) and init == "svd":
         size = slices[0].shape[1]

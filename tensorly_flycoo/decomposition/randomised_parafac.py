@@ -6,18 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorly as tl
-from tensorly.cp_tensor import validate_cp_rank
 
 from ..array_modules import Array, array_module, move
 from ..checks import num_cells
+from ..io.checkpoint import Resumed
 from ..linalg.tall_skinny import inner_product, qr
 from ..ops.cp_entries import evaluate_model
 from ..ops.mttkrp import mttkrp
 from ..ops.sampling import NonzeroSampler, fit_fibres
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_model import make_cp_tensor, residual_square
-from .initial_guess import make_initial_guess
+from .cp_loop import iterate, start
+from .cp_model import residual_square
+from .ranks import find_cp_rank
+from .resuming import Callback
 from .tensorly_loop import dense_to_tensorly
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 @dense_to_tensorly
 def randomised_parafac(
     tensor: "FlycooTensor | SparseArray",
-    rank: int | float | str,
+    rank: int | str,
     n_samples: int,
     n_iter_max: int = 100,
     init: Any = "random",
@@ -36,7 +38,7 @@ def randomised_parafac(
     max_stagnation: int = 20,
     random_state: Any = None,
     verbose: int = 0,
-    callback: Callable[..., bool | None] | None = None,
+    callback: Callback | None = None,
     sampling: str = "leverage",
     n_samples_fit: int | None = 2**14,
     return_errors: bool = False,
@@ -49,13 +51,15 @@ def randomised_parafac(
     Parameters
     ----------
     tensor : FlycooTensor or sparse.COO
-    rank : int, float or "same"
-        R, the number of components; see `tensorly.cp_tensor.validate_cp_rank`.
+    rank : int or "same"
+        R, the number of components. "same" gives the model as many parameters as the tensor has
+        cells, and is refused if the nonzeros are fewer numbers; so are fractions (`ranks`).
     n_samples : int
         Fibres in each least squares problem; at least R, preferably many more.
     n_iter_max : int
-    init : {"random", "svd", CPTensor}
-        The initial guess, in the dtype and on the device of `tensor`.
+    init : {"random", "svd", CPTensor, ResumedCP}
+        The initial guess, in the dtype and on the device of `tensor`; or a checkpoint to resume
+        (`Progress.resume`), which holds the state of the random numbers too.
     svd : {"truncated_svd", "randomized_svd"}
         Both find the leading singular vectors to rounding error.
     tol : float
@@ -67,7 +71,7 @@ def randomised_parafac(
     verbose : int
     callback : callable, optional
         Called with the CPTensor before the first iteration, and with the CPTensor and its error
-        after each; returns True to stop.
+        after each; returns True to stop. For example a `Progress`. The error may increase.
     sampling : {"leverage", "uniform"}
         Whether to draw fibres by the leverage scores of the factors' rows, or uniformly.
     n_samples_fit : int, optional
@@ -87,10 +91,11 @@ def randomised_parafac(
     DensifyError
         If `svd` is any other method.
     TypeError
-        If `init` has the wrong device or dtype.
+        If `rank` is no integer, or `init` has the wrong device or dtype.
     ValueError
-        If `tensor` has one mode, `n_samples` is below the rank, `n_samples_fit` is below 1,
-        `sampling` or `init` is unknown, or the shapes of `init` do not match.
+        If `rank` is below 1, `tensor` has one mode, `n_samples` is below the rank, `n_samples_fit`
+        is below 1, `sampling` or `init` is unknown, the shapes of `init` do not match, or a
+        checkpoint is of another tensor or decomposition.
 
     Notes
     -----
@@ -112,32 +117,86 @@ def randomised_parafac(
     [(10, 3), (20, 3), (30, 3)]
     """
     x = as_flycoo(tensor, check_coords=True)
-    num_components = validate_cp_rank(x.shape, rank=rank)
+    num_components = find_cp_rank(x, rank)
     _check_problem(x, n_samples, num_components, sampling, n_samples_fit)
-    random = tl.check_random_state(random_state)
+    random = _Random(tl.check_random_state(random_state), is_saved=callback is not None)
     # As in TensorLy: for an int, this and the sampling below draw the same numbers.
-    _, factors = make_initial_guess(x, num_components, init, svd, random_state)
-    sampler, errors = NonzeroSampler(x), []
-    measure = _choose_measure(x, sampler, n_samples_fit, random)
+    model = start(x, None, num_components, init, svd, random_state, solver="randomised_parafac")
+    if isinstance(init, Resumed):
+        random.restore(init.saved.state)
+    sampler = NonzeroSampler(x)
+    measure = _choose_measure(x, sampler, n_samples_fit, random.first)
     draw = _draw_by_leverage if sampling == "leverage" else _draw_uniformly
-    if callback is not None:
-        callback(make_cp_tensor(None, factors))
-    for iteration in range(n_iter_max):
+    wants_errors = tol or max_stagnation or callback is not None or return_errors
+
+    def update(
+        iteration: int, weights: None, factors: list[Array], errors: list[float]
+    ) -> tuple[None, list[Array], None]:
         for mode in range(x.ndim):
             others = {n: factor for n, factor in enumerate(factors) if n != mode}
-            coords, weights = draw(others, n_samples, random)
+            coords, weights = draw(others, n_samples, random.current)
             products = math.prod(others[n][rows] for n, rows in coords.items())
             factors[mode] = fit_fibres(products, sampler.fibres(mode, coords), weights)
-        if tol or max_stagnation or callback is not None or return_errors:
-            errors.append(measure(factors))
-            if verbose:
-                print(f"iteration {iteration}, reconstruction error: {errors[-1]}")
-        if callback is not None and callback(make_cp_tensor(None, factors), errors[-1]) is True:
-            break
-        if (tol or max_stagnation) and _is_over(errors, tol, max_stagnation):
-            break
-    cp_tensor = make_cp_tensor(None, factors)
+        return None, factors, None
+
+    def is_over(errors: list[float]) -> bool:
+        return bool(tol or max_stagnation) and _is_over(errors, tol, max_stagnation)
+
+    cp_tensor, errors = iterate(
+        (None, model[1]), update, lambda _, factors, __: measure(factors) if wants_errors else None,
+        solver="randomised_parafac", tensor=x, n_iter_max=n_iter_max, is_over=is_over, init=init,
+        callback=callback, save_state=random.save, verbose=verbose,
+    )  # fmt: skip
     return (cp_tensor, errors) if return_errors else cp_tensor
+
+
+class _Random:
+    """A generator that a checkpoint can hold.
+
+    Attributes
+    ----------
+    first, current : numpy.random.RandomState
+        In the state at the start of the run, from which the entries of `_choose_measure` are drawn;
+        and in that of the current iteration. The same object unless resumed.
+    """
+
+    def __init__(self, random: np.random.RandomState, is_saved: bool) -> None:
+        self.first = self.current = random
+        self._first_state = _pack_state(random) if is_saved else {}
+
+    def save(self) -> dict[str, np.ndarray]:
+        """Return what a checkpoint needs besides the factors; nothing for other generators."""
+        first = {f"first_{name}": array for name, array in self._first_state.items()}
+        return first | _pack_state(self.current)
+
+    def restore(self, state: dict[str, np.ndarray]) -> None:
+        """Take up what `save` returned.
+
+        Raises
+        ------
+        ValueError
+            If it is not there.
+        """
+        names = ("random_key", "random_position")
+        if not {*names, *(f"first_{name}" for name in names)} <= state.keys():
+            raise ValueError(
+                "the checkpoint has no random state: it is of another decomposition, or of a "
+                "random_state other than NumPy's Mersenne Twister"
+            )
+        self.first, self.current = np.random.RandomState(), np.random.RandomState()
+        self._first_state = {name: state[f"first_{name}"] for name in names}
+        for random, packed in ((self.first, self._first_state), (self.current, state)):
+            key, position = (packed[name] for name in names)
+            random.set_state(("MT19937", key, int(position), 0, 0.0))
+
+
+def _pack_state(random: np.random.RandomState) -> dict[str, np.ndarray]:
+    """Return the key and position of a Mersenne Twister; {} for another generator."""
+    state: Any = random.get_state(legacy=False)
+    if state["bit_generator"] != "MT19937":
+        return {}
+    mersenne = state["state"]
+    return {"random_key": mersenne["key"], "random_position": np.asarray(mersenne["pos"])}
 
 
 def _check_problem(

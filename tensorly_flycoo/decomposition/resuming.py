@@ -1,23 +1,115 @@
-"""Resume parafac from a checkpoint as if it had never stopped."""
+"""Resume a decomposition from a checkpoint as if it had never stopped."""
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import tensorly as tl
+import numpy as np
 from tensorly.cp_tensor import CPTensor, cp_normalize
 
-from ..io.checkpoint import ResumedCP
+from ..array_modules import Array
+from ..io.checkpoint import Origin, ResumedCP, ResumedTucker, mark_origin
+from ..tensor.coo_cache import as_flycoo
+from ..tensor.digest import find_digest
+from ..tensor.tensor import FlycooTensor
+from .ranks import find_cp_rank
 from .stopping import has_converged
 
-Callback: TypeAlias = Callable[[CPTensor, Any], bool | None]
+#: Called with a model and its error; returns True to stop.
+Callback: TypeAlias = Callable[..., bool | None]
 
 
 class State(ResumedCP):
     """A checkpoint that `initialize_cp` restores as it is, unlike an initial guess."""
 
 
+def check_checkpoint(
+    init: Any,
+    x: FlycooTensor,
+    rank: int | tuple[int, ...],
+    solver: str,
+    dtype: np.dtype | None = None,
+) -> None:
+    """Refuse a checkpoint of another solver, tensor or rank.
+
+    Parameters
+    ----------
+    init : ResumedCP or ResumedTucker
+    dtype : numpy.dtype, optional
+        That the factors must have.
+
+    Raises
+    ------
+    ValueError
+        If it is one; a checkpoint that does not name its tensor or solver is only checked for its
+        shape, rank and dtype.
+    """
+    is_tucker = isinstance(init, ResumedTucker)
+    if init.saved.solver not in ("", solver) or is_tucker != (solver == "tucker"):
+        written_by = init.saved.solver or ("tucker" if is_tucker else "a CP decomposition")
+        raise ValueError(
+            f"the checkpoint is of {written_by}, expected one of {solver}: resume it there, or "
+            "pass its weights and factors as a tuple, for an initial guess"
+        )
+    found = (init.shape, init.rank, init.factors[0].dtype)
+    expected = (x.shape, rank, found[2] if dtype is None else dtype)
+    if found != expected:
+        raise ValueError(
+            f"the checkpoint has shape {found[0]}, rank {found[1]} and dtype {found[2]}, expected "
+            f"{expected[0]}, rank {expected[1]} and {expected[2]}"
+        )
+    if init.saved.digest not in ("", find_digest(x)):
+        raise ValueError(
+            f"the checkpoint is of another tensor of shape {x.shape}: its nonzeros differ from "
+            f"those of x, {x!r}. Resume with the tensor that it is of, or give another checkpoint="
+        )
+
+
+def restore(
+    init: Any,
+    x: FlycooTensor,
+    rank: int | tuple[int, ...],
+    solver: str,
+    dtype: np.dtype | None = None,
+) -> tuple[Array, list[Array]]:
+    """Return the weights, or core, and factors of a checkpoint on the device of `x`.
+
+    Checks it first: see `check_checkpoint`.
+    """
+    check_checkpoint(init, x, rank, solver, dtype)
+    xp, (first, factors) = x._engine.xp, init
+    return xp.asarray(first), [xp.asarray(factor) for factor in factors]
+
+
+# TensorLy's own loop of parafac
+
+
 #: Options of parafac with state that is not in a checkpoint.
 _NOT_RESUMED = ("linesearch", "orthogonalise", "mask")
+
+
+def prepare_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Return parafac's options with a checked rank and a callback that gets models with an origin.
+
+    With a callback, TensorLy computes errors only if it has a `tol`: 0 becomes one that never
+    stops.
+
+    Parameters
+    ----------
+    options : dict
+        With "tensor", and the others that were given.
+    """
+    tensor, callback = options["tensor"], options.get("callback")
+    options = options | {"rank": find_cp_rank(tensor, options["rank"])}
+    if callback is None:
+        return options
+    origin = Origin("parafac", as_flycoo(tensor, check_coords=True))
+
+    def call(cp_tensor: CPTensor, error: Any) -> bool | None:
+        return callback(mark_origin(cp_tensor, origin), error)
+
+    tol = {} if options.get("tol", True) else {"tol": -math.inf}
+    return options | tol | {"callback": call}
 
 
 def resume_options(options: dict[str, Any]) -> dict[str, Any]:
@@ -26,14 +118,17 @@ def resume_options(options: dict[str, Any]) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If `options` has a mask, linesearch or orthogonalise: their state is not in a checkpoint.
+        If the checkpoint does not match; or if `options` has a mask, linesearch or orthogonalise,
+        whose state is not in a checkpoint.
     """
-    init: ResumedCP = options["init"]
+    init: Any = options["init"]
+    x = as_flycoo(options["tensor"], check_coords=True)
+    check_checkpoint(init, x, options["rank"], "parafac", x.dtype)
     for name in _NOT_RESUMED:
         if options[name] is not None and options[name] is not False:
             raise ValueError(f"{name}= cannot resume a checkpoint: start anew, or leave it out")
     tol, criterion = options["tol"], options["cvg_criterion"]
-    changes: dict[str, Any] = {"init": State(init, init.errors)}
+    changes: dict[str, Any] = {"init": State(init, init.saved)}
     if init.iteration > 1 and has_converged(init.errors, tol, criterion):
         # It had converged, and stopped before normalising: nothing is left to do.
         changes |= {"n_iter_max": 0, "normalize_factors": False}
@@ -64,20 +159,9 @@ def take_up(init: State, tensor: Any, rank: int, normalize_factors: bool) -> CPT
     """Return the state of parafac at the start of the iteration after a checkpoint.
 
     Unlike an initial guess's, its weights are not multiplied into a factor.
-
-    Raises
-    ------
-    ValueError
-        If the checkpoint's shape, rank or dtype does not match `tensor` and `rank`.
     """
-    context = tl.context(tensor)
-    dtype = init.factors[0].dtype
-    if init.shape != tuple(tensor.shape) or init.rank != rank or dtype != context["dtype"]:
-        raise ValueError(
-            f"the checkpoint has shape {init.shape}, rank {init.rank} and dtype {dtype}, expected "
-            f"{tuple(tensor.shape)}, rank {rank} and {context['dtype']}"
-        )
-    weights, *factors = (tl.tensor(a, **context) for a in (init.weights, *init.factors))
+    x = as_flycoo(tensor, check_coords=True)
+    weights, factors = restore(init, x, rank, "parafac", x.dtype)
     state = CPTensor((weights, factors))
     # TensorLy normalises after its callback has written the checkpoint.
     return cp_normalize(state) if normalize_factors else state

@@ -8,6 +8,7 @@ from tensorly.tr_tensor import TRTensor, validate_tr_rank
 from ..ops.lazy import ModeView
 from ..ops.views import make_tensor, permute
 from ..tensor.tensor import FlycooTensor
+from .ranks import find_train_rank
 from .ring_cores import decompose_ring, print_shapes
 from .singular_vectors import check_svd
 from .tensorly_loop import dense_to_tensorly
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 @dense_to_tensorly
 def tensor_ring(
     input_tensor: "FlycooTensor | SparseArray | ModeView",
-    rank: int | float | str | Sequence[int],
+    rank: int | str | Sequence[int],
     mode: int = 0,
     svd: str = "truncated_svd",
     verbose: bool = False,
@@ -33,7 +34,7 @@ def tensor_ring(
     ----------
     input_tensor : FlycooTensor, sparse.COO or a view
         With two modes or more.
-    rank : int, float, "same" or sequence of int
+    rank : int, "same" or sequence of int
         The ranks of the cores; see `tensorly.tr_tensor.validate_tr_rank`.
     mode : int
         The mode to decompose first.
@@ -53,9 +54,11 @@ def tensor_ring(
     ------
     DensifyError
         If `svd` is any other method.
+    TypeError
+        If `rank` is no integer, such as a fraction, or has one that is none.
     ValueError
-        If the tensor has one mode, or `rank` does not match: in particular, the product of the
-        first two ranks must not exceed the number of rows of the first unfolding.
+        If the tensor has one mode, or `rank` has a number below 1 or does not match: in particular,
+        the product of the first two ranks must not exceed the rows of the first unfolding.
 
     Notes
     -----
@@ -74,6 +77,7 @@ def tensor_ring(
     """
     check_svd(svd, "tl.decomposition.tensor_ring", input_tensor.shape)
     ndim = len(input_tensor.shape)
+    rank = find_train_rank(input_tensor, rank)
     ranks = [int(r) for r in validate_tr_rank(input_tensor.shape, rank=rank)]
     x = permute(input_tensor, [*range(mode, ndim), *range(mode)]) if mode else input_tensor
     # TensorLy rotates all ndim + 1 ranks, in which the first one occurs twice.

@@ -8,6 +8,7 @@ from tensorly.tt_tensor import TTTensor, validate_tt_rank
 from ..ops.lazy import ModeView
 from ..ops.views import make_tensor
 from ..tensor.tensor import FlycooTensor
+from .ranks import find_train_rank
 from .ring_cores import decompose_ring, print_shapes
 from .singular_vectors import check_svd
 from .tensorly_loop import dense_to_tensorly
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 @dense_to_tensorly
 def tensor_train(
     input_tensor: "FlycooTensor | SparseArray | ModeView",
-    rank: int | float | str | Sequence[int],
+    rank: int | str | Sequence[int],
     svd: str = "truncated_svd",
     verbose: bool = False,
     random_state: Any = None,
@@ -32,7 +33,7 @@ def tensor_train(
     ----------
     input_tensor : FlycooTensor, sparse.COO or a view
         With two modes or more.
-    rank : int, float, "same" or sequence of int
+    rank : int, "same" or sequence of int
         The ranks of the cores; see `tensorly.tt_tensor.validate_tt_rank`. A rank larger than a side
         of the decomposed matrix is lowered to it.
     svd : {"truncated_svd", "randomized_svd"}
@@ -51,8 +52,10 @@ def tensor_train(
     ------
     DensifyError
         If `svd` is any other method.
+    TypeError
+        If `rank` is no integer, such as a fraction, or has one that is none.
     ValueError
-        If the tensor has one mode, or `rank` does not match.
+        If the tensor has one mode, or `rank` has a number below 1 or does not match.
 
     Notes
     -----
@@ -70,6 +73,7 @@ def tensor_train(
     [(1, 3, 2), (2, 3, 2), (2, 2, 1)]
     """
     check_svd(svd, "tl.decomposition.tensor_train", input_tensor.shape)
+    rank = find_train_rank(input_tensor, rank)
     x = make_tensor(input_tensor)
     ranks = [int(r) for r in validate_tt_rank(x.shape, rank=rank)]
     cores = decompose_ring(x, ranks)

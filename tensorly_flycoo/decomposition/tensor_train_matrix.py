@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @dense_to_tensorly
 def tensor_train_matrix(
     tensor: "FlycooTensor | SparseArray",
-    rank: int | float | str | Sequence[int],
+    rank: int | str | Sequence[int],
     svd: str = "truncated_svd",
     verbose: bool = False,
     random_state: Any = None,
@@ -32,7 +32,7 @@ def tensor_train_matrix(
     tensor : FlycooTensor or sparse.COO
         With an even number of modes, four or more: first the row modes of the matrix that it
         represents, then the column modes.
-    rank : int, float, "same" or sequence of int
+    rank : int, "same" or sequence of int
         The ranks of the cores; see `tensorly.tt_tensor.validate_tt_rank`.
     svd : {"truncated_svd", "randomized_svd"}
         Both find the leading singular vectors to rounding error.
@@ -51,8 +51,11 @@ def tensor_train_matrix(
     DensifyError
         If `tensor` has two modes, so that its one core is the dense matrix, or `svd` is any other
         method.
+    TypeError
+        If `rank` is no integer, such as a fraction, or has one that is none.
     ValueError
-        If `tensor` has an odd number of modes, or `rank` does not match.
+        If `tensor` has an odd number of modes, or `rank` has a number below 1 or does not
+        match.
 
     Notes
     -----

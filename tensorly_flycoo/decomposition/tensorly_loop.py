@@ -24,6 +24,8 @@ _MODULES = {
     "tensor_train": "_tt",
     "tensor_train_matrix": "_tt",
     "tensor_ring": "_tr_svd",
+    "tucker": "_tucker",
+    "partial_tucker": "_tucker",
 }
 
 
@@ -59,10 +61,19 @@ def is_called_by_parafac(num_between: int) -> bool:
 
 
 def dense_to_tensorly(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Hand calls without a sparse tensor straight to TensorLy's function of the same name."""
+    """Hand calls without a sparse tensor straight to TensorLy's function of the same name.
+
+    A callback is refused if that function takes none.
+    """
 
     def dense(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        return tensorly_loop(function.__name__)(*args, **kwargs)
+        original = tensorly_loop(function.__name__)
+        if "callback" in kwargs and "callback" not in inspect.signature(original).parameters:
+            raise TypeError(
+                f"callback= of {function.__name__} works for sparse tensors only: TensorLy's own "
+                "function, which decomposes dense ones, has none; leave it out"
+            )
+        return original(*args, **kwargs)
 
     return guard(function, dense)
 

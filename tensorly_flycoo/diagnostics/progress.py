@@ -1,4 +1,4 @@
-"""Progress of a running parafac: a bar or log lines, checkpoints, and a clean stop at Ctrl-C."""
+"""Progress of a decomposition: a bar or log lines, checkpoints, and a clean stop at Ctrl-C."""
 
 import contextlib
 import datetime
@@ -9,13 +9,12 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Self, SupportsFloat
 
-from tensorly.cp_tensor import CPTensor
-
-from ..io.checkpoint import ResumedCP, load_checkpoint, save_checkpoint
-from ..io.files import FilePath
+from ..io.checkpoint import check_saveable, copy_model, load_checkpoint, save_checkpoint
+from ..io.files import FilePath, try_writing
 from ..reporting import listen
 
 _SHOWN = ("bar", "log", None)
@@ -24,12 +23,17 @@ _logger = logging.getLogger(__name__)
 
 
 class Progress:
-    """A callback for `tensorly.decomposition.parafac`: progress, checkpoints and a clean stop.
+    """A callback for decompositions: progress, checkpoints and a clean stop.
 
-    Pass it as ``callback=`` inside its ``with`` block. The first Ctrl-C stops the run after the
-    current iteration, and parafac returns the factors so far, which are the best ones: alternating
-    least squares never increases the error. The second Ctrl-C raises KeyboardInterrupt immediately.
-    A run that was stopped or killed can resume from its last checkpoint as if it had never stopped.
+    Pass it as ``callback=`` inside its ``with`` block, to `tensorly.decomposition.parafac` or
+    `randomised_parafac`, or to the function in `tensorly_flycoo.decomposition` where TensorLy's has
+    no callback: `non_negative_parafac`, `non_negative_parafac_hals`, `constrained_parafac`,
+    `observed_parafac` and `tucker`.
+
+    The first Ctrl-C stops the run after the current iteration, and the decomposition returns the
+    factors so far. The second Ctrl-C raises KeyboardInterrupt immediately; `last` and `best` still
+    have the factors. A run that was stopped or killed can resume from its last checkpoint as if it
+    had never stopped.
 
     Parameters
     ----------
@@ -37,14 +41,17 @@ class Progress:
         The maximum number of iterations, counted over all runs that resume one another.
     show : {"bar", "log", None}
         A bar on standard error (by tqdm: ``pip install tensorly-flycoo[progress]``); or log lines
-        for batch jobs, at level INFO of the logger "tensorly_flycoo"; or nothing. It shows what is
-        done before the first iteration, such as the mode whose singular vectors are computed; then
-        the iteration, the fit (1 - error), its change and the time left.
+        for batch jobs, at level INFO of the logger "tensorly_flycoo", which go to standard error if
+        logging is not set up; or nothing. It shows what is done before the first iteration, such as
+        the mode whose singular vectors are computed; then the iteration, the fit (1 - error), its
+        change and the time left.
     log_every : int
         Iterations between log lines; the first and the last iteration are always logged.
     checkpoint : str or os.PathLike, optional
         The ``.npz`` file for the state, replaced atomically. Written when due, after iteration
-        `n_iter_max` and at Ctrl-C, but not when parafac converges (`tol`).
+        `n_iter_max` and at Ctrl-C, but not when the run converges (`tol`). Entering the block tries
+        the folder. A write that fails later is a warning, and another one when the block ends
+        unless a later write succeeds; the run goes on.
     every : int, optional
         Iterations between checkpoints.
     every_minutes : float, optional
@@ -54,11 +61,17 @@ class Progress:
     ----------
     errors : list of float
         The relative errors at the start and after each iteration, including those before a resume.
+    last, best : CPTensor, TuckerTensor or None
+        The model of the last iteration, and of the one with the smallest error in this run, even if
+        the run failed. They are the same one if no iteration increased the error, as in alternating
+        least squares; `constrained_parafac` and `randomised_parafac` may increase it.
 
     Raises
     ------
     ValueError, TypeError
         If an argument is not as described above.
+    OSError
+        On entering the block, if nothing can be written in the folder of `checkpoint`.
     ImportError
         On entering the block, if tqdm is missing and `show` is "bar".
     RuntimeError
@@ -70,16 +83,21 @@ class Progress:
     SIGINT is ignored or its handler is not a Python one. Leaving the block restores the previous
     handler.
 
-    The callback costs one MTTKRP at the start. On a GPU it synchronises in each iteration, as
-    parafac's own `tol` does. With any callback, TensorLy needs ``tol`` or ``return_errors=True``.
+    The callback costs one MTTKRP at the start, and keeps the arrays of one model, or two if the
+    best one is not the last. On a GPU it synchronises in each iteration, as `tol` does. With any
+    callback and a dense tensor, TensorLy's parafac needs ``tol`` or ``return_errors=True``.
 
-    For sparse tensors under "flycoo" on the CPU, with the same machine and number of threads, a
-    resumed run gives the same bits as an uninterrupted one and stops at the same iteration, also
-    with ``normalize_factors=True``. Options with state beyond the factors cannot resume:
-    ``linesearch``, ``orthogonalise`` and ``mask`` raise a ValueError. For dense tensors, and under
-    other backends, TensorLy uses the checkpoint as an initial guess: without those options and
-    ``normalize_factors=True`` the bits are the same too, but `tol` never stops the run at the first
-    new iteration. `randomised_parafac` shows progress, but does not resume its random numbers.
+    For sparse tensors on the CPU, with the same machine and number of threads, a resumed run gives
+    the same bits as an uninterrupted one and stops at the same iteration, also with
+    ``normalize_factors=True``. Options of parafac with state beyond the factors cannot resume:
+    ``linesearch``, ``orthogonalise`` and ``mask`` raise a ValueError. A checkpoint of a sparse
+    tensor holds a digest of its nonzeros, and is refused for any other tensor; the digest is the
+    same for every layout, device and order in which distinct nonzeros came. One of parafac from a
+    name that was imported before this package, or of a dense tensor, holds none.
+
+    For dense tensors, and under other backends, TensorLy uses the checkpoint as an initial guess:
+    without those options and ``normalize_factors=True`` the bits are the same too, but `tol` never
+    stops the run at the first new iteration.
 
     Examples
     --------
@@ -131,6 +149,10 @@ class Progress:
         self._every = every
         self._every_s = math.inf if every_minutes is None else 60 * every_minutes
         self._bar: Any = None
+        self.last: Any = None
+        self.best: Any = None
+        self._best_error = math.inf
+        self._failure: Exception | None = None  # of the last write
         self._is_running = self._is_started = self._is_interrupted = False
 
     @property
@@ -140,26 +162,26 @@ class Progress:
 
     @property
     def n_iter_left(self) -> int:
-        """The number of iterations left, for parafac's ``n_iter_max``."""
+        """The number of iterations left, for the decomposition's ``n_iter_max``."""
         return self.n_iter_max - self.iteration
 
-    def resume(self, default: str | CPTensor = "svd") -> ResumedCP | str | CPTensor:
-        """Return the ``init`` for parafac: the checkpoint, or `default` if there is none yet.
+    def resume(self, default: Any = "svd") -> Any:
+        """Return the ``init`` to go on with: the checkpoint, or `default` if there is none yet.
 
         Parameters
         ----------
-        default : str or CPTensor
-            As for parafac's ``init``.
+        default : str, CPTensor or TuckerTensor
+            As for the decomposition's ``init``.
 
         Returns
         -------
-        ResumedCP or default
-            A ResumedCP has `weights`, `factors` and `errors`.
+        ResumedCP, ResumedTucker or default
+            The first two are a CPTensor and a TuckerTensor with `errors`.
 
         Raises
         ------
         RuntimeError
-            If parafac has begun.
+            If the decomposition has begun.
         ValueError
             If `checkpoint` was not given, or the file is damaged or not a checkpoint.
 
@@ -171,7 +193,7 @@ class Progress:
         if self._path is None:
             raise ValueError("checkpoint is None, expected the path of a file to resume from")
         if self._is_started:
-            raise RuntimeError("resume must be called before parafac, which has begun")
+            raise RuntimeError("resume must be called before the decomposition, which has begun")
         try:
             init = load_checkpoint(self._path)
         except FileNotFoundError:
@@ -182,12 +204,16 @@ class Progress:
     def __enter__(self) -> Self:
         if self._is_started:
             raise RuntimeError("a Progress is for one run only: make a new one")
+        if self._path is not None:
+            _check_checkpoint_path(self._path)
         self._resources = contextlib.ExitStack()
         if self._show == "bar":
             self._bar = self._resources.enter_context(_make_bar())
         if _may_take_signals():
             previous = signal.signal(signal.SIGINT, self._interrupt)
             self._resources.callback(signal.signal, signal.SIGINT, previous)
+        if self._show == "log":
+            self._resources.enter_context(_show_log())
         if self._show is not None:
             self._resources.enter_context(listen(self._show_stage))
         self._is_running = True
@@ -195,9 +221,14 @@ class Progress:
 
     def __exit__(self, *exception: object) -> None:
         self._is_running = False
+        if self._failure is not None:
+            self._warn(
+                f"the checkpoint {self._path} is not of the last iteration, {self.iteration}: the "
+                f"last write failed ({self._failure}); its factors are in `last` of this Progress"
+            )
         self._resources.close()
 
-    def __call__(self, cp_tensor: CPTensor, error: SupportsFloat = math.nan) -> bool:
+    def __call__(self, model: Any, error: SupportsFloat = math.nan) -> bool:
         """Record the factors and relative error of an iteration; return True to stop the run.
 
         `randomised_parafac` passes no error before its first iteration.
@@ -205,21 +236,24 @@ class Progress:
         if not self._is_running:
             raise RuntimeError("a Progress must be called inside its `with` block")
         if not self._is_started:
-            self._start(float(error))
+            self._start(model, float(error))
             return False
         self.errors.append(float(error))
+        self._keep(model)
         is_last = self._is_interrupted or self.iteration >= self.n_iter_max
         self._report(is_last)
         if self._path is not None and (is_last or self._is_due()):
-            save_checkpoint(self._path, cp_tensor, self.errors)
-            self._saved_at = time.monotonic()
+            self._save(self._path, model)
         return self._is_interrupted
 
-    def _start(self, error: float) -> None:
-        # parafac also calls back before its first iteration; after a resume that error is known.
+    def _start(self, model: Any, error: float) -> None:
+        # The callback comes before the first iteration too; after a resume that error is known.
+        if self._path is not None:
+            check_saveable(model)
         self._is_started = True
         if not self.errors:
             self.errors.append(error)
+        self._keep(model)
         self._first = self.iteration
         self._started_at = self._saved_at = time.monotonic()
         if self._bar is not None:
@@ -227,6 +261,25 @@ class Progress:
             self._bar.reset(total=self.n_iter_max)
             self._bar.initial = self._bar.n = self._first
             self._bar.refresh()
+
+    def _keep(self, model: Any) -> None:
+        self.last = copy_model(model)
+        # nan, the unknown error of the start, is better than nothing and worse than any other.
+        if self.best is None or self.errors[-1] <= self._best_error:
+            self.best = self.last
+            self._best_error = math.inf if math.isnan(self.errors[-1]) else self.errors[-1]
+
+    def _save(self, path: str, model: Any) -> None:
+        self._failure = None
+        try:
+            save_checkpoint(path, model, self.errors)
+        except (OSError, MemoryError) as error:
+            self._failure = error
+            self._warn(
+                f"the checkpoint {path} could not be written after iteration {self.iteration}: "
+                f"{error}; the run goes on"
+            )
+        self._saved_at = time.monotonic()
 
     def _show_stage(self, stage: str) -> None:
         if self._bar is not None:
@@ -257,12 +310,44 @@ class Progress:
         if self._is_interrupted:
             raise KeyboardInterrupt
         self._is_interrupted = True
-        message = "Ctrl-C: stopping after this iteration; again to stop immediately"
         with contextlib.suppress(RuntimeError):  # the signal may interrupt another write
-            if self._bar is not None:
-                self._bar.write(message, file=sys.stderr)
-            else:
-                _logger.warning(message)
+            self._warn("Ctrl-C: stopping after this iteration; again to stop immediately")
+
+    def _warn(self, message: str) -> None:
+        if self._bar is not None:
+            self._bar.write(message, file=sys.stderr)
+        else:
+            _logger.warning(message)
+
+
+def _check_checkpoint_path(path: str) -> None:
+    """Try to write beside `path`; an error says what to do."""
+    try:
+        try_writing(path)
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"checkpoint is {path!r}, where nothing can be written ({error.strerror}): make its "
+            "folder, free some space, or give another path",
+        ) from error
+
+
+@contextlib.contextmanager
+def _show_log() -> Iterator[None]:
+    """Show the log lines of this package at level INFO, on standard error if nowhere else."""
+    logger = logging.getLogger("tensorly_flycoo")
+    handler, level = logging.StreamHandler(), logger.level
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    is_set_up = logger.hasHandlers()
+    if not is_set_up:
+        logger.addHandler(handler)
+    if not logger.isEnabledFor(logging.INFO):
+        logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        logger.removeHandler(handler)
 
 
 def _check_count(name: str, count: Any) -> None:

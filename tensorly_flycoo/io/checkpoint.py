@@ -1,39 +1,90 @@
-"""Checkpoints of a running parafac: write the state after an iteration to a file, or read it."""
+"""Checkpoints of a running decomposition: write the state after an iteration to a file, or read it.
 
-from collections.abc import Sequence
+A model, as a solver passes it to its callback, may carry its `Origin`: the solver, the tensor, and
+what the solver needs besides the factors to go on.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from tensorly.cp_tensor import CPTensor
+from tensorly.tucker_tensor import TuckerTensor
 
 from ..array_modules import Array, move
+from ..tensor.digest import find_digest
+from ..tensor.tensor import FlycooTensor
 from .files import FilePath, replace_file
 from .npz import open_arrays
 
-#: Version of the file format; other versions are refused.
-_FORMAT = 1
+#: Version of the file format. Files of version 1 have no digest, solver and state.
+_FORMAT = 2
+
+Model: TypeAlias = CPTensor | TuckerTensor
+_M = TypeVar("_M", CPTensor, TuckerTensor)
 
 
-class ResumedCP(CPTensor):
-    """The CP tensor of a checkpoint, for ``init=`` of `tensorly.decomposition.parafac`.
-
-    For a sparse tensor under "flycoo", parafac restores this state instead of using it as an
-    initial guess: the weights stay weights (TensorLy multiplies those of a guess into the last
-    factor), the arrays move to the tensor's device, and the stopping criterion compares the first
-    new error with the last saved one. Otherwise it is an ordinary CP tensor on the host.
+@dataclass(frozen=True)
+class Origin:
+    """Where a model comes from.
 
     Attributes
     ----------
-    weights : numpy.ndarray (rank,)
-    factors : list of numpy.ndarray (I_n, rank)
-    errors : list of float
-        The relative errors at the start and after each iteration so far.
+    solver : str
+        The name of the decomposition.
+    tensor : FlycooTensor
+        What is decomposed.
+    state : mapping of str to array
+        What the solver needs besides the weights, or core, and factors to go on.
     """
 
-    def __init__(
-        self, cp_tensor: CPTensor | tuple[Array | None, list[Array]], errors: list[float]
-    ) -> None:
-        super().__init__(cp_tensor)
-        self.errors = errors
+    solver: str
+    tensor: FlycooTensor
+    state: Mapping[str, Array] = field(default_factory=dict)
+
+
+def mark_origin(model: _M, origin: Origin) -> _M:
+    """Attach its origin to a model that goes to a callback, and return the model."""
+    setattr(model, "_flycoo_origin", origin)  # noqa: B010 (TensorLy's class does not declare it)
+    return model
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a checkpoint holds besides weights, or core, and factors.
+
+    Attributes
+    ----------
+    errors : list of float
+        The relative errors at the start and after each iteration so far.
+    solver, digest : str
+        The decomposition and `tensor.digest.find_digest` of the tensor; "" if unknown.
+    state : dict of str to numpy.ndarray
+        As in `Origin`.
+    """
+
+    errors: list[float]
+    solver: str = ""
+    digest: str = ""
+    state: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+class Resumed:
+    """The model of a checkpoint, with what else it holds.
+
+    Attributes
+    ----------
+    errors : list of float
+        The relative errors at the start and after each iteration so far.
+    saved : Saved
+    """
+
+    saved: Saved
+
+    @property
+    def errors(self) -> list[float]:
+        return self.saved.errors
 
     @property
     def iteration(self) -> int:
@@ -41,7 +92,63 @@ class ResumedCP(CPTensor):
         return len(self.errors) - 1
 
 
-def save_checkpoint(path: FilePath, cp_tensor: CPTensor, errors: Sequence[float]) -> None:
+class ResumedCP(Resumed, CPTensor):
+    """The CP tensor of a checkpoint, for ``init=`` of the decomposition that it is of.
+
+    For a sparse tensor the decomposition restores this state instead of using it as an initial
+    guess: the weights stay weights (TensorLy multiplies those of a guess into the last factor), the
+    arrays move to the tensor's device, and the stopping criterion compares the first new error with
+    the last saved one. For a dense tensor it is an ordinary CP tensor on the host.
+
+    Attributes
+    ----------
+    weights : numpy.ndarray (rank,)
+    factors : list of numpy.ndarray (I_n, rank)
+    """
+
+    def __init__(
+        self, cp_tensor: CPTensor | tuple[Array | None, list[Array]], saved: Saved
+    ) -> None:
+        super().__init__(cp_tensor)
+        self.saved = saved
+
+
+class ResumedTucker(Resumed, TuckerTensor):
+    """The Tucker tensor of a checkpoint, for ``init=`` of `tensorly_flycoo.decomposition.tucker`.
+
+    Attributes
+    ----------
+    core : numpy.ndarray (rank_0, ..., rank_N)
+    factors : list of numpy.ndarray (I_n, rank_n)
+    """
+
+    def __init__(self, tucker_tensor: tuple[Array, list[Array]], saved: Saved) -> None:
+        super().__init__(tucker_tensor)
+        self.saved = saved
+
+
+def copy_model(model: Any) -> Any:
+    """Return a CP or Tucker tensor with the same arrays in a new list, without its origin.
+
+    A solver may write other factors to the list that it passed. Anything else is returned as it is.
+    """
+    if isinstance(model, CPTensor):
+        return CPTensor((model.weights, list(model.factors)))
+    if isinstance(model, TuckerTensor):
+        return TuckerTensor((model.core, list(model.factors)))
+    return model
+
+
+def check_saveable(model: object) -> None:
+    """Refuse anything but a CP or Tucker tensor: tensor rings have no checkpoints."""
+    if not isinstance(model, CPTensor | TuckerTensor):
+        raise TypeError(
+            f"the model is a {type(model).__name__}, expected a CPTensor or a TuckerTensor: others "
+            "have no checkpoints"
+        )
+
+
+def save_checkpoint(path: FilePath, model: Model, errors: Sequence[float]) -> None:
     """Write the state after an iteration to a file, in one atomic step.
 
     Parameters
@@ -49,22 +156,23 @@ def save_checkpoint(path: FilePath, cp_tensor: CPTensor, errors: Sequence[float]
     path : str or os.PathLike
         A ``.npz`` of plain arrays. It is written beside `path` and then renamed, so `path` always
         holds a complete state, the old one or the new one.
-    cp_tensor : CPTensor
-        As parafac passes it to its callback, with NumPy or CuPy arrays.
+    model : CPTensor or TuckerTensor
+        As a decomposition passes it to its callback, with NumPy or CuPy arrays.
     errors : sequence of float
         The relative errors at the start and after each iteration.
 
     Raises
     ------
     TypeError
-        If `cp_tensor` is not a CPTensor: tensor rings and parafac with ``sparsity=`` have no
-        checkpoints.
+        If `model` is neither: tensor rings and parafac with ``sparsity=`` have no checkpoints.
     OSError
         If the file cannot be written; the old file at `path` is kept.
 
     Notes
     -----
-    The file is as large as the factors. Factors on a GPU are copied to the host first.
+    The file is as large as the factors and the solver's state: `constrained_parafac` has an array
+    as large as each factor. Arrays on a GPU are copied to the host first. The first checkpoint of a
+    sparse tensor takes one pass over its nonzeros, for the digest.
 
     Examples
     --------
@@ -74,16 +182,21 @@ def save_checkpoint(path: FilePath, cp_tensor: CPTensor, errors: Sequence[float]
     >>> load_checkpoint(path).iteration
     1
     """
-    if not isinstance(cp_tensor, CPTensor):
-        raise TypeError(f"cp_tensor is a {type(cp_tensor).__name__}, expected a CPTensor")
-    # np.savez keeps the memory order (C or Fortran), on which the last bits of a run may depend.
-    factors = {f"factor_{n}": move(f, np) for n, f in enumerate(cp_tensor.factors)}
-    arrays = {"format": _FORMAT, "errors": np.asarray(errors), **factors}
+    check_saveable(model)
+    origin: Origin | None = getattr(model, "_flycoo_origin", None)
+    first = "weights" if isinstance(model, CPTensor) else "core"
+    arrays = {first: getattr(model, first)}
+    arrays |= {f"factor_{n}": factor for n, factor in enumerate(model.factors)}
+    facts: dict[str, Any] = {"format": _FORMAT, "errors": np.asarray(errors)}
+    if origin is not None:
+        arrays |= {f"state_{name}": array for name, array in origin.state.items()}
+        facts |= {"solver": origin.solver, "digest": find_digest(origin.tensor)}
     with replace_file(path) as file:
-        np.savez(file, weights=move(cp_tensor.weights, np), **arrays)
+        # np.savez keeps the memory order (C or Fortran), which may matter for the last bits.
+        np.savez(file, **facts, **{name: move(array, np) for name, array in arrays.items()})
 
 
-def load_checkpoint(path: FilePath) -> ResumedCP:
+def load_checkpoint(path: FilePath) -> ResumedCP | ResumedTucker:
     """Read a checkpoint that `save_checkpoint` or `Progress` wrote.
 
     Parameters
@@ -92,7 +205,7 @@ def load_checkpoint(path: FilePath) -> ResumedCP:
 
     Returns
     -------
-    ResumedCP
+    ResumedCP or ResumedTucker
         The state, with its arrays on the host.
 
     Raises
@@ -102,6 +215,10 @@ def load_checkpoint(path: FilePath) -> ResumedCP:
     ValueError
         If the file is not a checkpoint, is damaged, or was written by a later version of this
         package.
+
+    Notes
+    -----
+    Files of format 1 do not say which tensor they are of, and are taken for those of `parafac`.
 
     Examples
     --------
@@ -114,16 +231,27 @@ def load_checkpoint(path: FilePath) -> ResumedCP:
         arrays = {name: reader.read(name) for name in reader.names()}
     try:
         number = int(arrays.pop("format"))
-        if number == _FORMAT:
-            weights, errors = arrays.pop("weights"), arrays.pop("errors").tolist()
-            factors = [arrays[f"factor_{n}"] for n in range(len(arrays))]
-            return ResumedCP((weights, factors), errors)
+        if number in (1, _FORMAT):
+            return _parse(arrays, "parafac" if number == 1 else "")
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise _damage_error(path, error) from error
     raise ValueError(
-        f"{path} has format {number}, expected {_FORMAT}: a later version of tensorly-flycoo "
+        f"{path} has format {number}, expected 1 or {_FORMAT}: a later version of tensorly-flycoo "
         "wrote it"
     )
+
+
+def _parse(arrays: dict[str, np.ndarray], solver: str) -> ResumedCP | ResumedTucker:
+    errors = arrays.pop("errors").tolist()
+    solver, digest = str(arrays.pop("solver", solver)), str(arrays.pop("digest", ""))
+    names = [name for name in arrays if name.startswith("state_")]
+    state = {name.removeprefix("state_"): arrays.pop(name) for name in names}
+    saved, core = Saved(errors, solver, digest, state), arrays.pop("core", None)
+    first = arrays.pop("weights") if core is None else core
+    factors = [arrays[f"factor_{n}"] for n in range(len(arrays))]
+    if core is None:
+        return ResumedCP((first, factors), saved)
+    return ResumedTucker((first, factors), saved)
 
 
 def _damage_error(path: FilePath, reason: object) -> ValueError:

@@ -1,6 +1,7 @@
 """Open files for reading, compressed or not, and replace files atomically."""
 
 import contextlib
+import errno
 import importlib
 import os
 import sys
@@ -19,6 +20,10 @@ _COMPRESSED = (".gz", ".zst")
 MAX_EXPANSION, SURELY_READ_NBYTES = 256, 2**24
 
 _ZSTD_HINT = 'reading and writing .zst needs pip install "tensorly-flycoo[zstd]"'
+
+
+#: More than a full disk keeps in reserve for a file without blocks.
+_TRIED_NBYTES = 2**16
 
 
 class Readable(Protocol):
@@ -95,6 +100,27 @@ def replace_file(path: FilePath) -> Iterator[IO[bytes]]:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+class _Undone(Exception):
+    """Ends a block of `replace_file` without replacing the file."""
+
+
+def try_writing(path: FilePath) -> None:
+    """Write a small file beside `path` and remove it, as `replace_file` would; `path` stays.
+
+    Raises
+    ------
+    OSError
+        If that fails, or `path` is a folder.
+    """
+    if Path(path).is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+    with contextlib.suppress(_Undone), replace_file(path) as file:
+        file.write(bytes(_TRIED_NBYTES))
+        file.flush()
+        os.fsync(file.fileno())
+        raise _Undone
 
 
 @contextlib.contextmanager

@@ -3,14 +3,7 @@
 import numpy as np
 import pytest
 import tensorly as tl
-from tensorly.cp_tensor import CPTensor
-from tensorly.decomposition import (
-    CP,
-    constrained_parafac,
-    non_negative_parafac,
-    parafac,
-    randomised_parafac,
-)
+from tensorly.decomposition import CP, parafac, randomised_parafac
 
 from tensorly_flycoo import FlycooTensor, Progress
 from tensorly_flycoo.io.checkpoint import load_checkpoint
@@ -173,24 +166,6 @@ def test_checkpoint_of_another_problem_is_refused(path):
         parafac(x, RANK + 1, init=init)
     with pytest.raises(ValueError, match=r"float64, expected .* float32"):
         parafac(make_tensor("float32"), RANK, init=init)
-
-
-@pytest.mark.usefixtures("flycoo_backend")
-@pytest.mark.parametrize("decompose", [non_negative_parafac, constrained_parafac])
-def test_other_decompositions_take_a_checkpoint_as_a_guess(path, decompose):
-    """They use its weights only as TensorLy does, by multiplying a factor with them."""
-    x = make_tensor()
-    with Progress(2, show=None, checkpoint=path) as progress:
-        run(x, 2, progress, normalize_factors=True)
-    init = load_checkpoint(path)
-    init.factors = [abs(factor) for factor in init.factors]
-    options = {"n_iter_max": 3}
-    if decompose is constrained_parafac:
-        options["non_negative"] = True
-    guess = CPTensor((init.weights, init.factors))
-    assert np.any(guess.weights != 1)
-    result, expected = (decompose(x, RANK, init=start, **options) for start in (init, guess))
-    assert_same_bits(result, expected)
 
 
 @pytest.mark.usefixtures("flycoo_backend")

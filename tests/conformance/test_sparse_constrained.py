@@ -22,6 +22,7 @@ from tensorly.decomposition._constrained_cp import initialize_constrained_parafa
 from tensorly.tenalg import proximal
 from tensorly.tenalg.proximal import proximal_operator
 
+from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.linalg.proximal import fit_monotone
 from tensorly_flycoo.testing import random_tensor
 
@@ -233,3 +234,28 @@ def test_factors_meet_their_constraint(name):
             x, _RANK, init=start, random_state=rng, n_iter_max=n_iter_max, **_EACH[name]
         )
     assert all(_PROPERTIES[name](factor) for factor in cp_tensor.factors)
+
+
+@pytest.mark.parametrize(
+    ("options", "causes"),
+    [({"l1_reg": 100.0}, "l1_reg=100.0"), ({"soft_sparsity": {0: 0.0}, "l1_reg": {1: 1e-9}}, "l1")],
+)
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.usefixtures("flycoo_backend")
+def test_a_result_of_zeros_is_a_warning_that_names_the_cause(options, causes):
+    if not options.keys() <= _KNOWN:
+        pytest.skip("this TensorLy does not have them")
+    x = random_tensor(_SHAPE, 200, random_state=0)
+    with pytest.warns(UserWarning, match=f"ended in all zeros: .*{causes}.* too strong"):
+        cp_tensor = constrained_parafac(x, _RANK, init="random", random_state=0, **options)
+    assert any((factor == 0).all() for factor in cp_tensor.factors)
+
+
+@pytest.mark.filterwarnings("error:constrained_parafac ended")
+@pytest.mark.filterwarnings("ignore:divide by zero")  # the error relative to an empty tensor's norm
+@pytest.mark.usefixtures("flycoo_backend")
+def test_other_results_are_no_warning():
+    x = random_tensor(_SHAPE, 200, random_state=0)
+    constrained_parafac(x, _RANK, init="random", random_state=0, l1_reg=1e-3, n_iter_max=3)
+    empty = FlycooTensor(np.zeros((3, 0), int), np.zeros(0), _SHAPE)
+    constrained_parafac(empty, _RANK, init="random", random_state=0, l1_reg=1e-3, n_iter_max=2)

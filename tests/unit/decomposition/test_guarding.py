@@ -121,7 +121,7 @@ def decompose_unfolding(x):
         ("observed_parafac", lambda x: observed_parafac(x, 3)),
         ("tensor_train", lambda x: tensor_train(x, (1, 2, 2, 1))),
         ("2 singular vectors of mode 0", decompose_unfolding),
-        ("initialize_tucker with layout='remap'", lambda x: tucker(x, (2, 2, 2))),
+        ("tucker with layout='remap'", lambda x: tucker(x, (2, 2, 2))),
     ],
 )
 @pytest.mark.parametrize("kind", ["FlycooTensor", "COO"])

@@ -28,9 +28,17 @@ OWN_LOOPS = {
 #: Functions that need the backend: they run TensorLy's loop, or its proximal operators.
 TENSORLY_LOOPS = {
     "parafac": {"rank": 2, **OPTIONS},
-    "non_negative_parafac": {"rank": 2, **OPTIONS},
     "constrained_parafac": {"rank": 2, "non_negative": True, **OPTIONS},
     "parafac2": {"rank": 2, **OPTIONS},
+    "tucker": {"rank": [2, 2, 2, 2], **OPTIONS},
+}
+#: Parameters that TensorLy 0.10 does not have come last.
+ADDED = {
+    "constrained_parafac": ["callback"],
+    "non_negative_parafac": ["callback"],
+    "non_negative_parafac_hals": ["callback"],
+    "randomised_parafac": ["return_errors"],
+    "tucker": ["callback"],
 }
 NAMES = sorted(set(OWN_LOOPS) | set(TENSORLY_LOOPS))
 
@@ -51,8 +59,9 @@ def decompose(name, x, options, home=decomposition):
 
 def list_arrays(result):
     """Return the weights and factors, or the cores, of any decomposition."""
-    if hasattr(result, "weights"):
-        return [result.weights, *result.factors]
+    if hasattr(result, "factors"):
+        first = getattr(result, "weights", getattr(result, "core", None))
+        return [first, *result.factors] if first is not None else list(result.factors)
     return list(result)
 
 
@@ -70,8 +79,7 @@ def test_signatures_are_tensorlys(name):
     theirs = inspect.signature(tensorly_loop(name)).parameters
     known = [p for p in ours.values() if p.name in theirs]
     assert [(p.name, p.default) for p in known] == [(p.name, p.default) for p in theirs.values()]
-    # Parameters that only TensorLy 0.9 has come last.
-    assert list(ours)[len(known) :] == (["return_errors"] if name == "randomised_parafac" else [])
+    assert list(ours)[len(known) :] == ADDED.get(name, [])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -113,6 +121,13 @@ def test_tensorlys_loops_give_the_same_under_tensorlys_names(name, x):
     with tl.backend_context("flycoo"):
         expected = decompose(name, x, TENSORLY_LOOPS[name], home=tl.decomposition)
         assert_same(decompose(name, x, TENSORLY_LOOPS[name]), expected)
+
+
+@pytest.mark.parametrize("name", [name for name in ADDED if "callback" in ADDED[name]])
+def test_a_callback_needs_a_sparse_tensor(name):
+    """TensorLy's own functions, which decompose dense tensors, have no callback."""
+    with pytest.raises(TypeError, match=rf"callback= of {name} works for sparse tensors only"):
+        getattr(decomposition, name)(np.ones((4, 5, 6)), 2, callback=print)
 
 
 def test_a_decorated_name_is_unwrapped():

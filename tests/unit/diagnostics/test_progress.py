@@ -231,6 +231,70 @@ def test_other_threads_keep_the_handler():
     assert handlers == [before]
 
 
+# Log lines without logging.basicConfig
+
+
+@pytest.fixture
+def _root_level():
+    before = logging.root.level
+    yield
+    logging.root.setLevel(before)
+
+
+@pytest.mark.usefixtures("_root_level")
+@pytest.mark.parametrize(
+    ("level", "num_outside"), [(None, 0), (logging.WARNING, 0), (logging.INFO, 1)]
+)
+def test_log_lines_are_printed_once_however_logging_is_set_up(
+    capsys, monkeypatch, level, num_outside
+):
+    """Not at all (None), or by `logging.basicConfig` with a level."""
+    handlers = [] if level is None else [logging.StreamHandler()]
+    monkeypatch.setattr(logging.root, "handlers", handlers)
+    logging.root.setLevel(level or logging.WARNING)
+    logger = logging.getLogger("tensorly_flycoo")
+    before = (logger.level, list(logger.handlers))
+    for _ in range(2):
+        with Progress(2, show="log") as shown:
+            call(shown, [1.0, 0.5, 0.4])
+    assert (logger.level, logger.handlers) == before
+    logger.info("outside")
+    captured = capsys.readouterr()
+    lines = captured.err.splitlines()
+    assert captured.out == ""
+    assert len(lines) == 4 + num_outside, lines
+    assert sum("iteration 2 of 2, fit 0.600000" in line for line in lines) == 2
+
+
+# The model in memory
+
+
+def make_cp(number):
+    return CPTensor((None, [np.full((3, 2), number), np.full((4, 2), number)]))
+
+
+def test_the_last_and_the_best_model_are_kept_when_the_run_fails():
+    shown = Progress(100, show=None)
+
+    def fail():
+        for number, error in enumerate([np.nan, 0.5, 0.3, 0.4]):
+            model = make_cp(float(number))
+            shown(model, error)
+            model.factors[0] = None  # as a solver that writes to its list
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), shown:
+        fail()
+    assert [shown.last.factors[0][0, 0], shown.best.factors[0][0, 0]] == [3.0, 2.0]
+
+
+def test_one_model_is_kept_while_the_error_decreases():
+    with Progress(100, show=None) as shown:
+        for number, error in enumerate([1.0, 0.5, 0.5]):
+            shown(make_cp(float(number)), error)
+    assert shown.best is shown.last
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
@@ -266,7 +330,6 @@ def test_calls_in_the_wrong_order(path):
 
 
 def test_a_tensor_ring_has_no_checkpoint(path):
-    with Progress(5, show=None, checkpoint=path, every=1) as shown:
+    shown = Progress(5, show=None, checkpoint=path, every=1)
+    with shown, pytest.raises(TypeError, match="expected a CPTensor"):
         shown("ring", 1.0)
-        with pytest.raises(TypeError, match="expected a CPTensor"):
-            shown("ring", 0.5)

@@ -3,8 +3,18 @@
 import numpy as np
 import pytest
 from tensorly.cp_tensor import CPTensor
+from tensorly.tucker_tensor import TuckerTensor
 
-from tensorly_flycoo.io.checkpoint import load_checkpoint, save_checkpoint
+from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo.io.checkpoint import (
+    Origin,
+    ResumedTucker,
+    copy_model,
+    load_checkpoint,
+    mark_origin,
+    save_checkpoint,
+)
+from tensorly_flycoo.tensor.digest import find_digest
 
 ERRORS = [1.0, 0.5, 0.25]
 
@@ -30,6 +40,40 @@ def test_round_trip_keeps_bits_and_order(path):
     ):
         np.testing.assert_array_equal(a, b, strict=True)
         assert a.strides == b.strides
+
+
+def test_round_trip_of_a_tucker_tensor(path):
+    tucker = TuckerTensor((np.ones((2, 1)), [np.arange(6.0).reshape(3, 2), np.ones((4, 1))]))
+    save_checkpoint(path, tucker, ERRORS)
+    loaded = load_checkpoint(path)
+    assert isinstance(loaded, ResumedTucker)
+    assert (loaded.iteration, loaded.shape, loaded.rank) == (2, (3, 4), (2, 1))
+    for a, b in zip([loaded.core, *loaded.factors], [tucker.core, *tucker.factors], strict=True):
+        np.testing.assert_array_equal(a, b, strict=True)
+
+
+def test_round_trip_of_an_origin(path):
+    x = FlycooTensor([[0, 1], [2, 0]], [3.0, 4.0], (3, 4))
+    state = {"dual_0": np.asfortranarray(np.ones((3, 2))), "violation_0": 0.25}
+    cp_tensor = CPTensor((None, [np.ones((3, 2)), np.ones((4, 2))]))
+    save_checkpoint(path, mark_origin(cp_tensor, Origin("hals", x, state)), ERRORS)
+    saved = load_checkpoint(path).saved
+    assert (saved.solver, saved.digest, saved.errors) == ("hals", find_digest(x), ERRORS)
+    assert saved.state.keys() == state.keys()
+    assert saved.state["dual_0"].strides == state["dual_0"].strides
+    assert float(saved.state["violation_0"]) == 0.25
+
+
+def test_a_copied_model_has_the_same_arrays_in_a_new_list():
+    cp_tensor = make_cp()
+    tucker = TuckerTensor((np.ones((2, 1)), [np.ones((3, 2)), np.ones((4, 1))]))
+    for model in (cp_tensor, tucker):
+        copy = copy_model(mark_origin(model, Origin("hals", None)))
+        assert type(copy) is type(model)
+        assert copy.factors is not model.factors
+        assert all(a is b for a, b in zip(copy.factors, model.factors, strict=True))
+        assert not hasattr(copy, "_flycoo_origin")
+    assert copy_model("ring") == "ring"
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(path, monkeypatch):
@@ -99,8 +143,8 @@ def test_factors_keep_their_memory_order(path):
 
 
 def test_a_later_format_says_so(path):
-    np.savez(path, format=2, something=np.ones(2))
-    with pytest.raises(ValueError, match="has format 2, expected 1"):
+    np.savez(path, format=3, something=np.ones(2))
+    with pytest.raises(ValueError, match="has format 3, expected 1 or 2"):
         load_checkpoint(path)
 
 

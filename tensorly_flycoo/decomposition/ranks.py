@@ -1,0 +1,94 @@
+"""The rank of a decomposition of a sparse tensor: integers, or "same" if that is sane.
+
+TensorLy reads a float as a fraction of the number of cells. Nearly all cells of a sparse tensor are
+zeros, so 2.5 would become a rank of millions: every decomposition refuses floats, for Tucker too.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from tensorly.cp_tensor import validate_cp_rank
+
+from ..checks import check_rank, num_cells
+
+
+def find_cp_rank(x: Any, rank: Any) -> int:
+    """Return the number of components as an int.
+
+    Parameters
+    ----------
+    x : FlycooTensor or sparse.COO
+    rank : int or "same"
+        NumPy's integers are integers.
+
+    Raises
+    ------
+    TypeError
+        If `rank` is no integer: a float, a bool, a string other than "same".
+    ValueError
+        If `rank` is below 1, or "same" although nearly all cells of `x` are zeros.
+
+    Examples
+    --------
+    >>> from tensorly_flycoo.testing import random_tensor
+    >>> x = random_tensor((10, 20, 30), 500, random_state=0)
+    >>> find_cp_rank(x, -1)
+    Traceback (most recent call last):
+        ...
+    ValueError: rank is -1, expected at least 1
+    """
+    return int(validate_cp_rank(x.shape, _check(x, rank, num_ranks=0)))
+
+
+def find_tucker_rank(x: Any, rank: Any, num_modes: int | None = None) -> Any:
+    """Return an int, a list of ints, None (each mode's size) or "same", as TensorLy takes it.
+
+    Parameters
+    ----------
+    x : FlycooTensor or sparse.COO
+    rank : int, sequence of int, "same" or None
+    num_modes : int, optional
+        The length that a sequence must have.
+    """
+    if rank is None:
+        _check_same_size(x, rank)
+        return None
+    return _check(x, rank, num_modes)
+
+
+def find_train_rank(x: Any, rank: Any) -> int | str | list[int]:
+    """Return an int, a list of ints or "same", of a tensor train or ring, as TensorLy takes it.
+
+    Parameters
+    ----------
+    x : FlycooTensor, sparse.COO or a view
+    rank : int, sequence of int or "same"
+    """
+    return _check(x, rank)
+
+
+def _check(x: Any, rank: Any, num_ranks: int | None = None) -> int | str | list[int]:
+    """Return `rank` with Python's integers; a sequence must have `num_ranks` of them, 0 means none.
+
+    By default it may have any number.
+    """
+    if isinstance(rank, str) and rank == "same":
+        _check_same_size(x, rank)
+        return rank
+    if num_ranks == 0 or isinstance(rank, str) or not isinstance(rank, Iterable):
+        return check_rank(rank)
+    ranks = [check_rank(r, f"rank[{n}]") for n, r in enumerate(rank)]
+    if num_ranks is not None and len(ranks) != num_ranks:
+        raise ValueError(f"rank has {len(ranks)} numbers, expected {num_ranks}")
+    return ranks
+
+
+def _check_same_size(x: Any, rank: Any) -> None:
+    """Refuse a `rank` that stands for as many parameters as cells, unless nonzeros take as many."""
+    cells = num_cells(x.shape)
+    nnz = getattr(getattr(x, "tensor", x), "nnz", cells)  # of a view; of a dense array
+    if (len(x.shape) + 1) * nnz < cells:
+        raise ValueError(
+            f"rank is {rank!r}, as many parameters as the tensor has cells ({cells}), expected a "
+            f"positive integer: the tensor has only {nnz} nonzeros"
+        )
