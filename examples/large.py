@@ -12,7 +12,6 @@ if its fit is poor, random ones follow, and the best run counts. Each has a chec
 """
 
 import argparse
-import logging
 import time
 from pathlib import Path
 
@@ -94,7 +93,6 @@ def main(argv=None):
     parser.add_argument("--show", default="log", choices=("bar", "log"))
     arguments = parser.parse_args(argv)
 
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     shape, nnz = scale_down(arguments.scale)
     print(f"{' x '.join(map(str, shape))}, about {nnz:,} nonzeros, {arguments.dtype}:")
     print_memory(shape, nnz, arguments.dtype)
