@@ -120,8 +120,6 @@ def main(argv=None):
         print(f"{name:25} root mean squared error {error:.4f}")
     print("Films at the ends of each component:")
     print_extremes(models[best], coords, titles)
-    _, of_means, ours = results.values()
-    assert ours < of_means  # CP has learned what people have in common
     return {"results": results, "cp_tensor": models[best], "shape": shape}
 
 
