@@ -40,9 +40,9 @@ def main(folder=Path()):
     x = from_dataframe(make_purchases(habits, random), ["guest", "item", "hour"])
     tl.set_backend("flycoo")
 
-    ranks = select_rank(x, range(1, 7), n_runs=5, random_state=0)
+    ranks = select_rank(x, range(1, 7), n_runs=5, random_state=0)  # scores of each rank
     starts = best_of(tl.decomposition.non_negative_parafac_hals, x, ranks.rank, random_state=0)
-    cp = starts.best
+    cp = starts.best  # of ten starts; it has the names
     print(f"{x}\n\n{ranks}\n\n{starts}\n")
     for r, (items, hours) in enumerate(zip(cp.top("item", 4), cp.top("hour", 1), strict=True)):
         print(f"component {r}: {', '.join(items)}, around {next(iter(hours))} h")
