@@ -164,6 +164,9 @@ class _Hals:
                 factors[mode] = solve(gram.T, product.T).T
             if self.normalize_factors and mode != self.modes[-1]:
                 weights, factors[:] = normalize(weights, factors)  # in place: frees the old ones
+        last = len(factors) - 1
+        if last not in self.modes:
+            product = self.data.mttkrp(weights, factors, last)
         return weights, factors, product
 
 

@@ -202,11 +202,14 @@ def _find_extremes(x: FlycooTensor, axis: int | Iterable[int] | None, name: str)
 
 def find_extremes(values: Array, starts: Array, name: str, xp: ModuleType) -> Array:
     """Find the "max" or "min" of the values from each of the `starts` to the next."""
+    if xp is np:
+        return getattr(np, f"{name}imum").reduceat(values, starts)
+    # Sorted, since CuPy has no `reduceat`, and its `maximum.at` rounds to float32.
     numbers = xp.zeros(values.shape[0], np.int64)
     numbers[starts[1:]] = 1
-    extremes = values[starts]
-    getattr(xp, f"{name}imum").at(extremes, xp.cumsum(numbers), values)
-    return extremes
+    order = xp.lexsort(xp.stack([values, xp.cumsum(numbers)]).astype(np.float64, copy=False))
+    ends = xp.append(starts[1:], values.shape[0])
+    return values[order[starts if name == "min" else ends - 1]]
 
 
 def _arrange(

@@ -35,7 +35,8 @@ def run(tool, options):
     command = [find_sanitizer(), "--tool", tool, "--error-exitcode", "1", *options]
     done = subprocess.run([*command, sys.executable, script], capture_output=True, text=True)
     lines = (done.stdout + done.stderr).splitlines()
-    print(f"{tool}: {lines[-1].strip('= ') if lines else ''}")
+    summaries = [line.strip("= ") for line in lines if "SUMMARY" in line]
+    print(f"{tool}: {'; '.join(summaries) or 'no summary'}")
     # Also check the script's last line: a tool that sees no kernel reports no fault.
     if done.returncode != 0 or "ran" not in lines:
         print("\n".join(lines[-60:]))

@@ -8,7 +8,7 @@ import sparse
 import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
-from tensorly_flycoo import FlycooTensor, decomposition
+from tensorly_flycoo import FlycooTensor, cp_fit, decomposition
 from tensorly_flycoo.decomposition.tensorly_loop import tensorly_loop
 from tensorly_flycoo.testing import random_tensor
 
@@ -172,3 +172,14 @@ def test_with_all_modes_fixed_the_guess_is_returned(x):
     for factor, other in zip(decompose("parafac", x, options).factors, guess, strict=True):
         np.testing.assert_array_equal(factor, other)
         assert factor is not other
+
+
+@pytest.mark.parametrize("fixed_modes", [[2], [0, 2], [0, 1, 2]])
+def test_the_error_of_hals_with_the_last_mode_fixed(fixed_modes):
+    """It is the model's; TensorLy's takes the MTTKRP of another mode."""
+    x = random_tensor((20, 20, 20), 300, random_state=0)
+    init = CPTensor((None, [np.random.RandomState(n).random_sample((20, 3)) for n in range(3)]))
+    cp_tensor, errors = decomposition.non_negative_parafac_hals(
+        x, 3, 4, init=init, fixed_modes=fixed_modes, return_errors=True
+    )
+    assert errors[-1] == pytest.approx(cp_fit(x, cp_tensor).relative_error, rel=1e-9)
