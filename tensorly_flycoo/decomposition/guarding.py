@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -27,6 +28,11 @@ from .labelled_cp import label_result
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
 
+_LOST_LABELS = (
+    "the result has no labels: a decomposition that was imported from TensorLy before "
+    "tensorly_flycoo does not keep those of a LabelledTensor; call tl.decomposition.NAME instead"
+)
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -37,7 +43,7 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
     The error says what the whole call needs, what is free, and which other layout, dtype, initial
     guess or device would fit. Calls without a sparse tensor go to `dense`, by default `function`,
     and raise what it raises. In the place of a `LabelledTensor` the function gets its tensor, and
-    a CP model that it returns becomes a `LabelledCP`.
+    a CP model that it returns becomes a `LabelledCP`; but an initial guess stays as it is.
     """
 
     @functools.wraps(function)
@@ -50,7 +56,11 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
             if isinstance(labelled, LabelledTensor):
                 plain = [_drop_labels(argument) for argument in args]
                 named = {name: _drop_labels(argument) for name, argument in kwargs.items()}
-                return label_result(call(*plain, **named), labelled.labels)
+                result = call(*plain, **named)
+                if function.__name__ == "initialize_cp":  # nothing guards the decomposition itself
+                    warnings.warn(_LOST_LABELS, stacklevel=3)
+                    return result
+                return label_result(result, labelled.labels)
 
         def explain() -> str:
             given = inspect.signature(function).bind(*args, **kwargs)

@@ -15,6 +15,7 @@ from strategies import quick
 from tensorly.cp_tensor import CPTensor
 
 from tensorly_flycoo import LabelledCP, LabelledTensor, decomposition, from_dataframe
+from tensorly_flycoo.decomposition.tensorly_loop import tensorly_loop
 from tensorly_flycoo.testing import random_tensor
 
 SHAPE, NAMES = (5, 6, 7), ("user", "item", "day")
@@ -302,3 +303,15 @@ def test_transform_refuses_labels_that_the_model_does_not_have():
         make_cp().transform(FRAME.assign(item="unknown"), "user", "n")
     with pytest.raises(ValueError, match="mode is 'shop', expected one of"):
         make_cp().transform(FRAME, "shop", "n")
+
+
+@pytest.mark.parametrize("name", ["parafac", "non_negative_parafac_hals"])
+def test_a_decomposition_imported_before_the_package_warns_of_lost_labels(name, x):
+    """It starts from the guess that the plain tensor gives."""
+    function, options = tensorly_loop(name), {"n_iter_max": 2, "random_state": 0}
+    with pytest.warns(UserWarning, match=r"no labels.*tl\.decomposition\.NAME"):
+        found = function(x, 2, **options)
+    expected = function(x.tensor, 2, **options)
+    assert type(found) is CPTensor
+    for factor, other in zip(found.factors, expected.factors, strict=True):
+        np.testing.assert_array_equal(factor, other)
