@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -60,9 +59,7 @@ def attempt(function: Callable[[], _Result], explain: Callable[[], str]) -> _Res
     finally:
         del running
     # Not inside the except clause: there the new error would keep the old one alive, and with it
-    # the arrays of its frames, which must be freed before `explain` asks what is free. Frames may
-    # also be part of reference cycles.
-    gc.collect()
+    # the arrays of its frames, which must be freed before `explain` asks what is free.
     raise MemoryError(explain())
 
 
