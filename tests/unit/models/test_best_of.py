@@ -136,7 +136,9 @@ def test_labels_stay(x):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"n_starts": 0}, ValueError, "n_starts is 0, expected 1 or more"),
+        ({"n_starts": 0}, ValueError, "n_starts is 0, expected at least 1"),
+        ({"decomposition": "parafac"}, TypeError, "is 'parafac', expected a function, such as"),
+        ({"decomposition": tl.decomposition.CP}, TypeError, "CP'>, expected a function"),
         ({"n_starts": 2.5}, TypeError, "n_starts is 2.5, expected an integer"),
         ({"n_starts": True}, TypeError, "n_starts is True"),
         ({"init": "svd"}, ValueError, "init is 'svd', expected 'random'"),
