@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Self, SupportsFloat
 
+from ..checks import check_count
 from ..io.checkpoint import check_saveable, copy_model, load_checkpoint, save_checkpoint
 from ..io.files import FilePath, try_writing
 from ..reporting import listen
@@ -130,12 +131,12 @@ class Progress:
         every: int | None = None,
         every_minutes: float | None = None,
     ) -> None:
-        _check_count("n_iter_max", n_iter_max)
-        _check_count("log_every", log_every)
+        check_count(n_iter_max, "n_iter_max")
+        check_count(log_every, "log_every")
         if show not in _SHOWN:
             raise ValueError(f"show is {show!r}, expected one of {_SHOWN}")
         if every is not None:
-            _check_count("every", every)
+            check_count(every, "every")
         if every_minutes is not None and not every_minutes > 0:
             raise ValueError(f"every_minutes is {every_minutes!r}, expected more than 0")
         if every is None and every_minutes is None:
@@ -348,13 +349,6 @@ def _show_log() -> Iterator[None]:
     finally:
         logger.setLevel(level)
         logger.removeHandler(handler)
-
-
-def _check_count(name: str, count: Any) -> None:
-    is_count = isinstance(count, int) and not isinstance(count, bool)
-    if not is_count or count < 1:
-        kind = ValueError if is_count else TypeError
-        raise kind(f"{name} is {count!r}, expected an integer of at least 1")
 
 
 def _make_bar() -> Any:
