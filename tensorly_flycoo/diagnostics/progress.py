@@ -225,8 +225,8 @@ class Progress:
         self._is_running = False
         if self._failure is not None:
             self._warn(
-                f"the checkpoint {self._path} is not of the last iteration, {self.iteration}: the "
-                f"last write failed ({self._failure}); its factors are in `last` of this Progress"
+                f"the checkpoint {self._path} is older than iteration {self.iteration}, the last: "
+                f"a write failed ({self._failure}); the last factors are in `last` of this Progress"
             )
         self._resources.close()
 
