@@ -75,7 +75,7 @@ def cp_fit(
         If `x` is not sparse, or an array has another dtype or is on another device.
     ValueError
         If shapes do not match, the labels of `x` differ from those of a `LabelledCP`, both `mask`
-        and `held_out` are given, or they leave no entry.
+        and `held_out` are given, `held_out` is not a pair, or no entry is left.
 
     Notes
     -----
@@ -107,6 +107,8 @@ def cp_fit(
             raise ValueError("mask marks no entry as missing, expected at least one")
     if held_out is not None:
         _check_shape(factors, x)
+        if len(held_out) != 2:
+            raise ValueError(f"held_out has {len(held_out)} items, expected (coords, values)")
         return _compare(cp_tensor, *held_out)
     last_mttkrp = mttkrp(x, factors, x.ndim - 1, weights=weights)
     inner = (last_mttkrp * factors[-1]).sum(dtype=np.float64)

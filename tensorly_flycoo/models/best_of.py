@@ -114,8 +114,8 @@ def best_of(
         If `decomposition` is not a function, `n_starts` is not an integer, `random_state` is a
         generator of CuPy, or an option is unknown.
     ValueError
-        If `n_starts` is below 1, `init` is not "random", or the decomposition has no
-        `random_state`. Other errors are the decomposition's.
+        If `n_starts` is below 1, `init` is not "random", `callback` is a `Progress`, or the
+        decomposition has no `random_state`. Other errors are the decomposition's.
 
     Notes
     -----
@@ -198,6 +198,10 @@ def _check(decomposition: Callable, n_starts: Any, options: dict[str, Any]) -> A
     init = options.get("init", "random")
     if not isinstance(init, str) or init != "random":
         raise ValueError(f"init is {init!r}, expected 'random': every start would be the same")
+    if hasattr(options.get("callback"), "n_iter_left"):
+        raise ValueError(
+            "callback is a Progress, which is for one run: pass another, or leave it out"
+        )
     return names
 
 
