@@ -10,7 +10,15 @@ from tensorly.decomposition import (
     tucker,
 )
 
-from tensorly_flycoo import FlycooTensor, LabelledCP, LabelledTensor, best_of, cp_fit, decomposition
+from tensorly_flycoo import (
+    FlycooTensor,
+    LabelledCP,
+    LabelledTensor,
+    Progress,
+    best_of,
+    cp_fit,
+    decomposition,
+)
 from tensorly_flycoo.models import many_starts
 from tensorly_flycoo.models.match import factor_match_score
 from tensorly_flycoo.testing import planted_tensor
@@ -134,7 +142,10 @@ def test_labels_stay(x):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"n_starts": 0}, ValueError, "n_starts is 0, expected 1 or more"),
+        ({"n_starts": 0}, ValueError, "n_starts is 0, expected at least 1"),
+        ({"callback": Progress(3, show=None)}, ValueError, "callback is a Progress, which is for"),
+        ({"decomposition": "parafac"}, TypeError, "is 'parafac', expected a function, such as"),
+        ({"decomposition": tl.decomposition.CP}, TypeError, "CP'>, expected a function"),
         ({"n_starts": 2.5}, TypeError, "n_starts is 2.5, expected an integer"),
         ({"n_starts": True}, TypeError, "n_starts is True"),
         ({"init": "svd"}, ValueError, "init is 'svd', expected 'random'"),
