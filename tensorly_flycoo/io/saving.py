@@ -146,7 +146,7 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor:
     """
     engine = select_engine(device)
     with open_arrays(path) as reader:
-        header, record_format = _read_header(path, reader.read("header"))
+        header, record_format = _read_header(path, reader)
         names = reader.names() - {"header"}
         cut = engine.choose_cut(record_format.shape, record_format.dtype)
         if not _fits(header, record_format, names, cut, engine):
@@ -199,20 +199,9 @@ def _rebuild(
         raise damage_error(path, f"records: {error}") from None
 
 
-def _read_header(path: FilePath, array: np.ndarray) -> tuple[Header, RecordFormat]:
-    """Parse and check the header; return it with the format of the records."""
-    try:
-        header = json.loads(str(array))
-        is_ours, version = header["format"] == _FORMAT, header["version"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        is_ours = False
-    if not is_ours:
-        raise damage_error(path, "its header is not one of tensorly-flycoo")
-    if version != _VERSION:
-        raise ValueError(
-            f"{path} has format version {version!r}, expected {_VERSION}: "
-            "load it with a newer release of tensorly-flycoo"
-        )
+def _read_header(path: FilePath, reader: ArrayReader) -> tuple[Header, RecordFormat]:
+    """Read and check the header; return it with the format of the records."""
+    header = reader.read_header(_FORMAT, _VERSION, "tensorly-flycoo")
     try:
         record_format = RecordFormat.of(
             check_shape(header["shape"]),
