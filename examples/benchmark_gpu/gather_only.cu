@@ -70,8 +70,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
 
     const long long first = (first_tile + blockIdx.x) * TILE_SIZE;
     const int count = count_places<TILE_SIZE>(first, nnz);
-    const unsigned* pull_ids = nullptr;
-    pull_records(slots, records + first * TileSlots::record_pieces, nnz - first, pull_ids, count);
+    const Ids<unsigned, 0> none{};
+    pull_records(slots, records + first * TileSlots::record_pieces, nnz - first, none, first, count);
     wait_for_copies();
     TileNonzeros::unpack(slots, count, operands);
     __syncthreads();

@@ -5,13 +5,15 @@
 //   consecutive places; a lane has LANE_LOADS times LOAD_COLUMNS of the R columns. If a group holds
 //   fewer than R, blocks along y have the remaining columns.
 // Preconditions. The layout's: pull ids are positions inside the tile's bucket, or in the whole
-//   copy; the write order is a permutation of each tile's places; remap ids are unique;
+//   copy; the write order is a permutation of each tile's places; remap ids are unique, and
+//   ascend in a tile;
 //   `carry_rows` has the row that a tile inherits, or -1. The engine's: a bucket's size is a power
 //   of two; rows of factors are aligned to a load, and readable up to whole loads (the contents
 //   past the last column do not matter); rows of `out` and `partial_rows` are contiguous and
 //   aligned to a store; `weights` has R numbers, or is null. A debug build (`assertions.cuh`) checks ids and rows.
-// Bytes per nonzero: a record in, and NUM_INPUTS rows of R values; with PULL sizeof(PULL_ID); with
-//   REMAP a record out, sizeof(REMAP_ID) and 2. In addition, each row of `out` once.
+// Bytes per nonzero: a record in, and NUM_INPUTS rows of R values; with PULL a pull id (18 bits for
+//   buckets of 2^18); with REMAP a record out, a place of the write order (12 bits for tiles of
+//   2048), 1.5 bits, and sizeof(REMAP_ID) for each run. In addition, each row of `out` once.
 // Writes and determinism: no atomics. A row is written by the group in which it begins, which adds
 //   the carry-outs of the groups after it in their order; the carry-out of a row of an earlier tile
 //   goes to `partial_rows`. The order of all additions follows from the order of the nonzeros,
@@ -53,7 +55,16 @@
 #error "MIN_BLOCKS: blocks of a multiprocessor that registers should be enough for"
 #endif
 #ifndef PULL_ID
-#error "PULL_ID: unsigned type of pull ids"
+#error "PULL_ID: unsigned type of the low bits of pull ids"
+#endif
+#ifndef PULL_HIGH_BITS
+#error "PULL_HIGH_BITS: number of their other bits, which share bytes"
+#endif
+#ifndef WRITE
+#error "WRITE: unsigned type of the low bits of the write order"
+#endif
+#ifndef WRITE_HIGH_BITS
+#error "WRITE_HIGH_BITS: number of its other bits, which share bytes"
 #endif
 #ifndef REMAP_ID
 #error "REMAP_ID: unsigned type of remap ids"
@@ -97,9 +108,11 @@ CHECK_LAYOUT(TileCarries, CARRIES_LAYOUT)
 extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     mttkrp(long long first_tile, const TileOperands operands, long long nnz, long long num_empty,
            long long empty_share, long long bucket_size, const long long* carry_rows,
-           const EMPTY_ROW* empty_rows, const TileSlots::Piece* records, const PULL_ID* pull_ids,
-           TileSlots::Piece* spare, const REMAP_ID* remap_ids, const unsigned short* write_order,
-           int rank, const VALUE* weights, VALUE* out, VALUE* partial_rows)
+           const EMPTY_ROW* empty_rows, const TileSlots::Piece* records, const PULL_ID* pull_low,
+           const unsigned char* pull_high, TileSlots::Piece* spare, const unsigned* run_starts,
+           const unsigned short* run_counts, const REMAP_ID* run_shifts, int max_runs,
+           const WRITE* write_low, const unsigned char* write_high, int rank,
+           const VALUE* weights, VALUE* out, VALUE* partial_rows)
 {
     extern __shared__ uint4 shared[];
     const TileSlots slots{reinterpret_cast<TileSlots::SlotPiece*>(shared)};
@@ -112,9 +125,14 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     const int count = count_places<TILE_SIZE>(first, nnz);
     const long long base = PULL ? bucket_start(first, bucket_size) : first;
     Targets<TileSlots, REMAP_ID> targets;
-    pull_records(slots, records + base * TileSlots::record_pieces, nnz - base,
-                 PULL ? pull_ids + first : nullptr, count);
-    if (remaps) read_targets(targets, remap_ids + first, write_order + first, nnz, count);
+    const Ids<PULL_ID, PULL_HIGH_BITS> pull_ids{PULL ? pull_low : nullptr, pull_high};
+    pull_records(slots, records + base * TileSlots::record_pieces, nnz - base, pull_ids, first,
+                 count);
+    if (remaps) {
+        const Runs<REMAP_ID> remap_ids{run_starts, run_counts, run_shifts, max_runs};
+        const Ids<WRITE, WRITE_HIGH_BITS> write_order{write_low, write_high};
+        read_targets<TILE_SIZE>(targets, remap_ids, write_order, tile, nnz, count);
+    }
     Tile::clear_rows(empty_rows, num_empty, empty_share, tile, column, rank, out, operands);
     wait_for_copies();
     if (remaps) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "assertions.cuh"
+#include "ids.cuh"
 #include "records.cuh"
 
 // The first place of a place's bucket; the bucket's size is a power of two.
@@ -22,7 +23,6 @@ __device__ __forceinline__ int count_places(long long first, long long nnz)
 // Where a thread's records go next; read while the records are being pulled.
 template <typename Slots, typename RemapId>
 struct Targets {
-    static_assert(RemapId(-1) > RemapId(0), "remap ids are unsigned");
     RemapId positions[Slots::moves];
     unsigned short places[Slots::moves];
 };
@@ -40,34 +40,32 @@ __device__ __forceinline__ void for_own_places(int count, Use use)
 
 // Starts copying the tile's records to their slots. After `wait_for_copies` a thread may use those
 // that it copied; after a barrier, all. `num_records` is the number of records at `records`.
-// `pull_ids` are the tile's, or null if places are positions.
-template <typename Slots, typename PullId>
+// Without `pull_ids`, places are positions. `first` is the tile's first place.
+template <typename Slots, typename PullIds>
 __device__ __forceinline__ void pull_records(Slots slots, const typename Slots::Piece* records,
-                                             long long num_records, const PullId* pull_ids,
-                                             int count)
+                                             long long num_records, PullIds pull_ids,
+                                             long long first, int count)
 {
-    static_assert(PullId(-1) > PullId(0), "pull ids are unsigned");
     // All ids first: then the loads of ids are independent, and so are the loads of records.
-    PullId sources[Slots::moves];
+    typename PullIds::Id sources[Slots::moves];
     for_own_places<Slots>(count, [&](int place, int m) {
-        if (pull_ids) sources[m] = pull_ids[place];
+        if (pull_ids.low) sources[m] = pull_ids.at(first + place);
     });
     for_own_places<Slots>(count, [&](int place, int m) {
-        const long long source = pull_ids ? static_cast<long long>(sources[m]) : place;
+        const long long source = pull_ids.low ? static_cast<long long>(sources[m]) : place;
         ASSERT(source < num_records);
         slots.copy_to(place, records + source * Slots::record_pieces);
     });
 }
 
-template <typename Slots, typename RemapId>
-__device__ __forceinline__ void read_targets(Targets<Slots, RemapId>& targets,
-                                             const RemapId* remap_ids,
-                                             const unsigned short* write_order, long long nnz,
-                                             int count)
+template <int TileSize, typename Slots, typename Runs, typename WriteOrder>
+__device__ __forceinline__ void read_targets(Targets<Slots, typename Runs::Id>& targets,
+                                             Runs remap_ids, WriteOrder write_order,
+                                             long long tile, long long nnz, int count)
 {
     for_own_places<Slots>(count, [&](int place, int m) {
-        targets.positions[m] = remap_ids[place];
-        targets.places[m] = write_order[place];
+        targets.positions[m] = remap_ids.template at<TileSize>(tile, place);
+        targets.places[m] = static_cast<unsigned short>(write_order.at(tile * TileSize + place));
         ASSERT(targets.positions[m] < nnz);
         ASSERT(targets.places[m] < count);
     });

@@ -40,7 +40,10 @@
 #error "MIN_BLOCKS: blocks of a multiprocessor that registers should be enough for"
 #endif
 #ifndef PULL_ID
-#error "PULL_ID: unsigned type of pull ids"
+#error "PULL_ID: unsigned type of the low bits of pull ids"
+#endif
+#ifndef PULL_HIGH_BITS
+#error "PULL_HIGH_BITS: number of their other bits, which share bytes"
 #endif
 #ifndef SLOT_ID
 #error "SLOT_ID: unsigned type of slots"
@@ -78,16 +81,17 @@ CHECK_LAYOUT(TileRanks, RANKS_LAYOUT)
 extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     ttmc(long long first_tile, const TileOperands operands, const TileRanks ranks, long long nnz,
          long long bucket_size, const long long* carry_rows, const SLOT_ID* slots,
-         const TileSlots::Piece* records, const PULL_ID* pull_ids, long long columns, VALUE* out,
-         long long* run_rows, VALUE* partial_rows)
+         const TileSlots::Piece* records, const PULL_ID* pull_low,
+         const unsigned char* pull_high, long long columns, VALUE* out, long long* run_rows, VALUE* partial_rows)
 {
     extern __shared__ uint4 shared[];
     const TileSlots places{reinterpret_cast<TileSlots::SlotPiece*>(shared)};
     const long long tile = first_tile + blockIdx.x, first = tile * TILE_SIZE;
     const int count = count_places<TILE_SIZE>(first, nnz);
     const long long base = PULL ? bucket_start(first, bucket_size) : first;
-    pull_records(places, records + base * TileSlots::record_pieces, nnz - base,
-                 PULL ? pull_ids + first : nullptr, count);
+    const Ids<PULL_ID, PULL_HIGH_BITS> pull_ids{PULL ? pull_low : nullptr, pull_high};
+    pull_records(places, records + base * TileSlots::record_pieces, nnz - base, pull_ids, first,
+                 count);
 
     const long long column = Tile::first_column();
     const Tile::FactorColumns split = Tile::split_columns(column, columns, ranks);

@@ -11,6 +11,7 @@ from cuda_sources import ON_LINUX, compile_all, compile_source, compile_text, ma
 
 from tensorly_flycoo.engines import cuda
 from tensorly_flycoo.engines.cuda import structs, tuning
+from tensorly_flycoo.engines.cuda.id_bits import IdBits
 from tensorly_flycoo.engines.cuda.macros import (
     add_grams_macros,
     carry_rows_macros,
@@ -27,12 +28,15 @@ from tensorly_flycoo.engines.cuda.macros import (
     pad_rows_macros,
     partial_rows_macros,
     place_vectors_macros,
+    position_macros,
     product_macros,
     read_keys_macros,
     remap_macros,
+    runs_macros,
     scatter_records_macros,
     solve_rows_macros,
     split_columns_macros,
+    split_ids_macros,
     square_polynomial_macros,
     store_places_macros,
     sum_groups_macros,
@@ -54,6 +58,9 @@ GPUS = {
     "sm_100": tuning.Gpu((10, 0), 228 * 1024),
 }
 U16, U32, U64 = (np.dtype(f"uint{bits}") for bits in (16, 32, 64))
+PLAIN, PLAIN_64, BUCKETS, SMALL_BUCKETS = (
+    IdBits(U32), IdBits(U64), IdBits.of(2**18), IdBits.of(2**16),
+)  # fmt: skip
 EVERY_GPU = pytest.mark.parametrize(
     "architecture",
     ["sm_90", *[pytest.param(name, marks=pytest.mark.other_gpus) for name in ("sm_80", "sm_100")]],
@@ -75,9 +82,11 @@ def specialise_all():
     occupancy = choose_occupancy(record_format, "sm_90")
     rank_cut, column_cut = tuning.cut_rank(32, 4, 16, 16), tuning.cut_columns(256, 2)
     return {
-        "mttkrp.cu": mttkrp_macros(record_format, 256, rank_cut, occupancy, U32, U32, U32),
-        "remap.cu": remap_macros(record_format, 256, U32, U32),
-        "ttmc.cu": ttmc_macros(record_format, 256, column_cut, occupancy, U32, U32),
+        "mttkrp.cu": mttkrp_macros(record_format, 256, rank_cut, occupancy, U32, BUCKETS, U32),
+        "remap.cu": remap_macros(record_format, 256, BUCKETS, U32),
+        "split_ids.cu": split_ids_macros(U32, BUCKETS),
+        "find_runs.cu": runs_macros(256, U32),
+        "ttmc.cu": ttmc_macros(record_format, 256, column_cut, occupancy, U32, BUCKETS),
         "order_writes.cu": order_writes_macros(256, U32),
         "partial_rows.cu": partial_rows_macros(dtype, 16),
         "pack.cu": pack_macros(record_format, np.dtype(np.int64)),
@@ -87,7 +96,7 @@ def specialise_all():
         "store_places.cu": store_places_macros(U32),
         "number_buckets.cu": number_buckets_macros(U32, U16),
         "store_offsets.cu": offsets_macros(U32, U32),
-        "position_in_buckets.cu": offsets_macros(U32, U32),
+        "position_in_buckets.cu": position_macros(U32, BUCKETS),
         "scatter_records.cu": scatter_records_macros(record_format.num_words, U32),
         "sum_squares.cu": sum_squares_macros(dtype),
         "sum_groups.cu": sum_groups_macros(dtype),
@@ -125,7 +134,7 @@ def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
         alignment = math.gcd(16, rank * itemsize)
         for loads in (alignment, 16):  # factors as given, and copied to aligned rows
             cut = tuning.cut_rank(rank, itemsize, loads, alignment)
-            for ids in ([U32] * 3, [U32]):
+            for ids in ([U32, BUCKETS, U32], [U32]):
                 macros = mttkrp_macros(record_format, tile_size, cut, occupancy, *ids)
                 jobs.append(("mttkrp.cu", architecture, macros))
     compile_all(jobs)
@@ -135,9 +144,11 @@ def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
 @EVERY_GPU
 def test_every_way_to_fetch_a_record_compiles(architecture):
     """Sorted copies, an index, remapping; also with 64-bit ids and small tiles."""
-    layouts = [(None, None), (U32, None), (U64, None), (U32, U32), (U16, U64)]
+    layouts = [
+        (None, None), (PLAIN, None), (PLAIN_64, None), (BUCKETS, U32), (SMALL_BUCKETS, U64),
+    ]  # fmt: skip
     jobs, cut = [], tuning.cut_rank(32, 4, 16, 16)
-    for ids, tile_size, bits in itertools.product(layouts, (256, 1024), (10, 32)):
+    for ids, tile_size, bits in itertools.product(layouts, (256, 2048), (10, 32)):
         record_format = make_format(3, "float32", bits)
         occupancy = choose_occupancy(record_format, architecture)
         macros = mttkrp_macros(record_format, tile_size, cut, occupancy, U32, *ids)
@@ -146,6 +157,7 @@ def test_every_way_to_fetch_a_record_compiles(architecture):
             jobs.append(("remap.cu", architecture, remap_macros(record_format, tile_size, *ids)))
             macros = order_writes_macros(tile_size, ids[1])
             jobs.append(("order_writes.cu", architecture, macros))
+            jobs.append(("find_runs.cu", architecture, runs_macros(tile_size, ids[1])))
     compile_all(jobs)
 
 
@@ -173,7 +185,8 @@ def test_kernels_that_sort_nonzeros_compile(architecture):
         jobs += [("number_buckets.cu", number_buckets_macros(place, b)) for b in (U16, U32)]
         for offset in (U16, U32, U64):
             jobs.append(("store_offsets.cu", offsets_macros(place, offset)))
-            jobs.append(("position_in_buckets.cu", offsets_macros(place, offset)))
+        for bits in (SMALL_BUCKETS, BUCKETS, PLAIN):
+            jobs.append(("position_in_buckets.cu", position_macros(place, bits)))
         for record_format in (make_format(n, d) for n in (1, 3, 8) for d in DTYPES):
             jobs.append(("carry_rows.cu", carry_rows_macros(record_format, place)))
             for key, num_fields in itertools.product((U16, U32, U64), (1, 3)):
@@ -183,6 +196,11 @@ def test_kernels_that_sort_nonzeros_compile(architecture):
         ("scatter_records.cu", scatter_records_macros(num_words, offset))
         for num_words in (2, 4, 6, 10)
         for offset in (U16, U32)
+    ]
+    jobs += [
+        ("split_ids.cu", split_ids_macros(dtype, IdBits.of(limit)))
+        for dtype in (U16, U32)
+        for limit in (2, 2**9, 2**11, 2**16, 2**18, 2**24, 2**32)
     ]
     compile_all([(file, architecture, macros) for file, macros in jobs])
 
@@ -233,7 +251,7 @@ def test_many_modes_compile(architecture):
     record_format = make_format(64, "float64")
     tile_size = choose_tile_size(record_format, architecture)
     cut, occupancy = tuning.cut_rank(1, 8, 16, 16), choose_occupancy(record_format, architecture)
-    macros = mttkrp_macros(record_format, tile_size, cut, occupancy, U32, U32, U32)
+    macros = mttkrp_macros(record_format, tile_size, cut, occupancy, U32, BUCKETS, U32)
     compile_source("mttkrp.cu", architecture, macros)  # some registers do spill
 
 
@@ -242,14 +260,14 @@ def test_many_modes_compile(architecture):
 def test_ttmc_compiles(architecture):
     """With few and many columns, with narrow, wide and no pull ids."""
     cases = [
-        (1, "float64", 256, U32, U32),
-        (2, "float64", 256, U32, U32),
+        (1, "float64", 256, U32, BUCKETS),
+        (2, "float64", 256, U32, BUCKETS),
         (3, "float32", 9, U64, None),
-        (3, "float32", 256, U32, U32),
-        (3, "float64", 256, U64, U64),
-        (4, "float64", 256, U32, U32),
-        (5, "float32", 256, U32, U32),
-        (8, "float64", 256, U32, U32),
+        (3, "float32", 256, U32, BUCKETS),
+        (3, "float64", 256, U64, PLAIN_64),
+        (4, "float64", 256, U32, PLAIN),
+        (5, "float32", 256, U32, BUCKETS),
+        (8, "float64", 256, U32, BUCKETS),
     ]
     jobs = []
     for ndim, dtype, num_columns, *dtypes in cases:
@@ -291,9 +309,9 @@ def test_assertions_compile(ndim):
     occupancy = choose_occupancy(record_format, "sm_90")
     cut, columns = tuning.cut_rank(32, 4, 16, 16), tuning.cut_columns(256, ndim - 1)
     for file, macros in [
-        ("mttkrp.cu", mttkrp_macros(record_format, 256, cut, occupancy, U32, U32, U32)),
-        ("remap.cu", remap_macros(record_format, 256, U32, U32)),
-        ("ttmc.cu", ttmc_macros(record_format, 256, columns, occupancy, U32, U32)),
+        ("mttkrp.cu", mttkrp_macros(record_format, 256, cut, occupancy, U32, BUCKETS, U32)),
+        ("remap.cu", remap_macros(record_format, 256, BUCKETS, U32)),
+        ("ttmc.cu", ttmc_macros(record_format, 256, columns, occupancy, U32, BUCKETS)),
     ]:
         checked = load_source(file)
         assert checked.count("ASSERT(") > 1  # the macro, and its uses
