@@ -293,7 +293,7 @@ class Primitives(UnfoldingPrimitives):
         """
         return None
 
-    def compact_ids(self, ids: Array, limit: int) -> "CompactIds | Array":
+    def compact_ids(self, ids: Array, limit: int, cut: "Cut") -> "CompactIds | Array":
         """Return ids (nnz,) below `limit` as the engine keeps them: here as they are."""
         return ids
 

@@ -130,14 +130,14 @@ class RemapLayout(Layout):
                 tile_rows(records, places, record_format, mode, tile_size, primitives, rows)
             )
             pushes.append(_compact_push(remap_ids, cut, primitives))
-            pulls.append(primitives.compact_ids(pull_ids, bucket_size))
+            pulls.append(primitives.compact_ids(pull_ids, bucket_size, cut))
         if places is None:
             last_ids[...] = xp.arange(nnz, dtype=dtype)
         pull_ids = xp.empty(nnz, pull_dtype)
         primitives.split_by_bucket(last_ids, bucket_size, last_ids, pull_ids)
         primitives.scatter_in_buckets(records, pull_ids, bucket_size, spare)
         pushes.append(_compact_push(last_ids, cut, primitives))
-        pulls.insert(0, primitives.compact_ids(pull_ids, bucket_size))
+        pulls.insert(0, primitives.compact_ids(pull_ids, bucket_size, cut))
         return tilings, [RemapPlan(pull, *push) for pull, push in zip(pulls, pushes, strict=True)]
 
     @classmethod
@@ -188,7 +188,7 @@ class RemapLayout(Layout):
         ndim, records = cut.record_format.ndim, arrays["records"]
         plans = [
             RemapPlan(
-                primitives.compact_ids(arrays[f"pull_ids_{n}"], cut.bucket_size),
+                primitives.compact_ids(arrays[f"pull_ids_{n}"], cut.bucket_size, cut),
                 primitives.compact_runs(arrays[f"remap_ids_{n}"], cut),
                 _compact_order(arrays.get(f"write_order_{n}"), cut, primitives),
             )
@@ -269,4 +269,4 @@ def _compact_push(
 def _compact_order(
     write_order: Array | None, cut: Cut, primitives: Primitives
 ) -> CompactIds | Array | None:
-    return None if write_order is None else primitives.compact_ids(write_order, cut.tile_size)
+    return None if write_order is None else primitives.compact_ids(write_order, cut.tile_size, cut)

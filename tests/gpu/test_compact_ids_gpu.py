@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tensorly_flycoo.engines.cuda import compact_ids
-from tensorly_flycoo.engines.cuda.compact_ids import RunIds, SplitIds
+from tensorly_flycoo.engines.cuda.compact_ids import PackedIds, RunIds
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.format.remap import RemapLayout
 
@@ -14,15 +14,16 @@ SIZES = (0, 1, 31, 32, 33, 255, 1000, 5001, 300_000)
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
 @pytest.mark.parametrize("limit", [2, 200, 2**9, 2**10, 2**11, 2**16, 2**18, 2**24, 2**31])
+@pytest.mark.parametrize("tile_size", [128, 256, 512, 2048])
 @pytest.mark.parametrize("size", SIZES)
-def test_split_ids_are_what_they_were(size, limit, dtype):
+def test_packed_ids_are_what_they_were(size, tile_size, limit, dtype):
     limit = min(limit, 2 ** (8 * np.dtype(dtype).itemsize))
     ids = np.random.default_rng(size).integers(0, limit, size).astype(dtype)
     ids[-1:] = limit - 1
-    split = SplitIds.split(cupy.asarray(ids), limit)
-    np.testing.assert_array_equal(split.expand().get(), ids)
-    assert split.expand().dtype == ids.dtype
-    assert split.nbytes == sum(split.bits.count_bytes(size))
+    packed = PackedIds.split(cupy.asarray(ids), limit, tile_size)
+    np.testing.assert_array_equal(packed.expand().get(), ids)
+    assert packed.expand().dtype == ids.dtype
+    assert packed.nbytes == packed.bits.count_nbytes(size, tile_size)
 
 
 @pytest.mark.parametrize("dtype", ["uint32", "uint64"])
@@ -39,8 +40,8 @@ def test_runs_are_what_they_were(size, num_buckets, tile_size, dtype):
     max_runs = min(tile_size, num_buckets)
     runs = RunIds.find(cupy.asarray(ids), tile_size, max_runs)
     np.testing.assert_array_equal(runs.expand().get(), ids)
-    num_words, num_tiles = -(-size // 32), -(-size // tile_size)
-    assert runs.nbytes == 6 * num_words + ids.itemsize * max_runs * num_tiles
+    num_tiles = -(-size // tile_size)
+    assert runs.nbytes == num_tiles * (6 * tile_size // 32 + ids.itemsize * max_runs)
 
 
 @pytest.mark.parametrize("tile_size", [128, 1024])

@@ -109,12 +109,12 @@ print("all is so", flush=True)
 CORRUPTIONS = [
     pytest.param("x._layout.plans[1].remap_ids.shifts[0, 0] = 2**31", "positions[m] < nnz",
                  id="remap id"),
-    pytest.param("x._layout.plans[1].pull_ids.low[7] = 65535", "source < num_records",
+    pytest.param("x._layout.plans[1].pull_ids.lows[7] = 65535", "source < num_records",
                  id="pull id"),
-    pytest.param("x._layout.plans[1].write_order.low[:] = 255;"
-                 "x._layout.plans[1].write_order.high[:] = 255", "places[m] < count", id="write"),
+    pytest.param("x._layout.plans[1].write_order.lows[:] = 255;"
+                 "x._layout.plans[1].write_order.highs[:] = 255", "places[m] < count", id="write"),
     pytest.param("x._layout.records[7] = 2**32 - 1", "operands.last_out_row", id="row"),
-    pytest.param("low = x._layout.plans[0].pull_ids.low; low[:] = low[::-1].copy()",
+    pytest.param("lows = x._layout.plans[0].pull_ids.lows; lows[:] = lows[::-1].copy()",
                  "out_row() > row", id="order"),
 ]  # fmt: skip
 

@@ -309,8 +309,6 @@ def test_nbytes_is_what_the_arrays_take():
         others = sum(tiling.nbytes for tiling in x._layout.tilings)
         if layout == "remap":
             # Of a mode: 18 bits of a pull id, 12 of the write order, 1.5 of runs; one run a tile.
-            num_words, num_tiles = -(-x.nnz // 32), -(-x.nnz // x._layout.tile_size)
-            pull_nbytes = 2 * x.nnz + -(-x.nnz // 4)
-            order_nbytes = x.nnz + -(-x.nnz // 2)
-            others += 3 * (pull_nbytes + order_nbytes + 6 * num_words + 4 * num_tiles)
+            num_tiles = -(-x.nnz // 2048)
+            others += 3 * num_tiles * (2048 * (18 + 12) // 8 + 2048 * 3 // 16 + 4)
         assert x.nbytes == per_nonzero * x.nnz + others

@@ -19,7 +19,7 @@ from ...format.layout import Cut, Step
 from ...format.packing import RecordFormat
 from ...format.primitives import Primitives, index_dtype
 from . import launch, tuning
-from .compact_ids import RunIds, SplitIds, count_plan_nbytes, count_runs
+from .compact_ids import PackedIds, RunIds, count_plan_nbytes, count_runs
 from .macros import (
     carry_rows_macros,
     number_buckets_macros,
@@ -212,12 +212,12 @@ class CudaPrimitives(CudaUnfoldings, Primitives):
         arguments = (np.int64(offsets.size), np.int64(bucket_size), offsets, records, target)
         launch.launch_items(kernel, records.size // 2, tuning.BLOCK_SIZE, arguments)
 
-    def position_in_buckets(self, offsets: SplitIds, bucket_size: int) -> Array:
-        nnz = offsets.low.size
+    def position_in_buckets(self, offsets: PackedIds, bucket_size: int) -> Array:
+        nnz = offsets.nnz
         positions = cupy.empty(nnz, index_dtype(nnz))
-        macros = position_macros(positions.dtype, offsets.bits)
+        macros = position_macros(positions.dtype, offsets.bits, offsets.tile_size)
         kernel = launch.get_kernel("position_in_buckets.cu", "position_in_buckets", **macros)
-        arguments = (np.int64(nnz), np.int64(bucket_size), offsets.low, offsets.high, positions)
+        arguments = (np.int64(nnz), np.int64(bucket_size), offsets.lows, offsets.highs, positions)
         launch.launch_items(kernel, nnz, tuning.BLOCK_SIZE, arguments)
         return positions
 
@@ -230,8 +230,8 @@ class CudaPrimitives(CudaUnfoldings, Primitives):
         launch.launch_tiles(kernel, num_tiles, 1, tuning.BLOCK_SIZE, arguments)
         return write_order
 
-    def compact_ids(self, ids: Array, limit: int) -> SplitIds:
-        return SplitIds.split(ids, limit)
+    def compact_ids(self, ids: Array, limit: int, cut: Cut) -> PackedIds:
+        return PackedIds.split(ids, limit, cut.tile_size)
 
     def compact_runs(self, remap_ids: Array, cut: Cut) -> RunIds:
         max_runs = count_runs(remap_ids.size, cut.tile_size, cut.bucket_size)
@@ -255,8 +255,9 @@ class CudaPrimitives(CudaUnfoldings, Primitives):
         kernel = launch.get_kernel("remap.cu", "remap", **macros)
         arguments = (
             np.int64(step.records.shape[0]), np.int64(step.bucket_size),
-            step.records, pull.low, pull.high, step.spare,
-            runs.starts, runs.counts, runs.shifts, np.int32(runs.max_runs), order.low, order.high,
+            step.records, pull.lows, pull.highs, step.spare,
+            runs.starts, runs.counts, runs.shifts, np.int32(runs.max_runs),
+            order.lows, order.highs,
         )  # fmt: skip
         block_size = tuning.choose_block_size(cut.tile_size)
         shared_nbytes = cut.tile_size * cut.record_format.record_nbytes

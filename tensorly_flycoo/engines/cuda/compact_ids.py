@@ -14,45 +14,50 @@ from .macros import runs_macros, split_ids_macros
 
 
 @dataclass(frozen=True)
-class SplitIds(CompactIds):
-    """Ids whose low bits are words, and of whose high bits several share a byte.
+class PackedIds(CompactIds):
+    """Ids in few bits, in the order in which the threads of tiles read them: see `ids.cuh`.
 
     Attributes
     ----------
     bits : IdBits
-    low : array (nnz,)
-        The low bits.
-    high : uint8 array
-        The other bits, the first id's lowest in each byte; empty if there are none.
+    lows : array
+        The low bits of the ids of whole tiles.
+    highs : uint8 array
+        The other bits; empty if there are none.
+    nnz, tile_size : int
     dtype : numpy.dtype
-        The type of the ids if each has a word.
+        The type of the ids if each is a number.
     """
 
     bits: IdBits
-    low: Array
-    high: Array
+    lows: Array
+    highs: Array
+    nnz: int
+    tile_size: int
     dtype: np.dtype
 
     @classmethod
-    def split(cls, ids: Array, limit: int) -> Self:
-        """Split ids below `limit`."""
-        bits, count = IdBits.of(limit), ids.size
-        _, num_high = bits.count_bytes(count)
-        low, high = cupy.empty(count, bits.low_dtype), cupy.empty(num_high, np.uint8)
-        kernel = _get_kernel("split_ids", ids.dtype, bits)
-        arguments = (np.int64(count), ids, low, high)
-        launch.launch_items(kernel, num_high or count, tuning.BLOCK_SIZE, arguments)
-        return cls(bits, low, high, ids.dtype)
+    def split(cls, ids: Array, limit: int, tile_size: int) -> Self:
+        """Pack ids (nnz,) below `limit`."""
+        bits, num_tiles = IdBits.of(limit, tile_size), -(-ids.size // tile_size)
+        num_places = num_tiles * tile_size
+        lows = cupy.empty(num_places, bits.low_dtype)
+        highs = cupy.empty(num_places * bits.high_bits // 8, np.uint8)
+        kernel = _get_kernel("split_ids", ids.dtype, bits, tile_size)
+        arguments = (np.int64(ids.size), np.int64(num_tiles), ids, lows, highs)
+        num_threads = num_tiles * tuning.choose_block_size(tile_size)
+        launch.launch_items(kernel, num_threads, tuning.BLOCK_SIZE, arguments)
+        return cls(bits, lows, highs, ids.size, tile_size, ids.dtype)
 
     @property
     def nbytes(self) -> int:
-        return self.low.nbytes + self.high.nbytes
+        return self.lows.nbytes + self.highs.nbytes
 
     def expand(self) -> Array:
-        ids = cupy.empty(self.low.size, self.dtype)
-        kernel = _get_kernel("join_ids", self.dtype, self.bits)
-        arguments = (np.int64(ids.size), self.low, self.high, ids)
-        launch.launch_items(kernel, ids.size, tuning.BLOCK_SIZE, arguments)
+        ids = cupy.empty(self.nnz, self.dtype)
+        kernel = _get_kernel("join_ids", self.dtype, self.bits, self.tile_size)
+        arguments = (np.int64(self.nnz), self.lows, self.highs, ids)
+        launch.launch_items(kernel, self.nnz, tuning.BLOCK_SIZE, arguments)
         return ids
 
 
@@ -62,17 +67,17 @@ class RunIds(CompactIds):
 
     Attributes
     ----------
-    tile_size, nnz : int
+    nnz, tile_size : int
     starts : uint32 array
-        A bit for each place: a run starts there.
+        A bit for each place of whole tiles: a run starts there.
     counts : uint16 array
-        For each word of `starts` the number of runs that start before it in its tile.
+        For each word of `starts` the number of runs of the tile that start before it.
     shifts : unsigned integer array (num_tiles, max_runs)
         For each run its ids less their places in the tile.
     """
 
-    tile_size: int
     nnz: int
+    tile_size: int
     starts: Array
     counts: Array
     shifts: Array
@@ -80,14 +85,16 @@ class RunIds(CompactIds):
     @classmethod
     def find(cls, ids: Array, tile_size: int, max_runs: int) -> Self:
         """Find the runs, of which a tile has `max_runs` at most."""
-        num_words, num_tiles = -(-ids.size // 32), -(-ids.size // tile_size)
+        num_tiles = -(-ids.size // tile_size)
+        num_words = num_tiles * tile_size // 32
         starts, counts = cupy.empty(num_words, np.uint32), cupy.empty(num_words, np.uint16)
         shifts = cupy.empty((num_tiles, max_runs), ids.dtype)
         kernel = launch.get_kernel("find_runs.cu", "find_runs", **runs_macros(tile_size, ids.dtype))
         sizes = (np.int64(num_tiles), np.int64(ids.size))
         arguments = (*sizes, ids, starts, counts, shifts, np.int32(max_runs))
-        launch.launch_items(kernel, 32 * num_tiles, tuning.BLOCK_SIZE, arguments)
-        return cls(tile_size, ids.size, starts, counts, shifts)
+        block_size = tuning.choose_block_size(tile_size)
+        launch.launch_items(kernel, 32 * num_tiles, block_size, arguments)
+        return cls(ids.size, tile_size, starts, counts, shifts)
 
     @property
     def max_runs(self) -> int:
@@ -111,10 +118,10 @@ class RunIds(CompactIds):
 
 def count_plan_nbytes(nnz: int, tile_size: int, bucket_size: int, itemsize: int) -> int:
     """Count the bytes of one mode's ids: pulled through, pushed to, and in which order."""
-    num_words, num_tiles = -(-nnz // 32), -(-nnz // tile_size)
-    runs = 6 * num_words + itemsize * num_tiles * count_runs(nnz, tile_size, bucket_size)
-    split = (IdBits.of(limit).count_bytes(nnz) for limit in (bucket_size, tile_size))
-    return runs + sum(map(sum, split))
+    num_tiles = -(-nnz // tile_size)
+    runs = num_tiles * (6 * tile_size // 32 + itemsize * count_runs(nnz, tile_size, bucket_size))
+    limits = (bucket_size, tile_size)
+    return runs + sum(IdBits.of(n, tile_size).count_nbytes(nnz, tile_size) for n in limits)
 
 
 def count_runs(nnz: int, tile_size: int, bucket_size: int) -> int:
@@ -122,17 +129,17 @@ def count_runs(nnz: int, tile_size: int, bucket_size: int) -> int:
     return max(1, min(tile_size, -(-nnz // bucket_size)))
 
 
-def list_parts(ids: SplitIds | Array | None) -> tuple[Array | None, Array | None]:
-    """Return the arrays of a kernel's `Ids`."""
-    return (ids.low, ids.high) if isinstance(ids, SplitIds) else (ids, None)
+def list_parts(ids: PackedIds | Array | None) -> tuple[Array | None, Array | None]:
+    """Return the arrays of a kernel's `Sources`."""
+    return (ids.lows, ids.highs) if isinstance(ids, PackedIds) else (ids, None)
 
 
-def find_bits(ids: SplitIds | Array | None) -> IdBits | None:
-    """Return the bits of ids, compact or not."""
+def find_bits(ids: PackedIds | Array | None) -> IdBits | None:
+    """Return the bits of ids, packed or not."""
     if ids is None:
         return None
-    return ids.bits if isinstance(ids, SplitIds) else IdBits(ids.dtype)
+    return ids.bits if isinstance(ids, PackedIds) else IdBits(ids.dtype)
 
 
-def _get_kernel(name: str, dtype: np.dtype, bits: IdBits) -> cupy.RawKernel:
-    return launch.get_kernel("split_ids.cu", name, **split_ids_macros(dtype, bits))
+def _get_kernel(name: str, dtype: np.dtype, bits: IdBits, tile_size: int) -> cupy.RawKernel:
+    return launch.get_kernel("split_ids.cu", name, **split_ids_macros(dtype, bits, tile_size))

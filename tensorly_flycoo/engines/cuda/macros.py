@@ -52,7 +52,7 @@ def mttkrp_macros(
         "GROUP_SIZE": cut.group_size,
         "BATCH": min(run, occupancy.batch),
         "EMPTY_ROW": _TYPES[empty_dtype],
-        "PULL": int(pull_bits is not None),
+        "PULL": _name_pull(pull_bits),
         **_pull_macros(pull_bits),
         "REMAP": int(remap_dtype is not None),
         **_target_macros(tile_size, remap_dtype),
@@ -77,7 +77,7 @@ def ttmc_macros(
         "GROUP_SIZE": cut.group_size,
         "LANE_COLUMNS": cut.lane_columns,
         "SLOT_ID": _TYPES[slot_dtype],
-        "PULL": int(pull_bits is not None),
+        "PULL": _name_pull(pull_bits),
         **_pull_macros(pull_bits),
     }
 
@@ -104,12 +104,17 @@ def order_writes_macros(tile_size: int, remap_dtype: np.dtype) -> Macros:
 
 def runs_macros(tile_size: int, remap_dtype: np.dtype) -> Macros:
     """Specialise `find_runs.cu`."""
-    return order_writes_macros(tile_size, remap_dtype)
+    return {"REMAP_ID": _TYPES[remap_dtype], **_cut_macros(tile_size)}
 
 
-def split_ids_macros(dtype: np.dtype, bits: IdBits) -> Macros:
+def split_ids_macros(dtype: np.dtype, bits: IdBits, tile_size: int) -> Macros:
     """Specialise `split_ids.cu`."""
-    return {"ID": _TYPES[dtype], "LOW": _TYPES[bits.low_dtype], "HIGH_BITS": bits.high_bits}
+    return {
+        "ID": _TYPES[dtype],
+        "LOW": _TYPES[bits.low_dtype],
+        "HIGH_BITS": bits.high_bits,
+        **_cut_macros(tile_size),
+    }
 
 
 def partial_rows_macros(dtype: np.dtype, num_warps: int) -> Macros:
@@ -173,10 +178,13 @@ def offsets_macros(place_dtype: np.dtype, offset_dtype: np.dtype) -> Macros:
     return {"PLACE": _TYPES[place_dtype], "OFFSET": _TYPES[offset_dtype]}
 
 
-def position_macros(place_dtype: np.dtype, offset_bits: IdBits) -> Macros:
+def position_macros(place_dtype: np.dtype, offset_bits: IdBits, tile_size: int) -> Macros:
     """Specialise `position_in_buckets.cu`."""
-    low, high_bits = offset_bits.low_dtype, offset_bits.high_bits
-    return {**offsets_macros(place_dtype, low), "HIGH_BITS": high_bits}
+    return {
+        **offsets_macros(place_dtype, offset_bits.low_dtype),
+        "HIGH_BITS": offset_bits.high_bits,
+        **_cut_macros(tile_size),
+    }
 
 
 def scatter_records_macros(num_words: int, offset_dtype: np.dtype) -> Macros:
@@ -305,9 +313,13 @@ def mersenne_twister_exponents() -> tuple[int, ...]:
 def _tile_macros(record_format: RecordFormat, tile_size: int) -> Macros:
     return {
         "NUM_WORDS": record_format.num_words,
-        "TILE_SIZE": tile_size,
-        "BLOCK_SIZE": tuning.choose_block_size(tile_size),
+        **_cut_macros(tile_size),
     }
+
+
+def _cut_macros(tile_size: int) -> Macros:
+    """Return the sizes of tiles, and of the blocks that compute or move them."""
+    return {"TILE_SIZE": tile_size, "BLOCK_SIZE": tuning.choose_block_size(tile_size)}
 
 
 def _operands_macros(record_format: RecordFormat) -> Macros:
@@ -322,6 +334,13 @@ def _operands_macros(record_format: RecordFormat) -> Macros:
     }
 
 
+def _name_pull(bits: IdBits | None) -> str:
+    """Name the pull ids, as `ids.cuh` does."""
+    if bits is None:
+        return "PLACES"
+    return "PACKED" if bits.is_packed else "IN_ORDER"
+
+
 def _pull_macros(bits: IdBits | None) -> Macros:
     """Return the macros of pull ids; without `bits`, any."""
     low_dtype, high_bits = (None, 0) if bits is None else (bits.low_dtype, bits.high_bits)
@@ -330,7 +349,7 @@ def _pull_macros(bits: IdBits | None) -> Macros:
 
 def _target_macros(tile_size: int, remap_dtype: np.dtype | None) -> Macros:
     """Return the macros of remap ids and of the write order; without a dtype, any."""
-    bits = IdBits.of(tile_size)
+    bits = IdBits.of(tile_size, tile_size)
     return {
         "REMAP_ID": _id_type(remap_dtype),
         "WRITE": _TYPES[bits.low_dtype],

@@ -11,8 +11,8 @@
 //   of two; rows of factors are aligned to a load, and readable up to whole loads (the contents
 //   past the last column do not matter); rows of `out` and `partial_rows` are contiguous and
 //   aligned to a store; `weights` has R numbers, or is null. A debug build (`assertions.cuh`) checks ids and rows.
-// Bytes per nonzero: a record in, and NUM_INPUTS rows of R values; with PULL a pull id (18 bits for
-//   buckets of 2^18); with REMAP a record out, a place of the write order (12 bits for tiles of
+// Bytes per nonzero: a record in, and NUM_INPUTS rows of R values; without PLACES a pull id (18 bits
+//   for buckets of 2^18); with REMAP a record out, a place of the write order (12 bits for tiles of
 //   2048), 1.5 bits, and sizeof(REMAP_ID) for each run. In addition, each row of `out` once.
 // Writes and determinism: no atomics. A row is written by the group in which it begins, which adds
 //   the carry-outs of the groups after it in their order; the carry-out of a row of an earlier tile
@@ -58,13 +58,13 @@
 #error "PULL_ID: unsigned type of the low bits of pull ids"
 #endif
 #ifndef PULL_HIGH_BITS
-#error "PULL_HIGH_BITS: number of their other bits, which share bytes"
+#error "PULL_HIGH_BITS: number of their other bits, if they are packed"
 #endif
 #ifndef WRITE
 #error "WRITE: unsigned type of the low bits of the write order"
 #endif
 #ifndef WRITE_HIGH_BITS
-#error "WRITE_HIGH_BITS: number of its other bits, which share bytes"
+#error "WRITE_HIGH_BITS: number of its other bits"
 #endif
 #ifndef REMAP_ID
 #error "REMAP_ID: unsigned type of remap ids"
@@ -73,7 +73,7 @@
 #error "EMPTY_ROW: unsigned type of the list of empty rows"
 #endif
 #ifndef PULL
-#error "PULL: 1 or 0, whether records are pulled through ids"
+#error "PULL: PLACES, IN_ORDER or PACKED, the pull ids (see ids.cuh)"
 #endif
 #ifndef REMAP
 #error "REMAP: 1 or 0, whether records are pushed to the next mode's storage"
@@ -101,6 +101,9 @@ using TileSlots = Tile::Slots;
 using TileOperands = Tile::Operands;
 using TileCarries = Tile::Carries;
 static_assert(TileSlots::slot_nbytes == SLOT_NBYTES, "structs.py: size of slots differs");
+using TileSources = Sources<PULL, PULL_ID, PULL_HIGH_BITS, TILE_SIZE, BLOCK_SIZE>;
+using RemapIds = Runs<REMAP_ID, TILE_SIZE, BLOCK_SIZE>;
+using WriteOrder = PackedIds<WRITE, WRITE_HIGH_BITS, TILE_SIZE, BLOCK_SIZE>;
 CHECK_LAYOUT(Field, FIELD_LAYOUT)
 CHECK_LAYOUT(TileOperands, OPERANDS_LAYOUT)
 CHECK_LAYOUT(TileCarries, CARRIES_LAYOUT)
@@ -108,10 +111,10 @@ CHECK_LAYOUT(TileCarries, CARRIES_LAYOUT)
 extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     mttkrp(long long first_tile, const TileOperands operands, long long nnz, long long num_empty,
            long long empty_share, long long bucket_size, const long long* carry_rows,
-           const EMPTY_ROW* empty_rows, const TileSlots::Piece* records, const PULL_ID* pull_low,
-           const unsigned char* pull_high, TileSlots::Piece* spare, const unsigned* run_starts,
-           const unsigned short* run_counts, const REMAP_ID* run_shifts, int max_runs,
-           const WRITE* write_low, const unsigned char* write_high, int rank,
+           const EMPTY_ROW* empty_rows, const TileSlots::Piece* records, const void* pull_ids,
+           const void* pull_highs, TileSlots::Piece* spare, const RemapIds::Words* run_starts,
+           const RemapIds::Counts* run_counts, const REMAP_ID* run_shifts, int max_runs,
+           const WriteOrder::Lows* write_lows, const WriteOrder::Highs* write_highs, int rank,
            const VALUE* weights, VALUE* out, VALUE* partial_rows)
 {
     extern __shared__ uint4 shared[];
@@ -123,16 +126,15 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
 
     const long long tile = first_tile + blockIdx.x, first = tile * TILE_SIZE;
     const int count = count_places<TILE_SIZE>(first, nnz);
-    const long long base = PULL ? bucket_start(first, bucket_size) : first;
-    Targets<TileSlots, REMAP_ID> targets;
-    const Ids<PULL_ID, PULL_HIGH_BITS> pull_ids{PULL ? pull_low : nullptr, pull_high};
-    pull_records(slots, records + base * TileSlots::record_pieces, nnz - base, pull_ids, first,
-                 count);
-    if (remaps) {
-        const Runs<REMAP_ID> remap_ids{run_starts, run_counts, run_shifts, max_runs};
-        const Ids<WRITE, WRITE_HIGH_BITS> write_order{write_low, write_high};
-        read_targets<TILE_SIZE>(targets, remap_ids, write_order, tile, nnz, count);
-    }
+    const long long base = PULL == PLACES ? first : bucket_start(first, bucket_size);
+    const TileSources pull{pull_ids, pull_highs};
+    const RemapIds remap_ids{run_starts, run_counts, run_shifts, max_runs};
+    TileSources::Id sources[TileSources::moves];
+    Targets<TileSlots, RemapIds, WriteOrder> targets;
+    pull.read(sources, tile, count);
+    if (remaps) targets.find(remap_ids, WriteOrder{write_lows, write_highs}, tile);
+    pull_records(slots, records + base * TileSlots::record_pieces, nnz - base, sources, count);
+    if (remaps) targets.read(remap_ids, tile, nnz, count);
     Tile::clear_rows(empty_rows, num_empty, empty_share, tile, column, rank, out, operands);
     wait_for_copies();
     if (remaps) {

@@ -12,15 +12,23 @@
 #error "OFFSET: unsigned type of the low bits of offsets from the start of a bucket"
 #endif
 #ifndef HIGH_BITS
-#error "HIGH_BITS: number of their other bits, which share bytes"
+#error "HIGH_BITS: number of their other bits"
+#endif
+#ifndef TILE_SIZE
+#error "TILE_SIZE: nonzeros of a tile"
+#endif
+#ifndef BLOCK_SIZE
+#error "BLOCK_SIZE: threads of a tile's block"
 #endif
 
 #include "ids.cuh"
 #include "orders.cuh"
 
+using Offsets = PackedIds<OFFSET, HIGH_BITS, TILE_SIZE, BLOCK_SIZE>;
+
 extern "C" __global__ void position_in_buckets(long long count, long long bucket_size,
-                                               const OFFSET* low,
-                                               const unsigned char* high, PLACE* positions)
+                                               const Offsets::Lows* lows,
+                                               const Offsets::Highs* highs, PLACE* positions)
 {
-    find_each_position(count, bucket_size, Ids<OFFSET, HIGH_BITS>{low, high}, positions);
+    find_each_position(count, bucket_size, Offsets{lows, highs}, positions);
 }
