@@ -61,7 +61,7 @@ def save(path: FilePath, x: "FlycooTensor | SparseArray") -> None:
     "records" (or one array per mode: "records_0", "records_1", ...) holds the packed nonzeros. The
     plan is in "carry_rows_0", "empty_rows_0", "pull_ids_0", "remap_ids_0", "write_order_0", ...,
     whichever the layout has. A file takes ``x.nbytes`` bytes, less one copy of the nonzeros with
-    "remap".
+    "remap"; but ids of that layout that a GPU packs take 10 bytes per nonzero and mode in the file.
 
     Examples
     --------
