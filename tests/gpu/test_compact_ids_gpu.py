@@ -9,11 +9,11 @@ from tensorly_flycoo.engines.cuda.compact_ids import PackedIds, RunIds
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.format.remap import RemapLayout
 
-SIZES = (0, 1, 31, 32, 33, 255, 1000, 5001, 300_000)
+SIZES = (0, 1, 33, 5001, 300_000)
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
-@pytest.mark.parametrize("limit", [2, 200, 2**9, 2**10, 2**11, 2**16, 2**18, 2**24, 2**31])
+@pytest.mark.parametrize("limit", [2, 2**9, 2**11, 2**16, 2**18, 2**24, 2**31])
 @pytest.mark.parametrize("tile_size", [128, 256, 512, 2048])
 @pytest.mark.parametrize("size", SIZES)
 def test_packed_ids_are_what_they_were(size, tile_size, limit, dtype):

@@ -109,7 +109,7 @@ print("all is so", flush=True)
 CORRUPTIONS = [
     pytest.param("x._layout.plans[1].remap_ids.shifts[0, 0] = 2**31", "positions[m] < nnz",
                  id="remap id"),
-    pytest.param("x._layout.plans[1].pull_ids.lows[7] = 65535", "source < num_records",
+    pytest.param("x._layout.plans[1].pull_ids.lows[7] = 65535", "sources[m] < num_records",
                  id="pull id"),
     pytest.param("x._layout.plans[1].write_order.lows[:] = 255;"
                  "x._layout.plans[1].write_order.highs[:] = 255", "places[m] < count", id="write"),
