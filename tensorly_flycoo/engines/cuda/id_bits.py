@@ -1,6 +1,5 @@
 """How many bits an id takes on a GPU. This module needs no GPU."""
 
-import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +31,6 @@ class IdBits:
     is_packed: bool = False
 
     @classmethod
-    @functools.cache
     def of(cls, limit: int, tile_size: int) -> "IdBits":
         """Choose the fewest bits for packed ids below `limit`.
 
