@@ -65,7 +65,7 @@ class MissingEntries:
 
     def __init__(self, x: FlycooTensor, coords: Array) -> None:
         self.tensor, self.shape, self.ndim, self.dtype = x, x.shape, x.ndim, x.dtype
-        options = {"layout": "indexed", "device": x.device}
+        options: dict[str, Any] = {"layout": "indexed", "device": x.device}
         ones = np.ones(coords.shape[1], x.dtype)
         # Building a tensor checks and sorts the coordinates, and drops duplicates.
         self.coords, _ = FlycooTensor(coords, ones, x.shape, **options)._sorted_nonzeros()
@@ -122,7 +122,7 @@ class MissingEntries:
         coords, values = self.observed._sorted_nonzeros()
         coords = xp.concatenate([coords, self.coords], axis=1)
         numbers = xp.arange(1.0, coords.shape[1] + 1)
-        options = {"layout": "indexed", "device": self.tensor.device}
+        options: dict[str, Any] = {"layout": "indexed", "device": self.tensor.device}
         numbered = FlycooTensor(coords, numbers, self.shape, **options)
         return numbered, xp.concatenate([values, self.start])
 

@@ -11,6 +11,8 @@ from ..array_modules import Array, move
 from ..format.layout import Cut, Layout, Step
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
+from ..format.slab_layout import AnyLayout, SlabLayout
+from . import slabs
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -117,19 +119,31 @@ class Engine(Primitives, ABC):
     def receive(self, coords: Array, values: Array) -> tuple[Array, Array]:
         """Return nonzeros as `pack` takes them; refuse those on another GPU."""
 
-    def build_layout(self, name: str, coords: Array, values: Array, shape: Sequence[int]) -> Layout:
+    def build_layout(
+        self, name: str, coords: Array, values: Array, shape: Sequence[int], num_slabs: int = 1
+    ) -> AnyLayout:
         """Build the layout `name` from coords (ndim, nnz) and values (nnz,) on any device."""
         coords, values = self.receive(coords, values)
         cut = self.choose_cut(shape, values.dtype)
-        sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
+        sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size, "slabs": num_slabs}
         self.log("build", name, shape=tuple(shape), nnz=values.size, **sizes)
-        return LAYOUT_CLASSES[name].build(coords, values, cut, self)
+        cls = LAYOUT_CLASSES[name]
+        if num_slabs == 1:
+            return cls.build(coords, values, cut, self)
+        options = (cut.record_format, num_slabs, self.choose_cut, self)
+        layout = SlabLayout.build(cls, coords, values, *options)
+        _warn_of_long_slabs(layout)
+        return layout
 
     def estimate_layout(
-        self, name: str, nnz: int, shape: Sequence[int], dtype: np.dtype
+        self, name: str, nnz: int, shape: Sequence[int], dtype: np.dtype, num_slabs: int = 1
     ) -> tuple[int, int]:
         """Return the bytes of a layout, and the most bytes in use while it is built."""
-        return LAYOUT_CLASSES[name].estimate(nnz, self.choose_cut(shape, dtype), self)
+        cls, cut = LAYOUT_CLASSES[name], self.choose_cut(shape, dtype)
+        if num_slabs == 1:
+            return cls.estimate(nnz, cut, self)
+        options = (cut.record_format, num_slabs, self.choose_cut, self)
+        return SlabLayout.estimate(cls, nnz, *options)
 
     @abstractmethod
     def check_arrays(self, arrays: Mapping[str, Array]) -> None:
@@ -150,7 +164,7 @@ class Engine(Primitives, ABC):
 
     def mttkrp(
         self,
-        layout: Layout,
+        layout: AnyLayout,
         factors: Sequence[Array],
         mode: int,
         out: Array,
@@ -160,8 +174,11 @@ class Engine(Primitives, ABC):
 
         A `RemapLayout` that is resident in another mode is first remapped to `mode` without
         computing; afterwards the next mode is resident. If memory runs out, the layout does not
-        change.
+        change; of slabs, each either has changed or not.
         """
+        if isinstance(layout, SlabLayout):
+            slabs.mttkrp(self, layout, factors, mode, out, weights)
+            return
         workspace = self.allocate_workspace(layout, factors, mode, out)
 
         def compute(step: Step) -> None:
@@ -187,14 +204,23 @@ class Engine(Primitives, ABC):
     ) -> None:
         """Compute the MTTKRP of `mode` from a step's records; remap them if it has a `spare`."""
 
-    @abstractmethod
-    def count_workspace_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
+    def count_workspace_nbytes(self, layout: AnyLayout, factors: Sequence[Array], mode: int) -> int:
         """Count the bytes that `mttkrp` allocates while it runs."""
+        if isinstance(layout, SlabLayout):
+            return slabs.count_workspace_nbytes(self, layout, factors, mode)
+        return self.count_mode_nbytes(layout, factors, mode)
 
     @abstractmethod
+    def count_mode_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
+        """Count the bytes that `allocate_workspace` and `compute_mode` allocate."""
+
+    def add_rows(self, rows: Array, others: Array) -> None:
+        """Add a matrix to `rows`, in place."""
+        rows += others
+
     def ttmc(
         self,
-        layout: Layout,
+        layout: AnyLayout,
         mode: int,
         inputs: Mapping[int, Array],
         out: Array,
@@ -204,17 +230,32 @@ class Engine(Primitives, ABC):
 
         Parameters
         ----------
-        layout : Layout
+        layout : Layout or SlabLayout
             A `RemapLayout` is remapped to `mode` if another one is resident, and stays there.
         mode : int
         inputs : dict of int to array (I_n, K_n)
             The factor of each other mode. The columns of `out` are those of their Kronecker
             product: the last factor's columns vary fastest.
         out : array (num_slots, prod K_n)
-            C-contiguous. Rows of indices without a nonzero are not written.
+            C-contiguous. Rows of indices without a nonzero are not written, or with zeros.
         slots : unsigned integer array (I_mode,), optional
             The row of `out` for each index that has nonzeros; by default the index itself.
         """
+        if isinstance(layout, SlabLayout):
+            slabs.ttmc(self, layout, mode, inputs, out, slots)
+        else:
+            self.compute_ttmc(layout, mode, inputs, out, slots)
+
+    @abstractmethod
+    def compute_ttmc(
+        self,
+        layout: Layout,
+        mode: int,
+        inputs: Mapping[int, Array],
+        out: Array,
+        slots: Array | None = None,
+    ) -> None:
+        """Do what `ttmc` does, for a tensor in one piece."""
 
     @abstractmethod
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
@@ -283,6 +324,17 @@ class Engine(Primitives, ABC):
         with its tolerance (of the distances of all columns from each new one), and the number of
         elements that changed.
         """
+
+
+def _warn_of_long_slabs(layout: SlabLayout) -> None:
+    share = -(-layout.nnz // layout.num_slabs)
+    longest = max(slab.layout.nnz for slab in layout.slabs)
+    if longest > 2 * share:
+        _logger.warning(
+            "a slab has %s nonzeros where its share is %s: a row of mode %d, which is not split, "
+            "is longer than a slab; fewer slabs do as well",
+            *(f"{longest:,}", f"{share:,}", layout.cut_mode),
+        )
 
 
 def _draw_on_host(

@@ -13,6 +13,7 @@ from ..engines import select_engine
 from ..format.layout import Cut, Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
+from ..format.slab_layout import SlabLayout
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import refuse_labels
 from ..tensor.tensor import FlycooTensor
@@ -47,6 +48,8 @@ def save(path: FilePath, x: "FlycooTensor | SparseArray") -> None:
         If the file cannot be written.
     TypeError
         If `x` is not a sparse tensor, or is a LabelledTensor: pass its `tensor`.
+    ValueError
+        If `x` has more than one slab.
 
     Notes
     -----
@@ -75,6 +78,10 @@ def save(path: FilePath, x: "FlycooTensor | SparseArray") -> None:
     refuse_labels(x)
     x = as_flycoo(x)
     layout = x._layout
+    if isinstance(layout, SlabLayout):
+        raise ValueError(
+            f"x has {x.slabs} slabs, expected 1: save FlycooTensor(*x.nonzeros(), x.shape)"
+        )
     with replace_file(path) as file, layout.hold_records():
         arrays = ((name, move(array, np)) for name, array in layout.iterate_arrays())
         header = np.array(json.dumps(_make_header(layout)))

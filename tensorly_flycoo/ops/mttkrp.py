@@ -100,7 +100,7 @@ def mttkrp(
         inputs = [(f"factors[{n}]", factor) for n, factor in enumerate(factors) if n != mode]
         inputs += [] if weights is None else [("weights", weights)]
         check_out(out, shape, x.dtype, array_type, inputs, engine.xp.may_share_memory)
-    read = {"x": x._layout.records, "factors": factors}
+    read = {"x": x._layout.get_copies()[0], "factors": factors}
     engine.check_arrays(read if out is None else {**read, "out": out})
 
     def compute() -> Array:

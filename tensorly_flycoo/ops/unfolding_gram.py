@@ -127,7 +127,7 @@ class UnfoldingGram:
         return self._make_tensor(coords, values / scale, (num_columns, num_rows))
 
     def _make_tensor(self, coords: Array, values: Array, shape: tuple[int, int]) -> FlycooTensor:
-        options = {"layout": "replicated", "device": self._engine.name}
+        options: dict[str, Any] = {"layout": "replicated", "device": self._engine.name}
         return FlycooTensor(coords, values, shape, **options)
 
     def add_free_squares(self, coupled: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:

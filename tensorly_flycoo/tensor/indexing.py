@@ -13,7 +13,7 @@ from ..array_modules import Array, is_cupy, move
 from ..checks import DensifyError, early_bound_hint
 
 if TYPE_CHECKING:
-    from ..format.layout import Layout
+    from ..format.slab_layout import AnyLayout
     from .tensor import FlycooTensor
 
 _VALID = (
@@ -164,7 +164,7 @@ def _refuse(error: IndexError) -> Exception:
 
 
 def select_nonzeros(
-    layout: Layout, selectors: Sequence[Selector], xp: ModuleType
+    layout: AnyLayout, selectors: Sequence[Selector], xp: ModuleType
 ) -> tuple[Array, Array]:
     """Find the selected nonzeros in one scan, skipping modes taken whole.
 

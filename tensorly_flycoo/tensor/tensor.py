@@ -18,6 +18,7 @@ from ..checks import (
     check_layout,
     check_place,
     check_shape,
+    check_slabs,
     check_values,
     densify_error,
     num_cells,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     import sparse
 
     from ..engines.protocol import Engine
-    from ..format.layout import Layout
+    from ..format.slab_layout import AnyLayout
 
 
 class FlycooTensor(FromOthers):
@@ -64,6 +65,9 @@ class FlycooTensor(FromOthers):
         By default the one set by `set_device`, initially "auto". With "auto", data on a GPU stay
         there; "cpu" and "cuda" copy data from elsewhere. A "cuda" tensor is on CuPy's current
         device, and its factors are CuPy arrays there.
+    slabs : int
+        Cuts the longest mode into so many parts with about equally many nonzeros. Results depend
+        on this number within rounding errors, and on nothing else.
 
     Attributes
     ----------
@@ -72,16 +76,17 @@ class FlycooTensor(FromOthers):
     dtype : numpy.dtype
     density : float
     layout, device : str
+    slabs : int
 
     Raises
     ------
     TypeError
-        If coords are not integers, values are complex, objects or of another unsupported type, or
-        only one of the two is on a GPU.
+        If coords or `slabs` are not integers, values are complex, objects or of another unsupported
+        type, or only one of the two is on a GPU.
     ValueError
         If a coordinate lies outside `shape`, lengths do not match, a value is not finite, an
-        integer is too large for float64, `layout` or `device` is unknown, or arrays are on a GPU
-        other than the current one.
+        integer is too large for float64, `layout` or `device` is unknown, `slabs` is less than 1,
+        or arrays are on a GPU other than the current one.
     ImportError, RuntimeError
         If `device` is "cuda" and cannot be used.
     MemoryError
@@ -121,21 +126,23 @@ class FlycooTensor(FromOthers):
         dtype: DTypeLike | None = None,
         layout: str = "remap",
         device: str | None = None,
+        slabs: int = 1,
     ) -> None:
         shape = check_shape(shape)
         coords = check_coords(coords, shape)
         values = check_values(values, coords.shape[1], dtype)
         check_place(values, "values", is_cupy(coords), "coords")
         check_layout(layout)
+        slabs = check_slabs(slabs)
         engine = select_engine(device, is_on_gpu=is_cupy(coords))
-        self._set(engine, build_layout(engine, layout, coords, values, shape))
+        self._set(engine, build_layout(engine, layout, coords, values, shape, slabs))
 
-    def _set(self, engine: Engine, layout: Layout) -> None:
+    def _set(self, engine: Engine, layout: AnyLayout) -> None:
         self._engine = engine
         self._layout = layout
         if not math.isfinite(layout.norm):
-            values = layout.record_format.values(layout.records)
-            check_finite(values, "the tensor would hold values that are not finite: values")
+            for values in layout.iterate_values():
+                check_finite(values, "the tensor would hold values that are not finite: values")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -147,7 +154,7 @@ class FlycooTensor(FromOthers):
 
     @property
     def nnz(self) -> int:
-        return self._layout.records.shape[0]
+        return self._layout.nnz
 
     @property
     def dtype(self) -> np.dtype:
@@ -160,6 +167,10 @@ class FlycooTensor(FromOthers):
     @property
     def layout(self) -> str:
         return self._layout.name
+
+    @property
+    def slabs(self) -> int:
+        return self._layout.num_slabs
 
     @property
     def device(self) -> str:
@@ -224,9 +235,10 @@ class FlycooTensor(FromOthers):
         return self._rebuild(*self._sorted_nonzeros(), dtype=dtype)
 
     def __repr__(self) -> str:
+        slabs = f", slabs={self.slabs}" if self.slabs > 1 else ""
         return (
             f"<FlycooTensor: shape={self.shape}, dtype={self.dtype}, nnz={self.nnz}, "
-            f"layout={self.layout!r}, device={self.device!r}>"
+            f"layout={self.layout!r}, device={self.device!r}{slabs}>"
         )
 
     def _repr_html_(self) -> str:
@@ -239,12 +251,14 @@ class FlycooTensor(FromOthers):
             "layout": self.layout,
             "device": self.device,
         }
+        if self.slabs > 1:
+            facts["slabs"] = self.slabs
         rows = "".join(f"<tr><th>{name}</th><td>{fact}</td></tr>" for name, fact in facts.items())
         return f"<table><caption>FlycooTensor</caption>{rows}</table>"
 
     def __reduce__(self) -> tuple[Callable, tuple]:
         # Through host memory; unpickling moves the tensor to the device chosen there.
-        return _unpickle, (*self.nonzeros(), self.shape, self.layout)
+        return _unpickle, (*self.nonzeros(), self.shape, self.layout, self.slabs)
 
     def __copy__(self) -> FlycooTensor:
         return self
@@ -285,10 +299,13 @@ class FlycooTensor(FromOthers):
         shape: Sequence[int] | None = None,
         dtype: DTypeLike | None = None,
     ) -> FlycooTensor:
-        """Make a tensor of other nonzeros with this one's layout, device and, by default, shape."""
+        """Make a tensor of other nonzeros with this one's layout, device and, by default, shape.
+
+        It has as many slabs, too.
+        """
         shape = self.shape if shape is None else shape
-        options = {"layout": self.layout, "device": self.device}
-        return FlycooTensor(coords, values, shape, dtype=dtype, **options)
+        options: dict[str, Any] = {"layout": self.layout, "device": self.device}
+        return FlycooTensor(coords, values, shape, dtype=dtype, slabs=self.slabs, **options)
 
     @property
     def T(self) -> FlycooTensor:
@@ -316,7 +333,7 @@ class FlycooTensor(FromOthers):
         """Apply `function`, which multiplies the norm by `scale`, to the values."""
         return self._replace_layout(self._layout.map_values(function, scale))
 
-    def _replace_layout(self, layout: Layout) -> FlycooTensor:
+    def _replace_layout(self, layout: AnyLayout) -> FlycooTensor:
         other = object.__new__(FlycooTensor)
         other._set(self._engine, layout)
         return other
@@ -382,6 +399,6 @@ class FlycooTensor(FromOthers):
 
 
 def _unpickle(
-    coords: np.ndarray, values: np.ndarray, shape: tuple[int, ...], layout: str
+    coords: np.ndarray, values: np.ndarray, shape: tuple[int, ...], layout: str, slabs: int = 1
 ) -> FlycooTensor:
-    return FlycooTensor(coords, values, shape, layout=layout)
+    return FlycooTensor(coords, values, shape, layout=layout, slabs=slabs)

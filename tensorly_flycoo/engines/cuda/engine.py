@@ -104,13 +104,13 @@ class CudaEngine(CudaPrimitives, Engine):
         kernel.launch(step, arrays, weights, out, carries)
         add_carries(carries, out)
 
-    def count_workspace_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
+    def count_mode_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
         copies = [f for n, f in enumerate(factors) if n != mode and not _is_readable(f)]
         num_tiles, rank = layout.tilings[mode].carry_rows.size, factors[mode].shape[1]
         carries_nbytes = count_carries_nbytes(num_tiles, rank, factors[mode].itemsize)
         return carries_nbytes + sum(copy.nbytes for copy in copies)
 
-    def ttmc(
+    def compute_ttmc(
         self,
         layout: Layout,
         mode: int,

@@ -1,0 +1,212 @@
+"""A layout made of layouts: a tensor cut along its longest mode into slabs."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Self, TypeAlias
+
+import numpy as np
+
+from ..array_modules import Array
+from .layout import Cut, Layout
+from .ordering import count_canonical_nbytes, make_canonical_records, take_marked
+from .packing import RecordFormat
+from .partition import find_edges, find_longest_mode, list_rows
+from .primitives import Primitives, index_dtype
+
+#: Chooses the cut of a layout from its shape and dtype.
+ChooseCut: TypeAlias = Callable[[Sequence[int], np.dtype], Cut]
+
+
+class Slab(NamedTuple):
+    """Consecutive rows of the cut mode, as a tensor of their own whose rows begin at 0."""
+
+    rows: slice
+    layout: Layout
+
+
+class SlabLayout:
+    """Slabs of one tensor, each in an ordinary layout.
+
+    It has those members of `Layout` that do not belong to a single order of the nonzeros.
+
+    Attributes
+    ----------
+    name : str
+        That of the slabs' layouts.
+    num_slabs : int
+        As the user gave it: slabs without rows are not kept.
+    slabs : list of Slab
+        At least one.
+    cut_mode : int
+    record_format : RecordFormat
+        For records of the whole tensor; those of a slab may be shorter.
+    norm : float
+        The Frobenius norm.
+    """
+
+    def __init__(
+        self,
+        record_format: RecordFormat,
+        num_slabs: int,
+        cut_mode: int,
+        slabs: Sequence[Slab],
+        norm: float,
+        primitives: Primitives,
+    ) -> None:
+        self.name = slabs[0].layout.name
+        self.record_format = record_format
+        self.num_slabs = num_slabs
+        self.cut_mode = cut_mode
+        self.slabs = slabs
+        self.norm = norm
+        self._primitives = primitives
+        self._empty_rows: dict[int, Array] = {}
+
+    @classmethod
+    def build(
+        cls,
+        layout_class: type[Layout],
+        coords: Array,
+        values: Array,
+        record_format: RecordFormat,
+        num_slabs: int,
+        choose_cut: ChooseCut,
+        primitives: Primitives,
+    ) -> Self:
+        """Build all slabs from checked coords (ndim, nnz) and values (nnz,)."""
+        xp, mode = primitives.xp, find_longest_mode(record_format.shape)
+        records = make_canonical_records(coords, values, record_format, primitives)
+        numbers = record_format.rows(records, mode, xp)
+        slabs = []
+        for rows in list_rows(find_edges(numbers, record_format.shape[mode], num_slabs, xp)):
+            part = take_marked(records, (numbers >= rows.start) & (numbers < rows.stop))
+            coords, values = record_format.coords(part, xp), record_format.values(part).copy()
+            coords[mode] -= rows.start
+            shape = (*record_format.shape[:mode], len(rows), *record_format.shape[mode + 1 :])
+            cut = choose_cut(shape, values.dtype)
+            layout = layout_class.build(coords, values, cut, primitives)
+            slabs.append(Slab(slice(rows.start, rows.stop), layout))
+        norm = math.hypot(*(slab.layout.norm for slab in slabs))
+        return cls(record_format, num_slabs, mode, slabs, norm, primitives)
+
+    @classmethod
+    def estimate(
+        cls,
+        layout_class: type[Layout],
+        nnz: int,
+        record_format: RecordFormat,
+        num_slabs: int,
+        choose_cut: ChooseCut,
+        primitives: Primitives,
+    ) -> tuple[int, int]:
+        """Predict the memory of slabs with equally many nonzeros, as `Layout.estimate` does."""
+        shape, mode = record_format.shape, find_longest_mode(record_format.shape)
+        num_held = max(1, min(num_slabs, nnz, shape[mode]))
+        slab_shape = [*shape[:mode], -(-shape[mode] // num_held), *shape[mode + 1 :]]
+        slab_nnz = -(-nnz // num_held)
+        cut = choose_cut(slab_shape, record_format.dtype)
+        nbytes, peak_nbytes = layout_class.estimate(slab_nnz, cut, primitives)
+        given = 8 * record_format.ndim + record_format.dtype.itemsize
+        # All records and the rows of the cut mode, a slab's records and nonzeros, the built slabs.
+        beside = nnz * (record_format.record_nbytes + 5)
+        beside += slab_nnz * (record_format.record_nbytes + given)
+        canonical = count_canonical_nbytes(nnz, record_format, primitives)
+        edges = nnz * (record_format.record_nbytes + 12) + 24 * shape[mode]
+        building = beside + (num_held - 1) * nbytes + peak_nbytes
+        held = nnz * given if primitives.staging_size is None else 0
+        return num_held * nbytes, held + max(canonical, edges, building)
+
+    # Contents
+
+    @property
+    def nnz(self) -> int:
+        """The number of nonzeros."""
+        return sum(slab.layout.nnz for slab in self.slabs)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(slab.layout.nbytes for slab in self.slabs)
+
+    def get_copies(self) -> Sequence[Array]:
+        """Return the copies of the records of all slabs, without spare memory."""
+        return [copy for slab in self.slabs for copy in slab.layout.get_copies()]
+
+    def iterate_values(self) -> Iterator[Array]:
+        """Yield views of the values of all slabs, in any order."""
+        for slab in self.slabs:
+            yield from slab.layout.iterate_values()
+
+    def find_empty_rows(self, mode: int) -> Array:
+        """List the rows of `mode` without nonzeros, ascending."""
+        if mode not in self._empty_rows:
+            self._empty_rows[mode] = self._merge_empty_rows(mode)
+        return self._empty_rows[mode]
+
+    def _merge_empty_rows(self, mode: int) -> Array:
+        xp, size = self._primitives.xp, self.record_format.shape[mode]
+        empty_rows = [slab.layout.find_empty_rows(mode) for slab in self.slabs]
+        if mode == self.cut_mode:
+            starts = [slab.rows.start for slab in self.slabs]
+            parts = [rows + start for rows, start in zip(empty_rows, starts, strict=True)]
+            return xp.concatenate(parts).astype(index_dtype(size), copy=False)
+        is_empty = xp.ones(size, bool)
+        for rows in empty_rows:
+            is_empty_here = xp.zeros(size, bool)
+            is_empty_here[rows] = True
+            is_empty &= is_empty_here
+        return xp.flatnonzero(is_empty).astype(index_dtype(size))
+
+    # Use
+
+    @contextlib.contextmanager
+    def hold_records(self) -> Iterator[Array]:
+        """Yield a copy of all records, in any order."""
+        yield self._merge_records(0)
+
+    @contextlib.contextmanager
+    def hold_order(self, mode: int, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
+        """Yield a copy of all records, and their places in the order of `mode`.
+
+        Places are None if the records are in that order. `mode` is 0 or the last mode.
+        """
+        records, ndim = self._merge_records(mode), self.record_format.ndim
+        # Slabs follow each other in the cut mode, and each is in the order of `mode`: sort by the
+        # modes that come before the cut mode in that order. The last one is the primary key.
+        modes = range(self.cut_mode + 1, ndim) if mode else reversed(range(self.cut_mode))
+        yield records, primitives.sort_places(records, self.record_format, modes)
+
+    def _merge_records(self, mode: int) -> Array:
+        """Copy the records of one slab after the other, each in the order of `mode`."""
+        xp, record_format = self._primitives.xp, self.record_format
+        records = xp.empty((self.nnz, record_format.num_words), record_format.word_dtype)
+        start = 0
+        for slab in self.slabs:
+            part = self._read_slab(slab, mode)
+            records[start : start + part.shape[0]] = part
+            start += part.shape[0]
+        return records
+
+    def _read_slab(self, slab: Slab, mode: int) -> Array:
+        """Pack a slab's nonzeros, in the order of `mode`, as those of the whole tensor."""
+        primitives, slab_format = self._primitives, slab.layout.record_format
+        with slab.layout.hold_order(mode, primitives) as (records, places):
+            if places is not None:
+                records = primitives.gather(records, places)
+            coords = slab_format.coords(records, primitives.xp)
+            coords[self.cut_mode] += slab.rows.start
+            values = slab_format.values(records)
+            return self.record_format.pack(coords, values, primitives.xp, primitives.block_size)
+
+    def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
+        """Make a layout in the same order with ``function(values)`` and `scale` times the norm."""
+        slabs = [
+            slab._replace(layout=slab.layout.map_values(function, scale)) for slab in self.slabs
+        ]
+        arguments = (self.record_format, self.num_slabs, self.cut_mode, slabs)
+        return type(self)(*arguments, self.norm * scale, self._primitives)
+
+
+#: How a tensor is stored: in one piece or in slabs.
+AnyLayout: TypeAlias = Layout | SlabLayout
