@@ -16,6 +16,9 @@ from . import slabs
 
 _logger = logging.getLogger("tensorly_flycoo")
 
+#: A tensor with more nonzeros is cut into slabs, so that 4 bytes number those of each.
+MAX_SLAB_NNZ = 2**32
+
 #: Numbers that are drawn before they are rounded to float32: as many as the nearest cache holds.
 _DRAW_BLOCK = 2**12
 
@@ -120,9 +123,18 @@ class Engine(Primitives, ABC):
         """Return nonzeros as `pack` takes them; refuse those on another GPU."""
 
     def build_layout(
-        self, name: str, coords: Array, values: Array, shape: Sequence[int], num_slabs: int = 1
+        self,
+        name: str,
+        coords: Array,
+        values: Array,
+        shape: Sequence[int],
+        num_slabs: int | None = None,
     ) -> AnyLayout:
-        """Build the layout `name` from coords (ndim, nnz) and values (nnz,) on any device."""
+        """Build the layout `name` from coords (ndim, nnz) and values (nnz,) on any device.
+
+        By default there are as few slabs as `MAX_SLAB_NNZ` allows.
+        """
+        num_slabs = num_slabs or _choose_num_slabs(values.shape[0])
         coords, values = self.receive(coords, values)
         cut = self.choose_cut(shape, values.dtype)
         sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size, "slabs": num_slabs}
@@ -136,9 +148,15 @@ class Engine(Primitives, ABC):
         return layout
 
     def estimate_layout(
-        self, name: str, nnz: int, shape: Sequence[int], dtype: np.dtype, num_slabs: int = 1
+        self,
+        name: str,
+        nnz: int,
+        shape: Sequence[int],
+        dtype: np.dtype,
+        num_slabs: int | None = None,
     ) -> tuple[int, int]:
         """Return the bytes of a layout, and the most bytes in use while it is built."""
+        num_slabs = num_slabs or _choose_num_slabs(nnz)
         cls, cut = LAYOUT_CLASSES[name], self.choose_cut(shape, dtype)
         if num_slabs == 1:
             return cls.estimate(nnz, cut, self)
@@ -324,6 +342,10 @@ class Engine(Primitives, ABC):
         with its tolerance (of the distances of all columns from each new one), and the number of
         elements that changed.
         """
+
+
+def _choose_num_slabs(nnz: int) -> int:
+    return max(1, -(-nnz // MAX_SLAB_NNZ))
 
 
 def _warn_of_long_slabs(layout: SlabLayout) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..checks import check_dtype, check_layout, check_nnz, check_rank, check_shape
+from ..checks import check_dtype, check_layout, check_nnz, check_rank, check_shape, check_slabs
 from ..engines import select_engine
 from ..linalg.eigen import MAX_BLOCKS, choose_width
 from ..linalg.leading_pairs import MAX_GRAM_SIZE
@@ -61,6 +61,7 @@ def estimate_memory(
     device: str | None = None,
     rank: int | None = None,
     init: str = "svd",
+    slabs: int | None = None,
 ) -> MemoryEstimate:
     """Predict how much memory a `FlycooTensor`, or a decomposition of it, takes.
 
@@ -77,6 +78,8 @@ def estimate_memory(
         Of a decomposition by `parafac`.
     init : {"svd", "random"}
         The initial guess of that decomposition.
+    slabs : int, optional
+        As for `FlycooTensor`; they are taken to have equally many nonzeros.
 
     Returns
     -------
@@ -89,9 +92,9 @@ def estimate_memory(
     Raises
     ------
     TypeError
-        If a size, `nnz` or `rank` is not an integer, or `dtype` is not a dtype for values.
+        If a size, `nnz`, `rank` or `slabs` is not an integer, or `dtype` is not a dtype for values.
     ValueError
-        If a size, `nnz` or `rank` is out of range, or `layout`, `device` or `init` is unknown.
+        If a size, `nnz`, `rank` or `slabs` is out of range, or `layout`, `device` or `init` is unknown.
     ImportError, RuntimeError
         If `device` is "cuda" and cannot be used: tile sizes depend on the GPU.
 
@@ -120,8 +123,9 @@ def estimate_memory(
     check_layout(layout)
     if init not in INITS:
         raise ValueError(f"init is {init!r}, expected 'svd' or 'random'")
+    slabs = None if slabs is None else check_slabs(slabs)
     engine = select_engine(device)
-    nbytes, peak_nbytes = engine.estimate_layout(layout, nnz, shape, dtype)
+    nbytes, peak_nbytes = engine.estimate_layout(layout, nnz, shape, dtype, slabs)
     if rank is None:
         return MemoryEstimate(nbytes, peak_nbytes)
     work_nbytes = count_call_nbytes(engine, shape, nnz, dtype, check_rank(rank), init)

@@ -68,7 +68,7 @@ def build_layout(
     coords: Array,
     values: Array,
     shape: Sequence[int],
-    num_slabs: int = 1,
+    num_slabs: int | None = None,
 ) -> AnyLayout:
     """Build a layout on the device of `engine` from checked coords and values on any device."""
 

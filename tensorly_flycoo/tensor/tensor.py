@@ -65,9 +65,9 @@ class FlycooTensor(FromOthers):
         By default the one set by `set_device`, initially "auto". With "auto", data on a GPU stay
         there; "cpu" and "cuda" copy data from elsewhere. A "cuda" tensor is on CuPy's current
         device, and its factors are CuPy arrays there.
-    slabs : int
+    slabs : int, optional
         Cuts the longest mode into so many parts with about equally many nonzeros. Results depend
-        on this number within rounding errors, and on nothing else.
+        on this number within rounding errors. By default 1, or one for each 2**32 nonzeros.
 
     Attributes
     ----------
@@ -126,14 +126,14 @@ class FlycooTensor(FromOthers):
         dtype: DTypeLike | None = None,
         layout: str = "remap",
         device: str | None = None,
-        slabs: int = 1,
+        slabs: int | None = None,
     ) -> None:
         shape = check_shape(shape)
         coords = check_coords(coords, shape)
         values = check_values(values, coords.shape[1], dtype)
         check_place(values, "values", is_cupy(coords), "coords")
         check_layout(layout)
-        slabs = check_slabs(slabs)
+        slabs = None if slabs is None else check_slabs(slabs)
         engine = select_engine(device, is_on_gpu=is_cupy(coords))
         self._set(engine, build_layout(engine, layout, coords, values, shape, slabs))
 

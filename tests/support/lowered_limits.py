@@ -59,6 +59,8 @@ LOWERED = {
         "engines.cuda.tuning.BUCKET_SIZE": 256,
         "engines.cuda.tuning.SEGMENT": 2,
     },
+    # As with more than 2**32 nonzeros.
+    "slabs": {"engines.protocol.MAX_SLAB_NNZ": 40},
     # As with modes of 2**31 indices or more.
     "record": {"format.packing.field_width": widen_field},
 }
