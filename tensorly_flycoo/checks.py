@@ -195,6 +195,11 @@ def check_finite(values: Array, name: str = "values") -> None:
         raise ValueError(f"{name}[{wrong}] is {values[wrong]}, expected finite numbers")
 
 
+def check_sums(values: Array) -> None:
+    """Refuse values that are not finite, where given ones were: sums of duplicates overflowed."""
+    check_finite(values, "the tensor would hold values that are not finite: values")
+
+
 def check_place(array: Array, name: str, is_on_gpu: bool, whose: str) -> None:
     """Refuse an array that is not on the device of `whose`: nothing is copied silently."""
     if is_cupy(array) != is_on_gpu:

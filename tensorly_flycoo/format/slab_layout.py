@@ -8,6 +8,7 @@ from typing import NamedTuple, Self, TypeAlias
 import numpy as np
 
 from ..array_modules import Array
+from ..checks import check_sums
 from .layout import Cut, Layout
 from .ordering import count_canonical_nbytes, make_canonical_records, take_marked
 from .packing import RecordFormat
@@ -77,6 +78,7 @@ class SlabLayout:
         """Build all slabs from checked coords (ndim, nnz) and values (nnz,)."""
         xp, mode = primitives.xp, find_longest_mode(record_format.shape)
         records = make_canonical_records(coords, values, record_format, primitives)
+        check_sums(record_format.values(records))
         numbers = record_format.rows(records, mode, xp)
         slabs = []
         for rows in list_rows(find_edges(numbers, record_format.shape[mode], num_slabs, xp)):

@@ -14,11 +14,11 @@ from ..array_modules import Array, is_cupy, move
 from ..checks import (
     check_coords,
     check_dtype,
-    check_finite,
     check_layout,
     check_place,
     check_shape,
     check_slabs,
+    check_sums,
     check_values,
     densify_error,
     num_cells,
@@ -142,7 +142,7 @@ class FlycooTensor(FromOthers):
         self._layout = layout
         if not math.isfinite(layout.norm):
             for values in layout.iterate_values():
-                check_finite(values, "the tensor would hold values that are not finite: values")
+                check_sums(values)
 
     @property
     def shape(self) -> tuple[int, ...]:
