@@ -94,7 +94,8 @@ def estimate_memory(
     TypeError
         If a size, `nnz`, `rank` or `slabs` is not an integer, or `dtype` is not a dtype for values.
     ValueError
-        If a size, `nnz`, `rank` or `slabs` is out of range, or `layout`, `device` or `init` is unknown.
+        If a size, `nnz`, `rank` or `slabs` is out of range, or `layout`, `device` or `init` is
+        unknown.
     ImportError, RuntimeError
         If `device` is "cuda" and cannot be used: tile sizes depend on the GPU.
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from ..array_modules import Array, array_module, move
+from ..array_modules import Array, array_module
 from ..format.tree import fold_tree
 from .sharding import Sharding
 
@@ -79,7 +79,7 @@ class RowShards(NDArrayOperatorsMixin):
 
     def to_numpy(self) -> np.ndarray:
         """Gather all rows in host memory."""
-        matrix = np.concatenate([move(block, np) for block in self.blocks])
+        matrix = np.concatenate([self.sharding.devices.fetch(block) for block in self.blocks])
         return matrix.T if self._is_transposed else matrix
 
     @property
@@ -208,7 +208,7 @@ class RowShards(NDArrayOperatorsMixin):
     def update_columns(self, index: Any, values: Any) -> RowShards:
         """Copy the matrix with other values, sharded as it is, or a number, in some columns."""
         self._check_columns(index)
-        if not isinstance(values, RowShards) and getattr(values, "ndim", 0):
+        if not isinstance(values, RowShards) and hasattr(values, "ndim") and values.ndim:
             _refuse("index_update with values that are not sharded")
 
         def update(block: Array, columns: Array) -> Array:

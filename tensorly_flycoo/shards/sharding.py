@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
+import numpy as np
+
 from ..array_modules import Array
 
 
@@ -18,6 +20,9 @@ class Devices(Protocol):
     def bring(self, array: Array, device: int) -> Array:
         """Return an array that is on `device`; copy it if it is elsewhere."""
 
+    def fetch(self, array: Array) -> np.ndarray:
+        """Return an array in host memory."""
+
 
 class HostDevices:
     """ "Devices" that are all the host, for tests and for a single device."""
@@ -26,6 +31,9 @@ class HostDevices:
         return nullcontext()
 
     def bring(self, array: Array, device: int) -> Array:
+        return array
+
+    def fetch(self, array: Array) -> np.ndarray:
         return array
 
 
