@@ -134,10 +134,12 @@ class Engine(Primitives, ABC):
 
         By default there are as few slabs as `MAX_SLAB_NNZ` allows.
         """
-        num_slabs = num_slabs or _choose_num_slabs(values.shape[0])
+        num_slabs = num_slabs or choose_num_slabs(values.shape[0])
         coords, values = self.receive(coords, values)
         cut = self.choose_cut(shape, values.dtype)
-        sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size, "slabs": num_slabs}
+        sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
+        if num_slabs > 1:
+            sizes["slabs"] = num_slabs
         self.log("build", name, shape=tuple(shape), nnz=values.size, **sizes)
         cls = LAYOUT_CLASSES[name]
         if num_slabs == 1:
@@ -156,7 +158,7 @@ class Engine(Primitives, ABC):
         num_slabs: int | None = None,
     ) -> tuple[int, int]:
         """Return the bytes of a layout, and the most bytes in use while it is built."""
-        num_slabs = num_slabs or _choose_num_slabs(nnz)
+        num_slabs = num_slabs or choose_num_slabs(nnz)
         cls, cut = LAYOUT_CLASSES[name], self.choose_cut(shape, dtype)
         if num_slabs == 1:
             return cls.estimate(nnz, cut, self)
@@ -344,7 +346,8 @@ class Engine(Primitives, ABC):
         """
 
 
-def _choose_num_slabs(nnz: int) -> int:
+def choose_num_slabs(nnz: int) -> int:
+    """Choose as few slabs as `MAX_SLAB_NNZ` allows."""
     return max(1, -(-nnz // MAX_SLAB_NNZ))
 
 

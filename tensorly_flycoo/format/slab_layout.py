@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Self, TypeAlias
 
@@ -102,22 +103,24 @@ class SlabLayout:
         choose_cut: ChooseCut,
         primitives: Primitives,
     ) -> tuple[int, int]:
-        """Predict the memory of slabs with equally many nonzeros, as `Layout.estimate` does."""
+        """Predict the memory of equal slabs, as `Layout.estimate` does."""
         shape, mode = record_format.shape, find_longest_mode(record_format.shape)
         num_held = max(1, min(num_slabs, nnz, shape[mode]))
-        slab_shape = [*shape[:mode], -(-shape[mode] // num_held), *shape[mode + 1 :]]
-        slab_nnz = -(-nnz // num_held)
-        cut = choose_cut(slab_shape, record_format.dtype)
-        nbytes, peak_nbytes = layout_class.estimate(slab_nnz, cut, primitives)
+        sizes = Counter(zip(_share(nnz, num_held), _share(shape[mode], num_held), strict=True))
+        kept = peak_nbytes = 0
+        for (slab_nnz, num_rows), count in sizes.items():
+            cut = choose_cut((*shape[:mode], num_rows, *shape[mode + 1 :]), record_format.dtype)
+            nbytes, slab_peak_nbytes = layout_class.estimate(slab_nnz, cut, primitives)
+            kept += count * nbytes
+            peak_nbytes = max(peak_nbytes, slab_peak_nbytes)
         given = 8 * record_format.ndim + record_format.dtype.itemsize
-        # All records and the rows of the cut mode, a slab's records and nonzeros, the built slabs.
-        beside = nnz * (record_format.record_nbytes + 5)
-        beside += slab_nnz * (record_format.record_nbytes + given)
+        # All records, their rows of the cut mode and marks; the records and nonzeros of a slab.
+        beside = nnz * (record_format.record_nbytes + 6)
+        beside += max(_share(nnz, num_held)) * (record_format.record_nbytes + given)
         canonical = count_canonical_nbytes(nnz, record_format, primitives)
         edges = nnz * (record_format.record_nbytes + 12) + 24 * shape[mode]
-        building = beside + (num_held - 1) * nbytes + peak_nbytes
         held = nnz * given if primitives.staging_size is None else 0
-        return num_held * nbytes, held + max(canonical, edges, building)
+        return kept, held + max(canonical, edges, beside + kept + peak_nbytes)
 
     # Contents
 
@@ -208,6 +211,13 @@ class SlabLayout:
         ]
         arguments = (self.record_format, self.num_slabs, self.cut_mode, slabs)
         return type(self)(*arguments, self.norm * scale, self._primitives)
+
+
+def _share(count: int, num_slabs: int) -> list[int]:
+    """Divide a number into nearly equal ones."""
+    return [
+        (slab + 1) * count // num_slabs - slab * count // num_slabs for slab in range(num_slabs)
+    ]
 
 
 #: How a tensor is stored: in one piece or in slabs.
