@@ -27,6 +27,8 @@ from ..ops.lazy import LazyArray, ModeView
 from ..ops.lazy_svd import LazySVD
 from ..ops.mode_product import ModeProduct
 from ..ops.unfolding_svd import LazyMatrix, Unfolding
+from ..shards import row_shards
+from ..shards.row_shards import RowShards
 from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse
 from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
@@ -90,6 +92,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     def to_numpy(tensor: Any) -> np.ndarray:
         if views.is_lazy_or_sparse(tensor):
             raise densify_error("tl.to_numpy", tensor.shape, _USE_NONZEROS)
+        if isinstance(tensor, RowShards):
+            return tensor.to_numpy()
         return move(tensor, np) if is_cupy(tensor) else NumpyBackend.to_numpy(tensor)
 
     @staticmethod
@@ -202,6 +206,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         """Solve ``a @ x = b``, with the pseudo-inverse where `a` is singular."""
         if isinstance(a, GramProduct):
             return a.solve(b)
+        if isinstance(b, RowShards):
+            return row_shards.solve(a, b, solve)
         a, b = as_array(a), as_array(b)
         check_place(b, "b", is_cupy(a), "a")
         return solve(a, b)
