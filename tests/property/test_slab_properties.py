@@ -20,7 +20,7 @@ from tensorly_flycoo.ops.ttmc import multiply_nonempty_rows
 layouts = st.sampled_from(["remap", "replicated", "indexed"])
 nums_slabs = st.integers(2, 9)
 fixture_is_for_all_examples = settings(
-    quick, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    quick, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 pytestmark = pytest.mark.usefixtures("small_tiles", "one_thread")
