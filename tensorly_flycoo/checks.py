@@ -236,7 +236,7 @@ def check_mode(mode: Any, ndim: int) -> int:
 
 def check_nnz(nnz: Any) -> int:
     """Return `nnz` as an int of at least 0."""
-    return _check_count(nnz, "nnz", 0)
+    return check_count(nnz, "nnz", 0)
 
 
 def check_rank(rank: Any, name: str = "rank") -> int:
@@ -246,10 +246,11 @@ def check_rank(rank: Any, name: str = "rank") -> int:
             f"{name} is {rank}, expected an integer: TensorLy reads a fraction as a share of the "
             "number of cells, which are nearly all zeros in a sparse tensor"
         )
-    return _check_count(rank, name, 1)
+    return check_count(rank, name)
 
 
-def _check_count(count: Any, name: str, least: int) -> int:
+def check_count(count: Any, name: str, least: int = 1) -> int:
+    """Return `count` as an int of at least `least`; `name` is the argument's."""
     if isinstance(count, bool):
         raise TypeError(f"{name} is {count}, expected an integer")
     try:

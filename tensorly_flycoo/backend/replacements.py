@@ -85,7 +85,13 @@ def _replace(original: Callable, row: Replacement) -> Callable:
 
 def _bind(original: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
     """Return arguments by name: TensorLy 0.9 has some parameters in another order."""
-    return inspect.signature(original).bind(*args, **kwargs).arguments
+    try:
+        return inspect.signature(original).bind(*args, **kwargs).arguments
+    except TypeError as error:
+        ours = getattr(decomposition, original.__name__, original)
+        is_ours = "callback" in kwargs and "callback" in inspect.signature(ours).parameters
+        hint = f": tensorly_flycoo.decomposition.{original.__name__} takes it" if is_ours else ""
+        raise TypeError(f"{original.__name__} {error}{hint}") from None
 
 
 def _call_ours(original: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -126,7 +132,7 @@ def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
     if isinstance(init, str) and (init == "random" or (init == "svd" and given["svd"] in SVDS)):
         return initialize_cp(tensor, *(given[name] for name in _OPTIONS))
     context = tl.context(tensor)
-    check_initial_guess(init, context["dtype"], "device" in context)
+    check_initial_guess(init, context["dtype"], "device" in context, given["rank"])
     return original(*args, **kwargs)
 
 

@@ -10,6 +10,7 @@ from ..linalg.tall_skinny import transposed_product
 from ..ops.cp_entries import cp_to_entries
 from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import as_flycoo
+from ..tensor.labelled import check_same_labels
 from ..tensor.tensor import FlycooTensor
 from .masks import find_missing
 
@@ -31,7 +32,7 @@ class CPFit(NamedTuple):
     rmse : float
         The root mean square of the residual's entries.
     num_entries : int
-        How many they are.
+        The number of entries that were compared.
     """
 
     fit: float
@@ -61,7 +62,7 @@ def cp_fit(
         their values in `x`.
     held_out : pair of arrays, optional
         Coordinates (ndim, count) and values (count,) of entries, zeros included if they were held
-        out too. Only these are compared; `x` gives no more than the shape.
+        out too. Only these are compared; of `x` only the shape is used.
 
     Returns
     -------
@@ -73,11 +74,12 @@ def cp_fit(
     TypeError
         If `x` is not sparse, or an array has another dtype or is on another device.
     ValueError
-        If shapes do not match, both `mask` and `held_out` are given, or they leave no entry.
+        If shapes do not match, the labels of `x` differ from those of a `LabelledCP`, both `mask`
+        and `held_out` are given, `held_out` is not a pair, or no entry is left.
 
     Notes
     -----
-    For all cells one MTTKRP, of the last mode, as parafac does for its errors: the squared residual
+    All cells cost one MTTKRP, of the last mode, as do the errors of `parafac`: the squared residual
     is ``|x|^2 + |model|^2 - 2 <x, model>``, whose terms are added in float64. They cancel near an
     exact fit: a relative error below 1e-8 (float64) or 1e-3 (float32) is rounding. Held-out entries
     cost ``count * R * ndim`` operations, and do not cancel.
@@ -95,6 +97,7 @@ def cp_fit(
     """
     if mask is not None and held_out is not None:
         raise ValueError("mask and held_out are both given, expected at most one of them")
+    check_same_labels(x, cp_tensor)
     x = as_flycoo(x, check_coords=True)
     weights, factors = cp_tensor
     if mask is not None:
@@ -104,6 +107,8 @@ def cp_fit(
             raise ValueError("mask marks no entry as missing, expected at least one")
     if held_out is not None:
         _check_shape(factors, x)
+        if len(held_out) != 2:
+            raise ValueError(f"held_out has {len(held_out)} items, expected (coords, values)")
         return _compare(cp_tensor, *held_out)
     last_mttkrp = mttkrp(x, factors, x.ndim - 1, weights=weights)
     inner = (last_mttkrp * factors[-1]).sum(dtype=np.float64)

@@ -20,15 +20,14 @@ from .resuming import Callback, restore
 #: Weights (R,), None for ones, and factors (I_n, R); or a core and factors.
 Model: TypeAlias = tuple[Array | None, list[Array]]
 
-
 #: One iteration: takes its number, the weights (or core), the factors and the errors so far;
 #: returns the new weights and factors, in any list, and what `Measure` takes.
 Update: TypeAlias = Callable[
     [int, Any, list[Array], list[Any]], tuple[Array | None, list[Array], Any]
 ]
 
-#: Takes the new weights and factors, and the third result of `Update`; returns their error, or None
-#: if nobody asks.
+#: Takes the three results of `Update`; returns the error of the new model, or None if nobody needs
+#: it.
 Measure: TypeAlias = Callable[[Any, list[Array], Any], Any]
 
 
@@ -136,7 +135,7 @@ def iterate(
         The initial guess, or the state in the checkpoint `init`. Its list is emptied, so that each
         factor is freed as soon as there is a new one.
     solver, tensor
-        For the origin of the models that go to the callback.
+        The origin of the models that the callback gets.
     is_over : callable
         Takes the errors after each iteration, including those of the checkpoint.
     init : Resumed, optional
@@ -147,7 +146,7 @@ def iterate(
     start_error : callable, optional
         Computes the error of a model that is not resumed; without it, the first call gets none.
     save_state : callable, optional
-        Returns the arrays that the update needs to go on besides the model.
+        Returns the arrays, besides the model, that a resumed run needs.
     make : callable, optional
         Makes the model for the callback and the result.
     """

@@ -10,6 +10,7 @@ from ..linalg.hals import solve_nonnegative
 from ..linalg.tall_skinny import solve
 from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import as_flycoo
+from ..tensor.labelled import check_same_labels
 from .cp_model import multiply_grams
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ def fold_in(
     Parameters
     ----------
     cp_tensor : CPTensor or (weights, factors)
-        The model. Weights (R,), or None for ones; factors (I_n, R). The factor of `mode` only says
-        which place the new rows take.
+        The model. Weights (R,), or None for ones; factors (I_n, R). The old rows of `mode` are not
+        used.
     x_new : FlycooTensor, LabelledTensor or sparse.COO
         The data of the new indices: any size in `mode`, and the model's in all others. With the
         dtype and on the device of the factors.
@@ -48,20 +49,21 @@ def fold_in(
     Returns
     -------
     array (I_new, R)
-        To be read with the model's weights. A row without nonzeros is zero.
+        Rows that go with the model's weights. An index without nonzeros has a row of zeros.
 
     Raises
     ------
     TypeError
         If `x_new` is not sparse, or the model has another dtype or is on another device.
     ValueError
-        If `mode` is out of range, or a shape does not match.
+        If `mode` is out of range, a shape does not match, or labels of `x_new` differ from those of
+        a `LabelledCP` in another mode.
 
     Notes
     -----
-    One MTTKRP, whatever the number of rows, and one system of R equations for all of them: the rows
-    are those to which `parafac` with all other modes in ``fixed_modes`` converges in one iteration.
-    (It never fixes the last mode; here any mode may be the new one.) With `non_negative`, up to
+    One MTTKRP, whatever the number of rows, and one system of R equations for all of them.
+    `parafac` with all other modes in ``fixed_modes`` converges to these rows in one iteration. (It
+    never fixes the last mode; here any mode may be the new one.) With `non_negative`, up to
     1000 sweeps of HALS follow, of ``4 * I_new * R**2`` operations each. Results have the same bits
     in every run on one machine.
 
@@ -82,6 +84,7 @@ def fold_in(
     """
     weights, factors = cp_tensor
     mode = check_mode(mode, len(factors))
+    check_same_labels(x_new, cp_tensor, skip=mode)
     x = as_flycoo(x_new, check_coords=True)
     if x.ndim != len(factors):
         raise ValueError(f"x_new has {x.ndim} modes, expected {len(factors)}, as the model has")

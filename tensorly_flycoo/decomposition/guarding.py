@@ -1,4 +1,4 @@
-"""What surrounds a whole call: labels, one log line for all it compiles, a useful MemoryError."""
+"""What surrounds a whole call: labels, one log line for all kernels, a useful MemoryError."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..linalg import gram_products
 from ..ops.call_memory import count_call_nbytes
 from ..ops.views import find_sparse
 from ..reporting import log_compilation
-from ..tensor.coo_cache import find_cached
+from ..tensor.coo_cache import find_cached, is_table, not_sparse_error
 from ..tensor.labelled import LabelledTensor
 from ..tensor.memory import DTYPES, attempt, describe, format_nbytes
 from ..tensor.tensor import FlycooTensor
@@ -38,18 +38,21 @@ _R = TypeVar("_R")
 
 
 def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> Callable[_P, _R]:
-    """Let a function log what it compiles as one, and explain in a MemoryError what would fit.
+    """Let a function log all that it compiles in one line, and a MemoryError say what would fit.
 
     The error says what the whole call needs, what is free, and which other layout, dtype, initial
     guess or device would fit. Calls without a sparse tensor go to `dense`, by default `function`,
-    and raise what it raises. In the place of a `LabelledTensor` the function gets its tensor, and
-    a CP model that it returns becomes a `LabelledCP`; but an initial guess stays as it is.
+    and raise what it raises; but a table is refused. In the place of a `LabelledTensor` the
+    function gets its tensor, and a CP model that it returns becomes a `LabelledCP`; but an initial
+    guess stays as it is.
     """
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         x = find_sparse((*args, *kwargs.values()))
         if x is None:
+            for table in filter(is_table, args[:1] or [kwargs.get("tensor")]):
+                raise not_sparse_error(table)
             with log_compilation():
                 return (dense or function)(*args, **kwargs)
         for labelled in (*args, *kwargs.values()):

@@ -21,8 +21,10 @@ from .ranks import find_cp_rank
 from .singular_vectors import check_svd
 
 
-def check_initial_guess(init: object, dtype: np.dtype, on_gpu: bool) -> None:
-    """Refuse an initial guess that is not on the tensor's device or not in its factors' dtype.
+def check_initial_guess(
+    init: object, dtype: np.dtype, on_gpu: bool, rank: int | None = None
+) -> None:
+    """Refuse an initial guess of another device, dtype or, if it is given, rank than the factors.
 
     TensorLy uses a guess as it is; ``tl.tensor(a, **tl.context(x))`` moves an array. Anything that
     is not a pair of weights and factors is left to TensorLy.
@@ -31,6 +33,8 @@ def check_initial_guess(init: object, dtype: np.dtype, on_gpu: bool) -> None:
     ------
     TypeError
         If an array of `init` is not on the tensor's device, or a factor has the wrong dtype.
+    ValueError
+        If a factor has another number of columns than `rank`.
 
     Examples
     --------
@@ -51,6 +55,11 @@ tensor's factors
             raise TypeError(
                 f"factors[{n}] has dtype {factor.dtype}, expected {dtype}: init must have the "
                 "dtype of the tensor's factors"
+            )
+        if rank is not None and factor.shape[1:] != (rank,):
+            raise ValueError(
+                f"factors[{n}] of init has shape {factor.shape}, expected ({factor.shape[0]}, "
+                f"{rank}): init must have the rank {rank}"
             )
 
 

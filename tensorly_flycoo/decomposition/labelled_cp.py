@@ -7,7 +7,7 @@ import numpy as np
 from tensorly.cp_tensor import CPTensor
 
 from ..array_modules import Array, is_cupy, move
-from ..checks import check_mode
+from ..checks import check_count, check_mode
 from ..io.cp_file import SavedCP, read_cp, write_cp
 from ..io.dataframe import from_dataframe
 from ..io.files import FilePath
@@ -29,7 +29,7 @@ class LabelledCP(CPTensor):
     - the columns of the factors have norm 1, and the weights hold their norms;
     - components are sorted by weight, the largest first;
     - in every mode but the last, the element of largest magnitude of each column is positive. The
-      last mode takes the signs that are left: they alone tell positive from negative components.
+      last mode takes the remaining signs, which alone tell positive from negative components.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class LabelledCP(CPTensor):
     Raises
     ------
     ValueError
-        If the number of labels or names does not match, or a name occurs twice.
+        If the number of labels or names does not match, or a name or label occurs twice.
 
     Notes
     -----
@@ -91,6 +91,7 @@ class LabelledCP(CPTensor):
         weights, factors = cp_tensor
         factors, labels = list(factors), Labels(labels, names)
         labels.check_shape([factor.shape[0] for factor in factors])
+        labels.check_distinct()
         self._set(bring_into_form(weights, factors), factors, labels)
 
     def _set(self, weights: Array, factors: list[Array], labels: Labels) -> Self:
@@ -137,7 +138,7 @@ class LabelledCP(CPTensor):
         Raises
         ------
         ValueError, TypeError
-            If there is no such mode, or `n` is not an integer.
+            If there is no such mode, or `n` is not an integer of at least 1.
 
         Examples
         --------
@@ -146,10 +147,10 @@ class LabelledCP(CPTensor):
         >>> cp.top("shop")
         [{'b': 0.8, 'a': -0.6}]
         """
-        index = self._find_mode(mode)
+        index, n = self._find_mode(mode), check_count(n, "n")
         factor, labels = move(self.factors[index], np), self.labels[self.names[index]]
-        largest = [_find_largest(np.abs(column), _check_count(n)) for column in factor.T]
-        # tolist makes Python's numbers and text, but also numbers of dates.
+        largest = [_find_largest(np.abs(column), n) for column in factor.T]
+        # tolist gives Python's numbers and text, but would turn dates into numbers.
         as_list = list if labels.dtype.kind in "mM" else np.ndarray.tolist
         return [
             dict(zip(as_list(labels[rows]), factor[rows, r].tolist(), strict=True))
@@ -157,14 +158,14 @@ class LabelledCP(CPTensor):
         ]
 
     def to_frames(self) -> tuple[np.ndarray, list["DataFrame"]]:
-        """Return the model as tlviz's functions take labelled ones: factors as DataFrames.
+        """Return the model as tlviz's functions expect it: weights, and factors as DataFrames.
 
         Returns
         -------
         weights : numpy.ndarray (R,)
         frames : list of pandas.DataFrame
-            For each mode: the labels as index, which has the mode's name, and a column for each
-            component.
+            For each mode, a column for each component. The index has the labels and the name of
+            the mode.
 
         Raises
         ------
@@ -190,7 +191,7 @@ class LabelledCP(CPTensor):
         return move(self.weights, np), frames
 
     def to_tidy(self) -> "DataFrame":
-        """Return all factors as one long table, with a line for each element.
+        """Return all factors as one long table, with a row for each element.
 
         Returns
         -------
@@ -237,7 +238,8 @@ class LabelledCP(CPTensor):
         Raises
         ------
         TypeError
-            If a label is neither text, a number nor a date of NumPy.
+            If the name of a mode is not text, or a label is neither text, a number nor a date of
+            NumPy.
         OSError
             If the file cannot be written.
 
@@ -267,22 +269,22 @@ class LabelledCP(CPTensor):
         """
         saved = read_cp(path)
         labels = Labels(saved.labels, ordered=saved.ordered)
-        # The model is in form already: a second time would change the last bits.
+        # The model is in form already; bringing it into form again would change the last bits.
         return cls.__new__(cls)._set(saved.weights, list(saved.factors), labels)
 
     def plot(self, top: int = 8, lines: Iterable[str | int] | None = None) -> "Figure":
         """Draw the components: a row of panels for each, with a panel for each mode.
 
-        A panel with names shows bars for the largest magnitudes, one with ordered labels a line.
-        All panels of a mode have one scale.
+        Names get bars for the largest magnitudes, ordered labels a line. All panels of a mode have
+        one scale.
 
         Parameters
         ----------
         top : int
             The number of bars.
         lines : iterable of str or int, optional
-            The modes that are drawn as lines; by default `ordered`. Leave out those whose numbers
-            are mere names, such as the ids of users.
+            The modes to draw as lines; by default `ordered`. Leave out those whose numbers are
+            only names, such as the ids of users.
 
         Returns
         -------
@@ -294,12 +296,16 @@ class LabelledCP(CPTensor):
         ImportError
             If Matplotlib is missing.
         ValueError, TypeError
-            If there is no such mode, or `top` is not an integer of at least 1.
+            If there is no such mode, `lines` is a single text, or `top` is not an integer of at
+            least 1.
         """
         from .labelled_plot import draw_components
 
+        if isinstance(lines, str):
+            raise TypeError(f"lines is {lines!r}, expected a list of modes, like [{lines!r}]")
         chosen = self.ordered if lines is None else lines
-        return draw_components(self, _check_count(top), {self._find_mode(mode) for mode in chosen})
+        line_modes = {self._find_mode(mode) for mode in chosen}
+        return draw_components(self, check_count(top, "top"), line_modes)
 
     def transform(
         self,
@@ -315,8 +321,8 @@ class LabelledCP(CPTensor):
         Parameters
         ----------
         frame : pandas.DataFrame, polars.DataFrame or pyarrow.Table
-            With a column for each mode, as `from_dataframe` takes it. The entries of all modes but
-            `mode` are labels of the model; those of `mode` may be new.
+            With a column for each mode, as for `from_dataframe`. The entries of `mode` may be new;
+            those of all other modes must be labels of the model.
         mode : str or int
         values : str, optional
             The column of the values; by default, each line has the value 1.
@@ -361,8 +367,8 @@ class LabelledCP(CPTensor):
 def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
     """Return the result of a decomposition with its CP model, if it has one, as a LabelledCP.
 
-    Errors that come with the model stay. The CPTensor loses its factors: so memory is needed for
-    only one more factor, as it was while decomposing.
+    Errors that come with the model stay. The CPTensor loses its factors, so that no more memory is
+    needed than for one more factor, as while decomposing.
     """
     if isinstance(result, tuple) and result and isinstance(result[0], CPTensor):
         return label_result(result[0], labels), *result[1:]
@@ -379,14 +385,6 @@ def _find_largest(magnitudes: np.ndarray, count: int) -> np.ndarray:
     count = min(count, magnitudes.size)
     places = np.flatnonzero(magnitudes >= np.partition(magnitudes, -count)[-count])
     return places[np.argsort(-magnitudes[places], kind="stable")[:count]]
-
-
-def _check_count(count: Any) -> int:
-    if not isinstance(count, int | np.integer) or isinstance(count, bool):
-        raise TypeError(f"the number of labels is {count!r}, expected an integer of at least 1")
-    if count < 1:
-        raise ValueError(f"the number of labels is {count}, expected at least 1")
-    return int(count)
 
 
 def _import_pandas() -> Any:

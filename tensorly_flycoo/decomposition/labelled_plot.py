@@ -22,23 +22,29 @@ _ROW_HEIGHT, _BAR_HEIGHT = 0.5, 0.17
 _MAX_NAME_LENGTH, _MAX_MARKERS = 28, 40
 
 
-def draw_components(cp: "LabelledCP", top: int, line_modes: Set[int]) -> "Figure":
-    """Draw a row of panels for each component; see `LabelledCP.plot`."""
+def make_figure(width: float, height: float) -> "Figure":
+    """Make an empty figure, in inches; say what to install if Matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(f"plot needs Matplotlib: pip install matplotlib ({error})") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def draw_components(cp: "LabelledCP", top: int, line_modes: Set[int]) -> "Figure":
+    """Draw a row of panels for each component; see `LabelledCP.plot`."""
     ndim = len(cp.names)
     widths = [_LINE_WIDTH if n in line_modes else _BARS_WIDTH for n in range(ndim)]
     num_bars = min(top, max((cp.shape[n] for n in range(ndim) if n not in line_modes), default=0))
     height = max(1.4, _ROW_HEIGHT + _BAR_HEIGHT * num_bars)
-    size = (_HEADING_WIDTH + sum(widths), 0.8 + height * cp.rank)
-    figure = Figure(figsize=size, layout="constrained")
+    figure = make_figure(_HEADING_WIDTH + sum(widths), 0.8 + height * cp.rank)
     grid = figure.subplots(cp.rank, ndim, squeeze=False, width_ratios=widths)
     for n, column in enumerate(grid.T):
         factor = move(cp.factors[n], np)
-        draw = _draw_lines if n in line_modes else _draw_bars
-        draw(column, cp, n, factor, num_bars)
+        if n in line_modes:
+            _draw_lines(column, cp.labels[cp.names[n]], factor)
+        else:
+            _draw_bars(column, cp.top(n, num_bars), num_bars, _find_limits(factor))
         column[0].set_title(cp.names[n], weight="bold")
     for r, row in enumerate(grid):
         heading = f"component {r}\nweight {float(cp.weights[r]):.3g}"
@@ -50,11 +56,13 @@ def draw_components(cp: "LabelledCP", top: int, line_modes: Set[int]) -> "Figure
 
 
 def _draw_bars(
-    column: "list[Axes]", cp: "LabelledCP", mode: int, factor: np.ndarray, num_bars: int
+    column: "list[Axes]",
+    components: list[dict[Any, float]],
+    num_bars: int,
+    limits: tuple[float, float],
 ) -> None:
-    """Draw the largest elements of each column, the largest on top."""
-    limits = _find_limits(factor)
-    for r, (axes, component) in enumerate(zip(column, cp.top(mode, num_bars), strict=True)):
+    """Draw the largest elements of each component, the largest on top."""
+    for r, (axes, component) in enumerate(zip(column, components, strict=True)):
         places = range(len(component))
         axes.barh(places, list(component.values()), color=f"C{r % 10}")
         axes.set_yticks(places, [_shorten(label) for label in component], fontsize=8)
@@ -64,11 +72,8 @@ def _draw_bars(
         axes.tick_params("x", labelbottom=axes is column[-1])
 
 
-def _draw_lines(
-    column: "list[Axes]", cp: "LabelledCP", mode: int, factor: np.ndarray, num_bars: int
-) -> None:
-    """Draw each column along the labels."""
-    labels = cp.labels[cp.names[mode]]
+def _draw_lines(column: "list[Axes]", labels: np.ndarray, factor: np.ndarray) -> None:
+    """Draw each column of a factor along its labels."""
     is_scale = labels.dtype.kind in "iufM"
     order = np.argsort(labels, kind="stable") if is_scale else np.arange(labels.size)
     x = labels[order] if is_scale else order

@@ -1,7 +1,7 @@
-"""The rank of a decomposition of a sparse tensor: integers, or "same" if that is sane.
+"""Checks of the ranks of decompositions of sparse tensors.
 
 TensorLy reads a float as a fraction of the number of cells. Nearly all cells of a sparse tensor are
-zeros, so 2.5 would become a rank of millions: every decomposition refuses floats, for Tucker too.
+zeros, so 2.5 could become a rank of millions: every decomposition refuses floats.
 """
 
 from collections.abc import Iterable
@@ -13,18 +13,18 @@ from ..checks import check_rank, num_cells
 
 
 def find_cp_rank(x: Any, rank: Any) -> int:
-    """Return the number of components as an int.
+    """Return the rank of a CP decomposition as an int.
 
     Parameters
     ----------
     x : FlycooTensor or sparse.COO
     rank : int or "same"
-        NumPy's integers are integers.
+        An integer of Python or NumPy.
 
     Raises
     ------
     TypeError
-        If `rank` is no integer: a float, a bool, a string other than "same".
+        If `rank` is a float, a bool, a string other than "same", or anything else but an integer.
     ValueError
         If `rank` is below 1, or "same" although nearly all cells of `x` are zeros.
 
@@ -41,7 +41,7 @@ def find_cp_rank(x: Any, rank: Any) -> int:
 
 
 def find_tucker_rank(x: Any, rank: Any, num_modes: int | None = None) -> Any:
-    """Return an int, a list of ints, None (each mode's size) or "same", as TensorLy takes it.
+    """Return the rank of a Tucker decomposition: an int, ints, None (each mode's size) or "same".
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def find_tucker_rank(x: Any, rank: Any, num_modes: int | None = None) -> Any:
 
 
 def find_train_rank(x: Any, rank: Any) -> int | str | list[int]:
-    """Return an int, a list of ints or "same", of a tensor train or ring, as TensorLy takes it.
+    """Return the rank of a tensor train or ring: an int, a list of ints or "same".
 
     Parameters
     ----------
@@ -68,9 +68,9 @@ def find_train_rank(x: Any, rank: Any) -> int | str | list[int]:
 
 
 def _check(x: Any, rank: Any, num_ranks: int | None = None) -> int | str | list[int]:
-    """Return `rank` with Python's integers; a sequence must have `num_ranks` of them, 0 means none.
+    """Return `rank` with Python's integers.
 
-    By default it may have any number.
+    A sequence must have `num_ranks` of them, or any number if that is None; 0 allows no sequence.
     """
     if isinstance(rank, str) and rank == "same":
         _check_same_size(x, rank)
@@ -84,11 +84,11 @@ def _check(x: Any, rank: Any, num_ranks: int | None = None) -> int | str | list[
 
 
 def _check_same_size(x: Any, rank: Any) -> None:
-    """Refuse a `rank` that stands for as many parameters as cells, unless nonzeros take as many."""
+    """Refuse a `rank` that means as many parameters as cells, if the nonzeros are fewer numbers."""
     cells = num_cells(x.shape)
     nnz = getattr(getattr(x, "tensor", x), "nnz", cells)  # of a view; of a dense array
     if (len(x.shape) + 1) * nnz < cells:
         raise ValueError(
-            f"rank is {rank!r}, as many parameters as the tensor has cells ({cells}), expected a "
-            f"positive integer: the tensor has only {nnz} nonzeros"
+            f"rank is {rank!r}, which means as many parameters as the tensor has cells ({cells}), "
+            f"expected a positive integer: the tensor has only {nnz} nonzeros"
         )

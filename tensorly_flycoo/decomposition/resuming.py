@@ -41,15 +41,15 @@ def check_checkpoint(
     Raises
     ------
     ValueError
-        If it is one; a checkpoint that does not name its tensor or solver is only checked for its
-        shape, rank and dtype.
+        If solver, tensor, rank or dtype differ. A checkpoint that does not name its tensor or
+        solver is checked only for shape, rank and dtype.
     """
     is_tucker = isinstance(init, ResumedTucker)
     if init.saved.solver not in ("", solver) or is_tucker != (solver == "tucker"):
         written_by = init.saved.solver or ("tucker" if is_tucker else "a CP decomposition")
         raise ValueError(
-            f"the checkpoint is of {written_by}, expected one of {solver}: resume it there, or "
-            "pass its weights and factors as a tuple, for an initial guess"
+            f"the checkpoint was written by {written_by}, expected {solver}: resume it there, or "
+            "pass a tuple of its weights and factors as an initial guess"
         )
     found = (init.shape, init.rank, init.factors[0].dtype)
     expected = (x.shape, rank, found[2] if dtype is None else dtype)
@@ -61,7 +61,7 @@ def check_checkpoint(
     if init.saved.digest not in ("", find_digest(x)):
         raise ValueError(
             f"the checkpoint is of another tensor of shape {x.shape}: its nonzeros differ from "
-            f"those of x, {x!r}. Resume with the tensor that it is of, or give another checkpoint="
+            f"those of x, {x!r}; resume with the original tensor, or pass another checkpoint="
         )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Self, SupportsFloat
 
+from ..checks import check_count
 from ..io.checkpoint import check_saveable, copy_model, load_checkpoint, save_checkpoint
 from ..io.files import FilePath, try_writing
 from ..reporting import listen
@@ -42,16 +43,16 @@ class Progress:
     show : {"bar", "log", None}
         A bar on standard error (by tqdm: ``pip install tensorly-flycoo[progress]``); or log lines
         for batch jobs, at level INFO of the logger "tensorly_flycoo", which go to standard error if
-        logging is not set up; or nothing. It shows what is done before the first iteration, such as
-        the mode whose singular vectors are computed; then the iteration, the fit (1 - error), its
-        change and the time left.
+        logging is not set up; or nothing. Before the first iteration it shows the current stage,
+        such as the mode whose singular vectors are computed; then the iteration, the fit
+        (1 - error), its change and the time left.
     log_every : int
         Iterations between log lines; the first and the last iteration are always logged.
     checkpoint : str or os.PathLike, optional
         The ``.npz`` file for the state, replaced atomically. Written when due, after iteration
         `n_iter_max` and at Ctrl-C, but not when the run converges (`tol`). Entering the block tries
-        the folder. A write that fails later is a warning, and another one when the block ends
-        unless a later write succeeds; the run goes on.
+        the folder. A later write that fails only warns, and the run goes on; the end of the block
+        warns again unless another write has succeeded.
     every : int, optional
         Iterations between checkpoints.
     every_minutes : float, optional
@@ -64,7 +65,8 @@ class Progress:
     last, best : CPTensor, TuckerTensor or None
         The model of the last iteration, and of the one with the smallest error in this run, even if
         the run failed. They are the same one if no iteration increased the error, as in alternating
-        least squares; `constrained_parafac` and `randomised_parafac` may increase it.
+        least squares; `constrained_parafac` and `randomised_parafac` may increase it. They have no
+        labels: ``LabelledCP(progress.best, x.labels)`` adds them.
 
     Raises
     ------
@@ -92,8 +94,8 @@ class Progress:
     ``normalize_factors=True``. Options of parafac with state beyond the factors cannot resume:
     ``linesearch``, ``orthogonalise`` and ``mask`` raise a ValueError. A checkpoint of a sparse
     tensor holds a digest of its nonzeros, and is refused for any other tensor; the digest is the
-    same for every layout, device and order in which distinct nonzeros came. One of parafac from a
-    name that was imported before this package, or of a dense tensor, holds none.
+    same for every layout, device and order in which distinct nonzeros came. Checkpoints of dense
+    tensors hold none, nor do those of a parafac that was imported before this package.
 
     For dense tensors, and under other backends, TensorLy uses the checkpoint as an initial guess:
     without those options and ``normalize_factors=True`` the bits are the same too, but `tol` never
@@ -130,12 +132,12 @@ class Progress:
         every: int | None = None,
         every_minutes: float | None = None,
     ) -> None:
-        _check_count("n_iter_max", n_iter_max)
-        _check_count("log_every", log_every)
+        check_count(n_iter_max, "n_iter_max")
+        check_count(log_every, "log_every")
         if show not in _SHOWN:
             raise ValueError(f"show is {show!r}, expected one of {_SHOWN}")
         if every is not None:
-            _check_count("every", every)
+            check_count(every, "every")
         if every_minutes is not None and not every_minutes > 0:
             raise ValueError(f"every_minutes is {every_minutes!r}, expected more than 0")
         if every is None and every_minutes is None:
@@ -223,8 +225,8 @@ class Progress:
         self._is_running = False
         if self._failure is not None:
             self._warn(
-                f"the checkpoint {self._path} is not of the last iteration, {self.iteration}: the "
-                f"last write failed ({self._failure}); its factors are in `last` of this Progress"
+                f"the checkpoint {self._path} is older than iteration {self.iteration}, the last: "
+                f"a write failed ({self._failure}); the last factors are in `last` of this Progress"
             )
         self._resources.close()
 
@@ -292,18 +294,21 @@ class Progress:
         return is_counted or time.monotonic() - self._saved_at >= self._every_s
 
     def _report(self, is_last: bool) -> None:
-        fit, change = 1 - self.errors[-1], self.errors[-2] - self.errors[-1]
+        change = self.errors[-2] - self.errors[-1]
+        state = f"fit {1 - self.errors[-1]:.6f}"
+        if not math.isnan(change):  # randomised_parafac has no error at the start
+            state += f", change {change:+.1e}"
         if self._bar is not None:
             self._bar.set_description_str("", refresh=False)
-            self._bar.set_postfix_str(f"fit {fit:.6f}, change {change:+.1e}", refresh=False)
+            self._bar.set_postfix_str(state, refresh=False)
             self._bar.update()
         done = self.iteration - self._first
         if self._show == "log" and (is_last or done == 1 or self.iteration % self._log_every == 0):
             each_s = (time.monotonic() - self._started_at) / done
             left = datetime.timedelta(seconds=round(each_s * self.n_iter_left))
             _logger.info(
-                "iteration %d of %d, fit %.6f, change %+.1e, %.3g s each, at most %s left",
-                self.iteration, self.n_iter_max, fit, change, each_s, left,
+                "iteration %d of %d, %s, %.3g s each, at most %s left",
+                self.iteration, self.n_iter_max, state, each_s, left,
             )  # fmt: skip
 
     def _interrupt(self, signal_number: int, frame: FrameType | None) -> None:
@@ -348,13 +353,6 @@ def _show_log() -> Iterator[None]:
     finally:
         logger.setLevel(level)
         logger.removeHandler(handler)
-
-
-def _check_count(name: str, count: Any) -> None:
-    is_count = isinstance(count, int) and not isinstance(count, bool)
-    if not is_count or count < 1:
-        kind = ValueError if is_count else TypeError
-        raise kind(f"{name} is {count!r}, expected an integer of at least 1")
 
 
 def _make_bar() -> Any:

@@ -37,8 +37,8 @@ def _kind_of(column: Any) -> str:
     return type(column.dtype).__name__ if hasattr(column, "dtype") else ""
 
 
-def number_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Number the distinct entries of a column.
+def number_entries(column: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Number the distinct entries of a column, called `name` in errors.
 
     Returns
     -------
@@ -46,6 +46,11 @@ def number_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
         The number of each row's entry; -1 if it is missing.
     entries : array
         Sorted; of a pandas categorical or a polars Enum all categories, in their order.
+
+    Raises
+    ------
+    TypeError
+        If pandas cannot hash an entry, such as a list.
     """
     kind = _kind_of(column)
     if kind == "CategoricalDtype":
@@ -54,24 +59,21 @@ def number_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
         codes = column.to_physical().cast(int).fill_null(-1).to_numpy()
         entries = column.dtype.categories.to_numpy()
     elif hasattr(column, "factorize"):  # pandas
-        codes, entries = column.factorize(sort=True)
+        try:
+            codes, entries = column.factorize(sort=True)
+        except TypeError as error:
+            raise TypeError(f"column {name!r}: {error}, expected numbers, text or dates") from None
         entries = entries.to_numpy()
     elif hasattr(column, "dictionary_encode"):
         codes, entries = _number_arrow_entries(column)
     else:
         codes, entries = _number_polars_entries(column)
     codes, entries = np.asarray(codes, np.int64), np.asarray(entries)
-    if entries.dtype.kind in "fmM":  # floats and dates mark missing entries with nan or NaT
+    if entries.dtype.kind in "fmM":  # missing floats and dates are nan and NaT
         is_missing = np.append(np.isnan(entries), True)
         if is_missing[:-1].any():
             codes = np.where(is_missing[codes], -1, codes)
     return codes, entries
-
-
-def is_ordered(column: Any) -> bool:
-    """Return whether a column is an ordered categorical of pandas, or an Enum of polars."""
-    is_ordered_categorical = getattr(getattr(column, "dtype", None), "ordered", False) is True
-    return is_ordered_categorical or _kind_of(column) == "Enum"
 
 
 def _number_arrow_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -112,7 +114,7 @@ def drop_unused(codes: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.
 def place_entries(
     name: str, codes: np.ndarray, entries: np.ndarray, labels: Sequence[Any] | np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Renumber a column's `codes` by given labels.
+    """Renumber a column's `codes` by the given labels.
 
     Returns
     -------
@@ -130,11 +132,15 @@ def place_entries(
     >>> place_entries("shop", np.array([1, 0, -1]), np.array(["a", "b"]), ["c", "b", "a"])
     (array([ 1,  2, -1]), array(['c', 'b', 'a'], dtype=object))
     """
+    kind = type(labels).__name__
     labels = np.asarray(labels if isinstance(labels, np.ndarray) else _as_objects(labels))
     if labels.ndim != 1:
-        raise ValueError(f"labels[{name!r}] has shape {labels.shape}, expected one dimension")
+        raise ValueError(
+            f"labels[{name!r}] is a {kind} of shape {labels.shape}, expected a list or array of "
+            "one dimension"
+        )
     known, given = labels, entries
-    if entries.dtype.kind in "mM":  # dates and spans of time in units of their own
+    if entries.dtype.kind in "mM":  # the units of dates and spans of time may differ
         is_same = labels.dtype.kind == entries.dtype.kind
         dtype = np.promote_types(labels.dtype, entries.dtype) if is_same else entries.dtype
         known, given = labels.astype(dtype), entries.astype(dtype)
@@ -147,11 +153,17 @@ def place_entries(
     is_unknown = (places < 0) & (codes >= 0)
     if is_unknown.any():
         row = int(np.argmax(is_unknown))
+        example = f", such as {_show(labels[0])}" if labels.size else ""
         raise ValueError(
-            f"column {name!r} is {entries[codes[row]]!s} in row {row}, expected one of its "
-            f"{labels.size} labels; drop such rows, or extend the labels"
+            f"column {name!r} is {_show(entries[codes[row]])} in row {row}, expected one of its "
+            f"{labels.size} labels{example}; drop such rows, or extend the labels"
         )
     return places, labels
+
+
+def _show(entry: Any) -> str:
+    """Show an entry so that text differs from a number or date; others without NumPy's names."""
+    return repr(str(entry)) if isinstance(entry, str) else str(entry)
 
 
 def _as_objects(labels: Sequence[Any]) -> Any:

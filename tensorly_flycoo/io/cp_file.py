@@ -44,7 +44,7 @@ def write_cp(path: FilePath, saved: SavedCP) -> None:
     Raises
     ------
     TypeError
-        If a label is neither text, a number nor a date of NumPy.
+        If a name is not text, or a label is neither text, a number nor a date of NumPy.
     OSError
         If the file cannot be written; the old file at `path` is kept.
     """
@@ -55,6 +55,12 @@ def write_cp(path: FilePath, saved: SavedCP) -> None:
 
 def _list_arrays(saved: SavedCP) -> Iterator[tuple[str, np.ndarray]]:
     names, ordered = list(saved.labels), list(saved.ordered)
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(
+                f"the name of a mode is {name!r}, expected text: LabelledCP(cp, "
+                "list(cp.labels.values()), names) renames the modes"
+            )
     header = {"format": _FORMAT, "version": _VERSION, "names": names, "ordered": ordered}
     yield "header", np.array(json.dumps(header))
     yield "weights", move(saved.weights, np)
@@ -73,7 +79,7 @@ def _encode(name: str, label: Any) -> bytes:
     if not isinstance(label, str):
         raise TypeError(
             f"labels[{name!r}] holds a {type(label).__name__}, expected text, numbers or dates of "
-            f"NumPy, which a file can hold: labels[{name!r}].astype(str), or 'datetime64[D]'"
+            "NumPy, which a file can hold: convert them by .astype(str) or .astype('datetime64[D]')"
         )
     return label.encode("utf-8", "surrogatepass")
 
@@ -148,7 +154,7 @@ def _read_text(path: FilePath, reader: ArrayReader, n: int) -> np.ndarray:
 
 
 def _check(path: FilePath, saved: SavedCP) -> None:
-    """Refuse arrays that do not fit together."""
+    """Refuse arrays whose shapes or dtypes do not match."""
     arrays = {"weights": saved.weights, **{f"factor_{n}": f for n, f in enumerate(saved.factors)}}
     rank, dtype = saved.weights.size, saved.weights.dtype
     expected = [(rank,), *((labels.size, rank) for labels in saved.labels.values())]

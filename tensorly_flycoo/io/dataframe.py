@@ -6,13 +6,12 @@ from typing import Any
 import numpy as np
 
 from ..engines import select_engine
-from ..tensor.labelled import LabelledTensor, Labels
+from ..tensor.labelled import LabelledTensor, Labels, is_ordered
 from ..tensor.reductions import find_extremes, group_cells
 from ..tensor.tensor import FlycooTensor
 from .columns import (
     drop_unused,
     has_categories,
-    is_ordered,
     list_columns,
     number_entries,
     place_entries,
@@ -36,7 +35,7 @@ def from_dataframe(
     """Make a tensor from a pandas, polars or Arrow table, with one mode per given column.
 
     The distinct entries of a column (numbers, text or dates) are sorted and numbered. `labels`
-    numbers them as another tensor does, so that new data fits a model of the old; so do the
+    numbers them as another tensor does, so that new data fits a model of old data; so do the
     categories of a pandas categorical or a polars Enum. Labels that do not occur are kept.
 
     Parameters
@@ -50,9 +49,9 @@ def from_dataframe(
         For some columns of `modes`, the label of each index, such as the `labels` of another
         `LabelledTensor`.
     aggregate : {"sum", "mean", "last", "max", "count"}
-        What becomes of the values of rows with the same entries in all `modes`.
+        How to merge the values of rows with the same entries in all `modes`.
     missing : {"raise", "drop"}
-        Whether a row in which an entry or its value is missing is an error, or left out.
+        Whether a row without an entry or its value is an error, or left out.
     **options
         ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
 
@@ -64,7 +63,8 @@ def from_dataframe(
     Raises
     ------
     TypeError
-        If `df` is not such a table, `modes` is a single text, or the values are not numbers.
+        If `df` is not such a table, `modes` is a single text, `labels` is not a dict, the entries
+        of a column cannot be numbered, such as lists, or the values are not numbers.
     ValueError
         If a column does not exist, or occurs more than once in `df` or in `modes`; no row is left;
         an entry or value is missing, or a value is not finite; `labels` names other columns, or
@@ -97,11 +97,11 @@ def from_dataframe(
            [1., 1.]])
     """
     modes = _check_modes(modes)
-    given = dict(labels or {})
+    given: Mapping[str, Any] = {} if labels is None else labels
     _check_options(modes, given, aggregate, missing)
     names = list_columns(df)
     columns = {name: _take_column(df, name, names) for name in modes}
-    coded = {name: number_entries(column) for name, column in columns.items()}
+    coded = {name: number_entries(column, name) for name, column in columns.items()}
     for name, of_column in given.items():
         coded[name] = place_entries(name, *coded[name], of_column)
     numbers = None if values is None else read_values(_take_column(df, values, names), values)
@@ -136,19 +136,25 @@ def _check_modes(modes: Iterable[str]) -> list[str]:
     return modes
 
 
-def _check_options(modes: list[str], labels: Iterable[str], aggregate: str, missing: str) -> None:
+def _check_options(
+    modes: list[str], labels: Mapping[str, Any], aggregate: str, missing: str
+) -> None:
     if aggregate not in _AGGREGATES:
         raise ValueError(f"aggregate is {aggregate!r}, expected one of {_AGGREGATES}")
     if missing not in _MISSING:
         raise ValueError(f"missing is {missing!r}, expected one of {_MISSING}")
+    if not isinstance(labels, Mapping):
+        raise TypeError(f"labels is a {type(labels).__name__}, expected a dict by column")
     others = [name for name in labels if name not in modes]
     if others:
         raise ValueError(f"labels has {others}, expected only columns of modes: {modes}")
 
 
 def _take_column(df: Any, name: str, names: list[str]) -> Any:
-    if names.count(name) != 1:
-        raise ValueError(f"df has {names.count(name)} columns {name!r}, expected one of {names}")
+    if name not in names:
+        raise ValueError(f"df has no column {name!r}, expected one of {names}")
+    if names.count(name) > 1:
+        raise ValueError(f"df has {names.count(name)} columns {name!r}, expected one: {names}")
     return df[name]
 
 

@@ -88,7 +88,7 @@ class _CappedFile:
 def replace_file(path: FilePath) -> Iterator[IO[bytes]]:
     """Open a new file for writing bytes; it replaces `path` when the block ends without an error.
 
-    Until then, and if writing fails, `path` stays unchanged.
+    Until then, and if writing fails, `path` stays unchanged. Errors name `path`, not the new file.
     """
     path = Path(os.path.realpath(path))
     part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
@@ -98,6 +98,10 @@ def replace_file(path: FilePath) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
+    except OSError as error:
+        if error.filename == os.fspath(part):
+            error.filename, error.filename2 = os.fspath(path), None
+        raise
     finally:
         part.unlink(missing_ok=True)
 

@@ -1,15 +1,15 @@
-"""A decomposition from several starts, of which the best is kept."""
+"""The best run of a decomposition from several starts."""
 
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
+from ..checks import check_count
 from ..decomposition import parafac
 from ..decomposition.cp_fit import cp_fit
 from ..decomposition.labelled_cp import label_result
@@ -29,8 +29,8 @@ class Starts:
     runs : list
         What the decomposition returned, such as a CPTensor, from each start.
     errors : list of list of float
-        The relative errors of each run after each iteration; only the last one if the decomposition
-        does not return them.
+        For each run, the relative error after each iteration; only the final one if the
+        decomposition returns no errors.
     seeds : list of int
         The `random_state` of each run.
     matches : array (n,) or None
@@ -83,8 +83,8 @@ def best_of(
     """Run a decomposition from several random starts, and find the best run.
 
     Each run is ``decomposition(x, rank, init="random", random_state=seed, **options)`` with a seed
-    of its own. `parafac` of a sparse tensor runs from all starts together, which takes far less
-    time if the tensor is small. All else runs from one start after another.
+    of its own. `parafac` of a sparse tensor runs all starts together, which takes far less time if
+    the tensor is small. Other decompositions run one start after another.
 
     Parameters
     ----------
@@ -111,20 +111,20 @@ def best_of(
     RuntimeError
         If a sparse tensor is decomposed by TensorLy's loop and the backend is not "flycoo".
     TypeError
-        If `n_starts` is not an integer, `random_state` is a generator of CuPy, or an option is
-        unknown.
+        If `decomposition` is not a function, `n_starts` is not an integer, `random_state` is a
+        generator of CuPy, or an option is unknown.
     ValueError
-        If `n_starts` is below 1, `init` is not "random", or the decomposition has no
-        `random_state`. Other errors are the decomposition's.
+        If `n_starts` is below 1, `init` is not "random", `callback` is a `Progress`, or the
+        decomposition has no `random_state`. Other errors are the decomposition's.
 
     Notes
     -----
     As many starts run together as fit half of the free memory and, on a CPU, its caches. On a CPU
-    each run is the same to the bit as it is alone. On a GPU the order of additions in an MTTKRP
-    depends on the number of columns, so runs differ from those alone by rounding errors, which
+    each run gives the bits that it gives alone. On a GPU the order of additions in an MTTKRP
+    depends on the number of columns, so runs differ from lone ones by rounding errors, which
     iterations amplify: after six of them, in tests, by less than 1e-10 (float64) or 1e-3 (float32)
-    of the largest element. They are the same in every call. A run that meets a singular system of
-    equations is run again, alone.
+    of the largest element. Every call gives the same bits. A run that meets a singular system of
+    equations is repeated alone.
 
     Examples
     --------
@@ -137,8 +137,7 @@ def best_of(
     >>> len(starts.runs), starts.best.rank, bool(starts.match > 0.5)
     (5, 3, True)
     """
-    names = inspect.signature(decomposition).parameters
-    _check(decomposition, names, n_starts, options)
+    names = _check(decomposition, n_starts, options)
     labels = x.labels if isinstance(x, LabelledTensor) else None
     x = as_flycoo(x, check_coords=True) if is_sparse(x) else x
     seeds = as_random_state(random_state).randint(2**31 - 1, size=n_starts).tolist()
@@ -163,7 +162,7 @@ def best_of(
 
 
 def as_random_state(random_state: Any) -> np.random.RandomState:
-    """Return a generator of NumPy's; one of CuPy's cannot draw the seeds.
+    """Return a generator of NumPy's; refuse CuPy's, which cannot draw the seeds.
 
     Examples
     --------
@@ -177,12 +176,20 @@ def as_random_state(random_state: Any) -> np.random.RandomState:
     return random
 
 
-def _check(decomposition: Callable, names: Any, n_starts: Any, options: dict[str, Any]) -> None:
-    name = getattr(decomposition, "__name__", repr(decomposition))
-    if isinstance(n_starts, bool) or not isinstance(n_starts, Integral):
-        raise TypeError(f"n_starts is {n_starts!r}, expected an integer")
-    if n_starts < 1:
-        raise ValueError(f"n_starts is {n_starts}, expected 1 or more")
+def name_of(function: Callable) -> str:
+    """Return the name of a function; a `functools.partial` has none."""
+    return str(getattr(function, "__name__", repr(function)))
+
+
+def _check(decomposition: Callable, n_starts: Any, options: dict[str, Any]) -> Any:
+    """Check the arguments of `best_of`; return the decomposition's parameters by name."""
+    if not callable(decomposition) or inspect.isclass(decomposition):
+        raise TypeError(
+            f"decomposition is {decomposition!r}, expected a function, such as "
+            "tl.decomposition.parafac"
+        )
+    names, name = inspect.signature(decomposition).parameters, name_of(decomposition)
+    check_count(n_starts, "n_starts")
     if "random_state" not in names:
         raise ValueError(f"{name} has no random_state, expected one: every start would be the same")
     unknown = [option for option in options if option not in names]
@@ -191,12 +198,17 @@ def _check(decomposition: Callable, names: Any, n_starts: Any, options: dict[str
     init = options.get("init", "random")
     if not isinstance(init, str) or init != "random":
         raise ValueError(f"init is {init!r}, expected 'random': every start would be the same")
+    if hasattr(options.get("callback"), "n_iter_left"):
+        raise ValueError(
+            "callback is a Progress, which is for one run: pass another, or leave it out"
+        )
+    return names
 
 
 def _suits_batch(
     decomposition: Callable, x: Any, rank: Any, n_starts: int, options: dict[str, Any]
 ) -> bool:
-    """Return whether `run_together` does the same."""
+    """Return whether `run_together` gives the same results."""
     own = inspect.unwrap(decomposition)
     is_parafac = own is tensorly_loop("parafac") or own is inspect.unwrap(parafac)
     is_plain = set(options) <= {"init", "return_errors", *Stopping._fields}
@@ -214,7 +226,7 @@ def _run_alone(
     result = decomposition(x, rank, random_state=seed, **options)
     if not isinstance(result, CPTensor) or not is_sparse(x):
         raise TypeError(
-            f"{decomposition.__name__} returns neither errors nor a CP model of a sparse tensor, "
-            "expected one of them to compare runs by"
+            f"{name_of(decomposition)} returns neither errors nor a CP model of a sparse tensor, "
+            "expected either, to compare the runs"
         )
     return result, [cp_fit(x, result).relative_error]

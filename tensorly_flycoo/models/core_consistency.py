@@ -1,4 +1,4 @@
-"""Whether a CP model suits a tensor: the core that a Tucker model with its factors would have."""
+"""Whether a CP model suits a tensor, judged by the Tucker core that its factors would have."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from ..checks import check_factors, check_weights
 from ..linalg.tall_skinny import qr
 from ..ops.ttmc import multiply_nonempty_rows
 from ..tensor.coo_cache import as_flycoo
+from ..tensor.labelled import check_same_labels
 from ..tensor.tensor import FlycooTensor
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def core_consistency(
     where :math:`I` is 1 on its superdiagonal and 0 elsewhere, and the weights belong to
     :math:`A_1`. Near 100, the components do not interact, as the CP model assumes. Near 0 or below,
     there are too many of them, or the model does not suit the data. It equals
-    `tlviz.model_evaluation.core_consistency`, which takes a dense tensor. Neither that nor the
+    `tlviz.model_evaluation.core_consistency`, which takes a dense tensor; here neither that nor the
     whole core is formed.
 
     Parameters
@@ -52,7 +53,8 @@ def core_consistency(
     TypeError
         If `x` is not sparse, or weights or factors have the wrong array type or dtype.
     ValueError
-        If `x` has one mode, or a shape does not fit.
+        If `x` has one mode, a shape does not match, or the labels of `x` differ from those of a
+        `LabelledCP`.
 
     Notes
     -----
@@ -76,6 +78,7 @@ def core_consistency(
     >>> round(core_consistency(x, (None, factors)), 6)
     100.0
     """
+    check_same_labels(x, cp_tensor)
     x = as_flycoo(x, check_coords=True)
     if x.ndim < 2:
         raise ValueError(f"x has shape {x.shape}, expected two modes or more")

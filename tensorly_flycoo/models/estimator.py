@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from .. import decomposition
 from ..decomposition.cp_fit import cp_fit
+from .select_rank import CP_METHODS
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -119,10 +120,10 @@ class FlycooCP:
         Raises
         ------
         ValueError
-            If there is no decomposition `method`; else what it raises.
+            If there is no CP decomposition `method`. Other errors are the decomposition's.
         """
-        if self.method not in decomposition.__all__:
-            raise ValueError(f"method is {self.method!r}, expected one of {decomposition.__all__}")
+        if self.method not in CP_METHODS:
+            raise ValueError(f"method is {self.method!r}, expected one of {CP_METHODS}")
         options = {"init": self.init, "tol": self.tol, "random_state": self.random_state}
         if self.mask is not None:
             options["mask"] = self.mask
@@ -132,7 +133,7 @@ class FlycooCP:
         return self
 
     def score(self, x: "FlycooTensor | LabelledTensor | SparseArray", y: None = None) -> float:
-        """Return the model's fit (1 - relative error): at the entries of `mask` if it is given.
+        """Return the model's fit, 1 - relative error, at the entries of `mask` if one is given.
 
         Raises
         ------
@@ -158,5 +159,5 @@ class FlycooCP:
 
 
 def _take_only(x: Any) -> Any:
-    """Return the only item of a list, as which a search passes the tensor."""
+    """Return the only item of a list, in which a search passes the tensor."""
     return x[0] if type(x) is list and len(x) == 1 else x

@@ -1,8 +1,8 @@
 """Alternating least squares from many random starts at once.
 
 The columns of an MTTKRP do not depend on each other. So one MTTKRP with the columns of all runs
-does for a mode of every run, and the small matrices of all runs are multiplied and inverted as a
-stack (n, R, R). A run that has converged leaves the stack.
+updates a mode of every run, and the small matrices of all runs are multiplied and inverted as a
+stack (n, R, R). Runs that have converged leave the stack.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ from ..tensor.tensor import FlycooTensor
 #: Right-hand sides for each equation from which `linalg.tall_skinny.solve` inverts the matrix.
 _MANY_RIGHT_HAND_SIDES = 4
 
-#: Runs that have ended stay if fewer columns than this would be left: MTTKRP would not be faster,
-#: and would need another kernel, which may have to be compiled.
+#: Runs that have ended stay in the stack if fewer columns than this would be left: MTTKRP would not
+#: be faster, and would need another kernel, which may have to be compiled.
 _LEAST_COLUMNS = 16
 
 #: Bytes of the factors of all runs together, on a CPU, that suit its caches: with three times as
@@ -36,7 +36,7 @@ _LEAST_COLUMNS = 16
 #: 2000^3, 300K nonzeros).
 _CPU_CACHE_NBYTES = 2**22
 
-#: Bytes of a row that MTTKRP reads together on a CPU; filling it pays whatever the caches hold.
+#: Bytes of a row that MTTKRP reads together on a CPU; filling them pays even beyond the caches.
 _CPU_ROW_NBYTES = 128
 
 #: How much larger the arrays of a run are here than in a run of its own: each factor lies in
@@ -84,14 +84,14 @@ def run_together(
     Returns
     -------
     list of Run or None
-        None for a run to run alone: it met a singular system of equations, which needs a
-        pseudo-inverse, or two runs together would not be faster, or not fit.
+        None for a run to repeat alone: it met a singular system of equations, which needs a
+        pseudo-inverse, or two runs together would not be faster or not fit.
 
     Notes
     -----
-    On a CPU, a run is the same to the bit as `parafac`. On a GPU, the kernels add the nonzeros of a
-    row in an order that depends on the number of columns, so it is the same up to rounding errors.
-    There, the host waits once for each iteration of all runs.
+    On a CPU, a run gives the bits that `parafac` gives. On a GPU, the kernels add the nonzeros of a
+    row in an order that depends on the number of columns, so runs agree up to rounding errors. The
+    host waits for the GPU once per iteration of all runs.
 
     Examples
     --------
@@ -109,7 +109,7 @@ def run_together(
 
 
 def _choose_batch_size(x: FlycooTensor, rank: int) -> int:
-    """Choose how many runs to iterate together: as memory, and a CPU's caches, allow."""
+    """Choose how many runs to iterate together, by the free memory and a CPU's caches."""
     free, size = x._engine.count_free_nbytes(), 2**10
     if free is not None:
         each = _COPIES * count_call_nbytes(x._engine, x.shape, x.nnz, x.dtype, rank, "random")
@@ -214,8 +214,8 @@ class _Batch:
     def _solve(self, matrices: Array, rows: Array) -> tuple[Array, Array]:
         """Do for each run what `linalg.tall_skinny.solve` does.
 
-        Return the factors and the condition numbers (n,); where these leave no digit, that takes a
-        pseudo-inverse.
+        Return the factors and the condition numbers (n,); a system whose condition number leaves no
+        digit needs a pseudo-inverse.
         """
         if not is_cupy(rows) and rows.shape[1] <= _MANY_RIGHT_HAND_SIDES * rows.shape[2]:
             transposed = _for_each(np.linalg.solve, matrices, rows.swapaxes(1, 2))
@@ -243,7 +243,7 @@ class _Batch:
         return places if places.size else None
 
     def _measure(self, inner: Array, conditions: list[Array]) -> list[np.floating | None]:
-        """Compute the errors as TensorLy does, from numbers that the host receives together."""
+        """Compute the errors as TensorLy does, after a single copy to the host."""
         squares = _multiply_all(self.grams, self.grams[0])
         dtype, eps, norm = squares.dtype.type, np.finfo(self.x.dtype).eps, self.x.norm()
         sums = squares.reshape(len(squares), -1).sum(axis=1)
@@ -299,7 +299,7 @@ def _norm(matrices: Array) -> Array:
 
 
 def _for_each(function: Callable[..., Array], *stacks: np.ndarray) -> np.ndarray:
-    """Call a function of `numpy.linalg` on stacks; of singular matrices the result is nan."""
+    """Call a function of `numpy.linalg` on stacks; results for singular matrices are nan."""
     try:
         return function(*stacks)
     except np.linalg.LinAlgError:

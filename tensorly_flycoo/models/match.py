@@ -18,15 +18,15 @@ def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bo
         \prod_n \frac{|a_{n,r}^T b_{n,r}|}{\|a_{n,r}\| \|b_{n,r}\|}
 
     for the matching of components that makes it largest; :math:`w_r` and :math:`v_r` are the norms
-    of the components. It equals `tlviz.factor_tools.factor_match_score`, which has more options,
-    but takes CuPy arrays too and does not need tlviz.
+    of the components. It equals `tlviz.factor_tools.factor_match_score`, which has more options;
+    this one takes CuPy arrays too.
 
     Parameters
     ----------
     cp_tensor1, cp_tensor2 : CPTensor or (weights, factors)
         Of one shape; NumPy's arrays or CuPy's. With different ranks, R is the lower one.
     consider_weights : bool
-        Whether the first factor of each term, which compares norms, is taken.
+        Whether to include the first factor of each term, which compares norms.
 
     Returns
     -------
@@ -83,7 +83,7 @@ def _list_norms(factors: Sequence[Array]) -> list[Array]:
 
 
 def _or_one(norms: Array) -> Array:
-    """Replace zeros, which nothing can be divided by, by ones."""
+    """Replace zeros by ones, to divide by."""
     return array_module(norms).where(norms == 0, 1, norms)
 
 

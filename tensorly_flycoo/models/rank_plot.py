@@ -1,9 +1,11 @@
-"""Pictures of the scores by which a rank is chosen."""
+"""Pictures of the scores of ranks."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from ..decomposition.labelled_plot import make_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,12 +21,8 @@ def draw_scores(
     scores: "Sequence[RankScore]", errors: Sequence[np.ndarray], suggested: int | None
 ) -> "Figure":
     """Draw a panel for each score along the ranks; see `RankSelection.plot`."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(f"plot needs Matplotlib: pip install matplotlib ({error})") from None
     ranks = [score.rank for score in scores]
-    figure = Figure(figsize=(9, 6), layout="constrained")
+    figure = make_figure(9, 6)
     top, bottom = figure.subplots(2, 2, sharex=True)
     for rank, of_rank in zip(ranks, errors, strict=True):
         top[0].plot([rank] * len(of_rank), of_rank, ".", color="0.7", markersize=5)

@@ -1,7 +1,7 @@
 """Compare CP models of several ranks."""
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,13 +10,13 @@ from tensorly.cp_tensor import CPTensor
 
 from .. import decomposition
 from ..array_modules import move
-from ..checks import check_rank
+from ..checks import check_count, check_rank
 from ..decomposition.cp_fit import cp_fit
 from ..decomposition.labelled_cp import label_result
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
-from .best_of import as_random_state, best_of
+from .best_of import as_random_state, best_of, name_of
 from .core_consistency import core_consistency
 
 if TYPE_CHECKING:
@@ -29,7 +29,17 @@ if TYPE_CHECKING:
 #: of the ranks.
 _TOLERANCE = 0.05
 
-#: Core consistency is left out where it would take more operations than this.
+#: The decompositions that return a CP model.
+CP_METHODS = (
+    "parafac",
+    "non_negative_parafac",
+    "non_negative_parafac_hals",
+    "constrained_parafac",
+    "randomised_parafac",
+    "observed_parafac",
+)
+
+#: Core consistency is left out if it would take more operations than this.
 _MAX_CORE_OPERATIONS = 10**10
 
 
@@ -42,8 +52,8 @@ class RankScore(NamedTuple):
     error : float
         The relative error of the best run.
     heldout_loss : float
-        The norm of the residual at the held-out entries relative to the norm of their values, of a
-        model that was fitted without them.
+        The norm of the residual at the held-out entries, relative to the norm of their values, for
+        a model that was fitted without them.
     core_consistency : float
         Of the best run; at most 100. See `core_consistency`.
     match : float
@@ -133,9 +143,9 @@ def select_rank(
 ) -> RankSelection:
     """Fit CP models of several ranks to a sparse tensor, score them, and suggest a rank.
 
-    For each rank, `best_of` finds the best of several runs. Then a model is fitted from there
-    without some held-out entries, which it has to predict: a share of the nonzeros, and as many
-    zeros, at indices drawn from those of the nonzeros.
+    For each rank, `best_of` finds the best of several runs. From there a model is fitted without
+    some held-out entries, which it has to predict: a share of the nonzeros, and as many cells,
+    nearly all zeros, whose indices are drawn from those of the nonzeros.
 
     The suggested rank is the lowest one whose held-out loss is within 5 % of the least. The other
     scores are for your own judgement. A core consistency near 100 says that components do not
@@ -157,7 +167,7 @@ def select_rank(
     random_state : int or numpy.random.RandomState, optional
         Draws the held-out entries and the seeds of the runs, which are the same for each rank.
     **options
-        For each run, such as `n_iter_max` and `tol`.
+        For each run, such as `n_iter_max` and `tol`; but no `mask` if entries are held out.
 
     Returns
     -------
@@ -170,16 +180,16 @@ def select_rank(
     RuntimeError
         If TensorLy's backend is not "flycoo", and the method needs that.
     TypeError
-        If `x` is not sparse, a rank or `n_runs` is not an integer, `holdout` is not a number, or
-        an option is unknown.
+        If `x` is not sparse, `ranks` is a single number, a rank or `n_runs` is not an integer,
+        `holdout` is not a number, an option is unknown, or `method` returns no CP model.
     ValueError
-        If `ranks` is empty, a rank or `n_runs` is below 1, `holdout` is not in [0, 1), `method` is
-        unknown, or has no mask although entries are held out.
+        If `ranks` is empty, a rank or `n_runs` is below 1, `holdout` is not in [0, 1), or `method`
+        is unknown; or if entries are held out although `method` has no mask, or one is given.
 
     Notes
     -----
     The runs take most of the time: see `best_of`. The model without the held-out entries takes one
-    more run, which starts from the best one: its iterations replace what that knew of the entries.
+    more run, which starts from the best one: its iterations forget what that knew of the entries.
     Core consistency takes ``nnz * R**(ndim - 1)`` operations and is left out (nan) above ten
     billion. All models are kept. The same `random_state` gives the same result on one machine.
 
@@ -203,7 +213,9 @@ def select_rank(
     labels = x.labels if isinstance(x, LabelledTensor) else None
     x, ranks = as_flycoo(x, check_coords=True), _check_ranks(ranks)
     function = _find_method(method)
-    _check_holdout(x, holdout, function)
+    _check_holdout(x, holdout, function, options)
+    check_count(n_runs, "n_runs")
+    options.pop("return_errors", None)  # best_of takes them in any case
     random = as_random_state(random_state)
     seed = random.randint(2**31 - 1)
     mask = _hold_out(x, holdout, random) if holdout else None
@@ -211,6 +223,10 @@ def select_rank(
     for rank in ranks:
         starts = best_of(function, x, rank, n_runs, seed, **options)
         best, loss = starts.best, float("nan")
+        if not isinstance(best, CPTensor):
+            raise TypeError(
+                f"{name_of(function)} returns a {type(best).__name__}, expected a CP decomposition"
+            )
         if mask is not None:
             model = function(x, rank, **{**options, "mask": mask, "init": best})
             loss = cp_fit(x, model, mask=mask).relative_error
@@ -223,6 +239,8 @@ def select_rank(
 
 
 def _check_ranks(ranks: Iterable[int]) -> list[int]:
+    if not isinstance(ranks, Iterable):
+        raise TypeError(f"ranks is {ranks!r}, expected several integers, such as range(1, 11)")
     checked = sorted({check_rank(rank) for rank in ranks})
     if not checked:
         raise ValueError("ranks is empty, expected at least one rank")
@@ -232,27 +250,26 @@ def _check_ranks(ranks: Iterable[int]) -> list[int]:
 def _find_method(method: str | Callable[..., Any]) -> Callable[..., Any]:
     if callable(method):
         return method
-    names = [name for name in decomposition.__all__ if _has_mask(getattr(decomposition, name))]
-    function = getattr(decomposition, method, None) if isinstance(method, str) else None
-    if not inspect.isfunction(function):
-        raise ValueError(f"method is {method!r}, expected one of {names}, or a function")
+    if method not in CP_METHODS:
+        raise ValueError(f"method is {method!r}, expected one of {CP_METHODS}, or a function")
+    function: Callable[..., Any] = getattr(decomposition, method)
     return function
 
 
-def _has_mask(function: Any) -> bool:
-    return inspect.isfunction(function) and "mask" in inspect.signature(function).parameters
-
-
-def _check_holdout(x: FlycooTensor, holdout: Any, method: Callable[..., Any]) -> None:
+def _check_holdout(
+    x: FlycooTensor, holdout: Any, method: Callable[..., Any], options: Mapping[str, Any]
+) -> None:
     if not isinstance(holdout, int | float | np.number) or isinstance(holdout, bool):
         raise TypeError(f"holdout is {holdout!r}, expected a number from 0 to below 1")
     if not 0 <= holdout < 1:
         raise ValueError(f"holdout is {holdout}, expected a number from 0 to below 1")
-    if holdout and not _has_mask(method):
+    if holdout and "mask" not in inspect.signature(method).parameters:
         raise ValueError(
-            f"{method.__name__} has no mask, so nothing can be held out: pass holdout=0, or the "
+            f"{name_of(method)} has no mask, so nothing can be held out: pass holdout=0, or the "
             "method 'parafac' or 'non_negative_parafac'"
         )
+    if holdout and options.get("mask") is not None:
+        raise ValueError("mask is given, but select_rank holds entries out itself: pass holdout=0")
     if holdout and x.nnz == 0:
         raise ValueError("x has no nonzeros, expected some to hold out: pass holdout=0")
 

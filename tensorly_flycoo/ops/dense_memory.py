@@ -1,4 +1,4 @@
-"""Refuse dense results of a CP model that exceed the free memory, before they are begun."""
+"""Refuse dense results of a CP model that exceed the free memory, before they are computed."""
 
 import sys
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def check_khatri_rao_fits(
     skip_matrix: int | None = None,
     mask: Any = None,
 ) -> None:
-    """Refuse a Khatri-Rao product that is too large, or the tensor that is to be made with it.
+    """Refuse a Khatri-Rao product that is too large, or the dense tensor to be made from it.
 
     Takes the arguments of `tl.tenalg.khatri_rao`, with a dense mask or none.
 
@@ -69,7 +69,7 @@ def check_khatri_rao_fits(
 
 
 def _find_tensor_maker() -> str:
-    """Return which function of TensorLy makes a tensor of the product: it called; else ""."""
+    """Return the function of TensorLy that will make a tensor of the product, or ""."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(6):  # wrappers that dispatch
         if frame is None:

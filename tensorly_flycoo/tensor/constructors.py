@@ -125,7 +125,8 @@ class FromOthers:
         Raises
         ------
         TypeError
-            If the values are complex, objects or of another unsupported type.
+            If `array` is SciPy's sparse matrix, or its values are complex or of another unsupported
+        type.
         ValueError
             If `array` has no modes or one of size 0, or a value is not finite.
 
@@ -136,6 +137,9 @@ class FromOthers:
         >>> FlycooTensor.from_dense(np.eye(3))
         <FlycooTensor: shape=(3, 3), dtype=float64, nnz=3, layout='remap', device='cpu'>
         """
+        if hasattr(array, "tocoo"):
+            name = type(array).__name__
+            raise TypeError(f"array is a {name}, expected a dense array: call from_scipy instead")
         array = as_array(array)
         check_shape(array.shape)
         xp = array_module(array)

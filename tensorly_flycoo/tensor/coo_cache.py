@@ -58,9 +58,21 @@ def find_converter(x: Any) -> str | None:
     return "from_torch" if is_torch else None
 
 
+def is_table(x: object) -> bool:
+    """Return whether `x` is a table of pandas, polars or Arrow, without importing them."""
+    kind: type = type(x)
+    is_library = _library_of(kind) in ("pandas", "polars", "pyarrow")
+    return is_library and kind.__name__ in ("DataFrame", "LazyFrame", "Table")
+
+
 def not_sparse_error(x: object) -> TypeError:
     """Build the error for an `x` that is no sparse tensor; say how to convert it, if possible."""
     kind = type(x)
+    if is_table(x):
+        return TypeError(
+            f"x is a {kind.__name__}, expected a FlycooTensor or a sparse.COO: pass "
+            "tensorly_flycoo.from_dataframe(x, columns)"
+        )
     converter = find_converter(x)
     if converter is None:
         hint = f"; {x._instead}" if hasattr(x, "_instead") else ""  # of a lazy view

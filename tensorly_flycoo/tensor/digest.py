@@ -12,7 +12,7 @@ from .tensor import FlycooTensor
 _FIRST, _NEXT = 0x243F6A8885A308D3, 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 
-#: Nonzeros at a time: few enough for the cache of a CPU, and many for a GPU.
+#: Nonzeros hashed at a time: few enough for the cache of a CPU, enough to fill a GPU.
 _CPU_BLOCK, _GPU_BLOCK = 2**14, 2**20
 
 _digests: "weakref.WeakKeyDictionary[FlycooTensor, str]" = weakref.WeakKeyDictionary()
@@ -21,13 +21,13 @@ _digests: "weakref.WeakKeyDictionary[FlycooTensor, str]" = weakref.WeakKeyDictio
 def find_digest(x: FlycooTensor) -> str:
     """Return 32 hexadecimal digits that depend on shape, dtype and nonzeros only.
 
-    They are the same for each layout and device, and for each order in which distinct nonzeros
-    came (duplicates are summed in that order, which may change the last bits of their sums). Two
+    They do not depend on the layout, the device or the order in which distinct nonzeros were given
+    (duplicates are summed in that order, which may change the last bits of their sums). Two
     different tensors have the same digest with a probability of about 2**-64.
 
     Notes
     -----
-    The first call takes one pass over the nonzeros; `x` is immutable, and its digest is kept.
+    One pass over the nonzeros; the digest is kept, as `x` is immutable.
 
     Examples
     --------

@@ -1,6 +1,7 @@
 """A tensor that remembers what its indices stand for."""
 
 import datetime
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Self
 
@@ -59,7 +60,7 @@ class Labels(dict[str, np.ndarray]):
             )
         pairs = list(zip(names, labels, strict=True))
         super().__init__({name: _as_array(of) for name, of in pairs})
-        is_category = {name: _is_ordered_category(of) for name, of in pairs}
+        is_category = {name: is_ordered(of) for name, of in pairs}
         self.ordered = tuple(
             name
             for name, of in self.items()
@@ -67,13 +68,22 @@ class Labels(dict[str, np.ndarray]):
         )
 
     def check_shape(self, shape: Sequence[int]) -> None:
-        """Refuse labels that are not those of a tensor of this shape."""
+        """Refuse labels that do not fit a tensor of this shape."""
         if len(self) != len(shape):
             raise ValueError(f"labels names the modes {[*self]}, expected {len(shape)} modes")
         for (name, of), size in zip(self.items(), shape, strict=True):
             if of.shape != (size,):
                 raise ValueError(
                     f"labels[{name!r}] has shape {of.shape}, expected ({size},), one for each index"
+                )
+
+    def check_distinct(self) -> None:
+        """Refuse a mode in which a label occurs twice."""
+        for name, of in self.items():
+            ((label, count),) = Counter(of.tolist()).most_common(1)
+            if count > 1:
+                raise ValueError(
+                    f"labels[{name!r}] holds {label!r} twice, expected distinct labels"
                 )
 
 
@@ -84,9 +94,10 @@ def _as_array(labels: Any) -> np.ndarray:
     return array.astype("datetime64[D]") if is_dates and array.size else array
 
 
-def _is_ordered_category(labels: Any) -> bool:
-    """Return whether labels are ordered categories of pandas."""
-    return getattr(getattr(labels, "cat", labels), "ordered", False) is True
+def is_ordered(column: Any) -> bool:
+    """Return whether a column is an ordered categorical of pandas, or an Enum of polars."""
+    dtype = getattr(column, "dtype", None)
+    return getattr(dtype, "ordered", False) is True or type(dtype).__name__ == "Enum"
 
 
 class _Fields(NamedTuple):
@@ -98,8 +109,9 @@ class LabelledTensor(_Fields):
     """A tensor together with the labels of its indices.
 
     TensorLy and this package take it wherever they take a sparse tensor, and compute with its
-    `tensor`. A CP decomposition of it is a `LabelledCP`. The attributes and methods of its tensor
-    are its own too; operators and NumPy's functions refuse it, because they would lose the labels.
+    `tensor`. A CP decomposition of it is a `LabelledCP`. It has the attributes and methods of its
+    tensor, whose results have no labels; operators and NumPy's functions refuse it. As a named
+    tuple it has two items, which ``tensor, labels = x`` unpacks: index `tensor` instead.
 
     Attributes
     ----------
@@ -110,6 +122,8 @@ class LabelledTensor(_Fields):
 
     Raises
     ------
+    TypeError
+        If `tensor` is not a FlycooTensor.
     ValueError
         If there is not one label for each index.
 
@@ -131,6 +145,9 @@ class LabelledTensor(_Fields):
     __slots__ = ()
 
     def __new__(cls, tensor: FlycooTensor, labels: Mapping[str, Any]) -> Self:
+        if not isinstance(tensor, FlycooTensor):
+            name = type(tensor).__name__
+            raise TypeError(f"tensor is a {name}, expected a FlycooTensor, as from_coo makes")
         labels = Labels(labels)
         labels.check_shape(tensor.shape)
         return super().__new__(cls, tensor, labels)
@@ -162,7 +179,7 @@ class LabelledTensor(_Fields):
 
 
 def refuse_labels(x: object) -> None:
-    """Refuse to write a LabelledTensor to a file that has no place for labels.
+    """Refuse a LabelledTensor, whose labels a file of nonzeros would lose.
 
     Examples
     --------
@@ -170,3 +187,26 @@ def refuse_labels(x: object) -> None:
     """
     if isinstance(x, LabelledTensor):
         raise TypeError("x is a LabelledTensor, whose labels the file would lose: pass x.tensor")
+
+
+def check_same_labels(x: object, cp_tensor: object, skip: int | None = None) -> None:
+    """Refuse a LabelledTensor if the labels of a labelled model differ, but for the mode `skip`.
+
+    Without labels on either side, or with another number of them, nothing is compared.
+
+    Examples
+    --------
+    >>> x = LabelledTensor(FlycooTensor([[0], [1]], [3.0], (2, 2)), [["a", "b"], ["c", "d"]])
+    >>> check_same_labels(x, x)
+    """
+    known = getattr(cp_tensor, "labels", None)
+    if not isinstance(x, LabelledTensor) or not isinstance(known, Labels):
+        return
+    for mode, ((name, of), own) in enumerate(zip(x.labels.items(), known.values(), strict=False)):
+        if mode == skip or of is own or of.shape != own.shape or np.array_equal(of, own):
+            continue
+        place = int(np.argmax(of != own))
+        raise ValueError(
+            f"label {place} of mode {name!r} is {of[place]} in x and {own[place]} in the model: "
+            "make x with from_dataframe(..., labels=), or pass x.tensor to ignore labels"
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gc
+import weakref
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
@@ -29,8 +29,14 @@ class RefusedMemory(MemoryError):
 DTYPES: list[np.dtype] = [np.dtype(np.float64), np.dtype(np.float32)]
 
 
-#: Whether an outer `attempt` is running: it knows what the user called, and explains.
-_is_attempted: ContextVar[bool] = ContextVar("is_attempted", default=False)
+#: The outermost `attempt` that is running: it knows what the user called, and explains. A reference
+#: that dies with its frame, since Ctrl-C may come before the end of a `finally` clause.
+_outermost: ContextVar[Callable[[], object]] = ContextVar("outermost", default=lambda: None)
+
+
+class _Attempt:
+    """Stands for a running `attempt`."""
+
 
 #: How the errors of CUDA's libraries say that memory ran out; they are RuntimeErrors.
 _CUDA_SIGNS = ("ALLOC_FAILED", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY")
@@ -41,20 +47,19 @@ def attempt(function: Callable[[], _Result], explain: Callable[[], str]) -> _Res
 
     Inside another attempt only the outer one explains.
     """
-    if _is_attempted.get():
+    if _outermost.get()() is not None:
         return function()
+    running = _Attempt()
     try:
-        _is_attempted.set(True)
+        _outermost.set(weakref.ref(running))
         return function()
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RefusedMemory) or not _is_out_of_memory(error):
             raise
     finally:
-        _is_attempted.set(False)
+        del running
     # Not inside the except clause: there the new error would keep the old one alive, and with it
-    # the arrays of its frames, which must be freed before `explain` asks what is free. Frames may
-    # also be part of reference cycles.
-    gc.collect()
+    # the arrays of its frames, which must be freed before `explain` asks what is free.
     raise MemoryError(explain())
 
 

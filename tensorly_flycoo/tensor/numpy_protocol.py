@@ -1,6 +1,6 @@
-"""What NumPy's own functions do with a sparse tensor: `numpy.log1p(x)`, `numpy.sum(x, axis=0)`.
+"""NumPy's own functions of a sparse tensor: `numpy.log1p(x)`, `numpy.sum(x, axis=0)`.
 
-Those that keep zeros zero give a sparse tensor, sums and extremes too. All others are refused.
+Elementwise ones that keep zeros, sums and extremes work; all others are refused.
 """
 
 from __future__ import annotations
@@ -61,11 +61,18 @@ def apply_function(
     ------
     DensifyError
         If there is none.
+    TypeError
+        If it lacks an option, such as ``keepdims``.
     """
     ours = _FUNCTIONS.get(function)
     if ours is None or not args or not isinstance(args[0], type(x)):
         name = f"{function.__module__}.{function.__name__}"
-        raise densify_error(name, x.shape, USE_NONZEROS)
+        instead = "x.map(function) does if it keeps zeros, and x.to_coo() gives the nonzeros"
+        raise densify_error(name, x.shape, instead)
+    options = [option for option in kwargs if option not in ("axis", "axes", "a")]
+    if options:
+        name = f"numpy.{function.__name__}"
+        raise TypeError(f"{name} of a FlycooTensor has no option {options[0]!r}")
     return ours(*args, **kwargs)
 
 

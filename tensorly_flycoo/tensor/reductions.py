@@ -1,8 +1,8 @@
-"""Sums, means and extremes of a sparse tensor over all its modes or some.
+"""Sums, means and extremes of a sparse tensor over all or some modes.
 
-A reduction drops the coordinates of the modes it runs over and combines the nonzeros that then have
-the same coordinates: it costs as much as building a `FlycooTensor`. If one mode is left, the result
-is a dense vector, like a column of a factor; if none is left, a number.
+A reduction drops the coordinates of those modes and combines the nonzeros that then have the same
+coordinates: it costs as much as building a `FlycooTensor`. If one mode is left, the result is a
+dense vector, like a column of a factor; if none is left, a number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def sum_modes(x: FlycooTensor, axis: int | Iterable[int] | None = None) -> FlycooTensor | Array:
-    """Sum the elements over all modes or some.
+    """Sum the elements over all or some modes.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def sum_modes(x: FlycooTensor, axis: int | Iterable[int] | None = None) -> Flyco
 
 
 def average_modes(x: FlycooTensor, axis: int | Iterable[int] | None = None) -> FlycooTensor | Array:
-    """Average the elements, including zeros, over all modes or some.
+    """Average the elements, including zeros, over all or some modes.
 
     Parameters, results and errors are those of `FlycooTensor.sum`.
 
@@ -76,7 +76,7 @@ def average_modes(x: FlycooTensor, axis: int | Iterable[int] | None = None) -> F
 
 
 def find_largest(x: FlycooTensor, axis: int | Iterable[int] | None = None) -> FlycooTensor | Array:
-    """Find the largest elements, zeros included, over all modes or some.
+    """Find the largest elements, including zeros, over all or some modes.
 
     Parameters, results and errors are those of `FlycooTensor.sum`.
 
@@ -91,7 +91,7 @@ def find_largest(x: FlycooTensor, axis: int | Iterable[int] | None = None) -> Fl
 
 
 def find_smallest(x: FlycooTensor, axis: int | Iterable[int] | None = None) -> FlycooTensor | Array:
-    """Find the smallest elements, zeros included, over all modes or some.
+    """Find the smallest elements, including zeros, over all or some modes.
 
     Parameters, results and errors are those of `FlycooTensor.sum`.
 
@@ -137,7 +137,7 @@ def total(values: Array) -> Any:
 def group_cells(
     coords: Array, values: Array, shape: Sequence[int], engine: Engine
 ) -> tuple[Array, Array, Array]:
-    """Sort entries by their coordinates, and find the groups with the same ones.
+    """Sort entries by their coordinates, and group those with the same ones.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def group_cells(
     -------
     coords : int64 array (ndim, num_groups)
     values : array (count,)
-        Sorted by group; those of one group stay in the given order.
+        Sorted by group, in the given order within each.
     starts : int64 array (num_groups,)
         Where each group starts.
 
@@ -204,7 +204,7 @@ def find_extremes(values: Array, starts: Array, name: str, xp: ModuleType) -> Ar
     """Find the "max" or "min" of the values from each of the `starts` to the next."""
     if xp is np:
         return getattr(np, f"{name}imum").reduceat(values, starts)
-    # Sorted, since CuPy has no `reduceat`, and its `maximum.at` rounds to float32.
+    # Sort: CuPy has no `reduceat`, and its `maximum.at` rounds to float32.
     numbers = xp.zeros(values.shape[0], np.int64)
     numbers[starts[1:]] = 1
     order = xp.lexsort(xp.stack([values, xp.cumsum(numbers)]).astype(np.float64, copy=False))

@@ -17,12 +17,12 @@ def transpose(x: FlycooTensor, *axes: Any) -> FlycooTensor:
     Parameters
     ----------
     *axes : int, or one sequence of int
-        The mode that each mode of the result is; by default they are reversed, as in ``x.T``.
+        Mode n of the result is mode ``axes[n]`` of this one; by default reversed, as in ``x.T``.
 
     Returns
     -------
     FlycooTensor
-        With this one's layout and device; this one itself if the order is unchanged.
+        With this one's layout and device; this tensor itself if the order is unchanged.
 
     Raises
     ------

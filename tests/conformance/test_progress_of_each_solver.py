@@ -173,7 +173,7 @@ def test_a_checkpoint_of_another_solver_is_refused(path, solver):
     for solver_of_file in (other, ""):
         init = load_checkpoint(path)
         init.saved = Saved(init.errors, solver_of_file)
-        with pytest.raises(ValueError, match=rf"is of .*, expected one of {SOLVERS[solver][0]}:"):
+        with pytest.raises(ValueError, match=rf"written by .*, expected {SOLVERS[solver][0]}:"):
             run(solver, x, 2, None, init=init)
 
 
@@ -188,7 +188,7 @@ def test_an_old_checkpoint_is_read(path):
     init = load_checkpoint(path)
     assert (init.saved.digest, init.saved.solver) == ("", "parafac")
     assert_same_bits(run("parafac", x, 2, None, init=init), run("parafac", x, 4, None))
-    with pytest.raises(ValueError, match="is of parafac, expected one of non_negative_parafac"):
+    with pytest.raises(ValueError, match="written by parafac, expected non_negative_parafac"):
         run("mu", x, 2, None, init=init)
 
 

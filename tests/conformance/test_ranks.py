@@ -85,7 +85,7 @@ def test_the_ranks_of_tucker(name, x):
         decompose(name, x, [2, 2, 0])
     with pytest.raises(ValueError, match="rank has 2 numbers, expected 3"):
         decompose(name, x, [2, 2])
-    with pytest.raises(ValueError, match="rank is None, as many parameters"):
+    with pytest.raises(ValueError, match="rank is None, which means as many parameters"):
         decompose(name, x, None)
     small = sparse.random((5, 6, 7), density=0.3, random_state=0)
     with pytest.warns(match="Given only one int"):
@@ -111,7 +111,7 @@ def test_same_is_as_in_tensorly_where_nonzeros_take_as_many_numbers_as_cells():
     assert find_tucker_rank(x, "same") == find_train_rank(x, "same") == "same"
     assert find_tucker_rank(x, None) is None
     fewer = random_tensor((8, 9, 10), 100, random_state=0)
-    with pytest.raises(ValueError, match="rank is 'same', as many parameters as"):
+    with pytest.raises(ValueError, match="rank is 'same', which means as many parameters as"):
         find_cp_rank(fewer, "same")
 
 

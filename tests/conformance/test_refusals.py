@@ -5,6 +5,7 @@ import operator
 import time
 
 import numpy as np
+import pandas as pd
 import pytest
 import readme_table
 import scipy.sparse
@@ -203,6 +204,29 @@ def test_scipy_sparse_is_refused_at_once(name):
     with pytest.raises(TypeError, match=r"FlycooTensor\.from_scipy\(x\)"):
         tl.exp(matrix)
     assert isinstance(tl.tensor(matrix), FlycooTensor)
+
+
+@pytest.mark.parametrize("name", ["parafac", "non_negative_parafac", "tucker", "tensor_train"])
+def test_a_table_is_refused_at_once(name):
+    table = pd.DataFrame({"a": [1, 2], "b": [3, 4]})
+    for call in (getattr(tl.decomposition, name), tensorly_flycoo.select_rank):
+        with pytest.raises(TypeError, match=r"x is a DataFrame, .*from_dataframe\(x, columns\)"):
+            call(table, [2])
+
+
+def test_a_callback_that_only_our_function_takes():
+    name, x = "non_negative_parafac_hals", _small_coo()
+    with pytest.raises(TypeError, match=rf"'callback': tensorly_flycoo.decomposition.{name} takes"):
+        tl.decomposition.non_negative_parafac_hals(x, 2, callback=print)
+    with pytest.raises(TypeError, match=rf"{name} got an unexpected .* 'calback'$"):
+        tl.decomposition.non_negative_parafac_hals(x, 2, calback=print)
+
+
+def test_an_initial_guess_of_another_rank():
+    x = _small_coo()
+    guess = (None, [np.ones((size, 3)) for size in x.shape])
+    with pytest.raises(ValueError, match=r"init has shape .*, 3.*: init must have the rank 4"):
+        parafac(x, 4, init=guess)
 
 
 def _check_refused(function, x, named):

@@ -100,12 +100,14 @@ except ImportError as error:
         assert "libcudart.so.13: cannot open" in text
 
 
-def test_import_takes_no_more_than_a_fifth_of_a_second_beyond_tensorly_and_sparse():
+def test_import_takes_at_most_a_fifth_as_long_as_tensorly_and_sparse():
     script = """
-import json, time, tensorly, sparse
+import json, time
 start_s = time.perf_counter()
+import tensorly, sparse
+others_s = time.perf_counter() - start_s
 import tensorly_flycoo
-print(json.dumps(time.perf_counter() - start_s))
+print(json.dumps((time.perf_counter() - start_s) / others_s - 1))
 """
     assert min(run(script) for _ in range(3)) <= 0.2
 

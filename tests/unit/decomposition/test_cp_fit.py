@@ -89,6 +89,7 @@ def test_zeros():
         ({"held_out": (np.zeros((3, 0), int), [])}, ValueError, "held_out has no entries"),
         ({"held_out": ([[0], [0], [0]], [1.0, 2.0])}, ValueError, r"shape \(2,\), expected \(1,\)"),
         ({"held_out": ([[0], [0], [9]], [1.0])}, ValueError, "coords"),
+        ({"held_out": [[0], [0], [1]]}, ValueError, r"has 3 items, expected \(coords, values\)"),
     ],
 )
 def test_errors(options, error, match):

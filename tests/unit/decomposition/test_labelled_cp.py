@@ -212,9 +212,16 @@ def test_ordered_categories_of_a_table(library):
         (lambda cp: cp.top("shop"), ValueError, r"mode is 'shop', expected one of \['user', "),
         (lambda cp: cp.top(3), ValueError, "mode is 3, expected 0 to 2"),
         (lambda cp: cp.top(None), TypeError, "mode is None, expected an integer"),
-        (lambda cp: cp.top(0, 0), ValueError, "number of labels is 0, expected at least 1"),
-        (lambda cp: cp.top(0, 2.5), TypeError, "number of labels is 2.5, expected an integer"),
+        (lambda cp: cp.top(0, 0), ValueError, "n is 0, expected at least 1"),
+        (lambda cp: cp.top(0, 2.5), TypeError, "n is 2.5, expected an integer"),
         (lambda cp: cp.plot(lines=["shop"]), ValueError, "mode is 'shop'"),
+        (lambda cp: cp.plot(lines="day"), TypeError, r"lines is 'day', .*, like \['day'\]"),
+        (lambda cp: cp.plot(top=0), ValueError, "top is 0, expected at least 1"),
+        (
+            lambda cp: LabelledCP((None, [np.ones((2, 1))]), [["a", "a"]]),
+            ValueError,
+            r"labels\['mode 0'\] holds 'a' twice, expected distinct labels",
+        ),
         (
             lambda cp: LabelledCP(cp, cp.labels, ["a", "b"]),
             ValueError,

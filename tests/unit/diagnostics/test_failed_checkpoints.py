@@ -79,7 +79,7 @@ def test_a_write_that_fails_later_warns_and_says_so_at_the_end(path, broken_disk
         assert load_checkpoint(path).iteration == 2
     first, last = [record.message for record in caplog.records]
     assert "could not be written after iteration 4: [Errno 28] No space left" in first
-    assert "is not of the last iteration, 5: the last write failed" in last
+    assert "is older than iteration 5, the last: a write failed" in last
     assert shown.iteration == 5
     assert shown.last.factors[0] is CP.factors[0]
 

@@ -288,6 +288,15 @@ def test_the_last_and_the_best_model_are_kept_when_the_run_fails():
     assert [shown.last.factors[0][0, 0], shown.best.factors[0][0, 0]] == [3.0, 2.0]
 
 
+def test_an_unknown_change_is_not_logged(caplog):
+    with caplog.at_level("INFO"), Progress(100, show="log") as shown:
+        for number, error in enumerate([np.nan, 0.5, 0.25]):
+            shown(make_cp(float(number)), error)
+    first, second = caplog.messages
+    assert "change" not in first
+    assert "fit 0.750000, change +2.5e-01, " in second
+
+
 def test_one_model_is_kept_while_the_error_decreases():
     with Progress(100, show=None) as shown:
         for number, error in enumerate([1.0, 0.5, 0.5]):

@@ -64,6 +64,14 @@ def test_labels_that_a_file_cannot_hold(label, tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_names_of_modes_that_are_not_text(tmp_path):
+    cp = LabelledCP((None, [np.ones((2, 1))]), {0: ["a", "b"]})
+    with pytest.raises(TypeError, match="the name of a mode is 0, expected text"):
+        cp.save(tmp_path / "x.npz")
+    LabelledCP(cp, list(cp.labels.values()), ["0"]).save(tmp_path / "x.npz")
+    assert LabelledCP.load(tmp_path / "x.npz").names == ("0",)
+
+
 def test_other_files_are_refused_by_name(tmp_path):
     path = tmp_path / "x.npz"
     save(path, random_tensor((3, 4), 5))

@@ -375,6 +375,13 @@ def test_more_cells_than_int64_counts(tmp_path):
         np.testing.assert_array_equal(y.nonzeros()[0], x.nonzeros()[0])
 
 
+def test_an_error_names_the_file_that_was_to_be_written(tmp_path):
+    path = tmp_path / "absent" / "x.tns"
+    with pytest.raises(FileNotFoundError) as caught, replace_file(path):
+        pass
+    assert caught.value.filename == str(path)
+
+
 def test_a_file_is_replaced_only_when_it_is_complete(tmp_path):
     path = write(tmp_path, PLAIN)
     link = tmp_path / "link.tns"

@@ -43,8 +43,9 @@ def test_other_decompositions_and_options(x):
     assert isinstance(cp, LabelledCP)
     plain = non_negative_parafac_hals(labelled, 2, 3, "random", tol=1e-8, random_state=0, **options)
     assert all(map(np.array_equal, cp.factors, plain.factors))
-    with pytest.raises(ValueError, match="method is 'pca', expected one of"):
-        FlycooCP(2, method="pca").fit(x)
+    for method in ("pca", "tucker"):
+        with pytest.raises(ValueError, match=f"method is '{method}', expected one of"):
+            FlycooCP(2, method=method).fit(x)
 
 
 def test_parameters_and_clone(x):

@@ -125,6 +125,16 @@ def test_core_consistency_is_left_out_where_it_costs_too_much(x, monkeypatch):
     assert [np.isnan(score.core_consistency) for score in scores] == [False, True]
 
 
+def test_errors_are_not_returned_twice(x):
+    options = {"n_runs": 2, "random_state": 0, "n_iter_max": 3}
+    selection = select_rank(x, [1], return_errors=True, **options)
+    assert selection.scores[0].heldout_loss == select_rank(x, [1], **options).scores[0].heldout_loss
+
+
+def _return_no_cp(x, rank, init="random", random_state=None, return_errors=False):
+    return (x, rank), [0.5]
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -137,7 +147,15 @@ def test_core_consistency_is_left_out_where_it_costs_too_much(x, monkeypatch):
         ({"method": "non_negative_parafac_hals"}, ValueError, "has no mask.* pass holdout=0"),
         ({"x": np.ones((2, 3))}, TypeError, "expected a FlycooTensor"),
         ({"x": FlycooTensor([[], []], [], (2, 3))}, ValueError, "x has no nonzeros"),
-        ({"n_runs": 0}, ValueError, "n_starts is 0"),
+        ({"n_runs": 0}, ValueError, "n_runs is 0"),
+        ({"ranks": 3}, TypeError, r"ranks is 3, expected several integers, such as range\(1, 11"),
+        ({"method": "tucker"}, ValueError, "method is 'tucker', expected one of .*'parafac'"),
+        (
+            {"method": _return_no_cp, "holdout": 0},
+            TypeError,
+            "_return_no_cp returns a tuple, expected a CP decomposition",
+        ),
+        ({"mask": "any"}, ValueError, "mask is given, but .* pass holdout=0"),
     ],
 )
 def test_errors(x, changes, error, message):

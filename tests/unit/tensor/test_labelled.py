@@ -12,7 +12,11 @@ import tensorly as tl
 import tensorly_flycoo
 from tensorly_flycoo import (
     FlycooTensor,
+    LabelledCP,
     LabelledTensor,
+    core_consistency,
+    cp_fit,
+    fold_in,
     from_dataframe,
     mttkrp,
     save,
@@ -118,6 +122,32 @@ def test_labels_that_do_not_match(labelled):
     for labels in ({"a": range(5)}, {"a": range(5), "b": range(6), "c": range(8)}):
         with pytest.raises(ValueError, match="labels"):
             LabelledTensor(labelled.tensor, labels)
+
+
+def test_only_of_a_tensor_of_this_package(labelled):
+    with pytest.raises(TypeError, match="tensor is a COO, expected a FlycooTensor"):
+        LabelledTensor(labelled.tensor.to_coo(), labelled.labels)
+
+
+@pytest.mark.parametrize("function", [cp_fit, core_consistency])
+def test_a_model_with_other_labels_is_refused(function):
+    x = FlycooTensor([[0, 1], [0, 1]], [3.0, 4.0], (2, 2))
+    shops, days = np.array(["a", "b"]), np.array(["2024-01-01", "2024-01-02"], "M8[D]")
+    labelled = LabelledTensor(x, {"shop": shops, "day": days})
+    factors = (None, [np.eye(2), np.eye(2)])
+    same = LabelledCP(factors, [shops.astype(object), days.astype("M8[s]")])
+    assert function(labelled, same) == function(x, same) == function(labelled, factors)
+    for other in ([shops[::-1], days], [shops, [1, 2]], [shops, ["x", "y"]]):
+        with pytest.raises(ValueError, match=r"label 0 of mode .* in x and .* in the model"):
+            function(labelled, LabelledCP(factors, other))
+
+
+def test_rows_of_new_labels_are_folded_in_if_the_others_agree():
+    x = LabelledTensor(FlycooTensor([[0], [1]], [3.0], (2, 2)), [["c", "d"], [7, 8]])
+    cp = LabelledCP((None, [np.eye(2), np.eye(2)]), [["a", "b"], [7, 8]])
+    assert fold_in(cp, x, 0).shape == (2, 2)
+    with pytest.raises(ValueError, match="label 0 of mode 'mode 0' is c in x and a in the model"):
+        fold_in(cp, x, 1)
 
 
 def test_dates_of_python():

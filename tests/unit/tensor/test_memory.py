@@ -16,6 +16,7 @@ from tensorly_flycoo.format.layout import Cut
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
+from tensorly_flycoo.tensor import memory
 
 LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -318,3 +319,15 @@ def test_free_memory_is_less_than_all():
         return
     total = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemTotal"))
     assert 0 < cpu.CPU.count_free_nbytes() < 1024 * int(total.split()[1])
+
+
+def test_an_attempt_that_ctrl_c_cut_off_does_not_silence_later_ones():
+    running = memory._Attempt()
+    memory._outermost.set(weakref.ref(running))
+    del running  # as its frame ends
+
+    def fail():
+        raise MemoryError
+
+    with pytest.raises(MemoryError, match="explained"):
+        memory.attempt(fail, lambda: "explained")
