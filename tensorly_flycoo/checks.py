@@ -342,7 +342,7 @@ def check_layout(layout: str) -> str:
 
 def check_slabs(slabs: Any) -> int:
     """Return the number of slabs as an int of at least 1."""
-    return _check_count(slabs, "slabs", 1)
+    return check_count(slabs, "slabs", 1)
 
 
 def check_device_name(device: str, source: str = "device") -> str:
