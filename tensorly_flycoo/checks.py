@@ -340,11 +340,6 @@ def check_layout(layout: str) -> str:
     return layout
 
 
-def check_slabs(slabs: Any) -> int:
-    """Return the number of slabs as an int of at least 1."""
-    return check_count(slabs, "slabs", 1)
-
-
 def check_device_name(device: str, source: str = "device") -> str:
     """Return `device`; refuse an unknown name."""
     if device not in DEVICES:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..checks import check_dtype, check_layout, check_nnz, check_rank, check_shape, check_slabs
+from ..checks import check_count, check_dtype, check_layout, check_nnz, check_rank, check_shape
 from ..engines import select_engine
 from ..linalg.eigen import MAX_BLOCKS, choose_width
 from ..linalg.leading_pairs import MAX_GRAM_SIZE
@@ -124,7 +124,7 @@ def estimate_memory(
     check_layout(layout)
     if init not in INITS:
         raise ValueError(f"init is {init!r}, expected 'svd' or 'random'")
-    slabs = None if slabs is None else check_slabs(slabs)
+    slabs = None if slabs is None else check_count(slabs, "slabs")
     engine = select_engine(device)
     nbytes, peak_nbytes = engine.estimate_layout(layout, nnz, shape, dtype, slabs)
     if rank is None:

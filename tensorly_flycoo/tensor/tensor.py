@@ -13,11 +13,11 @@ from numpy.typing import DTypeLike
 from ..array_modules import Array, is_cupy, move
 from ..checks import (
     check_coords,
+    check_count,
     check_dtype,
     check_layout,
     check_place,
     check_shape,
-    check_slabs,
     check_sums,
     check_values,
     densify_error,
@@ -133,7 +133,7 @@ class FlycooTensor(FromOthers):
         values = check_values(values, coords.shape[1], dtype)
         check_place(values, "values", is_cupy(coords), "coords")
         check_layout(layout)
-        slabs = None if slabs is None else check_slabs(slabs)
+        slabs = None if slabs is None else check_count(slabs, "slabs")
         engine = select_engine(device, is_on_gpu=is_cupy(coords))
         self._set(engine, build_layout(engine, layout, coords, values, shape, slabs))
 
