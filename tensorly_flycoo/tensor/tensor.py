@@ -299,13 +299,11 @@ class FlycooTensor(FromOthers):
         shape: Sequence[int] | None = None,
         dtype: DTypeLike | None = None,
     ) -> FlycooTensor:
-        """Make a tensor of other nonzeros with this one's layout, device and, by default, shape.
-
-        It has as many slabs, too.
-        """
+        """Make a tensor of other nonzeros, with this one's options and, by default, shape."""
         shape = self.shape if shape is None else shape
         options: dict[str, Any] = {"layout": self.layout, "device": self.device}
-        return FlycooTensor(coords, values, shape, dtype=dtype, slabs=self.slabs, **options)
+        options |= {"slabs": self.slabs, "dtype": dtype}
+        return FlycooTensor(coords, values, shape, **options)
 
     @property
     def T(self) -> FlycooTensor:
