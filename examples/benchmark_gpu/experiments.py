@@ -36,6 +36,7 @@ TILE_SETTINGS = (
     {},
     {"MAX_TILE_SIZE": 256},
     {"MAX_TILE_SIZE": 512},
+    {"MAX_TILE_SIZE": 1024},
     {"BLOCK_SIZE": 64, "MAX_TILE_SIZE": 512},
     {"BLOCK_SIZE": 256},
     {"BUCKET_SIZE": 2**16},
@@ -196,7 +197,8 @@ class Experiments:
             steps = make_sweep(x, RANK)[-1]
             seconds = time_steps(steps, self.options.repeats, _SHORT_S)
             row = {
-                "tile_size": x._layout.tile_size, "threads": tuning.BLOCK_SIZE,
+                "tile_size": x._layout.tile_size,
+                "threads": tuning.choose_block_size(x._layout.tile_size),
                 "bucket_size": tuning.BUCKET_SIZE, "sweep_s": float(seconds.sum()),
             }  # fmt: skip
         self.row.setdefault("tiles", []).append(row)

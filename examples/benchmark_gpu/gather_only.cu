@@ -55,6 +55,7 @@ using TileNonzeros = Nonzeros<VALUE, NUM_INPUTS, NUM_WORDS, TILE_SIZE, BLOCK_SIZ
 using Tile = Mttkrp<TileNonzeros, LOAD_COLUMNS, STORE_COLUMNS, LANE_LOADS, BATCH>;
 using TileSlots = Tile::Slots;
 using TileOperands = Tile::Operands;
+using Places = Sources<PLACES, unsigned, 0, TILE_SIZE, BLOCK_SIZE>;
 CHECK_LAYOUT(Field, FIELD_LAYOUT)
 CHECK_LAYOUT(TileOperands, OPERANDS_LAYOUT)
 
@@ -68,10 +69,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     const char* factors[TileOperands::max_inputs];
     Tile::point_at_columns(factors, operands, column, rank);
 
-    const long long first = (first_tile + blockIdx.x) * TILE_SIZE;
+    const long long tile = first_tile + blockIdx.x, first = tile * TILE_SIZE;
     const int count = count_places<TILE_SIZE>(first, nnz);
-    const unsigned* pull_ids = nullptr;
-    pull_records(slots, records + first * TileSlots::record_pieces, nnz - first, pull_ids, count);
+    Places::Id sources[Places::moves];
+    Places{}.read(sources, tile, count);
+    pull_records(slots, records + first * TileSlots::record_pieces, nnz - first, sources, count);
     wait_for_copies();
     TileNonzeros::unpack(slots, count, operands);
     __syncthreads();

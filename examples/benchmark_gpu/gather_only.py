@@ -40,7 +40,8 @@ def _make_step(layout, factors, mode, setting):
         np.int64(records.shape[0]), records,
         np.int32(rank), dtype.type(np.nan), cupy.empty(16, dtype),
     )  # fmt: skip
-    sizes = (num_tiles, cut.num_parts, tuning.BLOCK_SIZE)
+    block_size = tuning.choose_block_size(setting.tile_size)
+    sizes = (num_tiles, cut.num_parts, block_size)
     return functools.partial(
         launch.launch_tiles, kernel, *sizes, arguments, setting.tile_size * slot
     )

@@ -16,18 +16,19 @@ class Setting:
 
     tile_size: int
     batch: int
-    min_blocks: int
+    num_threads: int
 
 
 #: The fastest of these settings on a tensor is its floor.
 SETTINGS = (
-    Setting(512, batch=2, min_blocks=8),
-    Setting(512, batch=4, min_blocks=5),
-    Setting(512, batch=8, min_blocks=4),
-    Setting(1024, batch=2, min_blocks=8),
-    Setting(1024, batch=4, min_blocks=4),
-    Setting(1024, batch=4, min_blocks=6),
-    Setting(1024, batch=8, min_blocks=4),
+    Setting(512, batch=2, num_threads=1024),
+    Setting(512, batch=4, num_threads=640),
+    Setting(512, batch=8, num_threads=512),
+    Setting(1024, batch=2, num_threads=1024),
+    Setting(1024, batch=4, num_threads=512),
+    Setting(1024, batch=4, num_threads=768),
+    Setting(1024, batch=4, num_threads=1024),
+    Setting(1024, batch=8, num_threads=512),
 )
 
 

@@ -18,8 +18,9 @@ import tensorly as tl
 from .. import decomposition
 from ..array_modules import Array
 from ..checks import densify_error
-from ..decomposition.guarding import guard
+from ..decomposition.guarding import guard, warn_of_lost_labels
 from ..decomposition.initial_guess import check_initial_guess, initialize_cp
+from ..decomposition.labelled_cp import label_result
 from ..decomposition.ranks import find_tucker_rank
 from ..decomposition.resuming import State, prepare_options, take_up
 from ..decomposition.singular_vectors import SVDS, make_svd_non_negative, randomized_svd
@@ -48,6 +49,8 @@ class Replacement:
         Why TensorLy's function does not do for a sparse tensor.
     needless_if : str
         The change in TensorLy that would make the row needless.
+    label : callable
+        For `guard`.
     """
 
     names: str
@@ -55,6 +58,7 @@ class Replacement:
     ours: Callable
     reason: str
     needless_if: str
+    label: Callable = label_result
 
 
 def install_replacements() -> None:
@@ -76,7 +80,7 @@ def _replace(original: Callable, row: Replacement) -> Callable:
             return row.ours(original, *args, **kwargs)
         return original(*args, **kwargs)
 
-    replacement = guard(call, original)
+    replacement = guard(call, original, row.label)
     replacement._flycoo_replacement = True  # type: ignore[attr-defined]
     # inspect.getfullargspec, which TensorLy's tests call, does not look below a wrapper.
     replacement.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
@@ -238,6 +242,7 @@ TABLE = (
         "initialize_cp", "decomposition._cp decomposition._nn_cp", _initialize_cp,
         "it draws on the host, and takes any dtype and device, and a checkpoint, for a guess",
         "the backend drew; it passed a guess through tl.tensor; init took a state",
+        warn_of_lost_labels,
     ),
     Replacement(
         "initialize_tucker", "decomposition._tucker", _initialize_tucker,

@@ -28,23 +28,21 @@ from .labelled_cp import label_result
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
 
-_LOST_LABELS = (
-    "the result has no labels: a decomposition that was imported from TensorLy before "
-    "tensorly_flycoo does not keep those of a LabelledTensor; call tl.decomposition.NAME instead"
-)
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> Callable[_P, _R]:
+def guard(
+    function: Callable[_P, _R],
+    dense: Callable[_P, _R] | None = None,
+    label: Callable[[Any, Mapping[str, np.ndarray]], Any] = label_result,
+) -> Callable[_P, _R]:
     """Let a function log all that it compiles in one line, and a MemoryError say what would fit.
 
     The error says what the whole call needs, what is free, and which other layout, dtype, initial
     guess or device would fit. Calls without a sparse tensor go to `dense`, by default `function`,
-    and raise what it raises; but a table is refused. In the place of a `LabelledTensor` the
-    function gets its tensor, and a CP model that it returns becomes a `LabelledCP`; but an initial
-    guess stays as it is.
+    and raise what it raises; but a table is refused. The function gets the tensor of a
+    `LabelledTensor`; then `label` turns its result and the labels into that of the call.
     """
 
     @functools.wraps(function)
@@ -59,11 +57,7 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
             if isinstance(labelled, LabelledTensor):
                 plain = [_drop_labels(argument) for argument in args]
                 named = {name: _drop_labels(argument) for name, argument in kwargs.items()}
-                result = call(*plain, **named)
-                if function.__name__ == "initialize_cp":  # nothing guards the decomposition itself
-                    warnings.warn(_LOST_LABELS, stacklevel=3)
-                    return result
-                return label_result(result, labelled.labels)
+                return label(call(*plain, **named), labelled.labels)
 
         def explain() -> str:
             given = inspect.signature(function).bind(*args, **kwargs)
@@ -77,6 +71,17 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
             gram_products.forget()  # a call that was stopped leaves those of its factors
 
     return call
+
+
+def warn_of_lost_labels(guess: Any, _: Mapping[str, np.ndarray]) -> Any:
+    """Return an initial guess as it is, and warn its user, whose decomposition nothing guards."""
+    warnings.warn(
+        "the result has no labels: a decomposition that was imported from TensorLy before "
+        "tensorly_flycoo does not keep those of a LabelledTensor; call tl.decomposition.NAME "
+        "instead",
+        stacklevel=4,
+    )
+    return guess
 
 
 def _drop_labels(argument: Any) -> Any:

@@ -45,15 +45,15 @@ class Step(NamedTuple):
     Attributes
     ----------
     records : array (nnz, num_words)
-    pull_ids : unsigned integer array (nnz,) or None
+    pull_ids : CompactIds, unsigned integer array (nnz,) or None
         For each place of the mode's order the position of its record, counted from the start of the
         place's bucket. None if the position is the place itself.
     bucket_size : int
     spare : array (nnz, num_words) or None
         Receives the records for the next mode. None, as are the next two, if nothing is remapped.
-    remap_ids : unsigned integer array (nnz,) or None
+    remap_ids : CompactIds, unsigned integer array (nnz,) or None
         For each place the position of its record in `spare`.
-    write_order : uint16 array (nnz,) or None
+    write_order : CompactIds or None
         If given, each tile's `remap_ids` are in this order: see `Primitives.order_writes`.
     """
 
@@ -155,7 +155,7 @@ class Layout(ABC):
 
     @abstractmethod
     def iterate_ids(self, mode: int) -> Iterator[tuple[str, Array]]:
-        """Yield the names and arrays of a mode's ids."""
+        """Yield the names and arrays (nnz,) of a mode's ids, which are not compact."""
 
     @classmethod
     @abstractmethod
@@ -198,10 +198,8 @@ class Layout(ABC):
             values that is on the device.
         """
         record_format, ndim = cut.record_format, cut.record_format.ndim
-        write_order_dtype = primitives.write_order_dtype
-        ids = [cls.list_ids(mode, nnz, cut, write_order_dtype) for mode in range(ndim)]
-        ids_nbytes = sum(array.dtype.itemsize for of_mode in ids for array in of_mode)
-        kept = nnz * (cls.count_copies(ndim) * record_format.record_nbytes + ids_nbytes)
+        kept = nnz * cls.count_copies(ndim) * record_format.record_nbytes
+        kept += cls.count_ids_nbytes(nnz, cut, primitives)
         least, most = count_tiling_nbytes(nnz, record_format, cut.tile_size)
         ordering = count_canonical_nbytes(nnz, record_format, primitives)
         working = max(ordering, kept + most + cls.count_build_nbytes(nnz, cut, primitives))
@@ -210,6 +208,13 @@ class Layout(ABC):
             return kept + least, nnz * given + working
         staging = nnz * record_format.record_nbytes + min(nnz, primitives.staging_size + 1) * given
         return kept + least, max(staging, working)
+
+    @classmethod
+    def count_ids_nbytes(cls, nnz: int, cut: Cut, primitives: Primitives) -> int:
+        """Count the bytes of all modes' ids, as the engine keeps them."""
+        modes = range(cut.record_format.ndim)
+        arrays = (ids for mode in modes for ids in cls.list_ids(mode, nnz, cut, None))
+        return nnz * sum(ids.dtype.itemsize for ids in arrays)
 
     @classmethod
     @abstractmethod

@@ -15,6 +15,7 @@ from .packing import RecordFormat
 from .unfolding_primitives import UnfoldingPrimitives
 
 if TYPE_CHECKING:
+    from .compact_ids import CompactIds
     from .layout import Cut, Step
 
 #: How many items each type can number from 0, narrow types first.
@@ -292,6 +293,25 @@ class Primitives(UnfoldingPrimitives):
         """
         return None
 
+    def compact_ids(self, ids: Array, limit: int, cut: "Cut") -> "CompactIds | Array":
+        """Return ids (nnz,) below `limit` as the engine keeps them: here as they are."""
+        return ids
+
+    def compact_runs(self, remap_ids: Array, cut: "Cut") -> "CompactIds | Array":
+        """Return remap ids (nnz,), ordered by `order_writes`, as the engine keeps them."""
+        return remap_ids
+
+    def count_plan_nbytes(self, nnz: int, cut: "Cut") -> int:
+        """Count the bytes of one mode's ids, as the engine keeps them."""
+        dtypes = [index_dtype(cut.bucket_size, smallest="uint16"), index_dtype(nnz)]
+        if self.write_order_dtype is not None:
+            dtypes.append(self.write_order_dtype)
+        return nnz * sum(dtype.itemsize for dtype in dtypes)
+
+    def count_plain_nbytes(self, nnz: int) -> int:
+        """Bound the bytes of ids that are not kept as they are, while they are computed."""
+        return 0
+
     def scatter_in_buckets(
         self, records: Array, offsets: Array, bucket_size: int, target: Array
     ) -> None:
@@ -308,7 +328,10 @@ class Primitives(UnfoldingPrimitives):
         step.spare[step.remap_ids] = step.records[positions]
 
     def position_in_buckets(self, offsets: Array, bucket_size: int) -> Array:
-        """Convert offsets (nnz,) from the starts of buckets to positions."""
+        """Convert offsets (nnz,) from the starts of buckets to positions.
+
+        `offsets` are as `compact_ids` returns them.
+        """
         nnz = offsets.shape[0]
         positions = self.xp.arange(nnz, dtype=index_dtype(nnz))
         positions -= positions % positions.dtype.type(bucket_size)

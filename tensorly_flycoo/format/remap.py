@@ -9,6 +9,7 @@ from typing import Self
 import numpy as np
 
 from ..array_modules import Array
+from .compact_ids import CompactIds, expand
 from .layout import (
     Cut,
     Ids,
@@ -26,21 +27,23 @@ from .tiling import RowTiling, tile_rows
 class RemapPlan:
     """For one mode, where each place's record is, and where it goes for the next mode.
 
+    Each is an array (nnz,) of unsigned integers, or `CompactIds`.
+
     Attributes
     ----------
-    pull_ids : unsigned integer array (nnz,)
+    pull_ids
         For each place of order d the position of its record in storage d, counted from the start of
         the place's bucket.
-    remap_ids : unsigned integer array (nnz,)
+    remap_ids
         For each place of order d the position of its record in storage d + 1 (storage 0 after the
         last mode).
-    write_order : uint16 array (nnz,) or None
-        If given, each tile's `remap_ids` are in this order: see `Primitives.order_writes`.
+    write_order
+        Each tile's `remap_ids` are in this order, unless it is None: see `Primitives.order_writes`.
     """
 
-    pull_ids: Array
-    remap_ids: Array
-    write_order: Array | None = None
+    pull_ids: CompactIds | Array
+    remap_ids: CompactIds | Array
+    write_order: CompactIds | Array | None = None
 
     @property
     def nbytes(self) -> int:
@@ -95,55 +98,57 @@ class RemapLayout(Layout):
             raise ValueError(f"bucket_size is {bucket_size}, expected a multiple of {tile_size}")
         records = make_canonical_records(coords, values, record_format, primitives)
         norm = compute_norm(record_format.values(records), primitives)
-        tilings, pull_ids, remap_ids, spare = cls._plan_modes(records, cut, primitives)
-        primitives.split_by_bucket(remap_ids[-1], bucket_size, remap_ids[-1], pull_ids[0])
-        primitives.scatter_in_buckets(records, pull_ids[0], bucket_size, spare)
-        write_orders = [primitives.order_writes(ids, tile_size) for ids in remap_ids]
-        plans = [RemapPlan(*ids) for ids in zip(pull_ids, remap_ids, write_orders, strict=True)]
+        spare = primitives.xp.empty_like(records)
+        tilings, plans = cls._plan_modes(records, spare, cut, primitives)
         return cls(cut, (spare, records), tilings, plans, norm, primitives.make_lock)
 
     @staticmethod
     def _plan_modes(
-        records: Array, cut: Cut, primitives: Primitives
-    ) -> tuple[list[RowTiling], Array, Array, Array]:
+        records: Array, spare: Array, cut: Cut, primitives: Primitives
+    ) -> tuple[list[RowTiling], list[RemapPlan]]:
         """Plan how each mode remaps to the next one, given the records in order 0.
 
-        Returns
-        -------
-        tilings : list of RowTiling
-        pull_ids : array (ndim, nnz)
-            Row 0 is not filled.
-        remap_ids : array (ndim, nnz)
-            The last row holds the last order instead, as places in order 0.
-        spare : array like records
+        `spare` receives the records in storage 0.
         """
         record_format, tile_size, bucket_size = cut
         xp, nnz, ndim = primitives.xp, records.shape[0], record_format.ndim
-        remap_ids = xp.empty((ndim, nnz), index_dtype(nnz))
-        pull_ids = xp.empty((ndim, nnz), index_dtype(bucket_size, smallest="uint16"))
-        spare = xp.empty_like(records)
+        dtype, pull_dtype = index_dtype(nnz), index_dtype(bucket_size, smallest="uint16")
         # Each order, as places in order 0, goes alternately to one of two arrays not needed yet:
         # the last one to the last mode's remap ids, which are computed from it.
-        targets = (remap_ids[-1], spare.reshape(-1).view(remap_ids.dtype)[:nnz])
+        last_ids = xp.empty(nnz, dtype)
+        targets = (last_ids, spare.reshape(-1).view(dtype)[:nnz])
         places, tilings = None, [tile_rows(records, None, record_format, 0, tile_size, primitives)]
+        pulls, pushes = [], []
         for mode in range(1, ndim):
-            target = targets[(ndim - 1 - mode) % 2]
+            target, remap_ids = targets[(ndim - 1 - mode) % 2], xp.empty(nnz, dtype)
+            pull_ids = xp.empty(nnz, pull_dtype)
             rows = primitives.plan_remap(
-                records, record_format, mode, places, bucket_size,
-                target, remap_ids[mode - 1], pull_ids[mode],
-            )  # fmt: skip
+                records, record_format, mode, places, bucket_size, target, remap_ids, pull_ids
+            )
             places = target
             tilings.append(
                 tile_rows(records, places, record_format, mode, tile_size, primitives, rows)
             )
+            pushes.append(_compact_push(remap_ids, cut, primitives))
+            pulls.append(primitives.compact_ids(pull_ids, bucket_size, cut))
         if places is None:
-            remap_ids[-1] = xp.arange(nnz, dtype=remap_ids.dtype)
-        return tilings, pull_ids, remap_ids, spare
+            last_ids[...] = xp.arange(nnz, dtype=dtype)
+        pull_ids = xp.empty(nnz, pull_dtype)
+        primitives.split_by_bucket(last_ids, bucket_size, last_ids, pull_ids)
+        primitives.scatter_in_buckets(records, pull_ids, bucket_size, spare)
+        pushes.append(_compact_push(last_ids, cut, primitives))
+        pulls.insert(0, primitives.compact_ids(pull_ids, bucket_size, cut))
+        return tilings, [RemapPlan(pull, *push) for pull, push in zip(pulls, pushes, strict=True)]
 
     @classmethod
     def count_build_nbytes(cls, nnz: int, cut: Cut, primitives: Primitives) -> int:
         sizes = cut.record_format.shape
-        return max(primitives.plan_nbytes(nnz, size, cut.bucket_size) for size in sizes)
+        planning = max(primitives.plan_nbytes(nnz, size, cut.bucket_size) for size in sizes)
+        return primitives.count_plain_nbytes(nnz) + planning
+
+    @classmethod
+    def count_ids_nbytes(cls, nnz: int, cut: Cut, primitives: Primitives) -> int:
+        return cut.record_format.ndim * primitives.count_plan_nbytes(nnz, cut)
 
     @property
     def bucket_size(self) -> int:
@@ -166,14 +171,15 @@ class RemapLayout(Layout):
 
     def iterate_ids(self, mode: int) -> Iterator[tuple[str, Array]]:
         plan = self.plans[mode]
-        yield f"pull_ids_{mode}", plan.pull_ids
-        yield f"remap_ids_{mode}", plan.remap_ids
+        yield f"pull_ids_{mode}", expand(plan.pull_ids)
+        yield f"remap_ids_{mode}", expand(plan.remap_ids)
         if plan.write_order is not None:
-            yield f"write_order_{mode}", plan.write_order
+            yield f"write_order_{mode}", expand(plan.write_order)
 
     @property
     def nbytes(self) -> int:
-        return super().nbytes + self.spare.nbytes
+        arrays = (self.records, self.spare, *self.tilings, *self.plans)
+        return sum(array.nbytes for array in arrays)
 
     @classmethod
     def from_arrays(
@@ -182,7 +188,9 @@ class RemapLayout(Layout):
         ndim, records = cut.record_format.ndim, arrays["records"]
         plans = [
             RemapPlan(
-                arrays[f"pull_ids_{n}"], arrays[f"remap_ids_{n}"], arrays.get(f"write_order_{n}")
+                primitives.compact_ids(arrays[f"pull_ids_{n}"], cut.bucket_size, cut),
+                primitives.compact_runs(arrays[f"remap_ids_{n}"], cut),
+                _compact_order(arrays.get(f"write_order_{n}"), cut, primitives),
             )
             for n in range(ndim)
         ]
@@ -237,7 +245,7 @@ class RemapLayout(Layout):
         if mode == self.mode:
             return primitives.position_in_buckets(plan.pull_ids, self.bucket_size)
         if (mode + 1) % ndim == self.mode and plan.write_order is None:
-            return plan.remap_ids
+            return expand(plan.remap_ids)
         # Order 0 sorts by modes 0, 1, ..., the last order by the last mode, ..., 1, 0, where the
         # first is the primary key. `sort_places` takes them in reverse.
         modes = range(ndim) if mode else reversed(range(ndim))
@@ -248,3 +256,17 @@ class RemapLayout(Layout):
             records, mode = map_record_values(self.records, self.record_format, function), self.mode
         copies, norm = (records, np.empty_like(records)), self.norm * scale
         return type(self)(self.cut, copies, self.tilings, self.plans, norm, self.make_lock, mode)
+
+
+def _compact_push(
+    remap_ids: Array, cut: Cut, primitives: Primitives
+) -> tuple[CompactIds | Array, CompactIds | Array | None]:
+    """Return a mode's remap ids and write order, as the engine keeps them."""
+    order = primitives.order_writes(remap_ids, cut.tile_size)
+    return primitives.compact_runs(remap_ids, cut), _compact_order(order, cut, primitives)
+
+
+def _compact_order(
+    write_order: Array | None, cut: Cut, primitives: Primitives
+) -> CompactIds | Array | None:
+    return None if write_order is None else primitives.compact_ids(write_order, cut.tile_size, cut)

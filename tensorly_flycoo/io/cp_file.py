@@ -95,7 +95,7 @@ def read_cp(path: FilePath) -> SavedCP:
         If the file is damaged, not a labelled model, or of a later version of this package.
     """
     with open_arrays(path, _damage_error) as reader:
-        header = _read_header(path, reader.read("header"))
+        header = _read_header(path, reader)
         names = header["names"]
         factors = [reader.read(f"factor_{n}") for n in range(len(names))]
         stored = reader.names()
@@ -110,20 +110,10 @@ def read_cp(path: FilePath) -> SavedCP:
     return saved
 
 
-def _read_header(path: FilePath, array: np.ndarray) -> dict[str, Any]:
-    try:
-        header = json.loads(str(array))
-        is_ours, version = header["format"] == _FORMAT, header["version"]
-        names, ordered = header["names"], header["ordered"]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        is_ours = False
-    if not is_ours:
-        raise _damage_error(path, "its header is not one of a labelled CP model")
-    if version != _VERSION:
-        raise ValueError(
-            f"{path} has format version {version!r}, expected {_VERSION}: load it with a newer "
-            "release of tensorly-flycoo"
-        )
+def _read_header(path: FilePath, reader: ArrayReader) -> dict[str, Any]:
+    keys = ("names", "ordered")
+    header = reader.read_header(_FORMAT, _VERSION, "a labelled CP model", keys)
+    names, ordered = (header[key] for key in keys)
     if not (_are_names(names) and names and _are_names(ordered) and {*ordered} <= {*names}):
         raise _damage_error(path, "its header does not name the modes")
     return header

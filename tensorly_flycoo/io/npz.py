@@ -4,9 +4,10 @@ The reader does not trust the file: arrays never take more memory than the file 
 """
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -93,6 +94,29 @@ class ArrayReader:
             return self._read(f"{name}.npy")
         except Exception as error:
             raise self._make_error(self._path, f"{name}: {_show(error)}") from None
+
+    def read_header(
+        self, file_format: str, version: int, owner: str, keys: Iterable[str] = ()
+    ) -> dict[str, Any]:
+        """Return the array "header", a JSON object, after checking its format and version.
+
+        It must have `keys` too. `owner` completes the error "its header is not one of ...".
+        """
+        text = str(self.read("header"))
+        try:
+            header = json.loads(text)
+            is_ours, found = header["format"] == file_format, header["version"]
+            is_ours = is_ours and header.keys() >= set(keys)
+        except (ValueError, TypeError, KeyError, RecursionError):
+            is_ours = False
+        if not is_ours:
+            raise self._make_error(self._path, f"its header is not one of {owner}")
+        if found != version:
+            raise ValueError(
+                f"{self._path} has format version {found!r}, expected {version}: load it with a "
+                "newer release of tensorly-flycoo"
+            )
+        return header
 
     def _read(self, member_name: str) -> np.ndarray:
         member = self._archive.getinfo(member_name)

@@ -75,7 +75,7 @@ def test_every_figure_is_there(benchmark_run):
         assert {str(rank) for rank in ODD_RANKS} == sweeps["remap, aligned rows"].keys()
         assert sweeps["remap, float64"].keys() == {"32"}
         assert all(len(modes) == ndim for times in sweeps.values() for modes in times.values())
-        assert len(row["tiles"]) == 7
+        assert len(row["tiles"]) == 8
         assert len(row["balance"]) == ndim
         assert set(LAYOUTS) <= row["build_s"].keys()
         assert row["bytes_per_nonzero"].keys() == set(LAYOUTS)

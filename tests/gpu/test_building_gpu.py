@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tensorly_flycoo.engines.cuda import engine
+from tensorly_flycoo.engines.cuda.compact_ids import PackedIds
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
@@ -104,7 +105,8 @@ def test_buckets(bucket_size, place_dtype, offset_dtype, in_place, nnz):
     CUDA.split_by_bucket(given, bucket_size, found, found_offsets)
     check_equal(found, stored)
     check_equal(found_offsets, offsets)
-    found = CUDA.position_in_buckets(found_offsets, bucket_size)
+    packed = PackedIds.split(found_offsets, bucket_size, tile_size=512)
+    found = CUDA.position_in_buckets(packed, bucket_size)
     check_equal(found, NUMPY.position_in_buckets(offsets, bucket_size))
 
 

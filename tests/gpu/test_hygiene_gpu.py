@@ -107,11 +107,14 @@ print("all is so", flush=True)
 
 #: Ways to corrupt a plan, and the assertion that detects each.
 CORRUPTIONS = [
-    pytest.param("x._layout.plans[1].remap_ids[7] = 2**31", "positions[m] < nnz", id="remap id"),
-    pytest.param("x._layout.plans[1].pull_ids[7] = 2**31", "source < num_records", id="pull id"),
-    pytest.param("x._layout.plans[1].write_order[7] = 65535", "places[m] < count", id="write"),
+    pytest.param("x._layout.plans[1].remap_ids.shifts[0, 0] = 2**31", "positions[m] < nnz",
+                 id="remap id"),
+    pytest.param("x._layout.plans[1].pull_ids.lows[7] = 65535", "sources[m] < num_records",
+                 id="pull id"),
+    pytest.param("x._layout.plans[1].write_order.lows[:] = 255;"
+                 "x._layout.plans[1].write_order.highs[:] = 255", "places[m] < count", id="write"),
     pytest.param("x._layout.records[7] = 2**32 - 1", "operands.last_out_row", id="row"),
-    pytest.param("x._layout.plans[0].pull_ids[:] = x._layout.plans[0].pull_ids[::-1].copy()",
+    pytest.param("lows = x._layout.plans[0].pull_ids.lows; lows[:] = lows[::-1].copy()",
                  "out_row() > row", id="order"),
 ]  # fmt: skip
 

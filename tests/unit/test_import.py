@@ -100,7 +100,8 @@ except ImportError as error:
         assert "libcudart.so.13: cannot open" in text
 
 
-def test_import_takes_at_most_a_fifth_as_long_as_tensorly_and_sparse():
+def test_import_takes_at_most_a_fifth_as_long_as_tensorly_and_sparse(tmp_path):
+    """All of them with bytecode, which the first process writes."""
     script = """
 import json, time
 start_s = time.perf_counter()
@@ -109,7 +110,8 @@ others_s = time.perf_counter() - start_s
 import tensorly_flycoo
 print(json.dumps((time.perf_counter() - start_s) / others_s - 1))
 """
-    assert min(run(script) for _ in range(3)) <= 0.2
+    environment = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
+    assert min(run(script, environment) for _ in range(3)) <= 0.2
 
 
 REPORT = "print(json.dumps([tl.get_backend(), os.environ.get('TENSORLY_BACKEND')]))"

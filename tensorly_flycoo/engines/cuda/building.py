@@ -19,12 +19,14 @@ from ...format.layout import Cut, Step
 from ...format.packing import RecordFormat
 from ...format.primitives import Primitives, index_dtype
 from . import launch, tuning
+from .compact_ids import PackedIds, RunIds, count_plan_nbytes, count_runs
 from .macros import (
     carry_rows_macros,
     number_buckets_macros,
     offsets_macros,
     order_writes_macros,
     pack_macros,
+    position_macros,
     read_keys_macros,
     remap_macros,
     scatter_records_macros,
@@ -210,12 +212,13 @@ class CudaPrimitives(CudaUnfoldings, Primitives):
         arguments = (np.int64(offsets.size), np.int64(bucket_size), offsets, records, target)
         launch.launch_items(kernel, records.size // 2, tuning.BLOCK_SIZE, arguments)
 
-    def position_in_buckets(self, offsets: Array, bucket_size: int) -> Array:
-        positions = cupy.empty(offsets.size, index_dtype(offsets.size))
-        macros = offsets_macros(positions.dtype, offsets.dtype)
+    def position_in_buckets(self, offsets: PackedIds, bucket_size: int) -> Array:
+        nnz = offsets.nnz
+        positions = cupy.empty(nnz, index_dtype(nnz))
+        macros = position_macros(positions.dtype, offsets.bits, offsets.tile_size)
         kernel = launch.get_kernel("position_in_buckets.cu", "position_in_buckets", **macros)
-        arguments = (np.int64(offsets.size), np.int64(bucket_size), offsets, positions)
-        launch.launch_items(kernel, offsets.size, tuning.BLOCK_SIZE, arguments)
+        arguments = (np.int64(nnz), np.int64(bucket_size), offsets.lows, offsets.highs, positions)
+        launch.launch_items(kernel, nnz, tuning.BLOCK_SIZE, arguments)
         return positions
 
     def order_writes(self, remap_ids: Array, tile_size: int) -> Array:
@@ -227,19 +230,38 @@ class CudaPrimitives(CudaUnfoldings, Primitives):
         launch.launch_tiles(kernel, num_tiles, 1, tuning.BLOCK_SIZE, arguments)
         return write_order
 
+    def compact_ids(self, ids: Array, limit: int, cut: Cut) -> PackedIds:
+        return PackedIds.split(ids, limit, cut.tile_size)
+
+    def compact_runs(self, remap_ids: Array, cut: Cut) -> RunIds:
+        max_runs = count_runs(remap_ids.size, cut.tile_size, cut.bucket_size)
+        return RunIds.find(remap_ids, cut.tile_size, max_runs)
+
+    def count_plan_nbytes(self, nnz: int, cut: Cut) -> int:
+        itemsize = index_dtype(nnz).itemsize
+        return count_plan_nbytes(nnz, cut.tile_size, cut.bucket_size, itemsize)
+
+    def count_plain_nbytes(self, nnz: int) -> int:
+        # Remap ids of this mode and of the last one, pull ids, and a write order.
+        return (3 * index_dtype(nnz).itemsize + 2) * nnz
+
     def remap(self, step: Step, cut: Cut) -> None:
         num_tiles = -(-step.records.shape[0] // cut.tile_size)
         if num_tiles == 0:
             return
-        ids = (step.pull_ids.dtype, step.remap_ids.dtype)
-        macros = remap_macros(cut.record_format, cut.tile_size, *ids)
+        pull, runs, order = step.pull_ids, step.remap_ids, step.write_order
+        types = (pull.bits, runs.shifts.dtype)
+        macros = remap_macros(cut.record_format, cut.tile_size, *types)
         kernel = launch.get_kernel("remap.cu", "remap", **macros)
         arguments = (
             np.int64(step.records.shape[0]), np.int64(step.bucket_size),
-            step.records, step.pull_ids, step.spare, step.remap_ids, step.write_order,
+            step.records, pull.lows, pull.highs, step.spare,
+            runs.starts, runs.counts, runs.shifts, np.int32(runs.max_runs),
+            order.lows, order.highs,
         )  # fmt: skip
+        block_size = tuning.choose_block_size(cut.tile_size)
         shared_nbytes = cut.tile_size * cut.record_format.record_nbytes
-        launch.launch_tiles(kernel, num_tiles, 1, tuning.BLOCK_SIZE, arguments, shared_nbytes)
+        launch.launch_tiles(kernel, num_tiles, 1, block_size, arguments, shared_nbytes)
 
     def make_lock(self) -> AbstractContextManager:
         return _StreamLock()

@@ -21,6 +21,7 @@ from ..protocol import Engine
 from . import launch, mersenne_twister, solvers, tall, tuning
 from .building import CudaPrimitives
 from .carries import Carries, add_carries, allocate_carries, count_carries_nbytes
+from .compact_ids import find_bits, list_parts
 from .macros import pad_rows_macros, ttmc_macros
 from .mttkrp import MttkrpKernel
 from .structs import make_operands, make_ranks, row_pitch, slot_nbytes
@@ -123,26 +124,26 @@ class CudaEngine(CudaPrimitives, Engine):
         if num_tiles == 0:
             return
         cut = tuning.cut_columns(num_columns, len(inputs))
-        num_runs = num_tiles * (tuning.BLOCK_SIZE // cut.group_size)
+        block_size = tuning.choose_block_size(layout.tile_size)
+        num_runs = num_tiles * (block_size // cut.group_size)
         carries = allocate_carries(num_runs, num_columns, out.dtype)
         arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in inputs.values()]
         occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs))
         slot_dtype = np.dtype(np.uint32) if slots is None else slots.dtype
         with layout.hold_mode(mode, self) as step:
-            pull_dtype = None if step.pull_ids is None else step.pull_ids.dtype
-            dtypes = (slot_dtype, pull_dtype)
-            macros = ttmc_macros(record_format, layout.tile_size, cut, occupancy, *dtypes)
+            types = (slot_dtype, find_bits(step.pull_ids))
+            macros = ttmc_macros(record_format, layout.tile_size, cut, occupancy, *types)
             kernel = launch.get_kernel("ttmc.cu", "ttmc", **macros)
             self.log("ttmc", layout.name, mode=mode, kernel="ttmc.cu", cut=cut)
             arguments = (
                 make_operands(record_format, mode, inputs, arrays), make_ranks(arrays),
                 np.int64(step.records.shape[0]), np.int64(step.bucket_size),
                 tiling.carry_rows, *launch.pass_none([slots]),
-                step.records, *launch.pass_none([step.pull_ids]),
+                step.records, *launch.pass_none(list_parts(step.pull_ids)),
                 np.int64(num_columns), out, *map(np.uint64, carries.levels[0][1:3]),
             )  # fmt: skip
             shared_nbytes = layout.tile_size * slot_nbytes(record_format)
-            sizes = (num_tiles, cut.num_parts, tuning.BLOCK_SIZE)
+            sizes = (num_tiles, cut.num_parts, block_size)
             launch.launch_tiles(kernel, *sizes, arguments, shared_nbytes)
         add_carries(carries, out)
 

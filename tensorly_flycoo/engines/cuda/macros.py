@@ -8,6 +8,7 @@ import numpy as np
 
 from ...format.packing import RecordFormat
 from . import structs, tuning
+from .id_bits import IdBits
 from .tuning import ColumnCut, Occupancy, RankCut
 
 #: Values by name: ints, or text such as a type.
@@ -33,27 +34,28 @@ def mttkrp_macros(
     cut: RankCut,
     occupancy: Occupancy,
     empty_dtype: np.dtype,
-    pull_dtype: np.dtype | None = None,
+    pull_bits: IdBits | None = None,
     remap_dtype: np.dtype | None = None,
 ) -> Macros:
-    """Specialise `mttkrp.cu`; without `pull_dtype` or `remap_dtype` it does not pull or remap."""
-    run = tile_size * cut.group_size // tuning.BLOCK_SIZE
-    carries = structs.carries_dtype(record_format.dtype, cut, tuning.BLOCK_SIZE)
+    """Specialise `mttkrp.cu`; without `pull_bits` or `remap_dtype` it does not pull or remap."""
+    block_size = tuning.choose_block_size(tile_size)
+    run = tile_size * cut.group_size // block_size
+    carries = structs.carries_dtype(record_format.dtype, cut, block_size)
     return {
         **_tile_macros(record_format, tile_size),
         **_operands_macros(record_format),
         "CARRIES_LAYOUT": structs.layout_macro(carries),
-        "MIN_BLOCKS": occupancy.min_blocks,
+        "MIN_BLOCKS": occupancy.num_threads // block_size,
         "LOAD_COLUMNS": cut.load_columns,
         "STORE_COLUMNS": cut.store_columns,
         "LANE_LOADS": cut.lane_columns // cut.load_columns,
         "GROUP_SIZE": cut.group_size,
         "BATCH": min(run, occupancy.batch),
         "EMPTY_ROW": _TYPES[empty_dtype],
-        "PULL": int(pull_dtype is not None),
-        "PULL_ID": _id_type(pull_dtype),
+        "PULL": _name_pull(pull_bits),
+        **_pull_macros(pull_bits),
         "REMAP": int(remap_dtype is not None),
-        "REMAP_ID": _id_type(remap_dtype),
+        **_target_macros(tile_size, remap_dtype),
     }
 
 
@@ -63,31 +65,31 @@ def ttmc_macros(
     cut: ColumnCut,
     occupancy: Occupancy,
     slot_dtype: np.dtype,
-    pull_dtype: np.dtype | None = None,
+    pull_bits: IdBits | None = None,
 ) -> Macros:
-    """Specialise `ttmc.cu`; without `pull_dtype` it does not pull."""
+    """Specialise `ttmc.cu`; without `pull_bits` it does not pull."""
     ranks = structs.ranks_dtype(record_format.ndim - 1)
     return {
         **_tile_macros(record_format, tile_size),
         **_operands_macros(record_format),
         "RANKS_LAYOUT": structs.layout_macro(ranks),
-        "MIN_BLOCKS": occupancy.min_blocks,
+        "MIN_BLOCKS": occupancy.num_threads // tuning.choose_block_size(tile_size),
         "GROUP_SIZE": cut.group_size,
         "LANE_COLUMNS": cut.lane_columns,
         "SLOT_ID": _TYPES[slot_dtype],
-        "PULL": int(pull_dtype is not None),
-        "PULL_ID": _id_type(pull_dtype),
+        "PULL": _name_pull(pull_bits),
+        **_pull_macros(pull_bits),
     }
 
 
 def remap_macros(
-    record_format: RecordFormat, tile_size: int, pull_dtype: np.dtype, remap_dtype: np.dtype
+    record_format: RecordFormat, tile_size: int, pull_bits: IdBits, remap_dtype: np.dtype
 ) -> Macros:
     """Specialise `remap.cu`."""
     return {
         **_tile_macros(record_format, tile_size),
-        "PULL_ID": _TYPES[pull_dtype],
-        "REMAP_ID": _TYPES[remap_dtype],
+        **_pull_macros(pull_bits),
+        **_target_macros(tile_size, remap_dtype),
     }
 
 
@@ -97,6 +99,21 @@ def order_writes_macros(tile_size: int, remap_dtype: np.dtype) -> Macros:
         "REMAP_ID": _TYPES[remap_dtype],
         "TILE_SIZE": tile_size,
         "BLOCK_SIZE": tuning.BLOCK_SIZE,
+    }
+
+
+def runs_macros(tile_size: int, remap_dtype: np.dtype) -> Macros:
+    """Specialise `find_runs.cu`."""
+    return {"REMAP_ID": _TYPES[remap_dtype], **_cut_macros(tile_size)}
+
+
+def split_ids_macros(dtype: np.dtype, bits: IdBits, tile_size: int) -> Macros:
+    """Specialise `split_ids.cu`."""
+    return {
+        "ID": _TYPES[dtype],
+        "LOW": _TYPES[bits.low_dtype],
+        "HIGH_BITS": bits.high_bits,
+        **_cut_macros(tile_size),
     }
 
 
@@ -157,8 +174,17 @@ def number_buckets_macros(place_dtype: np.dtype, bucket_dtype: np.dtype) -> Macr
 
 
 def offsets_macros(place_dtype: np.dtype, offset_dtype: np.dtype) -> Macros:
-    """Specialise `store_offsets.cu` and `position_in_buckets.cu`."""
+    """Specialise `store_offsets.cu`."""
     return {"PLACE": _TYPES[place_dtype], "OFFSET": _TYPES[offset_dtype]}
+
+
+def position_macros(place_dtype: np.dtype, offset_bits: IdBits, tile_size: int) -> Macros:
+    """Specialise `position_in_buckets.cu`."""
+    return {
+        **offsets_macros(place_dtype, offset_bits.low_dtype),
+        "HIGH_BITS": offset_bits.high_bits,
+        **_cut_macros(tile_size),
+    }
 
 
 def scatter_records_macros(num_words: int, offset_dtype: np.dtype) -> Macros:
@@ -287,9 +313,13 @@ def mersenne_twister_exponents() -> tuple[int, ...]:
 def _tile_macros(record_format: RecordFormat, tile_size: int) -> Macros:
     return {
         "NUM_WORDS": record_format.num_words,
-        "TILE_SIZE": tile_size,
-        "BLOCK_SIZE": tuning.BLOCK_SIZE,
+        **_cut_macros(tile_size),
     }
+
+
+def _cut_macros(tile_size: int) -> Macros:
+    """Return the sizes of tiles, and of the blocks that compute or move them."""
+    return {"TILE_SIZE": tile_size, "BLOCK_SIZE": tuning.choose_block_size(tile_size)}
 
 
 def _operands_macros(record_format: RecordFormat) -> Macros:
@@ -301,6 +331,29 @@ def _operands_macros(record_format: RecordFormat) -> Macros:
         "SLOT_NBYTES": structs.slot_nbytes(record_format),
         "FIELD_LAYOUT": structs.layout_macro(structs.FIELD),
         "OPERANDS_LAYOUT": structs.layout_macro(structs.operands_dtype(num_inputs)),
+    }
+
+
+def _name_pull(bits: IdBits | None) -> str:
+    """Name the pull ids, as `ids.cuh` does."""
+    if bits is None:
+        return "PLACES"
+    return "PACKED" if bits.is_packed else "IN_ORDER"
+
+
+def _pull_macros(bits: IdBits | None) -> Macros:
+    """Return the macros of pull ids; without `bits`, any."""
+    low_dtype, high_bits = (None, 0) if bits is None else (bits.low_dtype, bits.high_bits)
+    return {"PULL_ID": _id_type(low_dtype), "PULL_HIGH_BITS": high_bits}
+
+
+def _target_macros(tile_size: int, remap_dtype: np.dtype | None) -> Macros:
+    """Return the macros of remap ids and of the write order; without a dtype, any."""
+    bits = IdBits.of(tile_size, tile_size)
+    return {
+        "REMAP_ID": _id_type(remap_dtype),
+        "WRITE": _TYPES[bits.low_dtype],
+        "WRITE_HIGH_BITS": bits.high_bits,
     }
 
 

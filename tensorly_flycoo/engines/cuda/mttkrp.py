@@ -1,14 +1,14 @@
 """The MTTKRP kernel of one mode, prepared once and launched at each call."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
-
-import numpy as np
 
 from ...array_modules import Array
 from ...format.layout import Layout, Step
 from . import launch, tuning
 from .carries import Carries
+from .compact_ids import find_bits, list_parts
 from .direct import DirectKernel
 from .macros import mttkrp_macros
 from .structs import carries_dtype, operands_format, row_pitch, slot_nbytes, split_operands
@@ -26,9 +26,11 @@ class MttkrpKernel:
         What `split_operands` returns.
     no_inputs : list of int
         Stands for the factors of a tensor of one mode.
-    num_tiles : int
+    num_tiles, block_size : int
     tiling : tuple of int
         The numbers that follow the operands, and the addresses of the tiling's arrays.
+    pull_ids, targets : tuple of int
+        Where records are, and where they go for the next mode: addresses, and a number.
     """
 
     kernel: DirectKernel
@@ -36,7 +38,10 @@ class MttkrpKernel:
     operands: tuple[bytes, bytes]
     no_inputs: list[int]
     num_tiles: int
+    block_size: int
     tiling: tuple[int, ...]
+    pull_ids: tuple[int, ...]
+    targets: tuple[int, ...]
 
     @classmethod
     def prepare(
@@ -54,27 +59,30 @@ class MttkrpKernel:
             split_operands(record_format, mode, inputs),
             [] if inputs else [0],
             num_tiles,
+            tuning.choose_block_size(layout.tile_size),
             (*numbers, tiling.carry_rows.data.ptr, tiling.empty_rows.data.ptr),
+            _list_addresses(list_parts(step.pull_ids)),
+            (0,) * 6 if step.remap_ids is None else _list_targets(step),
         )
 
     def launch(
         self, step: Step, arrays: list[Array], weights: Array | None, out: Array, carries: Carries
     ) -> None:
         """Launch it, for the factors `arrays` of the other modes."""
-        records = (step.records, step.pull_ids, step.spare, step.remap_ids, step.write_order)
         arguments = (
             self.operands[0],
             *[array.data.ptr for array in arrays], *self.no_inputs,
             *[row_pitch(array) for array in arrays], *self.no_inputs,
             self.operands[1], *self.tiling,
-            *[0 if array is None else array.data.ptr for array in records],
+            step.records.data.ptr, *self.pull_ids,
+            0 if step.spare is None else step.spare.data.ptr, *self.targets,
             out.shape[1], 0 if weights is None else weights.data.ptr, out.data.ptr,
             carries.levels[0][2],
         )  # fmt: skip
         # The kernel's first argument is the first tile: see `launch.launch_tiles`.
         for first_tile in range(0, self.num_tiles, launch.MAX_GRID):
             grid = (min(self.num_tiles - first_tile, launch.MAX_GRID), self.cut.num_parts)
-            self.kernel(grid, tuning.BLOCK_SIZE, first_tile, *arguments)
+            self.kernel(grid, self.block_size, first_tile, *arguments)
 
 
 def _load_kernel(
@@ -87,15 +95,23 @@ def _load_kernel(
         cut,
         tuning.choose_occupancy(launch.current_gpu(), num_inputs, rank),
         layout.tilings[mode].empty_rows.dtype,
-        _dtype_of(step.pull_ids),
-        _dtype_of(step.remap_ids),
+        find_bits(step.pull_ids),
+        None if step.remap_ids is None else step.remap_ids.shifts.dtype,
     )
     # The tile, and the carry-outs between its groups of threads.
-    carries_nbytes = carries_dtype(record_format.dtype, cut, tuning.BLOCK_SIZE).itemsize
+    block_size = tuning.choose_block_size(layout.tile_size)
+    carries_nbytes = carries_dtype(record_format.dtype, cut, block_size).itemsize
     shared_nbytes = layout.tile_size * slot_nbytes(record_format) + carries_nbytes
     kernel = launch.get_kernel("mttkrp.cu", "mttkrp", **macros)
-    return DirectKernel(kernel, f"q{operands_format(num_inputs)}4q7Qi3Q", shared_nbytes)
+    return DirectKernel(kernel, f"q{operands_format(num_inputs)}4q9Qi2Qi3Q", shared_nbytes)
 
 
-def _dtype_of(array: Array | None) -> np.dtype | None:
-    return None if array is None else array.dtype
+def _list_targets(step: Step) -> tuple[int, ...]:
+    """Return the arguments that say where records go."""
+    runs, order = step.remap_ids, step.write_order
+    arrays = (runs.starts, runs.counts, runs.shifts)
+    return (*_list_addresses(arrays), runs.max_runs, *_list_addresses(list_parts(order)))
+
+
+def _list_addresses(arrays: Iterable[Array | None]) -> tuple[int, ...]:
+    return tuple(0 if array is None else array.data.ptr for array in arrays)

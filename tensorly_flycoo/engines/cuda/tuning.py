@@ -18,13 +18,16 @@ MAX_SQUARE_COPIES = 2**10
 MIN_EXTREME_ROWS = 64
 MAX_EXTREME_BLOCKS = 2**10
 
-#: Threads of a block. Few, so that others compute while a block waits for records or at a barrier.
-#: Measured on an H200: nell-1, delicious and vast shapes.
+#: Threads of a block, and the fewest of a tile's. Few, so that others compute while a block waits
+#: for records or at a barrier. Measured on an H200: nell-1, delicious and vast shapes.
 BLOCK_SIZE = 128
 
-#: The most nonzeros of a tile: 8 for each thread, which loads their ids together. Measured on an
-#: H200: nell-1, delicious and vast shapes.
-MAX_TILE_SIZE = 1024
+#: The most nonzeros of a tile for each thread, which loads their ids together. Measured on an H200:
+#: nell-1, delicious and vast shapes.
+MAX_MOVES = 8
+
+#: The most nonzeros of a tile, on any GPU.
+MAX_TILE_SIZE = 2048
 
 #: Nonzeros of a bucket: 4 MB of 16-byte records, which stay in the L2 cache. Measured on an
 #: H200: 2^16 to 2^18, nell-1, delicious and vast shapes.
@@ -91,9 +94,12 @@ class Occupancy:
         The most input modes and the highest rank that the row is for.
     batch : int
         Nonzeros whose rows a lane loads before it uses the first.
-    min_blocks : int
-        Blocks that should fit the registers and shared memory of a multiprocessor. The tile size
-        depends on it before a rank is known, so it must be the same for all ranks.
+    num_threads : int
+        Threads whose blocks should fit the registers and shared memory of a multiprocessor.
+    max_tile_size : int
+        The most nonzeros of a tile. The larger a tile, the more of its records go to the same
+        bucket, and the less room for other blocks. A tile is cut before a rank is known, so this
+        and `num_threads` must be the same for all ranks.
     measured : str
         What it was measured on, if at all.
     """
@@ -102,25 +108,26 @@ class Occupancy:
     max_inputs: int
     max_rank: int
     batch: int
-    min_blocks: int
+    num_threads: int
+    max_tile_size: int
     measured: str
 
 
-#: By compute capability; within one, the first row that fits is used. Shapes are those of the
-#: benchmark's tensors.
+#: By compute capability; within one, the first row that fits is used. After the capability: the
+#: most inputs, the highest rank, batch, threads, tile size. Names are the benchmark's tensors.
 OCCUPANCIES = (
-    Occupancy((8, 0), 2, _ANY, batch=8, min_blocks=4, measured=_AS_9),
-    Occupancy((8, 0), 3, _ANY, batch=4, min_blocks=5, measured=_AS_9),
-    Occupancy((8, 0), 4, _ANY, batch=2, min_blocks=8, measured=_AS_9),
-    Occupancy((8, 0), _ANY, _ANY, batch=2, min_blocks=4, measured=_AS_9),
-    Occupancy((9, 0), 2, _ANY, batch=8, min_blocks=4, measured="H200, rank 32: nell-1 shape"),
-    Occupancy((9, 0), 3, _ANY, batch=4, min_blocks=5, measured="H200, rank 32: delicious shape"),
-    Occupancy((9, 0), 4, _ANY, batch=2, min_blocks=8, measured="H200, rank 32: vast shape"),
-    Occupancy((9, 0), _ANY, _ANY, batch=2, min_blocks=4, measured=_SPILLS),
-    Occupancy((10, 0), 2, _ANY, batch=8, min_blocks=4, measured=_AS_9),
-    Occupancy((10, 0), 3, _ANY, batch=4, min_blocks=5, measured=_AS_9),
-    Occupancy((10, 0), 4, _ANY, batch=2, min_blocks=8, measured=_AS_9),
-    Occupancy((10, 0), _ANY, _ANY, batch=2, min_blocks=4, measured=_AS_9),
+    Occupancy((8, 0), 2, _ANY, 4, 1024, 2048, _AS_9),
+    Occupancy((8, 0), 3, _ANY, 4, 640, 1024, _AS_9),
+    Occupancy((8, 0), 4, _ANY, 2, 1024, 1024, _AS_9),
+    Occupancy((8, 0), _ANY, _ANY, 2, 512, 1024, _AS_9),
+    Occupancy((9, 0), 2, _ANY, 4, 1024, 2048, "H200, rank 32: nell-1, nell-2, amazon"),
+    Occupancy((9, 0), 3, _ANY, 4, 640, 1024, "H200, rank 32: delicious, uber"),
+    Occupancy((9, 0), 4, _ANY, 2, 1024, 1024, "H200, rank 32: vast"),
+    Occupancy((9, 0), _ANY, _ANY, 2, 512, 1024, _SPILLS),
+    Occupancy((10, 0), 2, _ANY, 4, 1024, 2048, _AS_9),
+    Occupancy((10, 0), 3, _ANY, 4, 640, 1024, _AS_9),
+    Occupancy((10, 0), 4, _ANY, 2, 1024, 1024, _AS_9),
+    Occupancy((10, 0), _ANY, _ANY, 2, 512, 1024, _AS_9),
 )
 
 #: The lowest compute capability that the kernels compile for (`architecture.cuh`).
@@ -147,12 +154,10 @@ def check_capability(capability: tuple[int, int], device_id: int) -> None:
 def choose_occupancy(gpu: Gpu, num_inputs: int, rank: int = 1) -> Occupancy:
     """Look up the row of `OCCUPANCIES` for a GPU, a number of input modes and a rank.
 
-    `min_blocks` does not depend on the rank.
-
     Examples
     --------
-    >>> choose_occupancy(Gpu((9, 0), 228 * 1024), num_inputs=3, rank=32).min_blocks
-    5
+    >>> choose_occupancy(Gpu((9, 0), 228 * 1024), num_inputs=3, rank=32).num_threads
+    640
     """
     rows = [
         row
@@ -165,16 +170,31 @@ def choose_occupancy(gpu: Gpu, num_inputs: int, rank: int = 1) -> Occupancy:
 
 
 def choose_tile_size(slot_nbytes: int, num_inputs: int, gpu: Gpu) -> int:
-    """Choose the nonzeros of a tile, so that `min_blocks` fit three quarters of shared memory.
+    """Choose the nonzeros of a tile, so that `num_threads` fit three quarters of shared memory.
 
     The rest caches rows (tiles twice as long took 1.1 times the time; vast shape, H200).
     """
-    room = gpu.shared_nbytes * 3 // 4 // choose_occupancy(gpu, num_inputs).min_blocks
-    room -= 20 * BLOCK_SIZE + 2**10  # for carry-outs, and the system's share
-    tile_size = MAX_TILE_SIZE
-    while tile_size > BLOCK_SIZE and tile_size * slot_nbytes > room:
+    occupancy = choose_occupancy(gpu, num_inputs)
+    tile_size = min(MAX_TILE_SIZE, occupancy.max_tile_size)
+    while tile_size > BLOCK_SIZE:
+        block_size = choose_block_size(tile_size)
+        room = gpu.shared_nbytes * 3 // 4 // (occupancy.num_threads // block_size)
+        room -= 20 * block_size + 2**10  # for carry-outs, and the system's share
+        if tile_size * slot_nbytes <= room:
+            break
         tile_size //= 2
     return tile_size
+
+
+def choose_block_size(tile_size: int) -> int:
+    """Choose the threads of a block that computes or moves a tile.
+
+    Examples
+    --------
+    >>> [choose_block_size(n) for n in (128, 1024, 2048)]
+    [128, 128, 256]
+    """
+    return max(BLOCK_SIZE, tile_size // MAX_MOVES)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tensorly_flycoo import checks
+from tensorly_flycoo.format.compact_ids import CompactIds
 from tensorly_flycoo.format.indexed import IndexedLayout
 from tensorly_flycoo.format.layout import Cut
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
@@ -222,6 +223,49 @@ def test_a_layout_is_rebuilt_from_its_arrays(name):
         for ids in layout.list_ids(mode, 6, layout.cut, None)
     ]
     assert [(key, arrays[key].dtype) for key in arrays if "ids" in key] == listed
+
+
+class Boxed(CompactIds):
+    """Ids in a form that nothing but `expand` can read, of which each takes a byte."""
+
+    def __init__(self, ids, limit):
+        assert ids.max() < limit
+        self._ids = ids
+
+    @property
+    def nbytes(self):
+        return self._ids.size
+
+    def expand(self):
+        return self._ids
+
+
+class Boxing(Primitives):
+    """An engine that keeps ids in a form of its own, as the one for GPUs does."""
+
+    def compact_ids(self, ids, limit, cut):
+        return Boxed(ids, limit)
+
+    def compact_runs(self, remap_ids, cut):
+        return Boxed(remap_ids, remap_ids.size)
+
+    def count_plan_nbytes(self, nnz, cut):
+        return 2 * nnz
+
+
+def test_an_engine_may_keep_ids_in_a_form_of_its_own():
+    """What is saved is the same, and what is loaded is kept in that form again."""
+    plain = build(RemapLayout)
+    arguments = (plain.cut, plain.norm, 0, Boxing())
+    boxed = RemapLayout.from_arrays(dict(plain.iterate_arrays()), *arguments)
+    for layout in (boxed, RemapLayout.build(COORDS, VALUES, plain.cut, Boxing())):
+        assert all(isinstance(plan.pull_ids, Boxed) for plan in layout.plans)
+        assert layout.nbytes == plain.nbytes - 2 * 6 * 6 + 2 * 2 * 6
+        for (name, array), (same_name, same) in zip(
+            plain.iterate_arrays(), layout.iterate_arrays(), strict=True
+        ):
+            assert name == same_name
+            np.testing.assert_array_equal(array, same)
 
 
 @pytest.mark.parametrize("first", [0, 1, 2])

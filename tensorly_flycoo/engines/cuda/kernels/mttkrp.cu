@@ -5,13 +5,15 @@
 //   consecutive places; a lane has LANE_LOADS times LOAD_COLUMNS of the R columns. If a group holds
 //   fewer than R, blocks along y have the remaining columns.
 // Preconditions. The layout's: pull ids are positions inside the tile's bucket, or in the whole
-//   copy; the write order is a permutation of each tile's places; remap ids are unique;
+//   copy; the write order is a permutation of each tile's places; remap ids are unique, and
+//   ascend in a tile;
 //   `carry_rows` has the row that a tile inherits, or -1. The engine's: a bucket's size is a power
 //   of two; rows of factors are aligned to a load, and readable up to whole loads (the contents
 //   past the last column do not matter); rows of `out` and `partial_rows` are contiguous and
 //   aligned to a store; `weights` has R numbers, or is null. A debug build (`assertions.cuh`) checks ids and rows.
-// Bytes per nonzero: a record in, and NUM_INPUTS rows of R values; with PULL sizeof(PULL_ID); with
-//   REMAP a record out, sizeof(REMAP_ID) and 2. In addition, each row of `out` once.
+// Bytes per nonzero: a record in, and NUM_INPUTS rows of R values; without PLACES a pull id (18 bits
+//   for buckets of 2^18); with REMAP a record out, a place of the write order (12 bits for tiles of
+//   2048), 1.5 bits, and sizeof(REMAP_ID) for each run. In addition, each row of `out` once.
 // Writes and determinism: no atomics. A row is written by the group in which it begins, which adds
 //   the carry-outs of the groups after it in their order; the carry-out of a row of an earlier tile
 //   goes to `partial_rows`. The order of all additions follows from the order of the nonzeros,
@@ -53,7 +55,16 @@
 #error "MIN_BLOCKS: blocks of a multiprocessor that registers should be enough for"
 #endif
 #ifndef PULL_ID
-#error "PULL_ID: unsigned type of pull ids"
+#error "PULL_ID: unsigned type of the low bits of pull ids"
+#endif
+#ifndef PULL_HIGH_BITS
+#error "PULL_HIGH_BITS: number of their other bits, if they are packed"
+#endif
+#ifndef WRITE
+#error "WRITE: unsigned type of the low bits of the write order"
+#endif
+#ifndef WRITE_HIGH_BITS
+#error "WRITE_HIGH_BITS: number of its other bits"
 #endif
 #ifndef REMAP_ID
 #error "REMAP_ID: unsigned type of remap ids"
@@ -62,7 +73,7 @@
 #error "EMPTY_ROW: unsigned type of the list of empty rows"
 #endif
 #ifndef PULL
-#error "PULL: 1 or 0, whether records are pulled through ids"
+#error "PULL: PLACES, IN_ORDER or PACKED, the pull ids (see ids.cuh)"
 #endif
 #ifndef REMAP
 #error "REMAP: 1 or 0, whether records are pushed to the next mode's storage"
@@ -90,6 +101,9 @@ using TileSlots = Tile::Slots;
 using TileOperands = Tile::Operands;
 using TileCarries = Tile::Carries;
 static_assert(TileSlots::slot_nbytes == SLOT_NBYTES, "structs.py: size of slots differs");
+using TileSources = Sources<PULL, PULL_ID, PULL_HIGH_BITS, TILE_SIZE, BLOCK_SIZE>;
+using RemapIds = Runs<REMAP_ID, TILE_SIZE, BLOCK_SIZE>;
+using WriteOrder = PackedIds<WRITE, WRITE_HIGH_BITS, TILE_SIZE, BLOCK_SIZE>;
 CHECK_LAYOUT(Field, FIELD_LAYOUT)
 CHECK_LAYOUT(TileOperands, OPERANDS_LAYOUT)
 CHECK_LAYOUT(TileCarries, CARRIES_LAYOUT)
@@ -97,9 +111,11 @@ CHECK_LAYOUT(TileCarries, CARRIES_LAYOUT)
 extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     mttkrp(long long first_tile, const TileOperands operands, long long nnz, long long num_empty,
            long long empty_share, long long bucket_size, const long long* carry_rows,
-           const EMPTY_ROW* empty_rows, const TileSlots::Piece* records, const PULL_ID* pull_ids,
-           TileSlots::Piece* spare, const REMAP_ID* remap_ids, const unsigned short* write_order,
-           int rank, const VALUE* weights, VALUE* out, VALUE* partial_rows)
+           const EMPTY_ROW* empty_rows, const TileSlots::Piece* records, const void* pull_ids,
+           const void* pull_highs, TileSlots::Piece* spare, const RemapIds::Words* run_starts,
+           const RemapIds::Counts* run_counts, const REMAP_ID* run_shifts, int max_runs,
+           const WriteOrder::Lows* write_lows, const WriteOrder::Highs* write_highs, int rank,
+           const VALUE* weights, VALUE* out, VALUE* partial_rows)
 {
     extern __shared__ uint4 shared[];
     const TileSlots slots{reinterpret_cast<TileSlots::SlotPiece*>(shared)};
@@ -110,11 +126,15 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
 
     const long long tile = first_tile + blockIdx.x, first = tile * TILE_SIZE;
     const int count = count_places<TILE_SIZE>(first, nnz);
-    const long long base = PULL ? bucket_start(first, bucket_size) : first;
-    Targets<TileSlots, REMAP_ID> targets;
-    pull_records(slots, records + base * TileSlots::record_pieces, nnz - base,
-                 PULL ? pull_ids + first : nullptr, count);
-    if (remaps) read_targets(targets, remap_ids + first, write_order + first, nnz, count);
+    const long long base = PULL == PLACES ? first : bucket_start(first, bucket_size);
+    const TileSources pull{pull_ids, pull_highs};
+    const RemapIds remap_ids{run_starts, run_counts, run_shifts, max_runs};
+    TileSources::Id sources[TileSources::moves];
+    Targets<TileSlots, RemapIds, WriteOrder> targets;
+    pull.read(sources, tile, count);
+    if (remaps) targets.find(remap_ids, WriteOrder{write_lows, write_highs}, tile);
+    pull_records(slots, records + base * TileSlots::record_pieces, nnz - base, sources, count);
+    if (remaps) targets.read(remap_ids, tile, nnz, count);
     Tile::clear_rows(empty_rows, num_empty, empty_share, tile, column, rank, out, operands);
     wait_for_copies();
     if (remaps) {

@@ -54,12 +54,12 @@ __device__ __forceinline__ void store_each_offset(long long count, long long buc
     });
 }
 
-template <typename Place, typename Offset>
+template <typename Place, typename Ids>
 __device__ __forceinline__ void find_each_position(long long count, long long bucket_size,
-                                                   const Offset* offsets, Place* positions)
+                                                   Ids offsets, Place* positions)
 {
     for_own_items(count, [=](long long i) {
-        positions[i] = static_cast<Place>(bucket_start_of(i, bucket_size) + offsets[i]);
+        positions[i] = static_cast<Place>(bucket_start_of(i, bucket_size) + offsets.at(i));
     });
 }
 

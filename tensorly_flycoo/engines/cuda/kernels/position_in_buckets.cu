@@ -2,20 +2,33 @@
 //
 // Mapping: a thread has one offset, and every num_threads-th after it.
 // Preconditions (the layout's): positions fit PLACE.
-// Bytes per nonzero: sizeof(OFFSET) in, sizeof(PLACE) out.
+// Bytes per nonzero: an offset in, sizeof(PLACE) out.
 // Writes and determinism: each position once.
 // Source: none.
 #ifndef PLACE
 #error "PLACE: unsigned type of positions"
 #endif
 #ifndef OFFSET
-#error "OFFSET: unsigned type of offsets from the start of a bucket"
+#error "OFFSET: unsigned type of the low bits of offsets from the start of a bucket"
+#endif
+#ifndef HIGH_BITS
+#error "HIGH_BITS: number of their other bits"
+#endif
+#ifndef TILE_SIZE
+#error "TILE_SIZE: nonzeros of a tile"
+#endif
+#ifndef BLOCK_SIZE
+#error "BLOCK_SIZE: threads of a tile's block"
 #endif
 
+#include "ids.cuh"
 #include "orders.cuh"
 
+using Offsets = PackedIds<OFFSET, HIGH_BITS, TILE_SIZE, BLOCK_SIZE>;
+
 extern "C" __global__ void position_in_buckets(long long count, long long bucket_size,
-                                               const OFFSET* offsets, PLACE* positions)
+                                               const Offsets::Lows* lows,
+                                               const Offsets::Highs* highs, PLACE* positions)
 {
-    find_each_position(count, bucket_size, offsets, positions);
+    find_each_position(count, bucket_size, Offsets{lows, highs}, positions);
 }

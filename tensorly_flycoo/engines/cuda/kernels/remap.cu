@@ -2,7 +2,7 @@
 //
 // Mapping: a block has a tile; thread t moves the records t, t + BLOCK_SIZE, ... of it.
 // Preconditions (the layout's): as for `mttkrp.cu`, with pull ids and remap ids.
-// Bytes per nonzero: a record in and out, sizeof(PULL_ID), sizeof(REMAP_ID) and 2.
+// Bytes per nonzero: a record in and out, and ids as for `mttkrp.cu`.
 // Writes and determinism: remap ids are unique, so each record of `spare` is written once.
 // Source: Wijeratne, Kannan, Prasanna, Computing Frontiers 2024, Algorithm 5 (dynamic remapping,
 //   here in two levels: see README.md).
@@ -16,7 +16,16 @@
 #error "BLOCK_SIZE: threads of a block"
 #endif
 #ifndef PULL_ID
-#error "PULL_ID: unsigned type of pull ids"
+#error "PULL_ID: unsigned type of the low bits of pull ids"
+#endif
+#ifndef PULL_HIGH_BITS
+#error "PULL_HIGH_BITS: number of their other bits"
+#endif
+#ifndef WRITE
+#error "WRITE: unsigned type of the low bits of the write order"
+#endif
+#ifndef WRITE_HIGH_BITS
+#error "WRITE_HIGH_BITS: number of its other bits"
 #endif
 #ifndef REMAP_ID
 #error "REMAP_ID: unsigned type of remap ids"
@@ -25,21 +34,30 @@
 #include "tiles.cuh"
 
 using TileSlots = Slots<NUM_WORDS, 0, TILE_SIZE, BLOCK_SIZE, 1>;  // nothing is unpacked
+using PullIds = PackedIds<PULL_ID, PULL_HIGH_BITS, TILE_SIZE, BLOCK_SIZE>;
+using RemapIds = Runs<REMAP_ID, TILE_SIZE, BLOCK_SIZE>;
+using WriteOrder = PackedIds<WRITE, WRITE_HIGH_BITS, TILE_SIZE, BLOCK_SIZE>;
 
 extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
     remap(long long first_tile, long long nnz, long long bucket_size,
-          const TileSlots::Piece* records, const PULL_ID* pull_ids, TileSlots::Piece* spare,
-          const REMAP_ID* remap_ids, const unsigned short* write_order)
+          const TileSlots::Piece* records, const PullIds::Lows* pull_lows,
+          const PullIds::Highs* pull_highs, TileSlots::Piece* spare,
+          const RemapIds::Words* run_starts, const RemapIds::Counts* run_counts,
+          const REMAP_ID* run_shifts, int max_runs, const WriteOrder::Lows* write_lows,
+          const WriteOrder::Highs* write_highs)
 {
     extern __shared__ uint4 shared[];
     const TileSlots slots{reinterpret_cast<TileSlots::SlotPiece*>(shared)};
-    const long long first = (first_tile + blockIdx.x) * TILE_SIZE;
+    const RemapIds remap_ids{run_starts, run_counts, run_shifts, max_runs};
+    const long long tile = first_tile + blockIdx.x, first = tile * TILE_SIZE;
     const long long base = bucket_start(first, bucket_size);
     const int count = count_places<TILE_SIZE>(first, nnz);
-    Targets<TileSlots, REMAP_ID> targets;
-    pull_records(slots, records + base * TileSlots::record_pieces, nnz - base, pull_ids + first,
-                 count);
-    read_targets(targets, remap_ids + first, write_order + first, nnz, count);
+    PullIds::Id sources[PullIds::moves];
+    Targets<TileSlots, RemapIds, WriteOrder> targets;
+    PullIds{pull_lows, pull_highs}.read(sources, tile, threadIdx.x);
+    targets.find(remap_ids, WriteOrder{write_lows, write_highs}, tile);
+    pull_records(slots, records + base * TileSlots::record_pieces, nnz - base, sources, count);
+    targets.read(remap_ids, tile, nnz, count);
     wait_for_copies();
     __syncthreads();
     push_records(spare, slots, targets, count);

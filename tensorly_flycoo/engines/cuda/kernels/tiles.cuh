@@ -4,6 +4,7 @@
 #pragma once
 
 #include "assertions.cuh"
+#include "ids.cuh"
 #include "records.cuh"
 
 // The first place of a place's bucket; the bucket's size is a power of two.
@@ -19,14 +20,6 @@ __device__ __forceinline__ int count_places(long long first, long long nnz)
     return static_cast<int>(min(static_cast<long long>(TileSize), nnz - first));
 }
 
-// Where a thread's records go next; read while the records are being pulled.
-template <typename Slots, typename RemapId>
-struct Targets {
-    static_assert(RemapId(-1) > RemapId(0), "remap ids are unsigned");
-    RemapId positions[Slots::moves];
-    unsigned short places[Slots::moves];
-};
-
 // Calls `use(place, m)` for each of the places below `count` that this thread moves.
 template <typename Slots, typename Use>
 __device__ __forceinline__ void for_own_places(int count, Use use)
@@ -39,44 +32,48 @@ __device__ __forceinline__ void for_own_places(int count, Use use)
 }
 
 // Starts copying the tile's records to their slots. After `wait_for_copies` a thread may use those
-// that it copied; after a barrier, all. `num_records` is the number of records at `records`.
-// `pull_ids` are the tile's, or null if places are positions.
-template <typename Slots, typename PullId>
+// that it copied; after a barrier, all. `num_records` is the number of records at `records`, from
+// which `sources` count.
+template <typename Slots, typename Id>
 __device__ __forceinline__ void pull_records(Slots slots, const typename Slots::Piece* records,
-                                             long long num_records, const PullId* pull_ids,
-                                             int count)
+                                             long long num_records,
+                                             const Id (&sources)[Slots::moves], int count)
 {
-    static_assert(PullId(-1) > PullId(0), "pull ids are unsigned");
-    // All ids first: then the loads of ids are independent, and so are the loads of records.
-    PullId sources[Slots::moves];
     for_own_places<Slots>(count, [&](int place, int m) {
-        if (pull_ids) sources[m] = pull_ids[place];
-    });
-    for_own_places<Slots>(count, [&](int place, int m) {
-        const long long source = pull_ids ? static_cast<long long>(sources[m]) : place;
-        ASSERT(source < num_records);
+        ASSERT(sources[m] < num_records);
+        const long long source = static_cast<long long>(sources[m]);
         slots.copy_to(place, records + source * Slots::record_pieces);
     });
 }
 
-template <typename Slots, typename RemapId>
-__device__ __forceinline__ void read_targets(Targets<Slots, RemapId>& targets,
-                                             const RemapId* remap_ids,
-                                             const unsigned short* write_order, long long nnz,
-                                             int count)
-{
-    for_own_places<Slots>(count, [&](int place, int m) {
-        targets.positions[m] = remap_ids[place];
-        targets.places[m] = write_order[place];
-        ASSERT(targets.positions[m] < nnz);
-        ASSERT(targets.places[m] < count);
-    });
-}
+// Where a thread's records go next. Reads numbers in two steps, the second of which depends on the
+// first; records are pulled in between, so that neither waits for the other.
+template <typename Slots, typename Runs, typename WriteOrder>
+struct Targets {
+    typename WriteOrder::Id places[Slots::moves];
+    int runs[Slots::moves];
+    typename Runs::Id positions[Slots::moves];
+
+    __device__ __forceinline__ void find(Runs remap_ids, WriteOrder write_order, long long tile)
+    {
+        write_order.read(places, tile, threadIdx.x);
+        remap_ids.find(runs, tile, threadIdx.x);
+    }
+
+    __device__ __forceinline__ void read(Runs remap_ids, long long tile, long long nnz, int count)
+    {
+        for_own_places<Slots>(count, [&](int place, int m) {
+            positions[m] = remap_ids.at(tile, runs[m], place);
+            ASSERT(positions[m] < nnz);
+            ASSERT(places[m] < count);
+        });
+    }
+};
 
 // Writes the tile's records to the next mode's storage; neighbouring threads write neighbours.
-template <typename Slots, typename RemapId>
+template <typename Slots, typename Targets>
 __device__ __forceinline__ void push_records(typename Slots::Piece* spare, Slots slots,
-                                             const Targets<Slots, RemapId>& targets, int count)
+                                             const Targets& targets, int count)
 {
     union Record {
         typename Slots::SlotPiece in_slot[Slots::record_slot_pieces];

@@ -40,13 +40,16 @@
 #error "MIN_BLOCKS: blocks of a multiprocessor that registers should be enough for"
 #endif
 #ifndef PULL_ID
-#error "PULL_ID: unsigned type of pull ids"
+#error "PULL_ID: unsigned type of the low bits of pull ids"
+#endif
+#ifndef PULL_HIGH_BITS
+#error "PULL_HIGH_BITS: number of their other bits, if they are packed"
 #endif
 #ifndef SLOT_ID
 #error "SLOT_ID: unsigned type of slots"
 #endif
 #ifndef PULL
-#error "PULL: 1 or 0, whether records are pulled through ids"
+#error "PULL: PLACES, IN_ORDER or PACKED, the pull ids (see ids.cuh)"
 #endif
 #ifndef SLOT_NBYTES
 #error "SLOT_NBYTES: bytes of a place in shared memory, as Python reserves them"
@@ -71,6 +74,7 @@ using TileSlots = Tile::Slots;
 using TileOperands = Tile::Operands;
 using TileRanks = Tile::Ranks;
 static_assert(TileSlots::slot_nbytes == SLOT_NBYTES, "structs.py: size of slots differs");
+using TileSources = Sources<PULL, PULL_ID, PULL_HIGH_BITS, TILE_SIZE, BLOCK_SIZE>;
 CHECK_LAYOUT(Field, FIELD_LAYOUT)
 CHECK_LAYOUT(TileOperands, OPERANDS_LAYOUT)
 CHECK_LAYOUT(TileRanks, RANKS_LAYOUT)
@@ -78,16 +82,17 @@ CHECK_LAYOUT(TileRanks, RANKS_LAYOUT)
 extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     ttmc(long long first_tile, const TileOperands operands, const TileRanks ranks, long long nnz,
          long long bucket_size, const long long* carry_rows, const SLOT_ID* slots,
-         const TileSlots::Piece* records, const PULL_ID* pull_ids, long long columns, VALUE* out,
-         long long* run_rows, VALUE* partial_rows)
+         const TileSlots::Piece* records, const void* pull_ids,
+         const void* pull_highs, long long columns, VALUE* out, long long* run_rows, VALUE* partial_rows)
 {
     extern __shared__ uint4 shared[];
     const TileSlots places{reinterpret_cast<TileSlots::SlotPiece*>(shared)};
     const long long tile = first_tile + blockIdx.x, first = tile * TILE_SIZE;
     const int count = count_places<TILE_SIZE>(first, nnz);
-    const long long base = PULL ? bucket_start(first, bucket_size) : first;
-    pull_records(places, records + base * TileSlots::record_pieces, nnz - base,
-                 PULL ? pull_ids + first : nullptr, count);
+    const long long base = PULL == PLACES ? first : bucket_start(first, bucket_size);
+    TileSources::Id sources[TileSources::moves];
+    TileSources{pull_ids, pull_highs}.read(sources, tile, count);
+    pull_records(places, records + base * TileSlots::record_pieces, nnz - base, sources, count);
 
     const long long column = Tile::first_column();
     const Tile::FactorColumns split = Tile::split_columns(column, columns, ranks);

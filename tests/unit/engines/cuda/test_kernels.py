@@ -11,6 +11,7 @@ from cuda_sources import ON_LINUX, compile_all, compile_source, compile_text, ma
 
 from tensorly_flycoo.engines import cuda
 from tensorly_flycoo.engines.cuda import structs, tuning
+from tensorly_flycoo.engines.cuda.id_bits import IdBits
 from tensorly_flycoo.engines.cuda.macros import (
     add_grams_macros,
     carry_rows_macros,
@@ -27,12 +28,15 @@ from tensorly_flycoo.engines.cuda.macros import (
     pad_rows_macros,
     partial_rows_macros,
     place_vectors_macros,
+    position_macros,
     product_macros,
     read_keys_macros,
     remap_macros,
+    runs_macros,
     scatter_records_macros,
     solve_rows_macros,
     split_columns_macros,
+    split_ids_macros,
     square_polynomial_macros,
     store_places_macros,
     sum_groups_macros,
@@ -54,6 +58,7 @@ GPUS = {
     "sm_100": tuning.Gpu((10, 0), 228 * 1024),
 }
 U16, U32, U64 = (np.dtype(f"uint{bits}") for bits in (16, 32, 64))
+PLAIN, PLAIN_64 = IdBits(U32), IdBits(U64)
 EVERY_GPU = pytest.mark.parametrize(
     "architecture",
     ["sm_90", *[pytest.param(name, marks=pytest.mark.other_gpus) for name in ("sm_80", "sm_100")]],
@@ -74,10 +79,13 @@ def specialise_all():
     record_format, dtype = make_format(3, "float32"), np.dtype(np.float32)
     occupancy = choose_occupancy(record_format, "sm_90")
     rank_cut, column_cut = tuning.cut_rank(32, 4, 16, 16), tuning.cut_columns(256, 2)
+    bits = IdBits.of(2**18, 256)
     return {
-        "mttkrp.cu": mttkrp_macros(record_format, 256, rank_cut, occupancy, U32, U32, U32),
-        "remap.cu": remap_macros(record_format, 256, U32, U32),
-        "ttmc.cu": ttmc_macros(record_format, 256, column_cut, occupancy, U32, U32),
+        "mttkrp.cu": mttkrp_macros(record_format, 256, rank_cut, occupancy, U32, bits, U32),
+        "remap.cu": remap_macros(record_format, 256, bits, U32),
+        "split_ids.cu": split_ids_macros(U32, bits, 256),
+        "find_runs.cu": runs_macros(256, U32),
+        "ttmc.cu": ttmc_macros(record_format, 256, column_cut, occupancy, U32, bits),
         "order_writes.cu": order_writes_macros(256, U32),
         "partial_rows.cu": partial_rows_macros(dtype, 16),
         "pack.cu": pack_macros(record_format, np.dtype(np.int64)),
@@ -87,7 +95,7 @@ def specialise_all():
         "store_places.cu": store_places_macros(U32),
         "number_buckets.cu": number_buckets_macros(U32, U16),
         "store_offsets.cu": offsets_macros(U32, U32),
-        "position_in_buckets.cu": offsets_macros(U32, U32),
+        "position_in_buckets.cu": position_macros(U32, bits, 256),
         "scatter_records.cu": scatter_records_macros(record_format.num_words, U32),
         "sum_squares.cu": sum_squares_macros(dtype),
         "sum_groups.cu": sum_groups_macros(dtype),
@@ -120,12 +128,13 @@ def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
     itemsize = record_format.dtype.itemsize
     tile_size = choose_tile_size(record_format, architecture)
     jobs = []
+    bits = IdBits.of(2**18, tile_size)
     for rank in RANKS:
         occupancy = choose_occupancy(record_format, architecture, rank)
         alignment = math.gcd(16, rank * itemsize)
         for loads in (alignment, 16):  # factors as given, and copied to aligned rows
             cut = tuning.cut_rank(rank, itemsize, loads, alignment)
-            for ids in ([U32] * 3, [U32]):
+            for ids in ([U32, bits, U32], [U32]):
                 macros = mttkrp_macros(record_format, tile_size, cut, occupancy, *ids)
                 jobs.append(("mttkrp.cu", architecture, macros))
     compile_all(jobs)
@@ -135,10 +144,12 @@ def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
 @EVERY_GPU
 def test_every_way_to_fetch_a_record_compiles(architecture):
     """Sorted copies, an index, remapping; also with 64-bit ids and small tiles."""
-    layouts = [(None, None), (U32, None), (U64, None), (U32, U32), (U16, U64)]
+    layouts = [(None, None), (PLAIN, None), (PLAIN_64, None), (2**18, U32), (2**16, U64)]
     jobs, cut = [], tuning.cut_rank(32, 4, 16, 16)
-    for ids, tile_size, bits in itertools.product(layouts, (256, 1024), (10, 32)):
+    for ids, tile_size, bits in itertools.product(layouts, (256, 2048), (10, 32)):
         record_format = make_format(3, "float32", bits)
+        if ids[1] is not None:
+            ids = (IdBits.of(ids[0], tile_size), ids[1])
         occupancy = choose_occupancy(record_format, architecture)
         macros = mttkrp_macros(record_format, tile_size, cut, occupancy, U32, *ids)
         jobs.append(("mttkrp.cu", architecture, macros))
@@ -146,6 +157,7 @@ def test_every_way_to_fetch_a_record_compiles(architecture):
             jobs.append(("remap.cu", architecture, remap_macros(record_format, tile_size, *ids)))
             macros = order_writes_macros(tile_size, ids[1])
             jobs.append(("order_writes.cu", architecture, macros))
+            jobs.append(("find_runs.cu", architecture, runs_macros(tile_size, ids[1])))
     compile_all(jobs)
 
 
@@ -173,7 +185,9 @@ def test_kernels_that_sort_nonzeros_compile(architecture):
         jobs += [("number_buckets.cu", number_buckets_macros(place, b)) for b in (U16, U32)]
         for offset in (U16, U32, U64):
             jobs.append(("store_offsets.cu", offsets_macros(place, offset)))
-            jobs.append(("position_in_buckets.cu", offsets_macros(place, offset)))
+        for limit, tile_size in itertools.product((2**16, 2**18, 2**32), (128, 2048)):
+            macros = position_macros(place, IdBits.of(limit, tile_size), tile_size)
+            jobs.append(("position_in_buckets.cu", macros))
         for record_format in (make_format(n, d) for n in (1, 3, 8) for d in DTYPES):
             jobs.append(("carry_rows.cu", carry_rows_macros(record_format, place)))
             for key, num_fields in itertools.product((U16, U32, U64), (1, 3)):
@@ -183,6 +197,12 @@ def test_kernels_that_sort_nonzeros_compile(architecture):
         ("scatter_records.cu", scatter_records_macros(num_words, offset))
         for num_words in (2, 4, 6, 10)
         for offset in (U16, U32)
+    ]
+    jobs += [
+        ("split_ids.cu", split_ids_macros(dtype, IdBits.of(limit, tile_size), tile_size))
+        for dtype in (U16, U32)
+        for limit in (2, 2**9, 2**11, 2**16, 2**18, 2**24, 2**32)
+        for tile_size in (128, 256, 512, 2048)
     ]
     compile_all([(file, architecture, macros) for file, macros in jobs])
 
@@ -233,7 +253,8 @@ def test_many_modes_compile(architecture):
     record_format = make_format(64, "float64")
     tile_size = choose_tile_size(record_format, architecture)
     cut, occupancy = tuning.cut_rank(1, 8, 16, 16), choose_occupancy(record_format, architecture)
-    macros = mttkrp_macros(record_format, tile_size, cut, occupancy, U32, U32, U32)
+    bits = IdBits.of(2**18, tile_size)
+    macros = mttkrp_macros(record_format, tile_size, cut, occupancy, U32, bits, U32)
     compile_source("mttkrp.cu", architecture, macros)  # some registers do spill
 
 
@@ -242,22 +263,24 @@ def test_many_modes_compile(architecture):
 def test_ttmc_compiles(architecture):
     """With few and many columns, with narrow, wide and no pull ids."""
     cases = [
-        (1, "float64", 256, U32, U32),
-        (2, "float64", 256, U32, U32),
+        (1, "float64", 256, U32, 2**18),
+        (2, "float64", 256, U32, 2**18),
         (3, "float32", 9, U64, None),
-        (3, "float32", 256, U32, U32),
-        (3, "float64", 256, U64, U64),
-        (4, "float64", 256, U32, U32),
-        (5, "float32", 256, U32, U32),
-        (8, "float64", 256, U32, U32),
+        (3, "float32", 256, U32, 2**18),
+        (3, "float64", 256, U64, PLAIN_64),
+        (4, "float64", 256, U32, PLAIN),
+        (5, "float32", 256, U32, 2**18),
+        (8, "float64", 256, U32, 2**18),
     ]
     jobs = []
-    for ndim, dtype, num_columns, *dtypes in cases:
+    for ndim, dtype, num_columns, slot_dtype, bits in cases:
         record_format = make_format(ndim, dtype)
         tile_size = choose_tile_size(record_format, architecture)
+        if isinstance(bits, int):
+            bits = IdBits.of(bits, tile_size)
         cut = tuning.cut_columns(num_columns, ndim - 1)
         occupancy = choose_occupancy(record_format, architecture)
-        macros = ttmc_macros(record_format, tile_size, cut, occupancy, *dtypes)
+        macros = ttmc_macros(record_format, tile_size, cut, occupancy, slot_dtype, bits)
         jobs.append(("ttmc.cu", architecture, macros))
     compile_all(jobs)
 
@@ -290,10 +313,11 @@ def test_assertions_compile(ndim):
     record_format = make_format(ndim, "float32")
     occupancy = choose_occupancy(record_format, "sm_90")
     cut, columns = tuning.cut_rank(32, 4, 16, 16), tuning.cut_columns(256, ndim - 1)
+    bits = IdBits.of(2**18, 256)
     for file, macros in [
-        ("mttkrp.cu", mttkrp_macros(record_format, 256, cut, occupancy, U32, U32, U32)),
-        ("remap.cu", remap_macros(record_format, 256, U32, U32)),
-        ("ttmc.cu", ttmc_macros(record_format, 256, columns, occupancy, U32, U32)),
+        ("mttkrp.cu", mttkrp_macros(record_format, 256, cut, occupancy, U32, bits, U32)),
+        ("remap.cu", remap_macros(record_format, 256, bits, U32)),
+        ("ttmc.cu", ttmc_macros(record_format, 256, columns, occupancy, U32, bits)),
     ]:
         checked = load_source(file)
         assert checked.count("ASSERT(") > 1  # the macro, and its uses

@@ -8,6 +8,7 @@ import pytest
 from cuda_sources import ON_LINUX, compile_source, make_format
 
 from tensorly_flycoo.engines.cuda import structs, tuning
+from tensorly_flycoo.engines.cuda.id_bits import IdBits
 from tensorly_flycoo.engines.cuda.macros import (
     mttkrp_macros,
     pack_macros,
@@ -18,7 +19,8 @@ from tensorly_flycoo.engines.cuda.macros import (
 )
 
 H200 = tuning.Gpu((9, 0), 228 * 1024)
-IDS = [np.dtype(np.uint32)] * 2
+U32 = np.dtype(np.uint32)
+IDS = (U32, IdBits(U32))
 
 
 def specialise(file, ndim, dtype):
@@ -29,9 +31,9 @@ def specialise(file, ndim, dtype):
     if file == "pack.cu":
         return pack_macros(record_format, np.dtype(np.int64))
     if file == "read_keys.cu":
-        return read_keys_macros(record_format, ndim, np.dtype(np.uint64), IDS[0])
+        return read_keys_macros(record_format, ndim, np.dtype(np.uint64), U32)
     if file == "split_columns.cu":
-        return split_columns_macros(record_format, IDS[0])
+        return split_columns_macros(record_format, U32)
     if file == "ttmc.cu":
         return ttmc_macros(record_format, 256, tuning.cut_columns(9, ndim - 1), occupancy, *IDS)
     cut = tuning.cut_rank(25, record_format.dtype.itemsize, 16, 16)

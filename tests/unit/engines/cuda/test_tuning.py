@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tensorly_flycoo.engines.cuda import source, structs, tuning
+from tensorly_flycoo.engines.cuda import id_bits, source, structs, tuning
 
 RANKS = (1, 2, 3, 4, 5, 7, 10, 12, 16, 25, 32, 33, 50, 64, 100, 128, 200, 1000)
 H200 = tuning.Gpu((9, 0), 228 * 1024)
 
 
-@pytest.mark.parametrize("module", [source, structs, tuning])
+@pytest.mark.parametrize("module", [id_bits, source, structs, tuning])
 def test_examples(module):
     result = doctest.testmod(module)
     assert result.attempted > 0
@@ -25,14 +25,14 @@ def test_each_row_names_where_it_was_measured():
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)])
 @pytest.mark.parametrize(
-    ("num_inputs", "batch", "min_blocks"),
-    [(0, 8, 4), (1, 8, 4), (2, 8, 4), (3, 4, 5), (4, 2, 8), (5, 2, 4), (63, 2, 4)],
+    ("num_inputs", "batch", "num_threads"),
+    [(0, 4, 1024), (1, 4, 1024), (2, 4, 1024), (3, 4, 640), (4, 2, 1024), (5, 2, 512)],
 )
-def test_occupancy(num_inputs, batch, min_blocks, capability):
+def test_occupancy(num_inputs, batch, num_threads, capability):
     gpu = tuning.Gpu(capability, 100 * 1024)
     for rank in (1, 32, 1000):
         row = tuning.choose_occupancy(gpu, num_inputs, rank)
-        assert (row.batch, row.min_blocks) == (batch, min_blocks)
+        assert (row.batch, row.num_threads) == (batch, num_threads)
         assert row.capability <= capability
 
 
@@ -52,11 +52,17 @@ def test_the_nearest_capability_decides(monkeypatch):
 
 
 def test_tiles_are_cut_for_all_ranks():
-    """Tiles are cut before the rank is known, so the number of blocks must not depend on it."""
-    blocks = {}
+    """Tiles are cut before the rank is known, so what they depend on must not depend on it."""
+    cuts = {}
     for row in tuning.OCCUPANCIES:
-        blocks.setdefault((row.capability, row.max_inputs), set()).add(row.min_blocks)
-    assert {len(counts) for counts in blocks.values()} == {1}
+        key, cut = (row.capability, row.max_inputs), (row.num_threads, row.max_tile_size)
+        cuts.setdefault(key, set()).add(cut)
+    assert {len(of_key) for of_key in cuts.values()} == {1}
+
+
+def test_blocks_of_the_largest_tiles_fill_the_threads():
+    for row in tuning.OCCUPANCIES:
+        assert row.num_threads % tuning.choose_block_size(row.max_tile_size) == 0
 
 
 @pytest.mark.parametrize("capability", [(6, 1), (7, 0), (7, 5)])
@@ -120,22 +126,25 @@ def test_tiles_fit(num_inputs, slot_nbytes, shared_nbytes):
     tile_size = tuning.choose_tile_size(slot_nbytes, num_inputs, gpu)
     assert tile_size % tuning.BLOCK_SIZE == 0
     is_least = tile_size == tuning.BLOCK_SIZE
-    num_blocks = 1 if is_least else tuning.choose_occupancy(gpu, num_inputs).min_blocks
-    assert num_blocks * (tile_size * slot_nbytes + 19 * tuning.BLOCK_SIZE) <= shared_nbytes
+    block_size = tuning.choose_block_size(tile_size)
+    num_threads = tuning.choose_occupancy(gpu, num_inputs).num_threads
+    num_blocks = 1 if is_least else num_threads // block_size
+    assert num_blocks * (tile_size * slot_nbytes + 19 * block_size) <= shared_nbytes
 
 
 @pytest.mark.parametrize("itemsize", [4, 8])
 @pytest.mark.parametrize("rank", RANKS)
 def test_carry_outs_fit_beside_a_tile(rank, itemsize):
     cut = tuning.cut_rank(rank, itemsize, 16, 16)
-    carries = structs.carries_dtype(np.dtype(f"f{itemsize}"), cut, tuning.BLOCK_SIZE)
-    assert carries.itemsize <= 18 * tuning.BLOCK_SIZE
+    for block_size in (128, 256):
+        carries = structs.carries_dtype(np.dtype(f"f{itemsize}"), cut, block_size)
+        assert carries.itemsize <= 18 * block_size
 
 
 @pytest.mark.usual_limits("tiles")
 @pytest.mark.parametrize(
     ("slot_nbytes", "num_inputs", "expected"),
-    [(16, 2, 1024), (24, 2, 1024), (24, 3, 1024), (32, 3, 512), (32, 4, 512), (56, 7, 512)],
+    [(16, 2, 2048), (24, 2, 512), (24, 3, 1024), (32, 3, 512), (32, 4, 512), (56, 7, 512)],
 )
 def test_tile_sizes_of_an_h200(slot_nbytes, num_inputs, expected):
     assert tuning.choose_tile_size(slot_nbytes, num_inputs, H200) == expected

@@ -1,0 +1,145 @@
+"""The ids of a remap plan in as few bytes as they need."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import cupy
+import numpy as np
+
+from ...array_modules import Array
+from ...format.compact_ids import CompactIds
+from . import launch, tuning
+from .id_bits import IdBits
+from .macros import runs_macros, split_ids_macros
+
+
+@dataclass(frozen=True)
+class PackedIds(CompactIds):
+    """Ids in few bits, in the order in which the threads of tiles read them: see `ids.cuh`.
+
+    Attributes
+    ----------
+    bits : IdBits
+    lows : array
+        The low bits of the ids of whole tiles.
+    highs : uint8 array
+        The other bits; empty if there are none.
+    nnz, tile_size : int
+    dtype : numpy.dtype
+        The type of the ids if each is a number.
+    """
+
+    bits: IdBits
+    lows: Array
+    highs: Array
+    nnz: int
+    tile_size: int
+    dtype: np.dtype
+
+    @classmethod
+    def split(cls, ids: Array, limit: int, tile_size: int) -> Self:
+        """Pack ids (nnz,) below `limit`."""
+        bits, num_tiles = IdBits.of(limit, tile_size), -(-ids.size // tile_size)
+        num_places = num_tiles * tile_size
+        lows = cupy.empty(num_places, bits.low_dtype)
+        highs = cupy.empty(num_places * bits.high_bits // 8, np.uint8)
+        kernel = _get_kernel("split_ids", ids.dtype, bits, tile_size)
+        arguments = (np.int64(ids.size), np.int64(num_tiles), ids, lows, highs)
+        num_threads = num_tiles * tuning.choose_block_size(tile_size)
+        launch.launch_items(kernel, num_threads, tuning.BLOCK_SIZE, arguments)
+        return cls(bits, lows, highs, ids.size, tile_size, ids.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        return self.lows.nbytes + self.highs.nbytes
+
+    def expand(self) -> Array:
+        ids = cupy.empty(self.nnz, self.dtype)
+        kernel = _get_kernel("join_ids", self.dtype, self.bits, self.tile_size)
+        arguments = (np.int64(self.nnz), self.lows, self.highs, ids)
+        launch.launch_items(kernel, self.nnz, tuning.BLOCK_SIZE, arguments)
+        return ids
+
+
+@dataclass(frozen=True)
+class RunIds(CompactIds):
+    """Ids that ascend within each tile, as runs of consecutive ones.
+
+    Attributes
+    ----------
+    nnz, tile_size : int
+    starts : uint32 array
+        A bit for each place of whole tiles: a run starts there.
+    counts : uint16 array
+        For each word of `starts` the number of runs of the tile that start before it.
+    shifts : unsigned integer array (num_tiles, max_runs)
+        For each run its ids less their places in the tile.
+    """
+
+    nnz: int
+    tile_size: int
+    starts: Array
+    counts: Array
+    shifts: Array
+
+    @classmethod
+    def find(cls, ids: Array, tile_size: int, max_runs: int) -> Self:
+        """Find the runs, of which a tile has `max_runs` at most."""
+        num_tiles = -(-ids.size // tile_size)
+        num_words = num_tiles * tile_size // 32
+        starts, counts = cupy.empty(num_words, np.uint32), cupy.empty(num_words, np.uint16)
+        shifts = cupy.empty((num_tiles, max_runs), ids.dtype)
+        kernel = launch.get_kernel("find_runs.cu", "find_runs", **runs_macros(tile_size, ids.dtype))
+        sizes = (np.int64(num_tiles), np.int64(ids.size))
+        arguments = (*sizes, ids, starts, counts, shifts, np.int32(max_runs))
+        block_size = tuning.choose_block_size(tile_size)
+        launch.launch_items(kernel, 32 * num_tiles, block_size, arguments)
+        return cls(ids.size, tile_size, starts, counts, shifts)
+
+    @property
+    def max_runs(self) -> int:
+        """The most runs of a tile."""
+        return self.shifts.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.starts.nbytes + self.counts.nbytes + self.shifts.nbytes
+
+    def expand(self) -> Array:
+        ids = cupy.empty(self.nnz, self.shifts.dtype)
+        kernel = launch.get_kernel(
+            "find_runs.cu", "list_ids", **runs_macros(self.tile_size, ids.dtype)
+        )
+        arrays = (self.starts, self.counts, self.shifts, np.int32(self.max_runs))
+        arguments = (np.int64(ids.size), *arrays, ids)
+        launch.launch_items(kernel, ids.size, tuning.BLOCK_SIZE, arguments)
+        return ids
+
+
+def count_plan_nbytes(nnz: int, tile_size: int, bucket_size: int, itemsize: int) -> int:
+    """Count the bytes of one mode's ids: pulled through, pushed to, and in which order."""
+    num_tiles = -(-nnz // tile_size)
+    runs = num_tiles * (6 * tile_size // 32 + itemsize * count_runs(nnz, tile_size, bucket_size))
+    limits = (bucket_size, tile_size)
+    return runs + sum(IdBits.of(n, tile_size).count_nbytes(nnz, tile_size) for n in limits)
+
+
+def count_runs(nnz: int, tile_size: int, bucket_size: int) -> int:
+    """Return the most runs of a tile: its records in one bucket have consecutive remap ids."""
+    return max(1, min(tile_size, -(-nnz // bucket_size)))
+
+
+def list_parts(ids: PackedIds | Array | None) -> tuple[Array | None, Array | None]:
+    """Return the arrays of a kernel's `Sources`."""
+    return (ids.lows, ids.highs) if isinstance(ids, PackedIds) else (ids, None)
+
+
+def find_bits(ids: PackedIds | Array | None) -> IdBits | None:
+    """Return the bits of ids, packed or not."""
+    if ids is None:
+        return None
+    return ids.bits if isinstance(ids, PackedIds) else IdBits(ids.dtype)
+
+
+def _get_kernel(name: str, dtype: np.dtype, bits: IdBits, tile_size: int) -> cupy.RawKernel:
+    return launch.get_kernel("split_ids.cu", name, **split_ids_macros(dtype, bits, tile_size))
