@@ -1,40 +1,11 @@
 """Which rows of a matrix are where."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
-
-import numpy as np
 
 from ..array_modules import Array
-
-
-class Devices(Protocol):
-    """What several devices of one kind can do for each other; they are numbered from 0."""
-
-    def use(self, device: int) -> AbstractContextManager[object]:
-        """Make a device current: what is computed inside is computed there."""
-
-    def bring(self, array: Array, device: int) -> Array:
-        """Return an array that is on `device`; copy it if it is elsewhere."""
-
-    def fetch(self, array: Array) -> np.ndarray:
-        """Return an array in host memory."""
-
-
-class HostDevices:
-    """ "Devices" that are all the host, for tests and for a single device."""
-
-    def use(self, device: int) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def bring(self, array: Array, device: int) -> Array:
-        return array
-
-    def fetch(self, array: Array) -> np.ndarray:
-        return array
+from ..devices import Devices, assign_homes
 
 
 @dataclass(frozen=True)
@@ -57,17 +28,16 @@ class Sharding:
     devices: Devices
 
     @classmethod
-    def of(cls, edges: Sequence[int], num_devices: int, devices: Devices) -> "Sharding":
+    def of(cls, edges: Sequence[int], devices: Devices) -> "Sharding":
         """Give each device equally many neighbouring blocks.
 
         Examples
         --------
-        >>> Sharding.of((0, 3, 5, 9), 2, HostDevices()).homes
+        >>> from tensorly_flycoo.devices import HostDevices
+        >>> Sharding.of((0, 3, 5, 9), HostDevices(2)).homes
         (0, 0, 1)
         """
-        num_blocks = len(edges) - 1
-        homes = tuple(block * num_devices // num_blocks for block in range(num_blocks))
-        return cls(tuple(edges), homes, devices)
+        return cls(tuple(edges), assign_homes(len(edges) - 1, devices.count), devices)
 
     @property
     def num_rows(self) -> int:

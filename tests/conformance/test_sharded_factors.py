@@ -65,7 +65,7 @@ def test_parafac(options):
     results = []
     for num_devices in (1, 2, 3, 5, 8):
         shardings = [
-            Sharding.of(cut_evenly(size, NUM_BLOCKS), num_devices, NumpyDevices()) for size in SHAPE
+            Sharding.of(cut_evenly(size, NUM_BLOCKS), NumpyDevices(num_devices)) for size in SHAPE
         ]
         results.append(
             run([RowShards.scatter(*pair) for pair in zip(factors, shardings, strict=True)])

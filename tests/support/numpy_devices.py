@@ -52,7 +52,10 @@ def place(array, device):
 
 
 class NumpyDevices:
-    """Implements `shards.sharding.Devices`."""
+    """Implements `devices.Devices`."""
+
+    def __init__(self, count=1):
+        self.count = count
 
     @contextlib.contextmanager
     def use(self, device):

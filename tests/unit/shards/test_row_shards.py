@@ -11,7 +11,8 @@ from numpy_devices import NumpyDevices
 from strategies import quick, seeds
 
 from tensorly_flycoo.shards.row_shards import RowShards
-from tensorly_flycoo.shards.sharding import HostDevices, Sharding, cut_evenly
+from tensorly_flycoo.devices import HostDevices
+from tensorly_flycoo.shards.sharding import Sharding, cut_evenly
 
 NUM_ROWS, RANK = 37, 4
 NUMS_DEVICES = pytest.mark.parametrize("num_devices", [1, 2, 3, 5, 8])
@@ -67,7 +68,7 @@ def draw(dtype="float64", num_rows=NUM_ROWS, seed=0):
 
 
 def scatter(arrays, edges, num_devices):
-    sharding = Sharding.of(edges, num_devices, NumpyDevices())
+    sharding = Sharding.of(edges, NumpyDevices(num_devices))
     return [RowShards.scatter(array, sharding) for array in arrays]
 
 
@@ -110,7 +111,7 @@ def test_sums_of_integers_are_exact_for_all_blocks(cuts, num_devices, seed):
     rng = np.random.default_rng(seed)
     edges = (0, *sorted(cuts), 40)
     x, y = (rng.integers(-9, 10, (40, 3)).astype("float32") for _ in range(2))
-    sharding = Sharding.of(edges, num_devices, HostDevices())
+    sharding = Sharding.of(edges, HostDevices(num_devices))
     a, b = (RowShards.scatter(array, sharding) for array in (x, y))
     np.testing.assert_array_equal(np.dot(a.T, b), x.T @ y)
     np.testing.assert_array_equal(np.sum(a, axis=0), x.sum(axis=0))
@@ -237,7 +238,7 @@ def test_als_iterations_agree_with_those_of_plain_factors():
     results = []
     for num_devices in (1, 2, 3, 5):
         shardings = {
-            size: Sharding.of(cut_evenly(size, 5), num_devices, NumpyDevices())
+            size: Sharding.of(cut_evenly(size, 5), NumpyDevices(num_devices))
             for size in tensor.shape
         }
         results.append(run_als(tensor, start, lambda f: RowShards.scatter(f, shardings[len(f)])))  # noqa: B023

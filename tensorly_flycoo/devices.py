@@ -1,0 +1,55 @@
+"""What several devices of one kind can do for each other."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import numpy as np
+
+from .array_modules import Array
+
+
+class Devices(Protocol):
+    """Devices of one kind, numbered from 0.
+
+    Attributes
+    ----------
+    count : int
+    """
+
+    count: int
+
+    def use(self, device: int) -> AbstractContextManager[object]:
+        """Make a device current: what is computed inside is computed there."""
+
+    def bring(self, array: Array, device: int) -> Array:
+        """Return an array that is on `device`; copy it if it is elsewhere."""
+
+    def fetch(self, array: Array) -> np.ndarray:
+        """Return an array in host memory."""
+
+
+class HostDevices:
+    """ "Devices" that are all the host, which never copy."""
+
+    def __init__(self, count: int = 1) -> None:
+        self.count = count
+
+    def use(self, device: int) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def bring(self, array: Array, device: int) -> Array:
+        return array
+
+    def fetch(self, array: Array) -> np.ndarray:
+        return array
+
+
+def assign_homes(num_parts: int, num_devices: int) -> tuple[int, ...]:
+    """Give each device equally many neighbouring parts; return the device of each.
+
+    Examples
+    --------
+    >>> assign_homes(5, 2)
+    (0, 0, 0, 1, 1)
+    """
+    return tuple(part * num_devices // num_parts for part in range(num_parts))
