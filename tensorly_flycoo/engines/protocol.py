@@ -8,10 +8,12 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import numpy as np
 
 from ..array_modules import Array, move
+from ..devices import Devices
 from ..format.layout import Cut, Layout, Step
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
 from ..format.slab_layout import AnyLayout, SlabLayout
+from ..shards.row_shards import RowShards
 from . import slabs
 
 _logger = logging.getLogger("tensorly_flycoo")
@@ -129,12 +131,13 @@ class Engine(Primitives, ABC):
         values: Array,
         shape: Sequence[int],
         num_slabs: int | None = None,
+        devices: Devices | None = None,
     ) -> AnyLayout:
         """Build the layout `name` from coords (ndim, nnz) and values (nnz,) on any device.
 
-        By default there are as few slabs as `MAX_SLAB_NNZ` allows.
+        By default there are as few slabs as `MAX_SLAB_NNZ` and the number of `devices` allow.
         """
-        num_slabs = num_slabs or choose_num_slabs(values.shape[0])
+        num_slabs = num_slabs or choose_num_slabs(values.shape[0], devices)
         coords, values = self.receive(coords, values)
         cut = self.choose_cut(shape, values.dtype)
         sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
@@ -142,9 +145,9 @@ class Engine(Primitives, ABC):
             sizes["slabs"] = num_slabs
         self.log("build", name, shape=tuple(shape), nnz=values.size, **sizes)
         cls = LAYOUT_CLASSES[name]
-        if num_slabs == 1:
+        if num_slabs == 1 and devices is None:
             return cls.build(coords, values, cut, self)
-        options = (cut.record_format, num_slabs, self.choose_cut, self)
+        options = (cut.record_format, num_slabs, self.choose_cut, self, devices)
         layout = SlabLayout.build(cls, coords, values, *options)
         _warn_of_long_slabs(layout)
         return layout
@@ -205,6 +208,16 @@ class Engine(Primitives, ABC):
             self.compute_mode(layout, step, workspace, mode, out, weights)
 
         layout.take_step(mode, compute, self)
+
+    def mttkrp_shards(
+        self,
+        layout: SlabLayout,
+        factors: Sequence[Array | RowShards],
+        mode: int,
+        weights: Array | None = None,
+    ) -> RowShards:
+        """Return what `mttkrp` computes, of slabs on several devices."""
+        return slabs.mttkrp_shards(self, layout, factors, mode, weights)
 
     @abstractmethod
     def allocate_workspace(
@@ -346,9 +359,9 @@ class Engine(Primitives, ABC):
         """
 
 
-def choose_num_slabs(nnz: int) -> int:
-    """Choose as few slabs as `MAX_SLAB_NNZ` allows."""
-    return max(1, -(-nnz // MAX_SLAB_NNZ))
+def choose_num_slabs(nnz: int, devices: Devices | None = None) -> int:
+    """Choose as few slabs as `MAX_SLAB_NNZ` allows, but one for each device."""
+    return max(1 if devices is None else devices.count, -(-nnz // MAX_SLAB_NNZ))
 
 
 def _warn_of_long_slabs(layout: SlabLayout) -> None:

@@ -6,12 +6,15 @@ result for all rows.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..array_modules import Array
 from ..format.slab_layout import Slab, SlabLayout
 from ..format.tree import count_waiting, fold_tree
+from ..shards.row_shards import RowShards
+from ..shards.sharding import Sharding, cut_evenly
 
 if TYPE_CHECKING:
     from .protocol import Engine
@@ -104,3 +107,95 @@ def _add_results(
         return rows
 
     fold_tree(map(make, layout.slabs), add)
+
+
+# On several devices
+
+
+def mttkrp_shards(
+    engine: Engine,
+    layout: SlabLayout,
+    factors: Sequence[Array | RowShards],
+    mode: int,
+    weights: Array | None = None,
+) -> RowShards:
+    """Return the MTTKRP of `mode`, its columns times the weights, of slabs on several devices."""
+    devices, cut_mode, rank = layout.devices, layout.cut_mode, factors[mode].shape[1]
+    sharding = find_sharding(layout, mode)
+
+    def compute(number: int) -> Array:
+        slab = layout.slabs[number]
+        with devices.use(slab.home):
+            num_rows = slab.layout.record_format.shape[mode]
+            target = engine.xp.empty((num_rows, rank), layout.record_format.dtype)
+            own = [
+                target if n == mode else _bring_factor(layout, number, factor, n)
+                for n, factor in enumerate(factors)
+            ]
+            own_weights = None if weights is None else devices.bring(weights, slab.home)
+            engine.mttkrp(slab.layout, own, mode, target, own_weights)
+            return target
+
+    numbers = range(len(layout.slabs))
+    if mode == cut_mode:
+        return RowShards([compute(number) for number in numbers], sharding)
+    results = (_Result(sharding, compute(n), layout.slabs[n].home) for n in numbers)
+    return fold_tree(results, functools.partial(_Result.add, engine)).spread()
+
+
+def find_sharding(layout: SlabLayout, mode: int) -> Sharding:
+    """Return how a factor is sharded: in the cut mode like the slabs, else in equal blocks."""
+    size, devices = layout.record_format.shape[mode], layout.devices
+    if mode != layout.cut_mode:
+        return Sharding.of(cut_evenly(size, layout.num_slabs), devices)
+    edges = (0, *(slab.rows.stop for slab in layout.slabs))
+    return Sharding(edges, tuple(slab.home for slab in layout.slabs), devices)
+
+
+def _bring_factor(layout: SlabLayout, number: int, factor: Array | RowShards, mode: int) -> Array:
+    """Return the rows of a factor that a slab reads, on its device."""
+    slab, devices = layout.slabs[number], layout.devices
+    if isinstance(factor, RowShards):
+        return factor.blocks[number] if mode == layout.cut_mode else factor.gather(slab.home)
+    return devices.bring(factor[slab.rows] if mode == layout.cut_mode else factor, slab.home)
+
+
+class _Result:
+    """A sum of slabs' results: a matrix on one device, or blocks of rows on all of them."""
+
+    def __init__(
+        self, sharding: Sharding, matrix: Array | None, home: int, blocks: Sequence[Array] = ()
+    ) -> None:
+        self._sharding = sharding
+        self._matrix = matrix
+        self._home = home
+        self._blocks = blocks
+
+    @staticmethod
+    def add(engine: Engine, a: _Result, b: _Result) -> _Result:
+        """Add neighbours: on their device if it is one, else each block on its own."""
+        devices = a._sharding.devices
+        if a._matrix is not None and b._matrix is not None and a._home == b._home:
+            with devices.use(a._home):
+                engine.add_rows(a._matrix, b._matrix)
+            return a
+        blocks = []
+        for number, home in enumerate(a._sharding.homes):
+            with devices.use(home):
+                blocks.append(a._get_block(number) + b._get_block(number))
+        return _Result(a._sharding, None, a._home, blocks)
+
+    def spread(self) -> RowShards:
+        """Return the sum with each block on its device."""
+        blocks = []
+        for number, home in enumerate(self._sharding.homes):
+            with self._sharding.devices.use(home):
+                blocks.append(self._get_block(number))
+        return RowShards(blocks, self._sharding)
+
+    def _get_block(self, number: int) -> Array:
+        """Return a block on its device, which is the current one."""
+        if self._matrix is None:
+            return self._blocks[number]
+        rows = slice(*self._sharding.edges[number : number + 2])
+        return self._sharding.devices.bring(self._matrix[rows], self._sharding.homes[number])

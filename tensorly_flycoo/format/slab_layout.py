@@ -10,6 +10,7 @@ import numpy as np
 
 from ..array_modules import Array
 from ..checks import check_sums
+from ..devices import Devices, HostDevices, assign_homes
 from .layout import Cut, Layout
 from .ordering import count_canonical_nbytes, make_canonical_records, take_marked
 from .packing import RecordFormat
@@ -25,6 +26,7 @@ class Slab(NamedTuple):
 
     rows: slice
     layout: Layout
+    home: int = 0  # its device
 
 
 class SlabLayout:
@@ -45,6 +47,9 @@ class SlabLayout:
         For records of the whole tensor; those of a slab may be shorter.
     norm : float
         The Frobenius norm.
+    devices : Devices or None
+        The devices that hold the slabs, and the blocks of factors. None if they are all on one, and
+        factors are plain arrays.
     """
 
     def __init__(
@@ -55,7 +60,9 @@ class SlabLayout:
         slabs: Sequence[Slab],
         norm: float,
         primitives: Primitives,
+        devices: Devices | None = None,
     ) -> None:
+        self.devices = devices
         self.name = slabs[0].layout.name
         self.record_format = record_format
         self.num_slabs = num_slabs
@@ -75,23 +82,29 @@ class SlabLayout:
         num_slabs: int,
         choose_cut: ChooseCut,
         primitives: Primitives,
+        devices: Devices | None = None,
     ) -> Self:
         """Build all slabs from checked coords (ndim, nnz) and values (nnz,)."""
         xp, mode = primitives.xp, find_longest_mode(record_format.shape)
         records = make_canonical_records(coords, values, record_format, primitives)
         check_sums(record_format.values(records))
         numbers = record_format.rows(records, mode, xp)
-        slabs = []
-        for rows in list_rows(find_edges(numbers, record_format.shape[mode], num_slabs, xp)):
+        slabs: list[Slab] = []
+        holders = HostDevices() if devices is None else devices
+        all_rows = list_rows(find_edges(numbers, record_format.shape[mode], num_slabs, xp))
+        homes = assign_homes(len(all_rows), holders.count)
+        for rows, home in zip(all_rows, homes, strict=True):
             part = take_marked(records, (numbers >= rows.start) & (numbers < rows.stop))
             coords, values = record_format.coords(part, xp), record_format.values(part).copy()
             coords[mode] -= rows.start
             shape = (*record_format.shape[:mode], len(rows), *record_format.shape[mode + 1 :])
-            cut = choose_cut(shape, values.dtype)
-            layout = layout_class.build(coords, values, cut, primitives)
-            slabs.append(Slab(slice(rows.start, rows.stop), layout))
+            with holders.use(home):
+                coords, values = holders.bring(coords, home), holders.bring(values, home)
+                cut = choose_cut(shape, values.dtype)
+                layout = layout_class.build(coords, values, cut, primitives)
+            slabs.append(Slab(slice(rows.start, rows.stop), layout, home))
         norm = math.hypot(*(slab.layout.norm for slab in slabs))
-        return cls(record_format, num_slabs, mode, slabs, norm, primitives)
+        return cls(record_format, num_slabs, mode, slabs, norm, primitives, devices)
 
     @classmethod
     def estimate(
@@ -210,7 +223,7 @@ class SlabLayout:
             slab._replace(layout=slab.layout.map_values(function, scale)) for slab in self.slabs
         ]
         arguments = (self.record_format, self.num_slabs, self.cut_mode, slabs)
-        return type(self)(*arguments, self.norm * scale, self._primitives)
+        return type(self)(*arguments, self.norm * scale, self._primitives, self.devices)
 
 
 def _share(count: int, num_slabs: int) -> list[int]:

@@ -70,6 +70,7 @@ class RowShards(NDArrayOperatorsMixin):
         self.sharding = sharding
         self._is_transposed = is_transposed
         self._gram: list[Array] = []  # shared with the transpose, filled once
+        self._whole: dict[int, Array] = {}
 
     @classmethod
     def scatter(cls, array: Array, sharding: Sharding) -> RowShards:
@@ -77,6 +78,15 @@ class RowShards(NDArrayOperatorsMixin):
         if array.ndim != 2 or array.shape[0] != sharding.num_rows:
             raise ValueError(f"array has shape {array.shape}, expected ({sharding.num_rows}, R)")
         return cls(sharding.scatter(array), sharding)
+
+    def gather(self, device: int) -> Array:
+        """Return the whole matrix on a device; it is gathered once."""
+        if device not in self._whole:
+            devices, xp = self.sharding.devices, array_module(self.blocks[0])
+            with devices.use(device):
+                blocks = [devices.bring(block, device) for block in self.blocks]
+                self._whole[device] = xp.concatenate(blocks)
+        return self._whole[device]
 
     def to_numpy(self) -> np.ndarray:
         """Gather all rows in host memory."""

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from numpy_devices import NumpyDevices
 from strategies import quick, seeds
 
-from tensorly_flycoo.shards.row_shards import RowShards
 from tensorly_flycoo.devices import HostDevices
+from tensorly_flycoo.shards.row_shards import RowShards
 from tensorly_flycoo.shards.sharding import Sharding, cut_evenly
 
 NUM_ROWS, RANK = 37, 4
