@@ -96,9 +96,9 @@ class FlycooTensor(FromOthers):
     -----
     Building costs a sort per mode: O(ndim * (nnz + size of the mode)) time. Records take
     ``record bytes * nnz`` twice ("remap", plus 6 bytes per nonzero and mode on a CPU, 4 to 8 on a
-    GPU), once per mode ("replicated"), or once ("indexed", plus 4 bytes per nonzero for each mode but the
-    first). `nbytes` is exact; `estimate_memory` predicts it. The result does not depend on the
-    number of threads.
+    GPU), once per mode ("replicated"), or once ("indexed", plus 4 bytes per nonzero for each mode
+    but the first). `nbytes` is exact; `estimate_memory` predicts it. The result does not depend on
+    the number of threads.
 
     References
     ----------
