@@ -263,7 +263,7 @@ def check_count(count: Any, name: str, least: int = 1) -> int:
 
 
 def check_factors(
-    factors: Iterable[Array], shape: Sequence[int], dtype: np.dtype, array_type: type[Array]
+    factors: Iterable[Array], shape: Sequence[int], dtype: np.dtype, *array_types: type[Array]
 ) -> list[Array]:
     """Return `factors` as a list of matrices (I_n, R), one per mode, of one rank and dtype."""
     factors = list(factors)
@@ -272,7 +272,8 @@ def check_factors(
             f"factors has {len(factors)} matrices, expected {len(shape)}, one per mode"
         )
     for n, factor in enumerate(factors):
-        if not isinstance(factor, array_type):
+        if not isinstance(factor, array_types):
+            array_type = array_types[0]
             raise TypeError(
                 f"factors[{n}] is a {type(factor).__module__}.{type(factor).__name__}, expected a "
                 f"{array_type.__module__}.{array_type.__name__} on the device of x"

@@ -27,7 +27,7 @@ from ..ops.lazy import LazyArray, ModeView
 from ..ops.lazy_svd import LazySVD
 from ..ops.mode_product import ModeProduct
 from ..ops.unfolding_svd import LazyMatrix, Unfolding
-from ..shards import row_shards
+from ..shards import functions as row_functions
 from ..shards.row_shards import RowShards
 from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse
 from ..tensor.labelled import LabelledTensor
@@ -207,7 +207,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         if isinstance(a, GramProduct):
             return a.solve(b)
         if isinstance(b, RowShards):
-            return row_shards.solve(a, b, solve)
+            return row_functions.solve(a, b, solve)
         a, b = as_array(a), as_array(b)
         check_place(b, "b", is_cupy(a), "a")
         return solve(a, b)

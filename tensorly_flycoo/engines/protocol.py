@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import numpy as np
 
 from ..array_modules import Array, move
-from ..devices import Devices
+from ..devices import Devices, HostDevices
 from ..format.layout import Cut, Layout, Step
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
-from ..format.slab_layout import AnyLayout, SlabLayout
+from ..format.slab_layout import AnyLayout, SlabLayout, SpreadLayout
 from ..shards.row_shards import RowShards
 from . import slabs
 
@@ -108,11 +108,14 @@ class Engine(Primitives, ABC):
         The type of the engine's arrays.
     tall : TallKernels or None
         None if the functions of `xp` are as fast.
+    devices : Devices or None
+        Over which tensors are spread that are made from now on; None for the current one.
     """
 
     name: ClassVar[str]
     array_type: type
     tall: TallKernels | None = None
+    devices: Devices | None = None
 
     # Building
 
@@ -131,13 +134,12 @@ class Engine(Primitives, ABC):
         values: Array,
         shape: Sequence[int],
         num_slabs: int | None = None,
-        devices: Devices | None = None,
     ) -> AnyLayout:
         """Build the layout `name` from coords (ndim, nnz) and values (nnz,) on any device.
 
-        By default there are as few slabs as `MAX_SLAB_NNZ` and the number of `devices` allow.
+        By default there are as few slabs as `MAX_SLAB_NNZ` allows, and one for each of `devices`.
         """
-        num_slabs = num_slabs or choose_num_slabs(values.shape[0], devices)
+        num_slabs = num_slabs or choose_num_slabs(values.shape[0], self.devices)
         coords, values = self.receive(coords, values)
         cut = self.choose_cut(shape, values.dtype)
         sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
@@ -145,10 +147,12 @@ class Engine(Primitives, ABC):
             sizes["slabs"] = num_slabs
         self.log("build", name, shape=tuple(shape), nnz=values.size, **sizes)
         cls = LAYOUT_CLASSES[name]
-        if num_slabs == 1 and devices is None:
+        if num_slabs == 1 and self.devices is None:
             return cls.build(coords, values, cut, self)
+        slab_class = SlabLayout if self.devices is None else SpreadLayout
+        devices = self.devices or HostDevices()
         options = (cut.record_format, num_slabs, self.choose_cut, self, devices)
-        layout = SlabLayout.build(cls, coords, values, *options)
+        layout = slab_class.build(cls, coords, values, *options)
         _warn_of_long_slabs(layout)
         return layout
 
@@ -161,7 +165,7 @@ class Engine(Primitives, ABC):
         num_slabs: int | None = None,
     ) -> tuple[int, int]:
         """Return the bytes of a layout, and the most bytes in use while it is built."""
-        num_slabs = num_slabs or choose_num_slabs(nnz)
+        num_slabs = num_slabs or choose_num_slabs(nnz, self.devices)
         cls, cut = LAYOUT_CLASSES[name], self.choose_cut(shape, dtype)
         if num_slabs == 1:
             return cls.estimate(nnz, cut, self)
@@ -211,7 +215,7 @@ class Engine(Primitives, ABC):
 
     def mttkrp_shards(
         self,
-        layout: SlabLayout,
+        layout: SpreadLayout,
         factors: Sequence[Array | RowShards],
         mode: int,
         weights: Array | None = None,

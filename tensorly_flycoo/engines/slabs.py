@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..array_modules import Array
-from ..format.slab_layout import Slab, SlabLayout
+from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
 from ..format.tree import count_waiting, fold_tree
 from ..shards.row_shards import RowShards
 from ..shards.sharding import Sharding, cut_evenly
@@ -114,7 +114,7 @@ def _add_results(
 
 def mttkrp_shards(
     engine: Engine,
-    layout: SlabLayout,
+    layout: SpreadLayout,
     factors: Sequence[Array | RowShards],
     mode: int,
     weights: Array | None = None,
@@ -143,7 +143,7 @@ def mttkrp_shards(
     return fold_tree(results, functools.partial(_Result.add, engine)).spread()
 
 
-def find_sharding(layout: SlabLayout, mode: int) -> Sharding:
+def find_sharding(layout: SpreadLayout, mode: int) -> Sharding:
     """Return how a factor is sharded: in the cut mode like the slabs, else in equal blocks."""
     size, devices = layout.record_format.shape[mode], layout.devices
     if mode != layout.cut_mode:
@@ -152,7 +152,7 @@ def find_sharding(layout: SlabLayout, mode: int) -> Sharding:
     return Sharding(edges, tuple(slab.home for slab in layout.slabs), devices)
 
 
-def _bring_factor(layout: SlabLayout, number: int, factor: Array | RowShards, mode: int) -> Array:
+def _bring_factor(layout: SpreadLayout, number: int, factor: Array | RowShards, mode: int) -> Array:
     """Return the rows of a factor that a slab reads, on its device."""
     slab, devices = layout.slabs[number], layout.devices
     if isinstance(factor, RowShards):

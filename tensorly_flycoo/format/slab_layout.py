@@ -10,7 +10,7 @@ import numpy as np
 
 from ..array_modules import Array
 from ..checks import check_sums
-from ..devices import Devices, HostDevices, assign_homes
+from ..devices import Devices, assign_homes
 from .layout import Cut, Layout
 from .ordering import count_canonical_nbytes, make_canonical_records, take_marked
 from .packing import RecordFormat
@@ -47,9 +47,8 @@ class SlabLayout:
         For records of the whole tensor; those of a slab may be shorter.
     norm : float
         The Frobenius norm.
-    devices : Devices or None
-        The devices that hold the slabs, and the blocks of factors. None if they are all on one, and
-        factors are plain arrays.
+    devices : Devices
+        Those that hold the slabs.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class SlabLayout:
         slabs: Sequence[Slab],
         norm: float,
         primitives: Primitives,
-        devices: Devices | None = None,
+        devices: Devices,
     ) -> None:
         self.devices = devices
         self.name = slabs[0].layout.name
@@ -82,7 +81,7 @@ class SlabLayout:
         num_slabs: int,
         choose_cut: ChooseCut,
         primitives: Primitives,
-        devices: Devices | None = None,
+        devices: Devices,
     ) -> Self:
         """Build all slabs from checked coords (ndim, nnz) and values (nnz,)."""
         xp, mode = primitives.xp, find_longest_mode(record_format.shape)
@@ -90,16 +89,15 @@ class SlabLayout:
         check_sums(record_format.values(records))
         numbers = record_format.rows(records, mode, xp)
         slabs: list[Slab] = []
-        holders = HostDevices() if devices is None else devices
         all_rows = list_rows(find_edges(numbers, record_format.shape[mode], num_slabs, xp))
-        homes = assign_homes(len(all_rows), holders.count)
+        homes = assign_homes(len(all_rows), devices.count)
         for rows, home in zip(all_rows, homes, strict=True):
             part = take_marked(records, (numbers >= rows.start) & (numbers < rows.stop))
             coords, values = record_format.coords(part, xp), record_format.values(part).copy()
             coords[mode] -= rows.start
             shape = (*record_format.shape[:mode], len(rows), *record_format.shape[mode + 1 :])
-            with holders.use(home):
-                coords, values = holders.bring(coords, home), holders.bring(values, home)
+            with devices.use(home):
+                coords, values = devices.bring(coords, home), devices.bring(values, home)
                 cut = choose_cut(shape, values.dtype)
                 layout = layout_class.build(coords, values, cut, primitives)
             slabs.append(Slab(slice(rows.start, rows.stop), layout, home))
@@ -224,6 +222,10 @@ class SlabLayout:
         ]
         arguments = (self.record_format, self.num_slabs, self.cut_mode, slabs)
         return type(self)(*arguments, self.norm * scale, self._primitives, self.devices)
+
+
+class SpreadLayout(SlabLayout):
+    """Slabs that are spread over several devices, as are the rows of factors (`RowShards`)."""
 
 
 def _share(count: int, num_slabs: int) -> list[int]:

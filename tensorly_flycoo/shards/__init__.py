@@ -1,1 +1,3 @@
 """Factors whose rows are on several devices."""
+
+from . import functions as functions

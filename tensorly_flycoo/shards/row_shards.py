@@ -19,10 +19,14 @@ from .sharding import Sharding
 
 #: Elementwise functions that run block by block.
 _UFUNCS = {
-    np.add, np.subtract, np.multiply, np.true_divide, np.negative, np.positive, np.power,
+    np.add, np.subtract, np.multiply, np.true_divide, np.negative, np.positive, np.power, np.sign,
     np.conjugate, np.absolute, np.sqrt, np.square, np.maximum, np.minimum, np.isfinite,
     np.greater, np.greater_equal, np.less, np.less_equal, np.equal, np.not_equal,
 }  # fmt: skip
+
+
+#: NumPy's functions for row-sharded matrices; `functions.py` fills it.
+FUNCTIONS: dict[Callable, Callable] = {}
 
 
 class RowShards(NDArrayOperatorsMixin):
@@ -45,8 +49,9 @@ class RowShards(NDArrayOperatorsMixin):
     Notes
     -----
     Everything depends on the blocks only, not on the devices that hold them. Operands are numbers,
-    arrays that broadcast along the rows, such as (R,), or matrices sharded in the same way. Other
-    operations raise a TypeError that names them; `to_numpy` gathers the matrix on the host.
+    arrays of the same shape or that broadcast along the rows, such as (R,), and matrices sharded in
+    the same way. Other operations raise a TypeError that names them; `to_numpy` gathers the matrix
+    on the host.
 
     Examples
     --------
@@ -68,7 +73,7 @@ class RowShards(NDArrayOperatorsMixin):
     ) -> None:
         self.blocks = tuple(blocks)
         self.sharding = sharding
-        self._is_transposed = is_transposed
+        self.is_transposed = is_transposed
         self._gram: list[Array] = []  # shared with the transpose, filled once
         self._whole: dict[int, Array] = {}
 
@@ -91,12 +96,12 @@ class RowShards(NDArrayOperatorsMixin):
     def to_numpy(self) -> np.ndarray:
         """Gather all rows in host memory."""
         matrix = np.concatenate([self.sharding.devices.fetch(block) for block in self.blocks])
-        return matrix.T if self._is_transposed else matrix
+        return matrix.T if self.is_transposed else matrix
 
     @property
     def shape(self) -> tuple[int, int]:
         shape = (self.sharding.num_rows, self.blocks[0].shape[1])
-        return shape[::-1] if self._is_transposed else shape
+        return shape[::-1] if self.is_transposed else shape
 
     @property
     def dtype(self) -> np.dtype:
@@ -104,11 +109,12 @@ class RowShards(NDArrayOperatorsMixin):
 
     @property
     def T(self) -> RowShards:
-        return self._replace(self.blocks, not self._is_transposed, self._gram)
+        return self.replace(self.blocks, not self.is_transposed, self._gram)
 
-    def _replace(
+    def replace(
         self, blocks: Sequence[Array], is_transposed: bool, gram: list[Array] | None = None
     ) -> RowShards:
+        """Make a matrix of other blocks that is sharded in the same way."""
         other = RowShards(blocks, self.sharding, is_transposed)
         if gram is not None:
             other._gram = gram
@@ -125,15 +131,15 @@ class RowShards(NDArrayOperatorsMixin):
     def map_blocks(self, function: Callable[..., Array], *others: Any) -> RowShards:
         """Apply a function to each block and to the matching parts of other operands.
 
-        The function is called on the block's device with arrays (rows, R), where numbers and plain
-        arrays, such as (R,), are passed as they are, and returns an array (rows, any).
+        The function is called on the block's device with arrays (rows, R), where numbers and arrays
+        that broadcast are passed as they are, and returns an array (rows, any).
 
         Raises
         ------
         ValueError
             If an operand is sharded in another way, or does not broadcast along the rows.
         """
-        return self._replace(self._apply(function, others), self._is_transposed)
+        return self.replace(self._apply(function, others), self.is_transposed)
 
     def _apply(self, function: Callable[..., Array], others: Sequence[Any]) -> list[Array]:
         parts, results = [self._split(other) for other in others], []
@@ -145,25 +151,29 @@ class RowShards(NDArrayOperatorsMixin):
     def _split(self, other: Any) -> Callable[[int, int], Any]:
         """Return a function that gives the part of an operand for a block and its device."""
         if isinstance(other, RowShards):
-            if (other.sharding, other._is_transposed) != (self.sharding, self._is_transposed):
+            if (other.sharding, other.is_transposed) != (self.sharding, self.is_transposed):
                 raise ValueError(f"{other} and {self} are not sharded in the same way")
             blocks = other.blocks
             return lambda n, home: blocks[n]
         if not hasattr(other, "ndim") or isinstance(other, np.generic):
             return lambda n, home: other
+        devices = self.sharding.devices
+        if other.shape == self.shape:
+            whole, edges = other.T if self.is_transposed else other, self.sharding.edges
+            return lambda n, home: devices.bring(whole[edges[n] : edges[n + 1]], home)
         array = self._align(other) if other.ndim else other
-        return lambda n, home: self.sharding.devices.bring(array, home)
+        return lambda n, home: devices.bring(array, home)
 
     def _align(self, other: Array) -> Array:
         """Return a plain operand as it broadcasts to blocks (rows, R)."""
         shape = (1,) * (2 - other.ndim) + other.shape
-        row_axis = 1 if self._is_transposed else 0
+        row_axis = 1 if self.is_transposed else 0
         if len(shape) != 2 or shape[row_axis] != 1 or shape[1 - row_axis] not in (1, self._rank):
             raise ValueError(
                 f"an array of shape {other.shape} does not broadcast along the rows of {self}: "
                 "scatter it, or gather the factor with tl.to_numpy"
             )
-        return other.reshape(shape).T if self._is_transposed else other.reshape(shape)
+        return other.reshape(shape).T if self.is_transposed else other.reshape(shape)
 
     @property
     def _rank(self) -> int:
@@ -171,13 +181,13 @@ class RowShards(NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if ufunc is np.matmul and method == "__call__" and not options:
-            return dot(*inputs)
+            return FUNCTIONS[np.dot](*inputs)
         # ``x += y`` makes another matrix, as for any immutable object.
         if set(options) == {"out"} and all(out is inputs[0] for out in options["out"]):
             options = {}
         if ufunc not in _UFUNCS or method != "__call__" or options:
             name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
-            _refuse(f"numpy.{name}" + (f" with {', '.join(options)}" if options else ""))
+            refuse(f"numpy.{name}" + (f" with {', '.join(options)}" if options else ""))
         if ufunc is np.conjugate:
             return self  # values are real
         first = next(x for x in inputs if isinstance(x, RowShards))
@@ -192,14 +202,14 @@ class RowShards(NDArrayOperatorsMixin):
     def __array_function__(
         self, function: Callable, types: Any, args: tuple, kwargs: dict[str, Any]
     ) -> Any:
-        if function not in _FUNCTIONS:
-            _refuse(f"{function.__module__}.{function.__name__}")
-        return _FUNCTIONS[function](*args, **kwargs)
+        if function not in FUNCTIONS:
+            refuse(f"{function.__module__}.{function.__name__}")
+        return FUNCTIONS[function](*args, **kwargs)
 
     __array_priority__ = 1000  # above CuPy's: its arrays defer to us
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
-        _refuse("numpy.asarray")
+        refuse("numpy.asarray")
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         raise TypeError("row-sharded factors are immutable: tl.index_update makes a new one")
@@ -211,16 +221,16 @@ class RowShards(NDArrayOperatorsMixin):
 
     def _check_columns(self, index: Any) -> None:
         is_pair = isinstance(index, tuple) and len(index) == 2
-        if self._is_transposed or not is_pair or index[0] != slice(None):
-            _refuse(f"indexing with {index!r}")
+        if self.is_transposed or not is_pair or index[0] != slice(None):
+            refuse(f"indexing with {index!r}")
         if not isinstance(index[1], slice | list | np.ndarray):
-            _refuse(f"indexing with {index!r}")
+            refuse(f"indexing with {index!r}")
 
     def update_columns(self, index: Any, values: Any) -> RowShards:
         """Copy the matrix with other values, sharded as it is, or a number, in some columns."""
         self._check_columns(index)
         if not isinstance(values, RowShards) and hasattr(values, "ndim") and values.ndim:
-            _refuse("index_update with values that are not sharded")
+            refuse("index_update with values that are not sharded")
 
         def update(block: Array, columns: Array) -> Array:
             updated = block.copy()
@@ -231,7 +241,16 @@ class RowShards(NDArrayOperatorsMixin):
 
     # Over all rows
 
-    def reduce(self, function: Callable[..., Array], *others: RowShards) -> Array:
+    def shares_gram(self, other: RowShards) -> bool:
+        """Return whether the two are the same matrix, but for a transposition."""
+        return self._gram is other._gram
+
+    def reduce(
+        self,
+        function: Callable[..., Array],
+        *others: RowShards,
+        add: Callable[[Array, Array], Array] = operator.add,
+    ) -> Array:
         """Add ``function(block, ...)``, in float64, of all blocks along the tree.
 
         Returns
@@ -242,7 +261,7 @@ class RowShards(NDArrayOperatorsMixin):
         devices, home = self.sharding.devices, self.sharding.homes[0]
         parts = self._apply(lambda *blocks: function(*blocks).astype(np.float64), others)
         with devices.use(home):
-            return fold_tree((devices.bring(part, home) for part in parts), operator.add)
+            return fold_tree((devices.bring(part, home) for part in parts), add)
 
     def find_gram(self) -> Array:
         """Return ``x.T @ x`` (R, R); it is computed once."""
@@ -265,16 +284,16 @@ class RowShards(NDArrayOperatorsMixin):
         return self
 
     def transpose(self, *axes: Any) -> RowShards:
-        return transpose(self, axes or None)
+        return FUNCTIONS[np.transpose](self, axes or None)
 
     def astype(self, dtype: Any, copy: bool = True) -> RowShards:
         return self.map_blocks(lambda block: block.astype(dtype, copy=copy))
 
     def sum(self, axis: int | None = None) -> Array:
-        return sum_rows(self, axis)
+        return FUNCTIONS[np.sum](self, axis)
 
     def dot(self, other: Any) -> Any:
-        return dot(self, other)
+        return FUNCTIONS[np.dot](self, other)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -286,147 +305,5 @@ def _describe(name: str) -> str:
     return f"{name} is not done for row-sharded factors: gather them with tl.to_numpy"
 
 
-def _refuse(name: str) -> NoReturn:
+def refuse(name: str) -> NoReturn:
     raise TypeError(_describe(name))
-
-
-# NumPy's functions, with its parameters.
-
-
-def transpose(x: RowShards, axes: Any = None) -> RowShards:
-    """Return the transpose, without copying."""
-    if axes is not None and tuple(axes) not in {(1, 0), (0, 1), ((1, 0),), ((0, 1),)}:
-        _refuse(f"transpose to {axes}")
-    return x if axes is not None and tuple(axes) in {(0, 1), ((0, 1),)} else x.T
-
-
-def dot(a: Any, b: Any) -> Any:
-    """Multiply x.T (R, I) by y (I, S), which are sharded in the same way, or x by a plain matrix.
-
-    Raises
-    ------
-    TypeError
-        For other products.
-    """
-    if isinstance(a, RowShards) and isinstance(b, RowShards):
-        if not a._is_transposed or b._is_transposed:
-            _refuse(f"the product of {a} and {b}")
-        if a._gram is b._gram:
-            return b.find_gram()
-        product = a.T.reduce(lambda left, right: left.T @ right, b)
-        return product.astype(np.result_type(a.dtype, b.dtype))
-    if isinstance(a, RowShards) and not a._is_transposed and b.ndim == 2:
-        return _multiply(a, b)
-    if isinstance(b, RowShards) and b._is_transposed and a.ndim == 2:
-        return _multiply(b.T, a.T).T
-    _refuse(f"the product of {a!r} and {b!r}")
-
-
-def _multiply(x: RowShards, matrix: Array) -> RowShards:
-    devices = x.sharding.devices
-    blocks = []
-    for block, home in zip(x.blocks, x.sharding.homes, strict=True):
-        with devices.use(home):
-            blocks.append(block @ devices.bring(matrix, home))
-    return x._replace(blocks, False)
-
-
-def solve(
-    a: Array, b: RowShards, solve_block: Callable[[Array, Array], Array] | None = None
-) -> RowShards:
-    """Solve ``a @ x = b`` for b (R, I), block by block, by default with LAPACK's `solve`."""
-    if not isinstance(b, RowShards) or not b._is_transposed or isinstance(a, RowShards):
-        _refuse("numpy.linalg.solve with such arguments")
-    devices, blocks = b.sharding.devices, []
-    for block, home in zip(b.blocks, b.sharding.homes, strict=True):
-        with devices.use(home):
-            solve_own = solve_block or array_module(block).linalg.solve
-            blocks.append(solve_own(devices.bring(a, home), block.T).T)
-    return b._replace(blocks, True)
-
-
-def sum_rows(x: RowShards, axis: int | None = None) -> Array:
-    """Sum over the rows, or over everything: in float64, returned in the dtype of `x`."""
-    _check_rows(x, axis, "sum")
-    kept = x.dtype if x.dtype.kind == "f" else np.dtype(np.int64)
-    sums = x.reduce(lambda block: block.sum(axis=0, dtype=np.float64))
-    return sums.sum().astype(kept) if axis is None else sums.astype(kept)
-
-
-def norm(x: RowShards, ord: Any = None, axis: int | None = None) -> Array:
-    """Return the 2-norm of each column, or of everything."""
-    if ord not in (None, 2) or (ord == 2 and axis is None):
-        _refuse(f"numpy.linalg.norm with ord={ord}")
-    _check_rows(x, axis, "norm")
-    squares = x.reduce(lambda block: np.square(block.astype(np.float64)).sum(axis=0))
-    squares = squares.sum() if axis is None else squares
-    return np.sqrt(squares).astype(x.dtype)
-
-
-def _check_rows(x: RowShards, axis: Any, name: str) -> None:
-    if axis is not None and axis % 2 != (1 if x._is_transposed else 0):
-        _refuse(f"{name} with axis={axis}, along each row,")
-
-
-def qr(x: RowShards, mode: str = "reduced") -> tuple[RowShards, Array]:
-    """Decompose each block, and then the triangles of all blocks together."""
-    if mode != "reduced" or x._is_transposed or x.shape[0] < x.shape[1]:
-        _refuse(f"numpy.linalg.qr of {x} with mode={mode!r}")
-    devices, home, parts = x.sharding.devices, x.sharding.homes[0], []
-    for block, own_home in zip(x.blocks, x.sharding.homes, strict=True):
-        with devices.use(own_home):
-            parts.append(array_module(block).linalg.qr(block))
-    with devices.use(home):
-        xp = array_module(x.blocks[0])
-        stacked = xp.concatenate([devices.bring(triangle, home) for _, triangle in parts])
-        basis, triangle = xp.linalg.qr(stacked)
-    blocks, start = [], 0
-    for (own, own_triangle), own_home in zip(parts, x.sharding.homes, strict=True):
-        stop = start + own_triangle.shape[0]
-        with devices.use(own_home):
-            blocks.append(own @ devices.bring(basis[start:stop], own_home))
-        start = stop
-    return x._replace(blocks, False), triangle
-
-
-def clip(x: RowShards, a_min: Any = None, a_max: Any = None) -> RowShards:
-    """Limit the elements to numbers."""
-    if isinstance(x, RowShards) and not any(getattr(n, "ndim", 0) for n in (a_min, a_max)):
-        return x.map_blocks(lambda block: block.clip(a_min, a_max))
-    _refuse("numpy.clip to arrays")
-
-
-def concatenate(arrays: Sequence[RowShards], axis: int = 0) -> RowShards:
-    """Put matrices side by side."""
-    if axis not in (1, -1) or not all(isinstance(x, RowShards) for x in arrays):
-        _refuse("numpy.concatenate, except of columns that are sharded,")
-    if any(x._is_transposed for x in arrays):
-        _refuse("numpy.concatenate of transposes")
-
-    def join(*blocks: Array) -> Array:
-        return array_module(blocks[0]).concatenate(blocks, axis=1)
-
-    return arrays[0].map_blocks(join, *arrays[1:])
-
-
-def where(condition: RowShards, x: Any, y: Any) -> RowShards:
-    """Choose elements of `x` where a sharded condition is true, else of `y`."""
-    if not isinstance(condition, RowShards):
-        _refuse("numpy.where with a condition that is not sharded")
-    return condition.map_blocks(lambda c, a, b: array_module(c).where(c, a, b), x, y)
-
-
-_FUNCTIONS: dict[Callable, Callable] = {
-    np.shape: lambda x: x.shape,
-    np.ndim: lambda x: x.ndim,
-    np.copy: lambda x, order="K", subok=False: x.copy(),
-    np.transpose: transpose,
-    np.dot: dot,
-    np.sum: sum_rows,
-    np.clip: clip,
-    np.concatenate: concatenate,
-    np.where: where,
-    np.linalg.solve: solve,
-    np.linalg.norm: norm,
-    np.linalg.qr: qr,
-}

@@ -207,6 +207,14 @@ def test_other_functions_are_refused_by_name(name, function):
     assert "gather them with tl.to_numpy" in str(caught.value)
 
 
+def test_matrices_that_are_not_sharded():
+    x, y = draw()
+    (a,) = scatter([x], cut_evenly(NUM_ROWS, 3), 2)
+    np.testing.assert_array_equal((a * y).to_numpy(), x * y)
+    np.testing.assert_array_equal((y - a).to_numpy(), y - x)
+    np.testing.assert_array_equal((a.T * y.T).to_numpy(), (x * y).T)
+
+
 def test_other_attributes_are_refused_by_name():
     (x,) = scatter(draw()[:1], cut_evenly(NUM_ROWS, 3), 2)
     with pytest.raises(AttributeError, match=r"ravel is not done .* tl\.to_numpy"):
@@ -221,7 +229,7 @@ def test_operands_that_do_not_fit():
         a + b
     with pytest.raises(ValueError, match="not sharded in the same way"):
         a + a.T
-    for other in (y, np.ones(NUM_ROWS), np.ones((NUM_ROWS, 1)), np.ones(3)):
+    for other in (np.ones(NUM_ROWS), np.ones((NUM_ROWS, 1)), np.ones(3)):
         with pytest.raises(ValueError, match="does not broadcast along the rows"):
             a * other
     with pytest.raises(ValueError, match=r"shape \(5, 4\), expected \(37, R\)"):
