@@ -48,7 +48,7 @@ class SlabLayout:
     norm : float
         The Frobenius norm.
     devices : Devices
-        Those that hold the slabs.
+        Those that hold the slabs. What belongs to no slab is on the first one.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class SlabLayout:
 
     def _merge_empty_rows(self, mode: int) -> Array:
         xp, size = self._primitives.xp, self.record_format.shape[mode]
-        empty_rows = [slab.layout.find_empty_rows(mode) for slab in self.slabs]
+        empty_rows = [self._bring(slab.layout.find_empty_rows(mode)) for slab in self.slabs]
         if mode == self.cut_mode:
             starts = [slab.rows.start for slab in self.slabs]
             parts = [rows + start for rows, start in zip(empty_rows, starts, strict=True)]
@@ -193,13 +193,19 @@ class SlabLayout:
         modes = range(self.cut_mode + 1, ndim) if mode else reversed(range(self.cut_mode))
         yield records, primitives.sort_places(records, self.record_format, modes)
 
+    def _bring(self, array: Array) -> Array:
+        """Return an array on the first device, where what belongs to no slab is."""
+        return self.devices.bring(array, 0)
+
     def _merge_records(self, mode: int) -> Array:
         """Copy the records of one slab after the other, each in the order of `mode`."""
         xp, record_format = self._primitives.xp, self.record_format
         records = xp.empty((self.nnz, record_format.num_words), record_format.word_dtype)
         start = 0
         for slab in self.slabs:
-            part = self._read_slab(slab, mode)
+            with self.devices.use(slab.home):
+                part = self._read_slab(slab, mode)
+            part = self._bring(part)
             records[start : start + part.shape[0]] = part
             start += part.shape[0]
         return records
@@ -217,9 +223,10 @@ class SlabLayout:
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         """Make a layout in the same order with ``function(values)`` and `scale` times the norm."""
-        slabs = [
-            slab._replace(layout=slab.layout.map_values(function, scale)) for slab in self.slabs
-        ]
+        slabs = []
+        for slab in self.slabs:
+            with self.devices.use(slab.home):
+                slabs.append(slab._replace(layout=slab.layout.map_values(function, scale)))
         arguments = (self.record_format, self.num_slabs, self.cut_mode, slabs)
         return type(self)(*arguments, self.norm * scale, self._primitives, self.devices)
 
