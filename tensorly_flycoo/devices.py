@@ -1,11 +1,12 @@
 """What several devices of one kind can do for each other."""
 
 from contextlib import AbstractContextManager, nullcontext
+from types import ModuleType
 from typing import Protocol
 
 import numpy as np
 
-from .array_modules import Array
+from .array_modules import Array, move
 
 
 class Devices(Protocol):
@@ -28,20 +29,21 @@ class Devices(Protocol):
         """Return an array in host memory."""
 
 
-class HostDevices:
-    """ "Devices" that are all the host, which never copy."""
+class OneDevice:
+    """ "Devices" that are all the current one, of the array module `xp`."""
 
-    def __init__(self, count: int = 1) -> None:
+    def __init__(self, xp: ModuleType = np, count: int = 1) -> None:
+        self._xp = xp
         self.count = count
 
     def use(self, device: int) -> AbstractContextManager[object]:
         return nullcontext()
 
     def bring(self, array: Array, device: int) -> Array:
-        return array
+        return move(array, self._xp)
 
     def fetch(self, array: Array) -> np.ndarray:
-        return array
+        return move(array, np)
 
 
 def assign_homes(num_parts: int, num_devices: int) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol, TypeAlias
 import numpy as np
 
 from ..array_modules import Array, move
-from ..devices import Devices, HostDevices
+from ..devices import Devices, OneDevice
 from ..format.layout import Cut, Layout, Step
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
@@ -150,7 +150,7 @@ class Engine(Primitives, ABC):
         if num_slabs == 1 and self.devices is None:
             return cls.build(coords, values, cut, self)
         slab_class = SlabLayout if self.devices is None else SpreadLayout
-        devices = self.devices or HostDevices()
+        devices = self.devices or OneDevice(self.xp)
         options = (cut.record_format, num_slabs, self.choose_cut, self, devices)
         layout = slab_class.build(cls, coords, values, *options)
         _warn_of_long_slabs(layout)

@@ -6,11 +6,13 @@ depend on what holds the slabs.
 
 from collections.abc import Sequence
 from itertools import pairwise
-from types import ModuleType
 
 import numpy as np
 
-from ..array_modules import Array
+from ..array_modules import Array, array_module
+
+#: The fewest nonzeros that are counted at a time.
+_COUNT_BLOCK = 2**24
 
 
 def find_longest_mode(shape: Sequence[int]) -> int:
@@ -24,7 +26,30 @@ def find_longest_mode(shape: Sequence[int]) -> int:
     return max(range(len(shape)), key=lambda mode: shape[mode])
 
 
-def find_edges(rows: Array, size: int, num_slabs: int, xp: ModuleType = np) -> tuple[int, ...]:
+def count_rows(rows: Array, size: int) -> Array:
+    """Count the nonzeros of each row, in blocks.
+
+    Parameters
+    ----------
+    rows : integer array (nnz,)
+        In any order, each from 0 to size - 1.
+    size : int
+
+    Returns
+    -------
+    int64 array (size,)
+    """
+    xp = array_module(rows)
+    counts = xp.zeros(size, np.int64)
+    # Each block costs a pass over the counts.
+    block_size = max(_COUNT_BLOCK, 4 * size)
+    for start in range(0, rows.shape[0], block_size):
+        block = rows[start : start + block_size].astype(np.int64, copy=False)
+        counts += xp.bincount(block, minlength=size)
+    return counts
+
+
+def find_edges(counts: Array, num_slabs: int) -> tuple[int, ...]:
     """Find the rows at which slabs begin and end.
 
     Each edge is the row before which the number of nonzeros is nearest to its share. Rows are not
@@ -33,13 +58,9 @@ def find_edges(rows: Array, size: int, num_slabs: int, xp: ModuleType = np) -> t
 
     Parameters
     ----------
-    rows : integer array (nnz,)
-        The row of each nonzero in the cut mode, in any order.
-    size : int
-        The size of the cut mode.
+    counts : int64 array (size,)
+        The number of nonzeros of each row of the cut mode.
     num_slabs : int
-    xp : module
-        numpy or cupy.
 
     Returns
     -------
@@ -49,17 +70,18 @@ def find_edges(rows: Array, size: int, num_slabs: int, xp: ModuleType = np) -> t
 
     Examples
     --------
-    >>> find_edges(np.array([0, 0, 1, 3, 4, 4]), 6, 3)
+    >>> find_edges(np.array([2, 1, 0, 1, 2, 0]), 3)
     (0, 1, 4, 6)
-    >>> find_edges(np.array([1, 1, 1, 1, 3]), 5, 3)
+    >>> find_edges(np.array([0, 3, 0, 1, 0]), 3)
     (0, 0, 2, 5)
     """
-    nnz = rows.shape[0]
-    if nnz == 0:
-        return (0,) * num_slabs + (size,)
+    xp, size = array_module(counts), counts.shape[0]
     # before[r]: nonzeros in rows below r.
     before = xp.zeros(size + 1, np.int64)
-    before[1:] = xp.cumsum(xp.bincount(rows, minlength=size))
+    before[1:] = xp.cumsum(counts)
+    nnz = int(before[-1])
+    if nnz == 0:
+        return (0,) * num_slabs + (size,)
     shares = xp.asarray([slab * nnz // num_slabs for slab in range(num_slabs)], np.int64)
     above = xp.searchsorted(before, shares)  # the first row that has the share before it
     more, less = before[above], before[xp.maximum(above - 1, 0)]

@@ -8,13 +8,13 @@ from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 
-from ..array_modules import Array
-from ..checks import check_sums
+from ..array_modules import Array, array_module
+from ..checks import check_inside, check_sums
 from ..devices import Devices, assign_homes
 from .layout import Cut, Layout
 from .ordering import count_canonical_nbytes, make_canonical_records, take_marked
 from .packing import RecordFormat
-from .partition import find_edges, find_longest_mode, list_rows
+from .partition import count_rows, find_edges, find_longest_mode, list_rows
 from .primitives import Primitives, index_dtype
 
 #: Chooses the cut of a layout from its shape and dtype.
@@ -83,23 +83,27 @@ class SlabLayout:
         primitives: Primitives,
         devices: Devices,
     ) -> Self:
-        """Build all slabs from checked coords (ndim, nnz) and values (nnz,)."""
-        xp, mode = primitives.xp, find_longest_mode(record_format.shape)
-        records = make_canonical_records(coords, values, record_format, primitives)
-        check_sums(record_format.values(records))
-        numbers = record_format.rows(records, mode, xp)
-        slabs: list[Slab] = []
-        all_rows = list_rows(find_edges(numbers, record_format.shape[mode], num_slabs, xp))
-        homes = assign_homes(len(all_rows), devices.count)
-        for rows, home in zip(all_rows, homes, strict=True):
-            part = take_marked(records, (numbers >= rows.start) & (numbers < rows.stop))
-            coords, values = record_format.coords(part, xp), record_format.values(part).copy()
-            coords[mode] -= rows.start
-            shape = (*record_format.shape[:mode], len(rows), *record_format.shape[mode + 1 :])
+        """Build all slabs from checked coords (ndim, nnz) and values (nnz,).
+
+        The nonzeros of one slab at a time are on its device, beside the slabs that are built. Edges
+        are those of the canonical nonzeros, so what is sorted first may be moved to a neighbour.
+        """
+        mode, shape = find_longest_mode(record_format.shape), record_format.shape
+        check_inside(coords, shape)
+        parts = _sort_parts(coords, values, record_format, num_slabs, primitives, devices)
+        counts = sum(part.counts for part in parts)
+        exact = list_rows(find_edges(counts, num_slabs))
+        slabs = []
+        for rows, home in zip(exact, assign_homes(len(exact), devices.count), strict=True):
+            records = [part.take(rows, home, record_format, devices) for part in parts]
             with devices.use(home):
-                coords, values = devices.bring(coords, home), devices.bring(values, home)
-                cut = choose_cut(shape, values.dtype)
-                layout = layout_class.build(coords, values, cut, primitives)
+                own = primitives.xp.concatenate([part for part in records if part is not None])
+                own_coords = record_format.coords(own, primitives.xp)
+                own_coords[mode] -= rows.start
+                own_values = record_format.values(own).copy()
+                own_shape = (*shape[:mode], len(rows), *shape[mode + 1 :])
+                cut = choose_cut(own_shape, own_values.dtype)
+                layout = layout_class.build(own_coords, own_values, cut, primitives)
             slabs.append(Slab(slice(rows.start, rows.stop), layout, home))
         norm = math.hypot(*(slab.layout.norm for slab in slabs))
         return cls(record_format, num_slabs, mode, slabs, norm, primitives, devices)
@@ -233,6 +237,58 @@ class SlabLayout:
 
 class SpreadLayout(SlabLayout):
     """Slabs that are spread over several devices, as are the rows of factors (`RowShards`)."""
+
+
+class _Part(NamedTuple):
+    """Sorted records of some rows of the cut mode, before the edges of slabs are known."""
+
+    rows: range
+    home: int
+    records: Array
+    counts: np.ndarray  # how many records each row of the tensor has here
+
+    def take(
+        self, rows: range, home: int, record_format: RecordFormat, devices: Devices
+    ) -> Array | None:
+        """Copy the records with one of `rows` to a device; None if there can be none."""
+        if self.rows.stop <= rows.start or rows.stop <= self.rows.start:
+            return None
+        mode = find_longest_mode(record_format.shape)
+        with devices.use(self.home):
+            numbers = record_format.rows(self.records, mode, array_module(self.records))
+            taken = take_marked(self.records, (numbers >= rows.start) & (numbers < rows.stop))
+        with devices.use(home):
+            return devices.bring(taken, home)
+
+
+def _sort_parts(
+    coords: Array,
+    values: Array,
+    record_format: RecordFormat,
+    num_parts: int,
+    primitives: Primitives,
+    devices: Devices,
+) -> list[_Part]:
+    """Make canonical records of parts with equally many of the given nonzeros."""
+    mode = find_longest_mode(record_format.shape)
+    size = record_format.shape[mode]
+    given = list_rows(find_edges(count_rows(coords[mode], size), num_parts))
+    parts, is_there = [], array_module(coords) is primitives.xp
+    for rows, home in zip(given, assign_homes(len(given), devices.count), strict=True):
+        is_own = (coords[mode] >= rows.start) & (coords[mode] < rows.stop)
+        own = [take_marked(numbers, is_own) for numbers in (*coords, values)]
+        with devices.use(home):
+            if is_there:  # else they are copied block by block
+                own = [devices.bring(numbers, home) for numbers in own]
+            own_coords = array_module(coords).stack(own[:-1])
+            records = make_canonical_records(own_coords, own[-1], record_format, primitives)
+            check_sums(record_format.values(records))
+            numbers = record_format.rows(records, mode, primitives.xp)
+            counts = devices.fetch(count_rows(numbers, size))
+            # On the host if the nonzeros are, since the device may have no room for all.
+            kept = records if is_there else devices.fetch(records)
+        parts.append(_Part(rows, home, kept, counts))
+    return parts
 
 
 def _share(count: int, num_slabs: int) -> list[int]:

@@ -55,9 +55,9 @@ class RowShards(NDArrayOperatorsMixin):
 
     Examples
     --------
-    >>> from tensorly_flycoo.devices import HostDevices
+    >>> from tensorly_flycoo.devices import OneDevice
     >>> from tensorly_flycoo.shards.sharding import cut_evenly
-    >>> sharding = Sharding.of(cut_evenly(5, 3), HostDevices(2))
+    >>> sharding = Sharding.of(cut_evenly(5, 3), OneDevice(count=2))
     >>> x = RowShards.scatter(np.arange(10.0).reshape(5, 2), sharding)
     >>> x, np.dot(x.T, x)
     (<RowShards: shape=(5, 2), dtype=float64, 3 blocks>, array([[120., 140.],

@@ -33,8 +33,8 @@ class Sharding:
 
         Examples
         --------
-        >>> from tensorly_flycoo.devices import HostDevices
-        >>> Sharding.of((0, 3, 5, 9), HostDevices(2)).homes
+        >>> from tensorly_flycoo.devices import OneDevice
+        >>> Sharding.of((0, 3, 5, 9), OneDevice(count=2)).homes
         (0, 0, 1)
         """
         return cls(tuple(edges), assign_homes(len(edges) - 1, devices.count), devices)

@@ -1,4 +1,4 @@
-"""Tensors spread over several GPUs; where there is one, it stands for all."""
+"""Tensors spread over several GPUs; and over one that stands for several."""
 
 import cupy
 import numpy as np
@@ -9,6 +9,7 @@ from tensorly.decomposition import non_negative_parafac_hals, parafac
 
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo.devices import OneDevice
 from tensorly_flycoo.engines.cuda.devices import CudaDevices
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.shards.row_shards import RowShards
@@ -17,23 +18,10 @@ NUM_GPUS = cupy.cuda.runtime.getDeviceCount()
 SHAPE, RANK, NUM_SLABS = (3000, 2000, 5000), 8, 4
 
 
-class OneGpu(CudaDevices):
-    """All "devices" are GPU 0."""
-
-    def __init__(self, count):
-        super().__init__(1)
-        self.count = count
-
-    def use(self, device):
-        return super().use(0)
-
-    def bring(self, array, device):
-        return super().bring(array, 0)
-
-
 def list_devices():
     """List ways to spread a tensor: one GPU as several, and as many as there are."""
-    return [OneGpu(1), OneGpu(2), OneGpu(3), *map(CudaDevices, range(1, NUM_GPUS + 1))]
+    one = [OneDevice(cupy, count) for count in (1, 2, 3)]
+    return [*one, *map(CudaDevices, range(1, NUM_GPUS + 1))]
 
 
 def spread(devices, dtype="float32", layout="remap"):
@@ -62,7 +50,7 @@ def test_mttkrp(mode, layout):
         assert isinstance(found, RowShards)
         homes = [block.device.id for block in found.blocks]
         assert homes == [min(home, NUM_GPUS - 1) for home in found.sharding.homes] or (
-            isinstance(devices, OneGpu) and set(homes) == {0}
+            isinstance(devices, OneDevice) and set(homes) == {0}
         )
         np.testing.assert_allclose(found.to_numpy(), expected, rtol=1e-12)
         results.add(found.to_numpy().tobytes())

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo.devices import OneDevice
 from tensorly_flycoo.engines import reference
 from tensorly_flycoo.ops.ttmc import multiply_nonempty_rows
 from tensorly_flycoo.shards.row_shards import RowShards
@@ -52,22 +53,11 @@ def test_nonzeros_orders_and_ttmc_are_those_of_one_piece():
         cupy.testing.assert_array_equal(found, expected)
 
 
-class OneGpu:
-    """All "devices" are the current GPU."""
-
-    def use(self, device):
-        return cupy.cuda.Device()
-
-    def bring(self, array, device):
-        return cupy.asarray(array)
-
-    def fetch(self, array):
-        return array.get()
-
-
 def test_row_shards_of_cupy_arrays():
     x = np.random.default_rng(0).integers(-9, 10, (1000, 6)).astype("float32")
-    shards = RowShards.scatter(cupy.asarray(x), Sharding.of(cut_evenly(1000, 8), 2, OneGpu()))
+    shards = RowShards.scatter(
+        cupy.asarray(x), Sharding.of(cut_evenly(1000, 8), OneDevice(cupy, 2))
+    )
     cupy.testing.assert_array_equal(np.dot(shards.T, shards), x.T @ x)
     cupy.testing.assert_array_equal(np.sum(shards, axis=0), x.sum(axis=0))
     scaled = shards * cupy.arange(6, dtype="float32") - 1

@@ -12,7 +12,7 @@ from strategies import dtypes, nonzeros, quick, seeds
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.engines import reference
 from tensorly_flycoo.engines.cpu import engine as cpu
-from tensorly_flycoo.format.partition import find_edges
+from tensorly_flycoo.format.partition import count_rows, find_edges
 from tensorly_flycoo.format.tree import count_waiting, fold_tree
 from tensorly_flycoo.ops.nonempty_rows import find_nonempty_rows
 from tensorly_flycoo.ops.ttmc import multiply_nonempty_rows
@@ -53,7 +53,7 @@ def assert_same_bits(found, expected):
 @given(st.lists(st.integers(0, 7), max_size=60), st.integers(1, 12))
 def test_edges_are_nearest_to_equal_shares(rows, num_slabs):
     """Each edge differs from its share of nonzeros by half of a row at most."""
-    edges = find_edges(np.array(rows, np.uint32), 8, num_slabs)
+    edges = find_edges(count_rows(np.array(rows, np.uint32), 8), num_slabs)
     assert (edges[0], edges[-1], len(edges)) == (0, 8, num_slabs + 1)
     assert list(edges) == sorted(edges)
     counts, nnz = np.bincount(rows, minlength=8), len(rows)

@@ -6,7 +6,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from ...array_modules import Array
+from ...array_modules import Array, is_cupy, move
 
 
 class CudaDevices:
@@ -30,6 +30,9 @@ class CudaDevices:
         return cupy.cuda.Device(device)
 
     def bring(self, array: Array, device: int) -> Array:
+        if not is_cupy(array):
+            with cupy.cuda.Device(device):
+                return cupy.asarray(array)
         home = array.device
         if home.id == device:
             return array
@@ -50,7 +53,7 @@ class CudaDevices:
 
     def fetch(self, array: Array) -> np.ndarray:
         with array.device:
-            return array.get()
+            return move(array, np)
 
 
 def _let_read(device: int, other: int) -> None:

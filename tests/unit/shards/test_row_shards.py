@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy_devices import NumpyDevices
 from strategies import quick, seeds
 
-from tensorly_flycoo.devices import HostDevices
+from tensorly_flycoo.devices import OneDevice
 from tensorly_flycoo.shards.row_shards import RowShards
 from tensorly_flycoo.shards.sharding import Sharding, cut_evenly
 
@@ -111,7 +111,7 @@ def test_sums_of_integers_are_exact_for_all_blocks(cuts, num_devices, seed):
     rng = np.random.default_rng(seed)
     edges = (0, *sorted(cuts), 40)
     x, y = (rng.integers(-9, 10, (40, 3)).astype("float32") for _ in range(2))
-    sharding = Sharding.of(edges, HostDevices(num_devices))
+    sharding = Sharding.of(edges, OneDevice(count=num_devices))
     a, b = (RowShards.scatter(array, sharding) for array in (x, y))
     np.testing.assert_array_equal(np.dot(a.T, b), x.T @ y)
     np.testing.assert_array_equal(np.sum(a, axis=0), x.sum(axis=0))
