@@ -65,7 +65,8 @@ class MissingEntries:
 
     def __init__(self, x: FlycooTensor, coords: Array) -> None:
         self.tensor, self.shape, self.ndim, self.dtype = x, x.shape, x.ndim, x.dtype
-        options: dict[str, Any] = {"layout": "indexed", "device": x.device}
+        # In one piece, so that values can be given in one order.
+        options: dict[str, Any] = {"layout": "indexed", "device": x.device, "slabs": 1}
         ones = np.ones(coords.shape[1], x.dtype)
         # Building a tensor checks and sorts the coordinates, and drops duplicates.
         self.coords, _ = FlycooTensor(coords, ones, x.shape, **options)._sorted_nonzeros()
@@ -122,7 +123,7 @@ class MissingEntries:
         coords, values = self.observed._sorted_nonzeros()
         coords = xp.concatenate([coords, self.coords], axis=1)
         numbers = xp.arange(1.0, coords.shape[1] + 1)
-        options: dict[str, Any] = {"layout": "indexed", "device": self.tensor.device}
+        options: dict[str, Any] = {"layout": "indexed", "device": self.tensor.device, "slabs": 1}
         numbered = FlycooTensor(coords, numbers, self.shape, **options)
         return numbered, xp.concatenate([values, self.start])
 

@@ -91,7 +91,7 @@ class SlabLayout:
         mode, shape = find_longest_mode(record_format.shape), record_format.shape
         check_inside(coords, shape)
         parts = _sort_parts(coords, values, record_format, num_slabs, primitives, devices)
-        counts = sum(part.counts for part in parts)
+        counts = np.concatenate([part.counts for part in parts])
         exact = list_rows(find_edges(counts, num_slabs))
         slabs = []
         for rows, home in zip(exact, assign_homes(len(exact), devices.count), strict=True):
@@ -128,14 +128,18 @@ class SlabLayout:
             nbytes, slab_peak_nbytes = layout_class.estimate(slab_nnz, cut, primitives)
             kept += count * nbytes
             peak_nbytes = max(peak_nbytes, slab_peak_nbytes)
+        record_nbytes, per_slab = record_format.record_nbytes, max(_share(nnz, num_held))
         given = 8 * record_format.ndim + record_format.dtype.itemsize
-        # All records, their rows of the cut mode and marks; the records and nonzeros of a slab.
-        beside = nnz * (record_format.record_nbytes + 6)
-        beside += max(_share(nnz, num_held)) * (record_format.record_nbytes + given)
-        canonical = count_canonical_nbytes(nnz, record_format, primitives)
-        edges = nnz * (record_format.record_nbytes + 12) + 24 * shape[mode]
-        held = nnz * given if primitives.staging_size is None else 0
-        return kept, held + max(canonical, edges, beside + kept + peak_nbytes)
+        on_device = primitives.staging_size is None  # the nonzeros, and the sorted parts
+        edges = 48 * shape[mode] + (8 * nnz if on_device else 0)
+        sorting = count_canonical_nbytes(per_slab, record_format, primitives)
+        sorting += 3 * nnz + 2 * per_slab * given if on_device else 0
+        # All slabs' lists of empty rows may be longer; a slab's records and their nonzeros.
+        lists = sum(index_dtype(size).itemsize * min(per_slab, size) for size in shape)
+        building = kept + num_held * lists + per_slab * (2 * record_nbytes + given + 24)
+        building += peak_nbytes
+        held = nnz * (given + record_nbytes) if on_device else 0
+        return kept, held + max(edges, sorting, building)
 
     # Contents
 
@@ -245,7 +249,7 @@ class _Part(NamedTuple):
     rows: range
     home: int
     records: Array
-    counts: np.ndarray  # how many records each row of the tensor has here
+    counts: np.ndarray  # how many records each of the rows has
 
     def take(
         self, rows: range, home: int, record_format: RecordFormat, devices: Devices
@@ -284,7 +288,8 @@ def _sort_parts(
             records = make_canonical_records(own_coords, own[-1], record_format, primitives)
             check_sums(record_format.values(records))
             numbers = record_format.rows(records, mode, primitives.xp)
-            counts = devices.fetch(count_rows(numbers, size))
+            numbers -= numbers.dtype.type(rows.start)
+            counts = devices.fetch(count_rows(numbers, len(rows)))
             # On the host if the nonzeros are, since the device may have no room for all.
             kept = records if is_there else devices.fetch(records)
         parts.append(_Part(rows, home, kept, counts))

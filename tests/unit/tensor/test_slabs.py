@@ -6,6 +6,7 @@ import logging
 import operator
 import pickle
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -234,6 +235,26 @@ def test_memory_is_predicted(layout, dtype):
     x = FlycooTensor(coords, np.ones(800), shape, dtype=dtype, layout=layout, slabs=4)
     estimate = estimate_memory(shape, 800, dtype=dtype, layout=layout, slabs=4)
     assert x.nbytes == estimate.nbytes < estimate.peak_nbytes
+
+
+@pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
+@pytest.mark.parametrize("shape", [(300, 200, 100), (3, 300_000, 2, 200_000, 1), (500_000,)])
+def test_the_bound_on_the_peak_is_tight(shape, layout):
+    nnz, slabs, rng = 100_000, 5, np.random.default_rng(0)
+
+    def build(count):
+        coords = np.stack([rng.integers(0, size, count) for size in shape])
+        values = rng.random(count)
+        tracemalloc.start()
+        try:
+            FlycooTensor(coords, values, shape, layout=layout, device="cpu", slabs=slabs)
+            return tracemalloc.get_traced_memory()[1] + coords.nbytes + values.nbytes
+        finally:
+            tracemalloc.stop()
+
+    build(1000)  # what is compiled and cached is not the tensor's
+    estimate = estimate_memory(shape, nnz, layout=layout, device="cpu", slabs=slabs)
+    assert estimate.peak_nbytes / 2 <= build(nnz) <= estimate.peak_nbytes + 2**15
 
 
 def test_workspace_has_the_waiting_sums():
