@@ -20,6 +20,7 @@ from ..checks import check_device_name, check_dtype, check_place, densify_error
 from ..decomposition.initial_guess import as_gpu_random
 from ..decomposition.tensorly_loop import is_called_by_parafac
 from ..engines import select_engine
+from ..linalg import sharded
 from ..linalg.gram_products import GramProduct, start_product, suits_gram
 from ..linalg.tall_skinny import column_norms, is_tall, qr, solve, sum_rows, transposed_product
 from ..ops import views
@@ -27,7 +28,6 @@ from ..ops.lazy import LazyArray, ModeView
 from ..ops.lazy_svd import LazySVD
 from ..ops.mode_product import ModeProduct
 from ..ops.unfolding_svd import LazyMatrix, Unfolding
-from ..shards import functions as row_functions
 from ..shards.row_shards import RowShards
 from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse
 from ..tensor.labelled import LabelledTensor
@@ -207,7 +207,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         if isinstance(a, GramProduct):
             return a.solve(b)
         if isinstance(b, RowShards):
-            return row_functions.solve(a, b, solve)
+            return sharded.solve(a, b)
         a, b = as_array(a), as_array(b)
         check_place(b, "b", is_cupy(a), "a")
         return solve(a, b)

@@ -1,3 +1,1 @@
 """Factors whose rows are on several devices."""
-
-from . import functions as functions

@@ -25,7 +25,7 @@ _UFUNCS = {
 }  # fmt: skip
 
 
-#: NumPy's functions for row-sharded matrices; `functions.py` fills it.
+#: NumPy's functions for row-sharded matrices; `linalg.sharded` fills it.
 FUNCTIONS: dict[Callable, Callable] = {}
 
 
@@ -263,10 +263,10 @@ class RowShards(NDArrayOperatorsMixin):
         with devices.use(home):
             return fold_tree((devices.bring(part, home) for part in parts), add)
 
-    def find_gram(self) -> Array:
-        """Return ``x.T @ x`` (R, R); it is computed once."""
+    def find_gram(self, multiply: Callable[[Array, Array], Array]) -> Array:
+        """Return ``x.T @ x`` (R, R), of which `multiply` computes a block's; computed once."""
         if not self._gram:
-            self._gram.append(self.reduce(lambda b: b.T @ b).astype(self.dtype))
+            self._gram.append(self.reduce(lambda b: multiply(b, b)).astype(self.dtype))
         return self._gram[0].copy()
 
     # Methods of arrays

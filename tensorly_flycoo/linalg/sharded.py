@@ -1,4 +1,7 @@
-"""NumPy's functions, with its parameters, for row-sharded matrices."""
+"""NumPy's functions, with its parameters, for row-sharded matrices.
+
+Blocks are computed as plain matrices are; sums over rows are then added along the tree.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..array_modules import Array, array_module
-from .row_shards import FUNCTIONS, RowShards, refuse
+from ..shards.row_shards import FUNCTIONS, RowShards, refuse
+from . import tall_skinny
 
 
 def transpose(x: RowShards, axes: Any = None) -> RowShards:
@@ -28,8 +32,8 @@ def dot(a: Any, b: Any) -> Any:
         if not a.is_transposed or b.is_transposed:
             refuse(f"the product of {a} and {b}")
         if a.shares_gram(b):
-            return b.find_gram()
-        product = a.T.reduce(lambda left, right: left.T @ right, b)
+            return b.find_gram(tall_skinny.transposed_product)
+        product = a.T.reduce(tall_skinny.transposed_product, b)
         return product.astype(np.result_type(a.dtype, b.dtype))
     if isinstance(a, RowShards) and not a.is_transposed and b.ndim == 2:
         return _multiply(a, b)
@@ -47,17 +51,14 @@ def _multiply(x: RowShards, matrix: Array) -> RowShards:
     return x.replace(blocks, False)
 
 
-def solve(
-    a: Array, b: RowShards, solve_block: Callable[[Array, Array], Array] | None = None
-) -> RowShards:
-    """Solve ``a @ x = b`` for b (R, I), block by block, by default with LAPACK's `solve`."""
+def solve(a: Array, b: RowShards) -> RowShards:
+    """Solve ``a @ x = b`` for b (R, I), block by block."""
     if not isinstance(b, RowShards) or not b.is_transposed or isinstance(a, RowShards):
         refuse("numpy.linalg.solve with such arguments")
     devices, blocks = b.sharding.devices, []
     for block, home in zip(b.blocks, b.sharding.homes, strict=True):
         with devices.use(home):
-            solve_own = solve_block or array_module(block).linalg.solve
-            blocks.append(solve_own(devices.bring(a, home), block.T).T)
+            blocks.append(tall_skinny.solve(devices.bring(a, home), block.T).T)
     return b.replace(blocks, True)
 
 
@@ -65,7 +66,7 @@ def sum_rows(x: RowShards, axis: int | None = None) -> Array:
     """Sum over the rows, or over everything: in float64, returned in the dtype of `x`."""
     _check_rows(x, axis, "sum")
     kept = x.dtype if x.dtype.kind == "f" else np.dtype(np.int64)
-    sums = x.reduce(lambda block: block.sum(axis=0, dtype=np.float64))
+    sums = x.reduce(_sum_block)
     return sums.sum().astype(kept) if axis is None else sums.astype(kept)
 
 
@@ -74,9 +75,15 @@ def norm(x: RowShards, ord: Any = None, axis: int | None = None) -> Array:
     if ord not in (None, 2) or (ord == 2 and axis is None):
         refuse(f"numpy.linalg.norm with ord={ord}")
     _check_rows(x, axis, "norm")
-    squares = x.reduce(lambda block: np.square(block.astype(np.float64)).sum(axis=0))
+    squares = x.reduce(lambda block: _sum_block(np.square(block)))
     squares = squares.sum() if axis is None else squares
     return np.sqrt(squares).astype(x.dtype)
+
+
+def _sum_block(block: Array) -> Array:
+    if tall_skinny.is_tall(block):
+        return tall_skinny.sum_rows(block)
+    return block.sum(axis=0, dtype=np.float64)
 
 
 def _check_rows(x: RowShards, axis: Any, name: str) -> None:
@@ -91,7 +98,7 @@ def qr(x: RowShards, mode: str = "reduced") -> tuple[RowShards, Array]:
     devices, home, parts = x.sharding.devices, x.sharding.homes[0], []
     for block, own_home in zip(x.blocks, x.sharding.homes, strict=True):
         with devices.use(own_home):
-            parts.append(array_module(block).linalg.qr(block))
+            parts.append(tall_skinny.qr(block))
     with devices.use(home):
         xp = array_module(x.blocks[0])
         stacked = xp.concatenate([devices.bring(triangle, home) for _, triangle in parts])
