@@ -14,7 +14,7 @@ from ..array_modules import Array
 from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
 from ..format.tree import count_waiting, fold_tree
 from ..shards.row_shards import RowShards
-from ..shards.sharding import Sharding, cut_evenly
+from ..shards.sharding import Sharding, find_sharding
 
 if TYPE_CHECKING:
     from .protocol import Engine
@@ -141,15 +141,6 @@ def mttkrp_shards(
         return RowShards([compute(number) for number in numbers], sharding)
     results = (_Result(sharding, compute(n), layout.slabs[n].home) for n in numbers)
     return fold_tree(results, functools.partial(_Result.add, engine)).spread()
-
-
-def find_sharding(layout: SpreadLayout, mode: int) -> Sharding:
-    """Return how a factor is sharded: in the cut mode like the slabs, else in equal blocks."""
-    size, devices = layout.record_format.shape[mode], layout.devices
-    if mode != layout.cut_mode:
-        return Sharding.of(cut_evenly(size, layout.num_slabs), devices)
-    edges = (0, *(slab.rows.stop for slab in layout.slabs))
-    return Sharding(edges, tuple(slab.home for slab in layout.slabs), devices)
 
 
 def _bring_factor(layout: SpreadLayout, number: int, factor: Array | RowShards, mode: int) -> Array:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Self, TypeAlias
 import numpy as np
 
 from ..array_modules import Array, array_module
-from ..checks import check_inside, check_sums
+from ..checks import check_finite, check_inside, check_sums
 from ..devices import Devices, assign_homes
 from .layout import Cut, Layout
 from .ordering import count_canonical_nbytes, make_canonical_records, take_marked
@@ -90,9 +90,9 @@ class SlabLayout:
         """
         mode, shape = find_longest_mode(record_format.shape), record_format.shape
         check_inside(coords, shape)
-        parts = _sort_parts(coords, values, record_format, num_slabs, primitives, devices)
-        counts = np.concatenate([part.counts for part in parts])
-        exact = list_rows(find_edges(counts, num_slabs))
+        check_finite(values)
+        parts, edges = _sort_parts(coords, values, record_format, num_slabs, primitives, devices)
+        exact = list_rows(edges)
         slabs = []
         for rows, home in zip(exact, assign_homes(len(exact), devices.count), strict=True):
             records = [part.take(rows, home, record_format, devices) for part in parts]
@@ -249,7 +249,6 @@ class _Part(NamedTuple):
     rows: range
     home: int
     records: Array
-    counts: np.ndarray  # how many records each of the rows has
 
     def take(
         self, rows: range, home: int, record_format: RecordFormat, devices: Devices
@@ -272,12 +271,15 @@ def _sort_parts(
     num_parts: int,
     primitives: Primitives,
     devices: Devices,
-) -> list[_Part]:
-    """Make canonical records of parts with equally many of the given nonzeros."""
+) -> tuple[list[_Part], tuple[int, ...]]:
+    """Make canonical records of parts with equally many of the given nonzeros.
+
+    Return also the edges of slabs with equally many of the records.
+    """
     mode = find_longest_mode(record_format.shape)
     size = record_format.shape[mode]
     given = list_rows(find_edges(count_rows(coords[mode], size), num_parts))
-    parts, is_there = [], array_module(coords) is primitives.xp
+    parts, counts, is_there = [], [], array_module(coords) is primitives.xp
     for rows, home in zip(given, assign_homes(len(given), devices.count), strict=True):
         is_own = (coords[mode] >= rows.start) & (coords[mode] < rows.stop)
         own = [take_marked(numbers, is_own) for numbers in (*coords, values)]
@@ -289,11 +291,11 @@ def _sort_parts(
             check_sums(record_format.values(records))
             numbers = record_format.rows(records, mode, primitives.xp)
             numbers -= numbers.dtype.type(rows.start)
-            counts = devices.fetch(count_rows(numbers, len(rows)))
+            counts.append(devices.fetch(count_rows(numbers, len(rows))))
             # On the host if the nonzeros are, since the device may have no room for all.
             kept = records if is_there else devices.fetch(records)
-        parts.append(_Part(rows, home, kept, counts))
-    return parts
+        parts.append(_Part(rows, home, kept))
+    return parts, find_edges(np.concatenate(counts), num_parts)
 
 
 def _share(count: int, num_slabs: int) -> list[int]:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from ..array_modules import Array
 from ..checks import check_factors, check_mode, check_out, check_weights
-from ..engines.slabs import find_sharding
 from ..format.slab_layout import SpreadLayout
 from ..reporting import log_compilation
 from ..shards.row_shards import RowShards
+from ..shards.sharding import find_sharding
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.memory import attempt, explain_work
 from ..tensor.tensor import FlycooTensor

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from ..array_modules import Array
 from ..devices import Devices, assign_homes
+from ..format.slab_layout import SpreadLayout
 
 
 @dataclass(frozen=True)
@@ -65,3 +66,12 @@ def cut_evenly(num_rows: int, num_blocks: int) -> tuple[int, ...]:
     """
     length = -(-num_rows // num_blocks)
     return tuple(min(block * length, num_rows) for block in range(num_blocks + 1))
+
+
+def find_sharding(layout: SpreadLayout, mode: int) -> Sharding:
+    """Return how a factor is sharded: in the cut mode like the slabs, else in equal blocks."""
+    size, devices = layout.record_format.shape[mode], layout.devices
+    if mode != layout.cut_mode:
+        return Sharding.of(cut_evenly(size, layout.num_slabs), devices)
+    edges = (0, *(slab.rows.stop for slab in layout.slabs))
+    return Sharding(edges, tuple(slab.home for slab in layout.slabs), devices)

@@ -14,8 +14,8 @@ from tensorly.decomposition import (
 
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.engines.cpu.engine import CPU
-from tensorly_flycoo.engines.slabs import find_sharding
 from tensorly_flycoo.shards.row_shards import RowShards
+from tensorly_flycoo.shards.sharding import find_sharding
 from tensorly_flycoo.testing import planted_tensor
 
 SHAPE, RANK, NUM_SLABS = (30, 20, 40), 3, 6

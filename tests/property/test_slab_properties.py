@@ -126,6 +126,7 @@ def test_scaling_by_a_power_of_two_is_exact(drawn, layout, num_slabs, exponent):
     assert_same_bits(compute(scale * x, drawn.factors), expected)
 
 
+@pytest.mark.usual_limits("slabs")
 @fixture_is_for_all_examples
 @given(nonzeros(), layouts, nums_slabs)
 def test_slabs_hold_the_same_tensor(drawn, layout, num_slabs):

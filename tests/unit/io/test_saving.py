@@ -20,6 +20,8 @@ from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
 from tensorly_flycoo.io import saving
 
+pytestmark = pytest.mark.usual_limits("slabs")  # which cannot be saved
+
 SHAPE = (40, 3, 500, 7)
 
 

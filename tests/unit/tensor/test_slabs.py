@@ -74,6 +74,7 @@ def test_out_may_be_the_factor_of_the_mode(layout):
         problem.check(mttkrp(x, factors, mode, out=factors[mode]), mode)
 
 
+@pytest.mark.usual_limits("slabs")
 @LAYOUTS
 def test_bits_of_each_layout_are_those_of_slabs_added_by_hand(layout):
     """The tree, with tensors of their own: ((0 + 1) + 2)."""
@@ -188,6 +189,7 @@ def test_wrong_numbers_of_slabs(slabs, error, text):
         estimate_memory((5,), 1, slabs=slabs)
 
 
+@pytest.mark.usual_limits("slabs")
 def test_copies_have_as_many_slabs():
     problem = make_problem(SHAPE, 900)
     x = problem.tensor(layout="indexed", slabs=5)
@@ -200,6 +202,7 @@ def test_copies_have_as_many_slabs():
     assert "slabs" not in repr(problem.tensor())
 
 
+@pytest.mark.usual_limits("slabs")
 def test_elements_and_sums_are_those_of_one_piece():
     problem = make_problem(SHAPE, 900)
     problem.values[:] = np.rint(8 * problem.values)  # sums are exact
