@@ -68,12 +68,14 @@ class Step(NamedTuple):
 class Ids(NamedTuple):
     """The description of an array (nnz,) of ids, with the name under which it is saved.
 
-    Each block of `block_size` consecutive ids is a permutation of 0, 1, ...
+    Each block of `block_size` consecutive ids is a permutation of 0, 1, ... If `max_runs` is given,
+    the ids of each tile form at most so many runs of consecutive numbers.
     """
 
     name: str
     dtype: np.dtype
     block_size: int
+    max_runs: int | None = None
 
 
 class Layout(ABC):

@@ -129,14 +129,16 @@ class RemapLayout(Layout):
             tilings.append(
                 tile_rows(records, places, record_format, mode, tile_size, primitives, rows)
             )
-            pushes.append(_compact_push(remap_ids, cut, primitives))
+            order = primitives.order_writes(remap_ids, tile_size)
+            pushes.append(_compact_push(remap_ids, order, cut, primitives))
             pulls.append(primitives.compact_ids(pull_ids, bucket_size, cut))
         if places is None:
             last_ids[...] = xp.arange(nnz, dtype=dtype)
         pull_ids = xp.empty(nnz, pull_dtype)
         primitives.split_by_bucket(last_ids, bucket_size, last_ids, pull_ids)
         primitives.scatter_in_buckets(records, pull_ids, bucket_size, spare)
-        pushes.append(_compact_push(last_ids, cut, primitives))
+        order = primitives.order_writes(last_ids, tile_size)
+        pushes.append(_compact_push(last_ids, order, cut, primitives))
         pulls.insert(0, primitives.compact_ids(pull_ids, bucket_size, cut))
         return tilings, [RemapPlan(pull, *push) for pull, push in zip(pulls, pushes, strict=True)]
 
@@ -165,8 +167,11 @@ class RemapLayout(Layout):
     ) -> Iterator[Ids]:
         dtype = index_dtype(cut.bucket_size, smallest="uint16")
         yield Ids(f"pull_ids_{mode}", dtype, cut.bucket_size)
-        yield Ids(f"remap_ids_{mode}", index_dtype(nnz), max(1, nnz))
-        if write_order_dtype is not None:
+        if write_order_dtype is None:
+            yield Ids(f"remap_ids_{mode}", index_dtype(nnz), max(1, nnz))
+        else:
+            max_runs = count_runs(nnz, cut.tile_size, cut.bucket_size)
+            yield Ids(f"remap_ids_{mode}", index_dtype(nnz), max(1, nnz), max_runs)
             yield Ids(f"write_order_{mode}", write_order_dtype, cut.tile_size)
 
     def iterate_ids(self, mode: int) -> Iterator[tuple[str, Array]]:
@@ -189,8 +194,9 @@ class RemapLayout(Layout):
         plans = [
             RemapPlan(
                 primitives.compact_ids(arrays[f"pull_ids_{n}"], cut.bucket_size, cut),
-                primitives.compact_runs(arrays[f"remap_ids_{n}"], cut),
-                _compact_order(arrays.get(f"write_order_{n}"), cut, primitives),
+                *_compact_push(
+                    arrays[f"remap_ids_{n}"], arrays.get(f"write_order_{n}"), cut, primitives
+                ),
             )
             for n in range(ndim)
         ]
@@ -258,15 +264,15 @@ class RemapLayout(Layout):
         return type(self)(self.cut, copies, self.tilings, self.plans, norm, self.make_lock, mode)
 
 
+def count_runs(nnz: int, tile_size: int, bucket_size: int) -> int:
+    """Return the most runs of a tile's ordered remap ids: its records in one bucket are one run."""
+    return max(1, min(tile_size, -(-nnz // bucket_size)))
+
+
 def _compact_push(
-    remap_ids: Array, cut: Cut, primitives: Primitives
+    remap_ids: Array, write_order: Array | None, cut: Cut, primitives: Primitives
 ) -> tuple[CompactIds | Array, CompactIds | Array | None]:
     """Return a mode's remap ids and write order, as the engine keeps them."""
-    order = primitives.order_writes(remap_ids, cut.tile_size)
-    return primitives.compact_runs(remap_ids, cut), _compact_order(order, cut, primitives)
-
-
-def _compact_order(
-    write_order: Array | None, cut: Cut, primitives: Primitives
-) -> CompactIds | Array | None:
-    return None if write_order is None else primitives.compact_ids(write_order, cut.tile_size, cut)
+    if write_order is not None:
+        write_order = primitives.compact_ids(write_order, cut.tile_size, cut)
+    return primitives.compact_runs(remap_ids, cut), write_order

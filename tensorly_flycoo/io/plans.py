@@ -40,8 +40,11 @@ def check_arrays(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
         empty_rows = _take(arrays, f"empty_rows_{mode}", index_dtype(size))
         _require(size - nnz <= empty_rows.size <= size, f"empty_rows_{mode}")
         _check_limit(empty_rows, size, f"empty_rows_{mode}")
-        for name, dtype, block_size in cls.list_ids(mode, nnz, cut, write_order_dtype):
-            _check_blocks(_take(arrays, name, dtype, (nnz,)), block_size, name)
+        for name, dtype, block_size, max_runs in cls.list_ids(mode, nnz, cut, write_order_dtype):
+            ids = _take(arrays, name, dtype, (nnz,))
+            _check_blocks(ids, block_size, name)
+            if max_runs is not None:
+                _check_runs(ids, cut.tile_size, max_runs, name)
     _require(not arrays, ", ".join(arrays))
 
 
@@ -72,6 +75,18 @@ def _check_blocks(ids: np.ndarray, block_size: int, name: str) -> None:
     end = ids.size // block_size * block_size
     _check_limit(ids[:end], block_size, name)
     _check_limit(ids[end:], ids.size - end, name)
+
+
+def _check_runs(ids: np.ndarray, tile_size: int, max_runs: int, name: str) -> None:
+    """Refuse tiles with more runs of consecutive ids than an engine has room for."""
+    step = -(-_CHECK_BLOCK // tile_size) * tile_size
+    for start in range(0, ids.size, step):
+        block = ids[start : start + step]
+        is_start = np.ones(block.size, bool)
+        is_start[1:] = block[1:] != block[:-1] + 1
+        is_start[::tile_size] = True
+        num_runs = np.add.reduceat(is_start, np.arange(0, block.size, tile_size), dtype=np.int64)
+        _check_limit(num_runs, max_runs + 1, name)
 
 
 def _check_limit(array: np.ndarray, limit: int, name: str) -> None:

@@ -18,8 +18,9 @@ from ...format import packing
 from ...format.layout import Cut, Step
 from ...format.packing import RecordFormat
 from ...format.primitives import Primitives, index_dtype
+from ...format.remap import count_runs
 from . import launch, tuning
-from .compact_ids import PackedIds, RunIds, count_plan_nbytes, count_runs
+from .compact_ids import PackedIds, RunIds, count_plan_nbytes
 from .macros import (
     carry_rows_macros,
     number_buckets_macros,

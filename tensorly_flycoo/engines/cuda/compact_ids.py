@@ -8,6 +8,7 @@ import numpy as np
 
 from ...array_modules import Array
 from ...format.compact_ids import CompactIds
+from ...format.remap import count_runs
 from . import launch, tuning
 from .id_bits import IdBits
 from .macros import runs_macros, split_ids_macros
@@ -122,11 +123,6 @@ def count_plan_nbytes(nnz: int, tile_size: int, bucket_size: int, itemsize: int)
     runs = num_tiles * (6 * tile_size // 32 + itemsize * count_runs(nnz, tile_size, bucket_size))
     limits = (bucket_size, tile_size)
     return runs + sum(IdBits.of(n, tile_size).count_nbytes(nnz, tile_size) for n in limits)
-
-
-def count_runs(nnz: int, tile_size: int, bucket_size: int) -> int:
-    """Return the most runs of a tile: its records in one bucket have consecutive remap ids."""
-    return max(1, min(tile_size, -(-nnz // bucket_size)))
 
 
 def list_parts(ids: PackedIds | Array | None) -> tuple[Array | None, Array | None]:

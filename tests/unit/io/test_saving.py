@@ -19,6 +19,7 @@ from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
 from tensorly_flycoo.io import saving
+from tensorly_flycoo.io.plans import check_arrays
 
 pytestmark = pytest.mark.usual_limits("slabs")  # which cannot be saved
 
@@ -170,6 +171,20 @@ def test_another_plan_is_rebuilt(path, layout, primitives, cut):
     assert x._layout.record_format.word_dtype == np.uint64
     expected = compute_all(problem.tensor(layout=layout, device="cpu"), problem.factors)
     assert compute_all(x, problem.factors) == expected
+
+
+def test_a_plan_with_more_runs_than_buckets_is_refused():
+    """A GPU keeps a tile's ordered remap ids as runs, and has room for one in each bucket."""
+    problem = make_problem(SHAPE, 6000, skew=2)
+    cut = Cut(RecordFormat.of(SHAPE, "float64", "uint32"), 128, 2048)
+    build = LAYOUT_CLASSES["remap"].build
+    layout = build(problem.coords, problem.values, cut, WriteOrdering())
+    arrays = dict(layout.iterate_arrays())
+    check_arrays("remap", arrays, cut)
+    remap_ids = arrays["remap_ids_1"]
+    remap_ids[-128:] = remap_ids[-128:][::-1].copy()  # still a permutation
+    with pytest.raises(ValueError, match="remap_ids_1 does not match the header"):
+        check_arrays("remap", arrays, cut)
 
 
 # Damaged files raise an error, and take little memory.
