@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..array_modules import Array
 from ..shards.row_shards import RowShards
 
 if TYPE_CHECKING:
@@ -34,12 +33,11 @@ def inner_blocks(kernels: TallKernels, a: RowShards, b: RowShards) -> Any:
 
 def solve_rows(kernels: TallKernels, x: RowShards, inverse: Any) -> tuple[RowShards, Any, Any]:
     """Do what `TallKernels.solve_rows` does; `inverse` is on the first device."""
-    (matrix,) = inverse.to_array()
-
-    def solve(block: Array, own: Array) -> Any:
-        return kernels.solve_rows(block, kernels.as_blocks(own[None]))
-
-    solved = x.apply(solve, matrix)
+    matrix, devices, solved = inverse.to_array(), x.sharding.devices, []
+    for block, home in zip(x.blocks, x.sharding.homes, strict=True):
+        with devices.use(home):
+            own = kernels.as_blocks(devices.bring(matrix, home))
+            solved.append(kernels.solve_rows(block, own))
     rows = x.replace([y for y, _, _ in solved], False)
     grams, inner = ([part[n].to_array() for part in solved] for n in (1, 2))
     return rows, kernels.as_blocks(x.collect(grams)), kernels.as_blocks(x.collect(inner))

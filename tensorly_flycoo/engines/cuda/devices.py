@@ -26,6 +26,12 @@ class CudaDevices:
             for other in range(count):
                 _let_read(device, other)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CudaDevices) and other.count == self.count
+
+    def __hash__(self) -> int:
+        return hash(self.count)
+
     def use(self, device: int) -> AbstractContextManager[Any]:
         return cupy.cuda.Device(device)
 
