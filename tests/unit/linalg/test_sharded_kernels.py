@@ -80,7 +80,7 @@ def draw(num_rows, seed):
 
 def test_a_mode_is_solved_on_any_number_of_devices(kernels):
     a, b, mttkrp = draw(80, 0), draw(70, 1), draw(60, 2)
-    grams, results = (a.T @ a).astype(float) * (b.T @ b), set()
+    grams, results = (a.astype(float).T @ a) * (b.astype(float).T @ b), set()
     for num_devices in DEVICES:
         x = [scatter(matrix, num_devices) for matrix in (a, b, mttkrp)]
         product = GramProduct(kernels, RANK) * GramProduct.of(x[0]) * GramProduct.of(x[1])
