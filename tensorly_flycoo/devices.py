@@ -25,6 +25,9 @@ class Devices(Protocol):
     def bring(self, array: Array, device: int) -> Array:
         """Return an array that is on `device`; copy it if it is elsewhere."""
 
+    def copy(self, array: Array, target: Array) -> None:
+        """Copy an array to a contiguous one of the same shape, on any two devices."""
+
     def fetch(self, array: Array) -> np.ndarray:
         """Return an array in host memory."""
 
@@ -41,6 +44,9 @@ class OneDevice:
 
     def bring(self, array: Array, device: int) -> Array:
         return move(array, self._xp)
+
+    def copy(self, array: Array, target: Array) -> None:
+        target[...] = array
 
     def fetch(self, array: Array) -> np.ndarray:
         return move(array, np)

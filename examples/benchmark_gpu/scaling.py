@@ -54,8 +54,8 @@ def time_iterations(x, factors, num_iterations, gpus):
         wait_for_gpus(gpus)
         times.append(time.perf_counter())
 
-    guess = CPTensor((None, factors))
     with tl.backend_context("flycoo"):
+        guess = CPTensor((None, factors))
         options = {"n_iter_max": num_iterations, "init": guess, "tol": -1.0, "callback": record}
         cp = parafac(x, factors[0].shape[1], **options)
         found = [tl.to_numpy(factor) for factor in cp.factors]

@@ -50,6 +50,9 @@ class TallKernels(Protocol):
     def suits_rank(self, rank: int, dtype: np.dtype) -> bool:
         """Return whether they suit a rank, and the current device."""
 
+    def as_blocks(self, array: Array) -> Any:
+        """Return a contiguous float64 array as `Blocks`."""
+
     def gram_blocks(self, x: Array) -> Any:
         """Compute ``x.T @ x`` of some blocks of rows, `Blocks` (n, R, R)."""
 

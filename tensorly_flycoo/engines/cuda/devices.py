@@ -26,6 +26,12 @@ class CudaDevices:
             for other in range(count):
                 _let_read(device, other)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CudaDevices) and other.count == self.count
+
+    def __hash__(self) -> int:
+        return hash(self.count)
+
     def use(self, device: int) -> AbstractContextManager[Any]:
         return cupy.cuda.Device(device)
 
@@ -33,23 +39,27 @@ class CudaDevices:
         if not is_cupy(array):
             with cupy.cuda.Device(device):
                 return cupy.asarray(array)
-        home = array.device
-        if home.id == device:
+        if array.device.id == device:
             return array
-        array = cupy.ascontiguousarray(array)
+        with cupy.cuda.Device(device):
+            copy = cupy.empty(array.shape, array.dtype)
+        self.copy(array, copy)
+        return copy
+
+    def copy(self, array: Array, target: Array) -> None:
+        home = array.device
+        with home:
+            array = cupy.ascontiguousarray(array)
+            complete = cupy.cuda.get_current_stream().record()
         # Streams of two GPUs do not wait for each other by themselves: the copy must wait for the
         # array to be complete, and the array's memory must not be used again before it is copied.
-        with home:
-            complete = cupy.cuda.get_current_stream().record()
-        with cupy.cuda.Device(device):
+        with target.device:
             stream = cupy.cuda.get_current_stream()
             stream.wait_event(complete)
-            copy = cupy.empty(array.shape, array.dtype)
-            copy.data.copy_from_device_async(array.data, array.nbytes, stream)
+            target.data.copy_from_device_async(array.data, array.nbytes, stream)
             copied = stream.record()
         with home:
             cupy.cuda.get_current_stream().wait_event(copied)
-        return copy
 
     def fetch(self, array: Array) -> np.ndarray:
         with array.device:
