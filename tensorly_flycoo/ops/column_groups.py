@@ -18,12 +18,13 @@ from ..array_modules import Array
 from ..devices import assign_homes
 from ..format.ordering import take_marked
 from ..format.partition import count_rows, find_edges, list_rows
+from ..tensor.pieces import Piece, iterate_pieces
 from .shared_columns import Entries
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
     from ..format.packing import RecordFormat
-    from ..format.slab_layout import AnyLayout, Slab, SlabLayout
+    from ..format.slab_layout import AnyLayout, SlabLayout
 
 
 @contextlib.contextmanager
@@ -74,7 +75,8 @@ def _iterate_across_slabs(layout: SlabLayout, engine: Engine) -> Iterator[tuple[
     split_mode = max(others, key=lambda n: record_format.shape[n], default=None)
     groups = [None] if split_mode is None else _cut_evenly(layout, split_mode, engine)
     for rows, home in zip(groups, assign_homes(len(groups), layout.devices.count), strict=True):
-        parts = [_take_rows(layout, slab, split_mode, rows, engine) for slab in layout.slabs]
+        pieces = iterate_pieces(layout, engine.xp)
+        parts = [_take_rows(piece, record_format, split_mode, rows, engine) for piece in pieces]
         with layout.devices.use(home):
             records = engine.xp.concatenate([layout.devices.bring(part, home) for part in parts])
             del parts
@@ -88,23 +90,20 @@ def _iterate_across_slabs(layout: SlabLayout, engine: Engine) -> Iterator[tuple[
 def _cut_evenly(layout: SlabLayout, mode: int, engine: Engine) -> list[range]:
     """Cut a mode into rows with about equally many nonzeros, one part for each slab."""
     counts = np.zeros(layout.record_format.shape[mode], np.int64)
-    for slab in layout.slabs:
-        with layout.devices.use(slab.home), slab.layout.hold_records() as records:
-            rows = slab.layout.record_format.rows(records, mode, engine.xp)
+    for piece in iterate_pieces(layout, engine.xp):
+        with piece.hold_records() as records:
+            rows = piece.read_rows(records, mode)
             counts += layout.devices.fetch(count_rows(rows, counts.size))
     return list_rows(find_edges(counts, layout.num_slabs))
 
 
 def _take_rows(
-    layout: SlabLayout, slab: Slab, mode: int | None, rows: range | None, engine: Engine
+    piece: Piece, record_format: RecordFormat, mode: int | None, rows: range | None, engine: Engine
 ) -> Array:
     """Copy the nonzeros of a slab that have one of `rows`, as records of the whole tensor."""
-    xp, slab_format = engine.xp, slab.layout.record_format
-    with layout.devices.use(slab.home), slab.layout.hold_records() as records:
+    with piece.hold_records() as records:
         if mode is not None and rows is not None:
-            numbers = slab_format.rows(records, mode, xp)
+            numbers = piece.read_rows(records, mode)
             records = take_marked(records, (numbers >= rows.start) & (numbers < rows.stop))
-        coords = slab_format.coords(records, xp)
-        coords[layout.cut_mode] += slab.rows.start
-        values = slab_format.values(records)
-        return layout.record_format.pack(coords, values, xp, engine.block_size)
+        arguments = (piece.read_coords(records), piece.read_values(records))
+        return record_format.pack(*arguments, engine.xp, engine.block_size)

@@ -109,8 +109,9 @@ class LazyMatrix(LazyArray):
 
         The workspace is about 30 bytes per nonzero while columns are found, and later ten to
         fifteen blocks of `rank` + 8 numbers per coupled row. Of a tensor in slabs the columns of
-        one slab at a time are found, and kept on its device: see `SlabGram`. The initial vectors are fixed: a GPU
-        gives the same bits in every run, and a CPU with the same number of threads of the BLAS.
+        one slab at a time are found, and kept on its device: see `SlabGram`. The initial vectors
+        are fixed: a GPU gives the same bits in every run, and a CPU with the same number of threads
+        of the BLAS.
         """
         rank = self._check_rank(rank)
         return self._assemble(rank, self._find_leading_pairs(rank))
