@@ -15,6 +15,7 @@ from ..format.primitives import Primitives
 from ..format.slab_layout import AnyLayout, SlabLayout, SpreadLayout
 from ..shards.row_shards import RowShards
 from . import slabs
+from .slab_counts import fit_num_slabs, warn_of_long_slabs
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -140,9 +141,12 @@ class Engine(Primitives, ABC):
     ) -> AnyLayout:
         """Build the layout `name` from coords (ndim, nnz) and values (nnz,) on any device.
 
-        By default there are as few slabs as `MAX_SLAB_NNZ` allows, and one for each of `devices`.
+        By default there are as few slabs as `MAX_SLAB_NNZ` and the free memory allow, and one for
+        each of `devices`.
         """
-        num_slabs = num_slabs or choose_num_slabs(values.shape[0], self.devices)
+        if not num_slabs:
+            least = choose_num_slabs(values.shape[0], self.devices)
+            num_slabs = fit_num_slabs(self, name, values.shape[0], shape, values.dtype, least)
         coords, values = self.receive(coords, values)
         cut = self.choose_cut(shape, values.dtype)
         sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
@@ -156,7 +160,7 @@ class Engine(Primitives, ABC):
         devices = self.devices or OneDevice(self.xp)
         options = (cut.record_format, num_slabs, self.choose_cut, self, devices)
         layout = slab_class.build(cls, coords, values, *options)
-        _warn_of_long_slabs(layout)
+        warn_of_long_slabs(layout)
         return layout
 
     def build_piece(self, name: str, coords: Array, values: Array, shape: Sequence[int]) -> Layout:
@@ -173,13 +177,14 @@ class Engine(Primitives, ABC):
         dtype: np.dtype,
         num_slabs: int | None = None,
     ) -> tuple[int, int]:
-        """Return the bytes of a layout, and the most bytes in use while it is built."""
+        """Return the bytes of a layout, and the most bytes in use on a device while it is built."""
         num_slabs = num_slabs or choose_num_slabs(nnz, self.devices)
         cls, cut = LAYOUT_CLASSES[name], self.choose_cut(shape, dtype)
         if num_slabs == 1:
             return cls.estimate(nnz, cut, self)
         options = (cut.record_format, num_slabs, self.choose_cut, self)
-        return SlabLayout.estimate(cls, nnz, *options)
+        num_devices = 1 if self.devices is None else self.devices.count
+        return SlabLayout.estimate(cls, nnz, *options, num_devices)
 
     @abstractmethod
     def check_arrays(self, arrays: Mapping[str, Array]) -> None:
@@ -375,17 +380,6 @@ class Engine(Primitives, ABC):
 def choose_num_slabs(nnz: int, devices: Devices | None = None) -> int:
     """Choose as few slabs as `MAX_SLAB_NNZ` allows, but one for each device."""
     return max(1 if devices is None else devices.count, -(-nnz // MAX_SLAB_NNZ))
-
-
-def _warn_of_long_slabs(layout: SlabLayout) -> None:
-    share = -(-layout.nnz // layout.num_slabs)
-    longest = max(slab.layout.nnz for slab in layout.slabs)
-    if longest > 2 * share:
-        _logger.warning(
-            "a slab has %s nonzeros where its share is %s: a row of mode %d, which is not split, "
-            "is longer than a slab; fewer slabs do as well",
-            *(f"{longest:,}", f"{share:,}", layout.cut_mode),
-        )
 
 
 def _draw_on_host(
