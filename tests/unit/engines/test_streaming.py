@@ -1,6 +1,7 @@
 """Streamed slabs, on the CPU engine with a stager that checks what it is asked for."""
 
 import contextlib
+import itertools
 
 import numpy as np
 import pytest
@@ -85,7 +86,7 @@ def test_the_next_copy_of_a_sweep_is_announced(stagers):
         mttkrp(x, factors, mode)
     taken = stagers[0].taken
     assert len(taken) == 4 * NUM_SLABS
-    for (_, following), (array, _) in zip(taken[:-1], taken[1:], strict=True):
+    for (_, following), (array, _) in itertools.pairwise(taken):
         assert following is array
 
 
