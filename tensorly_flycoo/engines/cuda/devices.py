@@ -50,6 +50,12 @@ class CudaDevices:
 
     def copy(self, array: Array, target: Array) -> None:
         home, device = array.device, target.device
+        if home.id == device.id:
+            with device:
+                array = cupy.ascontiguousarray(array)
+                stream = cupy.cuda.get_current_stream()
+                target.data.copy_from_device_async(array.data, array.nbytes, stream)
+            return
         with home:
             array = cupy.ascontiguousarray(array)
             source_stream, source = cupy.cuda.get_current_stream(), self._get_link(home.id)
