@@ -24,7 +24,7 @@ NUM_SLABS, RANK, NUM_CHECKED = 16, 16, 1000
 
 
 def draw(number, nnz):
-    """Draw the nonzeros of a slab on the GPU, with the rows of mode 0 counted from its first one."""
+    """Draw the nonzeros of a slab on the GPU; its rows of mode 0 begin at 0."""
     random, edges = cupy.random.RandomState(number), find_edges(number)
     sizes = (edges.stop - edges.start, *SHAPE[1:])
     coords = cupy.empty((3, nnz), np.int32)

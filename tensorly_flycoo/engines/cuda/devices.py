@@ -1,5 +1,7 @@
 """Several GPUs of one process."""
 
+import itertools
+import logging
 import threading
 from contextlib import AbstractContextManager
 from typing import Any
@@ -8,6 +10,9 @@ import cupy
 import numpy as np
 
 from ...array_modules import Array, is_cupy, move
+
+
+_logger = logging.getLogger("tensorly_flycoo")
 
 
 class CudaDevices:
@@ -24,15 +29,28 @@ class CudaDevices:
     def __init__(self, count: int) -> None:
         self.count = count
         self._of_thread = threading.local()
-        for device in range(count):
-            for other in range(count):
-                _let_read(device, other)
+        pairs = itertools.permutations(range(count), 2)
+        strangers = [pair for pair in pairs if not _let_read(*pair)]
+        if strangers:
+            _logger.warning(
+                "GPUs %s cannot read each other's memory, so copies between them pass through the "
+                "host, about ten times as slowly",
+                strangers,
+            )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CudaDevices) and other.count == self.count
 
     def __hash__(self) -> int:
         return hash(self.count)
+
+    def check_current(self) -> None:
+        current = cupy.cuda.runtime.getDevice()
+        if current != 0:
+            raise ValueError(
+                f"the current GPU is {current}, expected 0, which holds the small matrices of a "
+                "tensor on several GPUs: compute inside `with cupy.cuda.Device(0):`"
+            )
 
     def use(self, device: int) -> AbstractContextManager[Any]:
         return cupy.cuda.Device(device)
@@ -101,14 +119,15 @@ class _Link:
         )
 
 
-def _let_read(device: int, other: int) -> None:
-    """Let a GPU read another one's memory, if it can."""
+def _let_read(device: int, other: int) -> bool:
+    """Let a GPU read another one's memory; return whether it can."""
     runtime = cupy.cuda.runtime
-    if device == other or not runtime.deviceCanAccessPeer(device, other):
-        return
+    if not runtime.deviceCanAccessPeer(device, other):
+        return False
     with cupy.cuda.Device(device):
         try:
             runtime.deviceEnablePeerAccess(other)
         except runtime.CUDARuntimeError as error:
             if "PeerAccessAlreadyEnabled" not in str(error):
                 raise
+    return True
