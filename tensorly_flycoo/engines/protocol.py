@@ -175,6 +175,12 @@ class Engine(Primitives, ABC):
         warn_of_long_slabs(layout)
         return layout
 
+    def build_piece(self, name: str, coords: Array, values: Array, shape: Sequence[int]) -> Layout:
+        """Build the layout `name` in one piece, on the current device, whatever `devices` are."""
+        coords, values = self.receive(coords, values)
+        cut = self.choose_cut(shape, values.dtype)
+        return LAYOUT_CLASSES[name].build(coords, values, cut, self)
+
     def estimate_layout(
         self,
         name: str,
