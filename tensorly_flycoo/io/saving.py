@@ -82,7 +82,7 @@ def save(path: FilePath, x: "FlycooTensor | SparseArray") -> None:
     layout = x._layout
     if isinstance(layout, SlabLayout):
         raise ValueError(
-            f"x is in slabs ({x.slabs}), expected a tensor in one piece: call save_slabs(path, x)"
+            f"x has {x.slabs} slabs, expected a tensor in one piece: call save_slabs(path, x)"
         )
     with replace_file(path) as file:
         write_layout(file, layout)

@@ -33,7 +33,7 @@ class Spool:
         self._folder = folder
         self.nnz = 0
         self.shape = shape or ()
-        self.dtype = np.dtype(np.float32)
+        self.dtype: np.dtype = np.dtype(np.float32)
         files: list[IO[bytes]] = []
         with contextlib.ExitStack() as stack:
             for block in blocks:
