@@ -11,7 +11,6 @@ import numpy as np
 
 from ...array_modules import Array, is_cupy, move
 
-
 _logger = logging.getLogger("tensorly_flycoo")
 
 
