@@ -16,7 +16,10 @@ from ..engines.protocol import Engine
 from ..format.layout import Cut, Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
+from ..format.replicated import ReplicatedLayout
 from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
+from ..format.streamed import Stager, StreamedLayout
+from ..format.tiling import RowTiling
 from ..tensor.tensor import FlycooTensor
 from .files import FilePath, make_folder
 from .npz import ArrayReader, damage_error, open_arrays
@@ -179,10 +182,11 @@ def open_slabs(
     path : str or os.PathLike
     device : {"auto", "cpu", "cuda"}, optional
         As for `FlycooTensor`.
-    keep : {"file", "device"}, optional
+    keep : {"file", "host", "device"}, optional
         Where the nonzeros are. "file", on a CPU the default, maps the files into memory: nothing is
         read before it is needed, and the system may forget it afterwards. "device", on a GPU the
-        default, copies one slab after the other to the device's memory.
+        default, copies one slab after the other to the device's memory. On a GPU, slabs of a file,
+        or copied to pinned memory ("host"), visit it one after the other.
     verify : bool
         Whether to read and check all data. What is copied to memory is always checked.
 
@@ -197,8 +201,9 @@ def open_slabs(
         If a file is missing or cannot be read.
     ValueError
         If the folder is damaged or incomplete, or has a newer format than this release reads; the
-        message names the file. If `keep` is "file" on a GPU, or the plans were made for another
-        kind of device; or if `device` or `keep` is unknown.
+        message names the file. If the plans were made for another kind of device, or for a GPU with
+        ``keep="file"`` or "host" the layout is not "replicated"; or if `device` or `keep` is
+        unknown.
     ImportError, RuntimeError
         If `device` is "cuda" and no GPU can be used.
     MemoryError
@@ -228,13 +233,21 @@ def open_slabs(
            [1, 0]]), array([0.5, 3. ]))
     """
     engine = select_engine(device)
-    is_mapped, folder = _check_keep(keep, engine) == "file", Path(path)
+    keep, folder = _check_keep(keep, engine), Path(path)
+    stagers: dict[int, Stager] = {}
     index = Index.read(folder)
     devices, slabs = engine.devices or OneDevice(engine.xp), []
     homes = assign_homes(len(index.entries), devices.count)
     for number, (entry, home) in enumerate(zip(index.entries, homes, strict=True)):
         with devices.use(home), _open_slab(folder / _name_slab(number), index, entry) as file:
-            layout = file.map(engine, verify) if is_mapped else file.read(engine)
+            if keep == "device":
+                layout = file.read(engine)
+            elif engine.can_stream:
+                if home not in stagers:
+                    stagers[home] = engine.make_stager()
+                layout = file.stream(engine, verify, stagers[home], keep)
+            else:
+                layout = file.map(engine, verify)
         slabs.append(Slab(slice(entry.start, entry.stop), layout, home))
     record_format = engine.choose_cut(
         index.shape, slabs[0].layout.record_format.dtype
@@ -248,7 +261,7 @@ def open_slabs(
 
 
 def _check_keep(keep: str | None, engine: Engine) -> str:
-    places = ("file", "device") if engine.name == "cpu" else ("device",)
+    places = ("device", "host", "file") if engine.can_stream else ("file", "device")
     if keep is not None and keep not in places:
         raise ValueError(f"keep is {keep!r}, expected one of {places} on {engine.name!r}")
     return keep or places[0]
@@ -261,6 +274,25 @@ class _SlabFile(NamedTuple):
     reader: ArrayReader
     header: Header
     record_format: RecordFormat
+
+    def stream(self, engine: Engine, verify: bool, stager: Stager, keep: str) -> Layout:
+        """Make a layout whose records are mapped, or with `keep` "host" copied to pinned memory."""
+        if self.header["layout"] != "replicated":
+            raise ValueError(
+                f"{self.path} has layout {self.header['layout']!r}, but keep={keep!r} on a GPU "
+                "needs 'replicated': pass keep='device'"
+            )
+        layout = self.map(engine, verify)
+        assert isinstance(layout, ReplicatedLayout)
+        copies = layout.copies
+        if keep == "host":
+            copies = [stager.put_aside(copy) for copy in copies]
+        xp = engine.xp
+        tilings = [
+            RowTiling(xp.asarray(tiling.carry_rows), xp.asarray(tiling.empty_rows))
+            for tiling in layout.tilings
+        ]
+        return StreamedLayout(layout.cut, copies, tilings, layout.norm, stager)
 
     def map(self, engine: Engine, verify: bool) -> Layout:
         """Make a layout of arrays that are mapped into memory; `verify` checks all data."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..shards.row_shards import RowShards
 
 if TYPE_CHECKING:
-    from ..engines.protocol import TallKernels
+    from ..engines.tall_kernels import TallKernels
 
 
 def suits(kernels: TallKernels, x: RowShards) -> bool:

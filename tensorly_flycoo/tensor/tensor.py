@@ -62,8 +62,8 @@ class FlycooTensor(FromOthers):
     layout : {"remap", "replicated", "indexed"}
         "remap" keeps two copies of the nonzeros and remaps them from mode to mode while computing
         (the FLYCOO algorithm); "replicated" keeps one sorted copy for each mode; "indexed" keeps
-        one copy and, for each mode but the first, an index into it, which takes the least memory.
-        By default "remap", or "replicated" with ``keep="host"``.
+        one copy and, for each mode but the first, an index into it: the least memory. By default
+        "remap", or "replicated" with ``keep="host"``.
     device : {"auto", "cpu", "cuda"}, optional
         By default the one set by `set_device`, initially "auto". With "auto", data on a GPU stay
         there; "cpu" and "cuda" copy data from elsewhere. A "cuda" tensor is on CuPy's current
@@ -72,9 +72,8 @@ class FlycooTensor(FromOthers):
         Cuts the longest mode into so many parts with about equally many nonzeros. Results depend
         on this number within rounding errors. By default 1, or one for each 2**32 nonzeros.
     keep : {"device", "host"}
-        "host" is for tensors larger than a GPU's memory: what does not fit in half of the free
-        memory stays in pinned host memory, and visits the GPU slab by slab, while others are
-        computed. On a CPU both are the same.
+        "host" is for tensors larger than a GPU: slabs that do not fit in half of its free memory
+        stay in pinned host memory and visit it in turn. On a CPU both are the same.
 
     Attributes
     ----------
@@ -82,8 +81,7 @@ class FlycooTensor(FromOthers):
     ndim, nnz, nbytes : int
     dtype : numpy.dtype
     density : float
-    layout, device, keep : str
-    slabs : int
+    layout, device, keep : str, slabs : int
 
     Raises
     ------

@@ -8,7 +8,7 @@ import pytest
 import tensorly as tl
 from tensorly.decomposition import parafac
 
-from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo import FlycooTensor, mttkrp, open_slabs, save_slabs
 from tensorly_flycoo.engines import protocol
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.engines.cuda.staging import CudaStager
@@ -164,3 +164,24 @@ def test_less_of_the_gpu_is_used():
         used = pool.used_bytes() - before - kept
     one_mode = x.nnz * x._layout.record_format.record_nbytes / NUM_SLABS
     assert used <= 2.1 * one_mode + 0.02 * x.nbytes
+
+
+@pytest.mark.parametrize("keep", ["file", "host", "device"])
+def test_a_folder(tmp_path, keep):
+    resident = make(layout="replicated")
+    save_slabs(tmp_path / "x", resident, slabs=NUM_SLABS, device="cuda")
+    x = open_slabs(tmp_path / "x", device="cuda", keep=keep)
+    assert x._layout.num_streamed == (0 if keep == "device" else NUM_SLABS)
+    for _ in range(2):
+        for found, expected in zip(compute(x), compute(resident), strict=True):
+            assert found.tobytes() == expected.tobytes()
+
+
+def test_folders_that_cannot_be_streamed(tmp_path):
+    save_slabs(tmp_path / "x", make(), layout="indexed", device="cuda")
+    with pytest.raises(ValueError, match=r"has layout 'indexed', but keep='file' on a GPU needs"):
+        open_slabs(tmp_path / "x", device="cuda", keep="file")
+    save_slabs(tmp_path / "y", make(), device="cpu")
+    with pytest.raises(ValueError, match=r"has a plan for another kind of device"):
+        open_slabs(tmp_path / "y", device="cuda", keep="file")
+    assert open_slabs(tmp_path / "y", device="cuda").device == "cuda"

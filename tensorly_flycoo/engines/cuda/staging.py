@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import cupy
 import numpy as np
 
-from ...array_modules import Array
+from ...array_modules import Array, is_cupy
 
 #: An array that is used, and the next one, which is copied at the same time.
 _NUM_SLOTS = 2
@@ -35,7 +35,10 @@ class CudaStager:
     def put_aside(self, array: Array) -> np.ndarray:
         self._nbytes = max(self._nbytes, array.nbytes)
         waiting = _empty_pinned(array.shape, array.dtype)
-        array.get(out=waiting)
+        if is_cupy(array):
+            array.get(out=waiting)
+        else:
+            np.copyto(waiting, array)
         return waiting
 
     @contextlib.contextmanager
