@@ -19,6 +19,7 @@ from . import slabs
 from .slab_plan import (
     choose_num_slabs,
     count_resident_slabs,
+    fit_num_slabs,
     make_keep_aside,
     warn_of_long_slabs,
 )
@@ -76,13 +77,17 @@ class Engine(Primitives, ABC):
     ) -> AnyLayout:
         """Build the layout `name` from coords (ndim, nnz) and values (nnz,) on any device.
 
-        By default there are as few slabs as `MAX_SLAB_NNZ` allows, and one for each of `devices`;
-        with ``keep="host"`` more: see `choose_num_slabs`.
+        By default there are as few slabs as `MAX_SLAB_NNZ` and the free memory allow, and one for
+        each of `devices`; with ``keep="host"`` see `choose_num_slabs`.
         """
         cut = self.choose_cut(shape, values.dtype)
         is_streamed = keep == "host" and self.can_stream
         streamed_nbytes = cut.record_format.record_nbytes if is_streamed else None
-        num_slabs = num_slabs or choose_num_slabs(values.shape[0], self.devices, streamed_nbytes)
+        nnz, dtype = values.shape[0], values.dtype
+        if not num_slabs:
+            num_slabs = choose_num_slabs(nnz, self.devices, streamed_nbytes)
+            if not is_streamed:
+                num_slabs = fit_num_slabs(self, name, nnz, shape, dtype, num_slabs)
         coords, values = self.receive(coords, values)
         sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
         if num_slabs > 1:
@@ -96,7 +101,7 @@ class Engine(Primitives, ABC):
         options = (cut.record_format, num_slabs, self.choose_cut, self, devices)
         keep_aside = None
         if is_streamed:
-            estimate = self.estimate_layout(name, values.size, shape, values.dtype, num_slabs)
+            estimate = self.estimate_layout(name, nnz, shape, dtype, num_slabs)
             num_resident = count_resident_slabs(*estimate, num_slabs, self.count_free_nbytes())
             keep_aside = make_keep_aside(self.make_stager, num_resident)
         layout = slab_class.build(cls, coords, values, *options, keep_aside)
@@ -117,13 +122,14 @@ class Engine(Primitives, ABC):
         dtype: np.dtype,
         num_slabs: int | None = None,
     ) -> tuple[int, int]:
-        """Return the bytes of a layout, and the most bytes in use while it is built."""
+        """Return the bytes of a layout, and the most bytes in use on a device while it is built."""
         num_slabs = num_slabs or choose_num_slabs(nnz, self.devices)
         cls, cut = LAYOUT_CLASSES[name], self.choose_cut(shape, dtype)
         if num_slabs == 1:
             return cls.estimate(nnz, cut, self)
         options = (cut.record_format, num_slabs, self.choose_cut, self)
-        return SlabLayout.estimate(cls, nnz, *options)
+        num_devices = 1 if self.devices is None else self.devices.count
+        return SlabLayout.estimate(cls, nnz, *options, num_devices)
 
     def make_stager(self) -> Stager:
         """Make what brings records from the host to the current device."""

@@ -1,13 +1,21 @@
 """How many slabs a tensor has, and which of them stay on the device."""
 
+from __future__ import annotations
+
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ..devices import Devices
 from ..format.layout import Layout
 from ..format.replicated import ReplicatedLayout
 from ..format.slab_layout import KeepAside, SlabLayout
 from ..format.streamed import Stager, StreamedLayout
+
+if TYPE_CHECKING:
+    from .protocol import Engine
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -17,6 +25,13 @@ MAX_SLAB_NNZ = 2**32
 #: Bytes of the records, of one mode, of a slab that is streamed: enough that they are copied as
 #: fast as the link allows, and so few that two slabs take little of the device.
 STREAMED_NBYTES = 2**30
+
+
+#: Bytes that are taken to be free: asking takes longer than building a tensor this small.
+_SURELY_FREE = 2**28
+
+#: The most slabs that are tried, as a multiple of the fewest ones.
+_MOST = 64
 
 
 def choose_num_slabs(
@@ -31,6 +46,42 @@ def choose_num_slabs(
     if streamed_nbytes is None:
         return num_slabs
     return max(2, num_slabs, -(-nnz * streamed_nbytes // STREAMED_NBYTES))
+
+
+def fit_num_slabs(
+    engine: Engine, name: str, nnz: int, shape: Sequence[int], dtype: np.dtype, least: int
+) -> int:
+    """Choose the fewest slabs with which a layout can be built in the free memory.
+
+    Returns
+    -------
+    int
+        `least` times a power of two; `least` if nothing fits, or the free memory is unknown.
+    """
+
+    def count_nbytes(num_slabs: int) -> int:
+        return engine.estimate_layout(name, nnz, shape, dtype, num_slabs)[1]
+
+    is_host = engine.staging_size is None
+    given = nnz * (8 * len(shape) + dtype.itemsize) if is_host else 0  # there already
+    if count_nbytes(least) <= _SURELY_FREE:
+        return least
+    free = engine.count_free_nbytes()
+    num_slabs = least
+    while free is not None and num_slabs <= _MOST * least:
+        if count_nbytes(num_slabs) <= free + given:
+            if num_slabs > least:
+                _logger.info("cut into %d slabs, to be built in %d free bytes", num_slabs, free)
+            return num_slabs
+        num_slabs *= 2
+    return least
+
+
+def share_nbytes(engine: Engine, nbytes: int, num_slabs: int) -> int:
+    """Return how many of the bytes that `num_slabs` slabs take are on the fullest device."""
+    if engine.devices is None:
+        return nbytes
+    return -(-nbytes * -(-num_slabs // engine.devices.count) // num_slabs)
 
 
 def count_resident_slabs(

@@ -126,8 +126,9 @@ class SlabLayout:
         num_slabs: int,
         choose_cut: ChooseCut,
         primitives: Primitives,
+        num_devices: int = 1,
     ) -> tuple[int, int]:
-        """Predict the memory of equal slabs, as `Layout.estimate` does."""
+        """Predict the memory of equal slabs, as `Layout.estimate` does; the peak of one device."""
         shape, mode = record_format.shape, find_longest_mode(record_format.shape)
         num_held = max(1, min(num_slabs, nnz, shape[mode]))
         sizes = Counter(zip(_share(nnz, num_held), _share(shape[mode], num_held), strict=True))
@@ -145,8 +146,9 @@ class SlabLayout:
         sorting += 3 * nnz + 2 * per_slab * given if on_device else 0
         # All slabs' lists of empty rows may be longer; a slab's records and their nonzeros.
         lists = sum(index_dtype(size).itemsize * min(per_slab, size) for size in shape)
-        building = kept + num_held * lists + per_slab * (2 * record_nbytes + given + 24)
-        building += peak_nbytes
+        own = 1 if on_device else -(-num_held // num_devices) / num_held  # one device's share
+        building = math.ceil(own * (kept + num_held * lists)) + peak_nbytes
+        building += per_slab * (2 * record_nbytes + given + 24)
         held = nnz * (given + record_nbytes) if on_device else 0
         return kept, held + max(edges, sorting, building)
 

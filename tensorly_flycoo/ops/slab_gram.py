@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from ..tensor.tensor import FlycooTensor
 
 
+#: Rows of Gram matrices that are added at a time.
+_ROWS_AT_ONCE = 256
+
+
 class _Group(NamedTuple):
     """Shared columns on one device, and the places of their rows among the coupled rows."""
 
@@ -76,7 +80,7 @@ class SlabGram(UnfoldingGram):
         self._diagonal = self._engine.add_signs(self.squares, self.rows)
         self._groups = [self._number_rows(home, shared, is_coupled) for home, shared in kept]
         self._num_columns = sum(group.shared.num_columns for group in self._groups)
-        if self._gram is not None:
+        if self._gram is not None and self.size < num_rows:
             self._gram = self._gram[self.rows[:, None], self.rows]
         self.columns = few.build(self._layout, num_rows, self._engine)
 
@@ -101,8 +105,10 @@ class SlabGram(UnfoldingGram):
         """Add the Gram matrix of a group at the places of its rows, in place."""
         with self._layout.devices.use(home):
             part = shared.form_gram(self._engine.xp.zeros(shared.rows.size))
-        places = self._bring(places)
-        gram[places[:, None], places] += self._bring(part)
+        places, part = self._bring(places), self._bring(part)
+        for start in range(0, part.shape[0], _ROWS_AT_ONCE):  # each addition copies its rows
+            block = slice(start, start + _ROWS_AT_ONCE)
+            gram[places[block, None], places] += part[block]
 
     def _number_rows(self, home: int, shared: SharedColumns, is_coupled: Array) -> _Group:
         slots = (self._engine.xp.cumsum(is_coupled) - 1)[self._bring(shared.rows)]

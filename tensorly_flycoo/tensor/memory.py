@@ -11,6 +11,8 @@ import numpy as np
 
 from ..array_modules import Array, is_cupy
 from ..checks import LAYOUTS
+from ..engines.slab_plan import share_nbytes
+from ..format.slab_layout import SlabLayout
 from ..reporting import log_compilation
 
 if TYPE_CHECKING:
@@ -101,10 +103,19 @@ def explain_work(x: FlycooTensor, task: str, work_nbytes: int) -> str:
 
     def count(layout: str, dtype: np.dtype) -> int:
         nbytes, peak_nbytes = x._engine.estimate_layout(layout, x.nnz, x.shape, dtype, x.slabs)
+        nbytes = share_nbytes(x._engine, nbytes, x.slabs)
         return max(peak_nbytes, nbytes + work_nbytes * dtype.itemsize // x.dtype.itemsize)
 
-    needed = x.nbytes + work_nbytes
-    return _explain(task, x._engine, x.layout, x.dtype, needed, x.nbytes, count)
+    held = count_own_nbytes(x)
+    return _explain(task, x._engine, x.layout, x.dtype, held + work_nbytes, held, count)
+
+
+def count_own_nbytes(x: FlycooTensor) -> int:
+    """Count the bytes of a tensor on the first of its devices."""
+    layout = x._layout
+    if not isinstance(layout, SlabLayout):
+        return layout.nbytes
+    return sum(slab.layout.nbytes for slab in layout.slabs if slab.home == 0)
 
 
 def _explain(

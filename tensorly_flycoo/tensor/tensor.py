@@ -70,7 +70,8 @@ class FlycooTensor(FromOthers):
         device, and its factors are CuPy arrays there.
     slabs : int, optional
         Cuts the longest mode into so many parts with about equally many nonzeros. Results depend
-        on this number within rounding errors. By default 1, or one for each 2**32 nonzeros.
+        on this number within rounding errors. By default 1, or one for each 2**32 nonzeros, or as
+        many more (times 2, 4, ...) as let the tensor be built in the free memory.
     keep : {"device", "host"}
         "host" is for tensors larger than a GPU: slabs that do not fit in half of its free memory
         stay in pinned host memory and visit it in turn. On a CPU both are the same.

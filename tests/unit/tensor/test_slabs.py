@@ -11,6 +11,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import tensorly as tl
+from numpy_devices import NumpyDevices
 from problems import make_problem
 from tensorly.decomposition import parafac, tucker
 
@@ -323,3 +324,43 @@ def test_the_factors_may_be_larger_than_their_slabs_need():
     x = tensorly_flycoo.FlycooTensor(problem.coords, problem.values, SHAPE, slabs=4)
     for mode in range(3):
         assert mttkrp(x, strided, mode).tobytes() == mttkrp(x, problem.factors, mode).tobytes()
+
+
+@LAYOUTS
+def test_slabs_are_chosen_by_the_free_memory(layout, monkeypatch):
+    """Before anything is built: the fewest with which the tensor can be, in powers of two."""
+    monkeypatch.setattr("tensorly_flycoo.engines.slab_plan._SURELY_FREE", 0)
+    problem = make_problem(SHAPE, 900)
+    given = problem.coords.nbytes + problem.values.nbytes
+    peaks = {
+        num_slabs: estimate_memory(SHAPE, 900, layout=layout, slabs=num_slabs).peak_nbytes - given
+        for num_slabs in (1, 2, 4, 8)
+    }
+    least = tensorly_flycoo.engines.protocol.choose_num_slabs(900)
+    for free in sorted({10**9, *peaks.values(), *(peak - 1 for peak in peaks.values())}):
+        monkeypatch.setattr(cpu.CpuEngine, "count_free_nbytes", lambda engine, n=free: n)
+        x = problem.tensor(layout=layout)
+        fitting = [n for n in (1, 2, 4, 8) if peaks[n] <= free]
+        if least == 1 and fitting:
+            assert x.slabs == fitting[0]
+        elif free < min(peaks.values()) / 2:
+            assert x.slabs == least  # nothing fits: the error says so
+
+
+def test_slabs_are_not_chosen_if_the_free_memory_is_unknown(monkeypatch):
+    monkeypatch.setattr("tensorly_flycoo.engines.slab_plan._SURELY_FREE", 0)
+    monkeypatch.setattr(cpu.CpuEngine, "count_free_nbytes", lambda engine: None)
+    least = tensorly_flycoo.engines.protocol.choose_num_slabs(900)
+    assert make_problem(SHAPE, 900).tensor().slabs == least
+
+
+def test_gpus_share_the_memory_of_slabs(monkeypatch):
+    """A GPU keeps what the host's arrays make there: its own slabs."""
+    monkeypatch.setattr(cpu.CPU, "staging_size", 2**20, raising=False)
+    sizes, options = ((3000, 2000, 1000), 10**7), {"slabs": 8, "rank": 16}
+    one = estimate_memory(*sizes, **options)
+    monkeypatch.setattr(cpu.CPU, "devices", NumpyDevices(4))
+    four = estimate_memory(*sizes, **options)
+    assert four.nbytes == one.nbytes
+    assert one.peak_nbytes / 4 < four.peak_nbytes < one.peak_nbytes / 2
+    assert one.call_nbytes / 4 < four.call_nbytes < one.call_nbytes
