@@ -19,6 +19,9 @@ class Devices(Protocol):
 
     count: int
 
+    def check_current(self) -> None:
+        """Refuse a current device other than the first, where what belongs to no slab is."""
+
     def use(self, device: int) -> AbstractContextManager[object]:
         """Make a device current: what is computed inside is computed there."""
 
@@ -38,6 +41,9 @@ class OneDevice:
     def __init__(self, xp: ModuleType = np, count: int = 1) -> None:
         self._xp = xp
         self.count = count
+
+    def check_current(self) -> None:
+        pass
 
     def use(self, device: int) -> AbstractContextManager[object]:
         return nullcontext()

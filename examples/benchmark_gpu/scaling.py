@@ -21,6 +21,9 @@ from tensors import LARGE_SHAPES, SHAPES, Problem, draw_factors, free_memory, re
 
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo.engines.cuda.devices import CudaDevices
+from tensorly_flycoo.shards.row_shards import RowShards
+from tensorly_flycoo.shards.sharding import Sharding, cut_evenly
 
 RANK = 32
 
@@ -75,6 +78,21 @@ def time_peer_copy(nbytes=2**30):
     return nbytes / (time.perf_counter() - start)
 
 
+def time_mover(num_rows=2**23):
+    """Return the bytes per second that a GPU receives while it gathers a factor of two blocks."""
+    devices = CudaDevices(2)
+    sharding = Sharding.of(cut_evenly(num_rows, 2), devices)
+    factor, best = RowShards.scatter(cupy.ones((num_rows, RANK), np.float32), sharding), np.inf
+    for _ in range(5):
+        other = factor.replace(factor.blocks, False)
+        wait_for_gpus(2)
+        start = time.perf_counter()
+        other.gather(1)
+        wait_for_gpus(2)
+        best = min(best, time.perf_counter() - start)
+    return factor.blocks[0].nbytes / best
+
+
 def measure(name, options):
     """Time one tensor; print and return its figures."""
     most = max(options.gpus)
@@ -124,7 +142,9 @@ if __name__ == "__main__":
     if max(options.gpus) > 1:
         with tensorly_flycoo.set_device("cuda", gpus=2):
             link = time_peer_copy()
-        print(f"a copy from GPU to GPU: {link / 1e9:.0f} GB/s")
+        print(
+            f"a copy from GPU to GPU: {link / 1e9:.0f} GB/s, gathering: {time_mover() / link:.2f}"
+        )
     for name in options.tensors:
         results.append(measure(name, options))
         if options.json:

@@ -15,7 +15,7 @@ from tensorly.cp_tensor import validate_cp_rank
 
 from ..checks import LAYOUTS, check_dtype
 from ..engines import protocol, select_engine
-from ..engines.slab_counts import share_nbytes
+from ..engines.slab_plan import share_nbytes
 from ..linalg import gram_products
 from ..ops.call_memory import count_call_nbytes
 from ..ops.views import find_sparse

@@ -3,7 +3,7 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,90 +13,22 @@ from ..format.layout import Cut, Layout, Step
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
 from ..format.slab_layout import AnyLayout, SlabLayout, SpreadLayout
+from ..format.streamed import Stager
 from ..shards.row_shards import RowShards
 from . import slabs
-from .slab_counts import fit_num_slabs, warn_of_long_slabs
+from .slab_plan import (
+    choose_num_slabs,
+    count_resident_slabs,
+    fit_num_slabs,
+    make_keep_aside,
+    warn_of_long_slabs,
+)
+from .tall_kernels import TallKernels
 
 _logger = logging.getLogger("tensorly_flycoo")
 
-#: A tensor with more nonzeros is cut into slabs, so that 4 bytes number those of each.
-MAX_SLAB_NNZ = 2**32
-
 #: Numbers that are drawn before they are rounded to float32: as many as the nearest cache holds.
 _DRAW_BLOCK = 2**12
-
-
-#: A float32 matrix (R, R), or one row or column that repeats; and its strides, in numbers, from row
-#: to row and from column to column: 0 where it repeats.
-Scale: TypeAlias = tuple[Array, int, int]
-
-
-class Blocks(Protocol):
-    """Sums over blocks of rows, float64 (n, ...), on the engine's device."""
-
-    def to_array(self) -> Array:
-        """Return them as an array, whose first axis is to be summed over."""
-
-
-class TallKernels(Protocol):
-    """Products of tall matrices (I_n, R) that an engine computes faster than its array module."""
-
-    #: The most Gram matrices, and other matrices, of a product.
-    MAX_GRAMS: int
-    MAX_SCALES: int
-
-    def suits_tensor_cores(self, x: Array) -> bool:
-        """Return whether the kernels other than `inner_blocks` suit `x` and its device."""
-
-    def suits_rank(self, rank: int, dtype: np.dtype) -> bool:
-        """Return whether they suit a rank, and the current device."""
-
-    def as_blocks(self, array: Array) -> Any:
-        """Return a contiguous float64 array as `Blocks`."""
-
-    def gram_blocks(self, x: Array) -> Any:
-        """Compute ``x.T @ x`` of some blocks of rows, `Blocks` (n, R, R)."""
-
-    def solve_rows(self, x: Array, inverse: Any) -> tuple[Array, Any, Any]:
-        """Compute ``y = x @ inverse`` with rows aligned for MTTKRP.
-
-        Return it, ``y.T @ y`` as from `gram_blocks`, and the inner product of `x` and `y` as from
-        `inner_blocks`.
-        """
-
-    def invert(self, matrix: Array) -> Any:
-        """Return the inverse of a small matrix, `Blocks` (1, R, R).
-
-        If the matrix is singular to rounding, return its pseudo-inverse.
-        """
-
-    def invert_product(self, grams: Sequence[Any], scales: Sequence[Scale], rank: int) -> Any:
-        """Invert an elementwise product of Gram matrices, as `Blocks`, and of small matrices."""
-
-    def compute_fit(
-        self,
-        grams: Sequence[Any],
-        scales: Sequence[Scale],
-        rank: int,
-        inner: Any,
-        norm_square: float,
-    ) -> float:
-        """Compute the norm of a residual from the product of all Gram matrices."""
-
-    def inner_blocks(self, a: Array, b: Array) -> Any:
-        """Compute the inner product of some blocks of rows, `Blocks` (n,)."""
-
-    def multiply_blocks(self, a: Array, b: Array, num_blocks: int) -> Array:
-        """Compute ``a.T @ b`` of each block of rows, (num_blocks, a's columns, b's columns)."""
-
-    def add_product(self, out: Array, a: Array, b: Array, factor: float = 1) -> None:
-        """Add ``factor * a @ b`` to `out`, in place."""
-
-    def find_extremes(self, x: Array) -> tuple[np.ndarray, np.ndarray]:
-        """Return the largest and the smallest element of each column, on the host."""
-
-    def choose_row_nbytes(self, row_nbytes: int) -> int:
-        """Choose the row pitch in bytes that MTTKRP reads fastest."""
 
 
 class Engine(Primitives, ABC):
@@ -112,6 +44,8 @@ class Engine(Primitives, ABC):
         The type of the engine's arrays.
     tall : TallKernels or None
         None if the functions of `xp` are as fast.
+    can_stream : bool
+        Whether records may be kept elsewhere: `make_stager`.
     devices : Devices or None
         Over which tensors are spread that are made from now on; None for the current one.
     """
@@ -119,6 +53,7 @@ class Engine(Primitives, ABC):
     name: ClassVar[str]
     array_type: type
     tall: TallKernels | None = None
+    can_stream: bool = False
     devices: Devices | None = None
 
     # Building
@@ -138,28 +73,38 @@ class Engine(Primitives, ABC):
         values: Array,
         shape: Sequence[int],
         num_slabs: int | None = None,
+        keep: str = "device",
     ) -> AnyLayout:
         """Build the layout `name` from coords (ndim, nnz) and values (nnz,) on any device.
 
         By default there are as few slabs as `MAX_SLAB_NNZ` and the free memory allow, and one for
-        each of `devices`.
+        each of `devices`; with ``keep="host"`` see `choose_num_slabs`.
         """
-        if not num_slabs:
-            least = choose_num_slabs(values.shape[0], self.devices)
-            num_slabs = fit_num_slabs(self, name, values.shape[0], shape, values.dtype, least)
-        coords, values = self.receive(coords, values)
         cut = self.choose_cut(shape, values.dtype)
+        is_streamed = keep == "host" and self.can_stream
+        streamed_nbytes = cut.record_format.record_nbytes if is_streamed else None
+        nnz, dtype = values.shape[0], values.dtype
+        if not num_slabs:
+            num_slabs = choose_num_slabs(nnz, self.devices, streamed_nbytes)
+            if not is_streamed:
+                num_slabs = fit_num_slabs(self, name, nnz, shape, dtype, num_slabs)
+        coords, values = self.receive(coords, values)
         sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
         if num_slabs > 1:
             sizes["slabs"] = num_slabs
         self.log("build", name, shape=tuple(shape), nnz=values.size, **sizes)
         cls = LAYOUT_CLASSES[name]
-        if num_slabs == 1 and self.devices is None:
+        if num_slabs == 1 and self.devices is None and not is_streamed:
             return cls.build(coords, values, cut, self)
         slab_class = SlabLayout if self.devices is None else SpreadLayout
         devices = self.devices or OneDevice(self.xp)
         options = (cut.record_format, num_slabs, self.choose_cut, self, devices)
-        layout = slab_class.build(cls, coords, values, *options)
+        keep_aside = None
+        if is_streamed:
+            estimate = self.estimate_layout(name, nnz, shape, dtype, num_slabs)
+            num_resident = count_resident_slabs(*estimate, num_slabs, self.count_free_nbytes())
+            keep_aside = make_keep_aside(self.make_stager, num_resident)
+        layout = slab_class.build(cls, coords, values, *options, keep_aside)
         warn_of_long_slabs(layout)
         return layout
 
@@ -185,6 +130,10 @@ class Engine(Primitives, ABC):
         options = (cut.record_format, num_slabs, self.choose_cut, self)
         num_devices = 1 if self.devices is None else self.devices.count
         return SlabLayout.estimate(cls, nnz, *options, num_devices)
+
+    def make_stager(self) -> Stager:
+        """Make what brings records from the host to the current device."""
+        raise NotImplementedError
 
     @abstractmethod
     def check_arrays(self, arrays: Mapping[str, Array]) -> None:
@@ -375,11 +324,6 @@ class Engine(Primitives, ABC):
         with its tolerance (of the distances of all columns from each new one), and the number of
         elements that changed.
         """
-
-
-def choose_num_slabs(nnz: int, devices: Devices | None = None) -> int:
-    """Choose as few slabs as `MAX_SLAB_NNZ` allows, but one for each device."""
-    return max(1 if devices is None else devices.count, -(-nnz // MAX_SLAB_NNZ))
 
 
 def _draw_on_host(

@@ -23,7 +23,7 @@ from . import sharded, sharded_kernels
 from .tall_skinny import gpu_kernels, solve
 
 if TYPE_CHECKING:
-    from ..engines.protocol import Scale, TallKernels
+    from ..engines.tall_kernels import Scale, TallKernels
 
 
 class _Known(NamedTuple):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..shards.row_shards import RowShards
 
 if TYPE_CHECKING:
-    from ..engines.protocol import TallKernels
+    from ..engines.tall_kernels import TallKernels
 
 
 def suits(kernels: TallKernels, x: RowShards) -> bool:
@@ -33,11 +33,12 @@ def inner_blocks(kernels: TallKernels, a: RowShards, b: RowShards) -> Any:
 
 def solve_rows(kernels: TallKernels, x: RowShards, inverse: Any) -> tuple[RowShards, Any, Any]:
     """Do what `TallKernels.solve_rows` does; `inverse` is on the first device."""
-    matrix, devices, solved = inverse.to_array(), x.sharding.devices, []
-    for block, home in zip(x.blocks, x.sharding.homes, strict=True):
+    matrix, devices, homes = inverse.to_array(), x.sharding.devices, x.sharding.homes
+    inverses = {home: kernels.as_blocks(devices.bring(matrix, home)) for home in homes}
+    solved = []
+    for block, home in zip(x.blocks, homes, strict=True):
         with devices.use(home):
-            own = kernels.as_blocks(devices.bring(matrix, home))
-            solved.append(kernels.solve_rows(block, own))
+            solved.append(kernels.solve_rows(block, inverses[home]))
     rows = x.replace([y for y, _, _ in solved], False)
     grams, inner = ([part[n].to_array() for part in solved] for n in (1, 2))
     return rows, kernels.as_blocks(x.collect(grams)), kernels.as_blocks(x.collect(inner))

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 
 from ..checks import check_count, check_dtype, check_layout, check_nnz, check_rank, check_shape
 from ..engines import protocol, select_engine
-from ..engines.slab_counts import share_nbytes
+from ..engines.slab_plan import share_nbytes
 from ..format.partition import find_longest_mode
 from ..format.tree import count_waiting
 from .svd_memory import count_svd_nbytes

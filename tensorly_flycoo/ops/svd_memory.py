@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..engines import protocol
-from ..engines.slab_counts import share_nbytes
+from ..engines.slab_plan import share_nbytes
 from ..format.partition import find_longest_mode
 from ..format.primitives import index_dtype
 from ..linalg.eigen import MAX_BLOCKS, choose_width

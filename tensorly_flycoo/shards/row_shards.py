@@ -165,10 +165,12 @@ class RowShards(NDArrayOperatorsMixin):
 
     def apply(self, function: Callable[..., Any], *others: Any) -> list[Any]:
         """Return what the function of `map_blocks` returns for each block."""
-        parts, results = [self._split(other) for other in others], []
-        for n, (block, home) in enumerate(zip(self.blocks, self.sharding.homes, strict=True)):
+        splits, homes, results = [self._split(x) for x in others], self.sharding.homes, []
+        # First all copies, then all work: a copy waits for the work that is under way.
+        parts = [[split(n, home) for split in splits] for n, home in enumerate(homes)]
+        for block, own, home in zip(self.blocks, parts, homes, strict=True):
             with self.sharding.devices.use(home):
-                results.append(function(block, *(part(n, home) for part in parts)))
+                results.append(function(block, *own))
         return results
 
     def _split(self, other: Any) -> Callable[[int, int], Any]:

@@ -5,8 +5,7 @@ import weakref
 
 import numpy as np
 
-from ..array_modules import Array, is_cupy
-from .pieces import iterate_pieces
+from ..array_modules import Array
 from .tensor import FlycooTensor
 
 #: Odd multipliers of the coordinates and the value: digits of pi, the golden ratio and others.
@@ -45,14 +44,9 @@ def find_digest(x: FlycooTensor) -> str:
 
 def _sum_hashes(x: FlycooTensor) -> int:
     """Add the hashes of all nonzeros, in any order, modulo 2**64."""
-    total = 0
-    for piece in iterate_pieces(x._layout, x._engine.xp):
-        with piece.hold_records() as records:
-            block_size = _GPU_BLOCK if is_cupy(records) else _CPU_BLOCK
-            for start in range(0, records.shape[0], block_size):
-                block = records[start : start + block_size]
-                coords = piece.read_coords(block)
-                total += int(_hash(coords, piece.read_values(block)).sum())
+    total, block_size = 0, _CPU_BLOCK if x._engine.xp is np else _GPU_BLOCK
+    for coords, values in x._layout.iterate_nonzeros(block_size):
+        total += int(_hash(coords, values).sum())
     return total & _MASK
 
 

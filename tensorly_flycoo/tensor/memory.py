@@ -11,7 +11,7 @@ import numpy as np
 
 from ..array_modules import Array, is_cupy
 from ..checks import LAYOUTS
-from ..engines.slab_counts import share_nbytes
+from ..engines.slab_plan import share_nbytes
 from ..format.slab_layout import SlabLayout
 from ..reporting import log_compilation
 
@@ -76,12 +76,13 @@ def build_layout(
     values: Array,
     shape: Sequence[int],
     num_slabs: int | None = None,
+    keep: str = "device",
 ) -> AnyLayout:
     """Build a layout on the device of `engine` from checked coords and values on any device."""
 
     def build() -> AnyLayout:
         with log_compilation():
-            return engine.build_layout(layout, coords, values, shape, num_slabs)
+            return engine.build_layout(layout, coords, values, shape, num_slabs, keep)
 
     is_on_gpu = is_cupy(coords)
     held = coords.nbytes + values.nbytes if is_on_gpu == (engine.xp is not np) else 0

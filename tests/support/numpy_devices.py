@@ -57,6 +57,9 @@ class NumpyDevices:
     def __init__(self, count=1):
         self.count = count
 
+    def check_current(self):
+        assert current_device() == 0
+
     @contextlib.contextmanager
     def use(self, device):
         previous = current_device()

@@ -9,7 +9,7 @@ import cupy
 import numpy as np
 
 from ...array_modules import Array
-from ..protocol import Scale
+from ..tall_kernels import Scale
 from . import launch, structs, tuning
 from .direct import DirectKernel
 from .macros import (

@@ -167,7 +167,7 @@ def test_two_threads_use_one_tensor():
 
 
 def test_slabs_are_chosen_above_the_largest_number_of_nonzeros(monkeypatch):
-    monkeypatch.setattr("tensorly_flycoo.engines.protocol.MAX_SLAB_NNZ", 300)
+    monkeypatch.setattr("tensorly_flycoo.engines.slab_plan.MAX_SLAB_NNZ", 300)
     problem = make_problem(SHAPE, 900)
     x = problem.tensor()
     assert x.slabs == 3
@@ -219,7 +219,7 @@ def test_elements_and_sums_are_those_of_one_piece():
 
 def test_saving_is_refused(tmp_path):
     x = make_problem(SHAPE, 900).tensor(slabs=4)
-    with pytest.raises(ValueError, match="x has 4 slabs, expected 1"):
+    with pytest.raises(ValueError, match=r"x has 4 slabs, expected .*: call save_slabs"):
         save(tmp_path / "x.npz", x)
     assert not list(tmp_path.iterdir())
 
@@ -329,7 +329,7 @@ def test_the_factors_may_be_larger_than_their_slabs_need():
 @LAYOUTS
 def test_slabs_are_chosen_by_the_free_memory(layout, monkeypatch):
     """Before anything is built: the fewest with which the tensor can be, in powers of two."""
-    monkeypatch.setattr("tensorly_flycoo.engines.slab_counts._SURELY_FREE", 0)
+    monkeypatch.setattr("tensorly_flycoo.engines.slab_plan._SURELY_FREE", 0)
     problem = make_problem(SHAPE, 900)
     given = problem.coords.nbytes + problem.values.nbytes
     peaks = {
@@ -348,7 +348,7 @@ def test_slabs_are_chosen_by_the_free_memory(layout, monkeypatch):
 
 
 def test_slabs_are_not_chosen_if_the_free_memory_is_unknown(monkeypatch):
-    monkeypatch.setattr("tensorly_flycoo.engines.slab_counts._SURELY_FREE", 0)
+    monkeypatch.setattr("tensorly_flycoo.engines.slab_plan._SURELY_FREE", 0)
     monkeypatch.setattr(cpu.CpuEngine, "count_free_nbytes", lambda engine: None)
     least = tensorly_flycoo.engines.protocol.choose_num_slabs(900)
     assert make_problem(SHAPE, 900).tensor().slabs == least
