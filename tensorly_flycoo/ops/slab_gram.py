@@ -17,14 +17,19 @@ from ..array_modules import Array
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.slab_layout import SlabLayout
 from ..linalg.leading_pairs import MAX_GRAM_SIZE
+from ..tensor.memory import RefusedMemory, format_nbytes
 from .column_groups import iterate_groups
 from .shared_columns import Entries, SharedColumns
+from .svd_memory import count_svd_nbytes
 from .unfolding_gram import UnfoldingGram, choose_dtype, is_cheap_to_form
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
     from ..tensor.tensor import FlycooTensor
 
+
+#: Bytes that are taken to be free: asking takes longer than allocating them.
+_SURELY_FREE = 2**28
 
 #: Rows of Gram matrices that are added at a time.
 _ROWS_AT_ONCE = 256
@@ -54,12 +59,18 @@ class SlabGram(UnfoldingGram):
         A power of two. The sum of the squares of A is at most 1 when divided by its square.
     dtype, is_exact
         As for `UnfoldingGram`.
+
+    Raises
+    ------
+    MemoryError
+        If the parts do not fit; it names init="random".
     """
 
     def __init__(
         self, x: FlycooTensor, mode: int, scale: float, dtype: DTypeLike, is_exact: bool
     ) -> None:
         assert isinstance(x._layout, SlabLayout)
+        _check_memory(x, mode)
         self._engine, self._is_exact = x._engine, is_exact
         self._layout, self._mode, self._scale = x._layout, mode, scale
         xp, num_rows = self._engine.xp, x.shape[mode]
@@ -171,6 +182,19 @@ class SlabGram(UnfoldingGram):
                 shared = SharedColumns(entries, self._scale, num_rows, engine)
             del entries
             yield self._number_rows(home, shared, is_coupled)
+
+
+def _check_memory(x: FlycooTensor, mode: int) -> None:
+    """Refuse at once what does not fit if nonzeros are spread evenly; others need more."""
+    sizes = (x._engine, x.shape, x.nnz, x.dtype)
+    needed, free = count_svd_nbytes(*sizes, mode, 1, x.slabs), None
+    if needed > _SURELY_FREE:
+        free = x._engine.count_free_nbytes()
+    if free is not None and needed > free:
+        raise RefusedMemory(
+            f"singular vectors of mode {mode} need about {format_nbytes(needed)} on "
+            f"{x.device!r}, and {format_nbytes(free)} is free: use init='random', which needs none"
+        )
 
 
 class _FewColumns:

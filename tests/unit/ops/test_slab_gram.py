@@ -1,5 +1,7 @@
 """Singular vectors of unfoldings of tensors in slabs, on one device and on NumPy "devices"."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorly as tl
@@ -224,3 +226,45 @@ def test_helpers_are_on_one_device_while_several_are_chosen(monkeypatch):
     x = FlycooTensor(coords, values, shape, slabs=6)
     for mode in range(3):
         check(x, mode, 4, unfold(coords, values, shape, mode))
+
+
+def test_what_does_not_fit_is_refused_at_once(monkeypatch):
+    monkeypatch.setattr(slab_gram, "_SURELY_FREE", 0)
+    shape = (30, 40, 12)
+    x = spread(*make_nonzeros(shape, 600), shape, 3, monkeypatch)
+    monkeypatch.setattr(type(CPU), "count_free_nbytes", lambda engine: 10_000)
+    monkeypatch.delattr("tensorly_flycoo.ops.slab_gram.iterate_groups")  # nothing is begun
+    text = "singular vectors of mode 0 need about .* and 0.01 MB is free: use init='random'"
+    with tl.backend_context("flycoo"), pytest.raises(MemoryError, match=text):
+        parafac(x, 3, random_state=0)
+
+
+@pytest.mark.parametrize("mode", range(3))
+def test_slabs_that_are_streamed(mode, monkeypatch):
+    """Their records are on the device while a slab's columns are found."""
+    shape = (30, 40, 12)
+    nonzeros = make_nonzeros(shape, 600)
+    held = []
+
+    class Stager:
+        def put_aside(self, array):
+            return array.copy()
+
+        @contextlib.contextmanager
+        def take(self, array, following):
+            held.append(array)
+            assert len(held) == 1
+            try:
+                yield array.copy()
+            finally:
+                held.pop()
+
+    resident = FlycooTensor(*nonzeros, shape, slabs=5, layout="replicated")
+    monkeypatch.setattr(CPU, "can_stream", True)
+    monkeypatch.setattr(CPU, "make_stager", Stager, raising=False)
+    monkeypatch.setattr(CPU, "count_free_nbytes", lambda: 0)
+    x = FlycooTensor(*nonzeros, shape, slabs=5, keep="host")
+    assert x._layout.num_streamed == 5
+    results = [Unfolding(tensor, mode).svd(4) for tensor in (x, resident)]
+    for found, expected in zip(*results, strict=True):
+        assert found.tobytes() == expected.tobytes()
