@@ -114,6 +114,8 @@ class SlabGram(UnfoldingGram):
 
     def _add_gram(self, gram: Array, home: int, shared: SharedColumns, places: Array) -> None:
         """Add the Gram matrix of a group at the places of its rows, in place."""
+        if places.size == 0:
+            return
         with self._layout.devices.use(home):
             part = shared.form_gram(self._engine.xp.zeros(shared.rows.size))
         places, part = self._bring(places), self._bring(part)
