@@ -5,14 +5,13 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from numpy.typing import DTypeLike
 
 from ..checks import check_count, check_dtype, check_layout, check_shape
 from ..devices import OneDevice, assign_homes
 from ..engines import select_engine
-from ..engines.protocol import Engine
 from ..format.layout import Cut, Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
@@ -26,6 +25,9 @@ from .saving import fits, make_layout, read_header, read_layout, read_records, w
 from .slab_building import SlabBuilder
 from .slab_index import Entry, Index, digest
 from .spool import Spool
+
+if TYPE_CHECKING:
+    from ..engines.protocol import Engine
 
 #: Nonzeros of a slab, by default: building one takes about 5 GB.
 _SLAB_NNZ = 2**25
@@ -247,7 +249,7 @@ def open_slabs(
     return x
 
 
-def _check_keep(keep: str | None, engine: Engine) -> str:
+def _check_keep(keep: str | None, engine: "Engine") -> str:
     places = ("file", "device") if engine.name == "cpu" else ("device",)
     if keep is not None and keep not in places:
         raise ValueError(f"keep is {keep!r}, expected one of {places} on {engine.name!r}")
@@ -262,7 +264,7 @@ class _SlabFile(NamedTuple):
     header: Header
     record_format: RecordFormat
 
-    def map(self, engine: Engine, verify: bool) -> Layout:
+    def map(self, engine: "Engine", verify: bool) -> Layout:
         """Make a layout of arrays that are mapped into memory; `verify` checks all data."""
         path, reader, header, _ = self
         cut = self._choose_cut(engine)
@@ -283,7 +285,7 @@ class _SlabFile(NamedTuple):
             raise damage_error(path, error) from None
         return make_layout(header, arrays, cut, engine)
 
-    def read(self, engine: Engine) -> Layout:
+    def read(self, engine: "Engine") -> Layout:
         """Read and check all data; make a layout on the engine's device."""
         cut = self._choose_cut(engine)
         if self._fits(cut, engine):
@@ -294,10 +296,10 @@ class _SlabFile(NamedTuple):
         except ValueError as error:
             raise damage_error(self.path, f"records: {error}") from None
 
-    def _choose_cut(self, engine: Engine) -> Cut:
+    def _choose_cut(self, engine: "Engine") -> Cut:
         return engine.choose_cut(self.record_format.shape, self.record_format.dtype)
 
-    def _fits(self, cut: Cut, engine: Engine) -> bool:
+    def _fits(self, cut: Cut, engine: "Engine") -> bool:
         return fits(self.header, self.record_format, self.reader.names(), cut, engine)
 
 
