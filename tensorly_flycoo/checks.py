@@ -17,6 +17,7 @@ from .array_modules import Array, as_array, is_cupy
 
 DEVICES = ("auto", "cpu", "cuda")
 LAYOUTS = ("remap", "replicated", "indexed")
+PLACES = ("device", "host")
 
 #: An index takes at most 32 bits: no machine could hold a factor with more rows.
 MAX_MODE_SIZE = 2**32
@@ -339,6 +340,20 @@ def check_layout(layout: str) -> str:
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}, expected one of {LAYOUTS}")
     return layout
+
+
+def check_keep(keep: str, layout: str | None) -> str:
+    """Return the layout, by default the one that suits `keep`; refuse an unknown `keep`."""
+    if keep not in PLACES:
+        raise ValueError(f"keep is {keep!r}, expected one of {PLACES}")
+    if layout is None:
+        return "replicated" if keep == "host" else LAYOUTS[0]
+    if keep == "host" and check_layout(layout) != "replicated":
+        raise ValueError(
+            f"layout is {layout!r}, but keep='host' needs 'replicated', whose records are only "
+            "read: leave it out"
+        )
+    return check_layout(layout)
 
 
 def check_device_name(device: str, source: str = "device") -> str:

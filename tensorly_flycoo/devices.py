@@ -19,11 +19,17 @@ class Devices(Protocol):
 
     count: int
 
+    def check_current(self) -> None:
+        """Refuse a current device other than the first, where what belongs to no slab is."""
+
     def use(self, device: int) -> AbstractContextManager[object]:
         """Make a device current: what is computed inside is computed there."""
 
     def bring(self, array: Array, device: int) -> Array:
         """Return an array that is on `device`; copy it if it is elsewhere."""
+
+    def copy(self, array: Array, target: Array) -> None:
+        """Copy an array to a contiguous one of the same shape, on any two devices."""
 
     def fetch(self, array: Array) -> np.ndarray:
         """Return an array in host memory."""
@@ -36,11 +42,17 @@ class OneDevice:
         self._xp = xp
         self.count = count
 
+    def check_current(self) -> None:
+        pass
+
     def use(self, device: int) -> AbstractContextManager[object]:
         return nullcontext()
 
     def bring(self, array: Array, device: int) -> Array:
         return move(array, self._xp)
+
+    def copy(self, array: Array, target: Array) -> None:
+        target[...] = array
 
     def fetch(self, array: Array) -> np.ndarray:
         return move(array, np)

@@ -59,7 +59,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             dtype = check_dtype(tensor.dtype, "the dtype of tensor")
             on_gpu = select_engine().name == "cuda"
         else:
-            dtype, on_gpu = tensor.dtype, is_cupy(tensor)
+            dtype, on_gpu = tensor.dtype, array_module(tensor) is not np
         return {"dtype": dtype, "device": "cuda"} if on_gpu else {"dtype": dtype}
 
     @staticmethod
@@ -183,7 +183,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     @staticmethod
     def dot(a: Any, b: Any) -> Any:
         """Multiply; the Gram matrix of a tall CuPy factor at the speed of memory."""
-        if is_cupy(b) and is_called_by_parafac(1) and suits_gram(a, b):
+        is_factor = is_cupy(b) or isinstance(b, RowShards)
+        if is_factor and is_called_by_parafac(1) and suits_gram(a, b):
             return GramProduct.of(b)
         if views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b):
             return views.dot(a, b)

@@ -13,13 +13,17 @@ from ..format.layout import Cut, Layout, Step
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
 from ..format.slab_layout import AnyLayout, SlabLayout, SpreadLayout
+from ..format.streamed import Stager
 from ..shards.row_shards import RowShards
 from . import slabs
+from .slab_plan import (
+    choose_num_slabs,
+    count_resident_slabs,
+    make_keep_aside,
+    warn_of_long_slabs,
+)
 
 _logger = logging.getLogger("tensorly_flycoo")
-
-#: A tensor with more nonzeros is cut into slabs, so that 4 bytes number those of each.
-MAX_SLAB_NNZ = 2**32
 
 #: Numbers that are drawn before they are rounded to float32: as many as the nearest cache holds.
 _DRAW_BLOCK = 2**12
@@ -49,6 +53,9 @@ class TallKernels(Protocol):
 
     def suits_rank(self, rank: int, dtype: np.dtype) -> bool:
         """Return whether they suit a rank, and the current device."""
+
+    def as_blocks(self, array: Array) -> Any:
+        """Return a contiguous float64 array as `Blocks`."""
 
     def gram_blocks(self, x: Array) -> Any:
         """Compute ``x.T @ x`` of some blocks of rows, `Blocks` (n, R, R)."""
@@ -108,6 +115,8 @@ class Engine(Primitives, ABC):
         The type of the engine's arrays.
     tall : TallKernels or None
         None if the functions of `xp` are as fast.
+    can_stream : bool
+        Whether records may be kept elsewhere: `make_stager`.
     devices : Devices or None
         Over which tensors are spread that are made from now on; None for the current one.
     """
@@ -115,6 +124,7 @@ class Engine(Primitives, ABC):
     name: ClassVar[str]
     array_type: type
     tall: TallKernels | None = None
+    can_stream: bool = False
     devices: Devices | None = None
 
     # Building
@@ -134,27 +144,42 @@ class Engine(Primitives, ABC):
         values: Array,
         shape: Sequence[int],
         num_slabs: int | None = None,
+        keep: str = "device",
     ) -> AnyLayout:
         """Build the layout `name` from coords (ndim, nnz) and values (nnz,) on any device.
 
-        By default there are as few slabs as `MAX_SLAB_NNZ` allows, and one for each of `devices`.
+        By default there are as few slabs as `MAX_SLAB_NNZ` allows, and one for each of `devices`;
+        with ``keep="host"`` more: see `choose_num_slabs`.
         """
-        num_slabs = num_slabs or choose_num_slabs(values.shape[0], self.devices)
-        coords, values = self.receive(coords, values)
         cut = self.choose_cut(shape, values.dtype)
+        is_streamed = keep == "host" and self.can_stream
+        streamed_nbytes = cut.record_format.record_nbytes if is_streamed else None
+        num_slabs = num_slabs or choose_num_slabs(values.shape[0], self.devices, streamed_nbytes)
+        coords, values = self.receive(coords, values)
         sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
         if num_slabs > 1:
             sizes["slabs"] = num_slabs
         self.log("build", name, shape=tuple(shape), nnz=values.size, **sizes)
         cls = LAYOUT_CLASSES[name]
-        if num_slabs == 1 and self.devices is None:
+        if num_slabs == 1 and self.devices is None and not is_streamed:
             return cls.build(coords, values, cut, self)
         slab_class = SlabLayout if self.devices is None else SpreadLayout
         devices = self.devices or OneDevice(self.xp)
         options = (cut.record_format, num_slabs, self.choose_cut, self, devices)
-        layout = slab_class.build(cls, coords, values, *options)
-        _warn_of_long_slabs(layout)
+        keep_aside = None
+        if is_streamed:
+            estimate = self.estimate_layout(name, values.size, shape, values.dtype, num_slabs)
+            num_resident = count_resident_slabs(*estimate, num_slabs, self.count_free_nbytes())
+            keep_aside = make_keep_aside(self.make_stager, num_resident)
+        layout = slab_class.build(cls, coords, values, *options, keep_aside)
+        warn_of_long_slabs(layout)
         return layout
+
+    def build_piece(self, name: str, coords: Array, values: Array, shape: Sequence[int]) -> Layout:
+        """Build the layout `name` in one piece, on the current device, whatever `devices` are."""
+        coords, values = self.receive(coords, values)
+        cut = self.choose_cut(shape, values.dtype)
+        return LAYOUT_CLASSES[name].build(coords, values, cut, self)
 
     def estimate_layout(
         self,
@@ -171,6 +196,10 @@ class Engine(Primitives, ABC):
             return cls.estimate(nnz, cut, self)
         options = (cut.record_format, num_slabs, self.choose_cut, self)
         return SlabLayout.estimate(cls, nnz, *options)
+
+    def make_stager(self) -> Stager:
+        """Make what brings records from the host to the current device."""
+        raise NotImplementedError
 
     @abstractmethod
     def check_arrays(self, arrays: Mapping[str, Array]) -> None:
@@ -361,22 +390,6 @@ class Engine(Primitives, ABC):
         with its tolerance (of the distances of all columns from each new one), and the number of
         elements that changed.
         """
-
-
-def choose_num_slabs(nnz: int, devices: Devices | None = None) -> int:
-    """Choose as few slabs as `MAX_SLAB_NNZ` allows, but one for each device."""
-    return max(1 if devices is None else devices.count, -(-nnz // MAX_SLAB_NNZ))
-
-
-def _warn_of_long_slabs(layout: SlabLayout) -> None:
-    share = -(-layout.nnz // layout.num_slabs)
-    longest = max(slab.layout.nnz for slab in layout.slabs)
-    if longest > 2 * share:
-        _logger.warning(
-            "a slab has %s nonzeros where its share is %s: a row of mode %d, which is not split, "
-            "is longer than a slab; fewer slabs do as well",
-            *(f"{longest:,}", f"{share:,}", layout.cut_mode),
-        )
 
 
 def _draw_on_host(

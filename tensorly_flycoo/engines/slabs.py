@@ -7,10 +7,12 @@ result for all rows.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..array_modules import Array
+from ..devices import Devices
 from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
 from ..format.tree import count_waiting, fold_tree
 from ..shards.row_shards import RowShards
@@ -123,24 +125,30 @@ def mttkrp_shards(
     devices, cut_mode, rank = layout.devices, layout.cut_mode, factors[mode].shape[1]
     sharding = find_sharding(layout, mode)
 
+    numbers = range(len(layout.slabs))
+    # First all copies, then all work: a copy waits for the work that is under way.
+    inputs = [
+        {n: _bring_factor(layout, number, f, n) for n, f in enumerate(factors) if n != mode}
+        for number in numbers
+    ]
+    own_weights = {
+        slab.home: None if weights is None else devices.bring(weights, slab.home)
+        for slab in layout.slabs
+    }
+
     def compute(number: int) -> Array:
         slab = layout.slabs[number]
         with devices.use(slab.home):
             num_rows = slab.layout.record_format.shape[mode]
             target = engine.xp.empty((num_rows, rank), layout.record_format.dtype)
-            own = [
-                target if n == mode else _bring_factor(layout, number, factor, n)
-                for n, factor in enumerate(factors)
-            ]
-            own_weights = None if weights is None else devices.bring(weights, slab.home)
-            engine.mttkrp(slab.layout, own, mode, target, own_weights)
+            own = [inputs[number].get(n, target) for n in range(len(factors))]
+            engine.mttkrp(slab.layout, own, mode, target, own_weights[slab.home])
             return target
 
-    numbers = range(len(layout.slabs))
     if mode == cut_mode:
         return RowShards([compute(number) for number in numbers], sharding)
-    results = (_Result(sharding, compute(n), layout.slabs[n].home) for n in numbers)
-    return fold_tree(results, functools.partial(_Result.add, engine)).spread()
+    results = (_Result(compute(n), layout.slabs[n].home) for n in numbers)
+    return fold_tree(results, functools.partial(_Result.add, engine, devices)).spread(sharding)
 
 
 def _bring_factor(layout: SpreadLayout, number: int, factor: Array | RowShards, mode: int) -> Array:
@@ -152,41 +160,50 @@ def _bring_factor(layout: SpreadLayout, number: int, factor: Array | RowShards, 
 
 
 class _Result:
-    """A sum of slabs' results: a matrix on one device, or blocks of rows on all of them."""
+    """A sum of slabs' results: a matrix on one device, or two sums that are added block by block.
+
+    The latter waits until all devices compute: copies wait for the work that is under way.
+    """
 
     def __init__(
-        self, sharding: Sharding, matrix: Array | None, home: int, blocks: Sequence[Array] = ()
+        self, matrix: Array | None, home: int, terms: tuple[_Result, _Result] | None = None
     ) -> None:
-        self._sharding = sharding
         self._matrix = matrix
         self._home = home
-        self._blocks = blocks
+        self._terms = terms
 
     @staticmethod
-    def add(engine: Engine, a: _Result, b: _Result) -> _Result:
-        """Add neighbours: on their device if it is one, else each block on its own."""
-        devices = a._sharding.devices
-        if a._matrix is not None and b._matrix is not None and a._home == b._home:
-            with devices.use(a._home):
-                engine.add_rows(a._matrix, b._matrix)
-            return a
-        blocks = []
-        for number, home in enumerate(a._sharding.homes):
-            with devices.use(home):
-                blocks.append(a._get_block(number) + b._get_block(number))
-        return _Result(a._sharding, None, a._home, blocks)
+    def add(engine: Engine, devices: Devices, a: _Result, b: _Result) -> _Result:
+        """Add neighbours, at once if they are on one device."""
+        if a._matrix is None or b._matrix is None or a._home != b._home:
+            return _Result(None, a._home, (a, b))
+        with devices.use(a._home):
+            engine.add_rows(a._matrix, b._matrix)
+        return a
 
-    def spread(self) -> RowShards:
+    def spread(self, sharding: Sharding) -> RowShards:
         """Return the sum with each block on its device."""
-        blocks = []
-        for number, home in enumerate(self._sharding.homes):
-            with self._sharding.devices.use(home):
-                blocks.append(self._get_block(number))
-        return RowShards(blocks, self._sharding)
+        devices, homes, blocks = sharding.devices, sharding.homes, []
+        rows = [slice(*edges) for edges in pairwise(sharding.edges)]
+        parts = [
+            [devices.bring(matrix[own], home) for matrix in self._iterate_matrices()]
+            for own, home in zip(rows, homes, strict=True)
+        ]
+        for own_parts, home in zip(parts, homes, strict=True):
+            with devices.use(home):
+                blocks.append(self._add_parts(iter(own_parts)))
+        return RowShards(blocks, sharding)
 
-    def _get_block(self, number: int) -> Array:
-        """Return a block on its device, which is the current one."""
-        if self._matrix is None:
-            return self._blocks[number]
-        rows = slice(*self._sharding.edges[number : number + 2])
-        return self._sharding.devices.bring(self._matrix[rows], self._sharding.homes[number])
+    def _iterate_matrices(self) -> Iterator[Array]:
+        if self._terms is None:
+            yield self._matrix
+        else:
+            for term in self._terms:
+                yield from term._iterate_matrices()
+
+    def _add_parts(self, parts: Iterator[Array]) -> Array:
+        """Add parts of the matrices, given in order, as the matrices are to be added."""
+        if self._terms is None:
+            return next(parts)
+        left, right = (term._add_parts(parts) for term in self._terms)
+        return left + right

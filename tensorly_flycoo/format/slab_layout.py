@@ -16,6 +16,10 @@ from .ordering import count_canonical_nbytes, make_canonical_records, take_marke
 from .packing import RecordFormat
 from .partition import count_rows, find_edges, find_longest_mode, list_rows
 from .primitives import Primitives, index_dtype
+from .streamed import StreamedLayout, link_copies
+
+#: Returns the layout of a slab on a device, or puts its records aside.
+KeepAside: TypeAlias = Callable[[Layout, int], Layout]
 
 #: Chooses the cut of a layout from its shape and dtype.
 ChooseCut: TypeAlias = Callable[[Sequence[int], np.dtype], Cut]
@@ -70,6 +74,8 @@ class SlabLayout:
         self.norm = norm
         self._primitives = primitives
         self._empty_rows: dict[int, Array] = {}
+        for home in range(devices.count):
+            link_copies(list(self._iterate_streamed(home)))
 
     @classmethod
     def build(
@@ -82,6 +88,7 @@ class SlabLayout:
         choose_cut: ChooseCut,
         primitives: Primitives,
         devices: Devices,
+        keep_aside: KeepAside | None = None,
     ) -> Self:
         """Build all slabs from checked coords (ndim, nnz) and values (nnz,).
 
@@ -93,7 +100,7 @@ class SlabLayout:
         check_finite(values)
         parts, edges = _sort_parts(coords, values, record_format, num_slabs, primitives, devices)
         exact = list_rows(edges)
-        slabs = []
+        slabs: list[Slab] = []
         for rows, home in zip(exact, assign_homes(len(exact), devices.count), strict=True):
             records = [part.take(rows, home, record_format, devices) for part in parts]
             with devices.use(home):
@@ -103,7 +110,9 @@ class SlabLayout:
                 own_values = record_format.values(own).copy()
                 own_shape = (*shape[:mode], len(rows), *shape[mode + 1 :])
                 cut = choose_cut(own_shape, own_values.dtype)
-                layout = layout_class.build(own_coords, own_values, cut, primitives)
+                layout: Layout = layout_class.build(own_coords, own_values, cut, primitives)
+                if keep_aside is not None:
+                    layout = keep_aside(layout, home)
             slabs.append(Slab(slice(rows.start, rows.stop), layout, home))
         norm = math.hypot(*(slab.layout.norm for slab in slabs))
         return cls(record_format, num_slabs, mode, slabs, norm, primitives, devices)
@@ -141,6 +150,11 @@ class SlabLayout:
         held = nnz * (given + record_nbytes) if on_device else 0
         return kept, held + max(edges, sorting, building)
 
+    def _iterate_streamed(self, home: int) -> Iterator[StreamedLayout]:
+        for slab in self.slabs:
+            if slab.home == home and isinstance(slab.layout, StreamedLayout):
+                yield slab.layout
+
     # Contents
 
     @property
@@ -150,8 +164,13 @@ class SlabLayout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays."""
+        """Bytes of all arrays, those on the host too."""
         return sum(slab.layout.nbytes for slab in self.slabs)
+
+    @property
+    def num_streamed(self) -> int:
+        """The number of slabs whose records are on the host."""
+        return sum(isinstance(slab.layout, StreamedLayout) for slab in self.slabs)
 
     def get_copies(self) -> Sequence[Array]:
         """Return the copies of the records of all slabs, without spare memory."""

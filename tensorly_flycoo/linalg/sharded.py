@@ -43,11 +43,11 @@ def dot(a: Any, b: Any) -> Any:
 
 
 def _multiply(x: RowShards, matrix: Array) -> RowShards:
-    devices = x.sharding.devices
-    blocks = []
-    for block, home in zip(x.blocks, x.sharding.homes, strict=True):
+    devices, homes, blocks = x.sharding.devices, x.sharding.homes, []
+    matrices = {home: devices.bring(matrix, home) for home in homes}
+    for block, home in zip(x.blocks, homes, strict=True):
         with devices.use(home):
-            blocks.append(block @ devices.bring(matrix, home))
+            blocks.append(block @ matrices[home])
     return x.replace(blocks, False)
 
 
@@ -55,10 +55,11 @@ def solve(a: Array, b: RowShards) -> RowShards:
     """Solve ``a @ x = b`` for b (R, I), block by block."""
     if not isinstance(b, RowShards) or not b.is_transposed or isinstance(a, RowShards):
         refuse("numpy.linalg.solve with such arguments")
-    devices, blocks = b.sharding.devices, []
-    for block, home in zip(b.blocks, b.sharding.homes, strict=True):
+    devices, homes, blocks = b.sharding.devices, b.sharding.homes, []
+    matrices = {home: devices.bring(a, home) for home in homes}
+    for block, home in zip(b.blocks, homes, strict=True):
         with devices.use(home):
-            blocks.append(tall_skinny.solve(devices.bring(a, home), block.T).T)
+            blocks.append(tall_skinny.solve(matrices[home], block.T).T)
     return b.replace(blocks, True)
 
 

@@ -60,7 +60,8 @@ def mttkrp(
         If `x` is not sparse, or factors, weights or `out` have the wrong array type or dtype.
     ValueError
         If `mode` is out of range, a shape or rank does not fit, `out` overlaps an argument that is
-        read, or an array is on a GPU other than the current one.
+        read, an array is on a GPU other than the current one, or `x` is on several GPUs and the
+        current one is not the first.
     MemoryError
         If memory runs out; the message says what was needed and free, and what would fit. The
         tensor remains valid.
@@ -141,6 +142,8 @@ def _compute_shards(
                 f"factors[{n}] is sharded otherwise than mode {n} of x: give a plain array, "
                 "such as tl.to_numpy returns"
             )
+
+    layout.devices.check_current()
 
     def compute() -> RowShards:
         with log_compilation():

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from itertools import accumulate
+from types import ModuleType
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -27,6 +29,22 @@ _UFUNCS = {
 
 #: NumPy's functions for row-sharded matrices; `linalg.sharded` fills it.
 FUNCTIONS: dict[Callable, Callable] = {}
+
+
+class Memo:
+    """What has been computed of a matrix, which never changes; shared with its transpose.
+
+    Attributes
+    ----------
+    gram : array (R, R) or None
+        Its Gram matrix.
+    known : object
+        The same, and more, as `linalg.gram_products` needs it.
+    """
+
+    def __init__(self) -> None:
+        self.gram: Array = None
+        self.known: Any = None
 
 
 class RowShards(NDArrayOperatorsMixin):
@@ -74,7 +92,7 @@ class RowShards(NDArrayOperatorsMixin):
         self.blocks = tuple(blocks)
         self.sharding = sharding
         self.is_transposed = is_transposed
-        self._gram: list[Array] = []  # shared with the transpose, filled once
+        self.memo = Memo()
         self._whole: dict[int, Array] = {}
 
     @classmethod
@@ -87,10 +105,12 @@ class RowShards(NDArrayOperatorsMixin):
     def gather(self, device: int) -> Array:
         """Return the whole matrix on a device; it is gathered once."""
         if device not in self._whole:
-            devices, xp = self.sharding.devices, array_module(self.blocks[0])
+            devices = self.sharding.devices
             with devices.use(device):
-                blocks = [devices.bring(block, device) for block in self.blocks]
-                self._whole[device] = xp.concatenate(blocks)
+                whole = self.xp.empty((self.sharding.num_rows, self._rank), self.dtype)
+            for block, start in zip(self.blocks, self.sharding.edges, strict=False):
+                devices.copy(block, whole[start : start + block.shape[0]])
+            self._whole[device] = whole
         return self._whole[device]
 
     def to_numpy(self) -> np.ndarray:
@@ -109,16 +129,18 @@ class RowShards(NDArrayOperatorsMixin):
 
     @property
     def T(self) -> RowShards:
-        return self.replace(self.blocks, not self.is_transposed, self._gram)
-
-    def replace(
-        self, blocks: Sequence[Array], is_transposed: bool, gram: list[Array] | None = None
-    ) -> RowShards:
-        """Make a matrix of other blocks that is sharded in the same way."""
-        other = RowShards(blocks, self.sharding, is_transposed)
-        if gram is not None:
-            other._gram = gram
+        other = self.replace(self.blocks, not self.is_transposed)
+        other.memo, other._whole = self.memo, self._whole
         return other
+
+    @property
+    def xp(self) -> ModuleType:
+        """The array module of the blocks."""
+        return array_module(self.blocks[0])
+
+    def replace(self, blocks: Sequence[Array], is_transposed: bool) -> RowShards:
+        """Make a matrix of other blocks that is sharded in the same way."""
+        return RowShards(blocks, self.sharding, is_transposed)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -139,13 +161,16 @@ class RowShards(NDArrayOperatorsMixin):
         ValueError
             If an operand is sharded in another way, or does not broadcast along the rows.
         """
-        return self.replace(self._apply(function, others), self.is_transposed)
+        return self.replace(self.apply(function, *others), self.is_transposed)
 
-    def _apply(self, function: Callable[..., Array], others: Sequence[Any]) -> list[Array]:
-        parts, results = [self._split(other) for other in others], []
-        for n, (block, home) in enumerate(zip(self.blocks, self.sharding.homes, strict=True)):
+    def apply(self, function: Callable[..., Any], *others: Any) -> list[Any]:
+        """Return what the function of `map_blocks` returns for each block."""
+        splits, homes, results = [self._split(x) for x in others], self.sharding.homes, []
+        # First all copies, then all work: a copy waits for the work that is under way.
+        parts = [[split(n, home) for split in splits] for n, home in enumerate(homes)]
+        for block, own, home in zip(self.blocks, parts, homes, strict=True):
             with self.sharding.devices.use(home):
-                results.append(function(block, *(part(n, home) for part in parts)))
+                results.append(function(block, *own))
         return results
 
     def _split(self, other: Any) -> Callable[[int, int], Any]:
@@ -243,7 +268,7 @@ class RowShards(NDArrayOperatorsMixin):
 
     def shares_gram(self, other: RowShards) -> bool:
         """Return whether the two are the same matrix, but for a transposition."""
-        return self._gram is other._gram
+        return self.memo is other.memo
 
     def reduce(
         self,
@@ -259,15 +284,25 @@ class RowShards(NDArrayOperatorsMixin):
             float64, on the device of the first block.
         """
         devices, home = self.sharding.devices, self.sharding.homes[0]
-        parts = self._apply(lambda *blocks: function(*blocks).astype(np.float64), others)
+        parts = self.apply(lambda *blocks: function(*blocks).astype(np.float64), *others)
         with devices.use(home):
             return fold_tree((devices.bring(part, home) for part in parts), add)
 
     def find_gram(self, multiply: Callable[[Array, Array], Array]) -> Array:
         """Return ``x.T @ x`` (R, R), of which `multiply` computes a block's; computed once."""
-        if not self._gram:
-            self._gram.append(self.reduce(lambda b: multiply(b, b)).astype(self.dtype))
-        return self._gram[0].copy()
+        if self.memo.gram is None:
+            self.memo.gram = self.reduce(lambda b: multiply(b, b)).astype(self.dtype)
+        return self.memo.gram.copy()
+
+    def collect(self, parts: Sequence[Array]) -> Array:
+        """Concatenate small arrays, one on the device of each block, on that of the first."""
+        devices, home = self.sharding.devices, self.sharding.homes[0]
+        counts = [part.shape[0] for part in parts]
+        with devices.use(home):
+            collected = self.xp.empty((sum(counts), *parts[0].shape[1:]), parts[0].dtype)
+        for part, start in zip(parts, accumulate(counts, initial=0), strict=False):
+            devices.copy(part, collected[start : start + part.shape[0]])
+        return collected
 
     # Methods of arrays
 

@@ -74,12 +74,13 @@ def build_layout(
     values: Array,
     shape: Sequence[int],
     num_slabs: int | None = None,
+    keep: str = "device",
 ) -> AnyLayout:
     """Build a layout on the device of `engine` from checked coords and values on any device."""
 
     def build() -> AnyLayout:
         with log_compilation():
-            return engine.build_layout(layout, coords, values, shape, num_slabs)
+            return engine.build_layout(layout, coords, values, shape, num_slabs, keep)
 
     is_on_gpu = is_cupy(coords)
     held = coords.nbytes + values.nbytes if is_on_gpu == (engine.xp is not np) else 0

@@ -15,7 +15,7 @@ from ..checks import (
     check_coords,
     check_count,
     check_dtype,
-    check_layout,
+    check_keep,
     check_place,
     check_shape,
     check_sums,
@@ -24,12 +24,14 @@ from ..checks import (
     num_cells,
 )
 from ..engines import select_engine
+from ..format.slab_layout import SlabLayout
 from .arithmetic import add, map_elements, raise_to, scale
 from .constructors import FromOthers
 from .indexing import Index, find_part, iterate_parts
 from .memory import build_layout
 from .numpy_protocol import USE_NONZEROS, apply_function, apply_ufunc
 from .reductions import average_modes, find_largest, find_smallest, sum_modes
+from .showing import to_html
 from .transposing import transpose
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ class FlycooTensor(FromOthers):
         "remap" keeps two copies of the nonzeros and remaps them from mode to mode while computing
         (the FLYCOO algorithm); "replicated" keeps one sorted copy for each mode; "indexed" keeps
         one copy and, for each mode but the first, an index into it, which takes the least memory.
+        By default "remap", or "replicated" with ``keep="host"``.
     device : {"auto", "cpu", "cuda"}, optional
         By default the one set by `set_device`, initially "auto". With "auto", data on a GPU stay
         there; "cpu" and "cuda" copy data from elsewhere. A "cuda" tensor is on CuPy's current
@@ -68,6 +71,10 @@ class FlycooTensor(FromOthers):
     slabs : int, optional
         Cuts the longest mode into so many parts with about equally many nonzeros. Results depend
         on this number within rounding errors. By default 1, or one for each 2**32 nonzeros.
+    keep : {"device", "host"}
+        "host" is for tensors larger than a GPU's memory: what does not fit in half of the free
+        memory stays in pinned host memory, and visits the GPU slab by slab, while others are
+        computed. On a CPU both are the same.
 
     Attributes
     ----------
@@ -75,7 +82,7 @@ class FlycooTensor(FromOthers):
     ndim, nnz, nbytes : int
     dtype : numpy.dtype
     density : float
-    layout, device : str
+    layout, device, keep : str
     slabs : int
 
     Raises
@@ -124,18 +131,19 @@ class FlycooTensor(FromOthers):
         shape: Sequence[int],
         *,
         dtype: DTypeLike | None = None,
-        layout: str = "remap",
+        layout: str | None = None,
         device: str | None = None,
         slabs: int | None = None,
+        keep: str = "device",
     ) -> None:
         shape = check_shape(shape)
         coords = check_coords(coords, shape)
         values = check_values(values, coords.shape[1], dtype)
         check_place(values, "values", is_cupy(coords), "coords")
-        check_layout(layout)
+        layout = check_keep(keep, layout)
         slabs = None if slabs is None else check_count(slabs, "slabs")
         engine = select_engine(device, is_on_gpu=is_cupy(coords))
-        self._set(engine, build_layout(engine, layout, coords, values, shape, slabs))
+        self._set(engine, build_layout(engine, layout, coords, values, shape, slabs, keep))
 
     def _set(self, engine: Engine, layout: AnyLayout) -> None:
         self._engine = engine
@@ -175,6 +183,11 @@ class FlycooTensor(FromOthers):
     @property
     def device(self) -> str:
         return self._engine.name
+
+    @property
+    def keep(self) -> str:
+        layout = self._layout
+        return "host" if isinstance(layout, SlabLayout) and layout.num_streamed else "device"
 
     @property
     def nbytes(self) -> int:
@@ -241,20 +254,7 @@ class FlycooTensor(FromOthers):
             f"layout={self.layout!r}, device={self.device!r}{slabs}>"
         )
 
-    def _repr_html_(self) -> str:
-        facts = {
-            "shape": " x ".join(str(size) for size in self.shape),
-            "dtype": self.dtype,
-            "nonzeros": f"{self.nnz:,}",
-            "density": f"{self.density:.3g}",
-            "memory": f"{self.nbytes / 1e6:,.1f} MB",
-            "layout": self.layout,
-            "device": self.device,
-        }
-        if self.slabs > 1:
-            facts["slabs"] = self.slabs
-        rows = "".join(f"<tr><th>{name}</th><td>{fact}</td></tr>" for name, fact in facts.items())
-        return f"<table><caption>FlycooTensor</caption>{rows}</table>"
+    _repr_html_ = to_html
 
     def __reduce__(self) -> tuple[Callable, tuple]:
         # Through host memory; unpickling moves the tensor to the device chosen there.
@@ -302,7 +302,7 @@ class FlycooTensor(FromOthers):
         """Make a tensor of other nonzeros, with this one's options and, by default, shape."""
         shape = self.shape if shape is None else shape
         options: dict[str, Any] = {"layout": self.layout, "device": self.device}
-        options |= {"slabs": self.slabs, "dtype": dtype}
+        options |= {"slabs": self.slabs, "dtype": dtype, "keep": self.keep}
         return FlycooTensor(coords, values, shape, **options)
 
     @property

@@ -57,6 +57,9 @@ class NumpyDevices:
     def __init__(self, count=1):
         self.count = count
 
+    def check_current(self):
+        assert current_device() == 0
+
     @contextlib.contextmanager
     def use(self, device):
         previous = current_device()
@@ -70,6 +73,10 @@ class NumpyDevices:
         if isinstance(array, DeviceArray) and array.device == device:
             return array
         return place(np.array(array.view(np.ndarray)), device)
+
+    def copy(self, array, target):
+        assert target.flags.c_contiguous
+        target.view(np.ndarray)[...] = array.view(np.ndarray)
 
     def fetch(self, array):
         return array.view(np.ndarray)
