@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from numpy.typing import DTypeLike
 
+from ..array_modules import move
 from ..checks import check_count, check_dtype, check_layout, check_shape
 from ..devices import OneDevice, assign_homes
 from ..engines import select_engine
 from ..format.layout import Cut, Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
+from ..format.replicated import ReplicatedLayout
 from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
+from ..format.streamed import Stager, StreamedLayout
 from ..tensor.tensor import FlycooTensor
 from .files import FilePath, make_folder
 from .npz import ArrayReader, damage_error, open_arrays
@@ -36,7 +39,7 @@ _SLAB_NNZ = 2**25
 _ALIGNMENT = 4096
 
 _FILE_LAYOUTS = ("replicated", "indexed")
-_PLACES = ("device", "file")
+_PLACES = ("device", "host", "file")
 
 
 def save_slabs(
@@ -181,10 +184,12 @@ def open_slabs(
     path : str or os.PathLike
     device : {"auto", "cpu", "cuda"}, optional
         As for `FlycooTensor`.
-    keep : {"file", "device"}, optional
+    keep : {"file", "device", "host"}, optional
         Where the nonzeros are. "file", on a CPU the default, maps the files into memory: nothing is
         read before it is needed, and the system may forget it afterwards. "device", on a GPU the
-        default, copies one slab after the other to the device's memory.
+        default, copies one slab after the other to the device's memory. With "file" or "host" on a
+        GPU, slabs visit it one by one, from the files or from pinned host memory; that needs the
+        layout "replicated".
     verify : bool
         Whether to read and check all data. What is copied to memory is always checked.
 
@@ -199,8 +204,8 @@ def open_slabs(
         If a file is missing or cannot be read.
     ValueError
         If the folder is damaged or incomplete, or has a newer format than this release reads; the
-        message names the file. If `keep` is "file" on a GPU, or the plans were made for another
-        kind of device; or if `device` or `keep` is unknown.
+        message names the file. If `keep` is "file" and the plans were made for another kind of
+        device, or does not suit the layout; or if `device` or `keep` is unknown.
     ImportError, RuntimeError
         If `device` is "cuda" and no GPU can be used.
     MemoryError
@@ -230,13 +235,19 @@ def open_slabs(
            [1, 0]]), array([0.5, 3. ]))
     """
     engine = select_engine(device)
-    is_mapped, folder = _check_keep(keep, engine) == "file", Path(path)
+    keep, folder = _check_keep(keep, engine), Path(path)
     index = Index.read(folder)
+    _check_layout(keep, index.layout, engine)
     devices, slabs = engine.devices or OneDevice(engine.xp), []
     homes = assign_homes(len(index.entries), devices.count)
+    stagers: dict[int, Stager] = {}
     for number, (entry, home) in enumerate(zip(index.entries, homes, strict=True)):
         with devices.use(home), _open_slab(folder / _name_slab(number), index, entry) as file:
-            layout = file.map(engine, verify) if is_mapped else file.read(engine)
+            layout = file.map(engine, verify) if keep == "file" else file.read(engine)
+            if keep != "device" and isinstance(layout, ReplicatedLayout) and engine.can_stream:
+                if home not in stagers:
+                    stagers[home] = engine.make_stager()
+                layout = StreamedLayout.of(layout, stagers[home])
         slabs.append(Slab(slice(entry.start, entry.stop), layout, home))
     record_format = engine.choose_cut(
         index.shape, slabs[0].layout.record_format.dtype
@@ -250,10 +261,20 @@ def open_slabs(
 
 
 def _check_keep(keep: str | None, engine: "Engine") -> str:
-    places = ("file", "device") if engine.name == "cpu" else ("device",)
-    if keep is not None and keep not in places:
-        raise ValueError(f"keep is {keep!r}, expected one of {places} on {engine.name!r}")
-    return keep or places[0]
+    if keep is None:
+        return "file" if engine.name == "cpu" else "device"
+    if keep not in _PLACES:
+        raise ValueError(f"keep is {keep!r}, expected one of {_PLACES}")
+    return keep
+
+
+def _check_layout(keep: str, layout: str, engine: "Engine") -> None:
+    """Refuse to stream a layout that cannot be."""
+    if keep != "device" and layout != "replicated" and engine.can_stream:
+        raise ValueError(
+            f"keep is {keep!r}, expected 'device': the layout of this folder is {layout!r}, and "
+            "only 'replicated' is streamed"
+        )
 
 
 class _SlabFile(NamedTuple):
@@ -283,6 +304,9 @@ class _SlabFile(NamedTuple):
             (check_arrays if verify else check_shapes)(header["layout"], arrays, cut)
         except ValueError as error:
             raise damage_error(path, error) from None
+        if engine.can_stream:  # records wait where they are
+            copies = set(LAYOUT_CLASSES[header["layout"]].name_copies(cut.record_format.ndim))
+            arrays |= {name: move(arrays[name], engine.xp) for name in names - copies}
         return make_layout(header, arrays, cut, engine)
 
     def read(self, engine: "Engine") -> Layout:

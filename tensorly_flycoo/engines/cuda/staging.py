@@ -34,6 +34,8 @@ class CudaStager:
 
     def put_aside(self, array: Array) -> np.ndarray:
         self._nbytes = max(self._nbytes, array.nbytes)
+        if isinstance(array, np.ndarray):
+            return array
         waiting = _empty_pinned(array.shape, array.dtype)
         array.get(out=waiting)
         return waiting

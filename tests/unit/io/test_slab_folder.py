@@ -1,5 +1,6 @@
 """Folders of slabs: bits, memory, what is refused, and what damage does."""
 
+import contextlib
 import gzip
 import json
 import os
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.usual_limits("slabs")  # a raw tensor would have three
 
 SHAPE = (30, 70, 10)
 LAYOUTS = pytest.mark.parametrize("layout", ["replicated", "indexed"])
-KEEPS = pytest.mark.parametrize("keep", ["file", "device"])
+KEEPS = pytest.mark.parametrize("keep", ["file", "device", "host"])
 
 
 @pytest.fixture(autouse=True)
@@ -396,7 +397,37 @@ def test_other_functions_name_each_other(path, tmp_path):
         open_slabs(tmp_path / "x.npz")
 
 
-@pytest.mark.parametrize("keep", ["host", "disk", 3])
+class CopyingStager:
+    """Streams to the "device" that a CPU is; an array of a file stays one."""
+
+    def put_aside(self, array):
+        return array if not array.flags.writeable else array.copy()
+
+    @contextlib.contextmanager
+    def take(self, array, following):
+        assert following is not None
+        yield array.copy()
+
+
+@pytest.mark.parametrize("keep", ["file", "host"])
+def test_an_engine_that_streams(path, keep, monkeypatch):
+    problem = make_problem(SHAPE, 900)
+    save_slabs(path, split(problem), slabs=3)
+    monkeypatch.setattr(cpu.CPU, "can_stream", True)
+    monkeypatch.setattr(cpu.CPU, "make_stager", CopyingStager, raising=False)
+    x = open_slabs(path, device="cpu", keep=keep)
+    assert x._layout.num_streamed == 3
+    for slab in x._layout.slabs:
+        assert all(copy.flags.writeable == (keep == "host") for copy in slab.layout.copies)
+    expected = problem.tensor(layout="replicated", slabs=3, device="cpu")
+    assert compute_all(x, problem.factors) == compute_all(expected, problem.factors)
+    assert open_slabs(path, device="cpu", keep="device")._layout.num_streamed == 0
+    save_slabs(path.with_name("y"), split(problem), layout="indexed")
+    with pytest.raises(ValueError, match=f"keep is '{keep}', expected 'device': the layout"):
+        open_slabs(path.with_name("y"), device="cpu", keep=keep)
+
+
+@pytest.mark.parametrize("keep", ["disk", 3])
 def test_unknown_places(path, keep):
     with pytest.raises(ValueError, match=r"keep is .*, expected one of"):
         open_slabs(path, device="cpu", keep=keep)
