@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from numpy.typing import DTypeLike
 
 from ..array_modules import move
-from ..checks import check_count, check_dtype, check_layout, check_shape
+from ..checks import check_count, check_dtype, check_shape
 from ..devices import OneDevice, assign_homes
 from ..engines import select_engine
 from ..format.layout import Cut, Layout
@@ -26,7 +26,7 @@ from .parts import Parts, Reading
 from .plans import Header, check_arrays, check_shapes
 from .saving import fits, make_layout, read_header, read_layout, read_records, write_layout
 from .slab_building import SlabBuilder
-from .slab_index import Entry, Index, digest
+from .slab_index import Entry, Index, check_file_layout, digest
 from .spool import Spool
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ _SLAB_NNZ = 2**25
 #: Arrays begin at pages of memory and blocks of disks.
 _ALIGNMENT = 4096
 
-_FILE_LAYOUTS = ("replicated", "indexed")
 _PLACES = ("device", "host", "file")
 
 
@@ -101,13 +100,13 @@ def save_slabs(
 
     Notes
     -----
-    Parts are copied to temporary files in a folder beside `path`, counted by rows of the longest
-    mode, distributed to slabs, sorted, and built. So they are read once; memory holds one slab
-    while it is built (about 150 bytes per nonzero, if there are three modes), and 32 bytes per row
-    of the longest mode. Rows are not split: a row with many nonzeros makes a long slab. Disk space:
-    ``4 * ndim + 8`` bytes per given nonzero and one copy of the records, then two copies less than
-    the final folder and one more. A failed call removes its files; a killed one leaves a folder
-    whose name begins with "." and ends with ".part".
+    Parts are read once, and copied to temporary files in a hidden folder beside `path`; then their
+    nonzeros are counted by rows of the longest mode, distributed, sorted, and built slab by slab.
+    Memory holds one slab while it is built (about 150 bytes per nonzero, if there are three modes),
+    and 32 bytes per row of the longest mode. Rows are not split: one with many nonzeros makes a
+    long slab. The disk holds, beside the final folder, one copy of the records, and before that
+    another ``4 * ndim + 8`` bytes per given nonzero. A call that fails removes its files; a process
+    that is killed leaves the hidden folder, whose name ends with ".part".
 
     The folder has a file "slabs.json" and, for each slab, a file as of `save`, in which arrays
     begin at multiples of 4096 bytes.
@@ -133,10 +132,7 @@ slabs=2>
         _check_index_base(index_base),
     )
     slabs = None if slabs is None else check_count(slabs, "slabs")
-    if check_layout(layout) not in _FILE_LAYOUTS:
-        raise ValueError(
-            f"layout is {layout!r}, expected one of {_FILE_LAYOUTS}: files do not change"
-        )
+    check_file_layout(layout)
     engine = select_engine(device)
     with make_folder(path) as folder:
         spool = Spool(folder, reading.iterate(parts), reading.shape)

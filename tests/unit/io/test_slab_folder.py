@@ -5,6 +5,9 @@ import gzip
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import tracemalloc
 
@@ -24,7 +27,7 @@ from tensorly_flycoo import (
     write_tns,
 )
 from tensorly_flycoo.engines.cpu import engine as cpu
-from tensorly_flycoo.io import parts, slab_folder, spool
+from tensorly_flycoo.io import parts, slab_building, slab_folder, spool
 from tensorly_flycoo.io.npz import ArrayReader
 from tensorly_flycoo.tensor.digest import find_digest
 
@@ -203,6 +206,7 @@ def test_sums_of_float32_are_those_in_memory(path):
     np.testing.assert_array_equal(open_slabs(path).nonzeros()[1], x.nonzeros()[1])
 
 
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
@@ -295,6 +299,33 @@ def test_it_appears_when_it_is_complete(path, monkeypatch):
     monkeypatch.setattr(slab_folder, "write_layout", fail)
     with pytest.raises(OSError, match="disk is full"):
         save_slabs(path, split(problem))
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_killed_process_leaves_no_folder(path):
+    script = f"""
+import os, signal
+from tensorly_flycoo import save_slabs
+def give():
+    yield [[0, 1], [2, 3]], [1.0, 2.0]
+    os.kill(os.getpid(), signal.SIGKILL)
+save_slabs({str(path)!r}, give(), (2, 4), slabs=2)
+"""
+    assert subprocess.run([sys.executable, "-c", script]).returncode == -signal.SIGKILL
+    (part,) = path.parent.iterdir()
+    assert part.name.startswith(".x.flycoo.")
+    with pytest.raises(FileNotFoundError, match=r"slabs\.json"):
+        open_slabs(part)
+    save_slabs(path, split(make_problem(SHAPE, 90)))
+
+
+def test_too_little_memory_for_a_slab(path, monkeypatch):
+    def fail(*arguments):
+        raise MemoryError
+
+    monkeypatch.setattr(slab_building, "make_canonical_records", fail)
+    with pytest.raises(MemoryError, match=r"a slab of 3\d\d nonzeros .*: give more slabs than 3;"):
+        save_slabs(path, split(make_problem(SHAPE, 900)), slabs=3)
     assert list(path.parent.iterdir()) == []
 
 
@@ -547,6 +578,7 @@ def test_a_slab_of_another_folder(good):
         {"dtype": "float32"},
         {"dtype": "object"},
         {"layout": "indexed"},
+        {"layout": "remap"},
         {"layout": None},
         {"num_slabs": 1},
         {"num_slabs": 2.5},
