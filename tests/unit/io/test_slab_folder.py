@@ -41,6 +41,7 @@ KEEPS = pytest.mark.parametrize("keep", ["file", "device", "host"])
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(cpu, "TILE_SIZE", 32)
+    monkeypatch.setattr(cpu, "BUCKET_SIZE", 64)
     for module in (parts, spool):
         monkeypatch.setattr(module, "BLOCK_NNZ", 100)
 
