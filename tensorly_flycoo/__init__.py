@@ -20,7 +20,7 @@ from .checks import DensifyError
 from .diagnostics.stats import ModeStats, TensorStats, stats
 from .diagnostics.versions import show_versions
 from .engines import set_device
-from .io import load, read_tns, save, write_tns
+from .io import load, open_slabs, read_tns, save, save_slabs, write_tns
 from .io.dataframe import from_dataframe
 from .ops.call_memory import MemoryEstimate, estimate_memory
 from .ops.cp_entries import cp_to_entries
@@ -48,8 +48,10 @@ __all__ = [
     "load",
     "mttkrp",
     "observed_parafac",
+    "open_slabs",
     "read_tns",
     "save",
+    "save_slabs",
     "select_rank",
     "set_device",
     "show_versions",

@@ -16,7 +16,7 @@ from ..array_modules import Array, array_module, is_cupy, move
 from ..engines import select_engine
 
 if TYPE_CHECKING:
-    from ..engines.protocol import TallKernels
+    from ..engines.tall_kernels import TallKernels
 
 #: From this many rows a CuPy matrix counts as tall; below, launches cost more than the work.
 MIN_TALL_ROWS = 2**15

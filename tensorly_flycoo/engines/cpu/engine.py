@@ -90,12 +90,12 @@ class CpuEngine(CpuPrimitives, Engine):
         if weights is not None:
             out *= weights
 
-    def count_workspace_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
+    def count_mode_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
         copies = [f for n, f in enumerate(factors) if n != mode and not f.flags.carray]
         num_rows, rank = layout.tilings[mode].carry_rows.size, factors[mode].shape[1]
         return num_rows * rank * factors[mode].itemsize + sum(copy.nbytes for copy in copies)
 
-    def ttmc(
+    def compute_ttmc(
         self,
         layout: Layout,
         mode: int,

@@ -83,6 +83,7 @@ def get_factors(model):
 # What the error says
 
 
+@pytest.mark.usual_limits("slabs")
 @pytest.mark.parametrize("init", ["svd", "random"])
 def test_parafac_may_run_out_anywhere(monkeypatch, x, init):
     options = {"n_iter_max": 2, "init": init, "random_state": 0}
@@ -170,6 +171,7 @@ def test_dense_tensors_keep_their_error():
     assert caught.value is error
 
 
+@pytest.mark.usual_limits("slabs")
 def test_the_error_says_what_would_fit(monkeypatch):
     """Each alternative takes the fewest changes, and less than what is free."""
     shape, nnz, rank = (3000, 2000, 1000), 100_000, 4
@@ -229,6 +231,7 @@ def test_an_error_keeps_nothing(monkeypatch, x):
     assert "parafac" in str(caught.value)
 
 
+@pytest.mark.usual_limits("slabs")
 @pytest.mark.parametrize("size", [40, 400])
 def test_a_start_may_be_interrupted_anywhere(size):
     """Small Gram matrices are formed; larger ones are iterated with."""
