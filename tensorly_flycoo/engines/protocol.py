@@ -249,6 +249,15 @@ class Engine(Primitives, ABC):
         `factor` is that of `mode`.
         """
 
+    def scale_rows(self, product: Array, factor: Array, scales: Array) -> Array:
+        """Multiply `product` (I, R) by `factor` and `scales`, in place; return its column sums.
+
+        The scales are (1, R) or (I, R), the sums float64 (R,).
+        """
+        product *= factor
+        product *= scales
+        return product.sum(axis=0, dtype=np.float64)
+
     @abstractmethod
     def count_workspace_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
         """Count the bytes that `mttkrp` allocates while it runs."""

@@ -31,6 +31,9 @@ _ROW_NBYTES = 128
 #: Rows that a sweep updates together: with their targets they stay in a core's cache.
 _SWEEP_ROWS = 64
 
+#: Rows whose columns are added up together.
+_SCALED_ROWS = 1024
+
 
 class CpuEngine(CpuPrimitives, Engine):
     """Kernels compiled by numba, on NumPy arrays."""
@@ -107,6 +110,13 @@ class CpuEngine(CpuPrimitives, Engine):
         launch.launch(ratios.ratio_tiles, num_tiles, *arguments, model, has_steps)
         _add_partial_rows(layout.tilings[mode].carry_rows, workspace[1], out)
         return None if log_sums is None else np.asarray(ratios.add_in_order(log_sums))
+
+    def scale_rows(self, product: Array, factor: Array, scales: Array) -> Array:
+        num_blocks = -(-product.shape[0] // _SCALED_ROWS)
+        sums = np.zeros((num_blocks, product.shape[1]))
+        arguments = (_SCALED_ROWS, product, factor, scales, sums)
+        launch.launch(ratios.scale_blocks, num_blocks, *arguments)
+        return sums.sum(axis=0)
 
     def count_workspace_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
         copies = [f for n, f in enumerate(factors) if n != mode and not f.flags.carray]
