@@ -119,9 +119,7 @@ def _add_product(
         for w in range(factors.count):
             factor = builder.extract_value(factors_, w)
             index = builder.extract_value(indices_, w)
-            pointer = vector_pointer(
-                context, builder, factors.dtype, factor, index, column_, lanes
-            )
+            pointer = vector_pointer(context, builder, factors.dtype, factor, index, column_, lanes)
             vector = builder.load(pointer, align=row.dtype.bitwidth // 8)
             product = builder.fmul(product, vector)
         pointer = builder.bitcast(row_, vector_type.as_pointer())
