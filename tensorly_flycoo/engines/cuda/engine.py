@@ -18,7 +18,7 @@ from ...checks import check_current_gpu
 from ...format.layout import Cut, Layout, Step
 from ...format.packing import RecordFormat
 from ..protocol import Engine
-from . import launch, mersenne_twister, solvers, tall, tuning
+from . import launch, mersenne_twister, row_scales, solvers, tall, tuning
 from .building import CudaPrimitives
 from .carries import Carries, add_carries, allocate_carries, count_carries_nbytes
 from .compact_ids import find_bits, list_parts
@@ -217,6 +217,9 @@ class CudaEngine(CudaPrimitives, Engine):
         if not is_few or dtype != np.float32 or grams[0].shape[1] > tuning.MAX_TALL_RANK:
             return None
         return tall.invert_products(grams)
+
+    def scale_rows(self, product: Array, factor: Array, scales: Array) -> Array:
+        return row_scales.scale_rows(product, factor, scales)
 
     def sweep_nonnegative(
         self, targets: Array, gram: Array, rows: Array, shift: float, ridge: float, smallest: float
