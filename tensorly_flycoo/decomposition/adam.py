@@ -119,7 +119,7 @@ class Adam:
         if state:
             position, self._seed, self._num_done, self._num_failures = state["numbers"].tolist()
             self._random = np.random.RandomState()
-            self._random.set_state(("MT19937", state["random_keys"], position))
+            self._random.set_state(("MT19937", state["random_keys"], position, 0, 0.0))
         else:
             self._seed = int(self._random.randint(2**31))
             self._num_done = self._num_failures = 0

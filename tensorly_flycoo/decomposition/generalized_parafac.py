@@ -210,7 +210,7 @@ def _run_cp_apr(
     state = init.saved.state if isinstance(init, Resumed) else {}
     fixed = {n: (given[n], sum_rows(given[n])) for n in range(len(given)) if n not in modes}
     # A checkpoint's columns have sum 1, but for those of fixed modes.
-    weights, factors = spread_sums(*model, modes=[*fixed] if state else range(len(given)))
+    weights, factors = spread_sums(model[0], given, [*fixed] if state else range(len(given)))
     model[1].clear()
     solver = CpApr(data, modes, tol, wants_losses, state)
     del given

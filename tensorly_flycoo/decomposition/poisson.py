@@ -123,6 +123,10 @@ class MultiplicativeUpdates:
         F of the model.
     """
 
+    loss: float
+    _sums: list[Array]
+    _product: Array
+
     def __init__(
         self,
         data: PoissonData,

@@ -190,34 +190,107 @@ def _add_multiple(typing_context: Any, row: Any, factor: Any, other: Any, lanes:
     return types.void(row, factor, other, lanes), generate
 
 
-def _add_log(log_sums: Any, log_sum: Any, value: Any, model: Any) -> Any:
-    """Return ``log_sum + value * log(model)``; `log_sum` itself if nobody wants it."""
+@intrinsic
+def _reinterpret(typing_context: Any, number: Any, result: Any) -> Any:
+    """Return the bits of a 64-bit number as a number of the type of `result`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], context.get_value_type(result))
+
+    return result(number, result), generate
 
 
-@overload(_add_log)
-def _overload_add_log(log_sums: Any, log_sum: Any, value: Any, model: Any) -> Any:
-    def skip(log_sums: Any, log_sum: Any, value: Any, model: Any) -> Any:
-        return log_sum
-
-    def add(log_sums: Any, log_sum: Any, value: Any, model: Any) -> Any:
-        return log_sum + np.float64(value) * np.log(np.float64(model))
-
-    return skip if isinstance(log_sums, types.NoneType) else add
+#: The bits of the smallest mantissa, sqrt(1/2).
+_HALF_ROOT = np.int64(0x3FE6A09E667F3BCD)
 
 
-def _keep(log_sums: Any, tile: Any, log_sum: Any) -> Any:
-    """Write the sum of a tile, if anybody wants it."""
+@kernel
+def _log(x: float) -> float:
+    """Return the logarithm of a normal number to one unit in the last place.
+
+    As in FreeBSD's e_log.c. Without branches and calls, so that a loop over it is vectorised.
+    """
+    bits = _reinterpret(x, np.int64(0))
+    exponent = (bits - _HALF_ROOT) >> np.int64(52)
+    mantissa = _reinterpret(bits - (exponent << np.int64(52)), 0.0)
+    f = mantissa - 1.0
+    s = f / (2.0 + f)
+    z = s * s
+    w = z * z
+    odd = w * (0.3999999999940941908 + w * (0.2222219843214978396 + w * 0.1531383769920937332))
+    even = z * (
+        0.6666666666666735130
+        + w * (0.2857142874366239149 + w * (0.1818357216161805012 + w * 0.1479819860511658591))
+    )
+    half = 0.5 * f * f
+    small = s * (half + (odd + even)) + exponent * 1.90821492927058770002e-10
+    return small - half + f + exponent * 6.93147180369123816490e-01
+
+
+@kernel
+def _sum_logs(terms: Array, count: int) -> float:
+    """Add up ``terms[0, i] * log(terms[1, i])`` in order; write to `terms`."""
+    smallest, largest = np.inf, 0.0
+    for i in range(count):
+        smallest, largest = min(smallest, terms[1, i]), max(largest, terms[1, i])
+    if smallest > 2.3e-308 and largest < 1.7e308:
+        for i in range(count):
+            terms[0, i] *= _log(terms[1, i])
+    else:
+        for i in range(count):
+            terms[0, i] *= np.log(terms[1, i])
+    total = 0.0
+    for i in range(count):
+        total += terms[0, i]
+    return total
+
+
+# Without logarithms, `terms` is None.
+
+
+def _make_terms(log_sums: Any, size: Any) -> Any:
+    """Return memory for the values and the model's values of a tile, if logarithms are wanted."""
+
+
+@overload(_make_terms)
+def _overload_make_terms(log_sums: Any, size: Any) -> Any:
+    def none(log_sums: Any, size: Any) -> Any:
+        return None
+
+    def two_rows(log_sums: Any, size: Any) -> Any:
+        return np.empty((2, size))
+
+    return none if isinstance(log_sums, types.NoneType) else two_rows
+
+
+def _note(terms: Any, i: Any, value: Any, model: Any) -> Any:
+    """Note a value and the model's value."""
+
+
+@overload(_note)
+def _overload_note(terms: Any, i: Any, value: Any, model: Any) -> Any:
+    def skip(terms: Any, i: Any, value: Any, model: Any) -> Any:
+        pass
+
+    def write(terms: Any, i: Any, value: Any, model: Any) -> Any:
+        terms[0, i], terms[1, i] = value, model
+
+    return skip if isinstance(terms, types.NoneType) else write
+
+
+def _keep(log_sums: Any, tile: Any, terms: Any, count: Any) -> Any:
+    """Write the sum of a tile."""
 
 
 @overload(_keep)
-def _overload_keep(log_sums: Any, tile: Any, log_sum: Any) -> Any:
-    def skip(log_sums: Any, tile: Any, log_sum: Any) -> Any:
+def _overload_keep(log_sums: Any, tile: Any, terms: Any, count: Any) -> Any:
+    def skip(log_sums: Any, tile: Any, terms: Any, count: Any) -> Any:
         pass
 
-    def write(log_sums: Any, tile: Any, log_sum: Any) -> Any:
-        log_sums[tile] = log_sum
+    def write(log_sums: Any, tile: Any, terms: Any, count: Any) -> Any:
+        log_sums[tile] = _sum_logs(terms, count)
 
-    return skip if isinstance(log_sums, types.NoneType) else write
+    return skip if isinstance(terms, types.NoneType) else write
 
 
 @kernel
@@ -233,6 +306,7 @@ def _compute_tile(
     output: Output,
     model: Model,
     scratch: Any,
+    terms: Any,
 ) -> None:
     """Compute the rows of places `first` to `last`, and remap their records."""
     records, values, value_slot, pull_ids = source
@@ -240,10 +314,10 @@ def _compute_tile(
     fields, factors = inputs
     out_field, out, partial_rows, lanes = output
     factor, smallest, log_sums = model
-    zero, row, has_row, log_sum = values.dtype.type(0), np.uint64(0), False, 0.0
+    zero, row, has_row = values.dtype.type(0), np.uint64(0), False
     total = _place_row(scratch, 0, new_row_of_zeros(zero, lanes))
     products = _place_row(scratch, 1, new_row_of_zeros(zero, lanes))
-    terms = new_row_of_zeros(zero, lanes)
+    sums = new_row_of_zeros(zero, lanes)
     num_steps, last_column = _count_steps(scratch, lanes), out.shape[1] - len(lanes)
     for step in range(num_steps):
         clear_row(_take_step(total, step, lanes), lanes)
@@ -265,16 +339,16 @@ def _compute_tile(
         row, has_row = new_row, True
         indices = read_rows(records, position, fields)
         value = values[position, value_slot]
-        clear_row(terms, lanes)
+        clear_row(sums, lanes)
         for step in range(num_steps):
             start = step * len(lanes)
             first_column = _find_column(scratch, start, last_column)
             _multiply_rows(
-                _take_step(products, step, lanes), terms, factors, indices, factor, row,
+                _take_step(products, step, lanes), sums, factors, indices, factor, row,
                 np.uint64(first_column), np.uint32(start - first_column), lanes,
             )  # fmt: skip
-        modelled = _sum_row(terms, lanes)
-        log_sum = _add_log(log_sums, log_sum, value, modelled)
+        modelled = _sum_row(sums, lanes)
+        _note(terms, place - first, value, modelled)
         ratio = value / max(modelled, smallest)
         for step in range(num_steps):
             part = _take_step(total, step, lanes)
@@ -285,7 +359,7 @@ def _compute_tile(
             store_row(_take_step(total, step, lanes), partial_rows, tile, column, lanes)
         else:
             store_row(_take_step(total, step, lanes), out, row, column, lanes)
-    _keep(log_sums, tile, log_sum)
+    _keep(log_sums, tile, terms, np.int64(last - first))
 
 
 def _make_scratch(has_steps: Any, rank: Any, lanes: Any, zero: Any) -> Any:
@@ -324,12 +398,13 @@ def ratio_tiles(
     carry_rows, empty_rows, out = tiles.carry_rows, tiles.empty_rows, output.out
     num_empty = empty_rows.shape[0]
     scratch = _make_scratch(has_steps, out.shape[1], output.lanes, source.values.dtype.type(0))
+    terms = _make_terms(model.log_sums, tiles.size)
     for tile in range(first_tile, last_tile):
         first = tile * tiles.size
         _compute_tile(
             np.uint64(tile), np.uint64(first), np.uint64(min(first + tiles.size, nnz)),
             np.uint64(first // tiles.bucket_size * tiles.bucket_size), carry_rows[tile] >= 0,
-            source, target, inputs, output, model, scratch,
+            source, target, inputs, output, model, scratch, terms,
         )  # fmt: skip
         for e in range(tile * num_empty // num_tiles, (tile + 1) * num_empty // num_tiles):
             out[empty_rows[e]] = 0
