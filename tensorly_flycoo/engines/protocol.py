@@ -188,9 +188,17 @@ class Engine(Primitives, ABC):
 
     @abstractmethod
     def allocate_workspace(
-        self, layout: Layout, factors: Sequence[Array], mode: int, out: Array
+        self,
+        layout: Layout,
+        factors: Sequence[Array],
+        mode: int,
+        out: Array,
+        has_own: bool = False,
     ) -> Any:
-        """Allocate all memory that `compute_mode` needs, before anything is moved or written."""
+        """Allocate what `compute_mode` needs, before anything is moved or written.
+
+        If the factor of `mode` is read too (`has_own`), what `compute_ratios` needs.
+        """
 
     @abstractmethod
     def compute_mode(
@@ -203,6 +211,77 @@ class Engine(Primitives, ABC):
         weights: Array | None = None,
     ) -> None:
         """Compute the MTTKRP of `mode` from a step's records; remap them if it has a `spare`."""
+
+    def mttkrp_of_ratios(
+        self,
+        layout: AnyLayout,
+        factors: Sequence[Array],
+        mode: int,
+        out: Array,
+        smallest: float,
+        *,
+        wants_logs: bool = False,
+        stays: bool = False,
+    ) -> Array | None:
+        """Write to `out` the MTTKRP of the nonzeros divided by the values of the model there.
+
+        Parameters
+        ----------
+        factors : sequence of array (I_n, R)
+            The CP model. That of `mode` is read too.
+        out : array (I_mode, R)
+            None of the factors.
+        smallest : float
+            The model's values divide as this one where they are smaller.
+        wants_logs : bool
+            Whether to add up ``value * log(model)`` over the nonzeros.
+        stays : bool
+            Whether a `RemapLayout` stays in `mode`; otherwise it moves as in `mttkrp`.
+
+        Returns
+        -------
+        float64 array () or None
+            That sum, on the engine's device. It is -inf if the model is zero at a nonzero, nan if
+            it is negative.
+        """
+        if isinstance(layout, SlabLayout):
+            options = {"wants_logs": wants_logs, "stays": stays}
+            return slabs.mttkrp_of_ratios(self, layout, factors, mode, out, smallest, **options)
+        workspace = self.allocate_workspace(layout, factors, mode, out, has_own=True)
+        sums: list[Array | None] = []
+
+        def compute(step: Step) -> None:
+            last = (out, smallest, wants_logs)
+            sums.append(self.compute_ratios(layout, step, workspace, mode, *last))
+
+        if stays:
+            with layout.hold_mode(mode, self) as step:
+                compute(step)
+        else:
+            layout.take_step(mode, compute, self)
+        return sums[0]
+
+    @abstractmethod
+    def compute_ratios(
+        self,
+        layout: Layout,
+        step: Step,
+        workspace: Any,
+        mode: int,
+        out: Array,
+        smallest: float,
+        wants_logs: bool,
+    ) -> Array | None:
+        """Do what `mttkrp_of_ratios` does, from a step's records; remap them if it has a `spare`."""
+
+    def scale_rows(self, product: Array, factor: Array, scales: Array) -> Array:
+        """Multiply `product` (I, R) by `factor` and `scales`, in place; return its column sums.
+
+        The scales are (1, R) or (I, R), the sums float64 (R,).
+        """
+        product *= factor
+        product *= scales
+        return product.sum(axis=0, dtype=np.float64)
 
     def count_workspace_nbytes(self, layout: AnyLayout, factors: Sequence[Array], mode: int) -> int:
         """Count the bytes that `mttkrp` allocates while it runs."""

@@ -7,6 +7,7 @@ result for all rows.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -41,6 +42,35 @@ def mttkrp(
             compute(slab, out[slab.rows])
     else:
         _add_results(engine, layout, compute, out)
+
+
+def mttkrp_of_ratios(
+    engine: Engine,
+    layout: SlabLayout,
+    factors: Sequence[Array],
+    mode: int,
+    out: Array,
+    smallest: float,
+    *,
+    wants_logs: bool,
+    stays: bool,
+) -> Array | None:
+    """Do what `Engine.mttkrp_of_ratios` does, for a tensor in slabs."""
+    log_sums: list[Array] = []
+
+    def compute(slab: Slab, target: Array) -> None:
+        own, options = _list_own_factors(layout, slab, factors), (mode, target, smallest)
+        log_sum = engine.mttkrp_of_ratios(
+            slab.layout, own, *options, wants_logs=wants_logs, stays=stays
+        )
+        log_sums.append(log_sum)
+
+    if mode == layout.cut_mode:
+        for slab in layout.slabs:
+            compute(slab, out[slab.rows])
+    else:
+        _add_results(engine, layout, compute, out)
+    return functools.reduce(operator.add, log_sums) if wants_logs else None
 
 
 def ttmc(

@@ -6,7 +6,7 @@ additions: another cut changes the last bits of results.
 
 import functools
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 #: Sums of squares that threads add to at a time: fewer would be contended.
 NUM_SQUARE_SUMS = 2**16
@@ -167,6 +167,16 @@ def choose_occupancy(gpu: Gpu, num_inputs: int, rank: int = 1) -> Occupancy:
         and rank <= row.max_rank
     ]
     return max(rows, key=lambda row: row.capability)
+
+
+def relax_for_ratios(occupancy: Occupancy, adds_logs: bool) -> Occupancy:
+    """Leave more registers to MTTKRP of ratios, which needs them for the model's value.
+
+    [H200] Nell-1, R = 32, float32: 32 ms a sweep with two nonzeros at a time, 37 with four or one;
+    38 with logarithms, which would spill registers with all threads (33 ms).
+    """
+    num_threads = occupancy.num_threads * 3 // 4 if adds_logs else occupancy.num_threads
+    return replace(occupancy, batch=min(2, occupancy.batch), num_threads=num_threads)
 
 
 def choose_tile_size(slot_nbytes: int, num_inputs: int, gpu: Gpu) -> int:

@@ -33,6 +33,7 @@ from tensorly_flycoo.engines.cuda.macros import (
     read_keys_macros,
     remap_macros,
     runs_macros,
+    scale_rows_macros,
     scatter_records_macros,
     solve_rows_macros,
     split_columns_macros,
@@ -111,6 +112,7 @@ def specialise_all():
         "invert.cu": product_macros(8),
         "fit.cu": product_macros(8),
         "inner_product.cu": inner_product_macros(dtype, 8),
+        "scale_rows.cu": scale_rows_macros(dtype, 8),
         "sweep_nonnegative.cu": sweep_nonnegative_macros(dtype, 8),
         "draw_uniform.cu": draw_uniform_macros(dtype),
         "square_polynomial.cu": square_polynomial_macros(),
@@ -137,6 +139,26 @@ def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
             for ids in ([U32, bits, U32], [U32]):
                 macros = mttkrp_macros(record_format, tile_size, cut, occupancy, *ids)
                 jobs.append(("mttkrp.cu", architecture, macros))
+    compile_all(jobs)
+
+
+@ON_LINUX
+@EVERY_GPU
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_mttkrp_of_ratios_compiles(dtype, architecture):
+    """With and without logarithms, remapping, and blocks along y."""
+    jobs = []
+    for ndim, rank in itertools.product((1, 3, 4, 5), (7, 32, 200)):
+        record_format = make_format(ndim, dtype)
+        itemsize, alignment = record_format.dtype.itemsize, math.gcd(16, rank * int(dtype[5:]) // 8)
+        tile_size = choose_tile_size(record_format, architecture)
+        occupancy = choose_occupancy(record_format, architecture, rank)
+        bits = IdBits.of(2**18, tile_size)
+        for loads, ratios in itertools.product({alignment, 16}, (1, 2)):
+            cut = tuning.cut_rank(rank, itemsize, loads, alignment)
+            ids = [U32, bits, U32] if ratios == 2 or ndim == 3 else [U32, None, None]
+            macros = mttkrp_macros(record_format, tile_size, cut, occupancy, *ids, ratios)
+            jobs.append(("mttkrp.cu", architecture, macros))
     compile_all(jobs)
 
 
@@ -239,6 +261,7 @@ def test_kernels_on_rows_compile(architecture):
         jobs += [("solve_rows.cu", architecture, macros) for macros in (tight, apart)]
     for dtype in map(np.dtype, DTYPES):
         jobs.append(("inner_product.cu", architecture, inner_product_macros(dtype, 25)))
+        jobs.append(("scale_rows.cu", architecture, scale_rows_macros(dtype, 25)))
         jobs.append(("draw_uniform.cu", architecture, draw_uniform_macros(dtype)))
         for rank in (1, 10, 25, 32, 200):
             macros = sweep_nonnegative_macros(dtype, rank)

@@ -1,0 +1,213 @@
+r"""Poisson CP decompositions: the loss of counts, and multiplicative updates that lower it.
+
+The loss of a non-negative model m is, without constants,
+
+.. math:: F = \sum_{cells} m - \sum_{nonzeros} x \log m
+
+The first sum needs only the column sums of the factors, the second only the nonzeros. Missing
+entries are subtracted from the first.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..array_modules import Array, array_module
+from ..linalg.tall_skinny import sum_columns
+from ..ops.ratios import mttkrp_of_ratios
+from ..tensor.tensor import FlycooTensor
+from .masks import MissingEntries
+from .squarem import Squarem
+
+#: A zero of an initial guess with an infinite loss becomes this part of the mean of its column.
+_LIFT = 0.01
+
+
+class PoissonData:
+    """Counts, and the loss of models that predict them.
+
+    Parameters
+    ----------
+    x : FlycooTensor
+    missing : MissingEntries, optional
+        Of `x`.
+
+    Attributes
+    ----------
+    tensor : FlycooTensor
+        The observed nonzeros.
+    """
+
+    def __init__(self, x: FlycooTensor, missing: MissingEntries | None) -> None:
+        self.tensor = x if missing is None else missing.observed
+        self.missing = missing
+        self.xp, self.dtype = x._engine.xp, x.dtype
+
+    def sum_columns(self, factor: Array) -> Array:
+        """Add up each column of a factor in float64: (R,)."""
+        return sum_columns(factor)
+
+    def divide(
+        self, factors: Sequence[Array], mode: int, *, smallest: float | None = None, **options: bool
+    ) -> tuple[Array, Array | None]:
+        """Call `mttkrp_of_ratios` for the observed nonzeros."""
+        if smallest is None:  # its reciprocal times a count, and a sum of such, is finite
+            smallest = float(np.sqrt(np.finfo(self.dtype).tiny))
+        return mttkrp_of_ratios(self.tensor, factors, mode, smallest, **options)
+
+    def find_scales(self, factors: Sequence[Array], sums: Sequence[Array], mode: int) -> Array:
+        """Return the reciprocals of what a row of ones of `mode` adds to the first sum of F.
+
+        That is the same for all rows, (1, R), unless entries are missing: (I_mode, R). It is 0 where
+        a row adds nothing.
+        """
+        whole = self.xp.ones_like(sums[0])
+        for n, column_sums in enumerate(sums):
+            if n != mode:
+                whole = whole * column_sums
+        if self.missing is None:
+            return _invert(whole[None], 0.0).astype(self.dtype)
+        rows = self.xp.zeros(factors[mode].shape, self.dtype)
+        ones = self.xp.ones(self.missing.count, self.dtype)
+        observed = whole - self.missing.add_mttkrp(rows, ones, factors, mode)
+        # What is left of a row whose cells are all missing is rounding error.
+        return _invert(observed, 8 * float(np.finfo(self.dtype).eps) * whole).astype(self.dtype)
+
+    def measure(self, factors: Sequence[Array], sums: Sequence[Array], log_sum: Any) -> float:
+        """Compute F from the column sums of the factors and the sum over the nonzeros."""
+        whole = sums[0]
+        for column_sums in sums[1:]:
+            whole = whole * column_sums
+        total = whole.sum() - log_sum
+        if self.missing is not None:
+            total = total - self.missing.evaluate(None, factors).sum(dtype=np.float64)
+        return float(total)
+
+    def evaluate(self, weights: Array | None, factors: Sequence[Array]) -> float:
+        """Compute F of a model in one pass over the nonzeros."""
+        factors = list(factors)
+        if weights is not None:
+            factors[0] = factors[0] * weights
+        _, log_sum = self.divide(factors, 0, wants_logs=True)
+        return self.measure(factors, [self.sum_columns(f) for f in factors], log_sum)
+
+
+def _invert(numbers: Array, smallest: Any) -> Array:
+    """Return the reciprocals, with 0 for numbers that are not above `smallest`."""
+    xp = array_module(numbers)
+    is_large = numbers > smallest
+    return xp.where(is_large, 1 / xp.where(is_large, numbers, 1), 0)
+
+
+class MultiplicativeUpdates:
+    """Sweeps of one multiplicative update per mode, with SQUAREM.
+
+    An update of a mode multiplies its factor by the MTTKRP of ratios, over what a row of ones adds
+    to F. It never increases F. The pass over the nonzeros that begins a sweep also gives F of the
+    sweep before.
+
+    Parameters
+    ----------
+    data : PoissonData
+    modes : list of int
+        The modes to update.
+    factors : list of array (I_n, R)
+        The initial guess, or the factors of a checkpoint.
+    state : mapping of str to array
+        That of the checkpoint, as `save_state` returned it.
+
+    Attributes
+    ----------
+    loss : float
+        F of the model.
+    """
+
+    loss: float
+    _sums: list[Array]
+    _product: Array
+
+    def __init__(
+        self,
+        data: PoissonData,
+        modes: list[int],
+        factors: list[Array],
+        state: Mapping[str, Array],
+    ) -> None:
+        self._data, self._modes = data, modes
+        self._squarem = Squarem(modes, state, data.xp)
+        self._begin(factors, [data.sum_columns(factor) for factor in factors])
+
+    def save_state(self) -> dict[str, Array]:
+        """Return what a resumed run needs besides the factors."""
+        return self._squarem.save_state()
+
+    def __call__(
+        self, iteration: int, weights: None, factors: list[Array], errors: list[float]
+    ) -> tuple[None, list[Array], float]:
+        before = list(factors)
+        for mode in self._modes:
+            self._update(factors, mode)
+        self._begin(factors, self._sums)
+        proposal = self._squarem.propose(before, factors)
+        if proposal is None:
+            return None, factors, self.loss
+        kept = (self._sums, self._product, self.loss)
+        self._begin(proposal, [self._data.sum_columns(factor) for factor in proposal])
+        is_better = self.loss <= kept[2]
+        self._squarem.note(is_better)
+        if is_better:
+            return None, proposal, self.loss
+        self._sums, self._product, self.loss = kept
+        return None, factors, self.loss
+
+    def _begin(self, factors: list[Array], sums: list[Array]) -> None:
+        """Measure a model, and compute what the first update needs in the same pass."""
+        self._sums = sums
+        self._product, log_sum = self._data.divide(factors, self._modes[0], wants_logs=True)
+        self.loss = self._data.measure(factors, self._sums, log_sum)
+
+    def _update(self, factors: list[Array], mode: int) -> None:
+        if mode == self._modes[0]:
+            product = self._product
+            del self._product  # it becomes the factor
+        else:
+            product, _ = self._data.divide(factors, mode)
+        scales = self._data.find_scales(factors, self._sums, mode)
+        engine = self._data.tensor._engine
+        self._sums[mode] = engine.scale_rows(product, factors[mode], scales)
+        factors[mode] = product
+
+
+def balance(factors: list[Array], modes: Sequence[int]) -> list[Array]:
+    """Scale the columns of the factors of `modes` so that they have equal sums; keep the model.
+
+    Examples
+    --------
+    >>> balance([np.array([[8.0]]), np.array([[0.5]])], [0, 1])
+    [array([[2.]]), array([[2.]])]
+    """
+    xp, factors = array_module(factors[0]), list(factors)
+    sums = {n: sum_columns(factors[n]) for n in modes}
+    logs = sum(xp.log(xp.where(s > 0, s, 1)) for s in sums.values())
+    for n, column_sums in sums.items():
+        scales = xp.exp(logs / len(sums)) / xp.where(column_sums > 0, column_sums, 1)
+        factors[n] = factors[n] * scales.astype(factors[n].dtype)
+    return factors
+
+
+def lift_zeros(factors: list[Array], modes: Sequence[int]) -> list[Array]:
+    """Replace the zeros in the factors of `modes` by a part of the mean of their column.
+
+    Examples
+    --------
+    >>> lift_zeros([np.array([[0.0], [2.0]])], [0])
+    [array([[0.01],
+           [2.  ]])]
+    """
+    xp, factors = array_module(factors[0]), list(factors)
+    for n in modes:
+        means = sum_columns(factors[n]) / factors[n].shape[0]
+        levels = _LIFT * xp.where(means > 0, means, 1)
+        factors[n] = xp.where(factors[n] > 0, factors[n], levels.astype(factors[n].dtype))
+    return factors
