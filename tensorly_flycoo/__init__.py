@@ -36,6 +36,7 @@ __all__ = [
     "LabelledTensor",
     "MemoryEstimate",
     "ModeStats",
+    "OnlineCP",
     "Progress",
     "TensorStats",
     "best_of",
@@ -67,6 +68,7 @@ from .diagnostics.progress import Progress  # noqa: E402
 from .models import (  # noqa: E402
     FlycooCP,
     LabelledCP,
+    OnlineCP,
     best_of,
     core_consistency,
     cp_fit,

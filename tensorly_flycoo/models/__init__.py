@@ -10,12 +10,14 @@ from .best_of import Starts, best_of
 from .core_consistency import core_consistency
 from .estimator import FlycooCP
 from .match import factor_match_score
+from .online_cp import OnlineCP
 from .select_rank import RankScore, RankSelection, select_rank
 
 __all__ = [
     "CPFit",
     "FlycooCP",
     "LabelledCP",
+    "OnlineCP",
     "RankScore",
     "RankSelection",
     "Starts",
