@@ -3,9 +3,11 @@
 What concerns one model, such as `LabelledCP`, is in `decomposition`, which makes them.
 """
 
+from ..decomposition.anomaly_scores import anomaly_scores
 from ..decomposition.cp_fit import CPFit, cp_fit
 from ..decomposition.fold_in import fold_in
 from ..decomposition.labelled_cp import LabelledCP
+from ..decomposition.poisson import CountFit
 from .best_of import Starts, best_of
 from .core_consistency import core_consistency
 from .estimator import FlycooCP
@@ -15,12 +17,14 @@ from .select_rank import RankScore, RankSelection, select_rank
 
 __all__ = [
     "CPFit",
+    "CountFit",
     "FlycooCP",
     "LabelledCP",
     "OnlineCP",
     "RankScore",
     "RankSelection",
     "Starts",
+    "anomaly_scores",
     "best_of",
     "core_consistency",
     "cp_fit",
