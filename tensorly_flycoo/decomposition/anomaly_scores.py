@@ -9,7 +9,7 @@ from ..checks import check_finite, check_place
 from ..ops.cp_entries import cp_to_entries
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, check_same_labels
-from .poisson import log_lower_tail, log_upper_tail
+from .counts import log_lower_tail, log_upper_tail
 
 if TYPE_CHECKING:
     from sparse import SparseArray

@@ -12,9 +12,9 @@ from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.tensor import FlycooTensor
+from .counts import CountFit, measure_counts
 from .cp_model import multiply_sums
 from .masks import find_missing
-from .poisson import CountFit, measure_counts
 
 if TYPE_CHECKING:
     from sparse import SparseArray

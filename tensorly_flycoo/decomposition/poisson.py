@@ -1,177 +1,208 @@
-"""The Poisson distribution: likelihoods of counts, and probabilities far out in its tails."""
+r"""Poisson CP decompositions: the loss of counts, and multiplicative updates that lower it.
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+The loss of a non-negative model m is, without constants,
+
+.. math:: F = \sum_{cells} m - \sum_{nonzeros} x \log m
+
+The first sum needs only the column sums of the factors, the second only the nonzeros. Missing
+entries are subtracted from the first.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from ..array_modules import Array, is_cupy
+from ..array_modules import Array, array_module
+from ..ops.ratios import mttkrp_of_ratios
+from ..tensor.tensor import FlycooTensor
+from .masks import MissingEntries
+from .squarem import Squarem
 
-#: Smaller probabilities come from a continued fraction, in logarithms. SciPy's are accurate up to
-#: 4.5 standard deviations; further out those of large counts are not (at 25, 20 times too small).
-_LEAST_PROBABILITY = 1e-5
-
-#: From this count on, Stirling's series is exact to rounding.
-_MANY = 16.0
-
-#: Steps of a continued fraction, which converges the sooner the further out in the tail.
-_MAX_STEPS = 1000
+#: A zero of an initial guess with an infinite loss becomes this part of the mean of its column.
+_LIFT = 0.01
 
 
-#: Takes the number of a step.
-_Term: TypeAlias = Callable[[int], np.ndarray]
+class PoissonData:
+    """Counts, and the loss of models that predict them.
+
+    Parameters
+    ----------
+    x : FlycooTensor
+    missing : MissingEntries, optional
+        Of `x`.
+
+    Attributes
+    ----------
+    tensor : FlycooTensor
+        The observed nonzeros.
+    """
+
+    def __init__(self, x: FlycooTensor, missing: MissingEntries | None) -> None:
+        self.tensor = x if missing is None else missing.observed
+        self.missing = missing
+        self.xp, self.dtype = x._engine.xp, x.dtype
+
+    def sum_columns(self, factor: Array) -> Array:
+        """Add up each column of a factor in float64: (R,)."""
+        return factor.sum(axis=0, dtype=np.float64)
+
+    def divide(
+        self, factors: Sequence[Array], mode: int, *, smallest: float | None = None, **options: bool
+    ) -> tuple[Array, Array | None]:
+        """Call `mttkrp_of_ratios` for the observed nonzeros."""
+        if smallest is None:  # its reciprocal times a count, and a sum of such, is finite
+            smallest = float(np.sqrt(np.finfo(self.dtype).tiny))
+        return mttkrp_of_ratios(self.tensor, factors, mode, smallest, **options)
+
+    def find_scales(self, factors: Sequence[Array], sums: Sequence[Array], mode: int) -> Array:
+        """Return the reciprocals of what a row of ones of `mode` adds to the first sum of F.
+
+        That is the same for all rows, (1, R), unless entries are missing: (I_mode, R). It is 0 where
+        a row adds nothing.
+        """
+        whole = self.xp.ones_like(sums[0])
+        for n, column_sums in enumerate(sums):
+            if n != mode:
+                whole = whole * column_sums
+        if self.missing is None:
+            return _invert(whole[None], 0.0).astype(self.dtype)
+        rows = self.xp.zeros(factors[mode].shape, self.dtype)
+        ones = self.xp.ones(self.missing.count, self.dtype)
+        observed = whole - self.missing.add_mttkrp(rows, ones, factors, mode)
+        # What is left of a row whose cells are all missing is rounding error.
+        return _invert(observed, 8 * float(np.finfo(self.dtype).eps) * whole).astype(self.dtype)
+
+    def measure(self, factors: Sequence[Array], sums: Sequence[Array], log_sum: Any) -> float:
+        """Compute F from the column sums of the factors and the sum over the nonzeros."""
+        whole = sums[0]
+        for column_sums in sums[1:]:
+            whole = whole * column_sums
+        total = whole.sum() - log_sum
+        if self.missing is not None:
+            total = total - self.missing.evaluate(None, factors).sum(dtype=np.float64)
+        return float(total)
+
+    def evaluate(self, weights: Array | None, factors: Sequence[Array]) -> float:
+        """Compute F of a model in one pass over the nonzeros."""
+        factors = list(factors)
+        if weights is not None:
+            factors[0] = factors[0] * weights
+        _, log_sum = self.divide(factors, 0, wants_logs=True)
+        return self.measure(factors, [self.sum_columns(f) for f in factors], log_sum)
 
 
-class CountFit(NamedTuple):
-    """The fit of a CP model whose entries are the means of Poisson counts.
+def _invert(numbers: Array, smallest: Any) -> Array:
+    """Return the reciprocals, with 0 for numbers that are not above `smallest`."""
+    xp = array_module(numbers)
+    is_large = numbers > smallest
+    return xp.where(is_large, 1 / xp.where(is_large, numbers, 1), 0)
+
+
+class MultiplicativeUpdates:
+    """Sweeps of one multiplicative update per mode, with SQUAREM.
+
+    An update of a mode multiplies its factor by the MTTKRP of ratios, over what a row of ones adds
+    to F. It never increases F. The pass over the nonzeros that begins a sweep also gives F of the
+    sweep before.
+
+    Parameters
+    ----------
+    data : PoissonData
+    modes : list of int
+        The modes to update.
+    factors : list of array (I_n, R)
+        The initial guess, or the factors of a checkpoint.
+    state : mapping of str to array
+        That of the checkpoint, as `save_state` returned it.
 
     Attributes
     ----------
     loss : float
-        ``sum(m - x log m)`` for counts x and means m: what `generalized_parafac` minimises.
-    log_likelihood : float
-        The logarithm of the counts' probability: ``-loss - sum(log(x!))``.
-    deviance : float
-        Twice the difference to the log-likelihood of a model that equals the counts.
-    explained : float
-        ``1 - deviance / deviance of the mean count``: 1 is a perfect fit, 0 as good as a constant.
-    num_entries : int
-        The number of entries that were compared.
+        F of the model.
     """
 
-    loss: float
-    log_likelihood: float
-    deviance: float
-    explained: float
-    num_entries: int
+    def __init__(
+        self,
+        data: PoissonData,
+        modes: list[int],
+        factors: list[Array],
+        state: Mapping[str, Array],
+    ) -> None:
+        self._data, self._modes = data, modes
+        self._squarem = Squarem(modes, state, data.xp)
+        self._begin(factors, [data.sum_columns(factor) for factor in factors])
+
+    def save_state(self) -> dict[str, Array]:
+        """Return what a resumed run needs besides the factors."""
+        return self._squarem.save_state()
+
+    def __call__(
+        self, iteration: int, weights: None, factors: list[Array], errors: list[float]
+    ) -> tuple[None, list[Array], float]:
+        before = list(factors)
+        for mode in self._modes:
+            self._update(factors, mode)
+        self._begin(factors, self._sums)
+        proposal = self._squarem.propose(before, factors)
+        if proposal is None:
+            return None, factors, self.loss
+        kept = (self._sums, self._product, self.loss)
+        self._begin(proposal, [self._data.sum_columns(factor) for factor in proposal])
+        is_better = self.loss <= kept[2]
+        self._squarem.note(is_better)
+        if is_better:
+            return None, proposal, self.loss
+        self._sums, self._product, self.loss = kept
+        return None, factors, self.loss
+
+    def _begin(self, factors: list[Array], sums: list[Array]) -> None:
+        """Measure a model, and compute what the first update needs in the same pass."""
+        self._sums = sums
+        self._product, log_sum = self._data.divide(factors, self._modes[0], wants_logs=True)
+        self.loss = self._data.measure(factors, self._sums, log_sum)
+
+    def _update(self, factors: list[Array], mode: int) -> None:
+        if mode == self._modes[0]:
+            product = self._product
+            del self._product  # it becomes the factor
+        else:
+            product, _ = self._data.divide(factors, mode)
+        scales = self._data.find_scales(factors, self._sums, mode)
+        engine = self._data.tensor._engine
+        self._sums[mode] = engine.scale_rows(product, factors[mode], scales)
+        factors[mode] = product
 
 
-def measure_counts(counts: Array, model: Array, model_sum: float, num_entries: int) -> CountFit:
-    """Measure how well means fit counts.
-
-    Parameters
-    ----------
-    counts, model : float64 array (n,)
-        The counts above zero, or all of them, and their means.
-    model_sum : float
-        The sum of the means of all entries.
-    num_entries : int
-    """
-    is_positive = counts > 0
-    counts, model = counts[is_positive], model[is_positive]
-    total, logs = float(counts.sum()), float((counts * np.log(counts)).sum())
-    with np.errstate(divide="ignore", invalid="ignore"):
-        loss = model_sum - float((counts * np.log(model)).sum())
-    # A model that equals the counts has the loss `total - logs`.
-    deviance = 2 * (loss - (total - logs))
-    of_mean = 2 * (logs - total * np.log(total / num_entries)) if total else 0.0
-    explained = 1 - deviance / of_mean if of_mean else float("nan")
-    return CountFit(loss, -loss - float(_log_factorial(counts).sum()), deviance, explained,
-                    num_entries)  # fmt: skip
-
-
-def _log_factorial(counts: Array) -> Array:
-    if is_cupy(counts):
-        from cupyx.scipy.special import gammaln
-    else:
-        from scipy.special import gammaln
-    return gammaln(counts + 1)
-
-
-def log_upper_tail(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Compute ``log P(X >= count)`` of Poisson variables, in float64.
+def balance(factors: list[Array], modes: Sequence[int]) -> list[Array]:
+    """Scale the columns of the factors of `modes` so that they have equal sums; keep the model.
 
     Examples
     --------
-    >>> log_upper_tail(np.array([0.0, 1.0, 1000.0]), np.array([1.0, 1.0, 1e-3])).round(3).tolist()
-    [0.0, -0.459, -12819.884]
+    >>> balance([np.array([[8.0]]), np.array([[0.5]])], [0, 1])
+    [array([[2.]]), array([[2.]])]
     """
-    from scipy.special import gammainc
+    xp, factors = array_module(factors[0]), list(factors)
+    sums = {n: factors[n].sum(axis=0, dtype=np.float64) for n in modes}
+    logs = sum(xp.log(xp.where(s > 0, s, 1)) for s in sums.values())
+    for n, column_sums in sums.items():
+        scales = xp.exp(logs / len(sums)) / xp.where(column_sums > 0, column_sums, 1)
+        factors[n] = factors[n] * scales.astype(factors[n].dtype)
+    return factors
 
-    counts = np.ceil(counts)
-    with np.errstate(divide="ignore"):
-        tails = np.log(gammainc(np.maximum(counts, 1), means))
-    is_far = (tails < np.log(_LEAST_PROBABILITY)) & (means > 0) & (counts > 0)
-    tails[is_far] = _log_far_upper(counts[is_far], means[is_far])
-    return np.where(counts <= 0, 0.0, tails)
 
-
-def log_lower_tail(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Compute ``log P(X <= count)`` of Poisson variables, in float64.
+def lift_zeros(factors: list[Array], modes: Sequence[int]) -> list[Array]:
+    """Replace the zeros in the factors of `modes` by a part of the mean of their column.
 
     Examples
     --------
-    >>> log_lower_tail(np.array([0.0, 3.0]), np.array([2000.0, 0.0]))
-    array([-2000.,     0.])
+    >>> lift_zeros([np.array([[0.0], [2.0]])], [0])
+    [array([[0.01],
+           [2.  ]])]
     """
-    from scipy.special import gammaincc
-
-    counts = np.floor(counts)
-    with np.errstate(divide="ignore"):
-        tails = np.log(gammaincc(counts + 1, means))
-    is_far = tails < np.log(_LEAST_PROBABILITY)
-    tails[is_far] = _log_far_lower(counts[is_far], means[is_far])
-    return tails
-
-
-def _log_far_upper(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Do what `log_upper_tail` does, for counts far above their means.
-
-    The tail is the probability of the count itself times ``1 + m/(k+1) + m^2/((k+1)(k+2)) + ...``,
-    by Gauss's continued fraction of that series, 8.9.1 in the DLMF:
-    ``1/(1 - m/(k+1 + m/(k+2 - (k+1)m/(k+3 + 2m/(k+4 - ...)))))``.
-    """
-
-    def numerator(step: int) -> np.ndarray:
-        half = step // 2
-        return half * means if step % 2 == 0 else -(counts + half) * means
-
-    ratio = _evaluate_fraction(counts, numerator, lambda step: counts + step)
-    return _log_probability(counts, means) + np.log(counts) - np.log(ratio)
-
-
-def _log_far_lower(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Do what `log_lower_tail` does, for counts far below their means: 8.9.2 in the DLMF."""
-    shape = counts + 1
-
-    def numerator(step: int) -> np.ndarray:
-        return -step * (step - shape)
-
-    first = means + 1 - shape
-    ratio = _evaluate_fraction(first, numerator, lambda step: first + 2 * step)
-    return _log_probability(counts, means) + np.log(means) - np.log(ratio)
-
-
-def _evaluate_fraction(first: np.ndarray, numerator: _Term, denominator: _Term) -> np.ndarray:
-    """Evaluate ``first + numerator(1) / (denominator(1) + ...)`` by Lentz's method."""
-    value, upper, lower = first.copy(), first.copy(), np.zeros_like(first)
-    for step in range(1, _MAX_STEPS):
-        a, b = numerator(step), denominator(step)
-        lower = 1 / (b + a * lower)
-        upper = b + a / upper
-        change = upper * lower
-        value = value * change
-        if (np.abs(change - 1) <= np.finfo(np.float64).eps).all():
-            break
-    return value
-
-
-def _log_probability(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Compute the logarithms of Poisson probabilities without cancellation between large terms.
-
-    References
-    ----------
-    Loader, "Fast and accurate computation of binomial probabilities", 2000.
-    """
-    from scipy.special import gammaln, xlogy
-
-    many = np.maximum(counts, _MANY)
-    distance = (means - many) / many
-    squares = 1 / many**2
-    series = (1 / 12 - squares * (1 / 360 - squares * (1 / 1260 - squares / 1680))) / many
-    logs = np.log(means / many)
-    near = np.abs(distance) < 0.5
-    logs[near] = np.log1p(distance[near])
-    by_series = many * (logs - distance) - series - 0.5 * np.log(2 * np.pi * many)
-    directly = xlogy(counts, means) - means - gammaln(counts + 1)
-    return np.where(counts < _MANY, directly, by_series)
+    xp, factors = array_module(factors[0]), list(factors)
+    for n in modes:
+        means = factors[n].mean(axis=0, dtype=np.float64)
+        levels = _LIFT * xp.where(means > 0, means, 1)
+        factors[n] = xp.where(factors[n] > 0, factors[n], levels.astype(factors[n].dtype))
+    return factors

@@ -187,6 +187,77 @@ class Engine(Primitives, ABC):
     ) -> None:
         """Compute the MTTKRP of `mode` from a step's records; remap them if it has a `spare`."""
 
+    def mttkrp_of_ratios(
+        self,
+        layout: Layout,
+        factors: Sequence[Array],
+        mode: int,
+        out: Array,
+        smallest: float,
+        *,
+        wants_logs: bool = False,
+        stays: bool = False,
+    ) -> Array | None:
+        """Write to `out` the MTTKRP of the nonzeros divided by the values of the model there.
+
+        Parameters
+        ----------
+        factors : sequence of array (I_n, R)
+            The CP model. That of `mode` is read too.
+        out : array (I_mode, R)
+            None of the factors.
+        smallest : float
+            The model's values divide as this one where they are smaller.
+        wants_logs : bool
+            Whether to add up ``value * log(model)`` over the nonzeros.
+        stays : bool
+            Whether a `RemapLayout` stays in `mode`; otherwise it moves as in `mttkrp`.
+
+        Returns
+        -------
+        float64 array () or None
+            That sum, on the engine's device. It is -inf if the model is zero at a nonzero, nan if
+            it is negative.
+        """
+        workspace, sums = self.allocate_workspace(layout, factors, mode, out), []
+
+        def compute(step: Step) -> None:
+            model = (factors[mode], smallest, wants_logs)
+            sums.append(self.compute_ratios(layout, step, workspace, mode, out, *model))
+
+        if stays:
+            with layout.hold_mode(mode, self) as step:
+                compute(step)
+        else:
+            layout.take_step(mode, compute, self)
+        return sums[0]
+
+    @abstractmethod
+    def compute_ratios(
+        self,
+        layout: Layout,
+        step: Step,
+        workspace: Any,
+        mode: int,
+        out: Array,
+        factor: Array,
+        smallest: float,
+        wants_logs: bool,
+    ) -> Array | None:
+        """Do what `mttkrp_of_ratios` does, from a step's records; remap them if it has a `spare`.
+
+        `factor` is that of `mode`.
+        """
+
+    def scale_rows(self, product: Array, factor: Array, scales: Array) -> Array:
+        """Multiply `product` (I, R) by `factor` and `scales`, in place; return its column sums.
+
+        The scales are (1, R) or (I, R), the sums float64 (R,).
+        """
+        product *= factor
+        product *= scales
+        return product.sum(axis=0, dtype=np.float64)
+
     @abstractmethod
     def count_workspace_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
         """Count the bytes that `mttkrp` allocates while it runs."""

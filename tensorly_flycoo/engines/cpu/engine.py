@@ -16,7 +16,7 @@ from ...format.layout import Cut, Layout, Step
 from ...format.packing import RecordFormat
 from ...reporting import log_compilation
 from ..protocol import Engine
-from . import kernels, launch, slices, solvers
+from . import kernels, launch, ratios, slices, solvers
 from . import ttmc as ttmc_kernels
 from .primitives import CpuPrimitives
 from .records import Field, Fields, Source, Target, Tiles, locate
@@ -31,6 +31,9 @@ _ROW_NBYTES = 128
 
 #: Rows that a sweep updates together: with their targets they stay in a core's cache.
 _SWEEP_ROWS = 64
+
+#: Rows whose columns are added up together.
+_SCALED_ROWS = 1024
 
 
 class CpuEngine(CpuPrimitives, Engine):
@@ -73,23 +76,48 @@ class CpuEngine(CpuPrimitives, Engine):
         out: Array,
         weights: Array | None = None,
     ) -> None:
-        record_format, tiling = layout.record_format, layout.tilings[mode]
         if step.records.shape[0] == 0:
             out[...] = 0
             return
-        arrays, partial_rows = workspace
-        num_lanes = min(_ROW_NBYTES // out.dtype.itemsize, 1 << (out.shape[1].bit_length() - 1))
-        tiles = Tiles(layout.tile_size, step.bucket_size, tiling.carry_rows, tiling.empty_rows)
-        source, target = Source.of(step, record_format), Target.of(step, record_format)
-        field, fields = locate(record_format, mode)
-        inputs = kernels.Inputs(fields, arrays)
-        output = kernels.Output(field, out, partial_rows, (0,) * num_lanes)
-        num_tiles = tiling.carry_rows.shape[0]
+        arguments = _gather_arguments(layout, step, workspace, mode, out)
+        num_tiles, num_lanes = arguments[0].carry_rows.shape[0], len(arguments[-1].lanes)
         self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp_tiles", num_lanes=num_lanes)
-        launch.launch(kernels.mttkrp_tiles, num_tiles, tiles, source, target, inputs, output)
-        _add_partial_rows(tiling.carry_rows, partial_rows, out)
+        launch.launch(kernels.mttkrp_tiles, num_tiles, *arguments)
+        _add_partial_rows(layout.tilings[mode].carry_rows, workspace[1], out)
         if weights is not None:
             out *= weights
+
+    def compute_ratios(
+        self,
+        layout: Layout,
+        step: Step,
+        workspace: Any,
+        mode: int,
+        out: Array,
+        factor: Array,
+        smallest: float,
+        wants_logs: bool,
+    ) -> Array | None:
+        if step.records.shape[0] == 0:
+            out[...] = 0
+            return np.zeros(()) if wants_logs else None
+        arguments = _gather_arguments(layout, step, workspace, mode, out)
+        num_tiles, num_lanes = arguments[0].carry_rows.shape[0], len(arguments[-1].lanes)
+        log_sums = np.empty(num_tiles) if wants_logs else None
+        factor = np.require(factor, requirements=("C", "A", "W"))
+        model = ratios.Model(factor, out.dtype.type(smallest), log_sums)
+        has_steps = None if out.shape[1] == num_lanes else True
+        self.log("ratios", layout.name, mode=mode, kernel="ratio_tiles", num_lanes=num_lanes)
+        launch.launch(ratios.ratio_tiles, num_tiles, *arguments, model, has_steps)
+        _add_partial_rows(layout.tilings[mode].carry_rows, workspace[1], out)
+        return None if log_sums is None else np.asarray(ratios.add_in_order(log_sums))
+
+    def scale_rows(self, product: Array, factor: Array, scales: Array) -> Array:
+        num_blocks = -(-product.shape[0] // _SCALED_ROWS)
+        sums = np.zeros((num_blocks, product.shape[1]))
+        arguments = (_SCALED_ROWS, product, factor, scales, sums)
+        launch.launch(ratios.scale_blocks, num_blocks, *arguments)
+        return sums.sum(axis=0)
 
     def count_workspace_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
         copies = [f for n, f in enumerate(factors) if n != mode and not f.flags.carray]
@@ -184,6 +212,22 @@ class CpuEngine(CpuPrimitives, Engine):
     def hash_words(self, words: Array) -> int:
         """Hash unsigned words and their places to 64 bits."""
         return kernels.hash_words(words)
+
+
+def _gather_arguments(
+    layout: Layout, step: Step, workspace: Any, mode: int, out: Array
+) -> tuple[Tiles, Source, Target, kernels.Inputs, kernels.Output]:
+    """Return the arguments of the loops that compute MTTKRP."""
+    (arrays, partial_rows), tiling = workspace, layout.tilings[mode]
+    num_lanes = min(_ROW_NBYTES // out.dtype.itemsize, 1 << (out.shape[1].bit_length() - 1))
+    field, fields = locate(layout.record_format, mode)
+    return (
+        Tiles(layout.tile_size, step.bucket_size, tiling.carry_rows, tiling.empty_rows),
+        Source.of(step, layout.record_format),
+        Target.of(step, layout.record_format),
+        kernels.Inputs(fields, arrays),
+        kernels.Output(field, out, partial_rows, (0,) * num_lanes),
+    )
 
 
 def _add_partial_rows(carry_rows: Array, partial_rows: Array, out: Array) -> None:

@@ -58,7 +58,7 @@ def make_vector_type(context: Any, dtype: Any, lanes: Any) -> Any:
     return ir.VectorType(context.get_data_type(dtype), lanes.count)
 
 
-def _vector_pointer(
+def vector_pointer(
     context: Any, builder: Any, array_type: Any, array: Any, row: Any, column: Any, lanes: Any
 ) -> Any:
     """Point at ``array[row, column : column + lanes]`` of a C-contiguous matrix."""
@@ -78,7 +78,7 @@ def splat(builder: Any, scalar: Any, vector_type: Any) -> Any:
 
 
 @intrinsic
-def _new_row(typing_context: Any, zero: Any, lanes: Any) -> Any:
+def new_row_of_zeros(typing_context: Any, zero: Any, lanes: Any) -> Any:
     """Make a row of zeros of the type of `zero`; it lives in registers."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -91,13 +91,13 @@ def _new_row(typing_context: Any, zero: Any, lanes: Any) -> Any:
 
 
 @intrinsic
-def _clear_row(typing_context: Any, row: Any, lanes: Any) -> Any:
+def clear_row(typing_context: Any, row: Any, lanes: Any) -> Any:
     """Set all columns of `row` to zero."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vector_type = make_vector_type(context, row.dtype, lanes)
         pointer = builder.bitcast(args[0], vector_type.as_pointer())
-        builder.store(ir.Constant(vector_type, None), pointer)
+        builder.store(ir.Constant(vector_type, None), pointer, align=row.dtype.bitwidth // 8)
         return context.get_dummy_value()
 
     return types.void(row, lanes), generate
@@ -119,9 +119,7 @@ def _add_product(
         for w in range(factors.count):
             factor = builder.extract_value(factors_, w)
             index = builder.extract_value(indices_, w)
-            pointer = _vector_pointer(
-                context, builder, factors.dtype, factor, index, column_, lanes
-            )
+            pointer = vector_pointer(context, builder, factors.dtype, factor, index, column_, lanes)
             vector = builder.load(pointer, align=row.dtype.bitwidth // 8)
             product = builder.fmul(product, vector)
         pointer = builder.bitcast(row_, vector_type.as_pointer())
@@ -132,7 +130,7 @@ def _add_product(
 
 
 @intrinsic
-def _store_row(
+def store_row(
     typing_context: Any, row: Any, matrix: Any, index: Any, column: Any, lanes: Any
 ) -> Any:
     """Write `row` to ``matrix[index, column : column + lanes]``."""
@@ -140,21 +138,22 @@ def _store_row(
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         row_, matrix_, index_, column_, _ = args
         vector_type = make_vector_type(context, row.dtype, lanes)
-        vector = builder.load(builder.bitcast(row_, vector_type.as_pointer()))
-        pointer = _vector_pointer(context, builder, matrix, matrix_, index_, column_, lanes)
-        builder.store(vector, pointer, align=row.dtype.bitwidth // 8)
+        align = row.dtype.bitwidth // 8
+        vector = builder.load(builder.bitcast(row_, vector_type.as_pointer()), align=align)
+        pointer = vector_pointer(context, builder, matrix, matrix_, index_, column_, lanes)
+        builder.store(vector, pointer, align=align)
         return context.get_dummy_value()
 
     return types.void(row, matrix, index, column, lanes), generate
 
 
-def _move(
+def move_record(
     records: Any, position: Any, spare: Any, remap_ids: Any, place: Any, record_words: Any
 ) -> Any:
     """Copy a record to its remap id in `spare`; do nothing if `spare` is None."""
 
 
-@overload(_move)
+@overload(move_record)
 def _overload_move(
     records: Any, position: Any, spare: Any, remap_ids: Any, place: Any, record_words: Any
 ) -> Any:
@@ -196,27 +195,27 @@ def _compute_tile(
     out_field, out, partial_rows, lanes = output
     row = np.uint64(0)
     has_row = False
-    total = _new_row(values.dtype.type(0), lanes)
+    total = new_row_of_zeros(values.dtype.type(0), lanes)
     for place in range(first, last):
         position = pull(records, pull_ids, bucket_start, place, last)
         if moves:
-            _move(records, position, spare, remap_ids, place, record_words)
+            move_record(records, position, spare, remap_ids, place, record_words)
         new_row = read_row(records, position, out_field)
         if not has_row or new_row != row:
             if has_row:
                 if inherits:
-                    _store_row(total, partial_rows, tile, column, lanes)
+                    store_row(total, partial_rows, tile, column, lanes)
                 else:
-                    _store_row(total, out, row, column, lanes)
+                    store_row(total, out, row, column, lanes)
                 inherits = False
             row, has_row = new_row, True
-            _clear_row(total, lanes)
+            clear_row(total, lanes)
         indices = read_rows(records, position, fields)
         _add_product(total, values[position, value_slot], factors, indices, column, lanes)
     if inherits:
-        _store_row(total, partial_rows, tile, column, lanes)
+        store_row(total, partial_rows, tile, column, lanes)
     else:
-        _store_row(total, out, row, column, lanes)
+        store_row(total, out, row, column, lanes)
 
 
 @kernel
@@ -271,7 +270,7 @@ def remap_tiles(
         last = np.uint64(min(first + tiles.size, records.shape[0]))
         for place in range(np.uint64(first), last):
             position = bucket_start + np.uint64(pull_ids[place])
-            _move(records, position, spare, remap_ids, place, record_words)
+            move_record(records, position, spare, remap_ids, place, record_words)
 
 
 @kernel

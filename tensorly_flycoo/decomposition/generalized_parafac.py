@@ -1,0 +1,265 @@
+"""CP decompositions with other losses than least squares, such as Poisson's for counts."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..array_modules import Array
+from ..checks import check_mode
+from ..io.checkpoint import Resumed
+from ..tensor.coo_cache import as_flycoo
+from ..tensor.tensor import FlycooTensor
+from .cp_apr import CpApr, spread_sums
+from .cp_loop import iterate, start
+from .cp_model import make_cp_tensor
+from .guarding import guard
+from .losses import Loss, check_data, find_loss
+from .masks import find_missing
+from .poisson import MultiplicativeUpdates, PoissonData, balance, lift_zeros
+from .ranks import find_cp_rank
+from .resuming import Callback
+
+if TYPE_CHECKING:
+    from sparse import SparseArray
+
+_METHODS = ("auto", "mu", "cp_apr", "adam")
+
+
+@guard
+def generalized_parafac(
+    tensor: "FlycooTensor | SparseArray",
+    rank: int | str,
+    n_iter_max: int = 100,
+    init: Any = "random",
+    svd: str = "truncated_svd",
+    mask: "SparseArray | None" = None,
+    random_state: Any = None,
+    return_errors: bool = False,
+    loss: Any = "poisson_count",
+    *,
+    method: str = "auto",
+    tol: float = 1e-6,
+    fixed_modes: Sequence[int] | None = None,
+    callback: Callback | None = None,
+    samples: tuple[int, int] | None = None,
+) -> Any:
+    r"""Decompose a sparse tensor by CP with any loss: counts, binary data, positive data.
+
+    .. math:: \min F = \sum_{cells} f(x, m), \quad m = \sum_r \prod_n F_n[c_n, r]
+
+    ``loss="poisson_count"`` is exact: the sum over all cells needs no samples, since that of the
+    model is a product of column sums, and the logarithm is needed only at the nonzeros.
+
+    Parameters
+    ----------
+    tensor : FlycooTensor or sparse.COO
+        Integers are taken as they are.
+    rank : int or "same"
+        R, the number of components.
+    n_iter_max : int
+        The most sweeps over all modes; the most epochs of "adam".
+    init : {"random", "svd", CPTensor, ResumedCP}
+        The initial guess, in the dtype and on the device of `tensor`, without negative elements if
+        the loss has the lower bound 0; or a checkpoint to resume (`Progress.resume`).
+    svd : {"truncated_svd", "randomized_svd"}
+    mask : sparse.COO, optional
+        In the shape of `tensor`, with fill_value 1; its stored zeros mark the missing entries,
+        which do not count.
+    random_state : int, numpy.random.RandomState or generator of cupy.random, optional
+        For the initial guess and the samples.
+    return_errors : bool
+    loss : str or tuple
+        "poisson_count", "poisson_log", "bernoulli_odds", "bernoulli_logit", "gaussian", "gamma" or
+        "rayleigh"; or ``(f, df, lower_bound)``, two elementwise functions of data and model, of
+        which the second is the derivative of the first by the model, and the least value of the
+        factors' elements, or None.
+    method : {"auto", "mu", "cp_apr", "adam"}
+        The first two methods are for "poisson_count". "mu": multiplicative updates, one per mode
+        and sweep, extrapolated by SQUAREM if that lowers F; F never increases. "cp_apr": Chi and
+        Kolda's algorithm, up to 10 updates per mode. "adam": stochastic gradients from samples of
+        the nonzeros and of all cells. "auto" is "mu" for "poisson_count", else "adam".
+    tol : float
+        "mu" and "adam" stop when F decreases by less, relative to F; "cp_apr" when it violates the
+        optimality conditions by less. 0 never stops.
+    fixed_modes : sequence of int, optional
+        Modes whose factors keep their initial values; any mode.
+    callback : callable, optional
+        Called with the CPTensor and F before the first and after each sweep; returns True to stop.
+        For example a `Progress`.
+    samples : (int, int), optional
+        For "adam": how many nonzeros and how many cells to draw for each step.
+
+    Returns
+    -------
+    CPTensor
+        Weights (R,) and factors (I_n, R) in the dtype and on the device of `tensor`. "cp_apr" gives
+        columns of sum 1, the others weights of ones. Rows without nonzeros are zero if the loss is
+        "poisson_count".
+    errors : list of float
+        F after each sweep; only with `return_errors`. Constants that depend on the data alone, such
+        as ``log(x!)``, are left out.
+
+    Raises
+    ------
+    DensifyError
+        If `svd` is any other method, or the mask marks what is observed (fill_value 0).
+    TypeError
+        If `tensor` is not sparse, `rank` is no integer, or `loss`, `mask` or `init` has the wrong
+        type, device or dtype.
+    ValueError
+        If `loss`, `method` or `init` is unknown, `method` does not suit the loss, `tensor` has no
+        nonzeros or values that the loss is not defined for, `init` has elements below the lower
+        bound, shapes do not match, or a checkpoint is of another tensor or decomposition; or if a
+        user's loss returns nan.
+
+    Notes
+    -----
+    A sweep of "mu" is one pass over the nonzeros per mode, F included, and every second sweep one
+    pass more; ``2 * nnz * R * (ndim + 1)`` operations per pass. The workspace is that of `mttkrp`,
+    and up to three more copies of the factors. Results have the same bits in every run on one
+    machine, in every layout.
+
+    If an initial guess gives a nonzero the model 0, F is infinite: "mu" then raises its zeros (not
+    those of fixed modes) to 1/100 of their column's mean.
+
+    F is a sum over all cells, and usually has several local minima: try several `random_state`.
+
+    References
+    ----------
+    Chi and Kolda, "On Tensors, Sparsity, and Nonnegative Factorizations", SIAM Journal on Matrix
+    Analysis and Applications 33, 2012. Hong, Kolda and Duersch, "Generalized Canonical Polyadic
+    Tensor Decomposition", SIAM Review 62, 2020. Kolda and Hong, "Stochastic Gradients for
+    Large-Scale Tensor Decomposition", SIAM Journal on Mathematics of Data Science 2, 2020.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tensorly_flycoo import FlycooTensor
+    >>> from tensorly_flycoo.decomposition import generalized_parafac
+    >>> random = np.random.RandomState(0)
+    >>> counts = random.poisson(0.1, (10, 20, 30))
+    >>> x = FlycooTensor(np.nonzero(counts), counts[np.nonzero(counts)], counts.shape)
+    >>> cp, losses = generalized_parafac(x, 2, random_state=0, n_iter_max=5, return_errors=True)
+    >>> len(losses), losses[-1] < losses[0]
+    (5, True)
+
+    The model's sum is that of the counts:
+
+    >>> model = np.einsum("r,ir,jr,kr->ijk", cp.weights, *cp.factors)
+    >>> bool(abs(model.sum() - counts.sum()) < 1e-6)
+    True
+    """
+    chosen, x = find_loss(loss), as_flycoo(tensor, check_coords=True)
+    method = _choose_method(method, chosen, samples)
+    num_components = find_cp_rank(x, rank)
+    missing = None if mask is None else find_missing(tensor, mask)
+    observed = x if missing is None else missing.observed
+    check_data(chosen, observed)
+    modes = _list_free_modes(x.ndim, fixed_modes)
+    is_resumed = isinstance(init, Resumed)
+    model = start(
+        x if is_resumed else observed, None, num_components, init, svd, random_state,
+        solver="generalized_parafac", non_negative=chosen.is_nonnegative,
+    )  # fmt: skip
+    _check_guess(model[1], chosen)
+    if not modes:
+        cp_tensor = make_cp_tensor(*model)
+        return (cp_tensor, []) if return_errors else cp_tensor
+    run = {"mu": _run_updates, "cp_apr": _run_cp_apr}[method]
+    options = {
+        "solver": "generalized_parafac", "tensor": x, "n_iter_max": n_iter_max, "init": init,
+        "callback": callback,
+    }  # fmt: skip
+    wants_losses = return_errors or callback is not None
+    cp_tensor, errors = run(PoissonData(x, missing), model, modes, tol, wants_losses, options)
+    return (cp_tensor, errors) if return_errors else cp_tensor
+
+
+def _run_updates(
+    data: PoissonData, model: Any, modes: list[int], tol: float, wants_losses: bool, options: Any
+) -> Any:
+    init = options["init"]
+    factors = model[1]
+    if isinstance(init, Resumed):
+        solver = MultiplicativeUpdates(data, modes, factors, init.saved.state)
+    else:
+        factors[:] = balance(factors, modes)
+        solver = MultiplicativeUpdates(data, modes, factors, {})
+        if solver.loss == float("inf"):
+            factors[:] = balance(lift_zeros(factors, modes), modes)
+            solver = MultiplicativeUpdates(data, modes, factors, {})
+    return iterate(
+        (None, factors), solver, lambda _, __, loss: loss, save_state=solver.save_state,
+        is_over=lambda errors: has_settled(errors, tol), start_error=lambda: solver.loss,
+        **options,
+    )  # fmt: skip
+
+
+def _run_cp_apr(
+    data: PoissonData, model: Any, modes: list[int], tol: float, wants_losses: bool, options: Any
+) -> Any:
+    init = options["init"]
+    state = init.saved.state if isinstance(init, Resumed) else {}
+    given = list(model[1])
+    fixed = {n: factor.sum(axis=0) for n, factor in enumerate(given) if n not in modes}
+    weights, factors = spread_sums(*model)
+    model[1].clear()
+    solver = CpApr(data, modes, tol, wants_losses, state)
+    fixed_factors = {n: given[n] for n in fixed}
+    del given
+
+    def make(weights: Array, factors: list[Array]) -> Any:
+        factors = [fixed_factors.get(n, factor) for n, factor in enumerate(factors)]
+        for sums in fixed.values():
+            weights = weights / data.xp.where(sums > 0, sums, 1)
+        return make_cp_tensor(weights, factors)
+
+    begin = (weights, list(factors))
+    return iterate(
+        (weights, factors), solver, lambda _, __, loss: loss, save_state=solver.save_state,
+        is_over=lambda _: solver.has_converged, start_error=lambda: data.evaluate(*begin),
+        make=make, **options,
+    )  # fmt: skip
+
+
+def has_settled(losses: Sequence[float], tol: float) -> bool:
+    """Return whether the last loss decreased by less than `tol`, relative to itself.
+
+    Examples
+    --------
+    >>> has_settled([-100.0, -100.001], 1e-4), has_settled([-100.0], 1e-4)
+    (True, False)
+    """
+    if not tol or len(losses) < 2:
+        return False
+    return bool(losses[-2] - losses[-1] < tol * abs(losses[-1]))
+
+
+def _choose_method(method: str, loss: Loss, samples: Any) -> str:
+    if method not in _METHODS:
+        raise ValueError(f"method is {method!r}, expected one of {_METHODS}")
+    is_exact = loss.name == "poisson_count"
+    if method == "auto":
+        method = "mu" if is_exact else "adam"
+    if method != "adam" and not is_exact:
+        raise ValueError(
+            f"method is {method!r}, expected 'adam' or 'auto' for loss={loss.name!r}: it is for "
+            "loss='poisson_count'"
+        )
+    if method != "adam" and samples is not None:
+        raise ValueError(f"samples is {samples!r}, expected None: {method!r} draws none")
+    return method
+
+
+def _list_free_modes(ndim: int, fixed_modes: Sequence[int] | None) -> list[int]:
+    fixed = {check_mode(mode, ndim) for mode in fixed_modes or ()}
+    return [mode for mode in range(ndim) if mode not in fixed]
+
+
+def _check_guess(factors: Sequence[Array], loss: Loss) -> None:
+    for n, factor in enumerate(factors):
+        smallest = float(factor.min()) if factor.size else 0.0
+        if not smallest >= loss.lower_bound or not smallest > float("-inf"):
+            raise ValueError(
+                f"factors[{n}] of init has the element {smallest}, expected "
+                f"{loss.lower_bound} or more for loss={loss.name!r}"
+            )

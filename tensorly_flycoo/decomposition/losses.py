@@ -1,0 +1,171 @@
+"""The losses of generalized CP decompositions, by name: what a model is worth at a cell.
+
+All functions are elementwise, of the data x and the model m, NumPy's or CuPy's. Constants that
+depend on x alone are left out, as in [1]_.
+
+References
+----------
+.. [1] Hong, Kolda and Duersch, "Generalized Canonical Polyadic Tensor Decomposition", SIAM Review
+   62, 2020.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ..array_modules import Array
+from ..tensor.tensor import FlycooTensor
+
+#: Takes the data and the model, arrays of one shape.
+Elementwise: TypeAlias = Callable[[Array, Array], Array]
+
+#: Added to the model where it divides or its logarithm is taken, as in pyttb.
+_EPSILON = 1e-10
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss of a cell, f(x, m).
+
+    Attributes
+    ----------
+    name : str
+        "custom" for a user's own.
+    value : callable
+        f(x, m).
+    slope : callable
+        The derivative of f by m.
+    lower_bound : float
+        The least value of the factors' elements: 0 or -inf, or a user's.
+    takes : str
+        The values that the data may have: a key of `_RANGES`.
+    """
+
+    name: str
+    value: Elementwise
+    slope: Elementwise
+    lower_bound: float = -np.inf
+    takes: str = "numbers"
+
+    @property
+    def is_nonnegative(self) -> bool:
+        """Whether the factors have no negative elements."""
+        return self.lower_bound >= 0
+
+
+def _value_of_gamma(x: Array, m: Array) -> Array:
+    return x / (m + _EPSILON) + np.log(m + _EPSILON)
+
+
+def _value_of_rayleigh(x: Array, m: Array) -> Array:
+    return 2 * np.log(m + _EPSILON) + np.pi / 4 * (x / (m + _EPSILON)) ** 2
+
+
+def _slope_of_rayleigh(x: Array, m: Array) -> Array:
+    return 2 / (m + _EPSILON) - np.pi / 2 * x**2 / (m + _EPSILON) ** 3
+
+
+_NONNEGATIVE, _BINARY = "numbers of 0 or more", "zeros and ones"
+
+_ALL = [
+    Loss(
+        "poisson_count",
+        lambda x, m: m - x * np.log(m + _EPSILON),
+        lambda x, m: 1 - x / (m + _EPSILON),
+        0.0,
+        _NONNEGATIVE,
+    ),
+    Loss("poisson_log", lambda x, m: np.exp(m) - x * m, lambda x, m: np.exp(m) - x,
+         takes=_NONNEGATIVE),
+    Loss(
+        "bernoulli_odds",
+        lambda x, m: np.log1p(m) - x * np.log(m + _EPSILON),
+        lambda x, m: 1 / (m + 1) - x / (m + _EPSILON),
+        0.0,
+        _BINARY,
+    ),
+    Loss(
+        "bernoulli_logit",
+        lambda x, m: np.logaddexp(0, m) - x * m,
+        lambda x, m: (1 + np.tanh(m / 2)) / 2 - x,
+        takes=_BINARY,
+    ),
+    Loss("gaussian", lambda x, m: (x - m) ** 2, lambda x, m: 2 * (m - x)),
+    Loss(
+        "gamma",
+        _value_of_gamma,
+        lambda x, m: 1 / (m + _EPSILON) - x / (m + _EPSILON) ** 2,
+        0.0,
+        _NONNEGATIVE,
+    ),
+    Loss("rayleigh", _value_of_rayleigh, _slope_of_rayleigh, 0.0, _NONNEGATIVE),
+]  # fmt: skip
+
+#: The losses by name.
+LOSSES = {loss.name: loss for loss in _ALL}
+
+_EXPECTED = f"expected one of {[*LOSSES]} or a tuple (f, df, lower_bound)"
+
+
+def find_loss(loss: Any) -> Loss:
+    """Return a loss by its name, or a user's tuple ``(f, df, lower_bound)`` as a `Loss`.
+
+    Raises
+    ------
+    ValueError
+        If the name is unknown, or the tuple has another length or lower bound.
+    TypeError
+        If `loss` is neither, or f or df cannot be called.
+
+    Examples
+    --------
+    >>> find_loss("poisson_count").lower_bound
+    0.0
+    >>> find_loss("poison")
+    Traceback (most recent call last):
+        ...
+    ValueError: loss is 'poison', expected one of ['poisson_count', 'poisson_log', \
+'bernoulli_odds', 'bernoulli_logit', 'gaussian', 'gamma', 'rayleigh'] or a tuple (f, df, \
+lower_bound)
+    """
+    if isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, str):
+        if loss not in LOSSES:
+            raise ValueError(f"loss is {loss!r}, {_EXPECTED}")
+        return LOSSES[loss]
+    if not isinstance(loss, tuple | list):
+        raise TypeError(f"loss is a {type(loss).__name__}, {_EXPECTED}")
+    if len(loss) != 3:
+        raise ValueError(f"loss has {len(loss)} items, {_EXPECTED}")
+    value, slope, bound = loss
+    if not (callable(value) and callable(slope)):
+        raise TypeError(f"f and df of loss are {value!r} and {slope!r}, expected two functions")
+    bound = -np.inf if bound is None else float(bound)
+    if np.isnan(bound) or bound == np.inf:
+        raise ValueError(f"the lower_bound of loss is {bound}, expected a number, -inf or None")
+    return Loss("custom", value, slope, bound)
+
+
+def check_data(loss: Loss, x: FlycooTensor) -> None:
+    """Refuse a tensor without nonzeros, or with values that the loss is not defined for.
+
+    Examples
+    --------
+    >>> check_data(LOSSES["poisson_count"], FlycooTensor([[0], [1]], [-2.0], (2, 2)))
+    Traceback (most recent call last):
+        ...
+    ValueError: tensor holds -2.0, expected numbers of 0 or more for loss='poisson_count'
+    """
+    if x.nnz == 0:
+        raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
+    if loss.takes == "numbers":
+        return
+    with x._layout.hold_records() as records:
+        values = x._layout.record_format.values(records)
+        is_wrong = values != 1 if loss.takes == _BINARY else values < 0
+        if is_wrong.any():
+            wrong = float(values[is_wrong][0])
+            raise ValueError(f"tensor holds {wrong}, expected {loss.takes} for loss={loss.name!r}")

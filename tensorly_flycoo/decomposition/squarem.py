@@ -1,0 +1,84 @@
+"""SQUAREM: extrapolates the steps of an algorithm that converges slowly."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..array_modules import Array, array_module
+
+#: By how much the longest step grows and shrinks.
+_GROWTH = 4.0
+
+
+class Squarem:
+    r"""Proposes to extrapolate every other step, with factors above 0.
+
+    From three models, :math:`r = t_1 - t_0` and :math:`v = t_2 - t_1 - r`, it proposes
+    :math:`t_0 + 2 a r + a^2 v` with :math:`a = |r| / |v|` between 1, which is no extrapolation, and
+    a longest step. This grows as long as proposals are accepted. An element that would not be above
+    0 stays as it is. The caller accepts a proposal only if it is better.
+
+    Parameters
+    ----------
+    modes : sequence of int
+        The modes whose factors change.
+    state : mapping of str to array
+        What `save_state` returned; empty at the start.
+    xp : module
+
+    References
+    ----------
+    Varadhan and Roland, "Simple and Globally Convergent Methods for Accelerating the Convergence of
+    Any EM Algorithm", Scandinavian Journal of Statistics 35, 2008.
+    """
+
+    def __init__(self, modes: Sequence[int], state: Mapping[str, Array], xp: Any) -> None:
+        self._modes = list(modes)
+        self._longest = float(state.get("longest_step", 1.0))
+        self._base = {n: xp.asarray(state[f"base_{n}"]) for n in modes if f"base_{n}" in state}
+        self._was_longest = False
+
+    def save_state(self) -> dict[str, Array]:
+        """Return what a resumed run needs besides the factors."""
+        base = {f"base_{n}": factor for n, factor in self._base.items()}
+        return {"longest_step": np.asarray(self._longest), **base}
+
+    def propose(self, before: Sequence[Array], after: Sequence[Array]) -> list[Array] | None:
+        """Return factors that may be better than those after a step; None in every other step."""
+        if not self._base:
+            self._base = {n: before[n] for n in self._modes}
+            return None
+        base, self._base = self._base, {}
+        step = self._choose_step(base, before, after)
+        self._was_longest = step >= self._longest
+        if step == 1:
+            self.note(True)
+            return None
+        proposal = list(after)
+        for n, start in base.items():
+            change = before[n] - start
+            bend = after[n] - before[n] - change
+            moved = start + 2 * step * change + step**2 * bend
+            proposal[n] = array_module(moved).where(moved > 0, moved, after[n])
+        return proposal
+
+    def note(self, is_better: bool) -> None:
+        """Note whether the proposal was accepted."""
+        if not is_better:
+            self._longest = max(1.0, self._longest / _GROWTH)
+        elif self._was_longest:
+            self._longest *= _GROWTH
+
+    def _choose_step(
+        self, base: Mapping[int, Array], before: Sequence[Array], after: Sequence[Array]
+    ) -> float:
+        change_square = bend_square = 0.0
+        for n, start in base.items():
+            change = before[n] - start
+            bend = after[n] - before[n] - change
+            change_square += float((change * change).sum(dtype=np.float64))
+            bend_square += float((bend * bend).sum(dtype=np.float64))
+        if bend_square == 0:
+            return 1.0
+        return float(min(max(1.0, (change_square / bend_square) ** 0.5), self._longest))

@@ -1,0 +1,365 @@
+"""The loop of the CPU engine's MTTKRP of ratios, compiled by numba.
+
+It divides each value by the CP model's value there, which is the product of the rows that MTTKRP
+reads with the row that it writes. So both take one pass over the nonzeros.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+
+from ...array_modules import Array
+from .compiling import kernel
+from .kernels import (
+    Inputs,
+    Output,
+    clear_row,
+    make_vector_type,
+    move_record,
+    new_row_of_zeros,
+    splat,
+    store_row,
+    vector_pointer,
+)
+from .records import Source, Target, Tiles, intrinsic, overload, pull, read_row, read_rows
+
+
+class Model(NamedTuple):
+    """What the ratios need besides the other modes' factors.
+
+    Attributes
+    ----------
+    factor : array (I_mode, R)
+        C-contiguous.
+    smallest : scalar
+        Smaller values of the model count as this one where they divide.
+    log_sums : float64 array (num_tiles,) or None
+        Receives each tile's sum of value * log(model).
+    """
+
+    factor: Array
+    smallest: Any
+    log_sums: Array | None
+
+
+# A row of results and a row of products lie one step after the other, a step in ``len(lanes)``
+# numbers: in registers if there is one step, else in two rows of `scratch`. If the rank is not a
+# multiple of the lanes, the last step overlaps the one before.
+
+
+def _place_row(scratch: Any, number: Any, registers: Any) -> Any:
+    """Return a pointer to a row: the registers of a single step, or a row of `scratch`."""
+
+
+@overload(_place_row)
+def _overload_place_row(scratch: Any, number: Any, registers: Any) -> Any:
+    def in_registers(scratch: Any, number: Any, registers: Any) -> Any:
+        return registers
+
+    def in_memory(scratch: Any, number: Any, registers: Any) -> Any:
+        return _point_at_row(scratch, number)
+
+    return in_registers if isinstance(scratch, types.NoneType) else in_memory
+
+
+def _count_steps(scratch: Any, lanes: Any) -> Any:
+    """Count the steps of a row."""
+
+
+@overload(_count_steps)
+def _overload_count_steps(scratch: Any, lanes: Any) -> Any:
+    def one(scratch: Any, lanes: Any) -> Any:
+        return 1
+
+    def several(scratch: Any, lanes: Any) -> Any:
+        return scratch.shape[1] // len(lanes)
+
+    return one if isinstance(scratch, types.NoneType) else several
+
+
+def _find_column(scratch: Any, start: Any, last: Any) -> Any:
+    """Return the first column of the step that begins at place `start` of a row."""
+
+
+@overload(_find_column)
+def _overload_find_column(scratch: Any, start: Any, last: Any) -> Any:
+    def zero(scratch: Any, start: Any, last: Any) -> Any:
+        return np.int64(0)
+
+    def shift_last(scratch: Any, start: Any, last: Any) -> Any:
+        return np.int64(min(start, last))
+
+    return zero if isinstance(scratch, types.NoneType) else shift_last
+
+
+@intrinsic
+def _point_at_row(typing_context: Any, scratch: Any, row: Any) -> Any:
+    """Point at the start of a row of a C-contiguous matrix."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        matrix = context.make_array(scratch)(context, builder, args[0])
+        offset = builder.mul(args[1], builder.extract_value(matrix.shape, 1))
+        return builder.gep(matrix.data, [offset])
+
+    return types.CPointer(scratch.dtype)(scratch, types.intp), generate
+
+
+@intrinsic
+def _take_step(typing_context: Any, row: Any, step: Any, lanes: Any) -> Any:
+    """Point at a step of a row."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.gep(args[0], [builder.mul(args[1], ir.Constant(args[1].type, lanes.count))])
+
+    return row(row, step, lanes), generate
+
+
+@intrinsic
+def _multiply_rows(
+    typing_context: Any, row: Any, terms: Any, factors: Any, indices: Any, own: Any, own_row: Any,
+    column: Any, overlap: Any, lanes: Any,
+) -> Any:  # fmt: skip
+    """Set `row` to the product of the factors' rows; add its product with the own row to `terms`.
+
+    The first `overlap` lanes are left out of `terms`.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        row_, terms_, factors_, indices_, own_, own_row_, column_, overlap_, _ = args
+        vector_type, align = make_vector_type(context, row.dtype, lanes), row.dtype.bitwidth // 8
+
+        def load(array_type: Any, array: Any, index: Any) -> Any:
+            place = (array_type, array, index, column_, lanes)
+            return builder.load(vector_pointer(context, builder, *place), align=align)
+
+        product = ir.Constant(vector_type, [1.0] * lanes.count)
+        for w in range(factors.count):
+            factor, index = (builder.extract_value(x, w) for x in (factors_, indices_))
+            vector = load(factors.dtype, factor, index)
+            product = vector if w == 0 else builder.fmul(product, vector)
+        builder.store(product, builder.bitcast(row_, vector_type.as_pointer()), align=align)
+        values = builder.fmul(product, load(own, own_, own_row_))
+        numbers = ir.Constant(ir.VectorType(overlap_.type, lanes.count), [*range(lanes.count)])
+        is_new = builder.icmp_unsigned(">=", numbers, splat(builder, overlap_, numbers.type))
+        values = builder.select(is_new, values, ir.Constant(vector_type, None))
+        pointer = builder.bitcast(terms_, vector_type.as_pointer())
+        builder.store(builder.fadd(builder.load(pointer), values), pointer)
+        return context.get_dummy_value()
+
+    arguments = (row, terms, factors, indices, own, own_row, column, overlap, lanes)
+    return types.void(*arguments), generate
+
+
+@intrinsic
+def _sum_row(typing_context: Any, row: Any, lanes: Any) -> Any:
+    """Add up ``len(lanes)`` numbers, a power of two of them, by halving their number."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector_type, index_type = make_vector_type(context, row.dtype, lanes), ir.IntType(32)
+        vector = builder.load(builder.bitcast(args[0], vector_type.as_pointer()))
+        count = lanes.count
+        while count > 1:
+            count //= 2
+            halves = [
+                builder.shuffle_vector(
+                    vector, vector,
+                    ir.Constant(ir.VectorType(index_type, count), [*range(first, first + count)]),
+                )
+                for first in (0, count)
+            ]  # fmt: skip
+            vector = builder.fadd(*halves)
+        return builder.extract_element(vector, ir.Constant(index_type, 0))
+
+    return row.dtype(row, lanes), generate
+
+
+@intrinsic
+def _add_multiple(typing_context: Any, row: Any, factor: Any, other: Any, lanes: Any) -> Any:
+    """Add ``factor * other`` to `row`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector_type, align = make_vector_type(context, row.dtype, lanes), row.dtype.bitwidth // 8
+        pointers = [builder.bitcast(args[n], vector_type.as_pointer()) for n in (0, 2)]
+        total, vector = (builder.load(pointer, align=align) for pointer in pointers)
+        product = builder.fmul(splat(builder, args[1], vector_type), vector)
+        builder.store(builder.fadd(total, product), pointers[0], align=align)
+        return context.get_dummy_value()
+
+    return types.void(row, factor, other, lanes), generate
+
+
+def _add_log(log_sums: Any, log_sum: Any, value: Any, model: Any) -> Any:
+    """Return ``log_sum + value * log(model)``; `log_sum` itself if nobody wants it."""
+
+
+@overload(_add_log)
+def _overload_add_log(log_sums: Any, log_sum: Any, value: Any, model: Any) -> Any:
+    def skip(log_sums: Any, log_sum: Any, value: Any, model: Any) -> Any:
+        return log_sum
+
+    def add(log_sums: Any, log_sum: Any, value: Any, model: Any) -> Any:
+        return log_sum + np.float64(value) * np.log(np.float64(model))
+
+    return skip if isinstance(log_sums, types.NoneType) else add
+
+
+def _keep(log_sums: Any, tile: Any, log_sum: Any) -> Any:
+    """Write the sum of a tile, if anybody wants it."""
+
+
+@overload(_keep)
+def _overload_keep(log_sums: Any, tile: Any, log_sum: Any) -> Any:
+    def skip(log_sums: Any, tile: Any, log_sum: Any) -> Any:
+        pass
+
+    def write(log_sums: Any, tile: Any, log_sum: Any) -> Any:
+        log_sums[tile] = log_sum
+
+    return skip if isinstance(log_sums, types.NoneType) else write
+
+
+@kernel
+def _compute_tile(
+    tile: Any,
+    first: int,
+    last: int,
+    bucket_start: Any,
+    inherits: Any,
+    source: Source,
+    target: Target,
+    inputs: Inputs,
+    output: Output,
+    model: Model,
+    scratch: Any,
+) -> None:
+    """Compute the rows of places `first` to `last`, and remap their records."""
+    records, values, value_slot, pull_ids = source
+    spare, remap_ids, record_words = target
+    fields, factors = inputs
+    out_field, out, partial_rows, lanes = output
+    factor, smallest, log_sums = model
+    zero, row, has_row, log_sum = values.dtype.type(0), np.uint64(0), False, 0.0
+    total = _place_row(scratch, 0, new_row_of_zeros(zero, lanes))
+    products = _place_row(scratch, 1, new_row_of_zeros(zero, lanes))
+    terms = new_row_of_zeros(zero, lanes)
+    num_steps, last_column = _count_steps(scratch, lanes), out.shape[1] - len(lanes)
+    for step in range(num_steps):
+        clear_row(_take_step(total, step, lanes), lanes)
+    for place in range(first, last):
+        position = pull(records, pull_ids, bucket_start, place, last)
+        move_record(records, position, spare, remap_ids, place, record_words)
+        new_row = read_row(records, position, out_field)
+        if has_row and new_row != row:
+            # Not a function: a row whose address it took would not stay in registers.
+            for step in range(num_steps):
+                part = _take_step(total, step, lanes)
+                column = np.uint64(_find_column(scratch, step * len(lanes), last_column))
+                if inherits:
+                    store_row(part, partial_rows, tile, column, lanes)
+                else:
+                    store_row(part, out, row, column, lanes)
+                clear_row(part, lanes)
+            inherits = False
+        row, has_row = new_row, True
+        indices = read_rows(records, position, fields)
+        value = values[position, value_slot]
+        clear_row(terms, lanes)
+        for step in range(num_steps):
+            start = step * len(lanes)
+            first_column = _find_column(scratch, start, last_column)
+            _multiply_rows(
+                _take_step(products, step, lanes), terms, factors, indices, factor, row,
+                np.uint64(first_column), np.uint32(start - first_column), lanes,
+            )  # fmt: skip
+        modelled = _sum_row(terms, lanes)
+        log_sum = _add_log(log_sums, log_sum, value, modelled)
+        ratio = value / max(modelled, smallest)
+        for step in range(num_steps):
+            part = _take_step(total, step, lanes)
+            _add_multiple(part, ratio, _take_step(products, step, lanes), lanes)
+    for step in range(num_steps):
+        column = np.uint64(_find_column(scratch, step * len(lanes), last_column))
+        if inherits:
+            store_row(_take_step(total, step, lanes), partial_rows, tile, column, lanes)
+        else:
+            store_row(_take_step(total, step, lanes), out, row, column, lanes)
+    _keep(log_sums, tile, log_sum)
+
+
+def _make_scratch(has_steps: Any, rank: Any, lanes: Any, zero: Any) -> Any:
+    """Return memory for two rows; None if they are one step."""
+
+
+@overload(_make_scratch)
+def _overload_make_scratch(has_steps: Any, rank: Any, lanes: Any, zero: Any) -> Any:
+    def none(has_steps: Any, rank: Any, lanes: Any, zero: Any) -> Any:
+        return None
+
+    def two_rows(has_steps: Any, rank: Any, lanes: Any, zero: Any) -> Any:
+        num_steps = (rank + len(lanes) - 1) // len(lanes)
+        return np.full((2, num_steps * len(lanes)), zero)
+
+    return none if isinstance(has_steps, types.NoneType) else two_rows
+
+
+@kernel
+def ratio_tiles(
+    first_tile: int,
+    last_tile: int,
+    tiles: Tiles,
+    source: Source,
+    target: Target,
+    inputs: Inputs,
+    output: Output,
+    model: Model,
+    has_steps: Any,
+) -> None:
+    """Compute some tiles of the MTTKRP of ratios, and remap their records if there is a target.
+
+    `has_steps` is None if a row is one step.
+    """
+    nnz, num_tiles = source.records.shape[0], tiles.carry_rows.shape[0]
+    carry_rows, empty_rows, out = tiles.carry_rows, tiles.empty_rows, output.out
+    num_empty = empty_rows.shape[0]
+    scratch = _make_scratch(has_steps, out.shape[1], output.lanes, source.values.dtype.type(0))
+    for tile in range(first_tile, last_tile):
+        first = tile * tiles.size
+        _compute_tile(
+            np.uint64(tile), np.uint64(first), np.uint64(min(first + tiles.size, nnz)),
+            np.uint64(first // tiles.bucket_size * tiles.bucket_size), carry_rows[tile] >= 0,
+            source, target, inputs, output, model, scratch,
+        )  # fmt: skip
+        for e in range(tile * num_empty // num_tiles, (tile + 1) * num_empty // num_tiles):
+            out[empty_rows[e]] = 0
+
+
+@kernel
+def add_in_order(numbers: Array) -> float:
+    """Add numbers up from the first to the last."""
+    total = 0.0
+    for n in range(numbers.shape[0]):
+        total += numbers[n]
+    return total
+
+
+@kernel
+def scale_blocks(
+    first_block: int,
+    last_block: int,
+    block_size: int,
+    product: Array,
+    factor: Array,
+    scales: Array,
+    sums: Array,
+) -> None:
+    """Multiply some blocks of rows of `product` by `factor` and `scales`; add up their columns."""
+    num_rows, rank = product.shape
+    last_scale = scales.shape[0] - 1
+    for block in range(first_block, last_block):
+        for i in range(block * block_size, min((block + 1) * block_size, num_rows)):
+            for r in range(rank):
+                updated = product[i, r] * factor[i, r] * scales[min(i, last_scale), r]
+                product[i, r] = updated
+                sums[block, r] += updated

@@ -1,0 +1,97 @@
+"""An executable specification of the MTTKRP of ratios, as `reference.py` is of FLYCOO's MTTKRP.
+
+Not in the paper: it is the step of a Poisson CP decomposition by multiplicative updates [1]_.
+
+References
+----------
+.. [1] Chi and Kolda, "On Tensors, Sparsity, and Nonnegative Factorizations", SIAM Journal on Matrix
+   Analysis and Applications 33, 2012.
+"""
+
+import numpy as np
+
+from .reference import Array, Shape, Values, elementwise_computation, mttkrp
+
+
+def evaluate(coords: Array, factors: list[Array], mode: int) -> Array:
+    """Compute the values of a CP model at `coords`, as the product of one mode with the others.
+
+    Examples
+    --------
+    >>> evaluate(np.array([[0], [1]]), [np.array([[2.0]]), np.array([[3.0], [4.0]])], 0)
+    array([8.])
+    """
+    others = elementwise_computation(coords, np.ones(coords.shape[1]), factors, mode)
+    return (others * factors[mode][coords[mode]]).sum(axis=1)
+
+
+def mttkrp_of_ratios(
+    coords: Array,
+    values: Values,
+    shape: Shape,
+    factors: list[Array],
+    mode: int,
+    smallest: float,
+) -> tuple[Array, float]:
+    """Compute the MTTKRP of the values divided by the model's, and the sum of values * log(model).
+
+    Parameters
+    ----------
+    coords, values, shape, mode
+        As for `reference.mttkrp`, but coordinates are distinct.
+    factors : list of (I_n, R) arrays
+        Non-negative; all are read.
+    smallest : float
+        The model divides as this number where it is smaller.
+
+    Returns
+    -------
+    (I_mode, R) float64 array, and float
+
+    Examples
+    --------
+    >>> factors = [np.array([[1.0], [2.0]]), np.array([[3.0], [4.0]])]
+    >>> product, log_sum = mttkrp_of_ratios(np.array([[1], [0]]), [12.0], (2, 2), factors, 0, 0.0)
+    >>> product.ravel(), round(log_sum, 6)
+    (array([0., 6.]), 21.501114)
+    """
+    model = evaluate(coords, factors, mode)
+    values = np.asarray(values, dtype=np.float64)
+    ratios = values / np.maximum(model, smallest)
+    with np.errstate(divide="ignore"):
+        log_sum = float((values * np.log(model)).sum())
+    return mttkrp(coords, ratios, shape, factors, mode), log_sum
+
+
+def ratios_error_bound(
+    coords: Array,
+    values: Values,
+    shape: Shape,
+    factors: list[Array],
+    mode: int,
+    smallest: float,
+    dtype: np.dtype | type | str,
+) -> tuple[Array, float]:
+    """Bound the rounding errors of `mttkrp_of_ratios` computed in `dtype`, without underflow.
+
+    All terms are non-negative, so the model's value has a relative error of at most
+    ``(R + ndim) * eps``, its ratio of one eps more; MTTKRP adds ``(row_nnz + ndim) * eps``. The
+    logarithm has the absolute error of the model's value, besides its own.
+
+    Examples
+    --------
+    >>> factors = [np.array([[1.0], [2.0]]), np.array([[3.0], [4.0]])]
+    >>> arguments = (np.array([[1], [0]]), [12.0], (2, 2), factors, 0, 0.0, "float32")
+    >>> bound, log_bound = ratios_error_bound(*arguments)
+    >>> bool(bound[1] < 1e-5), bool(log_bound < 1e-4)
+    (True, True)
+    """
+    eps = float(np.finfo(np.dtype(dtype)).eps)
+    product, _ = mttkrp_of_ratios(coords, values, shape, factors, mode, smallest)
+    row_nnz = np.bincount(coords[mode], minlength=shape[mode])[:, np.newaxis]
+    of_model = factors[0].shape[1] + len(shape) + 1
+    values = np.abs(np.asarray(values, dtype=np.float64))
+    logs = np.abs(np.log(evaluate(coords, factors, mode)))
+    of_logs = len(values) * float(np.finfo(np.float64).eps)
+    log_bound = eps * of_model * values.sum() + of_logs * (values * logs).sum()
+    return (row_nnz + len(shape) + of_model) * eps * product, float(log_bound)
