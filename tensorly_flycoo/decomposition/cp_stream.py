@@ -41,17 +41,23 @@ class LeastSquaresStream:
     def __init__(self, factors: Sequence[Array], state: Sequence[Array]) -> None:
         self.factors, self.state = list(factors), list(state)
 
+    #: Whether data and model are non-negative.
+    is_nonnegative = False
+
     @staticmethod
     def list_shapes(shape: Sequence[int], rank: int) -> list[tuple[int, int]]:
         """List the shapes of `state`."""
         return [(rank, rank)]
 
     @classmethod
-    def begin(cls, factors: Sequence[Array], rows: Array, forget: float) -> "LeastSquaresStream":
-        """Take up a model of the slices so far, the latest in the last of `rows`."""
-        exponents = array_module(rows).arange(rows.shape[0] - 1, -1, -1)
-        weighted = rows * (forget ** exponents.astype(rows.dtype))[:, None]
-        return cls(factors, [transposed_product(weighted, rows)])
+    def begin(
+        cls, factors: Sequence[Array], rows: Array, forget: float
+    ) -> tuple["LeastSquaresStream", Array]:
+        """Take up a model of the slices so far, the latest in the last of `rows`.
+
+        Returns the rows too, which another stream may scale.
+        """
+        return cls(factors, [transposed_product(discount(rows, forget), rows)]), rows
 
     @staticmethod
     def fit(x: FlycooTensor, rank: int, random_state: Any) -> list[Array]:
@@ -100,6 +106,12 @@ class LeastSquaresStream:
             last = residual
         self.factors, self.state = factors, [history + outer]
         return row
+
+
+def discount(rows: Array, forget: float) -> Array:
+    """Multiply the last row by 1, the one before by `forget`, and so on."""
+    ages = array_module(rows).arange(rows.shape[0] - 1, -1, -1)
+    return rows * (forget ** ages.astype(rows.dtype))[:, None]
 
 
 def append_zeros(array: Array, num_rows: int) -> Array:

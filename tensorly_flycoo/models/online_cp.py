@@ -9,6 +9,7 @@ from tensorly.cp_tensor import CPTensor
 
 from ..array_modules import Array, array_module, is_cupy
 from ..checks import check_count, check_place, check_rank
+from ..decomposition.count_stream import CountStream
 from ..decomposition.cp_model import make_cp_tensor
 from ..decomposition.cp_stream import LeastSquaresStream
 from ..io.files import FilePath
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from sparse import SparseArray
 
 #: The kind of stream for each loss.
-STREAMS = {"gaussian": LeastSquaresStream}
+STREAMS = {"gaussian": LeastSquaresStream, "poisson_count": CountStream}
 
 
 class OnlineCP(Parameters):
@@ -34,8 +35,8 @@ class OnlineCP(Parameters):
     rank : int
     mode : int
         The streaming mode, along which the tensor grows; -1 is the last.
-    loss : {"gaussian"}
-        Least squares, by CP-stream.
+    loss : {"gaussian", "poisson_count"}
+        Least squares, by CP-stream; or the likelihood of counts, by online EM.
     forget : float
         The weight of a slice relative to the next one, above 0 and at most 1. The model remembers
         about ``1 / (1 - forget)`` slices; 1 forgets nothing.
@@ -44,7 +45,8 @@ class OnlineCP(Parameters):
         sweeps from a random start: pass as many as you can. A model of past slices instead, from
         any decomposition, is continued.
     n_iter_max : int
-        The most sweeps over the modes for each slice.
+        The most sweeps over the modes for each slice; with "poisson_count", the most updates of its
+        row.
     tol : float
         A slice's sweeps end when the loss changes by less than this, relative to its size.
     keep : int
@@ -63,7 +65,8 @@ class OnlineCP(Parameters):
     Notes
     -----
     A sweep of a slice takes ``nnz * R * ndim**2`` operations for its nonzeros, and
-    ``sum(shape) * R**2`` for the factors. On a CPU the nonzeros are used in any order: nothing is
+    ``sum(shape) * R**2`` for the factors, which "poisson_count" updates only once for each slice,
+    in ``sum(shape) * R`` operations. On a CPU the nonzeros are used in any order: nothing is
     sorted for slices of up to 65,536 nonzeros. On a GPU each slice is built as a tensor.
 
     Rows of the streaming mode are not computed again, so old ones belong to the model of their
@@ -71,8 +74,9 @@ class OnlineCP(Parameters):
 
     References
     ----------
-    Smith, Huang, Sidiropoulos and Karypis, "Streaming tensor factorization for infinite data
-    sources", SDM 2018.
+    Cappé and Moulines, "On-line expectation-maximization algorithm for latent data models", Journal
+    of the Royal Statistical Society B 71, 2009. Smith, Huang, Sidiropoulos and Karypis, "Streaming
+    tensor factorization for infinite data sources", SDM 2018.
 
     Examples
     --------
@@ -132,19 +136,24 @@ class OnlineCP(Parameters):
             the wrong type.
         ValueError
             If a coordinate is outside the shape, a value is not finite, the number of modes
-            differs, the first slices have no shape, or a parameter is out of range. The model then
+            differs, the first slices have no shape or no nonzeros, or a parameter is out of range. The model then
             stays as it was.
         """
         self._check()
         stream, known = getattr(self, "_stream", None), None
         if stream is None and not isinstance(self.init, str):
             factors, rows = self._take_guess()
-            stream = STREAMS[self.loss].begin(factors, rows, self.forget)
+            stream, rows = STREAMS[self.loss].begin(factors, rows, self.forget)
             self._set(stream, rows, rows[:0], 0)
         dtype = None if stream is None else stream.factors[0].dtype
         if stream is not None:
             known = [factor.shape[0] for factor in stream.factors]
         new = read_slices(slices, self.mode, dtype, known)
+        if STREAMS[self.loss].is_nonnegative and not (new.values >= 0).all():
+            raise ValueError(
+                f"slices holds {float(new.values.min())}, expected numbers of 0 or more for "
+                f"loss={self.loss!r}"
+            )
         if stream is None:
             return self._fit_first(new)
         if len(new.shape) != len(stream.factors) + 1:
@@ -186,17 +195,22 @@ class OnlineCP(Parameters):
             raise ValueError(f"init has rank {sorted(ranks)[0]}, expected {self.rank}")
         if not -len(factors) <= self.mode < len(factors):
             raise ValueError(f"mode is {self.mode}, expected {-len(factors)} to {len(factors) - 1}")
+        if STREAMS[self.loss].is_nonnegative and any(not (f >= 0).all() for f in factors):
+            raise ValueError(f"init has negative elements, expected none for loss={self.loss!r}")
         rows = factors.pop(self.mode)
         return factors, rows if weights is None else rows * weights
 
     def _fit_first(self, new: Slices) -> Self:
         """Decompose the first slices together."""
+        if not new.values.any():
+            raise ValueError("the first slices have no nonzeros, expected some to start from")
         device = "cuda" if is_cupy(new.values) else "cpu"
         x = FlycooTensor(new.coords, new.values, new.shape, device=device)
         kind = STREAMS[self.loss]
         factors = [_as_rows(factor) for factor in kind.fit(x, self.rank, self.random_state)]
         rows = factors.pop(new.mode)
-        self._set(kind.begin(factors, rows, self.forget), rows, rows, len(new))
+        stream, rows = kind.begin(factors, rows, self.forget)
+        self._set(stream, rows, rows, len(new))
         return self
 
     def _update(self, stream: Any, new: Slices) -> Self:

@@ -26,6 +26,7 @@ from ..tensor.coo_cache import not_sparse_error
 from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
 from .mttkrp import mttkrp
+from .ratios import mttkrp_of_ratios
 
 #: A slice with more nonzeros becomes a tensor, whose MTTKRP runs on all threads.
 _MAX_DIRECT = 2**16
@@ -75,6 +76,42 @@ class Slice:
         arguments = (self.coords, self.values, tuple(factors), ones, ndim, out)
         select_engine("cpu").add_products(*arguments)
         return out[0]
+
+    def share_row(self, factors: Sequence[Array], row: Array) -> tuple[Array, float]:
+        """Divide each count among the components, in proportion to their parts of the model.
+
+        Parameters
+        ----------
+        factors : sequence of array (I_n, R)
+        row : array (R,)
+            Of the streaming mode.
+
+        Returns
+        -------
+        row_sum : array (R,)
+            The parts of each component, added up.
+        log_sum : float
+            The sum of ``x log m``.
+        """
+        if self.is_direct:
+            row_sum = np.zeros_like(row)
+            return row_sum, self._share(factors, row, tuple(factors), row_sum, False)
+        weighted = [factors[0] * row, *factors[1:]]
+        product, log_sum = mttkrp_of_ratios(self._tensor, weighted, 0, 0.0, wants_logs=True)
+        return (product * weighted[0]).sum(axis=0), float(log_sum)
+
+    def share_all(self, factors: Sequence[Array], row: Array, sums: Sequence[Array]) -> None:
+        """Do what `share_row` does, and add the parts to the rows of `sums` (I_n, R)."""
+        if self.is_direct:
+            self._share(factors, row, tuple(sums), np.zeros_like(row), True)
+            return
+        weighted = [factors[0] * row, *factors[1:]]
+        for n, target in enumerate(sums):
+            target += weighted[n] * mttkrp_of_ratios(self._tensor, weighted, n, 0.0)[0]
+
+    def _share(self, factors: Sequence[Array], row: Array, sums: Any, *rest: Any) -> float:
+        arguments = (self.coords, self.values, tuple(factors), row, sums, *rest)
+        return select_engine("cpu").share_counts(*arguments)
 
 
 class Slices:

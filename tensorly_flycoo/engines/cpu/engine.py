@@ -183,31 +183,15 @@ class CpuEngine(CpuPrimitives, Engine):
         launch.launch(solvers.fit_ascending, columns.shape[1], columns, fitted)
         return fitted
 
-    def add_products(
-        self,
-        coords: Array,
-        values: Array,
-        factors: tuple[Array, ...],
-        row: Array,
-        mode: int,
-        out: Array,
-    ) -> None:
-        """Add the MTTKRP of nonzeros in any order to `out`: see `slices.add_products`."""
+    def add_products(self, *arguments: Any) -> None:
+        """Add the MTTKRP of nonzeros in any sequence: see `slices.add_products`."""
         with log_compilation():
-            slices.add_products(coords, values, factors, row, mode, out)
+            slices.add_products(*arguments)
 
-    def share_counts(
-        self,
-        coords: Array,
-        values: Array,
-        factors: tuple[Array, ...],
-        row: Array,
-        sums: tuple[Array, ...],
-        row_sum: Array,
-    ) -> float:
+    def share_counts(self, *arguments: Any) -> float:
         """Divide counts among the components of a model: see `slices.share_counts`."""
         with log_compilation():
-            return float(slices.share_counts(coords, values, factors, row, sums, row_sum))
+            return float(slices.share_counts(*arguments))
 
     def hash_words(self, words: Array) -> int:
         """Hash unsigned words and their places to 64 bits."""

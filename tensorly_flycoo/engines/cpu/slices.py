@@ -41,11 +41,12 @@ def share_counts(
     row: Array,
     sums: tuple[Array, ...],
     row_sum: Array,
+    takes_all: bool,
 ) -> float:
     """Divide each count among the components, in proportion to their parts of the model.
 
-    Adds the parts to the rows of `sums` (I_n, R) for each mode, and to `row_sum` (R,). Returns the
-    sum of ``x log m``, in float64.
+    Adds the parts to `row_sum` (R,) and, if `takes_all`, to the rows of `sums` (I_n, R) of each
+    mode. Returns the sum of ``x log m`` in float64. Counts where the model is zero are left out.
     """
     rank, ndim = row.size, coords.shape[0]
     parts = np.empty(rank, row.dtype)
@@ -66,8 +67,9 @@ def share_counts(
         for r in range(rank):
             parts[r] *= scale
             row_sum[r] += parts[r]
-        for n in range(ndim):
-            i = coords[n, k]
-            for r in range(rank):
-                sums[n][i, r] += parts[r]
+        if takes_all:
+            for n in range(ndim):
+                i = coords[n, k]
+                for r in range(rank):
+                    sums[n][i, r] += parts[r]
     return total
