@@ -1,7 +1,6 @@
 """CP-APR: alternating Poisson regression by multiplicative updates, several per mode."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -103,9 +102,13 @@ def normalize_columns(factor: Array) -> tuple[Array, Array]:
     return sums, factor / np.where(sums > 0, sums, np.ones_like(sums))
 
 
-def spread_sums(weights: Array | None, factors: list[Array]) -> tuple[Any, list[Array]]:
-    """Return the model with columns of sum 1; the weights hold the sums."""
-    normalized = [normalize_columns(factor) for factor in factors]
-    for sums, _ in normalized:
-        weights = sums if weights is None else weights * sums
-    return weights, [factor for _, factor in normalized]
+def spread_sums(
+    weights: Array | None, factors: list[Array], modes: Sequence[int]
+) -> tuple[Array, list[Array]]:
+    """Move the column sums of the factors of `modes` into the weights."""
+    factors = list(factors)
+    total = np.ones_like(factors[0][0]) if weights is None else weights
+    for n in modes:
+        sums, factors[n] = normalize_columns(factors[n])
+        total = total * sums
+    return total, factors

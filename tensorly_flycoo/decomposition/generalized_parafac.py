@@ -197,20 +197,20 @@ def _run_updates(
 def _run_cp_apr(
     data: PoissonData, model: Any, modes: list[int], tol: float, wants_losses: bool, options: Any
 ) -> Any:
-    init = options["init"]
+    init, given = options["init"], list(model[1])
     state = init.saved.state if isinstance(init, Resumed) else {}
-    given = list(model[1])
-    fixed = {n: factor.sum(axis=0) for n, factor in enumerate(given) if n not in modes}
-    weights, factors = spread_sums(*model)
+    fixed = {n: (given[n], given[n].sum(axis=0)) for n in range(len(given)) if n not in modes}
+    # A checkpoint's columns have sum 1, but for those of fixed modes.
+    weights, factors = spread_sums(*model, modes=[*fixed] if state else range(len(given)))
     model[1].clear()
     solver = CpApr(data, modes, tol, wants_losses, state)
-    fixed_factors = {n: given[n] for n in fixed}
     del given
 
     def make(weights: Array, factors: list[Array]) -> Any:
-        factors = [fixed_factors.get(n, factor) for n, factor in enumerate(factors)]
-        for sums in fixed.values():
-            weights = weights / data.xp.where(sums > 0, sums, 1)
+        factors = list(factors)
+        for n, (factor, sums) in fixed.items():
+            factors[n] = factor
+            weights = weights / data.xp.where(sums > 0, sums, data.xp.ones_like(sums))
         return make_cp_tensor(weights, factors)
 
     begin = (weights, list(factors))

@@ -171,9 +171,17 @@ class Engine(Primitives, ABC):
 
     @abstractmethod
     def allocate_workspace(
-        self, layout: Layout, factors: Sequence[Array], mode: int, out: Array
+        self,
+        layout: Layout,
+        factors: Sequence[Array],
+        mode: int,
+        out: Array,
+        has_own: bool = False,
     ) -> Any:
-        """Allocate all memory that `compute_mode` needs, before anything is moved or written."""
+        """Allocate what `compute_mode` needs, before anything is moved or written.
+
+        If the factor of `mode` is read too (`has_own`), what `compute_ratios` needs.
+        """
 
     @abstractmethod
     def compute_mode(
@@ -219,11 +227,12 @@ class Engine(Primitives, ABC):
             That sum, on the engine's device. It is -inf if the model is zero at a nonzero, nan if
             it is negative.
         """
-        workspace, sums = self.allocate_workspace(layout, factors, mode, out), []
+        workspace = self.allocate_workspace(layout, factors, mode, out, has_own=True)
+        sums: list[Array | None] = []
 
         def compute(step: Step) -> None:
-            model = (factors[mode], smallest, wants_logs)
-            sums.append(self.compute_ratios(layout, step, workspace, mode, out, *model))
+            options = (smallest, wants_logs)
+            sums.append(self.compute_ratios(layout, step, workspace, mode, out, *options))
 
         if stays:
             with layout.hold_mode(mode, self) as step:
@@ -240,14 +249,10 @@ class Engine(Primitives, ABC):
         workspace: Any,
         mode: int,
         out: Array,
-        factor: Array,
         smallest: float,
         wants_logs: bool,
     ) -> Array | None:
-        """Do what `mttkrp_of_ratios` does, from a step's records; remap them if it has a `spare`.
-
-        `factor` is that of `mode`.
-        """
+        """Do what `mttkrp_of_ratios` does, from a step's records; remap them if it has a `spare`."""
 
     def scale_rows(self, product: Array, factor: Array, scales: Array) -> Array:
         """Multiply `product` (I, R) by `factor` and `scales`, in place; return its column sums.

@@ -60,9 +60,15 @@ class CpuEngine(CpuPrimitives, Engine):
         return next((1024 * int(size[1]) for size in sizes if size[0] == "MemAvailable:"), None)
 
     def allocate_workspace(
-        self, layout: Layout, factors: Sequence[Array], mode: int, out: Array
+        self,
+        layout: Layout,
+        factors: Sequence[Array],
+        mode: int,
+        out: Array,
+        has_own: bool = False,
     ) -> tuple[tuple[Array, ...], Array]:
         inputs = [factor for n, factor in enumerate(factors) if n != mode]
+        inputs += [factors[mode]] if has_own else []
         arrays = tuple(np.require(factor, requirements=("C", "A", "W")) for factor in inputs)
         partial_rows = np.empty((layout.tilings[mode].carry_rows.size, out.shape[1]), out.dtype)
         return arrays, partial_rows
@@ -94,22 +100,21 @@ class CpuEngine(CpuPrimitives, Engine):
         workspace: Any,
         mode: int,
         out: Array,
-        factor: Array,
         smallest: float,
         wants_logs: bool,
     ) -> Array | None:
         if step.records.shape[0] == 0:
             out[...] = 0
             return np.zeros(()) if wants_logs else None
-        arguments = _gather_arguments(layout, step, workspace, mode, out)
+        (*arrays, factor), partial_rows = workspace
+        arguments = _gather_arguments(layout, step, (tuple(arrays), partial_rows), mode, out)
         num_tiles, num_lanes = arguments[0].carry_rows.shape[0], len(arguments[-1].lanes)
         log_sums = np.empty(num_tiles) if wants_logs else None
-        factor = np.require(factor, requirements=("C", "A", "W"))
         model = ratios.Model(factor, out.dtype.type(smallest), log_sums)
         has_steps = None if out.shape[1] == num_lanes else True
         self.log("ratios", layout.name, mode=mode, kernel="ratio_tiles", num_lanes=num_lanes)
         launch.launch(ratios.ratio_tiles, num_tiles, *arguments, model, has_steps)
-        _add_partial_rows(layout.tilings[mode].carry_rows, workspace[1], out)
+        _add_partial_rows(layout.tilings[mode].carry_rows, partial_rows, out)
         return None if log_sums is None else np.asarray(ratios.add_in_order(log_sums))
 
     def scale_rows(self, product: Array, factor: Array, scales: Array) -> Array:

@@ -71,10 +71,15 @@ class CudaEngine(CudaPrimitives, Engine):
         return min(free, limit - pool.used_bytes()) if limit else free
 
     def allocate_workspace(
-        self, layout: Layout, factors: Sequence[Array], mode: int, out: Array
+        self,
+        layout: Layout,
+        factors: Sequence[Array],
+        mode: int,
+        out: Array,
+        has_own: bool = False,
     ) -> Workspace:
-        """Allocate all memory that `compute_mode` needs, before anything is moved or written."""
         arrays = [f for n, f in enumerate(factors) if n != mode]
+        arrays += [factors[mode]] if has_own else []
         arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in arrays]
         carry_rows = layout.tilings[mode].carry_rows
         carries = allocate_carries(carry_rows.size, out.shape[1], out.dtype, carry_rows)
@@ -104,6 +109,34 @@ class CudaEngine(CudaPrimitives, Engine):
         self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp.cu", cut=kernel.cut)
         kernel.launch(step, arrays, weights, out, carries)
         add_carries(carries, out)
+
+    def compute_ratios(
+        self,
+        layout: Layout,
+        step: Step,
+        workspace: Workspace,
+        mode: int,
+        out: Array,
+        smallest: float,
+        wants_logs: bool,
+    ) -> Array | None:
+        num_tiles = layout.tilings[mode].carry_rows.shape[0]
+        if num_tiles == 0:
+            out.fill(0)
+            return cupy.zeros(()) if wants_logs else None
+        (*arrays, own), carries = workspace
+        alignments = (
+            _common_alignment(_list_addresses([*arrays, own])),
+            _common_alignment([out.data.ptr, out.shape[1] * out.itemsize]),
+        )
+        kernel = _find_kernel(layout, step, mode, out.shape[1], alignments, 1 + wants_logs)
+        self.log("ratios", layout.name, mode=mode, kernel="mttkrp.cu", cut=kernel.cut)
+        log_sums = cupy.empty((num_tiles, kernel.block_size // 32)) if wants_logs else None
+        address = 0 if log_sums is None else log_sums.data.ptr
+        model = (own.data.ptr, row_pitch(own), smallest, address)
+        kernel.launch(step, arrays, None, out, carries, model)
+        add_carries(carries, out)
+        return None if log_sums is None else log_sums.sum()
 
     def count_workspace_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
         copies = [f for n, f in enumerate(factors) if n != mode and not _is_readable(f)]
@@ -246,13 +279,18 @@ def pad_rows(array: Array, row_nbytes: int) -> Array:
 
 
 def _find_kernel(
-    layout: Layout, step: Step, mode: int, rank: int, alignments: tuple[int, int]
+    layout: Layout,
+    step: Step,
+    mode: int,
+    rank: int,
+    alignments: tuple[int, int],
+    ratios: int = 0,
 ) -> MttkrpKernel:
     """Return the kernel for a mode; it is prepared once, and kept while the layout lives."""
     kernels = _kernels.setdefault(layout, {})
-    key = (mode, rank, alignments, step.spare is None)
+    key = (mode, rank, alignments, step.spare is None, ratios)
     if key not in kernels:
-        kernels[key] = MttkrpKernel.prepare(layout, step, mode, rank, alignments)
+        kernels[key] = MttkrpKernel.prepare(layout, step, mode, rank, alignments, ratios)
     return kernels[key]
 
 

@@ -36,16 +36,22 @@ def mttkrp_macros(
     empty_dtype: np.dtype,
     pull_bits: IdBits | None = None,
     remap_dtype: np.dtype | None = None,
+    ratios: int = 0,
 ) -> Macros:
-    """Specialise `mttkrp.cu`; without `pull_bits` or `remap_dtype` it does not pull or remap."""
+    """Specialise `mttkrp.cu`; without `pull_bits` or `remap_dtype` it does not pull or remap.
+
+    With `ratios` it divides by a model; if that is 2, it adds up logarithms of the model too.
+    """
     block_size = tuning.choose_block_size(tile_size)
     run = tile_size * cut.group_size // block_size
     carries = structs.carries_dtype(record_format.dtype, cut, block_size)
+    if ratios:
+        occupancy = tuning.relax_for_ratios(occupancy, adds_logs=ratios == 2)
     return {
         **_tile_macros(record_format, tile_size),
         **_operands_macros(record_format),
         "CARRIES_LAYOUT": structs.layout_macro(carries),
-        "MIN_BLOCKS": occupancy.num_threads // block_size,
+        "MIN_BLOCKS": max(1, occupancy.num_threads // block_size),
         "LOAD_COLUMNS": cut.load_columns,
         "STORE_COLUMNS": cut.store_columns,
         "LANE_LOADS": cut.lane_columns // cut.load_columns,
@@ -56,6 +62,7 @@ def mttkrp_macros(
         **_pull_macros(pull_bits),
         "REMAP": int(remap_dtype is not None),
         **_target_macros(tile_size, remap_dtype),
+        "RATIOS": ratios,
     }
 
 

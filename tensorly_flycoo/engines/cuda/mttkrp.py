@@ -45,16 +45,25 @@ class MttkrpKernel:
 
     @classmethod
     def prepare(
-        cls, layout: Layout, step: Step, mode: int, rank: int, alignments: tuple[int, int]
+        cls,
+        layout: Layout,
+        step: Step,
+        mode: int,
+        rank: int,
+        alignments: tuple[int, int],
+        ratios: int,
     ) -> Self:
-        """Prepare the kernel, for factors and results whose rows have these alignments."""
+        """Prepare the kernel, for factors and results whose rows have these alignments.
+
+        `ratios` is as for `mttkrp_macros`.
+        """
         record_format, tiling = layout.record_format, layout.tilings[mode]
         inputs = [n for n in range(record_format.ndim) if n != mode]
         cut = tuning.cut_rank(rank, record_format.dtype.itemsize, *alignments)
         num_tiles, num_empty = tiling.carry_rows.shape[0], tiling.empty_rows.shape[0]
         numbers = (step.records.shape[0], num_empty, -(-num_empty // num_tiles), step.bucket_size)
         return cls(
-            _load_kernel(layout, step, mode, rank, cut),
+            _load_kernel(layout, step, mode, rank, cut, ratios),
             cut,
             split_operands(record_format, mode, inputs),
             [] if inputs else [0],
@@ -66,9 +75,19 @@ class MttkrpKernel:
         )
 
     def launch(
-        self, step: Step, arrays: list[Array], weights: Array | None, out: Array, carries: Carries
+        self,
+        step: Step,
+        arrays: list[Array],
+        weights: Array | None,
+        out: Array,
+        carries: Carries,
+        model: tuple = (),
     ) -> None:
-        """Launch it, for the factors `arrays` of the other modes."""
+        """Launch it, for the factors `arrays` of the other modes.
+
+        With ratios, `model` has the address and row pitch of the mode's own factor, the smallest
+        number to divide by, and the address of the sums of logarithms.
+        """
         arguments = (
             self.operands[0],
             *[array.data.ptr for array in arrays], *self.no_inputs,
@@ -77,7 +96,7 @@ class MttkrpKernel:
             step.records.data.ptr, *self.pull_ids,
             0 if step.spare is None else step.spare.data.ptr, *self.targets,
             out.shape[1], 0 if weights is None else weights.data.ptr, out.data.ptr,
-            carries.levels[0][2],
+            carries.levels[0][2], *model,
         )  # fmt: skip
         # The kernel's first argument is the first tile: see `launch.launch_tiles`.
         for first_tile in range(0, self.num_tiles, launch.MAX_GRID):
@@ -86,7 +105,7 @@ class MttkrpKernel:
 
 
 def _load_kernel(
-    layout: Layout, step: Step, mode: int, rank: int, cut: tuning.RankCut
+    layout: Layout, step: Step, mode: int, rank: int, cut: tuning.RankCut, ratios: int
 ) -> DirectKernel:
     record_format, num_inputs = layout.record_format, layout.record_format.ndim - 1
     macros = mttkrp_macros(
@@ -97,13 +116,16 @@ def _load_kernel(
         layout.tilings[mode].empty_rows.dtype,
         find_bits(step.pull_ids),
         None if step.remap_ids is None else step.remap_ids.shifts.dtype,
+        ratios,
     )
     # The tile, and the carry-outs between its groups of threads.
     block_size = tuning.choose_block_size(layout.tile_size)
     carries_nbytes = carries_dtype(record_format.dtype, cut, block_size).itemsize
     shared_nbytes = layout.tile_size * slot_nbytes(record_format) + carries_nbytes
     kernel = launch.get_kernel("mttkrp.cu", "mttkrp", **macros)
-    return DirectKernel(kernel, f"q{operands_format(num_inputs)}4q9Qi2Qi3Q", shared_nbytes)
+    of_model = f"QI{record_format.dtype.char}Q" if ratios else ""
+    formats = f"q{operands_format(num_inputs)}4q9Qi2Qi3Q{of_model}"
+    return DirectKernel(kernel, formats, shared_nbytes)
 
 
 def _list_targets(step: Step) -> tuple[int, ...]:

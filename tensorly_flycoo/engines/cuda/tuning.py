@@ -6,7 +6,7 @@ additions: another cut changes the last bits of results.
 
 import functools
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 #: Sums of squares that threads add to at a time: fewer would be contended.
 NUM_SQUARE_SUMS = 2**16
@@ -167,6 +167,15 @@ def choose_occupancy(gpu: Gpu, num_inputs: int, rank: int = 1) -> Occupancy:
         and rank <= row.max_rank
     ]
     return max(rows, key=lambda row: row.capability)
+
+
+def relax_for_ratios(occupancy: Occupancy, adds_logs: bool) -> Occupancy:
+    """Leave more registers to MTTKRP of ratios, which needs them for the model's value.
+
+    Not timed; no register spills on 9.0.
+    """
+    num_threads = occupancy.num_threads * 3 // 4 if adds_logs else occupancy.num_threads
+    return replace(occupancy, batch=min(2, occupancy.batch), num_threads=num_threads)
 
 
 def choose_tile_size(slot_nbytes: int, num_inputs: int, gpu: Gpu) -> int:

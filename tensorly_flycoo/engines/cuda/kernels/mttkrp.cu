@@ -1,4 +1,6 @@
-// Entry: MTTKRP of one mode; with REMAP also dynamic remapping to the next mode's storage.
+// Entry: MTTKRP of one mode; with REMAP also dynamic remapping to the next mode's storage. With RATIOS
+//   values are first divided by those of a CP model (`ratios.cuh`); if it is 2, values times
+//   logarithms of the model are added up too.
 //
 // Mapping: a block has a tile, and its share of the rows without a nonzero. Thread t moves the
 //   records t, t + BLOCK_SIZE, ... of the tile. A group of GROUP_SIZE lanes has a run of
@@ -10,14 +12,17 @@
 //   `carry_rows` has the row that a tile inherits, or -1. The engine's: a bucket's size is a power
 //   of two; rows of factors are aligned to a load, and readable up to whole loads (the contents
 //   past the last column do not matter); rows of `out` and `partial_rows` are contiguous and
-//   aligned to a store; `weights` has R numbers, or is null. A debug build (`assertions.cuh`) checks ids and rows.
+//   aligned to a store; `weights` has R numbers, or is null; `factor`, that of the output's mode,
+//   is as the others, and non-negative; `log_sums` has a number for each tile and warp. A debug build (`assertions.cuh`) checks ids and rows.
 // Bytes per nonzero: a record in, and NUM_INPUTS rows of R values; without PLACES a pull id (18 bits
 //   for buckets of 2^18); with REMAP a record out, a place of the write order (12 bits for tiles of
-//   2048), 1.5 bits, and sizeof(REMAP_ID) for each run. In addition, each row of `out` once.
+//   2048), 1.5 bits, and sizeof(REMAP_ID) for each run. In addition, each row of `out` once, and with
+//   RATIOS each row of `factor`; if blocks along y share the columns, each reads all of a nonzero's.
 // Writes and determinism: no atomics. A row is written by the group in which it begins, which adds
 //   the carry-outs of the groups after it in their order; the carry-out of a row of an earlier tile
 //   goes to `partial_rows`. The order of all additions follows from the order of the nonzeros,
-//   TILE_SIZE and R alone, not from the alignment. Remap ids are unique: each record of `spare` is
+//   TILE_SIZE and R alone, not from the alignment. So do those of logarithms: a lane has one nonzero
+//   in GROUP_SIZE, and the lanes of a warp are added in pairs. Remap ids are unique: each record of `spare` is
 //   written once.
 // Source: Wijeratne, Kannan, Prasanna, Computing Frontiers 2024, Algorithms 2 (elementwise
 //   computation) and 5 (dynamic remapping, here in two levels: see README.md).
@@ -78,6 +83,9 @@
 #ifndef REMAP
 #error "REMAP: 1 or 0, whether records are pushed to the next mode's storage"
 #endif
+#ifndef RATIOS
+#error "RATIOS: 0, 1 to divide values by a model, or 2 to add up logarithms of the model too"
+#endif
 #ifndef SLOT_NBYTES
 #error "SLOT_NBYTES: bytes of a place in shared memory, as Python reserves them"
 #endif
@@ -93,6 +101,7 @@
 
 #include "layout.cuh"
 #include "mttkrp.cuh"
+#include "ratios.cuh"
 #include "tiles.cuh"
 
 using TileNonzeros = Nonzeros<VALUE, NUM_INPUTS, NUM_WORDS, TILE_SIZE, BLOCK_SIZE, GROUP_SIZE>;
@@ -115,7 +124,12 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
            const void* pull_highs, TileSlots::Piece* spare, const RemapIds::Words* run_starts,
            const RemapIds::Counts* run_counts, const REMAP_ID* run_shifts, int max_runs,
            const WriteOrder::Lows* write_lows, const WriteOrder::Highs* write_highs, int rank,
-           const VALUE* weights, VALUE* out, VALUE* partial_rows)
+           const VALUE* weights, VALUE* out, VALUE* partial_rows
+#if RATIOS
+           ,
+           const VALUE* factor, unsigned factor_row_nbytes, VALUE smallest, double* log_sums
+#endif
+    )
 {
     extern __shared__ uint4 shared[];
     const TileSlots slots{reinterpret_cast<TileSlots::SlotPiece*>(shared)};
@@ -144,6 +158,14 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     }
     TileNonzeros::unpack(slots, count, operands);
     __syncthreads();
+#if RATIOS
+    Ratios<Tile, RATIOS == 2> values{operands, factor, factor_row_nbytes, smallest, rank, column};
+#else
+    EntryValues values;
+#endif
     Tile::compute_tile(slots, carries, operands, carry_rows[tile] >= 0, tile, count, rank, column,
-                       weights, out, partial_rows);
+                       weights, out, partial_rows, values);
+#if RATIOS
+    values.write_logs(log_sums, tile);
+#endif
 }

@@ -7,6 +7,17 @@
 __device__ __forceinline__ float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 __device__ __forceinline__ double fused(double a, double b, double c) { return __fma_rn(a, b, c); }
 
+// The values that MTTKRP multiplies: those of the entries. (`ratios.cuh` has others.)
+struct EntryValues {
+    __device__ __forceinline__ void begin_row(unsigned) {}
+
+    template <typename Entry, typename Columns>
+    __device__ __forceinline__ auto read(const Entry& entry, const Columns&, int)
+    {
+        return entry.value();
+    }
+};
+
 // A lane has LaneLoads * LoadColumns columns of a row. Each load of a group reads neighbouring
 // columns. If a group holds too few, blocks along y have the remaining ones.
 template <typename TileNonzeros, int LoadColumns, int StoreColumns, int LaneLoads, int Batch>
@@ -22,6 +33,7 @@ struct Mttkrp {
     static constexpr int group_size = Nonzeros::group_size;
     static constexpr int num_groups = Nonzeros::num_groups;
     static constexpr int run = Nonzeros::run;
+    static constexpr int load_columns = LoadColumns;
     static constexpr int lane_columns = LoadColumns * LaneLoads;
     static constexpr int group_load_columns = group_size * LoadColumns;
     static_assert(32 % group_size == 0, "a group lies inside a warp");
@@ -179,13 +191,15 @@ struct Mttkrp {
     }
 
     // Computes the tile's rows: writes those that begin in it to `out`, and the carry-out of a row
-    // that began in an earlier tile to `partial_rows`; both times the weights.
+    // that began in an earlier tile to `partial_rows`; both times the weights. `values` returns what
+    // a product of rows is multiplied by, from the entry, the product and its place in the run.
+    template <typename Values>
     static __device__ __forceinline__ void compute_tile(Slots slots, Carries& carries,
                                                         const Operands& operands,
                                                         bool tile_inherits, long long tile,
                                                         int count, int rank, int column,
                                                         const Value* weights, Value* out,
-                                                        Value* partial_rows)
+                                                        Value* partial_rows, Values& values)
     {
         const int group = threadIdx.x / group_size;
         const int begin = group * run, end = min(begin + run, count);
@@ -202,6 +216,7 @@ struct Mttkrp {
             row = Nonzeros::read(slots, begin).out_row();
             inherits =
                 group == 0 ? tile_inherits : row == Nonzeros::read(slots, begin - 1).out_row();
+            values.begin_row(row);
         }
         Columns total = zeros();
         for (int start = begin; start < end; start += Batch) {
@@ -222,11 +237,13 @@ struct Mttkrp {
                     total = zeros();
                     row = entry.out_row();
                     is_first_row = false;
+                    values.begin_row(row);
                 }
+                const Value value = values.read(entry, products[b], start + b - begin);
 #pragma unroll
                 for (int c = 0; c < lane_columns; ++c) {
                     const Value product = num_inputs == 0 ? Value(1) : products[b].at[c];
-                    total.at[c] = fused(entry.value(), product, total.at[c]);
+                    total.at[c] = fused(value, product, total.at[c]);
                 }
             }
         }

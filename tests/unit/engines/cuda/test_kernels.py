@@ -142,6 +142,26 @@ def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
 
 @ON_LINUX
 @EVERY_GPU
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_mttkrp_of_ratios_compiles(dtype, architecture):
+    """With and without logarithms, remapping, and blocks along y."""
+    jobs = []
+    for ndim, rank in itertools.product((1, 2, 3, 4, 5, 8), (1, 7, 16, 25, 32, 50, 200)):
+        record_format = make_format(ndim, dtype)
+        itemsize, alignment = record_format.dtype.itemsize, math.gcd(16, rank * int(dtype[5:]) // 8)
+        tile_size = choose_tile_size(record_format, architecture)
+        occupancy = choose_occupancy(record_format, architecture, rank)
+        bits = IdBits.of(2**18, tile_size)
+        for loads, ratios in itertools.product({alignment, 16}, (1, 2)):
+            cut = tuning.cut_rank(rank, itemsize, loads, alignment)
+            ids = [U32, bits, U32] if ratios == 2 or ndim == 3 else [U32, None, None]
+            macros = mttkrp_macros(record_format, tile_size, cut, occupancy, *ids, ratios)
+            jobs.append(("mttkrp.cu", architecture, macros))
+    compile_all(jobs)
+
+
+@ON_LINUX
+@EVERY_GPU
 def test_every_way_to_fetch_a_record_compiles(architecture):
     """Sorted copies, an index, remapping; also with 64-bit ids and small tiles."""
     layouts = [(None, None), (PLAIN, None), (PLAIN_64, None), (2**18, U32), (2**16, U64)]

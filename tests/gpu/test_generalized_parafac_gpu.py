@@ -1,0 +1,170 @@
+"""Poisson CP on a GPU: the MTTKRP of ratios against its specification, and whole runs."""
+
+import itertools
+
+import cupy
+import numpy as np
+import pytest
+import sparse
+
+from tensorly_flycoo import FlycooTensor, Progress
+from tensorly_flycoo.decomposition import generalized_parafac
+from tensorly_flycoo.engines import reference_ratios as reference
+from tensorly_flycoo.engines.cuda import engine as cuda
+
+LAYOUTS = ("remap", "replicated", "indexed")
+SHAPES = (
+    (3000,),
+    (2, 9000),
+    (70, 1, 5000),
+    (2, 300, 3, 40),
+    (100, 89, 2, 7, 11),
+    (3, 3, 3, 3, 3, 3, 3),
+    (2**20, 2, 3, 2**20, 2, 3, 2, 2**20),
+)
+
+
+def make_counts(shape, nnz, rank, dtype, skew=2.0, seed=0):
+    """Draw distinct cells with counts, and a positive model."""
+    rng = np.random.default_rng(seed)
+    sizes = np.array(shape)[:, None]
+    coords = np.unique((sizes * rng.random((len(shape), nnz)) ** skew).astype(np.int64), axis=1)
+    values = (1.0 + rng.poisson(2, coords.shape[1])).astype(dtype)
+    factors = [(0.1 + rng.random((size, rank))).astype(dtype) for size in shape]
+    return coords, values, shape, factors
+
+
+def compute(x, factors, mode, wants_logs=True, stays=False, smallest=1e-30):
+    out = cupy.full((x.shape[mode], factors[0].shape[1]), np.nan, x.dtype)
+    log_sum = cuda.CUDA.mttkrp_of_ratios(
+        x._layout, factors, mode, out, smallest, wants_logs=wants_logs, stays=stays
+    )
+    assert (log_sum is not None) == wants_logs
+    return out.get(), None if log_sum is None else float(log_sum)
+
+
+def check(problem, mode, out, log_sum):
+    coords, values, shape, factors = problem
+    arguments = (coords, values, shape, factors, mode, 1e-30)
+    expected, expected_sum = reference.mttkrp_of_ratios(*arguments)
+    bound, sum_bound = reference.ratios_error_bound(*arguments, values.dtype)
+    assert (np.abs(out - expected) <= bound).all()
+    assert log_sum is None or abs(log_sum - expected_sum) <= sum_bound
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rank", [1, 7, 16, 25, 32, 50, 100, 200])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{len(shape)} modes")
+def test_every_rank_and_number_of_modes(shape, rank, dtype):
+    """All layouts, with the same bits; with and without logarithms too."""
+    problem = make_counts(shape, 20000, rank, dtype)
+    factors = [cupy.asarray(factor) for factor in problem[3]]
+    tensors = [FlycooTensor(*problem[:3], layout=name, device="cuda") for name in LAYOUTS]
+    for mode in range(len(shape)):
+        results = [compute(x, factors, mode) for x in tensors]
+        check(problem, mode, *results[0])
+        assert len({(out.tobytes(), log_sum) for out, log_sum in results}) == 1
+    again, _ = compute(tensors[1], factors, 0, wants_logs=False)
+    check(problem, 0, again, None)
+
+
+@pytest.mark.parametrize("nnz", [1, 2, 255, 256, 4095, 4096, 4097, 100000])
+def test_every_number_of_nonzeros(nnz):
+    problem = make_counts((500, 30000, 400), nnz, 16, "float32", skew=4.0)
+    x = FlycooTensor(*problem[:3], device="cuda")
+    factors = [cupy.asarray(factor) for factor in problem[3]]
+    for mode in (0, 1, 2, 2, 0):
+        check(problem, mode, *compute(x, factors, mode))
+
+
+@pytest.mark.parametrize("rank", [7, 25, 50])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_bits_do_not_depend_on_alignment(rank, dtype):
+    problem = make_counts((50, 60, 70), 3000, rank, dtype)
+    x = FlycooTensor(*problem[:3], layout="replicated", device="cuda")
+    results = []
+    for pitch in (rank, rank + 1, -(-rank // 4) * 4):
+        wide = [cupy.full((f.shape[0], pitch), np.nan, dtype) for f in problem[3]]
+        for target, factor in zip(wide, problem[3], strict=True):
+            target[:, :rank] = cupy.asarray(factor)
+        results.append(compute(x, [target[:, :rank] for target in wide], 1))
+    assert len({(out.tobytes(), log_sum) for out, log_sum in results}) == 1
+
+
+def test_one_row_over_all_tiles():
+    problem = make_counts((1, 100000, 3), 150000, 32, "float32")
+    x = FlycooTensor(*problem[:3], device="cuda")
+    check(problem, 0, *compute(x, [cupy.asarray(f) for f in problem[3]], 0))
+
+
+def test_a_mode_may_stay():
+    problem = make_counts((40, 30, 50), 5000, 3, "float64")
+    x = FlycooTensor(*problem[:3], device="cuda")
+    for mode in (1, 1, 0, 2):
+        factors = [cupy.asarray(f) for f in problem[3]]
+        check(problem, mode, *compute(x, factors, mode, stays=True))
+        assert x._layout.mode == mode
+
+
+def test_a_model_of_zero_divides_as_the_smallest_number():
+    coords, values, shape, factors = make_counts((6, 5, 4), 60, 3, "float32")
+    factors[1][:] = 0
+    x = FlycooTensor(coords, values, shape, device="cuda")
+    out, log_sum = compute(x, [cupy.asarray(f) for f in factors], 1, smallest=1e-3)
+    expected, _ = reference.mttkrp_of_ratios(coords, values, shape, factors, 1, 1e-3)
+    np.testing.assert_allclose(out, expected, rtol=1e-5)
+    assert log_sum == -np.inf
+
+
+def draw_counts(seed=0):
+    rng = np.random.default_rng(seed)
+    factors = [rng.gamma(0.7, 1.0, (size, 3)) for size in (30, 25, 20)]
+    dense = rng.poisson(np.einsum("ir,jr,kr->ijk", *factors))
+    coords = np.stack(np.nonzero(dense))
+    return coords, dense[tuple(coords)].astype("float64"), dense.shape
+
+
+@pytest.mark.parametrize("method", ["mu", "cp_apr"])
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_a_run_is_that_of_the_cpu(method, has_mask):
+    """Few sweeps: later, rounding errors grow."""
+    nonzeros, mask = draw_counts(), None
+    if has_mask:
+        coords = np.unique(np.random.default_rng(1).integers(0, 20, (3, 100)), axis=1)
+        mask = sparse.COO(coords, np.zeros(coords.shape[1]), nonzeros[2], fill_value=1.0)
+    runs = [
+        generalized_parafac(
+            FlycooTensor(*nonzeros, device=device), 3, 5, random_state=0, method=method, mask=mask,
+            return_errors=True,
+        )
+        for device in ("cpu", "cuda")
+    ]  # fmt: skip
+    np.testing.assert_allclose(runs[1][1], runs[0][1], rtol=1e-10)
+    for ours, theirs in zip(runs[1][0].factors, runs[0][0].factors, strict=True):
+        assert isinstance(ours, cupy.ndarray)
+        np.testing.assert_allclose(ours.get(), theirs, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["mu", "cp_apr"])
+def test_runs_have_the_same_bits_and_resume(method, tmp_path):
+    x = FlycooTensor(*draw_counts(), device="cuda")
+
+    def run(n_iter_max, name):
+        with Progress(n_iter_max, show=None, checkpoint=tmp_path / name, every=1) as progress:
+            init = progress.resume(default="random")
+            cp = generalized_parafac(
+                x, 3, progress.n_iter_left, init, random_state=0, method=method, tol=0,
+                callback=progress,
+            )  # fmt: skip
+            return [factor.get() for factor in cp.factors]
+
+    run(3, "parts.npz")
+    results = [run(8, name) for name in ("parts.npz", "a.npz", "b.npz")]
+    for first, second in itertools.combinations(results, 2):
+        assert all((a == b).all() for a, b in zip(first, second, strict=True))
+
+
+def test_mu_never_increases_the_loss():
+    x = FlycooTensor(*draw_counts(), device="cuda")
+    _, losses = generalized_parafac(x, 3, 100, random_state=0, tol=0, return_errors=True)
+    assert (np.diff(losses) <= 1e-14 * np.abs(losses[1:])).all()

@@ -1,0 +1,136 @@
+"""The MTTKRP of ratios on the CPU against its specification, which is checked densely.
+
+As in `test_engine.py`, each combination of types compiles a kernel, so not all are tested.
+"""
+
+import hashlib
+import itertools
+
+import numba
+import numpy as np
+import pytest
+
+from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo.engines import reference_ratios as reference
+from tensorly_flycoo.engines.cpu import engine as cpu
+
+LAYOUTS = ("remap", "replicated", "indexed")
+SIZES = (7, 5, 6, 4, 3)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """Cut tiles and buckets so small that tiny tensors have many of both."""
+    monkeypatch.setattr(cpu, "TILE_SIZE", 16)
+    monkeypatch.setattr(cpu, "BUCKET_SIZE", 64)
+
+
+def make_counts(shape, nnz, rank, dtype="float64", seed=0):
+    """Draw distinct cells with counts, and a positive model."""
+    rng = np.random.default_rng(seed)
+    coords = np.unique([rng.integers(0, size, nnz) for size in shape], axis=1)
+    values = 1.0 + rng.poisson(2, coords.shape[1])
+    factors = [(0.1 + rng.random((size, rank))).astype(dtype) for size in shape]
+    return coords, values.astype(dtype), shape, factors
+
+
+def compute(x, factors, mode, smallest=1e-30, **options):
+    out = np.full((x.shape[mode], factors[0].shape[1]), np.nan, x.dtype)
+    log_sum = cpu.CPU.mttkrp_of_ratios(
+        x._layout, factors, mode, out, smallest, wants_logs=True, **options
+    )
+    return out, float(log_sum)
+
+
+def check(problem, mode, out, log_sum, smallest=1e-30):
+    coords, values, shape, factors = problem
+    arguments = (coords, values, shape, factors, mode, smallest)
+    expected, expected_sum = reference.mttkrp_of_ratios(*arguments)
+    bound, sum_bound = reference.ratios_error_bound(*arguments, values.dtype)
+    assert (np.abs(out - expected) <= bound).all()
+    assert abs(log_sum - expected_sum) <= sum_bound
+
+
+def test_the_specification_is_the_dense_formula():
+    coords, values, shape, factors = make_counts((4, 3, 5), 20, 2)
+    dense = np.zeros(shape)
+    dense[tuple(coords)] = values
+    model = np.einsum("ir,jr,kr->ijk", *factors)
+    expected = np.einsum("ijk,ir,kr->jr", dense / model, factors[0], factors[2])
+    product, log_sum = reference.mttkrp_of_ratios(coords, values, shape, factors, 1, 0.0)
+    np.testing.assert_allclose(product, expected, rtol=1e-13)
+    np.testing.assert_allclose(log_sum, (dense * np.log(model)).sum(), rtol=1e-13)
+
+
+@pytest.mark.parametrize(("dtype", "rank"), [
+    *itertools.product(["float64"], (1, 3, 16, 25, 40)), *itertools.product(["float32"], (2, 32, 33)),
+])  # fmt: skip
+def test_every_rank(small_tiles, dtype, rank):
+    problem = make_counts((30, 20, 10), 700, rank, dtype)
+    x = FlycooTensor(*problem[:3])
+    for mode in (0, 1, 2, 0):
+        check(problem, mode, *compute(x, problem[3], mode))
+
+
+@pytest.mark.parametrize("ndim", [1, 2, 4, 5])
+def test_every_ndim(small_tiles, ndim):
+    problem = make_counts(SIZES[:ndim], 200, 3)
+    x = FlycooTensor(*problem[:3])
+    for mode in range(ndim):
+        check(problem, mode, *compute(x, problem[3], mode))
+
+
+def test_every_layout_and_number_of_threads_gives_the_same_bits(small_tiles):
+    problem = make_counts((40, 3, 50), 2000, 5)
+    digests = set()
+    for layout, num_threads in itertools.product(LAYOUTS, (1, 2)):
+        x, before = FlycooTensor(*problem[:3], layout=layout), numba.get_num_threads()
+        numba.set_num_threads(min(num_threads, numba.config.NUMBA_NUM_THREADS))
+        try:
+            results = [compute(x, problem[3], mode) for mode in (0, 1, 2, 1, 0)]
+        finally:
+            numba.set_num_threads(before)
+        text = b"".join(out.tobytes() + str(log_sum).encode() for out, log_sum in results)
+        digests.add(hashlib.sha256(text).hexdigest())
+    assert len(digests) == 1
+
+
+def test_a_mode_may_stay(small_tiles):
+    problem = make_counts((40, 30, 50), 500, 3)
+    x = FlycooTensor(*problem[:3])
+    for mode in (1, 1, 1, 0, 2):
+        check(problem, mode, *compute(x, problem[3], mode, stays=True))
+        assert x._layout.mode == mode
+    check(problem, 2, *compute(x, problem[3], 2))
+    assert x._layout.mode == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_model_of_zero_divides_as_the_smallest_number(dtype):
+    coords, values, shape, factors = make_counts((6, 5, 4), 60, 3, dtype)
+    factors[1][:] = 0
+    out, log_sum = compute(FlycooTensor(coords, values, shape), factors, 1, smallest=1e-3)
+    expected, _ = reference.mttkrp_of_ratios(coords, values, shape, factors, 1, 1e-3)
+    np.testing.assert_allclose(out, expected, rtol=1e-5)
+    assert log_sum == -np.inf
+
+
+def test_empty_rows_and_no_nonzeros():
+    problem = make_counts((900, 3, 4), 30, 3)
+    out, _ = compute(FlycooTensor(*problem[:3]), problem[3], 0)
+    assert (np.delete(out, problem[0][0], axis=0) == 0).all()
+    empty = FlycooTensor(np.zeros((3, 0), int), np.zeros(0), (9, 3, 4))
+    out, log_sum = compute(empty, [factor[:9] for factor in problem[3]], 0)
+    assert (out == 0).all()
+    assert log_sum == 0
+
+
+@pytest.mark.parametrize("num_scales", [1, 3000])
+def test_rows_are_scaled_and_added_up(num_scales):
+    rng = np.random.default_rng(0)
+    product, factor = rng.random((2, 3000, 3)).astype("float32")
+    scales = rng.random((num_scales, 3)).astype("float32")
+    expected = product * factor * scales
+    sums = cpu.CPU.scale_rows(product, factor, scales)
+    assert (product == expected).all()
+    np.testing.assert_allclose(sums, expected.sum(axis=0, dtype="float64"), rtol=1e-12)
