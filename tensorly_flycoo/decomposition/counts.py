@@ -1,5 +1,6 @@
 """The Poisson distribution: likelihoods of counts, and probabilities far out in its tails."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias
 
@@ -64,7 +65,7 @@ def measure_counts(counts: Array, model: Array, model_sum: float, num_entries: i
         loss = model_sum - float((counts * np.log(model)).sum())
     # A model that equals the counts has the loss `total - logs`.
     deviance = 2 * (loss - (total - logs))
-    of_mean = 2 * (logs - total * np.log(total / num_entries)) if total else 0.0
+    of_mean = 2 * (logs - total * math.log(total / num_entries)) if total else 0.0
     explained = 1 - deviance / of_mean if of_mean else float("nan")
     return CountFit(loss, -loss - float(_log_factorial(counts).sum()), deviance, explained,
                     num_entries)  # fmt: skip

@@ -64,6 +64,17 @@ def cp_fit(
     *,
     mask: "SparseArray | None" = None,
     held_out: tuple[Array, Array] | None = None,
+    loss: Literal["poisson_count"],
+) -> CountFit: ...
+
+
+@overload
+def cp_fit(
+    x: "FlycooTensor | LabelledTensor | SparseArray",
+    cp_tensor: Any,
+    *,
+    mask: "SparseArray | None" = None,
+    held_out: tuple[Array, Array] | None = None,
     loss: str,
 ) -> CPFit | CountFit: ...
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Self
 from .. import decomposition
 from ..decomposition.cp_fit import cp_fit
 from .parameters import Parameters
-from .select_rank import CP_METHODS
+from .select_rank import CP_METHODS, loss_of
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -115,12 +115,20 @@ class FlycooCP(Parameters):
     def score(self, x: "FlycooTensor | LabelledTensor | SparseArray", y: None = None) -> float:
         """Return the model's fit, 1 - relative error, at the entries of `mask` if one is given.
 
+        With ``loss="poisson_count"`` it is the share of the deviance that the model explains.
+
         Raises
         ------
         ValueError
-            If the shape of `x` is not that of the model.
+            If the shape of `x` is not that of the model, or the loss has no score.
         """
-        return cp_fit(_take_only(x), self.cp_tensor_, mask=self.mask).fit
+        loss = loss_of(getattr(decomposition, self.method), self.options or {})
+        if loss == "gaussian":
+            return cp_fit(_take_only(x), self.cp_tensor_, mask=self.mask).fit
+        if loss != "poisson_count":
+            raise ValueError(f"loss is {loss!r}, which has no score")
+        fit = cp_fit(_take_only(x), self.cp_tensor_, mask=self.mask, loss="poisson_count")
+        return fit.explained
 
     def fit_transform(
         self, x: "FlycooTensor | LabelledTensor | SparseArray", y: None = None

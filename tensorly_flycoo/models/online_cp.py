@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from sparse import SparseArray
 
 #: The kind of stream for each loss.
-STREAMS = {"gaussian": LeastSquaresStream, "poisson_count": CountStream}
+STREAMS: dict[str, type[LeastSquaresStream] | type[CountStream]] = {
+    "gaussian": LeastSquaresStream,
+    "poisson_count": CountStream,
+}
 
 
 class OnlineCP(Parameters):
@@ -136,8 +139,8 @@ class OnlineCP(Parameters):
             the wrong type.
         ValueError
             If a coordinate is outside the shape, a value is not finite, the number of modes
-            differs, the first slices have no shape or no nonzeros, or a parameter is out of range. The model then
-            stays as it was.
+            differs, the first slices have no shape or no nonzeros, or a parameter is out of range.
+            The model then stays as it was.
         """
         self._check()
         stream, known = getattr(self, "_stream", None), None

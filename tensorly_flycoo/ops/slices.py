@@ -98,6 +98,7 @@ class Slice:
             return row_sum, self._share(factors, row, tuple(factors), row_sum, False)
         weighted = [factors[0] * row, *factors[1:]]
         product, log_sum = mttkrp_of_ratios(self._tensor, weighted, 0, 0.0, wants_logs=True)
+        assert log_sum is not None  # it was asked for
         return (product * weighted[0]).sum(axis=0), float(log_sum)
 
     def share_all(self, factors: Sequence[Array], row: Array, sums: Sequence[Array]) -> None:
