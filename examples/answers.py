@@ -1,4 +1,7 @@
-"""From a table to an answer, in one page: who buys what, and when, in a café that we made up.
+"""From a table to an answer
+=========================
+
+From a table to an answer, in one page: who buys what, and when, in a café that we made up.
 
 Run it with a folder for its picture and its model: python examples/answers.py folder
 """
