@@ -18,7 +18,7 @@ version = release = tensorly_flycoo.__version__
 extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
-    "sphinx.ext.mathjax",
+    "sphinx.ext.mathjax",  # of docstrings
     "numpydoc",
     "myst_parser",
     "sphinx_copybutton",
@@ -40,7 +40,7 @@ numpydoc_use_plots = False
 
 # Pages
 
-myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
@@ -50,7 +50,7 @@ html_title = "tensorly-flycoo"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
-html_sidebars = {"index": [], "start": [], "changelog": [], "performance": [], "limits": []}
+html_sidebars = {"*": []}  # only the gallery and the API reference have pages below them
 html_theme_options = {
     "navbar_align": "left",
     "header_links_before_dropdown": 6,
@@ -80,6 +80,7 @@ sphinx_gallery_conf = {
     "show_signature": False,
     "remove_config_comments": True,
     "min_reported_time": 0,
+    "default_thumb_file": site_gallery.draw_thumbnail(),
     "plot_gallery": "True",
 }
 

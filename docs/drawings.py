@@ -202,8 +202,13 @@ def draw_tiles():
     drawing.write()
 
 
-if __name__ == "__main__":
+def main():
+    """Write all drawings."""
     draw_mttkrp()
     draw_layouts()
     draw_remapping()
     draw_tiles()
+
+
+if __name__ == "__main__":
+    main()

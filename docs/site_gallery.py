@@ -3,6 +3,8 @@
 import tempfile
 from pathlib import Path
 
+import numpy as np
+from matplotlib.figure import Figure
 from sphinx_gallery.scrapers import figure_rst
 
 #: The examples in the order of the gallery, with the arguments of those that run.
@@ -36,6 +38,17 @@ class Order:
 
     def __repr__(self):
         return "<the order of EXAMPLES>"
+
+
+def draw_thumbnail():
+    """Draw what the gallery shows for examples without a picture: some nonzeros of a tensor."""
+    figure = Figure(figsize=(4, 2.8))
+    axes = figure.add_axes((0, 0, 1, 1), projection="3d")
+    x, y, z = np.random.RandomState(0).randint(0, 9, (3, 60))
+    axes.scatter(x, y, z, c=z, cmap="viridis", s=60, marker="s", depthshade=True)
+    axes.set(xticklabels=[], yticklabels=[], zticklabels=[])
+    figure.savefig(FOLDER / "thumbnail", format="png", dpi=100)
+    return str(FOLDER / "thumbnail")
 
 
 def give_arguments(gallery_conf, script):

@@ -1,5 +1,5 @@
-"""From a table to an answer
-=========================
+"""The tutorial: who buys what, and when
+=====================================
 
 From a table to an answer, in one page: who buys what, and when, in a café that we made up.
 

@@ -89,7 +89,7 @@ def test_dependencies_are_pinned_by_range():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     required = [*project["dependencies"]]
-    for extra in ("cuda12x", "cuda13x", "zstd", "progress"):
+    for extra in ("cuda12x", "cuda13x", "zstd", "progress", "tables"):
         required += extras[extra]
     for requirement in required:
         version = requirement.partition(";")[0]
