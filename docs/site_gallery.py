@@ -47,8 +47,10 @@ def draw_thumbnail():
     x, y, z = np.random.RandomState(0).randint(0, 9, (3, 60))
     axes.scatter(x, y, z, c=z, cmap="viridis", s=60, marker="s", depthshade=True)
     axes.set(xticklabels=[], yticklabels=[], zticklabels=[])
-    figure.savefig(FOLDER / "thumbnail", format="png", dpi=100)
-    return str(FOLDER / "thumbnail")
+    path = FOLDER / "default" / "thumbnail.png"
+    path.parent.mkdir()
+    figure.savefig(path, dpi=100)
+    return str(path)
 
 
 def give_arguments(gallery_conf, script):
