@@ -61,7 +61,7 @@ __all__ = [
     "write_tns",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 register()
 
