@@ -21,7 +21,7 @@ from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from ..array_modules import Array, array_module
+from ..array_modules import Array
 from .ordering import count_canonical_nbytes
 from .packing import RecordFormat
 from .primitives import Primitives, index_dtype
@@ -140,17 +140,6 @@ class Layout(ABC):
     def iterate_values(self) -> Iterator[Array]:
         """Yield views of the values (nnz,), in any order."""
         yield self.record_format.values(self.records)
-
-    def iterate_nonzeros(self, block_size: int) -> Iterator[tuple[Array, Array]]:
-        """Yield coords (ndim, n) and values (n,), `block_size` nonzeros at a time, in any order.
-
-        The layout is held meanwhile, as by `hold_records`.
-        """
-        with self.hold_records() as records:
-            for start in range(0, records.shape[0], block_size):
-                block = records[start : start + block_size]
-                coords = self.record_format.coords(block, array_module(block))
-                yield coords, self.record_format.values(block)
 
     def find_empty_rows(self, mode: int) -> Array:
         """Return the rows of `mode` without nonzeros, ascending."""

@@ -183,14 +183,6 @@ class SlabLayout:
         for slab in self.slabs:
             yield from slab.layout.iterate_values()
 
-    def iterate_nonzeros(self, block_size: int) -> Iterator[tuple[Array, Array]]:
-        """Do what `Layout.iterate_nonzeros` does; each block is on its slab's device."""
-        for slab in self.slabs:
-            with self.devices.use(slab.home):
-                for coords, values in slab.layout.iterate_nonzeros(block_size):
-                    coords[self.cut_mode] += slab.rows.start
-                    yield coords, values
-
     def find_empty_rows(self, mode: int) -> Array:
         """List the rows of `mode` without nonzeros, ascending."""
         if mode not in self._empty_rows:

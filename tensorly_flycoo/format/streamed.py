@@ -18,7 +18,10 @@ class Stager(Protocol):
     """Brings arrays from the host to one device, the next one while this one is used."""
 
     def put_aside(self, array: Array) -> np.ndarray:
-        """Copy an array, of the device or the host, to memory from which `take` copies fast."""
+        """Copy an array of the device to host memory from which `take` copies fast.
+
+        An array of the host, such as a file's, stays where it is.
+        """
 
     def take(
         self, array: np.ndarray, following: np.ndarray | None

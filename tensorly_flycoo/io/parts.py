@@ -20,6 +20,7 @@ from ..checks import (
 )
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import refuse_labels
+from ..tensor.pieces import iterate_nonzeros
 from ..tensor.tensor import FlycooTensor
 from .columns import read_values
 from .files import FilePath, open_text
@@ -93,7 +94,7 @@ class Reading(NamedTuple):
         refuse_labels(x)
         x = as_flycoo(x)
         shape = self.shape or x.shape
-        for coords, values in x._layout.iterate_nonzeros(BLOCK_NNZ):
+        for coords, values in iterate_nonzeros(x._layout, x._engine.xp, BLOCK_NNZ):
             yield self._check(coords, values, shape)
 
     def _iterate_part(self, part: Any) -> Iterator[Block]:

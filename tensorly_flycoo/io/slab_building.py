@@ -1,5 +1,6 @@
 """Build a tensor's slabs one after the other from nonzeros on disk, in bounded memory."""
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from ..format.ordering import make_canonical_records
 from ..format.packing import RecordFormat
 from ..format.partition import count_rows, find_edges, find_longest_mode, list_rows
 from ..reporting import report
+from ..tensor.memory import attempt, format_nbytes
 from .spool import Buckets, Spool
 
 if TYPE_CHECKING:
@@ -49,15 +51,28 @@ class SlabBuilder:
 
     def build(self, layout: str) -> Iterator[tuple[range, Layout]]:
         """Yield the rows and the layout of each slab."""
-        shape, mode = self.record_format.shape, self.cut_mode
-        exact = list_rows(self._sort())
+        exact = list_rows(attempt(self._sort, self._explain))
         for number, rows in enumerate(exact):
             report(f"building slab {number + 1} of {len(exact)}")
-            coords, values = _unpack(self._buckets.take(rows), self.record_format)
-            coords[mode] -= rows.start
-            own_shape = (*shape[:mode], len(rows), *shape[mode + 1 :])
-            cut = self._engine.choose_cut(own_shape, values.dtype)
-            yield rows, LAYOUT_CLASSES[layout].build(coords, values, cut, self._engine)
+            build_slab = functools.partial(self._build_slab, layout, rows)
+            yield rows, attempt(build_slab, self._explain)
+
+    def _build_slab(self, layout: str, rows: range) -> Layout:
+        shape, mode = self.record_format.shape, self.cut_mode
+        coords, values = _unpack(self._buckets.take(rows), self.record_format)
+        coords[mode] -= rows.start
+        own_shape = (*shape[:mode], len(rows), *shape[mode + 1 :])
+        cut = self._engine.choose_cut(own_shape, values.dtype)
+        return LAYOUT_CLASSES[layout].build(coords, values, cut, self._engine)
+
+    def _explain(self) -> str:
+        free_nbytes = self._engine.count_free_nbytes()
+        free = "an unknown amount" if free_nbytes is None else format_nbytes(free_nbytes)
+        return (
+            f"building a slab of {self._buckets.longest:,} nonzeros on {self._engine.name!r} needs "
+            f"more memory than there is ({free} is free): give more slabs than {self.num_slabs}; "
+            f"rows of mode {self.cut_mode}, the longest, are not split"
+        )
 
     def remove(self) -> None:
         """Delete the file of the buckets."""

@@ -5,21 +5,20 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from numpy.typing import DTypeLike
 
-from ..checks import check_count, check_dtype, check_layout, check_shape
+from ..array_modules import move
+from ..checks import check_count, check_dtype, check_shape
 from ..devices import OneDevice, assign_homes
 from ..engines import select_engine
-from ..engines.protocol import Engine
 from ..format.layout import Cut, Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
 from ..format.replicated import ReplicatedLayout
 from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
 from ..format.streamed import Stager, StreamedLayout
-from ..format.tiling import RowTiling
 from ..tensor.tensor import FlycooTensor
 from .files import FilePath, make_folder
 from .npz import ArrayReader, damage_error, open_arrays
@@ -27,8 +26,11 @@ from .parts import Parts, Reading
 from .plans import Header, check_arrays, check_shapes
 from .saving import fits, make_layout, read_header, read_layout, read_records, write_layout
 from .slab_building import SlabBuilder
-from .slab_index import Entry, Index, digest
+from .slab_index import Entry, Index, check_file_layout, digest
 from .spool import Spool
+
+if TYPE_CHECKING:
+    from ..engines.protocol import Engine
 
 #: Nonzeros of a slab, by default: building one takes about 5 GB.
 _SLAB_NNZ = 2**25
@@ -36,8 +38,7 @@ _SLAB_NNZ = 2**25
 #: Arrays begin at pages of memory and blocks of disks.
 _ALIGNMENT = 4096
 
-_FILE_LAYOUTS = ("replicated", "indexed")
-_PLACES = ("device", "file")
+_PLACES = ("device", "host", "file")
 
 
 def save_slabs(
@@ -99,13 +100,13 @@ def save_slabs(
 
     Notes
     -----
-    Parts are copied to temporary files in a folder beside `path`, counted by rows of the longest
-    mode, distributed to slabs, sorted, and built. So they are read once; memory holds one slab
-    while it is built (about 150 bytes per nonzero, if there are three modes), and 32 bytes per row
-    of the longest mode. Rows are not split: a row with many nonzeros makes a long slab. Disk space:
-    ``4 * ndim + 8`` bytes per given nonzero and one copy of the records, then two copies less than
-    the final folder and one more. A failed call removes its files; a killed one leaves a folder
-    whose name begins with "." and ends with ".part".
+    Parts are read once, and copied to temporary files in a hidden folder beside `path`; then their
+    nonzeros are counted by rows of the longest mode, distributed, sorted, and built slab by slab.
+    Memory holds one slab while it is built (about 150 bytes per nonzero, if there are three modes),
+    and 32 bytes per row of the longest mode. Rows are not split: one with many nonzeros makes a
+    long slab. The disk holds, beside the final folder, one copy of the records, and before that
+    another ``4 * ndim + 8`` bytes per given nonzero. A call that fails removes its files; a process
+    that is killed leaves the hidden folder, whose name ends with ".part".
 
     The folder has a file "slabs.json" and, for each slab, a file as of `save`, in which arrays
     begin at multiples of 4096 bytes.
@@ -131,10 +132,7 @@ slabs=2>
         _check_index_base(index_base),
     )
     slabs = None if slabs is None else check_count(slabs, "slabs")
-    if check_layout(layout) not in _FILE_LAYOUTS:
-        raise ValueError(
-            f"layout is {layout!r}, expected one of {_FILE_LAYOUTS}: files do not change"
-        )
+    check_file_layout(layout)
     engine = select_engine(device)
     with make_folder(path) as folder:
         spool = Spool(folder, reading.iterate(parts), reading.shape)
@@ -182,11 +180,12 @@ def open_slabs(
     path : str or os.PathLike
     device : {"auto", "cpu", "cuda"}, optional
         As for `FlycooTensor`.
-    keep : {"file", "host", "device"}, optional
+    keep : {"file", "device", "host"}, optional
         Where the nonzeros are. "file", on a CPU the default, maps the files into memory: nothing is
         read before it is needed, and the system may forget it afterwards. "device", on a GPU the
-        default, copies one slab after the other to the device's memory. On a GPU, slabs of a file,
-        or copied to pinned memory ("host"), visit it one after the other.
+        default, copies one slab after the other to the device's memory. With "file" or "host" on a
+        GPU, slabs visit it one by one, from the files or from pinned host memory; that needs the
+        layout "replicated".
     verify : bool
         Whether to read and check all data. What is copied to memory is always checked.
 
@@ -201,9 +200,8 @@ def open_slabs(
         If a file is missing or cannot be read.
     ValueError
         If the folder is damaged or incomplete, or has a newer format than this release reads; the
-        message names the file. If the plans were made for another kind of device, or for a GPU with
-        ``keep="file"`` or "host" the layout is not "replicated"; or if `device` or `keep` is
-        unknown.
+        message names the file. If `keep` is "file" and the plans were made for another kind of
+        device, or does not suit the layout; or if `device` or `keep` is unknown.
     ImportError, RuntimeError
         If `device` is "cuda" and no GPU can be used.
     MemoryError
@@ -234,20 +232,18 @@ def open_slabs(
     """
     engine = select_engine(device)
     keep, folder = _check_keep(keep, engine), Path(path)
-    stagers: dict[int, Stager] = {}
     index = Index.read(folder)
+    _check_layout(keep, index.layout, engine)
     devices, slabs = engine.devices or OneDevice(engine.xp), []
     homes = assign_homes(len(index.entries), devices.count)
+    stagers: dict[int, Stager] = {}
     for number, (entry, home) in enumerate(zip(index.entries, homes, strict=True)):
         with devices.use(home), _open_slab(folder / _name_slab(number), index, entry) as file:
-            if keep == "device":
-                layout = file.read(engine)
-            elif engine.can_stream:
+            layout = file.map(engine, verify) if keep == "file" else file.read(engine)
+            if keep != "device" and isinstance(layout, ReplicatedLayout) and engine.can_stream:
                 if home not in stagers:
                     stagers[home] = engine.make_stager()
-                layout = file.stream(engine, verify, stagers[home], keep)
-            else:
-                layout = file.map(engine, verify)
+                layout = StreamedLayout.of(layout, stagers[home])
         slabs.append(Slab(slice(entry.start, entry.stop), layout, home))
     record_format = engine.choose_cut(
         index.shape, slabs[0].layout.record_format.dtype
@@ -260,11 +256,21 @@ def open_slabs(
     return x
 
 
-def _check_keep(keep: str | None, engine: Engine) -> str:
-    places = ("device", "host", "file") if engine.can_stream else ("file", "device")
-    if keep is not None and keep not in places:
-        raise ValueError(f"keep is {keep!r}, expected one of {places} on {engine.name!r}")
-    return keep or places[0]
+def _check_keep(keep: str | None, engine: "Engine") -> str:
+    if keep is None:
+        return "file" if engine.name == "cpu" else "device"
+    if keep not in _PLACES:
+        raise ValueError(f"keep is {keep!r}, expected one of {_PLACES}")
+    return keep
+
+
+def _check_layout(keep: str, layout: str, engine: "Engine") -> None:
+    """Refuse to stream a layout that cannot be."""
+    if keep != "device" and layout != "replicated" and engine.can_stream:
+        raise ValueError(
+            f"keep is {keep!r}, expected 'device': the layout of this folder is {layout!r}, and "
+            "only 'replicated' is streamed"
+        )
 
 
 class _SlabFile(NamedTuple):
@@ -275,26 +281,7 @@ class _SlabFile(NamedTuple):
     header: Header
     record_format: RecordFormat
 
-    def stream(self, engine: Engine, verify: bool, stager: Stager, keep: str) -> Layout:
-        """Make a layout whose records are mapped, or with `keep` "host" copied to pinned memory."""
-        if self.header["layout"] != "replicated":
-            raise ValueError(
-                f"{self.path} has layout {self.header['layout']!r}, but keep={keep!r} on a GPU "
-                "needs 'replicated': pass keep='device'"
-            )
-        layout = self.map(engine, verify)
-        assert isinstance(layout, ReplicatedLayout)
-        copies = layout.copies
-        if keep == "host":
-            copies = [stager.put_aside(copy) for copy in copies]
-        xp = engine.xp
-        tilings = [
-            RowTiling(xp.asarray(tiling.carry_rows), xp.asarray(tiling.empty_rows))
-            for tiling in layout.tilings
-        ]
-        return StreamedLayout(layout.cut, copies, tilings, layout.norm, stager)
-
-    def map(self, engine: Engine, verify: bool) -> Layout:
+    def map(self, engine: "Engine", verify: bool) -> Layout:
         """Make a layout of arrays that are mapped into memory; `verify` checks all data."""
         path, reader, header, _ = self
         cut = self._choose_cut(engine)
@@ -313,9 +300,12 @@ class _SlabFile(NamedTuple):
             (check_arrays if verify else check_shapes)(header["layout"], arrays, cut)
         except ValueError as error:
             raise damage_error(path, error) from None
+        if engine.can_stream:  # records wait where they are
+            copies = set(LAYOUT_CLASSES[header["layout"]].name_copies(cut.record_format.ndim))
+            arrays |= {name: move(arrays[name], engine.xp) for name in names - copies}
         return make_layout(header, arrays, cut, engine)
 
-    def read(self, engine: Engine) -> Layout:
+    def read(self, engine: "Engine") -> Layout:
         """Read and check all data; make a layout on the engine's device."""
         cut = self._choose_cut(engine)
         if self._fits(cut, engine):
@@ -326,10 +316,10 @@ class _SlabFile(NamedTuple):
         except ValueError as error:
             raise damage_error(self.path, f"records: {error}") from None
 
-    def _choose_cut(self, engine: Engine) -> Cut:
+    def _choose_cut(self, engine: "Engine") -> Cut:
         return engine.choose_cut(self.record_format.shape, self.record_format.dtype)
 
-    def _fits(self, cut: Cut, engine: Engine) -> bool:
+    def _fits(self, cut: Cut, engine: "Engine") -> bool:
         return fits(self.header, self.record_format, self.reader.names(), cut, engine)
 
 

@@ -19,6 +19,19 @@ _FORMAT = "tensorly-flycoo slabs"
 _VERSION = 1
 
 
+#: Layouts whose arrays do not change.
+FILE_LAYOUTS = ("replicated", "indexed")
+
+
+def check_file_layout(layout: str) -> str:
+    """Return `layout`; refuse one that files cannot have."""
+    if check_layout(layout) not in FILE_LAYOUTS:
+        raise ValueError(
+            f"layout is {layout!r}, expected one of {FILE_LAYOUTS}: files do not change"
+        )
+    return layout
+
+
 class Entry(NamedTuple):
     """What the index says of a slab.
 
@@ -112,7 +125,7 @@ class Index:
         return index
 
     def _check(self) -> None:
-        check_layout(self.layout)
+        check_file_layout(self.layout)
         edges = [0, *(entry.stop for entry in self.entries)]
         is_joined = edges[:-1] == [entry.start for entry in self.entries]
         is_joined = is_joined and edges == sorted(set(edges)) and len(edges) > 1

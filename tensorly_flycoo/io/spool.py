@@ -1,6 +1,7 @@
 """Nonzeros on disk while they are sorted: as they come, and by the rows of the cut mode."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
@@ -97,6 +98,8 @@ class Buckets:
         The file.
     rows : list of range
         The rows of the cut mode that each bucket has, ascending.
+    longest : int
+        The number of records given to the longest one.
     """
 
     def __init__(
@@ -110,7 +113,9 @@ class Buckets:
         self.rows = rows
         self.path = path
         self._format = record_format
-        self._starts = [int(counts[: rows.start].sum()) for rows in self.rows]
+        sizes = [int(counts[own.start : own.stop].sum()) for own in rows]
+        self.longest = max(sizes)
+        self._starts = [0, *itertools.accumulate(sizes)]
         self._sizes = [0] * len(rows)
         self.path.touch()
 

@@ -6,6 +6,7 @@ import weakref
 import numpy as np
 
 from ..array_modules import Array
+from .pieces import iterate_nonzeros
 from .tensor import FlycooTensor
 
 #: Odd multipliers of the coordinates and the value: digits of pi, the golden ratio and others.
@@ -45,7 +46,7 @@ def find_digest(x: FlycooTensor) -> str:
 def _sum_hashes(x: FlycooTensor) -> int:
     """Add the hashes of all nonzeros, in any order, modulo 2**64."""
     total, block_size = 0, _CPU_BLOCK if x._engine.xp is np else _GPU_BLOCK
-    for coords, values in x._layout.iterate_nonzeros(block_size):
+    for coords, values in iterate_nonzeros(x._layout, x._engine.xp, block_size):
         total += int(_hash(coords, values).sum())
     return total & _MASK
 

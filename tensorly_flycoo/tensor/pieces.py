@@ -56,6 +56,20 @@ class Piece:
         return self.devices.bring(array, 0)
 
 
+def iterate_nonzeros(
+    layout: AnyLayout, xp: ModuleType, block_size: int
+) -> Iterator[tuple[Array, Array]]:
+    """Yield coords (ndim, n) and values (n,), `block_size` nonzeros at a time, in any order.
+
+    Each block is on its slab's device, which is current meanwhile.
+    """
+    for piece in iterate_pieces(layout, xp):
+        with piece.hold_records() as records:
+            for start in range(0, records.shape[0], block_size):
+                block = records[start : start + block_size]
+                yield piece.read_coords(block), piece.read_values(block)
+
+
 def iterate_pieces(layout: AnyLayout, xp: ModuleType) -> Iterator[Piece]:
     """Yield the slabs of a tensor in the order of their rows, or the tensor as one piece."""
     if not isinstance(layout, SlabLayout):

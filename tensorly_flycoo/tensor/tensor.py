@@ -236,7 +236,7 @@ class FlycooTensor(FromOthers):
         import sparse
 
         coords, values = self.nonzeros()
-        # pydata/sparse cannot sort coordinates of more than 2**63 cells; these are sorted.
+        # pydata/sparse cannot sort coordinates of more than 2**63 cells.
         return sparse.COO(coords, values, self.shape, sorted=True, has_duplicates=False)
 
     def astype(self, dtype: DTypeLike) -> FlycooTensor:
@@ -322,8 +322,7 @@ class FlycooTensor(FromOthers):
 
     map = map_elements
 
-    #: Above CuPy's, so that its scalars defer ``scalar * x`` to us; NumPy's call
-    #: `__array_ufunc__`.
+    #: Above CuPy's, so that its scalars defer ``scalar * x``; NumPy's call `__array_ufunc__`.
     __array_priority__ = 1000
 
     def _map_values(self, function: Callable[[Array], Array], scale: float = 1.0) -> FlycooTensor:

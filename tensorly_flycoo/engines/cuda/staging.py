@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import cupy
 import numpy as np
 
-from ...array_modules import Array, is_cupy
+from ...array_modules import Array
 
 #: An array that is used, and the next one, which is copied at the same time.
 _NUM_SLOTS = 2
@@ -34,11 +34,12 @@ class CudaStager:
 
     def put_aside(self, array: Array) -> np.ndarray:
         self._nbytes = max(self._nbytes, array.nbytes)
+        if isinstance(array, np.ndarray):
+            return array
+        if isinstance(array, np.ndarray):
+            return array
         waiting = _empty_pinned(array.shape, array.dtype)
-        if is_cupy(array):
-            array.get(out=waiting)
-        else:
-            np.copyto(waiting, array)
+        array.get(out=waiting)
         return waiting
 
     @contextlib.contextmanager

@@ -1,9 +1,13 @@
 """Folders of slabs: bits, memory, what is refused, and what damage does."""
 
+import contextlib
 import gzip
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import tracemalloc
 
@@ -23,7 +27,7 @@ from tensorly_flycoo import (
     write_tns,
 )
 from tensorly_flycoo.engines.cpu import engine as cpu
-from tensorly_flycoo.io import parts, slab_folder, spool
+from tensorly_flycoo.io import parts, slab_building, slab_folder, spool
 from tensorly_flycoo.io.npz import ArrayReader
 from tensorly_flycoo.tensor.digest import find_digest
 
@@ -31,12 +35,13 @@ pytestmark = pytest.mark.usual_limits("slabs")  # a raw tensor would have three
 
 SHAPE = (30, 70, 10)
 LAYOUTS = pytest.mark.parametrize("layout", ["replicated", "indexed"])
-KEEPS = pytest.mark.parametrize("keep", ["file", "device"])
+KEEPS = pytest.mark.parametrize("keep", ["file", "device", "host"])
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(cpu, "TILE_SIZE", 32)
+    monkeypatch.setattr(cpu, "BUCKET_SIZE", 64)
     for module in (parts, spool):
         monkeypatch.setattr(module, "BLOCK_NNZ", 100)
 
@@ -202,6 +207,7 @@ def test_sums_of_float32_are_those_in_memory(path):
     np.testing.assert_array_equal(open_slabs(path).nonzeros()[1], x.nonzeros()[1])
 
 
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
@@ -294,6 +300,33 @@ def test_it_appears_when_it_is_complete(path, monkeypatch):
     monkeypatch.setattr(slab_folder, "write_layout", fail)
     with pytest.raises(OSError, match="disk is full"):
         save_slabs(path, split(problem))
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_killed_process_leaves_no_folder(path):
+    script = f"""
+import os, signal
+from tensorly_flycoo import save_slabs
+def give():
+    yield [[0, 1], [2, 3]], [1.0, 2.0]
+    os.kill(os.getpid(), signal.SIGKILL)
+save_slabs({str(path)!r}, give(), (2, 4), slabs=2)
+"""
+    assert subprocess.run([sys.executable, "-c", script]).returncode == -signal.SIGKILL
+    (part,) = path.parent.iterdir()
+    assert part.name.startswith(".x.flycoo.")
+    with pytest.raises(FileNotFoundError, match=r"slabs\.json"):
+        open_slabs(part)
+    save_slabs(path, split(make_problem(SHAPE, 90)))
+
+
+def test_too_little_memory_for_a_slab(path, monkeypatch):
+    def fail(*arguments):
+        raise MemoryError
+
+    monkeypatch.setattr(slab_building, "make_canonical_records", fail)
+    with pytest.raises(MemoryError, match=r"a slab of 3\d\d nonzeros .*: give more slabs than 3;"):
+        save_slabs(path, split(make_problem(SHAPE, 900)), slabs=3)
     assert list(path.parent.iterdir()) == []
 
 
@@ -396,7 +429,37 @@ def test_other_functions_name_each_other(path, tmp_path):
         open_slabs(tmp_path / "x.npz")
 
 
-@pytest.mark.parametrize("keep", ["host", "disk", 3])
+class CopyingStager:
+    """Streams to the "device" that a CPU is; an array of a file stays one."""
+
+    def put_aside(self, array):
+        return array if not array.flags.writeable else array.copy()
+
+    @contextlib.contextmanager
+    def take(self, array, following):
+        assert following is not None
+        yield array.copy()
+
+
+@pytest.mark.parametrize("keep", ["file", "host"])
+def test_an_engine_that_streams(path, keep, monkeypatch):
+    problem = make_problem(SHAPE, 900)
+    save_slabs(path, split(problem), slabs=3)
+    monkeypatch.setattr(cpu.CPU, "can_stream", True)
+    monkeypatch.setattr(cpu.CPU, "make_stager", CopyingStager, raising=False)
+    x = open_slabs(path, device="cpu", keep=keep)
+    assert x._layout.num_streamed == 3
+    for slab in x._layout.slabs:
+        assert all(copy.flags.writeable == (keep == "host") for copy in slab.layout.copies)
+    expected = problem.tensor(layout="replicated", slabs=3, device="cpu")
+    assert compute_all(x, problem.factors) == compute_all(expected, problem.factors)
+    assert open_slabs(path, device="cpu", keep="device")._layout.num_streamed == 0
+    save_slabs(path.with_name("y"), split(problem), layout="indexed")
+    with pytest.raises(ValueError, match=f"keep is '{keep}', expected 'device': the layout"):
+        open_slabs(path.with_name("y"), device="cpu", keep=keep)
+
+
+@pytest.mark.parametrize("keep", ["disk", 3])
 def test_unknown_places(path, keep):
     with pytest.raises(ValueError, match=r"keep is .*, expected one of"):
         open_slabs(path, device="cpu", keep=keep)
@@ -516,6 +579,7 @@ def test_a_slab_of_another_folder(good):
         {"dtype": "float32"},
         {"dtype": "object"},
         {"layout": "indexed"},
+        {"layout": "remap"},
         {"layout": None},
         {"num_slabs": 1},
         {"num_slabs": 2.5},
