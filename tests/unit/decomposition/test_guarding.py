@@ -18,7 +18,6 @@ from tensorly_flycoo.decomposition import observed_parafac
 from tensorly_flycoo.decomposition import parafac as our_parafac
 from tensorly_flycoo.decomposition.guarding import guard
 from tensorly_flycoo.engines.cpu import engine as cpu
-from tensorly_flycoo.ops import unfolding_svd
 from tensorly_flycoo.testing import random_tensor
 
 SHAPE, NNZ = (400, 300, 200), 5000
@@ -212,14 +211,14 @@ def test_the_error_says_what_would_fit(monkeypatch):
 def test_an_error_keeps_nothing(monkeypatch, x):
     parafac(x, 3, n_iter_max=1)  # compiles
     entries = []
-    list_entries = unfolding_svd.Unfolding.list_entries
+    split_columns = cpu.CPU.split_columns
 
-    def watch(self):
-        found = list_entries(self)
-        entries.append(weakref.ref(found.values))
-        return found
+    def watch(*arguments):
+        is_first, rows, values = split_columns(*arguments)
+        entries.append(weakref.ref(values))
+        return is_first, rows, values
 
-    monkeypatch.setattr(unfolding_svd.Unfolding, "list_entries", watch)
+    monkeypatch.setattr(cpu.CPU, "split_columns", watch)
     monkeypatch.setattr(cpu.CPU, "sum_single_squares", run_out)  # needs the entries
     gc.disable()
     try:
