@@ -36,8 +36,6 @@ class CudaStager:
         self._nbytes = max(self._nbytes, array.nbytes)
         if isinstance(array, np.ndarray):
             return array
-        if isinstance(array, np.ndarray):
-            return array
         waiting = _empty_pinned(array.shape, array.dtype)
         array.get(out=waiting)
         return waiting
