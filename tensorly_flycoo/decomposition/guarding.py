@@ -14,8 +14,7 @@ import numpy as np
 from tensorly.cp_tensor import validate_cp_rank
 
 from ..checks import LAYOUTS, check_dtype
-from ..engines import protocol, select_engine
-from ..engines.slab_plan import share_nbytes
+from ..engines import select_engine
 from ..linalg import gram_products
 from ..ops.call_memory import count_call_nbytes
 from ..ops.views import find_sparse
@@ -105,10 +104,10 @@ class _Work:
     slabs: int | None = None  # by default as many as the engine chooses
 
     def count_nbytes(self, engine: Engine) -> int:
-        num_slabs = self.slabs or protocol.choose_num_slabs(self.nnz, engine.devices)
+        num_slabs = self.slabs or engine.choose_num_slabs(self.nnz)
         sizes = (self.nnz, self.shape, self.dtype, num_slabs)
         nbytes, peak_nbytes = engine.estimate_layout(self.layout, *sizes)
-        nbytes = share_nbytes(engine, nbytes, num_slabs)
+        nbytes = engine.share_nbytes(nbytes, num_slabs)
         if self.rank is None:
             return nbytes
         arguments = (self.shape, self.nnz, self.dtype, self.rank, self.init, num_slabs)

@@ -108,6 +108,15 @@ class Engine(Primitives, ABC):
         warn_of_long_slabs(layout)
         return layout
 
+    def choose_num_slabs(self, nnz: int) -> int:
+        """Choose the fewest slabs for a tensor, whatever memory is free."""
+        return choose_num_slabs(nnz, self.devices)
+
+    def share_nbytes(self, nbytes: int, num_slabs: int) -> int:
+        """Return how many of the bytes that `num_slabs` slabs take are on the fullest device."""
+        num_devices = 1 if self.devices is None else self.devices.count
+        return -(-nbytes * -(-num_slabs // num_devices) // num_slabs)
+
     def build_piece(self, name: str, coords: Array, values: Array, shape: Sequence[int]) -> Layout:
         """Build the layout `name` in one piece, on the current device, whatever `devices` are."""
         coords, values = self.receive(coords, values)
@@ -123,7 +132,7 @@ class Engine(Primitives, ABC):
         num_slabs: int | None = None,
     ) -> tuple[int, int]:
         """Return the bytes of a layout, and the most bytes in use on a device while it is built."""
-        num_slabs = num_slabs or choose_num_slabs(nnz, self.devices)
+        num_slabs = num_slabs or self.choose_num_slabs(nnz)
         cls, cut = LAYOUT_CLASSES[name], self.choose_cut(shape, dtype)
         if num_slabs == 1:
             return cls.estimate(nnz, cut, self)

@@ -77,13 +77,6 @@ def fit_num_slabs(
     return least
 
 
-def share_nbytes(engine: Engine, nbytes: int, num_slabs: int) -> int:
-    """Return how many of the bytes that `num_slabs` slabs take are on the fullest device."""
-    if engine.devices is None:
-        return nbytes
-    return -(-nbytes * -(-num_slabs // engine.devices.count) // num_slabs)
-
-
 def count_resident_slabs(
     nbytes: int, peak_nbytes: int, num_slabs: int, free_nbytes: int | None
 ) -> int:

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..checks import check_count, check_dtype, check_layout, check_nnz, check_rank, check_shape
-from ..engines import protocol, select_engine
-from ..engines.slab_plan import share_nbytes
+from ..engines import select_engine
 from ..format.partition import find_longest_mode
 from ..format.tree import count_waiting
 from .svd_memory import count_svd_nbytes
@@ -124,9 +123,9 @@ def estimate_memory(
     nbytes, peak_nbytes = engine.estimate_layout(layout, nnz, shape, dtype, slabs)
     if rank is None:
         return MemoryEstimate(nbytes, peak_nbytes)
-    num_slabs = slabs or protocol.choose_num_slabs(nnz, engine.devices)
+    num_slabs = slabs or engine.choose_num_slabs(nnz)
     work_nbytes = count_call_nbytes(engine, shape, nnz, dtype, check_rank(rank), init, num_slabs)
-    held_nbytes = share_nbytes(engine, nbytes, num_slabs)
+    held_nbytes = engine.share_nbytes(nbytes, num_slabs)
     return MemoryEstimate(nbytes, peak_nbytes, held_nbytes + work_nbytes)
 
 
@@ -144,7 +143,7 @@ def count_call_nbytes(
     Of a tensor on several devices they are those of the first one. By default there are as many
     slabs as an engine chooses.
     """
-    num_slabs = num_slabs or protocol.choose_num_slabs(nnz, engine.devices)
+    num_slabs = num_slabs or engine.choose_num_slabs(nnz)
     iteration = _count_iteration_nbytes(engine, shape, nnz, dtype, rank, num_slabs)
     if init == "random":
         return iteration

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..engines import protocol
-from ..engines.slab_plan import share_nbytes
 from ..format.partition import find_longest_mode
 from ..format.primitives import index_dtype
 from ..linalg.eigen import MAX_BLOCKS, choose_width
@@ -42,7 +40,7 @@ def count_svd_nbytes(
 
     The number of coupled rows is that of nonzeros spread evenly.
     """
-    num_slabs = num_slabs or protocol.choose_num_slabs(nnz, engine.devices)
+    num_slabs = num_slabs or engine.choose_num_slabs(nnz)
     size, num_columns = shape[mode], math.prod(shape) // shape[mode]
     num_shared = round(nnz * -math.expm1(-nnz / num_columns))
     num_coupled = round(size * -math.expm1(-num_shared / size))
@@ -91,7 +89,7 @@ class _SlabWork:
             left = max(left, 8 * self.num_coupled**2)
             return kept + 8 * size**2 + max(self._listing_nbytes, forming, left)
         shared_nbytes = _SHARED_NBYTES * self.num_shared
-        held = share_nbytes(self.engine, shared_nbytes, self.num_slabs)
+        held = self.engine.share_nbytes(shared_nbytes, self.num_slabs)
         earlier = held - self._share(held)
         eigen = 8 * size + held + max(left, self._count_eigen_nbytes())
         return kept + max(earlier + self._listing_nbytes, eigen if self.num_coupled else left)
@@ -151,7 +149,7 @@ class _SlabWork:
         own_size = max(1, self._own_size)
         options = (own_shared, (own_columns, own_size), dtype)
         tensor, building = engine.estimate_layout("replicated", *options, 1)
-        tensors = share_nbytes(engine, self._num_groups * tensor, self.num_slabs)
+        tensors = engine.share_nbytes(self._num_groups * tensor, self.num_slabs)
         row_nbytes = choose_width(self.rank, size) * dtype.itemsize
         num_blocks = _count_basis_blocks(size, self.rank, dtype)
         # A group's part of the block, its product and that of its columns.

@@ -11,7 +11,6 @@ import numpy as np
 
 from ..array_modules import Array, is_cupy
 from ..checks import LAYOUTS
-from ..engines.slab_plan import share_nbytes
 from ..format.slab_layout import SlabLayout
 from ..reporting import log_compilation
 
@@ -103,7 +102,7 @@ def explain_work(x: FlycooTensor, task: str, work_nbytes: int) -> str:
 
     def count(layout: str, dtype: np.dtype) -> int:
         nbytes, peak_nbytes = x._engine.estimate_layout(layout, x.nnz, x.shape, dtype, x.slabs)
-        nbytes = share_nbytes(x._engine, nbytes, x.slabs)
+        nbytes = x._engine.share_nbytes(nbytes, x.slabs)
         return max(peak_nbytes, nbytes + work_nbytes * dtype.itemsize // x.dtype.itemsize)
 
     held = count_own_nbytes(x)
