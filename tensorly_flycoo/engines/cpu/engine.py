@@ -15,7 +15,7 @@ from ...array_modules import Array, move
 from ...format.layout import Cut, Layout, Step
 from ...format.packing import RecordFormat
 from ..protocol import Engine
-from . import kernels, launch, ratios, solvers
+from . import kernels, launch, logarithms, ratios, solvers
 from . import ttmc as ttmc_kernels
 from .primitives import CpuPrimitives
 from .records import Field, Fields, Source, Target, Tiles, locate
@@ -114,7 +114,7 @@ class CpuEngine(CpuPrimitives, Engine):
         self.log("ratios", layout.name, mode=mode, kernel="ratio_tiles", num_lanes=num_lanes)
         launch.launch(ratios.ratio_tiles, num_tiles, *arguments, model, has_steps)
         _add_partial_rows(layout.tilings[mode].carry_rows, partial_rows, out)
-        return None if log_sums is None else np.asarray(ratios.add_in_order(log_sums))
+        return None if log_sums is None else np.asarray(logarithms.add_in_order(log_sums))
 
     def scale_rows(self, product: Array, factor: Array, scales: Array) -> Array:
         num_blocks = -(-product.shape[0] // _SCALED_ROWS)

@@ -238,9 +238,7 @@ def test_labels():
 def test_the_class_does_what_the_function_does():
     x, *_ = draw_counts()
     estimator = GeneralizedCP(2, 3, random_state=0, method="cp_apr")
-    cp, losses = generalized_parafac(
-        x, 2, 3, random_state=0, method="cp_apr", return_errors=True
-    )
+    cp, losses = generalized_parafac(x, 2, 3, random_state=0, method="cp_apr", return_errors=True)
     assert (estimator.fit(x).decomposition_.factors[1] == cp.factors[1]).all()
     assert estimator.errors_ == losses
     assert "loss='poisson_count'" in repr(estimator)
