@@ -3,11 +3,15 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import tensorly as tl
+
 from ..array_modules import Array
 from ..checks import check_mode
 from ..io.checkpoint import Resumed
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
+from .adam import Adam, scale_guess
 from .cp_apr import CpApr, spread_sums
 from .cp_loop import iterate, start
 from .cp_model import make_cp_tensor
@@ -149,34 +153,33 @@ def generalized_parafac(
     True
     """
     chosen, x = find_loss(loss), as_flycoo(tensor, check_coords=True)
-    method = _choose_method(method, chosen, samples)
-    num_components = find_cp_rank(x, rank)
+    method, modes = _choose_method(method, chosen, samples), _list_free_modes(x.ndim, fixed_modes)
+    num_components, random = find_cp_rank(x, rank), tl.check_random_state(random_state)
     missing = None if mask is None else find_missing(tensor, mask)
-    observed = x if missing is None else missing.observed
-    check_data(chosen, observed)
-    modes = _list_free_modes(x.ndim, fixed_modes)
-    is_resumed = isinstance(init, Resumed)
+    data = PoissonData(x, missing)
+    check_data(chosen, data.tensor)
     model = start(
-        x if is_resumed else observed, None, num_components, init, svd, random_state,
+        x if isinstance(init, Resumed) else data.tensor, None, num_components, init, svd, random,
         solver="generalized_parafac", non_negative=chosen.is_nonnegative,
     )  # fmt: skip
     _check_guess(model[1], chosen)
-    if not modes:
-        cp_tensor = make_cp_tensor(*model)
-        return (cp_tensor, []) if return_errors else cp_tensor
-    run = {"mu": _run_updates, "cp_apr": _run_cp_apr}[method]
+    wants_losses = return_errors or callback is not None
     options = {
         "solver": "generalized_parafac", "tensor": x, "n_iter_max": n_iter_max, "init": init,
         "callback": callback,
     }  # fmt: skip
-    wants_losses = return_errors or callback is not None
-    cp_tensor, errors = run(PoissonData(x, missing), model, modes, tol, wants_losses, options)
+    if not modes:
+        cp_tensor, errors = make_cp_tensor(*model), []
+    elif method == "mu":
+        cp_tensor, errors = _run_updates(data, model, modes, tol, options)
+    elif method == "cp_apr":
+        cp_tensor, errors = _run_cp_apr(data, model, modes, tol, wants_losses, options)
+    else:
+        cp_tensor, errors = _run_adam(chosen, data, model, modes, tol, samples, random, options)
     return (cp_tensor, errors) if return_errors else cp_tensor
 
 
-def _run_updates(
-    data: PoissonData, model: Any, modes: list[int], tol: float, wants_losses: bool, options: Any
-) -> Any:
+def _run_updates(data: PoissonData, model: Any, modes: list[int], tol: float, options: Any) -> Any:
     init = options["init"]
     factors = model[1]
     if isinstance(init, Resumed):
@@ -201,7 +204,7 @@ def _run_cp_apr(
     state = init.saved.state if isinstance(init, Resumed) else {}
     fixed = {n: (given[n], given[n].sum(axis=0)) for n in range(len(given)) if n not in modes}
     # A checkpoint's columns have sum 1, but for those of fixed modes.
-    weights, factors = spread_sums(*model, modes=[*fixed] if state else range(len(given)))
+    weights, factors = spread_sums(model[0], given, [*fixed] if state else range(len(given)))
     model[1].clear()
     solver = CpApr(data, modes, tol, wants_losses, state)
     del given
@@ -218,6 +221,28 @@ def _run_cp_apr(
         (weights, factors), solver, lambda _, __, loss: loss, save_state=solver.save_state,
         is_over=lambda _: solver.has_converged, start_error=lambda: data.evaluate(*begin),
         make=make, **options,
+    )  # fmt: skip
+
+
+def _run_adam(
+    loss: Loss, data: PoissonData, model: Any, modes: list[int], tol: float,
+    samples: tuple[int, int] | None, random: Any, options: Any,
+) -> Any:  # fmt: skip
+    init, factors = options["init"], model[1]
+    state = init.saved.state if isinstance(init, Resumed) else {}
+    if isinstance(init, str):
+        factors[:] = scale_guess(loss, data, factors, modes)
+    if not isinstance(random, np.random.RandomState):  # CuPy's: it has no state to save
+        random = np.random.RandomState(int(random.random_sample(1)[0] * 2**31))
+    solver = Adam(loss, data, modes, factors, samples, random, state)
+
+    def is_over(losses: list[float]) -> bool:
+        is_undone = len(losses) > 1 and losses[-1] == losses[-2]
+        return solver.has_failed or (not is_undone and has_settled(losses, tol))
+
+    return iterate(
+        (None, factors), solver, lambda _, __, loss: loss, save_state=solver.save_state,
+        is_over=is_over, start_error=lambda: solver.value.loss, **options,
     )  # fmt: skip
 
 
@@ -245,8 +270,9 @@ def _choose_method(method: str, loss: Loss, samples: Any) -> str:
             f"method is {method!r}, expected 'adam' or 'auto' for loss={loss.name!r}: it is for "
             "loss='poisson_count'"
         )
-    if method != "adam" and samples is not None:
-        raise ValueError(f"samples is {samples!r}, expected None: {method!r} draws none")
+    if samples is not None and (method != "adam" or len(samples) != 2 or min(samples) < 1):
+        expected = "two positive integers" if method == "adam" else f"None: {method!r} draws none"
+        raise ValueError(f"samples is {samples!r}, expected {expected}")
     return method
 
 

@@ -40,7 +40,9 @@ class Loss:
     lower_bound : float
         The least value of the factors' elements: 0 or -inf, or a user's.
     takes : str
-        The values that the data may have: a key of `_RANGES`.
+        The values that the data may have, in words.
+    is_log : bool
+        Whether the model is the logarithm of a mean, or of odds.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Loss:
     slope: Elementwise
     lower_bound: float = -np.inf
     takes: str = "numbers"
+    is_log: bool = False
 
     @property
     def is_nonnegative(self) -> bool:
@@ -78,7 +81,7 @@ _ALL = [
         _NONNEGATIVE,
     ),
     Loss("poisson_log", lambda x, m: np.exp(m) - x * m, lambda x, m: np.exp(m) - x,
-         takes=_NONNEGATIVE),
+         takes=_NONNEGATIVE, is_log=True),
     Loss(
         "bernoulli_odds",
         lambda x, m: np.log1p(m) - x * np.log(m + _EPSILON),
@@ -91,6 +94,7 @@ _ALL = [
         lambda x, m: np.logaddexp(0, m) - x * m,
         lambda x, m: (1 + np.tanh(m / 2)) / 2 - x,
         takes=_BINARY,
+        is_log=True,
     ),
     Loss("gaussian", lambda x, m: (x - m) ** 2, lambda x, m: 2 * (m - x)),
     Loss(

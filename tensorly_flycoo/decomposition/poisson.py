@@ -58,8 +58,8 @@ class PoissonData:
     def find_scales(self, factors: Sequence[Array], sums: Sequence[Array], mode: int) -> Array:
         """Return the reciprocals of what a row of ones of `mode` adds to the first sum of F.
 
-        That is the same for all rows, (1, R), unless entries are missing: (I_mode, R). It is 0 where
-        a row adds nothing.
+        That is the same for all rows, (1, R), unless entries are missing: (I_mode, R). It is 0
+        where a row adds nothing.
         """
         whole = self.xp.ones_like(sums[0])
         for n, column_sums in enumerate(sums):
@@ -121,6 +121,10 @@ class MultiplicativeUpdates:
     loss : float
         F of the model.
     """
+
+    loss: float
+    _sums: list[Array]
+    _product: Array  # of the first mode
 
     def __init__(
         self,

@@ -252,7 +252,7 @@ class Engine(Primitives, ABC):
         smallest: float,
         wants_logs: bool,
     ) -> Array | None:
-        """Do what `mttkrp_of_ratios` does, from a step's records; remap them if it has a `spare`."""
+        """Do what `mttkrp_of_ratios` does from a step's records; remap them if it has `spare`."""
 
     def scale_rows(self, product: Array, factor: Array, scales: Array) -> Array:
         """Multiply `product` (I, R) by `factor` and `scales`, in place; return its column sums.

@@ -52,6 +52,18 @@ class NonzeroSampler:
             orders.insert(0, self._primitives.sort_places(*arguments))
         return orders
 
+    def take(self, places: Any) -> tuple[Array, Array]:
+        """Return the coordinates (ndim, count) and values (count,) of some nonzeros.
+
+        Parameters
+        ----------
+        places : integer array (count,) or slice
+            Their places in the order of the records.
+        """
+        records = self._records[places]
+        rows = [self._record_format.rows(records, n, self._xp) for n in range(self.ndim)]
+        return self._xp.stack(rows), self._record_format.values(records)
+
     def entries(self, coords: Sequence[Array]) -> Array:
         """Return the entries (count,) at `coords`, one integer array (count,) per mode."""
         first, last = self._find(None, dict(enumerate(coords)))

@@ -19,6 +19,7 @@ _CP = {
     "constrained_parafac": {"non_negative": True},
     "randomised_parafac": {"n_samples": 30},
     "observed_parafac": {},
+    "generalized_parafac": {},
     "parafac2": {},
 }
 _OTHERS = ("tucker", "partial_tucker", "tensor_train", "tensor_ring", "tensor_train_matrix")
@@ -53,7 +54,8 @@ def decompose(name, x, rank, home=decomposition):
 @pytest.mark.usefixtures("flycoo_backend")
 def test_a_wrong_rank_is_refused_at_once(name, rank, error, text, x):
     start_s = time.perf_counter()
-    homes = [decomposition] if name == "observed_parafac" else [decomposition, tl.decomposition]
+    is_ours = name in ("observed_parafac", "generalized_parafac")
+    homes = [decomposition] if is_ours else [decomposition, tl.decomposition]
     for home in homes:
         with pytest.raises(error, match=text):
             decompose(name, x, rank, home)

@@ -23,6 +23,7 @@ from .kernels import (
     store_row,
     vector_pointer,
 )
+from .logarithms import keep, make_terms, note
 from .records import Source, Target, Tiles, intrinsic, overload, pull, read_row, read_rows
 
 
@@ -190,36 +191,6 @@ def _add_multiple(typing_context: Any, row: Any, factor: Any, other: Any, lanes:
     return types.void(row, factor, other, lanes), generate
 
 
-def _add_log(log_sums: Any, log_sum: Any, value: Any, model: Any) -> Any:
-    """Return ``log_sum + value * log(model)``; `log_sum` itself if nobody wants it."""
-
-
-@overload(_add_log)
-def _overload_add_log(log_sums: Any, log_sum: Any, value: Any, model: Any) -> Any:
-    def skip(log_sums: Any, log_sum: Any, value: Any, model: Any) -> Any:
-        return log_sum
-
-    def add(log_sums: Any, log_sum: Any, value: Any, model: Any) -> Any:
-        return log_sum + np.float64(value) * np.log(np.float64(model))
-
-    return skip if isinstance(log_sums, types.NoneType) else add
-
-
-def _keep(log_sums: Any, tile: Any, log_sum: Any) -> Any:
-    """Write the sum of a tile, if anybody wants it."""
-
-
-@overload(_keep)
-def _overload_keep(log_sums: Any, tile: Any, log_sum: Any) -> Any:
-    def skip(log_sums: Any, tile: Any, log_sum: Any) -> Any:
-        pass
-
-    def write(log_sums: Any, tile: Any, log_sum: Any) -> Any:
-        log_sums[tile] = log_sum
-
-    return skip if isinstance(log_sums, types.NoneType) else write
-
-
 @kernel
 def _compute_tile(
     tile: Any,
@@ -233,6 +204,7 @@ def _compute_tile(
     output: Output,
     model: Model,
     scratch: Any,
+    terms: Any,
 ) -> None:
     """Compute the rows of places `first` to `last`, and remap their records."""
     records, values, value_slot, pull_ids = source
@@ -240,10 +212,10 @@ def _compute_tile(
     fields, factors = inputs
     out_field, out, partial_rows, lanes = output
     factor, smallest, log_sums = model
-    zero, row, has_row, log_sum = values.dtype.type(0), np.uint64(0), False, 0.0
+    zero, row, has_row = values.dtype.type(0), np.uint64(0), False
     total = _place_row(scratch, 0, new_row_of_zeros(zero, lanes))
     products = _place_row(scratch, 1, new_row_of_zeros(zero, lanes))
-    terms = new_row_of_zeros(zero, lanes)
+    sums = new_row_of_zeros(zero, lanes)
     num_steps, last_column = _count_steps(scratch, lanes), out.shape[1] - len(lanes)
     for step in range(num_steps):
         clear_row(_take_step(total, step, lanes), lanes)
@@ -265,16 +237,16 @@ def _compute_tile(
         row, has_row = new_row, True
         indices = read_rows(records, position, fields)
         value = values[position, value_slot]
-        clear_row(terms, lanes)
+        clear_row(sums, lanes)
         for step in range(num_steps):
             start = step * len(lanes)
             first_column = _find_column(scratch, start, last_column)
             _multiply_rows(
-                _take_step(products, step, lanes), terms, factors, indices, factor, row,
+                _take_step(products, step, lanes), sums, factors, indices, factor, row,
                 np.uint64(first_column), np.uint32(start - first_column), lanes,
             )  # fmt: skip
-        modelled = _sum_row(terms, lanes)
-        log_sum = _add_log(log_sums, log_sum, value, modelled)
+        modelled = _sum_row(sums, lanes)
+        note(terms, place - first, value, modelled)
         ratio = value / max(modelled, smallest)
         for step in range(num_steps):
             part = _take_step(total, step, lanes)
@@ -285,7 +257,7 @@ def _compute_tile(
             store_row(_take_step(total, step, lanes), partial_rows, tile, column, lanes)
         else:
             store_row(_take_step(total, step, lanes), out, row, column, lanes)
-    _keep(log_sums, tile, log_sum)
+    keep(log_sums, tile, terms, np.int64(last - first))
 
 
 def _make_scratch(has_steps: Any, rank: Any, lanes: Any, zero: Any) -> Any:
@@ -324,24 +296,16 @@ def ratio_tiles(
     carry_rows, empty_rows, out = tiles.carry_rows, tiles.empty_rows, output.out
     num_empty = empty_rows.shape[0]
     scratch = _make_scratch(has_steps, out.shape[1], output.lanes, source.values.dtype.type(0))
+    terms = make_terms(model.log_sums, tiles.size)
     for tile in range(first_tile, last_tile):
         first = tile * tiles.size
         _compute_tile(
             np.uint64(tile), np.uint64(first), np.uint64(min(first + tiles.size, nnz)),
             np.uint64(first // tiles.bucket_size * tiles.bucket_size), carry_rows[tile] >= 0,
-            source, target, inputs, output, model, scratch,
+            source, target, inputs, output, model, scratch, terms,
         )  # fmt: skip
         for e in range(tile * num_empty // num_tiles, (tile + 1) * num_empty // num_tiles):
             out[empty_rows[e]] = 0
-
-
-@kernel
-def add_in_order(numbers: Array) -> float:
-    """Add numbers up from the first to the last."""
-    total = 0.0
-    for n in range(numbers.shape[0]):
-        total += numbers[n]
-    return total
 
 
 @kernel

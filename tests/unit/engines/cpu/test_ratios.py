@@ -13,6 +13,7 @@ import pytest
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.engines import reference_ratios as reference
 from tensorly_flycoo.engines.cpu import engine as cpu
+from tensorly_flycoo.engines.cpu import logarithms
 
 LAYOUTS = ("remap", "replicated", "indexed")
 SIZES = (7, 5, 6, 4, 3)
@@ -63,7 +64,8 @@ def test_the_specification_is_the_dense_formula():
 
 
 @pytest.mark.parametrize(("dtype", "rank"), [
-    *itertools.product(["float64"], (1, 3, 16, 25, 40)), *itertools.product(["float32"], (2, 32, 33)),
+    *itertools.product(["float64"], (1, 3, 16, 25, 40)),
+    *itertools.product(["float32"], (2, 32, 33)),
 ])  # fmt: skip
 def test_every_rank(small_tiles, dtype, rank):
     problem = make_counts((30, 20, 10), 700, rank, dtype)
@@ -103,6 +105,21 @@ def test_a_mode_may_stay(small_tiles):
         assert x._layout.mode == mode
     check(problem, 2, *compute(x, problem[3], 2))
     assert x._layout.mode == 0
+
+
+def test_logarithms_are_right_to_one_unit_in_the_last_place():
+    rng = np.random.default_rng(0)
+    numbers = np.concatenate([10 ** rng.uniform(-300, 300, 3000), 1 + rng.normal(0, 1e-3, 3000)])
+    results = np.array([logarithms.log(number) for number in numbers])
+    expected = np.log(numbers)
+    assert (np.abs(results - expected) <= np.spacing(np.abs(expected))).all()
+
+
+@pytest.mark.parametrize("odd", [5e-324, 1e-310, 0.0])
+def test_logarithms_of_odd_numbers(odd):
+    terms = np.array([[1.0, 2.0], [odd, 3.0]])
+    with np.errstate(divide="ignore"):
+        assert logarithms.sum_logs(terms, 2) == np.log(odd) + 2 * np.log(3.0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

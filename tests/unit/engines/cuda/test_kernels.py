@@ -146,7 +146,7 @@ def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
 def test_mttkrp_of_ratios_compiles(dtype, architecture):
     """With and without logarithms, remapping, and blocks along y."""
     jobs = []
-    for ndim, rank in itertools.product((1, 2, 3, 4, 5, 8), (1, 7, 16, 25, 32, 50, 200)):
+    for ndim, rank in itertools.product((1, 3, 4, 5), (7, 32, 200)):
         record_format = make_format(ndim, dtype)
         itemsize, alignment = record_format.dtype.itemsize, math.gcd(16, rank * int(dtype[5:]) // 8)
         tile_size = choose_tile_size(record_format, architecture)
