@@ -154,31 +154,26 @@ def generalized_parafac(
     True
     """
     chosen, x = find_loss(loss), as_flycoo(tensor, check_coords=True)
-    method = _choose_method(method, chosen, samples)
-    num_components = find_cp_rank(x, rank)
+    method, modes = _choose_method(method, chosen, samples), _list_free_modes(x.ndim, fixed_modes)
+    num_components, random = find_cp_rank(x, rank), tl.check_random_state(random_state)
     missing = None if mask is None else find_missing(tensor, mask)
-    observed = x if missing is None else missing.observed
-    check_data(chosen, observed)
-    modes = _list_free_modes(x.ndim, fixed_modes)
-    is_resumed = isinstance(init, Resumed)
-    random = tl.check_random_state(random_state)
+    data = PoissonData(x, missing)
+    check_data(chosen, data.tensor)
     model = start(
-        x if is_resumed else observed, None, num_components, init, svd, random,
+        x if isinstance(init, Resumed) else data.tensor, None, num_components, init, svd, random,
         solver="generalized_parafac", non_negative=chosen.is_nonnegative,
     )  # fmt: skip
     _check_guess(model[1], chosen)
-    if not modes:
-        cp_tensor = make_cp_tensor(*model)
-        return (cp_tensor, []) if return_errors else cp_tensor
+    wants_losses = return_errors or callback is not None
     options = {
         "solver": "generalized_parafac", "tensor": x, "n_iter_max": n_iter_max, "init": init,
         "callback": callback,
     }  # fmt: skip
-    data = PoissonData(x, missing)
-    if method == "mu":
+    if not modes:
+        cp_tensor, errors = make_cp_tensor(*model), []
+    elif method == "mu":
         cp_tensor, errors = _run_updates(data, model, modes, tol, options)
     elif method == "cp_apr":
-        wants_losses = return_errors or callback is not None
         cp_tensor, errors = _run_cp_apr(data, model, modes, tol, wants_losses, options)
     else:
         cp_tensor, errors = _run_adam(chosen, data, model, modes, tol, samples, random, options)

@@ -125,7 +125,7 @@ class MultiplicativeUpdates:
 
     loss: float
     _sums: list[Array]
-    _product: Array
+    _product: Array  # of the first mode
 
     def __init__(
         self,

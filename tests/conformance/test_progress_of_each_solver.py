@@ -27,13 +27,15 @@ SOLVERS = {
     "randomised": ("randomised_parafac", {"n_samples": 40, "n_samples_fit": 500}),
     "randomised exact": ("randomised_parafac", {"n_samples": 40, "n_samples_fit": None}),
     "observed": ("observed_parafac", {}),
+    "generalized": ("generalized_parafac", {}),
+    "generalized masked": ("generalized_parafac", {"mask": _MASK}),
     "tucker": ("tucker", {"rank": [2, 3, 4], "init": "svd"}),
     "tucker random": ("tucker", {"rank": [2, 3, 4]}),
 }
 BY_SOLVER = pytest.mark.parametrize("solver", SOLVERS)
 #: One set of options of each.
 BY_NAME = pytest.mark.parametrize(
-    "solver", ["mu", "hals", "constrained", "randomised", "observed", "tucker"]
+    "solver", ["mu", "hals", "constrained", "randomised", "observed", "generalized", "tucker"]
 )
 
 pytestmark = pytest.mark.usefixtures("flycoo_backend")

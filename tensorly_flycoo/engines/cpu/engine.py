@@ -16,7 +16,7 @@ from ...format.layout import Cut, Layout, Step
 from ...format.packing import RecordFormat
 from ...reporting import log_compilation
 from ..protocol import Engine
-from . import kernels, launch, ratios, slices, solvers
+from . import kernels, launch, logarithms, ratios, slices, solvers
 from . import ttmc as ttmc_kernels
 from .primitives import CpuPrimitives
 from .records import Field, Fields, Source, Target, Tiles, locate
@@ -115,7 +115,7 @@ class CpuEngine(CpuPrimitives, Engine):
         self.log("ratios", layout.name, mode=mode, kernel="ratio_tiles", num_lanes=num_lanes)
         launch.launch(ratios.ratio_tiles, num_tiles, *arguments, model, has_steps)
         _add_partial_rows(layout.tilings[mode].carry_rows, partial_rows, out)
-        return None if log_sums is None else np.asarray(ratios.add_in_order(log_sums))
+        return None if log_sums is None else np.asarray(logarithms.add_in_order(log_sums))
 
     def scale_rows(self, product: Array, factor: Array, scales: Array) -> Array:
         num_blocks = -(-product.shape[0] // _SCALED_ROWS)

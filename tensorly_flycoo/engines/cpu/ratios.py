@@ -23,6 +23,7 @@ from .kernels import (
     store_row,
     vector_pointer,
 )
+from .logarithms import keep, make_terms, note
 from .records import Source, Target, Tiles, intrinsic, overload, pull, read_row, read_rows
 
 
@@ -190,109 +191,6 @@ def _add_multiple(typing_context: Any, row: Any, factor: Any, other: Any, lanes:
     return types.void(row, factor, other, lanes), generate
 
 
-@intrinsic
-def _reinterpret(typing_context: Any, number: Any, result: Any) -> Any:
-    """Return the bits of a 64-bit number as a number of the type of `result`."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], context.get_value_type(result))
-
-    return result(number, result), generate
-
-
-#: The bits of the smallest mantissa, sqrt(1/2).
-_HALF_ROOT = np.int64(0x3FE6A09E667F3BCD)
-
-
-@kernel
-def _log(x: float) -> float:
-    """Return the logarithm of a normal number to one unit in the last place.
-
-    As in FreeBSD's e_log.c. Without branches and calls, so that a loop over it is vectorised.
-    """
-    bits = _reinterpret(x, np.int64(0))
-    exponent = (bits - _HALF_ROOT) >> np.int64(52)
-    mantissa = _reinterpret(bits - (exponent << np.int64(52)), 0.0)
-    f = mantissa - 1.0
-    s = f / (2.0 + f)
-    z = s * s
-    w = z * z
-    odd = w * (0.3999999999940941908 + w * (0.2222219843214978396 + w * 0.1531383769920937332))
-    even = z * (
-        0.6666666666666735130
-        + w * (0.2857142874366239149 + w * (0.1818357216161805012 + w * 0.1479819860511658591))
-    )
-    half = 0.5 * f * f
-    small = s * (half + (odd + even)) + exponent * 1.90821492927058770002e-10
-    return small - half + f + exponent * 6.93147180369123816490e-01
-
-
-@kernel
-def _sum_logs(terms: Array, count: int) -> float:
-    """Add up ``terms[0, i] * log(terms[1, i])`` in order; write to `terms`."""
-    smallest, largest = np.inf, 0.0
-    for i in range(count):
-        smallest, largest = min(smallest, terms[1, i]), max(largest, terms[1, i])
-    if smallest > 2.3e-308 and largest < 1.7e308:
-        for i in range(count):
-            terms[0, i] *= _log(terms[1, i])
-    else:
-        for i in range(count):
-            terms[0, i] *= np.log(terms[1, i])
-    total = 0.0
-    for i in range(count):
-        total += terms[0, i]
-    return total
-
-
-# Without logarithms, `terms` is None.
-
-
-def _make_terms(log_sums: Any, size: Any) -> Any:
-    """Return memory for the values and the model's values of a tile, if logarithms are wanted."""
-
-
-@overload(_make_terms)
-def _overload_make_terms(log_sums: Any, size: Any) -> Any:
-    def none(log_sums: Any, size: Any) -> Any:
-        return None
-
-    def two_rows(log_sums: Any, size: Any) -> Any:
-        return np.empty((2, size))
-
-    return none if isinstance(log_sums, types.NoneType) else two_rows
-
-
-def _note(terms: Any, i: Any, value: Any, model: Any) -> Any:
-    """Note a value and the model's value."""
-
-
-@overload(_note)
-def _overload_note(terms: Any, i: Any, value: Any, model: Any) -> Any:
-    def skip(terms: Any, i: Any, value: Any, model: Any) -> Any:
-        pass
-
-    def write(terms: Any, i: Any, value: Any, model: Any) -> Any:
-        terms[0, i], terms[1, i] = value, model
-
-    return skip if isinstance(terms, types.NoneType) else write
-
-
-def _keep(log_sums: Any, tile: Any, terms: Any, count: Any) -> Any:
-    """Write the sum of a tile."""
-
-
-@overload(_keep)
-def _overload_keep(log_sums: Any, tile: Any, terms: Any, count: Any) -> Any:
-    def skip(log_sums: Any, tile: Any, terms: Any, count: Any) -> Any:
-        pass
-
-    def write(log_sums: Any, tile: Any, terms: Any, count: Any) -> Any:
-        log_sums[tile] = _sum_logs(terms, count)
-
-    return skip if isinstance(terms, types.NoneType) else write
-
-
 @kernel
 def _compute_tile(
     tile: Any,
@@ -348,7 +246,7 @@ def _compute_tile(
                 np.uint64(first_column), np.uint32(start - first_column), lanes,
             )  # fmt: skip
         modelled = _sum_row(sums, lanes)
-        _note(terms, place - first, value, modelled)
+        note(terms, place - first, value, modelled)
         ratio = value / max(modelled, smallest)
         for step in range(num_steps):
             part = _take_step(total, step, lanes)
@@ -359,7 +257,7 @@ def _compute_tile(
             store_row(_take_step(total, step, lanes), partial_rows, tile, column, lanes)
         else:
             store_row(_take_step(total, step, lanes), out, row, column, lanes)
-    _keep(log_sums, tile, terms, np.int64(last - first))
+    keep(log_sums, tile, terms, np.int64(last - first))
 
 
 def _make_scratch(has_steps: Any, rank: Any, lanes: Any, zero: Any) -> Any:
@@ -398,7 +296,7 @@ def ratio_tiles(
     carry_rows, empty_rows, out = tiles.carry_rows, tiles.empty_rows, output.out
     num_empty = empty_rows.shape[0]
     scratch = _make_scratch(has_steps, out.shape[1], output.lanes, source.values.dtype.type(0))
-    terms = _make_terms(model.log_sums, tiles.size)
+    terms = make_terms(model.log_sums, tiles.size)
     for tile in range(first_tile, last_tile):
         first = tile * tiles.size
         _compute_tile(
@@ -408,15 +306,6 @@ def ratio_tiles(
         )  # fmt: skip
         for e in range(tile * num_empty // num_tiles, (tile + 1) * num_empty // num_tiles):
             out[empty_rows[e]] = 0
-
-
-@kernel
-def add_in_order(numbers: Array) -> float:
-    """Add numbers up from the first to the last."""
-    total = 0.0
-    for n in range(numbers.shape[0]):
-        total += numbers[n]
-    return total
 
 
 @kernel

@@ -1,5 +1,5 @@
-// Entry: MTTKRP of one mode; with REMAP also dynamic remapping to the next mode's storage. With RATIOS
-//   values are first divided by those of a CP model (`ratios.cuh`); if it is 2, values times
+// Entry: MTTKRP of one mode; with REMAP also dynamic remapping to the next mode's storage. With
+//   RATIOS values are first divided by those of a CP model (`ratios.cuh`); if it is 2, values times
 //   logarithms of the model are added up too.
 //
 // Mapping: a block has a tile, and its share of the rows without a nonzero. Thread t moves the
@@ -13,17 +13,18 @@
 //   of two; rows of factors are aligned to a load, and readable up to whole loads (the contents
 //   past the last column do not matter); rows of `out` and `partial_rows` are contiguous and
 //   aligned to a store; `weights` has R numbers, or is null; `factor`, that of the output's mode,
-//   is as the others, and non-negative; `log_sums` has a number for each tile and warp. A debug build (`assertions.cuh`) checks ids and rows.
+//   is as the others, and non-negative; `log_sums` has a number for each tile and warp. A debug
+//   build (`assertions.cuh`) checks ids and rows.
 // Bytes per nonzero: a record in, and NUM_INPUTS rows of R values; without PLACES a pull id (18 bits
 //   for buckets of 2^18); with REMAP a record out, a place of the write order (12 bits for tiles of
-//   2048), 1.5 bits, and sizeof(REMAP_ID) for each run. In addition, each row of `out` once, and with
-//   RATIOS each row of `factor`; if blocks along y share the columns, each reads all of a nonzero's.
+//   2048), 1.5 bits, and sizeof(REMAP_ID) for each run. In addition, each row of `out` once, and
+//   with RATIOS each row of `factor`; if blocks along y share the columns, each then reads all.
 // Writes and determinism: no atomics. A row is written by the group in which it begins, which adds
 //   the carry-outs of the groups after it in their order; the carry-out of a row of an earlier tile
 //   goes to `partial_rows`. The order of all additions follows from the order of the nonzeros,
-//   TILE_SIZE and R alone, not from the alignment. So do those of logarithms: a lane has one nonzero
-//   in GROUP_SIZE, and the lanes of a warp are added in pairs. Remap ids are unique: each record of `spare` is
-//   written once.
+//   TILE_SIZE and R alone, not from the alignment. So do those of logarithms: a lane has one in
+//   GROUP_SIZE nonzeros, and the lanes of a warp are added in pairs. Remap ids are unique: each
+//   record of `spare` is written once.
 // Source: Wijeratne, Kannan, Prasanna, Computing Frontiers 2024, Algorithms 2 (elementwise
 //   computation) and 5 (dynamic remapping, here in two levels: see README.md).
 #ifndef VALUE

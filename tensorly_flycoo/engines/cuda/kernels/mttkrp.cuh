@@ -191,8 +191,9 @@ struct Mttkrp {
     }
 
     // Computes the tile's rows: writes those that begin in it to `out`, and the carry-out of a row
-    // that began in an earlier tile to `partial_rows`; both times the weights. `values` returns what
-    // a product of rows is multiplied by, from the entry, the product and its place in the run.
+    // that began in an earlier tile to `partial_rows`; both times the weights. `values` returns
+    // what a product of rows is multiplied by, from the entry, the product and the place in the
+    // run.
     template <typename Values>
     static __device__ __forceinline__ void compute_tile(Slots slots, Carries& carries,
                                                         const Operands& operands,

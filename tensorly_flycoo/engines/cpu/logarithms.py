@@ -1,0 +1,126 @@
+"""Sums of values times logarithms, of a tile at a time, compiled by numba.
+
+A call of a logarithm for each nonzero, in the loop over nonzeros, takes 25 to 40 ns: all registers
+are saved, and its latency is not hidden. For a whole tile at once it takes 4 ns.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba.core import types
+
+from ...array_modules import Array
+from .compiling import kernel
+from .records import intrinsic, overload
+
+
+@intrinsic
+def _reinterpret(typing_context: Any, number: Any, result: Any) -> Any:
+    """Return the bits of a 64-bit number as a number of the type of `result`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], context.get_value_type(result))
+
+    return result(number, result), generate
+
+
+#: The bits of the smallest mantissa, sqrt(1/2).
+_HALF_ROOT = np.int64(0x3FE6A09E667F3BCD)
+
+
+@kernel
+def log(x: float) -> float:
+    """Return the logarithm of a normal number to one unit in the last place.
+
+    As in FreeBSD's e_log.c. Without branches and calls, so that a loop over it is vectorised.
+    """
+    bits = _reinterpret(x, np.int64(0))
+    exponent = (bits - _HALF_ROOT) >> np.int64(52)
+    mantissa = _reinterpret(bits - (exponent << np.int64(52)), 0.0)
+    f = mantissa - 1.0
+    s = f / (2.0 + f)
+    z = s * s
+    w = z * z
+    odd = w * (0.3999999999940941908 + w * (0.2222219843214978396 + w * 0.1531383769920937332))
+    even = z * (
+        0.6666666666666735130
+        + w * (0.2857142874366239149 + w * (0.1818357216161805012 + w * 0.1479819860511658591))
+    )
+    half = 0.5 * f * f
+    small = s * (half + (odd + even)) + exponent * 1.90821492927058770002e-10
+    return small - half + f + exponent * 6.93147180369123816490e-01
+
+
+@kernel
+def sum_logs(terms: Array, count: int) -> float:
+    """Add up ``terms[0, i] * log(terms[1, i])`` in order; write to `terms`."""
+    smallest, largest = np.inf, 0.0
+    for i in range(count):
+        smallest, largest = min(smallest, terms[1, i]), max(largest, terms[1, i])
+    if smallest > 2.3e-308 and largest < 1.7e308:
+        for i in range(count):
+            terms[0, i] *= log(terms[1, i])
+    else:
+        for i in range(count):
+            terms[0, i] *= np.log(terms[1, i])
+    total = 0.0
+    for i in range(count):
+        total += terms[0, i]
+    return total
+
+
+# Without logarithms, `terms` is None.
+
+
+def make_terms(log_sums: Any, size: Any) -> Any:
+    """Return memory for the values and the model's values of a tile, if logarithms are wanted."""
+
+
+@overload(make_terms)
+def _overload_make_terms(log_sums: Any, size: Any) -> Any:
+    def none(log_sums: Any, size: Any) -> Any:
+        return None
+
+    def two_rows(log_sums: Any, size: Any) -> Any:
+        return np.empty((2, size))
+
+    return none if isinstance(log_sums, types.NoneType) else two_rows
+
+
+def note(terms: Any, i: Any, value: Any, model: Any) -> Any:
+    """Note a value and the model's value."""
+
+
+@overload(note)
+def _overload_note(terms: Any, i: Any, value: Any, model: Any) -> Any:
+    def skip(terms: Any, i: Any, value: Any, model: Any) -> Any:
+        pass
+
+    def write(terms: Any, i: Any, value: Any, model: Any) -> Any:
+        terms[0, i], terms[1, i] = value, model
+
+    return skip if isinstance(terms, types.NoneType) else write
+
+
+def keep(log_sums: Any, tile: Any, terms: Any, count: Any) -> Any:
+    """Write the sum of a tile."""
+
+
+@overload(keep)
+def _overload_keep(log_sums: Any, tile: Any, terms: Any, count: Any) -> Any:
+    def skip(log_sums: Any, tile: Any, terms: Any, count: Any) -> Any:
+        pass
+
+    def write(log_sums: Any, tile: Any, terms: Any, count: Any) -> Any:
+        log_sums[tile] = sum_logs(terms, count)
+
+    return skip if isinstance(terms, types.NoneType) else write
+
+
+@kernel
+def add_in_order(numbers: Array) -> float:
+    """Add numbers up from the first to the last."""
+    total = 0.0
+    for n in range(numbers.shape[0]):
+        total += numbers[n]
+    return total
