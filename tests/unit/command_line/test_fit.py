@@ -57,7 +57,7 @@ def test_tables_and_a_picture(name, folder, table, capsys):
     days = pandas.read_csv(out / "mode2_day.csv")["day"]
     assert days.iloc[0] == "2026-01-01"
     cp = LabelledCP.load(out / "model.npz")
-    weights = pandas.read_csv(out / "weights.csv", float_precision="round_trip")["weight"]
+    weights = np.loadtxt(out / "weights.csv", delimiter=",", skiprows=1)[:, 1]
     np.testing.assert_array_equal(weights, cp.weights)
     assert cp.ordered == ("day",)
     assert np.ptp(image.imread(out / "components.png")[..., :3]) > 0.5
