@@ -1,5 +1,5 @@
-"""From a table to an answer, in one page: who buys what, and when, in a café that we made up.
-
+"""The tutorial: who buys what, and when, in a café that we made up
+================================================================
 Run it with a folder for its picture and its model: python examples/answers.py folder
 """
 

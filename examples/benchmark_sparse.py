@@ -1,4 +1,9 @@
-"""Time functions of sparse tensors other than parafac on one engine, and check limits.
+"""Timing other functions
+======================
+
+Time functions of sparse tensors other than parafac on one engine, and check limits.
+
+Run it::
 
     python examples/benchmark_sparse.py                          # on the CPU, 1M rows a mode
     python examples/benchmark_sparse.py --engine cuda --nnz 20_000_000 --json results.json

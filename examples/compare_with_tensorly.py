@@ -1,8 +1,13 @@
-"""Compare this package with TensorLy's own methods and other packages, on one tensor.
+"""Comparing with TensorLy and others
+==================================
+
+Compare this package with TensorLy's own methods and other packages, on one tensor.
 
 Each row of the table is a separate process with a time and a memory limit. It runs the same
 alternating least squares, with the same rank and initial guess. So fits and factors should agree;
 time and memory differ. A row that fails gives the reason; one that is too slow is stopped.
+
+Run it::
 
     python examples/compare_with_tensorly.py
     python examples/compare_with_tensorly.py --tensor flights --rank 4 --limit-s 300

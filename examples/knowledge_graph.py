@@ -1,4 +1,7 @@
-"""Predict facts of a knowledge graph with CP of a tensor of triples, tested on held-out ones.
+"""Predicting facts of a knowledge graph
+=====================================
+
+Predict facts of a knowledge graph with CP of a tensor of triples, tested on held-out ones.
 
 UMLS relates 135 medical terms by 46 relations: (virus, causes, disease). The triples are the
 nonzeros of a tensor, head x relation x tail. A CP decomposition with few components scores true but
@@ -8,6 +11,8 @@ chosen on validation triples, not on test triples.
 
 The data are files of the package pykeen. It needs PyTorch, so it is not installed: pip downloads
 its wheel (0.7 MB).
+
+Run it::
 
     python examples/knowledge_graph.py
     python examples/knowledge_graph.py --dataset kinships --ranks 40 80 120

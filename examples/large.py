@@ -1,4 +1,7 @@
-"""Factorise a large tensor with the shape of FROSTT's nell-2: 12092 x 9184 x 28818, 76.9M nonzeros.
+"""A large tensor, with checkpoints
+================================
+
+Factorise a large tensor with the shape of FROSTT's nell-2: 12092 x 9184 x 28818, 76.9M nonzeros.
 
 Its components are planted, so the right answer is known. Before building the tensor, the script
 prints how much memory it will take. A bar or log lines show the progress; Ctrl-C stops the run and
@@ -6,6 +9,8 @@ keeps the factors so far; with a checkpoint, a later run continues where this on
 
 A start may miss components. The first one is the default of parafac, the leading singular vectors;
 if its fit is poor, random ones follow, and the best run counts. Each has a checkpoint of its own.
+
+Run it::
 
     python examples/large.py --scale 0.01
     python examples/large.py --layout replicated --checkpoint large.npz

@@ -1,7 +1,12 @@
-"""Moving to "flycoo": scripts before and after, with the same results.
+"""Moving to flycoo: before and after
+==================================
+
+Moving to "flycoo": scripts before and after, with the same results.
 
 Each pair below is one script twice: `before_...` without "flycoo" and `after_...` with it. Running
 this file runs every pair whose packages are installed, and compares the results.
+
+Run it::
 
     python examples/migrating.py
 

@@ -1,4 +1,7 @@
-"""Draw pictures for judging a decomposition of a sparse tensor: the flights of flights.py.
+"""Pictures for judging a model
+============================
+
+Draw pictures for judging a decomposition of a sparse tensor: the flights of flights.py.
 
 - ranks.png: scores of models with several numbers of components, one of which is suggested;
 - starts.png: errors of several starts with that number, drawn by tensorly-viz;
@@ -7,6 +10,8 @@
   tiles spread the load.
 
 This example needs more packages than the others: pip install ".[examples,pictures]".
+
+Run it::
 
     python examples/pictures.py
     python examples/pictures.py --ranks 1 2 3 4 6 8 --starts 5 --output folder

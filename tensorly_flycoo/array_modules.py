@@ -47,8 +47,8 @@ def is_on_gpu(x: Any) -> bool:
 
 
 def array_module(x: object) -> ModuleType:
-    """Return cupy for a CuPy array, else numpy."""
-    return sys.modules["cupy"] if is_cupy(x) else np
+    """Return cupy for a CuPy array, else numpy; for row-sharded factors that of their blocks."""
+    return sys.modules["cupy"] if is_cupy(x) else getattr(x, "xp", np)
 
 
 def as_array(x: Any) -> Array:

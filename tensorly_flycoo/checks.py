@@ -17,6 +17,7 @@ from .array_modules import Array, as_array, is_cupy
 
 DEVICES = ("auto", "cpu", "cuda")
 LAYOUTS = ("remap", "replicated", "indexed")
+PLACES = ("device", "host")
 
 #: An index takes at most 32 bits: no machine could hold a factor with more rows.
 MAX_MODE_SIZE = 2**32
@@ -195,6 +196,11 @@ def check_finite(values: Array, name: str = "values") -> None:
         raise ValueError(f"{name}[{wrong}] is {values[wrong]}, expected finite numbers")
 
 
+def check_sums(values: Array) -> None:
+    """Refuse values that are not finite, where given ones were: sums of duplicates overflowed."""
+    check_finite(values, "the tensor would hold values that are not finite: values")
+
+
 def check_place(array: Array, name: str, is_on_gpu: bool, whose: str) -> None:
     """Refuse an array that is not on the device of `whose`: nothing is copied silently."""
     if is_cupy(array) != is_on_gpu:
@@ -258,7 +264,7 @@ def check_count(count: Any, name: str, least: int = 1) -> int:
 
 
 def check_factors(
-    factors: Iterable[Array], shape: Sequence[int], dtype: np.dtype, array_type: type[Array]
+    factors: Iterable[Array], shape: Sequence[int], dtype: np.dtype, *array_types: type[Array]
 ) -> list[Array]:
     """Return `factors` as a list of matrices (I_n, R), one per mode, of one rank and dtype."""
     factors = list(factors)
@@ -267,7 +273,8 @@ def check_factors(
             f"factors has {len(factors)} matrices, expected {len(shape)}, one per mode"
         )
     for n, factor in enumerate(factors):
-        if not isinstance(factor, array_type):
+        if not isinstance(factor, array_types):
+            array_type = array_types[0]
             raise TypeError(
                 f"factors[{n}] is a {type(factor).__module__}.{type(factor).__name__}, expected a "
                 f"{array_type.__module__}.{array_type.__name__} on the device of x"
@@ -333,6 +340,20 @@ def check_layout(layout: str) -> str:
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}, expected one of {LAYOUTS}")
     return layout
+
+
+def check_keep(keep: str, layout: str | None) -> str:
+    """Return the layout, by default the one that suits `keep`; refuse an unknown `keep`."""
+    if keep not in PLACES:
+        raise ValueError(f"keep is {keep!r}, expected one of {PLACES}")
+    if layout is None:
+        return "replicated" if keep == "host" else LAYOUTS[0]
+    if keep == "host" and check_layout(layout) != "replicated":
+        raise ValueError(
+            f"layout is {layout!r}, but keep='host' needs 'replicated', whose records are only "
+            "read: leave it out"
+        )
+    return check_layout(layout)
 
 
 def check_device_name(device: str, source: str = "device") -> str:

@@ -53,3 +53,8 @@ def test_a_low_record_takes_effect(monkeypatch):
     usual = make_tensor()._layout.record_format
     lower_limit("record", monkeypatch)
     assert make_tensor()._layout.record_format.record_nbytes == usual.record_nbytes + 8
+
+
+def test_three_slabs_take_effect(monkeypatch):
+    lower_limit("slabs", monkeypatch)
+    assert make_tensor().slabs == 3

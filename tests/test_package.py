@@ -89,12 +89,32 @@ def test_dependencies_are_pinned_by_range():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     required = [*project["dependencies"]]
-    for extra in ("cuda12x", "cuda13x", "zstd", "progress"):
+    for extra in ("cuda12x", "cuda13x", "zstd", "progress", "tables"):
         required += extras[extra]
     for requirement in required:
         version = requirement.partition(";")[0]
         assert re.search(r">=\d", version), requirement
         assert re.search(r",<\d", version), requirement
+
+
+def test_all_files_have_one_version():
+    found = {
+        re.search(pattern, (ROOT / path).read_text())[1]
+        for path, pattern in {
+            "tensorly_flycoo/__init__.py": r'__version__ = "(.*)"',
+            "CITATION.cff": r"\nversion: (.*)",
+            "docs/conda/recipe.yaml": r'version: "(.*)"',
+        }.items()
+    }
+    assert len(found) == 1
+
+
+def test_the_conda_recipe_has_the_same_dependencies():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    recipe = (ROOT / "docs" / "conda" / "recipe.yaml").read_text()
+    run = recipe.partition("  run:\n")[2].partition("  run_constraints:")[0]
+    listed = {line.strip(" -").replace(" ", "") for line in run.splitlines()}
+    assert listed == {*project["dependencies"], f"python{project['requires-python']}"}
 
 
 @pytest.fixture

@@ -24,6 +24,15 @@ SHAPES = {
 #: FROSTT's uber: so small that kernels take longer to launch than to run.
 SMALL_SHAPES = {"uber": ((183, 24, 1_140, 1_717), 3_300_000)}
 
+#: FROSTT's tensors that one GPU may not hold.
+LARGE_SHAPES = {
+    "amazon-reviews": ((4_821_207, 1_774_269, 1_805_187), 1_741_809_018),
+    "patents": ((46, 239_172, 239_172), 3_596_640_708),
+    "reddit-2015": ((8_211_298, 176_962, 8_116_559), 4_687_474_081),
+}
+
+_ALL = SHAPES | SMALL_SHAPES | LARGE_SHAPES
+
 #: Indices drawn at a time, in float64: float32 could not reach every row of the largest modes.
 _BLOCK_SIZE = 2**26
 
@@ -44,23 +53,26 @@ class Problem:
         Whether heavy rows are spread over a mode rather than at its beginning.
     scale : float
         The fraction of the nonzeros and of the sizes of large modes to keep.
+    share : float
+        The fraction of the nonzeros to keep, in modes of the same sizes.
     """
 
     name: str
     alpha: float
     is_scattered: bool
     scale: float
+    share: float = 1.0
 
     @property
     def shape(self):
         """Sizes of the modes."""
-        sizes = (SHAPES | SMALL_SHAPES)[self.name][0]
+        sizes = _ALL[self.name][0]
         return tuple(max(min(size, _MIN_SIZE), round(size * self.scale)) for size in sizes)
 
     @property
     def nnz(self):
         """Number of nonzeros, repeated coordinates included."""
-        return max(1, round((SHAPES | SMALL_SHAPES)[self.name][1] * self.scale))
+        return max(1, round(_ALL[self.name][1] * self.scale * self.share))
 
     def draw(self, dtype, seed=0):
         """Draw coords (ndim, nnz), int32, and values (nnz,) between 0 and 1, on the GPU."""

@@ -20,6 +20,7 @@ from ..checks import check_device_name, check_dtype, check_place, densify_error
 from ..decomposition.initial_guess import as_gpu_random
 from ..decomposition.tensorly_loop import is_called_by_parafac
 from ..engines import select_engine
+from ..linalg import sharded
 from ..linalg.gram_products import GramProduct, start_product, suits_gram
 from ..linalg.tall_skinny import column_norms, is_tall, qr, solve, sum_rows, transposed_product
 from ..ops import views
@@ -27,6 +28,7 @@ from ..ops.lazy import LazyArray, ModeView
 from ..ops.lazy_svd import LazySVD
 from ..ops.mode_product import ModeProduct
 from ..ops.unfolding_svd import LazyMatrix, Unfolding
+from ..shards.row_shards import RowShards
 from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse
 from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
@@ -57,7 +59,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             dtype = check_dtype(tensor.dtype, "the dtype of tensor")
             on_gpu = select_engine().name == "cuda"
         else:
-            dtype, on_gpu = tensor.dtype, is_cupy(tensor)
+            dtype, on_gpu = tensor.dtype, array_module(tensor) is not np
         return {"dtype": dtype, "device": "cuda"} if on_gpu else {"dtype": dtype}
 
     @staticmethod
@@ -90,6 +92,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     def to_numpy(tensor: Any) -> np.ndarray:
         if views.is_lazy_or_sparse(tensor):
             raise densify_error("tl.to_numpy", tensor.shape, _USE_NONZEROS)
+        if isinstance(tensor, RowShards):
+            return tensor.to_numpy()
         return move(tensor, np) if is_cupy(tensor) else NumpyBackend.to_numpy(tensor)
 
     @staticmethod
@@ -179,7 +183,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     @staticmethod
     def dot(a: Any, b: Any) -> Any:
         """Multiply; the Gram matrix of a tall CuPy factor at the speed of memory."""
-        if is_cupy(b) and is_called_by_parafac(1) and suits_gram(a, b):
+        is_factor = is_cupy(b) or isinstance(b, RowShards)
+        if is_factor and is_called_by_parafac(1) and suits_gram(a, b):
             return GramProduct.of(b)
         if views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b):
             return views.dot(a, b)
@@ -202,6 +207,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         """Solve ``a @ x = b``, with the pseudo-inverse where `a` is singular."""
         if isinstance(a, GramProduct):
             return a.solve(b)
+        if isinstance(b, RowShards):
+            return sharded.solve(a, b)
         a, b = as_array(a), as_array(b)
         check_place(b, "b", is_cupy(a), "a")
         return solve(a, b)

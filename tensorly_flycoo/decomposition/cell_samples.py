@@ -90,8 +90,7 @@ class CellSampler:
         self._missing_cells = None
         if missing is not None:
             ones = self._xp.ones(missing.count, x.dtype)
-            options = {"layout": "indexed", "device": x.device}
-            cells = FlycooTensor(missing.coords, ones, x.shape, **options)
+            cells = FlycooTensor(missing.coords, ones, x.shape, layout="indexed", device=x.device)
             self._missing_cells = NonzeroSampler(cells)
 
     def draw(self, random: np.random.RandomState, num_nonzeros: int, num_cells_: int) -> Samples:

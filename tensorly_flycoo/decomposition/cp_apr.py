@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..array_modules import Array
+from ..linalg.tall_skinny import sum_rows
 from .poisson import PoissonData
 
 #: The most inner steps of a mode, what is added to an inadmissible zero, and what counts as zero.
@@ -98,7 +99,7 @@ def normalize_columns(factor: Array) -> tuple[Array, Array]:
     (array([4., 0.]), array([[0.25, 0.  ],
            [0.75, 0.  ]]))
     """
-    sums = factor.sum(axis=0)
+    sums = sum_rows(factor)
     return sums, factor / np.where(sums > 0, sums, np.ones_like(sums))
 
 

@@ -1,6 +1,6 @@
 """How well a CP model fits a sparse tensor, or entries that were held out of it."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -12,12 +12,17 @@ from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.tensor import FlycooTensor
+from .counts import CountFit, measure_counts
+from .cp_model import multiply_sums
 from .masks import find_missing
 
 if TYPE_CHECKING:
     from sparse import SparseArray
 
     from ..tensor.labelled import LabelledTensor
+
+
+_LOSSES = ("gaussian", "poisson_count")
 
 
 class CPFit(NamedTuple):
@@ -41,13 +46,47 @@ class CPFit(NamedTuple):
     num_entries: int
 
 
+@overload
 def cp_fit(
     x: "FlycooTensor | LabelledTensor | SparseArray",
     cp_tensor: Any,
     *,
     mask: "SparseArray | None" = None,
     held_out: tuple[Array, Array] | None = None,
-) -> CPFit:
+    loss: Literal["gaussian"] = "gaussian",
+) -> CPFit: ...
+
+
+@overload
+def cp_fit(
+    x: "FlycooTensor | LabelledTensor | SparseArray",
+    cp_tensor: Any,
+    *,
+    mask: "SparseArray | None" = None,
+    held_out: tuple[Array, Array] | None = None,
+    loss: Literal["poisson_count"],
+) -> CountFit: ...
+
+
+@overload
+def cp_fit(
+    x: "FlycooTensor | LabelledTensor | SparseArray",
+    cp_tensor: Any,
+    *,
+    mask: "SparseArray | None" = None,
+    held_out: tuple[Array, Array] | None = None,
+    loss: str,
+) -> CPFit | CountFit: ...
+
+
+def cp_fit(
+    x: "FlycooTensor | LabelledTensor | SparseArray",
+    cp_tensor: Any,
+    *,
+    mask: "SparseArray | None" = None,
+    held_out: tuple[Array, Array] | None = None,
+    loss: str = "gaussian",
+) -> CPFit | CountFit:
     """Compute how well a CP model fits all cells of a sparse tensor, or only held-out entries.
 
     Neither the tensor nor the model is made dense.
@@ -75,7 +114,8 @@ def cp_fit(
         If `x` is not sparse, or an array has another dtype or is on another device.
     ValueError
         If shapes do not match, the labels of `x` differ from those of a `LabelledCP`, both `mask`
-        and `held_out` are given, `held_out` is not a pair, or no entry is left.
+        and `held_out` are given, `held_out` is not a pair, no entry is left, or `loss` is unknown;
+        or, with "poisson_count", a value or an entry of the model is negative.
 
     Notes
     -----
@@ -83,6 +123,9 @@ def cp_fit(
     is ``|x|^2 + |model|^2 - 2 <x, model>``, whose terms are added in float64. They cancel near an
     exact fit: a relative error below 1e-8 (float64) or 1e-3 (float32) is rounding. Held-out entries
     cost ``count * R * ndim`` operations, and do not cancel.
+
+    With "poisson_count", all cells cost the model's values at the nonzeros; its sum over all cells
+    is the product of the factors' column sums. The workspace is a few numbers for each nonzero.
 
     Examples
     --------
@@ -95,6 +138,8 @@ def cp_fit(
     >>> cp_fit(x, model, held_out=([[1, 1], [0, 1]], [0.0, 8.0]))
     CPFit(fit=0.5, relative_error=0.5, rmse=2.82842712474619, num_entries=2)
     """
+    if loss not in _LOSSES:
+        raise ValueError(f"loss is {loss!r}, expected one of {_LOSSES}")
     if mask is not None and held_out is not None:
         raise ValueError("mask and held_out are both given, expected at most one of them")
     check_same_labels(x, cp_tensor)
@@ -109,7 +154,14 @@ def cp_fit(
         _check_shape(factors, x)
         if len(held_out) != 2:
             raise ValueError(f"held_out has {len(held_out)} items, expected (coords, values)")
-        return _compare(cp_tensor, *held_out)
+        model, values = _evaluate(cp_tensor, *held_out)
+        return _compare(model, values) if loss == "gaussian" else _compare_counts(model, values)
+    if loss != "gaussian":
+        _check_shape(factors, x)
+        coords, values = x._sorted_nonzeros()
+        model, values = _evaluate(cp_tensor, coords, values)
+        model_sum = float(multiply_sums(weights, factors).sum())
+        return _compare_counts(model, values, model_sum, num_cells(x.shape))
     last_mttkrp = mttkrp(x, factors, x.ndim - 1, weights=weights)
     inner = (last_mttkrp * factors[-1]).sum(dtype=np.float64)
     norm = float(x._layout.norm)
@@ -135,8 +187,8 @@ def _square_norm(weights: Array | None, factors: Any) -> float:
     return float(product.sum())
 
 
-def _compare(cp_tensor: Any, coords: Array, values: Array) -> CPFit:
-    """Compare a model with the values of some entries."""
+def _evaluate(cp_tensor: Any, coords: Array, values: Array) -> tuple[Array, Array]:
+    """Return the model's values at some entries, and the entries' own, checked and in float64."""
     on_gpu = is_cupy(cp_tensor[1][0])
     if not is_cupy(values):
         values = np.asarray(values)
@@ -147,11 +199,30 @@ def _compare(cp_tensor: Any, coords: Array, values: Array) -> CPFit:
             f"the values of held_out have shape {values.shape}, expected {model.shape}, one for "
             "each of its coordinates"
         )
+    return model, values.astype(np.float64, copy=False)
+
+
+def _compare(model: Array, values: Array) -> CPFit:
+    """Compare a model with the values of some entries."""
     if values.size == 0:
         raise ValueError("held_out has no entries, expected at least one")
-    values = values.astype(np.float64, copy=False)
     residual = float(np.linalg.norm(values - model))
     return _make_fit(residual, float(np.linalg.norm(values)), values.size)
+
+
+def _compare_counts(
+    model: Array, values: Array, model_sum: float | None = None, num_entries: int | None = None
+) -> CountFit:
+    """Compare means with counts; the sum of the means is that of all entries, if there are more."""
+    if num_entries is None and values.size == 0:
+        raise ValueError("held_out has no entries, expected at least one")
+    for name, array in (("values", values), ("model", model)):
+        if not (array >= 0).all():
+            wrong = int(np.argmax(~(array >= 0)))
+            raise ValueError(f"{name}[{wrong}] is {array[wrong]}, expected 0 or more, as of counts")
+    if model_sum is None or num_entries is None:
+        model_sum, num_entries = float(model.sum()), values.size
+    return measure_counts(values, model, model_sum, num_entries)
 
 
 def _make_fit(residual: float, norm: float, count: int) -> CPFit:

@@ -27,6 +27,21 @@ def multiply_grams(
     return product if weights is None else weights[:, None] * product * weights
 
 
+def multiply_sums(
+    weights: Array | None, factors: Sequence[Array], skip: int | None = None
+) -> Array:
+    """Multiply the column sums of the factors, all but one, and the weights: float64 (R,).
+
+    Over all modes, this is the sum of all cells of each component.
+    """
+    xp, rank = array_module(factors[0]), factors[0].shape[1]
+    product = xp.ones(rank) if weights is None else weights.astype(np.float64)
+    for n, factor in enumerate(factors):
+        if n != skip:
+            product = product * factor.sum(axis=0, dtype=np.float64)
+    return product
+
+
 def residual_square(
     tensor_square: Array, weights: Array | None, factors: Sequence[Array], inner: Array
 ) -> Array:

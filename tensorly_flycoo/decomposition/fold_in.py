@@ -5,22 +5,30 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..array_modules import Array, array_module
-from ..checks import check_mode
+from ..checks import check_factors, check_mode
 from ..linalg.hals import solve_nonnegative
 from ..linalg.tall_skinny import solve
+from ..ops.cp_entries import evaluate_model
 from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
+from ..tensor.tensor import FlycooTensor
 from .cp_model import multiply_grams
+from .losses import check_data, find_loss
+from .poisson import MultiplicativeUpdates, PoissonData
 
 if TYPE_CHECKING:
     from sparse import SparseArray
 
     from ..tensor.labelled import LabelledTensor
-    from ..tensor.tensor import FlycooTensor
 
 #: Sweeps over the columns of non-negative rows, which stop at the accuracy of the dtype.
 _MAX_SWEEPS = 1000
+
+#: Updates for counts end when F changes by less, relative to itself, or rises by rounding.
+_TOLERANCE = 1e-12
+
+_LOSSES = ("gaussian", "poisson_count")
 
 
 def fold_in(
@@ -28,11 +36,14 @@ def fold_in(
     x_new: "FlycooTensor | LabelledTensor | SparseArray",
     mode: int,
     *,
+    loss: str = "gaussian",
     non_negative: bool = False,
 ) -> Array:
     r"""Compute the factor rows of new indices of one mode; all other factors stay as they are.
 
     .. math:: \min_F |X_{new} - [w; F_0, \ldots, F, \ldots, F_{N-1}]|
+
+    or, with ``loss="poisson_count"``, the likeliest rows if the model gives the means of counts.
 
     Parameters
     ----------
@@ -43,8 +54,10 @@ def fold_in(
         The data of the new indices: any size in `mode`, and the model's in all others. With the
         dtype and on the device of the factors.
     mode : int
+    loss : {"gaussian", "poisson_count"}
     non_negative : bool
-        Whether the rows are non-negative, as those of `non_negative_parafac_hals`.
+        Whether the rows are non-negative, as those of `non_negative_parafac_hals`. With
+        "poisson_count" they always are.
 
     Returns
     -------
@@ -56,8 +69,9 @@ def fold_in(
     TypeError
         If `x_new` is not sparse, or the model has another dtype or is on another device.
     ValueError
-        If `mode` is out of range, a shape does not match, or labels of `x_new` differ from those of
-        a `LabelledCP` in another mode.
+        If `mode` is out of range, a shape does not match, `loss` is unknown, or labels of `x_new`
+        differ from those of a `LabelledCP` in another mode; or, with "poisson_count", if the other
+        factors, the weights or a value are negative.
 
     Notes
     -----
@@ -67,8 +81,15 @@ def fold_in(
     1000 sweeps of HALS follow, of ``4 * I_new * R**2`` operations each. Results have the same bits
     in every run on one machine.
 
+    With "poisson_count", up to 1000 multiplicative updates, extrapolated by SQUAREM, end when F
+    changes by rounding only; each is one pass over the nonzeros, or two. Counts at cells where all
+    components of the other factors are zero cannot be explained by any row, and are left out.
+
     References
     ----------
+    Chi and Kolda, "On Tensors, Sparsity, and Nonnegative Factorizations", SIAM Journal on Matrix
+    Analysis and Applications 33, 2012.
+
     Gillis and Glineur, "Accelerated Multiplicative Updates and Hierarchical ALS Algorithms for
     Nonnegative Matrix Factorization", Neural Computation 24, 2012.
 
@@ -82,6 +103,8 @@ def fold_in(
     array([[2.],
            [0.]])
     """
+    if loss not in _LOSSES:
+        raise ValueError(f"loss is {loss!r}, expected one of {_LOSSES}")
     weights, factors = cp_tensor
     mode = check_mode(mode, len(factors))
     check_same_labels(x_new, cp_tensor, skip=mode)
@@ -91,6 +114,9 @@ def fold_in(
     xp, old = array_module(factors[mode]), factors[mode]
     factors = list(factors)
     factors[mode] = xp.zeros((x.shape[mode], old.shape[1]), old.dtype)
+    if loss != "gaussian":
+        check_factors(factors, x.shape, x.dtype, x._engine.array_type)
+        return _fit_counts(x, weights, factors, mode)
     product = mttkrp(x, factors, mode, weights=weights)
     gram = multiply_grams(weights, factors, skip=mode)
     if not non_negative:
@@ -99,3 +125,40 @@ def fold_in(
     product, gram = xp.ascontiguousarray(product), xp.ascontiguousarray(gram)
     solve_nonnegative(product, gram, rows, _MAX_SWEEPS, tolerance)
     return rows
+
+
+def _fit_counts(x: FlycooTensor, weights: Array | None, factors: list[Array], mode: int) -> Array:
+    """Compute the likeliest rows of `mode` for counts; those in `factors` are zeros."""
+    _check_counts(x, weights, factors)
+    xp, rows = array_module(factors[mode]), factors[mode]
+    # Meanwhile the weights are part of the rows.
+    scale = xp.ones(rows.shape[1], rows.dtype) if weights is None else weights
+    factors[mode] = xp.ones_like(rows) * scale
+    x = _leave_out_zeros(x, factors)
+    if x.nnz == 0:
+        return rows
+    updates = MultiplicativeUpdates(PoissonData(x, None), [mode], factors, {})
+    for sweep in range(_MAX_SWEEPS):
+        last = updates.loss
+        _, factors, loss = updates(sweep, None, factors, [])
+        if not last - loss > _TOLERANCE * abs(loss):
+            break
+    return factors[mode] * xp.where(scale > 0, 1 / xp.where(scale > 0, scale, 1), 0)
+
+
+def _check_counts(x: FlycooTensor, weights: Array | None, factors: list[Array]) -> None:
+    if x.nnz:
+        check_data(find_loss("poisson_count"), x)
+    named = [("the weights", weights), *((f"factors[{n}]", f) for n, f in enumerate(factors))]
+    for name, array in named:
+        if array is not None and array.size and not float(array.min()) >= 0:
+            raise ValueError(f"{name} of the model has {float(array.min())}, expected 0 or more")
+
+
+def _leave_out_zeros(x: FlycooTensor, factors: list[Array]) -> FlycooTensor:
+    """Leave out the nonzeros at which the model is zero."""
+    coords, values = x._sorted_nonzeros()
+    is_possible = evaluate_model(coords, None, factors) > 0
+    if is_possible.all():
+        return x
+    return x._rebuild(coords[:, is_possible], values[is_possible])

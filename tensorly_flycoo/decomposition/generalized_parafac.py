@@ -9,6 +9,7 @@ import tensorly as tl
 from ..array_modules import Array
 from ..checks import check_mode
 from ..io.checkpoint import Resumed
+from ..linalg.tall_skinny import sum_rows
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .adam import Adam, scale_guess
@@ -202,7 +203,7 @@ def _run_cp_apr(
 ) -> Any:
     init, given = options["init"], list(model[1])
     state = init.saved.state if isinstance(init, Resumed) else {}
-    fixed = {n: (given[n], given[n].sum(axis=0)) for n in range(len(given)) if n not in modes}
+    fixed = {n: (given[n], sum_rows(given[n])) for n in range(len(given)) if n not in modes}
     # A checkpoint's columns have sum 1, but for those of fixed modes.
     weights, factors = spread_sums(model[0], given, [*fixed] if state else range(len(given)))
     model[1].clear()

@@ -14,14 +14,15 @@ import numpy as np
 from tensorly.cp_tensor import validate_cp_rank
 
 from ..checks import LAYOUTS, check_dtype
-from ..engines import select_engine
+from ..engines import protocol, select_engine
+from ..engines.slab_plan import share_nbytes
 from ..linalg import gram_products
 from ..ops.call_memory import count_call_nbytes
 from ..ops.views import find_sparse
 from ..reporting import log_compilation
 from ..tensor.coo_cache import find_cached, is_table, not_sparse_error
 from ..tensor.labelled import LabelledTensor
-from ..tensor.memory import DTYPES, attempt, describe, format_nbytes
+from ..tensor.memory import DTYPES, attempt, count_own_nbytes, describe, format_nbytes
 from ..tensor.tensor import FlycooTensor
 from .labelled_cp import label_result
 
@@ -101,13 +102,16 @@ class _Work:
     dtype: np.dtype
     rank: int | None = None
     init: str = "random"
+    slabs: int | None = None  # by default as many as the engine chooses
 
     def count_nbytes(self, engine: Engine) -> int:
-        sizes = (self.nnz, self.shape, self.dtype)
+        num_slabs = self.slabs or protocol.choose_num_slabs(self.nnz, engine.devices)
+        sizes = (self.nnz, self.shape, self.dtype, num_slabs)
         nbytes, peak_nbytes = engine.estimate_layout(self.layout, *sizes)
+        nbytes = share_nbytes(engine, nbytes, num_slabs)
         if self.rank is None:
             return nbytes
-        arguments = (self.shape, self.nnz, self.dtype, self.rank, self.init)
+        arguments = (self.shape, self.nnz, self.dtype, self.rank, self.init, num_slabs)
         return max(peak_nbytes, nbytes + count_call_nbytes(engine, *arguments))
 
     def describe(self) -> str:
@@ -135,8 +139,10 @@ def _explain_call(name: str, x: Any, given: Mapping[str, Any]) -> str:
     x = getattr(x, "tensor", x)  # of a view
     held = x if isinstance(x, FlycooTensor) else find_cached(x)
     engine = select_engine() if held is None else held._engine
-    held_nbytes = 0 if held is None else held.nbytes
+    held_nbytes = 0 if held is None else count_own_nbytes(held)
     work = _find_work(x, "remap" if held is None else held.layout, given)
+    if held is not None:
+        work = replace(work, slabs=held.slabs)
     needed, free = work.count_nbytes(engine), engine.count_free_nbytes()
     room = needed if free is None else free + held_nbytes
     is_known = work.rank is not None and needed >= room

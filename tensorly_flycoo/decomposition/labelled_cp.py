@@ -313,6 +313,7 @@ class LabelledCP(CPTensor):
         mode: str | int,
         values: str | None = None,
         *,
+        loss: str = "gaussian",
         non_negative: bool = False,
         **options: Any,
     ) -> "DataFrame":
@@ -326,8 +327,9 @@ class LabelledCP(CPTensor):
         mode : str or int
         values : str, optional
             The column of the values; by default, each line has the value 1.
+        loss : {"gaussian", "poisson_count"}
         non_negative : bool
-            Whether the rows are non-negative.
+            Whether the rows are non-negative; with "poisson_count" they always are.
         **options
             Those of `from_dataframe`, such as ``aggregate``.
 
@@ -360,7 +362,7 @@ class LabelledCP(CPTensor):
         known = {other: labels for other, labels in self.labels.items() if other != name}
         place = {"dtype": factor.dtype, "device": "cuda" if is_cupy(factor) else "cpu"}
         x_new = from_dataframe(frame, self.names, values, labels=known, **place, **options)
-        rows = fold_in(self, x_new, index, non_negative=non_negative)
+        rows = fold_in(self, x_new, index, loss=loss, non_negative=non_negative)
         return pandas.DataFrame(move(rows, np), index=pandas.Index(x_new.labels[name], name=name))
 
 

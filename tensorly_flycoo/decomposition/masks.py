@@ -19,7 +19,8 @@ from ..linalg.tall_skinny import inner_product
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..ops.mttkrp import mttkrp
 from ..ops.sampling import NonzeroSampler
-from ..ops.unfolding_gram import Entries
+from ..ops.shared_columns import Entries
+from ..ops.unfolding_gram import UnfoldingGram
 from ..ops.unfolding_svd import Unfolding
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
 from ..tensor.tensor import FlycooTensor
@@ -65,7 +66,8 @@ class MissingEntries:
 
     def __init__(self, x: FlycooTensor, coords: Array) -> None:
         self.tensor, self.shape, self.ndim, self.dtype = x, x.shape, x.ndim, x.dtype
-        options = {"layout": "indexed", "device": x.device}
+        # In one piece, so that values can be given in one order.
+        options: dict[str, Any] = {"layout": "indexed", "device": x.device, "slabs": 1}
         ones = np.ones(coords.shape[1], x.dtype)
         # Building a tensor checks and sorts the coordinates, and drops duplicates.
         self.coords, _ = FlycooTensor(coords, ones, x.shape, **options)._sorted_nonzeros()
@@ -122,7 +124,7 @@ class MissingEntries:
         coords, values = self.observed._sorted_nonzeros()
         coords = xp.concatenate([coords, self.coords], axis=1)
         numbers = xp.arange(1.0, coords.shape[1] + 1)
-        options = {"layout": "indexed", "device": self.tensor.device}
+        options: dict[str, Any] = {"layout": "indexed", "device": self.tensor.device, "slabs": 1}
         numbered = FlycooTensor(coords, numbers, self.shape, **options)
         return numbered, xp.concatenate([values, self.start])
 
@@ -228,8 +230,12 @@ class ImputedUnfolding(Unfolding):
     def list_entries(self) -> Entries:
         return self._entries
 
-    def _find_norm(self, entries: Entries) -> float:
-        return compute_norm(entries.values, self.tensor._engine)
+    def _find_norm(self) -> float:
+        return compute_norm(self._entries.values, self.tensor._engine)
+
+    def _make_gram(self, scale: float, dtype: np.dtype) -> UnfoldingGram:
+        options = (scale, self.shape[0], dtype, self.tensor._engine, False)
+        return UnfoldingGram(self._entries, *options)
 
     def impute(self, left: Array) -> "ImputedUnfolding":
         """Impute from the projection onto the span of orthonormal columns `left` (I, R).

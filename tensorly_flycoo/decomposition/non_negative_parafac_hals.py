@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..array_modules import Array, array_module
 from ..linalg.hals import solve_nonnegative
 from ..linalg.tall_skinny import solve
+from ..shards.row_shards import RowShards
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import WholeTensor, iterate, measure_by, start
@@ -194,9 +195,13 @@ def _improve(
     targets: Array, gram: Array, factor: Array, sparsity: float | None, exact: bool
 ) -> Array:
     """Return the factor after some sweeps of HALS."""
-    xp = array_module(factor)
-    rows = xp.array(factor, order="C")  # a copy: the caller may hold the initial guess
-    arrays = (xp.ascontiguousarray(targets), xp.ascontiguousarray(gram), rows)
+    xp = array_module(gram)
+    # Copies: the caller may hold the initial guess.
+    if isinstance(targets, RowShards):
+        rows = targets.map_blocks(lambda _, part: xp.array(part, order="C"), factor)
+    else:
+        rows, targets = xp.array(factor, order="C"), xp.ascontiguousarray(targets)
+    arrays = (targets, xp.ascontiguousarray(gram), rows)
     sweeps = _EXACT_SWEEPS if exact else _SWEEPS
     solve_nonnegative(*arrays, *sweeps, sparsity=sparsity)
     return rows

@@ -10,7 +10,7 @@ from ..io.checkpoint import Resumed
 from ..linalg.tall_skinny import qr, solve
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import iterate, list_free_modes, measure_by, start
+from .cp_loop import WholeTensor, iterate, list_free_modes, measure_by, start
 from .cp_model import make_cp_tensor, multiply_grams
 from .masks import ImputedTensor, find_missing
 from .resuming import Callback, prepare_options, resume_options
@@ -161,7 +161,7 @@ def parafac(
     modes = list_free_modes(missing.ndim, fixed_modes)
     wants_errors = bool(tol or return_errors or linesearch or callback is not None)
     cp_tensor, errors = iterate(
-        model, _LeastSquares(data, modes, l2_reg, orthogonalise, search),
+        model, LeastSquares(data, modes, l2_reg, orthogonalise, search),
         measure_by(data, wants_errors), solver="parafac", tensor=missing.tensor,
         n_iter_max=n_iter_max, is_over=lambda errors: has_converged(errors, tol, cvg_criterion),
         callback=callback, start_error=lambda: data.measure(*model)[0],
@@ -171,10 +171,10 @@ def parafac(
 
 
 @dataclass
-class _LeastSquares:
+class LeastSquares:
     """Alternating least squares: one system of equations per mode."""
 
-    x: ImputedTensor
+    x: ImputedTensor | WholeTensor
     modes: list[int]
     l2_reg: float
     orthogonalise: int

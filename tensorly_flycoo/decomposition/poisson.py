@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..array_modules import Array, array_module
+from ..linalg.tall_skinny import sum_columns
 from ..ops.ratios import mttkrp_of_ratios
 from ..tensor.tensor import FlycooTensor
 from .masks import MissingEntries
@@ -45,7 +46,7 @@ class PoissonData:
 
     def sum_columns(self, factor: Array) -> Array:
         """Add up each column of a factor in float64: (R,)."""
-        return factor.sum(axis=0, dtype=np.float64)
+        return sum_columns(factor)
 
     def divide(
         self, factors: Sequence[Array], mode: int, *, smallest: float | None = None, **options: bool
@@ -187,7 +188,7 @@ def balance(factors: list[Array], modes: Sequence[int]) -> list[Array]:
     [array([[2.]]), array([[2.]])]
     """
     xp, factors = array_module(factors[0]), list(factors)
-    sums = {n: factors[n].sum(axis=0, dtype=np.float64) for n in modes}
+    sums = {n: sum_columns(factors[n]) for n in modes}
     logs = sum(xp.log(xp.where(s > 0, s, 1)) for s in sums.values())
     for n, column_sums in sums.items():
         scales = xp.exp(logs / len(sums)) / xp.where(column_sums > 0, column_sums, 1)
@@ -206,7 +207,7 @@ def lift_zeros(factors: list[Array], modes: Sequence[int]) -> list[Array]:
     """
     xp, factors = array_module(factors[0]), list(factors)
     for n in modes:
-        means = factors[n].mean(axis=0, dtype=np.float64)
+        means = sum_columns(factors[n]) / factors[n].shape[0]
         levels = _LIFT * xp.where(means > 0, means, 1)
         factors[n] = xp.where(factors[n] > 0, factors[n], levels.astype(factors[n].dtype))
     return factors

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..array_modules import Array, array_module
+from ..linalg.tall_skinny import sum_squares
 
 #: By how much the longest step grows and shrinks.
 _GROWTH = 4.0
@@ -77,8 +78,8 @@ class Squarem:
         for n, start in base.items():
             change = before[n] - start
             bend = after[n] - before[n] - change
-            change_square += float((change * change).sum(dtype=np.float64))
-            bend_square += float((bend * bend).sum(dtype=np.float64))
+            change_square += float(sum_squares(change))
+            bend_square += float(sum_squares(bend))
         if bend_square == 0:
             return 1.0
         return float(min(max(1.0, (change_square / bend_square) ** 0.5), self._longest))

@@ -4,13 +4,15 @@ import functools
 import importlib.util
 import logging
 import os
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, overload
 
 from ..array_modules import Array, is_cupy
-from ..checks import check_device_name
+from ..checks import check_count, check_device_name
 
 if TYPE_CHECKING:
+    from ..devices import Devices
     from .cpu.engine import CpuEngine
     from .protocol import Engine
 
@@ -30,12 +32,14 @@ _chosen_device: str | None = None
 class DeviceChoice:
     """The result of `set_device`: leaving its ``with`` block restores the previous choice."""
 
-    def __init__(self, device: str, previous: str | None) -> None:
+    def __init__(self, device: str, gpus: int | None, restore: Callable[[], None]) -> None:
         self._device = device
-        self._previous = previous
+        self._gpus = gpus
+        self._restore = restore
 
     def __repr__(self) -> str:
-        return f"<device {self._device!r}>"
+        gpus = "" if self._gpus is None else f", gpus={self._gpus}"
+        return f"<device {self._device!r}{gpus}>"
 
     def __enter__(self) -> None:
         pass
@@ -46,11 +50,10 @@ class DeviceChoice:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        global _chosen_device
-        _chosen_device = self._previous
+        self._restore()
 
 
-def set_device(device: str) -> DeviceChoice:
+def set_device(device: str, *, gpus: int | str | None = None) -> DeviceChoice:
     """Choose the device of tensors made from now on, in the whole process.
 
     Until it is called, the environment variable TENSORLY_FLYCOO_DEVICE names the device, by default
@@ -61,6 +64,10 @@ def set_device(device: str) -> DeviceChoice:
     device : {"auto", "cpu", "cuda"}
         "auto" leaves data on a GPU there. It moves other data to the GPU if CuPy is installed and
         finds one; otherwise it uses the CPU.
+    gpus : int or "all", optional
+        Spreads tensors over the GPUs 0 to gpus - 1, in slabs (see `FlycooTensor`), by default one
+        for each GPU. Their factors are `RowShards`, whose rows are spread too, and which
+        ``tl.to_numpy`` gathers. By default a tensor is on CuPy's current GPU.
 
     Returns
     -------
@@ -70,8 +77,11 @@ def set_device(device: str) -> DeviceChoice:
 
     Raises
     ------
+    TypeError
+        If `gpus` is not an integer or "all".
     ValueError
-        If `device` is none of these names.
+        If `device` is none of these names, or `gpus` is less than 1, more than there are, or given
+        for a CPU.
     ImportError
         If `device` is "cuda" and CuPy is not installed, or cannot be imported.
     RuntimeError
@@ -94,10 +104,29 @@ def set_device(device: str) -> DeviceChoice:
     <device 'auto'>
     """
     global _chosen_device
-    select_engine(check_device_name(device))
-    choice = DeviceChoice(device, _chosen_device)
-    _chosen_device = device
-    return choice
+    engine, previous = select_engine(check_device_name(device)), _chosen_device
+    devices = None if gpus is None else _choose_gpus(engine, gpus)
+    previous_devices = engine.devices
+
+    def restore() -> None:
+        global _chosen_device
+        _chosen_device, engine.devices = previous, previous_devices
+
+    _chosen_device, engine.devices = device, devices
+    return DeviceChoice(device, None if devices is None else devices.count, restore)
+
+
+def _choose_gpus(engine: "Engine", gpus: int | str) -> "Devices":
+    """Return the GPUs that `set_device` names."""
+    if engine.name != "cuda":
+        raise ValueError(f"gpus is {gpus!r}, but the device is the CPU: give device 'cuda'")
+    from .cuda.devices import CudaDevices
+
+    num_gpus = _count_gpus()
+    count = num_gpus if gpus == "all" else check_count(gpus, "gpus")
+    if count > num_gpus:
+        raise ValueError(f"gpus is {count}, expected at most {num_gpus}, the GPUs that CuPy finds")
+    return CudaDevices(count)
 
 
 @overload

@@ -3,89 +3,32 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..array_modules import Array, move
+from ..devices import Devices, OneDevice
 from ..format.layout import Cut, Layout, Step
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
+from ..format.slab_layout import AnyLayout, SlabLayout, SpreadLayout
+from ..format.streamed import Stager
+from ..shards.row_shards import RowShards
+from . import slabs
+from .slab_plan import (
+    choose_num_slabs,
+    count_resident_slabs,
+    fit_num_slabs,
+    make_keep_aside,
+    warn_of_long_slabs,
+)
+from .tall_kernels import TallKernels
 
 _logger = logging.getLogger("tensorly_flycoo")
 
 #: Numbers that are drawn before they are rounded to float32: as many as the nearest cache holds.
 _DRAW_BLOCK = 2**12
-
-
-#: A float32 matrix (R, R), or one row or column that repeats; and its strides, in numbers, from row
-#: to row and from column to column: 0 where it repeats.
-Scale: TypeAlias = tuple[Array, int, int]
-
-
-class Blocks(Protocol):
-    """Sums over blocks of rows, float64 (n, ...), on the engine's device."""
-
-    def to_array(self) -> Array:
-        """Return them as an array, whose first axis is to be summed over."""
-
-
-class TallKernels(Protocol):
-    """Products of tall matrices (I_n, R) that an engine computes faster than its array module."""
-
-    #: The most Gram matrices, and other matrices, of a product.
-    MAX_GRAMS: int
-    MAX_SCALES: int
-
-    def suits_tensor_cores(self, x: Array) -> bool:
-        """Return whether the kernels other than `inner_blocks` suit `x` and its device."""
-
-    def suits_rank(self, rank: int, dtype: np.dtype) -> bool:
-        """Return whether they suit a rank, and the current device."""
-
-    def gram_blocks(self, x: Array) -> Any:
-        """Compute ``x.T @ x`` of some blocks of rows, `Blocks` (n, R, R)."""
-
-    def solve_rows(self, x: Array, inverse: Any) -> tuple[Array, Any, Any]:
-        """Compute ``y = x @ inverse`` with rows aligned for MTTKRP.
-
-        Return it, ``y.T @ y`` as from `gram_blocks`, and the inner product of `x` and `y` as from
-        `inner_blocks`.
-        """
-
-    def invert(self, matrix: Array) -> Any:
-        """Return the inverse of a small matrix, `Blocks` (1, R, R).
-
-        If the matrix is singular to rounding, return its pseudo-inverse.
-        """
-
-    def invert_product(self, grams: Sequence[Any], scales: Sequence[Scale], rank: int) -> Any:
-        """Invert an elementwise product of Gram matrices, as `Blocks`, and of small matrices."""
-
-    def compute_fit(
-        self,
-        grams: Sequence[Any],
-        scales: Sequence[Scale],
-        rank: int,
-        inner: Any,
-        norm_square: float,
-    ) -> float:
-        """Compute the norm of a residual from the product of all Gram matrices."""
-
-    def inner_blocks(self, a: Array, b: Array) -> Any:
-        """Compute the inner product of some blocks of rows, `Blocks` (n,)."""
-
-    def multiply_blocks(self, a: Array, b: Array, num_blocks: int) -> Array:
-        """Compute ``a.T @ b`` of each block of rows, (num_blocks, a's columns, b's columns)."""
-
-    def add_product(self, out: Array, a: Array, b: Array, factor: float = 1) -> None:
-        """Add ``factor * a @ b`` to `out`, in place."""
-
-    def find_extremes(self, x: Array) -> tuple[np.ndarray, np.ndarray]:
-        """Return the largest and the smallest element of each column, on the host."""
-
-    def choose_row_nbytes(self, row_nbytes: int) -> int:
-        """Choose the row pitch in bytes that MTTKRP reads fastest."""
 
 
 class Engine(Primitives, ABC):
@@ -101,11 +44,17 @@ class Engine(Primitives, ABC):
         The type of the engine's arrays.
     tall : TallKernels or None
         None if the functions of `xp` are as fast.
+    can_stream : bool
+        Whether records may be kept elsewhere: `make_stager`.
+    devices : Devices or None
+        Over which tensors are spread that are made from now on; None for the current one.
     """
 
     name: ClassVar[str]
     array_type: type
     tall: TallKernels | None = None
+    can_stream: bool = False
+    devices: Devices | None = None
 
     # Building
 
@@ -117,19 +66,74 @@ class Engine(Primitives, ABC):
     def receive(self, coords: Array, values: Array) -> tuple[Array, Array]:
         """Return nonzeros as `pack` takes them; refuse those on another GPU."""
 
-    def build_layout(self, name: str, coords: Array, values: Array, shape: Sequence[int]) -> Layout:
-        """Build the layout `name` from coords (ndim, nnz) and values (nnz,) on any device."""
+    def build_layout(
+        self,
+        name: str,
+        coords: Array,
+        values: Array,
+        shape: Sequence[int],
+        num_slabs: int | None = None,
+        keep: str = "device",
+    ) -> AnyLayout:
+        """Build the layout `name` from coords (ndim, nnz) and values (nnz,) on any device.
+
+        By default there are as few slabs as `MAX_SLAB_NNZ` and the free memory allow, and one for
+        each of `devices`; with ``keep="host"`` see `choose_num_slabs`.
+        """
+        cut = self.choose_cut(shape, values.dtype)
+        is_streamed = keep == "host" and self.can_stream
+        streamed_nbytes = cut.record_format.record_nbytes if is_streamed else None
+        nnz, dtype = values.shape[0], values.dtype
+        if not num_slabs:
+            num_slabs = choose_num_slabs(nnz, self.devices, streamed_nbytes)
+            if not is_streamed:
+                num_slabs = fit_num_slabs(self, name, nnz, shape, dtype, num_slabs)
+        coords, values = self.receive(coords, values)
+        sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
+        if num_slabs > 1:
+            sizes["slabs"] = num_slabs
+        self.log("build", name, shape=tuple(shape), nnz=values.size, **sizes)
+        cls = LAYOUT_CLASSES[name]
+        if num_slabs == 1 and self.devices is None and not is_streamed:
+            return cls.build(coords, values, cut, self)
+        slab_class = SlabLayout if self.devices is None else SpreadLayout
+        devices = self.devices or OneDevice(self.xp)
+        options = (cut.record_format, num_slabs, self.choose_cut, self, devices)
+        keep_aside = None
+        if is_streamed:
+            estimate = self.estimate_layout(name, nnz, shape, dtype, num_slabs)
+            num_resident = count_resident_slabs(*estimate, num_slabs, self.count_free_nbytes())
+            keep_aside = make_keep_aside(self.make_stager, num_resident)
+        layout = slab_class.build(cls, coords, values, *options, keep_aside)
+        warn_of_long_slabs(layout)
+        return layout
+
+    def build_piece(self, name: str, coords: Array, values: Array, shape: Sequence[int]) -> Layout:
+        """Build the layout `name` in one piece, on the current device, whatever `devices` are."""
         coords, values = self.receive(coords, values)
         cut = self.choose_cut(shape, values.dtype)
-        sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
-        self.log("build", name, shape=tuple(shape), nnz=values.size, **sizes)
         return LAYOUT_CLASSES[name].build(coords, values, cut, self)
 
     def estimate_layout(
-        self, name: str, nnz: int, shape: Sequence[int], dtype: np.dtype
+        self,
+        name: str,
+        nnz: int,
+        shape: Sequence[int],
+        dtype: np.dtype,
+        num_slabs: int | None = None,
     ) -> tuple[int, int]:
-        """Return the bytes of a layout, and the most bytes in use while it is built."""
-        return LAYOUT_CLASSES[name].estimate(nnz, self.choose_cut(shape, dtype), self)
+        """Return the bytes of a layout, and the most bytes in use on a device while it is built."""
+        num_slabs = num_slabs or choose_num_slabs(nnz, self.devices)
+        cls, cut = LAYOUT_CLASSES[name], self.choose_cut(shape, dtype)
+        if num_slabs == 1:
+            return cls.estimate(nnz, cut, self)
+        options = (cut.record_format, num_slabs, self.choose_cut, self)
+        num_devices = 1 if self.devices is None else self.devices.count
+        return SlabLayout.estimate(cls, nnz, *options, num_devices)
+
+    def make_stager(self) -> Stager:
+        """Make what brings records from the host to the current device."""
+        raise NotImplementedError
 
     @abstractmethod
     def check_arrays(self, arrays: Mapping[str, Array]) -> None:
@@ -150,7 +154,7 @@ class Engine(Primitives, ABC):
 
     def mttkrp(
         self,
-        layout: Layout,
+        layout: AnyLayout,
         factors: Sequence[Array],
         mode: int,
         out: Array,
@@ -160,14 +164,27 @@ class Engine(Primitives, ABC):
 
         A `RemapLayout` that is resident in another mode is first remapped to `mode` without
         computing; afterwards the next mode is resident. If memory runs out, the layout does not
-        change.
+        change; of slabs, each either has changed or not.
         """
+        if isinstance(layout, SlabLayout):
+            slabs.mttkrp(self, layout, factors, mode, out, weights)
+            return
         workspace = self.allocate_workspace(layout, factors, mode, out)
 
         def compute(step: Step) -> None:
             self.compute_mode(layout, step, workspace, mode, out, weights)
 
         layout.take_step(mode, compute, self)
+
+    def mttkrp_shards(
+        self,
+        layout: SpreadLayout,
+        factors: Sequence[Array | RowShards],
+        mode: int,
+        weights: Array | None = None,
+    ) -> RowShards:
+        """Return what `mttkrp` computes, of slabs on several devices."""
+        return slabs.mttkrp_shards(self, layout, factors, mode, weights)
 
     @abstractmethod
     def allocate_workspace(
@@ -197,7 +214,7 @@ class Engine(Primitives, ABC):
 
     def mttkrp_of_ratios(
         self,
-        layout: Layout,
+        layout: AnyLayout,
         factors: Sequence[Array],
         mode: int,
         out: Array,
@@ -227,12 +244,15 @@ class Engine(Primitives, ABC):
             That sum, on the engine's device. It is -inf if the model is zero at a nonzero, nan if
             it is negative.
         """
+        if isinstance(layout, SlabLayout):
+            options = {"wants_logs": wants_logs, "stays": stays}
+            return slabs.mttkrp_of_ratios(self, layout, factors, mode, out, smallest, **options)
         workspace = self.allocate_workspace(layout, factors, mode, out, has_own=True)
         sums: list[Array | None] = []
 
         def compute(step: Step) -> None:
-            options = (smallest, wants_logs)
-            sums.append(self.compute_ratios(layout, step, workspace, mode, out, *options))
+            last = (out, smallest, wants_logs)
+            sums.append(self.compute_ratios(layout, step, workspace, mode, *last))
 
         if stays:
             with layout.hold_mode(mode, self) as step:
@@ -252,7 +272,7 @@ class Engine(Primitives, ABC):
         smallest: float,
         wants_logs: bool,
     ) -> Array | None:
-        """Do what `mttkrp_of_ratios` does from a step's records; remap them if it has `spare`."""
+        """Do what `mttkrp_of_ratios` does, from a step's records, remapping as `compute_mode`."""
 
     def scale_rows(self, product: Array, factor: Array, scales: Array) -> Array:
         """Multiply `product` (I, R) by `factor` and `scales`, in place; return its column sums.
@@ -263,14 +283,23 @@ class Engine(Primitives, ABC):
         product *= scales
         return product.sum(axis=0, dtype=np.float64)
 
-    @abstractmethod
-    def count_workspace_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
+    def count_workspace_nbytes(self, layout: AnyLayout, factors: Sequence[Array], mode: int) -> int:
         """Count the bytes that `mttkrp` allocates while it runs."""
+        if isinstance(layout, SlabLayout):
+            return slabs.count_workspace_nbytes(self, layout, factors, mode)
+        return self.count_mode_nbytes(layout, factors, mode)
 
     @abstractmethod
+    def count_mode_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
+        """Count the bytes that `allocate_workspace` and `compute_mode` allocate."""
+
+    def add_rows(self, rows: Array, others: Array) -> None:
+        """Add a matrix to `rows`, in place."""
+        rows += others
+
     def ttmc(
         self,
-        layout: Layout,
+        layout: AnyLayout,
         mode: int,
         inputs: Mapping[int, Array],
         out: Array,
@@ -280,17 +309,32 @@ class Engine(Primitives, ABC):
 
         Parameters
         ----------
-        layout : Layout
+        layout : Layout or SlabLayout
             A `RemapLayout` is remapped to `mode` if another one is resident, and stays there.
         mode : int
         inputs : dict of int to array (I_n, K_n)
             The factor of each other mode. The columns of `out` are those of their Kronecker
             product: the last factor's columns vary fastest.
         out : array (num_slots, prod K_n)
-            C-contiguous. Rows of indices without a nonzero are not written.
+            C-contiguous. Rows of indices without a nonzero are not written, or with zeros.
         slots : unsigned integer array (I_mode,), optional
             The row of `out` for each index that has nonzeros; by default the index itself.
         """
+        if isinstance(layout, SlabLayout):
+            slabs.ttmc(self, layout, mode, inputs, out, slots)
+        else:
+            self.compute_ttmc(layout, mode, inputs, out, slots)
+
+    @abstractmethod
+    def compute_ttmc(
+        self,
+        layout: Layout,
+        mode: int,
+        inputs: Mapping[int, Array],
+        out: Array,
+        slots: Array | None = None,
+    ) -> None:
+        """Do what `ttmc` does, for a tensor in one piece."""
 
     @abstractmethod
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:

@@ -88,6 +88,8 @@ class Layout(ABC):
     uses_buckets : bool
         Whether the layout depends on `bucket_size`.
     cut : Cut
+    num_slabs : int
+        1: see `SlabLayout` for more.
     tilings : list of RowTiling
         One for each mode.
     norm : float
@@ -101,6 +103,7 @@ class Layout(ABC):
     name: ClassVar[str]
     records: Array
     uses_buckets: ClassVar[bool] = False
+    num_slabs: ClassVar[int] = 1
 
     def __init__(self, cut: Cut, tilings: Sequence[RowTiling], norm: float) -> None:
         self.cut = cut
@@ -125,9 +128,22 @@ class Layout(ABC):
         """The number of nonzeros in a tile."""
         return self.cut.tile_size
 
+    @property
+    def nnz(self) -> int:
+        """The number of nonzeros."""
+        return self.records.shape[0]
+
     def get_copies(self) -> Sequence[Array]:
         """Return the copies of the records (nnz, num_words), without spare memory."""
         return [self.records]
+
+    def iterate_values(self) -> Iterator[Array]:
+        """Yield views of the values (nnz,), in any order."""
+        yield self.record_format.values(self.records)
+
+    def find_empty_rows(self, mode: int) -> Array:
+        """Return the rows of `mode` without nonzeros, ascending."""
+        return self.tilings[mode].empty_rows
 
     @classmethod
     def name_copies(cls, ndim: int) -> list[str]:

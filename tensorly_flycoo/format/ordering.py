@@ -55,14 +55,19 @@ def make_canonical_records(
 
 def drop_zeros(records: Array, record_format: RecordFormat) -> Array:
     """Keep the records whose values are not zero."""
-    # In blocks: CuPy counts the selected records in 32 bits.
     is_nonzero = record_format.values(records) != 0
-    if not has_true(~is_nonzero):
-        return records
+    return take_marked(records, is_nonzero) if has_true(~is_nonzero) else records
+
+
+def take_marked(records: Array, is_marked: Array) -> Array:
+    """Copy the marked records."""
+    # In blocks: CuPy counts the selected records in 32 bits.
     starts = range(0, records.shape[0], _MASK_BLOCK)
     blocks = [slice(start, start + _MASK_BLOCK) for start in starts]
-    kept = [records[block][is_nonzero[block]] for block in blocks]
-    return kept[0] if len(kept) == 1 else array_module(records).concatenate(kept)
+    taken = [records[block][is_marked[block]] for block in blocks]
+    if len(taken) == 1:
+        return taken[0]
+    return array_module(records).concatenate(taken) if taken else records
 
 
 def has_true(flags: Array) -> bool:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import importlib
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -104,6 +105,39 @@ def replace_file(path: FilePath) -> Iterator[IO[bytes]]:
         raise
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def make_folder(path: FilePath) -> Iterator[Path]:
+    """Make a new folder; it appears at `path` when the block ends without an error.
+
+    Raises
+    ------
+    OSError
+        If that fails, or `path` exists and is not an empty folder.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path))
+    part = path.with_name(f".{path.name}.{os.urandom(8).hex()}.part")
+    try:
+        part.mkdir()
+        yield part
+        _sync_names(part)
+        os.replace(part, path)
+        _sync_names(path.parent)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _sync_names(folder: Path) -> None:
+    """Write the names in a folder to the disk, where the system can open a folder."""
+    with contextlib.suppress(OSError):
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
 
 
 class _Undone(Exception):

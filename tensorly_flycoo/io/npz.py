@@ -4,10 +4,13 @@ The reader does not trust the file: arrays never take more memory than the file 
 """
 
 import contextlib
+import io
 import json
+import mmap
 import os
+import struct
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,15 +22,39 @@ if TYPE_CHECKING:
 #: Bytes read at a time: few enough to still be in the cache when their checksum is computed.
 _READ_NBYTES = 2**18
 
+#: Of a zip file: the bytes of a local header before the member's name, where in it the lengths of
+#: the name and of the extra fields are, and the size of the extra field with 64-bit sizes.
+_LOCAL_NBYTES, _LENGTHS_OFFSET, _ZIP64_NBYTES = 30, 26, 20
 
-def write_arrays(file: IO[bytes], arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Write named arrays to a binary file; only one array needs to exist at a time."""
+#: The extra field that pads a member: 2 bytes of this id, 2 of its length, zeros.
+_PADDING_ID, _PADDING_NBYTES = 0xD935, 4
+
+
+def write_arrays(
+    file: IO[bytes], arrays: Iterable[tuple[str, np.ndarray]], alignment: int = 1
+) -> None:
+    """Write named arrays to a binary file; only one array needs to exist at a time.
+
+    The elements of each begin at a multiple of `alignment` bytes, at most 4096.
+    """
     import zipfile
 
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         for name, array in arrays:
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asarray(array, order="C"), allow_pickle=False)
+            array, info = np.asarray(array, order="C"), zipfile.ZipInfo(f"{name}.npy")
+            if alignment > 1:
+                info.extra = _make_padding(file.tell(), len(info.filename), array, alignment)
+            with archive.open(info, "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def _make_padding(start: int, name_nbytes: int, array: np.ndarray, alignment: int) -> bytes:
+    """Return an extra field that aligns the elements of a member that begins at `start`."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+    start += _LOCAL_NBYTES + name_nbytes + _ZIP64_NBYTES + _PADDING_NBYTES + header.tell()
+    padding = -start % alignment
+    return struct.pack("<HH", _PADDING_ID, padding) + bytes(padding)
 
 
 def damage_error(path: FilePath, reason: object) -> ValueError:
@@ -57,7 +84,7 @@ def open_arrays(
                 raise ValueError("the name of an array is not printable")
         except Exception as error:
             raise make_error(path, _show(error)) from None
-        yield ArrayReader(path, archive, make_error, takes_fortran)
+        yield ArrayReader(path, file, archive, make_error, takes_fortran)
 
 
 def _show(error: Exception) -> str:
@@ -75,14 +102,17 @@ class ArrayReader:
     def __init__(
         self,
         path: FilePath,
+        file: IO[bytes],
         archive: "zipfile.ZipFile",
         make_error: Callable[[FilePath, object], Exception],
         takes_fortran: bool,
     ) -> None:
         self._path = path
+        self._file = file
         self._archive = archive
         self._make_error = make_error
         self._takes_fortran = takes_fortran
+        self._mapping: mmap.mmap | None = None
 
     def names(self) -> set[str]:
         """Return the names of the arrays."""
@@ -94,6 +124,21 @@ class ArrayReader:
             return self._read(f"{name}.npy")
         except Exception as error:
             raise self._make_error(self._path, f"{name}: {_show(error)}") from None
+
+    def map(self, name: str) -> np.ndarray:
+        """Return one array, read-only and mapped into memory; its checksum is not verified.
+
+        It stays valid after the file is closed.
+        """
+        try:
+            return self._map(f"{name}.npy")
+        except Exception as error:
+            raise self._make_error(self._path, f"{name}: {_show(error)}") from None
+
+    def list_members(self) -> list[tuple[str, int, int, int]]:
+        """List the name, size, checksum and offset of each array's file."""
+        members = self._archive.infolist()
+        return [(m.filename, m.file_size, m.CRC, m.header_offset) for m in members]
 
     def read_header(
         self, file_format: str, version: int, owner: str, keys: Iterable[str] = ()
@@ -119,19 +164,8 @@ class ArrayReader:
         return header
 
     def _read(self, member_name: str) -> np.ndarray:
-        member = self._archive.getinfo(member_name)
-        if member.compress_type != 0 or member.compress_size != member.file_size:
-            raise ValueError("it is compressed")
-        with self._archive.open(member) as file:
-            if np.lib.format.read_magic(file) != (1, 0):
-                raise ValueError("its header does not have version 1.0")
-            shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
-            count = int(np.prod(shape, dtype=object))
-            is_refused = is_fortran and not self._takes_fortran
-            if dtype.hasobject or is_refused or min(shape, default=0) < 0:
-                raise ValueError(f"an array of {dtype} with shape {shape} is not expected")
-            if file.tell() + count * dtype.itemsize != member.file_size:
-                raise ValueError(f"its size does not match shape {shape}")
+        with self._open(member_name) as file:
+            shape, is_fortran, dtype, _ = self._read_shape(member_name, file)
             array = np.empty(shape, dtype, order="F" if is_fortran else "C")
             data = array.reshape(-1, order="A").view(np.uint8).data
             read_into = file.readinto  # type: ignore[attr-defined]  # it is a ZipExtFile
@@ -140,3 +174,38 @@ class ArrayReader:
             if data or file.read(1):
                 raise ValueError("it is truncated")
             return array
+
+    def _map(self, member_name: str) -> np.ndarray:
+        with self._open(member_name) as file:
+            shape, is_fortran, dtype, header_nbytes = self._read_shape(member_name, file)
+        if self._mapping is None:
+            self._mapping = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+        start = self._archive.getinfo(member_name).header_offset
+        lengths = self._mapping[start + _LENGTHS_OFFSET : start + _LOCAL_NBYTES]
+        start += _LOCAL_NBYTES + sum(struct.unpack("<HH", lengths)) + header_nbytes
+        if start % dtype.itemsize:
+            raise ValueError("it is not aligned")
+        order: Literal["C", "F"] = "F" if is_fortran else "C"
+        return np.ndarray(shape, dtype, self._mapping, start, order=order)
+
+    def _open(self, member_name: str) -> IO[bytes]:
+        member = self._archive.getinfo(member_name)
+        if member.compress_type != 0 or member.compress_size != member.file_size:
+            raise ValueError("it is compressed")
+        return self._archive.open(member)
+
+    def _read_shape(
+        self, member_name: str, file: IO[bytes]
+    ) -> tuple[tuple[int, ...], bool, np.dtype, int]:
+        """Read an array's header; return its shape, whether it has Fortran's order, its dtype and
+        the header's bytes."""
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("its header does not have version 1.0")
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        count = int(np.prod(shape, dtype=object))
+        is_refused = is_fortran and not self._takes_fortran
+        if dtype.hasobject or is_refused or min(shape, default=0) < 0:
+            raise ValueError(f"an array of {dtype} with shape {shape} is not expected")
+        if file.tell() + count * dtype.itemsize != self._archive.getinfo(member_name).file_size:
+            raise ValueError(f"its size does not match shape {shape}")
+        return shape, is_fortran, dtype, file.tell()

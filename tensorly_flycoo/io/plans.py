@@ -23,29 +23,44 @@ def check_arrays(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
     Whether they are the right plan is left to the file's checksums: to verify it would cost as much
     as to build it.
     """
+    check_shapes(layout, arrays, cut)
+    record_format, cls = cut.record_format, LAYOUT_CLASSES[layout]
+    names = cls.name_copies(record_format.ndim)
+    nnz = arrays[names[0]].shape[0]
+    for name in names:
+        _check_records(arrays[name], record_format, name)
+    for mode, size in enumerate(record_format.shape):
+        carry_rows = arrays[f"carry_rows_{mode}"]
+        _require(carry_rows.min(initial=0) >= NO_ROW, f"carry_rows_{mode}")
+        _check_limit(carry_rows, size, f"carry_rows_{mode}")
+        _check_limit(arrays[f"empty_rows_{mode}"], size, f"empty_rows_{mode}")
+        for ids in cls.list_ids(mode, nnz, cut, _find_write_order_dtype(arrays)):
+            _check_blocks(arrays[ids.name], ids.block_size, ids.name)
+            if ids.max_runs is not None:
+                _check_runs(arrays[ids.name], cut.tile_size, ids.max_runs, ids.name)
+
+
+def check_shapes(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
+    """Refuse arrays of other names, shapes or dtypes than the layout has; read no element."""
     arrays, record_format, cls = dict(arrays), cut.record_format, LAYOUT_CLASSES[layout]
-    write_order_dtype = np.dtype(np.uint16) if "write_order_0" in arrays else None
+    write_order_dtype = _find_write_order_dtype(arrays)
     names = cls.name_copies(record_format.ndim)
     _require(names[0] in arrays and arrays[names[0]].ndim == 2, names[0])
     nnz = arrays[names[0]].shape[0]
     for name in names:
-        shape = (nnz, record_format.num_words)
-        records = _take(arrays, name, record_format.word_dtype, shape)
-        _check_records(records, record_format, name)
+        _take(arrays, name, record_format.word_dtype, (nnz, record_format.num_words))
     for mode, size in enumerate(record_format.shape):
         num_tiles = -(-nnz // cut.tile_size)
-        carry_rows = _take(arrays, f"carry_rows_{mode}", np.dtype(np.int64), (num_tiles,))
-        _require(carry_rows.min(initial=0) >= NO_ROW, f"carry_rows_{mode}")
-        _check_limit(carry_rows, size, f"carry_rows_{mode}")
+        _take(arrays, f"carry_rows_{mode}", np.dtype(np.int64), (num_tiles,))
         empty_rows = _take(arrays, f"empty_rows_{mode}", index_dtype(size))
         _require(size - nnz <= empty_rows.size <= size, f"empty_rows_{mode}")
-        _check_limit(empty_rows, size, f"empty_rows_{mode}")
-        for name, dtype, block_size, max_runs in cls.list_ids(mode, nnz, cut, write_order_dtype):
-            ids = _take(arrays, name, dtype, (nnz,))
-            _check_blocks(ids, block_size, name)
-            if max_runs is not None:
-                _check_runs(ids, cut.tile_size, max_runs, name)
+        for ids in cls.list_ids(mode, nnz, cut, write_order_dtype):
+            _take(arrays, ids.name, ids.dtype, (nnz,))
     _require(not arrays, ", ".join(arrays))
+
+
+def _find_write_order_dtype(arrays: dict[str, np.ndarray]) -> np.dtype | None:
+    return np.dtype(np.uint16) if "write_order_0" in arrays else None
 
 
 def _take(

@@ -1,18 +1,21 @@
 """Save a tensor together with its plan, and load it ready to compute."""
 
+import errno
 import itertools
 import json
 import math
-from typing import TYPE_CHECKING
+import os
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from ..array_modules import move
+from ..array_modules import Array, move
 from ..checks import check_layout, check_shape
 from ..engines import select_engine
 from ..format.layout import Cut, Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
+from ..format.slab_layout import SlabLayout
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import refuse_labels
 from ..tensor.tensor import FlycooTensor
@@ -47,6 +50,8 @@ def save(path: FilePath, x: "FlycooTensor | SparseArray") -> None:
         If the file cannot be written.
     TypeError
         If `x` is not a sparse tensor, or is a LabelledTensor: pass its `tensor`.
+    ValueError
+        If `x` is in slabs, which `save_slabs` saves.
 
     Notes
     -----
@@ -75,10 +80,20 @@ def save(path: FilePath, x: "FlycooTensor | SparseArray") -> None:
     refuse_labels(x)
     x = as_flycoo(x)
     layout = x._layout
-    with replace_file(path) as file, layout.hold_records():
+    if isinstance(layout, SlabLayout):
+        raise ValueError(
+            f"x has {x.slabs} slabs, expected a tensor in one piece: call save_slabs(path, x)"
+        )
+    with replace_file(path) as file:
+        write_layout(file, layout)
+
+
+def write_layout(file: IO[bytes], layout: Layout, alignment: int = 1) -> None:
+    """Write a layout to a binary file, as `save` describes."""
+    with layout.hold_records():
         arrays = ((name, move(array, np)) for name, array in layout.iterate_arrays())
         header = np.array(json.dumps(_make_header(layout)))
-        write_arrays(file, itertools.chain([("header", header)], arrays))
+        write_arrays(file, itertools.chain([("header", header)], arrays), alignment)
 
 
 def _make_header(layout: Layout) -> Header:
@@ -145,24 +160,40 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor:
            [1, 0]]), array([0.5, 3. ]))
     """
     engine = select_engine(device)
+    if os.path.isdir(path):
+        reason = f"{os.strerror(errno.EISDIR)}, which open_slabs opens if it is one of slabs"
+        raise IsADirectoryError(errno.EISDIR, reason, os.fspath(path))
     with open_arrays(path) as reader:
-        header, record_format = _read_header(path, reader)
-        names = reader.names() - {"header"}
+        header, record_format = read_header(path, reader)
         cut = engine.choose_cut(record_format.shape, record_format.dtype)
-        if not _fits(header, record_format, names, cut, engine):
+        if not fits(header, record_format, reader.names(), cut, engine):
             return _rebuild(path, header, record_format, reader, engine)
-        arrays = {name: reader.read(name) for name in names}
+        layout = read_layout(path, header, reader, cut, engine)
+    x = object.__new__(FlycooTensor)
+    x._set(engine, layout)
+    return x
+
+
+def read_layout(
+    path: FilePath, header: Header, reader: ArrayReader, cut: Cut, engine: "Engine"
+) -> Layout:
+    """Read and check a layout that fits the engine."""
+    arrays = {name: reader.read(name) for name in reader.names() - {"header"}}
     try:
         check_arrays(header["layout"], arrays, cut)
     except ValueError as error:
         raise damage_error(path, error) from None
     arrays = {name: move(array, engine.xp) for name, array in arrays.items()}
-    x, cls = object.__new__(FlycooTensor), LAYOUT_CLASSES[header["layout"]]
-    x._set(engine, cls.from_arrays(arrays, cut, header["norm"], header["mode"], engine))
-    return x
+    return make_layout(header, arrays, cut, engine)
 
 
-def _fits(
+def make_layout(header: Header, arrays: dict[str, Array], cut: Cut, engine: "Engine") -> Layout:
+    """Make a layout from its saved header and checked arrays."""
+    cls = LAYOUT_CLASSES[header["layout"]]
+    return cls.from_arrays(arrays, cut, header["norm"], header["mode"], engine)
+
+
+def fits(
     header: Header, record_format: RecordFormat, names: set[str], cut: Cut, engine: "Engine"
 ) -> bool:
     """Return whether a plan has the record format, tiles and buckets that the engine would use."""
@@ -182,6 +213,18 @@ def _rebuild(
     engine: "Engine",
 ) -> FlycooTensor:
     """Build a tensor from the saved nonzeros alone; its constructor checks them."""
+    coords, values = read_records(path, header, record_format, reader)
+    options = {"layout": header["layout"], "device": engine.name}
+    try:
+        return FlycooTensor(coords, values, record_format.shape, **options)
+    except ValueError as error:
+        raise damage_error(path, f"records: {error}") from None
+
+
+def read_records(
+    path: FilePath, header: Header, record_format: RecordFormat, reader: ArrayReader
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the coords and values of saved nonzeros, which are not checked."""
     # Building takes memory and time in proportion to the mode sizes, and a header can claim huge
     # ones. A genuine file of such a tensor lists as many empty rows: check that first.
     records = reader.read(LAYOUT_CLASSES[header["layout"]].name_copies(record_format.ndim)[0])
@@ -191,15 +234,10 @@ def _rebuild(
     for mode, size in enumerate(record_format.shape):
         if reader.read(f"empty_rows_{mode}").size < size - records.shape[0]:
             raise damage_error(path, f"empty_rows_{mode} does not match the header")
-    coords, values = record_format.coords(records), record_format.values(records)
-    options = {"layout": header["layout"], "device": engine.name}
-    try:
-        return FlycooTensor(coords, values, record_format.shape, **options)
-    except ValueError as error:
-        raise damage_error(path, f"records: {error}") from None
+    return record_format.coords(records), record_format.values(records)
 
 
-def _read_header(path: FilePath, reader: ArrayReader) -> tuple[Header, RecordFormat]:
+def read_header(path: FilePath, reader: ArrayReader) -> tuple[Header, RecordFormat]:
     """Read and check the header; return it with the format of the records."""
     header = reader.read_header(_FORMAT, _VERSION, "tensorly-flycoo")
     try:

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..array_modules import Array, is_cupy
-from .tall_skinny import find_kernels, gpu_kernels, solve
+from ..array_modules import Array, array_module, is_cupy
+from ..shards.row_shards import RowShards
+from . import sharded, sharded_kernels
+from .tall_skinny import gpu_kernels, solve
 
 if TYPE_CHECKING:
-    from ..engines.protocol import Scale, TallKernels
+    from ..engines.tall_kernels import Scale, TallKernels
 
 
 class _Known(NamedTuple):
@@ -77,7 +79,7 @@ class GramProduct:
     @classmethod
     def of(cls, factor: Array) -> "GramProduct":
         """Return the Gram matrix of a factor."""
-        kernels = find_kernels(factor)
+        kernels = _find_kernels(factor)
         assert kernels is not None
         return cls(kernels, factor.shape[1], (_find_gram(kernels, factor).grams,))
 
@@ -126,19 +128,28 @@ class GramProduct:
 
     def solve(self, b: Array) -> Array:
         """Solve ``self @ x = b``; see `tall_skinny.solve`."""
-        rows = b.T if is_cupy(b) and b.ndim == 2 else None
-        if rows is None or rows.shape[1] != self.rank or not self._kernels.suits_tensor_cores(rows):
-            return solve(self.to_array(), b)
+        rows = b.T if _is_on_gpu(b) and b.ndim == 2 else None
+        if rows is None or rows.shape[1] != self.rank or not _suits(self._kernels, rows):
+            return (sharded.solve if isinstance(b, RowShards) else solve)(self.to_array(), b)
         inverse = self._kernels.invert_product(self.grams, self.T.scales, self.rank)
-        factor, grams, inner = self._kernels.solve_rows(rows, inverse)
+        if isinstance(rows, RowShards):
+            factor, grams, inner = sharded_kernels.solve_rows(self._kernels, rows, inverse)
+        else:
+            factor, grams, inner = self._kernels.solve_rows(rows, inverse)
         known = _Known(weakref.ref(_owner(factor)), grams, weakref.ref(_owner(rows)), inner)
-        _remember(known)
+        if isinstance(factor, RowShards):
+            factor.memo.known = known
+        else:
+            _remember(known)
         return factor.T
 
 
 def suits_gram(a: Array, b: Array) -> bool:
-    """Return whether ``a @ b`` is a Gram matrix that `GramProduct.of` suits, for a CuPy `b`."""
-    kernels = find_kernels(b)
+    """Return whether ``a @ b`` is a Gram matrix that `GramProduct.of` suits."""
+    kernels = _find_kernels(b)
+    if isinstance(a, RowShards) and isinstance(b, RowShards):
+        is_gram = a.shares_gram(b) and a.is_transposed and not b.is_transposed
+        return kernels is not None and is_gram and _suits(kernels, b)
     if kernels is None or not is_cupy(a) or b.ndim != 2 or not kernels.suits_tensor_cores(b):
         return False
     shapes_suit, strides_suit = a.shape == b.shape[::-1], a.strides == b.strides[::-1]
@@ -186,10 +197,10 @@ def compute_fit(
     float or None
         None if the kernels do not suit. Otherwise the host has waited for the GPU, once.
     """
-    kernels = find_kernels(mttkrp)
+    kernels = _find_kernels(mttkrp)
     if kernels is None or len(factors) > kernels.MAX_GRAMS:
         return None
-    if not all(is_cupy(x) and kernels.suits_tensor_cores(x) for x in (*factors, mttkrp)):
+    if not all(_is_on_gpu(x) and _suits(kernels, x) for x in (*factors, mttkrp)):
         return None
     rank, known = factors[0].shape[1], [_find_gram(kernels, factor) for factor in factors]
     scales: tuple[Scale, ...] = ()
@@ -200,13 +211,18 @@ def compute_fit(
             return None
     last = known[-1]
     is_known = last.mttkrp is not None and last.mttkrp() is _owner(mttkrp)
-    inner = last.inner if is_known else kernels.inner_blocks(mttkrp, factors[-1])
+    inner = last.inner if is_known else _inner_blocks(kernels, mttkrp, factors[-1])
     return kernels.compute_fit([k.grams for k in known], scales, rank, inner, float(norm) ** 2)
 
 
 def _find_gram(kernels: "TallKernels", factor: Array) -> _Known:
     """Return what is known of a factor; compute its Gram matrix if it is not known."""
     owner = _owner(factor)
+    if isinstance(factor, RowShards):  # never changes, so it need not be forgotten
+        if factor.memo.known is None:
+            grams = sharded_kernels.gram_blocks(kernels, factor)
+            factor.memo.known = _Known(weakref.ref(owner), grams)
+        return factor.memo.known
     for known in _of_thread.known:
         is_of_owner = known.factor() is owner and known.grams.shape[-1] == factor.shape[1]
         if is_of_owner and _is_whole(factor):
@@ -215,6 +231,26 @@ def _find_gram(kernels: "TallKernels", factor: Array) -> _Known:
     if _is_whole(factor):
         _remember(known)
     return known
+
+
+def _inner_blocks(kernels: "TallKernels", a: Any, b: Any) -> Any:
+    if isinstance(a, RowShards):
+        return sharded_kernels.inner_blocks(kernels, a, b)
+    return kernels.inner_blocks(a, b)
+
+
+def _find_kernels(x: Any) -> "TallKernels | None":
+    return gpu_kernels() if _is_on_gpu(x) else None
+
+
+def _is_on_gpu(x: Any) -> bool:
+    return array_module(x) is not np
+
+
+def _suits(kernels: "TallKernels", x: Any) -> bool:
+    if isinstance(x, RowShards):
+        return sharded_kernels.suits(kernels, x)
+    return kernels.suits_tensor_cores(x)
 
 
 def _is_whole(array: Array) -> bool:
@@ -229,8 +265,10 @@ def _remember(known: _Known) -> None:
     _of_thread.known.append(known)
 
 
-def _owner(array: Array) -> Array:
-    """Return the array that owns the memory of a view."""
+def _owner(array: Any) -> Any:
+    """Return the array that owns the memory of a view; of row-sharded ones what all views share."""
+    if isinstance(array, RowShards):
+        return array.memo
     return array if array.base is None else array.base
 
 

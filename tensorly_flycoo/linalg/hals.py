@@ -2,6 +2,8 @@
 
 from ..array_modules import Array
 from ..engines import engine_of
+from ..format.tree import fold_tree
+from ..shards.row_shards import RowShards
 
 
 def solve_nonnegative(
@@ -23,7 +25,8 @@ def solve_nonnegative(
     Parameters
     ----------
     targets : float array (I, R)
-        ``m U``, an MTTKRP. All arrays are NumPy's or CuPy's, C-contiguous and of one dtype.
+        ``m U``, an MTTKRP. All arrays are NumPy's or CuPy's, C-contiguous and of one dtype;
+        `targets` and `rows` may be `RowShards` of such arrays.
     gram : array (R, R)
         ``U.T U``. Columns with a zero on its diagonal stay unchanged.
     rows : array (I, R)
@@ -56,11 +59,25 @@ def solve_nonnegative(
     >>> rows
     array([[2., 0.]])
     """
-    engine = engine_of(rows)
     penalties = [rows.dtype.type(x or 0.0) for x in (sparsity, ridge, smallest)]
     first_error = None
     for _ in range(num_sweeps):
-        error, num_changes = engine.sweep_nonnegative(targets, gram, rows, *penalties)
+        error, num_changes = _sweep(targets, gram, rows, penalties)
         first_error = error if first_error is None else first_error
         if error < tolerance * first_error or num_changes == 0:
             break
+
+
+def _sweep(
+    targets: Array | RowShards, gram: Array, rows: Array | RowShards, penalties: list
+) -> tuple[float, int]:
+    """Improve each column once; return the error and the number of changed elements."""
+    if not isinstance(rows, RowShards):
+        return engine_of(rows).sweep_nonnegative(targets, gram, rows, *penalties)
+    devices, results = rows.sharding.devices, []
+    parts = zip(targets.blocks, rows.blocks, rows.sharding.homes, strict=True)
+    for own_targets, own_rows, home in parts:
+        with devices.use(home):
+            arrays = (own_targets, devices.bring(gram, home), own_rows)
+            results.append(engine_of(own_rows).sweep_nonnegative(*arrays, *penalties))
+    return fold_tree(results, lambda a, b: (a[0] + b[0], a[1] + b[1]))

@@ -16,7 +16,7 @@ from ..array_modules import Array, array_module, is_cupy, move
 from ..engines import select_engine
 
 if TYPE_CHECKING:
-    from ..engines.protocol import TallKernels
+    from ..engines.tall_kernels import TallKernels
 
 #: From this many rows a CuPy matrix counts as tall; below, launches cost more than the work.
 MIN_TALL_ROWS = 2**15
@@ -67,6 +67,11 @@ def sum_rows(x: Array) -> Array:
 def column_norms(x: Array) -> Array:
     """Compute the Euclidean norms of columns, summed in float64 if `x` is tall."""
     return np.sqrt(_sum_blocks(x * x)).astype(x.dtype) if is_tall(x) else np.linalg.norm(x, axis=0)
+
+
+def sum_columns(x: Array) -> Array:
+    """Compute ``x.sum(axis=0)`` in float64."""
+    return _sum_blocks(x) if is_tall(x) else x.sum(axis=0, dtype=np.float64)
 
 
 def _sum_blocks(x: Array) -> Array:
@@ -123,6 +128,14 @@ def inner_product(a: Array, b: Array) -> Array:
     if kernels is None or not is_alike or a.shape[1] >= 2**16:
         return np.sum(np.sum(a * np.conj(b), axis=0))
     return kernels.inner_blocks(a, b).to_array().sum().astype(a.dtype)
+
+
+def sum_squares(x: Array) -> Array:
+    """Compute the sum of the squares of all elements, in float64."""
+    kernels = find_kernels(x)
+    if kernels is None or not is_tall(x) or x.shape[1] >= 2**16:
+        return (x * x).sum(dtype=np.float64)
+    return kernels.inner_blocks(x, x).to_array().sum()
 
 
 def qr(a: Array) -> tuple[Array, Array]:

@@ -3,6 +3,8 @@
 What concerns one model, such as `LabelledCP`, is in `decomposition`, which makes them.
 """
 
+from ..decomposition.anomaly_scores import anomaly_scores
+from ..decomposition.counts import CountFit
 from ..decomposition.cp_fit import CPFit, cp_fit
 from ..decomposition.fold_in import fold_in
 from ..decomposition.labelled_cp import LabelledCP
@@ -10,15 +12,19 @@ from .best_of import Starts, best_of
 from .core_consistency import core_consistency
 from .estimator import FlycooCP
 from .match import factor_match_score
+from .online_cp import OnlineCP
 from .select_rank import RankScore, RankSelection, select_rank
 
 __all__ = [
     "CPFit",
+    "CountFit",
     "FlycooCP",
     "LabelledCP",
+    "OnlineCP",
     "RankScore",
     "RankSelection",
     "Starts",
+    "anomaly_scores",
     "best_of",
     "core_consistency",
     "cp_fit",

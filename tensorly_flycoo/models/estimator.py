@@ -1,11 +1,11 @@
 """CP decompositions of sparse tensors as an estimator in scikit-learn's style."""
 
-import inspect
 from typing import TYPE_CHECKING, Any, Self
 
 from .. import decomposition
 from ..decomposition.cp_fit import cp_fit
-from .select_rank import CP_METHODS
+from .parameters import Parameters
+from .select_rank import CP_METHODS, loss_of
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..tensor.tensor import FlycooTensor
 
 
-class FlycooCP:
+class FlycooCP(Parameters):
     """A CP decomposition of a sparse tensor that scikit-learn can clone and search.
 
     It has the methods that `sklearn.base.clone` and `GridSearchCV` need, and does not import
@@ -94,26 +94,6 @@ class FlycooCP:
         self.mask = mask
         self.options = options
 
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the parameters by name."""
-        names = list(inspect.signature(type(self).__init__).parameters)[1:]
-        return {name: getattr(self, name) for name in names}
-
-    def set_params(self, **params: Any) -> Self:
-        """Set parameters by name, and return the estimator.
-
-        Raises
-        ------
-        ValueError
-            If there is no such parameter.
-        """
-        known = self.get_params()
-        for name, value in params.items():
-            if name not in known:
-                raise ValueError(f"FlycooCP has no parameter {name!r}, expected one of {[*known]}")
-            setattr(self, name, value)
-        return self
-
     def fit(self, x: "FlycooTensor | LabelledTensor | SparseArray", y: None = None) -> Self:
         """Decompose a sparse tensor, or the only one in a list, and return the estimator.
 
@@ -135,27 +115,26 @@ class FlycooCP:
     def score(self, x: "FlycooTensor | LabelledTensor | SparseArray", y: None = None) -> float:
         """Return the model's fit, 1 - relative error, at the entries of `mask` if one is given.
 
+        With ``loss="poisson_count"`` it is the share of the deviance that the model explains.
+
         Raises
         ------
         ValueError
-            If the shape of `x` is not that of the model.
+            If the shape of `x` is not that of the model, or the loss has no score.
         """
-        return cp_fit(_take_only(x), self.cp_tensor_, mask=self.mask).fit
+        loss = loss_of(getattr(decomposition, self.method), self.options or {})
+        if loss == "gaussian":
+            return cp_fit(_take_only(x), self.cp_tensor_, mask=self.mask).fit
+        if loss != "poisson_count":
+            raise ValueError(f"loss is {loss!r}, which has no score")
+        fit = cp_fit(_take_only(x), self.cp_tensor_, mask=self.mask, loss="poisson_count")
+        return fit.explained
 
     def fit_transform(
         self, x: "FlycooTensor | LabelledTensor | SparseArray", y: None = None
     ) -> Any:
         """Decompose a sparse tensor, and return the model, as TensorLy's classes do."""
         return self.fit(x).cp_tensor_
-
-    def __repr__(self) -> str:
-        params = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items())
-        return f"FlycooCP({params})"
-
-    def __sklearn_tags__(self) -> Any:
-        from sklearn.utils import Tags, TargetTags
-
-        return Tags(estimator_type=None, target_tags=TargetTags(required=False))
 
 
 def _take_only(x: Any) -> Any:

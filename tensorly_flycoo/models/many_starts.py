@@ -112,7 +112,8 @@ def _choose_batch_size(x: FlycooTensor, rank: int) -> int:
     """Choose how many runs to iterate together, by the free memory and a CPU's caches."""
     free, size = x._engine.count_free_nbytes(), 2**10
     if free is not None:
-        each = _COPIES * count_call_nbytes(x._engine, x.shape, x.nnz, x.dtype, rank, "random")
+        sizes = (x.shape, x.nnz, x.dtype, rank)
+        each = _COPIES * count_call_nbytes(x._engine, *sizes, "random", x.slabs)
         size = int(_SHARE * free) // each
     if x.device == "cpu":
         column_nbytes = sum(x.shape) * x.dtype.itemsize

@@ -10,13 +10,13 @@ from tensorly.cp_tensor import CPTensor
 
 from .. import decomposition
 from ..array_modules import move
-from ..checks import check_count, check_rank
+from ..checks import check_count, check_rank, num_cells
 from ..decomposition.cp_fit import cp_fit
 from ..decomposition.labelled_cp import label_result
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
-from .best_of import as_random_state, best_of, name_of
+from .best_of import Starts, as_random_state, best_of, name_of
 from .core_consistency import core_consistency
 
 if TYPE_CHECKING:
@@ -37,7 +37,15 @@ CP_METHODS = (
     "constrained_parafac",
     "randomised_parafac",
     "observed_parafac",
+    "generalized_parafac",
 )
+
+#: The losses whose held-out loss can be measured.
+_MEASURED = ("gaussian", "poisson_count")
+
+#: With counts, held-out entries are compared with the model plus this part of the mean count. A
+#: model that calls a held-out count impossible would be infinitely bad otherwise.
+_FLOOR = 1e-3
 
 #: Core consistency is left out if it would take more operations than this.
 _MAX_CORE_OPERATIONS = 10**10
@@ -50,10 +58,11 @@ class RankScore(NamedTuple):
     ----------
     rank : int
     error : float
-        The relative error of the best run.
+        The relative error of the best run; of `generalized_parafac`, the loss F.
     heldout_loss : float
         The norm of the residual at the held-out entries, relative to the norm of their values, for
-        a model that was fitted without them.
+        a model that was fitted without them. Of ``loss="poisson_count"``, the share of their
+        deviance that the model, plus a thousandth of the mean count, does not explain.
     core_consistency : float
         Of the best run; at most 100. See `core_consistency`.
     match : float
@@ -161,7 +170,8 @@ def select_rank(
     method : str or callable
         A CP decomposition with the parameters `random_state` and `init`: the name of a function of
         `tensorly_flycoo.decomposition`, or a function. To hold entries out it needs `mask`:
-        "parafac" and "non_negative_parafac" have it.
+        "parafac", "non_negative_parafac" and "generalized_parafac" (its losses "gaussian" and
+        "poisson_count") have it.
     holdout : float
         The share of the nonzeros to hold out; 0 holds out nothing and suggests nothing.
     random_state : int or numpy.random.RandomState, optional
@@ -190,6 +200,7 @@ def select_rank(
     -----
     The runs take most of the time: see `best_of`. The model without the held-out entries takes one
     more run, which starts from the best one: its iterations forget what that knew of the entries.
+    (With counts it starts as the best one started.)
     Core consistency takes ``nnz * R**(ndim - 1)`` operations and is left out (nan) above ten
     billion. All models are kept. The same `random_state` gives the same result on one machine.
 
@@ -228,8 +239,9 @@ def select_rank(
                 f"{name_of(function)} returns a {type(best).__name__}, expected a CP decomposition"
             )
         if mask is not None:
-            model = function(x, rank, **{**options, "mask": mask, "init": best})
-            loss = cp_fit(x, model, mask=mask).relative_error
+            start = _choose_start(starts, loss_of(function, options))
+            model = function(x, rank, **{**options, "mask": mask, **start})
+            loss = _measure(x, model, mask, loss_of(function, options))
         core = _find_core_consistency(x, best)
         least = float(starts.final_errors.min())
         scores.append(RankScore(rank, least, loss, core, starts.match))
@@ -268,10 +280,54 @@ def _check_holdout(
             f"{name_of(method)} has no mask, so nothing can be held out: pass holdout=0, or the "
             "method 'parafac' or 'non_negative_parafac'"
         )
+    if holdout and loss_of(method, options) not in _MEASURED:
+        raise ValueError(
+            f"loss is {loss_of(method, options)!r}, expected one of {_MEASURED} to hold entries "
+            "out: pass holdout=0"
+        )
     if holdout and options.get("mask") is not None:
         raise ValueError("mask is given, but select_rank holds entries out itself: pass holdout=0")
     if holdout and x.nnz == 0:
         raise ValueError("x has no nonzeros, expected some to hold out: pass holdout=0")
+
+
+def loss_of(method: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """Return the loss that a decomposition minimises.
+
+    Examples
+    --------
+    >>> loss_of(decomposition.parafac, {}), loss_of(decomposition.generalized_parafac, {})
+    ('gaussian', 'poisson_count')
+    """
+    parameter = inspect.signature(method).parameters.get("loss")
+    return "gaussian" if parameter is None else options.get("loss", parameter.default)
+
+
+def _choose_start(starts: Starts, loss: Any) -> dict[str, Any]:
+    """Return where the run without the held-out entries starts: from the best model.
+
+    Updates for counts are too slow to forget what that model knew of the entries, and start as its
+    run did.
+    """
+    if loss == "gaussian":
+        return {"init": starts.best}
+    return {"init": "random", "random_state": starts.seeds[starts.best_number]}
+
+
+def _measure(x: FlycooTensor, model: CPTensor, mask: Any, loss: str) -> float:
+    """Compute the held-out loss of a model."""
+    if loss == "gaussian":
+        return cp_fit(x, model, mask=mask).relative_error
+    weights, factors = model
+    xp = x._engine.xp
+    mean = float(x._sorted_nonzeros()[1].sum()) / num_cells(x.shape)
+    floor = xp.full(1, _FLOOR * mean, x.dtype)
+    raised = [
+        xp.concatenate([factor, xp.ones((factor.shape[0], 1), x.dtype)], axis=1)
+        for factor in factors
+    ]
+    fit = cp_fit(x, (xp.concatenate([weights, floor]), raised), mask=mask, loss="poisson_count")
+    return 1 - fit.explained
 
 
 def _hold_out(x: FlycooTensor, share: float, random: np.random.RandomState) -> Any:

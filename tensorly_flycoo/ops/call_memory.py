@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,24 +9,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..checks import check_dtype, check_layout, check_nnz, check_rank, check_shape
-from ..engines import select_engine
-from ..linalg.eigen import MAX_BLOCKS, choose_width
-from ..linalg.leading_pairs import MAX_GRAM_SIZE
-from .unfolding_gram import choose_max_blocks, is_cheap_to_form
+from ..checks import check_count, check_dtype, check_layout, check_nnz, check_rank, check_shape
+from ..engines import protocol, select_engine
+from ..engines.slab_plan import share_nbytes
+from ..format.partition import find_longest_mode
+from ..format.tree import count_waiting
+from .svd_memory import count_svd_nbytes
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
 
 #: The initial guesses whose memory is known.
 INITS = ("svd", "random")
-
-#: Bytes for each nonzero of an unfolding that is split into columns: a flag, its row and its value.
-_ENTRY_NBYTES = 13
-
-#: Bytes for each row of an unfolding: sums of squares of values alone in their columns, and these
-#: together with what finds the coupled rows.
-_ROW_NBYTES, _FINDING_NBYTES = 16, 33
 
 
 @dataclass(frozen=True)
@@ -41,7 +34,8 @@ class MemoryEstimate:
         `nnz` allows. Each empty row beyond those adds 4 bytes.
     peak_nbytes : int
         Peak use of the device's memory while the tensor is built from arrays on the host: an upper
-        bound for any empty rows and any order of the nonzeros.
+        bound for any empty rows and any order of the nonzeros. With several devices, of the one
+        that is used most, like the next one.
     call_nbytes : int or None
         Peak use of the device's memory, the tensor included, while `parafac` decomposes the tensor
         with its other parameters at their defaults; None without a rank.
@@ -61,6 +55,7 @@ def estimate_memory(
     device: str | None = None,
     rank: int | None = None,
     init: str = "svd",
+    slabs: int | None = None,
 ) -> MemoryEstimate:
     """Predict how much memory a `FlycooTensor`, or a decomposition of it, takes.
 
@@ -77,6 +72,9 @@ def estimate_memory(
         Of a decomposition by `parafac`.
     init : {"svd", "random"}
         The initial guess of that decomposition.
+    slabs : int, optional
+        They are taken to have equally many nonzeros. By default 1, or one for each 2**32 nonzeros
+        and for each GPU: what is free now does not count.
 
     Returns
     -------
@@ -89,9 +87,10 @@ def estimate_memory(
     Raises
     ------
     TypeError
-        If a size, `nnz` or `rank` is not an integer, or `dtype` is not a dtype for values.
+        If a size, `nnz`, `rank` or `slabs` is not an integer, or `dtype` is not a dtype for values.
     ValueError
-        If a size, `nnz` or `rank` is out of range, or `layout`, `device` or `init` is unknown.
+        If a size, `nnz`, `rank` or `slabs` is out of range, or `layout`, `device` or `init` is
+        unknown.
     ImportError, RuntimeError
         If `device` is "cuda" and cannot be used: tile sizes depend on the GPU.
 
@@ -120,77 +119,58 @@ def estimate_memory(
     check_layout(layout)
     if init not in INITS:
         raise ValueError(f"init is {init!r}, expected 'svd' or 'random'")
+    slabs = None if slabs is None else check_count(slabs, "slabs")
     engine = select_engine(device)
-    nbytes, peak_nbytes = engine.estimate_layout(layout, nnz, shape, dtype)
+    nbytes, peak_nbytes = engine.estimate_layout(layout, nnz, shape, dtype, slabs)
     if rank is None:
         return MemoryEstimate(nbytes, peak_nbytes)
-    work_nbytes = count_call_nbytes(engine, shape, nnz, dtype, check_rank(rank), init)
-    return MemoryEstimate(nbytes, peak_nbytes, nbytes + work_nbytes)
+    num_slabs = slabs or protocol.choose_num_slabs(nnz, engine.devices)
+    work_nbytes = count_call_nbytes(engine, shape, nnz, dtype, check_rank(rank), init, num_slabs)
+    held_nbytes = share_nbytes(engine, nbytes, num_slabs)
+    return MemoryEstimate(nbytes, peak_nbytes, held_nbytes + work_nbytes)
 
 
 def count_call_nbytes(
-    engine: Engine, shape: Sequence[int], nnz: int, dtype: np.dtype, rank: int, init: str
+    engine: Engine,
+    shape: Sequence[int],
+    nnz: int,
+    dtype: np.dtype,
+    rank: int,
+    init: str,
+    num_slabs: int | None = None,
 ) -> int:
-    """Count the bytes at the peak of a default `parafac` beyond those of the tensor."""
-    iteration = _count_iteration_nbytes(engine, shape, nnz, dtype, rank)
+    """Count the bytes at the peak of a default `parafac` beyond those of the tensor.
+
+    Of a tensor on several devices they are those of the first one. By default there are as many
+    slabs as an engine chooses.
+    """
+    num_slabs = num_slabs or protocol.choose_num_slabs(nnz, engine.devices)
+    iteration = _count_iteration_nbytes(engine, shape, nnz, dtype, rank, num_slabs)
     if init == "random":
         return iteration
     row_nbytes, start = rank * dtype.itemsize, 0
     for mode in range(len(shape)):
         earlier = sum(shape[:mode]) * row_nbytes
-        start = max(start, earlier + count_svd_nbytes(engine, shape, nnz, dtype, mode, rank))
+        options = (mode, rank, num_slabs)
+        start = max(start, earlier + count_svd_nbytes(engine, shape, nnz, dtype, *options))
     return max(iteration, start)
 
 
 def _count_iteration_nbytes(
-    engine: Engine, shape: Sequence[int], nnz: int, dtype: np.dtype, rank: int
+    engine: Engine, shape: Sequence[int], nnz: int, dtype: np.dtype, rank: int, num_slabs: int
 ) -> int:
     """Count the factors, and what the update of one adds: its MTTKRP and the solution."""
     row_nbytes = rank * dtype.itemsize
     if engine.tall is not None:  # solutions have rows aligned for the next MTTKRP
         row_nbytes = engine.tall.choose_row_nbytes(row_nbytes)
-    num_tiles = -(-nnz // engine.choose_cut(shape, dtype).tile_size)
+    num_tiles = -(-nnz // (num_slabs * engine.choose_cut(shape, dtype).tile_size))
+    if engine.devices is not None:
+        # Each factor in shards and gathered, two results and those that wait to be added.
+        waiting = count_waiting(num_slabs) + 2
+        return (2 * sum(shape) + waiting * max(shape) + num_tiles) * row_nbytes
     solving = max(size + max(size, shape[mode - 1]) for mode, size in enumerate(shape))
-    multiplying = max(size + shape[mode - 1] for mode, size in enumerate(shape)) + num_tiles
+    # Results of slabs that wait to be added.
+    waiting, cut_mode = count_waiting(num_slabs), find_longest_mode(shape)
+    results = [size * (1 + (mode != cut_mode) * waiting) for mode, size in enumerate(shape)]
+    multiplying = max(result + shape[mode - 1] for mode, result in enumerate(results)) + num_tiles
     return (sum(shape) + max(solving, multiplying)) * row_nbytes
-
-
-def count_svd_nbytes(
-    engine: Engine, shape: Sequence[int], nnz: int, dtype: np.dtype, mode: int, rank: int
-) -> int:
-    """Count the bytes at the peak of one unfolding's singular vectors beyond those of the tensor.
-
-    The number of coupled rows is that of nonzeros spread evenly.
-    """
-    size, num_columns = shape[mode], math.prod(shape) // shape[mode]
-    place_nbytes = 4 if nnz < 2**32 else 8
-    ordering = 2 * place_nbytes * nnz + engine.sort_places_nbytes(nnz, tuple(shape))
-    num_places = (mode > 0) + (0 < mode < len(shape) - 1)  # orders kept while entries are split
-    splitting = (_ENTRY_NBYTES + num_places * place_nbytes) * nnz
-    finding = _ENTRY_NBYTES * nnz + _FINDING_NBYTES * size
-    listing = max(ordering, splitting, finding)
-    num_shared = round(nnz * -math.expm1(-nnz / num_columns))
-    num_coupled = round(size * -math.expm1(-num_shared / size))
-    kept = _ROW_NBYTES * size
-    if num_coupled == 0:
-        return max(listing, kept + size * rank * dtype.itemsize)
-    work = _count_eigen_nbytes(engine, num_coupled, num_shared, num_columns, dtype, rank)
-    left = size * rank * dtype.itemsize + num_coupled * rank * dtype.itemsize
-    return max(listing, kept + 24 * num_shared + max(work, left))
-
-
-def _count_eigen_nbytes(
-    engine: Engine, size: int, num_shared: int, num_columns: int, dtype: np.dtype, rank: int
-) -> int:
-    """Count the bytes for the leading eigenvectors of `size` coupled rows."""
-    num_columns = min(num_columns, num_shared // 2 + 1)
-    dtype = np.dtype(np.float64) if size <= MAX_GRAM_SIZE else dtype
-    if is_cheap_to_form(engine, size, num_columns):
-        return engine.gram_nbytes(size, num_columns)
-    options = (num_shared, (num_columns, size), dtype)
-    tensor, building = engine.estimate_layout("replicated", *options)
-    block = size * choose_width(rank, size) * dtype.itemsize
-    is_exact = size <= MAX_GRAM_SIZE
-    basis = block * (MAX_BLOCKS if is_exact else choose_max_blocks(size, rank, dtype))
-    image = num_columns * block // size
-    return max(building, tensor + basis + max(3 * block, 2 * block + image))

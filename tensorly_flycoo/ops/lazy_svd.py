@@ -8,8 +8,8 @@ from typing import Any
 from ..array_modules import Array, array_module
 from ..checks import densify_error
 from ..tensor.memory import attempt, explain_work
-from .call_memory import count_svd_nbytes
 from .lazy import LazyArray
+from .svd_memory import count_svd_nbytes
 from .unfolding_svd import LazyMatrix, complete_basis
 
 
@@ -49,7 +49,8 @@ class LazySVD:
         x, mode = self.matrix.tensor, self.matrix.mode
 
         def explain() -> str:
-            work_nbytes = count_svd_nbytes(x._engine, x.shape, x.nnz, x.dtype, mode, rank)
+            sizes = (x._engine, x.shape, x.nnz, x.dtype)
+            work_nbytes = count_svd_nbytes(*sizes, mode, rank, x.slabs)
             return explain_work(x, f"{rank} singular vectors of mode {mode}", work_nbytes)
 
         return attempt(lambda: self._decompose(rank), explain)

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 from ..array_modules import Array
 from ..checks import check_factors, check_mode, check_out, check_weights
+from ..format.slab_layout import SpreadLayout
 from ..reporting import log_compilation
+from ..shards.row_shards import RowShards
+from ..shards.sharding import find_sharding
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.memory import attempt, explain_work
 from ..tensor.tensor import FlycooTensor
@@ -57,7 +60,8 @@ def mttkrp(
         If `x` is not sparse, or factors, weights or `out` have the wrong array type or dtype.
     ValueError
         If `mode` is out of range, a shape or rank does not fit, `out` overlaps an argument that is
-        read, or an array is on a GPU other than the current one.
+        read, an array is on a GPU other than the current one, or `x` is on several GPUs and the
+        current one is not the first.
     MemoryError
         If memory runs out; the message says what was needed and free, and what would fit. The
         tensor remains valid.
@@ -91,16 +95,20 @@ def mttkrp(
     x = as_flycoo(x, check_coords=True)
     mode = check_mode(mode, x.ndim)
     array_type, engine = x._engine.array_type, x._engine
-    factors = check_factors(factors, x.shape, x.dtype, array_type)
+    layout = x._layout
+    types = (array_type, RowShards) if isinstance(layout, SpreadLayout) else (array_type,)
+    factors = check_factors(factors, x.shape, x.dtype, *types)
     rank = factors[0].shape[1]
     if weights is not None:
         check_weights(weights, rank, x.dtype, array_type)
+    if isinstance(layout, SpreadLayout):
+        return _compute_shards(x, layout, factors, mode, weights, out)
     shape = (x.shape[mode], rank)
     if out is not None:
         inputs = [(f"factors[{n}]", factor) for n, factor in enumerate(factors) if n != mode]
         inputs += [] if weights is None else [("weights", weights)]
         check_out(out, shape, x.dtype, array_type, inputs, engine.xp.may_share_memory)
-    read = {"x": x._layout.records, "factors": factors}
+    read = {"x": x._layout.get_copies()[0], "factors": factors}
     engine.check_arrays(read if out is None else {**read, "out": out})
 
     def compute() -> Array:
@@ -113,5 +121,36 @@ def mttkrp(
         work_nbytes = engine.count_workspace_nbytes(x._layout, factors, mode)
         work_nbytes += 0 if out is not None else shape[0] * rank * x.dtype.itemsize
         return explain_work(x, f"mttkrp of mode {mode} and rank {rank}", work_nbytes)
+
+    return attempt(compute, explain)
+
+
+def _compute_shards(
+    x: FlycooTensor,
+    layout: SpreadLayout,
+    factors: Sequence[Array | RowShards],
+    mode: int,
+    weights: Array | None,
+    out: Array | None,
+) -> RowShards:
+    """Compute the MTTKRP of a tensor on several devices."""
+    if out is not None:
+        raise TypeError("out is given, but x is on several devices: the result is a new RowShards")
+    for n, factor in enumerate(factors):
+        if isinstance(factor, RowShards) and factor.sharding != find_sharding(layout, n):
+            raise ValueError(
+                f"factors[{n}] is sharded otherwise than mode {n} of x: give a plain array, "
+                "such as tl.to_numpy returns"
+            )
+
+    layout.devices.check_current()
+
+    def compute() -> RowShards:
+        with log_compilation():
+            return x._engine.mttkrp_shards(layout, factors, mode, weights)
+
+    def explain() -> str:
+        nbytes = x.shape[mode] * factors[0].shape[1] * x.dtype.itemsize
+        return explain_work(x, f"mttkrp of mode {mode}", 2 * nbytes)
 
     return attempt(compute, explain)

@@ -19,7 +19,7 @@ def count_nonempty_rows(x: FlycooTensor, mode: int) -> int:
     >>> count_nonempty_rows(x, 0)
     2
     """
-    return x.shape[mode] - x._layout.tilings[mode].empty_rows.size
+    return x.shape[mode] - x._layout.find_empty_rows(mode).size
 
 
 def find_nonempty_rows(
@@ -49,7 +49,7 @@ def find_nonempty_rows(
     >>> numbers, slots[numbers]
     (array([0, 3]), array([0, 1], dtype=uint32))
     """
-    xp, empty_rows = x._engine.xp, x._layout.tilings[mode].empty_rows
+    xp, empty_rows = x._engine.xp, x._layout.find_empty_rows(mode)
     if empty_rows.size == 0:
         return slice(None), None
     is_used = xp.ones(x.shape[mode], bool)

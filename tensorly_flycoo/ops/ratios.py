@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ..array_modules import Array
+from ..format.slab_layout import SpreadLayout
 from ..tensor.memory import attempt, explain_work
 from ..tensor.tensor import FlycooTensor
 
@@ -37,6 +38,13 @@ def mttkrp_of_ratios(
     log_sum : float64 array () or None
         On the device of `x`; None without `wants_logs`.
 
+    Raises
+    ------
+    TypeError
+        If `x` is on several GPUs.
+    MemoryError
+        If memory runs out.
+
     Notes
     -----
     One pass over the nonzeros, with the workspace of `mttkrp`. Results have the same bits in every
@@ -52,6 +60,11 @@ def mttkrp_of_ratios(
     array([[4.],
            [2.]])
     """
+    if isinstance(x._layout, SpreadLayout):
+        raise TypeError(
+            "x is on several GPUs, expected one: losses other than least squares are computed on "
+            'one, so build it inside `with set_device("cuda"):`'
+        )
     engine, (rank, size) = x._engine, (factors[0].shape[1], x.shape[mode])
 
     def compute() -> tuple[Array, Array | None]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -27,14 +26,12 @@ from ..linalg.eigen import (
 )
 from ..linalg.leading_pairs import MAX_DIRECT_SIZE, MAX_GRAM_SIZE
 from ..linalg.tall_skinny import transposed_product
-from ..tensor.tensor import FlycooTensor
+from .shared_columns import Entries, SharedColumns, build_matrix
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
-
-#: Shared columns to multiply at a time, or as many as there are coupled rows if that is more:
-#: the product of all of them could be much larger than a factor.
-_COLUMNS_AT_ONCE = 2**22
+    from ..format.layout import Layout
+    from ..format.slab_layout import AnyLayout
 
 #: The largest basis for iterations that end early, and the fewest blocks in one.
 _MAX_BASIS_NBYTES = 2**34
@@ -45,22 +42,6 @@ _MAX_DRAWN = 2**22
 
 #: How far the squares of singular values above a size of 8192 may fall short, relative to them.
 MAX_SHORTFALL = 0.2
-
-
-class Entries(NamedTuple):
-    """The nonzeros of an unfolding, column by column with ascending rows.
-
-    Attributes
-    ----------
-    is_first : bool array (nnz + 1,)
-        Whether a nonzero is the first of its column; the last item is true.
-    rows : unsigned integer array (nnz,)
-    values : float64 array (nnz,)
-    """
-
-    is_first: Array
-    rows: Array
-    values: Array
 
 
 class UnfoldingGram:
@@ -90,7 +71,7 @@ class UnfoldingGram:
     size : int
     dtype : numpy.dtype
         float64 up to a size of 8192.
-    columns : FlycooTensor or None
+    columns : Layout, SlabLayout or None
         The transposed matrix, if it has at most 8192 columns and more rows.
     """
 
@@ -106,17 +87,17 @@ class UnfoldingGram:
         self._engine, self._is_exact = engine, is_exact
         self.total = float(entries.values.sum()) / scale
         self.squares = engine.sum_single_squares(*entries, num_rows, scale)
-        self.rows, coords, values = engine.list_shared(*entries, num_rows, scale)
-        self._shared, self.size = (coords, values), int(self.rows.size)
-        self._num_columns = int(coords[0, -1]) + 1 if values.size else 0
-        self.dtype = np.dtype(np.float64 if self.size <= MAX_GRAM_SIZE else dtype)
+        self._shared = SharedColumns(entries, scale, num_rows, engine)
+        self.rows, self.size = self._shared.rows, int(self._shared.rows.size)
+        self.dtype = choose_dtype(self.size, dtype)
+        self._shared.dtype = self.dtype
         self._diagonal = engine.add_signs(self.squares, self.rows)
-        self.columns = self._transpose(entries, scale)
+        self.columns: AnyLayout | None = self._transpose(entries, scale)
 
-    def _transpose(self, entries: Entries, scale: float) -> FlycooTensor | None:
+    def _transpose(self, entries: Entries, scale: float) -> Layout | None:
         xp, num_rows = self._engine.xp, self.squares.shape[1]
         is_first, rows, values = entries
-        num_columns = values.size - self._shared[1].size + self._num_columns
+        num_columns = values.size - self._shared.num_nonzeros + self._shared.num_columns
         if not 0 < num_columns <= MAX_GRAM_SIZE:
             return None
         is_used = xp.zeros(num_rows, bool)
@@ -124,11 +105,7 @@ class UnfoldingGram:
         if num_columns >= xp.flatnonzero(is_used).size:
             return None
         coords = xp.stack([xp.cumsum(is_first[:-1]) - 1, rows.astype(np.int64)])
-        return self._make_tensor(coords, values / scale, (num_columns, num_rows))
-
-    def _make_tensor(self, coords: Array, values: Array, shape: tuple[int, int]) -> FlycooTensor:
-        options = {"layout": "replicated", "device": self._engine.name}
-        return FlycooTensor(coords, values, shape, **options)
+        return build_matrix(coords, values / scale, (num_columns, num_rows), self._engine)
 
     def add_free_squares(self, coupled: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
         """Merge eigenvalues of the coupled rows with those of the free ones, which are not coupled.
@@ -191,12 +168,11 @@ class UnfoldingGram:
     # Of the coupled rows
 
     def is_cheap_to_form(self) -> bool:
-        return is_cheap_to_form(self._engine, self.size, self._num_columns)
+        return is_cheap_to_form(self._engine, self.size, self._shared.num_columns)
 
     def form(self) -> Array:
         """Return the matrix (size, size), float64; on the host only its lower triangle counts."""
-        coords, values = self._shared
-        return self._engine.gram(coords, values, self._diagonal)
+        return self._shared.form_gram(self._diagonal)
 
     def iterate(self, rank: int) -> tuple[np.ndarray, Array]:
         """Compute the leading eigenpairs by block Lanczos iteration.
@@ -218,8 +194,7 @@ class UnfoldingGram:
     def multiply(self, block: Array) -> Array:
         """Multiply a block (size, k) of `dtype`."""
         total = block * self._diagonal.astype(self.dtype)[:, None]
-        for columns in self._columns:
-            total += self._multiply(columns, self._multiply(columns, block, 0), 1)
+        self._shared.add_gram_product(total, block)
         return total
 
     def project(self, block: Array) -> np.ndarray:
@@ -234,31 +209,12 @@ class UnfoldingGram:
 
     def iterate_right_products(self, block: Array) -> Iterator[Array]:
         """Yield ``A.T @ block`` for some of the shared columns at a time: (num_columns, k)."""
-        return (self._multiply(columns, block, 0) for columns in self._columns)
+        return self._shared.iterate_right_products(block)
 
-    def _multiply(self, columns: FlycooTensor, block: Array, mode: int) -> Array:
-        """Multiply shared columns by a block with a row for each coupled row (mode 0), or back."""
-        out = self._engine.xp.empty((columns.shape[mode], block.shape[1]), self.dtype)
-        factors = [out, block] if mode == 0 else [block, out]
-        self._engine.mttkrp(columns._layout, factors, mode, out)
-        return out
 
-    @cached_property
-    def _columns(self) -> list[FlycooTensor]:
-        """The shared columns, some at a time, as tensors (num_columns, size)."""
-        (coords, values), xp = self._shared, self._engine.xp
-        step = max(_COLUMNS_AT_ONCE, self.size)
-        firsts, places, tensors = range(0, self._num_columns, step), [0], []
-        if len(firsts) > 1:
-            places = xp.searchsorted(coords[0], xp.asarray(firsts)).tolist()
-        for first, place, end in zip(firsts, places, [*places[1:], values.size], strict=False):
-            own, own_values = coords[:, place:end], values[place:end]
-            if first > 0:
-                own = own - xp.asarray([[first], [0]])
-            shape = (min(step, self._num_columns - first), self.size)
-            own_values = own_values.astype(self.dtype, copy=False)
-            tensors.append(self._make_tensor(own, own_values, shape))
-        return tensors
+def choose_dtype(size: int, dtype: DTypeLike) -> np.dtype:
+    """Return the dtype of products with a Gram matrix of `size`: float64 if it is to be exact."""
+    return np.dtype(np.float64 if size <= MAX_GRAM_SIZE else dtype)
 
 
 def is_cheap_to_form(engine: Engine, size: int, num_columns: int) -> bool:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,11 +11,15 @@ import numpy as np
 
 from ..array_modules import Array, array_module, is_cupy, move
 from ..checks import check_mode, check_rank
+from ..format.slab_layout import SlabLayout, SpreadLayout
 from ..linalg.leading_pairs import find_leading_squares, root_squares
 from ..linalg.tall_skinny import find_signs, qr
 from ..reporting import report
+from .column_groups import hold_columns
 from .lazy import LazyArray, ModeView
-from .unfolding_gram import Entries, UnfoldingGram
+from .shared_columns import Entries
+from .slab_gram import SlabGram
+from .unfolding_gram import UnfoldingGram
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -106,8 +108,10 @@ class LazyMatrix(LazyArray):
         short by up to 2 % if there are no gaps, and less by orders of magnitude with gaps.
 
         The workspace is about 30 bytes per nonzero while columns are found, and later ten to
-        fifteen blocks of `rank` + 8 numbers per coupled row. The initial vectors are fixed: a GPU
-        gives the same bits in every run, and a CPU with the same number of threads of the BLAS.
+        fifteen blocks of `rank` + 8 numbers per coupled row. Of a tensor in slabs the columns of
+        one slab at a time are found, and kept on its device: see `SlabGram`. The initial vectors
+        are fixed: a GPU gives the same bits in every run, and a CPU with the same number of threads
+        of the BLAS.
         """
         rank = self._check_rank(rank)
         return self._assemble(rank, self._find_leading_pairs(rank))
@@ -196,25 +200,10 @@ class Unfolding(LazyMatrix, ModeView):
     def list_entries(self) -> Entries:
         """List the nonzeros column by column, in an order that does not depend on the layout."""
         x, mode = self.tensor, self.mode
-        with self._hold_columns() as (records, places):
-            split = x._engine.split_columns(records, x._layout.record_format, mode, places)
+        layout, engine = x._layout, x._engine
+        with hold_columns(layout, mode, engine) as (records, places):
+            split = engine.split_columns(records, layout.record_format, mode, places)
         return Entries(*split)
-
-    @contextlib.contextmanager
-    def _hold_columns(self) -> Iterator[tuple[Array, Array | None]]:
-        """Yield the records, and places that order them column by column with ascending rows.
-
-        The order is by modes mode + 1, ..., N - 1, 0, ..., mode. For mode 0 it is by N - 1, ..., 0
-        instead: the order of mode N - 1, which needs no sort.
-        """
-        layout, primitives = self.tensor._layout, self.tensor._engine
-        ndim = self.tensor.ndim
-        with layout.hold_order(0 if self.mode else ndim - 1, primitives) as (records, places):
-            if self.mode:
-                later_modes = range(ndim - 1, self.mode, -1)
-                arguments = (records, layout.record_format, later_modes, places)
-                places = primitives.sort_places(*arguments)
-            yield records, places
 
     @cached_property
     def gram(self) -> tuple[UnfoldingGram, float]:
@@ -222,20 +211,25 @@ class Unfolding(LazyMatrix, ModeView):
 
         The power is above the norm: so no square overflows, and sums of squares are at most 1.
         """
-        entries = self.list_entries()
-        scale = 2.0 ** min(math.frexp(self._find_norm(entries))[1], 1023)
+        scale = 2.0 ** min(math.frexp(self._find_norm())[1], 1023)
         dtype = np.dtype(np.float64) if self._is_exact else self.dtype
-        arguments = (entries, scale, self.shape[0], dtype, self.tensor._engine, self._is_exact)
-        return UnfoldingGram(*arguments), scale
+        return self._make_gram(scale, dtype), scale
 
-    def _find_norm(self, entries: Entries) -> float:
+    def _find_norm(self) -> float:
         return float(self.tensor._layout.norm)
+
+    def _make_gram(self, scale: float, dtype: np.dtype) -> UnfoldingGram:
+        if isinstance(self.tensor._layout, SlabLayout):
+            return SlabGram(self.tensor, self.mode, scale, dtype, self._is_exact)
+        options = (scale, self.shape[0], dtype, self.tensor._engine, self._is_exact)
+        return UnfoldingGram(self.list_entries(), *options)
 
     def _find_leading_pairs(self, rank: int) -> LeadingPairs:
         gram, scale = self.gram
         if gram.columns is None:
             return self._add_free_pairs(rank, *find_leading_squares(gram, min(rank, gram.size)))
-        pairs = _find_pairs_from_columns(gram.columns, rank)
+        columns = self.tensor._replace_layout(gram.columns)
+        pairs = _find_pairs_from_columns(columns, rank)
         return pairs._replace(values=scale * pairs.values)
 
     def _add_free_pairs(self, rank: int, squares: np.ndarray, vectors: Array) -> LeadingPairs:
@@ -268,7 +262,10 @@ def _find_pairs_from_columns(columns: FlycooTensor, rank: int) -> LeadingPairs:
     count = int(np.count_nonzero(values))
     left = engine.xp.empty((columns.shape[1], count), columns.dtype)
     right = engine.xp.ascontiguousarray(right[:, :count])
-    engine.mttkrp(columns._layout, [right, left], 1, left)
+    if isinstance(columns._layout, SpreadLayout):
+        left = engine.mttkrp_shards(columns._layout, [right, left], 1).gather(0)
+    else:
+        engine.mttkrp(columns._layout, [right, left], 1, left)
     # Rounding leaves the vectors of small values less than orthonormal.
     vectors = complete_basis(left / values[:count], count)
     known_values = move(values[:count], np).astype(np.float64)

@@ -40,7 +40,7 @@ def scale(x: FlycooTensor, operation: Callable[[Any, Any], Any], scalar: object)
         lambda values: operation(values, factor), abs(operation(1.0, float(number)))
     )
     # Drop the explicit zeros that a factor of 0, or underflow, leaves.
-    if has_true(scaled._layout.record_format.values(scaled._layout.records) == 0):
+    if any(has_true(values == 0) for values in scaled._layout.iterate_values()):
         return x._rebuild(*scaled._sorted_nonzeros())
     return scaled
 

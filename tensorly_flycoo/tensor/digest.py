@@ -5,7 +5,8 @@ import weakref
 
 import numpy as np
 
-from ..array_modules import Array, is_cupy
+from ..array_modules import Array
+from .pieces import iterate_nonzeros
 from .tensor import FlycooTensor
 
 #: Odd multipliers of the coordinates and the value: digits of pi, the golden ratio and others.
@@ -44,13 +45,9 @@ def find_digest(x: FlycooTensor) -> str:
 
 def _sum_hashes(x: FlycooTensor) -> int:
     """Add the hashes of all nonzeros, in any order, modulo 2**64."""
-    total, record_format = 0, x._layout.record_format
-    with x._layout.hold_records() as records:
-        block_size = _GPU_BLOCK if is_cupy(records) else _CPU_BLOCK
-        for start in range(0, records.shape[0], block_size):
-            block = records[start : start + block_size]
-            coords = record_format.coords(block, x._engine.xp)
-            total += int(_hash(coords, record_format.values(block)).sum())
+    total, block_size = 0, _CPU_BLOCK if x._engine.xp is np else _GPU_BLOCK
+    for coords, values in iterate_nonzeros(x._layout, x._engine.xp, block_size):
+        total += int(_hash(coords, values).sum())
     return total & _MASK
 
 

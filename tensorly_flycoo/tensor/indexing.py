@@ -11,9 +11,10 @@ import numpy as np
 
 from ..array_modules import Array, is_cupy, move
 from ..checks import DensifyError, early_bound_hint
+from .pieces import Piece, iterate_pieces
 
 if TYPE_CHECKING:
-    from ..format.layout import Layout
+    from ..format.slab_layout import AnyLayout
     from .tensor import FlycooTensor
 
 _VALID = (
@@ -164,7 +165,7 @@ def _refuse(error: IndexError) -> Exception:
 
 
 def select_nonzeros(
-    layout: Layout, selectors: Sequence[Selector], xp: ModuleType
+    layout: AnyLayout, selectors: Sequence[Selector], xp: ModuleType
 ) -> tuple[Array, Array]:
     """Find the selected nonzeros in one scan, skipping modes taken whole.
 
@@ -174,16 +175,14 @@ def select_nonzeros(
         Positions in the ranges and the array.
     values : array (num_selected,)
     """
-    record_format = layout.record_format
-    is_kept: Array | None = None
-    with layout.hold_records() as records:
-        for mode, selector in enumerate(selectors):
-            if not _is_whole(selector, record_format.shape[mode]):
-                rows = record_format.rows(records, mode, xp)
-                is_in = _is_in(rows, selector, xp)
-                is_kept = is_in if is_kept is None else is_kept & is_in
-        records = records.copy() if is_kept is None else records[is_kept]
-    coords, values = record_format.coords(records, xp), record_format.values(records)
+    parts = []
+    for piece in iterate_pieces(layout, xp):
+        coords, values = _select_from_piece(piece, layout.record_format.shape, selectors)
+        parts.append((piece.bring(coords), piece.bring(values)))
+    coords, values = parts[0]
+    if len(parts) > 1:
+        coords = xp.concatenate([part_coords for part_coords, _ in parts], axis=1)
+        values = xp.concatenate([part_values for _, part_values in parts])
     for mode, selector in enumerate(selectors):
         if isinstance(selector, range):
             coords[mode] = (coords[mode] - selector.start) // selector.step
@@ -193,6 +192,20 @@ def select_nonzeros(
             coords, values = coords[:, sources], values[sources]
             coords[mode] = places
     return coords, values
+
+
+def _select_from_piece(
+    piece: Piece, shape: Sequence[int], selectors: Sequence[Selector]
+) -> tuple[Array, Array]:
+    """Copy the coordinates and the values of the selected nonzeros of a piece."""
+    is_kept: Array | None = None
+    with piece.hold_records() as records:
+        for mode, selector in enumerate(selectors):
+            if not _is_whole(selector, shape[mode]):
+                is_in = _is_in(piece.read_rows(records, mode), selector, piece.xp)
+                is_kept = is_in if is_kept is None else is_kept & is_in
+        records = records.copy() if is_kept is None else records[is_kept]
+        return piece.read_coords(records), piece.read_values(records)
 
 
 def _is_in(rows: Array, selector: Selector, xp: ModuleType) -> Array:

@@ -11,11 +11,13 @@ import numpy as np
 
 from ..array_modules import Array, is_cupy
 from ..checks import LAYOUTS
+from ..engines.slab_plan import share_nbytes
+from ..format.slab_layout import SlabLayout
 from ..reporting import log_compilation
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
-    from ..format.layout import Layout
+    from ..format.slab_layout import AnyLayout
     from .tensor import FlycooTensor
 
 _Result = TypeVar("_Result")
@@ -68,19 +70,25 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 def build_layout(
-    engine: Engine, layout: str, coords: Array, values: Array, shape: Sequence[int]
-) -> Layout:
+    engine: Engine,
+    layout: str,
+    coords: Array,
+    values: Array,
+    shape: Sequence[int],
+    num_slabs: int | None = None,
+    keep: str = "device",
+) -> AnyLayout:
     """Build a layout on the device of `engine` from checked coords and values on any device."""
 
-    def build() -> Layout:
+    def build() -> AnyLayout:
         with log_compilation():
-            return engine.build_layout(layout, coords, values, shape)
+            return engine.build_layout(layout, coords, values, shape, num_slabs, keep)
 
     is_on_gpu = is_cupy(coords)
     held = coords.nbytes + values.nbytes if is_on_gpu == (engine.xp is not np) else 0
 
     def count(layout: str, dtype: np.dtype) -> int:
-        needed = engine.estimate_layout(layout, values.size, shape, dtype)[1]
+        needed = engine.estimate_layout(layout, values.size, shape, dtype, num_slabs)[1]
         return needed + held if is_on_gpu else needed
 
     def explain() -> str:
@@ -94,11 +102,20 @@ def explain_work(x: FlycooTensor, task: str, work_nbytes: int) -> str:
     """Explain why the arrays of a task, `work_nbytes`, did not fit beside the tensor `x`."""
 
     def count(layout: str, dtype: np.dtype) -> int:
-        nbytes, peak_nbytes = x._engine.estimate_layout(layout, x.nnz, x.shape, dtype)
+        nbytes, peak_nbytes = x._engine.estimate_layout(layout, x.nnz, x.shape, dtype, x.slabs)
+        nbytes = share_nbytes(x._engine, nbytes, x.slabs)
         return max(peak_nbytes, nbytes + work_nbytes * dtype.itemsize // x.dtype.itemsize)
 
-    needed = x.nbytes + work_nbytes
-    return _explain(task, x._engine, x.layout, x.dtype, needed, x.nbytes, count)
+    held = count_own_nbytes(x)
+    return _explain(task, x._engine, x.layout, x.dtype, held + work_nbytes, held, count)
+
+
+def count_own_nbytes(x: FlycooTensor) -> int:
+    """Count the bytes of a tensor on the first of its devices."""
+    layout = x._layout
+    if not isinstance(layout, SlabLayout):
+        return layout.nbytes
+    return sum(slab.layout.nbytes for slab in layout.slabs if slab.home == 0)
 
 
 def _explain(

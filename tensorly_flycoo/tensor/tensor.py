@@ -13,29 +13,32 @@ from numpy.typing import DTypeLike
 from ..array_modules import Array, is_cupy, move
 from ..checks import (
     check_coords,
+    check_count,
     check_dtype,
-    check_finite,
-    check_layout,
+    check_keep,
     check_place,
     check_shape,
+    check_sums,
     check_values,
     densify_error,
     num_cells,
 )
 from ..engines import select_engine
+from ..format.slab_layout import SlabLayout
 from .arithmetic import add, map_elements, raise_to, scale
 from .constructors import FromOthers
 from .indexing import Index, find_part, iterate_parts
 from .memory import build_layout
 from .numpy_protocol import USE_NONZEROS, apply_function, apply_ufunc
 from .reductions import average_modes, find_largest, find_smallest, sum_modes
+from .showing import to_html
 from .transposing import transpose
 
 if TYPE_CHECKING:
     import sparse
 
     from ..engines.protocol import Engine
-    from ..format.layout import Layout
+    from ..format.slab_layout import AnyLayout
 
 
 class FlycooTensor(FromOthers):
@@ -59,11 +62,19 @@ class FlycooTensor(FromOthers):
     layout : {"remap", "replicated", "indexed"}
         "remap" keeps two copies of the nonzeros and remaps them from mode to mode while computing
         (the FLYCOO algorithm); "replicated" keeps one sorted copy for each mode; "indexed" keeps
-        one copy and, for each mode but the first, an index into it, which takes the least memory.
+        one copy and, for each mode but the first, an index into it: the least memory. By default
+        "remap", or "replicated" with ``keep="host"``.
     device : {"auto", "cpu", "cuda"}, optional
         By default the one set by `set_device`, initially "auto". With "auto", data on a GPU stay
         there; "cpu" and "cuda" copy data from elsewhere. A "cuda" tensor is on CuPy's current
         device, and its factors are CuPy arrays there.
+    slabs : int, optional
+        Cuts the longest mode into so many parts with about equally many nonzeros. Results depend
+        on this number within rounding errors. By default 1, or one for each 2**32 nonzeros, or as
+        many more (times 2, 4, ...) as let the tensor be built in the free memory.
+    keep : {"device", "host"}
+        "host" is for tensors larger than a GPU: slabs that do not fit in half of its free memory
+        stay in pinned host memory and visit it in turn. On a CPU both are the same.
 
     Attributes
     ----------
@@ -71,17 +82,17 @@ class FlycooTensor(FromOthers):
     ndim, nnz, nbytes : int
     dtype : numpy.dtype
     density : float
-    layout, device : str
+    layout, device, keep : str, slabs : int
 
     Raises
     ------
     TypeError
-        If coords are not integers, values are complex, objects or of another unsupported type, or
-        only one of the two is on a GPU.
+        If coords or `slabs` are not integers, values are complex, objects or of another unsupported
+        type, or only one of the two is on a GPU.
     ValueError
         If a coordinate lies outside `shape`, lengths do not match, a value is not finite, an
-        integer is too large for float64, `layout` or `device` is unknown, or arrays are on a GPU
-        other than the current one.
+        integer is too large for float64, `layout` or `device` is unknown, `slabs` is less than 1,
+        or arrays are on a GPU other than the current one.
     ImportError, RuntimeError
         If `device` is "cuda" and cannot be used.
     MemoryError
@@ -119,23 +130,26 @@ class FlycooTensor(FromOthers):
         shape: Sequence[int],
         *,
         dtype: DTypeLike | None = None,
-        layout: str = "remap",
+        layout: str | None = None,
         device: str | None = None,
+        slabs: int | None = None,
+        keep: str = "device",
     ) -> None:
         shape = check_shape(shape)
         coords = check_coords(coords, shape)
         values = check_values(values, coords.shape[1], dtype)
         check_place(values, "values", is_cupy(coords), "coords")
-        check_layout(layout)
+        layout = check_keep(keep, layout)
+        slabs = None if slabs is None else check_count(slabs, "slabs")
         engine = select_engine(device, is_on_gpu=is_cupy(coords))
-        self._set(engine, build_layout(engine, layout, coords, values, shape))
+        self._set(engine, build_layout(engine, layout, coords, values, shape, slabs, keep))
 
-    def _set(self, engine: Engine, layout: Layout) -> None:
+    def _set(self, engine: Engine, layout: AnyLayout) -> None:
         self._engine = engine
         self._layout = layout
         if not math.isfinite(layout.norm):
-            values = layout.record_format.values(layout.records)
-            check_finite(values, "the tensor would hold values that are not finite: values")
+            for values in layout.iterate_values():
+                check_sums(values)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -147,7 +161,7 @@ class FlycooTensor(FromOthers):
 
     @property
     def nnz(self) -> int:
-        return self._layout.records.shape[0]
+        return self._layout.nnz
 
     @property
     def dtype(self) -> np.dtype:
@@ -162,8 +176,17 @@ class FlycooTensor(FromOthers):
         return self._layout.name
 
     @property
+    def slabs(self) -> int:
+        return self._layout.num_slabs
+
+    @property
     def device(self) -> str:
         return self._engine.name
+
+    @property
+    def keep(self) -> str:
+        layout = self._layout
+        return "host" if isinstance(layout, SlabLayout) and layout.num_streamed else "device"
 
     @property
     def nbytes(self) -> int:
@@ -213,7 +236,7 @@ class FlycooTensor(FromOthers):
         import sparse
 
         coords, values = self.nonzeros()
-        # pydata/sparse cannot sort coordinates of more than 2**63 cells; these are sorted.
+        # pydata/sparse cannot sort coordinates of more than 2**63 cells.
         return sparse.COO(coords, values, self.shape, sorted=True, has_duplicates=False)
 
     def astype(self, dtype: DTypeLike) -> FlycooTensor:
@@ -224,27 +247,17 @@ class FlycooTensor(FromOthers):
         return self._rebuild(*self._sorted_nonzeros(), dtype=dtype)
 
     def __repr__(self) -> str:
+        slabs = f", slabs={self.slabs}" if self.slabs > 1 else ""
         return (
             f"<FlycooTensor: shape={self.shape}, dtype={self.dtype}, nnz={self.nnz}, "
-            f"layout={self.layout!r}, device={self.device!r}>"
+            f"layout={self.layout!r}, device={self.device!r}{slabs}>"
         )
 
-    def _repr_html_(self) -> str:
-        facts = {
-            "shape": " x ".join(str(size) for size in self.shape),
-            "dtype": self.dtype,
-            "nonzeros": f"{self.nnz:,}",
-            "density": f"{self.density:.3g}",
-            "memory": f"{self.nbytes / 1e6:,.1f} MB",
-            "layout": self.layout,
-            "device": self.device,
-        }
-        rows = "".join(f"<tr><th>{name}</th><td>{fact}</td></tr>" for name, fact in facts.items())
-        return f"<table><caption>FlycooTensor</caption>{rows}</table>"
+    _repr_html_ = to_html
 
     def __reduce__(self) -> tuple[Callable, tuple]:
         # Through host memory; unpickling moves the tensor to the device chosen there.
-        return _unpickle, (*self.nonzeros(), self.shape, self.layout)
+        return _unpickle, (*self.nonzeros(), self.shape, self.layout, self.slabs)
 
     def __copy__(self) -> FlycooTensor:
         return self
@@ -285,10 +298,11 @@ class FlycooTensor(FromOthers):
         shape: Sequence[int] | None = None,
         dtype: DTypeLike | None = None,
     ) -> FlycooTensor:
-        """Make a tensor of other nonzeros with this one's layout, device and, by default, shape."""
+        """Make a tensor of other nonzeros, with this one's options and, by default, shape."""
         shape = self.shape if shape is None else shape
-        options = {"layout": self.layout, "device": self.device}
-        return FlycooTensor(coords, values, shape, dtype=dtype, **options)
+        options: dict[str, Any] = {"layout": self.layout, "device": self.device}
+        options |= {"slabs": self.slabs, "dtype": dtype, "keep": self.keep}
+        return FlycooTensor(coords, values, shape, **options)
 
     @property
     def T(self) -> FlycooTensor:
@@ -308,15 +322,14 @@ class FlycooTensor(FromOthers):
 
     map = map_elements
 
-    #: Above CuPy's, so that its scalars defer ``scalar * x`` to us; NumPy's call
-    #: `__array_ufunc__`.
+    #: Above CuPy's, so that its scalars defer ``scalar * x``; NumPy's call `__array_ufunc__`.
     __array_priority__ = 1000
 
     def _map_values(self, function: Callable[[Array], Array], scale: float = 1.0) -> FlycooTensor:
         """Apply `function`, which multiplies the norm by `scale`, to the values."""
         return self._replace_layout(self._layout.map_values(function, scale))
 
-    def _replace_layout(self, layout: Layout) -> FlycooTensor:
+    def _replace_layout(self, layout: AnyLayout) -> FlycooTensor:
         other = object.__new__(FlycooTensor)
         other._set(self._engine, layout)
         return other
@@ -382,6 +395,6 @@ class FlycooTensor(FromOthers):
 
 
 def _unpickle(
-    coords: np.ndarray, values: np.ndarray, shape: tuple[int, ...], layout: str
+    coords: np.ndarray, values: np.ndarray, shape: tuple[int, ...], layout: str, slabs: int = 1
 ) -> FlycooTensor:
-    return FlycooTensor(coords, values, shape, layout=layout)
+    return FlycooTensor(coords, values, shape, layout=layout, slabs=slabs)

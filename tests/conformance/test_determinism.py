@@ -48,7 +48,7 @@ def test_with_wider_ids_and_records(expected, limit, monkeypatch):
         assert compute_digests("cpu", layout) == {name: expected[name] for name in chosen}
 
 
-@pytest.mark.usual_limits("grid", "tiles")  # new processes have the usual limits
+@pytest.mark.usual_limits("slabs", "grid", "tiles")  # new processes have the usual limits
 def test_in_new_processes(expected):
     """Hash seeds and numbers of threads vary; tests/README.md says how to start more processes."""
     environments = [

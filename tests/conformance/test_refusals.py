@@ -7,9 +7,9 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
-import readme_table
 import scipy.sparse
 import sparse
+import supported_table
 import tensorly as tl
 from sparse_problems import (
     AS_COO,
@@ -116,10 +116,10 @@ _ON_FLYCOO_TENSORS = {
 #: It draws a matrix as long as an unfolding before it looks at the tensor.
 _NOT_AT_ONCE = {"tensor_train_cross"}
 
-#: The functions and classes with "no" in the README's table.
+#: The functions and classes with "no" in the table of docs/supported.md.
 _DENSE_BY_NATURE = [
     (row, name)
-    for row in readme_table.ROWS
+    for row in supported_table.ROWS
     for name in row.uses
     if row.why_not and name.rpartition(".")[2] not in _NOT_AT_ONCE
 ]
@@ -134,7 +134,7 @@ def _vast_coo():
 @BOTH_KINDS
 @pytest.mark.parametrize(("row", "name"), _DENSE_BY_NATURE, ids=[n for _, n in _DENSE_BY_NATURE])
 def test_inherently_dense_functions_are_refused_at_any_size(row, name, kind):
-    function, x = readme_table.find_function(name), kind(_vast_coo())
+    function, x = supported_table.find_function(name), kind(_vast_coo())
     with densification_alarm(allow_refusals=True):
         _check_refused(lambda x: row.uses[name](function, x), x, "would make a dense array")
 
@@ -198,7 +198,7 @@ def test_tensors_of_a_cp_that_fit_have_the_same_bits():
 
 @pytest.mark.parametrize("name", ["parafac", "non_negative_parafac", "tucker", "tensor_train"])
 def test_scipy_sparse_is_refused_at_once(name):
-    matrix = scipy.sparse.eye_array(5)
+    matrix = scipy.sparse.coo_array(np.eye(5))
     with pytest.raises(TypeError, match=r"FlycooTensor\.from_scipy\(x\)"):
         getattr(tl.decomposition, name)(matrix, 2)
     with pytest.raises(TypeError, match=r"FlycooTensor\.from_scipy\(x\)"):

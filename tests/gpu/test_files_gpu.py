@@ -4,7 +4,17 @@ import cupy
 import numpy as np
 import pytest
 
-from tensorly_flycoo import FlycooTensor, load, mttkrp, read_tns, save, stats, write_tns
+from tensorly_flycoo import (
+    FlycooTensor,
+    load,
+    mttkrp,
+    open_slabs,
+    read_tns,
+    save,
+    save_slabs,
+    stats,
+    write_tns,
+)
 from tensorly_flycoo.checks import LAYOUTS
 from tensorly_flycoo.engines.protocol import Engine
 
@@ -55,3 +65,26 @@ def test_dense_and_stats():
     assert x.device == "cuda"
     np.testing.assert_array_equal(x.to_coo().todense(), dense.get())
     assert stats(x).modes == stats(x.to_coo()).modes
+
+
+@pytest.mark.parametrize("keep", ["device", "host", "file"])
+def test_a_folder_of_slabs(tmp_path, keep):
+    x = make_tensor("cuda")
+    save_slabs(tmp_path / "x.flycoo", x, slabs=5, device="cuda")
+    expected = FlycooTensor(*x.nonzeros(), SHAPE, layout="replicated", device="cuda", slabs=5)
+    y = open_slabs(tmp_path / "x.flycoo", device="cuda", keep=keep, verify=True)
+    assert y._layout.num_streamed == (0 if keep == "device" else 5)
+    for _ in range(2):
+        for result, same in zip(compute_all(y), compute_all(expected), strict=True):
+            np.testing.assert_array_equal(result, same)
+
+
+def test_a_folder_made_for_another_device(tmp_path):
+    x = make_tensor("cpu")
+    save_slabs(tmp_path / "x.flycoo", x, slabs=5, device="cpu")
+    with pytest.raises(ValueError, match="has a plan for another kind of device"):
+        open_slabs(tmp_path / "x.flycoo", device="cuda", keep="file")
+    expected = FlycooTensor(*x.nonzeros(), SHAPE, layout="replicated", device="cuda", slabs=5)
+    y = open_slabs(tmp_path / "x.flycoo", device="cuda")
+    for result, same in zip(compute_all(y), compute_all(expected), strict=True):
+        np.testing.assert_array_equal(result, same)

@@ -2,11 +2,13 @@
 
 from collections import Counter
 
+import pytest
 from damaged_files import NAMES, damage, edit, make_corpus, read
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 
+@pytest.mark.usual_limits("slabs")
 def test_readers(tmp_path):
     corpus, is_good = make_corpus(tmp_path), Counter()
 

@@ -30,6 +30,7 @@ def test_tns(folder, drawn, dtype, index_base, suffix):
     assert_same(x, read_tns(path, index_base=index_base, dtype=dtype, device="cpu"))
 
 
+@pytest.mark.usual_limits("slabs")
 @quick
 @given(nonzeros(), dtypes, st.sampled_from(LAYOUTS))
 def test_saved(folder, drawn, dtype, layout):

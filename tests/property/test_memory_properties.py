@@ -1,6 +1,7 @@
 """Laws of memory estimates: tensors take the estimated memory, whatever their nonzeros."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import build_layout, dtypes, nonzeros, quick, sizes, tilings, word_dtypes
@@ -20,6 +21,7 @@ def count_more_empty_rows(shape, nnz, tilings):
     return sum(tiling.empty_rows.size for tiling in tilings) - sum(least)
 
 
+@pytest.mark.usual_limits("slabs")
 @quick
 @given(nonzeros(), layout_names, dtypes)
 def test_a_tensor_takes_the_estimated_memory(drawn, name, dtype):

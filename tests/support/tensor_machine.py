@@ -137,15 +137,21 @@ class TensorMachine(RuleBasedStateMachine):
         assert self.x.dtype == self.dtype
         first = 0
         if self.layout == "remap":
-            lock = self.x._layout.lock
-            assert not getattr(lock, "_lock", lock).locked()
-            first = self.x._layout.mode
+            for piece in self.list_pieces():
+                assert not getattr(piece.lock, "_lock", piece.lock).locked()
+                first = piece.mode
         for mode in range(self.x.ndim):
             self.compute((first + mode) % self.x.ndim)
         assert [array.tobytes() for array in self.x.nonzeros()] == self.nonzeros
         if self.layout == "remap":
-            self.x._layout.spare[...] = 0
-            self.x._layout.record_format.values(self.x._layout.spare)[...] = np.nan
+            for piece in self.list_pieces():
+                piece.spare[...] = 0
+                piece.record_format.values(piece.spare)[...] = np.nan
+
+    def list_pieces(self):
+        """List the layouts of the slabs, or that of the whole tensor."""
+        layout = self.x._layout
+        return [slab.layout for slab in getattr(layout, "slabs", [])] or [layout]
 
     @rule(mode=MODES)
     def go_to_a_mode(self, mode):

@@ -309,6 +309,7 @@ BAD_ARGUMENTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.usual_limits("slabs")
 @pytest.mark.parametrize(("arguments", "error", "parts"), BAD_ARGUMENTS)
 def test_bad_arguments_of_mttkrp(x, arguments, error, parts):
     """`out` keeps its contents, and the tensor still gives correct results."""

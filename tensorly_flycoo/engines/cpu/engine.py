@@ -14,8 +14,9 @@ import numpy as np
 from ...array_modules import Array, move
 from ...format.layout import Cut, Layout, Step
 from ...format.packing import RecordFormat
+from ...reporting import log_compilation
 from ..protocol import Engine
-from . import kernels, launch, logarithms, ratios, solvers
+from . import kernels, launch, logarithms, ratios, slices, solvers
 from . import ttmc as ttmc_kernels
 from .primitives import CpuPrimitives
 from .records import Field, Fields, Source, Target, Tiles, locate
@@ -123,12 +124,12 @@ class CpuEngine(CpuPrimitives, Engine):
         launch.launch(ratios.scale_blocks, num_blocks, *arguments)
         return sums.sum(axis=0)
 
-    def count_workspace_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
+    def count_mode_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
         copies = [f for n, f in enumerate(factors) if n != mode and not f.flags.carray]
         num_rows, rank = layout.tilings[mode].carry_rows.size, factors[mode].shape[1]
         return num_rows * rank * factors[mode].itemsize + sum(copy.nbytes for copy in copies)
 
-    def ttmc(
+    def compute_ttmc(
         self,
         layout: Layout,
         mode: int,
@@ -186,6 +187,16 @@ class CpuEngine(CpuPrimitives, Engine):
         fitted = np.empty_like(columns)
         launch.launch(solvers.fit_ascending, columns.shape[1], columns, fitted)
         return fitted
+
+    def add_products(self, *arguments: Any) -> None:
+        """Add the MTTKRP of nonzeros in any sequence: see `slices.add_products`."""
+        with log_compilation():
+            slices.add_products(*arguments)
+
+    def share_counts(self, *arguments: Any) -> float:
+        """Divide counts among the components of a model: see `slices.share_counts`."""
+        with log_compilation():
+            return float(slices.share_counts(*arguments))
 
     def hash_words(self, words: Array) -> int:
         """Hash unsigned words and their places to 64 bits."""

@@ -18,12 +18,13 @@ from ...checks import check_current_gpu
 from ...format.layout import Cut, Layout, Step
 from ...format.packing import RecordFormat
 from ..protocol import Engine
-from . import launch, mersenne_twister, solvers, tall, tuning
+from . import launch, mersenne_twister, row_scales, solvers, tall, tuning
 from .building import CudaPrimitives
 from .carries import Carries, add_carries, allocate_carries, count_carries_nbytes
 from .compact_ids import find_bits, list_parts
 from .macros import pad_rows_macros, ttmc_macros
 from .mttkrp import MttkrpKernel
+from .staging import CudaStager
 from .structs import make_operands, make_ranks, row_pitch, slot_nbytes
 
 
@@ -47,6 +48,7 @@ class CudaEngine(CudaPrimitives, Engine):
     name = "cuda"
     array_type = cupy.ndarray
     tall = tall
+    can_stream = True
 
     def choose_cut(self, shape: Sequence[int], dtype: np.dtype) -> Cut:
         record_format = RecordFormat.of(shape, dtype, np.uint32)
@@ -59,7 +61,12 @@ class CudaEngine(CudaPrimitives, Engine):
             self.check_arrays({"coords": coords, "values": values})
         return coords, values
 
+    def make_stager(self) -> CudaStager:
+        return CudaStager()
+
     def check_arrays(self, arrays: Mapping[str, Array]) -> None:
+        # Records of a streamed slab are on the host.
+        arrays = {name: a for name, a in arrays.items() if isinstance(a, list) or is_cupy(a)}
         check_current_gpu(arrays, cupy.cuda.runtime.getDevice())
 
     def count_free_nbytes(self) -> int:
@@ -138,13 +145,13 @@ class CudaEngine(CudaPrimitives, Engine):
         add_carries(carries, out)
         return None if log_sums is None else log_sums.sum()
 
-    def count_workspace_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
+    def count_mode_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
         copies = [f for n, f in enumerate(factors) if n != mode and not _is_readable(f)]
         num_tiles, rank = layout.tilings[mode].carry_rows.size, factors[mode].shape[1]
         carries_nbytes = count_carries_nbytes(num_tiles, rank, factors[mode].itemsize)
         return carries_nbytes + sum(copy.nbytes for copy in copies)
 
-    def ttmc(
+    def compute_ttmc(
         self,
         layout: Layout,
         mode: int,
@@ -217,6 +224,9 @@ class CudaEngine(CudaPrimitives, Engine):
         if not is_few or dtype != np.float32 or grams[0].shape[1] > tuning.MAX_TALL_RANK:
             return None
         return tall.invert_products(grams)
+
+    def scale_rows(self, product: Array, factor: Array, scales: Array) -> Array:
+        return row_scales.scale_rows(product, factor, scales)
 
     def sweep_nonnegative(
         self, targets: Array, gram: Array, rows: Array, shift: float, ridge: float, smallest: float

@@ -281,6 +281,15 @@ def inner_product_macros(dtype: np.dtype, rank: int) -> Macros:
     }
 
 
+def scale_rows_macros(dtype: np.dtype, rank: int) -> Macros:
+    """Specialise `scale_rows.cu`."""
+    return {
+        "VALUE": _TYPES[dtype],
+        "NUM_COLUMNS": min(tuning.BLOCK_SIZE, 1 << (rank - 1).bit_length()),
+        "BLOCK_SIZE": tuning.BLOCK_SIZE,
+    }
+
+
 def sweep_nonnegative_macros(dtype: np.dtype, rank: int) -> Macros:
     """Specialise `sweep_nonnegative.cu`."""
     return {

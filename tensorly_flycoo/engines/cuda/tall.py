@@ -9,7 +9,7 @@ import cupy
 import numpy as np
 
 from ...array_modules import Array
-from ..protocol import Scale
+from ..tall_kernels import Scale
 from . import launch, structs, tuning
 from .direct import DirectKernel
 from .macros import (
@@ -26,6 +26,7 @@ __all__ = [
     "MAX_GRAMS",
     "MAX_SCALES",
     "add_product",
+    "as_blocks",
     "choose_row_nbytes",
     "compute_fit",
     "find_extremes",
@@ -91,6 +92,11 @@ class Blocks(NamedTuple):
         """Return them as a CuPy array."""
         offset = self.address - self.memory.ptr
         return cupy.ndarray(self.shape, np.float64, memptr=self.memory + offset)
+
+
+def as_blocks(array: Array) -> Blocks:
+    """Return a contiguous float64 array as blocks."""
+    return Blocks(array.data.mem, array.data.ptr, array.shape)
 
 
 def gram_blocks(x: Array) -> Blocks:
@@ -200,7 +206,7 @@ def invert_products(grams: Sequence[Array]) -> Array:
     """Invert, like `invert`, the elementwise products of float64 stacks (n, R, R): (n, R, R)."""
     inverses = cupy.empty(grams[0].shape)
     num_products, rank, _ = inverses.shape
-    blocks = [Blocks(gram.data.mem, gram.data.ptr, (1, rank, rank)) for gram in grams]
+    blocks = [as_blocks(gram)._replace(shape=(1, rank, rank)) for gram in grams]
     kernel = _get_kernel("invert", product_macros, (rank,), f"{_PRODUCT}Q", inverses.data.device_id)
     kernel((num_products, 1), _SMALL_BLOCK_SIZE, *_list_members(blocks, []), inverses.data.ptr)
     return inverses

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import sparse
 import tensorly as tl
+from scipy.special import xlogy
+from scipy.stats import poisson
 from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, LabelledTensor, cp_fit
@@ -103,3 +105,53 @@ def test_a_model_of_another_shape():
         cp_fit(x, make_model())
     with pytest.raises(ValueError, match=r"shape \(7, 8, 9\), expected \(7, 8, 8\)"):
         cp_fit(x, make_model(), held_out=held_out)
+
+
+def count_problem():
+    random = np.random.RandomState(0)
+    factors = [random.gamma(1.0, 1.0, (size, 2)) for size in (4, 5, 6)]
+    weights = np.array([0.5, 2.0])
+    means = np.einsum("z,az,bz,cz->abc", weights, *factors)
+    return random.poisson(means).astype(float), means, (weights, factors)
+
+
+def check_counts(found, counts, means):
+    assert found.log_likelihood == pytest.approx(poisson.logpmf(counts, means).sum())
+    assert found.loss == pytest.approx((means - xlogy(counts, means)).sum())
+    full, null = poisson.logpmf(counts, counts), poisson.logpmf(counts, counts.mean())
+    deviance = 2 * (full.sum() - found.log_likelihood)
+    assert found.deviance == pytest.approx(deviance)
+    assert found.explained == pytest.approx(1 - deviance / (2 * (full - null).sum()))
+    assert found.num_entries == counts.size
+
+
+def test_the_fit_of_counts_equals_the_dense_formula():
+    counts, means, cp = count_problem()
+    x = sparse.COO(counts)
+    check_counts(cp_fit(x, cp, loss="poisson_count"), counts, means)
+    coords = np.argwhere(np.random.RandomState(1).random_sample(counts.shape) < 0.3).T
+    held_out = coords, counts[tuple(coords)]
+    found = cp_fit(x, cp, held_out=held_out, loss="poisson_count")
+    check_counts(found, held_out[1], means[tuple(coords)])
+    mask = sparse.COO(coords, np.zeros(coords.shape[1]), x.shape, fill_value=1.0)
+    masked = cp_fit(x, cp, mask=mask, loss="poisson_count")
+    assert masked == pytest.approx(found)
+
+
+def test_the_fit_of_counts_by_impossible_models():
+    counts, _, (weights, factors) = count_problem()
+    zero = cp_fit(sparse.COO(counts), (weights, [0 * f for f in factors]), loss="poisson_count")
+    assert zero.loss == np.inf == -zero.log_likelihood
+    with pytest.raises(ValueError, match="expected 0 or more, as of counts"):
+        cp_fit(sparse.COO(counts), (-weights, factors), loss="poisson_count")
+    with pytest.raises(ValueError, match="expected 0 or more, as of counts"):
+        cp_fit(sparse.COO(-counts), (weights, factors), loss="poisson_count")
+    with pytest.raises(ValueError, match="loss is 'poison', expected one of"):
+        cp_fit(sparse.COO(counts), (weights, factors), loss="poison")
+
+
+def test_the_fit_of_no_counts():
+    empty = FlycooTensor(np.zeros((2, 0), int), [], (3, 4))
+    found = cp_fit(empty, (None, [np.ones((3, 1)), np.ones((4, 1))]), loss="poisson_count")
+    assert found[:3] == (12, -12, 24)
+    assert np.isnan(found.explained)

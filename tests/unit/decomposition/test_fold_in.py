@@ -120,3 +120,80 @@ def test_a_raw_coo():
     x = make_new(0)
     found = fold_in(make_model(), x.to_coo(), 0)
     assert np.array_equal(found, fold_in(make_model(), x, 0))
+
+
+def count_model(weights, dtype="float64"):
+    rng = np.random.RandomState(0)
+    factors = [rng.gamma(0.5, 1.0, (size, RANK)).astype(dtype) for size in SHAPE]
+    return (np.array([0.5, 2.0, 1.0], dtype) if weights else None), factors
+
+
+def count_slices(mode, model, dtype="float64"):
+    """Return counts whose means have new rows of `mode`, and the design of these rows."""
+    weights, factors = model
+    rng = np.random.RandomState(1)
+    others = [f for n, f in enumerate(factors) if n != mode]
+    design = np.einsum("ar,br->abr", *others) * (1 if weights is None else weights)
+    rows = rng.gamma(1.0, 5.0, (NUM_NEW, RANK))
+    counts = np.moveaxis(rng.poisson(np.einsum("abr,ir->iab", design, rows)), 0, mode)
+    counts[(slice(None),) * mode + (3,)] = 0
+    x = FlycooTensor(np.nonzero(counts), counts[np.nonzero(counts)].astype(dtype), counts.shape)
+    return x, np.moveaxis(counts, mode, 0), design
+
+
+@pytest.mark.parametrize("weights", [True, False])
+@pytest.mark.parametrize("mode", range(3))
+def test_rows_of_counts_are_the_likeliest(mode, weights):
+    model = count_model(weights)
+    x, counts, design = count_slices(mode, model)
+    rows = fold_in(model, x, mode, loss="poisson_count")
+    means = np.einsum("abr,ir->iab", design, rows)
+    ratios = np.divide(counts, means, out=np.zeros_like(means), where=counts > 0)
+    sums = design.sum(axis=(0, 1))
+    slopes = (sums - np.einsum("iab,abr->ir", ratios, design)) / sums
+    assert (rows >= 0).all()
+    assert not rows[3].any()
+    filled = np.arange(NUM_NEW) != 3
+    assert (slopes[filled] > -1e-4).all()  # no element would lower F by growing
+    scale = rows.sum(axis=1, keepdims=True)
+    assert np.abs(rows * slopes)[filled].max() < 1e-5 * scale.max()
+
+
+def test_rows_of_counts_in_float32():
+    x, _, _ = count_slices(0, count_model(True), "float32")
+    found = fold_in(count_model(True, "float32"), x, 0, loss="poisson_count")
+    exact = fold_in(count_model(True), x.astype("float64"), 0, loss="poisson_count")
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, exact, atol=3e-3 * exact.max())
+
+
+def test_impossible_counts_are_left_out():
+    weights, factors = count_model(True)
+    factors[1][2] = 0
+    x, _, _ = count_slices(0, (weights, factors))
+    coords, values = x.nonzeros()
+    unseen = FlycooTensor(
+        np.concatenate([coords, [[0, 5], [2, 2], [1, 1]]], axis=1), [*values, 9.0, 9.0], x.shape
+    )
+    expected = fold_in((weights, factors), x, 0, loss="poisson_count")
+    found = fold_in((weights, factors), unseen, 0, loss="poisson_count")
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    only = FlycooTensor([[0], [2], [1]], [9.0], x.shape)
+    assert not fold_in((weights, factors), only, 0, loss="poisson_count").any()
+    empty = FlycooTensor(np.zeros((3, 0), int), [], x.shape)
+    assert not fold_in((weights, factors), empty, 0, loss="poisson_count").any()
+
+
+def test_errors_of_counts():
+    (weights, factors), options = count_model(True), {"loss": "poisson_count"}
+    x, _, _ = count_slices(0, (weights, factors))
+    with pytest.raises(ValueError, match="loss is 'poison', expected one of"):
+        fold_in((weights, factors), x, 0, loss="poison")
+    with pytest.raises(ValueError, match=r"the weights of the model has -2\.0, expected 0"):
+        fold_in((-weights, factors), x, 0, **options)
+    with pytest.raises(ValueError, match=r"factors\[1\] of the model has -"):
+        fold_in((weights, [factors[0], -factors[1], factors[2]]), x, 0, **options)
+    with pytest.raises(ValueError, match="expected numbers of 0 or more"):
+        fold_in((weights, factors), -x, 0, **options)
+    with pytest.raises(ValueError, match=r"factors\[1\] has shape"):
+        fold_in((weights, [factors[0], factors[0], factors[2]]), x, 0, **options)

@@ -18,7 +18,6 @@ from tensorly_flycoo.decomposition import observed_parafac
 from tensorly_flycoo.decomposition import parafac as our_parafac
 from tensorly_flycoo.decomposition.guarding import guard
 from tensorly_flycoo.engines.cpu import engine as cpu
-from tensorly_flycoo.ops import unfolding_svd
 from tensorly_flycoo.testing import random_tensor
 
 SHAPE, NNZ = (400, 300, 200), 5000
@@ -83,6 +82,7 @@ def get_factors(model):
 # What the error says
 
 
+@pytest.mark.usual_limits("slabs")
 @pytest.mark.parametrize("init", ["svd", "random"])
 def test_parafac_may_run_out_anywhere(monkeypatch, x, init):
     options = {"n_iter_max": 2, "init": init, "random_state": 0}
@@ -170,6 +170,7 @@ def test_dense_tensors_keep_their_error():
     assert caught.value is error
 
 
+@pytest.mark.usual_limits("slabs")
 def test_the_error_says_what_would_fit(monkeypatch):
     """Each alternative takes the fewest changes, and less than what is free."""
     shape, nnz, rank = (3000, 2000, 1000), 100_000, 4
@@ -210,14 +211,14 @@ def test_the_error_says_what_would_fit(monkeypatch):
 def test_an_error_keeps_nothing(monkeypatch, x):
     parafac(x, 3, n_iter_max=1)  # compiles
     entries = []
-    list_entries = unfolding_svd.Unfolding.list_entries
+    split_columns = cpu.CPU.split_columns
 
-    def watch(self):
-        found = list_entries(self)
-        entries.append(weakref.ref(found.values))
-        return found
+    def watch(*arguments):
+        is_first, rows, values = split_columns(*arguments)
+        entries.append(weakref.ref(values))
+        return is_first, rows, values
 
-    monkeypatch.setattr(unfolding_svd.Unfolding, "list_entries", watch)
+    monkeypatch.setattr(cpu.CPU, "split_columns", watch)
     monkeypatch.setattr(cpu.CPU, "sum_single_squares", run_out)  # needs the entries
     gc.disable()
     try:
@@ -229,6 +230,7 @@ def test_an_error_keeps_nothing(monkeypatch, x):
     assert "parafac" in str(caught.value)
 
 
+@pytest.mark.usual_limits("slabs")
 @pytest.mark.parametrize("size", [40, 400])
 def test_a_start_may_be_interrupted_anywhere(size):
     """Small Gram matrices are formed; larger ones are iterated with."""

@@ -20,7 +20,7 @@ def make_tensor(layout="remap"):
     return FlycooTensor([[0, 1], [2, 0]], [1.0, 2.0], (3, 3), layout=layout, device="cpu")
 
 
-@pytest.mark.usual_limits("tiles")
+@pytest.mark.usual_limits("slabs", "tiles")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_calls_are_logged_at_debug(caplog, layout):
     """One line per call names the engine, the layout and the kernel."""

@@ -45,3 +45,9 @@ def test_a_block_restores_the_choice_after_an_error():
 
 def test_the_return_value_shows_the_device():
     assert repr(tensorly_flycoo.set_device("cpu")) == "<device 'cpu'>"
+
+
+def test_gpus_of_a_cpu():
+    with pytest.raises(ValueError, match="gpus is 2, but the device is the CPU"):
+        tensorly_flycoo.set_device("cpu", gpus=2)
+    assert engines._chosen_device is None

@@ -72,6 +72,7 @@ def test_names_of_modes_that_are_not_text(tmp_path):
     assert LabelledCP.load(tmp_path / "x.npz").names == ("0",)
 
 
+@pytest.mark.usual_limits("slabs")
 def test_other_files_are_refused_by_name(tmp_path):
     path = tmp_path / "x.npz"
     save(path, random_tensor((3, 4), 5))

@@ -21,6 +21,8 @@ from tensorly_flycoo.format.primitives import Primitives
 from tensorly_flycoo.io import saving
 from tensorly_flycoo.io.plans import check_arrays
 
+pytestmark = pytest.mark.usual_limits("slabs")  # which cannot be saved
+
 SHAPE = (40, 3, 500, 7)
 
 

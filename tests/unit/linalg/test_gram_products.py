@@ -81,7 +81,7 @@ def kernels(monkeypatch):
     is_cupy = lambda x: isinstance(x, np.ndarray)  # noqa: E731
     for module in (gram_products, arrays):
         monkeypatch.setattr(module, "is_cupy", is_cupy)
-    monkeypatch.setattr(gram_products, "find_kernels", lambda x: made)
+    monkeypatch.setattr(gram_products, "_find_kernels", lambda x: made)
     monkeypatch.setattr(gram_products, "gpu_kernels", lambda: made)
     monkeypatch.setattr(gram_products, "_address", lambda array: array.ctypes.data)
     cupy = types.ModuleType("cupy")

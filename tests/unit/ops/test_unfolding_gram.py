@@ -9,7 +9,7 @@ from unfoldings import check_orthonormal, make_dense, make_unfolding
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.linalg import leading_pairs
 from tensorly_flycoo.linalg.eigen import bound_shortfall
-from tensorly_flycoo.ops import unfolding_gram
+from tensorly_flycoo.ops import shared_columns, unfolding_gram
 from tensorly_flycoo.ops.unfolding_gram import UnfoldingGram, count_rounds
 from tensorly_flycoo.ops.unfolding_svd import Unfolding
 
@@ -120,14 +120,15 @@ def test_number_of_rounds(size, rank):
     assert 5 <= count <= 20
 
 
+@pytest.mark.usual_limits("slabs")
 def test_columns_are_multiplied_some_at_a_time(monkeypatch):
     x, _ = make_hypersparse(30, 4000)
     block = np.random.default_rng(1).standard_normal((30, 4))
     expected = Unfolding(x, 0).gram[0].multiply(block)
-    monkeypatch.setattr(unfolding_gram, "_COLUMNS_AT_ONCE", 100)
+    monkeypatch.setattr(shared_columns, "_COLUMNS_AT_ONCE", 100)
     gram, _ = Unfolding(x, 0).gram
     assert np.abs(gram.multiply(block) - expected).max() <= 1000 * EPS
-    assert len(gram._columns) > 5
+    assert len(gram._shared._tensors) > 5
 
 
 @pytest.mark.parametrize("mode", range(3))
@@ -171,7 +172,7 @@ def test_few_columns():
     """The columns' Gram matrix is decomposed if it is the smaller one."""
     dense = make_dense((300, 3, 4))
     gram, _ = make_unfolding(dense).gram
-    assert gram.columns.shape == (12, 300)
+    assert gram.columns.record_format.shape == (12, 300)
     assert make_unfolding(dense, 1).gram[0].columns is None
 
 

@@ -55,7 +55,7 @@ def test_from_dense_of_bad_arguments():
     with pytest.raises(ValueError, match="shape is empty"):
         FlycooTensor.from_dense(3.0)
     with pytest.raises(TypeError, match=r"array is a dia_array, .* call from_scipy"):
-        FlycooTensor.from_dense(scipy.sparse.eye_array(3))
+        FlycooTensor.from_dense(scipy.sparse.dia_array(np.eye(3)))
 
 
 class SparseStandIn:

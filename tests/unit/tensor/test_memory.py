@@ -171,6 +171,7 @@ def make_tensor(problem, layout):
     return problem.tensor(layout=layout, device="cpu")
 
 
+@pytest.mark.usual_limits("slabs")
 @LAYOUTS
 def test_building_may_fail_at_any_allocation(monkeypatch, layout):
     problem = make_problem((30, 20, 10), 500)
@@ -202,6 +203,7 @@ def test_a_failed_build_keeps_nothing(monkeypatch, layout):
     assert [records() for records in packed] == [None] * len(packed)
 
 
+@pytest.mark.usual_limits("slabs")
 @LAYOUTS
 @pytest.mark.parametrize("mode", [0, 2])
 def test_mttkrp_may_fail_at_any_allocation(monkeypatch, layout, mode):
@@ -220,6 +222,7 @@ def test_mttkrp_may_fail_at_any_allocation(monkeypatch, layout, mode):
     check_consistent(x, problem)
 
 
+@pytest.mark.usual_limits("slabs")
 def test_workspace_of_mttkrp_is_exact():
     problem = make_problem((30, 20, 10), 50_000, rank=8)
     x = make_tensor(problem, "remap")

@@ -116,6 +116,7 @@ def test_attributes_are_read_only(x, name):
         setattr(x, name, None)
 
 
+@pytest.mark.usual_limits("slabs")
 @LAYOUTS
 @DTYPES
 @pytest.mark.parametrize("nnz", [0, 1, 300])
@@ -149,6 +150,7 @@ def test_bytes_per_nonzero():
     assert 2 * 16 + 6 * 3 <= x.nbytes / x.nnz < 2 * 16 + 6 * 3 + 0.1
 
 
+@pytest.mark.usual_limits("slabs")
 def test_repr(x):
     expected = "shape=(4, 5, 3), dtype=float64, nnz=10, layout='remap', device='cpu'"
     assert repr(x) == f"<FlycooTensor: {expected}>"

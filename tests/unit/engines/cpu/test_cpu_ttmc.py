@@ -138,6 +138,7 @@ def test_slots_keep_only_nonempty_rows(small_tiles):
     check(spread, problem, factors, 0)
 
 
+@pytest.mark.usual_limits("slabs")
 def test_no_nonzeros():
     problem = make_problem((4, 5, 6), 0)
     factors = make_factors(problem.shape, (2, 3, 4))

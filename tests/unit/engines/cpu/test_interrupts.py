@@ -28,6 +28,7 @@ TASKS = {
 }
 
 
+@pytest.mark.usual_limits("slabs")
 @LAYOUTS
 @pytest.mark.parametrize("name", TASKS)
 def test_an_interrupt_anywhere_leaves_the_tensor_intact(problem, name, layout):

@@ -33,6 +33,7 @@ from tensorly_flycoo.engines.cuda.macros import (
     read_keys_macros,
     remap_macros,
     runs_macros,
+    scale_rows_macros,
     scatter_records_macros,
     solve_rows_macros,
     split_columns_macros,
@@ -111,6 +112,7 @@ def specialise_all():
         "invert.cu": product_macros(8),
         "fit.cu": product_macros(8),
         "inner_product.cu": inner_product_macros(dtype, 8),
+        "scale_rows.cu": scale_rows_macros(dtype, 8),
         "sweep_nonnegative.cu": sweep_nonnegative_macros(dtype, 8),
         "draw_uniform.cu": draw_uniform_macros(dtype),
         "square_polynomial.cu": square_polynomial_macros(),
@@ -259,6 +261,7 @@ def test_kernels_on_rows_compile(architecture):
         jobs += [("solve_rows.cu", architecture, macros) for macros in (tight, apart)]
     for dtype in map(np.dtype, DTYPES):
         jobs.append(("inner_product.cu", architecture, inner_product_macros(dtype, 25)))
+        jobs.append(("scale_rows.cu", architecture, scale_rows_macros(dtype, 25)))
         jobs.append(("draw_uniform.cu", architecture, draw_uniform_macros(dtype)))
         for rank in (1, 10, 25, 32, 200):
             macros = sweep_nonnegative_macros(dtype, rank)

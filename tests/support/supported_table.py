@@ -1,11 +1,11 @@
-"""Write the README's table of TensorLy functions that accept a sparse tensor, by trying each.
+"""Write docs/supported.md's table of what takes a sparse tensor, by trying each function.
 
-    python tests/support/readme_table.py         # update the table
-    python tests/support/readme_table.py --gpu   # first try all on this machine's GPU, record it
+    python tests/support/supported_table.py         # update the table
+    python tests/support/supported_table.py --gpu   # first try all on this machine's GPU, record it
 
 "yes" means that a function runs on a small sparse tensor, "no" that it refuses the tensor; a limit
 is listed only if the use it describes is refused. The GPU's column shows what a run on a GPU
-recorded in `tests/gpu/readme_table.json`.
+recorded in `tests/gpu/supported_table.json`.
 """
 
 import argparse
@@ -29,10 +29,10 @@ from tensorly._factorized_tensor import FactorizedTensor
 from tensorly_flycoo import DensifyError, FlycooTensor, set_device
 from tensorly_flycoo.array_modules import array_module, is_cupy
 
-README = Path(__file__).parents[2] / "README.md"
-RECORD = README.parent / "tests" / "gpu" / "readme_table.json"
-START = "<!-- Below: written by tests/support/readme_table.py -->\n"
-END = "<!-- Above: written by tests/support/readme_table.py -->\n"
+PAGE = Path(__file__).parents[2] / "docs" / "supported.md"
+RECORD = PAGE.parents[1] / "tests" / "gpu" / "supported_table.json"
+START = "<!-- Below: written by tests/support/supported_table.py -->\n"
+END = "<!-- Above: written by tests/support/supported_table.py -->\n"
 
 #: Modules of TensorLy: the table lists all their public functions and classes.
 MODULES = ("decomposition", "contrib.decomposition", "regression", "base", "tenalg")
@@ -401,7 +401,7 @@ def _try_on_gpu(row, name):
 
 
 def main(argv=None):
-    """Update the README's table."""
+    """Update the table of docs/supported.md."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpu", action="store_true", help="first try all on the GPU and record it")
     warnings.simplefilter("ignore")
@@ -410,8 +410,8 @@ def main(argv=None):
         if parser.parse_args(argv).gpu:
             record_gpu()
         table = make_table()
-    before, rest = README.read_text().split(START)
-    README.write_text(before + START + table + END + rest.split(END)[1])
+    before, rest = PAGE.read_text().split(START)
+    PAGE.write_text(before + START + table + END + rest.split(END)[1])
 
 
 if __name__ == "__main__":

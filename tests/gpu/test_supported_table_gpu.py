@@ -1,20 +1,20 @@
 """Functions accept or refuse a sparse tensor on the GPU as they do on the CPU."""
 
 import pytest
-import readme_table
+import supported_table
 
 from tensorly_flycoo import set_device
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning:tensorly")
-@pytest.mark.parametrize("kind", readme_table.KINDS)
-@pytest.mark.parametrize("row", readme_table.ROWS, ids=lambda row: next(iter(row.uses)))
+@pytest.mark.parametrize("kind", supported_table.KINDS)
+@pytest.mark.parametrize("row", supported_table.ROWS, ids=lambda row: next(iter(row.uses)))
 def test_as_on_the_cpu(row, kind):
     """Results are finite and on the tensor's device."""
     found = {}
     for device in ("cuda", "cpu"):
         set_device(device)
-        found[device] = [readme_table.is_refused(row, name, kind) for name in row.uses]
+        found[device] = [supported_table.is_refused(row, name, kind) for name in row.uses]
         for text in row.limits:
-            readme_table.check_limit(row, text, kind)
+            supported_table.check_limit(row, text, kind)
     assert found["cuda"] == found["cpu"]

@@ -1,0 +1,172 @@
+"""Time Poisson decompositions of a year of flights, all from one start, against pyttb and pygenten.
+
+    python examples/benchmark_counts.py
+    python examples/benchmark_counts.py --rank 16 --rivals pyttb-apr pyttb-gcp pygenten
+
+F is ``sum(m) - sum(x log m)`` over all cells, exact, for every method; lower is better. A rival
+runs once, to its end; the last column says how much sooner generalized_parafac had passed its F.
+pyttb and pygenten are left out if they are not installed.
+"""
+
+import argparse
+import importlib.util
+import time
+
+import numpy as np
+from flights import build_tensor
+from tensorly.cp_tensor import CPTensor
+
+from tensorly_flycoo import cp_fit, set_device
+from tensorly_flycoo.decomposition import generalized_parafac
+
+#: Learning rates of pygenten's Adam; the best of them counts.
+RATES = (1e-3, 3e-3, 1e-2)
+
+
+def draw_start(x, rank):
+    """Draw positive factors whose model has the sum of the counts."""
+    random = np.random.RandomState(0)
+    factors = [random.random_sample((size, rank)) + 0.1 for size in x.shape]
+    total = np.prod([factor.sum(axis=0) for factor in factors], axis=0).sum()
+    scale = (x.nonzeros()[1].sum() / total) ** (1 / x.ndim)
+    return [factor * scale for factor in factors]
+
+
+def measure(x, weights, factors):
+    """Return F of any model, without the elements below zero that rounding may leave."""
+    factors = [np.ascontiguousarray(np.maximum(factor, 0), x.dtype) for factor in factors]
+    weights = None if weights is None else np.asarray(weights, x.dtype)
+    return cp_fit(x, (weights, factors), loss="poisson_count").loss
+
+
+def run_ours(x, factors, sweeps):
+    """Return the seconds and F after each sweep."""
+    trace = []
+
+    def note(cp_tensor, loss):
+        trace.append((time.perf_counter(), float(loss)))
+
+    options = {"tol": 0, "callback": note}
+    for count in (3, sweeps):  # the first run compiles
+        trace.clear()
+        start = time.perf_counter()
+        init = CPTensor((None, [factor.copy() for factor in factors]))
+        generalized_parafac(x, factors[0].shape[1], count, init, **options)
+    return [(seconds - start, loss) for seconds, loss in trace]
+
+
+def to_pyttb(x, factors):
+    """Return the tensor and the start as pyttb takes them."""
+    import pyttb
+
+    coords, values = x.nonzeros()
+    subs = np.ascontiguousarray(coords.T)
+    tensor = pyttb.sptensor(subs, values[:, None], x.shape)
+    return tensor, pyttb.ktensor([np.ascontiguousarray(factor) for factor in factors])
+
+
+def run_pyttb_apr(x, factors, arguments):
+    """Run Chi and Kolda's algorithm of pyttb, a few outer iterations."""
+    import pyttb
+
+    tensor, start = to_pyttb(x, factors)
+    began = time.perf_counter()
+    options = {"maxiters": arguments.apr_iterations, "printitn": 0, "init": start}
+    model, *_ = pyttb.cp_apr(tensor, factors[0].shape[1], algorithm="mu", **options)
+    seconds = time.perf_counter() - began
+    return seconds, measure(x, model.weights, model.factor_matrices)
+
+
+def run_pyttb_gcp(x, factors, arguments):
+    """Run generalized CP of pyttb by stochastic gradients."""
+    import pyttb
+    from pyttb.gcp.handles import Objectives
+    from pyttb.gcp.optimizers import Adam
+
+    tensor, start = to_pyttb(x, factors)
+    began = time.perf_counter()
+    optimizer = Adam(max_iters=arguments.epochs, epoch_iters=100)
+    rank = factors[0].shape[1]
+    model, *_ = pyttb.gcp_opt(
+        tensor, rank, Objectives.POISSON, optimizer, init=start, printitn=0
+    )  # fmt: skip
+    seconds = time.perf_counter() - began
+    return seconds, measure(x, model.weights, model.factor_matrices)
+
+
+def run_pygenten(x, factors, arguments):
+    """Run generalized CP of GenTen by stochastic gradients: the best of several rates."""
+    import pygenten
+
+    results = []
+    for rate in RATES:
+        tensor, start = to_pyttb(x, factors)
+        began = time.perf_counter()
+        options = {"rank": factors[0].shape[1], "maxiters": arguments.epochs, "rate": rate}
+        options |= {"loss_function_type": "poisson", "seed": 1, "printitn": 0, "init": start}
+        model, *_ = pygenten.gcp_sgd(tensor, **options)
+        seconds = time.perf_counter() - began
+        results.append((seconds, measure(x, model.weights, model.factor_matrices)))
+    return min(results, key=lambda result: result[1])
+
+
+RIVALS = {
+    "pyttb-apr": ("pyttb", "pyttb cp_apr", run_pyttb_apr),
+    "pyttb-gcp": ("pyttb", "pyttb gcp_opt", run_pyttb_gcp),
+    "pygenten": ("pygenten", "pygenten gcp_sgd", run_pygenten),
+}
+
+
+def find_time(trace, loss):
+    """Return the seconds after which F was at most `loss`; nan if it never was."""
+    return next((seconds for seconds, own in trace if own <= loss), float("nan"))
+
+
+def main(argv=None):
+    """Run the benchmark; return the trace of our run, and each rival's seconds and F."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--sweeps", type=int, default=300, help="of generalized_parafac")
+    parser.add_argument("--apr-iterations", type=int, default=5, help="outer ones, of pyttb cp_apr")
+    parser.add_argument("--epochs", type=int, default=15, help="of stochastic gradients")
+    parser.add_argument("--rivals", nargs="*", choices=RIVALS, default=list(RIVALS))
+    parser.add_argument("--device", default="cpu", choices=["auto", "cpu", "cuda"])
+    arguments = parser.parse_args(argv)
+
+    set_device("cpu")
+    x = build_tensor().tensor
+    factors = draw_start(x, arguments.rank)
+    print(f"{x}\nF of the start: {measure(x, None, factors):,.0f}")
+    trace = run_on(arguments.device, x, factors, arguments.sweeps)
+    for count in sorted({1, 10, 30, 100, arguments.sweeps}):
+        if count < len(trace):
+            seconds, loss = trace[count]
+            print(f"generalized_parafac, {count:4} sweeps {seconds:8.2f} s  F {loss:11,.0f}")
+    results = {}
+    for name in arguments.rivals:
+        package, title, run = RIVALS[name]
+        if importlib.util.find_spec(package) is None:
+            print(f"{title}: {package} is not installed")
+            continue
+        seconds, loss = results[name] = run(x, factors, arguments)
+        own = find_time(trace, loss)
+        print(
+            f"{title:25} {seconds:15.2f} s  F {loss:11,.0f}; ours after {own:.2f} s, "
+            f"{seconds / own:,.0f} times sooner",
+            flush=True,
+        )
+    return {"trace": trace, "results": results}
+
+
+def run_on(device, x, factors, sweeps):
+    """Run generalized_parafac on a device, from the same start."""
+    if device == "cpu":
+        return run_ours(x, factors, sweeps)
+    import cupy
+
+    moved = type(x)(*x.nonzeros(), x.shape, device=device)
+    return run_ours(moved, [cupy.asarray(factor) for factor in factors], sweeps)
+
+
+if __name__ == "__main__":
+    main()

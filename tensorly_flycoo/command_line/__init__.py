@@ -1,0 +1,66 @@
+"""The command line, ``python -m tensorly_flycoo``: from a file of events to named components."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from . import fit, info
+
+_DESCRIPTION = "Decompose big sparse tensors: a file of events becomes a few named components."
+_CODES = """exit codes:
+  0    done
+  1    the data, the disk or a missing package prevented it; the message says which
+  2    the command line is wrong
+  130  interrupted by a second Ctrl-C
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        The arguments; by default those of the process.
+
+    Returns
+    -------
+    int
+        0 if it succeeded, 1 if it failed, 130 if Ctrl-C interrupted it.
+
+    Raises
+    ------
+    SystemExit
+        With the code 2 if the arguments are wrong, and 0 for ``--help``.
+    """
+    arguments = _make_parser().parse_args(argv)
+    try:
+        arguments.run(arguments)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except (
+        ImportError,
+        LookupError,
+        MemoryError,
+        OSError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tensorly_flycoo",
+        description=_DESCRIPTION,
+        epilog=_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(metavar="command", required=True)
+    for command in (fit, info):
+        command.add_parser(commands)
+    return parser

@@ -1,0 +1,116 @@
+"""How unlikely counts are under a CP model of their means."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..array_modules import Array, array_module, as_array, is_cupy, move
+from ..checks import check_finite, check_place
+from ..ops.cp_entries import cp_to_entries
+from ..tensor.coo_cache import as_flycoo
+from ..tensor.labelled import LabelledTensor, check_same_labels
+from .counts import log_lower_tail, log_upper_tail
+
+if TYPE_CHECKING:
+    from sparse import SparseArray
+
+    from ..tensor.tensor import FlycooTensor
+
+TAILS = ("upper", "lower", "both")
+
+
+def anomaly_scores(
+    x_new: "FlycooTensor | LabelledTensor | SparseArray | tuple[Array, Array]",
+    cp_tensor: Any,
+    *,
+    tail: str = "upper",
+) -> Array:
+    r"""Compute how unlikely counts are if a CP model gives the means of Poisson distributions.
+
+    .. math:: -\log_{10} P(X \ge x_k), \quad X \sim \mathrm{Poisson}(m_k)
+
+    By chance, one count in a million has a score of 6 or more. So with many entries,
+    some high scores are normal: among n, expect one of ``log10(n)``.
+
+    Parameters
+    ----------
+    x_new : FlycooTensor, LabelledTensor, sparse.COO or (coords, values)
+        The entries: the nonzeros of a tensor, in the sequence of `FlycooTensor.nonzeros`; or
+        coordinates (ndim, n), in any sequence, with their counts (n,), which may be zeros.
+    cp_tensor : CPTensor or (weights, factors)
+        A model of the means, none of them negative, such as of `generalized_parafac`.
+    tail : {"upper", "lower", "both"}
+        Whether counts that are too large have high scores, counts that are too small
+        (:math:`P(X \le x_k)`), or both: then the probability is twice the smaller one, at most 1.
+
+    Returns
+    -------
+    float64 array (n,)
+        From 0 up, on the device of the factors; inf where the model makes a count impossible.
+        ``10.0**-scores`` are the probabilities.
+
+    Raises
+    ------
+    TypeError
+        If `x_new` is not sparse, or arrays are on different devices.
+    ValueError
+        If a shape does not match, an index is out of range, a count is negative or not finite, the
+        model is negative at an entry, labels differ from those of a `LabelledCP`, or `tail` is
+        unknown.
+
+    Notes
+    -----
+    ``n * R * ndim`` operations for the means. Probabilities are computed on the host, in
+    logarithms, so they are accurate however small they are: SciPy's up to about 4.3 standard
+    deviations from the mean, and continued fractions beyond. A count that is no integer is rounded
+    up in the upper tail, and down in the lower one.
+
+    References
+    ----------
+    Chi and Kolda, "On tensors, sparsity, and nonnegative factorizations", SIAM Journal on Matrix
+    Analysis and Applications 33, 2012. NIST Digital Library of Mathematical Functions, 8.9.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from tensorly_flycoo import anomaly_scores
+    >>> means = (None, [np.array([[1.0], [2.0]]), np.array([[3.0], [0.1]])])
+    >>> anomaly_scores(([[0, 1, 1], [0, 0, 1]], [3, 30, 4]), means).round(1)
+    array([ 0.2, 11.6,  4.2])
+    """
+    if tail not in TAILS:
+        raise ValueError(f"tail is {tail!r}, expected one of {TAILS}")
+    on_gpu = is_cupy(cp_tensor[1][0])
+    if isinstance(x_new, tuple) and not isinstance(x_new, LabelledTensor):
+        if len(x_new) != 2:
+            raise ValueError(f"x_new has {len(x_new)} items, expected (coords, values)")
+        coords, values = (as_array(part) for part in x_new)
+    else:
+        check_same_labels(x_new, cp_tensor)
+        coords, values = as_flycoo(x_new, check_coords=True)._sorted_nonzeros()
+    check_place(values, "x_new", on_gpu, "the factors")
+    means = cp_to_entries(cp_tensor, coords)
+    if values.shape != means.shape:
+        raise ValueError(f"values has shape {values.shape}, expected {means.shape}")
+    xp = array_module(means)
+    counts, means = (move(array, np).astype(np.float64) for array in (values, means))
+    _check_counts(counts, means)
+    return xp.asarray(_find_logs(counts, means, tail) / -np.log(10) + 0.0)
+
+
+def _check_counts(counts: np.ndarray, means: np.ndarray) -> None:
+    for name, array in (("values", counts), ("the model's values", means)):
+        check_finite(array, name)
+        if (array < 0).any():
+            wrong = int(np.argmax(array < 0))
+            raise ValueError(f"{name}[{wrong}] is {array[wrong]}, expected 0 or more, as of counts")
+
+
+def _find_logs(counts: np.ndarray, means: np.ndarray, tail: str) -> np.ndarray:
+    """Return the logarithms of the probabilities."""
+    if tail == "upper":
+        return log_upper_tail(counts, means)
+    if tail == "lower":
+        return log_lower_tail(counts, means)
+    both = np.minimum(log_upper_tail(counts, means), log_lower_tail(counts, means))
+    return np.minimum(both + np.log(2), 0)

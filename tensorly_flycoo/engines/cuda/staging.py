@@ -1,0 +1,186 @@
+"""Records that visit the GPU: copied from host memory while others are computed."""
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import cupy
+import numpy as np
+
+from ...array_modules import Array
+
+#: An array that is used, and the next one, which is copied at the same time.
+_NUM_SLOTS = 2
+
+#: Bytes that are read from a file at a time, and how many such pieces are under way.
+_PIECE_NBYTES, _NUM_PIECES, _NUM_READERS = 2**24, 8, 4
+
+
+class CudaStager:
+    """Brings arrays from the host to the current GPU; implements `format.streamed.Stager`.
+
+    Arrays in pinned memory are copied at the speed of the link. Others, such as those of files, are
+    read to pinned memory by several threads first.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._slots: list[_Slot] = []
+        self._nbytes = 0
+        self._copies = cupy.cuda.Stream(non_blocking=True)
+        self._pieces: _Pieces | None = None
+
+    def put_aside(self, array: Array) -> np.ndarray:
+        self._nbytes = max(self._nbytes, array.nbytes)
+        if isinstance(array, np.ndarray):
+            return array
+        waiting = _empty_pinned(array.shape, array.dtype)
+        array.get(out=waiting)
+        return waiting
+
+    @contextlib.contextmanager
+    def take(self, array: np.ndarray, following: np.ndarray | None) -> Iterator[Array]:
+        stream = cupy.cuda.get_current_stream()
+        slot = self._bring(array, is_needed=True)
+        assert slot is not None
+        try:
+            stream.wait_event(slot.complete)
+            yield slot.view(array)
+        finally:
+            slot.release(stream.record())
+        if following is not None:
+            self._bring(following, is_needed=False)
+
+    def _bring(self, array: np.ndarray, is_needed: bool) -> "_Slot | None":
+        """Return the slot with an array; if it is needed, nothing replaces it until it is released.
+
+        Return None if it is not needed and all slots are in use.
+        """
+        with self._lock:
+            slot = next((slot for slot in self._slots if slot.array is array), None)
+            if slot is None:
+                slot = self._find_slot(array.nbytes, is_needed)
+                if slot is None:
+                    return None
+                self._fill(slot, array)
+            slot.num_users += is_needed
+            return slot
+
+    def _find_slot(self, nbytes: int, is_needed: bool) -> "_Slot | None":
+        free = [n for n, slot in enumerate(self._slots) if slot.num_users == 0]
+        if len(self._slots) < _NUM_SLOTS:
+            self._slots.append(_Slot(max(nbytes, self._nbytes)))
+            return self._slots[-1]
+        if free:
+            slot = self._slots.pop(free[0])
+            self._slots.append(slot)  # the one that was filled first is replaced next
+            return slot
+        return _Slot(nbytes) if is_needed else None
+
+    def _fill(self, slot: "_Slot", array: np.ndarray) -> None:
+        for event in slot.used:
+            self._copies.wait_event(event)
+        slot.used.clear()
+        slot.array = None
+        source = np.ascontiguousarray(array)
+        if isinstance(array, _PinnedArray):
+            slot.memory.copy_from_host_async(source.ctypes.data, source.nbytes, self._copies)
+        else:
+            self._pieces = self._pieces or _Pieces()
+            self._pieces.copy(source, slot.memory, self._copies)
+        slot.complete = self._copies.record()
+        slot.array = array
+
+    def __del__(self) -> None:
+        # Neither the slots nor what is copied to them may be freed before copies are complete.
+        with contextlib.suppress(Exception):
+            self._copies.synchronize()
+
+
+class _Slot:
+    """Memory for one array on the GPU.
+
+    Attributes
+    ----------
+    array : NumPy array or None
+        The array that has been copied here.
+    complete : cupy.cuda.Event
+        Occurs when it is copied.
+    num_users : int
+        How many have taken it and not released it.
+    used : list of cupy.cuda.Event
+        They occur when nothing uses the memory any more.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.memory = cupy.cuda.alloc(nbytes)
+        self.array: np.ndarray | None = None
+        self.num_users = 0
+        # The pool may give out memory that earlier work on this stream still uses.
+        self.used = [cupy.cuda.get_current_stream().record()]
+        self.complete = self.used[0]
+
+    def view(self, array: np.ndarray) -> Array:
+        return cupy.ndarray(array.shape, array.dtype, memptr=self.memory)
+
+    def release(self, used: cupy.cuda.Event) -> None:
+        self.used.append(used)
+        self.num_users -= 1
+
+
+class _Pieces:
+    """Pinned memory through which arrays of files are copied, piece by piece."""
+
+    def __init__(self) -> None:
+        shape, dtype = (_PIECE_NBYTES,), np.dtype(np.uint8)
+        self._buffers = [_empty_pinned(shape, dtype) for _ in range(_NUM_PIECES)]
+        self._events: list[cupy.cuda.Event | None] = [None] * _NUM_PIECES
+        self._readers = ThreadPoolExecutor(_NUM_READERS, "tensorly-flycoo-reader")
+
+    def copy(
+        self, array: np.ndarray, memory: cupy.cuda.MemoryPointer, stream: cupy.cuda.Stream
+    ) -> None:
+        """Read an array and copy it on a stream; return when the last piece has been read."""
+        source = array.reshape(-1).view(np.uint8)
+        under_way: deque[tuple[Future[int], int, int]] = deque()
+        for number, start in enumerate(range(0, source.size, _PIECE_NBYTES)):
+            buffer = number % _NUM_PIECES
+            if len(under_way) == _NUM_PIECES:
+                self._send(*under_way.popleft(), memory, stream)
+            piece = source[start : start + _PIECE_NBYTES]
+            under_way.append((self._readers.submit(self._read, buffer, piece), buffer, start))
+        while under_way:
+            self._send(*under_way.popleft(), memory, stream)
+
+    def _read(self, buffer: int, piece: np.ndarray) -> int:
+        event = self._events[buffer]
+        if event is not None:
+            event.synchronize()
+        np.copyto(self._buffers[buffer][: piece.size], piece)
+        return piece.size
+
+    def _send(
+        self,
+        reading: "Future[int]",
+        buffer: int,
+        start: int,
+        memory: cupy.cuda.MemoryPointer,
+        stream: cupy.cuda.Stream,
+    ) -> None:
+        nbytes = reading.result()
+        address = self._buffers[buffer].ctypes.data
+        (memory + start).copy_from_host_async(address, nbytes, stream)
+        self._events[buffer] = stream.record()
+
+
+class _PinnedArray(np.ndarray):
+    """An array in pinned memory."""
+
+
+def _empty_pinned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return an array in pinned memory, which is freed with it."""
+    nbytes = int(np.prod(shape)) * dtype.itemsize
+    memory = cupy.cuda.PinnedMemoryPointer(cupy.cuda.PinnedMemory(max(nbytes, 1)), 0)
+    return np.frombuffer(memory, dtype, nbytes // dtype.itemsize).reshape(shape).view(_PinnedArray)

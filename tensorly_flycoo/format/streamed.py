@@ -1,0 +1,98 @@
+"""A layout whose records wait in host memory, or in a file, and visit the device mode by mode."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol, Self
+
+import numpy as np
+
+from ..array_modules import Array
+from .layout import Cut, Step, map_record_values
+from .primitives import Primitives
+from .replicated import ReplicatedLayout
+from .tiling import RowTiling
+
+
+class Stager(Protocol):
+    """Brings arrays from the host to one device, the next one while this one is used."""
+
+    def put_aside(self, array: Array) -> np.ndarray:
+        """Copy an array of the device to host memory from which `take` copies fast.
+
+        An array of the host, such as a file's, stays where it is.
+        """
+
+    def take(
+        self, array: np.ndarray, following: np.ndarray | None
+    ) -> AbstractContextManager[Array]:
+        """Yield a copy on the device; afterwards begin to copy the array that is taken next."""
+
+
+class StreamedLayout(ReplicatedLayout):
+    """A replicated layout with its copies of the records on the host.
+
+    A mode's copy is on the device only while it is computed. Tilings stay there.
+
+    Attributes
+    ----------
+    copies : list of NumPy array (nnz, num_words)
+    stager : Stager
+        Shared by all slabs of one device.
+    following : list of NumPy array or None
+        For each mode the copy that a sweep over slabs and modes reads next.
+    """
+
+    def __init__(
+        self,
+        cut: Cut,
+        copies: Sequence[np.ndarray],
+        tilings: Sequence[RowTiling],
+        norm: float,
+        stager: Stager,
+    ) -> None:
+        super().__init__(cut, copies, tilings, norm)
+        self.stager = stager
+        self.following: list[np.ndarray | None] = [None] * cut.record_format.ndim
+
+    @classmethod
+    def of(cls, layout: ReplicatedLayout, stager: Stager) -> Self:
+        """Put aside the records of a layout on the device."""
+        copies = [stager.put_aside(copy) for copy in layout.copies]
+        return cls(layout.cut, copies, layout.tilings, layout.norm, stager)
+
+    def take_step(self, mode: int, compute: Callable[[Step], None], primitives: Primitives) -> None:
+        with self.hold_mode(mode, primitives) as step:
+            compute(step)
+
+    @contextlib.contextmanager
+    def hold_mode(self, mode: int, primitives: Primitives) -> Iterator[Step]:
+        with self.stager.take(self.copies[mode], self.following[mode]) as records:
+            yield Step(records)
+
+    @contextlib.contextmanager
+    def hold_records(self) -> Iterator[Array]:
+        with self.stager.take(self.copies[0], None) as records:
+            yield records
+
+    @contextlib.contextmanager
+    def hold_order(self, mode: int, primitives: Primitives) -> Iterator[tuple[Array, None]]:
+        with self.stager.take(self.copies[mode], None) as records:
+            yield records, None
+
+    def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
+        copies = []
+        for copy in self.copies:
+            with self.stager.take(copy, None) as records:
+                mapped = map_record_values(records, self.record_format, function)
+                copies.append(self.stager.put_aside(mapped))
+        return type(self)(self.cut, copies, self.tilings, self.norm * scale, self.stager)
+
+
+def link_copies(layouts: Sequence[StreamedLayout]) -> None:
+    """Tell layouts of one device, in the order of their slabs, which copy follows each."""
+    for n, layout in enumerate(layouts):
+        for mode in range(len(layout.copies)):
+            is_last = n + 1 == len(layouts)
+            next_mode = (mode + 1) % len(layout.copies) if is_last else mode
+            layout.following[mode] = layouts[(n + 1) % len(layouts)].copies[next_mode]

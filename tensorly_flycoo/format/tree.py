@@ -1,0 +1,47 @@
+"""The order in which the results of parts are added: a fixed binary tree."""
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+_Part = TypeVar("_Part")
+
+
+def fold_tree(parts: Iterable[_Part], add: Callable[[_Part, _Part], _Part]) -> _Part:
+    """Add one or more parts along the tree of a binary counter.
+
+    Neighbours are added as soon as both are sums of equally many parts: 0 + 1, 2 + 3, then the two
+    sums, and so on. At the end the sums that are left are added from the last to the first. So the
+    order depends on the number of parts only, and parts can be made one after the other.
+
+    Parameters
+    ----------
+    parts : iterable
+    add : callable
+        Adds two neighbours, the earlier one first. It may reuse their memory.
+
+    Examples
+    --------
+    >>> fold_tree("abcdefg", lambda a, b: f"({a}{b})")
+    '(((ab)(cd))((ef)g))'
+    """
+    sums: list[tuple[int, _Part]] = []
+    for part in parts:
+        count = 1
+        while sums and sums[-1][0] == count:
+            part, count = add(sums.pop()[1], part), 2 * count
+        sums.append((count, part))
+    _, total = sums.pop()
+    while sums:
+        total = add(sums.pop()[1], total)
+    return total
+
+
+def count_waiting(num_parts: int) -> int:
+    """Count the sums that wait in `fold_tree`, at most, while a part is made.
+
+    Examples
+    --------
+    >>> [count_waiting(num_parts) for num_parts in (1, 2, 3, 4, 7, 8)]
+    [0, 1, 1, 2, 2, 3]
+    """
+    return num_parts.bit_length() - 1

@@ -1,0 +1,174 @@
+"""Nonzeros that come in parts: read from files, or given as arrays."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from ..array_modules import Array, is_cupy, move
+from ..checks import (
+    MAX_MODE_SIZE,
+    check_coords,
+    check_finite,
+    check_inside,
+    check_place,
+    check_shape,
+    check_values,
+)
+from ..tensor.coo_cache import as_flycoo, is_sparse
+from ..tensor.labelled import refuse_labels
+from ..tensor.pieces import iterate_nonzeros
+from ..tensor.tensor import FlycooTensor
+from .columns import read_values
+from .files import FilePath, open_text
+
+if TYPE_CHECKING:
+    from sparse import SparseArray
+
+#: Nonzeros handed on at a time.
+BLOCK_NNZ = 2**20
+
+#: A file, or the coords (ndim, n) and values (n,) of some nonzeros.
+Part: TypeAlias = "FilePath | tuple[Array, Array]"
+Parts: TypeAlias = "FlycooTensor | SparseArray | FilePath | Iterable[Part]"
+
+
+class Block(NamedTuple):
+    """Some nonzeros, checked.
+
+    Attributes
+    ----------
+    coords : integer array (ndim, n)
+    values : float array (n,)
+    shape : tuple of int
+        The given shape, or one that holds these indices.
+    """
+
+    coords: np.ndarray
+    values: np.ndarray
+    shape: tuple[int, ...]
+
+
+class Reading(NamedTuple):
+    """How parts are read.
+
+    Attributes
+    ----------
+    shape : tuple of int or None
+    dtype : dtype or None
+        Of the values; None is their own.
+    columns : sequence of str or None
+        Of parquet files.
+    index_base : {0, 1}
+        Of .tns files.
+    """
+
+    shape: tuple[int, ...] | None
+    dtype: DTypeLike | None
+    columns: Sequence[str] | None
+    index_base: int
+
+    def iterate(self, parts: Parts) -> Iterator[Block]:
+        """Yield the nonzeros of all parts, in their order."""
+        if is_sparse(parts):
+            yield from self._iterate_tensor(parts)
+            return
+        if isinstance(parts, str | os.PathLike):
+            parts = [parts]
+        elif not isinstance(parts, Iterable):
+            raise TypeError(
+                f"parts is a {type(parts).__name__}, expected a sparse tensor, or paths or tuples "
+                "(coords, values)"
+            )
+        for number, part in enumerate(parts):
+            try:
+                yield from self._iterate_part(part)
+            except (TypeError, ValueError) as error:
+                kind = TypeError if isinstance(error, TypeError) else ValueError
+                raise kind(f"parts[{number}]: {error}") from None
+
+    def _iterate_tensor(self, x: Any) -> Iterator[Block]:
+        refuse_labels(x)
+        x = as_flycoo(x)
+        shape = self.shape or x.shape
+        for coords, values in iterate_nonzeros(x._layout, x._engine.xp, BLOCK_NNZ):
+            yield self._check(coords, values, shape)
+
+    def _iterate_part(self, part: Any) -> Iterator[Block]:
+        if isinstance(part, tuple) and len(part) == 2:
+            yield from self._iterate_arrays(*part)
+            return
+        try:
+            path = Path(part)
+        except TypeError:
+            raise TypeError(
+                f"a {type(part).__name__}, expected a path or a tuple (coords, values)"
+            ) from None
+        if path.suffix in (".parquet", ".pq"):
+            yield from self._iterate_parquet(path)
+        else:
+            yield from self._iterate_tns(path)
+
+    def _iterate_arrays(self, coords: Any, values: Any) -> Iterator[Block]:
+        coords = check_coords(coords, self.shape or [0] * len(coords))
+        values = check_values(values, coords.shape[1], self.dtype)
+        check_place(values, "values", is_cupy(coords), "coords")
+        for start in range(0, max(1, values.size), BLOCK_NNZ):
+            block = slice(start, start + BLOCK_NNZ)
+            yield self._check(coords[:, block], values[block], self.shape)
+
+    def _iterate_tns(self, path: Path) -> Iterator[Block]:
+        from .tns_parsing import TnsParser, iterate_blocks, prefetch
+
+        parser = TnsParser(path, self.shape, self.index_base)
+        with open_text(path) as (file, _):
+            for text in prefetch(iterate_blocks(file)):
+                coords, values = parser.parse(text)
+                if parser.shape is not None:  # there was more than comments
+                    values = check_values(values, values.size, self.dtype)
+                    yield Block(coords.reshape(-1, len(parser.shape)).T, values, parser.shape)
+
+    def _iterate_parquet(self, path: Path) -> Iterator[Block]:
+        try:
+            import pyarrow.parquet
+        except ImportError as error:
+            raise ImportError(f"reading .parquet needs pip install pyarrow ({error})") from None
+        with pyarrow.parquet.ParquetFile(path) as file:
+            names = list(self.columns or file.schema_arrow.names)
+            missing = [name for name in names if name not in file.schema_arrow.names]
+            if missing:
+                raise ValueError(
+                    f"{path} has no columns {missing}, expected some of {file.schema_arrow.names}"
+                )
+            if len(names) < 2:
+                raise ValueError(f"columns is {names}, expected those of modes, and of values")
+            for batch in file.iter_batches(BLOCK_NNZ, columns=names):
+                *modes, numbers = (batch.column(name) for name in names)
+                pairs = zip(modes, names, strict=False)
+                coords = np.stack([_read_indices(mode, name) for mode, name in pairs])
+                yield self._check(coords, read_values(numbers, names[-1]), self.shape)
+
+    def _check(self, coords: Array, values: Array, shape: tuple[int, ...] | None) -> Block:
+        coords = check_coords(move(coords, np), shape or [0] * coords.shape[0])
+        values = check_values(move(values, np), coords.shape[1], self.dtype)
+        check_inside(coords, shape or (MAX_MODE_SIZE,) * coords.shape[0])
+        check_finite(values)
+        if shape is None:
+            shape = check_shape([int(rows.max(initial=0)) + 1 for rows in coords])
+        return Block(coords, values, shape)
+
+
+def _read_indices(column: Any, name: str) -> np.ndarray:
+    """Return the integers of an Arrow column."""
+    if column.null_count:
+        raise ValueError(f"column {name!r} has {column.null_count} missing entries, expected none")
+    indices = column.to_numpy(zero_copy_only=False)
+    if indices.dtype.kind not in "iu":
+        raise TypeError(
+            f"column {name!r} is of {column.type}, expected integers; "
+            "tensorly_flycoo.from_dataframe numbers other labels"
+        )
+    return indices.astype(np.int64)

@@ -1,0 +1,339 @@
+"""Folders of slabs: tensors larger than memory, built part by part and opened without reading."""
+
+import contextlib
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from numpy.typing import DTypeLike
+
+from ..array_modules import move
+from ..checks import check_count, check_dtype, check_shape
+from ..devices import OneDevice, assign_homes
+from ..engines import select_engine
+from ..format.layout import Cut, Layout
+from ..format.layouts import LAYOUT_CLASSES
+from ..format.packing import RecordFormat
+from ..format.replicated import ReplicatedLayout
+from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
+from ..format.streamed import Stager, StreamedLayout
+from ..tensor.tensor import FlycooTensor
+from .files import FilePath, make_folder
+from .npz import ArrayReader, damage_error, open_arrays
+from .parts import Parts, Reading
+from .plans import Header, check_arrays, check_shapes
+from .saving import fits, make_layout, read_header, read_layout, read_records, write_layout
+from .slab_building import SlabBuilder
+from .slab_index import Entry, Index, check_file_layout, digest
+from .spool import Spool
+
+if TYPE_CHECKING:
+    from ..engines.protocol import Engine
+
+#: Nonzeros of a slab, by default: building one takes about 5 GB.
+_SLAB_NNZ = 2**25
+
+#: Arrays begin at pages of memory and blocks of disks.
+_ALIGNMENT = 4096
+
+_PLACES = ("device", "host", "file")
+
+
+def save_slabs(
+    path: FilePath,
+    parts: Parts,
+    shape: Sequence[int] | None = None,
+    *,
+    slabs: int | None = None,
+    dtype: DTypeLike | None = None,
+    layout: str = "replicated",
+    device: str | None = None,
+    columns: Sequence[str] | None = None,
+    index_base: int = 1,
+) -> None:
+    """Build a tensor that may be larger than memory, slab by slab, in a new folder.
+
+    `open_slabs` opens it. Its bits are those of a `FlycooTensor` of all nonzeros with as many
+    slabs: values at repeated coordinates, also of different parts, are added in the sequence in
+    which they come.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        The folder. It must not exist, or be empty; it appears once it is complete.
+    parts : FlycooTensor, sparse.COO, path, or iterable of paths and of tuples (coords, values)
+        Paths are those of .tns files (see `read_tns`, also .gz and .zst) and .parquet files. A
+        tuple has what `FlycooTensor` takes. A generator is read once.
+    shape : sequence of int, optional
+        By default the smallest that holds all nonzeros and the shapes in headers of .tns files.
+    slabs : int, optional
+        The number of slabs (see `FlycooTensor`); by default one for each 2**25 given nonzeros.
+    dtype : {float32, float64}, optional
+        By default float32 if all values are, else float64.
+    layout : {"replicated", "indexed"}
+        As of `FlycooTensor`. "replicated" reads the nonzeros of a mode in sequence, "indexed" takes
+        less space but jumps between them.
+    device : {"auto", "cpu", "cuda"}, optional
+        Where the tensor will be used: plans differ. As for `FlycooTensor`.
+    columns : sequence of str, optional
+        The columns of .parquet files: those of the modes, integers from 0 up, then that of the
+        values. By default all.
+    index_base : {1, 0}
+        The first index of each mode in .tns files.
+
+    Raises
+    ------
+    OSError
+        If a file cannot be read or written, or `path` exists.
+    TypeError
+        If `parts`, or a part, is of another kind, or indices are not integers.
+    ValueError
+        If a part has another number of modes, an index outside `shape`, a value that is not finite,
+        or damaged text; there is neither a nonzero nor a shape; or `slabs`, `layout`, `device` or
+        `index_base` is not one of the above.
+    ImportError
+        If a module is missing that reads .parquet or .zst files.
+    MemoryError
+        If there is too little memory for one slab: give more `slabs`.
+
+    Notes
+    -----
+    Parts are read once, and copied to temporary files in a hidden folder beside `path`; then their
+    nonzeros are counted by rows of the longest mode, distributed, sorted, and built slab by slab.
+    Memory holds one slab while it is built (about 150 bytes per nonzero, if there are three modes),
+    and 32 bytes per row of the longest mode. Rows are not split: one with many nonzeros makes a
+    long slab. The disk holds, beside the final folder, one copy of the records, and before that
+    another ``4 * ndim + 8`` bytes per given nonzero. A call that fails removes its files; a process
+    that is killed leaves the hidden folder, whose name ends with ".part".
+
+    The folder has a file "slabs.json" and, for each slab, a file as of `save`, in which arrays
+    begin at multiples of 4096 bytes.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> import numpy as np
+    >>> from tensorly_flycoo import open_slabs, save_slabs
+    >>> def make_parts():
+    ...     for day in range(3):
+    ...         yield np.array([[0, 2], [1, 0], [day, day]]), np.array([0.5, 3.0])
+    >>> path = os.path.join(tempfile.mkdtemp(), "x.flycoo")
+    >>> save_slabs(path, make_parts(), slabs=2)
+    >>> open_slabs(path)
+    <FlycooTensor: shape=(3, 2, 3), dtype=float64, nnz=6, layout='replicated', device='cpu', \
+slabs=2>
+    """
+    reading = Reading(
+        None if shape is None else check_shape(shape),
+        None if dtype is None else check_dtype(dtype),
+        columns,
+        _check_index_base(index_base),
+    )
+    slabs = None if slabs is None else check_count(slabs, "slabs")
+    check_file_layout(layout)
+    engine = select_engine(device)
+    with make_folder(path) as folder:
+        spool = Spool(folder, reading.iterate(parts), reading.shape)
+        if dtype is not None:
+            spool.dtype = check_dtype(dtype)
+        num_slabs = slabs or max(1, -(-spool.nnz // _SLAB_NNZ))
+        builder = SlabBuilder(folder, spool, num_slabs, engine)
+        entries: list[Entry] = []
+        for rows, built in builder.build(layout):
+            entries.append(_write_slab(folder / _name_slab(len(entries)), rows, built))
+        builder.remove()
+        record_format = builder.record_format
+        Index(record_format.shape, record_format.dtype.name, layout, num_slabs, entries).write(
+            folder
+        )
+
+
+def _check_index_base(index_base: int) -> int:
+    if index_base not in (0, 1):
+        raise ValueError(f"index_base is {index_base!r}, expected 1 or 0")
+    return int(index_base)
+
+
+def _name_slab(number: int) -> str:
+    return f"slab-{number:05d}.npz"
+
+
+def _write_slab(path: Path, rows: range, layout: Layout) -> Entry:
+    """Write a slab's file; return its entry in the index."""
+    with open(path, "xb") as file:
+        write_layout(file, layout, _ALIGNMENT)
+        file.flush()
+        os.fsync(file.fileno())
+    with open_arrays(path) as reader:
+        return Entry(rows.start, rows.stop, path.stat().st_size, digest(reader.list_members()))
+
+
+def open_slabs(
+    path: FilePath, *, device: str | None = None, keep: str | None = None, verify: bool = False
+) -> FlycooTensor:
+    """Open a folder that `save_slabs` wrote.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+    device : {"auto", "cpu", "cuda"}, optional
+        As for `FlycooTensor`.
+    keep : {"file", "device", "host"}, optional
+        Where the nonzeros are. "file", on a CPU the default, maps the files into memory: nothing is
+        read before it is needed, and the system may forget it afterwards. "device", on a GPU the
+        default, copies one slab after the other to the device's memory. With "file" or "host" on a
+        GPU, slabs visit it one by one, from the files or from pinned host memory; that needs the
+        layout "replicated".
+    verify : bool
+        Whether to read and check all data. What is copied to memory is always checked.
+
+    Returns
+    -------
+    FlycooTensor
+        With the number of slabs with which it was saved.
+
+    Raises
+    ------
+    OSError
+        If a file is missing or cannot be read.
+    ValueError
+        If the folder is damaged or incomplete, or has a newer format than this release reads; the
+        message names the file. If `keep` is "file" and the plans were made for another kind of
+        device, or does not suit the layout; or if `device` or `keep` is unknown.
+    ImportError, RuntimeError
+        If `device` is "cuda" and no GPU can be used.
+    MemoryError
+        If there is too little memory.
+
+    Notes
+    -----
+    Opening reads a few KB for each slab, and compares the files' sizes, formats and lists of
+    checksums with the folder's index, which has a digest of its own. Only ``verify=True`` compares
+    the data with their checksums, and indices with what they point into: use it once for a folder
+    that was copied or comes from elsewhere. A malicious folder that is opened without it may crash
+    the process.
+
+    Files must not change while a tensor uses them. Several processes may open a folder, and share
+    the system's memory for it. `nbytes` counts the mapped files. MTTKRP, and so `parafac`, reads
+    the files once for each mode. Some functions copy all nonzeros to memory: ``x.nonzeros()``,
+    ``2 * x``, indexing.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> from tensorly_flycoo import FlycooTensor, open_slabs, save_slabs
+    >>> path = os.path.join(tempfile.mkdtemp(), "x.flycoo")
+    >>> save_slabs(path, FlycooTensor([[0, 2], [1, 0]], [0.5, 3.0], (3, 2)))
+    >>> open_slabs(path, verify=True).nonzeros()
+    (array([[0, 2],
+           [1, 0]]), array([0.5, 3. ]))
+    """
+    engine = select_engine(device)
+    keep, folder = _check_keep(keep, engine), Path(path)
+    index = Index.read(folder)
+    _check_layout(keep, index.layout, engine)
+    devices, slabs = engine.devices or OneDevice(engine.xp), []
+    homes = assign_homes(len(index.entries), devices.count)
+    stagers: dict[int, Stager] = {}
+    for number, (entry, home) in enumerate(zip(index.entries, homes, strict=True)):
+        with devices.use(home), _open_slab(folder / _name_slab(number), index, entry) as file:
+            layout = file.map(engine, verify) if keep == "file" else file.read(engine)
+            if keep != "device" and isinstance(layout, ReplicatedLayout) and engine.can_stream:
+                if home not in stagers:
+                    stagers[home] = engine.make_stager()
+                layout = StreamedLayout.of(layout, stagers[home])
+        slabs.append(Slab(slice(entry.start, entry.stop), layout, home))
+    record_format = engine.choose_cut(
+        index.shape, slabs[0].layout.record_format.dtype
+    ).record_format
+    norm = math.hypot(*(slab.layout.norm for slab in slabs))
+    slab_class = SlabLayout if engine.devices is None else SpreadLayout
+    x = object.__new__(FlycooTensor)
+    arguments = (record_format, index.num_slabs, index.cut_mode, slabs, norm, engine, devices)
+    x._set(engine, slab_class(*arguments))
+    return x
+
+
+def _check_keep(keep: str | None, engine: "Engine") -> str:
+    if keep is None:
+        return "file" if engine.name == "cpu" else "device"
+    if keep not in _PLACES:
+        raise ValueError(f"keep is {keep!r}, expected one of {_PLACES}")
+    return keep
+
+
+def _check_layout(keep: str, layout: str, engine: "Engine") -> None:
+    """Refuse to stream a layout that cannot be."""
+    if keep != "device" and layout != "replicated" and engine.can_stream:
+        raise ValueError(
+            f"keep is {keep!r}, expected 'device': the layout of this folder is {layout!r}, and "
+            "only 'replicated' is streamed"
+        )
+
+
+class _SlabFile(NamedTuple):
+    """An open file of a slab, whose header is checked."""
+
+    path: Path
+    reader: ArrayReader
+    header: Header
+    record_format: RecordFormat
+
+    def map(self, engine: "Engine", verify: bool) -> Layout:
+        """Make a layout of arrays that are mapped into memory; `verify` checks all data."""
+        path, reader, header, _ = self
+        cut = self._choose_cut(engine)
+        if not self._fits(cut, engine):
+            raise ValueError(
+                f"{path} has a plan for another kind of device, expected one for {engine.name!r}: "
+                f"pass keep='device', or call save_slabs(new_path, open_slabs(path, "
+                f"keep='device'), device={engine.name!r})"
+            )
+        names = reader.names() - {"header"}
+        if verify:
+            for name in names:
+                reader.read(name)
+        arrays = {name: reader.map(name) for name in names}
+        try:
+            (check_arrays if verify else check_shapes)(header["layout"], arrays, cut)
+        except ValueError as error:
+            raise damage_error(path, error) from None
+        if engine.can_stream:  # records wait where they are
+            copies = set(LAYOUT_CLASSES[header["layout"]].name_copies(cut.record_format.ndim))
+            arrays |= {name: move(arrays[name], engine.xp) for name in names - copies}
+        return make_layout(header, arrays, cut, engine)
+
+    def read(self, engine: "Engine") -> Layout:
+        """Read and check all data; make a layout on the engine's device."""
+        cut = self._choose_cut(engine)
+        if self._fits(cut, engine):
+            return read_layout(self.path, self.header, self.reader, cut, engine)
+        coords, values = read_records(self.path, self.header, self.record_format, self.reader)
+        try:
+            return LAYOUT_CLASSES[self.header["layout"]].build(coords, values.copy(), cut, engine)
+        except ValueError as error:
+            raise damage_error(self.path, f"records: {error}") from None
+
+    def _choose_cut(self, engine: "Engine") -> Cut:
+        return engine.choose_cut(self.record_format.shape, self.record_format.dtype)
+
+    def _fits(self, cut: Cut, engine: "Engine") -> bool:
+        return fits(self.header, self.record_format, self.reader.names(), cut, engine)
+
+
+@contextlib.contextmanager
+def _open_slab(path: Path, index: Index, entry: Entry) -> Iterator[_SlabFile]:
+    """Open a slab's file and compare it with the index, without reading its arrays."""
+    nbytes = path.stat().st_size
+    if nbytes != entry.nbytes:
+        raise damage_error(path, f"it has {nbytes} bytes, expected {entry.nbytes}")
+    with open_arrays(path) as reader:
+        if digest(reader.list_members()) != entry.digest:
+            raise damage_error(path, "its list of arrays is not the one in the index")
+        header, record_format = read_header(path, reader)
+        found = (record_format.shape, header["dtype"], header["layout"])
+        if found != (index.find_shape(entry), index.dtype, index.layout):
+            raise damage_error(path, "its header does not match the index")
+        yield _SlabFile(path, reader, header, record_format)

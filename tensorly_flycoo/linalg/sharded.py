@@ -1,0 +1,183 @@
+"""NumPy's functions, with its parameters, for row-sharded matrices.
+
+Blocks are computed as plain matrices are; sums over rows are then added along the tree.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..array_modules import Array, array_module
+from ..shards.row_shards import FUNCTIONS, RowShards, refuse
+from . import tall_skinny
+
+
+def transpose(x: RowShards, axes: Any = None) -> RowShards:
+    """Return the transpose, without copying."""
+    if axes is not None and tuple(axes) not in {(1, 0), (0, 1), ((1, 0),), ((0, 1),)}:
+        refuse(f"transpose to {axes}")
+    return x if axes is not None and tuple(axes) in {(0, 1), ((0, 1),)} else x.T
+
+
+def dot(a: Any, b: Any) -> Any:
+    """Multiply x.T (R, I) by y (I, S), which are sharded in the same way, or x by a plain matrix.
+
+    Raises
+    ------
+    TypeError
+        For other products.
+    """
+    if isinstance(a, RowShards) and isinstance(b, RowShards):
+        if not a.is_transposed or b.is_transposed:
+            refuse(f"the product of {a} and {b}")
+        if a.shares_gram(b):
+            return b.find_gram(tall_skinny.transposed_product)
+        product = a.T.reduce(tall_skinny.transposed_product, b)
+        return product.astype(np.result_type(a.dtype, b.dtype))
+    if isinstance(a, RowShards) and not a.is_transposed and b.ndim == 2:
+        return _multiply(a, b)
+    if isinstance(b, RowShards) and b.is_transposed and a.ndim == 2:
+        return _multiply(b.T, a.T).T
+    refuse(f"the product of {a!r} and {b!r}")
+
+
+def _multiply(x: RowShards, matrix: Array) -> RowShards:
+    devices, homes, blocks = x.sharding.devices, x.sharding.homes, []
+    matrices = {home: devices.bring(matrix, home) for home in homes}
+    for block, home in zip(x.blocks, homes, strict=True):
+        with devices.use(home):
+            blocks.append(block @ matrices[home])
+    return x.replace(blocks, False)
+
+
+def solve(a: Array, b: RowShards) -> RowShards:
+    """Solve ``a @ x = b`` for b (R, I), block by block."""
+    if not isinstance(b, RowShards) or not b.is_transposed or isinstance(a, RowShards):
+        refuse("numpy.linalg.solve with such arguments")
+    devices, homes, blocks = b.sharding.devices, b.sharding.homes, []
+    matrices = {home: devices.bring(a, home) for home in homes}
+    for block, home in zip(b.blocks, homes, strict=True):
+        with devices.use(home):
+            blocks.append(tall_skinny.solve(matrices[home], block.T).T)
+    return b.replace(blocks, True)
+
+
+def sum_rows(x: RowShards, axis: int | None = None) -> Array:
+    """Sum over the rows, or over everything: in float64, returned in the dtype of `x`."""
+    _check_rows(x, axis, "sum")
+    kept = x.dtype if x.dtype.kind == "f" else np.dtype(np.int64)
+    sums = x.reduce(_sum_block)
+    return sums.sum().astype(kept) if axis is None else sums.astype(kept)
+
+
+def norm(x: RowShards, ord: Any = None, axis: int | None = None) -> Array:
+    """Return the 2-norm of each column, or of everything."""
+    if ord not in (None, 2) or (ord == 2 and axis is None):
+        refuse(f"numpy.linalg.norm with ord={ord}")
+    _check_rows(x, axis, "norm")
+    squares = x.reduce(lambda block: _sum_block(np.square(block)))
+    squares = squares.sum() if axis is None else squares
+    return np.sqrt(squares).astype(x.dtype)
+
+
+def _sum_block(block: Array) -> Array:
+    if tall_skinny.is_tall(block):
+        return tall_skinny.sum_rows(block)
+    return block.sum(axis=0, dtype=np.float64)
+
+
+def _check_rows(x: RowShards, axis: Any, name: str) -> None:
+    if axis is not None and axis % 2 != (1 if x.is_transposed else 0):
+        refuse(f"{name} with axis={axis}, along each row,")
+
+
+def qr(x: RowShards, mode: str = "reduced") -> tuple[RowShards, Array]:
+    """Decompose each block, and then the triangles of all blocks together."""
+    if mode != "reduced" or x.is_transposed or x.shape[0] < x.shape[1]:
+        refuse(f"numpy.linalg.qr of {x} with mode={mode!r}")
+    devices, home, parts = x.sharding.devices, x.sharding.homes[0], []
+    for block, own_home in zip(x.blocks, x.sharding.homes, strict=True):
+        with devices.use(own_home):
+            parts.append(tall_skinny.qr(block))
+    with devices.use(home):
+        xp = array_module(x.blocks[0])
+        stacked = xp.concatenate([devices.bring(triangle, home) for _, triangle in parts])
+        basis, triangle = xp.linalg.qr(stacked)
+    blocks, start = [], 0
+    for (own, own_triangle), own_home in zip(parts, x.sharding.homes, strict=True):
+        stop = start + own_triangle.shape[0]
+        with devices.use(own_home):
+            blocks.append(own @ devices.bring(basis[start:stop], own_home))
+        start = stop
+    return x.replace(blocks, False), triangle
+
+
+def find_max(x: RowShards, axis: int | None = None) -> Array:
+    """Return the largest element of each column, or of everything."""
+    return _find_extreme(x, axis, np.max, np.maximum)
+
+
+def find_min(x: RowShards, axis: int | None = None) -> Array:
+    """Return the smallest element of each column, or of everything."""
+    return _find_extreme(x, axis, np.min, np.minimum)
+
+
+def _find_extreme(
+    x: RowShards, axis: int | None, function: Callable, of_two: Callable[[Array, Array], Array]
+) -> Array:
+    _check_rows(x, axis, function.__name__)
+    worst = -np.inf if of_two is np.maximum else np.inf
+
+    def find(block: Array) -> Array:
+        if block.shape[0] == 0:
+            return array_module(block).full(block.shape[1], worst)
+        return function(block, axis=0)
+
+    extremes = x.reduce(find, add=of_two).astype(x.dtype)
+    return function(extremes) if axis is None else extremes
+
+
+def clip(x: RowShards, a_min: Any = None, a_max: Any = None) -> RowShards:
+    """Limit the elements to numbers."""
+    if isinstance(x, RowShards) and not any(getattr(n, "ndim", 0) for n in (a_min, a_max)):
+        return x.map_blocks(lambda block: block.clip(a_min, a_max))
+    refuse("numpy.clip to arrays")
+
+
+def concatenate(arrays: Sequence[RowShards], axis: int = 0) -> RowShards:
+    """Put matrices side by side."""
+    if axis not in (1, -1) or not all(isinstance(x, RowShards) for x in arrays):
+        refuse("numpy.concatenate, except of columns that are sharded,")
+    if any(x.is_transposed for x in arrays):
+        refuse("numpy.concatenate of transposes")
+
+    def join(*blocks: Array) -> Array:
+        return array_module(blocks[0]).concatenate(blocks, axis=1)
+
+    return arrays[0].map_blocks(join, *arrays[1:])
+
+
+def where(condition: RowShards, x: Any, y: Any) -> RowShards:
+    """Choose elements of `x` where a sharded condition is true, else of `y`."""
+    if not isinstance(condition, RowShards):
+        refuse("numpy.where with a condition that is not sharded")
+    return condition.map_blocks(lambda c, a, b: array_module(c).where(c, a, b), x, y)
+
+
+FUNCTIONS |= {
+    np.shape: lambda x: x.shape,
+    np.ndim: lambda x: x.ndim,
+    np.copy: lambda x, order="K", subok=False: x.copy(),
+    np.transpose: transpose,
+    np.dot: dot,
+    np.sum: sum_rows,
+    np.max: find_max,
+    np.min: find_min,
+    np.clip: clip,
+    np.concatenate: concatenate,
+    np.where: where,
+    np.linalg.solve: solve,
+    np.linalg.norm: norm,
+    np.linalg.qr: qr,
+}

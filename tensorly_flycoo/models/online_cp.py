@@ -1,0 +1,289 @@
+"""A CP model of a sparse tensor that grows by slices."""
+
+import copy
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from tensorly.cp_tensor import CPTensor
+
+from ..array_modules import Array, array_module, is_cupy
+from ..checks import check_count, check_place, check_rank
+from ..decomposition.count_stream import CountStream
+from ..decomposition.cp_model import make_cp_tensor
+from ..decomposition.cp_stream import LeastSquaresStream
+from ..io.files import FilePath
+from ..ops.slices import Slices, read_slices
+from ..tensor.tensor import FlycooTensor
+from .online_file import SavedStream, read_stream, write_stream
+from .parameters import Parameters
+
+if TYPE_CHECKING:
+    from sparse import SparseArray
+
+#: The kind of stream for each loss.
+STREAMS: dict[str, type[LeastSquaresStream] | type[CountStream]] = {
+    "gaussian": LeastSquaresStream,
+    "poisson_count": CountStream,
+}
+
+
+class OnlineCP(Parameters):
+    """A CP model of a tensor that grows along one mode, updated by each new slice.
+
+    What a slice costs, and the memory, do not depend on the number of slices before it.
+
+    Parameters
+    ----------
+    rank : int
+    mode : int
+        The streaming mode, along which the tensor grows; -1 is the last.
+    loss : {"gaussian", "poisson_count"}
+        Least squares, by CP-stream; or the likelihood of counts, by online EM.
+    forget : float
+        The weight of a slice relative to the next one, above 0 and at most 1. The model remembers
+        about ``1 / (1 - forget)`` slices; 1 forgets nothing.
+    init : {"random"} or CPTensor
+        With "random", the slices of the first `partial_fit` are decomposed together, by several
+        sweeps from a random start: pass as many as you can. A model of past slices instead, from
+        any decomposition, is continued.
+    n_iter_max : int
+        The most sweeps over the modes for each slice; with "poisson_count", the most updates of its
+        row.
+    tol : float
+        A slice's sweeps end when the loss changes by less than this, relative to its size.
+    keep : int
+        How many rows of the streaming mode `cp_tensor_` has: those of the last slices.
+    random_state : int or numpy.random.RandomState, optional
+
+    Attributes
+    ----------
+    cp_tensor_ : CPTensor
+        The model of the last `keep` slices.
+    rows_ : array (T, R)
+        The rows of the streaming mode for the T slices of the last `partial_fit`.
+    n_slices_ : int
+        The number of slices so far.
+
+    Notes
+    -----
+    A sweep of a slice takes ``nnz * R * ndim**2`` operations for its nonzeros, and
+    ``sum(shape) * R**2`` for the factors, which "poisson_count" updates only once for each slice,
+    in ``sum(shape) * R`` operations. On a CPU the nonzeros are used in any order: nothing is
+    sorted for slices of up to 65,536 nonzeros. On a GPU each slice is built as a tensor.
+
+    Rows of the streaming mode are not computed again, so old ones belong to the model of their
+    time. A slice has the same effect alone as together with others, except in the first call.
+
+    References
+    ----------
+    Cappé and Moulines, "On-line expectation-maximization algorithm for latent data models", Journal
+    of the Royal Statistical Society B 71, 2009. Smith, Huang, Sidiropoulos and Karypis, "Streaming
+    tensor factorization for infinite data sources", SDM 2018.
+
+    Examples
+    --------
+    >>> from tensorly_flycoo import OnlineCP
+    >>> from tensorly_flycoo.testing import planted_tensor
+    >>> x, _ = planted_tensor((20, 30, 40), 2, nnz_per_component=500, random_state=0)
+    >>> online = OnlineCP(2, random_state=0).partial_fit(x[:, :, :30])
+    >>> online.partial_fit(x[:, :, 30:]).n_slices_
+    40
+    >>> online.rows_.shape, [factor.shape for factor in online.cp_tensor_.factors]
+    ((10, 2), [(20, 2), (30, 2), (40, 2)])
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        mode: int = -1,
+        loss: str = "gaussian",
+        forget: float = 0.99,
+        *,
+        init: Any = "random",
+        n_iter_max: int = 20,
+        tol: float = 1e-3,
+        keep: int = 1000,
+        random_state: Any = None,
+    ) -> None:
+        self.rank = rank
+        self.mode = mode
+        self.loss = loss
+        self.forget = forget
+        self.init = init
+        self.n_iter_max = n_iter_max
+        self.tol = tol
+        self.keep = keep
+        self.random_state = random_state
+
+    def partial_fit(
+        self,
+        slices: "FlycooTensor | SparseArray | tuple[Array, ...]",
+        y: None = None,
+    ) -> Self:
+        """Update the model with new slices, one after the other, and return the estimator.
+
+        Parameters
+        ----------
+        slices : FlycooTensor, sparse.COO, (coords, values, shape) or (coords, values)
+            With all modes: coords (ndim, nnz). Its indices of the streaming mode count from 0 and
+            follow the earlier slices; there is one slice for each, though it be empty. Another mode
+            may have more indices than so far: the model grows by them. It may have fewer, too.
+            Without a shape, all indices but those of the streaming mode are of the model, and the
+            last slice is one with nonzeros.
+
+        Raises
+        ------
+        TypeError
+            If `slices` is of another type, or not on the device of the model; or a parameter is of
+            the wrong type.
+        ValueError
+            If a coordinate is outside the shape, a value is not finite, the number of modes
+            differs, the first slices have no shape or no nonzeros, or a parameter is out of range.
+            The model then stays as it was.
+        """
+        self._check()
+        stream, known = getattr(self, "_stream", None), None
+        if stream is None and not isinstance(self.init, str):
+            factors, rows = self._take_guess()
+            stream, rows = STREAMS[self.loss].begin(factors, rows, self.forget)
+            self._set(stream, rows, rows[:0], 0)
+        dtype = None if stream is None else stream.factors[0].dtype
+        if stream is not None:
+            known = [factor.shape[0] for factor in stream.factors]
+        new = read_slices(slices, self.mode, dtype, known)
+        if STREAMS[self.loss].is_nonnegative and not (new.values >= 0).all():
+            raise ValueError(
+                f"slices holds {float(new.values.min())}, expected numbers of 0 or more for "
+                f"loss={self.loss!r}"
+            )
+        if stream is None:
+            return self._fit_first(new)
+        if len(new.shape) != len(stream.factors) + 1:
+            raise ValueError(
+                f"slices has {len(new.shape)} modes, expected {len(stream.factors) + 1}"
+            )
+        check_place(new.values, "slices", is_cupy(stream.factors[0]), "the model")
+        return self._update(stream, new)
+
+    @property
+    def cp_tensor_(self) -> CPTensor:
+        """The model of the last `keep` slices."""
+        factors = list(self._stream.factors)
+        factors.insert(self.mode % (len(factors) + 1), self._rows)
+        return make_cp_tensor(None, factors)
+
+    def _check(self) -> None:
+        check_rank(self.rank)
+        check_count(self.n_iter_max, "n_iter_max")
+        check_count(self.keep, "keep")
+        if self.loss not in STREAMS:
+            raise ValueError(f"loss is {self.loss!r}, expected one of {list(STREAMS)}")
+        for name, value in (("forget", self.forget), ("tol", self.tol)):
+            if not isinstance(value, Real) or isinstance(value, bool):
+                raise TypeError(f"{name} is {value!r}, expected a number")
+        if not 0 < self.forget <= 1:
+            raise ValueError(f"forget is {self.forget}, expected a number above 0 and at most 1")
+        if not self.tol >= 0:
+            raise ValueError(f"tol is {self.tol}, expected 0 or more")
+        if isinstance(self.init, str) and self.init != "random":
+            raise ValueError(f"init is {self.init!r}, expected 'random' or a CP tensor")
+
+    def _take_guess(self) -> tuple[list[Array], Array]:
+        """Copy the factors of `init`, and its rows of the streaming mode."""
+        weights, factors = self.init
+        factors = [array_module(factor).array(factor, order="C") for factor in factors]
+        ranks = {factor.shape[1] for factor in factors}
+        if ranks != {self.rank}:
+            raise ValueError(f"init has rank {sorted(ranks)[0]}, expected {self.rank}")
+        if not -len(factors) <= self.mode < len(factors):
+            raise ValueError(f"mode is {self.mode}, expected {-len(factors)} to {len(factors) - 1}")
+        if STREAMS[self.loss].is_nonnegative and any(not (f >= 0).all() for f in factors):
+            raise ValueError(f"init has negative elements, expected none for loss={self.loss!r}")
+        rows = factors.pop(self.mode)
+        return factors, rows if weights is None else rows * weights
+
+    def _fit_first(self, new: Slices) -> Self:
+        """Decompose the first slices together."""
+        if not new.values.any():
+            raise ValueError("the first slices have no nonzeros, expected some to start from")
+        device = "cuda" if is_cupy(new.values) else "cpu"
+        x = FlycooTensor(new.coords, new.values, new.shape, device=device)
+        kind = STREAMS[self.loss]
+        factors = [_as_rows(factor) for factor in kind.fit(x, self.rank, self.random_state)]
+        rows = factors.pop(new.mode)
+        stream, rows = kind.begin(factors, rows, self.forget)
+        self._set(stream, rows, rows, len(new))
+        return self
+
+    def _update(self, stream: Any, new: Slices) -> Self:
+        """Update the model with one slice after the other."""
+        sizes = [size for n, size in enumerate(new.shape) if n != new.mode]
+        known = [factor.shape[0] for factor in stream.factors]
+        shape = [max(pair) for pair in zip(sizes, known, strict=True)]
+        stream = copy.copy(stream)  # the old one stays if a slice fails
+        stream.grow(shape)
+        options = (self.forget, self.n_iter_max, self.tol)
+        rows = [stream.add(x, *options) for x in new.iterate(shape)]
+        added = array_module(stream.factors[0]).stack(rows)
+        self._set(stream, np.concatenate([self._rows, added]), added, self.n_slices_ + len(new))
+        return self
+
+    def _set(self, stream: Any, rows: Array, added: Array, num_slices: int) -> None:
+        self._stream, self._rows = stream, rows[-self.keep :]
+        self.rows_, self.n_slices_ = added, num_slices
+
+    def save(self, path: FilePath) -> None:
+        """Save the model and all that later slices need to one ``.npz`` file, without pickles.
+
+        `init` and `random_state`, which are used up by then, are not saved.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            Replaced in one atomic step; kept if writing fails.
+
+        Raises
+        ------
+        ValueError
+            If there is no model yet.
+        OSError
+            If the file cannot be written.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from tensorly_flycoo.testing import random_tensor
+        >>> x = random_tensor((10, 20, 30), 500, random_state=0)
+        >>> path = tempfile.mkdtemp() + "/stream.npz"
+        >>> OnlineCP(2, random_state=0).partial_fit(x).save(path)
+        >>> OnlineCP.load(path).partial_fit(x).n_slices_
+        60
+        """
+        if not hasattr(self, "_stream"):
+            raise ValueError("there is no model yet, expected partial_fit before save")
+        params = self.get_params()
+        del params["init"], params["random_state"]
+        arrays = [self._stream.factors, self._stream.state, self._rows, self.rows_]
+        write_stream(path, SavedStream(params, self.n_slices_, *arrays))
+
+    @classmethod
+    def load(cls, path: FilePath) -> Self:
+        """Load an estimator that `save` wrote, with its arrays on the host.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be read.
+        ValueError
+            If it is damaged, not a saved OnlineCP, or of a later version of this package.
+        """
+        saved = read_stream(path, {name: kind.list_shapes for name, kind in STREAMS.items()})
+        online = cls(**saved.params)
+        stream = STREAMS[online.loss](saved.factors, saved.state)
+        online._set(stream, saved.rows, saved.last_rows, saved.num_slices)
+        return online
+
+
+def _as_rows(factor: Array) -> Array:
+    return array_module(factor).ascontiguousarray(factor)

@@ -1,0 +1,1 @@
+"""Factors whose rows are on several devices."""

@@ -1,0 +1,344 @@
+"""A matrix whose rows are on several devices, and the operations on factors that TensorLy uses.
+
+Elementwise operations run block by block. Sums over rows are sums of each block, added in float64
+along the tree of `format.tree`; the small results are plain arrays on the first device.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from types import ModuleType
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from ..array_modules import Array, array_module
+from ..format.tree import fold_tree
+from .sharding import Sharding
+
+#: Elementwise functions that run block by block.
+_UFUNCS = {
+    np.add, np.subtract, np.multiply, np.true_divide, np.negative, np.positive, np.power, np.sign,
+    np.conjugate, np.absolute, np.sqrt, np.square, np.maximum, np.minimum, np.isfinite,
+    np.greater, np.greater_equal, np.less, np.less_equal, np.equal, np.not_equal,
+}  # fmt: skip
+
+
+#: NumPy's functions for row-sharded matrices; `linalg.sharded` fills it.
+FUNCTIONS: dict[Callable, Callable] = {}
+
+
+class Memo:
+    """What has been computed of a matrix, which never changes; shared with its transpose.
+
+    Attributes
+    ----------
+    gram : array (R, R) or None
+        Its Gram matrix.
+    known : object
+        The same, and more, as `linalg.gram_products` needs it.
+    """
+
+    def __init__(self) -> None:
+        self.gram: Array = None
+        self.known: Any = None
+
+
+class RowShards(NDArrayOperatorsMixin):
+    """An immutable matrix (I, R), or its transpose, in blocks of rows on several devices.
+
+    Parameters
+    ----------
+    blocks : sequence of array (rows, R)
+        In order, each on its device; not to be changed any more.
+    sharding : Sharding
+    is_transposed : bool
+
+    Attributes
+    ----------
+    shape : tuple of int
+    ndim : int
+    dtype : numpy.dtype
+    T : RowShards
+
+    Notes
+    -----
+    Everything depends on the blocks only, not on the devices that hold them. Operands are numbers,
+    arrays of the same shape or that broadcast along the rows, such as (R,), and matrices sharded in
+    the same way. Other operations raise a TypeError that names them; `to_numpy` gathers the matrix
+    on the host.
+
+    Examples
+    --------
+    >>> from tensorly_flycoo.devices import OneDevice
+    >>> from tensorly_flycoo.shards.sharding import cut_evenly
+    >>> sharding = Sharding.of(cut_evenly(5, 3), OneDevice(count=2))
+    >>> x = RowShards.scatter(np.arange(10.0).reshape(5, 2), sharding)
+    >>> x, np.dot(x.T, x)
+    (<RowShards: shape=(5, 2), dtype=float64, 3 blocks>, array([[120., 140.],
+           [140., 165.]]))
+    >>> np.linalg.norm(x / x.sum(axis=0), axis=0).round(3)
+    array([0.548, 0.514])
+    """
+
+    ndim: ClassVar[int] = 2
+
+    def __init__(
+        self, blocks: Sequence[Array], sharding: Sharding, is_transposed: bool = False
+    ) -> None:
+        self.blocks = tuple(blocks)
+        self.sharding = sharding
+        self.is_transposed = is_transposed
+        self.memo = Memo()
+        self._whole: dict[int, Array] = {}
+
+    @classmethod
+    def scatter(cls, array: Array, sharding: Sharding) -> RowShards:
+        """Copy the rows of a matrix (I, R) to their devices."""
+        if array.ndim != 2 or array.shape[0] != sharding.num_rows:
+            raise ValueError(f"array has shape {array.shape}, expected ({sharding.num_rows}, R)")
+        return cls(sharding.scatter(array), sharding)
+
+    def gather(self, device: int) -> Array:
+        """Return the whole matrix on a device; it is gathered once."""
+        if device not in self._whole:
+            devices = self.sharding.devices
+            with devices.use(device):
+                whole = self.xp.empty((self.sharding.num_rows, self._rank), self.dtype)
+            for block, start in zip(self.blocks, self.sharding.edges, strict=False):
+                devices.copy(block, whole[start : start + block.shape[0]])
+            self._whole[device] = whole
+        return self._whole[device]
+
+    def to_numpy(self) -> np.ndarray:
+        """Gather all rows in host memory."""
+        matrix = np.concatenate([self.sharding.devices.fetch(block) for block in self.blocks])
+        return matrix.T if self.is_transposed else matrix
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        shape = (self.sharding.num_rows, self.blocks[0].shape[1])
+        return shape[::-1] if self.is_transposed else shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.blocks[0].dtype
+
+    @property
+    def T(self) -> RowShards:
+        other = self.replace(self.blocks, not self.is_transposed)
+        other.memo, other._whole = self.memo, self._whole
+        return other
+
+    @property
+    def xp(self) -> ModuleType:
+        """The array module of the blocks."""
+        return array_module(self.blocks[0])
+
+    def replace(self, blocks: Sequence[Array], is_transposed: bool) -> RowShards:
+        """Make a matrix of other blocks that is sharded in the same way."""
+        return RowShards(blocks, self.sharding, is_transposed)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"<RowShards: shape={self.shape}, dtype={self.dtype}, {len(self.blocks)} blocks>"
+
+    # Block by block
+
+    def map_blocks(self, function: Callable[..., Array], *others: Any) -> RowShards:
+        """Apply a function to each block and to the matching parts of other operands.
+
+        The function is called on the block's device with arrays (rows, R), where numbers and arrays
+        that broadcast are passed as they are, and returns an array (rows, any).
+
+        Raises
+        ------
+        ValueError
+            If an operand is sharded in another way, or does not broadcast along the rows.
+        """
+        return self.replace(self.apply(function, *others), self.is_transposed)
+
+    def apply(self, function: Callable[..., Any], *others: Any) -> list[Any]:
+        """Return what the function of `map_blocks` returns for each block."""
+        splits, homes, results = [self._split(x) for x in others], self.sharding.homes, []
+        # First all copies, then all work: a copy waits for the work that is under way.
+        parts = [[split(n, home) for split in splits] for n, home in enumerate(homes)]
+        for block, own, home in zip(self.blocks, parts, homes, strict=True):
+            with self.sharding.devices.use(home):
+                results.append(function(block, *own))
+        return results
+
+    def _split(self, other: Any) -> Callable[[int, int], Any]:
+        """Return a function that gives the part of an operand for a block and its device."""
+        if isinstance(other, RowShards):
+            if (other.sharding, other.is_transposed) != (self.sharding, self.is_transposed):
+                raise ValueError(f"{other} and {self} are not sharded in the same way")
+            blocks = other.blocks
+            return lambda n, home: blocks[n]
+        if not hasattr(other, "ndim") or isinstance(other, np.generic):
+            return lambda n, home: other
+        devices = self.sharding.devices
+        if other.shape == self.shape:
+            whole, edges = other.T if self.is_transposed else other, self.sharding.edges
+            return lambda n, home: devices.bring(whole[edges[n] : edges[n + 1]], home)
+        array = self._align(other) if other.ndim else other
+        return lambda n, home: devices.bring(array, home)
+
+    def _align(self, other: Array) -> Array:
+        """Return a plain operand as it broadcasts to blocks (rows, R)."""
+        shape = (1,) * (2 - other.ndim) + other.shape
+        row_axis = 1 if self.is_transposed else 0
+        if len(shape) != 2 or shape[row_axis] != 1 or shape[1 - row_axis] not in (1, self._rank):
+            raise ValueError(
+                f"an array of shape {other.shape} does not broadcast along the rows of {self}: "
+                "scatter it, or gather the factor with tl.to_numpy"
+            )
+        return other.reshape(shape).T if self.is_transposed else other.reshape(shape)
+
+    @property
+    def _rank(self) -> int:
+        return self.blocks[0].shape[1]
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        if ufunc is np.matmul and method == "__call__" and not options:
+            return FUNCTIONS[np.dot](*inputs)
+        # ``x += y`` makes another matrix, as for any immutable object.
+        if set(options) == {"out"} and all(out is inputs[0] for out in options["out"]):
+            options = {}
+        if ufunc not in _UFUNCS or method != "__call__" or options:
+            name = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
+            refuse(f"numpy.{name}" + (f" with {', '.join(options)}" if options else ""))
+        if ufunc is np.conjugate:
+            return self  # values are real
+        first = next(x for x in inputs if isinstance(x, RowShards))
+        place = next(n for n, x in enumerate(inputs) if x is first)
+        others = [x for n, x in enumerate(inputs) if n != place]
+
+        def apply(block: Array, *parts: Any) -> Array:
+            return ufunc(*parts[:place], block, *parts[place:])
+
+        return first.map_blocks(apply, *others)
+
+    def __array_function__(
+        self, function: Callable, types: Any, args: tuple, kwargs: dict[str, Any]
+    ) -> Any:
+        if function not in FUNCTIONS:
+            refuse(f"{function.__module__}.{function.__name__}")
+        return FUNCTIONS[function](*args, **kwargs)
+
+    __array_priority__ = 1000  # above CuPy's: its arrays defer to us
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        refuse("numpy.asarray")
+
+    def __setitem__(self, index: Any, value: Any) -> NoReturn:
+        raise TypeError("row-sharded factors are immutable: tl.index_update makes a new one")
+
+    def __getitem__(self, index: Any) -> RowShards:
+        """Take columns, by a slice or a list: ``x[:, :3]``."""
+        self._check_columns(index)
+        return self.map_blocks(lambda block: block[:, index[1]])
+
+    def _check_columns(self, index: Any) -> None:
+        is_pair = isinstance(index, tuple) and len(index) == 2
+        if self.is_transposed or not is_pair or index[0] != slice(None):
+            refuse(f"indexing with {index!r}")
+        if not isinstance(index[1], slice | list | np.ndarray):
+            refuse(f"indexing with {index!r}")
+
+    def update_columns(self, index: Any, values: Any) -> RowShards:
+        """Copy the matrix with other values, sharded as it is, or a number, in some columns."""
+        self._check_columns(index)
+        if not isinstance(values, RowShards) and hasattr(values, "ndim") and values.ndim:
+            refuse("index_update with values that are not sharded")
+
+        def update(block: Array, columns: Array) -> Array:
+            updated = block.copy()
+            updated[index] = columns
+            return updated
+
+        return self.map_blocks(update, values)
+
+    # Over all rows
+
+    def shares_gram(self, other: RowShards) -> bool:
+        """Return whether the two are the same matrix, but for a transposition."""
+        return self.memo is other.memo
+
+    def reduce(
+        self,
+        function: Callable[..., Array],
+        *others: RowShards,
+        add: Callable[[Array, Array], Array] = operator.add,
+    ) -> Array:
+        """Add ``function(block, ...)``, in float64, of all blocks along the tree.
+
+        Returns
+        -------
+        array
+            float64, on the device of the first block.
+        """
+        devices, home = self.sharding.devices, self.sharding.homes[0]
+        parts = self.apply(lambda *blocks: function(*blocks).astype(np.float64), *others)
+        with devices.use(home):
+            return fold_tree((devices.bring(part, home) for part in parts), add)
+
+    def find_gram(self, multiply: Callable[[Array, Array], Array]) -> Array:
+        """Return ``x.T @ x`` (R, R), of which `multiply` computes a block's; computed once."""
+        if self.memo.gram is None:
+            self.memo.gram = self.reduce(lambda b: multiply(b, b)).astype(self.dtype)
+        return self.memo.gram.copy()
+
+    def collect(self, parts: Sequence[Array]) -> Array:
+        """Concatenate small arrays, one on the device of each block, on that of the first."""
+        devices, home = self.sharding.devices, self.sharding.homes[0]
+        counts = [part.shape[0] for part in parts]
+        with devices.use(home):
+            collected = self.xp.empty((sum(counts), *parts[0].shape[1:]), parts[0].dtype)
+        for part, start in zip(parts, accumulate(counts, initial=0), strict=False):
+            devices.copy(part, collected[start : start + part.shape[0]])
+        return collected
+
+    # Methods of arrays
+
+    def copy(self) -> RowShards:
+        return self
+
+    def __copy__(self) -> RowShards:
+        return self
+
+    def __deepcopy__(self, memo: dict) -> RowShards:
+        return self
+
+    def conj(self) -> RowShards:
+        return self
+
+    def transpose(self, *axes: Any) -> RowShards:
+        return FUNCTIONS[np.transpose](self, axes or None)
+
+    def astype(self, dtype: Any, copy: bool = True) -> RowShards:
+        return self.map_blocks(lambda block: block.astype(dtype, copy=copy))
+
+    def sum(self, axis: int | None = None) -> Array:
+        return FUNCTIONS[np.sum](self, axis)
+
+    def dot(self, other: Any) -> Any:
+        return FUNCTIONS[np.dot](self, other)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(_describe(name))
+
+
+def _describe(name: str) -> str:
+    return f"{name} is not done for row-sharded factors: gather them with tl.to_numpy"
+
+
+def refuse(name: str) -> NoReturn:
+    raise TypeError(_describe(name))

@@ -1,0 +1,77 @@
+"""Which rows of a matrix are where."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ..array_modules import Array
+from ..devices import Devices, assign_homes
+from ..format.slab_layout import SpreadLayout
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Blocks of consecutive rows of a matrix, and the device that holds each.
+
+    Results depend on the blocks, never on the devices.
+
+    Attributes
+    ----------
+    edges : tuple of int (num_blocks + 1,)
+        The rows at which blocks begin and end: ascending, from 0 to the number of rows.
+    homes : tuple of int (num_blocks,)
+        The device of each block. That of the first one also holds results of all blocks.
+    devices : Devices
+    """
+
+    edges: tuple[int, ...]
+    homes: tuple[int, ...]
+    devices: Devices
+
+    @classmethod
+    def of(cls, edges: Sequence[int], devices: Devices) -> "Sharding":
+        """Give each device equally many neighbouring blocks.
+
+        Examples
+        --------
+        >>> from tensorly_flycoo.devices import OneDevice
+        >>> Sharding.of((0, 3, 5, 9), OneDevice(count=2)).homes
+        (0, 0, 1)
+        """
+        return cls(tuple(edges), assign_homes(len(edges) - 1, devices.count), devices)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows."""
+        return self.edges[-1]
+
+    def scatter(self, array: Array) -> list[Array]:
+        """Copy the rows of a matrix to their devices."""
+        blocks = []
+        for (start, stop), home in zip(pairwise(self.edges), self.homes, strict=True):
+            with self.devices.use(home):
+                blocks.append(self.devices.bring(array[start:stop], home).copy())
+        return blocks
+
+
+def cut_evenly(num_rows: int, num_blocks: int) -> tuple[int, ...]:
+    """Return edges of blocks with equally many rows, the last ones with fewer.
+
+    Equal blocks let devices exchange them in one all-gather.
+
+    Examples
+    --------
+    >>> cut_evenly(10, 4), cut_evenly(2, 4)
+    ((0, 3, 6, 9, 10), (0, 1, 2, 2, 2))
+    """
+    length = -(-num_rows // num_blocks)
+    return tuple(min(block * length, num_rows) for block in range(num_blocks + 1))
+
+
+def find_sharding(layout: SpreadLayout, mode: int) -> Sharding:
+    """Return how a factor is sharded: in the cut mode like the slabs, else in equal blocks."""
+    size, devices = layout.record_format.shape[mode], layout.devices
+    if mode != layout.cut_mode:
+        return Sharding.of(cut_evenly(size, layout.num_slabs), devices)
+    edges = (0, *(slab.rows.stop for slab in layout.slabs))
+    return Sharding(edges, tuple(slab.home for slab in layout.slabs), devices)

@@ -1,0 +1,135 @@
+"""TensorLy's loops on tensors spread over NumPy "devices", whose arrays never mix."""
+
+import numpy as np
+import pytest
+import tensorly as tl
+from numpy_devices import NumpyDevices
+from tensorly.cp_tensor import CPTensor
+from tensorly.decomposition import (
+    constrained_parafac,
+    non_negative_parafac,
+    non_negative_parafac_hals,
+    parafac,
+)
+
+from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo.engines.cpu.engine import CPU
+from tensorly_flycoo.shards.row_shards import RowShards
+from tensorly_flycoo.shards.sharding import find_sharding
+from tensorly_flycoo.testing import planted_tensor
+
+SHAPE, RANK, NUM_SLABS = (30, 20, 40), 3, 6
+COUNTS = (1, 2, 3, 5, 8)
+
+
+def spread(x, count, monkeypatch, slabs=NUM_SLABS, layout="remap"):
+    """Build a tensor again, over `count` devices."""
+    with monkeypatch.context() as patch:
+        patch.setattr(CPU, "devices", NumpyDevices(count))
+        return FlycooTensor(*x.nonzeros(), x.shape, slabs=slabs, layout=layout)
+
+
+@pytest.fixture
+def x():
+    return planted_tensor(SHAPE, RANK, 400, noise=0.1, random_state=0)[0]
+
+
+def draw_factors(rank=RANK):
+    rng = np.random.default_rng(0)
+    return [rng.random((size, rank)) for size in SHAPE]
+
+
+@pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
+@pytest.mark.parametrize("mode", range(3))
+@pytest.mark.parametrize("slabs", [1, 3, 6, 8])
+def test_mttkrp(x, mode, slabs, layout, monkeypatch):
+    factors, weights = draw_factors(), np.array([1.0, 2.0, -1.0])
+    expected = mttkrp(x, factors, mode, weights=weights)
+    results = []
+    for count in COUNTS:
+        spread_x = spread(x, count, monkeypatch, slabs, layout)
+        found = mttkrp(spread_x, factors, mode, weights=weights)
+        assert isinstance(found, RowShards)
+        results.append(found.to_numpy().tobytes())
+        np.testing.assert_allclose(found.to_numpy(), expected, rtol=1e-12)
+        again = [RowShards.scatter(f, s) for f, s in list_pairs(spread_x, factors)]
+        assert mttkrp(spread_x, again, mode, weights=weights).to_numpy().tobytes() == results[-1]
+    assert len(set(results)) == 1
+
+
+def list_pairs(x, factors):
+    return [(factor, find_sharding(x._layout, n)) for n, factor in enumerate(factors)]
+
+
+OPTIONS = [
+    {},
+    {"normalize_factors": True},
+    {"l2_reg": 0.1},
+    {"linesearch": True},
+    {"orthogonalise": True},
+    {"fixed_modes": [0]},
+]
+
+
+def run_everywhere(decompose, x, monkeypatch):
+    """Run on one piece, and over several devices; the latter agree to the bit."""
+    expected_errors, expected = decompose(x)
+    results = [decompose(spread(x, count, monkeypatch)) for count in COUNTS]
+    for errors, found in results:
+        assert errors == results[0][0]
+        assert [f.tobytes() for f in found] == [f.tobytes() for f in results[0][1]]
+    np.testing.assert_allclose(results[0][0], expected_errors, rtol=1e-9)
+    for found, factor in zip(results[0][1], expected, strict=True):
+        # QR decompositions differ in signs.
+        np.testing.assert_allclose(np.abs(found), np.abs(factor), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:It is not recommended")
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_parafac(x, options, monkeypatch):
+    def decompose(tensor):
+        start = CPTensor((np.ones(RANK), draw_factors()))
+        options_ = {"n_iter_max": 6, "tol": 0, "return_errors": True, **options}
+        with tl.backend_context("flycoo"):
+            found, errors = parafac(tensor, RANK, init=start, **options_)
+            return [float(e) for e in errors], [tl.to_numpy(f) for f in found.factors]
+
+    run_everywhere(decompose, x, monkeypatch)
+
+
+@pytest.mark.parametrize("init", ["random", "svd"])
+def test_parafac_from_its_own_start(x, init, monkeypatch):
+    def decompose(tensor):
+        options = {"n_iter_max": 4, "tol": 0, "return_errors": True, "random_state": 0}
+        with tl.backend_context("flycoo"):
+            found, errors = parafac(tensor, RANK, init=init, **options)
+            return [float(e) for e in errors], [tl.to_numpy(f) for f in found.factors]
+
+    run_everywhere(decompose, x, monkeypatch)
+
+
+NON_NEGATIVE = [
+    (non_negative_parafac, {}),
+    (non_negative_parafac, {"normalize_factors": True}),
+    (non_negative_parafac_hals, {"tol": 1e-9}),
+    (constrained_parafac, {"non_negative": True}),
+    (constrained_parafac, {"l2_reg": 0.001}),
+    (constrained_parafac, {"l1_reg": 0.001}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:The HALS algorithm")
+@pytest.mark.parametrize(
+    ("function", "options"), NON_NEGATIVE, ids=lambda value: getattr(value, "__name__", str(value))
+)
+def test_constrained(x, function, options, monkeypatch):
+    x = FlycooTensor(x.nonzeros()[0], np.abs(x.nonzeros()[1]), x.shape)
+
+    def decompose(tensor):
+        start = CPTensor((np.ones(RANK), draw_factors()))
+        options_ = {"n_iter_max": 4, "return_errors": True, **options}
+        with tl.backend_context("flycoo"):
+            found, errors = function(tensor, RANK, init=start, **options_)
+            return [float(e) for e in errors], [tl.to_numpy(f) for f in found.factors]
+
+    run_everywhere(decompose, x, monkeypatch)

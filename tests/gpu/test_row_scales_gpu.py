@@ -1,0 +1,27 @@
+"""Multiplicative updates of a factor: the product, and the sums of its columns."""
+
+import cupy
+import numpy as np
+import pytest
+
+from tensorly_flycoo.engines.cuda.engine import CUDA
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rank", [1, 3, 32, 33, 300])
+@pytest.mark.parametrize("num_rows", [1, 63, 65, 300_001])
+@pytest.mark.parametrize("has_row_scales", [False, True])
+def test_scale_rows(num_rows, rank, dtype, has_row_scales):
+    random = cupy.random.RandomState(0)
+    if num_rows * rank > 10**7:
+        num_rows //= 10
+    product, scales = (random.random_sample((n, rank)).astype(dtype) for n in (num_rows, num_rows))
+    factor = random.random_sample((num_rows, rank + 3)).astype(dtype)[:, :rank]
+    scales = scales if has_row_scales else scales[:1]
+    expected = product * factor * scales
+    first = product.copy()
+    sums = CUDA.scale_rows(product, factor, scales)
+    cupy.testing.assert_array_equal(product, expected)
+    assert sums.dtype == np.float64
+    np.testing.assert_allclose(sums.get(), product.get().sum(axis=0, dtype=float), rtol=1e-12)
+    assert CUDA.scale_rows(first, factor, scales).get().tobytes() == sums.get().tobytes()

@@ -1,0 +1,98 @@
+"""Tensors spread over several GPUs; and over one that stands for several."""
+
+import cupy
+import numpy as np
+import pytest
+import tensorly as tl
+from tensorly.cp_tensor import CPTensor
+from tensorly.decomposition import non_negative_parafac_hals, parafac
+
+import tensorly_flycoo
+from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo.devices import OneDevice
+from tensorly_flycoo.engines.cuda.devices import CudaDevices
+from tensorly_flycoo.engines.cuda.engine import CUDA
+from tensorly_flycoo.shards.row_shards import RowShards
+
+NUM_GPUS = cupy.cuda.runtime.getDeviceCount()
+SHAPE, RANK, NUM_SLABS = (3000, 2000, 5000), 8, 4
+
+
+def list_devices():
+    """List ways to spread a tensor: one GPU as several, and as many as there are."""
+    one = [OneDevice(cupy, count) for count in (1, 2, 3)]
+    return [*one, *map(CudaDevices, range(1, NUM_GPUS + 1))]
+
+
+def spread(devices, dtype="float32", layout="remap"):
+    rng = np.random.default_rng(0)
+    coords = np.stack([rng.integers(0, size, 200_000) for size in SHAPE])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CUDA, "devices", devices)
+        options = {"slabs": None if devices is None else NUM_SLABS, "layout": layout}
+        values = rng.random(200_000).astype(dtype)
+        return FlycooTensor(coords, values, SHAPE, device="cuda", **options)
+
+
+def draw_factors(dtype="float32"):
+    random = cupy.random.RandomState(0)
+    return [random.random_sample((size, RANK)).astype(dtype) for size in SHAPE]
+
+
+@pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
+@pytest.mark.parametrize("mode", range(3))
+def test_mttkrp(mode, layout):
+    factors = draw_factors("float64")
+    expected = mttkrp(spread(None, "float64", layout), factors, mode).get()
+    results = set()
+    for devices in list_devices():
+        found = mttkrp(spread(devices, "float64", layout), factors, mode)
+        assert isinstance(found, RowShards)
+        homes = [block.device.id for block in found.blocks]
+        assert homes == [min(home, NUM_GPUS - 1) for home in found.sharding.homes] or (
+            isinstance(devices, OneDevice) and set(homes) == {0}
+        )
+        np.testing.assert_allclose(found.to_numpy(), expected, rtol=1e-12)
+        results.add(found.to_numpy().tobytes())
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("function", [parafac, non_negative_parafac_hals])
+@pytest.mark.parametrize("init", ["random", "svd", None])
+def test_decompositions(function, init):
+    results = set()
+    for devices in list_devices():
+        x = spread(devices)
+        start = CPTensor((cupy.ones(RANK, "float32"), draw_factors())) if init is None else init
+        with tl.backend_context("flycoo"):
+            options = {"init": start, "n_iter_max": 4, "tol": 0, "random_state": 0}
+            if function is non_negative_parafac_hals:
+                options["tol"] = 1e-9
+            cp = function(x, RANK, **options)
+            results.add(b"".join(tl.to_numpy(f).tobytes() for f in cp.factors))
+    assert len(results) == 1
+
+
+def test_a_copy_waits_for_what_it_copies():
+    """And the memory of what is copied is not used again too early."""
+    devices = CudaDevices(NUM_GPUS)
+    with devices.use(0):
+        for number in range(20):
+            array = cupy.full(2**24, number, "float32")
+            copies = [devices.bring(array, device) for device in range(NUM_GPUS)]
+            del array
+            cupy.full(2**24, -1, "float32")
+            for copy in copies:
+                assert (devices.fetch(copy) == number).all()
+
+
+def test_the_number_of_gpus():
+    with tensorly_flycoo.set_device("cuda", gpus="all") as _:
+        assert CUDA.devices.count == NUM_GPUS
+        x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], (3, 3, 2))
+        assert x.slabs == NUM_GPUS
+    assert CUDA.devices is None
+    with pytest.raises(ValueError, match=f"gpus is {NUM_GPUS + 1}, expected at most {NUM_GPUS}"):
+        tensorly_flycoo.set_device("cuda", gpus=NUM_GPUS + 1)
+    with pytest.raises(ValueError, match="gpus is 2, but the device is the CPU"):
+        tensorly_flycoo.set_device("cpu", gpus=2)

@@ -1,0 +1,66 @@
+"""Slabs on one GPU: results within the bound, the bits of every layout, and row-sharded factors."""
+
+import cupy
+import numpy as np
+import pytest
+
+from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo.devices import OneDevice
+from tensorly_flycoo.engines import reference
+from tensorly_flycoo.ops.ttmc import multiply_nonempty_rows
+from tensorly_flycoo.shards.row_shards import RowShards
+from tensorly_flycoo.shards.sharding import Sharding, cut_evenly
+
+SHAPE = (300, 2, 5000)
+
+
+def draw(dtype, rank=5, nnz=20_000):
+    rng = np.random.default_rng(0)
+    sizes = np.array(SHAPE)[:, None]
+    coords = np.unique((sizes * rng.random((3, nnz)) ** 2).astype(np.int64), axis=1)
+    values = rng.standard_normal(coords.shape[1]).astype(dtype)
+    return coords, values, [rng.standard_normal((size, rank)).astype(dtype) for size in SHAPE]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("num_slabs", [2, 5])
+def test_results_are_within_the_bound_and_the_same_in_every_layout(num_slabs, dtype):
+    coords, values, factors = draw(dtype)
+    on_gpu, results = [cupy.asarray(factor) for factor in factors], []
+    for layout in ("remap", "replicated", "indexed"):
+        options = {"layout": layout, "device": "cuda", "slabs": num_slabs}
+        x = FlycooTensor(coords, values, SHAPE, **options)
+        for mode in (0, 1, 2, 1):
+            out = cupy.full((SHAPE[mode], 5), np.nan, dtype)
+            results.append((mode, mttkrp(x, on_gpu, mode, out=out).get()))
+    for mode, found in results:
+        arguments = (coords, values, SHAPE, factors, mode)
+        bound = reference.mttkrp_error_bound(*arguments, dtype, flush_to_zero=True)
+        assert (np.abs(found - reference.mttkrp(*arguments)) <= bound).all()
+        first = next(result for n, result in results if n == mode)
+        assert found.tobytes() == first.tobytes()
+
+
+def test_nonzeros_orders_and_ttmc_are_those_of_one_piece():
+    coords, values, factors = draw("float64")
+    values, factors = np.rint(9 * values), [cupy.asarray(np.rint(3 * f)) for f in factors]
+    x, y = (FlycooTensor(coords, values, SHAPE, device="cuda", slabs=n) for n in (1, 4))
+    for found, expected in zip(y.nonzeros(), x.nonzeros(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    for mode in range(3):
+        inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
+        found, expected = (multiply_nonempty_rows(z, mode, inputs)[0] for z in (y, x))
+        cupy.testing.assert_array_equal(found, expected)
+
+
+def test_row_shards_of_cupy_arrays():
+    x = np.random.default_rng(0).integers(-9, 10, (1000, 6)).astype("float32")
+    shards = RowShards.scatter(
+        cupy.asarray(x), Sharding.of(cut_evenly(1000, 8), OneDevice(cupy, 2))
+    )
+    cupy.testing.assert_array_equal(np.dot(shards.T, shards), x.T @ x)
+    cupy.testing.assert_array_equal(np.sum(shards, axis=0), x.sum(axis=0))
+    scaled = shards * cupy.arange(6, dtype="float32") - 1
+    np.testing.assert_array_equal(scaled.to_numpy(), x * np.arange(6, dtype="float32") - 1)
+    basis, triangle = np.linalg.qr(shards)
+    np.testing.assert_allclose(basis.to_numpy() @ triangle.get(), x, atol=1e-3)

@@ -1,0 +1,82 @@
+""" "Devices" that are all NumPy: arrays know where they are, and those of two devices never mix."""
+
+import contextlib
+import threading
+
+import numpy as np
+
+_current = threading.local()
+
+
+def current_device():
+    return getattr(_current, "device", 0)
+
+
+class DeviceArray(np.ndarray):
+    """An array on one device; computing with it needs that device to be the current one."""
+
+    device = 0
+
+    def __array_finalize__(self, other):
+        self.device = getattr(other, "device", current_device())
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **options):
+        result = getattr(ufunc, method)(*_unwrap(inputs), **_unwrap(options))
+        return _wrap(result)
+
+    def __array_function__(self, function, types, args, kwargs):
+        return _wrap(function(*_unwrap(args), **_unwrap(kwargs)))
+
+
+def _unwrap(x):
+    if isinstance(x, DeviceArray):
+        assert x.device == current_device(), f"device {x.device} used on {current_device()}"
+        return x.view(np.ndarray)
+    if isinstance(x, dict):
+        return {key: _unwrap(value) for key, value in x.items()}
+    if type(x) in (list, tuple):
+        return type(x)(_unwrap(item) for item in x)
+    return x
+
+
+def _wrap(x):
+    if isinstance(x, tuple):
+        return tuple(map(_wrap, x))
+    return place(x, current_device()) if isinstance(x, np.ndarray) else x
+
+
+def place(array, device):
+    placed = array.view(DeviceArray)
+    placed.device = device
+    return placed
+
+
+class NumpyDevices:
+    """Implements `devices.Devices`."""
+
+    def __init__(self, count=1):
+        self.count = count
+
+    def check_current(self):
+        assert current_device() == 0
+
+    @contextlib.contextmanager
+    def use(self, device):
+        previous = current_device()
+        _current.device = device
+        try:
+            yield
+        finally:
+            _current.device = previous
+
+    def bring(self, array, device):
+        if isinstance(array, DeviceArray) and array.device == device:
+            return array
+        return place(np.array(array.view(np.ndarray)), device)
+
+    def copy(self, array, target):
+        assert target.flags.c_contiguous
+        target.view(np.ndarray)[...] = array.view(np.ndarray)
+
+    def fetch(self, array):
+        return array.view(np.ndarray)

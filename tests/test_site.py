@@ -1,0 +1,114 @@
+"""The documentation site: it builds without a warning, has every public name, and links work."""
+
+import importlib
+import re
+import subprocess
+import sys
+import urllib.parse
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+
+#: Modules with public names; a name is listed where it is first public.
+MODULES = ("tensorly_flycoo", "tensorly_flycoo.decomposition", "tensorly_flycoo.models")
+
+
+def list_documented():
+    """Return the public names of the API reference, with their modules."""
+    found, module = [], None
+    for line in (DOCS / "api.md").read_text().splitlines():
+        if match := re.match(r"\.\. currentmodule:: (\S+)", line):
+            module = match[1]
+        elif match := re.match(r"   (\w+)$", line):
+            found.append(f"{module}.{match[1]}")
+    return found
+
+
+def test_the_api_reference_has_every_public_name_once():
+    expected, known = set(), set()
+    for name in MODULES:
+        public = set(importlib.import_module(name).__all__)
+        expected |= {f"{name}.{public_name}" for public_name in public - known}
+        known |= public
+    documented = [
+        name for name in list_documented() if not name.startswith("tensorly_flycoo.testing")
+    ]
+    assert len(documented) == len(set(documented))
+    assert set(documented) == expected
+
+
+def test_the_drawings_are_those_of_the_script(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    drawings = importlib.import_module("drawings")
+    monkeypatch.setattr(drawings, "FOLDER", tmp_path)
+    drawings.main()
+    written = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert written == {path.name: path.read_text() for path in (DOCS / "drawings").iterdir()}
+
+
+class _Page(HTMLParser):
+    """The links and the anchors of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.anchors = set(), set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        options = dict(attrs)
+        self.anchors.update(value for key, value in attrs if key in ("id", "name") and value)
+        link = options.get("href") if tag == "a" else options.get("src") if tag == "img" else None
+        if link and not re.match(r"\w+:", link):
+            self.links.add(urllib.parse.unquote(link))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """Build the site, without running the examples of the gallery."""
+    pytest.importorskip("sphinx")
+    folder = tmp_path_factory.mktemp("site")
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-q",
+        "-W",
+        "--keep-going",
+        "-D",
+        "plot_gallery=False",
+    ]
+    command += ["-d", str(folder / "trees"), str(DOCS), str(folder / "html")]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return folder / "html"
+
+
+def test_links_lead_somewhere(site):
+    pages = {path: _Page(path.read_text()) for path in site.rglob("*.html")}
+    assert len(pages) > 60
+    broken = []
+    for path, page in pages.items():
+        for link in page.links:
+            name, _, anchor = link.partition("#")
+            target = (path.parent / name.partition("?")[0]).resolve() if name else path
+            if not target.exists() or (anchor and anchor not in pages[target].anchors):
+                broken.append(f"{path.relative_to(site)}: {link}")
+    assert broken == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "tests/README.md"])
+def test_links_of_the_repository_lead_somewhere(name):
+    """Those of files that people read in the repository."""
+    path = ROOT / name
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text())
+    local = [link for link in links if not link.startswith("https://")]
+    assert local
+    assert [link for link in local if not (path.parent / link).exists()] == []
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) < 150

@@ -1,0 +1,14 @@
+"""The command "info", as a process of its own."""
+
+import subprocess
+import sys
+
+
+def test_info():
+    command = [sys.executable, "-m", "tensorly_flycoo", "info"]
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = process.stdout.splitlines()
+    assert lines[0].startswith("tensorly-flycoo ")
+    assert lines[-2].startswith("CPU kernels  ")
+    assert lines[-1].startswith("GPU kernels  ")
+    assert any(line.startswith("CuPy ") for line in lines)

@@ -1,0 +1,166 @@
+"""Streamed slabs, on the CPU engine with a stager that checks what it is asked for."""
+
+import contextlib
+import itertools
+
+import numpy as np
+import pytest
+import tensorly as tl
+from tensorly.decomposition import parafac
+
+from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo.engines import slab_plan
+from tensorly_flycoo.engines.cpu.engine import CPU
+from tensorly_flycoo.format.slab_layout import SlabLayout
+from tensorly_flycoo.ops.ttmc import multiply_nonempty_rows
+
+SHAPE, RANK, NUM_SLABS = (40, 30, 200), 4, 5
+
+
+class CheckingStager:
+    """Copies arrays; what was announced as the next one must be the next one of a sweep."""
+
+    def __init__(self):
+        self.taken = []
+        self.num_held = 0
+
+    def put_aside(self, array):
+        return array.copy()
+
+    @contextlib.contextmanager
+    def take(self, array, following):
+        self.taken.append((array, following))
+        self.num_held += 1
+        try:
+            yield array.copy()
+        finally:
+            self.num_held -= 1
+
+
+@pytest.fixture
+def stagers(monkeypatch):
+    """Let the CPU engine stream; return the stagers that it makes."""
+    made = []
+
+    def make():
+        made.append(CheckingStager())
+        return made[-1]
+
+    monkeypatch.setattr(CPU, "can_stream", True)
+    monkeypatch.setattr(CPU, "make_stager", make, raising=False)
+    monkeypatch.setattr(CPU, "count_free_nbytes", lambda: 0)
+    return made
+
+
+def make(dtype="float64", **options):
+    rng = np.random.default_rng(0)
+    coords = np.stack([rng.integers(0, size, 3000) for size in SHAPE])
+    values = rng.integers(1, 9, 3000).astype(dtype)
+    return FlycooTensor(coords, values, SHAPE, **options)
+
+
+def draw_factors(dtype="float64"):
+    rng = np.random.default_rng(1)
+    return [rng.random((size, RANK)).astype(dtype) for size in SHAPE]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_results_have_the_bits_of_resident_slabs(stagers, dtype):
+    resident, factors = make(dtype, slabs=NUM_SLABS), draw_factors(dtype)
+    x = make(dtype, slabs=NUM_SLABS, keep="host")
+    assert (x.keep, x.layout, resident.keep) == ("host", "replicated", "device")
+    for mode in (0, 1, 2, 0, 2, 1):
+        found, expected = (mttkrp(z, factors, mode) for z in (x, resident))
+        assert found.tobytes() == expected.tobytes()
+    for found, expected in zip(x.nonzeros(), resident.nonzeros(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    inputs = {n: factor for n, factor in enumerate(factors) if n != 1}
+    found, expected = (multiply_nonempty_rows(z, 1, inputs)[0] for z in (x, resident))
+    assert found.tobytes() == expected.tobytes()
+    assert stagers[0].num_held == 0
+
+
+def test_the_next_copy_of_a_sweep_is_announced(stagers):
+    x, factors = make(slabs=NUM_SLABS, keep="host"), draw_factors()
+    for mode in (0, 1, 2, 0):
+        mttkrp(x, factors, mode)
+    taken = stagers[0].taken
+    assert len(taken) == 4 * NUM_SLABS
+    for (_, following), (array, _) in itertools.pairwise(taken):
+        assert following is array
+
+
+def test_what_fits_in_half_of_the_memory_stays(stagers, monkeypatch):
+    x = make(slabs=NUM_SLABS)
+    nbytes, peak_nbytes = CPU.estimate_layout("replicated", 3000, SHAPE, x.dtype, NUM_SLABS)
+    free_nbytes = 2 * (peak_nbytes - nbytes + 5 * nbytes // (2 * NUM_SLABS))
+    monkeypatch.setattr(CPU, "count_free_nbytes", lambda: free_nbytes)
+    y, factors = make(slabs=NUM_SLABS, keep="host"), draw_factors()
+    assert y._layout.num_streamed == NUM_SLABS - 2
+    for mode in range(3):
+        assert mttkrp(y, factors, mode).tobytes() == mttkrp(x, factors, mode).tobytes()
+    monkeypatch.setattr(CPU, "count_free_nbytes", lambda: 2**40)
+    assert make(slabs=NUM_SLABS, keep="host").keep == "device"
+
+
+def test_values_are_mapped(stagers):
+    x, y = make(slabs=NUM_SLABS, keep="host"), make(slabs=NUM_SLABS)
+    for found, expected in ((x * 2, y * 2), (abs(-x), abs(-y)), (x.astype("float32"), y)):
+        assert found.keep == "host"
+        np.testing.assert_array_equal(found.nonzeros()[1], expected.nonzeros()[1])
+    doubled, factors = x * 2, draw_factors()
+    assert mttkrp(doubled, factors, 0).tobytes() == mttkrp(y * 2, factors, 0).tobytes()
+
+
+@pytest.mark.parametrize("init", ["random", "svd"])
+def test_parafac(stagers, init):
+    results = set()
+    for keep in ("host", "device"):
+        x = make(slabs=NUM_SLABS, keep=keep)
+        with tl.backend_context("flycoo"):
+            cp, errors = parafac(
+                x, RANK, init=init, n_iter_max=5, tol=0, random_state=0, return_errors=True
+            )
+        results.add(
+            b"".join(factor.tobytes() for factor in cp.factors) + np.array(errors).tobytes()
+        )
+    assert len(results) == 1
+
+
+def test_a_failure_in_the_middle_leaves_nothing_held(stagers, monkeypatch):
+    x, factors = make(slabs=NUM_SLABS, keep="host"), draw_factors()
+    expected, compute, count = mttkrp(x, factors, 0), CPU.compute_mode, []
+
+    def fail(*arguments):
+        count.append(1)
+        if len(count) == 3:
+            raise KeyboardInterrupt
+        return compute(*arguments)
+
+    monkeypatch.setattr(CPU, "compute_mode", fail)
+    with pytest.raises(KeyboardInterrupt):
+        mttkrp(x, factors, 0)
+    assert stagers[0].num_held == 0
+    np.testing.assert_array_equal(mttkrp(x, factors, 0), expected)
+
+
+def test_the_number_of_slabs(stagers, monkeypatch):
+    assert slab_plan.choose_num_slabs(100, None, 16) == 2
+    assert slab_plan.choose_num_slabs(2**30, None, 16) == 16
+    assert slab_plan.choose_num_slabs(2**33) == 2
+    monkeypatch.setattr(slab_plan, "STREAMED_NBYTES", 5000)
+    x = make(keep="host")
+    assert isinstance(x._layout, SlabLayout)
+    assert x.slabs == -(-3000 * x._layout.record_format.record_nbytes // 5000)
+
+
+def test_bad_options():
+    with pytest.raises(ValueError, match="keep is 'disk', expected one of"):
+        make(keep="disk")
+    with pytest.raises(ValueError, match="layout is 'remap', but keep='host' needs 'replicated'"):
+        make(keep="host", layout="remap")
+
+
+def test_on_a_cpu_nothing_is_streamed():
+    x = make(keep="host", slabs=2)
+    assert (x.keep, x.layout) == ("device", "replicated")

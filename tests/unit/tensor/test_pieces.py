@@ -1,0 +1,62 @@
+"""What reads a tensor slab by slab, on one device and on NumPy "devices"."""
+
+import numpy as np
+import pytest
+from numpy_devices import NumpyDevices
+
+from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo.engines.cpu.engine import CPU
+from tensorly_flycoo.format.slab_layout import SlabLayout
+from tensorly_flycoo.tensor.digest import find_digest
+
+SHAPE = (12, 30, 9)
+
+
+@pytest.fixture(params=[None, 1, 3], ids="{} devices".format)
+def pair(request, monkeypatch):
+    """A tensor in one piece and in slabs, which are never merged."""
+    rng = np.random.default_rng(0)
+    places = rng.choice(np.prod(SHAPE), 500, replace=False)
+    coords = np.stack(np.unravel_index(places, SHAPE))
+    values = rng.standard_normal(500)
+    whole = FlycooTensor(coords, values, SHAPE, slabs=1)
+    if request.param:
+        monkeypatch.setattr(CPU, "devices", NumpyDevices(request.param))
+    x = FlycooTensor(coords, values, SHAPE, slabs=5)
+    monkeypatch.setattr(CPU, "devices", None)
+    monkeypatch.delattr(SlabLayout, "_merge_records")
+    return whole, x
+
+
+def test_digest(pair):
+    whole, x = pair
+    assert find_digest(x) == find_digest(whole)
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        3,
+        (slice(None), 7),
+        (slice(2, 10, 3), slice(25, 3, -4)),
+        (Ellipsis, [1, 4, 4]),
+        (slice(None), [29, 0, 7, 7]),
+        (slice(None), slice(0, 1)),
+        (slice(None), 29, 8),
+    ],
+    ids=str,
+)
+def test_parts(pair, index, monkeypatch):
+    whole, x = pair
+    monkeypatch.setattr(type(x), "slabs", 1)  # the parts are read below
+    found, expected = x[index].nonzeros(), whole[index].nonzeros()
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_elements(pair):
+    whole, x = pair
+    coords, _ = whole.nonzeros()
+    for place in coords.T[::50]:
+        assert x[tuple(place)] == whole[tuple(place)]
+    assert mttkrp(x, [np.ones((size, 2)) for size in SHAPE], 0).shape == (12, 2)
