@@ -136,11 +136,20 @@ class MultiplicativeUpdates:
     ) -> None:
         self._data, self._modes = data, modes
         self._squarem = Squarem(modes, state, data.xp)
-        self._begin(factors, [data.sum_columns(factor) for factor in factors])
+        # Not summed again from a checkpoint: updates add rows in another order.
+        sums = [state.get(f"sums_{n}") for n in range(len(factors))]
+        self._begin(
+            factors,
+            [
+                data.sum_columns(factor) if own is None else data.xp.asarray(own)
+                for factor, own in zip(factors, sums, strict=True)
+            ],
+        )
 
     def save_state(self) -> dict[str, Array]:
         """Return what a resumed run needs besides the factors."""
-        return self._squarem.save_state()
+        sums = {f"sums_{n}": column_sums for n, column_sums in enumerate(self._sums)}
+        return {**self._squarem.save_state(), **sums}
 
     def __call__(
         self, iteration: int, weights: None, factors: list[Array], errors: list[float]

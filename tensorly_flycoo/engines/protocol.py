@@ -80,6 +80,7 @@ class Engine(Primitives, ABC):
         By default there are as few slabs as `MAX_SLAB_NNZ` and the free memory allow, and one for
         each of `devices`; with ``keep="host"`` see `choose_num_slabs`.
         """
+        coords, values = self.receive(coords, values)
         cut = self.choose_cut(shape, values.dtype)
         is_streamed = keep == "host" and self.can_stream
         streamed_nbytes = cut.record_format.record_nbytes if is_streamed else None
@@ -88,7 +89,6 @@ class Engine(Primitives, ABC):
             num_slabs = choose_num_slabs(nnz, self.devices, streamed_nbytes)
             if not is_streamed:
                 num_slabs = fit_num_slabs(self, name, nnz, shape, dtype, num_slabs)
-        coords, values = self.receive(coords, values)
         sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
         if num_slabs > 1:
             sizes["slabs"] = num_slabs

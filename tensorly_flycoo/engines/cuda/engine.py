@@ -66,7 +66,7 @@ class CudaEngine(CudaPrimitives, Engine):
 
     def check_arrays(self, arrays: Mapping[str, Array]) -> None:
         # Records of a streamed slab are on the host.
-        arrays = {name: a for name, a in arrays.items() if isinstance(a, list) or is_cupy(a)}
+        arrays = {name: a for name, a in arrays.items() if not isinstance(a, np.ndarray)}
         check_current_gpu(arrays, cupy.cuda.runtime.getDevice())
 
     def count_free_nbytes(self) -> int:

@@ -215,6 +215,22 @@ def test_a_resumed_run_gives_the_same_bits(method, first, tmp_path):
         )
 
 
+def test_a_resumed_run_of_a_long_mode_gives_the_same_bits(tmp_path):
+    """Updates add up the columns of a long factor in blocks of rows."""
+    rng = np.random.default_rng(0)
+    coords = np.stack([rng.integers(0, size, 6000) for size in (3000, 5, 4)])
+    x = FlycooTensor(coords, rng.integers(1, 5, 6000), (3000, 5, 4))
+
+    def run(n_iter_max, name):
+        with Progress(n_iter_max, show=None, checkpoint=tmp_path / name, every=1) as progress:
+            init, options = progress.resume(default="random"), {"tol": 0, "callback": progress}
+            cp = generalized_parafac(x, 3, progress.n_iter_left, init, random_state=0, **options)
+            return b"".join(factor.tobytes() for factor in cp.factors)
+
+    run(1, "parts.npz")
+    assert run(6, "parts.npz") == run(6, "whole.npz")
+
+
 def test_mu_stops_when_the_loss_settles():
     x, *_ = draw_counts()
     options = {"n_iter_max": 500, "random_state": 0, "return_errors": True}
