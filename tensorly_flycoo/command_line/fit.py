@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorly as tl
 
-from ..decomposition import non_negative_parafac_hals, parafac
+from ..decomposition import generalized_parafac, non_negative_parafac_hals, parafac
 from ..decomposition.labelled_cp import LabelledCP
 from ..diagnostics.progress import Progress
 from ..engines import set_device
@@ -29,16 +30,25 @@ class Loss(NamedTuple):
     solver : callable
         Takes a tensor, a rank and the options of `parafac`, and returns a CP model.
     non_negative_solver : callable
+    describe : callable
+        Says how good a model is, from its error.
     """
 
     text: str
     solver: Callable[..., Any]
     non_negative_solver: Callable[..., Any]
+    describe: Callable[[float], str] = lambda error: f"fit {1 - error:.4f}"
 
+
+_fit_counts = functools.partial(generalized_parafac, loss="poisson_count")
 
 LOSSES = {
     "gaussian": Loss("squared error, for any values", parafac, non_negative_parafac_hals),
-}
+    "poisson": Loss(
+        "the likelihood of counts, always non-negative", _fit_counts, _fit_counts,
+        lambda error: f"loss {error:.6g}",
+    ),
+}  # fmt: skip
 
 _DESCRIPTION = """Decompose a file of events into RANK components.
 
@@ -135,7 +145,8 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         if not arguments.quiet:
             print(f"{arguments.file}: {x!r}", flush=True)
         cp, progress = _decompose(x, arguments)
-    print(f"fit {1 - progress.errors[-1]:.4f} after {progress.iteration} iterations")
+    quality = LOSSES[arguments.loss].describe(progress.errors[-1])
+    print(f"{quality} after {progress.iteration} iterations")
     if not arguments.quiet:
         print(describe(cp, arguments.top))
     for path in write_results(cp, folder, arguments):

@@ -133,6 +133,16 @@ def test_a_wrong_command_line_has_exit_code_2(arguments, folder):
         main(arguments)
 
 
+def test_counts(folder, table, capsys):
+    write(table, folder / "events.parquet")
+    line = "fit events.parquet --modes user,item,day --rank 2 --loss poisson --init random"
+    assert main(line.split()) == 0
+    items = pandas.read_csv(folder / "events_rank2" / "mode1_item.csv", index_col="item")
+    groups = {frozenset(items.index[items[column] > 0.3]) for column in items}
+    assert groups == {frozenset({"beer", "wine"}), frozenset({"tea", "cake"})}
+    assert "loss " in capsys.readouterr().out
+
+
 def test_help_lists_every_loss(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["fit", "--help"])
