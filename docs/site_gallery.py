@@ -22,6 +22,8 @@ EXAMPLES = {
     "benchmark_als": None,
     "benchmark_ranks": None,
     "benchmark_sparse": None,
+    "counts": None,
+    "benchmark_counts": None,
 }
 RUN = "|".join(rf"/{name}\.py$" for name, arguments in EXAMPLES.items() if arguments is not None)
 LEFT_OUT = rf"(^|/)(?!({'|'.join(EXAMPLES)})\.py$)[^/]*\.py$"
