@@ -17,7 +17,7 @@ from tensorly.decomposition import parafac
 from tensors import LARGE_SHAPES, SHAPES, Problem, draw_factors, free_memory, repeats_kept
 
 from tensorly_flycoo import FlycooTensor, mttkrp
-from tensorly_flycoo.engines import protocol
+from tensorly_flycoo.engines import slab_plan
 from tensorly_flycoo.engines.cuda.staging import CudaStager
 
 RANK = 32
@@ -65,7 +65,7 @@ def main():
     parser.add_argument("--slabs", type=int)
     options = parser.parse_args()
     problem = Problem(options.tensor, 3.0, True, 1.0, options.share)
-    protocol.count_resident_slabs = lambda *_: 0
+    slab_plan.count_resident_slabs = lambda *_: 0
     with repeats_kept():
         coords, values = problem.draw(np.float32)
         keep = {"slabs": options.slabs, "keep": "host"}

@@ -16,11 +16,12 @@ from ..format.slab_layout import AnyLayout, SlabLayout, SpreadLayout
 from ..format.streamed import Stager
 from ..shards.row_shards import RowShards
 from . import slabs
+from .ratios import RatioOperations
 from .slab_plan import (
     choose_num_slabs,
-    count_resident_slabs,
     fit_num_slabs,
     make_keep_aside,
+    plan_streaming,
     warn_of_long_slabs,
 )
 from .tall_kernels import TallKernels
@@ -31,7 +32,7 @@ _logger = logging.getLogger("tensorly_flycoo")
 _DRAW_BLOCK = 2**12
 
 
-class Engine(Primitives, ABC):
+class Engine(Primitives, RatioOperations, ABC):
     """Everything that is computed on one kind of device; each engine has one instance.
 
     An engine is also the `Primitives` that build layouts. Callers check the arguments.
@@ -78,32 +79,27 @@ class Engine(Primitives, ABC):
         """Build the layout `name` from coords (ndim, nnz) and values (nnz,) on any device.
 
         By default there are as few slabs as `MAX_SLAB_NNZ` and the free memory allow, and one for
-        each of `devices`; with ``keep="host"`` see `choose_num_slabs`.
+        each of `devices`; with ``keep="host"`` see `plan_streaming`.
         """
         coords, values = self.receive(coords, values)
         cut = self.choose_cut(shape, values.dtype)
-        is_streamed = keep == "host" and self.can_stream
-        streamed_nbytes = cut.record_format.record_nbytes if is_streamed else None
-        nnz, dtype = values.shape[0], values.dtype
-        if not num_slabs:
-            num_slabs = choose_num_slabs(nnz, self.devices, streamed_nbytes)
-            if not is_streamed:
-                num_slabs = fit_num_slabs(self, name, nnz, shape, dtype, num_slabs)
+        nnz, dtype, keep_aside = values.shape[0], values.dtype, None
+        if keep == "host" and self.can_stream:
+            num_slabs, num_resident = self.plan_streaming(name, nnz, shape, dtype, num_slabs)
+            keep_aside = make_keep_aside(self.make_stager, num_resident)
+        elif not num_slabs:
+            least = self.choose_num_slabs(nnz)
+            num_slabs = fit_num_slabs(self, name, nnz, shape, dtype, least)
         sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
         if num_slabs > 1:
             sizes["slabs"] = num_slabs
         self.log("build", name, shape=tuple(shape), nnz=values.size, **sizes)
         cls = LAYOUT_CLASSES[name]
-        if num_slabs == 1 and self.devices is None and not is_streamed:
+        if num_slabs == 1 and self.devices is None and keep_aside is None:
             return cls.build(coords, values, cut, self)
         slab_class = SlabLayout if self.devices is None else SpreadLayout
         devices = self.devices or OneDevice(self.xp)
         options = (cut.record_format, num_slabs, self.choose_cut, self, devices)
-        keep_aside = None
-        if is_streamed:
-            estimate = self.estimate_layout(name, nnz, shape, dtype, num_slabs)
-            num_resident = count_resident_slabs(*estimate, num_slabs, self.count_free_nbytes())
-            keep_aside = make_keep_aside(self.make_stager, num_resident)
         layout = slab_class.build(cls, coords, values, *options, keep_aside)
         warn_of_long_slabs(layout)
         return layout
@@ -111,6 +107,17 @@ class Engine(Primitives, ABC):
     def choose_num_slabs(self, nnz: int) -> int:
         """Choose the fewest slabs for a tensor, whatever memory is free."""
         return choose_num_slabs(nnz, self.devices)
+
+    def plan_streaming(
+        self,
+        name: str,
+        nnz: int,
+        shape: Sequence[int],
+        dtype: np.dtype,
+        num_slabs: int | None = None,
+    ) -> tuple[int, int]:
+        """Return the number of slabs with ``keep="host"``, and how many stay on each device."""
+        return plan_streaming(self, name, nnz, shape, dtype, num_slabs)
 
     def share_nbytes(self, nbytes: int, num_slabs: int) -> int:
         """Return how many of the bytes that `num_slabs` slabs take are on the fullest device."""
@@ -220,77 +227,6 @@ class Engine(Primitives, ABC):
         weights: Array | None = None,
     ) -> None:
         """Compute the MTTKRP of `mode` from a step's records; remap them if it has a `spare`."""
-
-    def mttkrp_of_ratios(
-        self,
-        layout: AnyLayout,
-        factors: Sequence[Array],
-        mode: int,
-        out: Array,
-        smallest: float,
-        *,
-        wants_logs: bool = False,
-        stays: bool = False,
-    ) -> Array | None:
-        """Write to `out` the MTTKRP of the nonzeros divided by the values of the model there.
-
-        Parameters
-        ----------
-        factors : sequence of array (I_n, R)
-            The CP model. That of `mode` is read too.
-        out : array (I_mode, R)
-            None of the factors.
-        smallest : float
-            The model's values divide as this one where they are smaller.
-        wants_logs : bool
-            Whether to add up ``value * log(model)`` over the nonzeros.
-        stays : bool
-            Whether a `RemapLayout` stays in `mode`; otherwise it moves as in `mttkrp`.
-
-        Returns
-        -------
-        float64 array () or None
-            That sum, on the engine's device. It is -inf if the model is zero at a nonzero, nan if
-            it is negative.
-        """
-        if isinstance(layout, SlabLayout):
-            options = {"wants_logs": wants_logs, "stays": stays}
-            return slabs.mttkrp_of_ratios(self, layout, factors, mode, out, smallest, **options)
-        workspace = self.allocate_workspace(layout, factors, mode, out, has_own=True)
-        sums: list[Array | None] = []
-
-        def compute(step: Step) -> None:
-            last = (out, smallest, wants_logs)
-            sums.append(self.compute_ratios(layout, step, workspace, mode, *last))
-
-        if stays:
-            with layout.hold_mode(mode, self) as step:
-                compute(step)
-        else:
-            layout.take_step(mode, compute, self)
-        return sums[0]
-
-    @abstractmethod
-    def compute_ratios(
-        self,
-        layout: Layout,
-        step: Step,
-        workspace: Any,
-        mode: int,
-        out: Array,
-        smallest: float,
-        wants_logs: bool,
-    ) -> Array | None:
-        """Do what `mttkrp_of_ratios` does, from a step's records, remapping as `compute_mode`."""
-
-    def scale_rows(self, product: Array, factor: Array, scales: Array) -> Array:
-        """Multiply `product` (I, R) by `factor` and `scales`, in place; return its column sums.
-
-        The scales are (1, R) or (I, R), the sums float64 (R,).
-        """
-        product *= factor
-        product *= scales
-        return product.sum(axis=0, dtype=np.float64)
 
     def count_workspace_nbytes(self, layout: AnyLayout, factors: Sequence[Array], mode: int) -> int:
         """Count the bytes that `mttkrp` allocates while it runs."""

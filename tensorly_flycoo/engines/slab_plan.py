@@ -77,6 +77,22 @@ def fit_num_slabs(
     return least
 
 
+def plan_streaming(
+    engine: Engine,
+    name: str,
+    nnz: int,
+    shape: Sequence[int],
+    dtype: np.dtype,
+    num_slabs: int | None = None,
+) -> tuple[int, int]:
+    """Do what `Engine.plan_streaming` does."""
+    record_nbytes = engine.choose_cut(shape, dtype).record_format.record_nbytes
+    num_slabs = num_slabs or choose_num_slabs(nnz, engine.devices, record_nbytes)
+    estimate = engine.estimate_layout(name, nnz, shape, dtype, num_slabs)
+    num_resident = count_resident_slabs(*estimate, num_slabs, engine.count_free_nbytes())
+    return num_slabs, num_resident
+
+
 def count_resident_slabs(
     nbytes: int, peak_nbytes: int, num_slabs: int, free_nbytes: int | None
 ) -> int:

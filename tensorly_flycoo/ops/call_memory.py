@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..checks import check_count, check_dtype, check_layout, check_nnz, check_rank, check_shape
+from ..checks import check_count, check_dtype, check_keep, check_nnz, check_rank, check_shape
 from ..engines import select_engine
 from ..format.partition import find_longest_mode
 from ..format.tree import count_waiting
@@ -38,11 +38,14 @@ class MemoryEstimate:
     call_nbytes : int or None
         Peak use of the device's memory, the tensor included, while `parafac` decomposes the tensor
         with its other parameters at their defaults; None without a rank.
+    host_nbytes : int
+        The part of `nbytes` that stays in host memory, with ``keep="host"``.
     """
 
     nbytes: int
     peak_nbytes: int
     call_nbytes: int | None = None
+    host_nbytes: int = 0
 
 
 def estimate_memory(
@@ -50,11 +53,12 @@ def estimate_memory(
     nnz: int,
     *,
     dtype: DTypeLike = "float64",
-    layout: str = "remap",
+    layout: str | None = None,
     device: str | None = None,
     rank: int | None = None,
     init: str = "svd",
     slabs: int | None = None,
+    keep: str = "device",
 ) -> MemoryEstimate:
     """Predict how much memory a `FlycooTensor`, or a decomposition of it, takes.
 
@@ -74,14 +78,17 @@ def estimate_memory(
     slabs : int, optional
         They are taken to have equally many nonzeros. By default 1, or one for each 2**32 nonzeros
         and for each GPU: what is free now does not count.
+    keep : {"device", "host"}
+        As for `FlycooTensor`: with "host" what is free now decides what stays on the GPU.
 
     Returns
     -------
     MemoryEstimate
-        With the attributes `nbytes`, `peak_nbytes` and, if a rank is given, `call_nbytes`. On the
-        CPU the peak of building includes coords (int64) and values. Host arrays are copied to a GPU
-        in small parts; arrays already on the GPU add to its peak. The peak excludes the copies made
-        if coords or values have another type or are not contiguous, or if some values are zeros.
+        With the attributes `nbytes`, `peak_nbytes`, `host_nbytes` and, with a rank, `call_nbytes`.
+        On the CPU the peak of building includes coords (int64) and values. Host arrays are copied
+        to a GPU in small parts; arrays already on the GPU add to its peak. The peak excludes the
+        copies made if coords or values have another type or are not contiguous, or if some values
+        are zeros.
 
     Raises
     ------
@@ -115,18 +122,26 @@ def estimate_memory(
     indexed     4.6 GB, with parafac 25.5 GB
     """
     shape, nnz, dtype = check_shape(shape), check_nnz(nnz), check_dtype(dtype)
-    check_layout(layout)
+    layout = check_keep(keep, layout)
     if init not in INITS:
         raise ValueError(f"init is {init!r}, expected 'svd' or 'random'")
     slabs = None if slabs is None else check_count(slabs, "slabs")
     engine = select_engine(device)
-    nbytes, peak_nbytes = engine.estimate_layout(layout, nnz, shape, dtype, slabs)
+    num_slabs, host_nbytes, slots_nbytes = slabs or engine.choose_num_slabs(nnz), 0, 0
+    if keep == "host" and engine.can_stream:
+        num_slabs, num_resident = engine.plan_streaming(layout, nnz, shape, dtype, slabs)
+        record_nbytes = engine.choose_cut(shape, dtype).record_format.record_nbytes
+        mode_nbytes = nnz * record_nbytes // num_slabs  # of a slab
+        num_streamed = max(0, num_slabs - num_resident)
+        host_nbytes = num_streamed * len(shape) * mode_nbytes
+        slots_nbytes = min(num_streamed, 2) * mode_nbytes
+    nbytes, peak_nbytes = engine.estimate_layout(layout, nnz, shape, dtype, num_slabs)
+    peak_nbytes -= host_nbytes
     if rank is None:
-        return MemoryEstimate(nbytes, peak_nbytes)
-    num_slabs = slabs or engine.choose_num_slabs(nnz)
+        return MemoryEstimate(nbytes, peak_nbytes, None, host_nbytes)
     work_nbytes = count_call_nbytes(engine, shape, nnz, dtype, check_rank(rank), init, num_slabs)
-    held_nbytes = engine.share_nbytes(nbytes, num_slabs)
-    return MemoryEstimate(nbytes, peak_nbytes, held_nbytes + work_nbytes)
+    held_nbytes = engine.share_nbytes(nbytes - host_nbytes, num_slabs) + slots_nbytes
+    return MemoryEstimate(nbytes, peak_nbytes, held_nbytes + work_nbytes, host_nbytes)
 
 
 def count_call_nbytes(

@@ -9,6 +9,7 @@ from tensorly_flycoo import FlycooTensor, LabelledCP, LabelledTensor, Progress
 from tensorly_flycoo.decomposition import GeneralizedCP, generalized_parafac
 from tensorly_flycoo.decomposition.masks import find_missing
 from tensorly_flycoo.decomposition.poisson import PoissonData
+from tensorly_flycoo.devices import OneDevice
 from tensorly_flycoo.models.match import factor_match_score
 
 METHODS = ("mu", "cp_apr")
@@ -328,3 +329,24 @@ def test_missing_entries_only_lose_what_the_model_says_there():
     weights, factors = rng.random(2), [rng.random((size, 2)) for size in x.shape]
     expected = measure_densely((weights, factors), dense, observed)
     assert data.evaluate(weights, factors) == pytest.approx(expected, rel=1e-12)
+
+
+@BOTH_METHODS
+def test_slabs(method):
+    x, *_ = draw_counts()
+    pieces = FlycooTensor(*x.nonzeros(), x.shape, slabs=3)
+    options = {"random_state": 0, "method": method, "tol": 0, "return_errors": True}
+    (cp, losses), (other, other_losses) = (
+        generalized_parafac(z, 3, 5, **options) for z in (x, pieces)
+    )
+    np.testing.assert_allclose(other_losses, losses, rtol=1e-12)
+    for found, expected in zip(other.factors, cp.factors, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-12)
+
+
+def test_tensors_on_several_devices_are_refused(monkeypatch):
+    x, *_ = draw_counts()
+    monkeypatch.setattr(x._engine, "devices", OneDevice(count=2))
+    spread = FlycooTensor(*x.nonzeros(), x.shape)
+    with pytest.raises(TypeError, match="x is on several GPUs, expected one"):
+        generalized_parafac(spread, 3, 5)

@@ -8,7 +8,7 @@ import pytest
 import tensorly as tl
 from tensorly.decomposition import parafac
 
-from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp
 from tensorly_flycoo.engines import slab_plan
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.format.slab_layout import SlabLayout
@@ -152,6 +152,26 @@ def test_the_number_of_slabs(stagers, monkeypatch):
     x = make(keep="host")
     assert isinstance(x._layout, SlabLayout)
     assert x.slabs == -(-3000 * x._layout.record_format.record_nbytes // 5000)
+
+
+def test_the_estimate_knows_what_stays(stagers, monkeypatch):
+    """The planner of tensors is that of estimates."""
+    options = {"dtype": "float64", "device": "cpu", "keep": "host", "slabs": NUM_SLABS}
+    for free_nbytes in (0, 2**40):
+        monkeypatch.setattr(CPU, "count_free_nbytes", lambda free=free_nbytes: free)
+        estimate = estimate_memory(SHAPE, 3000, rank=RANK, init="random", **options)
+        x = make(slabs=NUM_SLABS, keep="host")
+        on_host = [copy for slab in x._layout.slabs for copy in slab.layout.get_copies()]
+        expected = sum(copy.nbytes for copy in on_host) if x.keep == "host" else 0
+        assert estimate.host_nbytes == pytest.approx(expected, rel=0.02)
+        resident = estimate_memory(SHAPE, 3000, rank=RANK, init="random", **options | {
+            "keep": "device", "layout": "replicated"
+        })  # fmt: skip
+        assert estimate.nbytes == resident.nbytes
+        assert resident.peak_nbytes - estimate.peak_nbytes == estimate.host_nbytes
+        slots_nbytes = 2 * estimate.host_nbytes // (3 * NUM_SLABS)
+        saved = estimate.host_nbytes - slots_nbytes
+        assert resident.call_nbytes - estimate.call_nbytes == pytest.approx(saved, abs=16)
 
 
 def test_bad_options():

@@ -1,0 +1,93 @@
+"""What an engine computes for counts: MTTKRP of nonzeros divided by a model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from ..array_modules import Array
+from ..format.layout import Layout, Step
+from ..format.slab_layout import AnyLayout, SlabLayout
+from . import slabs
+
+if TYPE_CHECKING:
+    from .protocol import Engine
+
+
+class RatioOperations(ABC):
+    """The part of `Engine` for decompositions of counts."""
+
+    def mttkrp_of_ratios(
+        self,
+        layout: AnyLayout,
+        factors: Sequence[Array],
+        mode: int,
+        out: Array,
+        smallest: float,
+        *,
+        wants_logs: bool = False,
+        stays: bool = False,
+    ) -> Array | None:
+        """Write to `out` the MTTKRP of the nonzeros divided by the values of the model there.
+
+        Parameters
+        ----------
+        factors : sequence of array (I_n, R)
+            The CP model. That of `mode` is read too.
+        out : array (I_mode, R)
+            None of the factors.
+        smallest : float
+            The model's values divide as this one where they are smaller.
+        wants_logs : bool
+            Whether to add up ``value * log(model)`` over the nonzeros.
+        stays : bool
+            Whether a `RemapLayout` stays in `mode`; otherwise it moves as in `mttkrp`.
+
+        Returns
+        -------
+        float64 array () or None
+            That sum, on the engine's device. It is -inf if the model is zero at a nonzero, nan if
+            it is negative.
+        """
+        engine = cast("Engine", self)
+        if isinstance(layout, SlabLayout):
+            options = {"wants_logs": wants_logs, "stays": stays}
+            return slabs.mttkrp_of_ratios(engine, layout, factors, mode, out, smallest, **options)
+        workspace = engine.allocate_workspace(layout, factors, mode, out, has_own=True)
+        sums: list[Array | None] = []
+
+        def compute(step: Step) -> None:
+            last = (out, smallest, wants_logs)
+            sums.append(engine.compute_ratios(layout, step, workspace, mode, *last))
+
+        if stays:
+            with layout.hold_mode(mode, engine) as step:
+                compute(step)
+        else:
+            layout.take_step(mode, compute, engine)
+        return sums[0]
+
+    @abstractmethod
+    def compute_ratios(
+        self,
+        layout: Layout,
+        step: Step,
+        workspace: Any,
+        mode: int,
+        out: Array,
+        smallest: float,
+        wants_logs: bool,
+    ) -> Array | None:
+        """Do what `mttkrp_of_ratios` does, from a step's records, remapping as `compute_mode`."""
+
+    def scale_rows(self, product: Array, factor: Array, scales: Array) -> Array:
+        """Multiply `product` (I, R) by `factor` and `scales`, in place; return its column sums.
+
+        The scales are (1, R) or (I, R), the sums float64 (R,).
+        """
+        product *= factor
+        product *= scales
+        return product.sum(axis=0, dtype=np.float64)
