@@ -80,8 +80,8 @@ class CellSampler:
     >>> x = FlycooTensor([[0, 1], [2, 0], [5, 5], [1, 1]], [3.0, 4.0], (2**16,) * 4)
     >>> sampler = CellSampler(PoissonData(x, None))
     >>> samples = sampler.draw(np.random.RandomState(0), 1, 2)
-    >>> samples.coords.shape, samples.values.tolist(), samples.weights[0] == 2
-    ((4, 3), [3.0, 0.0, 0.0], True)
+    >>> samples.coords.shape, samples.values.tolist(), float(samples.weights[0])
+    ((4, 3), [3.0, 0.0, 0.0], 2.0)
     """
 
     def __init__(self, data: PoissonData) -> None:

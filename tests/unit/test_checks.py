@@ -115,7 +115,7 @@ BAD_NONZEROS = [
     case("dtype complex", TypeError, "dtype is complex64", "float32", dtype="complex64"),
     case("dtype float16", TypeError, "dtype is float16", "float32", dtype=np.float16),
     case("layout unknown", ValueError, "layout is 'dense'", "remap", layout="dense"),
-    case("layout None", ValueError, "layout is None", "replicated", layout=None),
+    case("layout 3", ValueError, "layout is 3", "replicated", layout=3),
     case("device unknown", ValueError, "device is 'tpu'", "'cpu'", "'cuda'", device="tpu"),
 ]  # fmt: skip
 
