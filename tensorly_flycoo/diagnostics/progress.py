@@ -14,7 +14,13 @@ from types import FrameType
 from typing import Any, Self, SupportsFloat
 
 from ..checks import check_count
-from ..io.checkpoint import check_saveable, copy_model, load_checkpoint, save_checkpoint
+from ..io.checkpoint import (
+    check_saveable,
+    copy_model,
+    find_solver,
+    load_checkpoint,
+    save_checkpoint,
+)
 from ..io.files import FilePath, try_writing
 from ..reporting import listen
 
@@ -45,7 +51,7 @@ class Progress:
         for batch jobs, at level INFO of the logger "tensorly_flycoo", which go to standard error if
         logging is not set up; or nothing. Before the first iteration it shows the current stage,
         such as the mode whose singular vectors are computed; then the iteration, the fit
-        (1 - error), its change and the time left.
+        (1 - error), or the loss of `generalized_parafac`, its change and the time left.
     log_every : int
         Iterations between log lines; the first and the last iteration are always logged.
     checkpoint : str or os.PathLike, optional
@@ -243,7 +249,7 @@ class Progress:
         self.errors.append(float(error))
         self._keep(model)
         is_last = self._is_interrupted or self.iteration >= self.n_iter_max
-        self._report(is_last)
+        self._report(model, is_last)
         if self._path is not None and (is_last or self._is_due()):
             self._save(self._path, model)
         return self._is_interrupted
@@ -293,9 +299,11 @@ class Progress:
         is_counted = self._every is not None and self.iteration % self._every == 0
         return is_counted or time.monotonic() - self._saved_at >= self._every_s
 
-    def _report(self, is_last: bool) -> None:
+    def _report(self, model: Any, is_last: bool) -> None:
         change = self.errors[-2] - self.errors[-1]
         state = f"fit {1 - self.errors[-1]:.6f}"
+        if find_solver(model) == "generalized_parafac":  # its error is a loss, not relative
+            change, state = -change, f"loss {self.errors[-1]:.8g}"
         if not math.isnan(change):  # randomised_parafac has no error at the start
             state += f", change {change:+.1e}"
         if self._bar is not None:

@@ -50,6 +50,12 @@ def mark_origin(model: _M, origin: Origin) -> _M:
     return model
 
 
+def find_solver(model: Any) -> str:
+    """Return the name of the decomposition that handed out a model; "" if it is unknown."""
+    origin: Origin | None = getattr(model, "_flycoo_origin", None)
+    return "" if origin is None else origin.solver
+
+
 @dataclass(frozen=True)
 class Saved:
     """What a checkpoint holds besides weights, or core, and factors.

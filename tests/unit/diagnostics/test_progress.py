@@ -14,7 +14,8 @@ import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition import parafac
 
-from tensorly_flycoo import Progress
+from tensorly_flycoo import FlycooTensor, Progress
+from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.diagnostics import progress
 from tensorly_flycoo.io.checkpoint import load_checkpoint
 from tensorly_flycoo.reporting import report
@@ -342,3 +343,13 @@ def test_a_tensor_ring_has_no_checkpoint(path):
     shown = Progress(5, show=None, checkpoint=path, every=1)
     with shown, pytest.raises(TypeError, match="expected a CPTensor"):
         shown("ring", 1.0)
+
+
+def test_the_loss_of_counts_is_not_called_a_fit(caplog):
+    x = FlycooTensor([[0, 1, 2], [1, 0, 2]], [3, 4, 5], (3, 3))
+    caplog.set_level("INFO", "tensorly_flycoo")
+    with Progress(2, show="log", log_every=1) as progress:
+        generalized_parafac(x, 2, 2, random_state=0, tol=0, callback=progress)
+    line = next(line for line in caplog.messages if line.startswith("iteration 2"))
+    assert f"loss {progress.errors[-1]:.8g}, change -" in line
+    assert "fit" not in line
