@@ -1,4 +1,9 @@
-"""Time Poisson decompositions of a year of flights, all from one start, against pyttb and pygenten.
+"""Timing Poisson decompositions
+=============================
+
+Time decompositions of a year of flights, all from one start, against pyttb and pygenten.
+
+Run it::
 
     python examples/benchmark_counts.py
     python examples/benchmark_counts.py --rank 16 --rivals pyttb-apr pyttb-gcp pygenten

