@@ -49,7 +49,9 @@ class CudaStager:
             stream.wait_event(slot.complete)
             yield slot.view(array)
         finally:
-            slot.release(stream.record())
+            used = stream.record()
+            with self._lock:
+                slot.release(used)
         if following is not None:
             self._bring(following, is_needed=False)
 
@@ -75,6 +77,9 @@ class CudaStager:
             return self._slots[-1]
         if free:
             slot = self._slots.pop(free[0])
+            if slot.nbytes < nbytes:
+                self._copies.synchronize()  # one may be under way to the memory that is freed
+                slot = _Slot(nbytes)
             self._slots.append(slot)  # the one that was filled first is replaced next
             return slot
         return _Slot(nbytes) if is_needed else None
@@ -104,6 +109,7 @@ class _Slot:
 
     Attributes
     ----------
+    nbytes : int
     array : NumPy array or None
         The array that has been copied here.
     complete : cupy.cuda.Event
@@ -115,6 +121,7 @@ class _Slot:
     """
 
     def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
         self.memory = cupy.cuda.alloc(nbytes)
         self.array: np.ndarray | None = None
         self.num_users = 0
