@@ -31,23 +31,28 @@ def pytest_addoption(parser):
     parser.addoption("--lowered", choices=lowered_limits.LOWERED, help=text)
     text = "compile each kernel for every GPU, not only for compute capability 9.0"
     parser.addoption("--every-gpu", action="store_true", help=text)
+    text = "also run what takes a minute and rarely breaks"
+    parser.addoption("--slow", action="store_true", help=text)
 
 
 def pytest_configure(config):
     text = "usual_limits(*names): tests that need the usual value of these limits"
     config.addinivalue_line("markers", text)
     config.addinivalue_line("markers", "other_gpus: tests left out without --every-gpu")
+    config.addinivalue_line("markers", "slow: tests left out without --slow")
     if config.option.lowered:
         lowered_limits.lower_limit(config.option.lowered)
 
 
 def pytest_collection_modifyitems(config, items):
-    """Deselect the tests that need the usual value of the lowered limit, and of other GPUs."""
+    """Deselect slow tests, of other GPUs, and that need the usual value of the lowered limit."""
     lowered, kept, left_out = config.option.lowered, [], []
     for item in items:
         marker = item.get_closest_marker("usual_limits")
         is_kept = marker is None or lowered not in marker.args
         if item.get_closest_marker("other_gpus") and not config.option.every_gpu:
+            is_kept = False
+        if item.get_closest_marker("slow") and not config.option.slow:
             is_kept = False
         (kept if is_kept else left_out).append(item)
     if left_out:

@@ -21,8 +21,8 @@ _HOOKED = ("tensorly.decomposition", *_ALGEBRA)
 #: The last number is the minimum number of tests, to notice tests that pytest does not find.
 _ENVIRONMENTS = [
     pytest.param("flycoo", "core", ("tensorly",), 700, id="flycoo-core"),
-    pytest.param("flycoo", "einsum", _HOOKED, 500, id="flycoo-einsum"),
-    pytest.param("numpy", "core", _ALGEBRA, 250, id="numpy-core"),
+    pytest.param("flycoo", "einsum", _HOOKED, 500, id="flycoo-einsum", marks=pytest.mark.slow),
+    pytest.param("numpy", "core", _ALGEBRA, 250, id="numpy-core", marks=pytest.mark.slow),
 ]
 
 
