@@ -1,5 +1,6 @@
 """What several devices of one kind can do for each other."""
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Protocol
@@ -31,6 +32,9 @@ class Devices(Protocol):
     def copy(self, array: Array, target: Array) -> None:
         """Copy an array to a contiguous one of the same shape, on any two devices."""
 
+    def collect(self, arrays: Sequence[Array]) -> list[Array]:
+        """Bring small arrays, from any devices, to where what belongs to no slab is."""
+
     def fetch(self, array: Array) -> np.ndarray:
         """Return an array in host memory."""
 
@@ -53,6 +57,9 @@ class OneDevice:
 
     def copy(self, array: Array, target: Array) -> None:
         target[...] = array
+
+    def collect(self, arrays: Sequence[Array]) -> list[Array]:
+        return list(arrays)
 
     def fetch(self, array: Array) -> np.ndarray:
         return move(array, np)

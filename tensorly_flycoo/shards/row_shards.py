@@ -281,12 +281,10 @@ class RowShards(NDArrayOperatorsMixin):
         Returns
         -------
         array
-            float64, on the device of the first block.
+            float64, where what belongs to no slab is.
         """
-        devices, home = self.sharding.devices, self.sharding.homes[0]
         parts = self.apply(lambda *blocks: function(*blocks).astype(np.float64), *others)
-        with devices.use(home):
-            return fold_tree((devices.bring(part, home) for part in parts), add)
+        return fold_tree(self.sharding.devices.collect(parts), add)
 
     def find_gram(self, multiply: Callable[[Array, Array], Array]) -> Array:
         """Return ``x.T @ x`` (R, R), of which `multiply` computes a block's; computed once."""

@@ -78,5 +78,8 @@ class NumpyDevices:
         assert target.flags.c_contiguous
         target.view(np.ndarray)[...] = array.view(np.ndarray)
 
+    def collect(self, arrays):
+        return [self.bring(array, 0) for array in arrays]
+
     def fetch(self, array):
         return array.view(np.ndarray)

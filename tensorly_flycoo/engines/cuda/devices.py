@@ -3,6 +3,7 @@
 import itertools
 import logging
 import threading
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -99,6 +100,9 @@ class CudaDevices:
             with cupy.cuda.Device(device):
                 links[device] = _Link()
         return links[device]
+
+    def collect(self, arrays: Sequence[Array]) -> list[Array]:
+        return [self.bring(array, 0) for array in arrays]
 
     def fetch(self, array: Array) -> np.ndarray:
         with array.device:
