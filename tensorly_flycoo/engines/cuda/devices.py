@@ -102,7 +102,7 @@ class CudaDevices:
         return links[device]
 
     def collect(self, arrays: Sequence[Array]) -> list[Array]:
-        return [self.bring(array, 0) for array in arrays]
+        return [self.bring(array, 0) if is_cupy(array) else array for array in arrays]
 
     def fetch(self, array: Array) -> np.ndarray:
         with array.device:
