@@ -238,8 +238,8 @@ def open_slabs(
     homes = assign_homes(len(index.entries), devices.count)
     stagers: dict[int, Stager] = {}
     for number, (entry, home) in enumerate(zip(index.entries, homes, strict=True)):
-        with devices.use(home), _open_slab(folder / _name_slab(number), index, entry) as file:
-            layout = file.map(engine, verify) if keep == "file" else file.read(engine)
+        with devices.use(home):
+            layout = load_slab(folder, index, number, engine, keep, verify)
             if keep != "device" and isinstance(layout, ReplicatedLayout) and engine.can_stream:
                 if home not in stagers:
                     stagers[home] = engine.make_stager()
@@ -254,6 +254,14 @@ def open_slabs(
     arguments = (record_format, index.num_slabs, index.cut_mode, slabs, norm, engine, devices)
     x._set(engine, slab_class(*arguments))
     return x
+
+
+def load_slab(
+    folder: Path, index: Index, number: int, engine: "Engine", keep: str, verify: bool
+) -> Layout:
+    """Map a slab's file into memory with ``keep="file"``, else read it to the engine's device."""
+    with _open_slab(folder / _name_slab(number), index, index.entries[number]) as file:
+        return file.map(engine, verify) if keep == "file" else file.read(engine)
 
 
 def _check_keep(keep: str | None, engine: "Engine") -> str:

@@ -78,17 +78,17 @@ def _sweep(
 ) -> np.ndarray:
     """Improve each column once; return the error and the number of changed elements."""
     if not isinstance(rows, RowShards):
-        return _sweep_block(targets, gram, rows, *penalties)
+        return sweep_block(targets, gram, rows, *penalties)
     devices, results = rows.sharding.devices, []
     parts = zip(targets.blocks, rows.blocks, rows.sharding.homes, strict=True)
     for own_targets, own_rows, home in parts:
         with devices.use(home):
             arrays = (own_targets, devices.bring(gram, home), own_rows)
-            results.append(_sweep_block(*arrays, *penalties))
+            results.append(sweep_block(*arrays, *penalties))
     return fold_tree(devices.collect(results), operator.add)
 
 
 @runs_with_data
-def _sweep_block(targets: Array, gram: Array, rows: Array, *penalties: Any) -> np.ndarray:
+def sweep_block(targets: Array, gram: Array, rows: Array, *penalties: Any) -> np.ndarray:
     """Return the results of `Engine.sweep_nonnegative` as float64, on the host."""
     return np.array(engine_of(rows).sweep_nonnegative(targets, gram, rows, *penalties), np.float64)
