@@ -128,7 +128,8 @@ class ClusterEngine(CpuEngine):
             else RowShards.scatter(factor, find_sharding(layout, n))
             for n, factor in enumerate(factors)
         ]
-        return slabs.mttkrp_shards(_WorkerEngine(layout), layout, sharded, mode, weights)
+        engine = cast("Engine", _WorkerEngine(layout))
+        return slabs.mttkrp_shards(engine, layout, sharded, mode, weights)
 
 
 class _WorkerEngine:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..array_modules import move
+from ..tensor.memory import format_nbytes
 from .messages import (
     ENGINE,
     SITE,
@@ -24,7 +25,6 @@ from .messages import (
     Reply,
     Send,
 )
-from ..tensor.memory import format_nbytes
 from .site import Site
 
 #: Bytes for one peer that are sent before more commands are run.
@@ -107,7 +107,7 @@ class Machine:
             del taken, message, answer  # what they hold is freed while this waits
         self._store.clear()
         self._inbox.clear()
-        for message, answer in self._messages.values():
+        for _, answer in self._messages.values():
             answer(Reply(error=Dropped("the tensor was closed")))
 
     def _wait_for_message(self) -> tuple[Message, _Answer] | None:

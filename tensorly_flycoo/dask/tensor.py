@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from distributed import Client
@@ -110,7 +110,7 @@ class ClusterTensor(FlycooTensor):
         if not workers:
             addresses = list_workers(self._client)[: len(self._source.rows)]
             workers = start_workers(self._client, addresses, self._device)
-        loads = {worker: 0 for worker in workers}
+        loads = dict.fromkeys(workers, 0)
         homes = {n: workers.index(own.slab.worker) for n, own in held.items()}
         for own in held.values():
             loads[own.slab.worker] += own.facts.nnz
@@ -129,8 +129,8 @@ class ClusterTensor(FlycooTensor):
         for number in sorted(homes.keys() - held.keys()):
             worker = workers[homes[number]]
             args = [SITE, source.load, number]
-            slab, facts = cluster.call(worker, load_slab, args, num_results=2)
-            new[number] = RemoteObject(worker, slab), RemoteObject(worker, facts)
+            keys = cluster.call(worker, load_slab, args, num_results=2)
+            new[number] = [RemoteObject(worker, key) for key in keys]
         found = cluster.fetch([facts for _, facts in new.values()])
         for (number, (slab, _)), facts in zip(new.items(), found, strict=True):
             held[number] = _Held(slab, facts)
