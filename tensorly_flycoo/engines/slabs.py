@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..array_modules import Array
-from ..devices import Devices
+from ..devices import Devices, bring_to_each
 from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
 from ..format.tree import count_waiting, fold_tree
 from ..shards.row_shards import RowShards
@@ -161,10 +161,8 @@ def mttkrp_shards(
         {n: _bring_factor(layout, number, f, n) for n, f in enumerate(factors) if n != mode}
         for number in numbers
     ]
-    own_weights = {
-        slab.home: None if weights is None else devices.bring(weights, slab.home)
-        for slab in layout.slabs
-    }
+    homes = [slab.home for slab in layout.slabs]
+    own_weights = {} if weights is None else bring_to_each(devices, weights, homes)
 
     def compute(number: int) -> Array:
         slab = layout.slabs[number]
@@ -172,7 +170,7 @@ def mttkrp_shards(
             num_rows = slab.layout.record_format.shape[mode]
             target = engine.xp.empty((num_rows, rank), layout.record_format.dtype)
             own = [inputs[number].get(n, target) for n in range(len(factors))]
-            engine.mttkrp(slab.layout, own, mode, target, own_weights[slab.home])
+            engine.mttkrp(slab.layout, own, mode, target, own_weights.get(slab.home))
             return target
 
     if mode == cut_mode:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..devices import bring_to_each
 from ..shards.row_shards import RowShards
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def inner_blocks(kernels: TallKernels, a: RowShards, b: RowShards) -> Any:
 def solve_rows(kernels: TallKernels, x: RowShards, inverse: Any) -> tuple[RowShards, Any, Any]:
     """Do what `TallKernels.solve_rows` does; `inverse` is on the first device."""
     matrix, devices, homes = inverse.to_array(), x.sharding.devices, x.sharding.homes
-    inverses = {home: kernels.as_blocks(devices.bring(matrix, home)) for home in homes}
+    matrices = bring_to_each(devices, matrix, homes)
+    inverses = {home: kernels.as_blocks(own) for home, own in matrices.items()}
     solved = []
     for block, home in zip(x.blocks, homes, strict=True):
         with devices.use(home):
