@@ -37,11 +37,7 @@ def mttkrp(
         own = _list_own_factors(layout, slab, factors)
         engine.mttkrp(slab.layout, own, mode, target, weights)
 
-    if mode == layout.cut_mode:
-        for slab in layout.slabs:
-            compute(slab, out[slab.rows])
-    else:
-        _add_results(engine, layout, compute, out)
+    _compute_slabs(engine, layout, mode, compute, out)
 
 
 def mttkrp_of_ratios(
@@ -65,11 +61,7 @@ def mttkrp_of_ratios(
         )
         log_sums.append(log_sum)
 
-    if mode == layout.cut_mode:
-        for slab in layout.slabs:
-            compute(slab, out[slab.rows])
-    else:
-        _add_results(engine, layout, compute, out)
+    _compute_slabs(engine, layout, mode, compute, out)
     return functools.reduce(operator.add, log_sums) if wants_logs else None
 
 
@@ -115,6 +107,21 @@ def count_workspace_nbytes(
 def _list_own_factors(layout: SlabLayout, slab: Slab, factors: Sequence[Array]) -> list[Array]:
     """Return the factors of a slab: of the cut mode's only its own rows."""
     return [f[slab.rows] if n == layout.cut_mode else f for n, f in enumerate(factors)]
+
+
+def _compute_slabs(
+    engine: Engine,
+    layout: SlabLayout,
+    mode: int,
+    compute: Callable[[Slab, Array], None],
+    out: Array,
+) -> None:
+    """Let ``compute(slab, target)`` write each slab's rows of `out`, or add all rows of each."""
+    if mode == layout.cut_mode:
+        for slab in layout.slabs:
+            compute(slab, out[slab.rows])
+    else:
+        _add_results(engine, layout, compute, out)
 
 
 def _add_results(

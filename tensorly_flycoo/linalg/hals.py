@@ -1,6 +1,7 @@
 """Non-negative least squares for tall factors by hierarchical ALS, many rows at once."""
 
 from ..array_modules import Array
+from ..devices import bring_to_each
 from ..engines import engine_of
 from ..format.tree import fold_tree
 from ..shards.row_shards import RowShards
@@ -74,10 +75,10 @@ def _sweep(
     """Improve each column once; return the error and the number of changed elements."""
     if not isinstance(rows, RowShards):
         return engine_of(rows).sweep_nonnegative(targets, gram, rows, *penalties)
-    devices, results = rows.sharding.devices, []
-    parts = zip(targets.blocks, rows.blocks, rows.sharding.homes, strict=True)
-    for own_targets, own_rows, home in parts:
+    devices, homes, results = rows.sharding.devices, rows.sharding.homes, []
+    grams = bring_to_each(devices, gram, homes)
+    for own_targets, own_rows, home in zip(targets.blocks, rows.blocks, homes, strict=True):
         with devices.use(home):
-            arrays = (own_targets, devices.bring(gram, home), own_rows)
+            arrays = (own_targets, grams[home], own_rows)
             results.append(engine_of(own_rows).sweep_nonnegative(*arrays, *penalties))
     return fold_tree(results, lambda a, b: (a[0] + b[0], a[1] + b[1]))
