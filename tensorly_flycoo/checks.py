@@ -22,6 +22,9 @@ PLACES = ("device", "host")
 #: An index takes at most 32 bits: no machine could hold a factor with more rows.
 MAX_MODE_SIZE = 2**32
 
+#: Bytes that are taken to be free: asking takes longer than allocating them.
+SURELY_FREE_NBYTES = 2**28
+
 #: Nonzeros checked at a time.
 _CHECK_BLOCK = 2**13
 
