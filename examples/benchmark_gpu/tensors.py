@@ -21,8 +21,8 @@ SHAPES = {
     "twitch": ((15_500_000, 6_200_000, 783_900, 6_100, 6_100), 474_700_000),
 }
 
-#: So small that kernels take longer to launch than to run: FROSTT's uber, and one of nothing else.
-SMALL_SHAPES = {"uber": ((183, 24, 1_140, 1_717), 3_300_000), "tiny": ((1_000,) * 3, 200_000)}
+#: FROSTT's uber: so small that kernels take longer to launch than to run.
+SMALL_SHAPES = {"uber": ((183, 24, 1_140, 1_717), 3_300_000)}
 
 #: FROSTT's tensors that one GPU may not hold.
 LARGE_SHAPES = {
@@ -31,7 +31,10 @@ LARGE_SHAPES = {
     "reddit-2015": ((8_211_298, 176_962, 8_116_559), 4_687_474_081),
 }
 
-_ALL = SHAPES | SMALL_SHAPES | LARGE_SHAPES
+#: Where only the host's work counts.
+TINY_SHAPES = {"tiny": ((1_000, 1_000, 1_000), 200_000)}
+
+_ALL = SHAPES | SMALL_SHAPES | LARGE_SHAPES | TINY_SHAPES
 
 #: Indices drawn at a time, in float64: float32 could not reach every row of the largest modes.
 _BLOCK_SIZE = 2**26
