@@ -4,6 +4,7 @@ import cupy
 import numpy as np
 import pytest
 import tensorly as tl
+from determinism import compute_digests
 from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition import non_negative_parafac_hals, parafac
 
@@ -96,3 +97,11 @@ def test_the_number_of_gpus():
         tensorly_flycoo.set_device("cuda", gpus=NUM_GPUS + 1)
     with pytest.raises(ValueError, match="gpus is 2, but the device is the CPU"):
         tensorly_flycoo.set_device("cpu", gpus=2)
+
+
+@pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
+def test_determinism(layout):
+    """20 runs, on one GPU and on several."""
+    expected = compute_digests("cuda", layout, 1)
+    for number in range(20):
+        assert compute_digests("cuda", layout, 1 + number % NUM_GPUS) == expected
