@@ -12,17 +12,15 @@ from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.tensor import FlycooTensor
-from .counts import CountFit, measure_counts
+from .counts import CountFit, check_counts, measure_counts
 from .cp_model import multiply_sums
+from .losses import check_exact
 from .masks import find_missing
 
 if TYPE_CHECKING:
     from sparse import SparseArray
 
     from ..tensor.labelled import LabelledTensor
-
-
-_LOSSES = ("gaussian", "poisson_count")
 
 
 class CPFit(NamedTuple):
@@ -138,8 +136,7 @@ def cp_fit(
     >>> cp_fit(x, model, held_out=([[1, 1], [0, 1]], [0.0, 8.0]))
     CPFit(fit=0.5, relative_error=0.5, rmse=2.82842712474619, num_entries=2)
     """
-    if loss not in _LOSSES:
-        raise ValueError(f"loss is {loss!r}, expected one of {_LOSSES}")
+    check_exact(loss)
     if mask is not None and held_out is not None:
         raise ValueError("mask and held_out are both given, expected at most one of them")
     check_same_labels(x, cp_tensor)
@@ -216,10 +213,7 @@ def _compare_counts(
     """Compare means with counts; the sum of the means is that of all entries, if there are more."""
     if num_entries is None and values.size == 0:
         raise ValueError("held_out has no entries, expected at least one")
-    for name, array in (("values", values), ("model", model)):
-        if not (array >= 0).all():
-            wrong = int(np.argmax(~(array >= 0)))
-            raise ValueError(f"{name}[{wrong}] is {array[wrong]}, expected 0 or more, as of counts")
+    check_counts(values, model)
     if model_sum is None or num_entries is None:
         model_sum, num_entries = float(model.sum()), values.size
     return measure_counts(values, model, model_sum, num_entries)

@@ -150,6 +150,27 @@ class MissingEntries:
         return ImputedUnfolding(self.tensor, mode, entries, places)
 
 
+class ObservedData:
+    """The observed nonzeros of a tensor, and its missing entries.
+
+    Parameters
+    ----------
+    x : FlycooTensor
+    missing : MissingEntries, optional
+        Of `x`.
+
+    Attributes
+    ----------
+    tensor : FlycooTensor
+        The observed nonzeros.
+    """
+
+    def __init__(self, x: FlycooTensor, missing: MissingEntries | None = None) -> None:
+        self.tensor = x if missing is None else missing.observed
+        self.missing = missing
+        self.xp, self.dtype = x._engine.xp, x.dtype
+
+
 class ImputedTensor:
     """A sparse tensor whose missing entries are imputed from a model.
 
