@@ -6,7 +6,7 @@ import numpy as np
 
 from ..array_modules import Array, array_module
 from ..checks import num_cells
-from ..linalg.sparse_matrices import by_rows, make_csc
+from ..linalg.sparse_matrices import make_csc, multiply
 from ..tensor.pieces import sum_values
 from .cell_samples import CellSampler, Samples
 from .cp_model import multiply_all
@@ -55,8 +55,8 @@ def compute_gradients(
     starts, gradients = xp.arange(model.size + 1), {}
     for n in modes:
         shape = (factors[n].shape[0], model.size)
-        matrix = by_rows(make_csc(slopes, samples.coords[n], starts, shape))
-        gradients[n] = matrix @ (before[n] * after[n])
+        matrix = make_csc(slopes, samples.coords[n], starts, shape)
+        gradients[n] = multiply(matrix, before[n] * after[n])
     return gradients
 
 
