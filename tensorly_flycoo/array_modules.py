@@ -6,6 +6,7 @@ Telling them apart never imports CuPy: if it is not loaded, no array is CuPy's.
 import functools
 import os
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -49,6 +50,22 @@ def is_on_gpu(x: Any) -> bool:
 def array_module(x: object) -> ModuleType:
     """Return cupy for a CuPy array, else numpy; for row-sharded factors that of their blocks."""
     return sys.modules["cupy"] if is_cupy(x) else getattr(x, "xp", np)
+
+
+def runs_with_data(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function of arrays run where they are, if that is in another process.
+
+    The method `run_there` of such an array, one of the arguments, sends the whole call.
+    """
+
+    @functools.wraps(function)
+    def call(*arrays: Any) -> Any:
+        for array in arrays:
+            if hasattr(array, "run_there"):
+                return array.run_there(call, *arrays)
+        return function(*arrays)
+
+    return call
 
 
 def as_array(x: Any) -> Array:

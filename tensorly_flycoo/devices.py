@@ -1,13 +1,13 @@
 """What several devices of one kind can do for each other."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Protocol
 
 import numpy as np
 
-from .array_modules import Array, move
+from .array_modules import Array, array_module, move
 
 
 class Devices(Protocol):
@@ -29,8 +29,11 @@ class Devices(Protocol):
     def bring(self, array: Array, device: int) -> Array:
         """Return an array that is on `device`; copy it if it is elsewhere."""
 
-    def copy(self, array: Array, target: Array) -> None:
-        """Copy an array to a contiguous one of the same shape, on any two devices."""
+    def concatenate(self, arrays: Sequence[Array], device: int) -> Array:
+        """Put rows that are on any devices together on one device."""
+
+    def collect(self, arrays: Sequence[Array]) -> list[Array]:
+        """Bring small arrays, from any devices, to where what belongs to no slab is."""
 
     def fetch(self, array: Array) -> np.ndarray:
         """Return an array in host memory."""
@@ -52,8 +55,11 @@ class OneDevice:
     def bring(self, array: Array, device: int) -> Array:
         return move(array, self._xp)
 
-    def copy(self, array: Array, target: Array) -> None:
-        target[...] = array
+    def concatenate(self, arrays: Sequence[Array], device: int) -> Array:
+        return array_module(arrays[0]).concatenate(arrays)
+
+    def collect(self, arrays: Sequence[Array]) -> list[Array]:
+        return list(arrays)
 
     def fetch(self, array: Array) -> np.ndarray:
         return move(array, np)

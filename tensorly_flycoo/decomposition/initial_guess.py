@@ -11,8 +11,11 @@ from tensorly.cp_tensor import CPTensor, cp_normalize
 
 from ..array_modules import Array
 from ..checks import check_factors, check_place, check_weights
+from ..format.slab_layout import SpreadLayout
 from ..ops.nndsvd import make_left_vectors_non_negative
 from ..ops.unfolding_svd import Unfolding
+from ..shards.row_shards import RowShards
+from ..shards.sharding import find_sharding
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.memory import attempt, explain_work
 from ..tensor.tensor import FlycooTensor
@@ -80,6 +83,22 @@ def as_gpu_random(seed: Any) -> Any:
     if not type(seed).__module__.startswith("cupy.random"):
         return None
     return seed if hasattr(seed, "random_sample") else GpuRandom(seed)
+
+
+def spread_factors(x: FlycooTensor, factors: Iterable[Array]) -> list[Array]:
+    """Return the factors, sharded as those of later iterations will be if `x` is spread.
+
+    So a run that is resumed adds in the order of one that was not stopped.
+    """
+    layout = x._layout
+    if not isinstance(layout, SpreadLayout):
+        return list(factors)
+    return [
+        factor
+        if isinstance(factor, RowShards)
+        else RowShards.scatter(factor, find_sharding(layout, n))
+        for n, factor in enumerate(factors)
+    ]
 
 
 def draw_factors(x: FlycooTensor, rank: int, random: Any) -> list[Array]:
@@ -173,13 +192,13 @@ def make_initial_guess(
     weights : array (R,) or None
         None means ones.
     factors : list of array (I_n, R)
-        New arrays, in the dtype and on the device of `x`.
+        New arrays, in the dtype and on the device or devices of `x`.
     """
     random = tl.check_random_state(random_state)
     if not isinstance(init, str):
         if normalize_factors:
             warnings.warn("init is taken as it is, although normalize_factors=True", stacklevel=5)
-        return None, take_guess(x, rank, init)
+        return None, spread_factors(x, take_guess(x, rank, init))
     if init == "random":
         factors = draw_factors(x, rank, random)  # none is negative
     elif init == "svd":
@@ -193,6 +212,7 @@ def make_initial_guess(
             factors = [abs(factor) for factor in factors]
     else:
         raise ValueError(f"init is {init!r}, expected 'random', 'svd' or (weights, factors)")
+    factors = spread_factors(x, factors)
     return normalize(None, factors) if normalize_factors else (None, factors)
 
 

@@ -97,14 +97,13 @@ def qr(x: RowShards, mode: str = "reduced") -> tuple[RowShards, Array]:
     """Decompose each block, and then the triangles of all blocks together."""
     if mode != "reduced" or x.is_transposed or x.shape[0] < x.shape[1]:
         refuse(f"numpy.linalg.qr of {x} with mode={mode!r}")
-    devices, home, parts = x.sharding.devices, x.sharding.homes[0], []
+    devices, parts = x.sharding.devices, []
     for block, own_home in zip(x.blocks, x.sharding.homes, strict=True):
         with devices.use(own_home):
             parts.append(tall_skinny.qr(block))
-    with devices.use(home):
-        xp = array_module(x.blocks[0])
-        stacked = xp.concatenate([devices.bring(triangle, home) for _, triangle in parts])
-        basis, triangle = xp.linalg.qr(stacked)
+    triangles = devices.collect([triangle for _, triangle in parts])
+    xp = array_module(triangles[0])
+    basis, triangle = xp.linalg.qr(xp.concatenate(triangles))
     blocks, start = [], 0
     for (own, own_triangle), own_home in zip(parts, x.sharding.homes, strict=True):
         stop = start + own_triangle.shape[0]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from types import ModuleType
 from typing import Any, ClassVar, NoReturn
 
@@ -105,12 +104,7 @@ class RowShards(NDArrayOperatorsMixin):
     def gather(self, device: int) -> Array:
         """Return the whole matrix on a device; it is gathered once."""
         if device not in self._whole:
-            devices = self.sharding.devices
-            with devices.use(device):
-                whole = self.xp.empty((self.sharding.num_rows, self._rank), self.dtype)
-            for block, start in zip(self.blocks, self.sharding.edges, strict=False):
-                devices.copy(block, whole[start : start + block.shape[0]])
-            self._whole[device] = whole
+            self._whole[device] = self.sharding.devices.concatenate(self.blocks, device)
         return self._whole[device]
 
     def to_numpy(self) -> np.ndarray:
@@ -281,12 +275,10 @@ class RowShards(NDArrayOperatorsMixin):
         Returns
         -------
         array
-            float64, on the device of the first block.
+            float64, where what belongs to no slab is.
         """
-        devices, home = self.sharding.devices, self.sharding.homes[0]
         parts = self.apply(lambda *blocks: function(*blocks).astype(np.float64), *others)
-        with devices.use(home):
-            return fold_tree((devices.bring(part, home) for part in parts), add)
+        return fold_tree(self.sharding.devices.collect(parts), add)
 
     def find_gram(self, multiply: Callable[[Array, Array], Array]) -> Array:
         """Return ``x.T @ x`` (R, R), of which `multiply` computes a block's; computed once."""
@@ -296,13 +288,7 @@ class RowShards(NDArrayOperatorsMixin):
 
     def collect(self, parts: Sequence[Array]) -> Array:
         """Concatenate small arrays, one on the device of each block, on that of the first."""
-        devices, home = self.sharding.devices, self.sharding.homes[0]
-        counts = [part.shape[0] for part in parts]
-        with devices.use(home):
-            collected = self.xp.empty((sum(counts), *parts[0].shape[1:]), parts[0].dtype)
-        for part, start in zip(parts, accumulate(counts, initial=0), strict=False):
-            devices.copy(part, collected[start : start + part.shape[0]])
-        return collected
+        return self.sharding.devices.concatenate(parts, self.sharding.homes[0])
 
     # Methods of arrays
 

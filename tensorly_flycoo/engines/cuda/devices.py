@@ -3,6 +3,7 @@
 import itertools
 import logging
 import threading
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -62,10 +63,22 @@ class CudaDevices:
             return array
         with cupy.cuda.Device(device):
             copy = cupy.empty(array.shape, array.dtype)
-        self.copy(array, copy)
+        self._copy(array, copy)
         return copy
 
-    def copy(self, array: Array, target: Array) -> None:
+    def concatenate(self, arrays: Sequence[Array], device: int) -> Array:
+        num_rows = sum(array.shape[0] for array in arrays)
+        with cupy.cuda.Device(device):
+            whole = cupy.empty((num_rows, *arrays[0].shape[1:]), arrays[0].dtype)
+        start = 0
+        for array in arrays:
+            stop = start + array.shape[0]
+            self._copy(array, whole[start:stop])
+            start = stop
+        return whole
+
+    def _copy(self, array: Array, target: Array) -> None:
+        """Copy an array to a contiguous one of the same shape, on any two devices."""
         home, device = array.device, target.device
         if home.id == device.id:
             with device:
@@ -99,6 +112,9 @@ class CudaDevices:
             with cupy.cuda.Device(device):
                 links[device] = _Link()
         return links[device]
+
+    def collect(self, arrays: Sequence[Array]) -> list[Array]:
+        return [self.bring(array, 0) if is_cupy(array) else array for array in arrays]
 
     def fetch(self, array: Array) -> np.ndarray:
         with array.device:
