@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module, as_array, is_cupy, move
+from ..array_modules import Array, array_module, as_array, is_on_gpu, move
 from ..checks import check_finite, check_place
 from ..ops.cp_entries import cp_to_entries
 from ..tensor.coo_cache import as_flycoo
@@ -80,7 +80,7 @@ def anomaly_scores(
     """
     if tail not in TAILS:
         raise ValueError(f"tail is {tail!r}, expected one of {TAILS}")
-    on_gpu = is_cupy(cp_tensor[1][0])
+    on_gpu = is_on_gpu(cp_tensor[1][0])
     if isinstance(x_new, tuple) and not isinstance(x_new, LabelledTensor):
         if len(x_new) != 2:
             raise ValueError(f"x_new has {len(x_new)} items, expected (coords, values)")

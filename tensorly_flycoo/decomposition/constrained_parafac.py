@@ -221,8 +221,7 @@ def _start(
 ) -> list[Array]:
     """Make an initial guess and apply the proximal operators, or scale the user's guess."""
     if not isinstance(init, str):
-        check_initial_guess(init, x.dtype, x.device == "cuda")
-        weights, factors = CPTensor(init)
+        weights, factors = CPTensor(check_initial_guess(init, x.dtype, x.device == "cuda"))
         # As in TensorLy, each factor is scaled by the geometric mean of the weights.
         scale = math.prod(weights.tolist()) ** (1 / rank)
         return spread_factors(x, [factor * x.dtype.type(scale) for factor in factors])

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
-from ..array_modules import Array, is_cupy
+from ..array_modules import Array, as_array, is_on_gpu, share_model
 from ..checks import check_place, num_cells
 from ..linalg.tall_skinny import transposed_product
 from ..ops.cp_entries import cp_to_entries
@@ -141,7 +141,7 @@ def cp_fit(
         raise ValueError("mask and held_out are both given, expected at most one of them")
     check_same_labels(x, cp_tensor)
     x = as_flycoo(x, check_coords=True)
-    weights, factors = cp_tensor
+    weights, factors = share_model(cp_tensor)
     if mask is not None:
         missing = find_missing(x, mask)
         held_out = None if missing is None else (missing.coords, missing.start)
@@ -186,10 +186,8 @@ def _square_norm(weights: Array | None, factors: Any) -> float:
 
 def _evaluate(cp_tensor: Any, coords: Array, values: Array) -> tuple[Array, Array]:
     """Return the model's values at some entries, and the entries' own, checked and in float64."""
-    on_gpu = is_cupy(cp_tensor[1][0])
-    if not is_cupy(values):
-        values = np.asarray(values)
-    check_place(values, "the values of held_out", on_gpu, "the factors")
+    values = as_array(values)
+    check_place(values, "the values of held_out", is_on_gpu(cp_tensor[1][0]), "the factors")
     model = cp_to_entries(cp_tensor, coords).astype(np.float64)
     if values.shape != model.shape:
         raise ValueError(

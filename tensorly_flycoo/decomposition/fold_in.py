@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module
+from ..array_modules import Array, array_module, share_model
 from ..checks import check_factors, check_mode
 from ..linalg.hals import solve_nonnegative
 from ..linalg.tall_skinny import solve
@@ -103,7 +103,7 @@ def fold_in(
            [0.]])
     """
     check_exact(loss)
-    weights, factors = cp_tensor
+    weights, factors = share_model(cp_tensor)
     mode = check_mode(mode, len(factors))
     check_same_labels(x_new, cp_tensor, skip=mode)
     x = as_flycoo(x_new, check_coords=True)

@@ -9,7 +9,7 @@ import tensorly as tl
 from numpy.typing import DTypeLike
 from tensorly.cp_tensor import CPTensor, cp_normalize
 
-from ..array_modules import Array
+from ..array_modules import Array, share_model
 from ..checks import check_factors, check_place, check_weights
 from ..format.slab_layout import SpreadLayout
 from ..ops.nndsvd import make_left_vectors_non_negative
@@ -24,10 +24,10 @@ from .ranks import find_cp_rank
 from .singular_vectors import check_svd
 
 
-def check_initial_guess(
-    init: object, dtype: np.dtype, on_gpu: bool, rank: int | None = None
-) -> None:
-    """Refuse an initial guess of another device, dtype or, if it is given, rank than the factors.
+def check_initial_guess(init: Any, dtype: np.dtype, on_gpu: bool, rank: int | None = None) -> Any:
+    """Return an initial guess, refused if its device, dtype or given rank is not the factors'.
+
+    Arrays of other libraries, such as PyTorch's, are shared as NumPy's or CuPy's.
 
     TensorLy uses a guess as it is; ``tl.tensor(a, **tl.context(x))`` moves an array. Anything that
     is not a pair of weights and factors is left to TensorLy.
@@ -48,8 +48,8 @@ def check_initial_guess(
 tensor's factors
     """
     if not isinstance(init, tuple | list | CPTensor) or len(init) != 2:
-        return
-    weights, factors = init
+        return init
+    weights, factors = share_model(init)
     if weights is not None:
         check_place(weights, "the weights of init", on_gpu, "x")
     for n, factor in enumerate(factors):
@@ -64,6 +64,7 @@ tensor's factors
                 f"factors[{n}] of init has shape {factor.shape}, expected ({factor.shape[0]}, "
                 f"{rank}): init must have the rank {rank}"
             )
+    return weights, factors
 
 
 class GpuRandom:
@@ -149,8 +150,7 @@ def take_guess(x: FlycooTensor, rank: int, init: Any) -> list[Array]:
     """
     if not isinstance(init, Iterable) or isinstance(init, str):
         raise ValueError(f"init is {init!r}, expected 'random' or (weights, factors)")
-    check_initial_guess(init, x.dtype, x.device == "cuda")
-    weights, factors = init
+    weights, factors = check_initial_guess(init, x.dtype, x.device == "cuda")
     factors = check_factors(factors, x.shape, x.dtype, x._engine.array_type)
     if factors[0].shape[1] != rank:
         raise ValueError(f"factors of init have {factors[0].shape[1]} columns, expected {rank}")
