@@ -66,7 +66,7 @@ def mttkrp_of_ratios(
     _compute_slabs(engine, layout, mode, dict(enumerate(factors)), compute, out)
     if not wants_logs:
         return None
-    return functools.reduce(operator.add, [layout.devices.bring(x, 0) for x in log_sums])
+    return functools.reduce(operator.add, layout.devices.collect(log_sums))
 
 
 def ttmc(
@@ -141,7 +141,7 @@ def _compute_slabs(
             own_target = devices.bring(target, slab.home)
             compute(slab, own[number], own_target)
         if own_target is not target:
-            devices.copy(own_target, target)
+            target[...] = devices.collect([own_target])[0]
 
     if mode != layout.cut_mode:
         _add_results(engine, layout, compute_at_home, out)
