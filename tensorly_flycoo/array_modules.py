@@ -82,6 +82,20 @@ def as_array(x: Any) -> Array:
     return cupy.array(x) if isinstance(x, list | tuple) else cupy.from_dlpack(x)
 
 
+def share(x: Any) -> Any:
+    """Return another library's array, such as PyTorch's or JAX's, as NumPy's or CuPy's.
+
+    It is shared, not copied. Anything else is returned as it is.
+
+    Examples
+    --------
+    >>> share(None), share(np.ones(2))
+    (None, array([1., 1.]))
+    """
+    is_foreign = hasattr(x, "__dlpack__") and not (isinstance(x, np.ndarray) or is_cupy(x))
+    return as_array(x) if is_foreign else x
+
+
 def move(array: Array, xp: ModuleType) -> Array:
     """Return a NumPy or CuPy array as an array of the module `xp`; copy only between devices."""
     if xp is not np:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from .array_modules import Array, as_array, is_cupy
+from .array_modules import Array, as_array, is_cupy, share
 
 DEVICES = ("auto", "cpu", "cuda")
 LAYOUTS = ("remap", "replicated", "indexed")
@@ -21,6 +21,9 @@ PLACES = ("device", "host")
 
 #: An index takes at most 32 bits: no machine could hold a factor with more rows.
 MAX_MODE_SIZE = 2**32
+
+#: Bytes that are taken to be free: asking takes longer than allocating them.
+SURELY_FREE_NBYTES = 2**28
 
 #: Nonzeros checked at a time.
 _CHECK_BLOCK = 2**13
@@ -267,7 +270,7 @@ def check_factors(
     factors: Iterable[Array], shape: Sequence[int], dtype: np.dtype, *array_types: type[Array]
 ) -> list[Array]:
     """Return `factors` as a list of matrices (I_n, R), one per mode, of one rank and dtype."""
-    factors = list(factors)
+    factors = [share(factor) for factor in factors]
     if len(factors) != len(shape):
         raise ValueError(
             f"factors has {len(factors)} matrices, expected {len(shape)}, one per mode"

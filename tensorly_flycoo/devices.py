@@ -1,6 +1,6 @@
 """What several devices of one kind can do for each other."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Protocol
@@ -63,6 +63,11 @@ class OneDevice:
 
     def fetch(self, array: Array) -> np.ndarray:
         return move(array, np)
+
+
+def bring_to_each(devices: Devices, array: Array, homes: Iterable[int]) -> dict[int, Array]:
+    """Return an array on each of some devices, which may repeat."""
+    return {home: devices.bring(array, home) for home in dict.fromkeys(homes)}
 
 
 def assign_homes(num_parts: int, num_devices: int) -> tuple[int, ...]:

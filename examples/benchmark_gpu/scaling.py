@@ -1,10 +1,15 @@
 """Time whole iterations of parafac on 1, 2, ... GPUs of one machine, and check their bits.
 
     python examples/benchmark_gpu/scaling.py                                   # all shapes
-    python examples/benchmark_gpu/scaling.py --tensors nell-1 --gpus 1 2 4 8 --share 0.5
+    python examples/benchmark_gpu/scaling.py --tensors nell-1 --gpus 1 2 4 8
 
-Nonzeros are drawn at random on the first GPU. "one" is a tensor in one piece on one GPU. The other
-rows have the same number of slabs on 1, 2, ... GPUs, and their factors must have the same bits.
+Nonzeros are drawn at random. "one" is a tensor in one piece on one GPU. The other rows have the
+same number of slabs on 1, 2, ... GPUs, and their factors must have the same bits. FROSTT's largest
+tensors are drawn slab by slab, each on its GPU, and have no piece.
+
+For each number of GPUs: the iteration; "kernels", the MTTKRPs of its modes without any copy
+between GPUs; "exchange", what the copies add to them; "rest", the dense work and the host's. The
+host's is an iteration of a tensor that is too small to matter, "tiny".
 """
 
 import argparse
@@ -20,23 +25,33 @@ from tensorly.decomposition import parafac
 from tensors import LARGE_SHAPES, SHAPES, Problem, draw_factors, free_memory, repeats_kept
 
 import tensorly_flycoo
-from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo.devices import assign_homes
 from tensorly_flycoo.engines.cuda.devices import CudaDevices
+from tensorly_flycoo.engines.cuda.engine import CUDA
+from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
+from tensorly_flycoo.format.slab_layout import Slab, SpreadLayout
 from tensorly_flycoo.shards.row_shards import RowShards
-from tensorly_flycoo.shards.sharding import Sharding, cut_evenly
+from tensorly_flycoo.shards.sharding import Sharding, cut_evenly, find_sharding
 
 RANK = 32
+
+#: Layout and slabs of the tensors that are drawn slab by slab: what fits on one GPU of 139 GiB.
+LARGE = {
+    "amazon-reviews": ("remap", 8),
+    "patents": ("indexed", 16),
+    "reddit-2015": ("indexed", 16),
+}
 
 
 def parse_arguments():
     """Parse the command line."""
     parser = argparse.ArgumentParser("scaling", description=__doc__)
     add = parser.add_argument
-    names = ("nell-1", "nell-2", *LARGE_SHAPES)
-    add("--tensors", nargs="+", default=names, choices=(*SHAPES, *LARGE_SHAPES))
+    names = ("tiny", "nell-2", "nell-1", *LARGE_SHAPES)
+    add("--tensors", nargs="+", default=names, choices=("tiny", *SHAPES, *LARGE_SHAPES))
     add("--gpus", nargs="+", type=int, default=[1, 2])
-    add("--slabs", type=int, help="by default as many as the most GPUs")
-    add("--layout", default="remap")
+    add("--slabs", type=int, help="by default as many as the most GPUs, or 8 or 16 if drawn so")
     add("--share", type=float, default=1.0, help="of the nonzeros to draw; modes keep their sizes")
     add("--iterations", type=int, default=12)
     add("--json", type=Path)
@@ -65,6 +80,52 @@ def time_iterations(x, factors, num_iterations, gpus):
     return float(np.median(np.diff(times)[1:])), found
 
 
+def time_calls(function, gpus, repeats=4):
+    """Return the median seconds of a call."""
+    times = []
+    for _ in range(repeats):
+        wait_for_gpus(gpus)
+        start = time.perf_counter()
+        function()
+        wait_for_gpus(gpus)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times[1:]))
+
+
+def time_products(x, factors, gpus):
+    """Return the seconds of the MTTKRPs of all modes without copies, and with them."""
+    layout, engine = x._layout, x._engine
+    shards = [RowShards.scatter(f, find_sharding(layout, n)) for n, f in enumerate(factors)]
+
+    slab_homes = [slab.home for slab in layout.slabs]
+
+    def read(number, mode):
+        is_cut = mode == layout.cut_mode
+        return shards[mode].blocks[number] if is_cut else shards[mode].gather(slab_homes[number])
+
+    def compute(mode):
+        before = None
+        for number, slab in enumerate(layout.slabs):
+            with layout.devices.use(slab.home):
+                own = [read(number, n) for n in range(x.ndim)]
+                target = cupy.empty((slab.layout.record_format.shape[mode], RANK), x.dtype)
+                engine.mttkrp(slab.layout, own, mode, target)
+                if mode != layout.cut_mode and slab.home in slab_homes[:number]:
+                    engine.add_rows(target, before)
+                before = target
+
+    def multiply(mode):
+        # As in parafac, where one factor is new and is gathered.
+        new = (mode - 1) % x.ndim
+        own = [s.replace(s.blocks, False) if n == new else s for n, s in enumerate(shards)]
+        mttkrp(x, own, mode)
+
+    def sweep(function):
+        return lambda: [function(mode) for mode in range(x.ndim)]
+
+    return time_calls(sweep(compute), gpus), time_calls(sweep(multiply), gpus)
+
+
 def time_peer_copy(nbytes=2**30):
     """Return the bytes per second of a copy from one GPU to another."""
     with cupy.cuda.Device(0):
@@ -78,55 +139,89 @@ def time_peer_copy(nbytes=2**30):
     return nbytes / (time.perf_counter() - start)
 
 
-def time_mover(num_rows=2**23):
-    """Return the bytes per second that a GPU receives while it gathers a factor of two blocks."""
-    devices = CudaDevices(2)
-    sharding = Sharding.of(cut_evenly(num_rows, 2), devices)
-    factor, best = RowShards.scatter(cupy.ones((num_rows, RANK), np.float32), sharding), np.inf
-    for _ in range(5):
-        other = factor.replace(factor.blocks, False)
-        wait_for_gpus(2)
-        start = time.perf_counter()
-        other.gather(1)
-        wait_for_gpus(2)
-        best = min(best, time.perf_counter() - start)
-    return factor.blocks[0].nbytes / best
+def time_mover(gpus, num_rows=2**23):
+    """Return the bytes per second that each GPU receives while all gather a factor."""
+    sharding = Sharding.of(cut_evenly(num_rows, gpus), CudaDevices(gpus))
+    factor = RowShards.scatter(cupy.ones((num_rows, RANK), np.float32), sharding)
+
+    def gather():
+        fresh = factor.replace(factor.blocks, False)
+        for home in range(gpus):
+            fresh.gather(home)
+
+    return (gpus - 1) * factor.blocks[0].nbytes / time_calls(gather, gpus, 6)
+
+
+def build_by_slab(problem, layout_name, num_slabs, gpus):
+    """Draw each slab on its GPU, and build it there."""
+    devices, slabs = CudaDevices(gpus), []
+    for number, home in enumerate(assign_homes(num_slabs, gpus)):
+        with devices.use(home), repeats_kept():
+            coords, values, shape, rows = problem.draw_slab(np.float32, number, num_slabs)
+            cut = CUDA.choose_cut(shape, values.dtype)
+            layout = LAYOUT_CLASSES[layout_name].build(coords, values, cut, CUDA)
+            del coords, values
+            free_memory()
+        slabs.append(Slab(rows, layout, home))
+    record_format = CUDA.choose_cut(problem.shape, np.dtype(np.float32)).record_format
+    norm = float(np.hypot.reduce([slab.layout.norm for slab in slabs]))
+    cut_mode = int(np.argmax(problem.shape))
+    layout = SpreadLayout(record_format, num_slabs, cut_mode, slabs, norm, CUDA, devices)
+    x = object.__new__(FlycooTensor)
+    x._set(CUDA, layout)
+    return x
+
+
+def build(problem, layout, num_slabs, gpus):
+    """Build the tensor on `gpus` GPUs, or in one piece if that is 0."""
+    if problem.name in LARGE_SHAPES:
+        return build_by_slab(problem, layout, num_slabs, gpus)
+    coords, values = problem.draw(np.float32)
+    options = {"layout": layout, "slabs": num_slabs if gpus else None, "device": "cuda"}
+    with repeats_kept():
+        return FlycooTensor(coords, values, problem.shape, **options)
 
 
 def measure(name, options):
     """Time one tensor; print and return its figures."""
-    most = max(options.gpus)
-    slabs = options.slabs or most
+    layout, num_slabs = LARGE.get(name, ("remap", max(options.gpus)))
+    num_slabs = options.slabs or num_slabs
     problem = Problem(name, 3.0, True, 1.0, options.share)
-    figures = {"tensor": name, "slabs": slabs, "share": options.share, "layout": options.layout}
+    figures = {"tensor": name, "nnz": problem.nnz, "slabs": num_slabs, "layout": layout}
     digests = {}
-    for gpus in (0, *options.gpus):
-        free_all(most)
+    for gpus in options.gpus if name in LARGE_SHAPES else (0, *options.gpus):
+        free_all(max(options.gpus))
         try:
-            with tensorly_flycoo.set_device("cuda", gpus=gpus or None), repeats_kept():
-                coords, values = problem.draw(np.float32)
-                start = time.perf_counter()
-                keep = {"layout": options.layout, "slabs": slabs if gpus else None}
-                x = FlycooTensor(coords, values, problem.shape, device="cuda", **keep)
-                wait_for_gpus(most)
-                build_s = time.perf_counter() - start
-                del coords, values
-                factors = draw_factors(problem.shape, RANK, np.float32)
-                seconds, found = time_iterations(x, factors, options.iterations, max(gpus, 1))
-                del x, factors
+            with tensorly_flycoo.set_device("cuda", gpus=gpus or None):
+                found, factors = run(problem, layout, num_slabs, gpus, options.iterations)
         except MemoryError as error:
             print(f"{name}, {gpus or 'one'}: {error}", flush=True)
             continue
-        label = f"{gpus} gpus" if gpus else "one"
-        figures[label] = {"iteration_ms": 1e3 * seconds, "build_s": build_s}
-        print(
-            f"{name:15s} {label:7s} {1e3 * seconds:8.2f} ms, built in {build_s:.1f} s", flush=True
-        )
         if gpus:
-            digests[gpus] = b"".join(factor.tobytes() for factor in found)
+            digests[gpus] = b"".join(factor.tobytes() for factor in factors)
+        figures[f"{gpus} gpus" if gpus else "one"] = found
+        text = ", ".join(f"{key} {value:.2f}" for key, value in found.items())
+        print(f"{name:15s} {gpus or 'one'!s:>3s}: {text}", flush=True)
     figures["same bits"] = len(set(digests.values())) <= 1
     print(f"{name:15s} same bits on {list(digests)} GPUs: {figures['same bits']}", flush=True)
     return figures
+
+
+def run(problem, layout, num_slabs, gpus, num_iterations):
+    """Build and time a tensor; return the figures and the factors, on the host."""
+    start = time.perf_counter()
+    x = build(problem, layout, num_slabs, gpus)
+    wait_for_gpus(max(gpus, 1))
+    build_s = time.perf_counter() - start
+    factors = draw_factors(problem.shape, RANK, np.float32)
+    seconds, results = time_iterations(x, factors, num_iterations, max(gpus, 1))
+    found = {"build_s": build_s, "iteration_ms": 1e3 * seconds}
+    if gpus:
+        kernels, products = time_products(x, factors, gpus)
+        found["kernels_ms"] = 1e3 * kernels
+        found["exchange_ms"] = 1e3 * (products - kernels)
+        found["rest_ms"] = 1e3 * (seconds - products)
+    return found, results
 
 
 def free_all(gpus):
@@ -140,11 +235,11 @@ if __name__ == "__main__":
     options = parse_arguments()
     results = []
     if max(options.gpus) > 1:
-        with tensorly_flycoo.set_device("cuda", gpus=2):
+        with tensorly_flycoo.set_device("cuda", gpus="all"):
             link = time_peer_copy()
-        print(
-            f"a copy from GPU to GPU: {link / 1e9:.0f} GB/s, gathering: {time_mover() / link:.2f}"
-        )
+        movers = {gpus: time_mover(gpus) / link for gpus in options.gpus if gpus > 1}
+        results.append({"link_gb_per_s": link / 1e9, "mover_of_link": movers})
+        print(results[-1], flush=True)
     for name in options.tensors:
         results.append(measure(name, options))
         if options.json:

@@ -31,7 +31,10 @@ LARGE_SHAPES = {
     "reddit-2015": ((8_211_298, 176_962, 8_116_559), 4_687_474_081),
 }
 
-_ALL = SHAPES | SMALL_SHAPES | LARGE_SHAPES
+#: Where only the host's work counts.
+TINY_SHAPES = {"tiny": ((1_000, 1_000, 1_000), 200_000)}
+
+_ALL = SHAPES | SMALL_SHAPES | LARGE_SHAPES | TINY_SHAPES
 
 #: Indices drawn at a time, in float64: float32 could not reach every row of the largest modes.
 _BLOCK_SIZE = 2**26
@@ -76,14 +79,28 @@ class Problem:
 
     def draw(self, dtype, seed=0):
         """Draw coords (ndim, nnz), int32, and values (nnz,) between 0 and 1, on the GPU."""
+        return self._draw(dtype, seed, self.shape, self.nnz)
+
+    def draw_slab(self, dtype, number, num_slabs):
+        """Draw the nonzeros of one of equal slabs, whose rows of the longest mode begin at 0.
+
+        Return also these rows. Each slab has heavy rows of its own.
+        """
+        shape, mode = self.shape, int(np.argmax(self.shape))
+        edges = [place * shape[mode] // num_slabs for place in (number, number + 1)]
+        own_shape = (*shape[:mode], edges[1] - edges[0], *shape[mode + 1 :])
+        drawn = self._draw(dtype, number, own_shape, self.nnz // num_slabs)
+        return *drawn, own_shape, slice(*edges)
+
+    def _draw(self, dtype, seed, shape, nnz):
         random = cupy.random.RandomState(seed)
-        coords = cupy.empty((len(self.shape), self.nnz), np.int32)
-        for rows, size in zip(coords, self.shape, strict=True):
-            for start in range(0, self.nnz, _BLOCK_SIZE):
+        coords = cupy.empty((len(shape), nnz), np.int32)
+        for rows, size in zip(coords, shape, strict=True):
+            for start in range(0, nnz, _BLOCK_SIZE):
                 block = rows[start : start + _BLOCK_SIZE]
                 block[...] = self._draw_rows(random, size, block.size)
-        values = cupy.empty(self.nnz, dtype)
-        for start in range(0, self.nnz, _BLOCK_SIZE):
+        values = cupy.empty(nnz, dtype)
+        for start in range(0, nnz, _BLOCK_SIZE):
             block = values[start : start + _BLOCK_SIZE]
             block[...] = random.random_sample(block.size)
         # A value that rounds to zero would be dropped.

@@ -137,8 +137,8 @@ def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
     if isinstance(init, str) and (init == "random" or (init == "svd" and given["svd"] in SVDS)):
         return initialize_cp(tensor, *(given[name] for name in _OPTIONS))
     context = tl.context(tensor)
-    check_initial_guess(init, context["dtype"], "device" in context, given["rank"])
-    start = original(*args, **kwargs)
+    given["init"] = check_initial_guess(init, context["dtype"], "device" in context, given["rank"])
+    start = original(**given)
     start.factors = spread_factors(as_flycoo(tensor, check_coords=True), start.factors)
     return start
 

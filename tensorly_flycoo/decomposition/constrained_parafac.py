@@ -161,6 +161,7 @@ def constrained_parafac(
         _, factors = restore(init, x, num_components, "constrained_parafac")
     else:
         factors = _start(x, num_components, init, svd, random_state, projections)
+    factors = spread_factors(x, factors)
     modes, data = list_free_modes(x.ndim, fixed_modes), WholeTensor(x)
     update = _AlternatingAdmm(
         data, {n: _Admm(factors[n], projections[n], n_iter_max_inner, tol_inner) for n in modes}
@@ -221,11 +222,10 @@ def _start(
 ) -> list[Array]:
     """Make an initial guess and apply the proximal operators, or scale the user's guess."""
     if not isinstance(init, str):
-        check_initial_guess(init, x.dtype, x.device == "cuda")
-        weights, factors = CPTensor(init)
+        weights, factors = CPTensor(check_initial_guess(init, x.dtype, x.device == "cuda"))
         # As in TensorLy, each factor is scaled by the geometric mean of the weights.
         scale = math.prod(weights.tolist()) ** (1 / rank)
-        return spread_factors(x, [factor * x.dtype.type(scale) for factor in factors])
+        return [factor * x.dtype.type(scale) for factor in factors]
     _, factors = make_initial_guess(x, rank, init, svd, random_state)
     return [project(f) for project, f in zip(projections, factors, strict=True)]
 

@@ -10,12 +10,14 @@ from ..linalg.hals import solve_nonnegative
 from ..linalg.tall_skinny import solve
 from ..ops.cp_entries import evaluate_model
 from ..ops.mttkrp import mttkrp
+from ..shards.whole_factors import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.tensor import FlycooTensor
 from .cp_model import multiply_grams
-from .losses import check_data, find_loss
-from .poisson import MultiplicativeUpdates, PoissonData
+from .losses import check_data, check_exact, find_loss
+from .masks import ObservedData
+from .poisson import MultiplicativeUpdates
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -27,8 +29,6 @@ _MAX_SWEEPS = 1000
 
 #: Updates for counts end when F changes by less, relative to itself, or rises by rounding.
 _TOLERANCE = 1e-12
-
-_LOSSES = ("gaussian", "poisson_count")
 
 
 def fold_in(
@@ -103,9 +103,8 @@ def fold_in(
     array([[2.],
            [0.]])
     """
-    if loss not in _LOSSES:
-        raise ValueError(f"loss is {loss!r}, expected one of {_LOSSES}")
-    weights, factors = cp_tensor
+    check_exact(loss)
+    weights, factors = take_model(cp_tensor)
     mode = check_mode(mode, len(factors))
     check_same_labels(x_new, cp_tensor, skip=mode)
     x = as_flycoo(x_new, check_coords=True)
@@ -137,7 +136,7 @@ def _fit_counts(x: FlycooTensor, weights: Array | None, factors: list[Array], mo
     x = _leave_out_zeros(x, factors)
     if x.nnz == 0:
         return rows
-    updates = MultiplicativeUpdates(PoissonData(x, None), [mode], factors, {})
+    updates = MultiplicativeUpdates(ObservedData(x), [mode], factors, {})
     for sweep in range(_MAX_SWEEPS):
         last = updates.loss
         _, factors, loss = updates(sweep, None, factors, [])

@@ -121,6 +121,7 @@ def non_negative_parafac(
     model = start(
         x, missing, num_components, init, svd, random_state, solver="non_negative_parafac",
         svd_mask_repeats=_SVD_MASK_REPEATS, non_negative=True, normalize_factors=normalize_factors,
+        by_blocks=missing is None,
     )  # fmt: skip
     modes = list_free_modes(x.ndim, fixed_modes)
     cp_tensor, errors = iterate(

@@ -128,7 +128,7 @@ def non_negative_parafac_hals(
     penalties = _spread_penalties(sparsity_coefficients, x.ndim, constrained)
     model = start(
         x, None, num_components, init, svd, random_state, solver="non_negative_parafac_hals",
-        non_negative=True, normalize_factors=normalize_factors,
+        non_negative=True, normalize_factors=normalize_factors, by_blocks=True,
     )  # fmt: skip
     modes = [n for n in range(x.ndim) if n not in (fixed_modes or [])]
     data = WholeTensor(x)

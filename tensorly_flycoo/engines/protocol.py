@@ -2,7 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,17 +13,10 @@ from ..format.layout import Cut, Layout, Step
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
 from ..format.slab_layout import AnyLayout, SlabLayout, SpreadLayout
-from ..format.streamed import Stager
+from ..format.streamed import Stager, make_keep_aside
 from ..shards.row_shards import RowShards
-from . import slabs
+from . import slab_plan, slabs
 from .ratios import RatioOperations
-from .slab_plan import (
-    choose_num_slabs,
-    fit_num_slabs,
-    make_keep_aside,
-    plan_streaming,
-    warn_of_long_slabs,
-)
 from .tall_kernels import TallKernels
 
 _logger = logging.getLogger("tensorly_flycoo")
@@ -45,8 +38,9 @@ class Engine(Primitives, RatioOperations, ABC):
         The type of the engine's arrays.
     tall : TallKernels or None
         None if the functions of `xp` are as fast.
-    can_stream : bool
-        Whether records may be kept elsewhere: `make_stager`.
+    make_stager : callable or None
+        Makes what brings records from the host to the current device; None if they are always on
+        the device.
     devices : Devices or None
         Over which tensors are spread that are made from now on; None for the current one.
     """
@@ -54,7 +48,7 @@ class Engine(Primitives, RatioOperations, ABC):
     name: ClassVar[str]
     array_type: type
     tall: TallKernels | None = None
-    can_stream: bool = False
+    make_stager: Callable[[], Stager] | None = None
     devices: Devices | None = None
 
     # Building
@@ -84,12 +78,12 @@ class Engine(Primitives, RatioOperations, ABC):
         coords, values = self.receive(coords, values)
         cut = self.choose_cut(shape, values.dtype)
         nnz, dtype, keep_aside = values.shape[0], values.dtype, None
-        if keep == "host" and self.can_stream:
+        if keep == "host" and self.make_stager is not None:
             num_slabs, num_resident = self.plan_streaming(name, nnz, shape, dtype, num_slabs)
             keep_aside = make_keep_aside(self.make_stager, num_resident)
         elif not num_slabs:
             least = self.choose_num_slabs(nnz)
-            num_slabs = fit_num_slabs(self, name, nnz, shape, dtype, least)
+            num_slabs = slab_plan.fit_num_slabs(self, name, nnz, shape, dtype, least)
         sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
         if num_slabs > 1:
             sizes["slabs"] = num_slabs
@@ -101,12 +95,19 @@ class Engine(Primitives, RatioOperations, ABC):
         devices = self.devices or OneDevice(self.xp)
         options = (cut.record_format, num_slabs, self.choose_cut, self, devices)
         layout = slab_class.build(cls, coords, values, *options, keep_aside)
-        warn_of_long_slabs(layout)
+        slab_plan.warn_of_long_slabs(layout)
+        if layout.num_streamed:
+            _logger.info("the records of %d slabs stay on the host", layout.num_streamed)
         return layout
 
     def choose_num_slabs(self, nnz: int) -> int:
         """Choose the fewest slabs for a tensor, whatever memory is free."""
-        return choose_num_slabs(nnz, self.devices)
+        return slab_plan.choose_num_slabs(nnz, self.num_devices)
+
+    @property
+    def num_devices(self) -> int:
+        """The number of devices over which tensors are spread that are made from now on."""
+        return 1 if self.devices is None else self.devices.count
 
     def plan_streaming(
         self,
@@ -117,12 +118,15 @@ class Engine(Primitives, RatioOperations, ABC):
         num_slabs: int | None = None,
     ) -> tuple[int, int]:
         """Return the number of slabs with ``keep="host"``, and how many stay on each device."""
-        return plan_streaming(self, name, nnz, shape, dtype, num_slabs)
+        record_nbytes = self.choose_cut(shape, dtype).record_format.record_nbytes
+        num_slabs = num_slabs or slab_plan.choose_num_slabs(nnz, self.num_devices, record_nbytes)
+        estimate = self.estimate_layout(name, nnz, shape, dtype, num_slabs)
+        free_nbytes = self.count_free_nbytes()
+        return num_slabs, slab_plan.count_resident_slabs(*estimate, num_slabs, free_nbytes)
 
     def share_nbytes(self, nbytes: int, num_slabs: int) -> int:
         """Return how many of the bytes that `num_slabs` slabs take are on the fullest device."""
-        num_devices = 1 if self.devices is None else self.devices.count
-        return -(-nbytes * -(-num_slabs // num_devices) // num_slabs)
+        return -(-nbytes * -(-num_slabs // self.num_devices) // num_slabs)
 
     def build_piece(self, name: str, coords: Array, values: Array, shape: Sequence[int]) -> Layout:
         """Build the layout `name` in one piece, on the current device, whatever `devices` are."""
@@ -144,12 +148,7 @@ class Engine(Primitives, RatioOperations, ABC):
         if num_slabs == 1:
             return cls.estimate(nnz, cut, self)
         options = (cut.record_format, num_slabs, self.choose_cut, self)
-        num_devices = 1 if self.devices is None else self.devices.count
-        return SlabLayout.estimate(cls, nnz, *options, num_devices)
-
-    def make_stager(self) -> Stager:
-        """Make what brings records from the host to the current device."""
-        raise NotImplementedError
+        return SlabLayout.estimate(cls, nnz, *options, self.num_devices)
 
     @abstractmethod
     def check_arrays(self, arrays: Mapping[str, Array]) -> None:

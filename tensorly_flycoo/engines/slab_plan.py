@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..devices import Devices
-from ..format.layout import Layout
-from ..format.replicated import ReplicatedLayout
-from ..format.slab_layout import KeepAside, SlabLayout
-from ..format.streamed import Stager, StreamedLayout
+from ..checks import SURELY_FREE_NBYTES
+from ..format.slab_layout import SlabLayout
 
 if TYPE_CHECKING:
     from .protocol import Engine
@@ -26,23 +23,17 @@ MAX_SLAB_NNZ = 2**32
 #: fast as the link allows, and so few that two slabs take little of the device.
 STREAMED_NBYTES = 2**30
 
-
-#: Bytes that are taken to be free: asking takes longer than building a tensor this small.
-_SURELY_FREE = 2**28
-
 #: The most slabs that are tried, as a multiple of the fewest ones.
 _MOST = 64
 
 
-def choose_num_slabs(
-    nnz: int, devices: Devices | None = None, streamed_nbytes: int | None = None
-) -> int:
+def choose_num_slabs(nnz: int, num_devices: int = 1, streamed_nbytes: int | None = None) -> int:
     """Choose as few slabs as `MAX_SLAB_NNZ` allows, but one for each device.
 
     If records of `streamed_nbytes` are streamed, a slab has at most `STREAMED_NBYTES` of them, and
     there are at least two, so that one is copied while the other is computed.
     """
-    num_slabs = max(1 if devices is None else devices.count, -(-nnz // MAX_SLAB_NNZ))
+    num_slabs = max(num_devices, -(-nnz // MAX_SLAB_NNZ))
     if streamed_nbytes is None:
         return num_slabs
     return max(2, num_slabs, -(-nnz * streamed_nbytes // STREAMED_NBYTES))
@@ -64,7 +55,7 @@ def fit_num_slabs(
 
     is_host = engine.staging_size is None
     given = nnz * (8 * len(shape) + dtype.itemsize) if is_host else 0  # there already
-    if count_nbytes(least) <= _SURELY_FREE:
+    if count_nbytes(least) <= SURELY_FREE_NBYTES:
         return least
     free = engine.count_free_nbytes()
     num_slabs = least
@@ -75,22 +66,6 @@ def fit_num_slabs(
             return num_slabs
         num_slabs *= 2
     return least
-
-
-def plan_streaming(
-    engine: Engine,
-    name: str,
-    nnz: int,
-    shape: Sequence[int],
-    dtype: np.dtype,
-    num_slabs: int | None = None,
-) -> tuple[int, int]:
-    """Do what `Engine.plan_streaming` does."""
-    record_nbytes = engine.choose_cut(shape, dtype).record_format.record_nbytes
-    num_slabs = num_slabs or choose_num_slabs(nnz, engine.devices, record_nbytes)
-    estimate = engine.estimate_layout(name, nnz, shape, dtype, num_slabs)
-    num_resident = count_resident_slabs(*estimate, num_slabs, engine.count_free_nbytes())
-    return num_slabs, num_resident
 
 
 def count_resident_slabs(
@@ -109,24 +84,6 @@ def count_resident_slabs(
         return 0
     building_nbytes = peak_nbytes - nbytes
     return max(0, (free_nbytes // 2 - building_nbytes) * num_slabs // max(nbytes, 1))
-
-
-def make_keep_aside(make_stager: Callable[[], Stager], num_resident: int) -> KeepAside:
-    """Return what puts aside all slabs but the first `num_resident` of each device."""
-    stagers: dict[int, Stager] = {}
-    num_built: dict[int, int] = {}
-
-    def keep_aside(layout: Layout, home: int) -> Layout:
-        num_built[home] = num_built.get(home, 0) + 1
-        if num_built[home] <= num_resident:
-            return layout
-        if home not in stagers:
-            stagers[home] = make_stager()
-            _logger.info("records of slabs from %d on stay on the host", num_built[home] - 1)
-        assert isinstance(layout, ReplicatedLayout)
-        return StreamedLayout.of(layout, stagers[home])
-
-    return keep_aside
 
 
 def warn_of_long_slabs(layout: SlabLayout) -> None:

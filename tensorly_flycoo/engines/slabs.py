@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..array_modules import Array
-from ..devices import Devices
+from ..devices import Devices, bring_to_each
 from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
 from ..format.tree import count_waiting, fold_tree
 from ..shards.row_shards import RowShards
@@ -32,16 +32,14 @@ def mttkrp(
     weights: Array | None = None,
 ) -> None:
     """Do what `Engine.mttkrp` does, for a tensor in slabs."""
+    own_weights = _bring_to_homes(layout, weights)
 
-    def compute(slab: Slab, target: Array) -> None:
-        own = _list_own_factors(layout, slab, factors)
-        engine.mttkrp(slab.layout, own, mode, target, weights)
+    def compute(slab: Slab, own: Mapping[int, Array], target: Array) -> None:
+        in_order = [own.get(n, target) for n in range(len(factors))]
+        engine.mttkrp(slab.layout, in_order, mode, target, own_weights[slab.home])
 
-    if mode == layout.cut_mode:
-        for slab in layout.slabs:
-            compute(slab, out[slab.rows])
-    else:
-        _add_results(engine, layout, compute, out)
+    inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
+    _compute_slabs(engine, layout, mode, inputs, compute, out)
 
 
 def mttkrp_of_ratios(
@@ -58,19 +56,17 @@ def mttkrp_of_ratios(
     """Do what `Engine.mttkrp_of_ratios` does, for a tensor in slabs."""
     log_sums: list[Array] = []
 
-    def compute(slab: Slab, target: Array) -> None:
-        own, options = _list_own_factors(layout, slab, factors), (mode, target, smallest)
+    def compute(slab: Slab, own: Mapping[int, Array], target: Array) -> None:
+        in_order, options = [own[n] for n in range(len(factors))], (mode, target, smallest)
         log_sum = engine.mttkrp_of_ratios(
-            slab.layout, own, *options, wants_logs=wants_logs, stays=stays
+            slab.layout, in_order, *options, wants_logs=wants_logs, stays=stays
         )
         log_sums.append(log_sum)
 
-    if mode == layout.cut_mode:
-        for slab in layout.slabs:
-            compute(slab, out[slab.rows])
-    else:
-        _add_results(engine, layout, compute, out)
-    return functools.reduce(operator.add, log_sums) if wants_logs else None
+    _compute_slabs(engine, layout, mode, dict(enumerate(factors)), compute, out)
+    if not wants_logs:
+        return None
+    return functools.reduce(operator.add, layout.devices.collect(log_sums))
 
 
 def ttmc(
@@ -82,19 +78,19 @@ def ttmc(
     slots: Array | None = None,
 ) -> None:
     """Do what `Engine.ttmc` does, for a tensor in slabs."""
-    cut_mode = layout.cut_mode
+    is_cut = mode == layout.cut_mode
+    own_slots = _bring_to_homes(layout, slots)
 
-    def compute(slab: Slab, target: Array) -> None:
-        target[...] = 0  # rows that are empty in the slab are not written
-        own = {n: f[slab.rows] if n == cut_mode else f for n, f in inputs.items()}
-        engine.ttmc(slab.layout, mode, own, target, slots)
+    def compute(slab: Slab, own: Mapping[int, Array], target: Array) -> None:
+        places = own_slots[slab.home]
+        if not is_cut:
+            target[...] = 0  # rows that are empty in the slab are not written
+        elif places is not None:
+            places = places[slab.rows]
+        engine.ttmc(slab.layout, mode, own, target, places)
 
-    if mode != cut_mode:
-        _add_results(engine, layout, compute, out)
-        return
-    for slab in layout.slabs:
-        target, places = (out[slab.rows], None) if slots is None else (out, slots[slab.rows])
-        engine.ttmc(slab.layout, mode, inputs, target, places)
+    # With slots, rows of the cut mode may be anywhere in `out`.
+    _compute_slabs(engine, layout, mode, inputs, compute, out, is_cut and slots is not None)
 
 
 def count_workspace_nbytes(
@@ -117,10 +113,62 @@ def _list_own_factors(layout: SlabLayout, slab: Slab, factors: Sequence[Array]) 
     return [f[slab.rows] if n == layout.cut_mode else f for n, f in enumerate(factors)]
 
 
-def _add_results(
-    engine: Engine, layout: SlabLayout, compute: Callable[[Slab, Array], None], out: Array
+def _bring_to_homes(layout: SlabLayout, array: Array | None) -> dict[int, Array | None]:
+    """Return an array on the device of each slab, by device."""
+    homes = [slab.home for slab in layout.slabs]
+    return dict.fromkeys(homes) if array is None else bring_to_each(layout.devices, array, homes)
+
+
+def _compute_slabs(
+    engine: Engine,
+    layout: SlabLayout,
+    mode: int,
+    inputs: Mapping[int, Array],
+    compute: Callable[[Slab, Mapping[int, Array], Array], None],
+    out: Array,
+    is_scattered: bool = False,
 ) -> None:
-    """Add the results that ``compute(slab, target)`` writes, in `out`.
+    """Let ``compute(slab, own, target)`` write each slab's rows of `out`, or add all rows of each.
+
+    It is called on the slab's device, with what it reads of the `inputs` and with its target there;
+    the target is all of `out` if its rows of the cut mode are scattered.
+    """
+    devices, own = layout.devices, _bring_inputs(layout, inputs)
+
+    def compute_at_home(number: int, target: Array) -> None:
+        slab = layout.slabs[number]
+        with devices.use(slab.home):
+            own_target = devices.bring(target, slab.home)
+            compute(slab, own[number], own_target)
+        if own_target is not target:
+            target[...] = devices.collect([own_target])[0]
+
+    if mode != layout.cut_mode:
+        _add_results(engine, layout, compute_at_home, out)
+        return
+    for number, slab in enumerate(layout.slabs):
+        compute_at_home(number, out if is_scattered else out[slab.rows])
+
+
+def _bring_inputs(layout: SlabLayout, inputs: Mapping[int, Array]) -> list[dict[int, Array]]:
+    """Return what each slab reads, on its device: of the cut mode's factor only its own rows.
+
+    First all copies, then all work: a copy waits for the work that is under way.
+    """
+    whole = {n: _bring_to_homes(layout, f) for n, f in inputs.items() if n != layout.cut_mode}
+
+    def bring(slab: Slab, n: int) -> Array:
+        if n != layout.cut_mode:
+            return whole[n][slab.home]
+        return layout.devices.bring(inputs[n][slab.rows], slab.home)
+
+    return [{n: bring(slab, n) for n in inputs} for slab in layout.slabs]
+
+
+def _add_results(
+    engine: Engine, layout: SlabLayout, compute: Callable[[int, Array], None], out: Array
+) -> None:
+    """Add the results that ``compute(number, target)`` writes for each slab, in `out`.
 
     All memory is allocated before anything is computed.
     """
@@ -128,9 +176,9 @@ def _add_results(
     free = [engine.xp.empty(out.shape, out.dtype) for _ in range(num_spares)]
     free.append(out)  # taken first: the first operand of each addition receives its result
 
-    def make(slab: Slab) -> Array:
+    def make(number: int) -> Array:
         target = free.pop()
-        compute(slab, target)
+        compute(number, target)
         return target
 
     def add(rows: Array, others: Array) -> Array:
@@ -138,7 +186,7 @@ def _add_results(
         free.append(others)
         return rows
 
-    fold_tree(map(make, layout.slabs), add)
+    fold_tree(map(make, range(len(layout.slabs))), add)
 
 
 # On several devices
@@ -161,10 +209,8 @@ def mttkrp_shards(
         {n: _bring_factor(layout, number, f, n) for n, f in enumerate(factors) if n != mode}
         for number in numbers
     ]
-    own_weights = {
-        slab.home: None if weights is None else devices.bring(weights, slab.home)
-        for slab in layout.slabs
-    }
+    homes = [slab.home for slab in layout.slabs]
+    own_weights = {} if weights is None else bring_to_each(devices, weights, homes)
 
     def compute(number: int) -> Array:
         slab = layout.slabs[number]
@@ -172,7 +218,7 @@ def mttkrp_shards(
             num_rows = slab.layout.record_format.shape[mode]
             target = engine.xp.empty((num_rows, rank), layout.record_format.dtype)
             own = [inputs[number].get(n, target) for n in range(len(factors))]
-            engine.mttkrp(slab.layout, own, mode, target, own_weights[slab.home])
+            engine.mttkrp(slab.layout, own, mode, target, own_weights.get(slab.home))
             return target
 
     if mode == cut_mode:

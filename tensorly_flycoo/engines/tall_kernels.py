@@ -19,24 +19,17 @@ class Blocks(Protocol):
         """Return them as an array, whose first axis is to be summed over."""
 
 
-class TallKernels(Protocol):
-    """Products of tall matrices (I_n, R) that an engine computes faster than its array module."""
-
-    #: The most Gram matrices, and other matrices, of a product.
-    MAX_GRAMS: int
-    MAX_SCALES: int
+class FactorKernels(Protocol):
+    """What `TallKernels` compute of whole factors (I_n, R), which may be row-sharded."""
 
     def suits_tensor_cores(self, x: Array) -> bool:
         """Return whether the kernels other than `inner_blocks` suit `x` and its device."""
 
-    def suits_rank(self, rank: int, dtype: np.dtype) -> bool:
-        """Return whether they suit a rank, and the current device."""
-
-    def as_blocks(self, array: Array) -> Any:
-        """Return a contiguous float64 array as `Blocks`."""
-
     def gram_blocks(self, x: Array) -> Any:
         """Compute ``x.T @ x`` of some blocks of rows, `Blocks` (n, R, R)."""
+
+    def inner_blocks(self, a: Array, b: Array) -> Any:
+        """Compute the inner product of some blocks of rows, `Blocks` (n,)."""
 
     def solve_rows(self, x: Array, inverse: Any) -> tuple[Array, Any, Any]:
         """Compute ``y = x @ inverse`` with rows aligned for MTTKRP.
@@ -44,6 +37,20 @@ class TallKernels(Protocol):
         Return it, ``y.T @ y`` as from `gram_blocks`, and the inner product of `x` and `y` as from
         `inner_blocks`.
         """
+
+
+class TallKernels(FactorKernels, Protocol):
+    """Products of tall matrices (I_n, R) that an engine computes faster than its array module."""
+
+    #: The most Gram matrices, and other matrices, of a product.
+    MAX_GRAMS: int
+    MAX_SCALES: int
+
+    def suits_rank(self, rank: int, dtype: np.dtype) -> bool:
+        """Return whether they suit a rank, and the current device."""
+
+    def as_blocks(self, array: Array) -> Any:
+        """Return a contiguous float64 array as `Blocks`."""
 
     def invert(self, matrix: Array) -> Any:
         """Return the inverse of a small matrix, `Blocks` (1, R, R).
@@ -63,9 +70,6 @@ class TallKernels(Protocol):
         norm_square: float,
     ) -> float:
         """Compute the norm of a residual from the product of all Gram matrices."""
-
-    def inner_blocks(self, a: Array, b: Array) -> Any:
-        """Compute the inner product of some blocks of rows, `Blocks` (n,)."""
 
     def multiply_blocks(self, a: Array, b: Array, num_blocks: int) -> Array:
         """Compute ``a.T @ b`` of each block of rows, (num_blocks, a's columns, b's columns)."""

@@ -16,10 +16,7 @@ from .ordering import count_canonical_nbytes, make_canonical_records, take_marke
 from .packing import RecordFormat
 from .partition import count_rows, find_edges, find_longest_mode, list_rows
 from .primitives import Primitives, index_dtype
-from .streamed import StreamedLayout, link_copies
-
-#: Returns the layout of a slab on a device, or puts its records aside.
-KeepAside: TypeAlias = Callable[[Layout, int], Layout]
+from .streamed import KeepAside, StreamedLayout, link_copies
 
 #: Chooses the cut of a layout from its shape and dtype.
 ChooseCut: TypeAlias = Callable[[Sequence[int], np.dtype], Cut]
@@ -31,6 +28,35 @@ class Slab(NamedTuple):
     rows: slice
     layout: Layout
     home: int = 0  # its device
+
+
+def build_slab(
+    layout_class: type[Layout],
+    records: Array,
+    rows: range,
+    record_format: RecordFormat,
+    choose_cut: ChooseCut,
+    primitives: Primitives,
+) -> Layout:
+    """Build a slab's layout, on the current device.
+
+    Parameters
+    ----------
+    layout_class : type
+    records : array (nnz, num_words)
+        Those of the whole tensor, in `record_format`, that are in the slab; of any device.
+    rows : range
+        The slab's rows of the longest mode.
+    record_format : RecordFormat
+    choose_cut : callable
+    primitives : Primitives
+    """
+    shape, mode = record_format.shape, find_longest_mode(record_format.shape)
+    coords = record_format.coords(records, array_module(records))
+    coords[mode] -= rows.start
+    values = record_format.values(records).copy()
+    cut = choose_cut((*shape[:mode], len(rows), *shape[mode + 1 :]), values.dtype)
+    return layout_class.build(coords, values, cut, primitives)
 
 
 class SlabLayout:
@@ -105,12 +131,8 @@ class SlabLayout:
             records = [part.take(rows, home, record_format, devices) for part in parts]
             with devices.use(home):
                 own = primitives.xp.concatenate([part for part in records if part is not None])
-                own_coords = record_format.coords(own, primitives.xp)
-                own_coords[mode] -= rows.start
-                own_values = record_format.values(own).copy()
-                own_shape = (*shape[:mode], len(rows), *shape[mode + 1 :])
-                cut = choose_cut(own_shape, own_values.dtype)
-                layout: Layout = layout_class.build(own_coords, own_values, cut, primitives)
+                arguments = (rows, record_format, choose_cut, primitives)
+                layout = build_slab(layout_class, own, *arguments)
                 if keep_aside is not None:
                     layout = keep_aside(layout, home)
             slabs.append(Slab(slice(rows.start, rows.stop), layout, home))

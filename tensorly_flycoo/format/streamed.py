@@ -3,15 +3,18 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, Self
+from typing import Protocol, Self, TypeAlias
 
 import numpy as np
 
 from ..array_modules import Array
-from .layout import Cut, Step, map_record_values
+from .layout import Cut, Layout, Step, map_record_values
 from .primitives import Primitives
 from .replicated import ReplicatedLayout
 from .tiling import RowTiling
+
+#: Returns the layout of a slab on a device, or puts its records aside.
+KeepAside: TypeAlias = Callable[[Layout, int], Layout]
 
 
 class Stager(Protocol):
@@ -87,6 +90,26 @@ class StreamedLayout(ReplicatedLayout):
                 mapped = map_record_values(records, self.record_format, function)
                 copies.append(self.stager.put_aside(mapped))
         return type(self)(self.cut, copies, self.tilings, self.norm * scale, self.stager)
+
+
+def make_keep_aside(make_stager: Callable[[], Stager], num_resident: int) -> KeepAside:
+    """Return what puts aside all slabs but the first `num_resident` of each device.
+
+    It is called on the device of a slab, as is `make_stager`, once for each device that needs one.
+    """
+    stagers: dict[int, Stager] = {}
+    num_built: dict[int, int] = {}
+
+    def keep_aside(layout: Layout, home: int) -> Layout:
+        num_built[home] = num_built.get(home, 0) + 1
+        if num_built[home] <= num_resident:
+            return layout
+        if home not in stagers:
+            stagers[home] = make_stager()
+        assert isinstance(layout, ReplicatedLayout)
+        return StreamedLayout.of(layout, stagers[home])
+
+    return keep_aside
 
 
 def link_copies(layouts: Sequence[StreamedLayout]) -> None:

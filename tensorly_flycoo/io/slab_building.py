@@ -12,8 +12,8 @@ from ..checks import check_sums
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.ordering import make_canonical_records
-from ..format.packing import RecordFormat
 from ..format.partition import count_rows, find_edges, find_longest_mode, list_rows
+from ..format.slab_layout import build_slab
 from ..reporting import report
 from ..tensor.memory import attempt, format_nbytes
 from .spool import Buckets, Spool
@@ -58,12 +58,9 @@ class SlabBuilder:
             yield rows, attempt(build_slab, self._explain)
 
     def _build_slab(self, layout: str, rows: range) -> Layout:
-        shape, mode = self.record_format.shape, self.cut_mode
-        coords, values = _unpack(self._buckets.take(rows), self.record_format)
-        coords[mode] -= rows.start
-        own_shape = (*shape[:mode], len(rows), *shape[mode + 1 :])
-        cut = self._engine.choose_cut(own_shape, values.dtype)
-        return LAYOUT_CLASSES[layout].build(coords, values, cut, self._engine)
+        records, engine = self._buckets.take(rows), self._engine
+        arguments = (rows, self.record_format, engine.choose_cut, engine)
+        return build_slab(LAYOUT_CLASSES[layout], records, *arguments)
 
     def _explain(self) -> str:
         free_nbytes = self._engine.count_free_nbytes()
@@ -83,7 +80,8 @@ class SlabBuilder:
         counts, record_format = [], self.record_format
 
         def sort(records: np.ndarray, rows: range) -> np.ndarray:
-            coords, values = _unpack(records, record_format)
+            coords = record_format.coords(records)
+            values = record_format.values(records).copy()
             records = make_canonical_records(coords, values, record_format, self._engine)
             records = move(records, np)
             check_sums(record_format.values(records))
@@ -94,8 +92,3 @@ class SlabBuilder:
 
         self._buckets.map_buckets(sort)
         return find_edges(np.concatenate(counts), self.num_slabs)
-
-
-def _unpack(records: np.ndarray, record_format: RecordFormat) -> tuple[np.ndarray, np.ndarray]:
-    """Return the coords, int64 (ndim, n), and a copy of the values (n,)."""
-    return record_format.coords(records), record_format.values(records).copy()

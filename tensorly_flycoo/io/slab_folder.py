@@ -16,9 +16,8 @@ from ..engines import select_engine
 from ..format.layout import Cut, Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
-from ..format.replicated import ReplicatedLayout
 from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
-from ..format.streamed import Stager, StreamedLayout
+from ..format.streamed import make_keep_aside
 from ..tensor.tensor import FlycooTensor
 from .files import FilePath, make_folder
 from .npz import ArrayReader, damage_error, open_arrays
@@ -236,14 +235,14 @@ def open_slabs(
     _check_layout(keep, index.layout, engine)
     devices, slabs = engine.devices or OneDevice(engine.xp), []
     homes = assign_homes(len(index.entries), devices.count)
-    stagers: dict[int, Stager] = {}
+    keep_aside = None
+    if keep != "device" and engine.make_stager is not None:
+        keep_aside = make_keep_aside(engine.make_stager, 0)
     for number, (entry, home) in enumerate(zip(index.entries, homes, strict=True)):
         with devices.use(home):
             layout = load_slab(folder, index, number, engine, keep, verify)
-            if keep != "device" and isinstance(layout, ReplicatedLayout) and engine.can_stream:
-                if home not in stagers:
-                    stagers[home] = engine.make_stager()
-                layout = StreamedLayout.of(layout, stagers[home])
+            if keep_aside is not None:
+                layout = keep_aside(layout, home)
         slabs.append(Slab(slice(entry.start, entry.stop), layout, home))
     record_format = engine.choose_cut(
         index.shape, slabs[0].layout.record_format.dtype
@@ -274,7 +273,7 @@ def _check_keep(keep: str | None, engine: "Engine") -> str:
 
 def _check_layout(keep: str, layout: str, engine: "Engine") -> None:
     """Refuse to stream a layout that cannot be."""
-    if keep != "device" and layout != "replicated" and engine.can_stream:
+    if keep != "device" and layout != "replicated" and engine.make_stager is not None:
         raise ValueError(
             f"keep is {keep!r}, expected 'device': the layout of this folder is {layout!r}, and "
             "only 'replicated' is streamed"
@@ -308,7 +307,7 @@ class _SlabFile(NamedTuple):
             (check_arrays if verify else check_shapes)(header["layout"], arrays, cut)
         except ValueError as error:
             raise damage_error(path, error) from None
-        if engine.can_stream:  # records wait where they are
+        if engine.make_stager is not None:  # records wait where they are
             copies = set(LAYOUT_CLASSES[header["layout"]].name_copies(cut.record_format.ndim))
             arrays |= {name: move(arrays[name], engine.xp) for name in names - copies}
         return make_layout(header, arrays, cut, engine)

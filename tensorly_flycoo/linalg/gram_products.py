@@ -19,11 +19,12 @@ import numpy as np
 
 from ..array_modules import Array, array_module, is_cupy
 from ..shards.row_shards import RowShards
-from . import sharded, sharded_kernels
+from . import sharded
+from .sharded_kernels import ShardedKernels
 from .tall_skinny import gpu_kernels, solve
 
 if TYPE_CHECKING:
-    from ..engines.tall_kernels import Scale, TallKernels
+    from ..engines.tall_kernels import FactorKernels, Scale, TallKernels
 
 
 class _Known(NamedTuple):
@@ -79,9 +80,9 @@ class GramProduct:
     @classmethod
     def of(cls, factor: Array) -> "GramProduct":
         """Return the Gram matrix of a factor."""
-        kernels = _find_kernels(factor)
+        kernels = gpu_kernels()
         assert kernels is not None
-        return cls(kernels, factor.shape[1], (_find_gram(kernels, factor).grams,))
+        return cls(kernels, factor.shape[1], (_find_gram(factor).grams,))
 
     @property
     def T(self) -> "GramProduct":
@@ -128,32 +129,20 @@ class GramProduct:
 
     def solve(self, b: Array) -> Array:
         """Solve ``self @ x = b``; see `tall_skinny.solve`."""
-        rows = b.T if _is_on_gpu(b) and b.ndim == 2 else None
-        if rows is None or rows.shape[1] != self.rank or not _suits(self._kernels, rows):
+        rows, fits = b.T, b.ndim == 2 and b.shape[0] == self.rank
+        kernels = _find_kernels(rows) if fits else None
+        if kernels is None:
             return (sharded.solve if isinstance(b, RowShards) else solve)(self.to_array(), b)
         inverse = self._kernels.invert_product(self.grams, self.T.scales, self.rank)
-        if isinstance(rows, RowShards):
-            factor, grams, inner = sharded_kernels.solve_rows(self._kernels, rows, inverse)
-        else:
-            factor, grams, inner = self._kernels.solve_rows(rows, inverse)
+        factor, grams, inner = kernels.solve_rows(rows, inverse)
         known = _Known(weakref.ref(_owner(factor)), grams, weakref.ref(_owner(rows)), inner)
-        if isinstance(factor, RowShards):
-            factor.memo.known = known
-        else:
-            _remember(known)
+        _remember(factor, known)
         return factor.T
 
 
 def suits_gram(a: Array, b: Array) -> bool:
     """Return whether ``a @ b`` is a Gram matrix that `GramProduct.of` suits."""
-    kernels = _find_kernels(b)
-    if isinstance(a, RowShards) and isinstance(b, RowShards):
-        is_gram = a.shares_gram(b) and a.is_transposed and not b.is_transposed
-        return kernels is not None and is_gram and _suits(kernels, b)
-    if kernels is None or not is_cupy(a) or b.ndim != 2 or not kernels.suits_tensor_cores(b):
-        return False
-    shapes_suit, strides_suit = a.shape == b.shape[::-1], a.strides == b.strides[::-1]
-    return shapes_suit and strides_suit and _address(a) == _address(b)
+    return _is_transpose(a, b) and _find_kernels(b) is not None
 
 
 def start_product(shape: Any, dtype: Any = None) -> Any:
@@ -197,12 +186,13 @@ def compute_fit(
     float or None
         None if the kernels do not suit. Otherwise the host has waited for the GPU, once.
     """
-    kernels = _find_kernels(mttkrp)
+    own_kernels = _find_kernels(mttkrp)
+    if own_kernels is None or not all(_find_kernels(factor) for factor in factors):
+        return None
+    kernels = gpu_kernels()
     if kernels is None or len(factors) > kernels.MAX_GRAMS:
         return None
-    if not all(_is_on_gpu(x) and _suits(kernels, x) for x in (*factors, mttkrp)):
-        return None
-    rank, known = factors[0].shape[1], [_find_gram(kernels, factor) for factor in factors]
+    rank, known = factors[0].shape[1], [_find_gram(factor) for factor in factors]
     scales: tuple[Scale, ...] = ()
     if weights is not None:
         column, row = weights.reshape(-1, 1), weights.reshape(1, -1)
@@ -211,46 +201,63 @@ def compute_fit(
             return None
     last = known[-1]
     is_known = last.mttkrp is not None and last.mttkrp() is _owner(mttkrp)
-    inner = last.inner if is_known else _inner_blocks(kernels, mttkrp, factors[-1])
+    inner = last.inner if is_known else own_kernels.inner_blocks(mttkrp, factors[-1])
     return kernels.compute_fit([k.grams for k in known], scales, rank, inner, float(norm) ** 2)
 
 
-def _find_gram(kernels: "TallKernels", factor: Array) -> _Known:
-    """Return what is known of a factor; compute its Gram matrix if it is not known."""
-    owner = _owner(factor)
-    if isinstance(factor, RowShards):  # never changes, so it need not be forgotten
-        if factor.memo.known is None:
-            grams = sharded_kernels.gram_blocks(kernels, factor)
-            factor.memo.known = _Known(weakref.ref(owner), grams)
-        return factor.memo.known
-    for known in _of_thread.known:
-        is_of_owner = known.factor() is owner and known.grams.shape[-1] == factor.shape[1]
-        if is_of_owner and _is_whole(factor):
-            return known
-    known = _Known(weakref.ref(owner), kernels.gram_blocks(factor))
-    if _is_whole(factor):
-        _remember(known)
-    return known
-
-
-def _inner_blocks(kernels: "TallKernels", a: Any, b: Any) -> Any:
-    if isinstance(a, RowShards):
-        return sharded_kernels.inner_blocks(kernels, a, b)
-    return kernels.inner_blocks(a, b)
-
-
-def _find_kernels(x: Any) -> "TallKernels | None":
-    return gpu_kernels() if _is_on_gpu(x) else None
+def _find_kernels(operand: Any) -> "FactorKernels | None":
+    """Return the kernels that suit a matrix, which may be row-sharded."""
+    kernels = gpu_kernels() if _is_on_gpu(operand) else None
+    if kernels is None:
+        return None
+    own = ShardedKernels(kernels) if isinstance(operand, RowShards) else kernels
+    return own if own.suits_tensor_cores(operand) else None
 
 
 def _is_on_gpu(x: Any) -> bool:
     return array_module(x) is not np
 
 
-def _suits(kernels: "TallKernels", x: Any) -> bool:
-    if isinstance(x, RowShards):
-        return sharded_kernels.suits(kernels, x)
-    return kernels.suits_tensor_cores(x)
+def _is_transpose(a: Any, b: Any) -> bool:
+    """Return whether `a` is the transpose of a matrix `b`, in the same memory."""
+    if isinstance(b, RowShards):
+        is_same = isinstance(a, RowShards) and a.shares_gram(b)
+        return is_same and a.is_transposed and not b.is_transposed
+    if not is_cupy(a) or b.ndim != 2:
+        return False
+    shapes_suit, strides_suit = a.shape == b.shape[::-1], a.strides == b.strides[::-1]
+    return shapes_suit and strides_suit and _address(a) == _address(b)
+
+
+def _find_gram(factor: Array) -> _Known:
+    """Return what is known of a factor; compute its Gram matrix if it is not known."""
+    known = _recall(factor)
+    if known is None:
+        kernels = _find_kernels(factor)
+        assert kernels is not None
+        known = _Known(weakref.ref(_owner(factor)), kernels.gram_blocks(factor))
+        _remember(factor, known)
+    return known
+
+
+def _recall(factor: Array) -> _Known | None:
+    """Return what is remembered of a factor."""
+    if isinstance(factor, RowShards):
+        return factor.memo.known
+    owner, is_whole = _owner(factor), _is_whole(factor)
+    for known in _of_thread.known:
+        if is_whole and known.factor() is owner and known.grams.shape[-1] == factor.shape[1]:
+            return known
+    return None
+
+
+def _remember(factor: Array, known: _Known) -> None:
+    """Remember it until `forget`; of a row-sharded factor, which never changes, while it lives."""
+    if isinstance(factor, RowShards):
+        factor.memo.known = known
+    elif _is_whole(factor):
+        _of_thread.known = [other for other in _of_thread.known if other.factor() is not None]
+        _of_thread.known.append(known)
 
 
 def _is_whole(array: Array) -> bool:
@@ -258,11 +265,6 @@ def _is_whole(array: Array) -> bool:
     owner = _owner(array)
     begins_alike = _address(owner) == _address(array) and owner.strides == array.strides
     return begins_alike and owner.shape[0] == array.shape[0]
-
-
-def _remember(known: _Known) -> None:
-    _of_thread.known = [other for other in _of_thread.known if other.factor() is not None]
-    _of_thread.known.append(known)
 
 
 def _owner(array: Any) -> Any:

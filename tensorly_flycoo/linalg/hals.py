@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..array_modules import Array, runs_with_data
+from ..devices import bring_to_each
 from ..engines import engine_of
 from ..format.tree import fold_tree
 from ..shards.row_shards import RowShards
@@ -79,12 +80,11 @@ def _sweep(
     """Improve each column once; return the error and the number of changed elements."""
     if not isinstance(rows, RowShards):
         return sweep_block(targets, gram, rows, *penalties)
-    devices, results = rows.sharding.devices, []
-    parts = zip(targets.blocks, rows.blocks, rows.sharding.homes, strict=True)
-    for own_targets, own_rows, home in parts:
+    devices, homes, results = rows.sharding.devices, rows.sharding.homes, []
+    grams = bring_to_each(devices, gram, homes)
+    for own_targets, own_rows, home in zip(targets.blocks, rows.blocks, homes, strict=True):
         with devices.use(home):
-            arrays = (own_targets, devices.bring(gram, home), own_rows)
-            results.append(sweep_block(*arrays, *penalties))
+            results.append(sweep_block(own_targets, grams[home], own_rows, *penalties))
     return fold_tree(devices.collect(results), operator.add)
 
 

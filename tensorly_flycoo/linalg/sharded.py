@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..array_modules import Array, array_module
+from ..devices import bring_to_each
 from ..shards.row_shards import FUNCTIONS, RowShards, refuse
 from . import tall_skinny
 
@@ -44,7 +45,7 @@ def dot(a: Any, b: Any) -> Any:
 
 def _multiply(x: RowShards, matrix: Array) -> RowShards:
     devices, homes, blocks = x.sharding.devices, x.sharding.homes, []
-    matrices = {home: devices.bring(matrix, home) for home in homes}
+    matrices = bring_to_each(devices, matrix, homes)
     for block, home in zip(x.blocks, homes, strict=True):
         with devices.use(home):
             blocks.append(block @ matrices[home])
@@ -56,7 +57,7 @@ def solve(a: Array, b: RowShards) -> RowShards:
     if not isinstance(b, RowShards) or not b.is_transposed or isinstance(a, RowShards):
         refuse("numpy.linalg.solve with such arguments")
     devices, homes, blocks = b.sharding.devices, b.sharding.homes, []
-    matrices = {home: devices.bring(a, home) for home in homes}
+    matrices = bring_to_each(devices, a, homes)
     for block, home in zip(b.blocks, homes, strict=True):
         with devices.use(home):
             blocks.append(tall_skinny.solve(matrices[home], block.T).T)

@@ -6,39 +6,42 @@ the first device, where other kernels add them in that order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..devices import bring_to_each
 from ..shards.row_shards import RowShards
 
 if TYPE_CHECKING:
     from ..engines.tall_kernels import TallKernels
 
 
-def suits(kernels: TallKernels, x: RowShards) -> bool:
-    """Return whether the kernels suit all blocks."""
-    return all(kernels.suits_tensor_cores(block) for block in x.blocks)
+class ShardedKernels:
+    """`FactorKernels` of row-sharded matrices; small matrices are on the first device."""
 
+    def __init__(self, kernels: TallKernels) -> None:
+        self._kernels = kernels
 
-def gram_blocks(kernels: TallKernels, x: RowShards) -> Any:
-    """Compute ``x.T @ x`` of some blocks of rows, `Blocks` (n, R, R)."""
-    parts = [blocks.to_array() for blocks in x.apply(kernels.gram_blocks)]
-    return kernels.as_blocks(x.collect(parts))
+    def suits_tensor_cores(self, x: RowShards) -> bool:
+        return all(self._kernels.suits_tensor_cores(block) for block in x.blocks)
 
+    def gram_blocks(self, x: RowShards) -> Any:
+        return self._collect(x, x.apply(self._kernels.gram_blocks))
 
-def inner_blocks(kernels: TallKernels, a: RowShards, b: RowShards) -> Any:
-    """Compute the inner product of some blocks of rows, `Blocks` (n,)."""
-    parts = [blocks.to_array() for blocks in a.apply(kernels.inner_blocks, b)]
-    return kernels.as_blocks(a.collect(parts))
+    def inner_blocks(self, a: RowShards, b: RowShards) -> Any:
+        return self._collect(a, a.apply(self._kernels.inner_blocks, b))
 
+    def solve_rows(self, x: RowShards, inverse: Any) -> tuple[RowShards, Any, Any]:
+        kernels, devices, homes = self._kernels, x.sharding.devices, x.sharding.homes
+        matrices = bring_to_each(devices, inverse.to_array(), homes)
+        inverses = {home: kernels.as_blocks(matrix) for home, matrix in matrices.items()}
+        solved = []
+        for block, home in zip(x.blocks, homes, strict=True):
+            with devices.use(home):
+                solved.append(kernels.solve_rows(block, inverses[home]))
+        rows, grams, inner = zip(*solved, strict=True)
+        return x.replace(rows, False), self._collect(x, grams), self._collect(x, inner)
 
-def solve_rows(kernels: TallKernels, x: RowShards, inverse: Any) -> tuple[RowShards, Any, Any]:
-    """Do what `TallKernels.solve_rows` does; `inverse` is on the first device."""
-    matrix, devices, homes = inverse.to_array(), x.sharding.devices, x.sharding.homes
-    inverses = {home: kernels.as_blocks(devices.bring(matrix, home)) for home in homes}
-    solved = []
-    for block, home in zip(x.blocks, homes, strict=True):
-        with devices.use(home):
-            solved.append(kernels.solve_rows(block, inverses[home]))
-    rows = x.replace([y for y, _, _ in solved], False)
-    grams, inner = ([part[n].to_array() for part in solved] for n in (1, 2))
-    return rows, kernels.as_blocks(x.collect(grams)), kernels.as_blocks(x.collect(inner))
+    def _collect(self, x: RowShards, results: Sequence[Any]) -> Any:
+        """Return `Blocks` of all blocks of rows, one after the other, on the first device."""
+        return self._kernels.as_blocks(x.collect([blocks.to_array() for blocks in results]))

@@ -128,7 +128,7 @@ def estimate_memory(
     slabs = None if slabs is None else check_count(slabs, "slabs")
     engine = select_engine(device)
     num_slabs, host_nbytes, slots_nbytes = slabs or engine.choose_num_slabs(nnz), 0, 0
-    if keep == "host" and engine.can_stream:
+    if keep == "host" and engine.make_stager is not None:
         num_slabs, num_resident = engine.plan_streaming(layout, nnz, shape, dtype, slabs)
         record_nbytes = engine.choose_cut(shape, dtype).record_format.record_nbytes
         mode_nbytes = nnz * record_nbytes // num_slabs  # of a slab

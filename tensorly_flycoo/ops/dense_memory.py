@@ -8,12 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..array_modules import Array, is_cupy
-from ..checks import densify_error, num_cells
+from ..checks import SURELY_FREE_NBYTES, densify_error, num_cells
 from ..engines import select_engine
 from ..tensor.memory import RefusedMemory, format_nbytes
-
-#: Dense arrays up to this many bytes are not compared with the free memory.
-_SURELY_FREE_NBYTES = 2**28
 
 #: Functions of TensorLy that multiply a Khatri-Rao product by one more factor.
 _TENSOR_MAKERS = {"cp_to_tensor", "cp_to_unfolded"}
@@ -53,7 +50,7 @@ def check_khatri_rao_fits(
     maker = _find_tensor_maker()
     if maker:
         nbytes += num_cells(sizes) * matrices[0].dtype.itemsize
-    if nbytes <= _SURELY_FREE_NBYTES:
+    if nbytes <= SURELY_FREE_NBYTES:
         return
     free_nbytes = select_engine("cuda" if is_cupy(matrices[0]) else "cpu").count_free_nbytes()
     if free_nbytes is None or nbytes <= free_nbytes:

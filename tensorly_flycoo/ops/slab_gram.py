@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..array_modules import Array
+from ..checks import SURELY_FREE_NBYTES
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.slab_layout import SlabLayout
 from ..linalg.leading_pairs import MAX_GRAM_SIZE
@@ -26,10 +27,6 @@ from .unfolding_gram import UnfoldingGram, choose_dtype, is_cheap_to_form
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
     from ..tensor.tensor import FlycooTensor
-
-
-#: Bytes that are taken to be free: asking takes longer than allocating them.
-_SURELY_FREE = 2**28
 
 #: Rows of Gram matrices that are added at a time.
 _ROWS_AT_ONCE = 256
@@ -190,7 +187,7 @@ def _check_memory(x: FlycooTensor, mode: int) -> None:
     """Refuse at once what does not fit if nonzeros are spread evenly; others need more."""
     sizes = (x._engine, x.shape, x.nnz, x.dtype)
     needed, free = count_svd_nbytes(*sizes, mode, 1, x.slabs), None
-    if needed > _SURELY_FREE:
+    if needed > SURELY_FREE_NBYTES:
         free = x._engine.count_free_nbytes()
     if free is not None and needed > free:
         raise RefusedMemory(

@@ -1,10 +1,12 @@
 """Digests of the results of an engine's functions, for comparing them bit by bit.
 
     python determinism.py cpu remap
+    python determinism.py cuda remap 2
 
-prints one line per function, with its digest.
+prints one line per function, with its digest; the second on two GPUs, in four slabs.
 """
 
+import contextlib
 import hashlib
 import sys
 
@@ -12,7 +14,7 @@ import numpy as np
 import tensorly as tl
 import tensorly.decomposition
 
-from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo import FlycooTensor, mttkrp, set_device
 from tensorly_flycoo.array_modules import move
 from tensorly_flycoo.ops.unfolding_svd import Unfolding
 
@@ -29,7 +31,7 @@ def draw_nonzeros():
 def compute_mttkrp(x):
     rng, xp = np.random.default_rng(1), x._engine.xp
     factors = [xp.asarray(rng.standard_normal((size, RANK)).astype(x.dtype)) for size in SHAPE]
-    return [mttkrp(x, factors, mode) for mode in range(3)]
+    return [tl.to_numpy(mttkrp(x, factors, mode)) for mode in range(3)]
 
 
 def decompose(name, x, rank, init):
@@ -38,7 +40,8 @@ def decompose(name, x, rank, init):
     (weights_or_core, factors), errors = getattr(tl.decomposition, name)(
         x, rank, init=init, **options
     )
-    return [weights_or_core, *factors, np.array([float(error) for error in errors])]
+    arrays = [tl.to_numpy(array) for array in (weights_or_core, *factors)]
+    return [*arrays, np.array([float(error) for error in errors])]
 
 
 #: Functions by their names in the table of tests/README.md.
@@ -56,15 +59,25 @@ FUNCTIONS = {
 }
 
 
-def compute_digests(device, layout):
+#: Those that tensors on several GPUs have.
+SPREAD_FUNCTIONS = {
+    name: function
+    for name, function in FUNCTIONS.items()
+    if name not in ("singular vectors by iteration", "tucker")
+}
+
+
+def compute_digests(device, layout, gpus=None):
     """Build tensors of both dtypes; return a digest of each function's results."""
     coords, values = draw_nonzeros()
-    options = {"layout": layout, "device": device}
-    dtypes = ("float32", "float64")
-    tensors = [FlycooTensor(coords, values, SHAPE, dtype=dtype, **options) for dtype in dtypes]
-    digests = {}
-    with tl.backend_context("flycoo"):
-        for name, function in FUNCTIONS.items():
+    options, functions = {"layout": layout, "device": device}, FUNCTIONS
+    if gpus is not None:
+        options, functions = options | {"slabs": 4}, SPREAD_FUNCTIONS
+    dtypes, digests = ("float32", "float64"), {}
+    choice = contextlib.nullcontext() if gpus is None else set_device(device, gpus=int(gpus))
+    with choice, tl.backend_context("flycoo"):
+        tensors = [FlycooTensor(coords, values, SHAPE, dtype=dtype, **options) for dtype in dtypes]
+        for name, function in functions.items():
             arrays = [move(array, np) for x in tensors for array in function(x)]
             digests[name] = hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
     return digests

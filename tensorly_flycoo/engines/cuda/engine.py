@@ -48,7 +48,7 @@ class CudaEngine(CudaPrimitives, Engine):
     name = "cuda"
     array_type = cupy.ndarray
     tall = tall
-    can_stream = True
+    make_stager = CudaStager
 
     def choose_cut(self, shape: Sequence[int], dtype: np.dtype) -> Cut:
         record_format = RecordFormat.of(shape, dtype, np.uint32)
@@ -60,9 +60,6 @@ class CudaEngine(CudaPrimitives, Engine):
         if is_cupy(coords):  # host arrays are copied block by block in `pack`
             self.check_arrays({"coords": coords, "values": values})
         return coords, values
-
-    def make_stager(self) -> CudaStager:
-        return CudaStager()
 
     def check_arrays(self, arrays: Mapping[str, Array]) -> None:
         # Records of a streamed slab are on the host.

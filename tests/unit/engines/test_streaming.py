@@ -46,7 +46,6 @@ def stagers(monkeypatch):
         made.append(CheckingStager())
         return made[-1]
 
-    monkeypatch.setattr(CPU, "can_stream", True)
     monkeypatch.setattr(CPU, "make_stager", make, raising=False)
     monkeypatch.setattr(CPU, "count_free_nbytes", lambda: 0)
     return made
@@ -145,8 +144,8 @@ def test_a_failure_in_the_middle_leaves_nothing_held(stagers, monkeypatch):
 
 
 def test_the_number_of_slabs(stagers, monkeypatch):
-    assert slab_plan.choose_num_slabs(100, None, 16) == 2
-    assert slab_plan.choose_num_slabs(2**30, None, 16) == 16
+    assert slab_plan.choose_num_slabs(100, 1, 16) == 2
+    assert slab_plan.choose_num_slabs(2**30, 1, 16) == 16
     assert slab_plan.choose_num_slabs(2**33) == 2
     monkeypatch.setattr(slab_plan, "STREAMED_NBYTES", 5000)
     x = make(keep="host")

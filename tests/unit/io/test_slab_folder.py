@@ -445,7 +445,6 @@ class CopyingStager:
 def test_an_engine_that_streams(path, keep, monkeypatch):
     problem = make_problem(SHAPE, 900)
     save_slabs(path, split(problem), slabs=3)
-    monkeypatch.setattr(cpu.CPU, "can_stream", True)
     monkeypatch.setattr(cpu.CPU, "make_stager", CopyingStager, raising=False)
     x = open_slabs(path, device="cpu", keep=keep)
     assert x._layout.num_streamed == 3

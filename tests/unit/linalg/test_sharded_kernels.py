@@ -119,3 +119,19 @@ def test_the_inner_product_with_another_mttkrp_is_computed(kernels):
 def test_blocks_without_rows_are_left_to_numpy(kernels):
     x = scatter(draw(3, 0), 2)
     assert not gram_products.suits_gram(x.T, x)
+
+
+def test_a_plain_factor_beside_sharded_ones(kernels, monkeypatch):
+    """A factor that is never updated stays as it was given."""
+    monkeypatch.setattr(gram_products, "_address", lambda array: array.ctypes.data)
+    plain, a, mttkrp = draw(80, 0), scatter(draw(70, 1), 2), scatter(draw(60, 2), 2)
+    product = GramProduct(kernels, RANK) * GramProduct.of(plain) * GramProduct.of(a)
+    factor = product.solve(mttkrp.T).T
+    for factors in ([plain, a, factor], [a, factor, plain]):
+        of_last = scatter(draw(len(factors[-1]), 3), 2)
+        found = gram_products.compute_fit(30.0, None, factors, of_last)
+        dense = [x if x is plain else x.to_numpy() for x in (*factors, of_last)]
+        model = np.prod([x.astype(float).T @ x for x in dense[:-1]], axis=0).sum()
+        inner = (dense[-1].astype(float) * dense[-2]).sum()
+        np.testing.assert_allclose(found, np.sqrt(abs(900 + model - 2 * inner)), rtol=1e-6)
+    gram_products.forget()

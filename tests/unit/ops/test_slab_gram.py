@@ -229,7 +229,7 @@ def test_helpers_are_on_one_device_while_several_are_chosen(monkeypatch):
 
 
 def test_what_does_not_fit_is_refused_at_once(monkeypatch):
-    monkeypatch.setattr(slab_gram, "_SURELY_FREE", 0)
+    monkeypatch.setattr(slab_gram, "SURELY_FREE_NBYTES", 0)
     shape = (30, 40, 12)
     x = spread(*make_nonzeros(shape, 600), shape, 3, monkeypatch)
     monkeypatch.setattr(type(CPU), "count_free_nbytes", lambda engine: 10_000)
@@ -260,7 +260,6 @@ def test_slabs_that_are_streamed(mode, monkeypatch):
                 held.pop()
 
     resident = FlycooTensor(*nonzeros, shape, slabs=5, layout="replicated")
-    monkeypatch.setattr(CPU, "can_stream", True)
     monkeypatch.setattr(CPU, "make_stager", Stager, raising=False)
     monkeypatch.setattr(CPU, "count_free_nbytes", lambda: 0)
     x = FlycooTensor(*nonzeros, shape, slabs=5, keep="host")

@@ -329,14 +329,14 @@ def test_the_factors_may_be_larger_than_their_slabs_need():
 @LAYOUTS
 def test_slabs_are_chosen_by_the_free_memory(layout, monkeypatch):
     """Before anything is built: the fewest with which the tensor can be, in powers of two."""
-    monkeypatch.setattr("tensorly_flycoo.engines.slab_plan._SURELY_FREE", 0)
+    monkeypatch.setattr("tensorly_flycoo.engines.slab_plan.SURELY_FREE_NBYTES", 0)
     problem = make_problem(SHAPE, 900)
     given = problem.coords.nbytes + problem.values.nbytes
     peaks = {
         num_slabs: estimate_memory(SHAPE, 900, layout=layout, slabs=num_slabs).peak_nbytes - given
         for num_slabs in (1, 2, 4, 8)
     }
-    least = tensorly_flycoo.engines.protocol.choose_num_slabs(900)
+    least = tensorly_flycoo.engines.slab_plan.choose_num_slabs(900)
     for free in sorted({10**9, *peaks.values(), *(peak - 1 for peak in peaks.values())}):
         monkeypatch.setattr(cpu.CpuEngine, "count_free_nbytes", lambda engine, n=free: n)
         x = problem.tensor(layout=layout)
@@ -348,9 +348,9 @@ def test_slabs_are_chosen_by_the_free_memory(layout, monkeypatch):
 
 
 def test_slabs_are_not_chosen_if_the_free_memory_is_unknown(monkeypatch):
-    monkeypatch.setattr("tensorly_flycoo.engines.slab_plan._SURELY_FREE", 0)
+    monkeypatch.setattr("tensorly_flycoo.engines.slab_plan.SURELY_FREE_NBYTES", 0)
     monkeypatch.setattr(cpu.CpuEngine, "count_free_nbytes", lambda engine: None)
-    least = tensorly_flycoo.engines.protocol.choose_num_slabs(900)
+    least = tensorly_flycoo.engines.slab_plan.choose_num_slabs(900)
     assert make_problem(SHAPE, 900).tensor().slabs == least
 
 
