@@ -8,6 +8,7 @@ from tensorly.cp_tensor import CPTensor
 from tensorly_flycoo import FlycooTensor, Progress, decomposition, mttkrp, open_slabs, save_slabs
 from tensorly_flycoo.dask import ClusterTensor
 from tensorly_flycoo.dask import open_slabs as open_on_workers
+from tensorly_flycoo.decomposition.initial_guess import spread_factors
 from tensorly_flycoo.devices import OneDevice
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.shards.row_shards import RowShards
@@ -52,7 +53,9 @@ def test_mttkrp(tensors, folder, mode):
     factors, weights = draw_start().factors, np.array([1.0, 2.0, -1.0])
     expected = mttkrp(open_slabs(folder), factors, mode, weights=weights)
     for x in tensors:
-        found = mttkrp(x, factors, mode, weights=weights)
+        np.testing.assert_array_equal(mttkrp(x, factors, mode, weights=weights), expected)
+        sharded = spread_factors(x, factors)
+        found = mttkrp(x, sharded, mode, weights=weights)
         assert isinstance(found, RowShards)
         np.testing.assert_array_equal(found.to_numpy(), expected)
 
