@@ -5,7 +5,6 @@ first. Prints the seconds that each takes, and the most memory that a worker has
 """
 
 import argparse
-import resource
 import sys
 import time
 from pathlib import Path
@@ -49,9 +48,10 @@ def load_here(folder, slabs, indices):
     )
 
 
-def count_peak():
-    """Return the most bytes that this process has had in memory."""
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def count_nbytes(name):
+    """Return the bytes that this process has in memory (VmRSS), or has had at most (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(name + ":")))
 
 
 def main():
@@ -75,12 +75,14 @@ def main():
     with LocalCluster(n_workers=options.workers, **settings) as cluster, Client(cluster) as client:
         read = tensorly_flycoo.dask.read_parquet
         y = read(options.folder / "000.parquet", MODES, "value", **arguments)
-        before = client.run(count_peak)
+        del y
+        time.sleep(5)  # until the workers have freed it
+        before = client.run(count_nbytes, "VmRSS")
         for _ in range(2):
             start = time.perf_counter()
             y = read(options.folder, MODES, "value", **arguments)
             seconds = time.perf_counter() - start
-            peaks = client.run(count_peak)
+            peaks = client.run(count_nbytes, "VmHWM")
             most = max(peaks[worker] - before[worker] for worker in peaks)
             share = most / (nbytes / options.workers)
             print(
