@@ -1,13 +1,17 @@
 """What several devices of one kind can do for each other."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from .array_modules import Array, move
+
+#: One or more arrays, and the device where they are wanted, their rows below each other; None
+#: stands for where what belongs to no slab is.
+Request: TypeAlias = tuple[Sequence[Array], int | None]
 
 
 class Devices(Protocol):
@@ -29,8 +33,12 @@ class Devices(Protocol):
     def bring(self, array: Array, device: int) -> Array:
         """Return an array that is on `device`; copy it if it is elsewhere."""
 
-    def copy(self, array: Array, target: Array) -> None:
-        """Copy an array to a contiguous one of the same shape, on any two devices."""
+    def gather(self, requests: Sequence[Request]) -> list[Array]:
+        """Return an array for each request; launch all copies together.
+
+        A single array that is there already is returned as it is. Several ones, which must be on
+        devices, become a contiguous one.
+        """
 
     def fetch(self, array: Array) -> np.ndarray:
         """Return an array in host memory."""
@@ -52,16 +60,32 @@ class OneDevice:
     def bring(self, array: Array, device: int) -> Array:
         return move(array, self._xp)
 
-    def copy(self, array: Array, target: Array) -> None:
-        target[...] = array
+    def gather(self, requests: Sequence[Request]) -> list[Array]:
+        return [self._join(arrays) for arrays, _ in requests]
+
+    def _join(self, arrays: Sequence[Array]) -> Array:
+        if len(arrays) == 1:
+            return move(arrays[0], self._xp)
+        return self._xp.ascontiguousarray(self._xp.concatenate(arrays))
 
     def fetch(self, array: Array) -> np.ndarray:
         return move(array, np)
 
 
+def bring_each(devices: Devices, arrays: Iterable[Array], homes: Iterable[int]) -> list[Array]:
+    """Return each array on its device."""
+    return devices.gather([((array,), home) for array, home in zip(arrays, homes, strict=True)])
+
+
 def bring_to_each(devices: Devices, array: Array, homes: Iterable[int]) -> dict[int, Array]:
     """Return an array on each of some devices, which may repeat."""
-    return {home: devices.bring(array, home) for home in dict.fromkeys(homes)}
+    targets = tuple(dict.fromkeys(homes))
+    return dict(zip(targets, bring_each(devices, [array] * len(targets), targets), strict=True))
+
+
+def collect(devices: Devices, arrays: Iterable[Array]) -> list[Array]:
+    """Return arrays where what belongs to no slab is."""
+    return devices.gather([((array,), None) for array in arrays])
 
 
 def assign_homes(num_parts: int, num_devices: int) -> tuple[int, ...]:

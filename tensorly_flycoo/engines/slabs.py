@@ -13,10 +13,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..array_modules import Array
-from ..devices import Devices, bring_to_each
+from ..devices import Devices
 from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
 from ..format.tree import count_waiting, fold_tree
-from ..shards.row_shards import RowShards
+from ..shards.row_shards import RowShards, gather_each
 from ..shards.sharding import Sharding, find_sharding
 
 if TYPE_CHECKING:
@@ -159,39 +159,46 @@ def mttkrp_shards(
     weights: Array | None = None,
 ) -> RowShards:
     """Return the MTTKRP of `mode`, its columns times the weights, of slabs on several devices."""
-    devices, cut_mode, rank = layout.devices, layout.cut_mode, factors[mode].shape[1]
-    sharding = find_sharding(layout, mode)
-
-    numbers = range(len(layout.slabs))
+    slabs, rank = layout.slabs, factors[mode].shape[1]
+    sharding, dtype = find_sharding(layout, mode), layout.record_format.dtype
     # First all copies, then all work: a copy waits for the work that is under way.
-    inputs = [
-        {n: _bring_factor(layout, number, f, n) for n, f in enumerate(factors) if n != mode}
-        for number in numbers
-    ]
-    homes = [slab.home for slab in layout.slabs]
-    own_weights = {} if weights is None else bring_to_each(devices, weights, homes)
+    inputs, own_weights = _bring_inputs(layout, factors, mode, weights)
 
     def compute(number: int) -> Array:
-        slab = layout.slabs[number]
-        with devices.use(slab.home):
-            num_rows = slab.layout.record_format.shape[mode]
-            target = engine.xp.empty((num_rows, rank), layout.record_format.dtype)
-            own = [inputs[number].get(n, target) for n in range(len(factors))]
+        slab = slabs[number]
+        with layout.devices.use(slab.home):
+            target = engine.xp.empty((slab.layout.record_format.shape[mode], rank), dtype)
+            own = [target if n == mode else inputs[n][number] for n in range(len(factors))]
             engine.mttkrp(slab.layout, own, mode, target, own_weights.get(slab.home))
             return target
 
-    if mode == cut_mode:
-        return RowShards([compute(number) for number in numbers], sharding)
-    results = (_Result(compute(n), layout.slabs[n].home) for n in numbers)
-    return fold_tree(results, functools.partial(_Result.add, engine, devices)).spread(sharding)
+    if mode == layout.cut_mode:
+        return RowShards([compute(number) for number in range(len(slabs))], sharding)
+    results = (_Result(compute(n), slab.home) for n, slab in enumerate(slabs))
+    add = functools.partial(_Result.add, engine, layout.devices)
+    return fold_tree(results, add).spread(sharding)
 
 
-def _bring_factor(layout: SpreadLayout, number: int, factor: Array | RowShards, mode: int) -> Array:
-    """Return the rows of a factor that a slab reads, on its device."""
-    slab, devices = layout.slabs[number], layout.devices
+def _bring_inputs(
+    layout: SpreadLayout,
+    factors: Sequence[Array | RowShards],
+    mode: int,
+    weights: Array | None,
+) -> tuple[dict[int, Sequence[Array]], dict[int, Array]]:
+    """Return the rows that each slab reads of the factors, by mode, and the weights of devices."""
+    homes, cut_mode = [slab.home for slab in layout.slabs], layout.cut_mode
+    read = [n for n in range(len(factors)) if n not in (mode, cut_mode)]
+    whole = [factors[n] for n in read] + ([] if weights is None else [weights])
+    on_each = gather_each(whole, layout.devices, dict.fromkeys(homes))
+    inputs: dict[int, Sequence[Array]] = {
+        n: [matrices[home] for home in homes] for n, matrices in zip(read, on_each, strict=False)
+    }
+    factor = factors[cut_mode]
     if isinstance(factor, RowShards):
-        return factor.blocks[number] if mode == layout.cut_mode else factor.gather(slab.home)
-    return devices.bring(factor[slab.rows] if mode == layout.cut_mode else factor, slab.home)
+        inputs[cut_mode] = factor.blocks
+    elif mode != cut_mode:
+        inputs[cut_mode] = find_sharding(layout, cut_mode).cut(factor)
+    return inputs, {} if weights is None else on_each[-1]
 
 
 class _Result:
@@ -218,15 +225,17 @@ class _Result:
 
     def spread(self, sharding: Sharding) -> RowShards:
         """Return the sum with each block on its device."""
-        devices, homes, blocks = sharding.devices, sharding.homes, []
         rows = [slice(*edges) for edges in pairwise(sharding.edges)]
-        parts = [
-            [devices.bring(matrix[own], home) for matrix in self._iterate_matrices()]
-            for own, home in zip(rows, homes, strict=True)
+        matrices = list(self._iterate_matrices())
+        requests = [
+            ((matrix[own],), home)
+            for own, home in zip(rows, sharding.homes, strict=True)
+            for matrix in matrices
         ]
-        for own_parts, home in zip(parts, homes, strict=True):
-            with devices.use(home):
-                blocks.append(self._add_parts(iter(own_parts)))
+        parts, blocks = iter(sharding.devices.gather(requests)), []
+        for home in sharding.homes:
+            with sharding.devices.use(home):
+                blocks.append(self._add_parts(parts))
         return RowShards(blocks, sharding)
 
     def _iterate_matrices(self) -> Iterator[Array]:

@@ -7,8 +7,7 @@ along the tree of `format.tree`; the small results are plain arrays on the first
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any, ClassVar, NoReturn
 
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ..array_modules import Array, array_module
+from ..devices import Devices, bring_to_each, collect
 from ..format.tree import fold_tree
 from .sharding import Sharding
 
@@ -104,14 +104,7 @@ class RowShards(NDArrayOperatorsMixin):
 
     def gather(self, device: int) -> Array:
         """Return the whole matrix on a device; it is gathered once."""
-        if device not in self._whole:
-            devices = self.sharding.devices
-            with devices.use(device):
-                whole = self.xp.empty((self.sharding.num_rows, self._rank), self.dtype)
-            for block, start in zip(self.blocks, self.sharding.edges, strict=False):
-                devices.copy(block, whole[start : start + block.shape[0]])
-            self._whole[device] = whole
-        return self._whole[device]
+        return gather_each([self], self.sharding.devices, [device])[0][device]
 
     def to_numpy(self) -> np.ndarray:
         """Gather all rows in host memory."""
@@ -165,29 +158,27 @@ class RowShards(NDArrayOperatorsMixin):
 
     def apply(self, function: Callable[..., Any], *others: Any) -> list[Any]:
         """Return what the function of `map_blocks` returns for each block."""
-        splits, homes, results = [self._split(x) for x in others], self.sharding.homes, []
+        devices, homes, results = self.sharding.devices, self.sharding.homes, []
         # First all copies, then all work: a copy waits for the work that is under way.
-        parts = [[split(n, home) for split in splits] for n, home in enumerate(homes)]
-        for block, own, home in zip(self.blocks, parts, homes, strict=True):
-            with self.sharding.devices.use(home):
-                results.append(function(block, *own))
+        parts = [self._split(x) for x in others]
+        for home, *own in zip(homes, self.blocks, *parts, strict=True):
+            with devices.use(home):
+                results.append(function(*own))
         return results
 
-    def _split(self, other: Any) -> Callable[[int, int], Any]:
-        """Return a function that gives the part of an operand for a block and its device."""
+    def _split(self, other: Any) -> Sequence[Any]:
+        """Return the part of an operand for each block, on its device."""
         if isinstance(other, RowShards):
             if (other.sharding, other.is_transposed) != (self.sharding, self.is_transposed):
                 raise ValueError(f"{other} and {self} are not sharded in the same way")
-            blocks = other.blocks
-            return lambda n, home: blocks[n]
+            return other.blocks
+        devices, homes = self.sharding.devices, self.sharding.homes
         if not hasattr(other, "ndim") or isinstance(other, np.generic):
-            return lambda n, home: other
-        devices = self.sharding.devices
+            return [other] * len(homes)
         if other.shape == self.shape:
-            whole, edges = other.T if self.is_transposed else other, self.sharding.edges
-            return lambda n, home: devices.bring(whole[edges[n] : edges[n + 1]], home)
-        array = self._align(other) if other.ndim else other
-        return lambda n, home: devices.bring(array, home)
+            return self.sharding.cut(other.T if self.is_transposed else other)
+        own = bring_to_each(devices, self._align(other) if other.ndim else other, homes)
+        return [own[home] for home in homes]
 
     def _align(self, other: Array) -> Array:
         """Return a plain operand as it broadcasts to blocks (rows, R)."""
@@ -281,28 +272,16 @@ class RowShards(NDArrayOperatorsMixin):
         Returns
         -------
         array
-            float64, on the device of the first block.
+            float64, on the first device.
         """
-        devices, home = self.sharding.devices, self.sharding.homes[0]
         parts = self.apply(lambda *blocks: function(*blocks).astype(np.float64), *others)
-        with devices.use(home):
-            return fold_tree((devices.bring(part, home) for part in parts), add)
+        return fold_tree(collect(self.sharding.devices, parts), add)
 
     def find_gram(self, multiply: Callable[[Array, Array], Array]) -> Array:
         """Return ``x.T @ x`` (R, R), of which `multiply` computes a block's; computed once."""
         if self.memo.gram is None:
             self.memo.gram = self.reduce(lambda b: multiply(b, b)).astype(self.dtype)
         return self.memo.gram.copy()
-
-    def collect(self, parts: Sequence[Array]) -> Array:
-        """Concatenate small arrays, one on the device of each block, on that of the first."""
-        devices, home = self.sharding.devices, self.sharding.homes[0]
-        counts = [part.shape[0] for part in parts]
-        with devices.use(home):
-            collected = self.xp.empty((sum(counts), *parts[0].shape[1:]), parts[0].dtype)
-        for part, start in zip(parts, accumulate(counts, initial=0), strict=False):
-            devices.copy(part, collected[start : start + part.shape[0]])
-        return collected
 
     # Methods of arrays
 
@@ -334,6 +313,25 @@ class RowShards(NDArrayOperatorsMixin):
         if name.startswith("__"):
             raise AttributeError(name)
         raise AttributeError(_describe(name))
+
+
+def gather_each(
+    matrices: Iterable[Array | RowShards], devices: Devices, homes: Iterable[int]
+) -> list[dict[int, Array]]:
+    """Return each of some matrices, or other arrays, whole, on each of some devices.
+
+    What is not there is copied in one exchange. Of row-sharded matrices it is kept.
+    """
+    matrices = list(matrices)
+    found = [x._whole if isinstance(x, RowShards) else {} for x in matrices]
+    missing = [(n, home) for n in range(len(found)) for home in homes if home not in found[n]]
+    requests = []
+    for n, home in missing:
+        x = matrices[n]
+        requests.append((x.blocks if isinstance(x, RowShards) else (x,), home))
+    for (n, home), array in zip(missing, devices.gather(requests), strict=True):
+        found[n][home] = array
+    return found
 
 
 def _describe(name: str) -> str:

@@ -3,6 +3,7 @@
 import itertools
 import logging
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,6 +11,7 @@ import cupy
 import numpy as np
 
 from ...array_modules import Array, is_cupy, move
+from ...devices import Request
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -55,40 +57,13 @@ class CudaDevices:
         return cupy.cuda.Device(device)
 
     def bring(self, array: Array, device: int) -> Array:
-        if not is_cupy(array):
-            with cupy.cuda.Device(device):
-                return cupy.asarray(array)
-        if array.device.id == device:
-            return array
-        with cupy.cuda.Device(device):
-            copy = cupy.empty(array.shape, array.dtype)
-        self.copy(array, copy)
-        return copy
+        return self.gather([((array,), device)])[0]
 
-    def copy(self, array: Array, target: Array) -> None:
-        home, device = array.device, target.device
-        if home.id == device.id:
-            with device:
-                array = cupy.ascontiguousarray(array)
-                stream = cupy.cuda.get_current_stream()
-                target.data.copy_from_device_async(array.data, array.nbytes, stream)
-            return
-        with home:
-            array = cupy.ascontiguousarray(array)
-            source_stream, source = cupy.cuda.get_current_stream(), self._get_link(home.id)
-            source.complete.record(source_stream)
-        with device:
-            stream, link = cupy.cuda.get_current_stream(), self._get_link(device.id)
-            link.free.record(stream)
-            # On a stream of its own: copies between GPUs on the default one wait for all work on
-            # both. They must wait for the array to be complete and for the target to be unused.
-            link.copies.wait_event(source.complete)
-            link.copies.wait_event(link.free)
-            target.data.copy_from_device_async(array.data, array.nbytes, link.copies)
-            link.copied.record(link.copies)
-            stream.wait_event(link.copied)
-        with home:  # the array's memory must not be used again before it is copied
-            source_stream.wait_event(link.copied)
+    def gather(self, requests: Sequence[Request]) -> list[Array]:
+        exchange = _Exchange()
+        arrays = [exchange.add(parts, device or 0) for parts, device in requests]
+        exchange.launch(self._get_link)
+        return arrays
 
     def _get_link(self, device: int) -> "_Link":
         """Return what copies to a device need; a thread's own, since events are used again."""
@@ -106,16 +81,124 @@ class CudaDevices:
 
 
 class _Link:
-    """A stream for copies to the current GPU, and events.
+    """A stream for copies to the current GPU from others, and events.
 
     A wait for an event is for its last record before the wait, so events can be recorded again.
+
+    Attributes
+    ----------
+    copies : cupy.cuda.Stream
+    ready : cupy.cuda.Event
+        Occurs when the GPU's own arrays are complete, and the memory for new ones is unused.
+    copied : cupy.cuda.Event
+        Occurs when all is copied to this GPU.
     """
 
     def __init__(self) -> None:
         self.copies = cupy.cuda.Stream(non_blocking=True)
-        self.complete, self.free, self.copied = (
-            cupy.cuda.Event(disable_timing=True) for _ in range(3)
-        )
+        self.ready, self.copied = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
+
+
+class _Exchange:
+    """Copies that are launched together, when the memory for all is allocated.
+
+    Copies between GPUs run on a stream of the target's own: on the default stream they would wait
+    for all work on both. They wait for earlier work on both GPUs' current streams, and later work
+    there waits for them, since it may use the copies, or the memory of what was copied.
+    """
+
+    def __init__(self) -> None:
+        # For each target, the addresses on it and what is copied there.
+        self._copies: dict[int, list[tuple[cupy.cuda.MemoryPointer, Array]]] = {}
+        self._contiguous: dict[int, Array] = {}
+
+    def add(self, arrays: Sequence[Array], device: int) -> Array:
+        """Return the array on `device` that will have the rows of `arrays`."""
+        first, shape = arrays[0], arrays[0].shape
+        with cupy.cuda.Device(device):
+            if not is_cupy(first):
+                return cupy.asarray(first)
+            if len(arrays) > 1:
+                shape = (sum(array.shape[0] for array in arrays), *shape[1:])
+            elif first.data.device_id == device:
+                return first
+            whole, offset = cupy.empty(shape, first.dtype), 0
+        copies = self._copies.setdefault(device, [])
+        for array in arrays:
+            if array.size:
+                copies.append((whole.data + offset, self._make_contiguous(array)))
+                offset += array.nbytes
+        return whole
+
+    def _make_contiguous(self, array: Array) -> Array:
+        """Return an array without gaps, on the same GPU; it is copied once for all targets."""
+        if array.flags.c_contiguous:
+            return array
+        if id(array) not in self._contiguous:
+            with cupy.cuda.Device(array.data.device_id):
+                self._contiguous[id(array)] = cupy.ascontiguousarray(array)
+        return self._contiguous[id(array)]
+
+    def launch(self, get_link: Callable[[int], _Link]) -> None:
+        """Launch the copies."""
+        homes = {device: self._list_homes(device) for device in self._copies}
+        gpus = {gpu for device, own in homes.items() if own for gpu in (device, *own)}
+        links = {gpu: get_link(gpu) for gpu in sorted(gpus)}
+        try:
+            for gpu, link in links.items():
+                with cupy.cuda.Device(gpu):
+                    link.ready.record(cupy.cuda.get_current_stream())
+            for device, own_homes in homes.items():
+                self._copy_to(device, own_homes, links)
+            for gpu in links:
+                readers = [links[device].copied for device, own in homes.items() if gpu in own]
+                _wait(gpu, readers)
+        except BaseException:
+            for link in links.values():  # what is freed now must not be in use by copies
+                link.copies.synchronize()
+            raise
+
+    def _list_homes(self, device: int) -> list[int]:
+        """List the GPUs from which others' arrays come to a GPU, beginning with the next one.
+
+        If all copy from all, each is read by one other at a time.
+        """
+        homes = {array.data.device_id for _, array in self._copies[device]} - {device}
+        return sorted(homes, key=lambda home: (home < device, home))
+
+    def _copy_to(self, device: int, homes: Sequence[int], links: dict[int, _Link]) -> None:
+        """Launch the copies to a GPU; `homes` are the others that it copies from, in order."""
+        copies = self._copies[device]
+        with cupy.cuda.Device(device):
+            stream = cupy.cuda.get_current_stream()
+            if homes:
+                link = links[device]
+                link.copies.wait_event(link.ready)
+                for home in homes:
+                    link.copies.wait_event(links[home].ready)
+                    _launch(copies, home, link.copies)
+                link.copied.record(link.copies)
+            _launch(copies, device, stream)
+            if homes:
+                stream.wait_event(link.copied)
+
+
+def _launch(
+    copies: Sequence[tuple[cupy.cuda.MemoryPointer, Array]], home: int, stream: cupy.cuda.Stream
+) -> None:
+    """Launch those copies that come from `home`."""
+    for target, array in copies:
+        if array.data.device_id == home:
+            target.copy_from_device_async(array.data, array.nbytes, stream)
+
+
+def _wait(gpu: int, events: Sequence[cupy.cuda.Event]) -> None:
+    """Let later work on a GPU wait for events."""
+    if events:
+        with cupy.cuda.Device(gpu):
+            stream = cupy.cuda.get_current_stream()
+            for event in events:
+                stream.wait_event(event)
 
 
 def _let_read(device: int, other: int) -> bool:
