@@ -249,5 +249,5 @@ class _Result:
         """Add parts of the matrices, given in order, as the matrices are to be added."""
         if self._terms is None:
             return next(parts)
-        left, right = (term._add_parts(parts) for term in self._terms)
-        return left + right
+        left, right = self._terms
+        return left._add_parts(parts) + right._add_parts(parts)

@@ -23,7 +23,9 @@ class ShardedKernels:
         self._kernels = kernels
 
     def suits_tensor_cores(self, x: RowShards) -> bool:
-        return all(self._kernels.suits_tensor_cores(block) for block in x.blocks)
+        if x.memo.suits is None:
+            x.memo.suits = all(map(self._kernels.suits_tensor_cores, x.blocks))
+        return x.memo.suits
 
     def gram_blocks(self, x: RowShards) -> Any:
         (grams,) = self._collect(x, x.apply(self._kernels.gram_blocks))

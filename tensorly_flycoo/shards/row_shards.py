@@ -40,11 +40,17 @@ class Memo:
         Its Gram matrix.
     known : object
         The same, and more, as `linalg.gram_products` needs it.
+    suits : bool or None
+        Whether an engine's kernels suit all blocks, once that is known.
+    whole : dict of int to array (I, R)
+        The devices on which the matrix has been gathered.
     """
 
     def __init__(self) -> None:
         self.gram: Array = None
         self.known: Any = None
+        self.suits: bool | None = None
+        self.whole: dict[int, Array] = {}
 
 
 class RowShards(NDArrayOperatorsMixin):
@@ -56,6 +62,8 @@ class RowShards(NDArrayOperatorsMixin):
         In order, each on its device; not to be changed any more.
     sharding : Sharding
     is_transposed : bool
+    memo : Memo, optional
+        That of the transpose of which this is the transpose.
 
     Attributes
     ----------
@@ -87,13 +95,20 @@ class RowShards(NDArrayOperatorsMixin):
     ndim: ClassVar[int] = 2
 
     def __init__(
-        self, blocks: Sequence[Array], sharding: Sharding, is_transposed: bool = False
+        self,
+        blocks: Sequence[Array],
+        sharding: Sharding,
+        is_transposed: bool = False,
+        memo: Memo | None = None,
     ) -> None:
         self.blocks = tuple(blocks)
         self.sharding = sharding
         self.is_transposed = is_transposed
-        self.memo = Memo()
-        self._whole: dict[int, Array] = {}
+        self.memo = memo or Memo()
+        first = self.blocks[0]
+        shape = (sharding.edges[-1], first.shape[1])
+        self.shape: tuple[int, int] = shape[::-1] if is_transposed else shape
+        self.dtype: np.dtype = first.dtype
 
     @classmethod
     def scatter(cls, array: Array, sharding: Sharding) -> RowShards:
@@ -112,19 +127,8 @@ class RowShards(NDArrayOperatorsMixin):
         return matrix.T if self.is_transposed else matrix
 
     @property
-    def shape(self) -> tuple[int, int]:
-        shape = (self.sharding.num_rows, self.blocks[0].shape[1])
-        return shape[::-1] if self.is_transposed else shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.blocks[0].dtype
-
-    @property
     def T(self) -> RowShards:
-        other = self.replace(self.blocks, not self.is_transposed)
-        other.memo, other._whole = self.memo, self._whole
-        return other
+        return RowShards(self.blocks, self.sharding, not self.is_transposed, self.memo)
 
     @property
     def xp(self) -> ModuleType:
@@ -323,7 +327,7 @@ def gather_each(
     What is not there is copied in one exchange. Of row-sharded matrices it is kept.
     """
     matrices = list(matrices)
-    found = [x._whole if isinstance(x, RowShards) else {} for x in matrices]
+    found = [x.memo.whole if isinstance(x, RowShards) else {} for x in matrices]
     missing = [(n, home) for n in range(len(found)) for home in homes if home not in found[n]]
     requests = []
     for n, home in missing:

@@ -75,8 +75,12 @@ def cut_evenly(num_rows: int, num_blocks: int) -> tuple[int, ...]:
 
 def find_sharding(layout: SpreadLayout, mode: int) -> Sharding:
     """Return how a factor is sharded: in the cut mode like the slabs, else in equal blocks."""
-    size, devices = layout.record_format.shape[mode], layout.devices
-    if mode != layout.cut_mode:
-        return Sharding.of(cut_evenly(size, layout.num_slabs), devices)
-    edges = (0, *(slab.rows.stop for slab in layout.slabs))
-    return Sharding(edges, tuple(slab.home for slab in layout.slabs), devices)
+    if mode not in layout.shardings:
+        size, devices = layout.record_format.shape[mode], layout.devices
+        if mode != layout.cut_mode:
+            found = Sharding.of(cut_evenly(size, layout.num_slabs), devices)
+        else:
+            edges = (0, *(slab.rows.stop for slab in layout.slabs))
+            found = Sharding(edges, tuple(slab.home for slab in layout.slabs), devices)
+        layout.shardings[mode] = found
+    return layout.shardings[mode]
