@@ -23,7 +23,7 @@ class SimulatedGpus(types.ModuleType):
         super().__init__("cupy")
         self.rng, self.current, self.queues = rng, 0, defaultdict(deque)
         self.free = defaultdict(list)  # memory by device, stream and size
-        self.num_records = self.num_waits = self.num_copies = 0
+        self.num_records = self.num_waits = self.num_copies = self.num_kernels = 0
         self.ndarray = Array
         self.cuda = types.SimpleNamespace(
             Device=lambda number: Device(self, number),
@@ -51,6 +51,18 @@ class SimulatedGpus(types.ModuleType):
         copy = self.empty(array.shape, array.dtype)
         self.launch(lambda target=copy.view, source=array.view: target.__setitem__(..., source))
         return copy
+
+    def copy_blocks(self, copies):
+        """Stand in for `engines.cuda.copies.copy_blocks`."""
+        self.num_kernels += 1
+        pairs = []
+        for target, array in copies:
+            assert target.device_id == self.current
+            assert array.itemsize % 4 == 0
+            assert array.flags.c_contiguous or array.strides[1] == array.itemsize
+            flat = target.memory.buffer[target.offset :][: array.nbytes]
+            pairs.append((flat.view(array.dtype).reshape(array.shape), array.view))
+        self.launch(lambda: [own.__setitem__(..., view) for own, view in pairs])
 
     def launch(self, work, stream=None):
         (stream or Stream(self, None)).enqueue(work)
@@ -156,6 +168,7 @@ class Array:
         self.view = flat.reshape(like.shape) if view is None else view
         self.shape, self.dtype, self.size = self.view.shape, self.view.dtype, self.view.size
         self.nbytes, self.flags = self.view.nbytes, self.view.flags
+        self.ndim, self.strides, self.itemsize = self.view.ndim, self.view.strides, like.itemsize
 
     @property
     def data(self):
@@ -171,7 +184,10 @@ class Array:
 
 def load_devices(gpus, monkeypatch):
     """Return the module `engines.cuda.devices`, with simulated GPUs."""
+    copies = types.ModuleType("copies")
+    copies.copy_blocks = gpus.copy_blocks
     monkeypatch.setitem(sys.modules, "cupy", gpus)
+    monkeypatch.setitem(sys.modules, "tensorly_flycoo.engines.cuda.copies", copies)
     name = "tensorly_flycoo.engines.cuda.simulated_devices"
     spec = importlib.util.spec_from_file_location(name, DEVICES_PATH)
     module = importlib.util.module_from_spec(spec)

@@ -12,6 +12,10 @@ import numpy as np
 
 from ...array_modules import Array, is_cupy, move
 from ...devices import Request
+from .copies import copy_blocks
+
+#: Copies to a GPU with fewer bytes in all are made by a kernel; the driver's take the host longer.
+SMALL_NBYTES = 2**20
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -32,6 +36,7 @@ class CudaDevices:
         self._of_thread = threading.local()
         pairs = itertools.permutations(range(count), 2)
         strangers = [pair for pair in pairs if not _let_read(*pair)]
+        self._lets_kernels_read = not strangers
         if strangers:
             _logger.warning(
                 "GPUs %s cannot read each other's memory, so copies between them pass through the "
@@ -60,7 +65,7 @@ class CudaDevices:
         return self.gather([((array,), device)])[0]
 
     def gather(self, requests: Sequence[Request]) -> list[Array]:
-        exchange = _Exchange()
+        exchange = _Exchange(self._lets_kernels_read)
         arrays = [exchange.add(parts, device or 0) for parts, device in requests]
         exchange.launch(self._get_link)
         return arrays
@@ -102,12 +107,19 @@ class _Link:
 class _Exchange:
     """Copies that are launched together, when the memory for all is allocated.
 
-    Copies between GPUs run on a stream of the target's own: on the default stream they would wait
-    for all work on both. They wait for earlier work on both GPUs' current streams, and later work
-    there waits for them, since it may use the copies, or the memory of what was copied.
+    They wait for earlier work on both GPUs' current streams, and later work there waits for them,
+    since it may use the copies, or the memory of what was copied. A kernel of the target makes
+    small copies, all at once. Others between GPUs run on a stream of the target's own: on the
+    default stream they would wait for all work on both.
+
+    Parameters
+    ----------
+    lets_kernels_read : bool
+        Whether kernels of each GPU can read the memory of all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, lets_kernels_read: bool) -> None:
+        self._lets_kernels_read = lets_kernels_read
         # For each target, the addresses on it and what is copied there.
         self._copies: dict[int, list[tuple[cupy.cuda.MemoryPointer, Array]]] = {}
         self._contiguous: dict[int, Array] = {}
@@ -126,9 +138,15 @@ class _Exchange:
         copies = self._copies.setdefault(device, [])
         for array in arrays:
             if array.size:
-                copies.append((whole.data + offset, self._make_contiguous(array)))
+                copies.append((whole.data + offset, array))
                 offset += array.nbytes
         return whole
+
+    def _is_small(self, device: int) -> bool:
+        """Return whether a kernel makes the copies to a GPU."""
+        arrays = [array for _, array in self._copies[device]]
+        is_small = sum(array.nbytes for array in arrays) <= SMALL_NBYTES
+        return self._lets_kernels_read and is_small and all(map(_suits_kernel, arrays))
 
     def _make_contiguous(self, array: Array) -> Array:
         """Return an array without gaps, on the same GPU; it is copied once for all targets."""
@@ -141,6 +159,10 @@ class _Exchange:
 
     def launch(self, get_link: Callable[[int], _Link]) -> None:
         """Launch the copies."""
+        small = {device for device in self._copies if self._is_small(device)}
+        for device in self._copies.keys() - small:
+            copies = self._copies[device]
+            copies[:] = [(target, self._make_contiguous(array)) for target, array in copies]
         homes = {device: self._list_homes(device) for device in self._copies}
         gpus = {gpu for device, own in homes.items() if own for gpu in (device, *own)}
         links = {gpu: get_link(gpu) for gpu in sorted(gpus)}
@@ -149,13 +171,16 @@ class _Exchange:
                 with cupy.cuda.Device(gpu):
                     link.ready.record(cupy.cuda.get_current_stream())
             for device, own_homes in homes.items():
-                self._copy_to(device, own_homes, links)
+                copy_to = self._copy_small if device in small else self._copy_large
+                copy_to(device, own_homes, links)
             for gpu in links:
                 readers = [links[device].copied for device, own in homes.items() if gpu in own]
                 _wait(gpu, readers)
         except BaseException:
-            for link in links.values():  # what is freed now must not be in use by copies
-                link.copies.synchronize()
+            for gpu, link in links.items():  # what is freed now must not be in use by copies
+                with cupy.cuda.Device(gpu):
+                    cupy.cuda.get_current_stream().synchronize()
+                    link.copies.synchronize()
             raise
 
     def _list_homes(self, device: int) -> list[int]:
@@ -166,7 +191,17 @@ class _Exchange:
         homes = {array.data.device_id for _, array in self._copies[device]} - {device}
         return sorted(homes, key=lambda home: (home < device, home))
 
-    def _copy_to(self, device: int, homes: Sequence[int], links: dict[int, _Link]) -> None:
+    def _copy_small(self, device: int, homes: Sequence[int], links: dict[int, _Link]) -> None:
+        """Launch the copies to a GPU by a kernel; `homes` are the others that it copies from."""
+        with cupy.cuda.Device(device):
+            stream = cupy.cuda.get_current_stream()
+            for home in homes:
+                stream.wait_event(links[home].ready)
+            copy_blocks(self._copies[device])
+            if homes:
+                links[device].copied.record(stream)
+
+    def _copy_large(self, device: int, homes: Sequence[int], links: dict[int, _Link]) -> None:
         """Launch the copies to a GPU; `homes` are the others that it copies from, in order."""
         copies = self._copies[device]
         with cupy.cuda.Device(device):
@@ -181,6 +216,12 @@ class _Exchange:
             _launch(copies, device, stream)
             if homes:
                 stream.wait_event(link.copied)
+
+
+def _suits_kernel(array: Array) -> bool:
+    """Return whether `copy_blocks` can read an array: words of 4 bytes, in rows without gaps."""
+    has_rows = array.ndim == 2 and array.strides[1] == array.itemsize
+    return array.itemsize % 4 == 0 and (has_rows or array.flags.c_contiguous)
 
 
 def _launch(

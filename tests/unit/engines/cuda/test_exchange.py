@@ -1,20 +1,35 @@
 """Copies between simulated GPUs, whose streams run in any order that events allow."""
 
+import itertools
+
 import numpy as np
 import pytest
-from simulated_gpus import SimulatedGpus, load_devices
+from simulated_gpus import Pointer, SimulatedGpus, load_devices
 
 NUM_ROWS, RANK = 4, 3
 
 
-@pytest.fixture(params=range(15))
+@pytest.fixture(params=range(10))
 def gpus(request):
     return SimulatedGpus(np.random.default_rng(request.param))
 
 
+@pytest.fixture(params=["small", "large"])
+def size(request):
+    """Whether a kernel makes the copies, or the driver."""
+    return request.param
+
+
+@pytest.fixture
+def module(gpus, size, monkeypatch):
+    module = load_devices(gpus, monkeypatch)
+    monkeypatch.setattr(module, "SMALL_NBYTES", 2**20 if size == "small" else 0)
+    return module
+
+
 @pytest.fixture(params=[1, 2, 3, 5])
-def devices(request, gpus, monkeypatch):
-    return load_devices(gpus, monkeypatch).CudaDevices(request.param)
+def devices(request, module):
+    return module.CudaDevices(request.param)
 
 
 def make(gpus, device, number, pad=0):
@@ -85,30 +100,51 @@ def test_single_arrays(gpus, devices):
     np.testing.assert_array_equal(found[1], host)
 
 
-def test_what_an_exchange_costs(gpus, devices):
+def test_what_an_exchange_costs(gpus, devices, size):
     """One event of each GPU before the copies, one after them, and no waits for oneself."""
-    count = devices.count
+    count, num_pairs = devices.count, devices.count * (devices.count - 1)
     blocks = [make(gpus, device, device)[0] for device in range(count)]
     devices.gather([(blocks, device) for device in range(count)])
-    num_pairs = count * (count - 1)
-    assert gpus.num_copies == count**2 if count > 1 else gpus.num_copies == 0
-    assert gpus.num_records == (2 * count if count > 1 else 0)
-    assert gpus.num_waits == (2 * num_pairs + 2 * count if count > 1 else 0)
+    found = (gpus.num_kernels, gpus.num_copies, gpus.num_records, gpus.num_waits)
+    if count == 1:
+        assert found == (0, 0, 0, 0)
+    elif size == "small":
+        assert found == (count, 0, 2 * count, 2 * num_pairs)
+    else:
+        assert found == (0, count**2, 2 * count, 2 * num_pairs + 2 * count)
 
 
-def test_an_exchange_that_fails(gpus, devices, monkeypatch):
+def test_arrays_that_no_kernel_copies(gpus, devices):
+    """Bytes, and columns that lie apart."""
+    found, last = [], devices.count - 1
+    whole = gpus.empty((NUM_ROWS, 2 * RANK), float)
+    whole.fill(np.arange(2.0 * NUM_ROWS * RANK).reshape(NUM_ROWS, -1))
+    flags = gpus.empty((NUM_ROWS, RANK), bool)
+    flags.fill(True)
+    for array in devices.gather([((whole[:, ::2],), last), ((flags,), last)]):
+        read(gpus, array, found)
+    gpus.run()
+    expected = np.arange(0.0, 2 * NUM_ROWS * RANK, 2).reshape(NUM_ROWS, RANK)
+    np.testing.assert_array_equal(found[0], expected)
+    assert found[1].all()
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_an_exchange_that_fails(gpus, devices, module, size, failing, monkeypatch):
     """Nothing is under way when the error reaches the caller, who may free memory."""
     blocks = [make(gpus, device, device)[0] for device in range(devices.count)]
-    real, calls = gpus.cuda.MemoryPointer.copy_from_device_async, []
+    owner, name = (Pointer, "copy_from_device_async")
+    if size == "small":
+        owner, name = module, "copy_blocks"
+    calls, real = itertools.count(), getattr(owner, name)
 
-    def copy(self, *arguments):
-        if len(calls) == 2:
+    def copy(*arguments):
+        if next(calls) == failing:
             raise KeyboardInterrupt
-        calls.append(1)
-        real(self, *arguments)
+        real(*arguments)
 
-    monkeypatch.setattr(gpus.cuda.MemoryPointer, "copy_from_device_async", copy)
-    if devices.count > 1:
+    monkeypatch.setattr(owner, name, copy)
+    if 1 < devices.count > failing:
         with pytest.raises(KeyboardInterrupt):
             devices.gather([(blocks, device) for device in range(devices.count)])
         assert not any(gpus.queues.values())
