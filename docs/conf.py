@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS))  # of site_gallery
+sys.path.insert(0, str(DOCS))  # of site_gallery and site_math
 
 import site_gallery  # noqa: E402
 
@@ -18,7 +18,7 @@ version = release = tensorly_flycoo.__version__
 extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
-    "sphinx.ext.mathjax",  # of docstrings
+    "site_math",  # of docstrings
     "numpydoc",
     "myst_parser",
     "sphinx_copybutton",
@@ -47,6 +47,7 @@ copybutton_prompt_is_regexp = True
 
 html_theme = "pydata_sphinx_theme"
 html_title = "tensorly-flycoo"
+html_math_renderer = "mathml"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
@@ -79,7 +80,7 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
     "show_signature": False,
     "remove_config_comments": True,
-    "min_reported_time": 0,
+    "write_computation_times": False,  # its page loads scripts from a CDN
     "default_thumb_file": site_gallery.draw_thumbnail(),
     "plot_gallery": "True",
 }

@@ -6,6 +6,7 @@ Telling them apart never imports CuPy: if it is not loaded, no array is CuPy's.
 import functools
 import os
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -51,6 +52,22 @@ def array_module(x: object) -> ModuleType:
     return sys.modules["cupy"] if is_cupy(x) else getattr(x, "xp", np)
 
 
+def runs_with_data(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function of arrays run where they are, if that is in another process.
+
+    The method `run_there` of such an array, one of the arguments, sends the whole call.
+    """
+
+    @functools.wraps(function)
+    def call(*arrays: Any) -> Any:
+        for array in arrays:
+            if hasattr(array, "run_there"):
+                return array.run_there(call, *arrays)
+        return function(*arrays)
+
+    return call
+
+
 def as_array(x: Any) -> Array:
     """Return `x` as an array on its own device: CuPy's if it is on a GPU, else NumPy's.
 
@@ -63,6 +80,26 @@ def as_array(x: Any) -> Array:
     if is_cupy(x):
         return x
     return cupy.array(x) if isinstance(x, list | tuple) else cupy.from_dlpack(x)
+
+
+def share(x: Any) -> Any:
+    """Return another library's array, such as PyTorch's or JAX's, as NumPy's or CuPy's.
+
+    It is shared, not copied. Anything else is returned as it is.
+
+    Examples
+    --------
+    >>> share(None), share(np.ones(2))
+    (None, array([1., 1.]))
+    """
+    is_foreign = hasattr(x, "__dlpack__") and not (isinstance(x, np.ndarray) or is_cupy(x))
+    return as_array(x) if is_foreign else x
+
+
+def share_model(cp_tensor: Any) -> tuple[Array | None, list[Array]]:
+    """Return the weights and the factors of a CP model, each by `share`."""
+    weights, factors = cp_tensor
+    return share(weights), [share(factor) for factor in factors]
 
 
 def move(array: Array, xp: ModuleType) -> Array:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from .array_modules import Array, as_array, is_cupy
+from .array_modules import Array, as_array, is_cupy, share
 
 DEVICES = ("auto", "cpu", "cuda")
 LAYOUTS = ("remap", "replicated", "indexed")
@@ -270,7 +270,7 @@ def check_factors(
     factors: Iterable[Array], shape: Sequence[int], dtype: np.dtype, *array_types: type[Array]
 ) -> list[Array]:
     """Return `factors` as a list of matrices (I_n, R), one per mode, of one rank and dtype."""
-    factors = list(factors)
+    factors = [share(factor) for factor in factors]
     if len(factors) != len(shape):
         raise ValueError(
             f"factors has {len(factors)} matrices, expected {len(shape)}, one per mode"

@@ -7,11 +7,10 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from .array_modules import Array, move
+from .array_modules import Array, array_module, move
 
-#: One or more arrays, and the device where they are wanted, their rows below each other; None
-#: stands for where what belongs to no slab is.
-Request: TypeAlias = tuple[Sequence[Array], int | None]
+#: One or more arrays, and the device where they are wanted, their rows below each other.
+Request: TypeAlias = tuple[Sequence[Array], int]
 
 
 class Devices(Protocol):
@@ -40,6 +39,9 @@ class Devices(Protocol):
         devices, become a contiguous one.
         """
 
+    def collect(self, arrays: Sequence[Array]) -> list[Array]:
+        """Bring small arrays, from any devices, to where what belongs to no slab is."""
+
     def fetch(self, array: Array) -> np.ndarray:
         """Return an array in host memory."""
 
@@ -66,7 +68,11 @@ class OneDevice:
     def _join(self, arrays: Sequence[Array]) -> Array:
         if len(arrays) == 1:
             return move(arrays[0], self._xp)
-        return self._xp.ascontiguousarray(self._xp.concatenate(arrays))
+        xp = array_module(arrays[0])
+        return xp.ascontiguousarray(xp.concatenate(arrays))
+
+    def collect(self, arrays: Sequence[Array]) -> list[Array]:
+        return list(arrays)
 
     def fetch(self, array: Array) -> np.ndarray:
         return move(array, np)
@@ -81,11 +87,6 @@ def bring_to_each(devices: Devices, array: Array, homes: Iterable[int]) -> dict[
     """Return an array on each of some devices, which may repeat."""
     targets = tuple(dict.fromkeys(homes))
     return dict(zip(targets, bring_each(devices, [array] * len(targets), targets), strict=True))
-
-
-def collect(devices: Devices, arrays: Iterable[Array]) -> list[Array]:
-    """Return arrays where what belongs to no slab is."""
-    return devices.gather([((array,), None) for array in arrays])
 
 
 def assign_homes(num_parts: int, num_devices: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ import numpy as np
 from tensorly.backend import BackendManager
 from tensorly.backend.numpy_backend import NumpyBackend
 
-from ..array_modules import Array, array_module, as_array, is_cupy, is_on_gpu, move
+from ..array_modules import Array, array_module, as_array, is_cupy, is_on_gpu, move, share
 from ..checks import check_device_name, check_dtype, check_place, densify_error
 from ..decomposition.initial_guess import as_gpu_random
 from ..decomposition.tensorly_loop import is_called_by_parafac
@@ -59,7 +59,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
             dtype = check_dtype(tensor.dtype, "the dtype of tensor")
             on_gpu = select_engine().name == "cuda"
         else:
-            dtype, on_gpu = tensor.dtype, array_module(tensor) is not np
+            array = share(tensor)
+            dtype, on_gpu = array.dtype, array_module(array) is not np
         return {"dtype": dtype, "device": "cuda"} if on_gpu else {"dtype": dtype}
 
     @staticmethod

@@ -19,7 +19,7 @@ from .. import decomposition
 from ..array_modules import Array
 from ..checks import densify_error
 from ..decomposition.guarding import guard, warn_of_lost_labels
-from ..decomposition.initial_guess import check_initial_guess, initialize_cp
+from ..decomposition.initial_guess import check_initial_guess, initialize_cp, spread_factors
 from ..decomposition.labelled_cp import label_result
 from ..decomposition.ranks import find_tucker_rank
 from ..decomposition.resuming import State, prepare_options, take_up
@@ -29,6 +29,7 @@ from ..io.checkpoint import Resumed
 from ..linalg import gram_products
 from ..linalg.tall_skinny import inner_product
 from ..ops.views import find_sparse
+from ..tensor.coo_cache import as_flycoo
 from . import dispatch
 from .tensor_algebra import unfolding_dot_khatri_rao
 
@@ -136,8 +137,10 @@ def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
     if isinstance(init, str) and (init == "random" or (init == "svd" and given["svd"] in SVDS)):
         return initialize_cp(tensor, *(given[name] for name in _OPTIONS))
     context = tl.context(tensor)
-    check_initial_guess(init, context["dtype"], "device" in context, given["rank"])
-    return original(*args, **kwargs)
+    given["init"] = check_initial_guess(init, context["dtype"], "device" in context, given["rank"])
+    start = original(**given)
+    start.factors = spread_factors(as_flycoo(tensor, check_coords=True), start.factors)
+    return start
 
 
 def _initialize_tucker(original: Callable, *args: Any, **kwargs: Any) -> Any:

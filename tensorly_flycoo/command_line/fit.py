@@ -91,7 +91,12 @@ def add_parser(commands: Any) -> None:
     )
     parser.set_defaults(run=lambda arguments: run(arguments, parser))
     parser.add_argument("file", type=Path, help=f"a table or tensor: {', '.join(SUFFIXES)}")
-    add = parser.add_argument_group("the tensor").add_argument
+    _add_tensor_arguments(parser.add_argument_group("the tensor").add_argument)
+    _add_model_arguments(parser.add_argument_group("the model").add_argument)
+    _add_result_arguments(parser.add_argument_group("the results").add_argument)
+
+
+def _add_tensor_arguments(add: Callable[..., Any]) -> None:
     add(
         "--modes", type=_split, help="columns, separated by commas (of a .tns: names for its modes)"
     )
@@ -104,7 +109,9 @@ def add_parser(commands: Any) -> None:
     )
     add("--missing", default="raise", choices=("raise", "drop"), help="rows with empty entries")
     add("--dtype", default="float64", choices=("float32", "float64"))
-    add = parser.add_argument_group("the model").add_argument
+
+
+def _add_model_arguments(add: Callable[..., Any]) -> None:
     add("--rank", type=_count, required=True, help="the number of components")
     text = "; ".join(f"{name}: {loss.text}" for name, loss in LOSSES.items())
     add("--loss", default="gaussian", choices=LOSSES, help=f"what to minimise ({text})")
@@ -114,7 +121,9 @@ def add_parser(commands: Any) -> None:
     add("--init", default="svd", choices=("svd", "random"), help="the initial guess")
     add("--seed", type=int, default=0, help="of the random initial guess (default: 0)")
     add("--device", choices=("auto", "cpu", "cuda"), help="default: a GPU if there is one")
-    add = parser.add_argument_group("the results").add_argument
+
+
+def _add_result_arguments(add: Callable[..., Any]) -> None:
     add(
         "--output",
         type=Path,

@@ -6,11 +6,13 @@ import numpy as np
 
 from ..array_modules import Array, array_module
 from ..checks import num_cells
-from ..linalg.sparse_matrices import by_rows, make_csc
+from ..linalg.sparse_matrices import make_csc, multiply
+from ..tensor.pieces import sum_values
 from .cell_samples import CellSampler, Samples
+from .cp_model import multiply_all
 from .loss_values import MAX_CELLS, LossValue, measure_loss
 from .losses import Loss
-from .poisson import PoissonData
+from .masks import ObservedData
 
 #: Steps of an epoch, the first learning rate, by what it decreases after an epoch that did not
 #: lower the loss, and how often it does before the run stops: those of Kolda and Hong, but for the
@@ -53,8 +55,8 @@ def compute_gradients(
     starts, gradients = xp.arange(model.size + 1), {}
     for n in modes:
         shape = (factors[n].shape[0], model.size)
-        matrix = by_rows(make_csc(slopes, samples.coords[n], starts, shape))
-        gradients[n] = matrix @ (before[n] * after[n])
+        matrix = make_csc(slopes, samples.coords[n], starts, shape)
+        gradients[n] = multiply(matrix, before[n] * after[n])
     return gradients
 
 
@@ -66,7 +68,7 @@ class Adam:
     Parameters
     ----------
     loss : Loss
-    data : PoissonData
+    data : ObservedData
         The observed nonzeros and the missing entries.
     modes : list of int
         The modes to update.
@@ -86,7 +88,7 @@ class Adam:
     def __init__(
         self,
         loss: Loss,
-        data: PoissonData,
+        data: ObservedData,
         modes: list[int],
         factors: list[Array],
         samples: tuple[int, int] | None,
@@ -174,7 +176,7 @@ class Adam:
 
 
 def scale_guess(
-    loss: Loss, data: PoissonData, factors: list[Array], modes: Sequence[int]
+    loss: Loss, data: ObservedData, factors: list[Array], modes: Sequence[int]
 ) -> list[Array]:
     """Scale the factors of `modes` so that the mean of the model is about that of the data.
 
@@ -182,14 +184,9 @@ def scale_guess(
     sign.
     """
     means = [factor.mean(axis=0, dtype=np.float64) for factor in factors]
-    model = means[0]
-    for column_means in means[1:]:
-        model = model * column_means
-    with data.tensor._layout.hold_records() as records:
-        values = data.tensor._layout.record_format.values(records)
-        mean = float(values.sum(dtype=np.float64)) / num_cells(data.tensor.shape)
+    mean = sum_values(data.tensor._layout, data.xp) / num_cells(data.tensor.shape)
     wanted = float(np.log(mean)) if loss.is_log and mean > 0 else mean
-    ratio = wanted / float(model.sum())
+    ratio = wanted / float(multiply_all(means).sum())
     if not np.isfinite(ratio) or ratio == 0:
         return factors
     factors = list(factors)

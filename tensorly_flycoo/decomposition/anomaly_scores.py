@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module, as_array, is_cupy, move
+from ..array_modules import Array, array_module, as_array, is_on_gpu, move
 from ..checks import check_finite, check_place
 from ..ops.cp_entries import cp_to_entries
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, check_same_labels
-from .counts import log_lower_tail, log_upper_tail
+from .counts import check_counts, log_lower_tail, log_upper_tail
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -80,7 +80,7 @@ def anomaly_scores(
     """
     if tail not in TAILS:
         raise ValueError(f"tail is {tail!r}, expected one of {TAILS}")
-    on_gpu = is_cupy(cp_tensor[1][0])
+    on_gpu = is_on_gpu(cp_tensor[1][0])
     if isinstance(x_new, tuple) and not isinstance(x_new, LabelledTensor):
         if len(x_new) != 2:
             raise ValueError(f"x_new has {len(x_new)} items, expected (coords, values)")
@@ -94,16 +94,10 @@ def anomaly_scores(
         raise ValueError(f"values has shape {values.shape}, expected {means.shape}")
     xp = array_module(means)
     counts, means = (move(array, np).astype(np.float64) for array in (values, means))
-    _check_counts(counts, means)
+    check_finite(counts)
+    check_finite(means, "the model's values")
+    check_counts(counts, means)
     return xp.asarray(_find_logs(counts, means, tail) / -np.log(10) + 0.0)
-
-
-def _check_counts(counts: np.ndarray, means: np.ndarray) -> None:
-    for name, array in (("values", counts), ("the model's values", means)):
-        check_finite(array, name)
-        if (array < 0).any():
-            wrong = int(np.argmax(array < 0))
-            raise ValueError(f"{name}[{wrong}] is {array[wrong]}, expected 0 or more, as of counts")
 
 
 def _find_logs(counts: np.ndarray, means: np.ndarray, tail: str) -> np.ndarray:

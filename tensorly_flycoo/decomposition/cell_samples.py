@@ -19,7 +19,7 @@ from ..checks import num_cells
 from ..ops.sampling import NonzeroSampler
 from ..tensor.tensor import FlycooTensor
 from .losses import Elementwise, Loss
-from .poisson import PoissonData
+from .masks import ObservedData
 
 
 class Samples(NamedTuple):
@@ -68,7 +68,7 @@ class CellSampler:
 
     Parameters
     ----------
-    data : PoissonData
+    data : ObservedData
         The observed nonzeros and the missing entries.
 
     Attributes
@@ -78,13 +78,13 @@ class CellSampler:
     Examples
     --------
     >>> x = FlycooTensor([[0, 1], [2, 0], [5, 5], [1, 1]], [3.0, 4.0], (2**16,) * 4)
-    >>> sampler = CellSampler(PoissonData(x, None))
+    >>> sampler = CellSampler(ObservedData(x))
     >>> samples = sampler.draw(np.random.RandomState(0), 1, 2)
     >>> samples.coords.shape, samples.values.tolist(), float(samples.weights[0])
     ((4, 3), [3.0, 0.0, 0.0], 2.0)
     """
 
-    def __init__(self, data: PoissonData) -> None:
+    def __init__(self, data: ObservedData) -> None:
         x, missing = data.tensor, data.missing
         self.data, self.nonzeros, self._xp = data, NonzeroSampler(x), data.xp
         self._missing_cells = None

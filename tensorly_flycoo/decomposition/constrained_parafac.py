@@ -19,7 +19,7 @@ from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import WholeTensor, iterate, list_free_modes, measure_by
 from .cp_model import make_cp_tensor, multiply_grams
-from .initial_guess import check_initial_guess, make_initial_guess
+from .initial_guess import check_initial_guess, make_initial_guess, spread_factors
 from .ranks import find_cp_rank
 from .resuming import Callback, restore
 from .stopping import has_converged
@@ -221,11 +221,10 @@ def _start(
 ) -> list[Array]:
     """Make an initial guess and apply the proximal operators, or scale the user's guess."""
     if not isinstance(init, str):
-        check_initial_guess(init, x.dtype, x.device == "cuda")
-        weights, factors = CPTensor(init)
+        weights, factors = CPTensor(check_initial_guess(init, x.dtype, x.device == "cuda"))
         # As in TensorLy, each factor is scaled by the geometric mean of the weights.
         scale = math.prod(weights.tolist()) ** (1 / rank)
-        return [factor * x.dtype.type(scale) for factor in factors]
+        return spread_factors(x, [factor * x.dtype.type(scale) for factor in factors])
     _, factors = make_initial_guess(x, rank, init, svd, random_state)
     return [project(f) for project, f in zip(projections, factors, strict=True)]
 

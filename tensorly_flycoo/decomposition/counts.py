@@ -47,6 +47,23 @@ class CountFit(NamedTuple):
     num_entries: int
 
 
+def check_counts(counts: Array, means: Array) -> None:
+    """Refuse counts and means that are negative or nan.
+
+    Examples
+    --------
+    >>> check_counts(np.array([1.0, -2.0]), np.array([0.5, 0.5]))
+    Traceback (most recent call last):
+        ...
+    ValueError: values[1] is -2.0, expected 0 or more, as of counts
+    """
+    for name, array in (("values", counts), ("the model's values", means)):
+        is_wrong = ~(array >= 0)
+        if is_wrong.any():
+            wrong = int(np.argmax(is_wrong))
+            raise ValueError(f"{name}[{wrong}] is {array[wrong]}, expected 0 or more, as of counts")
+
+
 def measure_counts(counts: Array, model: Array, model_sum: float, num_entries: int) -> CountFit:
     """Measure how well means fit counts.
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from ..array_modules import Array
 from ..linalg.tall_skinny import sum_rows
-from .poisson import PoissonData
+from .masks import ObservedData
+from .poisson import divide_counts, evaluate_loss, find_scales
 
 #: The most inner steps of a mode, what is added to an inadmissible zero, and what counts as zero.
 _INNER_STEPS, _KAPPA, _ZERO = 10, 1e-2, 1e-10
@@ -23,7 +24,7 @@ class CpApr:
 
     Parameters
     ----------
-    data : PoissonData
+    data : ObservedData
     modes : list of int
         The modes to update.
     tol : float
@@ -41,7 +42,7 @@ class CpApr:
 
     def __init__(
         self,
-        data: PoissonData,
+        data: ObservedData,
         modes: list[int],
         tol: float,
         wants_losses: bool,
@@ -71,17 +72,17 @@ class CpApr:
             is_inadmissible = (factors[mode] < _ZERO) & (phi > 1)
             if is_inadmissible.any():
                 self._zeros[mode] = is_inadmissible
-        loss = self._data.evaluate(weights, factors) if self._wants_losses else None
+        loss = evaluate_loss(self._data, weights, factors) if self._wants_losses else None
         return weights, factors, loss
 
     def _solve(self, factors: list[Array], rows: Array, mode: int) -> tuple[Array, Array]:
         """Improve the rows of a mode, which are times the weights; return the last phi too."""
         xp, inputs = self._data.xp, list(factors)
         sums = [xp.ones(rows.shape[1])] * len(factors)
-        scales = self._data.find_scales(factors, sums, mode)
+        scales = find_scales(self._data, factors, sums, mode)
         for _ in range(_INNER_STEPS):
             inputs[mode] = rows
-            phi, _ = self._data.divide(inputs, mode, smallest=_SMALLEST, stays=True)
+            phi, _ = divide_counts(self._data, inputs, mode, smallest=_SMALLEST, stays=True)
             phi *= scales
             if float(abs(xp.minimum(rows, 1 - phi)).max()) < self._tol:
                 break

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
-from ..array_modules import Array, is_cupy
+from ..array_modules import Array, as_array, is_on_gpu, share_model
 from ..checks import check_place, num_cells
 from ..linalg.tall_skinny import transposed_product
 from ..ops.cp_entries import cp_to_entries
@@ -12,17 +12,15 @@ from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.tensor import FlycooTensor
-from .counts import CountFit, measure_counts
+from .counts import CountFit, check_counts, measure_counts
 from .cp_model import multiply_sums
+from .losses import check_exact
 from .masks import find_missing
 
 if TYPE_CHECKING:
     from sparse import SparseArray
 
     from ..tensor.labelled import LabelledTensor
-
-
-_LOSSES = ("gaussian", "poisson_count")
 
 
 class CPFit(NamedTuple):
@@ -138,13 +136,12 @@ def cp_fit(
     >>> cp_fit(x, model, held_out=([[1, 1], [0, 1]], [0.0, 8.0]))
     CPFit(fit=0.5, relative_error=0.5, rmse=2.82842712474619, num_entries=2)
     """
-    if loss not in _LOSSES:
-        raise ValueError(f"loss is {loss!r}, expected one of {_LOSSES}")
+    check_exact(loss)
     if mask is not None and held_out is not None:
         raise ValueError("mask and held_out are both given, expected at most one of them")
     check_same_labels(x, cp_tensor)
     x = as_flycoo(x, check_coords=True)
-    weights, factors = cp_tensor
+    weights, factors = share_model(cp_tensor)
     if mask is not None:
         missing = find_missing(x, mask)
         held_out = None if missing is None else (missing.coords, missing.start)
@@ -189,10 +186,8 @@ def _square_norm(weights: Array | None, factors: Any) -> float:
 
 def _evaluate(cp_tensor: Any, coords: Array, values: Array) -> tuple[Array, Array]:
     """Return the model's values at some entries, and the entries' own, checked and in float64."""
-    on_gpu = is_cupy(cp_tensor[1][0])
-    if not is_cupy(values):
-        values = np.asarray(values)
-    check_place(values, "the values of held_out", on_gpu, "the factors")
+    values = as_array(values)
+    check_place(values, "the values of held_out", is_on_gpu(cp_tensor[1][0]), "the factors")
     model = cp_to_entries(cp_tensor, coords).astype(np.float64)
     if values.shape != model.shape:
         raise ValueError(
@@ -216,10 +211,7 @@ def _compare_counts(
     """Compare means with counts; the sum of the means is that of all entries, if there are more."""
     if num_entries is None and values.size == 0:
         raise ValueError("held_out has no entries, expected at least one")
-    for name, array in (("values", values), ("model", model)):
-        if not (array >= 0).all():
-            wrong = int(np.argmax(~(array >= 0)))
-            raise ValueError(f"{name}[{wrong}] is {array[wrong]}, expected 0 or more, as of counts")
+    check_counts(values, model)
     if model_sum is None or num_entries is None:
         model_sum, num_entries = float(model.sum()), values.size
     return measure_counts(values, model, model_sum, num_entries)

@@ -6,8 +6,23 @@ import numpy as np
 from tensorly.cp_tensor import CPTensor
 
 from ..array_modules import Array, array_module
-from ..linalg.tall_skinny import column_norms, inner_product, transposed_product
+from ..linalg.tall_skinny import column_norms, inner_product, sum_columns, transposed_product
 from ..tensor.tensor import FlycooTensor
+
+
+def multiply_all(arrays: Sequence[Array], skip: int | None = None) -> Array:
+    """Multiply arrays of one shape elementwise, all but that of mode `skip`; ones if none is left.
+
+    Examples
+    --------
+    >>> multiply_all([np.array([2.0]), np.array([3.0]), np.array([5.0])], skip=1)
+    array([10.])
+    """
+    product: Array = None
+    for n, array in enumerate(arrays):
+        if n != skip:
+            product = array if product is None else product * array
+    return array_module(arrays[0]).ones_like(arrays[0]) if product is None else product
 
 
 def multiply_grams(
@@ -27,19 +42,13 @@ def multiply_grams(
     return product if weights is None else weights[:, None] * product * weights
 
 
-def multiply_sums(
-    weights: Array | None, factors: Sequence[Array], skip: int | None = None
-) -> Array:
-    """Multiply the column sums of the factors, all but one, and the weights: float64 (R,).
+def multiply_sums(weights: Array | None, factors: Sequence[Array]) -> Array:
+    """Add up all cells of each component: float64 (R,).
 
-    Over all modes, this is the sum of all cells of each component.
+    It is the product of the weights and the factors' column sums.
     """
-    xp, rank = array_module(factors[0]), factors[0].shape[1]
-    product = xp.ones(rank) if weights is None else weights.astype(np.float64)
-    for n, factor in enumerate(factors):
-        if n != skip:
-            product = product * factor.sum(axis=0, dtype=np.float64)
-    return product
+    sums = [sum_columns(factor) for factor in factors]
+    return multiply_all(sums if weights is None else [weights.astype(np.float64), *sums])
 
 
 def residual_square(
@@ -80,12 +89,11 @@ def normalize(weights: Array | None, factors: Sequence[Array]) -> tuple[Array, l
     """
     first, *others = factors
     weighted = [first if weights is None else first * weights, *others]
-    norms = [column_norms(factor) for factor in weighted]
-    xp, product = array_module(first), norms[0]
-    for norm in norms[1:]:
-        product = product * norm
+    xp, norms = array_module(first), [column_norms(factor) for factor in weighted]
     scales = [xp.where(norm == 0, xp.ones_like(norm), norm) for norm in norms]
-    return product, [factor / scale for factor, scale in zip(weighted, scales, strict=True)]
+    return multiply_all(norms), [
+        factor / scale for factor, scale in zip(weighted, scales, strict=True)
+    ]
 
 
 def make_cp_tensor(weights: Array | None, factors: Sequence[Array]) -> CPTensor:

@@ -13,6 +13,7 @@ from ..linalg.tall_skinny import solve, transposed_product
 from ..ops.slices import Slice
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import WholeTensor, iterate, measure_by, start
+from .cp_model import multiply_all
 from .parafac import LeastSquares
 from .stopping import has_converged
 
@@ -88,19 +89,19 @@ class LeastSquaresStream:
         crosses, last = list(grams), np.inf
         square = float((x.values**2).sum(dtype=np.float64))
         for _ in range(n_iter_max):
-            row = solve(_multiply(grams), x.multiply_all(factors)[:, None])[:, 0]
+            row = solve(multiply_all(grams), x.multiply_all(factors)[:, None])[:, 0]
             outer = row[:, None] * row
             for n, before in enumerate(old):
-                gram = _multiply(grams, n)
-                change = history * (_multiply(crosses, n) - gram) - gram * outer
+                gram = multiply_all(grams, n)
+                change = history * (multiply_all(crosses, n) - gram) - gram * outer
                 product = x.mttkrp(factors, row, n)
                 # Solving for the change leaves columns as they are that no slice depends on.
                 matrix, targets = gram * (outer + history), product + before @ change
-                factors[n] = _as_rows(before + solve(matrix, targets.T).T)
+                factors[n] = as_rows(before + solve(matrix, targets.T).T)
                 grams[n] = transposed_product(factors[n], factors[n])
                 crosses[n] = transposed_product(before, factors[n])
             inner = float((product * factors[-1]).sum(dtype=np.float64))
-            residual = square - 2 * inner + float((_multiply(grams) * outer).sum())
+            residual = square - 2 * inner + float((multiply_all(grams) * outer).sum())
             if abs(last - residual) <= tol * square:
                 break
             last = residual
@@ -123,16 +124,6 @@ def append_zeros(array: Array, num_rows: int) -> Array:
     return longer
 
 
-def _as_rows(factor: Array) -> Array:
+def as_rows(factor: Array) -> Array:
+    """Make a factor C-contiguous."""
     return array_module(factor).ascontiguousarray(factor)
-
-
-def _multiply(matrices: Sequence[Array], skip: int | None = None) -> Array:
-    """Multiply matrices (R, R) elementwise, all but one."""
-    product: Array = None
-    for n, matrix in enumerate(matrices):
-        if n != skip:
-            product = matrix if product is None else product * matrix
-    if product is None:  # a stream of vectors
-        product = array_module(matrices[0]).ones_like(matrices[0])
-    return product

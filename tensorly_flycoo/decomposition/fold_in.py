@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module
+from ..array_modules import Array, array_module, share_model
 from ..checks import check_factors, check_mode
 from ..linalg.hals import solve_nonnegative
 from ..linalg.tall_skinny import solve
@@ -14,8 +14,9 @@ from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.tensor import FlycooTensor
 from .cp_model import multiply_grams
-from .losses import check_data, find_loss
-from .poisson import MultiplicativeUpdates, PoissonData
+from .losses import check_data, check_exact, find_loss
+from .masks import ObservedData
+from .poisson import MultiplicativeUpdates
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -27,8 +28,6 @@ _MAX_SWEEPS = 1000
 
 #: Updates for counts end when F changes by less, relative to itself, or rises by rounding.
 _TOLERANCE = 1e-12
-
-_LOSSES = ("gaussian", "poisson_count")
 
 
 def fold_in(
@@ -103,9 +102,8 @@ def fold_in(
     array([[2.],
            [0.]])
     """
-    if loss not in _LOSSES:
-        raise ValueError(f"loss is {loss!r}, expected one of {_LOSSES}")
-    weights, factors = cp_tensor
+    check_exact(loss)
+    weights, factors = share_model(cp_tensor)
     mode = check_mode(mode, len(factors))
     check_same_labels(x_new, cp_tensor, skip=mode)
     x = as_flycoo(x_new, check_coords=True)
@@ -137,7 +135,7 @@ def _fit_counts(x: FlycooTensor, weights: Array | None, factors: list[Array], mo
     x = _leave_out_zeros(x, factors)
     if x.nnz == 0:
         return rows
-    updates = MultiplicativeUpdates(PoissonData(x, None), [mode], factors, {})
+    updates = MultiplicativeUpdates(ObservedData(x), [mode], factors, {})
     for sweep in range(_MAX_SWEEPS):
         last = updates.loss
         _, factors, loss = updates(sweep, None, factors, [])

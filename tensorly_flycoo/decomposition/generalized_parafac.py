@@ -18,8 +18,8 @@ from .cp_loop import iterate, start
 from .cp_model import make_cp_tensor
 from .guarding import guard
 from .losses import Loss, check_data, find_loss
-from .masks import find_missing
-from .poisson import MultiplicativeUpdates, PoissonData, balance, lift_zeros
+from .masks import ObservedData, find_missing
+from .poisson import MultiplicativeUpdates, balance, evaluate_loss, lift_zeros
 from .ranks import find_cp_rank
 from .resuming import Callback
 
@@ -157,7 +157,7 @@ def generalized_parafac(
     method, modes = _choose_method(method, chosen, samples), _list_free_modes(x.ndim, fixed_modes)
     num_components, random = find_cp_rank(x, rank), tl.check_random_state(random_state)
     missing = None if mask is None else find_missing(tensor, mask)
-    data = PoissonData(x, missing)
+    data = ObservedData(x, missing)
     check_data(chosen, data.tensor)
     model = start(
         x if isinstance(init, Resumed) else data.tensor, None, num_components, init, svd, random,
@@ -180,7 +180,7 @@ def generalized_parafac(
     return (cp_tensor, errors) if return_errors else cp_tensor
 
 
-def _run_updates(data: PoissonData, model: Any, modes: list[int], tol: float, options: Any) -> Any:
+def _run_updates(data: ObservedData, model: Any, modes: list[int], tol: float, options: Any) -> Any:
     init = options["init"]
     factors = model[1]
     if isinstance(init, Resumed):
@@ -199,7 +199,7 @@ def _run_updates(data: PoissonData, model: Any, modes: list[int], tol: float, op
 
 
 def _run_cp_apr(
-    data: PoissonData, model: Any, modes: list[int], tol: float, wants_losses: bool, options: Any
+    data: ObservedData, model: Any, modes: list[int], tol: float, wants_losses: bool, options: Any
 ) -> Any:
     init, given = options["init"], list(model[1])
     state = init.saved.state if isinstance(init, Resumed) else {}
@@ -220,13 +220,13 @@ def _run_cp_apr(
     begin = (weights, list(factors))
     return iterate(
         (weights, factors), solver, lambda _, __, loss: loss, save_state=solver.save_state,
-        is_over=lambda _: solver.has_converged, start_error=lambda: data.evaluate(*begin),
+        is_over=lambda _: solver.has_converged, start_error=lambda: evaluate_loss(data, *begin),
         make=make, **options,
     )  # fmt: skip
 
 
 def _run_adam(
-    loss: Loss, data: PoissonData, model: Any, modes: list[int], tol: float,
+    loss: Loss, data: ObservedData, model: Any, modes: list[int], tol: float,
     samples: tuple[int, int] | None, random: Any, options: Any,
 ) -> Any:  # fmt: skip
     init, factors = options["init"], model[1]

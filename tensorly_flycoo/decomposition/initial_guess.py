@@ -9,10 +9,13 @@ import tensorly as tl
 from numpy.typing import DTypeLike
 from tensorly.cp_tensor import CPTensor, cp_normalize
 
-from ..array_modules import Array
+from ..array_modules import Array, share_model
 from ..checks import check_factors, check_place, check_weights
+from ..format.slab_layout import SpreadLayout
 from ..ops.nndsvd import make_left_vectors_non_negative
 from ..ops.unfolding_svd import Unfolding
+from ..shards.row_shards import RowShards
+from ..shards.sharding import find_sharding
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.memory import attempt, explain_work
 from ..tensor.tensor import FlycooTensor
@@ -21,10 +24,10 @@ from .ranks import find_cp_rank
 from .singular_vectors import check_svd
 
 
-def check_initial_guess(
-    init: object, dtype: np.dtype, on_gpu: bool, rank: int | None = None
-) -> None:
-    """Refuse an initial guess of another device, dtype or, if it is given, rank than the factors.
+def check_initial_guess(init: Any, dtype: np.dtype, on_gpu: bool, rank: int | None = None) -> Any:
+    """Return an initial guess, refused if its device, dtype or given rank is not the factors'.
+
+    Arrays of other libraries, such as PyTorch's, are shared as NumPy's or CuPy's.
 
     TensorLy uses a guess as it is; ``tl.tensor(a, **tl.context(x))`` moves an array. Anything that
     is not a pair of weights and factors is left to TensorLy.
@@ -45,8 +48,8 @@ def check_initial_guess(
 tensor's factors
     """
     if not isinstance(init, tuple | list | CPTensor) or len(init) != 2:
-        return
-    weights, factors = init
+        return init
+    weights, factors = share_model(init)
     if weights is not None:
         check_place(weights, "the weights of init", on_gpu, "x")
     for n, factor in enumerate(factors):
@@ -61,6 +64,7 @@ tensor's factors
                 f"factors[{n}] of init has shape {factor.shape}, expected ({factor.shape[0]}, "
                 f"{rank}): init must have the rank {rank}"
             )
+    return weights, factors
 
 
 class GpuRandom:
@@ -80,6 +84,22 @@ def as_gpu_random(seed: Any) -> Any:
     if not type(seed).__module__.startswith("cupy.random"):
         return None
     return seed if hasattr(seed, "random_sample") else GpuRandom(seed)
+
+
+def spread_factors(x: FlycooTensor, factors: Iterable[Array]) -> list[Array]:
+    """Return the factors, sharded as those of later iterations will be if `x` is spread.
+
+    So a run that is resumed adds in the order of one that was not stopped.
+    """
+    layout = x._layout
+    if not isinstance(layout, SpreadLayout):
+        return list(factors)
+    return [
+        factor
+        if isinstance(factor, RowShards)
+        else RowShards.scatter(factor, find_sharding(layout, n))
+        for n, factor in enumerate(factors)
+    ]
 
 
 def draw_factors(x: FlycooTensor, rank: int, random: Any) -> list[Array]:
@@ -130,8 +150,7 @@ def take_guess(x: FlycooTensor, rank: int, init: Any) -> list[Array]:
     """
     if not isinstance(init, Iterable) or isinstance(init, str):
         raise ValueError(f"init is {init!r}, expected 'random' or (weights, factors)")
-    check_initial_guess(init, x.dtype, x.device == "cuda")
-    weights, factors = init
+    weights, factors = check_initial_guess(init, x.dtype, x.device == "cuda")
     factors = check_factors(factors, x.shape, x.dtype, x._engine.array_type)
     if factors[0].shape[1] != rank:
         raise ValueError(f"factors of init have {factors[0].shape[1]} columns, expected {rank}")
@@ -173,13 +192,13 @@ def make_initial_guess(
     weights : array (R,) or None
         None means ones.
     factors : list of array (I_n, R)
-        New arrays, in the dtype and on the device of `x`.
+        New arrays, in the dtype and on the device or devices of `x`.
     """
     random = tl.check_random_state(random_state)
     if not isinstance(init, str):
         if normalize_factors:
             warnings.warn("init is taken as it is, although normalize_factors=True", stacklevel=5)
-        return None, take_guess(x, rank, init)
+        return None, spread_factors(x, take_guess(x, rank, init))
     if init == "random":
         factors = draw_factors(x, rank, random)  # none is negative
     elif init == "svd":
@@ -193,6 +212,7 @@ def make_initial_guess(
             factors = [abs(factor) for factor in factors]
     else:
         raise ValueError(f"init is {init!r}, expected 'random', 'svd' or (weights, factors)")
+    factors = spread_factors(x, factors)
     return normalize(None, factors) if normalize_factors else (None, factors)
 
 

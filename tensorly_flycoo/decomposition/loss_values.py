@@ -12,6 +12,7 @@ from ..ops.cp_entries import choose_block_size, evaluate_model
 from .cell_samples import CellSampler, Samples
 from .losses import Loss
 from .masks import MissingEntries
+from .poisson import evaluate_loss
 
 #: The most cells that are enumerated, in about a second per 10^8 of them.
 MAX_CELLS = 2**26
@@ -58,15 +59,14 @@ def measure_loss(
     --------
     >>> from tensorly_flycoo import FlycooTensor
     >>> from tensorly_flycoo.decomposition.losses import LOSSES
-    >>> from tensorly_flycoo.decomposition.poisson import PoissonData
-    >>> data = PoissonData(FlycooTensor([[0], [1]], [3.0], (2, 2)), None)
-    >>> sampler = CellSampler(data)
+    >>> from tensorly_flycoo.decomposition.masks import ObservedData
+    >>> sampler = CellSampler(ObservedData(FlycooTensor([[0], [1]], [3.0], (2, 2))))
     >>> measure_loss(LOSSES["gaussian"], sampler, None, [np.ones((2, 1)), np.ones((2, 1))])
     LossValue(loss=7.0, standard_error=0.0, num_samples=4)
     """
     cells = num_cells(sampler.nonzeros.shape)
     if loss.name == "poisson_count":
-        return LossValue(sampler.data.evaluate(weights, factors), 0.0, cells)
+        return LossValue(evaluate_loss(sampler.data, weights, factors), 0.0, cells)
     if samples is not None:
         return _estimate(loss, samples, weights, factors)
     total = sum_zeros(loss, factors, weights) + _sum_nonzeros(loss, sampler, weights, factors)

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..array_modules import Array
+from ..tensor.pieces import iterate_pieces
 from ..tensor.tensor import FlycooTensor
 
 #: Takes the data and the model, arrays of one shape.
@@ -107,6 +108,9 @@ _ALL = [
     Loss("rayleigh", _value_of_rayleigh, _slope_of_rayleigh, 0.0, _NONNEGATIVE),
 ]  # fmt: skip
 
+#: The losses that are computed without samples, whatever the size of the tensor.
+EXACT_LOSSES = ("gaussian", "poisson_count")
+
 #: The losses by name.
 LOSSES = {loss.name: loss for loss in _ALL}
 
@@ -153,6 +157,20 @@ lower_bound)
     return Loss("custom", value, slope, bound)
 
 
+def check_exact(loss: Any, purpose: str = "") -> None:
+    """Refuse any loss but those of `EXACT_LOSSES`.
+
+    Examples
+    --------
+    >>> check_exact("gamma")
+    Traceback (most recent call last):
+        ...
+    ValueError: loss is 'gamma', expected one of ('gaussian', 'poisson_count')
+    """
+    if loss not in EXACT_LOSSES:
+        raise ValueError(f"loss is {loss!r}, expected one of {EXACT_LOSSES}{purpose}")
+
+
 def check_data(loss: Loss, x: FlycooTensor) -> None:
     """Refuse a tensor without nonzeros, or with values that the loss is not defined for.
 
@@ -167,9 +185,12 @@ def check_data(loss: Loss, x: FlycooTensor) -> None:
         raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
     if loss.takes == "numbers":
         return
-    with x._layout.hold_records() as records:
-        values = x._layout.record_format.values(records)
-        is_wrong = values != 1 if loss.takes == _BINARY else values < 0
-        if is_wrong.any():
-            wrong = float(values[is_wrong][0])
-            raise ValueError(f"tensor holds {wrong}, expected {loss.takes} for loss={loss.name!r}")
+    for piece in iterate_pieces(x._layout, x._engine.xp):
+        with piece.hold_records() as records:
+            values = piece.read_values(records)
+            is_wrong = values != 1 if loss.takes == _BINARY else values < 0
+            if is_wrong.any():
+                raise ValueError(
+                    f"tensor holds {float(values[is_wrong][0])}, expected {loss.takes} for "
+                    f"loss={loss.name!r}"
+                )

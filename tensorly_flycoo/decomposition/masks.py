@@ -14,7 +14,7 @@ import numpy as np
 from ..array_modules import Array, array_module
 from ..checks import densify_error
 from ..format.ordering import compute_norm
-from ..linalg.sparse_matrices import by_rows, make_csc
+from ..linalg.sparse_matrices import make_csc, multiply_transposed
 from ..linalg.tall_skinny import inner_product
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..ops.mttkrp import mttkrp
@@ -150,6 +150,27 @@ class MissingEntries:
         return ImputedUnfolding(self.tensor, mode, entries, places)
 
 
+class ObservedData:
+    """The observed nonzeros of a tensor, and its missing entries.
+
+    Parameters
+    ----------
+    x : FlycooTensor
+    missing : MissingEntries, optional
+        Of `x`.
+
+    Attributes
+    ----------
+    tensor : FlycooTensor
+        The observed nonzeros.
+    """
+
+    def __init__(self, x: FlycooTensor, missing: MissingEntries | None = None) -> None:
+        self.tensor = x if missing is None else missing.observed
+        self.missing = missing
+        self.xp, self.dtype = x._engine.xp, x.dtype
+
+
 class ImputedTensor:
     """A sparse tensor whose missing entries are imputed from a model.
 
@@ -252,7 +273,7 @@ class ImputedUnfolding(Unfolding):
         starts = np.flatnonzero(np.append(is_first[chosen], True))
         matrix = make_csc(values[chosen], slots, starts, (used.size, starts.size - 1))
         left = left.astype(np.float64, copy=False)
-        right = by_rows(matrix.T) @ left[used]
+        right = multiply_transposed(matrix, left[used])
         columns = (np.cumsum(is_needed) - 1)[columns[self._places]]
         values = values.copy()
         block_size = choose_block_size(left, left.shape[1])

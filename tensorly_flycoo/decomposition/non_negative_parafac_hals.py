@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..array_modules import Array, array_module
 from ..linalg.hals import solve_nonnegative
 from ..linalg.tall_skinny import solve
@@ -198,7 +200,7 @@ def _improve(
     xp = array_module(gram)
     # Copies: the caller may hold the initial guess.
     if isinstance(targets, RowShards):
-        rows = targets.map_blocks(lambda _, part: xp.array(part, order="C"), factor)
+        rows = targets.map_blocks(lambda _, part: np.copy(part, order="C"), factor)
     else:
         rows, targets = xp.array(factor, order="C"), xp.ascontiguousarray(targets)
     arrays = (targets, xp.ascontiguousarray(gram), rows)

@@ -16,81 +16,63 @@ import numpy as np
 from ..array_modules import Array, array_module
 from ..linalg.tall_skinny import sum_columns
 from ..ops.ratios import mttkrp_of_ratios
-from ..tensor.tensor import FlycooTensor
-from .masks import MissingEntries
+from .cp_model import multiply_all
+from .masks import ObservedData
 from .squarem import Squarem
 
 #: A zero of an initial guess with an infinite loss becomes this part of the mean of its column.
 _LIFT = 0.01
 
 
-class PoissonData:
-    """Counts, and the loss of models that predict them.
+def divide_counts(
+    data: ObservedData,
+    factors: Sequence[Array],
+    mode: int,
+    *,
+    smallest: float | None = None,
+    **options: bool,
+) -> tuple[Array, Array | None]:
+    """Call `mttkrp_of_ratios` for the observed nonzeros."""
+    if smallest is None:  # its reciprocal times a count, and a sum of such, is finite
+        smallest = float(np.sqrt(np.finfo(data.dtype).tiny))
+    return mttkrp_of_ratios(data.tensor, factors, mode, smallest, **options)
 
-    Parameters
-    ----------
-    x : FlycooTensor
-    missing : MissingEntries, optional
-        Of `x`.
 
-    Attributes
-    ----------
-    tensor : FlycooTensor
-        The observed nonzeros.
+def find_scales(
+    data: ObservedData, factors: Sequence[Array], sums: Sequence[Array], mode: int
+) -> Array:
+    """Return the reciprocals of what a row of ones of `mode` adds to the first sum of F.
+
+    That is the same for all rows, (1, R), unless entries are missing: (I_mode, R). It is 0 where a
+    row adds nothing. `sums` are the column sums of the factors.
     """
+    whole = multiply_all(sums, mode)
+    if data.missing is None:
+        return _invert(whole[None], 0.0).astype(data.dtype)
+    rows = data.xp.zeros(factors[mode].shape, data.dtype)
+    ones = data.xp.ones(data.missing.count, data.dtype)
+    observed = whole - data.missing.add_mttkrp(rows, ones, factors, mode)
+    # What is left of a row whose cells are all missing is rounding error.
+    return _invert(observed, 8 * float(np.finfo(data.dtype).eps) * whole).astype(data.dtype)
 
-    def __init__(self, x: FlycooTensor, missing: MissingEntries | None) -> None:
-        self.tensor = x if missing is None else missing.observed
-        self.missing = missing
-        self.xp, self.dtype = x._engine.xp, x.dtype
 
-    def sum_columns(self, factor: Array) -> Array:
-        """Add up each column of a factor in float64: (R,)."""
-        return sum_columns(factor)
+def complete_loss(
+    data: ObservedData, factors: Sequence[Array], sums: Sequence[Array], log_sum: Any
+) -> float:
+    """Compute F from the column sums of the factors and the sum over the nonzeros."""
+    total = multiply_all(sums).sum() - log_sum
+    if data.missing is not None:
+        total = total - data.missing.evaluate(None, factors).sum(dtype=np.float64)
+    return float(total)
 
-    def divide(
-        self, factors: Sequence[Array], mode: int, *, smallest: float | None = None, **options: bool
-    ) -> tuple[Array, Array | None]:
-        """Call `mttkrp_of_ratios` for the observed nonzeros."""
-        if smallest is None:  # its reciprocal times a count, and a sum of such, is finite
-            smallest = float(np.sqrt(np.finfo(self.dtype).tiny))
-        return mttkrp_of_ratios(self.tensor, factors, mode, smallest, **options)
 
-    def find_scales(self, factors: Sequence[Array], sums: Sequence[Array], mode: int) -> Array:
-        """Return the reciprocals of what a row of ones of `mode` adds to the first sum of F.
-
-        That is the same for all rows, (1, R), unless entries are missing: (I_mode, R). It is 0
-        where a row adds nothing.
-        """
-        whole = self.xp.ones_like(sums[0])
-        for n, column_sums in enumerate(sums):
-            if n != mode:
-                whole = whole * column_sums
-        if self.missing is None:
-            return _invert(whole[None], 0.0).astype(self.dtype)
-        rows = self.xp.zeros(factors[mode].shape, self.dtype)
-        ones = self.xp.ones(self.missing.count, self.dtype)
-        observed = whole - self.missing.add_mttkrp(rows, ones, factors, mode)
-        # What is left of a row whose cells are all missing is rounding error.
-        return _invert(observed, 8 * float(np.finfo(self.dtype).eps) * whole).astype(self.dtype)
-
-    def measure(self, factors: Sequence[Array], sums: Sequence[Array], log_sum: Any) -> float:
-        """Compute F from the column sums of the factors and the sum over the nonzeros."""
-        whole = sums[0]
-        for column_sums in sums[1:]:
-            whole = whole * column_sums
-        total = whole.sum() - log_sum
-        if self.missing is not None:
-            total = total - self.missing.evaluate(None, factors).sum(dtype=np.float64)
-        return float(total)
-
-    def evaluate(self, weights: Array | None, factors: Sequence[Array]) -> float:
-        """Compute F of a model in one pass over the nonzeros."""
-        factors = list(factors)
-        if weights is not None:
-            factors[0] = factors[0] * weights
-        _, log_sum = self.divide(factors, 0, wants_logs=True)
-        return self.measure(factors, [self.sum_columns(f) for f in factors], log_sum)
+def evaluate_loss(data: ObservedData, weights: Array | None, factors: Sequence[Array]) -> float:
+    """Compute F of a model in one pass over the nonzeros."""
+    factors = list(factors)
+    if weights is not None:
+        factors[0] = factors[0] * weights
+    _, log_sum = divide_counts(data, factors, 0, wants_logs=True)
+    return complete_loss(data, factors, [sum_columns(f) for f in factors], log_sum)
 
 
 def _invert(numbers: Array, smallest: Any) -> Array:
@@ -109,7 +91,7 @@ class MultiplicativeUpdates:
 
     Parameters
     ----------
-    data : PoissonData
+    data : ObservedData
     modes : list of int
         The modes to update.
     factors : list of array (I_n, R)
@@ -129,7 +111,7 @@ class MultiplicativeUpdates:
 
     def __init__(
         self,
-        data: PoissonData,
+        data: ObservedData,
         modes: list[int],
         factors: list[Array],
         state: Mapping[str, Array],
@@ -141,7 +123,7 @@ class MultiplicativeUpdates:
         self._begin(
             factors,
             [
-                data.sum_columns(factor) if own is None else data.xp.asarray(own)
+                sum_columns(factor) if own is None else data.xp.asarray(own)
                 for factor, own in zip(factors, sums, strict=True)
             ],
         )
@@ -162,7 +144,7 @@ class MultiplicativeUpdates:
         if proposal is None:
             return None, factors, self.loss
         kept = (self._sums, self._product, self.loss)
-        self._begin(proposal, [self._data.sum_columns(factor) for factor in proposal])
+        self._begin(proposal, [sum_columns(factor) for factor in proposal])
         is_better = self.loss <= kept[2]
         self._squarem.note(is_better)
         if is_better:
@@ -173,16 +155,16 @@ class MultiplicativeUpdates:
     def _begin(self, factors: list[Array], sums: list[Array]) -> None:
         """Measure a model, and compute what the first update needs in the same pass."""
         self._sums = sums
-        self._product, log_sum = self._data.divide(factors, self._modes[0], wants_logs=True)
-        self.loss = self._data.measure(factors, self._sums, log_sum)
+        self._product, log_sum = divide_counts(self._data, factors, self._modes[0], wants_logs=True)
+        self.loss = complete_loss(self._data, factors, self._sums, log_sum)
 
     def _update(self, factors: list[Array], mode: int) -> None:
         if mode == self._modes[0]:
             product = self._product
             del self._product  # it becomes the factor
         else:
-            product, _ = self._data.divide(factors, mode)
-        scales = self._data.find_scales(factors, self._sums, mode)
+            product, _ = divide_counts(self._data, factors, mode)
+        scales = find_scales(self._data, factors, self._sums, mode)
         engine = self._data.tensor._engine
         self._sums[mode] = engine.scale_rows(product, factors[mode], scales)
         factors[mode] = product

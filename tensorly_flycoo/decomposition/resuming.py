@@ -12,6 +12,7 @@ from ..io.checkpoint import Origin, ResumedCP, ResumedTucker, mark_origin
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.digest import find_digest
 from ..tensor.tensor import FlycooTensor
+from .initial_guess import spread_factors
 from .ranks import find_cp_rank
 from .stopping import has_converged
 
@@ -78,7 +79,7 @@ def restore(
     """
     check_checkpoint(init, x, rank, solver, dtype)
     xp, (first, factors) = x._engine.xp, init
-    return xp.asarray(first), [xp.asarray(factor) for factor in factors]
+    return xp.asarray(first), spread_factors(x, map(xp.asarray, factors))
 
 
 # TensorLy's own loop of parafac

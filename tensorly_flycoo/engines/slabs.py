@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..array_modules import Array
-from ..devices import Devices
+from ..devices import Devices, bring_each, bring_to_each
 from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
 from ..format.tree import count_waiting, fold_tree
 from ..shards.row_shards import RowShards, gather_each
@@ -32,12 +32,14 @@ def mttkrp(
     weights: Array | None = None,
 ) -> None:
     """Do what `Engine.mttkrp` does, for a tensor in slabs."""
+    own_weights = _bring_to_homes(layout, weights)
 
-    def compute(slab: Slab, target: Array) -> None:
-        own = _list_own_factors(layout, slab, factors)
-        engine.mttkrp(slab.layout, own, mode, target, weights)
+    def compute(slab: Slab, own: Mapping[int, Array], target: Array) -> None:
+        in_order = [own.get(n, target) for n in range(len(factors))]
+        engine.mttkrp(slab.layout, in_order, mode, target, own_weights[slab.home])
 
-    _compute_slabs(engine, layout, mode, compute, out)
+    inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
+    _compute_slabs(engine, layout, mode, inputs, compute, out)
 
 
 def mttkrp_of_ratios(
@@ -54,15 +56,17 @@ def mttkrp_of_ratios(
     """Do what `Engine.mttkrp_of_ratios` does, for a tensor in slabs."""
     log_sums: list[Array] = []
 
-    def compute(slab: Slab, target: Array) -> None:
-        own, options = _list_own_factors(layout, slab, factors), (mode, target, smallest)
+    def compute(slab: Slab, own: Mapping[int, Array], target: Array) -> None:
+        in_order, options = [own[n] for n in range(len(factors))], (mode, target, smallest)
         log_sum = engine.mttkrp_of_ratios(
-            slab.layout, own, *options, wants_logs=wants_logs, stays=stays
+            slab.layout, in_order, *options, wants_logs=wants_logs, stays=stays
         )
         log_sums.append(log_sum)
 
-    _compute_slabs(engine, layout, mode, compute, out)
-    return functools.reduce(operator.add, log_sums) if wants_logs else None
+    _compute_slabs(engine, layout, mode, dict(enumerate(factors)), compute, out)
+    if not wants_logs:
+        return None
+    return functools.reduce(operator.add, [layout.devices.bring(x, 0) for x in log_sums])
 
 
 def ttmc(
@@ -74,19 +78,19 @@ def ttmc(
     slots: Array | None = None,
 ) -> None:
     """Do what `Engine.ttmc` does, for a tensor in slabs."""
-    cut_mode = layout.cut_mode
+    is_cut = mode == layout.cut_mode
+    own_slots = _bring_to_homes(layout, slots)
 
-    def compute(slab: Slab, target: Array) -> None:
-        target[...] = 0  # rows that are empty in the slab are not written
-        own = {n: f[slab.rows] if n == cut_mode else f for n, f in inputs.items()}
-        engine.ttmc(slab.layout, mode, own, target, slots)
+    def compute(slab: Slab, own: Mapping[int, Array], target: Array) -> None:
+        places = own_slots[slab.home]
+        if not is_cut:
+            target[...] = 0  # rows that are empty in the slab are not written
+        elif places is not None:
+            places = places[slab.rows]
+        engine.ttmc(slab.layout, mode, own, target, places)
 
-    if mode != cut_mode:
-        _add_results(engine, layout, compute, out)
-        return
-    for slab in layout.slabs:
-        target, places = (out[slab.rows], None) if slots is None else (out, slots[slab.rows])
-        engine.ttmc(slab.layout, mode, inputs, target, places)
+    # With slots, rows of the cut mode may be anywhere in `out`.
+    _compute_slabs(engine, layout, mode, inputs, compute, out, is_cut and slots is not None)
 
 
 def count_workspace_nbytes(
@@ -109,25 +113,72 @@ def _list_own_factors(layout: SlabLayout, slab: Slab, factors: Sequence[Array]) 
     return [f[slab.rows] if n == layout.cut_mode else f for n, f in enumerate(factors)]
 
 
+def _bring_to_homes(layout: SlabLayout, array: Array | None) -> dict[int, Array | None]:
+    """Return an array on the device of each slab, by device."""
+    homes = [slab.home for slab in layout.slabs]
+    return dict.fromkeys(homes) if array is None else bring_to_each(layout.devices, array, homes)
+
+
 def _compute_slabs(
     engine: Engine,
     layout: SlabLayout,
     mode: int,
-    compute: Callable[[Slab, Array], None],
+    inputs: Mapping[int, Array],
+    compute: Callable[[Slab, Mapping[int, Array], Array], None],
     out: Array,
+    is_scattered: bool = False,
 ) -> None:
-    """Let ``compute(slab, target)`` write each slab's rows of `out`, or add all rows of each."""
-    if mode == layout.cut_mode:
-        for slab in layout.slabs:
-            compute(slab, out[slab.rows])
-    else:
-        _add_results(engine, layout, compute, out)
+    """Let ``compute(slab, own, target)`` write each slab's rows of `out`, or add all rows of each.
+
+    It is called on the slab's device, with what it reads of the `inputs` and with its target there;
+    the target is all of `out` if its rows of the cut mode are scattered.
+    """
+    devices, (own, _) = layout.devices, _bring_inputs(layout, inputs)
+
+    def compute_at_home(number: int, target: Array) -> None:
+        slab = layout.slabs[number]
+        with devices.use(slab.home):
+            own_target = devices.bring(target, slab.home)
+            compute(slab, own[number], own_target)
+        if own_target is not target:
+            target[...] = devices.bring(own_target, 0)
+
+    if mode != layout.cut_mode:
+        _add_results(engine, layout, compute_at_home, out)
+        return
+    for number, slab in enumerate(layout.slabs):
+        compute_at_home(number, out if is_scattered else out[slab.rows])
+
+
+def _bring_inputs(
+    layout: SlabLayout, inputs: Mapping[int, Array | RowShards], weights: Array | None = None
+) -> tuple[list[dict[int, Array]], dict[int, Array]]:
+    """Return what each slab reads of the inputs, and the weights on each device.
+
+    Of the cut mode's input a slab reads only its own rows. All copies come before all work: a copy
+    waits for the work that is under way.
+    """
+    devices, homes = layout.devices, [slab.home for slab in layout.slabs]
+    modes = [n for n in inputs if n != layout.cut_mode]
+    whole = [inputs[n] for n in modes] + ([] if weights is None else [weights])
+    on_each = gather_each(whole, devices, dict.fromkeys(homes))
+    own = [
+        {n: matrices[home] for n, matrices in zip(modes, on_each, strict=False)} for home in homes
+    ]
+    if layout.cut_mode in inputs:
+        x = inputs[layout.cut_mode]
+        is_sharded = isinstance(x, RowShards)
+        rows = [] if is_sharded else [x[slab.rows] for slab in layout.slabs]
+        blocks = x.blocks if is_sharded else bring_each(devices, rows, homes)
+        for of_slab, block in zip(own, blocks, strict=True):
+            of_slab[layout.cut_mode] = block
+    return own, {} if weights is None else on_each[-1]
 
 
 def _add_results(
-    engine: Engine, layout: SlabLayout, compute: Callable[[Slab, Array], None], out: Array
+    engine: Engine, layout: SlabLayout, compute: Callable[[int, Array], None], out: Array
 ) -> None:
-    """Add the results that ``compute(slab, target)`` writes, in `out`.
+    """Add the results that ``compute(number, target)`` writes for each slab, in `out`.
 
     All memory is allocated before anything is computed.
     """
@@ -135,9 +186,9 @@ def _add_results(
     free = [engine.xp.empty(out.shape, out.dtype) for _ in range(num_spares)]
     free.append(out)  # taken first: the first operand of each addition receives its result
 
-    def make(slab: Slab) -> Array:
+    def make(number: int) -> Array:
         target = free.pop()
-        compute(slab, target)
+        compute(number, target)
         return target
 
     def add(rows: Array, others: Array) -> Array:
@@ -145,7 +196,7 @@ def _add_results(
         free.append(others)
         return rows
 
-    fold_tree(map(make, layout.slabs), add)
+    fold_tree(map(make, range(len(layout.slabs))), add)
 
 
 # On several devices
@@ -162,14 +213,15 @@ def mttkrp_shards(
     slabs, rank = layout.slabs, factors[mode].shape[1]
     sharding, dtype = find_sharding(layout, mode), layout.record_format.dtype
     # First all copies, then all work: a copy waits for the work that is under way.
-    inputs, own_weights = _bring_inputs(layout, factors, mode, weights)
+    inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
+    own, own_weights = _bring_inputs(layout, inputs, weights)
 
     def compute(number: int) -> Array:
         slab = slabs[number]
         with layout.devices.use(slab.home):
             target = engine.xp.empty((slab.layout.record_format.shape[mode], rank), dtype)
-            own = [target if n == mode else inputs[n][number] for n in range(len(factors))]
-            engine.mttkrp(slab.layout, own, mode, target, own_weights.get(slab.home))
+            in_order = [own[number].get(n, target) for n in range(len(factors))]
+            engine.mttkrp(slab.layout, in_order, mode, target, own_weights.get(slab.home))
             return target
 
     if mode == layout.cut_mode:
@@ -177,28 +229,6 @@ def mttkrp_shards(
     results = (_Result(compute(n), slab.home) for n, slab in enumerate(slabs))
     add = functools.partial(_Result.add, engine, layout.devices)
     return fold_tree(results, add).spread(sharding)
-
-
-def _bring_inputs(
-    layout: SpreadLayout,
-    factors: Sequence[Array | RowShards],
-    mode: int,
-    weights: Array | None,
-) -> tuple[dict[int, Sequence[Array]], dict[int, Array]]:
-    """Return the rows that each slab reads of the factors, by mode, and the weights of devices."""
-    homes, cut_mode = [slab.home for slab in layout.slabs], layout.cut_mode
-    read = [n for n in range(len(factors)) if n not in (mode, cut_mode)]
-    whole = [factors[n] for n in read] + ([] if weights is None else [weights])
-    on_each = gather_each(whole, layout.devices, dict.fromkeys(homes))
-    inputs: dict[int, Sequence[Array]] = {
-        n: [matrices[home] for home in homes] for n, matrices in zip(read, on_each, strict=False)
-    }
-    factor = factors[cut_mode]
-    if isinstance(factor, RowShards):
-        inputs[cut_mode] = factor.blocks
-    elif mode != cut_mode:
-        inputs[cut_mode] = find_sharding(layout, cut_mode).cut(factor)
-    return inputs, {} if weights is None else on_each[-1]
 
 
 class _Result:

@@ -13,6 +13,7 @@ from tensorly.cp_tensor import CPTensor
 from tensorly.tucker_tensor import TuckerTensor
 
 from ..array_modules import Array, move
+from ..shards.row_shards import RowShards
 from ..tensor.digest import find_digest
 from ..tensor.tensor import FlycooTensor
 from .files import FilePath, replace_file
@@ -163,7 +164,8 @@ def save_checkpoint(path: FilePath, model: Model, errors: Sequence[float]) -> No
         A ``.npz`` of plain arrays. It is written beside `path` and then renamed, so `path` always
         holds a complete state, the old one or the new one.
     model : CPTensor or TuckerTensor
-        As a decomposition passes it to its callback, with NumPy or CuPy arrays.
+        As a decomposition passes it to its callback, with NumPy or CuPy arrays, or
+        `RowShards`.
     errors : sequence of float
         The relative errors at the start and after each iteration.
 
@@ -199,7 +201,11 @@ def save_checkpoint(path: FilePath, model: Model, errors: Sequence[float]) -> No
         facts |= {"solver": origin.solver, "digest": find_digest(origin.tensor)}
     with replace_file(path) as file:
         # np.savez keeps the memory order (C or Fortran), which may matter for the last bits.
-        np.savez(file, **facts, **{name: move(array, np) for name, array in arrays.items()})
+        np.savez(file, **facts, **{name: _fetch(array) for name, array in arrays.items()})
+
+
+def _fetch(array: Array) -> Any:
+    return array.to_numpy() if isinstance(array, RowShards) else move(array, np)
 
 
 def load_checkpoint(path: FilePath) -> ResumedCP | ResumedTucker:

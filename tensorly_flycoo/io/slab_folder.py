@@ -239,8 +239,8 @@ def open_slabs(
     if keep != "device" and engine.make_stager is not None:
         keep_aside = make_keep_aside(engine.make_stager, 0)
     for number, (entry, home) in enumerate(zip(index.entries, homes, strict=True)):
-        with devices.use(home), _open_slab(folder / _name_slab(number), index, entry) as file:
-            layout = file.map(engine, verify) if keep == "file" else file.read(engine)
+        with devices.use(home):
+            layout = load_slab(folder, index, number, engine, keep, verify)
             if keep_aside is not None:
                 layout = keep_aside(layout, home)
         slabs.append(Slab(slice(entry.start, entry.stop), layout, home))
@@ -253,6 +253,14 @@ def open_slabs(
     arguments = (record_format, index.num_slabs, index.cut_mode, slabs, norm, engine, devices)
     x._set(engine, slab_class(*arguments))
     return x
+
+
+def load_slab(
+    folder: Path, index: Index, number: int, engine: "Engine", keep: str, verify: bool
+) -> Layout:
+    """Map a slab's file into memory with ``keep="file"``, else read it to the engine's device."""
+    with _open_slab(folder / _name_slab(number), index, index.entries[number]) as file:
+        return file.map(engine, verify) if keep == "file" else file.read(engine)
 
 
 def _check_keep(keep: str | None, engine: "Engine") -> str:

@@ -1,6 +1,11 @@
 """Non-negative least squares for tall factors by hierarchical ALS, many rows at once."""
 
-from ..array_modules import Array
+import operator
+from typing import Any
+
+import numpy as np
+
+from ..array_modules import Array, runs_with_data
 from ..devices import bring_to_each
 from ..engines import engine_of
 from ..format.tree import fold_tree
@@ -71,14 +76,19 @@ def solve_nonnegative(
 
 def _sweep(
     targets: Array | RowShards, gram: Array, rows: Array | RowShards, penalties: list
-) -> tuple[float, int]:
+) -> np.ndarray:
     """Improve each column once; return the error and the number of changed elements."""
     if not isinstance(rows, RowShards):
-        return engine_of(rows).sweep_nonnegative(targets, gram, rows, *penalties)
+        return sweep_block(targets, gram, rows, *penalties)
     devices, homes, results = rows.sharding.devices, rows.sharding.homes, []
     grams = bring_to_each(devices, gram, homes)
     for own_targets, own_rows, home in zip(targets.blocks, rows.blocks, homes, strict=True):
         with devices.use(home):
-            arrays = (own_targets, grams[home], own_rows)
-            results.append(engine_of(own_rows).sweep_nonnegative(*arrays, *penalties))
-    return fold_tree(results, lambda a, b: (a[0] + b[0], a[1] + b[1]))
+            results.append(sweep_block(own_targets, grams[home], own_rows, *penalties))
+    return fold_tree(devices.collect(results), operator.add)
+
+
+@runs_with_data
+def sweep_block(targets: Array, gram: Array, rows: Array, *penalties: Any) -> np.ndarray:
+    """Return the results of `Engine.sweep_nonnegative` as float64, on the host."""
+    return np.array(engine_of(rows).sweep_nonnegative(targets, gram, rows, *penalties), np.float64)

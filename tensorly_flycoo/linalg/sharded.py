@@ -100,8 +100,9 @@ def qr(x: RowShards, mode: str = "reduced") -> tuple[RowShards, Array]:
         refuse(f"numpy.linalg.qr of {x} with mode={mode!r}")
     devices, homes = x.sharding.devices, x.sharding.homes
     bases, triangles = zip(*x.apply(tall_skinny.qr), strict=True)
-    (stacked,) = devices.gather([(triangles, None)])
-    basis, triangle = array_module(stacked).linalg.qr(stacked)
+    collected = devices.collect(triangles)
+    xp = array_module(collected[0])
+    basis, triangle = xp.linalg.qr(xp.concatenate(collected))
     edges = accumulate((own.shape[0] for own in triangles), initial=0)
     parts = [basis[start:stop] for start, stop in pairwise(edges)]
     blocks = []

@@ -48,5 +48,5 @@ class ShardedKernels:
 
     def _collect(self, x: RowShards, *results: Sequence[Any]) -> list[Any]:
         """Return `Blocks` of all blocks of rows, one after the other, on the first device."""
-        requests = [([blocks.to_array() for blocks in own], None) for own in results]
+        requests = [([blocks.to_array() for blocks in own], 0) for own in results]
         return [self._kernels.as_blocks(array) for array in x.sharding.devices.gather(requests)]

@@ -5,7 +5,11 @@ from typing import Any
 import numpy as np
 
 from ..array_modules import Array, array_module, is_cupy
+from ..engines import select_engine
 from ..format.primitives import index_dtype
+
+#: Products of an entry and a number that are in memory at a time.
+_NUM_PRODUCTS = 2**24
 
 
 def make_csc(values: Array, row_ids: Array, column_starts: Array, shape: tuple[int, int]) -> Any:
@@ -32,6 +36,38 @@ def make_csc(values: Array, row_ids: Array, column_starts: Array, shape: tuple[i
     return matrix
 
 
-def by_rows(matrix: Any) -> Any:
-    """Convert a matrix on a GPU to CSR: cuSPARSE sums over CSC columns in no fixed order."""
-    return matrix.tocsr() if is_cupy(matrix.data) else matrix
+def multiply(matrix: Any, dense: Array) -> Array:
+    """Multiply a CSC matrix (I, n) by a dense one (n, R), adding the columns in their order.
+
+    On a GPU the additions are ours: cuSPARSE adds in no fixed order.
+    """
+    if not is_cupy(matrix.data):
+        return matrix @ dense
+    xp = array_module(dense)
+    order = xp.argsort(matrix.indices)  # a stable sort
+    columns = xp.searchsorted(matrix.indptr[1:].astype(np.int64), order, side="right")
+    rows = xp.arange(matrix.shape[0], dtype=matrix.indices.dtype)
+    starts = xp.searchsorted(matrix.indices[order], rows)
+    return _sum_products(matrix.data[order], columns, starts, dense)
+
+
+def multiply_transposed(matrix: Any, dense: Array) -> Array:
+    """Multiply the transpose of a CSC matrix (I, n) by a dense one (I, R), as `multiply` does."""
+    if not is_cupy(matrix.data):
+        return matrix.T @ dense
+    starts = matrix.indptr[:-1].astype(np.int64)
+    return _sum_products(matrix.data, matrix.indices, starts, dense)
+
+
+def _sum_products(values: Array, places: Array, starts: Array, dense: Array) -> Array:
+    """Sum ``values[i] * dense[places[i]]`` from each of the `starts` to the next, on a GPU."""
+    xp, engine, rank = array_module(dense), select_engine("cuda"), dense.shape[1]
+    result = xp.empty((starts.size, rank), np.result_type(values.dtype, dense.dtype))
+    step = max(1, _NUM_PRODUCTS // max(values.size, 1))
+    for first in range(0, rank, step):
+        columns = dense[:, first : first + step].T
+        products = (columns[:, places] * values).astype(result.dtype, copy=False)
+        groups = xp.arange(len(columns))[:, None] * values.size + starts
+        sums = engine.sum_groups(products.ravel(), groups.ravel())
+        result[:, first : first + step] = sums.reshape(groups.shape).T
+    return result

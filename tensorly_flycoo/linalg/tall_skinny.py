@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..array_modules import Array, array_module, is_cupy, move
+from ..array_modules import Array, array_module, is_cupy, move, runs_with_data
 from ..engines import select_engine
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def _sum_blocks(x: Array) -> Array:
     return sums.sum(axis=0) + x[split:].sum(axis=0, dtype=np.float64)
 
 
+@runs_with_data
 def transposed_product(a: Array, b: Array) -> Array:
     """Compute ``a.T @ b``, in blocks of rows if both are tall and of one dtype.
 
@@ -138,6 +139,7 @@ def sum_squares(x: Array) -> Array:
     return kernels.inner_blocks(x, x).to_array().sum()
 
 
+@runs_with_data
 def qr(a: Array) -> tuple[Array, Array]:
     """Compute the reduced QR decomposition of a matrix.
 
@@ -165,6 +167,7 @@ def _cholesky_qr2(a: Array) -> tuple[Array, Array] | None:
     return q.astype(a.dtype), xp.asarray(r.astype(a.dtype))
 
 
+@runs_with_data
 def solve(a: Array, b: Array) -> Array:
     """Solve ``a @ x = b``, with the pseudo-inverse if `a` is singular.
 

@@ -11,7 +11,7 @@ from ..array_modules import Array, array_module, is_cupy
 from ..checks import check_count, check_place, check_rank
 from ..decomposition.count_stream import CountStream
 from ..decomposition.cp_model import make_cp_tensor
-from ..decomposition.cp_stream import LeastSquaresStream
+from ..decomposition.cp_stream import LeastSquaresStream, as_rows
 from ..io.files import FilePath
 from ..ops.slices import Slices, read_slices
 from ..tensor.tensor import FlycooTensor
@@ -210,7 +210,7 @@ class OnlineCP(Parameters):
         device = "cuda" if is_cupy(new.values) else "cpu"
         x = FlycooTensor(new.coords, new.values, new.shape, device=device)
         kind = STREAMS[self.loss]
-        factors = [_as_rows(factor) for factor in kind.fit(x, self.rank, self.random_state)]
+        factors = [as_rows(factor) for factor in kind.fit(x, self.rank, self.random_state)]
         rows = factors.pop(new.mode)
         stream, rows = kind.begin(factors, rows, self.forget)
         self._set(stream, rows, rows, len(new))
@@ -283,7 +283,3 @@ class OnlineCP(Parameters):
         stream = STREAMS[online.loss](saved.factors, saved.state)
         online._set(stream, saved.rows, saved.last_rows, saved.num_slices)
         return online
-
-
-def _as_rows(factor: Array) -> Array:
-    return array_module(factor).ascontiguousarray(factor)

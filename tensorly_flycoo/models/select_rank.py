@@ -13,8 +13,10 @@ from ..array_modules import move
 from ..checks import check_count, check_rank, num_cells
 from ..decomposition.cp_fit import cp_fit
 from ..decomposition.labelled_cp import label_result
+from ..decomposition.losses import check_exact
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
+from ..tensor.pieces import sum_values
 from ..tensor.tensor import FlycooTensor
 from .best_of import Starts, as_random_state, best_of, name_of
 from .core_consistency import core_consistency
@@ -39,9 +41,6 @@ CP_METHODS = (
     "observed_parafac",
     "generalized_parafac",
 )
-
-#: The losses whose held-out loss can be measured.
-_MEASURED = ("gaussian", "poisson_count")
 
 #: With counts, held-out entries are compared with the model plus this part of the mean count. A
 #: model that calls a held-out count impossible would be infinitely bad otherwise.
@@ -280,11 +279,8 @@ def _check_holdout(
             f"{name_of(method)} has no mask, so nothing can be held out: pass holdout=0, or the "
             "method 'parafac' or 'non_negative_parafac'"
         )
-    if holdout and loss_of(method, options) not in _MEASURED:
-        raise ValueError(
-            f"loss is {loss_of(method, options)!r}, expected one of {_MEASURED} to hold entries "
-            "out: pass holdout=0"
-        )
+    if holdout:
+        check_exact(loss_of(method, options), " to hold entries out: pass holdout=0")
     if holdout and options.get("mask") is not None:
         raise ValueError("mask is given, but select_rank holds entries out itself: pass holdout=0")
     if holdout and x.nnz == 0:
@@ -320,7 +316,7 @@ def _measure(x: FlycooTensor, model: CPTensor, mask: Any, loss: str) -> float:
         return cp_fit(x, model, mask=mask).relative_error
     weights, factors = model
     xp = x._engine.xp
-    mean = float(x._sorted_nonzeros()[1].sum()) / num_cells(x.shape)
+    mean = sum_values(x._layout, xp) / num_cells(x.shape)
     floor = xp.full(1, _FLOOR * mean, x.dtype)
     raised = [
         xp.concatenate([factor, xp.ones((factor.shape[0], 1), x.dtype)], axis=1)

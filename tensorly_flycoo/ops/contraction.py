@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ..array_modules import Array, array_module
+from ..array_modules import Array, array_module, share
 from ..checks import check_place
 from ..format.packing import RecordFormat
 from ..tensor.coo_cache import as_flycoo
@@ -67,6 +67,7 @@ def contract_vectors(
     """
     x = as_flycoo(x, check_coords=True)
     axes = check_axes(modes, x.ndim)
+    vectors = [share(vector) for vector in vectors]
     for vector, mode in zip(vectors, axes, strict=True):
         check_place(vector, f"the vector of mode {mode}", x.device == "cuda", "x")
         if vector.shape != (x.shape[mode],):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..array_modules import Array
+from ..array_modules import Array, share
 from ..checks import check_matrix, check_mode, densify_error
 from ..tensor.tensor import FlycooTensor
 from .lazy import LazyArray
@@ -65,7 +65,7 @@ class ModeProduct(LazyArray):
         axes: Sequence[int] | None = None,
     ) -> None:
         self.tensor = x
-        self.factors = dict(sorted(factors.items()))
+        self.factors = {n: share(factors[n]) for n in sorted(factors)}
         array_type = x._engine.array_type
         for n, factor in self.factors.items():
             check_matrix(factor, f"the factor of mode {n}", x.shape[n], x.dtype, array_type)

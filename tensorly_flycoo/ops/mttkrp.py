@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..array_modules import Array
+from ..array_modules import Array, share
 from ..checks import check_factors, check_mode, check_out, check_weights
 from ..format.slab_layout import SpreadLayout
 from ..reporting import log_compilation
@@ -98,7 +98,7 @@ def mttkrp(
     layout = x._layout
     types = (array_type, RowShards) if isinstance(layout, SpreadLayout) else (array_type,)
     factors = check_factors(factors, x.shape, x.dtype, *types)
-    rank = factors[0].shape[1]
+    rank, weights = factors[0].shape[1], share(weights)
     if weights is not None:
         check_weights(weights, rank, x.dtype, array_type)
     if isinstance(layout, SpreadLayout):

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from ..array_modules import Array
-from ..format.slab_layout import SpreadLayout
 from ..tensor.memory import attempt, explain_work
 from ..tensor.tensor import FlycooTensor
 
@@ -40,8 +39,6 @@ def mttkrp_of_ratios(
 
     Raises
     ------
-    TypeError
-        If `x` is on several GPUs.
     MemoryError
         If memory runs out.
 
@@ -60,11 +57,6 @@ def mttkrp_of_ratios(
     array([[4.],
            [2.]])
     """
-    if isinstance(x._layout, SpreadLayout):
-        raise TypeError(
-            "x is on several GPUs, expected one: losses other than least squares are computed on "
-            'one, so build it inside `with set_device("cuda"):`'
-        )
     engine, (rank, size) = x._engine, (factors[0].shape[1], x.shape[mode])
 
     def compute() -> tuple[Array, Array | None]:

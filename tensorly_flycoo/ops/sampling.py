@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module
-from ..linalg.sparse_matrices import by_rows, make_csc
+from ..array_modules import Array
+from ..linalg.sparse_matrices import make_csc, multiply
 from ..tensor.tensor import FlycooTensor
 
 
@@ -156,4 +156,4 @@ def fit_fibres(matrix: Array, fibres: Any, weights: Array | None = None) -> Arra
     inverse = (left[:, :rank] / values[:rank]) @ right[:rank]
     if weights is not None:
         inverse = inverse * weights[:, None]
-    return by_rows(fibres) @ array_module(inverse).ascontiguousarray(inverse)
+    return multiply(fibres, inverse)

@@ -49,7 +49,7 @@ def find_sparse(arguments: Iterable[Any]) -> Any:
     Raises
     ------
     TypeError
-        If one comes first that is SciPy's, CuPy's or PyTorch's, under the backend "flycoo".
+        If one comes first that is SciPy's, CuPy's, PyTorch's or JAX's, under the backend "flycoo".
     """
     for argument in arguments:
         if type(argument) is np.ndarray or is_cupy(argument):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ..array_modules import Array, array_module
-from ..devices import Devices, bring_to_each, collect
+from ..devices import Devices, bring_to_each
 from ..format.tree import fold_tree
 from .sharding import Sharding
 
@@ -276,10 +276,10 @@ class RowShards(NDArrayOperatorsMixin):
         Returns
         -------
         array
-            float64, on the first device.
+            float64, where what belongs to no slab is.
         """
         parts = self.apply(lambda *blocks: function(*blocks).astype(np.float64), *others)
-        return fold_tree(collect(self.sharding.devices, parts), add)
+        return fold_tree(self.sharding.devices.collect(parts), add)
 
     def find_gram(self, multiply: Callable[[Array, Array], Array]) -> Array:
         """Return ``x.T @ x`` (R, R), of which `multiply` computes a block's; computed once."""

@@ -112,6 +112,49 @@ class FromOthers:
         return cls(coo.indices(), coo.values(), coo.shape, **options)
 
     @classmethod
+    def from_jax(cls, array: Any, **options: Any) -> Self:
+        """Make a tensor from a sparse JAX array: BCOO, or a matrix in BCSR.
+
+        Parameters
+        ----------
+        array : jax.experimental.sparse.BCOO or BCSR
+            On a CPU or a GPU, without batch modes and dense modes.
+        **options
+            ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
+
+        Raises
+        ------
+        TypeError
+            If `array` is not such an array; `from_dense` takes dense ones.
+        ValueError
+            If some of its modes are batch modes or dense.
+
+        Notes
+        -----
+        Entries outside of the shape are JAX's padding, and are left out.
+
+        Examples
+        --------
+        >>> import jax  # doctest: +SKIP
+        >>> from tensorly_flycoo import FlycooTensor
+        >>> eye = jax.experimental.sparse.eye(3)  # doctest: +SKIP
+        >>> FlycooTensor.from_jax(eye)  # doctest: +SKIP
+        <FlycooTensor: shape=(3, 3), dtype=float32, nnz=3, layout='remap', device='cpu'>
+        """
+        if not hasattr(array, "n_batch"):
+            raise TypeError(f"array is a {type(array).__name__}, expected a sparse JAX array")
+        if array.n_batch or array.n_dense:
+            raise ValueError(
+                f"array has {array.n_batch} batch modes and {array.n_dense} dense modes, "
+                "expected none"
+            )
+        bcoo = array.to_bcoo() if hasattr(array, "to_bcoo") else array
+        coords, values = as_array(bcoo.indices).T, as_array(bcoo.data)
+        sizes = array_module(coords).asarray(bcoo.shape)
+        is_stored = (coords < sizes[:, None]).all(axis=0)
+        return cls(coords[:, is_stored], values[is_stored], bcoo.shape, **options)
+
+    @classmethod
     def from_dense(cls, array: Array, **options: Any) -> Self:
         """Make a tensor from the nonzeros of a dense array.
 
@@ -125,8 +168,8 @@ class FromOthers:
         Raises
         ------
         TypeError
-            If `array` is SciPy's sparse matrix, or its values are complex or of another unsupported
-        type.
+            If `array` is a sparse one of SciPy or JAX, or its values are complex or of another
+            unsupported type.
         ValueError
             If `array` has no modes or one of size 0, or a value is not finite.
 
@@ -140,6 +183,9 @@ class FromOthers:
         if hasattr(array, "tocoo"):
             name = type(array).__name__
             raise TypeError(f"array is a {name}, expected a dense array: call from_scipy instead")
+        if hasattr(array, "n_batch"):
+            name = type(array).__name__
+            raise TypeError(f"array is a {name}, expected a dense array: call from_jax instead")
         array = as_array(array)
         check_shape(array.shape)
         xp = array_module(array)

@@ -40,7 +40,9 @@ def _library_of(kind: type) -> str:
 
 
 def find_converter(x: Any) -> str | None:
-    """Return which constructor of `FlycooTensor` takes `x`, if it is SciPy's, CuPy's or PyTorch's.
+    """Return which constructor of `FlycooTensor` takes another library's sparse array.
+
+    The libraries are SciPy, CuPy, PyTorch and JAX. Other arrays have none.
 
     None of these libraries is imported.
 
@@ -54,6 +56,8 @@ def find_converter(x: Any) -> str | None:
     library = _library_of(kind)
     if library == "scipy" and hasattr(x, "tocoo"):
         return "from_scipy"
+    if library == "jax" and hasattr(x, "n_batch"):
+        return "from_jax"
     is_torch = library == "torch" and str(getattr(x, "layout", "")).startswith("torch.sparse")
     return "from_torch" if is_torch else None
 

@@ -1,13 +1,21 @@
 """A digest of a tensor's nonzeros, by which a checkpoint tells tensors of one shape apart."""
 
+from __future__ import annotations
+
+import functools
 import hashlib
 import weakref
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..array_modules import Array
 from .pieces import iterate_nonzeros
 from .tensor import FlycooTensor
+
+if TYPE_CHECKING:
+    from ..engines.protocol import Engine
+    from ..format.slab_layout import AnyLayout
 
 #: Odd multipliers of the coordinates and the value: digits of pi, the golden ratio and others.
 _FIRST, _NEXT = 0x243F6A8885A308D3, 0x9E3779B97F4A7C15
@@ -16,7 +24,7 @@ _MASK = 2**64 - 1
 #: Nonzeros hashed at a time: few enough for the cache of a CPU, enough to fill a GPU.
 _CPU_BLOCK, _GPU_BLOCK = 2**14, 2**20
 
-_digests: "weakref.WeakKeyDictionary[FlycooTensor, str]" = weakref.WeakKeyDictionary()
+_digests: weakref.WeakKeyDictionary[FlycooTensor, str] = weakref.WeakKeyDictionary()
 
 
 def find_digest(x: FlycooTensor) -> str:
@@ -38,15 +46,16 @@ def find_digest(x: FlycooTensor) -> str:
     (True, False)
     """
     if x not in _digests:
-        facts = (x.shape, x.dtype.name, x.nnz, _sum_hashes(x))
+        facts = (x.shape, x.dtype.name, x.nnz, sum_hashes(x._layout, x._engine))
         _digests[x] = hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
     return _digests[x]
 
 
-def _sum_hashes(x: FlycooTensor) -> int:
+@functools.singledispatch
+def sum_hashes(layout: AnyLayout, engine: Engine) -> int:
     """Add the hashes of all nonzeros, in any order, modulo 2**64."""
-    total, block_size = 0, _CPU_BLOCK if x._engine.xp is np else _GPU_BLOCK
-    for coords, values in iterate_nonzeros(x._layout, x._engine.xp, block_size):
+    total, block_size = 0, _CPU_BLOCK if engine.xp is np else _GPU_BLOCK
+    for coords, values in iterate_nonzeros(layout, engine.xp, block_size):
         total += int(_hash(coords, values).sum())
     return total & _MASK
 

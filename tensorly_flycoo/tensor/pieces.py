@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
+
+import numpy as np
 
 from ..array_modules import Array
 from ..devices import Devices, OneDevice
@@ -78,3 +81,27 @@ def iterate_pieces(layout: AnyLayout, xp: ModuleType) -> Iterator[Piece]:
     for slab in layout.slabs:
         start = slab.rows.start
         yield Piece(slab.layout, xp, layout.devices, slab.home, layout.cut_mode, start)
+
+
+def sum_values(layout: AnyLayout, xp: ModuleType) -> float:
+    """Add up the values, to the same bits in whatever order they lie.
+
+    They are rounded to multiples of a power of 2, about ``2**-62`` of the largest value times their
+    number. The sum of these is exact.
+    """
+    largest = 0.0
+    for values in _iterate_values(layout, xp):
+        largest = max(largest, float(abs(values).max()))
+    shift, total = 62 - math.frexp(largest)[1] - layout.nnz.bit_length(), 0
+    for values in _iterate_values(layout, xp):
+        scaled = xp.ldexp(values.astype(np.float64), shift)
+        total += int(xp.rint(scaled).astype(np.int64).sum())
+    return float(np.ldexp(float(total), -shift))
+
+
+def _iterate_values(layout: AnyLayout, xp: ModuleType) -> Iterator[Array]:
+    """Yield the values of one piece after the other, in any order, but no empty ones."""
+    for piece in iterate_pieces(layout, xp):
+        if piece.layout.nnz:
+            with piece.hold_records() as records:
+                yield piece.read_values(records)

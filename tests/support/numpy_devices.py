@@ -75,13 +75,16 @@ class NumpyDevices:
         return place(np.array(array.view(np.ndarray)), device)
 
     def gather(self, requests):
-        return [self._gather(arrays, device or 0) for arrays, device in requests]
+        return [self._gather(arrays, device) for arrays, device in requests]
 
     def _gather(self, arrays, device):
         if len(arrays) == 1:
             return self.bring(arrays[0], device)
         whole = np.concatenate([array.view(np.ndarray) for array in arrays])
         return place(np.ascontiguousarray(whole), device)
+
+    def collect(self, arrays):
+        return self.gather([((array,), 0) for array in arrays])
 
     def fetch(self, array):
         return array.view(np.ndarray)

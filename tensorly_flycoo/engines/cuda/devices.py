@@ -66,7 +66,7 @@ class CudaDevices:
 
     def gather(self, requests: Sequence[Request]) -> list[Array]:
         exchange = _Exchange(self._lets_kernels_read)
-        arrays = [exchange.add(parts, device or 0) for parts, device in requests]
+        arrays = [exchange.add(parts, device) for parts, device in requests]
         exchange.launch(self._get_link)
         return arrays
 
@@ -79,6 +79,10 @@ class CudaDevices:
             with cupy.cuda.Device(device):
                 links[device] = _Link()
         return links[device]
+
+    def collect(self, arrays: Sequence[Array]) -> list[Array]:
+        there = iter(self.gather([((array,), 0) for array in arrays if is_cupy(array)]))
+        return [next(there) if is_cupy(array) else array for array in arrays]
 
     def fetch(self, array: Array) -> np.ndarray:
         with array.device:

@@ -10,8 +10,7 @@ from tensorly_flycoo.decomposition.adam import compute_gradients
 from tensorly_flycoo.decomposition.cell_samples import CellSampler, Samples
 from tensorly_flycoo.decomposition.loss_values import measure_loss
 from tensorly_flycoo.decomposition.losses import LOSSES, find_loss
-from tensorly_flycoo.decomposition.masks import find_missing
-from tensorly_flycoo.decomposition.poisson import PoissonData
+from tensorly_flycoo.decomposition.masks import ObservedData, find_missing
 
 SHAPE = (6, 5, 4)
 HUBER = (
@@ -83,7 +82,7 @@ def test_gradients_are_finite_differences(loss):
 def test_sampled_gradients_are_unbiased(loss):
     (x, dense), factors = draw_data(loss), draw_factors()
     exact = compute_gradients(find_loss(loss), list_all(x, dense), factors, [1])[1]
-    sampler, random = CellSampler(PoissonData(x, None)), np.random.RandomState(0)
+    sampler, random = CellSampler(ObservedData(x)), np.random.RandomState(0)
     draws = np.stack([
         compute_gradients(find_loss(loss), sampler.draw(random, 20, 30), factors, [1])[1]
         for _ in range(2000)
@@ -102,7 +101,7 @@ def test_losses_are_the_dense_formula(loss, has_mask):
         cells[tuple(coords)] = 0
         mask = sparse.COO(coords, np.zeros(coords.shape[1]), SHAPE, fill_value=1.0)
         missing = find_missing(x, mask)
-    sampler = CellSampler(PoissonData(x, missing))
+    sampler = CellSampler(ObservedData(x, missing))
     value = measure_loss(find_loss(loss), sampler, None, factors)
     assert value.loss == pytest.approx(cells.sum(), rel=1e-8)
     assert value.standard_error == 0
@@ -121,7 +120,7 @@ def test_weights_count():
     (x, dense), factors = draw_data("gaussian"), draw_factors()
     weights = np.array([2.0, 0.5])
     scaled = [factors[0] * weights, *factors[1:]]
-    value = measure_loss(LOSSES["gaussian"], CellSampler(PoissonData(x, None)), weights, factors)
+    value = measure_loss(LOSSES["gaussian"], CellSampler(ObservedData(x)), weights, factors)
     assert value.loss == pytest.approx(measure_densely("gaussian", dense, scaled).sum(), rel=1e-12)
 
 
@@ -129,7 +128,7 @@ def test_samples_beyond_2_to_63_cells():
     rng = np.random.default_rng(0)
     coords = rng.integers(0, 2**13, (6, 500))
     x = FlycooTensor(coords, np.ones(500), (2**13,) * 6)
-    sampler = CellSampler(PoissonData(x, None))
+    sampler = CellSampler(ObservedData(x))
     first, second = (sampler.draw(np.random.RandomState(3), 100, 5000) for _ in range(2))
     assert (first.coords == second.coords).all()
     assert first.weights[:100].tolist() == [x.nnz / 100] * 100

@@ -8,6 +8,7 @@ from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.format.slab_layout import SlabLayout
 from tensorly_flycoo.tensor.digest import find_digest
+from tensorly_flycoo.tensor.pieces import sum_values
 
 SHAPE = (12, 30, 9)
 
@@ -31,6 +32,21 @@ def pair(request, monkeypatch):
 def test_digest(pair):
     whole, x = pair
     assert find_digest(x) == find_digest(whole)
+
+
+def test_sum_of_values(pair):
+    """The sum has the same bits in pieces, and after the nonzeros have moved."""
+    whole, x = pair
+    first = sum_values(x._layout, np)
+    mttkrp(x, [np.ones((size, 1)) for size in SHAPE], 0)
+    assert sum_values(x._layout, np) == sum_values(whole._layout, np) == first
+    assert first == pytest.approx(whole.nonzeros()[1].sum(), rel=1e-12)
+
+
+@pytest.mark.parametrize("scale", [5e-324, 1e-300, 1.0, 1e300])
+def test_sum_of_extreme_values(scale):
+    x = FlycooTensor([[0, 1, 2], [2, 1, 0]], np.array([3, -1, 7]) * scale, (3, 3))
+    assert sum_values(x._layout, np) == pytest.approx(9 * scale)
 
 
 @pytest.mark.parametrize(

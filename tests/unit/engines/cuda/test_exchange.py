@@ -88,7 +88,7 @@ def test_single_arrays(gpus, devices):
     """Those that are there are returned as they are; host arrays are copied."""
     (array, values), last = make(gpus, 0, 5), devices.count - 1
     host, found = np.arange(6.0).reshape(2, 3), []
-    arrays = devices.gather([((array,), None), ((array,), last), ((host,), last)])
+    arrays = devices.gather([((array,), 0), ((array,), last), ((host,), last)])
     assert arrays[0] is array
     assert (arrays[1] is array) == (last == 0)
     for copy in arrays[1:]:
@@ -98,6 +98,18 @@ def test_single_arrays(gpus, devices):
     gpus.run()
     np.testing.assert_array_equal(found[0], values)
     np.testing.assert_array_equal(found[1], host)
+
+
+def test_collecting(gpus, devices):
+    """On the first GPU, in one exchange; what is on the host stays there."""
+    made, host, found = [make(gpus, n, n) for n in range(devices.count)], np.arange(3.0), []
+    first, *others = devices.collect([host, *(array for array, _ in made)])
+    assert first is host
+    for array in others:
+        assert array.data.device_id == 0
+        read(gpus, array, found)
+    gpus.run()
+    np.testing.assert_array_equal(found, [values for _, values in made])
 
 
 def test_what_an_exchange_costs(gpus, devices, size):

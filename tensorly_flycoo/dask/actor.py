@@ -1,0 +1,114 @@
+"""The actor that each worker holds for a tensor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psutil
+from distributed import get_worker
+from distributed.protocol import to_serialize
+from distributed.worker import Worker
+
+from ..engines import select_engine
+from .machine import Machine
+from .messages import Message, Parcel, Peer, Reply
+from .site import Site
+
+_logger = logging.getLogger("tensorly_flycoo")
+
+#: Parcels that are on their way: the event loop itself holds its tasks weakly.
+_tasks: set[asyncio.Task] = set()
+
+
+class SlabActor:
+    """Holds a client's slabs and blocks of rows on a worker.
+
+    Its coroutines answer while its `Machine` computes. When the client lets go of the actor, or is
+    gone, Dask forgets it, and everything is freed.
+
+    Parameters
+    ----------
+    device : {"auto", "cpu", "cuda"}, optional
+        As for `FlycooTensor`, on the worker.
+    """
+
+    def __init__(self, device: str | None = None) -> None:
+        self._worker = get_worker()
+        engine, worker = select_engine(device), self._worker
+        num_threads = worker.state.nthreads
+
+        def count_room() -> int | None:
+            limit = worker.memory_manager.memory_limit
+            return None if limit is None else limit - psutil.Process().memory_info().rss
+
+        def start_thread() -> None:
+            if engine.name == "cpu":
+                _limit_threads(num_threads)
+
+        self._machine = Machine(Site(engine, count_room), start_thread)
+
+    async def connect(self, peers: Sequence[Peer], number: int) -> None:
+        """Tell where the actors of all workers are, and which of them this is."""
+        loop, worker, key = asyncio.get_running_loop(), self._worker, peers[number].key
+
+        def send(number: int, parcel: Parcel) -> None:
+            deliver = functools.partial(_deliver, worker, peers[number], parcel)
+            _call_soon(loop, lambda: _start(deliver()))
+
+        self._machine.connect(send, lambda: key in worker.state.actors)
+
+    async def run(self, message: Message) -> Reply:
+        """Run commands, after those of earlier messages."""
+        loop = asyncio.get_running_loop()
+        reply: asyncio.Future[Reply] = loop.create_future()
+
+        def answer(value: Reply) -> None:
+            _call_soon(loop, lambda: reply.done() or reply.set_result(value))
+
+        self._machine.add(message, answer)
+        return await reply
+
+    async def deliver(self, parcel: Parcel) -> None:
+        """Take arrays from a peer."""
+        self._machine.deliver(parcel)
+
+    async def abort(self, epoch: int) -> None:
+        """Drop the messages of earlier epochs."""
+        self._machine.abort(epoch)
+
+    async def ping(self) -> None:
+        """Show that the worker is there."""
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+    """Call a function in the event loop, from another thread; a worker that closes has none."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function)
+
+
+def _start(coroutine: Any) -> None:
+    task = asyncio.ensure_future(coroutine)
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+
+
+async def _deliver(worker: Worker, peer: Peer, parcel: Parcel) -> None:
+    """Send a parcel. If the peer is gone, the client sees that by its own message."""
+    try:
+        await worker.rpc(peer.address).actor_execute(
+            function="deliver", actor=peer.key, args=[to_serialize(parcel)], kwargs={}
+        )
+    except OSError as error:
+        _logger.warning("worker %s did not receive an array: %s", peer.address, error)
+
+
+def _limit_threads(count: int) -> None:
+    """Let the kernels of this thread use as many threads as Dask gives the worker."""
+    import numba
+
+    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))

@@ -1,0 +1,312 @@
+"""The client's side of the actors that hold a tensor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import threading
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from distributed import Actor, Client, Future
+
+from ..tensor.memory import RefusedMemory
+from .actor import SlabActor
+from .errors import WorkerLost
+from .messages import Call, Command, Free, Message, Peer, Receive, Ref, Reply, Send
+
+_logger = logging.getLogger("tensorly_flycoo")
+
+#: Seconds within which a worker must show that it is there; it answers while it computes.
+_PING_TIMEOUT = 60.0
+
+#: Seconds after which it is checked whether workers are there that have not answered, and the
+#: number of checks after which they are asked.
+_CHECK_INTERVAL, _CHECKS_PER_PING = 0.5, 20
+
+#: Seconds within which actors must have been started, or have stopped their work.
+_START_TIMEOUT, _ABORT_TIMEOUT = 120.0, 5.0
+
+#: Commands that are sent without waiting for anybody who needs a result.
+_MANY_COMMANDS = 256
+
+#: Numbers of keys and tags, of all clusters of this process.
+_numbers = itertools.count()
+
+
+class RemoteObject:
+    """What a worker holds; freed there when this object is.
+
+    Attributes
+    ----------
+    worker : WorkerHandle
+    key : int
+    """
+
+    def __init__(self, worker: WorkerHandle, key: int) -> None:
+        self.worker = worker
+        self.key = key
+        weakref.finalize(self, worker.queue.append, Free(key)).atexit = False
+
+
+class WorkerHandle:
+    """One worker's actor, and the commands that it has not been sent.
+
+    Attributes
+    ----------
+    queue : collections.deque
+        Finalizers append to it at any time, in any thread.
+    is_lost : bool
+        Whether a call has found that it is gone.
+    """
+
+    def __init__(self, address: str, future: Future) -> None:
+        self.address = address
+        self.actor: Actor = future.result(timeout=_START_TIMEOUT)
+        self.is_lost = False
+        self._future = future
+        self.queue: deque[Command] = deque()
+        self.num_sent = 0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether neither Dask nor a call has noticed that the actor is gone."""
+        return not self.is_lost and self._future.status == "finished"
+
+    @property
+    def peer(self) -> Peer:
+        return Peer(self.address, self.actor.key)
+
+    def pack(self, epoch: int, wanted: Sequence[int]) -> Message:
+        """Take all commands from the queue."""
+        commands = [self.queue.popleft() for _ in range(len(self.queue))]
+        self.num_sent += 1
+        return Message(epoch, self.num_sent - 1, commands, list(wanted))
+
+
+class Cluster:
+    """Workers that run commands in order, like streams of a GPU.
+
+    Commands are collected, and sent when somebody needs a result. All methods may be called from
+    any thread; threads wait for each other.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    workers : sequence of WorkerHandle
+    """
+
+    def __init__(self, client: Client, workers: Sequence[WorkerHandle]) -> None:
+        self.client = client
+        self.workers = list(workers)
+        self._lock = threading.RLock()
+        self._of_thread = threading.local()
+        self._epoch = next(_numbers)
+        self._calls: list[tuple[WorkerHandle, Any]] = []
+        peers = [worker.peer for worker in workers]
+        connect = [w.actor.connect(peers, n) for n, w in enumerate(workers)]
+        self._start_epoch()
+        client.sync(asyncio.wait_for, _gather(connect), _START_TIMEOUT)
+
+    @property
+    def current(self) -> WorkerHandle:
+        """The worker on which this thread makes new arrays."""
+        return self.workers[getattr(self._of_thread, "number", 0)]
+
+    @contextlib.contextmanager
+    def use(self, number: int) -> Iterator[None]:
+        """Make a worker the current one."""
+        previous = getattr(self._of_thread, "number", 0)
+        self._of_thread.number = number
+        try:
+            yield
+        finally:
+            self._of_thread.number = previous
+
+    # Commands
+
+    def call(
+        self,
+        worker: WorkerHandle,
+        function: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        num_results: int = 1,
+    ) -> tuple[int, ...]:
+        """Have a worker call a function; return the keys of its results.
+
+        Remote objects among the arguments, which must be on that worker, stand for what it holds.
+        """
+        keys = tuple(next(_numbers) for _ in range(num_results))
+        named = {name: _refer(x, worker) for name, x in (kwargs or {}).items()}
+        command = Call(function, [_refer(x, worker) for x in args], named, keys)
+        with self._lock:
+            self.check()
+            worker.queue.append(command)
+            if len(worker.queue) > _MANY_COMMANDS:
+                self._post({})
+        return keys
+
+    def transfer(self, source: RemoteObject, target: WorkerHandle) -> int:
+        """Have a worker send an array to another one; return its key there."""
+        tag, key = next(_numbers), next(_numbers)
+        with self._lock:  # both or neither: a worker that receives waits for one that sends
+            self.check()
+            source.worker.queue.append(Send(source.key, self.workers.index(target), tag))
+            target.queue.append(Receive(tag, key))
+        return key
+
+    # Messages
+
+    def fetch(self, objects: Sequence[RemoteObject]) -> list[Any]:
+        """Wait for the values of objects, on any workers.
+
+        Raises
+        ------
+        WorkerLost
+            If a worker is gone.
+        Exception
+            What a command has raised.
+        """
+        wanted: dict[WorkerHandle, list[int]] = {}
+        for x in objects:
+            wanted.setdefault(x.worker, []).append(x.key)
+        with self._lock:
+            self.check()
+            self._post(wanted)
+            values = self._wait()
+        return [values[x.key] for x in objects]
+
+    def check(self) -> None:
+        """Raise `WorkerLost` if a call has found that a worker is gone."""
+        if lost := [worker.address for worker in self.workers if worker.is_lost]:
+            raise WorkerLost(lost)
+
+    def _post(self, wanted: dict[WorkerHandle, list[int]]) -> None:
+        """Send all commands."""
+        for worker in self.workers:
+            keys = wanted.get(worker, [])
+            if worker.queue or keys:
+                self._check_there([worker])
+                message = worker.pack(self._epoch, keys)
+                self._calls.append((worker, keys, worker.actor.run(message)))
+
+    def _wait(self) -> dict[int, Any]:
+        """Wait for the replies to all messages; return values by their keys."""
+        calls, self._calls = self._calls, []
+        try:
+            return self.client.sync(self._gather_replies, calls)
+        except BaseException:  # Ctrl-C too
+            self._start_epoch()
+            raise
+
+    async def _gather_replies(
+        self, calls: list[tuple[WorkerHandle, list[int], Any]]
+    ) -> dict[int, Any]:
+        tasks = {asyncio.ensure_future(_wait_for(call)): (w, keys) for w, keys, call in calls}
+        values: dict[int, Any] = {}
+        for count in itertools.count(1):
+            done, pending = await asyncio.wait(
+                tasks, timeout=_CHECK_INTERVAL, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                worker, keys = tasks.pop(task)
+                reply = self._check_reply(worker, task)
+                values |= dict(zip(keys, reply.values, strict=True))
+            if not tasks:
+                break
+            if not done:
+                waiting = {worker for worker, _ in tasks.values()}
+                self._check_there(waiting)
+                if count % _CHECKS_PER_PING == 0:
+                    await self._ping(waiting)
+        return values
+
+    def _check_reply(self, worker: WorkerHandle, task: asyncio.Task[Reply]) -> Reply:
+        if isinstance(task.exception(), (OSError, RuntimeError)):
+            self._lose([worker])
+        reply = task.result()
+        if reply.error is not None:
+            if isinstance(reply.error, MemoryError):
+                raise self._explain(worker, reply.error)
+            reply.error.add_note(f"on worker {worker.address}")
+            raise reply.error
+        return reply
+
+    def _explain(self, worker: WorkerHandle, error: MemoryError) -> RefusedMemory:
+        count = len(self.workers)
+        return RefusedMemory(
+            f"worker {worker.address} has too little memory: {error}. {2 * count} workers of its "
+            f"kind instead of {count} would each hold half as much; a smaller rank, and a tensor "
+            "of float32, take less too"
+        )
+
+    def _check_there(self, workers: Iterable[WorkerHandle]) -> None:
+        lost = [worker for worker in workers if not worker.is_there]
+        if lost:
+            self._lose(lost)
+
+    async def _ping(self, workers: Iterable[WorkerHandle]) -> None:
+        """Look whether workers are there that have not answered for a while."""
+        tasks = {w: asyncio.ensure_future(_wait_for(w.actor.ping())) for w in workers}
+        await asyncio.wait(tasks.values(), timeout=_PING_TIMEOUT)
+        lost = [w for w, task in tasks.items() if not task.done() or task.exception()]
+        if lost:
+            self._lose(lost)
+
+    def _lose(self, workers: Iterable[WorkerHandle]) -> None:
+        for worker in workers:
+            worker.is_lost = True
+        self.check()
+
+    def _start_epoch(self) -> None:
+        """Have all workers drop what they have not done."""
+        self._epoch, self._calls = next(_numbers), []
+        for worker in self.workers:
+            worker.num_sent = 0
+        there = [worker for worker in self.workers if worker.is_there]
+        aborts = [worker.actor.abort(self._epoch) for worker in there]
+        self.client.sync(_attempt, aborts)
+
+
+def start_workers(
+    client: Client, addresses: Iterable[str], device: str | None = None
+) -> list[WorkerHandle]:
+    """Start an actor on each worker."""
+    options: dict[str, Any] = {"actor": True, "pure": False, "allow_other_workers": False}
+    futures = {}
+    for address in addresses:
+        key = f"tensorly-flycoo-{uuid.uuid4().hex}"
+        futures[address] = client.submit(SlabActor, device, workers=[address], key=key, **options)
+    return [WorkerHandle(address, future) for address, future in futures.items()]
+
+
+def _refer(x: Any, worker: WorkerHandle) -> Any:
+    """Return what stands for an argument in a command."""
+    if isinstance(x, RemoteObject):
+        if x.worker is not worker:
+            raise RuntimeError(f"an array on {x.worker.address} is used on {worker.address}")
+        return Ref(x.key)
+    return [_refer(item, worker) for item in x] if isinstance(x, list) else x
+
+
+async def _gather(calls: Iterable[Any]) -> list[Any]:
+    return list(await asyncio.gather(*(_wait_for(call) for call in calls)))
+
+
+async def _attempt(calls: Iterable[Any]) -> None:
+    """Wait until calls are done or fail, but not for long."""
+    tasks = [asyncio.ensure_future(_wait_for(call)) for call in calls]
+    if tasks:
+        done, _ = await asyncio.wait(tasks, timeout=_ABORT_TIMEOUT)
+        for task in done:
+            task.exception()  # of a worker that is gone: the next call says so
+
+
+async def _wait_for(call: Any) -> Any:
+    return await call

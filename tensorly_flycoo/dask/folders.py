@@ -1,0 +1,71 @@
+"""Folders of slabs, opened on the workers of a cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from distributed import Client, get_client
+
+from ..io.files import FilePath
+from ..io.slab_folder import load_slab
+from ..io.slab_index import Index
+from .site import Site
+from .tensor import ClusterTensor, Source, list_workers
+
+if TYPE_CHECKING:
+    from ..format.layout import Layout
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """Loads slabs of a folder."""
+
+    path: Path
+    index: Index
+    keep: str
+    verify: bool
+
+    def __call__(self, site: Site, number: int) -> Layout:
+        if self.keep == "device":
+            task = f"slab {number} of {self.path}"
+            site.check_room(self.index.entries[number].nbytes, task)
+        return load_slab(self.path, self.index, number, site.engine, self.keep, self.verify)
+
+
+def open_slabs(
+    path: FilePath,
+    *,
+    client: Client | None = None,
+    workers: Sequence[str] | None = None,
+    device: str | None = None,
+    keep: str = "device",
+    verify: bool = False,
+) -> ClusterTensor:
+    """Open a folder that `save_slabs` wrote, with its slabs on the workers of a cluster."""
+    client = find_client(client)
+    folder = Path(os.path.abspath(path))
+    index = Index.read(folder)
+    rows = [range(entry.start, entry.stop) for entry in index.entries]
+    load = _Folder(folder, index, keep, verify)
+    facts = (tuple(index.shape), np.dtype(index.dtype), index.num_slabs, index.cut_mode)
+    addresses = list_workers(client) if workers is None else list(workers)
+    return ClusterTensor.load(Source(*facts, rows, load), client, addresses, device)
+
+
+def find_client(client: Client | None) -> Client:
+    """Return the client, by default the current one.
+
+    Raises
+    ------
+    ValueError
+        If there is none, or it is asynchronous.
+    """
+    client = get_client() if client is None else client
+    if client.asynchronous:
+        raise ValueError("client is asynchronous, expected one with asynchronous=False")
+    return client

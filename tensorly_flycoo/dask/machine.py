@@ -1,0 +1,220 @@
+"""A worker's thread, which runs the client's commands in order."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..array_modules import move
+from ..tensor.memory import format_nbytes
+from .messages import (
+    ENGINE,
+    SITE,
+    Call,
+    Command,
+    Dropped,
+    Free,
+    Message,
+    Parcel,
+    Receive,
+    Ref,
+    Reply,
+    Send,
+)
+from .site import Site
+
+#: Bytes for one peer that are sent before more commands are run.
+_PARCEL_NBYTES = 2**22
+
+#: How often a thread that waits looks whether Dask still holds the actor.
+_POLL_SECONDS = 2.0
+
+_Answer = Callable[[Reply], None]
+
+
+class Machine:
+    """Holds a client's objects by key, and runs its commands in a thread of its own.
+
+    Parameters
+    ----------
+    site : Site
+        Arrays that arrive are copied to its engine's device.
+    start_thread : callable
+        Called in the new thread, before any command.
+
+    Notes
+    -----
+    All methods may be called from any thread. Only `_wait_for_message` and `_receive` wait: until
+    there is what they wait for, an abort, or Dask does not hold the actor any more.
+    """
+
+    def __init__(self, site: Site, start_thread: Callable[[], None]) -> None:
+        self._site = site
+        self._store: dict[int, Any] = {SITE.key: site, ENGINE.key: site.engine}
+        self._inbox: dict[tuple[int, int], np.ndarray] = {}
+        self._messages: dict[tuple[int, int], tuple[Message, _Answer]] = {}
+        self._changed = threading.Condition()
+        self._epoch = self._next_number = 0
+        self._is_held: Callable[[], bool] = lambda: True
+        self._send: Callable[[int, Parcel], None] = _refuse_to_send
+        self._outbox: dict[int, dict[int, np.ndarray]] = {}
+        self._start_thread = start_thread
+        threading.Thread(target=self._run, name="tensorly_flycoo", daemon=True).start()
+
+    # From the event loop
+
+    def connect(self, send: Callable[[int, Parcel], None], is_held: Callable[[], bool]) -> None:
+        """Give the functions that send to a peer, without waiting, and say who is still there."""
+        with self._changed:
+            self._send, self._is_held = send, is_held
+
+    def add(self, message: Message, answer: _Answer) -> None:
+        """Run a message when its turn comes, and call ``answer(reply)``."""
+        with self._changed:
+            self._messages[message.epoch, message.number] = message, answer
+            if message.epoch > self._epoch:
+                self.abort(message.epoch)
+            self._changed.notify_all()
+
+    def deliver(self, parcel: Parcel) -> None:
+        """Keep what a peer has sent."""
+        with self._changed:
+            if parcel.epoch >= self._epoch:
+                self._inbox |= {(parcel.epoch, tag): x for tag, x in parcel.arrays.items()}
+                self._changed.notify_all()
+
+    def abort(self, epoch: int) -> None:
+        """Drop all messages of earlier epochs, even one that waits; a function runs to its end."""
+        with self._changed:
+            self._epoch, self._next_number = epoch, 0
+            self._inbox = {key: x for key, x in self._inbox.items() if key[0] >= epoch}
+            self._changed.notify_all()
+
+    # In the thread
+
+    def _run(self) -> None:
+        self._start_thread()
+        while True:
+            taken = self._wait_for_message()
+            if taken is None:
+                break
+            message, answer = taken
+            answer(self._answer(message))
+            del taken, message, answer  # what they hold is freed while this waits
+        self._store.clear()
+        self._inbox.clear()
+        for message, answer in self._messages.values():
+            answer(Reply(error=Dropped("the tensor was closed")))
+
+    def _wait_for_message(self) -> tuple[Message, _Answer] | None:
+        """Wait for the next message, or an outdated one; None if there will be no more."""
+        with self._changed:
+            while self._is_held():
+                old = next((key for key in self._messages if key[0] < self._epoch), None)
+                key = old or (self._epoch, self._next_number)
+                if key in self._messages:
+                    self._next_number += old is None
+                    return self._messages.pop(key)
+                self._changed.wait(_POLL_SECONDS)
+        return None
+
+    def _answer(self, message: Message) -> Reply:
+        """Run a message's commands; if one fails, only free what the others would."""
+        self._outbox = {}
+        try:
+            for command in message.commands:
+                self._check(message)
+                self._execute(command, message)
+            self._flush(message)
+            return Reply([self._fetch(key) for key in message.wanted])
+        except Exception as error:
+            for command in message.commands:
+                if isinstance(command, Free):
+                    self._store.pop(command.key, None)
+            if isinstance(error, MemoryError):
+                error = MemoryError(self._explain(error))
+            return Reply(error=_strip(error))
+
+    def _explain(self, error: MemoryError) -> str:
+        """Say what is held here and what is free."""
+        held = format_nbytes(sum(getattr(x, "nbytes", 0) for x in self._store.values()))
+        free_nbytes = self._site.count_free_nbytes()
+        free = "an unknown amount" if free_nbytes is None else format_nbytes(free_nbytes)
+        return f"{error or 'an operation'}; {held} is in use for this tensor, {free} is free"
+
+    def _check(self, message: Message) -> None:
+        if message.epoch < self._epoch or not self._is_held():
+            raise Dropped("another call has failed")
+
+    def _execute(self, command: Command, message: Message) -> None:
+        if isinstance(command, Call):
+            self._call(command)
+        elif isinstance(command, Send):
+            self._post(command, message)
+        elif isinstance(command, Receive):
+            self._flush(message)
+            self._store[command.key] = self._receive(command.tag, message)
+        else:
+            self._store.pop(command.key, None)
+
+    def _call(self, call: Call) -> None:
+        args = [self._resolve(x) for x in call.args]
+        kwargs = {name: self._resolve(x) for name, x in call.kwargs.items()}
+        result = call.function(*args, **kwargs)
+        if len(call.keys) == 1:
+            self._store[call.keys[0]] = result
+        elif call.keys:
+            self._store.update(zip(call.keys, result, strict=True))
+
+    def _resolve(self, x: Any) -> Any:
+        if isinstance(x, Ref):
+            if x.key not in self._store:
+                raise RuntimeError("an array was lost, since the call that made it has failed")
+            return self._store[x.key]
+        if isinstance(x, np.ndarray):
+            return move(x, self._site.engine.xp)
+        return [self._resolve(item) for item in x] if isinstance(x, list) else x
+
+    def _fetch(self, key: int) -> Any:
+        value = self._resolve(Ref(key))
+        # A copy: later commands may write to the array while the reply is on its way.
+        return np.array(move(value, np)) if hasattr(value, "dtype") else value
+
+    def _post(self, command: Send, message: Message) -> None:
+        parcel = self._outbox.setdefault(command.peer, {})
+        parcel[command.tag] = self._fetch(command.key)
+        if sum(array.nbytes for array in parcel.values()) > _PARCEL_NBYTES:
+            self._flush(message)
+
+    def _flush(self, message: Message) -> None:
+        """Send what waits for peers."""
+        for peer, arrays in self._outbox.items():
+            self._send(peer, Parcel(message.epoch, arrays))
+        self._outbox = {}
+
+    def _receive(self, tag: int, message: Message) -> np.ndarray:
+        with self._changed:
+            while (message.epoch, tag) not in self._inbox:
+                self._check(message)
+                self._changed.wait(_POLL_SECONDS)
+            array = self._inbox.pop((message.epoch, tag))
+        array = array if array.flags.writeable else array.copy()  # numba compiles for read-only
+        return move(array, self._site.engine.xp)
+
+
+def _refuse_to_send(peer: int, parcel: Parcel) -> None:
+    raise RuntimeError(f"worker {peer} is not connected")
+
+
+def _strip(error: Exception) -> Exception:
+    """Return an error that can be sent, without the frames that hold arrays."""
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    try:
+        pickle.dumps(error)
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -1,0 +1,100 @@
+"""What client and workers send each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+
+class Ref(NamedTuple):
+    """Stands for what a worker holds under a key."""
+
+    key: int
+
+
+#: The `Site` of the worker, and its engine.
+SITE, ENGINE = Ref(-1), Ref(-2)
+
+
+class Call(NamedTuple):
+    """Call a function; keep its result, or each of its results, under the keys."""
+
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    keys: tuple[int, ...]
+
+
+class Send(NamedTuple):
+    """Send an array to another worker, which will ask for it by its tag."""
+
+    key: int
+    peer: int
+    tag: int
+
+
+class Receive(NamedTuple):
+    """Wait for the array with that tag; keep it under the key."""
+
+    tag: int
+    key: int
+
+
+class Free(NamedTuple):
+    """Forget what is held under a key."""
+
+    key: int
+
+
+Command: TypeAlias = Call | Send | Receive | Free
+
+
+@dataclass(frozen=True)
+class Message:
+    """Commands for one worker, which runs them in order.
+
+    Attributes
+    ----------
+    epoch : int
+        Goes up whenever a call has failed: messages of earlier epochs are dropped.
+    number : int
+        From 0 up in each epoch: a worker runs messages in this order, however they arrive.
+    commands : list of Command
+    wanted : list of int
+        The keys of what the reply brings.
+    """
+
+    epoch: int
+    number: int
+    commands: list[Command]
+    wanted: list[int]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a worker answers to a message: values, or an error."""
+
+    values: list[Any] = field(default_factory=list)
+    error: Exception | None = None
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Arrays that a worker sends to another one, by their tags."""
+
+    epoch: int
+    arrays: dict[int, np.ndarray]
+
+
+class Peer(NamedTuple):
+    """Where an actor is."""
+
+    address: str
+    key: str
+
+
+class Dropped(RuntimeError):
+    """A message was not run, since another call has failed."""

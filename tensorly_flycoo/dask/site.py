@@ -1,0 +1,57 @@
+"""What a worker is to the functions that run there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..format.packing import RecordFormat
+from ..tensor.memory import format_nbytes
+
+if TYPE_CHECKING:
+    from ..engines.protocol import Engine
+    from ..format.layout import Layout
+
+
+class Site:
+    """A worker's engine, and the memory that it may use.
+
+    Attributes
+    ----------
+    engine : Engine
+    """
+
+    def __init__(self, engine: Engine, count_room: Callable[[], int | None]) -> None:
+        self.engine = engine
+        self._count_room = count_room
+
+    def count_free_nbytes(self) -> int | None:
+        """Count the bytes that may still be allocated; None if that is unknown."""
+        counts = [self.engine.count_free_nbytes(), self._count_room()]
+        return min((count for count in counts if count is not None), default=None)
+
+    def check_room(self, nbytes: int, task: str) -> None:
+        """Refuse to begin what needs more memory than there is."""
+        free = self.count_free_nbytes()
+        if free is not None and nbytes > free:
+            raise MemoryError(f"{task} needs {format_nbytes(nbytes)}")
+
+
+class SlabFacts(NamedTuple):
+    """What the client knows of a slab."""
+
+    name: str
+    nnz: int
+    norm: float
+    nbytes: int
+    record_format: RecordFormat
+
+
+#: Called on a worker with its site and a slab's number; makes the slab.
+LoadSlab = Callable[[Site, int], Any]
+
+
+def load_slab(site: Site, load: LoadSlab, number: int) -> tuple[Layout, SlabFacts]:
+    """Make a slab; return it and what the client wants to know of it."""
+    x: Layout = load(site, number)
+    return x, SlabFacts(x.name, x.nnz, x.norm, x.nbytes, x.record_format)
