@@ -68,7 +68,7 @@ class SlabActor:
         reply: asyncio.Future[Reply] = loop.create_future()
 
         def answer(value: Reply) -> None:
-            _call_soon(loop, lambda: reply.done() or reply.set_result(value))
+            _call_soon(loop, lambda: _settle(reply, value))
 
         self._machine.add(message, answer)
         return await reply
@@ -91,6 +91,11 @@ def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) 
         loop.call_soon_threadsafe(function)
 
 
+def _settle(reply: asyncio.Future[Reply], value: Reply) -> None:
+    if not reply.done():  # as it is if the call was cancelled
+        reply.set_result(value)
+
+
 def _start(coroutine: Any) -> None:
     task = asyncio.ensure_future(coroutine)
     _tasks.add(task)
@@ -111,4 +116,4 @@ def _limit_threads(count: int) -> None:
     """Let the kernels of this thread use as many threads as Dask gives the worker."""
     import numba
 
-    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
+    numba.set_num_threads(min(count, numba.get_num_threads()))

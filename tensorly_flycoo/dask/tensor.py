@@ -129,8 +129,8 @@ class ClusterTensor(FlycooTensor):
         for number in sorted(homes.keys() - held.keys()):
             worker = workers[homes[number]]
             args = [SITE, source.load, number]
-            slab, facts = cluster.call(worker, load_slab, args, num_results=2)
-            new[number] = RemoteObject(worker, slab), RemoteObject(worker, facts)
+            keys = cluster.call(worker, load_slab, args, num_results=2)
+            new[number] = [RemoteObject(worker, key) for key in keys]
         found = cluster.fetch([facts for _, facts in new.values()])
         for (number, (slab, _)), facts in zip(new.items(), found, strict=True):
             held[number] = _Held(slab, facts)
