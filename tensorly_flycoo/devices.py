@@ -3,11 +3,14 @@
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from .array_modules import Array, array_module, move
+
+#: One or more arrays, and the device where they are wanted, their rows below each other.
+Request: TypeAlias = tuple[Sequence[Array], int]
 
 
 class Devices(Protocol):
@@ -29,8 +32,12 @@ class Devices(Protocol):
     def bring(self, array: Array, device: int) -> Array:
         """Return an array that is on `device`; copy it if it is elsewhere."""
 
-    def concatenate(self, arrays: Sequence[Array], device: int) -> Array:
-        """Put rows that are on any devices together on one device."""
+    def gather(self, requests: Sequence[Request]) -> list[Array]:
+        """Return an array for each request; launch all copies together.
+
+        A single array that is there already is returned as it is. Several ones, which must be on
+        devices, become a contiguous one.
+        """
 
     def collect(self, arrays: Sequence[Array]) -> list[Array]:
         """Bring small arrays, from any devices, to where what belongs to no slab is."""
@@ -55,8 +62,14 @@ class OneDevice:
     def bring(self, array: Array, device: int) -> Array:
         return move(array, self._xp)
 
-    def concatenate(self, arrays: Sequence[Array], device: int) -> Array:
-        return array_module(arrays[0]).concatenate(arrays)
+    def gather(self, requests: Sequence[Request]) -> list[Array]:
+        return [self._join(arrays) for arrays, _ in requests]
+
+    def _join(self, arrays: Sequence[Array]) -> Array:
+        if len(arrays) == 1:
+            return move(arrays[0], self._xp)
+        xp = array_module(arrays[0])
+        return xp.ascontiguousarray(xp.concatenate(arrays))
 
     def collect(self, arrays: Sequence[Array]) -> list[Array]:
         return list(arrays)
@@ -65,9 +78,15 @@ class OneDevice:
         return move(array, np)
 
 
+def bring_each(devices: Devices, arrays: Iterable[Array], homes: Iterable[int]) -> list[Array]:
+    """Return each array on its device."""
+    return devices.gather([((array,), home) for array, home in zip(arrays, homes, strict=True)])
+
+
 def bring_to_each(devices: Devices, array: Array, homes: Iterable[int]) -> dict[int, Array]:
     """Return an array on each of some devices, which may repeat."""
-    return {home: devices.bring(array, home) for home in dict.fromkeys(homes)}
+    targets = tuple(dict.fromkeys(homes))
+    return dict(zip(targets, bring_each(devices, [array] * len(targets), targets), strict=True))
 
 
 def assign_homes(num_parts: int, num_devices: int) -> tuple[int, ...]:

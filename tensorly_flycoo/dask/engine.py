@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import numpy as np
 
 from ..array_modules import Array
-from ..devices import OneDevice
+from ..devices import OneDevice, Request
 from ..engines import slabs
 from ..engines.cpu.engine import CpuEngine
 from ..format.slab_layout import AnyLayout, Slab, SlabLayout, SpreadLayout
@@ -48,9 +48,12 @@ class WorkerDevices:
             return array.send(worker)
         return RemoteArray.put(self.cluster, worker, np.asarray(array))
 
-    def concatenate(self, arrays: Sequence[RemoteArray], device: int) -> RemoteArray:
-        worker = self.cluster.workers[device]
-        return np.concatenate([array.send(worker) for array in arrays])  # type: ignore[return-value]
+    def gather(self, requests: Sequence[Request]) -> list[RemoteArray]:
+        gathered: list[RemoteArray] = []
+        for arrays, device in requests:
+            there = [self.bring(array, device) for array in arrays]
+            gathered.append(there[0] if len(there) == 1 else np.concatenate(there))  # type: ignore[arg-type]
+        return gathered
 
     def collect(self, arrays: Sequence[Array]) -> list[np.ndarray]:
         there = [array for array in arrays if isinstance(array, RemoteArray)]

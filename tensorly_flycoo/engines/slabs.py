@@ -13,10 +13,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..array_modules import Array
-from ..devices import Devices, bring_to_each
+from ..devices import Devices, bring_each, bring_to_each
 from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
 from ..format.tree import count_waiting, fold_tree
-from ..shards.row_shards import RowShards
+from ..shards.row_shards import RowShards, gather_each
 from ..shards.sharding import Sharding, find_sharding
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _compute_slabs(
     It is called on the slab's device, with what it reads of the `inputs` and with its target there;
     the target is all of `out` if its rows of the cut mode are scattered.
     """
-    devices, own = layout.devices, _bring_inputs(layout, inputs)
+    devices, (own, _) = layout.devices, _bring_inputs(layout, inputs)
 
     def compute_at_home(number: int, target: Array) -> None:
         slab = layout.slabs[number]
@@ -150,19 +150,31 @@ def _compute_slabs(
         compute_at_home(number, out if is_scattered else out[slab.rows])
 
 
-def _bring_inputs(layout: SlabLayout, inputs: Mapping[int, Array]) -> list[dict[int, Array]]:
-    """Return what each slab reads, on its device: of the cut mode's factor only its own rows.
+def _bring_inputs(
+    layout: SlabLayout, inputs: Mapping[int, Array | RowShards], weights: Array | None = None
+) -> tuple[list[dict[int, Array]], dict[int, Array]]:
+    """Return what each slab reads of the inputs, and the weights on each device.
 
-    First all copies, then all work: a copy waits for the work that is under way.
+    Of the cut mode's input a slab reads only its own rows. All copies come before all work: a copy
+    waits for the work that is under way.
     """
-    whole = {n: _bring_to_homes(layout, f) for n, f in inputs.items() if n != layout.cut_mode}
-
-    def bring(slab: Slab, n: int) -> Array:
-        if n != layout.cut_mode:
-            return whole[n][slab.home]
-        return layout.devices.bring(inputs[n][slab.rows], slab.home)
-
-    return [{n: bring(slab, n) for n in inputs} for slab in layout.slabs]
+    devices, homes = layout.devices, [slab.home for slab in layout.slabs]
+    modes = [n for n in inputs if n != layout.cut_mode]
+    whole = [inputs[n] for n in modes] + ([] if weights is None else [weights])
+    on_each = gather_each(whole, devices, dict.fromkeys(homes))
+    own = [
+        {n: matrices[home] for n, matrices in zip(modes, on_each, strict=False)} for home in homes
+    ]
+    if layout.cut_mode in inputs:
+        x = inputs[layout.cut_mode]
+        is_sharded = isinstance(x, RowShards)
+        rows = [] if is_sharded else [x[slab.rows] for slab in layout.slabs]
+        blocks = x.blocks if is_sharded else bring_each(devices, rows, homes)
+        for of_slab, block in zip(own, blocks, strict=True):
+            of_slab[layout.cut_mode] = block
+    # In the order of the inputs: TTMc's columns follow it.
+    in_order = [{n: of_slab[n] for n in inputs} for of_slab in own]
+    return in_order, {} if weights is None else on_each[-1]
 
 
 def _add_results(
@@ -200,39 +212,25 @@ def mttkrp_shards(
     weights: Array | None = None,
 ) -> RowShards:
     """Return the MTTKRP of `mode`, its columns times the weights, of slabs on several devices."""
-    devices, cut_mode, rank = layout.devices, layout.cut_mode, factors[mode].shape[1]
-    sharding = find_sharding(layout, mode)
-
-    numbers = range(len(layout.slabs))
+    slabs, rank = layout.slabs, factors[mode].shape[1]
+    sharding, dtype = find_sharding(layout, mode), layout.record_format.dtype
     # First all copies, then all work: a copy waits for the work that is under way.
-    inputs = [
-        {n: _bring_factor(layout, number, f, n) for n, f in enumerate(factors) if n != mode}
-        for number in numbers
-    ]
-    homes = [slab.home for slab in layout.slabs]
-    own_weights = {} if weights is None else bring_to_each(devices, weights, homes)
+    inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
+    own, own_weights = _bring_inputs(layout, inputs, weights)
 
     def compute(number: int) -> Array:
-        slab = layout.slabs[number]
-        with devices.use(slab.home):
-            num_rows = slab.layout.record_format.shape[mode]
-            target = engine.xp.empty((num_rows, rank), layout.record_format.dtype)
-            own = [inputs[number].get(n, target) for n in range(len(factors))]
-            engine.mttkrp(slab.layout, own, mode, target, own_weights.get(slab.home))
+        slab = slabs[number]
+        with layout.devices.use(slab.home):
+            target = engine.xp.empty((slab.layout.record_format.shape[mode], rank), dtype)
+            in_order = [own[number].get(n, target) for n in range(len(factors))]
+            engine.mttkrp(slab.layout, in_order, mode, target, own_weights.get(slab.home))
             return target
 
-    if mode == cut_mode:
-        return RowShards([compute(number) for number in numbers], sharding)
-    results = (_Result(compute(n), layout.slabs[n].home) for n in numbers)
-    return fold_tree(results, functools.partial(_Result.add, engine, devices)).spread(sharding)
-
-
-def _bring_factor(layout: SpreadLayout, number: int, factor: Array | RowShards, mode: int) -> Array:
-    """Return the rows of a factor that a slab reads, on its device."""
-    slab, devices = layout.slabs[number], layout.devices
-    if isinstance(factor, RowShards):
-        return factor.blocks[number] if mode == layout.cut_mode else factor.gather(slab.home)
-    return devices.bring(factor[slab.rows] if mode == layout.cut_mode else factor, slab.home)
+    if mode == layout.cut_mode:
+        return RowShards([compute(number) for number in range(len(slabs))], sharding)
+    results = (_Result(compute(n), slab.home) for n, slab in enumerate(slabs))
+    add = functools.partial(_Result.add, engine, layout.devices)
+    return fold_tree(results, add).spread(sharding)
 
 
 class _Result:
@@ -259,15 +257,17 @@ class _Result:
 
     def spread(self, sharding: Sharding) -> RowShards:
         """Return the sum with each block on its device."""
-        devices, homes, blocks = sharding.devices, sharding.homes, []
         rows = [slice(*edges) for edges in pairwise(sharding.edges)]
-        parts = [
-            [devices.bring(matrix[own], home) for matrix in self._iterate_matrices()]
-            for own, home in zip(rows, homes, strict=True)
+        matrices = list(self._iterate_matrices())
+        requests = [
+            ((matrix[own],), home)
+            for own, home in zip(rows, sharding.homes, strict=True)
+            for matrix in matrices
         ]
-        for own_parts, home in zip(parts, homes, strict=True):
-            with devices.use(home):
-                blocks.append(self._add_parts(iter(own_parts)))
+        parts, blocks = iter(sharding.devices.gather(requests)), []
+        for home in sharding.homes:
+            with sharding.devices.use(home):
+                blocks.append(self._add_parts(parts))
         return RowShards(blocks, sharding)
 
     def _iterate_matrices(self) -> Iterator[Array]:
@@ -281,5 +281,5 @@ class _Result:
         """Add parts of the matrices, given in order, as the matrices are to be added."""
         if self._terms is None:
             return next(parts)
-        left, right = (term._add_parts(parts) for term in self._terms)
-        return left + right
+        left, right = self._terms
+        return left._add_parts(parts) + right._add_parts(parts)

@@ -4,7 +4,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -283,7 +283,17 @@ class SlabLayout:
 
 
 class SpreadLayout(SlabLayout):
-    """Slabs that are spread over several devices, as are the rows of factors (`RowShards`)."""
+    """Slabs that are spread over several devices, as are the rows of factors (`RowShards`).
+
+    Attributes
+    ----------
+    shardings : dict of int to Sharding
+        How factors are sharded; `shards.sharding.find_sharding` fills it.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.shardings: dict[int, Any] = {}
 
 
 class _Part(NamedTuple):

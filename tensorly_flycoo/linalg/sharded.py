@@ -4,12 +4,13 @@ Blocks are computed as plain matrices are; sums over rows are then added along t
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
 from ..array_modules import Array, array_module
-from ..devices import bring_to_each
+from ..devices import bring_each, bring_to_each
 from ..shards.row_shards import FUNCTIONS, RowShards, refuse
 from . import tall_skinny
 
@@ -97,19 +98,17 @@ def qr(x: RowShards, mode: str = "reduced") -> tuple[RowShards, Array]:
     """Decompose each block, and then the triangles of all blocks together."""
     if mode != "reduced" or x.is_transposed or x.shape[0] < x.shape[1]:
         refuse(f"numpy.linalg.qr of {x} with mode={mode!r}")
-    devices, parts = x.sharding.devices, []
-    for block, own_home in zip(x.blocks, x.sharding.homes, strict=True):
-        with devices.use(own_home):
-            parts.append(tall_skinny.qr(block))
-    triangles = devices.collect([triangle for _, triangle in parts])
-    xp = array_module(triangles[0])
-    basis, triangle = xp.linalg.qr(xp.concatenate(triangles))
-    blocks, start = [], 0
-    for (own, own_triangle), own_home in zip(parts, x.sharding.homes, strict=True):
-        stop = start + own_triangle.shape[0]
-        with devices.use(own_home):
-            blocks.append(own @ devices.bring(basis[start:stop], own_home))
-        start = stop
+    devices, homes = x.sharding.devices, x.sharding.homes
+    bases, triangles = zip(*x.apply(tall_skinny.qr), strict=True)
+    collected = devices.collect(triangles)
+    xp = array_module(collected[0])
+    basis, triangle = xp.linalg.qr(xp.concatenate(collected))
+    edges = accumulate((own.shape[0] for own in triangles), initial=0)
+    parts = [basis[start:stop] for start, stop in pairwise(edges)]
+    blocks = []
+    for own, part, home in zip(bases, bring_each(devices, parts, homes), homes, strict=True):
+        with devices.use(home):
+            blocks.append(own @ part)
     return x.replace(blocks, False), triangle
 
 

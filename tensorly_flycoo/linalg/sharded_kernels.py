@@ -23,13 +23,17 @@ class ShardedKernels:
         self._kernels = kernels
 
     def suits_tensor_cores(self, x: RowShards) -> bool:
-        return all(self._kernels.suits_tensor_cores(block) for block in x.blocks)
+        if x.memo.suits is None:
+            x.memo.suits = all(map(self._kernels.suits_tensor_cores, x.blocks))
+        return x.memo.suits
 
     def gram_blocks(self, x: RowShards) -> Any:
-        return self._collect(x, x.apply(self._kernels.gram_blocks))
+        (grams,) = self._collect(x, x.apply(self._kernels.gram_blocks))
+        return grams
 
     def inner_blocks(self, a: RowShards, b: RowShards) -> Any:
-        return self._collect(a, a.apply(self._kernels.inner_blocks, b))
+        (inner,) = self._collect(a, a.apply(self._kernels.inner_blocks, b))
+        return inner
 
     def solve_rows(self, x: RowShards, inverse: Any) -> tuple[RowShards, Any, Any]:
         kernels, devices, homes = self._kernels, x.sharding.devices, x.sharding.homes
@@ -40,8 +44,9 @@ class ShardedKernels:
             with devices.use(home):
                 solved.append(kernels.solve_rows(block, inverses[home]))
         rows, grams, inner = zip(*solved, strict=True)
-        return x.replace(rows, False), self._collect(x, grams), self._collect(x, inner)
+        return x.replace(rows, False), *self._collect(x, grams, inner)
 
-    def _collect(self, x: RowShards, results: Sequence[Any]) -> Any:
+    def _collect(self, x: RowShards, *results: Sequence[Any]) -> list[Any]:
         """Return `Blocks` of all blocks of rows, one after the other, on the first device."""
-        return self._kernels.as_blocks(x.collect([blocks.to_array() for blocks in results]))
+        requests = [([blocks.to_array() for blocks in own], 0) for own in results]
+        return [self._kernels.as_blocks(array) for array in x.sharding.devices.gather(requests)]

@@ -7,7 +7,7 @@ along the tree of `format.tree`; the small results are plain arrays on the first
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any, ClassVar, NoReturn
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ..array_modules import Array, array_module
+from ..devices import Devices, bring_to_each
 from ..format.tree import fold_tree
 from .sharding import Sharding
 
@@ -39,11 +40,17 @@ class Memo:
         Its Gram matrix.
     known : object
         The same, and more, as `linalg.gram_products` needs it.
+    suits : bool or None
+        Whether an engine's kernels suit all blocks, once that is known.
+    whole : dict of int to array (I, R)
+        The devices on which the matrix has been gathered.
     """
 
     def __init__(self) -> None:
         self.gram: Array = None
         self.known: Any = None
+        self.suits: bool | None = None
+        self.whole: dict[int, Array] = {}
 
 
 class RowShards(NDArrayOperatorsMixin):
@@ -55,6 +62,8 @@ class RowShards(NDArrayOperatorsMixin):
         In order, each on its device; not to be changed any more.
     sharding : Sharding
     is_transposed : bool
+    memo : Memo, optional
+        That of the transpose of which this is the transpose.
 
     Attributes
     ----------
@@ -86,13 +95,20 @@ class RowShards(NDArrayOperatorsMixin):
     ndim: ClassVar[int] = 2
 
     def __init__(
-        self, blocks: Sequence[Array], sharding: Sharding, is_transposed: bool = False
+        self,
+        blocks: Sequence[Array],
+        sharding: Sharding,
+        is_transposed: bool = False,
+        memo: Memo | None = None,
     ) -> None:
         self.blocks = tuple(blocks)
         self.sharding = sharding
         self.is_transposed = is_transposed
-        self.memo = Memo()
-        self._whole: dict[int, Array] = {}
+        self.memo = memo or Memo()
+        first = self.blocks[0]
+        shape = (sharding.edges[-1], first.shape[1])
+        self.shape: tuple[int, int] = shape[::-1] if is_transposed else shape
+        self.dtype: np.dtype = first.dtype
 
     @classmethod
     def scatter(cls, array: Array, sharding: Sharding) -> RowShards:
@@ -103,9 +119,7 @@ class RowShards(NDArrayOperatorsMixin):
 
     def gather(self, device: int) -> Array:
         """Return the whole matrix on a device; it is gathered once."""
-        if device not in self._whole:
-            self._whole[device] = self.sharding.devices.concatenate(self.blocks, device)
-        return self._whole[device]
+        return gather_each([self], self.sharding.devices, [device])[0][device]
 
     def to_numpy(self) -> np.ndarray:
         """Gather all rows in host memory."""
@@ -113,19 +127,8 @@ class RowShards(NDArrayOperatorsMixin):
         return matrix.T if self.is_transposed else matrix
 
     @property
-    def shape(self) -> tuple[int, int]:
-        shape = (self.sharding.num_rows, self.blocks[0].shape[1])
-        return shape[::-1] if self.is_transposed else shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.blocks[0].dtype
-
-    @property
     def T(self) -> RowShards:
-        other = self.replace(self.blocks, not self.is_transposed)
-        other.memo, other._whole = self.memo, self._whole
-        return other
+        return RowShards(self.blocks, self.sharding, not self.is_transposed, self.memo)
 
     @property
     def xp(self) -> ModuleType:
@@ -159,29 +162,27 @@ class RowShards(NDArrayOperatorsMixin):
 
     def apply(self, function: Callable[..., Any], *others: Any) -> list[Any]:
         """Return what the function of `map_blocks` returns for each block."""
-        splits, homes, results = [self._split(x) for x in others], self.sharding.homes, []
+        devices, homes, results = self.sharding.devices, self.sharding.homes, []
         # First all copies, then all work: a copy waits for the work that is under way.
-        parts = [[split(n, home) for split in splits] for n, home in enumerate(homes)]
-        for block, own, home in zip(self.blocks, parts, homes, strict=True):
-            with self.sharding.devices.use(home):
-                results.append(function(block, *own))
+        parts = [self._split(x) for x in others]
+        for home, *own in zip(homes, self.blocks, *parts, strict=True):
+            with devices.use(home):
+                results.append(function(*own))
         return results
 
-    def _split(self, other: Any) -> Callable[[int, int], Any]:
-        """Return a function that gives the part of an operand for a block and its device."""
+    def _split(self, other: Any) -> Sequence[Any]:
+        """Return the part of an operand for each block, on its device."""
         if isinstance(other, RowShards):
             if (other.sharding, other.is_transposed) != (self.sharding, self.is_transposed):
                 raise ValueError(f"{other} and {self} are not sharded in the same way")
-            blocks = other.blocks
-            return lambda n, home: blocks[n]
+            return other.blocks
+        devices, homes = self.sharding.devices, self.sharding.homes
         if not hasattr(other, "ndim") or isinstance(other, np.generic):
-            return lambda n, home: other
-        devices = self.sharding.devices
+            return [other] * len(homes)
         if other.shape == self.shape:
-            whole, edges = other.T if self.is_transposed else other, self.sharding.edges
-            return lambda n, home: devices.bring(whole[edges[n] : edges[n + 1]], home)
-        array = self._align(other) if other.ndim else other
-        return lambda n, home: devices.bring(array, home)
+            return self.sharding.cut(other.T if self.is_transposed else other)
+        own = bring_to_each(devices, self._align(other) if other.ndim else other, homes)
+        return [own[home] for home in homes]
 
     def _align(self, other: Array) -> Array:
         """Return a plain operand as it broadcasts to blocks (rows, R)."""
@@ -286,10 +287,6 @@ class RowShards(NDArrayOperatorsMixin):
             self.memo.gram = self.reduce(lambda b: multiply(b, b)).astype(self.dtype)
         return self.memo.gram.copy()
 
-    def collect(self, parts: Sequence[Array]) -> Array:
-        """Concatenate small arrays, one on the device of each block, on that of the first."""
-        return self.sharding.devices.concatenate(parts, self.sharding.homes[0])
-
     # Methods of arrays
 
     def copy(self) -> RowShards:
@@ -320,6 +317,25 @@ class RowShards(NDArrayOperatorsMixin):
         if name.startswith("__"):
             raise AttributeError(name)
         raise AttributeError(_describe(name))
+
+
+def gather_each(
+    matrices: Iterable[Array | RowShards], devices: Devices, homes: Iterable[int]
+) -> list[dict[int, Array]]:
+    """Return each of some matrices, or other arrays, whole, on each of some devices.
+
+    What is not there is copied in one exchange. Of row-sharded matrices it is kept.
+    """
+    matrices = list(matrices)
+    found = [x.memo.whole if isinstance(x, RowShards) else {} for x in matrices]
+    missing = [(n, home) for n in range(len(found)) for home in homes if home not in found[n]]
+    requests = []
+    for n, home in missing:
+        x = matrices[n]
+        requests.append((x.blocks if isinstance(x, RowShards) else (x,), home))
+    for (n, home), array in zip(missing, devices.gather(requests), strict=True):
+        found[n][home] = array
+    return found
 
 
 def _describe(name: str) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ..array_modules import Array
-from ..devices import Devices, assign_homes
+from ..devices import Devices, assign_homes, bring_each
 from ..format.slab_layout import SpreadLayout
 
 
@@ -45,12 +45,17 @@ class Sharding:
         """The number of rows."""
         return self.edges[-1]
 
+    def cut(self, array: Array) -> list[Array]:
+        """Return the blocks of a matrix on their devices."""
+        blocks = [array[start:stop] for start, stop in pairwise(self.edges)]
+        return bring_each(self.devices, blocks, self.homes)
+
     def scatter(self, array: Array) -> list[Array]:
         """Copy the rows of a matrix to their devices."""
         blocks = []
-        for (start, stop), home in zip(pairwise(self.edges), self.homes, strict=True):
+        for block, home in zip(self.cut(array), self.homes, strict=True):
             with self.devices.use(home):
-                blocks.append(self.devices.bring(array[start:stop], home).copy())
+                blocks.append(block.copy())
         return blocks
 
 
@@ -70,8 +75,12 @@ def cut_evenly(num_rows: int, num_blocks: int) -> tuple[int, ...]:
 
 def find_sharding(layout: SpreadLayout, mode: int) -> Sharding:
     """Return how a factor is sharded: in the cut mode like the slabs, else in equal blocks."""
-    size, devices = layout.record_format.shape[mode], layout.devices
-    if mode != layout.cut_mode:
-        return Sharding.of(cut_evenly(size, layout.num_slabs), devices)
-    edges = (0, *(slab.rows.stop for slab in layout.slabs))
-    return Sharding(edges, tuple(slab.home for slab in layout.slabs), devices)
+    if mode not in layout.shardings:
+        size, devices = layout.record_format.shape[mode], layout.devices
+        if mode != layout.cut_mode:
+            found = Sharding.of(cut_evenly(size, layout.num_slabs), devices)
+        else:
+            edges = (0, *(slab.rows.stop for slab in layout.slabs))
+            found = Sharding(edges, tuple(slab.home for slab in layout.slabs), devices)
+        layout.shardings[mode] = found
+    return layout.shardings[mode]

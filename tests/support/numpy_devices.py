@@ -74,11 +74,17 @@ class NumpyDevices:
             return array
         return place(np.array(array.view(np.ndarray)), device)
 
-    def concatenate(self, arrays, device):
-        return place(np.concatenate([array.view(np.ndarray) for array in arrays]), device)
+    def gather(self, requests):
+        return [self._gather(arrays, device) for arrays, device in requests]
+
+    def _gather(self, arrays, device):
+        if len(arrays) == 1:
+            return self.bring(arrays[0], device)
+        whole = np.concatenate([array.view(np.ndarray) for array in arrays])
+        return place(np.ascontiguousarray(whole), device)
 
     def collect(self, arrays):
-        return [self.bring(array, 0) for array in arrays]
+        return self.gather([((array,), 0) for array in arrays])
 
     def fetch(self, array):
         return array.view(np.ndarray)

@@ -272,6 +272,11 @@ def product_macros(rank: int) -> Macros:
     return {"RANK": rank, "PRODUCT_LAYOUT": structs.layout_macro(structs.PRODUCT)}
 
 
+def copies_macros() -> Macros:
+    """Specialise `copy_blocks.cu`."""
+    return {"COPIES_LAYOUT": structs.layout_macro(structs.copies_dtype())}
+
+
 def inner_product_macros(dtype: np.dtype, rank: int) -> Macros:
     """Specialise `inner_product.cu`."""
     return {

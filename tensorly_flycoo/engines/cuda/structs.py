@@ -38,6 +38,23 @@ PRODUCT = np.dtype(
 )
 
 
+#: The most copies of a `Copies`.
+MAX_COPIES = 16
+
+
+@functools.cache
+def copies_dtype() -> np.dtype:
+    """Return the dtype of `Copies` (`copies.cuh`)."""
+    fields = [
+        ("sources", np.uint64, MAX_COPIES),
+        ("targets", np.uint64, MAX_COPIES),
+        ("num_words", np.uint32, MAX_COPIES),
+        ("row_words", np.uint32, MAX_COPIES),
+        ("pitches", np.uint32, MAX_COPIES),
+    ]
+    return np.dtype(fields, align=True)
+
+
 @functools.cache
 def operands_dtype(num_inputs: int) -> np.dtype:
     """Return the dtype of `Operands` (`operands.cuh`); a single unused input stands for none."""

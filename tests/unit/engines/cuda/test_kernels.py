@@ -15,6 +15,7 @@ from tensorly_flycoo.engines.cuda.id_bits import IdBits
 from tensorly_flycoo.engines.cuda.macros import (
     add_grams_macros,
     carry_rows_macros,
+    copies_macros,
     draw_uniform_macros,
     gram_macros,
     inner_product_macros,
@@ -111,6 +112,7 @@ def specialise_all():
         "solve_rows.cu": solve_rows_macros(8, 4),
         "invert.cu": product_macros(8),
         "fit.cu": product_macros(8),
+        "copy_blocks.cu": copies_macros(),
         "inner_product.cu": inner_product_macros(dtype, 8),
         "scale_rows.cu": scale_rows_macros(dtype, 8),
         "sweep_nonnegative.cu": sweep_nonnegative_macros(dtype, 8),

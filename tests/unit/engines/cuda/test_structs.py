@@ -10,6 +10,7 @@ from cuda_sources import ON_LINUX, compile_source, make_format
 from tensorly_flycoo.engines.cuda import structs, tuning
 from tensorly_flycoo.engines.cuda.id_bits import IdBits
 from tensorly_flycoo.engines.cuda.macros import (
+    copies_macros,
     mttkrp_macros,
     pack_macros,
     product_macros,
@@ -26,6 +27,8 @@ IDS = (U32, IdBits(U32))
 def specialise(file, ndim, dtype):
     """Return the macros of one specialisation of a kernel."""
     record_format, occupancy = make_format(ndim, dtype), tuning.choose_occupancy(H200, ndim - 1)
+    if file == "copy_blocks.cu":
+        return copies_macros()
     if file == "invert.cu":
         return product_macros(7)
     if file == "pack.cu":
@@ -51,6 +54,7 @@ LAYOUTS = [
     ("read_keys.cu", "KEY_FIELDS_LAYOUT"),
     ("split_columns.cu", "COLUMNS_LAYOUT"),
     ("invert.cu", "PRODUCT_LAYOUT"),
+    ("copy_blocks.cu", "COPIES_LAYOUT"),
 ]
 
 
@@ -135,6 +139,15 @@ def test_the_members_of_a_product():
     assert [structs.PRODUCT[n] for n in range(5)] == [
         *[(np.dtype(kind), (structs.MAX_GRAMS,)) for kind in ("uint64", "int64")],
         *[(np.dtype(kind), (structs.MAX_MATRICES,)) for kind in ("uint64", "int64", "int64")],
+    ]
+
+
+def test_the_members_of_copies():
+    """`copies` packs them in this order."""
+    assert structs.copies_dtype().itemsize == struct.calcsize("32Q48I")
+    assert [structs.copies_dtype()[n] for n in range(5)] == [
+        (np.dtype(kind), (structs.MAX_COPIES,))
+        for kind in ("uint64", "uint64", "uint32", "uint32", "uint32")
     ]
 
 

@@ -1,0 +1,162 @@
+"""Copies between simulated GPUs, whose streams run in any order that events allow."""
+
+import itertools
+
+import numpy as np
+import pytest
+from simulated_gpus import Pointer, SimulatedGpus, load_devices
+
+NUM_ROWS, RANK = 4, 3
+
+
+@pytest.fixture(params=range(10))
+def gpus(request):
+    return SimulatedGpus(np.random.default_rng(request.param))
+
+
+@pytest.fixture(params=["small", "large"])
+def size(request):
+    """Whether a kernel makes the copies, or the driver."""
+    return request.param
+
+
+@pytest.fixture
+def module(gpus, size, monkeypatch):
+    module = load_devices(gpus, monkeypatch)
+    monkeypatch.setattr(module, "SMALL_NBYTES", 2**20 if size == "small" else 0)
+    return module
+
+
+@pytest.fixture(params=[1, 2, 3, 5])
+def devices(request, module):
+    return module.CudaDevices(request.param)
+
+
+def make(gpus, device, number, pad=0):
+    """Return a matrix that work on a GPU fills, and its values; its rows may lie apart."""
+    values = np.full((NUM_ROWS, RANK), float(number))
+    with gpus.cuda.Device(device):
+        array = gpus.empty((NUM_ROWS, RANK + pad), float)
+        array.fill(-1.0)
+        array[:, :RANK].fill(values)
+    return array[:, :RANK], values
+
+
+def use_memory_again(gpus, count):
+    """Let each GPU write to what is free, after what is queued."""
+    for device in range(count):
+        with gpus.cuda.Device(device):
+            for shape in [(NUM_ROWS, RANK), (NUM_ROWS, RANK + 2), (count * NUM_ROWS, RANK)]:
+                for _ in range(4):
+                    gpus.empty(shape, float).fill(-2.0)
+
+
+def read(gpus, array, found):
+    """Append an array's values to `found`, by work on its GPU."""
+    with gpus.cuda.Device(array.data.device_id):
+        gpus.launch(lambda view=array.view: found.append(view.copy()))
+
+
+@pytest.mark.parametrize("pad", [0, 2])
+def test_all_gather_from_all(gpus, devices, pad):
+    """Twice: what is gathered is complete, and no memory is used again too early."""
+    expected, found, old = [], [], []
+    for number in (1, 20):
+        made = [make(gpus, device, number + device, pad) for device in range(devices.count)]
+        for device in range(devices.count):  # an array that is read, whose memory is then free
+            with gpus.cuda.Device(device):
+                before = gpus.empty((devices.count * NUM_ROWS, RANK), float)
+                before.fill(7.0)
+                read(gpus, before, old)
+        del before
+        blocks = [array for array, _ in made]
+        wholes = devices.gather([(blocks, device) for device in range(devices.count)])
+        assert [whole.data.device_id for whole in wholes] == list(range(devices.count))
+        expected += [np.concatenate([values for _, values in made])] * devices.count
+        for whole in wholes:
+            read(gpus, whole, found)
+        del made, blocks, wholes, whole
+        use_memory_again(gpus, devices.count)
+    gpus.run()
+    assert all((array == 7).all() for array in old)
+    key = lambda array: array.sum()  # noqa: E731
+    for one, other in zip(sorted(found, key=key), sorted(expected, key=key), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_single_arrays(gpus, devices):
+    """Those that are there are returned as they are; host arrays are copied."""
+    (array, values), last = make(gpus, 0, 5), devices.count - 1
+    host, found = np.arange(6.0).reshape(2, 3), []
+    arrays = devices.gather([((array,), 0), ((array,), last), ((host,), last)])
+    assert arrays[0] is array
+    assert (arrays[1] is array) == (last == 0)
+    for copy in arrays[1:]:
+        read(gpus, copy, found)
+    del array, arrays, copy
+    use_memory_again(gpus, devices.count)
+    gpus.run()
+    np.testing.assert_array_equal(found[0], values)
+    np.testing.assert_array_equal(found[1], host)
+
+
+def test_collecting(gpus, devices):
+    """On the first GPU, in one exchange; what is on the host stays there."""
+    made, host, found = [make(gpus, n, n) for n in range(devices.count)], np.arange(3.0), []
+    first, *others = devices.collect([host, *(array for array, _ in made)])
+    assert first is host
+    for array in others:
+        assert array.data.device_id == 0
+        read(gpus, array, found)
+    gpus.run()
+    np.testing.assert_array_equal(found, [values for _, values in made])
+
+
+def test_what_an_exchange_costs(gpus, devices, size):
+    """One event of each GPU before the copies, one after them, and no waits for oneself."""
+    count, num_pairs = devices.count, devices.count * (devices.count - 1)
+    blocks = [make(gpus, device, device)[0] for device in range(count)]
+    devices.gather([(blocks, device) for device in range(count)])
+    found = (gpus.num_kernels, gpus.num_copies, gpus.num_records, gpus.num_waits)
+    if count == 1:
+        assert found == (0, 0, 0, 0)
+    elif size == "small":
+        assert found == (count, 0, 2 * count, 2 * num_pairs)
+    else:
+        assert found == (0, count**2, 2 * count, 2 * num_pairs + 2 * count)
+
+
+def test_arrays_that_no_kernel_copies(gpus, devices):
+    """Bytes, and columns that lie apart."""
+    found, last = [], devices.count - 1
+    whole = gpus.empty((NUM_ROWS, 2 * RANK), float)
+    whole.fill(np.arange(2.0 * NUM_ROWS * RANK).reshape(NUM_ROWS, -1))
+    flags = gpus.empty((NUM_ROWS, RANK), bool)
+    flags.fill(True)
+    for array in devices.gather([((whole[:, ::2],), last), ((flags,), last)]):
+        read(gpus, array, found)
+    gpus.run()
+    expected = np.arange(0.0, 2 * NUM_ROWS * RANK, 2).reshape(NUM_ROWS, RANK)
+    np.testing.assert_array_equal(found[0], expected)
+    assert found[1].all()
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_an_exchange_that_fails(gpus, devices, module, size, failing, monkeypatch):
+    """Nothing is under way when the error reaches the caller, who may free memory."""
+    blocks = [make(gpus, device, device)[0] for device in range(devices.count)]
+    owner, name = (Pointer, "copy_from_device_async")
+    if size == "small":
+        owner, name = module, "copy_blocks"
+    calls, real = itertools.count(), getattr(owner, name)
+
+    def copy(*arguments):
+        if next(calls) == failing:
+            raise KeyboardInterrupt
+        real(*arguments)
+
+    monkeypatch.setattr(owner, name, copy)
+    if 1 < devices.count > failing:
+        with pytest.raises(KeyboardInterrupt):
+            devices.gather([(blocks, device) for device in range(devices.count)])
+        assert not any(gpus.queues.values())
