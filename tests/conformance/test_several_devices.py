@@ -133,3 +133,26 @@ def test_constrained(x, function, options, monkeypatch):
             return [float(e) for e in errors], [tl.to_numpy(f) for f in found.factors]
 
     run_everywhere(decompose, x, monkeypatch)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_an_mttkrp_takes_few_exchanges(x, count, monkeypatch):
+    """One for all that it reads, however many devices there are, and one to add results."""
+    x, weights, calls = spread(x, count, monkeypatch), np.ones(RANK), []
+    factors = [RowShards.scatter(f, s) for f, s in list_pairs(x, draw_factors())]
+    real = NumpyDevices.gather
+
+    def gather(devices, requests):
+        calls.append(len(requests))
+        return real(devices, requests)
+
+    monkeypatch.setattr(NumpyDevices, "gather", gather)
+    cut_mode, found = x._layout.cut_mode, {}
+    for mode in range(3):
+        mttkrp(x, factors, mode, weights=weights)
+        found[mode], calls = calls, []
+    assert {mode: len(sizes) for mode, sizes in found.items()} == {
+        mode: 1 if mode == cut_mode else 2 for mode in range(3)
+    }
+    # The weights, and factors that are not there yet: a factor is gathered once.
+    assert [sizes[0] for sizes in found.values()] == [2 * count, 2 * count, count]
