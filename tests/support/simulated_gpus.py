@@ -67,9 +67,11 @@ class SimulatedGpus(types.ModuleType):
     def launch(self, work, stream=None):
         (stream or Stream(self, None)).enqueue(work)
 
-    def run(self):
-        """Do all that is queued."""
+    def run(self, stream=None):
+        """Do all that is queued, or what is before all is done that one stream has."""
         while queues := [queue for queue in self.queues.values() if queue]:
+            if stream is not None and not self.queues[stream.key]:
+                break
             ready = [queue for queue in queues if getattr(queue[0], "is_ready", lambda: True)()]
             assert ready, "streams wait for each other"
             ready[self.rng.integers(len(ready))].popleft()()
@@ -105,7 +107,7 @@ class Stream:
         self.enqueue(Wait(event, event.num_recorded))
 
     def synchronize(self):
-        self.gpus.run()
+        self.gpus.run(self)
 
 
 class Event:
