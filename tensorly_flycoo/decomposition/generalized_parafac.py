@@ -66,6 +66,7 @@ def generalized_parafac(
         The initial guess, in the dtype and on the device of `tensor`, without negative elements if
         the loss has the lower bound 0; or a checkpoint to resume (`Progress.resume`).
     svd : {"truncated_svd", "randomized_svd"}
+        As for `parafac`.
     mask : sparse.COO, optional
         In the shape of `tensor`, with fill_value 1; its stored zeros mark the missing entries,
         which do not count.
