@@ -49,7 +49,7 @@ def generalized_parafac(
 ) -> Any:
     r"""Decompose a sparse tensor by CP with any loss: counts, binary data, positive data.
 
-    .. math:: \min F = \sum_{cells} f(x, m), \quad m = \sum_r \prod_n F_n[c_n, r]
+    .. math:: \min F = \sum_{\mathrm{cells}} f(x, m), \quad m = \sum_r \prod_n F_n[c_n, r]
 
     ``loss="poisson_count"`` is exact: the sum over all cells needs no samples, since that of the
     model is a product of column sums, and the logarithm is needed only at the nonzeros.
