@@ -49,7 +49,7 @@ def generalized_parafac(
 ) -> Any:
     r"""Decompose a sparse tensor by CP with any loss: counts, binary data, positive data.
 
-    .. math:: \min F = \sum_{cells} f(x, m), \quad m = \sum_r \prod_n F_n[c_n, r]
+    .. math:: \min F = \sum_{\mathrm{cells}} f(x, m), \quad m = \sum_r \prod_n F_n[c_n, r]
 
     ``loss="poisson_count"`` is exact: the sum over all cells needs no samples, since that of the
     model is a product of column sums, and the logarithm is needed only at the nonzeros.
@@ -66,6 +66,7 @@ def generalized_parafac(
         The initial guess, in the dtype and on the device of `tensor`, without negative elements if
         the loss has the lower bound 0; or a checkpoint to resume (`Progress.resume`).
     svd : {"truncated_svd", "randomized_svd"}
+        As for `parafac`.
     mask : sparse.COO, optional
         In the shape of `tensor`, with fill_value 1; its stored zeros mark the missing entries,
         which do not count.
