@@ -17,6 +17,7 @@ from distributed.worker import Worker
 from ..engines import select_engine
 from .machine import Machine
 from .messages import Message, Parcel, Peer, Reply
+from .partitions import Partition
 from .site import Site
 
 _logger = logging.getLogger("tensorly_flycoo")
@@ -50,7 +51,8 @@ class SlabActor:
             if engine.name == "cpu":
                 _limit_threads(num_threads)
 
-        self._machine = Machine(Site(engine, count_room), start_thread)
+        self._site = Site(engine, count_room)
+        self._machine = Machine(self._site, start_thread)
 
     async def connect(self, peers: Sequence[Peer], number: int) -> None:
         """Tell where the actors of all workers are, and which of them this is."""
@@ -76,6 +78,10 @@ class SlabActor:
     async def deliver(self, parcel: Parcel) -> None:
         """Take arrays from a peer."""
         self._machine.deliver(parcel)
+
+    def keep(self, number: int, partition: Partition) -> None:
+        """Take a partition from a task on this worker."""
+        self._site.partitions[number] = partition
 
     async def abort(self, epoch: int) -> None:
         """Drop the messages of earlier epochs."""

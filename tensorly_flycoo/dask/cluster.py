@@ -193,7 +193,7 @@ class Cluster:
         for worker in self.workers:
             keys = wanted.get(worker, [])
             if worker.queue or keys:
-                self._check_there([worker])
+                self.check_there([worker])
                 message = worker.pack(self._epoch, keys)
                 self._calls.append((worker, keys, worker.actor.run(message)))
 
@@ -221,7 +221,7 @@ class Cluster:
                 break
             if not done:
                 waiting = {worker for worker, _ in tasks.values()}
-                self._check_there(waiting)
+                self.check_there(waiting)
                 if count % _CHECKS_PER_PING == 0:
                     await self._ping(waiting)
         return values
@@ -245,7 +245,9 @@ class Cluster:
             "of float32, take less too"
         )
 
-    def _check_there(self, workers: Iterable[WorkerHandle]) -> None:
+    def check_there(self, workers: Iterable[WorkerHandle] | None = None) -> None:
+        """Raise `WorkerLost` if Dask has noticed that a worker, of all or of some, is gone."""
+        workers = self.workers if workers is None else workers
         lost = [worker for worker in workers if not worker.is_there]
         if lost:
             self._lose(lost)
