@@ -76,7 +76,7 @@ def constrained_parafac(
     tensor : FlycooTensor or sparse.COO
     rank : int or "same"
         R, the number of components. "same" gives the model as many parameters as the tensor has
-        cells, and is refused if the nonzeros are fewer numbers; so are fractions (`ranks`).
+        cells; it is refused if the nonzeros take fewer numbers than that. So are all fractions.
     n_iter_max, n_iter_max_inner : int
         Iterations over all modes, and of ADMM for one mode.
     init : {"svd", "random", CPTensor, ResumedCP}

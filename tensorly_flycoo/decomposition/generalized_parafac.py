@@ -57,7 +57,7 @@ def generalized_parafac(
     Parameters
     ----------
     tensor : FlycooTensor or sparse.COO
-        Integers are taken as they are.
+        Counts may be integers.
     rank : int or "same"
         R, the number of components.
     n_iter_max : int
@@ -75,9 +75,9 @@ def generalized_parafac(
     return_errors : bool
     loss : str or tuple
         "poisson_count", "poisson_log", "bernoulli_odds", "bernoulli_logit", "gaussian", "gamma" or
-        "rayleigh"; or ``(f, df, lower_bound)``, two elementwise functions of data and model, of
-        which the second is the derivative of the first by the model, and the least value of the
-        factors' elements, or None.
+        "rayleigh"; or ``(f, df, lower_bound)``: a function of arrays of data and of model values
+        that returns the loss of each entry, its derivative by the model values, and the least value
+        that elements of factors may have, or None.
     method : {"auto", "mu", "cp_apr", "adam"}
         The first two methods are for "poisson_count". "mu": multiplicative updates, one per mode
         and sweep, extrapolated by SQUAREM if that lowers F; F never increases. "cp_apr": Chi and

@@ -53,7 +53,7 @@ def parafac(
     tensor : FlycooTensor or sparse.COO
     rank : int or "same"
         R, the number of components. "same" gives the model as many parameters as the tensor has
-        cells, and is refused if the nonzeros are fewer numbers; so are fractions (`ranks`).
+        cells; it is refused if the nonzeros take fewer numbers than that. So are all fractions.
     n_iter_max : int
     init : {"svd", "random", CPTensor, ResumedCP}
         The initial guess, in the dtype and on the device of `tensor`; or a checkpoint to resume
