@@ -17,6 +17,9 @@ from .copies import copy_blocks
 #: Copies to a GPU with fewer bytes in all are made by a kernel; the driver's take the host longer.
 SMALL_NBYTES = 2**20
 
+#: Memory of CuPy that peer access covers.
+_READABLE = (cupy.cuda.Memory, cupy.cuda.memory.PooledMemory)
+
 _logger = logging.getLogger("tensorly_flycoo")
 
 
@@ -223,7 +226,7 @@ class _Exchange:
         """Launch the copies."""
         targets = list(self._targets.values())
         copied: dict[int, Array] = {}
-        small = [t for t in targets if self._suits_kernel(t)]
+        small = [t for t in targets if self._is_small(t)]
         large = [t for t in targets if t not in small]
         for target in large:
             target.make_contiguous(copied)
@@ -246,15 +249,20 @@ class _Exchange:
                     link.copies.synchronize()
             raise
 
-    def _suits_kernel(self, target: _Copies) -> bool:
+    def _is_small(self, target: _Copies) -> bool:
         is_small = target.nbytes <= SMALL_NBYTES
         return self._lets_kernels_read and is_small and target.suits_kernel
 
 
 def _suits_kernel(array: Array) -> bool:
-    """Return whether `copy_blocks` can read an array: words of 4 bytes, in rows without gaps."""
-    has_rows = array.ndim == 2 and array.strides[1] == array.itemsize
-    return array.itemsize % 4 == 0 and (has_rows or array.flags.c_contiguous)
+    """Return whether kernels of all GPUs, and `copy_blocks`, can read an array.
+
+    It has words of 4 bytes, in rows without gaps, in memory that peer access covers: not that of
+    asynchronous allocators.
+    """
+    has_rows = array.ndim == 2 and array.strides[1] == array.itemsize and array.strides[0] > 0
+    has_words = array.itemsize % 4 == 0 and (has_rows or array.flags.c_contiguous)
+    return has_words and isinstance(array.data.mem, _READABLE)
 
 
 def _wait(gpu: int, events: Sequence[cupy.cuda.Event]) -> None:

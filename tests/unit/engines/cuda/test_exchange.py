@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from simulated_gpus import Pointer, SimulatedGpus, load_devices
+from simulated_gpus import Array, ForeignMemory, Pointer, SimulatedGpus, load_devices
 
 NUM_ROWS, RANK = 4, 3
 
@@ -127,18 +127,22 @@ def test_what_an_exchange_costs(gpus, devices, size):
 
 
 def test_arrays_that_no_kernel_copies(gpus, devices):
-    """Bytes, and columns that lie apart."""
+    """Bytes, columns that lie apart, and memory of other allocators."""
     found, last = [], devices.count - 1
     whole = gpus.empty((NUM_ROWS, 2 * RANK), float)
     whole.fill(np.arange(2.0 * NUM_ROWS * RANK).reshape(NUM_ROWS, -1))
     flags = gpus.empty((NUM_ROWS, RANK), bool)
     flags.fill(True)
-    for array in devices.gather([((whole[:, ::2],), last), ((flags,), last)]):
+    numbers = np.arange(5.0)
+    foreign = Array(gpus, numbers, ForeignMemory(gpus, numbers.nbytes))
+    foreign.fill(numbers)
+    for array in devices.gather([((one,), last) for one in (whole[:, ::2], flags, foreign)]):
         read(gpus, array, found)
     gpus.run()
     expected = np.arange(0.0, 2 * NUM_ROWS * RANK, 2).reshape(NUM_ROWS, RANK)
     np.testing.assert_array_equal(found[0], expected)
     assert found[1].all()
+    np.testing.assert_array_equal(found[2], numbers)
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
