@@ -232,10 +232,11 @@ class _Exchange:
             target.make_contiguous(copied)
         gpus = {gpu for t in targets if t.homes for gpu in (t.device, *t.homes)}
         links = {gpu: get_link(gpu) for gpu in sorted(gpus)}
+        awaited = {gpu for t in targets for gpu in t.homes} | {t.device for t in large}
         try:
-            for gpu, link in links.items():
+            for gpu in links.keys() & awaited:
                 with cupy.cuda.Device(gpu):
-                    link.ready.record(cupy.cuda.get_current_stream())
+                    links[gpu].ready.record(cupy.cuda.get_current_stream())
             for target in large:
                 target.launch_copies(links)
             for target in small:
