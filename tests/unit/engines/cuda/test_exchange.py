@@ -100,6 +100,25 @@ def test_single_arrays(gpus, devices):
     np.testing.assert_array_equal(found[1], host)
 
 
+def test_small_and_large_copies_in_one_exchange(gpus, devices, module, monkeypatch):
+    """A kernel copies one matrix to the first GPU while the driver copies all to the others."""
+    monkeypatch.setattr(module, "SMALL_NBYTES", 8 * NUM_ROWS * RANK)
+    count, found = devices.count, []
+    made = [make(gpus, device, device) for device in range(count)]
+    arrays, whole = [array for array, _ in made], np.concatenate([values for _, values in made])
+    requests = [(arrays[-1:], 0), *((arrays, device) for device in range(1, count))]
+    for array in devices.gather(requests):
+        read(gpus, array, found)
+    del made, arrays, array, requests
+    use_memory_again(gpus, count)
+    gpus.run()
+    assert gpus.num_kernels == (count > 1)
+    by_size = sorted(found, key=len)
+    np.testing.assert_array_equal(by_size[0], whole[-NUM_ROWS:])
+    for own in by_size[1:]:
+        np.testing.assert_array_equal(own, whole)
+
+
 def test_collecting(gpus, devices):
     """On the first GPU, in one exchange; what is on the host stays there."""
     made, host, found = [make(gpus, n, n) for n in range(devices.count)], np.arange(3.0), []
