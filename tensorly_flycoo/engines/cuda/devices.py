@@ -206,13 +206,13 @@ class _Exchange:
     def add(self, arrays: Sequence[Array], device: int) -> Array:
         """Return the array on `device` that will have the rows of `arrays`."""
         first, shape = arrays[0], arrays[0].shape
+        if len(arrays) > 1:
+            shape = (sum([array.shape[0] for array in arrays]), *shape[1:])
+        elif is_cupy(first) and first.data.device_id == device:
+            return first
         with cupy.cuda.Device(device):
             if not is_cupy(first):
                 return cupy.asarray(first)
-            if len(arrays) > 1:
-                shape = (sum([array.shape[0] for array in arrays]), *shape[1:])
-            elif first.data.device_id == device:
-                return first
             whole, offset = cupy.empty(shape, first.dtype), 0
         if device not in self._targets:
             self._targets[device] = _Copies(device)
