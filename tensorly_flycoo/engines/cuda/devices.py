@@ -17,6 +17,9 @@ from .copies import copy_blocks
 #: Copies to a GPU with fewer bytes in all are made by a kernel; the driver's take the host longer.
 SMALL_NBYTES = 2**20
 
+#: Memory of CuPy that peer access covers.
+_READABLE = (cupy.cuda.Memory, cupy.cuda.memory.PooledMemory)
+
 _logger = logging.getLogger("tensorly_flycoo")
 
 
@@ -203,13 +206,13 @@ class _Exchange:
     def add(self, arrays: Sequence[Array], device: int) -> Array:
         """Return the array on `device` that will have the rows of `arrays`."""
         first, shape = arrays[0], arrays[0].shape
+        if len(arrays) > 1:
+            shape = (sum([array.shape[0] for array in arrays]), *shape[1:])
+        elif is_cupy(first) and first.data.device_id == device:
+            return first
         with cupy.cuda.Device(device):
             if not is_cupy(first):
                 return cupy.asarray(first)
-            if len(arrays) > 1:
-                shape = (sum([array.shape[0] for array in arrays]), *shape[1:])
-            elif first.data.device_id == device:
-                return first
             whole, offset = cupy.empty(shape, first.dtype), 0
         if device not in self._targets:
             self._targets[device] = _Copies(device)
@@ -223,16 +226,17 @@ class _Exchange:
         """Launch the copies."""
         targets = list(self._targets.values())
         copied: dict[int, Array] = {}
-        small = [t for t in targets if self._suits_kernel(t)]
+        small = [t for t in targets if self._is_small(t)]
         large = [t for t in targets if t not in small]
         for target in large:
             target.make_contiguous(copied)
         gpus = {gpu for t in targets if t.homes for gpu in (t.device, *t.homes)}
         links = {gpu: get_link(gpu) for gpu in sorted(gpus)}
+        awaited = {gpu for t in targets for gpu in t.homes} | {t.device for t in large}
         try:
-            for gpu, link in links.items():
+            for gpu in links.keys() & awaited:
                 with cupy.cuda.Device(gpu):
-                    link.ready.record(cupy.cuda.get_current_stream())
+                    links[gpu].ready.record(cupy.cuda.get_current_stream())
             for target in large:
                 target.launch_copies(links)
             for target in small:
@@ -246,15 +250,20 @@ class _Exchange:
                     link.copies.synchronize()
             raise
 
-    def _suits_kernel(self, target: _Copies) -> bool:
+    def _is_small(self, target: _Copies) -> bool:
         is_small = target.nbytes <= SMALL_NBYTES
         return self._lets_kernels_read and is_small and target.suits_kernel
 
 
 def _suits_kernel(array: Array) -> bool:
-    """Return whether `copy_blocks` can read an array: words of 4 bytes, in rows without gaps."""
-    has_rows = array.ndim == 2 and array.strides[1] == array.itemsize
-    return array.itemsize % 4 == 0 and (has_rows or array.flags.c_contiguous)
+    """Return whether kernels of all GPUs, and `copy_blocks`, can read an array.
+
+    It has words of 4 bytes, in rows without gaps, in memory that peer access covers: not that of
+    asynchronous allocators.
+    """
+    has_rows = array.ndim == 2 and array.strides[1] == array.itemsize and array.strides[0] > 0
+    has_words = array.itemsize % 4 == 0 and (has_rows or array.flags.c_contiguous)
+    return has_words and isinstance(array.data.mem, _READABLE)
 
 
 def _wait(gpu: int, events: Sequence[cupy.cuda.Event]) -> None:
