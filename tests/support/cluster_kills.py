@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 
 import tensorly as tl
-from distributed import Client, LocalCluster
+from distributed import Client
+from local_clusters import start_cluster
 
 from tensorly_flycoo import Progress, save_slabs
 from tensorly_flycoo.dask import WorkerLost, open_slabs
@@ -127,8 +128,8 @@ def main():
     path = Path(tempfile.mkdtemp())
     x = planted_tensor((3000, 2000, 4000), RANK, 20_000, noise=0.1, random_state=0)[0]
     save_slabs(path / "x.flycoo", x, slabs=6)
-    options, failures = {"threads_per_worker": 1, "dashboard_address": None}, 0
-    with LocalCluster(n_workers=3, **options) as cluster, Client(cluster) as client:
+    failures = 0
+    with start_cluster(3) as address, Client(address) as client:
         expected = run(open_slabs(path / "x.flycoo", client=client))
         start = time.monotonic()
         run(open_slabs(path / "x.flycoo", client=client))

@@ -6,22 +6,16 @@ pytest.importorskip("distributed")
 
 
 @pytest.fixture(scope="session")
-def cluster():
-    from distributed import LocalCluster
-
-    options = {"threads_per_worker": 1, "dashboard_address": None, "memory_limit": "2GB"}
-    with LocalCluster(n_workers=3, **options) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="session")
-def client(cluster):
+def client():
     from distributed import Client
+    from local_clusters import start_cluster
 
-    with Client(cluster, direct_to_workers=True) as client:
+    options = {"direct_to_workers": True}
+    with start_cluster(3, memory_limit="2GB") as address, Client(address, **options) as client:
         yield client
 
 
 @pytest.fixture
 def addresses(client):
+    client.wait_for_workers(3, timeout=60)  # some tests kill one
     return sorted(client.nthreads())

@@ -9,7 +9,8 @@ import time
 import numpy as np
 import pytest
 import tensorly as tl
-from distributed import Client, LocalCluster
+from distributed import Client
+from local_clusters import start_cluster
 
 from tensorly_flycoo import Progress, mttkrp, save_slabs
 from tensorly_flycoo.dask import WorkerLost, open_slabs
@@ -30,8 +31,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def client():
     """A client of a cluster of its own, since some tests kill workers; Dask starts others."""
-    options = {"threads_per_worker": 1, "dashboard_address": None}
-    with LocalCluster(n_workers=2, **options) as cluster, Client(cluster) as client:
+    with start_cluster(2) as address, Client(address) as client:
         yield client
 
 
