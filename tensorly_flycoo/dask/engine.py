@@ -13,6 +13,7 @@ from ..devices import OneDevice, Request
 from ..engines import slabs
 from ..engines.cpu.engine import CpuEngine
 from ..format.slab_layout import AnyLayout, Slab, SlabLayout, SpreadLayout
+from ..format.tree import Tree, add_parts
 from ..shards.row_shards import RowShards
 from ..shards.sharding import find_sharding
 from ..tensor.digest import sum_hashes
@@ -173,6 +174,9 @@ class _WorkerEngine:
     def add_rows(self, rows: RemoteArray, others: RemoteArray) -> None:
         args = [ENGINE, "add_rows", rows, others]
         self._cluster.call(rows.worker, call_method, args, num_results=0)
+
+    def add_parts(self, rows: RemoteArray, tree: Tree) -> RemoteArray:
+        return add_parts(rows, tree)
 
 
 @sum_hashes.register

@@ -76,14 +76,16 @@ def constrained_parafac(
     tensor : FlycooTensor or sparse.COO
     rank : int or "same"
         R, the number of components. "same" gives the model as many parameters as the tensor has
-        cells, and is refused if the nonzeros are fewer numbers; so are fractions (`ranks`).
+        cells; it is refused if the nonzeros take fewer numbers than that. So are all fractions.
     n_iter_max, n_iter_max_inner : int
         Iterations over all modes, and of ADMM for one mode.
     init : {"svd", "random", CPTensor, ResumedCP}
         The initial guess, in the dtype and on the device of `tensor`; or a checkpoint to resume
         (`Progress.resume`).
     svd : {"truncated_svd", "randomized_svd"}
-        Both find the leading singular vectors to rounding error.
+        How to find leading singular vectors: "truncated_svd" to rounding error if at most 8192 rows
+        of an unfolding share a column with another row, otherwise approximately;
+        "randomized_svd" by TensorLy's sketch.
     tol_outer : float
         Stop when the error changes by less, or when the constraint violations add up to less; 0
         never stops.

@@ -41,7 +41,7 @@ def fold_in(
 ) -> Array:
     r"""Compute the factor rows of new indices of one mode; all other factors stay as they are.
 
-    .. math:: \min_F |X_{new} - [w; F_0, \ldots, F, \ldots, F_{N-1}]|
+    .. math:: \min_F |X_{\mathrm{new}} - [w; F_0, \ldots, F, \ldots, F_{N-1}]|
 
     or, with ``loss="poisson_count"``, the likeliest rows if the model gives the means of counts.
 

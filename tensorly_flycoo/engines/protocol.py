@@ -14,6 +14,7 @@ from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
 from ..format.slab_layout import AnyLayout, SlabLayout, SpreadLayout
 from ..format.streamed import Stager, make_keep_aside
+from ..format.tree import Tree, add_parts
 from ..shards.row_shards import RowShards
 from . import slab_plan, slabs
 from .ratios import RatioOperations
@@ -240,6 +241,10 @@ class Engine(Primitives, RatioOperations, ABC):
     def add_rows(self, rows: Array, others: Array) -> None:
         """Add a matrix to `rows`, in place."""
         rows += others
+
+    def add_parts(self, rows: Array, tree: Tree) -> Array:
+        """Do what `tree.add_parts` does, for a contiguous matrix."""
+        return add_parts(rows, tree)
 
     def ttmc(
         self,

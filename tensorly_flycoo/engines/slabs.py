@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..array_modules import Array
-from ..devices import Devices, bring_each, bring_to_each
+from ..devices import bring_each, bring_to_each
 from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
-from ..format.tree import count_waiting, fold_tree
+from ..format.tree import Tree, count_waiting, fold_tree, renumber
 from ..shards.row_shards import RowShards, gather_each
 from ..shards.sharding import Sharding, find_sharding
 
@@ -212,74 +212,51 @@ def mttkrp_shards(
     weights: Array | None = None,
 ) -> RowShards:
     """Return the MTTKRP of `mode`, its columns times the weights, of slabs on several devices."""
-    slabs, rank = layout.slabs, factors[mode].shape[1]
+    devices, slabs, rank = layout.devices, layout.slabs, factors[mode].shape[1]
     sharding, dtype = find_sharding(layout, mode), layout.record_format.dtype
     # First all copies, then all work: a copy waits for the work that is under way.
     inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
     own, own_weights = _bring_inputs(layout, inputs, weights)
+    results: dict[int, Array] = {}
 
-    def compute(number: int) -> Array:
+    def compute(number: int) -> Tree:
         slab = slabs[number]
-        with layout.devices.use(slab.home):
+        with devices.use(slab.home):
             target = engine.xp.empty((slab.layout.record_format.shape[mode], rank), dtype)
             in_order = [own[number].get(n, target) for n in range(len(factors))]
             engine.mttkrp(slab.layout, in_order, mode, target, own_weights.get(slab.home))
-            return target
+        results[number] = target
+        return number
 
     if mode == layout.cut_mode:
-        return RowShards([compute(number) for number in range(len(slabs))], sharding)
-    results = (_Result(compute(n), slab.home) for n, slab in enumerate(slabs))
-    add = functools.partial(_Result.add, engine, layout.devices)
-    return fold_tree(results, add).spread(sharding)
+        for number in range(len(slabs)):
+            compute(number)
+        return RowShards(list(results.values()), sharding)
 
-
-class _Result:
-    """A sum of slabs' results: a matrix on one device, or two sums that are added block by block.
-
-    The latter waits until all devices compute: copies wait for the work that is under way.
-    """
-
-    def __init__(
-        self, matrix: Array | None, home: int, terms: tuple[_Result, _Result] | None = None
-    ) -> None:
-        self._matrix = matrix
-        self._home = home
-        self._terms = terms
-
-    @staticmethod
-    def add(engine: Engine, devices: Devices, a: _Result, b: _Result) -> _Result:
-        """Add neighbours, at once if they are on one device."""
-        if a._matrix is None or b._matrix is None or a._home != b._home:
-            return _Result(None, a._home, (a, b))
-        with devices.use(a._home):
-            engine.add_rows(a._matrix, b._matrix)
+    def add(a: Tree, b: Tree) -> Tree:
+        """Add neighbours at once if they are on one device, else when all devices compute."""
+        if not isinstance(a, int) or not isinstance(b, int) or slabs[a].home != slabs[b].home:
+            return a, b
+        with devices.use(slabs[a].home):
+            engine.add_rows(results[a], results.pop(b))
         return a
 
-    def spread(self, sharding: Sharding) -> RowShards:
-        """Return the sum with each block on its device."""
-        rows = [slice(*edges) for edges in pairwise(sharding.edges)]
-        matrices = list(self._iterate_matrices())
-        requests = [
-            ((matrix[own],), home)
-            for own, home in zip(rows, sharding.homes, strict=True)
-            for matrix in matrices
-        ]
-        parts, blocks = iter(sharding.devices.gather(requests)), []
-        for home in sharding.homes:
-            with sharding.devices.use(home):
-                blocks.append(self._add_parts(parts))
-        return RowShards(blocks, sharding)
+    tree = fold_tree(map(compute, range(len(slabs))), add)
+    return _add_blocks(engine, results, tree, sharding)
 
-    def _iterate_matrices(self) -> Iterator[Array]:
-        if self._terms is None:
-            yield self._matrix
-        else:
-            for term in self._terms:
-                yield from term._iterate_matrices()
 
-    def _add_parts(self, parts: Iterator[Array]) -> Array:
-        """Add parts of the matrices, given in order, as the matrices are to be added."""
-        if self._terms is None:
-            return next(parts)
-        left, right = self._terms
-        return left._add_parts(parts) + right._add_parts(parts)
+def _add_blocks(
+    engine: Engine, results: Mapping[int, Array], tree: Tree, sharding: Sharding
+) -> RowShards:
+    """Add matrices on several devices, which `tree` numbers; the device of a block adds it."""
+    devices, homes = sharding.devices, sharding.homes
+    places = {number: place for place, number in enumerate(results)}
+    requests = [
+        ([matrix[start:stop] for matrix in results.values()], home)
+        for (start, stop), home in zip(pairwise(sharding.edges), homes, strict=True)
+    ]
+    blocks, placed = [], renumber(tree, places)
+    for parts, home in zip(devices.gather(requests), homes, strict=True):
+        with devices.use(home):
+            blocks.append(engine.add_parts(parts, placed))
+    return RowShards(blocks, sharding)

@@ -1,9 +1,14 @@
 """The order in which the results of parts are added: a fixed binary tree."""
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypeAlias, TypeVar
+
+from ..array_modules import Array
 
 _Part = TypeVar("_Part")
+
+#: The number of a part, or two trees that are added.
+Tree: TypeAlias = int | tuple["Tree", "Tree"]
 
 
 def fold_tree(parts: Iterable[_Part], add: Callable[[_Part, _Part], _Part]) -> _Part:
@@ -45,3 +50,48 @@ def count_waiting(num_parts: int) -> int:
     [0, 1, 1, 2, 2, 3]
     """
     return num_parts.bit_length() - 1
+
+
+def renumber(tree: Tree, numbers: Mapping[int, int]) -> Tree:
+    """Return a tree of other numbers.
+
+    Examples
+    --------
+    >>> renumber(((0, 3), 5), {0: 0, 3: 1, 5: 2})
+    ((0, 1), 2)
+    """
+    if isinstance(tree, int):
+        return numbers[tree]
+    left, right = tree
+    return renumber(left, numbers), renumber(right, numbers)
+
+
+def count_parts(tree: Tree) -> int:
+    """Count the parts of a tree.
+
+    Examples
+    --------
+    >>> count_parts(((0, 1), 2))
+    3
+    """
+    return 1 if isinstance(tree, int) else sum(map(count_parts, tree))
+
+
+def add_parts(rows: Array, tree: Tree) -> Array:
+    """Add the parts of a matrix, each with equally many rows, along a tree of their numbers.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> add_parts(np.array([1, 2, 10, 20, 100, 200]), ((0, 1), 2))
+    array([111, 222])
+    """
+    length = rows.shape[0] // count_parts(tree)
+
+    def add(own: Tree) -> Array:
+        if isinstance(own, int):
+            return rows[own * length : (own + 1) * length]
+        left, right = own
+        return add(left) + add(right)
+
+    return add(tree)

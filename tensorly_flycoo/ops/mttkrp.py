@@ -29,10 +29,10 @@ def mttkrp(
 ) -> Array:
     r"""Multiply the matricised tensor by the Khatri-Rao product of the factors.
 
-    .. math:: M[i, r] = w_r \sum_{k : c_{mode,k} = i} v_k \prod_{n \ne mode} F_n[c_{n,k}, r]
+    .. math:: M[i, r] = w_r \sum_{k : c_{d,k} = i} v_k \prod_{n \ne d} F_n[c_{n,k}, r]
 
-    over the nonzeros :math:`v_k` of `x`. Neither the unfolding nor the Khatri-Rao product is
-    formed.
+    over the nonzeros :math:`v_k` of `x`; d is `mode`. Neither the unfolding nor the Khatri-Rao
+    product is formed.
 
     Parameters
     ----------

@@ -201,3 +201,26 @@ def test_on_the_first_device(x, name, monkeypatch):
             for ours, theirs in zip(found, expected, strict=True):
                 np.testing.assert_allclose(abs(ours), abs(theirs), rtol=1e-6, atol=1e-8)
     assert len(results) == 1
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_an_mttkrp_takes_few_exchanges(x, count, monkeypatch):
+    """One for all that it reads, however many devices there are, and one to add results."""
+    x, weights, calls = spread(x, count, monkeypatch), np.ones(RANK), []
+    factors = [RowShards.scatter(f, s) for f, s in list_pairs(x, draw_factors())]
+    real = NumpyDevices.gather
+
+    def gather(devices, requests):
+        calls.append(len(requests))
+        return real(devices, requests)
+
+    monkeypatch.setattr(NumpyDevices, "gather", gather)
+    cut_mode, found = x._layout.cut_mode, {}
+    for mode in range(3):
+        mttkrp(x, factors, mode, weights=weights)
+        found[mode], calls = calls, []
+    assert {mode: len(sizes) for mode, sizes in found.items()} == {
+        mode: 1 if mode == cut_mode else 2 for mode in range(3)
+    }
+    # The weights, and factors that are not there yet: a factor is gathered once.
+    assert [sizes[0] for sizes in found.values()] == [2 * count, 2 * count, count]

@@ -16,6 +16,7 @@ from tensorly_flycoo.decomposition.initial_guess import spread_factors
 from tensorly_flycoo.devices import OneDevice
 from tensorly_flycoo.engines.cuda.devices import CudaDevices
 from tensorly_flycoo.engines.cuda.engine import CUDA
+from tensorly_flycoo.format.tree import add_parts, count_parts
 from tensorly_flycoo.shards.row_shards import RowShards
 
 NUM_GPUS = cupy.cuda.runtime.getDeviceCount()
@@ -131,3 +132,35 @@ def test_determinism(layout):
     expected = compute_digests("cuda", layout, 1)
     for number in range(20):
         assert compute_digests("cuda", layout, 1 + number % NUM_GPUS) == expected
+
+
+@pytest.mark.parametrize("nbytes", [2**10, 2**22])
+def test_exchanges(nbytes):
+    """Of matrices whose rows or columns lie apart, and of bytes; small ones and large ones."""
+    devices, num_rows = CudaDevices(NUM_GPUS), nbytes // 64
+    for dtype in ("float32", "float64", "bool"):
+        blocks = []
+        for device in range(NUM_GPUS):
+            with devices.use(device):
+                whole = cupy.arange(num_rows * 16).reshape(num_rows, 16) % 251 + device
+                blocks.append(whole.astype(dtype))
+        for cut in (slice(None), slice(1, 12), slice(None, None, 2)):
+            own = [block[:, cut] for block in blocks]
+            expected = np.concatenate([devices.fetch(block)[:, cut] for block in blocks])
+            found = devices.gather([(own, device) for device in range(NUM_GPUS)])
+            for device, array in enumerate(found):
+                assert array.device.id == device
+                np.testing.assert_array_equal(devices.fetch(array), expected)
+        for copy, block in zip(devices.collect(blocks), blocks, strict=True):
+            assert copy.device.id == 0
+            np.testing.assert_array_equal(devices.fetch(copy), devices.fetch(block))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("tree", [0, (0, 1), ((0, 1), (2, 3)), ((0, (1, 2)), 3)])
+def test_adding_parts_along_a_tree(tree, dtype):
+    rows = np.random.default_rng(0).standard_normal((4 * 300, 7)).astype(dtype)
+    rows = rows[: 300 * count_parts(tree)]
+    found = CUDA.add_parts(cupy.asarray(rows), tree)
+    np.testing.assert_array_equal(found.get(), add_parts(rows, tree))
+    assert CUDA.add_parts(cupy.asarray(rows[:0]), tree).shape == (0, 7)

@@ -78,9 +78,10 @@ class NumpyDevices:
         return [self._gather(arrays, device) for arrays, device in requests]
 
     def _gather(self, arrays, device):
-        if len(arrays) == 1:
-            return self.bring(arrays[0], device)
-        whole = np.concatenate([array.view(np.ndarray) for array in arrays])
+        there = [self.bring(array, device) for array in arrays]
+        if len(there) == 1:
+            return there[0]
+        whole = np.concatenate([array.view(np.ndarray) for array in there])
         return place(np.ascontiguousarray(whole), device)
 
     def collect(self, arrays):

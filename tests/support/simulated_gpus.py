@@ -30,6 +30,8 @@ class SimulatedGpus(types.ModuleType):
             Stream=lambda non_blocking: Stream(self, self.current),
             Event=lambda disable_timing: Event(self),
             MemoryPointer=Pointer,
+            Memory=Memory,
+            memory=types.SimpleNamespace(PooledMemory=Memory),
             get_current_stream=lambda: Stream(self, None),
             runtime=types.SimpleNamespace(
                 getDevice=lambda: self.current,
@@ -58,18 +60,21 @@ class SimulatedGpus(types.ModuleType):
         pairs = []
         for target, array in copies:
             assert target.device_id == self.current
+            assert isinstance(array.memory, Memory)
             assert array.itemsize % 4 == 0
             assert array.flags.c_contiguous or array.strides[1] == array.itemsize
-            flat = target.memory.buffer[target.offset :][: array.nbytes]
+            flat = target.mem.buffer[target.offset :][: array.nbytes]
             pairs.append((flat.view(array.dtype).reshape(array.shape), array.view))
         self.launch(lambda: [own.__setitem__(..., view) for own, view in pairs])
 
     def launch(self, work, stream=None):
         (stream or Stream(self, None)).enqueue(work)
 
-    def run(self):
-        """Do all that is queued."""
+    def run(self, stream=None):
+        """Do all that is queued, or what is before all is done that one stream has."""
         while queues := [queue for queue in self.queues.values() if queue]:
+            if stream is not None and not self.queues[stream.key]:
+                break
             ready = [queue for queue in queues if getattr(queue[0], "is_ready", lambda: True)()]
             assert ready, "streams wait for each other"
             ready[self.rng.integers(len(ready))].popleft()()
@@ -105,7 +110,7 @@ class Stream:
         self.enqueue(Wait(event, event.num_recorded))
 
     def synchronize(self):
-        self.gpus.run()
+        self.gpus.run(self)
 
 
 class Event:
@@ -144,18 +149,25 @@ class Memory:
         self.place.append(self.buffer)
 
 
+class ForeignMemory:
+    """Memory of the current GPU that kernels of others cannot read."""
+
+    def __init__(self, gpus, nbytes):
+        self.device_id, self.buffer = gpus.current, np.full(nbytes, 255, np.uint8)
+
+
 class Pointer:
     def __init__(self, gpus, memory, offset):
-        self.gpus, self.memory, self.offset = gpus, memory, offset
+        self.gpus, self.mem, self.offset = gpus, memory, offset
         self.device_id = memory.device_id
 
     def __add__(self, offset):
-        return Pointer(self.gpus, self.memory, self.offset + offset)
+        return Pointer(self.gpus, self.mem, self.offset + offset)
 
     def copy_from_device_async(self, source, nbytes, stream):
         self.gpus.num_copies += 1
-        target = self.memory.buffer[self.offset :][:nbytes]
-        origin = source.memory.buffer[source.offset :][:nbytes]
+        target = self.mem.buffer[self.offset :][:nbytes]
+        origin = source.mem.buffer[source.offset :][:nbytes]
         self.gpus.launch(lambda: target.__setitem__(..., origin), stream)
 
 

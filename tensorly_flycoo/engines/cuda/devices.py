@@ -17,6 +17,9 @@ from .copies import copy_blocks
 #: Copies to a GPU with fewer bytes in all are made by a kernel; the driver's take the host longer.
 SMALL_NBYTES = 2**20
 
+#: Memory of CuPy that peer access covers.
+_READABLE = (cupy.cuda.Memory, cupy.cuda.memory.PooledMemory)
+
 _logger = logging.getLogger("tensorly_flycoo")
 
 
@@ -108,6 +111,80 @@ class _Link:
         self.ready, self.copied = (cupy.cuda.Event(disable_timing=True) for _ in range(2))
 
 
+class _Copies:
+    """What is copied to one GPU.
+
+    Attributes
+    ----------
+    device : int
+    pairs : list of (MemoryPointer, array)
+        Addresses on the GPU, and what is copied there.
+    homes : list of int
+        The other GPUs from which arrays come.
+    nbytes : int
+    suits_kernel : bool
+        Whether `copy_blocks` can read all arrays.
+    """
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self.pairs: list[tuple[cupy.cuda.MemoryPointer, Array]] = []
+        self.homes: list[int] = []
+        self.nbytes = 0
+        self.suits_kernel = True
+
+    def add(self, target: cupy.cuda.MemoryPointer, array: Array) -> None:
+        self.pairs.append((target, array))
+        self.nbytes += array.nbytes
+        self.suits_kernel = self.suits_kernel and _suits_kernel(array)
+        home = array.data.device_id
+        if home != self.device and home not in self.homes:
+            self.homes.append(home)
+
+    def make_contiguous(self, copied: dict[int, Array]) -> None:
+        """Replace arrays by ones without gaps, on the same GPUs; `copied` has those of others."""
+        for n, (target, array) in enumerate(self.pairs):
+            if array.flags.c_contiguous:
+                continue
+            if id(array) not in copied:
+                with cupy.cuda.Device(array.data.device_id):
+                    copied[id(array)] = cupy.ascontiguousarray(array)
+            self.pairs[n] = (target, copied[id(array)])
+
+    def launch_kernel(self, links: dict[int, _Link]) -> None:
+        """Launch one kernel for all copies."""
+        with cupy.cuda.Device(self.device):
+            stream = cupy.cuda.get_current_stream()
+            for home in self.homes:
+                stream.wait_event(links[home].ready)
+            copy_blocks(self.pairs)
+            if self.homes:
+                links[self.device].copied.record(stream)
+
+    def launch_copies(self, links: dict[int, _Link]) -> None:
+        """Launch a copy for each array, on a stream for those of other GPUs.
+
+        The next GPU is read first: if all copy from all, each is read by one other at a time.
+        """
+        with cupy.cuda.Device(self.device):
+            stream = cupy.cuda.get_current_stream()
+            if self.homes:
+                link = links[self.device]
+                link.copies.wait_event(link.ready)
+                for home in sorted(self.homes, key=lambda home: (home < self.device, home)):
+                    link.copies.wait_event(links[home].ready)
+                    self._launch_from(home, link.copies)
+                link.copied.record(link.copies)
+            self._launch_from(self.device, stream)
+            if self.homes:
+                stream.wait_event(link.copied)
+
+    def _launch_from(self, home: int, stream: cupy.cuda.Stream) -> None:
+        for target, array in self.pairs:
+            if array.data.device_id == home:
+                target.copy_from_device_async(array.data, array.nbytes, stream)
+
+
 class _Exchange:
     """Copies that are launched together, when the memory for all is allocated.
 
@@ -124,62 +201,48 @@ class _Exchange:
 
     def __init__(self, lets_kernels_read: bool) -> None:
         self._lets_kernels_read = lets_kernels_read
-        # For each target, the addresses on it and what is copied there.
-        self._copies: dict[int, list[tuple[cupy.cuda.MemoryPointer, Array]]] = {}
-        self._contiguous: dict[int, Array] = {}
+        self._targets: dict[int, _Copies] = {}
 
     def add(self, arrays: Sequence[Array], device: int) -> Array:
         """Return the array on `device` that will have the rows of `arrays`."""
         first, shape = arrays[0], arrays[0].shape
+        if len(arrays) > 1:
+            shape = (sum([array.shape[0] for array in arrays]), *shape[1:])
+        elif is_cupy(first) and first.data.device_id == device:
+            return first
         with cupy.cuda.Device(device):
             if not is_cupy(first):
                 return cupy.asarray(first)
-            if len(arrays) > 1:
-                shape = (sum(array.shape[0] for array in arrays), *shape[1:])
-            elif first.data.device_id == device:
-                return first
             whole, offset = cupy.empty(shape, first.dtype), 0
-        copies = self._copies.setdefault(device, [])
+        if device not in self._targets:
+            self._targets[device] = _Copies(device)
         for array in arrays:
             if array.size:
-                copies.append((whole.data + offset, array))
+                self._targets[device].add(whole.data + offset, array)
                 offset += array.nbytes
         return whole
 
-    def _is_small(self, device: int) -> bool:
-        """Return whether a kernel makes the copies to a GPU."""
-        arrays = [array for _, array in self._copies[device]]
-        is_small = sum(array.nbytes for array in arrays) <= SMALL_NBYTES
-        return self._lets_kernels_read and is_small and all(map(_suits_kernel, arrays))
-
-    def _make_contiguous(self, array: Array) -> Array:
-        """Return an array without gaps, on the same GPU; it is copied once for all targets."""
-        if array.flags.c_contiguous:
-            return array
-        if id(array) not in self._contiguous:
-            with cupy.cuda.Device(array.data.device_id):
-                self._contiguous[id(array)] = cupy.ascontiguousarray(array)
-        return self._contiguous[id(array)]
-
     def launch(self, get_link: Callable[[int], _Link]) -> None:
         """Launch the copies."""
-        small = {device for device in self._copies if self._is_small(device)}
-        for device in self._copies.keys() - small:
-            copies = self._copies[device]
-            copies[:] = [(target, self._make_contiguous(array)) for target, array in copies]
-        homes = {device: self._list_homes(device) for device in self._copies}
-        gpus = {gpu for device, own in homes.items() if own for gpu in (device, *own)}
+        targets = list(self._targets.values())
+        copied: dict[int, Array] = {}
+        small = [t for t in targets if self._is_small(t)]
+        large = [t for t in targets if t not in small]
+        for target in large:
+            target.make_contiguous(copied)
+        gpus = {gpu for t in targets if t.homes for gpu in (t.device, *t.homes)}
         links = {gpu: get_link(gpu) for gpu in sorted(gpus)}
+        awaited = {gpu for t in targets for gpu in t.homes} | {t.device for t in large}
         try:
-            for gpu, link in links.items():
+            for gpu in links.keys() & awaited:
                 with cupy.cuda.Device(gpu):
-                    link.ready.record(cupy.cuda.get_current_stream())
-            for device, own_homes in homes.items():
-                copy_to = self._copy_small if device in small else self._copy_large
-                copy_to(device, own_homes, links)
+                    links[gpu].ready.record(cupy.cuda.get_current_stream())
+            for target in large:
+                target.launch_copies(links)
+            for target in small:
+                target.launch_kernel(links)
             for gpu in links:
-                readers = [links[device].copied for device, own in homes.items() if gpu in own]
-                _wait(gpu, readers)
+                _wait(gpu, [links[t.device].copied for t in targets if gpu in t.homes])
         except BaseException:
             for gpu, link in links.items():  # what is freed now must not be in use by copies
                 with cupy.cuda.Device(gpu):
@@ -187,54 +250,20 @@ class _Exchange:
                     link.copies.synchronize()
             raise
 
-    def _list_homes(self, device: int) -> list[int]:
-        """List the GPUs from which others' arrays come to a GPU, beginning with the next one.
-
-        If all copy from all, each is read by one other at a time.
-        """
-        homes = {array.data.device_id for _, array in self._copies[device]} - {device}
-        return sorted(homes, key=lambda home: (home < device, home))
-
-    def _copy_small(self, device: int, homes: Sequence[int], links: dict[int, _Link]) -> None:
-        """Launch the copies to a GPU by a kernel; `homes` are the others that it copies from."""
-        with cupy.cuda.Device(device):
-            stream = cupy.cuda.get_current_stream()
-            for home in homes:
-                stream.wait_event(links[home].ready)
-            copy_blocks(self._copies[device])
-            if homes:
-                links[device].copied.record(stream)
-
-    def _copy_large(self, device: int, homes: Sequence[int], links: dict[int, _Link]) -> None:
-        """Launch the copies to a GPU; `homes` are the others that it copies from, in order."""
-        copies = self._copies[device]
-        with cupy.cuda.Device(device):
-            stream = cupy.cuda.get_current_stream()
-            if homes:
-                link = links[device]
-                link.copies.wait_event(link.ready)
-                for home in homes:
-                    link.copies.wait_event(links[home].ready)
-                    _launch(copies, home, link.copies)
-                link.copied.record(link.copies)
-            _launch(copies, device, stream)
-            if homes:
-                stream.wait_event(link.copied)
+    def _is_small(self, target: _Copies) -> bool:
+        is_small = target.nbytes <= SMALL_NBYTES
+        return self._lets_kernels_read and is_small and target.suits_kernel
 
 
 def _suits_kernel(array: Array) -> bool:
-    """Return whether `copy_blocks` can read an array: words of 4 bytes, in rows without gaps."""
-    has_rows = array.ndim == 2 and array.strides[1] == array.itemsize
-    return array.itemsize % 4 == 0 and (has_rows or array.flags.c_contiguous)
+    """Return whether kernels of all GPUs, and `copy_blocks`, can read an array.
 
-
-def _launch(
-    copies: Sequence[tuple[cupy.cuda.MemoryPointer, Array]], home: int, stream: cupy.cuda.Stream
-) -> None:
-    """Launch those copies that come from `home`."""
-    for target, array in copies:
-        if array.data.device_id == home:
-            target.copy_from_device_async(array.data, array.nbytes, stream)
+    It has words of 4 bytes, in rows without gaps, in memory that peer access covers: not that of
+    asynchronous allocators.
+    """
+    has_rows = array.ndim == 2 and array.strides[1] == array.itemsize and array.strides[0] > 0
+    has_words = array.itemsize % 4 == 0 and (has_rows or array.flags.c_contiguous)
+    return has_words and isinstance(array.data.mem, _READABLE)
 
 
 def _wait(gpu: int, events: Sequence[cupy.cuda.Event]) -> None:

@@ -17,8 +17,9 @@ from ...array_modules import Array, is_cupy
 from ...checks import check_current_gpu
 from ...format.layout import Cut, Layout, Step
 from ...format.packing import RecordFormat
+from ...format.tree import Tree
 from ..protocol import Engine
-from . import launch, mersenne_twister, row_scales, solvers, tall, tuning
+from . import launch, mersenne_twister, parts, row_scales, solvers, tall, tuning
 from .building import CudaPrimitives
 from .carries import Carries, add_carries, allocate_carries, count_carries_nbytes
 from .compact_ids import find_bits, list_parts
@@ -147,6 +148,9 @@ class CudaEngine(CudaPrimitives, Engine):
         num_tiles, rank = layout.tilings[mode].carry_rows.size, factors[mode].shape[1]
         carries_nbytes = count_carries_nbytes(num_tiles, rank, factors[mode].itemsize)
         return carries_nbytes + sum(copy.nbytes for copy in copies)
+
+    def add_parts(self, rows: Array, tree: Tree) -> Array:
+        return parts.add_parts(rows, tree)
 
     def compute_ttmc(
         self,

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from simulated_gpus import Pointer, SimulatedGpus, load_devices
+from simulated_gpus import Array, ForeignMemory, Pointer, SimulatedGpus, load_devices
 
 NUM_ROWS, RANK = 4, 3
 
@@ -100,6 +100,25 @@ def test_single_arrays(gpus, devices):
     np.testing.assert_array_equal(found[1], host)
 
 
+def test_small_and_large_copies_in_one_exchange(gpus, devices, module, monkeypatch):
+    """A kernel copies one matrix to the first GPU while the driver copies all to the others."""
+    monkeypatch.setattr(module, "SMALL_NBYTES", 8 * NUM_ROWS * RANK)
+    count, found = devices.count, []
+    made = [make(gpus, device, device) for device in range(count)]
+    arrays, whole = [array for array, _ in made], np.concatenate([values for _, values in made])
+    requests = [(arrays[-1:], 0), *((arrays, device) for device in range(1, count))]
+    for array in devices.gather(requests):
+        read(gpus, array, found)
+    del made, arrays, array, requests
+    use_memory_again(gpus, count)
+    gpus.run()
+    assert gpus.num_kernels == (count > 1)
+    by_size = sorted(found, key=len)
+    np.testing.assert_array_equal(by_size[0], whole[-NUM_ROWS:])
+    for own in by_size[1:]:
+        np.testing.assert_array_equal(own, whole)
+
+
 def test_collecting(gpus, devices):
     """On the first GPU, in one exchange; what is on the host stays there."""
     made, host, found = [make(gpus, n, n) for n in range(devices.count)], np.arange(3.0), []
@@ -127,18 +146,22 @@ def test_what_an_exchange_costs(gpus, devices, size):
 
 
 def test_arrays_that_no_kernel_copies(gpus, devices):
-    """Bytes, and columns that lie apart."""
+    """Bytes, columns that lie apart, and memory of other allocators."""
     found, last = [], devices.count - 1
     whole = gpus.empty((NUM_ROWS, 2 * RANK), float)
     whole.fill(np.arange(2.0 * NUM_ROWS * RANK).reshape(NUM_ROWS, -1))
     flags = gpus.empty((NUM_ROWS, RANK), bool)
     flags.fill(True)
-    for array in devices.gather([((whole[:, ::2],), last), ((flags,), last)]):
+    numbers = np.arange(5.0)
+    foreign = Array(gpus, numbers, ForeignMemory(gpus, numbers.nbytes))
+    foreign.fill(numbers)
+    for array in devices.gather([((one,), last) for one in (whole[:, ::2], flags, foreign)]):
         read(gpus, array, found)
     gpus.run()
     expected = np.arange(0.0, 2 * NUM_ROWS * RANK, 2).reshape(NUM_ROWS, RANK)
     np.testing.assert_array_equal(found[0], expected)
     assert found[1].all()
+    np.testing.assert_array_equal(found[2], numbers)
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])

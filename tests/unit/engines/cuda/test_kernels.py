@@ -14,6 +14,7 @@ from tensorly_flycoo.engines.cuda import structs, tuning
 from tensorly_flycoo.engines.cuda.id_bits import IdBits
 from tensorly_flycoo.engines.cuda.macros import (
     add_grams_macros,
+    add_parts_macros,
     carry_rows_macros,
     copies_macros,
     draw_uniform_macros,
@@ -113,6 +114,7 @@ def specialise_all():
         "invert.cu": product_macros(8),
         "fit.cu": product_macros(8),
         "copy_blocks.cu": copies_macros(),
+        "add_parts.cu": add_parts_macros(dtype, ((0, 1), (2, 3))),
         "inner_product.cu": inner_product_macros(dtype, 8),
         "scale_rows.cu": scale_rows_macros(dtype, 8),
         "sweep_nonnegative.cu": sweep_nonnegative_macros(dtype, 8),
