@@ -29,7 +29,7 @@ _CHECK_INTERVAL, _CHECKS_PER_PING = 0.5, 20
 
 #: Seconds within which actors must have been started, between looks whether they are, and within
 #: which they must have dropped their work.
-_START_TIMEOUT, _START_INTERVAL, _ABORT_TIMEOUT = 120.0, 0.02, 5.0
+_START_TIMEOUT, _START_INTERVAL, _ABORT_TIMEOUT = 120.0, 0.02, 8.0
 
 #: Commands that are sent without waiting for anybody who needs a result.
 _MANY_COMMANDS = 256
@@ -282,7 +282,8 @@ class Cluster:
             worker.num_sent = 0
         there = [worker for worker in self.workers if worker.is_there]
         aborts = [worker.actor.abort(self._epoch) for worker in there]
-        self.client.sync(_attempt, aborts)
+        for worker, is_done in zip(there, self.client.sync(_attempt, aborts), strict=True):
+            worker.is_lost = not is_done  # it may wait for ever
 
 
 def start_workers(
@@ -319,13 +320,12 @@ def _refer(x: Any, worker: WorkerHandle) -> Any:
     return [_refer(item, worker) for item in x] if isinstance(x, list) else x
 
 
-async def _attempt(calls: Iterable[Any]) -> None:
-    """Wait until calls are done or fail, but not for long."""
+async def _attempt(calls: Sequence[Any]) -> list[bool]:
+    """Wait until calls are done or fail, but not for long; return whether each is done."""
     tasks = [asyncio.ensure_future(_wait_for(call)) for call in calls]
     if tasks:
-        done, _ = await asyncio.wait(tasks, timeout=_ABORT_TIMEOUT)
-        for task in done:
-            task.exception()  # of a worker that is gone: the next call says so
+        await asyncio.wait(tasks, timeout=_ABORT_TIMEOUT)
+    return [task.done() and task.exception() is None for task in tasks]
 
 
 async def _wait_for(call: Any) -> Any:

@@ -31,7 +31,7 @@ import sys, tensorly as tl
 import tensorly_flycoo.dask
 from distributed import Client
 tl.set_backend("flycoo")
-client = Client(sys.argv[1])
+client = Client(sys.argv[1], direct_to_workers=True)
 x = tensorly_flycoo.dask.open_slabs(sys.argv[2], client=client)
 print("opened", flush=True)
 tl.decomposition.parafac(x, 8, n_iter_max=100000, tol=0, init="random", random_state=0)
@@ -144,7 +144,8 @@ def main():
     x = planted_tensor((3000, 2000, 4000), RANK, 20_000, noise=0.1, random_state=0)[0]
     save_slabs(path / "x.flycoo", x, slabs=6)
     failures = 0
-    with start_cluster(3) as address, Client(address) as client:
+    connection = {"direct_to_workers": True}
+    with start_cluster(3) as address, Client(address, **connection) as client:
         expected = run(open_slabs(path / "x.flycoo", client=client))
         start = time.monotonic()
         run(open_slabs(path / "x.flycoo", client=client))
