@@ -93,6 +93,7 @@ INCLUDED = {
     "kernels": "tensorly_flycoo/engines/cuda/kernels/README.md",
 }
 LINKS = {
+    "(../docs/": "(",
     "(docs/": "(",
     "(tests/README.md": "(tests.md",
     "(support/lowered_limits.py)": "(../tests/support/lowered_limits.py)",

@@ -18,6 +18,7 @@ EXAMPLES = {
     "knowledge_graph": [],
     "migrating": [],
     "large": ["--scale", "0.005", "--iterations", "30"],
+    "cluster": ["--iterations", "20"],
     "compare_with_tensorly": None,
     "benchmark_als": None,
     "benchmark_ranks": None,

@@ -33,15 +33,20 @@ hour of one day. A few patterns predict how many flights a carrier has on a rout
 and at which hours, but not which hour of which day has the flight and which has none."""
 
 
-def build_tensor(**options):
-    """Count the flights of each carrier on each route, day and hour."""
-    table = pd.DataFrame({
+def build_table():
+    """Return a row for each flight."""
+    return pd.DataFrame({
         "carrier": add_names(flights["carrier"]),
         "origin": add_names(flights["origin"]),
         "destination": add_names(flights["dest"]),
         "day": pd.to_datetime(flights[["year", "month", "day"]]),
         "hour": flights["hour"],
     })  # fmt: skip
+
+
+def build_tensor(**options):
+    """Count the flights of each carrier on each route, day and hour."""
+    table = build_table()
     return from_dataframe(table, list(table), **options)
 
 

@@ -96,12 +96,6 @@ def share(x: Any) -> Any:
     return as_array(x) if is_foreign else x
 
 
-def share_model(cp_tensor: Any) -> tuple[Array | None, list[Array]]:
-    """Return the weights and the factors of a CP model, each by `share`."""
-    weights, factors = cp_tensor
-    return share(weights), [share(factor) for factor in factors]
-
-
 def move(array: Array, xp: ModuleType) -> Array:
     """Return a NumPy or CuPy array as an array of the module `xp`; copy only between devices."""
     if xp is not np:

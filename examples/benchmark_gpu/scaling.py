@@ -31,7 +31,7 @@ from tensorly_flycoo.engines.cuda.devices import CudaDevices
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.slab_layout import Slab, SpreadLayout
-from tensorly_flycoo.shards.row_shards import RowShards
+from tensorly_flycoo.shards.row_shards import RowShards, gather_each
 from tensorly_flycoo.shards.sharding import Sharding, cut_evenly, find_sharding
 
 RANK = 32
@@ -146,8 +146,7 @@ def time_mover(gpus, num_rows=2**23):
 
     def gather():
         fresh = factor.replace(factor.blocks, False)
-        for home in range(gpus):
-            fresh.gather(home)
+        gather_each([fresh], sharding.devices, range(gpus))
 
     return (gpus - 1) * factor.blocks[0].nbytes / time_calls(gather, gpus, 6)
 

@@ -14,7 +14,7 @@ import tensorly as tl
 from tensorly.tenalg.core_tenalg import CoreTenalgBackend
 from tensorly.tenalg.einsum_tenalg import EinsumTenalgBackend
 
-from ..array_modules import Array, is_cupy, share_model
+from ..array_modules import Array, is_cupy, share
 from ..checks import densify_error
 from ..decomposition.guarding import guard
 from ..ops import views
@@ -51,7 +51,7 @@ def _hook(original: Callable, ours: Callable) -> Callable:
 
 def unfolding_dot_khatri_rao(tensor: Any, cp_tensor: Any, mode: int) -> Array:
     """Compute the MTTKRP of a sparse tensor."""
-    weights, factors = share_model(cp_tensor)
+    weights, factors = share(cp_tensor[0]), [share(factor) for factor in cp_tensor[1]]
     # A decomposition starts with tl.norm, which checks the coordinates of a raw COO as well.
     x = as_flycoo(tensor)
     # ADMM's dual variables are float64 whatever the tensor is, and its factors become so too.

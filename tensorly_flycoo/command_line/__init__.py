@@ -9,7 +9,7 @@ from . import fit, info
 _DESCRIPTION = "Decompose big sparse tensors: a file of events becomes a few named components."
 _CODES = """exit codes:
   0    done
-  1    the data, the disk or a missing package prevented it; the message says which
+  1    it failed because of the data, the disk or a missing package; the message says which
   2    the command line is wrong
   130  interrupted by a second Ctrl-C
 """

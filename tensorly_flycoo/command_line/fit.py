@@ -43,9 +43,9 @@ class Loss(NamedTuple):
 _fit_counts = functools.partial(generalized_parafac, loss="poisson_count")
 
 LOSSES = {
-    "gaussian": Loss("squared error, for any values", parafac, non_negative_parafac_hals),
+    "gaussian": Loss("the squared error, for any values", parafac, non_negative_parafac_hals),
     "poisson": Loss(
-        "the likelihood of counts, always non-negative", _fit_counts, _fit_counts,
+        "the likelihood of counts, with a non-negative model", _fit_counts, _fit_counts,
         lambda error: f"loss {error:.6g}",
     ),
 }  # fmt: skip
@@ -53,8 +53,8 @@ LOSSES = {
 _DESCRIPTION = """Decompose a file of events into RANK components.
 
 A component is a pattern: some users who bought some items on some days. Each column in
---modes becomes a mode of a sparse tensor, each row of the file adds to one of its cells: 1, or
-the entry of the column --values. Cells without a row are zeros.
+--modes becomes a mode of a sparse tensor. Each row of the file adds to one cell: 1, or its
+entry in the column --values. Cells without a row are zeros.
 """
 _EPILOG = """what you get, in the folder --output:
   components.png     a row of panels for each component: bars for names, lines for
@@ -65,18 +65,21 @@ _EPILOG = """what you get, in the folder --output:
 
 examples:
   python -m tensorly_flycoo fit events.parquet --modes user,item,day --rank 8
+  python -m tensorly_flycoo fit events.parquet --modes user,item,day --rank 8 --loss poisson
   python -m tensorly_flycoo fit ratings.csv --modes user,film --values stars \\
       --aggregate mean --rank 5
   python -m tensorly_flycoo fit events.csv --modes user,item --rank 4 --non-negative
   python -m tensorly_flycoo fit nell-2.tns.gz --rank 16 --output nell
 
 how to go on:
-  Signs of a component cancel in pairs; --non-negative has none, and is easier to read.
-  Which rank? Try several, and see tensorly_flycoo.select_rank in Python.
-  Another --seed with --init random should find the same components; if not, take fewer.
+  Are the values counts? --loss poisson fits them better than squared errors do.
+  Is a component hard to read? --non-negative leaves out minus signs, which cancel in pairs.
+  Which rank? Try several, or tensorly_flycoo.select_rank in Python.
+  Can you trust it? Another --seed with --init random should find the same components; if
+  not, choose a smaller rank.
   Ctrl-C ends the run after the current iteration and writes the results so far.
 
-needs: pip install "tensorly-flycoo[tables]"
+needs: pip install "tensorly-flycoo[tables]", or ".[tables]" in a checkout
 """
 
 
@@ -97,30 +100,47 @@ def add_parser(commands: Any) -> None:
 
 
 def _add_tensor_arguments(add: Callable[..., Any]) -> None:
-    add(
-        "--modes", type=_split, help="columns, separated by commas (of a .tns: names for its modes)"
-    )
-    add("--values", metavar="COLUMN", help="the column of the values; otherwise rows are counted")
+    add("--modes", type=_split, help="columns, separated by commas; for a .tns, names of its modes")
+    add("--values", metavar="COLUMN", help="the column of values (default: count rows)")
     add(
         "--aggregate",
         default="sum",
         choices=("sum", "mean", "last", "max", "count"),
         help="how to merge rows of one cell (default: sum)",
     )
-    add("--missing", default="raise", choices=("raise", "drop"), help="rows with empty entries")
+    add(
+        "--missing",
+        default="raise",
+        choices=("raise", "drop"),
+        help="rows with empty entries are an error, or are left out (default: raise)",
+    )
     add("--dtype", default="float64", choices=("float32", "float64"))
 
 
 def _add_model_arguments(add: Callable[..., Any]) -> None:
     add("--rank", type=_count, required=True, help="the number of components")
     text = "; ".join(f"{name}: {loss.text}" for name, loss in LOSSES.items())
-    add("--loss", default="gaussian", choices=LOSSES, help=f"what to minimise ({text})")
-    add("--non-negative", action="store_true", help="no element of the model is below zero")
-    add("--iterations", type=_count, default=100, help="at most (default: 100)")
-    add("--tol", type=float, default=1e-6, help="end when an iteration lowers the error by less")
-    add("--init", default="svd", choices=("svd", "random"), help="the initial guess")
-    add("--seed", type=int, default=0, help="of the random initial guess (default: 0)")
-    add("--device", choices=("auto", "cpu", "cuda"), help="default: a GPU if there is one")
+    add(
+        "--loss",
+        default="gaussian",
+        choices=LOSSES,
+        help=f"what to fit by ({text}; default: gaussian)",
+    )
+    add("--non-negative", action="store_true", help="allow no negative element in the model")
+    add("--iterations", type=_count, default=100, help="the most to do (default: 100)")
+    add(
+        "--tol",
+        type=float,
+        default=1e-6,
+        help="stop when an iteration improves the error by less (default: 1e-6)",
+    )
+    add("--init", default="svd", choices=("svd", "random"), help="the start (default: svd)")
+    add("--seed", type=int, default=0, help="of a random start (default: 0)")
+    add(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        help="where to compute (default: on a GPU if there is one)",
+    )
 
 
 def _add_result_arguments(add: Callable[..., Any]) -> None:
@@ -128,13 +148,11 @@ def _add_result_arguments(add: Callable[..., Any]) -> None:
         "--output",
         type=Path,
         metavar="FOLDER",
-        help="default: the file's name and the rank; files in it are replaced",
+        help="where to write; files there are replaced (default: the file's name and the rank)",
     )
-    add("--top", type=_count, default=6, help="labels to print and draw for each component")
-    add(
-        "--lines", type=_split, help="modes to draw as lines, not as bars (default: numbers, dates)"
-    )
-    add("--quiet", action="store_true", help="no progress and no components, only results")
+    add("--top", type=_count, default=6, help="labels to show for each component (default: 6)")
+    add("--lines", type=_split, help="modes drawn as lines, not bars (default: numbers and dates)")
+    add("--quiet", action="store_true", help="print neither progress nor components")
 
 
 def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:

@@ -17,6 +17,7 @@ from distributed.worker import Worker
 from ..engines import select_engine
 from .machine import Machine
 from .messages import Message, Parcel, Peer, Reply
+from .partitions import Partition
 from .site import Site
 
 _logger = logging.getLogger("tensorly_flycoo")
@@ -50,7 +51,8 @@ class SlabActor:
             if engine.name == "cpu":
                 _limit_threads(num_threads)
 
-        self._machine = Machine(Site(engine, count_room), start_thread)
+        self._site = Site(engine, count_room)
+        self._machine = Machine(self._site, start_thread)
 
     async def connect(self, peers: Sequence[Peer], number: int) -> None:
         """Tell where the actors of all workers are, and which of them this is."""
@@ -68,7 +70,7 @@ class SlabActor:
         reply: asyncio.Future[Reply] = loop.create_future()
 
         def answer(value: Reply) -> None:
-            _call_soon(loop, lambda: reply.done() or reply.set_result(value))
+            _call_soon(loop, lambda: _settle(reply, value))
 
         self._machine.add(message, answer)
         return await reply
@@ -76,6 +78,10 @@ class SlabActor:
     async def deliver(self, parcel: Parcel) -> None:
         """Take arrays from a peer."""
         self._machine.deliver(parcel)
+
+    def keep(self, number: int, partition: Partition) -> None:
+        """Take a partition from a task on this worker."""
+        self._site.partitions[number] = partition
 
     async def abort(self, epoch: int) -> None:
         """Drop the messages of earlier epochs."""
@@ -89,6 +95,11 @@ def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) 
     """Call a function in the event loop, from another thread; a worker that closes has none."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(function)
+
+
+def _settle(reply: asyncio.Future[Reply], value: Reply) -> None:
+    if not reply.done():  # as it is if the call was cancelled
+        reply.set_result(value)
 
 
 def _start(coroutine: Any) -> None:
@@ -111,4 +122,4 @@ def _limit_threads(count: int) -> None:
     """Let the kernels of this thread use as many threads as Dask gives the worker."""
     import numba
 
-    numba.set_num_threads(min(count, numba.config.NUMBA_NUM_THREADS))
+    numba.set_num_threads(min(count, numba.get_num_threads()))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
 import threading
 import uuid
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from distributed import Actor, Client, Future
 
@@ -19,8 +18,6 @@ from ..tensor.memory import RefusedMemory
 from .actor import SlabActor
 from .errors import WorkerLost
 from .messages import Call, Command, Free, Message, Peer, Receive, Ref, Reply, Send
-
-_logger = logging.getLogger("tensorly_flycoo")
 
 #: Seconds within which a worker must show that it is there; it answers while it computes.
 _PING_TIMEOUT = 60.0
@@ -37,6 +34,10 @@ _MANY_COMMANDS = 256
 
 #: Numbers of keys and tags, of all clusters of this process.
 _numbers = itertools.count()
+
+
+#: A message's receiver, the keys of the values that it asks for, and the call that is under way.
+_Sent: TypeAlias = "tuple[WorkerHandle, list[int], Any]"
 
 
 class RemoteObject:
@@ -80,7 +81,7 @@ class WorkerHandle:
 
     @property
     def peer(self) -> Peer:
-        return Peer(self.address, self.actor.key)
+        return Peer(self.address, str(self.actor.key))
 
     def pack(self, epoch: int, wanted: Sequence[int]) -> Message:
         """Take all commands from the queue."""
@@ -107,7 +108,7 @@ class Cluster:
         self._lock = threading.RLock()
         self._of_thread = threading.local()
         self._epoch = next(_numbers)
-        self._calls: list[tuple[WorkerHandle, Any]] = []
+        self._calls: list[_Sent] = []
         peers = [worker.peer for worker in workers]
         connect = [w.actor.connect(peers, n) for n, w in enumerate(workers)]
         self._start_epoch()
@@ -192,7 +193,7 @@ class Cluster:
         for worker in self.workers:
             keys = wanted.get(worker, [])
             if worker.queue or keys:
-                self._check_there([worker])
+                self.check_there([worker])
                 message = worker.pack(self._epoch, keys)
                 self._calls.append((worker, keys, worker.actor.run(message)))
 
@@ -205,13 +206,11 @@ class Cluster:
             self._start_epoch()
             raise
 
-    async def _gather_replies(
-        self, calls: list[tuple[WorkerHandle, list[int], Any]]
-    ) -> dict[int, Any]:
+    async def _gather_replies(self, calls: list[_Sent]) -> dict[int, Any]:
         tasks = {asyncio.ensure_future(_wait_for(call)): (w, keys) for w, keys, call in calls}
         values: dict[int, Any] = {}
         for count in itertools.count(1):
-            done, pending = await asyncio.wait(
+            done, _ = await asyncio.wait(
                 tasks, timeout=_CHECK_INTERVAL, return_when=asyncio.FIRST_COMPLETED
             )
             for task in done:
@@ -222,7 +221,7 @@ class Cluster:
                 break
             if not done:
                 waiting = {worker for worker, _ in tasks.values()}
-                self._check_there(waiting)
+                self.check_there(waiting)
                 if count % _CHECKS_PER_PING == 0:
                     await self._ping(waiting)
         return values
@@ -246,7 +245,9 @@ class Cluster:
             "of float32, take less too"
         )
 
-    def _check_there(self, workers: Iterable[WorkerHandle]) -> None:
+    def check_there(self, workers: Iterable[WorkerHandle] | None = None) -> None:
+        """Raise `WorkerLost` if Dask has noticed that a worker, of all or of some, is gone."""
+        workers = self.workers if workers is None else workers
         lost = [worker for worker in workers if not worker.is_there]
         if lost:
             self._lose(lost)

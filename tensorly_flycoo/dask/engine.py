@@ -12,7 +12,7 @@ from ..array_modules import Array
 from ..devices import OneDevice, Request
 from ..engines import slabs
 from ..engines.cpu.engine import CpuEngine
-from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
+from ..format.slab_layout import AnyLayout, Slab, SlabLayout, SpreadLayout
 from ..format.tree import Tree, add_parts
 from ..shards.row_shards import RowShards
 from ..shards.sharding import find_sharding
@@ -109,6 +109,9 @@ class ClusterLayout(SpreadLayout):
 
     devices: WorkerDevices
 
+    def get_copies(self) -> list[np.ndarray]:
+        return [np.empty(0)]  # none that is here
+
     def _bring(self, array: Array) -> np.ndarray:
         return self.devices.fetch(array)
 
@@ -117,6 +120,20 @@ class ClusterEngine(CpuEngine):
     """Computes on the workers what belongs to slabs, and the rest here."""
 
     name = "dask"
+
+    def mttkrp(
+        self,
+        layout: AnyLayout,
+        factors: Sequence[Array],
+        mode: int,
+        out: Array,
+        weights: Array | None = None,
+    ) -> None:
+        assert isinstance(layout, ClusterLayout)
+        out[...] = self.mttkrp_shards(layout, factors, mode, weights).to_numpy()
+
+    def count_workspace_nbytes(self, layout: AnyLayout, factors: Sequence[Array], mode: int) -> int:
+        return 0  # here
 
     def mttkrp_shards(
         self,
@@ -132,7 +149,8 @@ class ClusterEngine(CpuEngine):
             else RowShards.scatter(factor, find_sharding(layout, n))
             for n, factor in enumerate(factors)
         ]
-        return slabs.mttkrp_shards(_WorkerEngine(layout), layout, sharded, mode, weights)
+        engine = cast("Engine", _WorkerEngine(layout))
+        return slabs.mttkrp_shards(engine, layout, sharded, mode, weights)
 
 
 class _WorkerEngine:

@@ -15,7 +15,7 @@ from ..io.files import FilePath
 from ..io.slab_folder import load_slab
 from ..io.slab_index import Index
 from .site import Site
-from .tensor import ClusterTensor, Source, list_workers
+from .tensor import ClusterTensor, SlabSource, list_workers
 
 if TYPE_CHECKING:
     from ..format.layout import Layout
@@ -54,7 +54,7 @@ def open_slabs(
     load = _Folder(folder, index, keep, verify)
     facts = (tuple(index.shape), np.dtype(index.dtype), index.num_slabs, index.cut_mode)
     addresses = list_workers(client) if workers is None else list(workers)
-    return ClusterTensor.load(Source(*facts, rows, load), client, addresses, device)
+    return ClusterTensor.load(SlabSource(*facts, rows, load), client, addresses, device)
 
 
 def find_client(client: Client | None) -> Client:

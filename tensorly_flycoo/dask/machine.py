@@ -107,7 +107,7 @@ class Machine:
             del taken, message, answer  # what they hold is freed while this waits
         self._store.clear()
         self._inbox.clear()
-        for message, answer in self._messages.values():
+        for _, answer in self._messages.values():
             answer(Reply(error=Dropped("the tensor was closed")))
 
     def _wait_for_message(self) -> tuple[Message, _Answer] | None:

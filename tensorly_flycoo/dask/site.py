@@ -11,6 +11,7 @@ from ..tensor.memory import format_nbytes
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
     from ..format.layout import Layout
+    from .partitions import Partition
 
 
 class Site:
@@ -19,10 +20,13 @@ class Site:
     Attributes
     ----------
     engine : Engine
+    partitions : dict of int to Partition
+        Those that are being loaded.
     """
 
     def __init__(self, engine: Engine, count_room: Callable[[], int | None]) -> None:
         self.engine = engine
+        self.partitions: dict[int, Partition] = {}
         self._count_room = count_room
 
     def count_free_nbytes(self) -> int | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from distributed import Client
@@ -14,21 +15,74 @@ from ..format.slab_layout import Slab
 from ..tensor.tensor import FlycooTensor
 from .cluster import Cluster, RemoteObject, WorkerHandle, start_workers
 from .engine import ClusterEngine, ClusterLayout, RemoteLayout, WorkerDevices
-from .messages import SITE
+from .messages import SITE, Free
 from .site import LoadSlab, SlabFacts, load_slab
 
-_ENGINE = ClusterEngine()
+#: What computes here, for all tensors on clusters.
+ENGINE_HERE = ClusterEngine()
 
 
-class Source(NamedTuple):
-    """Where the slabs of a tensor come from.
+class Held(NamedTuple):
+    """A slab on a worker."""
+
+    slab: RemoteObject
+    facts: SlabFacts
+
+
+class Placed(NamedTuple):
+    """A tensor's slabs on workers.
+
+    Attributes
+    ----------
+    cluster : Cluster
+    shape : tuple of int
+    dtype : numpy.dtype
+    num_slabs, cut_mode : int
+    rows : sequence of range
+        Of each slab, in the cut mode.
+    homes : dict of int to int
+        The worker of each slab.
+    held : dict of int to Held
+    """
+
+    cluster: Cluster
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    num_slabs: int
+    cut_mode: int
+    rows: Sequence[range]
+    homes: dict[int, int]
+    held: dict[int, Held]
+
+    def make_layout(self) -> ClusterLayout:
+        """Make the layout of the whole tensor."""
+        slabs = []
+        for number, rows in enumerate(self.rows):
+            layout: Any = RemoteLayout(self.cluster, *self.held[number])
+            slabs.append(Slab(slice(rows.start, rows.stop), layout, self.homes[number]))
+        record_format = ENGINE_HERE.choose_cut(self.shape, self.dtype).record_format
+        norm = math.hypot(*(slab.layout.norm for slab in slabs))
+        arguments = (record_format, self.num_slabs, self.cut_mode, slabs, norm, ENGINE_HERE)
+        return ClusterLayout(*arguments, WorkerDevices(self.cluster))
+
+
+class Source(Protocol):
+    """Where a tensor comes from."""
+
+    def place(self, client: Client, workers: Sequence[WorkerHandle]) -> Placed:
+        """Load all slabs on workers, neighbours together."""
+
+
+@dataclass(frozen=True)
+class SlabSource:
+    """Slabs that can be loaded one by one.
 
     Attributes
     ----------
     shape : tuple of int
     dtype : numpy.dtype
     num_slabs, cut_mode : int
-    rows : list of range
+    rows : sequence of range
         The rows of the cut mode of each slab.
     load : callable
     """
@@ -40,12 +94,29 @@ class Source(NamedTuple):
     rows: Sequence[range]
     load: LoadSlab
 
+    def place(self, client: Client, workers: Sequence[WorkerHandle]) -> Placed:
+        workers = workers[: len(self.rows)]
+        homes = dict(enumerate(assign_homes(len(self.rows), len(workers))))
+        return self.load_missing(client, workers, homes, {})
 
-class _Held(NamedTuple):
-    """A slab on a worker."""
-
-    slab: RemoteObject
-    facts: SlabFacts
+    def load_missing(
+        self,
+        client: Client,
+        workers: Sequence[WorkerHandle],
+        homes: dict[int, int],
+        held: dict[int, Held],
+    ) -> Placed:
+        """Load the slabs that are not held."""
+        cluster, new = Cluster(client, workers), {}
+        for number in sorted(homes.keys() - held.keys()):
+            worker = workers[homes[number]]
+            keys = cluster.call(worker, load_slab, [SITE, self.load, number], num_results=2)
+            new[number] = [RemoteObject(worker, key) for key in keys]
+        found = cluster.fetch([facts for _, facts in new.values()])
+        for (number, (slab, _)), facts in zip(new.items(), found, strict=True):
+            held[number] = Held(slab, facts)
+        arguments = (self.shape, self.dtype, self.num_slabs, self.cut_mode, self.rows)
+        return Placed(cluster, *arguments, homes, held)
 
 
 class ClusterTensor(FlycooTensor):
@@ -63,19 +134,21 @@ class ClusterTensor(FlycooTensor):
     _source: Source
     _client: Client
     _device: str | None
-    _held: dict[int, _Held]
+    _placed: Placed
 
     @classmethod
     def load(
         cls, source: Source, client: Client, addresses: Sequence[str], device: str | None = None
     ) -> ClusterTensor:
-        """Load slabs on workers, neighbours together."""
+        """Load a tensor on workers."""
         x = object.__new__(cls)
         x._source, x._client, x._device = source, client, device
-        workers = start_workers(client, addresses[: len(source.rows)], device)
-        homes = assign_homes(len(source.rows), len(workers))
-        x._place(workers, dict(enumerate(homes)), {})
+        x._take(source.place(client, start_workers(client, addresses, device)))
         return x
+
+    def _take(self, placed: Placed) -> None:
+        self._placed = placed
+        self._set(ENGINE_HERE, placed.make_layout())
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -83,66 +156,43 @@ class ClusterTensor(FlycooTensor):
 
     @property
     def _cluster(self) -> Cluster:
-        devices = self._layout.devices  # type: ignore[union-attr]
-        assert isinstance(devices, WorkerDevices)
-        return devices.cluster
+        return self._placed.cluster
 
     def recover(self) -> None:
         """Load the slabs of workers that are gone on the others, from where they came.
 
-        Factors that were on a lost worker are lost: start from a checkpoint
-        (`Progress.resume`), which leads to the same bits, or anew. If no worker is left that held a
-        slab, all workers that the client knows now take their place.
+        Slabs of a folder are loaded one by one, and those on workers that are there stay. From
+        other sources all of the data is loaded again. Factors that were on a lost worker are lost:
+        start from a checkpoint (`Progress.resume`), which leads to the same bits, or anew.
 
         Raises
         ------
         WorkerLost
             If another worker is lost meanwhile: call it again.
         RuntimeError
-            If the client has no workers.
-
-        Notes
-        -----
-        Slabs on workers that are there stay where they are.
+            If no worker is left, and the client has no others.
         """
         workers = [worker for worker in self._cluster.workers if worker.is_there]
-        held = {n: own for n, own in self._held.items() if own.slab.worker in workers}
         if not workers:
-            addresses = list_workers(self._client)[: len(self._source.rows)]
-            workers = start_workers(self._client, addresses, self._device)
-        loads = dict.fromkeys(workers, 0)
-        homes = {n: workers.index(own.slab.worker) for n, own in held.items()}
-        for own in held.values():
-            loads[own.slab.worker] += own.facts.nnz
-        for number in range(len(self._source.rows)):
-            if number not in held:
-                worker = min(workers, key=lambda w: loads[w])
-                homes[number] = workers.index(worker)
-                loads[worker] += self._held[number].facts.nnz
-        self._place(workers, homes, held)
+            workers = start_workers(self._client, list_workers(self._client), self._device)
+        if isinstance(self._source, SlabSource):
+            self._take(self._reload(self._source, workers))
+            return
+        for own in self._placed.held.values():  # room for those to come
+            own.slab.worker.queue.append(Free(own.slab.key))
+        self._take(self._source.place(self._client, workers))
 
-    def _place(
-        self, workers: list[WorkerHandle], homes: dict[int, int], held: dict[int, _Held]
-    ) -> None:
-        """Load the slabs that are not held, and take up all of them."""
-        source, cluster, new = self._source, Cluster(self._client, workers), {}
-        for number in sorted(homes.keys() - held.keys()):
-            worker = workers[homes[number]]
-            args = [SITE, source.load, number]
-            slab, facts = cluster.call(worker, load_slab, args, num_results=2)
-            new[number] = RemoteObject(worker, slab), RemoteObject(worker, facts)
-        found = cluster.fetch([facts for _, facts in new.values()])
-        for (number, (slab, _)), facts in zip(new.items(), found, strict=True):
-            held[number] = _Held(slab, facts)
-        slabs = []
-        for number, rows in enumerate(source.rows):
-            layout: Any = RemoteLayout(cluster, *held[number])
-            slabs.append(Slab(slice(rows.start, rows.stop), layout, homes[number]))
-        record_format = _ENGINE.choose_cut(source.shape, source.dtype).record_format
-        norm = math.hypot(*(slab.layout.norm for slab in slabs))
-        arguments = (record_format, source.num_slabs, source.cut_mode, slabs, norm, _ENGINE)
-        self._set(_ENGINE, ClusterLayout(*arguments, WorkerDevices(cluster)))
-        self._held = held
+    def _reload(self, source: SlabSource, workers: list[WorkerHandle]) -> Placed:
+        """Load the lost slabs where the fewest nonzeros are."""
+        known = self._placed.held
+        held = {n: own for n, own in known.items() if own.slab.worker in workers}
+        homes = {n: workers.index(own.slab.worker) for n, own in held.items()}
+        loads = dict.fromkeys(range(len(workers)), 0)
+        for number in [*held, *sorted(known.keys() - held.keys())]:
+            if number not in held:
+                homes[number] = min(loads, key=lambda n: loads[n])
+            loads[homes[number]] += known[number].facts.nnz
+        return source.load_missing(self._client, workers, homes, held)
 
 
 def list_workers(client: Client) -> list[str]:

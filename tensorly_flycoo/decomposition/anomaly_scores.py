@@ -30,7 +30,7 @@ def anomaly_scores(
     .. math:: -\log_{10} P(X \ge x_k), \quad X \sim \mathrm{Poisson}(m_k)
 
     By chance, one count in a million has a score of 6 or more. So with many entries,
-    some high scores are normal: among n, expect one of ``log10(n)``.
+    some high scores are normal: among n, expect one of ``log10(n)`` or more.
 
     Parameters
     ----------

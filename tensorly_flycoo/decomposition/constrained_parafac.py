@@ -76,14 +76,16 @@ def constrained_parafac(
     tensor : FlycooTensor or sparse.COO
     rank : int or "same"
         R, the number of components. "same" gives the model as many parameters as the tensor has
-        cells, and is refused if the nonzeros are fewer numbers; so are fractions (`ranks`).
+        cells; it is refused if the nonzeros take fewer numbers than that. So are all fractions.
     n_iter_max, n_iter_max_inner : int
         Iterations over all modes, and of ADMM for one mode.
     init : {"svd", "random", CPTensor, ResumedCP}
         The initial guess, in the dtype and on the device of `tensor`; or a checkpoint to resume
         (`Progress.resume`).
     svd : {"truncated_svd", "randomized_svd"}
-        Both find the leading singular vectors to rounding error.
+        How to find leading singular vectors: "truncated_svd" to rounding error if at most 8192 rows
+        of an unfolding share a column with another row, otherwise approximately;
+        "randomized_svd" by TensorLy's sketch.
     tol_outer : float
         Stop when the error changes by less, or when the constraint violations add up to less; 0
         never stops.
@@ -161,6 +163,7 @@ def constrained_parafac(
         _, factors = restore(init, x, num_components, "constrained_parafac")
     else:
         factors = _start(x, num_components, init, svd, random_state, projections)
+    factors = spread_factors(x, factors)
     modes, data = list_free_modes(x.ndim, fixed_modes), WholeTensor(x)
     update = _AlternatingAdmm(
         data, {n: _Admm(factors[n], projections[n], n_iter_max_inner, tol_inner) for n in modes}
@@ -224,7 +227,7 @@ def _start(
         weights, factors = CPTensor(check_initial_guess(init, x.dtype, x.device == "cuda"))
         # As in TensorLy, each factor is scaled by the geometric mean of the weights.
         scale = math.prod(weights.tolist()) ** (1 / rank)
-        return spread_factors(x, [factor * x.dtype.type(scale) for factor in factors])
+        return [factor * x.dtype.type(scale) for factor in factors]
     _, factors = make_initial_guess(x, rank, init, svd, random_state)
     return [project(f) for project, f in zip(projections, factors, strict=True)]
 

@@ -4,11 +4,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
-from ..array_modules import Array, as_array, is_on_gpu, share_model
+from ..array_modules import Array, as_array, is_on_gpu
 from ..checks import check_place, num_cells
 from ..linalg.tall_skinny import transposed_product
 from ..ops.cp_entries import cp_to_entries
 from ..ops.mttkrp import mttkrp
+from ..shards.whole_factors import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.tensor import FlycooTensor
@@ -141,7 +142,7 @@ def cp_fit(
         raise ValueError("mask and held_out are both given, expected at most one of them")
     check_same_labels(x, cp_tensor)
     x = as_flycoo(x, check_coords=True)
-    weights, factors = share_model(cp_tensor)
+    weights, factors = take_model(cp_tensor)
     if mask is not None:
         missing = find_missing(x, mask)
         held_out = None if missing is None else (missing.coords, missing.start)

@@ -13,7 +13,7 @@ from ..io.checkpoint import Origin, Resumed, mark_origin
 from ..ops.mttkrp import mttkrp
 from ..tensor.tensor import FlycooTensor
 from .cp_model import make_cp_tensor, normalize, relative_error
-from .initial_guess import make_initial_guess
+from .initial_guess import make_initial_guess, spread_factors
 from .masks import ImputedTensor, MissingEntries
 from .resuming import Callback, restore
 
@@ -68,17 +68,24 @@ def start(
     svd_mask_repeats: int = 0,
     non_negative: bool = False,
     normalize_factors: bool = False,
+    by_blocks: bool = False,
 ) -> Model:
-    """Make the initial guess of a CP model, or restore the checkpoint in `init`."""
+    """Make the initial guess of a CP model, or restore the checkpoint in `init`.
+
+    With `by_blocks` the factors are row-sharded if `x` is on several devices.
+    """
     if isinstance(init, Resumed):
-        return restore(init, x, rank, solver, x.dtype)
-    unfold = None
-    if missing is not None:
-        unfold = functools.partial(missing.unfold_imputed, rank=rank, num_repeats=svd_mask_repeats)
-    return make_initial_guess(
-        x, rank, init, svd, random_state, unfold=unfold,
-        non_negative=non_negative, normalize_factors=normalize_factors,
-    )  # fmt: skip
+        weights, factors = restore(init, x, rank, solver, x.dtype)
+    else:
+        unfold = None
+        if missing is not None:
+            options = {"rank": rank, "num_repeats": svd_mask_repeats}
+            unfold = functools.partial(missing.unfold_imputed, **options)
+        weights, factors = make_initial_guess(
+            x, rank, init, svd, random_state, unfold=unfold,
+            non_negative=non_negative, normalize_factors=normalize_factors,
+        )  # fmt: skip
+    return weights, spread_factors(x, factors) if by_blocks else factors
 
 
 def measure_by(x: WholeTensor | ImputedTensor, wants_errors: bool) -> Measure:

@@ -4,12 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module, share_model
+from ..array_modules import Array, array_module
 from ..checks import check_factors, check_mode
 from ..linalg.hals import solve_nonnegative
 from ..linalg.tall_skinny import solve
 from ..ops.cp_entries import evaluate_model
 from ..ops.mttkrp import mttkrp
+from ..shards.whole_factors import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.tensor import FlycooTensor
@@ -40,7 +41,7 @@ def fold_in(
 ) -> Array:
     r"""Compute the factor rows of new indices of one mode; all other factors stay as they are.
 
-    .. math:: \min_F |X_{new} - [w; F_0, \ldots, F, \ldots, F_{N-1}]|
+    .. math:: \min_F |X_{\mathrm{new}} - [w; F_0, \ldots, F, \ldots, F_{N-1}]|
 
     or, with ``loss="poisson_count"``, the likeliest rows if the model gives the means of counts.
 
@@ -103,7 +104,7 @@ def fold_in(
            [0.]])
     """
     check_exact(loss)
-    weights, factors = share_model(cp_tensor)
+    weights, factors = take_model(cp_tensor)
     mode = check_mode(mode, len(factors))
     check_same_labels(x_new, cp_tensor, skip=mode)
     x = as_flycoo(x_new, check_coords=True)

@@ -49,7 +49,7 @@ def generalized_parafac(
 ) -> Any:
     r"""Decompose a sparse tensor by CP with any loss: counts, binary data, positive data.
 
-    .. math:: \min F = \sum_{cells} f(x, m), \quad m = \sum_r \prod_n F_n[c_n, r]
+    .. math:: \min F = \sum_{\mathrm{cells}} f(x, m), \quad m = \sum_r \prod_n F_n[c_n, r]
 
     ``loss="poisson_count"`` is exact: the sum over all cells needs no samples, since that of the
     model is a product of column sums, and the logarithm is needed only at the nonzeros.
@@ -57,7 +57,7 @@ def generalized_parafac(
     Parameters
     ----------
     tensor : FlycooTensor or sparse.COO
-        Integers are taken as they are.
+        Counts may be integers.
     rank : int or "same"
         R, the number of components.
     n_iter_max : int
@@ -66,6 +66,7 @@ def generalized_parafac(
         The initial guess, in the dtype and on the device of `tensor`, without negative elements if
         the loss has the lower bound 0; or a checkpoint to resume (`Progress.resume`).
     svd : {"truncated_svd", "randomized_svd"}
+        As for `parafac`.
     mask : sparse.COO, optional
         In the shape of `tensor`, with fill_value 1; its stored zeros mark the missing entries,
         which do not count.
@@ -74,9 +75,9 @@ def generalized_parafac(
     return_errors : bool
     loss : str or tuple
         "poisson_count", "poisson_log", "bernoulli_odds", "bernoulli_logit", "gaussian", "gamma" or
-        "rayleigh"; or ``(f, df, lower_bound)``, two elementwise functions of data and model, of
-        which the second is the derivative of the first by the model, and the least value of the
-        factors' elements, or None.
+        "rayleigh"; or ``(f, df, lower_bound)``: a function of arrays of data and of model values
+        that returns the loss of each entry, its derivative by the model values, and the least value
+        that elements of factors may have, or None.
     method : {"auto", "mu", "cp_apr", "adam"}
         The first two methods are for "poisson_count". "mu": multiplicative updates, one per mode
         and sweep, extrapolated by SQUAREM if that lowers F; F never increases. "cp_apr": Chi and

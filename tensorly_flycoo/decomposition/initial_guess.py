@@ -9,13 +9,14 @@ import tensorly as tl
 from numpy.typing import DTypeLike
 from tensorly.cp_tensor import CPTensor, cp_normalize
 
-from ..array_modules import Array, share_model
+from ..array_modules import Array
 from ..checks import check_factors, check_place, check_weights
 from ..format.slab_layout import SpreadLayout
 from ..ops.nndsvd import make_left_vectors_non_negative
 from ..ops.unfolding_svd import Unfolding
 from ..shards.row_shards import RowShards
 from ..shards.sharding import find_sharding
+from ..shards.whole_factors import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.memory import attempt, explain_work
 from ..tensor.tensor import FlycooTensor
@@ -49,7 +50,7 @@ tensor's factors
     """
     if not isinstance(init, tuple | list | CPTensor) or len(init) != 2:
         return init
-    weights, factors = share_model(init)
+    weights, factors = take_model(init)
     if weights is not None:
         check_place(weights, "the weights of init", on_gpu, "x")
     for n, factor in enumerate(factors):
@@ -133,8 +134,10 @@ def initialize_cp(
     """Return what TensorLy's `initialize_cp` does for ``init="random"`` and ``init="svd"``."""
     x = as_flycoo(tensor, check_coords=True)
     rank = find_cp_rank(x, rank)
-    guess = make_initial_guess(x, rank, init, svd, random_state, non_negative=non_negative)
-    start = make_cp_tensor(*guess)
+    weights, factors = make_initial_guess(
+        x, rank, init, svd, random_state, non_negative=non_negative
+    )
+    start = make_cp_tensor(weights, spread_factors(x, factors))
     return cp_normalize(start) if normalize_factors else start
 
 
@@ -192,13 +195,13 @@ def make_initial_guess(
     weights : array (R,) or None
         None means ones.
     factors : list of array (I_n, R)
-        New arrays, in the dtype and on the device or devices of `x`.
+        New arrays, in the dtype and on the (first) device of `x`.
     """
     random = tl.check_random_state(random_state)
     if not isinstance(init, str):
         if normalize_factors:
             warnings.warn("init is taken as it is, although normalize_factors=True", stacklevel=5)
-        return None, spread_factors(x, take_guess(x, rank, init))
+        return None, take_guess(x, rank, init)
     if init == "random":
         factors = draw_factors(x, rank, random)  # none is negative
     elif init == "svd":
@@ -212,7 +215,6 @@ def make_initial_guess(
             factors = [abs(factor) for factor in factors]
     else:
         raise ValueError(f"init is {init!r}, expected 'random', 'svd' or (weights, factors)")
-    factors = spread_factors(x, factors)
     return normalize(None, factors) if normalize_factors else (None, factors)
 
 

@@ -11,6 +11,7 @@ from ..checks import check_count, check_mode
 from ..io.cp_file import SavedCP, read_cp, write_cp
 from ..io.dataframe import from_dataframe
 from ..io.files import FilePath
+from ..shards.whole_factors import gather_all
 from ..tensor.labelled import Labels
 from .cp_form import bring_into_form
 from .fold_in import fold_in
@@ -369,7 +370,7 @@ class LabelledCP(CPTensor):
 def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
     """Return the result of a decomposition with its CP model, if it has one, as a LabelledCP.
 
-    Errors that come with the model stay. The CPTensor loses its factors, so that no more memory is
+    Errors that come with the model stay; row-sharded factors are gathered. The CPTensor loses its factors, so that no more memory is
     needed than for one more factor, as while decomposing.
     """
     if isinstance(result, tuple) and result and isinstance(result[0], CPTensor):
@@ -377,7 +378,7 @@ def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
     if not isinstance(result, CPTensor):
         return result
     # A callback may have kept the list, but not the CPTensor.
-    factors, result.factors = list(result.factors), []
+    factors, result.factors = gather_all(result.factors), []
     weights = bring_into_form(result.weights, factors)
     return LabelledCP.__new__(LabelledCP)._set(weights, factors, Labels(labels))
 

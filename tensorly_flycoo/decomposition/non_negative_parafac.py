@@ -51,13 +51,15 @@ def non_negative_parafac(
         With non-negative values.
     rank : int or "same"
         R, the number of components. "same" gives the model as many parameters as the tensor has
-        cells, and is refused if the nonzeros are fewer numbers; so are fractions (`ranks`).
+        cells; it is refused if the nonzeros take fewer numbers than that. So are all fractions.
     n_iter_max : int
     init : {"svd", "random", CPTensor, ResumedCP}
         The initial guess, non-negative, in the dtype and on the device of `tensor`; or a checkpoint
         to resume (`Progress.resume`).
     svd : {"truncated_svd", "randomized_svd"}
-        Both find the leading singular vectors to rounding error.
+        How to find leading singular vectors: "truncated_svd" to rounding error if at most 8192 rows
+        of an unfolding share a column with another row, otherwise approximately;
+        "randomized_svd" by TensorLy's sketch.
     tol : float
         Stop when the error changes by less; 0 never stops, and computes no errors without a
         callback.
@@ -121,6 +123,7 @@ def non_negative_parafac(
     model = start(
         x, missing, num_components, init, svd, random_state, solver="non_negative_parafac",
         svd_mask_repeats=_SVD_MASK_REPEATS, non_negative=True, normalize_factors=normalize_factors,
+        by_blocks=missing is None,
     )  # fmt: skip
     modes = list_free_modes(x.ndim, fixed_modes)
     cp_tensor, errors = iterate(

@@ -53,13 +53,15 @@ def parafac(
     tensor : FlycooTensor or sparse.COO
     rank : int or "same"
         R, the number of components. "same" gives the model as many parameters as the tensor has
-        cells, and is refused if the nonzeros are fewer numbers; so are fractions (`ranks`).
+        cells; it is refused if the nonzeros take fewer numbers than that. So are all fractions.
     n_iter_max : int
     init : {"svd", "random", CPTensor, ResumedCP}
         The initial guess, in the dtype and on the device of `tensor`; or a checkpoint to resume
         (`Progress.resume`).
     svd : {"truncated_svd", "randomized_svd"}
-        Both find the leading singular vectors to rounding error.
+        How to find leading singular vectors: "truncated_svd" to rounding error if at most 8192 rows
+        of an unfolding share a column with another row, otherwise approximately;
+        "randomized_svd" by TensorLy's sketch.
     normalize_factors : bool
         Whether the columns of the factors have norm 1, and the weights hold their norms.
     orthogonalise : bool or int

@@ -2,7 +2,7 @@ r"""Poisson CP decompositions: the loss of counts, and multiplicative updates th
 
 The loss of a non-negative model m is, without constants,
 
-.. math:: F = \sum_{cells} m - \sum_{nonzeros} x \log m
+.. math:: F = \sum_{\mathrm{cells}} m - \sum_{\mathrm{nonzeros}} x \log m
 
 The first sum needs only the column sums of the factors, the second only the nonzeros. Missing
 entries are subtracted from the first.

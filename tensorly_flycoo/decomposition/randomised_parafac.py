@@ -53,7 +53,7 @@ def randomised_parafac(
     tensor : FlycooTensor or sparse.COO
     rank : int or "same"
         R, the number of components. "same" gives the model as many parameters as the tensor has
-        cells, and is refused if the nonzeros are fewer numbers; so are fractions (`ranks`).
+        cells; it is refused if the nonzeros take fewer numbers than that. So are all fractions.
     n_samples : int
         Fibres in each least squares problem; at least R, preferably many more.
     n_iter_max : int
@@ -61,7 +61,9 @@ def randomised_parafac(
         The initial guess, in the dtype and on the device of `tensor`; or a checkpoint to resume
         (`Progress.resume`), which holds the state of the random numbers too.
     svd : {"truncated_svd", "randomized_svd"}
-        Both find the leading singular vectors to rounding error.
+        How to find leading singular vectors: "truncated_svd" to rounding error if at most 8192 rows
+        of an unfolding share a column with another row, otherwise approximately;
+        "randomized_svd" by TensorLy's sketch.
     tol : float
         Stop when the error changes by less; 0 never stops.
     max_stagnation : int

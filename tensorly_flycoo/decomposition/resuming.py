@@ -79,7 +79,7 @@ def restore(
     """
     check_checkpoint(init, x, rank, solver, dtype)
     xp, (first, factors) = x._engine.xp, init
-    return xp.asarray(first), spread_factors(x, map(xp.asarray, factors))
+    return xp.asarray(first), [xp.asarray(factor) for factor in factors]
 
 
 # TensorLy's own loop of parafac
@@ -163,6 +163,6 @@ def take_up(init: State, tensor: Any, rank: int, normalize_factors: bool) -> CPT
     """
     x = as_flycoo(tensor, check_coords=True)
     weights, factors = restore(init, x, rank, "parafac", x.dtype)
-    state = CPTensor((weights, factors))
+    state = CPTensor((weights, spread_factors(x, factors)))
     # TensorLy normalises after its callback has written the checkpoint.
     return cp_normalize(state) if normalize_factors else state

@@ -18,7 +18,7 @@ from ..tensor.tensor import FlycooTensor
 def decompose_ring(x: Any, ranks: Sequence[int]) -> list[Array]:
     r"""Decompose a sparse tensor into a ring of cores, or a train if ``ranks[0] == 1``.
 
-    .. math:: X[i_0, ..., i_{N-1}] \approx tr(G_0[:, i_0, :] \cdots G_{N-1}[:, i_{N-1}, :])
+    .. math:: X[i_0, ..., i_{N-1}] \approx \mathrm{tr}(G_0[:, i_0, :] \cdots G_{N-1}[:, i_{N-1}, :])
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ def tensor_ring(
     mode : int
         The mode to decompose first.
     svd : {"truncated_svd", "randomized_svd"}
-        Both find the leading singular vectors to rounding error.
+        Both give the leading singular vectors to rounding error.
     verbose : bool
         Whether to print the shapes of the cores.
     random_state

@@ -37,7 +37,7 @@ def tensor_train(
         The ranks of the cores; see `tensorly.tt_tensor.validate_tt_rank`. A rank larger than a side
         of the decomposed matrix is lowered to it.
     svd : {"truncated_svd", "randomized_svd"}
-        Both find the leading singular vectors to rounding error.
+        Both give the leading singular vectors to rounding error.
     verbose : bool
         Whether to print the shapes of the cores.
     random_state

@@ -35,7 +35,7 @@ def tensor_train_matrix(
     rank : int, "same" or sequence of int
         The ranks of the cores; see `tensorly.tt_tensor.validate_tt_rank`.
     svd : {"truncated_svd", "randomized_svd"}
-        Both find the leading singular vectors to rounding error.
+        Both give the leading singular vectors to rounding error.
     verbose : bool
         Whether to print the shapes of the cores.
     random_state

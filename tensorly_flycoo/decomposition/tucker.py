@@ -55,7 +55,9 @@ def tucker(
         (`Progress.resume`).
     return_errors : bool
     svd : {"truncated_svd", "randomized_svd"}
-        Both find the leading singular vectors to rounding error.
+        How to find leading singular vectors: "truncated_svd" to rounding error if at most 8192 rows
+        of an unfolding share a column with another row, otherwise approximately;
+        "randomized_svd" by TensorLy's sketch.
     tol : float
         Stop when the error changes by less; 0 never stops.
     random_state : int or numpy.random.RandomState, optional

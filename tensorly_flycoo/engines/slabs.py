@@ -66,7 +66,7 @@ def mttkrp_of_ratios(
     _compute_slabs(engine, layout, mode, dict(enumerate(factors)), compute, out)
     if not wants_logs:
         return None
-    return functools.reduce(operator.add, [layout.devices.bring(x, 0) for x in log_sums])
+    return functools.reduce(operator.add, layout.devices.collect(log_sums))
 
 
 def ttmc(
@@ -141,7 +141,7 @@ def _compute_slabs(
             own_target = devices.bring(target, slab.home)
             compute(slab, own[number], own_target)
         if own_target is not target:
-            target[...] = devices.bring(own_target, 0)
+            target[...] = devices.collect([own_target])[0]
 
     if mode != layout.cut_mode:
         _add_results(engine, layout, compute_at_home, out)
@@ -172,7 +172,9 @@ def _bring_inputs(
         blocks = x.blocks if is_sharded else bring_each(devices, rows, homes)
         for of_slab, block in zip(own, blocks, strict=True):
             of_slab[layout.cut_mode] = block
-    return own, {} if weights is None else on_each[-1]
+    # In the order of the inputs: TTMc's columns follow it.
+    in_order = [{n: of_slab[n] for n in inputs} for of_slab in own]
+    return in_order, {} if weights is None else on_each[-1]
 
 
 def _add_results(

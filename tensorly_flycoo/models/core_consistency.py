@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module, move, share_model
+from ..array_modules import Array, array_module, move
 from ..checks import check_factors, check_weights
 from ..linalg.tall_skinny import qr
 from ..ops.ttmc import multiply_nonempty_rows
+from ..shards.whole_factors import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.tensor import FlycooTensor
@@ -82,7 +83,7 @@ def core_consistency(
     x = as_flycoo(x, check_coords=True)
     if x.ndim < 2:
         raise ValueError(f"x has shape {x.shape}, expected two modes or more")
-    weights, factors = share_model(cp_tensor)
+    weights, factors = take_model(cp_tensor)
     factors = check_factors(factors, x.shape, x.dtype, x._engine.array_type)
     rank = factors[0].shape[1]
     if weights is not None:

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from ..array_modules import Array, array_module, is_cupy, move, share_model
+from ..array_modules import Array, array_module, is_cupy, move
 from ..checks import check_place
 from ..linalg.tall_skinny import column_norms, transposed_product
+from ..shards.whole_factors import take_model
 
 
 def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bool = True) -> float:
@@ -60,8 +61,8 @@ def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bo
     >>> round(factor_match_score((None, factors), (np.array([0.5, 1.0]), factors)), 9)
     0.75
     """
-    weights1, factors1 = share_model(cp_tensor1)
-    weights2, factors2 = share_model(cp_tensor2)
+    weights1, factors1 = take_model(cp_tensor1)
+    weights2, factors2 = take_model(cp_tensor2)
     shapes = [tuple(factor.shape[0] for factor in factors) for factors in (factors1, factors2)]
     if shapes[0] != shapes[1]:
         raise ValueError(f"cp_tensor2 has shape {shapes[1]}, expected {shapes[0]} as cp_tensor1")

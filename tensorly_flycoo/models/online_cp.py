@@ -45,8 +45,8 @@ class OnlineCP(Parameters):
         about ``1 / (1 - forget)`` slices; 1 forgets nothing.
     init : {"random"} or CPTensor
         With "random", the slices of the first `partial_fit` are decomposed together, by several
-        sweeps from a random start: pass as many as you can. A model of past slices instead, from
-        any decomposition, is continued.
+        sweeps from a random start: pass as many as you can. A CPTensor is a model of past slices,
+        from any decomposition, which is continued.
     n_iter_max : int
         The most sweeps over the modes for each slice; with "poisson_count", the most updates of its
         row.
@@ -126,11 +126,10 @@ class OnlineCP(Parameters):
         Parameters
         ----------
         slices : FlycooTensor, sparse.COO, (coords, values, shape) or (coords, values)
-            With all modes: coords (ndim, nnz). Its indices of the streaming mode count from 0 and
-            follow the earlier slices; there is one slice for each, though it be empty. Another mode
-            may have more indices than so far: the model grows by them. It may have fewer, too.
-            Without a shape, all indices but those of the streaming mode are of the model, and the
-            last slice is one with nonzeros.
+            With all modes: coords (ndim, nnz). In the streaming mode, index 0 is the first slice
+            after the earlier ones, and each index is a slice, also without nonzeros. Other modes
+            may have more indices than the model so far, which then grows, or fewer. Without a
+            shape, they have the model's, and the last slice is the last one with nonzeros.
 
         Raises
         ------

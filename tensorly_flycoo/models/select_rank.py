@@ -198,8 +198,8 @@ def select_rank(
     Notes
     -----
     The runs take most of the time: see `best_of`. The model without the held-out entries takes one
-    more run, which starts from the best one: its iterations forget what that knew of the entries.
-    (With counts it starts as the best one started.)
+    more run. It starts from the best run's model, and its iterations forget what that model knew of
+    these entries. (With counts it starts where the best run started.)
     Core consistency takes ``nnz * R**(ndim - 1)`` operations and is left out (nan) above ten
     billion. All models are kept. The same `random_state` gives the same result on one machine.
 

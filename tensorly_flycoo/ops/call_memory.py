@@ -33,8 +33,8 @@ class MemoryEstimate:
         `nnz` allows. Each empty row beyond those adds 4 bytes.
     peak_nbytes : int
         Peak use of the device's memory while the tensor is built from arrays on the host: an upper
-        bound for any empty rows and any order of the nonzeros. With several devices, of the one
-        that is used most, like the next one.
+        bound for any empty rows and any order of the nonzeros. With several devices, this and
+        `call_nbytes` are of the device that uses most.
     call_nbytes : int or None
         Peak use of the device's memory, the tensor included, while `parafac` decomposes the tensor
         with its other parameters at their defaults; None without a rank.
@@ -76,7 +76,7 @@ def estimate_memory(
     init : {"svd", "random"}
         The initial guess of that decomposition.
     slabs : int, optional
-        They are taken to have equally many nonzeros. By default 1, or one for each 2**32 nonzeros
+        Assumed to have equally many nonzeros. By default 1, or one for each 2**32 nonzeros
         and for each GPU: what is free now does not count.
     keep : {"device", "host"}
         As for `FlycooTensor`: with "host" what is free now decides what stays on the GPU.

@@ -28,7 +28,7 @@ def contract_vectors(
 ) -> FlycooTensor | Array:
     r"""Contract modes of a sparse tensor with one vector each.
 
-    .. math:: Y[c_{rest}] = \sum_k v_k \prod_{n \in modes} u_n[c_{n,k}]
+    .. math:: Y[c_{\mathrm{rest}}] = \sum_k v_k \prod_{n \in \mathrm{modes}} u_n[c_{n,k}]
 
     over the nonzeros :math:`v_k` of `x` that have these coordinates in the remaining modes.
 

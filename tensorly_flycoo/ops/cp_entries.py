@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module, is_cupy, share_model
+from ..array_modules import Array, array_module, is_cupy
 from ..checks import check_coords, check_inside, check_place
+from ..shards.whole_factors import take_model
 
 #: Numbers in an array with a row for each entry: few enough for a core's caches on a CPU, enough to
 #: fill a GPU.
@@ -58,7 +59,7 @@ def cp_to_entries(cp_tensor: Any, coords: Array) -> Array:
     >>> cp_to_entries((None, factors), [[0, 1], [0, 1]])
     array([ 3., 15.])
     """
-    weights, factors = share_model(cp_tensor)
+    weights, factors = take_model(cp_tensor)
     shape = tuple(factor.shape[0] for factor in factors)
     coords = check_coords(coords, shape)
     check_place(coords, "coords", is_cupy(factors[0]), "the factors")

@@ -29,10 +29,10 @@ def mttkrp(
 ) -> Array:
     r"""Multiply the matricised tensor by the Khatri-Rao product of the factors.
 
-    .. math:: M[i, r] = w_r \sum_{k : c_{mode,k} = i} v_k \prod_{n \ne mode} F_n[c_{n,k}, r]
+    .. math:: M[i, r] = w_r \sum_{k : c_{d,k} = i} v_k \prod_{n \ne d} F_n[c_{n,k}, r]
 
-    over the nonzeros :math:`v_k` of `x`. Neither the unfolding nor the Khatri-Rao product is
-    formed.
+    over the nonzeros :math:`v_k` of `x`; d is `mode`. Neither the unfolding nor the Khatri-Rao
+    product is formed.
 
     Parameters
     ----------
@@ -41,7 +41,8 @@ def mttkrp(
         your own is fastest with a FlycooTensor.
     factors : sequence of array (I_n, R)
         One for each mode, with the dtype and on the device of `x`: CuPy arrays for a tensor on a
-        GPU, else NumPy arrays. The factor of `mode` is not read.
+        GPU, else NumPy arrays. The factor of `mode` is not read. If `x` is on several GPUs, they
+        are on the first, or some are `RowShards`, such as those of a decomposition.
     mode : int
         From 0 to ndim - 1.
     weights : array (R,), optional
@@ -52,7 +53,7 @@ def mttkrp(
     Returns
     -------
     array (I_mode, R)
-        `out`, or a new array. Rows without nonzeros are zero.
+        `out`, or a new array; `RowShards` if a factor is. Rows without nonzeros are zero.
 
     Raises
     ------
@@ -102,7 +103,9 @@ def mttkrp(
     if weights is not None:
         check_weights(weights, rank, x.dtype, array_type)
     if isinstance(layout, SpreadLayout):
-        return _compute_shards(x, layout, factors, mode, weights, out)
+        layout.devices.check_current()
+        if any(isinstance(factor, RowShards) for factor in factors):
+            return _compute_shards(x, layout, factors, mode, weights, out)
     shape = (x.shape[mode], rank)
     if out is not None:
         inputs = [(f"factors[{n}]", factor) for n, factor in enumerate(factors) if n != mode]
@@ -142,8 +145,6 @@ def _compute_shards(
                 f"factors[{n}] is sharded otherwise than mode {n} of x: give a plain array, "
                 "such as tl.to_numpy returns"
             )
-
-    layout.devices.check_current()
 
     def compute() -> RowShards:
         with log_compilation():

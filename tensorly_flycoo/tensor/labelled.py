@@ -110,8 +110,8 @@ class LabelledTensor(_Fields):
 
     TensorLy and this package take it wherever they take a sparse tensor, and compute with its
     `tensor`. A CP decomposition of it is a `LabelledCP`. It has the attributes and methods of its
-    tensor, whose results have no labels; operators and NumPy's functions refuse it. As a named
-    tuple it has two items, which ``tensor, labels = x`` unpacks: index `tensor` instead.
+    tensor, whose results have no labels; operators and NumPy's functions refuse it. It is a named
+    tuple of two items, for ``tensor, labels = x``; to index the tensor, write ``x.tensor[...]``.
 
     Attributes
     ----------

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import sparse
 import tensorly as tl
 from numpy_devices import NumpyDevices
 from tensorly.cp_tensor import CPTensor
@@ -12,7 +13,17 @@ from tensorly.decomposition import (
     parafac,
 )
 
-from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo import (
+    FlycooTensor,
+    best_of,
+    core_consistency,
+    cp_fit,
+    cp_to_entries,
+    fold_in,
+    mttkrp,
+    observed_parafac,
+)
+from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.shards.row_shards import RowShards
 from tensorly_flycoo.shards.sharding import find_sharding
@@ -49,11 +60,12 @@ def test_mttkrp(x, mode, slabs, layout, monkeypatch):
     for count in COUNTS:
         spread_x = spread(x, count, monkeypatch, slabs, layout)
         found = mttkrp(spread_x, factors, mode, weights=weights)
-        assert isinstance(found, RowShards)
-        results.append(found.to_numpy().tobytes())
-        np.testing.assert_allclose(found.to_numpy(), expected, rtol=1e-12)
-        again = [RowShards.scatter(f, s) for f, s in list_pairs(spread_x, factors)]
-        assert mttkrp(spread_x, again, mode, weights=weights).to_numpy().tobytes() == results[-1]
+        results.append(found.tobytes())
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        sharded = [RowShards.scatter(f, s) for f, s in list_pairs(spread_x, factors)]
+        again = mttkrp(spread_x, sharded, mode, weights=weights)
+        assert isinstance(again, RowShards)
+        assert again.to_numpy().tobytes() == results[-1]
     assert len(set(results)) == 1
 
 
@@ -133,6 +145,62 @@ def test_constrained(x, function, options, monkeypatch):
             return [float(e) for e in errors], [tl.to_numpy(f) for f in found.factors]
 
     run_everywhere(decompose, x, monkeypatch)
+
+
+def make_mask():
+    coords = np.array([[0, 1, 29], [0, 1, 19], [0, 1, 39]])
+    return sparse.COO(coords, np.zeros(3), shape=SHAPE, fill_value=1.0)
+
+
+def list_arrays(result):
+    """Return the arrays of a model, or of a tuple of numbers."""
+    if isinstance(result, np.ndarray | float | int):
+        return [np.asarray(result)]
+    if isinstance(result, RowShards):
+        return [result.to_numpy()]
+    return [array for part in result if part is not None for array in list_arrays(part)]
+
+
+def fit(x):
+    return parafac(x, RANK, n_iter_max=3, tol=0, init="random", random_state=0)
+
+
+#: What computes with plain factors, on the first device, or gathers them.
+WHOLE = {
+    "tucker": lambda x: tl.decomposition.tucker(x, [RANK] * 3, n_iter_max=3),
+    "masked parafac": lambda x: parafac(
+        x, RANK, n_iter_max=3, mask=make_mask(), init="random", random_state=0
+    ),
+    "tensor_train": lambda x: tl.decomposition.tensor_train(x, (1, 3, 3, 1)),
+    "randomised_parafac": lambda x: tl.decomposition.randomised_parafac(
+        x, RANK, n_samples=50, n_iter_max=3, random_state=0
+    ),
+    "observed_parafac": lambda x: observed_parafac(x, RANK, n_iter_max=3, random_state=0),
+    "generalized_parafac, mu": lambda x: generalized_parafac(abs(x), RANK, 5, random_state=0),
+    "generalized_parafac, cp_apr": lambda x: generalized_parafac(
+        abs(x), RANK, 2, random_state=0, method="cp_apr"
+    ),
+    "best_of": lambda x: (
+        best_of(parafac, x, RANK, n_starts=2, n_iter_max=3, init="random", random_state=0).best
+    ),
+    "cp_fit": lambda x: cp_fit(x, fit(x)),
+    "core_consistency": lambda x: core_consistency(x, fit(x)),
+    "fold_in": lambda x: fold_in(fit(x), x, 2),
+    "cp_to_entries": lambda x: cp_to_entries(fit(x), np.array([[0, 3], [1, 4], [2, 5]])),
+    "mode_dot": lambda x: tl.tenalg.multi_mode_dot(x, [np.ones(20), np.ones(40)], [1, 2]),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_on_the_first_device(x, name, monkeypatch):
+    with tl.backend_context("flycoo"):
+        expected, results = list_arrays(WHOLE[name](x)), set()
+        for count in COUNTS:
+            found = list_arrays(WHOLE[name](spread(x, count, monkeypatch)))
+            results.add(b"".join(array.tobytes() for array in found))
+            for ours, theirs in zip(found, expected, strict=True):
+                np.testing.assert_allclose(abs(ours), abs(theirs), rtol=1e-6, atol=1e-8)
+    assert len(results) == 1
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])

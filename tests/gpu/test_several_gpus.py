@@ -3,6 +3,7 @@
 import cupy
 import numpy as np
 import pytest
+import sparse
 import tensorly as tl
 from determinism import compute_digests
 from tensorly.cp_tensor import CPTensor
@@ -10,6 +11,8 @@ from tensorly.decomposition import non_negative_parafac_hals, parafac
 
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo.decomposition import generalized_parafac
+from tensorly_flycoo.decomposition.initial_guess import spread_factors
 from tensorly_flycoo.devices import OneDevice
 from tensorly_flycoo.engines.cuda.devices import CudaDevices
 from tensorly_flycoo.engines.cuda.engine import CUDA
@@ -48,14 +51,37 @@ def test_mttkrp(mode, layout):
     expected = mttkrp(spread(None, "float64", layout), factors, mode).get()
     results = set()
     for devices in list_devices():
-        found = mttkrp(spread(devices, "float64", layout), factors, mode)
+        x = spread(devices, "float64", layout)
+        whole = mttkrp(x, factors, mode)
+        assert whole.device.id == 0
+        np.testing.assert_allclose(whole.get(), expected, rtol=1e-12)
+        found = mttkrp(x, spread_factors(x, factors), mode)
         assert isinstance(found, RowShards)
         homes = [block.device.id for block in found.blocks]
-        assert homes == [min(home, NUM_GPUS - 1) for home in found.sharding.homes] or (
-            isinstance(devices, OneDevice) and set(homes) == {0}
-        )
-        np.testing.assert_allclose(found.to_numpy(), expected, rtol=1e-12)
-        results.add(found.to_numpy().tobytes())
+        is_one = isinstance(devices, OneDevice)
+        assert homes == ([0] * len(homes) if is_one else list(found.sharding.homes))
+        results |= {whole.get().tobytes(), found.to_numpy().tobytes()}
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("name", ["tucker", "generalized_parafac", "masked"])
+def test_with_whole_factors(name):
+    """What is not computed block by block: on the first GPU, but for the slabs' products."""
+    results = set()
+    for devices in list_devices():
+        x = spread(devices)
+        with tl.backend_context("flycoo"):
+            if name == "tucker":
+                core, factors = tl.decomposition.tucker(x, [4] * 3, n_iter_max=2)
+                arrays = [core, *factors]
+            elif name == "masked":
+                coords, zeros = np.array([[0, 5], [1, 6], [2, 7]]), np.zeros(2)
+                mask = sparse.COO(coords, zeros, shape=SHAPE, fill_value=1.0)
+                options = {"n_iter_max": 3, "init": "random", "random_state": 0}
+                arrays = parafac(x, RANK, mask=mask, **options).factors
+            else:
+                arrays = generalized_parafac(x, RANK, 4, random_state=0).factors
+        results.add(b"".join(tl.to_numpy(array).tobytes() for array in arrays))
     assert len(results) == 1
 
 

@@ -24,19 +24,29 @@ def _reinterpret(typing_context: Any, number: Any, result: Any) -> Any:
     return result(number, result), generate
 
 
-#: The bits of the smallest mantissa, sqrt(1/2).
+#: The bits of the smallest mantissa, sqrt(1/2), of the smallest normal number and of infinity.
 _HALF_ROOT = np.int64(0x3FE6A09E667F3BCD)
+_SMALLEST_NORMAL, _INFINITY = np.int64(0x0010000000000000), np.int64(0x7FF0000000000000)
+
+#: 1023 in the bits of an exponent; 2**52 as bits, and with 1023 added as a number.
+_BIAS = np.int64(0x3FF0000000000000)
+_MAGIC_BITS, _MAGIC = np.int64(0x4330000000000000), 2.0**52 + 1023
+
+#: Sums that grow side by side: together they wait for one addition, not for each.
+_NUM_SUMS = 8
 
 
 @kernel
 def log(x: float) -> float:
     """Return the logarithm of a normal number to one unit in the last place.
 
-    As in FreeBSD's e_log.c. Without branches and calls, so that a loop over it is vectorised.
+    As in FreeBSD's e_log.c. Without branches and calls, and with operations on integers that AVX2
+    has (logical shifts, no conversion to a float), so that a loop over it is vectorised.
     """
     bits = _reinterpret(x, np.int64(0))
-    exponent = (bits - _HALF_ROOT) >> np.int64(52)
-    mantissa = _reinterpret(bits - (exponent << np.int64(52)), 0.0)
+    biased = np.uint64(bits - _HALF_ROOT + _BIAS) >> np.uint64(52)
+    exponent = _reinterpret(np.int64(biased) | _MAGIC_BITS, 0.0) - _MAGIC
+    mantissa = _reinterpret(bits - (np.int64(biased << np.uint64(52)) - _BIAS), 0.0)
     f = mantissa - 1.0
     s = f / (2.0 + f)
     z = s * s
@@ -53,18 +63,21 @@ def log(x: float) -> float:
 
 @kernel
 def sum_logs(terms: Array, count: int) -> float:
-    """Add up ``terms[0, i] * log(terms[1, i])`` in order; write to `terms`."""
-    smallest, largest = np.inf, 0.0
+    """Add up ``terms[0, i] * log(terms[1, i])`` in a fixed order; write to `terms`."""
+    num_special = np.int64(0)
     for i in range(count):
-        smallest, largest = min(smallest, terms[1, i]), max(largest, terms[1, i])
-    if smallest > 2.3e-308 and largest < 1.7e308:
+        bits = _reinterpret(terms[1, i], np.int64(0))
+        num_special += (bits < _SMALLEST_NORMAL) | (bits >= _INFINITY)
+    if num_special == 0:
         for i in range(count):
             terms[0, i] *= log(terms[1, i])
     else:
         for i in range(count):
             terms[0, i] *= np.log(terms[1, i])
+    for i in range(_NUM_SUMS, count):
+        terms[0, i % _NUM_SUMS] += terms[0, i]
     total = 0.0
-    for i in range(count):
+    for i in range(min(count, _NUM_SUMS)):
         total += terms[0, i]
     return total
 

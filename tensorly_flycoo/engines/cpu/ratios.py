@@ -142,15 +142,31 @@ def _multiply_rows(
             product = vector if w == 0 else builder.fmul(product, vector)
         builder.store(product, builder.bitcast(row_, vector_type.as_pointer()), align=align)
         values = builder.fmul(product, load(own, own_, own_row_))
-        numbers = ir.Constant(ir.VectorType(overlap_.type, lanes.count), [*range(lanes.count)])
-        is_new = builder.icmp_unsigned(">=", numbers, splat(builder, overlap_, numbers.type))
-        values = builder.select(is_new, values, ir.Constant(vector_type, None))
         pointer = builder.bitcast(terms_, vector_type.as_pointer())
-        builder.store(builder.fadd(builder.load(pointer), values), pointer)
+        before = builder.load(pointer)
+        builder.store(builder.fadd(before, values), pointer)
+        with builder.if_then(builder.icmp_unsigned("!=", overlap_, overlap_.type(0)), likely=False):
+            numbers = ir.Constant(ir.VectorType(overlap_.type, lanes.count), [*range(lanes.count)])
+            is_new = builder.icmp_unsigned(">=", numbers, splat(builder, overlap_, numbers.type))
+            values = builder.select(is_new, values, ir.Constant(vector_type, None))
+            builder.store(builder.fadd(before, values), pointer)
         return context.get_dummy_value()
 
     arguments = (row, terms, factors, indices, own, own_row, column, overlap, lanes)
     return types.void(*arguments), generate
+
+
+@intrinsic
+def _clear_terms(typing_context: Any, row: Any, lanes: Any) -> Any:
+    """Set a row to -0, to which the first addition is left out: unlike 0, it changes no number."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector_type = make_vector_type(context, row.dtype, lanes)
+        zeros = ir.Constant(vector_type, [-0.0] * lanes.count)
+        builder.store(zeros, builder.bitcast(args[0], vector_type.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(row, lanes), generate
 
 
 @intrinsic
@@ -191,6 +207,29 @@ def _add_multiple(typing_context: Any, row: Any, factor: Any, other: Any, lanes:
     return types.void(row, factor, other, lanes), generate
 
 
+def _store_total(total: Any, scratch: Any, tile: Any, row: Any, inherits: Any, output: Any) -> None:
+    """Write the sums of a row to the output, or to the tile's partial row if it inherits it."""
+
+
+# Inlined by numba: passed to a function, the address of `total` would keep it out of registers.
+@overload(_store_total, inline="always")
+def _overload_store_total(
+    total: Any, scratch: Any, tile: Any, row: Any, inherits: Any, output: Any
+) -> Any:
+    def store(total: Any, scratch: Any, tile: Any, row: Any, inherits: Any, output: Any) -> None:
+        _, out, partial_rows, lanes = output
+        for step in range(_count_steps(scratch, lanes)):
+            start = step * len(lanes)
+            column = np.uint64(_find_column(scratch, start, out.shape[1] - len(lanes)))
+            part = _take_step(total, step, lanes)
+            if inherits:
+                store_row(part, partial_rows, tile, column, lanes)
+            else:
+                store_row(part, out, row, column, lanes)
+
+    return store
+
+
 @kernel
 def _compute_tile(
     tile: Any,
@@ -210,7 +249,7 @@ def _compute_tile(
     records, values, value_slot, pull_ids = source
     spare, remap_ids, record_words = target
     fields, factors = inputs
-    out_field, out, partial_rows, lanes = output
+    out_field, out, _, lanes = output
     factor, smallest, log_sums = model
     zero, row, has_row = values.dtype.type(0), np.uint64(0), False
     total = _place_row(scratch, 0, new_row_of_zeros(zero, lanes))
@@ -224,20 +263,14 @@ def _compute_tile(
         move_record(records, position, spare, remap_ids, place, record_words)
         new_row = read_row(records, position, out_field)
         if has_row and new_row != row:
-            # Not a function: a row whose address it took would not stay in registers.
+            _store_total(total, scratch, tile, row, inherits, output)
             for step in range(num_steps):
-                part = _take_step(total, step, lanes)
-                column = np.uint64(_find_column(scratch, step * len(lanes), last_column))
-                if inherits:
-                    store_row(part, partial_rows, tile, column, lanes)
-                else:
-                    store_row(part, out, row, column, lanes)
-                clear_row(part, lanes)
+                clear_row(_take_step(total, step, lanes), lanes)
             inherits = False
         row, has_row = new_row, True
         indices = read_rows(records, position, fields)
         value = values[position, value_slot]
-        clear_row(sums, lanes)
+        _clear_terms(sums, lanes)
         for step in range(num_steps):
             start = step * len(lanes)
             first_column = _find_column(scratch, start, last_column)
@@ -251,12 +284,7 @@ def _compute_tile(
         for step in range(num_steps):
             part = _take_step(total, step, lanes)
             _add_multiple(part, ratio, _take_step(products, step, lanes), lanes)
-    for step in range(num_steps):
-        column = np.uint64(_find_column(scratch, step * len(lanes), last_column))
-        if inherits:
-            store_row(_take_step(total, step, lanes), partial_rows, tile, column, lanes)
-        else:
-            store_row(_take_step(total, step, lanes), out, row, column, lanes)
+    _store_total(total, scratch, tile, row, inherits, output)
     keep(log_sums, tile, terms, np.int64(last - first))
 
 

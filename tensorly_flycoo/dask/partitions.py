@@ -1,0 +1,208 @@
+"""The partitions of a data set, read by tasks on the workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from distributed import get_worker
+
+from ..checks import check_finite, check_inside, check_shape
+from ..io.columns import list_columns, number_entries, read_values
+from ..io.parts import Reading
+
+#: Rows of a partition of a .parquet file, at least, but for the last: whole row groups.
+_PARTITION_ROWS = 2**21
+
+#: An index or the number of an entry.
+_INDEX = np.dtype(np.uint32)
+
+
+class Partition(NamedTuple):
+    """Nonzeros of one part of the data.
+
+    Attributes
+    ----------
+    coords : uint32 array (ndim, n)
+        Indices, or numbers of entries.
+    values : array (n,)
+    shape : tuple of int
+        The least that holds the indices, and what a file's header says.
+    entries : tuple of array, or None
+        The distinct entries of each mode; None if the columns hold indices.
+    """
+
+    coords: np.ndarray
+    values: np.ndarray
+    shape: tuple[int, ...]
+    entries: tuple[np.ndarray, ...] | None
+
+
+class Summary(NamedTuple):
+    """What the client knows of a partition."""
+
+    nnz: int
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    entries: tuple[np.ndarray, ...] | None
+
+
+@dataclass(frozen=True)
+class TableReader:
+    """Reads partitions of tables.
+
+    Attributes
+    ----------
+    modes : tuple of str
+        The columns of the modes.
+    values : str or None
+        The column of the values; None counts rows.
+    are_indices : bool
+        Whether the columns of modes hold indices, not labels.
+    """
+
+    modes: tuple[str, ...]
+    values: str | None
+    are_indices: bool
+
+    def __call__(self, part: Any) -> Partition:
+        if isinstance(part, ParquetPart):
+            part = part.read(self._list_names())
+        known = list_columns(part)
+        if missing := [name for name in self._list_names() if name not in known]:
+            raise ValueError(f"the table has no columns {missing}, expected some of {known}")
+        values = self._read_values(part)
+        if self.are_indices:
+            coords = np.stack([_read_indices(part[name], name) for name in self.modes])
+            shape = tuple(int(rows.max(initial=0)) + 1 for rows in coords)
+            check_inside(coords, check_shape(shape))
+            return Partition(coords.astype(_INDEX), values, shape, None)
+        coords = np.empty((len(self.modes), values.size), _INDEX)
+        entries = []
+        for n, name in enumerate(self.modes):
+            codes, own = number_entries(part[name], name)
+            if codes.min(initial=0) < 0:
+                raise ValueError(_explain_missing(name, int(np.argmax(codes < 0))))
+            coords[n] = codes
+            entries.append(own)
+        return Partition(coords, values, tuple(own.size for own in entries), tuple(entries))
+
+    def _list_names(self) -> list[str]:
+        return [*self.modes, *([] if self.values is None else [self.values])]
+
+    def _read_values(self, table: Any) -> np.ndarray:
+        if self.values is None:
+            return np.ones(len(table))
+        values = read_values(table[self.values], self.values)
+        if np.isnan(values).any():
+            raise ValueError(_explain_missing(self.values, int(np.argmax(np.isnan(values)))))
+        return values
+
+
+@dataclass(frozen=True)
+class TnsReader:
+    """Reads .tns files; see `read_tns`."""
+
+    shape: tuple[int, ...] | None
+    index_base: int
+
+    def __call__(self, path: str) -> Partition:
+        blocks = list(Reading(self.shape, None, None, self.index_base).iterate([path]))
+        if not blocks:
+            return Partition(np.empty((0, 0), _INDEX), np.empty(0), (), None)
+        coords = np.concatenate([block.coords.astype(_INDEX) for block in blocks], axis=1)
+        values = np.concatenate([block.values for block in blocks])
+        check_finite(values)
+        sizes = zip(*(block.shape for block in blocks), strict=True)
+        return Partition(coords, values, tuple(max(of_mode) for of_mode in sizes), None)
+
+
+class ParquetPart(NamedTuple):
+    """Some row groups of a .parquet file."""
+
+    path: str
+    groups: tuple[int, ...]
+
+    def read(self, names: Sequence[str]) -> Any:
+        """Read columns as an Arrow table."""
+        import pyarrow.parquet
+
+        with pyarrow.parquet.ParquetFile(self.path) as file:
+            known = file.schema_arrow.names
+            own = [name for name in dict.fromkeys(names) if name in known]
+            return file.read_row_groups(list(self.groups), columns=own)
+
+
+def list_parquet_parts(path: Any) -> list[ParquetPart]:
+    """Divide .parquet files into partitions."""
+    import pyarrow.parquet
+
+    parts = []
+    for name in list_files(path, (".parquet", ".pq")):
+        with pyarrow.parquet.ParquetFile(name) as file:
+            sizes = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
+        parts += [ParquetPart(name, groups) for groups in _join_groups(sizes)]
+    return parts
+
+
+def list_files(path: Any, suffixes: tuple[str, ...]) -> list[str]:
+    """List the files that a path, or several, name; those of a folder in the order of their names.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there are none.
+    """
+    found: list[Path] = []
+    for one in map(Path, [path] if isinstance(path, str | os.PathLike) else path):
+        if one.is_dir():
+            found += sorted(inner for inner in one.rglob("*") if inner.name.endswith(suffixes))
+        else:
+            found.append(one)
+    if not found:
+        raise FileNotFoundError(f"{path} has no files that end with {' or '.join(suffixes)}")
+    return [os.path.abspath(name) for name in found]
+
+
+def _join_groups(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Put neighbouring row groups together until they have enough rows."""
+    groups: list[int] = []
+    num_rows = 0
+    for group, size in enumerate(sizes):
+        groups.append(group)
+        num_rows += size
+        if num_rows >= _PARTITION_ROWS or group == len(sizes) - 1:
+            yield tuple(groups)
+            groups, num_rows = [], 0
+
+
+def _read_indices(column: Any, name: str) -> np.ndarray:
+    indices = column.to_numpy()
+    if indices.dtype.kind not in "iu":
+        raise TypeError(
+            f"column {name!r} is of {indices.dtype}, expected integers without missing ones: leave "
+            "indices=True out to number its entries"
+        )
+    return indices.astype(np.int64, copy=False)
+
+
+def _explain_missing(name: str, row: int) -> str:
+    return f"column {name!r} has no entry in row {row} of a partition, expected one in every row"
+
+
+def keep_partition(part: Any, number: int, reader: Any, actor_keys: dict[str, str]) -> Summary:
+    """Read a partition, in a task, and leave it with the actor on the same worker."""
+    worker = get_worker()
+    try:
+        partition = reader(part)
+    except (TypeError, ValueError) as error:
+        error.add_note(f"in partition {number}: {part!r:.200}")
+        raise
+    actor: Any = worker.state.actors[actor_keys[worker.address]]
+    actor.keep(number, partition)
+    values, shape = partition.values, partition.shape
+    return Summary(values.size, values.dtype, shape, partition.entries)

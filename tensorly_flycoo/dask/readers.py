@@ -1,0 +1,205 @@
+"""Tensors of data that a cluster reads in parallel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from distributed import Client
+from numpy.typing import DTypeLike
+
+from ..checks import check_count, check_dtype, check_layout, check_shape
+from ..io.files import FilePath
+from ..tensor.labelled import LabelledTensor
+from .folders import find_client
+from .loading import Parts
+from .partitions import TableReader, TnsReader, list_files, list_parquet_parts
+from .tensor import ClusterTensor, list_workers
+
+
+def read_parquet(
+    path: FilePath | Iterable[FilePath],
+    modes: Sequence[str],
+    values: str | None = None,
+    *,
+    indices: bool = False,
+    slabs: int | None = None,
+    dtype: DTypeLike | None = None,
+    layout: str = "replicated",
+    client: Client | None = None,
+    workers: Sequence[str] | None = None,
+    device: str | None = None,
+) -> LabelledTensor | ClusterTensor:
+    """Read .parquet files to a tensor on the workers of a cluster.
+
+    Parameters
+    ----------
+    path : str, os.PathLike or iterable of these
+        Files, or folders with files, that all workers see under the same name. Local ones: for
+        object stores give `from_dask_dataframe` what ``dask.dataframe.read_parquet`` returns.
+    modes : sequence of str
+        The columns of the modes. Their distinct entries are numbered in sorted order.
+    values : str, optional
+        The column of the values; by default each row counts as 1. Values at repeated coordinates
+        are added, in the sequence of the rows.
+    indices : bool
+        Whether the columns of `modes` hold indices from 0 up, which are then taken as they are.
+    slabs : int, optional
+        As of `FlycooTensor`; by default one for each 2**25 rows, but at least 8. Results depend on
+        it. Workers beyond this number hold nothing.
+    dtype : {float32, float64}, optional
+        By default that of the values.
+    layout : {"remap", "replicated", "indexed"}
+        As of `FlycooTensor`.
+    client : distributed.Client, optional
+        By default the current one.
+    workers : sequence of str, optional
+        The addresses of the workers to take; by default all.
+    device : {"auto", "cpu", "cuda"}, optional
+        As of `FlycooTensor`, on each worker.
+
+    Returns
+    -------
+    LabelledTensor
+        Of a `ClusterTensor`; with ``indices=True`` the latter.
+
+    Raises
+    ------
+    OSError
+        If there are no files, or a worker cannot read one.
+    TypeError
+        If values are not numbers, entries cannot be sorted, or `indices` is given and a column does
+        not hold integers.
+    ValueError
+        If a column is missing, an entry or a value is, an index is negative, there are no rows, or
+        `slabs`, `dtype` or `layout` is not as described; or there is no client.
+    MemoryError
+        If a worker has too little memory. The cluster can be used afterwards.
+    WorkerLost
+        If a worker is gone.
+    ImportError
+        If pyarrow is missing.
+
+    Notes
+    -----
+    The bits do not depend on the workers, nor on how the rows are divided among files: they are
+    those of one `FlycooTensor` of all rows with as many slabs.
+
+    Tasks of Dask read whole row groups, at least 2**21 rows at a time. The workers count the rows
+    of the longest mode, exchange the nonzeros once, in 16 to 24 bytes each, and build their slabs.
+    The client holds the labels, and 8 bytes for each row of the longest mode.
+    """
+    modes = _check_modes(modes)
+    parts = list_parquet_parts(path)
+    reader = TableReader(tuple(modes), values, indices)
+    return _load(parts, reader, modes, None, slabs, dtype, layout, client, workers, device)
+
+
+def from_dask_dataframe(
+    df: Any,
+    modes: Sequence[str],
+    values: str | None = None,
+    *,
+    indices: bool = False,
+    slabs: int | None = None,
+    dtype: DTypeLike | None = None,
+    layout: str = "replicated",
+    client: Client | None = None,
+    workers: Sequence[str] | None = None,
+    device: str | None = None,
+) -> LabelledTensor | ClusterTensor:
+    """Make a tensor of a dask DataFrame, on the workers of a cluster.
+
+    Its partitions are computed and left on the workers one by one. The other parameters, the result
+    and the errors are those of `read_parquet`. `ClusterTensor.recover` computes `df` again.
+
+    Parameters
+    ----------
+    df : dask.dataframe.DataFrame
+        Or any object with a method `to_delayed` that returns partitions as tables of pandas, polars
+        or Arrow.
+    modes, values, indices, slabs, dtype, layout, client, workers, device
+        As of `read_parquet`.
+
+    Returns
+    -------
+    LabelledTensor or ClusterTensor
+    """
+    modes = _check_modes(modes)
+    if not hasattr(df, "to_delayed"):
+        raise TypeError(f"df is a {type(df).__name__}, expected a dask DataFrame")
+    reader = TableReader(tuple(modes), values, indices)
+    parts = list(df.to_delayed())
+    return _load(parts, reader, modes, None, slabs, dtype, layout, client, workers, device)
+
+
+def read_tns(
+    paths: FilePath | Iterable[FilePath],
+    shape: Sequence[int] | None = None,
+    *,
+    index_base: int = 1,
+    slabs: int | None = None,
+    dtype: DTypeLike | None = None,
+    layout: str = "replicated",
+    client: Client | None = None,
+    workers: Sequence[str] | None = None,
+    device: str | None = None,
+) -> ClusterTensor:
+    """Read .tns files to a tensor on the workers of a cluster, each file by one task.
+
+    Parameters
+    ----------
+    paths : str, os.PathLike or iterable of these
+        Files, also .gz and .zst, or folders with such, that all workers see under the same name.
+    shape : sequence of int, optional
+        By default the smallest that holds all nonzeros and the shapes in the files' headers.
+    index_base : {1, 0}
+        The first index of each mode.
+    slabs, dtype, layout, client, workers, device
+        As of `read_parquet`.
+
+    Returns
+    -------
+    ClusterTensor
+
+    Raises
+    ------
+    OSError, ValueError, TypeError, MemoryError, WorkerLost
+        As of `tensorly_flycoo.read_tns` and `read_parquet`.
+    """
+    files = list_files(paths, (".tns", ".tns.gz", ".tns.zst"))
+    reader = TnsReader(None if shape is None else check_shape(shape), index_base)
+    arguments = (reader.shape, slabs, dtype, layout, client, workers, device)
+    return _load(files, reader, None, *arguments)
+
+
+def _check_modes(modes: Any) -> list[str]:
+    if isinstance(modes, str):
+        raise TypeError(f"modes is {modes!r}, expected a list of column names, like [{modes!r}]")
+    modes = list(modes)
+    if not modes or len(set(modes)) < len(modes):
+        raise ValueError(f"modes is {modes}, expected distinct column names, at least one")
+    return modes
+
+
+def _load(
+    parts: Sequence[Any],
+    reader: Any,
+    names: Sequence[str] | None,
+    shape: tuple[int, ...] | None,
+    slabs: int | None,
+    dtype: DTypeLike | None,
+    layout: str,
+    client: Client | None,
+    workers: Sequence[str] | None,
+    device: str | None,
+) -> Any:
+    client = find_client(client)
+    slabs = None if slabs is None else check_count(slabs, "slabs")
+    dtype = None if dtype is None else check_dtype(dtype)
+    source = Parts(parts, reader, shape, slabs, dtype, check_layout(layout))
+    addresses = list_workers(client) if workers is None else list(workers)
+    x = ClusterTensor.load(source, client, addresses, device)
+    if source.labels is None or names is None:
+        return x
+    return LabelledTensor(x, dict(zip(names, source.labels, strict=True)))

@@ -1,0 +1,152 @@
+"""Kill a worker, and a client, at random moments: ``python cluster_kills.py [WORKERS [CLIENTS]]``.
+
+Each of the first kills ends a worker of three while a tensor is opened or decomposed, each of the
+second a client process. Prints one line for each; the exit status is 1 if an error came late, bits
+differ, or something was not freed.
+"""
+
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import tensorly as tl
+from distributed import Client
+from local_clusters import start_cluster
+
+from tensorly_flycoo import Progress, save_slabs
+from tensorly_flycoo.dask import WorkerLost, open_slabs
+from tensorly_flycoo.testing import planted_tensor
+
+RANK, NUM_ITERATIONS, LIMIT = 8, 25, 10.0
+
+RUN = """
+import sys, tensorly as tl
+import tensorly_flycoo.dask
+from distributed import Client
+tl.set_backend("flycoo")
+client = Client(sys.argv[1])
+x = tensorly_flycoo.dask.open_slabs(sys.argv[2], client=client)
+print("opened", flush=True)
+tl.decomposition.parafac(x, 8, n_iter_max=100000, tol=0, init="random", random_state=0)
+"""
+
+
+def run(x, init="random", callback=None, done=0):
+    options = {"n_iter_max": NUM_ITERATIONS - done, "tol": 0, "random_state": 0, "init": init}
+    with tl.backend_context("flycoo"):
+        found = tl.decomposition.parafac(x, RANK, **options, callback=callback)
+        return [tl.to_numpy(factor).tobytes() for factor in found.factors]
+
+
+def count_machines():
+    return sum(thread.name == "tensorly_flycoo" for thread in threading.enumerate())
+
+
+def wait_for_nothing(client):
+    """Return the seconds until no worker has an actor."""
+    start = time.monotonic()
+    while time.monotonic() < start + 3 * LIMIT:
+        gc.collect()
+        if not any(client.run(count_machines, on_error="ignore").values()):
+            break
+        time.sleep(0.1)
+    return time.monotonic() - start
+
+
+class Killer:
+    """Kills a worker after some seconds, and knows when."""
+
+    def __init__(self, pid, delay):
+        self.time = None
+        self._timer = threading.Timer(delay, self._kill, (pid,))
+        self._timer.start()
+
+    def _kill(self, pid):
+        self.time = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+
+    def wait(self):
+        self._timer.join()
+
+
+def kill_worker(client, path, checkpoint, expected, longest):
+    """Return what happened, and whether it is right."""
+    client.wait_for_workers(3, timeout=120)
+    checkpoint.unlink(missing_ok=True)
+    addresses, pids = sorted(client.nthreads()), client.run(os.getpid)
+    victim, x = random.choice(addresses), None
+    killer = Killer(pids[victim], random.uniform(0, longest))
+    try:
+        x = open_slabs(path, client=client, workers=addresses)
+        with Progress(NUM_ITERATIONS, show=None, checkpoint=checkpoint, every=1) as progress:
+            found = run(x, callback=progress)
+        killer.wait()
+        return "killed after the end", found == expected
+    except WorkerLost as error:
+        seconds, is_named = time.monotonic() - killer.time, victim in str(error)
+    except OSError as error:  # Dask's, while actors were started
+        seconds, is_named = time.monotonic() - killer.time, False
+        print(type(error), error)
+    for _ in range(3):
+        try:
+            if x is None:
+                x = open_slabs(path, client=client)
+            else:
+                x.recover()
+            break
+        except WorkerLost:
+            time.sleep(1)
+    with Progress(NUM_ITERATIONS, show=None, checkpoint=checkpoint) as progress:
+        init = progress.resume(default="random")
+        done = getattr(init, "iteration", 0)
+        found = run(x, init, progress, done)
+    is_right = seconds < LIMIT and is_named and found == expected
+    return f"WorkerLost after {seconds:.2f} s, resumed at iteration {done}", is_right
+
+
+def kill_client(client, path, longest):
+    """Return what happened, and whether it is right."""
+    arguments = [sys.executable, "-c", RUN, client.scheduler.address, path]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE)
+    process.stdout.readline()
+    time.sleep(random.uniform(0, longest))
+    process.kill()
+    process.wait()
+    seconds = wait_for_nothing(client)
+    return f"all was freed after {seconds:.1f} s", seconds < LIMIT
+
+
+def main():
+    counts = [int(count) for count in sys.argv[1:]] or [30, 10]
+    path = Path(tempfile.mkdtemp())
+    x = planted_tensor((3000, 2000, 4000), RANK, 20_000, noise=0.1, random_state=0)[0]
+    save_slabs(path / "x.flycoo", x, slabs=6)
+    failures = 0
+    with start_cluster(3) as address, Client(address) as client:
+        expected = run(open_slabs(path / "x.flycoo", client=client))
+        start = time.monotonic()
+        run(open_slabs(path / "x.flycoo", client=client))
+        longest = time.monotonic() - start
+        print(f"a run takes {longest:.1f} s", flush=True)
+        for number in range(counts[0]):
+            arguments = (path / "x.flycoo", path / "run.npz", expected, longest)
+            text, is_right = kill_worker(client, *arguments)
+            print(f"worker {number}: {text}{'' if is_right else ': WRONG'}", flush=True)
+            failures += not is_right
+        wait_for_nothing(client)
+        for number in range(sum(counts[1:])):
+            text, is_right = kill_client(client, str(path / "x.flycoo"), 3.0)
+            print(f"client {number}: {text}{'' if is_right else ': WRONG'}", flush=True)
+            failures += not is_right
+    sys.exit(failures > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""Clusters of processes on this machine, whose workers tests may kill."""
+
+import contextlib
+
+from distributed import LocalCluster
+
+
+@contextlib.contextmanager
+def start_cluster(num_workers, **options):
+    """Yield the address of a cluster's scheduler.
+
+    A client of the address asks the scheduler for workers. One of the `LocalCluster` itself asks
+    that, which sometimes stops counting when a worker is killed, with a KeyError that `close`
+    raises again (distributed 2026.8).
+    """
+    options = {"threads_per_worker": 1, "dashboard_address": None, **options}
+    cluster = LocalCluster(n_workers=num_workers, **options)
+    try:
+        yield cluster.scheduler_address
+    finally:
+        with contextlib.suppress(KeyError):
+            cluster.close()

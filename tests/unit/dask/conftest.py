@@ -1,0 +1,21 @@
+"""One cluster of three processes for all tests."""
+
+import pytest
+
+pytest.importorskip("distributed")
+
+
+@pytest.fixture(scope="session")
+def client():
+    from distributed import Client
+    from local_clusters import start_cluster
+
+    options = {"direct_to_workers": True}
+    with start_cluster(3, memory_limit="2GB") as address, Client(address, **options) as client:
+        yield client
+
+
+@pytest.fixture
+def addresses(client):
+    client.wait_for_workers(3, timeout=60)  # some tests kill one
+    return sorted(client.nthreads())

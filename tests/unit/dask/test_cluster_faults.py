@@ -1,0 +1,216 @@
+"""What happens when a worker or the client is gone, memory runs out, or somebody presses Ctrl-C."""
+
+import gc
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorly as tl
+from distributed import Client
+from local_clusters import start_cluster
+
+from tensorly_flycoo import Progress, mttkrp, save_slabs
+from tensorly_flycoo.dask import WorkerLost, open_slabs
+from tensorly_flycoo.dask.cluster import RemoteObject
+from tensorly_flycoo.testing import planted_tensor
+
+RANK = 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    x = planted_tensor((30, 20, 40), RANK, 400, noise=0.1, random_state=0)[0]
+    path = tmp_path_factory.mktemp("folders") / "x.flycoo"
+    save_slabs(path, x, slabs=4)
+    return path
+
+
+@pytest.fixture(scope="module")
+def client():
+    """A client of a cluster of its own, since some tests kill workers; Dask starts others."""
+    with start_cluster(2) as address, Client(address) as client:
+        yield client
+
+
+@pytest.fixture
+def x(folder, client):
+    client.wait_for_workers(2, timeout=60)
+    return open_slabs(folder, client=client)
+
+
+def run(x, n_iter_max, init="random", callback=None):
+    options = {"n_iter_max": n_iter_max, "tol": 0, "random_state": 0, "init": init}
+    with tl.backend_context("flycoo"):
+        found = tl.decomposition.parafac(x, RANK, **options, callback=callback)
+        return [tl.to_numpy(factor).tobytes() for factor in found.factors]
+
+
+def call(x, number, function, *args):
+    """Have a worker call a function; return its result."""
+    worker = x._cluster.workers[number]
+    (key,) = x._cluster.call(worker, function, args)
+    return x._cluster.fetch([RemoteObject(worker, key)])[0]
+
+
+def raise_memory_error():
+    raise MemoryError("a large matrix")
+
+
+def test_a_killed_worker_is_named_and_recover_leads_to_the_same_bits(x, tmp_path):
+    expected = run(x, 5)
+    victim = x.workers[1]
+    pid, since = call(x, 1, os.getpid), []
+
+    def kill_later(model, error):
+        progress(model, error)
+        if len(progress.errors) == 3:
+            os.kill(pid, signal.SIGKILL)
+            since.append(time.monotonic())
+
+    caught = pytest.raises(WorkerLost, match="recover")
+    with Progress(5, show=None, checkpoint=tmp_path / "run.npz", every=1) as progress, caught as e:
+        run(x, 5, callback=kill_later)
+    assert time.monotonic() - since[0] < 10
+    assert isinstance(e.value, ConnectionError)
+    assert e.value.addresses == (victim,)
+    assert victim in str(e.value)
+    with pytest.raises(WorkerLost):  # at once
+        run(x, 1)
+    x.recover()
+    assert victim not in x.workers
+    with Progress(5, show=None, checkpoint=tmp_path / "run.npz") as progress:
+        assert run(x, 5 - 2, progress.resume(), progress) == expected
+
+
+def test_recover_when_no_worker_is_left(x):
+    expected = run(x, 2)
+    for pid in [call(x, number, os.getpid) for number in range(2)]:
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerLost):
+        run(x, 1)
+    x._client.wait_for_workers(2, timeout=60)
+    for _ in range(5):
+        try:
+            x.recover()
+            break
+        except WorkerLost:  # the second one was noticed only now
+            time.sleep(1)
+    assert run(x, 2) == expected
+
+
+def test_memory_runs_out(x):
+    expected = run(x, 2)
+    with pytest.raises(MemoryError, match=f"worker {x.workers[1]} .* a large matrix; .* is free"):
+        call(x, 1, raise_memory_error)
+    assert run(x, 2) == expected
+
+
+def test_an_error_on_a_worker_is_raised_here(x):
+    expected = run(x, 2)
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        call(x, 0, int, "x")
+    assert caught.value.__notes__ == [f"on worker {x.workers[0]}"]
+    assert run(x, 2) == expected
+
+
+def test_arrays_of_a_failed_call_say_so(x):
+    worker = x._cluster.workers[0]
+    (key,) = x._cluster.call(worker, int, ["x"])
+    lost = RemoteObject(worker, key)
+    with pytest.raises(ValueError, match="invalid literal"):
+        x._cluster.fetch([lost])
+    with pytest.raises(RuntimeError, match="the call that made it has failed"):
+        x._cluster.fetch([lost])
+
+
+def test_a_worker_that_waits_for_one_that_failed_goes_on(x):
+    source, target = x._cluster.workers
+    (key,) = x._cluster.call(source, int, ["x"])
+    received = RemoteObject(target, x._cluster.transfer(RemoteObject(source, key), target))
+    with pytest.raises(ValueError, match="invalid literal"):
+        x._cluster.fetch([received])
+    assert call(x, 1, int, "5") == 5
+
+
+def test_ctrl_c_while_a_worker_computes(x):
+    expected = run(x, 2)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        call(x, 0, time.sleep, 3)
+    timer.join()
+    assert time.monotonic() - start < 3
+    assert run(x, 2) == expected
+
+
+def test_two_threads(x):
+    expected, found = run(x, 3), []
+    threads = [threading.Thread(target=lambda: found.append(run(x, 3))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [expected] * 2
+
+
+def count_machines():
+    """Count the threads of actors in a worker."""
+    return sum(thread.name == "tensorly_flycoo" for thread in threading.enumerate())
+
+
+def count_all(client):
+    gc.collect()
+    return sum(client.run(count_machines).values())
+
+
+def wait_until_there_are(client, count):
+    deadline = time.monotonic() + 10
+    while count_all(client) > count:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_workers_free_what_nobody_holds(client, folder):
+    wait_until_there_are(client, 0)
+    x = open_slabs(folder, client=client)
+    run(x, 2)
+    assert count_all(client) == 2
+    del x
+    wait_until_there_are(client, 0)
+
+
+def test_workers_free_what_a_client_held_that_is_gone(client, folder):
+    wait_until_there_are(client, 0)
+    other = Client(client.scheduler.address, set_as_default=False)
+    x = open_slabs(folder, client=other)
+    product = mttkrp(x, [np.ones((size, 2)) for size in x.shape], 0)
+    assert count_all(client) == 2
+    other.close()
+    wait_until_there_are(client, 0)
+    del product
+
+
+def test_a_folder_that_workers_do_not_see_is_named(client, tmp_path, folder, monkeypatch):
+    import shutil
+
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy" / "slab-00001.npz").unlink()
+    with pytest.raises(FileNotFoundError, match="slab-00001") as caught:
+        open_slabs(tmp_path / "copy", client=client)
+    assert "on worker tcp://" in caught.value.__notes__[0]
+
+
+def test_too_little_memory_for_a_slab(client, folder, monkeypatch):
+    from tensorly_flycoo.dask import folders
+
+    index = folders.Index.read(folder)
+    entries = [entry._replace(nbytes=10**15) for entry in index.entries]
+    monkeypatch.setattr(
+        folders.Index, "read", lambda path: folders.Index(**{**index.__dict__, "entries": entries})
+    )
+    with pytest.raises(MemoryError, match=r"worker tcp.* slab 0 of .* needs .* is free"):
+        open_slabs(folder, client=client)

@@ -1,0 +1,145 @@
+"""Tensors that a cluster loads: those of one process, to the bit."""
+
+import os
+import signal
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tensorly_flycoo import (
+    FlycooTensor,
+    LabelledTensor,
+    from_dataframe,
+    mttkrp,
+)
+from tensorly_flycoo.dask import WorkerLost, from_dask_dataframe, read_parquet, read_tns
+from tensorly_flycoo.tensor.digest import find_digest
+
+MODES = ["user", "shop", "day"]
+
+
+@pytest.fixture(scope="module")
+def table():
+    """Rows with many duplicates, whose sums depend on their sequence."""
+    rng = np.random.default_rng(0)
+    size = 5000
+    return pd.DataFrame(
+        {
+            "user": [f"user {n}" for n in rng.zipf(1.6, size) % 300],
+            "shop": rng.integers(0, 9, size) * 7,
+            "day": pd.Timestamp("2024-01-01") + pd.to_timedelta(rng.integers(0, 40, size), "D"),
+            "price": rng.standard_normal(size) * 10.0 ** rng.integers(-8, 8, size),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def files(table, tmp_path_factory):
+    """The table in files with several row groups each."""
+    folder = tmp_path_factory.mktemp("parquet")
+    for number, start in enumerate(range(0, len(table), 1800)):
+        part = table.iloc[start : start + 1800]
+        part.to_parquet(folder / f"part-{number}.parquet", row_group_size=500)
+    return folder
+
+
+def check_same(found, expected):
+    """Compare a tensor on a cluster with one that is here."""
+    assert (found.shape, found.nnz, found.dtype) == (expected.shape, expected.nnz, expected.dtype)
+    assert find_digest(found) == find_digest(expected)
+    assert [slab.rows for slab in found._layout.slabs] == [
+        slab.rows for slab in expected._layout.slabs
+    ]
+    draws = [np.random.default_rng(n).random((size, 3)) for n, size in enumerate(found.shape)]
+    factors = [factor.astype(found.dtype) for factor in draws]
+    for mode in range(found.ndim):
+        np.testing.assert_array_equal(mttkrp(found, factors, mode), mttkrp(expected, factors, mode))
+
+
+@pytest.mark.parametrize(("values", "count"), [("price", 1), ("price", 3), (None, 2)])
+def test_parquet(client, addresses, table, files, values, count):
+    expected = from_dataframe(table, MODES, values, slabs=4)
+    found = read_parquet(files, MODES, values, slabs=4, client=client, workers=addresses[:count])
+    assert isinstance(found, LabelledTensor)
+    assert found.tensor.workers == tuple(addresses[:count])
+    for name in MODES:
+        np.testing.assert_array_equal(found.labels[name], expected.labels[name])
+    check_same(found.tensor, expected.tensor)
+
+
+def test_the_partitions_do_not_matter(client, files, table, monkeypatch):
+    import tensorly_flycoo.dask.partitions as partitions
+
+    expected = from_dataframe(table, MODES, "price", slabs=8).tensor
+    for num_rows in (1, 700):
+        monkeypatch.setattr(partitions, "_PARTITION_ROWS", num_rows)
+        check_same(read_parquet(files, MODES, "price", client=client).tensor, expected)
+
+
+def test_indices(client, tmp_path):
+    rng = np.random.default_rng(1)
+    coords, values = rng.integers(0, 50, (2, 3000)), rng.random(3000).astype(np.float32)
+    table = pd.DataFrame({"a": coords[0], "b": coords[1], "v": values})
+    table.to_parquet(tmp_path / "x.parquet", row_group_size=1000)
+    found = read_parquet(
+        tmp_path / "x.parquet", ["a", "b"], "v", indices=True, slabs=3, client=client
+    )
+    shape = tuple(coords.max(axis=1) + 1)
+    check_same(found, FlycooTensor(coords, values, shape, slabs=3))
+
+
+def test_dask_dataframe(client, table):
+    dataframe = pytest.importorskip("dask.dataframe")
+    df = dataframe.from_pandas(table, npartitions=5, sort=False)
+    found = from_dask_dataframe(df, MODES, "price", slabs=4, client=client)
+    expected = from_dataframe(table, MODES, "price", slabs=4)
+    assert found.labels["user"].tolist() == expected.labels["user"].tolist()
+    check_same(found.tensor, expected.tensor)
+
+
+def test_tns(client, addresses, tmp_path):
+    rng, paths = np.random.default_rng(2), []
+    coords, values = rng.integers(0, 30, (3, 900)), rng.standard_normal(900)
+    for number in range(3):
+        part = slice(300 * number, 300 * number + 300)
+        paths.append(tmp_path / f"{number}.tns")
+        lines = [
+            " ".join(map(str, [*(c + 1), repr(float(v))]))
+            for c, v in zip(coords[:, part].T, values[part], strict=True)
+        ]
+        paths[-1].write_text("\n".join(lines) + "\n")
+    expected = FlycooTensor(coords, values, (30, 30, 35), slabs=3)
+    for given in (paths, tmp_path):
+        found = read_tns(given, (30, 30, 35), slabs=3, client=client, workers=addresses[:1])
+        check_same(found, expected)
+
+
+def test_errors_name_the_partition(client, table, tmp_path):
+    table.assign(price=np.where(np.arange(5000) == 3000, np.nan, 1.0)).to_parquet(
+        tmp_path / "x.parquet"
+    )
+    with pytest.raises(ValueError, match="column 'price' has no entry in row 3000") as caught:
+        read_parquet(tmp_path, MODES, "price", client=client)
+    assert "in partition 0: ParquetPart" in caught.value.__notes__[0]
+    with pytest.raises(ValueError, match=r"has no columns \['sum'\]"):
+        read_parquet(tmp_path, MODES, "sum", client=client)
+    with pytest.raises(TypeError, match="column 'user' is of object, expected integers"):
+        read_parquet(tmp_path, MODES, indices=True, client=client)
+    with pytest.raises(FileNotFoundError):
+        read_parquet(tmp_path / "nowhere", MODES, client=client)
+
+
+def test_recover_loads_everything_again(client, table, files):
+    client.wait_for_workers(3, timeout=60)
+    x = read_parquet(files, MODES, "price", slabs=4, client=client).tensor
+    victim = x.workers[0]
+    pids = client.run(os.getpid)
+    os.kill(pids[victim], signal.SIGKILL)
+    factors = [np.ones((size, 2)) for size in x.shape]
+    with pytest.raises(WorkerLost, match=victim):
+        mttkrp(x, factors, 0)
+    x.recover()
+    assert victim not in x.workers
+    check_same(x, from_dataframe(table, MODES, "price", slabs=4).tensor)
+    client.wait_for_workers(3, timeout=60)

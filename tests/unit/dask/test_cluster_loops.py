@@ -1,0 +1,148 @@
+"""TensorLy's loops on a cluster: the bits of one process, for any number of workers."""
+
+import numpy as np
+import pytest
+import tensorly as tl
+from tensorly.cp_tensor import CPTensor
+
+from tensorly_flycoo import FlycooTensor, Progress, decomposition, mttkrp, open_slabs, save_slabs
+from tensorly_flycoo.dask import ClusterTensor
+from tensorly_flycoo.dask import open_slabs as open_on_workers
+from tensorly_flycoo.decomposition.initial_guess import spread_factors
+from tensorly_flycoo.devices import OneDevice
+from tensorly_flycoo.engines.cpu.engine import CPU
+from tensorly_flycoo.shards.row_shards import RowShards
+from tensorly_flycoo.tensor.digest import find_digest
+from tensorly_flycoo.testing import planted_tensor
+
+SHAPE, RANK, NUM_SLABS = (30, 20, 40), 3, 5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    x = planted_tensor(SHAPE, RANK, 400, noise=0.1, random_state=0)[0]
+    coords, values = x.nonzeros()
+    path = tmp_path_factory.mktemp("folders") / "x.flycoo"
+    save_slabs(path, FlycooTensor(coords, np.abs(values), x.shape), slabs=NUM_SLABS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tensors(folder, client):
+    """The tensor on 1, 2 and 3 workers."""
+    addresses = sorted(client.nthreads())
+    return [
+        open_on_workers(folder, client=client, workers=addresses[:count]) for count in (1, 2, 3)
+    ]
+
+
+def open_here(folder, monkeypatch):
+    """Open the folder in this process, with row-sharded factors."""
+    with monkeypatch.context() as patch:
+        patch.setattr(CPU, "devices", OneDevice())
+        return open_slabs(folder)
+
+
+def draw_start():
+    rng = np.random.default_rng(0)
+    return CPTensor((np.ones(RANK), [rng.random((size, RANK)) for size in SHAPE]))
+
+
+@pytest.mark.parametrize("mode", range(3))
+def test_mttkrp(tensors, folder, mode):
+    factors, weights = draw_start().factors, np.array([1.0, 2.0, -1.0])
+    expected = mttkrp(open_slabs(folder), factors, mode, weights=weights)
+    for x in tensors:
+        np.testing.assert_array_equal(mttkrp(x, factors, mode, weights=weights), expected)
+        sharded = spread_factors(x, factors)
+        found = mttkrp(x, sharded, mode, weights=weights)
+        assert isinstance(found, RowShards)
+        np.testing.assert_array_equal(found.to_numpy(), expected)
+
+
+LOOPS = [
+    ("parafac", {"init": "random", "random_state": 0}),
+    ("parafac", {"init": "random", "random_state": 0, "normalize_factors": True}),
+    ("parafac", {"normalize_factors": True}),
+    ("parafac", {"l2_reg": 0.1}),
+    ("parafac", {"linesearch": True, "n_iter_max": 9}),
+    ("parafac", {"orthogonalise": True}),
+    ("parafac", {"fixed_modes": [0]}),
+    ("parafac", {"callback": lambda model, error: None}),
+    ("non_negative_parafac", {"normalize_factors": True}),
+    ("non_negative_parafac_hals", {}),
+    ("constrained_parafac", {"non_negative": True}),
+    ("constrained_parafac", {"l2_reg": 0.001}),
+    ("constrained_parafac", {"l1_reg": 0.001}),
+]
+
+
+@pytest.mark.filterwarnings("ignore:It is not recommended", "ignore:init is taken")
+@pytest.mark.filterwarnings("ignore:The HALS algorithm")
+@pytest.mark.parametrize(("name", "options"), LOOPS, ids=str)
+def test_loops(tensors, folder, name, options, monkeypatch):
+    options = {"init": draw_start(), "n_iter_max": 4, "return_errors": True, **options}
+
+    def decompose(x):
+        with tl.backend_context("flycoo"):
+            found, errors = getattr(tl.decomposition, name)(x, RANK, **options)
+            return [float(e) for e in errors], [tl.to_numpy(f).tobytes() for f in found.factors]
+
+    expected = decompose(open_here(folder, monkeypatch))
+    for x in tensors:
+        assert decompose(x) == expected
+
+
+def test_the_digest_is_that_of_the_whole_tensor(tensors, folder):
+    assert find_digest(tensors[2]) == find_digest(open_slabs(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("parafac", {"tol": 0}), ("constrained_parafac", {"non_negative": True})]
+)
+def test_a_resumed_run_gives_the_same_bits(tensors, name, options, tmp_path):
+    function, path = getattr(decomposition, name), tmp_path / "run.npz"
+
+    def run(x, n_iter_max, init, **more):
+        with tl.backend_context("flycoo"):
+            found = function(x, RANK, n_iter_max=n_iter_max, init=init, **options, **more)
+            return [tl.to_numpy(factor) for factor in found.factors]
+
+    expected = run(tensors[1], 6, draw_start())
+    with Progress(6, show=None, checkpoint=path, every=1) as progress:
+        run(tensors[1], 2, draw_start(), callback=progress)
+    with Progress(6, show=None, checkpoint=path) as progress:
+        found = run(tensors[2], 4, progress.resume(), callback=progress)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_what_it_is(tensors, addresses, folder):
+    x = tensors[1]
+    assert isinstance(x, ClusterTensor)
+    assert x.workers == tuple(addresses[:2])
+    here = open_slabs(folder)
+    assert (x.shape, x.nnz, x.dtype, x.norm(), x.slabs, x.device) == (
+        *(here.shape, here.nnz, here.dtype, here.norm(), here.slabs),
+        "dask",
+    )
+
+
+def test_empty_rows(tmp_path, client):
+    coords = [[0, 3, 0], [5, 2, 2], [9, 9, 1]]
+    save_slabs(tmp_path / "x", [(np.array(coords), np.ones(3))], (4, 7, 12), slabs=3)
+    here, there = open_slabs(tmp_path / "x"), open_on_workers(tmp_path / "x", client=client)
+    for mode in range(3):
+        expected = here._layout.find_empty_rows(mode)
+        np.testing.assert_array_equal(there._layout.find_empty_rows(mode), expected)
+
+
+@pytest.mark.parametrize("operation", [lambda x: 2 * x, lambda x: x.nonzeros(), lambda x: x[0]])
+def test_what_reads_the_nonzeros_is_refused(tensors, operation):
+    with pytest.raises(TypeError, match="the nonzeros of this tensor are on a cluster"):
+        operation(tensors[1])
+
+
+def test_a_start_from_singular_vectors_names_the_random_one(tensors):
+    with tl.backend_context("flycoo"), pytest.raises(TypeError, match="init='random'"):
+        tl.decomposition.parafac(tensors[1], RANK, init="svd")
