@@ -14,7 +14,12 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 
 #: Modules with public names; a name is listed where it is first public.
-MODULES = ("tensorly_flycoo", "tensorly_flycoo.decomposition", "tensorly_flycoo.models")
+MODULES = (
+    "tensorly_flycoo",
+    "tensorly_flycoo.decomposition",
+    "tensorly_flycoo.dask",
+    "tensorly_flycoo.models",
+)
 
 
 def list_documented():

@@ -150,7 +150,7 @@ class Cluster:
             self.check()
             worker.queue.append(command)
             if len(worker.queue) > _MANY_COMMANDS:
-                self._post({})
+                self._post()
         return keys
 
     def transfer(self, source: RemoteObject, target: WorkerHandle) -> int:
@@ -179,8 +179,7 @@ class Cluster:
             wanted.setdefault(x.worker, []).append(x.key)
         with self._lock:
             self.check()
-            self._post(wanted)
-            values = self._wait()
+            values = self._exchange(wanted)
         return [values[x.key] for x in objects]
 
     def check(self) -> None:
@@ -188,25 +187,33 @@ class Cluster:
         if lost := [worker.address for worker in self.workers if worker.is_lost]:
             raise WorkerLost(lost)
 
-    def _post(self, wanted: dict[WorkerHandle, list[int]]) -> None:
-        """Send all commands."""
+    def _pack(self, wanted: dict[WorkerHandle, list[int]]) -> list[tuple[WorkerHandle, Message]]:
+        """Take all commands from the queues."""
+        messages = []
         for worker in self.workers:
             keys = wanted.get(worker, [])
             if worker.queue or keys:
                 self.check_there([worker])
-                message = worker.pack(self._epoch, keys)
-                self._calls.append((worker, keys, worker.actor.run(message)))
+                messages.append((worker, worker.pack(self._epoch, keys)))
+        return messages
 
-    def _wait(self) -> dict[int, Any]:
-        """Wait for the replies to all messages; return values by their keys."""
-        calls, self._calls = self._calls, []
+    def _post(self) -> None:
+        """Send all commands, without waiting for replies."""
+        for worker, message in self._pack({}):
+            self._calls.append((worker, message.wanted, worker.actor.run(message)))
+
+    def _exchange(self, wanted: dict[WorkerHandle, list[int]]) -> dict[int, Any]:
+        """Send all commands, and wait for the replies to all messages; return values by key."""
         try:
-            return self.client.sync(self._gather_replies, calls)
+            return self.client.sync(self._gather_replies, self._pack(wanted))
         except BaseException:  # Ctrl-C too
             self._start_epoch()
             raise
 
-    async def _gather_replies(self, calls: list[_Sent]) -> dict[int, Any]:
+    async def _gather_replies(self, messages: list[tuple[WorkerHandle, Message]]) -> dict[int, Any]:
+        calls, self._calls = self._calls, []
+        # Called in the event loop, each costs less than from another thread.
+        calls += [(worker, m.wanted, worker.actor.run(m)) for worker, m in messages]
         tasks = {asyncio.ensure_future(_wait_for(call)): (w, keys) for w, keys, call in calls}
         values: dict[int, Any] = {}
         for count in itertools.count(1):

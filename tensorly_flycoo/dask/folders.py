@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ..format.layout import Layout
 
 
+_PLACES = ("device", "file")
+
+
 @dataclass(frozen=True)
 class _Folder:
     """Loads slabs of a folder."""
@@ -46,8 +49,50 @@ def open_slabs(
     keep: str = "device",
     verify: bool = False,
 ) -> ClusterTensor:
-    """Open a folder that `save_slabs` wrote, with its slabs on the workers of a cluster."""
+    """Open a folder that `save_slabs` wrote, with its slabs on the workers of a cluster.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        The folder, which the client and all workers see under this name.
+    client : distributed.Client, optional
+        By default the current one.
+    workers : sequence of str, optional
+        The addresses of the workers to take; by default all. Workers beyond the number of slabs
+        hold nothing.
+    device : {"auto", "cpu", "cuda"}, optional
+        As for `FlycooTensor`, on each worker.
+    keep : {"device", "file"}
+        "device" copies slabs to the workers' memory, and checks all data. "file", for CPUs, maps
+        the files: Dask counts what is read of them as memory of the worker.
+    verify : bool
+        Whether to read and check all data with ``keep="file"``.
+
+    Returns
+    -------
+    ClusterTensor
+        With the number of slabs with which it was saved.
+
+    Raises
+    ------
+    OSError
+        If the client or a worker cannot read a file.
+    ValueError
+        If a file is damaged, `keep` is neither of the above, or there is no client.
+    MemoryError
+        If a worker has too little memory. The cluster can be used afterwards.
+    WorkerLost
+        If a worker is gone.
+    RuntimeError
+        If the client has no workers.
+
+    Notes
+    -----
+    Neighbouring slabs are on one worker. Results do not depend on the workers.
+    """
     client = find_client(client)
+    if keep not in _PLACES:
+        raise ValueError(f"keep is {keep!r}, expected one of {_PLACES}")
     folder = Path(os.path.abspath(path))
     index = Index.read(folder)
     rows = [range(entry.start, entry.stop) for entry in index.entries]
@@ -65,7 +110,13 @@ def find_client(client: Client | None) -> Client:
     ValueError
         If there is none, or it is asynchronous.
     """
-    client = get_client() if client is None else client
+    if client is None:
+        try:
+            client = get_client()
+        except ValueError:
+            raise ValueError(
+                "there is no client: start one by distributed.Client(address), or give client="
+            ) from None
     if client.asynchronous:
         raise ValueError("client is asynchronous, expected one with asynchronous=False")
     return client

@@ -122,13 +122,19 @@ class SlabSource:
 class ClusterTensor(FlycooTensor):
     """A sparse tensor whose slabs are on the workers of a Dask cluster.
 
-    The functions of this module make it. Decompositions that need only its shape, its norm and
-    MTTKRP take it as any other tensor; operations that read its nonzeros are refused.
+    The functions of this module make it. `parafac`, its non-negative and constrained relatives,
+    `mttkrp`, `norm` and `Progress` take it as any other tensor, with a random start or one of your
+    own; operations that read its nonzeros raise a TypeError.
 
     Attributes
     ----------
     workers : tuple of str
         The addresses of the workers that hold it.
+
+    Notes
+    -----
+    Several threads may use it, and wait for each other. It belongs to the process and the client
+    that made it: when the last reference to it and to its factors is gone, the workers free it.
     """
 
     _source: Source
@@ -145,6 +151,12 @@ class ClusterTensor(FlycooTensor):
         x._source, x._client, x._device = source, client, device
         x._take(source.place(client, start_workers(client, addresses, device)))
         return x
+
+    def __repr__(self) -> str:
+        return (
+            f"<ClusterTensor: shape={self.shape}, dtype={self.dtype}, nnz={self.nnz}, "
+            f"layout={self.layout!r}, slabs={self.slabs}, workers={len(self.workers)}>"
+        )
 
     def _take(self, placed: Placed) -> None:
         self._placed = placed

@@ -370,8 +370,8 @@ class LabelledCP(CPTensor):
 def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
     """Return the result of a decomposition with its CP model, if it has one, as a LabelledCP.
 
-    Errors that come with the model stay; row-sharded factors are gathered. The CPTensor loses its factors, so that no more memory is
-    needed than for one more factor, as while decomposing.
+    Errors that come with the model stay; row-sharded factors are gathered. The CPTensor loses its
+    factors, so that no more memory is needed than for one more factor, as while decomposing.
     """
     if isinstance(result, tuple) and result and isinstance(result[0], CPTensor):
         return label_result(result[0], labels), *result[1:]

@@ -49,6 +49,21 @@ def count_machines():
     return sum(thread.name == "tensorly_flycoo" for thread in threading.enumerate())
 
 
+def wait_for_pids(client):
+    """Wait until there are three workers; return their processes by address."""
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            pids = client.run(os.getpid)
+            if len(pids) == 3:
+                return pids
+        except OSError:  # of a worker that was just killed
+            pass
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"Dask has not started a worker again: {client.nthreads()}")
+        time.sleep(0.2)
+
+
 def wait_for_nothing(client):
     """Return the seconds until no worker has an actor."""
     start = time.monotonic()
@@ -78,9 +93,9 @@ class Killer:
 
 def kill_worker(client, path, checkpoint, expected, longest):
     """Return what happened, and whether it is right."""
-    client.wait_for_workers(3, timeout=120)
     checkpoint.unlink(missing_ok=True)
-    addresses, pids = sorted(client.nthreads()), client.run(os.getpid)
+    pids = wait_for_pids(client)
+    addresses = sorted(pids)
     victim, x = random.choice(addresses), None
     killer = Killer(pids[victim], random.uniform(0, longest))
     try:

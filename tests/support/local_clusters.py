@@ -2,6 +2,7 @@
 
 import contextlib
 
+import dask
 from distributed import LocalCluster
 
 
@@ -11,8 +12,10 @@ def start_cluster(num_workers, **options):
 
     A client of the address asks the scheduler for workers. One of the `LocalCluster` itself asks
     that, which sometimes stops counting when a worker is killed, with a KeyError that `close`
-    raises again (distributed 2026.8).
+    raises again (distributed 2026.8). On a busy machine a new worker may take longer than the 15 s
+    after which a `LocalCluster` gives a lost one up.
     """
+    dask.config.set({"distributed.deploy.lost-worker-timeout": "10 minutes"})
     options = {"threads_per_worker": 1, "dashboard_address": None, **options}
     cluster = LocalCluster(n_workers=num_workers, **options)
     try:

@@ -1,0 +1,80 @@
+"""Time iterations of parafac in one process and on two workers: ``python cluster_iterations.py``.
+
+Modes of 10,000 rows, as many slabs as workers, float32, R = 16. Prints milliseconds of wall time,
+the least and the median, and of the processors' time in the client and in all workers.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import tensorly as tl
+from distributed import Client
+from local_clusters import start_cluster
+from tensorly.cp_tensor import CPTensor
+
+import tensorly_flycoo.dask
+from tensorly_flycoo import FlycooTensor, open_slabs, save_slabs
+from tensorly_flycoo.devices import OneDevice
+from tensorly_flycoo.engines.cpu.engine import CPU
+
+NUM_ROWS, RANK = 10_000, 16
+
+
+def use_processor():
+    """Return the seconds for which this process has used a processor."""
+    times = os.times()
+    return times.user + times.system
+
+
+def time_iterations(x, start, count):
+    """Return the milliseconds that iterations take."""
+    times = []
+    with tl.backend_context("flycoo"):
+        tl.decomposition.parafac(
+            x, RANK, n_iter_max=count, init=start, tol=-1, return_errors=True,
+            callback=lambda *_: times.append(time.perf_counter()),
+        )  # fmt: skip
+    return np.diff(times)[2:] * 1e3
+
+
+def describe(name, times):
+    print(f"{name}: least {times.min():.1f} ms, median {np.median(times):.1f} ms", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nonzeros", type=int, default=200_000)
+    parser.add_argument("--iterations", type=int, default=200)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    rng = np.random.default_rng(0)
+    coords = rng.integers(0, NUM_ROWS, (3, options.nonzeros))
+    x = FlycooTensor(coords, rng.random(options.nonzeros, np.float32), (NUM_ROWS,) * 3)
+    path = Path(tempfile.mkdtemp()) / "x.flycoo"
+    save_slabs(path, x, slabs=options.workers)
+    draws = [rng.random((NUM_ROWS, RANK), np.float32) for _ in range(3)]
+    start = CPTensor((np.ones(RANK, np.float32), draws))
+    CPU.devices = OneDevice()  # row-sharded factors, as on a cluster
+    here = open_slabs(path, keep="device")
+    CPU.devices = None
+    connection = {"direct_to_workers": True}
+    with start_cluster(options.workers) as address, Client(address, **connection) as client:
+        there = tensorly_flycoo.dask.open_slabs(path, client=client)
+        for _ in range(options.repeats):
+            describe("one process", time_iterations(here, start, options.iterations))
+            before = use_processor(), sum(client.run(use_processor).values())
+            describe("cluster", time_iterations(there, start, options.iterations))
+            after = use_processor(), sum(client.run(use_processor).values())
+            own, of_workers = (
+                1e3 * (b - a) / options.iterations for a, b in zip(before, after, strict=True)
+            )
+            print(f"processors: client {own:.1f} ms, workers {of_workers:.1f} ms", flush=True)
+
+
+if __name__ == "__main__":
+    main()
