@@ -37,7 +37,7 @@ def write_months(table, folder):
 def connect(address):
     """Return a client of a scheduler, or of a new cluster on this machine."""
     if address is None:
-        address = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+        address = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0")
     return Client(address, direct_to_workers=True)
 
 

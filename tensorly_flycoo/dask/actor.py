@@ -54,7 +54,7 @@ class SlabActor:
         self._site = Site(engine, count_room)
         self._machine = Machine(self._site, start_thread)
 
-    async def connect(self, peers: Sequence[Peer], number: int) -> None:
+    async def connect(self, peers: Sequence[Peer], number: int) -> Reply:
         """Tell where the actors of all workers are, and which of them this is."""
         loop, worker, key = asyncio.get_running_loop(), self._worker, peers[number].key
 
@@ -63,6 +63,7 @@ class SlabActor:
             _call_soon(loop, lambda: _start(deliver()))
 
         self._machine.connect(send, lambda: key in worker.state.actors)
+        return Reply()
 
     async def run(self, message: Message) -> Reply:
         """Run commands, after those of earlier messages."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import threading
+import time
 import uuid
 import weakref
 from collections import deque
@@ -26,8 +27,9 @@ _PING_TIMEOUT = 60.0
 #: number of checks after which they are asked.
 _CHECK_INTERVAL, _CHECKS_PER_PING = 0.5, 20
 
-#: Seconds within which actors must have been started, or have stopped their work.
-_START_TIMEOUT, _ABORT_TIMEOUT = 120.0, 5.0
+#: Seconds within which actors must have been started, between looks whether they are, and within
+#: which they must have dropped their work.
+_START_TIMEOUT, _START_INTERVAL, _ABORT_TIMEOUT = 120.0, 0.02, 5.0
 
 #: Commands that are sent without waiting for anybody who needs a result.
 _MANY_COMMANDS = 256
@@ -68,7 +70,7 @@ class WorkerHandle:
 
     def __init__(self, address: str, future: Future) -> None:
         self.address = address
-        self.actor: Actor = future.result(timeout=_START_TIMEOUT)
+        self.actor: Actor = future.result()
         self.is_lost = False
         self._future = future
         self.queue: deque[Command] = deque()
@@ -110,9 +112,10 @@ class Cluster:
         self._epoch = next(_numbers)
         self._calls: list[_Sent] = []
         peers = [worker.peer for worker in workers]
-        connect = [w.actor.connect(peers, n) for n, w in enumerate(workers)]
         self._start_epoch()
-        client.sync(asyncio.wait_for, _gather(connect), _START_TIMEOUT)
+        with self._lock:
+            self._calls = [(w, [], w.actor.connect(peers, n)) for n, w in enumerate(workers)]
+            self._exchange({})
 
     @property
     def current(self) -> WorkerHandle:
@@ -291,7 +294,20 @@ def start_workers(
     for address in addresses:
         key = f"tensorly-flycoo-{uuid.uuid4().hex}"
         futures[address] = client.submit(SlabActor, device, workers=[address], key=key, **options)
+    _wait_for_actors(client, futures)
     return [WorkerHandle(address, future) for address, future in futures.items()]
+
+
+def _wait_for_actors(client: Client, futures: dict[str, Future]) -> None:
+    """Wait until actors have been started; Dask would wait for a worker that is gone."""
+    deadline = time.monotonic() + _START_TIMEOUT
+    while any(future.status in ("pending", "lost") for future in futures.values()):
+        if missing := futures.keys() - client.nthreads().keys():
+            raise WorkerLost(sorted(missing))
+        if time.monotonic() > deadline:
+            late = [address for address, future in futures.items() if future.status == "pending"]
+            raise TimeoutError(f"{late} have not started an actor in {_START_TIMEOUT:.0f} s")
+        time.sleep(_START_INTERVAL)
 
 
 def _refer(x: Any, worker: WorkerHandle) -> Any:
@@ -301,10 +317,6 @@ def _refer(x: Any, worker: WorkerHandle) -> Any:
             raise RuntimeError(f"an array on {x.worker.address} is used on {worker.address}")
         return Ref(x.key)
     return [_refer(item, worker) for item in x] if isinstance(x, list) else x
-
-
-async def _gather(calls: Iterable[Any]) -> list[Any]:
-    return list(await asyncio.gather(*(_wait_for(call) for call in calls)))
 
 
 async def _attempt(calls: Iterable[Any]) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from distributed import Client, LocalCluster
+from distributed import Client
+from local_clusters import start_cluster
 
 import tensorly_flycoo
 import tensorly_flycoo.dask
@@ -71,8 +72,7 @@ def main():
         print(f"one process: {time.perf_counter() - start:.1f} s, {x}", flush=True)
     nbytes = x.nbytes
     del x
-    settings = {"threads_per_worker": 1, "dashboard_address": None, "memory_limit": 0}
-    with LocalCluster(n_workers=options.workers, **settings) as cluster, Client(cluster) as client:
+    with start_cluster(options.workers, memory_limit=0) as address, Client(address) as client:
         read = tensorly_flycoo.dask.read_parquet
         y = read(options.folder / "000.parquet", MODES, "value", **arguments)
         del y

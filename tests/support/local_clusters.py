@@ -16,7 +16,7 @@ def start_cluster(num_workers, **options):
     after which a `LocalCluster` gives a lost one up.
     """
     dask.config.set({"distributed.deploy.lost-worker-timeout": "10 minutes"})
-    options = {"threads_per_worker": 1, "dashboard_address": None, **options}
+    options = {"threads_per_worker": 1, "dashboard_address": ":0", **options}
     cluster = LocalCluster(n_workers=num_workers, **options)
     try:
         yield cluster.scheduler_address

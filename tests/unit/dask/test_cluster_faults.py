@@ -101,6 +101,12 @@ def test_recover_when_no_worker_is_left(x):
     assert run(x, 2) == expected
 
 
+def test_a_worker_that_is_gone_before_it_has_anything(client, folder):
+    with pytest.raises(WorkerLost, match=r"lost tcp://127\.0\.0\.1:1, and") as caught:
+        open_slabs(folder, client=client, workers=["tcp://127.0.0.1:1"])
+    assert caught.value.addresses == ("tcp://127.0.0.1:1",)
+
+
 def test_memory_runs_out(x):
     expected = run(x, 2)
     with pytest.raises(MemoryError, match=f"worker {x.workers[1]} .* a large matrix; .* is free"):
