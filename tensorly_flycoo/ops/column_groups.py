@@ -77,9 +77,9 @@ def _iterate_across_slabs(layout: SlabLayout, engine: Engine) -> Iterator[tuple[
     for rows, home in zip(groups, assign_homes(len(groups), layout.devices.count), strict=True):
         pieces = iterate_pieces(layout, engine.xp)
         parts = [_take_rows(piece, record_format, split_mode, rows, engine) for piece in pieces]
+        (records,) = layout.devices.gather([(parts, home)])
+        del parts
         with layout.devices.use(home):
-            records = engine.xp.concatenate([layout.devices.bring(part, home) for part in parts])
-            del parts
             places = engine.sort_places(records, record_format, modes)
             entries = _split(records, places, record_format, mode, engine)
             del records, places

@@ -80,3 +80,18 @@ def test_rivals_of_the_benchmark_run(load):
     assert loss < module.measure(x, None, factors)
     _, loss = module.run_pyttb_gcp(x, factors, Arguments)
     assert np.isfinite(loss)
+
+
+def test_the_benchmark_of_binary_data(load):
+    module = load("benchmark_counts")
+    x = module.draw_binary((12, 7, 5), 80, 2)
+    factors = module.draw_start(x, 2)
+    dense = np.einsum("ir,jr,kr->ijk", *factors)
+    expected = np.log1p(dense).sum() - np.log(dense[tuple(x.nonzeros()[0])]).sum()
+    assert module.measure_odds(x, None, factors) == pytest.approx(expected)
+
+    class Arguments:
+        rank, epochs, rivals = 2, 2, []
+
+    (_, first), *_, (_, last) = module.compare_on_odds(x, Arguments)["trace"]
+    assert last < first
