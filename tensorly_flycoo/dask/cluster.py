@@ -296,7 +296,13 @@ def start_workers(
         key = f"tensorly-flycoo-{uuid.uuid4().hex}"
         futures[address] = client.submit(SlabActor, device, workers=[address], key=key, **options)
     _wait_for_actors(client, futures)
-    return [WorkerHandle(address, future) for address, future in futures.items()]
+    workers = []
+    for address, future in futures.items():
+        try:
+            workers.append(WorkerHandle(address, future))
+        except RuntimeError:  # Dask's, if the actor is gone already
+            raise WorkerLost([address]) from None
+    return workers
 
 
 def _wait_for_actors(client: Client, futures: dict[str, Future]) -> None:
