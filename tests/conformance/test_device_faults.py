@@ -15,6 +15,7 @@ from numpy_devices import NumpyDevices, current_device
 from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo.decomposition.initial_guess import spread_factors
 from tensorly_flycoo.engines.cpu import engine as cpu
 
 SHAPE, RANK = (30, 40, 12), 3
@@ -231,8 +232,20 @@ def test_memory_runs_out_on_one_device_in_mttkrp(device, mode, monkeypatch):
     watch = Watch(x)
     with monkeypatch.context() as patch:
         fail_on(device, patch, "allocate_workspace", after=1)
-        with pytest.raises(MemoryError, match=f"mttkrp of mode {mode} with layout='remap'"):
+        message = f"mttkrp of mode {mode} and rank {RANK} with layout='remap'"
+        with pytest.raises(MemoryError, match=message):
             mttkrp(x, watch.factors, mode)
+    watch.check()
+
+
+@pytest.mark.parametrize("device", [0, 2])
+def test_memory_runs_out_on_one_device_with_sharded_factors(device, monkeypatch):
+    x = spread(make_nonzeros(), 3, monkeypatch)
+    watch = Watch(x)
+    with monkeypatch.context() as patch:
+        fail_on(device, patch, "allocate_workspace", after=1)
+        with pytest.raises(MemoryError, match="mttkrp of mode 1 with layout='remap'"):
+            mttkrp(x, spread_factors(x, watch.factors), 1)
     watch.check()
 
 

@@ -10,6 +10,7 @@ from tensorly_flycoo.decomposition import GeneralizedCP, generalized_parafac
 from tensorly_flycoo.decomposition.masks import ObservedData, find_missing
 from tensorly_flycoo.decomposition.poisson import divide_counts, evaluate_loss, find_scales
 from tensorly_flycoo.devices import OneDevice
+from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.linalg.tall_skinny import sum_columns
 from tensorly_flycoo.models.match import factor_match_score
 
@@ -345,9 +346,13 @@ def test_slabs(method):
         np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-12)
 
 
-def test_tensors_on_several_devices_are_refused(monkeypatch):
-    x, *_ = draw_counts()
-    monkeypatch.setattr(x._engine, "devices", OneDevice(count=2))
-    spread = FlycooTensor(*x.nonzeros(), x.shape)
-    with pytest.raises(TypeError, match="x is on several GPUs, expected one"):
-        generalized_parafac(spread, 3, 5)
+@BOTH_METHODS
+def test_on_several_devices_bits_depend_on_the_slabs_only(method, monkeypatch):
+    whole, results = draw_counts()[0], set()
+    for count in (1, 2, 4):
+        with monkeypatch.context() as patch:
+            patch.setattr(CPU, "devices", OneDevice(count=count))
+            x = FlycooTensor(*whole.nonzeros(), whole.shape, slabs=4)
+        cp, losses = generalized_parafac(x, 3, 5, random_state=0, method=method, return_errors=True)
+        results.add((*losses, *(factor.tobytes() for factor in cp.factors)))
+    assert len(results) == 1
