@@ -81,8 +81,9 @@ LOOPS = [
     ("non_negative_parafac", {"normalize_factors": True}),
     ("non_negative_parafac_hals", {}),
     ("constrained_parafac", {"non_negative": True}),
-    ("constrained_parafac", {"l2_reg": 0.001}),
-    ("constrained_parafac", {"l1_reg": 0.001}),
+    # Inner iterations wait for the workers hundreds of times.
+    pytest.param("constrained_parafac", {"l2_reg": 0.001}, marks=pytest.mark.slow),
+    pytest.param("constrained_parafac", {"l1_reg": 0.001}, marks=pytest.mark.slow),
 ]
 
 
@@ -107,7 +108,11 @@ def test_the_digest_is_that_of_the_whole_tensor(tensors, folder):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("parafac", {"tol": 0}), ("constrained_parafac", {"non_negative": True})]
+    ("name", "options"),
+    [
+        ("parafac", {"tol": 0}),
+        pytest.param("constrained_parafac", {"non_negative": True}, marks=pytest.mark.slow),
+    ],
 )
 def test_a_resumed_run_gives_the_same_bits(tensors, name, options, tmp_path):
     function, path = getattr(decomposition, name), tmp_path / "run.npz"
