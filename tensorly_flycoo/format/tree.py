@@ -95,3 +95,17 @@ def add_parts(rows: Array, tree: Tree) -> Array:
         return add(left) + add(right)
 
     return add(tree)
+
+
+def express(tree: Tree, part: str) -> str:
+    """Return the sum along a tree as an expression in C.
+
+    Examples
+    --------
+    >>> express(((0, 1), 2), "PART")
+    '((PART(0)+PART(1))+PART(2))'
+    """
+    if isinstance(tree, int):
+        return f"{part}({tree})"
+    left, right = tree
+    return f"({express(left, part)}+{express(right, part)})"

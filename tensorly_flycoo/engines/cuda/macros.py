@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ...format.packing import RecordFormat
-from ...format.tree import Tree
+from ...format.tree import Tree, express
 from . import structs, tuning
 from .id_bits import IdBits
 from .tuning import ColumnCut, Occupancy, RankCut
@@ -275,21 +275,7 @@ def product_macros(rank: int) -> Macros:
 
 def add_parts_macros(dtype: np.dtype, tree: Tree) -> Macros:
     """Specialise `add_parts.cu`."""
-    return {"VALUE": _TYPES[dtype], "TREE": _express(tree)}
-
-
-def _express(tree: Tree) -> str:
-    """Return the sum along a tree as an expression.
-
-    Examples
-    --------
-    >>> _express(((0, 1), 2))
-    '((PART(0)+PART(1))+PART(2))'
-    """
-    if isinstance(tree, int):
-        return f"PART({tree})"
-    left, right = tree
-    return f"({_express(left)}+{_express(right)})"
+    return {"VALUE": _TYPES[dtype], "TREE": express(tree, "PART")}
 
 
 def copies_macros() -> Macros:
