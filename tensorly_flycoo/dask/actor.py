@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,8 +52,10 @@ class SlabActor:
             if engine.name == "cpu":
                 _limit_threads(num_threads)
 
+        # An actor is never connected if another one is lost while they start.
+        own = weakref.ref(self)
         self._site = Site(engine, count_room)
-        self._machine = Machine(self._site, start_thread)
+        self._machine = Machine(self._site, start_thread, lambda: own() is not None)
 
     async def connect(self, peers: Sequence[Peer], number: int) -> Reply:
         """Tell where the actors of all workers are, and which of them this is."""

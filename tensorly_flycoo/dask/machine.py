@@ -47,6 +47,8 @@ class Machine:
         Arrays that arrive are copied to its engine's device.
     start_thread : callable
         Called in the new thread, before any command.
+    is_held : callable
+        Says, until `connect` is called, whether the actor is still there.
 
     Notes
     -----
@@ -54,14 +56,16 @@ class Machine:
     there is what they wait for, an abort, or Dask does not hold the actor any more.
     """
 
-    def __init__(self, site: Site, start_thread: Callable[[], None]) -> None:
+    def __init__(
+        self, site: Site, start_thread: Callable[[], None], is_held: Callable[[], bool]
+    ) -> None:
         self._site = site
         self._store: dict[int, Any] = {SITE.key: site, ENGINE.key: site.engine}
         self._inbox: dict[tuple[int, int], np.ndarray] = {}
         self._messages: dict[tuple[int, int], tuple[Message, _Answer]] = {}
         self._changed = threading.Condition()
         self._epoch = self._next_number = 0
-        self._is_held: Callable[[], bool] = lambda: True
+        self._is_held = is_held
         self._send: Callable[[int, Parcel], None] = _refuse_to_send
         self._outbox: dict[int, dict[int, np.ndarray]] = {}
         self._start_thread = start_thread

@@ -14,7 +14,7 @@ from local_clusters import start_cluster
 
 from tensorly_flycoo import Progress, mttkrp, save_slabs
 from tensorly_flycoo.dask import WorkerLost, open_slabs
-from tensorly_flycoo.dask.cluster import RemoteObject
+from tensorly_flycoo.dask.cluster import RemoteObject, start_workers
 from tensorly_flycoo.testing import planted_tensor
 
 RANK = 3
@@ -200,6 +200,15 @@ def test_workers_free_what_a_client_held_that_is_gone(client, folder):
     del product
 
 
+def test_workers_that_never_were_connected_are_freed(client):
+    """As if another one had been lost while they started."""
+    wait_until_there_are(client, 0)
+    workers = start_workers(client, client.scheduler_info()["workers"])
+    wait_until_there_are(client, len(workers))
+    del workers
+    wait_until_there_are(client, 0)
+
+
 def test_a_folder_that_workers_do_not_see_is_named(client, tmp_path, folder, monkeypatch):
     import shutil
 
@@ -218,5 +227,5 @@ def test_too_little_memory_for_a_slab(client, folder, monkeypatch):
     monkeypatch.setattr(
         folders.Index, "read", lambda path: folders.Index(**{**index.__dict__, "entries": entries})
     )
-    with pytest.raises(MemoryError, match=r"worker tcp.* slab 0 of .* needs .* is free"):
+    with pytest.raises(MemoryError, match=r"worker tcp.* slab [02] of .* needs .* is free"):
         open_slabs(folder, client=client)
