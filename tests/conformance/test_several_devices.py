@@ -195,7 +195,7 @@ WHOLE = {
 def test_on_the_first_device(x, name, monkeypatch):
     with tl.backend_context("flycoo"):
         expected, results = list_arrays(WHOLE[name](x)), set()
-        for count in COUNTS:
+        for count in (1, 3):
             found = list_arrays(WHOLE[name](spread(x, count, monkeypatch)))
             results.add(b"".join(array.tobytes() for array in found))
             for ours, theirs in zip(found, expected, strict=True):

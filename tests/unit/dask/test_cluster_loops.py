@@ -80,8 +80,8 @@ LOOPS = [
     ("parafac", {"callback": go_on}),
     ("non_negative_parafac", {"normalize_factors": True}),
     ("non_negative_parafac_hals", {}),
-    ("constrained_parafac", {"non_negative": True}),
     # Inner iterations wait for the workers hundreds of times.
+    pytest.param("constrained_parafac", {"non_negative": True}, marks=pytest.mark.slow),
     pytest.param("constrained_parafac", {"l2_reg": 0.001}, marks=pytest.mark.slow),
     pytest.param("constrained_parafac", {"l1_reg": 0.001}, marks=pytest.mark.slow),
 ]
