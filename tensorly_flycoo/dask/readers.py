@@ -9,6 +9,7 @@ from distributed import Client
 from numpy.typing import DTypeLike
 
 from ..checks import check_count, check_dtype, check_layout, check_shape
+from ..io.dataframe import check_modes
 from ..io.files import FilePath
 from ..tensor.labelled import LabelledTensor
 from .folders import find_client
@@ -89,7 +90,7 @@ def read_parquet(
     of the longest mode, exchange the nonzeros once, in 16 to 24 bytes each, and build their slabs.
     The client holds the labels, and 8 bytes for each row of the longest mode.
     """
-    modes = _check_modes(modes)
+    modes = check_modes(modes)
     parts = list_parquet_parts(path)
     reader = TableReader(tuple(modes), values, indices)
     return _load(parts, reader, modes, None, slabs, dtype, layout, client, workers, device)
@@ -125,7 +126,7 @@ def from_dask_dataframe(
     -------
     LabelledTensor or ClusterTensor
     """
-    modes = _check_modes(modes)
+    modes = check_modes(modes)
     if not hasattr(df, "to_delayed"):
         raise TypeError(f"df is a {type(df).__name__}, expected a dask DataFrame")
     reader = TableReader(tuple(modes), values, indices)
@@ -171,15 +172,6 @@ def read_tns(
     reader = TnsReader(None if shape is None else check_shape(shape), index_base)
     arguments = (reader.shape, slabs, dtype, layout, client, workers, device)
     return _load(files, reader, None, *arguments)
-
-
-def _check_modes(modes: Any) -> list[str]:
-    if isinstance(modes, str):
-        raise TypeError(f"modes is {modes!r}, expected a list of column names, like [{modes!r}]")
-    modes = list(modes)
-    if not modes or len(set(modes)) < len(modes):
-        raise ValueError(f"modes is {modes}, expected distinct column names, at least one")
-    return modes
 
 
 def _load(

@@ -96,7 +96,7 @@ def from_dataframe(
     array([[0., 0.],
            [1., 1.]])
     """
-    modes = _check_modes(modes)
+    modes = check_modes(modes)
     given: Mapping[str, Any] = {} if labels is None else labels
     _check_options(modes, given, aggregate, missing)
     names = list_columns(df)
@@ -127,7 +127,8 @@ def from_dataframe(
     return LabelledTensor(tensor, Labels(of_modes, ordered=ordered))
 
 
-def _check_modes(modes: Iterable[str]) -> list[str]:
+def check_modes(modes: Iterable[str]) -> list[str]:
+    """Return the names of columns as a list; refuse a single string, and repeated names."""
     if isinstance(modes, str):
         raise TypeError(f"modes is {modes!r}, expected a list of column names, like [{modes!r}]")
     modes = list(modes)
