@@ -15,7 +15,7 @@ from ..engines.cpu.engine import CpuEngine
 from ..format.slab_layout import AnyLayout, Slab, SlabLayout, SpreadLayout
 from ..format.tree import Tree, add_parts
 from ..shards.row_shards import RowShards
-from ..shards.sharding import find_sharding
+from ..shards.whole_factors import scatter_all
 from ..tensor.digest import sum_hashes
 from .cluster import Cluster, RemoteObject
 from .messages import ENGINE
@@ -143,12 +143,7 @@ class ClusterEngine(CpuEngine):
         weights: Array | None = None,
     ) -> RowShards:
         # Scattered and then gathered, each row of a plain factor leaves this process once.
-        sharded = [
-            factor
-            if isinstance(factor, RowShards)
-            else RowShards.scatter(factor, find_sharding(layout, n))
-            for n, factor in enumerate(factors)
-        ]
+        sharded = scatter_all(layout, factors)
         engine = cast("Engine", _WorkerEngine(layout))
         return slabs.mttkrp_shards(engine, layout, sharded, mode, weights)
 

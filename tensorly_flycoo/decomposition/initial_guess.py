@@ -14,9 +14,7 @@ from ..checks import check_factors, check_place, check_weights
 from ..format.slab_layout import SpreadLayout
 from ..ops.nndsvd import make_left_vectors_non_negative
 from ..ops.unfolding_svd import Unfolding
-from ..shards.row_shards import RowShards
-from ..shards.sharding import find_sharding
-from ..shards.whole_factors import take_model
+from ..shards.whole_factors import scatter_all, take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.memory import attempt, explain_work
 from ..tensor.tensor import FlycooTensor
@@ -92,15 +90,8 @@ def spread_factors(x: FlycooTensor, factors: Iterable[Array]) -> list[Array]:
 
     So a run that is resumed adds in the order of one that was not stopped.
     """
-    layout = x._layout
-    if not isinstance(layout, SpreadLayout):
-        return list(factors)
-    return [
-        factor
-        if isinstance(factor, RowShards)
-        else RowShards.scatter(factor, find_sharding(layout, n))
-        for n, factor in enumerate(factors)
-    ]
+    layout, factors = x._layout, list(factors)
+    return scatter_all(layout, factors) if isinstance(layout, SpreadLayout) else factors
 
 
 def draw_factors(x: FlycooTensor, rank: int, random: Any) -> list[Array]:

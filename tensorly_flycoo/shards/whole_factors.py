@@ -1,10 +1,22 @@
-"""Row-sharded factors as plain arrays, for functions that do not compute block by block."""
+"""Plain factors as row-sharded ones, and row-sharded ones as plain arrays."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..array_modules import Array, share
+from ..format.slab_layout import SpreadLayout
 from .row_shards import RowShards
+from .sharding import find_sharding
+
+
+def scatter_all(layout: SpreadLayout, factors: Sequence[Array | RowShards]) -> list[RowShards]:
+    """Return factors sharded as a tensor's MTTKRP shards its results."""
+    return [
+        factor
+        if isinstance(factor, RowShards)
+        else RowShards.scatter(factor, find_sharding(layout, n))
+        for n, factor in enumerate(factors)
+    ]
 
 
 def gather(array: Any) -> Any:
