@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ..array_modules import Array, array_module, is_cupy
-from ..engines import select_engine
+from ..engines import engine_of
 from ..format.primitives import index_dtype
 
 #: Products of an entry and a number that are in memory at a time.
@@ -61,7 +61,7 @@ def multiply_transposed(matrix: Any, dense: Array) -> Array:
 
 def _sum_products(values: Array, places: Array, starts: Array, dense: Array) -> Array:
     """Sum ``values[i] * dense[places[i]]`` from each of the `starts` to the next, on a GPU."""
-    xp, engine, rank = array_module(dense), select_engine("cuda"), dense.shape[1]
+    xp, engine, rank = array_module(dense), engine_of(values), dense.shape[1]
     result = xp.empty((starts.size, rank), np.result_type(values.dtype, dense.dtype))
     step = max(1, _NUM_PRODUCTS // max(values.size, 1))
     for first in range(0, rank, step):
