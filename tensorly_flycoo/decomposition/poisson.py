@@ -112,7 +112,7 @@ class MultiplicativeUpdates:
         state: Mapping[str, Array],
     ) -> None:
         self._data, self._modes = data, modes
-        self._squarem = Squarem(modes, state, data.xp)
+        self._squarem = Squarem(modes, state, data.tensor._engine)
         # Not summed again from a checkpoint: updates add rows in another order.
         sums = data.xp.asarray(state["sums"]) if "sums" in state else add_columns(factors)
         self._begin(factors, sums)
@@ -127,17 +127,17 @@ class MultiplicativeUpdates:
         before = list(factors)
         for mode in self._modes:
             self._update(factors, mode)
-        proposal = self._squarem.propose(before, factors)
+        proposal = self._squarem.propose(before, factors, self._sums)
         # With layout "remap" the nonzeros are in order for the measurement of the proposal then.
         self._begin(factors, self._sums, stays=proposal is not None)
         if proposal is None:
             return None, factors, self.loss
         kept = (self._sums, self._product, self.loss)
-        self._begin(proposal, add_columns(proposal))
+        self._begin(*proposal)
         is_better = self.loss <= kept[2]
         self._squarem.note(is_better)
         if is_better:
-            return None, proposal, self.loss
+            return None, proposal[0], self.loss
         self._sums, self._product, self.loss = kept
         return None, factors, self.loss
 
