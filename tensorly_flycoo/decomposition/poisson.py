@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module
+from ..array_modules import Array, array_module, move
+from ..engines.ratios import invert_positive
 from ..linalg.tall_skinny import sum_columns
 from ..ops.ratios import mttkrp_of_ratios
 from .cp_model import multiply_all
@@ -38,32 +39,28 @@ def divide_counts(
     return mttkrp_of_ratios(data.tensor, factors, mode, smallest, **options)
 
 
-def find_scales(
-    data: ObservedData, factors: Sequence[Array], sums: Sequence[Array], mode: int
-) -> Array:
+def find_scales(data: ObservedData, factors: Sequence[Array], sums: Array, mode: int) -> Array:
     """Return the reciprocals of what a row of ones of `mode` adds to the first sum of F.
 
     That is the same for all rows, (1, R), unless entries are missing: (I_mode, R). It is 0 where a
-    row adds nothing. `sums` are the column sums of the factors.
+    row adds nothing. `sums`, float64 (ndim, R), are the column sums of the factors.
     """
-    whole = multiply_all(sums, mode)
     if data.missing is None:
-        return _invert(whole[None], 0.0).astype(data.dtype)
+        return data.tensor._engine.invert_sums(sums, mode, data.dtype)
+    whole = multiply_all(sums, mode)
     rows = data.xp.zeros(factors[mode].shape, data.dtype)
     ones = data.xp.ones(data.missing.count, data.dtype)
     observed = whole - data.missing.add_mttkrp(rows, ones, factors, mode)
     # What is left of a row whose cells are all missing is rounding error.
-    return _invert(observed, 8 * float(np.finfo(data.dtype).eps) * whole).astype(data.dtype)
+    return invert_positive(observed, 8 * float(np.finfo(data.dtype).eps) * whole).astype(data.dtype)
 
 
-def complete_loss(
-    data: ObservedData, factors: Sequence[Array], sums: Sequence[Array], log_sum: Any
-) -> float:
+def complete_loss(data: ObservedData, factors: Sequence[Array], sums: Array, log_sum: Any) -> float:
     """Compute F from the column sums of the factors and the sum over the nonzeros."""
-    total = multiply_all(sums).sum() - log_sum
+    total = float(multiply_all(move(sums, np)).sum()) - float(log_sum)
     if data.missing is not None:
-        total = total - data.missing.evaluate(None, factors).sum(dtype=np.float64)
-    return float(total)
+        total -= float(data.missing.evaluate(None, factors).sum(dtype=np.float64))
+    return total
 
 
 def evaluate_loss(data: ObservedData, weights: Array | None, factors: Sequence[Array]) -> float:
@@ -72,14 +69,12 @@ def evaluate_loss(data: ObservedData, weights: Array | None, factors: Sequence[A
     if weights is not None:
         factors[0] = factors[0] * weights
     _, log_sum = divide_counts(data, factors, 0, wants_logs=True)
-    return complete_loss(data, factors, [sum_columns(f) for f in factors], log_sum)
+    return complete_loss(data, factors, add_columns(factors), log_sum)
 
 
-def _invert(numbers: Array, smallest: Any) -> Array:
-    """Return the reciprocals, with 0 for numbers that are not above `smallest`."""
-    xp = array_module(numbers)
-    is_large = numbers > smallest
-    return xp.where(is_large, 1 / xp.where(is_large, numbers, 1), 0)
+def add_columns(factors: Sequence[Array]) -> Array:
+    """Return the column sums of the factors, float64 (ndim, R)."""
+    return array_module(factors[0]).stack([sum_columns(factor) for factor in factors])
 
 
 class MultiplicativeUpdates:
@@ -106,7 +101,7 @@ class MultiplicativeUpdates:
     """
 
     loss: float
-    _sums: list[Array]
+    _sums: Array
     _product: Array  # of the first mode
 
     def __init__(
@@ -119,19 +114,12 @@ class MultiplicativeUpdates:
         self._data, self._modes = data, modes
         self._squarem = Squarem(modes, state, data.xp)
         # Not summed again from a checkpoint: updates add rows in another order.
-        sums = [state.get(f"sums_{n}") for n in range(len(factors))]
-        self._begin(
-            factors,
-            [
-                sum_columns(factor) if own is None else data.xp.asarray(own)
-                for factor, own in zip(factors, sums, strict=True)
-            ],
-        )
+        sums = data.xp.asarray(state["sums"]) if "sums" in state else add_columns(factors)
+        self._begin(factors, sums)
 
     def save_state(self) -> dict[str, Array]:
         """Return what a resumed run needs besides the factors."""
-        sums = {f"sums_{n}": column_sums for n, column_sums in enumerate(self._sums)}
-        return {**self._squarem.save_state(), **sums}
+        return {**self._squarem.save_state(), "sums": self._sums}
 
     def __call__(
         self, iteration: int, weights: None, factors: list[Array], errors: list[float]
@@ -139,12 +127,13 @@ class MultiplicativeUpdates:
         before = list(factors)
         for mode in self._modes:
             self._update(factors, mode)
-        self._begin(factors, self._sums)
         proposal = self._squarem.propose(before, factors)
+        # With layout "remap" the nonzeros are in order for the measurement of the proposal then.
+        self._begin(factors, self._sums, stays=proposal is not None)
         if proposal is None:
             return None, factors, self.loss
         kept = (self._sums, self._product, self.loss)
-        self._begin(proposal, [sum_columns(factor) for factor in proposal])
+        self._begin(proposal, add_columns(proposal))
         is_better = self.loss <= kept[2]
         self._squarem.note(is_better)
         if is_better:
@@ -152,10 +141,12 @@ class MultiplicativeUpdates:
         self._sums, self._product, self.loss = kept
         return None, factors, self.loss
 
-    def _begin(self, factors: list[Array], sums: list[Array]) -> None:
+    def _begin(self, factors: list[Array], sums: Array, stays: bool = False) -> None:
         """Measure a model, and compute what the first update needs in the same pass."""
         self._sums = sums
-        self._product, log_sum = divide_counts(self._data, factors, self._modes[0], wants_logs=True)
+        self._product, log_sum = divide_counts(
+            self._data, factors, self._modes[0], wants_logs=True, stays=stays
+        )
         self.loss = complete_loss(self._data, factors, self._sums, log_sum)
 
     def _update(self, factors: list[Array], mode: int) -> None:
@@ -166,7 +157,7 @@ class MultiplicativeUpdates:
             product, _ = divide_counts(self._data, factors, mode)
         scales = find_scales(self._data, factors, self._sums, mode)
         engine = self._data.tensor._engine
-        self._sums[mode] = engine.scale_rows(product, factors[mode], scales)
+        engine.scale_rows(product, factors[mode], scales, self._sums[mode])
         factors[mode] = product
 
 

@@ -4,6 +4,7 @@ import cupy
 import numpy as np
 import pytest
 
+from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.engines.cuda.engine import CUDA
 
 
@@ -20,8 +21,20 @@ def test_scale_rows(num_rows, rank, dtype, has_row_scales):
     scales = scales if has_row_scales else scales[:1]
     expected = product * factor * scales
     first = product.copy()
-    sums = CUDA.scale_rows(product, factor, scales)
+    sums, again = cupy.empty((2, rank))
+    CUDA.scale_rows(product, factor, scales, sums)
     cupy.testing.assert_array_equal(product, expected)
-    assert sums.dtype == np.float64
     np.testing.assert_allclose(sums.get(), product.get().sum(axis=0, dtype=float), rtol=1e-12)
-    assert CUDA.scale_rows(first, factor, scales).get().tobytes() == sums.get().tobytes()
+    CUDA.scale_rows(first, factor, scales, again)
+    assert again.get().tobytes() == sums.get().tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rank", [1, 32, 300])
+@pytest.mark.parametrize("mode", [0, 2])
+def test_invert_sums(rank, mode, dtype):
+    sums = np.random.default_rng(0).random((4, rank)) + 0.5
+    sums[1, 0] = 0
+    found = CUDA.invert_sums(cupy.asarray(sums), mode, dtype).get()
+    assert found.dtype == dtype
+    assert found.tobytes() == CPU.invert_sums(sums, mode, dtype).tobytes()

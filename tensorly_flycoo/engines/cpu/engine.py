@@ -122,12 +122,12 @@ class CpuEngine(CpuPrimitives, Engine):
         _add_partial_rows(layout.tilings[mode].carry_rows, partial_rows, out)
         return None if log_sums is None else np.asarray(logarithms.add_in_order(log_sums))
 
-    def scale_rows(self, product: Array, factor: Array, scales: Array) -> Array:
+    def scale_rows(self, product: Array, factor: Array, scales: Array, sums: Array) -> None:
         num_blocks = -(-product.shape[0] // _SCALED_ROWS)
-        sums = np.zeros((num_blocks, product.shape[1]))
-        arguments = (_SCALED_ROWS, product, factor, scales, sums)
+        block_sums = np.zeros((num_blocks, product.shape[1]))
+        arguments = (_SCALED_ROWS, product, factor, scales, block_sums)
         launch.launch(ratios.scale_blocks, num_blocks, *arguments)
-        return sums.sum(axis=0)
+        block_sums.sum(axis=0, out=sums)
 
     def count_mode_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
         copies = [f for n, f in enumerate(factors) if n != mode and not f.flags.carray]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ...array_modules import Array, is_cupy
 from ...checks import check_current_gpu
@@ -226,8 +227,11 @@ class CudaEngine(CudaPrimitives, Engine):
             return None
         return tall.invert_products(grams)
 
-    def scale_rows(self, product: Array, factor: Array, scales: Array) -> Array:
-        return row_scales.scale_rows(product, factor, scales)
+    def invert_sums(self, sums: Array, mode: int, dtype: DTypeLike) -> Array:
+        return row_scales.invert_sums(sums, mode, dtype)
+
+    def scale_rows(self, product: Array, factor: Array, scales: Array, sums: Array) -> None:
+        row_scales.scale_rows(product, factor, scales, sums)
 
     def sweep_nonnegative(
         self, targets: Array, gram: Array, rows: Array, shift: float, ridge: float, smallest: float

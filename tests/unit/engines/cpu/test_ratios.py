@@ -148,6 +148,7 @@ def test_rows_are_scaled_and_added_up(num_scales):
     product, factor = rng.random((2, 3000, 3)).astype("float32")
     scales = rng.random((num_scales, 3)).astype("float32")
     expected = product * factor * scales
-    sums = cpu.CPU.scale_rows(product, factor, scales)
+    sums = np.empty(3)
+    cpu.CPU.scale_rows(product, factor, scales, sums)
     assert (product == expected).all()
     np.testing.assert_allclose(sums, expected.sum(axis=0, dtype="float64"), rtol=1e-12)
