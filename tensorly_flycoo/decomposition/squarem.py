@@ -64,6 +64,10 @@ class Squarem:
             proposal[n] = array_module(moved).where(moved > 0, moved, after[n])
         return proposal
 
+    def restart(self) -> None:
+        """Forget the models so far, since the last was changed by something else than a step."""
+        self._base = {}
+
     def note(self, is_better: bool) -> None:
         """Note whether the proposal was accepted."""
         if not is_better:
