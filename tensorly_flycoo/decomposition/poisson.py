@@ -92,9 +92,9 @@ class MultiplicativeUpdates:
     to F. It never increases F. The pass over the nonzeros that begins a sweep also gives F of the
     sweep before.
 
-    A zero stays zero, although the update may have a multiplier above 1 for it: then F would fall if
-    it grew (Chi and Kolda call it inadmissible). So once F has settled such zeros are lifted, mode
-    by mode, where this lowers F.
+    Updates keep zeros, even one whose multiplier is above 1: then F would fall if it grew (Chi and
+    Kolda call it inadmissible). So once F has settled such zeros are lifted, mode by mode, where
+    this lowers F.
 
     Parameters
     ----------
