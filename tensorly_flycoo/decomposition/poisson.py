@@ -20,9 +20,17 @@ from ..ops.ratios import mttkrp_of_ratios
 from .cp_model import multiply_all
 from .masks import ObservedData
 from .squarem import Squarem
+from .stopping import has_settled
 
-#: A zero of an initial guess with an infinite loss becomes this part of the mean of its column.
+#: A zero that is lifted becomes at most this part of the mean of its column.
 _LIFT = 0.01
+
+#: Up to this part of the mean of its column an element counts as zero: it would take too many
+#: updates to grow.
+_NEGLIGIBLE = 1e-10
+
+#: Sweeps between two searches for zeros to lift, while F decreases by less than the second number.
+_PERIOD, _SETTLED = 10, 1e-6
 
 
 def divide_counts(
@@ -84,6 +92,10 @@ class MultiplicativeUpdates:
     to F. It never increases F. The pass over the nonzeros that begins a sweep also gives F of the
     sweep before.
 
+    Updates keep zeros, even one whose multiplier is above 1: then F would fall if it grew (Chi and
+    Kolda call it inadmissible). So once F has settled such zeros are lifted, mode by mode, where
+    this lowers F.
+
     Parameters
     ----------
     data : ObservedData
@@ -93,6 +105,8 @@ class MultiplicativeUpdates:
         The initial guess, or the factors of a checkpoint.
     state : mapping of str to array
         That of the checkpoint, as `save_state` returned it.
+    tol : float
+        F has settled when it decreases by less, relative to itself.
 
     Attributes
     ----------
@@ -110,8 +124,9 @@ class MultiplicativeUpdates:
         modes: list[int],
         factors: list[Array],
         state: Mapping[str, Array],
+        tol: float = 0,
     ) -> None:
-        self._data, self._modes = data, modes
+        self._data, self._modes, self._tol = data, modes, tol
         self._squarem = Squarem(modes, state, data.tensor._engine)
         # Not summed again from a checkpoint: updates add rows in another order.
         sums = data.xp.asarray(state["sums"]) if "sums" in state else add_columns(factors)
@@ -119,7 +134,8 @@ class MultiplicativeUpdates:
 
     def save_state(self) -> dict[str, Array]:
         """Return what a resumed run needs besides the factors."""
-        return {**self._squarem.save_state(), "sums": self._sums}
+        sums = self._sums.copy()  # the next sweep writes to them
+        return {**self._squarem.save_state(), "sums": sums}
 
     def __call__(
         self, iteration: int, weights: None, factors: list[Array], errors: list[float]
@@ -130,16 +146,37 @@ class MultiplicativeUpdates:
         proposal = self._squarem.propose(before, factors, self._sums)
         # With layout "remap" the nonzeros are in order for the measurement of the proposal then.
         self._begin(factors, self._sums, stays=proposal is not None)
-        if proposal is None:
-            return None, factors, self.loss
-        kept = (self._sums, self._product, self.loss)
-        self._begin(*proposal)
-        is_better = self.loss <= kept[2]
-        self._squarem.note(is_better)
-        if is_better:
-            return None, proposal[0], self.loss
-        self._sums, self._product, self.loss = kept
+        if proposal is not None:
+            is_better = self._try(*proposal)
+            self._squarem.note(is_better)
+            factors = proposal[0] if is_better else factors
+        losses = [*errors, self.loss]
+        is_slow = len(losses) % _PERIOD == 0 and has_settled(losses, _SETTLED)
+        if is_slow or has_settled(losses, self._tol):
+            factors = self._lift_zeros(factors)
         return None, factors, self.loss
+
+    def _try(self, proposal: list[Array], sums: Array) -> bool:
+        """Take up a model unless it has a higher F; return whether it was taken up."""
+        kept = (self._sums, self._product, self.loss)
+        self._begin(proposal, sums)
+        if self.loss <= kept[2]:
+            return True
+        self._sums, self._product, self.loss = kept
+        return False
+
+    def _lift_zeros(self, factors: list[Array]) -> list[Array]:
+        """Lift the zeros that should grow, in each mode where this lowers F."""
+        for mode in self._modes:
+            is_first = mode == self._modes[0]
+            product = self._product if is_first else divide_counts(self._data, factors, mode)[0]
+            scales = find_scales(self._data, factors, self._sums, mode)
+            proposal = list(factors)
+            proposal[mode] = lift_zeros(factors[mode], product * scales)
+            if proposal[mode] is not factors[mode] and self._try(proposal, add_columns(proposal)):
+                factors = proposal
+                self._squarem.restart()
+        return factors
 
     def _begin(self, factors: list[Array], sums: Array, stays: bool = False) -> None:
         """Measure a model, and compute what the first update needs in the same pass."""
@@ -178,18 +215,25 @@ def balance(factors: list[Array], modes: Sequence[int]) -> list[Array]:
     return factors
 
 
-def lift_zeros(factors: list[Array], modes: Sequence[int]) -> list[Array]:
-    """Replace the zeros in the factors of `modes` by a part of the mean of their column.
+def lift_zeros(factor: Array, multipliers: Array | None = None) -> Array:
+    """Replace zeros in a factor by up to 1/100 of the mean of their column.
+
+    With the `multipliers` of an update only where these are above 1, and less if hardly above it.
+    The result is `factor` itself if there is no such zero.
 
     Examples
     --------
-    >>> lift_zeros([np.array([[0.0], [2.0]])], [0])
-    [array([[0.01],
-           [2.  ]])]
+    >>> factor = np.array([[0.0], [2.0], [0.0], [2.0]])
+    >>> lift_zeros(factor).ravel()
+    array([0.01, 2.  , 0.01, 2.  ])
+    >>> lift_zeros(factor, np.array([[0.9], [1.0], [1.5], [1.0]])).ravel()
+    array([0.   , 2.   , 0.005, 2.   ])
     """
-    xp, factors = array_module(factors[0]), list(factors)
-    for n in modes:
-        means = sum_columns(factors[n]) / factors[n].shape[0]
-        levels = _LIFT * xp.where(means > 0, means, 1)
-        factors[n] = xp.where(factors[n] > 0, factors[n], levels.astype(factors[n].dtype))
-    return factors
+    xp, means = array_module(factor), sum_columns(factor) / factor.shape[0]
+    means = xp.where(means > 0, means, 1).astype(factor.dtype)
+    levels = xp.broadcast_to(_LIFT * means, factor.shape)
+    if multipliers is not None:
+        levels = levels * xp.clip(multipliers - 1, 0, 1)
+    limits = _NEGLIGIBLE * means
+    is_lifted = (factor <= limits) & (levels > limits)
+    return xp.where(is_lifted, levels, factor) if is_lifted.any() else factor

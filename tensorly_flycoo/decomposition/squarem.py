@@ -68,6 +68,10 @@ class Squarem:
             proposal[n] = self._engine.extrapolate(factors, step, sums[n])
         return proposal, sums
 
+    def restart(self) -> None:
+        """Forget the models so far, since the last was changed by something else than a step."""
+        self._base = {}
+
     def note(self, is_better: bool) -> None:
         """Note whether the proposal was accepted."""
         if not is_better:
