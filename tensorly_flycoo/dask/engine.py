@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -17,7 +17,7 @@ from ..format.tree import Tree, add_parts
 from ..shards.row_shards import RowShards
 from ..shards.whole_factors import scatter_all
 from ..tensor.digest import sum_hashes
-from .cluster import Cluster, RemoteObject
+from .cluster import Cluster, RemoteObject, WorkerHandle
 from .messages import ENGINE
 from .remote_array import RemoteArray, RemoteModule, call_method
 from .site import SlabFacts
@@ -43,26 +43,46 @@ class WorkerDevices:
     def use(self, device: int) -> AbstractContextManager[object]:
         return self.cluster.use(device)
 
-    def bring(self, array: Array, device: int) -> RemoteArray:
+    def run(self, device: int, function: Callable[..., Any], *args: Any) -> RemoteObject:
+        worker = self.cluster.workers[device]
+        (key,) = self.cluster.call(worker, function, [_stand_for(x) for x in args])
+        return RemoteObject(worker, key)
+
+    def launch(self, results: Iterator[Any]) -> list[Any]:
+        return list(results)
+
+    def bring(self, array: Array, device: int) -> RemoteObject:
         worker = self.cluster.workers[device]
         if isinstance(array, RemoteArray):
             return array.send(worker)
+        if isinstance(array, RemoteObject):
+            return bring(self.cluster, array, worker)
         return RemoteArray.put(self.cluster, worker, np.asarray(array))
 
-    def gather(self, requests: Sequence[Request]) -> list[RemoteArray]:
-        gathered: list[RemoteArray] = []
+    def gather(self, requests: Sequence[Request]) -> list[RemoteObject]:
+        gathered: list[RemoteObject] = []
         for arrays, device in requests:
             there = [self.bring(array, device) for array in arrays]
-            gathered.append(there[0] if len(there) == 1 else np.concatenate(there))  # type: ignore[arg-type]
+            gathered.append(there[0] if len(there) == 1 else self._join(there, device))
         return gathered
 
+    def _join(self, arrays: list[RemoteObject], device: int) -> RemoteObject:
+        if all(isinstance(array, RemoteArray) for array in arrays):
+            return np.concatenate(arrays)  # type: ignore[call-overload]
+        return self.run(device, np.concatenate, arrays)
+
     def collect(self, arrays: Sequence[Array]) -> list[np.ndarray]:
-        there = [array for array in arrays if isinstance(array, RemoteArray)]
+        there = [array for array in arrays if isinstance(array, RemoteObject)]
         found = iter(self.cluster.fetch(there)) if there else iter(())
-        return [next(found) if isinstance(x, RemoteArray) else x for x in arrays]
+        return [next(found) if isinstance(x, RemoteObject) else x for x in arrays]
 
     def fetch(self, array: Array) -> np.ndarray:
         return self.collect([array])[0]
+
+
+def bring(cluster: Cluster, x: RemoteObject, worker: WorkerHandle) -> RemoteObject:
+    """Return an array of a worker on another one."""
+    return x if x.worker is worker else RemoteObject(worker, cluster.transfer(x, worker))
 
 
 class RemoteLayout:
@@ -102,6 +122,13 @@ class RemoteLayout:
             "decompositions, take one of parafac's kind with init='random' or a start of your own; "
             "or open the tensor in one process (tensorly_flycoo.open_slabs)"
         )
+
+
+def _stand_for(x: Any) -> Any:
+    """Return what stands for an engine or a slab's layout in commands."""
+    if isinstance(x, RemoteLayout):
+        return x.held
+    return ENGINE if isinstance(x, ClusterEngine) else x
 
 
 class ClusterLayout(SpreadLayout):

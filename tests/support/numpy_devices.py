@@ -69,6 +69,13 @@ class NumpyDevices:
         finally:
             _current.device = previous
 
+    def run(self, device, function, *args):
+        with self.use(device):
+            return function(*args)
+
+    def launch(self, results):
+        return results
+
     def bring(self, array, device):
         if isinstance(array, DeviceArray) and array.device == device:
             return array
