@@ -66,9 +66,9 @@ class WorkerDevices:
             gathered.append(there[0] if len(there) == 1 else self._join(there, device))
         return gathered
 
-    def _join(self, arrays: list[RemoteObject], device: int) -> RemoteObject:
+    def _join(self, arrays: list[Any], device: int) -> Any:
         if all(isinstance(array, RemoteArray) for array in arrays):
-            return np.concatenate(arrays)  # type: ignore[call-overload]
+            return np.concatenate(arrays)
         return self.run(device, np.concatenate, arrays)
 
     def collect(self, arrays: Sequence[Array]) -> list[np.ndarray]:

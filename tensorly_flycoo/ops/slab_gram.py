@@ -126,12 +126,12 @@ class SlabGram(UnfoldingGram):
         if self._gram is not None and self.size < num_rows:
             self._gram = self._gram[self.rows[:, None], self.rows]
         is_few = 0 < num_columns <= MAX_GRAM_SIZE and num_columns < self._count_used_rows()
-        self.columns = self._transpose([own[0] for own in counts]) if is_few else None
+        self.columns = self._build_columns([own[0] for own in counts]) if is_few else None
 
     def _count_used_rows(self) -> int:
         return self.squares.shape[1] - int(self._layout.find_empty_rows(self._mode).size)
 
-    def _transpose(self, counts: list[int]) -> SlabLayout:
+    def _build_columns(self, counts: list[int]) -> SlabLayout:
         """Build the transposed matrix from the groups, which have `counts` columns."""
         firsts, devices = itertools.accumulate(counts, initial=0), self._layout.devices
 
