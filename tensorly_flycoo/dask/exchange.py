@@ -64,6 +64,11 @@ def _place(partition: Partition, mode: int, labels: Labels) -> np.ndarray:
     return np.searchsorted(known, own).astype(rows.dtype)[rows]
 
 
+def forget_partitions(site: Site) -> None:
+    """Free what a call that has failed may have left."""
+    site.partitions.clear()
+
+
 def split_partitions(site: Site, plan: Plan) -> list[np.ndarray]:
     """Distribute the nonzeros to buckets of rows; forget the partitions.
 

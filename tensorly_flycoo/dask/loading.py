@@ -57,6 +57,7 @@ class Parts:
     def place(self, client: Client, workers: Sequence[WorkerHandle]) -> Placed:
         """Load all slabs, neighbours together."""
         cluster = Cluster(client, workers)
+        forget_partitions(cluster)
         summaries = self._read(client, cluster)
         shape, dtype = self._merge(summaries)
         num_slabs = self.num_slabs or max(
@@ -115,6 +116,12 @@ def _unite(entries: Sequence[np.ndarray]) -> np.ndarray:
     if all(own.shape == first.shape and (own == first).all() for own in entries):
         return first
     return np.unique(np.concatenate(entries))
+
+
+def forget_partitions(cluster: Cluster) -> None:
+    """Have the workers forget the partitions of a call that has failed, and wait until they do."""
+    args = [SITE]
+    cluster.fetch([_call(w, cluster, exchange.forget_partitions, args) for w in cluster.workers])
 
 
 def distribute(

@@ -14,7 +14,7 @@ from ..ops.svd_memory import count_cluster_nbytes
 from ..tensor.tensor import FlycooTensor
 from .cluster import RemoteObject
 from .engine import ClusterEngine, ClusterLayout
-from .loading import distribute
+from .loading import distribute, forget_partitions
 from .messages import SITE
 from .partitions import Partition
 from .remote_array import call_method
@@ -45,6 +45,7 @@ def _(
 ) -> ClusterLayout:
     """Build the matrix on the workers, as a tensor whose partitions are the parts."""
     cluster = layout.devices.cluster
+    forget_partitions(cluster)
     for number, part in enumerate(parts):
         cluster.call(part.worker, keep_part, [SITE, number, part], num_results=0)
         del part

@@ -9,7 +9,6 @@ may be in another process: see `Devices.run`.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -133,15 +132,17 @@ class SlabGram(UnfoldingGram):
 
     def _build_columns(self, counts: list[int]) -> SlabLayout:
         """Build the transposed matrix from the groups, which have `counts` columns."""
-        firsts, devices = itertools.accumulate(counts, initial=0), self._layout.devices
+        engine, scale, run = self._engine, self._scale, self._layout.devices.run
 
-        def place() -> Iterator[Any]:
-            for first, (home, entries) in zip(firsts, self._iterate_groups(), strict=False):
-                yield devices.run(home, _number_columns, self._engine, entries, first, self._scale)
+        def place() -> Iterator[tuple[Array, Array]]:
+            first = 0
+            for count, (home, entries) in zip(counts, self._iterate_groups(), strict=True):
+                yield run(home, _number_columns, engine, entries, first, scale)
                 del entries
+                first += count
 
         shape = (sum(counts), self.squares.shape[1])
-        return build_in_slabs(self._layout, devices.launch(place()), shape, self._engine)
+        return build_in_slabs(self._layout, place(), shape, engine)
 
     def _iterate_groups(self) -> Iterator[tuple[int, Entries]]:
         return iterate_groups(self._layout, self._mode, self._engine)

@@ -144,7 +144,7 @@ class _SlabWork:
             record_format = self.engine.choose_cut(self.shape, self.dtype).record_format
             listing += 2 * record_format.record_nbytes * self._share(self.nnz)
         if is_cheap_to_form(self.engine, self.num_coupled, self.num_shared // 2 + 1):
-            return max(listing, held + self._gram_nbytes)
+            return max(listing, held + 2 * self._gram_nbytes)  # and the copy that is sent
         tensor, building, row_nbytes, product = self._plan_products()
         tensors = num_own * (tensor + product * row_nbytes)
         return max(listing, held + tensors + max(0, building - tensor))

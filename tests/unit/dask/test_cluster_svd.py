@@ -8,6 +8,7 @@ from tensorly.tenalg.svd import svd_interface
 from tensorly_flycoo import open_slabs, save_slabs
 from tensorly_flycoo.dask import open_slabs as open_on_workers
 from tensorly_flycoo.dask import unfoldings
+from tensorly_flycoo.dask.messages import SITE
 from tensorly_flycoo.devices import OneDevice
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.linalg import leading_pairs
@@ -73,6 +74,17 @@ def check_vectors(here, there):
     expected = decompose(here)
     for x in there:
         assert decompose(x) == expected
+
+
+@pytest.mark.parametrize("tensors", ["few"], indirect=True)
+def test_what_a_failed_call_has_left_is_forgotten(tensors):
+    here, there = tensors
+    cluster = there[1]._cluster
+    nonzeros = np.zeros((2, 5), np.int64), np.ones(5)
+    for worker in cluster.workers:
+        cluster.call(worker, unfoldings.keep_part, [SITE, 99, nonzeros], num_results=0)
+    expected, found = (Unfolding(x, 0).svd(RANK)[0] for x in (here, there[1]))
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_the_interface_of_tensorly(tensors):
