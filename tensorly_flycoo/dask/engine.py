@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import numpy as np
 
 from ..array_modules import Array
-from ..devices import OneDevice, Request
+from ..devices import Request
 from ..engines import slabs
 from ..engines.cpu.engine import CpuEngine
-from ..format.slab_layout import AnyLayout, Slab, SlabLayout, SpreadLayout
+from ..format.slab_layout import AnyLayout, SpreadLayout
 from ..format.tree import Tree, add_parts
 from ..shards.row_shards import RowShards
 from ..shards.whole_factors import scatter_all
-from ..tensor.digest import sum_hashes
 from .cluster import Cluster, RemoteObject, WorkerHandle
 from .messages import ENGINE
 from .remote_array import RemoteArray, RemoteModule, call_method
@@ -24,7 +23,6 @@ from .site import SlabFacts
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
-    from ..format.layout import Layout
 
 
 class WorkerDevices:
@@ -174,6 +172,25 @@ class ClusterEngine(CpuEngine):
         engine = cast("Engine", _WorkerEngine(layout))
         return slabs.mttkrp_shards(engine, layout, sharded, mode, weights)
 
+    def mttkrp_of_ratios(
+        self,
+        layout: AnyLayout,
+        factors: Sequence[Array],
+        mode: int,
+        out: Array,
+        smallest: float,
+        *,
+        wants_logs: bool = False,
+        stays: bool = False,
+    ) -> Array | None:
+        assert isinstance(layout, ClusterLayout)
+        engine, sharded = cast("Engine", _WorkerEngine(layout)), scatter_all(layout, factors)
+        product, log_sum = slabs.mttkrp_of_ratios_shards(
+            engine, layout, sharded, mode, smallest, wants_logs=wants_logs, stays=stays
+        )
+        out[...] = product.to_numpy()
+        return log_sum
+
 
 class _WorkerEngine:
     """What `engines.slabs` needs of an engine, done by the workers."""
@@ -193,25 +210,22 @@ class _WorkerEngine:
         args = [ENGINE, "mttkrp", layout.held, factors, mode, out, weights]
         self._cluster.call(out.worker, call_method, args, num_results=0)
 
+    def mttkrp_of_ratios(
+        self,
+        layout: RemoteLayout,
+        factors: list[RemoteArray],
+        mode: int,
+        out: RemoteArray,
+        smallest: float,
+        **options: bool,
+    ) -> RemoteArray:
+        args = [ENGINE, "mttkrp_of_ratios", layout.held, factors, mode, out, smallest]
+        (key,) = self._cluster.call(out.worker, call_method, args, options)
+        return RemoteArray(self._cluster, out.worker, key, (), np.float64)
+
     def add_rows(self, rows: RemoteArray, others: RemoteArray) -> None:
         args = [ENGINE, "add_rows", rows, others]
         self._cluster.call(rows.worker, call_method, args, num_results=0)
 
     def add_parts(self, rows: RemoteArray, tree: Tree) -> RemoteArray:
         return add_parts(rows, tree)
-
-
-@sum_hashes.register
-def _(layout: ClusterLayout, engine: ClusterEngine) -> int:
-    found = []
-    for rows, own, _ in layout.slabs:
-        assert isinstance(own, RemoteLayout)
-        found.append(own.call(hash_slab, ENGINE, own.held, layout.cut_mode, rows))
-    return sum(layout.devices.cluster.fetch(found)) % 2**64
-
-
-def hash_slab(engine: Engine, layout: Layout, cut_mode: int, rows: slice) -> int:
-    """Add the hashes of a slab's nonzeros, with the coordinates of the whole tensor."""
-    devices, slabs_ = OneDevice(engine.xp), [Slab(rows, layout)]
-    arguments = (layout.record_format, 1, cut_mode, slabs_, layout.norm, engine, devices)
-    return sum_hashes(SlabLayout(*arguments), engine)

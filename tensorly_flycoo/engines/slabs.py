@@ -64,9 +64,7 @@ def mttkrp_of_ratios(
         log_sums.append(log_sum)
 
     _compute_slabs(engine, layout, mode, dict(enumerate(factors)), compute, out)
-    if not wants_logs:
-        return None
-    return functools.reduce(operator.add, layout.devices.collect(log_sums))
+    return _add_logs(layout, log_sums) if wants_logs else None
 
 
 def ttmc(
@@ -212,25 +210,75 @@ def mttkrp_shards(
     weights: Array | None = None,
 ) -> RowShards:
     """Return the MTTKRP of `mode`, its columns times the weights, of slabs on several devices."""
-    devices, slabs, rank = layout.devices, layout.slabs, factors[mode].shape[1]
+
+    def compute(slab: Slab, own: Mapping[int, Array], weights: Array | None, out: Array) -> None:
+        in_order = [own.get(n, out) for n in range(len(factors))]
+        engine.mttkrp(slab.layout, in_order, mode, out, weights)
+
+    inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
+    rank = factors[mode].shape[1]
+    return _compute_shards(engine, layout, mode, rank, inputs, compute, weights)
+
+
+def mttkrp_of_ratios_shards(
+    engine: Engine,
+    layout: SpreadLayout,
+    factors: Sequence[Array | RowShards],
+    mode: int,
+    smallest: float,
+    *,
+    wants_logs: bool,
+    stays: bool,
+) -> tuple[RowShards, Array | None]:
+    """Return what `mttkrp_of_ratios` computes, of slabs on several devices."""
+    log_sums: list[Array] = []
+
+    def compute(slab: Slab, own: Mapping[int, Array], _: Array | None, out: Array) -> None:
+        in_order, options = [own[n] for n in range(len(factors))], (mode, out, smallest)
+        log_sum = engine.mttkrp_of_ratios(
+            slab.layout, in_order, *options, wants_logs=wants_logs, stays=stays
+        )
+        log_sums.append(log_sum)
+
+    inputs, rank = dict(enumerate(factors)), factors[mode].shape[1]
+    product = _compute_shards(engine, layout, mode, rank, inputs, compute)
+    return product, _add_logs(layout, log_sums) if wants_logs else None
+
+
+def _add_logs(layout: SlabLayout, log_sums: Sequence[Array]) -> Array:
+    return functools.reduce(operator.add, layout.devices.collect(log_sums))
+
+
+def _compute_shards(
+    engine: Engine,
+    layout: SpreadLayout,
+    mode: int,
+    rank: int,
+    inputs: Mapping[int, Array | RowShards],
+    compute: Callable[[Slab, Mapping[int, Array], Array | None, Array], None],
+    weights: Array | None = None,
+) -> RowShards:
+    """Let ``compute(slab, own, weights, target)`` write each slab's rows, or add all rows of each.
+
+    It is called on the slab's device, with what it reads of the inputs and the weights there.
+    """
+    devices, slabs = layout.devices, layout.slabs
     sharding, dtype = find_sharding(layout, mode), layout.record_format.dtype
     # First all copies, then all work: a copy waits for the work that is under way.
-    inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
     own, own_weights = _bring_inputs(layout, inputs, weights)
     results: dict[int, Array] = {}
 
-    def compute(number: int) -> Tree:
+    def compute_slab(number: int) -> Tree:
         slab = slabs[number]
         with devices.use(slab.home):
             target = engine.xp.empty((slab.layout.record_format.shape[mode], rank), dtype)
-            in_order = [own[number].get(n, target) for n in range(len(factors))]
-            engine.mttkrp(slab.layout, in_order, mode, target, own_weights.get(slab.home))
+            compute(slab, own[number], own_weights.get(slab.home), target)
         results[number] = target
         return number
 
     if mode == layout.cut_mode:
         for number in range(len(slabs)):
-            compute(number)
+            compute_slab(number)
         return RowShards(list(results.values()), sharding)
 
     def add(a: Tree, b: Tree) -> Tree:
@@ -241,7 +289,7 @@ def mttkrp_shards(
             engine.add_rows(results[a], results.pop(b))
         return a
 
-    tree = fold_tree(map(compute, range(len(slabs))), add)
+    tree = fold_tree(map(compute_slab, range(len(slabs))), add)
     return _add_blocks(engine, results, tree, sharding)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from ..array_modules import Array
 from ..devices import Devices, OneDevice
 from ..format.layout import Layout
 from ..format.slab_layout import AnyLayout, SlabLayout
+
+if TYPE_CHECKING:
+    from ..engines.protocol import Engine
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,16 @@ class Piece:
         """View the values (nnz,) inside the records."""
         return self.layout.record_format.values(records)
 
+    def iterate_nonzeros(self, block_size: int) -> Iterator[tuple[Array, Array]]:
+        """Yield coords (ndim, n) and values (n,), `block_size` nonzeros at a time, in any order.
+
+        Each block is on the piece's device, which is current meanwhile.
+        """
+        with self.hold_records() as records:
+            for start in range(0, records.shape[0], block_size):
+                block = records[start : start + block_size]
+                yield self.read_coords(block), self.read_values(block)
+
     def bring(self, array: Array) -> Array:
         """Return an array on the first device."""
         return self.devices.bring(array, 0)
@@ -62,15 +76,9 @@ class Piece:
 def iterate_nonzeros(
     layout: AnyLayout, xp: ModuleType, block_size: int
 ) -> Iterator[tuple[Array, Array]]:
-    """Yield coords (ndim, n) and values (n,), `block_size` nonzeros at a time, in any order.
-
-    Each block is on its slab's device, which is current meanwhile.
-    """
+    """Yield what `Piece.iterate_nonzeros` does, of all pieces."""
     for piece in iterate_pieces(layout, xp):
-        with piece.hold_records() as records:
-            for start in range(0, records.shape[0], block_size):
-                block = records[start : start + block_size]
-                yield piece.read_coords(block), piece.read_values(block)
+        yield from piece.iterate_nonzeros(block_size)
 
 
 def iterate_pieces(layout: AnyLayout, xp: ModuleType) -> Iterator[Piece]:
@@ -83,25 +91,61 @@ def iterate_pieces(layout: AnyLayout, xp: ModuleType) -> Iterator[Piece]:
         yield Piece(slab.layout, xp, layout.devices, slab.home, layout.cut_mode, start)
 
 
-def sum_values(layout: AnyLayout, xp: ModuleType) -> float:
+def map_pieces(
+    function: Callable[..., Array], layout: AnyLayout, engine: Engine, *args: Any
+) -> Iterator[Array]:
+    """Yield ``function(piece, *args)`` for each piece of a tensor.
+
+    It is called where the piece is, which may be in another process. Its result, an array, is
+    brought to the first device, if it is not on the host.
+    """
+    if not isinstance(layout, SlabLayout):
+        yield function(Piece(layout, engine.xp, OneDevice(engine.xp)), *args)
+        return
+    devices, cut_mode = layout.devices, layout.cut_mode
+
+    def start() -> Iterator[Array]:
+        for slab in layout.slabs:
+            place = (slab.layout, cut_mode, slab.rows.start)
+            yield devices.run(slab.home, call_with_piece, function, engine, *place, *args)
+
+    for result in devices.launch(start()):
+        yield devices.collect([result])[0]
+
+
+def call_with_piece(
+    function: Callable[..., Array],
+    engine: Engine,
+    layout: Layout,
+    cut_mode: int,
+    start: int,
+    *args: Any,
+) -> Array:
+    """Call a function of a slab, on the slab's device, which is the current one."""
+    piece = Piece(layout, engine.xp, OneDevice(engine.xp), 0, cut_mode, start)
+    return function(piece, *args)
+
+
+def sum_values(layout: AnyLayout, engine: Engine) -> float:
     """Add up the values, to the same bits in whatever order they lie.
 
     They are rounded to multiples of a power of 2, about ``2**-62`` of the largest value times their
     number. The sum of these is exact.
     """
-    largest = 0.0
-    for values in _iterate_values(layout, xp):
-        largest = max(largest, float(abs(values).max()))
-    shift, total = 62 - math.frexp(largest)[1] - layout.nnz.bit_length(), 0
-    for values in _iterate_values(layout, xp):
-        scaled = xp.ldexp(values.astype(np.float64), shift)
-        total += int(xp.rint(scaled).astype(np.int64).sum())
+    largest = max(float(value) for value in map_pieces(_find_largest, layout, engine))
+    shift = 62 - math.frexp(largest)[1] - layout.nnz.bit_length()
+    total = sum(int(part) for part in map_pieces(_sum_scaled, layout, engine, shift))
     return float(np.ldexp(float(total), -shift))
 
 
-def _iterate_values(layout: AnyLayout, xp: ModuleType) -> Iterator[Array]:
-    """Yield the values of one piece after the other, in any order, but no empty ones."""
-    for piece in iterate_pieces(layout, xp):
-        if piece.layout.nnz:
-            with piece.hold_records() as records:
-                yield piece.read_values(records)
+def _find_largest(piece: Piece) -> Array:
+    with piece.hold_records() as records:
+        values = piece.read_values(records)
+        return abs(values).max() if values.size else np.zeros(())
+
+
+def _sum_scaled(piece: Piece, shift: int) -> Array:
+    """Sum the values times a power of 2, as integers."""
+    with piece.hold_records() as records:
+        scaled = piece.xp.ldexp(piece.read_values(records).astype(np.float64), shift)
+        return piece.xp.rint(scaled).astype(np.int64).sum()
