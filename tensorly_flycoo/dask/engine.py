@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -15,6 +15,7 @@ from ..engines.cpu.engine import CpuEngine
 from ..format.slab_layout import AnyLayout, SpreadLayout
 from ..format.tree import Tree, add_parts
 from ..shards.row_shards import RowShards
+from ..shards.sharding import find_sharding
 from ..shards.whole_factors import scatter_all
 from .cluster import Cluster, RemoteObject, WorkerHandle
 from .messages import ENGINE
@@ -23,6 +24,7 @@ from .site import SlabFacts
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
+    from ..format.layout import Layout
 
 
 class WorkerDevices:
@@ -191,6 +193,24 @@ class ClusterEngine(CpuEngine):
         out[...] = product.to_numpy()
         return log_sum
 
+    def ttmc(
+        self,
+        layout: AnyLayout,
+        mode: int,
+        inputs: Mapping[int, Array],
+        out: Array,
+        slots: Array | None = None,
+    ) -> None:
+        assert isinstance(layout, ClusterLayout)
+        engine = cast("Engine", _WorkerEngine(layout))
+        sharded = {n: RowShards.scatter(x, find_sharding(layout, n)) for n, x in inputs.items()}
+        product = slabs.ttmc_shards(engine, layout, mode, sharded, out.shape, slots).to_numpy()
+        if mode == layout.cut_mode and slots is not None:
+            numbers = np.delete(np.arange(slots.size), layout.find_empty_rows(mode))
+            out[slots[numbers]] = product[numbers]
+        else:
+            out[...] = product
+
 
 class _WorkerEngine:
     """What `engines.slabs` needs of an engine, done by the workers."""
@@ -223,9 +243,32 @@ class _WorkerEngine:
         (key,) = self._cluster.call(out.worker, call_method, args, options)
         return RemoteArray(self._cluster, out.worker, key, (), np.float64)
 
+    def ttmc(
+        self,
+        layout: RemoteLayout,
+        mode: int,
+        inputs: Mapping[int, RemoteArray],
+        out: RemoteArray,
+        slots: RemoteArray | None,
+    ) -> None:
+        args = [ENGINE, layout.held, mode, list(inputs), list(inputs.values()), out, slots]
+        self._cluster.call(out.worker, _compute_ttmc, args, num_results=0)
+
     def add_rows(self, rows: RemoteArray, others: RemoteArray) -> None:
         args = [ENGINE, "add_rows", rows, others]
         self._cluster.call(rows.worker, call_method, args, num_results=0)
 
     def add_parts(self, rows: RemoteArray, tree: Tree) -> RemoteArray:
         return add_parts(rows, tree)
+
+
+def _compute_ttmc(
+    engine: Engine,
+    layout: Layout,
+    mode: int,
+    modes: list[int],
+    factors: list[Array],
+    out: Array,
+    slots: Array | None,
+) -> None:
+    engine.ttmc(layout, mode, dict(zip(modes, factors, strict=True)), out, slots)

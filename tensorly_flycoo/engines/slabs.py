@@ -17,7 +17,7 @@ from ..devices import bring_each, bring_to_each
 from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
 from ..format.tree import Tree, count_waiting, fold_tree, renumber
 from ..shards.row_shards import RowShards, gather_each
-from ..shards.sharding import Sharding, find_sharding
+from ..shards.sharding import Sharding, cut_evenly, find_sharding
 
 if TYPE_CHECKING:
     from .protocol import Engine
@@ -245,6 +245,28 @@ def mttkrp_of_ratios_shards(
     return product, _add_logs(layout, log_sums) if wants_logs else None
 
 
+def ttmc_shards(
+    engine: Engine,
+    layout: SpreadLayout,
+    mode: int,
+    inputs: Mapping[int, Array | RowShards],
+    size: tuple[int, int],
+    slots: Array | None = None,
+) -> RowShards:
+    """Return what `ttmc` computes, of `size`, of slabs on several devices.
+
+    Rows without nonzeros are zero. In the cut mode there is a row for each index, whatever `slots`.
+    """
+    own_slots = _bring_to_homes(layout, None if mode == layout.cut_mode else slots)
+
+    def compute(slab: Slab, own: Mapping[int, Array], _: Array | None, out: Array) -> None:
+        out[...] = 0  # rows that are empty in the slab are not written
+        engine.ttmc(slab.layout, mode, own, out, own_slots[slab.home])
+
+    num_rows = None if mode == layout.cut_mode else size[0]
+    return _compute_shards(engine, layout, mode, size[1], inputs, compute, num_rows=num_rows)
+
+
 def _add_logs(layout: SlabLayout, log_sums: Sequence[Array]) -> Array:
     return functools.reduce(operator.add, layout.devices.collect(log_sums))
 
@@ -257,13 +279,17 @@ def _compute_shards(
     inputs: Mapping[int, Array | RowShards],
     compute: Callable[[Slab, Mapping[int, Array], Array | None, Array], None],
     weights: Array | None = None,
+    num_rows: int | None = None,
 ) -> RowShards:
     """Let ``compute(slab, own, weights, target)`` write each slab's rows, or add all rows of each.
 
-    It is called on the slab's device, with what it reads of the inputs and the weights there.
+    It is called on the slab's device, with what it reads of the inputs and the weights there. All
+    rows are by default those of the mode.
     """
-    devices, slabs = layout.devices, layout.slabs
-    sharding, dtype = find_sharding(layout, mode), layout.record_format.dtype
+    devices, slabs, dtype = layout.devices, layout.slabs, layout.record_format.dtype
+    sharding = find_sharding(layout, mode)
+    if num_rows is not None:
+        sharding = Sharding.of(cut_evenly(num_rows, layout.num_slabs), devices)
     # First all copies, then all work: a copy waits for the work that is under way.
     own, own_weights = _bring_inputs(layout, inputs, weights)
     results: dict[int, Array] = {}
@@ -271,7 +297,8 @@ def _compute_shards(
     def compute_slab(number: int) -> Tree:
         slab = slabs[number]
         with devices.use(slab.home):
-            target = engine.xp.empty((slab.layout.record_format.shape[mode], rank), dtype)
+            own_rows = slab.layout.record_format.shape[mode] if num_rows is None else num_rows
+            target = engine.xp.empty((own_rows, rank), dtype)
             compute(slab, own[number], own_weights.get(slab.home), target)
         results[number] = target
         return number
