@@ -19,7 +19,8 @@ except ImportError as error:
         'tensorly_flycoo.dask needs distributed: pip install "tensorly-flycoo[dask]"'
     ) from error
 
-from . import unfoldings as unfoldings  # it registers functions
+from . import entries as entries  # these register functions
+from . import unfoldings as unfoldings
 from .errors import WorkerLost
 from .folders import open_slabs
 from .readers import from_dask_dataframe, read_parquet, read_tns

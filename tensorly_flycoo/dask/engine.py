@@ -147,6 +147,7 @@ class ClusterEngine(CpuEngine):
     """Computes on the workers what belongs to slabs, and the rest here."""
 
     name = "dask"
+    local_device = CpuEngine.name
 
     def mttkrp(
         self,

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..array_modules import move
+from ..array_modules import Array, move
 from ..checks import SURELY_FREE_NBYTES
 from ..ops.slab_gram import build_in_slabs, check_memory, refuse_excess
 from ..ops.svd_memory import count_cluster_nbytes
 from ..tensor.tensor import FlycooTensor
 from .cluster import RemoteObject
 from .engine import ClusterEngine, ClusterLayout
+from .exchange import keep_nonzeros
 from .loading import distribute, forget_partitions
 from .messages import SITE
-from .partitions import Partition
 from .remote_array import call_method
 
 if TYPE_CHECKING:
@@ -53,8 +53,6 @@ def _(
     return distribute(cluster, shape, dtype, num_slabs, "replicated").make_layout()
 
 
-def keep_part(site: Site, number: int, part: tuple[np.ndarray, np.ndarray]) -> None:
+def keep_part(site: Site, number: int, part: tuple[Array, Array]) -> None:
     """Take nonzeros as a partition, on a worker."""
-    coords, values = (move(array, np) for array in part)
-    shape = tuple(int(rows.max(initial=0)) + 1 for rows in coords)
-    site.partitions[number] = Partition(coords.astype(np.uint32), values, shape, None)
+    keep_nonzeros(site, number, *(move(array, np) for array in part))
