@@ -12,7 +12,7 @@ from ..array_modules import Array
 from ..devices import Request
 from ..engines import slabs
 from ..engines.cpu.engine import CpuEngine
-from ..format.slab_layout import AnyLayout, SpreadLayout
+from ..format.slab_layout import AnyLayout, Slab, SpreadLayout
 from ..format.tree import Tree, add_parts
 from ..shards.row_shards import RowShards
 from ..shards.sharding import find_sharding
@@ -138,6 +138,13 @@ class ClusterLayout(SpreadLayout):
 
     def get_copies(self) -> list[np.ndarray]:
         return [np.empty(0)]  # none that is here
+
+    def _map_slab(self, slab: Slab, function: Callable[[Array], Array], scale: float) -> Slab:
+        own: Any = slab.layout
+        mapped = own.call(call_method, own.held, "map_values", function, scale)
+        facts = own.facts._replace(norm=own.norm * scale)
+        layout: Any = RemoteLayout(self.devices.cluster, mapped, facts)
+        return slab._replace(layout=layout)
 
     def _bring(self, array: Array) -> np.ndarray:
         return self.devices.fetch(array)

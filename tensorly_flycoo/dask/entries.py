@@ -8,6 +8,7 @@ import numpy as np
 
 from ..array_modules import Array, move
 from ..ops.sampling import NonzeroSampler, split_entries
+from ..tensor.arithmetic import drop_zeros
 from ..tensor.tensor import FlycooTensor
 from .engine import ClusterLayout, RemoteLayout
 from .exchange import keep_nonzeros
@@ -23,21 +24,29 @@ if TYPE_CHECKING:
 @split_entries.register
 def _(layout: ClusterLayout, x: FlycooTensor, coords: np.ndarray) -> tuple[Array, FlycooTensor]:
     """Look entries up in each slab; load the others as if they were new data."""
-    devices, cluster = layout.devices, layout.devices.cluster
-    found = []
+    devices, found = layout.devices, []
     for slab in layout.slabs:
         place = (slab.layout, layout.cut_mode, slab.rows)
         found.append(devices.run(slab.home, find_entries, x._engine, *place, coords))
     entries = np.sum(devices.collect(found), axis=0, dtype=x.dtype)  # each is in one slab
-    if not entries.any():
-        return entries, x
+    return entries, load_others(layout, x, coords) if entries.any() else x
+
+
+@drop_zeros.register
+def _(layout: ClusterLayout, x: FlycooTensor) -> FlycooTensor:
+    return load_others(layout, x, np.zeros((x.ndim, 0), np.int64))
+
+
+def load_others(layout: ClusterLayout, x: FlycooTensor, coords: np.ndarray) -> FlycooTensor:
+    """Load the nonzeros that are not at `coords`, as if they were new data."""
+    cluster = layout.devices.cluster
     forget_partitions(cluster)
     for number, slab in enumerate(layout.slabs):
         assert isinstance(slab.layout, RemoteLayout)
         args = [SITE, number, slab.layout.held, layout.cut_mode, slab.rows, coords]
         cluster.call(cluster.workers[slab.home], keep_others, args, num_results=0)
     placed = distribute(cluster, x.shape, x.dtype, x.slabs, x.layout)
-    return entries, x._replace_layout(placed.make_layout())
+    return x._replace_layout(placed.make_layout())
 
 
 def find_entries(

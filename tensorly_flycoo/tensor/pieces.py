@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..array_modules import Array
+from ..checks import check_sums
 from ..devices import Devices, OneDevice
 from ..format.layout import Layout
+from ..format.ordering import compute_norm, has_true
 from ..format.slab_layout import AnyLayout, SlabLayout
 
 if TYPE_CHECKING:
@@ -67,6 +69,12 @@ class Piece:
             for start in range(0, records.shape[0], block_size):
                 block = records[start : start + block_size]
                 yield self.read_coords(block), self.read_values(block)
+
+    def read_sorted_values(self, engine: Engine) -> Array:
+        """Copy the values in the order of modes 0, 1, ..., ndim - 1."""
+        with self.devices.use(self.home), self.layout.hold_order(0, engine) as (records, places):
+            records = records if places is None else engine.gather(records, places)
+            return self.read_values(records).copy()
 
     def bring(self, array: Array) -> Array:
         """Return an array on the first device."""
@@ -149,3 +157,57 @@ def _sum_scaled(piece: Piece, shift: int) -> Array:
     with piece.hold_records() as records:
         scaled = piece.xp.ldexp(piece.read_values(records).astype(np.float64), shift)
         return piece.xp.rint(scaled).astype(np.int64).sum()
+
+
+def check_all_values(layout: AnyLayout, engine: Engine) -> None:
+    """Refuse values that are not finite."""
+    for _ in map_pieces(_check_values, layout, engine):
+        pass
+
+
+def _check_values(piece: Piece) -> np.ndarray:
+    for values in piece.layout.iterate_values():
+        check_sums(values)
+    return np.zeros(0)
+
+
+def sum_all(layout: AnyLayout, engine: Engine) -> float:
+    """Add up the values in float64, of each piece in the order of modes 0, 1, ..., ndim - 1."""
+    return sum(float(own) for own in map_pieces(_sum_sorted, layout, engine, engine))
+
+
+def _sum_sorted(piece: Piece, engine: Engine) -> Array:
+    return piece.read_sorted_values(engine).sum(dtype=np.float64)
+
+
+def find_extreme(layout: AnyLayout, engine: Engine, name: str) -> float:
+    """Find the "max" or "min" of the nonzeros, of which there must be some."""
+    found = [own for own in map_pieces(_find_extreme, layout, engine, name) if own.size]
+    return float(getattr(np, name)([float(own) for own in found]))
+
+
+def _find_extreme(piece: Piece, name: str) -> Array:
+    with piece.hold_records() as records:
+        values = piece.read_values(records)
+        return getattr(values, name)() if values.size else np.zeros(0)
+
+
+def has_zeros(layout: AnyLayout, engine: Engine) -> bool:
+    """Return whether any stored value is zero."""
+    return any(map_pieces(_has_zeros, layout, engine))
+
+
+def _has_zeros(piece: Piece) -> np.ndarray:
+    return np.array(any(has_true(values == 0) for values in piece.layout.iterate_values()))
+
+
+def measure_values(layout: AnyLayout, engine: Engine) -> tuple[float, bool]:
+    """Compute the norm, in the order of `sum_all`; return also whether any value is zero."""
+    norms, are_zero = zip(*map_pieces(_measure_values, layout, engine, engine), strict=True)
+    return math.hypot(*norms), any(are_zero)
+
+
+def _measure_values(piece: Piece, engine: Engine) -> np.ndarray:
+    """Return the norm, and 1 if any value is zero."""
+    values = piece.read_sorted_values(engine)
+    return np.array([compute_norm(values, engine), has_true(values == 0)])
