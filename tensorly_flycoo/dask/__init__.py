@@ -9,7 +9,7 @@ With a folder that `tensorly_flycoo.save_slabs` wrote, which all workers see:
 >>> from distributed import Client
 >>> client = Client("tcp://...", direct_to_workers=True)  # doctest: +SKIP
 >>> x = tensorly_flycoo.dask.open_slabs("reddit.flycoo")  # doctest: +SKIP
->>> cp = tl.decomposition.parafac(x, 32, init="random")  # doctest: +SKIP
+>>> cp = tl.decomposition.parafac(x, 32)  # doctest: +SKIP
 """
 
 try:

@@ -119,9 +119,10 @@ class RemoteLayout:
         if name.startswith("__"):
             raise AttributeError(name)
         raise TypeError(
-            "the nonzeros of this tensor are on a cluster, and this operation reads them: of "
-            "decompositions, take one of parafac's kind with init='random' or a start of your own; "
-            "or open the tensor in one process (tensorly_flycoo.open_slabs)"
+            "the nonzeros of this tensor are on a cluster, and this operation would gather them: "
+            "parafac (with a mask: init='random' or svd_mask_repeats=0), its relatives, tucker, "
+            "Poisson losses, elementwise functions and whole sums do not; or open the tensor in "
+            "one process (tensorly_flycoo.open_slabs)"
         )
 
 
