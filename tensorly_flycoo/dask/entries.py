@@ -12,8 +12,7 @@ from ..tensor.arithmetic import drop_zeros
 from ..tensor.tensor import FlycooTensor
 from .engine import ClusterLayout, RemoteLayout
 from .exchange import keep_nonzeros
-from .loading import distribute, forget_partitions
-from .messages import SITE
+from .loading import load_again
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -39,13 +38,12 @@ def _(layout: ClusterLayout, x: FlycooTensor) -> FlycooTensor:
 
 def load_others(layout: ClusterLayout, x: FlycooTensor, coords: np.ndarray) -> FlycooTensor:
     """Load the nonzeros that are not at `coords`, as if they were new data."""
-    cluster = layout.devices.cluster
-    forget_partitions(cluster)
-    for number, slab in enumerate(layout.slabs):
+    cluster, calls = layout.devices.cluster, []
+    for slab in layout.slabs:
         assert isinstance(slab.layout, RemoteLayout)
-        args = [SITE, number, slab.layout.held, layout.cut_mode, slab.rows, coords]
-        cluster.call(cluster.workers[slab.home], keep_others, args, num_results=0)
-    placed = distribute(cluster, x.shape, x.dtype, x.slabs, x.layout)
+        args = [slab.layout.held, layout.cut_mode, slab.rows, coords]
+        calls.append((slab.layout.held.worker, keep_others, args))
+    placed = load_again(cluster, calls, x.shape, x.dtype, x.slabs, x.layout)
     return x._replace_layout(placed.make_layout())
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +117,34 @@ def _unite(entries: Sequence[np.ndarray]) -> np.ndarray:
     if all(own.shape == first.shape and (own == first).all() for own in entries):
         return first
     return np.unique(np.concatenate(entries))
+
+
+#: Held while workers have partitions that were made of other tensors' slabs.
+_lock = threading.Lock()
+
+
+def load_again(
+    cluster: Cluster,
+    calls: Iterable[tuple[WorkerHandle, Callable[..., None], Sequence[Any]]],
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    num_slabs: int,
+    layout: str,
+) -> Placed:
+    """Build a tensor of nonzeros that the workers hold: what they make of other tensors.
+
+    Parameters
+    ----------
+    calls : iterable
+        Workers, functions and arguments: a function gets the worker's site, the number of a
+        partition and the arguments, and keeps that partition.
+    """
+    with _lock:
+        forget_partitions(cluster)
+        for number, (worker, function, args) in enumerate(calls):
+            cluster.call(worker, function, [SITE, number, *args], num_results=0)
+            del args
+        return distribute(cluster, shape, dtype, num_slabs, layout)
 
 
 def forget_partitions(cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ from ..tensor.tensor import FlycooTensor
 from .cluster import RemoteObject
 from .engine import ClusterEngine, ClusterLayout
 from .exchange import keep_nonzeros
-from .loading import distribute, forget_partitions
+from .loading import load_again
 from .messages import SITE
 from .remote_array import call_method
 
@@ -44,13 +44,9 @@ def _(
     engine: ClusterEngine,
 ) -> ClusterLayout:
     """Build the matrix on the workers, as a tensor whose partitions are the parts."""
-    cluster = layout.devices.cluster
-    forget_partitions(cluster)
-    for number, part in enumerate(parts):
-        cluster.call(part.worker, keep_part, [SITE, number, part], num_results=0)
-        del part
-    dtype, num_slabs = np.dtype(np.float64), layout.num_slabs
-    return distribute(cluster, shape, dtype, num_slabs, "replicated").make_layout()
+    calls = ((part.worker, keep_part, [part]) for part in parts)
+    sizes = (shape, np.dtype(np.float64), layout.num_slabs, "replicated")
+    return load_again(layout.devices.cluster, calls, *sizes).make_layout()
 
 
 def keep_part(site: Site, number: int, part: tuple[Array, Array]) -> None:

@@ -94,6 +94,7 @@ OPERATIONS = {
     "-x / 3": lambda x: -x / 3,
     "x ** 2": lambda x: x**2,
     "log1p": np.log1p,
+    "0 * x": lambda x: 0 * x,
     "zeros": lambda x: x.map(lambda values: np.maximum(values - 2, 0)),
 }
 
