@@ -64,7 +64,7 @@ def keep_others(
     own, _ = _take_own(cut_mode, rows, coords)
     kept, values = NonzeroSampler.of_layout(layout, site.engine).omit(own)
     kept[cut_mode] += kept.dtype.type(rows.start)
-    keep_nonzeros(site, number, move(kept, np), move(values, np).copy())
+    keep_nonzeros(site, number, move(kept, np), move(values, np))
 
 
 def _take_own(cut_mode: int, rows: slice, coords: Array) -> tuple[Array, Array]:

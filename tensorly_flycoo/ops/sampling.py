@@ -97,7 +97,8 @@ class NonzeroSampler:
         first, last = self._find(None, dict(enumerate(coords)))
         is_kept = self._xp.ones(self.nnz, bool)
         is_kept[first[first < last]] = False
-        return self.take(is_kept)
+        kept, values = self.take(is_kept)
+        return kept, values.copy()  # not a view of records
 
     def fibres(self, mode: int, coords: Mapping[int, Array]) -> Any:
         """Return fibres of a mode as the columns of a CSC matrix (I_mode, count).
@@ -167,8 +168,7 @@ def split_entries(layout: AnyLayout, x: FlycooTensor, coords: Array) -> tuple[Ar
     entries = sampler.entries(coords)
     if not (entries != 0).any():
         return entries, x
-    kept, values = sampler.omit(coords)
-    return entries, x._rebuild(kept, values)
+    return entries, x._rebuild(*sampler.omit(coords))
 
 
 def fit_fibres(matrix: Array, fibres: Any, weights: Array | None = None) -> Array:
