@@ -17,8 +17,8 @@ million ones). The loss is exact here too, a sum over all 366 million cells::
 
     python examples/benchmark_counts.py --problem chicago --rank 8 --epochs 5 --rivals pygenten
 
-An exact sweep, with F, beside an iteration of parafac, with its error: CPU time, in turns, on random
-counts in the shapes of FROSTT's tensors, the large ones scaled down::
+An exact sweep, with F, beside an iteration of parafac, with its error: CPU time, in turns, on
+random counts in the shapes of FROSTT's tensors, the large ones scaled down::
 
     export NUMBA_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
     python examples/benchmark_counts.py --problem sweeps --scale 0.02 --dtype float32
