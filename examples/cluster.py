@@ -67,10 +67,8 @@ def main(argv=None):
         x = tensorly_flycoo.dask.read_parquet(folder, list(table), client=client)
         print(f"{x}\nin {x.slabs} slabs on {len(x.workers)} workers", flush=True)
         with Progress(arguments.iterations, show="log", log_every=10) as progress:
-            options = {"init": "random", "random_state": 0, "tol": 1e-5, "callback": progress}
-            cp_tensor = tl.decomposition.parafac(
-                x, arguments.rank, n_iter_max=arguments.iterations, **options
-            )
+            options = {"n_iter_max": arguments.iterations, "tol": 1e-5, "callback": progress}
+            cp_tensor = tl.decomposition.parafac(x, arguments.rank, **options)
         if arguments.address is None:
             client.cluster.close()
     print_components(cp_tensor)

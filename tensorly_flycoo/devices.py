@@ -1,9 +1,9 @@
 """What several devices of one kind can do for each other."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -28,6 +28,19 @@ class Devices(Protocol):
 
     def use(self, device: int) -> AbstractContextManager[object]:
         """Make a device current: what is computed inside is computed there."""
+
+    def run(self, device: int, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function on a device; return its result, which stays there.
+
+        Of devices in other processes an engine, a slab's layout and earlier results stand for what
+        is there, and so does the result: `bring`, `gather` and `collect` take it.
+        """
+
+    def launch(self, results: Iterator[Any]) -> Iterable[Any]:
+        """Return an iterator of results of `run`.
+
+        Devices in other processes begin all of it now, others each when it is asked for.
+        """
 
     def bring(self, array: Array, device: int) -> Array:
         """Return an array that is on `device`; copy it if it is elsewhere."""
@@ -58,6 +71,12 @@ class OneDevice:
 
     def use(self, device: int) -> AbstractContextManager[object]:
         return nullcontext()
+
+    def run(self, device: int, function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+    def launch(self, results: Iterator[Any]) -> Iterable[Any]:
+        return results
 
     def bring(self, array: Array, device: int) -> Array:
         return move(array, self._xp)

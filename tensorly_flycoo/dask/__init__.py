@@ -9,7 +9,7 @@ With a folder that `tensorly_flycoo.save_slabs` wrote, which all workers see:
 >>> from distributed import Client
 >>> client = Client("tcp://...", direct_to_workers=True)  # doctest: +SKIP
 >>> x = tensorly_flycoo.dask.open_slabs("reddit.flycoo")  # doctest: +SKIP
->>> cp = tl.decomposition.parafac(x, 32, init="random")  # doctest: +SKIP
+>>> cp = tl.decomposition.parafac(x, 32)  # doctest: +SKIP
 """
 
 try:
@@ -19,6 +19,8 @@ except ImportError as error:
         'tensorly_flycoo.dask needs distributed: pip install "tensorly-flycoo[dask]"'
     ) from error
 
+from . import entries as entries  # these register functions
+from . import unfoldings as unfoldings
 from .errors import WorkerLost
 from .folders import open_slabs
 from .readers import from_dask_dataframe, read_parquet, read_tns

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import numpy as np
+from distributed.protocol import pickle
 
 from ..array_modules import Array
-from ..devices import OneDevice, Request
+from ..devices import Request
 from ..engines import slabs
 from ..engines.cpu.engine import CpuEngine
-from ..format.slab_layout import AnyLayout, Slab, SlabLayout, SpreadLayout
+from ..format.slab_layout import AnyLayout, Slab, SpreadLayout
 from ..format.tree import Tree, add_parts
 from ..shards.row_shards import RowShards
+from ..shards.sharding import find_sharding
 from ..shards.whole_factors import scatter_all
-from ..tensor.digest import sum_hashes
-from .cluster import Cluster, RemoteObject
+from .cluster import Cluster, RemoteObject, WorkerHandle
 from .messages import ENGINE
 from .remote_array import RemoteArray, RemoteModule, call_method
 from .site import SlabFacts
@@ -43,26 +44,46 @@ class WorkerDevices:
     def use(self, device: int) -> AbstractContextManager[object]:
         return self.cluster.use(device)
 
-    def bring(self, array: Array, device: int) -> RemoteArray:
+    def run(self, device: int, function: Callable[..., Any], *args: Any) -> RemoteObject:
+        worker = self.cluster.workers[device]
+        (key,) = self.cluster.call(worker, function, [_stand_for(x) for x in args])
+        return RemoteObject(worker, key)
+
+    def launch(self, results: Iterator[Any]) -> list[Any]:
+        return list(results)
+
+    def bring(self, array: Array, device: int) -> RemoteObject:
         worker = self.cluster.workers[device]
         if isinstance(array, RemoteArray):
             return array.send(worker)
+        if isinstance(array, RemoteObject):
+            return bring(self.cluster, array, worker)
         return RemoteArray.put(self.cluster, worker, np.asarray(array))
 
-    def gather(self, requests: Sequence[Request]) -> list[RemoteArray]:
-        gathered: list[RemoteArray] = []
+    def gather(self, requests: Sequence[Request]) -> list[RemoteObject]:
+        gathered: list[RemoteObject] = []
         for arrays, device in requests:
             there = [self.bring(array, device) for array in arrays]
-            gathered.append(there[0] if len(there) == 1 else np.concatenate(there))  # type: ignore[arg-type]
+            gathered.append(there[0] if len(there) == 1 else self._join(there, device))
         return gathered
 
+    def _join(self, arrays: list[Any], device: int) -> Any:
+        if all(isinstance(array, RemoteArray) for array in arrays):
+            return np.concatenate(arrays)
+        return self.run(device, np.concatenate, arrays)
+
     def collect(self, arrays: Sequence[Array]) -> list[np.ndarray]:
-        there = [array for array in arrays if isinstance(array, RemoteArray)]
+        there = [array for array in arrays if isinstance(array, RemoteObject)]
         found = iter(self.cluster.fetch(there)) if there else iter(())
-        return [next(found) if isinstance(x, RemoteArray) else x for x in arrays]
+        return [next(found) if isinstance(x, RemoteObject) else x for x in arrays]
 
     def fetch(self, array: Array) -> np.ndarray:
         return self.collect([array])[0]
+
+
+def bring(cluster: Cluster, x: RemoteObject, worker: WorkerHandle) -> RemoteObject:
+    """Return an array of a worker on another one."""
+    return x if x.worker is worker else RemoteObject(worker, cluster.transfer(x, worker))
 
 
 class RemoteLayout:
@@ -98,10 +119,18 @@ class RemoteLayout:
         if name.startswith("__"):
             raise AttributeError(name)
         raise TypeError(
-            "the nonzeros of this tensor are on a cluster, and this operation reads them: of "
-            "decompositions, take one of parafac's kind with init='random' or a start of your own; "
-            "or open the tensor in one process (tensorly_flycoo.open_slabs)"
+            "the nonzeros of this tensor are on a cluster, and this operation would gather them: "
+            "parafac (with a mask: init='random' or svd_mask_repeats=0), its relatives, tucker, "
+            "Poisson losses, elementwise functions and whole sums do not; or open the tensor in "
+            "one process (tensorly_flycoo.open_slabs)"
         )
+
+
+def _stand_for(x: Any) -> Any:
+    """Return what stands for an engine or a slab's layout in commands."""
+    if isinstance(x, RemoteLayout):
+        return x.held
+    return ENGINE if isinstance(x, ClusterEngine) else x
 
 
 class ClusterLayout(SpreadLayout):
@@ -112,6 +141,20 @@ class ClusterLayout(SpreadLayout):
     def get_copies(self) -> list[np.ndarray]:
         return [np.empty(0)]  # none that is here
 
+    def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
+        try:
+            pickle.dumps(function)  # or the workers would be waited for in vain
+        except Exception as error:
+            raise TypeError(f"{function} cannot be sent to workers: {error}") from None
+        return super().map_values(function, scale)
+
+    def _map_slab(self, slab: Slab, function: Callable[[Array], Array], scale: float) -> Slab:
+        own: Any = slab.layout
+        mapped = own.call(call_method, own.held, "map_values", function, scale)
+        facts = own.facts._replace(norm=own.norm * scale)
+        layout: Any = RemoteLayout(self.devices.cluster, mapped, facts)
+        return slab._replace(layout=layout)
+
     def _bring(self, array: Array) -> np.ndarray:
         return self.devices.fetch(array)
 
@@ -120,6 +163,7 @@ class ClusterEngine(CpuEngine):
     """Computes on the workers what belongs to slabs, and the rest here."""
 
     name = "dask"
+    local_device = CpuEngine.name
 
     def mttkrp(
         self,
@@ -147,6 +191,43 @@ class ClusterEngine(CpuEngine):
         engine = cast("Engine", _WorkerEngine(layout))
         return slabs.mttkrp_shards(engine, layout, sharded, mode, weights)
 
+    def mttkrp_of_ratios(
+        self,
+        layout: AnyLayout,
+        factors: Sequence[Array],
+        mode: int,
+        out: Array,
+        smallest: float,
+        *,
+        wants_logs: bool = False,
+        stays: bool = False,
+    ) -> Array | None:
+        assert isinstance(layout, ClusterLayout)
+        engine, sharded = cast("Engine", _WorkerEngine(layout)), scatter_all(layout, factors)
+        product, log_sum = slabs.mttkrp_of_ratios_shards(
+            engine, layout, sharded, mode, smallest, wants_logs=wants_logs, stays=stays
+        )
+        out[...] = product.to_numpy()
+        return log_sum
+
+    def ttmc(
+        self,
+        layout: AnyLayout,
+        mode: int,
+        inputs: Mapping[int, Array],
+        out: Array,
+        slots: Array | None = None,
+    ) -> None:
+        assert isinstance(layout, ClusterLayout)
+        engine = cast("Engine", _WorkerEngine(layout))
+        sharded = {n: RowShards.scatter(x, find_sharding(layout, n)) for n, x in inputs.items()}
+        product = slabs.ttmc_shards(engine, layout, mode, sharded, out.shape, slots).to_numpy()
+        if mode == layout.cut_mode and slots is not None:
+            numbers = np.delete(np.arange(slots.size), layout.find_empty_rows(mode))
+            out[slots[numbers]] = product[numbers]
+        else:
+            out[...] = product
+
 
 class _WorkerEngine:
     """What `engines.slabs` needs of an engine, done by the workers."""
@@ -166,6 +247,30 @@ class _WorkerEngine:
         args = [ENGINE, "mttkrp", layout.held, factors, mode, out, weights]
         self._cluster.call(out.worker, call_method, args, num_results=0)
 
+    def mttkrp_of_ratios(
+        self,
+        layout: RemoteLayout,
+        factors: list[RemoteArray],
+        mode: int,
+        out: RemoteArray,
+        smallest: float,
+        **options: bool,
+    ) -> RemoteArray:
+        args = [ENGINE, "mttkrp_of_ratios", layout.held, factors, mode, out, smallest]
+        (key,) = self._cluster.call(out.worker, call_method, args, options)
+        return RemoteArray(self._cluster, out.worker, key, (), np.float64)
+
+    def ttmc(
+        self,
+        layout: RemoteLayout,
+        mode: int,
+        inputs: Mapping[int, RemoteArray],
+        out: RemoteArray,
+        slots: RemoteArray | None,
+    ) -> None:
+        args = [ENGINE, layout.held, mode, list(inputs), list(inputs.values()), out, slots]
+        self._cluster.call(out.worker, _compute_ttmc, args, num_results=0)
+
     def add_rows(self, rows: RemoteArray, others: RemoteArray) -> None:
         args = [ENGINE, "add_rows", rows, others]
         self._cluster.call(rows.worker, call_method, args, num_results=0)
@@ -174,17 +279,13 @@ class _WorkerEngine:
         return add_parts(rows, tree)
 
 
-@sum_hashes.register
-def _(layout: ClusterLayout, engine: ClusterEngine) -> int:
-    found = []
-    for rows, own, _ in layout.slabs:
-        assert isinstance(own, RemoteLayout)
-        found.append(own.call(hash_slab, ENGINE, own.held, layout.cut_mode, rows))
-    return sum(layout.devices.cluster.fetch(found)) % 2**64
-
-
-def hash_slab(engine: Engine, layout: Layout, cut_mode: int, rows: slice) -> int:
-    """Add the hashes of a slab's nonzeros, with the coordinates of the whole tensor."""
-    devices, slabs_ = OneDevice(engine.xp), [Slab(rows, layout)]
-    arguments = (layout.record_format, 1, cut_mode, slabs_, layout.norm, engine, devices)
-    return sum_hashes(SlabLayout(*arguments), engine)
+def _compute_ttmc(
+    engine: Engine,
+    layout: Layout,
+    mode: int,
+    modes: list[int],
+    factors: list[Array],
+    out: Array,
+    slots: Array | None,
+) -> None:
+    engine.ttmc(layout, mode, dict(zip(modes, factors, strict=True)), out, slots)

@@ -14,11 +14,11 @@ from ..format.ordering import make_canonical_records
 from ..format.packing import RecordFormat
 from ..format.partition import count_rows, find_longest_mode
 from ..format.slab_layout import build_slab
+from .partitions import Partition
 from .site import Site, SlabFacts, load_slab
 
 if TYPE_CHECKING:
     from ..format.layout import Layout
-    from .partitions import Partition
 
 #: The labels of each mode, sorted, or None for indices.
 Labels = Sequence[np.ndarray] | None
@@ -62,6 +62,17 @@ def _place(partition: Partition, mode: int, labels: Labels) -> np.ndarray:
     if own.shape == known.shape and (own == known).all():
         return rows
     return np.searchsorted(known, own).astype(rows.dtype)[rows]
+
+
+def keep_nonzeros(site: Site, number: int, coords: np.ndarray, values: np.ndarray) -> None:
+    """Take coords (ndim, n) and values (n,) as a partition."""
+    shape = tuple(int(rows.max(initial=0)) + 1 for rows in coords)
+    site.partitions[number] = Partition(coords.astype(np.uint32), values, shape, None)
+
+
+def forget_partitions(site: Site) -> None:
+    """Free what a call that has failed may have left."""
+    site.partitions.clear()
 
 
 def split_partitions(site: Site, plan: Plan) -> list[np.ndarray]:

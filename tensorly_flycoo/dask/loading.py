@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..devices import assign_homes
 from ..format.partition import find_edges, find_longest_mode, list_rows
 from . import exchange
 from .cluster import Cluster, RemoteObject, WorkerHandle
+from .engine import bring
 from .exchange import Plan
 from .messages import SITE
 from .partitions import Summary, keep_partition
@@ -56,22 +58,13 @@ class Parts:
     def place(self, client: Client, workers: Sequence[WorkerHandle]) -> Placed:
         """Load all slabs, neighbours together."""
         cluster = Cluster(client, workers)
+        forget_partitions(cluster)
         summaries = self._read(client, cluster)
         shape, dtype = self._merge(summaries)
         num_slabs = self.num_slabs or max(
             _FEWEST_SLABS, -(-sum(summary.nnz for summary in summaries) // _SLAB_NNZ)
         )
-        mode = find_longest_mode(shape)
-        args = [SITE, mode, shape[mode], self.labels]
-        found = [_call(worker, cluster, exchange.count_partitions, args) for worker in workers]
-        counts = np.sum(cluster.fetch(found), axis=0)
-        rows = list_rows(find_edges(counts, num_slabs))
-        firsts = np.array([own.start for own in rows[1:]], np.uint32)
-        plan = Plan(ENGINE_HERE.choose_cut(shape, dtype).record_format, self.labels, firsts)
-        canonical, edges = _sort(cluster, plan, rows, num_slabs)
-        plan = plan._replace(labels=None)
-        held, homes = _build(cluster, plan, rows, canonical, edges, self.layout)
-        return Placed(cluster, shape, dtype, num_slabs, mode, list_rows(edges), homes, held)
+        return distribute(cluster, shape, dtype, num_slabs, self.layout, self.labels)
 
     def _read(self, client: Client, cluster: Cluster) -> list[Summary]:
         keys = {worker.address: worker.peer.key for worker in cluster.workers}
@@ -126,6 +119,62 @@ def _unite(entries: Sequence[np.ndarray]) -> np.ndarray:
     return np.unique(np.concatenate(entries))
 
 
+#: Held while workers have partitions that were made of other tensors' slabs.
+_lock = threading.Lock()
+
+
+def load_again(
+    cluster: Cluster,
+    calls: Iterable[tuple[WorkerHandle, Callable[..., None], Sequence[Any]]],
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    num_slabs: int,
+    layout: str,
+) -> Placed:
+    """Build a tensor of nonzeros that the workers hold: what they make of other tensors.
+
+    Parameters
+    ----------
+    calls : iterable
+        Workers, functions and arguments: a function gets the worker's site, the number of a
+        partition and the arguments, and keeps that partition.
+    """
+    with _lock:
+        forget_partitions(cluster)
+        for number, (worker, function, args) in enumerate(calls):
+            cluster.call(worker, function, [SITE, number, *args], num_results=0)
+            del args
+        return distribute(cluster, shape, dtype, num_slabs, layout)
+
+
+def forget_partitions(cluster: Cluster) -> None:
+    """Have the workers forget the partitions of a call that has failed, and wait until they do."""
+    args = [SITE]
+    cluster.fetch([_call(w, cluster, exchange.forget_partitions, args) for w in cluster.workers])
+
+
+def distribute(
+    cluster: Cluster,
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    num_slabs: int,
+    layout: str,
+    labels: list[np.ndarray] | None = None,
+) -> Placed:
+    """Build slabs of the partitions that the workers hold."""
+    mode, workers = find_longest_mode(shape), cluster.workers
+    args = [SITE, mode, shape[mode], labels]
+    found = [_call(worker, cluster, exchange.count_partitions, args) for worker in workers]
+    counts = np.sum(cluster.fetch(found), axis=0)
+    rows = list_rows(find_edges(counts, num_slabs))
+    firsts = np.array([own.start for own in rows[1:]], np.uint32)
+    plan = Plan(ENGINE_HERE.choose_cut(shape, dtype).record_format, labels, firsts)
+    canonical, edges = _sort(cluster, plan, rows, num_slabs)
+    plan = plan._replace(labels=None)
+    held, homes = _build(cluster, plan, rows, canonical, edges, layout)
+    return Placed(cluster, shape, dtype, num_slabs, mode, list_rows(edges), homes, held)
+
+
 def _call(worker: WorkerHandle, cluster: Cluster, function: Any, args: list[Any]) -> RemoteObject:
     (key,) = cluster.call(worker, function, args)
     return RemoteObject(worker, key)
@@ -136,11 +185,6 @@ def _call_many(
 ) -> list[RemoteObject]:
     keys = cluster.call(worker, function, args, num_results=num_results)
     return [RemoteObject(worker, key) for key in keys]
-
-
-def _bring(cluster: Cluster, x: RemoteObject, worker: WorkerHandle) -> RemoteObject:
-    """Return an array of a worker on another one."""
-    return x if x.worker is worker else RemoteObject(worker, cluster.transfer(x, worker))
 
 
 def _sort(
@@ -155,8 +199,8 @@ def _sort(
     plan, canonical, counts = plan._replace(labels=None), [], []
     for bucket, home in enumerate(assign_homes(count, len(workers))):
         worker = workers[home]
-        records = [_bring(cluster, own[bucket], worker) for own in split]
-        tables = [_bring(cluster, own[count + bucket], worker) for own in split]
+        records = [bring(cluster, own[bucket], worker) for own in split]
+        tables = [bring(cluster, own[count + bucket], worker) for own in split]
         for own in split:  # so that each is freed as soon as it is used
             own[bucket] = own[count + bucket] = None  # type: ignore[call-overload]
         args = [SITE, plan, rows[bucket], records, tables]
@@ -183,7 +227,7 @@ def _build(
             if given.start < own.stop and own.start < given.stop:
                 source = canonical[bucket]
                 taken = _call(source.worker, cluster, exchange.take_rows, [plan, source, own])
-                pieces.append(_bring(cluster, taken, worker))
+                pieces.append(bring(cluster, taken, worker))
         args = [SITE, plan, layout, own, pieces]
         made.append(_call_many(worker, cluster, exchange.build, args, 2))
         del pieces

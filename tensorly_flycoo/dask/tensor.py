@@ -123,8 +123,9 @@ class ClusterTensor(FlycooTensor):
     """A sparse tensor whose slabs are on the workers of a Dask cluster.
 
     The functions of this module make it. `parafac`, its non-negative and constrained relatives,
-    `mttkrp`, `norm` and `Progress` take it as any other tensor, with a random start or one of your
-    own; operations that read its nonzeros raise a TypeError.
+    Tucker, Poisson losses, masks, `mttkrp`, `Progress`, elementwise functions and sums of all
+    elements take it as any other tensor; operations that would gather its nonzeros raise a
+    TypeError.
 
     Attributes
     ----------
@@ -135,6 +136,9 @@ class ClusterTensor(FlycooTensor):
     -----
     Several threads may use it, and wait for each other. It belongs to the process and the client
     that made it: when the last reference to it and to its factors is gone, the workers free it.
+
+    Elementwise functions give a `FlycooTensor` on the same workers, without `recover`: compute it
+    again from this one.
     """
 
     _source: Source

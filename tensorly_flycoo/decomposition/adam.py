@@ -184,7 +184,7 @@ def scale_guess(
     sign.
     """
     means = [factor.mean(axis=0, dtype=np.float64) for factor in factors]
-    mean = sum_values(data.tensor._layout, data.xp) / num_cells(data.tensor.shape)
+    mean = sum_values(data.tensor._layout, data.tensor._engine) / num_cells(data.tensor.shape)
     wanted = float(np.log(mean)) if loss.is_log and mean > 0 else mean
     ratio = wanted / float(multiply_all(means).sum())
     if not np.isfinite(ratio) or ratio == 0:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..array_modules import Array
-from ..tensor.pieces import iterate_pieces
+from ..tensor.pieces import Piece, map_pieces
 from ..tensor.tensor import FlycooTensor
 
 #: Takes the data and the model, arrays of one shape.
@@ -185,12 +185,15 @@ def check_data(loss: Loss, x: FlycooTensor) -> None:
         raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
     if loss.takes == "numbers":
         return
-    for piece in iterate_pieces(x._layout, x._engine.xp):
-        with piece.hold_records() as records:
-            values = piece.read_values(records)
-            is_wrong = values != 1 if loss.takes == _BINARY else values < 0
-            if is_wrong.any():
-                raise ValueError(
-                    f"tensor holds {float(values[is_wrong][0])}, expected {loss.takes} for "
-                    f"loss={loss.name!r}"
-                )
+    for wrong in map_pieces(_find_wrong, x._layout, x._engine, loss.takes == _BINARY):
+        if wrong.size:
+            raise ValueError(
+                f"tensor holds {float(wrong[0])}, expected {loss.takes} for loss={loss.name!r}"
+            )
+
+
+def _find_wrong(piece: Piece, is_binary: bool) -> Array:
+    """Return a value that a loss is not defined for, if there is one."""
+    with piece.hold_records() as records:
+        values = piece.read_values(records)
+        return values[values != 1 if is_binary else values < 0][:1]

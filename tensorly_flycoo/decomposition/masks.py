@@ -18,7 +18,7 @@ from ..linalg.sparse_matrices import make_csc, multiply_transposed
 from ..linalg.tall_skinny import inner_product
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..ops.mttkrp import mttkrp
-from ..ops.sampling import NonzeroSampler
+from ..ops.sampling import split_entries
 from ..ops.shared_columns import Entries
 from ..ops.unfolding_gram import UnfoldingGram
 from ..ops.unfolding_svd import Unfolding
@@ -67,16 +67,13 @@ class MissingEntries:
     def __init__(self, x: FlycooTensor, coords: Array) -> None:
         self.tensor, self.shape, self.ndim, self.dtype = x, x.shape, x.ndim, x.dtype
         # In one piece, so that values can be given in one order.
-        options: dict[str, Any] = {"layout": "indexed", "device": x.device, "slabs": 1}
+        device = x._engine.local_device
+        options: dict[str, Any] = {"layout": "indexed", "device": device, "slabs": 1}
         ones = np.ones(coords.shape[1], x.dtype)
         # Building a tensor checks and sorts the coordinates, and drops duplicates.
         self.coords, _ = FlycooTensor(coords, ones, x.shape, **options)._sorted_nonzeros()
         self.count = self.coords.shape[1]
-        self.start = NonzeroSampler(x).entries(self.coords)
-        self.observed = x
-        if (self.start != 0).any():
-            # A value minus itself is exactly zero, and zeros are not stored.
-            self.observed = x - FlycooTensor(self.coords, self.start, x.shape, **options)
+        self.start, self.observed = split_entries(x._layout, x, self.coords)
         pairs = [np.unique(rows, return_inverse=True) for rows in self.coords]
         self._rows = [rows for rows, _ in pairs]
         # Rows are renumbered, so that MTTKRP reads only the factors' rows with missing entries.

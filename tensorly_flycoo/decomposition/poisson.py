@@ -127,7 +127,7 @@ class MultiplicativeUpdates:
         tol: float = 0,
     ) -> None:
         self._data, self._modes, self._tol = data, modes, tol
-        self._squarem = Squarem(modes, state, data.xp)
+        self._squarem = Squarem(modes, state, data.tensor._engine)
         # Not summed again from a checkpoint: updates add rows in another order.
         sums = data.xp.asarray(state["sums"]) if "sums" in state else add_columns(factors)
         self._begin(factors, sums)
@@ -143,23 +143,23 @@ class MultiplicativeUpdates:
         before = list(factors)
         for mode in self._modes:
             self._update(factors, mode)
-        proposal = self._squarem.propose(before, factors)
+        proposal = self._squarem.propose(before, factors, self._sums)
         # With layout "remap" the nonzeros are in order for the measurement of the proposal then.
         self._begin(factors, self._sums, stays=proposal is not None)
         if proposal is not None:
-            is_better = self._try(proposal)
+            is_better = self._try(*proposal)
             self._squarem.note(is_better)
-            factors = proposal if is_better else factors
+            factors = proposal[0] if is_better else factors
         losses = [*errors, self.loss]
         is_slow = len(losses) % _PERIOD == 0 and has_settled(losses, _SETTLED)
         if is_slow or has_settled(losses, self._tol):
             factors = self._lift_zeros(factors)
         return None, factors, self.loss
 
-    def _try(self, proposal: list[Array]) -> bool:
+    def _try(self, proposal: list[Array], sums: Array) -> bool:
         """Take up a model unless it has a higher F; return whether it was taken up."""
         kept = (self._sums, self._product, self.loss)
-        self._begin(proposal, add_columns(proposal))
+        self._begin(proposal, sums)
         if self.loss <= kept[2]:
             return True
         self._sums, self._product, self.loss = kept
@@ -173,7 +173,7 @@ class MultiplicativeUpdates:
             scales = find_scales(self._data, factors, self._sums, mode)
             proposal = list(factors)
             proposal[mode] = lift_zeros(factors[mode], product * scales)
-            if proposal[mode] is not factors[mode] and self._try(proposal):
+            if proposal[mode] is not factors[mode] and self._try(proposal, add_columns(proposal)):
                 factors = proposal
                 self._squarem.restart()
         return factors

@@ -106,6 +106,11 @@ class Engine(Primitives, RatioOperations, ABC):
         return slab_plan.choose_num_slabs(nnz, self.num_devices)
 
     @property
+    def local_device(self) -> str:
+        """The device, as users call it, of small tensors that are made beside a large one."""
+        return self.name
+
+    @property
     def num_devices(self) -> int:
         """The number of devices over which tensors are spread that are made from now on."""
         return 1 if self.devices is None else self.devices.count

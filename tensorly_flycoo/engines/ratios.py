@@ -99,11 +99,24 @@ class RatioOperations(ABC):
         products = np.prod(np.delete(sums, mode, axis=0), axis=0)
         return invert_positive(products[None], 0.0).astype(dtype)
 
+    @abstractmethod
     def scale_rows(self, product: Array, factor: Array, scales: Array, sums: Array) -> None:
         """Multiply `product` (I, R) by `factor` and `scales`, in place; write its column sums.
 
         The scales are (1, R) or (I, R), the sums float64 (R,).
         """
-        product *= factor
-        product *= scales
-        product.sum(axis=0, dtype=np.float64, out=sums)
+
+    @abstractmethod
+    def measure_steps(self, factors: Sequence[Array], sums: Array) -> None:
+        """Write the sums of squares of the columns of t1 - t0 and of t2 - 2 t1 + t0 to `sums`.
+
+        The factors are t0, t1 and t2, (I, R) each; the sums float64 (2, R).
+        """
+
+    @abstractmethod
+    def extrapolate(self, factors: Sequence[Array], step: float, sums: Array) -> Array:
+        """Return t0 + 2 a (t1 - t0) + a^2 (t2 - 2 t1 + t0), and write its column sums.
+
+        It is t2 where that is not above 0. The factors are t0, t1 and t2, (I, R) each; a is `step`,
+        the sums float64 (R,).
+        """

@@ -17,7 +17,7 @@ from ..devices import bring_each, bring_to_each
 from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
 from ..format.tree import Tree, count_waiting, fold_tree, renumber
 from ..shards.row_shards import RowShards, gather_each
-from ..shards.sharding import Sharding, find_sharding
+from ..shards.sharding import Sharding, cut_evenly, find_sharding
 
 if TYPE_CHECKING:
     from .protocol import Engine
@@ -64,9 +64,7 @@ def mttkrp_of_ratios(
         log_sums.append(log_sum)
 
     _compute_slabs(engine, layout, mode, dict(enumerate(factors)), compute, out)
-    if not wants_logs:
-        return None
-    return functools.reduce(operator.add, layout.devices.collect(log_sums))
+    return _add_logs(layout, log_sums) if wants_logs else None
 
 
 def ttmc(
@@ -212,25 +210,102 @@ def mttkrp_shards(
     weights: Array | None = None,
 ) -> RowShards:
     """Return the MTTKRP of `mode`, its columns times the weights, of slabs on several devices."""
-    devices, slabs, rank = layout.devices, layout.slabs, factors[mode].shape[1]
-    sharding, dtype = find_sharding(layout, mode), layout.record_format.dtype
-    # First all copies, then all work: a copy waits for the work that is under way.
+
+    def compute(slab: Slab, own: Mapping[int, Array], weights: Array | None, out: Array) -> None:
+        in_order = [own.get(n, out) for n in range(len(factors))]
+        engine.mttkrp(slab.layout, in_order, mode, out, weights)
+
     inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
+    rank = factors[mode].shape[1]
+    return _compute_shards(engine, layout, mode, rank, inputs, compute, weights)
+
+
+def mttkrp_of_ratios_shards(
+    engine: Engine,
+    layout: SpreadLayout,
+    factors: Sequence[Array | RowShards],
+    mode: int,
+    smallest: float,
+    *,
+    wants_logs: bool,
+    stays: bool,
+) -> tuple[RowShards, Array | None]:
+    """Return what `mttkrp_of_ratios` computes, of slabs on several devices."""
+    log_sums: list[Array] = []
+
+    def compute(slab: Slab, own: Mapping[int, Array], _: Array | None, out: Array) -> None:
+        in_order, options = [own[n] for n in range(len(factors))], (mode, out, smallest)
+        log_sum = engine.mttkrp_of_ratios(
+            slab.layout, in_order, *options, wants_logs=wants_logs, stays=stays
+        )
+        log_sums.append(log_sum)
+
+    inputs, rank = dict(enumerate(factors)), factors[mode].shape[1]
+    product = _compute_shards(engine, layout, mode, rank, inputs, compute)
+    return product, _add_logs(layout, log_sums) if wants_logs else None
+
+
+def ttmc_shards(
+    engine: Engine,
+    layout: SpreadLayout,
+    mode: int,
+    inputs: Mapping[int, Array | RowShards],
+    size: tuple[int, int],
+    slots: Array | None = None,
+) -> RowShards:
+    """Return what `ttmc` computes, of `size`, of slabs on several devices.
+
+    Rows without nonzeros are zero. In the cut mode there is a row for each index, whatever `slots`.
+    """
+    own_slots = _bring_to_homes(layout, None if mode == layout.cut_mode else slots)
+
+    def compute(slab: Slab, own: Mapping[int, Array], _: Array | None, out: Array) -> None:
+        out[...] = 0  # rows that are empty in the slab are not written
+        engine.ttmc(slab.layout, mode, own, out, own_slots[slab.home])
+
+    num_rows = None if mode == layout.cut_mode else size[0]
+    return _compute_shards(engine, layout, mode, size[1], inputs, compute, num_rows=num_rows)
+
+
+def _add_logs(layout: SlabLayout, log_sums: Sequence[Array]) -> Array:
+    return functools.reduce(operator.add, layout.devices.collect(log_sums))
+
+
+def _compute_shards(
+    engine: Engine,
+    layout: SpreadLayout,
+    mode: int,
+    rank: int,
+    inputs: Mapping[int, Array | RowShards],
+    compute: Callable[[Slab, Mapping[int, Array], Array | None, Array], None],
+    weights: Array | None = None,
+    num_rows: int | None = None,
+) -> RowShards:
+    """Let ``compute(slab, own, weights, target)`` write each slab's rows, or add all rows of each.
+
+    It is called on the slab's device, with what it reads of the inputs and the weights there. All
+    rows are by default those of the mode.
+    """
+    devices, slabs, dtype = layout.devices, layout.slabs, layout.record_format.dtype
+    sharding = find_sharding(layout, mode)
+    if num_rows is not None:
+        sharding = Sharding.of(cut_evenly(num_rows, layout.num_slabs), devices)
+    # First all copies, then all work: a copy waits for the work that is under way.
     own, own_weights = _bring_inputs(layout, inputs, weights)
     results: dict[int, Array] = {}
 
-    def compute(number: int) -> Tree:
+    def compute_slab(number: int) -> Tree:
         slab = slabs[number]
         with devices.use(slab.home):
-            target = engine.xp.empty((slab.layout.record_format.shape[mode], rank), dtype)
-            in_order = [own[number].get(n, target) for n in range(len(factors))]
-            engine.mttkrp(slab.layout, in_order, mode, target, own_weights.get(slab.home))
+            own_rows = slab.layout.record_format.shape[mode] if num_rows is None else num_rows
+            target = engine.xp.empty((own_rows, rank), dtype)
+            compute(slab, own[number], own_weights.get(slab.home), target)
         results[number] = target
         return number
 
     if mode == layout.cut_mode:
         for number in range(len(slabs)):
-            compute(number)
+            compute_slab(number)
         return RowShards(list(results.values()), sharding)
 
     def add(a: Tree, b: Tree) -> Tree:
@@ -241,7 +316,7 @@ def mttkrp_shards(
             engine.add_rows(results[a], results.pop(b))
         return a
 
-    tree = fold_tree(map(compute, range(len(slabs))), add)
+    tree = fold_tree(map(compute_slab, range(len(slabs))), add)
     return _add_blocks(engine, results, tree, sharding)
 
 

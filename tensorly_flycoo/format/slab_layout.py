@@ -274,12 +274,13 @@ class SlabLayout:
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         """Make a layout in the same order with ``function(values)`` and `scale` times the norm."""
-        slabs = []
-        for slab in self.slabs:
-            with self.devices.use(slab.home):
-                slabs.append(slab._replace(layout=slab.layout.map_values(function, scale)))
+        slabs = [self._map_slab(slab, function, scale) for slab in self.slabs]
         arguments = (self.record_format, self.num_slabs, self.cut_mode, slabs)
         return type(self)(*arguments, self.norm * scale, self._primitives, self.devices)
+
+    def _map_slab(self, slab: Slab, function: Callable[[Array], Array], scale: float) -> Slab:
+        with self.devices.use(slab.home):
+            return slab._replace(layout=slab.layout.map_values(function, scale))
 
 
 class SpreadLayout(SlabLayout):

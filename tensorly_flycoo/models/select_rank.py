@@ -316,7 +316,7 @@ def _measure(x: FlycooTensor, model: CPTensor, mask: Any, loss: str) -> float:
         return cp_fit(x, model, mask=mask).relative_error
     weights, factors = model
     xp = x._engine.xp
-    mean = sum_values(x._layout, xp) / num_cells(x.shape)
+    mean = sum_values(x._layout, x._engine) / num_cells(x.shape)
     floor = xp.full(1, _FLOOR * mean, x.dtype)
     raised = [
         xp.concatenate([factor, xp.ones((factor.shape[0], 1), x.dtype)], axis=1)

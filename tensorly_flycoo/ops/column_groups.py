@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..array_modules import Array
-from ..devices import assign_homes
 from ..format.ordering import take_marked
 from ..format.partition import count_rows, find_edges, list_rows
-from ..tensor.pieces import Piece, iterate_pieces
 from .shared_columns import Entries
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
+    from ..format.layout import Layout
     from ..format.packing import RecordFormat
-    from ..format.slab_layout import AnyLayout, SlabLayout
+    from ..format.slab_layout import AnyLayout, Slab, SlabLayout
 
 
 @contextlib.contextmanager
@@ -44,66 +43,105 @@ def hold_columns(
         yield records, places
 
 
+def list_entries(engine: Engine, layout: AnyLayout, mode: int) -> Entries:
+    """List the nonzeros column by column, in an order that does not depend on the layout."""
+    with hold_columns(layout, mode, engine) as (records, places):
+        return Entries(*engine.split_columns(records, layout.record_format, mode, places))
+
+
 def iterate_groups(layout: SlabLayout, mode: int, engine: Engine) -> Iterator[tuple[int, Entries]]:
-    """Yield for each group of columns its device, and its nonzeros there.
+    """Yield for each group of columns its device, and its nonzeros there, as `Devices.run` does.
 
     They depend on the nonzeros and the number of slabs only. Rows are those of the whole tensor.
-    At any time there is one group, and what it is made from.
+    At any time there is one group, and what it is made from; along the cut mode one on each device.
     """
     if mode == layout.cut_mode:
         yield from _iterate_across_slabs(layout, engine)
         return
     for slab in layout.slabs:
-        with layout.devices.use(slab.home), hold_columns(slab.layout, mode, engine) as held:
-            entries = _split(*held, slab.layout.record_format, mode, engine)
-        yield slab.home, entries
-        del entries
-
-
-def _split(
-    records: Array, places: Array | None, record_format: RecordFormat, mode: int, engine: Engine
-) -> Entries:
-    return Entries(*engine.split_columns(records, record_format, mode, places))
+        yield slab.home, layout.devices.run(slab.home, list_entries, engine, slab.layout, mode)
 
 
 def _iterate_across_slabs(layout: SlabLayout, engine: Engine) -> Iterator[tuple[int, Entries]]:
     """Yield what `iterate_groups` does, for the cut mode."""
-    record_format, mode = layout.record_format, layout.cut_mode
+    record_format, mode, devices = layout.record_format, layout.cut_mode, layout.devices
     others = [n for n in range(record_format.ndim) if n != mode]
-    # Within a slab the order of the records depends on what was computed before: sort by all modes.
-    modes = [mode, *others]
     split_mode = max(others, key=lambda n: record_format.shape[n], default=None)
     groups = [None] if split_mode is None else _cut_evenly(layout, split_mode, engine)
-    for rows, home in zip(groups, assign_homes(len(groups), layout.devices.count), strict=True):
-        pieces = iterate_pieces(layout, engine.xp)
-        parts = [_take_rows(piece, record_format, split_mode, rows, engine) for piece in pieces]
-        (records,) = layout.devices.gather([(parts, home)])
-        del parts
-        with layout.devices.use(home):
-            places = engine.sort_places(records, record_format, modes)
-            entries = _split(records, places, record_format, mode, engine)
-            del records, places
-        yield home, entries
-        del entries
+    for first in range(0, len(groups), devices.count):
+        requests = []
+        for home, rows in enumerate(groups[first : first + devices.count]):
+            parts = [_take_part(layout, slab, split_mode, rows, engine) for slab in layout.slabs]
+            requests.append((parts, home))
+            del parts
+        gathered = devices.gather(requests)
+        del requests
+        for home in range(len(gathered)):
+            arguments = (engine, gathered[home], record_format, mode)
+            gathered[home] = None
+            entries = devices.run(home, _sort_columns, *arguments)
+            del arguments
+            yield home, entries
+            del entries
 
 
 def _cut_evenly(layout: SlabLayout, mode: int, engine: Engine) -> list[range]:
     """Cut a mode into rows with about equally many nonzeros, one part for each slab."""
-    counts = np.zeros(layout.record_format.shape[mode], np.int64)
-    for piece in iterate_pieces(layout, engine.xp):
-        with piece.hold_records() as records:
-            rows = piece.read_rows(records, mode)
-            counts += layout.devices.fetch(count_rows(rows, counts.size))
+    devices, counts = layout.devices, np.zeros(layout.record_format.shape[mode], np.int64)
+
+    def count() -> Iterator[Array]:
+        for slab in layout.slabs:
+            yield devices.run(slab.home, _count_rows, engine, slab.layout, mode)
+
+    for own in devices.launch(count()):
+        counts += devices.fetch(own)
     return list_rows(find_edges(counts, layout.num_slabs))
 
 
-def _take_rows(
-    piece: Piece, record_format: RecordFormat, mode: int | None, rows: range | None, engine: Engine
+def _take_part(
+    layout: SlabLayout, slab: Slab, mode: int | None, rows: range | None, engine: Engine
 ) -> Array:
-    """Copy the nonzeros of a slab that have one of `rows`, as records of the whole tensor."""
-    with piece.hold_records() as records:
+    """Copy the nonzeros of a slab that have one of `rows`, on its device."""
+    options = (mode, rows, layout.cut_mode, slab.rows.start, layout.record_format)
+    return layout.devices.run(slab.home, _take_rows, engine, slab.layout, *options)
+
+
+# On the device of a slab or a group
+
+
+def _count_rows(engine: Engine, layout: Layout, mode: int) -> Array:
+    with layout.hold_records() as records:
+        rows = layout.record_format.rows(records, mode, engine.xp)
+        return count_rows(rows, layout.record_format.shape[mode])
+
+
+def _take_rows(
+    engine: Engine,
+    layout: Layout,
+    mode: int | None,
+    rows: range | None,
+    cut_mode: int,
+    start: int,
+    record_format: RecordFormat,
+) -> Array:
+    """Copy the nonzeros that have one of `rows` of a mode, as records of the whole tensor."""
+    xp, own_format = engine.xp, layout.record_format
+    with layout.hold_records() as records:
         if mode is not None and rows is not None:
-            numbers = piece.read_rows(records, mode)
+            numbers = own_format.rows(records, mode, xp)
             records = take_marked(records, (numbers >= rows.start) & (numbers < rows.stop))
-        arguments = (piece.read_coords(records), piece.read_values(records))
-        return record_format.pack(*arguments, engine.xp, engine.block_size)
+        coords = own_format.coords(records, xp)
+        coords[cut_mode] += start
+        return record_format.pack(coords, own_format.values(records), xp, engine.block_size)
+
+
+def _sort_columns(
+    engine: Engine, records: Array, record_format: RecordFormat, mode: int
+) -> Entries:
+    """List the nonzeros column by column.
+
+    Within a slab the order of the records depends on what was computed before: sort by all modes.
+    """
+    others = [n for n in range(record_format.ndim) if n != mode]
+    places = engine.sort_places(records, record_format, [mode, *others])
+    return Entries(*engine.split_columns(records, record_format, mode, places))

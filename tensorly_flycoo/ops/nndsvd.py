@@ -89,8 +89,13 @@ def _find_right_norms(unfolding: Unfolding, left: Array, values: Array) -> Array
         by_sign = xp.stack([square @ weights for square in gram.squares])
         squares += by_sign if sign == 0 else by_sign[::-1]
     block = xp.ascontiguousarray(left[gram.rows].astype(gram.dtype))
-    for right in gram.iterate_right_products(block):
-        for target, part in zip(squares, (np.maximum(right, 0), np.minimum(right, 0)), strict=True):
-            target += (part.astype(np.float64) ** 2).sum(axis=0)
+    for part in gram.reduce_right_products(block, _sum_squares_by_sign):
+        squares += part
     norms = scale * np.sqrt(squares)
     return (norms / xp.where(values > 0, values, 1)).astype(left.dtype)
+
+
+def _sum_squares_by_sign(right: Array) -> Array:
+    """Sum the squares of the positive and of the negative elements of each column: (2, R)."""
+    parts = (np.maximum(right, 0), np.minimum(right, 0))
+    return array_module(right).stack([(p.astype(np.float64) ** 2).sum(axis=0) for p in parts])

@@ -1,14 +1,20 @@
 """Sampled fibres and entries of a sparse tensor, found by bisection in its sorted nonzeros."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from ..array_modules import Array
 from ..linalg.sparse_matrices import make_csc, multiply
 from ..tensor.tensor import FlycooTensor
+
+if TYPE_CHECKING:
+    from ..engines.protocol import Engine
+    from ..format.slab_layout import AnyLayout
 
 
 class NonzeroSampler:
@@ -37,11 +43,22 @@ class NonzeroSampler:
     """
 
     def __init__(self, x: FlycooTensor) -> None:
-        self.shape, self.ndim, self.nnz, self.dtype = x.shape, x.ndim, x.nnz, x.dtype
-        self._xp, self._record_format = x._engine.xp, x._layout.record_format
-        self._primitives = x._engine
-        with x._layout.hold_order(0, self._primitives) as (records, places):
-            self._records = records if places is None else self._primitives.gather(records, places)
+        self._take(x._layout, x._engine)
+
+    @classmethod
+    def of_layout(cls, layout: AnyLayout, engine: Engine) -> Self:
+        """Make the sampler of a tensor's layout, or of a slab's."""
+        sampler = object.__new__(cls)
+        sampler._take(layout, engine)
+        return sampler
+
+    def _take(self, layout: AnyLayout, engine: Engine) -> None:
+        self._record_format = layout.record_format
+        self.shape, self.ndim = self._record_format.shape, self._record_format.ndim
+        self.nnz, self.dtype = layout.nnz, self._record_format.dtype
+        self._xp, self._primitives = engine.xp, engine
+        with layout.hold_order(0, engine) as (records, places):
+            self._records = records if places is None else engine.gather(records, places)
 
     @functools.cached_property
     def _orders(self) -> list[Array]:
@@ -71,6 +88,17 @@ class NonzeroSampler:
         records = self._records[first[is_stored]]
         entries[is_stored] = self._record_format.values(records)
         return entries
+
+    def omit(self, coords: Sequence[Array]) -> tuple[Array, Array]:
+        """Return the coordinates (ndim, n) and values (n,) of the nonzeros but those at `coords`.
+
+        They are sorted by modes 0, 1, ..., ndim - 1.
+        """
+        first, last = self._find(None, dict(enumerate(coords)))
+        is_kept = self._xp.ones(self.nnz, bool)
+        is_kept[first[first < last]] = False
+        kept, values = self.take(is_kept)
+        return kept, values.copy()  # not a view of records
 
     def fibres(self, mode: int, coords: Mapping[int, Array]) -> Any:
         """Return fibres of a mode as the columns of a CSC matrix (I_mode, count).
@@ -120,6 +148,27 @@ class NonzeroSampler:
                 is_before |= is_equal
             low, high = xp.where(is_before, middle + 1, low), xp.where(is_before, high, middle)
         return low
+
+
+@functools.singledispatch
+def split_entries(layout: AnyLayout, x: FlycooTensor, coords: Array) -> tuple[Array, FlycooTensor]:
+    """Return the entries (count,) of a tensor at coords (ndim, count), and the tensor without them.
+
+    It is `x` itself if it has no nonzeros there.
+
+    Parameters
+    ----------
+    layout : Layout or SlabLayout
+        That of `x`.
+    x : FlycooTensor
+    coords : int64 array (ndim, count)
+        On the device of `x`, without duplicates.
+    """
+    sampler = NonzeroSampler(x)
+    entries = sampler.entries(coords)
+    if not (entries != 0).any():
+        return entries, x
+    return entries, x._rebuild(*sampler.omit(coords))
 
 
 def fit_fibres(matrix: Array, fibres: Any, weights: Array | None = None) -> Array:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -65,18 +65,37 @@ class SharedColumns:
         self.num_columns = int(self._coords[0, -1]) + 1 if self.num_nonzeros else 0
         self.dtype = np.dtype(np.float64)
 
-    def form_gram(self, diagonal: Array) -> Array:
+    @property
+    def num_parts(self) -> int:
+        """In how many parts the columns are multiplied."""
+        return -(-self.num_columns // self._columns_at_once)
+
+    @property
+    def _columns_at_once(self) -> int:
+        return max(_COLUMNS_AT_ONCE, self.rows.size)
+
+    def form_gram(self, diagonal: Array | None = None) -> Array:
         """Return the Gram matrix of the rows, float64, plus a diagonal; see `Engine.gram`."""
+        if diagonal is None:
+            diagonal = self._engine.xp.zeros(self.rows.size)
         return self._engine.gram(self._coords, self._values, diagonal)
+
+    def multiply_gram(self, block: Array) -> Array:
+        """Return the product of the Gram matrix and a block (size, k)."""
+        total = self._engine.xp.zeros(block.shape, self.dtype)
+        self.add_gram_product(total, block)
+        return total
 
     def add_gram_product(self, total: Array, block: Array) -> None:
         """Add the product of the Gram matrix and a block (size, k) to `total`, in place."""
         for columns in self._tensors:
             total += self._multiply(columns, self._multiply(columns, block, 0), 1)
 
-    def iterate_right_products(self, block: Array) -> Iterator[Array]:
-        """Yield the product of some columns at a time, transposed, and a block: (n, k)."""
-        return (self._multiply(columns, block, 0) for columns in self._tensors)
+    def reduce_right_product(
+        self, number: int, block: Array, function: Callable[[Array], Any]
+    ) -> Any:
+        """Apply a function to the product of a part, transposed, and a block: (n, k)."""
+        return function(self._multiply(self._tensors[number], block, 0))
 
     def _multiply(self, columns: Layout, block: Array, mode: int) -> Array:
         """Multiply columns by a block with a row for each row of theirs (mode 0), or back."""
@@ -90,8 +109,7 @@ class SharedColumns:
     def _tensors(self) -> list[Layout]:
         """The columns, some at a time, as tensors (num_columns, size)."""
         coords, values, xp = self._coords, self._values, self._engine.xp
-        size = self.rows.size
-        step = max(_COLUMNS_AT_ONCE, size)
+        size, step = self.rows.size, self._columns_at_once
         firsts, places, tensors = range(0, self.num_columns, step), [0], []
         if len(firsts) > 1:
             places = xp.searchsorted(coords[0], xp.asarray(firsts)).tolist()

@@ -2,13 +2,15 @@
 
 Squares of values alone in their columns, Gram matrices and products with them add over the groups
 of `column_groups`. They are added on the first device, one group after the other, so that results
-depend on the number of slabs only.
+depend on the number of slabs only. What is computed for a group is computed on its device, which
+may be in another process: see `Devices.run`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -32,12 +34,40 @@ if TYPE_CHECKING:
 _ROWS_AT_ONCE = 256
 
 
+class _Sums(NamedTuple):
+    """What is added over the groups, and the shared columns of one, on its device.
+
+    Attributes
+    ----------
+    home : int
+    shared : SharedColumns
+        Or what stands for them.
+    total : float
+    squares : float64 array (2, num_rows)
+    rows : int64 array (size,)
+        Those with nonzeros in shared columns.
+    num_columns, num_shared : int
+        All columns that are not empty, and the shared ones.
+    num_parts : int
+    """
+
+    home: int
+    shared: Any
+    total: float
+    squares: Array
+    rows: Array
+    num_columns: int
+    num_shared: int
+    num_parts: int
+
+
 class _Group(NamedTuple):
     """Shared columns on one device, and the places of their rows among the coupled rows."""
 
     home: int
-    shared: SharedColumns
+    shared: Any
     slots: Array
+    num_parts: int
 
 
 class SlabGram(UnfoldingGram):
@@ -67,7 +97,7 @@ class SlabGram(UnfoldingGram):
         self, x: FlycooTensor, mode: int, scale: float, dtype: DTypeLike, is_exact: bool
     ) -> None:
         assert isinstance(x._layout, SlabLayout)
-        _check_memory(x, mode)
+        check_memory(x._layout, x, mode)
         self._engine, self._is_exact = x._engine, is_exact
         self._layout, self._mode, self._scale = x._layout, mode, scale
         xp, num_rows = self._engine.xp, x.shape[mode]
@@ -75,66 +105,101 @@ class SlabGram(UnfoldingGram):
         self._forms_at_once = is_cheap_to_form(self._engine, num_rows, x.nnz // 2)
         self._gram = xp.zeros((num_rows, num_rows)) if self._forms_at_once else None
         self.total, self.squares = 0.0, xp.zeros((2, num_rows))
-        is_coupled, few, kept = xp.zeros(num_rows, bool), _FewColumns(), []
-        for home, entries in iterate_groups(self._layout, mode, self._engine):
-            shared = self._add_group(home, entries, few)
-            is_coupled[self._bring(shared.rows)] = True
-            if not self._forms_at_once:
-                kept.append((home, shared))
-            del entries, shared
+        is_coupled, counts, kept = xp.zeros(num_rows, bool), [], []
+        for sums in self._iterate_sums():
+            self.total += sums.total
+            self.squares += sums.squares
+            is_coupled[sums.rows] = True
+            counts.append((sums.num_columns, sums.num_shared))
+            if self._gram is not None:
+                self._add_gram(self._gram, sums.home, sums.shared, sums.rows)
+            else:
+                kept.append(sums._replace(squares=None))
+            del sums
         self.rows = xp.flatnonzero(is_coupled)
         self.size = int(self.rows.size)
         self.dtype = choose_dtype(self.size, dtype)
         self._diagonal = self._engine.add_signs(self.squares, self.rows)
-        self._groups = [self._number_rows(home, shared, is_coupled) for home, shared in kept]
-        self._num_columns = sum(group.shared.num_columns for group in self._groups)
+        self._groups = [self._number_rows(sums, is_coupled) for sums in kept]
+        num_columns, self._num_shared = (sum(own) for own in zip(*counts, strict=True))
         if self._gram is not None and self.size < num_rows:
             self._gram = self._gram[self.rows[:, None], self.rows]
-        self.columns = few.build(self._layout, num_rows, self._engine)
+        is_few = 0 < num_columns <= MAX_GRAM_SIZE and num_columns < self._count_used_rows()
+        self.columns = self._build_columns([own[0] for own in counts]) if is_few else None
 
-    def _bring(self, array: Array) -> Array:
-        return self._layout.devices.bring(array, 0)
+    def _count_used_rows(self) -> int:
+        return self.squares.shape[1] - int(self._layout.find_empty_rows(self._mode).size)
 
-    def _add_group(self, home: int, entries: Entries, few: _FewColumns) -> SharedColumns:
-        """Add the sums of a group; return its shared columns."""
-        num_rows, scale, engine = self.squares.shape[1], self._scale, self._engine
-        with self._layout.devices.use(home):
-            total = float(entries.values.sum()) / scale
-            squares = engine.sum_single_squares(*entries, num_rows, scale)
-            shared = SharedColumns(entries, scale, num_rows, engine)
-            few.add(entries, shared, scale, self._layout)
-        self.total += total
-        self.squares += self._bring(squares)
-        if self._gram is not None:
-            self._add_gram(self._gram, home, shared, shared.rows)
-        return shared
+    def _build_columns(self, counts: list[int]) -> SlabLayout:
+        """Build the transposed matrix from the groups, which have `counts` columns."""
+        engine, scale, run = self._engine, self._scale, self._layout.devices.run
 
-    def _add_gram(self, gram: Array, home: int, shared: SharedColumns, places: Array) -> None:
+        def place() -> Iterator[tuple[Array, Array]]:
+            first = 0
+            for count, (home, entries) in zip(counts, self._iterate_groups(), strict=True):
+                yield run(home, _number_columns, engine, entries, first, scale)
+                del entries
+                first += count
+
+        shape = (sum(counts), self.squares.shape[1])
+        return build_in_slabs(self._layout, place(), shape, engine)
+
+    def _iterate_groups(self) -> Iterator[tuple[int, Entries]]:
+        return iterate_groups(self._layout, self._mode, self._engine)
+
+    def _iterate_sums(self) -> Iterator[_Sums]:
+        """List the columns of all groups, on their devices."""
+        devices = self._layout.devices
+        for home, shared, parts in devices.launch(self._start_sums()):
+            total, squares, rows, counts = devices.collect(parts)
+            yield _Sums(
+                home, shared, float(total[0]) / self._scale, squares, rows, *counts.tolist()
+            )
+            del shared, parts, squares
+
+    def _start_sums(self) -> Iterator[tuple[int, Any, list[Array]]]:
+        """Yield each group's device, its shared columns, and what `_Sums` has of it, there."""
+        num_rows, engine = self.squares.shape[1], self._engine
+        for home, entries in self._iterate_groups():
+            run = functools.partial(self._layout.devices.run, home)
+            total = run(_add_values, entries)
+            squares = run(_sum_squares, engine, entries, num_rows, self._scale)
+            shared = run(SharedColumns, entries, self._scale, num_rows, engine)
+            counts, rows = run(_count_columns, entries, shared), run(getattr, shared, "rows")
+            del entries
+            yield home, shared, [total, squares, rows, counts]
+            del shared, squares
+
+    def _add_gram(self, gram: Array, home: int, shared: Any, places: Array) -> None:
         """Add the Gram matrix of a group at the places of its rows, in place."""
         if places.size == 0:
             return
-        with self._layout.devices.use(home):
-            part = shared.form_gram(self._engine.xp.zeros(shared.rows.size))
-        places, part = self._bring(places), self._bring(part)
+        part = self._run(home, SharedColumns.form_gram, shared)
         for start in range(0, part.shape[0], _ROWS_AT_ONCE):  # each addition copies its rows
             block = slice(start, start + _ROWS_AT_ONCE)
             gram[places[block, None], places] += part[block]
 
-    def _number_rows(self, home: int, shared: SharedColumns, is_coupled: Array) -> _Group:
-        slots = (self._engine.xp.cumsum(is_coupled) - 1)[self._bring(shared.rows)]
-        shared.dtype = self.dtype
-        return _Group(home, shared, slots)
+    def _run(self, home: int, function: Callable[..., Any], *args: Any) -> Array:
+        """Call a function on a device; bring its result to the first one."""
+        devices = self._layout.devices
+        (result,) = devices.collect([devices.run(home, function, *args)])
+        return result
+
+    def _number_rows(self, sums: _Sums, is_coupled: Array) -> _Group:
+        slots = (self._engine.xp.cumsum(is_coupled) - 1)[sums.rows]
+        self._layout.devices.run(sums.home, setattr, sums.shared, "dtype", self.dtype)
+        return _Group(sums.home, sums.shared, slots, sums.num_parts)
 
     # Of the coupled rows
 
     def is_cheap_to_form(self) -> bool:
-        cheap = is_cheap_to_form(self._engine, self.size, self._num_columns)
+        cheap = is_cheap_to_form(self._engine, self.size, self._num_shared)
         return self._forms_at_once or cheap
 
     def form(self) -> Array:
         xp = self._engine.xp
         gram = xp.zeros((self.size, self.size)) if self._gram is None else self._gram.copy()
-        for home, shared, slots in self._groups:
+        for home, shared, slots, _ in self._groups:
             self._add_gram(gram, home, shared, slots)
         places = xp.arange(self.size)
         gram[places, places] += self._diagonal
@@ -146,92 +211,111 @@ class SlabGram(UnfoldingGram):
         if self._gram is not None:
             lower = xp.tril(self._gram)
             total += lower @ block + xp.tril(lower, -1).T @ block
-        for home, shared, slots in self._groups:
-            own_block = xp.ascontiguousarray(block[slots])
-            with devices.use(home):
-                product = xp.zeros(own_block.shape, self.dtype)
-                shared.add_gram_product(product, devices.bring(own_block, home))
-            total[slots] += self._bring(product)
+        products = devices.launch(self._start_product(group, block) for group in self._groups)
+        for group, product in zip(self._groups, products, strict=True):
+            total[group.slots] += devices.collect([product])[0]
         return total
 
-    def iterate_right_products(self, block: Array) -> Iterator[Array]:
-        """Yield ``A.T @ block`` for some shared columns at a time, each on the first device."""
-        devices, xp = self._layout.devices, self._engine.xp
-        for home, shared, slots in self._iterate_shared():
-            own_block = xp.ascontiguousarray(block[slots])
-            with devices.use(home):
-                products = shared.iterate_right_products(devices.bring(own_block, home))
-            while True:
-                with devices.use(home):
-                    product = next(products, None)
-                if product is None:
-                    break
-                yield self._bring(product)
+    def _start_product(self, group: _Group, block: Array) -> Array:
+        own_block = self._bring_rows(group, block)
+        arguments = (SharedColumns.multiply_gram, group.shared, own_block)
+        return self._layout.devices.run(group.home, *arguments)
+
+    def _bring_rows(self, group: _Group, block: Array) -> Array:
+        """Return the rows of a group, on its device."""
+        own_block = self._engine.xp.ascontiguousarray(block[group.slots])
+        return self._layout.devices.bring(own_block, group.home)
+
+    def reduce_right_products(
+        self, block: Array, function: Callable[[Array], Array]
+    ) -> Iterator[Array]:
+        devices = self._layout.devices
+        for part in devices.launch(self._start_right_products(block, function)):
+            yield devices.collect([part])[0]
+
+    def _start_right_products(
+        self, block: Array, function: Callable[[Array], Array]
+    ) -> Iterator[Array]:
+        for group in self._iterate_shared():
+            own_block = self._bring_rows(group, block)
+            for number in range(group.num_parts):
+                arguments = (group.shared, number, own_block, function)
+                run = self._layout.devices.run
+                yield run(group.home, SharedColumns.reduce_right_product, *arguments)
 
     def _iterate_shared(self) -> Iterator[_Group]:
         """Yield the groups; list them again if they are not kept."""
         if not self._forms_at_once:
             yield from self._groups
             return
-        num_rows, engine = self.squares.shape[1], self._engine
-        is_coupled = engine.xp.zeros(num_rows, bool)
+        is_coupled = self._engine.xp.zeros(self.squares.shape[1], bool)
         is_coupled[self.rows] = True
-        for home, entries in iterate_groups(self._layout, self._mode, engine):
-            with self._layout.devices.use(home):
-                shared = SharedColumns(entries, self._scale, num_rows, engine)
-            del entries
-            yield self._number_rows(home, shared, is_coupled)
+        for sums in self._iterate_sums():
+            yield self._number_rows(sums, is_coupled)
+            del sums
 
 
-def _check_memory(x: FlycooTensor, mode: int) -> None:
+@functools.singledispatch
+def check_memory(layout: SlabLayout, x: FlycooTensor, mode: int) -> None:
     """Refuse at once what does not fit if nonzeros are spread evenly; others need more."""
     sizes = (x._engine, x.shape, x.nnz, x.dtype)
-    needed, free = count_svd_nbytes(*sizes, mode, 1, x.slabs), None
-    if needed > SURELY_FREE_NBYTES:
-        free = x._engine.count_free_nbytes()
-    if free is not None and needed > free:
+    refuse_excess(x, mode, count_svd_nbytes(*sizes, mode, 1, x.slabs))
+
+
+def refuse_excess(x: FlycooTensor, mode: int, nbytes: int) -> None:
+    """Refuse singular vectors that need more bytes than are free here."""
+    free = x._engine.count_free_nbytes() if nbytes > SURELY_FREE_NBYTES else None
+    if free is not None and nbytes > free:
         raise RefusedMemory(
-            f"singular vectors of mode {mode} need about {format_nbytes(needed)} on "
+            f"singular vectors of mode {mode} need about {format_nbytes(nbytes)} on "
             f"{x.device!r}, and {format_nbytes(free)} is free: use init='random', which needs none"
         )
 
 
-class _FewColumns:
-    """All nonzeros on the host, as long as they are in at most 8192 columns.
+@functools.singledispatch
+def build_in_slabs(
+    layout: SlabLayout,
+    parts: Iterable[tuple[Array, Array]],
+    shape: tuple[int, int],
+    engine: Engine,
+) -> SlabLayout:
+    """Build a matrix from coords (2, n) and values (n,), in as many slabs as another tensor.
 
-    They are the columns, rows and values of each group; None if there are more columns.
+    They pass through the host.
     """
+    found = []
+    for part in parts:
+        found.append([layout.devices.fetch(array) for array in part])
+        del part
+    coords, values = (np.concatenate(own, axis=-1) for own in zip(*found, strict=True))
+    del found
+    coords, values = engine.receive(coords, values)
+    record_format = engine.choose_cut(shape, values.dtype).record_format
+    options = (record_format, layout.num_slabs, engine.choose_cut, engine, layout.devices)
+    return type(layout).build(LAYOUT_CLASSES["replicated"], coords, values, *options)
 
-    def __init__(self) -> None:
-        self._nonzeros: list[tuple[np.ndarray, np.ndarray, np.ndarray]] | None = []
-        self._num_columns = 0
 
-    def add(
-        self, entries: Entries, shared: SharedColumns, scale: float, layout: SlabLayout
-    ) -> None:
-        """Add a group, on its device."""
-        first = self._num_columns
-        num_singles = entries.values.size - shared.num_nonzeros
-        self._num_columns += num_singles + shared.num_columns
-        if self._num_columns > MAX_GRAM_SIZE:
-            self._nonzeros = None
-        if self._nonzeros is not None:
-            is_first, rows, values = map(layout.devices.fetch, entries)
-            columns = np.cumsum(is_first[:-1]) + (first - 1)
-            self._nonzeros.append((columns, rows.astype(np.int64), values / scale))
+# On the device of a group
 
-    def build(self, layout: SlabLayout, num_rows: int, engine: Engine) -> SlabLayout | None:
-        """Build the transposed matrix, in as many slabs and on the same devices as a layout.
 
-        Return None if columns are not few, or no fewer than the rows with nonzeros.
-        """
-        if self._nonzeros is None:
-            return None
-        columns, rows, values = map(np.concatenate, zip(*self._nonzeros, strict=True))
-        if not 0 < self._num_columns < np.unique(rows).size:
-            return None
-        coords, values = engine.receive(np.stack([columns, rows]), values)
-        shape = (self._num_columns, num_rows)
-        record_format = engine.choose_cut(shape, values.dtype).record_format
-        options = (record_format, layout.num_slabs, engine.choose_cut, engine, layout.devices)
-        return type(layout).build(LAYOUT_CLASSES["replicated"], coords, values, *options)
+def _add_values(entries: Entries) -> Array:
+    return entries.values.sum(keepdims=True)
+
+
+def _sum_squares(engine: Engine, entries: Entries, num_rows: int, scale: float) -> Array:
+    return engine.sum_single_squares(*entries, num_rows, scale)
+
+
+def _count_columns(entries: Entries, shared: SharedColumns) -> np.ndarray:
+    """Count the columns, the shared ones, and their parts; on the host."""
+    num_columns = int(entries.is_first[:-1].sum())
+    return np.array([num_columns, shared.num_columns, shared.num_parts])
+
+
+def _number_columns(
+    engine: Engine, entries: Entries, first: int, scale: float
+) -> tuple[Array, Array]:
+    """Return the coordinates of the transposed matrix, whose columns begin at `first`."""
+    is_first, rows, values = entries
+    columns = engine.xp.cumsum(is_first[:-1]) + (first - 1)
+    return engine.xp.stack([columns, rows.astype(np.int64)]), values / scale

@@ -42,8 +42,7 @@ def count_svd_nbytes(
     """
     num_slabs = num_slabs or engine.choose_num_slabs(nnz)
     size, num_columns = shape[mode], math.prod(shape) // shape[mode]
-    num_shared = round(nnz * -math.expm1(-nnz / num_columns))
-    num_coupled = round(size * -math.expm1(-num_shared / size))
+    num_shared, num_coupled = _count_coupled(shape, nnz, mode)
     if num_slabs > 1 or engine.devices is not None:
         sizes = (num_slabs, num_shared, num_coupled)
         return _SlabWork(engine, shape, nnz, dtype, mode, rank, *sizes).count_nbytes()
@@ -53,6 +52,29 @@ def count_svd_nbytes(
     work = _count_eigen_nbytes(engine, num_coupled, num_shared, num_columns, dtype, rank)
     left = size * rank * dtype.itemsize + num_coupled * rank * dtype.itemsize
     return max(listing, kept + _SHARED_NBYTES * num_shared + max(work, left))
+
+
+def count_cluster_nbytes(
+    engine: Engine,
+    shape: Sequence[int],
+    nnz: int,
+    dtype: np.dtype,
+    mode: int,
+    rank: int,
+    num_slabs: int,
+    num_workers: int,
+) -> tuple[int, int]:
+    """Count what `count_svd_nbytes` does, of a tensor on a cluster: on the client, on a worker."""
+    sizes = (num_slabs, *_count_coupled(shape, nnz, mode))
+    work = _SlabWork(engine, shape, nnz, dtype, mode, rank, *sizes)
+    return work.count_client_nbytes(), work.count_worker_nbytes(num_workers)
+
+
+def _count_coupled(shape: Sequence[int], nnz: int, mode: int) -> tuple[int, int]:
+    """Count the nonzeros in shared columns, and the coupled rows, of nonzeros spread evenly."""
+    size, num_columns = shape[mode], math.prod(shape) // shape[mode]
+    num_shared = round(nnz * -math.expm1(-nnz / num_columns))
+    return num_shared, round(size * -math.expm1(-num_shared / size))
 
 
 def _count_listing_nbytes(engine: Engine, shape: Sequence[int], nnz: int, mode: int) -> int:
@@ -93,6 +115,39 @@ class _SlabWork:
         earlier = held - self._share(held)
         eigen = 8 * size + held + max(left, self._count_eigen_nbytes())
         return kept + max(earlier + self._listing_nbytes, eigen if self.num_coupled else left)
+
+    def count_client_nbytes(self) -> int:
+        """Count the bytes of what belongs to no group, if these are in other processes."""
+        size, coupled = self.shape[self.mode], self.num_coupled
+        kept = (_ROW_NBYTES + 1) * size
+        left = (size + coupled) * self.rank * self.dtype.itemsize
+        if is_cheap_to_form(self.engine, size, self.nnz // 2):
+            return kept + 8 * size**2 + max(8 * self._own_size**2, 8 * coupled**2, left)
+        if coupled and is_cheap_to_form(self.engine, coupled, self.num_shared // 2 + 1):
+            return kept + 8 * coupled**2 + max(8 * self._own_size**2, left)
+        dtype = choose_dtype(coupled, self.dtype)
+        num_blocks = _count_basis_blocks(coupled, self.rank, dtype) + 3 if coupled else 0
+        row_nbytes = choose_width(self.rank, coupled) * dtype.itemsize
+        return kept + 8 * size + max(left, num_blocks * coupled * row_nbytes)
+
+    def count_worker_nbytes(self, num_workers: int) -> int:
+        """Count the bytes at the peak of a worker with the most groups.
+
+        It keeps the shared columns of all, what is added over the groups until the client has it,
+        and of the cut mode the records that are on their way to two groups.
+        """
+        size, num_own = self.shape[self.mode], -(-self._num_groups // num_workers)
+        held = _SHARED_NBYTES * num_own * self._share(self.num_shared)
+        sums = num_own * (_ROW_NBYTES * size + 8 * self._own_size)
+        listing = held + sums + self._listing_nbytes
+        if self.mode == find_longest_mode(self.shape):
+            record_format = self.engine.choose_cut(self.shape, self.dtype).record_format
+            listing += 2 * record_format.record_nbytes * self._share(self.nnz)
+        if is_cheap_to_form(self.engine, self.num_coupled, self.num_shared // 2 + 1):
+            return max(listing, held + 2 * self._gram_nbytes)  # and the copy that is sent
+        tensor, building, row_nbytes, product = self._plan_products()
+        tensors = num_own * (tensor + product * row_nbytes)
+        return max(listing, held + tensors + max(0, building - tensor))
 
     @property
     def _num_groups(self) -> int:
@@ -144,19 +199,32 @@ class _SlabWork:
         num_columns = min(self._num_columns, self.num_shared // 2 + 1)
         if is_cheap_to_form(engine, size, num_columns):
             return 8 * size**2 + self._gram_nbytes
-        dtype = choose_dtype(size, self.dtype)
+        tensor, building, row_nbytes, product = self._plan_products()
+        tensors = engine.share_nbytes(self._num_groups * tensor, self.num_slabs)
+        num_blocks = _count_basis_blocks(size, self.rank, choose_dtype(size, self.dtype))
+        iterating = num_blocks * size * row_nbytes
+        iterating += max(3 * size * row_nbytes, size * row_nbytes + product * row_nbytes)
+        return max(tensors - tensor + building, tensors + iterating)
+
+    def _plan_products(self) -> tuple[int, int, int, int]:
+        """Count what products with the shared columns of a group take.
+
+        Returns
+        -------
+        tensor, building : int
+            The bytes of the columns as a tensor, and the most while it is built.
+        row_nbytes, num_rows : int
+            Those of a block, and the rows of the group's part of it, its product and that of its
+            columns.
+        """
+        size, dtype = self.num_coupled, choose_dtype(self.num_coupled, self.dtype)
+        num_columns = min(self._num_columns, self.num_shared // 2 + 1)
         own_shared, own_columns = self._share(self.num_shared), self._share(num_columns)
         own_size = max(1, self._own_size)
         options = (own_shared, (own_columns, own_size), dtype)
-        tensor, building = engine.estimate_layout("replicated", *options, 1)
-        tensors = engine.share_nbytes(self._num_groups * tensor, self.num_slabs)
+        tensor, building = self.engine.estimate_layout("replicated", *options, 1)
         row_nbytes = choose_width(self.rank, size) * dtype.itemsize
-        num_blocks = _count_basis_blocks(size, self.rank, dtype)
-        # A group's part of the block, its product and that of its columns.
-        product = (2 * own_size + max(own_size, own_columns)) * row_nbytes
-        iterating = num_blocks * size * row_nbytes
-        iterating += max(3 * size * row_nbytes, size * row_nbytes + product)
-        return max(tensors - tensor + building, tensors + iterating)
+        return tensor, building, row_nbytes, 2 * own_size + max(own_size, own_columns)
 
 
 def _count_eigen_nbytes(

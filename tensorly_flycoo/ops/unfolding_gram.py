@@ -9,7 +9,7 @@ tensor; it is a sparse tensor of two modes, and multiplying by it is MTTKRP.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -204,12 +204,19 @@ class UnfoldingGram:
         ``A @ A.T`` would.
         """
         weighted = block * np.sqrt(self._diagonal).astype(self.dtype)[:, None]
-        parts = (weighted, *self.iterate_right_products(block))
-        return np.sum([gram_of(part) for part in parts], axis=0)
+        parts = self.reduce_right_products(block, gram_of)
+        return np.sum([gram_of(weighted), *parts], axis=0)
 
-    def iterate_right_products(self, block: Array) -> Iterator[Array]:
-        """Yield ``A.T @ block`` for some of the shared columns at a time: (num_columns, k)."""
-        return self._shared.iterate_right_products(block)
+    def reduce_right_products(
+        self, block: Array, function: Callable[[Array], Array]
+    ) -> Iterator[Array]:
+        """Yield ``function(A.T @ block)`` for some shared columns at a time: of (num_columns, k).
+
+        It is called where these columns are, and its result brought to the first device, if it is
+        not on the host.
+        """
+        for number in range(self._shared.num_parts):
+            yield self._shared.reduce_right_product(number, block, function)
 
 
 def choose_dtype(size: int, dtype: DTypeLike) -> np.dtype:

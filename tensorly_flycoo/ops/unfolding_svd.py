@@ -15,7 +15,8 @@ from ..format.slab_layout import SlabLayout, SpreadLayout
 from ..linalg.leading_pairs import find_leading_squares, root_squares
 from ..linalg.tall_skinny import find_signs, qr
 from ..reporting import report
-from .column_groups import hold_columns
+from ..shards.whole_factors import gather
+from .column_groups import list_entries
 from .lazy import LazyArray, ModeView
 from .shared_columns import Entries
 from .slab_gram import SlabGram
@@ -199,11 +200,7 @@ class Unfolding(LazyMatrix, ModeView):
 
     def list_entries(self) -> Entries:
         """List the nonzeros column by column, in an order that does not depend on the layout."""
-        x, mode = self.tensor, self.mode
-        layout, engine = x._layout, x._engine
-        with hold_columns(layout, mode, engine) as (records, places):
-            split = engine.split_columns(records, layout.record_format, mode, places)
-        return Entries(*split)
+        return list_entries(self.tensor._engine, self.tensor._layout, self.mode)
 
     @cached_property
     def gram(self) -> tuple[UnfoldingGram, float]:
@@ -263,7 +260,7 @@ def _find_pairs_from_columns(columns: FlycooTensor, rank: int) -> LeadingPairs:
     left = engine.xp.empty((columns.shape[1], count), columns.dtype)
     right = engine.xp.ascontiguousarray(right[:, :count])
     if isinstance(columns._layout, SpreadLayout):
-        left = engine.mttkrp_shards(columns._layout, [right, left], 1).gather(0)
+        left = gather(engine.mttkrp_shards(columns._layout, [right, left], 1))
     else:
         engine.mttkrp(columns._layout, [right, left], 1, left)
     # Rounding leaves the vectors of small values less than orthonormal.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable
 from numbers import Real
@@ -11,9 +12,10 @@ import numpy as np
 
 from ..array_modules import Array, is_cupy
 from ..checks import densify_error
-from ..format.ordering import compute_norm, has_true
+from .pieces import has_zeros, measure_values
 
 if TYPE_CHECKING:
+    from ..format.slab_layout import AnyLayout
     from .tensor import FlycooTensor
 
 
@@ -40,8 +42,8 @@ def scale(x: FlycooTensor, operation: Callable[[Any, Any], Any], scalar: object)
         lambda values: operation(values, factor), abs(operation(1.0, float(number)))
     )
     # Drop the explicit zeros that a factor of 0, or underflow, leaves.
-    if any(has_true(values == 0) for values in scaled._layout.iterate_values()):
-        return x._rebuild(*scaled._sorted_nonzeros())
+    if has_zeros(scaled._layout, scaled._engine):
+        return drop_zeros(scaled._layout, scaled)
     return scaled
 
 
@@ -145,15 +147,16 @@ def map_nonzeros(x: FlycooTensor, function: Callable[[Array], Array]) -> FlycooT
     ValueError
         If a result is not finite.
     """
-    engine, record_format = x._engine, x._layout.record_format
     layout = x._layout.map_values(function, 0.0)
-    with layout.hold_order(0, engine) as (records, places):
-        records = records if places is None else engine.gather(records, places)
-    values = record_format.values(records)
-    if has_true(values == 0):
-        return x._rebuild(record_format.coords(records, engine.xp), values)
-    layout.norm = compute_norm(values, engine)
-    return x._replace_layout(layout)
+    layout.norm, stores_zeros = measure_values(layout, x._engine)
+    mapped = x._replace_layout(layout)
+    return drop_zeros(layout, mapped) if stores_zeros else mapped
+
+
+@functools.singledispatch
+def drop_zeros(layout: AnyLayout, x: FlycooTensor) -> FlycooTensor:
+    """Build a tensor, of this layout, without the zeros that it stores."""
+    return x._rebuild(*x._sorted_nonzeros())
 
 
 def add(x: FlycooTensor, other: FlycooTensor, sign: int, operation: str) -> FlycooTensor:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import weakref
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..array_modules import Array
-from .pieces import iterate_nonzeros
+from .pieces import Piece, map_pieces
 from .tensor import FlycooTensor
-
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
-    from ..format.slab_layout import AnyLayout
 
 #: Odd multipliers of the coordinates and the value: digits of pi, the golden ratio and others.
 _FIRST, _NEXT = 0x243F6A8885A308D3, 0x9E3779B97F4A7C15
@@ -46,18 +40,21 @@ def find_digest(x: FlycooTensor) -> str:
     (True, False)
     """
     if x not in _digests:
-        facts = (x.shape, x.dtype.name, x.nnz, sum_hashes(x._layout, x._engine))
+        facts = (x.shape, x.dtype.name, x.nnz, _sum_hashes(x))
         _digests[x] = hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
     return _digests[x]
 
 
-@functools.singledispatch
-def sum_hashes(layout: AnyLayout, engine: Engine) -> int:
+def _sum_hashes(x: FlycooTensor) -> int:
     """Add the hashes of all nonzeros, in any order, modulo 2**64."""
-    total, block_size = 0, _CPU_BLOCK if engine.xp is np else _GPU_BLOCK
-    for coords, values in iterate_nonzeros(layout, engine.xp, block_size):
+    return sum(int(part) for part in map_pieces(_hash_piece, x._layout, x._engine)) & _MASK
+
+
+def _hash_piece(piece: Piece) -> np.ndarray:
+    total, block_size = 0, _CPU_BLOCK if piece.xp is np else _GPU_BLOCK
+    for coords, values in piece.iterate_nonzeros(block_size):
         total += int(_hash(coords, values).sum())
-    return total & _MASK
+    return np.asarray(total & _MASK, np.uint64)
 
 
 def _hash(coords: Array, values: Array) -> Array:

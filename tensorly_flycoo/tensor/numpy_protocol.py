@@ -46,8 +46,10 @@ def apply_ufunc(
     if sum(is_tensor) != 1 or ufunc.nout != 1:
         raise densify_error(name, x.shape, USE_NONZEROS)
 
-    def function(values: Array) -> Array:
-        return ufunc(*(values if n else a for n, a in zip(is_tensor, operands, strict=True)))
+    numbers = [None if n else operand for n, operand in zip(is_tensor, operands, strict=True)]
+
+    def function(values: Array) -> Array:  # without `x`, as it may be sent to other processes
+        return ufunc(*(values if number is None else number for number in numbers))
 
     return map_elements(x, function, name)
 

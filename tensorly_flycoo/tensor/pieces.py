@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..array_modules import Array
+from ..checks import check_sums
 from ..devices import Devices, OneDevice
 from ..format.layout import Layout
+from ..format.ordering import compute_norm, has_true
 from ..format.slab_layout import AnyLayout, SlabLayout
+
+if TYPE_CHECKING:
+    from ..engines.protocol import Engine
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,22 @@ class Piece:
         """View the values (nnz,) inside the records."""
         return self.layout.record_format.values(records)
 
+    def iterate_nonzeros(self, block_size: int) -> Iterator[tuple[Array, Array]]:
+        """Yield coords (ndim, n) and values (n,), `block_size` nonzeros at a time, in any order.
+
+        Each block is on the piece's device, which is current meanwhile.
+        """
+        with self.hold_records() as records:
+            for start in range(0, records.shape[0], block_size):
+                block = records[start : start + block_size]
+                yield self.read_coords(block), self.read_values(block)
+
+    def read_sorted_values(self, engine: Engine) -> Array:
+        """Copy the values in the order of modes 0, 1, ..., ndim - 1."""
+        with self.devices.use(self.home), self.layout.hold_order(0, engine) as (records, places):
+            records = records if places is None else engine.gather(records, places)
+            return self.read_values(records).copy()
+
     def bring(self, array: Array) -> Array:
         """Return an array on the first device."""
         return self.devices.bring(array, 0)
@@ -62,15 +84,9 @@ class Piece:
 def iterate_nonzeros(
     layout: AnyLayout, xp: ModuleType, block_size: int
 ) -> Iterator[tuple[Array, Array]]:
-    """Yield coords (ndim, n) and values (n,), `block_size` nonzeros at a time, in any order.
-
-    Each block is on its slab's device, which is current meanwhile.
-    """
+    """Yield what `Piece.iterate_nonzeros` does, of all pieces."""
     for piece in iterate_pieces(layout, xp):
-        with piece.hold_records() as records:
-            for start in range(0, records.shape[0], block_size):
-                block = records[start : start + block_size]
-                yield piece.read_coords(block), piece.read_values(block)
+        yield from piece.iterate_nonzeros(block_size)
 
 
 def iterate_pieces(layout: AnyLayout, xp: ModuleType) -> Iterator[Piece]:
@@ -83,25 +99,115 @@ def iterate_pieces(layout: AnyLayout, xp: ModuleType) -> Iterator[Piece]:
         yield Piece(slab.layout, xp, layout.devices, slab.home, layout.cut_mode, start)
 
 
-def sum_values(layout: AnyLayout, xp: ModuleType) -> float:
+def map_pieces(
+    function: Callable[..., Array], layout: AnyLayout, engine: Engine, *args: Any
+) -> Iterator[Array]:
+    """Yield ``function(piece, *args)`` for each piece of a tensor.
+
+    It is called where the piece is, which may be in another process. Its result, an array, is
+    brought to the first device, if it is not on the host.
+    """
+    if not isinstance(layout, SlabLayout):
+        yield function(Piece(layout, engine.xp, OneDevice(engine.xp)), *args)
+        return
+    devices, cut_mode = layout.devices, layout.cut_mode
+
+    def start() -> Iterator[Array]:
+        for slab in layout.slabs:
+            place = (slab.layout, cut_mode, slab.rows.start)
+            yield devices.run(slab.home, call_with_piece, function, engine, *place, *args)
+
+    for result in devices.launch(start()):
+        yield devices.collect([result])[0]
+
+
+def call_with_piece(
+    function: Callable[..., Array],
+    engine: Engine,
+    layout: Layout,
+    cut_mode: int,
+    start: int,
+    *args: Any,
+) -> Array:
+    """Call a function of a slab, on the slab's device, which is the current one."""
+    piece = Piece(layout, engine.xp, OneDevice(engine.xp), 0, cut_mode, start)
+    return function(piece, *args)
+
+
+def sum_values(layout: AnyLayout, engine: Engine) -> float:
     """Add up the values, to the same bits in whatever order they lie.
 
     They are rounded to multiples of a power of 2, about ``2**-62`` of the largest value times their
     number. The sum of these is exact.
     """
-    largest = 0.0
-    for values in _iterate_values(layout, xp):
-        largest = max(largest, float(abs(values).max()))
-    shift, total = 62 - math.frexp(largest)[1] - layout.nnz.bit_length(), 0
-    for values in _iterate_values(layout, xp):
-        scaled = xp.ldexp(values.astype(np.float64), shift)
-        total += int(xp.rint(scaled).astype(np.int64).sum())
+    largest = max(float(value) for value in map_pieces(_find_largest, layout, engine))
+    shift = 62 - math.frexp(largest)[1] - layout.nnz.bit_length()
+    total = sum(int(part) for part in map_pieces(_sum_scaled, layout, engine, shift))
     return float(np.ldexp(float(total), -shift))
 
 
-def _iterate_values(layout: AnyLayout, xp: ModuleType) -> Iterator[Array]:
-    """Yield the values of one piece after the other, in any order, but no empty ones."""
-    for piece in iterate_pieces(layout, xp):
-        if piece.layout.nnz:
-            with piece.hold_records() as records:
-                yield piece.read_values(records)
+def _find_largest(piece: Piece) -> Array:
+    with piece.hold_records() as records:
+        values = piece.read_values(records)
+        return abs(values).max() if values.size else np.zeros(())
+
+
+def _sum_scaled(piece: Piece, shift: int) -> Array:
+    """Sum the values times a power of 2, as integers."""
+    with piece.hold_records() as records:
+        scaled = piece.xp.ldexp(piece.read_values(records).astype(np.float64), shift)
+        return piece.xp.rint(scaled).astype(np.int64).sum()
+
+
+def check_all_values(layout: AnyLayout, engine: Engine) -> None:
+    """Refuse values that are not finite."""
+    for _ in map_pieces(_check_values, layout, engine):
+        pass
+
+
+def _check_values(piece: Piece) -> np.ndarray:
+    for values in piece.layout.iterate_values():
+        check_sums(values)
+    return np.zeros(0)
+
+
+def sum_all(layout: AnyLayout, engine: Engine) -> float:
+    """Add up the values in float64, of each piece in the order of modes 0, 1, ..., ndim - 1."""
+    return sum(float(own) for own in map_pieces(_sum_sorted, layout, engine, engine))
+
+
+def _sum_sorted(piece: Piece, engine: Engine) -> Array:
+    return piece.read_sorted_values(engine).sum(dtype=np.float64)
+
+
+def find_extreme(layout: AnyLayout, engine: Engine, name: str) -> float:
+    """Find the "max" or "min" of the nonzeros, of which there must be some."""
+    found = [own for own in map_pieces(_find_extreme, layout, engine, name) if own.size]
+    return float(getattr(np, name)([float(own) for own in found]))
+
+
+def _find_extreme(piece: Piece, name: str) -> Array:
+    with piece.hold_records() as records:
+        values = piece.read_values(records)
+        return getattr(values, name)() if values.size else np.zeros(0)
+
+
+def has_zeros(layout: AnyLayout, engine: Engine) -> bool:
+    """Return whether any stored value is zero."""
+    return any(map_pieces(_has_zeros, layout, engine))
+
+
+def _has_zeros(piece: Piece) -> np.ndarray:
+    return np.array(any(has_true(values == 0) for values in piece.layout.iterate_values()))
+
+
+def measure_values(layout: AnyLayout, engine: Engine) -> tuple[float, bool]:
+    """Compute the norm, in the order of `sum_all`; return also whether any value is zero."""
+    norms, are_zero = zip(*map_pieces(_measure_values, layout, engine, engine), strict=True)
+    return math.hypot(*norms), any(are_zero)
+
+
+def _measure_values(piece: Piece, engine: Engine) -> np.ndarray:
+    """Return the norm, and 1 if any value is zero."""
+    values = piece.read_sorted_values(engine)
+    return np.array([compute_norm(values, engine), has_true(values == 0)])

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..array_modules import Array
+from .pieces import find_extreme, sum_all
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -56,8 +57,10 @@ def sum_modes(x: FlycooTensor, axis: int | Iterable[int] | None = None) -> Flyco
     >>> x.sum(axis=2).nonzeros()[1]
     array([2., 7.])
     """
-    coords, values = x._sorted_nonzeros()
-    return collect(x, coords, values, _list_modes(axis, x.ndim))
+    modes = _list_modes(axis, x.ndim)
+    if len(modes) == x.ndim:
+        return x._engine.xp.asarray(sum_all(x._layout, x._engine), x.dtype)[()]
+    return collect(x, *x._sorted_nonzeros(), modes)
 
 
 def average_modes(x: FlycooTensor, axis: int | Iterable[int] | None = None) -> FlycooTensor | Array:
@@ -183,12 +186,12 @@ def _find_extremes(x: FlycooTensor, axis: int | Iterable[int] | None, name: str)
     """Reduce by "max" or "min", whose ufuncs are "maximum" and "minimum"."""
     gone, xp = _list_modes(axis, x.ndim), x._engine.xp
     num_cells = math.prod(x.shape[mode] for mode in gone)
-    coords, values = x._sorted_nonzeros()
     if len(gone) == x.ndim:
-        if x.nnz == 0:
-            return xp.zeros((), x.dtype)[()]
-        extreme = getattr(values, name)()
-        return extreme if x.nnz == num_cells else getattr(xp, f"{name}imum")(extreme, 0)
+        extreme = find_extreme(x._layout, x._engine, name) if x.nnz else 0.0
+        if x.nnz < num_cells:
+            extreme = getattr(np, name)([extreme, 0.0])
+        return xp.asarray(extreme, x.dtype)[()]
+    coords, values = x._sorted_nonzeros()
     kept = [mode for mode in range(x.ndim) if mode not in gone]
     shape = [x.shape[mode] for mode in kept]
     if x.nnz == 0:

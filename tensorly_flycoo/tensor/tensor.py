@@ -18,7 +18,6 @@ from ..checks import (
     check_keep,
     check_place,
     check_shape,
-    check_sums,
     check_values,
     densify_error,
     num_cells,
@@ -30,6 +29,7 @@ from .constructors import FromOthers
 from .indexing import Index, find_part, iterate_parts
 from .memory import build_layout
 from .numpy_protocol import USE_NONZEROS, apply_function, apply_ufunc
+from .pieces import check_all_values
 from .reductions import average_modes, find_largest, find_smallest, sum_modes
 from .showing import to_html
 from .transposing import transpose
@@ -148,8 +148,7 @@ class FlycooTensor(FromOthers):
         self._engine = engine
         self._layout = layout
         if not math.isfinite(layout.norm):
-            for values in layout.iterate_values():
-                check_sums(values)
+            check_all_values(layout, engine)
 
     @property
     def shape(self) -> tuple[int, ...]:

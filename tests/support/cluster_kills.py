@@ -34,11 +34,11 @@ tl.set_backend("flycoo")
 client = Client(sys.argv[1], direct_to_workers=True)
 x = tensorly_flycoo.dask.open_slabs(sys.argv[2], client=client)
 print("opened", flush=True)
-tl.decomposition.parafac(x, 8, n_iter_max=100000, tol=0, init="random", random_state=0)
+tl.decomposition.parafac(x, 8, n_iter_max=100000, tol=0, random_state=0)
 """
 
 
-def run(x, init="random", callback=None, done=0):
+def run(x, init="svd", callback=None, done=0):
     options = {"n_iter_max": NUM_ITERATIONS - done, "tol": 0, "random_state": 0, "init": init}
     with tl.backend_context("flycoo"):
         found = tl.decomposition.parafac(x, RANK, **options, callback=callback)
@@ -119,7 +119,7 @@ def kill_worker(client, path, checkpoint, expected, longest):
         except WorkerLost:
             time.sleep(1)
     with Progress(NUM_ITERATIONS, show=None, checkpoint=checkpoint) as progress:
-        init = progress.resume(default="random")
+        init = progress.resume()
         done = getattr(init, "iteration", 0)
         found = run(x, init, progress, done)
     is_right = seconds < LIMIT and is_named and found == expected

@@ -69,6 +69,13 @@ class NumpyDevices:
         finally:
             _current.device = previous
 
+    def run(self, device, function, *args):
+        with self.use(device):
+            return function(*args)
+
+    def launch(self, results):
+        return results
+
     def bring(self, array, device):
         if isinstance(array, DeviceArray) and array.device == device:
             return array
@@ -85,7 +92,7 @@ class NumpyDevices:
         return place(np.ascontiguousarray(whole), device)
 
     def collect(self, arrays):
-        return self.gather([((array,), 0) for array in arrays])
+        return [self.bring(x, 0) if isinstance(x, np.ndarray) else x for x in arrays]
 
     def fetch(self, array):
         return array.view(np.ndarray)

@@ -16,7 +16,7 @@ from ...format.layout import Cut, Layout, Step
 from ...format.packing import RecordFormat
 from ...reporting import log_compilation
 from ..protocol import Engine
-from . import kernels, launch, logarithms, ratios, slices, solvers
+from . import kernels, launch, logarithms, ratios, slices, solvers, updates
 from . import ttmc as ttmc_kernels
 from .primitives import CpuPrimitives
 from .records import Field, Fields, Source, Target, Tiles, locate
@@ -34,9 +34,6 @@ _STEP_NBYTES = (128, 64)
 
 #: Rows that a sweep updates together: with their targets they stay in a core's cache.
 _SWEEP_ROWS = 64
-
-#: Rows whose columns are added up together.
-_SCALED_ROWS = 1024
 
 
 class CpuEngine(CpuPrimitives, Engine):
@@ -123,11 +120,13 @@ class CpuEngine(CpuPrimitives, Engine):
         return None if log_sums is None else np.asarray(logarithms.add_in_order(log_sums))
 
     def scale_rows(self, product: Array, factor: Array, scales: Array, sums: Array) -> None:
-        num_blocks = -(-product.shape[0] // _SCALED_ROWS)
-        block_sums = np.zeros((num_blocks, product.shape[1]))
-        arguments = (_SCALED_ROWS, product, factor, scales, block_sums)
-        launch.launch(ratios.scale_blocks, num_blocks, *arguments)
-        block_sums.sum(axis=0, out=sums)
+        updates.scale_rows(product, factor, scales, sums)
+
+    def measure_steps(self, factors: Sequence[Array], sums: Array) -> None:
+        updates.measure_steps(factors, sums)
+
+    def extrapolate(self, factors: Sequence[Array], step: float, sums: Array) -> Array:
+        return updates.extrapolate(factors, step, sums)
 
     def count_mode_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
         copies = [f for n, f in enumerate(factors) if n != mode and not f.flags.carray]

@@ -3,7 +3,7 @@
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -63,6 +63,13 @@ class CudaDevices:
 
     def use(self, device: int) -> AbstractContextManager[Any]:
         return cupy.cuda.Device(device)
+
+    def run(self, device: int, function: Callable[..., Any], *args: Any) -> Any:
+        with self.use(device):
+            return function(*args)
+
+    def launch(self, results: Iterator[Any]) -> Iterable[Any]:
+        return results
 
     def bring(self, array: Array, device: int) -> Array:
         return self.gather([((array,), device)])[0]

@@ -38,3 +38,26 @@ def test_invert_sums(rank, mode, dtype):
     found = CUDA.invert_sums(cupy.asarray(sums), mode, dtype).get()
     assert found.dtype == dtype
     assert found.tobytes() == CPU.invert_sums(sums, mode, dtype).tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("num_rows", "rank"), [(1, 1), (65, 32), (3000, 33), (300_001, 4), (999, 300)]
+)
+def test_steps_are_measured_and_extrapolated(num_rows, rank, dtype):
+    factors = np.random.default_rng(0).random((3, num_rows, rank)).astype(dtype)
+    on_gpu = [cupy.asarray(factor) for factor in factors]
+    squares, sums = np.empty((2, rank)), np.empty(rank)
+    found_squares, found_sums = cupy.empty((2, rank)), cupy.empty(rank)
+    CPU.measure_steps(factors, squares)
+    CUDA.measure_steps(on_gpu, found_squares)
+    np.testing.assert_allclose(found_squares.get(), squares, rtol=1e-12)
+    moved = CPU.extrapolate(factors, 3.0, sums)
+    found = CUDA.extrapolate(on_gpu, 3.0, found_sums).get()
+    # Near 0 rounding decides whether an element moves.
+    t0, t1, t2 = factors.astype(float)
+    far = 100 * np.finfo(dtype).eps
+    is_clear = abs(t0 + 6 * (t1 - t0) + 9 * (t2 - 2 * t1 + t0)) > far
+    np.testing.assert_allclose(found[is_clear], moved[is_clear], rtol=0, atol=far)
+    np.testing.assert_allclose(found_sums.get(), found.sum(axis=0, dtype=float), rtol=1e-12)
+    assert (found > 0).all()

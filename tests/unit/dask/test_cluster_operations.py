@@ -1,0 +1,142 @@
+"""Operations on a cluster besides loops: the results of one process, to the bit."""
+
+import threading
+
+import numpy as np
+import pytest
+import sparse
+import tensorly as tl
+
+from tensorly_flycoo import FlycooTensor, open_slabs, save_slabs
+from tensorly_flycoo.dask import open_slabs as open_on_workers
+from tensorly_flycoo.decomposition import generalized_parafac, non_negative_parafac, parafac
+from tensorly_flycoo.tensor.digest import find_digest
+
+SHAPE, NUM_SLABS = (30, 20, 40), 5
+
+
+def draw_nonzeros():
+    rng = np.random.default_rng(0)
+    places = rng.choice(np.prod(SHAPE), 300, replace=False)
+    return np.stack(np.unravel_index(places, SHAPE)), rng.integers(1, 5, 300) + 0.5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("folders") / "x.flycoo"
+    save_slabs(path, [draw_nonzeros()], SHAPE, slabs=NUM_SLABS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tensors(folder, client):
+    """The tensor on 1, 2 and 3 workers."""
+    addresses = sorted(client.nthreads())
+    return [open_on_workers(folder, client=client, workers=addresses[:n]) for n in (1, 2, 3)]
+
+
+def make_mask():
+    """Mark nonzeros and zeros as missing."""
+    coords = np.concatenate([draw_nonzeros()[0][:, ::7], [[0, 29], [1, 19], [2, 39]]], axis=1)
+    return sparse.COO(coords, np.zeros(coords.shape[1]), SHAPE, fill_value=1.0)
+
+
+def run_tucker(x):
+    core, factors = tl.decomposition.tucker(x, [2, 3, 4], n_iter_max=2)
+    return [core, *factors]
+
+
+DECOMPOSITIONS = {
+    "poisson": lambda x: generalized_parafac(x, 3, random_state=0, n_iter_max=3).factors,
+    "tucker": run_tucker,
+    "mask": lambda x: (
+        parafac(x, 3, mask=make_mask(), init="svd", svd_mask_repeats=0, n_iter_max=2).factors
+    ),
+    "poisson with a mask": lambda x: (
+        generalized_parafac(x, 3, mask=make_mask(), random_state=0, n_iter_max=2).factors
+    ),
+}
+SLOW = {
+    "cp_apr": lambda x: (
+        generalized_parafac(x, 3, init="svd", method="cp_apr", random_state=0, n_iter_max=1).factors
+    ),
+    "non-negative with a mask": lambda x: (
+        non_negative_parafac(
+            x, 3, mask=make_mask(), init="random", random_state=0, n_iter_max=2
+        ).factors
+    ),
+    "partial tucker": lambda x: tl.decomposition.partial_tucker(
+        x, [3, 2], modes=[0, 2], n_iter_max=2
+    )[0][1],
+}
+
+
+@pytest.mark.parametrize(
+    "name", [*DECOMPOSITIONS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+)
+def test_decompositions(tensors, folder, name):
+    decompose = {**DECOMPOSITIONS, **SLOW}[name]
+    with tl.backend_context("flycoo"):
+        expected = [array.tobytes() for array in decompose(open_slabs(folder))]
+        for x in tensors:
+            assert [tl.to_numpy(array).tobytes() for array in decompose(x)] == expected
+
+
+def test_a_mask_of_zeros_leaves_the_tensor_as_it_is(tensors):
+    mask = sparse.COO([[0], [1], [2]], [0.0], SHAPE, fill_value=1.0)
+    with tl.backend_context("flycoo"):
+        model = parafac(tensors[1], 2, mask=mask, init="random", random_state=0, n_iter_max=1)
+    assert model.factors[0].shape == (30, 2)
+
+
+OPERATIONS = {
+    "2 * x": lambda x: 2 * x,
+    "-x / 3": lambda x: -x / 3,
+    "x ** 2": lambda x: x**2,
+    "log1p": np.log1p,
+    "0 * x": lambda x: 0 * x,
+    "zeros": lambda x: x.map(lambda values: np.maximum(values - 2, 0)),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_elementwise_operations(tensors, folder, name):
+    expected = OPERATIONS[name](open_slabs(folder))
+    for x in tensors[1:]:
+        found = OPERATIONS[name](x)
+        assert (found.nnz, found.norm(), found.device) == (expected.nnz, expected.norm(), "dask")
+        assert find_digest(found) == find_digest(expected)
+        ranges = [[slab.rows for slab in y._layout.slabs] for y in (found, expected)]
+        assert ranges[0] == ranges[1]
+
+
+def test_sums_and_extremes(tensors, folder):
+    def measure(x):
+        return x.sum(), x.mean(), x.max(), (-x).min(), x.norm()
+
+    expected = measure(open_slabs(folder))
+    for x in tensors:
+        assert measure(x) == expected
+
+
+def test_values_that_are_not_finite(tensors):
+    with pytest.raises(ValueError, match="not finite"):
+        tensors[1].map(lambda values: values * 1e308)
+
+
+def test_a_loss_that_is_not_defined(tmp_path, client):
+    x = FlycooTensor([[0, 1, 2], [2, 0, 1]], [1.0, -2.0, 3.0], (3, 3))
+    save_slabs(tmp_path / "x", x, slabs=2)
+    with pytest.raises(ValueError, match=r"tensor holds -2\.0, expected numbers of 0 or more"):
+        generalized_parafac(open_on_workers(tmp_path / "x", client=client), 2)
+
+
+def test_functions_that_cannot_be_sent_are_refused_at_once(tensors):
+    lock = threading.Lock()
+
+    def apply(values):
+        with lock:
+            return values * 2
+
+    with pytest.raises(TypeError, match=r"cannot be sent to workers: .*lock"):
+        tensors[1].map(apply)
