@@ -78,7 +78,7 @@ class CpApr:
     def _solve(self, factors: list[Array], rows: Array, mode: int) -> tuple[Array, Array]:
         """Improve the rows of a mode, which are times the weights; return the last phi too."""
         xp, inputs = self._data.xp, list(factors)
-        sums = [xp.ones(rows.shape[1])] * len(factors)
+        sums = xp.ones((len(factors), rows.shape[1]))
         scales = find_scales(self._data, factors, sums, mode)
         for _ in range(_INNER_STEPS):
             inputs[mode] = rows

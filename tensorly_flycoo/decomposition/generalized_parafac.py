@@ -22,6 +22,7 @@ from .masks import ObservedData, find_missing
 from .poisson import MultiplicativeUpdates, balance, evaluate_loss, lift_zeros
 from .ranks import find_cp_rank
 from .resuming import Callback
+from .stopping import has_settled
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -124,8 +125,12 @@ def generalized_parafac(
     and up to three more copies of the factors. Results have the same bits in every run on one
     machine, in every layout.
 
-    If an initial guess gives a nonzero the model 0, F is infinite: "mu" then raises its zeros (not
-    those of fixed modes) to 1/100 of their column's mean.
+    Updates keep a zero, be it yours or made by underflow. If an initial guess gives a nonzero the
+    model 0, F is infinite: "mu" then raises its zeros to 1/100 of their column's mean. Once F has
+    settled, "mu" raises zeros, and elements up to 1e-10 of that mean, by at most as much where F
+    would fall if they grew, and keeps this if F falls: one pass per mode, and one for each mode
+    with such zeros. "cp_apr" raises them as Chi and Kolda do, and F may rise. Zeros of fixed modes
+    and of rows without nonzeros stay.
 
     F is a sum over all cells, and usually has several local minima: try several `random_state`.
 
@@ -185,13 +190,14 @@ def _run_updates(data: ObservedData, model: Any, modes: list[int], tol: float, o
     init = options["init"]
     factors = model[1]
     if isinstance(init, Resumed):
-        solver = MultiplicativeUpdates(data, modes, factors, init.saved.state)
+        solver = MultiplicativeUpdates(data, modes, factors, init.saved.state, tol)
     else:
         factors[:] = balance(factors, modes)
-        solver = MultiplicativeUpdates(data, modes, factors, {})
+        solver = MultiplicativeUpdates(data, modes, factors, {}, tol)
         if solver.loss == float("inf"):
-            factors[:] = balance(lift_zeros(factors, modes), modes)
-            solver = MultiplicativeUpdates(data, modes, factors, {})
+            factors[:] = [lift_zeros(f) if n in modes else f for n, f in enumerate(factors)]
+            factors[:] = balance(factors, modes)
+            solver = MultiplicativeUpdates(data, modes, factors, {}, tol)
     return iterate(
         (None, factors), solver, lambda _, __, loss: loss, save_state=solver.save_state,
         is_over=lambda errors: has_settled(errors, tol), start_error=lambda: solver.loss,
@@ -246,19 +252,6 @@ def _run_adam(
         (None, factors), solver, lambda _, __, loss: loss, save_state=solver.save_state,
         is_over=is_over, start_error=lambda: solver.value.loss, **options,
     )  # fmt: skip
-
-
-def has_settled(losses: Sequence[float], tol: float) -> bool:
-    """Return whether the last loss decreased by less than `tol`, relative to itself.
-
-    Examples
-    --------
-    >>> has_settled([-100.0, -100.001], 1e-4), has_settled([-100.0], 1e-4)
-    (True, False)
-    """
-    if not tol or len(losses) < 2:
-        return False
-    return bool(losses[-2] - losses[-1] < tol * abs(losses[-1]))
 
 
 def _choose_method(method: str, loss: Loss, samples: Any) -> str:

@@ -13,15 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module
+from ..array_modules import Array, array_module, move
+from ..engines.ratios import invert_positive
 from ..linalg.tall_skinny import sum_columns
 from ..ops.ratios import mttkrp_of_ratios
 from .cp_model import multiply_all
 from .masks import ObservedData
 from .squarem import Squarem
+from .stopping import has_settled
 
-#: A zero of an initial guess with an infinite loss becomes this part of the mean of its column.
+#: A zero that is lifted becomes at most this part of the mean of its column.
 _LIFT = 0.01
+
+#: Up to this part of the mean of its column an element counts as zero: it would take too many
+#: updates to grow.
+_NEGLIGIBLE = 1e-10
+
+#: Sweeps between two searches for zeros to lift, while F decreases by less than the second number.
+_PERIOD, _SETTLED = 10, 1e-6
 
 
 def divide_counts(
@@ -38,32 +47,28 @@ def divide_counts(
     return mttkrp_of_ratios(data.tensor, factors, mode, smallest, **options)
 
 
-def find_scales(
-    data: ObservedData, factors: Sequence[Array], sums: Sequence[Array], mode: int
-) -> Array:
+def find_scales(data: ObservedData, factors: Sequence[Array], sums: Array, mode: int) -> Array:
     """Return the reciprocals of what a row of ones of `mode` adds to the first sum of F.
 
     That is the same for all rows, (1, R), unless entries are missing: (I_mode, R). It is 0 where a
-    row adds nothing. `sums` are the column sums of the factors.
+    row adds nothing. `sums`, float64 (ndim, R), are the column sums of the factors.
     """
-    whole = multiply_all(sums, mode)
     if data.missing is None:
-        return _invert(whole[None], 0.0).astype(data.dtype)
+        return data.tensor._engine.invert_sums(sums, mode, data.dtype)
+    whole = multiply_all(sums, mode)
     rows = data.xp.zeros(factors[mode].shape, data.dtype)
     ones = data.xp.ones(data.missing.count, data.dtype)
     observed = whole - data.missing.add_mttkrp(rows, ones, factors, mode)
     # What is left of a row whose cells are all missing is rounding error.
-    return _invert(observed, 8 * float(np.finfo(data.dtype).eps) * whole).astype(data.dtype)
+    return invert_positive(observed, 8 * float(np.finfo(data.dtype).eps) * whole).astype(data.dtype)
 
 
-def complete_loss(
-    data: ObservedData, factors: Sequence[Array], sums: Sequence[Array], log_sum: Any
-) -> float:
+def complete_loss(data: ObservedData, factors: Sequence[Array], sums: Array, log_sum: Any) -> float:
     """Compute F from the column sums of the factors and the sum over the nonzeros."""
-    total = multiply_all(sums).sum() - log_sum
+    total = float(multiply_all(move(sums, np)).sum()) - float(log_sum)
     if data.missing is not None:
-        total = total - data.missing.evaluate(None, factors).sum(dtype=np.float64)
-    return float(total)
+        total -= float(data.missing.evaluate(None, factors).sum(dtype=np.float64))
+    return total
 
 
 def evaluate_loss(data: ObservedData, weights: Array | None, factors: Sequence[Array]) -> float:
@@ -72,14 +77,12 @@ def evaluate_loss(data: ObservedData, weights: Array | None, factors: Sequence[A
     if weights is not None:
         factors[0] = factors[0] * weights
     _, log_sum = divide_counts(data, factors, 0, wants_logs=True)
-    return complete_loss(data, factors, [sum_columns(f) for f in factors], log_sum)
+    return complete_loss(data, factors, add_columns(factors), log_sum)
 
 
-def _invert(numbers: Array, smallest: Any) -> Array:
-    """Return the reciprocals, with 0 for numbers that are not above `smallest`."""
-    xp = array_module(numbers)
-    is_large = numbers > smallest
-    return xp.where(is_large, 1 / xp.where(is_large, numbers, 1), 0)
+def add_columns(factors: Sequence[Array]) -> Array:
+    """Return the column sums of the factors, float64 (ndim, R)."""
+    return array_module(factors[0]).stack([sum_columns(factor) for factor in factors])
 
 
 class MultiplicativeUpdates:
@@ -88,6 +91,10 @@ class MultiplicativeUpdates:
     An update of a mode multiplies its factor by the MTTKRP of ratios, over what a row of ones adds
     to F. It never increases F. The pass over the nonzeros that begins a sweep also gives F of the
     sweep before.
+
+    Updates keep zeros, even one whose multiplier is above 1: then F would fall if it grew (Chi and
+    Kolda call it inadmissible). So once F has settled such zeros are lifted, mode by mode, where
+    this lowers F.
 
     Parameters
     ----------
@@ -98,6 +105,8 @@ class MultiplicativeUpdates:
         The initial guess, or the factors of a checkpoint.
     state : mapping of str to array
         That of the checkpoint, as `save_state` returned it.
+    tol : float
+        F has settled when it decreases by less, relative to itself.
 
     Attributes
     ----------
@@ -106,7 +115,7 @@ class MultiplicativeUpdates:
     """
 
     loss: float
-    _sums: list[Array]
+    _sums: Array
     _product: Array  # of the first mode
 
     def __init__(
@@ -115,23 +124,18 @@ class MultiplicativeUpdates:
         modes: list[int],
         factors: list[Array],
         state: Mapping[str, Array],
+        tol: float = 0,
     ) -> None:
-        self._data, self._modes = data, modes
-        self._squarem = Squarem(modes, state, data.xp)
+        self._data, self._modes, self._tol = data, modes, tol
+        self._squarem = Squarem(modes, state, data.tensor._engine)
         # Not summed again from a checkpoint: updates add rows in another order.
-        sums = [state.get(f"sums_{n}") for n in range(len(factors))]
-        self._begin(
-            factors,
-            [
-                sum_columns(factor) if own is None else data.xp.asarray(own)
-                for factor, own in zip(factors, sums, strict=True)
-            ],
-        )
+        sums = data.xp.asarray(state["sums"]) if "sums" in state else add_columns(factors)
+        self._begin(factors, sums)
 
     def save_state(self) -> dict[str, Array]:
         """Return what a resumed run needs besides the factors."""
-        sums = {f"sums_{n}": column_sums for n, column_sums in enumerate(self._sums)}
-        return {**self._squarem.save_state(), **sums}
+        sums = self._sums.copy()  # the next sweep writes to them
+        return {**self._squarem.save_state(), "sums": sums}
 
     def __call__(
         self, iteration: int, weights: None, factors: list[Array], errors: list[float]
@@ -139,23 +143,47 @@ class MultiplicativeUpdates:
         before = list(factors)
         for mode in self._modes:
             self._update(factors, mode)
-        self._begin(factors, self._sums)
-        proposal = self._squarem.propose(before, factors)
-        if proposal is None:
-            return None, factors, self.loss
-        kept = (self._sums, self._product, self.loss)
-        self._begin(proposal, [sum_columns(factor) for factor in proposal])
-        is_better = self.loss <= kept[2]
-        self._squarem.note(is_better)
-        if is_better:
-            return None, proposal, self.loss
-        self._sums, self._product, self.loss = kept
+        proposal = self._squarem.propose(before, factors, self._sums)
+        # With layout "remap" the nonzeros are in order for the measurement of the proposal then.
+        self._begin(factors, self._sums, stays=proposal is not None)
+        if proposal is not None:
+            is_better = self._try(*proposal)
+            self._squarem.note(is_better)
+            factors = proposal[0] if is_better else factors
+        losses = [*errors, self.loss]
+        is_slow = len(losses) % _PERIOD == 0 and has_settled(losses, _SETTLED)
+        if is_slow or has_settled(losses, self._tol):
+            factors = self._lift_zeros(factors)
         return None, factors, self.loss
 
-    def _begin(self, factors: list[Array], sums: list[Array]) -> None:
+    def _try(self, proposal: list[Array], sums: Array) -> bool:
+        """Take up a model unless it has a higher F; return whether it was taken up."""
+        kept = (self._sums, self._product, self.loss)
+        self._begin(proposal, sums)
+        if self.loss <= kept[2]:
+            return True
+        self._sums, self._product, self.loss = kept
+        return False
+
+    def _lift_zeros(self, factors: list[Array]) -> list[Array]:
+        """Lift the zeros that should grow, in each mode where this lowers F."""
+        for mode in self._modes:
+            is_first = mode == self._modes[0]
+            product = self._product if is_first else divide_counts(self._data, factors, mode)[0]
+            scales = find_scales(self._data, factors, self._sums, mode)
+            proposal = list(factors)
+            proposal[mode] = lift_zeros(factors[mode], product * scales)
+            if proposal[mode] is not factors[mode] and self._try(proposal, add_columns(proposal)):
+                factors = proposal
+                self._squarem.restart()
+        return factors
+
+    def _begin(self, factors: list[Array], sums: Array, stays: bool = False) -> None:
         """Measure a model, and compute what the first update needs in the same pass."""
         self._sums = sums
-        self._product, log_sum = divide_counts(self._data, factors, self._modes[0], wants_logs=True)
+        self._product, log_sum = divide_counts(
+            self._data, factors, self._modes[0], wants_logs=True, stays=stays
+        )
         self.loss = complete_loss(self._data, factors, self._sums, log_sum)
 
     def _update(self, factors: list[Array], mode: int) -> None:
@@ -166,7 +194,7 @@ class MultiplicativeUpdates:
             product, _ = divide_counts(self._data, factors, mode)
         scales = find_scales(self._data, factors, self._sums, mode)
         engine = self._data.tensor._engine
-        self._sums[mode] = engine.scale_rows(product, factors[mode], scales)
+        engine.scale_rows(product, factors[mode], scales, self._sums[mode])
         factors[mode] = product
 
 
@@ -187,18 +215,25 @@ def balance(factors: list[Array], modes: Sequence[int]) -> list[Array]:
     return factors
 
 
-def lift_zeros(factors: list[Array], modes: Sequence[int]) -> list[Array]:
-    """Replace the zeros in the factors of `modes` by a part of the mean of their column.
+def lift_zeros(factor: Array, multipliers: Array | None = None) -> Array:
+    """Replace zeros in a factor by up to 1/100 of the mean of their column.
+
+    With the `multipliers` of an update only where these are above 1, and less if hardly above it.
+    The result is `factor` itself if there is no such zero.
 
     Examples
     --------
-    >>> lift_zeros([np.array([[0.0], [2.0]])], [0])
-    [array([[0.01],
-           [2.  ]])]
+    >>> factor = np.array([[0.0], [2.0], [0.0], [2.0]])
+    >>> lift_zeros(factor).ravel()
+    array([0.01, 2.  , 0.01, 2.  ])
+    >>> lift_zeros(factor, np.array([[0.9], [1.0], [1.5], [1.0]])).ravel()
+    array([0.   , 2.   , 0.005, 2.   ])
     """
-    xp, factors = array_module(factors[0]), list(factors)
-    for n in modes:
-        means = sum_columns(factors[n]) / factors[n].shape[0]
-        levels = _LIFT * xp.where(means > 0, means, 1)
-        factors[n] = xp.where(factors[n] > 0, factors[n], levels.astype(factors[n].dtype))
-    return factors
+    xp, means = array_module(factor), sum_columns(factor) / factor.shape[0]
+    means = xp.where(means > 0, means, 1).astype(factor.dtype)
+    levels = xp.broadcast_to(_LIFT * means, factor.shape)
+    if multipliers is not None:
+        levels = levels * xp.clip(multipliers - 1, 0, 1)
+    limits = _NEGLIGIBLE * means
+    is_lifted = (factor <= limits) & (levels > limits)
+    return xp.where(is_lifted, levels, factor) if is_lifted.any() else factor

@@ -1,12 +1,11 @@
 """SQUAREM: extrapolates the steps of an algorithm that converges slowly."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module
-from ..linalg.tall_skinny import sum_squares
+from ..array_modules import Array, move
+from ..engines.protocol import Engine
 
 #: By how much the longest step grows and shrinks.
 _GROWTH = 4.0
@@ -26,7 +25,7 @@ class Squarem:
         The modes whose factors change.
     state : mapping of str to array
         What `save_state` returned; empty at the start.
-    xp : module
+    engine : Engine
 
     References
     ----------
@@ -34,10 +33,12 @@ class Squarem:
     Any EM Algorithm", Scandinavian Journal of Statistics 35, 2008.
     """
 
-    def __init__(self, modes: Sequence[int], state: Mapping[str, Array], xp: Any) -> None:
-        self._modes = list(modes)
+    def __init__(self, modes: Sequence[int], state: Mapping[str, Array], engine: Engine) -> None:
+        self._modes, self._engine = list(modes), engine
         self._longest = float(state.get("longest_step", 1.0))
-        self._base = {n: xp.asarray(state[f"base_{n}"]) for n in modes if f"base_{n}" in state}
+        self._base = {
+            n: engine.xp.asarray(state[f"base_{n}"]) for n in modes if f"base_{n}" in state
+        }
         self._was_longest = False
 
     def save_state(self) -> dict[str, Array]:
@@ -45,24 +46,31 @@ class Squarem:
         base = {f"base_{n}": factor for n, factor in self._base.items()}
         return {"longest_step": np.asarray(self._longest), **base}
 
-    def propose(self, before: Sequence[Array], after: Sequence[Array]) -> list[Array] | None:
-        """Return factors that may be better than those after a step; None in every other step."""
+    def propose(
+        self, before: Sequence[Array], after: Sequence[Array], sums: Array
+    ) -> tuple[list[Array], Array] | None:
+        """Return factors that may be better than those after a step; None in every other step.
+
+        With them come their column sums, float64 (ndim, R); `sums` are those after the step.
+        """
         if not self._base:
             self._base = {n: before[n] for n in self._modes}
             return None
-        base, self._base = self._base, {}
-        step = self._choose_step(base, before, after)
+        steps = {n: (start, before[n], after[n]) for n, start in self._base.items()}
+        self._base = {}
+        step = self._choose_step(steps, sums)
         self._was_longest = step >= self._longest
         if step == 1:
             self.note(True)
             return None
-        proposal = list(after)
-        for n, start in base.items():
-            change = before[n] - start
-            bend = after[n] - before[n] - change
-            moved = start + 2 * step * change + step**2 * bend
-            proposal[n] = array_module(moved).where(moved > 0, moved, after[n])
-        return proposal
+        proposal, sums = list(after), sums.copy()
+        for n, factors in steps.items():
+            proposal[n] = self._engine.extrapolate(factors, step, sums[n])
+        return proposal, sums
+
+    def restart(self) -> None:
+        """Forget the models so far, since the last was changed by something else than a step."""
+        self._base = {}
 
     def note(self, is_better: bool) -> None:
         """Note whether the proposal was accepted."""
@@ -71,15 +79,11 @@ class Squarem:
         elif self._was_longest:
             self._longest *= _GROWTH
 
-    def _choose_step(
-        self, base: Mapping[int, Array], before: Sequence[Array], after: Sequence[Array]
-    ) -> float:
-        change_square = bend_square = 0.0
-        for n, start in base.items():
-            change = before[n] - start
-            bend = after[n] - before[n] - change
-            change_square += float(sum_squares(change))
-            bend_square += float(sum_squares(bend))
+    def _choose_step(self, steps: Mapping[int, Sequence[Array]], sums: Array) -> float:
+        squares = self._engine.xp.empty((len(steps), 2, sums.shape[1]))
+        for own, factors in zip(squares, steps.values(), strict=True):
+            self._engine.measure_steps(factors, own)
+        change_square, bend_square = move(squares, np).sum(axis=(0, 2)).tolist()
         if bend_square == 0:
             return 1.0
         return float(min(max(1.0, (change_square / bend_square) ** 0.5), self._longest))

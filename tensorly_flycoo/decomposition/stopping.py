@@ -1,4 +1,4 @@
-"""TensorLy's stopping criterion of alternating least squares."""
+"""When to stop: TensorLy's criterion of alternating least squares, and that of other losses."""
 
 from collections.abc import Sequence
 
@@ -34,3 +34,16 @@ def has_converged(errors: Sequence[float], tol: float, criterion: str) -> bool:
     if criterion == "rec_error":
         return bool(decrease < tol)
     raise TypeError(f"cvg_criterion is {criterion!r}, expected 'abs_rec_error' or 'rec_error'")
+
+
+def has_settled(losses: Sequence[float], tol: float) -> bool:
+    """Return whether the last loss decreased by less than `tol`, relative to itself.
+
+    Examples
+    --------
+    >>> has_settled([-100.0, -100.001], 1e-4), has_settled([-100.0], 1e-4)
+    (True, False)
+    """
+    if not tol or len(losses) < 2:
+        return False
+    return bool(losses[-2] - losses[-1] < tol * abs(losses[-1]))

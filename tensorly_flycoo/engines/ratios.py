@@ -7,14 +7,22 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+from numpy.typing import DTypeLike
 
-from ..array_modules import Array
+from ..array_modules import Array, array_module
 from ..format.layout import Layout, Step
 from ..format.slab_layout import AnyLayout, SlabLayout
 from . import slabs
 
 if TYPE_CHECKING:
     from .protocol import Engine
+
+
+def invert_positive(numbers: Array, smallest: Any) -> Array:
+    """Return the reciprocals, with 0 for numbers that are not above `smallest`."""
+    xp = array_module(numbers)
+    is_large = numbers > smallest
+    return xp.where(is_large, 1 / xp.where(is_large, numbers, 1), 0)
 
 
 class RatioOperations(ABC):
@@ -83,11 +91,32 @@ class RatioOperations(ABC):
     ) -> Array | None:
         """Do what `mttkrp_of_ratios` does, from a step's records, remapping as `compute_mode`."""
 
-    def scale_rows(self, product: Array, factor: Array, scales: Array) -> Array:
-        """Multiply `product` (I, R) by `factor` and `scales`, in place; return its column sums.
+    def invert_sums(self, sums: Array, mode: int, dtype: DTypeLike) -> Array:
+        """Return the reciprocals of products of column sums, (1, R); 0 for what is not positive.
+
+        `sums`, float64 (ndim, R), are those of all factors; those of `mode` are left out.
+        """
+        products = np.prod(np.delete(sums, mode, axis=0), axis=0)
+        return invert_positive(products[None], 0.0).astype(dtype)
+
+    @abstractmethod
+    def scale_rows(self, product: Array, factor: Array, scales: Array, sums: Array) -> None:
+        """Multiply `product` (I, R) by `factor` and `scales`, in place; write its column sums.
 
         The scales are (1, R) or (I, R), the sums float64 (R,).
         """
-        product *= factor
-        product *= scales
-        return product.sum(axis=0, dtype=np.float64)
+
+    @abstractmethod
+    def measure_steps(self, factors: Sequence[Array], sums: Array) -> None:
+        """Write the sums of squares of the columns of t1 - t0 and of t2 - 2 t1 + t0 to `sums`.
+
+        The factors are t0, t1 and t2, (I, R) each; the sums float64 (2, R).
+        """
+
+    @abstractmethod
+    def extrapolate(self, factors: Sequence[Array], step: float, sums: Array) -> Array:
+        """Return t0 + 2 a (t1 - t0) + a^2 (t2 - 2 t1 + t0), and write its column sums.
+
+        It is t2 where that is not above 0. The factors are t0, t1 and t2, (I, R) each; a is `step`,
+        the sums float64 (R,).
+        """

@@ -16,7 +16,7 @@ from ...format.layout import Cut, Layout, Step
 from ...format.packing import RecordFormat
 from ...reporting import log_compilation
 from ..protocol import Engine
-from . import kernels, launch, logarithms, ratios, slices, solvers
+from . import kernels, launch, logarithms, ratios, slices, solvers, updates
 from . import ttmc as ttmc_kernels
 from .primitives import CpuPrimitives
 from .records import Field, Fields, Source, Target, Tiles, locate
@@ -26,14 +26,14 @@ from .records import Field, Fields, Source, Target, Tiles, locate
 TILE_SIZE = 2048
 BUCKET_SIZE = 8192
 
-#: Bytes of an output row that are kept in registers.
-_ROW_NBYTES = 128
+#: Bytes of an output row that are computed at once: in AVX2's registers, but for a few.
+_ROW_NBYTES = 256
+
+#: Bytes of the steps of a row of ratios that is not computed at once: one of them is chosen.
+_STEP_NBYTES = (128, 64)
 
 #: Rows that a sweep updates together: with their targets they stay in a core's cache.
 _SWEEP_ROWS = 64
-
-#: Rows whose columns are added up together.
-_SCALED_ROWS = 1024
 
 
 class CpuEngine(CpuPrimitives, Engine):
@@ -85,8 +85,9 @@ class CpuEngine(CpuPrimitives, Engine):
         if step.records.shape[0] == 0:
             out[...] = 0
             return
-        arguments = _gather_arguments(layout, step, workspace, mode, out)
-        num_tiles, num_lanes = arguments[0].carry_rows.shape[0], len(arguments[-1].lanes)
+        num_lanes = _count_lanes(out, _ROW_NBYTES)
+        arguments = _gather_arguments(layout, step, workspace, mode, out, num_lanes)
+        num_tiles = arguments[0].carry_rows.shape[0]
         self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp_tiles", num_lanes=num_lanes)
         launch.launch(kernels.mttkrp_tiles, num_tiles, *arguments)
         _add_partial_rows(layout.tilings[mode].carry_rows, workspace[1], out)
@@ -107,8 +108,9 @@ class CpuEngine(CpuPrimitives, Engine):
             out[...] = 0
             return np.zeros(()) if wants_logs else None
         (*arrays, factor), partial_rows = workspace
-        arguments = _gather_arguments(layout, step, (tuple(arrays), partial_rows), mode, out)
-        num_tiles, num_lanes = arguments[0].carry_rows.shape[0], len(arguments[-1].lanes)
+        num_lanes, workspace = _choose_lanes(out), (tuple(arrays), partial_rows)
+        arguments = _gather_arguments(layout, step, workspace, mode, out, num_lanes)
+        num_tiles = arguments[0].carry_rows.shape[0]
         log_sums = np.empty(num_tiles) if wants_logs else None
         model = ratios.Model(factor, out.dtype.type(smallest), log_sums)
         has_steps = None if out.shape[1] == num_lanes else True
@@ -117,12 +119,14 @@ class CpuEngine(CpuPrimitives, Engine):
         _add_partial_rows(layout.tilings[mode].carry_rows, partial_rows, out)
         return None if log_sums is None else np.asarray(logarithms.add_in_order(log_sums))
 
-    def scale_rows(self, product: Array, factor: Array, scales: Array) -> Array:
-        num_blocks = -(-product.shape[0] // _SCALED_ROWS)
-        sums = np.zeros((num_blocks, product.shape[1]))
-        arguments = (_SCALED_ROWS, product, factor, scales, sums)
-        launch.launch(ratios.scale_blocks, num_blocks, *arguments)
-        return sums.sum(axis=0)
+    def scale_rows(self, product: Array, factor: Array, scales: Array, sums: Array) -> None:
+        updates.scale_rows(product, factor, scales, sums)
+
+    def measure_steps(self, factors: Sequence[Array], sums: Array) -> None:
+        updates.measure_steps(factors, sums)
+
+    def extrapolate(self, factors: Sequence[Array], step: float, sums: Array) -> Array:
+        return updates.extrapolate(factors, step, sums)
 
     def count_mode_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
         copies = [f for n, f in enumerate(factors) if n != mode and not f.flags.carray]
@@ -203,12 +207,25 @@ class CpuEngine(CpuPrimitives, Engine):
         return kernels.hash_words(words)
 
 
+def _count_lanes(out: Array, nbytes: int) -> int:
+    """Return the largest power of two of columns that fit a row and take up to `nbytes`."""
+    return min(nbytes // out.dtype.itemsize, 1 << (out.shape[1].bit_length() - 1))
+
+
+def _choose_lanes(out: Array) -> int:
+    """Return the lanes of ratios: all columns, or as many as compute the fewest columns twice."""
+    rank, num_lanes = out.shape[1], _count_lanes(out, _ROW_NBYTES)
+    if num_lanes == rank:
+        return num_lanes
+    choices = [_count_lanes(out, nbytes) for nbytes in _STEP_NBYTES]
+    return min(choices, key=lambda num_lanes: -rank % num_lanes)
+
+
 def _gather_arguments(
-    layout: Layout, step: Step, workspace: Any, mode: int, out: Array
+    layout: Layout, step: Step, workspace: Any, mode: int, out: Array, num_lanes: int
 ) -> tuple[Tiles, Source, Target, kernels.Inputs, kernels.Output]:
     """Return the arguments of the loops that compute MTTKRP."""
     (arrays, partial_rows), tiling = workspace, layout.tilings[mode]
-    num_lanes = min(_ROW_NBYTES // out.dtype.itemsize, 1 << (out.shape[1].bit_length() - 1))
     field, fields = locate(layout.record_format, mode)
     return (
         Tiles(layout.tile_size, step.bucket_size, tiling.carry_rows, tiling.empty_rows),

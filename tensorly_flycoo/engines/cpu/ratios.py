@@ -334,24 +334,3 @@ def ratio_tiles(
         )  # fmt: skip
         for e in range(tile * num_empty // num_tiles, (tile + 1) * num_empty // num_tiles):
             out[empty_rows[e]] = 0
-
-
-@kernel
-def scale_blocks(
-    first_block: int,
-    last_block: int,
-    block_size: int,
-    product: Array,
-    factor: Array,
-    scales: Array,
-    sums: Array,
-) -> None:
-    """Multiply some blocks of rows of `product` by `factor` and `scales`; add up their columns."""
-    num_rows, rank = product.shape
-    last_scale = scales.shape[0] - 1
-    for block in range(first_block, last_block):
-        for i in range(block * block_size, min((block + 1) * block_size, num_rows)):
-            for r in range(rank):
-                updated = product[i, r] * factor[i, r] * scales[min(i, last_scale), r]
-                product[i, r] = updated
-                sums[block, r] += updated

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ...array_modules import Array, is_cupy
 from ...checks import check_current_gpu
@@ -19,7 +20,7 @@ from ...format.layout import Cut, Layout, Step
 from ...format.packing import RecordFormat
 from ...format.tree import Tree
 from ..protocol import Engine
-from . import launch, mersenne_twister, parts, row_scales, solvers, tall, tuning
+from . import launch, mersenne_twister, parts, solvers, tall, tuning, updates
 from .building import CudaPrimitives
 from .carries import Carries, add_carries, allocate_carries, count_carries_nbytes
 from .compact_ids import find_bits, list_parts
@@ -226,8 +227,17 @@ class CudaEngine(CudaPrimitives, Engine):
             return None
         return tall.invert_products(grams)
 
-    def scale_rows(self, product: Array, factor: Array, scales: Array) -> Array:
-        return row_scales.scale_rows(product, factor, scales)
+    def invert_sums(self, sums: Array, mode: int, dtype: DTypeLike) -> Array:
+        return updates.invert_sums(sums, mode, dtype)
+
+    def scale_rows(self, product: Array, factor: Array, scales: Array, sums: Array) -> None:
+        updates.scale_rows(product, factor, scales, sums)
+
+    def measure_steps(self, factors: Sequence[Array], sums: Array) -> None:
+        updates.measure_steps(factors, sums)
+
+    def extrapolate(self, factors: Sequence[Array], step: float, sums: Array) -> Array:
+        return updates.extrapolate(factors, step, sums)
 
     def sweep_nonnegative(
         self, targets: Array, gram: Array, rows: Array, shift: float, ridge: float, smallest: float

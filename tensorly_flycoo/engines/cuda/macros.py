@@ -46,18 +46,22 @@ def mttkrp_macros(
     block_size = tuning.choose_block_size(tile_size)
     run = tile_size * cut.group_size // block_size
     carries = structs.carries_dtype(record_format.dtype, cut, block_size)
+    batch, num_threads = occupancy.batch, occupancy.num_threads
     if ratios:
-        occupancy = tuning.relax_for_ratios(occupancy, adds_logs=ratios == 2)
+        sizes = (record_format.ndim - 1, cut, record_format.dtype.itemsize)
+        batch, num_threads = tuning.choose_ratio_occupancy(*sizes, adds_logs=ratios == 2)
     return {
         **_tile_macros(record_format, tile_size),
         **_operands_macros(record_format),
         "CARRIES_LAYOUT": structs.layout_macro(carries),
-        "MIN_BLOCKS": max(1, occupancy.num_threads // block_size),
+        "MIN_BLOCKS": max(1, num_threads // block_size),
         "LOAD_COLUMNS": cut.load_columns,
         "STORE_COLUMNS": cut.store_columns,
         "LANE_LOADS": cut.lane_columns // cut.load_columns,
         "GROUP_SIZE": cut.group_size,
-        "BATCH": min(run, occupancy.batch),
+        "NUM_PARTS": cut.num_parts if ratios else 1,
+        "IS_WHOLE": int(cut.is_whole) if ratios else 0,
+        "BATCH": min(run, batch),
         "EMPTY_ROW": _TYPES[empty_dtype],
         "PULL": _name_pull(pull_bits),
         **_pull_macros(pull_bits),

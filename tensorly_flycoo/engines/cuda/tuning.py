@@ -6,7 +6,7 @@ additions: another cut changes the last bits of results.
 
 import functools
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 #: Sums of squares that threads add to at a time: fewer would be contended.
 NUM_SQUARE_SUMS = 2**16
@@ -169,16 +169,6 @@ def choose_occupancy(gpu: Gpu, num_inputs: int, rank: int = 1) -> Occupancy:
     return max(rows, key=lambda row: row.capability)
 
 
-def relax_for_ratios(occupancy: Occupancy, adds_logs: bool) -> Occupancy:
-    """Leave more registers to MTTKRP of ratios, which needs them for the model's value.
-
-    [H200] Nell-1, R = 32, float32: 32 ms a sweep with two nonzeros at a time, 37 with four or one;
-    38 with logarithms, which would spill registers with all threads (33 ms).
-    """
-    num_threads = occupancy.num_threads * 3 // 4 if adds_logs else occupancy.num_threads
-    return replace(occupancy, batch=min(2, occupancy.batch), num_threads=num_threads)
-
-
 def choose_tile_size(slot_nbytes: int, num_inputs: int, gpu: Gpu) -> int:
     """Choose the nonzeros of a tile, so that `num_threads` fit three quarters of shared memory.
 
@@ -221,6 +211,8 @@ class RankCut:
         Lanes of a group, a power of two.
     num_parts : int
         Blocks along y, each with ``group_size * lane_columns`` columns.
+    is_whole : bool
+        Whether there are as many columns as these have.
     """
 
     load_columns: int
@@ -228,6 +220,7 @@ class RankCut:
     lane_columns: int
     group_size: int
     num_parts: int
+    is_whole: bool
 
 
 def cut_rank(rank: int, itemsize: int, load_alignment: int, store_alignment: int) -> RankCut:
@@ -239,9 +232,11 @@ def cut_rank(rank: int, itemsize: int, load_alignment: int, store_alignment: int
     Examples
     --------
     >>> cut_rank(32, 4, 16, 16)
-    RankCut(load_columns=4, store_columns=4, lane_columns=4, group_size=8, num_parts=1)
+    RankCut(load_columns=4, store_columns=4, lane_columns=4, group_size=8, num_parts=1, \
+is_whole=True)
     >>> cut_rank(25, 4, 16, 4)
-    RankCut(load_columns=4, store_columns=1, lane_columns=4, group_size=8, num_parts=1)
+    RankCut(load_columns=4, store_columns=1, lane_columns=4, group_size=8, num_parts=1, \
+is_whole=False)
     >>> cut_rank(200, 8, 16, 16).num_parts
     4
     """
@@ -251,7 +246,37 @@ def cut_rank(rank: int, itemsize: int, load_alignment: int, store_alignment: int
     num_lanes = -(-rank // lane_columns)
     group_size = min(32, 1 << (num_lanes - 1).bit_length())
     num_parts = -(-num_lanes // group_size)
-    return RankCut(load_columns, store_columns, lane_columns, group_size, num_parts)
+    is_whole = rank == num_parts * group_size * lane_columns
+    return RankCut(load_columns, store_columns, lane_columns, group_size, num_parts, is_whole)
+
+
+#: By the most inputs, the batch and the threads of MTTKRP of ratios, without and with logarithms.
+#: Measured on an H100 at rank 32 in float32: nell-2, uber, vast; the last row has no spills.
+RATIO_OCCUPANCIES = {
+    2: ((4, 768), (2, 1024)),
+    3: ((4, 768), (2, 768)),
+    4: ((2, 1024), (2, 1024)),
+    _ANY: ((2, 512), (2, 512)),
+}
+
+
+def choose_ratio_occupancy(
+    num_inputs: int, cut: RankCut, itemsize: int, adds_logs: bool
+) -> tuple[int, int]:
+    """Choose the batch and the threads of MTTKRP of ratios, so that no registers spill.
+
+    Examples
+    --------
+    >>> choose_ratio_occupancy(2, cut_rank(32, 4, 16, 16), 4, adds_logs=False)
+    (4, 768)
+    """
+    limit = next(limit for limit in RATIO_OCCUPANCIES if num_inputs <= limit)
+    batch, num_threads = RATIO_OCCUPANCIES[limit][adds_logs]
+    if cut.num_parts > 1:
+        batch = 2
+    if cut.num_parts > 1 or itemsize > 4:
+        num_threads = min(768, num_threads)
+    return batch, num_threads
 
 
 def choose_row_nbytes(row_nbytes: int) -> int:

@@ -6,12 +6,16 @@ import sparse
 
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, LabelledCP, LabelledTensor, Progress
-from tensorly_flycoo.decomposition import GeneralizedCP, generalized_parafac
+from tensorly_flycoo.decomposition import GeneralizedCP, generalized_parafac, poisson
 from tensorly_flycoo.decomposition.masks import ObservedData, find_missing
-from tensorly_flycoo.decomposition.poisson import divide_counts, evaluate_loss, find_scales
+from tensorly_flycoo.decomposition.poisson import (
+    add_columns,
+    divide_counts,
+    evaluate_loss,
+    find_scales,
+)
 from tensorly_flycoo.devices import OneDevice
 from tensorly_flycoo.engines.cpu.engine import CPU
-from tensorly_flycoo.linalg.tall_skinny import sum_columns
 from tensorly_flycoo.models.match import factor_match_score
 
 METHODS = ("mu", "cp_apr")
@@ -101,7 +105,7 @@ def test_mu_finds_a_stationary_point():
     x, _, _ = draw_counts()
     cp = generalized_parafac(x, 2, n_iter_max=3000, random_state=0, tol=1e-14)
     data, factors = ObservedData(x), cp.factors
-    sums = [sum_columns(factor) for factor in factors]
+    sums = add_columns(factors)
     for mode in range(3):
         step = divide_counts(data, factors, mode)[0] * find_scales(data, factors, sums, mode)
         assert (np.abs(step - 1)[factors[mode] > 1e-6] < 1e-3).all()
@@ -144,6 +148,53 @@ def test_inadmissible_zeros_are_lifted():
         assert np.isfinite(losses[-1])
         assert (cp.factors[0][:4].sum(axis=1) > 0).all()
         assert all(np.isfinite(factor).all() for factor in cp.factors)
+
+
+def draw_blocks():
+    """Return two blocks of counts, and a start where the second component explains both.
+
+    Row 0 of the first block lacks the first component, and so does row 5, of the second block.
+    """
+    dense = np.zeros((6, 6, 6))
+    dense[:3, :3, :3], dense[3:, 3:, 3:] = 5, 4
+    factors = [np.array([[1.0, 0.1]] * 3 + [[0.1, 1.0]] * 3) for _ in range(3)]
+    coords = np.nonzero(dense)
+    return FlycooTensor(coords, dense[coords], dense.shape), dense, factors
+
+
+@pytest.mark.parametrize("zero", [0.0, 1e-200])
+@pytest.mark.parametrize("tol", [0, 1e-6])
+def test_mu_gets_away_from_a_zero(zero, tol):
+    """Also from a number so small that it would take thousands of sweeps to grow."""
+    x, dense, factors = draw_blocks()
+    factors[0][[0, 5], 0] = zero
+    options = {"return_errors": True, "tol": tol, "n_iter_max": 200}
+    cp, losses = generalized_parafac(x, 2, init=(None, factors), **options)
+    assert (np.diff(losses) <= 1e-14 * np.abs(losses[1:])).all()
+    best = dense.sum() - (dense[dense > 0] * np.log(dense[dense > 0])).sum()
+    assert losses[-1] == pytest.approx(best, rel=1e-3)
+    assert cp.factors[0][0, 0] > 0.9 * cp.factors[0][1, 0]
+    assert cp.factors[0][5, 0] <= zero
+    fixed, _ = generalized_parafac(x, 2, init=(None, factors), fixed_modes=[0], **options)
+    assert (fixed.factors[0] == factors[0]).all()
+
+
+def test_zeros_are_lifted_alike_in_a_resumed_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(poisson, "_PERIOD", 2)
+    monkeypatch.setattr(poisson, "_SETTLED", 1.0)
+    x, _, factors = draw_blocks()
+    factors[0][[0, 5], 0] = 0
+
+    def run(n_iter_max, name):
+        with Progress(n_iter_max, show=None, checkpoint=tmp_path / name, every=1) as progress:
+            init = progress.resume(default=(None, factors))
+            return generalized_parafac(x, 2, progress.n_iter_left, init, tol=0, callback=progress)
+
+    run(3, "parts.npz")
+    resumed, whole = run(7, "parts.npz"), run(7, "whole.npz")
+    assert whole.factors[0][0, 0] > 0
+    for a, b in zip(resumed.factors, whole.factors, strict=True):
+        assert (a == b).all()
 
 
 @BOTH_METHODS

@@ -24,7 +24,7 @@ def test_best_of_has_the_least_loss():
     np.testing.assert_allclose(starts.final_errors, losses, rtol=1e-9)
 
 
-@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("rank", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_the_rank_of_counts_is_found(rank):
     x = planted_counts(rank)
     options = {"n_iter_max": 100, "random_state": 0}

@@ -49,7 +49,7 @@ def measure_peak(function):
 
 @EACH_PROBLEM
 @pytest.mark.parametrize("init", ["svd", "random"])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_the_peak_of_a_call_is_within_15_percent(name, init, dtype):
     shape, nnz, rank = PROBLEMS[name]
     x = make_tensor(shape, nnz, dtype)

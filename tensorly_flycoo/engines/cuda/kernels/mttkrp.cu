@@ -54,6 +54,12 @@
 #ifndef LANE_LOADS
 #error "LANE_LOADS: loads that a lane makes of a row, 1, 2 or 4"
 #endif
+#ifndef NUM_PARTS
+#error "NUM_PARTS: blocks along y, which share the columns; it matters with RATIOS"
+#endif
+#ifndef IS_WHOLE
+#error "IS_WHOLE: 1 or 0, whether all columns of all lanes are among the R; it matters with RATIOS"
+#endif
 #ifndef BATCH
 #error "BATCH: nonzeros whose rows are loaded together"
 #endif
@@ -160,12 +166,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     TileNonzeros::unpack(slots, count, operands);
     __syncthreads();
 #if RATIOS
-    Ratios<Tile, RATIOS == 2> values{operands, factor, factor_row_nbytes, smallest, rank, column};
+    Ratios<Tile, NUM_PARTS, IS_WHOLE, RATIOS == 2> values{operands, factor, factor_row_nbytes, smallest, rank, column};
 #else
     EntryValues values;
 #endif
+    const VALUE* own_weights = RATIOS ? nullptr : weights;  // known to the compiler
     Tile::compute_tile(slots, carries, operands, carry_rows[tile] >= 0, tile, count, rank, column,
-                       weights, out, partial_rows, values);
+                       own_weights, out, partial_rows, values);
 #if RATIOS
     values.write_logs(log_sums, tile);
 #endif

@@ -9,10 +9,19 @@ __device__ __forceinline__ double fused(double a, double b, double c) { return _
 
 // The values that MTTKRP multiplies: those of the entries. (`ratios.cuh` has others.)
 struct EntryValues {
+    // Whether the lanes of a warp go from batch to batch together, and add a batch that stays in a
+    // row without looking at each row number. It would spill registers here.
+    static constexpr bool in_step = false;
+
     __device__ __forceinline__ void begin_row(unsigned) {}
 
-    template <typename Entry, typename Columns>
-    __device__ __forceinline__ auto read(const Entry& entry, const Columns&, int)
+    template <typename Slots, typename Products>
+    __device__ __forceinline__ void find(Slots, Products&, int, int, int, bool)
+    {
+    }
+
+    template <typename Entry>
+    __device__ __forceinline__ auto read(const Entry& entry, int) const
     {
         return entry.value();
     }
@@ -34,6 +43,7 @@ struct Mttkrp {
     static constexpr int num_groups = Nonzeros::num_groups;
     static constexpr int run = Nonzeros::run;
     static constexpr int load_columns = LoadColumns;
+    static constexpr int batch = Batch;
     static constexpr int lane_columns = LoadColumns * LaneLoads;
     static constexpr int group_load_columns = group_size * LoadColumns;
     static_assert(32 % group_size == 0, "a group lies inside a warp");
@@ -191,9 +201,8 @@ struct Mttkrp {
     }
 
     // Computes the tile's rows: writes those that begin in it to `out`, and the carry-out of a row
-    // that began in an earlier tile to `partial_rows`; both times the weights. `values` returns
-    // what a product of rows is multiplied by, from the entry, the product and the place in the
-    // run.
+    // that began in an earlier tile to `partial_rows`; both times the weights. `values` finds what
+    // the products of a batch are multiplied by, from these and the entries, and returns it.
     template <typename Values>
     static __device__ __forceinline__ void compute_tile(Slots slots, Carries& carries,
                                                         const Operands& operands,
@@ -220,9 +229,28 @@ struct Mttkrp {
             values.begin_row(row);
         }
         Columns total = zeros();
-        for (int start = begin; start < end; start += Batch) {
+        const auto add_product = [&](const Entry& entry, const Columns& product, int b) {
+            const Value value = values.read(entry, b);
+#pragma unroll
+            for (int c = 0; c < lane_columns; ++c) {
+                total.at[c] = fused(value, num_inputs == 0 ? Value(1) : product.at[c], total.at[c]);
+            }
+        };
+        const int loop_end = Values::in_step ? begin + run : end;
+        for (int start = begin; start < loop_end; start += Batch) {
             Columns products[Batch];
             multiply_rows(products, slots, start, operands, factors, column, rank);
+            // Rows ascend: if the last one is the current one, all are.
+            const bool stays_in_row = Values::in_step && start + Batch <= end &&
+                                      Nonzeros::read(slots, start + Batch - 1).out_row() == row;
+            values.find(slots, products, begin, start, end, stays_in_row);
+            if (stays_in_row) {
+#pragma unroll
+                for (int b = 0; b < Batch; ++b) {
+                    add_product(Nonzeros::read(slots, start + b), products[b], b);
+                }
+                continue;
+            }
 #pragma unroll
             for (int b = 0; b < Batch; ++b) {
                 if (start + b >= end) break;
@@ -238,14 +266,8 @@ struct Mttkrp {
                     total = zeros();
                     row = entry.out_row();
                     is_first_row = false;
-                    values.begin_row(row);
                 }
-                const Value value = values.read(entry, products[b], start + b - begin);
-#pragma unroll
-                for (int c = 0; c < lane_columns; ++c) {
-                    const Value product = num_inputs == 0 ? Value(1) : products[b].at[c];
-                    total.at[c] = fused(value, product, total.at[c]);
-                }
+                add_product(entry, products[b], b);
             }
         }
         const bool is_one_row = inherits && is_first_row;

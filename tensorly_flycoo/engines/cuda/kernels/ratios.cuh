@@ -10,19 +10,29 @@ __device__ __forceinline__ double rounded_product(double a, double b) { return _
 // What `Mttkrp::compute_tile` multiplies by: the value over the model's, which is the inner product
 // of the other modes' rows, multiplied, with the row of the output's own factor.
 //
+// Lanes exchange their parts of the inner products of a batch so that each lane ends up with those
+// of some nonzeros only: it divides and takes logarithms for these, and then tells the others. All
+// lanes of a warp stay in step for that: exchanges among some of them take more instructions.
+//
 // The inner product adds columns in pairs, by the bits of their numbers from the lowest to the
 // highest, and blocks of columns one after the other: an order that does not depend on how lanes
 // load columns.
-template <typename Tile, bool WantsLogs>
+template <typename Tile, int NumParts, bool IsWhole, bool WantsLogs>
 struct Ratios {
     using Value = typename Tile::Value;
     using Columns = typename Tile::Columns;
     using Entry = typename Tile::Entry;
     using Operands = typename Tile::Operands;
+    using Slots = typename Tile::Slots;
+    static constexpr int batch = Tile::batch;
     static constexpr int group_size = Tile::group_size;
     static constexpr int load_columns = Tile::load_columns;
     static constexpr int lane_loads = Tile::lane_columns / load_columns;
     static constexpr int num_warps = Tile::block_size / 32;
+    static constexpr bool in_step = true;
+    // After the exchange, lane l has the nonzeros l % width, l % width + width, ... of a batch.
+    static constexpr int width = batch < group_size ? batch : group_size;
+    static constexpr int num_own = batch / width;
 
     const Operands& operands;
     const Value* factor;  // of the output's mode
@@ -30,17 +40,35 @@ struct Ratios {
     Value smallest;  // the model divides as this where it is smaller
     int rank;
     int column;
-    const char* row = nullptr;  // the factor's current row
-    Columns own = {};           // this lane's columns of it, 0 past the last
+    Columns own = {};  // this lane's columns of the factor's current row, 0 past the last
+    Value ratios[batch];
     double log_sum = 0;
     // A lane takes the logarithms of one nonzero in group_size.
-    double log_value = 0, log_model = 1;
+    Value log_value = 0, log_model = 1;
+
+    __device__ __forceinline__ int lane() const { return threadIdx.x % group_size; }
 
     __device__ __forceinline__ void begin_row(unsigned out_row)
     {
-        row = reinterpret_cast<const char*>(factor) +
-              static_cast<unsigned long long>(out_row) * row_nbytes;
-        own = read_columns(row, column);
+        own = read_columns(find_row(out_row), column);
+    }
+
+    __device__ __forceinline__ const char* find_row(unsigned out_row) const
+    {
+        return reinterpret_cast<const char*>(factor) +
+               static_cast<unsigned long long>(out_row) * row_nbytes;
+    }
+
+    // Sets those of a lane's columns to 0 that are past the last.
+    __device__ __forceinline__ void clear_past(Columns& columns, int first) const
+    {
+        if (IsWhole) return;
+#pragma unroll
+        for (int c = 0; c < Tile::lane_columns; ++c) {
+            const int place =
+                first + c / load_columns * Tile::group_load_columns + c % load_columns;
+            if (place >= rank) columns.at[c] = 0;
+        }
     }
 
     // Reads a lane's columns of a row, with 0 for those past the last.
@@ -49,28 +77,21 @@ struct Ratios {
         const int readable = Tile::readable_column(first, rank);
         Columns columns =
             Tile::read_columns(start + sizeof(Value) * readable, first, rank);
-#pragma unroll
-        for (int c = 0; c < Tile::lane_columns; ++c) {
-            const int place =
-                first + c / load_columns * Tile::group_load_columns + c % load_columns;
-            if (place >= rank) columns.at[c] = 0;
-        }
+        clear_past(columns, first);
         return columns;
     }
 
-    // Adds up the products of a row's columns over the lanes of a group; all lanes get the sum.
-    static __device__ __forceinline__ Value add_columns(const Columns& a, const Columns& b,
-                                                        unsigned lanes)
+    // Adds up the products of a row's columns that this lane has, each load's to one sum.
+    static __device__ __forceinline__ void multiply_columns(Value (&sums)[lane_loads],
+                                                            const Columns& a, const Columns& b)
     {
-        Value sums[lane_loads];
 #pragma unroll
         for (int l = 0; l < lane_loads; ++l) {
             Value terms[load_columns];
 #pragma unroll
             for (int c = 0; c < load_columns; ++c) {
                 const int place = l * load_columns + c;
-                // Past the last column b is 0, and a may be anything.
-                terms[c] = b.at[place] == 0 ? Value(0) : rounded_product(a.at[place], b.at[place]);
+                terms[c] = rounded_product(a.at[place], b.at[place]);
             }
 #pragma unroll
             for (int stride = 1; stride < load_columns; stride *= 2) {
@@ -79,23 +100,45 @@ struct Ratios {
             }
             sums[l] = terms[0];
         }
+    }
+
+    // Adds up the sums of each nonzero over the lanes of the group; a lane gets those of its own.
+    __device__ __forceinline__ void add_lanes(Value (&sums)[batch][lane_loads]) const
+    {
+        int count = batch;
 #pragma unroll
         for (int offset = 1; offset < group_size; offset *= 2) {
+            const bool is_upper = lane() & offset;
+            const bool halves = offset < width;
+            if (halves) count /= 2;
 #pragma unroll
-            for (int l = 0; l < lane_loads; ++l) {
-                sums[l] += __shfl_xor_sync(lanes, sums[l], offset);
+            for (int b = 0; b < count; ++b) {
+#pragma unroll
+                for (int l = 0; l < lane_loads; ++l) {
+                    Value kept = sums[b][l], sent = kept;
+                    if (halves) {
+                        const Value lower = sums[2 * b][l], upper = sums[2 * b + 1][l];
+                        kept = is_upper ? upper : lower;
+                        sent = is_upper ? lower : upper;
+                    }
+                    sums[b][l] = kept + __shfl_xor_sync(0xffffffffu, sent, offset);
+                }
             }
         }
 #pragma unroll
-        for (int stride = 1; stride < lane_loads; stride *= 2) {
+        for (int b = 0; b < num_own; ++b) {
 #pragma unroll
-            for (int l = 0; l < lane_loads; l += 2 * stride) sums[l] += sums[l + stride];
+            for (int stride = 1; stride < lane_loads; stride *= 2) {
+#pragma unroll
+                for (int l = 0; l < lane_loads; l += 2 * stride) {
+                    sums[b][l] += sums[b][l + stride];
+                }
+            }
         }
-        return sums[0];
     }
 
-    // Multiplies the rows of the other modes, for the columns of another block.
-    __device__ __forceinline__ Columns multiply_elsewhere(const Entry& entry, int first) const
+    // Multiplies the rows of the other modes, for the columns of a block.
+    __device__ __forceinline__ Columns multiply_rows(const Entry& entry, int first) const
     {
         Columns product;
 #pragma unroll
@@ -114,45 +157,86 @@ struct Ratios {
         return product;
     }
 
-    // Returns the model's value at a nonzero, given the product of its rows for this block.
-    __device__ __forceinline__ Value evaluate(const Entry& entry, const Columns& product,
-                                              unsigned lanes) const
+    // Adds up the inner products of a batch for the columns of this block.
+    __device__ __forceinline__ void multiply_own(Value (&sums)[batch][lane_loads], Slots slots,
+                                                 Columns (&products)[batch], int start,
+                                                 bool stays_in_row)
     {
-        if (gridDim.y == 1) return add_columns(product, own, lanes);
-        const int part_columns = group_size * Tile::lane_columns;
-        Value model = 0;
-        for (int part = 0; part < static_cast<int>(gridDim.y); ++part) {
-            if (part == static_cast<int>(blockIdx.y)) {
-                model += add_columns(product, own, lanes);
-            } else {
-                const int first = column + (part - static_cast<int>(blockIdx.y)) * part_columns;
-                model += add_columns(multiply_elsewhere(entry, first), read_columns(row, first),
-                                     lanes);
+#pragma unroll
+        for (int b = 0; b < batch; ++b) clear_past(products[b], column);
+        if (stays_in_row) {
+#pragma unroll
+            for (int b = 0; b < batch; ++b) multiply_columns(sums[b], products[b], own);
+        } else {
+#pragma unroll
+            for (int b = 0; b < batch; ++b) {
+                begin_row(Tile::Nonzeros::read(slots, start + b).out_row());
+                multiply_columns(sums[b], products[b], own);
             }
         }
-        return model;
     }
 
-    __device__ __forceinline__ Value read(const Entry& entry, const Columns& product, int place)
+    // Adds up the inner products of a batch for columns that other blocks have, from `first` on.
+    __device__ __forceinline__ void multiply_elsewhere(Value (&sums)[batch][lane_loads],
+                                                       Slots slots, int start, int first) const
     {
-        const int lane = threadIdx.x % group_size;
-        const unsigned lanes = (0xffffffffu >> (32 - group_size)) << (threadIdx.x % 32 - lane);
-        Columns others = product;
-        if (Tile::num_inputs == 0) others = multiply_elsewhere(entry, column);
-        const Value value = entry.value(), model = evaluate(entry, others, lanes);
-        if (WantsLogs) {
-            if (place % group_size == lane) {
-                log_value = value;
-                log_model = model;
-            }
-            if (place % group_size == group_size - 1) add_log();
+#pragma unroll
+        for (int b = 0; b < batch; ++b) {
+            const Entry entry = Tile::Nonzeros::read(slots, start + b);
+            const Columns columns = read_columns(find_row(entry.out_row()), first);
+            multiply_columns(sums[b], multiply_rows(entry, first), columns);
         }
-        return value / (model > smallest ? model : smallest);
+    }
+
+    // Computes the ratios of the nonzeros from `start` on, given the products of their rows for the
+    // columns of this block. Those past the last column may be anything; they become 0.
+    __device__ __forceinline__ void find(Slots slots, Columns (&products)[batch], int begin,
+                                         int start, int end, bool stays_in_row)
+    {
+        Value models[num_own], own_ratios[num_own];
+#pragma unroll 1
+        for (int part = 0; part < NumParts; ++part) {
+            Value sums[batch][lane_loads];
+            const int parts_on = NumParts == 1 ? 0 : part - static_cast<int>(blockIdx.y);
+            if (parts_on == 0 && Tile::num_inputs > 0) {
+                multiply_own(sums, slots, products, start, stays_in_row);
+            } else {
+                const int first = column + parts_on * group_size * Tile::lane_columns;
+                multiply_elsewhere(sums, slots, start, first);
+            }
+            add_lanes(sums);
+#pragma unroll
+            for (int n = 0; n < num_own; ++n) models[n] = part == 0 ? sums[n][0] : models[n] + sums[n][0];
+        }
+#pragma unroll
+        for (int n = 0; n < num_own; ++n) {
+            const int first = start + n * width, place = first + lane() % width;
+            const Value value = Tile::Nonzeros::read(slots, place).value();
+            own_ratios[n] = value / (models[n] > smallest ? models[n] : smallest);
+            if (WantsLogs) note_log(place < end, value, models[n], place - begin, first - begin);
+        }
+#pragma unroll
+        for (int b = 0; b < batch; ++b) {
+            ratios[b] = __shfl_sync(0xffffffffu, own_ratios[b / width], b % width, group_size);
+        }
+    }
+
+    __device__ __forceinline__ Value read(const Entry&, int b) const { return ratios[b]; }
+
+    // Keeps a nonzero until all lanes have one.
+    __device__ __forceinline__ void note_log(bool exists, Value value, Value model, int place,
+                                             int first)
+    {
+        if (exists && place % group_size == lane()) {
+            log_value = value;
+            log_model = model;
+        }
+        if ((first + width) % group_size == 0) add_log();
     }
 
     __device__ __forceinline__ void add_log()
     {
-        log_sum += log_value * log(log_model);
+        log_sum += log_value * log(static_cast<double>(log_model));
         log_value = 0;
         log_model = 1;
     }

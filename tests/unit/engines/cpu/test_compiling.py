@@ -8,6 +8,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 HELPER = """
 from tensorly_flycoo.engines.cpu.compiling import kernel
 
@@ -44,6 +46,7 @@ def run(folder):
     return [*done.stdout.split(), *done.stderr.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_change_to_a_neighbouring_file_recompiles(tmp_path):
     (tmp_path / "caller.py").write_text(CALLER)
     (tmp_path / "helper.py").write_text(HELPER.format(number=1))
@@ -72,6 +75,7 @@ if os.environ.get("SWAP"):
 """
 
 
+@pytest.mark.slow
 def test_a_cached_kernel_of_another_signature_is_not_used(tmp_path, monkeypatch):
     """Two processes that compile at the same time can write each other's files."""
     (tmp_path / "caller.py").write_text(CONFUSED)

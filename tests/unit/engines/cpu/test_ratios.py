@@ -142,12 +142,32 @@ def test_empty_rows_and_no_nonzeros():
     assert log_sum == 0
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_steps_are_measured_and_extrapolated(dtype):
+    t0, t1, t2 = factors = np.random.default_rng(0).random((3, 3000, 3)).astype(dtype)
+    change, bend = t1 - t0, t2 - t1 - (t1 - t0)
+    squares, sums = np.empty((2, 3)), np.empty(3)
+    cpu.CPU.measure_steps(factors, squares)
+    expected = [(step.astype(float) ** 2).sum(axis=0) for step in (change, bend)]
+    np.testing.assert_allclose(squares, expected, rtol=1e-12)
+    moved = cpu.CPU.extrapolate(factors, 3.0, sums)
+    far = 100 * np.finfo(dtype).eps  # near 0 rounding decides whether an element moves
+    expected = t0 + 6 * change + 9 * bend
+    is_clear = abs(expected) > far
+    expected = np.where(expected > 0, expected, t2)
+    np.testing.assert_allclose(moved[is_clear], expected[is_clear], rtol=0, atol=far)
+    np.testing.assert_allclose(sums, moved.sum(axis=0, dtype=float), rtol=1e-12)
+    assert (moved > 0).all()
+    assert moved.dtype == dtype
+
+
 @pytest.mark.parametrize("num_scales", [1, 3000])
 def test_rows_are_scaled_and_added_up(num_scales):
     rng = np.random.default_rng(0)
     product, factor = rng.random((2, 3000, 3)).astype("float32")
     scales = rng.random((num_scales, 3)).astype("float32")
     expected = product * factor * scales
-    sums = cpu.CPU.scale_rows(product, factor, scales)
+    sums = np.empty(3)
+    cpu.CPU.scale_rows(product, factor, scales, sums)
     assert (product == expected).all()
     np.testing.assert_allclose(sums, expected.sum(axis=0, dtype="float64"), rtol=1e-12)

@@ -62,6 +62,7 @@ GPUS = {
 }
 U16, U32, U64 = (np.dtype(f"uint{bits}") for bits in (16, 32, 64))
 PLAIN, PLAIN_64 = IdBits(U32), IdBits(U64)
+SLOW = pytest.mark.slow
 EVERY_GPU = pytest.mark.parametrize(
     "architecture",
     ["sm_90", *[pytest.param(name, marks=pytest.mark.other_gpus) for name in ("sm_80", "sm_100")]],
@@ -127,7 +128,7 @@ def specialise_all():
 @ON_LINUX
 @EVERY_GPU
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("ndim", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("ndim", [3, *[pytest.param(n, marks=SLOW) for n in (1, 2, 4, 5, 8)]])
 def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
     """With pulling and remapping, and with neither."""
     record_format = make_format(ndim, dtype)
@@ -148,7 +149,7 @@ def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
 
 @ON_LINUX
 @EVERY_GPU
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=SLOW)])
 def test_mttkrp_of_ratios_compiles(dtype, architecture):
     """With and without logarithms, remapping, and blocks along y."""
     jobs = []
@@ -314,7 +315,7 @@ def test_ttmc_compiles(architecture):
 
 @ON_LINUX
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("ndim", [3, 4, 5])
+@pytest.mark.parametrize("ndim", [3, *[pytest.param(n, marks=SLOW) for n in (4, 5)]])
 def test_the_benchmarks_gather_only_kernel_compiles(ndim, dtype):
     """In every setting that the benchmark tries."""
     spec = importlib.util.spec_from_file_location("benchmark_macros", BENCHMARK / "macros.py")

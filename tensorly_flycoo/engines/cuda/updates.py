@@ -1,0 +1,99 @@
+"""Multiplicative updates of a factor, and their extrapolation, with the sums of its columns."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import cupy
+import numpy as np
+from numpy.typing import DTypeLike
+
+from ...array_modules import Array
+from . import launch, tuning
+from .direct import DirectKernel
+from .macros import scale_rows_macros
+
+#: Blocks of rows: enough to fill the largest GPU. Their number decides the order of additions.
+_NUM_BLOCKS = 2**11
+
+#: Fewer rows are not worth a block.
+_MIN_ROWS = 2**6
+
+#: The types of the arguments of each kernel, as `DirectKernel` names them.
+_FORMATS = {
+    "invert_sums": "3i2Q",
+    "scale_rows": "2qi2QqQqQ",
+    "measure_steps": "2qi4Q",
+    "extrapolate": "2qi3Qd2Q",
+    "add_blocks": "2i2Q",
+}
+
+
+def invert_sums(sums: Array, mode: int, dtype: DTypeLike) -> Array:
+    """Do what `Engine.invert_sums` does."""
+    (num_modes, rank), sums = sums.shape, cupy.ascontiguousarray(sums)
+    scales = cupy.empty((1, rank), dtype)
+    kernel = _get_kernel("invert_sums", scales.dtype, rank, sums.data.device_id)
+    grid = (-(-rank // tuning.BLOCK_SIZE), 1)
+    arguments = (num_modes, mode, rank, sums.data.ptr, scales.data.ptr)
+    kernel(grid, tuning.BLOCK_SIZE, *arguments)
+    return scales
+
+
+def scale_rows(product: Array, factor: Array, scales: Array, sums: Array) -> None:
+    """Do what `Engine.scale_rows` does, for a contiguous product and contiguous sums."""
+    factor, scales = (_align_columns(x) for x in (factor, scales))
+    scale_stride = 0 if scales.shape[0] == 1 else _row_stride(scales)
+    matrices = (product.data.ptr, factor.data.ptr, _row_stride(factor))
+    _add_up("scale_rows", product, (*matrices, scales.data.ptr, scale_stride), sums)
+
+
+def measure_steps(factors: Sequence[Array], sums: Array) -> None:
+    """Do what `Engine.measure_steps` does, for contiguous sums."""
+    first, *_ = factors = [cupy.ascontiguousarray(factor) for factor in factors]
+    _add_up("measure_steps", first, [factor.data.ptr for factor in factors], sums)
+
+
+def extrapolate(factors: Sequence[Array], step: float, sums: Array) -> Array:
+    """Do what `Engine.extrapolate` does, for contiguous sums."""
+    factors = [cupy.ascontiguousarray(factor) for factor in factors]
+    moved = cupy.empty_like(factors[0])
+    addresses = [factor.data.ptr for factor in factors]
+    _add_up("extrapolate", moved, (*addresses, step, moved.data.ptr), sums)
+    return moved
+
+
+def _add_up(name: str, like: Array, arguments: Any, sums: Array) -> None:
+    """Launch a kernel for matrices as `like`, and add up the sums of its blocks."""
+    num_rows, rank = like.shape
+    rows_per_block = max(_MIN_ROWS, -(-num_rows // _NUM_BLOCKS))
+    num_blocks = max(1, -(-num_rows // rows_per_block))
+    block_sums = sums if num_blocks == 1 else cupy.empty((num_blocks, sums.size))
+    sizes = (num_rows, rows_per_block, rank)
+    key = (like.dtype, rank, like.data.device_id)
+    kernel, grid = _get_kernel(name, *key), (num_blocks, _count_parts(rank))
+    kernel(grid, tuning.BLOCK_SIZE, *sizes, *arguments, block_sums.data.ptr)
+    if num_blocks > 1:
+        arguments = (num_blocks, sums.size, block_sums.data.ptr, sums.data.ptr)
+        grid = (1, _count_parts(rank) * (sums.size // rank))
+        _get_kernel("add_blocks", *key)(grid, tuning.BLOCK_SIZE, *arguments)
+
+
+def _count_parts(rank: int) -> int:
+    """Count the blocks that have all columns."""
+    return -(-rank // scale_rows_macros(np.dtype(np.float32), rank)["NUM_COLUMNS"])
+
+
+def _align_columns(x: Array) -> Array:
+    return x if x.strides[1] == x.itemsize else cupy.ascontiguousarray(x)
+
+
+def _row_stride(x: Array) -> int:
+    return x.strides[0] // x.itemsize
+
+
+@functools.cache
+def _get_kernel(name: str, dtype: np.dtype, rank: int, device_id: int) -> DirectKernel:
+    """Return the specialisation for the current device, `device_id`."""
+    macros = scale_rows_macros(dtype, rank)
+    return DirectKernel(launch.get_kernel("scale_rows.cu", name, **macros), _FORMATS[name])
