@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..array_modules import Array, is_cupy
+from ..array_modules import Array, array_module, is_cupy
 
 #: Smaller probabilities come from a continued fraction, in logarithms. SciPy's are accurate up to
 #: 4.5 standard deviations; further out those of large counts are not (at 25, 20 times too small).
@@ -75,17 +75,33 @@ def measure_counts(counts: Array, model: Array, model_sum: float, num_entries: i
         The sum of the means of all entries.
     num_entries : int
     """
+    return complete_fit(sum_counts(counts, model), model_sum, num_entries)
+
+
+def sum_counts(counts: Array, model: Array) -> Array:
+    """Sum over counts x, float64, and their means m what `complete_fit` takes.
+
+    Returns
+    -------
+    float64 array (4,)
+        The sums of x, ``x log x``, ``x log m`` and ``log(x!)`` over the counts above zero.
+    """
     is_positive = counts > 0
     counts, model = counts[is_positive], model[is_positive]
-    total, logs = float(counts.sum()), float((counts * np.log(counts)).sum())
     with np.errstate(divide="ignore", invalid="ignore"):
-        loss = model_sum - float((counts * np.log(model)).sum())
+        terms = (counts, counts * np.log(counts), counts * np.log(model), _log_factorial(counts))
+    return array_module(counts).stack([term.sum() for term in terms])
+
+
+def complete_fit(sums: Array, model_sum: float, num_entries: int) -> CountFit:
+    """Return the fit from the sums of `sum_counts` and the sum of the means of all entries."""
+    total, logs, model_logs, log_factorials = map(float, sums)
+    loss = model_sum - model_logs
     # A model that equals the counts has the loss `total - logs`.
     deviance = 2 * (loss - (total - logs))
     of_mean = 2 * (logs - total * math.log(total / num_entries)) if total else 0.0
     explained = 1 - deviance / of_mean if of_mean else float("nan")
-    return CountFit(loss, -loss - float(_log_factorial(counts).sum()), deviance, explained,
-                    num_entries)  # fmt: skip
+    return CountFit(loss, -loss - log_factorials, deviance, explained, num_entries)
 
 
 def _log_factorial(counts: Array) -> Array:

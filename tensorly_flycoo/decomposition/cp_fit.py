@@ -12,8 +12,9 @@ from ..ops.mttkrp import mttkrp
 from ..shards.whole_factors import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
+from ..tensor.pieces import Piece, map_pieces
 from ..tensor.tensor import FlycooTensor
-from .counts import CountFit, check_counts, measure_counts
+from .counts import CountFit, check_counts, complete_fit, measure_counts, sum_counts
 from .cp_model import multiply_sums
 from .losses import check_exact
 from .masks import find_missing
@@ -21,6 +22,7 @@ from .masks import find_missing
 if TYPE_CHECKING:
     from sparse import SparseArray
 
+    from ..engines.protocol import Engine
     from ..tensor.labelled import LabelledTensor
 
 
@@ -156,15 +158,25 @@ def cp_fit(
         return _compare(model, values) if loss == "gaussian" else _compare_counts(model, values)
     if loss != "gaussian":
         _check_shape(factors, x)
-        coords, values = x._sorted_nonzeros()
-        model, values = _evaluate(cp_tensor, coords, values)
+        arrays = [*factors, *([] if weights is None else [weights])]
+        parts = map_pieces(_sum_counts, x._layout, x._engine, x._engine, arrays=arrays)
         model_sum = float(multiply_sums(weights, factors).sum())
-        return _compare_counts(model, values, model_sum, num_cells(x.shape))
+        return complete_fit(sum(parts), model_sum, num_cells(x.shape))
     last_mttkrp = mttkrp(x, factors, x.ndim - 1, weights=weights)
     inner = (last_mttkrp * factors[-1]).sum(dtype=np.float64)
     norm = float(x._layout.norm)
     square = norm**2 + _square_norm(weights, factors) - 2 * float(inner)
     return _make_fit(abs(square) ** 0.5, norm, num_cells(x.shape))
+
+
+def _sum_counts(piece: Piece, engine: "Engine", arrays: list[Array]) -> Array:
+    """Compare a piece's counts with a model, whose weights may follow its factors."""
+    records, ndim = piece.sort_records(engine), piece.layout.record_format.ndim
+    coords, values = piece.read_coords(records), piece.read_values(records)
+    weights = arrays[ndim] if len(arrays) > ndim else None
+    model, values = _evaluate((weights, arrays[:ndim]), coords, values)
+    check_counts(values, model)
+    return sum_counts(values, model)
 
 
 def _check_shape(factors: Any, x: FlycooTensor) -> None:
@@ -206,16 +218,12 @@ def _compare(model: Array, values: Array) -> CPFit:
     return _make_fit(residual, float(np.linalg.norm(values)), values.size)
 
 
-def _compare_counts(
-    model: Array, values: Array, model_sum: float | None = None, num_entries: int | None = None
-) -> CountFit:
-    """Compare means with counts; the sum of the means is that of all entries, if there are more."""
-    if num_entries is None and values.size == 0:
+def _compare_counts(model: Array, values: Array) -> CountFit:
+    """Compare means with the counts of some entries."""
+    if values.size == 0:
         raise ValueError("held_out has no entries, expected at least one")
     check_counts(values, model)
-    if model_sum is None or num_entries is None:
-        model_sum, num_entries = float(model.sum()), values.size
-    return measure_counts(values, model, model_sum, num_entries)
+    return measure_counts(values, model, float(model.sum()), values.size)
 
 
 def _make_fit(residual: float, norm: float, count: int) -> CPFit:

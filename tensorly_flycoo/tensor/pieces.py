@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import numpy as np
 
 from ..array_modules import Array
 from ..checks import check_sums
-from ..devices import Devices, OneDevice
+from ..devices import Devices, OneDevice, bring_to_each
 from ..format.layout import Layout
 from ..format.ordering import compute_norm, has_true
 from ..format.slab_layout import AnyLayout, SlabLayout
@@ -70,11 +70,10 @@ class Piece:
                 block = records[start : start + block_size]
                 yield self.read_coords(block), self.read_values(block)
 
-    def read_sorted_values(self, engine: Engine) -> Array:
-        """Copy the values in the order of modes 0, 1, ..., ndim - 1."""
+    def sort_records(self, engine: Engine) -> Array:
+        """Copy the records in the order of modes 0, 1, ..., ndim - 1."""
         with self.devices.use(self.home), self.layout.hold_order(0, engine) as (records, places):
-            records = records if places is None else engine.gather(records, places)
-            return self.read_values(records).copy()
+            return records.copy() if places is None else engine.gather(records, places)
 
     def bring(self, array: Array) -> Array:
         """Return an array on the first device."""
@@ -100,22 +99,30 @@ def iterate_pieces(layout: AnyLayout, xp: ModuleType) -> Iterator[Piece]:
 
 
 def map_pieces(
-    function: Callable[..., Array], layout: AnyLayout, engine: Engine, *args: Any
+    function: Callable[..., Array],
+    layout: AnyLayout,
+    engine: Engine,
+    *args: Any,
+    arrays: Sequence[Array] | None = None,
 ) -> Iterator[Array]:
     """Yield ``function(piece, *args)`` for each piece of a tensor.
 
     It is called where the piece is, which may be in another process. Its result, an array, is
-    brought to the first device, if it is not on the host.
+    brought to the first device, if it is not on the host. The last argument are the `arrays`, if
+    any, as a list: each is brought to each device once.
     """
     if not isinstance(layout, SlabLayout):
-        yield function(Piece(layout, engine.xp, OneDevice(engine.xp)), *args)
+        more = () if arrays is None else (list(arrays),)
+        yield function(Piece(layout, engine.xp, OneDevice(engine.xp)), *args, *more)
         return
-    devices, cut_mode = layout.devices, layout.cut_mode
+    devices, cut_mode, slabs = layout.devices, layout.cut_mode, layout.slabs
+    there = [bring_to_each(devices, x, [slab.home for slab in slabs]) for x in arrays or ()]
 
     def start() -> Iterator[Array]:
-        for slab in layout.slabs:
+        for slab in slabs:
             place = (slab.layout, cut_mode, slab.rows.start)
-            yield devices.run(slab.home, call_with_piece, function, engine, *place, *args)
+            more = () if arrays is None else ([on_each[slab.home] for on_each in there],)
+            yield devices.run(slab.home, call_with_piece, function, engine, *place, *args, *more)
 
     for result in devices.launch(start()):
         yield devices.collect([result])[0]
@@ -177,7 +184,7 @@ def sum_all(layout: AnyLayout, engine: Engine) -> float:
 
 
 def _sum_sorted(piece: Piece, engine: Engine) -> Array:
-    return piece.read_sorted_values(engine).sum(dtype=np.float64)
+    return piece.read_values(piece.sort_records(engine)).sum(dtype=np.float64)
 
 
 def find_extreme(layout: AnyLayout, engine: Engine, name: str) -> float:
@@ -209,5 +216,5 @@ def measure_values(layout: AnyLayout, engine: Engine) -> tuple[float, bool]:
 
 def _measure_values(piece: Piece, engine: Engine) -> np.ndarray:
     """Return the norm, and 1 if any value is zero."""
-    values = piece.read_sorted_values(engine)
+    values = piece.read_values(piece.sort_records(engine))
     return np.array([compute_norm(values, engine), has_true(values == 0)])

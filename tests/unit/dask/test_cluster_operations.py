@@ -7,7 +7,7 @@ import pytest
 import sparse
 import tensorly as tl
 
-from tensorly_flycoo import FlycooTensor, open_slabs, save_slabs
+from tensorly_flycoo import FlycooTensor, cp_fit, open_slabs, save_slabs
 from tensorly_flycoo.dask import open_slabs as open_on_workers
 from tensorly_flycoo.decomposition import generalized_parafac, non_negative_parafac, parafac
 from tensorly_flycoo.tensor.digest import find_digest
@@ -113,6 +113,18 @@ def test_elementwise_operations(tensors, folder, name):
 def test_sums_and_extremes(tensors, folder):
     def measure(x):
         return x.sum(), x.mean(), x.max(), (-x).min(), x.norm()
+
+    expected = measure(open_slabs(folder))
+    for x in tensors:
+        assert measure(x) == expected
+
+
+def test_fits(tensors, folder):
+    model = generalized_parafac(open_slabs(folder), 2, random_state=0, n_iter_max=2)
+
+    def measure(x):
+        masked = cp_fit(x, model, mask=make_mask(), loss="poisson_count")
+        return cp_fit(x, model), cp_fit(x, model, loss="poisson_count"), masked
 
     expected = measure(open_slabs(folder))
     for x in tensors:
