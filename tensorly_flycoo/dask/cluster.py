@@ -34,7 +34,7 @@ _START_TIMEOUT, _START_INTERVAL, _ABORT_TIMEOUT = 120.0, 0.02, 8.0
 #: Commands that are sent without waiting for anybody who needs a result.
 _MANY_COMMANDS = 256
 
-#: Numbers of keys and tags, of all clusters of this process.
+#: Numbers of keys, of all clusters of this process.
 _numbers = itertools.count()
 
 
@@ -156,14 +156,20 @@ class Cluster:
                 self._post()
         return keys
 
-    def transfer(self, source: RemoteObject, target: WorkerHandle) -> int:
-        """Have a worker send an array to another one; return its key there."""
-        tag, key = next(_numbers), next(_numbers)
+    def transfer(self, moves: Sequence[tuple[RemoteObject, WorkerHandle]]) -> list[int]:
+        """Have workers send arrays to others; return the keys there.
+
+        All are sent before a worker waits for any.
+        """
+        keys = []
         with self._lock:  # both or neither: a worker that receives waits for one that sends
             self.check()
-            source.worker.queue.append(Send(source.key, self.workers.index(target), tag))
-            target.queue.append(Receive(tag, key))
-        return key
+            for x, target in moves:
+                keys.append(next(_numbers))
+                x.worker.queue.append(Send(x.key, self.workers.index(target), keys[-1]))
+            for (_, target), key in zip(moves, keys, strict=True):
+                target.queue.append(Receive(key))
+        return keys
 
     # Messages
 

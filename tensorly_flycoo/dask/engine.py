@@ -19,7 +19,7 @@ from ..shards.whole_factors import scatter_all
 from ..tensor.digest import sum_hashes
 from .cluster import Cluster, RemoteObject
 from .messages import ENGINE
-from .remote_array import RemoteArray, RemoteModule, call_method
+from .remote_array import RemoteArray, RemoteModule, call_method, send_all
 from .site import SlabFacts
 
 if TYPE_CHECKING:
@@ -44,17 +44,25 @@ class WorkerDevices:
         return self.cluster.use(device)
 
     def bring(self, array: Array, device: int) -> RemoteArray:
-        worker = self.cluster.workers[device]
-        if isinstance(array, RemoteArray):
-            return array.send(worker)
-        return RemoteArray.put(self.cluster, worker, np.asarray(array))
+        return self.gather([((array,), device)])[0]
 
     def gather(self, requests: Sequence[Request]) -> list[RemoteArray]:
-        gathered: list[RemoteArray] = []
-        for arrays, device in requests:
-            there = [self.bring(array, device) for array in arrays]
-            gathered.append(there[0] if len(there) == 1 else np.concatenate(there))  # type: ignore[arg-type]
+        wanted = [
+            (self._take(array, device), self.cluster.workers[device])
+            for arrays, device in requests
+            for array in arrays
+        ]
+        there, gathered = iter(send_all(self.cluster, wanted)), []
+        for arrays, _ in requests:
+            own = [next(there) for _ in arrays]
+            gathered.append(own[0] if len(own) == 1 else np.concatenate(own))  # type: ignore[arg-type]
         return gathered
+
+    def _take(self, array: Array, device: int) -> RemoteArray:
+        """Return an array that is on any worker; copy one that is here."""
+        if isinstance(array, RemoteArray):
+            return array
+        return RemoteArray.put(self.cluster, self.cluster.workers[device], np.asarray(array))
 
     def collect(self, arrays: Sequence[Array]) -> list[np.ndarray]:
         there = [array for array in arrays if isinstance(array, RemoteArray)]

@@ -140,7 +140,7 @@ def _call_many(
 
 def _bring(cluster: Cluster, x: RemoteObject, worker: WorkerHandle) -> RemoteObject:
     """Return an array of a worker on another one."""
-    return x if x.worker is worker else RemoteObject(worker, cluster.transfer(x, worker))
+    return x if x.worker is worker else RemoteObject(worker, *cluster.transfer([(x, worker)]))
 
 
 def _sort(

@@ -90,7 +90,7 @@ class Machine:
         """Keep what a peer has sent."""
         with self._changed:
             if parcel.epoch >= self._epoch:
-                self._inbox |= {(parcel.epoch, tag): x for tag, x in parcel.arrays.items()}
+                self._inbox |= {(parcel.epoch, key): x for key, x in parcel.arrays.items()}
                 self._changed.notify_all()
 
     def abort(self, epoch: int) -> None:
@@ -163,7 +163,7 @@ class Machine:
             self._post(command, message)
         elif isinstance(command, Receive):
             self._flush(message)
-            self._store[command.key] = self._receive(command.tag, message)
+            self._store[command.key] = self._receive(command.key, message)
         else:
             self._store.pop(command.key, None)
 
@@ -192,7 +192,7 @@ class Machine:
 
     def _post(self, command: Send, message: Message) -> None:
         parcel = self._outbox.setdefault(command.peer, {})
-        parcel[command.tag] = self._fetch(command.key)
+        parcel[command.key_there] = self._fetch(command.key)
         if sum(array.nbytes for array in parcel.values()) > _PARCEL_NBYTES:
             self._flush(message)
 
@@ -202,12 +202,12 @@ class Machine:
             self._send(peer, Parcel(message.epoch, arrays))
         self._outbox = {}
 
-    def _receive(self, tag: int, message: Message) -> np.ndarray:
+    def _receive(self, key: int, message: Message) -> np.ndarray:
         with self._changed:
-            while (message.epoch, tag) not in self._inbox:
+            while (message.epoch, key) not in self._inbox:
                 self._check(message)
                 self._changed.wait(_POLL_SECONDS)
-            array = self._inbox.pop((message.epoch, tag))
+            array = self._inbox.pop((message.epoch, key))
         array = array if array.flags.writeable else array.copy()  # numba compiles for read-only
         return move(array, self._site.engine.xp)
 

@@ -29,17 +29,16 @@ class Call(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send an array to another worker, which will ask for it by its tag."""
+    """Send an array to another worker, which will keep it under another key."""
 
     key: int
     peer: int
-    tag: int
+    key_there: int
 
 
 class Receive(NamedTuple):
-    """Wait for the array with that tag; keep it under the key."""
+    """Wait for the array that another worker sends; keep it under the key."""
 
-    tag: int
     key: int
 
 
@@ -83,7 +82,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Parcel:
-    """Arrays that a worker sends to another one, by their tags."""
+    """Arrays that a worker sends to another one, by their keys there."""
 
     epoch: int
     arrays: dict[int, np.ndarray]

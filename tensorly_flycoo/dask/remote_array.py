@@ -48,13 +48,6 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
         (key,) = cluster.call(worker, np.copy, [array.copy()])
         return cls(cluster, worker, key, array.shape, array.dtype)
 
-    def send(self, worker: WorkerHandle) -> RemoteArray:
-        """Return the array on that worker; copy it if it is on another one."""
-        if worker is self.worker:
-            return self
-        key = self.cluster.transfer(self, worker)
-        return RemoteArray(self.cluster, worker, key, self.shape, self.dtype)
-
     def fetch(self) -> np.ndarray:
         """Wait for the array, and return it."""
         return self.cluster.fetch([self])[0]
@@ -156,6 +149,17 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
 def call_method(array: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     """Call a method of an array."""
     return getattr(array, name)(*args, **kwargs)
+
+
+def send_all(
+    cluster: Cluster, wanted: Sequence[tuple[RemoteArray, WorkerHandle]]
+) -> list[RemoteArray]:
+    """Return each array on a worker; copy those that are on other ones, all at once."""
+    keys = iter(cluster.transfer([(x, worker) for x, worker in wanted if x.worker is not worker]))
+    return [
+        x if x.worker is worker else RemoteArray(cluster, worker, next(keys), x.shape, x.dtype)
+        for x, worker in wanted
+    ]
 
 
 class RemoteModule:

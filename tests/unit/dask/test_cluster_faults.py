@@ -135,7 +135,7 @@ def test_arrays_of_a_failed_call_say_so(x):
 def test_a_worker_that_waits_for_one_that_failed_goes_on(x):
     source, target = x._cluster.workers
     (key,) = x._cluster.call(source, int, ["x"])
-    received = RemoteObject(target, x._cluster.transfer(RemoteObject(source, key), target))
+    received = RemoteObject(target, *x._cluster.transfer([(RemoteObject(source, key), target)]))
     with pytest.raises(ValueError, match="invalid literal"):
         x._cluster.fetch([received])
     assert call(x, 1, int, "5") == 5
