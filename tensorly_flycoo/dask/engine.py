@@ -20,6 +20,7 @@ from ..tensor.digest import sum_hashes
 from .cluster import Cluster, RemoteObject
 from .messages import ENGINE
 from .remote_array import RemoteArray, RemoteModule, call_method, send_all
+from .replicated import Replicated
 from .site import SlabFacts
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ class WorkerDevices:
             for arrays, device in requests
             for array in arrays
         ]
-        there, gathered = iter(send_all(self.cluster, wanted)), []
+        there = iter(send_all(self.cluster, wanted))
+        gathered: list[RemoteArray] = []
         for arrays, _ in requests:
             own = [next(there) for _ in arrays]
             gathered.append(own[0] if len(own) == 1 else np.concatenate(own))  # type: ignore[arg-type]
@@ -62,12 +64,18 @@ class WorkerDevices:
         """Return an array that is on any worker; copy one that is here."""
         if isinstance(array, RemoteArray):
             return array
-        return RemoteArray.put(self.cluster, self.cluster.workers[device], np.asarray(array))
+        worker = self.cluster.workers[device]
+        if isinstance(array, Replicated):
+            return array.compute_on(self.cluster, worker)
+        return RemoteArray.put(self.cluster, worker, np.asarray(array))
 
     def collect(self, arrays: Sequence[Array]) -> list[np.ndarray]:
         there = [array for array in arrays if isinstance(array, RemoteArray)]
         found = iter(self.cluster.fetch(there)) if there else iter(())
         return [next(found) if isinstance(x, RemoteArray) else x for x in arrays]
+
+    def replicate(self, arrays: Sequence[Array], function: Callable[..., Array]) -> Replicated:
+        return Replicated.of(self.cluster, arrays, function)
 
     def fetch(self, array: Array) -> np.ndarray:
         return self.collect([array])[0]

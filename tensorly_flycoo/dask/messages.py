@@ -37,7 +37,7 @@ class Send(NamedTuple):
 
 
 class Receive(NamedTuple):
-    """Wait for the array that another worker sends; keep it under the key."""
+    """Keep the array that another worker sends under the key; wait for it when it is used."""
 
     key: int
 

@@ -79,7 +79,7 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
             args = [x.copy() if isinstance(x, np.ndarray) else x for x in inputs]
             self.cluster.call(self.worker, ufunc, args, {"out": self}, num_results=0)
             return self
-        return self._call(ufunc, inputs, {}, _find_kind_of_ufunc(ufunc, inputs))
+        return self._call(ufunc, inputs, {}, find_kind_of_ufunc(ufunc, inputs))
 
     def __array_function__(
         self, function: Callable, types: Any, args: tuple, kwargs: dict[str, Any]
@@ -187,7 +187,8 @@ def _stand_in(x: Any) -> Any:
     return np.empty(0 if x.ndim else (), x.dtype) if hasattr(x, "ndim") else x
 
 
-def _find_kind_of_ufunc(ufunc: np.ufunc, inputs: Sequence[Any]) -> _Kind:
+def find_kind_of_ufunc(ufunc: np.ufunc, inputs: Sequence[Any]) -> _Kind:
+    """Find the shape and the dtype of a result."""
     if ufunc is np.matmul:
         first, second = inputs
         return first.shape[:-1] + second.shape[1:], np.result_type(first.dtype, second.dtype)

@@ -87,5 +87,8 @@ class NumpyDevices:
     def collect(self, arrays):
         return self.gather([((array,), 0) for array in arrays])
 
+    def replicate(self, arrays, function):
+        return function(*self.collect(arrays))
+
     def fetch(self, array):
         return array.view(np.ndarray)
