@@ -159,7 +159,7 @@ class Cluster:
     def transfer(self, moves: Sequence[tuple[RemoteObject, WorkerHandle]]) -> list[int]:
         """Have workers send arrays to others; return the keys there.
 
-        All are sent before a worker waits for any.
+        All are sent before a worker waits for any. They must not be written to any more.
         """
         keys = []
         with self._lock:  # both or neither: a worker that receives waits for one that sends

@@ -13,7 +13,7 @@ from ..devices import OneDevice, Request
 from ..engines import slabs
 from ..engines.cpu.engine import CpuEngine
 from ..format.slab_layout import AnyLayout, Slab, SlabLayout, SpreadLayout
-from ..format.tree import Tree, add_parts
+from ..format.tree import Tree, add_parts, count_parts
 from ..shards.row_shards import RowShards
 from ..shards.whole_factors import scatter_all
 from ..tensor.digest import sum_hashes
@@ -187,7 +187,9 @@ class _WorkerEngine:
         self._cluster.call(rows.worker, call_method, args, num_results=0)
 
     def add_parts(self, rows: RemoteArray, tree: Tree) -> RemoteArray:
-        return add_parts(rows, tree)
+        (key,) = self._cluster.call(rows.worker, add_parts, [rows, tree])
+        shape = (rows.shape[0] // count_parts(tree), *rows.shape[1:])
+        return RemoteArray(self._cluster, rows.worker, key, shape, rows.dtype)
 
 
 @sum_hashes.register

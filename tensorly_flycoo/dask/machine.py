@@ -213,7 +213,7 @@ class Machine:
 
     def _post(self, command: Send) -> None:
         parcel = self._outbox.setdefault(command.peer, {})
-        parcel[command.key_there] = self._fetch(command.key)
+        parcel[command.key_there] = np.asarray(move(self._get(command.key), np), order="C")
         if sum(array.nbytes for array in parcel.values()) > _PARCEL_NBYTES:
             self._flush()
 

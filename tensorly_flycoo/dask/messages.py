@@ -29,7 +29,10 @@ class Call(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send an array to another worker, which will keep it under another key."""
+    """Send an array to another worker, which will keep it under another key.
+
+    No later command writes to it: it is on its way.
+    """
 
     key: int
     peer: int
