@@ -18,7 +18,7 @@ from ..shards.row_shards import RowShards
 from ..shards.whole_factors import scatter_all
 from ..tensor.digest import sum_hashes
 from .cluster import Cluster, RemoteObject
-from .messages import ENGINE
+from .messages import ENGINE, SITE
 from .remote_array import RemoteArray, RemoteModule, call_method, send_all
 from .replicated import Replicated
 from .site import SlabFacts
@@ -57,8 +57,14 @@ class WorkerDevices:
         gathered: list[RemoteArray] = []
         for arrays, _ in requests:
             own = [next(there) for _ in arrays]
-            gathered.append(own[0] if len(own) == 1 else np.concatenate(own))  # type: ignore[arg-type]
+            gathered.append(own[0] if len(own) == 1 else self._join(own))
         return gathered
+
+    def _join(self, arrays: list[RemoteArray]) -> RemoteArray:
+        first = arrays[0]
+        (key,) = self.cluster.call(first.worker, call_method, [SITE, "join", arrays])
+        shape = (sum(x.shape[0] for x in arrays), *first.shape[1:])
+        return RemoteArray(self.cluster, first.worker, key, shape, first.dtype)
 
     def _take(self, array: Array, device: int) -> RemoteArray:
         """Return an array that is on any worker; copy one that is here."""

@@ -135,7 +135,8 @@ class Machine:
                 if key in self._messages:
                     self._next_number += old is None
                     return self._messages.pop(key)
-                self._changed.wait(_POLL_SECONDS)
+                if not self._changed.wait(_POLL_SECONDS):
+                    self._site.free_spare_memory()
         return None
 
     def _answer(self, message: Message) -> Reply:

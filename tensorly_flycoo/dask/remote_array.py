@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ..linalg import hals, tall_skinny
 from .cluster import Cluster, RemoteObject, WorkerHandle
-from .messages import ENGINE
-
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
+from .messages import SITE
 
 #: The shape and the dtype of an array.
 _Kind = tuple[tuple[int, ...], np.dtype]
@@ -170,13 +167,8 @@ class RemoteModule:
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> RemoteArray:
         worker = self._cluster.current
-        (key,) = self._cluster.call(worker, allocate, [ENGINE, shape, dtype])
+        (key,) = self._cluster.call(worker, call_method, [SITE, "empty", shape, dtype])
         return RemoteArray(self._cluster, worker, key, shape, dtype)
-
-
-def allocate(engine: Engine, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """Allocate an array on the worker's device."""
-    return engine.xp.empty(shape, dtype)
 
 
 # Shapes and dtypes of results
