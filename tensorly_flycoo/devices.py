@@ -55,6 +55,12 @@ class Devices(Protocol):
     def collect(self, arrays: Sequence[Array]) -> list[Array]:
         """Bring small arrays, from any devices, to where what belongs to no slab is."""
 
+    def replicate(self, arrays: Sequence[Array], function: Callable[..., Array]) -> Any:
+        """Return ``function(*arrays)`` of small arrays, from any devices, for use on all devices.
+
+        It adds them. The result may be a stand-in, for elementwise functions and `bring` only.
+        """
+
     def fetch(self, array: Array) -> np.ndarray:
         """Return an array in host memory."""
 
@@ -92,6 +98,9 @@ class OneDevice:
 
     def collect(self, arrays: Sequence[Array]) -> list[Array]:
         return list(arrays)
+
+    def replicate(self, arrays: Sequence[Array], function: Callable[..., Array]) -> Array:
+        return function(*arrays)
 
     def fetch(self, array: Array) -> np.ndarray:
         return move(array, np)

@@ -185,8 +185,11 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     def dot(a: Any, b: Any) -> Any:
         """Multiply; the Gram matrix of a tall CuPy factor at the speed of memory."""
         is_factor = is_cupy(b) or isinstance(b, RowShards)
-        if is_factor and is_called_by_parafac(1) and suits_gram(a, b):
-            return GramProduct.of(b)
+        if is_factor and is_called_by_parafac(1):
+            if suits_gram(a, b):
+                return GramProduct.of(b)
+            if (gram := sharded.replicate_gram(a, b)) is not None:
+                return gram
         if views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b):
             return views.dot(a, b)
         is_gram = is_cupy(a) and a.ndim == 2 and is_tall(a.T) and is_tall(b)

@@ -26,9 +26,10 @@ from ..decomposition.resuming import State, prepare_options, take_up
 from ..decomposition.singular_vectors import SVDS, make_svd_non_negative, randomized_svd
 from ..decomposition.tucker_checks import check_tucker
 from ..io.checkpoint import Resumed
-from ..linalg import gram_products
+from ..linalg import gram_products, sharded
 from ..linalg.tall_skinny import inner_product
 from ..ops.views import find_sparse
+from ..shards.row_shards import RowShards
 from ..tensor.coo_cache import as_flycoo
 from . import dispatch
 from .tensor_algebra import unfolding_dot_khatri_rao
@@ -175,10 +176,17 @@ def _error_calc(
     error = gram_products.compute_fit(norm_tensor, weights, factors, mttkrp)
     gram_products.forget()  # a callback may change factors
     if error is None:
+        is_sharded = all(isinstance(x, RowShards) for x in (mttkrp, *factors))
+        find_inner = sharded.inner_product if is_sharded else _inner_product
+        inner = find_inner(mttkrp, factors)
         squares = norm_tensor**2 + tl.cp_tensor.cp_norm((weights, factors)) ** 2
-        error = tl.sqrt(tl.abs(squares - 2 * inner_product(mttkrp, factors[-1])))
+        error = tl.sqrt(tl.abs(squares - 2 * inner))
     # On the host: TensorLy compares errors, and each comparison on a GPU would wait for it.
     return mttkrp.dtype.type(float(error)), tensor, norm_tensor
+
+
+def _inner_product(mttkrp: Array, factors: list) -> Array:
+    return inner_product(mttkrp, factors[-1])
 
 
 def _instead(function: Callable) -> Callable:

@@ -114,10 +114,9 @@ def _start(coroutine: Any) -> None:
 
 async def _deliver(worker: Worker, peer: Peer, parcel: Parcel) -> None:
     """Send a parcel. If the peer is gone, the client sees that by its own message."""
+    call = {"function": "deliver", "actor": peer.key, "args": [to_serialize(parcel)], "kwargs": {}}
     try:
-        await worker.rpc(peer.address).actor_execute(
-            function="deliver", actor=peer.key, args=[to_serialize(parcel)], kwargs={}
-        )
+        await worker.rpc(peer.address).actor_execute(**call, reply=False)
     except OSError as error:
         _logger.warning("worker %s did not receive an array: %s", peer.address, error)
 

@@ -34,7 +34,7 @@ _START_TIMEOUT, _START_INTERVAL, _ABORT_TIMEOUT = 120.0, 0.02, 8.0
 #: Commands that are sent without waiting for anybody who needs a result.
 _MANY_COMMANDS = 256
 
-#: Numbers of keys and tags, of all clusters of this process.
+#: Numbers of keys, of all clusters of this process.
 _numbers = itertools.count()
 
 
@@ -55,6 +55,10 @@ class RemoteObject:
         self.worker = worker
         self.key = key
         weakref.finalize(self, worker.queue.append, Free(key)).atexit = False
+
+    def copy_at(self, worker: WorkerHandle, key: int) -> RemoteObject:
+        """Return what stands for a copy that another worker holds."""
+        return RemoteObject(worker, key)
 
 
 class WorkerHandle:
@@ -85,6 +89,25 @@ class WorkerHandle:
     def peer(self) -> Peer:
         return Peer(self.address, str(self.actor.key))
 
+    def call(self, method: str, *args: Any) -> Any:
+        """Begin a call of the actor; raise `WorkerLost` if Dask has noticed that it is gone."""
+        try:
+            return getattr(self.actor, method)(*args)
+        except RuntimeError:
+            self.is_lost = True
+            raise WorkerLost([self.address]) from None
+
+    def drop(self) -> None:
+        """Forget the commands but for those that free something, and begin to number anew.
+
+        Some may wait for arrays of a lost worker, or be for a place that is another one's now.
+        """
+        self.num_sent = 0
+        for _ in range(len(self.queue)):
+            command = self.queue.popleft()
+            if isinstance(command, Free):
+                self.queue.append(command)
+
     def pack(self, epoch: int, wanted: Sequence[int]) -> Message:
         """Take all commands from the queue."""
         commands = [self.queue.popleft() for _ in range(len(self.queue))]
@@ -114,7 +137,7 @@ class Cluster:
         peers = [worker.peer for worker in workers]
         self._start_epoch()
         with self._lock:
-            self._calls = [(w, [], w.actor.connect(peers, n)) for n, w in enumerate(workers)]
+            self._calls = [(w, [], w.call("connect", peers, n)) for n, w in enumerate(workers)]
             self._exchange({})
 
     @property
@@ -156,14 +179,20 @@ class Cluster:
                 self._post()
         return keys
 
-    def transfer(self, source: RemoteObject, target: WorkerHandle) -> int:
-        """Have a worker send an array to another one; return its key there."""
-        tag, key = next(_numbers), next(_numbers)
+    def transfer(self, moves: Sequence[tuple[RemoteObject, WorkerHandle]]) -> list[int]:
+        """Have workers send arrays to others; return the keys there.
+
+        All are sent before a worker waits for any. They must not be written to any more.
+        """
+        keys = []
         with self._lock:  # both or neither: a worker that receives waits for one that sends
             self.check()
-            source.worker.queue.append(Send(source.key, self.workers.index(target), tag))
-            target.queue.append(Receive(tag, key))
-        return key
+            for x, target in moves:
+                keys.append(next(_numbers))
+                x.worker.queue.append(Send(x.key, self.workers.index(target), keys[-1]))
+            for (_, target), key in zip(moves, keys, strict=True):
+                target.queue.append(Receive(key))
+        return keys
 
     # Messages
 
@@ -191,32 +220,35 @@ class Cluster:
             raise WorkerLost(lost)
 
     def _pack(self, wanted: dict[WorkerHandle, list[int]]) -> list[tuple[WorkerHandle, Message]]:
-        """Take all commands from the queues."""
-        messages = []
-        for worker in self.workers:
-            keys = wanted.get(worker, [])
-            if worker.queue or keys:
-                self.check_there([worker])
-                messages.append((worker, worker.pack(self._epoch, keys)))
-        return messages
+        """Take all commands from the queues, if all workers are there."""
+        self.check_there()
+        return [
+            (worker, worker.pack(self._epoch, wanted.get(worker, [])))
+            for worker in self.workers
+            if worker.queue or worker in wanted
+        ]
 
     def _post(self) -> None:
         """Send all commands, without waiting for replies."""
         for worker, message in self._pack({}):
-            self._calls.append((worker, message.wanted, worker.actor.run(message)))
+            self._calls.append((worker, message.wanted, worker.call("run", message)))
 
     def _exchange(self, wanted: dict[WorkerHandle, list[int]]) -> dict[int, Any]:
         """Send all commands, and wait for the replies to all messages; return values by key."""
+        messages: list[tuple[WorkerHandle, Message]] = []
         try:
-            return self.client.sync(self._gather_replies, self._pack(wanted))
+            messages = self._pack(wanted)
+            return self.client.sync(self._gather_replies, messages)
         except BaseException:  # Ctrl-C too
+            for worker, message in messages:
+                worker.queue.extend(message.commands)  # not all may have been sent
             self._start_epoch()
             raise
 
     async def _gather_replies(self, messages: list[tuple[WorkerHandle, Message]]) -> dict[int, Any]:
         calls, self._calls = self._calls, []
         # Called in the event loop, each costs less than from another thread.
-        calls += [(worker, m.wanted, worker.actor.run(m)) for worker, m in messages]
+        calls += [(worker, m.wanted, worker.call("run", m)) for worker, m in messages]
         tasks = {asyncio.ensure_future(_wait_for(call)): (w, keys) for w, keys, call in calls}
         values: dict[int, Any] = {}
         for count in itertools.count(1):
@@ -264,7 +296,7 @@ class Cluster:
 
     async def _ping(self, workers: Iterable[WorkerHandle]) -> None:
         """Look whether workers are there that have not answered for a while."""
-        tasks = {w: asyncio.ensure_future(_wait_for(w.actor.ping())) for w in workers}
+        tasks = {w: asyncio.ensure_future(_wait_for(w.call("ping"))) for w in workers}
         await asyncio.wait(tasks.values(), timeout=_PING_TIMEOUT)
         lost = [w for w, task in tasks.items() if not task.done() or task.exception()]
         if lost:
@@ -276,13 +308,16 @@ class Cluster:
         self.check()
 
     def _start_epoch(self) -> None:
-        """Have all workers drop what they have not done."""
+        """Have all workers drop what they have not done, except to free what would be freed."""
         self._epoch, self._calls = next(_numbers), []
+        aborts = {}
         for worker in self.workers:
-            worker.num_sent = 0
-        there = [worker for worker in self.workers if worker.is_there]
-        aborts = [worker.actor.abort(self._epoch) for worker in there]
-        for worker, is_done in zip(there, self.client.sync(_attempt, aborts), strict=True):
+            worker.drop()
+            if worker.is_there:
+                with contextlib.suppress(WorkerLost):
+                    aborts[worker] = worker.call("abort", self._epoch)
+        done = self.client.sync(_attempt, list(aborts.values()))
+        for worker, is_done in zip(aborts, done, strict=True):
             worker.is_lost = not is_done  # it may wait for ever
 
 

@@ -14,13 +14,14 @@ from ..devices import Request
 from ..engines import slabs
 from ..engines.cpu.engine import CpuEngine
 from ..format.slab_layout import AnyLayout, Slab, SpreadLayout
-from ..format.tree import Tree, add_parts
+from ..format.tree import Tree, add_parts, count_parts
 from ..shards.row_shards import RowShards
 from ..shards.sharding import find_sharding
 from ..shards.whole_factors import scatter_all
 from .cluster import Cluster, RemoteObject, WorkerHandle
-from .messages import ENGINE
-from .remote_array import RemoteArray, RemoteModule, call_method
+from .messages import ENGINE, SITE
+from .remote_array import RemoteArray, RemoteModule, call_method, send_all
+from .replicated import Replicated
 from .site import SlabFacts
 
 if TYPE_CHECKING:
@@ -53,29 +54,45 @@ class WorkerDevices:
         return list(results)
 
     def bring(self, array: Array, device: int) -> RemoteObject:
-        worker = self.cluster.workers[device]
-        if isinstance(array, RemoteArray):
-            return array.send(worker)
-        if isinstance(array, RemoteObject):
-            return bring(self.cluster, array, worker)
-        return RemoteArray.put(self.cluster, worker, np.asarray(array))
+        return self.gather([((array,), device)])[0]
 
     def gather(self, requests: Sequence[Request]) -> list[RemoteObject]:
+        wanted = [
+            (self._take(array, device), self.cluster.workers[device])
+            for arrays, device in requests
+            for array in arrays
+        ]
+        there = iter(send_all(self.cluster, wanted))
         gathered: list[RemoteObject] = []
         for arrays, device in requests:
-            there = [self.bring(array, device) for array in arrays]
-            gathered.append(there[0] if len(there) == 1 else self._join(there, device))
+            own = [next(there) for _ in arrays]
+            gathered.append(own[0] if len(own) == 1 else self._join(own, device))
         return gathered
 
-    def _join(self, arrays: list[Any], device: int) -> Any:
-        if all(isinstance(array, RemoteArray) for array in arrays):
-            return np.concatenate(arrays)
-        return self.run(device, np.concatenate, arrays)
+    def _join(self, arrays: list[Any], device: int) -> RemoteObject:
+        first = arrays[0]
+        if not all(isinstance(array, RemoteArray) for array in arrays):
+            return self.run(device, np.concatenate, arrays)
+        (key,) = self.cluster.call(first.worker, call_method, [SITE, "join", arrays])
+        shape = (sum(x.shape[0] for x in arrays), *first.shape[1:])
+        return RemoteArray(self.cluster, first.worker, key, shape, first.dtype)
+
+    def _take(self, array: Array, device: int) -> RemoteObject:
+        """Return an array that is on any worker; copy one that is here."""
+        if isinstance(array, RemoteObject):
+            return array
+        worker = self.cluster.workers[device]
+        if isinstance(array, Replicated):
+            return array.compute_on(self.cluster, worker)
+        return RemoteArray.put(self.cluster, worker, np.asarray(array))
 
     def collect(self, arrays: Sequence[Array]) -> list[np.ndarray]:
         there = [array for array in arrays if isinstance(array, RemoteObject)]
         found = iter(self.cluster.fetch(there)) if there else iter(())
         return [next(found) if isinstance(x, RemoteObject) else x for x in arrays]
+
+    def replicate(self, arrays: Sequence[Array], function: Callable[..., Array]) -> Replicated:
+        return Replicated.of(self.cluster, arrays, function)
 
     def fetch(self, array: Array) -> np.ndarray:
         return self.collect([array])[0]
@@ -83,7 +100,7 @@ class WorkerDevices:
 
 def bring(cluster: Cluster, x: RemoteObject, worker: WorkerHandle) -> RemoteObject:
     """Return an array of a worker on another one."""
-    return x if x.worker is worker else RemoteObject(worker, cluster.transfer(x, worker))
+    return send_all(cluster, [(x, worker)])[0]
 
 
 class RemoteLayout:
@@ -276,7 +293,9 @@ class _WorkerEngine:
         self._cluster.call(rows.worker, call_method, args, num_results=0)
 
     def add_parts(self, rows: RemoteArray, tree: Tree) -> RemoteArray:
-        return add_parts(rows, tree)
+        (key,) = self._cluster.call(rows.worker, add_parts, [rows, tree])
+        shape = (rows.shape[0] // count_parts(tree), *rows.shape[1:])
+        return RemoteArray(self._cluster, rows.worker, key, shape, rows.dtype)
 
 
 def _compute_ttmc(

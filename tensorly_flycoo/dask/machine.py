@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,16 @@ _SENDABLE = ("builtins", "numpy", "tensorly_flycoo")
 _Answer = Callable[[Reply], None]
 
 
+class _Awaited(NamedTuple):
+    """Stands for an array that another worker sends in an epoch."""
+
+    epoch: int
+
+
+#: Stands for what is not held.
+_LOST = _Awaited(-1)
+
+
 class Machine:
     """Holds a client's objects by key, and runs its commands in a thread of its own.
 
@@ -64,7 +74,7 @@ class Machine:
         self._inbox: dict[tuple[int, int], np.ndarray] = {}
         self._messages: dict[tuple[int, int], tuple[Message, _Answer]] = {}
         self._changed = threading.Condition()
-        self._epoch = self._next_number = 0
+        self._epoch = self._running = self._next_number = 0
         self._is_held = is_held
         self._send: Callable[[int, Parcel], None] = _refuse_to_send
         self._outbox: dict[int, dict[int, np.ndarray]] = {}
@@ -90,7 +100,7 @@ class Machine:
         """Keep what a peer has sent."""
         with self._changed:
             if parcel.epoch >= self._epoch:
-                self._inbox |= {(parcel.epoch, tag): x for tag, x in parcel.arrays.items()}
+                self._inbox |= {(parcel.epoch, key): x for key, x in parcel.arrays.items()}
                 self._changed.notify_all()
 
     def abort(self, epoch: int) -> None:
@@ -125,17 +135,18 @@ class Machine:
                 if key in self._messages:
                     self._next_number += old is None
                     return self._messages.pop(key)
-                self._changed.wait(_POLL_SECONDS)
+                if not self._changed.wait(_POLL_SECONDS):
+                    self._site.free_spare_memory()
         return None
 
     def _answer(self, message: Message) -> Reply:
         """Run a message's commands; if one fails, only free what the others would."""
-        self._outbox = {}
+        self._running, self._outbox = message.epoch, {}
         try:
             for command in message.commands:
-                self._check(message)
-                self._execute(command, message)
-            self._flush(message)
+                self._check()
+                self._execute(command)
+            self._flush()
             return Reply([self._fetch(key) for key in message.wanted])
         except Exception as error:
             for command in message.commands:
@@ -152,20 +163,19 @@ class Machine:
         free = "an unknown amount" if free_nbytes is None else format_nbytes(free_nbytes)
         return f"{error or 'an operation'}; {held} is in use for this tensor, {free} is free"
 
-    def _check(self, message: Message) -> None:
-        if message.epoch < self._epoch or not self._is_held():
+    def _check(self) -> None:
+        if self._running < self._epoch or not self._is_held():
             raise Dropped("another call has failed")
 
-    def _execute(self, command: Command, message: Message) -> None:
+    def _execute(self, command: Command) -> None:
         if isinstance(command, Call):
             self._call(command)
         elif isinstance(command, Send):
-            self._post(command, message)
+            self._post(command)
         elif isinstance(command, Receive):
-            self._flush(message)
-            self._store[command.key] = self._receive(command.tag, message)
+            self._store[command.key] = _Awaited(self._running)
         else:
-            self._store.pop(command.key, None)
+            self._free(command.key)
 
     def _call(self, call: Call) -> None:
         args = [self._resolve(x) for x in call.args]
@@ -178,36 +188,49 @@ class Machine:
 
     def _resolve(self, x: Any) -> Any:
         if isinstance(x, Ref):
-            if x.key not in self._store:
-                raise RuntimeError("an array was lost, since the call that made it has failed")
-            return self._store[x.key]
+            return self._get(x.key)
         if isinstance(x, np.ndarray):
             return move(x, self._site.engine.xp)
         return [self._resolve(item) for item in x] if isinstance(x, list) else x
 
+    def _get(self, key: int) -> Any:
+        """Return what is held; wait for an array that another worker sends."""
+        value = self._store.get(key, _LOST)
+        if isinstance(value, _Awaited):
+            if value.epoch < self._running:
+                raise RuntimeError("an array was lost, since the call that made it has failed")
+            value = self._store[key] = self._receive(key)
+        return value
+
+    def _free(self, key: int) -> None:
+        value = self._store.pop(key, None)
+        if isinstance(value, _Awaited) and value.epoch == self._running:
+            self._receive(key)  # else it would stay in the inbox
+
     def _fetch(self, key: int) -> Any:
-        value = self._resolve(Ref(key))
+        value = self._get(key)
         # A copy: later commands may write to the array while the reply is on its way.
         return np.array(move(value, np)) if hasattr(value, "dtype") else value
 
-    def _post(self, command: Send, message: Message) -> None:
+    def _post(self, command: Send) -> None:
         parcel = self._outbox.setdefault(command.peer, {})
-        parcel[command.tag] = self._fetch(command.key)
+        parcel[command.key_there] = np.asarray(move(self._get(command.key), np), order="C")
         if sum(array.nbytes for array in parcel.values()) > _PARCEL_NBYTES:
-            self._flush(message)
+            self._flush()
 
-    def _flush(self, message: Message) -> None:
+    def _flush(self) -> None:
         """Send what waits for peers."""
         for peer, arrays in self._outbox.items():
-            self._send(peer, Parcel(message.epoch, arrays))
+            self._send(peer, Parcel(self._running, arrays))
         self._outbox = {}
 
-    def _receive(self, tag: int, message: Message) -> np.ndarray:
+    def _receive(self, key: int) -> np.ndarray:
+        self._flush()  # the peer may wait for it
         with self._changed:
-            while (message.epoch, tag) not in self._inbox:
-                self._check(message)
+            while (self._running, key) not in self._inbox:
+                self._check()
                 self._changed.wait(_POLL_SECONDS)
-            array = self._inbox.pop((message.epoch, tag))
+            array = self._inbox.pop((self._running, key))
         array = array if array.flags.writeable else array.copy()  # numba compiles for read-only
         return move(array, self._site.engine.xp)
 

@@ -29,17 +29,19 @@ class Call(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send an array to another worker, which will ask for it by its tag."""
+    """Send an array to another worker, which will keep it under another key.
+
+    No later command writes to it: it is on its way.
+    """
 
     key: int
     peer: int
-    tag: int
+    key_there: int
 
 
 class Receive(NamedTuple):
-    """Wait for the array with that tag; keep it under the key."""
+    """Keep the array that another worker sends under the key; wait for it when it is used."""
 
-    tag: int
     key: int
 
 
@@ -83,7 +85,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Parcel:
-    """Arrays that a worker sends to another one, by their tags."""
+    """Arrays that a worker sends to another one, by their keys there."""
 
     epoch: int
     arrays: dict[int, np.ndarray]

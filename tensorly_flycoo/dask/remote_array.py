@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ..linalg import hals, tall_skinny
 from .cluster import Cluster, RemoteObject, WorkerHandle
-from .messages import ENGINE
-
-if TYPE_CHECKING:
-    from ..engines.protocol import Engine
+from .messages import SITE
 
 #: The shape and the dtype of an array.
 _Kind = tuple[tuple[int, ...], np.dtype]
@@ -48,11 +45,7 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
         (key,) = cluster.call(worker, np.copy, [array.copy()])
         return cls(cluster, worker, key, array.shape, array.dtype)
 
-    def send(self, worker: WorkerHandle) -> RemoteArray:
-        """Return the array on that worker; copy it if it is on another one."""
-        if worker is self.worker:
-            return self
-        key = self.cluster.transfer(self, worker)
+    def copy_at(self, worker: WorkerHandle, key: int) -> RemoteArray:
         return RemoteArray(self.cluster, worker, key, self.shape, self.dtype)
 
     def fetch(self) -> np.ndarray:
@@ -86,7 +79,7 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
             args = [x.copy() if isinstance(x, np.ndarray) else x for x in inputs]
             self.cluster.call(self.worker, ufunc, args, {"out": self}, num_results=0)
             return self
-        return self._call(ufunc, inputs, {}, _find_kind_of_ufunc(ufunc, inputs))
+        return self._call(ufunc, inputs, {}, find_kind_of_ufunc(ufunc, inputs))
 
     def __array_function__(
         self, function: Callable, types: Any, args: tuple, kwargs: dict[str, Any]
@@ -158,6 +151,12 @@ def call_method(array: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     return getattr(array, name)(*args, **kwargs)
 
 
+def send_all(cluster: Cluster, wanted: Sequence[tuple[RemoteObject, WorkerHandle]]) -> list[Any]:
+    """Return each array on a worker; copy those that are on other ones, all at once."""
+    keys = iter(cluster.transfer([(x, worker) for x, worker in wanted if x.worker is not worker]))
+    return [x if x.worker is worker else x.copy_at(worker, next(keys)) for x, worker in wanted]
+
+
 class RemoteModule:
     """Makes arrays on the current worker of `Cluster.use`."""
 
@@ -166,13 +165,8 @@ class RemoteModule:
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> RemoteArray:
         worker = self._cluster.current
-        (key,) = self._cluster.call(worker, allocate, [ENGINE, shape, dtype])
+        (key,) = self._cluster.call(worker, call_method, [SITE, "empty", shape, dtype])
         return RemoteArray(self._cluster, worker, key, shape, dtype)
-
-
-def allocate(engine: Engine, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """Allocate an array on the worker's device."""
-    return engine.xp.empty(shape, dtype)
 
 
 # Shapes and dtypes of results
@@ -183,7 +177,8 @@ def _stand_in(x: Any) -> Any:
     return np.empty(0 if x.ndim else (), x.dtype) if hasattr(x, "ndim") else x
 
 
-def _find_kind_of_ufunc(ufunc: np.ufunc, inputs: Sequence[Any]) -> _Kind:
+def find_kind_of_ufunc(ufunc: np.ufunc, inputs: Sequence[Any]) -> _Kind:
+    """Find the shape and the dtype of a result."""
     if ufunc is np.matmul:
         first, second = inputs
         return first.shape[:-1] + second.shape[1:], np.result_type(first.dtype, second.dtype)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from ..array_modules import Array
 from ..format.packing import RecordFormat
 from ..tensor.memory import format_nbytes
+from .spare_memory import SpareMemory
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -28,6 +32,21 @@ class Site:
         self.engine = engine
         self.partitions: dict[int, Partition] = {}
         self._count_room = count_room
+        self._memory = SpareMemory()
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
+        """Return an array on the engine's device whose elements are not set."""
+        xp = self.engine.xp
+        return self._memory.empty(shape, dtype) if xp is np else xp.empty(shape, dtype)
+
+    def join(self, arrays: Sequence[Array]) -> Array:
+        """Put matrices on the engine's device below each other."""
+        xp = self.engine.xp
+        return self._memory.join(arrays) if xp is np else xp.concatenate(arrays)
+
+    def free_spare_memory(self) -> None:
+        """Give memory back that no array uses."""
+        self._memory.clear()
 
     def count_free_nbytes(self) -> int | None:
         """Count the bytes that may still be allocated; None if that is unknown."""

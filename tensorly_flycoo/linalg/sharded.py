@@ -3,6 +3,7 @@
 Blocks are computed as plain matrices are; sums over rows are then added along the tree.
 """
 
+import operator
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from ..array_modules import Array, array_module
 from ..devices import bring_each, bring_to_each
+from ..format.tree import fold_tree
 from ..shards.row_shards import FUNCTIONS, RowShards, refuse
 from . import tall_skinny
 
@@ -42,6 +44,31 @@ def dot(a: Any, b: Any) -> Any:
     if isinstance(b, RowShards) and b.is_transposed and a.ndim == 2:
         return _multiply(b.T, a.T).T
     refuse(f"the product of {a!r} and {b!r}")
+
+
+def replicate_gram(a: Any, b: Any) -> Any:
+    """Return ``a @ b`` as `Devices.replicate` does if it is a Gram matrix, else None.
+
+    Parameters
+    ----------
+    a, b : RowShards or array
+    """
+    if not (isinstance(a, RowShards) and isinstance(b, RowShards) and a.shares_gram(b)):
+        return None
+    is_gram = a.is_transposed and not b.is_transposed
+    return b.replicate_gram(tall_skinny.transposed_product) if is_gram else None
+
+
+def inner_product(a: RowShards, factors: Sequence[RowShards]) -> Array:
+    """Return the inner product of `a` and the last factor; find all Gram matrices with it."""
+    product = a * factors[-1]
+    parts = [x.multiply_blocks(tall_skinny.transposed_product) for x in factors]
+    parts.append([sums.astype(np.float64) for sums in product.apply(_sum_block)])
+    collected = iter(a.sharding.devices.collect([x for own in parts for x in own]))
+    *grams, sums = (fold_tree([next(collected) for _ in own], operator.add) for own in parts)
+    for factor, gram in zip(factors, grams, strict=True):
+        factor.memo.gram = gram.astype(factor.dtype)
+    return sums.astype(product.dtype).sum()
 
 
 def _multiply(x: RowShards, matrix: Array) -> RowShards:

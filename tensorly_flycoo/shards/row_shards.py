@@ -6,6 +6,7 @@ along the tree of `format.tree`; the small results are plain arrays on the first
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
@@ -38,6 +39,10 @@ class Memo:
     ----------
     gram : array (R, R) or None
         Its Gram matrix.
+    products : list of array (R, R)
+        Those of all blocks, on their devices, once they are known.
+    replicated : object
+        The Gram matrix as `Devices.replicate` returns it.
     known : object
         The same, and more, as `linalg.gram_products` needs it.
     suits : bool or None
@@ -48,6 +53,8 @@ class Memo:
 
     def __init__(self) -> None:
         self.gram: Array = None
+        self.products: list[Array] = []
+        self.replicated: Any = None
         self.known: Any = None
         self.suits: bool | None = None
         self.whole: dict[int, Array] = {}
@@ -281,11 +288,26 @@ class RowShards(NDArrayOperatorsMixin):
         parts = self.apply(lambda *blocks: function(*blocks).astype(np.float64), *others)
         return fold_tree(self.sharding.devices.collect(parts), add)
 
+    def multiply_blocks(self, multiply: Callable[[Array, Array], Array]) -> list[Array]:
+        """Return ``multiply(b, b)``, in float64, of each block on its device; computed once."""
+        if not self.memo.products:
+            self.memo.products = self.apply(lambda b: multiply(b, b).astype(np.float64))
+        return self.memo.products
+
     def find_gram(self, multiply: Callable[[Array, Array], Array]) -> Array:
         """Return ``x.T @ x`` (R, R), of which `multiply` computes a block's; computed once."""
         if self.memo.gram is None:
-            self.memo.gram = self.reduce(lambda b: multiply(b, b)).astype(self.dtype)
+            products = self.sharding.devices.collect(self.multiply_blocks(multiply))
+            self.memo.gram = fold_tree(products, operator.add).astype(self.dtype)
         return self.memo.gram.copy()
+
+    def replicate_gram(self, multiply: Callable[[Array, Array], Array]) -> Any:
+        """Return what `find_gram` does, as `Devices.replicate` returns it."""
+        if self.memo.replicated is None:
+            products = self.multiply_blocks(multiply)
+            add = functools.partial(_add_products, self.dtype)
+            self.memo.replicated = self.sharding.devices.replicate(products, add)
+        return self.memo.replicated
 
     # Methods of arrays
 
@@ -336,6 +358,10 @@ def gather_each(
     for (n, home), array in zip(missing, devices.gather(requests), strict=True):
         found[n][home] = array
     return found
+
+
+def _add_products(dtype: np.dtype, *products: Array) -> Array:
+    return fold_tree(products, operator.add).astype(dtype)
 
 
 def _describe(name: str) -> str:

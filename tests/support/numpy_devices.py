@@ -94,5 +94,8 @@ class NumpyDevices:
     def collect(self, arrays):
         return [self.bring(x, 0) if isinstance(x, np.ndarray) else x for x in arrays]
 
+    def replicate(self, arrays, function):
+        return function(*self.collect(arrays))
+
     def fetch(self, array):
         return array.view(np.ndarray)

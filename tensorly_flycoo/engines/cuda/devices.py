@@ -94,6 +94,9 @@ class CudaDevices:
         there = iter(self.gather([((array,), 0) for array in arrays if is_cupy(array)]))
         return [next(there) if is_cupy(array) else array for array in arrays]
 
+    def replicate(self, arrays: Sequence[Array], function: Callable[..., Array]) -> Array:
+        return function(*self.collect(arrays))
+
     def fetch(self, array: Array) -> np.ndarray:
         with array.device:
             return move(array, np)

@@ -107,6 +107,36 @@ def test_a_worker_that_is_gone_before_it_has_anything(client, folder):
     assert caught.value.addresses == ("tcp://127.0.0.1:1",)
 
 
+def test_recover_drops_what_was_queued_for_a_lost_worker(x):
+    """Else a worker would wait for an array of one that is gone."""
+    expected, (lost, other) = run(x, 2), x._cluster.workers
+    (key,) = x._cluster.call(lost, np.ones, [3])
+    (key,) = x._cluster.transfer([(RemoteObject(lost, key), other)])
+    x._cluster.call(other, np.negative, [RemoteObject(other, key)])
+    lost.is_lost = True
+    x.recover()
+    assert x.workers == (other.address,)
+    assert run(x, 2) == expected
+
+
+class Gone:
+    """An actor whose worker Dask has found to be gone since it was asked."""
+
+    def __getattr__(self, name):
+        raise RuntimeError("Worker holding Actor was lost. Status: error")
+
+
+def test_a_worker_that_is_lost_while_a_message_is_sent(x, monkeypatch):
+    expected, worker = run(x, 2), x._cluster.workers[1]
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "actor", Gone())
+        with pytest.raises(WorkerLost) as caught:
+            run(x, 1)
+        assert caught.value.addresses == (worker.address,)
+        x.recover()
+        assert run(x, 2) == expected
+
+
 def test_memory_runs_out(x):
     expected = run(x, 2)
     with pytest.raises(MemoryError, match=f"worker {x.workers[1]} .* a large matrix; .* is free"):
@@ -135,7 +165,7 @@ def test_arrays_of_a_failed_call_say_so(x):
 def test_a_worker_that_waits_for_one_that_failed_goes_on(x):
     source, target = x._cluster.workers
     (key,) = x._cluster.call(source, int, ["x"])
-    received = RemoteObject(target, x._cluster.transfer(RemoteObject(source, key), target))
+    received = RemoteObject(target, *x._cluster.transfer([(RemoteObject(source, key), target)]))
     with pytest.raises(ValueError, match="invalid literal"):
         x._cluster.fetch([received])
     assert call(x, 1, int, "5") == 5

@@ -8,9 +8,11 @@ from tensorly.cp_tensor import CPTensor
 from tensorly_flycoo import FlycooTensor, Progress, decomposition, mttkrp, open_slabs, save_slabs
 from tensorly_flycoo.dask import ClusterTensor
 from tensorly_flycoo.dask import open_slabs as open_on_workers
+from tensorly_flycoo.dask.cluster import Cluster
 from tensorly_flycoo.decomposition.initial_guess import spread_factors
 from tensorly_flycoo.devices import OneDevice
 from tensorly_flycoo.engines.cpu.engine import CPU
+from tensorly_flycoo.linalg import sharded
 from tensorly_flycoo.shards.row_shards import RowShards
 from tensorly_flycoo.tensor.digest import find_digest
 from tensorly_flycoo.testing import planted_tensor
@@ -105,6 +107,40 @@ def test_loops(tensors, folder, name, options, monkeypatch):
     expected = decompose(open_here(folder, monkeypatch))
     for x in tensors:
         assert decompose(x) == expected
+
+
+def test_an_iteration_waits_for_the_workers_once(tensors, monkeypatch):
+    fetch, counts = Cluster.fetch, []
+
+    def count(cluster, objects):
+        counts[-1] += 1
+        return fetch(cluster, objects)
+
+    monkeypatch.setattr(Cluster, "fetch", count)
+    counts.append(0)
+    with tl.backend_context("flycoo"):
+        callback = lambda *_: counts.append(0)  # noqa: E731
+        decomposition.parafac(tensors[1], RANK, 4, draw_start(), tol=0, callback=callback)
+    assert counts[2:-1] == [1] * 3
+
+
+def test_gram_matrices_that_workers_compute(tensors, monkeypatch):
+    factors = draw_start().factors
+    for x in tensors:
+        factor = spread_factors(x, factors)[0]
+        gram = sharded.replicate_gram(factor.T, factor)
+        expected = np.dot(factor.T, factor)
+        np.testing.assert_array_equal(gram, expected)
+        scale = np.arange(1.0, RANK + 1)
+        found = (np.ones((RANK, RANK)) * gram + 0.5).T * scale.reshape(-1, 1)
+        assert (found.shape, found.dtype, found.ndim) == ((RANK, RANK), np.float64, 2)
+        expected_product = (expected + 0.5).T * scale.reshape(-1, 1)
+        np.testing.assert_array_equal(found, expected_product)
+        np.testing.assert_array_equal(np.linalg.inv(found), np.linalg.inv(expected_product))
+        np.testing.assert_array_equal(found @ scale, expected_product @ scale)
+        assert np.add.reduce(found, axis=None) == np.add.reduce(expected_product, axis=None)
+        solved = sharded.solve(found, factor.T).to_numpy()
+        np.testing.assert_array_equal(solved, sharded.solve(expected_product, factor.T).to_numpy())
 
 
 def test_the_digest_is_that_of_the_whole_tensor(tensors, folder):

@@ -11,6 +11,7 @@ from numpy_devices import NumpyDevices
 from strategies import quick, seeds
 
 from tensorly_flycoo.devices import OneDevice
+from tensorly_flycoo.linalg import sharded, tall_skinny
 from tensorly_flycoo.shards.row_shards import RowShards
 from tensorly_flycoo.shards.sharding import Sharding, cut_evenly
 
@@ -145,16 +146,27 @@ def test_qr(edges, num_devices):
 
 def test_a_gram_is_computed_once(monkeypatch):
     (x,) = scatter(draw()[:1], cut_evenly(NUM_ROWS, 8), 2)
-    calls, real = [], RowShards.reduce
-    monkeypatch.setattr(RowShards, "reduce", lambda *a: calls.append(1) or real(*a))
+    calls, real = [], tall_skinny.transposed_product  # of each block
+    monkeypatch.setattr(tall_skinny, "transposed_product", lambda *a: calls.append(1) or real(*a))
     first = tl.dot(tl.conj(tl.transpose(x)), x)
     expected = first.copy()
     first[...] = 0  # not what is kept
     np.testing.assert_array_equal(tl.dot(tl.transpose(tl.copy(x)), x), expected)
     np.testing.assert_array_equal((x.T @ x), expected)
-    assert len(calls) == 1
+    np.testing.assert_array_equal(sharded.replicate_gram(x.T, x), expected)
+    assert len(calls) == 8
     tl.dot((2 * x).T, 2 * x)
-    assert len(calls) == 2
+    assert len(calls) == 16
+
+
+def test_an_inner_product_is_found_with_the_gram_matrices():
+    x, y = draw()
+    a, b = scatter((x, y), cut_evenly(NUM_ROWS, 8), 3)
+    found = sharded.inner_product(a, [a, b])
+    assert found == tall_skinny.inner_product(a, b)
+    known = [factor.memo.gram for factor in (a, b)]
+    for factor, gram in zip(scatter((x, y), cut_evenly(NUM_ROWS, 8), 2), known, strict=True):
+        np.testing.assert_array_equal(np.dot(factor.T, factor), gram)
 
 
 def test_index_update():

@@ -1,0 +1,106 @@
+"""Small arrays that each worker computes for itself, so that the client need not wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from .cluster import Cluster, WorkerHandle
+from .remote_array import RemoteArray, find_kind_of_ufunc, send_all
+
+
+class _Sent:
+    """Small arrays of several workers, which each sends to all others."""
+
+    def __init__(self, cluster: Cluster, arrays: Sequence[RemoteArray]) -> None:
+        self._cluster = cluster
+        self._arrays = arrays
+        workers, count = cluster.workers, len(arrays)
+        there = send_all(cluster, [(x, worker) for worker in workers for x in arrays])
+        self._there = {w: there[n * count : (n + 1) * count] for n, w in enumerate(workers)}
+
+    def get(self, worker: WorkerHandle | None) -> Sequence[Any]:
+        """Return them on a worker, or here."""
+        return self._cluster.fetch(self._arrays) if worker is None else self._there[worker]
+
+
+class Replicated(NDArrayOperatorsMixin):
+    """A small array that the client and each worker compute for themselves, when they use it.
+
+    Elementwise functions and the transpose make another one; anything else computes it here.
+
+    Parameters
+    ----------
+    function : callable
+    args : sequence
+        Of the function: arrays, other ones of this class, numbers.
+    shape, dtype
+        Of the result.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : numpy.dtype
+    """
+
+    def __init__(
+        self, function: Callable, args: Sequence[Any] | _Sent, shape: tuple, dtype: np.dtype
+    ) -> None:
+        self._function = function
+        self._args = args
+        self.shape = shape
+        self.dtype = dtype
+
+    @classmethod
+    def of(cls, cluster: Cluster, parts: Sequence[RemoteArray], function: Callable) -> Replicated:
+        """Make ``function(*parts)`` of small arrays on workers, which it adds."""
+        dtype = function(*(np.empty(0, x.dtype) for x in parts)).dtype
+        return cls(function, _Sent(cluster, parts), parts[0].shape, dtype)
+
+    def compute_on(self, cluster: Cluster, worker: WorkerHandle) -> RemoteArray:
+        """Have a worker compute it."""
+        (key,) = cluster.call(worker, _evaluate, [self._express(worker)])
+        return RemoteArray(cluster, worker, key, self.shape, self.dtype)
+
+    def _express(self, worker: WorkerHandle | None) -> list[Any]:
+        """Return the function and its arguments on a worker, or here; of these the same."""
+        args = self._args.get(worker) if isinstance(self._args, _Sent) else self._args
+        expressed = (x._express(worker) if isinstance(x, Replicated) else x for x in args)
+        return [self._function, *expressed]
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def T(self) -> Replicated:
+        return Replicated(np.transpose, [self], self.shape[::-1], self.dtype)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(_evaluate(self._express(None)), dtype)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        # ``x *= y`` makes another array.
+        if set(options) == {"out"} and all(out is inputs[0] for out in options["out"]):
+            options = {}
+        if ufunc.signature is not None or method != "__call__" or options:
+            return getattr(ufunc, method)(*map(_compute, inputs), **options)
+        return Replicated(ufunc, inputs, *find_kind_of_ufunc(ufunc, inputs))
+
+    def __array_function__(
+        self, function: Callable, types: Any, args: tuple, kwargs: dict[str, Any]
+    ) -> Any:
+        is_transpose = function is np.transpose and len(args) == 1 and not kwargs
+        return self.T if is_transpose else function(*map(_compute, args), **kwargs)
+
+
+def _evaluate(x: Any) -> Any:
+    """Call the function, of evaluated arguments, in a list; return anything else as it is."""
+    return x[0](*map(_evaluate, x[1:])) if isinstance(x, list) else x
+
+
+def _compute(x: Any) -> Any:
+    return np.asarray(x) if isinstance(x, Replicated) else x
