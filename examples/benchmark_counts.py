@@ -16,6 +16,12 @@ Binary data, by stochastic gradients on both sides, in the shape of Chicago's cr
 million ones). The loss is exact here too, a sum over all 366 million cells::
 
     python examples/benchmark_counts.py --problem chicago --rank 8 --epochs 5 --rivals pygenten
+
+An exact sweep, with F, beside an iteration of parafac, with its error: CPU time, in turns, on
+random counts in the shapes of FROSTT's tensors, the large ones scaled down::
+
+    export NUMBA_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+    python examples/benchmark_counts.py --problem sweeps --scale 0.02 --dtype float32
 """
 
 import argparse
@@ -23,6 +29,7 @@ import importlib.util
 import time
 
 import numpy as np
+import tensorly as tl
 from flights import build_tensor
 from tensorly.cp_tensor import CPTensor
 
@@ -31,6 +38,20 @@ from tensorly_flycoo.decomposition import generalized_parafac
 
 #: Learning rates of pygenten's Adam; the best of them counts.
 RATES = (1e-3, 3e-3, 1e-2)
+
+#: Losses to pass: those that pygenten and pyttb had reached, and a good model's.
+TARGETS = (825_034, 819_506, 808_500)
+
+#: FROSTT's tensors: sizes of modes, and nonzeros.
+SHAPES = {
+    "uber": ((183, 24, 1_140, 1_717), 3_309_490),
+    "nell-2": ((12_092, 9_184, 28_818), 76_879_419),
+    "nell-1": ((2_902_330, 2_143_368, 25_495_389), 143_599_552),
+    "delicious": ((532_924, 17_262_471, 2_480_308, 1_443), 140_126_181),
+}
+
+#: Turns of sweeps, and sweeps of a turn.
+ROUNDS, SWEEPS = 3, 5
 
 #: Days, hours, areas and kinds of crimes; how many are drawn, of which 4.6 million cells differ.
 CHICAGO_SHAPE, CHICAGO_COUNT = (6186, 24, 77, 32), 5_300_000
@@ -194,6 +215,38 @@ def compare_on_odds(x, arguments):
     return {"trace": trace, "results": results}
 
 
+def draw_counts(name, scale, dtype):
+    """Draw random counts in one of the shapes; modes below 2,000 and "uber" are not scaled."""
+    random, (shape, nnz) = np.random.default_rng(0), SHAPES[name]
+    scale = 1 if name == "uber" else scale
+    sizes = [size if size < 2000 else max(2000, round(size * scale)) for size in shape]
+    coords = [random.integers(size, size=round(nnz * scale)) for size in sizes]
+    return FlycooTensor(coords, 1 + random.poisson(1.0, coords[0].size).astype(dtype), sizes)
+
+
+def time_sweeps(solver, x, rank):
+    """Return the CPU seconds of every other sweep, without the first: SQUAREM rests there."""
+    times = []
+    options = {"init": "random", "random_state": 0, "tol": -1.0}  # it never stops
+    solver(x, rank, SWEEPS, callback=lambda *_: times.append(time.process_time()), **options)
+    return np.diff(times)[2::2]
+
+
+def compare_sweeps(arguments):
+    """Compare sweeps with iterations of parafac; return the ratios."""
+    solvers, ratios = (generalized_parafac, tl.decomposition.parafac), {}
+    with tl.backend_context("flycoo"):
+        for name in SHAPES:
+            x = draw_counts(name, arguments.scale, arguments.dtype)
+            rounds = [[time_sweeps(solver, x, arguments.rank) for solver in solvers]
+                      for _ in range(1 + ROUNDS)][1:]  # the first compiles  # fmt: skip
+            sweep_s, iteration_s = np.median(rounds, axis=(0, 2))
+            ratios[name] = sweep_s / iteration_s
+            print(f"{name:10}{x.nnz:12,} nonzeros: sweep {1e3 * sweep_s:8.1f} ms, parafac "
+                  f"{1e3 * iteration_s:8.1f} ms, ratio {ratios[name]:.2f}", flush=True)  # fmt: skip
+    return ratios
+
+
 RIVALS = {
     "pyttb-apr": ("pyttb", "pyttb cp_apr", run_pyttb_apr),
     "pyttb-gcp": ("pyttb", "pyttb gcp_opt", run_pyttb_gcp),
@@ -209,16 +262,20 @@ def find_time(trace, loss):
 def main(argv=None):
     """Run the benchmark; return the trace of our run, and each rival's seconds and F."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--problem", default="flights", choices=["flights", "chicago"])
+    parser.add_argument("--problem", default="flights", choices=["flights", "chicago", "sweeps"])
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--sweeps", type=int, default=300, help="of generalized_parafac")
     parser.add_argument("--apr-iterations", type=int, default=5, help="outer ones, of pyttb cp_apr")
     parser.add_argument("--epochs", type=int, default=15, help="of stochastic gradients")
     parser.add_argument("--rivals", nargs="*", choices=RIVALS, default=list(RIVALS))
     parser.add_argument("--device", default="cpu", choices=["auto", "cpu", "cuda"])
+    parser.add_argument("--scale", type=float, default=0.02, help="of the shapes, for sweeps")
+    parser.add_argument("--dtype", default="float64", choices=["float32", "float64"])
     arguments = parser.parse_args(argv)
 
     set_device("cpu")
+    if arguments.problem == "sweeps":
+        return compare_sweeps(arguments)
     if arguments.problem == "chicago":
         return compare_on_odds(draw_binary(CHICAGO_SHAPE, CHICAGO_COUNT, 8), arguments)
     x = build_tensor().tensor
@@ -229,6 +286,8 @@ def main(argv=None):
         if count < len(trace):
             seconds, loss = trace[count]
             print(f"generalized_parafac, {count:4} sweeps {seconds:8.2f} s  F {loss:11,.0f}")
+    for target in TARGETS:
+        print(f"F = {target:,} passed after {find_time(trace, target):.2f} s")
     results = {}
     for name in arguments.rivals:
         package, title, run = RIVALS[name]

@@ -168,6 +168,8 @@ class MultiplicativeUpdates:
     def _lift_zeros(self, factors: list[Array]) -> list[Array]:
         """Lift the zeros that should grow, in each mode where this lowers F."""
         for mode in self._modes:
+            if not has_zeros(factors[mode]):
+                continue
             is_first = mode == self._modes[0]
             product = self._product if is_first else divide_counts(self._data, factors, mode)[0]
             scales = find_scales(self._data, factors, self._sums, mode)
@@ -215,6 +217,18 @@ def balance(factors: list[Array], modes: Sequence[int]) -> list[Array]:
     return factors
 
 
+def has_zeros(factor: Array) -> bool:
+    """Return whether a row of a factor has zeros, and not only zeros as those without nonzeros.
+
+    Examples
+    --------
+    >>> has_zeros(np.array([[0.0, 0.0], [1.0, 2.0]])), has_zeros(np.array([[0.0, 3.0], [1.0, 2.0]]))
+    (False, True)
+    """
+    is_zero = factor <= _NEGLIGIBLE * _average_columns(factor)
+    return bool((is_zero.any(axis=1) & ~is_zero.all(axis=1)).any())
+
+
 def lift_zeros(factor: Array, multipliers: Array | None = None) -> Array:
     """Replace zeros in a factor by up to 1/100 of the mean of their column.
 
@@ -229,11 +243,16 @@ def lift_zeros(factor: Array, multipliers: Array | None = None) -> Array:
     >>> lift_zeros(factor, np.array([[0.9], [1.0], [1.5], [1.0]])).ravel()
     array([0.   , 2.   , 0.005, 2.   ])
     """
-    xp, means = array_module(factor), sum_columns(factor) / factor.shape[0]
-    means = xp.where(means > 0, means, 1).astype(factor.dtype)
+    xp, means = array_module(factor), _average_columns(factor)
     levels = xp.broadcast_to(_LIFT * means, factor.shape)
     if multipliers is not None:
         levels = levels * xp.clip(multipliers - 1, 0, 1)
     limits = _NEGLIGIBLE * means
     is_lifted = (factor <= limits) & (levels > limits)
     return xp.where(is_lifted, levels, factor) if is_lifted.any() else factor
+
+
+def _average_columns(factor: Array) -> Array:
+    """Return the means of a factor's columns (R,), and 1 for a column of zeros."""
+    means = sum_columns(factor) / factor.shape[0]
+    return array_module(factor).where(means > 0, means, 1).astype(factor.dtype)
