@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def _(layout: ClusterLayout, x: FlycooTensor, mode: int) -> None:
     sizes = (x._engine, x.shape, x.nnz, x.dtype, mode, 1, x.slabs, layout.devices.count)
     here, there = count_cluster_nbytes(*sizes)
-    refuse_excess(x, mode, here)
+    refuse_excess(x._engine, mode, here, "the client")
     if there <= SURELY_FREE_NBYTES:
         return
     task = f"computing singular vectors of mode {mode} for init='svd' (init='random' takes none)"

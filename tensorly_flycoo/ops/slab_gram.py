@@ -259,16 +259,16 @@ class SlabGram(UnfoldingGram):
 def check_memory(layout: SlabLayout, x: FlycooTensor, mode: int) -> None:
     """Refuse at once what does not fit if nonzeros are spread evenly; others need more."""
     sizes = (x._engine, x.shape, x.nnz, x.dtype)
-    refuse_excess(x, mode, count_svd_nbytes(*sizes, mode, 1, x.slabs))
+    refuse_excess(x._engine, mode, count_svd_nbytes(*sizes, mode, 1, x.slabs), repr(x.device))
 
 
-def refuse_excess(x: FlycooTensor, mode: int, nbytes: int) -> None:
-    """Refuse singular vectors that need more bytes than are free here."""
-    free = x._engine.count_free_nbytes() if nbytes > SURELY_FREE_NBYTES else None
+def refuse_excess(engine: Engine, mode: int, nbytes: int, where: str) -> None:
+    """Refuse singular vectors that need more bytes than an engine has free here."""
+    free = engine.count_free_nbytes() if nbytes > SURELY_FREE_NBYTES else None
     if free is not None and nbytes > free:
         raise RefusedMemory(
-            f"singular vectors of mode {mode} need about {format_nbytes(nbytes)} on "
-            f"{x.device!r}, and {format_nbytes(free)} is free: use init='random', which needs none"
+            f"singular vectors of mode {mode} need about {format_nbytes(nbytes)} on {where}, and "
+            f"{format_nbytes(free)} is free: use init='random', which needs none"
         )
 
 
