@@ -119,3 +119,10 @@ def _touched(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         with ThreadPoolExecutor(num_threads) as pool:
             list(pool.map(lambda part: part.fill(0), np.array_split(firsts, num_threads)))
     return array
+
+
+def invert_positive(numbers: Array, smallest: Any) -> Array:
+    """Return the reciprocals, with 0 for numbers that are not above `smallest`."""
+    xp = array_module(numbers)
+    is_large = numbers > smallest
+    return xp.where(is_large, 1 / xp.where(is_large, numbers, 1), 0)

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module, move
-from ..engines.ratios import invert_positive
+from ..array_modules import Array, array_module, invert_positive, move
 from ..linalg.tall_skinny import sum_columns
 from ..ops.ratios import mttkrp_of_ratios
 from .cp_model import multiply_all

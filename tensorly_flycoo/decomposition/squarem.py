@@ -1,11 +1,16 @@
 """SQUAREM: extrapolates the steps of an algorithm that converges slowly."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..array_modules import Array, move
-from ..engines.protocol import Engine
+
+if TYPE_CHECKING:
+    from ..engines.protocol import Engine
 
 #: By how much the longest step grows and shrinks.
 _GROWTH = 4.0

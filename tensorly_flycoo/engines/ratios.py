@@ -9,20 +9,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..array_modules import Array, array_module
+from ..array_modules import Array, invert_positive
 from ..format.layout import Layout, Step
 from ..format.slab_layout import AnyLayout, SlabLayout
 from . import slabs
 
 if TYPE_CHECKING:
     from .protocol import Engine
-
-
-def invert_positive(numbers: Array, smallest: Any) -> Array:
-    """Return the reciprocals, with 0 for numbers that are not above `smallest`."""
-    xp = array_module(numbers)
-    is_large = numbers > smallest
-    return xp.where(is_large, 1 / xp.where(is_large, numbers, 1), 0)
 
 
 class RatioOperations(ABC):
