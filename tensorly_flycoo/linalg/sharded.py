@@ -63,7 +63,7 @@ def inner_product(a: RowShards, factors: Sequence[RowShards]) -> Array:
     """Return the inner product of `a` and the last factor; find all Gram matrices with it."""
     product = a * factors[-1]
     parts = [x.multiply_blocks(tall_skinny.transposed_product) for x in factors]
-    parts.append([sums.astype(np.float64) for sums in product.apply(_sum_block)])
+    parts.append(product.apply(lambda block: _sum_block(block).astype(np.float64)))
     collected = iter(a.sharding.devices.collect([x for own in parts for x in own]))
     *grams, sums = (fold_tree([next(collected) for _ in own], operator.add) for own in parts)
     for factor, gram in zip(factors, grams, strict=True):

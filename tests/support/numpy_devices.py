@@ -28,6 +28,17 @@ class DeviceArray(np.ndarray):
         return _wrap(function(*_unwrap(args), **_unwrap(kwargs)))
 
 
+def _check_method(name):
+    def method(self, *args, **options):
+        return _wrap(getattr(_unwrap(self), name)(*_unwrap(args), **_unwrap(options)))
+
+    return method
+
+
+for _name in ("all", "any", "astype", "clip", "copy", "dot", "max", "min", "nonzero", "sum"):
+    setattr(DeviceArray, _name, _check_method(_name))
+
+
 def _unwrap(x):
     if isinstance(x, DeviceArray):
         assert x.device == current_device(), f"device {x.device} used on {current_device()}"
