@@ -109,7 +109,7 @@ def run_ours(x, factors, sweeps):
         trace.append((time.perf_counter(), float(loss)))
 
     options = {"tol": 0, "callback": note}
-    for count in (3, sweeps):  # the first run compiles
+    for count in (6, sweeps):  # the first run compiles, extrapolation too
         trace.clear()
         start = time.perf_counter()
         init = CPTensor((None, [factor.copy() for factor in factors]))
@@ -169,6 +169,7 @@ def run_pygenten(x, factors, arguments):
         model, *_ = pygenten.gcp_sgd(tensor, **options)
         seconds = time.perf_counter() - began
         results.append((seconds, measure(x, model.weights, model.factor_matrices)))
+        print(f"pygenten, rate {rate}: {seconds:.2f} s, F {results[-1][1]:,.0f}", flush=True)
     return min(results, key=lambda result: result[1])
 
 
