@@ -12,6 +12,7 @@ import tensorly as tl
 from tensorly.decomposition import parafac, tucker
 
 from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.engines.cuda import mersenne_twister
 from tensorly_flycoo.linalg import tall_skinny as linear_algebra
 from tensorly_flycoo.linalg.hals import solve_nonnegative
@@ -62,11 +63,20 @@ def decompose(dtype):
         tucker(x, (3, 2, 2), n_iter_max=1, init="random", random_state=0)
 
 
+def fit_counts(shape, dtype, layout):
+    """Run sweeps for counts, with an extrapolation, and with a rank for several blocks."""
+    coords, values = draw(shape, dtype)
+    x = FlycooTensor(coords, cupy.ceil(abs(values)), shape, layout=layout)
+    for rank in (*RANKS, 200):
+        generalized_parafac(x, rank, n_iter_max=4, random_state=0, tol=0)
+
+
 if __name__ == "__main__":
     cupy.cuda.set_allocator(None)
     for dtype in ("float32", "float64"):
         for shape, layout in itertools.product(SHAPES, ("remap", "replicated", "indexed")):
             compute_modes(shape, dtype, layout)
+            fit_counts(shape, dtype, layout)
         compute_tall(dtype)
         draw_start(dtype)
         decompose(dtype)
