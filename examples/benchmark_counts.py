@@ -166,6 +166,7 @@ def run_pygenten(x, factors, arguments):
         began = time.perf_counter()
         options = {"rank": factors[0].shape[1], "maxiters": arguments.epochs, "rate": rate}
         options |= {"loss_function_type": "poisson", "seed": 1, "printitn": 0, "init": start}
+        options |= {"epoch_iters": 100}  # as pyttb above
         model, *_ = pygenten.gcp_sgd(tensor, **options)
         seconds = time.perf_counter() - began
         results.append((seconds, measure(x, model.weights, model.factor_matrices)))

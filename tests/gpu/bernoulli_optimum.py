@@ -5,7 +5,7 @@ drawn from a planted model of odds. The exact loss, over all cells, and its grad
 L-BFGS, whose variables are the logarithms of the factors; it starts from the planted model, from
 random models and from what Adam has found.
 
-    python tests/support/bernoulli_optimum.py --epochs 25 --starts 3
+    python tests/gpu/bernoulli_optimum.py --epochs 25 --starts 3
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
 Run it::
 
-    python examples/benchmark_gpu/counts.py nell-2 uber
+    python examples/benchmark_gpu/poisson.py nell-2 uber
 
 For each shape, at rank 32 in float32: MTTKRPs of all modes; the same of ratios, with logarithms in
 the first mode, which make an exact sweep; and whole calls, from callback to callback. "mu" has
