@@ -13,10 +13,11 @@ from distributed import Client
 from ..devices import assign_homes
 from ..format.slab_layout import Slab
 from ..tensor.tensor import FlycooTensor
-from .cluster import Cluster, RemoteObject, WorkerHandle, start_workers
+from .cluster import Cluster, RemoteObject, WorkerHandle
 from .engine import ClusterEngine, ClusterLayout, RemoteLayout, WorkerDevices
 from .messages import SITE, Free
 from .site import LoadSlab, SlabFacts, load_slab
+from .starting import start_workers
 
 #: What computes here, for all tensors on clusters.
 ENGINE_HERE = ClusterEngine()

@@ -1,7 +1,8 @@
 """Time iterations of parafac in one process and on two workers: ``python cluster_iterations.py``.
 
 Modes of 10,000 rows, as many slabs as workers, float32, R = 16. Prints milliseconds of wall time,
-the least and the median, and of the processors' time in the client and in all workers.
+the least and the median, and of the processors' time in the client and in all workers. With
+``--device cuda`` the process has one GPU, or each slab one if there are enough.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from tensorly.cp_tensor import CPTensor
 import tensorly_flycoo.dask
 from tensorly_flycoo import FlycooTensor, open_slabs, save_slabs
 from tensorly_flycoo.devices import OneDevice
-from tensorly_flycoo.engines.cpu.engine import CPU
+from tensorly_flycoo.engines import select_engine
 
 NUM_ROWS, RANK = 10_000, 16
 
@@ -45,28 +46,48 @@ def describe(name, times):
     print(f"{name}: least {times.min():.1f} ms, median {np.median(times):.1f} ms", flush=True)
 
 
+def list_devices(device, count):
+    """List what one process spreads row-sharded factors over, as on a cluster, by name."""
+    if device == "cpu":
+        return {"one process": OneDevice()}
+    import cupy
+
+    from tensorly_flycoo.engines.cuda.devices import CudaDevices
+
+    found = {"one process": OneDevice(cupy)}
+    if cupy.cuda.runtime.getDeviceCount() >= count:
+        found[f"one process with {count} GPUs"] = CudaDevices(count)
+    return found
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nonzeros", type=int, default=200_000)
     parser.add_argument("--iterations", type=int, default=200)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     options = parser.parse_args()
     rng = np.random.default_rng(0)
     coords = rng.integers(0, NUM_ROWS, (3, options.nonzeros))
-    x = FlycooTensor(coords, rng.random(options.nonzeros, np.float32), (NUM_ROWS,) * 3)
+    device = options.device
+    values = rng.random(options.nonzeros, np.float32)
+    x = FlycooTensor(coords, values, (NUM_ROWS,) * 3, device=device)
     path = Path(tempfile.mkdtemp()) / "x.flycoo"
-    save_slabs(path, x, slabs=options.workers)
+    save_slabs(path, x, slabs=options.workers, device=device)
     draws = [rng.random((NUM_ROWS, RANK), np.float32) for _ in range(3)]
     start = CPTensor((np.ones(RANK, np.float32), draws))
-    CPU.devices = OneDevice()  # row-sharded factors, as on a cluster
-    here = open_slabs(path, keep="device")
-    CPU.devices = None
+    engine, tensors = select_engine(device), {}
+    for name, devices in list_devices(device, options.workers).items():
+        engine.devices = devices
+        tensors[name] = open_slabs(path, device=device, keep="device")
+    engine.devices = None
     connection = {"direct_to_workers": True}
     with start_cluster(options.workers) as address, Client(address, **connection) as client:
-        there = tensorly_flycoo.dask.open_slabs(path, client=client)
+        there = tensorly_flycoo.dask.open_slabs(path, client=client, device=device)
         for _ in range(options.repeats):
-            describe("one process", time_iterations(here, start, options.iterations))
+            for name, here in tensors.items():
+                describe(name, time_iterations(here, start, options.iterations))
             before = use_processor(), sum(client.run(use_processor).values())
             describe("cluster", time_iterations(there, start, options.iterations))
             after = use_processor(), sum(client.run(use_processor).values())
