@@ -1,8 +1,8 @@
 """Kill a worker, and a client, at random moments: ``python cluster_kills.py [WORKERS [CLIENTS]]``.
 
-Each of the first kills ends a worker of three (``--workers``) while a tensor is opened or decomposed, each of the
-second a client process. Prints one line for each; the exit status is 1 if an error came late, bits
-differ, or something was not freed.
+Each of the first kills ends a worker, of three or as many as ``--workers`` says, while a tensor is
+opened or decomposed, each of the second a client process. Prints one line for each; the exit status
+is 1 if an error came late, bits differ, or something was not freed.
 """
 
 import argparse

@@ -27,7 +27,11 @@ def list_gpus() -> list[str]:
 
 def has_nccl() -> bool:
     """Return whether NCCL is installed, where CuPy finds it."""
-    return bool(cupy.cuda.nccl.available)
+    try:
+        from cupy.cuda import nccl
+    except ImportError:
+        return False
+    return bool(nccl.available)
 
 
 class ThreadStream:
@@ -86,7 +90,9 @@ class NcclLink:
     @staticmethod
     def make_name() -> np.ndarray:
         """Return what process 0 sends the others: NCCL's unique id."""
-        return np.array(cupy.cuda.nccl.get_unique_id(), np.int8)
+        from cupy.cuda import nccl
+
+        return np.array(nccl.get_unique_id(), np.int8)
 
     # In the link's thread
 
@@ -104,7 +110,9 @@ class NcclLink:
         self._disconnect()
 
     def _connect(self) -> None:
-        self._connection = cupy.cuda.nccl.NcclCommunicator(self._count, self._name, self._number)
+        from cupy.cuda import nccl
+
+        self._connection = nccl.NcclCommunicator(self._count, self._name, self._number)
         # NCCL connects a pair when it first exchanges something, and waits for the peer.
         others = [peer for peer in range(self._count) if peer != self._number]
         words = cupy.zeros((2, self._count), np.int32)
@@ -161,8 +169,9 @@ class NcclLink:
     def _launch(
         self, sent: Sequence[tuple[Array, int]], received: Sequence[tuple[Array, int]]
     ) -> None:
-        nccl, stream = cupy.cuda.nccl, cupy.cuda.get_current_stream().ptr
-        connection = self._connection
+        from cupy.cuda import nccl
+
+        connection, stream = self._connection, cupy.cuda.get_current_stream().ptr
         nccl.groupStart()
         try:
             for array, peer in sent:
