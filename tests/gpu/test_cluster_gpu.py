@@ -69,13 +69,14 @@ def find_gpu():
     return bytes(cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["uuid"]).hex()
 
 
-def draw_start():
+def draw_start(xp=np):
     rng = np.random.default_rng(0)
-    return CPTensor((np.ones(RANK), [rng.random((size, RANK)) for size in SHAPE]))
+    draws = [rng.random((size, RANK)) for size in SHAPE]
+    return CPTensor((xp.ones(RANK), [xp.asarray(draw) for draw in draws]))
 
 
-def decompose(x, name="parafac", **options):
-    options = {"n_iter_max": 4, "tol": 0, "init": draw_start(), **options}
+def decompose(x, name="parafac", xp=np, **options):
+    options = {"n_iter_max": 4, "tol": 0, "init": draw_start(xp), **options}
     found = getattr(tl.decomposition, name)(x, RANK, **options)
     return [tl.to_numpy(factor).tobytes() for factor in found.factors]
 
@@ -102,17 +103,16 @@ def test_each_worker_has_a_gpu_of_its_own(tensors):
 def test_the_bits_of_one_process(tensors, folder, monkeypatch, name, options):
     with monkeypatch.context() as patch:
         patch.setattr(CUDA, "devices", OneDevice(cupy))
-        expected = decompose(open_here(folder), name, **options)
+        expected = decompose(open_here(folder), name, cupy, **options)
     for x in tensors:
         assert decompose(x, name, **options) == expected
 
 
 @pytest.mark.parametrize("mode", range(3))
 def test_mttkrp(tensors, folder, mode):
-    factors = draw_start().factors
-    expected = mttkrp(open_here(folder), [cupy.asarray(f) for f in factors], mode).get()
+    expected = mttkrp(open_here(folder), draw_start(cupy).factors, mode).get()
     for x in tensors:
-        np.testing.assert_array_equal(mttkrp(x, factors, mode), expected)
+        np.testing.assert_array_equal(mttkrp(x, draw_start().factors, mode), expected)
 
 
 RUNS = {

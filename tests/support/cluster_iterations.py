@@ -31,9 +31,10 @@ def use_processor():
     return times.user + times.system
 
 
-def time_iterations(x, start, count):
+def time_iterations(x, draws, count):
     """Return the milliseconds that iterations take."""
-    times = []
+    times, xp = [], x._engine.xp
+    start = CPTensor((xp.ones(RANK, np.float32), [xp.asarray(draw) for draw in draws]))
     with tl.backend_context("flycoo"):
         tl.decomposition.parafac(
             x, RANK, n_iter_max=count, init=start, tol=-1, return_errors=True,
@@ -76,7 +77,6 @@ def main():
     path = Path(tempfile.mkdtemp()) / "x.flycoo"
     save_slabs(path, x, slabs=options.workers, device=device)
     draws = [rng.random((NUM_ROWS, RANK), np.float32) for _ in range(3)]
-    start = CPTensor((np.ones(RANK, np.float32), draws))
     engine, tensors = select_engine(device), {}
     for name, devices in list_devices(device, options.workers).items():
         engine.devices = devices
@@ -87,9 +87,9 @@ def main():
         there = tensorly_flycoo.dask.open_slabs(path, client=client, device=device)
         for _ in range(options.repeats):
             for name, here in tensors.items():
-                describe(name, time_iterations(here, start, options.iterations))
+                describe(name, time_iterations(here, draws, options.iterations))
             before = use_processor(), sum(client.run(use_processor).values())
-            describe("cluster", time_iterations(there, start, options.iterations))
+            describe("cluster", time_iterations(there, draws, options.iterations))
             after = use_processor(), sum(client.run(use_processor).values())
             own, of_workers = (
                 1e3 * (b - a) / options.iterations for a, b in zip(before, after, strict=True)

@@ -68,7 +68,7 @@ class NcclLink:
     ----------
     number, count : int
         This process, and how many there are.
-    name : int8 array (128,)
+    name : uint8 array (128,)
         What `make_name` has returned in process 0.
     is_needed : callable
         Returns False when the link should be closed; called every 2 s, in another thread.
@@ -78,7 +78,7 @@ class NcclLink:
         self, number: int, count: int, name: np.ndarray, is_needed: Callable[[], bool]
     ) -> None:
         self._number, self._count = number, count
-        self._name = tuple(name.tolist())
+        self._name = name.tobytes()
         self._is_needed = is_needed
         self._gpu = cupy.cuda.runtime.getDevice()
         self._lock = threading.Lock()
@@ -92,7 +92,7 @@ class NcclLink:
         """Return what process 0 sends the others: NCCL's unique id."""
         from cupy.cuda import nccl
 
-        return np.array(nccl.get_unique_id(), np.int8)
+        return np.frombuffer(nccl.get_unique_id(), np.uint8)
 
     # In the link's thread
 
