@@ -20,7 +20,7 @@ from .engine import bring
 from .exchange import Plan
 from .messages import SITE
 from .partitions import Summary, keep_partition
-from .tensor import ENGINE_HERE, Held, Placed
+from .tensor import Held, Placed, fetch_format
 
 #: The most nonzeros of a slab, by default, and the fewest slabs: results depend on their number, so
 #: it depends on the data only.
@@ -168,11 +168,11 @@ def distribute(
     counts = np.sum(cluster.fetch(found), axis=0)
     rows = list_rows(find_edges(counts, num_slabs))
     firsts = np.array([own.start for own in rows[1:]], np.uint32)
-    plan = Plan(ENGINE_HERE.choose_cut(shape, dtype).record_format, labels, firsts)
+    plan = Plan(fetch_format(cluster, shape, dtype), labels, firsts)
     canonical, edges = _sort(cluster, plan, rows, num_slabs)
     plan = plan._replace(labels=None)
     held, homes = _build(cluster, plan, rows, canonical, edges, layout)
-    return Placed(cluster, shape, dtype, num_slabs, mode, list_rows(edges), homes, held)
+    return Placed(cluster, plan.record_format, num_slabs, mode, list_rows(edges), homes, held)
 
 
 def _call(worker: WorkerHandle, cluster: Cluster, function: Any, args: list[Any]) -> RemoteObject:

@@ -233,7 +233,7 @@ class Machine:
     def _fetch(self, key: int) -> Any:
         value = self._get(key)
         # A copy: later commands may write to the array while the reply is on its way.
-        return np.array(move(value, np)) if hasattr(value, "dtype") else value
+        return np.array(move(value, np)) if hasattr(value, "__array__") else value
 
     def _post(self, command: Send) -> None:
         parcel = self._outbox.setdefault(command.peer, {})

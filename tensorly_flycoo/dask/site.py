@@ -111,6 +111,11 @@ class SlabFacts(NamedTuple):
     record_format: RecordFormat
 
 
+def choose_format(site: Site, shape: tuple[int, ...], dtype: np.dtype) -> RecordFormat:
+    """Return the format of records of a whole tensor that kernels of the worker take."""
+    return site.engine.choose_cut(shape, dtype).record_format
+
+
 #: Called on a worker with its site and a slab's number; makes the slab.
 LoadSlab = Callable[[Site, int], Any]
 

@@ -11,12 +11,13 @@ import numpy as np
 from distributed import Client
 
 from ..devices import assign_homes
+from ..format.packing import RecordFormat
 from ..format.slab_layout import Slab
 from ..tensor.tensor import FlycooTensor
 from .cluster import Cluster, RemoteObject, WorkerHandle
 from .engine import ClusterEngine, ClusterLayout, RemoteLayout, WorkerDevices
 from .messages import SITE, Free
-from .site import LoadSlab, SlabFacts, load_slab
+from .site import LoadSlab, SlabFacts, choose_format, load_slab
 from .starting import start_workers
 
 #: What computes here, for all tensors on clusters.
@@ -36,8 +37,8 @@ class Placed(NamedTuple):
     Attributes
     ----------
     cluster : Cluster
-    shape : tuple of int
-    dtype : numpy.dtype
+    record_format : RecordFormat
+        Of the whole tensor, for the workers' kernels.
     num_slabs, cut_mode : int
     rows : sequence of range
         Of each slab, in the cut mode.
@@ -47,8 +48,7 @@ class Placed(NamedTuple):
     """
 
     cluster: Cluster
-    shape: tuple[int, ...]
-    dtype: np.dtype
+    record_format: RecordFormat
     num_slabs: int
     cut_mode: int
     rows: Sequence[range]
@@ -61,9 +61,8 @@ class Placed(NamedTuple):
         for number, rows in enumerate(self.rows):
             layout: Any = RemoteLayout(self.cluster, *self.held[number])
             slabs.append(Slab(slice(rows.start, rows.stop), layout, self.homes[number]))
-        record_format = ENGINE_HERE.choose_cut(self.shape, self.dtype).record_format
         norm = math.hypot(*(slab.layout.norm for slab in slabs))
-        arguments = (record_format, self.num_slabs, self.cut_mode, slabs, norm, ENGINE_HERE)
+        arguments = (self.record_format, self.num_slabs, self.cut_mode, slabs, norm, ENGINE_HERE)
         return ClusterLayout(*arguments, WorkerDevices(self.cluster))
 
 
@@ -113,11 +112,19 @@ class SlabSource:
             worker = workers[homes[number]]
             keys = cluster.call(worker, load_slab, [SITE, self.load, number], num_results=2)
             new[number] = [RemoteObject(worker, key) for key in keys]
+        record_format = fetch_format(cluster, self.shape, self.dtype)
         found = cluster.fetch([facts for _, facts in new.values()])
         for (number, (slab, _)), facts in zip(new.items(), found, strict=True):
             held[number] = Held(slab, facts)
-        arguments = (self.shape, self.dtype, self.num_slabs, self.cut_mode, self.rows)
+        arguments = (record_format, self.num_slabs, self.cut_mode, self.rows)
         return Placed(cluster, *arguments, homes, held)
+
+
+def fetch_format(cluster: Cluster, shape: tuple[int, ...], dtype: np.dtype) -> RecordFormat:
+    """Ask a worker for the format of records of a tensor; all have the same kind of device."""
+    worker = cluster.workers[0]
+    (key,) = cluster.call(worker, choose_format, [SITE, shape, dtype])
+    return cluster.fetch([RemoteObject(worker, key)])[0]
 
 
 class ClusterTensor(FlycooTensor):

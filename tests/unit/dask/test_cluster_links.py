@@ -93,11 +93,22 @@ def refuse():
         (["a", "b"], [0, 0]),
         (["ab", "ab", "cd", "cd"], [0, 1, 0, 1]),
         (["ab", "ab", "ab"], [0, 1, 0]),
-        (["", "a"], [None, 0]),
+        (["", ""], [None, None]),
     ],
 )
 def test_each_worker_has_a_gpu_of_its_own(uuids, expected):
     assert choose_gpus([Gpus(own, True) for own in uuids]) == expected
+
+
+def test_workers_of_two_kinds_are_refused(client, folder, monkeypatch):
+    first = sorted(client.nthreads())[0]
+
+    def list_gpus(device):
+        return Gpus(["a"] if get_worker().address == first else [], True)
+
+    monkeypatch.setattr(starting, "list_gpus", list_gpus)
+    with pytest.raises(ValueError, match=r"workers \['tcp.* have no GPU, but others have"):
+        open_on_workers(folder, client=client)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +116,6 @@ def test_each_worker_has_a_gpu_of_its_own(uuids, expected):
     [
         ([Gpus("a", True), Gpus("b", True)], ["a", "b"], None),
         ([Gpus("a", True), Gpus("a", True)], [None, None], "share a GPU"),
-        ([Gpus("a", True), Gpus("", False)], [None, None], "have no GPU"),
         ([Gpus("a", True), Gpus("b", False)], [None, None], "install nvidia-nccl"),
         ([Gpus("", False), Gpus("", False)], [None, None], None),
         ([Gpus("a", False)], [None], None),
