@@ -1,7 +1,5 @@
 """Operations on a cluster besides loops: the results of one process, to the bit."""
 
-import threading
-
 import numpy as np
 import pytest
 import sparse
@@ -141,14 +139,3 @@ def test_a_loss_that_is_not_defined(tmp_path, client):
     save_slabs(tmp_path / "x", x, slabs=2)
     with pytest.raises(ValueError, match=r"tensor holds -2\.0, expected numbers of 0 or more"):
         generalized_parafac(open_on_workers(tmp_path / "x", client=client), 2)
-
-
-def test_functions_that_cannot_be_sent_are_refused_at_once(tensors):
-    lock = threading.Lock()
-
-    def apply(values):
-        with lock:
-            return values * 2
-
-    with pytest.raises(TypeError, match=r"cannot be sent to workers: .*lock"):
-        tensors[1].map(apply)
