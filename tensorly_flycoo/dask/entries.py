@@ -43,8 +43,7 @@ def load_others(layout: ClusterLayout, x: FlycooTensor, coords: np.ndarray) -> F
         assert isinstance(slab.layout, RemoteLayout)
         args = [slab.layout.held, layout.cut_mode, slab.rows, coords]
         calls.append((slab.layout.held.worker, keep_others, args))
-    placed = load_again(cluster, calls, x.shape, x.dtype, x.slabs, x.layout)
-    return x._replace_layout(placed.make_layout())
+    return x._replace_layout(load_again(cluster, calls, x.shape, x.dtype, x.slabs, x.layout))
 
 
 def find_entries(

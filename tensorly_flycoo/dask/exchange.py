@@ -75,6 +75,15 @@ def forget_partitions(site: Site) -> None:
     site.partitions.clear()
 
 
+def keep_buckets(site: Site, plan: Plan, buckets: Sequence[int]) -> None:
+    """Forget the nonzeros that are in other buckets."""
+    for number, partition in site.partitions.items():
+        rows = _place(partition, plan.cut_mode, plan.labels)
+        is_kept = np.isin(np.searchsorted(plan.firsts, rows, "right"), buckets)
+        coords, values = partition.coords[:, is_kept], partition.values[is_kept]
+        site.partitions[number] = partition._replace(coords=coords, values=values)
+
+
 def split_partitions(site: Site, plan: Plan) -> list[np.ndarray]:
     """Distribute the nonzeros to buckets of rows; forget the partitions.
 

@@ -38,13 +38,22 @@ def scale(x: FlycooTensor, operation: Callable[[Any, Any], Any], scalar: object)
     if operation is operator.truediv and number == 0:
         raise ZeroDivisionError("FlycooTensor / 0 would make every stored value infinite")
     factor = x.dtype.type(number)
-    scaled = x._map_values(
-        lambda values: operation(values, factor), abs(operation(1.0, float(number)))
-    )
-    # Drop the explicit zeros that a factor of 0, or underflow, leaves.
-    if has_zeros(scaled._layout, scaled._engine):
-        return drop_zeros(scaled._layout, scaled)
-    return scaled
+    norm_scale = abs(operation(1.0, float(number)))
+
+    def apply(x: FlycooTensor) -> FlycooTensor:
+        scaled = map_values(x, lambda values: operation(values, factor), norm_scale)
+        # Drop the explicit zeros that a factor of 0, or underflow, leaves.
+        stores_zeros = has_zeros(scaled._layout, scaled._engine)
+        return drop_zeros(scaled._layout, scaled) if stores_zeros else scaled
+
+    return x._derive(apply)
+
+
+def map_values(
+    x: FlycooTensor, function: Callable[[Array], Array], scale: float = 1.0
+) -> FlycooTensor:
+    """Apply `function`, which multiplies the norm by `scale`; zeros that it gives are stored."""
+    return x._derive(lambda x: x._replace_layout(x._layout.map_values(function, scale)))
 
 
 def raise_to(x: FlycooTensor, exponent: object) -> FlycooTensor:
@@ -147,10 +156,14 @@ def map_nonzeros(x: FlycooTensor, function: Callable[[Array], Array]) -> FlycooT
     ValueError
         If a result is not finite.
     """
-    layout = x._layout.map_values(function, 0.0)
-    layout.norm, stores_zeros = measure_values(layout, x._engine)
-    mapped = x._replace_layout(layout)
-    return drop_zeros(layout, mapped) if stores_zeros else mapped
+
+    def apply(x: FlycooTensor) -> FlycooTensor:
+        layout = x._layout.map_values(function, 0.0)
+        layout.norm, stores_zeros = measure_values(layout, x._engine)
+        mapped = x._replace_layout(layout)
+        return drop_zeros(layout, mapped) if stores_zeros else mapped
+
+    return x._derive(apply)
 
 
 @functools.singledispatch
