@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable
 from numbers import Real
@@ -12,10 +11,9 @@ import numpy as np
 
 from ..array_modules import Array, is_cupy
 from ..checks import densify_error
-from .pieces import has_zeros, measure_values
+from .pieces import has_zeros, measure_values, read_nonzeros, rebuild
 
 if TYPE_CHECKING:
-    from ..format.slab_layout import AnyLayout
     from .tensor import FlycooTensor
 
 
@@ -44,7 +42,7 @@ def scale(x: FlycooTensor, operation: Callable[[Any, Any], Any], scalar: object)
         scaled = map_values(x, lambda values: operation(values, factor), norm_scale)
         # Drop the explicit zeros that a factor of 0, or underflow, leaves.
         stores_zeros = has_zeros(scaled._layout, scaled._engine)
-        return drop_zeros(scaled._layout, scaled) if stores_zeros else scaled
+        return rebuild(scaled._layout, scaled, read_nonzeros) if stores_zeros else scaled
 
     return x._derive(apply)
 
@@ -161,15 +159,9 @@ def map_nonzeros(x: FlycooTensor, function: Callable[[Array], Array]) -> FlycooT
         layout = x._layout.map_values(function, 0.0)
         layout.norm, stores_zeros = measure_values(layout, x._engine)
         mapped = x._replace_layout(layout)
-        return drop_zeros(layout, mapped) if stores_zeros else mapped
+        return rebuild(layout, mapped, read_nonzeros) if stores_zeros else mapped
 
     return x._derive(apply)
-
-
-@functools.singledispatch
-def drop_zeros(layout: AnyLayout, x: FlycooTensor) -> FlycooTensor:
-    """Build a tensor, of this layout, without the zeros that it stores."""
-    return x._rebuild(*x._sorted_nonzeros())
 
 
 def add(x: FlycooTensor, other: FlycooTensor, sign: int, operation: str) -> FlycooTensor:

@@ -29,7 +29,7 @@ from .constructors import FromOthers
 from .indexing import Index, find_part, iterate_parts
 from .memory import build_layout
 from .numpy_protocol import USE_NONZEROS, apply_function, apply_ufunc
-from .pieces import check_all_values
+from .pieces import check_all_values, read_nonzeros, rebuild
 from .reductions import average_modes, find_largest, find_smallest, sum_modes
 from .showing import to_html
 from .transposing import transpose
@@ -243,7 +243,7 @@ class FlycooTensor(FromOthers):
         dtype = check_dtype(dtype)
         if dtype == self.dtype:
             return self
-        return self._rebuild(*self._sorted_nonzeros(), dtype=dtype)
+        return self._derive(lambda x: rebuild(x._layout, x, read_nonzeros, dtype=dtype))
 
     def __repr__(self) -> str:
         slabs = f", slabs={self.slabs}" if self.slabs > 1 else ""

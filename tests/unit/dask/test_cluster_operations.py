@@ -94,11 +94,20 @@ OPERATIONS = {
     "log1p": np.log1p,
     "0 * x": lambda x: 0 * x,
     "zeros": lambda x: x.map(lambda values: np.maximum(values - 2, 0)),
+    "float32": lambda x: x.astype(np.float32),
+    "transpose": lambda x: x.transpose(2, 0, 1),
+    "a row": lambda x: x[3],
+    "rows of the cut mode": lambda x: x[..., 39:3:-2],
+    "a list": lambda x: x[:, [3, 0, 3, 19]],
+    "no nonzeros": lambda x: (x * 0)[:5],
+    "a fibre": lambda x: x[3, :, 5],
+    "sum over mode 1": lambda x: (x / 3).sum(axis=1),
+    "sum over the cut mode": lambda x: (x / 3).sum(axis=-1),
 }
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_elementwise_operations(tensors, folder, name):
+def test_operations(tensors, folder, name):
     expected = OPERATIONS[name](open_slabs(folder))
     for x in tensors[1:]:
         found = OPERATIONS[name](x)
@@ -108,9 +117,13 @@ def test_elementwise_operations(tensors, folder, name):
         assert ranges[0] == ranges[1]
 
 
-def test_sums_and_extremes(tensors, folder):
+def test_numbers_and_vectors(tensors, folder):
+    coords, _ = draw_nonzeros()
+
     def measure(x):
-        return x.sum(), x.mean(), x.max(), (-x).min(), x.norm()
+        numbers = x.sum(), x.mean(), x.max(), (-x).min(), x.norm(), x[*coords[:, 7]], x[0, 0, 0]
+        vectors = (x / 3).sum(axis=(0, 1)), (x / 3).sum((0, 2)), x.sum(axis=2).mean(axis=1)
+        return [(array.dtype, array.shape, array.tobytes()) for array in (*numbers, *vectors)]
 
     expected = measure(open_slabs(folder))
     for x in tensors:
