@@ -30,6 +30,7 @@ from .messages import (
     Reply,
     Send,
 )
+from .sealing import seal
 
 #: Seconds within which a worker must show that it is there; it answers while it computes.
 _PING_TIMEOUT = 60.0
@@ -192,10 +193,17 @@ class Cluster:
         """Have a worker call a function; return the keys of its results.
 
         Remote objects among the arguments, which must be on that worker, stand for what it holds.
+
+        Raises
+        ------
+        TypeError
+            If the function or an argument cannot be sent.
+        WorkerLost
+            If a worker is gone.
         """
         keys = tuple(next(_numbers) for _ in range(num_results))
         named = {name: _refer(x, worker) for name, x in (kwargs or {}).items()}
-        command = Call(function, [_refer(x, worker) for x in args], named, keys)
+        command = Call(*seal(function, [_refer(x, worker) for x in args], named), keys)
         with self._lock:
             self.check()
             worker.queue.append(command)

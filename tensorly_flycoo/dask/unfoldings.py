@@ -46,7 +46,7 @@ def _(
     """Build the matrix on the workers, as a tensor whose partitions are the parts."""
     calls = ((part.worker, keep_part, [part]) for part in parts)
     sizes = (shape, np.dtype(np.float64), layout.num_slabs, "replicated")
-    return load_again(layout.devices.cluster, calls, *sizes).make_layout()
+    return load_again(layout.devices.cluster, calls, *sizes)
 
 
 def keep_part(site: Site, number: int, part: tuple[Array, Array]) -> None:
