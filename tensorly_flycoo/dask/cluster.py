@@ -6,25 +6,20 @@ import asyncio
 import contextlib
 import itertools
 import threading
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
-from distributed import Actor, Client, Future
+from distributed import Client
 
 from ..tensor.memory import RefusedMemory
 from .errors import WorkerLost
+from .handles import Kind, RemoteObject, WorkerHandle
 from .messages import (
     Call,
-    Command,
     Exchange,
-    Free,
     Join,
     Message,
     Part,
-    Peer,
     Receive,
     Ref,
     Reply,
@@ -51,91 +46,6 @@ _numbers = itertools.count()
 
 #: A message's receiver, the keys of the values that it asks for, and the call that is under way.
 _Sent: TypeAlias = "tuple[WorkerHandle, list[int], Any]"
-
-#: The shape and the dtype of an array.
-Kind: TypeAlias = tuple[tuple[int, ...], np.dtype]
-
-
-class RemoteObject:
-    """What a worker holds; freed there when this object is.
-
-    Attributes
-    ----------
-    worker : WorkerHandle
-    key : int
-    """
-
-    def __init__(self, worker: WorkerHandle, key: int) -> None:
-        self.worker = worker
-        self.key = key
-        weakref.finalize(self, worker.queue.append, Free(key)).atexit = False
-
-    def copy_at(self, worker: WorkerHandle, key: int) -> RemoteObject:
-        """Return what stands for a copy that another worker holds."""
-        return RemoteObject(worker, key)
-
-    @property
-    def kind(self) -> Kind | None:
-        """The shape and the dtype of an array; None if they are not known here."""
-        return None
-
-
-class WorkerHandle:
-    """One worker's actor, and the commands that it has not been sent.
-
-    Attributes
-    ----------
-    address : str
-    gpu : str or None
-        The UUID of its GPU, if that can be linked to others.
-    queue : collections.deque
-        Finalizers append to it at any time, in any thread.
-    is_lost : bool
-        Whether a call has found that it is gone.
-    """
-
-    def __init__(self, address: str, future: Future, gpu: str | None = None) -> None:
-        self.address = address
-        self.gpu = gpu
-        self.actor: Actor = future.result()
-        self.is_lost = False
-        self._future = future
-        self.queue: deque[Command] = deque()
-        self.num_sent = 0
-
-    @property
-    def is_there(self) -> bool:
-        """Whether neither Dask nor a call has noticed that the actor is gone."""
-        return not self.is_lost and self._future.status == "finished"
-
-    @property
-    def peer(self) -> Peer:
-        return Peer(self.address, str(self.actor.key))
-
-    def call(self, method: str, *args: Any) -> Any:
-        """Begin a call of the actor; raise `WorkerLost` if Dask has noticed that it is gone."""
-        try:
-            return getattr(self.actor, method)(*args)
-        except RuntimeError:
-            self.is_lost = True
-            raise WorkerLost([self.address]) from None
-
-    def drop(self) -> None:
-        """Forget the commands but for those that free something, and begin to number anew.
-
-        Some may wait for arrays of a lost worker, or be for a place that is another one's now.
-        """
-        self.num_sent = 0
-        for _ in range(len(self.queue)):
-            command = self.queue.popleft()
-            if isinstance(command, Free):
-                self.queue.append(command)
-
-    def pack(self, epoch: int, wanted: Sequence[int]) -> Message:
-        """Take all commands from the queue."""
-        commands = [self.queue.popleft() for _ in range(len(self.queue))]
-        self.num_sent += 1
-        return Message(epoch, self.num_sent - 1, commands, list(wanted))
 
 
 class Cluster:
@@ -307,6 +217,8 @@ class Cluster:
         # Called in the event loop, each costs less than from another thread.
         calls += [(worker, m.wanted, worker.call("run", m)) for worker, m in messages]
         tasks = {asyncio.ensure_future(_wait_for(call)): (w, keys) for w, keys, call in calls}
+        for task in tasks:
+            task.add_done_callback(_retrieve)
         values: dict[int, Any] = {}
         for count in itertools.count(1):
             done, _ = await asyncio.wait(
@@ -397,3 +309,9 @@ async def _attempt(calls: Sequence[Any]) -> list[bool]:
 
 async def _wait_for(call: Any) -> Any:
     return await call
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Have asyncio not report the error of a call that nobody waits for any more."""
+    if not task.cancelled():
+        task.exception()

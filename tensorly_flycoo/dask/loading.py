@@ -15,9 +15,10 @@ from ..checks import check_dtype, check_shape
 from ..devices import assign_homes
 from ..format.partition import find_edges, find_longest_mode, list_rows
 from . import exchange
-from .cluster import Cluster, RemoteObject, WorkerHandle
+from .cluster import Cluster
 from .engine import ClusterLayout, bring
 from .exchange import Labels, Plan
+from .handles import RemoteObject, WorkerHandle
 from .messages import SITE
 from .partitions import Summary, keep_partition
 from .tensor import Held, fetch_format, list_held, make_layout, replace_lost

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ..linalg import hals, tall_skinny
-from .cluster import Cluster, Kind, RemoteObject, WorkerHandle
+from .cluster import Cluster
+from .handles import Kind, RemoteObject, WorkerHandle
 from .messages import SITE
 
 

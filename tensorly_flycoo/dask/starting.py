@@ -13,8 +13,8 @@ from distributed import Client, Future
 
 from ..engines import select_engine
 from .actor import SlabActor
-from .cluster import WorkerHandle
 from .errors import WorkerLost
+from .handles import WorkerHandle
 
 #: Seconds within which actors must have been started, and between looks whether they are.
 _TIMEOUT, _INTERVAL = 120.0, 0.02

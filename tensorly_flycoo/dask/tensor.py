@@ -14,8 +14,9 @@ from ..devices import assign_homes
 from ..format.packing import RecordFormat
 from ..format.slab_layout import Slab
 from ..tensor.tensor import FlycooTensor
-from .cluster import Cluster, RemoteObject, WorkerHandle
+from .cluster import Cluster
 from .engine import ClusterEngine, ClusterLayout, RemoteLayout, WorkerDevices
+from .handles import RemoteObject, WorkerHandle
 from .messages import SITE, Free
 from .site import LoadSlab, SlabFacts, choose_format, load_slab
 from .starting import start_workers
