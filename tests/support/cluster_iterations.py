@@ -1,6 +1,6 @@
 """Time iterations of parafac in one process and on two workers: ``python cluster_iterations.py``.
 
-Modes of 10,000 rows, as many slabs as workers, float32, R = 16. Prints milliseconds of wall time,
+Modes of 10,000 rows, as many slabs as workers, float32, R = 16, by default. Prints milliseconds of wall time,
 the least and the median, and of the processors' time in the client and in all workers. With
 ``--device cuda`` the process has one GPU, or each slab one if there are enough.
 """
@@ -22,8 +22,6 @@ from tensorly_flycoo import FlycooTensor, open_slabs, save_slabs
 from tensorly_flycoo.devices import OneDevice
 from tensorly_flycoo.engines import select_engine
 
-NUM_ROWS, RANK = 10_000, 16
-
 
 def use_processor():
     """Return the seconds for which this process has used a processor."""
@@ -33,11 +31,12 @@ def use_processor():
 
 def time_iterations(x, draws, count):
     """Return the milliseconds that iterations take."""
+    rank = draws[0].shape[1]
     times, xp = [], x._engine.xp
-    start = CPTensor((xp.ones(RANK, np.float32), [xp.asarray(draw) for draw in draws]))
+    start = CPTensor((xp.ones(rank, np.float32), [xp.asarray(draw) for draw in draws]))
     with tl.backend_context("flycoo"):
         tl.decomposition.parafac(
-            x, RANK, n_iter_max=count, init=start, tol=-1, return_errors=True,
+            x, rank, n_iter_max=count, init=start, tol=-1, return_errors=True,
             callback=lambda *_: times.append(time.perf_counter()),
         )  # fmt: skip
     return np.diff(times)[2:] * 1e3
@@ -64,19 +63,22 @@ def list_devices(device, count):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nonzeros", type=int, default=200_000)
+    parser.add_argument("--rows", type=int, default=10_000)
+    parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--iterations", type=int, default=200)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     options = parser.parse_args()
     rng = np.random.default_rng(0)
-    coords = rng.integers(0, NUM_ROWS, (3, options.nonzeros))
+    shape = (options.rows,) * 3
+    coords = rng.integers(0, options.rows, (3, options.nonzeros))
     device = options.device
     values = rng.random(options.nonzeros, np.float32)
-    x = FlycooTensor(coords, values, (NUM_ROWS,) * 3, device=device)
+    x = FlycooTensor(coords, values, shape, device=device)
     path = Path(tempfile.mkdtemp()) / "x.flycoo"
     save_slabs(path, x, slabs=options.workers, device=device)
-    draws = [rng.random((NUM_ROWS, RANK), np.float32) for _ in range(3)]
+    draws = [rng.random((size, options.rank), np.float32) for size in shape]
     engine, tensors = select_engine(device), {}
     for name, devices in list_devices(device, options.workers).items():
         engine.devices = devices
