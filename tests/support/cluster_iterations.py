@@ -1,8 +1,8 @@
 """Time iterations of parafac in one process and on two workers: ``python cluster_iterations.py``.
 
-Modes of 10,000 rows, as many slabs as workers, float32, R = 16, by default. Prints milliseconds of wall time,
-the least and the median, and of the processors' time in the client and in all workers. With
-``--device cuda`` the process has one GPU, or each slab one if there are enough.
+As many slabs as workers, float32; by default modes of 10,000 rows and R = 16. Prints milliseconds
+of wall time, the least and the median, and of the processors' time in the client and in all
+workers. With ``--device cuda`` the process has one GPU, or each slab one if there are enough.
 """
 
 import argparse
