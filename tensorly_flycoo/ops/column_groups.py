@@ -51,10 +51,10 @@ def list_entries(engine: Engine, layout: AnyLayout, mode: int) -> Entries:
 
 
 def iterate_groups(layout: SlabLayout, mode: int, engine: Engine) -> Iterator[tuple[int, Entries]]:
-    """Yield for each group of columns its device, and its nonzeros there, as `Devices.run` does.
+    """Yield the device of each group of columns, and its nonzeros there: a result of `Devices.run`.
 
-    They depend on the nonzeros and the number of slabs only. Rows are those of the whole tensor.
-    At any time there is one group, and what it is made from; along the cut mode one on each device.
+    Groups depend on the nonzeros and the number of slabs only. Rows are those of the whole tensor.
+    There is one group at a time, with what it is made from; along the cut mode one on each device.
     """
     if mode == layout.cut_mode:
         yield from _iterate_across_slabs(layout, engine)
