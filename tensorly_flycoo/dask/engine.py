@@ -17,7 +17,8 @@ from ..format.tree import Tree, add_parts, count_parts
 from ..shards.row_shards import RowShards
 from ..shards.sharding import find_sharding
 from ..shards.whole_factors import scatter_all
-from .cluster import Cluster, RemoteObject, WorkerHandle
+from .cluster import Cluster
+from .handles import RemoteObject, WorkerHandle
 from .messages import ENGINE, SITE
 from .remote_array import RemoteArray, RemoteModule, call_method, send_all
 from .replicated import Replicated

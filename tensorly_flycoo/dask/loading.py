@@ -15,12 +15,13 @@ from ..checks import check_dtype, check_shape
 from ..devices import assign_homes
 from ..format.partition import find_edges, find_longest_mode, list_rows
 from . import exchange
-from .cluster import Cluster, RemoteObject, WorkerHandle
+from .cluster import Cluster
 from .engine import ClusterLayout, bring
 from .exchange import Labels, Plan
+from .handles import RemoteObject, WorkerHandle
 from .messages import SITE
 from .partitions import Summary, keep_partition
-from .tensor import ENGINE_HERE, Held, list_held, make_layout, replace_lost
+from .tensor import Held, fetch_format, list_held, make_layout, replace_lost
 
 #: The most nonzeros of a slab, by default, and the fewest slabs: results depend on their number, so
 #: it depends on the data only.
@@ -191,7 +192,7 @@ def distribute(
     found = [_call(worker, cluster, exchange.count_partitions, args) for worker in workers]
     counts = np.sum(cluster.fetch(found), axis=0)
     rows = list_rows(find_edges(counts, num_slabs))
-    plan = Plan(ENGINE_HERE.choose_cut(shape, dtype).record_format, labels, _list_firsts(rows))
+    plan = Plan(fetch_format(cluster, shape, dtype), labels, _list_firsts(rows))
     canonical, edges = _sort(cluster, plan, rows, num_slabs)
     plan = plan._replace(labels=None)
     held, homes = _build(cluster, plan, rows, canonical, edges, layout)

@@ -14,10 +14,12 @@ from ..devices import assign_homes
 from ..format.packing import RecordFormat
 from ..format.slab_layout import Slab
 from ..tensor.tensor import FlycooTensor
-from .cluster import Cluster, RemoteObject, WorkerHandle, start_workers
+from .cluster import Cluster
 from .engine import ClusterEngine, ClusterLayout, RemoteLayout, WorkerDevices
+from .handles import RemoteObject, WorkerHandle
 from .messages import SITE, Free
-from .site import LoadSlab, SlabFacts, load_slab
+from .site import LoadSlab, SlabFacts, choose_format, load_slab
+from .starting import start_workers
 
 #: What computes here, for all tensors on clusters.
 ENGINE_HERE = ClusterEngine()
@@ -45,7 +47,7 @@ def make_layout(
     ----------
     cluster : Cluster
     record_format : RecordFormat
-        For records of the whole tensor.
+        Of the whole tensor, for the workers' kernels.
     num_slabs, cut_mode : int
     rows : sequence of range
         Of each slab, in the cut mode.
@@ -142,10 +144,10 @@ class SlabSource:
             worker = workers[homes[number]]
             keys = cluster.call(worker, load_slab, [SITE, self.load, number], num_results=2)
             new[number] = [RemoteObject(worker, key) for key in keys]
+        record_format = fetch_format(cluster, self.shape, self.dtype)
         found = cluster.fetch([facts for _, facts in new.values()])
         for (number, (slab, _)), facts in zip(new.items(), found, strict=True):
             held[number] = Held(slab, facts)
-        record_format = ENGINE_HERE.choose_cut(self.shape, self.dtype).record_format
         arguments = (record_format, self.num_slabs, self.cut_mode, self.rows)
         return make_layout(cluster, *arguments, homes, held)
 
@@ -182,6 +184,13 @@ class Derived:
         # Actors of its own: the others may be those of the tensor that it was made of.
         addresses = [worker.address for worker in workers]
         return self.place(client, start_workers(client, addresses, self.device))
+
+
+def fetch_format(cluster: Cluster, shape: tuple[int, ...], dtype: np.dtype) -> RecordFormat:
+    """Ask a worker for the format of records of a tensor; all have the same kind of device."""
+    worker = cluster.workers[0]
+    (key,) = cluster.call(worker, choose_format, [SITE, shape, dtype])
+    return cluster.fetch([RemoteObject(worker, key)])[0]
 
 
 class ClusterTensor(FlycooTensor):

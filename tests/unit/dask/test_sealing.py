@@ -9,7 +9,7 @@ import pytest
 
 from tensorly_flycoo import save_slabs
 from tensorly_flycoo.dask import open_slabs
-from tensorly_flycoo.dask.cluster import RemoteObject
+from tensorly_flycoo.dask.handles import RemoteObject
 from tensorly_flycoo.dask.messages import SITE, Ref
 from tensorly_flycoo.dask.sealing import call_sealed, seal
 from tensorly_flycoo.testing import planted_tensor
