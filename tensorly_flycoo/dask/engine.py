@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
-from distributed.protocol import pickle
 
 from ..array_modules import Array
 from ..devices import Request
@@ -18,7 +17,8 @@ from ..format.tree import Tree, add_parts, count_parts
 from ..shards.row_shards import RowShards
 from ..shards.sharding import find_sharding
 from ..shards.whole_factors import scatter_all
-from .cluster import Cluster, RemoteObject, WorkerHandle
+from .cluster import Cluster
+from .handles import RemoteObject, WorkerHandle
 from .messages import ENGINE, SITE
 from .remote_array import RemoteArray, RemoteModule, call_method, send_all
 from .replicated import Replicated
@@ -94,8 +94,8 @@ class WorkerDevices:
     def replicate(self, arrays: Sequence[Array], function: Callable[..., Array]) -> Replicated:
         return Replicated.of(self.cluster, arrays, function)
 
-    def fetch(self, array: Array) -> np.ndarray:
-        return self.collect([array])[0]
+    def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray]:
+        return self.collect(arrays)
 
 
 def bring(cluster: Cluster, x: RemoteObject, worker: WorkerHandle) -> RemoteObject:
@@ -138,8 +138,8 @@ class RemoteLayout:
         raise TypeError(
             "the nonzeros of this tensor are on a cluster, and this operation would gather them: "
             "parafac (with a mask: init='random' or svd_mask_repeats=0), its relatives, tucker, "
-            "Poisson losses, elementwise functions and whole sums do not; or open the tensor in "
-            "one process (tensorly_flycoo.open_slabs)"
+            "generalized_parafac, select_rank, elementwise functions, slices, transposes and sums "
+            "do not; or open the tensor in one process (tensorly_flycoo.open_slabs)"
         )
 
 
@@ -158,13 +158,6 @@ class ClusterLayout(SpreadLayout):
     def get_copies(self) -> list[np.ndarray]:
         return [np.empty(0)]  # none that is here
 
-    def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
-        try:
-            pickle.dumps(function)  # or the workers would be waited for in vain
-        except Exception as error:
-            raise TypeError(f"{function} cannot be sent to workers: {error}") from None
-        return super().map_values(function, scale)
-
     def _map_slab(self, slab: Slab, function: Callable[[Array], Array], scale: float) -> Slab:
         own: Any = slab.layout
         mapped = own.call(call_method, own.held, "map_values", function, scale)
@@ -173,7 +166,7 @@ class ClusterLayout(SpreadLayout):
         return slab._replace(layout=layout)
 
     def _bring(self, array: Array) -> np.ndarray:
-        return self.devices.fetch(array)
+        return self.devices.fetch([array])[0]
 
 
 class ClusterEngine(CpuEngine):

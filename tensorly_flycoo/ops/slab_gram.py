@@ -35,13 +35,13 @@ _ROWS_AT_ONCE = 256
 
 
 class _Sums(NamedTuple):
-    """What is added over the groups, and the shared columns of one, on its device.
+    """What a group adds to the sums over all groups, and its shared columns, on its device.
 
     Attributes
     ----------
     home : int
     shared : SharedColumns
-        Or what stands for them.
+        Or a stand-in for them.
     total : float
     squares : float64 array (2, num_rows)
     rows : int64 array (size,)
@@ -285,7 +285,7 @@ def build_in_slabs(
     """
     found = []
     for part in parts:
-        found.append([layout.devices.fetch(array) for array in part])
+        found.append(layout.devices.fetch(part))
         del part
     coords, values = (np.concatenate(own, axis=-1) for own in zip(*found, strict=True))
     del found

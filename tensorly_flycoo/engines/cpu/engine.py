@@ -120,13 +120,16 @@ class CpuEngine(CpuPrimitives, Engine):
         return None if log_sums is None else np.asarray(logarithms.add_in_order(log_sums))
 
     def scale_rows(self, product: Array, factor: Array, scales: Array, sums: Array) -> None:
-        updates.scale_rows(product, factor, scales, sums)
+        updates.add_up(updates.scale_blocks, (product, factor, scales), sums[None])
 
     def measure_steps(self, factors: Sequence[Array], sums: Array) -> None:
-        updates.measure_steps(factors, sums)
+        updates.add_up(updates.measure_blocks, tuple(factors), sums)
 
     def extrapolate(self, factors: Sequence[Array], step: float, sums: Array) -> Array:
-        return updates.extrapolate(factors, step, sums)
+        moved = np.empty(factors[0].shape, factors[0].dtype)
+        powers = np.array([2 * step, step**2], moved.dtype)
+        updates.add_up(updates.extrapolate_blocks, (moved, *factors, powers), sums[None])
+        return moved
 
     def count_mode_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
         copies = [f for n, f in enumerate(factors) if n != mode and not f.flags.carray]

@@ -1,15 +1,14 @@
 """Operations on a cluster besides loops: the results of one process, to the bit."""
 
-import threading
-
 import numpy as np
 import pytest
 import sparse
 import tensorly as tl
 
-from tensorly_flycoo import FlycooTensor, cp_fit, open_slabs, save_slabs
+from tensorly_flycoo import FlycooTensor, cp_fit, open_slabs, save_slabs, select_rank
 from tensorly_flycoo.dask import open_slabs as open_on_workers
 from tensorly_flycoo.decomposition import generalized_parafac, non_negative_parafac, parafac
+from tensorly_flycoo.models.select_rank import _hold_out
 from tensorly_flycoo.tensor.digest import find_digest
 
 SHAPE, NUM_SLABS = (30, 20, 40), 5
@@ -46,6 +45,17 @@ def run_tucker(x):
     return [core, *factors]
 
 
+def run_partial_tucker(x, modes):
+    return tl.decomposition.partial_tucker(x, [3, 2], modes=modes, n_iter_max=1)[0][1]
+
+
+def run_adam(x, **options):
+    options |= {"loss": "poisson_log", "random_state": 0, "n_iter_max": 2}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tensorly_flycoo.decomposition.adam._NUM_STEPS", 3)
+        return generalized_parafac(x, 3, **options).factors
+
+
 DECOMPOSITIONS = {
     "poisson": lambda x: generalized_parafac(x, 3, random_state=0, n_iter_max=3).factors,
     "tucker": run_tucker,
@@ -55,8 +65,14 @@ DECOMPOSITIONS = {
     "poisson with a mask": lambda x: (
         generalized_parafac(x, 3, mask=make_mask(), random_state=0, n_iter_max=2).factors
     ),
+    "samples": lambda x: run_adam(x, samples=(20, 30)),
 }
 SLOW = {
+    "partial tucker": lambda x: run_partial_tucker(x.astype(np.float32), [0, 2]),
+    "select_rank": lambda x: select_rank(x, [1, 2], n_runs=2, random_state=0, n_iter_max=2).models[
+        1
+    ][1],
+    "samples with a mask": lambda x: run_adam(x, samples=(20, 30), mask=make_mask()),
     "cp_apr": lambda x: (
         generalized_parafac(x, 3, init="svd", method="cp_apr", random_state=0, n_iter_max=1).factors
     ),
@@ -65,9 +81,6 @@ SLOW = {
             x, 3, mask=make_mask(), init="random", random_state=0, n_iter_max=2
         ).factors
     ),
-    "partial tucker": lambda x: tl.decomposition.partial_tucker(
-        x, [3, 2], modes=[0, 2], n_iter_max=2
-    )[0][1],
 }
 
 
@@ -80,6 +93,14 @@ def test_decompositions(tensors, folder, name):
         expected = [array.tobytes() for array in decompose(open_slabs(folder))]
         for x in tensors:
             assert [tl.to_numpy(array).tobytes() for array in decompose(x)] == expected
+
+
+def test_held_out_entries(tensors, folder):
+    def hold_out(x):
+        return _hold_out(x, 0.1, np.random.RandomState(0)).coords
+
+    for x in tensors:
+        np.testing.assert_array_equal(hold_out(x), hold_out(open_slabs(folder)))
 
 
 def test_a_mask_of_zeros_leaves_the_tensor_as_it_is(tensors):
@@ -96,11 +117,20 @@ OPERATIONS = {
     "log1p": np.log1p,
     "0 * x": lambda x: 0 * x,
     "zeros": lambda x: x.map(lambda values: np.maximum(values - 2, 0)),
+    "float32": lambda x: x.astype(np.float32),
+    "transpose": lambda x: x.transpose(2, 0, 1),
+    "a row": lambda x: x[3],
+    "rows of the cut mode": lambda x: x[..., 39:3:-2],
+    "a list": lambda x: x[:, [3, 0, 3, 19]],
+    "no nonzeros": lambda x: (x * 0)[:5],
+    "a fibre": lambda x: x[3, :, 5],
+    "sum over mode 1": lambda x: (x / 3).sum(axis=1),
+    "sum over the cut mode": lambda x: (x / 3).sum(axis=-1),
 }
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_elementwise_operations(tensors, folder, name):
+def test_operations(tensors, folder, name):
     expected = OPERATIONS[name](open_slabs(folder))
     for x in tensors[1:]:
         found = OPERATIONS[name](x)
@@ -110,9 +140,13 @@ def test_elementwise_operations(tensors, folder, name):
         assert ranges[0] == ranges[1]
 
 
-def test_sums_and_extremes(tensors, folder):
+def test_numbers_and_vectors(tensors, folder):
+    coords, _ = draw_nonzeros()
+
     def measure(x):
-        return x.sum(), x.mean(), x.max(), (-x).min(), x.norm()
+        numbers = x.sum(), x.mean(), x.max(), (-x).min(), x.norm(), x[*coords[:, 7]], x[0, 0, 0]
+        vectors = (x / 3).sum(axis=(0, 1)), (x / 3).sum((0, 2)), x.sum(axis=2).mean(axis=1)
+        return [(array.dtype, array.shape, array.tobytes()) for array in (*numbers, *vectors)]
 
     expected = measure(open_slabs(folder))
     for x in tensors:
@@ -141,14 +175,3 @@ def test_a_loss_that_is_not_defined(tmp_path, client):
     save_slabs(tmp_path / "x", x, slabs=2)
     with pytest.raises(ValueError, match=r"tensor holds -2\.0, expected numbers of 0 or more"):
         generalized_parafac(open_on_workers(tmp_path / "x", client=client), 2)
-
-
-def test_functions_that_cannot_be_sent_are_refused_at_once(tensors):
-    lock = threading.Lock()
-
-    def apply(values):
-        with lock:
-            return values * 2
-
-    with pytest.raises(TypeError, match=r"cannot be sent to workers: .*lock"):
-        tensors[1].map(apply)
