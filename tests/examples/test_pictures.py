@@ -31,6 +31,7 @@ def build_small(**options):
     return from_dataframe(table.astype({"carrier": str}), list(sizes), **options)
 
 
+@pytest.mark.slow
 def test_pictures(forgotten, tmp_path, monkeypatch, capsys):
     pytest.importorskip("tlviz")
     pictures = importlib.import_module("pictures")
