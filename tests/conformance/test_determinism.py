@@ -38,7 +38,8 @@ def test_with_another_number_of_threads(expected, monkeypatch):
         assert compute_digests("cpu", "remap") == expected
 
 
-@pytest.mark.parametrize("limit", ["index", pytest.param("record", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", ["index", "record"])
 def test_with_wider_ids_and_records(expected, limit, monkeypatch):
     chosen = ("FlycooTensor, nonzeros", "norm", "mttkrp")  # the others take longer to compile
     functions = {name: determinism.FUNCTIONS[name] for name in chosen}

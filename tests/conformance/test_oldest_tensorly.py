@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # .ci/oldest runs most of these tests too
+
 ROOT = Path(__file__).parents[2]
 OLDEST = re.search(r'"tensorly>=([\d.]+),', (ROOT / "pyproject.toml").read_text())[1]
 

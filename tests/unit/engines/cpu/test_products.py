@@ -12,8 +12,9 @@ from tensorly_flycoo.testing import random_tensor
 #: Rows: a single block, blocks that are full, and one that is not.
 ROWS = (1, 63, 2048, 5000)
 
-#: Columns of both matrices: lanes that fit, that overlap in the last step, and several steps.
-COLUMNS = ((1, 1), (3, 5), (16, 16), (33, 47), (64, 40))
+#: Columns of both matrices: the last step overlaps the one before, with few lanes and many; rows
+#: that fill the lanes. Other numbers of lanes would compile other kernels.
+COLUMNS = ((3, 5), (33, 47), (1, 64))
 
 
 def draw(*shape, dtype):
@@ -39,7 +40,7 @@ def test_products_are_within_the_bound(num_rows, columns, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_number_of_threads_changes_no_bit(dtype):
-    a, small = draw(30_000, 20, dtype=dtype), draw(20, 20, dtype=dtype)
+    a, small = draw(30_000, 5, dtype=dtype), draw(5, 5, dtype=dtype)
     num_threads = numba.get_num_threads()
     found = []
     for count in (num_threads, 1):
@@ -50,7 +51,7 @@ def test_the_number_of_threads_changes_no_bit(dtype):
 
 
 def test_rows_that_are_apart_or_must_not_be_written():
-    wide, small = draw(6000, 40, dtype="float64"), draw(20, 20, dtype="float64")
+    wide, small = draw(6000, 14, dtype="float64"), draw(7, 7, dtype="float64")
     a, expected = wide[:, ::2], np.ascontiguousarray(wide[:, ::2])
     small.flags.writeable = expected.flags.writeable = False
     assert np.array_equal(products.multiply_rows(a, small), products.multiply_rows(expected, small))
@@ -59,9 +60,9 @@ def test_rows_that_are_apart_or_must_not_be_written():
 
 
 def test_nan_and_inf_reach_the_product():
-    a = np.ones((5000, 8))
+    a = np.ones((5000, 5))
     a[4321, 2:4] = np.nan, np.inf
-    gram, product = products.multiply_transposed(a, a), products.multiply_rows(a, np.eye(8))
+    gram, product = products.multiply_transposed(a, a), products.multiply_rows(a, np.eye(5))
     assert np.isnan(gram[2]).all()
     assert np.isinf(gram[3, [0, 3]]).all()
     assert np.isnan(product[4321]).all()
@@ -102,7 +103,7 @@ def test_the_tall_products_of_parafac_are_own(monkeypatch):
     monkeypatch.setattr("tensorly_flycoo.backend.arrays.is_own", note)
     with tl.backend_context("flycoo"):
         options = {"n_iter_max": 2, "init": "random", "random_state": 0, "tol": 0}
-        tl.decomposition.parafac(x, 24, **options)
+        tl.decomposition.parafac(x, 40, **options)
     tall = [own for *shapes, own in calls if max(max(shapes, key=max)) >= 1000]
     assert len(tall) >= 2 * (3 * 2 + 3)  # Gram matrices and solutions
     assert all(tall)
