@@ -32,14 +32,14 @@ class Devices(Protocol):
     def run(self, device: int, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function on a device; return its result, which stays there.
 
-        Of devices in other processes an engine, a slab's layout and earlier results stand for what
-        is there, and so does the result: `bring`, `gather` and `collect` take it.
+        For a device in another process the result is a stand-in, which `bring`, `gather`, `collect`
+        and later calls take. An engine and a slab's layout are replaced by those of that process.
         """
 
     def launch(self, results: Iterator[Any]) -> Iterable[Any]:
-        """Return an iterator of results of `run`.
+        """Return the results of an iterator that calls `run`.
 
-        Devices in other processes begin all of it now, others each when it is asked for.
+        With devices in other processes all calls are made now, else each when it is asked for.
         """
 
     def bring(self, array: Array, device: int) -> Array:
@@ -56,9 +56,9 @@ class Devices(Protocol):
         """Bring small arrays, from any devices, to where what belongs to no slab is."""
 
     def replicate(self, arrays: Sequence[Array], function: Callable[..., Array]) -> Any:
-        """Return ``function(*arrays)`` of small arrays, from any devices, for use on all devices.
+        """Return ``function(*arrays)``, which adds small arrays of any devices, for all devices.
 
-        It adds them. The result may be a stand-in, for elementwise functions and `bring` only.
+        The result may be a stand-in that only elementwise functions and `bring` take.
         """
 
     def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray]:

@@ -176,9 +176,7 @@ def _error_calc(
     error = gram_products.compute_fit(norm_tensor, weights, factors, mttkrp)
     gram_products.forget()  # a callback may change factors
     if error is None:
-        is_sharded = all(isinstance(x, RowShards) for x in (mttkrp, *factors))
-        find_inner = sharded.inner_product if is_sharded else _inner_product
-        inner = find_inner(mttkrp, factors)
+        inner = _inner_product(mttkrp, factors)
         squares = norm_tensor**2 + tl.cp_tensor.cp_norm((weights, factors)) ** 2
         error = tl.sqrt(tl.abs(squares - 2 * inner))
     # On the host: TensorLy compares errors, and each comparison on a GPU would wait for it.
@@ -186,6 +184,9 @@ def _error_calc(
 
 
 def _inner_product(mttkrp: Array, factors: list) -> Array:
+    """Compute the inner product of the tensor and a model, from the last mode's MTTKRP."""
+    if all(isinstance(x, RowShards) for x in (mttkrp, *factors)):
+        return sharded.inner_product(mttkrp, factors)
     return inner_product(mttkrp, factors[-1])
 
 

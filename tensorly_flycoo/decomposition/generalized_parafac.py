@@ -125,12 +125,12 @@ def generalized_parafac(
     and up to three more copies of the factors. Results have the same bits in every run on one
     machine, in every layout.
 
-    Updates keep a zero, be it yours or made by underflow. If an initial guess gives a nonzero the
-    model 0, F is infinite: "mu" then raises its zeros to 1/100 of their column's mean. Once F has
-    settled, "mu" raises zeros, and elements up to 1e-10 of that mean, by at most as much where F
-    would fall if they grew, and keeps this if F falls: one pass per mode, and one for each mode
-    with such zeros. "cp_apr" raises them as Chi and Kolda do, and F may rise. Zeros of fixed modes
-    and of rows without nonzeros stay.
+    An update cannot change a zero, whether it came with the initial guess or from underflow. If F
+    of the guess is infinite, since its model is 0 at a nonzero, "mu" first raises all zeros to
+    1/100 of their column's mean. Once F has settled, "mu" raises zeros, and elements up to 1e-10 of
+    that mean, where F would fall if they grew, to at most 1/100 of the mean, and keeps this if F
+    falls: up to two passes for each mode with zeros. "cp_apr" raises zeros as Chi and Kolda do, and
+    F may rise. Zeros of fixed modes and of rows without nonzeros stay.
 
     F is a sum over all cells, and usually has several local minima: try several `random_state`.
 

@@ -24,11 +24,12 @@ from .stopping import has_settled
 #: A zero that is lifted becomes at most this part of the mean of its column.
 _LIFT = 0.01
 
-#: Up to this part of the mean of its column an element counts as zero: it would take too many
-#: updates to grow.
+#: An element up to this part of the mean of its column counts as zero: growing from there would
+#: take too many updates.
 _NEGLIGIBLE = 1e-10
 
-#: Sweeps between two searches for zeros to lift, while F decreases by less than the second number.
+#: Every so many sweeps, zeros are lifted if the last sweep lowered F by less than the second
+#: number, relative to F.
 _PERIOD, _SETTLED = 10, 1e-6
 
 
@@ -91,9 +92,9 @@ class MultiplicativeUpdates:
     to F. It never increases F. The pass over the nonzeros that begins a sweep also gives F of the
     sweep before.
 
-    Updates keep zeros, even one whose multiplier is above 1: then F would fall if it grew (Chi and
-    Kolda call it inadmissible). So once F has settled such zeros are lifted, mode by mode, where
-    this lowers F.
+    An update cannot change a zero. If its multiplier is above 1, F would fall if it grew (Chi and
+    Kolda call such a zero inadmissible). So once F has settled, these zeros are lifted, mode by
+    mode, where this lowers F.
 
     Parameters
     ----------
@@ -143,7 +144,7 @@ class MultiplicativeUpdates:
         for mode in self._modes:
             self._update(factors, mode)
         proposal = self._squarem.propose(before, factors, self._sums)
-        # With layout "remap" the nonzeros are in order for the measurement of the proposal then.
+        # A proposal is measured in the same mode next: layout "remap" leaves the nonzeros in place.
         self._begin(factors, self._sums, stays=proposal is not None)
         if proposal is not None:
             is_better = self._try(*proposal)
@@ -167,7 +168,7 @@ class MultiplicativeUpdates:
     def _lift_zeros(self, factors: list[Array]) -> list[Array]:
         """Lift the zeros that should grow, in each mode where this lowers F."""
         for mode in self._modes:
-            if not has_zeros(factors[mode]):
+            if not has_lone_zeros(factors[mode]):
                 continue
             is_first = mode == self._modes[0]
             product = self._product if is_first else divide_counts(self._data, factors, mode)[0]
@@ -216,23 +217,25 @@ def balance(factors: list[Array], modes: Sequence[int]) -> list[Array]:
     return factors
 
 
-def has_zeros(factor: Array) -> bool:
-    """Return whether a row of a factor has zeros, and not only zeros as those without nonzeros.
+def has_lone_zeros(factor: Array) -> bool:
+    """Return whether a row has zeros and other elements too; rows without nonzeros are all zero.
 
     Examples
     --------
-    >>> has_zeros(np.array([[0.0, 0.0], [1.0, 2.0]])), has_zeros(np.array([[0.0, 3.0], [1.0, 2.0]]))
-    (False, True)
+    >>> has_lone_zeros(np.array([[0.0, 0.0], [1.0, 2.0]]))
+    False
+    >>> has_lone_zeros(np.array([[0.0, 3.0], [1.0, 2.0]]))
+    True
     """
     is_zero = factor <= _NEGLIGIBLE * _average_columns(factor)
     return bool((is_zero.any(axis=1) & ~is_zero.all(axis=1)).any())
 
 
 def lift_zeros(factor: Array, multipliers: Array | None = None) -> Array:
-    """Replace zeros in a factor by up to 1/100 of the mean of their column.
+    """Raise the zeros in a factor to 1/100 of the mean of their column.
 
-    With the `multipliers` of an update only where these are above 1, and less if hardly above it.
-    The result is `factor` itself if there is no such zero.
+    With the `multipliers` of an update, raise only those whose multiplier m is above 1, and by
+    ``m - 1`` times as much if that is less than 1. Return `factor` itself if there are none.
 
     Examples
     --------

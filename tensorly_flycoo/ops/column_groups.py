@@ -17,6 +17,7 @@ import numpy as np
 from ..array_modules import Array
 from ..format.ordering import take_marked
 from ..format.partition import count_rows, find_edges, list_rows
+from ..tensor.pieces import Piece, call_with_piece
 from .shared_columns import Entries
 
 if TYPE_CHECKING:
@@ -50,10 +51,10 @@ def list_entries(engine: Engine, layout: AnyLayout, mode: int) -> Entries:
 
 
 def iterate_groups(layout: SlabLayout, mode: int, engine: Engine) -> Iterator[tuple[int, Entries]]:
-    """Yield for each group of columns its device, and its nonzeros there, as `Devices.run` does.
+    """Yield the device of each group of columns, and its nonzeros there: a result of `Devices.run`.
 
-    They depend on the nonzeros and the number of slabs only. Rows are those of the whole tensor.
-    At any time there is one group, and what it is made from; along the cut mode one on each device.
+    Groups depend on the nonzeros and the number of slabs only. Rows are those of the whole tensor.
+    There is one group at a time, with what it is made from; along the cut mode one on each device.
     """
     if mode == layout.cut_mode:
         yield from _iterate_across_slabs(layout, engine)
@@ -102,8 +103,9 @@ def _take_part(
     layout: SlabLayout, slab: Slab, mode: int | None, rows: range | None, engine: Engine
 ) -> Array:
     """Copy the nonzeros of a slab that have one of `rows`, on its device."""
-    options = (mode, rows, layout.cut_mode, slab.rows.start, layout.record_format)
-    return layout.devices.run(slab.home, _take_rows, engine, slab.layout, *options)
+    place = (slab.layout, layout.cut_mode, slab.rows.start)
+    options = (engine, layout.record_format, mode, rows)
+    return layout.devices.run(slab.home, call_with_piece, _take_rows, engine, *place, *options)
 
 
 # On the device of a slab or a group
@@ -116,23 +118,15 @@ def _count_rows(engine: Engine, layout: Layout, mode: int) -> Array:
 
 
 def _take_rows(
-    engine: Engine,
-    layout: Layout,
-    mode: int | None,
-    rows: range | None,
-    cut_mode: int,
-    start: int,
-    record_format: RecordFormat,
+    piece: Piece, engine: Engine, record_format: RecordFormat, mode: int | None, rows: range | None
 ) -> Array:
     """Copy the nonzeros that have one of `rows` of a mode, as records of the whole tensor."""
-    xp, own_format = engine.xp, layout.record_format
-    with layout.hold_records() as records:
+    with piece.hold_records() as records:
         if mode is not None and rows is not None:
-            numbers = own_format.rows(records, mode, xp)
+            numbers = piece.read_rows(records, mode)
             records = take_marked(records, (numbers >= rows.start) & (numbers < rows.stop))
-        coords = own_format.coords(records, xp)
-        coords[cut_mode] += start
-        return record_format.pack(coords, own_format.values(records), xp, engine.block_size)
+        coords, values = piece.read_coords(records), piece.read_values(records)
+        return record_format.pack(coords, values, engine.xp, engine.block_size)
 
 
 def _sort_columns(

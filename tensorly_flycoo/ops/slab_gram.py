@@ -35,13 +35,13 @@ _ROWS_AT_ONCE = 256
 
 
 class _Sums(NamedTuple):
-    """What is added over the groups, and the shared columns of one, on its device.
+    """What a group adds to the sums over all groups, and its shared columns, on its device.
 
     Attributes
     ----------
     home : int
     shared : SharedColumns
-        Or what stands for them.
+        Or a stand-in for them.
     total : float
     squares : float64 array (2, num_rows)
     rows : int64 array (size,)

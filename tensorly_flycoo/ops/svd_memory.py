@@ -41,11 +41,10 @@ def count_svd_nbytes(
     The number of coupled rows is that of nonzeros spread evenly.
     """
     num_slabs = num_slabs or engine.choose_num_slabs(nnz)
+    if num_slabs > 1 or engine.devices is not None:
+        return _SlabWork(engine, shape, nnz, dtype, mode, rank, num_slabs).count_nbytes()
     size, num_columns = shape[mode], math.prod(shape) // shape[mode]
     num_shared, num_coupled = _count_coupled(shape, nnz, mode)
-    if num_slabs > 1 or engine.devices is not None:
-        sizes = (num_slabs, num_shared, num_coupled)
-        return _SlabWork(engine, shape, nnz, dtype, mode, rank, *sizes).count_nbytes()
     listing, kept = _count_listing_nbytes(engine, shape, nnz, mode), _ROW_NBYTES * size
     if num_coupled == 0:
         return max(listing, kept + size * rank * dtype.itemsize)
@@ -65,8 +64,7 @@ def count_cluster_nbytes(
     num_workers: int,
 ) -> tuple[int, int]:
     """Count what `count_svd_nbytes` does, of a tensor on a cluster: on the client, on a worker."""
-    sizes = (num_slabs, *_count_coupled(shape, nnz, mode))
-    work = _SlabWork(engine, shape, nnz, dtype, mode, rank, *sizes)
+    work = _SlabWork(engine, shape, nnz, dtype, mode, rank, num_slabs)
     return work.count_client_nbytes(), work.count_worker_nbytes(num_workers)
 
 
@@ -98,32 +96,30 @@ class _SlabWork:
     mode: int
     rank: int
     num_slabs: int
-    num_shared: int
-    num_coupled: int
 
     def count_nbytes(self) -> int:
         size = self.shape[self.mode]
         kept = (_ROW_NBYTES + 1) * size
-        left = (size + self.num_coupled) * self.rank * self.dtype.itemsize
+        left = (size + self._num_coupled) * self.rank * self.dtype.itemsize
         if is_cheap_to_form(self.engine, size, self.nnz // 2):  # group by group
             forming = _ENTRY_NBYTES * self._share(self.nnz) + self._gram_nbytes
-            forming += _SHARED_NBYTES * self._share(self.num_shared)
-            left = max(left, 8 * self.num_coupled**2)
+            forming += _SHARED_NBYTES * self._share(self._num_shared)
+            left = max(left, 8 * self._num_coupled**2)
             return kept + 8 * size**2 + max(self._listing_nbytes, forming, left)
-        shared_nbytes = _SHARED_NBYTES * self.num_shared
+        shared_nbytes = _SHARED_NBYTES * self._num_shared
         held = self.engine.share_nbytes(shared_nbytes, self.num_slabs)
         earlier = held - self._share(held)
         eigen = 8 * size + held + max(left, self._count_eigen_nbytes())
-        return kept + max(earlier + self._listing_nbytes, eigen if self.num_coupled else left)
+        return kept + max(earlier + self._listing_nbytes, eigen if self._num_coupled else left)
 
     def count_client_nbytes(self) -> int:
         """Count the bytes of what belongs to no group, if these are in other processes."""
-        size, coupled = self.shape[self.mode], self.num_coupled
+        size, coupled = self.shape[self.mode], self._num_coupled
         kept = (_ROW_NBYTES + 1) * size
         left = (size + coupled) * self.rank * self.dtype.itemsize
         if is_cheap_to_form(self.engine, size, self.nnz // 2):
             return kept + 8 * size**2 + max(8 * self._own_size**2, 8 * coupled**2, left)
-        if coupled and is_cheap_to_form(self.engine, coupled, self.num_shared // 2 + 1):
+        if coupled and is_cheap_to_form(self.engine, coupled, self._num_shared // 2 + 1):
             return kept + 8 * coupled**2 + max(8 * self._own_size**2, left)
         dtype = choose_dtype(coupled, self.dtype)
         num_blocks = _count_basis_blocks(coupled, self.rank, dtype) + 3 if coupled else 0
@@ -137,17 +133,25 @@ class _SlabWork:
         and of the cut mode the records that are on their way to two groups.
         """
         size, num_own = self.shape[self.mode], -(-self._num_groups // num_workers)
-        held = _SHARED_NBYTES * num_own * self._share(self.num_shared)
+        held = _SHARED_NBYTES * num_own * self._share(self._num_shared)
         sums = num_own * (_ROW_NBYTES * size + 8 * self._own_size)
         listing = held + sums + self._listing_nbytes
         if self.mode == find_longest_mode(self.shape):
             record_format = self.engine.choose_cut(self.shape, self.dtype).record_format
             listing += 2 * record_format.record_nbytes * self._share(self.nnz)
-        if is_cheap_to_form(self.engine, self.num_coupled, self.num_shared // 2 + 1):
+        if is_cheap_to_form(self.engine, self._num_coupled, self._num_shared // 2 + 1):
             return max(listing, held + 2 * self._gram_nbytes)  # and the copy that is sent
         tensor, building, row_nbytes, product = self._plan_products()
         tensors = num_own * (tensor + product * row_nbytes)
         return max(listing, held + tensors + max(0, building - tensor))
+
+    @property
+    def _num_shared(self) -> int:
+        return _count_coupled(self.shape, self.nnz, self.mode)[0]
+
+    @property
+    def _num_coupled(self) -> int:
+        return _count_coupled(self.shape, self.nnz, self.mode)[1]
 
     @property
     def _num_groups(self) -> int:
@@ -161,7 +165,7 @@ class _SlabWork:
         """Bytes at the peak of listing the entries of a group, and its shared columns."""
         engine, nnz = self.engine, self._share(self.nnz)
         size = self.shape[self.mode]
-        shared = _SHARED_NBYTES * self._share(self.num_shared)
+        shared = _SHARED_NBYTES * self._share(self._num_shared)
         finding = _ENTRY_NBYTES * nnz + 26 * size + shared
         cut_mode = find_longest_mode(self.shape)
         if self.mode != cut_mode:
@@ -178,16 +182,16 @@ class _SlabWork:
     @property
     def _gram_nbytes(self) -> int:
         """Bytes to form the Gram matrix of a group."""
-        num_columns = self._share(min(self._num_columns, self.num_shared // 2 + 1))
+        num_columns = self._share(min(self._num_columns, self._num_shared // 2 + 1))
         return self.engine.gram_nbytes(self._own_size, num_columns)
 
     @property
     def _own_size(self) -> int:
         """The number of coupled rows of a group."""
-        if self.num_coupled == 0:
+        if self._num_coupled == 0:
             return 0
-        own_shared = self._share(self.num_shared)
-        return round(self.num_coupled * -math.expm1(-own_shared / self.num_coupled))
+        own_shared = self._share(self._num_shared)
+        return round(self._num_coupled * -math.expm1(-own_shared / self._num_coupled))
 
     @property
     def _num_columns(self) -> int:
@@ -195,8 +199,8 @@ class _SlabWork:
 
     def _count_eigen_nbytes(self) -> int:
         """Count the bytes for the leading eigenvectors of the coupled rows."""
-        engine, size = self.engine, self.num_coupled
-        num_columns = min(self._num_columns, self.num_shared // 2 + 1)
+        engine, size = self.engine, self._num_coupled
+        num_columns = min(self._num_columns, self._num_shared // 2 + 1)
         if is_cheap_to_form(engine, size, num_columns):
             return 8 * size**2 + self._gram_nbytes
         tensor, building, row_nbytes, product = self._plan_products()
@@ -217,9 +221,9 @@ class _SlabWork:
             Those of a block, and the rows of the group's part of it, its product and that of its
             columns.
         """
-        size, dtype = self.num_coupled, choose_dtype(self.num_coupled, self.dtype)
-        num_columns = min(self._num_columns, self.num_shared // 2 + 1)
-        own_shared, own_columns = self._share(self.num_shared), self._share(num_columns)
+        size, dtype = self._num_coupled, choose_dtype(self._num_coupled, self.dtype)
+        num_columns = min(self._num_columns, self._num_shared // 2 + 1)
+        own_shared, own_columns = self._share(self._num_shared), self._share(num_columns)
         own_size = max(1, self._own_size)
         options = (own_shared, (own_columns, own_size), dtype)
         tensor, building = self.engine.estimate_layout("replicated", *options, 1)

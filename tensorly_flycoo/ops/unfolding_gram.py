@@ -210,10 +210,10 @@ class UnfoldingGram:
     def reduce_right_products(
         self, block: Array, function: Callable[[Array], Array]
     ) -> Iterator[Array]:
-        """Yield ``function(A.T @ block)`` for some shared columns at a time: of (num_columns, k).
+        """Yield ``function(A.T @ block)``, of (num_columns, k), for some shared columns at a time.
 
-        It is called where these columns are, and its result brought to the first device, if it is
-        not on the host.
+        It is called where these columns are. Its result is brought to the first device unless it is
+        on the host.
         """
         for number in range(self._shared.num_parts):
             yield self._shared.reduce_right_product(number, block, function)

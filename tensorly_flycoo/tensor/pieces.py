@@ -121,8 +121,8 @@ def map_pieces(
     """Yield ``function(piece, *args)`` for each piece of a tensor.
 
     It is called where the piece is, which may be in another process. Its result, an array, is
-    brought to the first device, if it is not on the host. The last argument are the `arrays`, if
-    any, as a list: each is brought to each device once.
+    brought to the first device unless it is on the host. `arrays`, if given, are one more argument,
+    a list; each of them is brought to each device once.
     """
     if not isinstance(layout, SlabLayout):
         more = () if arrays is None else (list(arrays),)

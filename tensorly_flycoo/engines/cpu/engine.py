@@ -16,7 +16,7 @@ from ...format.layout import Cut, Layout, Step
 from ...format.packing import RecordFormat
 from ...reporting import log_compilation
 from ..protocol import Engine
-from . import kernels, launch, logarithms, ratios, slices, solvers, updates
+from . import kernels, launch, logarithms, products, ratios, slices, solvers, updates
 from . import ttmc as ttmc_kernels
 from .primitives import CpuPrimitives
 from .records import Field, Fields, Source, Target, Tiles, locate
@@ -120,13 +120,16 @@ class CpuEngine(CpuPrimitives, Engine):
         return None if log_sums is None else np.asarray(logarithms.add_in_order(log_sums))
 
     def scale_rows(self, product: Array, factor: Array, scales: Array, sums: Array) -> None:
-        updates.scale_rows(product, factor, scales, sums)
+        updates.add_up(updates.scale_blocks, (product, factor, scales), sums[None])
 
     def measure_steps(self, factors: Sequence[Array], sums: Array) -> None:
-        updates.measure_steps(factors, sums)
+        updates.add_up(updates.measure_blocks, tuple(factors), sums)
 
     def extrapolate(self, factors: Sequence[Array], step: float, sums: Array) -> Array:
-        return updates.extrapolate(factors, step, sums)
+        moved = np.empty(factors[0].shape, factors[0].dtype)
+        powers = np.array([2 * step, step**2], moved.dtype)
+        updates.add_up(updates.extrapolate_blocks, (moved, *factors, powers), sums[None])
+        return moved
 
     def count_mode_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
         copies = [f for n, f in enumerate(factors) if n != mode and not f.flags.carray]
@@ -191,6 +194,14 @@ class CpuEngine(CpuPrimitives, Engine):
         fitted = np.empty_like(columns)
         launch.launch(solvers.fit_ascending, columns.shape[1], columns, fitted)
         return fitted
+
+    def multiply_transposed(self, a: Array, b: Array) -> Array:
+        """Compute ``a.T @ b`` of tall matrices: see `products.multiply_transposed`."""
+        return products.multiply_transposed(a, b)
+
+    def multiply_rows(self, rows: Array, matrix: Array) -> Array:
+        """Compute ``rows @ matrix`` of a tall matrix: see `products.multiply_rows`."""
+        return products.multiply_rows(rows, matrix)
 
     def add_products(self, *arguments: Any) -> None:
         """Add the MTTKRP of nonzeros in any sequence: see `slices.add_products`."""

@@ -46,9 +46,10 @@ def mttkrp_macros(
     block_size = tuning.choose_block_size(tile_size)
     run = tile_size * cut.group_size // block_size
     carries = structs.carries_dtype(record_format.dtype, cut, block_size)
-    batch, num_threads = occupancy.batch, occupancy.num_threads
+    itemsize = record_format.dtype.itemsize
+    batch, num_threads = occupancy.batch, tuning.limit_threads(occupancy, itemsize)
     if ratios:
-        sizes = (record_format.ndim - 1, cut, record_format.dtype.itemsize)
+        sizes = (occupancy, record_format.ndim - 1, cut, itemsize)
         batch, num_threads = tuning.choose_ratio_occupancy(*sizes, adds_logs=ratios == 2)
     return {
         **_tile_macros(record_format, tile_size),
@@ -81,11 +82,12 @@ def ttmc_macros(
 ) -> Macros:
     """Specialise `ttmc.cu`; without `pull_bits` it does not pull."""
     ranks = structs.ranks_dtype(record_format.ndim - 1)
+    num_threads = tuning.limit_threads(occupancy, record_format.dtype.itemsize)
     return {
         **_tile_macros(record_format, tile_size),
         **_operands_macros(record_format),
         "RANKS_LAYOUT": structs.layout_macro(ranks),
-        "MIN_BLOCKS": occupancy.num_threads // tuning.choose_block_size(tile_size),
+        "MIN_BLOCKS": num_threads // tuning.choose_block_size(tile_size),
         "GROUP_SIZE": cut.group_size,
         "LANE_COLUMNS": cut.lane_columns,
         "SLOT_ID": _TYPES[slot_dtype],

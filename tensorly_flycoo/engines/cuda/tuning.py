@@ -65,6 +65,9 @@ _ANY = sys.maxsize
 _AS_9 = "not measured; as 9.0"
 _SPILLS = "not timed; no register spills on 8.0, 9.0 and 10.0"
 
+#: The compute capability of the GPUs on which the rest was measured.
+_MEASURED = (9, 0)
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -231,14 +234,11 @@ def cut_rank(rank: int, itemsize: int, load_alignment: int, store_alignment: int
 
     Examples
     --------
-    >>> cut_rank(32, 4, 16, 16)
-    RankCut(load_columns=4, store_columns=4, lane_columns=4, group_size=8, num_parts=1, \
-is_whole=True)
-    >>> cut_rank(25, 4, 16, 4)
-    RankCut(load_columns=4, store_columns=1, lane_columns=4, group_size=8, num_parts=1, \
-is_whole=False)
-    >>> cut_rank(200, 8, 16, 16).num_parts
-    4
+    >>> cut = cut_rank(25, 4, 16, 4)
+    >>> cut.load_columns, cut.store_columns, cut.lane_columns, cut.group_size, cut.is_whole
+    (4, 1, 4, 8, False)
+    >>> cut_rank(32, 4, 16, 16).is_whole, cut_rank(200, 8, 16, 16).num_parts
+    (True, 4)
     """
     lane_columns = min(_LANE_NBYTES // itemsize, 1 << (rank - 1).bit_length())
     load_columns = min(lane_columns, load_alignment // itemsize)
@@ -248,6 +248,13 @@ is_whole=False)
     num_parts = -(-num_lanes // group_size)
     is_whole = rank == num_parts * group_size * lane_columns
     return RankCut(load_columns, store_columns, lane_columns, group_size, num_parts, is_whole)
+
+
+def limit_threads(occupancy: Occupancy, itemsize: int) -> int:
+    """Return the threads of an occupancy; fewer where float64 would spill registers."""
+    # With 1024 threads TTMc of three modes does on 8.0, and their MTTKRP at ranks 7 and 25 on 10.0.
+    is_tight = itemsize > 4 and occupancy.capability != _MEASURED
+    return min(896, occupancy.num_threads) if is_tight else occupancy.num_threads
 
 
 #: By the most inputs, the batch and the threads of MTTKRP of ratios, without and with logarithms.
@@ -261,21 +268,23 @@ RATIO_OCCUPANCIES = {
 
 
 def choose_ratio_occupancy(
-    num_inputs: int, cut: RankCut, itemsize: int, adds_logs: bool
+    occupancy: Occupancy, num_inputs: int, cut: RankCut, itemsize: int, adds_logs: bool
 ) -> tuple[int, int]:
     """Choose the batch and the threads of MTTKRP of ratios, so that no registers spill.
 
     Examples
     --------
-    >>> choose_ratio_occupancy(2, cut_rank(32, 4, 16, 16), 4, adds_logs=False)
+    >>> h100 = choose_occupancy(Gpu((9, 0), 228 * 1024), num_inputs=2)
+    >>> choose_ratio_occupancy(h100, 2, cut_rank(32, 4, 16, 16), 4, adds_logs=False)
     (4, 768)
     """
     limit = next(limit for limit in RATIO_OCCUPANCIES if num_inputs <= limit)
     batch, num_threads = RATIO_OCCUPANCIES[limit][adds_logs]
-    if cut.num_parts > 1:
+    is_measured, is_wide = occupancy.capability == _MEASURED, itemsize > 4
+    if cut.num_parts > 1 or not is_measured or (is_wide and num_inputs > 2):
         batch = 2
-    if cut.num_parts > 1 or itemsize > 4:
-        num_threads = min(768, num_threads)
+    if cut.num_parts > 1 or is_wide:
+        num_threads = min(768 if is_measured else 640, num_threads)
     return batch, num_threads
 
 

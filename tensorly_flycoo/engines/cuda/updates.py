@@ -33,7 +33,7 @@ def invert_sums(sums: Array, mode: int, dtype: DTypeLike) -> Array:
     """Do what `Engine.invert_sums` does."""
     (num_modes, rank), sums = sums.shape, cupy.ascontiguousarray(sums)
     scales = cupy.empty((1, rank), dtype)
-    kernel = _get_kernel("invert_sums", scales.dtype, rank, sums.data.device_id)
+    kernel, _ = _get_kernel("invert_sums", scales.dtype, rank, sums.data.device_id)
     grid = (-(-rank // tuning.BLOCK_SIZE), 1)
     arguments = (num_modes, mode, rank, sums.data.ptr, scales.data.ptr)
     kernel(grid, tuning.BLOCK_SIZE, *arguments)
@@ -71,17 +71,13 @@ def _add_up(name: str, like: Array, arguments: Any, sums: Array) -> None:
     block_sums = sums if num_blocks == 1 else cupy.empty((num_blocks, sums.size))
     sizes = (num_rows, rows_per_block, rank)
     key = (like.dtype, rank, like.data.device_id)
-    kernel, grid = _get_kernel(name, *key), (num_blocks, _count_parts(rank))
+    kernel, num_parts = _get_kernel(name, *key)
+    grid = (num_blocks, num_parts)
     kernel(grid, tuning.BLOCK_SIZE, *sizes, *arguments, block_sums.data.ptr)
     if num_blocks > 1:
+        kernel, num_parts = _get_kernel("add_blocks", *key)
         arguments = (num_blocks, sums.size, block_sums.data.ptr, sums.data.ptr)
-        grid = (1, _count_parts(rank) * (sums.size // rank))
-        _get_kernel("add_blocks", *key)(grid, tuning.BLOCK_SIZE, *arguments)
-
-
-def _count_parts(rank: int) -> int:
-    """Count the blocks that have all columns."""
-    return -(-rank // scale_rows_macros(np.dtype(np.float32), rank)["NUM_COLUMNS"])
+        kernel((1, num_parts * (sums.size // rank)), tuning.BLOCK_SIZE, *arguments)
 
 
 def _align_columns(x: Array) -> Array:
@@ -93,7 +89,8 @@ def _row_stride(x: Array) -> int:
 
 
 @functools.cache
-def _get_kernel(name: str, dtype: np.dtype, rank: int, device_id: int) -> DirectKernel:
-    """Return the specialisation for the current device, `device_id`."""
+def _get_kernel(name: str, dtype: np.dtype, rank: int, device_id: int) -> tuple[DirectKernel, int]:
+    """Return the specialisation for the current device, `device_id`, and its blocks along y."""
     macros = scale_rows_macros(dtype, rank)
-    return DirectKernel(launch.get_kernel("scale_rows.cu", name, **macros), _FORMATS[name])
+    kernel = launch.get_kernel("scale_rows.cu", name, **macros)
+    return DirectKernel(kernel, _FORMATS[name]), -(-rank // macros["NUM_COLUMNS"])

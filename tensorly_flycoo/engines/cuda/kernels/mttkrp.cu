@@ -166,7 +166,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK_SIZE, MIN_BLOCKS)
     TileNonzeros::unpack(slots, count, operands);
     __syncthreads();
 #if RATIOS
-    Ratios<Tile, NUM_PARTS, IS_WHOLE, RATIOS == 2> values{operands, factor, factor_row_nbytes, smallest, rank, column};
+    Ratios<Tile, NUM_PARTS, IS_WHOLE, RATIOS == 2> values{
+        operands, factor, factor_row_nbytes, smallest, rank, column};
 #else
     EntryValues values;
 #endif

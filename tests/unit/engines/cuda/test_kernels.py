@@ -161,7 +161,7 @@ def test_mttkrp_of_ratios_compiles(dtype, architecture):
         bits = IdBits.of(2**18, tile_size)
         for loads, ratios in itertools.product({alignment, 16}, (1, 2)):
             cut = tuning.cut_rank(rank, itemsize, loads, alignment)
-            ids = [U32, bits, U32] if ratios == 2 or ndim == 3 else [U32, None, None]
+            ids = [U32, bits, U32] if ratios == 2 or ndim in (3, 4) else [U32, None, None]
             macros = mttkrp_macros(record_format, tile_size, cut, occupancy, *ids, ratios)
             jobs.append(("mttkrp.cu", architecture, macros))
     compile_all(jobs)
