@@ -35,26 +35,15 @@ class SlabActor:
 
     Parameters
     ----------
-    device : {"auto", "cpu", "cuda"}, optional
-        As for `FlycooTensor`, on the worker.
+    gpu : int, optional
+        The GPU, as CuPy numbers them there; None for a CPU.
     """
 
-    def __init__(self, device: str | None = None) -> None:
+    def __init__(self, gpu: int | None = None) -> None:
         self._worker = get_worker()
-        engine, worker = select_engine(device), self._worker
-        num_threads = worker.state.nthreads
-
-        def count_room() -> int | None:
-            limit = worker.memory_manager.memory_limit
-            return None if limit is None else limit - psutil.Process().memory_info().rss
-
-        def start_thread() -> None:
-            if engine.name == "cpu":
-                _limit_threads(num_threads)
-
+        self._site, start_thread = _make_site(self._worker) if gpu is None else _make_gpu_site(gpu)
         # An actor is never connected if another one is lost while they start.
         own = weakref.ref(self)
-        self._site = Site(engine, count_room)
         self._machine = Machine(self._site, start_thread, lambda: own() is not None)
 
     async def connect(self, peers: Sequence[Peer], number: int) -> Reply:
@@ -119,6 +108,25 @@ async def _deliver(worker: Worker, peer: Peer, parcel: Parcel) -> None:
         await worker.rpc(peer.address).actor_execute(**call, reply=False)
     except OSError as error:
         _logger.warning("worker %s did not receive an array: %s", peer.address, error)
+
+
+def _make_site(worker: Worker) -> tuple[Site, Callable[[], None]]:
+    """Return a CPU's site, and what its thread calls first."""
+    site = Site(select_engine("cpu"), functools.partial(_count_room, worker))
+    return site, functools.partial(_limit_threads, worker.state.nthreads)
+
+
+def _make_gpu_site(gpu: int) -> tuple[Site, Callable[[], None]]:
+    """Return a GPU's site, and what its thread calls first."""
+    from ..engines.cuda.processes import NcclLink, ThreadStream
+
+    return Site(select_engine("cuda"), lambda: None, NcclLink), ThreadStream(gpu).use
+
+
+def _count_room(worker: Worker) -> int | None:
+    """Count the bytes that Dask lets a worker use yet."""
+    limit = worker.memory_manager.memory_limit
+    return None if limit is None else limit - psutil.Process().memory_info().rss
 
 
 def _limit_threads(count: int) -> None:

@@ -6,19 +6,26 @@ import asyncio
 import contextlib
 import itertools
 import threading
-import time
-import uuid
-import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from distributed import Actor, Client, Future
+from distributed import Client
 
 from ..tensor.memory import RefusedMemory
-from .actor import SlabActor
 from .errors import WorkerLost
-from .messages import Call, Command, Free, Message, Peer, Receive, Ref, Reply, Send
+from .handles import Kind, RemoteObject, WorkerHandle
+from .messages import (
+    Call,
+    Exchange,
+    Join,
+    Message,
+    Part,
+    Receive,
+    Ref,
+    Reply,
+    Send,
+)
+from .sealing import seal
 
 #: Seconds within which a worker must show that it is there; it answers while it computes.
 _PING_TIMEOUT = 60.0
@@ -27,9 +34,8 @@ _PING_TIMEOUT = 60.0
 #: number of checks after which they are asked.
 _CHECK_INTERVAL, _CHECKS_PER_PING = 0.5, 20
 
-#: Seconds within which actors must have been started, between looks whether they are, and within
-#: which they must have dropped their work.
-_START_TIMEOUT, _START_INTERVAL, _ABORT_TIMEOUT = 120.0, 0.02, 8.0
+#: Seconds within which actors must have dropped their work.
+_ABORT_TIMEOUT = 8.0
 
 #: Commands that are sent without waiting for anybody who needs a result.
 _MANY_COMMANDS = 256
@@ -40,79 +46,6 @@ _numbers = itertools.count()
 
 #: A message's receiver, the keys of the values that it asks for, and the call that is under way.
 _Sent: TypeAlias = "tuple[WorkerHandle, list[int], Any]"
-
-
-class RemoteObject:
-    """What a worker holds; freed there when this object is.
-
-    Attributes
-    ----------
-    worker : WorkerHandle
-    key : int
-    """
-
-    def __init__(self, worker: WorkerHandle, key: int) -> None:
-        self.worker = worker
-        self.key = key
-        weakref.finalize(self, worker.queue.append, Free(key)).atexit = False
-
-    def copy_at(self, worker: WorkerHandle, key: int) -> RemoteObject:
-        """Return what stands for a copy that another worker holds."""
-        return RemoteObject(worker, key)
-
-
-class WorkerHandle:
-    """One worker's actor, and the commands that it has not been sent.
-
-    Attributes
-    ----------
-    queue : collections.deque
-        Finalizers append to it at any time, in any thread.
-    is_lost : bool
-        Whether a call has found that it is gone.
-    """
-
-    def __init__(self, address: str, future: Future) -> None:
-        self.address = address
-        self.actor: Actor = future.result()
-        self.is_lost = False
-        self._future = future
-        self.queue: deque[Command] = deque()
-        self.num_sent = 0
-
-    @property
-    def is_there(self) -> bool:
-        """Whether neither Dask nor a call has noticed that the actor is gone."""
-        return not self.is_lost and self._future.status == "finished"
-
-    @property
-    def peer(self) -> Peer:
-        return Peer(self.address, str(self.actor.key))
-
-    def call(self, method: str, *args: Any) -> Any:
-        """Begin a call of the actor; raise `WorkerLost` if Dask has noticed that it is gone."""
-        try:
-            return getattr(self.actor, method)(*args)
-        except RuntimeError:
-            self.is_lost = True
-            raise WorkerLost([self.address]) from None
-
-    def drop(self) -> None:
-        """Forget the commands but for those that free something, and begin to number anew.
-
-        Some may wait for arrays of a lost worker, or be for a place that is another one's now.
-        """
-        self.num_sent = 0
-        for _ in range(len(self.queue)):
-            command = self.queue.popleft()
-            if isinstance(command, Free):
-                self.queue.append(command)
-
-    def pack(self, epoch: int, wanted: Sequence[int]) -> Message:
-        """Take all commands from the queue."""
-        commands = [self.queue.popleft() for _ in range(len(self.queue))]
-        self.num_sent += 1
-        return Message(epoch, self.num_sent - 1, commands, list(wanted))
 
 
 class Cluster:
@@ -134,11 +67,13 @@ class Cluster:
         self._of_thread = threading.local()
         self._epoch = next(_numbers)
         self._calls: list[_Sent] = []
+        self._is_linked = False
+        self._can_link = all(worker.gpu is not None for worker in workers)
         peers = [worker.peer for worker in workers]
         self._start_epoch()
         with self._lock:
             self._calls = [(w, [], w.call("connect", peers, n)) for n, w in enumerate(workers)]
-            self._exchange({})
+            self._converse({})
 
     @property
     def current(self) -> WorkerHandle:
@@ -168,10 +103,17 @@ class Cluster:
         """Have a worker call a function; return the keys of its results.
 
         Remote objects among the arguments, which must be on that worker, stand for what it holds.
+
+        Raises
+        ------
+        TypeError
+            If the function or an argument cannot be sent.
+        WorkerLost
+            If a worker is gone.
         """
         keys = tuple(next(_numbers) for _ in range(num_results))
         named = {name: _refer(x, worker) for name, x in (kwargs or {}).items()}
-        command = Call(function, [_refer(x, worker) for x in args], named, keys)
+        command = Call(*seal(function, [_refer(x, worker) for x in args], named), keys)
         with self._lock:
             self.check()
             worker.queue.append(command)
@@ -184,15 +126,40 @@ class Cluster:
 
         All are sent before a worker waits for any. They must not be written to any more.
         """
-        keys = []
+        keys = [next(_numbers) for _ in moves]
         with self._lock:  # both or neither: a worker that receives waits for one that sends
             self.check()
-            for x, target in moves:
-                keys.append(next(_numbers))
-                x.worker.queue.append(Send(x.key, self.workers.index(target), keys[-1]))
-            for (_, target), key in zip(moves, keys, strict=True):
-                target.queue.append(Receive(key))
+            direct: list[tuple[RemoteObject, WorkerHandle, int, Kind]] = []
+            received = []
+            for (x, target), key in zip(moves, keys, strict=True):
+                if self._can_link and x.kind is not None:
+                    direct.append((x, target, key, x.kind))
+                else:
+                    x.worker.queue.append(Send(x.key, self.workers.index(target), key))
+                    received.append((target, Receive(key)))
+            for target, command in received:
+                target.queue.append(command)
+            if direct:
+                self._exchange_directly(direct)
         return keys
+
+    def _exchange_directly(
+        self, moves: Sequence[tuple[RemoteObject, WorkerHandle, int, Kind]]
+    ) -> None:
+        """Have workers send arrays from device to device, in one exchange of all."""
+        if not self._is_linked:
+            key, count = next(_numbers), len(self.workers)
+            for number, worker in enumerate(self.workers):
+                worker.queue.append(Join(key, number, count))
+            self._is_linked = True
+        exchanges: dict[WorkerHandle, Exchange] = {}
+        for x, target, key, kind in moves:
+            for worker in (x.worker, target):
+                exchanges.setdefault(worker, Exchange([], []))
+            exchanges[x.worker].sent.append(Part(x.key, self.workers.index(target), *kind))
+            exchanges[target].received.append(Part(key, self.workers.index(x.worker), *kind))
+        for worker, exchange in exchanges.items():
+            worker.queue.append(exchange)
 
     # Messages
 
@@ -211,7 +178,7 @@ class Cluster:
             wanted.setdefault(x.worker, []).append(x.key)
         with self._lock:
             self.check()
-            values = self._exchange(wanted)
+            values = self._converse(wanted)
         return [values[x.key] for x in objects]
 
     def check(self) -> None:
@@ -233,7 +200,7 @@ class Cluster:
         for worker, message in self._pack({}):
             self._calls.append((worker, message.wanted, worker.call("run", message)))
 
-    def _exchange(self, wanted: dict[WorkerHandle, list[int]]) -> dict[int, Any]:
+    def _converse(self, wanted: dict[WorkerHandle, list[int]]) -> dict[int, Any]:
         """Send all commands, and wait for the replies to all messages; return values by key."""
         messages: list[tuple[WorkerHandle, Message]] = []
         try:
@@ -250,6 +217,8 @@ class Cluster:
         # Called in the event loop, each costs less than from another thread.
         calls += [(worker, m.wanted, worker.call("run", m)) for worker, m in messages]
         tasks = {asyncio.ensure_future(_wait_for(call)): (w, keys) for w, keys, call in calls}
+        for task in tasks:
+            task.add_done_callback(_retrieve)
         values: dict[int, Any] = {}
         for count in itertools.count(1):
             done, _ = await asyncio.wait(
@@ -309,7 +278,7 @@ class Cluster:
 
     def _start_epoch(self) -> None:
         """Have all workers drop what they have not done, except to free what would be freed."""
-        self._epoch, self._calls = next(_numbers), []
+        self._epoch, self._calls, self._is_linked = next(_numbers), [], False
         aborts = {}
         for worker in self.workers:
             worker.drop()
@@ -319,37 +288,6 @@ class Cluster:
         done = self.client.sync(_attempt, list(aborts.values()))
         for worker, is_done in zip(aborts, done, strict=True):
             worker.is_lost = not is_done  # it may wait for ever
-
-
-def start_workers(
-    client: Client, addresses: Iterable[str], device: str | None = None
-) -> list[WorkerHandle]:
-    """Start an actor on each worker."""
-    options: dict[str, Any] = {"actor": True, "pure": False, "allow_other_workers": False}
-    futures = {}
-    for address in addresses:
-        key = f"tensorly-flycoo-{uuid.uuid4().hex}"
-        futures[address] = client.submit(SlabActor, device, workers=[address], key=key, **options)
-    _wait_for_actors(client, futures)
-    workers = []
-    for address, future in futures.items():
-        try:
-            workers.append(WorkerHandle(address, future))
-        except RuntimeError:  # Dask's, if the actor is gone already
-            raise WorkerLost([address]) from None
-    return workers
-
-
-def _wait_for_actors(client: Client, futures: dict[str, Future]) -> None:
-    """Wait until actors have been started; Dask would wait for a worker that is gone."""
-    deadline = time.monotonic() + _START_TIMEOUT
-    while any(future.status in ("pending", "lost") for future in futures.values()):
-        if missing := futures.keys() - client.nthreads().keys():
-            raise WorkerLost(sorted(missing))
-        if time.monotonic() > deadline:
-            late = [address for address, future in futures.items() if future.status == "pending"]
-            raise TimeoutError(f"{late} have not started an actor in {_START_TIMEOUT:.0f} s")
-        time.sleep(_START_INTERVAL)
 
 
 def _refer(x: Any, worker: WorkerHandle) -> Any:
@@ -371,3 +309,9 @@ async def _attempt(calls: Sequence[Any]) -> list[bool]:
 
 async def _wait_for(call: Any) -> Any:
     return await call
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Have asyncio not report the error of a call that nobody waits for any more."""
+    if not task.cancelled():
+        task.exception()

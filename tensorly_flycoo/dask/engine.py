@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
-from distributed.protocol import pickle
 
 from ..array_modules import Array
 from ..devices import Request
@@ -18,7 +17,8 @@ from ..format.tree import Tree, add_parts, count_parts
 from ..shards.row_shards import RowShards
 from ..shards.sharding import find_sharding
 from ..shards.whole_factors import scatter_all
-from .cluster import Cluster, RemoteObject, WorkerHandle
+from .cluster import Cluster
+from .handles import RemoteObject, WorkerHandle
 from .messages import ENGINE, SITE
 from .remote_array import RemoteArray, RemoteModule, call_method, send_all
 from .replicated import Replicated
@@ -138,8 +138,8 @@ class RemoteLayout:
         raise TypeError(
             "the nonzeros of this tensor are on a cluster, and this operation would gather them: "
             "parafac (with a mask: init='random' or svd_mask_repeats=0), its relatives, tucker, "
-            "Poisson losses, elementwise functions and whole sums do not; or open the tensor in "
-            "one process (tensorly_flycoo.open_slabs)"
+            "Poisson losses, elementwise functions, slices, transposes and sums do not; or open "
+            "the tensor in one process (tensorly_flycoo.open_slabs)"
         )
 
 
@@ -157,13 +157,6 @@ class ClusterLayout(SpreadLayout):
 
     def get_copies(self) -> list[np.ndarray]:
         return [np.empty(0)]  # none that is here
-
-    def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
-        try:
-            pickle.dumps(function)  # or the workers would be waited for in vain
-        except Exception as error:
-            raise TypeError(f"{function} cannot be sent to workers: {error}") from None
-        return super().map_values(function, scale)
 
     def _map_slab(self, slab: Slab, function: Callable[[Array], Array], scale: float) -> Slab:
         own: Any = slab.layout

@@ -1,18 +1,21 @@
-"""Entries of a tensor on a cluster, and the tensor without them: for masks."""
+"""Tensors that workers make of others: slices, sums over modes, a tensor without some entries."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..array_modules import Array, move
+from ..devices import OneDevice
 from ..ops.sampling import NonzeroSampler, split_entries
-from ..tensor.arithmetic import drop_zeros
+from ..tensor.pieces import Piece, map_pieces, rebuild
 from ..tensor.tensor import FlycooTensor
-from .engine import ClusterLayout, RemoteLayout
+from .engine import ClusterEngine, ClusterLayout, RemoteLayout
 from .exchange import keep_nonzeros
 from .loading import load_again
+from .messages import ENGINE
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -20,56 +23,70 @@ if TYPE_CHECKING:
     from .site import Site
 
 
-@split_entries.register
-def _(layout: ClusterLayout, x: FlycooTensor, coords: np.ndarray) -> tuple[Array, FlycooTensor]:
-    """Look entries up in each slab; load the others as if they were new data."""
-    devices, found = layout.devices, []
-    for slab in layout.slabs:
-        place = (slab.layout, layout.cut_mode, slab.rows)
-        found.append(devices.run(slab.home, find_entries, x._engine, *place, coords))
-    entries = np.sum(devices.collect(found), axis=0, dtype=x.dtype)  # each is in one slab
-    return entries, load_others(layout, x, coords) if entries.any() else x
-
-
-@drop_zeros.register
-def _(layout: ClusterLayout, x: FlycooTensor) -> FlycooTensor:
-    return load_others(layout, x, np.zeros((x.ndim, 0), np.int64))
-
-
-def load_others(layout: ClusterLayout, x: FlycooTensor, coords: np.ndarray) -> FlycooTensor:
-    """Load the nonzeros that are not at `coords`, as if they were new data."""
-    cluster, calls = layout.devices.cluster, []
+@rebuild.register
+def _(
+    layout: ClusterLayout,
+    x: FlycooTensor,
+    find: Callable[..., tuple[Array, Array]],
+    *args: Any,
+    shape: Sequence[int] | None = None,
+    dtype: np.dtype | None = None,
+) -> FlycooTensor:
+    """Load what is found in the slabs as if it were new data."""
+    calls, own_args = [], [ENGINE if isinstance(y, ClusterEngine) else y for y in args]
     for slab in layout.slabs:
         assert isinstance(slab.layout, RemoteLayout)
-        args = [slab.layout.held, layout.cut_mode, slab.rows, coords]
-        calls.append((slab.layout.held.worker, keep_others, args))
-    placed = load_again(cluster, calls, x.shape, x.dtype, x.slabs, x.layout)
-    return x._replace_layout(placed.make_layout())
+        place = [slab.layout.held, layout.cut_mode, slab.rows.start]
+        calls.append((slab.layout.held.worker, keep_found, [find, *place, *own_args]))
+    sizes = (tuple(shape or x.shape), dtype or x.dtype, x.slabs, x.layout)
+    return x._replace_layout(load_again(layout.devices.cluster, calls, *sizes))
 
 
-def find_entries(
-    engine: Engine, layout: Layout, cut_mode: int, rows: slice, coords: np.ndarray
-) -> Array:
+def keep_found(
+    site: Site,
+    number: int,
+    find: Callable[..., tuple[Array, Array]],
+    layout: Layout,
+    cut_mode: int,
+    start: int,
+    *args: Any,
+) -> None:
+    """Take what is found in a slab as a partition, on its worker."""
+    xp = site.engine.xp
+    coords, values = find(Piece(layout, xp, OneDevice(xp), 0, cut_mode, start), *args)
+    keep_nonzeros(site, number, move(coords, np), move(values, np))
+
+
+@split_entries.register
+def _(layout: ClusterLayout, x: FlycooTensor, coords: np.ndarray) -> tuple[Array, FlycooTensor]:
+    """Look entries up in each slab."""
+    found = map_pieces(find_entries, layout, x._engine, coords, x._engine)
+    entries = np.sum(list(found), axis=0, dtype=x.dtype)  # each is in one slab
+    if not entries.any():
+        return entries, x
+    return entries, rebuild(layout, x, omit_entries, coords, x._engine)
+
+
+def find_entries(piece: Piece, coords: np.ndarray, engine: Engine) -> Array:
     """Return the entries (count,) of a slab, on its worker; zeros outside."""
-    own, is_own = _take_own(cut_mode, rows, coords)
-    entries = engine.xp.zeros(is_own.size, layout.record_format.dtype)
-    entries[is_own] = NonzeroSampler.of_layout(layout, engine).entries(own)
+    own, is_own = _take_own(piece, coords)
+    entries = engine.xp.zeros(is_own.size, piece.layout.record_format.dtype)
+    entries[is_own] = NonzeroSampler.of_layout(piece.layout, engine).entries(own)
     return entries
 
 
-def keep_others(
-    site: Site, number: int, layout: Layout, cut_mode: int, rows: slice, coords: np.ndarray
-) -> None:
-    """Take the nonzeros of a slab that are not at `coords` as a partition, on its worker."""
-    own, _ = _take_own(cut_mode, rows, coords)
-    kept, values = NonzeroSampler.of_layout(layout, site.engine).omit(own)
-    kept[cut_mode] += kept.dtype.type(rows.start)
-    keep_nonzeros(site, number, move(kept, np), move(values, np))
+def omit_entries(piece: Piece, coords: np.ndarray, engine: Engine) -> tuple[Array, Array]:
+    """Return the nonzeros of a slab that are not at `coords`, on its worker."""
+    own, _ = _take_own(piece, coords)
+    kept, values = NonzeroSampler.of_layout(piece.layout, engine).omit(own)
+    kept[piece.cut_mode] += kept.dtype.type(piece.start)
+    return kept, values
 
 
-def _take_own(cut_mode: int, rows: slice, coords: Array) -> tuple[Array, Array]:
+def _take_own(piece: Piece, coords: Array) -> tuple[Array, Array]:
     """Return the coordinates inside a slab, counted from its first row, and which they are."""
-    is_own = (coords[cut_mode] >= rows.start) & (coords[cut_mode] < rows.stop)
+    rows = coords[piece.cut_mode] - piece.start
+    is_own = (rows >= 0) & (rows < piece.layout.record_format.shape[piece.cut_mode])
     own = coords[:, is_own]
-    own[cut_mode] -= rows.start
+    own[piece.cut_mode] -= piece.start
     return own, is_own

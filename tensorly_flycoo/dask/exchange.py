@@ -75,6 +75,15 @@ def forget_partitions(site: Site) -> None:
     site.partitions.clear()
 
 
+def keep_buckets(site: Site, plan: Plan, buckets: Sequence[int]) -> None:
+    """Forget the nonzeros that are in other buckets."""
+    for number, partition in site.partitions.items():
+        rows = _place(partition, plan.cut_mode, plan.labels)
+        is_kept = np.isin(np.searchsorted(plan.firsts, rows, "right"), buckets)
+        coords, values = partition.coords[:, is_kept], partition.values[is_kept]
+        site.partitions[number] = partition._replace(coords=coords, values=values)
+
+
 def split_partitions(site: Site, plan: Plan) -> list[np.ndarray]:
     """Distribute the nonzeros to buckets of rows; forget the partitions.
 
@@ -93,9 +102,7 @@ def split_partitions(site: Site, plan: Plan) -> list[np.ndarray]:
             if part.size:
                 records[bucket].append(part.copy())
                 tables[bucket].append((number, part.shape[0]))
-    record_format = plan.record_format
-    empty = np.empty((0, record_format.num_words), record_format.word_dtype)
-    joined = []
+    empty, joined = _make_empty(plan.record_format), []
     for bucket in range(num_buckets):
         joined.append(np.concatenate([empty, *records[bucket]]))
         records[bucket] = []
@@ -106,8 +113,7 @@ def _sort(partition: Partition, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     """Pack a partition bucket by bucket, each in the given sequence; count those of each."""
     record_format, num_buckets = plan.record_format, plan.firsts.size + 1
     if partition.values.size == 0:
-        empty = np.empty((0, record_format.num_words), record_format.word_dtype)
-        return empty, np.zeros(num_buckets, np.int64)
+        return _make_empty(record_format), np.zeros(num_buckets, np.int64)
     modes = range(record_format.ndim)
     coords = np.stack([_place(partition, mode, plan.labels) for mode in modes])
     numbers = np.searchsorted(plan.firsts, coords[plan.cut_mode], "right")
@@ -115,6 +121,10 @@ def _sort(partition: Partition, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
     records = record_format.pack(coords, partition.values.astype(record_format.dtype))
     counts = np.bincount(numbers, minlength=num_buckets)
     return records[np.argsort(numbers, kind="stable")], counts
+
+
+def _make_empty(record_format: RecordFormat) -> np.ndarray:
+    return np.empty((0, record_format.num_words), record_format.word_dtype)
 
 
 def merge_buckets(
@@ -132,9 +142,9 @@ def merge_buckets(
     for own, table in zip(records, tables, strict=True):
         parts = np.split(own, np.cumsum(table[:, 1])[:-1])
         segments += zip(table[:, 0].tolist(), parts, strict=False)
-    record_format = plan.record_format
-    given = np.concatenate([part for _, part in sorted(segments, key=lambda pair: pair[0])])
-    del segments, records
+    record_format, ordered = plan.record_format, sorted(segments, key=lambda pair: pair[0])
+    given = np.concatenate([_make_empty(record_format), *(part for _, part in ordered)])
+    del segments, ordered, records
     coords, values = record_format.coords(given), record_format.values(given).copy()
     del given
     canonical = make_canonical_records(coords, values, record_format, site.engine)

@@ -15,12 +15,13 @@ from ..checks import check_dtype, check_shape
 from ..devices import assign_homes
 from ..format.partition import find_edges, find_longest_mode, list_rows
 from . import exchange
-from .cluster import Cluster, RemoteObject, WorkerHandle
-from .engine import bring
-from .exchange import Plan
+from .cluster import Cluster
+from .engine import ClusterLayout, bring
+from .exchange import Labels, Plan
+from .handles import RemoteObject, WorkerHandle
 from .messages import SITE
 from .partitions import Summary, keep_partition
-from .tensor import ENGINE_HERE, Held, Placed
+from .tensor import Held, fetch_format, list_held, make_layout, replace_lost
 
 #: The most nonzeros of a slab, by default, and the fewest slabs: results depend on their number, so
 #: it depends on the data only.
@@ -28,6 +29,8 @@ _SLAB_NNZ, _FEWEST_SLABS = 2**25, 8
 
 #: Seconds between looks whether the workers that read are there.
 _CHECK_INTERVAL = 0.02
+
+_CHANGED = "the data are not those that were loaded: load the tensor anew"
 
 
 @dataclass
@@ -55,16 +58,29 @@ class Parts:
     layout: str = "replicated"
     labels: list[np.ndarray] | None = None
 
-    def place(self, client: Client, workers: Sequence[WorkerHandle]) -> Placed:
-        """Load all slabs, neighbours together."""
+    def place(self, client: Client, workers: Sequence[WorkerHandle]) -> ClusterLayout:
         cluster = Cluster(client, workers)
         forget_partitions(cluster)
         summaries = self._read(client, cluster)
-        shape, dtype = self._merge(summaries)
+        shape, dtype, self.labels = self._merge(summaries)
         num_slabs = self.num_slabs or max(
             _FEWEST_SLABS, -(-sum(summary.nnz for summary in summaries) // _SLAB_NNZ)
         )
         return distribute(cluster, shape, dtype, num_slabs, self.layout, self.labels)
+
+    def restore(
+        self, client: Client, workers: Sequence[WorkerHandle], layout: ClusterLayout
+    ) -> ClusterLayout:
+        """Read all data again, but keep only the nonzeros of lost slabs."""
+        cluster = Cluster(client, workers)
+        forget_partitions(cluster)
+        shape, dtype, labels = self._merge(self._read(client, cluster))
+        record_format = layout.record_format
+        if (shape, dtype) != (record_format.shape, record_format.dtype) or not _are_same(
+            labels, self.labels
+        ):
+            raise RuntimeError(_CHANGED)
+        return rebuild_lost(cluster, layout, labels)
 
     def _read(self, client: Client, cluster: Cluster) -> list[Summary]:
         keys = {worker.address: worker.peer.key for worker in cluster.workers}
@@ -83,7 +99,9 @@ class Parts:
         finally:
             client.cancel(futures)
 
-    def _merge(self, summaries: Sequence[Summary]) -> tuple[tuple[int, ...], np.dtype]:
+    def _merge(
+        self, summaries: Sequence[Summary]
+    ) -> tuple[tuple[int, ...], np.dtype, list[np.ndarray] | None]:
         """Find the shape, the dtype and the labels of the whole tensor."""
         found = [summary for summary in summaries if summary.shape]
         if sum(summary.nnz for summary in found) == 0:
@@ -95,20 +113,27 @@ class Parts:
         dtype = check_dtype(dtype if self.dtype is None else self.dtype)
         shape = tuple(max(sizes) for sizes in zip(*(s.shape for s in found), strict=True))
         entries = [summary.entries for summary in found if summary.entries is not None]
+        labels = None
         if entries:
-            self.labels = [_unite(of_mode) for of_mode in zip(*entries, strict=True)]
-            shape = tuple(of_mode.size for of_mode in self.labels)
+            labels = [_unite(of_mode) for of_mode in zip(*entries, strict=True)]
+            shape = tuple(of_mode.size for of_mode in labels)
         elif self.shape is not None:
             if len(self.shape) != len(shape) or any(map(int.__gt__, shape, self.shape)):
                 raise ValueError(f"shape is {self.shape}, expected at least {shape}")
             shape = self.shape
-        return check_shape(shape), dtype
+        return check_shape(shape), dtype, labels
 
 
 def _is_under_way(futures: Sequence[Future]) -> bool:
     """Return whether some futures are pending and none has failed."""
     states = {future.status for future in futures}
     return "pending" in states and not states & {"error", "lost", "cancelled"}
+
+
+def _are_same(labels: Labels, others: Labels) -> bool:
+    if labels is None or others is None:
+        return labels is others
+    return all(map(np.array_equal, labels, others))
 
 
 def _unite(entries: Sequence[np.ndarray]) -> np.ndarray:
@@ -130,7 +155,7 @@ def load_again(
     dtype: np.dtype,
     num_slabs: int,
     layout: str,
-) -> Placed:
+) -> ClusterLayout:
     """Build a tensor of nonzeros that the workers hold: what they make of other tensors.
 
     Parameters
@@ -160,19 +185,54 @@ def distribute(
     num_slabs: int,
     layout: str,
     labels: list[np.ndarray] | None = None,
-) -> Placed:
+) -> ClusterLayout:
     """Build slabs of the partitions that the workers hold."""
     mode, workers = find_longest_mode(shape), cluster.workers
     args = [SITE, mode, shape[mode], labels]
     found = [_call(worker, cluster, exchange.count_partitions, args) for worker in workers]
     counts = np.sum(cluster.fetch(found), axis=0)
     rows = list_rows(find_edges(counts, num_slabs))
-    firsts = np.array([own.start for own in rows[1:]], np.uint32)
-    plan = Plan(ENGINE_HERE.choose_cut(shape, dtype).record_format, labels, firsts)
+    plan = Plan(fetch_format(cluster, shape, dtype), labels, _list_firsts(rows))
     canonical, edges = _sort(cluster, plan, rows, num_slabs)
     plan = plan._replace(labels=None)
     held, homes = _build(cluster, plan, rows, canonical, edges, layout)
-    return Placed(cluster, shape, dtype, num_slabs, mode, list_rows(edges), homes, held)
+    arguments = (plan.record_format, num_slabs, mode, list_rows(edges))
+    return make_layout(cluster, *arguments, homes, held)
+
+
+def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> ClusterLayout:
+    """Build the slabs that no worker holds, of partitions with the data of the whole tensor.
+
+    Raises
+    ------
+    RuntimeError
+        If one differs from that which was lost.
+    """
+    workers = cluster.workers
+    rows = [range(slab.rows.start, slab.rows.stop) for slab in layout.slabs]
+    lost, (homes, held) = list_held(layout), replace_lost(layout, workers)
+    missing = sorted(homes.keys() - held.keys())
+    plan = Plan(layout.record_format, labels, _list_firsts(rows))
+    for worker in workers:
+        cluster.call(worker, exchange.keep_buckets, [SITE, plan, missing], num_results=0)
+    split, made = _split(cluster, plan), {}
+    plan = plan._replace(labels=None)
+    for number in missing:
+        worker = workers[homes[number]]
+        records, _ = _merge(cluster, plan, split, number, rows[number], worker)
+        args = [SITE, plan, layout.name, rows[number], [records]]
+        made[number] = _call_many(worker, cluster, exchange.build, args, 2)
+    facts = cluster.fetch([own for _, own in made.values()])
+    for (number, (slab, _)), own in zip(made.items(), facts, strict=True):
+        if own != lost[number].facts:
+            raise RuntimeError(_CHANGED)
+        held[number] = Held(slab, own)
+    arguments = (layout.record_format, layout.num_slabs, layout.cut_mode, rows)
+    return make_layout(cluster, *arguments, homes, held)
+
+
+def _list_firsts(rows: Sequence[range]) -> np.ndarray:
+    return np.array([own.start for own in rows[1:]], np.uint32)
 
 
 def _call(worker: WorkerHandle, cluster: Cluster, function: Any, args: list[Any]) -> RemoteObject:
@@ -191,23 +251,38 @@ def _sort(
     cluster: Cluster, plan: Plan, rows: Sequence[range], num_slabs: int
 ) -> tuple[list[RemoteObject], tuple[int, ...]]:
     """Exchange the nonzeros; return each bucket's canonical records, and the edges of the slabs."""
-    count, workers = len(rows), cluster.workers
-    split = [
-        _call_many(worker, cluster, exchange.split_partitions, [SITE, plan], 2 * count)
-        for worker in workers
-    ]
+    split, workers = _split(cluster, plan), cluster.workers
     plan, canonical, counts = plan._replace(labels=None), [], []
-    for bucket, home in enumerate(assign_homes(count, len(workers))):
-        worker = workers[home]
-        records = [bring(cluster, own[bucket], worker) for own in split]
-        tables = [bring(cluster, own[count + bucket], worker) for own in split]
-        for own in split:  # so that each is freed as soon as it is used
-            own[bucket] = own[count + bucket] = None  # type: ignore[call-overload]
-        args = [SITE, plan, rows[bucket], records, tables]
-        merged, counted = _call_many(worker, cluster, exchange.merge_buckets, args, 2)
+    for bucket, home in enumerate(assign_homes(len(rows), len(workers))):
+        merged, counted = _merge(cluster, plan, split, bucket, rows[bucket], workers[home])
         canonical.append(merged)
         counts.append(counted)
     return canonical, find_edges(np.concatenate(cluster.fetch(counts)), num_slabs)
+
+
+def _split(cluster: Cluster, plan: Plan) -> list[list[Any]]:
+    """Have each worker distribute its nonzeros to buckets: records, then tables."""
+    sizes = ([SITE, plan], 2 * (plan.firsts.size + 1))
+    return [
+        _call_many(worker, cluster, exchange.split_partitions, *sizes) for worker in cluster.workers
+    ]
+
+
+def _merge(
+    cluster: Cluster,
+    plan: Plan,
+    split: list[list[Any]],
+    bucket: int,
+    rows: range,
+    worker: WorkerHandle,
+) -> list[RemoteObject]:
+    """Have a worker make a bucket's records canonical; return also the counts of its rows."""
+    places = (bucket, plan.firsts.size + 1 + bucket)
+    records, tables = ([bring(cluster, own[n], worker) for own in split] for n in places)
+    for own in split:  # so that each is freed as soon as it is used
+        own[places[0]] = own[places[1]] = None
+    args = [SITE, plan, rows, records, tables]
+    return _call_many(worker, cluster, exchange.merge_buckets, args, 2)
 
 
 def _build(

@@ -16,15 +16,18 @@ from .messages import (
     Call,
     Command,
     Dropped,
+    Exchange,
     Free,
+    Join,
     Message,
     Parcel,
+    Part,
     Receive,
     Ref,
     Reply,
     Send,
 )
-from .site import Site
+from .site import Link, Site
 
 #: Bytes for one peer that are sent before more commands are run.
 _PARCEL_NBYTES = 2**22
@@ -62,8 +65,9 @@ class Machine:
 
     Notes
     -----
-    All methods may be called from any thread. Only `_wait_for_message` and `_receive` wait: until
-    there is what they wait for, an abort, or Dask does not hold the actor any more.
+    All methods may be called from any thread. Only `_wait_for_message`, `_take` and `_join` wait:
+    until there is what they wait for, an abort, or Dask does not hold the actor any more. Work on a
+    GPU may wait for other workers' too: then an abort closes the link between them.
     """
 
     def __init__(
@@ -78,6 +82,8 @@ class Machine:
         self._is_held = is_held
         self._send: Callable[[int, Parcel], None] = _refuse_to_send
         self._outbox: dict[int, dict[int, np.ndarray]] = {}
+        self._link: Link | None = None
+        self._unproven: set[int] = set()  # the keys of what an exchange that fails would spoil
         self._start_thread = start_thread
         threading.Thread(target=self._run, name="tensorly_flycoo", daemon=True).start()
 
@@ -108,6 +114,8 @@ class Machine:
         with self._changed:
             self._epoch, self._next_number = epoch, 0
             self._inbox = {key: x for key, x in self._inbox.items() if key[0] >= epoch}
+            if self._link is not None:
+                self._link.close()
             self._changed.notify_all()
 
     # In the thread
@@ -121,6 +129,8 @@ class Machine:
             message, answer = taken
             answer(self._answer(message))
             del taken, message, answer  # what they hold is freed while this waits
+        if self._link is not None:
+            self._link.close()
         self._store.clear()
         self._inbox.clear()
         for _, answer in self._messages.values():
@@ -141,13 +151,18 @@ class Machine:
 
     def _answer(self, message: Message) -> Reply:
         """Run a message's commands; if one fails, only free what the others would."""
+        if message.epoch != self._running:
+            self._forget_unproven()
         self._running, self._outbox = message.epoch, {}
         try:
             for command in message.commands:
                 self._check()
                 self._execute(command)
             self._flush()
-            return Reply([self._fetch(key) for key in message.wanted])
+            values = [self._fetch(key) for key in message.wanted]
+            if values:
+                self._prove()
+            return Reply(values)
         except Exception as error:
             for command in message.commands:
                 if isinstance(command, Free):
@@ -174,6 +189,10 @@ class Machine:
             self._post(command)
         elif isinstance(command, Receive):
             self._store[command.key] = _Awaited(self._running)
+        elif isinstance(command, Join):
+            self._join(command)
+        elif isinstance(command, Exchange):
+            self._exchange(command)
         else:
             self._free(command.key)
 
@@ -185,6 +204,9 @@ class Machine:
             self._store[call.keys[0]] = result
         elif call.keys:
             self._store.update(zip(call.keys, result, strict=True))
+        if self._link is not None:
+            out = call.kwargs.get("out")
+            self._unproven.update(call.keys if out is None else [out.key])
 
     def _resolve(self, x: Any) -> Any:
         if isinstance(x, Ref):
@@ -204,13 +226,14 @@ class Machine:
 
     def _free(self, key: int) -> None:
         value = self._store.pop(key, None)
+        self._unproven.discard(key)
         if isinstance(value, _Awaited) and value.epoch == self._running:
-            self._receive(key)  # else it would stay in the inbox
+            self._take(key)  # else it would stay in the inbox
 
     def _fetch(self, key: int) -> Any:
         value = self._get(key)
         # A copy: later commands may write to the array while the reply is on its way.
-        return np.array(move(value, np)) if hasattr(value, "dtype") else value
+        return np.array(move(value, np)) if hasattr(value, "__array__") else value
 
     def _post(self, command: Send) -> None:
         parcel = self._outbox.setdefault(command.peer, {})
@@ -225,14 +248,72 @@ class Machine:
         self._outbox = {}
 
     def _receive(self, key: int) -> np.ndarray:
+        array = self._take(key)
+        array = array if array.flags.writeable else array.copy()  # numba compiles for read-only
+        return move(array, self._site.engine.xp)
+
+    def _take(self, key: int) -> np.ndarray:
+        """Wait for what a peer sends, and take it from the inbox."""
         self._flush()  # the peer may wait for it
         with self._changed:
             while (self._running, key) not in self._inbox:
                 self._check()
                 self._changed.wait(_POLL_SECONDS)
-            array = self._inbox.pop((self._running, key))
-        array = array if array.flags.writeable else array.copy()  # numba compiles for read-only
-        return move(array, self._site.engine.xp)
+            return self._inbox.pop((self._running, key))
+
+    # From device to device
+
+    def _join(self, join: Join) -> None:
+        """Link the device with those of all workers."""
+        link_type, epoch = self._site.link_type, self._running
+        assert link_type is not None
+        if join.number == 0:
+            name = link_type.make_name()
+            for peer in range(1, join.num_workers):
+                self._send(peer, Parcel(epoch, {join.key: name}))
+        else:
+            name = self._take(join.key)
+
+        def is_needed() -> bool:
+            return self._epoch == epoch and self._is_held()
+
+        self._link = link_type(join.number, join.num_workers, name, is_needed)
+        while not self._link.wait(_POLL_SECONDS):
+            self._check()
+
+    def _exchange(self, exchange: Exchange) -> None:
+        assert self._link is not None
+        self._flush()  # a peer may wait for it before it comes
+        sent = [(self._export(part), part.peer) for part in exchange.sent]
+        received = [(self._site.empty(x.shape, x.dtype), x.peer) for x in exchange.received]
+        self._link.check()
+        self._link.exchange(sent, received)
+        keys = [part.key for part in exchange.received]
+        self._store.update(zip(keys, (array for array, _ in received), strict=True))
+        self._unproven.update(keys)
+
+    def _export(self, part: Part) -> Any:
+        """Return an array as it is sent; refuse one that the receiver does not expect."""
+        array = self._get(part.key)
+        if (array.shape, array.dtype) != (part.shape, part.dtype):
+            expected = f"shape {part.shape} and dtype {part.dtype}"
+            raise RuntimeError(f"an array has {array.shape}, {array.dtype}, expected {expected}")
+        return self._site.engine.xp.ascontiguousarray(array).reshape(array.shape)
+
+    def _prove(self) -> None:
+        """Wait for all work, and make sure that no exchange has failed."""
+        if self._link is not None:
+            self._link.synchronize()
+            self._link.check()
+            self._check()
+            self._unproven.clear()
+
+    def _forget_unproven(self) -> None:
+        """Forget what a failed exchange may have spoilt, and whatever was computed from it."""
+        for key in self._unproven & self._store.keys():
+            self._store[key] = _LOST
+        self._unproven.clear()
+        self._link = None
 
 
 def _refuse_to_send(peer: int, parcel: Parcel) -> None:

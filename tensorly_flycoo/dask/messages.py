@@ -45,13 +45,37 @@ class Receive(NamedTuple):
     key: int
 
 
+class Join(NamedTuple):
+    """Link the device with those of all workers; worker 0 sends the link's name under the key."""
+
+    key: int
+    number: int
+    num_workers: int
+
+
+class Part(NamedTuple):
+    """An array of an exchange: what it is, and the other worker."""
+
+    key: int
+    peer: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+class Exchange(NamedTuple):
+    """Send arrays from device to device, and keep those that arrive."""
+
+    sent: list[Part]
+    received: list[Part]
+
+
 class Free(NamedTuple):
     """Forget what is held under a key."""
 
     key: int
 
 
-Command: TypeAlias = Call | Send | Receive | Free
+Command: TypeAlias = Call | Send | Receive | Join | Exchange | Free
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,9 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ..linalg import hals, tall_skinny
-from .cluster import Cluster, RemoteObject, WorkerHandle
+from .cluster import Cluster
+from .handles import Kind, RemoteObject, WorkerHandle
 from .messages import SITE
-
-#: The shape and the dtype of an array.
-_Kind = tuple[tuple[int, ...], np.dtype]
 
 
 class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
@@ -48,12 +46,16 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
     def copy_at(self, worker: WorkerHandle, key: int) -> RemoteArray:
         return RemoteArray(self.cluster, worker, key, self.shape, self.dtype)
 
+    @property
+    def kind(self) -> Kind:
+        return self.shape, self.dtype
+
     def fetch(self) -> np.ndarray:
         """Wait for the array, and return it."""
         return self.cluster.fetch([self])[0]
 
     def _call(
-        self, function: Callable, args: Sequence[Any], kwargs: dict[str, Any], kind: _Kind
+        self, function: Callable, args: Sequence[Any], kwargs: dict[str, Any], kind: Kind
     ) -> RemoteArray:
         args = [x.copy() if isinstance(x, np.ndarray) else x for x in args]
         (key,) = self.cluster.call(self.worker, function, args, kwargs)
@@ -140,7 +142,7 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
     def clip(self, a_min: Any, a_max: Any) -> RemoteArray:
         return self._call_method("clip", (self.shape, self.dtype), a_min, a_max)
 
-    def _call_method(self, name: str, kind: _Kind, *args: Any, **kwargs: Any) -> RemoteArray:
+    def _call_method(self, name: str, kind: Kind, *args: Any, **kwargs: Any) -> RemoteArray:
         return self._call(call_method, [self, name, *args], kwargs, kind)
 
     __hash__ = object.__hash__
@@ -177,7 +179,7 @@ def _stand_in(x: Any) -> Any:
     return np.empty(0 if x.ndim else (), x.dtype) if hasattr(x, "ndim") else x
 
 
-def find_kind_of_ufunc(ufunc: np.ufunc, inputs: Sequence[Any]) -> _Kind:
+def find_kind_of_ufunc(ufunc: np.ufunc, inputs: Sequence[Any]) -> Kind:
     """Find the shape and the dtype of a result."""
     if ufunc is np.matmul:
         first, second = inputs
@@ -187,26 +189,26 @@ def find_kind_of_ufunc(ufunc: np.ufunc, inputs: Sequence[Any]) -> _Kind:
     return np.broadcast_shapes(*(getattr(x, "shape", ()) for x in inputs)), dtype
 
 
-def _reduce(x: Any, axis: int | None, dtype: Any) -> _Kind:
+def _reduce(x: Any, axis: int | None, dtype: Any) -> Kind:
     if axis is None:
         return (), dtype
     return x.shape[:axis] + x.shape[axis:][1:], dtype
 
 
-def _concatenate(arrays: Sequence[Any], axis: int = 0) -> _Kind:
+def _concatenate(arrays: Sequence[Any], axis: int = 0) -> Kind:
     shape = list(arrays[0].shape)
     shape[axis] = sum(x.shape[axis] for x in arrays)
     return tuple(shape), np.result_type(*(x.dtype for x in arrays))
 
 
-def _where(condition: Any, x: Any, y: Any) -> _Kind:
+def _where(condition: Any, x: Any, y: Any) -> Kind:
     shapes = (getattr(operand, "shape", ()) for operand in (condition, x, y))
     dtype = np.where(*map(_stand_in, (condition, x, y))).dtype
     return np.broadcast_shapes(*shapes), dtype
 
 
 #: NumPy's functions, and what they return.
-_KINDS: dict[Callable, Callable[..., _Kind]] = {
+_KINDS: dict[Callable, Callable[..., Kind]] = {
     np.copy: lambda x, order="K": (x.shape, x.dtype),
     np.max: lambda x, axis=None: _reduce(x, axis, x.dtype),
     np.min: lambda x, axis=None: _reduce(x, axis, x.dtype),
@@ -216,17 +218,17 @@ _KINDS: dict[Callable, Callable[..., _Kind]] = {
 }
 
 
-def _list_qr_kinds(a: Any) -> list[_Kind]:
+def _list_qr_kinds(a: Any) -> list[Kind]:
     length = min(a.shape)
     return [((a.shape[0], length), a.dtype), ((length, a.shape[1]), a.dtype)]
 
 
-def _list_product_kinds(a: Any, b: Any) -> list[_Kind]:
+def _list_product_kinds(a: Any, b: Any) -> list[Kind]:
     return [((a.shape[1], b.shape[1]), np.result_type(a.dtype, b.dtype))]
 
 
 #: Our own functions, and what they return.
-_find_kinds: dict[Callable, Callable[..., list[_Kind]]] = {
+_find_kinds: dict[Callable, Callable[..., list[Kind]]] = {
     tall_skinny.transposed_product: _list_product_kinds,
     tall_skinny.solve: lambda a, b: [(b.shape, b.dtype)],
     tall_skinny.qr: _list_qr_kinds,

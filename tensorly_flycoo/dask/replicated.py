@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from .cluster import Cluster, WorkerHandle
+from .cluster import Cluster
+from .handles import WorkerHandle
 from .remote_array import RemoteArray, find_kind_of_ufunc, send_all
 
 

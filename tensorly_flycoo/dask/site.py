@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,18 +18,59 @@ if TYPE_CHECKING:
     from .partitions import Partition
 
 
+class Link(Protocol):
+    """Connects the devices of all workers, as `NcclLink` does."""
+
+    def wait(self, seconds: float) -> bool: ...
+
+    def check(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def exchange(
+        self, sent: Sequence[tuple[Array, int]], received: Sequence[tuple[Array, int]]
+    ) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+class LinkType(Protocol):
+    """Makes links."""
+
+    def make_name(self) -> np.ndarray: ...
+
+    def __call__(
+        self, number: int, count: int, name: np.ndarray, is_needed: Callable[[], bool]
+    ) -> Link: ...
+
+
 class Site:
     """A worker's engine, and the memory that it may use.
+
+    Parameters
+    ----------
+    engine : Engine
+    count_room : callable
+        Counts the bytes of host memory that the worker may still use; None if that is unknown.
+    link_type : LinkType, optional
+        What connects its device to those of other workers.
 
     Attributes
     ----------
     engine : Engine
+    link_type : LinkType or None
     partitions : dict of int to Partition
         Those that are being loaded.
     """
 
-    def __init__(self, engine: Engine, count_room: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        count_room: Callable[[], int | None],
+        link_type: LinkType | None = None,
+    ) -> None:
         self.engine = engine
+        self.link_type = link_type
         self.partitions: dict[int, Partition] = {}
         self._count_room = count_room
         self._memory = SpareMemory()
@@ -68,6 +109,11 @@ class SlabFacts(NamedTuple):
     norm: float
     nbytes: int
     record_format: RecordFormat
+
+
+def choose_format(site: Site, shape: tuple[int, ...], dtype: np.dtype) -> RecordFormat:
+    """Return the format of records of a whole tensor that kernels of the worker take."""
+    return site.engine.choose_cut(shape, dtype).record_format
 
 
 #: Called on a worker with its site and a slab's number; makes the slab.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -11,12 +11,15 @@ import numpy as np
 from distributed import Client
 
 from ..devices import assign_homes
+from ..format.packing import RecordFormat
 from ..format.slab_layout import Slab
 from ..tensor.tensor import FlycooTensor
-from .cluster import Cluster, RemoteObject, WorkerHandle, start_workers
+from .cluster import Cluster
 from .engine import ClusterEngine, ClusterLayout, RemoteLayout, WorkerDevices
+from .handles import RemoteObject, WorkerHandle
 from .messages import SITE, Free
-from .site import LoadSlab, SlabFacts, load_slab
+from .site import LoadSlab, SlabFacts, choose_format, load_slab
+from .starting import start_workers
 
 #: What computes here, for all tensors on clusters.
 ENGINE_HERE = ClusterEngine()
@@ -29,14 +32,22 @@ class Held(NamedTuple):
     facts: SlabFacts
 
 
-class Placed(NamedTuple):
-    """A tensor's slabs on workers.
+def make_layout(
+    cluster: Cluster,
+    record_format: RecordFormat,
+    num_slabs: int,
+    cut_mode: int,
+    rows: Sequence[range],
+    homes: dict[int, int],
+    held: dict[int, Held],
+) -> ClusterLayout:
+    """Make the layout of a tensor.
 
-    Attributes
+    Parameters
     ----------
     cluster : Cluster
-    shape : tuple of int
-    dtype : numpy.dtype
+    record_format : RecordFormat
+        Of the whole tensor, for the workers' kernels.
     num_slabs, cut_mode : int
     rows : sequence of range
         Of each slab, in the cut mode.
@@ -44,33 +55,49 @@ class Placed(NamedTuple):
         The worker of each slab.
     held : dict of int to Held
     """
+    slabs = []
+    for number, own in enumerate(rows):
+        layout: Any = RemoteLayout(cluster, *held[number])
+        slabs.append(Slab(slice(own.start, own.stop), layout, homes[number]))
+    norm = math.hypot(*(slab.layout.norm for slab in slabs))
+    arguments = (record_format, num_slabs, cut_mode, slabs, norm, ENGINE_HERE)
+    return ClusterLayout(*arguments, WorkerDevices(cluster))
 
-    cluster: Cluster
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    num_slabs: int
-    cut_mode: int
-    rows: Sequence[range]
-    homes: dict[int, int]
-    held: dict[int, Held]
 
-    def make_layout(self) -> ClusterLayout:
-        """Make the layout of the whole tensor."""
-        slabs = []
-        for number, rows in enumerate(self.rows):
-            layout: Any = RemoteLayout(self.cluster, *self.held[number])
-            slabs.append(Slab(slice(rows.start, rows.stop), layout, self.homes[number]))
-        record_format = ENGINE_HERE.choose_cut(self.shape, self.dtype).record_format
-        norm = math.hypot(*(slab.layout.norm for slab in slabs))
-        arguments = (record_format, self.num_slabs, self.cut_mode, slabs, norm, ENGINE_HERE)
-        return ClusterLayout(*arguments, WorkerDevices(self.cluster))
+def list_held(layout: ClusterLayout) -> dict[int, Held]:
+    """List the slabs that the workers hold, or held before they were lost."""
+    own: Iterable[Any] = (slab.layout for slab in layout.slabs)
+    return {number: Held(remote.held, remote.facts) for number, remote in enumerate(own)}
+
+
+def replace_lost(
+    layout: ClusterLayout, workers: Sequence[WorkerHandle]
+) -> tuple[dict[int, int], dict[int, Held]]:
+    """Choose a worker for each slab: its own one, or that with the fewest nonzeros.
+
+    Return also the slabs that workers hold.
+    """
+    known = list_held(layout)
+    held = {n: own for n, own in known.items() if own.slab.worker in workers}
+    homes = {n: workers.index(own.slab.worker) for n, own in held.items()}
+    loads = dict.fromkeys(range(len(workers)), 0)
+    for number in [*held, *sorted(known.keys() - held.keys())]:
+        if number not in held:
+            homes[number] = min(loads, key=lambda n: loads[n])
+        loads[homes[number]] += known[number].facts.nnz
+    return homes, held
 
 
 class Source(Protocol):
     """Where a tensor comes from."""
 
-    def place(self, client: Client, workers: Sequence[WorkerHandle]) -> Placed:
+    def place(self, client: Client, workers: Sequence[WorkerHandle]) -> ClusterLayout:
         """Load all slabs on workers, neighbours together."""
+
+    def restore(
+        self, client: Client, workers: Sequence[WorkerHandle], layout: ClusterLayout
+    ) -> ClusterLayout:
+        """Load the slabs that none of these workers holds; some workers of `layout` are lost."""
 
 
 @dataclass(frozen=True)
@@ -94,37 +121,84 @@ class SlabSource:
     rows: Sequence[range]
     load: LoadSlab
 
-    def place(self, client: Client, workers: Sequence[WorkerHandle]) -> Placed:
+    def place(self, client: Client, workers: Sequence[WorkerHandle]) -> ClusterLayout:
         workers = workers[: len(self.rows)]
         homes = dict(enumerate(assign_homes(len(self.rows), len(workers))))
-        return self.load_missing(client, workers, homes, {})
+        return self._load_missing(client, workers, homes, {})
 
-    def load_missing(
+    def restore(
+        self, client: Client, workers: Sequence[WorkerHandle], layout: ClusterLayout
+    ) -> ClusterLayout:
+        return self._load_missing(client, workers, *replace_lost(layout, workers))
+
+    def _load_missing(
         self,
         client: Client,
         workers: Sequence[WorkerHandle],
         homes: dict[int, int],
         held: dict[int, Held],
-    ) -> Placed:
+    ) -> ClusterLayout:
         """Load the slabs that are not held."""
         cluster, new = Cluster(client, workers), {}
         for number in sorted(homes.keys() - held.keys()):
             worker = workers[homes[number]]
             keys = cluster.call(worker, load_slab, [SITE, self.load, number], num_results=2)
             new[number] = [RemoteObject(worker, key) for key in keys]
+        record_format = fetch_format(cluster, self.shape, self.dtype)
         found = cluster.fetch([facts for _, facts in new.values()])
         for (number, (slab, _)), facts in zip(new.items(), found, strict=True):
             held[number] = Held(slab, facts)
-        arguments = (self.shape, self.dtype, self.num_slabs, self.cut_mode, self.rows)
-        return Placed(cluster, *arguments, homes, held)
+        arguments = (record_format, self.num_slabs, self.cut_mode, self.rows)
+        return make_layout(cluster, *arguments, homes, held)
+
+
+@dataclass(frozen=True)
+class Derived:
+    """What a function makes of another tensor.
+
+    It holds the other one's source, not its slabs: what is lost is loaded and computed again.
+
+    Attributes
+    ----------
+    source : Source
+        Of the other tensor.
+    function : callable
+    device : str or None
+    """
+
+    source: Source
+    function: Callable[[FlycooTensor], FlycooTensor]
+    device: str | None
+
+    def place(self, client: Client, workers: Sequence[WorkerHandle]) -> ClusterLayout:
+        layout = self.source.place(client, workers)
+        x = ClusterTensor.of(self.source, client, self.device, layout)
+        made: Any = self.function(x)._layout
+        return made
+
+    def restore(
+        self, client: Client, workers: Sequence[WorkerHandle], layout: ClusterLayout
+    ) -> ClusterLayout:
+        for own in list_held(layout).values():  # room for those to come
+            own.slab.worker.queue.append(Free(own.slab.key))
+        # Actors of its own: the others may be those of the tensor that it was made of.
+        addresses = [worker.address for worker in workers]
+        return self.place(client, start_workers(client, addresses, self.device))
+
+
+def fetch_format(cluster: Cluster, shape: tuple[int, ...], dtype: np.dtype) -> RecordFormat:
+    """Ask a worker for the format of records of a tensor; all have the same kind of device."""
+    worker = cluster.workers[0]
+    (key,) = cluster.call(worker, choose_format, [SITE, shape, dtype])
+    return cluster.fetch([RemoteObject(worker, key)])[0]
 
 
 class ClusterTensor(FlycooTensor):
     """A sparse tensor whose slabs are on the workers of a Dask cluster.
 
     The functions of this module make it. `parafac`, its non-negative and constrained relatives,
-    Tucker, Poisson losses, masks, `mttkrp`, `Progress`, elementwise functions and sums of all
-    elements take it as any other tensor; operations that would gather its nonzeros raise a
+    Tucker, Poisson losses, masks, `mttkrp`, `Progress`, elementwise functions, slices, transposes
+    and sums take it as any other tensor; operations that would gather its nonzeros raise a
     TypeError.
 
     Attributes
@@ -137,23 +211,30 @@ class ClusterTensor(FlycooTensor):
     Several threads may use it, and wait for each other. It belongs to the process and the client
     that made it: when the last reference to it and to its factors is gone, the workers free it.
 
-    Elementwise functions give a `FlycooTensor` on the same workers, without `recover`: compute it
-    again from this one.
+    What an operation makes of it, such as ``2 * x``, is another one on the same workers.
     """
 
     _source: Source
     _client: Client
     _device: str | None
-    _placed: Placed
+    _layout: ClusterLayout
 
     @classmethod
     def load(
         cls, source: Source, client: Client, addresses: Sequence[str], device: str | None = None
     ) -> ClusterTensor:
         """Load a tensor on workers."""
+        layout = source.place(client, start_workers(client, addresses, device))
+        return cls.of(source, client, device, layout)
+
+    @classmethod
+    def of(
+        cls, source: Source, client: Client, device: str | None, layout: ClusterLayout
+    ) -> ClusterTensor:
+        """Make a tensor of a layout that has come from a source."""
         x = object.__new__(cls)
         x._source, x._client, x._device = source, client, device
-        x._take(source.place(client, start_workers(client, addresses, device)))
+        x._set(ENGINE_HERE, layout)
         return x
 
     def __repr__(self) -> str:
@@ -162,53 +243,44 @@ class ClusterTensor(FlycooTensor):
             f"layout={self.layout!r}, slabs={self.slabs}, workers={len(self.workers)}>"
         )
 
-    def _take(self, placed: Placed) -> None:
-        self._placed = placed
-        self._set(ENGINE_HERE, placed.make_layout())
-
     @property
     def workers(self) -> tuple[str, ...]:
         return tuple(worker.address for worker in self._cluster.workers)
 
     @property
     def _cluster(self) -> Cluster:
-        return self._placed.cluster
+        return self._layout.devices.cluster
+
+    def _derive(self, function: Callable[[FlycooTensor], FlycooTensor]) -> FlycooTensor:
+        source = Derived(self._source, function, self._device)
+        layout: Any = function(self)._layout
+        return ClusterTensor.of(source, self._client, self._device, layout)
 
     def recover(self) -> None:
         """Load the slabs of workers that are gone on the others, from where they came.
 
-        Slabs of a folder are loaded one by one, and those on workers that are there stay. From
-        other sources all of the data is loaded again. Factors that were on a lost worker are lost:
-        start from a checkpoint (`Progress.resume`), which leads to the same bits, or anew.
+        Slabs on workers that are there stay. Those of a folder are loaded one by one. Other data
+        are read again, but only the nonzeros of lost slabs are kept, exchanged and sorted. What an
+        operation has made of another tensor is computed again from that one's data, all of which
+        are loaded. Factors that were on a lost worker are lost: start from a checkpoint
+        (`Progress.resume`), which leads to the same bits, or anew.
+
+        If no worker is lost, nothing is done.
 
         Raises
         ------
         WorkerLost
             If another worker is lost meanwhile: call it again.
         RuntimeError
-            If no worker is left, and the client has no others.
+            If no worker is left, and the client has no others; or if the data are not those that
+            were loaded.
         """
         workers = [worker for worker in self._cluster.workers if worker.is_there]
+        if len(workers) == len(self._cluster.workers):
+            return
         if not workers:
             workers = start_workers(self._client, list_workers(self._client), self._device)
-        if isinstance(self._source, SlabSource):
-            self._take(self._reload(self._source, workers))
-            return
-        for own in self._placed.held.values():  # room for those to come
-            own.slab.worker.queue.append(Free(own.slab.key))
-        self._take(self._source.place(self._client, workers))
-
-    def _reload(self, source: SlabSource, workers: list[WorkerHandle]) -> Placed:
-        """Load the lost slabs where the fewest nonzeros are."""
-        known = self._placed.held
-        held = {n: own for n, own in known.items() if own.slab.worker in workers}
-        homes = {n: workers.index(own.slab.worker) for n, own in held.items()}
-        loads = dict.fromkeys(range(len(workers)), 0)
-        for number in [*held, *sorted(known.keys() - held.keys())]:
-            if number not in held:
-                homes[number] = min(loads, key=lambda n: loads[n])
-            loads[homes[number]] += known[number].facts.nnz
-        return source.load_missing(self._client, workers, homes, held)
+        self._set(ENGINE_HERE, self._source.restore(self._client, workers, self._layout))
 
 
 def list_workers(client: Client) -> list[str]:

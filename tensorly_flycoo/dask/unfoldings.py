@@ -12,9 +12,9 @@ from ..checks import SURELY_FREE_NBYTES
 from ..ops.slab_gram import build_in_slabs, check_memory, refuse_excess
 from ..ops.svd_memory import count_cluster_nbytes
 from ..tensor.tensor import FlycooTensor
-from .cluster import RemoteObject
 from .engine import ClusterEngine, ClusterLayout
 from .exchange import keep_nonzeros
+from .handles import RemoteObject
 from .loading import load_again
 from .messages import SITE
 from .remote_array import call_method
@@ -46,7 +46,7 @@ def _(
     """Build the matrix on the workers, as a tensor whose partitions are the parts."""
     calls = ((part.worker, keep_part, [part]) for part in parts)
     sizes = (shape, np.dtype(np.float64), layout.num_slabs, "replicated")
-    return load_again(layout.devices.cluster, calls, *sizes).make_layout()
+    return load_again(layout.devices.cluster, calls, *sizes)
 
 
 def keep_part(site: Site, number: int, part: tuple[Array, Array]) -> None:

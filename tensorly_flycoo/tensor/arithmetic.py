@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable
 from numbers import Real
@@ -12,10 +11,9 @@ import numpy as np
 
 from ..array_modules import Array, is_cupy
 from ..checks import densify_error
-from .pieces import has_zeros, measure_values
+from .pieces import has_zeros, measure_values, read_nonzeros, rebuild
 
 if TYPE_CHECKING:
-    from ..format.slab_layout import AnyLayout
     from .tensor import FlycooTensor
 
 
@@ -38,13 +36,22 @@ def scale(x: FlycooTensor, operation: Callable[[Any, Any], Any], scalar: object)
     if operation is operator.truediv and number == 0:
         raise ZeroDivisionError("FlycooTensor / 0 would make every stored value infinite")
     factor = x.dtype.type(number)
-    scaled = x._map_values(
-        lambda values: operation(values, factor), abs(operation(1.0, float(number)))
-    )
-    # Drop the explicit zeros that a factor of 0, or underflow, leaves.
-    if has_zeros(scaled._layout, scaled._engine):
-        return drop_zeros(scaled._layout, scaled)
-    return scaled
+    norm_scale = abs(operation(1.0, float(number)))
+
+    def apply(x: FlycooTensor) -> FlycooTensor:
+        scaled = map_values(x, lambda values: operation(values, factor), norm_scale)
+        # Drop the explicit zeros that a factor of 0, or underflow, leaves.
+        stores_zeros = has_zeros(scaled._layout, scaled._engine)
+        return rebuild(scaled._layout, scaled, read_nonzeros) if stores_zeros else scaled
+
+    return x._derive(apply)
+
+
+def map_values(
+    x: FlycooTensor, function: Callable[[Array], Array], scale: float = 1.0
+) -> FlycooTensor:
+    """Apply `function`, which multiplies the norm by `scale`; zeros that it gives are stored."""
+    return x._derive(lambda x: x._replace_layout(x._layout.map_values(function, scale)))
 
 
 def raise_to(x: FlycooTensor, exponent: object) -> FlycooTensor:
@@ -147,16 +154,14 @@ def map_nonzeros(x: FlycooTensor, function: Callable[[Array], Array]) -> FlycooT
     ValueError
         If a result is not finite.
     """
-    layout = x._layout.map_values(function, 0.0)
-    layout.norm, stores_zeros = measure_values(layout, x._engine)
-    mapped = x._replace_layout(layout)
-    return drop_zeros(layout, mapped) if stores_zeros else mapped
 
+    def apply(x: FlycooTensor) -> FlycooTensor:
+        layout = x._layout.map_values(function, 0.0)
+        layout.norm, stores_zeros = measure_values(layout, x._engine)
+        mapped = x._replace_layout(layout)
+        return rebuild(layout, mapped, read_nonzeros) if stores_zeros else mapped
 
-@functools.singledispatch
-def drop_zeros(layout: AnyLayout, x: FlycooTensor) -> FlycooTensor:
-    """Build a tensor, of this layout, without the zeros that it stores."""
-    return x._rebuild(*x._sorted_nonzeros())
+    return x._derive(apply)
 
 
 def add(x: FlycooTensor, other: FlycooTensor, sign: int, operation: str) -> FlycooTensor:

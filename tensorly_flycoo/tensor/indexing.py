@@ -11,10 +11,9 @@ import numpy as np
 
 from ..array_modules import Array, is_cupy, move
 from ..checks import DensifyError, early_bound_hint
-from .pieces import Piece, iterate_pieces
+from .pieces import Piece, map_pieces, rebuild
 
 if TYPE_CHECKING:
-    from ..format.slab_layout import AnyLayout
     from .tensor import FlycooTensor
 
 _VALID = (
@@ -35,11 +34,11 @@ def find_part(x: FlycooTensor, index: Index) -> FlycooTensor | Array:
     selectors = parse_index(index, x.shape)
     if all(map(_is_whole, selectors, x.shape)):
         return x
-    coords, values = select_nonzeros(x._layout, selectors, x._engine.xp)
-    kept = order_kept(selectors)
+    kept, args = order_kept(selectors), (x.shape, tuple(selectors))
     if not kept:
-        return values.sum()
-    return x._rebuild(coords[kept], values, [_count(selectors[mode]) for mode in kept])
+        return sum(map_pieces(_find_value, x._layout, x._engine, *args))
+    shape = [_count(selectors[mode]) for mode in kept]
+    return x._derive(lambda x: rebuild(x._layout, x, _find_kept, *args, kept, shape=shape))
 
 
 def iterate_parts(x: FlycooTensor) -> Iterator[FlycooTensor | Array]:
@@ -164,25 +163,14 @@ def _refuse(error: IndexError) -> Exception:
     return DensifyError(f"{error}{hint}") if hint else error
 
 
-def select_nonzeros(
-    layout: AnyLayout, selectors: Sequence[Selector], xp: ModuleType
+def _find_kept(
+    piece: Piece, shape: Sequence[int], selectors: Sequence[Selector], kept: Sequence[int]
 ) -> tuple[Array, Array]:
-    """Find the selected nonzeros in one scan, skipping modes taken whole.
+    """Return the positions of selected nonzeros in the ranges and the array, and their values.
 
-    Returns
-    -------
-    coords : int64 array (ndim, num_selected)
-        Positions in the ranges and the array.
-    values : array (num_selected,)
+    One scan, skipping modes taken whole.
     """
-    parts = []
-    for piece in iterate_pieces(layout, xp):
-        coords, values = _select_from_piece(piece, layout.record_format.shape, selectors)
-        parts.append((piece.bring(coords), piece.bring(values)))
-    coords, values = parts[0]
-    if len(parts) > 1:
-        coords = xp.concatenate([part_coords for part_coords, _ in parts], axis=1)
-        values = xp.concatenate([part_values for _, part_values in parts])
+    xp, (coords, values) = piece.xp, _select_from_piece(piece, shape, selectors)
     for mode, selector in enumerate(selectors):
         if isinstance(selector, range):
             coords[mode] = (coords[mode] - selector.start) // selector.step
@@ -191,7 +179,11 @@ def select_nonzeros(
             sources, places = _match(coords[mode], xp.asarray(selector), xp)
             coords, values = coords[:, sources], values[sources]
             coords[mode] = places
-    return coords, values
+    return coords[kept], values
+
+
+def _find_value(piece: Piece, shape: Sequence[int], selectors: Sequence[Selector]) -> Array:
+    return _select_from_piece(piece, shape, selectors)[1].sum()
 
 
 def _select_from_piece(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..array_modules import Array
-from .pieces import find_extreme, sum_all
+from .pieces import Piece, find_extreme, map_pieces, rebuild, sum_all
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -60,7 +60,16 @@ def sum_modes(x: FlycooTensor, axis: int | Iterable[int] | None = None) -> Flyco
     modes = _list_modes(axis, x.ndim)
     if len(modes) == x.ndim:
         return x._engine.xp.asarray(sum_all(x._layout, x._engine), x.dtype)[()]
-    return collect(x, *x._sorted_nonzeros(), modes)
+    kept = [mode for mode in range(x.ndim) if mode not in modes]
+    shape = [x.shape[mode] for mode in kept]
+    sums = x._derive(lambda x: rebuild(x._layout, x, _keep_modes, kept, x._engine, shape=shape))
+    return _flatten(sums)
+
+
+def _keep_modes(piece: Piece, kept: Sequence[int], engine: Engine) -> tuple[Array, Array]:
+    """Return the other coordinates and the values, in the order of modes 0, 1, ..., ndim - 1."""
+    records = piece.sort_records(engine)
+    return piece.read_coords(records)[kept], piece.read_values(records).copy()
 
 
 def average_modes(x: FlycooTensor, axis: int | Iterable[int] | None = None) -> FlycooTensor | Array:
@@ -219,10 +228,20 @@ def _arrange(
     x: FlycooTensor, coords: Array, values: Array, shape: Sequence[int]
 ) -> FlycooTensor | Array:
     """Make a tensor of entries, whose duplicates are summed, or a vector if it has one mode."""
-    result = x._rebuild(coords, values, shape)
-    if result.ndim > 1:
-        return result
-    (rows,), sums = result._sorted_nonzeros()
-    vector = x._engine.xp.zeros(shape, result.dtype)
-    vector[rows] = sums
+    return _flatten(x._rebuild(coords, values, shape))
+
+
+def _flatten(x: FlycooTensor) -> FlycooTensor | Array:
+    """Return a tensor of one mode as a dense vector; return another one as it is."""
+    if x.ndim > 1:
+        return x
+    return x._engine.xp.concatenate(list(map_pieces(_read_rows, x._layout, x._engine)))
+
+
+def _read_rows(piece: Piece) -> Array:
+    """Return a piece of a tensor of one mode as a dense vector."""
+    record_format = piece.layout.record_format
+    vector = piece.xp.zeros(record_format.shape, record_format.dtype)
+    with piece.hold_records() as records:
+        vector[record_format.rows(records, 0, piece.xp)] = piece.read_values(records)
     return vector

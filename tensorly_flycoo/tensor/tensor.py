@@ -24,12 +24,12 @@ from ..checks import (
 )
 from ..engines import select_engine
 from ..format.slab_layout import SlabLayout
-from .arithmetic import add, map_elements, raise_to, scale
+from .arithmetic import add, map_elements, map_values, raise_to, scale
 from .constructors import FromOthers
 from .indexing import Index, find_part, iterate_parts
 from .memory import build_layout
 from .numpy_protocol import USE_NONZEROS, apply_function, apply_ufunc
-from .pieces import check_all_values
+from .pieces import check_all_values, read_nonzeros, rebuild
 from .reductions import average_modes, find_largest, find_smallest, sum_modes
 from .showing import to_html
 from .transposing import transpose
@@ -243,7 +243,7 @@ class FlycooTensor(FromOthers):
         dtype = check_dtype(dtype)
         if dtype == self.dtype:
             return self
-        return self._rebuild(*self._sorted_nonzeros(), dtype=dtype)
+        return self._derive(lambda x: rebuild(x._layout, x, read_nonzeros, dtype=dtype))
 
     def __repr__(self) -> str:
         slabs = f", slabs={self.slabs}" if self.slabs > 1 else ""
@@ -324,9 +324,9 @@ class FlycooTensor(FromOthers):
     #: Above CuPy's, so that its scalars defer ``scalar * x``; NumPy's call `__array_ufunc__`.
     __array_priority__ = 1000
 
-    def _map_values(self, function: Callable[[Array], Array], scale: float = 1.0) -> FlycooTensor:
-        """Apply `function`, which multiplies the norm by `scale`, to the values."""
-        return self._replace_layout(self._layout.map_values(function, scale))
+    def _derive(self, function: Callable[[FlycooTensor], FlycooTensor]) -> FlycooTensor:
+        """Return ``function(self)``; a tensor that can be lost remembers how it was made."""
+        return function(self)
 
     def _replace_layout(self, layout: AnyLayout) -> FlycooTensor:
         other = object.__new__(FlycooTensor)
@@ -357,13 +357,13 @@ class FlycooTensor(FromOthers):
         raise densify_error("number ** FlycooTensor", self.shape, USE_NONZEROS)
 
     def __neg__(self) -> FlycooTensor:
-        return self._map_values(operator.neg)
+        return map_values(self, operator.neg)
 
     def __pos__(self) -> FlycooTensor:
         return self
 
     def __abs__(self) -> FlycooTensor:
-        return self._map_values(np.abs)
+        return map_values(self, np.abs)
 
     def _add(self, other: Any, sign: int, operation: str) -> FlycooTensor:
         if not isinstance(other, FlycooTensor):

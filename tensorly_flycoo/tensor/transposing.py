@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..array_modules import Array
+from .pieces import Piece, read_nonzeros, rebuild
 from .reductions import check_axes
 
 if TYPE_CHECKING:
@@ -43,8 +45,13 @@ def transpose(x: FlycooTensor, *axes: Any) -> FlycooTensor:
     order = check_order(axes[0] if len(axes) == 1 else axes or None, x.ndim)
     if order == list(range(x.ndim)):
         return x
-    coords, values = x._sorted_nonzeros()
-    return x._rebuild(coords[order], values, [x.shape[mode] for mode in order])
+    shape = [x.shape[mode] for mode in order]
+    return x._derive(lambda x: rebuild(x._layout, x, _permute, order, shape=shape))
+
+
+def _permute(piece: Piece, order: Sequence[int]) -> tuple[Array, Array]:
+    coords, values = read_nonzeros(piece)
+    return coords[order], values
 
 
 def check_order(axes: int | Sequence[int] | None, ndim: int) -> list[int]:

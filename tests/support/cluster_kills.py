@@ -1,10 +1,11 @@
 """Kill a worker, and a client, at random moments: ``python cluster_kills.py [WORKERS [CLIENTS]]``.
 
-Each of the first kills ends a worker of three while a tensor is opened or decomposed, each of the
-second a client process. Prints one line for each; the exit status is 1 if an error came late, bits
-differ, or something was not freed.
+Each of the first kills ends a worker, of three or as many as ``--workers`` says, while a tensor is
+opened or decomposed, each of the second a client process. Prints one line for each; the exit status
+is 1 if an error came late, bits differ, or something was not freed.
 """
 
+import argparse
 import gc
 import os
 import random
@@ -49,13 +50,13 @@ def count_machines():
     return sum(thread.name == "tensorly_flycoo" for thread in threading.enumerate())
 
 
-def wait_for_pids(client):
-    """Wait until there are three workers; return their processes by address."""
+def wait_for_pids(client, count):
+    """Wait until there are `count` workers; return their processes by address."""
     deadline = time.monotonic() + 120
     while True:
         try:
             pids = client.run(os.getpid)
-            if len(pids) == 3:
+            if len(pids) == count:
                 return pids
         except OSError:  # of a worker that was just killed
             pass
@@ -91,10 +92,10 @@ class Killer:
         self._timer.join()
 
 
-def kill_worker(client, path, checkpoint, expected, longest):
+def kill_worker(client, count, path, checkpoint, expected, longest):
     """Return what happened, and whether it is right."""
     checkpoint.unlink(missing_ok=True)
-    pids = wait_for_pids(client)
+    pids = wait_for_pids(client, count)
     addresses = sorted(pids)
     victim, x = random.choice(addresses), None
     killer = Killer(pids[victim], random.uniform(0, longest))
@@ -139,25 +140,29 @@ def kill_client(client, path, longest):
 
 
 def main():
-    counts = [int(count) for count in sys.argv[1:]] or [30, 10]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("worker_kills", nargs="?", type=int, default=30)
+    parser.add_argument("client_kills", nargs="?", type=int, default=10)
+    parser.add_argument("--workers", type=int, default=3)
+    options = parser.parse_args()
     path = Path(tempfile.mkdtemp())
     x = planted_tensor((3000, 2000, 4000), RANK, 20_000, noise=0.1, random_state=0)[0]
     save_slabs(path / "x.flycoo", x, slabs=6)
     failures = 0
     connection = {"direct_to_workers": True}
-    with start_cluster(3) as address, Client(address, **connection) as client:
+    with start_cluster(options.workers) as address, Client(address, **connection) as client:
         expected = run(open_slabs(path / "x.flycoo", client=client))
         start = time.monotonic()
         run(open_slabs(path / "x.flycoo", client=client))
         longest = time.monotonic() - start
         print(f"a run takes {longest:.1f} s", flush=True)
-        for number in range(counts[0]):
+        for number in range(options.worker_kills):
             arguments = (path / "x.flycoo", path / "run.npz", expected, longest)
-            text, is_right = kill_worker(client, *arguments)
+            text, is_right = kill_worker(client, options.workers, *arguments)
             print(f"worker {number}: {text}{'' if is_right else ': WRONG'}", flush=True)
             failures += not is_right
         wait_for_nothing(client)
-        for number in range(sum(counts[1:])):
+        for number in range(options.client_kills):
             text, is_right = kill_client(client, str(path / "x.flycoo"), 3.0)
             print(f"client {number}: {text}{'' if is_right else ': WRONG'}", flush=True)
             failures += not is_right

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import numpy as np
 import pandas as pd
@@ -130,16 +131,52 @@ def test_errors_name_the_partition(client, table, tmp_path):
         read_parquet(tmp_path / "nowhere", MODES, client=client)
 
 
-def test_recover_loads_everything_again(client, table, files):
-    client.wait_for_workers(3, timeout=60)
-    x = read_parquet(files, MODES, "price", slabs=4, client=client).tensor
-    victim = x.workers[0]
-    pids = client.run(os.getpid)
-    os.kill(pids[victim], signal.SIGKILL)
-    factors = [np.ones((size, 2)) for size in x.shape]
+def kill(client, address):
+    """Kill a worker, and wait until Dask has noticed it."""
+    os.kill(client.run(os.getpid, workers=[address])[address], signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while address in client.nthreads():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def list_keys(x):
+    """Return the slabs' keys on their workers, by slab."""
+    return {n: slab.layout.held.key for n, slab in enumerate(x._layout.slabs)}
+
+
+def test_recover_loads_lost_slabs(client, addresses, table, files):
+    """And leaves the others, also if what was lost had been made by an operation."""
+    x = read_parquet(files, MODES, "price", slabs=4, client=client, workers=addresses).tensor
+    y, keys, victim = np.negative(x**2) * 3, list_keys(x), x.workers[0]
+    homes = [slab.home for slab in x._layout.slabs]
+    kill(client, victim)
     with pytest.raises(WorkerLost, match=victim):
-        mttkrp(x, factors, 0)
+        mttkrp(x, [np.ones((size, 2)) for size in x.shape], 0)
+    y.recover()
     x.recover()
-    assert victim not in x.workers
-    check_same(x, from_dataframe(table, MODES, "price", slabs=4).tensor)
-    client.wait_for_workers(3, timeout=60)
+    expected = from_dataframe(table, MODES, "price", slabs=4).tensor
+    check_same(x, expected)
+    check_same(y, -(expected**2) * 3)
+    assert victim not in (*x.workers, *y.workers)
+    kept = {n for n, key in list_keys(x).items() if key == keys[n]}
+    assert kept == {n for n, home in enumerate(homes) if home > 0}
+    x.recover()  # does nothing
+    check_same(2 * y, -(expected**2) * 6)
+
+
+def test_recover_notices_that_the_data_have_changed(client, addresses, tmp_path):
+    numbers = np.arange(60)
+    table = pd.DataFrame({"a": numbers % 20, "b": numbers // 20, "v": numbers + 1.0})
+    changed = [table.assign(v=table.v + 1), table.assign(a=table.a + 1), table[:-1]]
+    table.to_parquet(tmp_path / "x.parquet")
+    options = {"slabs": 3, "client": client, "workers": addresses}
+    x = read_parquet(tmp_path, ["a", "b"], "v", **options).tensor
+    x._cluster.workers[2].is_lost = True
+    for other in changed:
+        other.to_parquet(tmp_path / "x.parquet")
+        with pytest.raises(RuntimeError, match="not those that were loaded"):
+            x.recover()
+    table.to_parquet(tmp_path / "x.parquet")
+    x.recover()
+    check_same(x, from_dataframe(table, ["a", "b"], "v", slabs=3).tensor)

@@ -1,7 +1,5 @@
 """Operations on a cluster besides loops: the results of one process, to the bit."""
 
-import threading
-
 import numpy as np
 import pytest
 import sparse
@@ -96,11 +94,20 @@ OPERATIONS = {
     "log1p": np.log1p,
     "0 * x": lambda x: 0 * x,
     "zeros": lambda x: x.map(lambda values: np.maximum(values - 2, 0)),
+    "float32": lambda x: x.astype(np.float32),
+    "transpose": lambda x: x.transpose(2, 0, 1),
+    "a row": lambda x: x[3],
+    "rows of the cut mode": lambda x: x[..., 39:3:-2],
+    "a list": lambda x: x[:, [3, 0, 3, 19]],
+    "no nonzeros": lambda x: (x * 0)[:5],
+    "a fibre": lambda x: x[3, :, 5],
+    "sum over mode 1": lambda x: (x / 3).sum(axis=1),
+    "sum over the cut mode": lambda x: (x / 3).sum(axis=-1),
 }
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_elementwise_operations(tensors, folder, name):
+def test_operations(tensors, folder, name):
     expected = OPERATIONS[name](open_slabs(folder))
     for x in tensors[1:]:
         found = OPERATIONS[name](x)
@@ -110,9 +117,13 @@ def test_elementwise_operations(tensors, folder, name):
         assert ranges[0] == ranges[1]
 
 
-def test_sums_and_extremes(tensors, folder):
+def test_numbers_and_vectors(tensors, folder):
+    coords, _ = draw_nonzeros()
+
     def measure(x):
-        return x.sum(), x.mean(), x.max(), (-x).min(), x.norm()
+        numbers = x.sum(), x.mean(), x.max(), (-x).min(), x.norm(), x[*coords[:, 7]], x[0, 0, 0]
+        vectors = (x / 3).sum(axis=(0, 1)), (x / 3).sum((0, 2)), x.sum(axis=2).mean(axis=1)
+        return [(array.dtype, array.shape, array.tobytes()) for array in (*numbers, *vectors)]
 
     expected = measure(open_slabs(folder))
     for x in tensors:
@@ -141,14 +152,3 @@ def test_a_loss_that_is_not_defined(tmp_path, client):
     save_slabs(tmp_path / "x", x, slabs=2)
     with pytest.raises(ValueError, match=r"tensor holds -2\.0, expected numbers of 0 or more"):
         generalized_parafac(open_on_workers(tmp_path / "x", client=client), 2)
-
-
-def test_functions_that_cannot_be_sent_are_refused_at_once(tensors):
-    lock = threading.Lock()
-
-    def apply(values):
-        with lock:
-            return values * 2
-
-    with pytest.raises(TypeError, match=r"cannot be sent to workers: .*lock"):
-        tensors[1].map(apply)

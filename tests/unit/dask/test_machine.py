@@ -4,9 +4,21 @@ import queue
 
 import numpy as np
 import pytest
+from simulated_links import SimulatedLink
 
 from tensorly_flycoo.dask.machine import Machine
-from tensorly_flycoo.dask.messages import Call, Free, Message, Receive, Ref, Send
+from tensorly_flycoo.dask.messages import (
+    Call,
+    Dropped,
+    Exchange,
+    Free,
+    Join,
+    Message,
+    Part,
+    Receive,
+    Ref,
+    Send,
+)
 from tensorly_flycoo.dask.site import Site
 from tensorly_flycoo.engines import select_engine
 
@@ -17,7 +29,11 @@ class Pair:
     def __init__(self):
         self.is_held, self._number = True, [0, 0]
         self.machines = [
-            Machine(Site(select_engine("cpu"), lambda: None), lambda: None, lambda: self.is_held)
+            Machine(
+                Site(select_engine("cpu"), lambda: None, SimulatedLink),
+                lambda: None,
+                lambda: self.is_held,
+            )
             for _ in range(2)
         ]
         for machine in self.machines:
@@ -71,3 +87,71 @@ def test_an_array_of_an_earlier_epoch_was_lost(pair):
     error = pair.run(0, [], [1], epoch=1).get(timeout=10).error
     assert "the call that made it has failed" in str(error)
     assert pair.run(0, [Free(1)], epoch=1).get(timeout=10).error is None
+
+
+# From device to device
+
+KIND = ((3,), np.dtype("float64"))
+
+
+def swap(number, first=1, second=2):
+    """Return a command that sends an array to the other worker and receives its one."""
+    return Exchange([Part(first, 1 - number, *KIND)], [Part(second, 1 - number, *KIND)])
+
+
+def make_and_swap(number):
+    make = Call(np.multiply, [10.0**number, np.arange(3)], {}, (1,))
+    return [Join(9, number, 2), make, swap(number)]
+
+
+def test_an_exchange_between_devices(pair):
+    replies = [pair.run(number, [*make_and_swap(number)], [2]) for number in range(2)]
+    for replied, factor in zip(replies, (10, 1), strict=True):
+        reply = replied.get(timeout=10)
+        np.testing.assert_array_equal(reply.values[0], factor * np.arange(3))
+
+
+def test_parcels_that_a_peer_needs_before_an_exchange_are_sent(pair):
+    """Worker 1 waits for the parcel before it comes to the exchange."""
+    use = Call(np.negative, [Ref(5)], {}, (1,))
+    second = pair.run(1, [Join(9, 1, 2), Receive(5), use, swap(1)], [2])
+    first = pair.run(0, [*make_and_swap(0)[:2], Send(1, 1, 5), swap(0)], [2])
+    np.testing.assert_array_equal(first.get(timeout=10).values[0], -np.arange(3))
+    assert second.get(timeout=10).error is None
+
+
+def test_what_a_failed_exchange_may_have_spoilt_is_lost(pair):
+    """Worker 0 waits for one that does not come; what it computed before is lost too."""
+    with_sum = [*make_and_swap(0), Call(np.add, [Ref(1), Ref(2)], {}, (3,))]
+    waiting = pair.run(0, with_sum, [3])
+    failed = pair.run(1, [Join(9, 1, 2), Call(np.zeros, [-1], {}, (1,)), swap(1)])
+    assert isinstance(failed.get(timeout=10).error, ValueError)
+    pair.abort(1)
+    assert isinstance(waiting.get(timeout=10).error, Dropped)
+    error = pair.run(0, [], [3], epoch=1).get(timeout=10).error
+    assert "the call that made it has failed" in str(error)
+    pair.abort(2)
+    replies = [pair.run(number, make_and_swap(number), [2], epoch=2) for number in range(2)]
+    assert [replied.get(timeout=10).error for replied in replies] == [None, None]
+
+
+def test_what_has_arrived_is_kept(pair):
+    replies = [pair.run(number, make_and_swap(number), [2]) for number in range(2)]
+    assert [replied.get(timeout=10).error for replied in replies] == [None, None]
+    pair.abort(1)
+    reply = pair.run(0, [], [2], epoch=1).get(timeout=10)
+    np.testing.assert_array_equal(reply.values[0], 10 * np.arange(3))
+
+
+def test_a_worker_that_waits_for_a_link_can_be_stopped(pair):
+    waiting = pair.run(0, make_and_swap(0), [2])
+    pair.abort(1)
+    assert isinstance(waiting.get(timeout=10).error, Dropped)
+
+
+def test_an_array_of_another_shape_is_not_sent(pair):
+    make = Call(np.ones, [4], {}, (1,))
+    failed = pair.run(0, [Join(9, 0, 2), make, swap(0)])
+    pair.run(1, make_and_swap(1))
+    assert "an array has (4,), float64, expected shape (3,)" in str(failed.get(timeout=10).error)
+    pair.abort(1)

@@ -1,0 +1,99 @@
+"""What stands in the client for a worker, and for what it holds."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from distributed import Actor, Future
+
+from .errors import WorkerLost
+from .messages import Command, Free, Message, Peer
+
+#: The shape and the dtype of an array.
+Kind: TypeAlias = tuple[tuple[int, ...], np.dtype]
+
+
+class RemoteObject:
+    """What a worker holds; freed there when this object is.
+
+    Attributes
+    ----------
+    worker : WorkerHandle
+    key : int
+    """
+
+    def __init__(self, worker: WorkerHandle, key: int) -> None:
+        self.worker = worker
+        self.key = key
+        weakref.finalize(self, worker.queue.append, Free(key)).atexit = False
+
+    def copy_at(self, worker: WorkerHandle, key: int) -> RemoteObject:
+        """Return what stands for a copy that another worker holds."""
+        return RemoteObject(worker, key)
+
+    @property
+    def kind(self) -> Kind | None:
+        """The shape and the dtype of an array; None if they are not known here."""
+        return None
+
+
+class WorkerHandle:
+    """One worker's actor, and the commands that it has not been sent.
+
+    Attributes
+    ----------
+    address : str
+    gpu : str or None
+        The UUID of its GPU, if that can be linked to others.
+    queue : collections.deque
+        Finalizers append to it at any time, in any thread.
+    is_lost : bool
+        Whether a call has found that it is gone.
+    """
+
+    def __init__(self, address: str, future: Future, gpu: str | None = None) -> None:
+        self.address = address
+        self.gpu = gpu
+        self.actor: Actor = future.result()
+        self.is_lost = False
+        self._future = future
+        self.queue: deque[Command] = deque()
+        self.num_sent = 0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether neither Dask nor a call has noticed that the actor is gone."""
+        return not self.is_lost and self._future.status == "finished"
+
+    @property
+    def peer(self) -> Peer:
+        return Peer(self.address, str(self.actor.key))
+
+    def call(self, method: str, *args: Any) -> Any:
+        """Begin a call of the actor; raise `WorkerLost` if Dask has noticed that it is gone."""
+        try:
+            return getattr(self.actor, method)(*args)
+        except RuntimeError:
+            self.is_lost = True
+            raise WorkerLost([self.address]) from None
+
+    def drop(self) -> None:
+        """Forget the commands but for those that free something, and begin to number anew.
+
+        Some may wait for arrays of a lost worker, or be for a place that is another one's now.
+        """
+        self.num_sent = 0
+        for _ in range(len(self.queue)):
+            command = self.queue.popleft()
+            if isinstance(command, Free):
+                self.queue.append(command)
+
+    def pack(self, epoch: int, wanted: Sequence[int]) -> Message:
+        """Take all commands from the queue."""
+        commands = [self.queue.popleft() for _ in range(len(self.queue))]
+        self.num_sent += 1
+        return Message(epoch, self.num_sent - 1, commands, list(wanted))

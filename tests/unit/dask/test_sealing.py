@@ -1,0 +1,78 @@
+"""Functions and arguments that workers cannot be sent, or cannot unpickle."""
+
+import functools
+import operator
+import threading
+
+import numpy as np
+import pytest
+
+from tensorly_flycoo import save_slabs
+from tensorly_flycoo.dask import open_slabs
+from tensorly_flycoo.dask.handles import RemoteObject
+from tensorly_flycoo.dask.messages import SITE, Ref
+from tensorly_flycoo.dask.sealing import call_sealed, seal
+from tensorly_flycoo.testing import planted_tensor
+
+
+@pytest.fixture(scope="module")
+def x(tmp_path_factory, client):
+    path = tmp_path_factory.mktemp("folders") / "x.flycoo"
+    save_slabs(path, planted_tensor((9, 8, 7), 2, 40, random_state=0)[0], slabs=2)
+    return open_slabs(path, client=client)
+
+
+PLAIN = [
+    (np.add, [np.ones(3), 2.0], {"out": Ref(3)}),
+    (np.copy, [SITE, None, (3, "a", slice(2)), [np.float64(3), np.dtype(np.float32)]], {}),
+    (operator.getitem, [np.float64, True], {}),
+    (seal, [b"", range(3), functools.partial(np.sum, axis=0)], {}),
+]
+
+
+@pytest.mark.parametrize("call", PLAIN, ids=lambda call: call[0].__name__)
+def test_what_needs_no_seal(call):
+    assert all(map(operator.is_, seal(*call), call))
+
+
+def test_sealed_calls_give_the_same():
+    def multiply(x, factors, *, shift):
+        return [x * factor(2) + shift(1) for factor in factors]
+
+    functions = [functools.partial(operator.mul, 3), lambda x: x]
+    args, kwargs = [Ref(5).key, functions], {"shift": np.exp}
+    function, sealed, named = seal(multiply, args, kwargs)
+    assert function is call_sealed
+    assert sealed[1] == 5
+    assert call_sealed(*sealed, **named) == multiply(*args, **kwargs)
+
+
+def test_what_cannot_be_sent_is_refused_at_once(x):
+    lock = threading.Lock()
+
+    def apply(values):
+        with lock:
+            return values * 2
+
+    cluster, worker = x._cluster, x._cluster.workers[0]
+    before = RemoteObject(worker, *cluster.call(worker, int, ["5"]))
+    with pytest.raises(TypeError, match=r"cannot be sent to workers: .*lock"):
+        x.map(apply)
+    with pytest.raises(TypeError, match=r"<built-in method acquire .* cannot be sent to workers"):
+        cluster.call(worker, lock.acquire)
+    with pytest.raises(TypeError, match=r"<unlocked _thread.lock .* cannot be sent to workers"):
+        cluster.call(worker, str, [[1, lock]])
+    assert cluster.fetch([before]) == [5]  # no other command was dropped
+    assert (2 * x).norm() == 2 * x.norm()
+
+
+def test_a_function_of_a_module_that_workers_lack(x, tmp_path, monkeypatch):
+    path = tmp_path / "module_of_the_client.py"
+    path.write_text("def double(values):\n    return values * 2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    from module_of_the_client import double
+
+    with pytest.raises(ModuleNotFoundError, match="module_of_the_client") as caught:
+        x.map(double)
+    assert "on worker tcp://" in caught.value.__notes__[0]
+    assert x.map(lambda values: values * 2).norm() == 2 * x.norm()
