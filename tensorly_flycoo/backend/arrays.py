@@ -22,7 +22,16 @@ from ..decomposition.tensorly_loop import is_called_by_parafac
 from ..engines import select_engine
 from ..linalg import sharded
 from ..linalg.gram_products import GramProduct, start_product, suits_gram
-from ..linalg.tall_skinny import column_norms, is_tall, qr, solve, sum_rows, transposed_product
+from ..linalg.tall_skinny import (
+    column_norms,
+    is_own,
+    is_tall,
+    multiply,
+    qr,
+    solve,
+    sum_rows,
+    transposed_product,
+)
 from ..ops import views
 from ..ops.lazy import LazyArray, ModeView
 from ..ops.lazy_svd import LazySVD
@@ -183,7 +192,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def dot(a: Any, b: Any) -> Any:
-        """Multiply; the Gram matrix of a tall CuPy factor at the speed of memory."""
+        """Multiply; tall factors as `linalg.tall_skinny` does."""
         is_factor = is_cupy(b) or isinstance(b, RowShards)
         if is_factor and is_called_by_parafac(1):
             if suits_gram(a, b):
@@ -193,7 +202,9 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         if views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b):
             return views.dot(a, b)
         is_gram = is_cupy(a) and a.ndim == 2 and is_tall(a.T) and is_tall(b)
-        return transposed_product(a.T, b) if is_gram else np.dot(a, b)
+        if is_gram:
+            return transposed_product(a.T, b)
+        return multiply(a, b) if is_own(a, b) else np.dot(a, b)
 
     @staticmethod
     def matmul(a: Any, b: Any) -> Any:

@@ -138,8 +138,8 @@ class RemoteLayout:
         raise TypeError(
             "the nonzeros of this tensor are on a cluster, and this operation would gather them: "
             "parafac (with a mask: init='random' or svd_mask_repeats=0), its relatives, tucker, "
-            "Poisson losses, elementwise functions, slices, transposes and sums do not; or open "
-            "the tensor in one process (tensorly_flycoo.open_slabs)"
+            "generalized_parafac, select_rank, elementwise functions, slices, transposes and sums "
+            "do not; or open the tensor in one process (tensorly_flycoo.open_slabs)"
         )
 
 

@@ -197,9 +197,9 @@ class ClusterTensor(FlycooTensor):
     """A sparse tensor whose slabs are on the workers of a Dask cluster.
 
     The functions of this module make it. `parafac`, its non-negative and constrained relatives,
-    Tucker, Poisson losses, masks, `mttkrp`, `Progress`, elementwise functions, slices, transposes
-    and sums take it as any other tensor; operations that would gather its nonzeros raise a
-    TypeError.
+    Tucker, `generalized_parafac`, masks, `select_rank`, `mttkrp`, `Progress`, elementwise
+    functions, slices, transposes and sums take it as any other tensor; operations that would gather
+    its nonzeros raise a TypeError.
 
     Attributes
     ----------

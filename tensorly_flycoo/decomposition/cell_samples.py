@@ -10,13 +10,13 @@ References
    Mathematics of Data Science 2, 2020.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..array_modules import Array
 from ..checks import num_cells
-from ..ops.sampling import NonzeroSampler
+from ..ops.sampling import NonzeroSampler, make_sampler
 from ..tensor.tensor import FlycooTensor
 from .losses import Elementwise, Loss
 from .masks import ObservedData
@@ -73,7 +73,7 @@ class CellSampler:
 
     Attributes
     ----------
-    nonzeros : NonzeroSampler
+    nonzeros : NonzeroSampler or SlabSampler
 
     Examples
     --------
@@ -86,11 +86,12 @@ class CellSampler:
 
     def __init__(self, data: ObservedData) -> None:
         x, missing = data.tensor, data.missing
-        self.data, self.nonzeros, self._xp = data, NonzeroSampler(x), data.xp
+        self.data, self.nonzeros, self._xp = data, make_sampler(x), data.xp
         self._missing_cells = None
         if missing is not None:
             ones = self._xp.ones(missing.count, x.dtype)
-            cells = FlycooTensor(missing.coords, ones, x.shape, layout="indexed", device=x.device)
+            options: dict[str, Any] = {"layout": "indexed", "device": x._engine.local_device}
+            cells = FlycooTensor(missing.coords, ones, x.shape, **options, slabs=1)
             self._missing_cells = NonzeroSampler(cells)
 
     def draw(self, random: np.random.RandomState, num_nonzeros: int, num_cells_: int) -> Samples:

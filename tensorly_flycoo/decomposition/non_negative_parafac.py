@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..array_modules import Array
+from ..linalg.tall_skinny import multiply
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import WholeTensor, iterate, list_free_modes, measure_by, start
@@ -152,7 +153,7 @@ class _MultiplicativeUpdate:
         for mode in self.modes:
             self.x.impute(weights, factors)
             last_mttkrp = self.x.mttkrp(weights, factors, mode)
-            expected = factors[mode] @ multiply_grams(weights, factors, skip=mode)
+            expected = multiply(factors[mode], multiply_grams(weights, factors, skip=mode))
             factors[mode] = factors[mode] * np.maximum(last_mttkrp, eps) / np.maximum(expected, eps)
             if self.normalize_factors and mode != self.modes[-1]:
                 weights, factors[:] = normalize(weights, factors)  # in place: frees the old ones

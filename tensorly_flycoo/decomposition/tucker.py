@@ -9,6 +9,7 @@ from tensorly.tucker_tensor import TuckerTensor, validate_tucker_rank
 
 from ..array_modules import Array
 from ..io.checkpoint import Resumed
+from ..linalg.tall_skinny import transposed_product
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import iterate
@@ -156,7 +157,7 @@ def _list_ranks(x: FlycooTensor, rank: int | str | list[int] | None) -> list[int
 def _measure(x: FlycooTensor, core: Array, factors: list[Array]) -> float:
     """Compute the relative error of any core and factors."""
     inner = (core * tl.tenalg.multi_mode_dot(x, factors, transpose=True)).sum()
-    grams = [factor.T @ factor for factor in factors]
+    grams = [transposed_product(factor, factor) for factor in factors]
     model_square = (core * tl.tenalg.multi_mode_dot(core, grams)).sum()
     square = x.norm() ** 2
     return float(abs(square + model_square - 2 * inner)) ** 0.5 / float(x.norm())

@@ -4,10 +4,12 @@ CuPy's own functions are slow on these: a sum over the long axis runs in one thr
 substitutes row by row. So tall CuPy matrices are split into blocks of rows, computed in parallel
 and summed in float64 in a fixed order. Up to rank 32 in float32, the CUDA engine's own kernels take
 half the time of cuBLAS, and invert small matrices too. Other small matrices are copied to the host,
-where LAPACK is faster than a kernel launch. NumPy arrays use NumPy's functions.
+where LAPACK is faster than a kernel launch. NumPy arrays use NumPy's functions, but for products
+that its BLAS would split among threads, which would then spin and hold up the CPU engine's.
 """
 
 import functools
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +25,12 @@ MIN_TALL_ROWS = 2**15
 
 #: Enough blocks to fill the largest GPU, few enough for one thread block to sum.
 NUM_BLOCKS = 1024
+
+#: A BLAS works on smaller products of NumPy arrays (in multiplications) without waking its threads.
+_MIN_OWN_WORK = 2**18
+
+#: Longer rows leave the registers and caches for which the CPU engine's products are written.
+_MAX_OWN_NBYTES = 512
 
 #: A system with more right-hand sides than this many times its size is solved with its inverse.
 _MANY_RIGHT_HAND_SIDES = 4
@@ -59,6 +67,28 @@ def gpu_kernels() -> "TallKernels | None":
     return select_engine("cuda").tall
 
 
+def is_own(a: Array, b: Array) -> bool:
+    """Return whether the CPU engine should compute ``a @ b``: one or both are tall NumPy factors.
+
+    Their product is (I, K) or, if ``a.T`` is tall, (J, K).
+    """
+    if not (type(a) is type(b) is np.ndarray and a.ndim == b.ndim == 2 and a.dtype == b.dtype):
+        return False
+    sizes = (*a.shape, b.shape[1])
+    is_narrow = sorted(sizes)[1] * a.itemsize <= _MAX_OWN_NBYTES and b.shape[1] < max(sizes)
+    fits = a.dtype.char in "fd" and a.shape[1] == b.shape[0]
+    return fits and is_narrow and math.prod(sizes) > _MIN_OWN_WORK
+
+
+def multiply(a: Array, b: Array) -> Array:
+    """Compute ``a @ b``, by the CPU engine if `is_own` says so."""
+    if not is_own(a, b):
+        return a @ b
+    engine = select_engine("cpu")
+    is_tall = a.shape[0] > a.shape[1]
+    return engine.multiply_rows(a, b) if is_tall else engine.multiply_transposed(a.T, b)
+
+
 def sum_rows(x: Array) -> Array:
     """Compute ``x.sum(axis=0)``, in float64 if `x` is tall."""
     return _sum_blocks(x).astype(x.dtype) if is_tall(x) else np.sum(x, axis=0)
@@ -91,7 +121,7 @@ def transposed_product(a: Array, b: Array) -> Array:
     kernels = find_kernels(a)
     is_alike = is_tall(a) and is_tall(b) and a.dtype == b.dtype and a.shape[0] == b.shape[0]
     if kernels is None or not is_alike:
-        return np.matmul(a.T, b)  # np.dot would copy an `a` whose rows lie apart
+        return multiply(a.T, b)
     if _is_same(a, b) and kernels.suits_tensor_cores(a):
         return kernels.gram_blocks(a).to_array().sum(axis=0).astype(a.dtype)
     split = a.shape[0] - a.shape[0] % NUM_BLOCKS
@@ -104,7 +134,7 @@ def add_product(out: Array, a: Array, b: Array, factor: float = 1) -> None:
     """Add ``factor * a @ b`` to a C-contiguous `out` in place; the rows of `a` may lie apart."""
     kernels = find_kernels(a)
     if kernels is None or a.shape[1] == 0:
-        out += a @ (factor * b)
+        out += multiply(a, factor * b)
     else:
         kernels.add_product(out, a, b, factor)
 
@@ -205,7 +235,7 @@ def _solve_many(a: Array, b: Array, inverse: np.ndarray, condition: float) -> Ar
     x = _multiply_rows(rows, inverse.T)
     if condition**2 * np.finfo(a.dtype).eps > 1:
         # The inverse leaves a residual of condition * eps: one step of refinement removes it.
-        x += (rows - x @ a.T) @ inverse.T
+        x += multiply(rows - multiply(x, a.T), inverse.T)
     return x.T
 
 
@@ -216,7 +246,7 @@ def _multiply_rows(rows: Array, matrix: Array) -> Array:
     """
     kernels = find_kernels(rows)
     if kernels is None or not is_tall(rows):
-        return rows @ matrix
+        return multiply(rows, matrix)
     rank = matrix.shape[1]
     row_nbytes = kernels.choose_row_nbytes(rank * matrix.itemsize)
     wide = array_module(rows).zeros((matrix.shape[0], row_nbytes // matrix.itemsize), matrix.dtype)

@@ -14,6 +14,7 @@ from ..checks import check_count, check_rank, num_cells
 from ..decomposition.cp_fit import cp_fit
 from ..decomposition.labelled_cp import label_result
 from ..decomposition.losses import check_exact
+from ..ops.sampling import make_sampler
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
 from ..tensor.pieces import sum_values
@@ -330,14 +331,12 @@ def _hold_out(x: FlycooTensor, share: float, random: np.random.RandomState) -> A
     """Mask a share of the nonzeros, and as many cells whose indices come from separate nonzeros."""
     import sparse
 
-    coords, _ = x._sorted_nonzeros()
     count = max(1, round(share * x.nnz))
-    numbers = [random.choice(x.nnz, count, replace=False)] * x.ndim
+    numbers = random.choice(x.nnz, count, replace=False)
     others = random.randint(x.nnz, size=(x.ndim, count))
-    rows = [
-        move(of[x._engine.xp.asarray(np.concatenate(pair))], np)
-        for of, pair in zip(coords, zip(numbers, others, strict=True), strict=True)
-    ]
+    places = x._engine.xp.asarray(np.append(numbers, others))
+    coords = move(make_sampler(x).take(places)[0], np).reshape(x.ndim, 1 + x.ndim, count)
+    rows = [np.append(of[0], of[1 + mode]) for mode, of in enumerate(coords)]
     cells = np.unique(np.stack(rows), axis=1)  # sorted, as the mask has to be
     options = {"fill_value": 1.0, "sorted": True, "has_duplicates": False}
     return sparse.COO(cells, np.zeros(cells.shape[1]), x.shape, **options)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from ..array_modules import Array
+from ..devices import bring_each
+from ..format.slab_layout import SlabLayout
 from ..linalg.sparse_matrices import make_csc, multiply
 from ..tensor.tensor import FlycooTensor
 
@@ -77,9 +79,13 @@ class NonzeroSampler:
         places : integer array (count,) or slice
             Their places in the order of the records.
         """
-        records = self._records[places]
+        records = self.take_records(places)
         rows = [self._record_format.rows(records, n, self._xp) for n in range(self.ndim)]
         return self._xp.stack(rows), self._record_format.values(records)
+
+    def take_records(self, places: Any) -> Array:
+        """Return the records (count, num_words) of some nonzeros, as `take` does."""
+        return self._records[places]
 
     def entries(self, coords: Sequence[Array]) -> Array:
         """Return the entries (count,) at `coords`, one integer array (count,) per mode."""
@@ -148,6 +154,70 @@ class NonzeroSampler:
                 is_before |= is_equal
             low, high = xp.where(is_before, middle + 1, low), xp.where(is_before, high, middle)
         return low
+
+
+class SlabSampler:
+    """A sampler of the nonzeros of a tensor in slabs, each on its device.
+
+    Parameters
+    ----------
+    layout : SlabLayout
+    engine : Engine
+    """
+
+    def __init__(self, layout: SlabLayout, engine: Engine) -> None:
+        self._layout, self._xp = layout, engine.xp
+        self.shape, self.nnz = layout.record_format.shape, layout.nnz
+        self._ends = np.cumsum([slab.layout.nnz for slab in layout.slabs])
+        devices = layout.devices
+        self._samplers = [
+            devices.run(slab.home, NonzeroSampler.of_layout, slab.layout, engine)
+            for slab in layout.slabs
+        ]
+
+    def take(self, places: Any) -> tuple[Array, Array]:
+        """Return what `NonzeroSampler.take` does; places are in the order of slab after slab."""
+        layout, xp = self._layout, self._xp
+        if isinstance(places, slice):
+            places = xp.arange(*places.indices(self.nnz))
+        numbers = xp.searchsorted(xp.asarray(self._ends), places, side="right")
+        chosen = [xp.flatnonzero(numbers == number) for number in range(len(layout.slabs))]
+        coords = xp.empty((layout.record_format.ndim, places.size), np.int64)
+        values = xp.empty(places.size, layout.record_format.dtype)
+        parts = self._fetch([places[own] for own in chosen])
+        for slab, own, records in zip(layout.slabs, chosen, parts, strict=True):
+            record_format = slab.layout.record_format
+            own_coords = record_format.coords(records, xp)
+            own_coords[layout.cut_mode] += slab.rows.start
+            coords[:, own], values[own] = own_coords, record_format.values(records)
+        return coords, values
+
+    def _fetch(self, places: Sequence[Array]) -> Sequence[Array]:
+        """Return records of each slab, on the first device."""
+        devices, slabs = self._layout.devices, self._layout.slabs
+        starts = [0, *self._ends[:-1].tolist()]
+        wanted = [own - start for own, start in zip(places, starts, strict=True)]
+        there = bring_each(devices, wanted, [slab.home for slab in slabs])
+        found = (
+            devices.run(slab.home, NonzeroSampler.take_records, sampler, own)
+            for slab, sampler, own in zip(slabs, self._samplers, there, strict=True)
+        )
+        return devices.collect(list(devices.launch(found)))
+
+
+def make_sampler(x: FlycooTensor) -> NonzeroSampler | SlabSampler:
+    """Make what takes nonzeros of a tensor by their places.
+
+    Examples
+    --------
+    >>> x = FlycooTensor([[0, 1, 1], [2, 0, 1]], [1.0, 2.0, 3.0], (2, 3), slabs=2)
+    >>> make_sampler(x).take(np.array([2, 0]))
+    (array([[1, 1],
+           [1, 0]]), array([3., 2.]))
+    """
+    if isinstance(x._layout, SlabLayout):
+        return SlabSampler(x._layout, x._engine)
+    return NonzeroSampler(x)
 
 
 @functools.singledispatch

@@ -16,7 +16,7 @@ from ...format.layout import Cut, Layout, Step
 from ...format.packing import RecordFormat
 from ...reporting import log_compilation
 from ..protocol import Engine
-from . import kernels, launch, logarithms, ratios, slices, solvers, updates
+from . import kernels, launch, logarithms, products, ratios, slices, solvers, updates
 from . import ttmc as ttmc_kernels
 from .primitives import CpuPrimitives
 from .records import Field, Fields, Source, Target, Tiles, locate
@@ -194,6 +194,14 @@ class CpuEngine(CpuPrimitives, Engine):
         fitted = np.empty_like(columns)
         launch.launch(solvers.fit_ascending, columns.shape[1], columns, fitted)
         return fitted
+
+    def multiply_transposed(self, a: Array, b: Array) -> Array:
+        """Compute ``a.T @ b`` of tall matrices: see `products.multiply_transposed`."""
+        return products.multiply_transposed(a, b)
+
+    def multiply_rows(self, rows: Array, matrix: Array) -> Array:
+        """Compute ``rows @ matrix`` of a tall matrix: see `products.multiply_rows`."""
+        return products.multiply_rows(rows, matrix)
 
     def add_products(self, *arguments: Any) -> None:
         """Add the MTTKRP of nonzeros in any sequence: see `slices.add_products`."""

@@ -104,7 +104,7 @@ def clear_row(typing_context: Any, row: Any, lanes: Any) -> Any:
 
 
 @intrinsic
-def _add_product(
+def add_product(
     typing_context: Any, row: Any, value: Any, factors: Any, indices: Any, column: Any, lanes: Any
 ) -> Any:
     """Add ``value * prod_w factors[w][indices[w], column : column + lanes]`` to `row`.
@@ -211,7 +211,7 @@ def _compute_tile(
             row, has_row = new_row, True
             clear_row(total, lanes)
         indices = read_rows(records, position, fields)
-        _add_product(total, values[position, value_slot], factors, indices, column, lanes)
+        add_product(total, values[position, value_slot], factors, indices, column, lanes)
     if inherits:
         store_row(total, partial_rows, tile, column, lanes)
     else:

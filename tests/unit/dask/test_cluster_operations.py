@@ -5,9 +5,10 @@ import pytest
 import sparse
 import tensorly as tl
 
-from tensorly_flycoo import FlycooTensor, cp_fit, open_slabs, save_slabs
+from tensorly_flycoo import FlycooTensor, cp_fit, open_slabs, save_slabs, select_rank
 from tensorly_flycoo.dask import open_slabs as open_on_workers
 from tensorly_flycoo.decomposition import generalized_parafac, non_negative_parafac, parafac
+from tensorly_flycoo.models.select_rank import _hold_out
 from tensorly_flycoo.tensor.digest import find_digest
 
 SHAPE, NUM_SLABS = (30, 20, 40), 5
@@ -44,6 +45,13 @@ def run_tucker(x):
     return [core, *factors]
 
 
+def run_adam(x, **options):
+    options |= {"loss": "poisson_log", "random_state": 0, "n_iter_max": 2}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tensorly_flycoo.decomposition.adam._NUM_STEPS", 3)
+        return generalized_parafac(x, 3, **options).factors
+
+
 DECOMPOSITIONS = {
     "poisson": lambda x: generalized_parafac(x, 3, random_state=0, n_iter_max=3).factors,
     "tucker": run_tucker,
@@ -53,8 +61,13 @@ DECOMPOSITIONS = {
     "poisson with a mask": lambda x: (
         generalized_parafac(x, 3, mask=make_mask(), random_state=0, n_iter_max=2).factors
     ),
+    "samples": lambda x: run_adam(x, samples=(20, 30)),
 }
 SLOW = {
+    "select_rank": lambda x: select_rank(x, [1, 2], n_runs=2, random_state=0, n_iter_max=2).models[
+        1
+    ][1],
+    "samples with a mask": lambda x: run_adam(x, samples=(20, 30), mask=make_mask()),
     "cp_apr": lambda x: (
         generalized_parafac(x, 3, init="svd", method="cp_apr", random_state=0, n_iter_max=1).factors
     ),
@@ -78,6 +91,14 @@ def test_decompositions(tensors, folder, name):
         expected = [array.tobytes() for array in decompose(open_slabs(folder))]
         for x in tensors:
             assert [tl.to_numpy(array).tobytes() for array in decompose(x)] == expected
+
+
+def test_held_out_entries(tensors, folder):
+    def hold_out(x):
+        return _hold_out(x, 0.1, np.random.RandomState(0)).coords
+
+    for x in tensors:
+        np.testing.assert_array_equal(hold_out(x), hold_out(open_slabs(folder)))
 
 
 def test_a_mask_of_zeros_leaves_the_tensor_as_it_is(tensors):

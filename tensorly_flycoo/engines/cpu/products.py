@@ -1,0 +1,95 @@
+"""Products of tall matrices (I, R) with each other and with small ones, compiled by numba.
+
+NumPy's BLAS splits such products among threads of its own, which spin for a while after each one
+and take the cores from the engine's. Here a product's bits depend on no number of threads.
+"""
+
+import numpy as np
+
+from ...array_modules import Array
+from . import launch
+from .compiling import kernel
+from .kernels import add_product, clear_row, new_row_of_zeros, store_row
+
+#: Rows that one thread multiplies. Sums over a block are in the matrices' own precision, those over
+#: blocks in float64.
+_BLOCK_ROWS = 2048
+
+#: Rows that stay in the nearest cache while each row of their product is computed.
+_CACHED_ROWS = 64
+
+#: Bytes of a row of the product that are computed at once: in AVX2's registers, but for a few.
+_LANE_NBYTES = 256
+
+
+def multiply_transposed(a: Array, b: Array) -> Array:
+    """Compute ``a.T @ b`` of two tall matrices (I, J) and (I, K) of one dtype."""
+    a, b = _require(a), _require(b)
+    num_blocks = -(-a.shape[0] // _BLOCK_ROWS)
+    products = np.zeros((num_blocks, a.shape[1], b.shape[1]), a.dtype)
+    launch.launch(_multiply_blocks, num_blocks, a, b, products, _choose_lanes(b))
+    return products.sum(axis=0, dtype=np.float64).astype(a.dtype)
+
+
+def multiply_rows(rows: Array, matrix: Array) -> Array:
+    """Compute ``rows @ matrix`` of a tall matrix (I, J) and a small one (J, K) of one dtype."""
+    rows, matrix = _require(rows), _require(matrix)
+    product = np.empty((rows.shape[0], matrix.shape[1]), rows.dtype)
+    num_blocks = -(-rows.shape[0] // _BLOCK_ROWS)
+    launch.launch(_multiply_rows, num_blocks, rows, matrix, product, _choose_lanes(matrix))
+    return product
+
+
+def _require(matrix: Array) -> Array:
+    """Return a matrix as the kernels were compiled for; a copy only if need be."""
+    return np.require(matrix, requirements=("C", "A", "W"))
+
+
+def _choose_lanes(matrix: Array) -> tuple[int, ...]:
+    num_columns = min(_LANE_NBYTES // matrix.itemsize, matrix.shape[1])
+    return (0,) * (1 << (num_columns.bit_length() - 1))
+
+
+@kernel
+def _multiply_blocks(
+    first_block: int, last_block: int, a: Array, b: Array, products: Array, lanes: tuple[int, ...]
+) -> None:
+    """Add ``a.T @ b`` of some blocks of rows to `products`, zeros at first."""
+    num_rows, num_columns = a.shape[0], b.shape[1]
+    factors, total = (b,), new_row_of_zeros(a.dtype.type(0), lanes)
+    for block in range(first_block, last_block):
+        end = min((block + 1) * _BLOCK_ROWS, num_rows)
+        for start in range(block * _BLOCK_ROWS, end, _CACHED_ROWS):
+            stop = np.uint64(min(start + _CACHED_ROWS, end))
+            for j in range(np.uint64(a.shape[1])):
+                for step in range(0, num_columns, len(lanes)):
+                    # The last step may overlap the one before, and then adds only what is new.
+                    column = np.uint64(min(step, num_columns - len(lanes)))
+                    clear_row(total, lanes)
+                    for i in range(np.uint64(start), stop):
+                        add_product(total, a[i, j], factors, (i,), column, lanes)
+                    for lane in range(np.uint64(step) - column, np.uint64(len(lanes))):
+                        products[block, j, column + lane] += total[lane]
+
+
+@kernel
+def _multiply_rows(
+    first_block: int,
+    last_block: int,
+    rows: Array,
+    matrix: Array,
+    product: Array,
+    lanes: tuple[int, ...],
+) -> None:
+    """Multiply some blocks of rows by a matrix."""
+    num_rows, num_columns = product.shape
+    first, last = first_block * _BLOCK_ROWS, min(last_block * _BLOCK_ROWS, num_rows)
+    factors, total = (matrix,), new_row_of_zeros(rows.dtype.type(0), lanes)
+    for step in range(0, num_columns, len(lanes)):
+        # The last step may overlap the one before: it computes columns twice, to the same bits.
+        column = np.uint64(min(step, num_columns - len(lanes)))
+        for i in range(np.uint64(first), np.uint64(last)):
+            clear_row(total, lanes)
+            for j in range(np.uint64(rows.shape[1])):
+                add_product(total, rows[i, j], factors, (j,), column, lanes)
+            store_row(total, product, i, column, lanes)

@@ -1,0 +1,108 @@
+"""Products of tall matrices on the engine's threads."""
+
+import numba
+import numpy as np
+import pytest
+import tensorly as tl
+
+from tensorly_flycoo.engines.cpu import products
+from tensorly_flycoo.linalg import tall_skinny
+from tensorly_flycoo.testing import random_tensor
+
+#: Rows: a single block, blocks that are full, and one that is not.
+ROWS = (1, 63, 2048, 5000)
+
+#: Columns of both matrices: lanes that fit, that overlap in the last step, and several steps.
+COLUMNS = ((1, 1), (3, 5), (16, 16), (33, 47), (64, 40))
+
+
+def draw(*shape, dtype):
+    return np.random.default_rng(0).standard_normal(shape).astype(dtype)
+
+
+def check(found, a, b):
+    """Compare ``a @ b`` entry by entry with the bound of a sum of products."""
+    exact, most = a.astype("f8") @ b.astype("f8"), np.abs(a.astype("f8")) @ np.abs(b.astype("f8"))
+    assert found.dtype == a.dtype
+    assert (np.abs(found - exact) <= (a.shape[1] + 1) * np.finfo(a.dtype).eps * most).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("columns", COLUMNS)
+@pytest.mark.parametrize("num_rows", ROWS)
+def test_products_are_within_the_bound(num_rows, columns, dtype):
+    a, b = (draw(num_rows, count, dtype=dtype) for count in columns)
+    small = draw(*columns, dtype=dtype)
+    check(products.multiply_transposed(a, b), a.T, b)
+    check(products.multiply_rows(a, small), a, small)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_number_of_threads_changes_no_bit(dtype):
+    a, small = draw(30_000, 20, dtype=dtype), draw(20, 20, dtype=dtype)
+    num_threads = numba.get_num_threads()
+    found = []
+    for count in (num_threads, 1):
+        numba.set_num_threads(count)
+        found.append((products.multiply_transposed(a, a), products.multiply_rows(a, small)))
+    numba.set_num_threads(num_threads)
+    assert all(map(np.array_equal, *found))
+
+
+def test_rows_that_are_apart_or_must_not_be_written():
+    wide, small = draw(6000, 40, dtype="float64"), draw(20, 20, dtype="float64")
+    a, expected = wide[:, ::2], np.ascontiguousarray(wide[:, ::2])
+    small.flags.writeable = expected.flags.writeable = False
+    assert np.array_equal(products.multiply_rows(a, small), products.multiply_rows(expected, small))
+    gram = products.multiply_transposed(expected, expected)
+    assert np.array_equal(products.multiply_transposed(a, np.asfortranarray(a)), gram)
+
+
+def test_nan_and_inf_reach_the_product():
+    a = np.ones((5000, 8))
+    a[4321, 2:4] = np.nan, np.inf
+    gram, product = products.multiply_transposed(a, a), products.multiply_rows(a, np.eye(8))
+    assert np.isnan(gram[2]).all()
+    assert np.isinf(gram[3, [0, 3]]).all()
+    assert np.isnan(product[4321]).all()
+    assert np.isfinite(np.delete(product, 4321, axis=0)).all()
+
+
+# 8192 * 8 * 8 multiplications are more than 2**18; the matrices of each case decide.
+@pytest.mark.parametrize(
+    ("a", "b", "is_own"),
+    [
+        (np.ones((8192, 8)), np.ones((8, 8)), True),
+        (np.ones((8, 8192)), np.ones((8192, 8)), True),
+        (np.ones((4096, 8)), np.ones((8, 8)), False),  # no BLAS wakes a thread
+        (np.ones((8, 8)), np.ones((8, 8192)), False),  # a wide product
+        (np.ones((8192, 80)), np.ones((80, 8)), False),  # long rows
+        (np.ones((8192, 80), "f4"), np.ones((80, 8), "f4"), True),
+        (np.ones((8192, 8)), np.ones((8, 8), "f4"), False),
+        (np.ones((8192, 8), complex), np.ones((8, 8), complex), False),
+        (np.ones((8192, 8)), np.ones((9, 8)), False),
+        (np.ones((8192, 64)), np.ones(64), False),
+        ([[1.0] * 8] * 8192, np.ones((8, 8)), False),
+    ],
+)
+def test_which_products_are_own(a, b, is_own):
+    assert tall_skinny.is_own(a, b) == is_own
+
+
+def test_the_tall_products_of_parafac_are_own(monkeypatch):
+    """NumPy's BLAS gets only products that are too small to wake its threads."""
+    x = random_tensor((2000, 1500, 1000), 3000, random_state=0)
+    own, calls = tall_skinny.is_own, []
+
+    def note(a, b):
+        calls.append((np.shape(a), np.shape(b), own(a, b)))
+        return calls[-1][-1]
+
+    monkeypatch.setattr(tall_skinny, "is_own", note)
+    monkeypatch.setattr("tensorly_flycoo.backend.arrays.is_own", note)
+    with tl.backend_context("flycoo"):
+        options = {"n_iter_max": 2, "init": "random", "random_state": 0, "tol": 0}
+        tl.decomposition.parafac(x, 24, **options)
+    tall = [own for *shapes, own in calls if max(max(shapes, key=max)) >= 1000]
+    assert len(tall) >= 2 * (3 * 2 + 3)  # Gram matrices and solutions
+    assert all(tall)
