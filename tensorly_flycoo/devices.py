@@ -61,8 +61,8 @@ class Devices(Protocol):
         The result may be a stand-in that only elementwise functions and `bring` take.
         """
 
-    def fetch(self, array: Array) -> np.ndarray:
-        """Return an array in host memory."""
+    def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray]:
+        """Return arrays, from any devices, in host memory."""
 
 
 class OneDevice:
@@ -102,8 +102,8 @@ class OneDevice:
     def replicate(self, arrays: Sequence[Array], function: Callable[..., Array]) -> Array:
         return function(*arrays)
 
-    def fetch(self, array: Array) -> np.ndarray:
-        return move(array, np)
+    def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray]:
+        return [move(array, np) for array in arrays]
 
 
 def bring_each(devices: Devices, arrays: Iterable[Array], homes: Iterable[int]) -> list[Array]:

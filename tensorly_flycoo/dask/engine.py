@@ -94,8 +94,8 @@ class WorkerDevices:
     def replicate(self, arrays: Sequence[Array], function: Callable[..., Array]) -> Replicated:
         return Replicated.of(self.cluster, arrays, function)
 
-    def fetch(self, array: Array) -> np.ndarray:
-        return self.collect([array])[0]
+    def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray]:
+        return self.collect(arrays)
 
 
 def bring(cluster: Cluster, x: RemoteObject, worker: WorkerHandle) -> RemoteObject:
@@ -166,7 +166,7 @@ class ClusterLayout(SpreadLayout):
         return slab._replace(layout=layout)
 
     def _bring(self, array: Array) -> np.ndarray:
-        return self.devices.fetch(array)
+        return self.devices.fetch([array])[0]
 
 
 class ClusterEngine(CpuEngine):

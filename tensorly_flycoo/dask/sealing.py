@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from functools import partial
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -23,6 +23,9 @@ _USUAL = frozenset([Ref, int, float, bool, str, type(None), np.ndarray, np.ufunc
 
 #: Packages that all workers have.
 _PACKAGES = ("tensorly_flycoo", "numpy", "operator", "_operator", "builtins")
+
+#: Functions of these packages that have been sent: a look at their names takes longer.
+_known: set[FunctionType] = set()
 
 
 class Sealed(NamedTuple):
@@ -55,7 +58,7 @@ def call_sealed(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _is_plain(x: Any) -> bool:
     """Return whether it is surely sent: data, and functions that have a name in our packages."""
-    if type(x) in _USUAL:
+    if type(x) in _USUAL or (type(x) is FunctionType and x in _known):
         return True
     if isinstance(x, tuple | list):
         return all(map(_is_plain, x))
@@ -66,7 +69,10 @@ def _is_plain(x: Any) -> bool:
     if isinstance(x, MethodType):
         return False
     package = (getattr(x, "__module__", None) or "").partition(".")[0]
-    return package in _PACKAGES and "<" not in getattr(x, "__qualname__", "<")
+    is_plain = package in _PACKAGES and "<" not in getattr(x, "__qualname__", "<")
+    if is_plain and type(x) is FunctionType:
+        _known.add(x)
+    return is_plain
 
 
 def _seal(x: Any) -> Any:

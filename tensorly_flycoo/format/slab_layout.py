@@ -345,9 +345,9 @@ def _sort_parts(
             check_sums(record_format.values(records))
             numbers = record_format.rows(records, mode, primitives.xp)
             numbers -= numbers.dtype.type(rows.start)
-            counts.append(devices.fetch(count_rows(numbers, len(rows))))
+            counts += devices.fetch([count_rows(numbers, len(rows))])
             # On the host if the nonzeros are, since the device may have no room for all.
-            kept = records if is_there else devices.fetch(records)
+            kept = records if is_there else devices.fetch([records])[0]
         parts.append(_Part(rows, home, kept))
     return parts, find_edges(np.concatenate(counts), num_parts)
 

@@ -171,8 +171,12 @@ def multiply_by_gram(matrix: Multipliable, block: Array, of_rows: bool) -> Array
     first, second = matrix.multiply, matrix.multiply_transposed
     if of_rows:
         first, second = second, first
-    parts = np.array_split(block, -(-block.shape[1] // _VECTORS_AT_ONCE), axis=1)
-    return np.concatenate([second(first(part)) for part in parts], axis=1)
+    return np.concatenate([second(first(part)) for part in split_columns(block)], axis=1)
+
+
+def split_columns(block: Array) -> list[Array]:
+    """Split a block of vectors into those that are multiplied together."""
+    return np.array_split(block, -(-block.shape[1] // _VECTORS_AT_ONCE), axis=1)
 
 
 def _decompose(gram: Array, rank: int) -> tuple[Array, Array]:

@@ -95,7 +95,7 @@ def _cut_evenly(layout: SlabLayout, mode: int, engine: Engine) -> list[range]:
             yield devices.run(slab.home, _count_rows, engine, slab.layout, mode)
 
     for own in devices.launch(count()):
-        counts += devices.fetch(own)
+        counts += devices.fetch([own])[0]
     return list_rows(find_edges(counts, layout.num_slabs))
 
 

@@ -206,24 +206,24 @@ def _check_multiplier(dense: Array, num_rows: int, x: FlycooTensor) -> None:
 
 def _as_matrix(x: FlycooTensor, row_mode: int, column_modes: Sequence[int]) -> FlycooTensor:
     coords, values = x._sorted_nonzeros()
-    columns = join_modes(x, coords, column_modes)
+    columns = join_modes(x.shape, coords, column_modes)
     shape = (x.shape[row_mode], math.prod(x.shape[mode] for mode in column_modes))
     pair = x._engine.xp.stack([coords[row_mode], columns])
     return FlycooTensor(pair, values, shape, layout="indexed", device=x.device)
 
 
-def join_modes(x: FlycooTensor | SparseArray, coords: Array, modes: Iterable[int]) -> Array:
+def join_modes(shape: Sequence[int], coords: Array, modes: Iterable[int]) -> Array:
     """Return the index of each nonzero (nnz,) in `modes` joined into one, the last one fastest.
 
     Examples
     --------
     >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 4, 2))
-    >>> join_modes(x, x.nonzeros()[0], (1, 2))
+    >>> join_modes(x.shape, x.nonzeros()[0], (1, 2))
     array([5, 1])
     """
     joined = array_module(coords).zeros_like(coords[0])
     for mode in modes:
-        joined = joined * x.shape[mode] + coords[mode]
+        joined = joined * shape[mode] + coords[mode]
     return joined
 
 

@@ -285,7 +285,7 @@ def build_in_slabs(
     """
     found = []
     for part in parts:
-        found.append([layout.devices.fetch(array) for array in part])
+        found.append(layout.devices.fetch(part))
         del part
     coords, values = (np.concatenate(own, axis=-1) for own in zip(*found, strict=True))
     del found

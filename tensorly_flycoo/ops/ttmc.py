@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,16 +22,21 @@ from ..linalg.leading_pairs import (
     Multipliable,
     find_singular_pairs,
     multiply_by_gram,
+    split_columns,
 )
+from ..tensor.pieces import Piece, read_nonzeros, rebuild
 from ..tensor.tensor import FlycooTensor
 from .contraction import join_modes
 from .nonempty_rows import count_nonempty_rows, find_nonempty_rows
 
+if TYPE_CHECKING:
+    from ..format.slab_layout import AnyLayout
+
 #: Elements of a matrix converted to float64 at a time.
 _BLOCK_SIZE = 2**22
 
-#: The results of `merge_modes`, kept as long as the tensors they were made from.
-_merged: weakref.WeakKeyDictionary[FlycooTensor, dict[tuple, FlycooTensor]]
+#: The results of `merge_modes`, kept as long as the layouts they were made from.
+_merged: weakref.WeakKeyDictionary[AnyLayout, dict[tuple, FlycooTensor]]
 _merged = weakref.WeakKeyDictionary()
 
 
@@ -72,14 +77,20 @@ def merge_modes(
     others = [n for n in range(x.ndim) if n not in modes]
     if len(modes) == 1 and dtype == x.dtype:
         return x, modes[0], {n: n for n in others}
-    known, key = _merged.setdefault(x, {}), (*modes, np.dtype(dtype))
+    known, key = _merged.setdefault(x._layout, {}), (*modes, np.dtype(dtype))
     if key not in known:
-        coords, values = x._sorted_nonzeros()
-        rows = join_modes(x, coords, modes)
-        coords = x._engine.xp.stack([rows, *(coords[n] for n in others)])
         shape = (math.prod(x.shape[n] for n in modes), *(x.shape[n] for n in others))
-        known[key] = x._rebuild(coords, values, shape, dtype)
+        args = (x.shape, modes, others)
+        known[key] = rebuild(x._layout, x, _merge_modes, *args, shape=shape, dtype=dtype)
     return known[key], 0, {n: place for place, n in enumerate(others, start=1)}
+
+
+def _merge_modes(
+    piece: Piece, shape: Sequence[int], modes: Sequence[int], others: Sequence[int]
+) -> tuple[Array, Array]:
+    coords, values = read_nonzeros(piece)
+    rows = join_modes(shape, coords, modes)
+    return piece.xp.stack([rows, *(coords[n] for n in others)]), values
 
 
 def multiply_nonempty_rows(
@@ -228,17 +239,18 @@ class _Operator:
         return out.transpose(0, 2, 1).reshape(-1, num_vectors)
 
     def multiply(self, block: Array) -> Array:
-        return np.stack([self._multiply_vector(vector) for vector in block.T], axis=1)
+        return np.concatenate([self._multiply(part) for part in split_columns(block)], axis=1)
 
-    def _multiply_vector(self, vector: Array) -> Array:
-        """Multiply the unfolding by one vector: the sum of the columns of an MTTKRP."""
-        xp = self._engine.xp
-        out = xp.empty((self._num_indices, self._num_columns))
-        factors = {self._other: vector.reshape(-1, self._num_columns), self._mode: out}
-        factors |= self._spread
+    def _multiply(self, block: Array) -> Array:
+        """Multiply the unfolding by a few vectors: sums of columns of an MTTKRP."""
+        xp, num_vectors = self._engine.xp, block.shape[1]
+        columns = block.reshape(-1, self._num_columns, num_vectors).transpose(0, 2, 1)
+        out = xp.empty((self._num_indices, num_vectors * self._num_columns))
+        factors = {self._other: columns.reshape(-1, out.shape[1]), self._mode: out}
+        factors |= {n: np.tile(factor, (1, num_vectors)) for n, factor in self._spread.items()}
         in_order = [factors[n] for n in range(self._x.ndim)]
         self._engine.mttkrp(self._x._layout, in_order, self._mode, out)
-        return out.sum(axis=1)[self._rows]
+        return out.reshape(-1, num_vectors, self._num_columns).sum(axis=2)[self._rows]
 
     def gram(self, of_rows: bool) -> Array:
         size = self.shape[0 if of_rows else 1]

@@ -217,7 +217,7 @@ def make_tensor(view: Viewable) -> FlycooTensor:
     joined = x._engine.xp.zeros((view.ndim, x.nnz), coords.dtype)
     if max(view.shape) <= 2**32:  # else FlycooTensor refuses the shape
         for axis, group in enumerate(groups):
-            joined[axis] = join_modes(x, coords, group)
+            joined[axis] = join_modes(x.shape, coords, group)
     return FlycooTensor(joined, values, view.shape, layout=x.layout, device=x.device)
 
 

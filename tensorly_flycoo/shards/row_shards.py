@@ -130,7 +130,7 @@ class RowShards(NDArrayOperatorsMixin):
 
     def to_numpy(self) -> np.ndarray:
         """Gather all rows in host memory."""
-        matrix = np.concatenate([self.sharding.devices.fetch(block) for block in self.blocks])
+        matrix = np.concatenate(self.sharding.devices.fetch(self.blocks))
         return matrix.T if self.is_transposed else matrix
 
     @property

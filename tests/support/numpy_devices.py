@@ -108,5 +108,5 @@ class NumpyDevices:
     def replicate(self, arrays, function):
         return function(*self.collect(arrays))
 
-    def fetch(self, array):
-        return array.view(np.ndarray)
+    def fetch(self, arrays):
+        return [array.view(np.ndarray) for array in arrays]

@@ -97,9 +97,12 @@ class CudaDevices:
     def replicate(self, arrays: Sequence[Array], function: Callable[..., Array]) -> Array:
         return function(*self.collect(arrays))
 
-    def fetch(self, array: Array) -> np.ndarray:
-        with array.device:
-            return move(array, np)
+    def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray]:
+        fetched = []
+        for array in arrays:
+            with array.device:
+                fetched.append(move(array, np))
+        return fetched
 
 
 class _Link:
