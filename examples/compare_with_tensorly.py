@@ -364,7 +364,9 @@ def parse(argv):
     parser.add_argument("--seed", type=int, default=0, help="of the guess")
     parser.add_argument("--iterations", type=int, default=10)
     parser.add_argument("--fit", type=float, help="by default 99%% of our last fit")
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    names = ", ".join(f"'{name}'" for name in WAYS)
+    options = {"nargs": "+", "default": list(WAYS), "choices": WAYS, "metavar": "WAY"}
+    parser.add_argument("--ways", **options, help=f"some of {names}; by default all")
     add_limits(parser, limit_s=120)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--json", type=Path, help="write the rows to this file")

@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Print everything."""
     show_versions()
     for name, folder in find_caches().items():
-        print(f"{name}  {folder}, {_measure(folder)}")
+        print(f"{name:15}  {folder}, {_measure(folder)}")
 
 
 def find_caches() -> dict[str, Path]:

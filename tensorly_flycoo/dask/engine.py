@@ -137,9 +137,9 @@ class RemoteLayout:
             raise AttributeError(name)
         raise TypeError(
             "the nonzeros of this tensor are on a cluster, and this operation would gather them: "
-            "parafac (with a mask: init='random' or svd_mask_repeats=0), its relatives, tucker, "
-            "generalized_parafac, select_rank, elementwise functions, slices, transposes and sums "
-            "do not; or open the tensor in one process (tensorly_flycoo.open_slabs)"
+            "parafac, its relatives, tucker, generalized_parafac, select_rank, masks, elementwise "
+            "functions, slices, transposes and sums do not; or open the tensor in one process "
+            "(tensorly_flycoo.open_slabs)"
         )
 
 

@@ -69,7 +69,7 @@ def _(layout: ClusterLayout, x: FlycooTensor, coords: np.ndarray) -> tuple[Array
 
 def find_entries(piece: Piece, coords: np.ndarray, engine: Engine) -> Array:
     """Return the entries (count,) of a slab, on its worker; zeros outside."""
-    own, is_own = _take_own(piece, coords)
+    own, is_own = piece.take_own(coords)
     entries = engine.xp.zeros(is_own.size, piece.layout.record_format.dtype)
     entries[is_own] = NonzeroSampler.of_layout(piece.layout, engine).entries(own)
     return entries
@@ -77,16 +77,7 @@ def find_entries(piece: Piece, coords: np.ndarray, engine: Engine) -> Array:
 
 def omit_entries(piece: Piece, coords: np.ndarray, engine: Engine) -> tuple[Array, Array]:
     """Return the nonzeros of a slab that are not at `coords`, on its worker."""
-    own, _ = _take_own(piece, coords)
+    own, _ = piece.take_own(coords)
     kept, values = NonzeroSampler.of_layout(piece.layout, engine).omit(own)
     kept[piece.cut_mode] += kept.dtype.type(piece.start)
     return kept, values
-
-
-def _take_own(piece: Piece, coords: Array) -> tuple[Array, Array]:
-    """Return the coordinates inside a slab, counted from its first row, and which they are."""
-    rows = coords[piece.cut_mode] - piece.start
-    is_own = (rows >= 0) & (rows < piece.layout.record_format.shape[piece.cut_mode])
-    own = coords[:, is_own]
-    own[piece.cut_mode] -= piece.start
-    return own, is_own

@@ -229,6 +229,7 @@ def _list_product_kinds(a: Any, b: Any) -> list[Kind]:
 
 #: Our own functions, and what they return.
 _find_kinds: dict[Callable, Callable[..., list[Kind]]] = {
+    tall_skinny.sum_columns: lambda x: [((x.shape[1],), np.dtype(np.float64))],
     tall_skinny.transposed_product: _list_product_kinds,
     tall_skinny.solve: lambda a, b: [(b.shape, b.dtype)],
     tall_skinny.qr: _list_qr_kinds,

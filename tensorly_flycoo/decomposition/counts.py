@@ -79,7 +79,7 @@ def measure_counts(counts: Array, model: Array, model_sum: float, num_entries: i
 
 
 def sum_counts(counts: Array, model: Array) -> Array:
-    """Sum over counts x, float64, and their means m what `complete_fit` takes.
+    """Compute the sums over counts x, float64, and their means m that `complete_fit` takes.
 
     Returns
     -------

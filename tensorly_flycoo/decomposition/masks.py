@@ -14,6 +14,7 @@ import numpy as np
 from ..array_modules import Array, array_module
 from ..checks import densify_error
 from ..format.ordering import compute_norm
+from ..format.slab_layout import SlabLayout
 from ..linalg.sparse_matrices import make_csc, multiply_transposed
 from ..linalg.tall_skinny import inner_product
 from ..ops.cp_entries import choose_block_size, evaluate_model
@@ -26,6 +27,7 @@ from ..tensor.arithmetic import map_values
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
 from ..tensor.tensor import FlycooTensor
 from .cp_model import residual_square
+from .imputed_slabs import unfold_imputed
 
 _EXPECTED = "expected a sparse.COO with fill_value 1 whose stored zeros are the missing entries"
 
@@ -131,8 +133,9 @@ class MissingEntries:
 
         Each time from its current leading `rank` singular vectors.
         """
-        if num_repeats == 0:
-            return Unfolding(self.tensor, mode)
+        if num_repeats == 0 or isinstance(self.tensor._layout, SlabLayout):
+            pair = self.tensor, self.observed
+            return unfold_imputed(*pair, self.coords, mode, rank, num_repeats)
         matrix = self.unfold(mode)
         for _ in range(num_repeats):
             matrix = matrix.impute(matrix.svd(min(rank, *matrix.shape))[0])

@@ -54,9 +54,10 @@ class Squarem:
     def propose(
         self, before: Sequence[Array], after: Sequence[Array], sums: Array
     ) -> tuple[list[Array], Array] | None:
-        """Return factors that may be better than those after a step; None in every other step.
+        """Return factors that may be better, and their column sums; None in every other step.
 
-        With them come their column sums, float64 (ndim, R); `sums` are those after the step.
+        `before` and `after` are the factors before and after a step. Sums are float64 (ndim, R);
+        `sums` are those of `after`.
         """
         if not self._base:
             self._base = {n: before[n] for n in self._modes}
@@ -74,7 +75,7 @@ class Squarem:
         return proposal, sums
 
     def restart(self) -> None:
-        """Forget the models so far, since the last was changed by something else than a step."""
+        """Forget the models so far: the last was changed by something other than a step."""
         self._base = {}
 
     def note(self, is_better: bool) -> None:

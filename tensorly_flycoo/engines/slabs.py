@@ -281,10 +281,11 @@ def _compute_shards(
     weights: Array | None = None,
     num_rows: int | None = None,
 ) -> RowShards:
-    """Let ``compute(slab, own, weights, target)`` write each slab's rows, or add all rows of each.
+    """Return what ``compute(slab, own, weights, target)`` writes to the targets of all slabs.
 
-    It is called on the slab's device, with what it reads of the inputs and the weights there. All
-    rows are by default those of the mode.
+    It is called on the slab's device, where `own`, what the slab reads of the inputs, and the
+    weights are. In the cut mode a target has the slab's rows. In others it has `num_rows` rows, by
+    default those of the mode, and the targets are added.
     """
     devices, slabs, dtype = layout.devices, layout.slabs, layout.record_format.dtype
     sharding = find_sharding(layout, mode)

@@ -63,7 +63,7 @@ def inner_product(a: RowShards, factors: Sequence[RowShards]) -> Array:
     """Return the inner product of `a` and the last factor; find all Gram matrices with it."""
     product = a * factors[-1]
     parts = [x.multiply_blocks(tall_skinny.transposed_product) for x in factors]
-    parts.append(product.apply(lambda block: _sum_block(block).astype(np.float64)))
+    parts.append(product.apply(tall_skinny.sum_columns))
     collected = iter(a.sharding.devices.collect([x for own in parts for x in own]))
     *grams, sums = (fold_tree([next(collected) for _ in own], operator.add) for own in parts)
     for factor, gram in zip(factors, grams, strict=True):
@@ -96,7 +96,7 @@ def sum_rows(x: RowShards, axis: int | None = None) -> Array:
     """Sum over the rows, or over everything: in float64, returned in the dtype of `x`."""
     _check_rows(x, axis, "sum")
     kept = x.dtype if x.dtype.kind == "f" else np.dtype(np.int64)
-    sums = x.reduce(_sum_block)
+    sums = x.reduce(tall_skinny.sum_columns)
     return sums.sum().astype(kept) if axis is None else sums.astype(kept)
 
 
@@ -105,15 +105,9 @@ def norm(x: RowShards, ord: Any = None, axis: int | None = None) -> Array:
     if ord not in (None, 2) or (ord == 2 and axis is None):
         refuse(f"numpy.linalg.norm with ord={ord}")
     _check_rows(x, axis, "norm")
-    squares = x.reduce(lambda block: _sum_block(np.square(block)))
+    squares = x.reduce(lambda block: tall_skinny.sum_columns(np.square(block)))
     squares = squares.sum() if axis is None else squares
     return np.sqrt(squares).astype(x.dtype)
-
-
-def _sum_block(block: Array) -> Array:
-    if tall_skinny.is_tall(block):
-        return tall_skinny.sum_rows(block)
-    return block.sum(axis=0, dtype=np.float64)
 
 
 def _check_rows(x: RowShards, axis: Any, name: str) -> None:

@@ -99,6 +99,7 @@ def column_norms(x: Array) -> Array:
     return np.sqrt(_sum_blocks(x * x)).astype(x.dtype) if is_tall(x) else np.linalg.norm(x, axis=0)
 
 
+@runs_with_data
 def sum_columns(x: Array) -> Array:
     """Compute ``x.sum(axis=0)`` in float64."""
     return _sum_blocks(x) if is_tall(x) else x.sum(axis=0, dtype=np.float64)

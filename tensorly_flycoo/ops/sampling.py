@@ -11,6 +11,7 @@ import numpy as np
 from ..array_modules import Array
 from ..devices import bring_each
 from ..format.slab_layout import SlabLayout
+from ..format.streamed import StreamedLayout
 from ..linalg.sparse_matrices import make_csc, multiply
 from ..tensor.tensor import FlycooTensor
 
@@ -60,7 +61,9 @@ class NonzeroSampler:
         self.nnz, self.dtype = layout.nnz, self._record_format.dtype
         self._xp, self._primitives = engine.xp, engine
         with layout.hold_order(0, engine) as (records, places):
-            self._records = records if places is None else engine.gather(records, places)
+            records = records if places is None else engine.gather(records, places)
+            # A streamed layout yields memory that the next records take.
+            self._records = records.copy() if isinstance(layout, StreamedLayout) else records
 
     @functools.cached_property
     def _orders(self) -> list[Array]:

@@ -315,7 +315,7 @@ def _count_columns(entries: Entries, shared: SharedColumns) -> np.ndarray:
 def _number_columns(
     engine: Engine, entries: Entries, first: int, scale: float
 ) -> tuple[Array, Array]:
-    """Return the coordinates of the transposed matrix, whose columns begin at `first`."""
+    """Return coords and values for the transposed matrix; columns are numbered from `first` on."""
     is_first, rows, values = entries
     columns = engine.xp.cumsum(is_first[:-1]) + (first - 1)
     return engine.xp.stack([columns, rows.astype(np.int64)]), values / scale

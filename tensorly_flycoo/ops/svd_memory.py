@@ -113,7 +113,7 @@ class _SlabWork:
         return kept + max(earlier + self._listing_nbytes, eigen if self._num_coupled else left)
 
     def count_client_nbytes(self) -> int:
-        """Count the bytes of what belongs to no group, if these are in other processes."""
+        """Count the bytes at the peak of the client, when the groups are on workers."""
         size, coupled = self.shape[self.mode], self._num_coupled
         kept = (_ROW_NBYTES + 1) * size
         left = (size + coupled) * self.rank * self.dtype.itemsize
@@ -218,8 +218,8 @@ class _SlabWork:
         tensor, building : int
             The bytes of the columns as a tensor, and the most while it is built.
         row_nbytes, num_rows : int
-            Those of a block, and the rows of the group's part of it, its product and that of its
-            columns.
+            The bytes of a row of a block of vectors; and the rows of the group's part of it, of the
+            columns' product with this part, and of the group's result, together.
         """
         size, dtype = self._num_coupled, choose_dtype(self._num_coupled, self.dtype)
         num_columns = min(self._num_columns, self._num_shared // 2 + 1)

@@ -72,6 +72,17 @@ class Piece:
                 block = records[start : start + block_size]
                 yield self.read_coords(block), self.read_values(block)
 
+    def take_own(self, coords: Array) -> tuple[Array, Array]:
+        """Return those of coords (ndim, n) that are inside, as the slab's own; and which they are.
+
+        The slab's own rows begin at 0.
+        """
+        rows = coords[self.cut_mode] - self.start
+        is_own = (rows >= 0) & (rows < self.layout.record_format.shape[self.cut_mode])
+        own = coords[:, is_own]
+        own[self.cut_mode] -= self.start
+        return own, is_own
+
     def sort_records(self, engine: Engine) -> Array:
         """Copy the records in the order of modes 0, 1, ..., ndim - 1."""
         with self.devices.use(self.home), self.layout.hold_order(0, engine) as (records, places):

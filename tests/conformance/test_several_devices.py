@@ -171,6 +171,12 @@ WHOLE = {
     "masked parafac": lambda x: parafac(
         x, RANK, n_iter_max=3, mask=make_mask(), init="random", random_state=0
     ),
+    "masked parafac, svd": lambda x: parafac(
+        x, RANK, n_iter_max=1, mask=make_mask(), init="svd", svd_mask_repeats=2
+    ),
+    "partial_tucker": lambda x: tl.decomposition.partial_tucker(x, [2, 3], modes=[0, 2])[0],
+    "parts": lambda x: [y.nonzeros() for y in (x[3:9, [5, 2]], x.T, x.sum(axis=1), x * 0)],
+    "vectors": lambda x: [x.sum(axis=(0, 1)), x.mean(axis=(1, 2)), x[29, 19, 39]],
     "tensor_train": lambda x: tl.decomposition.tensor_train(x, (1, 3, 3, 1)),
     "randomised_parafac": lambda x: tl.decomposition.randomised_parafac(
         x, RANK, n_samples=50, n_iter_max=3, random_state=0
@@ -189,6 +195,17 @@ WHOLE = {
     "cp_to_entries": lambda x: cp_to_entries(fit(x), np.array([[0, 3], [1, 4], [2, 5]])),
     "mode_dot": lambda x: tl.tenalg.multi_mode_dot(x, [np.ones(20), np.ones(40)], [1, 2]),
 }
+
+
+def test_samples(x, monkeypatch):
+    monkeypatch.setattr("tensorly_flycoo.decomposition.adam._NUM_STEPS", 3)
+    options = {"loss": "gaussian", "random_state": 0, "n_iter_max": 1, "samples": (50, 50)}
+    for mask in (None, make_mask()):
+        results = set()
+        for count in COUNTS:
+            model = generalized_parafac(spread(x, count, monkeypatch), 2, mask=mask, **options)
+            results.add(b"".join(factor.tobytes() for factor in model.factors))
+        assert len(results) == 1
 
 
 @pytest.mark.parametrize("name", WHOLE)

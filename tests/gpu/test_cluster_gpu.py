@@ -20,7 +20,7 @@ from tensorly_flycoo.dask.handles import RemoteObject
 from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.devices import OneDevice
 from tensorly_flycoo.engines.cuda.engine import CUDA
-from tensorly_flycoo.testing import planted_tensor
+from tensorly_flycoo.testing import planted_tensor, random_tensor
 
 NUM_GPUS = cupy.cuda.runtime.getDeviceCount()
 SHAPE, RANK, NUM_SLABS = (300, 200, 400), 8, 5
@@ -105,6 +105,18 @@ def test_the_bits_of_one_process(tensors, folder, monkeypatch, name, options):
         expected = decompose(open_here(folder), name, cupy, **options)
     for x in tensors:
         assert decompose(x, name, **options) == expected
+
+
+def test_tall_factors(client, tmp_path, monkeypatch):
+    """Functions that decide by the rows of a block do so on the workers."""
+    shape = (150_000, 200, 140_000)
+    save_slabs(tmp_path / "x", random_tensor(shape, 50_000, random_state=0), slabs=2)
+    options = {"init": "random", "random_state": 0, "normalize_factors": True, "n_iter_max": 2}
+    with monkeypatch.context() as patch:
+        patch.setattr(CUDA, "devices", OneDevice(cupy))
+        expected = decompose(open_here(tmp_path / "x"), **options)
+    there = open_slabs(tmp_path / "x", client=client, device="cuda")
+    assert decompose(there, **options) == expected
 
 
 @pytest.mark.parametrize("mode", range(3))

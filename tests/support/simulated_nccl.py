@@ -100,7 +100,7 @@ class Array:
 
 
 class _Stream:
-    ptr = 0
+    ptr, done = 0, True
 
     def use(self):
         pass

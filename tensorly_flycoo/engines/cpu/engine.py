@@ -26,10 +26,10 @@ from .records import Field, Fields, Source, Target, Tiles, locate
 TILE_SIZE = 2048
 BUCKET_SIZE = 8192
 
-#: Bytes of an output row that are computed at once: in AVX2's registers, but for a few.
+#: Bytes of an output row that are computed at once: nearly all are in AVX2's registers.
 _ROW_NBYTES = 256
 
-#: Bytes of the steps of a row of ratios that is not computed at once: one of them is chosen.
+#: A row of ratios that is not computed at once is computed in steps of so many bytes: a choice.
 _STEP_NBYTES = (128, 64)
 
 #: Rows that a sweep updates together: with their targets they stay in a core's cache.
@@ -219,12 +219,12 @@ class CpuEngine(CpuPrimitives, Engine):
 
 
 def _count_lanes(out: Array, nbytes: int) -> int:
-    """Return the largest power of two of columns that fit a row and take up to `nbytes`."""
+    """Return the largest power of two of columns that a row has and that take up to `nbytes`."""
     return min(nbytes // out.dtype.itemsize, 1 << (out.shape[1].bit_length() - 1))
 
 
 def _choose_lanes(out: Array) -> int:
-    """Return the lanes of ratios: all columns, or as many as compute the fewest columns twice."""
+    """Return the lanes of ratios: all columns, or the choice that computes the fewest twice."""
     rank, num_lanes = out.shape[1], _count_lanes(out, _ROW_NBYTES)
     if num_lanes == rank:
         return num_lanes

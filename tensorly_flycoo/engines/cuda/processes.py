@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ from ...array_modules import Array
 
 #: Seconds between looks whether a link is still needed and works.
 _POLL_SECONDS = 2.0
+
+#: Seconds between looks whether GPUs have been connected.
+_CONNECT_SECONDS = 0.001
 
 #: Seconds for which a link that is closed lets a thread finish what it launches.
 _LAUNCH_SECONDS = 5.0
@@ -118,7 +122,8 @@ class NcclLink:
         words = cupy.zeros((2, self._count), np.int32)
         sent, received = ([(own[peer], peer) for peer in others] for own in words)
         self._launch(sent, received)
-        self.synchronize()
+        while not cupy.cuda.get_current_stream().done and self._is_needed():
+            time.sleep(_CONNECT_SECONDS)
 
     def _disconnect(self) -> None:
         self._is_closing.set()

@@ -252,7 +252,7 @@ def cut_rank(rank: int, itemsize: int, load_alignment: int, store_alignment: int
 
 def limit_threads(occupancy: Occupancy, itemsize: int) -> int:
     """Return the threads of an occupancy; fewer where float64 would spill registers."""
-    # With 1024 threads TTMc of three modes does on 8.0, and their MTTKRP at ranks 7 and 25 on 10.0.
+    # With 1024 threads TTMc of three modes spilled on 8.0, and their MTTKRP at rank 7 on 10.0.
     is_tight = itemsize > 4 and occupancy.capability != _MEASURED
     return min(896, occupancy.num_threads) if is_tight else occupancy.num_threads
 

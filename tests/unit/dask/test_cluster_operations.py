@@ -60,7 +60,7 @@ DECOMPOSITIONS = {
     "poisson": lambda x: generalized_parafac(x, 3, random_state=0, n_iter_max=3).factors,
     "tucker": run_tucker,
     "mask": lambda x: (
-        parafac(x, 3, mask=make_mask(), init="svd", svd_mask_repeats=0, n_iter_max=2).factors
+        parafac(x, 3, mask=make_mask(), init="svd", svd_mask_repeats=1, n_iter_max=2).factors
     ),
     "poisson with a mask": lambda x: (
         generalized_parafac(x, 3, mask=make_mask(), random_state=0, n_iter_max=2).factors

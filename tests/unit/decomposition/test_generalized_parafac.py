@@ -150,11 +150,8 @@ def test_inadmissible_zeros_are_lifted():
         assert all(np.isfinite(factor).all() for factor in cp.factors)
 
 
-def draw_blocks():
-    """Return two blocks of counts, and a start where the second component explains both.
-
-    Row 0 of the first block lacks the first component, and so does row 5, of the second block.
-    """
+def make_blocks():
+    """Return two blocks of counts, as a tensor and dense, and a start with a component for each."""
     dense = np.zeros((6, 6, 6))
     dense[:3, :3, :3], dense[3:, 3:, 3:] = 5, 4
     factors = [np.array([[1.0, 0.1]] * 3 + [[0.1, 1.0]] * 3) for _ in range(3)]
@@ -166,8 +163,8 @@ def draw_blocks():
 @pytest.mark.parametrize("tol", [0, 1e-6])
 def test_mu_gets_away_from_a_zero(zero, tol):
     """Also from a number so small that it would take thousands of sweeps to grow."""
-    x, dense, factors = draw_blocks()
-    factors[0][[0, 5], 0] = zero
+    x, dense, factors = make_blocks()
+    factors[0][[0, 5], 0] = zero  # wrong in row 0 of the first block, right in row 5 of the second
     options = {"return_errors": True, "tol": tol, "n_iter_max": 200}
     cp, losses = generalized_parafac(x, 2, init=(None, factors), **options)
     assert (np.diff(losses) <= 1e-14 * np.abs(losses[1:])).all()
@@ -182,7 +179,7 @@ def test_mu_gets_away_from_a_zero(zero, tol):
 def test_zeros_are_lifted_alike_in_a_resumed_run(tmp_path, monkeypatch):
     monkeypatch.setattr(poisson, "_PERIOD", 2)
     monkeypatch.setattr(poisson, "_SETTLED", 1.0)
-    x, _, factors = draw_blocks()
+    x, _, factors = make_blocks()
     factors[0][[0, 5], 0] = 0
 
     def run(n_iter_max, name):

@@ -121,6 +121,16 @@ def test_unfoldings_are_imputed_several_times(num_repeats, missing):
     np.testing.assert_allclose(found.svd(RANK)[1], unfolding.svd(RANK)[1], rtol=1e-12)
 
 
+@pytest.mark.parametrize("block_numbers", [1, 2**16])
+@pytest.mark.parametrize("mode", range(3))
+def test_unfoldings_of_slabs_are_imputed(mode, block_numbers, missing, monkeypatch):
+    monkeypatch.setattr(entries, "_CPU_BLOCK_NUMBERS", block_numbers)
+    in_slabs = MissingEntries(FlycooTensor(COORDS, VALUES, SHAPE, slabs=3), MISSING)
+    found = in_slabs.unfold_imputed(mode, RANK, 3).svd(RANK)
+    for array, expected in zip(found, missing.unfold_imputed(mode, RANK, 3).svd(RANK), strict=True):
+        np.testing.assert_allclose(array, expected, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_dtypes(dtype):
     missing = MissingEntries(FlycooTensor(COORDS, VALUES, SHAPE, dtype=dtype), MISSING)

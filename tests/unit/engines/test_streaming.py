@@ -12,6 +12,7 @@ from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp
 from tensorly_flycoo.engines import slab_plan
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.format.slab_layout import SlabLayout
+from tensorly_flycoo.ops.sampling import make_sampler
 from tensorly_flycoo.ops.ttmc import multiply_nonempty_rows
 
 SHAPE, RANK, NUM_SLABS = (40, 30, 200), 4, 5
@@ -31,9 +32,11 @@ class CheckingStager:
     def take(self, array, following):
         self.taken.append((array, following))
         self.num_held += 1
+        slot = array.copy()
         try:
-            yield array.copy()
+            yield slot
         finally:
+            slot.view(np.uint8)[...] = 255  # as if others were copied there
             self.num_held -= 1
 
 
@@ -100,6 +103,34 @@ def test_what_fits_in_half_of_the_memory_stays(stagers, monkeypatch):
         assert mttkrp(y, factors, mode).tobytes() == mttkrp(x, factors, mode).tobytes()
     monkeypatch.setattr(CPU, "count_free_nbytes", lambda: 2**40)
     assert make(slabs=NUM_SLABS, keep="host").keep == "device"
+
+
+OPERATIONS = [
+    lambda x: x[3:9, [5, 2]],
+    lambda x: x.T,
+    lambda x: x.sum(axis=1),
+    lambda x: x * 0,
+]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_other_tensors_are_made(stagers, operation):
+    x, y = make(slabs=NUM_SLABS, keep="host"), make(slabs=NUM_SLABS)
+    for found, expected in zip(operation(x).nonzeros(), operation(y).nonzeros(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_samples(stagers):
+    x, y = make(slabs=NUM_SLABS, keep="host"), make(slabs=NUM_SLABS)
+    places = np.random.default_rng(2).integers(0, x.nnz, 50)
+    samplers = make_sampler(x), make_sampler(y)
+    for wanted in (places, slice(2, 30)):
+        for found, expected in zip(*(own.take(wanted) for own in samplers), strict=True):
+            np.testing.assert_array_equal(found, expected)
+    coords, values = samplers[0].take(slice(0, x.nnz))
+    order = np.lexsort(coords[::-1])
+    np.testing.assert_array_equal(coords[:, order], x.nonzeros()[0])
+    np.testing.assert_array_equal(values[order], x.nonzeros()[1])
 
 
 def test_values_are_mapped(stagers):

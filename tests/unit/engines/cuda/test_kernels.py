@@ -161,11 +161,10 @@ def test_mttkrp_of_ratios_compiles(ndim, dtype, architecture):
         bits = IdBits.of(2**18, tile_size)
         for loads, ratios in itertools.product({alignment, 16}, (1, 2)):
             cut = tuning.cut_rank(rank, itemsize, loads, alignment)
-            remaps = ratios == 2 or ndim in (3, 4)
-            for way in {remaps, remaps and (ratios == 2 or rank != 32)}:
-                ids = [U32, bits, U32] if way else [U32, None, None]
-                macros = mttkrp_macros(record_format, tile_size, cut, occupancy, *ids, ratios)
-                jobs.append(("mttkrp.cu", architecture, macros))
+            remaps = ratios == 2 or (ndim in (3, 4) and loads == 16)
+            ids = [U32, bits, U32] if remaps else [U32, None, None]
+            macros = mttkrp_macros(record_format, tile_size, cut, occupancy, *ids, ratios)
+            jobs.append(("mttkrp.cu", architecture, macros))
     compile_all(jobs)
 
 
