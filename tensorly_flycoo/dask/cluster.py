@@ -216,7 +216,12 @@ class Cluster:
         calls, self._calls = self._calls, []
         # Called in the event loop, each costs less than from another thread.
         calls += [(worker, m.wanted, worker.call("run", m)) for worker, m in messages]
-        tasks = {asyncio.ensure_future(_wait_for(call)): (w, keys) for w, keys, call in calls}
+        by_worker: dict[WorkerHandle, list[tuple[list[int], Any]]] = {}
+        for worker, keys, call in calls:
+            by_worker.setdefault(worker, []).append((keys, call))
+        tasks = {
+            asyncio.ensure_future(self._take_replies(w, own)): w for w, own in by_worker.items()
+        }
         for task in tasks:
             task.add_done_callback(_retrieve)
         values: dict[int, Any] = {}
@@ -225,28 +230,36 @@ class Cluster:
                 tasks, timeout=_CHECK_INTERVAL, return_when=asyncio.FIRST_COMPLETED
             )
             for task in done:
-                worker, keys = tasks.pop(task)
-                reply = self._check_reply(worker, task)
-                values |= dict(zip(keys, reply.values, strict=True))
+                del tasks[task]
+                values |= task.result()
             if not tasks:
                 break
             if not done:
-                waiting = {worker for worker, _ in tasks.values()}
-                self.check_there(waiting)
+                self.check_there(tasks.values())
                 if count % _CHECKS_PER_PING == 0:
-                    await self._ping(waiting)
+                    await self._ping(tasks.values())
         return values
 
-    def _check_reply(self, worker: WorkerHandle, task: asyncio.Task[Reply]) -> Reply:
-        if isinstance(task.exception(), (OSError, RuntimeError)):
-            self._lose([worker])
-        reply = task.result()
+    async def _take_replies(
+        self, worker: WorkerHandle, calls: Sequence[tuple[list[int], Any]]
+    ) -> dict[int, Any]:
+        """Wait for a worker's replies in their order: a failed message fails later ones."""
+        values: dict[int, Any] = {}
+        for keys, call in calls:
+            try:
+                reply = await call
+            except (OSError, RuntimeError):
+                self._lose([worker])
+            self._check_reply(worker, reply)
+            values |= dict(zip(keys, reply.values, strict=True))
+        return values
+
+    def _check_reply(self, worker: WorkerHandle, reply: Reply) -> None:
         if reply.error is not None:
             if isinstance(reply.error, MemoryError):
                 raise self._explain(worker, reply.error)
             reply.error.add_note(f"on worker {worker.address}")
             raise reply.error
-        return reply
 
     def _explain(self, worker: WorkerHandle, error: MemoryError) -> RefusedMemory:
         count = len(self.workers)

@@ -14,6 +14,7 @@ from local_clusters import start_cluster
 
 from tensorly_flycoo import Progress, mttkrp, save_slabs
 from tensorly_flycoo.dask import WorkerLost, open_slabs
+from tensorly_flycoo.dask import cluster as cluster_module
 from tensorly_flycoo.dask.handles import RemoteObject
 from tensorly_flycoo.dask.starting import start_workers
 from tensorly_flycoo.testing import planted_tensor
@@ -151,6 +152,18 @@ def test_an_error_on_a_worker_is_raised_here(x):
         call(x, 0, int, "x")
     assert caught.value.__notes__ == [f"on worker {x.workers[0]}"]
     assert run(x, 2) == expected
+
+
+def test_of_several_messages_the_first_error_is_raised(x, monkeypatch):
+    """The later ones fail since the first one has."""
+    monkeypatch.setattr(cluster_module, "_MANY_COMMANDS", 0)  # a message for each command
+    cluster, worker = x._cluster, x._cluster.workers[0]
+    for _ in range(10):
+        (key,) = cluster.call(worker, int, ["x"])
+        for _ in range(5):
+            (key,) = cluster.call(worker, np.negative, [RemoteObject(worker, key)])
+        with pytest.raises(ValueError, match="invalid literal"):
+            cluster.fetch([RemoteObject(worker, key)])
 
 
 def test_arrays_of_a_failed_call_say_so(x):
