@@ -6,14 +6,13 @@ cannot unpickle one.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
-import cloudpickle
 import numpy as np
+from distributed.protocol import pickle
 
 from .messages import Ref
 
@@ -81,7 +80,7 @@ def _seal(x: Any) -> Any:
     if isinstance(x, list):
         return [_seal(item) for item in x]
     try:
-        return Sealed(cloudpickle.dumps(x))
+        return Sealed(pickle.dumps(x))
     except Exception as error:
         raise TypeError(f"{x!r:.200} cannot be sent to workers: {error}") from None
 

@@ -78,7 +78,7 @@ def list_arrays(model):
 
 
 @BY_SOLVER
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
 def test_resumed_is_the_same_to_the_bit(path, solver, dtype):
     x = make_tensor(dtype)
     with Progress(END, show=None) as whole:

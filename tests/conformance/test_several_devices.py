@@ -126,7 +126,7 @@ NON_NEGATIVE = [
     (non_negative_parafac_hals, {"tol": 1e-9}),
     (constrained_parafac, {"non_negative": True}),
     (constrained_parafac, {"l2_reg": 0.001}),
-    (constrained_parafac, {"l1_reg": 0.001}),
+    pytest.param(constrained_parafac, {"l1_reg": 0.001}, marks=pytest.mark.slow),
 ]
 
 

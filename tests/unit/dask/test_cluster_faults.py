@@ -87,6 +87,7 @@ def test_a_killed_worker_is_named_and_recover_leads_to_the_same_bits(x, tmp_path
         assert run(x, 5 - 2, progress.resume(), progress) == expected
 
 
+@pytest.mark.slow
 def test_recover_when_no_worker_is_left(x):
     expected = run(x, 2)
     for pid in [call(x, number, os.getpid) for number in range(2)]:

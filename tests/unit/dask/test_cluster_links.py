@@ -51,7 +51,7 @@ def make_site(gpu):
         ("parafac", {}),
         ("parafac", {"init": "random", "normalize_factors": True, "orthogonalise": True}),
         ("non_negative_parafac_hals", {"init": "random"}),
-        ("tucker", {"rank": [2, 2, 2], "n_iter_max": 3}),
+        pytest.param("tucker", {"rank": [2, 2, 2], "n_iter_max": 3}, marks=pytest.mark.slow),
     ],
 )
 def test_the_bits_of_one_process(linked, folder, monkeypatch, name, options):

@@ -165,6 +165,7 @@ def test_recover_loads_lost_slabs(client, addresses, table, files):
     check_same(2 * y, -(expected**2) * 6)
 
 
+@pytest.mark.slow
 def test_recover_notices_that_the_data_have_changed(client, addresses, tmp_path):
     numbers = np.arange(60)
     table = pd.DataFrame({"a": numbers % 20, "b": numbers // 20, "v": numbers + 1.0})

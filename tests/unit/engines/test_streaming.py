@@ -66,7 +66,7 @@ def draw_factors(dtype="float64"):
     return [rng.random((size, RANK)).astype(dtype) for size in SHAPE]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_results_have_the_bits_of_resident_slabs(stagers, dtype):
     resident, factors = make(dtype, slabs=NUM_SLABS), draw_factors(dtype)
     x = make(dtype, slabs=NUM_SLABS, keep="host")

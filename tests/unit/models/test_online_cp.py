@@ -185,6 +185,7 @@ def test_the_rows_kept_are_the_last_ones():
     np.testing.assert_array_equal(online.cp_tensor_.factors[-1], online.rows_[-7:])
 
 
+@pytest.mark.slow
 def test_memory_is_constant():
     data, _ = stream_of((5, 6), 2, 20)
     online = OnlineCP(2, keep=10, random_state=0).partial_fit(sparse.COO(data))
