@@ -47,6 +47,10 @@ _numbers = itertools.count()
 #: A message's receiver, the keys of the values that it asks for, and the call that is under way.
 _Sent: TypeAlias = "tuple[WorkerHandle, list[int], Any]"
 
+#: A worker's replies, each with the keys of the values that it brings; values by key.
+_Replies: TypeAlias = "list[tuple[list[int], Reply]]"
+_Values: TypeAlias = dict[int, Any]
+
 
 class Cluster:
     """Workers that run commands in order, like streams of a GPU.
@@ -219,39 +223,35 @@ class Cluster:
         by_worker: dict[WorkerHandle, list[tuple[list[int], Any]]] = {}
         for worker, keys, call in calls:
             by_worker.setdefault(worker, []).append((keys, call))
-        tasks = {
-            asyncio.ensure_future(self._take_replies(w, own)): w for w, own in by_worker.items()
-        }
+        tasks = {asyncio.ensure_future(_take_replies(own)): w for w, own in by_worker.items()}
         for task in tasks:
             task.add_done_callback(_retrieve)
-        values: dict[int, Any] = {}
+        try:
+            return await self._wait_for_all(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()  # those that are left would keep the workers' actors
+
+    async def _wait_for_all(self, tasks: dict[asyncio.Task[_Replies], WorkerHandle]) -> _Values:
+        """Wait for all workers' replies; remove the tasks that are done."""
+        values: _Values = {}
         for count in itertools.count(1):
             done, _ = await asyncio.wait(
                 tasks, timeout=_CHECK_INTERVAL, return_when=asyncio.FIRST_COMPLETED
             )
             for task in done:
-                del tasks[task]
-                values |= task.result()
+                worker = tasks.pop(task)
+                if isinstance(task.exception(), (OSError, RuntimeError)):
+                    self._lose([worker])
+                for keys, reply in task.result():
+                    self._check_reply(worker, reply)
+                    values |= dict(zip(keys, reply.values, strict=True))
             if not tasks:
                 break
             if not done:
                 self.check_there(tasks.values())
                 if count % _CHECKS_PER_PING == 0:
                     await self._ping(tasks.values())
-        return values
-
-    async def _take_replies(
-        self, worker: WorkerHandle, calls: Sequence[tuple[list[int], Any]]
-    ) -> dict[int, Any]:
-        """Wait for a worker's replies in their order: a failed message fails later ones."""
-        values: dict[int, Any] = {}
-        for keys, call in calls:
-            try:
-                reply = await call
-            except (OSError, RuntimeError):
-                self._lose([worker])
-            self._check_reply(worker, reply)
-            values |= dict(zip(keys, reply.values, strict=True))
         return values
 
     def _check_reply(self, worker: WorkerHandle, reply: Reply) -> None:
@@ -322,6 +322,16 @@ async def _attempt(calls: Sequence[Any]) -> list[bool]:
 
 async def _wait_for(call: Any) -> Any:
     return await call
+
+
+async def _take_replies(calls: Sequence[tuple[list[int], Any]]) -> _Replies:
+    """Wait for a worker's replies in their order, up to an error: it would cause later ones."""
+    replies: _Replies = []
+    for keys, call in calls:
+        replies.append((keys, await call))
+        if replies[-1][1].error is not None:
+            break
+    return replies
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:

@@ -15,6 +15,7 @@ def test_law(check, dtype, layout):
     check("cpu", layout, dtype)
 
 
+@pytest.mark.slow
 @LAYOUTS
 @pytest.mark.parametrize("limit", LOWERED)
 @EACH_CHECK

@@ -37,7 +37,7 @@ def assert_same(run, expected):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("rank", [1, 4, 9])
+@pytest.mark.parametrize("rank", [1, 9, pytest.param(4, marks=pytest.mark.slow)])
 # Modes of at most 4 * rank rows are solved for without the inverse.
 @pytest.mark.parametrize("shape", [(30, 40, 50), (5, 9, 20, 60)], ids=str)
 def test_each_run_equals_the_lone_run(shape, rank, dtype):

@@ -89,9 +89,9 @@ def measure_peak(shape, nnz, layout, dtype, spread):
     [
         pytest.param((300, 200, 100), 1, id="few duplicates"),
         pytest.param((40, 30, 20, 10), 1, id="many duplicates"),
-        pytest.param((3, 300_000, 2, 200_000, 1), 1, id="five modes"),
+        pytest.param((3, 300_000, 2, 200_000, 1), 1, id="five modes", marks=pytest.mark.slow),
         pytest.param((2_000_000, 3_000_000), 1, id="sorted by comparing"),
-        pytest.param((3_000_000, 20), 1e-3, id="most rows empty"),
+        pytest.param((3_000_000, 20), 1e-3, id="most rows empty", marks=pytest.mark.slow),
         pytest.param((500_000,), 1, id="one mode"),
         pytest.param((100,) * 5, 1, id="most bytes while remapping is planned"),
     ],
