@@ -32,6 +32,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tensors(folder, client):
     """The tensor on 1, 2 and 3 workers."""
+    client.wait_for_workers(3, timeout=60)  # some tests kill one
     addresses = sorted(client.nthreads())
     return [
         open_on_workers(folder, client=client, workers=addresses[:count]) for count in (1, 2, 3)
@@ -171,8 +172,8 @@ def test_a_resumed_run_gives_the_same_bits(tensors, name, options, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-def test_what_it_is(tensors, addresses, folder):
-    x = tensors[1]
+def test_what_it_is(client, addresses, folder):
+    x = open_on_workers(folder, client=client, workers=addresses[:2])
     assert isinstance(x, ClusterTensor)
     assert x.workers == tuple(addresses[:2])
     here = open_slabs(folder)

@@ -30,6 +30,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tensors(folder, client):
     """The tensor on 1, 2 and 3 workers."""
+    client.wait_for_workers(3, timeout=60)  # some tests kill one
     addresses = sorted(client.nthreads())
     return [open_on_workers(folder, client=client, workers=addresses[:n]) for n in (1, 2, 3)]
 
