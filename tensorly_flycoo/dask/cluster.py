@@ -125,6 +125,13 @@ class Cluster:
                 self._post()
         return keys
 
+    def run(
+        self, worker: WorkerHandle, function: Callable[..., Any], *args: Any, num_results: int = 1
+    ) -> list[RemoteObject]:
+        """Have a worker call a function; return its results, which it holds. See `call`."""
+        keys = self.call(worker, function, args, num_results=num_results)
+        return [RemoteObject(worker, key) for key in keys]
+
     def transfer(self, moves: Sequence[tuple[RemoteObject, WorkerHandle]]) -> list[int]:
         """Have workers send arrays to others; return the keys there.
 

@@ -47,8 +47,7 @@ class WorkerDevices:
 
     def run(self, device: int, function: Callable[..., Any], *args: Any) -> RemoteObject:
         worker = self.cluster.workers[device]
-        (key,) = self.cluster.call(worker, function, [_stand_for(x) for x in args])
-        return RemoteObject(worker, key)
+        return self.cluster.run(worker, function, *map(stand_for, args))[0]
 
     def launch(self, results: Iterator[Any]) -> list[Any]:
         return list(results)
@@ -125,8 +124,7 @@ class RemoteLayout:
 
     def call(self, function: Callable[..., Any], *args: Any) -> RemoteObject:
         """Have the worker call a function of remote objects there."""
-        (key,) = self._cluster.call(self.held.worker, function, args)
-        return RemoteObject(self.held.worker, key)
+        return self._cluster.run(self.held.worker, function, *args)[0]
 
     def fetch(self, function: Callable[..., Any], *args: Any) -> Any:
         """Wait for the result of `call`, and return it."""
@@ -143,7 +141,7 @@ class RemoteLayout:
         )
 
 
-def _stand_for(x: Any) -> Any:
+def stand_for(x: Any) -> Any:
     """Return what stands for an engine or a slab's layout in commands."""
     if isinstance(x, RemoteLayout):
         return x.held

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..array_modules import Array, move
-from ..devices import OneDevice
 from ..ops.sampling import NonzeroSampler, split_entries
-from ..tensor.pieces import Piece, map_pieces, rebuild
+from ..tensor.pieces import Piece, call_with_piece, map_pieces, rebuild
 from ..tensor.tensor import FlycooTensor
-from .engine import ClusterEngine, ClusterLayout, RemoteLayout
+from .engine import ClusterLayout, RemoteLayout, stand_for
 from .exchange import keep_nonzeros
 from .loading import load_again
-from .messages import ENGINE
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -33,7 +31,7 @@ def _(
     dtype: np.dtype | None = None,
 ) -> FlycooTensor:
     """Load what is found in the slabs as if it were new data."""
-    calls, own_args = [], [ENGINE if isinstance(y, ClusterEngine) else y for y in args]
+    calls, own_args = [], [stand_for(y) for y in args]
     for slab in layout.slabs:
         assert isinstance(slab.layout, RemoteLayout)
         place = [slab.layout.held, layout.cut_mode, slab.rows.start]
@@ -52,8 +50,7 @@ def keep_found(
     *args: Any,
 ) -> None:
     """Take what is found in a slab as a partition, on its worker."""
-    xp = site.engine.xp
-    coords, values = find(Piece(layout, xp, OneDevice(xp), 0, cut_mode, start), *args)
+    coords, values = call_with_piece(find, site.engine, layout, cut_mode, start, *args)
     keep_nonzeros(site, number, move(coords, np), move(values, np))
 
 

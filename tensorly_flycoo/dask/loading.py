@@ -21,7 +21,7 @@ from .exchange import Labels, Plan
 from .handles import RemoteObject, WorkerHandle
 from .messages import SITE
 from .partitions import Summary, keep_partition
-from .tensor import Held, fetch_format, list_held, make_layout, replace_lost
+from .tensor import Held, find_format, list_held, make_layout, replace_lost
 
 #: The most nonzeros of a slab, by default, and the fewest slabs: results depend on their number, so
 #: it depends on the data only.
@@ -174,8 +174,8 @@ def load_again(
 
 def forget_partitions(cluster: Cluster) -> None:
     """Have the workers forget the partitions of a call that has failed, and wait until they do."""
-    args = [SITE]
-    cluster.fetch([_call(w, cluster, exchange.forget_partitions, args) for w in cluster.workers])
+    done = (cluster.run(worker, exchange.forget_partitions, SITE) for worker in cluster.workers)
+    cluster.fetch([x for (x,) in done])
 
 
 def distribute(
@@ -189,10 +189,10 @@ def distribute(
     """Build slabs of the partitions that the workers hold."""
     mode, workers = find_longest_mode(shape), cluster.workers
     args = [SITE, mode, shape[mode], labels]
-    found = [_call(worker, cluster, exchange.count_partitions, args) for worker in workers]
-    counts = np.sum(cluster.fetch(found), axis=0)
-    rows = list_rows(find_edges(counts, num_slabs))
-    plan = Plan(fetch_format(cluster, shape, dtype), labels, _list_firsts(rows))
+    there = [x for w in workers for x in cluster.run(w, exchange.count_partitions, *args)]
+    record_format, *counts = cluster.fetch([find_format(cluster, shape, dtype), *there])
+    rows = list_rows(find_edges(np.sum(counts, axis=0), num_slabs))
+    plan = Plan(record_format, labels, _list_firsts(rows))
     canonical, edges = _sort(cluster, plan, rows, num_slabs)
     plan = plan._replace(labels=None)
     held, homes = _build(cluster, plan, rows, canonical, edges, layout)
@@ -221,7 +221,7 @@ def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> Clu
         worker = workers[homes[number]]
         records, _ = _merge(cluster, plan, split, number, rows[number], worker)
         args = [SITE, plan, layout.name, rows[number], [records]]
-        made[number] = _call_many(worker, cluster, exchange.build, args, 2)
+        made[number] = cluster.run(worker, exchange.build, *args, num_results=2)
     facts = cluster.fetch([own for _, own in made.values()])
     for (number, (slab, _)), own in zip(made.items(), facts, strict=True):
         if own != lost[number].facts:
@@ -233,18 +233,6 @@ def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> Clu
 
 def _list_firsts(rows: Sequence[range]) -> np.ndarray:
     return np.array([own.start for own in rows[1:]], np.uint32)
-
-
-def _call(worker: WorkerHandle, cluster: Cluster, function: Any, args: list[Any]) -> RemoteObject:
-    (key,) = cluster.call(worker, function, args)
-    return RemoteObject(worker, key)
-
-
-def _call_many(
-    worker: WorkerHandle, cluster: Cluster, function: Any, args: list[Any], num_results: int
-) -> list[RemoteObject]:
-    keys = cluster.call(worker, function, args, num_results=num_results)
-    return [RemoteObject(worker, key) for key in keys]
 
 
 def _sort(
@@ -262,10 +250,8 @@ def _sort(
 
 def _split(cluster: Cluster, plan: Plan) -> list[list[Any]]:
     """Have each worker distribute its nonzeros to buckets: records, then tables."""
-    sizes = ([SITE, plan], 2 * (plan.firsts.size + 1))
-    return [
-        _call_many(worker, cluster, exchange.split_partitions, *sizes) for worker in cluster.workers
-    ]
+    split, count = exchange.split_partitions, 2 * (plan.firsts.size + 1)
+    return [cluster.run(w, split, SITE, plan, num_results=count) for w in cluster.workers]
 
 
 def _merge(
@@ -282,7 +268,7 @@ def _merge(
     for own in split:  # so that each is freed as soon as it is used
         own[places[0]] = own[places[1]] = None
     args = [SITE, plan, rows, records, tables]
-    return _call_many(worker, cluster, exchange.merge_buckets, args, 2)
+    return cluster.run(worker, exchange.merge_buckets, *args, num_results=2)
 
 
 def _build(
@@ -301,10 +287,10 @@ def _build(
         for bucket, given in enumerate(rows):
             if given.start < own.stop and own.start < given.stop:
                 source = canonical[bucket]
-                taken = _call(source.worker, cluster, exchange.take_rows, [plan, source, own])
+                (taken,) = cluster.run(source.worker, exchange.take_rows, plan, source, own)
                 pieces.append(bring(cluster, taken, worker))
         args = [SITE, plan, layout, own, pieces]
-        made.append(_call_many(worker, cluster, exchange.build, args, 2))
+        made.append(cluster.run(worker, exchange.build, *args, num_results=2))
         del pieces
     canonical.clear()
     facts = cluster.fetch([facts for _, facts in made])

@@ -142,10 +142,11 @@ class SlabSource:
         cluster, new = Cluster(client, workers), {}
         for number in sorted(homes.keys() - held.keys()):
             worker = workers[homes[number]]
-            keys = cluster.call(worker, load_slab, [SITE, self.load, number], num_results=2)
-            new[number] = [RemoteObject(worker, key) for key in keys]
-        record_format = fetch_format(cluster, self.shape, self.dtype)
-        found = cluster.fetch([facts for _, facts in new.values()])
+            new[number] = cluster.run(worker, load_slab, SITE, self.load, number, num_results=2)
+        facts_there = [facts for _, facts in new.values()]
+        record_format, *found = cluster.fetch(
+            [find_format(cluster, self.shape, self.dtype), *facts_there]
+        )
         for (number, (slab, _)), facts in zip(new.items(), found, strict=True):
             held[number] = Held(slab, facts)
         arguments = (record_format, self.num_slabs, self.cut_mode, self.rows)
@@ -186,11 +187,9 @@ class Derived:
         return self.place(client, start_workers(client, addresses, self.device))
 
 
-def fetch_format(cluster: Cluster, shape: tuple[int, ...], dtype: np.dtype) -> RecordFormat:
-    """Ask a worker for the format of records of a tensor; all have the same kind of device."""
-    worker = cluster.workers[0]
-    (key,) = cluster.call(worker, choose_format, [SITE, shape, dtype])
-    return cluster.fetch([RemoteObject(worker, key)])[0]
+def find_format(cluster: Cluster, shape: tuple[int, ...], dtype: np.dtype) -> RemoteObject:
+    """Have a worker find the format of a tensor's records; all have the same kind of device."""
+    return cluster.run(cluster.workers[0], choose_format, SITE, shape, dtype)[0]
 
 
 class ClusterTensor(FlycooTensor):

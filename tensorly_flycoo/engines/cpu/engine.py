@@ -26,9 +26,6 @@ from .records import Field, Fields, Source, Target, Tiles, locate
 TILE_SIZE = 2048
 BUCKET_SIZE = 8192
 
-#: Bytes of an output row that are computed at once: nearly all are in AVX2's registers.
-_ROW_NBYTES = 256
-
 #: A row of ratios that is not computed at once is computed in steps of so many bytes: a choice.
 _STEP_NBYTES = (128, 64)
 
@@ -85,7 +82,7 @@ class CpuEngine(CpuPrimitives, Engine):
         if step.records.shape[0] == 0:
             out[...] = 0
             return
-        num_lanes = _count_lanes(out, _ROW_NBYTES)
+        num_lanes = kernels.count_lanes(out)
         arguments = _gather_arguments(layout, step, workspace, mode, out, num_lanes)
         num_tiles = arguments[0].carry_rows.shape[0]
         self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp_tiles", num_lanes=num_lanes)
@@ -218,17 +215,12 @@ class CpuEngine(CpuPrimitives, Engine):
         return kernels.hash_words(words)
 
 
-def _count_lanes(out: Array, nbytes: int) -> int:
-    """Return the largest power of two of columns that a row has and that take up to `nbytes`."""
-    return min(nbytes // out.dtype.itemsize, 1 << (out.shape[1].bit_length() - 1))
-
-
 def _choose_lanes(out: Array) -> int:
     """Return the lanes of ratios: all columns, or the choice that computes the fewest twice."""
-    rank, num_lanes = out.shape[1], _count_lanes(out, _ROW_NBYTES)
+    rank, num_lanes = out.shape[1], kernels.count_lanes(out)
     if num_lanes == rank:
         return num_lanes
-    choices = [_count_lanes(out, nbytes) for nbytes in _STEP_NBYTES]
+    choices = [kernels.count_lanes(out, nbytes) for nbytes in _STEP_NBYTES]
     return min(choices, key=lambda num_lanes: -rank % num_lanes)
 
 

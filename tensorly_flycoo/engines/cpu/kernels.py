@@ -29,6 +29,9 @@ from .records import (
     read_rows,
 )
 
+#: Bytes of a row of results that are computed at once: nearly all are in AVX2's registers.
+ROW_NBYTES = 256
+
 
 class Inputs(NamedTuple):
     """The factors of the other modes, C-contiguous, and where their coordinates are."""
@@ -75,6 +78,11 @@ def splat(builder: Any, scalar: Any, vector_type: Any) -> Any:
     first = builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), vector_type.count), None)
     return builder.shuffle_vector(first, undefined, zeros)
+
+
+def count_lanes(rows: Array, nbytes: int = ROW_NBYTES) -> int:
+    """Return the largest power of two of columns that rows have and that take up to `nbytes`."""
+    return min(nbytes // rows.dtype.itemsize, 1 << (rows.shape[1].bit_length() - 1))
 
 
 @intrinsic

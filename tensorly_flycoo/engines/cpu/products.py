@@ -9,7 +9,7 @@ import numpy as np
 from ...array_modules import Array
 from . import launch
 from .compiling import kernel
-from .kernels import add_product, clear_row, new_row_of_zeros, store_row
+from .kernels import add_product, clear_row, count_lanes, new_row_of_zeros, store_row
 
 #: Rows that one thread multiplies. Sums over a block are in the matrices' own precision, those over
 #: blocks in float64.
@@ -18,16 +18,13 @@ _BLOCK_ROWS = 2048
 #: Rows that stay in the nearest cache while each row of their product is computed.
 _CACHED_ROWS = 64
 
-#: Bytes of a row of the product that are computed at once: in AVX2's registers, but for a few.
-_LANE_NBYTES = 256
-
 
 def multiply_transposed(a: Array, b: Array) -> Array:
     """Compute ``a.T @ b`` of two tall matrices (I, J) and (I, K) of one dtype."""
     a, b = _require(a), _require(b)
     num_blocks = -(-a.shape[0] // _BLOCK_ROWS)
     products = np.zeros((num_blocks, a.shape[1], b.shape[1]), a.dtype)
-    launch.launch(_multiply_blocks, num_blocks, a, b, products, _choose_lanes(b))
+    launch.launch(_multiply_blocks, num_blocks, a, b, products, (0,) * count_lanes(b))
     return products.sum(axis=0, dtype=np.float64).astype(a.dtype)
 
 
@@ -36,18 +33,13 @@ def multiply_rows(rows: Array, matrix: Array) -> Array:
     rows, matrix = _require(rows), _require(matrix)
     product = np.empty((rows.shape[0], matrix.shape[1]), rows.dtype)
     num_blocks = -(-rows.shape[0] // _BLOCK_ROWS)
-    launch.launch(_multiply_rows, num_blocks, rows, matrix, product, _choose_lanes(matrix))
+    launch.launch(_multiply_rows, num_blocks, rows, matrix, product, (0,) * count_lanes(matrix))
     return product
 
 
 def _require(matrix: Array) -> Array:
     """Return a matrix as the kernels were compiled for; a copy only if need be."""
     return np.require(matrix, requirements=("C", "A", "W"))
-
-
-def _choose_lanes(matrix: Array) -> tuple[int, ...]:
-    num_columns = min(_LANE_NBYTES // matrix.itemsize, matrix.shape[1])
-    return (0,) * (1 << (num_columns.bit_length() - 1))
 
 
 @kernel

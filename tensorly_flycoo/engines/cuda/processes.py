@@ -12,6 +12,11 @@ import numpy as np
 
 from ...array_modules import Array
 
+try:
+    from cupy.cuda import nccl
+except ImportError:  # NCCL is not installed
+    nccl = None
+
 #: Seconds between looks whether a link is still needed and works.
 _POLL_SECONDS = 2.0
 
@@ -31,11 +36,7 @@ def list_gpus() -> list[str]:
 
 def has_nccl() -> bool:
     """Return whether NCCL is installed, where CuPy finds it."""
-    try:
-        from cupy.cuda import nccl
-    except ImportError:
-        return False
-    return bool(nccl.available)
+    return nccl is not None and bool(nccl.available)
 
 
 class ThreadStream:
@@ -94,8 +95,6 @@ class NcclLink:
     @staticmethod
     def make_name() -> np.ndarray:
         """Return what process 0 sends the others: NCCL's unique id."""
-        from cupy.cuda import nccl
-
         return np.frombuffer(nccl.get_unique_id(), np.uint8)
 
     # In the link's thread
@@ -114,8 +113,6 @@ class NcclLink:
         self._disconnect()
 
     def _connect(self) -> None:
-        from cupy.cuda import nccl
-
         self._connection = nccl.NcclCommunicator(self._count, self._name, self._number)
         # NCCL connects a pair when it first exchanges something, and waits for the peer.
         others = [peer for peer in range(self._count) if peer != self._number]
@@ -174,8 +171,6 @@ class NcclLink:
     def _launch(
         self, sent: Sequence[tuple[Array, int]], received: Sequence[tuple[Array, int]]
     ) -> None:
-        from cupy.cuda import nccl
-
         connection, stream = self._connection, cupy.cuda.get_current_stream().ptr
         nccl.groupStart()
         try:
