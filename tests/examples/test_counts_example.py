@@ -24,6 +24,7 @@ def load():
         sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 def test_the_likelihood_predicts_better_than_least_squares(load, tmp_path, capsys):
     arguments = ["--ranks", "3", "--iterations", "12", "--names", "200", "--output", str(tmp_path)]
     with tl.backend_context(tl.get_backend()):  # restores the backend that the example sets
@@ -67,6 +68,7 @@ def test_the_benchmark_compares_from_one_start(load, capsys):
     assert "generalized_parafac,    1 sweeps" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_rivals_of_the_benchmark_run(load):
     pytest.importorskip("pyttb")
     module = load("benchmark_counts")

@@ -1,12 +1,14 @@
 """Kill a worker, and a client, at random moments: ``python cluster_kills.py [WORKERS [CLIENTS]]``.
 
-Each of the first kills ends a worker, of three or as many as ``--workers`` says, while a tensor is
-opened or decomposed, each of the second a client process. Prints one line for each; the exit status
-is 1 if an error came late, bits differ, or something was not freed.
+Each of the first kills ends a worker, of three or as many as ``--workers`` says: every other one
+while a tensor is opened or decomposed, the others in one of the iterations, which take less time.
+Each of the second ends a client process. Prints one line for each; the exit status is 1 if an error
+came late, bits differ, or something was not freed.
 """
 
 import argparse
 import gc
+import itertools
 import os
 import random
 import signal
@@ -77,12 +79,16 @@ def wait_for_nothing(client):
 
 
 class Killer:
-    """Kills a worker after some seconds, and knows when."""
+    """Kills a worker some seconds after an iteration, -1 for the start, and knows when."""
 
-    def __init__(self, pid, delay):
-        self.time = None
-        self._timer = threading.Timer(delay, self._kill, (pid,))
-        self._timer.start()
+    def __init__(self, pid, iteration, longest):
+        self.time, self._iteration = None, iteration
+        self._timer = threading.Timer(random.uniform(0, longest), self._kill, (pid,))
+        self.count(-1)
+
+    def count(self, iteration):
+        if iteration == self._iteration:
+            self._timer.start()
 
     def _kill(self, pid):
         self.time = time.monotonic()
@@ -92,17 +98,22 @@ class Killer:
         self._timer.join()
 
 
-def kill_worker(client, count, path, checkpoint, expected, longest):
-    """Return what happened, and whether it is right."""
+def kill_worker(client, count, path, checkpoint, expected, *moment):
+    """Return what happened, and whether it is right; the moment is as `Killer` takes it."""
     checkpoint.unlink(missing_ok=True)
     pids = wait_for_pids(client, count)
     addresses = sorted(pids)
     victim, x = random.choice(addresses), None
-    killer = Killer(pids[victim], random.uniform(0, longest))
+    killer, iterations = Killer(pids[victim], *moment), itertools.count()
     try:
         x = open_slabs(path, client=client, workers=addresses)
         with Progress(NUM_ITERATIONS, show=None, checkpoint=checkpoint, every=1) as progress:
-            found = run(x, callback=progress)
+
+            def count(*arguments):
+                progress(*arguments)
+                killer.count(next(iterations))
+
+            found = run(x, callback=count)
         killer.wait()
         return "killed after the end", found == expected
     except WorkerLost as error:
@@ -157,7 +168,8 @@ def main():
         longest = time.monotonic() - start
         print(f"a run takes {longest:.1f} s", flush=True)
         for number in range(options.worker_kills):
-            arguments = (path / "x.flycoo", path / "run.npz", expected, longest)
+            moment = (random.randrange(NUM_ITERATIONS), 0.05) if number % 2 else (-1, longest)
+            arguments = (path / "x.flycoo", path / "run.npz", expected, *moment)
             text, is_right = kill_worker(client, options.workers, *arguments)
             print(f"worker {number}: {text}{'' if is_right else ': WRONG'}", flush=True)
             failures += not is_right

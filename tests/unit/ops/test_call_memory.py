@@ -60,6 +60,7 @@ def test_the_peak_of_a_call_is_within_15_percent(name, init, dtype):
     assert estimate == pytest.approx(x.nbytes + peak, rel=0.15)
 
 
+@pytest.mark.slow
 @EACH_PROBLEM
 def test_the_peak_of_singular_vectors(name):
     """It is that of the start without the tensor, and without factors."""
