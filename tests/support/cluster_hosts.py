@@ -104,7 +104,8 @@ def compare(folder):
         is_right = decompose(there) == expected
         print("bits are those of one process:", is_right, flush=True)
         times = []
-        with Progress(NUM_ITERATIONS, show=None, checkpoint=folder / "run.npz", every=1) as progress:
+        saved = {"checkpoint": folder / "run.npz", "show": None}
+        with Progress(NUM_ITERATIONS, every=1, **saved) as progress:
 
             def call(*arguments):
                 progress(*arguments)
@@ -121,7 +122,7 @@ def compare(folder):
         start = time.monotonic()
         there.recover()
         print(f"recovered in {time.monotonic() - start:.1f} s on", *there.workers, flush=True)
-        with Progress(NUM_ITERATIONS, show=None, checkpoint=folder / "run.npz") as progress:
+        with Progress(NUM_ITERATIONS, **saved) as progress:
             init = progress.resume()
             resumed = decompose(there, init, progress, init.iteration)
         print("resumed to the same bits:", resumed == expected, flush=True)
