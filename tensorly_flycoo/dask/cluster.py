@@ -37,7 +37,7 @@ _CHECK_INTERVAL, _CHECKS_PER_PING = 0.5, 20
 #: Seconds within which actors must have dropped their work.
 _ABORT_TIMEOUT = 8.0
 
-#: Commands that are sent without waiting for anybody who needs a result.
+#: Commands for one worker that are sent before anybody needs a result.
 _MANY_COMMANDS = 256
 
 #: Numbers of keys, of all clusters of this process.
@@ -114,15 +114,17 @@ class Cluster:
             If the function or an argument cannot be sent.
         WorkerLost
             If a worker is gone.
+        Exception
+            What an earlier command has raised.
         """
         keys = tuple(next(_numbers) for _ in range(num_results))
         named = {name: _refer(x, worker) for name, x in (kwargs or {}).items()}
         command = Call(*seal(function, [_refer(x, worker) for x in args], named), keys)
         with self._lock:
             self.check()
-            worker.queue.append(command)
             if len(worker.queue) > _MANY_COMMANDS:
                 self._post()
+            worker.queue.append(command)
         return keys
 
     def run(
@@ -207,26 +209,46 @@ class Cluster:
         ]
 
     def _post(self) -> None:
-        """Send all commands, without waiting for replies."""
-        for worker, message in self._pack({}):
-            self._calls.append((worker, message.wanted, worker.call("run", message)))
+        """Send all commands, and wait for the replies to what was sent before.
 
-    def _converse(self, wanted: dict[WorkerHandle, list[int]]) -> dict[int, Any]:
+        So the workers have something to do, and this process is never far ahead of them: each call
+        that is under way has a connection of its own.
+        """
+        earlier, messages = self._calls, list[tuple[WorkerHandle, Message]]()
+        with self._restart_on_error(messages):
+            messages += self._pack({})
+            self._calls = self._begin(messages)
+            if earlier:
+                self.client.sync(self._gather_replies, earlier, [])
+
+    def _converse(self, wanted: dict[WorkerHandle, list[int]]) -> _Values:
         """Send all commands, and wait for the replies to all messages; return values by key."""
-        messages: list[tuple[WorkerHandle, Message]] = []
+        messages = list[tuple[WorkerHandle, Message]]()
+        with self._restart_on_error(messages):
+            messages += self._pack(wanted)
+            calls, self._calls = self._calls, []
+            return self.client.sync(self._gather_replies, calls, messages)
+
+    @contextlib.contextmanager
+    def _restart_on_error(self, messages: list[tuple[WorkerHandle, Message]]) -> Iterator[None]:
+        """Have workers drop what they have not done if something fails; not all may be sent."""
         try:
-            messages = self._pack(wanted)
-            return self.client.sync(self._gather_replies, messages)
+            yield
         except BaseException:  # Ctrl-C too
             for worker, message in messages:
-                worker.queue.extend(message.commands)  # not all may have been sent
+                worker.queue.extend(message.commands)
             self._start_epoch()
             raise
 
-    async def _gather_replies(self, messages: list[tuple[WorkerHandle, Message]]) -> dict[int, Any]:
-        calls, self._calls = self._calls, []
-        # Called in the event loop, each costs less than from another thread.
-        calls += [(worker, m.wanted, worker.call("run", m)) for worker, m in messages]
+    def _begin(self, messages: Sequence[tuple[WorkerHandle, Message]]) -> list[_Sent]:
+        return [(worker, m.wanted, worker.call("run", m)) for worker, m in messages]
+
+    async def _gather_replies(
+        self, calls: list[_Sent], messages: Sequence[tuple[WorkerHandle, Message]]
+    ) -> _Values:
+        """Wait for the replies to calls and, after them, messages; return values by key."""
+        # Begun in the event loop, each call costs less than from another thread.
+        calls = [*calls, *self._begin(messages)]
         by_worker: dict[WorkerHandle, list[tuple[list[int], Any]]] = {}
         for worker, keys, call in calls:
             by_worker.setdefault(worker, []).append((keys, call))

@@ -161,10 +161,19 @@ def test_of_several_messages_the_first_error_is_raised(x, monkeypatch):
     cluster, worker = x._cluster, x._cluster.workers[0]
     for _ in range(10):
         (key,) = cluster.call(worker, int, ["x"])
-        for _ in range(5):
-            (key,) = cluster.call(worker, np.negative, [RemoteObject(worker, key)])
+        (key,) = cluster.call(worker, np.negative, [RemoteObject(worker, key)])
         with pytest.raises(ValueError, match="invalid literal"):
             cluster.fetch([RemoteObject(worker, key)])
+
+
+def test_an_error_is_raised_although_nobody_needs_the_result(x, monkeypatch):
+    monkeypatch.setattr(cluster_module, "_MANY_COMMANDS", 0)
+    cluster, expected = x._cluster, run(x, 2)
+    worker = cluster.workers[0]
+    with pytest.raises(ValueError, match="invalid literal"):
+        for text in "x12":
+            cluster.call(worker, int, [text], num_results=0)
+    assert run(x, 2) == expected
 
 
 def test_arrays_of_a_failed_call_say_so(x):

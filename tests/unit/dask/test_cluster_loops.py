@@ -125,6 +125,15 @@ def test_an_iteration_waits_for_the_workers_once(tensors, monkeypatch):
     assert counts[2:-1] == [1] * 3
 
 
+def test_a_loop_that_needs_no_result_waits_for_the_workers(tensors, client):
+    """Each call under way has a connection of its own."""
+    options = {"init": "random", "random_state": 0, "tol": 0}  # computes no errors
+    with tl.backend_context("flycoo"):
+        x, num_open = tensors[1], client.rpc.open
+        tl.decomposition.parafac(x, RANK, n_iter_max=60, **options)
+    assert client.rpc.open <= num_open + 2 * len(x.workers)
+
+
 def test_gram_matrices_that_workers_compute(tensors, monkeypatch):
     factors = draw_start().factors
     for x in tensors:
