@@ -169,10 +169,9 @@ def test_of_several_messages_the_first_error_is_raised(x, monkeypatch):
 def test_an_error_is_raised_although_nobody_needs_the_result(x, monkeypatch):
     monkeypatch.setattr(cluster_module, "_MANY_COMMANDS", 0)
     cluster, expected = x._cluster, run(x, 2)
-    worker = cluster.workers[0]
+    calls = (cluster.call(cluster.workers[0], int, [text], num_results=0) for text in "x12")
     with pytest.raises(ValueError, match="invalid literal"):
-        for text in "x12":
-            cluster.call(worker, int, [text], num_results=0)
+        list(calls)
     assert run(x, 2) == expected
 
 
