@@ -47,6 +47,9 @@ _numbers = itertools.count()
 #: A message's receiver, the keys of the values that it asks for, and the call that is under way.
 _Sent: TypeAlias = "tuple[WorkerHandle, list[int], Any]"
 
+#: Messages that are not under way yet, each with its receiver.
+_Messages: TypeAlias = "list[tuple[WorkerHandle, Message]]"
+
 #: A worker's replies, each with the keys of the values that it brings; values by key.
 _Replies: TypeAlias = "list[tuple[list[int], Reply]]"
 _Values: TypeAlias = dict[int, Any]
@@ -199,7 +202,7 @@ class Cluster:
         if lost := [worker.address for worker in self.workers if worker.is_lost]:
             raise WorkerLost(lost)
 
-    def _pack(self, wanted: dict[WorkerHandle, list[int]]) -> list[tuple[WorkerHandle, Message]]:
+    def _pack(self, wanted: dict[WorkerHandle, list[int]]) -> _Messages:
         """Take all commands from the queues, if all workers are there."""
         self.check_there()
         return [
@@ -214,7 +217,8 @@ class Cluster:
         So the workers have something to do, and this process is never far ahead of them: each call
         that is under way has a connection of its own.
         """
-        earlier, messages = self._calls, list[tuple[WorkerHandle, Message]]()
+        earlier = self._calls
+        messages: _Messages = []
         with self._restart_on_error(messages):
             messages += self._pack({})
             self._calls = self._begin(messages)
@@ -223,14 +227,14 @@ class Cluster:
 
     def _converse(self, wanted: dict[WorkerHandle, list[int]]) -> _Values:
         """Send all commands, and wait for the replies to all messages; return values by key."""
-        messages = list[tuple[WorkerHandle, Message]]()
+        messages: _Messages = []
         with self._restart_on_error(messages):
             messages += self._pack(wanted)
             calls, self._calls = self._calls, []
             return self.client.sync(self._gather_replies, calls, messages)
 
     @contextlib.contextmanager
-    def _restart_on_error(self, messages: list[tuple[WorkerHandle, Message]]) -> Iterator[None]:
+    def _restart_on_error(self, messages: _Messages) -> Iterator[None]:
         """Have workers drop what they have not done if something fails; not all may be sent."""
         try:
             yield
@@ -240,12 +244,10 @@ class Cluster:
             self._start_epoch()
             raise
 
-    def _begin(self, messages: Sequence[tuple[WorkerHandle, Message]]) -> list[_Sent]:
+    def _begin(self, messages: _Messages) -> list[_Sent]:
         return [(worker, m.wanted, worker.call("run", m)) for worker, m in messages]
 
-    async def _gather_replies(
-        self, calls: list[_Sent], messages: Sequence[tuple[WorkerHandle, Message]]
-    ) -> _Values:
+    async def _gather_replies(self, calls: list[_Sent], messages: _Messages) -> _Values:
         """Wait for the replies to calls and, after them, messages; return values by key."""
         # Begun in the event loop, each call costs less than from another thread.
         calls = [*calls, *self._begin(messages)]

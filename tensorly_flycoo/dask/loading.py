@@ -174,8 +174,8 @@ def load_again(
 
 def forget_partitions(cluster: Cluster) -> None:
     """Have the workers forget the partitions of a call that has failed, and wait until they do."""
-    done = (cluster.run(worker, exchange.forget_partitions, SITE) for worker in cluster.workers)
-    cluster.fetch([x for (x,) in done])
+    forget = exchange.forget_partitions
+    cluster.fetch([x for worker in cluster.workers for x in cluster.run(worker, forget, SITE)])
 
 
 def distribute(
