@@ -12,16 +12,15 @@ import tempfile
 import time
 from pathlib import Path
 
-import tensorly as tl
+from cluster_kills import NUM_ITERATIONS, resume, run, save_folder
 from distributed import Client
 
 import tensorly_flycoo.dask
-from tensorly_flycoo import Progress, open_slabs, save_slabs
+from tensorly_flycoo import Progress, open_slabs
 from tensorly_flycoo.devices import OneDevice
 from tensorly_flycoo.engines import select_engine
-from tensorly_flycoo.testing import planted_tensor
 
-NUM_WORKERS, RANK, NUM_ITERATIONS, LIMIT = 3, 8, 60, 100.0
+NUM_WORKERS, LIMIT = 3, 100.0
 NETWORK, BRIDGE, HOST = "10.87.0", "flycoo0", "flycoo-{}"
 SCHEDULER = f"tcp://{NETWORK}.1:8786"
 
@@ -76,13 +75,6 @@ def start_dask():
         yield
 
 
-def decompose(x, init="random", callback=None, done=0):
-    options = {"n_iter_max": NUM_ITERATIONS - done, "tol": 0, "random_state": 0, "init": init}
-    with tl.backend_context("flycoo"):
-        found = tl.decomposition.parafac(x, RANK, **options, callback=callback)
-        return [tl.to_numpy(factor).tobytes() for factor in found.factors]
-
-
 def unplug(times):
     run_ip(f"-n {HOST.format(0)} link set port{NUM_WORKERS} down")
     times.append(time.monotonic())
@@ -90,22 +82,21 @@ def unplug(times):
 
 def compare(folder):
     """Decompose on the hosts, from host 0; return whether all went as it should."""
-    x = planted_tensor((3000, 2000, 4000), RANK, 20_000, noise=0.1, random_state=0)[0]
-    save_slabs(folder / "x.flycoo", x, slabs=6)
+    save_folder(folder / "x.flycoo")
     engine = select_engine("cpu")
     engine.devices = OneDevice()  # shards the rows of factors, as a cluster does
     here = open_slabs(folder / "x.flycoo", device="cpu")
     engine.devices = None
-    expected = decompose(here)
+    expected = run(here)
     with Client(SCHEDULER, direct_to_workers=True, timeout=60) as client:
         client.wait_for_workers(NUM_WORKERS, timeout=120)
         there = tensorly_flycoo.dask.open_slabs(folder / "x.flycoo", client=client)
         print("workers:", *there.workers, flush=True)
-        is_right = decompose(there) == expected
+        is_right = run(there) == expected
         print("bits are those of one process:", is_right, flush=True)
         times = []
-        saved = {"checkpoint": folder / "run.npz", "show": None}
-        with Progress(NUM_ITERATIONS, every=1, **saved) as progress:
+        checkpoint = folder / "run.npz"
+        with Progress(NUM_ITERATIONS, show=None, checkpoint=checkpoint, every=1) as progress:
 
             def call(*arguments):
                 progress(*arguments)
@@ -113,7 +104,7 @@ def compare(folder):
                     unplug(times)
 
             try:
-                decompose(there, callback=call)
+                run(there, callback=call)
                 raise AssertionError("a host was unplugged, and nobody noticed")
             except tensorly_flycoo.dask.WorkerLost as error:
                 seconds = time.monotonic() - times[0]
@@ -122,9 +113,7 @@ def compare(folder):
         start = time.monotonic()
         there.recover()
         print(f"recovered in {time.monotonic() - start:.1f} s on", *there.workers, flush=True)
-        with Progress(NUM_ITERATIONS, **saved) as progress:
-            init = progress.resume()
-            resumed = decompose(there, init, progress, init.iteration)
+        _, resumed = resume(there, checkpoint)
         print("resumed to the same bits:", resumed == expected, flush=True)
     return is_right and is_named and seconds < LIMIT and resumed == expected
 

@@ -8,7 +8,6 @@ came late, bits differ, or something was not freed.
 
 import argparse
 import gc
-import itertools
 import os
 import random
 import signal
@@ -48,6 +47,20 @@ def run(x, init="svd", callback=None, done=0):
         return [tl.to_numpy(factor).tobytes() for factor in found.factors]
 
 
+def resume(x, checkpoint):
+    """Go on from a checkpoint, if there is one; return its iteration, and the factors."""
+    with Progress(NUM_ITERATIONS, show=None, checkpoint=checkpoint) as progress:
+        init = progress.resume()
+        done = getattr(init, "iteration", 0)
+        return done, run(x, init, progress, done)
+
+
+def save_folder(path):
+    """Save the tensor that all this is about."""
+    x = planted_tensor((3000, 2000, 4000), RANK, 20_000, noise=0.1, random_state=0)[0]
+    save_slabs(path, x, slabs=6)
+
+
 def count_machines():
     return sum(thread.name == "tensorly_flycoo" for thread in threading.enumerate())
 
@@ -79,15 +92,15 @@ def wait_for_nothing(client):
 
 
 class Killer:
-    """Kills a worker some seconds after an iteration, -1 for the start, and knows when."""
+    """Kills a worker some seconds after so many callbacks, and knows when."""
 
-    def __init__(self, pid, iteration, longest):
-        self.time, self._iteration = None, iteration
+    def __init__(self, pid, num_callbacks, longest):
+        self.time, self._num_callbacks = None, num_callbacks
         self._timer = threading.Timer(random.uniform(0, longest), self._kill, (pid,))
-        self.count(-1)
+        self.look(0)
 
-    def count(self, iteration):
-        if iteration == self._iteration:
+    def look(self, num_called):
+        if num_called == self._num_callbacks:
             self._timer.start()
 
     def _kill(self, pid):
@@ -104,16 +117,16 @@ def kill_worker(client, count, path, checkpoint, expected, *moment):
     pids = wait_for_pids(client, count)
     addresses = sorted(pids)
     victim, x = random.choice(addresses), None
-    killer, iterations = Killer(pids[victim], *moment), itertools.count()
+    killer = Killer(pids[victim], *moment)
     try:
         x = open_slabs(path, client=client, workers=addresses)
         with Progress(NUM_ITERATIONS, show=None, checkpoint=checkpoint, every=1) as progress:
 
-            def count(*arguments):
+            def call(*arguments):
                 progress(*arguments)
-                killer.count(next(iterations))
+                killer.look(len(progress.errors))
 
-            found = run(x, callback=count)
+            found = run(x, callback=call)
         killer.wait()
         return "killed after the end", found == expected
     except WorkerLost as error:
@@ -130,10 +143,7 @@ def kill_worker(client, count, path, checkpoint, expected, *moment):
             break
         except WorkerLost:
             time.sleep(1)
-    with Progress(NUM_ITERATIONS, show=None, checkpoint=checkpoint) as progress:
-        init = progress.resume()
-        done = getattr(init, "iteration", 0)
-        found = run(x, init, progress, done)
+    done, found = resume(x, checkpoint)
     is_right = seconds < LIMIT and is_named and found == expected
     return f"WorkerLost after {seconds:.2f} s, resumed at iteration {done}", is_right
 
@@ -157,8 +167,7 @@ def main():
     parser.add_argument("--workers", type=int, default=3)
     options = parser.parse_args()
     path = Path(tempfile.mkdtemp())
-    x = planted_tensor((3000, 2000, 4000), RANK, 20_000, noise=0.1, random_state=0)[0]
-    save_slabs(path / "x.flycoo", x, slabs=6)
+    save_folder(path / "x.flycoo")
     failures = 0
     connection = {"direct_to_workers": True}
     with start_cluster(options.workers) as address, Client(address, **connection) as client:
@@ -168,7 +177,7 @@ def main():
         longest = time.monotonic() - start
         print(f"a run takes {longest:.1f} s", flush=True)
         for number in range(options.worker_kills):
-            moment = (random.randrange(NUM_ITERATIONS), 0.05) if number % 2 else (-1, longest)
+            moment = (random.randint(1, NUM_ITERATIONS), 0.05) if number % 2 else (0, longest)
             arguments = (path / "x.flycoo", path / "run.npz", expected, *moment)
             text, is_right = kill_worker(client, options.workers, *arguments)
             print(f"worker {number}: {text}{'' if is_right else ': WRONG'}", flush=True)

@@ -6,6 +6,12 @@ import dask
 from distributed import LocalCluster
 
 
+def wait_for_addresses(client, num_workers):
+    """Return the addresses of all workers, once those that tests have killed are there again."""
+    client.wait_for_workers(num_workers, timeout=60)
+    return sorted(client.nthreads())
+
+
 @contextlib.contextmanager
 def start_cluster(num_workers, **options):
     """Yield the address of a cluster's scheduler.

@@ -17,5 +17,6 @@ def client():
 
 @pytest.fixture
 def addresses(client):
-    client.wait_for_workers(3, timeout=60)  # some tests kill one
-    return sorted(client.nthreads())
+    from local_clusters import wait_for_addresses
+
+    return wait_for_addresses(client, 3)

@@ -52,9 +52,7 @@ def run(x, n_iter_max, init="random", callback=None):
 
 def call(x, number, function, *args):
     """Have a worker call a function; return its result."""
-    worker = x._cluster.workers[number]
-    (key,) = x._cluster.call(worker, function, args)
-    return x._cluster.fetch([RemoteObject(worker, key)])[0]
+    return x._cluster.fetch(x._cluster.run(x._cluster.workers[number], function, *args))[0]
 
 
 def raise_memory_error():
@@ -176,9 +174,7 @@ def test_an_error_is_raised_although_nobody_needs_the_result(x, monkeypatch):
 
 
 def test_arrays_of_a_failed_call_say_so(x):
-    worker = x._cluster.workers[0]
-    (key,) = x._cluster.call(worker, int, ["x"])
-    lost = RemoteObject(worker, key)
+    (lost,) = x._cluster.run(x._cluster.workers[0], int, "x")
     with pytest.raises(ValueError, match="invalid literal"):
         x._cluster.fetch([lost])
     with pytest.raises(RuntimeError, match="the call that made it has failed"):
@@ -187,8 +183,8 @@ def test_arrays_of_a_failed_call_say_so(x):
 
 def test_a_worker_that_waits_for_one_that_failed_goes_on(x):
     source, target = x._cluster.workers
-    (key,) = x._cluster.call(source, int, ["x"])
-    received = RemoteObject(target, *x._cluster.transfer([(RemoteObject(source, key), target)]))
+    (sent,) = x._cluster.run(source, int, "x")
+    received = RemoteObject(target, *x._cluster.transfer([(sent, target)]))
     with pytest.raises(ValueError, match="invalid literal"):
         x._cluster.fetch([received])
     assert call(x, 1, int, "5") == 5

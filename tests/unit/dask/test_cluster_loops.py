@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorly as tl
+from local_clusters import wait_for_addresses
 from tensorly.cp_tensor import CPTensor
 
 from tensorly_flycoo import FlycooTensor, Progress, decomposition, mttkrp, open_slabs, save_slabs
@@ -32,8 +33,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tensors(folder, client):
     """The tensor on 1, 2 and 3 workers."""
-    client.wait_for_workers(3, timeout=60)  # some tests kill one
-    addresses = sorted(client.nthreads())
+    addresses = wait_for_addresses(client, 3)
     return [
         open_on_workers(folder, client=client, workers=addresses[:count]) for count in (1, 2, 3)
     ]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import sparse
 import tensorly as tl
+from local_clusters import wait_for_addresses
 
 from tensorly_flycoo import FlycooTensor, cp_fit, open_slabs, save_slabs, select_rank
 from tensorly_flycoo.dask import open_slabs as open_on_workers
@@ -30,8 +31,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tensors(folder, client):
     """The tensor on 1, 2 and 3 workers."""
-    client.wait_for_workers(3, timeout=60)  # some tests kill one
-    addresses = sorted(client.nthreads())
+    addresses = wait_for_addresses(client, 3)
     return [open_on_workers(folder, client=client, workers=addresses[:n]) for n in (1, 2, 3)]
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from tensorly_flycoo import save_slabs
 from tensorly_flycoo.dask import open_slabs
-from tensorly_flycoo.dask.handles import RemoteObject
 from tensorly_flycoo.dask.messages import SITE, Ref
 from tensorly_flycoo.dask.sealing import call_sealed, seal
 from tensorly_flycoo.testing import planted_tensor
@@ -55,14 +54,14 @@ def test_what_cannot_be_sent_is_refused_at_once(x):
             return values * 2
 
     cluster, worker = x._cluster, x._cluster.workers[0]
-    before = RemoteObject(worker, *cluster.call(worker, int, ["5"]))
+    before = cluster.run(worker, int, "5")
     with pytest.raises(TypeError, match=r"cannot be sent to workers: .*lock"):
         x.map(apply)
     with pytest.raises(TypeError, match=r"<built-in method acquire .* cannot be sent to workers"):
         cluster.call(worker, lock.acquire)
     with pytest.raises(TypeError, match=r"<unlocked _thread.lock .* cannot be sent to workers"):
         cluster.call(worker, str, [[1, lock]])
-    assert cluster.fetch([before]) == [5]  # no other command was dropped
+    assert cluster.fetch(before) == [5]  # no other command was dropped
     assert (2 * x).norm() == 2 * x.norm()
 
 
