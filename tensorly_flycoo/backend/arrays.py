@@ -18,10 +18,10 @@ from tensorly.backend.numpy_backend import NumpyBackend
 from ..array_modules import Array, array_module, as_array, is_cupy, is_on_gpu, move, share
 from ..checks import check_device_name, check_dtype, check_place, densify_error
 from ..decomposition.initial_guess import as_gpu_random
-from ..decomposition.tensorly_loop import is_called_by_parafac
+from ..decomposition.whole_tensor import CallDevice, WholeTensor
 from ..engines import select_engine
 from ..linalg import sharded
-from ..linalg.gram_products import GramProduct, start_product, suits_gram
+from ..linalg.gram_products import GramProduct, find_open, start_product, suits_gram
 from ..linalg.tall_skinny import (
     column_norms,
     is_own,
@@ -60,6 +60,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
         Integers and bools in a sparse tensor are counts, whose factors are float64.
         """
+        if isinstance(tensor, WholeTensor):
+            return {"dtype": tensor.dtype, "device": tensor.device}
         if isinstance(tensor, ModeView | ModeProduct | LazyMatrix | LabelledTensor):
             tensor = tensor.tensor
         if isinstance(tensor, FlycooTensor):
@@ -131,7 +133,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         """Compute a norm; of a sparse tensor only the Frobenius norm of all its elements."""
         if order == 2 and axis == 0 and is_tall(tensor):
             return column_norms(tensor)
-        if isinstance(tensor, ModeView):
+        if isinstance(tensor, ModeView | WholeTensor):
             tensor = tensor.tensor
         if isinstance(tensor, ModeProduct) and order == 2 and axis is None:
             return tensor.norm()
@@ -193,10 +195,10 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     @staticmethod
     def dot(a: Any, b: Any) -> Any:
         """Multiply; tall factors as `linalg.tall_skinny` does."""
-        is_factor = is_cupy(b) or isinstance(b, RowShards)
-        if is_factor and is_called_by_parafac(1):
+        memory = find_open()
+        if memory is not None and (is_cupy(b) or isinstance(b, RowShards)):
             if suits_gram(a, b):
-                return GramProduct.of(b)
+                return GramProduct.of(b, memory)
             if (gram := sharded.replicate_gram(a, b)) is not None:
                 return gram
         if views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b):
@@ -246,16 +248,24 @@ def _is_dense(x: Any) -> bool:
 
 
 def _make_on_device(name: str) -> Callable:
-    def make(*args: Any, device: str | None = None, **kwargs: Any) -> Array:
-        if device == "cuda" and name == "ones" and is_called_by_parafac(2):
-            return start_product(*args, **kwargs)
+    def make(*args: Any, device: str | None = None, **kwargs: Any) -> Any:
         return getattr(_module_on(device), name)(*args, **kwargs)
 
     make.__doc__ = f"Call ``{name}`` of NumPy, or of CuPy with the device of a context."
     return make
 
 
-for _name in ("ones", "zeros", "eye"):
+def _ones(shape: Any, dtype: Any = None, *, device: str | None = None, **kwargs: Any) -> Any:
+    """Make ones; or begin the product of Gram matrices that parafac starts with them."""
+    if isinstance(device, CallDevice) and not kwargs:
+        product = start_product(device.memory, shape[0], dtype, device == "cuda")
+        if product is not None:
+            return product
+    return _module_on(device).ones(shape, dtype, **kwargs)
+
+
+FlycooBackend.register_method("ones", _ones)
+for _name in ("zeros", "eye"):
     FlycooBackend.register_method(_name, _make_on_device(_name))
 
 

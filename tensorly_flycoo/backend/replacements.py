@@ -8,7 +8,8 @@ import stays what it was. A replacement passes every call on that is not `ours`.
 import functools
 import importlib
 import inspect
-import itertools
+import logging
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,21 +19,24 @@ import tensorly as tl
 from .. import decomposition
 from ..array_modules import Array
 from ..checks import densify_error
-from ..decomposition.guarding import guard, warn_of_lost_labels
+from ..decomposition.guarding import guard
 from ..decomposition.initial_guess import check_initial_guess, initialize_cp, spread_factors
-from ..decomposition.labelled_cp import label_result
 from ..decomposition.ranks import find_tucker_rank
 from ..decomposition.resuming import State, prepare_options, take_up
 from ..decomposition.singular_vectors import SVDS, make_svd_non_negative, randomized_svd
 from ..decomposition.tucker_checks import check_tucker
+from ..decomposition.whole_tensor import WholeTensor, check_start, run_parafac
 from ..io.checkpoint import Resumed
 from ..linalg import gram_products, sharded
 from ..linalg.tall_skinny import inner_product
 from ..ops.views import find_sparse
 from ..shards.row_shards import RowShards
 from ..tensor.coo_cache import as_flycoo
+from ..tensor.labelled import LabelledTensor
 from . import dispatch
 from .tensor_algebra import unfolding_dot_khatri_rao
+
+_logger = logging.getLogger("tensorly_flycoo")
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,6 @@ class Replacement:
         Why TensorLy's function does not do for a sparse tensor.
     needless_if : str
         The change in TensorLy that would make the row needless.
-    label : callable
-        For `guard`.
     """
 
     names: str
@@ -60,17 +62,31 @@ class Replacement:
     ours: Callable
     reason: str
     needless_if: str
-    label: Callable = label_result
 
 
 def install_replacements() -> None:
-    """Set the attributes of the table's rows that are not set already."""
+    """Set the attributes of the table's rows that are not set already.
+
+    Raises
+    ------
+    ImportError
+        If a name is in none of its modules, or a module has none of its names: a sparse tensor
+        would reach TensorLy's own function.
+    """
     for row in TABLE:
         replacements: dict[Callable, Callable] = {}  # one for all modules: pickle compares them
-        for module_name, name in itertools.product(row.modules.split(), row.names.split()):
-            module = importlib.import_module(f"tensorly.{module_name}")
-            original = getattr(module, name, None)  # not each module has each name
-            if original is not None and not hasattr(original, "_flycoo_replacement"):
+        modules = [importlib.import_module(f"tensorly.{name}") for name in row.modules.split()]
+        names = row.names.split()
+        found = [(module, name) for module in modules for name in names if hasattr(module, name)]
+        missing = {*names, *modules} - {part for pair in found for part in pair}
+        if missing:
+            raise ImportError(
+                f"TensorLy {tl.__version__} lacks {missing} of the functions {names} in "
+                f"{row.modules.split()}: install tensorly>=0.9,<0.11"
+            )
+        for module, name in found:
+            original = getattr(module, name)
+            if not hasattr(original, "_flycoo_replacement"):
                 replacements.setdefault(original, _replace(original, row))
                 setattr(module, name, replacements[original])
 
@@ -82,7 +98,8 @@ def _replace(original: Callable, row: Replacement) -> Callable:
             return row.ours(original, *args, **kwargs)
         return original(*args, **kwargs)
 
-    replacement = guard(call, original, row.label)
+    is_public = "decomposition" in row.modules.split()
+    replacement = guard(call, original) if is_public else call
     replacement._flycoo_replacement = True  # type: ignore[attr-defined]
     # inspect.getfullargspec, which TensorLy's tests call, does not look below a wrapper.
     replacement.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
@@ -101,27 +118,33 @@ def _bind(original: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
 
 
 def _call_ours(original: Callable, *args: Any, **kwargs: Any) -> Any:
-    return getattr(decomposition, original.__name__)(**_bind(original, args, kwargs))
+    ours = inspect.unwrap(getattr(decomposition, original.__name__))  # guarded already
+    return ours(**_bind(original, args, kwargs))
 
 
 def _parafac(original: Callable, *args: Any, **kwargs: Any) -> Any:
     given = _bind(original, args, kwargs)
     if given.get("mask") is not None or isinstance(given.get("init"), Resumed):
-        return decomposition.parafac(**given)
-    options = prepare_options(given)
-    return original(options.pop("tensor"), **options)
+        return _call_ours(original, **given)
+    return run_parafac(original, prepare_options(given))
 
 
 def _tucker(original: Callable, *args: Any, **kwargs: Any) -> Any:
     given = _bind(original, args, kwargs)
     if original.__name__ == "tucker":
-        return decomposition.tucker(**given)
+        return _call_ours(original, **given)
     tensor, rank, modes = given["tensor"], given["rank"], given.get("modes")
     num_modes = tl.ndim(tensor) if modes is None else len(modes)
     if isinstance(rank, list | tuple):
         rank = rank[:num_modes]  # tucker with fixed_factors passes more
-    return original(**given | {"rank": find_tucker_rank(tensor, rank, num_modes)})
+    rank = find_tucker_rank(tensor, rank, num_modes)
+    return original(**given | {"tensor": as_flycoo(tensor, check_coords=True), "rank": rank})
 
+
+_LOST_LABELS = (
+    "the result has no labels: a decomposition that was imported from TensorLy before "
+    "tensorly_flycoo does not keep those of a LabelledTensor; call tl.decomposition.NAME instead"
+)
 
 _OPTIONS = ("rank", "init", "svd", "random_state", "non_negative", "normalize_factors")
 
@@ -131,16 +154,21 @@ def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
     bound.apply_defaults()
     given = bound.arguments
     tensor, init = given["tensor"], given["init"]
-    gram_products.forget()
+    if isinstance(tensor, LabelledTensor):
+        warnings.warn(_LOST_LABELS, stacklevel=3)
+    if isinstance(tensor, WholeTensor):
+        tensor = given["tensor"] = tensor.tensor
+    else:
+        _logger.debug("called by a decomposition that was imported before tensorly_flycoo")
     _refuse_mask(given, tensor, "tensorly_flycoo.decomposition.parafac or non_negative_parafac")
     if isinstance(init, State):
         return take_up(init, tensor, given["rank"], given["normalize_factors"])
     if isinstance(init, str) and (init == "random" or (init == "svd" and given["svd"] in SVDS)):
         return initialize_cp(tensor, *(given[name] for name in _OPTIONS))
-    context = tl.context(tensor)
-    given["init"] = check_initial_guess(init, context["dtype"], "device" in context, given["rank"])
+    x = given["tensor"] = as_flycoo(tensor, check_coords=True)
+    given["init"] = check_initial_guess(init, x.dtype, x.device == "cuda", given["rank"])
     start = original(**given)
-    start.factors = spread_factors(as_flycoo(tensor, check_coords=True), start.factors)
+    start.factors = spread_factors(x, start.factors)
     return start
 
 
@@ -173,8 +201,13 @@ def _error_calc(
         raise densify_error("sparsity=", tensor.shape, "leave it out")
     if mttkrp is None:
         mttkrp = unfolding_dot_khatri_rao(tensor, (weights, factors), tl.ndim(tensor) - 1)
-    error = gram_products.compute_fit(norm_tensor, weights, factors, mttkrp)
-    gram_products.forget()  # a callback may change factors
+    if not isinstance(tensor, WholeTensor):
+        # Of a parafac that was imported before this package: it goes on with this one.
+        check_start(mttkrp)
+        tensor = WholeTensor(as_flycoo(tensor))
+    memory = tensor.device.memory
+    error = gram_products.compute_fit(norm_tensor, weights, factors, mttkrp, memory)
+    memory.known.clear()  # a callback may change factors
     if error is None:
         inner = _inner_product(mttkrp, factors)
         squares = norm_tensor**2 + tl.cp_tensor.cp_norm((weights, factors)) ** 2
@@ -254,7 +287,6 @@ TABLE = (
         "initialize_cp", "decomposition._cp decomposition._nn_cp", _initialize_cp,
         "it draws on the host, and takes any dtype and device, and a checkpoint, for a guess",
         "the backend drew; it passed a guess through tl.tensor; init took a state",
-        warn_of_lost_labels,
     ),
     Replacement(
         "initialize_tucker", "decomposition._tucker", _initialize_tucker,

@@ -17,11 +17,11 @@ from tensorly.tenalg.einsum_tenalg import EinsumTenalgBackend
 from ..array_modules import Array, is_cupy, share
 from ..checks import densify_error
 from ..decomposition.guarding import guard
+from ..decomposition.whole_tensor import WholeTensor
 from ..ops import views
 from ..ops.contraction import contract_vectors, inner, khatri_rao_at
 from ..ops.dense_memory import check_khatri_rao_fits
 from ..ops.mode_product import ModeProduct
-from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.reductions import check_axes
 from .dispatch import is_ours
@@ -52,16 +52,13 @@ def _hook(original: Callable, ours: Callable) -> Callable:
 def unfolding_dot_khatri_rao(tensor: Any, cp_tensor: Any, mode: int) -> Array:
     """Compute the MTTKRP of a sparse tensor."""
     weights, factors = share(cp_tensor[0]), [share(factor) for factor in cp_tensor[1]]
-    # A decomposition starts with tl.norm, which checks the coordinates of a raw COO as well.
-    x = as_flycoo(tensor)
-    # ADMM's dual variables are float64 whatever the tensor is, and its factors become so too.
-    dtypes = [getattr(f, "dtype", x.dtype) for f in factors]
-    is_other = [dtype.kind == "f" and dtype != x.dtype for dtype in dtypes]
-    factors = [f.astype(x.dtype) if o else f for f, o in zip(factors, is_other, strict=True)]
     # The host would wait for a GPU to look at weights there.
     if weights is not None and not is_cupy(weights) and np.all(weights == 1):
         weights = None
-    return mttkrp(x, factors, mode, weights=weights)
+    if isinstance(tensor, WholeTensor):
+        return tensor.mttkrp_of_als(weights, factors, mode)
+    # A decomposition starts with tl.norm, which checks the coordinates of a raw COO as well.
+    return WholeTensor(as_flycoo(tensor)).mttkrp(weights, factors, mode)
 
 
 def mode_dot(tensor: Any, matrix_or_vector: Array, mode: int, transpose: bool = False) -> Any:

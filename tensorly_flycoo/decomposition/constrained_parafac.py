@@ -17,13 +17,14 @@ from ..linalg.proximal import fit_monotone, fit_unimodal, smooth
 from ..linalg.tall_skinny import solve
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import WholeTensor, iterate, list_free_modes, measure_by
+from .cp_loop import iterate, list_free_modes, measure_by
 from .cp_model import make_cp_tensor, multiply_grams
 from .initial_guess import check_initial_guess, make_initial_guess, spread_factors
 from .ranks import find_cp_rank
 from .resuming import Callback, restore
 from .stopping import has_converged
 from .tensorly_loop import dense_to_tensorly, require_flycoo_backend
+from .whole_tensor import WholeTensor
 
 if TYPE_CHECKING:
     from sparse import SparseArray

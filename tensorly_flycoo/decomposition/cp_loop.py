@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 
 from ..array_modules import Array
 from ..io.checkpoint import Origin, Resumed, mark_origin
-from ..ops.mttkrp import mttkrp
 from ..tensor.tensor import FlycooTensor
-from .cp_model import make_cp_tensor, normalize, relative_error
+from .cp_model import make_cp_tensor, normalize
 from .initial_guess import make_initial_guess, spread_factors
 from .masks import ImputedTensor, MissingEntries
 from .resuming import Callback, restore
+from .whole_tensor import WholeTensor
 
 #: Weights (R,), None for ones, and factors (I_n, R); or a core and factors.
 Model: TypeAlias = tuple[Array | None, list[Array]]
@@ -29,31 +29,6 @@ Update: TypeAlias = Callable[
 #: Takes the three results of `Update`; returns the error of the new model, or None if nobody needs
 #: it.
 Measure: TypeAlias = Callable[[Any, list[Array], Any], Any]
-
-
-class WholeTensor:
-    """A sparse tensor without missing entries, with the methods of an `ImputedTensor`."""
-
-    values = None
-
-    def __init__(self, x: FlycooTensor) -> None:
-        self.tensor = x
-
-    def impute(self, weights: Array | None, factors: Sequence[Array]) -> None:
-        """Do nothing: no entry is missing."""
-
-    def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
-        """Compute the MTTKRP of factors in any precision: (I_mode, R), in that of the tensor."""
-        factors = [factor.astype(self.tensor.dtype, copy=False) for factor in factors]
-        return mttkrp(self.tensor, factors, mode, weights=weights)
-
-    def measure(
-        self, weights: Array | None, factors: Sequence[Array], last_mttkrp: Array | None = None
-    ) -> tuple[Array, None]:
-        """Compute the relative error of a model, by default with an MTTKRP of the last mode."""
-        if last_mttkrp is None:
-            last_mttkrp = self.mttkrp(weights, factors, len(factors) - 1)
-        return relative_error(self.tensor, weights, factors, last_mttkrp), None
 
 
 def start(

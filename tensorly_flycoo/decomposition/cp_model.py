@@ -1,12 +1,20 @@
 """Dense algebra of a CP model: weights (R,), or None for ones, and factors (I_n, R)."""
 
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 
 from ..array_modules import Array, array_module
-from ..linalg.tall_skinny import column_norms, inner_product, sum_columns, transposed_product
+from ..linalg.tall_skinny import (
+    column_norms,
+    inner_product,
+    is_tall,
+    sum_columns,
+    sum_rows,
+    transposed_product,
+)
 from ..tensor.tensor import FlycooTensor
 
 
@@ -102,3 +110,17 @@ def make_cp_tensor(weights: Array | None, factors: Sequence[Array]) -> CPTensor:
     if weights is None:
         weights = array_module(first).ones(first.shape[1], first.dtype)
     return CPTensor((weights, list(factors)))
+
+
+def warn_of_zeros(cp_tensor: CPTensor) -> None:
+    """Warn if components are zero: they are so in every factor after an iteration."""
+    factors: list[Array] = cp_tensor.factors
+    smallest = min(factors, key=lambda factor: factor.shape[0])
+    smallest = abs(smallest)
+    sums = sum_rows(smallest) if is_tall(smallest) else np.sum(smallest, axis=0)
+    if num_zero := int((sums == 0).sum()):
+        warnings.warn(
+            f"{num_zero} of {smallest.shape[1]} components are zero: the initial guess had nothing "
+            "in common with the tensor there; pass init='random', or a lower rank",
+            stacklevel=3,
+        )

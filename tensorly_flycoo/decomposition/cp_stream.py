@@ -12,10 +12,11 @@ from ..array_modules import Array, array_module
 from ..linalg.tall_skinny import solve, transposed_product
 from ..ops.slices import Slice
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import WholeTensor, iterate, measure_by, start
+from .cp_loop import iterate, measure_by, start
 from .cp_model import multiply_all
 from .parafac import LeastSquares
 from .stopping import has_converged
+from .whole_tensor import WholeTensor
 
 #: Sweeps over the first slices, and the change of the relative error that ends them.
 _FIRST_SWEEPS, _FIRST_TOLERANCE = 200, 1e-6

@@ -5,17 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
-from tensorly.cp_tensor import validate_cp_rank
+from tensorly.cp_tensor import CPTensor, validate_cp_rank
 
 from ..checks import LAYOUTS, check_dtype
 from ..engines import select_engine
-from ..linalg import gram_products
 from ..ops.call_memory import count_call_nbytes
 from ..ops.views import find_sparse
 from ..reporting import log_compilation
@@ -23,6 +21,7 @@ from ..tensor.coo_cache import find_cached, is_table, not_sparse_error
 from ..tensor.labelled import LabelledTensor
 from ..tensor.memory import DTYPES, attempt, count_own_nbytes, describe, format_nbytes
 from ..tensor.tensor import FlycooTensor
+from .cp_model import warn_of_zeros
 from .labelled_cp import label_result
 
 if TYPE_CHECKING:
@@ -38,6 +37,8 @@ def guard(
     label: Callable[[Any, Mapping[str, np.ndarray]], Any] = label_result,
 ) -> Callable[_P, _R]:
     """Let a function log all that it compiles in one line, and a MemoryError say what would fit.
+
+    A CP model with components that are zero is returned with a warning.
 
     The error says what the whole call needs, what is free, and which other layout, dtype, initial
     guess or device would fit. Calls without a sparse tensor go to `dense`, by default `function`,
@@ -64,24 +65,14 @@ def guard(
             given.apply_defaults()
             return _explain_call(function.__name__, x, given.arguments)
 
-        try:
-            with log_compilation():
-                return attempt(lambda: function(*args, **kwargs), explain)
-        finally:
-            gram_products.forget()  # a call that was stopped leaves those of its factors
+        with log_compilation():
+            result = attempt(lambda: function(*args, **kwargs), explain)
+        model = result[0] if isinstance(result, tuple) else result
+        if isinstance(model, CPTensor):
+            warn_of_zeros(model)
+        return result
 
     return call
-
-
-def warn_of_lost_labels(guess: Any, _: Mapping[str, np.ndarray]) -> Any:
-    """Return an initial guess as it is, and warn its user, whose decomposition nothing guards."""
-    warnings.warn(
-        "the result has no labels: a decomposition that was imported from TensorLy before "
-        "tensorly_flycoo does not keep those of a LabelledTensor; call tl.decomposition.NAME "
-        "instead",
-        stacklevel=4,
-    )
-    return guess
 
 
 def _drop_labels(argument: Any) -> Any:

@@ -10,13 +10,14 @@ from ..array_modules import Array
 from ..linalg.tall_skinny import multiply
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import WholeTensor, iterate, list_free_modes, measure_by, start
+from .cp_loop import iterate, list_free_modes, measure_by, start
 from .cp_model import multiply_grams, normalize
 from .masks import ImputedTensor, find_missing
 from .ranks import find_cp_rank
 from .resuming import Callback
 from .stopping import has_converged
 from .tensorly_loop import dense_to_tensorly
+from .whole_tensor import WholeTensor
 
 if TYPE_CHECKING:
     from sparse import SparseArray

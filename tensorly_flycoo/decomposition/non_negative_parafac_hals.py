@@ -13,12 +13,13 @@ from ..linalg.tall_skinny import solve
 from ..shards.row_shards import RowShards
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import WholeTensor, iterate, measure_by, start
+from .cp_loop import iterate, measure_by, start
 from .cp_model import multiply_grams, normalize
 from .ranks import find_cp_rank
 from .resuming import Callback
 from .stopping import has_converged
 from .tensorly_loop import dense_to_tensorly
+from .whole_tensor import WholeTensor
 
 if TYPE_CHECKING:
     from sparse import SparseArray

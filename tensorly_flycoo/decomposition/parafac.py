@@ -8,14 +8,14 @@ from ..array_modules import Array
 from ..checks import densify_error
 from ..io.checkpoint import Resumed
 from ..linalg.tall_skinny import qr, solve
-from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import WholeTensor, iterate, list_free_modes, measure_by, start
+from .cp_loop import iterate, list_free_modes, measure_by, start
 from .cp_model import make_cp_tensor, multiply_grams
 from .masks import ImputedTensor, find_missing
 from .resuming import Callback, prepare_options, resume_options
 from .stopping import has_converged
 from .tensorly_loop import dense_to_tensorly, require_flycoo_backend, tensorly_loop
+from .whole_tensor import WholeTensor, run_parafac
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -148,8 +148,7 @@ def parafac(
     missing = None if mask is None else find_missing(tensor, mask)
     if missing is None:
         require_flycoo_backend()
-        x = as_flycoo(tensor, check_coords=True)
-        return tensorly_loop("parafac")(**options | {"tensor": x, "mask": None})
+        return run_parafac(tensorly_loop("parafac"), options | {"mask": None})
     if sparsity:
         raise densify_error("sparsity=", missing.shape, "leave it out")
     model = start(

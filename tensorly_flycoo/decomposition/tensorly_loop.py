@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -41,25 +40,6 @@ def tensorly_loop(name: str) -> Callable[..., Any]:
     return inspect.unwrap(getattr(module, name))
 
 
-def is_called_by_parafac(num_between: int) -> bool:
-    """Return whether TensorLy's own parafac, not a callback of it, called the calling function.
-
-    There all uses of a result are known, and nothing writes to an array in place.
-
-    Parameters
-    ----------
-    num_between : int
-        Wrappers between the two; the outermost dispatches among TensorLy's backends.
-    """
-    dispatcher = sys._getframe(1 + num_between)
-    caller = dispatcher.f_back
-    return (
-        caller is not None
-        and caller.f_code is _PARAFAC
-        and dispatcher.f_code.co_name == "wrapped_backend_method"
-    )
-
-
 def dense_to_tensorly(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Hand calls without a sparse tensor straight to TensorLy's function of the same name.
 
@@ -96,6 +76,3 @@ def require_flycoo_backend() -> None:
     name = BackendManager.get_backend()
     if name != "flycoo":
         raise RuntimeError(f'TensorLy\'s backend is {name!r}, call tl.set_backend("flycoo")')
-
-
-_PARAFAC = tensorly_loop("parafac").__code__

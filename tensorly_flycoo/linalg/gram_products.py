@@ -5,9 +5,10 @@ product by the weights, and solves with it. On a GPU each of these operations on
 would be a launch, which takes longer than the work: a `GramProduct` collects them for one kernel.
 
 A factor's Gram matrix is needed for every other mode, and for the error. `solve` gets it, and the
-inner product with the MTTKRP, in the same pass over the rows that computes the factor. They are
-kept until `forget`. That is right only where nothing writes to a factor in the meantime: from the
-beginning of an iteration of TensorLy's own loop to its error, where only TensorLy's code runs.
+inner product with the MTTKRP, in the same pass over the rows that computes the factor. A
+`GramMemory`, one for each call of parafac, keeps them until the error is known. That is right only
+where nothing writes to a factor in the meantime: from the beginning of an iteration of TensorLy's
+own loop to its error, where only TensorLy's code runs.
 """
 
 import threading
@@ -36,17 +37,37 @@ class _Known(NamedTuple):
     inner: Any = None
 
 
-class _OfThread(threading.local):
+class GramMemory:
+    """What one call of parafac remembers of its factors, from their updates to the error.
+
+    Attributes
+    ----------
+    known : list
+        To be cleared where factors may change.
+    num_solves : int
+        The systems that were solved with a `GramProduct`.
+    """
+
     def __init__(self) -> None:
         self.known: list[_Known] = []
+        self.num_solves = 0
+
+
+class _OfThread(threading.local):
+    memory: GramMemory | None = None
 
 
 _of_thread = _OfThread()
 
 
-def forget() -> None:
-    """Forget all Gram matrices: factors may change from now on."""
-    _of_thread.known.clear()
+def find_open() -> GramMemory | None:
+    """Return the memory of the call of parafac that multiplies Gram matrices on this thread."""
+    return _of_thread.memory
+
+
+def stop() -> None:
+    """End what `start_product` began: `tl.dot` of factors is a plain product again."""
+    _of_thread.memory = None
 
 
 class GramProduct:
@@ -71,24 +92,25 @@ class GramProduct:
         rank: int,
         grams: tuple[Any, ...] = (),
         scales: "tuple[Scale, ...]" = (),
+        memory: GramMemory | None = None,
     ) -> None:
-        self._kernels = kernels
+        self._kernels, self._memory = kernels, memory
         self.rank, self.shape = rank, (rank, rank)
         self.grams = grams
         self.scales = scales
 
     @classmethod
-    def of(cls, factor: Array) -> "GramProduct":
+    def of(cls, factor: Array, memory: GramMemory | None = None) -> "GramProduct":
         """Return the Gram matrix of a factor."""
         kernels = gpu_kernels()
         assert kernels is not None
-        return cls(kernels, factor.shape[1], (_find_gram(factor).grams,))
+        return cls(kernels, factor.shape[1], (_find_gram(factor, memory).grams,), (), memory)
 
     @property
     def T(self) -> "GramProduct":
         """The transpose: Gram matrices are symmetric."""
         scales = tuple((array, column, row) for array, row, column in self.scales)
-        return GramProduct(self._kernels, self.rank, self.grams, scales)
+        return GramProduct(self._kernels, self.rank, self.grams, scales, self._memory)
 
     def __mul__(self, other: Any) -> Any:
         if isinstance(other, GramProduct):
@@ -98,7 +120,7 @@ class GramProduct:
         grams, scales = self.grams + grams, self.scales + scales
         fits = len(grams) <= self._kernels.MAX_GRAMS and len(scales) <= self._kernels.MAX_SCALES
         if fits and (isinstance(other, GramProduct) or len(scales) > len(self.scales)):
-            return GramProduct(self._kernels, self.rank, grams, scales)
+            return GramProduct(self._kernels, self.rank, grams, scales, self._memory)
         return self.to_array() * (other.to_array() if isinstance(other, GramProduct) else other)
 
     __rmul__ = __mul__
@@ -136,7 +158,9 @@ class GramProduct:
         inverse = self._kernels.invert_product(self.grams, self.T.scales, self.rank)
         factor, grams, inner = kernels.solve_rows(rows, inverse)
         known = _Known(weakref.ref(_owner(factor)), grams, weakref.ref(_owner(rows)), inner)
-        _remember(factor, known)
+        _remember(factor, known, self._memory)
+        if self._memory is not None:
+            self._memory.num_solves += 1
         return factor.T
 
 
@@ -145,15 +169,19 @@ def suits_gram(a: Array, b: Array) -> bool:
     return _is_transpose(a, b) and _find_kernels(b) is not None
 
 
-def start_product(shape: Any, dtype: Any = None) -> Any:
-    """Return ones on the GPU: as a product of no Gram matrices, if that suits the shape."""
-    import cupy
+def start_product(memory: GramMemory, rank: int, dtype: Any, on_gpu: bool) -> GramProduct | None:
+    """Let `tl.dot` of this thread return Gram matrices that `memory` remembers, until `stop`.
 
-    kernels = gpu_kernels()
-    is_square = isinstance(shape, tuple) and len(shape) == 2 and shape[0] == shape[1]
-    if kernels is None or not is_square or not kernels.suits_rank(shape[0], dtype):
-        return cupy.ones(shape, dtype)
-    return GramProduct(kernels, shape[0])
+    Returns
+    -------
+    GramProduct or None
+        A product of no Gram matrices, to begin with; None if the kernels do not suit.
+    """
+    _of_thread.memory = memory
+    kernels = gpu_kernels() if on_gpu else None
+    if kernels is None or not kernels.suits_rank(rank, dtype):
+        return None
+    return GramProduct(kernels, rank, memory=memory)
 
 
 def _as_scales(array: Any, rank: int) -> "tuple[Scale, ...]":
@@ -168,7 +196,11 @@ def _as_scales(array: Any, rank: int) -> "tuple[Scale, ...]":
 
 
 def compute_fit(
-    norm: float, weights: Array | None, factors: Sequence[Array], mttkrp: Array
+    norm: float,
+    weights: Array | None,
+    factors: Sequence[Array],
+    mttkrp: Array,
+    memory: GramMemory | None = None,
 ) -> float | None:
     """Compute the norm of the difference of a tensor and a CP model, in float64.
 
@@ -192,7 +224,7 @@ def compute_fit(
     kernels = gpu_kernels()
     if kernels is None or len(factors) > kernels.MAX_GRAMS:
         return None
-    rank, known = factors[0].shape[1], [_find_gram(factor) for factor in factors]
+    rank, known = factors[0].shape[1], [_find_gram(factor, memory) for factor in factors]
     scales: tuple[Scale, ...] = ()
     if weights is not None:
         column, row = weights.reshape(-1, 1), weights.reshape(1, -1)
@@ -229,35 +261,35 @@ def _is_transpose(a: Any, b: Any) -> bool:
     return shapes_suit and strides_suit and _address(a) == _address(b)
 
 
-def _find_gram(factor: Array) -> _Known:
+def _find_gram(factor: Array, memory: GramMemory | None) -> _Known:
     """Return what is known of a factor; compute its Gram matrix if it is not known."""
-    known = _recall(factor)
+    known = _recall(factor, memory)
     if known is None:
         kernels = _find_kernels(factor)
         assert kernels is not None
         known = _Known(weakref.ref(_owner(factor)), kernels.gram_blocks(factor))
-        _remember(factor, known)
+        _remember(factor, known, memory)
     return known
 
 
-def _recall(factor: Array) -> _Known | None:
+def _recall(factor: Array, memory: GramMemory | None) -> _Known | None:
     """Return what is remembered of a factor."""
     if isinstance(factor, RowShards):
         return factor.memo.known
     owner, is_whole = _owner(factor), _is_whole(factor)
-    for known in _of_thread.known:
+    for known in memory.known if memory is not None else ():
         if is_whole and known.factor() is owner and known.grams.shape[-1] == factor.shape[1]:
             return known
     return None
 
 
-def _remember(factor: Array, known: _Known) -> None:
-    """Remember it until `forget`; of a row-sharded factor, which never changes, while it lives."""
+def _remember(factor: Array, known: _Known, memory: GramMemory | None) -> None:
+    """Remember it in `memory`; of a row-sharded factor, which never changes, while it lives."""
     if isinstance(factor, RowShards):
         factor.memo.known = known
-    elif _is_whole(factor):
-        _of_thread.known = [other for other in _of_thread.known if other.factor() is not None]
-        _of_thread.known.append(known)
+    elif memory is not None and _is_whole(factor):
+        memory.known = [other for other in memory.known if other.factor() is not None]
+        memory.known.append(known)
 
 
 def _is_whole(array: Array) -> bool:

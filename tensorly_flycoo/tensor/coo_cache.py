@@ -1,22 +1,24 @@
 """A cache of the FlycooTensors built from raw `sparse.COO` arrays, kept while each COO lives.
 
 A COO is mutable: every call compares its values, and the start of a computation also compares its
-coordinates. If either has changed, the FlycooTensor is rebuilt.
+coordinates. If either has changed, the FlycooTensor is rebuilt. Threads that ask for the same COO
+wait for one of them to build; different ones are built side by side.
 """
 
 import functools
-import threading
 import weakref
 from typing import Any
 
 import numpy as np
 
 from ..engines import select_engine
+from ..format.locks import make_lock
 from ..reporting import report
 from .labelled import LabelledTensor
 from .tensor import FlycooTensor
 
-_lock = threading.Lock()
+#: Guards the look-up alone, never the building of a tensor.
+_lock = make_lock()
 _plans: dict[int, "_Plan"] = {}
 
 
@@ -116,9 +118,9 @@ def as_flycoo(x: Any, *, check_coords: bool = False) -> FlycooTensor:
         return FlycooTensor.from_coo(x)
     with _lock:
         plan = _plans.get(id(x))
-        if plan is None or not plan.holds(x, check_coords):
+        if plan is None or plan.reference() is not x:
             plan = _plans[id(x)] = _Plan(x)
-        return plan.tensor
+    return plan.find_tensor(x, check_coords)
 
 
 def find_cached(x: Any) -> FlycooTensor | None:
@@ -130,25 +132,33 @@ def find_cached(x: Any) -> FlycooTensor | None:
 class _Plan:
     """The FlycooTensor of one COO, with fingerprints of the arrays it was built from."""
 
+    tensor: FlycooTensor | None = None
+    _facts: tuple = ()
+    _coords_print = 0
+
     def __init__(self, coo: Any) -> None:
-        report(f"building a tensor of {coo.nnz:,} nonzeros")
-        self.tensor = FlycooTensor.from_coo(coo)
-        self.arrays = (id(coo.coords), id(coo.data), coo.shape)
-        self.values_print = _fingerprint(coo.data)
-        self.coords_print = _fingerprint(coo.coords)
+        self._lock = make_lock()
         key = id(coo)
         self.reference = weakref.ref(coo, lambda _: _plans.pop(key, None))
 
-    def holds(self, coo: Any, check_coords: bool) -> bool:
-        """Return whether the tensor still matches `coo` and is on the chosen device."""
-        is_same = self.reference() is coo
-        return (
-            is_same
-            and self.tensor.device == select_engine().name
-            and self.arrays == (id(coo.coords), id(coo.data), coo.shape)
-            and self.values_print == _fingerprint(coo.data)
-            and not (check_coords and self.coords_print != _fingerprint(coo.coords))
-        )
+    def find_tensor(self, coo: Any, check_coords: bool) -> FlycooTensor:
+        """Return the tensor; build it if there is none that matches `coo` on the chosen device."""
+        with self._lock:
+            facts, coords_print = _list_facts(coo), self._coords_print
+            if check_coords or facts != self._facts:
+                coords_print = _fingerprint(coo.coords)
+            if self.tensor is None or (facts, coords_print) != (self._facts, self._coords_print):
+                report(f"building a tensor of {coo.nnz:,} nonzeros")
+                self.tensor = None  # its memory may be needed
+                self.tensor = FlycooTensor.from_coo(coo)
+                self._facts, self._coords_print = facts, coords_print
+            return self.tensor
+
+
+def _list_facts(coo: Any) -> tuple:
+    fill_value = np.asarray(coo.fill_value).tobytes()
+    arrays = id(coo.coords), id(coo.data), _fingerprint(coo.data)
+    return coo.shape, fill_value, arrays, select_engine().name
 
 
 def _fingerprint(array: np.ndarray) -> int:

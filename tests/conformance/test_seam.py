@@ -181,7 +181,7 @@ print(json.dumps([ranks, calls]))
 
 def test_a_parafac_decorated_by_someone_else():
     """Their function still runs, except with a mask, which needs our own loop."""
-    assert run(_DECORATED) == [[2, 2, 2, 2], ["COO", "COO", "ndarray"]]
+    assert run(_DECORATED) == [[2, 2, 2, 2], ["WholeTensor", "WholeTensor", "ndarray"]]
 
 
 _BOUND_BEFORE = """

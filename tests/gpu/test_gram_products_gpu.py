@@ -77,7 +77,6 @@ def test_a_product_is_solved_with_and_turned_into_an_array(rank):
     exact = b @ np.linalg.pinv(expected)
     bound = 1e-6 * np.linalg.cond(expected) * np.abs(exact).max()
     assert np.abs(found - exact).max() <= bound
-    gram_products.forget()
 
 
 def test_a_product_that_is_not_symmetric():
@@ -89,7 +88,6 @@ def test_a_product_that_is_not_symmetric():
     b = rng.random((5, 9)).astype(np.float32)
     found = product.solve(cupy.asarray(b)).get()
     np.testing.assert_allclose(expected @ found, b, rtol=2e-3, atol=1e-3)
-    gram_products.forget()
 
 
 def test_a_singular_product_takes_the_pseudo_inverse():
@@ -98,7 +96,6 @@ def test_a_singular_product_takes_the_pseudo_inverse():
     b = np.random.default_rng(0).random((6, 30)).astype(np.float32)
     expected = np.linalg.pinv(np.full((6, 6), 20.0)) @ b
     np.testing.assert_allclose(product.solve(cupy.asarray(b)).get(), expected, rtol=1e-4)
-    gram_products.forget()
 
 
 def test_what_does_not_fit_becomes_an_array():
@@ -183,9 +180,9 @@ def test_a_callback_sees_arrays():
     assert set(seen) == {(cupy.ndarray, np.float32)}
 
 
-def test_nothing_is_remembered_of_arrays_that_are_gone():
+def test_after_a_call_products_are_plain_again():
     decompose(draw((60, 50, 40)), "cuda")
-    assert not gram_products._of_thread.known
+    assert gram_products.find_open() is None
 
 
 def test_weights_scale_columns_like_a_factor():

@@ -32,6 +32,9 @@ _STEP_NBYTES = (128, 64)
 #: Rows that a sweep updates together: with their targets they stay in a core's cache.
 _SWEEP_ROWS = 64
 
+#: Words that a thread hashes at a time.
+_HASHED_WORDS = 2**16
+
 
 class CpuEngine(CpuPrimitives, Engine):
     """Kernels compiled by numba, on NumPy arrays."""
@@ -212,7 +215,9 @@ class CpuEngine(CpuPrimitives, Engine):
 
     def hash_words(self, words: Array) -> int:
         """Hash unsigned words and their places to 64 bits."""
-        return kernels.hash_words(words)
+        hashes = np.zeros(-(-words.size // _HASHED_WORDS), np.uint64)
+        launch.launch(kernels.hash_words, hashes.size, words, _HASHED_WORDS, hashes)
+        return int(hashes.sum())
 
 
 def _choose_lanes(out: Array) -> int:

@@ -354,18 +354,20 @@ def add_gram(
 
 
 @kernel
-def hash_words(words: Array) -> Any:
-    """Hash unsigned words and their places to 64 bits.
+def hash_words(first: int, last: int, words: Array, block_size: int, hashes: Array) -> None:
+    """Hash each block of unsigned words, and their places, to 64 bits.
 
     Each word is mixed with its place (as SplitMix64 mixes its state) before they are added up: a
     mere weighted sum would miss changes such as two flipped signs, which cancel modulo 2**64.
     """
-    total = np.uint64(0)
-    place = np.uint64(0)
-    for i in range(words.shape[0]):
-        place += np.uint64(0x9E3779B97F4A7C15)
-        mixed = np.uint64(words[i]) ^ place
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        total += mixed ^ (mixed >> np.uint64(31))
-    return total
+    for block in range(first, last):
+        start = block * block_size
+        total = np.uint64(0)
+        place = np.uint64(start) * np.uint64(0x9E3779B97F4A7C15)
+        for i in range(start, min(start + block_size, words.shape[0])):
+            place += np.uint64(0x9E3779B97F4A7C15)
+            mixed = np.uint64(words[i]) ^ place
+            mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            total += mixed ^ (mixed >> np.uint64(31))
+        hashes[block] = total

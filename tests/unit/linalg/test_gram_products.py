@@ -12,7 +12,7 @@ from tensorly.decomposition import parafac
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.backend import arrays
 from tensorly_flycoo.linalg import gram_products
-from tensorly_flycoo.linalg.gram_products import GramProduct
+from tensorly_flycoo.linalg.gram_products import GramMemory, GramProduct
 
 
 class Blocks:
@@ -88,7 +88,7 @@ def kernels(monkeypatch):
     vars(cupy).update(ones=np.ones, zeros=np.zeros, eye=np.eye, lib=np.lib)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     yield made
-    gram_products.forget()
+    gram_products.stop()
 
 
 def draw(shape, dtype=np.float32, seed=0):
@@ -97,7 +97,7 @@ def draw(shape, dtype=np.float32, seed=0):
 
 def test_a_product_keeps_what_it_is_made_of(kernels):
     factors, weights = [draw((9, 4)), draw((8, 4), seed=1)], draw(4)
-    product = gram_products.start_product((4, 4), np.float32)
+    product = gram_products.start_product(GramMemory(), 4, np.float32, True)
     for factor in factors:
         product = product * GramProduct.of(factor)
     product += 0
@@ -156,19 +156,19 @@ def test_what_the_kernels_do_not_suit_is_solved_with_as_an_array(kernels):
 
 
 def test_ones_that_are_no_product(kernels):
-    for shape, dtype in [((4,), np.float32), (4, np.float32), ((4, 3), np.float32), ((4, 4), None)]:
-        assert isinstance(gram_products.start_product(shape, dtype), np.ndarray)
+    assert gram_products.start_product(GramMemory(), 4, np.float64, True) is None
+    assert gram_products.start_product(GramMemory(), 4, np.float32, False) is None
 
 
 def test_a_gram_matrix_is_remembered_while_its_factor_lives(kernels):
-    factor = draw((9, 4))
-    GramProduct.of(factor), GramProduct.of(factor.T.T)
+    factor, memory = draw((9, 4)), GramMemory()
+    GramProduct.of(factor, memory), GramProduct.of(factor.T.T, memory)
     assert kernels.num_grams == 1
-    GramProduct.of(factor[:, :3]), GramProduct.of(factor[1:])
+    GramProduct.of(factor[:, :3], memory), GramProduct.of(factor[1:], memory)
     assert kernels.num_grams == 3
-    gram_products.forget()
+    memory.known.clear()
     factor[0] = 7
-    found = GramProduct.of(factor).to_array()
+    found = GramProduct.of(factor, memory).to_array()
     np.testing.assert_allclose(found, factor.T @ factor, rtol=1e-6)
 
 

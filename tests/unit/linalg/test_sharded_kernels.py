@@ -134,4 +134,3 @@ def test_a_plain_factor_beside_sharded_ones(kernels, monkeypatch):
         model = np.prod([x.astype(float).T @ x for x in dense[:-1]], axis=0).sum()
         inner = (dense[-1].astype(float) * dense[-2]).sum()
         np.testing.assert_allclose(found, np.sqrt(abs(900 + model - 2 * inner)), rtol=1e-6)
-    gram_products.forget()

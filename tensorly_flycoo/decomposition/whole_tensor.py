@@ -1,0 +1,130 @@
+"""A sparse tensor as a decomposition sees it: without missing entries, for one call."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..array_modules import Array
+from ..linalg import gram_products
+from ..linalg.gram_products import GramMemory
+from ..ops.lazy import LazyArray
+from ..ops.mttkrp import mttkrp
+from ..tensor.coo_cache import as_flycoo
+from ..tensor.tensor import FlycooTensor
+from .cp_model import relative_error
+
+_logger = logging.getLogger("tensorly_flycoo")
+
+
+def run_parafac(parafac: Callable[..., Any], options: dict[str, Any]) -> Any:
+    """Run TensorLy's parafac on a sparse tensor, which is converted here, once.
+
+    Parameters
+    ----------
+    parafac : callable
+        TensorLy's own, or what someone else has put around it.
+    options : dict
+        With "tensor".
+
+    Raises
+    ------
+    ValueError
+        If the tensor has no nonzeros.
+    """
+    x = as_flycoo(options.pop("tensor"), check_coords=True)
+    if not x.norm():
+        raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
+    tensor = WholeTensor(x)
+    try:
+        return parafac(tensor, **options)
+    finally:
+        gram_products.stop()
+        if x.device == "cuda" and not tensor.device.memory.num_solves:
+            _logger.debug("parafac ran without fast Gram products (float32, ranks up to 32)")
+
+
+def check_start(mttkrp: Array) -> None:
+    """Refuse a start from which alternating least squares can only reach the zero model.
+
+    Dense TensorLy meets a singular matrix there.
+
+    Parameters
+    ----------
+    mttkrp : array (I, R)
+        That of the first mode. If it is zero, so will be its factor, and then every other one.
+    """
+    if np.max(mttkrp) == 0 == np.min(mttkrp):
+        raise np.linalg.LinAlgError(
+            "the initial guess has nothing in common with the tensor: the first MTTKRP is zero, "
+            "and so would be the model. The singular vectors of init='svd' may be so if the "
+            "tensor is very sparse: pass init='random'"
+        )
+
+
+class CallDevice(str):
+    """The name of a device, in the context of a `WholeTensor`.
+
+    Attributes
+    ----------
+    memory : GramMemory
+        For the products of Gram matrices that begin on this device.
+    """
+
+    memory: GramMemory
+
+
+class WholeTensor(LazyArray):
+    """A sparse tensor for one call of a decomposition, with the methods of an `ImputedTensor`.
+
+    TensorLy's own parafac gets one in place of the user's tensor: what it calls knows by this type
+    that it is called by parafac, where all uses of a result are known.
+
+    Attributes
+    ----------
+    tensor : FlycooTensor
+    device : CallDevice
+    """
+
+    _instead = "it belongs to one call of parafac"
+    values = None
+
+    def __init__(self, x: FlycooTensor) -> None:
+        self.tensor = x
+        self.shape, self.ndim, self.dtype = x.shape, x.ndim, x.dtype
+        self.device = CallDevice(x.device)
+        self.device.memory = GramMemory()
+        self._is_checked = False
+
+    def impute(self, weights: Array | None, factors: Sequence[Array]) -> None:
+        """Do nothing: no entry is missing."""
+
+    def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
+        """Compute the MTTKRP of factors in any precision: (I_mode, R), in that of the tensor."""
+        # ADMM's dual variables are float64 whatever the tensor is, and its factors become so too.
+        factors = [factor.astype(self.dtype, copy=False) for factor in factors]
+        return mttkrp(self.tensor, factors, mode, weights=weights)
+
+    def mttkrp_of_als(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
+        """Compute an MTTKRP of TensorLy's parafac, which has just multiplied Gram matrices.
+
+        Raises
+        ------
+        numpy.linalg.LinAlgError
+            If the first one is zero: see `check_start`.
+        """
+        gram_products.stop()
+        product = self.mttkrp(weights, factors, mode)
+        if not self._is_checked:
+            check_start(product)
+            self._is_checked = True
+        return product
+
+    def measure(
+        self, weights: Array | None, factors: Sequence[Array], last_mttkrp: Array | None = None
+    ) -> tuple[Array, None]:
+        """Compute the relative error of a model, by default with an MTTKRP of the last mode."""
+        if last_mttkrp is None:
+            last_mttkrp = self.mttkrp(weights, factors, len(factors) - 1)
+        return relative_error(self.tensor, weights, factors, last_mttkrp), None
