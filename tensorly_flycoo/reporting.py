@@ -14,6 +14,9 @@ _logger = logging.getLogger("tensorly_flycoo")
 #: A long call logs what it compiled after this time without compiling, not only at its end.
 _QUIET_S = 5.0
 
+#: Seconds of compiling in all, from which on the process says so, once.
+_SLOW_S = 1.0
+
 _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
 
 
@@ -62,23 +65,44 @@ class _Compilation:
         """Log it, unless something was compiled less than `quiet_s` seconds ago."""
         if not self._spans or time.perf_counter() - self._spans[-1][1] < quiet_s:
             return
-        count = sum(count for _, _, count in self._spans)
-        # A warning is shown even if logging is not set up.
-        _logger.warning(
-            "compiled %d kernel%s in %.1f s; cached on disk for the next time",
-            count,
-            "s" * (count != 1),
+        _of_process.log(
+            sum(count for _, _, count in self._spans),
             sum(end_s - start_s for start_s, end_s, _ in self._spans),
         )
         self._spans = []
 
 
+class _OfProcess:
+    """How much the process has compiled, and whether it has said so."""
+
+    count, seconds, is_said = 0, 0.0, False
+
+    def log(self, count: int, seconds: float) -> None:
+        """Log what a call has compiled: for all calls once, as a warning, if it took a second.
+
+        Under a listener, such as a progress bar, which a line would cut, a later call says it.
+        """
+        _logger.debug("compiled %d kernels in %.1f s", count, seconds)
+        self.count, self.seconds = self.count + count, self.seconds + seconds
+        if self.seconds < _SLOW_S or self.is_said or _listener.get() is not None:
+            return
+        self.is_said = True
+        # A warning is shown even if logging is not set up.
+        _logger.warning(
+            "compiled %d kernel%s in %.1f s; cached on disk for the next time",
+            self.count,
+            "s" * (self.count != 1),
+            self.seconds,
+        )
+
+
+_of_process = _OfProcess()
 _compilation: ContextVar[_Compilation | None] = ContextVar("compilation", default=None)
 
 
 @contextlib.contextmanager
 def log_compilation() -> Iterator[None]:
-    """Log a single warning, at the end, if kernels are compiled inside the block.
+    """Log, at the end, how many kernels are compiled inside the block.
 
     Inside another such block, the outer one logs for both: at its end, or earlier if it goes on for
     long without compiling.

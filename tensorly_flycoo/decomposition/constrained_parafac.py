@@ -185,7 +185,7 @@ def constrained_parafac(
         save_state=update.save, verbose=verbose, make=lambda _, f: make_cp_tensor(weights, f),
     )  # fmt: skip
     if x.nnz:
-        _warn_of_zeros(cp_tensor, given)
+        _warn_of_zeros(x, cp_tensor, given)
     return (cp_tensor, errors) if return_errors else cp_tensor
 
 
@@ -233,15 +233,17 @@ def _start(
     return [project(f) for project, f in zip(projections, factors, strict=True)]
 
 
-def _warn_of_zeros(cp_tensor: CPTensor, given: dict[str, Constraint]) -> None:
+def _warn_of_zeros(x: FlycooTensor, cp_tensor: CPTensor, given: dict[str, Constraint]) -> None:
     """Say so if a model of nonzeros is zero, and which penalties or constraints are the cause."""
-    if all(float(np.linalg.norm(factor)) != 0 for factor in cp_tensor.factors):
+    square = float(multiply_grams(*cp_tensor).sum())
+    if not square <= (np.finfo(x.dtype).eps * float(x.norm())) ** 2:
         return
     causes = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
     warnings.warn(
         f"constrained_parafac ended in all zeros: {causes or 'the initial guess'} is too strong "
         "for this tensor. Try a tenth of it, and less until some factors remain; how strong a "
-        "penalty is depends on the size of the tensor's values",
+        "penalty is depends on the size of the tensor's values. Of a very sparse tensor "
+        "init='svd' may be the cause: pass init='random'",
         stacklevel=6,
     )
 

@@ -120,7 +120,7 @@ def warn_of_zeros(cp_tensor: CPTensor) -> None:
     sums = sum_rows(smallest) if is_tall(smallest) else np.sum(smallest, axis=0)
     if num_zero := int((sums == 0).sum()):
         warnings.warn(
-            f"{num_zero} of {smallest.shape[1]} components are zero: the initial guess had nothing "
-            "in common with the tensor there; pass init='random', or a lower rank",
+            f"{num_zero} of {smallest.shape[1]} components are zero. The initial guess may have nothing "
+            "in common with the tensor there: pass init='random', or a lower rank",
             stacklevel=3,
         )

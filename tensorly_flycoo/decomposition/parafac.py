@@ -145,7 +145,7 @@ def parafac(
     options = prepare_options(locals())
     if isinstance(init, Resumed):
         options = resume_options(options)
-    missing = None if mask is None else find_missing(tensor, mask)
+    missing = None if mask is None else find_missing(options["tensor"], mask)
     if missing is None:
         require_flycoo_backend()
         return run_parafac(tensorly_loop("parafac"), options | {"mask": None})

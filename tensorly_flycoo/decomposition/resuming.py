@@ -90,7 +90,9 @@ _NOT_RESUMED = ("linesearch", "orthogonalise", "mask")
 
 
 def prepare_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return parafac's options with a checked rank and a callback that gets models with an origin.
+    """Return parafac's options with the tensor converted, the rank checked and a callback wrapped.
+
+    The callback gets models with an origin.
 
     With a callback, TensorLy computes errors only if it has a `tol`: 0 becomes one that never
     stops.
@@ -101,10 +103,12 @@ def prepare_options(options: dict[str, Any]) -> dict[str, Any]:
         With "tensor", and the others that were given.
     """
     tensor, callback = options["tensor"], options.get("callback")
-    options = options | {"rank": find_cp_rank(tensor, options["rank"])}
+    rank = find_cp_rank(tensor, options["rank"])
+    x = as_flycoo(tensor, check_coords=True)
+    options = options | {"tensor": x, "rank": rank}
     if callback is None:
         return options
-    origin = Origin("parafac", as_flycoo(tensor, check_coords=True))
+    origin = Origin("parafac", x)
 
     def call(cp_tensor: CPTensor, error: Any) -> bool | None:
         return callback(mark_origin(cp_tensor, origin), error)
@@ -123,7 +127,7 @@ def resume_options(options: dict[str, Any]) -> dict[str, Any]:
         whose state is not in a checkpoint.
     """
     init: Any = options["init"]
-    x = as_flycoo(options["tensor"], check_coords=True)
+    x = options["tensor"]
     check_checkpoint(init, x, options["rank"], "parafac", x.dtype)
     for name in _NOT_RESUMED:
         if options[name] is not None and options[name] is not False:

@@ -11,7 +11,6 @@ from ..linalg import gram_products
 from ..linalg.gram_products import GramMemory
 from ..ops.lazy import LazyArray
 from ..ops.mttkrp import mttkrp
-from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_model import relative_error
 
@@ -19,21 +18,21 @@ _logger = logging.getLogger("tensorly_flycoo")
 
 
 def run_parafac(parafac: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """Run TensorLy's parafac on a sparse tensor, which is converted here, once.
+    """Run TensorLy's parafac on a sparse tensor.
 
     Parameters
     ----------
     parafac : callable
         TensorLy's own, or what someone else has put around it.
     options : dict
-        With "tensor".
+        Of `prepare_options`.
 
     Raises
     ------
     ValueError
         If the tensor has no nonzeros.
     """
-    x = as_flycoo(options.pop("tensor"), check_coords=True)
+    x = options.pop("tensor")
     if not x.norm():
         raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
     tensor = WholeTensor(x)

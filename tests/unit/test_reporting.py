@@ -19,6 +19,7 @@ def messages(caplog):
 
 @pytest.fixture
 def clock(monkeypatch):
+    monkeypatch.setattr(reporting, "_of_process", reporting._OfProcess())
     clock = types.SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
     monkeypatch.setattr(reporting, "time", clock)
     return clock
@@ -68,6 +69,31 @@ def test_one_line_for_all_that_a_call_compiles(messages, clock):
     with log_compilation():
         pass
     assert len(messages()) == 1
+
+
+def test_it_is_said_once_and_only_if_it_took_a_second(messages, clock):
+    for seconds, num_messages in [(0.4, 0), (0.4, 0), (0.4, 1), (5, 1)]:
+        with log_compilation():
+            compile_for(clock, seconds)
+        assert len(messages()) == num_messages
+    assert messages() == ["compiled 3 kernels in 1.2 s; cached on disk for the next time"]
+
+
+def test_each_call_is_logged_at_debug(caplog, clock):
+    caplog.set_level(logging.DEBUG, "tensorly_flycoo")
+    with log_compilation():
+        compile_for(clock, 0.2, count=2)
+    assert [record.levelname for record in caplog.records] == ["DEBUG"]
+    assert caplog.messages == ["compiled 2 kernels in 0.2 s"]
+
+
+def test_a_progress_bar_is_not_cut(messages, clock):
+    with listen(lambda stage: None), log_compilation():
+        compile_for(clock, 2)
+    assert messages() == []
+    with log_compilation():
+        compile_for(clock, 0.1)
+    assert messages() == ["compiled 2 kernels in 2.1 s; cached on disk for the next time"]
 
 
 def test_functions_that_a_kernel_calls_belong_to_it(messages, clock):

@@ -201,6 +201,54 @@ def test_built_once_by_many_threads(coo, num_built):
     assert all(x is found[0] for x in found)
 
 
+def test_two_threads_convert_two_coos_at_the_same_time(coo, monkeypatch):
+    """Each waits, while it builds, until the other one builds too."""
+    meeting, original = threading.Barrier(2, timeout=30), FlycooTensor.from_coo
+
+    def meet(coo):
+        meeting.wait()
+        return original(coo)
+
+    monkeypatch.setattr(FlycooTensor, "from_coo", meet)
+    coos, found = [coo, coo.copy()], {}
+    threads = [
+        threading.Thread(target=lambda n=n: found.update({n: as_flycoo(coos[n])})) for n in (0, 1)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    check(coos[0], found[0])
+    check(coos[1], found[1])
+
+
+def test_a_changed_fill_value_is_refused(coo):
+    as_flycoo(coo)
+    coo.fill_value = np.float64(1)
+    with pytest.raises(ValueError, match="fill_value"):
+        as_flycoo(coo)
+
+
+def test_a_coo_that_cannot_be_built_is_not_remembered(coo, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(FlycooTensor, "from_coo", lambda coo: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            as_flycoo(coo)
+    assert coo_cache.find_cached(coo) is None
+    check(coo, as_flycoo(coo))
+
+
+def test_the_fingerprint_depends_on_every_word_of_many_blocks():
+    words = np.arange(3 * 2**16 + 5, dtype=np.uint32)
+    prints = {coo_cache._fingerprint(words)}
+    for place in (0, 2**16 - 1, 2**16, 2**17, words.size - 1):
+        changed = words.copy()
+        changed[place] += 1
+        prints.add(coo_cache._fingerprint(changed))
+    prints.add(coo_cache._fingerprint(np.roll(words, 2**16)))
+    assert len(prints) == 7
+
+
 @pytest.mark.parametrize("kind", ["gcxs", "dok"])
 def test_formats_that_are_built_each_time(coo, kind):
     x = coo.asformat(kind)

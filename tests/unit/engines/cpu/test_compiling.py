@@ -4,7 +4,6 @@ A call logs one line about all that it compiles.
 """
 
 import os
-import re
 import subprocess
 import sys
 
@@ -53,9 +52,7 @@ def test_a_change_to_a_neighbouring_file_recompiles(tmp_path):
     assert run(tmp_path)[:2] == ["2", "1"]
     assert run(tmp_path) == ["2", "0"]
     (tmp_path / "helper.py").write_text(HELPER.format(number=5))
-    result, num_misses, line = run(tmp_path)
-    assert (result, num_misses) == ("6", "1")
-    assert re.fullmatch(r"compiled 2 kernels in \d+\.\d s; cached on disk for the next time", line)
+    assert run(tmp_path)[:2] == ["6", "1"]
     assert run(tmp_path) == ["6", "0"]
 
 
