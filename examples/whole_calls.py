@@ -7,6 +7,7 @@ iterations. They take part if installed.
 """
 
 import argparse
+import copy
 import json
 import time
 from pathlib import Path
@@ -16,16 +17,24 @@ import numpy as np
 from benchmark_gpu.stages import add_time_to_fit, make_call, time_stages
 
 RANK, SEED = 16, 0
-#: The init of our calls; None for the others, which start from the same random guess.
-WAYS = {"init=random": "random", "init=svd": "svd", "pygenten": None, "pyttb": None}
+#: What our calls get and their init; None for the others, which start from the same random guess.
+WAYS = {
+    "COO, random": ("COO", "random"),
+    "COO, svd": ("COO", "svd"),
+    "FlycooTensor, random": ("FlycooTensor", "random"),
+    "pygenten": None,
+    "pyttb": None,
+}
 
 
 def time_call(way, coo, num_iterations):
     """Time a whole call, stage by stage."""
-    init = WAYS[way]
-    if init is None:
+    if WAYS[way] is None:
         return time_theirs(*compare.WAYS[way](), coo, num_iterations)
+    kind, init = WAYS[way]
     make, _ = compare.use_flycoo()
+    if kind == "COO":  # a new one, which is converted
+        make = copy.copy
     return time_stages(lambda: make(coo), RANK, num_iterations, init)
 
 
@@ -38,7 +47,8 @@ def time_theirs(make, run, coo, num_iterations):
     times.append(time.perf_counter())
     _, fits = run(x, guess, num_iterations)
     times.append(time.perf_counter())
-    return make_call((*np.diff(times).tolist(), 0.0), fits, num_iterations)
+    build_s, *others = np.diff(times).tolist()
+    return make_call((build_s, 0.0, *others, 0.0), fits, num_iterations)
 
 
 def work(way, folder, num_iterations, memory_gb):

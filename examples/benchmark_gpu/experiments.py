@@ -17,7 +17,7 @@ from report import RANK
 from stages import add_time_to_fit
 from tensors import build, draw_factors, free_memory
 from timing import time_call, time_steps, tuned
-from whole import INITS, measure_whole
+from whole import WAYS, measure_whole
 
 from tensorly_flycoo.engines.cuda import engine as cuda
 from tensorly_flycoo.engines.cuda import tuning
@@ -207,13 +207,13 @@ class Experiments:
         """Time calls on a tensor built as users build it, with repeated coordinates merged."""
         nonzeros = [array.get() for array in self.problem.draw(np.float32)]
         free_memory()
-        for init in INITS:
-            self._attempt(f"whole, init={init}", self._run_call, nonzeros, init)
+        for way in WAYS:
+            self._attempt(f"whole, {', '.join(way)}", self._run_call, nonzeros, way)
         if "whole" in self.row:
             add_time_to_fit(self.row["whole"], None)
 
-    def _run_call(self, nonzeros, init):
-        call = measure_whole(*nonzeros, self.problem.shape, init)
+    def _run_call(self, nonzeros, way):
+        call = measure_whole(*nonzeros, self.problem.shape, *way)
         self.row.setdefault("whole", []).append({"tensor": self.problem.name, **call})
 
     def _run_float64(self):

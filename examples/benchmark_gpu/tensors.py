@@ -21,8 +21,11 @@ SHAPES = {
     "twitch": ((15_500_000, 6_200_000, 783_900, 6_100, 6_100), 474_700_000),
 }
 
-#: FROSTT's uber: so small that kernels take longer to launch than to run.
-SMALL_SHAPES = {"uber": ((183, 24, 1_140, 1_717), 3_300_000)}
+#: FROSTT's uber and nycflights': so small that kernels take longer to launch than to run.
+SMALL_SHAPES = {
+    "uber": ((183, 24, 1_140, 1_717), 3_300_000),
+    "flights": ((16, 3, 105, 365, 20), 330_813),
+}
 
 #: FROSTT's tensors that one GPU may not hold.
 LARGE_SHAPES = {

@@ -3,6 +3,7 @@
 import functools
 
 import cupy
+import sparse
 import tensorly as tl
 from cupy.cuda import memory_hook
 from report import RANK
@@ -11,8 +12,10 @@ from tensors import free_memory
 from timing import synchronize
 
 from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo.tensor.coo_cache import as_flycoo
 
-INITS = ("random", "svd")
+#: What parafac gets, and its start.
+WAYS = (("COO", "random"), ("COO", "svd"), ("FlycooTensor", "random"))
 
 NUM_ITERATIONS = 50
 
@@ -30,14 +33,17 @@ class PeakHook(memory_hook.MemoryHook):
         self.nbytes = max(self.nbytes, cupy.get_default_memory_pool().used_bytes())
 
 
-def measure_whole(coords, values, shape, init):
-    """Measure a call from nonzeros in NumPy to factors in NumPy, after one that compiles."""
+def measure_whole(coords, values, shape, kind, init):
+    """Measure a call from a COO, or nonzeros, to factors in NumPy, after one that compiles."""
     make = functools.partial(FlycooTensor, coords, values, shape, device="cuda")
+    if kind == "COO":  # not sorted: the conversion sorts in any case
+        options = {"sorted": True, "has_duplicates": False}
+        make = functools.partial(sparse.COO, coords, values, shape, **options)
     with tl.backend_context("flycoo"):
         memory = _measure_memory(make, init)
         free_memory()
         call = time_stages(make, RANK, NUM_ITERATIONS, init, synchronize)
-    return {"way": f"init={init}", **call, **memory}
+    return {"way": f"{kind}, {init}", **call, **memory}
 
 
 def _measure_memory(make, init):
@@ -45,11 +51,12 @@ def _measure_memory(make, init):
     memory = {}
 
     def make_and_note():
-        x = make()
+        given = make()
+        x = as_flycoo(given)
         factors_nbytes = x.dtype.itemsize * RANK * sum(x.shape)
         memory.update(nnz=x.nnz, tensor_nbytes=x.nbytes, factors_nbytes=factors_nbytes)
         memory["build_peak_nbytes"], hook.nbytes = hook.nbytes, 0
-        return x
+        return given
 
     with PeakHook() as hook:
         time_stages(make_and_note, RANK, 2, init, synchronize)

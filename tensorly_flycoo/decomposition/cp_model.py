@@ -115,12 +115,11 @@ def make_cp_tensor(weights: Array | None, factors: Sequence[Array]) -> CPTensor:
 def warn_of_zeros(cp_tensor: CPTensor) -> None:
     """Warn if components are zero: they are so in every factor after an iteration."""
     factors: list[Array] = cp_tensor.factors
-    smallest = min(factors, key=lambda factor: factor.shape[0])
-    smallest = abs(smallest)
+    smallest = np.abs(min(factors, key=lambda factor: factor.shape[0]))
     sums = sum_rows(smallest) if is_tall(smallest) else np.sum(smallest, axis=0)
     if num_zero := int((sums == 0).sum()):
         warnings.warn(
-            f"{num_zero} of {smallest.shape[1]} components are zero. The initial guess may have nothing "
-            "in common with the tensor there: pass init='random', or a lower rank",
+            f"{num_zero} of {smallest.shape[1]} components are zero. The initial guess may have "
+            "nothing in common with the tensor there: pass init='random', or a lower rank",
             stacklevel=3,
         )

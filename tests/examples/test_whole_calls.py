@@ -23,7 +23,7 @@ def coo():
 
 @pytest.fixture(scope="module")
 def call(coo):
-    return whole_calls.time_call("init=random", coo, 3)
+    return whole_calls.time_call("COO, random", coo, 3)
 
 
 def test_the_stages_add_up(call):
@@ -46,16 +46,16 @@ def test_the_program_measures_prints_and_draws(tmp_path, capsys, monkeypatch):
     """The ways are one of ours and one that is not installed."""
     monkeypatch.setitem(benchmark_als.RANDOM, "cube", ((30, 20, 10), 500))
     monkeypatch.setitem(whole_calls.compare.NEEDS, "pyttb", "no_such_package")
-    monkeypatch.setattr(whole_calls, "WAYS", {"init=svd": "svd", "pyttb": None})
+    monkeypatch.setattr(whole_calls, "WAYS", {"COO, svd": ("COO", "svd"), "pyttb": None})
     paths = tmp_path / "calls.json", tmp_path / "calls.png"
     options = ["--iterations", "2", "--json", str(paths[0]), "--figure", str(paths[1])]
     ours, other = benchmark_als.main(["--whole", "--tensors", "cube", "--rounds", "1", *options])
-    assert (ours["tensor"], ours["way"]) == ("cube", "init=svd")
+    assert (ours["tensor"], ours["way"]) == ("cube", "COO, svd")
     assert 400 < ours["nnz"] <= 500
     assert ours["to_fit_s"] <= ours["total_s"]
     assert 1e7 < ours["peak_nbytes"] < 1e10
     page = capsys.readouterr().out
-    assert f"| cube | {ours['nnz']} | init=svd | {ours['build_s']:.3g} |" in page
+    assert f"| cube | {ours['nnz']} | COO, svd | {ours['build_s']:.3g} |" in page
     assert f"cube, pyttb: {other['failure']}" in page
     assert json.loads(paths[0].read_text()) == [ours, other]
     assert np.ptp(image.imread(paths[1])[..., :3]) > 0.5
@@ -68,7 +68,7 @@ def test_the_fastest_round_counts_and_a_failure_is_not_repeated(coo, tmp_path, m
         measured.append(way)
         if way == "pyttb":
             return {"way": way, "failure": "cut off"}
-        return {"way": way, **make_call((next(seconds), 1, 1, 1), [0.1], 1)}
+        return {"way": way, **make_call((next(seconds), 0, 1, 1, 1), [0.1], 1)}
 
     monkeypatch.setattr(whole_calls, "WAYS", {"init=svd": "svd", "pyttb": None})
     monkeypatch.setattr(whole_calls.compare, "measure", measure)
@@ -82,14 +82,19 @@ def test_the_fastest_round_counts_and_a_failure_is_not_repeated(coo, tmp_path, m
 
 def test_a_table_of_figures(capsys):
     """A column without figures is left out; a call of the GPU gives its workspace in factors."""
-    call = {"tensor": "t", "nnz": 1234, "way": "init=svd", **make_call((1, 2, 10, 3), [0.1], 5)}
+    call = {
+        "tensor": "t",
+        "nnz": 1234,
+        "way": "init=svd",
+        **make_call((1, 0.5, 2, 10, 3), [0.1], 5),
+    }
     print_calls([call])
     page = capsys.readouterr().out
-    assert "| t | 1,234 | init=svd | 1 | 2 | 10 | 3 | 16 | 1.0 |\n" in page
+    assert "| t | 1,234 | init=svd | 1 | 0.5 | 2 | 10 | 3 | 16.5 | 1.0 |\n" in page
     assert "peak" not in page
     memory = {"peak_nbytes": 7e9, "tensor_nbytes": 1e9, "factors_nbytes": 2e9, "to_fit_s": 4.0}
     print_calls([call | memory])
-    assert "| 16 | 1.0 | 4 | 7.00 | 3.00 |\n" in capsys.readouterr().out
+    assert "| 16.5 | 1.0 | 4 | 7.00 | 3.00 |\n" in capsys.readouterr().out
     assert len(COLUMNS) == len(STAGES) + 5
 
 
@@ -97,12 +102,12 @@ def test_a_long_bar_ends_at_the_limit():
     """A call of 4 s and one of 4000 s: the axis ends soon after 16 s, and the label says 4000."""
     figures = {"tensor": "t", "nnz": 5, "peak_nbytes": 1e9}
     calls = [
-        {"way": way, **figures, **make_call((s, s, s, s), [0.1], 5)}
+        {"way": way, **figures, **make_call((s, 0.0, s, s, s), [0.1], 5)}
         for way, s in (("ours", 1.0), ("theirs", 1000.0))
     ]
     axes = Figure().subplots()
     draw_panel(axes, calls)
-    assert [bar.get_width() for bar in axes.patches] == [1, 16, 1, 0, 1, 0, 1, 0]
+    assert [bar.get_width() for bar in axes.patches] == [1, 16, 0, 0, 1, 0, 1, 0, 1, 0]
     assert [text.get_text() for text in axes.texts] == [
         " 4 s, peak 1.00 GB",
         " ... 4e+03 s, peak 1.00 GB",

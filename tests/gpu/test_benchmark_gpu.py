@@ -50,11 +50,15 @@ def assert_positive(figures):
 
 
 def assert_whole_calls(row):
-    assert [call["way"] for call in row["whole"]] == ["init=random", "init=svd"]
+    assert [call["way"] for call in row["whole"]] == [
+        "COO, random",
+        "COO, svd",
+        "FlycooTensor, random",
+    ]
     for call in row["whole"]:
         assert 0 < call["nnz"] <= row["nnz"]
         assert len(call["fits"]) == 50
-        stages = [call[f"{stage}_s"] for stage in ("build", "start", "iterations", "back")]
+        stages = [call[f"{stage}_s"] for stage in ("build", "check", "start", "iterations", "back")]
         assert_positive(stages)
         assert math.isclose(sum(stages), call["total_s"])
         # The pool holds at least the tensor and the factors.
