@@ -102,7 +102,12 @@ class WholeTensor(LazyArray):
     def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
         """Compute the MTTKRP of factors in any precision: (I_mode, R), in that of the tensor."""
         # ADMM's dual variables are float64 whatever the tensor is, and its factors become so too.
-        factors = [factor.astype(self.dtype, copy=False) for factor in factors]
+        # All others stay the same objects: row-sharded ones know where they have been gathered.
+        dtypes = [getattr(factor, "dtype", self.dtype) for factor in factors]
+        factors = [
+            factor.astype(self.dtype) if dtype.kind == "f" and dtype != self.dtype else factor
+            for factor, dtype in zip(factors, dtypes, strict=True)
+        ]
         return mttkrp(self.tensor, factors, mode, weights=weights)
 
     def mttkrp_of_als(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:

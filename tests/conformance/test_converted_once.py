@@ -1,5 +1,7 @@
 """A raw COO is checked and converted once for a call, however many iterations that has."""
 
+import inspect
+
 import numpy as np
 import pytest
 import tensorly as tl
@@ -58,7 +60,7 @@ def test_the_fingerprints_of_a_call(loop, is_known, num_fingerprints):
 
 def test_a_parafac_that_was_imported_before_the_package(num_fingerprints):
     """Its first iteration checks each mode; later ones get the tensor from the error."""
-    parafac = tl.decomposition.parafac.__wrapped__
+    parafac = inspect.unwrap(tl.decomposition.parafac)
     coo = abs(random_coo((5, 6, 7), 90))
     parafac(coo, 2, **_FEW | {"n_iter_max": 2})
     first = num_fingerprints()
@@ -67,3 +69,12 @@ def test_a_parafac_that_was_imported_before_the_package(num_fingerprints):
     found, expected = parafac(coo, 2, **_FEW), tl.decomposition.parafac(coo, 2, **_FEW)
     for a, b in zip(found.factors, expected.factors, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_what_is_slower_is_said_at_debug(caplog):
+    caplog.set_level("DEBUG", "tensorly_flycoo")
+    coo = abs(random_coo((5, 6, 7), 90))
+    tl.decomposition.parafac(coo, 2, **_FEW)
+    assert not [text for text in caplog.messages if "imported before" in text]
+    inspect.unwrap(tl.decomposition.parafac)(coo, 2, **_FEW)
+    assert "called by a decomposition that was imported before tensorly_flycoo" in caplog.messages

@@ -99,6 +99,25 @@ def test_the_table():
     assert len(set(names)) == len(names)
 
 
+_LACKING = """
+import json, tensorly.decomposition._cp as _cp
+del _cp.error_calc
+import tensorly.decomposition._nn_cp as _nn_cp
+{more}
+try:
+    import tensorly_flycoo
+except ImportError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+@pytest.mark.parametrize("more", ["", "del _nn_cp.error_calc"], ids=["a module", "both"])
+def test_a_name_that_tensorly_lacks_is_an_error_at_import(more):
+    message = run(_LACKING.format(more=more))
+    assert "'error_calc'" in message
+    assert "install tensorly>=0.9,<0.11" in message
+
+
 def test_a_replacement_unwraps_to_tensorlys_function():
     script = """
 import inspect, json

@@ -1,5 +1,6 @@
 """A start that has nothing in common with the tensor does not end in a zero model, silently."""
 
+import inspect
 import warnings
 
 import numpy as np
@@ -37,7 +38,7 @@ def test_the_default_start_of_few_events(events):
 
 def test_a_parafac_that_was_imported_before_the_package(events):
     with pytest.raises(np.linalg.LinAlgError, match=_MESSAGE):
-        tl.decomposition.parafac.__wrapped__(events, 3)
+        inspect.unwrap(tl.decomposition.parafac)(events, 3)
 
 
 def test_dense_tensorly_raises_too():
