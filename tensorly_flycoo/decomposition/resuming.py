@@ -9,7 +9,7 @@ from tensorly.cp_tensor import CPTensor, cp_normalize
 
 from ..array_modules import Array
 from ..io.checkpoint import Origin, ResumedCP, ResumedTucker, mark_origin
-from ..tensor.coo_cache import as_flycoo
+from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.digest import find_digest
 from ..tensor.tensor import FlycooTensor
 from .initial_guess import spread_factors
@@ -104,7 +104,8 @@ def prepare_options(options: dict[str, Any]) -> dict[str, Any]:
     """
     tensor, callback = options["tensor"], options.get("callback")
     rank = find_cp_rank(tensor, options["rank"])
-    x = as_flycoo(tensor, check_coords=True)
+    has_mask = options.get("mask") is not None  # then `find_missing` knows what to say
+    x = tensor if has_mask and not is_sparse(tensor) else as_flycoo(tensor, check_coords=True)
     options = options | {"tensor": x, "rank": rank}
     if callback is None:
         return options

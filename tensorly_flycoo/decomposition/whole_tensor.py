@@ -63,7 +63,7 @@ def check_start(mttkrp: Array) -> None:
 
 
 class CallDevice(str):
-    """The name of a device, in the context of a `WholeTensor`.
+    """Where a call's own arrays are, "cuda" or "cpu", in the context of its `WholeTensor`.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class WholeTensor(LazyArray):
     def __init__(self, x: FlycooTensor) -> None:
         self.tensor = x
         self.shape, self.ndim, self.dtype = x.shape, x.ndim, x.dtype
-        self.device = CallDevice(x.device)
+        self.device = CallDevice("cuda" if x.device == "cuda" else "cpu")
         self.device.memory = GramMemory()
         self._is_checked = False
 

@@ -114,8 +114,8 @@ def as_flycoo(x: Any, *, check_coords: bool = False) -> FlycooTensor:
         return x.tensor
     if not is_raw_sparse(x):
         raise not_sparse_error(x)
-    if not hasattr(x, "coords"):  # GCXS, DOK: not cached
-        return FlycooTensor.from_coo(x)
+    if not hasattr(x, "coords") or x.dtype.hasobject or x.dtype.itemsize > 8:
+        return FlycooTensor.from_coo(x)  # GCXS and DOK are not cached, such values refused
     with _lock:
         plan = _plans.get(id(x))
         if plan is None or plan.reference() is not x:
