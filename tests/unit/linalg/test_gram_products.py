@@ -1,5 +1,6 @@
 """Products of Gram matrices, with NumPy arrays and stand-ins for the kernels of a GPU."""
 
+import inspect
 import sys
 import types
 
@@ -7,10 +8,10 @@ import numpy as np
 import pytest
 import sparse
 import tensorly as tl
-from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.backend import arrays
+from tensorly_flycoo.decomposition.whole_tensor import CallDevice, WholeTensor
 from tensorly_flycoo.linalg import gram_products
 from tensorly_flycoo.linalg.gram_products import GramMemory, GramProduct
 
@@ -81,6 +82,7 @@ def kernels(monkeypatch):
     is_cupy = lambda x: isinstance(x, np.ndarray)  # noqa: E731
     for module in (gram_products, arrays):
         monkeypatch.setattr(module, "is_cupy", is_cupy)
+    monkeypatch.setattr(arrays, "check_place", lambda *_: None)
     monkeypatch.setattr(gram_products, "_is_on_gpu", is_cupy)
     monkeypatch.setattr(gram_products, "gpu_kernels", lambda: made)
     monkeypatch.setattr(gram_products, "_address", lambda array: array.ctypes.data)
@@ -89,6 +91,21 @@ def kernels(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     yield made
     gram_products.stop()
+
+
+@pytest.fixture
+def memories(kernels, monkeypatch):
+    """Let operands of parafac be on a GPU; list what they remember."""
+    made, original = [], WholeTensor.__init__
+
+    def init(self, x):
+        original(self, x)
+        memory, self.device = self.device.memory, CallDevice("cuda")
+        self.device.memory = memory
+        made.append(memory)
+
+    monkeypatch.setattr(WholeTensor, "__init__", init)
+    return made
 
 
 def draw(shape, dtype=np.float32, seed=0):
@@ -176,7 +193,7 @@ def decompose(coo, **options):
     options = {"n_iter_max": 4, "tol": 0, "init": "random", "random_state": 0} | options
     x = FlycooTensor.from_coo(coo, device="cpu")
     with tl.backend_context("flycoo"):
-        return parafac(x, 3, return_errors=True, **options)[1]
+        return tl.decomposition.parafac(x, 3, return_errors=True, **options)[1]
 
 
 @pytest.mark.parametrize(
@@ -192,6 +209,38 @@ def test_parafac_has_the_same_errors(request, options):
     assert kernels.num_inner == 0  # all errors come from what the solve left
     num_old = sum(mode not in options.get("fixed_modes", []) for mode in (1, 2))
     assert kernels.num_grams <= 4 * (num_old + 3)
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_a_call_on_a_gpu_solves_with_products_only(kernels, memories, monkeypatch, is_early):
+    """No matrix is formed, from `tl.ones` on; a parafac imported earlier does so from its error."""
+    formed, to_array = [], GramProduct.to_array
+    monkeypatch.setattr(GramProduct, "to_array", lambda self: formed.append(self) or to_array(self))
+    coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
+    x = FlycooTensor.from_coo(coo, device="cpu")
+    function = tl.decomposition.parafac
+    function = inspect.unwrap(function) if is_early else function
+    with tl.backend_context("flycoo"):
+        function(x, 3, n_iter_max=5, init="random", random_state=0, tol=1e-30)
+    assert not formed
+    assert kernels.num_solves == 3 * (4 if is_early else 5)
+    assert [memory.num_solves for memory in memories if memory.num_solves] == [kernels.num_solves]
+    assert not any(memory.known for memory in memories)
+    assert gram_products.find_open() is None
+
+
+@pytest.mark.parametrize("where", ["dot", "solve"])
+def test_after_a_call_that_failed_products_are_plain(memories, monkeypatch, where):
+    coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
+    x = FlycooTensor.from_coo(coo, device="cpu")
+    name = {"dot": "of", "solve": "solve"}[where]
+    monkeypatch.setattr(GramProduct, name, lambda *arguments: 1 / 0)
+    with tl.backend_context("flycoo"), pytest.raises(ZeroDivisionError):
+        tl.decomposition.parafac(x, 3, n_iter_max=5, init="random", random_state=0)
+    assert gram_products.find_open() is None
+    factor = draw((9, 4))
+    with tl.backend_context("flycoo"):
+        assert isinstance(tl.dot(tl.transpose(factor), factor), np.ndarray)
 
 
 def test_a_callback_may_change_factors_in_place(request):
