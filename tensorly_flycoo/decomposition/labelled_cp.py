@@ -29,8 +29,9 @@ class LabelledCP(CPTensor):
 
     - the columns of the factors have norm 1, and the weights hold their norms;
     - components are sorted by weight, the largest first;
-    - in every mode but the last, the element of largest magnitude of each column is positive. The
-      last mode takes the remaining signs, which alone tell positive from negative components.
+    - in each column, the element of largest magnitude is positive. The minus sign of a negative
+      component goes to the last mode; if all its elements there have one sign, it goes to the mode
+      whose positive and negative elements are most alike in size, if a mode has both.
 
     Parameters
     ----------
@@ -146,7 +147,7 @@ class LabelledCP(CPTensor):
         >>> cp = LabelledCP((None, [np.array([[3.0], [-4.0]]), np.array([[1.0]])]),
         ...                 {"shop": ["a", "b"], "item": ["tea"]})
         >>> cp.top("shop")
-        [{'b': 0.8, 'a': -0.6}]
+        [{'b': -0.8, 'a': 0.6}]
         """
         index, n = self._find_mode(mode), check_count(n, "n")
         factor, labels = move(self.factors[index], np), self.labels[self.names[index]]

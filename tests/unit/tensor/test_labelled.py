@@ -124,6 +124,12 @@ def test_labels_that_do_not_match(labelled):
             LabelledTensor(labelled.tensor, labels)
 
 
+def test_a_label_occurs_once(labelled):
+    for labels in (list("vwxyv"), [1, 2, 3, 2, 4]):
+        with pytest.raises(ValueError, match=r"labels\['a'\] holds .* twice, expected distinct"):
+            LabelledTensor(labelled.tensor, labelled.labels | {"a": labels})
+
+
 def test_only_of_a_tensor_of_this_package(labelled):
     with pytest.raises(TypeError, match="tensor is a COO, expected a FlycooTensor"):
         LabelledTensor(labelled.tensor.to_coo(), labelled.labels)
