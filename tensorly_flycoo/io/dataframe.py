@@ -1,5 +1,6 @@
 """Make a tensor from a table: columns become modes, and their entries become indices."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,11 @@ from .columns import (
 
 _AGGREGATES = ("sum", "mean", "last", "max", "count")
 _MISSING = ("raise", "drop")
+
+#: A mode of a table with at least so many rows should not have a label for every second row.
+_MANY_ROWS = 1000
+
+_logger = logging.getLogger(__name__)
 
 
 def from_dataframe(
@@ -72,6 +78,10 @@ def from_dataframe(
 
     Notes
     -----
+    Warnings in the log say how many rows are left out, how many values are 0, which a sparse tensor
+    does not keep, and which modes have nearly as many labels as the table has rows, such as times
+    to the second; rounded times make better modes: ``df["time"].dt.floor("D")``.
+
     The table's own library numbers the entries; polars is several times as fast where pyarrow is
     installed. Beside coords and values, this takes two temporary columns of 8 bytes per row. All
     aggregates but "sum" and "count" sort the rows.
@@ -111,13 +121,23 @@ def from_dataframe(
         for name, (codes, entries) in coded.items():
             is_fixed = name in given or has_categories(columns[name])
             coded[name] = (codes[kept], entries) if is_fixed else drop_unused(codes[kept], entries)
+        num_left = kept.size - int(kept.sum())
+        _logger.warning("left out %d of %d rows: an entry or value is missing", num_left, kept.size)
     coords = np.stack([codes for codes, _ in coded.values()])
     if coords.shape[1] == 0:
         reason = "no rows" if kept is None else "no row without a missing entry"
         raise ValueError(f"df has {reason}, expected at least one")
     if numbers is None or aggregate == "count":
         numbers = np.ones(coords.shape[1])
+    elif num_zeros := numbers.size - np.count_nonzero(numbers):
+        _logger.warning("%d of %d values are 0, and not kept", num_zeros, numbers.size)
     shape = [entries.size for _, entries in coded.values()]
+    for name, size in zip(coded, shape, strict=True):
+        if name not in given and 2 * size > coords.shape[1] >= _MANY_ROWS:
+            _logger.warning(
+                "column %r has %d labels in %d rows, too many to find patterns: round times, or "
+                "group other entries", name, size, coords.shape[1],
+            )  # fmt: skip
     if aggregate in ("mean", "last", "max"):
         coords, numbers = _merge(coords, numbers, shape, aggregate)
     tensor = FlycooTensor(coords, numbers, shape, **options)

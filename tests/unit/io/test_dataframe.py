@@ -440,3 +440,31 @@ def test_views_of_text():
     column = pa.array(["b", "a", None]).cast(pa.string_view())
     x = from_dataframe(pa.table({"k": column}), ["k"], missing="drop")
     assert x.labels["k"].tolist() == ["a", "b"]
+
+
+# What the log says
+
+
+def test_the_log_counts_rows_that_are_left_out_and_zeros(caplog):
+    table = pd.DataFrame({"k": ["a", None, "c", "d"], "v": [1.0, 2.0, 0.0, None]})
+    x = from_dataframe(table, ["k"], "v", missing="drop")
+    assert x.nnz == 1
+    assert caplog.messages == [
+        "left out 2 of 4 rows: an entry or value is missing",
+        "1 of 2 values are 0, and not kept",
+    ]
+    caplog.clear()
+    from_dataframe(table, ["k"], "v", missing="drop", aggregate="count")
+    from_dataframe(table[:1], ["k"], "v", missing="drop")
+    assert caplog.messages == ["left out 2 of 4 rows: an entry or value is missing"]
+
+
+def test_the_log_warns_of_nearly_as_many_labels_as_rows(caplog):
+    times = pd.Timestamp("2026-01-01") + pd.to_timedelta(np.arange(2000), "s")
+    table = pd.DataFrame({"when": times, "day": times.floor("D")})
+    labels = from_dataframe(table, ["when", "day"]).labels
+    (message,) = caplog.messages
+    assert "column 'when' has 2000 labels in 2000 rows" in message
+    from_dataframe(table, ["when", "day"], labels=labels)
+    from_dataframe(table[:999], ["when", "day"])
+    assert len(caplog.messages) == 1
