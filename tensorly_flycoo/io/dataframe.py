@@ -108,24 +108,11 @@ def from_dataframe(
     """
     modes = check_modes(modes)
     given: Mapping[str, Any] = {} if labels is None else labels
-    _check_options(modes, given, aggregate, missing)
-    names = list_columns(df)
-    columns = {name: _take_column(df, name, names) for name in modes}
-    coded = {name: number_entries(column, name) for name, column in columns.items()}
-    for name, of_column in given.items():
-        coded[name] = place_entries(name, *coded[name], of_column)
-    numbers = None if values is None else read_values(_take_column(df, values, names), values)
-    kept = _find_complete(coded, numbers, values, missing)
-    if kept is not None:
-        numbers = None if numbers is None else numbers[kept]
-        for name, (codes, entries) in coded.items():
-            is_fixed = name in given or has_categories(columns[name])
-            coded[name] = (codes[kept], entries) if is_fixed else drop_unused(codes[kept], entries)
-        num_left = kept.size - int(kept.sum())
-        _logger.warning("left out %d of %d rows: an entry or value is missing", num_left, kept.size)
+    _check_options(modes, given, aggregate)
+    coded, numbers = read_rows(df, modes, values, given, missing)
     coords = np.stack([codes for codes, _ in coded.values()])
     if coords.shape[1] == 0:
-        reason = "no rows" if kept is None else "no row without a missing entry"
+        reason = "no row without a missing entry" if len(df) else "no rows"
         raise ValueError(f"df has {reason}, expected at least one")
     if numbers is None or aggregate == "count":
         numbers = np.ones(coords.shape[1])
@@ -135,16 +122,57 @@ def from_dataframe(
     for name, size in zip(coded, shape, strict=True):
         if name not in given and 2 * size > coords.shape[1] >= _MANY_ROWS:
             _logger.warning(
-                "column %r has %d labels in %d rows, too many to find patterns: round times, or "
-                "group other entries", name, size, coords.shape[1],
+                "column %r has %d labels in %d rows, too many to find patterns: round times (%s:day "
+                "in the command line, .dt.floor(\"D\") in pandas), or group other entries",
+                name, size, coords.shape[1], name,
             )  # fmt: skip
     if aggregate in ("mean", "last", "max"):
         coords, numbers = _merge(coords, numbers, shape, aggregate)
     tensor = FlycooTensor(coords, numbers, shape, **options)
-    ordered = {name for name, column in columns.items() if is_ordered(column)}
+    ordered = {name for name in modes if is_ordered(df[name])}
     of_modes = {name: entries for name, (_, entries) in coded.items()}
     ordered.update(getattr(labels, "ordered", ()))
     return LabelledTensor(tensor, Labels(of_modes, ordered=ordered))
+
+
+def read_rows(
+    df: Any,
+    modes: Sequence[str],
+    values: str | None,
+    labels: Mapping[str, Sequence[Any] | np.ndarray],
+    missing: str,
+) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], np.ndarray | None]:
+    """Number the entries of a table's modes and read its values, row by row; see `from_dataframe`.
+
+    Returns
+    -------
+    coded : dict of str to (int64 array (num_rows,), array)
+        For each mode, the number of each row's entry, and the entries.
+    numbers : float array (num_rows,) or None
+        None if `values` is.
+    """
+    check_missing(missing)
+    names = list_columns(df)
+    columns = {name: _take_column(df, name, names) for name in modes}
+    coded = {name: number_entries(column, name) for name, column in columns.items()}
+    for name, of_column in labels.items():
+        coded[name] = place_entries(name, *coded[name], of_column)
+    numbers = None if values is None else read_values(_take_column(df, values, names), values)
+    kept = _find_complete(coded, numbers, values, missing)
+    if kept is not None:
+        numbers = None if numbers is None else numbers[kept]
+        for name, (codes, entries) in coded.items():
+            is_fixed = name in labels or has_categories(columns[name])
+            coded[name] = (codes[kept], entries) if is_fixed else drop_unused(codes[kept], entries)
+        num_left = kept.size - int(kept.sum())
+        _logger.warning("left out %d of %d rows: an entry or value is missing", num_left, kept.size)
+    return coded, numbers
+
+
+def check_missing(missing: str) -> None:
+    """Refuse an unknown treatment of rows without an entry or value."""
+    if missing not in _MISSING:
+        raise ValueError(f"missing is {missing!r}, expected one of {_MISSING}")
 
 
 def check_modes(modes: Iterable[str]) -> list[str]:
@@ -157,13 +185,9 @@ def check_modes(modes: Iterable[str]) -> list[str]:
     return modes
 
 
-def _check_options(
-    modes: list[str], labels: Mapping[str, Any], aggregate: str, missing: str
-) -> None:
+def _check_options(modes: list[str], labels: Mapping[str, Any], aggregate: str) -> None:
     if aggregate not in _AGGREGATES:
         raise ValueError(f"aggregate is {aggregate!r}, expected one of {_AGGREGATES}")
-    if missing not in _MISSING:
-        raise ValueError(f"missing is {missing!r}, expected one of {_MISSING}")
     if not isinstance(labels, Mapping):
         raise TypeError(f"labels is a {type(labels).__name__}, expected a dict by column")
     others = [name for name in labels if name not in modes]
