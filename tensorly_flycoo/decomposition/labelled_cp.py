@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 
-from ..array_modules import Array, is_cupy, move
+from ..array_modules import Array, array_module, is_cupy, move
 from ..checks import check_count, check_mode
 from ..io.cp_file import SavedCP, read_cp, write_cp
-from ..io.dataframe import from_dataframe
+from ..io.dataframe import from_dataframe, read_rows
 from ..io.files import FilePath
+from ..ops.cp_entries import cp_to_entries
 from ..shards.whole_factors import gather_all
 from ..tensor.labelled import Labels
 from .cp_form import bring_into_form
@@ -114,6 +115,15 @@ class LabelledCP(CPTensor):
         modes = zip(self.names, self.shape, strict=True)
         listed = ", ".join(f"{name} ({size})" for name, size in modes)
         return f"<LabelledCP of rank {self.rank}: {listed}>"
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether weights, factors and labels are the same, to the bit."""
+        if not isinstance(other, LabelledCP) or self.names != other.names:
+            return False
+        own, others = ([cp.weights, *cp.factors, *cp.labels.values()] for cp in (self, other))
+        pairs = zip(own, others, strict=True)
+        is_same = all(np.array_equal(move(a, np), move(b, np)) for a, b in pairs)
+        return is_same and self.ordered == other.ordered
 
     def _find_mode(self, mode: str | int) -> int:
         if not isinstance(mode, str):
@@ -308,6 +318,38 @@ class LabelledCP(CPTensor):
         chosen = self.ordered if lines is None else lines
         line_modes = {self._find_mode(mode) for mode in chosen}
         return draw_components(self, check_count(top, "top"), line_modes)
+
+    def predict(self, frame: Any) -> np.ndarray:
+        """Compute the model's entry for each row of a table, such as ratings not yet given.
+
+        Parameters
+        ----------
+        frame : pandas.DataFrame, polars.DataFrame or pyarrow.Table
+            With a column for each mode; other columns are ignored. Rows may repeat.
+
+        Returns
+        -------
+        numpy.ndarray (num_rows,)
+            In the sequence of the rows.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for `from_dataframe`: for instance if an entry is missing, or not a label of the
+            model.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> cp = LabelledCP((None, [np.array([[1.0], [2.0]]), np.array([[3.0], [4.0]])]),
+        ...                 {"user": ["ann", "bob"], "item": ["tea", "milk"]})
+        >>> new = pd.DataFrame({"item": ["tea", "tea", "milk"], "user": ["bob", "ann", "bob"]})
+        >>> cp.predict(new).round(6)
+        array([6., 3., 8.])
+        """
+        coded, _ = read_rows(frame, self.names, None, self.labels, "raise")
+        coords = np.stack([codes for codes, _ in coded.values()])
+        return move(cp_to_entries(self, array_module(self.weights).asarray(coords)), np)
 
     def transform(
         self,

@@ -115,7 +115,7 @@ def _coarsen(dates: np.ndarray) -> np.ndarray:
 def _number_arrow_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
     import pyarrow.compute
 
-    column = _decode(column)  # a dictionary may have unused entries
+    column = decode(column)  # a dictionary may have unused entries
     if str(column.type) == "string_view":
         column = column.cast(pyarrow.large_string())
     if hasattr(column, "combine_chunks"):
@@ -128,7 +128,7 @@ def _number_arrow_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
     return places[codes], entries
 
 
-def _decode(column: Any) -> Any:
+def decode(column: Any) -> Any:
     """Decode an Arrow column of a dictionary type."""
     import pyarrow
 
@@ -228,7 +228,7 @@ def read_values(column: Any, name: str) -> np.ndarray:
         If one is infinite, or too large an integer for float64.
     """
     if hasattr(column, "dictionary_encode"):
-        column = _decode(column)
+        column = decode(column)
         values, kind = column.to_numpy(zero_copy_only=False), str(column.type)
     else:
         values, kind = column.to_numpy(), str(column.dtype)

@@ -349,6 +349,34 @@ def test_transform(non_negative):
     assert by_number.equals(rows)
 
 
+def test_predict():
+    """For each row, in its place, whatever the library and the sequence of columns."""
+    cp = make_cp()
+    rows = np.random.RandomState(0).randint(0, SHAPE, (20, 3))
+    rows[1] = rows[0]
+    columns = {name: LABELS[name][rows[:, n]] for n, name in enumerate(NAMES)}
+    expected = tl.cp_to_tensor(cp)[tuple(rows.T)]
+    reversed_columns = dict(reversed(columns.items()))
+    for table in (pd.DataFrame(reversed_columns), polars.DataFrame(columns)):
+        found = cp.predict(table)
+        assert np.abs(found - expected).max() <= 20 * np.finfo(float).eps * np.abs(expected).max()
+    with pytest.raises(ValueError, match="column 'item' is 'nothing' in row 3"):
+        cp.predict(FRAME.assign(user="ann", item=["item 1"] * 3 + ["nothing"]))
+    with pytest.raises(ValueError, match="no column 'day'"):
+        cp.predict(FRAME.drop(columns="day"))
+
+
+def test_equal_models(tmp_path):
+    cp = make_cp()
+    cp.save(tmp_path / "model.npz")
+    assert cp == LabelledCP.load(tmp_path / "model.npz")
+    assert cp != make_cp(seed=1)
+    assert cp != make_cp(rank=2)
+    assert cp != LabelledCP(cp, list(LABELS.values()))
+    assert cp != CPTensor((cp.weights, cp.factors))
+    assert cp != 3
+
+
 def test_transforming_the_data_of_the_model_gives_its_factor():
     """The last factor of parafac solves the least squares that fold_in solves."""
     rng = np.random.RandomState(0)

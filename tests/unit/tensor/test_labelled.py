@@ -124,6 +124,28 @@ def test_labels_that_do_not_match(labelled):
             LabelledTensor(labelled.tensor, labels)
 
 
+def test_what_it_shows(labelled):
+    assert {"tensor", "labels", "shape", "nnz", "norm", "to_frame"} <= {*dir(labelled)}
+    assert not {"count", "index"} & {*dir(labelled)}
+    arrays = labelled.labels.values()
+    named = LabelledTensor(labelled.tensor, dict(zip(["a", "<b>", "c"], arrays, strict=True)))
+    html = named._repr_html_()
+    assert "a (5), &lt;b&gt; (6), c (7)" in html
+    assert labelled.tensor._repr_html_() in html
+
+
+def test_its_table_makes_it_again(labelled):
+    labels = labelled.labels | {"b": list("zyxwvu"), "c": pd.date_range("2026-01-01", periods=7)}
+    x = LabelledTensor(labelled.tensor, labels)
+    frame = x.to_frame("v")
+    assert list(frame.columns) == ["a", "b", "c", "v"]
+    again = from_dataframe(frame, ["a", "b", "c"], "v", labels=x.labels)
+    for found, expected in zip(again.nonzeros(), x.nonzeros(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ValueError, match="values is 'a', expected another name"):
+        x.to_frame("a")
+
+
 def test_a_label_occurs_once(labelled):
     for labels in (list("vwxyv"), [1, 2, 3, 2, 4]):
         with pytest.raises(ValueError, match=r"labels\['a'\] holds .* twice, expected distinct"):
