@@ -122,8 +122,8 @@ def from_dataframe(
     for name, size in zip(coded, shape, strict=True):
         if name not in given and 2 * size > coords.shape[1] >= _MANY_ROWS:
             _logger.warning(
-                "column %r has %d labels in %d rows, too many to find patterns: round times (--modes "
-                "%s:day, or .dt.floor('D') in pandas), or group other entries",
+                "column %r has %d labels in %d rows, too many to find patterns: round times "
+                "(--modes %s:day, or .dt.floor('D') in pandas), or group other entries",
                 name, size, coords.shape[1], name,
             )  # fmt: skip
     if aggregate in ("mean", "last", "max"):

@@ -108,7 +108,7 @@ def is_ordered(column: Any) -> bool:
 
 class _Fields(NamedTuple):
     tensor: FlycooTensor
-    labels: dict[str, np.ndarray]
+    labels: Labels
 
 
 class LabelledTensor(_Fields):
