@@ -59,6 +59,11 @@ class LabelledCP(CPTensor):
     ValueError
         If the number of labels or names does not match, or a name or label occurs twice.
 
+    See Also
+    --------
+    from_dataframe : Make a tensor of a table.
+    best_of : Find the best model of several starts.
+
     Notes
     -----
     tlviz draws and compares models: its functions take a LabelledCP, and those that show labels

@@ -120,7 +120,7 @@ def from_dataframe(
         _logger.warning("%d of %d values are 0, and not kept", num_zeros, numbers.size)
     shape = [entries.size for _, entries in coded.values()]
     for name, size in zip(coded, shape, strict=True):
-        if name not in given and 2 * size > coords.shape[1] >= _MANY_ROWS:
+        if not given and 2 * size > coords.shape[1] >= _MANY_ROWS:
             _logger.warning(
                 "column %r has %d labels in %d rows, too many to find patterns: round times "
                 "(--modes %s:day, or .dt.floor('D') in pandas), or group other entries",

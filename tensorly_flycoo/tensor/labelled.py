@@ -133,6 +133,11 @@ class LabelledTensor(_Fields):
     ValueError
         If there is not one label for each index, or a label occurs twice in a mode.
 
+    See Also
+    --------
+    from_dataframe : Make one of a table.
+    LabelledCP : What decompositions of it return.
+
     Examples
     --------
     >>> x = FlycooTensor([[0, 1], [1, 0]], [3.0, 4.0], (2, 2))
