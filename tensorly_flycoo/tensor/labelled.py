@@ -1,7 +1,6 @@
 """A tensor that remembers what its indices stand for."""
 
 import datetime
-import html
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
@@ -177,6 +176,8 @@ class LabelledTensor(_Fields):
         return f"<LabelledTensor: {self._list_modes()}; dtype={self.dtype}, nnz={self.nnz}>"
 
     def _repr_html_(self) -> str:
+        import html
+
         return f"<p>{html.escape(self._list_modes())}</p>{self.tensor._repr_html_()}"
 
     def _list_modes(self) -> str:
