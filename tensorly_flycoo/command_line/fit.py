@@ -42,7 +42,7 @@ class Loss(NamedTuple):
     describe: Callable[[float], str] = lambda error: f"fit {1 - error:.4g}"
 
 
-#: By the names that `generalized_parafac` gives them, as TensorLy does.
+#: By the names that `generalized_parafac` gives them.
 LOSSES = {
     "gaussian": Loss("the squared error, for any values", parafac, non_negative_parafac_hals),
     "poisson_count": Loss(

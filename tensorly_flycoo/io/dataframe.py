@@ -40,9 +40,10 @@ def from_dataframe(
 ) -> LabelledTensor:
     """Make a tensor from a pandas, polars or Arrow table, with one mode per given column.
 
-    The distinct entries of a column (numbers, text or dates) are sorted and numbered. `labels`
-    numbers them as another tensor does, so that new data fits a model of old data; so do the
-    categories of a pandas categorical or a polars Enum. Labels that do not occur are kept.
+    The distinct entries of a column (numbers, text or dates) are sorted and numbered. Times with a
+    time zone become UTC, periods their starts, and intervals text. `labels` numbers entries as
+    another tensor does, so that new data fits a model of old data; so do the categories of a pandas
+    categorical or a polars Enum. Labels that do not occur are kept.
 
     Parameters
     ----------
@@ -70,7 +71,7 @@ def from_dataframe(
     ------
     TypeError
         If `df` is not such a table, `modes` is a single text, `labels` is not a dict, the entries
-        of a column cannot be numbered, such as lists, or the values are not numbers.
+        of a column are neither numbers, text nor dates, or the values are not numbers.
     ValueError
         If a column does not exist, or occurs more than once in `df` or in `modes`; no row is left;
         an entry or value is missing, or a value is not finite; `labels` names other columns, or
