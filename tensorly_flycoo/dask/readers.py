@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 from ..checks import check_count, check_dtype, check_layout, check_shape
 from ..io.dataframe import check_missing, check_modes
 from ..io.files import FilePath
-from ..tensor.labelled import LabelledTensor
+from ..tensor.labelled import LabelledTensor, Labels
 from .folders import find_client
 from .loading import Parts
 from .partitions import TableReader, TnsReader, list_files, list_parquet_parts
@@ -138,7 +138,11 @@ def from_dask_dataframe(
     check_missing(missing)
     reader = TableReader(tuple(modes), values, indices, missing)
     parts = list(df.to_delayed())
-    return _load(parts, reader, modes, None, slabs, dtype, layout, client, workers, device)
+    x = _load(parts, reader, modes, None, slabs, dtype, layout, client, workers, device)
+    if indices or not hasattr(df, "dtypes"):
+        return x
+    ordered = [name for name in modes if getattr(df.dtypes[name], "ordered", False) is True]
+    return LabelledTensor(x.tensor, Labels(x.labels, ordered=ordered))
 
 
 def read_tns(

@@ -99,6 +99,16 @@ def test_dask_dataframe(client, table):
     check_same(found.tensor, expected.tensor)
 
 
+def test_ordered_categories_of_a_dask_dataframe(client):
+    dataframe = pytest.importorskip("dask.dataframe")
+    sizes = pd.CategoricalDtype(["S", "M", "L"], ordered=True)
+    table = pd.DataFrame({"size": pd.Series(list("LSMSLM"), dtype=sizes), "shop": list("abcabc")})
+    df = dataframe.from_pandas(table, npartitions=2, sort=False)
+    labels = from_dask_dataframe(df, ["size", "shop"], slabs=2, client=client).labels
+    assert labels["size"].tolist() == ["S", "M", "L"]
+    assert labels.ordered == ("size",)
+
+
 def test_incomplete_rows_are_dropped(client, table, tmp_path):
     """Labels that occur in no other row go with them, here a day and a time of day."""
     table = table.assign(
