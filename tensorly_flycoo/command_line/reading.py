@@ -109,6 +109,7 @@ def _check_columns(columns: list[str], found: list[str], path: str) -> None:
             raise ValueError(f"{path} has {found.count(column)} columns {column!r}, expected one")
         if column not in found:
             hint = "; if it is more than one column, give --sep" if len(found) == 1 else ""
+            hint = f"; times can be rounded to {', '.join(UNITS)}" if ":" in column else hint
             raise ValueError(
                 f"{path} has no column {column!r}, expected one of {', '.join(found)}{hint}"
             )

@@ -108,6 +108,10 @@ def test_indices_of_a_tns_are_labels(folder):
             "holds text, expected numbers",
         ),
         (["events.csv", "--modes", "user,item:day"], "'item' is of string, expected times"),
+        (
+            ["events.csv", "--modes", "user,day:hours"],
+            "times can be rounded to second, minute, hour",
+        ),
         (["gaps.csv", "--modes", "a,b"], "or pass --missing drop"),
         (["gaps.csv", "--modes", "a;b"], "has no column 'a;b'"),
         (["semicolons.csv", "--modes", "a,b"], "give --sep"),
