@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from .. import __version__
 from . import fit, info
 
 _DESCRIPTION = "Decompose big sparse tensors: a file of events becomes a few named components."
@@ -60,6 +61,7 @@ def _make_parser() -> argparse.ArgumentParser:
         epilog=_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"tensorly-flycoo {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
     for command in (fit, info):
         command.add_parser(commands)

@@ -2,22 +2,24 @@
 
 import argparse
 import contextlib
-import functools
 import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
+import numpy as np
 import tensorly as tl
 
 from ..decomposition import generalized_parafac, non_negative_parafac_hals, parafac
-from ..decomposition.labelled_cp import LabelledCP
 from ..diagnostics.progress import Progress
 from ..engines import set_device
+from ..models.best_of import Starts
+from ..models.match import factor_match_score
+from ..reporting import report
 from ..tensor.labelled import LabelledTensor
 from .reading import SUFFIXES, find_suffix, read_tensor
-from .results import describe, write_results
+from .results import describe, try_folder, write_results
 
 
 class Loss(NamedTuple):
@@ -37,18 +39,20 @@ class Loss(NamedTuple):
     text: str
     solver: Callable[..., Any]
     non_negative_solver: Callable[..., Any]
-    describe: Callable[[float], str] = lambda error: f"fit {1 - error:.4f}"
+    describe: Callable[[float], str] = lambda error: f"fit {1 - error:.4g}"
 
 
-_fit_counts = functools.partial(generalized_parafac, loss="poisson_count")
-
+#: By the names that `generalized_parafac` gives them.
 LOSSES = {
     "gaussian": Loss("the squared error, for any values", parafac, non_negative_parafac_hals),
-    "poisson": Loss(
-        "the likelihood of counts, with a non-negative model", _fit_counts, _fit_counts,
-        lambda error: f"loss {error:.6g}",
+    "poisson_count": Loss(
+        "the likelihood of counts, with a non-negative model", generalized_parafac,
+        generalized_parafac, lambda error: f"loss {error:.6g}",
     ),
 }  # fmt: skip
+
+#: Random starts, of which the best run is kept.
+_NUM_STARTS = 5
 
 _DESCRIPTION = """Decompose a file of events into RANK components.
 
@@ -64,19 +68,17 @@ _EPILOG = """what you get, in the folder --output:
   model.npz          all of it for Python: tensorly_flycoo.LabelledCP.load(path)
 
 examples:
-  python -m tensorly_flycoo fit events.parquet --modes user,item,day --rank 8
-  python -m tensorly_flycoo fit events.parquet --modes user,item,day --rank 8 --loss poisson
+  python -m tensorly_flycoo fit events.parquet --modes user,item,time:day --rank 8
   python -m tensorly_flycoo fit ratings.csv --modes user,film --values stars \\
       --aggregate mean --rank 5
   python -m tensorly_flycoo fit events.csv --modes user,item --rank 4 --non-negative
   python -m tensorly_flycoo fit nell-2.tns.gz --rank 16 --output nell
 
 how to go on:
-  Are the values counts? --loss poisson fits them better than squared errors do.
+  Are the --values counts? --loss poisson_count fits them better than squared errors do.
   Is a component hard to read? --non-negative leaves out minus signs, which cancel in pairs.
   Which rank? Try several, or tensorly_flycoo.select_rank in Python.
-  Can you trust it? Another --seed with --init random should find the same components; if
-  not, choose a smaller rank.
+  Can you trust it? If the starts do not match, choose a smaller rank.
   Ctrl-C ends the run after the current iteration and writes the results so far.
 
 needs: pip install "tensorly-flycoo[tables]", or ".[tables]" in a checkout
@@ -100,7 +102,12 @@ def add_parser(commands: Any) -> None:
 
 
 def _add_tensor_arguments(add: Callable[..., Any]) -> None:
-    add("--modes", type=_split, help="columns, separated by commas; for a .tns, names of its modes")
+    add(
+        "--modes",
+        type=_split,
+        help="columns, separated by commas, times rounded as in time:day; for a .tns, names of its "
+        "modes",
+    )
     add("--values", metavar="COLUMN", help="the column of values (default: count rows)")
     add(
         "--aggregate",
@@ -114,6 +121,7 @@ def _add_tensor_arguments(add: Callable[..., Any]) -> None:
         choices=("raise", "drop"),
         help="rows with empty entries are an error, or are left out (default: raise)",
     )
+    add("--sep", help="what separates the columns (default: a comma; a tab in .tsv)")
     add("--dtype", default="float64", choices=("float32", "float64"))
 
 
@@ -122,9 +130,8 @@ def _add_model_arguments(add: Callable[..., Any]) -> None:
     text = "; ".join(f"{name}: {loss.text}" for name, loss in LOSSES.items())
     add(
         "--loss",
-        default="gaussian",
         choices=LOSSES,
-        help=f"what to fit by ({text}; default: gaussian)",
+        help=f"what to fit by ({text}; default: poisson_count if rows are counted, else gaussian)",
     )
     add("--non-negative", action="store_true", help="allow no negative element in the model")
     add("--iterations", type=_count, default=100, help="the most to do (default: 100)")
@@ -132,10 +139,16 @@ def _add_model_arguments(add: Callable[..., Any]) -> None:
         "--tol",
         type=float,
         default=1e-6,
-        help="stop when an iteration improves the error by less (default: 1e-6)",
+        help="stop when an iteration improves the fit or loss by less than this part of it "
+        "(default: 1e-6)",
     )
-    add("--init", default="svd", choices=("svd", "random"), help="the start (default: svd)")
-    add("--seed", type=int, default=0, help="of a random start (default: 0)")
+    add("--init", default="random", choices=("random", "svd"), help="the start (default: random)")
+    add(
+        "--starts",
+        type=_count,
+        help=f"random starts, of which the best is kept (default: {_NUM_STARTS})",
+    )
+    add("--seed", type=int, default=0, help="of the first start; the next adds 1 (default: 0)")
     add(
         "--device",
         choices=("auto", "cpu", "cuda"),
@@ -160,42 +173,88 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     suffix = find_suffix(arguments.file)
     if suffix is None:
         parser.error(f"{arguments.file} is not one of {', '.join(SUFFIXES)}")
-    if not arguments.modes and not suffix.startswith(".tns"):
+    is_table = not suffix.startswith(".tns")
+    if not arguments.modes and is_table:
         parser.error("--modes is missing: which columns, such as --modes user,item,day")
+    if arguments.init == "svd" and (arguments.starts or 1) > 1:
+        parser.error("--init svd is one start, the same each time: leave out --starts")
+    are_counts = is_table and (arguments.values is None or arguments.aggregate == "count")
+    arguments.loss = arguments.loss or ("poisson_count" if are_counts else "gaussian")
     folder = arguments.output or Path(
         f"{arguments.file.name.removesuffix(suffix)}_rank{arguments.rank}"
     )
     device = set_device(arguments.device) if arguments.device else contextlib.nullcontext()
     with device, tl.backend_context("flycoo"):
+        try_folder(folder)
         x = read_tensor(arguments, suffix)
         _check_lines(arguments.lines, x)
         if not arguments.quiet:
-            print(f"{arguments.file}: {x!r}", flush=True)
-        cp, progress = _decompose(x, arguments)
-    quality = LOSSES[arguments.loss].describe(progress.errors[-1])
-    print(f"{quality} after {progress.iteration} iterations")
+            print(f"{arguments.file}: {x!r}, loss {arguments.loss}", flush=True)
+        starts = _decompose(x, arguments)
+    errors, cp = starts.errors[starts.best_number], starts.best
+    quality, num_starts = LOSSES[arguments.loss].describe(errors[-1]), len(starts.runs)
+    print(f"{quality} after {len(errors) - 1} iterations")
+    if num_starts > 1:
+        print(
+            f"the best of {num_starts} starts, with --seed {starts.seeds[starts.best_number]}; the "
+            f"others match it by {starts.match:.2f} (1: the same components)"
+        )
+    num_zero = int((cp.weights == 0).sum())
+    advice = "try --init random, another --seed or a smaller --rank"
+    if num_zero == arguments.rank:
+        raise ValueError(f"the model is zero, and nothing is written: {advice}")
+    if num_zero:
+        print(f"warning: {num_zero} of {arguments.rank} components are zero: {advice}")
     if not arguments.quiet:
         print(describe(cp, arguments.top))
     for path in write_results(cp, folder, arguments):
         print(f"wrote {path}")
 
 
-def _decompose(x: LabelledTensor, arguments: argparse.Namespace) -> tuple[LabelledCP, Progress]:
+class _Run(Progress):
+    """Progress that also ends the run once a fit, however small, hardly improves."""
+
+    tol = 0.0
+    is_interrupted = False
+
+    def __call__(self, model: Any, error: SupportsFloat = np.nan) -> bool:
+        self.is_interrupted = super().__call__(model, error)
+        if self.is_interrupted or not self.tol or len(self.errors) < 3:
+            return self.is_interrupted
+        return self.errors[-2] - self.errors[-1] < self.tol * (1 - self.errors[-1])
+
+
+def _decompose(x: LabelledTensor, arguments: argparse.Namespace) -> Starts:
+    """Run all starts, or until Ctrl-C those so far."""
     loss = LOSSES[arguments.loss]
     solver = loss.non_negative_solver if arguments.non_negative else loss.solver
-    with Progress(
-        arguments.iterations, show=_choose_show(arguments.quiet), log_every=10
-    ) as progress:
-        cp = solver(
-            x,
-            arguments.rank,
-            n_iter_max=arguments.iterations,
-            init=arguments.init,
-            tol=arguments.tol,
-            random_state=arguments.seed,
-            callback=progress,
-        )
-    return cp, progress
+    is_gaussian = arguments.loss == "gaussian"
+    num_starts = arguments.starts or (_NUM_STARTS if arguments.init == "random" else 1)
+    runs: list[Any] = []
+    errors: list[list[float]] = []
+    seeds = range(arguments.seed, arguments.seed + num_starts)
+    for number, seed in enumerate(seeds, 1):
+        show = _choose_show(arguments.quiet)
+        with _Run(arguments.iterations, show=show, log_every=10) as progress:
+            report(f"start {number} of {num_starts}")
+            progress.tol = arguments.tol if is_gaussian else 0.0
+            runs.append(
+                solver(
+                    x,
+                    arguments.rank,
+                    n_iter_max=arguments.iterations,
+                    init=arguments.init,
+                    tol=0 if is_gaussian else arguments.tol,
+                    random_state=seed,
+                    callback=progress,
+                )
+            )
+        errors.append(progress.errors)
+        if progress.is_interrupted:
+            break
+    starts = Starts(runs, errors, list(seeds)[: len(runs)], None)
+    matches = np.array([factor_match_score(starts.best, run) for run in runs])
+    return Starts(runs, errors, starts.seeds, matches)
 
 
 def _choose_show(is_quiet: bool) -> str | None:

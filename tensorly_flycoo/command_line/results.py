@@ -1,4 +1,4 @@
-"""Print and write a labelled model: a table for each mode, a picture, and the model itself."""
+"""Print and write a labelled model: the model itself, a table for each mode, and a picture."""
 
 import argparse
 import re
@@ -6,10 +6,28 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..decomposition.labelled_cp import LabelledCP
-from ..io.files import replace_text
+from ..io.files import replace_text, try_writing
 
-#: The end of a date without a time of day.
-_MIDNIGHT = re.compile(r"T00:00:00(\.0+)?$")
+#: The longest part of a file's name that a mode gives; systems allow about 250 bytes.
+_MAX_NAME_LENGTH = 50
+
+
+def try_folder(folder: Path) -> None:
+    """Find out before a long run what writing would lack: packages, or the folder."""
+    try:
+        import matplotlib  # noqa: F401
+        import pandas  # noqa: F401
+    except ImportError as error:
+        need = 'results need pandas and Matplotlib: pip install "tensorly-flycoo[tables]"'
+        raise ImportError(f"{need} ({error})") from None
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try_writing(folder / "model.npz")
+        if is_new:
+            folder.rmdir()
+    except OSError as error:
+        raise OSError(f"--output is {folder}, where nothing can be written: {error}") from None
 
 
 def describe(cp: LabelledCP, top: int) -> str:
@@ -21,24 +39,28 @@ def describe(cp: LabelledCP, top: int) -> str:
         lines.append(f"\ncomponent {number}, weight {weight:.4g}")
         for name, components in tops.items():
             labels = components[number].items()
-            entries = [f"{_MIDNIGHT.sub('', str(label))} {value:.2f}" for label, value in labels]
+            entries = [f"{label} {value:.2g}" for label, value in labels]
             lines.append(f"  {name:{width}}  {', '.join(entries)}")
     return "\n".join(lines) + "\n"
 
 
 def write_results(cp: LabelledCP, folder: Path, arguments: argparse.Namespace) -> Iterator[Path]:
-    """Write all files into the folder; yield the path of each."""
-    figure = cp.plot(top=arguments.top, lines=arguments.lines)  # first: it may lack a package
+    """Write all files into the folder, the most precious first; yield the path of each."""
     folder.mkdir(parents=True, exist_ok=True)
+    cp.save(folder / "model.npz")
+    yield folder / "model.npz"
     weights, frames = cp.to_frames()
     for number, frame in enumerate(frames):
-        name = re.sub(r"[^\w.-]+", "_", str(frame.index.name))
+        name = re.sub(r"[^\w.-]+", "_", str(frame.index.name))[:_MAX_NAME_LENGTH]
         yield _write_text(folder / f"mode{number}_{name}.csv", frame.to_csv())
     lines = [f"{number},{weight!r}\n" for number, weight in enumerate(weights.tolist())]
     yield _write_text(folder / "weights.csv", "component,weight\n" + "".join(lines))
-    cp.save(folder / "model.npz")
-    yield folder / "model.npz"
-    figure.savefig(folder / "components.png", dpi=100)
+    try:
+        cp.plot(arguments.top, arguments.lines).savefig(folder / "components.png", dpi=100)
+    except Exception as error:
+        raise RuntimeError(
+            f"the picture could not be drawn, the other files are complete: {error}"
+        ) from error
     yield folder / "components.png"
 
 

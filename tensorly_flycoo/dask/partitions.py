@@ -12,7 +12,7 @@ import numpy as np
 from distributed import get_worker
 
 from ..checks import check_finite, check_inside, check_shape
-from ..io.columns import list_columns, number_entries, read_values
+from ..io.dataframe import read_rows
 from ..io.parts import Reading
 
 #: Rows of a partition of a .parquet file, at least, but for the last: whole row groups.
@@ -63,44 +63,31 @@ class TableReader:
         The column of the values; None counts rows.
     are_indices : bool
         Whether the columns of modes hold indices, not labels.
+    missing : {"raise", "drop"}
+        As of `from_dataframe`.
     """
 
     modes: tuple[str, ...]
     values: str | None
     are_indices: bool
+    missing: str
 
     def __call__(self, part: Any) -> Partition:
         if isinstance(part, ParquetPart):
-            part = part.read(self._list_names())
-        known = list_columns(part)
-        if missing := [name for name in self._list_names() if name not in known]:
-            raise ValueError(f"the table has no columns {missing}, expected some of {known}")
-        values = self._read_values(part)
+            part = part.read([*self.modes, *([] if self.values is None else [self.values])])
         if self.are_indices:
+            _, values = read_rows(part, (), self.values, {}, "raise")
             coords = np.stack([_read_indices(part[name], name) for name in self.modes])
             shape = tuple(int(rows.max(initial=0)) + 1 for rows in coords)
             check_inside(coords, check_shape(shape))
-            return Partition(coords.astype(_INDEX), values, shape, None)
-        coords = np.empty((len(self.modes), values.size), _INDEX)
-        entries = []
-        for n, name in enumerate(self.modes):
-            codes, own = number_entries(part[name], name)
-            if codes.min(initial=0) < 0:
-                raise ValueError(_explain_missing(name, int(np.argmax(codes < 0))))
-            coords[n] = codes
-            entries.append(own)
-        return Partition(coords, values, tuple(own.size for own in entries), tuple(entries))
-
-    def _list_names(self) -> list[str]:
-        return [*self.modes, *([] if self.values is None else [self.values])]
-
-    def _read_values(self, table: Any) -> np.ndarray:
-        if self.values is None:
-            return np.ones(len(table))
-        values = read_values(table[self.values], self.values)
-        if np.isnan(values).any():
-            raise ValueError(_explain_missing(self.values, int(np.argmax(np.isnan(values)))))
-        return values
+            entries = None
+        else:
+            coded, values = read_rows(part, self.modes, self.values, {}, self.missing)
+            coords = np.stack([codes for codes, _ in coded.values()])
+            entries = tuple(own for _, own in coded.values())
+            shape = tuple(own.size for own in entries)
+        values = np.ones(coords.shape[1]) if values is None else values
+        return Partition(coords.astype(_INDEX), values, shape, entries)
 
 
 @dataclass(frozen=True)
@@ -133,8 +120,9 @@ class ParquetPart(NamedTuple):
 
         with pyarrow.parquet.ParquetFile(self.path) as file:
             known = file.schema_arrow.names
-            own = [name for name in dict.fromkeys(names) if name in known]
-            return file.read_row_groups(list(self.groups), columns=own)
+            if missing := [name for name in names if name not in known]:
+                raise ValueError(f"the file has no columns {missing}, expected some of {known}")
+            return file.read_row_groups(list(self.groups), columns=list(dict.fromkeys(names)))
 
 
 def list_parquet_parts(path: Any) -> list[ParquetPart]:
@@ -190,18 +178,15 @@ def _read_indices(column: Any, name: str) -> np.ndarray:
     return indices.astype(np.int64, copy=False)
 
 
-def _explain_missing(name: str, row: int) -> str:
-    return f"column {name!r} has no entry in row {row} of a partition, expected one in every row"
-
-
 def keep_partition(part: Any, number: int, reader: Any, actor_keys: dict[str, str]) -> Summary:
     """Read a partition, in a task, and leave it with the actor on the same worker."""
     worker = get_worker()
     try:
         partition = reader(part)
     except (TypeError, ValueError) as error:
-        error.add_note(f"in partition {number}: {part!r:.200}")
-        raise
+        file = part if isinstance(part, str) else getattr(part, "path", "")
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"partition {number}{file and f' of {file}'}: {error}") from None
     actor: Any = worker.state.actors[actor_keys[worker.address]]
     actor.keep(number, partition)
     values, shape = partition.values, partition.shape

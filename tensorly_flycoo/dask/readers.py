@@ -9,9 +9,9 @@ from distributed import Client
 from numpy.typing import DTypeLike
 
 from ..checks import check_count, check_dtype, check_layout, check_shape
-from ..io.dataframe import check_modes
+from ..io.dataframe import check_missing, check_modes
 from ..io.files import FilePath
-from ..tensor.labelled import LabelledTensor
+from ..tensor.labelled import LabelledTensor, Labels
 from .folders import find_client
 from .loading import Parts
 from .partitions import TableReader, TnsReader, list_files, list_parquet_parts
@@ -24,6 +24,7 @@ def read_parquet(
     values: str | None = None,
     *,
     indices: bool = False,
+    missing: str = "raise",
     slabs: int | None = None,
     dtype: DTypeLike | None = None,
     layout: str = "replicated",
@@ -45,6 +46,9 @@ def read_parquet(
         are added, in the sequence of the rows.
     indices : bool
         Whether the columns of `modes` hold indices from 0 up, which are then taken as they are.
+    missing : {"raise", "drop"}
+        Whether a row without an entry or its value is an error, or left out; with `indices` always
+        an error.
     slabs : int, optional
         As of `FlycooTensor`; by default one for each 2**25 rows, but at least 8. Results depend on
         it. Workers beyond this number hold nothing.
@@ -73,7 +77,7 @@ def read_parquet(
         not hold integers.
     ValueError
         If a column is missing, an entry or a value is, an index is negative, there are no rows, or
-        `slabs`, `dtype` or `layout` is not as described; or there is no client.
+        `missing`, `slabs`, `dtype` or `layout` is not as described; or there is no client.
     MemoryError
         If a worker has too little memory. The cluster can be used afterwards.
     WorkerLost
@@ -92,7 +96,8 @@ def read_parquet(
     """
     modes = check_modes(modes)
     parts = list_parquet_parts(path)
-    reader = TableReader(tuple(modes), values, indices)
+    check_missing(missing)
+    reader = TableReader(tuple(modes), values, indices, missing)
     return _load(parts, reader, modes, None, slabs, dtype, layout, client, workers, device)
 
 
@@ -102,6 +107,7 @@ def from_dask_dataframe(
     values: str | None = None,
     *,
     indices: bool = False,
+    missing: str = "raise",
     slabs: int | None = None,
     dtype: DTypeLike | None = None,
     layout: str = "replicated",
@@ -119,7 +125,7 @@ def from_dask_dataframe(
     df : dask.dataframe.DataFrame
         Or any object with a method `to_delayed` that returns partitions as tables of pandas, polars
         or Arrow.
-    modes, values, indices, slabs, dtype, layout, client, workers, device
+    modes, values, indices, missing, slabs, dtype, layout, client, workers, device
         As of `read_parquet`.
 
     Returns
@@ -129,9 +135,14 @@ def from_dask_dataframe(
     modes = check_modes(modes)
     if not hasattr(df, "to_delayed"):
         raise TypeError(f"df is a {type(df).__name__}, expected a dask DataFrame")
-    reader = TableReader(tuple(modes), values, indices)
+    check_missing(missing)
+    reader = TableReader(tuple(modes), values, indices, missing)
     parts = list(df.to_delayed())
-    return _load(parts, reader, modes, None, slabs, dtype, layout, client, workers, device)
+    x = _load(parts, reader, modes, None, slabs, dtype, layout, client, workers, device)
+    if indices or not hasattr(df, "dtypes"):
+        return x
+    ordered = [name for name in modes if getattr(df.dtypes[name], "ordered", False) is True]
+    return LabelledTensor(x.tensor, Labels(x.labels, ordered=ordered))
 
 
 def read_tns(

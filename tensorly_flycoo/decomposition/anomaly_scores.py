@@ -47,7 +47,8 @@ def anomaly_scores(
     -------
     float64 array (n,)
         From 0 up, on the device of the factors; inf where the model makes a count impossible.
-        ``10.0**-scores`` are the probabilities.
+        ``10.0**-scores`` are the probabilities. For a table of them with labels, see
+        `LabelledTensor.to_frame`.
 
     Raises
     ------

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 
-from ..array_modules import Array, is_cupy, move
+from ..array_modules import Array, array_module, is_cupy, move
 from ..checks import check_count, check_mode
 from ..io.cp_file import SavedCP, read_cp, write_cp
-from ..io.dataframe import from_dataframe
+from ..io.dataframe import from_dataframe, read_rows
 from ..io.files import FilePath
+from ..ops.cp_entries import cp_to_entries
 from ..shards.whole_factors import gather_all
 from ..tensor.labelled import Labels
 from .cp_form import bring_into_form
@@ -29,8 +30,9 @@ class LabelledCP(CPTensor):
 
     - the columns of the factors have norm 1, and the weights hold their norms;
     - components are sorted by weight, the largest first;
-    - in every mode but the last, the element of largest magnitude of each column is positive. The
-      last mode takes the remaining signs, which alone tell positive from negative components.
+    - in each column, the element of largest magnitude is positive. The minus sign of a negative
+      component goes to the last mode; if all its elements there have one sign, it goes to the mode
+      whose positive and negative elements are most alike in size, if a mode has both.
 
     Parameters
     ----------
@@ -56,6 +58,11 @@ class LabelledCP(CPTensor):
     ------
     ValueError
         If the number of labels or names does not match, or a name or label occurs twice.
+
+    See Also
+    --------
+    from_dataframe : Make a tensor of a table.
+    best_of : Find the best model of several starts.
 
     Notes
     -----
@@ -114,6 +121,15 @@ class LabelledCP(CPTensor):
         listed = ", ".join(f"{name} ({size})" for name, size in modes)
         return f"<LabelledCP of rank {self.rank}: {listed}>"
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether weights, factors and labels are the same, to the bit."""
+        if not isinstance(other, LabelledCP) or self.names != other.names:
+            return False
+        own, others = ([cp.weights, *cp.factors, *cp.labels.values()] for cp in (self, other))
+        pairs = zip(own, others, strict=True)
+        is_same = all(np.array_equal(move(a, np), move(b, np)) for a, b in pairs)
+        return is_same and self.ordered == other.ordered
+
     def _find_mode(self, mode: str | int) -> int:
         if not isinstance(mode, str):
             return check_mode(mode, len(self.names))
@@ -146,7 +162,7 @@ class LabelledCP(CPTensor):
         >>> cp = LabelledCP((None, [np.array([[3.0], [-4.0]]), np.array([[1.0]])]),
         ...                 {"shop": ["a", "b"], "item": ["tea"]})
         >>> cp.top("shop")
-        [{'b': 0.8, 'a': -0.6}]
+        [{'b': -0.8, 'a': 0.6}]
         """
         index, n = self._find_mode(mode), check_count(n, "n")
         factor, labels = move(self.factors[index], np), self.labels[self.names[index]]
@@ -307,6 +323,38 @@ class LabelledCP(CPTensor):
         chosen = self.ordered if lines is None else lines
         line_modes = {self._find_mode(mode) for mode in chosen}
         return draw_components(self, check_count(top, "top"), line_modes)
+
+    def predict(self, frame: Any) -> np.ndarray:
+        """Compute the model's entry for each row of a table, such as ratings not yet given.
+
+        Parameters
+        ----------
+        frame : pandas.DataFrame, polars.DataFrame or pyarrow.Table
+            With a column for each mode; other columns are ignored. Rows may repeat.
+
+        Returns
+        -------
+        numpy.ndarray (num_rows,)
+            In the sequence of the rows.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As for `from_dataframe`: for instance if an entry is missing, or not a label of the
+            model.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> cp = LabelledCP((None, [np.array([[1.0], [2.0]]), np.array([[3.0], [4.0]])]),
+        ...                 {"user": ["ann", "bob"], "item": ["tea", "milk"]})
+        >>> new = pd.DataFrame({"item": ["tea", "tea", "milk"], "user": ["bob", "ann", "bob"]})
+        >>> cp.predict(new).round(6)
+        array([6., 3., 8.])
+        """
+        coded, _ = read_rows(frame, self.names, None, self.labels, "raise")
+        coords = np.stack([codes for codes, _ in coded.values()])
+        return move(cp_to_entries(self, array_module(self.weights).asarray(coords)), np)
 
     def transform(
         self,

@@ -18,6 +18,9 @@ _BARS_WIDTH, _LINE_WIDTH, _HEADING_WIDTH = 3.4, 4.2, 1.2
 #: Inches of a row of panels: for the axes, and for each bar.
 _ROW_HEIGHT, _BAR_HEIGHT = 0.5, 0.17
 
+#: Labels are shown as they are: a "$" does not begin a formula.
+_TICKS: dict[str, Any] = {"fontsize": 8, "parse_math": False}
+
 #: Longer names are cut, and lines with more points have no markers.
 _MAX_NAME_LENGTH, _MAX_MARKERS = 28, 40
 
@@ -45,7 +48,7 @@ def draw_components(cp: "LabelledCP", top: int, line_modes: Set[int]) -> "Figure
             _draw_lines(column, cp.labels[cp.names[n]], factor)
         else:
             _draw_bars(column, cp.top(n, num_bars), num_bars, _find_limits(factor))
-        column[0].set_title(cp.names[n], weight="bold")
+        column[0].set_title(cp.names[n], weight="bold", parse_math=False)
     for r, row in enumerate(grid):
         heading = f"component {r}\nweight {float(cp.weights[r]):.3g}"
         row[0].set_ylabel(heading, rotation=0, ha="right", va="center", labelpad=12, weight="bold")
@@ -65,7 +68,7 @@ def _draw_bars(
     for r, (axes, component) in enumerate(zip(column, components, strict=True)):
         places = range(len(component))
         axes.barh(places, list(component.values()), color=f"C{r % 10}")
-        axes.set_yticks(places, [_shorten(label) for label in component], fontsize=8)
+        axes.set_yticks(places, [_shorten(label) for label in component], **_TICKS)
         axes.set_ylim(num_bars - 0.5, -0.5)
         axes.set_xlim(*limits)
         axes.axvline(0, color="gray", linewidth=0.8)
@@ -74,7 +77,7 @@ def _draw_bars(
 
 def _draw_lines(column: "list[Axes]", labels: np.ndarray, factor: np.ndarray) -> None:
     """Draw each column of a factor along its labels."""
-    is_scale = labels.dtype.kind in "iufM"
+    is_scale = labels.dtype.kind in "iufM" and labels.size > 1
     order = np.argsort(labels, kind="stable") if is_scale else np.arange(labels.size)
     x = labels[order] if is_scale else order
     limits, marker = _find_limits(factor), "." if labels.size <= _MAX_MARKERS else ""
@@ -92,7 +95,10 @@ def _set_ticks(axes: "Axes", labels: np.ndarray, is_scale: bool) -> None:
 
     if not is_scale:
         places = np.unique(np.linspace(0, labels.size - 1, 5).round().astype(int))
-        axes.set_xticks(places, [_shorten(label) for label in labels[places].tolist()], fontsize=8)
+        shown = labels[places] if labels.dtype.kind == "M" else labels[places].tolist()
+        axes.set_xticks(
+            places, [_shorten(label) for label in shown], rotation=20, ha="right", **_TICKS
+        )
     elif labels.dtype.kind == "M":
         locator = AutoDateLocator(maxticks=7)
         axes.xaxis.set_major_locator(locator)

@@ -1,5 +1,6 @@
 """The columns of pandas, polars and Arrow tables: number their entries, read their values."""
 
+import datetime
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,42 +46,78 @@ def number_entries(column: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     codes : int64 array (num_rows,)
         The number of each row's entry; -1 if it is missing.
     entries : array
-        Sorted; of a pandas categorical or a polars Enum all categories, in their order.
+        Sorted; of a pandas categorical or a polars Enum all categories, in their order. Numbers,
+        text, or dates of NumPy in the coarsest unit that keeps them. Times with a time zone are in
+        UTC, periods are their starts, and intervals are text.
 
     Raises
     ------
     TypeError
-        If pandas cannot hash an entry, such as a list.
+        If an entry is none of these, such as a list, bytes or a Decimal.
     """
-    kind = _kind_of(column)
-    if kind == "CategoricalDtype":
-        codes, entries = column.cat.codes, column.dtype.categories.to_numpy()
-    elif kind == "Enum":
-        codes = column.to_physical().cast(int).fill_null(-1).to_numpy()
-        entries = column.dtype.categories.to_numpy()
-    elif hasattr(column, "factorize"):  # pandas
-        try:
-            codes, entries = column.factorize(sort=True)
-        except TypeError as error:
-            raise TypeError(f"column {name!r}: {error}, expected numbers, text or dates") from None
-        entries = entries.to_numpy()
-    elif hasattr(column, "dictionary_encode"):
-        codes, entries = _number_arrow_entries(column)
-    else:
-        codes, entries = _number_polars_entries(column)
+    expected = "expected numbers, text or dates: convert the others, for instance to text"
+    try:
+        codes, entries = _number_entries(column)
+    except (TypeError, ValueError, NotImplementedError) as error:  # also Arrow's
+        raise TypeError(f"column {name!r}: {error}, {expected}") from None
     codes, entries = np.asarray(codes, np.int64), np.asarray(entries)
+    types = {type(entry) for entry in entries.tolist()} if entries.dtype == object else set()
+    if entries.dtype.kind not in "biufmMUO" or not (types <= {str} or types == {datetime.date}):
+        kinds = " and ".join(sorted(of.__name__ for of in types)) or entries.dtype
+        raise TypeError(f"column {name!r} holds {kinds}, {expected}")
     if entries.dtype.kind in "fmM":  # missing floats and dates are nan and NaT
         is_missing = np.append(np.isnan(entries), True)
         if is_missing[:-1].any():
             codes = np.where(is_missing[codes], -1, codes)
-    return codes, entries
+    return codes, _coarsen(entries) if entries.dtype.kind == "M" else entries
+
+
+def _number_entries(column: Any) -> tuple[Any, Any]:
+    kind = _kind_of(column)
+    if kind == "CategoricalDtype":
+        return column.cat.codes, _take_pandas_entries(column.dtype.categories)
+    if kind == "Enum":
+        codes = column.to_physical().cast(int).fill_null(-1).to_numpy()
+        return codes, column.dtype.categories.to_numpy()
+    if hasattr(column, "factorize"):  # pandas
+        codes, entries = column.factorize(sort=True)
+        return codes, _take_pandas_entries(entries)
+    if hasattr(column, "dictionary_encode"):
+        return _number_arrow_entries(column)
+    if kind == "Object":  # which Arrow would take as pointers
+        raise TypeError("its dtype is Object")
+    return _number_polars_entries(column)
+
+
+def _take_pandas_entries(entries: Any) -> np.ndarray:
+    import pandas
+
+    entries = pandas.Index(entries.to_numpy()).infer_objects()
+    kind = type(entries.dtype).__name__
+    if kind == "DatetimeTZDtype":
+        entries = entries.tz_convert(None)
+    elif kind == "PeriodDtype":
+        entries = entries.to_timestamp()
+    elif kind == "IntervalDtype":
+        entries = entries.astype(str)
+    return entries.to_numpy()
+
+
+def _coarsen(dates: np.ndarray) -> np.ndarray:
+    """Return dates in the coarsest unit that keeps them: days print without a time."""
+    for unit in ("D", "s", "ms"):
+        coarse = dates.astype(f"M8[{unit}]")
+        if np.array_equal(coarse, dates, equal_nan=True):
+            return coarse
+    return dates
 
 
 def _number_arrow_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
     import pyarrow.compute
 
-    if hasattr(column.type, "value_type"):  # already a dictionary, perhaps with unused entries
-        column = column.cast(column.type.value_type)
+    column = decode(column)  # a dictionary may have unused entries
+    if str(column.type) == "string_view":
+        column = column.cast(pyarrow.large_string())
     if hasattr(column, "combine_chunks"):
         column = column.combine_chunks()
     encoded = column.dictionary_encode()
@@ -89,6 +126,14 @@ def _number_arrow_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
     entries = encoded.dictionary.take(order).to_numpy(zero_copy_only=False)
     places = np.append(np.argsort(order.to_numpy()), -1)  # code -1 (missing) selects the last
     return places[codes], entries
+
+
+def decode(column: Any) -> Any:
+    """Decode an Arrow column of a dictionary type."""
+    import pyarrow
+
+    is_dictionary = pyarrow.types.is_dictionary(column.type)
+    return column.cast(column.type.value_type) if is_dictionary else column
 
 
 def _number_polars_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -183,11 +228,18 @@ def read_values(column: Any, name: str) -> np.ndarray:
         If one is infinite, or too large an integer for float64.
     """
     if hasattr(column, "dictionary_encode"):
-        values = column.to_numpy(zero_copy_only=False)
+        column = decode(column)
+        values, kind = column.to_numpy(zero_copy_only=False), str(column.type)
     else:
-        values = column.to_numpy()
+        values, kind = column.to_numpy(), str(column.dtype)
         if values.dtype == object and getattr(column.dtype, "kind", "O") in "biuf":
             values = column.to_numpy(dtype=np.float64, na_value=np.nan)  # pandas' nullable numbers
+    if values.dtype == object and kind.lower().startswith(("bool", "decimal")):
+        values = values.astype(np.float64)  # missing ones become nan
+    if values.dtype == object:
+        found = next((entry for entry in values if entry is not None), None)
+        held = "text" if isinstance(found, str) else f"entries of type {type(found).__name__}"
+        raise TypeError(f"column {name!r} holds {held}, expected numbers")
     try:
         values = check_values(values, values.size)
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Files of labelled CP models: arrays and text in a .npz without pickles."""
+"""Files of labelled CP models, and labels in files: arrays and text in a .npz without pickles."""
 
 import itertools
 import json
@@ -54,19 +54,30 @@ def write_cp(path: FilePath, saved: SavedCP) -> None:
 
 
 def _list_arrays(saved: SavedCP) -> Iterator[tuple[str, np.ndarray]]:
-    names, ordered = list(saved.labels), list(saved.ordered)
-    for name in names:
+    keys = name_modes(saved.labels, saved.ordered)
+    yield "header", np.array(json.dumps({"format": _FORMAT, "version": _VERSION, **keys}))
+    yield "weights", move(saved.weights, np)
+    for n, factor in enumerate(saved.factors):
+        yield f"factor_{n}", move(factor, np)
+    yield from list_labels(saved.labels)
+
+
+def name_modes(
+    all_labels: Mapping[str, np.ndarray], ordered: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return what a header says of labels; refuse names that are not text."""
+    for name in all_labels:
         if not isinstance(name, str):
             raise TypeError(
                 f"the name of a mode is {name!r}, expected text: LabelledCP(cp, "
                 "list(cp.labels.values()), names) renames the modes"
             )
-    header = {"format": _FORMAT, "version": _VERSION, "names": names, "ordered": ordered}
-    yield "header", np.array(json.dumps(header))
-    yield "weights", move(saved.weights, np)
-    for n, factor in enumerate(saved.factors):
-        yield f"factor_{n}", move(factor, np)
-    for n, (name, labels) in enumerate(saved.labels.items()):
+    return {"names": list(all_labels), "ordered": list(ordered)}
+
+
+def list_labels(all_labels: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the arrays that hold labels in a file; refuse labels that are no text or numbers."""
+    for n, (name, labels) in enumerate(all_labels.items()):
         if labels.dtype.kind in _PLAIN_KINDS:
             yield f"labels_{n}", labels
             continue
@@ -95,28 +106,29 @@ def read_cp(path: FilePath) -> SavedCP:
         If the file is damaged, not a labelled model, or of a later version of this package.
     """
     with open_arrays(path, _damage_error) as reader:
-        header = _read_header(path, reader)
-        names = header["names"]
-        factors = [reader.read(f"factor_{n}") for n in range(len(names))]
-        stored = reader.names()
-        labels = {
-            name: reader.read(f"labels_{n}")
-            if f"labels_{n}" in stored
-            else _read_text(path, reader, n)
-            for n, name in enumerate(names)
-        }
+        keys = ("names", "ordered")
+        header = reader.read_header(_FORMAT, _VERSION, "a labelled CP model", keys)
+        labels = read_labels(reader, header)
+        factors = [reader.read(f"factor_{n}") for n in range(len(labels))]
         saved = SavedCP(reader.read("weights"), factors, labels, tuple(header["ordered"]))
     _check(path, saved)
     return saved
 
 
-def _read_header(path: FilePath, reader: ArrayReader) -> dict[str, Any]:
-    keys = ("names", "ordered")
-    header = reader.read_header(_FORMAT, _VERSION, "a labelled CP model", keys)
-    names, ordered = (header[key] for key in keys)
+def read_labels(reader: ArrayReader, header: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Read the labels of the modes that a header names; their sizes are not checked."""
+    names, ordered = header["names"], header.get("ordered", 0)
     if not (_are_names(names) and names and _are_names(ordered) and {*ordered} <= {*names}):
-        raise _damage_error(path, "its header does not name the modes")
-    return header
+        raise reader.make_error("its header does not name the modes")
+    stored = reader.names()
+    all_labels = {
+        name: reader.read(f"labels_{n}") if f"labels_{n}" in stored else _read_text(reader, n)
+        for n, name in enumerate(names)
+    }
+    for n, labels in enumerate(all_labels.values()):
+        if labels.ndim != 1 or labels.dtype.kind not in _PLAIN_KINDS + "O":
+            raise reader.make_error(f"labels_{n} has dtype {labels.dtype}")
+    return all_labels
 
 
 def _are_names(names: Any) -> bool:
@@ -124,14 +136,14 @@ def _are_names(names: Any) -> bool:
     return is_text and len(set(names)) == len(names)
 
 
-def _read_text(path: FilePath, reader: ArrayReader, n: int) -> np.ndarray:
+def _read_text(reader: ArrayReader, n: int) -> np.ndarray:
     encoded, ends = reader.read(f"text_{n}"), reader.read(f"text_ends_{n}")
     is_vector = encoded.ndim == ends.ndim == 1
     bounds = np.append(0, ends)
     if not is_vector or (encoded.dtype, ends.dtype) != (np.uint8, np.int64):
-        raise _damage_error(path, f"text_{n} or text_ends_{n} is not text")
+        raise reader.make_error(f"text_{n} or text_ends_{n} is not text")
     if (np.diff(bounds) < 0).any() or bounds[-1] != encoded.size:
-        raise _damage_error(path, f"text_ends_{n} does not match text_{n}")
+        raise reader.make_error(f"text_ends_{n} does not match text_{n}")
     text, labels = encoded.tobytes(), np.empty(ends.size, object)
     try:
         labels[:] = [
@@ -139,7 +151,7 @@ def _read_text(path: FilePath, reader: ArrayReader, n: int) -> np.ndarray:
             for start, end in itertools.pairwise(bounds.tolist())
         ]
     except UnicodeDecodeError as error:
-        raise _damage_error(path, f"text_{n}: {error}") from None
+        raise reader.make_error(f"text_{n}: {error}") from None
     return labels
 
 
@@ -151,9 +163,6 @@ def _check(path: FilePath, saved: SavedCP) -> None:
     for (name, array), shape in zip(arrays.items(), expected, strict=True):
         if array.shape != shape or array.dtype != dtype or dtype not in (np.float32, np.float64):
             raise _damage_error(path, f"{name} has shape {array.shape} and dtype {array.dtype}")
-    for n, labels in enumerate(saved.labels.values()):
-        if labels.ndim != 1 or labels.dtype.kind not in _PLAIN_KINDS + "O":
-            raise _damage_error(path, f"labels_{n} has dtype {labels.dtype}")
 
 
 def _damage_error(path: FilePath, reason: object) -> ValueError:

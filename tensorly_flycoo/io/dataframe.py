@@ -1,5 +1,6 @@
 """Make a tensor from a table: columns become modes, and their entries become indices."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,11 @@ from .columns import (
 _AGGREGATES = ("sum", "mean", "last", "max", "count")
 _MISSING = ("raise", "drop")
 
+#: A mode of a table with at least so many rows should not have a label for every second row.
+_MANY_ROWS = 1000
+
+_logger = logging.getLogger(__name__)
+
 
 def from_dataframe(
     df: Any,
@@ -34,9 +40,10 @@ def from_dataframe(
 ) -> LabelledTensor:
     """Make a tensor from a pandas, polars or Arrow table, with one mode per given column.
 
-    The distinct entries of a column (numbers, text or dates) are sorted and numbered. `labels`
-    numbers them as another tensor does, so that new data fits a model of old data; so do the
-    categories of a pandas categorical or a polars Enum. Labels that do not occur are kept.
+    The distinct entries of a column (numbers, text or dates) are sorted and numbered. Times with a
+    time zone become UTC, periods their starts, and intervals text. `labels` numbers entries as
+    another tensor does, so that new data fits a model of old data; so do the categories of a pandas
+    categorical or a polars Enum. Labels that do not occur are kept.
 
     Parameters
     ----------
@@ -64,7 +71,7 @@ def from_dataframe(
     ------
     TypeError
         If `df` is not such a table, `modes` is a single text, `labels` is not a dict, the entries
-        of a column cannot be numbered, such as lists, or the values are not numbers.
+        of a column are neither numbers, text nor dates, or the values are not numbers.
     ValueError
         If a column does not exist, or occurs more than once in `df` or in `modes`; no row is left;
         an entry or value is missing, or a value is not finite; `labels` names other columns, or
@@ -72,6 +79,10 @@ def from_dataframe(
 
     Notes
     -----
+    Warnings in the log say how many rows are left out, how many values are 0, which a sparse tensor
+    does not keep, and which modes have nearly as many labels as the table has rows, such as times
+    to the second; rounded times make better modes: ``df["time"].dt.floor("D")``.
+
     The table's own library numbers the entries; polars is several times as fast where pyarrow is
     installed. Beside coords and values, this takes two temporary columns of 8 bytes per row. All
     aggregates but "sum" and "count" sort the rows.
@@ -98,33 +109,71 @@ def from_dataframe(
     """
     modes = check_modes(modes)
     given: Mapping[str, Any] = {} if labels is None else labels
-    _check_options(modes, given, aggregate, missing)
+    _check_options(modes, given, aggregate)
+    coded, numbers = read_rows(df, modes, values, given, missing)
+    coords = np.stack([codes for codes, _ in coded.values()])
+    if coords.shape[1] == 0:
+        reason = "no row without a missing entry" if len(df) else "no rows"
+        raise ValueError(f"df has {reason}, expected at least one")
+    if numbers is None or aggregate == "count":
+        numbers = np.ones(coords.shape[1])
+    elif num_zeros := numbers.size - np.count_nonzero(numbers):
+        _logger.warning("%d of %d values are 0, and not kept", num_zeros, numbers.size)
+    shape = [entries.size for _, entries in coded.values()]
+    for name, size in zip(coded, shape, strict=True):
+        if not given and 2 * size > coords.shape[1] >= _MANY_ROWS:
+            _logger.warning(
+                "column %r has %d labels in %d rows, too many to find patterns: round times "
+                "(--modes %s:day, or .dt.floor('D') in pandas), or group other entries",
+                name, size, coords.shape[1], name,
+            )  # fmt: skip
+    if aggregate in ("mean", "last", "max"):
+        coords, numbers = _merge(coords, numbers, shape, aggregate)
+    tensor = FlycooTensor(coords, numbers, shape, **options)
+    ordered = {name for name in modes if is_ordered(df[name])}
+    of_modes = {name: entries for name, (_, entries) in coded.items()}
+    ordered.update(getattr(labels, "ordered", ()))
+    return LabelledTensor(tensor, Labels(of_modes, ordered=ordered))
+
+
+def read_rows(
+    df: Any,
+    modes: Sequence[str],
+    values: str | None,
+    labels: Mapping[str, Sequence[Any] | np.ndarray],
+    missing: str,
+) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], np.ndarray | None]:
+    """Number the entries of a table's modes and read its values, row by row; see `from_dataframe`.
+
+    Returns
+    -------
+    coded : dict of str to (int64 array (num_rows,), array)
+        For each mode, the number of each row's entry, and the entries.
+    numbers : float array (num_rows,) or None
+        None if `values` is.
+    """
+    check_missing(missing)
     names = list_columns(df)
     columns = {name: _take_column(df, name, names) for name in modes}
     coded = {name: number_entries(column, name) for name, column in columns.items()}
-    for name, of_column in given.items():
+    for name, of_column in labels.items():
         coded[name] = place_entries(name, *coded[name], of_column)
     numbers = None if values is None else read_values(_take_column(df, values, names), values)
     kept = _find_complete(coded, numbers, values, missing)
     if kept is not None:
         numbers = None if numbers is None else numbers[kept]
         for name, (codes, entries) in coded.items():
-            is_fixed = name in given or has_categories(columns[name])
+            is_fixed = name in labels or has_categories(columns[name])
             coded[name] = (codes[kept], entries) if is_fixed else drop_unused(codes[kept], entries)
-    coords = np.stack([codes for codes, _ in coded.values()])
-    if coords.shape[1] == 0:
-        reason = "no rows" if kept is None else "no row without a missing entry"
-        raise ValueError(f"df has {reason}, expected at least one")
-    if numbers is None or aggregate == "count":
-        numbers = np.ones(coords.shape[1])
-    shape = [entries.size for _, entries in coded.values()]
-    if aggregate in ("mean", "last", "max"):
-        coords, numbers = _merge(coords, numbers, shape, aggregate)
-    tensor = FlycooTensor(coords, numbers, shape, **options)
-    ordered = {name for name, column in columns.items() if is_ordered(column)}
-    of_modes = {name: entries for name, (_, entries) in coded.items()}
-    ordered.update(getattr(labels, "ordered", ()))
-    return LabelledTensor(tensor, Labels(of_modes, ordered=ordered))
+        num_left = kept.size - int(kept.sum())
+        _logger.warning("left out %d of %d rows: an entry or value is missing", num_left, kept.size)
+    return coded, numbers
+
+
+def check_missing(missing: str) -> None:
+    """Refuse an unknown treatment of rows without an entry or value."""
+    if missing not in _MISSING:
+        raise ValueError(f"missing is {missing!r}, expected one of {_MISSING}")
 
 
 def check_modes(modes: Iterable[str]) -> list[str]:
@@ -137,13 +186,9 @@ def check_modes(modes: Iterable[str]) -> list[str]:
     return modes
 
 
-def _check_options(
-    modes: list[str], labels: Mapping[str, Any], aggregate: str, missing: str
-) -> None:
+def _check_options(modes: list[str], labels: Mapping[str, Any], aggregate: str) -> None:
     if aggregate not in _AGGREGATES:
         raise ValueError(f"aggregate is {aggregate!r}, expected one of {_AGGREGATES}")
-    if missing not in _MISSING:
-        raise ValueError(f"missing is {missing!r}, expected one of {_MISSING}")
     if not isinstance(labels, Mapping):
         raise TypeError(f"labels is a {type(labels).__name__}, expected a dict by column")
     others = [name for name in labels if name not in modes]

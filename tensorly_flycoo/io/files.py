@@ -124,7 +124,12 @@ def make_folder(path: FilePath) -> Iterator[Path]:
         part.mkdir()
         yield part
         _sync_names(part)
-        os.replace(part, path)
+        try:
+            os.replace(part, path)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another run was faster
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+            raise
         _sync_names(path.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -4,6 +4,7 @@ The reader does not trust the file: arrays never take more memory than the file 
 """
 
 import contextlib
+import functools
 import io
 import json
 import mmap
@@ -96,7 +97,8 @@ def _show(error: Exception) -> str:
 class ArrayReader:
     """The arrays of an open .npz file, read on demand after checking their size.
 
-    Reading an array raises an error if it is missing, damaged, compressed or truncated.
+    Reading an array raises an error if it is missing, damaged, compressed or truncated;
+    ``make_error(reason)`` builds others.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class ArrayReader:
         self._path = path
         self._file = file
         self._archive = archive
-        self._make_error = make_error
+        self.make_error = functools.partial(make_error, path)
         self._takes_fortran = takes_fortran
         self._mapping: mmap.mmap | None = None
 
@@ -123,7 +125,7 @@ class ArrayReader:
         try:
             return self._read(f"{name}.npy")
         except Exception as error:
-            raise self._make_error(self._path, f"{name}: {_show(error)}") from None
+            raise self.make_error(f"{name}: {_show(error)}") from None
 
     def map(self, name: str) -> np.ndarray:
         """Return one array, read-only and mapped into memory; its checksum is not verified.
@@ -133,7 +135,7 @@ class ArrayReader:
         try:
             return self._map(f"{name}.npy")
         except Exception as error:
-            raise self._make_error(self._path, f"{name}: {_show(error)}") from None
+            raise self.make_error(f"{name}: {_show(error)}") from None
 
     def list_members(self) -> list[tuple[str, int, int, int]]:
         """List the name, size, checksum and offset of each array's file."""
@@ -155,7 +157,7 @@ class ArrayReader:
         except (ValueError, TypeError, KeyError, RecursionError):
             is_ours = False
         if not is_ours:
-            raise self._make_error(self._path, f"its header is not one of {owner}")
+            raise self.make_error(f"its header is not one of {owner}")
         if found != version:
             raise ValueError(
                 f"{self._path} has format version {found!r}, expected {version}: load it with a "

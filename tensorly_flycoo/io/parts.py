@@ -22,7 +22,7 @@ from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import refuse_labels
 from ..tensor.pieces import iterate_nonzeros
 from ..tensor.tensor import FlycooTensor
-from .columns import read_values
+from .columns import decode, read_values
 from .files import FilePath, open_text
 
 if TYPE_CHECKING:
@@ -163,12 +163,14 @@ class Reading(NamedTuple):
 
 def _read_indices(column: Any, name: str) -> np.ndarray:
     """Return the integers of an Arrow column."""
+    import pyarrow
+
+    column = decode(column)
+    if not pyarrow.types.is_integer(column.type):
+        raise TypeError(
+            f"column {name!r} is of {column.type}, expected integers; other labels are numbered by "
+            "tensorly_flycoo.from_dataframe, on a cluster by tensorly_flycoo.dask.read_parquet"
+        )
     if column.null_count:
         raise ValueError(f"column {name!r} has {column.null_count} missing entries, expected none")
-    indices = column.to_numpy(zero_copy_only=False)
-    if indices.dtype.kind not in "iu":
-        raise TypeError(
-            f"column {name!r} is of {column.type}, expected integers; "
-            "tensorly_flycoo.from_dataframe numbers other labels"
-        )
-    return indices.astype(np.int64)
+    return column.to_numpy(zero_copy_only=False).astype(np.int64)

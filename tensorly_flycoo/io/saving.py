@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import os
+from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING
 
 import numpy as np
@@ -17,8 +18,9 @@ from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
 from ..format.slab_layout import SlabLayout
 from ..tensor.coo_cache import as_flycoo
-from ..tensor.labelled import refuse_labels
+from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor
+from .cp_file import list_labels, name_modes, read_labels
 from .files import FilePath, replace_file
 from .npz import ArrayReader, damage_error, open_arrays, write_arrays
 from .plans import Header, check_arrays
@@ -34,7 +36,7 @@ _FORMAT = "tensorly-flycoo"
 _VERSION = 1
 
 
-def save(path: FilePath, x: "FlycooTensor | SparseArray") -> None:
+def save(path: FilePath, x: "FlycooTensor | LabelledTensor | SparseArray") -> None:
     """Save a tensor and its plan, so that `load` need not build the plan again.
 
     Parameters
@@ -42,14 +44,14 @@ def save(path: FilePath, x: "FlycooTensor | SparseArray") -> None:
     path : str or os.PathLike
         Any name; the format is that of ``.npz``. An existing file is replaced once the new one is
         complete, and kept if writing fails.
-    x : FlycooTensor or sparse.COO
+    x : FlycooTensor, LabelledTensor or sparse.COO
 
     Raises
     ------
     OSError
         If the file cannot be written.
     TypeError
-        If `x` is not a sparse tensor, or is a LabelledTensor: pass its `tensor`.
+        If `x` is not a sparse tensor, or a label is neither text, a number nor a date of NumPy.
     ValueError
         If `x` is in slabs, which `save_slabs` saves.
 
@@ -61,11 +63,13 @@ def save(path: FilePath, x: "FlycooTensor | SparseArray") -> None:
     - format ("tensorly-flycoo"), version (1);
     - shape, dtype, layout: the tensor's;
     - word_dtype, tile_size, bucket_size: how nonzeros are packed and split;
-    - mode: the mode whose order the records are in ("remap"); norm: the Frobenius norm.
+    - mode: the mode whose order the records are in ("remap"); norm: the Frobenius norm;
+    - names, ordered: of a LabelledTensor, its modes, and those whose labels have an order.
 
     "records" (or one array per mode: "records_0", "records_1", ...) holds the packed nonzeros. The
     plan is in "carry_rows_0", "empty_rows_0", "pull_ids_0", "remap_ids_0", "write_order_0", ...,
-    whichever the layout has. A file takes ``x.nbytes`` bytes, less one copy of the nonzeros with
+    whichever the layout has. Labels are in "labels_0" or, if they are text, in "text_0" and
+    "text_ends_0", ... A file takes ``x.nbytes`` bytes, less one copy of the nonzeros with
     "remap"; but ids of that layout that a GPU packs take 10 bytes per nonzero and mode in the file.
 
     Examples
@@ -77,7 +81,10 @@ def save(path: FilePath, x: "FlycooTensor | SparseArray") -> None:
     >>> load(path)
     <FlycooTensor: shape=(3, 2), dtype=float64, nnz=2, layout='indexed', device='cpu'>
     """
-    refuse_labels(x)
+    names: Header = {}
+    labels: list[tuple[str, np.ndarray]] = []
+    if isinstance(x, LabelledTensor):
+        names, labels = name_modes(x.labels, x.labels.ordered), [*list_labels(x.labels)]
     x = as_flycoo(x)
     layout = x._layout
     if isinstance(layout, SlabLayout):
@@ -85,15 +92,21 @@ def save(path: FilePath, x: "FlycooTensor | SparseArray") -> None:
             f"x has {x.slabs} slabs, expected a tensor in one piece: call save_slabs(path, x)"
         )
     with replace_file(path) as file:
-        write_layout(file, layout)
+        write_layout(file, layout, names=names, labels=labels)
 
 
-def write_layout(file: IO[bytes], layout: Layout, alignment: int = 1) -> None:
-    """Write a layout to a binary file, as `save` describes."""
+def write_layout(
+    file: IO[bytes],
+    layout: Layout,
+    alignment: int = 1,
+    names: Header | None = None,
+    labels: Sequence[tuple[str, np.ndarray]] = (),
+) -> None:
+    """Write a layout to a binary file, as `save` describes; `names` completes the header."""
     with layout.hold_records():
         arrays = ((name, move(array, np)) for name, array in layout.iterate_arrays())
-        header = np.array(json.dumps(_make_header(layout)))
-        write_arrays(file, itertools.chain([("header", header)], arrays), alignment)
+        header = np.array(json.dumps(_make_header(layout) | (names or {})))
+        write_arrays(file, itertools.chain([("header", header)], labels, arrays), alignment)
 
 
 def _make_header(layout: Layout) -> Header:
@@ -111,7 +124,7 @@ def _make_header(layout: Layout) -> Header:
     }
 
 
-def load(path: FilePath, *, device: str | None = None) -> FlycooTensor:
+def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | LabelledTensor:
     """Load a tensor that `save` wrote, on any device.
 
     The saved plan is used if it is as it would be built here. Otherwise the plan is rebuilt: the
@@ -126,8 +139,8 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor:
 
     Returns
     -------
-    FlycooTensor
-        The tensor, in the layout in which it was saved.
+    FlycooTensor or LabelledTensor
+        What was saved, in the same layout.
 
     Raises
     ------
@@ -166,19 +179,26 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor:
     with open_arrays(path) as reader:
         header, record_format = read_header(path, reader)
         cut = engine.choose_cut(record_format.shape, record_format.dtype)
-        if not fits(header, record_format, reader.names(), cut, engine):
-            return _rebuild(path, header, record_format, reader, engine)
-        layout = read_layout(path, header, reader, cut, engine)
-    x = object.__new__(FlycooTensor)
-    x._set(engine, layout)
-    return x
+        if fits(header, record_format, reader.names(), cut, engine):
+            x = object.__new__(FlycooTensor)
+            x._set(engine, read_layout(path, header, reader, cut, engine))
+        else:
+            x = _rebuild(path, header, record_format, reader, engine)
+        if "names" not in header:
+            return x
+        labels = read_labels(reader, header)
+    try:
+        return LabelledTensor(x, Labels(labels, ordered=header["ordered"]))
+    except ValueError as error:
+        raise damage_error(path, error) from None
 
 
 def read_layout(
     path: FilePath, header: Header, reader: ArrayReader, cut: Cut, engine: "Engine"
 ) -> Layout:
     """Read and check a layout that fits the engine."""
-    arrays = {name: reader.read(name) for name in reader.names() - {"header"}}
+    kinds = ("header", "labels_", "text_")
+    arrays = {name: reader.read(name) for name in reader.names() if not name.startswith(kinds)}
     try:
         check_arrays(header["layout"], arrays, cut)
     except ValueError as error:

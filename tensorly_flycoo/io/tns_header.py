@@ -28,7 +28,14 @@ def read_header(block: bytes) -> tuple[tuple[int, ...] | None, int | None, int]:
         None if all lines are comments.
     end : int
         The offset in bytes at which the rest of the file begins.
+
+    Raises
+    ------
+    ValueError
+        If the file is in the MatrixMarket format.
     """
+    if block[:14].lower() == b"%%matrixmarket":
+        raise ValueError("a MatrixMarket file: FlycooTensor.from_scipy(scipy.io.mmread(path))")
     shape: tuple[int, ...] | None = None
     lines: list[tuple[list[bytes], int]] = []
     for line, end in _iterate_lines(block):

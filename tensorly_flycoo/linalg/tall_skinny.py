@@ -140,11 +140,15 @@ def add_product(out: Array, a: Array, b: Array, factor: float = 1) -> None:
         kernels.add_product(out, a, b, factor)
 
 
+def find_extremes(x: Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return the largest and the smallest element of each column, on the host."""
+    kernels = find_kernels(x)
+    return (x.max(axis=0), x.min(axis=0)) if kernels is None else kernels.find_extremes(x)
+
+
 def find_signs(x: Array) -> np.ndarray:
     """Return the sign, 1 or -1, of the element of largest magnitude of each column; on the host."""
-    kernels = find_kernels(x)
-    extremes = (x.max(axis=0), x.min(axis=0)) if kernels is None else kernels.find_extremes(x)
-    largest, smallest = extremes
+    largest, smallest = find_extremes(x)
     return np.where(-smallest > largest, -1, 1)
 
 

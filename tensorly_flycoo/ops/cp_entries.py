@@ -26,7 +26,8 @@ def cp_to_entries(cp_tensor: Any, coords: Array) -> Array:
 
     .. math:: y_k = \sum_r w_r \prod_n F_n[c_{n,k}, r]
 
-    Use it to predict ratings in a recommender, or to check a fit of `observed_parafac`.
+    Use it to predict ratings in a recommender, or to check a fit of `observed_parafac`. For the
+    rows of a table use `LabelledCP.predict`.
 
     Parameters
     ----------

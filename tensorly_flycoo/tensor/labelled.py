@@ -3,11 +3,14 @@
 import datetime
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 
 from .tensor import FlycooTensor
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 #: Kinds of labels that have an order: numbers, time spans and dates, but not bools.
 _ORDERED_KINDS = "iufmM"
@@ -80,6 +83,8 @@ class Labels(dict[str, np.ndarray]):
     def check_distinct(self) -> None:
         """Refuse a mode in which a label occurs twice."""
         for name, of in self.items():
+            if of.dtype != object and (of[1:] > of[:-1]).all():
+                continue  # sorted labels may be many, and are quick to check
             ((label, count),) = Counter(of.tolist()).most_common(1)
             if count > 1:
                 raise ValueError(
@@ -102,7 +107,7 @@ def is_ordered(column: Any) -> bool:
 
 class _Fields(NamedTuple):
     tensor: FlycooTensor
-    labels: dict[str, np.ndarray]
+    labels: Labels
 
 
 class LabelledTensor(_Fields):
@@ -125,7 +130,12 @@ class LabelledTensor(_Fields):
     TypeError
         If `tensor` is not a FlycooTensor.
     ValueError
-        If there is not one label for each index.
+        If there is not one label for each index, or a label occurs twice in a mode.
+
+    See Also
+    --------
+    from_dataframe : Make one of a table.
+    LabelledCP : What decompositions of it return.
 
     Examples
     --------
@@ -150,6 +160,7 @@ class LabelledTensor(_Fields):
             raise TypeError(f"tensor is a {name}, expected a FlycooTensor, as from_coo makes")
         labels = Labels(labels)
         labels.check_shape(tensor.shape)
+        labels.check_distinct()
         return super().__new__(cls, tensor, labels)
 
     def __getattr__(self, name: str) -> Any:
@@ -157,10 +168,62 @@ class LabelledTensor(_Fields):
             raise AttributeError(f"LabelledTensor has no attribute {name!r}: see its .tensor")
         return getattr(self.tensor, name)
 
+    def __dir__(self) -> list[str]:
+        own = {*super().__dir__()} - {"count", "index"}  # a tuple's
+        return sorted(own | {name for name in dir(self.tensor) if not name.startswith("_")})
+
     def __repr__(self) -> str:
+        return f"<LabelledTensor: {self._list_modes()}; dtype={self.dtype}, nnz={self.nnz}>"
+
+    def _repr_html_(self) -> str:
+        import html
+
+        return f"<p>{html.escape(self._list_modes())}</p>{self.tensor._repr_html_()}"
+
+    def _list_modes(self) -> str:
         modes = zip(self.labels, self.shape, strict=True)
-        names = ", ".join(f"{name} ({size})" for name, size in modes)
-        return f"<LabelledTensor: {names}; dtype={self.dtype}, nnz={self.nnz}>"
+        return ", ".join(f"{name} ({size})" for name, size in modes)
+
+    def to_frame(self, values: str = "value") -> "DataFrame":
+        """Return the nonzeros as a table, in the sequence of `FlycooTensor.nonzeros`.
+
+        Parameters
+        ----------
+        values : str
+            The name of the column of values.
+
+        Returns
+        -------
+        pandas.DataFrame
+            With a row for each nonzero: its label in each mode, and its value.
+
+        Raises
+        ------
+        ImportError
+            If pandas is missing.
+        ValueError
+            If a mode is called as `values`.
+
+        Examples
+        --------
+        The most unlikely counts under a model of rank 1:
+
+        >>> from tensorly_flycoo import anomaly_scores
+        >>> labels = {"shop": ["a", "b"], "day": [7, 9]}
+        >>> x = LabelledTensor(FlycooTensor([[0, 1], [1, 0]], [3.0, 4.0], (2, 2)), labels)
+        >>> means = (None, [np.array([[3.0], [1.0]]), np.array([[0.5], [1.0]])])
+        >>> x.to_frame("count").assign(score=anomaly_scores(x, means).round(2))
+          shop  day  count  score
+        0    a    9    3.0   0.24
+        1    b    7    4.0   2.76
+        """
+        import pandas
+
+        if values in self.labels:
+            raise ValueError(f"values is {values!r}, expected another name than those of the modes")
+        coords, numbers = self.tensor.nonzeros()
+        columns = {n: of[rows] for (n, of), rows in zip(self.labels.items(), coords, strict=True)}
+        return pandas.DataFrame({**columns, values: numbers})
 
     def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse an operator, which for a tuple might even have a meaning."""

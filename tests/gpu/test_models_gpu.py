@@ -13,6 +13,7 @@ from tensorly_flycoo import (
     LabelledCP,
     LabelledTensor,
     cp_fit,
+    cp_to_entries,
     fold_in,
     from_dataframe,
     mttkrp,
@@ -100,6 +101,8 @@ def test_from_a_frame_to_new_rows():
     assert isinstance(cp.factors[0], cupy.ndarray)
     rows = cp.transform(frame, "c").to_numpy()
     assert np.abs(rows - cp.factors[2].get()).max() <= 1e-12
+    entries = cp_to_entries(cp, cupy.asarray(frame.to_numpy().T)).get()
+    assert np.array_equal(cp.predict(frame), entries)
     assert float(tl.cp_norm(cp)) == pytest.approx(float(tl.norm(tl.cp_to_tensor(cp))))
     assert FlycooCP(2, n_iter_max=5, random_state=0).fit(x).score(x) == pytest.approx(
         cp_fit(x, cp).fit

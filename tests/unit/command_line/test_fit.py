@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import tensorly as tl
 
+import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, LabelledCP, write_tns
 from tensorly_flycoo.command_line import main
 from tensorly_flycoo.command_line.fit import LOSSES
+from tensorly_flycoo.decomposition import generalized_parafac
 
 pandas = pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
@@ -84,7 +86,7 @@ def test_values_are_merged(folder, table, capsys):
 def test_indices_of_a_tns_are_labels(folder):
     x = FlycooTensor([[0, 1, 1], [2, 0, 2]], [5.0, 1.0, 2.0], (2, 3))
     write_tns(folder / "small.tns", x)
-    start = ["--init", "random", "--seed", "3"]
+    start = ["--starts", "1", "--seed", "3"]
     assert main(["fit", "small.tns", "--rank", "1", "--modes", "a b,c/d", "--quiet", *start]) == 0
     cp = LabelledCP.load(folder / "small_rank1" / "model.npz")
     assert cp.labels["c/d"].tolist() == [1, 2, 3]
@@ -101,6 +103,21 @@ def test_indices_of_a_tns_are_labels(folder):
         ),
         (["events.csv", "--modes", "user,item", "--values", "day"], "day"),
         (["events.csv", "--modes", "user,item", "--lines", "day"], "--lines has 'day'"),
+        (
+            ["events.csv", "--modes", "user,item", "--values", "item"],
+            "holds text, expected numbers",
+        ),
+        (["events.csv", "--modes", "user,item:day"], "'item' is of string, expected times"),
+        (
+            ["events.csv", "--modes", "user,day:hours"],
+            "times can be rounded to second, minute, hour",
+        ),
+        (["gaps.csv", "--modes", "a,b"], "or pass --missing drop"),
+        (["gaps.csv", "--modes", "a;b"], "has no column 'a;b'"),
+        (["semicolons.csv", "--modes", "a,b"], "give --sep"),
+        (["twice.csv", "--modes", "a,b"], "has 2 columns 'a', expected one"),
+        (["latin.csv", "--modes", "a,b"], "column 'a' is not UTF-8 text"),
+        (["empty.csv", "--modes", "a,b"], "empty.csv has no rows"),
         (["bad.parquet", "--modes", "user"], "parquet"),
         (["bad.tns"], "line 1"),
     ],
@@ -109,6 +126,11 @@ def test_what_fails_has_exit_code_1(arguments, message, folder, table, capsys):
     write(table, folder / "events.csv")
     for name in ("bad.parquet", "bad.tns"):
         (folder / name).write_text("nothing of this kind\n")
+    (folder / "gaps.csv").write_text("a,b\nx,y\n,z\n")
+    (folder / "semicolons.csv").write_text("a;b\nx;y\n")
+    (folder / "twice.csv").write_text("a,a,b\nx,y,z\n")
+    (folder / "latin.csv").write_bytes("a,b\nGrün,y\n".encode("latin-1"))
+    (folder / "empty.csv").write_text("a,b\n")
     assert main(["fit", *arguments, "--rank", "2"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: ")
@@ -126,6 +148,7 @@ def test_what_fails_has_exit_code_1(arguments, message, folder, table, capsys):
         ["fit", "events.csv", "--rank", "0", "--modes", "user,item"],
         ["fit", "events.csv", "--rank", "2", "--modes", "user,user"],
         ["fit", "events.csv", "--rank", "2", "--modes", "user,item", "--loss", "unknown"],
+        ["fit", "x.csv", "--rank", "2", "--modes", "a,b", "--init", "svd", "--starts", "2"],
     ],
 )
 def test_a_wrong_command_line_has_exit_code_2(arguments, folder):
@@ -135,12 +158,13 @@ def test_a_wrong_command_line_has_exit_code_2(arguments, folder):
 
 def test_counts(folder, table, capsys):
     write(table, folder / "events.parquet")
-    line = "fit events.parquet --modes user,item,day --rank 2 --loss poisson --init random"
-    assert main(line.split()) == 0
+    assert main(["fit", "events.parquet", "--modes", "user,item,day", "--rank", "2"]) == 0
     items = pandas.read_csv(folder / "events_rank2" / "mode1_item.csv", index_col="item")
     groups = {frozenset(items.index[items[column] > 0.3]) for column in items}
     assert groups == {frozenset({"beer", "wine"}), frozenset({"tea", "cake"})}
-    assert "loss " in capsys.readouterr().out
+    page = capsys.readouterr().out
+    assert "loss poisson_count" in page
+    assert "the best of 5 starts" in page
 
 
 def test_help_lists_every_loss(capsys):
@@ -168,8 +192,8 @@ def test_ctrl_c(count, code, folder, table, monkeypatch):
 
     gaussian = LOSSES["gaussian"]
     monkeypatch.setitem(LOSSES, "gaussian", gaussian._replace(solver=stop))
-    command = ["fit", "events.parquet", "--modes", "user,item,day", "--rank", "2", "--tol", "0"]
-    assert main(command) == code
+    command = "fit events.parquet --modes user,item,day --rank 2 --tol 0 --loss gaussian"
+    assert main(command.split()) == code
     assert (folder / "events_rank2").exists() == (code == 0)
 
 
@@ -178,3 +202,116 @@ def test_without_pyarrow_it_says_what_to_install(folder, table, monkeypatch, cap
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     assert main(["fit", "events.csv", "--modes", "user,item", "--rank", "2"]) == 1
     assert 'pip install "tensorly-flycoo[tables]"' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output", ["a file", "a file/below"])
+def test_what_cannot_be_written_is_found_before_the_fit(output, folder, table, capsys, monkeypatch):
+    write(table, folder / "events.csv")
+    (folder / "a file").write_text("kept")
+    poisson = LOSSES["poisson_count"]
+    monkeypatch.setitem(LOSSES, "poisson_count", poisson._replace(solver=None))
+    command = ["fit", "events.csv", "--modes", "user,item", "--rank", "2", "--output", output]
+    assert main(command) == 1
+    assert f"--output is {output}, where nothing can be written" in capsys.readouterr().err
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    assert main([*command[:-1], "new"]) == 1
+    assert "results need pandas and Matplotlib" in capsys.readouterr().err
+    assert (folder / "a file").read_text() == "kept"
+    assert not (folder / "new").exists()
+
+
+def test_a_picture_that_fails_leaves_the_other_files(folder, table, capsys, monkeypatch):
+    write(table, folder / "events.csv")
+
+    def fail(*arguments):
+        raise ValueError("no fonts")
+
+    monkeypatch.setattr(LabelledCP, "plot", fail)
+    assert main(["fit", "events.csv", "--modes", "user,item", "--rank", "2"]) == 1
+    error = capsys.readouterr().err
+    assert "the picture could not be drawn, the other files are complete: no fonts" in error
+    written = sorted(path.name for path in (folder / "events_rank2").iterdir())
+    assert written == ["mode0_user.csv", "mode1_item.csv", "model.npz", "weights.csv"]
+
+
+@pytest.mark.parametrize(("scale", "code"), [([0, 0], 1), ([0, 1], 0)])
+def test_a_zero_model_is_an_error_and_zero_components_a_warning(
+    scale, code, folder, table, capsys, monkeypatch
+):
+    write(table, folder / "events.csv")
+
+    def solve(x, rank, callback, **options):
+        cp = generalized_parafac(x, rank, callback=callback, **options)
+        return LabelledCP((np.array(scale), cp.factors), cp.labels)
+
+    poisson = LOSSES["poisson_count"]
+    monkeypatch.setitem(LOSSES, "poisson_count", poisson._replace(solver=solve))
+    assert main(["fit", "events.csv", "--modes", "user,item", "--rank", "2"]) == code
+    out, error = capsys.readouterr()
+    assert ("the model is zero, and nothing is written" in error) == (code == 1)
+    assert ("warning: 1 of 2 components are zero" in out) == (code == 0)
+
+
+def test_starts_find_planted_groups_that_the_svd_start_misses(folder, capsys):
+    """Few events: singular vectors have disjoint supports, and the first MTTKRP is zero."""
+    random = np.random.RandomState(0)
+    sizes = {"product": 827, "w": 7, "day": 119, "hour": 24}
+    events = pandas.DataFrame({name: random.randint(0, size, 1000) for name, size in sizes.items()})
+    write(events, folder / "events.parquet")
+    for loss in LOSSES:
+        command = f"fit events.parquet --modes product,w,day,hour --rank 3 --loss {loss}"
+        assert main([*command.split(), "--iterations", "20"]) == 0
+        assert (LabelledCP.load(folder / "events_rank3" / "model.npz").weights > 0).all()
+        assert "the others match it by" in capsys.readouterr().out
+
+
+def test_small_fits_go_on(folder, capsys):
+    """The tolerance is a part of the fit, which is below 0.01 here."""
+    random = np.random.RandomState(0)
+    events = pandas.DataFrame(random.randint(0, 200, (3000, 3)), columns=["a", "b", "c"])
+    write(events, folder / "events.parquet")
+    command = "fit events.parquet --modes a,b,c --rank 2 --loss gaussian --starts 1 --tol 1e-3"
+    assert main(command.split()) == 0
+    line = next(of for of in capsys.readouterr().out.splitlines() if of.startswith("fit "))
+    fit, count = float(line.split()[1]), int(line.split()[3])
+    cp = LabelledCP.load(folder / "events_rank2" / "model.npz")
+    assert fit < 0.01
+    assert count > 5
+    assert len(line.split()[1]) >= 6
+    assert cp.rank == 2
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"), [("day", "2026-01-01"), ("month", "2026-01-01"), ("hour", "2026-01-01")]
+)
+def test_times_are_rounded(unit, expected, folder, table):
+    times = table["day"] + pandas.to_timedelta(np.arange(600) % 60, "s")
+    write(table.assign(time=times), folder / "events.csv")
+    command = ["fit", "events.csv", "--modes", f"user,time:{unit}", "--rank", "1", "--quiet"]
+    assert main(command) == 0
+    cp = LabelledCP.load(folder / "events_rank1" / "model.npz")
+    labels = cp.labels[f"time:{unit}"]
+    assert labels.size == {"day": 10, "hour": 10, "month": 1}[unit]
+    assert str(labels[0]) == expected
+    assert (folder / "events_rank1" / f"mode1_time_{unit}.csv").exists()
+
+
+def test_separators(folder, table):
+    table.to_csv(folder / "events.tsv", sep="\t", index=False)
+    table.to_csv(folder / "events.csv", sep=";", index=False)
+    for name, options in (("events.tsv", []), ("events.csv", ["--sep", ";"])):
+        command = ["fit", name, "--modes", "user,item", "--rank", "1", "--quiet", *options]
+        assert main(command) == 0
+        assert LabelledCP.load(folder / "events_rank1" / "model.npz").shape == (20, 4)
+
+
+def test_long_names_of_columns(folder, table):
+    write(table.rename(columns={"user": "u" * 300}), folder / "events.csv")
+    assert main(["fit", "events.csv", "--modes", "u" * 300 + ",item", "--rank", "1"]) == 0
+    assert (folder / "events_rank1" / "components.png").exists()
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"tensorly-flycoo {tensorly_flycoo.__version__}\n"

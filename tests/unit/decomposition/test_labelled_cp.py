@@ -94,17 +94,70 @@ def test_the_form(seed, rank, dtype):
     cp, eps = LabelledCP((weights, factors), LABELS), np.finfo(dtype).eps
     assert (np.diff(cp.weights) <= 0).all()
     assert cp.weights.dtype == dtype
-    for mode, factor in enumerate(cp.factors):
+    for factor in cp.factors:
         assert factor.dtype == dtype
         assert factor.flags.c_contiguous
         norms = np.linalg.norm(factor, axis=0)
         assert (np.abs(norms - 1) <= 20 * eps)[cp.weights > 0].all()
-        if mode < 2:
-            assert (factor.max(axis=0) >= -factor.min(axis=0)).all()
+    tops, bottoms = (np.array([of(f, axis=0) for f in cp.factors]) for of in (np.max, np.min))
+    is_negative = tops < -bottoms
+    assert (is_negative.sum(axis=0) <= 1).all()
+    is_mixed = (tops > 0) & (bottoms < 0)
+    assert not is_negative[:-1, is_mixed[-1]].any()
+    assert not is_negative[-1, ~is_mixed[-1] & is_mixed.any(axis=0)].any()
     model = tl.cp_to_tensor((weights, factors))
     assert np.abs(tl.cp_to_tensor(cp) - model).max() <= 100 * eps * max(1, np.abs(model).max())
     again = LabelledCP(cp, cp.labels)
     assert np.abs(again.factors[2] - cp.factors[2]).max() <= 20 * eps
+
+
+def test_a_last_mode_of_one_sign_is_positive():
+    mixed, milder = np.array([[1.0], [-2.0]]), np.array([[1.0], [-9.0]])
+    ones, labels = np.ones((2, 1)), [["a", "b"]] * 3
+    for weight in ([1.0], [-1.0]):
+        cp = LabelledCP((np.array(weight), [mixed, milder, -ones]), labels)
+        assert (cp.factors[2] > 0).all()
+        assert cp.factors[1][1] > 0
+        assert np.allclose(
+            tl.cp_to_tensor(cp),
+            -weight[0] * np.einsum("i,j,k", mixed[:, 0], milder[:, 0], ones[:, 0]),
+        )
+    negative = LabelledCP((None, [ones, ones, -ones]), labels)
+    assert (negative.factors[2] < 0).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scales"),
+    [
+        ("float32", (1e20, 1, 1)), ("float32", (1e-30, 1e20, 1)), ("float32", (1e-40, 1e30, 1e20)),
+        ("float64", (1e170, 1, 1)), ("float64", (1e-170, 1, 1)),
+        ("float64", (1e200, 1e200, 1e-300)), ("float64", (1e307, 1e-307, 1e-8)),
+    ],
+)  # fmt: skip
+def test_the_form_of_very_large_and_small_columns(dtype, scales):
+    """Each element of the model stays, within rounding."""
+    rng = np.random.RandomState(0)
+    factors = [rng.standard_normal((len(of), 2)) for of in LABELS.values()]
+    scaled = [(f * scale).astype(dtype) for f, scale in zip(factors, scales, strict=True)]
+    exact = [f.astype(np.longdouble) for f in scaled]
+    expected = np.einsum("ir,jr,kr->ijk", *exact)
+    cp = LabelledCP((None, scaled), LABELS)
+    found = np.einsum("r,ir,jr,kr->ijk", cp.weights.astype(np.longdouble), *cp.factors)
+    assert np.abs(found - expected).max() <= 100 * np.finfo(dtype).eps * np.abs(expected).max()
+    assert np.allclose([np.linalg.norm(f, axis=0) for f in cp.factors], 1, atol=1e-5)
+
+
+def test_dollars_are_no_formulas(tmp_path):
+    """In names and labels of bars and of ordered categories."""
+    texts = ["ca$h_$", "US$ 10 to US$ 20", "$_$"]
+    labels = {"a $_$": texts, "b": pd.Categorical(texts, texts, ordered=True)}
+    figure = make_cp(1, labels=labels).plot()
+    figure.savefig(tmp_path / "picture.png")
+    bars, line = figure.axes
+    assert not bars.title.get_parse_math()
+    for ticks in (bars.get_yticklabels(), line.get_xticklabels()):
+        assert {tick.get_text() for tick in ticks} == set(texts)
+        assert not any(tick.get_parse_math() for tick in ticks)
 
 
 def test_it_is_a_cp_tensor():
@@ -148,8 +201,8 @@ def test_top():
     first, second = cp.top("user", 2)
     assert list(first) == ["ann", "cy"]
     assert list(second) == ["bob", "cy"]
-    assert first["ann"] == pytest.approx(3 / np.sqrt(14))
-    assert first["cy"] == pytest.approx(-2 / np.sqrt(14))
+    assert first["ann"] == pytest.approx(-3 / np.sqrt(14))
+    assert first["cy"] == pytest.approx(2 / np.sqrt(14))
     assert cp.top(0, 2) == cp.top("user", 2)
     assert len(cp.top("user")[0]) == 3
     assert [type(label) for label in cp.top("size", 1)[0]] == [int]
@@ -294,6 +347,34 @@ def test_transform(non_negative):
         assert np.abs(rows.to_numpy() - expected).max() <= 1e-12
     by_number = cp.transform(FRAME, 0, "n", non_negative=non_negative)
     assert by_number.equals(rows)
+
+
+def test_predict():
+    """For each row, in its place, whatever the library and the sequence of columns."""
+    cp = make_cp()
+    rows = np.random.RandomState(0).randint(0, SHAPE, (20, 3))
+    rows[1] = rows[0]
+    columns = {name: LABELS[name][rows[:, n]] for n, name in enumerate(NAMES)}
+    expected = tl.cp_to_tensor(cp)[tuple(rows.T)]
+    reversed_columns = dict(reversed(columns.items()))
+    for table in (pd.DataFrame(reversed_columns), polars.DataFrame(columns)):
+        found = cp.predict(table)
+        assert np.abs(found - expected).max() <= 20 * np.finfo(float).eps * np.abs(expected).max()
+    with pytest.raises(ValueError, match="column 'item' is 'nothing' in row 3"):
+        cp.predict(FRAME.assign(user="ann", item=["item 1"] * 3 + ["nothing"]))
+    with pytest.raises(ValueError, match="no column 'day'"):
+        cp.predict(FRAME.drop(columns="day"))
+
+
+def test_equal_models(tmp_path):
+    cp = make_cp()
+    cp.save(tmp_path / "model.npz")
+    assert cp == LabelledCP.load(tmp_path / "model.npz")
+    assert cp != make_cp(seed=1)
+    assert cp != make_cp(rank=2)
+    assert cp != LabelledCP(cp, list(LABELS.values()))
+    assert cp != CPTensor((cp.weights, cp.factors))
+    assert cp != 3
 
 
 def test_transforming_the_data_of_the_model_gives_its_factor():

@@ -9,7 +9,7 @@ from damaged_files import damage, edit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tensorly_flycoo import LabelledCP, LabelledTensor, save
+from tensorly_flycoo import LabelledCP, LabelledTensor, save, write_tns
 from tensorly_flycoo.testing import random_tensor
 
 LABELS = {
@@ -121,5 +121,5 @@ def test_damaged_files(tmp_path):
 def test_a_labelled_tensor_is_not_written_without_its_labels(tmp_path):
     x = LabelledTensor(random_tensor((2, 3), 5), {"a": np.arange(2), "b": np.arange(3)})
     with pytest.raises(TypeError, match=r"pass x\.tensor"):
-        save(tmp_path / "x.npz", x)
+        write_tns(tmp_path / "x.tns", x)
     assert list(tmp_path.iterdir()) == []

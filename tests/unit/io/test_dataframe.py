@@ -1,6 +1,8 @@
 """Tensors from pandas, polars and Arrow tables."""
 
 import datetime
+import decimal
+import uuid
 
 import numpy as np
 import pandas as pd
@@ -8,7 +10,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from tensorly_flycoo import LabelledTensor, from_dataframe
+from tensorly_flycoo import LabelledCP, LabelledTensor, from_dataframe
 
 
 def make_chunked(columns):
@@ -313,7 +315,7 @@ def test_wrong_arguments(make):
         from_dataframe(table, ["shop", "shop"])
     with pytest.raises(ValueError, match=r"modes is \[\], expected .* at least one"):
         from_dataframe(table, [])
-    with pytest.raises(TypeError, match="column 'shop': the dtype of values is object, expected"):
+    with pytest.raises(TypeError, match="column 'shop' holds text, expected numbers"):
         from_dataframe(table, ["number"], "shop")
     with pytest.raises(TypeError, match=r"modes is 'shop', expected a list .*, like \['shop'\]"):
         from_dataframe(table, "shop")
@@ -341,3 +343,128 @@ def test_other_tables():
         from_dataframe(twice, ["k"])
     with pytest.raises(TypeError, match=r"column 'k': .*'list', expected numbers, text or dates"):
         from_dataframe(pd.DataFrame({"k": [[1], [2]]}), ["k"])
+
+
+# Types of columns
+
+
+def test_nulls_of_encoded_values_are_missing():
+    """A dictionary of Arrow has no entry for them."""
+    values = pa.chunked_array([pa.array([5.0, None, 9.0]).dictionary_encode()])
+    categories = pd.DataFrame({"v": pd.Categorical([5.0, None, 9.0])})
+    for column in (values, pa.Table.from_pandas(categories)["v"]):
+        table = pa.table({"k": ["a", "b", "c"], "v": column})
+        with pytest.raises(ValueError, match="column 'v' has no value in row 1"):
+            from_dataframe(table, ["k"], "v")
+        x, labels = from_dataframe(table, ["k"], "v", missing="drop")
+        assert labels["k"].tolist() == ["a", "c"]
+        assert x.nonzeros()[1].tolist() == [5, 9]
+
+
+@make_table
+def test_booleans_and_decimals_with_nulls_are_values(make):
+    for values in ([True, None, True], [decimal.Decimal("2.50"), None, decimal.Decimal("1.25")]):
+        if make is pd.DataFrame:
+            values = pd.array(values, dtype=pd.ArrowDtype(pa.array(values).type))
+        table = make({"k": ["a", "b", "c"], "v": values})
+        x = from_dataframe(table, ["k"], "v", missing="drop")
+        assert x.nonzeros()[1].tolist() == [float(values[0]), float(values[2])]
+
+
+class Thing:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (pl.DataFrame({"k": pl.Series([uuid.UUID(int=1)] * 2, dtype=pl.Object)}), "Object"),
+        (pl.DataFrame({"k": [[1], [2]]}), "dictionary_encode"),
+        (pl.DataFrame({"k": [{"a": 1}]}), "dictionary_encode"),
+        (pa.table({"k": [[1], [2]]}), "dictionary_encode"),
+        (pa.table({"k": [b"x", b"y"]}), "holds bytes"),
+        (pa.table({"k": [decimal.Decimal(1)]}), "holds Decimal"),
+        (pa.table({"k": [datetime.time(1)]}), "holds time"),
+        (pd.DataFrame({"k": [b"x"]}), "holds bytes"),
+        (pd.DataFrame({"k": [1, "x"]}), "holds int and str"),
+        (pd.DataFrame({"k": [Thing()]}), "holds Thing"),
+        (pd.DataFrame({"k": [1j]}), "holds complex128"),
+    ],
+)
+def test_columns_that_have_no_labels(table, message):
+    with pytest.raises(TypeError, match=f"column 'k'.*{message}.*expected numbers, text or dates"):
+        from_dataframe(table, ["k"])
+
+
+UTC = datetime.UTC
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pd.to_datetime(["2024-01-02 01:00+02:00", "2024-01-03 02:00+02:00"]),
+         ["2024-01-01T23:00:00", "2024-01-03T00:00:00"]),
+        (pd.to_datetime(["2024-01-02", "2024-01-03"], utc=True), ["2024-01-02", "2024-01-03"]),
+        (pd.PeriodIndex(["2024-01", "2024-02"], freq="M"), ["2024-01-01", "2024-02-01"]),
+        (pd.Series([datetime.datetime(2024, 1, 2, tzinfo=UTC)] * 2, dtype=object), ["2024-01-02"]),
+        (pd.to_datetime(["2024-01-02 03:04:05", "2024-01-03 00:00:00"]),
+         ["2024-01-02T03:04:05", "2024-01-03T00:00:00"]),
+        (pd.to_datetime(["2024-01-02 03:04:05.250", "2024-01-03 00:00:00.000"]),
+         ["2024-01-02T03:04:05.250", "2024-01-03T00:00:00.000"]),
+        (pd.Series([2, 1], dtype=object), ["1", "2"]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_pandas_makes_becomes_labels_of_numpy(column, expected, tmp_path):
+    """They have an order, and can be saved; new data fits them."""
+    table = pd.DataFrame({"k": column, "one": 1})
+    x = from_dataframe(table, ["k", "one"])
+    assert [str(label) for label in x.labels["k"]] == expected
+    assert x.labels.ordered == ("k", "one")
+    cp = LabelledCP((None, [np.ones((size, 1)) for size in x.shape]), x.labels)
+    cp.save(tmp_path / "model.npz")
+    again = from_dataframe(table, ["k", "one"], labels=cp.labels)
+    assert np.array_equal(again.nonzeros()[0], x.nonzeros()[0])
+
+
+def test_intervals_become_text_in_their_order():
+    table = pd.DataFrame({"k": pd.cut([1, 9, 11], [0, 5, 10, 100])})
+    labels = from_dataframe(table, ["k"]).labels
+    assert labels["k"].tolist() == ["(0, 5]", "(5, 10]", "(10, 100]"]
+    assert labels.ordered == ("k",)
+    plain = pd.DataFrame({"k": pd.arrays.IntervalArray.from_breaks([0, 5, 10])})
+    assert from_dataframe(plain, ["k"]).labels["k"].tolist() == ["(0, 5]", "(5, 10]"]
+
+
+def test_views_of_text():
+    column = pa.array(["b", "a", None]).cast(pa.string_view())
+    x = from_dataframe(pa.table({"k": column}), ["k"], missing="drop")
+    assert x.labels["k"].tolist() == ["a", "b"]
+
+
+# What the log says
+
+
+def test_the_log_counts_rows_that_are_left_out_and_zeros(caplog):
+    table = pd.DataFrame({"k": ["a", None, "c", "d"], "v": [1.0, 2.0, 0.0, None]})
+    x = from_dataframe(table, ["k"], "v", missing="drop")
+    assert x.nnz == 1
+    assert caplog.messages == [
+        "left out 2 of 4 rows: an entry or value is missing",
+        "1 of 2 values are 0, and not kept",
+    ]
+    caplog.clear()
+    from_dataframe(table, ["k"], "v", missing="drop", aggregate="count")
+    from_dataframe(table[:1], ["k"], "v", missing="drop")
+    assert caplog.messages == ["left out 2 of 4 rows: an entry or value is missing"]
+
+
+def test_the_log_warns_of_nearly_as_many_labels_as_rows(caplog):
+    times = pd.Timestamp("2026-01-01") + pd.to_timedelta(np.arange(2000), "s")
+    table = pd.DataFrame({"when": times, "day": times.floor("D")})
+    labels = from_dataframe(table, ["when", "day"]).labels
+    (message,) = caplog.messages
+    assert "column 'when' has 2000 labels in 2000 rows" in message
+    from_dataframe(table, ["when", "day"], labels=labels)
+    from_dataframe(table[:999], ["when", "day"])
+    assert len(caplog.messages) == 1

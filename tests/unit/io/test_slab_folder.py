@@ -28,6 +28,7 @@ from tensorly_flycoo import (
 )
 from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.io import parts, slab_building, slab_folder, spool
+from tensorly_flycoo.io.files import make_folder
 from tensorly_flycoo.io.npz import ArrayReader
 from tensorly_flycoo.tensor.digest import find_digest
 
@@ -600,3 +601,15 @@ def test_a_wrong_index_with_a_right_digest(good, change):
 
 def test_names_are_public():
     assert {"open_slabs", "save_slabs"} <= set(tensorly_flycoo.__all__)
+
+
+def test_another_run_that_finishes_first_wins(tmp_path):
+    path = tmp_path / "x.flycoo"
+    slower = make_folder(path)
+    (slower.__enter__() / "of the slower").touch()
+    path.mkdir()
+    (path / "of the faster").touch()
+    with pytest.raises(FileExistsError, match=r"x\.flycoo"):
+        slower.__exit__(None, None, None)
+    assert [file.name for file in path.iterdir()] == ["of the faster"]
+    assert list(tmp_path.iterdir()) == [path]

@@ -148,6 +148,12 @@ def test_wrong_header(tmp_path):
             read_tns(write(tmp_path, text))
 
 
+def test_a_matrix_market_file_is_not_a_tns_file(tmp_path):
+    path = write(tmp_path, "%%MatrixMarket matrix coordinate real general\n2 2 1\n1 2 5.0\n")
+    with pytest.raises(ValueError, match=r"x\.tns, header: a MatrixMarket file: .*mmread"):
+        read_tns(path)
+
+
 @pytest.mark.parametrize("header", ["", f"# shape: {'2 ' * 65}\n"])
 def test_too_many_modes_for_a_file(tmp_path, header):
     path = write(tmp_path, f"{header}{'1 ' * 65}2.0\n")

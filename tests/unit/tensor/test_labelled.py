@@ -18,6 +18,7 @@ from tensorly_flycoo import (
     cp_fit,
     fold_in,
     from_dataframe,
+    load,
     mttkrp,
     save,
     stats,
@@ -93,7 +94,6 @@ REFUSES_IT = {
     "an array times it": lambda x: np.ones(SHAPE) * x,
     "asarray": np.asarray,
     "sum": np.sum,
-    "save": lambda x: save("never", x),
     "write_tns": lambda x: write_tns("never.tns", x),
 }
 
@@ -122,6 +122,63 @@ def test_labels_that_do_not_match(labelled):
     for labels in ({"a": range(5)}, {"a": range(5), "b": range(6), "c": range(8)}):
         with pytest.raises(ValueError, match="labels"):
             LabelledTensor(labelled.tensor, labels)
+
+
+def test_what_it_shows(labelled):
+    assert {"tensor", "labels", "shape", "nnz", "norm", "to_frame"} <= {*dir(labelled)}
+    assert not {"count", "index"} & {*dir(labelled)}
+    arrays = labelled.labels.values()
+    named = LabelledTensor(labelled.tensor, dict(zip(["a", "<b>", "c"], arrays, strict=True)))
+    html = named._repr_html_()
+    assert "a (5), &lt;b&gt; (6), c (7)" in html
+    assert labelled.tensor._repr_html_() in html
+
+
+def test_its_table_makes_it_again(labelled):
+    labels = labelled.labels | {"b": list("zyxwvu"), "c": pd.date_range("2026-01-01", periods=7)}
+    x = LabelledTensor(labelled.tensor, labels)
+    frame = x.to_frame("v")
+    assert list(frame.columns) == ["a", "b", "c", "v"]
+    again = from_dataframe(frame, ["a", "b", "c"], "v", labels=x.labels)
+    for found, expected in zip(again.nonzeros(), x.nonzeros(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ValueError, match="values is 'a', expected another name"):
+        x.to_frame("a")
+
+
+@pytest.mark.parametrize("layout", ["remap", "indexed"])
+def test_a_file_keeps_it(labelled, layout, tmp_path):
+    tensor = FlycooTensor(*labelled.nonzeros(), SHAPE, layout=layout)
+    sizes = pd.Categorical([*"SMLXY"], categories=[*"SMLXY"], ordered=True)
+    days = pd.date_range("2026-01-01", periods=7)
+    x = LabelledTensor(tensor, {"size": sizes, "who": ["é", "", "b", "c", "d", "e"], "day": days})
+    save(tmp_path / "x.npz", x)
+    found = load(tmp_path / "x.npz")
+    assert isinstance(found, LabelledTensor)
+    assert found.labels.ordered == x.labels.ordered == ("size", "day")
+    assert all(map(np.array_equal, found.labels.values(), x.labels.values()))
+    assert list(found.labels) == list(x.labels)
+    assert found.layout == layout
+    assert all(map(np.array_equal, found.nonzeros(), x.nonzeros()))
+    with np.load(tmp_path / "x.npz") as arrays:
+        arrays = dict(arrays)
+    others = LabelledTensor(FlycooTensor([[0]], [1.0], (2,)), {"a": np.array([(1,), 2], object)})
+    for damage, match in [
+        ({"labels_2": arrays["labels_2"][:3]}, r"damaged.*labels\['day'\] has shape \(3,\)"),
+        ({"text_ends_1": arrays["text_ends_1"][::-1]}, "damaged.*text_ends_1"),
+    ]:
+        np.savez(tmp_path / "bad.npz", **(arrays | damage))
+        with pytest.raises(ValueError, match=match):
+            load(tmp_path / "bad.npz")
+    with pytest.raises(TypeError, match="holds a tuple, expected text, numbers or dates"):
+        save(tmp_path / "x.npz", others)
+    assert load(tmp_path / "x.npz").nnz == x.nnz
+
+
+def test_a_label_occurs_once(labelled):
+    for labels in (list("vwxyv"), [1, 2, 3, 2, 4]):
+        with pytest.raises(ValueError, match=r"labels\['a'\] holds .* twice, expected distinct"):
+            LabelledTensor(labelled.tensor, labelled.labels | {"a": labels})
 
 
 def test_only_of_a_tensor_of_this_package(labelled):
