@@ -33,7 +33,7 @@ def run_parafac(parafac: Callable[..., Any], options: dict[str, Any]) -> Any:
         If the tensor has no nonzeros.
     """
     x = options.pop("tensor")
-    if not x.norm():
+    if x.nnz == 0:
         raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
     tensor = WholeTensor(x)
     try:
