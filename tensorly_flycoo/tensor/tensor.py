@@ -90,7 +90,8 @@ class FlycooTensor(FromOthers):
         If coords or `slabs` are not integers, values are complex, objects or of another unsupported
         type, or only one of the two is on a GPU.
     ValueError
-        If a coordinate lies outside `shape`, lengths do not match, a value is not finite, an
+        If a coordinate lies outside `shape`, lengths do not match, entries are masked, a value is
+        not finite, an
         integer is too large for float64, `layout` or `device` is unknown, `slabs` is less than 1,
         or arrays are on a GPU other than the current one.
     ImportError, RuntimeError
