@@ -290,6 +290,15 @@ def test_the_error_says_if_free_memory_is_unknown(monkeypatch, fail_to_pack):
     )
 
 
+def test_what_exceeds_the_free_memory_is_refused_before_anything_is_allocated(monkeypatch):
+    """Linux would kill the process, so an allocation that fails is no sign."""
+    shape, free = (10**8, 3), 10**8
+    monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: free)
+    monkeypatch.setattr(cpu.CPU, "build_layout", lambda *_: pytest.fail("was built"))
+    with pytest.raises(MemoryError, match=r"100 MB is free\. .* Mode 0 has 100,000,000 indices"):
+        FlycooTensor([[0], [0]], [1.0], shape, device="cpu")
+
+
 def test_the_error_of_mttkrp_says_what_would_fit(monkeypatch):
     """A smaller layout leaves more room for the workspace; a narrower dtype shrinks both."""
 
