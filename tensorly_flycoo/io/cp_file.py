@@ -30,12 +30,15 @@ class SavedCP(NamedTuple):
     labels : dict of str to array (I_n,)
     ordered : tuple of str
         The modes whose labels have an order, such as dates.
+    observed_l2_reg : float or None
+        The ridge of `observed_parafac`, if it made the model.
     """
 
     weights: Array
     factors: Sequence[Array]
     labels: Mapping[str, np.ndarray]
     ordered: Sequence[str]
+    observed_l2_reg: float | None = None
 
 
 def write_cp(path: FilePath, saved: SavedCP) -> None:
@@ -62,6 +65,8 @@ def _list_arrays(saved: SavedCP) -> Iterator[tuple[str, np.ndarray]]:
                 "list(cp.labels.values()), names) renames the modes"
             )
     header = {"format": _FORMAT, "version": _VERSION, "names": names, "ordered": ordered}
+    if saved.observed_l2_reg is not None:
+        header["observed_l2_reg"] = saved.observed_l2_reg
     yield "header", np.array(json.dumps(header))
     yield "weights", move(saved.weights, np)
     for n, factor in enumerate(saved.factors):
@@ -105,7 +110,8 @@ def read_cp(path: FilePath) -> SavedCP:
             else _read_text(path, reader, n)
             for n, name in enumerate(names)
         }
-        saved = SavedCP(reader.read("weights"), factors, labels, tuple(header["ordered"]))
+        ordered, ridge = tuple(header["ordered"]), header.get("observed_l2_reg")
+        saved = SavedCP(reader.read("weights"), factors, labels, ordered, ridge)
     _check(path, saved)
     return saved
 
@@ -116,6 +122,8 @@ def _read_header(path: FilePath, reader: ArrayReader) -> dict[str, Any]:
     names, ordered = (header[key] for key in keys)
     if not (_are_names(names) and names and _are_names(ordered) and {*ordered} <= {*names}):
         raise _damage_error(path, "its header does not name the modes")
+    if not isinstance(header.get("observed_l2_reg", 1.0), float):
+        raise _damage_error(path, "its header has a wrong observed_l2_reg")
     return header
 
 
