@@ -4,10 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module
+from ..array_modules import Array, array_module, move
 from ..checks import check_factors, check_mode
 from ..linalg.hals import solve_nonnegative
-from ..linalg.tall_skinny import column_norms, solve
+from ..linalg.tall_skinny import column_norms
 from ..ops.cp_entries import evaluate_model
 from ..ops.mttkrp import mttkrp
 from ..shards.whole_factors import take_model
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 #: Sweeps over the columns of non-negative rows, which stop at the accuracy of the dtype.
 _MAX_SWEEPS = 1000
+
+#: Eigenvalues of a Gram matrix that are below so many roundings, times its size, are taken as 0.
+_ROUNDING = 10
 
 #: Updates for counts end when F changes by less, relative to itself, or rises by rounding.
 _TOLERANCE = 1e-12
@@ -89,6 +92,7 @@ def fold_in(
     Notes
     -----
     One MTTKRP, whatever the number of rows, and one system of R equations for all of them.
+    Proportional components share what they explain.
     `parafac` with all other modes in ``fixed_modes`` converges to these rows in one iteration. (It
     never fixes the last mode; here any mode may be the new one.) With `non_negative`, up to
     1000 sweeps of HALS follow, of ``4 * I_new * R**2`` operations each. Results have the same bits
@@ -145,11 +149,25 @@ def fold_in(
     product = mttkrp(x, factors, mode, weights=weights)
     gram = multiply_grams(weights, factors, skip=mode)
     if not non_negative:
-        return solve(gram.T, product.T).T
+        return product @ xp.asarray(_invert(move(gram, np)), gram.dtype)
     rows, tolerance = factors[mode], float(np.finfo(x.dtype).eps) ** 1.5
     product, gram = xp.ascontiguousarray(product), xp.ascontiguousarray(gram)
     solve_nonnegative(product, gram, rows, _MAX_SWEEPS, tolerance)
     return rows
+
+
+def _invert(gram: np.ndarray) -> np.ndarray:
+    """Return the pseudo-inverse of a Gram matrix (R, R), whatever the lengths of its vectors.
+
+    What rounding leaves of the directions that depend on others is left out: divided by, it would
+    become the largest part of the rows.
+    """
+    lengths = np.sqrt(gram.diagonal().astype(np.float64))
+    lengths[lengths == 0] = 1
+    values, vectors = np.linalg.eigh(gram / lengths[:, None] / lengths)
+    is_large = values > _ROUNDING * values.size * np.finfo(gram.dtype).eps * values[-1]
+    vectors = vectors[:, is_large] / lengths[:, None]
+    return vectors / values[is_large] @ vectors.T
 
 
 def _fit_observed(

@@ -55,6 +55,23 @@ def test_it_solves_least_squares(weights, dtype):
     assert np.abs(found - expected).max() <= 100 * np.finfo(dtype).eps * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("seed", [3, 8, 32, 50, 72, 86])
+def test_proportional_components(seed):
+    """The residual is as small as without the second component, which adds nothing."""
+    rng = np.random.default_rng(seed)
+    rank, noise = int(rng.integers(2, 6)), 1e-9 if seed % 4 > 1 else 0
+    factors = [rng.standard_normal((size, rank)) for size in SHAPE]
+    for factor in factors:
+        factor[:, 1] = rng.random() * factor[:, 0] + noise * rng.standard_normal(len(factor))
+    x = random_tensor((NUM_NEW, *SHAPE[1:]), 400, random_state=seed)
+    found = fold_in((None, factors), x, 0)
+    khatri_rao = np.einsum("jr,kr->jkr", *factors[1:]).reshape(-1, rank)
+    dense = x.to_coo().todense().reshape(NUM_NEW, -1)
+    others = np.delete(khatri_rao, 1, axis=1)
+    least = dense - np.linalg.lstsq(others, dense.T, rcond=None)[0].T @ others.T
+    assert np.linalg.norm(dense - found @ khatri_rao.T) <= (1 + 1e-6) * np.linalg.norm(least)
+
+
 def test_non_negative_rows_solve_non_negative_least_squares():
     weights, factors = make_model()
     x = make_new(0)
