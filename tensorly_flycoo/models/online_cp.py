@@ -126,11 +126,11 @@ class OnlineCP(Parameters):
         Parameters
         ----------
         slices : FlycooTensor, sparse.COO, (coords, values, shape) or (coords, values)
-            With all modes: coords (ndim, nnz), repeated ones add up. A single slice has size 1 in
-            the streaming mode: the 40 x 30 cells of a day are 40 x 30 x 1. In the streaming mode, index 0 is the first slice
-            after the earlier ones, and each index is a slice, also without nonzeros. Other modes
-            may have more indices than the model so far, which then grows, or fewer. Without a
-            shape, they have the model's, and the last slice is the last one with nonzeros.
+            With all modes: coords (ndim, nnz), repeated ones add up. In the streaming mode, index 0
+            is the first slice after the earlier ones, and each index is a slice, also without
+            nonzeros; a single slice has size 1 there. Other modes may have more indices than the
+            model so far, which then grows, or fewer. Without a shape, they have the model's, and
+            the last slice is the last one with nonzeros.
 
         Raises
         ------
