@@ -104,13 +104,19 @@ def build_layout(
         )
 
     if is_host:
-        # Linux hands out more memory than there is, and kills the process that uses it.
-        needed = count(layout, dtype) - held
-        if needed > SURELY_FREE_NBYTES:
-            free = engine.count_free_nbytes()
-            if free is not None and needed > free:
-                raise RefusedMemory(explain())
+        refuse_excess_on_host(engine, count(layout, dtype) - held, explain)
     return attempt(build, explain)
+
+
+def refuse_excess_on_host(engine: Engine, nbytes: int, explain: Callable[[], str]) -> None:
+    """Raise a MemoryError with ``explain()``, before bytes are used that the host does not have.
+
+    Linux hands out more memory than there is, and kills the process that uses it.
+    """
+    if nbytes > SURELY_FREE_NBYTES:
+        free = engine.count_free_nbytes()
+        if free is not None and nbytes > free:
+            raise RefusedMemory(explain())
 
 
 def explain_work(x: FlycooTensor, task: str, work_nbytes: int) -> str:

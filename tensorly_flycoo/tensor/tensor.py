@@ -105,7 +105,8 @@ class FlycooTensor(FromOthers):
     ImportError, RuntimeError
         If `device` is "cuda" and cannot be used.
     MemoryError
-        If memory runs out; the message says what was needed and free, and what would fit.
+        If memory runs out, or clearly would; the message says what is needed and free, and what
+        would fit.
 
     Notes
     -----
