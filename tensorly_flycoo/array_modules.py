@@ -72,7 +72,17 @@ def as_array(x: Any) -> Array:
     """Return `x` as an array on its own device: CuPy's if it is on a GPU, else NumPy's.
 
     An array of another library is shared through DLPack, not copied.
+
+    Raises
+    ------
+    ValueError
+        If a masked array of NumPy has masked entries.
     """
+    if np.ma.is_masked(x):
+        raise ValueError(
+            f"a masked array has {np.ma.count_masked(x)} masked entries, expected none: fill them "
+            "(`x.filled(0)`), and if they are unknown, pass them to a decomposition as mask="
+        )
     if not is_on_gpu(x):
         return np.asarray(x)
     import cupy

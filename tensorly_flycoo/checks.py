@@ -114,6 +114,7 @@ def check_coords(coords: Array, shape: Sequence[int]) -> Array:
         coords = coords.astype(np.int64)
     if coords.dtype.kind not in "iu":
         raise TypeError(f"coords has dtype {coords.dtype}, expected integers")
+    coords = coords.astype(coords.dtype.newbyteorder("="), copy=False)  # as kernels read it
     if coords.ndim != 2:
         raise ValueError(f"coords has shape {coords.shape}, expected (ndim, nnz)")
     if coords.shape[0] != len(shape) == coords.shape[1]:
@@ -140,10 +141,13 @@ def check_inside(coords: Array, shape: Sequence[int]) -> None:
 
 def _check_block(coords: Array, shape: Sequence[int], start: int) -> None:
     for mode, (rows, size) in enumerate(zip(coords, shape, strict=True)):
-        # Viewed as unsigned, a negative index is huge: one comparison finds both errors.
-        rows = rows.view(f"u{rows.dtype.itemsize}")
-        if int(rows.max()) >= size:
-            wrong = int(np.argmax(rows >= size))
+        # Viewed as unsigned, a negative index is beyond all signed ones: one comparison finds both
+        # errors.
+        signed_end = 2 ** (8 * rows.dtype.itemsize - 1)
+        end = min(size, signed_end) if rows.dtype.kind == "i" else size
+        rows = rows.view(rows.dtype.str.replace("i", "u"))
+        if int(rows.max()) >= end:
+            wrong = int(np.argmax(rows >= end))
             raise ValueError(
                 f"coords[{mode}, {start + wrong}] is {coords[mode, wrong]} (nonzero "
                 f"{start + wrong}, mode {mode}), expected 0 to {size - 1}"

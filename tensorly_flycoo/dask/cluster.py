@@ -198,9 +198,18 @@ class Cluster:
         return [values[x.key] for x in objects]
 
     def check(self) -> None:
-        """Raise `WorkerLost` if a call has found that a worker is gone."""
+        """Raise `WorkerLost` if a call has found a worker gone, or refuse a closed client."""
+        self.check_client()
         if lost := [worker.address for worker in self.workers if worker.is_lost]:
             raise WorkerLost(lost)
+
+    def check_client(self) -> None:
+        """Refuse a client that is closed: its workers seem to be gone, and may be there."""
+        if self.client.status == "closed":
+            raise RuntimeError(
+                "the client that loaded this tensor is closed, and the tensor with it: load it "
+                "again with another client"
+            )
 
     def _pack(self, wanted: dict[WorkerHandle, list[int]]) -> _Messages:
         """Take all commands from the queues, if all workers are there."""

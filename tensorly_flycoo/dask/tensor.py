@@ -271,9 +271,10 @@ class ClusterTensor(FlycooTensor):
         WorkerLost
             If another worker is lost meanwhile: call it again.
         RuntimeError
-            If no worker is left, and the client has no others; or if the data are not those that
-            were loaded.
+            If no worker is left, and the client has no others; if the client is closed; or if the
+            data are not those that were loaded.
         """
+        self._cluster.check_client()
         workers = [worker for worker in self._cluster.workers if worker.is_there]
         if len(workers) == len(self._cluster.workers):
             return

@@ -66,7 +66,8 @@ class CpApr:
         self.has_converged = True
         for mode in self._modes:
             if mode in self._zeros:
-                factors[mode] = factors[mode] + _KAPPA * self._zeros.pop(mode)
+                is_zero = self._zeros.pop(mode)
+                factors[mode] = factors[mode] + _KAPPA * is_zero.astype(weights.dtype)
             rows, phi = self._solve(factors, factors[mode] * weights, mode)
             weights, factors[mode] = normalize_columns(rows)
             is_inadmissible = (factors[mode] < _ZERO) & (phi > 1)

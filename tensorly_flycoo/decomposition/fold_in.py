@@ -4,19 +4,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module
+from ..array_modules import Array, array_module, move
 from ..checks import check_factors, check_mode
 from ..linalg.hals import solve_nonnegative
-from ..linalg.tall_skinny import solve
+from ..linalg.tall_skinny import column_norms
 from ..ops.cp_entries import evaluate_model
 from ..ops.mttkrp import mttkrp
 from ..shards.whole_factors import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.tensor import FlycooTensor
-from .cp_model import multiply_grams
+from .cp_model import multiply_all, multiply_grams
 from .losses import check_data, check_exact, find_loss
 from .masks import ObservedData
+from .observed_rows import L2_REG, RowPlan, check_ridge, fit_rows, measure_scale, scale_ridge
 from .poisson import MultiplicativeUpdates
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 #: Sweeps over the columns of non-negative rows, which stop at the accuracy of the dtype.
 _MAX_SWEEPS = 1000
+
+#: Eigenvalues of a Gram matrix that are below so many roundings, times its size, are taken as 0.
+_ROUNDING = 10
 
 #: Updates for counts end when F changes by less, relative to itself, or rises by rounding.
 _TOLERANCE = 1e-12
@@ -38,12 +42,16 @@ def fold_in(
     *,
     loss: str = "gaussian",
     non_negative: bool = False,
+    observed: bool | None = None,
+    l2_reg: float | None = None,
 ) -> Array:
     r"""Compute the factor rows of new indices of one mode; all other factors stay as they are.
 
     .. math:: \min_F |X_{\mathrm{new}} - [w; F_0, \ldots, F, \ldots, F_{N-1}]|
 
     or, with ``loss="poisson_count"``, the likeliest rows if the model gives the means of counts.
+    With `observed`, only the stored nonzeros count, as for `observed_parafac`; else all other cells
+    are zeros, which predicts that new users of a model of ratings rate everything near zero.
 
     Parameters
     ----------
@@ -58,6 +66,12 @@ def fold_in(
     non_negative : bool
         Whether the rows are non-negative, as those of `non_negative_parafac_hals`. With
         "poisson_count" they always are.
+    observed : bool, optional
+        Whether all cells but the nonzeros are unknown. By default, whether the model has the
+        attribute `observed_l2_reg`, as one that `observed_parafac` returned.
+    l2_reg : float, optional
+        The ridge, as for `observed_parafac`; only with `observed`. By default that of the model, or
+        1e-6.
 
     Returns
     -------
@@ -67,15 +81,18 @@ def fold_in(
     Raises
     ------
     TypeError
-        If `x_new` is not sparse, or the model has another dtype or is on another device.
+        If `x_new` is not sparse, `l2_reg` is not a number, or the model has another dtype or is on
+        another device.
     ValueError
         If `mode` is out of range, a shape does not match, `loss` is unknown, or labels of `x_new`
         differ from those of a `LabelledCP` in another mode; or, with "poisson_count", if the other
-        factors, the weights or a value are negative.
+        factors, the weights or a value are negative; or if `l2_reg` is not above 0, or `observed`
+        comes with another loss or `non_negative`.
 
     Notes
     -----
     One MTTKRP, whatever the number of rows, and one system of R equations for all of them.
+    Proportional components share what they explain.
     `parafac` with all other modes in ``fixed_modes`` converges to these rows in one iteration. (It
     never fixes the last mode; here any mode may be the new one.) With `non_negative`, up to
     1000 sweeps of HALS follow, of ``4 * I_new * R**2`` operations each. Results have the same bits
@@ -113,17 +130,74 @@ def fold_in(
     xp, old = array_module(factors[mode]), factors[mode]
     factors = list(factors)
     factors[mode] = xp.zeros((x.shape[mode], old.shape[1]), old.dtype)
-    if loss != "gaussian":
+    if observed is None:
+        observed = hasattr(cp_tensor, "observed_l2_reg")
+    if observed or loss != "gaussian":
         check_factors(factors, x.shape, x.dtype, x._engine.array_type)
+    if observed:
+        if loss != "gaussian" or non_negative:
+            raise ValueError(
+                "observed rows, as of a model of observed_parafac, are of least squares without "
+                'constraints: expected loss="gaussian" and non_negative=False, or observed=False'
+            )
+        if l2_reg is None:
+            l2_reg = getattr(cp_tensor, "observed_l2_reg", L2_REG)
+        check_ridge(l2_reg)
+        return _fit_observed(x, weights, factors, mode, old, l2_reg)
+    if loss != "gaussian":
         return _fit_counts(x, weights, factors, mode)
     product = mttkrp(x, factors, mode, weights=weights)
     gram = multiply_grams(weights, factors, skip=mode)
     if not non_negative:
-        return solve(gram.T, product.T).T
+        return product @ xp.asarray(_invert(move(gram, np)), gram.dtype)
     rows, tolerance = factors[mode], float(np.finfo(x.dtype).eps) ** 1.5
     product, gram = xp.ascontiguousarray(product), xp.ascontiguousarray(gram)
     solve_nonnegative(product, gram, rows, _MAX_SWEEPS, tolerance)
     return rows
+
+
+def _invert(gram: np.ndarray) -> np.ndarray:
+    """Return the pseudo-inverse of a Gram matrix (R, R), whatever the lengths of its vectors.
+
+    What rounding leaves of the directions that depend on others is left out: divided by, it would
+    become the largest part of the rows.
+    """
+    lengths = np.sqrt(gram.diagonal().astype(np.float64))
+    lengths[lengths == 0] = 1
+    values, vectors = np.linalg.eigh(gram / lengths[:, None] / lengths)
+    is_large = values > _ROUNDING * values.size * np.finfo(gram.dtype).eps * values[-1]
+    vectors = vectors[:, is_large] / lengths[:, None]
+    return vectors / values[is_large] @ vectors.T
+
+
+def _fit_observed(
+    x: FlycooTensor,
+    weights: Array | None,
+    factors: list[Array],
+    mode: int,
+    old: Array,
+    l2_reg: float,
+) -> Array:
+    """Fit the rows of `mode` to the nonzeros; `old` are those of the model."""
+    rows = factors[mode]
+    if x.nnz == 0:
+        return rows
+    # The ridge of observed_parafac makes the columns of a component equally long in all modes. It
+    # is for rows of that length, whatever the lengths in this model.
+    others = multiply_all([column_norms(factor) for factor in factors], skip=mode)
+    others = others.astype(np.float64) if weights is None else others * abs(weights)
+    sizes = others * column_norms(old)
+    xp, is_used = array_module(rows), sizes > 0
+    lengths = sizes ** (1 - 1 / x.ndim) / xp.where(is_used, others, 1)
+    lengths = xp.where(is_used, lengths, 1)
+    factors = [factor.astype(np.float64) for factor in factors]
+    factors[mode - 1] *= lengths if weights is None else lengths * weights
+    coords, values = x._sorted_nonzeros()
+    values = values.astype(np.float64)
+    ridge = scale_ridge(l2_reg, measure_scale(values), x.ndim)
+    plan = RowPlan.of(coords[mode], x.shape[mode])
+    fitted = fit_rows(coords, values, factors, mode, plan, ridge) * lengths
+    return fitted.astype(rows.dtype)
 
 
 def _fit_counts(x: FlycooTensor, weights: Array | None, factors: list[Array], mode: int) -> Array:

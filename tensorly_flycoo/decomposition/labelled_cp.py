@@ -53,6 +53,8 @@ class LabelledCP(CPTensor):
     names : tuple of str
     ordered : tuple of str
         The modes whose labels have an order: numbers, dates, and ordered categories of pandas.
+    observed_l2_reg : float
+        Only of models of `observed_parafac`: their `l2_reg`.
 
     Raises
     ------
@@ -100,11 +102,16 @@ class LabelledCP(CPTensor):
         factors, labels = list(factors), Labels(labels, names)
         labels.check_shape([factor.shape[0] for factor in factors])
         labels.check_distinct()
-        self._set(bring_into_form(weights, factors), factors, labels)
+        ridge = getattr(cp_tensor, "observed_l2_reg", None)
+        self._set(bring_into_form(weights, factors), factors, labels, ridge)
 
-    def _set(self, weights: Array, factors: list[Array], labels: Labels) -> Self:
+    def _set(
+        self, weights: Array, factors: list[Array], labels: Labels, observed_l2_reg: float | None
+    ) -> Self:
         super().__init__((weights, factors))
         self.labels = labels
+        if observed_l2_reg is not None:
+            self.observed_l2_reg = observed_l2_reg
         return self
 
     @property
@@ -269,7 +276,8 @@ class LabelledCP(CPTensor):
         >>> LabelledCP.load(path)
         <LabelledCP of rank 1: mode 0 (2), mode 1 (1)>
         """
-        write_cp(path, SavedCP(self.weights, self.factors, self.labels, self.ordered))
+        ridge = getattr(self, "observed_l2_reg", None)
+        write_cp(path, SavedCP(self.weights, self.factors, self.labels, self.ordered, ridge))
 
     @classmethod
     def load(cls, path: FilePath) -> Self:
@@ -287,7 +295,9 @@ class LabelledCP(CPTensor):
         saved = read_cp(path)
         labels = Labels(saved.labels, ordered=saved.ordered)
         # The model is in form already; bringing it into form again would change the last bits.
-        return cls.__new__(cls)._set(saved.weights, list(saved.factors), labels)
+        return cls.__new__(cls)._set(
+            saved.weights, list(saved.factors), labels, saved.observed_l2_reg
+        )
 
     def plot(self, top: int = 8, lines: Iterable[str | int] | None = None) -> "Figure":
         """Draw the components: a row of panels for each, with a panel for each mode.
@@ -364,6 +374,8 @@ class LabelledCP(CPTensor):
         *,
         loss: str = "gaussian",
         non_negative: bool = False,
+        observed: bool | None = None,
+        l2_reg: float | None = None,
         **options: Any,
     ) -> "DataFrame":
         """Compute the factor rows of new labels of one mode, such as new users; see `fold_in`.
@@ -379,6 +391,11 @@ class LabelledCP(CPTensor):
         loss : {"gaussian", "poisson_count"}
         non_negative : bool
             Whether the rows are non-negative; with "poisson_count" they always are.
+        observed : bool, optional
+            Whether all cells but those of `frame` are unknown, not zeros; by default, whether
+            `observed_parafac` made the model.
+        l2_reg : float, optional
+            The ridge, only with `observed`; by default that of the model.
         **options
             Those of `from_dataframe`, such as ``aggregate``.
 
@@ -411,7 +428,10 @@ class LabelledCP(CPTensor):
         known = {other: labels for other, labels in self.labels.items() if other != name}
         place = {"dtype": factor.dtype, "device": "cuda" if is_cupy(factor) else "cpu"}
         x_new = from_dataframe(frame, self.names, values, labels=known, **place, **options)
-        rows = fold_in(self, x_new, index, loss=loss, non_negative=non_negative)
+        rows = fold_in(
+            self, x_new, index,
+            loss=loss, non_negative=non_negative, observed=observed, l2_reg=l2_reg,
+        )  # fmt: skip
         return pandas.DataFrame(move(rows, np), index=pandas.Index(x_new.labels[name], name=name))
 
 
@@ -428,7 +448,8 @@ def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
     # A callback may have kept the list, but not the CPTensor.
     factors, result.factors = gather_all(result.factors), []
     weights = bring_into_form(result.weights, factors)
-    return LabelledCP.__new__(LabelledCP)._set(weights, factors, Labels(labels))
+    ridge = getattr(result, "observed_l2_reg", None)
+    return LabelledCP.__new__(LabelledCP)._set(weights, factors, Labels(labels), ridge)
 
 
 def _find_largest(magnitudes: np.ndarray, count: int) -> np.ndarray:

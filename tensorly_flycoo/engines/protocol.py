@@ -83,8 +83,7 @@ class Engine(Primitives, RatioOperations, ABC):
             num_slabs, num_resident = self.plan_streaming(name, nnz, shape, dtype, num_slabs)
             keep_aside = make_keep_aside(self.make_stager, num_resident)
         elif not num_slabs:
-            least = self.choose_num_slabs(nnz)
-            num_slabs = slab_plan.fit_num_slabs(self, name, nnz, shape, dtype, least)
+            num_slabs = self.fit_num_slabs(name, nnz, shape, dtype)
         sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
         if num_slabs > 1:
             sizes["slabs"] = num_slabs
@@ -104,6 +103,11 @@ class Engine(Primitives, RatioOperations, ABC):
     def choose_num_slabs(self, nnz: int) -> int:
         """Choose the fewest slabs for a tensor, whatever memory is free."""
         return slab_plan.choose_num_slabs(nnz, self.num_devices)
+
+    def fit_num_slabs(self, name: str, nnz: int, shape: Sequence[int], dtype: np.dtype) -> int:
+        """Choose the fewest slabs with which a tensor can be built in the free memory."""
+        least = self.choose_num_slabs(nnz)
+        return slab_plan.fit_num_slabs(self, name, nnz, shape, dtype, least)
 
     @property
     def local_device(self) -> str:

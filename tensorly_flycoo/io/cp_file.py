@@ -30,12 +30,15 @@ class SavedCP(NamedTuple):
     labels : dict of str to array (I_n,)
     ordered : tuple of str
         The modes whose labels have an order, such as dates.
+    observed_l2_reg : float or None
+        The ridge of `observed_parafac`, if it made the model.
     """
 
     weights: Array
     factors: Sequence[Array]
     labels: Mapping[str, np.ndarray]
     ordered: Sequence[str]
+    observed_l2_reg: float | None = None
 
 
 def write_cp(path: FilePath, saved: SavedCP) -> None:
@@ -54,8 +57,10 @@ def write_cp(path: FilePath, saved: SavedCP) -> None:
 
 
 def _list_arrays(saved: SavedCP) -> Iterator[tuple[str, np.ndarray]]:
-    keys = name_modes(saved.labels, saved.ordered)
-    yield "header", np.array(json.dumps({"format": _FORMAT, "version": _VERSION, **keys}))
+    header = {"format": _FORMAT, "version": _VERSION, **name_modes(saved.labels, saved.ordered)}
+    if saved.observed_l2_reg is not None:
+        header["observed_l2_reg"] = saved.observed_l2_reg
+    yield "header", np.array(json.dumps(header))
     yield "weights", move(saved.weights, np)
     for n, factor in enumerate(saved.factors):
         yield f"factor_{n}", move(factor, np)
@@ -110,7 +115,10 @@ def read_cp(path: FilePath) -> SavedCP:
         header = reader.read_header(_FORMAT, _VERSION, "a labelled CP model", keys)
         labels = read_labels(reader, header)
         factors = [reader.read(f"factor_{n}") for n in range(len(labels))]
-        saved = SavedCP(reader.read("weights"), factors, labels, tuple(header["ordered"]))
+        ordered, ridge = tuple(header["ordered"]), header.get("observed_l2_reg")
+        if not isinstance(ridge, float | None):
+            raise reader.make_error("its header has a wrong observed_l2_reg")
+        saved = SavedCP(reader.read("weights"), factors, labels, ordered, ridge)
     _check(path, saved)
     return saved
 

@@ -88,9 +88,9 @@ def save(path: FilePath, x: "FlycooTensor | LabelledTensor | SparseArray") -> No
     x = as_flycoo(x)
     layout = x._layout
     if isinstance(layout, SlabLayout):
-        raise ValueError(
-            f"x has {x.slabs} slabs, expected a tensor in one piece: call save_slabs(path, x)"
-        )
+        is_here = type(x) is FlycooTensor  # not on a cluster, whose tensors cannot be saved
+        instead = "call save_slabs(path, x)" if is_here else "keep the data that it was loaded from"
+        raise ValueError(f"x has {x.slabs} slabs, expected a tensor in one piece: {instead}")
     with replace_file(path) as file:
         write_layout(file, layout, names=names, labels=labels)
 

@@ -91,7 +91,7 @@ def _or_one(norms: Array) -> Array:
 
 def _multiply(weights: Array | None, norms: Sequence[Array]) -> Array:
     """Compute the norms of components."""
-    product = norms[0] if weights is None else weights * norms[0]
+    product = norms[0] if weights is None else abs(weights) * norms[0]
     for norm in norms[1:]:
         product = product * norm
     return product

@@ -126,10 +126,11 @@ class OnlineCP(Parameters):
         Parameters
         ----------
         slices : FlycooTensor, sparse.COO, (coords, values, shape) or (coords, values)
-            With all modes: coords (ndim, nnz). In the streaming mode, index 0 is the first slice
-            after the earlier ones, and each index is a slice, also without nonzeros. Other modes
-            may have more indices than the model so far, which then grows, or fewer. Without a
-            shape, they have the model's, and the last slice is the last one with nonzeros.
+            With all modes: coords (ndim, nnz), repeated ones add up. In the streaming mode, index 0
+            is the first slice after the earlier ones, and each index is a slice, also without
+            nonzeros; a single slice has size 1 there. Other modes may have more indices than the
+            model so far, which then grows, or fewer. Without a shape, they have the model's, and
+            the last slice is the last one with nonzeros.
 
         Raises
         ------
@@ -138,7 +139,8 @@ class OnlineCP(Parameters):
             the wrong type.
         ValueError
             If a coordinate is outside the shape, a value is not finite, the number of modes
-            differs, the first slices have no shape or no nonzeros, or a parameter is out of range.
+            differs or, in the first slices, is below three, these have no shape or no nonzeros, or
+            a parameter is out of range.
             The model then stays as it was.
         """
         self._check()
@@ -160,7 +162,8 @@ class OnlineCP(Parameters):
             return self._fit_first(new)
         if len(new.shape) != len(stream.factors) + 1:
             raise ValueError(
-                f"slices has {len(new.shape)} modes, expected {len(stream.factors) + 1}"
+                f"slices has {len(new.shape)} modes, expected {len(stream.factors) + 1}: a single "
+                "slice has size 1 in the streaming mode"
             )
         check_place(new.values, "slices", is_cupy(stream.factors[0]), "the model")
         return self._update(stream, new)
@@ -204,6 +207,13 @@ class OnlineCP(Parameters):
 
     def _fit_first(self, new: Slices) -> Self:
         """Decompose the first slices together."""
+        if len(new.shape) < 3:
+            whole = list(new.shape)
+            whole.insert(len(whole) + 1 + self.mode if self.mode < 0 else self.mode, 1)
+            raise ValueError(
+                f"the first slices have shape {new.shape}, expected three modes or more, all those "
+                f"of the tensor: pass a matrix that is one slice with shape {tuple(whole)}"
+            )
         if not new.values.any():
             raise ValueError("the first slices have no nonzeros, expected some to start from")
         device = "cuda" if is_cupy(new.values) else "cpu"

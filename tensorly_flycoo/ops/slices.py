@@ -173,7 +173,15 @@ def read_slices(x: Any, mode: int, dtype: np.dtype | None, known: Sequence[int] 
     check_inside(coords, shape)
     values = check_values(values, coords.shape[1], check_dtype(dtype or values.dtype))
     check_finite(values)
+    if isinstance(x, tuple) and values.size and _have_repeats(coords):
+        device = "cuda" if is_cupy(coords) else "cpu"
+        coords, values = FlycooTensor(coords, values, shape, device=device)._sorted_nonzeros()
     return Slices(coords.astype(np.int64, copy=False), values, shape, mode % len(shape))
+
+
+def _have_repeats(coords: Array) -> bool:
+    ordered = coords[:, array_module(coords).lexsort(coords)]
+    return bool((ordered[:, 1:] == ordered[:, :-1]).all(axis=0).any())
 
 
 def _take_apart(

@@ -239,32 +239,16 @@ class RowShards(NDArrayOperatorsMixin):
         refuse("numpy.asarray")
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
-        raise TypeError("row-sharded factors are immutable: tl.index_update makes a new one")
+        raise TypeError("row-sharded factors are immutable: factor.to_numpy() copies all rows")
 
     def __getitem__(self, index: Any) -> RowShards:
         """Take columns, by a slice or a list: ``x[:, :3]``."""
-        self._check_columns(index)
-        return self.map_blocks(lambda block: block[:, index[1]])
-
-    def _check_columns(self, index: Any) -> None:
         is_pair = isinstance(index, tuple) and len(index) == 2
         if self.is_transposed or not is_pair or index[0] != slice(None):
             refuse(f"indexing with {index!r}")
         if not isinstance(index[1], slice | list | np.ndarray):
             refuse(f"indexing with {index!r}")
-
-    def update_columns(self, index: Any, values: Any) -> RowShards:
-        """Copy the matrix with other values, sharded as it is, or a number, in some columns."""
-        self._check_columns(index)
-        if not isinstance(values, RowShards) and hasattr(values, "ndim") and values.ndim:
-            refuse("index_update with values that are not sharded")
-
-        def update(block: Array, columns: Array) -> Array:
-            updated = block.copy()
-            updated[index] = columns
-            return updated
-
-        return self.map_blocks(update, values)
+        return self.map_blocks(lambda block: block[:, index[1]])
 
     # Over all rows
 

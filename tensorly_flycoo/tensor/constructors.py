@@ -72,7 +72,10 @@ class FromOthers:
         3
         """
         if not hasattr(matrix, "tocoo"):
-            raise TypeError(f"matrix is a {type(matrix).__name__}, expected a SciPy sparse matrix")
+            raise TypeError(
+                f"matrix is a {type(matrix).__name__}, expected a SciPy sparse matrix; "
+                "sparse.stack([sparse.COO(a), sparse.COO(b), ...]) makes a tensor of several"
+            )
         coo = matrix.tocoo()
         coords = coo.coords if hasattr(coo, "coords") else (coo.row, coo.col)
         return cls(np.stack(coords), coo.data, coo.shape, **options)

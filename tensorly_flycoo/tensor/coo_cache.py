@@ -65,19 +65,28 @@ def find_converter(x: Any) -> str | None:
 
 
 def is_table(x: object) -> bool:
-    """Return whether `x` is a table of pandas, polars or Arrow, without importing them."""
+    """Return whether `x` is a table of pandas, polars, Arrow or xarray, without importing them."""
     kind: type = type(x)
-    is_library = _library_of(kind) in ("pandas", "polars", "pyarrow")
-    return is_library and kind.__name__ in ("DataFrame", "LazyFrame", "Table")
+    is_library = _library_of(kind) in ("pandas", "polars", "pyarrow", "xarray")
+    return is_library and kind.__name__ in (
+        "DataFrame",
+        "LazyFrame",
+        "Series",
+        "Table",
+        "DataArray",
+    )
 
 
 def not_sparse_error(x: object) -> TypeError:
     """Build the error for an `x` that is no sparse tensor; say how to convert it, if possible."""
     kind = type(x)
     if is_table(x):
+        instead = {
+            "DataArray": "x.data",
+            "Series": "tensorly_flycoo.from_dataframe(x.reset_index(), columns, values)",
+        }.get(kind.__name__, "tensorly_flycoo.from_dataframe(x, columns)")
         return TypeError(
-            f"x is a {kind.__name__}, expected a FlycooTensor or a sparse.COO: pass "
-            "tensorly_flycoo.from_dataframe(x, columns)"
+            f"x is a {kind.__name__}, expected a FlycooTensor or a sparse.COO: pass {instead}"
         )
     converter = find_converter(x)
     if converter is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from ..array_modules import Array, is_cupy
-from ..checks import LAYOUTS
+from ..checks import LAYOUTS, SURELY_FREE_NBYTES
 from ..format.slab_layout import SlabLayout
 from ..reporting import log_compilation
 
@@ -78,6 +78,9 @@ def build_layout(
     keep: str = "device",
 ) -> AnyLayout:
     """Build a layout on the device of `engine` from checked coords and values on any device."""
+    nnz, dtype, is_host = values.size, values.dtype, engine.make_stager is None
+    if is_host and not num_slabs:
+        num_slabs = engine.fit_num_slabs(layout, nnz, shape, dtype)
 
     def build() -> AnyLayout:
         with log_compilation():
@@ -87,14 +90,33 @@ def build_layout(
     held = coords.nbytes + values.nbytes if is_on_gpu == (engine.xp is not np) else 0
 
     def count(layout: str, dtype: np.dtype) -> int:
-        needed = engine.estimate_layout(layout, values.size, shape, dtype, num_slabs)[1]
+        needed = engine.estimate_layout(layout, nnz, shape, dtype, num_slabs)[1]
         return needed + held if is_on_gpu else needed
 
     def explain() -> str:
-        task, dtype = f"building a FlycooTensor of {values.size:,} nonzeros", values.dtype
-        return _explain(task, engine, layout, dtype, count(layout, dtype), held, count)
+        task = f"building a FlycooTensor of {nnz:,} nonzeros"
+        text = _explain(task, engine, layout, dtype, count(layout, dtype), held, count)
+        if max(shape) <= nnz:
+            return text
+        return (
+            f"{text}. Mode {np.argmax(shape)} has {max(shape):,} indices: if the data use few of "
+            "them, number those from 0, as from_dataframe does"
+        )
 
+    if is_host:
+        refuse_excess_on_host(engine, count(layout, dtype) - held, explain)
     return attempt(build, explain)
+
+
+def refuse_excess_on_host(engine: Engine, nbytes: int, explain: Callable[[], str]) -> None:
+    """Raise a MemoryError with ``explain()``, before bytes are used that the host does not have.
+
+    Linux hands out more memory than there is, and kills the process that uses it.
+    """
+    if nbytes > SURELY_FREE_NBYTES:
+        free = engine.count_free_nbytes()
+        if free is not None and nbytes > free:
+            raise RefusedMemory(explain())
 
 
 def explain_work(x: FlycooTensor, task: str, work_nbytes: int) -> str:

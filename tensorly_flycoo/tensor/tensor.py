@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -28,7 +29,7 @@ from .arithmetic import add, map_elements, map_values, raise_to, scale
 from .constructors import FromOthers
 from .indexing import Index, find_part, iterate_parts
 from .memory import build_layout
-from .numpy_protocol import USE_NONZEROS, apply_function, apply_ufunc
+from .numpy_protocol import USE_FIT, USE_NONZEROS, apply_function, apply_ufunc, refuse_attribute
 from .pieces import check_all_values, read_nonzeros, rebuild
 from .reductions import average_modes, find_largest, find_smallest, sum_modes
 from .showing import to_html
@@ -39,6 +40,13 @@ if TYPE_CHECKING:
 
     from ..engines.protocol import Engine
     from ..format.slab_layout import AnyLayout
+
+
+def _make_operator(ufunc: np.ufunc) -> Callable[[FlycooTensor, Any], Any]:
+    def operate(x: FlycooTensor, other: Any) -> Any:
+        return ufunc(x, other) if isinstance(other, Real) else NotImplemented
+
+    return operate
 
 
 class FlycooTensor(FromOthers):
@@ -90,13 +98,15 @@ class FlycooTensor(FromOthers):
         If coords or `slabs` are not integers, values are complex, objects or of another unsupported
         type, or only one of the two is on a GPU.
     ValueError
-        If a coordinate lies outside `shape`, lengths do not match, a value is not finite, an
+        If a coordinate lies outside `shape`, lengths do not match, entries are masked, a value is
+        not finite, an
         integer is too large for float64, `layout` or `device` is unknown, `slabs` is less than 1,
         or arrays are on a GPU other than the current one.
     ImportError, RuntimeError
         If `device` is "cuda" and cannot be used.
     MemoryError
-        If memory runs out; the message says what was needed and free, and what would fit.
+        If memory runs out, or clearly would; the message says what is needed and free, and what
+        would fit.
 
     Notes
     -----
@@ -333,19 +343,21 @@ class FlycooTensor(FromOthers):
         other._set(self._engine, layout)
         return other
 
-    def _scale(self, operation: Callable[[Any, Any], Any], symbol: str, other: Any) -> FlycooTensor:
-        if isinstance(other, FlycooTensor):
-            instead = "tl.tenalg.inner(x, y) is the sum of their elementwise product"
-            raise densify_error(f"FlycooTensor {symbol} FlycooTensor", self.shape, instead)
-        return scale(self, operation, other)
-
     def __mul__(self, other: Any) -> FlycooTensor:
-        return self._scale(operator.mul, "*", other)
+        if isinstance(other, FlycooTensor):
+            raise TypeError(
+                "FlycooTensor * FlycooTensor is not provided: x.to_coo() * y.to_coo() is the "
+                "elementwise product, tl.tenalg.inner(x, y) its sum, and x**2 the square"
+            )
+        return scale(self, operator.mul, other)
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> FlycooTensor:
-        return self._scale(operator.truediv, "/", other)
+        if isinstance(other, FlycooTensor):
+            instead = "0 / 0 is nan: divide the values of x.nonzeros() instead"
+            raise densify_error("FlycooTensor / FlycooTensor", self.shape, instead)
+        return scale(self, operator.truediv, other)
 
     def __rtruediv__(self, other: Any) -> NoReturn:
         raise densify_error("number / FlycooTensor", self.shape, USE_NONZEROS)
@@ -366,8 +378,10 @@ class FlycooTensor(FromOthers):
         return map_values(self, np.abs)
 
     def _add(self, other: Any, sign: int, operation: str) -> FlycooTensor:
+        if hasattr(other, "fill_value") and hasattr(other, "coords"):  # a sparse.COO
+            other = FlycooTensor.from_coo(other, device=self.device)
         if not isinstance(other, FlycooTensor):
-            raise densify_error(operation, self.shape, USE_NONZEROS)
+            raise densify_error(operation, self.shape, USE_FIT)
         return add(self, other, sign, operation)
 
     def __add__(self, other: Any) -> FlycooTensor:
@@ -380,7 +394,25 @@ class FlycooTensor(FromOthers):
         return self._add(other, -1, "FlycooTensor - array")
 
     def __rsub__(self, other: Any) -> NoReturn:
-        raise densify_error("array - FlycooTensor", self.shape, USE_NONZEROS)
+        raise densify_error("array - FlycooTensor", self.shape, USE_FIT)
+
+    # Comparisons with numbers are elementwise, as NumPy's functions are; tensors are not compared.
+
+    __lt__ = _make_operator(np.less)
+    __le__ = _make_operator(np.less_equal)
+    __gt__ = _make_operator(np.greater)
+    __ge__ = _make_operator(np.greater_equal)
+    __eq__ = _make_operator(np.equal)
+    __ne__ = _make_operator(np.not_equal)
+    __floordiv__ = _make_operator(np.floor_divide)
+    __mod__ = _make_operator(np.remainder)
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> NoReturn:
+        raise ValueError("the truth value of a FlycooTensor is ambiguous: use x.nnz, x.max() ...")
+
+    if not TYPE_CHECKING:  # or unknown attributes would have a type
+        __getattr__ = refuse_attribute
 
     def reshape(self, *shape: Any) -> NoReturn:
         """Refuse NumPy's method: `tl.reshape` makes a lazy view, which is no tensor."""

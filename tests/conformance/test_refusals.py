@@ -214,6 +214,26 @@ def test_a_table_is_refused_at_once(name):
             call(table, [2])
 
 
+class DataArray:
+    """Stands for that of xarray, which is not installed."""
+
+
+DataArray.__module__ = "xarray.core.dataarray"
+
+
+@pytest.mark.parametrize("name", ["parafac", "non_negative_parafac", "tucker"])
+@pytest.mark.parametrize(
+    ("x", "instead"),
+    [
+        (DataArray(), r"pass x\.data"),
+        (pd.Series([1.0], [("a", "b")]), r"from_dataframe\(x\.reset_index\(\), columns, values\)"),
+    ],
+)
+def test_labelled_arrays_are_refused_at_once(name, x, instead):
+    with pytest.raises(TypeError, match=instead):
+        getattr(tl.decomposition, name)(x, [2])
+
+
 def test_a_callback_that_only_our_function_takes():
     name, x = "non_negative_parafac_hals", _small_coo()
     with pytest.raises(TypeError, match=rf"'callback': tensorly_flycoo.decomposition.{name} takes"):

@@ -15,7 +15,7 @@ from problems import make_problem
 
 import tensorly_flycoo
 from tensorly_flycoo import DensifyError, FlycooTensor, engines, mttkrp
-from tensorly_flycoo.checks import densify_error
+from tensorly_flycoo.checks import check_inside, densify_error
 from tensorly_flycoo.testing import planted_tensor
 
 COORDS, VALUES, SHAPE = [[0, 1], [2, 0]], [1.0, 2.0], (3, 4)
@@ -46,6 +46,26 @@ BAD_NONZEROS = [
     case(
         "coordinate beyond int64", ValueError, "coords[0, 0] is 18446744073709551615",
         "expected 0 to 2", coords=np.array([[2**64 - 1, 0], [0, 0]], np.uint64),
+    ),
+    case(
+        "coordinate negative int8", ValueError, "coords[0, 1] is -1", "expected 0 to 999",
+        coords=np.array([[0, -1], [2, 0]], np.int8), shape=(1000, 1000),
+    ),
+    case(
+        "coordinate negative int16", ValueError, "coords[0, 1] is -1", "expected 0 to 69999",
+        coords=np.array([[0, -1], [2, 0]], np.int16), shape=(70000, 4),
+    ),
+    case(
+        "coordinate too large big-endian", ValueError, "coords[0, 0] is 16777216",
+        coords=np.array([[2**24, 0], [2, 0]], ">i4"),
+    ),
+    case(
+        "values masked", ValueError, "has 1 masked entries, expected none",
+        values=np.ma.masked_array([1.0, 2.0], [False, True]),
+    ),
+    case(
+        "coords masked", ValueError, "has 1 masked entries, expected none",
+        coords=np.ma.masked_array([[0, 1], [2, 0]], [[False, True], [False, False]]),
     ),
     case("coords floats", TypeError, "coords", "float64", "integers", coords=[[0.0], [1.0]]),
     case("coords bools", TypeError, "coords", "bool", "integers", coords=[[True], [False]]),
@@ -126,6 +146,20 @@ def test_bad_nonzeros(arguments, error, parts):
     arguments = {"coords": COORDS, "values": VALUES, "shape": SHAPE, **arguments}
     with raises(error, *parts):
         FlycooTensor(**arguments)
+
+
+@pytest.mark.parametrize("dtype", ["i1", "<i2", ">i2", "<i4", ">i4", "<i8", ">i8"])
+def test_negative_coords_of_any_width_are_outside_any_shape(dtype):
+    coords = np.array([[0, 5, -1]], dtype)
+    check_inside(coords[:, :2], (2**32,))
+    with raises(ValueError, "coords[0, 2] is -1", "expected 0 to 4294967295"):
+        check_inside(coords, (2**32,))
+
+
+@pytest.mark.parametrize("dtype", ["i1", "u1", ">i4", ">u8"])
+def test_coords_of_other_dtypes(dtype):
+    x = FlycooTensor(np.array([[0, 127], [2, 0]], dtype), VALUES, (300, 4))
+    assert x.nonzeros()[0].tolist() == [[0, 127], [2, 0]]
 
 
 def test_arguments_are_not_written_to():

@@ -5,7 +5,6 @@ depend on it.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numba
@@ -18,6 +17,7 @@ from ...reporting import log_compilation
 from ..protocol import Engine
 from . import kernels, launch, logarithms, products, ratios, slices, solvers, updates
 from . import ttmc as ttmc_kernels
+from .free_memory import count_free_nbytes
 from .primitives import CpuPrimitives
 from .records import Field, Fields, Source, Target, Tiles, locate
 
@@ -52,12 +52,7 @@ class CpuEngine(CpuPrimitives, Engine):
         pass  # the CPU reads every NumPy array
 
     def count_free_nbytes(self) -> int | None:
-        try:
-            lines = Path("/proc/meminfo").read_text().splitlines()
-        except OSError:
-            return None
-        sizes = (line.split() for line in lines)
-        return next((1024 * int(size[1]) for size in sizes if size[0] == "MemAvailable:"), None)
+        return count_free_nbytes()
 
     def allocate_workspace(
         self,

@@ -12,7 +12,7 @@ import tensorly as tl
 from distributed import Client
 from local_clusters import start_cluster
 
-from tensorly_flycoo import Progress, mttkrp, save_slabs
+from tensorly_flycoo import Progress, mttkrp, save, save_slabs
 from tensorly_flycoo.dask import WorkerLost, open_slabs
 from tensorly_flycoo.dask import cluster as cluster_module
 from tensorly_flycoo.dask.handles import RemoteObject
@@ -278,3 +278,16 @@ def test_too_little_memory_for_a_slab(client, folder, monkeypatch):
     )
     with pytest.raises(MemoryError, match=r"worker tcp.* slab [02] of .* needs .* is free"):
         open_slabs(folder, client=client)
+
+
+def test_a_closed_client_is_named(folder, client):
+    """Its workers seem to be gone, but are there: recovering would not help."""
+    with Client(client.scheduler.address, set_as_default=False) as other:
+        x = open_slabs(folder, client=other)
+        assert x.sum() != 0
+        with pytest.raises(ValueError, match="keep the data that it was loaded from"):
+            save("x.npz", x)
+    for use in (x.sum, x.recover):
+        with pytest.raises(RuntimeError, match=r"client .* is closed.* with another client"):
+            use()
+    assert open_slabs(folder, client=client).sum() != 0

@@ -8,8 +8,9 @@ import tensorly as tl
 from scipy.optimize import nnls
 from tensorly.decomposition import parafac
 
-from tensorly_flycoo import FlycooTensor, fold_in
+from tensorly_flycoo import FlycooTensor, LabelledCP, fold_in, observed_parafac
 from tensorly_flycoo.decomposition import non_negative_parafac_hals
+from tensorly_flycoo.ops.cp_entries import evaluate_model
 from tensorly_flycoo.testing import random_tensor
 
 SHAPE, RANK, NUM_NEW = (9, 8, 10), 3, 15
@@ -54,6 +55,23 @@ def test_it_solves_least_squares(weights, dtype):
     assert np.abs(found - expected).max() <= 100 * np.finfo(dtype).eps * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("seed", [3, 8, 32, 50, 72, 86])
+def test_proportional_components(seed):
+    """The residual is as small as without the second component, which adds nothing."""
+    rng = np.random.default_rng(seed)
+    rank, noise = int(rng.integers(2, 6)), 1e-9 if seed % 4 > 1 else 0
+    factors = [rng.standard_normal((size, rank)) for size in SHAPE]
+    for factor in factors:
+        factor[:, 1] = rng.random() * factor[:, 0] + noise * rng.standard_normal(len(factor))
+    x = random_tensor((NUM_NEW, *SHAPE[1:]), 400, random_state=seed)
+    found = fold_in((None, factors), x, 0)
+    khatri_rao = np.einsum("jr,kr->jkr", *factors[1:]).reshape(-1, rank)
+    dense = x.to_coo().todense().reshape(NUM_NEW, -1)
+    others = np.delete(khatri_rao, 1, axis=1)
+    least = dense - np.linalg.lstsq(others, dense.T, rcond=None)[0].T @ others.T
+    assert np.linalg.norm(dense - found @ khatri_rao.T) <= (1 + 1e-6) * np.linalg.norm(least)
+
+
 def test_non_negative_rows_solve_non_negative_least_squares():
     weights, factors = make_model()
     x = make_new(0)
@@ -73,6 +91,52 @@ def test_non_negative_rows_are_those_of_hals_with_fixed_modes():
     fixed = non_negative_parafac_hals(x, RANK, init=(None, factors), **options)
     found = fold_in((None, factors), x, 0, non_negative=True)
     assert np.abs(found - fixed.factors[0]).max() <= 1e-6 * found.max()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("mode", range(3))
+def test_observed_rows_continue_a_model_of_observed_parafac(mode, dtype):
+    """Also those with fewer nonzeros than components, and of the model with other weights."""
+    x = random_tensor(SHAPE, 150, random_state=1, dtype=dtype)
+    model = observed_parafac(x, RANK, n_iter_max=3000, tol=0, l2_reg=0.5, random_state=0)
+    kept = np.linalg.norm(model.factors[mode])
+    labelled = LabelledCP(model, [np.arange(size) for size in SHAPE])
+    options = {"observed": True, "l2_reg": 0.5}
+    for cp_tensor, more in [(model, {}), (tuple(model), options), (labelled, {})]:
+        found = fold_in(cp_tensor, x, mode, **more)
+        assert found.dtype == dtype
+        _, factors = cp_tensor
+        assert np.abs(found - factors[mode]).max() <= 1e-3 * np.abs(factors[mode]).max()
+    assert kept == np.linalg.norm(model.factors[mode])
+    zeros = fold_in(model, x, mode, observed=False)
+    assert np.abs(zeros - model.factors[mode]).max() > 0.1 * np.abs(model.factors[mode]).max()
+
+
+def test_observed_rows_of_exact_data():
+    """Unlike least squares over all cells, they find the rows from some of the cells."""
+    weights, factors = make_model()
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((NUM_NEW, RANK))
+    coords = np.unique(rng.integers(0, [[NUM_NEW], [8], [10]], (3, 500)), axis=1)
+    values = evaluate_model(coords, weights, [rows, *factors[1:]])
+    x = FlycooTensor(coords, values, (NUM_NEW, 8, 10))
+    found = fold_in((weights, factors), x, 0, observed=True, l2_reg=1e-12)
+    assert np.abs(found - rows).max() < 1e-8
+    none = FlycooTensor(np.zeros((3, 0), int), [], (NUM_NEW, 8, 10))
+    assert not fold_in((weights, factors), none, 0, observed=True).any()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"non_negative": True}, "non_negative=False"),
+        ({"loss": "poisson_count"}, 'loss="gaussian"'),
+        ({"l2_reg": 0}, "l2_reg is 0, expected a number above 0"),
+    ],
+)
+def test_bad_options_of_observed_rows(options, text):
+    with pytest.raises(ValueError, match=text):
+        fold_in(make_model(), make_new(0), 0, observed=True, **options)
 
 
 def test_the_model_is_left_as_it_is():

@@ -216,6 +216,17 @@ def test_empty_rows_are_zero(method):
         assert (np.delete(factor, x.nonzeros()[0][mode], axis=0) == 0).all()
 
 
+@pytest.mark.parametrize("seed", range(9))
+def test_cp_apr_raises_inadmissible_zeros_in_float32(seed):
+    counts = np.random.RandomState(0).poisson(0.3, (7, 8, 9)).astype(np.float32)
+    counts[::2] = 0
+    x = FlycooTensor.from_dense(counts)
+    options = {"method": "cp_apr", "random_state": seed, "return_errors": True}
+    cp, losses = generalized_parafac(x, 3, 30, **options)
+    assert all(factor.dtype == np.float32 for factor in cp.factors)
+    assert losses[-1] == pytest.approx(measure_densely(cp, counts), rel=1e-4)
+
+
 @pytest.mark.parametrize("init", ["random", "svd"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_initial_guesses(init, dtype):

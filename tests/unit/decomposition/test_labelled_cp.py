@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from strategies import quick
 from tensorly.cp_tensor import CPTensor
 
-from tensorly_flycoo import LabelledCP, LabelledTensor, decomposition, from_dataframe
+from tensorly_flycoo import (
+    LabelledCP,
+    LabelledTensor,
+    decomposition,
+    from_dataframe,
+    observed_parafac,
+)
 from tensorly_flycoo.decomposition.tensorly_loop import tensorly_loop
 from tensorly_flycoo.testing import random_tensor
 
@@ -384,6 +390,28 @@ def test_transforming_the_data_of_the_model_gives_its_factor():
     cp = tl.decomposition.parafac(from_dataframe(frame, ["a", "b", "c"]), 2, **FEW)
     rows = cp.transform(frame, "c").to_numpy()
     assert np.abs(rows - cp.factors[2]).max() <= 1e-12
+
+
+def test_a_model_of_observed_parafac_takes_unrated_cells_as_unknown(tmp_path):
+    """The model is exact, and so are the rows of new users, from a third of their cells."""
+    rng = np.random.default_rng(0)
+    users, items, days = (rng.random((size, 2)) + 0.1 for size in (40, 12, 10))
+    whole = np.einsum("ur,ir,dr->uid", users, items, days)
+    cells = np.argwhere(rng.random(whole.shape) < 0.3)
+    table = pd.DataFrame(cells, columns=["user", "item", "day"])
+    table["stars"] = whole[tuple(cells.T)]
+    x = from_dataframe(table[table.user < 30], ["user", "item", "day"], "stars")
+    cp = observed_parafac(x, 2, n_iter_max=500, tol=0, random_state=0)
+    cp.save(tmp_path / "model.npz")
+    loaded = LabelledCP.load(tmp_path / "model.npz")
+    assert loaded.observed_l2_reg == LabelledCP(cp, cp.labels).observed_l2_reg == 1e-6
+    new = table[table.user >= 30]
+    rows = loaded.transform(new, "user", "stars")
+    expected = whole[30:]
+    found = np.einsum("r,ur,ir,dr->uid", cp.weights, rows, *cp.factors[1:])
+    assert np.abs(found - expected).max() < 1e-2 * expected.max()
+    as_zeros = loaded.transform(new, "user", "stars", observed=False)
+    assert (as_zeros.abs().sum(axis=1) < 0.6 * rows.abs().sum(axis=1)).all()
 
 
 def test_transform_refuses_labels_that_the_model_does_not_have():

@@ -34,6 +34,13 @@ def test_the_order_and_the_signs_of_components_do_not_matter():
     assert factor_match_score((weights, factors), other) == pytest.approx(1)
 
 
+@pytest.mark.parametrize("weights", [([-2.0], [-1.0]), ([1.0], [-2.0]), ([-1.0], [2.0])])
+def test_negative_weights(weights):
+    factors = [np.ones((4, 1)), np.ones((3, 1))]
+    models = [(np.array(own), factors) for own in weights]
+    assert factor_match_score(*models) == pytest.approx(0.5)
+
+
 def test_components_of_zeros():
     weights, factors = make_model(np.random.RandomState(0), (5, 6, 7), 2)
     factors[1][:, 0] = 0

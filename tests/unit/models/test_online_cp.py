@@ -313,6 +313,29 @@ def test_wrong_slices_are_refused_and_change_nothing(slices, error, text):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize(("mode", "shape"), [(-1, "4, 5, 1"), (0, "1, 4, 5"), (-2, "4, 1, 5")])
+def test_a_first_matrix_is_refused(mode, shape):
+    """Its columns would be taken for slices."""
+    with pytest.raises(ValueError, match=rf"pass a matrix .* with shape \({shape}\)"):
+        OnlineCP(2, mode).partial_fit(random_tensor((4, 5), 10, random_state=0))
+
+
+@pytest.mark.parametrize("loss", ["gaussian", "poisson_count"])
+def test_repeated_cells_are_summed(loss):
+    first = random_tensor((6, 7, 8), 150, random_state=0).map(abs)
+    coords, values = np.array([[1, 2, 1], [3, 3, 3], [0, 0, 0]]), np.array([1.0, 2.0, 4.0])
+    rows = [
+        OnlineCP(2, loss=loss, random_state=0, tol=0.1).partial_fit(first).partial_fit(x).rows_
+        for x in [
+            (coords, values),
+            (coords, values, (6, 7, 1)),
+            FlycooTensor(coords, values, (6, 7, 1)),
+        ]
+    ]
+    np.testing.assert_array_equal(rows[0], rows[2])
+    np.testing.assert_array_equal(rows[1], rows[2])
+
+
 def test_the_first_slices_need_a_shape_and_no_labels():
     with pytest.raises(ValueError, match=r"expected \(coords, values, shape\)"):
         OnlineCP(2).partial_fit(([[0], [0], [0]], [1.0]))

@@ -54,6 +54,8 @@ def test_from_dense_of_bad_arguments():
     assert FlycooTensor.from_dense([[0, 2], [0, 0]], device="cpu").nnz == 1
     with pytest.raises(ValueError, match="values"):
         FlycooTensor.from_dense([[0, np.nan]])
+    with pytest.raises(ValueError, match="1 masked entries, expected none"):
+        FlycooTensor.from_dense(np.ma.masked_array([[1.0, 2.0]], [[True, False]]))
     with pytest.raises(ValueError, match="shape is empty"):
         FlycooTensor.from_dense(3.0)
     with pytest.raises(TypeError, match=r"array is a dia_array, .* call from_scipy"):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorly as tl
 from problems import compute_all, make_exact_problem, make_problem
 
 from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp
@@ -288,6 +289,22 @@ def test_the_error_says_if_free_memory_is_unknown(monkeypatch, fail_to_pack):
     assert (
         f"layout='remap' and dtype='float32' ({get_peak(dtype='float32') / 1e6:.3g} MB)" in message
     )
+
+
+def test_what_exceeds_the_free_memory_is_refused_before_anything_is_allocated(monkeypatch):
+    """Linux would kill the process, so an allocation that fails is no sign."""
+    shape, free = (10**8, 3), 10**8
+    monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: free)
+    monkeypatch.setattr(cpu.CPU, "build_layout", lambda *_: pytest.fail("was built"))
+    with pytest.raises(MemoryError, match=r"100 MB is free\. .* Mode 0 has 100,000,000 indices"):
+        FlycooTensor([[0], [0]], [1.0], shape, device="cpu")
+
+
+def test_factors_that_exceed_the_free_memory_are_refused(monkeypatch):
+    x = FlycooTensor([[0], [0]], [1.0], (10**6, 3), device="cpu")
+    monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: 3 * 10**8)
+    with tl.backend_context("flycoo"), pytest.raises(MemoryError, match="a random start of rank"):
+        tl.decomposition.parafac(x, 50, init="random", n_iter_max=1)
 
 
 def test_the_error_of_mttkrp_says_what_would_fit(monkeypatch):

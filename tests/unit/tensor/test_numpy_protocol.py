@@ -1,5 +1,7 @@
 """NumPy's functions of a sparse tensor that keep zero, against those of dense arrays."""
 
+import operator
+
 import numpy as np
 import pytest
 import scipy.special
@@ -130,10 +132,72 @@ def test_no_nonzeros():
 
 def test_other_options_are_refused():
     x = make_tensor(make_dense())
-    with pytest.raises(DensifyError, match=r"numpy.clip .* x.map\(function\) does if it"):
-        np.clip(x, 0, 1)
+    with pytest.raises(DensifyError, match=r"numpy.std .* x.map\(function\) does if it"):
+        np.std(x)
+    with pytest.raises(DensifyError, match=r"numpy.clip\(0\) is 1.0, not 0"):
+        np.clip(x, 1, 2)
+    with pytest.raises(TypeError, match=r"numpy.norm of a FlycooTensor has no option 'axis'"):
+        np.linalg.norm(x, axis=0)
     with pytest.raises(TypeError, match=r"numpy.sum of a FlycooTensor has no option 'keepdims'"):
         np.sum(x, axis=0, keepdims=True)
     for use in (lambda: np.sqrt(x, dtype="float32"), lambda: np.modf(x), lambda: np.fmax(x, x)):
         with pytest.raises(DensifyError):
             use()
+
+
+COMPARISONS = [operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne]
+
+
+@pytest.mark.parametrize("operate", [*COMPARISONS, operator.floordiv, operator.mod])
+@pytest.mark.parametrize("number", [2, 2.0, np.float64(2), np.int8(2), np.float32(2), 0, -1.0])
+def test_operators_with_numbers_are_elementwise(operate, number):
+    """They are those of NumPy for numbers of Python and NumPy alike, or are refused."""
+    dense = np.abs(make_dense())
+    with np.errstate(all="ignore"):
+        at_zero = operate(np.float64(0), number)
+    if at_zero == 0:
+        np.testing.assert_array_equal(
+            to_dense(operate(make_tensor(dense), number)), operate(dense, number)
+        )
+    else:
+        with pytest.raises(DensifyError):
+            operate(make_tensor(dense), number)
+
+
+def test_tensors_are_compared_by_identity():
+    x, y = make_tensor(make_dense()), make_tensor(make_dense())
+    assert x == x
+    assert x != y
+    assert x != None  # noqa: E711
+    assert {x: 1}[x] == 1
+    assert y not in [x]
+
+
+@pytest.mark.parametrize(
+    "operate",
+    [operator.mul, operator.truediv, operator.pow, operator.gt, lambda x, number: number * x],
+)
+def test_longdouble(operate):
+    x, number = make_tensor(np.abs(make_dense())), np.longdouble(2)
+    np.testing.assert_array_equal(to_dense(operate(x, number)), to_dense(operate(x, 2.0)))
+    with pytest.raises(DensifyError):
+        number + x
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x: np.transpose(x, axes=(1, 0, 2)),
+        lambda x: np.transpose(a=x),
+        lambda x: np.sum(a=x, axis=(0, 2)),
+        lambda x: np.clip(x, -1, 1),
+        lambda x: np.clip(x, -1, None),
+        lambda x: np.round(x / 7, 1),
+        lambda x: np.linalg.norm(x),
+        lambda x: x - x.to_coo() if isinstance(x, FlycooTensor) else x - x,
+    ],
+)
+def test_other_functions_of_numpy(use):
+    found, expected = use(make_tensor(make_dense())), use(make_dense())
+    found = to_dense(found) if isinstance(found, FlycooTensor) else found
+    np.testing.assert_allclose(found, expected, rtol=1e-15)

@@ -314,9 +314,7 @@ DENSIFYING = [
     pytest.param(lambda x: DENSE @ x, "numpy.matmul", id="array @ x"),
     pytest.param(lambda x: np.greater(DENSE, x), "numpy.greater", id="array > x"),
     pytest.param(lambda x: 1 / x, "/", id="1 / x"),
-    pytest.param(lambda x: x * x, "FlycooTensor * FlycooTensor", id="x * x"),
     pytest.param(lambda x: x / x, "FlycooTensor / FlycooTensor", id="x / x"),
-    pytest.param(lambda x: np.multiply(x, x), "FlycooTensor *", id="np.multiply(x, x)"),
     pytest.param(lambda x: x**0, "FlycooTensor ** 0", id="x ** 0"),
     pytest.param(lambda x: x**-1, "FlycooTensor ** -1", id="x ** -1"),
     pytest.param(lambda x: x**np.nan, "FlycooTensor ** nan", id="x ** nan"),
@@ -327,7 +325,6 @@ DENSIFYING = [
     pytest.param(np.exp, "numpy.exp", id="np.exp"),
     pytest.param(np.prod, "numpy.prod", id="np.prod"),
     pytest.param(lambda x: np.greater(x, -1), "numpy.greater", id="np.greater(x, -1)"),
-    pytest.param(np.linalg.norm, "numpy.linalg.norm", id="np.linalg.norm"),
     pytest.param(lambda x: np.reshape(x, (20, 3)), "numpy.reshape", id="np.reshape"),
     pytest.param(lambda x: np.moveaxis(x, 0, 1), "numpy.moveaxis", id="np.moveaxis"),
     pytest.param(lambda x: np.dot(x, x), "numpy.dot", id="np.dot"),
@@ -351,15 +348,15 @@ def test_densifying_operations_are_named(x, operate, name):
 @pytest.mark.parametrize(
     "operate",
     [
-        pytest.param(lambda x: x + sparse.eye(4), id="x + COO"),
+        pytest.param(lambda x: x * x, id="x * x"),
+        pytest.param(lambda x: np.multiply(x, x), id="np.multiply(x, x)"),
+        pytest.param(lambda x: x < x, id="x < x"),
         pytest.param(lambda x: sparse.eye(4) * x, id="COO * x"),
         pytest.param(lambda x: x ** "2", id="x ** text"),
         pytest.param(lambda x: x**2j, id="x ** complex"),
-        pytest.param(lambda x: x // 2, id="x // 2"),
         pytest.param(lambda x: x @ x, id="x @ x"),
         pytest.param(lambda x: x * 2j, id="x * complex"),
         pytest.param(lambda x: x * "2", id="x * text"),
-        pytest.param(lambda x: x > 0, id="x > 0"),
         pytest.param(float, id="float(x)"),
     ],
 )
@@ -391,3 +388,20 @@ def test_many_tiles_and_buckets():
     assert x.nnz > 3 * cpu.BUCKET_SIZE
     problem.check_tensor(pickle.loads(pickle.dumps(x)))
     problem.check_tensor(FlycooTensor.from_coo(x.to_coo()))
+
+
+@pytest.mark.parametrize(
+    ("operate", "text"),
+    [
+        (lambda x: x * x, r"x\.to_coo\(\) \* y\.to_coo\(\) is the elementwise product"),
+        (lambda x: x - DENSE, r"cp_fit\(x, cp\) for the error of a CP model"),
+        (lambda x: DENSE - x, r"cp_fit\(x, cp\) for the error of a CP model"),
+        (bool, "truth value of a FlycooTensor is ambiguous"),
+        (lambda x: x.coords, r"no attribute 'coords'; use x\.nonzeros\(\)\[0\]"),
+        (lambda x: x.todense(), r"no attribute 'todense'; use x\.to_coo\(\)\.todense\(\)"),
+        (lambda x: x.other, "no attribute 'other'$"),
+    ],
+)
+def test_errors_say_what_to_do(x, operate, text):
+    with pytest.raises((TypeError, ValueError, AttributeError), match=text):
+        operate(x)

@@ -1,0 +1,58 @@
+"""How much memory of the host is free."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def count_free_nbytes(
+    proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
+) -> int | None:
+    """Count the bytes that this process may still allocate; None if that is unknown.
+
+    The least of what Linux has available and what the limits of the process's control groups
+    leave: containers and batch systems set those, and the kernel kills what exceeds them.
+    """
+    return min([*_read_available(proc), *_read_limits(proc, cgroups)], default=None)
+
+
+def _read_available(proc: Path) -> Iterator[int]:
+    for name, nbytes in _read_table(proc / "meminfo"):
+        if name == "MemAvailable:":
+            yield 1024 * nbytes
+
+
+def _read_limits(proc: Path, cgroups: Path) -> Iterator[int]:
+    """Yield what each control group with a limit leaves, in version 1 or 2 of their files."""
+    for line in _read_lines(proc / "self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if controllers == "memory":
+            names, prefix = ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_"
+        elif not controllers:
+            names, prefix = ("memory.max", "memory.current"), ""
+        else:
+            continue
+        root = cgroups / controllers
+        folder = root / path.lstrip("/")
+        for group in (folder, *folder.parents):
+            if not group.is_relative_to(root):
+                break
+            numbers = [line for name in names for line in _read_lines(group / name)]
+            if len(numbers) == 2 and numbers[0] != "max":
+                limit, used = map(int, numbers)
+                # The kernel gives cached files up before it kills.
+                cached = (f"{prefix}active_file", f"{prefix}inactive_file")
+                stat = _read_table(group / "memory.stat")
+                yield max(0, limit - used + sum(n for name, n in stat if name in cached))
+
+
+def _read_table(path: Path) -> Iterator[tuple[str, int]]:
+    for line in _read_lines(path):
+        name, number, *_ = line.split()
+        yield name, int(number)
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
