@@ -258,7 +258,7 @@ def select_rank(
     random = as_random_state(random_state)
     seed = random.randint(2**31 - 1)
     held_out = _HeldOut.draw(x, holdout, function, options, random) if holdout else None
-    results: list[tuple[RankScore, np.ndarray, CPTensor]] = []
+    results: list[tuple[RankScore, np.ndarray, CPTensor, float]] = []
     try:
         for number, rank in enumerate(ranks):
             report(f"rank {rank} ({number + 1} of {len(ranks)}): {n_runs} runs")
@@ -266,10 +266,10 @@ def select_rank(
     except KeyboardInterrupt:
         if not results:
             raise
-    scores, errors, models = map(list, zip(*results, strict=True))
+    scores, errors, models, tolerances = map(list, zip(*results, strict=True))
     if labels is not None:
         models = [label_result(model, labels) for model in models]
-    chosen, rule = _suggest(scores, _find_tolerance(x, function, options))
+    chosen, rule = _suggest(scores, tolerances)
     missing = ranks[len(results) :]
     texts = [f"Ctrl-C stopped the search before rank {missing[0]}"] if missing else []
     texts += _list_doubts(scores, chosen)
@@ -336,22 +336,27 @@ def _find_option(name: str, method: Callable, options: Mapping[str, Any], other:
     return other if parameter is None else options.get(name, parameter.default)
 
 
-def _find_tolerance(x: FlycooTensor, method: Callable, options: Mapping[str, Any]) -> float:
-    """Return by how much two losses may differ for no other reason than that the fits ended.
+def _find_tolerance(
+    dtype: np.dtype, method: Callable, options: Mapping[str, Any], errors: Sequence[Any]
+) -> float:
+    """Return by how much losses may differ for no other reason than that the fits ended.
 
-    Updates whose error approaches its limit like 1 / n change it by `tol` when it still is about
-    the root of `tol` above. Rounding in the errors, roots of differences of squares, has the root
-    of eps.
+    An error that approaches its limit like 1 / n changes by `tol` when it still is about the root
+    of `tol` above, and by d after n iterations when it is n * d above. Rounding in errors, which
+    are roots of differences of squares, has the root of eps.
     """
-    tol = _find_option("tol", method, options, 0.0)
-    return float(max(tol or 0, np.finfo(x.dtype).eps) ** 0.5)
+    tol = _find_option("tol", method, options, 0.0) or 0.0
+    nearness = float(max(tol, np.finfo(dtype).eps) ** 0.5)
+    if len(errors) < 2 or loss_of(method, options) != "gaussian":
+        return nearness
+    return max(nearness, len(errors) * abs(float(errors[-2]) - float(errors[-1])))
 
 
 def _fit_rank(
     x: FlycooTensor, rank: int, n_runs: int, method: Callable[..., Any],
     held_out: "_HeldOut | None", seed: int, options: Mapping[str, Any],
-) -> tuple[RankScore, np.ndarray, CPTensor]:  # fmt: skip
-    """Return the scores of a rank, the errors of its runs, and its model."""
+) -> tuple[RankScore, np.ndarray, CPTensor, float]:  # fmt: skip
+    """Return the scores of a rank, the errors of its runs, its model, and `_find_tolerance`."""
     known = x if held_out is None else held_out.known
     masked = options if held_out is None else {**options, **held_out.options}
     starts = best_of(method, known, rank, n_runs, seed, **masked)
@@ -369,7 +374,9 @@ def _fit_rank(
     is_affordable = x.nnz * rank ** (x.ndim - 1) <= _MAX_CORE_OPERATIONS
     if x.ndim > 1 and is_affordable and method is not observed_parafac:
         core = core_consistency(x, model)
-    return RankScore(rank, error, loss, se, core, starts.match), starts.final_errors, model
+    tolerance = _find_tolerance(x.dtype, method, options, starts.errors[starts.best_number])
+    score = RankScore(rank, error, loss, se, core, starts.match)
+    return score, starts.final_errors, model, tolerance
 
 
 @dataclass(frozen=True)
@@ -442,25 +449,32 @@ def _deviance(counts: np.ndarray, means: Any) -> np.ndarray:
     return 2 * (means - counts + counts * logs)
 
 
-def _suggest(scores: Sequence[RankScore], tolerance: float) -> tuple[RankScore | None, str]:
+def _suggest(
+    scores: Sequence[RankScore], tolerances: Sequence[float]
+) -> tuple[RankScore | None, str]:
     """Return the score of the suggested rank and why it is; None if nothing was held out.
 
     Examples
     --------
     >>> losses = {1: 0.8, 2: 0.21, 3: 0.2, 4: 0.3}
     >>> scores = [RankScore(rank, 0.1, loss, 0.02, 100.0, 1.0) for rank, loss in losses.items()]
-    >>> chosen, rule = _suggest(scores, 1e-4)
+    >>> chosen, rule = _suggest(scores, [1e-4] * 4)
     >>> chosen.rank, rule
     (2, 'the lowest with a held-out loss within one standard error of the least, that of rank 3')
     """
     if np.isnan(scores[0].heldout_loss):
         return None, ""
     least = min(scores, key=lambda score: score.heldout_loss)
-    margin = max(least.heldout_se, tolerance)
-    good = [score for score in scores if score.heldout_loss <= least.heldout_loss + margin]
+    limit = least.heldout_loss + least.heldout_se
+    good = [
+        score
+        for score, tolerance in zip(scores, tolerances, strict=True)
+        if score.heldout_loss <= max(limit, least.heldout_loss + tolerance)
+    ]
     stable = [score for score in good if score.rank * (1 - score.match) < 0.5]
     chosen = (stable or good)[0]
-    reach = "one standard error" if margin > tolerance else f"{tolerance:.1g} (rounding and tol)"
+    is_near = chosen.heldout_loss <= limit
+    reach = "one standard error" if is_near else "what rounding and unfinished fits explain"
     rule = f"the lowest with a held-out loss within {reach} of the least, that of rank {least.rank}"
     if chosen is not good[0]:
         rule += f", and with runs that agree (those of rank {good[0].rank} do not)"
