@@ -20,6 +20,9 @@ from ..tensor.labelled import LabelledTensor
 from .many_starts import Stopping, run_together
 from .match import factor_match_score
 
+#: Below this match, more than half of a model's components are not found again by other runs.
+LOW_MATCH = 0.5
+
 
 @dataclass(frozen=True)
 class Starts:
@@ -69,6 +72,8 @@ class Starts:
 
     def __repr__(self) -> str:
         best, match = self.best_number, f", match {self.match:.3f}" if self.match >= 0 else ""
+        if self.match < LOW_MATCH:
+            match += ": the runs found different components"
         error = f"{self.final_errors[best]:.6g}"
         return f"<Starts: {len(self.runs)} runs, least error {error} of run {best}{match}>"
 
@@ -82,6 +87,9 @@ def best_of(
     **options: Any,
 ) -> Starts:
     """Run a decomposition from several random starts, and find the best run.
+
+    The starts are random since singular vectors of sparse data often belong to single rows, such as
+    one day, and a run from them can stay there; several, since one may end in a poor local minimum.
 
     Each run is ``decomposition(x, rank, init="random", random_state=seed, **options)`` with a seed
     of its own. `parafac` of a sparse tensor runs all starts together, which takes far less time if

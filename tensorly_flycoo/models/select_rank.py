@@ -23,7 +23,7 @@ from ..shards.whole_factors import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
-from .best_of import as_random_state, best_of, is_parafac, name_of, run_once
+from .best_of import LOW_MATCH, as_random_state, best_of, is_parafac, name_of, run_once
 from .core_consistency import core_consistency
 
 if TYPE_CHECKING:
@@ -45,9 +45,6 @@ CP_METHODS = (
 #: With counts, held-out entries are compared with the model plus this part of their mean. A model
 #: that calls a held-out count impossible would be infinitely bad otherwise.
 _FLOOR = 1e-3
-
-#: Below this match, more than half of a model's components are not found again by other runs.
-LOW_MATCH = 0.5
 
 #: Core consistency is left out if it would take more operations than this.
 _MAX_CORE_OPERATIONS = 10**10
