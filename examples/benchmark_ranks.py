@@ -107,14 +107,15 @@ def count_found(args):
         for data in columns
         for rank in reversed(PLANTED_RANKS)
     ]
+    counts = dict.fromkeys((task[:3] for task in tasks), 0)
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(args.processes, context) as pool:
-        found = dict(zip(tasks, pool.map(find_rank, tasks), strict=True))
-    counts = dict.fromkeys((task[:3] for task in tasks), 0)
-    for (method, data, rank, seed, _), suggested in found.items():
-        counts[method, data, rank] += suggested == rank
-        if suggested != rank:
-            print(f"{method}, {COLUMNS[data]}, seed {seed}: {suggested} in place of {rank}")
+        for task, found in zip(tasks, pool.map(find_rank, tasks), strict=True):
+            method, data, rank, seed, _ = task
+            counts[method, data, rank] += found == rank
+            if found != rank:
+                name = f"{method}, {COLUMNS[data]}, seed {seed}"
+                print(f"{name}: {found} in place of {rank}", flush=True)
     ranks = ", ".join(map(str, PLANTED_RANKS))
     print(f"\nright of {args.seeds}, for the planted ranks {ranks}; {args.runs} runs\n")
     print("| method |", " | ".join(COLUMNS.values()), "|")
