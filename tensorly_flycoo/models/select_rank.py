@@ -63,7 +63,9 @@ class RankScore(NamedTuple):
         the best run, which was fitted without them. Of ``loss="poisson_count"``, the share of their
         deviance that the run, plus a thousandth of their mean, does not explain.
     heldout_se : float
-        The standard error of that loss over the held-out entries.
+        The standard error of that loss, over the held-out entries.
+    difference_se : float
+        The standard error of its difference to the least loss of a rank.
     core_consistency : float
         Of the model; at most 100. See `core_consistency`.
     match : float
@@ -74,6 +76,7 @@ class RankScore(NamedTuple):
     error: float
     heldout_loss: float
     heldout_se: float
+    difference_se: float
     core_consistency: float
     match: float
 
@@ -157,7 +160,7 @@ def select_rank(
     ranks: Iterable[int],
     n_runs: int = 20,
     method: str | Callable[..., Any] = "parafac",
-    holdout: float = 0.1,
+    holdout: float = 0.2,
     random_state: int | np.random.RandomState | None = None,
     **options: Any,
 ) -> RankSelection:
@@ -169,11 +172,12 @@ def select_rank(
     these entries; neither a start nor an update sees their values. The run with the least error
     has to predict them. The model of the rank is then fitted to all entries, from that run.
 
-    The suggested rank is the lowest one whose held-out loss is as good as the least: within one
-    standard error of it, or so near that a fit with this `tol` cannot tell. Among the ranks that
-    are as good, those go first whose runs agree: on average they differ in less than half a
-    component, ``rank * (1 - match) < 0.5``. Core consistency has no part in it. Near 100 it says
-    that components do not interact.
+    The suggested rank is the lowest one that is as good as the one with the least held-out loss:
+    the loss differs by at most one standard error of the difference, or by so little that fits
+    which ended here cannot tell. Ranks whose runs agree go first: on average they differ in less
+    than half a component, ``rank * (1 - match) < 0.5``. If there is none, one whose loss is within
+    one standard error of the least loss itself may take their place. Core consistency has no part
+    in it; near 100 it says that components do not interact.
 
     Parameters
     ----------
@@ -255,7 +259,7 @@ def select_rank(
     random = as_random_state(random_state)
     seed = random.randint(2**31 - 1)
     held_out = _HeldOut.draw(x, holdout, function, options, random) if holdout else None
-    results: list[tuple[RankScore, np.ndarray, CPTensor, float]] = []
+    results: list[tuple[RankScore, Any, np.ndarray, CPTensor, float]] = []
     try:
         for number, rank in enumerate(ranks):
             report(f"rank {rank} ({number + 1} of {len(ranks)}): {n_runs} runs")
@@ -263,7 +267,9 @@ def select_rank(
     except KeyboardInterrupt:
         if not results:
             raise
-    scores, errors, models, tolerances = map(list, zip(*results, strict=True))
+    scores, terms, errors, models, tolerances = map(list, zip(*results, strict=True))
+    if held_out is not None:
+        scores = held_out.judge(scores, terms)
     if labels is not None:
         models = [label_result(model, labels) for model in models]
     chosen, rule = _suggest(scores, tolerances)
@@ -352,8 +358,10 @@ def _find_tolerance(
 def _fit_rank(
     x: FlycooTensor, rank: int, n_runs: int, method: Callable[..., Any],
     held_out: "_HeldOut | None", seed: int, options: Mapping[str, Any],
-) -> tuple[RankScore, np.ndarray, CPTensor, float]:  # fmt: skip
-    """Return the scores of a rank, the errors of its runs, its model, and `_find_tolerance`."""
+) -> tuple[RankScore, Any, np.ndarray, CPTensor, float]:  # fmt: skip
+    """Return the scores of a rank but for its held-out loss, the terms of that loss, the errors of
+    the runs, the model, and `_find_tolerance`.
+    """
     known = x if held_out is None else held_out.known
     masked = options if held_out is None else {**options, **held_out.options}
     starts = best_of(method, known, rank, n_runs, seed, **masked)
@@ -362,9 +370,9 @@ def _fit_rank(
         raise TypeError(
             f"{name_of(method)} returns a {type(model).__name__}, expected a CP decomposition"
         )
-    loss = se = core = float("nan")
+    core, terms = float("nan"), None
     if held_out is not None:
-        loss, se = held_out.measure(model)
+        terms = held_out.list_terms(model)
         begin = {**options, "init": model}
         model, errors = run_once(method, x, rank, starts.seeds[starts.best_number], begin)
         error = float(errors[-1]) if len(errors) else error
@@ -372,8 +380,9 @@ def _fit_rank(
     if x.ndim > 1 and is_affordable and method is not observed_parafac:
         core = core_consistency(x, model)
     tolerance = _find_tolerance(x.dtype, method, options, starts.errors[starts.best_number])
-    score = RankScore(rank, error, loss, se, core, starts.match)
-    return score, starts.final_errors, model, tolerance
+    nan = float("nan")
+    score = RankScore(rank, error, nan, nan, nan, core, starts.match)
+    return score, terms, starts.final_errors, model, tolerance
 
 
 @dataclass(frozen=True)
@@ -410,19 +419,36 @@ class _HeldOut:
         is_count = loss_of(method, options) == "poisson_count"
         return cls(missing.observed, mask or {}, missing, is_count)
 
-    def measure(self, model: CPTensor) -> tuple[float, float]:
-        """Return the held-out loss of a model and its standard error."""
+    def list_terms(self, model: CPTensor) -> np.ndarray:
+        """Return what each entry adds to the held-out loss of a model, or to its square."""
         values = move(self._missing.start, np).astype(np.float64)
         found = move(self._missing.evaluate(*take_model(model)), np).astype(np.float64)
-        if self._is_count:
-            terms = _deviance(values, found + _FLOOR * values.mean())
-            whole = float(_deviance(values, values.mean()).sum())
-        else:
-            terms, whole = (values - found) ** 2, float(values @ values)
-        total, spread = float(terms.sum()), float(terms.std()) * terms.size**0.5
+        if not self._is_count:
+            return (values - found) ** 2 / (values @ values)
+        of_mean = _deviance(values, values.mean()).sum()
+        return _deviance(values, found + _FLOOR * values.mean()) / of_mean
+
+    def judge(self, scores: list[RankScore], terms: list[np.ndarray]) -> list[RankScore]:
+        """Return the scores with their held-out losses and standard errors."""
         power = 1.0 if self._is_count else 0.5
-        loss, above = (total / whole) ** power, ((total + spread) / whole) ** power
-        return loss, above - loss
+        least, judged = min(terms, key=np.sum), []
+        for score, of_rank in zip(scores, terms, strict=True):
+            total = float(of_rank.sum())
+            # The entries are the same for all ranks.
+            difference = total - _spread(of_rank - least)
+            loss, above = total**power, (total + _spread(of_rank)) ** power
+            below = max(difference, 0.0) ** power
+            judged.append(
+                score._replace(
+                    heldout_loss=loss, heldout_se=above - loss, difference_se=loss - below
+                )
+            )
+        return judged
+
+
+def _spread(terms: np.ndarray) -> float:
+    """Return the standard error of a sum of terms."""
+    return float(terms.std()) * terms.size**0.5
 
 
 def draw_entries(
@@ -454,7 +480,7 @@ def _suggest(
     Examples
     --------
     >>> losses = {1: 0.8, 2: 0.21, 3: 0.2, 4: 0.3}
-    >>> scores = [RankScore(rank, 0.1, loss, 0.02, 100.0, 1.0) for rank, loss in losses.items()]
+    >>> scores = [RankScore(r, 0.1, loss, 0.05, 0.02, 100.0, 1.0) for r, loss in losses.items()]
     >>> chosen, rule = _suggest(scores, [1e-4] * 4)
     >>> chosen.rank, rule
     (2, 'the lowest with a held-out loss within one standard error of the least, that of rank 3')
@@ -462,17 +488,28 @@ def _suggest(
     if np.isnan(scores[0].heldout_loss):
         return None, ""
     least = min(scores, key=lambda score: score.heldout_loss)
-    limit = least.heldout_loss + least.heldout_se
+    if least.heldout_loss >= 1:
+        return scores[0], "the lowest: no rank predicts the held-out entries better than none"
+    gaps = {score: score.heldout_loss - least.heldout_loss for score in scores}
     good = [
         score
         for score, tolerance in zip(scores, tolerances, strict=True)
-        if score.heldout_loss <= max(limit, least.heldout_loss + tolerance)
+        if gaps[score] <= max(score.difference_se, tolerance)
     ]
-    stable = [score for score in good if score.rank * (1 - score.match) < 0.5]
-    chosen = (stable or good)[0]
-    is_near = chosen.heldout_loss <= limit
-    reach = "one standard error" if is_near else "what rounding and unfinished fits explain"
-    rule = f"the lowest with a held-out loss within {reach} of the least, that of rank {least.rank}"
+    stable = [score for score in scores if score.rank * (1 - score.match) < 0.5]
+    near = [score for score in stable if gaps[score] <= least.heldout_se]
+    both = [score for score in good if score in stable]
+    of_least = f"of the least, that of rank {least.rank}"
+    if near and not both:
+        chosen = min(near, key=lambda score: gaps[score])
+        return chosen, (
+            f"the best whose runs agree (those of rank {good[0].rank} do not), with a held-out "
+            f"loss within one standard error {of_least}"
+        )
+    chosen = (both or good)[0]
+    is_close = gaps[chosen] <= chosen.difference_se
+    reach = "one standard error" if is_close else "what rounding and unfinished fits explain"
+    rule = f"the lowest with a held-out loss within {reach} {of_least}"
     if chosen is not good[0]:
         rule += f", and with runs that agree (those of rank {good[0].rank} do not)"
     return chosen, rule

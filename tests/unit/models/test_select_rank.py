@@ -52,7 +52,7 @@ def test_the_scores(x):
     assert [score.rank for score in selection.scores] == [1, 2, 3]
     random = np.random.RandomState(5)
     seed = random.randint(2**31 - 1)
-    coords = module.draw_entries(x, 0.1, random)
+    coords = module.draw_entries(x, 0.2, random)
     mask = sparse.COO(coords, np.zeros(coords.shape[1]), x.shape, fill_value=1.0)
     known = drop_missing(x, mask)
     for score, errors, model in zip(
@@ -70,15 +70,18 @@ def test_the_scores(x):
         assert 0 < score.heldout_se < score.heldout_loss < 1
 
 
-def test_the_standard_error_is_that_of_the_mean_squared_residual(x):
-    held_out = module._HeldOut.draw(x, 0.3, decomposition.parafac, {}, np.random.RandomState(0))
-    missing, model = held_out._missing, decomposition.parafac(x, 1, init="random", random_state=0)
-    loss, se = held_out.measure(model)
-    squares = (missing.start - missing.evaluate(*model)) ** 2
-    resampled = np.random.RandomState(0).choice(squares, (2000, squares.size)).sum(axis=1)
-    # By the bootstrap; the loss is the root of a mean, and bends between it and one error above.
-    assert np.sqrt(resampled / (missing.start**2).sum()).std() == pytest.approx(se, rel=0.1)
-    assert loss == pytest.approx(np.sqrt(squares.sum() / (missing.start**2).sum()))
+def test_the_standard_error_is_that_of_the_difference(x):
+    random = np.random.RandomState(0)
+    held_out = module._HeldOut.draw(x, 0.3, decomposition.parafac, {}, random)
+    starts = {"init": "random", "random_state": 0}
+    terms = [held_out.list_terms(decomposition.parafac(x, rank, **starts)) for rank in (1, 2)]
+    worse, better = held_out.judge([score(1, np.nan), score(2, np.nan)], terms)
+    assert better.difference_se == 0
+    assert worse.heldout_loss == pytest.approx(np.sqrt(terms[0].sum()))
+    entries = random.randint(terms[0].size, size=(2000, terms[0].size))
+    spread = (terms[0] - terms[1])[entries].sum(axis=1).std()  # by the bootstrap
+    below = np.sqrt(terms[0].sum() - spread)
+    assert worse.difference_se == pytest.approx(worse.heldout_loss - below, rel=0.1)
 
 
 METHODS = ["parafac", "non_negative_parafac", "generalized_parafac", "observed_parafac"]
@@ -90,7 +93,7 @@ def test_held_out_values_are_unknown_to_starts_and_updates(method, x):
     x = FlycooTensor(x.nonzeros()[0], abs(x.nonzeros()[1]), x.shape)
     random = np.random.RandomState(3)
     random.randint(2**31 - 1)
-    cells = module.draw_entries(x, 0.1, random, with_zeros=method != "observed_parafac")
+    cells = module.draw_entries(x, 0.2, random, with_zeros=method != "observed_parafac")
     coords, values = x.nonzeros()
     is_held_out = np.isin(*[np.ravel_multi_index(of, x.shape) for of in (coords, cells)])
     other = FlycooTensor(coords, np.where(is_held_out, 100 * values, values), x.shape)
@@ -131,8 +134,8 @@ def test_the_rank_of_ratings_is_found():
     assert all(np.isnan(score.core_consistency) for score in selection.scores)
 
 
-def score(rank, loss, se=0.01, match=1.0):
-    return RankScore(rank, 0.1, loss, se, 100.0, match)
+def score(rank, loss, of_difference=0.01, match=1.0, se=0.02):
+    return RankScore(rank, 0.1, loss, se, of_difference, 100.0, match)
 
 
 @pytest.mark.parametrize(
@@ -140,10 +143,13 @@ def score(rank, loss, se=0.01, match=1.0):
     [
         ([score(1, 0.5), score(2, 0.209), score(3, 0.2)], 0, 2, "one standard error"),
         ([score(1, 0.5), score(2, 0.211), score(3, 0.2)], 0, 3, "one standard error"),
-        ([score(2, 1e-5, 0), score(3, 1e-9, 0)], 1e-4, 2, "rounding and unfinished fits"),
+        ([score(2, 1e-5, 0, 1, 0), score(3, 0, 0, 1, 0)], 1e-4, 2, "rounding and unfinished fits"),
         ([score(2, 0.2, match=0.7), score(3, 0.2)], 0, 3, "runs that agree .those of rank 2 do"),
         ([score(2, 0.2, match=0.76), score(3, 0.2)], 0, 2, "one standard error"),
         ([score(2, 0.2, match=0.7), score(3, 0.2, match=0.8)], 0, 2, "one standard error"),
+        ([score(2, 0.219), score(3, 0.2, match=0.8)], 0, 2, "runs that agree"),
+        ([score(2, 0.221), score(3, 0.2, match=0.8)], 0, 3, "one standard error"),
+        ([score(1, 1.2), score(2, 1.0)], 0, 1, "no rank predicts"),
     ],
 )
 def test_the_rule(scores, tolerance, rank, text):
@@ -218,13 +224,7 @@ def test_the_table(x, monkeypatch):
     selection = select_rank(x, [1, 2], 2, random_state=0, n_iter_max=20)
     table = selection.table
     assert list(table.index) == [1, 2]
-    assert list(table.columns) == [
-        "error",
-        "heldout_loss",
-        "heldout_se",
-        "core_consistency",
-        "match",
-    ]
+    assert list(table.columns) == list(RankScore._fields[1:])
     assert repr(selection).splitlines()[2].endswith("<- suggested")
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert selection.table == [score._asdict() for score in selection.scores]
