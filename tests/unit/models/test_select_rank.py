@@ -147,7 +147,7 @@ def score(rank, loss, of_difference=0.01, match=1.0, se=0.02):
         ([score(2, 0.2, match=0.7), score(3, 0.2)], 0, 3, "runs that agree .those of rank 2 do"),
         ([score(2, 0.2, match=0.76), score(3, 0.2)], 0, 2, "one standard error"),
         ([score(2, 0.2, match=0.7), score(3, 0.2, match=0.8)], 0, 2, "one standard error"),
-        ([score(2, 0.219), score(3, 0.2, match=0.8)], 0, 2, "runs that agree"),
+        ([score(2, 0.219), score(3, 0.2, match=0.8)], 0, 2, "whose runs agree"),
         ([score(2, 0.221), score(3, 0.2, match=0.8)], 0, 3, "one standard error"),
         ([score(1, 1.2), score(2, 1.0)], 0, 1, "no rank predicts"),
     ],
