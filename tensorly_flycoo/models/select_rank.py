@@ -350,7 +350,8 @@ def _find_tolerance(
     """
     tol = _find_option("tol", method, options, 0.0) or 0.0
     nearness = float(max(tol, np.finfo(dtype).eps) ** 0.5)
-    if len(errors) < 2 or loss_of(method, options) != "gaussian":
+    is_relative = "loss" not in inspect.signature(method).parameters
+    if len(errors) < 2 or not is_relative:
         return nearness
     return max(nearness, len(errors) * abs(float(errors[-2]) - float(errors[-1])))
 
@@ -359,8 +360,10 @@ def _fit_rank(
     x: FlycooTensor, rank: int, n_runs: int, method: Callable[..., Any],
     held_out: "_HeldOut | None", seed: int, options: Mapping[str, Any],
 ) -> tuple[RankScore, Any, np.ndarray, CPTensor, float]:  # fmt: skip
-    """Return the scores of a rank but for its held-out loss, the terms of that loss, the errors of
-    the runs, the model, and `_find_tolerance`.
+    """Fit the models of one rank.
+
+    Return its scores, nan for those of the held-out loss; the terms of that loss; the errors of the
+    runs; the model of all entries; and what `_find_tolerance` returns.
     """
     known = x if held_out is None else held_out.known
     masked = options if held_out is None else {**options, **held_out.options}
@@ -411,13 +414,13 @@ class _HeldOut:
 
         with_zeros = method is not observed_parafac  # to which only nonzeros are known
         missing = MissingEntries(x, draw_entries(x, share, random, with_zeros))
-        mask = None
+        mask: dict[str, Any] = {}
         if with_zeros:
             cells = move(missing.coords, np)  # sorted, as the mask has to be
             attributes = {"fill_value": 1.0, "sorted": True, "has_duplicates": False}
-            mask = {"mask": sparse.COO(cells, np.zeros(missing.count), x.shape, **attributes)}
+            mask["mask"] = sparse.COO(cells, np.zeros(missing.count), x.shape, **attributes)
         is_count = loss_of(method, options) == "poisson_count"
-        return cls(missing.observed, mask or {}, missing, is_count)
+        return cls(missing.observed, mask, missing, is_count)
 
     def list_terms(self, model: CPTensor) -> np.ndarray:
         """Return what each entry adds to the held-out loss of a model, or to its square."""
@@ -434,15 +437,11 @@ class _HeldOut:
         least, judged = min(terms, key=np.sum), []
         for score, of_rank in zip(scores, terms, strict=True):
             total = float(of_rank.sum())
-            # The entries are the same for all ranks.
-            difference = total - _spread(of_rank - least)
             loss, above = total**power, (total + _spread(of_rank)) ** power
-            below = max(difference, 0.0) ** power
-            judged.append(
-                score._replace(
-                    heldout_loss=loss, heldout_se=above - loss, difference_se=loss - below
-                )
-            )
+            # The entries are the same for all ranks.
+            below = max(total - _spread(of_rank - least), 0.0) ** power
+            errors = {"heldout_se": above - loss, "difference_se": loss - below}
+            judged.append(score._replace(heldout_loss=loss, **errors))
         return judged
 
 
@@ -489,7 +488,7 @@ def _suggest(
         return None, ""
     least = min(scores, key=lambda score: score.heldout_loss)
     if least.heldout_loss >= 1:
-        return scores[0], "the lowest: no rank predicts the held-out entries better than none"
+        return scores[0], "the lowest: no rank predicts the held-out entries"
     gaps = {score: score.heldout_loss - least.heldout_loss for score in scores}
     good = [
         score

@@ -159,6 +159,22 @@ def test_the_rule(scores, tolerance, rank, text):
     assert re.search(text, rule)
 
 
+@pytest.mark.parametrize(
+    ("method", "options", "errors", "expected"),
+    [
+        ("parafac", {}, [0.3, 0.2, 0.2], 1e-4),  # the root of tol
+        ("parafac", {"tol": 0}, [0.2, 0.2], np.finfo(float).eps ** 0.5),
+        ("parafac", {}, [0.3, 0.21, 0.2], 0.03),
+        ("generalized_parafac", {"loss": "gaussian"}, [3e6, 2e6], 1e-3),  # no relative errors
+    ],
+)
+def test_how_near_fits_end(method, options, errors, expected):
+    function = getattr(decomposition, method)
+    assert module._find_tolerance(np.dtype(float), function, options, errors) == pytest.approx(
+        expected
+    )
+
+
 def test_doubts_are_warned_of_and_shown(x):
     with pytest.warns(UserWarning, match="rank 2 is the highest one tried"):
         selection = select_rank(x, [1, 2], 2, random_state=0, n_iter_max=20)
