@@ -25,6 +25,7 @@ from ..ops.unfolding_gram import UnfoldingGram
 from ..ops.unfolding_svd import Unfolding
 from ..tensor.arithmetic import map_values
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
+from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
 from .cp_model import residual_square
 from .imputed_slabs import unfold_imputed
@@ -284,6 +285,25 @@ class ImputedUnfolding(Unfolding):
             values[places] = (left[rows[places]] * right[columns[block]]).sum(axis=1)
         entries = self._entries._replace(values=values)
         return ImputedUnfolding(self.tensor, self.mode, entries, self._places)
+
+
+def drop_missing(x: Any, mask: Any) -> Any:
+    """Return a sparse tensor, with its labels, without the nonzeros that a mask marks as missing.
+
+    A decomposition of `x` itself with that mask begins with the values there, as TensorLy's does,
+    and may never forget them.
+
+    Examples
+    --------
+    >>> import sparse
+    >>> x = FlycooTensor([[0, 1, 2], [2, 0, 1]], [2.0, 3.0, 4.0], shape=(3, 3))
+    >>> drop_missing(x, sparse.COO([[1], [0]], [0.0], (3, 3), fill_value=1.0)).nnz
+    2
+    """
+    if isinstance(x, LabelledTensor):
+        return LabelledTensor(drop_missing(x.tensor, mask), x.labels)
+    missing = find_missing(x, mask)
+    return x if missing is None else missing.observed
 
 
 def find_missing(x: Any, mask: Any) -> MissingEntries | None:

@@ -14,10 +14,14 @@ from ..decomposition import parafac
 from ..decomposition.cp_fit import cp_fit
 from ..decomposition.labelled_cp import label_result
 from ..decomposition.tensorly_loop import require_flycoo_backend, tensorly_loop
+from ..reporting import report
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import LabelledTensor
 from .many_starts import Stopping, run_together
 from .match import factor_match_score
+
+#: Below this match, more than half of a model's components are not found again by other runs.
+LOW_MATCH = 0.5
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ class Starts:
 
     def __repr__(self) -> str:
         best, match = self.best_number, f", match {self.match:.3f}" if self.match >= 0 else ""
+        if self.match < LOW_MATCH:
+            match += ": the runs found different components"
         error = f"{self.final_errors[best]:.6g}"
         return f"<Starts: {len(self.runs)} runs, least error {error} of run {best}{match}>"
 
@@ -81,6 +87,9 @@ def best_of(
     **options: Any,
 ) -> Starts:
     """Run a decomposition from several random starts, and find the best run.
+
+    The starts are random since singular vectors of sparse data often belong to single rows, such as
+    one day, and a run from them can stay there; several, since one may end in a poor local minimum.
 
     Each run is ``decomposition(x, rank, init="random", random_state=seed, **options)`` with a seed
     of its own. `parafac` of a sparse tensor runs all starts together, which takes far less time if
@@ -150,7 +159,8 @@ def best_of(
         options = options | {"init": "random"}
     for number, seed in enumerate(seeds):
         if runs[number] is None:
-            runs[number] = _run_alone(decomposition, names, x, rank, seed, options)
+            report(f"run {number + 1} of {n_starts}")
+            runs[number] = run_once(decomposition, x, rank, seed, options)
     results, errors = [result for result, _ in runs], [list(errors) for _, errors in runs]
     starts = Starts(results, errors, seeds, None)
     if all(isinstance(result, CPTensor) for result in results):
@@ -205,23 +215,28 @@ def _check(decomposition: Callable, n_starts: Any, options: dict[str, Any]) -> A
     return names
 
 
+def is_parafac(decomposition: Callable) -> bool:
+    """Return whether a function is TensorLy's `parafac` or ours, which runs TensorLy's loop."""
+    own = inspect.unwrap(decomposition)
+    return own is tensorly_loop("parafac") or own is inspect.unwrap(parafac)
+
+
 def _suits_batch(
     decomposition: Callable, x: Any, rank: Any, n_starts: int, options: dict[str, Any]
 ) -> bool:
     """Return whether `run_together` gives the same results."""
-    own = inspect.unwrap(decomposition)
-    is_parafac = own is tensorly_loop("parafac") or own is inspect.unwrap(parafac)
     is_plain = set(options) <= {"init", "return_errors", *Stopping._fields}
     is_countable = isinstance(rank, int | np.integer) and not isinstance(rank, bool) and rank >= 1
     is_iterated = n_starts > 1 and options.get("n_iter_max", 1) >= 1
-    return bool(is_parafac and is_plain and is_countable and is_iterated and is_sparse(x))
+    is_suitable = is_plain and is_countable and is_iterated
+    return bool(is_parafac(decomposition) and is_suitable and is_sparse(x))
 
 
-def _run_alone(
-    decomposition: Callable, names: Any, x: Any, rank: Any, seed: int, options: dict[str, Any]
+def run_once(
+    decomposition: Callable, x: Any, rank: Any, seed: int, options: dict[str, Any]
 ) -> tuple[Any, Sequence[Any]]:
     """Run a decomposition once; return its result and errors."""
-    if "return_errors" in names:
+    if "return_errors" in inspect.signature(decomposition).parameters:
         return decomposition(x, rank, random_state=seed, **{**options, "return_errors": True})
     result = decomposition(x, rank, random_state=seed, **options)
     if not isinstance(result, CPTensor) or not is_sparse(x):

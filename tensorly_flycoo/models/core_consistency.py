@@ -48,6 +48,7 @@ def core_consistency(
     Returns
     -------
     float
+        With `normalised`, minus infinity if the core is zero, as that of a zero model.
 
     Raises
     ------
@@ -96,7 +97,8 @@ def core_consistency(
         ids = x._engine.xp.arange(start, start + block.shape[-1])
         block[(ids,) * (x.ndim - 1) + (ids - start,)] -= 1
         difference += float((block**2).sum(dtype=np.float64))
-    return 100 - 100 * difference / (square if normalised else rank)
+    scale = square if normalised else rank
+    return 100 - 100 * difference / scale if scale else float("-inf")
 
 
 def _pseudo_invert(factor: Array) -> Array:

@@ -2,15 +2,24 @@
 
 from typing import TYPE_CHECKING, Any, Self
 
+import numpy as np
+import tensorly as tl
+
 from .. import decomposition
+from ..decomposition.counts import CountFit
 from ..decomposition.cp_fit import cp_fit
+from ..decomposition.fold_in import fold_in
+from ..decomposition.losses import EXACT_LOSSES
+from ..decomposition.masks import drop_missing
+from ..tensor.coo_cache import as_flycoo
+from ..tensor.labelled import LabelledTensor
+from .best_of import best_of
 from .parameters import Parameters
 from .select_rank import CP_METHODS, loss_of
 
 if TYPE_CHECKING:
     from sparse import SparseArray
 
-    from ..tensor.labelled import LabelledTensor
     from ..tensor.tensor import FlycooTensor
 
 
@@ -27,10 +36,15 @@ class FlycooCP(Parameters):
         The name of a decomposition in `tensorly_flycoo.decomposition` that returns a CP model.
     n_iter_max : int
     init : {"random", "svd", CPTensor}
+        With "random", the best of `n_starts` runs is kept: one start may end in a poor local
+        minimum, and singular vectors of sparse data often belong to single rows.
+    n_starts : int
+        Only for ``init="random"``.
     tol : float
     random_state : int or numpy.random.RandomState, optional
     mask : sparse.COO, optional
-        The entries to hold out, as for `parafac`; `score` compares only these.
+        The entries to hold out, as for `parafac`; `fit` does not read their values, and `score`
+        compares only these.
     options : dict, optional
         Further options of the decomposition.
 
@@ -44,20 +58,20 @@ class FlycooCP(Parameters):
     Notes
     -----
     Folds of the rows of a tensor cannot choose a rank: the rows of one fold say nothing about the
-    factor rows of another. Hold out single entries by `mask` instead, and give `GridSearchCV` the
-    tensor as its only sample, ``[x]``, in one fold, as in the example. Without a mask the score is
-    the fit, which grows with the rank.
+    factor rows of another, so `score` takes only the tensor of `fit`. Hold out single entries by
+    `mask` instead, and give `GridSearchCV` the tensor as its only sample, ``[x]``, in one fold, as
+    in the example. Without a mask the score is the fit, which grows with the rank.
 
-    Under other backends than "flycoo", `parafac` raises a RuntimeError, and so does `fit`.
+    `fit` runs under TensorLy's backend "flycoo" whatever the current one is, so also in the
+    processes of ``n_jobs=2``.
 
     Examples
     --------
-    >>> import numpy as np, sparse, tensorly as tl
+    >>> import numpy as np, sparse
     >>> from tensorly_flycoo import FlycooCP
     >>> from tensorly_flycoo.testing import planted_tensor
     >>> x, _ = planted_tensor((20, 20, 20), 2, 300, random_state=0)
-    >>> with tl.backend_context("flycoo"):
-    ...     FlycooCP(2, random_state=0).fit(x).score(x) > 0.99
+    >>> FlycooCP(2, random_state=0).fit(x).score(x) > 0.99
     True
 
     The better of two ranks, judged by a tenth of the nonzeros:
@@ -67,8 +81,7 @@ class FlycooCP(Parameters):
     >>> held_out = coords[:, ::10]
     >>> mask = sparse.COO(held_out, np.zeros(held_out.shape[1]), x.shape, fill_value=1.0)
     >>> estimator = FlycooCP(1, mask=mask, random_state=0)
-    >>> with tl.backend_context("flycoo"):
-    ...     search = GridSearchCV(estimator, {"rank": [1, 2]}, cv=[([0], [0])]).fit([x])
+    >>> search = GridSearchCV(estimator, {"rank": [1, 2]}, cv=[([0], [0])]).fit([x])
     >>> search.best_params_
     {'rank': 2}
     """
@@ -80,6 +93,7 @@ class FlycooCP(Parameters):
         method: str = "parafac",
         n_iter_max: int = 100,
         init: Any = "random",
+        n_starts: int = 5,
         tol: float = 1e-8,
         random_state: Any = None,
         mask: "SparseArray | None" = None,
@@ -89,6 +103,7 @@ class FlycooCP(Parameters):
         self.method = method
         self.n_iter_max = n_iter_max
         self.init = init
+        self.n_starts = n_starts
         self.tol = tol
         self.random_state = random_state
         self.mask = mask
@@ -104,12 +119,24 @@ class FlycooCP(Parameters):
         """
         if self.method not in CP_METHODS:
             raise ValueError(f"method is {self.method!r}, expected one of {CP_METHODS}")
-        options = {"init": self.init, "tol": self.tol, "random_state": self.random_state}
+        x = _take_only(x)
+        self._origin = _describe(x)
+        options = {"tol": self.tol, "n_iter_max": self.n_iter_max, **(self.options or {})}
         if self.mask is not None:
             options["mask"] = self.mask
-        options |= {"n_iter_max": self.n_iter_max, "return_errors": True, **(self.options or {})}
+            x = drop_missing(x, self.mask)
         decompose = getattr(decomposition, self.method)
-        self.cp_tensor_, self.errors_ = decompose(_take_only(x), self.rank, **options)
+        is_random = isinstance(self.init, str) and self.init == "random"
+        with tl.backend_context("flycoo", local_threadsafe=True):
+            if is_random and self.n_starts != 1:
+                starts = best_of(
+                    decompose, x, self.rank, self.n_starts, self.random_state, **options
+                )
+                self.cp_tensor_, self.errors_ = starts.best, starts.errors[starts.best_number]
+            else:
+                options |= {"init": self.init, "random_state": self.random_state}
+                run = decompose(x, self.rank, **options, return_errors=True)
+                self.cp_tensor_, self.errors_ = run
         return self
 
     def score(self, x: "FlycooTensor | LabelledTensor | SparseArray", y: None = None) -> float:
@@ -120,21 +147,35 @@ class FlycooCP(Parameters):
         Raises
         ------
         ValueError
-            If the shape of `x` is not that of the model, or the loss has no score.
+            If `x` is not the tensor of `fit` (by its shape, number of nonzeros and norm), or the
+            loss has no score. For other tensors there is `cp_fit`.
         """
         loss = loss_of(getattr(decomposition, self.method), self.options or {})
-        if loss == "gaussian":
-            return cp_fit(_take_only(x), self.cp_tensor_, mask=self.mask).fit
-        if loss != "poisson_count":
+        if loss not in EXACT_LOSSES:
             raise ValueError(f"loss is {loss!r}, which has no score")
-        fit = cp_fit(_take_only(x), self.cp_tensor_, mask=self.mask, loss="poisson_count")
-        return fit.explained
+        x = _take_only(x)
+        given = _describe(x)
+        if given[:2] != self._origin[:2] or not np.isclose(given[2], self._origin[2], rtol=1e-5):
+            raise ValueError(
+                f"x has (shape, nonzeros, norm) {given}, expected {self._origin}, the tensor of "
+                "fit: folds of rows cannot judge a model of other rows; hold entries out by mask "
+                "and pass cv=[([0], [0])] and fit([x]) to GridSearchCV, or call cp_fit"
+            )
+        fit = cp_fit(x, self.cp_tensor_, mask=self.mask, loss=loss)
+        return fit.explained if isinstance(fit, CountFit) else fit.fit
 
-    def fit_transform(
-        self, x: "FlycooTensor | LabelledTensor | SparseArray", y: None = None
-    ) -> Any:
-        """Decompose a sparse tensor, and return the model, as TensorLy's classes do."""
-        return self.fit(x).cp_tensor_
+    def transform(self, x: "FlycooTensor | LabelledTensor | SparseArray") -> Any:
+        """Return a factor row for each index of the first mode of `x`: (I, R); see `fold_in`."""
+        loss = loss_of(getattr(decomposition, self.method), self.options or {})
+        is_non_negative = self.method.startswith("non_negative")
+        x = _take_only(x)
+        return fold_in(self.cp_tensor_, x, 0, loss=loss, non_negative=is_non_negative)
+
+
+def _describe(x: Any) -> tuple[tuple[int, ...], int, float]:
+    """Return the shape, the number of nonzeros and the norm of a sparse tensor."""
+    plain = as_flycoo(x.tensor if isinstance(x, LabelledTensor) else x, check_coords=True)
+    return plain.shape, plain.nnz, float(plain.norm())
 
 
 def _take_only(x: Any) -> Any:

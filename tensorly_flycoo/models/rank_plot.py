@@ -27,9 +27,15 @@ def draw_scores(
     for rank, of_rank in zip(ranks, errors, strict=True):
         top[0].plot([rank] * len(of_rank), of_rank, ".", color="0.7", markersize=5)
     _draw(top[0], ranks, [score.error for score in scores], "relative error (gray: all runs)")
-    _draw(top[1], ranks, [score.heldout_loss for score in scores], "held-out loss")
+    losses, spreads = zip(
+        *[(score.heldout_loss, score.heldout_se) for score in scores], strict=True
+    )
+    _draw(top[1], ranks, losses, "held-out loss, with standard errors")
+    top[1].errorbar(ranks, losses, spreads, fmt="none", ecolor="C0")
     cores = np.array([score.core_consistency for score in scores])
-    _draw(bottom[0], ranks, np.maximum(cores, _LEAST_CONSISTENCY), "core consistency, %")
+    is_cut = (cores < _LEAST_CONSISTENCY).any()
+    title = f"core consistency, %{f' (cut at {_LEAST_CONSISTENCY})' if is_cut else ''}"
+    _draw(bottom[0], ranks, np.maximum(cores, _LEAST_CONSISTENCY), title)
     bottom[0].set_ylim(_LEAST_CONSISTENCY - 5, 105)
     _draw(bottom[1], ranks, [score.match for score in scores], "match of the runs")
     bottom[1].set_ylim(-0.03, 1.05)

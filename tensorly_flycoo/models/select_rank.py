@@ -1,36 +1,35 @@
 """Compare CP models of several ranks."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 
 from .. import decomposition
 from ..array_modules import move
-from ..checks import check_count, check_rank, num_cells
-from ..decomposition.cp_fit import cp_fit
+from ..checks import check_count, check_rank
 from ..decomposition.labelled_cp import label_result
 from ..decomposition.losses import check_exact
+from ..decomposition.masks import MissingEntries
+from ..decomposition.observed_parafac import observed_parafac
+from ..decomposition.tensorly_loop import require_flycoo_backend
 from ..ops.sampling import make_sampler
+from ..reporting import report
+from ..shards.whole_factors import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
-from ..tensor.pieces import sum_values
 from ..tensor.tensor import FlycooTensor
-from .best_of import Starts, as_random_state, best_of, name_of
+from .best_of import LOW_MATCH, as_random_state, best_of, is_parafac, name_of, run_once
 from .core_consistency import core_consistency
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
     from sparse import SparseArray
-
-#: The suggested rank's held-out loss may be this much above the least, relative to that. On 48
-#: planted tensors (ranks 3 to 5, noise of 10 % to 30 %), 0, 3, 5 and 10 % found 27, 43, 46 and 47
-#: of the ranks.
-_TOLERANCE = 0.05
 
 #: The decompositions that return a CP model.
 CP_METHODS = (
@@ -43,8 +42,8 @@ CP_METHODS = (
     "generalized_parafac",
 )
 
-#: With counts, held-out entries are compared with the model plus this part of the mean count. A
-#: model that calls a held-out count impossible would be infinitely bad otherwise.
+#: With counts, held-out entries are compared with the model plus this part of their mean. A model
+#: that calls a held-out count impossible would be infinitely bad otherwise.
 _FLOOR = 1e-3
 
 #: Core consistency is left out if it would take more operations than this.
@@ -58,13 +57,17 @@ class RankScore(NamedTuple):
     ----------
     rank : int
     error : float
-        The relative error of the best run; of `generalized_parafac`, the loss F.
+        The relative error of the model; of `generalized_parafac`, the loss F.
     heldout_loss : float
         The norm of the residual at the held-out entries, relative to the norm of their values, for
-        a model that was fitted without them. Of ``loss="poisson_count"``, the share of their
-        deviance that the model, plus a thousandth of the mean count, does not explain.
+        the best run, which was fitted without them. Of ``loss="poisson_count"``, the share of their
+        deviance that the run, plus a thousandth of their mean, does not explain.
+    heldout_se : float
+        The standard error of that loss, over the held-out entries.
+    difference_se : float
+        The standard error of its difference to the least loss of a rank.
     core_consistency : float
-        Of the best run; at most 100. See `core_consistency`.
+        Of the model; at most 100. See `core_consistency`.
     match : float
         The mean factor match score of the other runs with the best one; see `factor_match_score`.
     """
@@ -72,6 +75,8 @@ class RankScore(NamedTuple):
     rank: int
     error: float
     heldout_loss: float
+    heldout_se: float
+    difference_se: float
     core_consistency: float
     match: float
 
@@ -87,15 +92,21 @@ class RankSelection:
     errors : list of array (n_runs,)
         For each rank, the relative errors of all runs.
     models : list of CPTensor
-        For each rank, the best run.
+        For each rank, the model.
     rank : int or None
         The suggested rank; None if no entries were held out.
+    rule : str
+        Why this rank is suggested.
+    warnings : list of str
+        What speaks against the suggestion.
     """
 
     scores: list[RankScore]
     errors: list[np.ndarray]
     models: list[CPTensor]
     rank: int | None
+    rule: str
+    warnings: list[str]
 
     @property
     def best(self) -> CPTensor:
@@ -115,13 +126,16 @@ class RankSelection:
         return DataFrame(records).set_index("rank")
 
     def __repr__(self) -> str:
-        lines = ["rank     error  held-out loss  core consistency  match"]
+        lines = ["rank     error  held-out loss (se)      core consistency  match"]
         for score in self.scores:
             mark = "  <- suggested" if score.rank == self.rank else ""
-            core = f"{max(score.core_consistency, -999):.0f}"
-            text = f"{score.rank:4} {score.error:9.4f}  {score.heldout_loss:13.4f}  {core:>16}"
+            core = "< -999" if score.core_consistency < -999 else f"{score.core_consistency:.0f}"
+            loss = f"{score.heldout_loss:8.4f} ({score.heldout_se:.4f})"
+            text = f"{score.rank:4} {score.error:9.4f}  {loss:22}  {core:>16}"
             lines.append(f"{text}  {score.match:5.2f}{mark}")
-        return "\n".join(lines)
+        if self.rank is not None:
+            lines.append(f"rank {self.rank} is {self.rule}")
+        return "\n".join([*lines, *(f"warning: {text}" for text in self.warnings)])
 
     def plot(self) -> "Figure":
         """Draw the scores of all ranks, with the suggested one marked.
@@ -146,32 +160,36 @@ def select_rank(
     ranks: Iterable[int],
     n_runs: int = 20,
     method: str | Callable[..., Any] = "parafac",
-    holdout: float = 0.05,
+    holdout: float = 0.2,
     random_state: int | np.random.RandomState | None = None,
     **options: Any,
 ) -> RankSelection:
     """Fit CP models of several ranks to a sparse tensor, score them, and suggest a rank.
 
-    For each rank, `best_of` finds the best of several runs. From there a model is fitted without
-    some held-out entries, which it has to predict: a share of the nonzeros, and as many cells,
-    nearly all zeros, whose indices are drawn from those of the nonzeros.
+    Some entries are held out: a share of the nonzeros, and as many cells, nearly all zeros, whose
+    indices are drawn from those of the nonzeros. (`observed_parafac` does not know the other cells:
+    only nonzeros are held out.) For each rank, several runs start at random and are fitted without
+    these entries; neither a start nor an update sees their values. The run with the least error
+    has to predict them. The model of the rank is then fitted to all entries, from that run.
 
-    The suggested rank is the lowest one whose held-out loss is within 5 % of the least. The other
-    scores are for your own judgement. A core consistency near 100 says that components do not
-    interact; a match near 1 says that all starts find the same components. Both usually fall above
-    the right rank.
+    The suggested rank is the lowest one that is as good as the one with the least held-out loss:
+    the loss differs by at most one standard error of the difference, or by so little that fits
+    which ended here cannot tell. Ranks whose runs agree go first: on average they differ in less
+    than half a component, ``rank * (1 - match) < 0.5``. If there is none, one whose loss is within
+    one standard error of the least loss itself may take their place. Core consistency has no part
+    in it; near 100 it says that components do not interact.
 
     Parameters
     ----------
     x : FlycooTensor, LabelledTensor or sparse.COO
     ranks : iterable of int
     n_runs : int
-        Starts for each rank.
+        Random starts for each rank, since many starts end in poor local minima.
     method : str or callable
         A CP decomposition with the parameters `random_state` and `init`: the name of a function of
-        `tensorly_flycoo.decomposition`, or a function. To hold entries out it needs `mask`:
+        `tensorly_flycoo.decomposition`, or a function. To hold entries out it needs `mask`, as
         "parafac", "non_negative_parafac" and "generalized_parafac" (its losses "gaussian" and
-        "poisson_count") have it.
+        "poisson_count") have it, or it is "observed_parafac".
     holdout : float
         The share of the nonzeros to hold out; 0 holds out nothing and suggests nothing.
     random_state : int or numpy.random.RandomState, optional
@@ -182,11 +200,19 @@ def select_rank(
     Returns
     -------
     RankSelection
-        With the attributes `rank`, `best`, `table`, `scores`, `errors` and `models`, and the method
-        `plot`.
+        With the attributes `rank`, `best`, `rule`, `warnings`, `table`, `scores`, `errors` and
+        `models`, and the method `plot`.
+
+    Warns
+    -----
+    UserWarning
+        If the suggested rank is the highest one tried, its match is below 0.5, no rank predicts
+        the held-out entries, or Ctrl-C stopped the search, which then returns the finished ranks.
 
     Raises
     ------
+    KeyboardInterrupt
+        By Ctrl-C before the first rank is finished.
     RuntimeError
         If TensorLy's backend is not "flycoo", and the method needs that.
     TypeError
@@ -194,21 +220,22 @@ def select_rank(
         `holdout` is not a number, an option is unknown, or `method` returns no CP model.
     ValueError
         If `ranks` is empty, a rank or `n_runs` is below 1, `holdout` is not in [0, 1), or `method`
-        is unknown; or if entries are held out although `method` has no mask, or one is given.
+        is unknown; or if entries are held out although `x` has less than two nonzeros, `method`
+        has no mask, or one is given.
 
     Notes
     -----
-    The runs take most of the time: see `best_of`. The model without the held-out entries takes one
-    more run. It starts from the best run's model, and its iterations forget what that model knew of
-    these entries. (With counts it starts where the best run started.)
-    Core consistency takes ``nnz * R**(ndim - 1)`` operations and is left out (nan) above ten
-    billion. All models are kept. The same `random_state` gives the same result on one machine.
+    The runs take most of the time; with a mask they run one after another. Each rank is logged at
+    level INFO. Core consistency takes ``nnz * R**(ndim - 1)`` operations and is left out (nan)
+    above ten billion, and for `observed_parafac`, whose unknown cells it would take for zeros. All
+    models are kept. The same `random_state` gives the same result on one machine.
 
     References
     ----------
-    Papalexakis, "Automatic unsupervised tensor mining with quality assessment", SDM 2016. Bro and
-    Kiers, "A new efficient method for determining the number of components in PARAFAC models",
-    Journal of Chemometrics 17, 2003.
+    Breiman, Friedman, Olshen and Stone, "Classification and Regression Trees", 1984, section 3.4.3
+    (the rule of one standard error). Papalexakis, "Automatic unsupervised tensor mining with
+    quality assessment", SDM 2016. Bro and Kiers, "A new efficient method for determining the number
+    of components in PARAFAC models", Journal of Chemometrics 17, 2003.
 
     Examples
     --------
@@ -226,28 +253,33 @@ def select_rank(
     function = _find_method(method)
     _check_holdout(x, holdout, function, options)
     check_count(n_runs, "n_runs")
+    if is_parafac(function):
+        require_flycoo_backend()
     options.pop("return_errors", None)  # best_of takes them in any case
     random = as_random_state(random_state)
     seed = random.randint(2**31 - 1)
-    mask = _hold_out(x, holdout, random) if holdout else None
-    scores, errors, models = [], [], []
-    for rank in ranks:
-        starts = best_of(function, x, rank, n_runs, seed, **options)
-        best, loss = starts.best, float("nan")
-        if not isinstance(best, CPTensor):
-            raise TypeError(
-                f"{name_of(function)} returns a {type(best).__name__}, expected a CP decomposition"
-            )
-        if mask is not None:
-            start = _choose_start(starts, loss_of(function, options))
-            model = function(x, rank, **{**options, "mask": mask, **start})
-            loss = _measure(x, model, mask, loss_of(function, options))
-        core = _find_core_consistency(x, best)
-        least = float(starts.final_errors.min())
-        scores.append(RankScore(rank, least, loss, core, starts.match))
-        errors.append(starts.final_errors)
-        models.append(best if labels is None else label_result(best, labels))
-    return RankSelection(scores, errors, models, _suggest(scores))
+    held_out = _HeldOut.draw(x, holdout, function, options, random) if holdout else None
+    results: list[tuple[RankScore, Any, np.ndarray, CPTensor, float]] = []
+    try:
+        for number, rank in enumerate(ranks):
+            report(f"rank {rank} ({number + 1} of {len(ranks)}): {n_runs} runs")
+            results.append(_fit_rank(x, rank, n_runs, function, held_out, seed, options))
+    except KeyboardInterrupt:
+        if not results:
+            raise
+    scores, terms, errors, models, tolerances = map(list, zip(*results, strict=True))
+    if held_out is not None:
+        scores = held_out.judge(scores, terms)
+    if labels is not None:
+        models = [label_result(model, labels) for model in models]
+    chosen, rule = _suggest(scores, tolerances)
+    missing = ranks[len(results) :]
+    texts = [f"Ctrl-C stopped the search before rank {missing[0]}"] if missing else []
+    texts += _list_doubts(scores, chosen)
+    for text in texts:
+        warnings.warn(text, stacklevel=2)
+    suggested = None if chosen is None else chosen.rank
+    return RankSelection(scores, errors, models, suggested, rule, texts)
 
 
 def _check_ranks(ranks: Iterable[int]) -> list[int]:
@@ -275,17 +307,19 @@ def _check_holdout(
         raise TypeError(f"holdout is {holdout!r}, expected a number from 0 to below 1")
     if not 0 <= holdout < 1:
         raise ValueError(f"holdout is {holdout}, expected a number from 0 to below 1")
-    if holdout and "mask" not in inspect.signature(method).parameters:
+    if not holdout:
+        return
+    if method is not observed_parafac and "mask" not in inspect.signature(method).parameters:
         raise ValueError(
             f"{name_of(method)} has no mask, so nothing can be held out: pass holdout=0, or the "
-            "method 'parafac' or 'non_negative_parafac'"
+            "method 'parafac', 'non_negative_parafac', 'generalized_parafac' (counts) or "
+            "'observed_parafac' (ratings)"
         )
-    if holdout:
-        check_exact(loss_of(method, options), " to hold entries out: pass holdout=0")
-    if holdout and options.get("mask") is not None:
+    check_exact(loss_of(method, options), " to hold entries out: pass holdout=0")
+    if options.get("mask") is not None:
         raise ValueError("mask is given, but select_rank holds entries out itself: pass holdout=0")
-    if holdout and x.nnz == 0:
-        raise ValueError("x has no nonzeros, expected some to hold out: pass holdout=0")
+    if x.nnz < 2:
+        raise ValueError(f"x has {x.nnz} nonzeros, expected two or more: pass holdout=0")
 
 
 def loss_of(method: Callable[..., Any], options: Mapping[str, Any]) -> Any:
@@ -296,67 +330,202 @@ def loss_of(method: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     >>> loss_of(decomposition.parafac, {}), loss_of(decomposition.generalized_parafac, {})
     ('gaussian', 'poisson_count')
     """
-    parameter = inspect.signature(method).parameters.get("loss")
-    return "gaussian" if parameter is None else options.get("loss", parameter.default)
+    return _find_option("loss", method, options, "gaussian")
 
 
-def _choose_start(starts: Starts, loss: Any) -> dict[str, Any]:
-    """Return where the run without the held-out entries starts: from the best model.
+def _find_option(name: str, method: Callable, options: Mapping[str, Any], other: Any) -> Any:
+    """Return an option of a decomposition, by default its own; `other` if it has none."""
+    parameter = inspect.signature(method).parameters.get(name)
+    return other if parameter is None else options.get(name, parameter.default)
 
-    Updates for counts are too slow to forget what that model knew of the entries, and start as its
-    run did.
+
+def _find_tolerance(
+    dtype: np.dtype, method: Callable, options: Mapping[str, Any], errors: Sequence[Any]
+) -> float:
+    """Return by how much losses may differ for no other reason than that the fits ended.
+
+    An error that approaches its limit like 1 / n changes by `tol` when it still is about the root
+    of `tol` above, and by d after n iterations when it is n * d above. Rounding in errors, which
+    are roots of differences of squares, has the root of eps.
     """
-    if loss == "gaussian":
-        return {"init": starts.best}
-    return {"init": "random", "random_state": starts.seeds[starts.best_number]}
+    tol = _find_option("tol", method, options, 0.0) or 0.0
+    nearness = float(max(tol, np.finfo(dtype).eps) ** 0.5)
+    is_relative = "loss" not in inspect.signature(method).parameters
+    if len(errors) < 2 or not is_relative:
+        return nearness
+    return max(nearness, len(errors) * abs(float(errors[-2]) - float(errors[-1])))
 
 
-def _measure(x: FlycooTensor, model: CPTensor, mask: Any, loss: str) -> float:
-    """Compute the held-out loss of a model."""
-    if loss == "gaussian":
-        return cp_fit(x, model, mask=mask).relative_error
-    weights, factors = model
-    xp = x._engine.xp
-    mean = sum_values(x._layout, x._engine) / num_cells(x.shape)
-    floor = xp.full(1, _FLOOR * mean, x.dtype)
-    raised = [
-        xp.concatenate([factor, xp.ones((factor.shape[0], 1), x.dtype)], axis=1)
-        for factor in factors
-    ]
-    fit = cp_fit(x, (xp.concatenate([weights, floor]), raised), mask=mask, loss="poisson_count")
-    return 1 - fit.explained
+def _fit_rank(
+    x: FlycooTensor, rank: int, n_runs: int, method: Callable[..., Any],
+    held_out: "_HeldOut | None", seed: int, options: Mapping[str, Any],
+) -> tuple[RankScore, Any, np.ndarray, CPTensor, float]:  # fmt: skip
+    """Fit the models of one rank.
+
+    Return its scores, nan for those of the held-out loss; the terms of that loss; the errors of the
+    runs; the model of all entries; and what `_find_tolerance` returns.
+    """
+    known = x if held_out is None else held_out.known
+    masked = options if held_out is None else {**options, **held_out.options}
+    starts = best_of(method, known, rank, n_runs, seed, **masked)
+    model, error = starts.best, float(starts.final_errors.min())
+    if not isinstance(model, CPTensor):
+        raise TypeError(
+            f"{name_of(method)} returns a {type(model).__name__}, expected a CP decomposition"
+        )
+    core, terms = float("nan"), None
+    if held_out is not None:
+        terms = held_out.list_terms(model)
+        begin = {**options, "init": model}
+        model, errors = run_once(method, x, rank, starts.seeds[starts.best_number], begin)
+        error = float(errors[-1]) if len(errors) else error
+    is_affordable = x.nnz * rank ** (x.ndim - 1) <= _MAX_CORE_OPERATIONS
+    if x.ndim > 1 and is_affordable and method is not observed_parafac:
+        core = core_consistency(x, model)
+    tolerance = _find_tolerance(x.dtype, method, options, starts.errors[starts.best_number])
+    nan = float("nan")
+    score = RankScore(rank, error, nan, nan, nan, core, starts.match)
+    return score, terms, starts.final_errors, model, tolerance
 
 
-def _hold_out(x: FlycooTensor, share: float, random: np.random.RandomState) -> Any:
-    """Mask a share of the nonzeros, and as many cells whose indices come from separate nonzeros."""
-    import sparse
+@dataclass(frozen=True)
+class _HeldOut:
+    """Entries that models have to predict.
 
-    count = max(1, round(share * x.nnz))
+    Attributes
+    ----------
+    known : FlycooTensor
+        The tensor without them.
+    options : dict
+        What tells a decomposition that they are not zero but missing.
+    """
+
+    known: FlycooTensor
+    options: dict[str, Any]
+    _missing: MissingEntries
+    _is_count: bool
+
+    @classmethod
+    def draw(
+        cls, x: FlycooTensor, share: float, method: Callable[..., Any],
+        options: Mapping[str, Any], random: np.random.RandomState,
+    ) -> Self:  # fmt: skip
+        import sparse
+
+        with_zeros = method is not observed_parafac  # to which only nonzeros are known
+        missing = MissingEntries(x, draw_entries(x, share, random, with_zeros))
+        mask: dict[str, Any] = {}
+        if with_zeros:
+            cells = move(missing.coords, np)  # sorted, as the mask has to be
+            attributes = {"fill_value": 1.0, "sorted": True, "has_duplicates": False}
+            mask["mask"] = sparse.COO(cells, np.zeros(missing.count), x.shape, **attributes)
+        is_count = loss_of(method, options) == "poisson_count"
+        return cls(missing.observed, mask, missing, is_count)
+
+    def list_terms(self, model: CPTensor) -> np.ndarray:
+        """Return what each entry adds to the held-out loss of a model, or to its square."""
+        values = move(self._missing.start, np).astype(np.float64)
+        found = move(self._missing.evaluate(*take_model(model)), np).astype(np.float64)
+        if not self._is_count:
+            return (values - found) ** 2 / (values @ values)
+        of_mean = _deviance(values, values.mean()).sum()
+        return _deviance(values, found + _FLOOR * values.mean()) / of_mean
+
+    def judge(self, scores: list[RankScore], terms: list[np.ndarray]) -> list[RankScore]:
+        """Return the scores with their held-out losses and standard errors."""
+        power = 1.0 if self._is_count else 0.5
+        least, judged = min(terms, key=np.sum), []
+        for score, of_rank in zip(scores, terms, strict=True):
+            total = float(of_rank.sum())
+            loss, above = total**power, (total + _spread(of_rank)) ** power
+            # The entries are the same for all ranks.
+            below = max(total - _spread(of_rank - least), 0.0) ** power
+            errors = {"heldout_se": above - loss, "difference_se": loss - below}
+            judged.append(score._replace(heldout_loss=loss, **errors))
+        return judged
+
+
+def _spread(terms: np.ndarray) -> float:
+    """Return the standard error of a sum of terms."""
+    return float(terms.std()) * terms.size**0.5
+
+
+def draw_entries(
+    x: FlycooTensor, share: float, random: np.random.RandomState, with_zeros: bool = True
+) -> np.ndarray:
+    """Draw a share of the nonzeros, and as many cells whose indices come from separate nonzeros."""
+    count = min(max(1, round(share * x.nnz)), x.nnz - 1)
     numbers = random.choice(x.nnz, count, replace=False)
-    others = random.randint(x.nnz, size=(x.ndim, count))
+    others = random.randint(x.nnz, size=(x.ndim if with_zeros else 0, count))
     places = x._engine.xp.asarray(np.append(numbers, others))
-    coords = move(make_sampler(x).take(places)[0], np).reshape(x.ndim, 1 + x.ndim, count)
+    coords = move(make_sampler(x).take(places)[0], np).reshape(x.ndim, -1, count)
+    if not with_zeros:
+        return coords[:, 0]
     rows = [np.append(of[0], of[1 + mode]) for mode, of in enumerate(coords)]
-    cells = np.unique(np.stack(rows), axis=1)  # sorted, as the mask has to be
-    options = {"fill_value": 1.0, "sorted": True, "has_duplicates": False}
-    return sparse.COO(cells, np.zeros(cells.shape[1]), x.shape, **options)
+    return np.unique(np.stack(rows), axis=1)
 
 
-def _suggest(scores: Sequence[RankScore]) -> int | None:
-    """Return the lowest rank whose held-out loss is near the least; None without any.
+def _deviance(counts: np.ndarray, means: Any) -> np.ndarray:
+    """Return what each count adds to the deviance of means above 0."""
+    logs = np.log(np.where(counts > 0, counts, 1.0) / means)
+    return 2 * (means - counts + counts * logs)
+
+
+def _suggest(
+    scores: Sequence[RankScore], tolerances: Sequence[float]
+) -> tuple[RankScore | None, str]:
+    """Return the score of the suggested rank and why it is; None if nothing was held out.
 
     Examples
     --------
     >>> losses = {1: 0.8, 2: 0.21, 3: 0.2, 4: 0.3}
-    >>> _suggest([RankScore(rank, 0.1, loss, 100.0, 1.0) for rank, loss in losses.items()])
-    2
+    >>> scores = [RankScore(r, 0.1, loss, 0.05, 0.02, 100.0, 1.0) for r, loss in losses.items()]
+    >>> chosen, rule = _suggest(scores, [1e-4] * 4)
+    >>> chosen.rank, rule
+    (2, 'the lowest with a held-out loss within one standard error of the least, that of rank 3')
     """
-    least = min((score.heldout_loss for score in scores), default=float("nan"))
-    near = [score.rank for score in scores if score.heldout_loss <= (1 + _TOLERANCE) * least]
-    return min(near, default=None)
+    if np.isnan(scores[0].heldout_loss):
+        return None, ""
+    least = min(scores, key=lambda score: score.heldout_loss)
+    if least.heldout_loss >= 1:
+        return scores[0], "the lowest: no rank predicts the held-out entries"
+    gaps = {score: score.heldout_loss - least.heldout_loss for score in scores}
+    good = [
+        score
+        for score, tolerance in zip(scores, tolerances, strict=True)
+        if gaps[score] <= max(score.difference_se, tolerance)
+    ]
+    stable = [score for score in scores if score.rank * (1 - score.match) < 0.5]
+    near = [score for score in stable if gaps[score] <= least.heldout_se]
+    both = [score for score in good if score in stable]
+    of_least = f"of the least, that of rank {least.rank}"
+    if near and not both:
+        chosen = min(near, key=lambda score: gaps[score])
+        return chosen, (
+            f"the best whose runs agree (those of rank {good[0].rank} do not), with a held-out "
+            f"loss within one standard error {of_least}"
+        )
+    chosen = (both or good)[0]
+    is_close = gaps[chosen] <= chosen.difference_se
+    reach = "one standard error" if is_close else "what rounding and unfinished fits explain"
+    rule = f"the lowest with a held-out loss within {reach} {of_least}"
+    if chosen is not good[0]:
+        rule += f", and with runs that agree (those of rank {good[0].rank} do not)"
+    return chosen, rule
 
 
-def _find_core_consistency(x: FlycooTensor, model: CPTensor) -> float:
-    num_operations = x.nnz * model.rank ** (x.ndim - 1)
-    is_possible = x.ndim > 1 and num_operations <= _MAX_CORE_OPERATIONS
-    return core_consistency(x, model) if is_possible else float("nan")
+def _list_doubts(scores: Sequence[RankScore], chosen: RankScore | None) -> list[str]:
+    """List what speaks against the suggestion."""
+    if chosen is None:
+        return []
+    doubts = []
+    if chosen.heldout_loss >= 1:
+        doubts.append("no rank predicts the held-out entries better than zeros or their mean do")
+    if chosen.rank == scores[-1].rank and len(scores) > 1:
+        doubts.append(f"the suggested rank {chosen.rank} is the highest one tried: try higher ones")
+    if chosen.match < LOW_MATCH:
+        doubts.append(
+            f"the runs of the suggested rank {chosen.rank} found different components (match "
+            f"{chosen.match:.2f}): trust its fit, not its components"
+        )
+    return doubts

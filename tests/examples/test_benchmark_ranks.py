@@ -6,5 +6,9 @@ import benchmark_ranks
 def test_parts(monkeypatch):
     assert benchmark_ranks.main(["starts", "--iterations", "2"]) > 0
     assert benchmark_ranks.main(["search", "--ranks", "1", "--runs", "2", "--size", "20"]) > 0
-    monkeypatch.setattr(benchmark_ranks, "PLANTED", [((20, 30, 40), 2, 300, 0.1)])
-    assert benchmark_ranks.main(["planted", "--seeds", "1", "--runs", "2"]) == [1]
+    monkeypatch.setattr(benchmark_ranks, "METHODS", {"parafac": (0.05,)})
+    monkeypatch.setattr(benchmark_ranks, "PLANTED_RANKS", (2,))
+    for name in benchmark_ranks.THREADS:
+        monkeypatch.setenv(name, "1")  # and back
+    counts = benchmark_ranks.main(["planted", "--seeds", "1", "--runs", "2"])
+    assert counts == {("parafac", 0.05, 2): 1}

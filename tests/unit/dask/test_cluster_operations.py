@@ -9,7 +9,7 @@ from local_clusters import wait_for_addresses
 from tensorly_flycoo import FlycooTensor, cp_fit, open_slabs, save_slabs, select_rank
 from tensorly_flycoo.dask import open_slabs as open_on_workers
 from tensorly_flycoo.decomposition import generalized_parafac, non_negative_parafac, parafac
-from tensorly_flycoo.models.select_rank import _hold_out
+from tensorly_flycoo.models.select_rank import draw_entries
 from tensorly_flycoo.tensor.digest import find_digest
 
 SHAPE, NUM_SLABS = (30, 20, 40), 5
@@ -98,7 +98,7 @@ def test_decompositions(tensors, folder, name):
 
 def test_held_out_entries(tensors, folder):
     def hold_out(x):
-        return _hold_out(x, 0.1, np.random.RandomState(0)).coords
+        return draw_entries(x, 0.1, np.random.RandomState(0))
 
     for x in tensors:
         np.testing.assert_array_equal(hold_out(x), hold_out(open_slabs(folder)))

@@ -78,6 +78,12 @@ def test_the_best_run_is_the_one_with_the_least_error(x):
     assert repr(starts).startswith("<Starts: 6 runs, least error 0.")
 
 
+def test_a_low_match_is_shown(x):
+    starts = best_of(parafac, x, 6, 3, random_state=0, n_iter_max=3)
+    assert starts.match < 0.5
+    assert repr(starts).endswith(": the runs found different components>")
+
+
 def test_the_same_random_state_gives_the_same_runs(x):
     first, second = (best_of(parafac, x, 2, 3, np.random.RandomState(5)) for _ in range(2))
     third = best_of(parafac, x, 2, 3, 5)

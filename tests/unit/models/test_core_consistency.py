@@ -74,3 +74,10 @@ def test_other_inputs():
 def test_errors(x, shape, error, message):
     with pytest.raises(error, match=message):
         core_consistency(x, make_model(0, shape, 2))
+
+
+def test_a_zero_model():
+    x = random_tensor((4, 5, 6), 30, random_state=0)
+    zero = (None, [np.zeros((size, 2)) for size in x.shape])
+    assert core_consistency(x, zero) == 0
+    assert core_consistency(x, zero, normalised=True) == -np.inf

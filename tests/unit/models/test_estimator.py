@@ -7,15 +7,16 @@ import tensorly as tl
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 
-from tensorly_flycoo import FlycooCP, LabelledCP, LabelledTensor, cp_fit
+from tensorly_flycoo import (
+    FlycooCP,
+    FlycooTensor,
+    LabelledCP,
+    LabelledTensor,
+    best_of,
+    cp_fit,
+)
 from tensorly_flycoo.decomposition import non_negative_parafac_hals, parafac
 from tensorly_flycoo.testing import planted_tensor
-
-
-@pytest.fixture(autouse=True)
-def backend():
-    with tl.backend_context("flycoo"):
-        yield
 
 
 @pytest.fixture
@@ -23,14 +24,54 @@ def x():
     return planted_tensor((20, 20, 20), 2, 300, random_state=0)[0]
 
 
-def test_it_is_the_decomposition(x):
+def test_it_is_the_best_of_several_random_starts(x):
     estimator = FlycooCP(2, random_state=0, n_iter_max=5)
     assert estimator.fit(x) is estimator
-    cp, errors = parafac(x, 2, 5, "random", random_state=0, return_errors=True)
+    with tl.backend_context("flycoo"):
+        starts = best_of(parafac, x, 2, 5, random_state=0, n_iter_max=5)
+    assert all(map(np.array_equal, estimator.cp_tensor_.factors, starts.best.factors))
+    assert estimator.errors_ == starts.errors[starts.best_number]
+    assert estimator.score(x) == cp_fit(x, starts.best).fit
+
+
+@pytest.mark.parametrize("options", [{"n_starts": 1}, {"init": "svd"}])
+def test_it_is_the_decomposition(x, options):
+    estimator = FlycooCP(2, random_state=0, n_iter_max=5, **options).fit(x)
+    init = options.get("init", "random")
+    with tl.backend_context("flycoo"):
+        cp, errors = parafac(x, 2, 5, init, random_state=0, return_errors=True)
     assert all(map(np.array_equal, estimator.cp_tensor_.factors, cp.factors))
     assert estimator.errors_ == errors
-    assert estimator.score(x) == cp_fit(x, cp).fit
-    assert np.array_equal(estimator.fit_transform(x).factors[0], cp.factors[0])
+
+
+@pytest.mark.parametrize("init", ["svd", "random"])
+def test_held_out_values_are_unknown_to_the_fit(init):
+    """A diagonal tensor, of which nothing can be predicted."""
+    x = FlycooTensor([np.arange(20)] * 3, np.linspace(10, 5, 20), (20, 20, 20))
+    mask = sparse.COO([np.arange(0, 20, 5)] * 3, np.zeros(4), x.shape, fill_value=1.0)
+    estimator = FlycooCP(16, mask=mask, init=init, random_state=0).fit(x)
+    assert estimator.score(x) <= 1e-12
+    labelled = LabelledTensor(x, {name: np.arange(20) for name in "abc"})
+    assert isinstance(estimator.fit(labelled).cp_tensor_, LabelledCP)
+    assert estimator.score(labelled) <= 1e-12
+
+
+def test_other_tensors_are_not_scored(x):
+    estimator = FlycooCP(2, random_state=0).fit(x)
+    for other in (x[:10], x * 2, planted_tensor((20, 20, 20), 2, 300, random_state=1)[0]):
+        with pytest.raises(ValueError, match=r"expected .* the tensor of fit: folds of"):
+            estimator.score(other)
+    assert estimator.score(x.to_coo()) == estimator.score(x)
+    with pytest.warns(UserWarning, match="folds of rows cannot judge a model of other rows"):
+        GridSearchCV(FlycooCP(1), {"rank": [1, 2]}, cv=2).fit(x.to_coo())
+
+
+@pytest.mark.parametrize("method", ["parafac", "non_negative_parafac", "generalized_parafac"])
+def test_new_rows(x, method):
+    estimator = FlycooCP(2, method=method, n_iter_max=300, random_state=0).fit(x)
+    rows = estimator.transform(x[:7])
+    assert rows.shape == (7, 2)
+    np.testing.assert_allclose(rows, estimator.cp_tensor_.factors[0][:7], atol=0.05)
 
 
 def test_other_decompositions_and_options(x):
@@ -39,9 +80,11 @@ def test_other_decompositions_and_options(x):
     labelled = LabelledTensor(x, {name: np.arange(size) for name, size in names.items()})
     estimator = FlycooCP(2, method="non_negative_parafac_hals", n_iter_max=3, random_state=0,
                          options=options)  # fmt: skip
-    cp = estimator.fit_transform(labelled)
+    cp = estimator.set_params(n_starts=1).fit(labelled).cp_tensor_
     assert isinstance(cp, LabelledCP)
-    plain = non_negative_parafac_hals(labelled, 2, 3, "random", tol=1e-8, random_state=0, **options)
+    settings = {"tol": 1e-8, "random_state": 0, **options}
+    with tl.backend_context("flycoo"):
+        plain = non_negative_parafac_hals(labelled, 2, 3, "random", **settings)
     assert all(map(np.array_equal, cp.factors, plain.factors))
     for method in ("pca", "tucker"):
         with pytest.raises(ValueError, match=f"method is '{method}', expected one of"):
@@ -60,10 +103,12 @@ def test_parameters_and_clone(x):
 
 
 @pytest.mark.parametrize("convert", [lambda x: x, lambda x: x.to_coo()], ids=["ours", "raw"])
-def test_a_search_for_the_rank_by_held_out_entries(x, convert):
+@pytest.mark.parametrize("n_jobs", [None, 2])
+def test_a_search_for_the_rank_by_held_out_entries(x, convert, n_jobs):
     held_out = x.nonzeros()[0][:, ::10]
     mask = sparse.COO(held_out, np.zeros(held_out.shape[1]), x.shape, fill_value=1.0)
     estimator = FlycooCP(1, mask=mask, random_state=0)
-    search = GridSearchCV(estimator, {"rank": [1, 2]}, cv=[([0], [0])]).fit([convert(x)])
+    search = GridSearchCV(estimator, {"rank": [1, 2]}, cv=[([0], [0])], n_jobs=n_jobs)
+    search.fit([convert(x)])
     assert search.best_params_ == {"rank": 2}
     assert search.best_score_ == search.best_estimator_.score(x) > 0.9

@@ -1,9 +1,12 @@
 """Choosing a rank."""
 
+import logging
+import re
 import sys
 
 import numpy as np
 import pytest
+import sparse
 import tensorly as tl
 
 from tensorly_flycoo import (
@@ -12,10 +15,14 @@ from tensorly_flycoo import (
     LabelledTensor,
     best_of,
     core_consistency,
+    cp_fit,
     decomposition,
     select_rank,
 )
+from tensorly_flycoo.decomposition.masks import drop_missing
+from tensorly_flycoo.models import RankScore
 from tensorly_flycoo.models import select_rank as _function
+from tensorly_flycoo.models.rank_plot import draw_scores
 from tensorly_flycoo.testing import planted_tensor
 
 module = sys.modules[_function.__module__]
@@ -41,38 +48,177 @@ def test_a_planted_rank_is_found(seed):
 
 
 def test_the_scores(x):
-    selection = select_rank(x, [3, 1, 2, 2], n_runs=3, random_state=5, n_iter_max=30)
+    options = {"n_iter_max": 30}
+    selection = select_rank(x, [3, 1, 2, 2], n_runs=3, random_state=5, **options)
     assert [score.rank for score in selection.scores] == [1, 2, 3]
-    seed = select_rank_seed(5)
+    random = np.random.RandomState(5)
+    seed = random.randint(2**31 - 1)
+    coords = module.draw_entries(x, 0.2, random)
+    mask = sparse.COO(coords, np.zeros(coords.shape[1]), x.shape, fill_value=1.0)
+    known = drop_missing(x, mask)
     for score, errors, model in zip(
         selection.scores, selection.errors, selection.models, strict=True
     ):
-        starts = best_of(tl.decomposition.parafac, x, score.rank, 3, seed, n_iter_max=30)
+        starts = best_of(decomposition.parafac, known, score.rank, 3, seed, mask=mask, **options)
         np.testing.assert_array_equal(errors, starts.final_errors)
-        np.testing.assert_array_equal(model.factors[0], starts.best.factors[0])
-        assert score.error == errors.min()
         assert score.match == starts.match
+        expected = cp_fit(x, starts.best, mask=mask).relative_error
+        assert score.heldout_loss == pytest.approx(expected)
+        whole = decomposition.parafac(x, score.rank, init=starts.best, **options)
+        np.testing.assert_array_equal(model.factors[0], whole.factors[0])
+        assert score.error == pytest.approx(cp_fit(x, whole).relative_error)
         assert score.core_consistency == core_consistency(x, model)
-        assert 0 < score.heldout_loss < 1
+        assert 0 < score.heldout_se < score.heldout_loss < 1
 
 
-def select_rank_seed(random_state):
-    return np.random.RandomState(random_state).randint(2**31 - 1)
+def test_the_standard_error_is_that_of_the_difference(x):
+    random = np.random.RandomState(0)
+    held_out = module._HeldOut.draw(x, 0.3, decomposition.parafac, {}, random)
+    starts = {"init": "random", "random_state": 0}
+    terms = [held_out.list_terms(decomposition.parafac(x, rank, **starts)) for rank in (1, 2)]
+    worse, better = held_out.judge([score(1, np.nan), score(2, np.nan)], terms)
+    assert better.difference_se == 0
+    assert worse.heldout_loss == pytest.approx(np.sqrt(terms[0].sum()))
+    entries = random.randint(terms[0].size, size=(2000, terms[0].size))
+    spread = (terms[0] - terms[1])[entries].sum(axis=1).std()  # by the bootstrap
+    below = np.sqrt(terms[0].sum() - spread)
+    assert worse.difference_se == pytest.approx(worse.heldout_loss - below, rel=0.1)
+
+
+METHODS = ["parafac", "non_negative_parafac", "generalized_parafac", "observed_parafac"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_held_out_values_are_unknown_to_starts_and_updates(method, x):
+    """Other values at the held-out entries change no run."""
+    x = FlycooTensor(x.nonzeros()[0], abs(x.nonzeros()[1]), x.shape)
+    random = np.random.RandomState(3)
+    random.randint(2**31 - 1)
+    cells = module.draw_entries(x, 0.2, random, with_zeros=method != "observed_parafac")
+    coords, values = x.nonzeros()
+    is_held_out = np.isin(*[np.ravel_multi_index(of, x.shape) for of in (coords, cells)])
+    other = FlycooTensor(coords, np.where(is_held_out, 100 * values, values), x.shape)
+    first, second = (
+        select_rank(of, [4], 2, method, random_state=3, n_iter_max=10) for of in (x, other)
+    )
+    np.testing.assert_array_equal(first.errors[0], second.errors[0])
+    assert first.scores[0].match == second.scores[0].match
+
+
+@pytest.mark.parametrize("method", METHODS[:3])
+def test_a_diagonal_tensor_cannot_be_predicted(method):
+    x = FlycooTensor([np.arange(20)] * 3, np.linspace(10, 5, 20), (20, 20, 20))
+    with pytest.warns(UserWarning, match="no rank predicts the held-out entries"):
+        selection = select_rank(x, [1, 8, 20], 3, method, holdout=0.2, random_state=0)
+    assert all(score.heldout_loss >= 1 - 1e-12 for score in selection.scores)
+    assert selection.rank == 1
+
+
+@pytest.mark.parametrize("method", METHODS[:2])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_rank_without_noise_is_found(method, dtype):
+    x, _ = planted_tensor((25, 30, 35), 3, 300, random_state=0, dtype=dtype)
+    selection = select_rank(x, range(2, 6), 6, method, random_state=0)
+    assert selection.rank == 3
+    assert "rank 3 is the lowest with a held-out loss within" in repr(selection)
+
+
+def test_the_rank_of_ratings_is_found():
+    random = np.random.RandomState(0)
+    factors = [random.random_sample((20, 2)) for _ in range(3)]
+    coords = np.unique(random.randint(0, 20, (3, 1500)), axis=1)
+    values = np.prod([f[c] for f, c in zip(factors, coords, strict=True)], axis=0).sum(axis=1)
+    x = FlycooTensor(coords, values, (20, 20, 20))
+    selection = select_rank(x, range(1, 4), 3, "observed_parafac", random_state=0)
+    assert selection.rank == 2
+    assert selection.scores[1].heldout_loss < 1e-3
+    assert all(np.isnan(score.core_consistency) for score in selection.scores)
+
+
+def score(rank, loss, of_difference=0.01, match=1.0, se=0.02):
+    return RankScore(rank, 0.1, loss, se, of_difference, 100.0, match)
+
+
+@pytest.mark.parametrize(
+    ("scores", "tolerance", "rank", "text"),
+    [
+        ([score(1, 0.5), score(2, 0.209), score(3, 0.2)], 0, 2, "one standard error"),
+        ([score(1, 0.5), score(2, 0.211), score(3, 0.2)], 0, 3, "one standard error"),
+        ([score(2, 1e-5, 0, 1, 0), score(3, 0, 0, 1, 0)], 1e-4, 2, "rounding and unfinished fits"),
+        ([score(2, 0.2, match=0.7), score(3, 0.2)], 0, 3, "runs that agree .those of rank 2 do"),
+        ([score(2, 0.2, match=0.76), score(3, 0.2)], 0, 2, "one standard error"),
+        ([score(2, 0.2, match=0.7), score(3, 0.2, match=0.8)], 0, 2, "one standard error"),
+        ([score(2, 0.219), score(3, 0.2, match=0.8)], 0, 2, "whose runs agree"),
+        ([score(2, 0.221), score(3, 0.2, match=0.8)], 0, 3, "one standard error"),
+        ([score(1, 1.2), score(2, 1.0)], 0, 1, "no rank predicts"),
+    ],
+)
+def test_the_rule(scores, tolerance, rank, text):
+    chosen, rule = module._suggest(scores, [tolerance] * len(scores))
+    assert chosen.rank == rank
+    assert re.search(text, rule)
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "errors", "expected"),
+    [
+        ("parafac", {}, [0.3, 0.2, 0.2], 1e-4),  # the root of tol
+        ("parafac", {"tol": 0}, [0.2, 0.2], np.finfo(float).eps ** 0.5),
+        ("parafac", {}, [0.3, 0.21, 0.2], 0.03),
+        ("generalized_parafac", {"loss": "gaussian"}, [3e6, 2e6], 1e-3),  # no relative errors
+    ],
+)
+def test_how_near_fits_end(method, options, errors, expected):
+    function = getattr(decomposition, method)
+    assert module._find_tolerance(np.dtype(float), function, options, errors) == pytest.approx(
+        expected
+    )
+
+
+def test_doubts_are_warned_of_and_shown(x):
+    with pytest.warns(UserWarning, match="rank 2 is the highest one tried"):
+        selection = select_rank(x, [1, 2], 2, random_state=0, n_iter_max=20)
+    assert "warning: the suggested rank 2 is the highest one tried" in repr(selection)
+    doubts = module._list_doubts(
+        [score(1, 0.2, match=0.4), score(2, 0.2)], score(1, 0.2, match=0.4)
+    )
+    assert len(doubts) == 1
+    assert "found different components (match 0.40)" in doubts[0]
+
+
+def test_a_search_that_is_stopped_keeps_the_finished_ranks(x, monkeypatch, caplog):
+    original = module.best_of
+
+    def stop(function, tensor, rank, *args, **options):
+        if rank == 3:
+            raise KeyboardInterrupt
+        return original(function, tensor, rank, *args, **options)
+
+    monkeypatch.setattr(module, "best_of", stop)
+    options = {"n_runs": 2, "random_state": 0, "n_iter_max": 20}
+    with (
+        caplog.at_level(logging.INFO, "tensorly_flycoo"),
+        pytest.warns(UserWarning, match="Ctrl-C stopped the search before rank 3"),
+    ):
+        selection = select_rank(x, [1, 2, 3, 4], **options)
+    assert "rank 2 (2 of 4): 2 runs" in caplog.text
+    assert "run 2 of 2" in caplog.text
+    assert len(selection.models) == 2
+    assert selection.scores == select_rank(x, [1, 2], **options).scores
+    with pytest.raises(KeyboardInterrupt):
+        select_rank(x, [3], **options)
 
 
 def test_held_out_entries_are_nonzeros_and_zeros():
     shape = (2**22, 2**22, 2**22)  # more cells than 64 bits count
     coords = np.random.RandomState(0).randint(2**22, size=(3, 200))
     x = FlycooTensor(coords, np.ones(200), shape)
-    mask = module._hold_out(x, 0.1, np.random.RandomState(0))
-    assert mask.shape == shape
-    assert mask.fill_value == 1
-    assert not mask.data.any()
+    drawn = module.draw_entries(x, 0.1, np.random.RandomState(0))
     stored = {tuple(cell) for cell in x.nonzeros()[0].T.tolist()}
-    cells = {tuple(cell) for cell in mask.coords.T.tolist()}
+    cells = {tuple(cell) for cell in drawn.T.tolist()}
     assert len(cells & stored) == 20
     assert len(cells - stored) == 20
-    for rows, known in zip(mask.coords, x.nonzeros()[0], strict=True):
+    for rows, known in zip(drawn, x.nonzeros()[0], strict=True):
         assert np.isin(rows, known).all()
 
 
@@ -95,7 +241,7 @@ def test_the_table(x, monkeypatch):
     selection = select_rank(x, [1, 2], 2, random_state=0, n_iter_max=20)
     table = selection.table
     assert list(table.index) == [1, 2]
-    assert list(table.columns) == ["error", "heldout_loss", "core_consistency", "match"]
+    assert list(table.columns) == list(RankScore._fields[1:])
     assert repr(selection).splitlines()[2].endswith("<- suggested")
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert selection.table == [score._asdict() for score in selection.scores]
@@ -106,6 +252,9 @@ def test_the_picture(x, monkeypatch):
     figure = selection.plot()
     assert len(figure.axes) == 4
     np.testing.assert_array_equal(figure.axes[1].lines[0].get_xdata(), [1, 2, 3])
+    for core, is_cut in ((-40.0, False), (-60.0, True)):
+        drawn = draw_scores([score(2, 0.1)._replace(core_consistency=core)], [np.ones(2)], None)
+        assert ("(cut at -50)" in drawn.axes[2].get_title(loc="left")) == is_cut
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="pip install matplotlib"):
         selection.plot()
@@ -146,7 +295,7 @@ def _return_no_cp(x, rank, init="random", random_state=None, return_errors=False
         ({"method": "parafax"}, ValueError, "method is 'parafax', expected one of .*'parafac'"),
         ({"method": "non_negative_parafac_hals"}, ValueError, "has no mask.* pass holdout=0"),
         ({"x": np.ones((2, 3))}, TypeError, "expected a FlycooTensor"),
-        ({"x": FlycooTensor([[], []], [], (2, 3))}, ValueError, "x has no nonzeros"),
+        ({"x": FlycooTensor([[], []], [], (2, 3))}, ValueError, "x has 0 nonzeros, expected two"),
         ({"n_runs": 0}, ValueError, "n_runs is 0"),
         ({"ranks": 3}, TypeError, r"ranks is 3, expected several integers, such as range\(1, 11"),
         ({"method": "tucker"}, ValueError, "method is 'tucker', expected one of .*'parafac'"),
