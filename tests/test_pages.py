@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 
 #: Blocks that cannot run here: the page, how the block begins, and why.
 LEFT_OUT = {
+    ("docs/index.md", "import sparse"): "is in README too",
     ("docs/larger.md", "import cupy"): "needs two GPUs",
     ("docs/clusters.md", "from dask_jobqueue import"): "needs SLURM",
     ("docs/clusters.md", "from dask_kubernetes"): "needs Kubernetes",
