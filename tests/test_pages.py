@@ -152,6 +152,8 @@ def test_python(page, tmp_path):
                 stack.callback(client.close)
                 if client.cluster:
                     stack.callback(client.cluster.close)
+    if "starts" in namespace and "flights" in namespace:
+        assert namespace["starts"].match > 0.95  # the text calls the model trustworthy
 
 
 def write_tables():
