@@ -107,6 +107,15 @@ def test_links_lead_somewhere(site):
     assert broken == []
 
 
+def test_names_in_docstrings_are_links(site):
+    pages = {
+        path.name: _Page(path.read_text()).links for path in (site / "generated").glob("*.html")
+    }
+    for name, link in {"select_rank": "best_of", "Progress": "decomposition.tucker"}.items():
+        target = f"tensorly_flycoo.{link}"
+        assert f"{target}.html#{target}" in pages[f"tensorly_flycoo.{name}.html"]
+
+
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "tests/README.md"])
 def test_links_of_the_repository_lead_somewhere(name):
     """Those of files that people read in the repository."""
