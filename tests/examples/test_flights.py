@@ -53,7 +53,9 @@ def test_flights(flights, tmp_path, capsys):
     assert "EWR Newark Liberty Intl" in page
     assert "B6 JetBlue Airways" in page
     # The low share of the deviance beside the high one of the flights is explained.
-    assert f"explain only {fit.explained:.0%} of the deviance. Both are right" in " ".join(page.split())
+    assert f"explain only {fit.explained:.0%} of the deviance. Both are right" in " ".join(
+        page.split()
+    )
     assert f"Wrote {output}" in page
     check_leading_labels(x, cp_tensor)
 
