@@ -27,8 +27,8 @@ from tensorly_flycoo.decomposition import generalized_parafac
 
 NAMES = pd.concat([airlines.set_index("carrier")["name"], airports.set_index("faa")["name"]])
 
-NOTE = """Together the components count {share:.0%} of the flights, but explain only {explained:.0%} of
-the deviance. Both are right: nearly every nonzero is one flight in one hour of one day. A few
+NOTE = """Together the components count {share:.0%} of the flights, but explain only {explained:.0%}
+of the deviance. Both are right: nearly every nonzero is one flight in one hour of one day. A few
 patterns predict how many flights a carrier has on a route, on which weekdays and at which hours,
 but not which hour of which day has the flight and which has none."""
 
