@@ -163,6 +163,7 @@ def write_tables():
     random = np.random.RandomState(0)
     users, items, days = random.randint(0, 8, (3, 300))
     table = pd.DataFrame({"user": users, "item": items, "day": days}).astype(str)
+    table["time"] = pd.date_range("2024-01-01", periods=300, freq="h")
     table.to_parquet("events.parquet")
     table.to_csv("events.csv")
     table.assign(film=table["item"], stars=1 + days % 5).to_csv("ratings.csv")
