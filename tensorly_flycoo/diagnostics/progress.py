@@ -8,7 +8,6 @@ import logging
 import math
 import os
 import signal
-import statistics
 import sys
 import threading
 import time
@@ -318,7 +317,8 @@ class Progress:
         done = self.iteration - self._first
         if self._show == "log" and (is_last or done == 1 or self.iteration % self._log_every == 0):
             # Iterations that compile or write a checkpoint take longer than those that are left.
-            each_s = statistics.median_low(b - a for a, b in itertools.pairwise(self._times))
+            took = sorted(b - a for a, b in itertools.pairwise(self._times))
+            each_s = took[(len(took) - 1) // 2]  # the median
             text = f"{each_s:.3g} s"
             if done > 1:
                 left = datetime.timedelta(seconds=round(each_s * self.n_iter_left))
