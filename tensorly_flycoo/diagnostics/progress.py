@@ -1,7 +1,9 @@
 """Progress of a decomposition: a bar or log lines, checkpoints, and a clean stop at Ctrl-C."""
 
+import collections
 import contextlib
 import datetime
+import itertools
 import logging
 import math
 import os
@@ -247,6 +249,7 @@ class Progress:
             self._start(model, float(error))
             return False
         self.errors.append(float(error))
+        self._times.append(time.monotonic())
         self._keep(model)
         is_last = self._is_interrupted or self.iteration >= self.n_iter_max
         self._report(model, is_last)
@@ -263,7 +266,8 @@ class Progress:
             self.errors.append(error)
         self._keep(model)
         self._first = self.iteration
-        self._started_at = self._saved_at = time.monotonic()
+        self._saved_at = time.monotonic()
+        self._times = collections.deque([self._saved_at], maxlen=10)  # of the last iterations
         if self._bar is not None:
             self._bar.set_description_str("", refresh=False)
             self._bar.reset(total=self.n_iter_max)
@@ -312,12 +316,14 @@ class Progress:
             self._bar.update()
         done = self.iteration - self._first
         if self._show == "log" and (is_last or done == 1 or self.iteration % self._log_every == 0):
-            each_s = (time.monotonic() - self._started_at) / done
-            left = datetime.timedelta(seconds=round(each_s * self.n_iter_left))
-            _logger.info(
-                "iteration %d of %d, %s, %.3g s each, at most %s left",
-                self.iteration, self.n_iter_max, state, each_s, left,
-            )  # fmt: skip
+            # Iterations that compile or write a checkpoint take longer than those that are left.
+            took = sorted(b - a for a, b in itertools.pairwise(self._times))
+            each_s = took[(len(took) - 1) // 2]  # the median
+            text = f"{each_s:.3g} s"
+            if done > 1:
+                left = datetime.timedelta(seconds=round(each_s * self.n_iter_left))
+                text += f" each, at most {left} left"
+            _logger.info("iteration %d of %d, %s, %s", self.iteration, self.n_iter_max, state, text)
 
     def _interrupt(self, signal_number: int, frame: FrameType | None) -> None:
         if self._is_interrupted:

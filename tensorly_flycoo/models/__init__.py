@@ -32,3 +32,7 @@ __all__ = [
     "fold_in",
     "select_rank",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -56,6 +56,7 @@ def test_counts_are_split_without_loss(load):
     assert predicted.loss == pytest.approx(210 * mean - float(test.sum()) * np.log(mean))
 
 
+@pytest.mark.slow
 def test_the_benchmark_compares_from_one_start(load, capsys):
     module = load("benchmark_counts")
     # The example above draws 8 components: another rank would compile other kernels.
@@ -85,6 +86,7 @@ def test_rivals_of_the_benchmark_run(load):
     assert np.isfinite(loss)
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_binary_data(load):
     module = load("benchmark_counts")
     x = module.draw_binary((12, 7, 5), 80, 2)

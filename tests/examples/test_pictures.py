@@ -58,5 +58,5 @@ def test_pictures(forgotten, tmp_path, monkeypatch, capsys):
 
 def test_without_tensorly_viz_it_says_what_to_install(forgotten, monkeypatch):
     monkeypatch.setitem(sys.modules, "tlviz.visualisation", None)  # makes the import fail
-    with pytest.raises(SystemExit, match=r'pip install "\.\[examples,pictures\]"'):
+    with pytest.raises(SystemExit, match=r'pip install -e "\.\[examples,pictures\]"'):
         importlib.import_module("pictures")

@@ -111,7 +111,7 @@ import tensorly_flycoo
 print(json.dumps((time.perf_counter() - start_s) / others_s - 1))
 """
     environment = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
-    assert min(run(script, environment) for _ in range(3)) <= 0.2
+    assert any(run(script, environment) <= 0.2 for _ in range(3))
 
 
 REPORT = "print(json.dumps([tl.get_backend(), os.environ.get('TENSORLY_BACKEND')]))"

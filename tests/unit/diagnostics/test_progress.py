@@ -55,9 +55,11 @@ def run_dense(callback, n_iter_max=5):
 def test_log_lines(caplog, clock):
     caplog.set_level(logging.INFO, "tensorly_flycoo")
     with Progress(5, show="log", log_every=2) as shown:
-        call(shown, [1.0, 0.5, 0.25, 0.3, 0.2, 0.1], clock)
+        call(shown, [1.0], clock)
+        clock.now += 480  # the first iteration compiles
+        call(shown, [0.5, 0.25, 0.3, 0.2, 0.1], clock)
     assert [record.message for record in caplog.records] == [
-        "iteration 1 of 5, fit 0.500000, change +5.0e-01, 120 s each, at most 0:08:00 left",
+        "iteration 1 of 5, fit 0.500000, change +5.0e-01, 600 s",
         "iteration 2 of 5, fit 0.750000, change +2.5e-01, 120 s each, at most 0:06:00 left",
         "iteration 4 of 5, fit 0.800000, change +1.0e-01, 120 s each, at most 0:02:00 left",
         "iteration 5 of 5, fit 0.900000, change +1.0e-01, 120 s each, at most 0:00:00 left",

@@ -21,7 +21,9 @@ from tensorly_flycoo.ops.unfolding_svd import Unfolding
 
 EPS = np.finfo(np.float64).eps
 COUNTS = (1, 2, 3, 5, 8)
-LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
+LAYOUTS = pytest.mark.parametrize(
+    "layout", ["remap", "indexed", pytest.param("replicated", marks=pytest.mark.slow)]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -149,7 +151,7 @@ def test_few_columns_of_another_mode_than_the_cut_one():
     check(x, 0, 5, dense)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "float64"])
 def test_large_unfoldings_fall_short_by_less_than_the_bound(dtype, monkeypatch):
     monkeypatch.setattr(leading_pairs, "MAX_DIRECT_SIZE", 0)
     monkeypatch.setattr(slab_gram, "is_cheap_to_form", lambda *sizes: False)

@@ -91,8 +91,15 @@ def test_one_value_much_larger_than_all_others():
     np.testing.assert_allclose(values, [1e5, 3, 2, 1], rtol=4 * EPS)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("num_nonzeros", [2000, 20_000])
+@pytest.mark.parametrize(
+    ("num_nonzeros", "dtype"),
+    [
+        (2000, "float32"),
+        (20_000, "float64"),
+        pytest.param(2000, "float64", marks=pytest.mark.slow),
+        pytest.param(20_000, "float32", marks=pytest.mark.slow),
+    ],
+)
 def test_large_unfoldings_fall_short_by_less_than_the_bound(num_nonzeros, dtype, monkeypatch):
     """The spectrum has no gaps; measured: below 2 % where 20 % are allowed."""
     iterate_always(monkeypatch)

@@ -260,12 +260,6 @@ def test_kernels_on_rows_compile(architecture):
     jobs.append(("jump_states.cu", architecture, {}))
     for dtype, num_columns in itertools.product(map(np.dtype, DTYPES), (1, 2, 3, 32, 208)):
         jobs.append(("pad_rows.cu", architecture, pad_rows_macros(dtype, num_columns)))
-    for rank in (1, 3, 7, 16, 25, 32):
-        jobs.append(("gram.cu", architecture, gram_macros(rank)))
-        jobs.append(("add_grams.cu", architecture, add_grams_macros(rank)))
-        jobs += [(file, architecture, product_macros(rank)) for file in ("invert.cu", "fit.cu")]
-        tight, apart = solve_rows_macros(rank, 1), solve_rows_macros(rank, 4)
-        jobs += [("solve_rows.cu", architecture, macros) for macros in (tight, apart)]
     for dtype in map(np.dtype, DTYPES):
         jobs.append(("inner_product.cu", architecture, inner_product_macros(dtype, 25)))
         jobs.append(("scale_rows.cu", architecture, scale_rows_macros(dtype, 25)))
@@ -273,6 +267,22 @@ def test_kernels_on_rows_compile(architecture):
         for rank in (1, 10, 25, 32, 200):
             macros = sweep_nonnegative_macros(dtype, rank)
             jobs.append(("sweep_nonnegative.cu", architecture, macros))
+    compile_all(jobs)
+
+
+@ON_LINUX
+@EVERY_GPU
+@pytest.mark.parametrize("rank", [7, 32, *[pytest.param(n, marks=SLOW) for n in (1, 3, 16, 25)]])
+def test_kernels_of_gram_matrices_compile(rank, architecture):
+    files = {
+        "gram.cu": gram_macros(rank),
+        "add_grams.cu": add_grams_macros(rank),
+        "invert.cu": product_macros(rank),
+        "fit.cu": product_macros(rank),
+    }
+    jobs = [(file, architecture, macros) for file, macros in files.items()]
+    tight, apart = solve_rows_macros(rank, 1), solve_rows_macros(rank, 4)
+    jobs += [("solve_rows.cu", architecture, macros) for macros in (tight, apart)]
     compile_all(jobs)
 
 
@@ -316,8 +326,9 @@ def test_ttmc_compiles(architecture):
 
 
 @ON_LINUX
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=SLOW)])
-@pytest.mark.parametrize("ndim", [3, *[pytest.param(n, marks=SLOW) for n in (4, 5)]])
+@SLOW
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ndim", [3, 4, 5])
 def test_the_benchmarks_gather_only_kernel_compiles(ndim, dtype):
     """In every setting that the benchmark tries."""
     spec = importlib.util.spec_from_file_location("benchmark_macros", BENCHMARK / "macros.py")

@@ -1,0 +1,226 @@
+"""The code of README and of the pages in docs/ runs as it is printed.
+
+The blocks of a page run in order in one namespace, in an empty folder. What a page takes from its
+reader, such as a table or a file, is made here: small, and under the name that the page uses.
+"""
+
+import contextlib
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorly as tl
+
+import tensorly_flycoo
+from tensorly_flycoo import FlycooTensor, command_line
+from tensorly_flycoo.testing import random_tensor
+
+ROOT = Path(__file__).parent.parent
+
+#: Blocks that cannot run here: the page, how the block begins, and why.
+LEFT_OUT = {
+    ("docs/index.md", "import sparse"): "is in README too",
+    ("docs/larger.md", "import cupy"): "needs two GPUs",
+    ("docs/clusters.md", "from dask_jobqueue import"): "needs SLURM",
+    ("docs/clusters.md", "from dask_kubernetes"): "needs Kubernetes",
+    ("docs/clusters.md", "# pip install"): "needs GPUs",
+    ("docs/clusters.md", "from distributed import Client\nfrom distributed.sec"): "needs keys",
+    ("docs/compatibility.md", "import tensorly as tl"): "cell2cell needs an older NumPy",
+}
+
+#: Commands of shell blocks that are not tried: what they begin with, and why.
+COMMANDS_LEFT_OUT = {
+    "python3 -m venv": "makes an environment; CI runs README's",
+    "source .venv": "uses an environment",
+    "pip install": "changes the environment",
+    "python -m sphinx": "tests/test_site.py builds the site",
+    "python -m pytest": "needs a GPU",
+    "pytest": "runs other tests",
+}
+
+
+def list_blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(), re.M | re.S)
+
+
+PAGES = ["README.md", "CONTRIBUTING.md"] + [
+    str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").glob("*.md"))
+]
+
+
+def give_nothing():
+    return {}
+
+
+def give_counts():
+    """Return counts of users x items x days, drawn from a model of three components."""
+    random = np.random.RandomState(0)
+    factors = [random.gamma(0.3, size=(size, 3)) for size in (40, 30, 25)]
+    dense = random.poisson(tl.cp_to_tensor((None, factors))).astype(float)
+    counts = FlycooTensor.from_dense(dense)
+    return {
+        "counts": counts,
+        "new_counts": counts,
+        "new_rows": FlycooTensor.from_dense(dense[:4]),
+        "first_days": FlycooTensor.from_dense(dense[..., :20]),
+        "days": [FlycooTensor.from_dense(dense[..., [day]]) for day in range(20, 25)],
+    }
+
+
+def give_slabs():
+    """Return what the page's first block, which is left out, defines, and make two files."""
+    tl.set_backend("flycoo")
+    x = random_tensor((60, 50, 40), 2000, random_state=0)
+    coords, values = x.nonzeros()
+    Path("shared").mkdir()
+    tensorly_flycoo.write_tns("part.tns", x)
+    tensorly_flycoo.save_slabs("shared/reddit.flycoo", ["part.tns"])
+    return {
+        "coords": coords,
+        "values": values,
+        "shape": x.shape,
+        "tl": tl,
+        "paths_of_tns_or_parquet_files": ["part.tns"],
+        "FlycooTensor": FlycooTensor,
+    }
+
+
+def give_formula():
+    M, B, C = np.zeros((2, 3)), np.ones((4, 3)), np.ones((5, 3))
+    return {"M": M, "B": B, "C": C, "i": 1, "j": 2, "k": 3, "v": 2.0}
+
+
+def give_file():
+    tensorly_flycoo.write_tns("nell-2.tns.gz", random_tensor((60, 50, 40), 2000, random_state=0))
+    return {}
+
+
+def give_parquet():
+    import pandas as pd
+
+    Path("shared/reddit").mkdir(parents=True)
+    coords, values = random_tensor((60, 50, 40), 2000, random_state=0).nonzeros()
+    table = pd.DataFrame(dict(zip(["user", "sub", "word"], coords, strict=True)), dtype=object)
+    table.assign(n=values).to_parquet("shared/reddit/part.parquet")
+    return {}
+
+
+#: What the reader has, for each page whose code takes something.
+STAND_INS = {
+    "docs/counts.md": give_counts,
+    "docs/how_it_works.md": give_formula,
+    "docs/larger.md": give_slabs,
+    "docs/uses.md": give_file,
+    "docs/clusters.md": give_parquet,
+}
+#: Their clusters are started here, and what all workers see is in the test's own folder.
+NEED_CLUSTER = {"docs/larger.md", "docs/clusters.md"}
+
+
+@pytest.fixture(autouse=True)
+def settings(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    with tl.backend_context(tl.get_backend()), tensorly_flycoo.set_device("cpu"):
+        yield
+
+
+def is_left_out(page, block):
+    return any(page == other and block.startswith(start) for other, start in LEFT_OUT)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if list_blocks(page, "python")])
+def test_python(page, tmp_path):
+    namespace = STAND_INS.get(page, give_nothing)()
+    places = {'"/shared': f'"{tmp_path}/shared'}
+    with contextlib.ExitStack() as stack:
+        if page in NEED_CLUSTER:
+            pytest.importorskip("distributed")
+            from local_clusters import start_cluster
+
+            address = stack.enter_context(start_cluster(2))
+            places |= {"tcp://scheduler:8786": address, "tcp://10.0.0.1:8786": address}
+        for number, block in enumerate(list_blocks(page, "python")):
+            if is_left_out(page, block):
+                continue
+            for place, other in places.items():
+                block = block.replace(place, other)
+            exec(compile(block, f"{page}, block {number}", "exec"), namespace)
+            if client := namespace.pop("client", None):
+                stack.callback(client.close)
+                if client.cluster:
+                    stack.callback(client.cluster.close)
+    if "starts" in namespace and "flights" in namespace:
+        assert namespace["starts"].match > 0.95  # the text calls the model trustworthy
+
+
+def write_tables():
+    """Make the files that the commands of the pages read."""
+    import pandas as pd
+
+    random = np.random.RandomState(0)
+    users, items, days = random.randint(0, 8, (3, 300))
+    table = pd.DataFrame({"user": users, "item": items, "day": days}).astype(str)
+    table["time"] = pd.date_range("2024-01-01", periods=300, freq="h")
+    table.to_parquet("events.parquet")
+    table.to_csv("events.csv")
+    table.assign(film=table["item"], stars=1 + days % 5).to_csv("ratings.csv")
+    give_file()
+
+
+COMMANDS = [
+    (page, line.partition("#")[0])
+    for page in PAGES
+    for block in list_blocks(page, "sh")
+    for line in block.replace("\\\n", "").splitlines()
+    if not line.startswith(tuple(COMMANDS_LEFT_OUT))
+]
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_commands(page, command, monkeypatch, capsys):
+    """Commands in blocks of their own."""
+    write_tables()
+    program, *arguments = shlex.split(command)
+    if arguments[:2] == ["-m", "tensorly_flycoo"]:
+        assert command_line.main(arguments[2:]) == 0
+    else:
+        assert program == "python"
+        check_script(*arguments)
+
+
+def check_script(path, *arguments):
+    """Check that a script exists, and that it or its folder mentions the options."""
+    script = ROOT / path
+    files = [script, *script.parent.glob("*.py")] if script.is_file() else script.glob("*.py")
+    text = "".join(file.read_text() for file in files)
+    assert text
+    for argument in arguments:
+        if argument.startswith("--"):
+            assert f'"{argument}"' in text, argument
+
+
+SCRIPTS = sorted({
+    " ".join(command.split())
+    for text in map(Path.read_text, [*map(ROOT.joinpath, PAGES), ROOT / "tests/README.md"])
+    for command in re.findall(r"`python\s+((?:examples|tests|docs)/[^`]*)`", text)
+})  # fmt: skip
+
+
+@pytest.mark.parametrize("command", SCRIPTS)
+def test_scripts_exist_and_take_the_options(command):
+    """Commands in the text, which may take hours."""
+    check_script(*shlex.split(command))
+
+
+def test_what_is_left_out_is_there():
+    for page, start in LEFT_OUT:
+        blocks = list_blocks(page, "python")
+        assert sum(block.startswith(start) for block in blocks) == 1, (page, start)
+    lines = [
+        line for page in PAGES for block in list_blocks(page, "sh") for line in block.splitlines()
+    ]
+    for start in COMMANDS_LEFT_OUT:
+        assert any(line.startswith(start) for line in lines), start
