@@ -226,9 +226,9 @@ def select_rank(
     Notes
     -----
     The runs of `best_of` take most of the time; with a mask they run one after another. Each rank
-    is logged at level INFO. Core consistency takes ``nnz * R**(ndim - 1)`` operations and is left out (nan)
-    above ten billion, and for `observed_parafac`, whose unknown cells it would take for zeros. All
-    models are kept. The same `random_state` gives the same result on one machine.
+    is logged at level INFO. Core consistency takes ``nnz * R**(ndim - 1)`` operations and is left
+    out (nan) above ten billion, and for `observed_parafac`, whose unknown cells it would take for
+    zeros. All models are kept. The same `random_state` gives the same result on one machine.
 
     References
     ----------

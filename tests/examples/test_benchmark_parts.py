@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from tensorly_flycoo.engines import reference
+import reference
 
 FOLDER = Path(__file__).parents[2] / "examples" / "benchmark_gpu"
 

@@ -5,13 +5,13 @@ import itertools
 import cupy
 import numpy as np
 import pytest
+import reference
 import sparse
 import tensorly as tl
 
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, cp_to_entries
 from tensorly_flycoo.backend import arrays  # noqa: F401 (registers the backend)
-from tensorly_flycoo.engines import reference
 from tensorly_flycoo.engines.cuda import engine as cuda
 from tensorly_flycoo.engines.cuda import tall, tuning
 from tensorly_flycoo.linalg import leading_pairs

@@ -5,11 +5,11 @@ import itertools
 import cupy
 import numpy as np
 import pytest
+import reference_ratios as reference
 import sparse
 
 from tensorly_flycoo import FlycooTensor, Progress
 from tensorly_flycoo.decomposition import generalized_parafac
-from tensorly_flycoo.engines import reference_ratios as reference
 from tensorly_flycoo.engines.cuda import engine as cuda
 
 LAYOUTS = ("remap", "replicated", "indexed")

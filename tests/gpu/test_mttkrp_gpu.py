@@ -9,9 +9,9 @@ import threading
 import cupy
 import numpy as np
 import pytest
+import reference
 
 from tensorly_flycoo import FlycooTensor, mttkrp
-from tensorly_flycoo.engines import reference
 from tensorly_flycoo.engines.cuda import engine as cuda
 from tensorly_flycoo.engines.cuda import launch, tuning
 from tensorly_flycoo.format import primitives, remap

@@ -3,10 +3,10 @@
 import cupy
 import numpy as np
 import pytest
+import reference
 
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.devices import OneDevice
-from tensorly_flycoo.engines import reference
 from tensorly_flycoo.ops.ttmc import multiply_nonempty_rows
 from tensorly_flycoo.shards.row_shards import RowShards
 from tensorly_flycoo.shards.sharding import Sharding, cut_evenly

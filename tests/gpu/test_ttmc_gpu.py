@@ -7,11 +7,11 @@ the effect of flushing subnormals.
 import cupy
 import numpy as np
 import pytest
+import reference
 import sparse
 import tensorly as tl
 
 from tensorly_flycoo import FlycooTensor
-from tensorly_flycoo.engines import reference
 from tensorly_flycoo.engines.cuda import engine as cuda
 from tensorly_flycoo.engines.cuda import launch, tuning
 from tensorly_flycoo.format import primitives, remap

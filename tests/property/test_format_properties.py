@@ -1,6 +1,7 @@
 """Laws of the FLYCOO format, with NumPy alone and no engine."""
 
 import numpy as np
+import reference
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import (
@@ -13,7 +14,6 @@ from strategies import (
     word_dtypes,
 )
 
-from tensorly_flycoo.engines import reference
 from tensorly_flycoo.format import packing
 from tensorly_flycoo.format.ordering import make_canonical_records
 from tensorly_flycoo.format.packing import RecordFormat

@@ -3,12 +3,12 @@
 import numba
 import numpy as np
 import pytest
+import reference
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import nonzeros, quick, seeds
 
 from tensorly_flycoo import FlycooTensor, mttkrp
-from tensorly_flycoo.engines import reference
 from tensorly_flycoo.engines.cpu import engine as cpu
 
 layouts = st.sampled_from(["remap", "replicated", "indexed"])

@@ -1,10 +1,9 @@
 """Laws that the executable specification obeys for every small tensor."""
 
 import numpy as np
+import reference
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-
-from tensorly_flycoo.engines import reference
 
 EPS = np.finfo(np.float64).eps
 few = settings(max_examples=60, deadline=None)

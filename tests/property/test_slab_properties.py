@@ -5,12 +5,12 @@ from itertools import pairwise
 import numba
 import numpy as np
 import pytest
+import reference
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import dtypes, nonzeros, quick, seeds
 
 from tensorly_flycoo import FlycooTensor, mttkrp
-from tensorly_flycoo.engines import reference
 from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.format.partition import count_rows, find_edges
 from tensorly_flycoo.format.tree import count_waiting, fold_tree

@@ -8,13 +8,13 @@ starts with ``check_`` takes ``device``, ``layout`` and ``dtype``.
 import itertools
 
 import numpy as np
+import reference
 import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.array_modules import move
-from tensorly_flycoo.engines import reference
 from tensorly_flycoo.testing import planted_tensor
 
 SHAPE, NNZ, RANK = (30, 2, 40), 900, 3

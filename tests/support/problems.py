@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import reference
 
 import tensorly_flycoo
-from tensorly_flycoo.engines import reference
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import reference
 import tensorly as tl
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -30,7 +31,6 @@ from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, Progress, mttkrp
 from tensorly_flycoo.array_modules import move
-from tensorly_flycoo.engines import reference
 
 LAYOUTS = st.sampled_from(["remap", "replicated", "indexed"])
 MODES = st.integers(0, 2)

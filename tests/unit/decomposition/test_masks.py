@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+import reference
 import sparse
 
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.decomposition.masks import ImputedTensor, MissingEntries, find_missing
-from tensorly_flycoo.engines import reference
 from tensorly_flycoo.ops import cp_entries as entries
 
 SHAPE, RANK = (6, 7, 8), 4

@@ -10,6 +10,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import reference
 import tensorly as tl
 from numpy_devices import NumpyDevices
 from problems import make_problem
@@ -17,7 +18,6 @@ from tensorly.decomposition import parafac, tucker
 
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp, save
-from tensorly_flycoo.engines import reference
 from tensorly_flycoo.engines.cpu import engine as cpu
 
 LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])

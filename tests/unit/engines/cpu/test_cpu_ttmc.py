@@ -6,9 +6,9 @@ Every tolerance is that of MTTKRP: ``(row_nnz + ndim) * eps`` times the same sum
 import numba
 import numpy as np
 import pytest
+import reference
 from problems import make_problem, poison_spare
 
-from tensorly_flycoo.engines import reference
 from tensorly_flycoo.engines.cpu import engine as cpu
 
 LAYOUTS = ("remap", "replicated", "indexed")

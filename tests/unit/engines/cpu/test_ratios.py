@@ -9,9 +9,9 @@ import itertools
 import numba
 import numpy as np
 import pytest
+import reference_ratios as reference
 
 from tensorly_flycoo import FlycooTensor
-from tensorly_flycoo.engines import reference_ratios as reference
 from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.engines.cpu import logarithms
 

@@ -9,8 +9,7 @@ References
 """
 
 import numpy as np
-
-from .reference import Array, Shape, Values, elementwise_computation, mttkrp
+from reference import Array, Shape, Values, elementwise_computation, mttkrp
 
 
 def evaluate(coords: Array, factors: list[Array], mode: int) -> Array:

@@ -5,8 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-
-from tensorly_flycoo.engines import reference
+import reference
 
 # The paper's example: 4 nonzeros, 3 indices a mode, index 2 of mode 0 occurs twice, kappa = 2.
 # The paper gives mode 0 only; the other modes are ours.
