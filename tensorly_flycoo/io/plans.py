@@ -1,7 +1,5 @@
 """Check the arrays of a saved layout before they are used."""
 
-from typing import Any, TypeAlias
-
 import numpy as np
 from numpy.typing import DTypeLike
 
@@ -9,9 +7,6 @@ from ..format.layout import Cut
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
 from ..format.primitives import NO_ROW, index_dtype
-
-#: The JSON header of a saved tensor; its keys are listed in `save`.
-Header: TypeAlias = dict[str, Any]
 
 #: Nonzeros checked at a time.
 _CHECK_BLOCK = 2**15
@@ -69,10 +64,11 @@ def _take(
     dtype: DTypeLike,
     shape: tuple[int, ...] | None = None,
 ) -> np.ndarray:
-    """Remove and return an array of the given dtype and shape (None: one axis)."""
+    """Remove and return an array of the given dtype and shape (None: one axis), in C order."""
     _require(name in arrays, name)
     array = arrays.pop(name)
-    _require(array.dtype == dtype and array.shape == (shape or (array.size,)), name)
+    is_right = array.dtype == dtype and array.shape == (shape or (array.size,))
+    _require(is_right and array.flags.c_contiguous, name)
     return array
 
 

@@ -1,11 +1,9 @@
 """Folders of slabs: tensors larger than memory, built part by part and opened without reading."""
 
-import contextlib
 import math
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from numpy.typing import DTypeLike
 
@@ -13,17 +11,16 @@ from ..array_modules import move
 from ..checks import check_count, check_dtype, check_shape
 from ..devices import OneDevice, assign_homes
 from ..engines import select_engine
-from ..format.layout import Cut, Layout
+from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
-from ..format.packing import RecordFormat
 from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
 from ..format.streamed import make_keep_aside
 from ..tensor.tensor import FlycooTensor
+from .array_file import TENSOR, open_arrays
 from .files import FilePath, make_folder
-from .npz import ArrayReader, damage_error, open_arrays
 from .parts import Parts, Reading
-from .plans import Header, check_arrays, check_shapes
-from .saving import fits, make_layout, read_header, read_layout, read_records, write_layout
+from .plans import check_arrays, check_shapes
+from .saving import fits, make_layout, read_format, read_layout, read_records, write_layout
 from .slab_building import SlabBuilder
 from .slab_index import Entry, Index, check_file_layout, digest
 from .spool import Spool
@@ -161,11 +158,8 @@ def _name_slab(number: int) -> str:
 
 def _write_slab(path: Path, rows: range, layout: Layout) -> Entry:
     """Write a slab's file; return its entry in the index."""
-    with open(path, "xb") as file:
-        write_layout(file, layout, _ALIGNMENT)
-        file.flush()
-        os.fsync(file.fileno())
-    with open_arrays(path) as reader:
+    write_layout(path, layout, alignment=_ALIGNMENT)
+    with open_arrays(path, TENSOR) as reader:
         return Entry(rows.start, rows.stop, path.stat().st_size, digest(reader.list_members()))
 
 
@@ -258,9 +252,43 @@ def open_slabs(
 def load_slab(
     folder: Path, index: Index, number: int, engine: "Engine", keep: str, verify: bool
 ) -> Layout:
-    """Map a slab's file into memory with ``keep="file"``, else read it to the engine's device."""
-    with _open_slab(folder / _name_slab(number), index, index.entries[number]) as file:
-        return file.map(engine, verify) if keep == "file" else file.read(engine)
+    """Map a slab's file into memory with ``keep="file"``, else read it to the engine's device.
+
+    The file is compared with the index first; `verify` checks all data that is mapped.
+    """
+    path, entry = folder / _name_slab(number), index.entries[number]
+    nbytes = path.stat().st_size
+    with open_arrays(path, TENSOR) as reader:
+        if nbytes != entry.nbytes:
+            raise ValueError(f"it has {nbytes} bytes, expected {entry.nbytes}")
+        if digest(reader.list_members()) != entry.digest:
+            raise ValueError("its list of arrays is not the one in the index")
+        header, record_format = reader.header, read_format(reader)
+        found = (record_format.shape, header["dtype"], header["layout"])
+        if found != (index.find_shape(entry), index.dtype, index.layout):
+            raise ValueError("its header does not match the index")
+        cut = engine.choose_cut(record_format.shape, record_format.dtype)
+        if keep != "file" and fits(reader, record_format, cut, engine):
+            return read_layout(reader, cut, engine)
+        if keep != "file":
+            coords, values = read_records(reader, record_format)
+            return LAYOUT_CLASSES[index.layout].build(coords, values.copy(), cut, engine)
+        if fits(reader, record_format, cut, engine):
+            names = reader.names() - {"header"}
+            if verify:
+                for name in names:
+                    reader.read(name)
+            arrays = {name: reader.map(name) for name in names}
+            (check_arrays if verify else check_shapes)(index.layout, arrays, cut)
+            if engine.make_stager is not None:  # records wait where they are
+                copies = set(LAYOUT_CLASSES[index.layout].name_copies(record_format.ndim))
+                arrays |= {name: move(arrays[name], engine.xp) for name in names - copies}
+            return make_layout(header, arrays, cut, engine)
+    raise ValueError(
+        f"{path} has a plan for another kind of device, expected one for {engine.name!r}: pass "
+        f"keep='device', or call save_slabs(new_path, open_slabs(path, keep='device'), "
+        f"device={engine.name!r})"
+    )
 
 
 def _check_keep(keep: str | None, engine: "Engine") -> str:
@@ -278,69 +306,3 @@ def _check_layout(keep: str, layout: str, engine: "Engine") -> None:
             f"keep is {keep!r}, expected 'device': the layout of this folder is {layout!r}, and "
             "only 'replicated' is streamed"
         )
-
-
-class _SlabFile(NamedTuple):
-    """An open file of a slab, whose header is checked."""
-
-    path: Path
-    reader: ArrayReader
-    header: Header
-    record_format: RecordFormat
-
-    def map(self, engine: "Engine", verify: bool) -> Layout:
-        """Make a layout of arrays that are mapped into memory; `verify` checks all data."""
-        path, reader, header, _ = self
-        cut = self._choose_cut(engine)
-        if not self._fits(cut, engine):
-            raise ValueError(
-                f"{path} has a plan for another kind of device, expected one for {engine.name!r}: "
-                f"pass keep='device', or call save_slabs(new_path, open_slabs(path, "
-                f"keep='device'), device={engine.name!r})"
-            )
-        names = reader.names() - {"header"}
-        if verify:
-            for name in names:
-                reader.read(name)
-        arrays = {name: reader.map(name) for name in names}
-        try:
-            (check_arrays if verify else check_shapes)(header["layout"], arrays, cut)
-        except ValueError as error:
-            raise damage_error(path, error) from None
-        if engine.make_stager is not None:  # records wait where they are
-            copies = set(LAYOUT_CLASSES[header["layout"]].name_copies(cut.record_format.ndim))
-            arrays |= {name: move(arrays[name], engine.xp) for name in names - copies}
-        return make_layout(header, arrays, cut, engine)
-
-    def read(self, engine: "Engine") -> Layout:
-        """Read and check all data; make a layout on the engine's device."""
-        cut = self._choose_cut(engine)
-        if self._fits(cut, engine):
-            return read_layout(self.path, self.header, self.reader, cut, engine)
-        coords, values = read_records(self.path, self.header, self.record_format, self.reader)
-        try:
-            return LAYOUT_CLASSES[self.header["layout"]].build(coords, values.copy(), cut, engine)
-        except ValueError as error:
-            raise damage_error(self.path, f"records: {error}") from None
-
-    def _choose_cut(self, engine: "Engine") -> Cut:
-        return engine.choose_cut(self.record_format.shape, self.record_format.dtype)
-
-    def _fits(self, cut: Cut, engine: "Engine") -> bool:
-        return fits(self.header, self.record_format, self.reader.names(), cut, engine)
-
-
-@contextlib.contextmanager
-def _open_slab(path: Path, index: Index, entry: Entry) -> Iterator[_SlabFile]:
-    """Open a slab's file and compare it with the index, without reading its arrays."""
-    nbytes = path.stat().st_size
-    if nbytes != entry.nbytes:
-        raise damage_error(path, f"it has {nbytes} bytes, expected {entry.nbytes}")
-    with open_arrays(path) as reader:
-        if digest(reader.list_members()) != entry.digest:
-            raise damage_error(path, "its list of arrays is not the one in the index")
-        header, record_format = read_header(path, reader)
-        found = (record_format.shape, header["dtype"], header["layout"])
-        if found != (index.find_shape(entry), index.dtype, index.layout):
-            raise damage_error(path, "its header does not match the index")
-        yield _SlabFile(path, reader, header, record_format)

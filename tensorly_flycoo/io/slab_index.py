@@ -10,14 +10,9 @@ from typing import Any, NamedTuple
 
 from ..checks import check_layout, check_shape
 from ..format.partition import find_longest_mode
+from .array_file import SLABS, check_header, refuse_damage
 
 NAME = "slabs.json"
-
-_FORMAT = "tensorly-flycoo slabs"
-
-#: Goes up when a release cannot read, or would misread, folders of the previous one.
-_VERSION = 1
-
 
 #: Layouts whose arrays do not change.
 FILE_LAYOUTS = ("replicated", "indexed")
@@ -82,7 +77,7 @@ class Index:
 
     def write(self, folder: Path) -> None:
         """Write the index as JSON, with a format, a version and a digest."""
-        facts = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
+        facts = {"format": SLABS.format, "version": SLABS.version, **asdict(self)}
         facts["digest"] = digest(facts)
         with open(folder / NAME, "x") as file:
             json.dump(facts, file, indent=1)
@@ -101,27 +96,16 @@ class Index:
             If it is damaged, or its format is newer than this release reads.
         """
         path = folder / NAME
-        try:
+        with refuse_damage(path, SLABS, (ValueError, RecursionError)):
             facts = json.loads(path.read_bytes())
-            is_ours, found = facts["format"] == _FORMAT, facts["version"]
-        except (ValueError, TypeError, KeyError, RecursionError):
-            is_ours = False
-        if not is_ours:
-            raise _damage_error(path, "its format is another")
-        if found != _VERSION:
-            raise ValueError(
-                f"{path} has format version {found!r}, expected {_VERSION}: open it with a newer "
-                "release of tensorly-flycoo"
-            )
-        if facts.pop("digest", None) != digest(facts):
-            raise _damage_error(path, "its digest is wrong")
-        try:
+        check_header(path, SLABS, facts)
+        with refuse_damage(path, SLABS):
+            if facts.pop("digest", None) != digest(facts):
+                raise ValueError("its digest is wrong")
             del facts["format"], facts["version"]
             entries = [Entry(*entry) for entry in facts.pop("entries")]
             index = cls(check_shape(facts.pop("shape")), entries=entries, **facts)
             index._check()
-        except (ValueError, TypeError, KeyError) as error:
-            raise _damage_error(path, error) from None
         return index
 
     def _check(self) -> None:
@@ -148,7 +132,3 @@ def digest(facts: Any) -> str:
     (True, 32)
     """
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
-
-
-def _damage_error(path: Path, reason: object) -> ValueError:
-    return ValueError(f"{path} is damaged, or not the index of a folder of slabs: {reason}")
