@@ -22,7 +22,7 @@ from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import refuse_labels
 from ..tensor.pieces import iterate_nonzeros
 from ..tensor.tensor import FlycooTensor
-from .columns import decode, read_values
+from .dataframe import decode, read_values
 from .files import FilePath, open_text
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ..array_modules import Array, move
 from ..checks import check_layout, check_shape
@@ -15,6 +16,7 @@ from ..engines import select_engine
 from ..format.layout import Cut, Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
+from ..format.primitives import NO_ROW, index_dtype
 from ..format.slab_layout import SlabLayout
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, Labels
@@ -22,12 +24,14 @@ from ..tensor.tensor import FlycooTensor
 from .array_file import TENSOR, ArrayReader, Header, open_arrays, save_arrays
 from .files import FilePath
 from .labels import list_labels, name_modes, read_labels
-from .plans import check_arrays
 
 if TYPE_CHECKING:
     from sparse import SparseArray
 
     from ..engines.protocol import Engine
+
+#: Nonzeros checked at a time.
+_CHECK_BLOCK = 2**15
 
 
 def save(path: FilePath, x: "FlycooTensor | LabelledTensor | SparseArray") -> None:
@@ -235,3 +239,90 @@ def read_format(reader: ArrayReader) -> RecordFormat:
     if type(header["norm"]) is not float or not 0 <= header["norm"] < math.inf:
         raise ValueError(f"norm is {header['norm']!r}")
     return record_format
+
+
+def check_arrays(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
+    """Refuse arrays that would make an engine read or write out of bounds.
+
+    Whether they are the right plan is left to the file's checksums: to verify it would cost as much
+    as to build it.
+    """
+    check_shapes(layout, arrays, cut)
+    record_format, cls = cut.record_format, LAYOUT_CLASSES[layout]
+    names = cls.name_copies(record_format.ndim)
+    nnz = arrays[names[0]].shape[0]
+    for name, start in itertools.product(names, range(0, nnz, _CHECK_BLOCK)):
+        block = arrays[name][start : start + _CHECK_BLOCK]
+        _require(np.isfinite(record_format.values(block)).all(), name)
+        for mode, size in enumerate(record_format.shape):
+            if record_format.masks[mode] >= size:
+                _check_limit(record_format.rows(block, mode), size, name)
+    for mode, size in enumerate(record_format.shape):
+        carry_rows = arrays[f"carry_rows_{mode}"]
+        _require(carry_rows.min(initial=0) >= NO_ROW, f"carry_rows_{mode}")
+        _check_limit(carry_rows, size, f"carry_rows_{mode}")
+        _check_limit(arrays[f"empty_rows_{mode}"], size, f"empty_rows_{mode}")
+        for ids in cls.list_ids(mode, nnz, cut, _find_write_order_dtype(arrays)):
+            numbers, end = arrays[ids.name], nnz // ids.block_size * ids.block_size
+            _check_limit(numbers[:end], ids.block_size, ids.name)
+            _check_limit(numbers[end:], nnz - end, ids.name)  # the last block may be shorter
+            if ids.max_runs is not None:
+                _check_runs(numbers, cut.tile_size, ids.max_runs, ids.name)
+
+
+def check_shapes(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
+    """Refuse arrays of other names, shapes or dtypes than the layout has; read no element."""
+    arrays, record_format, cls = dict(arrays), cut.record_format, LAYOUT_CLASSES[layout]
+    write_order_dtype = _find_write_order_dtype(arrays)
+    names = cls.name_copies(record_format.ndim)
+    _require(names[0] in arrays and arrays[names[0]].ndim == 2, names[0])
+    nnz = arrays[names[0]].shape[0]
+    for name in names:
+        _take(arrays, name, record_format.word_dtype, (nnz, record_format.num_words))
+    for mode, size in enumerate(record_format.shape):
+        num_tiles = -(-nnz // cut.tile_size)
+        _take(arrays, f"carry_rows_{mode}", np.dtype(np.int64), (num_tiles,))
+        empty_rows = _take(arrays, f"empty_rows_{mode}", index_dtype(size))
+        _require(size - nnz <= empty_rows.size <= size, f"empty_rows_{mode}")
+        for ids in cls.list_ids(mode, nnz, cut, write_order_dtype):
+            _take(arrays, ids.name, ids.dtype, (nnz,))
+    _require(not arrays, ", ".join(arrays))
+
+
+def _find_write_order_dtype(arrays: dict[str, np.ndarray]) -> np.dtype | None:
+    return np.dtype(np.uint16) if "write_order_0" in arrays else None
+
+
+def _take(
+    arrays: dict[str, np.ndarray],
+    name: str,
+    dtype: DTypeLike,
+    shape: tuple[int, ...] | None = None,
+) -> np.ndarray:
+    """Remove and return an array of the given dtype and shape (None: one axis), in C order."""
+    _require(name in arrays, name)
+    array = arrays.pop(name)
+    is_right = array.dtype == dtype and array.shape == (shape or (array.size,))
+    _require(is_right and array.flags.c_contiguous, name)
+    return array
+
+
+def _check_runs(ids: np.ndarray, tile_size: int, max_runs: int, name: str) -> None:
+    """Refuse tiles with more runs of consecutive ids than an engine has room for."""
+    step = -(-_CHECK_BLOCK // tile_size) * tile_size
+    for start in range(0, ids.size, step):
+        block = ids[start : start + step]
+        is_start = np.ones(block.size, bool)
+        is_start[1:] = block[1:] != block[:-1] + 1
+        is_start[::tile_size] = True
+        num_runs = np.add.reduceat(is_start, np.arange(0, block.size, tile_size), dtype=np.int64)
+        _check_limit(num_runs, max_runs + 1, name)
+
+
+def _check_limit(array: np.ndarray, limit: int, name: str) -> None:
+    _require(array.size == 0 or int(array.max()) < limit, name)
+
+
+def _require(is_right: bool | np.bool_, name: str) -> None:
+    if not is_right:
+        raise ValueError(f"{name} does not match the header")

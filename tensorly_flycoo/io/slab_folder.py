@@ -1,29 +1,39 @@
 """Folders of slabs: tensors larger than memory, built part by part and opened without reading."""
 
+import hashlib
+import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import DTypeLike
 
 from ..array_modules import move
-from ..checks import check_count, check_dtype, check_shape
+from ..checks import check_count, check_dtype, check_layout, check_shape
 from ..devices import OneDevice, assign_homes
 from ..engines import select_engine
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
+from ..format.partition import find_longest_mode
 from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
 from ..format.streamed import make_keep_aside
 from ..tensor.tensor import FlycooTensor
-from .array_file import TENSOR, open_arrays
-from .files import FilePath, make_folder
+from .array_file import SLABS, TENSOR, check_header, open_arrays, refuse_damage
+from .files import FilePath, make_folder, replace_file
 from .parts import Parts, Reading
-from .plans import check_arrays, check_shapes
-from .saving import fits, make_layout, read_format, read_layout, read_records, write_layout
-from .slab_building import SlabBuilder
-from .slab_index import Entry, Index, check_file_layout, digest
-from .spool import Spool
+from .saving import (
+    check_arrays,
+    check_shapes,
+    fits,
+    make_layout,
+    read_format,
+    read_layout,
+    read_records,
+    write_layout,
+)
+from .slab_building import SlabBuilder, Spool
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -35,6 +45,112 @@ _SLAB_NNZ = 2**25
 _ALIGNMENT = 4096
 
 _PLACES = ("device", "host", "file")
+
+#: Layouts whose arrays do not change.
+_FILE_LAYOUTS = ("replicated", "indexed")
+
+_INDEX_NAME = "slabs.json"
+
+
+class Entry(NamedTuple):
+    """What the index says of a slab.
+
+    Attributes
+    ----------
+    start, stop : int
+        Its rows of the cut mode.
+    nbytes : int
+        Of its file.
+    digest : str
+        `digest` of the file's list of arrays, which has their sizes and checksums.
+    """
+
+    start: int
+    stop: int
+    nbytes: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Index:
+    """What is in a folder.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype, layout : str
+    num_slabs : int
+        As the user gave it: slabs without rows have no file.
+    entries : sequence of Entry
+        At least one.
+    """
+
+    shape: Sequence[int]
+    dtype: str
+    layout: str
+    num_slabs: int
+    entries: Sequence[Entry]
+
+    @property
+    def cut_mode(self) -> int:
+        return find_longest_mode(self.shape)
+
+    def find_shape(self, entry: Entry) -> tuple[int, ...]:
+        """Return the shape of a slab."""
+        mode = self.cut_mode
+        return (*self.shape[:mode], entry.stop - entry.start, *self.shape[mode + 1 :])
+
+    def write(self, folder: Path) -> None:
+        """Write the index as JSON, with a format, a version and a digest."""
+        facts = {"format": SLABS.format, "version": SLABS.version, **asdict(self)}
+        with replace_file(folder / _INDEX_NAME) as file:
+            file.write(json.dumps(facts | {"digest": digest(facts)}, indent=1).encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> "Index":
+        """Read and check the index.
+
+        Raises
+        ------
+        OSError
+            If there is none, as in a folder that was not completed.
+        ValueError
+            If it is damaged, or its format is newer than this release reads.
+        """
+        path = folder / _INDEX_NAME
+        with refuse_damage(path, SLABS, (ValueError, RecursionError)):
+            facts = json.loads(path.read_bytes())
+        check_header(path, SLABS, facts)
+        with refuse_damage(path, SLABS):
+            if facts.pop("digest", None) != digest(facts):
+                raise ValueError("its digest is wrong")
+            del facts["format"], facts["version"]
+            entries = [Entry(*entry) for entry in facts.pop("entries")]
+            index = cls(check_shape(facts.pop("shape")), entries=entries, **facts)
+            _check_file_layout(index.layout)
+            edges = [0, *(entry.stop for entry in entries)]
+            is_joined = edges[:-1] == [entry.start for entry in entries]
+            is_joined = is_joined and edges == sorted(set(edges)) and len(edges) > 1
+            if not is_joined or edges[-1] != index.shape[index.cut_mode]:
+                raise ValueError("the rows of slabs do not follow each other")
+            if not all(type(number) is int for entry in entries for number in entry[:3]):
+                raise ValueError("rows and sizes are not integers")
+            if index.dtype not in ("float32", "float64"):
+                raise ValueError(f"dtype is {index.dtype!r}")
+            if type(index.num_slabs) is not int or not len(entries) <= index.num_slabs:
+                raise ValueError(f"num_slabs is {index.num_slabs!r}, for {len(entries)} files")
+        return index
+
+
+def digest(facts: Any) -> str:
+    """Return 32 hexadecimal digits that depend on what JSON writes of some facts.
+
+    Examples
+    --------
+    >>> digest([("a", 1)]) == digest([["a", 1]]), len(digest([]))
+    (True, 32)
+    """
+    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
 
 def save_slabs(
@@ -121,14 +237,16 @@ def save_slabs(
     <FlycooTensor: shape=(3, 2, 3), dtype=float64, nnz=6, layout='replicated', device='cpu', \
 slabs=2>
     """
+    if index_base not in (0, 1):
+        raise ValueError(f"index_base is {index_base!r}, expected 1 or 0")
     reading = Reading(
         None if shape is None else check_shape(shape),
         None if dtype is None else check_dtype(dtype),
         columns,
-        _check_index_base(index_base),
+        int(index_base),
     )
     slabs = None if slabs is None else check_count(slabs, "slabs")
-    check_file_layout(layout)
+    _check_file_layout(layout)
     engine = select_engine(device)
     with make_folder(path) as folder:
         spool = Spool(folder, reading.iterate(parts), reading.shape)
@@ -138,7 +256,11 @@ slabs=2>
         builder = SlabBuilder(folder, spool, num_slabs, engine)
         entries: list[Entry] = []
         for rows, built in builder.build(layout):
-            entries.append(_write_slab(folder / _name_slab(len(entries)), rows, built))
+            file = folder / _name_slab(len(entries))
+            write_layout(file, built, alignment=_ALIGNMENT)
+            with open_arrays(file, TENSOR) as reader:
+                members = digest(reader.list_members())
+            entries.append(Entry(rows.start, rows.stop, file.stat().st_size, members))
         builder.remove()
         record_format = builder.record_format
         Index(record_format.shape, record_format.dtype.name, layout, num_slabs, entries).write(
@@ -146,21 +268,16 @@ slabs=2>
         )
 
 
-def _check_index_base(index_base: int) -> int:
-    if index_base not in (0, 1):
-        raise ValueError(f"index_base is {index_base!r}, expected 1 or 0")
-    return int(index_base)
+def _check_file_layout(layout: str) -> None:
+    """Refuse a layout that files cannot have."""
+    if check_layout(layout) not in _FILE_LAYOUTS:
+        raise ValueError(
+            f"layout is {layout!r}, expected one of {_FILE_LAYOUTS}: files do not change"
+        )
 
 
 def _name_slab(number: int) -> str:
     return f"slab-{number:05d}.npz"
-
-
-def _write_slab(path: Path, rows: range, layout: Layout) -> Entry:
-    """Write a slab's file; return its entry in the index."""
-    write_layout(path, layout, alignment=_ALIGNMENT)
-    with open_arrays(path, TENSOR) as reader:
-        return Entry(rows.start, rows.stop, path.stat().st_size, digest(reader.list_members()))
 
 
 def open_slabs(
@@ -223,10 +340,17 @@ def open_slabs(
     (array([[0, 2],
            [1, 0]]), array([0.5, 3. ]))
     """
-    engine = select_engine(device)
-    keep, folder = _check_keep(keep, engine), Path(path)
+    engine, folder = select_engine(device), Path(path)
+    if keep is None:
+        keep = "file" if engine.name == "cpu" else "device"
+    if keep not in _PLACES:
+        raise ValueError(f"keep is {keep!r}, expected one of {_PLACES}")
     index = Index.read(folder)
-    _check_layout(keep, index.layout, engine)
+    if keep != "device" and index.layout != "replicated" and engine.make_stager is not None:
+        raise ValueError(
+            f"keep is {keep!r}, expected 'device': the layout of this folder is {index.layout!r}, "
+            "and only 'replicated' is streamed"
+        )
     devices, slabs = engine.devices or OneDevice(engine.xp), []
     homes = assign_homes(len(index.entries), devices.count)
     keep_aside = None
@@ -289,20 +413,3 @@ def load_slab(
         f"keep='device', or call save_slabs(new_path, open_slabs(path, keep='device'), "
         f"device={engine.name!r})"
     )
-
-
-def _check_keep(keep: str | None, engine: "Engine") -> str:
-    if keep is None:
-        return "file" if engine.name == "cpu" else "device"
-    if keep not in _PLACES:
-        raise ValueError(f"keep is {keep!r}, expected one of {_PLACES}")
-    return keep
-
-
-def _check_layout(keep: str, layout: str, engine: "Engine") -> None:
-    """Refuse to stream a layout that cannot be."""
-    if keep != "device" and layout != "replicated" and engine.make_stager is not None:
-        raise ValueError(
-            f"keep is {keep!r}, expected 'device': the layout of this folder is {layout!r}, and "
-            "only 'replicated' is streamed"
-        )

@@ -50,7 +50,7 @@ LOWERED = {
         "ops.cp_entries._GPU_BLOCK_NUMBERS": 3000,
         "engines.cpu.engine._SWEEP_ROWS": 3,
         "io.array_file._READ_NBYTES": 100,
-        "io.plans._CHECK_BLOCK": 7,
+        "io.saving._CHECK_BLOCK": 7,
         "io.tns._WRITE_BLOCK": 7,
         "linalg.leading_pairs._VECTORS_AT_ONCE": 1,
         "ops.ttmc._BLOCK_SIZE": 40,

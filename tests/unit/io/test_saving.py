@@ -18,7 +18,7 @@ from tensorly_flycoo.format.layout import Cut
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
-from tensorly_flycoo.io.plans import check_arrays
+from tensorly_flycoo.io.saving import check_arrays
 
 pytestmark = pytest.mark.usual_limits("slabs")  # which cannot be saved
 
