@@ -340,7 +340,7 @@ def _coarsen(dates: np.ndarray) -> np.ndarray:
 def _number_arrow_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
     import pyarrow.compute
 
-    column = decode(column)  # a dictionary may have unused entries
+    column = _decode(column)  # a dictionary may have unused entries
     if str(column.type) == "string_view":
         column = column.cast(pyarrow.large_string())
     if hasattr(column, "combine_chunks"):
@@ -353,7 +353,7 @@ def _number_arrow_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
     return places[codes], entries
 
 
-def decode(column: Any) -> Any:
+def _decode(column: Any) -> Any:
     """Decode an Arrow column of a dictionary type."""
     import pyarrow
 
@@ -442,6 +442,21 @@ def _as_objects(labels: Sequence[Any]) -> Any:
     return np.array(list(labels), object) if array.dtype.kind in "SU" else array
 
 
+def read_indices(column: Any, name: str) -> np.ndarray:
+    """Return the integers of a column as int64; refuse other entries, and missing ones."""
+    is_arrow = hasattr(column, "dictionary_encode")
+    if is_arrow and column.null_count:
+        raise ValueError(f"column {name!r} has {column.null_count} missing entries, expected none")
+    indices = _decode(column).to_numpy(zero_copy_only=False) if is_arrow else column.to_numpy()
+    if indices.dtype.kind not in "iu":
+        raise TypeError(
+            f"column {name!r} is of {indices.dtype}, expected integers without missing ones; other "
+            "labels are numbered by tensorly_flycoo.from_dataframe, on a cluster by "
+            "tensorly_flycoo.dask.read_parquet without indices=True"
+        )
+    return indices.astype(np.int64, copy=False)
+
+
 def read_values(column: Any, name: str) -> np.ndarray:
     """Return the numbers of a column, with nan for missing ones.
 
@@ -453,7 +468,7 @@ def read_values(column: Any, name: str) -> np.ndarray:
         If one is infinite, or too large an integer for float64.
     """
     if hasattr(column, "dictionary_encode"):
-        column = decode(column)
+        column = _decode(column)
         values, kind = column.to_numpy(zero_copy_only=False), str(column.type)
     else:
         values, kind = column.to_numpy(), str(column.dtype)

@@ -22,8 +22,8 @@ from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import refuse_labels
 from ..tensor.pieces import iterate_nonzeros
 from ..tensor.tensor import FlycooTensor
-from .dataframe import decode, read_values
-from .files import FilePath, open_text
+from .dataframe import read_indices, read_values
+from .files import FilePath
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -121,15 +121,13 @@ class Reading(NamedTuple):
             yield self._check(coords[:, block], values[block], self.shape)
 
     def _iterate_tns(self, path: Path) -> Iterator[Block]:
-        from .tns_parsing import TnsParser, iterate_blocks, prefetch
+        from .tns_parsing import TnsParser
 
         parser = TnsParser(path, self.shape, self.index_base)
-        with open_text(path) as (file, _):
-            for text in prefetch(iterate_blocks(file)):
-                coords, values = parser.parse(text)
-                if parser.shape is not None:  # there was more than comments
-                    values = check_values(values, values.size, self.dtype)
-                    yield Block(coords.reshape(-1, len(parser.shape)).T, values, parser.shape)
+        for coords, values in parser.iterate():
+            if parser.shape is not None:  # there was more than comments
+                values = check_values(values, values.size, self.dtype)
+                yield Block(coords.reshape(-1, len(parser.shape)).T, values, parser.shape)
 
     def _iterate_parquet(self, path: Path) -> Iterator[Block]:
         try:
@@ -148,7 +146,7 @@ class Reading(NamedTuple):
             for batch in file.iter_batches(BLOCK_NNZ, columns=names):
                 *modes, numbers = (batch.column(name) for name in names)
                 pairs = zip(modes, names, strict=False)
-                coords = np.stack([_read_indices(mode, name) for mode, name in pairs])
+                coords = np.stack([read_indices(mode, name) for mode, name in pairs])
                 yield self._check(coords, read_values(numbers, names[-1]), self.shape)
 
     def _check(self, coords: Array, values: Array, shape: tuple[int, ...] | None) -> Block:
@@ -159,18 +157,3 @@ class Reading(NamedTuple):
         if shape is None:
             shape = check_shape([int(rows.max(initial=0)) + 1 for rows in coords])
         return Block(coords, values, shape)
-
-
-def _read_indices(column: Any, name: str) -> np.ndarray:
-    """Return the integers of an Arrow column."""
-    import pyarrow
-
-    column = decode(column)
-    if not pyarrow.types.is_integer(column.type):
-        raise TypeError(
-            f"column {name!r} is of {column.type}, expected integers; other labels are numbered by "
-            "tensorly_flycoo.from_dataframe, on a cluster by tensorly_flycoo.dask.read_parquet"
-        )
-    if column.null_count:
-        raise ValueError(f"column {name!r} has {column.null_count} missing entries, expected none")
-    return column.to_numpy(zero_copy_only=False).astype(np.int64)

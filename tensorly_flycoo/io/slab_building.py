@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -167,11 +167,6 @@ class Buckets:
         with open(self.path, "r+b") as file:
             self._write(file, number, records)
 
-    def map_buckets(self, function: Callable[[np.ndarray, range], np.ndarray]) -> None:
-        """Replace the records of each bucket by ``function(records, rows)``."""
-        for number, rows in enumerate(self.rows):
-            self.replace(number, function(self.read(number), rows))
-
     def take(self, rows: range) -> np.ndarray:
         """Return the records with one of `rows`, one bucket's after the other's."""
         mode, taken = find_longest_mode(self._format.shape), []
@@ -239,17 +234,14 @@ class SlabBuilder:
     def _sort(self) -> tuple[int, ...]:
         """Make the records of each bucket canonical; return the edges of the slabs."""
         counts, record_format = [], self.record_format
-
-        def sort(records: np.ndarray, rows: range) -> np.ndarray:
-            coords = record_format.coords(records)
-            values = record_format.values(records).copy()
+        for number, rows in enumerate(self._buckets.rows):
+            records = self._buckets.read(number)
+            coords, values = record_format.coords(records), record_format.values(records).copy()
             records = make_canonical_records(coords, values, record_format, self._engine)
             records = move(records, np)
             check_sums(record_format.values(records))
             numbers = record_format.rows(records, self.cut_mode)
             numbers -= numbers.dtype.type(rows.start)
             counts.append(count_rows(numbers, len(rows)))
-            return records
-
-        self._buckets.map_buckets(sort)
+            self._buckets.replace(number, records)
         return find_edges(np.concatenate(counts), self.num_slabs)

@@ -1,6 +1,5 @@
 """Read and write tensors as text: FROSTT's .tns files, with one line per nonzero."""
 
-import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +8,7 @@ import numpy as np
 from ..checks import check_fill_value, check_finite, check_shape, check_values
 from ..tensor.labelled import refuse_labels
 from ..tensor.tensor import FlycooTensor
-from .files import FilePath, open_text, replace_text
+from .files import FilePath, replace_text
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -107,15 +106,10 @@ def read_nonzeros(
     progress: Callable[[int, int], object] | None,
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     """Return coords (ndim, nnz), values (nnz,) and shape of a .tns file; see `read_tns`."""
-    from .tns_parsing import TnsParser, iterate_blocks, prefetch
+    from .tns_parsing import TnsParser
 
-    parser, parsed, total_nbytes = TnsParser(path, shape, index_base), [], os.path.getsize(path)
-    with open_text(path) as (file, tell):
-        for block in prefetch(iterate_blocks(file)):
-            parsed.append(parser.parse(block))
-            if progress is not None:
-                progress(tell(), total_nbytes)
-    shape = parser.shape
+    parser = TnsParser(path, shape, index_base)
+    parsed, shape = list(parser.iterate(progress)), parser.shape
     if shape is None:
         raise ValueError(f"{path} has no nonzeros and no header with a shape: give shape=")
     coords = [np.empty((0, len(shape)), np.int64)] + [c for c, _ in parsed if c.size]

@@ -1,8 +1,9 @@
 """Parse the text of a .tns file block by block, on all threads, and explain its errors."""
 
 import math
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
@@ -12,7 +13,7 @@ import numpy as np
 from ..checks import MAX_MODE_SIZE, check_shape
 from ..engines.cpu.launch import launch
 from . import tns_kernels
-from .files import FilePath, Readable
+from .files import FilePath, Readable, open_text
 
 #: Bytes read and parsed at a time.
 BLOCK_NBYTES = 2**24
@@ -43,15 +44,6 @@ def iterate_blocks(file: Readable, block_nbytes: int = BLOCK_NBYTES) -> Iterator
         pieces.append(data[cut:])
     if any(pieces):
         yield b"".join([*pieces, b"\n"])
-
-
-def prefetch(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the blocks; read and decompress the next one in the background."""
-    with ThreadPoolExecutor(1) as pool:
-        ahead = pool.submit(next, blocks, None)
-        while (block := ahead.result()) is not None:
-            ahead = pool.submit(next, blocks, None)
-            yield block
 
 
 def read_header(block: bytes) -> tuple[tuple[int, ...] | None, int | None, int]:
@@ -115,12 +107,11 @@ def _iterate_lines(block: bytes) -> Iterator[tuple[bytes, int]]:
 
 
 class TnsParser:
-    """A parser of the blocks of one file, in order.
+    """A parser of one file, block by block.
 
     Parameters
     ----------
     path : str or os.PathLike
-        For error messages.
     shape : tuple of int or None
         None means the shape in the file's header; without one, any index below 2**32 is allowed.
     index_base : {0, 1}
@@ -143,6 +134,23 @@ class TnsParser:
         if self._shape is not None or self._sizes.size == 0:
             return self._shape
         return tuple(int(index) + 1 for index in self._largest)
+
+    def iterate(
+        self, progress: Callable[[int, int], object] | None = None
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield coords (nnz, ndim) and values (nnz,) of the file, block by block.
+
+        The next block is read and decompressed in the background. See `read_tns`.
+        """
+        nbytes = os.path.getsize(self._path)
+        with open_text(self._path) as (file, tell), ThreadPoolExecutor(1) as pool:
+            blocks = iterate_blocks(file)
+            ahead = pool.submit(next, blocks, None)
+            while (block := ahead.result()) is not None:
+                ahead = pool.submit(next, blocks, None)
+                yield self.parse(block)
+                if progress is not None:
+                    progress(tell(), nbytes)
 
     def parse(self, block: bytes) -> tuple[np.ndarray, np.ndarray]:
         """Return coords (nnz, ndim) and values (nnz,) of the next block of whole lines.
