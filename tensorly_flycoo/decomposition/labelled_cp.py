@@ -278,9 +278,9 @@ class LabelledCP(CPTensor):
         <LabelledCP of rank 1: mode 0 (2), mode 1 (1)>
         """
         arrays = [("weights", self.weights), *number("factor", self.factors)]
-        arrays += list_labels(self.labels)  # refuses labels before the file is opened
+        arrays += list_labels(self.labels)
         ridge = getattr(self, "observed_l2_reg", None)
-        header = name_modes(self.labels, self.ordered)
+        header = name_modes(self.labels)
         header |= {} if ridge is None else {"observed_l2_reg": ridge}
         save_arrays(path, MODEL, header, arrays)
 
@@ -298,7 +298,7 @@ class LabelledCP(CPTensor):
             If it is damaged, not a saved LabelledCP, or of a later version of this package.
         """
         with open_arrays(path, MODEL) as reader:
-            labels = Labels(read_labels(reader), ordered=reader.header["ordered"])
+            labels = read_labels(reader)
             weights = reader.read("weights", (None,), FLOATS)
             shapes = [(of.size, weights.size) for of in labels.values()]
             factors = [

@@ -103,7 +103,12 @@ def from_dataframe(
     """
     modes = check_modes(modes)
     given: Mapping[str, Any] = {} if labels is None else labels
-    _check_options(modes, given, aggregate)
+    if aggregate not in _AGGREGATES:
+        raise ValueError(f"aggregate is {aggregate!r}, expected one of {_AGGREGATES}")
+    if not isinstance(given, Mapping):
+        raise TypeError(f"labels is a {type(given).__name__}, expected a dict by column")
+    if others := [name for name in given if name not in modes]:
+        raise ValueError(f"labels has {others}, expected only columns of modes: {modes}")
     coded, numbers = read_rows(df, modes, values, given, missing)
     coords = np.stack([codes for codes, _ in coded.values()])
     if coords.shape[1] == 0:
@@ -139,12 +144,7 @@ def read_rows(
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], np.ndarray | None]:
     """Number the entries of a table's modes and read its values, row by row; see `from_dataframe`.
 
-    Returns
-    -------
-    coded : dict of str to (int64 array (num_rows,), array)
-        For each mode, the number of each row's entry, and the entries.
-    numbers : float array (num_rows,) or None
-        None if `values` is.
+    Returns, for each mode, the number of each row's entry and the entries; and the values, or None.
     """
     check_missing(missing)
     names = list_columns(df)
@@ -178,16 +178,6 @@ def check_modes(modes: Iterable[str]) -> list[str]:
     if not modes or len(set(modes)) < len(modes):
         raise ValueError(f"modes is {modes}, expected distinct column names, at least one")
     return modes
-
-
-def _check_options(modes: list[str], labels: Mapping[str, Any], aggregate: str) -> None:
-    if aggregate not in _AGGREGATES:
-        raise ValueError(f"aggregate is {aggregate!r}, expected one of {_AGGREGATES}")
-    if not isinstance(labels, Mapping):
-        raise TypeError(f"labels is a {type(labels).__name__}, expected a dict by column")
-    others = [name for name in labels if name not in modes]
-    if others:
-        raise ValueError(f"labels has {others}, expected only columns of modes: {modes}")
 
 
 def _take_column(df: Any, name: str, names: list[str]) -> Any:
@@ -235,13 +225,7 @@ def _merge(
 
 
 def list_columns(df: Any) -> list[str]:
-    """Return the names of a table's columns.
-
-    Raises
-    ------
-    TypeError
-        If `df` is not a table.
-    """
+    """Return the names of a table's columns; refuse what is no table."""
     names = getattr(df, "column_names", None)
     is_lazy = hasattr(df, "collect") and hasattr(df, "collect_schema")
     if names is None and not is_lazy:
@@ -266,19 +250,10 @@ def _kind_of(column: Any) -> str:
 def number_entries(column: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Number the distinct entries of a column, called `name` in errors.
 
-    Returns
-    -------
-    codes : int64 array (num_rows,)
-        The number of each row's entry; -1 if it is missing.
-    entries : array
-        Sorted; of a pandas categorical or a polars Enum all categories, in their order. Numbers,
-        text, or dates of NumPy in the coarsest unit that keeps them. Times with a time zone are in
-        UTC, periods are their starts, and intervals are text.
-
-    Raises
-    ------
-    TypeError
-        If an entry is none of these, such as a list, bytes or a Decimal.
+    Returns the number of each row's entry, int64, -1 if it is missing; and the entries, sorted, or
+    all categories of a pandas categorical or a polars Enum, in their order. They are numbers, text,
+    or dates of NumPy in the coarsest unit that keeps them; a TypeError refuses others, such as
+    lists, bytes or Decimals.
     """
     expected = "expected numbers, text or dates: convert the others, for instance to text"
     try:
@@ -384,18 +359,9 @@ def drop_unused(codes: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.
 def place_entries(
     name: str, codes: np.ndarray, entries: np.ndarray, labels: Sequence[Any] | np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Renumber a column's `codes` by the given labels.
+    """Renumber a column's `codes` by the given labels, and return both; -1 marks a missing entry.
 
-    Returns
-    -------
-    codes : int64 array (num_rows,)
-        The place of each row's entry in `labels`; -1 if it is missing.
-    labels : array
-
-    Raises
-    ------
-    ValueError
-        If labels repeat, or an entry is not among them.
+    A ValueError refuses labels that repeat, and entries that are not among them.
 
     Examples
     --------
@@ -458,15 +424,7 @@ def read_indices(column: Any, name: str) -> np.ndarray:
 
 
 def read_values(column: Any, name: str) -> np.ndarray:
-    """Return the numbers of a column, with nan for missing ones.
-
-    Raises
-    ------
-    TypeError
-        If they are not numbers.
-    ValueError
-        If one is infinite, or too large an integer for float64.
-    """
+    """Return the numbers of a column, with nan for missing ones; refuse other and infinite ones."""
     if hasattr(column, "dictionary_encode"):
         column = _decode(column)
         values, kind = column.to_numpy(zero_copy_only=False), str(column.type)

@@ -4,7 +4,6 @@ import errno
 import itertools
 import math
 import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,29 +78,21 @@ def save(path: FilePath, x: "FlycooTensor | LabelledTensor | SparseArray") -> No
     >>> load(path)
     <FlycooTensor: shape=(3, 2), dtype=float64, nnz=2, layout='indexed', device='cpu'>
     """
-    names: Header = {}
-    labels: list[tuple[str, np.ndarray]] = []
-    if isinstance(x, LabelledTensor):
-        names, labels = name_modes(x.labels, x.labels.ordered), [*list_labels(x.labels)]
-    x = as_flycoo(x)
+    labels, x = x.labels if isinstance(x, LabelledTensor) else None, as_flycoo(x)
     layout = x._layout
     if isinstance(layout, SlabLayout):
         is_here = type(x) is FlycooTensor  # not on a cluster, whose tensors cannot be saved
         instead = "call save_slabs(path, x)" if is_here else "keep the data that it was loaded from"
         raise ValueError(f"x has {x.slabs} slabs, expected a tensor in one piece: {instead}")
-    write_layout(path, layout, names, labels)
+    write_layout(path, layout, labels)
 
 
 def write_layout(
-    path: FilePath,
-    layout: Layout,
-    names: Header | None = None,
-    labels: Sequence[tuple[str, np.ndarray]] = (),
-    alignment: int = 1,
+    path: FilePath, layout: Layout, labels: Labels | None = None, alignment: int = 1
 ) -> None:
-    """Write a layout to a file, as `save` describes; `names` completes the header."""
+    """Write a layout, and the labels of its modes, to a file; see `save`."""
     with layout.hold_records():
-        header = {
+        header: Header = {
             "shape": layout.record_format.shape,
             "dtype": layout.record_format.dtype.name,
             "layout": layout.name,
@@ -111,8 +102,11 @@ def write_layout(
             "mode": layout.mode,
             "norm": layout.norm,
         }
-        arrays = itertools.chain(labels, layout.iterate_arrays())
-        save_arrays(path, TENSOR, header | (names or {}), arrays, alignment)
+        arrays = layout.iterate_arrays()
+        if labels is not None:
+            header |= name_modes(labels)
+            arrays = itertools.chain(list_labels(labels), arrays)
+        save_arrays(path, TENSOR, header, arrays, alignment)
 
 
 def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | LabelledTensor:
@@ -178,7 +172,7 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | Labelle
             x = FlycooTensor(*read_records(reader, record_format), record_format.shape, **options)
         if "names" not in reader.header:
             return x
-        return LabelledTensor(x, Labels(read_labels(reader), ordered=reader.header["ordered"]))
+        return LabelledTensor(x, read_labels(reader))
 
 
 def read_layout(reader: ArrayReader, cut: Cut, engine: "Engine") -> Layout:
