@@ -1,11 +1,9 @@
 """Build a tensor's slabs one after the other from nonzeros on disk, in bounded memory."""
 
-import contextlib
 import functools
-import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -44,128 +42,86 @@ class Spool:
     def __init__(
         self, folder: Path, blocks: Iterator[Block], shape: tuple[int, ...] | None
     ) -> None:
-        self._folder = folder
-        self.nnz = 0
-        self.shape = shape or ()
-        self.dtype: np.dtype = np.dtype(np.float32)
-        files: list[IO[bytes]] = []
-        with contextlib.ExitStack() as stack:
-            for block in blocks:
-                if not files:
-                    names = [self._name(n) for n in range(len(block.shape) + 1)]
-                    files = [stack.enter_context(open(name, "xb")) for name in names]
-                self._add(block, files)
+        self._folder, self.nnz, self.shape = folder, 0, shape or ()
+        dtypes = set()
+        for block in blocks:
+            sizes = self.shape or block.shape
+            if len(block.shape) != len(sizes):
+                raise ValueError(
+                    f"parts have {len(sizes)} and {len(block.shape)} modes, expected one number"
+                )
+            self.shape = tuple(max(pair) for pair in zip(sizes, block.shape, strict=True))
+            self.nnz += block.values.size
+            dtypes.add(block.values.dtype)
+            columns = [*(rows.astype(_INDEX) for rows in block.coords), block.values.astype(_VALUE)]
+            for number, column in enumerate(columns):
+                with open(self._name(number), "ab") as file:
+                    column.tofile(file)
         if not self.shape:
             raise ValueError("parts has no nonzeros and no shape, expected some: give shape=")
-        if not files:
-            self.dtype = np.dtype(np.float64)
+        self.dtype = np.result_type(*dtypes or {_VALUE})
 
     def _name(self, number: int) -> Path:
         return self._folder / f"column-{number}"
 
-    def _add(self, block: Block, files: Sequence[IO[bytes]]) -> None:
-        ndim = len(self.shape or block.shape)
-        if len(block.shape) != ndim:
-            raise ValueError(f"parts have {ndim} and {len(block.shape)} modes, expected one number")
-        sizes = zip(self.shape or block.shape, block.shape, strict=True)
-        self.shape = tuple(max(pair) for pair in sizes)
-        self.dtype = np.result_type(self.dtype, block.values.dtype)
-        self.nnz += block.values.size
-        for rows, file in zip(block.coords, files, strict=False):
-            rows.astype(_INDEX).tofile(file)
-        block.values.astype(_VALUE).tofile(files[-1])
+    def _read(self, number: int, dtype: np.dtype, start: int) -> np.ndarray:
+        offset = start * dtype.itemsize
+        return np.fromfile(self._name(number), dtype, BLOCK_NNZ, offset=offset)
 
     def count_rows(self, mode: int) -> np.ndarray:
         """Count the nonzeros of each row of a mode, int64 (size,)."""
         counts = np.zeros(self.shape[mode], np.int64)
-        if self.nnz == 0:
-            return counts
-        with open(self._name(mode), "rb") as file:
-            for _ in range(0, self.nnz, BLOCK_NNZ):
-                np.add.at(counts, np.fromfile(file, _INDEX, BLOCK_NNZ), 1)
+        for start in range(0, self.nnz, BLOCK_NNZ):
+            np.add.at(counts, self._read(mode, _INDEX, start), 1)
         return counts
 
     def iterate(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yield coords, uint32 (ndim, n), and values, float64 (n,), block by block."""
-        if self.nnz == 0:
-            return
-        names = [self._name(n) for n in range(len(self.shape) + 1)]
-        with contextlib.ExitStack() as stack:
-            files = [stack.enter_context(open(name, "rb")) for name in names]
-            for _ in range(0, self.nnz, BLOCK_NNZ):
-                coords = [np.fromfile(file, _INDEX, BLOCK_NNZ) for file in files[:-1]]
-                yield np.stack(coords), np.fromfile(files[-1], _VALUE, BLOCK_NNZ)
+        ndim = len(self.shape)
+        for start in range(0, self.nnz, BLOCK_NNZ):
+            coords = np.stack([self._read(mode, _INDEX, start) for mode in range(ndim)])
+            yield coords, self._read(ndim, _VALUE, start)
 
     def remove(self) -> None:
         """Delete the files."""
-        for n in range(len(self.shape) + 1):
-            self._name(n).unlink(missing_ok=True)
+        for number in range(len(self.shape) + 1):
+            self._name(number).unlink(missing_ok=True)
 
 
 class Buckets:
-    """Records in a file, those of each range of rows together.
+    """Records in files, one for each range of rows of the cut mode; `rows` ascend."""
 
-    Attributes
-    ----------
-    path : pathlib.Path
-        The file.
-    rows : list of range
-        The rows of the cut mode that each bucket has, ascending.
-    longest : int
-        The number of records given to the longest one.
-    """
+    def __init__(self, folder: Path, record_format: RecordFormat, rows: Sequence[range]) -> None:
+        self.rows, self._folder, self._format = rows, folder, record_format
 
-    def __init__(
-        self,
-        path: Path,
-        record_format: RecordFormat,
-        rows: Sequence[range],
-        counts: np.ndarray,
-    ) -> None:
-        """Make room for ``counts[row]`` records of each row."""
-        self.rows = rows
-        self.path = path
-        self._format = record_format
-        sizes = [int(counts[own.start : own.stop].sum()) for own in rows]
-        self.longest = max(sizes)
-        self._starts = [0, *itertools.accumulate(sizes)]
-        self._sizes = [0] * len(rows)
-        self.path.touch()
+    def _name(self, number: int) -> Path:
+        return self._folder / f"bucket-{number}"
 
     def fill(self, blocks: Iterator[tuple[np.ndarray, np.ndarray]]) -> None:
         """Write nonzeros to their buckets, each in the sequence in which they come."""
         mode, dtype = find_longest_mode(self._format.shape), self._format.dtype
         firsts = np.array([rows.start for rows in self.rows[1:]], _INDEX)
         number_dtype = np.min_scalar_type(len(self.rows))  # NumPy sorts short ones by their digits
-        with open(self.path, "r+b") as file:
-            for coords, values in blocks:
-                numbers = np.searchsorted(firsts, coords[mode], "right").astype(number_dtype)
-                order = np.argsort(numbers, kind="stable")
-                records = self._format.pack(coords, values.astype(dtype))[order]
-                counts = np.bincount(numbers, minlength=len(self.rows))
-                stops = np.cumsum(counts)
-                for number in np.flatnonzero(counts).tolist():
-                    own = records[stops[number] - counts[number] : stops[number]]
-                    self._write(file, number, own)
-
-    def _write(self, file: IO[bytes], number: int, records: np.ndarray) -> None:
-        place = self._starts[number] + self._sizes[number]
-        file.seek(place * self._format.record_nbytes)
-        records.tofile(file)
-        self._sizes[number] += records.shape[0]
+        for number in range(len(self.rows)):
+            self._name(number).touch()
+        for coords, values in blocks:
+            numbers = np.searchsorted(firsts, coords[mode], "right").astype(number_dtype)
+            order = np.argsort(numbers, kind="stable")
+            records = self._format.pack(coords, values.astype(dtype))[order]
+            counts = np.bincount(numbers, minlength=len(self.rows))
+            stops = np.cumsum(counts)
+            for number in np.flatnonzero(counts).tolist():
+                with open(self._name(number), "ab") as file:
+                    records[stops[number] - counts[number] : stops[number]].tofile(file)
 
     def read(self, number: int) -> np.ndarray:
         """Return the records (n, num_words) of a bucket."""
-        nbytes, count = self._format.record_nbytes, self._sizes[number] * self._format.num_words
-        place = self._starts[number] * nbytes
-        records = np.fromfile(self.path, self._format.word_dtype, count, offset=place)
+        records = np.fromfile(self._name(number), self._format.word_dtype)
         return records.reshape(-1, self._format.num_words)
 
     def replace(self, number: int, records: np.ndarray) -> None:
-        """Replace the records of a bucket by as many or fewer."""
-        self._sizes[number] = 0
-        with open(self.path, "r+b") as file:
-            self._write(file, number, records)
+        """Replace the records of a bucket."""
+        records.tofile(self._name(number))
 
     def take(self, rows: range) -> np.ndarray:
         """Return the records with one of `rows`, one bucket's after the other's."""
@@ -192,7 +148,7 @@ class SlabBuilder:
     """
 
     def __init__(self, folder: Path, spool: Spool, num_slabs: int, engine: "Engine") -> None:
-        """Distribute the nonzeros to buckets in a file in `folder`; remove those in `spool`."""
+        """Distribute the nonzeros to buckets, files in `folder`; remove those of `spool`."""
         self.record_format = engine.choose_cut(spool.shape, spool.dtype).record_format
         self.num_slabs = num_slabs
         self.cut_mode = find_longest_mode(spool.shape)
@@ -200,8 +156,9 @@ class SlabBuilder:
         report(f"distributing {spool.nnz:,} nonzeros to {num_slabs} slabs")
         counts = spool.count_rows(self.cut_mode)
         rows = list_rows(find_edges(counts, num_slabs))
-        self._buckets = Buckets(folder / "buckets", self.record_format, rows, counts)
+        self._longest = max(int(counts[own.start : own.stop].sum()) for own in rows)
         del counts
+        self._buckets = Buckets(folder, self.record_format, rows)
         self._buckets.fill(spool.iterate())
         spool.remove()
 
@@ -222,14 +179,10 @@ class SlabBuilder:
         free_nbytes = self._engine.count_free_nbytes()
         free = "an unknown amount" if free_nbytes is None else format_nbytes(free_nbytes)
         return (
-            f"building a slab of {self._buckets.longest:,} nonzeros on {self._engine.name!r} needs "
+            f"building a slab of {self._longest:,} nonzeros on {self._engine.name!r} needs "
             f"more memory than there is ({free} is free): give more slabs than {self.num_slabs}; "
             f"rows of mode {self.cut_mode}, the longest, are not split"
         )
-
-    def remove(self) -> None:
-        """Delete the file of the buckets."""
-        self._buckets.path.unlink()
 
     def _sort(self) -> tuple[int, ...]:
         """Make the records of each bucket canonical; return the edges of the slabs."""

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -249,11 +250,13 @@ slabs=2>
     _check_file_layout(layout)
     engine = select_engine(device)
     with make_folder(path) as folder:
-        spool = Spool(folder, reading.iterate(parts), reading.shape)
+        temporary = folder / "temporary"
+        temporary.mkdir()
+        spool = Spool(temporary, reading.iterate(parts), reading.shape)
         if dtype is not None:
             spool.dtype = check_dtype(dtype)
         num_slabs = slabs or max(1, -(-spool.nnz // _SLAB_NNZ))
-        builder = SlabBuilder(folder, spool, num_slabs, engine)
+        builder = SlabBuilder(temporary, spool, num_slabs, engine)
         entries: list[Entry] = []
         for rows, built in builder.build(layout):
             file = folder / _name_slab(len(entries))
@@ -261,7 +264,7 @@ slabs=2>
             with open_arrays(file, TENSOR) as reader:
                 members = digest(reader.list_members())
             entries.append(Entry(rows.start, rows.stop, file.stat().st_size, members))
-        builder.remove()
+        shutil.rmtree(temporary)
         record_format = builder.record_format
         Index(record_format.shape, record_format.dtype.name, layout, num_slabs, entries).write(
             folder
