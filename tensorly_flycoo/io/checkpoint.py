@@ -24,16 +24,9 @@ _M = TypeVar("_M", CPTensor, TuckerTensor)
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a model comes from.
+    """Where a model comes from: the decomposition's name and tensor.
 
-    Attributes
-    ----------
-    solver : str
-        The name of the decomposition.
-    tensor : FlycooTensor
-        What is decomposed.
-    state : mapping of str to array
-        What the solver needs besides the weights, or core, and factors to go on.
+    `state` is what the solver needs besides the weights, or core, and factors to go on.
     """
 
     solver: str
@@ -55,16 +48,9 @@ def find_solver(model: Any) -> str:
 
 @dataclass(frozen=True)
 class Saved:
-    """What a checkpoint holds besides weights, or core, and factors.
+    """What a checkpoint holds besides weights, or core, and factors; see `Resumed` and `Origin`.
 
-    Attributes
-    ----------
-    errors : list of float
-        The relative errors at the start and after each iteration so far.
-    solver, digest : str
-        The decomposition and `tensor.digest.find_digest` of the tensor; "" if unknown.
-    state : dict of str to numpy.ndarray
-        As in `Origin`.
+    `digest` is `tensor.digest.find_digest` of the tensor; it and `solver` are "" if unknown.
     """
 
     errors: list[float]

@@ -157,7 +157,7 @@ def read_rows(
     if kept is not None:
         numbers = None if numbers is None else numbers[kept]
         for name, (codes, entries) in coded.items():
-            is_fixed = name in labels or has_categories(columns[name])
+            is_fixed = name in labels or _kind_of(columns[name]) in ("CategoricalDtype", "Enum")
             coded[name] = (codes[kept], entries) if is_fixed else drop_unused(codes[kept], entries)
         num_left = kept.size - int(kept.sum())
         _logger.warning("left out %d of %d rows: an entry or value is missing", num_left, kept.size)
@@ -236,11 +236,6 @@ def list_columns(df: Any) -> list[str]:
             f"df is a {type(df).__name__}, expected a pandas, polars or Arrow table{hint}"
         )
     return list(names)
-
-
-def has_categories(column: Any) -> bool:
-    """Return whether a column's type lists its possible entries: a categorical or an enum."""
-    return _kind_of(column) in ("CategoricalDtype", "Enum")
 
 
 def _kind_of(column: Any) -> str:
@@ -369,7 +364,9 @@ def place_entries(
     (array([ 1,  2, -1]), array(['c', 'b', 'a'], dtype=object))
     """
     kind = type(labels).__name__
-    labels = np.asarray(labels if isinstance(labels, np.ndarray) else _as_objects(labels))
+    if not isinstance(labels, np.ndarray) and np.asarray(labels).dtype.kind in "SU":
+        labels = np.array(list(labels), object)  # NumPy turns numbers beside texts into texts
+    labels = np.asarray(labels)
     if labels.ndim != 1:
         raise ValueError(
             f"labels[{name!r}] is a {kind} of shape {labels.shape}, expected a list or array of "
@@ -400,12 +397,6 @@ def place_entries(
 def _show(entry: Any) -> str:
     """Show an entry so that text differs from a number or date; others without NumPy's names."""
     return repr(str(entry)) if isinstance(entry, str) else str(entry)
-
-
-def _as_objects(labels: Sequence[Any]) -> Any:
-    array = np.asarray(labels)
-    # NumPy turns a list of numbers and texts into texts.
-    return np.array(list(labels), object) if array.dtype.kind in "SU" else array
 
 
 def read_indices(column: Any, name: str) -> np.ndarray:

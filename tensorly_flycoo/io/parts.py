@@ -37,15 +37,7 @@ Parts: TypeAlias = "FlycooTensor | SparseArray | FilePath | Iterable[Part]"
 
 
 class Block(NamedTuple):
-    """Some nonzeros, checked.
-
-    Attributes
-    ----------
-    coords : integer array (ndim, n)
-    values : float array (n,)
-    shape : tuple of int
-        The given shape, or one that holds these indices.
-    """
+    """Some nonzeros, checked, with the given shape or one that holds these indices."""
 
     coords: np.ndarray
     values: np.ndarray
@@ -53,18 +45,7 @@ class Block(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How parts are read.
-
-    Attributes
-    ----------
-    shape : tuple of int or None
-    dtype : dtype or None
-        Of the values; None is their own.
-    columns : sequence of str or None
-        Of parquet files.
-    index_base : {0, 1}
-        Of .tns files.
-    """
+    """How to read parts; `columns` are those of .parquet files, `index_base` that of .tns files."""
 
     shape: tuple[int, ...] | None
     dtype: DTypeLike | None

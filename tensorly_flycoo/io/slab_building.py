@@ -30,13 +30,8 @@ _INDEX, _VALUE = np.dtype(np.uint32), np.dtype(np.float64)
 class Spool:
     """Nonzeros in the sequence in which they came: a file for each mode, and one for the values.
 
-    Attributes
-    ----------
-    nnz : int
-    shape : tuple of int
-        The given shape, or the smallest that holds all nonzeros and the shapes of all files.
-    dtype : numpy.dtype
-        float32 if all values were, else float64.
+    `shape` is the given one, or the smallest that holds all nonzeros and the shapes of all files;
+    `dtype` is float32 if that of all values is, else float64.
     """
 
     def __init__(
@@ -138,13 +133,8 @@ class SlabBuilder:
     """Makes the slabs that `SlabLayout.build` would, with the bits that they have there.
 
     Buckets of rows with equally many of the given nonzeros are sorted one by one, then cut again
-    where the slabs begin that have equally many of the canonical ones.
-
-    Attributes
-    ----------
-    record_format : RecordFormat
-        For records of the whole tensor.
-    num_slabs, cut_mode : int
+    where the slabs begin that have equally many of the canonical ones. `record_format` is for
+    records of the whole tensor.
     """
 
     def __init__(self, folder: Path, spool: Spool, num_slabs: int, engine: "Engine") -> None:

@@ -54,16 +54,9 @@ _INDEX_NAME = "slabs.json"
 
 
 class Entry(NamedTuple):
-    """What the index says of a slab.
+    """What the index says of a slab: its rows of the cut mode, and its file's size and digest.
 
-    Attributes
-    ----------
-    start, stop : int
-        Its rows of the cut mode.
-    nbytes : int
-        Of its file.
-    digest : str
-        `digest` of the file's list of arrays, which has their sizes and checksums.
+    `digest` is that of the file's list of arrays, which has their sizes and checksums.
     """
 
     start: int
@@ -74,16 +67,9 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Index:
-    """What is in a folder.
+    """What is in a folder, of at least one entry.
 
-    Attributes
-    ----------
-    shape : tuple of int
-    dtype, layout : str
-    num_slabs : int
-        As the user gave it: slabs without rows have no file.
-    entries : sequence of Entry
-        At least one.
+    `num_slabs` is as the user gave it: slabs without rows have no file.
     """
 
     shape: Sequence[int]
@@ -109,15 +95,7 @@ class Index:
 
     @classmethod
     def read(cls, folder: Path) -> "Index":
-        """Read and check the index.
-
-        Raises
-        ------
-        OSError
-            If there is none, as in a folder that was not completed.
-        ValueError
-            If it is damaged, or its format is newer than this release reads.
-        """
+        """Read and check the index; a folder that was not completed has none."""
         path = folder / _INDEX_NAME
         with refuse_damage(path, SLABS, (ValueError, RecursionError)):
             facts = json.loads(path.read_bytes())

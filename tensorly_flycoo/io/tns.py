@@ -165,7 +165,15 @@ def write_tns(path: FilePath, x: "FlycooTensor | SparseArray", *, index_base: in
     if index_base not in (0, 1):
         raise ValueError(f"index_base is {index_base!r}, expected 1 or 0")
     refuse_labels(x)
-    coords, values, shape = _take_nonzeros(x)
+    if isinstance(x, FlycooTensor):
+        coords, values = x.nonzeros()
+    elif hasattr(x, "coords") and hasattr(x, "data") and hasattr(x, "fill_value"):
+        check_fill_value(x.fill_value)
+        coords, values = x.coords, check_values(x.data, x.coords.shape[1])
+        check_finite(values)
+    else:
+        raise TypeError(f"x is a {type(x).__name__}, expected a FlycooTensor or a sparse.COO")
+    shape = x.shape
     template = "%d " * len(shape) + "%r\n"
     with replace_text(path) as file:
         file.write(f"# shape: {' '.join(map(str, shape))}\n".encode())
@@ -174,14 +182,3 @@ def write_tns(path: FilePath, x: "FlycooTensor | SparseArray", *, index_base: in
             columns = [(row[block] + index_base).tolist() for row in coords]
             lines = zip(*columns, values[block].astype(np.float64).tolist(), strict=True)
             file.write("".join([template % line for line in lines]).encode())
-
-
-def _take_nonzeros(x: Any) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    if isinstance(x, FlycooTensor):
-        return *x.nonzeros(), x.shape
-    if not (hasattr(x, "coords") and hasattr(x, "data") and hasattr(x, "fill_value")):
-        raise TypeError(f"x is a {type(x).__name__}, expected a FlycooTensor or a sparse.COO")
-    check_fill_value(x.fill_value)
-    values = check_values(x.data, x.coords.shape[1])
-    check_finite(values)
-    return x.coords, values, x.shape
