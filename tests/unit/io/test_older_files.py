@@ -1,5 +1,6 @@
 """Files of release 0.2, written before all kinds shared one header, still load."""
 
+import re
 import zipfile
 from pathlib import Path
 
@@ -57,3 +58,18 @@ def test_checkpoints(folder):
         assert resumed.weights.tolist() == [2, 3]
         assert resumed.factors[0].tolist() == [[0, 1], [2, 3], [4, 5]]
         assert resumed.factors[0].flags.f_contiguous
+
+
+def test_a_file_of_another_kind_says_what_reads_it(folder):
+    readers = {
+        "tensor.npz": (load, "a saved tensor", "tensorly_flycoo.load(path)"),
+        "cp.npz": (LabelledCP.load, "a saved LabelledCP", "LabelledCP.load(path)"),
+        "online.npz": (OnlineCP.load, "a saved OnlineCP", "OnlineCP.load(path)"),
+        "checkpoint.npz": (load_checkpoint, "a checkpoint", "Progress(n, checkpoint=path).resume"),
+    }
+    for file, (_, found, call) in readers.items():
+        for other, (read, expected, _) in readers.items():
+            if other != file:
+                text = f"{file} is {found}, expected {expected}: call {call}"
+                with pytest.raises(ValueError, match=re.escape(text)):
+                    read(folder / file)
