@@ -12,8 +12,7 @@ import numpy as np
 from distributed import Client, get_client
 
 from ..io.files import FilePath
-from ..io.slab_folder import load_slab
-from ..io.slab_index import Index
+from ..io.slab_folder import Index, load_slab
 from .site import Site
 from .tensor import ClusterTensor, SlabSource, list_workers
 

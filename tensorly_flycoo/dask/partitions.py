@@ -12,7 +12,7 @@ import numpy as np
 from distributed import get_worker
 
 from ..checks import check_finite, check_inside, check_shape
-from ..io.dataframe import read_rows
+from ..io.dataframe import read_indices, read_rows
 from ..io.parts import Reading
 
 #: Rows of a partition of a .parquet file, at least, but for the last: whole row groups.
@@ -77,7 +77,7 @@ class TableReader:
             part = part.read([*self.modes, *([] if self.values is None else [self.values])])
         if self.are_indices:
             _, values = read_rows(part, (), self.values, {}, "raise")
-            coords = np.stack([_read_indices(part[name], name) for name in self.modes])
+            coords = np.stack([read_indices(part[name], name) for name in self.modes])
             shape = tuple(int(rows.max(initial=0)) + 1 for rows in coords)
             check_inside(coords, check_shape(shape))
             entries = None
@@ -166,16 +166,6 @@ def _join_groups(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
         if num_rows >= _PARTITION_ROWS or group == len(sizes) - 1:
             yield tuple(groups)
             groups, num_rows = [], 0
-
-
-def _read_indices(column: Any, name: str) -> np.ndarray:
-    indices = column.to_numpy()
-    if indices.dtype.kind not in "iu":
-        raise TypeError(
-            f"column {name!r} is of {indices.dtype}, expected integers without missing ones: leave "
-            "indices=True out to number its entries"
-        )
-    return indices.astype(np.int64, copy=False)
 
 
 def keep_partition(part: Any, number: int, reader: Any, actor_keys: dict[str, str]) -> Summary:

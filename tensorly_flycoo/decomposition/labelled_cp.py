@@ -8,9 +8,10 @@ from tensorly.cp_tensor import CPTensor
 
 from ..array_modules import Array, array_module, is_cupy, move
 from ..checks import check_count, check_mode
-from ..io.cp_file import SavedCP, read_cp, write_cp
+from ..io.array_file import FLOATS, MODEL, number, open_arrays, save_arrays
 from ..io.dataframe import from_dataframe, read_rows
 from ..io.files import FilePath
+from ..io.labels import list_labels, name_modes, read_labels
 from ..ops.cp_entries import cp_to_entries
 from ..shards.whole_factors import gather_all
 from ..tensor.labelled import Labels
@@ -276,8 +277,12 @@ class LabelledCP(CPTensor):
         >>> LabelledCP.load(path)
         <LabelledCP of rank 1: mode 0 (2), mode 1 (1)>
         """
+        arrays = [("weights", self.weights), *number("factor", self.factors)]
+        arrays += list_labels(self.labels)
         ridge = getattr(self, "observed_l2_reg", None)
-        write_cp(path, SavedCP(self.weights, self.factors, self.labels, self.ordered, ridge))
+        header = name_modes(self.labels)
+        header |= {} if ridge is None else {"observed_l2_reg": ridge}
+        save_arrays(path, MODEL, header, arrays)
 
     @classmethod
     def load(cls, path: FilePath) -> Self:
@@ -292,12 +297,19 @@ class LabelledCP(CPTensor):
         ValueError
             If it is damaged, not a saved LabelledCP, or of a later version of this package.
         """
-        saved = read_cp(path)
-        labels = Labels(saved.labels, ordered=saved.ordered)
+        with open_arrays(path, MODEL) as reader:
+            labels = read_labels(reader)
+            weights = reader.read("weights", (None,), FLOATS)
+            shapes = [(of.size, weights.size) for of in labels.values()]
+            factors = [
+                reader.read(f"factor_{n}", shape, (weights.dtype,))
+                for n, shape in enumerate(shapes)
+            ]
+            ridge = reader.header.get("observed_l2_reg")
+            if not isinstance(ridge, float | None):
+                raise ValueError("its header has a wrong observed_l2_reg")
         # The model is in form already; bringing it into form again would change the last bits.
-        return cls.__new__(cls)._set(
-            saved.weights, list(saved.factors), labels, saved.observed_l2_reg
-        )
+        return cls.__new__(cls)._set(weights, factors, labels, ridge)
 
     def plot(self, top: int = 8, lines: Iterable[str | int] | None = None) -> "Figure":
         """Draw the components: a row of panels for each, with a panel for each mode.

@@ -12,15 +12,11 @@ import numpy as np
 from tensorly.cp_tensor import CPTensor
 from tensorly.tucker_tensor import TuckerTensor
 
-from ..array_modules import Array, move
-from ..shards.row_shards import RowShards
+from ..array_modules import Array
 from ..tensor.digest import find_digest
 from ..tensor.tensor import FlycooTensor
-from .files import FilePath, replace_file
-from .npz import open_arrays
-
-#: Version of the file format. Files of version 1 have no digest, solver and state.
-_FORMAT = 2
+from .array_file import CHECKPOINT, Header, number, open_arrays, save_arrays
+from .files import FilePath
 
 Model: TypeAlias = CPTensor | TuckerTensor
 _M = TypeVar("_M", CPTensor, TuckerTensor)
@@ -28,16 +24,9 @@ _M = TypeVar("_M", CPTensor, TuckerTensor)
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a model comes from.
+    """Where a model comes from: the decomposition's name and tensor.
 
-    Attributes
-    ----------
-    solver : str
-        The name of the decomposition.
-    tensor : FlycooTensor
-        What is decomposed.
-    state : mapping of str to array
-        What the solver needs besides the weights, or core, and factors to go on.
+    `state` is what the solver needs besides the weights, or core, and factors to go on.
     """
 
     solver: str
@@ -59,16 +48,9 @@ def find_solver(model: Any) -> str:
 
 @dataclass(frozen=True)
 class Saved:
-    """What a checkpoint holds besides weights, or core, and factors.
+    """What a checkpoint holds besides weights, or core, and factors; see `Resumed` and `Origin`.
 
-    Attributes
-    ----------
-    errors : list of float
-        The relative errors at the start and after each iteration so far.
-    solver, digest : str
-        The decomposition and `tensor.digest.find_digest` of the tensor; "" if unknown.
-    state : dict of str to numpy.ndarray
-        As in `Origin`.
+    `digest` is `tensor.digest.find_digest` of the tensor; it and `solver` are "" if unknown.
     """
 
     errors: list[float]
@@ -193,19 +175,12 @@ def save_checkpoint(path: FilePath, model: Model, errors: Sequence[float]) -> No
     check_saveable(model)
     origin: Origin | None = getattr(model, "_flycoo_origin", None)
     first = "weights" if isinstance(model, CPTensor) else "core"
-    arrays = {first: getattr(model, first)}
-    arrays |= {f"factor_{n}": factor for n, factor in enumerate(model.factors)}
-    facts: dict[str, Any] = {"format": _FORMAT, "errors": np.asarray(errors)}
+    header: Header = {"errors": [float(error) for error in errors]}
+    arrays = [(first, getattr(model, first)), *number("factor", model.factors)]
     if origin is not None:
-        arrays |= {f"state_{name}": array for name, array in origin.state.items()}
-        facts |= {"solver": origin.solver, "digest": find_digest(origin.tensor)}
-    with replace_file(path) as file:
-        # np.savez keeps the memory order (C or Fortran), which may matter for the last bits.
-        np.savez(file, **facts, **{name: _fetch(array) for name, array in arrays.items()})
-
-
-def _fetch(array: Array) -> Any:
-    return array.to_numpy() if isinstance(array, RowShards) else move(array, np)
+        arrays += [(f"state_{name}", array) for name, array in origin.state.items()]
+        header |= {"solver": origin.solver, "digest": find_digest(origin.tensor)}
+    save_arrays(path, CHECKPOINT, header, arrays)
 
 
 def load_checkpoint(path: FilePath) -> ResumedCP | ResumedTucker:
@@ -230,7 +205,7 @@ def load_checkpoint(path: FilePath) -> ResumedCP | ResumedTucker:
 
     Notes
     -----
-    Files of format 1 do not say which tensor they are of, and are taken for those of `parafac`.
+    Files of version 1 do not say which tensor they are of, and are taken for those of `parafac`.
 
     Examples
     --------
@@ -239,32 +214,17 @@ def load_checkpoint(path: FilePath) -> ResumedCP | ResumedTucker:
         ...
     FileNotFoundError: [Errno 2] No such file or directory: '/nowhere.npz'
     """
-    with open_arrays(path, _damage_error, takes_fortran=True) as reader:
-        arrays = {name: reader.read(name) for name in reader.names()}
-    try:
-        number = int(arrays.pop("format"))
-        if number in (1, _FORMAT):
-            return _parse(arrays, "parafac" if number == 1 else "")
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise _damage_error(path, error) from error
-    raise ValueError(
-        f"{path} has format {number}, expected 1 or {_FORMAT}: a later version of tensorly-flycoo "
-        "wrote it"
-    )
-
-
-def _parse(arrays: dict[str, np.ndarray], solver: str) -> ResumedCP | ResumedTucker:
-    errors = arrays.pop("errors").tolist()
-    solver, digest = str(arrays.pop("solver", solver)), str(arrays.pop("digest", ""))
-    names = [name for name in arrays if name.startswith("state_")]
-    state = {name.removeprefix("state_"): arrays.pop(name) for name in names}
-    saved, core = Saved(errors, solver, digest, state), arrays.pop("core", None)
-    first = arrays.pop("weights") if core is None else core
-    factors = [arrays[f"factor_{n}"] for n in range(len(arrays))]
-    if core is None:
-        return ResumedCP((first, factors), saved)
-    return ResumedTucker((first, factors), saved)
-
-
-def _damage_error(path: FilePath, reason: object) -> ValueError:
-    return ValueError(f"{path} is damaged, or not a checkpoint of parafac: {reason}")
+    with open_arrays(path, CHECKPOINT) as reader:
+        header, arrays = reader.header, {name: reader.read(name) for name in reader.names()}
+        if arrays.pop("header", None) is None:  # version 1 or 2, whose facts are arrays
+            solver = "parafac" if header["version"] == 1 else ""
+            facts = [name for name in ("errors", "solver", "digest") if name in arrays]
+            header = {"solver": solver} | {name: arrays.pop(name).tolist() for name in facts}
+            del arrays["format"]
+        names = [name for name in arrays if name.startswith("state_")]
+        state = {name.removeprefix("state_"): arrays.pop(name) for name in names}
+        errors = [float(error) for error in header["errors"]]
+        saved = Saved(errors, header.get("solver", ""), header.get("digest", ""), state)
+        kind, first = (ResumedTucker, "core") if "core" in arrays else (ResumedCP, "weights")
+        model = arrays.pop(first), [arrays[f"factor_{n}"] for n in range(len(arrays))]
+        return kind(model, saved)

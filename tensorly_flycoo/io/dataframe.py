@@ -1,23 +1,17 @@
-"""Make a tensor from a table: columns become modes, and their entries become indices."""
+"""Make a tensor from a pandas, polars or Arrow table: columns become modes, entries indices."""
 
+import datetime
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..checks import check_values
 from ..engines import select_engine
 from ..tensor.labelled import LabelledTensor, Labels, is_ordered
 from ..tensor.reductions import find_extremes, group_cells
 from ..tensor.tensor import FlycooTensor
-from .columns import (
-    drop_unused,
-    has_categories,
-    list_columns,
-    number_entries,
-    place_entries,
-    read_values,
-)
 
 _AGGREGATES = ("sum", "mean", "last", "max", "count")
 _MISSING = ("raise", "drop")
@@ -109,7 +103,12 @@ def from_dataframe(
     """
     modes = check_modes(modes)
     given: Mapping[str, Any] = {} if labels is None else labels
-    _check_options(modes, given, aggregate)
+    if aggregate not in _AGGREGATES:
+        raise ValueError(f"aggregate is {aggregate!r}, expected one of {_AGGREGATES}")
+    if not isinstance(given, Mapping):
+        raise TypeError(f"labels is a {type(given).__name__}, expected a dict by column")
+    if others := [name for name in given if name not in modes]:
+        raise ValueError(f"labels has {others}, expected only columns of modes: {modes}")
     coded, numbers = read_rows(df, modes, values, given, missing)
     coords = np.stack([codes for codes, _ in coded.values()])
     if coords.shape[1] == 0:
@@ -145,12 +144,7 @@ def read_rows(
 ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], np.ndarray | None]:
     """Number the entries of a table's modes and read its values, row by row; see `from_dataframe`.
 
-    Returns
-    -------
-    coded : dict of str to (int64 array (num_rows,), array)
-        For each mode, the number of each row's entry, and the entries.
-    numbers : float array (num_rows,) or None
-        None if `values` is.
+    Returns, for each mode, the number of each row's entry and the entries; and the values, or None.
     """
     check_missing(missing)
     names = list_columns(df)
@@ -163,7 +157,7 @@ def read_rows(
     if kept is not None:
         numbers = None if numbers is None else numbers[kept]
         for name, (codes, entries) in coded.items():
-            is_fixed = name in labels or has_categories(columns[name])
+            is_fixed = name in labels or _kind_of(columns[name]) in ("CategoricalDtype", "Enum")
             coded[name] = (codes[kept], entries) if is_fixed else drop_unused(codes[kept], entries)
         num_left = kept.size - int(kept.sum())
         _logger.warning("left out %d of %d rows: an entry or value is missing", num_left, kept.size)
@@ -184,16 +178,6 @@ def check_modes(modes: Iterable[str]) -> list[str]:
     if not modes or len(set(modes)) < len(modes):
         raise ValueError(f"modes is {modes}, expected distinct column names, at least one")
     return modes
-
-
-def _check_options(modes: list[str], labels: Mapping[str, Any], aggregate: str) -> None:
-    if aggregate not in _AGGREGATES:
-        raise ValueError(f"aggregate is {aggregate!r}, expected one of {_AGGREGATES}")
-    if not isinstance(labels, Mapping):
-        raise TypeError(f"labels is a {type(labels).__name__}, expected a dict by column")
-    others = [name for name in labels if name not in modes]
-    if others:
-        raise ValueError(f"labels has {others}, expected only columns of modes: {modes}")
 
 
 def _take_column(df: Any, name: str, names: list[str]) -> Any:
@@ -238,3 +222,219 @@ def _merge(
         return coords, find_extremes(numbers, starts, "max", np)
     sums = np.add.reduceat(numbers, starts, dtype=np.float64)
     return coords, (sums / (ends - starts)).astype(numbers.dtype)
+
+
+def list_columns(df: Any) -> list[str]:
+    """Return the names of a table's columns; refuse what is no table."""
+    names = getattr(df, "column_names", None)
+    is_lazy = hasattr(df, "collect") and hasattr(df, "collect_schema")
+    if names is None and not is_lazy:
+        names = getattr(df, "columns", None)
+    if names is None or not hasattr(df, "__getitem__"):
+        hint = ": call df.collect() first" if is_lazy else ""
+        raise TypeError(
+            f"df is a {type(df).__name__}, expected a pandas, polars or Arrow table{hint}"
+        )
+    return list(names)
+
+
+def _kind_of(column: Any) -> str:
+    return type(column.dtype).__name__ if hasattr(column, "dtype") else ""
+
+
+def number_entries(column: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Number the distinct entries of a column, called `name` in errors.
+
+    Returns the number of each row's entry, int64, -1 if it is missing; and the entries, sorted, or
+    all categories of a pandas categorical or a polars Enum, in their order. They are numbers, text,
+    or dates of NumPy in the coarsest unit that keeps them; a TypeError refuses others, such as
+    lists, bytes or Decimals.
+    """
+    expected = "expected numbers, text or dates: convert the others, for instance to text"
+    try:
+        codes, entries = _number_entries(column)
+    except (TypeError, ValueError, NotImplementedError) as error:  # also Arrow's
+        raise TypeError(f"column {name!r}: {error}, {expected}") from None
+    codes, entries = np.asarray(codes, np.int64), np.asarray(entries)
+    types = {type(entry) for entry in entries.tolist()} if entries.dtype == object else set()
+    if entries.dtype.kind not in "biufmMUO" or not (types <= {str} or types == {datetime.date}):
+        kinds = " and ".join(sorted(of.__name__ for of in types)) or entries.dtype
+        raise TypeError(f"column {name!r} holds {kinds}, {expected}")
+    if entries.dtype.kind in "fmM":  # missing floats and dates are nan and NaT
+        is_missing = np.append(np.isnan(entries), True)
+        if is_missing[:-1].any():
+            codes = np.where(is_missing[codes], -1, codes)
+    return codes, _coarsen(entries) if entries.dtype.kind == "M" else entries
+
+
+def _number_entries(column: Any) -> tuple[Any, Any]:
+    kind = _kind_of(column)
+    if kind == "CategoricalDtype":
+        return column.cat.codes, _take_pandas_entries(column.dtype.categories)
+    if kind == "Enum":
+        codes = column.to_physical().cast(int).fill_null(-1).to_numpy()
+        return codes, column.dtype.categories.to_numpy()
+    if hasattr(column, "factorize"):  # pandas
+        codes, entries = column.factorize(sort=True)
+        return codes, _take_pandas_entries(entries)
+    if hasattr(column, "dictionary_encode"):
+        return _number_arrow_entries(column)
+    if kind == "Object":  # which Arrow would take as pointers
+        raise TypeError("its dtype is Object")
+    return _number_polars_entries(column)
+
+
+def _take_pandas_entries(entries: Any) -> np.ndarray:
+    import pandas
+
+    entries = pandas.Index(entries.to_numpy()).infer_objects()
+    kind = type(entries.dtype).__name__
+    if kind == "DatetimeTZDtype":
+        entries = entries.tz_convert(None)
+    elif kind == "PeriodDtype":
+        entries = entries.to_timestamp()
+    elif kind == "IntervalDtype":
+        entries = entries.astype(str)
+    return entries.to_numpy()
+
+
+def _coarsen(dates: np.ndarray) -> np.ndarray:
+    """Return dates in the coarsest unit that keeps them: days print without a time."""
+    for unit in ("D", "s", "ms"):
+        coarse = dates.astype(f"M8[{unit}]")
+        if np.array_equal(coarse, dates, equal_nan=True):
+            return coarse
+    return dates
+
+
+def _number_arrow_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    import pyarrow.compute
+
+    column = _decode(column)  # a dictionary may have unused entries
+    if str(column.type) == "string_view":
+        column = column.cast(pyarrow.large_string())
+    if hasattr(column, "combine_chunks"):
+        column = column.combine_chunks()
+    encoded = column.dictionary_encode()
+    codes = encoded.indices.fill_null(-1).to_numpy()
+    order = pyarrow.compute.sort_indices(encoded.dictionary)
+    entries = encoded.dictionary.take(order).to_numpy(zero_copy_only=False)
+    places = np.append(np.argsort(order.to_numpy()), -1)  # code -1 (missing) selects the last
+    return places[codes], entries
+
+
+def _decode(column: Any) -> Any:
+    """Decode an Arrow column of a dictionary type."""
+    import pyarrow
+
+    is_dictionary = pyarrow.types.is_dictionary(column.type)
+    return column.cast(column.type.value_type) if is_dictionary else column
+
+
+def _number_polars_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        return _number_arrow_entries(column.to_arrow())  # several times as fast
+    except ImportError:
+        codes = (column.rank("dense").cast(int) - 1).fill_null(-1)
+        return codes.to_numpy(), column.drop_nulls().unique().sort().to_numpy()
+
+
+def drop_unused(codes: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Renumber `codes`, all of at least 0, without the entries that do not occur.
+
+    Examples
+    --------
+    >>> drop_unused(np.array([2, 0, 2]), np.array(["a", "b", "c"]))
+    (array([1, 0, 1]), array(['a', 'c'], dtype='<U1'))
+    """
+    is_used = np.bincount(codes, minlength=entries.size) > 0
+    return (np.cumsum(is_used) - 1)[codes], entries[is_used]
+
+
+def place_entries(
+    name: str, codes: np.ndarray, entries: np.ndarray, labels: Sequence[Any] | np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Renumber a column's `codes` by the given labels, and return both; -1 marks a missing entry.
+
+    A ValueError refuses labels that repeat, and entries that are not among them.
+
+    Examples
+    --------
+    >>> place_entries("shop", np.array([1, 0, -1]), np.array(["a", "b"]), ["c", "b", "a"])
+    (array([ 1,  2, -1]), array(['c', 'b', 'a'], dtype=object))
+    """
+    kind = type(labels).__name__
+    if not isinstance(labels, np.ndarray) and np.asarray(labels).dtype.kind in "SU":
+        labels = np.array(list(labels), object)  # NumPy turns numbers beside texts into texts
+    labels = np.asarray(labels)
+    if labels.ndim != 1:
+        raise ValueError(
+            f"labels[{name!r}] is a {kind} of shape {labels.shape}, expected a list or array of "
+            "one dimension"
+        )
+    known, given = labels, entries
+    if entries.dtype.kind in "mM":  # the units of dates and spans of time may differ
+        is_same = labels.dtype.kind == entries.dtype.kind
+        dtype = np.promote_types(labels.dtype, entries.dtype) if is_same else entries.dtype
+        known, given = labels.astype(dtype), entries.astype(dtype)
+    numbers: dict[Any, int] = {}
+    for number, label in enumerate(known.tolist()):
+        if numbers.setdefault(label, number) != number:
+            raise ValueError(f"labels[{name!r}] holds {label!r} twice, expected distinct labels")
+    found = [numbers.get(entry, -1) for entry in given.tolist()]
+    places = np.array([*found, -1], np.int64)[codes]
+    is_unknown = (places < 0) & (codes >= 0)
+    if is_unknown.any():
+        row = int(np.argmax(is_unknown))
+        example = f", such as {_show(labels[0])}" if labels.size else ""
+        raise ValueError(
+            f"column {name!r} is {_show(entries[codes[row]])} in row {row}, expected one of its "
+            f"{labels.size} labels{example}; drop such rows, or extend the labels"
+        )
+    return places, labels
+
+
+def _show(entry: Any) -> str:
+    """Show an entry so that text differs from a number or date; others without NumPy's names."""
+    return repr(str(entry)) if isinstance(entry, str) else str(entry)
+
+
+def read_indices(column: Any, name: str) -> np.ndarray:
+    """Return the integers of a column as int64; refuse other entries, and missing ones."""
+    is_arrow = hasattr(column, "dictionary_encode")
+    if is_arrow and column.null_count:
+        raise ValueError(f"column {name!r} has {column.null_count} missing entries, expected none")
+    indices = _decode(column).to_numpy(zero_copy_only=False) if is_arrow else column.to_numpy()
+    if indices.dtype.kind not in "iu":
+        raise TypeError(
+            f"column {name!r} is of {indices.dtype}, expected integers without missing ones; other "
+            "labels are numbered by tensorly_flycoo.from_dataframe, on a cluster by "
+            "tensorly_flycoo.dask.read_parquet without indices=True"
+        )
+    return indices.astype(np.int64, copy=False)
+
+
+def read_values(column: Any, name: str) -> np.ndarray:
+    """Return the numbers of a column, with nan for missing ones; refuse other and infinite ones."""
+    if hasattr(column, "dictionary_encode"):
+        column = _decode(column)
+        values, kind = column.to_numpy(zero_copy_only=False), str(column.type)
+    else:
+        values, kind = column.to_numpy(), str(column.dtype)
+        if values.dtype == object and getattr(column.dtype, "kind", "O") in "biuf":
+            values = column.to_numpy(dtype=np.float64, na_value=np.nan)  # pandas' nullable numbers
+    if values.dtype == object and kind.lower().startswith(("bool", "decimal")):
+        values = values.astype(np.float64)  # missing ones become nan
+    if values.dtype == object:
+        found = next((entry for entry in values if entry is not None), None)
+        held = "text" if isinstance(found, str) else f"entries of type {type(found).__name__}"
+        raise TypeError(f"column {name!r} holds {held}, expected numbers")
+    try:
+        values = check_values(values, values.size)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"column {name!r}: {error}") from None
+    is_infinite = np.isinf(values)
+    if is_infinite.any():
+        row = int(np.argmax(is_infinite))
+        raise ValueError(f"column {name!r} is {values[row]} in row {row}, expected finite numbers")
+    return values

@@ -6,6 +6,7 @@ import importlib
 import os
 import shutil
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -58,12 +59,14 @@ def open_text(path: FilePath) -> Iterator[tuple[Readable, Callable[[], int]]]:
             yield raw, raw.tell
             return
         module = _import_compression(path.suffix)
+        is_gzip = path.suffix == ".gz"
+        errors = (module.BadGzipFile, zlib.error) if is_gzip else (module.ZstdError,)
         try:
             with module.open(raw, "rb") as file:
                 yield _CappedFile(path, file, os.fstat(raw.fileno()).st_size), raw.tell
         except EOFError as error:
             raise ValueError(f"{path} is truncated: {error}") from None
-        except _list_errors(module) as error:
+        except errors as error:
             raise ValueError(f"{path} is damaged, or not {path.suffix}: {error}") from None
 
 
@@ -186,10 +189,3 @@ def _import_compression(suffix: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise ImportError(f"{_ZSTD_HINT} ({error})") from None
-
-
-def _list_errors(module: ModuleType) -> tuple[type[Exception], ...]:
-    """List the exceptions, besides EOFError, that reading damaged data raises."""
-    if hasattr(module, "ZstdError"):
-        return (module.ZstdError,)
-    return (module.BadGzipFile, importlib.import_module("zlib").error)

@@ -22,8 +22,8 @@ from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import refuse_labels
 from ..tensor.pieces import iterate_nonzeros
 from ..tensor.tensor import FlycooTensor
-from .columns import decode, read_values
-from .files import FilePath, open_text
+from .dataframe import read_indices, read_values
+from .files import FilePath
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -37,15 +37,7 @@ Parts: TypeAlias = "FlycooTensor | SparseArray | FilePath | Iterable[Part]"
 
 
 class Block(NamedTuple):
-    """Some nonzeros, checked.
-
-    Attributes
-    ----------
-    coords : integer array (ndim, n)
-    values : float array (n,)
-    shape : tuple of int
-        The given shape, or one that holds these indices.
-    """
+    """Some nonzeros, checked, with the given shape or one that holds these indices."""
 
     coords: np.ndarray
     values: np.ndarray
@@ -53,18 +45,7 @@ class Block(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How parts are read.
-
-    Attributes
-    ----------
-    shape : tuple of int or None
-    dtype : dtype or None
-        Of the values; None is their own.
-    columns : sequence of str or None
-        Of parquet files.
-    index_base : {0, 1}
-        Of .tns files.
-    """
+    """How to read parts; `columns` are those of .parquet files, `index_base` that of .tns files."""
 
     shape: tuple[int, ...] | None
     dtype: DTypeLike | None
@@ -121,15 +102,13 @@ class Reading(NamedTuple):
             yield self._check(coords[:, block], values[block], self.shape)
 
     def _iterate_tns(self, path: Path) -> Iterator[Block]:
-        from .tns_parsing import TnsParser, iterate_blocks, prefetch
+        from .tns_parsing import TnsParser
 
         parser = TnsParser(path, self.shape, self.index_base)
-        with open_text(path) as (file, _):
-            for text in prefetch(iterate_blocks(file)):
-                coords, values = parser.parse(text)
-                if parser.shape is not None:  # there was more than comments
-                    values = check_values(values, values.size, self.dtype)
-                    yield Block(coords.reshape(-1, len(parser.shape)).T, values, parser.shape)
+        for coords, values in parser.iterate():
+            if parser.shape is not None:  # there was more than comments
+                values = check_values(values, values.size, self.dtype)
+                yield Block(coords.reshape(-1, len(parser.shape)).T, values, parser.shape)
 
     def _iterate_parquet(self, path: Path) -> Iterator[Block]:
         try:
@@ -148,7 +127,7 @@ class Reading(NamedTuple):
             for batch in file.iter_batches(BLOCK_NNZ, columns=names):
                 *modes, numbers = (batch.column(name) for name in names)
                 pairs = zip(modes, names, strict=False)
-                coords = np.stack([_read_indices(mode, name) for mode, name in pairs])
+                coords = np.stack([read_indices(mode, name) for mode, name in pairs])
                 yield self._check(coords, read_values(numbers, names[-1]), self.shape)
 
     def _check(self, coords: Array, values: Array, shape: tuple[int, ...] | None) -> Block:
@@ -159,18 +138,3 @@ class Reading(NamedTuple):
         if shape is None:
             shape = check_shape([int(rows.max(initial=0)) + 1 for rows in coords])
         return Block(coords, values, shape)
-
-
-def _read_indices(column: Any, name: str) -> np.ndarray:
-    """Return the integers of an Arrow column."""
-    import pyarrow
-
-    column = decode(column)
-    if not pyarrow.types.is_integer(column.type):
-        raise TypeError(
-            f"column {name!r} is of {column.type}, expected integers; other labels are numbered by "
-            "tensorly_flycoo.from_dataframe, on a cluster by tensorly_flycoo.dask.read_parquet"
-        )
-    if column.null_count:
-        raise ValueError(f"column {name!r} has {column.null_count} missing entries, expected none")
-    return column.to_numpy(zero_copy_only=False).astype(np.int64)

@@ -2,13 +2,12 @@
 
 import errno
 import itertools
-import json
 import math
 import os
-from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from ..array_modules import Array, move
 from ..checks import check_layout, check_shape
@@ -16,24 +15,22 @@ from ..engines import select_engine
 from ..format.layout import Cut, Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
+from ..format.primitives import NO_ROW, index_dtype
 from ..format.slab_layout import SlabLayout
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor
-from .cp_file import list_labels, name_modes, read_labels
-from .files import FilePath, replace_file
-from .npz import ArrayReader, damage_error, open_arrays, write_arrays
-from .plans import Header, check_arrays
+from .array_file import TENSOR, ArrayReader, Header, open_arrays, save_arrays
+from .files import FilePath
+from .labels import list_labels, name_modes, read_labels
 
 if TYPE_CHECKING:
     from sparse import SparseArray
 
     from ..engines.protocol import Engine
 
-_FORMAT = "tensorly-flycoo"
-
-#: Goes up when a release cannot read, or would misread, files of the previous one.
-_VERSION = 1
+#: Nonzeros checked at a time.
+_CHECK_BLOCK = 2**15
 
 
 def save(path: FilePath, x: "FlycooTensor | LabelledTensor | SparseArray") -> None:
@@ -81,47 +78,35 @@ def save(path: FilePath, x: "FlycooTensor | LabelledTensor | SparseArray") -> No
     >>> load(path)
     <FlycooTensor: shape=(3, 2), dtype=float64, nnz=2, layout='indexed', device='cpu'>
     """
-    names: Header = {}
-    labels: list[tuple[str, np.ndarray]] = []
-    if isinstance(x, LabelledTensor):
-        names, labels = name_modes(x.labels, x.labels.ordered), [*list_labels(x.labels)]
-    x = as_flycoo(x)
+    labels, x = x.labels if isinstance(x, LabelledTensor) else None, as_flycoo(x)
     layout = x._layout
     if isinstance(layout, SlabLayout):
         is_here = type(x) is FlycooTensor  # not on a cluster, whose tensors cannot be saved
         instead = "call save_slabs(path, x)" if is_here else "keep the data that it was loaded from"
         raise ValueError(f"x has {x.slabs} slabs, expected a tensor in one piece: {instead}")
-    with replace_file(path) as file:
-        write_layout(file, layout, names=names, labels=labels)
+    write_layout(path, layout, labels)
 
 
 def write_layout(
-    file: IO[bytes],
-    layout: Layout,
-    alignment: int = 1,
-    names: Header | None = None,
-    labels: Sequence[tuple[str, np.ndarray]] = (),
+    path: FilePath, layout: Layout, labels: Labels | None = None, alignment: int = 1
 ) -> None:
-    """Write a layout to a binary file, as `save` describes; `names` completes the header."""
+    """Write a layout, and the labels of its modes, to a file; see `save`."""
     with layout.hold_records():
-        arrays = ((name, move(array, np)) for name, array in layout.iterate_arrays())
-        header = np.array(json.dumps(_make_header(layout) | (names or {})))
-        write_arrays(file, itertools.chain([("header", header)], labels, arrays), alignment)
-
-
-def _make_header(layout: Layout) -> Header:
-    return {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "shape": layout.record_format.shape,
-        "dtype": layout.record_format.dtype.name,
-        "layout": layout.name,
-        "word_dtype": layout.record_format.word_dtype.name,
-        "tile_size": layout.tile_size,
-        "bucket_size": layout.cut.bucket_size if layout.uses_buckets else None,
-        "mode": layout.mode,
-        "norm": layout.norm,
-    }
+        header: Header = {
+            "shape": layout.record_format.shape,
+            "dtype": layout.record_format.dtype.name,
+            "layout": layout.name,
+            "word_dtype": layout.record_format.word_dtype.name,
+            "tile_size": layout.tile_size,
+            "bucket_size": layout.cut.bucket_size if layout.uses_buckets else None,
+            "mode": layout.mode,
+            "norm": layout.norm,
+        }
+        arrays = layout.iterate_arrays()
+        if labels is not None:
+            header |= name_modes(labels)
+            arrays = itertools.chain(list_labels(labels), arrays)
+        save_arrays(path, TENSOR, header, arrays, alignment)
 
 
 def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | LabelledTensor:
@@ -176,35 +161,27 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | Labelle
     if os.path.isdir(path):
         reason = f"{os.strerror(errno.EISDIR)}, which open_slabs opens if it is one of slabs"
         raise IsADirectoryError(errno.EISDIR, reason, os.fspath(path))
-    with open_arrays(path) as reader:
-        header, record_format = read_header(path, reader)
+    with open_arrays(path, TENSOR) as reader:
+        record_format = read_format(reader)
         cut = engine.choose_cut(record_format.shape, record_format.dtype)
-        if fits(header, record_format, reader.names(), cut, engine):
+        if fits(reader, record_format, cut, engine):
             x = object.__new__(FlycooTensor)
-            x._set(engine, read_layout(path, header, reader, cut, engine))
+            x._set(engine, read_layout(reader, cut, engine))
         else:
-            x = _rebuild(path, header, record_format, reader, engine)
-        if "names" not in header:
+            options = {"layout": reader.header["layout"], "device": engine.name}
+            x = FlycooTensor(*read_records(reader, record_format), record_format.shape, **options)
+        if "names" not in reader.header:
             return x
-        labels = read_labels(reader, header)
-    try:
-        return LabelledTensor(x, Labels(labels, ordered=header["ordered"]))
-    except ValueError as error:
-        raise damage_error(path, error) from None
+        return LabelledTensor(x, read_labels(reader))
 
 
-def read_layout(
-    path: FilePath, header: Header, reader: ArrayReader, cut: Cut, engine: "Engine"
-) -> Layout:
+def read_layout(reader: ArrayReader, cut: Cut, engine: "Engine") -> Layout:
     """Read and check a layout that fits the engine."""
     kinds = ("header", "labels_", "text_")
     arrays = {name: reader.read(name) for name in reader.names() if not name.startswith(kinds)}
-    try:
-        check_arrays(header["layout"], arrays, cut)
-    except ValueError as error:
-        raise damage_error(path, error) from None
+    check_arrays(reader.header["layout"], arrays, cut)
     arrays = {name: move(array, engine.xp) for name, array in arrays.items()}
-    return make_layout(header, arrays, cut, engine)
+    return make_layout(reader.header, arrays, cut, engine)
 
 
 def make_layout(header: Header, arrays: dict[str, Array], cut: Cut, engine: "Engine") -> Layout:
@@ -213,72 +190,133 @@ def make_layout(header: Header, arrays: dict[str, Array], cut: Cut, engine: "Eng
     return cls.from_arrays(arrays, cut, header["norm"], header["mode"], engine)
 
 
-def fits(
-    header: Header, record_format: RecordFormat, names: set[str], cut: Cut, engine: "Engine"
-) -> bool:
+def fits(reader: ArrayReader, record_format: RecordFormat, cut: Cut, engine: "Engine") -> bool:
     """Return whether a plan has the record format, tiles and buckets that the engine would use."""
+    header = reader.header
     if (cut.record_format, cut.tile_size) != (record_format, header["tile_size"]):
         return False
     if not LAYOUT_CLASSES[header["layout"]].uses_buckets:
         return True
-    orders_writes = engine.write_order_dtype is not None
-    return cut.bucket_size == header["bucket_size"] and orders_writes == ("write_order_0" in names)
+    is_ordered = "write_order_0" in reader.names()
+    return (cut.bucket_size, engine.write_order_dtype is not None) == (
+        header["bucket_size"], is_ordered
+    )  # fmt: skip
 
 
-def _rebuild(
-    path: FilePath,
-    header: Header,
-    record_format: RecordFormat,
-    reader: ArrayReader,
-    engine: "Engine",
-) -> FlycooTensor:
-    """Build a tensor from the saved nonzeros alone; its constructor checks them."""
-    coords, values = read_records(path, header, record_format, reader)
-    options = {"layout": header["layout"], "device": engine.name}
-    try:
-        return FlycooTensor(coords, values, record_format.shape, **options)
-    except ValueError as error:
-        raise damage_error(path, f"records: {error}") from None
-
-
-def read_records(
-    path: FilePath, header: Header, record_format: RecordFormat, reader: ArrayReader
-) -> tuple[np.ndarray, np.ndarray]:
+def read_records(reader: ArrayReader, record_format: RecordFormat) -> tuple[np.ndarray, np.ndarray]:
     """Return the coords and values of saved nonzeros, which are not checked."""
     # Building takes memory and time in proportion to the mode sizes, and a header can claim huge
     # ones. A genuine file of such a tensor lists as many empty rows: check that first.
-    records = reader.read(LAYOUT_CLASSES[header["layout"]].name_copies(record_format.ndim)[0])
-    expected = (record_format.word_dtype, (*records.shape[:1], record_format.num_words))
-    if (records.dtype, records.shape) != expected:
-        raise damage_error(path, "records does not match the header")
+    name = LAYOUT_CLASSES[reader.header["layout"]].name_copies(record_format.ndim)[0]
+    records = reader.read(name, (None, record_format.num_words), (record_format.word_dtype,))
     for mode, size in enumerate(record_format.shape):
         if reader.read(f"empty_rows_{mode}").size < size - records.shape[0]:
-            raise damage_error(path, f"empty_rows_{mode} does not match the header")
+            raise ValueError(f"empty_rows_{mode} does not match the header")
     return record_format.coords(records), record_format.values(records)
 
 
-def read_header(path: FilePath, reader: ArrayReader) -> tuple[Header, RecordFormat]:
-    """Read and check the header; return it with the format of the records."""
-    header = reader.read_header(_FORMAT, _VERSION, "tensorly-flycoo")
-    try:
-        record_format = RecordFormat.of(
-            check_shape(header["shape"]),
-            {"float32": np.float32, "float64": np.float64}[header["dtype"]],
-            {"uint32": np.uint32, "uint64": np.uint64}[header["word_dtype"]],
-        )
-        _check_header(header, record_format.ndim)
-    except (ValueError, TypeError, KeyError) as error:
-        raise damage_error(path, f"header: {error}") from None
-    return header, record_format
-
-
-def _check_header(header: Header, ndim: int) -> None:
+def read_format(reader: ArrayReader) -> RecordFormat:
+    """Check the header of a tensor; return the format of its records."""
+    header = reader.header
+    record_format = RecordFormat.of(
+        check_shape(header["shape"]),
+        {"float32": np.float32, "float64": np.float64}[header["dtype"]],
+        {"uint32": np.uint32, "uint64": np.uint64}[header["word_dtype"]],
+    )
     check_layout(header["layout"])
     sizes = [header["tile_size"], header["bucket_size"]]
     sizes = sizes if LAYOUT_CLASSES[header["layout"]].uses_buckets else sizes[:1]
     if not all(type(size) is int and 0 < size <= 2**32 for size in sizes):
         raise ValueError(f"tile_size and bucket_size are {sizes}")
-    if type(header["mode"]) is not int or not 0 <= header["mode"] < ndim:
+    if type(header["mode"]) is not int or not 0 <= header["mode"] < record_format.ndim:
         raise ValueError(f"mode is {header['mode']!r}")
     if type(header["norm"]) is not float or not 0 <= header["norm"] < math.inf:
         raise ValueError(f"norm is {header['norm']!r}")
+    return record_format
+
+
+def check_arrays(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
+    """Refuse arrays that would make an engine read or write out of bounds.
+
+    Whether they are the right plan is left to the file's checksums: to verify it would cost as much
+    as to build it.
+    """
+    check_shapes(layout, arrays, cut)
+    record_format, cls = cut.record_format, LAYOUT_CLASSES[layout]
+    names = cls.name_copies(record_format.ndim)
+    nnz = arrays[names[0]].shape[0]
+    for name, start in itertools.product(names, range(0, nnz, _CHECK_BLOCK)):
+        block = arrays[name][start : start + _CHECK_BLOCK]
+        _require(np.isfinite(record_format.values(block)).all(), name)
+        for mode, size in enumerate(record_format.shape):
+            if record_format.masks[mode] >= size:
+                _check_limit(record_format.rows(block, mode), size, name)
+    for mode, size in enumerate(record_format.shape):
+        carry_rows = arrays[f"carry_rows_{mode}"]
+        _require(carry_rows.min(initial=0) >= NO_ROW, f"carry_rows_{mode}")
+        _check_limit(carry_rows, size, f"carry_rows_{mode}")
+        _check_limit(arrays[f"empty_rows_{mode}"], size, f"empty_rows_{mode}")
+        for ids in cls.list_ids(mode, nnz, cut, _find_write_order_dtype(arrays)):
+            numbers, end = arrays[ids.name], nnz // ids.block_size * ids.block_size
+            _check_limit(numbers[:end], ids.block_size, ids.name)
+            _check_limit(numbers[end:], nnz - end, ids.name)  # the last block may be shorter
+            if ids.max_runs is not None:
+                _check_runs(numbers, cut.tile_size, ids.max_runs, ids.name)
+
+
+def check_shapes(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
+    """Refuse arrays of other names, shapes or dtypes than the layout has; read no element."""
+    arrays, record_format, cls = dict(arrays), cut.record_format, LAYOUT_CLASSES[layout]
+    write_order_dtype = _find_write_order_dtype(arrays)
+    names = cls.name_copies(record_format.ndim)
+    _require(names[0] in arrays and arrays[names[0]].ndim == 2, names[0])
+    nnz = arrays[names[0]].shape[0]
+    for name in names:
+        _take(arrays, name, record_format.word_dtype, (nnz, record_format.num_words))
+    for mode, size in enumerate(record_format.shape):
+        num_tiles = -(-nnz // cut.tile_size)
+        _take(arrays, f"carry_rows_{mode}", np.dtype(np.int64), (num_tiles,))
+        empty_rows = _take(arrays, f"empty_rows_{mode}", index_dtype(size))
+        _require(size - nnz <= empty_rows.size <= size, f"empty_rows_{mode}")
+        for ids in cls.list_ids(mode, nnz, cut, write_order_dtype):
+            _take(arrays, ids.name, ids.dtype, (nnz,))
+    _require(not arrays, ", ".join(arrays))
+
+
+def _find_write_order_dtype(arrays: dict[str, np.ndarray]) -> np.dtype | None:
+    return np.dtype(np.uint16) if "write_order_0" in arrays else None
+
+
+def _take(
+    arrays: dict[str, np.ndarray],
+    name: str,
+    dtype: DTypeLike,
+    shape: tuple[int, ...] | None = None,
+) -> np.ndarray:
+    """Remove and return an array of the given dtype and shape (None: one axis), in C order."""
+    _require(name in arrays, name)
+    array = arrays.pop(name)
+    is_right = array.dtype == dtype and array.shape == (shape or (array.size,))
+    _require(is_right and array.flags.c_contiguous, name)
+    return array
+
+
+def _check_runs(ids: np.ndarray, tile_size: int, max_runs: int, name: str) -> None:
+    """Refuse tiles with more runs of consecutive ids than an engine has room for."""
+    step = -(-_CHECK_BLOCK // tile_size) * tile_size
+    for start in range(0, ids.size, step):
+        block = ids[start : start + step]
+        is_start = np.ones(block.size, bool)
+        is_start[1:] = block[1:] != block[:-1] + 1
+        is_start[::tile_size] = True
+        num_runs = np.add.reduceat(is_start, np.arange(0, block.size, tile_size), dtype=np.int64)
+        _check_limit(num_runs, max_runs + 1, name)
+
+
+def _check_limit(array: np.ndarray, limit: int, name: str) -> None:
+    _require(array.size == 0 or int(array.max()) < limit, name)
+
+
+def _require(is_right: bool | np.bool_, name: str) -> None:
+    if not is_right:
+        raise ValueError(f"{name} does not match the header")

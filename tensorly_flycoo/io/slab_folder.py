@@ -1,32 +1,40 @@
 """Folders of slabs: tensors larger than memory, built part by part and opened without reading."""
 
-import contextlib
+import hashlib
+import json
 import math
-import os
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from numpy.typing import DTypeLike
 
 from ..array_modules import move
-from ..checks import check_count, check_dtype, check_shape
+from ..checks import check_count, check_dtype, check_layout, check_shape
 from ..devices import OneDevice, assign_homes
 from ..engines import select_engine
-from ..format.layout import Cut, Layout
+from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
-from ..format.packing import RecordFormat
+from ..format.partition import find_longest_mode
 from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
 from ..format.streamed import make_keep_aside
 from ..tensor.tensor import FlycooTensor
-from .files import FilePath, make_folder
-from .npz import ArrayReader, damage_error, open_arrays
+from .array_file import SLABS, TENSOR, check_header, open_arrays, refuse_damage
+from .files import FilePath, make_folder, replace_file
 from .parts import Parts, Reading
-from .plans import Header, check_arrays, check_shapes
-from .saving import fits, make_layout, read_header, read_layout, read_records, write_layout
-from .slab_building import SlabBuilder
-from .slab_index import Entry, Index, check_file_layout, digest
-from .spool import Spool
+from .saving import (
+    check_arrays,
+    check_shapes,
+    fits,
+    make_layout,
+    read_format,
+    read_layout,
+    read_records,
+    write_layout,
+)
+from .slab_building import SlabBuilder, Spool
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -38,6 +46,90 @@ _SLAB_NNZ = 2**25
 _ALIGNMENT = 4096
 
 _PLACES = ("device", "host", "file")
+
+#: Layouts whose arrays do not change.
+_FILE_LAYOUTS = ("replicated", "indexed")
+
+_INDEX_NAME = "slabs.json"
+
+
+class Entry(NamedTuple):
+    """What the index says of a slab: its rows of the cut mode, and its file's size and digest.
+
+    `digest` is that of the file's list of arrays, which has their sizes and checksums.
+    """
+
+    start: int
+    stop: int
+    nbytes: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Index:
+    """What is in a folder, of at least one entry.
+
+    `num_slabs` is as the user gave it: slabs without rows have no file.
+    """
+
+    shape: Sequence[int]
+    dtype: str
+    layout: str
+    num_slabs: int
+    entries: Sequence[Entry]
+
+    @property
+    def cut_mode(self) -> int:
+        return find_longest_mode(self.shape)
+
+    def find_shape(self, entry: Entry) -> tuple[int, ...]:
+        """Return the shape of a slab."""
+        mode = self.cut_mode
+        return (*self.shape[:mode], entry.stop - entry.start, *self.shape[mode + 1 :])
+
+    def write(self, folder: Path) -> None:
+        """Write the index as JSON, with a format, a version and a digest."""
+        facts = {"format": SLABS.format, "version": SLABS.version, **asdict(self)}
+        with replace_file(folder / _INDEX_NAME) as file:
+            file.write(json.dumps(facts | {"digest": digest(facts)}, indent=1).encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> "Index":
+        """Read and check the index; a folder that was not completed has none."""
+        path = folder / _INDEX_NAME
+        with refuse_damage(path, SLABS, (ValueError, RecursionError)):
+            facts = json.loads(path.read_bytes())
+        check_header(path, SLABS, facts)
+        with refuse_damage(path, SLABS):
+            if facts.pop("digest", None) != digest(facts):
+                raise ValueError("its digest is wrong")
+            del facts["format"], facts["version"]
+            entries = [Entry(*entry) for entry in facts.pop("entries")]
+            index = cls(check_shape(facts.pop("shape")), entries=entries, **facts)
+            _check_file_layout(index.layout)
+            edges = [0, *(entry.stop for entry in entries)]
+            is_joined = edges[:-1] == [entry.start for entry in entries]
+            is_joined = is_joined and edges == sorted(set(edges)) and len(edges) > 1
+            if not is_joined or edges[-1] != index.shape[index.cut_mode]:
+                raise ValueError("the rows of slabs do not follow each other")
+            if not all(type(number) is int for entry in entries for number in entry[:3]):
+                raise ValueError("rows and sizes are not integers")
+            if index.dtype not in ("float32", "float64"):
+                raise ValueError(f"dtype is {index.dtype!r}")
+            if type(index.num_slabs) is not int or not len(entries) <= index.num_slabs:
+                raise ValueError(f"num_slabs is {index.num_slabs!r}, for {len(entries)} files")
+        return index
+
+
+def digest(facts: Any) -> str:
+    """Return 32 hexadecimal digits that depend on what JSON writes of some facts.
+
+    Examples
+    --------
+    >>> digest([("a", 1)]) == digest([["a", 1]]), len(digest([]))
+    (True, 32)
+    """
+    return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
 
 def save_slabs(
@@ -124,49 +216,49 @@ def save_slabs(
     <FlycooTensor: shape=(3, 2, 3), dtype=float64, nnz=6, layout='replicated', device='cpu', \
 slabs=2>
     """
+    if index_base not in (0, 1):
+        raise ValueError(f"index_base is {index_base!r}, expected 1 or 0")
     reading = Reading(
         None if shape is None else check_shape(shape),
         None if dtype is None else check_dtype(dtype),
         columns,
-        _check_index_base(index_base),
+        int(index_base),
     )
     slabs = None if slabs is None else check_count(slabs, "slabs")
-    check_file_layout(layout)
+    _check_file_layout(layout)
     engine = select_engine(device)
     with make_folder(path) as folder:
-        spool = Spool(folder, reading.iterate(parts), reading.shape)
+        temporary = folder / "temporary"
+        temporary.mkdir()
+        spool = Spool(temporary, reading.iterate(parts), reading.shape)
         if dtype is not None:
             spool.dtype = check_dtype(dtype)
         num_slabs = slabs or max(1, -(-spool.nnz // _SLAB_NNZ))
-        builder = SlabBuilder(folder, spool, num_slabs, engine)
+        builder = SlabBuilder(temporary, spool, num_slabs, engine)
         entries: list[Entry] = []
         for rows, built in builder.build(layout):
-            entries.append(_write_slab(folder / _name_slab(len(entries)), rows, built))
-        builder.remove()
+            file = folder / _name_slab(len(entries))
+            write_layout(file, built, alignment=_ALIGNMENT)
+            with open_arrays(file, TENSOR) as reader:
+                members = digest(reader.list_members())
+            entries.append(Entry(rows.start, rows.stop, file.stat().st_size, members))
+        shutil.rmtree(temporary)
         record_format = builder.record_format
         Index(record_format.shape, record_format.dtype.name, layout, num_slabs, entries).write(
             folder
         )
 
 
-def _check_index_base(index_base: int) -> int:
-    if index_base not in (0, 1):
-        raise ValueError(f"index_base is {index_base!r}, expected 1 or 0")
-    return int(index_base)
+def _check_file_layout(layout: str) -> None:
+    """Refuse a layout that files cannot have."""
+    if check_layout(layout) not in _FILE_LAYOUTS:
+        raise ValueError(
+            f"layout is {layout!r}, expected one of {_FILE_LAYOUTS}: files do not change"
+        )
 
 
 def _name_slab(number: int) -> str:
     return f"slab-{number:05d}.npz"
-
-
-def _write_slab(path: Path, rows: range, layout: Layout) -> Entry:
-    """Write a slab's file; return its entry in the index."""
-    with open(path, "xb") as file:
-        write_layout(file, layout, _ALIGNMENT)
-        file.flush()
-        os.fsync(file.fileno())
-    with open_arrays(path) as reader:
-        return Entry(rows.start, rows.stop, path.stat().st_size, digest(reader.list_members()))
 
 
 def open_slabs(
@@ -229,10 +321,17 @@ def open_slabs(
     (array([[0, 2],
            [1, 0]]), array([0.5, 3. ]))
     """
-    engine = select_engine(device)
-    keep, folder = _check_keep(keep, engine), Path(path)
+    engine, folder = select_engine(device), Path(path)
+    if keep is None:
+        keep = "file" if engine.name == "cpu" else "device"
+    if keep not in _PLACES:
+        raise ValueError(f"keep is {keep!r}, expected one of {_PLACES}")
     index = Index.read(folder)
-    _check_layout(keep, index.layout, engine)
+    if keep != "device" and index.layout != "replicated" and engine.make_stager is not None:
+        raise ValueError(
+            f"keep is {keep!r}, expected 'device': the layout of this folder is {index.layout!r}, "
+            "and only 'replicated' is streamed"
+        )
     devices, slabs = engine.devices or OneDevice(engine.xp), []
     homes = assign_homes(len(index.entries), devices.count)
     keep_aside = None
@@ -258,89 +357,40 @@ def open_slabs(
 def load_slab(
     folder: Path, index: Index, number: int, engine: "Engine", keep: str, verify: bool
 ) -> Layout:
-    """Map a slab's file into memory with ``keep="file"``, else read it to the engine's device."""
-    with _open_slab(folder / _name_slab(number), index, index.entries[number]) as file:
-        return file.map(engine, verify) if keep == "file" else file.read(engine)
+    """Map a slab's file into memory with ``keep="file"``, else read it to the engine's device.
 
-
-def _check_keep(keep: str | None, engine: "Engine") -> str:
-    if keep is None:
-        return "file" if engine.name == "cpu" else "device"
-    if keep not in _PLACES:
-        raise ValueError(f"keep is {keep!r}, expected one of {_PLACES}")
-    return keep
-
-
-def _check_layout(keep: str, layout: str, engine: "Engine") -> None:
-    """Refuse to stream a layout that cannot be."""
-    if keep != "device" and layout != "replicated" and engine.make_stager is not None:
-        raise ValueError(
-            f"keep is {keep!r}, expected 'device': the layout of this folder is {layout!r}, and "
-            "only 'replicated' is streamed"
-        )
-
-
-class _SlabFile(NamedTuple):
-    """An open file of a slab, whose header is checked."""
-
-    path: Path
-    reader: ArrayReader
-    header: Header
-    record_format: RecordFormat
-
-    def map(self, engine: "Engine", verify: bool) -> Layout:
-        """Make a layout of arrays that are mapped into memory; `verify` checks all data."""
-        path, reader, header, _ = self
-        cut = self._choose_cut(engine)
-        if not self._fits(cut, engine):
-            raise ValueError(
-                f"{path} has a plan for another kind of device, expected one for {engine.name!r}: "
-                f"pass keep='device', or call save_slabs(new_path, open_slabs(path, "
-                f"keep='device'), device={engine.name!r})"
-            )
-        names = reader.names() - {"header"}
-        if verify:
-            for name in names:
-                reader.read(name)
-        arrays = {name: reader.map(name) for name in names}
-        try:
-            (check_arrays if verify else check_shapes)(header["layout"], arrays, cut)
-        except ValueError as error:
-            raise damage_error(path, error) from None
-        if engine.make_stager is not None:  # records wait where they are
-            copies = set(LAYOUT_CLASSES[header["layout"]].name_copies(cut.record_format.ndim))
-            arrays |= {name: move(arrays[name], engine.xp) for name in names - copies}
-        return make_layout(header, arrays, cut, engine)
-
-    def read(self, engine: "Engine") -> Layout:
-        """Read and check all data; make a layout on the engine's device."""
-        cut = self._choose_cut(engine)
-        if self._fits(cut, engine):
-            return read_layout(self.path, self.header, self.reader, cut, engine)
-        coords, values = read_records(self.path, self.header, self.record_format, self.reader)
-        try:
-            return LAYOUT_CLASSES[self.header["layout"]].build(coords, values.copy(), cut, engine)
-        except ValueError as error:
-            raise damage_error(self.path, f"records: {error}") from None
-
-    def _choose_cut(self, engine: "Engine") -> Cut:
-        return engine.choose_cut(self.record_format.shape, self.record_format.dtype)
-
-    def _fits(self, cut: Cut, engine: "Engine") -> bool:
-        return fits(self.header, self.record_format, self.reader.names(), cut, engine)
-
-
-@contextlib.contextmanager
-def _open_slab(path: Path, index: Index, entry: Entry) -> Iterator[_SlabFile]:
-    """Open a slab's file and compare it with the index, without reading its arrays."""
+    The file is compared with the index first; `verify` checks all data that is mapped.
+    """
+    path, entry = folder / _name_slab(number), index.entries[number]
     nbytes = path.stat().st_size
-    if nbytes != entry.nbytes:
-        raise damage_error(path, f"it has {nbytes} bytes, expected {entry.nbytes}")
-    with open_arrays(path) as reader:
+    with open_arrays(path, TENSOR) as reader:
+        if nbytes != entry.nbytes:
+            raise ValueError(f"it has {nbytes} bytes, expected {entry.nbytes}")
         if digest(reader.list_members()) != entry.digest:
-            raise damage_error(path, "its list of arrays is not the one in the index")
-        header, record_format = read_header(path, reader)
+            raise ValueError("its list of arrays is not the one in the index")
+        header, record_format = reader.header, read_format(reader)
         found = (record_format.shape, header["dtype"], header["layout"])
         if found != (index.find_shape(entry), index.dtype, index.layout):
-            raise damage_error(path, "its header does not match the index")
-        yield _SlabFile(path, reader, header, record_format)
+            raise ValueError("its header does not match the index")
+        cut = engine.choose_cut(record_format.shape, record_format.dtype)
+        if keep != "file" and fits(reader, record_format, cut, engine):
+            return read_layout(reader, cut, engine)
+        if keep != "file":
+            coords, values = read_records(reader, record_format)
+            return LAYOUT_CLASSES[index.layout].build(coords, values.copy(), cut, engine)
+        if fits(reader, record_format, cut, engine):
+            names = reader.names() - {"header"}
+            if verify:
+                for name in names:
+                    reader.read(name)
+            arrays = {name: reader.map(name) for name in names}
+            (check_arrays if verify else check_shapes)(index.layout, arrays, cut)
+            if engine.make_stager is not None:  # records wait where they are
+                copies = set(LAYOUT_CLASSES[index.layout].name_copies(record_format.ndim))
+                arrays |= {name: move(arrays[name], engine.xp) for name in names - copies}
+            return make_layout(header, arrays, cut, engine)
+    raise ValueError(
+        f"{path} has a plan for another kind of device, expected one for {engine.name!r}: pass "
+        f"keep='device', or call save_slabs(new_path, open_slabs(path, keep='device'), "
+        f"device={engine.name!r})"
+    )

@@ -1,6 +1,5 @@
 """Read and write tensors as text: FROSTT's .tns files, with one line per nonzero."""
 
-import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +8,7 @@ import numpy as np
 from ..checks import check_fill_value, check_finite, check_shape, check_values
 from ..tensor.labelled import refuse_labels
 from ..tensor.tensor import FlycooTensor
-from .files import FilePath, open_text, replace_text
+from .files import FilePath, replace_text
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -107,15 +106,10 @@ def read_nonzeros(
     progress: Callable[[int, int], object] | None,
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
     """Return coords (ndim, nnz), values (nnz,) and shape of a .tns file; see `read_tns`."""
-    from .tns_parsing import TnsParser, iterate_blocks, prefetch
+    from .tns_parsing import TnsParser
 
-    parser, parsed, total_nbytes = TnsParser(path, shape, index_base), [], os.path.getsize(path)
-    with open_text(path) as (file, tell):
-        for block in prefetch(iterate_blocks(file)):
-            parsed.append(parser.parse(block))
-            if progress is not None:
-                progress(tell(), total_nbytes)
-    shape = parser.shape
+    parser = TnsParser(path, shape, index_base)
+    parsed, shape = list(parser.iterate(progress)), parser.shape
     if shape is None:
         raise ValueError(f"{path} has no nonzeros and no header with a shape: give shape=")
     coords = [np.empty((0, len(shape)), np.int64)] + [c for c, _ in parsed if c.size]
@@ -171,7 +165,15 @@ def write_tns(path: FilePath, x: "FlycooTensor | SparseArray", *, index_base: in
     if index_base not in (0, 1):
         raise ValueError(f"index_base is {index_base!r}, expected 1 or 0")
     refuse_labels(x)
-    coords, values, shape = _take_nonzeros(x)
+    if isinstance(x, FlycooTensor):
+        coords, values = x.nonzeros()
+    elif hasattr(x, "coords") and hasattr(x, "data") and hasattr(x, "fill_value"):
+        check_fill_value(x.fill_value)
+        coords, values = x.coords, check_values(x.data, x.coords.shape[1])
+        check_finite(values)
+    else:
+        raise TypeError(f"x is a {type(x).__name__}, expected a FlycooTensor or a sparse.COO")
+    shape = x.shape
     template = "%d " * len(shape) + "%r\n"
     with replace_text(path) as file:
         file.write(f"# shape: {' '.join(map(str, shape))}\n".encode())
@@ -180,14 +182,3 @@ def write_tns(path: FilePath, x: "FlycooTensor | SparseArray", *, index_base: in
             columns = [(row[block] + index_base).tolist() for row in coords]
             lines = zip(*columns, values[block].astype(np.float64).tolist(), strict=True)
             file.write("".join([template % line for line in lines]).encode())
-
-
-def _take_nonzeros(x: Any) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
-    if isinstance(x, FlycooTensor):
-        return *x.nonzeros(), x.shape
-    if not (hasattr(x, "coords") and hasattr(x, "data") and hasattr(x, "fill_value")):
-        raise TypeError(f"x is a {type(x).__name__}, expected a FlycooTensor or a sparse.COO")
-    check_fill_value(x.fill_value)
-    values = check_values(x.data, x.coords.shape[1])
-    check_finite(values)
-    return x.coords, values, x.shape

@@ -1,8 +1,9 @@
 """Parse the text of a .tns file block by block, on all threads, and explain its errors."""
 
 import math
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
@@ -12,8 +13,7 @@ import numpy as np
 from ..checks import MAX_MODE_SIZE, check_shape
 from ..engines.cpu.launch import launch
 from . import tns_kernels
-from .files import FilePath, Readable
-from .tns_header import read_header
+from .files import FilePath, Readable, open_text
 
 #: Bytes read and parsed at a time.
 BLOCK_NBYTES = 2**24
@@ -26,6 +26,8 @@ _TOKEN = re.compile(rb"[^ \t\r\n]+")
 #: The most modes a file may have unless the user gives the shape. Kernels are compiled for each
 #: number of modes (20 s for 400 modes), and 64 is NumPy's own limit too.
 MAX_FILE_NDIM = 64
+
+_SHAPE_COMMENT = re.compile(rb"#\s*shape:\s*(\d+(?:\s+\d+)*)\s*$")
 
 #: Characters of a faulty line that an error shows.
 _SHOWN = 80
@@ -44,22 +46,72 @@ def iterate_blocks(file: Readable, block_nbytes: int = BLOCK_NBYTES) -> Iterator
         yield b"".join([*pieces, b"\n"])
 
 
-def prefetch(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the blocks; read and decompress the next one in the background."""
-    with ThreadPoolExecutor(1) as pool:
-        ahead = pool.submit(next, blocks, None)
-        while (block := ahead.result()) is not None:
-            ahead = pool.submit(next, blocks, None)
-            yield block
+def read_header(block: bytes) -> tuple[tuple[int, ...] | None, int | None, int]:
+    """Return the shape in a file's header, if any, and the number of modes.
+
+    FROSTT's own files have no header. Other programs write one of these:
+
+    - a comment, ``# shape: 4 5 6``, as `write_tns` does;
+    - a line with the number of modes and a line with the sizes, optionally followed by a line with
+      the number of nonzeros, and optionally preceded by a line ``sptensor``;
+    - a line with the sizes, one field fewer than in the lines of nonzeros.
+
+    Parameters
+    ----------
+    block : bytes
+        The first lines of the file.
+
+    Returns
+    -------
+    shape : tuple of int or None
+    ndim : int or None
+        None if all lines are comments.
+    end : int
+        The offset in bytes at which the rest of the file begins.
+
+    Raises
+    ------
+    ValueError
+        If the file is in the MatrixMarket format.
+    """
+    if block[:14].lower() == b"%%matrixmarket":
+        raise ValueError("a MatrixMarket file: FlycooTensor.from_scipy(scipy.io.mmread(path))")
+    shape: tuple[int, ...] | None = None
+    lines: list[tuple[list[bytes], int]] = []
+    for line, end in _iterate_lines(block):
+        comment = _SHAPE_COMMENT.match(line)
+        if comment and not lines:
+            shape = tuple(map(int, comment[1].split()))
+        elif line and line[:1] not in b"#%" and line != b"sptensor":
+            lines.append((line.split(), end))
+            if len(lines) == 3:
+                break
+    (first, first_end), (second, second_end), (third, third_end) = (lines + [([], 0)] * 3)[:3]
+    if shape is None and first and all(field.isdigit() for field in first):
+        if [len(second)] == [int(field) for field in first] and all(s.isdigit() for s in second):
+            end = third_end if len(third) == 1 else second_end
+            return tuple(map(int, second)), len(second), end
+        if len(second) == len(first) + 1:
+            return tuple(map(int, first)), len(first), first_end
+    if shape is not None:
+        return shape, len(shape), 0
+    return None, max(1, len(first) - 1) if first else None, 0
+
+
+def _iterate_lines(block: bytes) -> Iterator[tuple[bytes, int]]:
+    """Yield each line, stripped, and the offset of its end."""
+    end = 0
+    while end < len(block):
+        start, end = end, block.index(b"\n", end) + 1
+        yield block[start:end].strip(), end
 
 
 class TnsParser:
-    """A parser of the blocks of one file, in order.
+    """A parser of one file, block by block.
 
     Parameters
     ----------
     path : str or os.PathLike
-        For error messages.
     shape : tuple of int or None
         None means the shape in the file's header; without one, any index below 2**32 is allowed.
     index_base : {0, 1}
@@ -82,6 +134,23 @@ class TnsParser:
         if self._shape is not None or self._sizes.size == 0:
             return self._shape
         return tuple(int(index) + 1 for index in self._largest)
+
+    def iterate(
+        self, progress: Callable[[int, int], object] | None = None
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield coords (nnz, ndim) and values (nnz,) of the file, block by block.
+
+        The next block is read and decompressed in the background. See `read_tns`.
+        """
+        nbytes = os.path.getsize(self._path)
+        with open_text(self._path) as (file, tell), ThreadPoolExecutor(1) as pool:
+            blocks = iterate_blocks(file)
+            ahead = pool.submit(next, blocks, None)
+            while (block := ahead.result()) is not None:
+                ahead = pool.submit(next, blocks, None)
+                yield self.parse(block)
+                if progress is not None:
+                    progress(tell(), nbytes)
 
     def parse(self, block: bytes) -> tuple[np.ndarray, np.ndarray]:
         """Return coords (nnz, ndim) and values (nnz,) of the next block of whole lines.

@@ -12,10 +12,10 @@ from ..checks import check_count, check_place, check_rank
 from ..decomposition.count_stream import CountStream
 from ..decomposition.cp_model import make_cp_tensor
 from ..decomposition.cp_stream import LeastSquaresStream, as_rows
+from ..io.array_file import FLOATS, ONLINE, number, open_arrays, save_arrays
 from ..io.files import FilePath
 from ..ops.slices import Slices, read_slices
 from ..tensor.tensor import FlycooTensor
-from .online_file import SavedStream, read_stream, write_stream
 from .parameters import Parameters
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ STREAMS: dict[str, type[LeastSquaresStream] | type[CountStream]] = {
     "gaussian": LeastSquaresStream,
     "poisson_count": CountStream,
 }
+
+#: The parameters in a file: all but `init` and `random_state`.
+_SAVED = ("rank", "mode", "loss", "forget", "n_iter_max", "tol", "keep")
 
 
 class OnlineCP(Parameters):
@@ -271,10 +274,13 @@ class OnlineCP(Parameters):
         """
         if not hasattr(self, "_stream"):
             raise ValueError("there is no model yet, expected partial_fit before save")
-        params = self.get_params()
-        del params["init"], params["random_state"]
-        arrays = [self._stream.factors, self._stream.state, self._rows, self.rows_]
-        write_stream(path, SavedStream(params, self.n_slices_, *arrays))
+        params = {name: getattr(value, "item", lambda value=value: value)()
+                  for name, value in self.get_params().items() if name in _SAVED}  # fmt: skip
+        factors, state = self._stream.factors, self._stream.state
+        counts = {"factors": len(factors), "slices": self.n_slices_}
+        arrays = [("rows", self._rows), ("last_rows", self.rows_)]
+        arrays += number("factor", factors) + number("state", state)
+        save_arrays(path, ONLINE, {"params": params, **counts}, arrays)
 
     @classmethod
     def load(cls, path: FilePath) -> Self:
@@ -287,8 +293,17 @@ class OnlineCP(Parameters):
         ValueError
             If it is damaged, not a saved OnlineCP, or of a later version of this package.
         """
-        saved = read_stream(path, {name: kind.list_shapes for name, kind in STREAMS.items()})
-        online = cls(**saved.params)
-        stream = STREAMS[online.loss](saved.factors, saved.state)
-        online._set(stream, saved.rows, saved.last_rows, saved.num_slices)
+        with open_arrays(path, ONLINE) as reader:
+            params, num_slices = reader.header["params"], reader.header["slices"]
+            if {*params} != {*_SAVED} or type(num_slices) is not int or num_slices < 0:
+                raise ValueError("its header does not have the parameters and the number of slices")
+            kind, matrix = STREAMS[params["loss"]], (None, params["rank"])
+            dtypes = (reader.read("rows", matrix, FLOATS).dtype,)
+            names = [f"factor_{n}" for n in range(reader.header["factors"])]
+            factors = [reader.read(name, matrix, dtypes) for name in names]
+            shapes = kind.list_shapes([len(factor) for factor in factors], params["rank"])
+            state = [reader.read(f"state_{n}", shape, dtypes) for n, shape in enumerate(shapes)]
+            rows, last_rows = (reader.read(name, matrix, dtypes) for name in ("rows", "last_rows"))
+        online = cls(**params)
+        online._set(kind(factors, state), rows, last_rows, num_slices)
         return online

@@ -185,9 +185,9 @@ def test_an_old_checkpoint_is_read(path):
     x = make_tensor()
     with Progress(2, show=None, checkpoint=path) as progress:
         run("parafac", x, 2, progress)
-    with np.load(path) as archive:
-        arrays = {name: archive[name] for name in archive if name not in ("digest", "solver")}
-    np.savez(path, **arrays | {"format": 1})
+    new = load_checkpoint(path)
+    factors = {f"factor_{n}": factor for n, factor in enumerate(new.factors)}
+    np.savez(path, format=1, errors=new.errors, weights=new.weights, **factors)
     init = load_checkpoint(path)
     assert (init.saved.digest, init.saved.solver) == ("", "parafac")
     assert_same_bits(run("parafac", x, 2, None, init=init), run("parafac", x, 4, None))

@@ -76,6 +76,10 @@ def test_names_of_modes_that_are_not_text(tmp_path):
 def test_other_files_are_refused_by_name(tmp_path):
     path = tmp_path / "x.npz"
     save(path, random_tensor((3, 4), 5))
+    text = r"x\.npz is a saved tensor, expected a saved LabelledCP: call tensorly_flycoo\.load"
+    with pytest.raises(ValueError, match=text):
+        LabelledCP.load(path)
+    path.write_text("text")
     with pytest.raises(ValueError, match=r"x\.npz is damaged, or not a saved Lab"):
         LabelledCP.load(path)
     with pytest.raises(FileNotFoundError):

@@ -18,8 +18,7 @@ from tensorly_flycoo.format.layout import Cut
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
-from tensorly_flycoo.io import saving
-from tensorly_flycoo.io.plans import check_arrays
+from tensorly_flycoo.io.saving import check_arrays
 
 pytestmark = pytest.mark.usual_limits("slabs")  # which cannot be saved
 
@@ -323,6 +322,7 @@ WRONG_ARRAYS = [
     ("remap", "records", lambda array: array.astype(np.uint32)),
     ("remap", "records", lambda array: array[:, 0]),
     ("remap", "records", lambda array: None),
+    ("remap", "records", np.asfortranarray),
     ("remap", "pull_ids_0", put(8191)),
     ("remap", "pull_ids_3", lambda array: array[1:]),
     ("remap", "pull_ids_3", lambda array: array.astype(np.int16)),
@@ -362,7 +362,7 @@ CUT_OTHERWISE = {"tile_size": 512}  # not the CPU's, so the plan is rebuilt
 def test_wrong_records_of_another_plan(path, change):
     save(path, make_tensor(nnz=300))
     rewrite(path, {"records": change}, CUT_OTHERWISE)
-    with pytest.raises(ValueError, match=r"x\.npz is damaged, .*: records"):
+    with pytest.raises(ValueError, match=r"x\.npz is damaged, .*: (records|coords|values)"):
         load(path, device="cpu")
 
 
@@ -423,10 +423,10 @@ def test_a_failed_save_leaves_the_file_unchanged(path, monkeypatch):
     save(path, x)
     good = path.read_bytes()
 
-    def fail(*arguments):
+    def fail(*arguments, **options):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(saving, "write_arrays", fail)
+    monkeypatch.setattr(np.lib.format, "write_array", fail)
     with pytest.raises(OSError, match="disk is full"):
         save(path, x)
     assert path.read_bytes() == good

@@ -27,9 +27,9 @@ from tensorly_flycoo import (
     write_tns,
 )
 from tensorly_flycoo.engines.cpu import engine as cpu
-from tensorly_flycoo.io import parts, slab_building, slab_folder, spool
+from tensorly_flycoo.io import parts, slab_building, slab_folder
+from tensorly_flycoo.io.array_file import ArrayReader
 from tensorly_flycoo.io.files import make_folder
-from tensorly_flycoo.io.npz import ArrayReader
 from tensorly_flycoo.tensor.digest import find_digest
 
 pytestmark = pytest.mark.usual_limits("slabs")  # a raw tensor would have three
@@ -43,7 +43,7 @@ KEEPS = pytest.mark.parametrize("keep", ["file", "device", "host"])
 def small_blocks(monkeypatch):
     monkeypatch.setattr(cpu, "TILE_SIZE", 32)
     monkeypatch.setattr(cpu, "BUCKET_SIZE", 64)
-    for module in (parts, spool):
+    for module in (parts, slab_building):
         monkeypatch.setattr(module, "BLOCK_NNZ", 100)
 
 
@@ -245,7 +245,7 @@ def test_wrong_files(path, tmp_path):
         ("x.tns", ValueError, r"x\.tns, line 2: index x of mode 1", None),
         ("none.tns", FileNotFoundError, r"none\.tns", None),
         ("x.parquet", ValueError, "column 'i' has 1 missing entries", None),
-        ("y.parquet", TypeError, r"column 'i' is of (large_)?string, expected integers", None),
+        ("y.parquet", TypeError, r"column .i. is of object, expected integers", None),
         ("y.parquet", ValueError, r"no columns \['m'\], expected some of \['i', 'n'\]", ["i", "m"]),
         ("z.parquet", ValueError, r"columns is \['n'\]", None),
         ("w.parquet", ValueError, r"parts\[0\]: ", None),
@@ -295,7 +295,7 @@ def test_it_appears_when_it_is_complete(path, monkeypatch):
         save_slabs(path, give())
     assert list(path.parent.iterdir()) == []
 
-    def fail(*arguments):
+    def fail(*arguments, **options):
         raise OSError("the disk is full")
 
     monkeypatch.setattr(slab_folder, "write_layout", fail)
@@ -354,9 +354,9 @@ def test_opening_reads_headers_only(path, monkeypatch):
     save_slabs(path, split(make_problem(SHAPE, 900)), slabs=3)
     read, names = ArrayReader.read, []
 
-    def spy(self, name):
+    def spy(self, name, *expected):
         names.append(name)
-        return read(self, name)
+        return read(self, name, *expected)
 
     monkeypatch.setattr(ArrayReader, "read", spy)
     x = open_slabs(path, device="cpu")
@@ -373,7 +373,7 @@ def test_opening_reads_headers_only(path, monkeypatch):
 
 def test_a_folder_is_built_in_little_memory(path, monkeypatch):
     """Less than a quarter of the tensor; most of it is one slab while it is built."""
-    for module in (parts, spool):
+    for module in (parts, slab_building):
         monkeypatch.setattr(module, "BLOCK_NNZ", 2000)
     problem = make_problem((4000, 500, 70), 100_000)
     pieces = ((coords.copy(), values) for coords, values in split(problem, 50))
@@ -591,11 +591,9 @@ def test_a_slab_of_another_folder(good):
     ],
 )
 def test_a_wrong_index_with_a_right_digest(good, change):
-    from tensorly_flycoo.io.slab_index import digest
-
     facts = json.loads((good / "slabs.json").read_text()) | change
     del facts["digest"]
-    (good / "slabs.json").write_text(json.dumps(facts | {"digest": digest(facts)}))
+    (good / "slabs.json").write_text(json.dumps(facts | {"digest": slab_folder.digest(facts)}))
     assert open_or_explain(good) is None
 
 

@@ -1,0 +1,264 @@
+"""The file of tensors, models and checkpoints: arrays and a JSON header in a .npz.
+
+It is neither compressed nor pickled. The reader does not trust it: arrays never take more memory
+than the file has bytes, checksums notice changed bytes, and messages have no control characters.
+"""
+
+import contextlib
+import io
+import itertools
+import json
+import mmap
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ..array_modules import Array, move
+from ..shards.row_shards import RowShards
+from .files import FilePath, replace_file
+
+if TYPE_CHECKING:
+    import zipfile
+
+#: What a file says besides its arrays.
+Header: TypeAlias = dict[str, Any]
+
+
+class Kind(NamedTuple):
+    """What a file may hold.
+
+    Attributes
+    ----------
+    format : str
+        In the header.
+    version : int
+        Goes up when a release cannot read, or would misread, files of the previous one. Every
+        version from 1 up is read.
+    name, reader : str
+        For messages: what it is, and what reads it.
+    """
+
+    format: str
+    version: int
+    name: str
+    reader: str
+
+
+TENSOR = Kind("tensorly-flycoo", 1, "a saved tensor", "tensorly_flycoo.load(path)")
+SLABS = Kind(
+    "tensorly-flycoo slabs", 1, "the index of a folder of slabs", "tensorly_flycoo.open_slabs"
+)
+MODEL = Kind("tensorly-flycoo CP model", 1, "a saved LabelledCP", "LabelledCP.load(path)")
+ONLINE = Kind("tensorly-flycoo online CP model", 1, "a saved OnlineCP", "OnlineCP.load(path)")
+CHECKPOINT = Kind(
+    "tensorly-flycoo checkpoint", 3, "a checkpoint", "Progress(n, checkpoint=path).resume()"
+)
+_KINDS = {kind.format: kind for kind in (TENSOR, SLABS, MODEL, ONLINE, CHECKPOINT)}
+
+FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
+
+#: Bytes read at a time: few enough to still be in the cache when their checksum is computed.
+_READ_NBYTES = 2**18
+
+#: Of a zip file: the bytes of a local header before the member's name, where in it the lengths of
+#: the name and of the extra fields are, and the size of the extra field with 64-bit sizes.
+_LOCAL_NBYTES, _LENGTHS_OFFSET, _ZIP64_NBYTES = 30, 26, 20
+
+#: The extra field that pads a member: 2 bytes of this id, 2 of its length, zeros.
+_PADDING_ID, _PADDING_NBYTES = 0xD935, 4
+
+
+def save_arrays(
+    path: FilePath,
+    kind: Kind,
+    header: Mapping[str, Any],
+    arrays: Iterable[tuple[str, Array]],
+    alignment: int = 1,
+) -> None:
+    """Write a file in one atomic step; only one array at a time needs to be on the host.
+
+    Arrays keep their memory order (C or Fortran), which may matter for the last bits of results.
+    The elements of each begin at a multiple of `alignment` bytes, at most 4096.
+    """
+    import zipfile
+
+    text = np.array(json.dumps({"format": kind.format, "version": kind.version, **header}))
+    with replace_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, given in itertools.chain([("header", text)], arrays):
+            array = given.to_numpy() if isinstance(given, RowShards) else move(given, np)
+            array, info = np.asarray(array), zipfile.ZipInfo(f"{name}.npy")
+            if alignment > 1:
+                info.extra = _make_padding(file.tell(), len(info.filename), array, alignment)
+            with archive.open(info, "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def number(name: str, arrays: Sequence[Array]) -> list[tuple[str, Array]]:
+    """Name the arrays of a list "factor_0", "factor_1", ..."""
+    return [(f"{name}_{n}", array) for n, array in enumerate(arrays)]
+
+
+def _make_padding(start: int, name_nbytes: int, array: np.ndarray, alignment: int) -> bytes:
+    """Return an extra field that aligns the elements of a member that begins at `start`."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+    start += _LOCAL_NBYTES + name_nbytes + _ZIP64_NBYTES + _PADDING_NBYTES + header.tell()
+    padding = -start % alignment
+    return struct.pack("<HH", _PADDING_ID, padding) + bytes(padding)
+
+
+@contextlib.contextmanager
+def refuse_damage(
+    path: FilePath,
+    kind: Kind,
+    errors: tuple[type[Exception], ...] = (ValueError, TypeError, LookupError),
+) -> Iterator[None]:
+    """Turn the errors of a block that reads a file into one that names the file."""
+    try:
+        yield
+    except errors as error:
+        text = str(error)  # which may quote the file
+        shown = text if text.isprintable() else repr(text)
+        raise ValueError(f"{path} is damaged, or not {kind.name}: {shown}") from None
+
+
+def check_header(path: FilePath, kind: Kind, header: Any) -> None:
+    """Refuse the header of another kind of file, or of a later version."""
+    text = header.get("format") if isinstance(header, dict) else None
+    found = _KINDS.get(text) if isinstance(text, str) else None
+    if found is None:
+        raise ValueError(f"{path} is damaged, or not {kind.name}: its format is not known")
+    if found is not kind:
+        raise ValueError(f"{path} is {found.name}, expected {kind.name}: call {found.reader}")
+    if header.get("version") not in range(1, kind.version + 1):
+        raise ValueError(
+            f"{path} has format version {header.get('version')!r}, expected {kind.version}: load "
+            "it with a newer release of tensorly-flycoo"
+        )
+
+
+@contextlib.contextmanager
+def open_arrays(path: FilePath, kind: Kind) -> Iterator["ArrayReader"]:
+    """Open a file and check its header.
+
+    A ValueError, TypeError or LookupError of the block, which reads the file, becomes a ValueError
+    that says that the file is damaged.
+    """
+    import zipfile
+
+    with open(path, "rb") as file:
+        with refuse_damage(path, kind, (Exception,)):
+            reader = ArrayReader(file, zipfile.ZipFile(file))
+        check_header(path, kind, reader.header)
+        with refuse_damage(path, kind):
+            yield reader
+
+
+class ArrayReader:
+    """An open file, whose arrays are read on demand after checking their size.
+
+    Reading an array raises a ValueError that names it if it is missing, damaged, compressed or
+    truncated.
+
+    Attributes
+    ----------
+    header : dict
+    """
+
+    def __init__(self, file: IO[bytes], archive: "zipfile.ZipFile") -> None:
+        self._file, self._archive = file, archive
+        self._mapping: mmap.mmap | None = None
+        sizes = [member.file_size for member in archive.infolist()]
+        if sum(sizes) > os.fstat(file.fileno()).st_size:
+            raise ValueError("its arrays are larger than the file")
+        if not all(name.isprintable() for name in archive.namelist()):
+            raise ValueError("the name of an array is not printable")
+        if "header" not in self.names() and "format" in self.names():
+            # A checkpoint of version 1 or 2, whose facts are arrays.
+            number = int(self.read("format"))
+            self.header: Header = {"format": CHECKPOINT.format, "version": number}
+        else:
+            self.header = json.loads(str(self.read("header")))
+
+    def names(self) -> set[str]:
+        """Return the names of the arrays."""
+        return {name.removesuffix(".npy") for name in self._archive.namelist()}
+
+    def list_members(self) -> list[tuple[str, int, int, int]]:
+        """List the name, size, checksum and offset of each array's file."""
+        members = self._archive.infolist()
+        return [(m.filename, m.file_size, m.CRC, m.header_offset) for m in members]
+
+    def read(
+        self,
+        name: str,
+        shape: tuple[int | None, ...] | None = None,
+        dtypes: Sequence[np.dtype] = (),
+    ) -> np.ndarray:
+        """Return one array after verifying its checksum, and its shape and dtype if given.
+
+        None in `shape` stands for any size.
+        """
+        with self._open(name) as (file, found, dtype, order):
+            array = np.empty(found, dtype, order=order)
+            data = array.reshape(-1, order="A").view(np.uint8).data
+            read_into = file.readinto  # type: ignore[attr-defined]  # it is a ZipExtFile
+            while data and (num_read := read_into(data[:_READ_NBYTES])):
+                data = data[num_read:]
+            if data or file.read(1):
+                raise ValueError("it is truncated")
+            wanted, of = found if shape is None else shape, dtypes or (dtype,)
+            is_fitting = len(wanted) == len(found) and all(
+                size in (None, own) for size, own in zip(wanted, found, strict=True)
+            )
+            if not is_fitting or dtype not in of:
+                raise ValueError(
+                    f"it has shape {found} and dtype {dtype}, expected "
+                    f"{str(wanted).replace('None', 'any')} and {' or '.join(map(str, of))}"
+                )
+            return array
+
+    def map(self, name: str) -> np.ndarray:
+        """Return one array, read-only and mapped into memory; its checksum is not verified.
+
+        It stays valid after the file is closed.
+        """
+        with self._open(name) as (file, shape, dtype, order):
+            if self._mapping is None:
+                self._mapping = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+            start = self._archive.getinfo(f"{name}.npy").header_offset
+            lengths = self._mapping[start + _LENGTHS_OFFSET : start + _LOCAL_NBYTES]
+            start += _LOCAL_NBYTES + sum(struct.unpack("<HH", lengths)) + file.tell()
+            if start % dtype.itemsize:
+                raise ValueError("it is not aligned")
+            return np.ndarray(shape, dtype, self._mapping, start, order=order)
+
+    @contextlib.contextmanager
+    def _open(
+        self, name: str
+    ) -> Iterator[tuple[IO[bytes], tuple[int, ...], np.dtype, Literal["C", "F"]]]:
+        """Open the file of an array behind its header, whose shape, dtype and order are checked.
+
+        Errors of the block name the array.
+        """
+        try:
+            member = self._archive.getinfo(f"{name}.npy")
+            if member.compress_type != 0 or member.compress_size != member.file_size:
+                raise ValueError("it is compressed")
+            with self._archive.open(member) as file:
+                if np.lib.format.read_magic(file) != (1, 0):
+                    raise ValueError("its header does not have version 1.0")
+                shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+                count = int(np.prod(shape, dtype=object))
+                if dtype.hasobject or min(shape, default=0) < 0:
+                    raise ValueError(f"an array of {dtype} with shape {shape} is not expected")
+                if file.tell() + count * dtype.itemsize != member.file_size:
+                    raise ValueError(f"its size does not match shape {shape}")
+                yield file, shape, dtype, "F" if is_fortran else "C"
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise ValueError(f"{name}: {error}") from None
