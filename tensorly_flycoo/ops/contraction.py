@@ -26,38 +26,14 @@ if TYPE_CHECKING:
 def contract_vectors(
     x: FlycooTensor | SparseArray, vectors: Sequence[Array], modes: Sequence[int]
 ) -> FlycooTensor | Array:
-    r"""Contract modes of a sparse tensor with one vector each.
+    r"""Contract modes of a sparse tensor with one vector each, all together.
 
     .. math:: Y[c_{\mathrm{rest}}] = \sum_k v_k \prod_{n \in \mathrm{modes}} u_n[c_{n,k}]
 
-    over the nonzeros :math:`v_k` of `x` that have these coordinates in the remaining modes.
+    over the nonzeros :math:`v_k` that have these coordinates in the remaining modes. Vectors (I_n,)
+    are on the device of `x`. The result is as for `FlycooTensor.sum`, and costs as much as building
+    it.
 
-    Parameters
-    ----------
-    x : FlycooTensor or sparse.COO
-    vectors : sequence of array (I_n,)
-        On the device of `x`.
-    modes : sequence of int
-        The mode of each vector, from ``-ndim`` to ``ndim - 1``, all different.
-
-    Returns
-    -------
-    FlycooTensor, array (I,) or scalar
-        As for `FlycooTensor.sum`, in the dtype to which NumPy promotes `x` and the vectors.
-
-    Raises
-    ------
-    TypeError
-        If a vector is on another device.
-    ValueError
-        If a mode is out of range or repeated, or a vector has the wrong shape.
-
-    Notes
-    -----
-    All modes are contracted together. Costs as much as building the result.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> x = FlycooTensor([[0, 1, 1], [2, 0, 0], [1, 1, 0]], [2.0, 3.0, 4.0], shape=(3, 3, 2))
     >>> contract_vectors(x, [np.array([1.0, 10.0])], [2]).to_coo().todense()
@@ -82,32 +58,11 @@ def contract_vectors(
 
 
 def inner(x: FlycooTensor | SparseArray, y: FlycooTensor | SparseArray | Array) -> Array:
-    """Compute the inner product of a sparse tensor with another one or a dense array.
+    """Compute the inner product of a sparse tensor with another one or a dense array, in float64.
 
-    Parameters
-    ----------
-    x : FlycooTensor or sparse.COO
-    y : FlycooTensor, sparse.COO or array
-        With the shape of `x` and on its device. An array is read only at the nonzeros of `x`.
+    Two sparse tensors are sorted together, one pass per mode. An array is read only at the nonzeros
+    of `x`, in a single pass.
 
-    Returns
-    -------
-    scalar
-        Summed in float64, in the dtype to which NumPy promotes both.
-
-    Raises
-    ------
-    TypeError
-        If the two are on different devices.
-    ValueError
-        If their shapes differ.
-
-    Notes
-    -----
-    Two sparse tensors are sorted together, one pass per mode; an array takes a single pass.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> x = FlycooTensor([[0, 1], [2, 0]], [2.0, 3.0], shape=(3, 3))
     >>> inner(x, FlycooTensor([[0, 2], [2, 2]], [5.0, 7.0], shape=(3, 3)))
@@ -148,32 +103,10 @@ def multiply_matricized(
 ) -> Array:
     """Multiply a matricised sparse tensor, with the indices of one mode as rows, by a dense array.
 
-    Parameters
-    ----------
-    x : FlycooTensor or sparse.COO
-    row_mode : int
-    column_modes : sequence of int
-        All other modes; the last one varies fastest.
-    dense : array (C, R) or (C,)
-        With the dtype and on the device of `x`; C is the product of the sizes of `column_modes`.
+    The last of `column_modes`, which are all other modes, varies fastest; `dense` is (C, R) or
+    (C,), where C is the product of their sizes. Runs as MTTKRP of a matrix, which is first built
+    from `x` unless `x` is a matrix itself.
 
-    Returns
-    -------
-    array (I_row, R) or (I_row,)
-
-    Raises
-    ------
-    TypeError
-        If `dense` has another dtype, or is on another device.
-    ValueError
-        If `dense` has the wrong shape.
-
-    Notes
-    -----
-    Runs as MTTKRP of a matrix, which is first built from `x` unless `x` is a matrix itself.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 3, 2))
     >>> multiply_matricized(x, 0, (1, 2), np.arange(6.0))
@@ -215,8 +148,6 @@ def _as_matrix(x: FlycooTensor, row_mode: int, column_modes: Sequence[int]) -> F
 def join_modes(shape: Sequence[int], coords: Array, modes: Iterable[int]) -> Array:
     """Return the index of each nonzero (nnz,) in `modes` joined into one, the last one fastest.
 
-    Examples
-    --------
     >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 4, 2))
     >>> join_modes(x.shape, x.nonzeros()[0], (1, 2))
     array([5, 1])
@@ -234,32 +165,10 @@ def khatri_rao_at(
 
     .. math:: K[c_1, ..., c_N, r] = m_c w_r \prod_n A_n[c_n, r]
 
-    Parameters
-    ----------
-    mask : FlycooTensor or sparse.COO
-        With one mode per matrix.
-    matrices : sequence of array (I_n, R)
-        On the device of `mask`.
-    weights : array (R,), optional
+    with a matrix (I_n, R) for each mode. The result has the shape ``(*mask.shape, R)``: the modes
+    are not joined, so the number of rows has no limit. It has R nonzeros for each of the mask's,
+    and takes ``nnz * R * (ndim + 2)`` numbers.
 
-    Returns
-    -------
-    FlycooTensor
-        Of shape ``(*mask.shape, R)``: the modes are not joined, so the number of rows has no limit.
-
-    Raises
-    ------
-    TypeError
-        If an array is on another device.
-    ValueError
-        If the shapes of matrices and mask do not match, or the mask's fill_value is not 0.
-
-    Notes
-    -----
-    Takes ``nnz * R * (ndim + 2)`` numbers: the result has R nonzeros for each of the mask's.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> mask = FlycooTensor([[0], [1]], [1.0], shape=(2, 3))
     >>> khatri_rao_at(mask, [np.array([[2.0], [5.0]]), np.array([[1.0], [3.0], [4.0]])]).nonzeros()

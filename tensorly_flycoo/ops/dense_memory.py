@@ -24,18 +24,9 @@ def check_khatri_rao_fits(
 ) -> None:
     """Refuse a Khatri-Rao product that is too large, or the dense tensor to be made from it.
 
-    Takes the arguments of `tl.tenalg.khatri_rao`, with a dense mask or none.
+    Takes the arguments of `tl.tenalg.khatri_rao`, with a dense mask or none. Raises a MemoryError
+    if `tl.cp_to_tensor` or `cp_to_unfolded` asks for the product, and a DensifyError otherwise.
 
-    Raises
-    ------
-    MemoryError
-        If `tl.cp_to_tensor` or `cp_to_unfolded` asks for the product, and its tensor and the
-        product exceed the free memory.
-    DensifyError
-        If the product alone does.
-
-    Examples
-    --------
     >>> check_khatri_rao_fits([np.ones((2**14, 2))] * 5)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...

@@ -46,26 +46,10 @@ class LazyArray(NDArrayOperatorsMixin):
 class ModeView(LazyArray):
     """A view of a sparse tensor with its modes reordered, and some joined into one axis.
 
-    Unfoldings, transposes and reshapes are such views. A view with two axes can be multiplied by a
-    dense array if the axis that remains is a single mode, not several joined ones.
+    Unfoldings, transposes and reshapes are such views. `groups` are the modes joined to each axis,
+    the last one varying fastest; an axis without modes has size 1. A view with two axes can be
+    multiplied by a dense array if the axis that remains is a single mode.
 
-    Parameters
-    ----------
-    x : FlycooTensor or sparse.COO
-    groups : sequence of sequence of int
-        The modes joined to each axis, the last one varying fastest. Each mode of `x` occurs once.
-        An axis without modes has size 1.
-
-    Attributes
-    ----------
-    tensor : FlycooTensor
-    groups : tuple of tuple of int
-    shape : tuple of int
-    ndim : int
-    dtype : numpy.dtype
-
-    Examples
-    --------
     >>> from tensorly_flycoo import FlycooTensor
     >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 3, 2))
     >>> view = ModeView(x, [(2, 1), (0,)])

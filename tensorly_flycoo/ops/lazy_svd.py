@@ -19,13 +19,6 @@ class LazySVD:
     TensorLy asks for all singular vectors and then slices the leading ones: ``U[:, :n]``, ``S[:n]``
     and ``V[:n, :]``. Iterating over this object yields stand-ins for U, S and V. A slice of U or S
     is a fresh array; V has a column for every cell of the other modes and is never formed.
-
-    Parameters
-    ----------
-    matrix : LazyMatrix
-    full_matrices : bool
-        As in `numpy.linalg.svd`: whether U and V are square, instead of having
-        ``min(matrix.shape)`` vectors.
     """
 
     def __init__(self, matrix: LazyMatrix, full_matrices: bool = False) -> None:
@@ -67,14 +60,7 @@ class LazySVD:
 
 
 class RandomizedSVD(LazySVD):
-    """The stand-in for a randomised SVD.
-
-    Parameters
-    ----------
-    matrix : LazyMatrix
-    random, n_oversamples, n_iter
-        As for `LazyMatrix.randomized_svd`.
-    """
+    """The stand-in for a randomised SVD, with the parameters of `LazyMatrix.randomized_svd`."""
 
     def __init__(self, matrix: LazyMatrix, random: Any, *options: int) -> None:
         super().__init__(matrix)

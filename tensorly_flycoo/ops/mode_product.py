@@ -21,30 +21,11 @@ from .unfolding_svd import LazyMatrix, LeadingPairs
 
 
 class ModeProduct(LazyArray):
-    """A lazy product of a sparse tensor with the transposed factors of some of its modes.
+    """A lazy product of a sparse tensor with the transposed factors (I_n, K_n) of some of its
+    modes.
 
-    Parameters
-    ----------
-    x : FlycooTensor
-    factors : mapping of int to array (I_n, K_n)
-        By mode; with the dtype and on the device of `x`.
-    axes : sequence of int, optional
-        The mode of each axis; by default 0, 1, ...
+    Axis i of the product is mode ``axes[i]``, of size K_n if the mode has a factor, else I_n.
 
-    Attributes
-    ----------
-    shape : tuple of int
-        K_n for a mode with a factor, else I_n.
-    free_modes : list of int
-        The modes without a factor.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a factor has the wrong array type, dtype or shape.
-
-    Examples
-    --------
     >>> from tensorly_flycoo import FlycooTensor
     >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 3, 2))
     >>> product = ModeProduct(x, {1: np.ones((3, 1)), 2: np.eye(2)})
@@ -93,13 +74,7 @@ class ModeProduct(LazyArray):
         return np.moveaxis(self.to_array(), source, destination)
 
     def reshape(self, shape: Sequence[int]) -> ProductUnfolding:
-        """Return the lazy unfolding along the first axis, if that is a mode without a factor.
-
-        Raises
-        ------
-        DensifyError
-            If the first axis has a factor, or `shape` is not that of the unfolding.
-        """
+        """Return the lazy unfolding along the first axis, if that is a mode without a factor."""
         unfolded = (self.shape[0], math.prod(self.shape[1:]))
         if self._axes[0] in self.factors or tuple(shape) not in [(self.shape[0], -1), unfolded]:
             raise densify_error(f"tl.reshape to {shape}", self.shape, self._instead)
@@ -113,22 +88,11 @@ class ModeProduct(LazyArray):
         return np.linalg.norm(rows)
 
     def to_array(self) -> Array:
-        """Form the product.
+        """Form the product, in ``nnz * prod K_n`` multiplications and additions.
 
-        Returns
-        -------
-        array
-            Of `shape`, on the device of `x`.
-
-        Raises
-        ------
-        DensifyError
-            If several modes without a factor have more cells together than `x` has nonzeros.
-
-        Notes
-        -----
-        ``nnz * prod K_n`` multiplications and additions. With factors for all modes, the workspace
-        is the smallest that TTMc takes for any mode.
+        With factors for all modes, the workspace is the smallest that TTMc takes for any mode.
+        Raises a DensifyError if several modes without a factor have more cells together than `x`
+        has nonzeros.
         """
         x, free_modes = self.tensor, self.free_modes
         check_free_modes(x, free_modes)
@@ -160,11 +124,6 @@ class ProductUnfolding(LazyMatrix):
     """The unfolding of a `ModeProduct` along a mode without a factor.
 
     Its singular vectors are computed like those of `Unfolding`, with the same precision.
-
-    Parameters
-    ----------
-    product : ModeProduct
-    mode : int
     """
 
     def __init__(self, product: ModeProduct, mode: int) -> None:

@@ -15,39 +15,13 @@ from .unfolding_svd import Unfolding
 def make_left_vectors_non_negative(
     unfolding: Unfolding, left: Array, values: Array, kind: str = "nndsvda"
 ) -> Array:
-    """Make the left factor of NNDSVD from the leading singular vectors of an unfolding.
+    """Make the left factor of NNDSVD from leading singular vectors (I_mode, R), of any sign.
 
-    Parameters
-    ----------
-    unfolding : Unfolding
-    left : array (I_mode, R)
-        Left singular vectors, of any sign.
-    values : array (R,)
-        Singular values.
-    kind : {"nndsvda", "nndsvd"}
-        Replace elements below the rounding unit by the mean of all cells, or by zero.
+    "nndsvda" replaces elements below the rounding unit by the mean of all cells, "nndsvd" by zero.
+    The column of a zero singular value is meaningless. ``2 * nnz * R`` operations; the workspace is
+    a few numbers per non-empty column. Boutsidis and Gallopoulos, "SVD based initialization: A head
+    start for nonnegative matrix factorization", Pattern Recognition 41, 2008.
 
-    Returns
-    -------
-    array (I_mode, R)
-        The column of a zero singular value is meaningless.
-
-    Raises
-    ------
-    ValueError
-        If `kind` is unknown.
-
-    Notes
-    -----
-    ``2 * nnz * R`` operations; the workspace is a few numbers per non-empty column.
-
-    References
-    ----------
-    Boutsidis and Gallopoulos, "SVD based initialization: A head start for nonnegative matrix
-    factorization", Pattern Recognition 41, 2008.
-
-    Examples
-    --------
     >>> from tensorly_flycoo import FlycooTensor
     >>> unfolding = Unfolding(FlycooTensor([[0, 1], [2, 0]], [4.0, 9.0], shape=(3, 3)), 0)
     >>> left, values = unfolding.svd(1)

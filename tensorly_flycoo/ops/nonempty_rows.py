@@ -13,8 +13,6 @@ from ..tensor.tensor import FlycooTensor
 def count_nonempty_rows(x: FlycooTensor, mode: int) -> int:
     """Count the indices of a mode that have nonzeros.
 
-    Examples
-    --------
     >>> x = FlycooTensor([[0, 3], [2, 0]], [2.0, 3.0], shape=(5, 3))
     >>> count_nonempty_rows(x, 0)
     2
@@ -27,23 +25,10 @@ def find_nonempty_rows(
 ) -> tuple[Array | slice, Array | None]:
     """Find and number the indices of a mode that have nonzeros.
 
-    Parameters
-    ----------
-    x : FlycooTensor
-    mode : int
-    dtype : integer dtype, optional
-        Of `slots`; by default the smallest that fits the size of the mode.
+    Returns these indices, ascending, and `slots` (I_mode,): the position of each index among them,
+    undefined for one without nonzeros; ``slice(None)`` and None if all have nonzeros. `slots` has
+    the smallest unsigned type that fits, unless `dtype` says otherwise.
 
-    Returns
-    -------
-    numbers : integer array, or slice(None)
-        The indices with nonzeros, ascending; the slice if all have some.
-    slots : integer array (I_mode,), or None
-        The position of each index in `numbers`, undefined for an index without nonzeros; None if
-        all have some.
-
-    Examples
-    --------
     >>> x = FlycooTensor([[0, 3], [2, 0]], [2.0, 3.0], shape=(5, 3))
     >>> numbers, slots = find_nonempty_rows(x, 0)
     >>> numbers, slots[numbers]

@@ -18,37 +18,13 @@ def mttkrp_of_ratios(
 ) -> tuple[Array, Array | None]:
     r"""Compute the MTTKRP of :math:`v_k / m_k`, with the values m of a CP model at the nonzeros.
 
-    Parameters
-    ----------
-    x : FlycooTensor
-    factors : sequence of array (I_n, R)
-        The model, in the dtype and on the device of `x`.
-    mode : int
-    smallest : float
-        The model divides as this number where it is smaller.
-    wants_logs : bool
-        Whether to add up :math:`v_k \log m_k` too.
-    stays : bool
-        Whether layout "remap" stays in `mode`, which is best if `mode` is computed again.
+    The model divides as `smallest` where it is smaller. With `wants_logs` the second result is the
+    sum of :math:`v_k \log m_k`, a float64 array () on the device. With `stays`, layout "remap"
+    stays in `mode`, which is best if `mode` is computed again.
 
-    Returns
-    -------
-    product : array (I_mode, R)
-    log_sum : float64 array () or None
-        On the device of `x`; None without `wants_logs`.
-
-    Raises
-    ------
-    MemoryError
-        If memory runs out.
-
-    Notes
-    -----
     One pass over the nonzeros, with the workspace of `mttkrp`. Results have the same bits in every
     layout and for any number of threads.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> x = FlycooTensor([[0, 1], [1, 0]], [6.0, 8.0], shape=(2, 2))
     >>> factors = [np.ones((2, 1)), np.array([[2.0], [3.0]])]

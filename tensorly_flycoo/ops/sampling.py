@@ -23,19 +23,11 @@ if TYPE_CHECKING:
 class NonzeroSampler:
     """A sampler of entries and fibres of a sparse tensor, by bisection in its sorted nonzeros.
 
-    Parameters
-    ----------
-    x : FlycooTensor
-        Its nonzeros are shared if its layout never moves them, else copied once.
+    The nonzeros stay packed, sorted by modes 0, 1, ..., ndim - 1: shared with the tensor if its
+    layout never moves them, else copied once. The first call of `fibres` also sorts and keeps, for
+    each mode but the last, an order in which its fibres are contiguous: 4 bytes per nonzero and
+    mode. Each look-up takes ``log2(nnz)`` steps.
 
-    Notes
-    -----
-    The nonzeros stay packed, sorted by modes 0, 1, ..., ndim - 1. The first call of `fibres` also
-    sorts and keeps, for each mode but the last, an order in which its fibres are contiguous: 4
-    bytes per nonzero and mode. Each look-up takes ``log2(nnz)`` steps.
-
-    Examples
-    --------
     >>> sampler = NonzeroSampler(FlycooTensor([[0, 1, 1], [2, 0, 1]], [1.0, 2.0, 3.0], (2, 3)))
     >>> sampler.entries([np.array([1, 0, 1]), np.array([0, 0, 1])])
     array([2., 0., 3.])
@@ -75,12 +67,8 @@ class NonzeroSampler:
         return orders
 
     def take(self, places: Any) -> tuple[Array, Array]:
-        """Return the coordinates (ndim, count) and values (count,) of some nonzeros.
-
-        Parameters
-        ----------
-        places : integer array (count,) or slice
-            Their places in the order of the records.
+        """Return the coordinates (ndim, count) and values (count,) of nonzeros at places in the
+        records.
         """
         records = self.take_records(places)
         rows = [self._record_format.rows(records, n, self._xp) for n in range(self.ndim)]
@@ -110,13 +98,8 @@ class NonzeroSampler:
         return kept, values.copy()  # not a view of records
 
     def fibres(self, mode: int, coords: Mapping[int, Array]) -> Any:
-        """Return fibres of a mode as the columns of a CSC matrix (I_mode, count).
-
-        Parameters
-        ----------
-        mode : int
-        coords : dict of int to integer array (count,)
-            The indices of the fibres in each other mode.
+        """Return fibres of a mode, given by their indices in each other mode, as a CSC matrix's
+        columns.
         """
         xp, order = self._xp, self._orders[mode]
         following = [*range(mode + 1, self.ndim), *range(mode)]
@@ -160,13 +143,7 @@ class NonzeroSampler:
 
 
 class SlabSampler:
-    """A sampler of the nonzeros of a tensor in slabs, each on its device.
-
-    Parameters
-    ----------
-    layout : SlabLayout
-    engine : Engine
-    """
+    """A sampler of the nonzeros of a tensor in slabs, each on its device."""
 
     def __init__(self, layout: SlabLayout, engine: Engine) -> None:
         self._layout, self._xp = layout, engine.xp
@@ -211,8 +188,6 @@ class SlabSampler:
 def make_sampler(x: FlycooTensor) -> NonzeroSampler | SlabSampler:
     """Make what takes nonzeros of a tensor by their places.
 
-    Examples
-    --------
     >>> x = FlycooTensor([[0, 1, 1], [2, 0, 1]], [1.0, 2.0, 3.0], (2, 3), slabs=2)
     >>> make_sampler(x).take(np.array([2, 0]))
     (array([[1, 1],
@@ -227,15 +202,7 @@ def make_sampler(x: FlycooTensor) -> NonzeroSampler | SlabSampler:
 def split_entries(layout: AnyLayout, x: FlycooTensor, coords: Array) -> tuple[Array, FlycooTensor]:
     """Return the entries (count,) of a tensor at coords (ndim, count), and the tensor without them.
 
-    It is `x` itself if it has no nonzeros there.
-
-    Parameters
-    ----------
-    layout : Layout or SlabLayout
-        That of `x`.
-    x : FlycooTensor
-    coords : int64 array (ndim, count)
-        On the device of `x`, without duplicates.
+    The coords are without duplicates. The second is `x` itself if `x` has no nonzeros there.
     """
     sampler = NonzeroSampler(x)
     entries = sampler.entries(coords)
@@ -245,27 +212,11 @@ def split_entries(layout: AnyLayout, x: FlycooTensor, coords: Array) -> tuple[Ar
 
 
 def fit_fibres(matrix: Array, fibres: Any, weights: Array | None = None) -> Array:
-    """Fit each row of a factor to sampled fibres by minimum-norm least squares.
+    """Fit each row of a factor (I, R) to sampled fibres (I, count) by minimum-norm least squares.
 
-    Parameters
-    ----------
-    matrix : array (count, R)
-        Sampled rows of the Khatri-Rao product of the other factors.
-    fibres : sparse matrix (I, count)
-        The same samples of the fibres, from `NonzeroSampler.fibres`.
-    weights : array (count,), optional
-        One for each sample.
+    `matrix` (count, R) has the same samples of the Khatri-Rao product's rows. Its singular values
+    below ``max(matrix.shape) * eps`` times the largest count as zero.
 
-    Returns
-    -------
-    array (I, R)
-
-    Notes
-    -----
-    Singular values of `matrix` below ``max(matrix.shape) * eps`` times the largest count as zero.
-
-    Examples
-    --------
     >>> x = FlycooTensor([[0, 1], [0, 1]], [2.0, 3.0], (2, 2))
     >>> fit_fibres(np.eye(2), NonzeroSampler(x).fibres(0, {1: np.array([0, 1])}))
     array([[2., 0.],

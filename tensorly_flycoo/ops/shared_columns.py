@@ -21,41 +21,19 @@ _COLUMNS_AT_ONCE = 2**22
 
 
 class Entries(NamedTuple):
-    """The nonzeros of an unfolding, column by column with ascending rows.
+    """The nonzeros of an unfolding, column by column with ascending rows."""
 
-    Attributes
-    ----------
-    is_first : bool array (nnz + 1,)
-        Whether a nonzero is the first of its column; the last item is true.
-    rows : unsigned integer array (nnz,)
-    values : float64 array (nnz,)
-    """
-
-    is_first: Array
-    rows: Array
-    values: Array
+    is_first: Array  # bool (nnz + 1,): whether a nonzero is the first of its column; ends with True
+    rows: Array  # (nnz,)
+    values: Array  # float64 (nnz,)
 
 
 class SharedColumns:
     """Columns with at least two nonzeros each, on the current device.
 
-    Parameters
-    ----------
-    entries : Entries
-        Of the matrix times `scale`.
-    scale : float
-        A power of two.
-    num_rows : int
-    engine : Engine
-
-    Attributes
-    ----------
-    rows : int64 array (size,)
-        The rows that have nonzeros, ascending. Blocks that are multiplied have a row for each.
-    num_columns : int
-    num_nonzeros : int
-    dtype : numpy.dtype
-        Of products; set before the first one.
+    `entries` are those of the matrix times `scale`, a power of two. Blocks that are multiplied have
+    a row for each of `rows`: those with nonzeros in shared columns, ascending. `dtype` is that of
+    products; it is set before the first one.
     """
 
     def __init__(self, entries: Entries, scale: float, num_rows: int, engine: Engine) -> None:

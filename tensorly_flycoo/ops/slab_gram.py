@@ -35,28 +35,14 @@ _ROWS_AT_ONCE = 256
 
 
 class _Sums(NamedTuple):
-    """What a group adds to the sums over all groups, and its shared columns, on its device.
-
-    Attributes
-    ----------
-    home : int
-    shared : SharedColumns
-        Or a stand-in for them.
-    total : float
-    squares : float64 array (2, num_rows)
-    rows : int64 array (size,)
-        Those with nonzeros in shared columns.
-    num_columns, num_shared : int
-        All columns that are not empty, and the shared ones.
-    num_parts : int
-    """
+    """What a group adds to the sums over all groups, and its shared columns, on its device."""
 
     home: int
-    shared: Any
+    shared: Any  # SharedColumns, or a stand-in
     total: float
-    squares: Array
-    rows: Array
-    num_columns: int
+    squares: Array  # float64 (2, num_rows)
+    rows: Array  # int64 (size,): those with nonzeros in shared columns
+    num_columns: int  # all that are not empty
     num_shared: int
     num_parts: int
 
@@ -75,22 +61,8 @@ class SlabGram(UnfoldingGram):
 
     With up to 8192 rows each group's Gram matrix is added to one matrix at once, if that is cheap,
     and only one group is there at a time. Otherwise the shared columns of all groups are kept, each
-    on its device.
-
-    Parameters
-    ----------
-    x : FlycooTensor
-        In slabs.
-    mode : int
-    scale : float
-        A power of two. The sum of the squares of A is at most 1 when divided by its square.
-    dtype, is_exact
-        As for `UnfoldingGram`.
-
-    Raises
-    ------
-    MemoryError
-        If the parts do not fit; it names init="random".
+    on its device; a MemoryError that they do not fit names init="random". `scale` is a power of two
+    such that the sum of the squares of A, divided by its square, is at most 1.
     """
 
     def __init__(

@@ -35,13 +35,7 @@ _MAX_DIRECT = 2**16
 class Slice:
     """A slice of a sparse tensor: the nonzeros with one index of the streaming mode.
 
-    Attributes
-    ----------
-    coords : int64 array (ndim, nnz)
-        In the other modes.
-    values : array (nnz,)
-    shape : tuple of int
-        The sizes of the other modes.
+    `coords` (ndim, nnz) and `shape` are those of the other modes.
     """
 
     def __init__(self, coords: Array, values: Array, shape: Sequence[int]) -> None:
@@ -80,18 +74,8 @@ class Slice:
     def share_row(self, factors: Sequence[Array], row: Array) -> tuple[Array, float]:
         """Divide each count among the components, in proportion to their parts of the model.
 
-        Parameters
-        ----------
-        factors : sequence of array (I_n, R)
-        row : array (R,)
-            Of the streaming mode.
-
-        Returns
-        -------
-        row_sum : array (R,)
-            The parts of each component, added up.
-        log_sum : float
-            The sum of ``x log m``.
+        `row` (R,) is that of the streaming mode. Returns the sum of the parts of each component
+        (R,), and the sum of ``x log m``.
         """
         if self.is_direct:
             row_sum = np.zeros_like(row)
@@ -116,17 +100,9 @@ class Slice:
 
 
 class Slices:
-    """Some slices that follow each other, checked.
+    """Some slices that follow each other along the streaming `mode`, checked.
 
-    Attributes
-    ----------
-    coords : int64 array (ndim, nnz)
-        In all modes.
-    values : array (nnz,)
-    shape : tuple of int
-        The sizes of all modes.
-    mode : int
-        The streaming mode.
+    `coords` (ndim, nnz) and `shape` are those of all modes.
     """
 
     def __init__(self, coords: Array, values: Array, shape: Sequence[int], mode: int) -> None:
@@ -151,18 +127,11 @@ class Slices:
 
 
 def read_slices(x: Any, mode: int, dtype: np.dtype | None, known: Sequence[int] | None) -> Slices:
-    """Check slices and return them.
+    """Check slices, given as a tensor, (coords, values, shape) or (coords, values), and return
+    them.
 
-    Parameters
-    ----------
-    x : FlycooTensor, sparse.COO, (coords, values, shape) or (coords, values)
-        With all modes. Slices on a GPU stay there, and so do all others on the host.
-    mode : int
-        The streaming mode, negative to count from the end.
-    dtype : numpy.dtype, optional
-        Of the result; by default the values' own.
-    known : sequence of int, optional
-        The sizes of the other modes, if `x` comes without a shape.
+    Slices on a GPU stay there, and so do all others on the host. `known` are the sizes of the other
+    modes, if `x` comes without a shape.
     """
     coords, values, shape = _take_apart(x, mode, known)
     if not -len(shape) <= mode < len(shape):

@@ -211,15 +211,11 @@ class _SlabWork:
         return max(tensors - tensor + building, tensors + iterating)
 
     def _plan_products(self) -> tuple[int, int, int, int]:
-        """Count what products with the shared columns of a group take.
+        """Count what products with the shared columns of a group take, in bytes and rows.
 
-        Returns
-        -------
-        tensor, building : int
-            The bytes of the columns as a tensor, and the most while it is built.
-        row_nbytes, num_rows : int
-            The bytes of a row of a block of vectors; and the rows of the group's part of it, of the
-            columns' product with this part, and of the group's result, together.
+        Returns the bytes of the columns as a tensor, and the most while it is built; the bytes of a
+        row of a block of vectors; and the rows of the group's part of it, of the columns' product
+        with this part, and of the group's result, together.
         """
         size, dtype = self._num_coupled, choose_dtype(self._num_coupled, self.dtype)
         num_columns = min(self._num_columns, self._num_shared // 2 + 1)

@@ -41,14 +41,10 @@ _merged = weakref.WeakKeyDictionary()
 
 
 def check_free_modes(x: FlycooTensor, modes: Sequence[int]) -> None:
-    """Refuse an array with a row for each cell of `modes` if it is too tall.
+    """Refuse an array with a row for each cell of several `modes` if these exceed the nonzeros of
+    `x`.
 
-    For one mode it is as tall as a factor. For several it may have a row for each nonzero.
-
-    Raises
-    ------
-    DensifyError
-        If there are several modes, with more cells than `x` has nonzeros.
+    For one mode it is as tall as a factor.
     """
     sizes = [x.shape[n] for n in modes]
     if len(modes) > 1 and math.prod(sizes) > x.nnz:
@@ -65,14 +61,8 @@ def merge_modes(
 ) -> tuple[FlycooTensor, int, dict[int, int]]:
     """Join some modes of a tensor into one, the last of them varying fastest.
 
-    Returns
-    -------
-    merged : FlycooTensor
-        Of `dtype`; `x` itself if nothing changes, else built once and kept as long as `x`.
-    mode : int
-        The merged mode of `merged`.
-    places : dict of int to int
-        For each other mode of `x`, its number in `merged`.
+    Returns the tensor, which is `x` itself if nothing changes, else built once and kept as long as
+    `x`; the number of the merged mode there; and the number there of each other mode of `x`.
     """
     others = [n for n in range(x.ndim) if n not in modes]
     if len(modes) == 1 and dtype == x.dtype:
@@ -98,12 +88,8 @@ def multiply_nonempty_rows(
 ) -> tuple[Array, Array | slice]:
     """Compute TTMc: the unfolding along `mode` times the Kronecker product of all other factors.
 
-    Returns
-    -------
-    rows : array (number of non-empty rows, prod K_n)
-        One column for each combination of the factors' columns, the last mode's fastest.
-    numbers : integer array, or slice(None)
-        The index of each row.
+    Returns the non-empty rows, with a column for each combination of the factors' columns, the last
+    mode's fastest; and the index of each row, ``slice(None)`` if all are there.
     """
     num_columns = math.prod(factor.shape[1] for factor in factors.values())
     rows = x._engine.xp.empty((count_nonempty_rows(x, mode), num_columns), x.dtype)
@@ -121,29 +107,9 @@ def find_leading_pairs(
 ) -> tuple[Array, Array, Array | slice]:
     """Compute leading singular vectors of `x` times `factors`, unfolded along `mode`.
 
-    Parameters
-    ----------
-    x : FlycooTensor
-    mode : int
-    other_modes : sequence of int
-        The modes besides `mode` that have no factor.
-    factors : mapping of int to array (I_n, K_n)
-        By mode.
-    rank : int
-
-    Returns
-    -------
-    vectors : float64 array (number of non-empty rows, R)
-        Left singular vectors; R is `rank`, or the unfolding's smaller size if that is less.
-    values : float64 NumPy array (R,)
-        Singular values, descending.
-    numbers : integer array, or slice(None)
-        The index of each row.
-
-    Raises
-    ------
-    DensifyError
-        As for `check_free_modes` of `other_modes`.
+    `other_modes` are those besides `mode` that have no factor. Returns the left vectors (non-empty
+    rows, R) and the values (R,), descending, in float64, with R at most the unfolding's smaller
+    size; and the index of each row, ``slice(None)`` if all are there.
     """
     matrix: Multipliable
     if other_modes:

@@ -47,32 +47,12 @@ MAX_SHORTFALL = 0.2
 class UnfoldingGram:
     """``A @ A.T`` of an unfolding A: a diagonal matrix plus the Gram matrix of the shared columns.
 
-    Parameters
-    ----------
-    entries : Entries
-        Of A times `scale`.
-    scale : float
-        A power of two. The sum of the squares of A is at most 1.
-    num_rows : int
-    dtype : numpy.dtype
-        Of products, if the Gram matrix is too large to be exact.
-    engine : Engine
-    is_exact : bool
-        Whether iterations go on until rounding ends them, whatever the size.
-
-    Attributes
-    ----------
-    squares : float64 array (2, num_rows)
-        The sums of squares of positive and of negative values alone in their columns.
-    total : float
-        The sum of all values.
-    rows : integer array (size,)
-        The coupled rows: those with a nonzero in a shared column.
-    size : int
-    dtype : numpy.dtype
-        float64 up to a size of 8192.
-    columns : Layout, SlabLayout or None
-        The transposed matrix, if it has at most 8192 columns and more rows.
+    `entries` are those of A times `scale`, a power of two; the sum of the squares of A is at most
+    1. With `is_exact`, iterations go on until rounding ends them, whatever the size. `rows` (size,)
+    are the coupled rows: those with a nonzero in a shared column. `squares` (2, num_rows) are the
+    sums of squares of positive and of negative values alone in their columns. `dtype`, that of
+    products, is float64 up to a size of 8192. `columns` is the transposed matrix, if it has at most
+    8192 columns and more rows.
     """
 
     def __init__(
@@ -110,19 +90,8 @@ class UnfoldingGram:
     def add_free_squares(self, coupled: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
         """Merge eigenvalues of the coupled rows with those of the free ones, which are not coupled.
 
-        Parameters
-        ----------
-        coupled : float64 NumPy array (K,)
-            The largest eigenvalues of the coupled rows, descending.
-        rank : int
-
-        Returns
-        -------
-        squares : float64 NumPy array (R,)
-            Descending; R is at most `rank`.
-        sources : int64 NumPy array (R,)
-            Their numbers in `coupled`, or ``~row`` for that of a free row, whose eigenvector is its
-            unit vector.
+        Both are descending. Returns up to `rank` eigenvalues, and their numbers in `coupled`, or
+        ``~row`` for that of a free row, whose eigenvector is its unit vector.
         """
         sources, num_rows = np.arange(coupled.size), self.squares.shape[1]
         if self.size == num_rows:

@@ -32,35 +32,20 @@ _SEED = 20240507
 
 
 class LeadingPairs(NamedTuple):
-    """Leading singular values, and the parts of their left vectors that are not zero.
+    """Leading singular values, and the parts of their left vectors that are not zero."""
 
-    Attributes
-    ----------
-    vectors : array (n, K)
-        Orthonormal columns.
-    values : float64 NumPy array (R,)
-        Singular values, descending.
-    rows : int64 array (n,), or None
-        The row of the matrix of each row of `vectors`; None if they are in order.
-    sources : int64 NumPy array (R,)
-        The column of `vectors` for each value, or ``~row`` for the unit vector of a row.
-    """
-
-    vectors: Array
-    values: np.ndarray
+    vectors: Array  # (n, K), orthonormal columns
+    values: np.ndarray  # float64 (R,), descending
+    # (n,): the row of the matrix of each row of `vectors`; None if they are in order
     rows: Array | None
+    # (R,): the column of `vectors` for each value, or ``~row`` for a row's unit vector
     sources: np.ndarray
 
 
 class LazyMatrix(LazyArray):
     """A matrix that is never formed, but whose leading singular vectors can be computed.
 
-    Attributes
-    ----------
-    tensor : FlycooTensor
-        The tensor from which the matrix is made.
-    mode : int
-        The mode of its rows.
+    `tensor` is the one from which it is made, `mode` the mode of its rows.
     """
 
     tensor: FlycooTensor
@@ -73,30 +58,11 @@ class LazyMatrix(LazyArray):
         """Compute up to `rank` leading singular values and their left vectors."""
 
     def svd(self, rank: int) -> tuple[Array, Array]:
-        """Compute the leading left singular vectors and the singular values.
+        """Compute the leading left singular vectors (I_mode, rank) and the singular values (rank,).
 
-        Parameters
-        ----------
-        rank : int
-            Number of vectors, up to ``min(shape)``.
+        The largest element of each vector is positive; those of zero singular values are arbitrary.
+        Values are descending; those below the rounding error of the largest are zero.
 
-        Returns
-        -------
-        left : array (I_mode, rank)
-            Orthonormal columns, on the device of the tensor. The largest element of each is
-            positive. Those of zero singular values are arbitrary.
-        singular_values : array (rank,)
-            Descending; those below the rounding error of the largest are zero.
-
-        Raises
-        ------
-        TypeError, ValueError
-            If `rank` is not an integer from 1 to ``min(shape)``.
-        MemoryError
-            If memory runs out.
-
-        Notes
-        -----
         A column with a single nonzero adds its square to the diagonal of the Gram matrix, and
         nothing else. So only the other columns are multiplied with, and only their rows iterated
         on: the coupled rows.
@@ -109,7 +75,7 @@ class LazyMatrix(LazyArray):
         short by up to 2 % if there are no gaps, and less by orders of magnitude with gaps.
 
         The workspace is about 30 bytes per nonzero while columns are found, and later ten to
-        fifteen blocks of `rank` + 8 numbers per coupled row. Of a tensor in slabs the columns of
+        fifteen blocks of `rank` + 8 numbers per coupled row. For a tensor in slabs, the columns of
         one slab at a time are found, and kept on its device: see `SlabGram`. The initial vectors
         are fixed: a GPU gives the same bits in every run, and a CPU with the same number of threads
         of the BLAS.
@@ -122,27 +88,11 @@ class LazyMatrix(LazyArray):
     ) -> tuple[Array, Array]:
         """Compute leading singular vectors from a random sketch, as TensorLy's `randomized_svd`.
 
-        Parameters and results are those of `svd`, and:
-
-        Parameters
-        ----------
-        random : numpy.random.RandomState or generator of CuPy
-            From `tl.check_random_state`.
-        n_oversamples : int
-            Random vectors beyond `rank`.
-        n_iter : int
-            Power iterations.
-
-        Notes
-        -----
         ``n_iter + 1`` products with the Gram matrix of the coupled rows; other rows are exact, and
-        so is all of it where that costs less. The random vectors are those of TensorLy if there
-        are up to 4 million numbers, else the device draws them from a seed that `random` draws.
-        Of a matrix that is not an unfolding the exact vectors are returned.
-
-        References
-        ----------
-        Halko, Martinsson, Tropp, SIAM Review 53, 2011, algorithms 4.4 and 5.1.
+        so is all of it where that costs less. The random vectors are those of TensorLy if there are
+        up to 4 million numbers, else the device draws them from a seed that `random` draws. A
+        matrix that is not an unfolding gets the exact vectors. Halko, Martinsson, Tropp, SIAM
+        Review 53, 2011, algorithms 4.4 and 5.1.
         """
         return self.svd(rank)
 
@@ -170,20 +120,8 @@ class LazyMatrix(LazyArray):
 class Unfolding(LazyMatrix, ModeView):
     """The unfolding of a sparse tensor along one mode: (I_mode, product of the other sizes).
 
-    Parameters
-    ----------
-    x : FlycooTensor or sparse.COO
-    mode : int
-    is_exact : bool
-        Whether `svd` iterates to rounding error also with more than 8192 coupled rows.
+    With `is_exact`, `svd` iterates to rounding error also with more than 8192 coupled rows.
 
-    Attributes
-    ----------
-    shape : (int, int)
-    dtype : numpy.dtype
-
-    Examples
-    --------
     >>> from tensorly_flycoo import FlycooTensor
     >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 3, 2))
     >>> Unfolding(x, 1)

@@ -44,12 +44,8 @@ def is_lazy_or_sparse(x: object) -> bool:
 def find_sparse(arguments: Iterable[Any]) -> Any:
     """Return the first argument that is sparse or a lazy view of a sparse tensor, or None.
 
-    The items of lists and tuples count as well.
-
-    Raises
-    ------
-    TypeError
-        If one comes first that is SciPy's, CuPy's, PyTorch's or JAX's, under the backend "flycoo".
+    The items of lists and tuples count as well. Under the backend "flycoo" raises a TypeError if a
+    sparse tensor of SciPy, CuPy, PyTorch or JAX comes first.
     """
     for argument in arguments:
         if type(argument) is np.ndarray or is_cupy(argument):
@@ -65,8 +61,6 @@ def find_sparse(arguments: Iterable[Any]) -> Any:
 def permute(x: Viewable, axes: Sequence[int] | None = None) -> FlycooTensor | ModeView:
     """Reorder the axes of a sparse tensor or view; by default reverse them.
 
-    Examples
-    --------
     >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 4, 2))
     >>> permute(x, (2, 0, 1)).shape, permute(permute(x)) is x
     ((2, 3, 4), True)
@@ -85,17 +79,8 @@ def move_axis(x: Viewable, source: int, destination: int) -> FlycooTensor | Mode
 
 
 def reshape(x: Viewable, shape: int | Sequence[int]) -> FlycooTensor | ModeView:
-    """Reshape a sparse tensor or view by joining consecutive modes.
+    """Reshape a sparse tensor or view by joining consecutive modes; none can be split.
 
-    Raises
-    ------
-    DensifyError
-        If a mode would have to be split.
-    ValueError
-        If the number of cells changes.
-
-    Examples
-    --------
     >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 4, 2))
     >>> reshape(x, (3, -1)), reshape(x, (-1,)), reshape(reshape(x, (-1,)), (3, 4, 2)) is x
     (<Unfolding: mode 0 of shape (3, 4, 2)>, <ModeView: modes (0, 1, 2) of shape (3, 4, 2)>, True)
@@ -115,12 +100,8 @@ def reshape(x: Viewable, shape: int | Sequence[int]) -> FlycooTensor | ModeView:
 def dot(a: Any, b: Any) -> Array:
     """Multiply a sparse matrix or view by a dense array, from either side.
 
-    The product of two vectorised tensors is a number; see `inner`.
-
-    Raises
-    ------
-    DensifyError
-        If the product would be larger than a factor.
+    The product of two vectorised tensors is a number; see `inner`. Refuses a product that would be
+    larger than a factor.
     """
     a, b = (Unfolding(x, 0) if is_sparse(x) and x.ndim == 2 else x for x in (a, b))
     if np.ndim(a) == np.ndim(b) == 1:
@@ -153,10 +134,7 @@ def _dot_vectors(a: Any, b: Any) -> Array:
 def sum_axes(x: Viewable, axis: int | Iterable[int] | None = None) -> Any:
     """Sum a sparse tensor or view over all axes or some.
 
-    Returns
-    -------
-    FlycooTensor, ModeView, array (I,) or scalar
-        Dense if one axis of one mode is left, a number if none is, else sparse.
+    The result is dense if one axis of one mode is left, a number if none is, else sparse.
     """
     return _reduce(x, axis, sum_modes, "tl.sum")
 
@@ -203,8 +181,6 @@ def _reduce(
 def make_tensor(view: Viewable) -> FlycooTensor:
     """Make a FlycooTensor from a view or a raw COO; no axis may be longer than 2**32.
 
-    Examples
-    --------
     >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 4, 2))
     >>> make_tensor(reshape(x, (3, -1))).nonzeros()[0]
     array([[0, 1],
