@@ -25,8 +25,6 @@ _MIN_TOUCHED, _PAGE_NBYTES, _MAX_TOUCHING = 2**26, 2**12, 16
 def is_cupy(x: object) -> bool:
     """Return whether `x` is a CuPy array.
 
-    Examples
-    --------
     >>> is_cupy(np.ones(3)), is_cupy([1, 2])
     (False, False)
     """
@@ -71,12 +69,8 @@ def runs_with_data(function: Callable[..., Any]) -> Callable[..., Any]:
 def as_array(x: Any) -> Array:
     """Return `x` as an array on its own device: CuPy's if it is on a GPU, else NumPy's.
 
-    An array of another library is shared through DLPack, not copied.
-
-    Raises
-    ------
-    ValueError
-        If a masked array of NumPy has masked entries.
+    An array of another library is shared through DLPack, not copied. NumPy's masked arrays must
+    have no masked entries.
     """
     if np.ma.is_masked(x):
         raise ValueError(
@@ -97,8 +91,6 @@ def share(x: Any) -> Any:
 
     It is shared, not copied. Anything else is returned as it is.
 
-    Examples
-    --------
     >>> share(None), share(np.ones(2))
     (None, array([1., 1.]))
     """

@@ -14,12 +14,7 @@ Request: TypeAlias = tuple[Sequence[Array], int]
 
 
 class Devices(Protocol):
-    """Devices of one kind, numbered from 0.
-
-    Attributes
-    ----------
-    count : int
-    """
+    """Devices of one kind, numbered from 0."""
 
     count: int
 
@@ -120,8 +115,6 @@ def bring_to_each(devices: Devices, array: Array, homes: Iterable[int]) -> dict[
 def assign_homes(num_parts: int, num_devices: int) -> tuple[int, ...]:
     """Give each device equally many neighbouring parts; return the device of each.
 
-    Examples
-    --------
     >>> assign_homes(5, 2)
     (0, 0, 0, 1, 1)
     """

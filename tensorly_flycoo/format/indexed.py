@@ -25,10 +25,7 @@ from .tiling import RowTiling
 class IndexedLayout(Layout):
     """One copy, in the order of mode 0, and an index for each other mode: the smallest layout.
 
-    Attributes
-    ----------
-    pull_ids : list of unsigned integer array (nnz,)
-        For each mode, the position in `records` of each place's record; None for mode 0.
+    For each mode but 0, `pull_ids` (nnz,) are the positions in `records` of the order's records.
     """
 
     name = "indexed"

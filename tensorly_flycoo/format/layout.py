@@ -40,29 +40,16 @@ class Cut(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Where the records of one mode are, and where they go for the next mode.
-
-    Attributes
-    ----------
-    records : array (nnz, num_words)
-    pull_ids : CompactIds, unsigned integer array (nnz,) or None
-        For each place of the mode's order the position of its record, counted from the start of the
-        place's bucket. None if the position is the place itself.
-    bucket_size : int
-    spare : array (nnz, num_words) or None
-        Receives the records for the next mode. None, as are the next two, if nothing is remapped.
-    remap_ids : CompactIds, unsigned integer array (nnz,) or None
-        For each place the position of its record in `spare`.
-    write_order : CompactIds or None
-        If given, each tile's `remap_ids` are in this order: see `Primitives.order_writes`.
-    """
+    """Where the records of one mode are, and where they go for the next mode."""
 
     records: Array
+    # For each place of the mode's order the position of its record, counted from the start of the
+    # place's bucket; CompactIds or (nnz,). None if the position is the place itself.
     pull_ids: Array = None
     bucket_size: int = ONE_BUCKET
-    spare: Array = None
-    remap_ids: Array = None
-    write_order: Array = None
+    spare: Array = None  # receives the records for the next mode; None if nothing is remapped
+    remap_ids: Array = None  # for each place the position of its record in `spare`
+    write_order: Array = None  # the order of each tile's `remap_ids`: see `Primitives.order_writes`
 
 
 class Ids(NamedTuple):
@@ -79,37 +66,18 @@ class Ids(NamedTuple):
 
 
 class Layout(ABC):
-    """A way to store a tensor.
+    """A way to store a tensor."""
 
-    Attributes
-    ----------
-    name : str
-        The name that users give.
-    uses_buckets : bool
-        Whether the layout depends on `bucket_size`.
-    cut : Cut
-    num_slabs : int
-        1: see `SlabLayout` for more.
-    tilings : list of RowTiling
-        One for each mode.
-    norm : float
-        The Frobenius norm, summed in order 0, so that it does not depend on `mode`.
-    mode : int
-        The mode whose storage the records are in; always 0 if they do not move.
-    records : array (nnz, num_words)
-        One copy of the records, in any order.
-    """
-
-    name: ClassVar[str]
-    records: Array
-    uses_buckets: ClassVar[bool] = False
-    num_slabs: ClassVar[int] = 1
+    name: ClassVar[str]  # the name that users give
+    records: Array  # (nnz, num_words): one copy, in any order
+    uses_buckets: ClassVar[bool] = False  # whether it depends on `bucket_size`
+    num_slabs: ClassVar[int] = 1  # see `SlabLayout` for more
 
     def __init__(self, cut: Cut, tilings: Sequence[RowTiling], norm: float) -> None:
         self.cut = cut
         self.tilings = tilings
-        self.norm = norm
-        self.mode = 0
+        self.norm = norm  # Frobenius, summed in order 0: does not depend on `mode`
+        self.mode = 0  # whose storage the records are in; 0 if they never move
 
     @classmethod
     @abstractmethod
@@ -188,16 +156,11 @@ class Layout(ABC):
 
     @classmethod
     def estimate(cls, nnz: int, cut: Cut, primitives: Primitives) -> tuple[int, int]:
-        """Predict the memory of a layout of `nnz` distinct nonzeros.
+        """Predict the bytes of a layout of `nnz` distinct nonzeros, and the peak of building it.
 
-        Returns
-        -------
-        nbytes : int
-            Bytes of the layout, if each mode has as few empty rows as `nnz` allows.
-        peak_nbytes : int
-            An upper bound on the bytes in use while it is built, whichever rows are empty and
-            however the nonzeros are ordered. Includes the part of the host's coords (int64) and
-            values that is on the device.
+        The first takes each mode to have as few empty rows as `nnz` allows. The second is an upper
+        bound, whichever rows are empty and however the nonzeros are ordered; it includes the part
+        of the host's coords (int64) and values that is on the device.
         """
         record_format, ndim = cut.record_format, cut.record_format.ndim
         kept = nnz * cls.count_copies(ndim) * record_format.record_nbytes

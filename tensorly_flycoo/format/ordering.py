@@ -21,23 +21,8 @@ def make_canonical_records(
     """Pack nonzeros sorted by coordinates (mode 0 first), duplicates summed, zeros dropped.
 
     Duplicates are added in a fixed order. If the nonzeros are already sorted, as in a `sparse.COO`,
-    this costs one comparison of neighbours.
-
-    Parameters
-    ----------
-    coords : integer array (ndim, nnz)
-    values : array (nnz,)
-    record_format : RecordFormat
-    primitives : Primitives
-
-    Returns
-    -------
-    records : array (nnz', num_words)
-
-    Raises
-    ------
-    ValueError
-        If a coordinate is outside the shape, or a value is not finite.
+    this costs one comparison of neighbours. Coords (ndim, nnz) outside the shape and values (nnz,)
+    that are not finite raise a ValueError.
     """
     records, is_ascending, has_zeros = primitives.pack(coords, values, record_format)
     if has_zeros:

@@ -23,40 +23,21 @@ class RecordFormat:
     Records are the rows of an array (nnz, num_words) of unsigned words. Coordinates come first,
     mode 0 in the lowest bits. Each fits the `WINDOW_BITS` that start at its word, so it may cross
     into a second 32-bit word, but not into a second 64-bit word. The value follows, aligned to its
-    own size. There is no linear index, so no integer type bounds the number of cells.
+    own size. There is no linear index, so no integer type bounds the number of cells. They are beta
+    and val of the paper's section 3.5, "Tensor Element Representation".
 
-    Attributes
-    ----------
-    shape : tuple of int
-    dtype : numpy.dtype
-        Type of the value: float32 or float64.
-    word_dtype : numpy.dtype
-        uint32 or uint64.
-    words, shifts, masks : tuple of int
-        For each mode: the word where its window starts, the bits to shift by, and the mask to apply
-        afterwards.
-    value_slot : int
-        The column of the value in the records viewed as `dtype`.
-    num_words : int
-
-    References
-    ----------
-    The elements beta and val of the paper's section 3.5, "Tensor Element Representation".
-
-    Examples
-    --------
     >>> record = RecordFormat.of((1000, 1000, 1000), "float64", "uint64")
     >>> record.shifts, record.num_words
     ((0, 10, 20), 2)
     """
 
     shape: tuple[int, ...]
-    dtype: np.dtype
-    word_dtype: np.dtype
-    words: tuple[int, ...]
-    shifts: tuple[int, ...]
-    masks: tuple[int, ...]
-    value_slot: int
+    dtype: np.dtype  # of the value: float32 or float64
+    word_dtype: np.dtype  # uint32 or uint64
+    words: tuple[int, ...]  # the word where each mode's window starts
+    shifts: tuple[int, ...]  # bits by which to shift it
+    masks: tuple[int, ...]  # to apply after the shift
+    value_slot: int  # the value's column in the records viewed as `dtype`
     num_words: int
 
     @classmethod

@@ -18,8 +18,6 @@ _COUNT_BLOCK = 2**24
 def find_longest_mode(shape: Sequence[int]) -> int:
     """Return the mode along which a tensor is cut: the first of its longest ones.
 
-    Examples
-    --------
     >>> find_longest_mode((3, 7, 7))
     1
     """
@@ -27,18 +25,7 @@ def find_longest_mode(shape: Sequence[int]) -> int:
 
 
 def count_rows(rows: Array, size: int) -> Array:
-    """Count the nonzeros of each row, in blocks.
-
-    Parameters
-    ----------
-    rows : integer array (nnz,)
-        In any order, each from 0 to size - 1.
-    size : int
-
-    Returns
-    -------
-    int64 array (size,)
-    """
+    """Count the nonzeros of each row from 0 to size - 1, in blocks; int64 (size,)."""
     xp = array_module(rows)
     counts = xp.zeros(size, np.int64)
     # Each block costs a pass over the counts.
@@ -50,26 +37,13 @@ def count_rows(rows: Array, size: int) -> Array:
 
 
 def find_edges(counts: Array, num_slabs: int) -> tuple[int, ...]:
-    """Find the rows at which slabs begin and end.
+    """Find the rows (num_slabs + 1,) at which slabs begin and end, from the rows' nonzeros.
 
     Each edge is the row before which the number of nonzeros is nearest to its share. Rows are not
     split. Empty rows belong to the slab of the next row with nonzeros; those at the end to the last
-    slab that has rows.
+    slab that has rows. Equal neighbours enclose a slab without rows: there are some if rows or
+    nonzeros are fewer than slabs, or if a row has more nonzeros than a slab should.
 
-    Parameters
-    ----------
-    counts : int64 array (size,)
-        The number of nonzeros of each row of the cut mode.
-    num_slabs : int
-
-    Returns
-    -------
-    tuple of int (num_slabs + 1,)
-        Ascending, from 0 to `size`. Equal neighbours enclose a slab without rows: there are some if
-        rows or nonzeros are fewer than slabs, or if a row has more nonzeros than a slab should.
-
-    Examples
-    --------
     >>> find_edges(np.array([2, 1, 0, 1, 2, 0]), 3)
     (0, 1, 4, 6)
     >>> find_edges(np.array([0, 3, 0, 1, 0]), 3)
@@ -95,8 +69,6 @@ def find_edges(counts: Array, num_slabs: int) -> tuple[int, ...]:
 def list_rows(edges: Sequence[int]) -> list[range]:
     """List the rows of each slab that has some.
 
-    Examples
-    --------
     >>> list_rows((0, 0, 2, 5))
     [range(0, 2), range(2, 5)]
     """

@@ -39,26 +39,12 @@ class Primitives(UnfoldingPrimitives):
     has only one answer. Many methods write to arrays that the caller passes, to save memory.
 
     Each ``*_nbytes`` method bounds the bytes that the methods above it allocate while they run,
-    beyond their arguments and results.
-
-    Parameters
-    ----------
-    xp : module
-        numpy or cupy.
-    block_size : int
-        Nonzeros to process at a time in operations that can work in blocks: as many as a cache
-        holds, or as are worth a launch.
-
-    Attributes
-    ----------
-    staging_size : int or None
-        Nonzeros that `pack` copies to the device at a time; None if the device is the host.
-    write_order_dtype : numpy.dtype or None
-        Type of the result of `order_writes`.
+    beyond their arguments and results. Operations that can work in blocks take `block_size`
+    nonzeros at a time: as many as a cache holds, or as are worth a launch.
     """
 
-    staging_size: int | None = None
-    write_order_dtype: np.dtype | None = None
+    staging_size: int | None = None  # what `pack` copies to a device at a time
+    write_order_dtype: np.dtype | None = None  # of what `order_writes` returns
 
     def __init__(self, xp: ModuleType = np, block_size: int = 2**15) -> None:
         self.xp = xp
@@ -67,20 +53,10 @@ class Primitives(UnfoldingPrimitives):
     def pack(
         self, coords: Array, values: Array, record_format: RecordFormat
     ) -> tuple[Array, bool, bool]:
-        """Make records from coords (ndim, nnz) and values (nnz,), in the same order.
+        """Make records (nnz, num_words) from coords (ndim, nnz) and values (nnz,), in order.
 
-        Returns
-        -------
-        records : array (nnz, num_words)
-        is_ascending : bool
-            Whether the nonzeros are sorted by coordinates, without duplicates.
-        has_zeros : bool
-            Whether any value is zero.
-
-        Raises
-        ------
-        ValueError
-            If a coordinate is outside the shape, or a value is not finite.
+        Returns also whether the nonzeros are sorted by coordinates, without duplicates; and whether
+        any value is zero. Refuses coordinates outside the shape, and values that are not finite.
         """
         check_inside(coords, record_format.shape)
         check_finite(values)
@@ -99,22 +75,11 @@ class Primitives(UnfoldingPrimitives):
         target: Array,
         positions: Array,
     ) -> Array | None:
-        """Sort the places of records by their row of `mode`, stably.
+        """Sort the places of records (nnz,) by their row of `mode`, stably.
 
-        Parameters
-        ----------
-        records : array (nnz, num_words)
-        places : unsigned integer array (nnz,), or None
-            An order of the records; None is the order they are in.
-        target : unsigned integer array (nnz,)
-            Receives the sorted places.
-        positions : unsigned integer array (nnz,)
-            Receives the new position of each of `places`: ``target[positions] == places``.
-
-        Returns
-        -------
-        empty_rows : unsigned integer array, or None
-            The result of `find_empty_rows` if it is a by-product.
+        `places` is an order of the records; None is the order they are in. `target` receives the
+        sorted places; `positions` the new position of each: ``target[positions] == places``.
+        Returns the result of `find_empty_rows` if it is a by-product, else None.
         """
         rows = _narrow(record_format.rows(records, mode, self.xp), record_format.shape[mode])
         order = self.xp.argsort(rows if places is None else rows[places], kind="stable")
@@ -136,17 +101,10 @@ class Primitives(UnfoldingPrimitives):
         places: Array | None,
         tile_size: int,
     ) -> Array:
-        """Find the row that each tile inherits from the previous one.
+        """Find the row that each tile inherits from the previous one: int64 (num_tiles,).
 
-        Parameters
-        ----------
-        places : unsigned integer array (nnz,), or None
-            The order of the records in which they are sorted by their row; None if they are in it.
-
-        Returns
-        -------
-        carry_rows : int64 array (num_tiles,)
-            `NO_ROW` for a tile that begins with a new row.
+        It is `NO_ROW` for a tile that begins with a new row. In the order of `places` (None: as
+        they are) the records are sorted by their row.
         """
         firsts = self.xp.arange(0, records.shape[0], tile_size)
         rows, rows_before = (
@@ -239,18 +197,8 @@ class Primitives(UnfoldingPrimitives):
     ) -> Array | None:
         """Sort places as `sort_by_row` does, and plan the remapping to the new order.
 
-        Parameters
-        ----------
-        records, record_format, mode, places, target
-            As for `sort_by_row`.
-        bucket_size : int
-        remap_ids, pull_ids : unsigned integer array (nnz,)
-            Receive `stored` and `offsets` of `split_by_bucket` for the new positions.
-
-        Returns
-        -------
-        empty_rows : unsigned integer array, or None
-            As for `sort_by_row`.
+        `remap_ids` and `pull_ids` receive `stored` and `offsets` of `split_by_bucket` for the new
+        positions.
         """
         empty_rows = self.sort_by_row(records, record_format, mode, places, target, remap_ids)
         self.split_by_bucket(remap_ids, bucket_size, remap_ids, pull_ids)
@@ -263,17 +211,10 @@ class Primitives(UnfoldingPrimitives):
     def split_by_bucket(
         self, positions: Array, bucket_size: int, stored: Array, offsets: Array
     ) -> None:
-        """Sort items by the bucket of their position, stably.
+        """Sort items by the bucket of their position, stably; `positions` are a permutation (nnz,).
 
-        Parameters
-        ----------
-        positions : unsigned integer array (nnz,)
-            A permutation.
-        bucket_size : int
-        stored : unsigned integer array (nnz,)
-            Receives the place of each item among the sorted ones; may be `positions`.
-        offsets : unsigned integer array (nnz,)
-            Receives for each position the place of its item, counted from the start of the bucket.
+        `stored`, which may be `positions`, receives the place of each item among the sorted ones;
+        `offsets` for each position the place of its item, counted from the start of the bucket.
         """
         buckets = positions // positions.dtype.type(bucket_size)
         buckets = _narrow(buckets, -(-positions.size // bucket_size))
@@ -285,11 +226,8 @@ class Primitives(UnfoldingPrimitives):
     def order_writes(self, remap_ids: Array, tile_size: int) -> Array | None:
         """Sort the ids of each tile in place, so that neighbours in memory are written together.
 
-        Returns
-        -------
-        write_order : array (nnz,) or None
-            For each of the sorted ids its place in the tile. None if the engine writes one record
-            after the other, as here; the ids then stay as they are.
+        Returns for each of the sorted ids its place in the tile; None if the engine writes one
+        record after the other, as here: the ids then stay as they are.
         """
         return None
 
@@ -362,12 +300,9 @@ def _narrow(keys: Array, count: int) -> Array:
 
 
 def compare_neighbours(coords: Array, xp: ModuleType = np) -> tuple[Array, Array]:
-    """Compare each nonzero's coordinates with the next one's.
+    """Tell whether each nonzero comes before the next one, and whether the two are duplicates.
 
-    Returns
-    -------
-    is_less, is_equal : bool array (nnz - 1,)
-        Whether a nonzero comes before the next one, and whether the two are duplicates.
+    Both are bool (nnz - 1,).
     """
     num_pairs = max(coords.shape[1] - 1, 0)
     is_less = xp.zeros(num_pairs, bool)
@@ -383,8 +318,6 @@ def index_dtype(count: int, smallest: DTypeLike = "uint32") -> np.dtype:
 
     It is signed if `smallest` is.
 
-    Examples
-    --------
     >>> index_dtype(65536), index_dtype(65536, smallest="uint16"), index_dtype(2**32 + 1)
     (dtype('uint32'), dtype('uint16'), dtype('uint64'))
     >>> index_dtype(2**31, smallest="int32"), index_dtype(2**31 + 1, smallest="int32")

@@ -27,18 +27,10 @@ from .tiling import RowTiling, tile_rows
 class RemapPlan:
     """For one mode, where each place's record is, and where it goes for the next mode.
 
-    Each is an array (nnz,) of unsigned integers, or `CompactIds`.
-
-    Attributes
-    ----------
-    pull_ids
-        For each place of order d the position of its record in storage d, counted from the start of
-        the place's bucket.
-    remap_ids
-        For each place of order d the position of its record in storage d + 1 (storage 0 after the
-        last mode).
-    write_order
-        Each tile's `remap_ids` are in this order, unless it is None: see `Primitives.order_writes`.
+    For each place of order d (nnz,), `pull_ids` are the positions of records in storage d, counted
+    from the start of the place's bucket; `remap_ids` those in storage d + 1 (storage 0 after the
+    last mode). Each tile's `remap_ids` are in `write_order`, unless it is None: see
+    `Primitives.order_writes`.
     """
 
     pull_ids: CompactIds | Array
@@ -55,18 +47,10 @@ class RemapPlan:
 class RemapLayout(Layout):
     """Two copies, T_in and T_out: each mode remaps the records from one to the other.
 
-    Attributes
-    ----------
-    records, spare : array (nnz, num_words)
-        T_in, in the storage of `mode`, and T_out.
-    plans : list of RemapPlan
-    lock : context manager
-        Made by `make_lock`. Held from the first launch that changes `spare` until `swap`, and while
-        records are copied. On an asynchronous engine the launches of its holders also run one after
-        the other.
+    `records` are T_in, in the storage of `mode`; `spare` is T_out. `lock` is held from the first
+    launch that changes `spare` until `swap`, and while records are copied. On an asynchronous
+    engine the launches of its holders also run one after the other.
 
-    References
-    ----------
     The paper's section 3.1, "Dynamic Tensor Remapping", and its Algorithms 3 and 5, in two levels.
     """
 

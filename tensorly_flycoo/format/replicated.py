@@ -23,12 +23,7 @@ from .tiling import RowTiling
 
 
 class ReplicatedLayout(Layout):
-    """One copy for each mode, in that mode's order: the fastest layout, and the largest.
-
-    Attributes
-    ----------
-    copies : list of array (nnz, num_words)
-    """
+    """One copy for each mode, in that mode's order: the fastest layout, and the largest."""
 
     name = "replicated"
 

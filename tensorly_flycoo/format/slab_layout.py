@@ -40,16 +40,8 @@ def build_slab(
 ) -> Layout:
     """Build a slab's layout, on the current device.
 
-    Parameters
-    ----------
-    layout_class : type
-    records : array (nnz, num_words)
-        Those of the whole tensor, in `record_format`, that are in the slab; of any device.
-    rows : range
-        The slab's rows of the longest mode.
-    record_format : RecordFormat
-    choose_cut : callable
-    primitives : Primitives
+    `records`, of any device and in the whole tensor's format, are those in the slab; `rows` are the
+    slab's rows of the longest mode.
     """
     shape, mode = record_format.shape, find_longest_mode(record_format.shape)
     coords = record_format.coords(records, array_module(records))
@@ -63,22 +55,9 @@ class SlabLayout:
     """Slabs of one tensor, each in an ordinary layout.
 
     It has those members of `Layout` that do not belong to a single order of the nonzeros.
-
-    Attributes
-    ----------
-    name : str
-        That of the slabs' layouts.
-    num_slabs : int
-        As the user gave it: slabs without rows are not kept.
-    slabs : list of Slab
-        At least one.
-    cut_mode : int
-    record_format : RecordFormat
-        For records of the whole tensor; those of a slab may be shorter.
-    norm : float
-        The Frobenius norm.
-    devices : Devices
-        Those that hold the slabs. What belongs to no slab is on the first one.
+    `num_slabs` is as the user gave it: slabs without rows are not kept. `record_format` is for
+    records of the whole tensor; those of a slab may be shorter. `devices` hold the slabs; what
+    belongs to no slab is on the first one.
     """
 
     def __init__(
@@ -284,17 +263,11 @@ class SlabLayout:
 
 
 class SpreadLayout(SlabLayout):
-    """Slabs that are spread over several devices, as are the rows of factors (`RowShards`).
-
-    Attributes
-    ----------
-    shardings : dict of int to Sharding
-        How factors are sharded; `shards.sharding.find_sharding` fills it.
-    """
+    """Slabs that are spread over several devices, as are the rows of factors (`RowShards`)."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.shardings: dict[int, Any] = {}
+        self.shardings: dict[int, Any] = {}  # `find_sharding` fills it
 
 
 class _Part(NamedTuple):

@@ -35,15 +35,9 @@ class Stager(Protocol):
 class StreamedLayout(ReplicatedLayout):
     """A replicated layout with its copies of the records on the host.
 
-    A mode's copy is on the device only while it is computed. Tilings stay there.
-
-    Attributes
-    ----------
-    copies : list of NumPy array (nnz, num_words)
-    stager : Stager
-        Shared by all slabs of one device.
-    following : list of NumPy array or None
-        For each mode the copy that a sweep over slabs and modes reads next.
+    A mode's copy is on the device only while it is computed. Tilings stay there. `stager` is shared
+    by all slabs of one device; `following` has for each mode the copy that a sweep over slabs and
+    modes reads next.
     """
 
     def __init__(

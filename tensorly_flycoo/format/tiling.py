@@ -15,18 +15,10 @@ from .primitives import Primitives, index_dtype
 
 @dataclass(frozen=True)
 class RowTiling:
-    """The tiles of one mode's order.
+    """The tiles of one mode's order."""
 
-    Attributes
-    ----------
-    carry_rows : int64 array (num_tiles,)
-        For each tile the row that it inherits, or -1 (`NO_ROW`).
-    empty_rows : unsigned integer array
-        The rows without a nonzero, whose results are zeros.
-    """
-
-    carry_rows: Array
-    empty_rows: Array
+    carry_rows: Array  # int64 (num_tiles,): the row that each tile inherits, or -1 (`NO_ROW`)
+    empty_rows: Array  # those without a nonzero, whose results are zeros
 
     @property
     def nbytes(self) -> int:
@@ -55,13 +47,10 @@ def tile_rows(
 
 
 def count_tiling_nbytes(nnz: int, record_format: RecordFormat, tile_size: int) -> tuple[int, int]:
-    """Count the bytes of the tilings of all modes.
+    """Count the bytes of the tilings of all modes, with the fewest and the most empty rows.
 
-    Returns
-    -------
-    least, most : int
-        With the fewest and the most empty rows. `most` includes the temporary arrays of
-        `tile_rows`: the records at the edges of tiles, and five arrays of their numbers or rows.
+    The most includes the temporary arrays of `tile_rows`: the records at the edges of tiles, and
+    five arrays of their numbers or rows.
     """
     shape, num_tiles = record_format.shape, -(-nnz // tile_size)
     carries, edges = 8 * len(shape) * num_tiles, (record_format.record_nbytes + 40) * num_tiles

@@ -16,16 +16,9 @@ def fold_tree(parts: Iterable[_Part], add: Callable[[_Part, _Part], _Part]) -> _
 
     Neighbours are added as soon as both are sums of equally many parts: 0 + 1, 2 + 3, then the two
     sums, and so on. At the end the sums that are left are added from the last to the first. So the
-    order depends on the number of parts only, and parts can be made one after the other.
+    order depends on the number of parts only, and parts can be made one after the other. `add` gets
+    the earlier of two neighbours first, and may reuse their memory.
 
-    Parameters
-    ----------
-    parts : iterable
-    add : callable
-        Adds two neighbours, the earlier one first. It may reuse their memory.
-
-    Examples
-    --------
     >>> fold_tree("abcdefg", lambda a, b: f"({a}{b})")
     '(((ab)(cd))((ef)g))'
     """
@@ -44,8 +37,6 @@ def fold_tree(parts: Iterable[_Part], add: Callable[[_Part, _Part], _Part]) -> _
 def count_waiting(num_parts: int) -> int:
     """Count the sums that wait in `fold_tree`, at most, while a part is made.
 
-    Examples
-    --------
     >>> [count_waiting(num_parts) for num_parts in (1, 2, 3, 4, 7, 8)]
     [0, 1, 1, 2, 2, 3]
     """
@@ -55,8 +46,6 @@ def count_waiting(num_parts: int) -> int:
 def renumber(tree: Tree, numbers: Mapping[int, int]) -> Tree:
     """Return a tree of other numbers.
 
-    Examples
-    --------
     >>> renumber(((0, 3), 5), {0: 0, 3: 1, 5: 2})
     ((0, 1), 2)
     """
@@ -69,8 +58,6 @@ def renumber(tree: Tree, numbers: Mapping[int, int]) -> Tree:
 def count_parts(tree: Tree) -> int:
     """Count the parts of a tree.
 
-    Examples
-    --------
     >>> count_parts(((0, 1), 2))
     3
     """
@@ -80,8 +67,6 @@ def count_parts(tree: Tree) -> int:
 def add_parts(rows: Array, tree: Tree) -> Array:
     """Add the parts of a matrix, each with equally many rows, along a tree of their numbers.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> add_parts(np.array([1, 2, 10, 20, 100, 200]), ((0, 1), 2))
     array([111, 222])
@@ -100,8 +85,6 @@ def add_parts(rows: Array, tree: Tree) -> Array:
 def express(tree: Tree, part: str) -> str:
     """Return the sum along a tree as an expression in C.
 
-    Examples
-    --------
     >>> express(((0, 1), 2), "PART")
     '((PART(0)+PART(1))+PART(2))'
     """

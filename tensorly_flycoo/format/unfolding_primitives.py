@@ -10,13 +10,7 @@ from .packing import RecordFormat
 
 
 class UnfoldingPrimitives(ABC):
-    """Splitting an unfolding, and sums and vectors by row, with the functions of an array module.
-
-    Attributes
-    ----------
-    xp : module
-        numpy or cupy.
-    """
+    """Splitting an unfolding, and sums and vectors by row, with an array module's functions."""
 
     xp: ModuleType
 
@@ -29,16 +23,9 @@ class UnfoldingPrimitives(ABC):
     ) -> tuple[Array, Array, Array]:
         """Split records, in the order of `places` (None: as they are), into three arrays.
 
-        Records that differ only in `mode` must be adjacent.
-
-        Returns
-        -------
-        is_new : bool array (nnz + 1,)
-            Whether a record differs from the one before it in a mode other than `mode`; the first
-            and the last item are true.
-        rows : integer array (nnz,)
-            The coordinates of `mode`.
-        values : float64 array (nnz,)
+        Records that differ only in `mode` must be adjacent. Returns `is_new` (nnz + 1,): whether a
+        record differs from the one before it in a mode other than `mode`, where the first and the
+        last item are true; the coordinates of `mode` (nnz,); and the values (nnz,) in float64.
         """
         records = records if places is None else self.gather(records, places)
         is_new = self.xp.zeros(records.shape[0] + 1, bool)
@@ -53,22 +40,10 @@ class UnfoldingPrimitives(ABC):
     def sum_single_squares(
         self, is_first: Array, rows: Array, values: Array, num_rows: int, scale: float
     ) -> Array:
-        """Sum the squares of values alone in their column, by row and sign.
+        """Sum the squares of values alone in their column, by sign and row: float64 (2, num_rows).
 
-        Parameters
-        ----------
-        is_first : bool array (nnz + 1,)
-            As from `split_columns`.
-        rows : unsigned integer array (nnz,)
-        values : float64 array (nnz,)
-        num_rows : int
-        scale : float
-            A power of two by which values are divided; the sum of all squares is then at most 1.
-
-        Returns
-        -------
-        float64 array (2, num_rows)
-            The sums of positive and of negative values.
+        `is_first`, `rows` and `values` are as from `split_columns`. Values are divided by `scale`,
+        a power of two that makes the sum of all squares at most 1.
         """
         is_single, xp = is_first[:-1] & is_first[1:], self.xp
         sums = xp.empty((2, num_rows))
@@ -81,19 +56,11 @@ class UnfoldingPrimitives(ABC):
     def list_shared(
         self, is_first: Array, rows: Array, values: Array, num_rows: int, scale: float
     ) -> tuple[Array, Array, Array]:
-        """List the nonzeros that share their column, and the rows with any of them.
+        """List the nonzeros that share their column, and the rows with any of them, ascending.
 
-        Parameters are those of `sum_single_squares`.
-
-        Returns
-        -------
-        coupled_rows : int64 array (size,)
-            Ascending.
-        coords : int64 array (2, n)
-            The column and the row of each nonzero, as numbers among shared columns and among
-            `coupled_rows`.
-        values : float64 array (n,)
-            Divided by `scale`.
+        Takes what `sum_single_squares` does. Returns these rows (size,); coords (2, n), the column
+        and the row of each nonzero as numbers among shared columns and among these rows; and the
+        values (n,) divided by `scale`.
         """
         xp = self.xp
         shared = xp.flatnonzero(~(is_first[:-1] & is_first[1:]))
@@ -110,14 +77,9 @@ class UnfoldingPrimitives(ABC):
     def find_largest_sums(
         self, squares: Array, excluded: Array, count: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Find the largest positive sums over both signs, except those of some rows.
+        """Find up to `count` largest positive sums over both signs, except those of some rows.
 
-        Returns
-        -------
-        rows : int64 NumPy array (n,)
-            Up to `count`; of equal sums the first.
-        sums : float64 NumPy array (n,)
-            Descending.
+        Returns their rows, of equal sums the first, and the sums, descending.
         """
         sums = squares.sum(axis=0)
         sums[excluded] = 0
@@ -135,22 +97,12 @@ class UnfoldingPrimitives(ABC):
         shape: tuple[int, int],
         dtype: np.dtype,
     ) -> Array:
-        """Place the rows and columns of `vectors` in a new matrix of zeros.
+        """Place the rows and columns of `vectors` (n, K) in a new matrix of zeros.
 
-        Parameters
-        ----------
-        vectors : array (n, K)
-            May be overwritten and returned.
-        rows : int64 array (n,), or None
-            The row of each row; None if they are in order.
-        sources : int64 NumPy array (R,)
-            What column j of the matrix is: the column ``sources[j]`` of `vectors`, or if that is
-            negative the unit vector of row ``~sources[j]``.
-        signs : int64 NumPy array (R,)
-            1, or -1 for a column to be negated.
-        shape : (int, int)
-            Of the matrix; columns from R on are zero.
-        dtype : numpy.dtype
+        `vectors` may be overwritten and returned; `rows` (n,) says where each of its rows goes
+        (None: in order). Column j of the matrix is the column ``sources[j]`` of `vectors`, or if
+        that is negative the unit vector of row ``~sources[j]``; it is negated if ``signs[j]`` is
+        -1. Columns beyond `sources` are zero.
         """
         if is_whole(vectors, rows, sources, shape, dtype):
             vectors *= self.xp.asarray(signs, dtype)

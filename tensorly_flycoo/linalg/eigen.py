@@ -55,34 +55,13 @@ def find_leading_eigenpairs(
     """Compute the largest eigenvalues of a positive semidefinite operator, and their vectors.
 
     Block Lanczos iteration with thick restarts: each round adds the image of the last block to the
-    basis. A block finds as many copies of an eigenvalue as it has vectors.
+    basis. A block finds as many copies of an eigenvalue as it has vectors. At most `max_rounds`
+    blocks are multiplied; a restart keeps the best two of `max_blocks`, at least 3, in the basis.
+    `size` is at least four times `rank`. Vectors have `dtype`; projections are decomposed in
+    float64.
 
-    Parameters
-    ----------
-    multiply : callable
-        Multiplies the operator by an array (size, k) of `dtype`; returns a new array.
-    size : int
-        At least four times `rank`.
-    rank : int
-        The number of eigenpairs wanted.
-    xp : module
-        numpy or cupy.
-    dtype : {float64, float32}
-        Of the vectors. Projections are decomposed in float64.
-    max_rounds : int
-        The most blocks to multiply.
-    max_blocks : int
-        Blocks in the basis, at least 3, before a restart keeps the best two.
+    Returns the values (rank,), descending, in float64, and the orthonormal vectors (size, rank).
 
-    Returns
-    -------
-    values : float64 NumPy array (rank,)
-        Descending.
-    vectors : array (size, rank)
-        Orthonormal columns.
-
-    Notes
-    -----
     Without a restart, the i-th value found falls short of the true one by at most
     ``bound_shortfall(size, rank, rounds)`` times the true one, except with a probability of about
     1e-3. The bound holds for any eigenvalues, however close together; restarts only raise the
@@ -120,23 +99,15 @@ def find_leading_eigenpairs(
 def bound_shortfall(size: int, rank: int, num_rounds: int) -> float:
     """Bound how far eigenvalues found in `num_rounds` rounds without a restart may fall short.
 
-    Returns
-    -------
-    float
-        Relative to the true eigenvalue.
+    The bound is relative to the true eigenvalue. For any ``e`` in (0, 1), write each initial vector
+    as its part among the i leading eigenvectors and the rest. The Chebyshev polynomial of degree q
+    = ``num_rounds - 1`` on [0, (1 - e) * l_i] is at most 1 on the part of the rest below ``(1 - e)
+    * l_i``, and at least ``exp(2 q sqrt(e)) / 2`` at ``l_i``. So the Rayleigh quotient falls short
+    of ``l_i`` by at most ``e + 4 F**2 exp(-4 q sqrt(e))``, where F is the norm of the rest relative
+    to the part: of a tall normal matrix by the pseudo-inverse of a wide one, bounded as by Halko,
+    Martinsson and Tropp (SIAM Review 53, 2011, propositions 10.1 and 10.4). This is the least bound
+    over ``e``.
 
-    Notes
-    -----
-    For any ``e`` in (0, 1), write each initial vector as its part among the i leading eigenvectors
-    and the rest. The Chebyshev polynomial of degree q = ``num_rounds - 1`` on [0, (1 - e) * l_i] is
-    at most 1 on the part of the rest below ``(1 - e) * l_i``, and at least ``exp(2 q sqrt(e)) / 2``
-    at ``l_i``. So the Rayleigh quotient falls short of ``l_i`` by at most
-    ``e + 4 F**2 exp(-4 q sqrt(e))``, where F is the norm of the rest relative to the part: of a
-    tall normal matrix by the pseudo-inverse of a wide one, bounded as by Halko, Martinsson and
-    Tropp (SIAM Review 53, 2011, propositions 10.1 and 10.4). This is the least bound over ``e``.
-
-    Examples
-    --------
     >>> [round(bound_shortfall(10**6, 32, rounds), 3) for rounds in (8, 16, 32)]
     [0.615, 0.152, 0.04]
     """
@@ -209,24 +180,15 @@ def orthonormalize(
     draw: Callable[[], Array] | None = None,
     projection: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Array:
-    """Return an orthonormal basis of a block, orthogonal to the columns of `known`.
+    """Return an orthonormal basis of a block (size, k), orthogonal to the columns of `known`.
 
     The columns are multiplied by the inverse square root of their scaled Gram matrix (Stathopoulos
     and Wu, SIAM J. Sci. Comput. 23, 2002), which unlike a QR decomposition does not fail if they
-    are dependent. Passes go on until one has little to correct.
+    are dependent. Passes go on until one has little to correct. The block may be overwritten.
 
-    Parameters
-    ----------
-    block : array (size, k)
-        May be overwritten.
-    known : array (size, n), optional
-        Orthonormal columns.
-    draw : callable, optional
-        Draws a block of random numbers, for directions that the block lacks. Without it these
-        become zero.
-    projection : (array (n, k), array (k, k)), optional
-        The projection on `known` that has been subtracted from the block already, and the block's
-        Gram matrix since.
+    `draw` draws a block of random numbers, for directions that the block lacks; without it these
+    become zero. `projection` is the one on `known` that has been subtracted from the block already
+    (n, k), and the block's Gram matrix since (k, k).
     """
     eps, width = np.finfo(block.dtype).eps, block.shape[1]
     for _ in range(_MAX_PASSES):

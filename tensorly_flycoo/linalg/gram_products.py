@@ -38,19 +38,11 @@ class _Known(NamedTuple):
 
 
 class GramMemory:
-    """What one call of parafac remembers of its factors, from their updates to the error.
-
-    Attributes
-    ----------
-    known : list
-        To be cleared where factors may change.
-    num_solves : int
-        The systems that were solved with a `GramProduct`.
-    """
+    """What one call of parafac remembers of its factors, from their updates to the error."""
 
     def __init__(self) -> None:
-        self.known: list[_Known] = []
-        self.num_solves = 0
+        self.known: list[_Known] = []  # to be cleared where factors may change
+        self.num_solves = 0  # systems that were solved with a `GramProduct`
 
 
 class _OfThread(threading.local):
@@ -73,13 +65,7 @@ def stop() -> None:
 class GramProduct:
     """An elementwise product (R, R) of Gram matrices of float32 CuPy factors and small matrices.
 
-    Whatever is not listed here turns it into a CuPy array first.
-
-    Attributes
-    ----------
-    rank : int
-    grams : tuple of Blocks (n, R, R)
-    scales : tuple of Scale
+    Any operation that this class does not define turns it into a CuPy array first.
     """
 
     ndim = 2
@@ -172,10 +158,7 @@ def suits_gram(a: Array, b: Array) -> bool:
 def start_product(memory: GramMemory, rank: int, dtype: Any, on_gpu: bool) -> GramProduct | None:
     """Let `tl.dot` of this thread return Gram matrices that `memory` remembers, until `stop`.
 
-    Returns
-    -------
-    GramProduct or None
-        A product of no Gram matrices, to begin with; None if the kernels do not suit.
+    Returns a product of no Gram matrices, to begin with; None if the kernels do not suit.
     """
     _of_thread.memory = memory
     kernels = gpu_kernels() if on_gpu else None
@@ -204,19 +187,8 @@ def compute_fit(
 ) -> float | None:
     """Compute the norm of the difference of a tensor and a CP model, in float64.
 
-    Parameters
-    ----------
-    norm : float
-        Of the tensor.
-    weights : array (R,), optional
-    factors : sequence of array (I_n, R)
-    mttkrp : array (I_last, R)
-        Of the last mode.
-
-    Returns
-    -------
-    float or None
-        None if the kernels do not suit. Otherwise the host has waited for the GPU, once.
+    `norm` is the tensor's, `mttkrp` that of the last mode. None if the kernels do not suit.
+    Otherwise the host has waited for the GPU, once.
     """
     own_kernels = _find_kernels(mttkrp)
     if own_kernels is None or not all(_find_kernels(factor) for factor in factors):

@@ -25,39 +25,20 @@ def solve_nonnegative(
 ) -> None:
     """Minimise ``|x U.T - m|`` over rows ``x >= smallest``, in place.
 
-    Each column in turn is set to its minimiser while the others are held fixed. The order of the
-    columns and the stopping rule are those of TensorLy's `hals_nnls`.
+    `targets` is the MTTKRP ``m U`` (I, R), `gram` is ``U.T U`` (R, R), `rows` (I, R) the initial
+    guess; all are C-contiguous and of one dtype, `targets` and `rows` maybe `RowShards`. `sparsity`
+    and `ridge` penalise the sum of the elements and of their squares.
 
-    Parameters
-    ----------
-    targets : float array (I, R)
-        ``m U``, an MTTKRP. All arrays are NumPy's or CuPy's, C-contiguous and of one dtype;
-        `targets` and `rows` may be `RowShards` of such arrays.
-    gram : array (R, R)
-        ``U.T U``. Columns with a zero on its diagonal stay unchanged.
-    rows : array (I, R)
-        The initial guess; receives the result.
-    num_sweeps : int
-        The maximum number of sweeps.
-    tolerance : float
-        Stop when the error of a sweep is less than this fraction of the first sweep's error. The
-        error is the sum of the squared distances of all columns from each new one.
-    sparsity, ridge : float, optional
-        Penalties on the sum of the elements and on the sum of their squares.
-    smallest : float
+    Each column in turn is set to its minimiser while the others are held fixed; one with a zero on
+    the diagonal of `gram` stays unchanged. The order of the columns and the stopping rule are those
+    of TensorLy's `hals_nnls`: stop when the error of a sweep, the sum of the squared distances of
+    all columns from each new one, is less than `tolerance` of the first sweep's. A sweep that
+    changes nothing is the last.
 
-    Notes
-    -----
-    ``4 * I * R**2`` operations per sweep. A sweep that changes nothing is the last. The result does
-    not depend on the number of threads. On a GPU the host waits for each sweep.
+    ``4 * I * R**2`` operations per sweep. The result does not depend on the number of threads. On a
+    GPU the host waits for each sweep. Gillis and Glineur, "Accelerated Multiplicative Updates and
+    Hierarchical ALS Algorithms for Nonnegative Matrix Factorization", Neural Computation 24, 2012.
 
-    References
-    ----------
-    Gillis and Glineur, "Accelerated Multiplicative Updates and Hierarchical ALS Algorithms for
-    Nonnegative Matrix Factorization", Neural Computation 24, 2012.
-
-    Examples
-    --------
     >>> import numpy as np
     >>> rows = np.ones((1, 2))
     >>> gram = np.array([[2.0, 1.0], [1.0, 2.0]])

@@ -76,30 +76,12 @@ class Multipliable(Protocol):
 def find_singular_pairs(
     matrix: Multipliable, rank: int, xp: ModuleType
 ) -> tuple[Array, np.ndarray]:
-    """Compute the leading left singular vectors of a matrix, and its singular values.
+    """Compute the leading left singular vectors (n, rank) of a matrix, and its values (rank,).
 
-    Parameters
-    ----------
-    matrix : Multipliable
-    rank : int
-        Number of vectors, from 0 to ``min(matrix.shape)``.
-    xp : module
-        numpy or cupy.
+    Values are descending; those below the rounding error of the largest are zero, and their vectors
+    need not be orthonormal. Rounding in the Gram matrix leaves each value with an error of about
+    ``eps`` times the square of the largest, divided by the value itself.
 
-    Returns
-    -------
-    vectors : float64 array (matrix.shape[0], rank)
-    values : float64 NumPy array (rank,)
-        Descending; those below the rounding error of the largest are zero. The vectors of
-        zero values need not be orthonormal.
-
-    Notes
-    -----
-    Rounding in the Gram matrix leaves each value with an error of about ``eps`` times the square of
-    the largest, divided by the value itself.
-
-    Examples
-    --------
     >>> class Diagonal:
     ...     shape, max_gram_size = (2, 2), MAX_GRAM_SIZE
     ...     def gram(self, of_rows):
@@ -118,15 +100,7 @@ def find_singular_pairs(
 
 
 def find_leading_squares(gram: Gram, rank: int) -> tuple[np.ndarray, Array]:
-    """Compute the largest eigenvalues of a Gram matrix and their vectors.
-
-    Returns
-    -------
-    squares : float64 NumPy array (rank,)
-        Descending.
-    vectors : array (gram.size, rank)
-        Orthonormal columns.
-    """
+    """Compute the largest eigenvalues of a Gram matrix, descending, and orthonormal vectors."""
     wants_most = _MOST * rank >= gram.size
     if not (wants_most or gram.is_cheap_to_form()):
         return gram.iterate(rank)

@@ -13,24 +13,8 @@ def fit_monotone(columns: Array, decreasing: bool = False) -> Array:
     """Find a monotone sequence near each column, as TensorLy's `monotonicity_prox` does.
 
     That is the least-squares fit, clipped below at zero and then above at its largest element, so
-    that a fit without positive elements becomes constant.
+    that a fit without positive elements becomes constant. Pool adjacent violators, O(I * R).
 
-    Parameters
-    ----------
-    columns : array (I, R)
-    decreasing : bool
-        Whether to fit descending sequences instead of ascending ones.
-
-    Returns
-    -------
-    array (I, R)
-
-    Notes
-    -----
-    Pool adjacent violators, O(I * R).
-
-    Examples
-    --------
     >>> fit_monotone(np.array([[-1.0, 3.0], [3.0, 1.0], [2.0, 5.0]]))
     array([[0. , 2. ],
            [2.5, 2. ],
@@ -51,22 +35,8 @@ def fit_unimodal(columns: Array) -> Array:
 
     The sequence ascends to a peak and descends after it. The peak is an element that is not below
     either monotone fit of the column: the one for which the ascending fit before it and the
-    descending fit after it are nearest to the column.
+    descending fit after it are nearest to the column. O(I * R).
 
-    Parameters
-    ----------
-    columns : array (I, R)
-
-    Returns
-    -------
-    array (I, R)
-
-    Notes
-    -----
-    O(I * R).
-
-    Examples
-    --------
     >>> fit_unimodal(np.array([[1.0], [5.0], [4.0], [4.5], [0.0]])).ravel()
     array([1.   , 5.   , 3.625, 3.625, 0.   ])
     """
@@ -86,23 +56,8 @@ def fit_unimodal(columns: Array) -> Array:
 def smooth(columns: Array, strength: float) -> Array:
     """Solve ``(I + strength * L) x = columns``; L takes second differences along columns.
 
-    L has 2 on its diagonal and -1 beside it.
+    L has 2 on its diagonal and -1 beside it. A banded solver, O(I) per column.
 
-    Parameters
-    ----------
-    columns : array (I, ...)
-    strength : float
-
-    Returns
-    -------
-    array (I, ...)
-
-    Notes
-    -----
-    A banded solver, O(I) per column.
-
-    Examples
-    --------
     >>> smooth(np.array([[0.0], [8.0], [0.0]]), 1.0).round(3).tolist()
     [[1.143], [3.429], [1.143]]
     """

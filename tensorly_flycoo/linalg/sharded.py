@@ -25,13 +25,7 @@ def transpose(x: RowShards, axes: Any = None) -> RowShards:
 
 
 def dot(a: Any, b: Any) -> Any:
-    """Multiply x.T (R, I) by y (I, S), which are sharded in the same way, or x by a plain matrix.
-
-    Raises
-    ------
-    TypeError
-        For other products.
-    """
+    """Multiply x.T (R, I) by y (I, S), sharded in the same way, or x by a plain matrix."""
     if isinstance(a, RowShards) and isinstance(b, RowShards):
         if not a.is_transposed or b.is_transposed:
             refuse(f"the product of {a} and {b}")
@@ -47,12 +41,7 @@ def dot(a: Any, b: Any) -> Any:
 
 
 def replicate_gram(a: Any, b: Any) -> Any:
-    """Return ``a @ b`` as `Devices.replicate` does if it is a Gram matrix, else None.
-
-    Parameters
-    ----------
-    a, b : RowShards or array
-    """
+    """Return ``a @ b`` as `Devices.replicate` does if it is a Gram matrix, else None."""
     if not (isinstance(a, RowShards) and isinstance(b, RowShards) and a.shares_gram(b)):
         return None
     is_gram = a.is_transposed and not b.is_transposed

@@ -21,8 +21,7 @@ from .unfolding_svd import LazyMatrix, LeadingPairs
 
 
 class ModeProduct(LazyArray):
-    """A lazy product of a sparse tensor with the transposed factors (I_n, K_n) of some of its
-    modes.
+    """A lazy product of a sparse tensor with the transposed factors (I_n, K_n) of some modes.
 
     Axis i of the product is mode ``axes[i]``, of size K_n if the mode has a factor, else I_n.
 

@@ -67,9 +67,7 @@ class NonzeroSampler:
         return orders
 
     def take(self, places: Any) -> tuple[Array, Array]:
-        """Return the coordinates (ndim, count) and values (count,) of nonzeros at places in the
-        records.
-        """
+        """Return coordinates (ndim, count) and values (count,) of the records at some places."""
         records = self.take_records(places)
         rows = [self._record_format.rows(records, n, self._xp) for n in range(self.ndim)]
         return self._xp.stack(rows), self._record_format.values(records)
@@ -98,9 +96,7 @@ class NonzeroSampler:
         return kept, values.copy()  # not a view of records
 
     def fibres(self, mode: int, coords: Mapping[int, Array]) -> Any:
-        """Return fibres of a mode, given by their indices in each other mode, as a CSC matrix's
-        columns.
-        """
+        """Return fibres of a mode, given by their indices in each other mode, as columns (CSC)."""
         xp, order = self._xp, self._orders[mode]
         following = [*range(mode + 1, self.ndim), *range(mode)]
         first, last = self._find(order, {n: coords[n] for n in following})

@@ -127,8 +127,7 @@ class Slices:
 
 
 def read_slices(x: Any, mode: int, dtype: np.dtype | None, known: Sequence[int] | None) -> Slices:
-    """Check slices, given as a tensor, (coords, values, shape) or (coords, values), and return
-    them.
+    """Check slices, given as a tensor, (coords, values, shape) or (coords, values).
 
     Slices on a GPU stay there, and so do all others on the host. `known` are the sizes of the other
     modes, if `x` comes without a shape.

@@ -41,8 +41,7 @@ _merged = weakref.WeakKeyDictionary()
 
 
 def check_free_modes(x: FlycooTensor, modes: Sequence[int]) -> None:
-    """Refuse an array with a row for each cell of several `modes` if these exceed the nonzeros of
-    `x`.
+    """Refuse an array with a row for each cell of several modes, if these exceed the nonzeros.
 
     For one mode it is as tall as a factor.
     """
@@ -89,7 +88,7 @@ def multiply_nonempty_rows(
     """Compute TTMc: the unfolding along `mode` times the Kronecker product of all other factors.
 
     Returns the non-empty rows, with a column for each combination of the factors' columns, the last
-    mode's fastest; and the index of each row, ``slice(None)`` if all are there.
+    mode's fastest; and the index of each row, ``slice(None)`` if none is empty.
     """
     num_columns = math.prod(factor.shape[1] for factor in factors.values())
     rows = x._engine.xp.empty((count_nonempty_rows(x, mode), num_columns), x.dtype)
@@ -109,7 +108,7 @@ def find_leading_pairs(
 
     `other_modes` are those besides `mode` that have no factor. Returns the left vectors (non-empty
     rows, R) and the values (R,), descending, in float64, with R at most the unfolding's smaller
-    size; and the index of each row, ``slice(None)`` if all are there.
+    size; and the index of each row, ``slice(None)`` if none is empty.
     """
     matrix: Multipliable
     if other_modes:

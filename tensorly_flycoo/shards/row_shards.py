@@ -33,61 +33,25 @@ FUNCTIONS: dict[Callable, Callable] = {}
 
 
 class Memo:
-    """What has been computed of a matrix, which never changes; shared with its transpose.
-
-    Attributes
-    ----------
-    gram : array (R, R) or None
-        Its Gram matrix.
-    products : list of array (R, R)
-        Those of all blocks, on their devices, once they are known.
-    replicated : object
-        The Gram matrix as `Devices.replicate` returns it.
-    known : object
-        The same, and more, as `linalg.gram_products` needs it.
-    suits : bool or None
-        Whether an engine's kernels suit all blocks, once that is known.
-    whole : dict of int to array (I, R)
-        The devices on which the matrix has been gathered.
-    """
+    """What has been computed of a matrix, which never changes; shared with its transpose."""
 
     def __init__(self) -> None:
-        self.gram: Array = None
-        self.products: list[Array] = []
-        self.replicated: Any = None
-        self.known: Any = None
-        self.suits: bool | None = None
-        self.whole: dict[int, Array] = {}
+        self.gram: Array = None  # (R, R)
+        self.products: list[Array] = []  # Gram matrices of all blocks, on their devices
+        self.replicated: Any = None  # the Gram matrix as `Devices.replicate` returns it
+        self.known: Any = None  # the same, and more, as `linalg.gram_products` needs it
+        self.suits: bool | None = None  # whether an engine's kernels suit all blocks
+        self.whole: dict[int, Array] = {}  # (I, R), by the devices where it is gathered
 
 
 class RowShards(NDArrayOperatorsMixin):
     """An immutable matrix (I, R), or its transpose, in blocks of rows on several devices.
 
-    Parameters
-    ----------
-    blocks : sequence of array (rows, R)
-        In order, each on its device; not to be changed any more.
-    sharding : Sharding
-    is_transposed : bool
-    memo : Memo, optional
-        That of the transpose of which this is the transpose.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    ndim : int
-    dtype : numpy.dtype
-    T : RowShards
-
-    Notes
-    -----
     Everything depends on the blocks only, not on the devices that hold them. Operands are numbers,
     arrays of the same shape or that broadcast along the rows, such as (R,), and matrices sharded in
     the same way. Other operations raise a TypeError that names them; `to_numpy` gathers the matrix
-    on the host.
+    on the host. Blocks must not be changed any more; a transpose shares its matrix's `memo`.
 
-    Examples
-    --------
     >>> from tensorly_flycoo.devices import OneDevice
     >>> from tensorly_flycoo.shards.sharding import cut_evenly
     >>> sharding = Sharding.of(cut_evenly(5, 3), OneDevice(count=2))
@@ -159,11 +123,6 @@ class RowShards(NDArrayOperatorsMixin):
 
         The function is called on the block's device with arrays (rows, R), where numbers and arrays
         that broadcast are passed as they are, and returns an array (rows, any).
-
-        Raises
-        ------
-        ValueError
-            If an operand is sharded in another way, or does not broadcast along the rows.
         """
         return self.replace(self.apply(function, *others), self.is_transposed)
 
@@ -262,12 +221,9 @@ class RowShards(NDArrayOperatorsMixin):
         *others: RowShards,
         add: Callable[[Array, Array], Array] = operator.add,
     ) -> Array:
-        """Add ``function(block, ...)``, in float64, of all blocks along the tree.
+        """Add ``function(block, ...)`` of all blocks, in float64, along the tree.
 
-        Returns
-        -------
-        array
-            float64, where what belongs to no slab is.
+        The sum is where what belongs to no slab is.
         """
         parts = self.apply(lambda *blocks: function(*blocks).astype(np.float64), *others)
         return fold_tree(self.sharding.devices.collect(parts), add)

@@ -14,26 +14,16 @@ class Sharding:
     """Blocks of consecutive rows of a matrix, and the device that holds each.
 
     Results depend on the blocks, never on the devices.
-
-    Attributes
-    ----------
-    edges : tuple of int (num_blocks + 1,)
-        The rows at which blocks begin and end: ascending, from 0 to the number of rows.
-    homes : tuple of int (num_blocks,)
-        The device of each block. That of the first one also holds results of all blocks.
-    devices : Devices
     """
 
-    edges: tuple[int, ...]
-    homes: tuple[int, ...]
+    edges: tuple[int, ...]  # of the blocks (num_blocks + 1,): ascending, from 0
+    homes: tuple[int, ...]  # the device of each; the first one holds results of all blocks
     devices: Devices
 
     @classmethod
     def of(cls, edges: Sequence[int], devices: Devices) -> "Sharding":
         """Give each device equally many neighbouring blocks.
 
-        Examples
-        --------
         >>> from tensorly_flycoo.devices import OneDevice
         >>> Sharding.of((0, 3, 5, 9), OneDevice(count=2)).homes
         (0, 0, 1)
@@ -64,8 +54,6 @@ def cut_evenly(num_rows: int, num_blocks: int) -> tuple[int, ...]:
 
     Equal blocks let devices exchange them in one all-gather.
 
-    Examples
-    --------
     >>> cut_evenly(10, 4), cut_evenly(2, 4)
     ((0, 3, 6, 9, 10), (0, 1, 2, 2, 2))
     """
