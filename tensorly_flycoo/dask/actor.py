@@ -31,12 +31,7 @@ class SlabActor:
     """Holds a client's slabs and blocks of rows on a worker.
 
     Its coroutines answer while its `Machine` computes. When the client lets go of the actor, or is
-    gone, Dask forgets it, and everything is freed.
-
-    Parameters
-    ----------
-    gpu : int, optional
-        The GPU, as CuPy numbers them there; None for a CPU.
+    gone, Dask forgets it, and everything is freed. `gpu` is numbered as CuPy does there.
     """
 
     def __init__(self, gpu: int | None = None) -> None:

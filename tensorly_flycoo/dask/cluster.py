@@ -60,11 +60,6 @@ class Cluster:
 
     Commands are collected, and sent when somebody needs a result. All methods may be called from
     any thread; threads wait for each other.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    workers : sequence of WorkerHandle
     """
 
     def __init__(self, client: Client, workers: Sequence[WorkerHandle]) -> None:
@@ -110,15 +105,7 @@ class Cluster:
         """Have a worker call a function; return the keys of its results.
 
         Remote objects among the arguments, which must be on that worker, stand for what it holds.
-
-        Raises
-        ------
-        TypeError
-            If the function or an argument cannot be sent.
-        WorkerLost
-            If a worker is gone.
-        Exception
-            What an earlier command has raised.
+        Raises what an earlier command has raised, and a WorkerLost if a worker is gone.
         """
         keys = tuple(next(_numbers) for _ in range(num_results))
         named = {name: _refer(x, worker) for name, x in (kwargs or {}).items()}
@@ -180,15 +167,7 @@ class Cluster:
     # Messages
 
     def fetch(self, objects: Sequence[RemoteObject]) -> list[Any]:
-        """Wait for the values of objects, on any workers.
-
-        Raises
-        ------
-        WorkerLost
-            If a worker is gone.
-        Exception
-            What a command has raised.
-        """
+        """Wait for the values of objects, on any workers; raises what a command has raised."""
         wanted: dict[WorkerHandle, list[int]] = {}
         for x in objects:
             wanted.setdefault(x.worker, []).append(x.key)

@@ -106,11 +106,6 @@ class RemoteLayout:
     """The layout of a slab that a worker holds.
 
     It has those members of `Layout` that do not need the nonzeros here.
-
-    Attributes
-    ----------
-    held : RemoteObject
-    facts : SlabFacts
     """
 
     def __init__(self, cluster: Cluster, held: RemoteObject, facts: SlabFacts) -> None:

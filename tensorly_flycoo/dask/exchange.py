@@ -25,20 +25,11 @@ Labels = Sequence[np.ndarray] | None
 
 
 class Plan(NamedTuple):
-    """What all workers know.
+    """What all workers know."""
 
-    Attributes
-    ----------
-    record_format : RecordFormat
-        For records of the whole tensor.
-    labels : Labels
-    firsts : uint32 array (num_buckets - 1,)
-        The first row of the cut mode of each bucket but the first.
-    """
-
-    record_format: RecordFormat
+    record_format: RecordFormat  # of the whole tensor
     labels: Labels
-    firsts: np.ndarray
+    firsts: np.ndarray  # uint32: the first row of the cut mode of each bucket but the first
 
     @property
     def cut_mode(self) -> int:
@@ -87,11 +78,8 @@ def keep_buckets(site: Site, plan: Plan, buckets: Sequence[int]) -> None:
 def split_partitions(site: Site, plan: Plan) -> list[np.ndarray]:
     """Distribute the nonzeros to buckets of rows; forget the partitions.
 
-    Returns
-    -------
-    list of array
-        For each bucket its records, partition by partition; then for each bucket a table (n, 2) of
-        the partitions and how many of the records are theirs.
+    Returns for each bucket its records, partition by partition; then for each bucket a table (n, 2)
+    of the partitions and how many of the records are theirs.
     """
     num_buckets = plan.firsts.size + 1
     records: list[list[np.ndarray]] = [[] for _ in range(num_buckets)]

@@ -102,13 +102,7 @@ def open_slabs(
 
 
 def find_client(client: Client | None) -> Client:
-    """Return the client, by default the current one.
-
-    Raises
-    ------
-    ValueError
-        If there is none, or it is asynchronous.
-    """
+    """Return the client, by default the current one, which must not be asynchronous."""
     if client is None:
         try:
             client = get_client()

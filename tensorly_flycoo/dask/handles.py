@@ -18,13 +18,7 @@ Kind: TypeAlias = tuple[tuple[int, ...], np.dtype]
 
 
 class RemoteObject:
-    """What a worker holds; freed there when this object is.
-
-    Attributes
-    ----------
-    worker : WorkerHandle
-    key : int
-    """
+    """What a worker holds; freed there when this object is."""
 
     def __init__(self, worker: WorkerHandle, key: int) -> None:
         self.worker = worker
@@ -42,26 +36,15 @@ class RemoteObject:
 
 
 class WorkerHandle:
-    """One worker's actor, and the commands that it has not been sent.
-
-    Attributes
-    ----------
-    address : str
-    gpu : str or None
-        The UUID of its GPU, if that can be linked to others.
-    queue : collections.deque
-        Finalizers append to it at any time, in any thread.
-    is_lost : bool
-        Whether a call has found that it is gone.
-    """
+    """One worker's actor, and the commands that it has not been sent."""
 
     def __init__(self, address: str, future: Future, gpu: str | None = None) -> None:
         self.address = address
-        self.gpu = gpu
+        self.gpu = gpu  # the UUID of its GPU, if that can be linked to others
         self.actor: Actor = future.result()
-        self.is_lost = False
+        self.is_lost = False  # whether a call has found that it is gone
         self._future = future
-        self.queue: deque[Command] = deque()
+        self.queue: deque[Command] = deque()  # Finalizers append to it at any time, in any thread.
         self.num_sent = 0
 
     @property

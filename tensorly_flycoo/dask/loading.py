@@ -35,28 +35,15 @@ _CHANGED = "the data are not those that were loaded: load the tensor anew"
 
 @dataclass
 class Parts:
-    """Data in partitions, and how a tensor is made of them.
+    """Data in partitions, and how a tensor is made of them."""
 
-    Attributes
-    ----------
-    parts : list
-        What `reader` takes, or objects of Dask that become such.
-    reader : callable
-    shape : tuple of int or None
-    num_slabs : int or None
-    dtype : numpy.dtype or None
-    layout : str
-    labels : list of array or None
-        Those of each mode, once they are known.
-    """
-
-    parts: Sequence[Any]
+    parts: Sequence[Any]  # what `reader` takes, or objects of Dask that become such
     reader: Any
     shape: tuple[int, ...] | None = None
     num_slabs: int | None = None
     dtype: Any = None
     layout: str = "replicated"
-    labels: list[np.ndarray] | None = None
+    labels: list[np.ndarray] | None = None  # of each mode, once they are known
 
     def place(self, client: Client, workers: Sequence[WorkerHandle]) -> ClusterLayout:
         cluster = Cluster(client, workers)
@@ -158,11 +145,8 @@ def load_again(
 ) -> ClusterLayout:
     """Build a tensor of nonzeros that the workers hold: what they make of other tensors.
 
-    Parameters
-    ----------
-    calls : iterable
-        Workers, functions and arguments: a function gets the worker's site, the number of a
-        partition and the arguments, and keeps that partition.
+    `calls` are workers, functions and arguments: a function gets the worker's site, the number of a
+    partition and the arguments, and keeps that partition.
     """
     with _lock:
         forget_partitions(cluster)
@@ -203,10 +187,7 @@ def distribute(
 def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> ClusterLayout:
     """Build the slabs that no worker holds, of partitions with the data of the whole tensor.
 
-    Raises
-    ------
-    RuntimeError
-        If one differs from that which was lost.
+    Raises a RuntimeError if one differs from that which was lost.
     """
     workers = cluster.workers
     rows = [range(slab.rows.start, slab.rows.stop) for slab in layout.slabs]

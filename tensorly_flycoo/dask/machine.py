@@ -54,17 +54,10 @@ _LOST = _Awaited(-1)
 class Machine:
     """Holds a client's objects by key, and runs its commands in a thread of its own.
 
-    Parameters
-    ----------
-    site : Site
-        Arrays that arrive are copied to its engine's device.
-    start_thread : callable
-        Called in the new thread, before any command.
-    is_held : callable
-        Says, until `connect` is called, whether the actor is still there.
+    Arrays that arrive are copied to the device of the site's engine. The new thread calls
+    `start_thread` before any command. Until `connect` is called, `is_held` says whether the actor
+    is still there.
 
-    Notes
-    -----
     All methods may be called from any thread. Only `_wait_for_message`, `_take` and `_join` wait:
     until there is what they wait for, an abort, or Dask does not hold the actor any more. Work on a
     GPU may wait for other workers' too: then an abort closes the link between them.

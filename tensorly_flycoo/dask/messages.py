@@ -80,23 +80,12 @@ Command: TypeAlias = Call | Send | Receive | Join | Exchange | Free
 
 @dataclass(frozen=True)
 class Message:
-    """Commands for one worker, which runs them in order.
+    """Commands for one worker, which runs them in order."""
 
-    Attributes
-    ----------
-    epoch : int
-        Goes up whenever a call has failed: messages of earlier epochs are dropped.
-    number : int
-        From 0 up in each epoch: a worker runs messages in this order, however they arrive.
-    commands : list of Command
-    wanted : list of int
-        The keys of what the reply brings.
-    """
-
-    epoch: int
-    number: int
+    epoch: int  # goes up whenever a call has failed: earlier messages are dropped
+    number: int  # from 0 up in each epoch: the order to run in, however they arrive
     commands: list[Command]
-    wanted: list[int]
+    wanted: list[int]  # the keys of what the reply brings
 
 
 @dataclass(frozen=True)

@@ -23,23 +23,12 @@ _INDEX = np.dtype(np.uint32)
 
 
 class Partition(NamedTuple):
-    """Nonzeros of one part of the data.
+    """Nonzeros of one part of the data."""
 
-    Attributes
-    ----------
-    coords : uint32 array (ndim, n)
-        Indices, or numbers of entries.
-    values : array (n,)
-    shape : tuple of int
-        The least that holds the indices, and what a file's header says.
-    entries : tuple of array, or None
-        The distinct entries of each mode; None if the columns hold indices.
-    """
-
-    coords: np.ndarray
-    values: np.ndarray
-    shape: tuple[int, ...]
-    entries: tuple[np.ndarray, ...] | None
+    coords: np.ndarray  # uint32 (ndim, n): indices, or numbers of entries
+    values: np.ndarray  # (n,)
+    shape: tuple[int, ...]  # the least that holds the indices, and what a file's header says
+    entries: tuple[np.ndarray, ...] | None  # the distinct ones of each mode; None with indices
 
 
 class Summary(NamedTuple):
@@ -53,24 +42,12 @@ class Summary(NamedTuple):
 
 @dataclass(frozen=True)
 class TableReader:
-    """Reads partitions of tables.
+    """Reads partitions of tables."""
 
-    Attributes
-    ----------
-    modes : tuple of str
-        The columns of the modes.
-    values : str or None
-        The column of the values; None counts rows.
-    are_indices : bool
-        Whether the columns of modes hold indices, not labels.
-    missing : {"raise", "drop"}
-        As of `from_dataframe`.
-    """
-
-    modes: tuple[str, ...]
-    values: str | None
-    are_indices: bool
-    missing: str
+    modes: tuple[str, ...]  # the columns of the modes
+    values: str | None  # the column of the values; None counts rows
+    are_indices: bool  # whether columns of modes hold indices, not labels
+    missing: str  # as of `from_dataframe`
 
     def __call__(self, part: Any) -> Partition:
         if isinstance(part, ParquetPart):
@@ -138,13 +115,7 @@ def list_parquet_parts(path: Any) -> list[ParquetPart]:
 
 
 def list_files(path: Any, suffixes: tuple[str, ...]) -> list[str]:
-    """List the files that a path, or several, name; those of a folder in the order of their names.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there are none.
-    """
+    """List the files that a path, or several, name; those of a folder in order of their names."""
     found: list[Path] = []
     for one in map(Path, [path] if isinstance(path, str | os.PathLike) else path):
         if one.is_dir():

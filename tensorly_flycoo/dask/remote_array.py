@@ -20,13 +20,6 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
 
     Operations return at once with another one, whose shape and dtype are known. Operands are
     numbers, NumPy arrays, and arrays on the same worker.
-
-    Attributes
-    ----------
-    cluster : Cluster
-    worker : WorkerHandle
-    shape : tuple of int
-    dtype : numpy.dtype
     """
 
     def __init__(

@@ -31,20 +31,8 @@ class _Sent:
 class Replicated(NDArrayOperatorsMixin):
     """A small array that the client and each worker compute for themselves, when they use it.
 
-    Elementwise functions and the transpose make another one; anything else computes it here.
-
-    Parameters
-    ----------
-    function : callable
-    args : sequence
-        Of the function: arrays, other ones of this class, numbers.
-    shape, dtype
-        Of the result.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    dtype : numpy.dtype
+    It is ``function(*args)``, where arguments may be others of this class. Elementwise functions
+    and the transpose make another one; anything else computes it here.
     """
 
     def __init__(

@@ -36,13 +36,7 @@ class Sealed(NamedTuple):
 def seal(
     function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
 ) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
-    """Return a call that can surely be sent, with the same result.
-
-    Raises
-    ------
-    TypeError
-        If the function or an argument cannot be pickled.
-    """
+    """Return a call with the same result that can surely be sent; refuse what cannot be pickled."""
     if all(map(_is_plain, (function, *args, *kwargs.values()))):
         return function, args, kwargs
     named = {name: _seal(x) for name, x in kwargs.items()}

@@ -47,20 +47,9 @@ class LinkType(Protocol):
 class Site:
     """A worker's engine, and the memory that it may use.
 
-    Parameters
-    ----------
-    engine : Engine
-    count_room : callable
-        Counts the bytes of host memory that the worker may still use; None if that is unknown.
-    link_type : LinkType, optional
-        What connects its device to those of other workers.
-
-    Attributes
-    ----------
-    engine : Engine
-    link_type : LinkType or None
-    partitions : dict of int to Partition
-        Those that are being loaded.
+    `count_room` counts the bytes of host memory that the worker may still use; None if that is
+    unknown. `link_type` is what connects its device to those of other workers. `partitions` are
+    those that are being loaded.
     """
 
     def __init__(

@@ -41,20 +41,7 @@ def make_layout(
     homes: dict[int, int],
     held: dict[int, Held],
 ) -> ClusterLayout:
-    """Make the layout of a tensor.
-
-    Parameters
-    ----------
-    cluster : Cluster
-    record_format : RecordFormat
-        Of the whole tensor, for the workers' kernels.
-    num_slabs, cut_mode : int
-    rows : sequence of range
-        Of each slab, in the cut mode.
-    homes : dict of int to int
-        The worker of each slab.
-    held : dict of int to Held
-    """
+    """Make the layout of a tensor; `rows` are those of each slab, `homes` the slabs' workers."""
     slabs = []
     for number, own in enumerate(rows):
         layout: Any = RemoteLayout(cluster, *held[number])
@@ -102,23 +89,13 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class SlabSource:
-    """Slabs that can be loaded one by one.
-
-    Attributes
-    ----------
-    shape : tuple of int
-    dtype : numpy.dtype
-    num_slabs, cut_mode : int
-    rows : sequence of range
-        The rows of the cut mode of each slab.
-    load : callable
-    """
+    """Slabs that can be loaded one by one."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     num_slabs: int
     cut_mode: int
-    rows: Sequence[range]
+    rows: Sequence[range]  # of the cut mode, for each slab
     load: LoadSlab
 
     def place(self, client: Client, workers: Sequence[WorkerHandle]) -> ClusterLayout:
@@ -158,16 +135,9 @@ class Derived:
     """What a function makes of another tensor.
 
     It holds the other one's source, not its slabs: what is lost is loaded and computed again.
-
-    Attributes
-    ----------
-    source : Source
-        Of the other tensor.
-    function : callable
-    device : str or None
     """
 
-    source: Source
+    source: Source  # of the other tensor
     function: Callable[[FlycooTensor], FlycooTensor]
     device: str | None
 
@@ -284,13 +254,7 @@ class ClusterTensor(FlycooTensor):
 
 
 def list_workers(client: Client) -> list[str]:
-    """List the addresses of a client's workers.
-
-    Raises
-    ------
-    RuntimeError
-        If there are none.
-    """
+    """List the addresses of a client's workers; raises a RuntimeError if there are none."""
     addresses = sorted(client.nthreads())
     if not addresses:
         raise RuntimeError(

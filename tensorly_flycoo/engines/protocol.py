@@ -30,27 +30,14 @@ class Engine(Primitives, RatioOperations, ABC):
     """Everything that is computed on one kind of device; each engine has one instance.
 
     An engine is also the `Primitives` that build layouts. Callers check the arguments.
-
-    Attributes
-    ----------
-    name : str
-        What users call the device: "cpu" or "cuda".
-    array_type : type
-        The type of the engine's arrays.
-    tall : TallKernels or None
-        None if the functions of `xp` are as fast.
-    make_stager : callable or None
-        Makes what brings records from the host to the current device; None if they are always on
-        the device.
-    devices : Devices or None
-        Over which tensors are spread that are made from now on; None for the current one.
     """
 
-    name: ClassVar[str]
+    name: ClassVar[str]  # what users call the device: "cpu" or "cuda"
     array_type: type
-    tall: TallKernels | None = None
+    tall: TallKernels | None = None  # None if the functions of `xp` are as fast
+    # Makes what brings records from the host to the current device; None if they are always there.
     make_stager: Callable[[], Stager] | None = None
-    devices: Devices | None = None
+    devices: Devices | None = None  # that new tensors are spread over; None for the current one
 
     # Building
 
@@ -263,20 +250,12 @@ class Engine(Primitives, RatioOperations, ABC):
         out: Array,
         slots: Array | None = None,
     ) -> None:
-        """Write the TTMc of `mode` to `out`.
+        """Write the TTMc of `mode` to `out` (num_slots, prod K_n), C-contiguous.
 
-        Parameters
-        ----------
-        layout : Layout or SlabLayout
-            A `RemapLayout` is remapped to `mode` if another one is resident, and stays there.
-        mode : int
-        inputs : dict of int to array (I_n, K_n)
-            The factor of each other mode. The columns of `out` are those of their Kronecker
-            product: the last factor's columns vary fastest.
-        out : array (num_slots, prod K_n)
-            C-contiguous. Rows of indices without a nonzero are not written, or with zeros.
-        slots : unsigned integer array (I_mode,), optional
-            The row of `out` for each index that has nonzeros; by default the index itself.
+        `inputs` are the factors (I_n, K_n) of all other modes; the columns are those of their
+        Kronecker product, the last factor's fastest. Index i has the row ``slots[i]``, by default
+        i; rows of indices without a nonzero are not written, or with zeros. A `RemapLayout` is
+        remapped to `mode` if another one is resident, and stays there.
         """
         if isinstance(layout, SlabLayout):
             slabs.ttmc(self, layout, mode, inputs, out, slots)
@@ -298,18 +277,8 @@ class Engine(Primitives, RatioOperations, ABC):
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
         """Compute the Gram matrix (size, size) of a matrix's rows from its columns.
 
-        Parameters
-        ----------
-        coords : int64 array (2, n)
-            The column and the row of each entry, column by column with ascending rows.
-        values : float64 array (n,)
-        diagonal : float64 array (size,)
-            Added to that of the Gram matrix.
-
-        Returns
-        -------
-        float64 array (size, size)
-            On the host, elements above the diagonal are arbitrary.
+        `coords` (2, n) are the column and the row of each entry, column by column with ascending
+        rows; `diagonal` is added. On the host, elements above the diagonal are arbitrary.
         """
 
     def gram_nbytes(self, size: int, num_columns: int) -> int:
@@ -319,13 +288,7 @@ class Engine(Primitives, RatioOperations, ABC):
     def draw_uniform(self, random: Any, shape: tuple[int, ...], dtype: np.dtype) -> Array:
         """Draw from [0, 1), the same numbers as ``random.random_sample(shape).astype(dtype)``.
 
-        Parameters
-        ----------
-        random : numpy.random.RandomState, or a generator of CuPy
-            The latter draws numbers of `dtype` on its GPU.
-        shape : tuple of int
-        dtype : numpy.dtype
-            float32 or float64.
+        A generator of CuPy draws numbers of `dtype` on its GPU.
         """
         if isinstance(random, np.random.RandomState):
             return move(_draw_on_host(random, shape, dtype), self.xp)
@@ -338,16 +301,8 @@ class Engine(Primitives, RatioOperations, ABC):
     def invert_products(self, grams: Sequence[Array], dtype: np.dtype) -> Array | None:
         """Invert elementwise products of stacks (n, R, R) of the Gram matrices of factors.
 
-        Parameters
-        ----------
-        grams : sequence of float64 array (n, R, R)
-        dtype : numpy.dtype
-            Of the factors. Products that are singular to its rounding are pseudo-inverted.
-
-        Returns
-        -------
-        float64 array (n, R, R), or None
-            None if the functions of `xp` do as well, or the engine has none for these sizes.
+        Products that are singular to the rounding of the factors' `dtype` are pseudo-inverted.
+        Returns None if the functions of `xp` do as well, or the engine has none for these sizes.
         """
         return None
 

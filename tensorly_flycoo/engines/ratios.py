@@ -34,24 +34,12 @@ class RatioOperations(ABC):
     ) -> Array | None:
         """Write to `out` the MTTKRP of the nonzeros divided by the values of the model there.
 
-        Parameters
-        ----------
-        factors : sequence of array (I_n, R)
-            The CP model. That of `mode` is read too.
-        out : array (I_mode, R)
-            None of the factors.
-        smallest : float
-            The model's values divide as this one where they are smaller.
-        wants_logs : bool
-            Whether to add up ``value * log(model)`` over the nonzeros.
-        stays : bool
-            Whether a `RemapLayout` stays in `mode`; otherwise it moves as in `mttkrp`.
+        `factors` are the CP model; that of `mode` is read too, and `out` is none of them. The
+        model's values divide as `smallest` where they are smaller. With `stays` a `RemapLayout`
+        stays in `mode`; otherwise it moves as in `mttkrp`.
 
-        Returns
-        -------
-        float64 array () or None
-            That sum, on the engine's device. It is -inf if the model is zero at a nonzero, nan if
-            it is negative.
+        With `wants_logs` returns the sum of ``value * log(model)`` over the nonzeros, on the
+        engine's device. It is -inf if the model is zero at a nonzero, nan if it is negative.
         """
         engine = cast("Engine", self)
         if isinstance(layout, SlabLayout):

@@ -44,10 +44,7 @@ def fit_num_slabs(
 ) -> int:
     """Choose the fewest slabs with which a layout can be built in the free memory.
 
-    Returns
-    -------
-    int
-        `least` times a power of two; `least` if nothing fits, or the free memory is unknown.
+    That is `least` times a power of two; `least` if nothing fits, or the free memory is unknown.
     """
 
     def count_nbytes(num_slabs: int) -> int:
@@ -73,12 +70,7 @@ def count_resident_slabs(
 ) -> int:
     """Count the slabs that fit in half of the free memory; the rest is for factors.
 
-    Parameters
-    ----------
-    nbytes, peak_nbytes : int
-        Of all slabs, and while they are built.
-    num_slabs : int
-    free_nbytes : int or None
+    `nbytes` and `peak_nbytes` are those of all slabs, and while they are built.
     """
     if free_nbytes is None:
         return 0

@@ -28,21 +28,11 @@ from .records import Source, Target, Tiles, intrinsic, overload, pull, read_row,
 
 
 class Model(NamedTuple):
-    """What the ratios need besides the other modes' factors.
+    """What the ratios need besides the other modes' factors."""
 
-    Attributes
-    ----------
-    factor : array (I_mode, R)
-        C-contiguous.
-    smallest : scalar
-        Smaller values of the model count as this one where they divide.
-    log_sums : float64 array (num_tiles,) or None
-        Receives each tile's sum of value * log(model).
-    """
-
-    factor: Array
-    smallest: Any
-    log_sums: Array | None
+    factor: Array  # (I_mode, R), C-contiguous
+    smallest: Any  # smaller values of the model divide as this one
+    log_sums: Array | None  # receives each tile's sum of value * log(model)
 
 
 # A row of results and a row of products lie one step after the other, a step in ``len(lanes)``

@@ -30,26 +30,13 @@ _VECTOR_NBYTES = 64
 
 
 class Kronecker(NamedTuple):
-    """The factors of the other modes, ready to be multiplied out.
-
-    Attributes
-    ----------
-    fields : Fields
-    factors : tuple of array (I_n, K_n)
-        C-contiguous; the last one padded with columns of zeros to whole vectors.
-    ranks : tuple of uint64
-        The number of columns of each factor, padding included.
-    num_columns : uint64
-        The number of columns of the last factor, without padding.
-    lanes : tuple
-        A vector holds ``len(lanes)`` columns.
-    """
+    """The factors of the other modes, ready to be multiplied out."""
 
     fields: Fields
-    factors: tuple[Array, ...]
-    ranks: tuple[np.uint64, ...]
-    num_columns: np.uint64
-    lanes: tuple[int, ...]
+    factors: tuple[Array, ...]  # C-contiguous; the last one padded with zeros to whole vectors
+    ranks: tuple[np.uint64, ...]  # the columns of each factor, padding included
+    num_columns: np.uint64  # of the last factor, without padding
+    lanes: tuple[int, ...]  # a vector holds ``len(lanes)`` columns
 
 
 class SlotOutput(NamedTuple):

@@ -20,37 +20,19 @@ _MAX_WARPS = 16
 
 
 class Level(NamedTuple):
-    """Tiles, or segments of tiles, or segments of these, and which of them a launch adds to one.
-
-    Attributes
-    ----------
-    size : int
-    rows, sums : int
-        Addresses of int64 (size,), the rows that they inherit, and of their partial rows
-        (size, R). In `_lay_out`, offsets.
-    run : int
-        How many a warp adds.
-    """
+    """Tiles, or segments of tiles, or segments of these, and which of them a launch adds to one."""
 
     size: int
-    rows: int
-    sums: int
-    run: int
+    rows: int  # address of int64 (size,): the rows that they inherit
+    sums: int  # address of their partial rows (size, R); in `_lay_out` both are offsets
+    run: int  # how many a warp adds
 
 
 class Carries(NamedTuple):
-    """Partial rows, and the rows of the result to which they belong.
+    """Partial rows, and the rows of the result to which they belong."""
 
-    Attributes
-    ----------
-    memory : MemoryPointer
-        Holds all of them.
-    levels : list of Level
-        From the tiles to a single segment.
-    """
-
-    memory: Any
-    levels: list[Level]
+    memory: Any  # a MemoryPointer; holds all of them
+    levels: list[Level]  # from the tiles to a single segment
 
 
 def allocate_carries(

@@ -16,26 +16,14 @@ from .macros import runs_macros, split_ids_macros
 
 @dataclass(frozen=True)
 class PackedIds(CompactIds):
-    """Ids in few bits, in the order in which the threads of tiles read them: see `ids.cuh`.
-
-    Attributes
-    ----------
-    bits : IdBits
-    lows : array
-        The low bits of the ids of whole tiles.
-    highs : uint8 array
-        The other bits; empty if there are none.
-    nnz, tile_size : int
-    dtype : numpy.dtype
-        The type of the ids if each is a number.
-    """
+    """Ids in few bits, in the order in which the threads of tiles read them: see `ids.cuh`."""
 
     bits: IdBits
-    lows: Array
-    highs: Array
+    lows: Array  # the low bits of the ids of whole tiles
+    highs: Array  # uint8: the other bits; empty if there are none
     nnz: int
     tile_size: int
-    dtype: np.dtype
+    dtype: np.dtype  # of the ids if each is a number
 
     @classmethod
     def split(cls, ids: Array, limit: int, tile_size: int) -> Self:
@@ -64,24 +52,13 @@ class PackedIds(CompactIds):
 
 @dataclass(frozen=True)
 class RunIds(CompactIds):
-    """Ids that ascend within each tile, as runs of consecutive ones.
-
-    Attributes
-    ----------
-    nnz, tile_size : int
-    starts : uint32 array
-        A bit for each place of whole tiles: a run starts there.
-    counts : uint16 array
-        For each word of `starts` the number of runs of the tile that start before it.
-    shifts : unsigned integer array (num_tiles, max_runs)
-        For each run its ids less their places in the tile.
-    """
+    """Ids that ascend within each tile, as runs of consecutive ones."""
 
     nnz: int
     tile_size: int
-    starts: Array
-    counts: Array
-    shifts: Array
+    starts: Array  # uint32: a bit for each place of whole tiles: a run starts there
+    counts: Array  # uint16: for each word of `starts`, the tile's runs that start before it
+    shifts: Array  # (num_tiles, max_runs): each run's ids less their places in the tile
 
     @classmethod
     def find(cls, ids: Array, tile_size: int, max_runs: int) -> Self:

@@ -24,14 +24,9 @@ _logger = logging.getLogger("tensorly_flycoo")
 
 
 class CudaDevices:
-    """GPUs, numbered as CuPy does; implements `tensorly_flycoo.devices.Devices`.
+    """The GPUs 0 to count - 1, numbered as CuPy does; implements `devices.Devices`.
 
     Copies go straight from GPU to GPU, over NVLink or PCIe where GPUs can read each other's memory.
-
-    Parameters
-    ----------
-    count : int
-        The GPUs 0 to count - 1.
     """
 
     def __init__(self, count: int) -> None:
@@ -108,15 +103,9 @@ class CudaDevices:
 class _Link:
     """A stream for copies to the current GPU from others, and events.
 
-    A wait for an event is for its last record before the wait, so events can be recorded again.
-
-    Attributes
-    ----------
-    copies : cupy.cuda.Stream
-    ready : cupy.cuda.Event
-        Occurs when the GPU's own arrays are complete, and the memory for new ones is unused.
-    copied : cupy.cuda.Event
-        Occurs when all is copied to this GPU.
+    `ready` occurs when the GPU's own arrays are complete, and the memory for new ones is unused;
+    `copied` when all is copied to this GPU. Events may be reused: a wait refers to the latest
+    record before it.
     """
 
     def __init__(self) -> None:
@@ -125,26 +114,15 @@ class _Link:
 
 
 class _Copies:
-    """What is copied to one GPU.
-
-    Attributes
-    ----------
-    device : int
-    pairs : list of (MemoryPointer, array)
-        Addresses on the GPU, and what is copied there.
-    homes : list of int
-        The other GPUs from which arrays come.
-    nbytes : int
-    suits_kernel : bool
-        Whether `copy_blocks` can read all arrays.
-    """
+    """What is copied to one GPU."""
 
     def __init__(self, device: int) -> None:
         self.device = device
+        # addresses there, and what is copied to them
         self.pairs: list[tuple[cupy.cuda.MemoryPointer, Array]] = []
-        self.homes: list[int] = []
+        self.homes: list[int] = []  # other GPUs from which arrays come
         self.nbytes = 0
-        self.suits_kernel = True
+        self.suits_kernel = True  # whether `copy_blocks` can read all arrays
 
     def add(self, target: cupy.cuda.MemoryPointer, array: Array) -> None:
         self.pairs.append((target, array))
@@ -202,14 +180,9 @@ class _Exchange:
     """Copies that are launched together, when the memory for all is allocated.
 
     They wait for earlier work on both GPUs' current streams, and later work there waits for them,
-    since it may use the copies, or the memory of what was copied. A kernel of the target makes
-    small copies, all at once. Others between GPUs run on a stream of the target's own: on the
-    default stream they would wait for all work on both.
-
-    Parameters
-    ----------
-    lets_kernels_read : bool
-        Whether kernels of each GPU can read the memory of all.
+    since it may use the copies, or the memory of what was copied. If kernels of each GPU can read
+    the memory of all, a kernel of the target makes small copies, all at once. Others between GPUs
+    run on a stream of the target's own: on the default stream they would wait for all work on both.
     """
 
     def __init__(self, lets_kernels_read: bool) -> None:

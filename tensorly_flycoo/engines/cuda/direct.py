@@ -18,14 +18,8 @@ _END, _BUFFER_POINTER, _BUFFER_SIZE = 0, 1, 2
 class DirectKernel:
     """A kernel of the current device, loaded, with the format of its arguments.
 
-    Parameters
-    ----------
-    kernel : cupy.RawKernel
-    formats : str
-        The types of its arguments, members of structures included, as the module `struct` names
-        them; these are aligned as in C.
-    shared_nbytes : int
-        The dynamic shared memory of a block.
+    `formats` are the types of its arguments, members of structures included, as the module `struct`
+    names them; these are aligned as in C. `shared_nbytes` is the dynamic shared memory of a block.
     """
 
     def __init__(self, kernel: cupy.RawKernel, formats: str, shared_nbytes: int = 0) -> None:

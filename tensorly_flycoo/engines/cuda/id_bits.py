@@ -15,27 +15,18 @@ _HIGH_BITS = (0, 1, 2, 4, 8)
 class IdBits:
     """The bits of an id: a number for some, and the others in one number with those of other ids.
 
-    Attributes
-    ----------
-    low_dtype : numpy.dtype
-        The type of the number for the low bits.
-    high_bits : int
-        How many other bits there are.
-    is_packed : bool
-        Whether ids are stored in the order in which threads read them, as `ids.cuh` says; else they
-        are in their own order, and have no high bits.
+    Packed ids are stored in the order in which threads read them, as `ids.cuh` says; others are in
+    their own order, and have no high bits.
     """
 
-    low_dtype: np.dtype
-    high_bits: int = 0
+    low_dtype: np.dtype  # of the number for the low bits
+    high_bits: int = 0  # how many other bits there are
     is_packed: bool = False
 
     @classmethod
     def of(cls, limit: int, tile_size: int) -> "IdBits":
         """Choose the fewest bits for packed ids below `limit`.
 
-        Examples
-        --------
         >>> bits = IdBits.of(2**18, tile_size=1024)
         >>> bits.low_dtype, bits.high_bits
         (dtype('uint16'), 2)
@@ -53,8 +44,6 @@ class IdBits:
     def count_nbytes(self, nnz: int, tile_size: int) -> int:
         """Count the bytes of packed ids; the last tile is stored whole.
 
-        Examples
-        --------
         >>> IdBits.of(2**18, tile_size=1024).count_nbytes(2000, tile_size=1024)
         4608
         """

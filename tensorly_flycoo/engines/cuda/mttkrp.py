@@ -16,32 +16,17 @@ from .structs import carries_dtype, operands_format, row_pitch, slot_nbytes, spl
 
 @dataclass(frozen=True)
 class MttkrpKernel:
-    """A specialisation of `mttkrp.cu`, with all arguments but the arrays.
-
-    Attributes
-    ----------
-    kernel : DirectKernel
-    cut : RankCut
-    operands : (bytes, bytes)
-        What `split_operands` returns.
-    no_inputs : list of int
-        Stands for the factors of a tensor of one mode.
-    num_tiles, block_size : int
-    tiling : tuple of int
-        The numbers that follow the operands, and the addresses of the tiling's arrays.
-    pull_ids, targets : tuple of int
-        Where records are, and where they go for the next mode: addresses, and a number.
-    """
+    """A specialisation of `mttkrp.cu`, with all arguments but the arrays."""
 
     kernel: DirectKernel
     cut: tuning.RankCut
-    operands: tuple[bytes, bytes]
-    no_inputs: list[int]
+    operands: tuple[bytes, bytes]  # what `split_operands` returns
+    no_inputs: list[int]  # stands for the factors of a tensor of one mode
     num_tiles: int
     block_size: int
-    tiling: tuple[int, ...]
-    pull_ids: tuple[int, ...]
-    targets: tuple[int, ...]
+    tiling: tuple[int, ...]  # the numbers that follow the operands, and the addresses of its arrays
+    pull_ids: tuple[int, ...]  # where records are: addresses, and a number
+    targets: tuple[int, ...]  # where they go for the next mode
 
     @classmethod
     def prepare(

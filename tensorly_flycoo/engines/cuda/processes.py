@@ -44,11 +44,6 @@ class ThreadStream:
 
     The stream does not wait for those of other threads, so that one exchange between processes
     cannot wait for another one that the peers begin in another order.
-
-    Parameters
-    ----------
-    number : int
-        The GPU, as CuPy numbers them.
     """
 
     def __init__(self, number: int) -> None:
@@ -69,14 +64,8 @@ class NcclLink:
     and later disconnects them, whatever they do. Then work that waits for others goes on, with
     whatever is in its arrays.
 
-    Parameters
-    ----------
-    number, count : int
-        This process, and how many there are.
-    name : uint8 array (128,)
-        What `make_name` has returned in process 0.
-    is_needed : callable
-        Returns False when the link should be closed; called every 2 s, in another thread.
+    This is process `number` of `count`; `name` is what `make_name` has returned in process 0.
+    Another thread calls `is_needed` every 2 s, which returns False when the link should be closed.
     """
 
     def __init__(
@@ -135,10 +124,7 @@ class NcclLink:
     def wait(self, seconds: float) -> bool:
         """Wait until all are connected, or for some seconds; return whether they are.
 
-        Raises
-        ------
-        RuntimeError
-            If the link is broken.
+        Raises a RuntimeError if the link is broken.
         """
         is_connected = self._is_connected.wait(seconds)
         self.check()

@@ -14,27 +14,12 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"$')
 
 @functools.cache
 def load_source(name: str) -> str:
-    """Return the text of a CUDA source with its headers inlined.
+    """Return the text of a CUDA source with its headers inlined where they are first included.
 
-    Parameters
-    ----------
-    name : str
-        The name of a file in `kernels/`, or the absolute path of one elsewhere, which may include
-        the headers of `kernels/`.
+    `name` is that of a file in `kernels/`, or the absolute path of one elsewhere, which may include
+    the headers of `kernels/`. ``#line`` gives the file and number of the next line; paths start at
+    the folder that holds the package.
 
-    Returns
-    -------
-    str
-        Contains each of our headers once, where it is first included. ``#line`` gives the file and
-        number of the next line; paths start at the folder that holds the package.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the file does not exist.
-
-    Examples
-    --------
     >>> print(load_source("sum_groups.cu").splitlines()[0])
     #line 1 "tensorly_flycoo/engines/cuda/kernels/sum_groups.cu"
     """

@@ -108,17 +108,9 @@ class CudaStager:
 class _Slot:
     """Memory for one array on the GPU.
 
-    Attributes
-    ----------
-    nbytes : int
-    array : NumPy array or None
-        The array that has been copied here.
-    complete : cupy.cuda.Event
-        Occurs when it is copied.
-    num_users : int
-        How many have taken it and not released it.
-    used : list of cupy.cuda.Event
-        They occur when nothing uses the memory any more.
+    `array` is the one that has been copied here, `complete` occurs when it is copied. `num_users`
+    have taken it and not released it. The events `used` occur when nothing uses the memory any
+    more.
     """
 
     def __init__(self, nbytes: int) -> None:

@@ -130,8 +130,6 @@ def slot_nbytes(record_format: RecordFormat) -> int:
 def layout_macro(dtype: np.dtype) -> str:
     """Describe the memory layout of a structure for `CHECK_LAYOUT` (`layout.cuh`).
 
-    Examples
-    --------
     >>> layout_macro(FIELD)
     'SIZE(12)MEMBER(word,0,4)MEMBER(shift,4,4)MEMBER(mask,8,4)'
     """

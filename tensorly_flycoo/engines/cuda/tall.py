@@ -74,19 +74,11 @@ def _has_fast_doubles(device_id: int) -> bool:
 
 
 class Blocks(NamedTuple):
-    """Sums over blocks of rows, in double precision.
+    """Sums over blocks of rows, in double precision."""
 
-    Attributes
-    ----------
-    memory : MemoryPointer
-    address : int
-    shape : tuple of int
-        The first axis is to be summed over.
-    """
-
-    memory: Any
+    memory: Any  # a MemoryPointer
     address: int
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # the first axis is to be summed over
 
     def to_array(self) -> Array:
         """Return them as a CuPy array."""
@@ -127,14 +119,8 @@ def _add_grams(grams: Blocks) -> Blocks:
 def solve_rows(x: Array, inverse: Blocks) -> tuple[Array, Blocks, Blocks]:
     """Compute ``y = x @ inverse`` for float32 `x` (I_n, R) and a small matrix (1, R, R).
 
-    Returns
-    -------
-    y : array (I_n, R)
-        With rows aligned for MTTKRP.
-    grams : Blocks (n, R, R)
-        ``y.T @ y`` of some blocks of rows.
-    inner : Blocks (n,)
-        The inner products of blocks of rows of `x` and `y`.
+    Returns y with rows aligned for MTTKRP; ``y.T @ y`` of some blocks of rows (n, R, R); and the
+    inner products of blocks of rows of `x` and `y` (n,).
     """
     num_rows, rank = x.shape
     rows_per_block = tuning.choose_rows_per_block(num_rows)

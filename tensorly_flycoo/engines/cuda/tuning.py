@@ -71,49 +71,29 @@ _MEASURED = (9, 0)
 
 @dataclass(frozen=True)
 class Gpu:
-    """The properties of a GPU on which the cut depends.
+    """The properties of a GPU on which the cut depends."""
 
-    Attributes
-    ----------
-    capability : (int, int)
-        Compute capability, major and minor.
-    shared_nbytes : int
-        The shared memory of a multiprocessor.
-    """
-
-    capability: tuple[int, int]
-    shared_nbytes: int
+    capability: tuple[int, int]  # compute capability, major and minor
+    shared_nbytes: int  # of a multiprocessor
 
 
 @dataclass(frozen=True)
 class Occupancy:
     """How much a multiprocessor has in flight: a row of `OCCUPANCIES`.
 
-    Attributes
-    ----------
-    capability : (int, int)
-        The row is for GPUs of this compute capability, and of higher ones up to the next row's.
-    max_inputs, max_rank : int
-        The most input modes and the highest rank that the row is for.
-    batch : int
-        Nonzeros whose rows a lane loads before it uses the first.
-    num_threads : int
-        Threads whose blocks should fit the registers and shared memory of a multiprocessor.
-    max_tile_size : int
-        The most nonzeros of a tile. The larger a tile, the more of its records go to the same
-        bucket, and the less room for other blocks. A tile is cut before a rank is known, so this
-        and `num_threads` must be the same for all ranks.
-    measured : str
-        What it was measured on, if at all.
+    A row is for GPUs of its compute capability, and of higher ones up to the next row's. The larger
+    a tile, the more of its records go to the same bucket, and the less room for other blocks. A
+    tile is cut before a rank is known, so `max_tile_size` and `num_threads` must be the same for
+    all ranks.
     """
 
     capability: tuple[int, int]
-    max_inputs: int
-    max_rank: int
-    batch: int
-    num_threads: int
-    max_tile_size: int
-    measured: str
+    max_inputs: int  # the most input modes that the row is for
+    max_rank: int  # the highest rank
+    batch: int  # nonzeros whose rows a lane loads before it uses the first
+    num_threads: int  # whose blocks should fit a multiprocessor's registers and memory
+    max_tile_size: int  # nonzeros
+    measured: str  # on what, if at all
 
 
 #: By compute capability; within one, the first row that fits is used. After the capability: the
@@ -138,13 +118,7 @@ LEAST_CAPABILITY = min(row.capability for row in OCCUPANCIES)
 
 
 def check_capability(capability: tuple[int, int], device_id: int) -> None:
-    """Refuse a GPU that the kernels do not compile for.
-
-    Raises
-    ------
-    RuntimeError
-        If its compute capability is below 8.0.
-    """
+    """Refuse a GPU that the kernels do not compile for: compute capability below 8.0."""
     if capability < LEAST_CAPABILITY:
         got, least = (".".join(map(str, version)) for version in (capability, LEAST_CAPABILITY))
         raise RuntimeError(
@@ -157,8 +131,6 @@ def check_capability(capability: tuple[int, int], device_id: int) -> None:
 def choose_occupancy(gpu: Gpu, num_inputs: int, rank: int = 1) -> Occupancy:
     """Look up the row of `OCCUPANCIES` for a GPU, a number of input modes and a rank.
 
-    Examples
-    --------
     >>> choose_occupancy(Gpu((9, 0), 228 * 1024), num_inputs=3, rank=32).num_threads
     640
     """
@@ -192,8 +164,6 @@ def choose_tile_size(slot_nbytes: int, num_inputs: int, gpu: Gpu) -> int:
 def choose_block_size(tile_size: int) -> int:
     """Choose the threads of a block that computes or moves a tile.
 
-    Examples
-    --------
     >>> [choose_block_size(n) for n in (128, 1024, 2048)]
     [128, 128, 256]
     """
@@ -202,28 +172,14 @@ def choose_block_size(tile_size: int) -> int:
 
 @dataclass(frozen=True)
 class RankCut:
-    """How the columns of a row are distributed over lanes.
+    """How the columns of a row are distributed over lanes."""
 
-    Attributes
-    ----------
-    load_columns, store_columns : int
-        Neighbouring columns that one load reads, and that one store writes.
-    lane_columns : int
-        Columns of a lane, read by one or more loads.
-    group_size : int
-        Lanes of a group, a power of two.
-    num_parts : int
-        Blocks along y, each with ``group_size * lane_columns`` columns.
-    is_whole : bool
-        Whether there are as many columns as these have.
-    """
-
-    load_columns: int
-    store_columns: int
-    lane_columns: int
-    group_size: int
-    num_parts: int
-    is_whole: bool
+    load_columns: int  # neighbouring columns that one load reads
+    store_columns: int  # neighbouring columns that one store writes
+    lane_columns: int  # columns of a lane, read by one or more loads
+    group_size: int  # lanes of a group, a power of two
+    num_parts: int  # blocks along y, each with ``group_size * lane_columns`` columns
+    is_whole: bool  # whether there are as many columns as these have
 
 
 def cut_rank(rank: int, itemsize: int, load_alignment: int, store_alignment: int) -> RankCut:
@@ -232,8 +188,6 @@ def cut_rank(rank: int, itemsize: int, load_alignment: int, store_alignment: int
     Unaligned rows take no more lanes: with a single column for each lane, a warp would compute a
     quarter of the nonzeros (rank 25 took 2.1 times as long as 32; vast shape, H200).
 
-    Examples
-    --------
     >>> cut = cut_rank(25, 4, 16, 4)
     >>> cut.load_columns, cut.store_columns, cut.lane_columns, cut.group_size, cut.is_whole
     (4, 1, 4, 8, False)
@@ -272,8 +226,6 @@ def choose_ratio_occupancy(
 ) -> tuple[int, int]:
     """Choose the batch and the threads of MTTKRP of ratios, so that no registers spill.
 
-    Examples
-    --------
     >>> h100 = choose_occupancy(Gpu((9, 0), 228 * 1024), num_inputs=2)
     >>> choose_ratio_occupancy(h100, 2, cut_rank(32, 4, 16, 16), 4, adds_logs=False)
     (4, 768)
@@ -291,8 +243,6 @@ def choose_ratio_occupancy(
 def choose_row_nbytes(row_nbytes: int) -> int:
     """Choose the row pitch, so that rows touch as few memory lines as possible.
 
-    Examples
-    --------
     >>> [choose_row_nbytes(n) for n in (4, 12, 28, 48, 100, 128)]
     [4, 16, 32, 48, 128, 128]
     """
@@ -312,8 +262,6 @@ _READS_TO_ALIGN = {4: 9, 8: 32}
 def pays_to_align(num_rows: int, alignment: int, nnz: int, num_inputs: int) -> bool:
     """Return whether copying `num_rows` rows costs less than reading them unaligned.
 
-    Examples
-    --------
     >>> pays_to_align(10, 4, nnz=45, num_inputs=2), pays_to_align(10, 8, nnz=45, num_inputs=2)
     (True, False)
     """
@@ -323,8 +271,6 @@ def pays_to_align(num_rows: int, alignment: int, nnz: int, num_inputs: int) -> b
 def choose_rows_per_block(num_rows: int) -> int:
     """Choose the rows of a tall matrix for each block of kernels that add up blocks.
 
-    Examples
-    --------
     >>> [choose_rows_per_block(n) for n in (100, 200_000, 25_500_000)]
     [128, 512, 4096]
     """
@@ -335,22 +281,12 @@ def choose_rows_per_block(num_rows: int) -> int:
 
 @dataclass(frozen=True)
 class LaneColumns:
-    """How many columns of TTMc a thread has: a row of `LANE_COLUMNS`.
+    """How many columns of TTMc a thread has: a row of `LANE_COLUMNS`."""
 
-    Attributes
-    ----------
-    max_inputs, min_columns : int
-        The most input modes and the fewest columns that the row is for.
-    lane_columns : int
-        Columns of a thread: it reads a nonzero once for all of them.
-    measured : str
-        What it was measured on.
-    """
-
-    max_inputs: int
-    min_columns: int
-    lane_columns: int
-    measured: str
+    max_inputs: int  # the most input modes that the row is for
+    min_columns: int  # the fewest columns
+    lane_columns: int  # of a thread: it reads a nonzero once for all of them
+    measured: str  # on what
 
 
 #: The first row that fits is used.
@@ -362,28 +298,16 @@ LANE_COLUMNS = (
 
 @dataclass(frozen=True)
 class ColumnCut:
-    """How the columns of TTMc are distributed over threads.
+    """How the columns of TTMc are distributed over threads."""
 
-    Attributes
-    ----------
-    lane_columns : int
-        Columns of a thread, `group_size` apart.
-    group_size : int
-        Threads of a group, a power of two.
-    num_parts : int
-        Blocks along y, each with ``group_size * lane_columns`` columns.
-    """
-
-    lane_columns: int
-    group_size: int
-    num_parts: int
+    lane_columns: int  # columns of a thread, `group_size` apart
+    group_size: int  # threads of a group, a power of two
+    num_parts: int  # blocks along y, each with ``group_size * lane_columns`` columns
 
 
 def cut_columns(num_columns: int, num_inputs: int) -> ColumnCut:
     """Choose the cut for a number of columns and of input modes.
 
-    Examples
-    --------
     >>> cut_columns(256, 2)
     ColumnCut(lane_columns=4, group_size=64, num_parts=1)
     >>> cut_columns(9, 2)
