@@ -50,17 +50,17 @@ def array_module(x: object) -> ModuleType:
     return sys.modules["cupy"] if is_cupy(x) else getattr(x, "xp", np)
 
 
-def runs_with_data(function: Callable[..., Any]) -> Callable[..., Any]:
+def remote_aware(function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a function of arrays run where they are, if that is in another process.
 
-    The method `run_there` of such an array, one of the arguments, sends the whole call.
+    The method `call_remotely` of such an array, one of the arguments, sends the whole call.
     """
 
     @functools.wraps(function)
     def call(*arrays: Any) -> Any:
         for array in arrays:
-            if hasattr(array, "run_there"):
-                return array.run_there(call, *arrays)
+            if hasattr(array, "call_remotely"):
+                return array.call_remotely(call, *arrays)
         return function(*arrays)
 
     return call

@@ -19,11 +19,11 @@ from .messages import (
     Exchange,
     Join,
     Message,
-    Part,
     Receive,
     Ref,
     Reply,
     Send,
+    Transfer,
 )
 from .sealing import seal
 
@@ -127,7 +127,7 @@ class Cluster:
     def transfer(self, moves: Sequence[tuple[RemoteObject, WorkerHandle]]) -> list[int]:
         """Have workers send arrays to others; return the keys there.
 
-        All are sent before a worker waits for any. They must not be written to any more.
+        All arrays are sent before a worker waits for any; nobody may write to them any more.
         """
         keys = [next(_numbers) for _ in moves]
         with self._lock:  # both or neither: a worker that receives waits for one that sends
@@ -159,8 +159,8 @@ class Cluster:
         for x, target, key, kind in moves:
             for worker in (x.worker, target):
                 exchanges.setdefault(worker, Exchange([], []))
-            exchanges[x.worker].sent.append(Part(x.key, self.workers.index(target), *kind))
-            exchanges[target].received.append(Part(key, self.workers.index(x.worker), *kind))
+            exchanges[x.worker].sent.append(Transfer(x.key, self.workers.index(target), *kind))
+            exchanges[target].received.append(Transfer(key, self.workers.index(x.worker), *kind))
         for worker, exchange in exchanges.items():
             worker.queue.append(exchange)
 

@@ -47,7 +47,7 @@ class WorkerDevices:
 
     def run(self, device: int, function: Callable[..., Any], *args: Any) -> RemoteObject:
         worker = self.cluster.workers[device]
-        return self.cluster.run(worker, function, *map(stand_for, args))[0]
+        return self.cluster.run(worker, function, *map(as_reference, args))[0]
 
     def launch(self, results: Iterator[Any]) -> list[Any]:
         return list(results)
@@ -105,7 +105,7 @@ def bring(cluster: Cluster, x: RemoteObject, worker: WorkerHandle) -> RemoteObje
 class RemoteLayout:
     """The layout of a slab that a worker holds.
 
-    It has those members of `Layout` that do not need the nonzeros here.
+    Has those members of `Layout` that do not need the nonzeros here.
     """
 
     def __init__(self, cluster: Cluster, held: RemoteObject, facts: SlabFacts) -> None:
@@ -136,7 +136,7 @@ class RemoteLayout:
         )
 
 
-def stand_for(x: Any) -> Any:
+def as_reference(x: Any) -> Any:
     """Return what stands for an engine or a slab's layout in commands."""
     if isinstance(x, RemoteLayout):
         return x.held

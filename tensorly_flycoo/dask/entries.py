@@ -11,7 +11,7 @@ from ..array_modules import Array, move
 from ..ops.sampling import NonzeroSampler, split_entries
 from ..tensor.pieces import Piece, call_with_piece, map_pieces, rebuild
 from ..tensor.tensor import FlycooTensor
-from .engine import ClusterLayout, RemoteLayout, stand_for
+from .engine import ClusterLayout, RemoteLayout, as_reference
 from .exchange import keep_nonzeros
 from .loading import load_again
 
@@ -31,7 +31,7 @@ def _(
     dtype: np.dtype | None = None,
 ) -> FlycooTensor:
     """Load what is found in the slabs as if it were new data."""
-    calls, own_args = [], [stand_for(y) for y in args]
+    calls, own_args = [], [as_reference(y) for y in args]
     for slab in layout.slabs:
         assert isinstance(slab.layout, RemoteLayout)
         place = [slab.layout.held, layout.cut_mode, slab.rows.start]

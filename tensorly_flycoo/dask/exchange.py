@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Labels = Sequence[np.ndarray] | None
 
 
-class Plan(NamedTuple):
+class LoadSpec(NamedTuple):
     """What all workers know."""
 
     record_format: RecordFormat  # of the whole tensor
@@ -66,45 +66,45 @@ def forget_partitions(site: Site) -> None:
     site.partitions.clear()
 
 
-def keep_buckets(site: Site, plan: Plan, buckets: Sequence[int]) -> None:
+def keep_buckets(site: Site, spec: LoadSpec, buckets: Sequence[int]) -> None:
     """Forget the nonzeros that are in other buckets."""
     for number, partition in site.partitions.items():
-        rows = _place(partition, plan.cut_mode, plan.labels)
-        is_kept = np.isin(np.searchsorted(plan.firsts, rows, "right"), buckets)
+        rows = _place(partition, spec.cut_mode, spec.labels)
+        is_kept = np.isin(np.searchsorted(spec.firsts, rows, "right"), buckets)
         coords, values = partition.coords[:, is_kept], partition.values[is_kept]
         site.partitions[number] = partition._replace(coords=coords, values=values)
 
 
-def split_partitions(site: Site, plan: Plan) -> list[np.ndarray]:
+def split_partitions(site: Site, spec: LoadSpec) -> list[np.ndarray]:
     """Distribute the nonzeros to buckets of rows; forget the partitions.
 
     Returns for each bucket its records, partition by partition; then for each bucket a table (n, 2)
     of the partitions and how many of the records are theirs.
     """
-    num_buckets = plan.firsts.size + 1
+    num_buckets = spec.firsts.size + 1
     records: list[list[np.ndarray]] = [[] for _ in range(num_buckets)]
     tables: list[list[tuple[int, int]]] = [[] for _ in range(num_buckets)]
     for number in sorted(site.partitions):
-        own, counts = _sort(site.partitions.pop(number), plan)
+        own, counts = _sort(site.partitions.pop(number), spec)
         for bucket, part in enumerate(np.split(own, np.cumsum(counts)[:-1])):
             if part.size:
                 records[bucket].append(part.copy())
                 tables[bucket].append((number, part.shape[0]))
-    empty, joined = _make_empty(plan.record_format), []
+    empty, joined = _make_empty(spec.record_format), []
     for bucket in range(num_buckets):
         joined.append(np.concatenate([empty, *records[bucket]]))
         records[bucket] = []
     return [*joined, *(np.array(table, np.int64).reshape(-1, 2) for table in tables)]
 
 
-def _sort(partition: Partition, plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+def _sort(partition: Partition, spec: LoadSpec) -> tuple[np.ndarray, np.ndarray]:
     """Pack a partition bucket by bucket, each in the given sequence; count those of each."""
-    record_format, num_buckets = plan.record_format, plan.firsts.size + 1
+    record_format, num_buckets = spec.record_format, spec.firsts.size + 1
     if partition.values.size == 0:
         return _make_empty(record_format), np.zeros(num_buckets, np.int64)
     modes = range(record_format.ndim)
-    coords = np.stack([_place(partition, mode, plan.labels) for mode in modes])
-    numbers = np.searchsorted(plan.firsts, coords[plan.cut_mode], "right")
+    coords = np.stack([_place(partition, mode, spec.labels) for mode in modes])
+    numbers = np.searchsorted(spec.firsts, coords[spec.cut_mode], "right")
     numbers = numbers.astype(np.min_scalar_type(num_buckets))  # NumPy sorts these by digits
     records = record_format.pack(coords, partition.values.astype(record_format.dtype))
     counts = np.bincount(numbers, minlength=num_buckets)
@@ -117,7 +117,7 @@ def _make_empty(record_format: RecordFormat) -> np.ndarray:
 
 def merge_buckets(
     site: Site,
-    plan: Plan,
+    spec: LoadSpec,
     rows: range,
     records: Sequence[np.ndarray],
     tables: Sequence[np.ndarray],
@@ -130,7 +130,7 @@ def merge_buckets(
     for own, table in zip(records, tables, strict=True):
         parts = np.split(own, np.cumsum(table[:, 1])[:-1])
         segments += zip(table[:, 0].tolist(), parts, strict=False)
-    record_format, ordered = plan.record_format, sorted(segments, key=lambda pair: pair[0])
+    record_format, ordered = spec.record_format, sorted(segments, key=lambda pair: pair[0])
     given = np.concatenate([_make_empty(record_format), *(part for _, part in ordered)])
     del segments, ordered, records
     coords, values = record_format.coords(given), record_format.values(given).copy()
@@ -138,27 +138,27 @@ def merge_buckets(
     canonical = make_canonical_records(coords, values, record_format, site.engine)
     canonical = move(canonical, np)
     check_sums(record_format.values(canonical))
-    numbers = record_format.rows(canonical, plan.cut_mode)
+    numbers = record_format.rows(canonical, spec.cut_mode)
     numbers -= numbers.dtype.type(rows.start)
     return canonical, count_rows(numbers, len(rows))
 
 
-def take_rows(plan: Plan, records: np.ndarray, rows: range) -> np.ndarray:
+def take_rows(spec: LoadSpec, records: np.ndarray, rows: range) -> np.ndarray:
     """Return the records with one of `rows`."""
-    found = plan.record_format.rows(records, plan.cut_mode)
+    found = spec.record_format.rows(records, spec.cut_mode)
     if found.size and rows.start <= found.min() and found.max() < rows.stop:
         return records
     return records[(found >= rows.start) & (found < rows.stop)]
 
 
 def build(
-    site: Site, plan: Plan, layout: str, rows: range, records: Sequence[np.ndarray]
+    site: Site, spec: LoadSpec, layout: str, rows: range, records: Sequence[np.ndarray]
 ) -> tuple[Layout, SlabFacts]:
     """Build a slab."""
     engine = site.engine
 
     def make(site: Site, number: int) -> Layout:
-        arguments = (rows, plan.record_format, engine.choose_cut, engine)
+        arguments = (rows, spec.record_format, engine.choose_cut, engine)
         return build_slab(LAYOUT_CLASSES[layout], np.concatenate(records), *arguments)
 
     return load_slab(site, make, 0)

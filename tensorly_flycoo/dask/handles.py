@@ -65,9 +65,9 @@ class WorkerHandle:
             raise WorkerLost([self.address]) from None
 
     def drop(self) -> None:
-        """Forget the commands but for those that free something, and begin to number anew.
+        """Drop all commands but those that free something, and number from 0 again.
 
-        Some may wait for arrays of a lost worker, or be for a place that is another one's now.
+        Dropped commands may wait for a lost worker, or address a slot now used by another.
         """
         self.num_sent = 0
         for _ in range(len(self.queue)):

@@ -17,11 +17,11 @@ from ..format.partition import find_edges, find_longest_mode, list_rows
 from . import exchange
 from .cluster import Cluster
 from .engine import ClusterLayout, bring
-from .exchange import Labels, Plan
+from .exchange import Labels, LoadSpec
 from .handles import RemoteObject, WorkerHandle
 from .messages import SITE
 from .partitions import Summary, keep_partition
-from .tensor import Held, find_format, list_held, make_layout, replace_lost
+from .tensor import PlacedSlab, find_format, list_held, make_layout, replace_lost
 
 #: The most nonzeros of a slab, by default, and the fewest slabs: results depend on their number, so
 #: it depends on the data only.
@@ -34,7 +34,7 @@ _CHANGED = "the data are not those that were loaded: load the tensor anew"
 
 
 @dataclass
-class Parts:
+class PartitionedData:
     """Data in partitions, and how a tensor is made of them."""
 
     parts: Sequence[Any]  # what `reader` takes, or objects of Dask that become such
@@ -176,11 +176,11 @@ def distribute(
     there = [x for w in workers for x in cluster.run(w, exchange.count_partitions, *args)]
     record_format, *counts = cluster.fetch([find_format(cluster, shape, dtype), *there])
     rows = list_rows(find_edges(np.sum(counts, axis=0), num_slabs))
-    plan = Plan(record_format, labels, _list_firsts(rows))
-    canonical, edges = _sort(cluster, plan, rows, num_slabs)
-    plan = plan._replace(labels=None)
-    held, homes = _build(cluster, plan, rows, canonical, edges, layout)
-    arguments = (plan.record_format, num_slabs, mode, list_rows(edges))
+    spec = LoadSpec(record_format, labels, _list_firsts(rows))
+    canonical, edges = _sort(cluster, spec, rows, num_slabs)
+    spec = spec._replace(labels=None)
+    held, homes = _build(cluster, spec, rows, canonical, edges, layout)
+    arguments = (spec.record_format, num_slabs, mode, list_rows(edges))
     return make_layout(cluster, *arguments, homes, held)
 
 
@@ -193,21 +193,21 @@ def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> Clu
     rows = [range(slab.rows.start, slab.rows.stop) for slab in layout.slabs]
     lost, (homes, held) = list_held(layout), replace_lost(layout, workers)
     missing = sorted(homes.keys() - held.keys())
-    plan = Plan(layout.record_format, labels, _list_firsts(rows))
+    spec = LoadSpec(layout.record_format, labels, _list_firsts(rows))
     for worker in workers:
-        cluster.call(worker, exchange.keep_buckets, [SITE, plan, missing], num_results=0)
-    split, made = _split(cluster, plan), {}
-    plan = plan._replace(labels=None)
+        cluster.call(worker, exchange.keep_buckets, [SITE, spec, missing], num_results=0)
+    split, made = _split(cluster, spec), {}
+    spec = spec._replace(labels=None)
     for number in missing:
         worker = workers[homes[number]]
-        records, _ = _merge(cluster, plan, split, number, rows[number], worker)
-        args = [SITE, plan, layout.name, rows[number], [records]]
+        records, _ = _merge(cluster, spec, split, number, rows[number], worker)
+        args = [SITE, spec, layout.name, rows[number], [records]]
         made[number] = cluster.run(worker, exchange.build, *args, num_results=2)
     facts = cluster.fetch([own for _, own in made.values()])
     for (number, (slab, _)), own in zip(made.items(), facts, strict=True):
         if own != lost[number].facts:
             raise RuntimeError(_CHANGED)
-        held[number] = Held(slab, own)
+        held[number] = PlacedSlab(slab, own)
     arguments = (layout.record_format, layout.num_slabs, layout.cut_mode, rows)
     return make_layout(cluster, *arguments, homes, held)
 
@@ -217,49 +217,49 @@ def _list_firsts(rows: Sequence[range]) -> np.ndarray:
 
 
 def _sort(
-    cluster: Cluster, plan: Plan, rows: Sequence[range], num_slabs: int
+    cluster: Cluster, spec: LoadSpec, rows: Sequence[range], num_slabs: int
 ) -> tuple[list[RemoteObject], tuple[int, ...]]:
     """Exchange the nonzeros; return each bucket's canonical records, and the edges of the slabs."""
-    split, workers = _split(cluster, plan), cluster.workers
-    plan, canonical, counts = plan._replace(labels=None), [], []
+    split, workers = _split(cluster, spec), cluster.workers
+    spec, canonical, counts = spec._replace(labels=None), [], []
     for bucket, home in enumerate(assign_homes(len(rows), len(workers))):
-        merged, counted = _merge(cluster, plan, split, bucket, rows[bucket], workers[home])
+        merged, counted = _merge(cluster, spec, split, bucket, rows[bucket], workers[home])
         canonical.append(merged)
         counts.append(counted)
     return canonical, find_edges(np.concatenate(cluster.fetch(counts)), num_slabs)
 
 
-def _split(cluster: Cluster, plan: Plan) -> list[list[Any]]:
+def _split(cluster: Cluster, spec: LoadSpec) -> list[list[Any]]:
     """Have each worker distribute its nonzeros to buckets: records, then tables."""
-    split, count = exchange.split_partitions, 2 * (plan.firsts.size + 1)
-    return [cluster.run(w, split, SITE, plan, num_results=count) for w in cluster.workers]
+    split, count = exchange.split_partitions, 2 * (spec.firsts.size + 1)
+    return [cluster.run(w, split, SITE, spec, num_results=count) for w in cluster.workers]
 
 
 def _merge(
     cluster: Cluster,
-    plan: Plan,
+    spec: LoadSpec,
     split: list[list[Any]],
     bucket: int,
     rows: range,
     worker: WorkerHandle,
 ) -> list[RemoteObject]:
     """Have a worker make a bucket's records canonical; return also the counts of its rows."""
-    places = (bucket, plan.firsts.size + 1 + bucket)
+    places = (bucket, spec.firsts.size + 1 + bucket)
     records, tables = ([bring(cluster, own[n], worker) for own in split] for n in places)
     for own in split:  # so that each is freed as soon as it is used
         own[places[0]] = own[places[1]] = None
-    args = [SITE, plan, rows, records, tables]
+    args = [SITE, spec, rows, records, tables]
     return cluster.run(worker, exchange.merge_buckets, *args, num_results=2)
 
 
 def _build(
     cluster: Cluster,
-    plan: Plan,
+    spec: LoadSpec,
     rows: Sequence[range],
     canonical: list[RemoteObject],
     edges: Sequence[int],
     layout: str,
-) -> tuple[dict[int, Held], dict[int, int]]:
+) -> tuple[dict[int, PlacedSlab], dict[int, int]]:
     """Build the slabs, each of records of one to three buckets."""
     exact, workers, made = list_rows(edges), cluster.workers, []
     homes = dict(enumerate(assign_homes(len(exact), len(workers))))
@@ -268,12 +268,11 @@ def _build(
         for bucket, given in enumerate(rows):
             if given.start < own.stop and own.start < given.stop:
                 source = canonical[bucket]
-                (taken,) = cluster.run(source.worker, exchange.take_rows, plan, source, own)
+                (taken,) = cluster.run(source.worker, exchange.take_rows, spec, source, own)
                 pieces.append(bring(cluster, taken, worker))
-        args = [SITE, plan, layout, own, pieces]
+        args = [SITE, spec, layout, own, pieces]
         made.append(cluster.run(worker, exchange.build, *args, num_results=2))
         del pieces
     canonical.clear()
     facts = cluster.fetch([facts for _, facts in made])
-    held = {n: Held(slab, own) for n, ((slab, _), own) in enumerate(zip(made, facts, strict=True))}
-    return held, homes
+    return dict(enumerate(map(PlacedSlab, [slab for slab, _ in made], facts))), homes

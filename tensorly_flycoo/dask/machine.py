@@ -21,11 +21,11 @@ from .messages import (
     Join,
     Message,
     Parcel,
-    Part,
     Receive,
     Ref,
     Reply,
     Send,
+    Transfer,
 )
 from .site import Link, Site
 
@@ -277,19 +277,19 @@ class Machine:
     def _exchange(self, exchange: Exchange) -> None:
         assert self._link is not None
         self._flush()  # a peer may wait for it before it comes
-        sent = [(self._export(part), part.peer) for part in exchange.sent]
+        sent = [(self._export(transfer), transfer.peer) for transfer in exchange.sent]
         received = [(self._site.empty(x.shape, x.dtype), x.peer) for x in exchange.received]
         self._link.check()
         self._link.exchange(sent, received)
-        keys = [part.key for part in exchange.received]
+        keys = [transfer.key for transfer in exchange.received]
         self._store.update(zip(keys, (array for array, _ in received), strict=True))
         self._unproven.update(keys)
 
-    def _export(self, part: Part) -> Any:
+    def _export(self, transfer: Transfer) -> Any:
         """Return an array as it is sent; refuse one that the receiver does not expect."""
-        array = self._get(part.key)
-        if (array.shape, array.dtype) != (part.shape, part.dtype):
-            expected = f"shape {part.shape} and dtype {part.dtype}"
+        array = self._get(transfer.key)
+        if (array.shape, array.dtype) != (transfer.shape, transfer.dtype):
+            expected = f"shape {transfer.shape} and dtype {transfer.dtype}"
             raise RuntimeError(f"an array has {array.shape}, {array.dtype}, expected {expected}")
         return self._site.engine.xp.ascontiguousarray(array).reshape(array.shape)
 

@@ -53,7 +53,7 @@ class Join(NamedTuple):
     num_workers: int
 
 
-class Part(NamedTuple):
+class Transfer(NamedTuple):
     """An array of an exchange: what it is, and the other worker."""
 
     key: int
@@ -65,8 +65,8 @@ class Part(NamedTuple):
 class Exchange(NamedTuple):
     """Send arrays from device to device, and keep those that arrive."""
 
-    sent: list[Part]
-    received: list[Part]
+    sent: list[Transfer]
+    received: list[Transfer]
 
 
 class Free(NamedTuple):

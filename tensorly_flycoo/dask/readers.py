@@ -13,7 +13,7 @@ from ..io.dataframe import check_missing, check_modes
 from ..io.files import FilePath
 from ..tensor.labelled import LabelledTensor, Labels
 from .folders import find_client
-from .loading import Parts
+from .loading import PartitionedData
 from .partitions import TableReader, TnsReader, list_files, list_parquet_parts
 from .tensor import ClusterTensor, list_workers
 
@@ -200,7 +200,7 @@ def _load(
     client = find_client(client)
     slabs = None if slabs is None else check_count(slabs, "slabs")
     dtype = None if dtype is None else check_dtype(dtype)
-    source = Parts(parts, reader, shape, slabs, dtype, check_layout(layout))
+    source = PartitionedData(parts, reader, shape, slabs, dtype, check_layout(layout))
     addresses = list_workers(client) if workers is None else list(workers)
     x = ClusterTensor.load(source, client, addresses, device)
     if source.labels is None or names is None:

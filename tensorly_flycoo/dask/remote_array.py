@@ -54,8 +54,8 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
         (key,) = self.cluster.call(self.worker, function, args, kwargs)
         return RemoteArray(self.cluster, self.worker, key, *kind)
 
-    def run_there(self, function: Callable, *args: Any) -> Any:
-        """Call one of our own functions of arrays on the worker; see `runs_with_data`."""
+    def call_remotely(self, function: Callable, *args: Any) -> Any:
+        """Call one of our own functions of arrays on the worker; see `remote_aware`."""
         kinds = _find_kinds[function](*args)
         keys = self.cluster.call(self.worker, function, args, num_results=len(kinds))
         results = [

@@ -25,7 +25,7 @@ from .starting import start_workers
 ENGINE_HERE = ClusterEngine()
 
 
-class Held(NamedTuple):
+class PlacedSlab(NamedTuple):
     """A slab on a worker."""
 
     slab: RemoteObject
@@ -39,7 +39,7 @@ def make_layout(
     cut_mode: int,
     rows: Sequence[range],
     homes: dict[int, int],
-    held: dict[int, Held],
+    held: dict[int, PlacedSlab],
 ) -> ClusterLayout:
     """Make the layout of a tensor; `rows` are those of each slab, `homes` the slabs' workers."""
     slabs = []
@@ -51,15 +51,15 @@ def make_layout(
     return ClusterLayout(*arguments, WorkerDevices(cluster))
 
 
-def list_held(layout: ClusterLayout) -> dict[int, Held]:
+def list_held(layout: ClusterLayout) -> dict[int, PlacedSlab]:
     """List the slabs that the workers hold, or held before they were lost."""
     own: Iterable[Any] = (slab.layout for slab in layout.slabs)
-    return {number: Held(remote.held, remote.facts) for number, remote in enumerate(own)}
+    return {number: PlacedSlab(remote.held, remote.facts) for number, remote in enumerate(own)}
 
 
 def replace_lost(
     layout: ClusterLayout, workers: Sequence[WorkerHandle]
-) -> tuple[dict[int, int], dict[int, Held]]:
+) -> tuple[dict[int, int], dict[int, PlacedSlab]]:
     """Choose a worker for each slab: its own one, or that with the fewest nonzeros.
 
     Return also the slabs that workers hold.
@@ -113,7 +113,7 @@ class SlabSource:
         client: Client,
         workers: Sequence[WorkerHandle],
         homes: dict[int, int],
-        held: dict[int, Held],
+        held: dict[int, PlacedSlab],
     ) -> ClusterLayout:
         """Load the slabs that are not held."""
         cluster, new = Cluster(client, workers), {}
@@ -125,7 +125,7 @@ class SlabSource:
             [find_format(cluster, self.shape, self.dtype), *facts_there]
         )
         for (number, (slab, _)), facts in zip(new.items(), found, strict=True):
-            held[number] = Held(slab, facts)
+            held[number] = PlacedSlab(slab, facts)
         arguments = (record_format, self.num_slabs, self.cut_mode, self.rows)
         return make_layout(cluster, *arguments, homes, held)
 

@@ -239,7 +239,7 @@ class Engine(Primitives, RatioOperations, ABC):
         rows += others
 
     def add_parts(self, rows: Array, tree: Tree) -> Array:
-        """Do what `tree.add_parts` does, for a contiguous matrix."""
+        """Run `tree.add_parts` on a contiguous matrix."""
         return add_parts(rows, tree)
 
     def ttmc(
@@ -271,7 +271,7 @@ class Engine(Primitives, RatioOperations, ABC):
         out: Array,
         slots: Array | None = None,
     ) -> None:
-        """Do what `ttmc` does, for a tensor in one piece."""
+        """Write the TTMc of a tensor in one piece, as `ttmc`."""
 
     @abstractmethod
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:

@@ -70,7 +70,7 @@ class RatioOperations(ABC):
         smallest: float,
         wants_logs: bool,
     ) -> Array | None:
-        """Do what `mttkrp_of_ratios` does, from a step's records, remapping as `compute_mode`."""
+        """Compute `mttkrp_of_ratios` from a step's records, remapping as `compute_mode`."""
 
     def invert_sums(self, sums: Array, mode: int, dtype: DTypeLike) -> Array:
         """Return the reciprocals of products of column sums, (1, R); 0 for what is not positive.
@@ -98,6 +98,6 @@ class RatioOperations(ABC):
     def extrapolate(self, factors: Sequence[Array], step: float, sums: Array) -> Array:
         """Return t0 + 2 a (t1 - t0) + a^2 (t2 - 2 t1 + t0), and write its column sums.
 
-        It is t2 where that is not above 0. The factors are t0, t1 and t2, (I, R) each; a is `step`,
-        the sums float64 (R,).
+        The factors are t0, t1 and t2, (I, R) each; a is `step`, the sums are float64 (R,). Where
+        the result is not above 0, it is t2 instead.
         """

@@ -31,7 +31,7 @@ def mttkrp(
     out: Array,
     weights: Array | None = None,
 ) -> None:
-    """Do what `Engine.mttkrp` does, for a tensor in slabs."""
+    """Run `Engine.mttkrp` slab by slab."""
     own_weights = _bring_to_homes(layout, weights)
 
     def compute(slab: Slab, own: Mapping[int, Array], target: Array) -> None:
@@ -53,7 +53,7 @@ def mttkrp_of_ratios(
     wants_logs: bool,
     stays: bool,
 ) -> Array | None:
-    """Do what `Engine.mttkrp_of_ratios` does, for a tensor in slabs."""
+    """Run `Engine.mttkrp_of_ratios` slab by slab."""
     log_sums: list[Array] = []
 
     def compute(slab: Slab, own: Mapping[int, Array], target: Array) -> None:
@@ -75,7 +75,7 @@ def ttmc(
     out: Array,
     slots: Array | None = None,
 ) -> None:
-    """Do what `Engine.ttmc` does, for a tensor in slabs."""
+    """Run `Engine.ttmc` slab by slab."""
     is_cut = mode == layout.cut_mode
     own_slots = _bring_to_homes(layout, slots)
 
@@ -128,8 +128,8 @@ def _compute_slabs(
 ) -> None:
     """Let ``compute(slab, own, target)`` write each slab's rows of `out`, or add all rows of each.
 
-    It is called on the slab's device, with what it reads of the `inputs` and with its target there;
-    the target is all of `out` if its rows of the cut mode are scattered.
+    `compute` runs on the slab's device; what it reads of the `inputs`, and its target, are there
+    already. The target is all of `out` if its rows of the cut mode are scattered.
     """
     devices, (own, _) = layout.devices, _bring_inputs(layout, inputs)
 
@@ -283,9 +283,9 @@ def _compute_shards(
 ) -> RowShards:
     """Return what ``compute(slab, own, weights, target)`` writes to the targets of all slabs.
 
-    It is called on the slab's device, where `own`, what the slab reads of the inputs, and the
-    weights are. In the cut mode a target has the slab's rows. In others it has `num_rows` rows, by
-    default those of the mode, and the targets are added.
+    `compute` runs on the slab's device; its inputs `own` and the weights are there already. In the
+    cut mode a target has the slab's rows. In others it has `num_rows` rows, by default those of the
+    mode, and the targets are added.
     """
     devices, slabs, dtype = layout.devices, layout.slabs, layout.record_format.dtype
     sharding = find_sharding(layout, mode)

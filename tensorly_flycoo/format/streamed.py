@@ -87,9 +87,9 @@ class StreamedLayout(ReplicatedLayout):
 
 
 def make_keep_aside(make_stager: Callable[[], Stager], num_resident: int) -> KeepAside:
-    """Return what puts aside all slabs but the first `num_resident` of each device.
+    """Return a function that moves slabs to the host, but for `num_resident` of each device.
 
-    It is called on the device of a slab, as is `make_stager`, once for each device that needs one.
+    It runs on the device of a slab, and calls `make_stager` there once.
     """
     stagers: dict[int, Stager] = {}
     num_built: dict[int, int] = {}

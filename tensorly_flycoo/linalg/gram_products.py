@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..engines.tall_kernels import FactorKernels, Scale, TallKernels
 
 
-class _Known(NamedTuple):
+class _CachedGram(NamedTuple):
     """What is known of a factor: blocks of its Gram matrix, and of an inner product with it."""
 
     factor: "weakref.ref[Array]"
@@ -41,7 +41,7 @@ class GramMemory:
     """What one call of parafac remembers of its factors, from their updates to the error."""
 
     def __init__(self) -> None:
-        self.known: list[_Known] = []  # to be cleared where factors may change
+        self.known: list[_CachedGram] = []  # to be cleared where factors may change
         self.num_solves = 0  # systems that were solved with a `GramProduct`
 
 
@@ -143,7 +143,7 @@ class GramProduct:
             return (sharded.solve if isinstance(b, RowShards) else solve)(self.to_array(), b)
         inverse = self._kernels.invert_product(self.grams, self.T.scales, self.rank)
         factor, grams, inner = kernels.solve_rows(rows, inverse)
-        known = _Known(weakref.ref(_owner(factor)), grams, weakref.ref(_owner(rows)), inner)
+        known = _CachedGram(weakref.ref(_owner(factor)), grams, weakref.ref(_owner(rows)), inner)
         _remember(factor, known, self._memory)
         if self._memory is not None:
             self._memory.num_solves += 1
@@ -233,18 +233,18 @@ def _is_transpose(a: Any, b: Any) -> bool:
     return shapes_suit and strides_suit and _address(a) == _address(b)
 
 
-def _find_gram(factor: Array, memory: GramMemory | None) -> _Known:
+def _find_gram(factor: Array, memory: GramMemory | None) -> _CachedGram:
     """Return what is known of a factor; compute its Gram matrix if it is not known."""
     known = _recall(factor, memory)
     if known is None:
         kernels = _find_kernels(factor)
         assert kernels is not None
-        known = _Known(weakref.ref(_owner(factor)), kernels.gram_blocks(factor))
+        known = _CachedGram(weakref.ref(_owner(factor)), kernels.gram_blocks(factor))
         _remember(factor, known, memory)
     return known
 
 
-def _recall(factor: Array, memory: GramMemory | None) -> _Known | None:
+def _recall(factor: Array, memory: GramMemory | None) -> _CachedGram | None:
     """Return what is remembered of a factor."""
     if isinstance(factor, RowShards):
         return factor.memo.known
@@ -255,7 +255,7 @@ def _recall(factor: Array, memory: GramMemory | None) -> _Known | None:
     return None
 
 
-def _remember(factor: Array, known: _Known, memory: GramMemory | None) -> None:
+def _remember(factor: Array, known: _CachedGram, memory: GramMemory | None) -> None:
     """Remember it in `memory`; of a row-sharded factor, which never changes, while it lives."""
     if isinstance(factor, RowShards):
         factor.memo.known = known

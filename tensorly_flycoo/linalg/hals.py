@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..array_modules import Array, runs_with_data
+from ..array_modules import Array, remote_aware
 from ..devices import bring_to_each
 from ..engines import engine_of
 from ..format.tree import fold_tree
@@ -69,7 +69,7 @@ def _sweep(
     return fold_tree(devices.collect(results), operator.add)
 
 
-@runs_with_data
+@remote_aware
 def sweep_block(targets: Array, gram: Array, rows: Array, *penalties: Any) -> np.ndarray:
     """Return the results of `Engine.sweep_nonnegative` as float64, on the host."""
     return np.array(engine_of(rows).sweep_nonnegative(targets, gram, rows, *penalties), np.float64)

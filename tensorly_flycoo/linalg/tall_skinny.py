@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..array_modules import Array, array_module, is_cupy, move, runs_with_data
+from ..array_modules import Array, array_module, is_cupy, move, remote_aware
 from ..engines import select_engine
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _MAX_DEVIATION = 0.1
 def is_tall(x: Array) -> bool:
     """Return whether `x` is a real CuPy matrix tall enough to be split into blocks.
 
-    Its rows may be padded, as those of `solve` are.
+    Rows may be padded, as those of `solve` are.
     """
     return (
         is_cupy(x)
@@ -99,7 +99,7 @@ def column_norms(x: Array) -> Array:
     return np.sqrt(_sum_blocks(x * x)).astype(x.dtype) if is_tall(x) else np.linalg.norm(x, axis=0)
 
 
-@runs_with_data
+@remote_aware
 def sum_columns(x: Array) -> Array:
     """Compute ``x.sum(axis=0)`` in float64."""
     return _sum_blocks(x) if is_tall(x) else x.sum(axis=0, dtype=np.float64)
@@ -112,7 +112,7 @@ def _sum_blocks(x: Array) -> Array:
     return sums.sum(axis=0) + x[split:].sum(axis=0, dtype=np.float64)
 
 
-@runs_with_data
+@remote_aware
 def transposed_product(a: Array, b: Array) -> Array:
     """Compute ``a.T @ b``, in blocks of rows if both are tall and of one dtype.
 
@@ -174,7 +174,7 @@ def sum_squares(x: Array) -> Array:
     return kernels.inner_blocks(x, x).to_array().sum()
 
 
-@runs_with_data
+@remote_aware
 def qr(a: Array) -> tuple[Array, Array]:
     """Compute the reduced QR decomposition of a matrix.
 
@@ -202,7 +202,7 @@ def _cholesky_qr2(a: Array) -> tuple[Array, Array] | None:
     return q.astype(a.dtype), xp.asarray(r.astype(a.dtype))
 
 
-@runs_with_data
+@remote_aware
 def solve(a: Array, b: Array) -> Array:
     """Solve ``a @ x = b``, with the pseudo-inverse if `a` is singular.
 

@@ -155,8 +155,8 @@ def count_call_nbytes(
 ) -> int:
     """Count the bytes at the peak of a default `parafac` beyond those of the tensor.
 
-    Of a tensor on several devices they are those of the first one. By default there are as many
-    slabs as an engine chooses.
+    For a tensor on several devices, counts the first device only. The engine chooses `num_slabs` by
+    default.
     """
     num_slabs = num_slabs or engine.choose_num_slabs(nnz)
     iteration = _count_iteration_nbytes(engine, shape, nnz, dtype, rank, num_slabs)

@@ -69,7 +69,7 @@ def cp_to_entries(cp_tensor: Any, coords: Array) -> Array:
 
 
 def evaluate_model(coords: Array, weights: Array | None, factors: Sequence[Array]) -> Array:
-    """Do what `cp_to_entries` does, without checking `coords`."""
+    """Compute `cp_to_entries` without checking `coords`."""
     first, *others = factors
     values = array_module(first).empty(coords.shape[1], first.dtype)
     block_size = choose_block_size(first, first.shape[1])

@@ -87,7 +87,7 @@ class NonzeroSampler:
     def omit(self, coords: Sequence[Array]) -> tuple[Array, Array]:
         """Return the coordinates (ndim, n) and values (n,) of the nonzeros but those at `coords`.
 
-        They are sorted by modes 0, 1, ..., ndim - 1.
+        Their order is by modes 0, 1, ..., ndim - 1.
         """
         first, last = self._find(None, dict(enumerate(coords)))
         is_kept = self._xp.ones(self.nnz, bool)

@@ -253,7 +253,7 @@ def build_in_slabs(
 ) -> SlabLayout:
     """Build a matrix from coords (2, n) and values (n,), in as many slabs as another tensor.
 
-    They pass through the host.
+    The arrays pass through the host.
     """
     found = []
     for part in parts:

@@ -86,7 +86,7 @@ class Slice:
         return (product * weighted[0]).sum(axis=0), float(log_sum)
 
     def share_all(self, factors: Sequence[Array], row: Array, sums: Sequence[Array]) -> None:
-        """Do what `share_row` does, and add the parts to the rows of `sums` (I_n, R)."""
+        """Divide each count as `share_row`, and add the parts to the rows of `sums` (I_n, R)."""
         if self.is_direct:
             self._share(factors, row, tuple(sums), np.zeros_like(row), True)
             return

@@ -129,8 +129,8 @@ class _SlabWork:
     def count_worker_nbytes(self, num_workers: int) -> int:
         """Count the bytes at the peak of a worker with the most groups.
 
-        It keeps the shared columns of all, what is added over the groups until the client has it,
-        and of the cut mode the records that are on their way to two groups.
+        A worker holds its groups' shared columns, their sums until the client has them, and in the
+        cut mode the records that are on their way to two groups.
         """
         size, num_own = self.shape[self.mode], -(-self._num_groups // num_workers)
         held = _SHARED_NBYTES * num_own * self._share(self._num_shared)

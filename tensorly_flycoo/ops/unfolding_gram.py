@@ -169,8 +169,7 @@ class UnfoldingGram:
     def project(self, block: Array) -> np.ndarray:
         """Compute ``block.T @ (A @ A.T) @ block`` (k, k) in float64 on the host.
 
-        It is the Gram matrix of ``A.T @ block``, which loses less to rounding than a product with
-        ``A @ A.T`` would.
+        The Gram matrix of ``A.T @ block`` loses less to rounding than a product with ``A @ A.T``.
         """
         weighted = block * np.sqrt(self._diagonal).astype(self.dtype)[:, None]
         parts = self.reduce_right_products(block, gram_of)
@@ -181,8 +180,8 @@ class UnfoldingGram:
     ) -> Iterator[Array]:
         """Yield ``function(A.T @ block)``, of (num_columns, k), for some shared columns at a time.
 
-        It is called where these columns are. Its result is brought to the first device unless it is
-        on the host.
+        `function` runs on the device of these columns; a result on a device is brought to the first
+        one.
         """
         for number in range(self._shared.num_parts):
             yield self._shared.reduce_right_product(number, block, function)

@@ -286,7 +286,7 @@ def gather_each(
 ) -> list[dict[int, Array]]:
     """Return each of some matrices, or other arrays, whole, on each of some devices.
 
-    What is not there is copied in one exchange. Of row-sharded matrices it is kept.
+    Missing copies are made in one exchange; gathered copies of row-sharded matrices are cached.
     """
     matrices = list(matrices)
     found = [x.memo.whole if isinstance(x, RowShards) else {} for x in matrices]

@@ -13,7 +13,7 @@ from .macros import add_parts_macros
 
 
 def add_parts(rows: Array, tree: trees.Tree) -> Array:
-    """Do what `tree.add_parts` does, for a contiguous matrix on the current GPU."""
+    """Run `tree.add_parts` on a contiguous matrix of the current GPU."""
     if isinstance(tree, int) or rows.size == 0:
         return trees.add_parts(rows, tree)
     num_rows = rows.shape[0] // trees.count_parts(tree)

@@ -30,7 +30,7 @@ _FORMATS = {
 
 
 def invert_sums(sums: Array, mode: int, dtype: DTypeLike) -> Array:
-    """Do what `Engine.invert_sums` does."""
+    """Implement `Engine.invert_sums`."""
     (num_modes, rank), sums = sums.shape, cupy.ascontiguousarray(sums)
     scales = cupy.empty((1, rank), dtype)
     kernel, _ = _get_kernel("invert_sums", scales.dtype, rank, sums.data.device_id)
@@ -41,7 +41,7 @@ def invert_sums(sums: Array, mode: int, dtype: DTypeLike) -> Array:
 
 
 def scale_rows(product: Array, factor: Array, scales: Array, sums: Array) -> None:
-    """Do what `Engine.scale_rows` does, for a contiguous product and contiguous sums."""
+    """Implement `Engine.scale_rows` for a contiguous product and contiguous sums."""
     factor, scales = (_align_columns(x) for x in (factor, scales))
     scale_stride = 0 if scales.shape[0] == 1 else _row_stride(scales)
     matrices = (product.data.ptr, factor.data.ptr, _row_stride(factor))
@@ -49,13 +49,13 @@ def scale_rows(product: Array, factor: Array, scales: Array, sums: Array) -> Non
 
 
 def measure_steps(factors: Sequence[Array], sums: Array) -> None:
-    """Do what `Engine.measure_steps` does, for contiguous sums."""
+    """Implement `Engine.measure_steps` for contiguous sums."""
     first, *_ = factors = [cupy.ascontiguousarray(factor) for factor in factors]
     _add_up("measure_steps", first, [factor.data.ptr for factor in factors], sums)
 
 
 def extrapolate(factors: Sequence[Array], step: float, sums: Array) -> Array:
-    """Do what `Engine.extrapolate` does, for contiguous sums."""
+    """Implement `Engine.extrapolate` for contiguous sums."""
     factors = [cupy.ascontiguousarray(factor) for factor in factors]
     moved = cupy.empty_like(factors[0])
     addresses = [factor.data.ptr for factor in factors]

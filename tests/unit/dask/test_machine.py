@@ -14,10 +14,10 @@ from tensorly_flycoo.dask.messages import (
     Free,
     Join,
     Message,
-    Part,
     Receive,
     Ref,
     Send,
+    Transfer,
 )
 from tensorly_flycoo.dask.site import Site
 from tensorly_flycoo.engines import select_engine
@@ -96,7 +96,7 @@ KIND = ((3,), np.dtype("float64"))
 
 def swap(number, first=1, second=2):
     """Return a command that sends an array to the other worker and receives its one."""
-    return Exchange([Part(first, 1 - number, *KIND)], [Part(second, 1 - number, *KIND)])
+    return Exchange([Transfer(first, 1 - number, *KIND)], [Transfer(second, 1 - number, *KIND)])
 
 
 def make_and_swap(number):
