@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 from distributed import Client
 
 from ..tensor.memory import RefusedMemory
-from .errors import WorkerLost
-from .handles import Kind, RemoteObject, WorkerHandle
+from .handles import Kind, RemoteObject, WorkerHandle, WorkerLost
 from .messages import (
     Call,
     Exchange,

@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from distributed import Actor, Future
 
-from .errors import WorkerLost
 from .messages import Command, Free, Message, Peer
 
 #: The shape and the dtype of an array.
 Kind: TypeAlias = tuple[tuple[int, ...], np.dtype]
+
+
+class WorkerLost(ConnectionError):
+    """A worker that held part of a tensor is gone; `ClusterTensor.recover` replaces it.
+
+    Attributes
+    ----------
+    addresses : tuple of str
+        The workers that are lost.
+    """
+
+    def __init__(self, addresses: Iterable[str]) -> None:
+        self.addresses = tuple(addresses)
+        super().__init__(self.addresses)
+
+    def __str__(self) -> str:
+        return (
+            f"lost {', '.join(self.addresses)}, and with it slabs and rows of factors: call "
+            "x.recover(), which loads the slabs on other workers, then start from a checkpoint "
+            "(Progress.resume) or anew"
+        )
 
 
 class RemoteObject:

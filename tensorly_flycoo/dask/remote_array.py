@@ -211,21 +211,17 @@ _KINDS: dict[Callable, Callable[..., Kind]] = {
 }
 
 
-def _list_qr_kinds(a: Any) -> list[Kind]:
-    length = min(a.shape)
-    return [((a.shape[0], length), a.dtype), ((length, a.shape[1]), a.dtype)]
-
-
-def _list_product_kinds(a: Any, b: Any) -> list[Kind]:
-    return [((a.shape[1], b.shape[1]), np.result_type(a.dtype, b.dtype))]
-
-
 #: Our own functions, and what they return.
 _find_kinds: dict[Callable, Callable[..., list[Kind]]] = {
     tall_skinny.sum_columns: lambda x: [((x.shape[1],), np.dtype(np.float64))],
-    tall_skinny.transposed_product: _list_product_kinds,
+    tall_skinny.transposed_product: lambda a, b: [
+        ((a.shape[1], b.shape[1]), np.result_type(a.dtype, b.dtype))
+    ],
     tall_skinny.solve: lambda a, b: [(b.shape, b.dtype)],
-    tall_skinny.qr: _list_qr_kinds,
+    tall_skinny.qr: lambda a: [
+        ((a.shape[0], min(a.shape)), a.dtype),
+        ((min(a.shape), a.shape[1]), a.dtype),
+    ],
     hals.sweep_block: lambda targets, gram, rows, *_: [((2,), np.dtype(np.float64))],
 }
 

@@ -13,8 +13,7 @@ from distributed import Client, Future
 
 from ..engines import select_engine
 from .actor import SlabActor
-from .errors import WorkerLost
-from .handles import WorkerHandle
+from .handles import WorkerHandle, WorkerLost
 
 #: Seconds within which actors must have been started, and between looks whether they are.
 _TIMEOUT, _INTERVAL = 120.0, 0.02

@@ -80,7 +80,8 @@ class SlabLayout:
         self._primitives = primitives
         self._empty_rows: dict[int, Array] = {}
         for home in range(devices.count):
-            link_copies(list(self._iterate_streamed(home)))
+            own = [slab.layout for slab in slabs if slab.home == home]
+            link_copies([layout for layout in own if isinstance(layout, StreamedLayout)])
 
     @classmethod
     def build(
@@ -152,11 +153,6 @@ class SlabLayout:
         building += per_slab * (2 * record_nbytes + given + 24)
         held = nnz * (given + record_nbytes) if on_device else 0
         return kept, held + max(edges, sorting, building)
-
-    def _iterate_streamed(self, home: int) -> Iterator[StreamedLayout]:
-        for slab in self.slabs:
-            if slab.home == home and isinstance(slab.layout, StreamedLayout):
-                yield slab.layout
 
     # Contents
 

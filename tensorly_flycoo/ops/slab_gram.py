@@ -96,11 +96,9 @@ class SlabGram(UnfoldingGram):
         num_columns, self._num_shared = (sum(own) for own in zip(*counts, strict=True))
         if self._gram is not None and self.size < num_rows:
             self._gram = self._gram[self.rows[:, None], self.rows]
-        is_few = 0 < num_columns <= MAX_GRAM_SIZE and num_columns < self._count_used_rows()
+        num_used = num_rows - int(self._layout.find_empty_rows(mode).size)
+        is_few = 0 < num_columns <= MAX_GRAM_SIZE and num_columns < num_used
         self.columns = self._build_columns([own[0] for own in counts]) if is_few else None
-
-    def _count_used_rows(self) -> int:
-        return self.squares.shape[1] - int(self._layout.find_empty_rows(self._mode).size)
 
     def _build_columns(self, counts: list[int]) -> SlabLayout:
         """Build the transposed matrix from the groups, which have `counts` columns."""

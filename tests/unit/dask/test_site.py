@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tensorly_flycoo.dask.spare_memory import SpareMemory
+from tensorly_flycoo.dask.site import SpareMemory
 
 SHAPE = (1000, 100)
 
