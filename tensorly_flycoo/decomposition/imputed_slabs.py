@@ -12,8 +12,8 @@ from ..linalg.sparse_matrices import multiply_transposed
 from ..ops.cp_entries import choose_block_size
 from ..ops.sampling import NonzeroSampler
 from ..ops.unfolding_svd import Unfolding
-from ..tensor.pieces import Piece, map_pieces, read_nonzeros, rebuild
-from ..tensor.tensor import FlycooTensor
+from ..tensor.pieces import Piece, map_pieces, read_nonzeros
+from ..tensor.tensor import FlycooTensor, rebuild
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine

@@ -23,7 +23,6 @@ from ..ops.sampling import split_entries
 from ..ops.shared_columns import Entries
 from ..ops.unfolding_gram import UnfoldingGram
 from ..ops.unfolding_svd import Unfolding
-from ..tensor.arithmetic import map_values
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
 from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
@@ -107,7 +106,7 @@ class MissingEntries:
         """
         xp = self.tensor._engine.xp
         # Layout "indexed" keeps its records in one order, here that of `coords`.
-        part = map_values(self._pattern, lambda _: values)
+        part = self._pattern._map_values(lambda _: values)
         rows = [
             # The factor of `mode` is not read: only its shape matters.
             xp.empty((ids.size, factor.shape[1]), self.dtype)
