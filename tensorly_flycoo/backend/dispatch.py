@@ -12,11 +12,7 @@ from ..tensor.coo_cache import is_raw_sparse
 def is_ours(name: str, args: tuple, kwargs: Mapping[str, Any]) -> bool:
     """Say whether a call of TensorLy's function `name` has a sparse tensor, under "flycoo".
 
-    Raises
-    ------
-    RuntimeError
-        If it has a `FlycooTensor` while another backend is set. A raw `sparse.COO` is left to that
-        backend.
+    Refuse a `FlycooTensor` under another backend; a raw `sparse.COO` is left to that backend.
     """
     x = find_sparse((*args, *kwargs.values()))
     if x is None:

@@ -67,11 +67,8 @@ class Replacement:
 def install_replacements() -> None:
     """Set the attributes of the table's rows that are not set already.
 
-    Raises
-    ------
-    ImportError
-        If a name is in none of its modules, or a module has none of its names: a sparse tensor
-        would reach TensorLy's own function.
+    Raise an ImportError if a name is in none of its modules, or a module has none of its names: a
+    sparse tensor would reach TensorLy's own function.
     """
     for row in TABLE:
         replacements: dict[Callable, Callable] = {}  # one for all modules: pickle compares them

@@ -29,14 +29,8 @@ class CountStream:
     The columns of the factors have sum 1; the rows of the streaming mode are expected counts. The
     row of a slice is the likeliest one for the factors so far. Then each count is divided among the
     components in proportion to their parts of the model; the factors are proportional to the sums
-    of these parts over all slices, discounted by their age.
-
-    Attributes
-    ----------
-    factors : list of array (I_n, R)
-        Of all modes but the streaming one.
-    state : list of array (I_n, R)
-        The discounted sums.
+    of these parts over all slices, discounted by their age. These sums are the `state`, (I_n, R)
+    each, like the `factors` of all modes but the streaming one.
     """
 
     #: Whether data and model are non-negative.

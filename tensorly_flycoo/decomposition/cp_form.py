@@ -39,11 +39,7 @@ def bring_into_form(weights: Array | None, factors: list[Array]) -> Array:
 def _choose_signs(weights: np.ndarray, largest: np.ndarray, smallest: np.ndarray) -> np.ndarray:
     """Return the sign (ndim, R) of each column, by which it is to be multiplied.
 
-    Parameters
-    ----------
-    weights : array (R,)
-    largest, smallest : array (ndim, R)
-        The extreme elements of the columns.
+    `weights` are (R,), `largest` and `smallest` the extreme elements of the columns, (ndim, R).
     """
     signs = np.where(-smallest > largest, -1, 1)
     peaks = np.maximum(largest, -smallest)

@@ -24,21 +24,9 @@ def unfold_imputed(
 ) -> Unfolding:
     """Return the unfolding along a mode after imputing missing entries `num_repeats` times.
 
-    Each time from the current leading `rank` singular vectors.
-
-    Parameters
-    ----------
-    x : FlycooTensor
-        In slabs, with the first values of the missing entries.
-    observed : FlycooTensor
-        `x` without its nonzeros at missing entries.
-    coords : int64 array (ndim, count)
-        Those of the missing entries, without duplicates.
-    mode, rank, num_repeats : int
-
-    Notes
-    -----
-    Each repeat builds the tensor anew, in the dtype of `x`.
+    Each round imputes from the leading `rank` singular vectors of the round before, and builds the
+    tensor anew, in its dtype. `x` is in slabs, with the first values of the missing entries at
+    `coords` (ndim, count); `observed` is `x` without its nonzeros there.
     """
     for _ in range(num_repeats):
         unfolding = Unfolding(x, mode)
@@ -53,13 +41,7 @@ def unfold_imputed(
 def project(x: FlycooTensor, mode: int, coords: Array, left: Array) -> np.ndarray:
     """Return the entries (count,) at `coords` of the projection of the unfolding of `x`.
 
-    Parameters
-    ----------
-    x : FlycooTensor
-    mode : int
-    coords : int64 array (ndim, count)
-    left : array (I_mode, R)
-        Orthonormal columns, onto whose span the columns of the unfolding are projected.
+    Its columns are projected onto the span of the orthonormal columns `left` (I_mode, R).
 
     Examples
     --------

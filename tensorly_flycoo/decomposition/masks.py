@@ -39,25 +39,17 @@ class MissingEntries:
     ----------
     x : FlycooTensor
     coords : integer array (ndim, count)
-        The coordinates of the missing entries, on the host; at least one. The values of `x` there
-        are only initial values.
+        Of the missing entries, on the host; at least one. The values of `x` there are only initial.
 
     Attributes
     ----------
-    tensor : FlycooTensor
-        `x`.
     observed : FlycooTensor
-        `x` without its nonzeros at missing entries; `x` itself if it has none there.
+        `x` without its nonzeros at missing entries; `x` itself, which is `tensor`, if it has none
+        there.
     start : array (count,)
         The values of `x` at the missing entries, in the order of `coords`.
     coords : int64 array (ndim, count)
         The coordinates, sorted and without duplicates, on the device of `x`.
-    count : int
-
-    Notes
-    -----
-    Memory: ``count`` records, an index for each mode but one, and the list of each mode's rows with
-    missing entries.
 
     Examples
     --------
@@ -152,19 +144,7 @@ class MissingEntries:
 
 
 class ObservedData:
-    """The observed nonzeros of a tensor, and its missing entries.
-
-    Parameters
-    ----------
-    x : FlycooTensor
-    missing : MissingEntries, optional
-        Of `x`.
-
-    Attributes
-    ----------
-    tensor : FlycooTensor
-        The observed nonzeros.
-    """
+    """The observed nonzeros of a tensor, in `tensor`, and its missing entries."""
 
     def __init__(self, x: FlycooTensor, missing: MissingEntries | None = None) -> None:
         self.tensor = x if missing is None else missing.observed
@@ -175,11 +155,7 @@ class ObservedData:
 class ImputedTensor:
     """A sparse tensor whose missing entries are imputed from a model.
 
-    Attributes
-    ----------
-    missing : MissingEntries
-    values : array (count,)
-        The values at the missing entries; initially those of the tensor itself.
+    `values` (count,) are those at the missing entries; initially those of the tensor itself.
 
     Examples
     --------
@@ -207,18 +183,9 @@ class ImputedTensor:
     ) -> tuple[float, Array]:
         """Compute the relative error of a model at the observed entries.
 
-        Parameters
-        ----------
-        last_mttkrp : array (I_N, R), optional
-            The MTTKRP of the last mode with this model's other factors; computed if not given.
-
-        Returns
-        -------
-        error : float
-            The norm of the residual at the observed entries, relative to the norm of the tensor
-            with the model's values at the missing ones.
-        values : array (count,)
-            The model's values at the missing entries.
+        It is the norm of the residual there, relative to the norm of the tensor with the model's
+        values at the missing entries. Return these values (count,) too. `last_mttkrp` (I_N, R) is
+        the MTTKRP of the last mode with this model's other factors; computed if not given.
         """
         if last_mttkrp is None:
             last_mttkrp = self.mttkrp(weights, factors, len(factors) - 1)
@@ -233,17 +200,7 @@ class ImputedTensor:
 
 
 class ImputedUnfolding(Unfolding):
-    """An unfolding whose values at the missing entries can be replaced.
-
-    Parameters
-    ----------
-    x : FlycooTensor
-    mode : int
-    entries : Entries
-        With the current values at the missing entries.
-    places : integer array (n,)
-        The places of the missing entries among them.
-    """
+    """An unfolding whose missing entries, at `places` of `entries`, can be replaced."""
 
     def __init__(self, x: FlycooTensor, mode: int, entries: Entries, places: Array) -> None:
         super().__init__(x, mode)
@@ -308,24 +265,8 @@ def drop_missing(x: Any, mask: Any) -> Any:
 def find_missing(x: Any, mask: Any) -> MissingEntries | None:
     """Find the entries of a sparse tensor that a mask marks as missing; None if there are none.
 
-    Parameters
-    ----------
-    x : FlycooTensor or sparse.COO
-    mask : sparse.COO
-        In the shape of `x`, with fill_value 1 and stored zeros; stored ones have no effect.
-
-    Returns
-    -------
-    MissingEntries or None
-
-    Raises
-    ------
-    DensifyError
-        If `mask` has fill_value 0: every entry that it does not store would be missing.
-    TypeError
-        If `x` or `mask` is dense.
-    ValueError
-        If the shapes differ, or the mask holds numbers other than 0 and 1.
+    The mask is a COO in the shape of `x`, with fill_value 1 and stored zeros; stored ones have no
+    effect.
 
     Examples
     --------

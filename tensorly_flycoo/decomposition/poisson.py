@@ -90,28 +90,11 @@ class MultiplicativeUpdates:
 
     An update of a mode multiplies its factor by the MTTKRP of ratios, over what a row of ones adds
     to F. It never increases F. The pass over the nonzeros that begins a sweep also gives F of the
-    sweep before.
+    sweep before, `loss`. It has settled when it decreases by less than `tol`, relative to itself.
 
     An update cannot change a zero. If its multiplier is above 1, F would fall if it grew (Chi and
     Kolda call such a zero inadmissible). So once F has settled, these zeros are lifted, mode by
     mode, where this lowers F.
-
-    Parameters
-    ----------
-    data : ObservedData
-    modes : list of int
-        The modes to update.
-    factors : list of array (I_n, R)
-        The initial guess, or the factors of a checkpoint.
-    state : mapping of str to array
-        That of the checkpoint, as `save_state` returned it.
-    tol : float
-        F has settled when it decreases by less, relative to itself.
-
-    Attributes
-    ----------
-    loss : float
-        F of the model.
     """
 
     loss: float

@@ -19,18 +19,11 @@ _GROWTH = 4.0
 class Squarem:
     r"""Proposes to extrapolate every other step, with factors above 0.
 
-    From three models, :math:`r = t_1 - t_0` and :math:`v = t_2 - t_1 - r`, it proposes
-    :math:`t_0 + 2 a r + a^2 v` with :math:`a = |r| / |v|` between 1, which is no extrapolation, and
-    a longest step. This grows as long as proposals are accepted. An element that would not be above
-    0 stays as it is. The caller accepts a proposal only if it is better.
-
-    Parameters
-    ----------
-    modes : sequence of int
-        The modes whose factors change.
-    state : mapping of str to array
-        What `save_state` returned; empty at the start.
-    engine : Engine
+    From three models, :math:`r = t_1 - t_0` and :math:`v = t_2 - t_1 - r`, it proposes :math:`t_0 +
+    2 a r + a^2 v` with :math:`a = |r| / |v|` between 1, which is no extrapolation, and a longest
+    step. This grows as long as proposals are accepted. An element that would not be above 0 stays
+    as it is. The caller accepts a proposal only if it is better. Only the factors of `modes`
+    change; `state` is what `save_state` returned, empty at the start.
 
     References
     ----------

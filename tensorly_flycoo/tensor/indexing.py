@@ -29,23 +29,8 @@ Selector: TypeAlias = int | range | np.ndarray
 def parse_index(index: Index, shape: Sequence[int]) -> list[Selector]:
     """Turn an index into one selector per mode: an int from 0 to size - 1, a range or an array.
 
-    Parameters
-    ----------
-    index : int, slice, Ellipsis, sequence of int, or tuple of these
-        With one sequence at most.
-    shape : tuple of int
-
-    Returns
-    -------
-    list of int, range or int64 array
-
-    Raises
-    ------
-    IndexError
-        If an index has another type or is out of bounds, there are too many, or more than one is
-        a sequence.
-    ValueError
-        If a slice or sequence selects nothing: a FlycooTensor has no mode of size 0.
+    At most one item may be a sequence, and none may select nothing: a FlycooTensor has no mode of
+    size 0.
 
     Examples
     --------

@@ -48,24 +48,10 @@ def total(values: Array) -> Any:
 def group_cells(
     coords: Array, values: Array, shape: Sequence[int], engine: Engine
 ) -> tuple[Array, Array, Array]:
-    """Sort entries by their coordinates, and group those with the same ones.
+    """Sort entries by their coordinates (ndim, count) in `shape`; group those with the same ones.
 
-    Parameters
-    ----------
-    coords : integer array (ndim, count)
-        Inside `shape`.
-    values : float array (count,)
-    shape : sequence of int
-    engine : Engine
-        On the device of both.
-
-    Returns
-    -------
-    coords : int64 array (ndim, num_groups)
-    values : array (count,)
-        Sorted by group, in the given order within each.
-    starts : int64 array (num_groups,)
-        Where each group starts.
+    Return the coordinates of each group, the values (count,) sorted by group, in the given order
+    within each, and where each group starts. All are on the device of `engine`.
 
     Examples
     --------
