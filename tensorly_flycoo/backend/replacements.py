@@ -24,17 +24,16 @@ from ..decomposition.initial_guess import check_initial_guess, initialize_cp, sp
 from ..decomposition.ranks import find_tucker_rank
 from ..decomposition.resuming import State, prepare_options, take_up
 from ..decomposition.singular_vectors import SVDS, make_svd_non_negative, randomized_svd
-from ..decomposition.tucker_checks import check_tucker
 from ..decomposition.whole_tensor import WholeTensor, check_start, run_parafac
 from ..io.checkpoint import Resumed
 from ..linalg import gram_products, sharded
 from ..linalg.tall_skinny import inner_product
+from ..ops.ttmc import check_free_modes
 from ..ops.views import find_sparse
 from ..shards.row_shards import RowShards
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
-from . import dispatch
-from .tensor_algebra import unfolding_dot_khatri_rao
+from .tensor_algebra import is_ours, unfolding_dot_khatri_rao
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -67,11 +66,8 @@ class Replacement:
 def install_replacements() -> None:
     """Set the attributes of the table's rows that are not set already.
 
-    Raises
-    ------
-    ImportError
-        If a name is in none of its modules, or a module has none of its names: a sparse tensor
-        would reach TensorLy's own function.
+    Raise an ImportError if a name is in none of its modules, or a module has none of its names: a
+    sparse tensor would reach TensorLy's own function.
     """
     for row in TABLE:
         replacements: dict[Callable, Callable] = {}  # one for all modules: pickle compares them
@@ -94,7 +90,7 @@ def install_replacements() -> None:
 def _replace(original: Callable, row: Replacement) -> Callable:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if dispatch.is_ours(original.__name__, args, kwargs):
+        if is_ours(original.__name__, args, kwargs):
             return row.ours(original, *args, **kwargs)
         return original(*args, **kwargs)
 
@@ -112,8 +108,8 @@ def _bind(original: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
         return inspect.signature(original).bind(*args, **kwargs).arguments
     except TypeError as error:
         ours = getattr(decomposition, original.__name__, original)
-        is_ours = "callback" in kwargs and "callback" in inspect.signature(ours).parameters
-        hint = f": tensorly_flycoo.decomposition.{original.__name__} takes it" if is_ours else ""
+        takes_it = "callback" in kwargs and "callback" in inspect.signature(ours).parameters
+        hint = f": tensorly_flycoo.decomposition.{original.__name__} takes it" if takes_it else ""
         raise TypeError(f"{original.__name__} {error}{hint}") from None
 
 
@@ -176,7 +172,10 @@ def _initialize_tucker(original: Callable, *args: Any, **kwargs: Any) -> Any:
     given = inspect.signature(original).bind(*args, **kwargs).arguments
     if given.get("non_negative"):
         _refuse("use tl.decomposition.tucker")(original, given["tensor"])
-    check_tucker(given["tensor"], given["modes"], given.get("mask"))
+    x = as_flycoo(given["tensor"], check_coords=True)
+    if given.get("mask") is not None:
+        raise densify_error("mask= of tucker", x.shape, "leave it out")
+    check_free_modes(x, [mode for mode in range(x.ndim) if mode not in given["modes"]])
     return original(*args, **kwargs)
 
 

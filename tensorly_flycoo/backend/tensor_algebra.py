@@ -6,11 +6,12 @@ with a sparse tensor comes here, any other goes straight to TensorLy.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorly as tl
+from tensorly.backend import BackendManager
 from tensorly.tenalg.core_tenalg import CoreTenalgBackend
 from tensorly.tenalg.einsum_tenalg import EinsumTenalgBackend
 
@@ -22,9 +23,9 @@ from ..ops import views
 from ..ops.contraction import contract_vectors, inner, khatri_rao_at
 from ..ops.dense_memory import check_khatri_rao_fits
 from ..ops.mode_product import ModeProduct
-from ..tensor.coo_cache import as_flycoo, is_sparse
+from ..ops.views import find_sparse
+from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
 from ..tensor.reductions import check_axes
-from .dispatch import is_ours
 
 
 def install_hooks() -> None:
@@ -134,3 +135,22 @@ _HOOKS: dict[str, Callable] = {
     "inner": inner_product,
     "khatri_rao": khatri_rao,
 }
+
+
+def is_ours(name: str, args: tuple, kwargs: Mapping[str, Any]) -> bool:
+    """Say whether a call of TensorLy's function `name` has a sparse tensor, under "flycoo".
+
+    Refuse a `FlycooTensor` under another backend; a raw `sparse.COO` is left to that backend.
+    """
+    x = find_sparse((*args, *kwargs.values()))
+    if x is None:
+        return False
+    backend = BackendManager.get_backend()
+    if backend == "flycoo":
+        return True
+    if is_raw_sparse(x):
+        return False
+    raise RuntimeError(
+        f"{name} has a {type(x).__name__}, but TensorLy's backend is {backend!r}: "
+        'call tl.set_backend("flycoo") first'
+    )

@@ -17,22 +17,9 @@ _CODES = """exit codes:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code.
+    """Run a command, by default of the process's arguments, and return its exit code.
 
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        The arguments; by default those of the process.
-
-    Returns
-    -------
-    int
-        0 if it succeeded, 1 if it failed, 130 if Ctrl-C interrupted it.
-
-    Raises
-    ------
-    SystemExit
-        With the code 2 if the arguments are wrong, and 0 for ``--help``.
+    A wrong command line and ``--help`` raise SystemExit, with the codes 2 and 0.
     """
     arguments = _make_parser().parse_args(argv)
     try:

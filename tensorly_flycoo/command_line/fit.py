@@ -1,10 +1,11 @@
-"""The command "fit": a CP model of a file, written as tables and a picture."""
+"""The command "fit": a CP model of a file, printed, and written as tables and a picture."""
 
 import argparse
 import contextlib
 import importlib.util
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
 
@@ -12,14 +13,15 @@ import numpy as np
 import tensorly as tl
 
 from ..decomposition import generalized_parafac, non_negative_parafac_hals, parafac
+from ..decomposition.labelled_cp import LabelledCP
 from ..diagnostics.progress import Progress
 from ..engines import set_device
+from ..io.files import replace_text, try_writing
 from ..models.best_of import Starts
 from ..models.match import factor_match_score
 from ..reporting import report
 from ..tensor.labelled import LabelledTensor
 from .reading import SUFFIXES, find_suffix, read_tensor
-from .results import describe, try_folder, write_results
 
 
 class Loss(NamedTuple):
@@ -53,6 +55,9 @@ LOSSES = {
 
 #: Random starts, of which the best run is kept.
 _NUM_STARTS = 5
+
+#: The longest part of a file's name that a mode gives; systems allow about 250 bytes.
+_MAX_NAME_LENGTH = 50
 
 _DESCRIPTION = """Decompose a file of events into RANK components.
 
@@ -285,3 +290,61 @@ def _count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
     return number
+
+
+def try_folder(folder: Path) -> None:
+    """Find out before a long run what writing would lack: packages, or the folder."""
+    try:
+        import matplotlib  # noqa: F401
+        import pandas  # noqa: F401
+    except ImportError as error:
+        need = 'results need pandas and Matplotlib: pip install "tensorly-flycoo[tables]"'
+        raise ImportError(f"{need} ({error})") from None
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try_writing(folder / "model.npz")
+        if is_new:
+            folder.rmdir()
+    except OSError as error:
+        raise OSError(f"--output is {folder}, where nothing can be written: {error}") from None
+
+
+def describe(cp: LabelledCP, top: int) -> str:
+    """Return the largest labels of each component as text."""
+    tops = {name: cp.top(name, top) for name in cp.names}
+    width = max(map(len, tops))
+    lines = []
+    for number, weight in enumerate(cp.weights.tolist()):
+        lines.append(f"\ncomponent {number}, weight {weight:.4g}")
+        for name, components in tops.items():
+            labels = components[number].items()
+            entries = [f"{label} {value:.2g}" for label, value in labels]
+            lines.append(f"  {name:{width}}  {', '.join(entries)}")
+    return "\n".join(lines) + "\n"
+
+
+def write_results(cp: LabelledCP, folder: Path, arguments: argparse.Namespace) -> Iterator[Path]:
+    """Write all files into the folder, the most precious first; yield the path of each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cp.save(folder / "model.npz")
+    yield folder / "model.npz"
+    weights, frames = cp.to_frames()
+    for number, frame in enumerate(frames):
+        name = re.sub(r"[^\w.-]+", "_", str(frame.index.name))[:_MAX_NAME_LENGTH]
+        yield _write_text(folder / f"mode{number}_{name}.csv", frame.to_csv())
+    lines = [f"{number},{weight!r}\n" for number, weight in enumerate(weights.tolist())]
+    yield _write_text(folder / "weights.csv", "component,weight\n" + "".join(lines))
+    try:
+        cp.plot(arguments.top, arguments.lines).savefig(folder / "components.png", dpi=100)
+    except Exception as error:
+        raise RuntimeError(
+            f"the picture could not be drawn, the other files are complete: {error}"
+        ) from error
+    yield folder / "components.png"
+
+
+def _write_text(path: Path, text: str) -> Path:
+    with replace_text(path) as file:
+        file.write(text.encode())
+    return path

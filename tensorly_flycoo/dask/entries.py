@@ -9,8 +9,8 @@ import numpy as np
 
 from ..array_modules import Array, move
 from ..ops.sampling import NonzeroSampler, split_entries
-from ..tensor.pieces import Piece, call_with_piece, map_pieces, rebuild
-from ..tensor.tensor import FlycooTensor
+from ..tensor.pieces import Piece, call_with_piece, map_pieces
+from ..tensor.tensor import FlycooTensor, rebuild
 from .engine import ClusterLayout, RemoteLayout, as_reference
 from .exchange import keep_nonzeros
 from .loading import load_again

@@ -6,7 +6,6 @@ that run TensorLy's own loop or proximal operators need its backend "flycoo". Al
 """
 
 from .constrained_parafac import constrained_parafac
-from .generalized_cp import GeneralizedCP
 from .generalized_parafac import generalized_parafac
 from .non_negative_parafac import non_negative_parafac
 from .non_negative_parafac_hals import non_negative_parafac_hals
@@ -20,7 +19,6 @@ from .tensor_train_matrix import tensor_train_matrix
 from .tucker import tucker
 
 __all__ = [
-    "GeneralizedCP",
     "constrained_parafac",
     "generalized_parafac",
     "non_negative_parafac",

@@ -63,26 +63,9 @@ def compute_gradients(
 class Adam:
     """Epochs of stochastic gradient steps with adaptive rates.
 
-    An epoch that does not lower the loss is undone, and the rate decreases.
-
-    Parameters
-    ----------
-    loss : Loss
-    data : ObservedData
-        The observed nonzeros and the missing entries.
-    modes : list of int
-        The modes to update.
-    factors : list of array (I_n, R)
-    samples : (int, int) or None
-        How many nonzeros and cells a step draws.
-    random : numpy.random.RandomState
-    state : mapping of str to array
-        That of a checkpoint, as `save_state` returned it.
-
-    Attributes
-    ----------
-    value : LossValue
-        The loss of the model.
+    An epoch that does not lower the loss is undone, and the rate decreases. A step draws `samples`
+    nonzeros and cells, and updates the factors of `modes`; `state` is that of a checkpoint, as
+    `save_state` returned it. `value` is the loss of the model.
     """
 
     def __init__(

@@ -42,13 +42,7 @@ class Samples(NamedTuple):
     weights: Array
 
     def apply(self, loss: Loss, function: Elementwise, model: Array) -> Array:
-        """Return a function of data and model, for nonzeros less that of a zero; unweighted.
-
-        Raises
-        ------
-        ValueError
-            If the result is nan.
-        """
+        """Return a function of data and model, for nonzeros less that of a zero; refuse nan."""
         results = function(self.values, model)
         zeros = function(self.values[: self.num_nonzeros] * 0, model[: self.num_nonzeros])
         results[: self.num_nonzeros] -= zeros
@@ -65,15 +59,6 @@ class CellSampler:
     """Draws samples of the observed nonzeros and cells of a tensor.
 
     Coordinates are drawn mode by mode, so the number of cells is not limited.
-
-    Parameters
-    ----------
-    data : ObservedData
-        The observed nonzeros and the missing entries.
-
-    Attributes
-    ----------
-    nonzeros : NonzeroSampler or SlabSampler
 
     Examples
     --------

@@ -274,13 +274,7 @@ class _AlternatingAdmm:
         return duals | {f"violation_{mode}": a.violation for mode, a in self.admm.items()}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Take up what `save` returned.
-
-        Raises
-        ------
-        ValueError
-            If it is of other modes.
-        """
+        """Take up what `save` returned, if it is of these modes."""
         if state.keys() != self.save().keys():
             raise ValueError(
                 "the checkpoint has other free modes than this call, or was written by another "
@@ -294,11 +288,8 @@ class _AlternatingAdmm:
 class _Admm:
     """ADMM for one factor, with the state that it keeps between iterations.
 
-    Attributes
-    ----------
-    dual : float64 array (I, R)
-    violation : scalar
-        The distance from the factor to the least squares solution, relative to the factor's norm.
+    `dual` is float64 (I, R). `violation` is the distance from the factor to the least squares
+    solution, relative to the factor's norm.
     """
 
     def __init__(self, factor: Array, project: Projection, n_iter_max: int, tol: float) -> None:

@@ -65,26 +65,17 @@ def check_counts(counts: Array, means: Array) -> None:
 
 
 def measure_counts(counts: Array, model: Array, model_sum: float, num_entries: int) -> CountFit:
-    """Measure how well means fit counts.
+    """Measure how well means fit counts: those above zero, or all, float64 (n,), and their means.
 
-    Parameters
-    ----------
-    counts, model : float64 array (n,)
-        The counts above zero, or all of them, and their means.
-    model_sum : float
-        The sum of the means of all entries.
-    num_entries : int
+    `model_sum` is the sum of the means of all `num_entries` entries.
     """
     return complete_fit(sum_counts(counts, model), model_sum, num_entries)
 
 
 def sum_counts(counts: Array, model: Array) -> Array:
-    """Compute the sums over counts x, float64, and their means m that `complete_fit` takes.
+    """Sum x, ``x log x``, ``x log m`` and ``log(x!)`` over counts x above zero, with means m.
 
-    Returns
-    -------
-    float64 array (4,)
-        The sums of x, ``x log x``, ``x log m`` and ``log(x!)`` over the counts above zero.
+    `complete_fit` takes these sums, float64 (4,).
     """
     is_positive = counts > 0
     counts, model = counts[is_positive], model[is_positive]

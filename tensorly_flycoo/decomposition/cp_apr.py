@@ -20,24 +20,9 @@ class CpApr:
     """Chi and Kolda's CP-APR, with their parameters.
 
     The columns of all factors have sum 1, the weights hold the sums. A zero is inadmissible if the
-    loss would decrease with it: the next sweep adds a small number to it.
-
-    Parameters
-    ----------
-    data : ObservedData
-    modes : list of int
-        The modes to update.
-    tol : float
-        A mode has converged if ``max |min(factor, 1 - phi)|``, the violation of the Karush-Kuhn-
-        Tucker conditions, is smaller.
-    wants_losses : bool
-    state : mapping of str to array
-        That of a checkpoint, as `save_state` returned it.
-
-    Attributes
-    ----------
-    has_converged : bool
-        Whether all modes had converged at the beginning of the last sweep.
+    loss would decrease with it: the next sweep adds a small number to it. A mode has converged if
+    ``max |min(factor, 1 - phi)|``, the violation of the Karush-Kuhn-Tucker conditions, is below
+    `tol`; `has_converged` says whether all modes had at the beginning of the last sweep.
     """
 
     def __init__(

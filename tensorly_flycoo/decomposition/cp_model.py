@@ -64,15 +64,8 @@ def residual_square(
 ) -> Array:
     """Compute the squared norm of the residual, ``|x - model|^2``, in float64.
 
-    It is computed as ``|x|^2 + |model|^2 - 2 <x, model>``, which cancels near an exact fit: the
-    error is about ``eps * |x|^2``.
-
-    Parameters
-    ----------
-    tensor_square : scalar
-        ``|x|^2``.
-    inner : scalar
-        ``<x, model>``.
+    It is computed from ``|x|^2``, `tensor_square`, and ``<x, model>``, `inner`, as ``|x|^2 +
+    |model|^2 - 2 <x, model>``, which cancels near an exact fit: the error is about ``eps * |x|^2``.
     """
     model_square = multiply_grams(weights, factors).sum(dtype=np.float64)
     return np.abs(tensor_square + model_square - 2 * inner)

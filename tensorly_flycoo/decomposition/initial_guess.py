@@ -31,13 +31,6 @@ def check_initial_guess(init: Any, dtype: np.dtype, on_gpu: bool, rank: int | No
     TensorLy uses a guess as it is; ``tl.tensor(a, **tl.context(x))`` moves an array. Anything that
     is not a pair of weights and factors is left to TensorLy.
 
-    Raises
-    ------
-    TypeError
-        If an array of `init` is not on the tensor's device, or a factor has the wrong dtype.
-    ValueError
-        If a factor has another number of columns than `rank`.
-
     Examples
     --------
     >>> check_initial_guess((None, [np.ones((3, 2), "float32")]), np.dtype("float64"), False)
@@ -99,11 +92,6 @@ def draw_factors(x: FlycooTensor, rank: int, random: Any) -> list[Array]:
 
     The factors are drawn in the dtype and on the device of `x`, from a generator that
     `tl.check_random_state` returns.
-
-    Raises
-    ------
-    MemoryError
-        If the factors do not fit.
     """
 
     def draw() -> list[Array]:
@@ -139,15 +127,7 @@ def initialize_cp(
 
 
 def take_guess(x: FlycooTensor, rank: int, init: Any) -> list[Array]:
-    """Return copies of a guess's factors, with its weights multiplied into the last one.
-
-    Raises
-    ------
-    TypeError
-        If an array of `init` has the wrong device or dtype.
-    ValueError
-        If `init` is not a pair of weights and factors, or a shape does not match.
-    """
+    """Return copies of a guess's factors, with its weights multiplied into the last one."""
     if not isinstance(init, Iterable) or isinstance(init, str):
         raise ValueError(f"init is {init!r}, expected 'random' or (weights, factors)")
     weights, factors = check_initial_guess(init, x.dtype, x.device == "cuda")
@@ -173,26 +153,10 @@ def make_initial_guess(
 ) -> tuple[Array | None, list[Array]]:
     """Make the initial guess that TensorLy makes from the same arguments.
 
-    Parameters
-    ----------
-    x : FlycooTensor
-    rank : int
-    init : {"random", "svd", CPTensor, (weights, factors)}
-    svd : {"truncated_svd", "randomized_svd"}
-        See `LazyMatrix.svd` and `LazyMatrix.randomized_svd`.
-    random_state : int, numpy.random.RandomState or generator of CuPy, optional
-        For "random", and for the columns of a factor beyond the number of singular vectors.
-    unfold : callable, optional
-        Returns the unfolding along a given mode; by default that of `x`.
-    non_negative, normalize_factors : bool
-        Whether a computed guess is made so; the user's guess stays as it is.
-
-    Returns
-    -------
-    weights : array (R,) or None
-        None means ones.
-    factors : list of array (I_n, R)
-        New arrays, in the dtype and on the (first) device of `x`.
+    The weights (R,) are None for ones; the factors are new arrays in the dtype and on the (first)
+    device of `x`. `random_state` also draws the columns beyond the number of singular vectors.
+    `unfold` returns the unfolding along a mode, by default that of `x`. A computed guess is made
+    non-negative and normalised; the user's stays as it is.
     """
     random = tl.check_random_state(random_state)
     if not isinstance(init, str):

@@ -50,11 +50,6 @@ def measure_loss(
     All cells are enumerated, in about a second for 10^8 of them, or those of `samples` compared;
     "poisson_count" needs no enumeration.
 
-    Raises
-    ------
-    ValueError
-        If the loss is nan.
-
     Examples
     --------
     >>> from tensorly_flycoo import FlycooTensor

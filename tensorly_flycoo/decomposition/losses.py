@@ -120,13 +120,6 @@ _EXPECTED = f"expected one of {[*LOSSES]} or a tuple (f, df, lower_bound)"
 def find_loss(loss: Any) -> Loss:
     """Return a loss by its name, or a user's tuple ``(f, df, lower_bound)`` as a `Loss`.
 
-    Raises
-    ------
-    ValueError
-        If the name is unknown, or the tuple has another length or lower bound.
-    TypeError
-        If `loss` is neither, or f or df cannot be called.
-
     Examples
     --------
     >>> find_loss("poisson_count").lower_bound

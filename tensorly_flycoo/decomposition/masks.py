@@ -7,11 +7,11 @@ and added up.
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module
+from ..array_modules import Array, array_module, move
 from ..checks import densify_error
 from ..format.ordering import compute_norm
 from ..format.slab_layout import SlabLayout
@@ -19,16 +19,18 @@ from ..linalg.sparse_matrices import make_csc, multiply_transposed
 from ..linalg.tall_skinny import inner_product
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..ops.mttkrp import mttkrp
-from ..ops.sampling import split_entries
+from ..ops.sampling import NonzeroSampler, split_entries
 from ..ops.shared_columns import Entries
 from ..ops.unfolding_gram import UnfoldingGram
 from ..ops.unfolding_svd import Unfolding
-from ..tensor.arithmetic import map_values
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
 from ..tensor.labelled import LabelledTensor
-from ..tensor.tensor import FlycooTensor
+from ..tensor.pieces import Piece, map_pieces, read_nonzeros
+from ..tensor.tensor import FlycooTensor, rebuild
 from .cp_model import residual_square
-from .imputed_slabs import unfold_imputed
+
+if TYPE_CHECKING:
+    from ..engines.protocol import Engine
 
 _EXPECTED = "expected a sparse.COO with fill_value 1 whose stored zeros are the missing entries"
 
@@ -40,25 +42,17 @@ class MissingEntries:
     ----------
     x : FlycooTensor
     coords : integer array (ndim, count)
-        The coordinates of the missing entries, on the host; at least one. The values of `x` there
-        are only initial values.
+        Of the missing entries, on the host; at least one. The values of `x` there are only initial.
 
     Attributes
     ----------
-    tensor : FlycooTensor
-        `x`.
     observed : FlycooTensor
-        `x` without its nonzeros at missing entries; `x` itself if it has none there.
+        `x` without its nonzeros at missing entries; `x` itself, which is `tensor`, if it has none
+        there.
     start : array (count,)
         The values of `x` at the missing entries, in the order of `coords`.
     coords : int64 array (ndim, count)
         The coordinates, sorted and without duplicates, on the device of `x`.
-    count : int
-
-    Notes
-    -----
-    Memory: ``count`` records, an index for each mode but one, and the list of each mode's rows with
-    missing entries.
 
     Examples
     --------
@@ -107,7 +101,7 @@ class MissingEntries:
         """
         xp = self.tensor._engine.xp
         # Layout "indexed" keeps its records in one order, here that of `coords`.
-        part = map_values(self._pattern, lambda _: values)
+        part = self._pattern._map_values(lambda _: values)
         rows = [
             # The factor of `mode` is not read: only its shape matters.
             xp.empty((ids.size, factor.shape[1]), self.dtype)
@@ -153,19 +147,7 @@ class MissingEntries:
 
 
 class ObservedData:
-    """The observed nonzeros of a tensor, and its missing entries.
-
-    Parameters
-    ----------
-    x : FlycooTensor
-    missing : MissingEntries, optional
-        Of `x`.
-
-    Attributes
-    ----------
-    tensor : FlycooTensor
-        The observed nonzeros.
-    """
+    """The observed nonzeros of a tensor, in `tensor`, and its missing entries."""
 
     def __init__(self, x: FlycooTensor, missing: MissingEntries | None = None) -> None:
         self.tensor = x if missing is None else missing.observed
@@ -176,11 +158,7 @@ class ObservedData:
 class ImputedTensor:
     """A sparse tensor whose missing entries are imputed from a model.
 
-    Attributes
-    ----------
-    missing : MissingEntries
-    values : array (count,)
-        The values at the missing entries; initially those of the tensor itself.
+    `values` (count,) are those at the missing entries; initially those of the tensor itself.
 
     Examples
     --------
@@ -208,18 +186,9 @@ class ImputedTensor:
     ) -> tuple[float, Array]:
         """Compute the relative error of a model at the observed entries.
 
-        Parameters
-        ----------
-        last_mttkrp : array (I_N, R), optional
-            The MTTKRP of the last mode with this model's other factors; computed if not given.
-
-        Returns
-        -------
-        error : float
-            The norm of the residual at the observed entries, relative to the norm of the tensor
-            with the model's values at the missing ones.
-        values : array (count,)
-            The model's values at the missing entries.
+        It is the norm of the residual there, relative to the norm of the tensor with the model's
+        values at the missing entries. Return these values (count,) too. `last_mttkrp` (I_N, R) is
+        the MTTKRP of the last mode with this model's other factors; computed if not given.
         """
         if last_mttkrp is None:
             last_mttkrp = self.mttkrp(weights, factors, len(factors) - 1)
@@ -234,17 +203,7 @@ class ImputedTensor:
 
 
 class ImputedUnfolding(Unfolding):
-    """An unfolding whose values at the missing entries can be replaced.
-
-    Parameters
-    ----------
-    x : FlycooTensor
-    mode : int
-    entries : Entries
-        With the current values at the missing entries.
-    places : integer array (n,)
-        The places of the missing entries among them.
-    """
+    """An unfolding whose missing entries, at `places` of `entries`, can be replaced."""
 
     def __init__(self, x: FlycooTensor, mode: int, entries: Entries, places: Array) -> None:
         super().__init__(x, mode)
@@ -309,24 +268,8 @@ def drop_missing(x: Any, mask: Any) -> Any:
 def find_missing(x: Any, mask: Any) -> MissingEntries | None:
     """Find the entries of a sparse tensor that a mask marks as missing; None if there are none.
 
-    Parameters
-    ----------
-    x : FlycooTensor or sparse.COO
-    mask : sparse.COO
-        In the shape of `x`, with fill_value 1 and stored zeros; stored ones have no effect.
-
-    Returns
-    -------
-    MissingEntries or None
-
-    Raises
-    ------
-    DensifyError
-        If `mask` has fill_value 0: every entry that it does not store would be missing.
-    TypeError
-        If `x` or `mask` is dense.
-    ValueError
-        If the shapes differ, or the mask holds numbers other than 0 and 1.
+    The mask is a COO in the shape of `x`, with fill_value 1 and stored zeros; stored ones have no
+    effect.
 
     Examples
     --------
@@ -351,3 +294,71 @@ def find_missing(x: Any, mask: Any) -> MissingEntries | None:
             raise ValueError(f"mask holds {value}, {_EXPECTED}")
     coords = mask.coords[:, is_missing]
     return MissingEntries(as_flycoo(x, check_coords=True), coords) if coords.size else None
+
+
+def unfold_imputed(
+    x: FlycooTensor, observed: FlycooTensor, coords: Array, mode: int, rank: int, num_repeats: int
+) -> Unfolding:
+    """Return the unfolding along a mode after imputing missing entries `num_repeats` times.
+
+    Each round imputes from the leading `rank` singular vectors of the round before, and builds the
+    tensor anew, in its dtype. `x` is in slabs, with the first values of the missing entries at
+    `coords` (ndim, count); `observed` is `x` without its nonzeros there.
+    """
+    for _ in range(num_repeats):
+        unfolding = Unfolding(x, mode)
+        left, _ = unfolding.svd(min(rank, *unfolding.shape))
+        values = project(x, mode, coords, left)
+        # In host memory, from where each device takes its own.
+        given = move(coords, np), values.astype(x.dtype)
+        x = rebuild(observed._layout, observed, add_entries, *given)
+    return Unfolding(x, mode)
+
+
+def project(x: FlycooTensor, mode: int, coords: Array, left: Array) -> np.ndarray:
+    """Return the entries (count,) at `coords` of the projection of the unfolding of `x`.
+
+    Its columns are projected onto the span of the orthonormal columns `left` (I_mode, R).
+
+    Examples
+    --------
+    >>> x = FlycooTensor([[0, 1, 1], [0, 0, 2]], [3.0, 4.0, 5.0], (2, 3))
+    >>> project(x, 0, np.array([[0, 1], [0, 0]]), np.array([[0.6], [0.8]]))
+    array([3., 4.])
+    """
+    left = left.astype(np.float64, copy=False)
+    arguments = (_project, x._layout, x._engine, mode, x._engine)
+    return sum(move(part, np) for part in map_pieces(*arguments, arrays=[coords, left]))
+
+
+def _project(piece: Piece, mode: int, engine: "Engine", arrays: Sequence[Array]) -> Array:
+    """Return what the nonzeros of a slab add to the entries of the projection."""
+    coords, left = arrays
+    own_left, is_own = left, slice(None)
+    if mode == piece.cut_mode:  # its columns are shared between slabs
+        num_rows = piece.layout.record_format.shape[mode]
+        own_left, own = left[piece.start : piece.start + num_rows], coords
+    else:
+        own, is_own = piece.take_own(coords)
+    rows, added = coords[mode][is_own], piece.xp.zeros(coords.shape[1])
+    sampler, parts = NonzeroSampler.of_layout(piece.layout, engine), []
+    block_size = choose_block_size(left, left.shape[1])
+    for start in range(0, rows.size, block_size):
+        block = slice(start, start + block_size)
+        fibres = sampler.fibres(mode, dict(enumerate(own[:, block])))
+        right = multiply_transposed(fibres, own_left)
+        parts.append((left[rows[block]] * right).sum(axis=1))
+    if parts:
+        added[is_own] = piece.xp.concatenate(parts)
+    return added
+
+
+def add_entries(piece: Piece, coords: Array, values: Array) -> tuple[Array, Array]:
+    """Return the nonzeros of a slab, and the entries at those of `coords` that are in it."""
+    given, numbers = piece.xp.asarray(coords), piece.xp.asarray(values)
+    _, is_own = piece.take_own(given)
+    known, known_values = read_nonzeros(piece)
+    return (
+        piece.xp.concatenate([known, given[:, is_own]], axis=1),
+        piece.xp.concatenate([known_values, numbers[is_own]]),
+    )

@@ -155,11 +155,8 @@ def randomised_parafac(
 class _Random:
     """A generator that a checkpoint can hold.
 
-    Attributes
-    ----------
-    first, current : numpy.random.RandomState
-        In the state at the start of the run, from which the entries of `_choose_measure` are drawn;
-        and in that of the current iteration. The same object unless resumed.
+    `first` is in the state at the start of the run, from which the entries of `_choose_measure` are
+    drawn, `current` in that of the current iteration: the same object unless resumed.
     """
 
     def __init__(self, random: np.random.RandomState, is_saved: bool) -> None:
@@ -172,13 +169,7 @@ class _Random:
         return first | _pack_state(self.current)
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Take up what `save` returned.
-
-        Raises
-        ------
-        ValueError
-            If it is not there.
-        """
+        """Take up what `save` returned, if it is there."""
         names = ("random_key", "random_position")
         if not {*names, *(f"first_{name}" for name in names)} <= state.keys():
             raise ValueError(
@@ -230,11 +221,8 @@ def _draw_by_leverage(
 ) -> tuple[dict[int, Array], Array]:
     """Draw rows of factors by their leverage scores.
 
-    Returns
-    -------
-    coords : dict of int to integer array (count,)
-    weights : array (count,)
-        One over the square root of each sample's expected count.
+    Return their coordinates (count,) by mode, and one over the square root of each sample's
+    expected count.
     """
     coords, expected = {}, np.full(count, float(count))
     for n, factor in factors.items():

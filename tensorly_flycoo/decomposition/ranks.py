@@ -13,20 +13,7 @@ from ..checks import check_rank, num_cells
 
 
 def find_cp_rank(x: Any, rank: Any) -> int:
-    """Return the rank of a CP decomposition as an int.
-
-    Parameters
-    ----------
-    x : FlycooTensor or sparse.COO
-    rank : int or "same"
-        An integer of Python or NumPy.
-
-    Raises
-    ------
-    TypeError
-        If `rank` is a float, a bool, a string other than "same", or anything else but an integer.
-    ValueError
-        If `rank` is below 1, or "same" although nearly all cells of `x` are zeros.
+    """Return the rank of a CP decomposition, an integer of Python or NumPy or "same", as an int.
 
     Examples
     --------
@@ -43,12 +30,7 @@ def find_cp_rank(x: Any, rank: Any) -> int:
 def find_tucker_rank(x: Any, rank: Any, num_modes: int | None = None) -> Any:
     """Return the rank of a Tucker decomposition: an int, ints, None (each mode's size) or "same".
 
-    Parameters
-    ----------
-    x : FlycooTensor or sparse.COO
-    rank : int, sequence of int, "same" or None
-    num_modes : int, optional
-        The length that a sequence must have.
+    A sequence must have `num_modes` ints.
     """
     if rank is None:
         _check_same_size(x, rank)
@@ -57,13 +39,7 @@ def find_tucker_rank(x: Any, rank: Any, num_modes: int | None = None) -> Any:
 
 
 def find_train_rank(x: Any, rank: Any) -> int | str | list[int]:
-    """Return the rank of a tensor train or ring: an int, a list of ints or "same".
-
-    Parameters
-    ----------
-    x : FlycooTensor, sparse.COO or a view
-    rank : int, sequence of int or "same"
-    """
+    """Return the rank of a tensor train or ring: an int, a list of ints or "same"."""
     return _check(x, rank)
 
 

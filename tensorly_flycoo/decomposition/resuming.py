@@ -31,19 +31,9 @@ def check_checkpoint(
     solver: str,
     dtype: np.dtype | None = None,
 ) -> None:
-    """Refuse a checkpoint of another solver, tensor or rank.
+    """Refuse a checkpoint of another solver, tensor, rank or, if given, dtype.
 
-    Parameters
-    ----------
-    init : ResumedCP or ResumedTucker
-    dtype : numpy.dtype, optional
-        That the factors must have.
-
-    Raises
-    ------
-    ValueError
-        If solver, tensor, rank or dtype differ. A checkpoint that does not name its tensor or
-        solver is checked only for shape, rank and dtype.
+    One that does not name its tensor or solver is checked only for shape, rank and dtype.
     """
     is_tucker = isinstance(init, ResumedTucker)
     if init.saved.solver not in ("", solver) or is_tucker != (solver == "tucker"):
@@ -92,15 +82,8 @@ _NOT_RESUMED = ("linesearch", "orthogonalise", "mask")
 def prepare_options(options: dict[str, Any]) -> dict[str, Any]:
     """Return parafac's options with the tensor converted, the rank checked and a callback wrapped.
 
-    The callback gets models with an origin.
-
-    With a callback, TensorLy computes errors only if it has a `tol`: 0 becomes one that never
-    stops.
-
-    Parameters
-    ----------
-    options : dict
-        With "tensor", and the others that were given.
+    The callback gets models with an origin. With a callback, TensorLy computes errors only if it
+    has a `tol`: 0 becomes one that never stops.
     """
     tensor, callback = options["tensor"], options.get("callback")
     rank = find_cp_rank(tensor, options["rank"])
@@ -121,11 +104,7 @@ def prepare_options(options: dict[str, Any]) -> dict[str, Any]:
 def resume_options(options: dict[str, Any]) -> dict[str, Any]:
     """Return parafac's options, changed to resume the checkpoint in `init` and stop as it would.
 
-    Raises
-    ------
-    ValueError
-        If the checkpoint does not match; or if `options` has a mask, linesearch or orthogonalise,
-        whose state is not in a checkpoint.
+    A mask, linesearch and orthogonalise are refused: their state is not in a checkpoint.
     """
     init: Any = options["init"]
     x = options["tensor"]

@@ -113,20 +113,9 @@ def _split_mode(
 ) -> tuple[Array, Array, Array]:
     """Decompose the matrix with rows for (previous rank, this mode) and columns for later modes.
 
-    Parameters
-    ----------
-    coords : int64 array (1 + number of later modes, C)
-        Coordinates in this mode and the later ones.
-    block : array (C, previous rank)
-        The elements at these coordinates.
-
-    Returns
-    -------
-    left : array (previous rank * size, rank)
-    coords : int64 array (number of later modes, C')
-        Without duplicates.
-    remainder : array (C', rank)
-        ``matrix.T @ left`` at these coordinates.
+    `block` (C, previous rank) has the elements at `coords` (1 + number of later modes, C). Return
+    the left vectors (previous rank * size, rank), the coordinates in the later modes without
+    duplicates, and ``matrix.T @ left`` there.
     """
     xp = x._engine.xp
     is_new = xp.ones(coords.shape[1], bool)

@@ -6,18 +6,8 @@ from collections.abc import Sequence
 def has_converged(errors: Sequence[float], tol: float, criterion: str) -> bool:
     """Return whether the last error changed by less than `tol`; False if there is only one.
 
-    Parameters
-    ----------
-    errors : sequence of float
-    tol : float
-        0 never stops.
-    criterion : {"abs_rec_error", "rec_error"}
-        Whether the absolute change counts, or the decrease: then an increase stops the loop too.
-
-    Raises
-    ------
-    TypeError
-        If `criterion` is unknown.
+    With "abs_rec_error" the absolute change counts, with "rec_error" the decrease: then an increase
+    stops the loop too. A `tol` of 0 never stops.
 
     Examples
     --------

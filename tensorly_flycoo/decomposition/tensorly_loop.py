@@ -61,11 +61,6 @@ def dense_to_tensorly(function: Callable[_P, _R]) -> Callable[_P, _R]:
 def require_flycoo_backend() -> None:
     """Refuse to run TensorLy's loop on a sparse tensor under another backend.
 
-    Raises
-    ------
-    RuntimeError
-        If TensorLy's current backend is not "flycoo".
-
     Examples
     --------
     >>> require_flycoo_backend()

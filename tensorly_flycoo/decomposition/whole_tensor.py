@@ -18,20 +18,7 @@ _logger = logging.getLogger("tensorly_flycoo")
 
 
 def run_parafac(parafac: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """Run TensorLy's parafac on a sparse tensor.
-
-    Parameters
-    ----------
-    parafac : callable
-        TensorLy's own, or what someone else has put around it.
-    options : dict
-        Of `prepare_options`.
-
-    Raises
-    ------
-    ValueError
-        If the tensor has no nonzeros.
-    """
+    """Run TensorLy's parafac, or what is put around it, with options of `prepare_options`."""
     x = options.pop("tensor")
     if x.nnz == 0:
         raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
@@ -47,12 +34,8 @@ def run_parafac(parafac: Callable[..., Any], options: dict[str, Any]) -> Any:
 def check_start(mttkrp: Array) -> None:
     """Refuse a start from which alternating least squares can only reach the zero model.
 
-    Dense TensorLy meets a singular matrix there.
-
-    Parameters
-    ----------
-    mttkrp : array (I, R)
-        That of the first mode. If it is zero, so will be its factor, and then every other one.
+    If the MTTKRP of the first mode is zero, so will be its factor, and then every other one. Dense
+    TensorLy meets a singular matrix there.
     """
     if np.max(mttkrp) == 0 == np.min(mttkrp):
         raise np.linalg.LinAlgError(
@@ -65,10 +48,7 @@ def check_start(mttkrp: Array) -> None:
 class CallDevice(str):
     """Where a call's own arrays are, "cuda" or "cpu", in the context of its `WholeTensor`.
 
-    Attributes
-    ----------
-    memory : GramMemory
-        For the products of Gram matrices that begin on this device.
+    `memory` is for the products of Gram matrices that begin on this device.
     """
 
     memory: GramMemory
@@ -79,11 +59,6 @@ class WholeTensor(LazyArray):
 
     TensorLy's own parafac gets one in place of the user's tensor: what it calls knows by this type
     that it is called by parafac, where all uses of a result are known.
-
-    Attributes
-    ----------
-    tensor : FlycooTensor
-    device : CallDevice
     """
 
     _instead = "it belongs to one call of parafac"
@@ -113,10 +88,7 @@ class WholeTensor(LazyArray):
     def mttkrp_of_als(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
         """Compute an MTTKRP of TensorLy's parafac, which has just multiplied Gram matrices.
 
-        Raises
-        ------
-        numpy.linalg.LinAlgError
-            If the first one is zero: see `check_start`.
+        Refuse a start whose first one is zero: see `check_start`.
         """
         gram_products.stop()
         product = self.mttkrp(weights, factors, mode)

@@ -1,5 +1,6 @@
 """CP decompositions of sparse tensors as an estimator in scikit-learn's style."""
 
+import inspect
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -14,13 +15,50 @@ from ..decomposition.masks import drop_missing
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
 from .best_of import best_of
-from .parameters import Parameters
 from .select_rank import CP_METHODS, loss_of
 
 if TYPE_CHECKING:
     from sparse import SparseArray
 
     from ..tensor.tensor import FlycooTensor
+
+
+class Parameters:
+    """An estimator whose constructor only stores its parameters, so that they can be read and set.
+
+    Subclasses have `sklearn.base.clone` work on them without importing scikit-learn.
+    """
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the parameters by name."""
+        names = list(inspect.signature(type(self).__init__).parameters)[1:]
+        return {name: getattr(self, name) for name in names}
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters by name, and return the estimator.
+
+        Raises
+        ------
+        ValueError
+            If there is no such parameter.
+        """
+        known = self.get_params()
+        for name, value in params.items():
+            if name not in known:
+                raise ValueError(
+                    f"{type(self).__name__} has no parameter {name!r}, expected one of {[*known]}"
+                )
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        params = ", ".join(f"{name}={value!r}" for name, value in self.get_params().items())
+        return f"{type(self).__name__}({params})"
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import Tags, TargetTags
+
+        return Tags(estimator_type=None, target_tags=TargetTags(required=False))
 
 
 class FlycooCP(Parameters):

@@ -74,21 +74,9 @@ def run_together(
 ) -> list[Run | None]:
     """Run ``parafac(x, rank, init="random", random_state=seed)`` for each of the seeds.
 
-    Parameters
-    ----------
-    x : FlycooTensor
-    rank : int
-    seeds : sequence of int
-    stopping : Stopping
+    A run to repeat alone is None: it met a singular system of equations, which needs a
+    pseudo-inverse, or two runs together would not be faster or not fit.
 
-    Returns
-    -------
-    list of Run or None
-        None for a run to repeat alone: it met a singular system of equations, which needs a
-        pseudo-inverse, or two runs together would not be faster or not fit.
-
-    Notes
-    -----
     On a CPU, a run gives the bits that `parafac` gives. On a GPU, the kernels add the nonzeros of a
     row in an order that depends on the number of columns, so runs agree up to rounding errors. The
     host waits for the GPU once per iteration of all runs.

@@ -9,14 +9,13 @@ from tensorly.cp_tensor import CPTensor
 
 from ..array_modules import Array, array_module, is_cupy
 from ..checks import check_count, check_place, check_rank
-from ..decomposition.count_stream import CountStream
 from ..decomposition.cp_model import make_cp_tensor
-from ..decomposition.cp_stream import LeastSquaresStream, as_rows
+from ..decomposition.cp_stream import CountStream, LeastSquaresStream, as_rows
 from ..io.array_file import FLOATS, ONLINE, number, open_arrays, save_arrays
 from ..io.files import FilePath
 from ..ops.slices import Slices, read_slices
 from ..tensor.tensor import FlycooTensor
-from .parameters import Parameters
+from .estimator import Parameters
 
 if TYPE_CHECKING:
     from sparse import SparseArray

@@ -392,12 +392,8 @@ def _fit_rank(
 class _HeldOut:
     """Entries that models have to predict.
 
-    Attributes
-    ----------
-    known : FlycooTensor
-        The tensor without them.
-    options : dict
-        What tells a decomposition that they are not zero but missing.
+    `known` is the tensor without them; `options` tell a decomposition that they are not zero but
+    missing.
     """
 
     known: FlycooTensor

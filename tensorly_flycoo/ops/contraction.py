@@ -15,7 +15,7 @@ from ..array_modules import Array, array_module, share
 from ..checks import check_place
 from ..format.packing import RecordFormat
 from ..tensor.coo_cache import as_flycoo
-from ..tensor.reductions import check_axes, collect, total
+from ..tensor.reductions import check_axes, total
 from ..tensor.tensor import FlycooTensor
 from .mttkrp import mttkrp
 
@@ -54,7 +54,7 @@ def contract_vectors(
     coords, values = x._sorted_nonzeros()
     for vector, mode in zip(vectors, axes, strict=True):
         values = values * vector[coords[mode]]
-    return collect(x, coords, values, axes)
+    return x._collect(coords, values, axes)
 
 
 def inner(x: FlycooTensor | SparseArray, y: FlycooTensor | SparseArray | Array) -> Array:

@@ -24,8 +24,8 @@ from ..linalg.leading_pairs import (
     multiply_by_gram,
     split_columns,
 )
-from ..tensor.pieces import Piece, read_nonzeros, rebuild
-from ..tensor.tensor import FlycooTensor
+from ..tensor.pieces import Piece, read_nonzeros
+from ..tensor.tensor import FlycooTensor, rebuild
 from .contraction import join_modes
 from .nonempty_rows import count_nonempty_rows, find_nonempty_rows
 

@@ -14,17 +14,9 @@ import numpy as np
 
 from ..array_modules import Array, is_cupy
 from ..checks import current_backend, densify_error, num_cells
-from ..tensor import numpy_protocol
 from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse, not_sparse_error
-from ..tensor.reductions import (
-    average_modes,
-    check_axes,
-    find_largest,
-    find_smallest,
-    sum_modes,
-)
+from ..tensor.reductions import check_axes, check_order
 from ..tensor.tensor import FlycooTensor
-from ..tensor.transposing import check_order
 from .contraction import inner, join_modes
 from .lazy import LazyArray, ModeView
 from .unfolding_svd import Unfolding
@@ -136,22 +128,22 @@ def sum_axes(x: Viewable, axis: int | Iterable[int] | None = None) -> Any:
 
     The result is dense if one axis of one mode is left, a number if none is, else sparse.
     """
-    return _reduce(x, axis, sum_modes, "tl.sum")
+    return _reduce(x, axis, FlycooTensor.sum, "tl.sum")
 
 
 def average_axes(x: Viewable, axis: int | Iterable[int] | None = None) -> Any:
     """Average a sparse tensor or view over all axes or some; see `sum_axes`."""
-    return _reduce(x, axis, average_modes, "tl.mean")
+    return _reduce(x, axis, FlycooTensor.mean, "tl.mean")
 
 
 def max_axes(x: Viewable, axis: int | Iterable[int] | None = None) -> Any:
     """Find the largest elements of a sparse tensor or view; see `sum_axes`."""
-    return _reduce(x, axis, find_largest, "tl.max")
+    return _reduce(x, axis, FlycooTensor.max, "tl.max")
 
 
 def min_axes(x: Viewable, axis: int | Iterable[int] | None = None) -> Any:
     """Find the smallest elements of a sparse tensor or view; see `sum_axes`."""
-    return _reduce(x, axis, find_smallest, "tl.min")
+    return _reduce(x, axis, FlycooTensor.min, "tl.min")
 
 
 def apply_ufunc(ufunc: np.ufunc, *args: Any, **kwargs: Any) -> FlycooTensor:
@@ -159,7 +151,7 @@ def apply_ufunc(ufunc: np.ufunc, *args: Any, **kwargs: Any) -> FlycooTensor:
     args = tuple(as_flycoo(x, check_coords=True) if is_sparse(x) else x for x in args)
     x = find_sparse((*args, *kwargs.values()))
     if isinstance(x, FlycooTensor):
-        return numpy_protocol.apply_ufunc(x, ufunc, "__call__", *args, **kwargs)
+        return x.__array_ufunc__(ufunc, "__call__", *args, **kwargs)
     return ufunc(*args, **kwargs)
 
 

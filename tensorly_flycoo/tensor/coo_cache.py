@@ -104,18 +104,9 @@ def is_sparse(x: object) -> bool:
 
 
 def as_flycoo(x: Any, *, check_coords: bool = False) -> FlycooTensor:
-    """Return `x` as a FlycooTensor; convert a raw COO once, to the chosen device.
+    """Return a sparse tensor as a FlycooTensor; convert a raw COO once, to the chosen device.
 
-    Parameters
-    ----------
-    x : FlycooTensor, LabelledTensor or sparse.COO
-    check_coords : bool
-        Whether to compare the coordinates of a raw COO too, not only its values.
-
-    Raises
-    ------
-    TypeError
-        If `x` is neither.
+    With `check_coords`, compare the coordinates of a raw COO too, not only its values.
     """
     if isinstance(x, FlycooTensor):
         return x

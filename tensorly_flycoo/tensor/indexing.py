@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import EllipsisType, ModuleType
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
+from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 
 from ..array_modules import Array, is_cupy, move
 from ..checks import DensifyError, early_bound_hint
-from .pieces import Piece, map_pieces, rebuild
-
-if TYPE_CHECKING:
-    from .tensor import FlycooTensor
+from .pieces import Piece
 
 _VALID = (
     "only integers, slices (`:`), ellipsis (`...`) and one list of integers are valid indices of a "
@@ -29,50 +26,11 @@ Index: TypeAlias = _Item | tuple[_Item, ...]
 Selector: TypeAlias = int | range | np.ndarray
 
 
-def find_part(x: FlycooTensor, index: Index) -> FlycooTensor | Array:
-    """Return ``x[index]``; see `FlycooTensor.__getitem__`."""
-    selectors = parse_index(index, x.shape)
-    if all(map(_is_whole, selectors, x.shape)):
-        return x
-    kept, args = order_kept(selectors), (x.shape, tuple(selectors))
-    if not kept:
-        return sum(map_pieces(_find_value, x._layout, x._engine, *args))
-    shape = [_count(selectors[mode]) for mode in kept]
-    return x._derive(lambda x: rebuild(x._layout, x, _find_kept, *args, kept, shape=shape))
-
-
-def iterate_parts(x: FlycooTensor) -> Iterator[FlycooTensor | Array]:
-    """Yield ``x[0]``, ``x[1]``, ..."""
-    if x.ndim == 1:
-        yield from (x[i] for i in range(len(x)))
-        return
-    coords, values = x._sorted_nonzeros()
-    counts = move(x._engine.xp.bincount(coords[0], minlength=len(x)), np)
-    ends = np.cumsum(counts)
-    for start, end in zip(ends - counts, ends, strict=True):
-        yield x._rebuild(coords[1:, start:end], values[start:end], x.shape[1:])
-
-
 def parse_index(index: Index, shape: Sequence[int]) -> list[Selector]:
     """Turn an index into one selector per mode: an int from 0 to size - 1, a range or an array.
 
-    Parameters
-    ----------
-    index : int, slice, Ellipsis, sequence of int, or tuple of these
-        With one sequence at most.
-    shape : tuple of int
-
-    Returns
-    -------
-    list of int, range or int64 array
-
-    Raises
-    ------
-    IndexError
-        If an index has another type or is out of bounds, there are too many, or more than one is
-        a sequence.
-    ValueError
-        If a slice or sequence selects nothing: a FlycooTensor has no mode of size 0.
+    At most one item may be a sequence, and none may select nothing: a FlycooTensor has no mode of
+    size 0.
 
     Examples
     --------
@@ -116,11 +74,11 @@ def order_kept(selectors: Sequence[Selector]) -> list[int]:
     return sorted(kept, key=lambda mode: is_split and isinstance(selectors[mode], range))
 
 
-def _is_whole(selector: Selector, size: int) -> bool:
+def is_whole(selector: Selector, size: int) -> bool:
     return isinstance(selector, range) and selector == range(size)
 
 
-def _count(selector: Selector) -> int:
+def count_selected(selector: Selector) -> int:
     return 1 if isinstance(selector, int) else len(selector)
 
 
@@ -163,7 +121,7 @@ def _refuse(error: IndexError) -> Exception:
     return DensifyError(f"{error}{hint}") if hint else error
 
 
-def _find_kept(
+def find_kept(
     piece: Piece, shape: Sequence[int], selectors: Sequence[Selector], kept: Sequence[int]
 ) -> tuple[Array, Array]:
     """Return the positions of selected nonzeros in the ranges and the array, and their values.
@@ -182,7 +140,7 @@ def _find_kept(
     return coords[kept], values
 
 
-def _find_value(piece: Piece, shape: Sequence[int], selectors: Sequence[Selector]) -> Array:
+def find_value(piece: Piece, shape: Sequence[int], selectors: Sequence[Selector]) -> Array:
     return _select_from_piece(piece, shape, selectors)[1].sum()
 
 
@@ -193,7 +151,7 @@ def _select_from_piece(
     is_kept: Array | None = None
     with piece.hold_records() as records:
         for mode, selector in enumerate(selectors):
-            if not _is_whole(selector, shape[mode]):
+            if not is_whole(selector, shape[mode]):
                 is_in = _is_in(piece.read_rows(records, mode), selector, piece.xp)
                 is_kept = is_in if is_kept is None else is_kept & is_in
         records = records.copy() if is_kept is None else records[is_kept]

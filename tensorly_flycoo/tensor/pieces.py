@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from ..format.slab_layout import AnyLayout, SlabLayout
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
-    from .tensor import FlycooTensor
 
 
 @dataclass(frozen=True)
@@ -152,34 +150,6 @@ def call_with_piece(
     """Call a function of a slab, on the slab's device, which is the current one."""
     piece = Piece(layout, engine.xp, OneDevice(engine.xp), 0, cut_mode, start)
     return function(piece, *args)
-
-
-@functools.singledispatch
-def rebuild(
-    layout: AnyLayout,
-    x: FlycooTensor,
-    find: Callable[..., tuple[Array, Array]],
-    *args: Any,
-    shape: Sequence[int] | None = None,
-    dtype: np.dtype | None = None,
-) -> FlycooTensor:
-    """Make a tensor of the coords (ndim, n) and values (n,) that ``find(piece, *args)`` returns.
-
-    It is called where each piece of `x`, whose layout is `layout`, is: maybe in another process.
-    Values at repeated coordinates are added in the sequence in which they are returned, piece by
-    piece. The tensor has the options of `x` and, by default, its shape and dtype.
-    """
-    parts = []
-    for piece in iterate_pieces(layout, x._engine.xp):
-        with piece.devices.use(piece.home):
-            found = find(piece, *args)
-        parts.append([piece.bring(array) for array in found])
-    coords, values = parts[0]
-    if len(parts) > 1:
-        xp = x._engine.xp
-        coords = xp.concatenate([part_coords for part_coords, _ in parts], axis=1)
-        values = xp.concatenate([part_values for _, part_values in parts])
-    return x._rebuild(coords, values, shape, dtype)
 
 
 def read_nonzeros(piece: Piece) -> tuple[Array, Array]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from inspect import signature
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..array_modules import Array, is_cupy, move
+from ..array_modules import Array, array_module, as_array, is_cupy, move
 from ..checks import (
     check_coords,
     check_count,
     check_dtype,
+    check_fill_value,
     check_keep,
     check_place,
     check_shape,
@@ -24,22 +27,51 @@ from ..checks import (
     num_cells,
 )
 from ..engines import select_engine
-from ..format.slab_layout import SlabLayout
-from .arithmetic import add, map_elements, map_values, raise_to, scale
-from .constructors import FromOthers
-from .indexing import Index, find_part, iterate_parts
+from ..format.slab_layout import AnyLayout, SlabLayout
+from .indexing import (
+    Index,
+    count_selected,
+    find_kept,
+    find_value,
+    is_whole,
+    order_kept,
+    parse_index,
+)
 from .memory import build_layout
-from .numpy_protocol import USE_FIT, USE_NONZEROS, apply_function, apply_ufunc, refuse_attribute
-from .pieces import check_all_values, read_nonzeros, rebuild
-from .reductions import average_modes, find_largest, find_smallest, sum_modes
-from .showing import to_html
-from .transposing import transpose
+from .pieces import (
+    Piece,
+    check_all_values,
+    find_extreme,
+    has_zeros,
+    iterate_pieces,
+    map_pieces,
+    measure_values,
+    read_nonzeros,
+    sum_all,
+)
+from .reductions import check_axes, check_order, find_extremes, group_cells, total
 
 if TYPE_CHECKING:
     import sparse
 
     from ..engines.protocol import Engine
-    from ..format.slab_layout import AnyLayout
+
+_USE_NONZEROS = "use x.to_coo() for the nonzeros"
+
+#: Also for differences, which most often are residuals.
+_USE_FIT = f"{_USE_NONZEROS}, and tensorly_flycoo.cp_fit(x, cp) for the error of a CP model"
+
+#: What to use instead of attributes that arrays have.
+_INSTEAD = {
+    "coords": "x.nonzeros()[0]",
+    "data": "x.nonzeros()[1]",
+    "values": "x.nonzeros()[1]",
+    "todense": "x.to_coo().todense()",
+    "toarray": "x.to_coo().todense()",
+    "size": "x.nnz, or math.prod(x.shape)",
+    "std": "x.to_coo().std()",
+    "var": "x.to_coo().var()",
+}
 
 
 def _make_operator(ufunc: np.ufunc) -> Callable[[FlycooTensor, Any], Any]:
@@ -49,7 +81,7 @@ def _make_operator(ufunc: np.ufunc) -> Callable[[FlycooTensor, Any], Any]:
     return operate
 
 
-class FlycooTensor(FromOthers):
+class FlycooTensor:
     """A sparse tensor ready for MTTKRP of any mode, and never made dense.
 
     Building it sums duplicate coordinates, drops explicit zeros, and converts integers and bools
@@ -160,6 +192,177 @@ class FlycooTensor(FromOthers):
         if not math.isfinite(layout.norm):
             check_all_values(layout, engine)
 
+    @classmethod
+    def from_coo(cls, coo: Any, **options: Any) -> Self:
+        """Make a tensor from a `sparse.COO` (or GCXS, DOK) array with fill_value 0.
+
+        Parameters
+        ----------
+        coo : sparse.SparseArray
+        **options
+            ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
+
+        Raises
+        ------
+        TypeError
+            If `coo` is not such an array.
+        ValueError
+            If fill_value is not 0, or `FlycooTensor` refuses the nonzeros.
+
+        Examples
+        --------
+        >>> import sparse
+        >>> FlycooTensor.from_coo(sparse.eye(3))
+        <FlycooTensor: shape=(3, 3), dtype=float64, nnz=3, layout='remap', device='cpu'>
+        """
+        if not hasattr(coo, "coords") and hasattr(coo, "asformat"):
+            coo = coo.asformat("coo")
+        if not (hasattr(coo, "coords") and hasattr(coo, "data") and hasattr(coo, "fill_value")):
+            raise TypeError(f"coo is a {type(coo).__name__}, expected a sparse.COO")
+        check_fill_value(coo.fill_value)
+        return cls(coo.coords, coo.data, coo.shape, **options)
+
+    @classmethod
+    def from_scipy(cls, matrix: Any, **options: Any) -> Self:
+        """Make a two-mode tensor from a SciPy sparse matrix or array, or a CuPy sparse matrix.
+
+        Parameters
+        ----------
+        matrix : scipy.sparse.spmatrix or sparray, or cupyx.scipy.sparse.spmatrix
+        **options
+            ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
+
+        Raises
+        ------
+        TypeError
+            If `matrix` is not a sparse matrix.
+
+        Examples
+        --------
+        >>> import scipy.sparse
+        >>> FlycooTensor.from_scipy(scipy.sparse.eye_array(3)).nnz
+        3
+        """
+        if not hasattr(matrix, "tocoo"):
+            raise TypeError(
+                f"matrix is a {type(matrix).__name__}, expected a SciPy sparse matrix; "
+                "sparse.stack([sparse.COO(a), sparse.COO(b), ...]) makes a tensor of several"
+            )
+        coo = matrix.tocoo()
+        coords = coo.coords if hasattr(coo, "coords") else (coo.row, coo.col)
+        return cls(np.stack(coords), coo.data, coo.shape, **options)
+
+    @classmethod
+    def from_torch(cls, tensor: Any, **options: Any) -> Self:
+        """Make a tensor from a sparse PyTorch tensor: COO, or a matrix in CSR, CSC and so on.
+
+        Parameters
+        ----------
+        tensor : torch.Tensor
+            With a sparse layout, on a CPU or a GPU; autograd does not track the result.
+        **options
+            ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
+
+        Raises
+        ------
+        TypeError
+            If `tensor` is not sparse; `from_dense` takes dense ones.
+        ValueError
+            If some of its modes are dense.
+
+        Examples
+        --------
+        >>> import torch  # doctest: +SKIP
+        >>> FlycooTensor.from_torch(torch.eye(3).to_sparse())  # doctest: +SKIP
+        <FlycooTensor: shape=(3, 3), dtype=float32, nnz=3, layout='remap', device='cpu'>
+        """
+        layout = str(getattr(tensor, "layout", ""))
+        if not layout.startswith("torch.sparse"):
+            described = f"{type(tensor).__name__} {layout}".strip()
+            raise TypeError(f"tensor is a {described}, expected a sparse torch.Tensor")
+        coo = tensor.detach().to_sparse_coo().coalesce()
+        if coo.dense_dim():
+            raise ValueError(f"tensor has {coo.dense_dim()} dense modes, expected none")
+        return cls(coo.indices(), coo.values(), coo.shape, **options)
+
+    @classmethod
+    def from_jax(cls, array: Any, **options: Any) -> Self:
+        """Make a tensor from a sparse JAX array: BCOO, or a matrix in BCSR.
+
+        Parameters
+        ----------
+        array : jax.experimental.sparse.BCOO or BCSR
+            On a CPU or a GPU, without batch modes and dense modes.
+        **options
+            ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
+
+        Raises
+        ------
+        TypeError
+            If `array` is not such an array; `from_dense` takes dense ones.
+        ValueError
+            If some of its modes are batch modes or dense.
+
+        Notes
+        -----
+        Entries outside of the shape are JAX's padding, and are left out.
+
+        Examples
+        --------
+        >>> import jax  # doctest: +SKIP
+        >>> eye = jax.experimental.sparse.eye(3)  # doctest: +SKIP
+        >>> FlycooTensor.from_jax(eye)  # doctest: +SKIP
+        <FlycooTensor: shape=(3, 3), dtype=float32, nnz=3, layout='remap', device='cpu'>
+        """
+        if not hasattr(array, "n_batch"):
+            raise TypeError(f"array is a {type(array).__name__}, expected a sparse JAX array")
+        if array.n_batch or array.n_dense:
+            raise ValueError(
+                f"array has {array.n_batch} batch modes and {array.n_dense} dense modes, "
+                "expected none"
+            )
+        bcoo = array.to_bcoo() if hasattr(array, "to_bcoo") else array
+        coords, values = as_array(bcoo.indices).T, as_array(bcoo.data)
+        sizes = array_module(coords).asarray(bcoo.shape)
+        is_stored = (coords < sizes[:, None]).all(axis=0)
+        return cls(coords[:, is_stored], values[is_stored], bcoo.shape, **options)
+
+    @classmethod
+    def from_dense(cls, array: Array, **options: Any) -> Self:
+        """Make a tensor from the nonzeros of a dense array.
+
+        Parameters
+        ----------
+        array : array_like
+            From NumPy, CuPy, or another library that exports DLPack.
+        **options
+            ``dtype``, ``layout`` and ``device`` of `FlycooTensor`.
+
+        Raises
+        ------
+        TypeError
+            If `array` is a sparse one of SciPy or JAX, or its values are complex or of another
+            unsupported type.
+        ValueError
+            If `array` has no modes or one of size 0, or a value is not finite.
+
+        Examples
+        --------
+        >>> FlycooTensor.from_dense(np.eye(3))
+        <FlycooTensor: shape=(3, 3), dtype=float64, nnz=3, layout='remap', device='cpu'>
+        """
+        if hasattr(array, "tocoo"):
+            name = type(array).__name__
+            raise TypeError(f"array is a {name}, expected a dense array: call from_scipy instead")
+        if hasattr(array, "n_batch"):
+            name = type(array).__name__
+            raise TypeError(f"array is a {name}, expected a dense array: call from_jax instead")
+        array = as_array(array)
+        check_shape(array.shape)
+        xp = array_module(array)
+        places = xp.nonzero(array)
+        return cls(xp.stack(places), array[places], array.shape, **options)
+
     @property
     def shape(self) -> tuple[int, ...]:
         return self._layout.record_format.shape
@@ -262,7 +465,23 @@ class FlycooTensor(FromOthers):
             f"layout={self.layout!r}, device={self.device!r}{slabs}>"
         )
 
-    _repr_html_ = to_html
+    def _repr_html_(self) -> str:
+        """Return a table of facts."""
+        facts = {
+            "shape": " x ".join(str(size) for size in self.shape),
+            "dtype": self.dtype,
+            "nonzeros": f"{self.nnz:,}",
+            "density": f"{self.density:.3g}",
+            "memory": f"{self.nbytes / 1e6:,.1f} MB",
+            "layout": self.layout,
+            "device": self.device,
+        }
+        if self.slabs > 1:
+            facts["slabs"] = self.slabs
+        if self.keep != "device":
+            facts["kept on"] = self.keep
+        rows = "".join(f"<tr><th>{name}</th><td>{fact}</td></tr>" for name, fact in facts.items())
+        return f"<table><caption>FlycooTensor</caption>{rows}</table>"
 
     def __reduce__(self) -> tuple[Callable, tuple]:
         # Through host memory; unpickling moves the tensor to the device chosen there.
@@ -294,11 +513,25 @@ class FlycooTensor(FromOthers):
                [4., 0., 5.],
                [4., 0., 5.]])
         """
-        return find_part(self, index)
+        selectors = parse_index(index, self.shape)
+        if all(map(is_whole, selectors, self.shape)):
+            return self
+        kept, args = order_kept(selectors), (self.shape, tuple(selectors))
+        if not kept:
+            return sum(map_pieces(find_value, self._layout, self._engine, *args))
+        shape = [count_selected(selectors[mode]) for mode in kept]
+        return self._derive(lambda x: rebuild(x._layout, x, find_kept, *args, kept, shape=shape))
 
     def __iter__(self) -> Iterator[FlycooTensor | Array]:
         """Yield ``x[0]``, ``x[1]``, ...; the nonzeros are sorted once for all of them."""
-        return iterate_parts(self)
+        if self.ndim == 1:
+            yield from (self[i] for i in range(len(self)))
+            return
+        coords, values = self._sorted_nonzeros()
+        counts = move(self._engine.xp.bincount(coords[0], minlength=len(self)), np)
+        ends = np.cumsum(counts)
+        for start, end in zip(ends - counts, ends, strict=True):
+            yield self._rebuild(coords[1:, start:end], values[start:end], self.shape[1:])
 
     def _rebuild(
         self,
@@ -316,20 +549,238 @@ class FlycooTensor(FromOthers):
     @property
     def T(self) -> FlycooTensor:
         """The tensor with its modes reversed; see `transpose`."""
-        return transpose(self)
+        return self.transpose()
 
-    transpose = transpose
+    def transpose(self, *axes: Any) -> FlycooTensor:
+        """Reorder the modes; `tl.transpose` makes a lazy view instead.
+
+        Parameters
+        ----------
+        *axes : int, or one sequence of int
+            Mode n of the result is mode ``axes[n]`` of this one; by default reversed: ``x.T``.
+
+        Returns
+        -------
+        FlycooTensor
+            With this one's layout and device; this tensor itself if the order is unchanged.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If `axes` are not all modes, each once.
+
+        Notes
+        -----
+        Costs as much as building the tensor.
+
+        Examples
+        --------
+        >>> x = FlycooTensor([[0, 1], [2, 0], [1, 1]], [2.0, 3.0], shape=(3, 4, 2))
+        >>> x.T.shape, x.transpose(1, 0, 2).shape, x.transpose((-1, 0, 1)).shape
+        ((2, 4, 3), (4, 3, 2), (2, 3, 4))
+        """
+        order = check_order(axes[0] if len(axes) == 1 else axes or None, self.ndim)
+        if order == list(range(self.ndim)):
+            return self
+        shape = [self.shape[mode] for mode in order]
+        return self._derive(lambda x: rebuild(x._layout, x, _permute, order, shape=shape))
 
     # Over all modes or some
 
-    sum = sum_modes
-    mean = average_modes
-    max = find_largest
-    min = find_smallest
+    def sum(self, axis: int | Iterable[int] | None = None) -> FlycooTensor | Array:
+        """Sum the elements over all or some modes.
+
+        Parameters
+        ----------
+        axis : int or sequence of int, optional
+            The modes to sum over; negative ones count from the last. By default all.
+
+        Returns
+        -------
+        FlycooTensor, array (I,) or scalar
+            A sparse tensor with this one's layout and device if two or more modes are left, a dense
+            vector if one is, and a number if none is.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an axis is not an integer, out of range or repeated.
+
+        Notes
+        -----
+        A number is summed in float64. The elements of a vector or tensor are summed in the dtype of
+        the tensor in a fixed order, with an error of at most ``count * eps`` times the sum of
+        absolute values: the result is the same in every run. Costs as much as building the result.
+
+        Examples
+        --------
+        >>> x = FlycooTensor([[0, 1, 1], [2, 0, 0], [1, 1, 0]], [2.0, 3.0, 4.0], shape=(3, 3, 2))
+        >>> x.sum(), x.sum(axis=(1, 2))
+        (np.float64(9.0), array([2., 7., 0.]))
+        >>> x.sum(axis=2).nonzeros()[1]
+        array([2., 7.])
+        """
+        modes = self._list_modes(axis)
+        if len(modes) == self.ndim:
+            return self._engine.xp.asarray(sum_all(self._layout, self._engine), self.dtype)[()]
+        kept = [mode for mode in range(self.ndim) if mode not in modes]
+        shape = [self.shape[mode] for mode in kept]
+        return self._derive(
+            lambda x: rebuild(x._layout, x, _keep_modes, kept, x._engine, shape=shape)
+        )._flatten()
+
+    def mean(self, axis: int | Iterable[int] | None = None) -> FlycooTensor | Array:
+        """Average the elements, including zeros, over all or some modes.
+
+        Parameters, results and errors are those of `FlycooTensor.sum`.
+
+        Examples
+        --------
+        >>> FlycooTensor([[0, 1], [2, 0]], [2.0, 4.0], shape=(3, 4)).mean()
+        np.float64(0.5)
+        """
+        modes = self._list_modes(axis)
+        return self.sum(modes) / float(math.prod(self.shape[mode] for mode in modes))
+
+    def max(self, axis: int | Iterable[int] | None = None) -> FlycooTensor | Array:
+        """Find the largest elements, including zeros, over all or some modes.
+
+        Parameters, results and errors are those of `FlycooTensor.sum`.
+
+        Examples
+        --------
+        >>> x = FlycooTensor([[0, 1, 1], [0, 0, 1]], [2.0, -3.0, -4.0], shape=(3, 2))
+        >>> x.max(), x.max(axis=1), x[1:2].max()
+        (np.float64(2.0), array([ 2., -3.,  0.]), np.float64(-3.0))
+        """
+        return self._find_extremes(axis, "max")
+
+    def min(self, axis: int | Iterable[int] | None = None) -> FlycooTensor | Array:
+        """Find the smallest elements, including zeros, over all or some modes.
+
+        Parameters, results and errors are those of `FlycooTensor.sum`.
+
+        Examples
+        --------
+        >>> FlycooTensor([[0, 1], [2, 0]], [2.0, -4.0], shape=(3, 4)).min(axis=0)
+        array([-4.,  0.,  0.,  0.])
+        """
+        return self._find_extremes(axis, "min")
+
+    def _find_extremes(self, axis: int | Iterable[int] | None, name: str) -> Any:
+        """Reduce by "max" or "min", whose ufuncs are "maximum" and "minimum"."""
+        gone, xp = self._list_modes(axis), self._engine.xp
+        num_cells = math.prod(self.shape[mode] for mode in gone)
+        if len(gone) == self.ndim:
+            extreme = find_extreme(self._layout, self._engine, name) if self.nnz else 0.0
+            if self.nnz < num_cells:
+                extreme = getattr(np, name)([extreme, 0.0])
+            return xp.asarray(extreme, self.dtype)[()]
+        coords, values = self._sorted_nonzeros()
+        kept = [mode for mode in range(self.ndim) if mode not in gone]
+        coords, shape = coords[kept], [self.shape[mode] for mode in kept]
+        if self.nnz:
+            coords, values, starts = group_cells(coords, values, shape, self._engine)
+            extremes = find_extremes(values, starts, name, xp)
+            has_zero = xp.append(starts[1:], self.nnz) - starts < num_cells
+            values = xp.where(has_zero, getattr(xp, f"{name}imum")(extremes, 0), extremes)
+        return self._rebuild(coords, values, shape)._flatten()
+
+    def _list_modes(self, axis: int | Iterable[int] | None) -> list[int]:
+        return list(range(self.ndim)) if axis is None else check_axes(axis, self.ndim)
+
+    def _collect(self, coords: Array, values: Array, gone: Sequence[int]) -> FlycooTensor | Array:
+        """Sum values (nnz,) at coords (ndim, nnz) over the modes in `gone`."""
+        kept = [mode for mode in range(self.ndim) if mode not in gone]
+        if not kept:
+            return total(values)
+        return self._rebuild(coords[kept], values, [self.shape[mode] for mode in kept])._flatten()
+
+    def _flatten(self) -> FlycooTensor | Array:
+        """Return a tensor of one mode as a dense vector; return another one as it is."""
+        if self.ndim > 1:
+            return self
+        return self._engine.xp.concatenate(list(map_pieces(_read_rows, self._layout, self._engine)))
 
     # Arithmetic that keeps zeros zero. Everything else would make a dense array.
 
-    map = map_elements
+    def map(self, function: Callable[[Array], Array], name: str | None = None) -> FlycooTensor:
+        """Apply an elementwise function that keeps zero to all elements.
+
+        NumPy's own functions do this too: ``numpy.log1p(x)`` is ``x.map(numpy.log1p)``.
+
+        Parameters
+        ----------
+        function : callable
+            Takes the values of some nonzeros, an array (count,) in any order, NumPy's or CuPy's,
+            and returns as many real numbers. ``function(0)`` must be 0, which is checked.
+        name : str, optional
+            The function's name in error messages.
+
+        Returns
+        -------
+        FlycooTensor
+            With this one's layout, device and dtype. Elements that have become zero are not stored.
+
+        Raises
+        ------
+        DensifyError
+            If ``function(0)`` is not 0.
+        TypeError
+            If the function returns anything but an array (count,) of real numbers.
+        ValueError
+            If a result is not finite.
+
+        Notes
+        -----
+        Copies the records, and sorts nothing unless some elements become zero. The result is the
+        same in every run if the function's is.
+
+        Examples
+        --------
+        >>> x = FlycooTensor([[0, 1], [2, 0]], [3.0, 8.0], shape=(3, 3))
+        >>> x.map(lambda values: np.minimum(values, 5)).nonzeros()[1], np.sqrt(x * 3).max()
+        (array([3., 5.]), np.float64(4.898979485566356))
+        """
+        if name is None:
+            name = str(getattr(function, "__name__", function))
+
+        def apply(values: Array) -> Array:
+            with np.errstate(all="ignore"):  # what is not finite is an error below
+                mapped = function(values)
+                dtype = getattr(mapped, "dtype", None)
+                if dtype is None or dtype.kind not in "biuf" or mapped.shape != values.shape:
+                    shaped = f"{dtype} array of {getattr(mapped, 'shape', None)}"
+                    got = type(mapped).__name__ if dtype is None else shaped
+                    raise TypeError(
+                        f"{name} returned a {got}, expected an array of real numbers of "
+                        f"{values.shape}: it must be elementwise"
+                    )
+                return mapped.astype(values.dtype, copy=False)
+
+        zero = apply(self._engine.xp.zeros(1, self.dtype))[0]
+        if zero != 0:
+            instead = (
+                f"{name}(0) is {zero}, not 0; for the stored nonzeros alone take coords, values = "
+                "x.nonzeros() and make FlycooTensor(coords, function(values), x.shape)"
+            )
+            raise densify_error(name, self.shape, instead)
+        return self._map_nonzeros(apply)
+
+    def _map_nonzeros(self, function: Callable[[Array], Array]) -> FlycooTensor:
+        """Apply a function to the values (count,) of nonzeros, and drop the zeros that it gives."""
+
+        def apply(x: FlycooTensor) -> FlycooTensor:
+            layout = x._layout.map_values(function, 0.0)
+            layout.norm, stores_zeros = measure_values(layout, x._engine)
+            mapped = x._replace_layout(layout)
+            return rebuild(layout, mapped, read_nonzeros) if stores_zeros else mapped
+
+        return self._derive(apply)
+
+    def _map_values(self, function: Callable[[Array], Array], scale: float = 1.0) -> FlycooTensor:
+        """Apply `function`, which multiplies the norm by `scale`; keep the zeros that it gives."""
+        return self._derive(lambda x: x._replace_layout(x._layout.map_values(function, scale)))
 
     #: Above CuPy's, so that its scalars defer ``scalar * x``; NumPy's call `__array_ufunc__`.
     __array_priority__ = 1000
@@ -343,13 +794,31 @@ class FlycooTensor(FromOthers):
         other._set(self._engine, layout)
         return other
 
+    def _scale(self, operation: Callable[[Any, Any], Any], scalar: object) -> FlycooTensor:
+        """Multiply or divide by a number; `operation` is that of Python's `operator`."""
+        number = _as_real(scalar)
+        if number is None:
+            return NotImplemented
+        if operation is operator.truediv and number == 0:
+            raise ZeroDivisionError("FlycooTensor / 0 would make every stored value infinite")
+        factor = self.dtype.type(number)
+        norm_scale = abs(operation(1.0, float(number)))
+
+        def apply(x: FlycooTensor) -> FlycooTensor:
+            scaled = x._map_values(lambda values: operation(values, factor), norm_scale)
+            # Drop the explicit zeros that a factor of 0, or underflow, leaves.
+            stores_zeros = has_zeros(scaled._layout, scaled._engine)
+            return rebuild(scaled._layout, scaled, read_nonzeros) if stores_zeros else scaled
+
+        return self._derive(apply)
+
     def __mul__(self, other: Any) -> FlycooTensor:
         if isinstance(other, FlycooTensor):
             raise TypeError(
                 "FlycooTensor * FlycooTensor is not provided: x.to_coo() * y.to_coo() is the "
                 "elementwise product, tl.tenalg.inner(x, y) its sum, and x**2 the square"
             )
-        return scale(self, operator.mul, other)
+        return self._scale(operator.mul, other)
 
     __rmul__ = __mul__
 
@@ -357,32 +826,53 @@ class FlycooTensor(FromOthers):
         if isinstance(other, FlycooTensor):
             instead = "0 / 0 is nan: divide the values of x.nonzeros() instead"
             raise densify_error("FlycooTensor / FlycooTensor", self.shape, instead)
-        return scale(self, operator.truediv, other)
+        return self._scale(operator.truediv, other)
 
     def __rtruediv__(self, other: Any) -> NoReturn:
-        raise densify_error("number / FlycooTensor", self.shape, USE_NONZEROS)
+        raise densify_error("number / FlycooTensor", self.shape, _USE_NONZEROS)
 
     def __pow__(self, exponent: Any) -> FlycooTensor:
-        return raise_to(self, exponent)
+        number = _as_real(exponent)
+        if number is None:
+            return NotImplemented
+        if not number > 0:
+            instead = "only positive exponents keep zeros zero"
+            raise densify_error(f"FlycooTensor ** {number}", self.shape, instead)
+        power = self.dtype.type(number)
+        return self._map_nonzeros(lambda values: values**power)
 
     def __rpow__(self, other: Any) -> NoReturn:
-        raise densify_error("number ** FlycooTensor", self.shape, USE_NONZEROS)
+        raise densify_error("number ** FlycooTensor", self.shape, _USE_NONZEROS)
 
     def __neg__(self) -> FlycooTensor:
-        return map_values(self, operator.neg)
+        return self._map_values(operator.neg)
 
     def __pos__(self) -> FlycooTensor:
         return self
 
     def __abs__(self) -> FlycooTensor:
-        return map_values(self, np.abs)
+        return self._map_values(np.abs)
 
     def _add(self, other: Any, sign: int, operation: str) -> FlycooTensor:
+        """Compute ``self + sign * other``; errors name the `operation`."""
         if hasattr(other, "fill_value") and hasattr(other, "coords"):  # a sparse.COO
             other = FlycooTensor.from_coo(other, device=self.device)
         if not isinstance(other, FlycooTensor):
-            raise densify_error(operation, self.shape, USE_FIT)
-        return add(self, other, sign, operation)
+            raise densify_error(operation, self.shape, _USE_FIT)
+        if other.shape != self.shape:
+            try:
+                shape = np.broadcast_shapes(self.shape, other.shape)
+            except ValueError:
+                differ = f"shapes {self.shape} and {other.shape} differ"
+                raise ValueError(f"{operation}: {differ}") from None
+            raise densify_error(f"{operation}, broadcast,", shape, "give both one shape")
+        if other.device != self.device:
+            raise TypeError(f"{operation}: devices {self.device!r} and {other.device!r} differ")
+        xp, (coords, values) = self._engine.xp, self._sorted_nonzeros()
+        coords2, values2 = other._sorted_nonzeros()
+        return self._rebuild(
+            xp.concatenate([coords, coords2], axis=1), xp.concatenate([values, sign * values2])
+        )
 
     def __add__(self, other: Any) -> FlycooTensor:
         return self._add(other, 1, "FlycooTensor + array")
@@ -394,7 +884,7 @@ class FlycooTensor(FromOthers):
         return self._add(other, -1, "FlycooTensor - array")
 
     def __rsub__(self, other: Any) -> NoReturn:
-        raise densify_error("array - FlycooTensor", self.shape, USE_FIT)
+        raise densify_error("array - FlycooTensor", self.shape, _USE_FIT)
 
     # Comparisons with numbers are elementwise, as NumPy's functions are; tensors are not compared.
 
@@ -412,20 +902,157 @@ class FlycooTensor(FromOthers):
         raise ValueError("the truth value of a FlycooTensor is ambiguous: use x.nnz, x.max() ...")
 
     if not TYPE_CHECKING:  # or unknown attributes would have a type
-        __getattr__ = refuse_attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = f"; use {_INSTEAD[name]}" if name in _INSTEAD else ""
+            message = f"{type(self).__name__!r} object has no attribute {name!r}{hint}"
+            raise AttributeError(message, name=name, obj=self)
 
     def reshape(self, *shape: Any) -> NoReturn:
         """Refuse NumPy's method: `tl.reshape` makes a lazy view, which is no tensor."""
         raise densify_error("FlycooTensor.reshape", self.shape, "use tl.reshape for a lazy view")
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NoReturn:
-        raise densify_error("numpy.asarray", self.shape, USE_NONZEROS)
+        raise densify_error("numpy.asarray", self.shape, _USE_NONZEROS)
 
-    __array_ufunc__ = apply_ufunc
-    __array_function__ = apply_function
+    def __array_ufunc__(
+        self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any
+    ) -> FlycooTensor:
+        """Apply a ufunc to one tensor and numbers, or add or subtract two tensors."""
+        # Convert NumPy scalars to Python's, or the operators would call NumPy again. The item of a
+        # longdouble is another one.
+        operands = [x.item() if getattr(x, "ndim", None) == 0 else x for x in inputs]
+        operands = [float(x) if isinstance(x, np.longdouble) else x for x in operands]
+        is_tensor = [isinstance(operand, type(self)) for operand in operands]
+        is_ours = all(n or isinstance(a, Real) for n, a in zip(is_tensor, operands, strict=True))
+        name = f"numpy.{ufunc.__name__}"
+        if method != "__call__" or kwargs or not is_ours:
+            instead = _USE_FIT if ufunc is np.subtract else _USE_NONZEROS
+            raise densify_error(name, self.shape, instead)
+        if ufunc in _OPERATORS:
+            return _OPERATORS[ufunc](*operands)
+        if sum(is_tensor) != 1 or ufunc.nout != 1:
+            raise densify_error(name, self.shape, _USE_NONZEROS)
+
+        numbers = [None if n else operand for n, operand in zip(is_tensor, operands, strict=True)]
+
+        def function(values: Array) -> Array:  # without `self`, as it may go to other processes
+            return ufunc(*(values if number is None else number for number in numbers))
+
+        return self.map(function, name)
+
+    def __array_function__(self, function: Callable, types: Any, args: tuple, kwargs: dict) -> Any:
+        """Call our twin of a function of NumPy that is no ufunc."""
+        ours = _FUNCTIONS.get(function)
+        if not args and "a" in kwargs:
+            args = (kwargs.pop("a"),)
+        if ours is None or not args or not isinstance(args[0], type(self)):
+            name = f"{function.__module__}.{function.__name__}"
+            instead = "x.map(function) does if it keeps zeros, and x.to_coo() gives the nonzeros"
+            raise densify_error(name, self.shape, instead)
+        options = [option for option in kwargs if option not in signature(ours).parameters]
+        if options:
+            name = f"numpy.{function.__name__}"
+            raise TypeError(f"{name} of a FlycooTensor has no option {options[0]!r}")
+        return ours(*args, **kwargs)
 
 
 def _unpickle(
     coords: np.ndarray, values: np.ndarray, shape: tuple[int, ...], layout: str, slabs: int = 1
 ) -> FlycooTensor:
     return FlycooTensor(coords, values, shape, layout=layout, slabs=slabs)
+
+
+def _as_real(scalar: Any) -> Any:
+    """Return `scalar`, or the item of a 0-dimensional CuPy array, if it is real; else None."""
+    if is_cupy(scalar) and scalar.ndim == 0:
+        scalar = scalar.item()
+    return scalar if isinstance(scalar, Real) else None
+
+
+@functools.singledispatch
+def rebuild(
+    layout: AnyLayout,
+    x: FlycooTensor,
+    find: Callable[..., tuple[Array, Array]],
+    *args: Any,
+    shape: Sequence[int] | None = None,
+    dtype: np.dtype | None = None,
+) -> FlycooTensor:
+    """Make a tensor of the coords (ndim, n) and values (n,) that ``find(piece, *args)`` returns.
+
+    It is called where each piece of `x`, whose layout is `layout`, is: maybe in another process.
+    Values at repeated coordinates are added in the sequence in which they are returned, piece by
+    piece. The tensor has the options of `x` and, by default, its shape and dtype.
+    """
+    parts = []
+    for piece in iterate_pieces(layout, x._engine.xp):
+        with piece.devices.use(piece.home):
+            found = find(piece, *args)
+        parts.append([piece.bring(array) for array in found])
+    coords, values = parts[0]
+    if len(parts) > 1:
+        xp = x._engine.xp
+        coords = xp.concatenate([part_coords for part_coords, _ in parts], axis=1)
+        values = xp.concatenate([part_values for _, part_values in parts])
+    return x._rebuild(coords, values, shape, dtype)
+
+
+def _permute(piece: Piece, order: Sequence[int]) -> tuple[Array, Array]:
+    coords, values = read_nonzeros(piece)
+    return coords[order], values
+
+
+def _keep_modes(piece: Piece, kept: Sequence[int], engine: Engine) -> tuple[Array, Array]:
+    """Return the other coordinates and the values, in the order of modes 0, 1, ..., ndim - 1."""
+    records = piece.sort_records(engine)
+    return piece.read_coords(records)[kept], piece.read_values(records).copy()
+
+
+def _read_rows(piece: Piece) -> Array:
+    """Return a piece of a tensor of one mode as a dense vector."""
+    record_format = piece.layout.record_format
+    vector = piece.xp.zeros(record_format.shape, record_format.dtype)
+    with piece.hold_records() as records:
+        vector[record_format.rows(records, 0, piece.xp)] = piece.read_values(records)
+    return vector
+
+
+def _clip(
+    x: FlycooTensor, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None
+) -> FlycooTensor:
+    low, high = (min if a_min is None else a_min), (max if a_max is None else a_max)
+    return x.map(lambda values: np.clip(values, low, high), "numpy.clip")
+
+
+def _round(x: FlycooTensor, decimals: int = 0) -> FlycooTensor:
+    return x.map(lambda values: np.round(values, decimals), "numpy.round")
+
+
+_OPERATORS: dict[np.ufunc, Callable[..., Any]] = {
+    np.add: operator.add,
+    np.subtract: operator.sub,
+    np.multiply: operator.mul,
+    np.divide: operator.truediv,
+    np.power: operator.pow,
+    np.square: lambda x: x**2,
+    np.negative: operator.neg,
+    np.positive: operator.pos,
+    np.absolute: operator.abs,
+}
+
+_FUNCTIONS: dict[Callable, Callable[..., Any]] = {
+    np.shape: lambda x: x.shape,
+    np.ndim: lambda x: x.ndim,
+    np.sum: FlycooTensor.sum,
+    np.mean: FlycooTensor.mean,
+    np.max: FlycooTensor.max,
+    np.amax: FlycooTensor.max,
+    np.min: FlycooTensor.min,
+    np.amin: FlycooTensor.min,
+    np.transpose: lambda x, axes=None: x.T if axes is None else x.transpose(axes),
+    np.clip: _clip,
+    np.round: _round,
+    np.around: _round,
+    np.linalg.norm: lambda x: x.norm(),
+}

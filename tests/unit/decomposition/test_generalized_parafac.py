@@ -6,7 +6,7 @@ import sparse
 
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, LabelledCP, LabelledTensor, Progress
-from tensorly_flycoo.decomposition import GeneralizedCP, generalized_parafac, poisson
+from tensorly_flycoo.decomposition import generalized_parafac, poisson
 from tensorly_flycoo.decomposition.masks import ObservedData, find_missing
 from tensorly_flycoo.decomposition.poisson import (
     add_columns,
@@ -311,15 +311,6 @@ def test_labels():
     again, losses = generalized_parafac(LabelledTensor(x, labels), 2, 4, cp, return_errors=True)
     assert again.names == ("a", "b", "c")
     assert np.isfinite(losses).all()
-
-
-def test_the_class_does_what_the_function_does():
-    x, *_ = draw_counts()
-    estimator = GeneralizedCP(2, 3, random_state=0, method="cp_apr")
-    cp, losses = generalized_parafac(x, 2, 3, random_state=0, method="cp_apr", return_errors=True)
-    assert (estimator.fit(x).decomposition_.factors[1] == cp.factors[1]).all()
-    assert estimator.errors_ == losses
-    assert "loss='poisson_count'" in repr(estimator)
 
 
 def test_integers_and_coos_are_taken_as_they_are():
