@@ -26,6 +26,8 @@ from tensors import SHAPES, SMALL_SHAPES, Problem, free_memory
 from timing import Deadline
 from whole import NUM_ITERATIONS
 
+from tensorly_flycoo import set_device
+
 NAMES = (*SMALL_SHAPES, *SHAPES)
 TABLES = (*LAYOUTS_OF, "ncu")
 
@@ -109,6 +111,7 @@ def main(argv=None):
     if options.profile:
         profiling.run_for_profiler(problems[0], RANK)
         return True
+    set_device("cuda")  # of a COO, whatever the environment says
     deadline, result = Deadline(options.time_limit), {**describe_device(), "rows": []}
     print(f"{result['device']}, CuPy {result['cupy']}", flush=True)
 

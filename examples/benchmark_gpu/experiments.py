@@ -17,7 +17,7 @@ from report import RANK
 from stages import add_time_to_fit
 from tensors import build, draw_factors, free_memory
 from timing import time_call, time_steps, tuned
-from whole import WAYS, measure_whole
+from whole import WAYS, measure_calls, prepare_call
 
 from tensorly_flycoo.engines.cuda import engine as cuda
 from tensorly_flycoo.engines.cuda import tuning
@@ -207,14 +207,16 @@ class Experiments:
         """Time calls on a tensor built as users build it, with repeated coordinates merged."""
         nonzeros = [array.get() for array in self.problem.draw(np.float32)]
         free_memory()
+        measures = []
         for way in WAYS:
-            self._attempt(f"whole, {', '.join(way)}", self._run_call, nonzeros, way)
-        if "whole" in self.row:
-            add_time_to_fit(self.row["whole"], None)
+            self._attempt(f"whole, {', '.join(way)}", self._prepare_call, nonzeros, way, measures)
+        calls = [{"tensor": self.problem.name, **call} for call in measure_calls(measures)]
+        if calls:
+            add_time_to_fit(calls, None)
+            self.row["whole"] = calls
 
-    def _run_call(self, nonzeros, way):
-        call = measure_whole(*nonzeros, self.problem.shape, *way)
-        self.row.setdefault("whole", []).append({"tensor": self.problem.name, **call})
+    def _prepare_call(self, nonzeros, way, measures):
+        measures.append(prepare_call(*nonzeros, self.problem.shape, *way))
 
     def _run_float64(self):
         nonzeros = self.problem.draw(np.float64)

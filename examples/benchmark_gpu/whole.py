@@ -1,6 +1,7 @@
 """Time whole calls of parafac on the GPU, and follow the peak of CuPy's memory."""
 
 import functools
+from operator import itemgetter
 
 import cupy
 import sparse
@@ -17,7 +18,7 @@ from tensorly_flycoo.tensor.coo_cache import as_flycoo
 #: What parafac gets, and its start.
 WAYS = (("COO", "random"), ("COO", "svd"), ("FlycooTensor", "random"))
 
-NUM_ITERATIONS = 50
+NUM_ITERATIONS, NUM_ROUNDS = 50, 5
 
 
 class PeakHook(memory_hook.MemoryHook):
@@ -33,17 +34,29 @@ class PeakHook(memory_hook.MemoryHook):
         self.nbytes = max(self.nbytes, cupy.get_default_memory_pool().used_bytes())
 
 
-def measure_whole(coords, values, shape, kind, init):
-    """Measure a call from a COO, or nonzeros, to factors in NumPy, after one that compiles."""
+def prepare_call(coords, values, shape, kind, init):
+    """Compile; return a function that times a call from a COO, or nonzeros, to factors in NumPy."""
     make = functools.partial(FlycooTensor, coords, values, shape, device="cuda")
     if kind == "COO":  # not sorted: the conversion sorts in any case
         options = {"sorted": True, "has_duplicates": False}
         make = functools.partial(sparse.COO, coords, values, shape, **options)
     with tl.backend_context("flycoo"):
         memory = _measure_memory(make, init)
+
+    def measure():
         free_memory()
-        call = time_stages(make, RANK, NUM_ITERATIONS, init, synchronize)
-    return {"way": f"{kind}, {init}", **call, **memory}
+        with tl.backend_context("flycoo"):
+            call = time_stages(make, RANK, NUM_ITERATIONS, init, synchronize)
+        return {"way": f"{kind}, {init}", **call, **memory}
+
+    return measure
+
+
+def measure_calls(measures):
+    """Let the calls take turns; return the median of each by its total."""
+    rounds = [[measure() for measure in measures] for _ in range(NUM_ROUNDS)]
+    sorted_calls = [sorted(calls, key=itemgetter("total_s")) for calls in zip(*rounds, strict=True)]
+    return [calls[NUM_ROUNDS // 2] for calls in sorted_calls]
 
 
 def _measure_memory(make, init):

@@ -58,8 +58,9 @@ def assert_whole_calls(row):
     for call in row["whole"]:
         assert 0 < call["nnz"] <= row["nnz"]
         assert len(call["fits"]) == 50
-        stages = [call[f"{stage}_s"] for stage in ("build", "check", "start", "iterations", "back")]
+        stages = [call[f"{stage}_s"] for stage in ("build", "check", "iterations", "back")]
         assert_positive(stages)
+        stages.append(call["start_s"])  # 0 if the check took longer when it was timed alone
         assert math.isclose(sum(stages), call["total_s"])
         # The pool holds at least the tensor and the factors.
         assert call["peak_nbytes"] > call["tensor_nbytes"] + call["factors_nbytes"]
