@@ -7,45 +7,19 @@
 // Writes and determinism: none. `impossible` is nan, which equals no sum. The compiler does not
 //   know that, so it has to compute the sums and to read all that they are made of.
 // Source: none.
-#ifndef VALUE
-#error "VALUE: float or double, the type of values and factors"
-#endif
-#ifndef NUM_INPUTS
-#error "NUM_INPUTS: modes whose factors are read, ndim - 1"
-#endif
-#ifndef NUM_WORDS
-#error "NUM_WORDS: 32-bit words of a record"
-#endif
-#ifndef TILE_SIZE
-#error "TILE_SIZE: nonzeros of a tile"
-#endif
-#ifndef BLOCK_SIZE
-#error "BLOCK_SIZE: threads of a block"
-#endif
-#ifndef GROUP_SIZE
-#error "GROUP_SIZE: lanes of a group, a power of two up to 32"
-#endif
-#ifndef LOAD_COLUMNS
-#error "LOAD_COLUMNS: columns that one load brings, 1, 2 or 4"
-#endif
-#ifndef STORE_COLUMNS
-#error "STORE_COLUMNS: as LOAD_COLUMNS; nothing is stored"
-#endif
-#ifndef LANE_LOADS
-#error "LANE_LOADS: loads that a lane makes of a row, 1, 2 or 4"
-#endif
-#ifndef BATCH
-#error "BATCH: nonzeros whose rows are loaded together"
-#endif
-#ifndef MIN_BLOCKS
-#error "MIN_BLOCKS: blocks of a multiprocessor that registers should be enough for"
-#endif
-#ifndef FIELD_LAYOUT
-#error "FIELD_LAYOUT: how Python fills struct Field (see structs.py)"
-#endif
-#ifndef OPERANDS_LAYOUT
-#error "OPERANDS_LAYOUT: how Python fills struct Operands (see structs.py)"
-#endif
+// MACRO VALUE: float or double, the type of values and factors
+// MACRO NUM_INPUTS: modes whose factors are read, ndim - 1
+// MACRO NUM_WORDS: 32-bit words of a record
+// MACRO TILE_SIZE: nonzeros of a tile
+// MACRO BLOCK_SIZE: threads of a block
+// MACRO GROUP_SIZE: lanes of a group, a power of two up to 32
+// MACRO LOAD_COLUMNS: columns that one load brings, 1, 2 or 4
+// MACRO STORE_COLUMNS: as LOAD_COLUMNS; nothing is stored
+// MACRO LANE_LOADS: loads that a lane makes of a row, 1, 2 or 4
+// MACRO BATCH: nonzeros whose rows are loaded together
+// MACRO MIN_BLOCKS: blocks of a multiprocessor that registers should be enough for
+// MACRO FIELD_LAYOUT: how Python fills struct Field (see structs.py)
+// MACRO OPERANDS_LAYOUT: how Python fills struct Operands (see structs.py)
 
 #include "layout.cuh"
 #include "mttkrp.cuh"

@@ -5,12 +5,8 @@
 // Bytes: the matrices once. None per nonzero.
 // Writes and determinism: one matrix (R, R) for each segment; blocks are added in their order.
 // Source: none.
-#ifndef RANK
-#error "RANK: rows and columns of a Gram matrix"
-#endif
-#ifndef SEGMENT
-#error "SEGMENT: blocks that are added to one"
-#endif
+// MACRO RANK: rows and columns of a Gram matrix
+// MACRO SEGMENT: blocks that are added to one
 
 #include "product.cuh"
 

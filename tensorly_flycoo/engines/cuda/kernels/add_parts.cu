@@ -5,12 +5,8 @@
 // Bytes: the parts and the sum once. None per nonzero.
 // Writes and determinism: the sum, in the order of TREE.
 // Source: none.
-#ifndef VALUE
-#error "VALUE: type of the numbers"
-#endif
-#ifndef TREE
-#error "TREE: the sum of PART(0), PART(1), ..., an expression"
-#endif
+// MACRO VALUE: type of the numbers
+// MACRO TREE: the sum of PART(0), PART(1), ..., an expression
 
 #define PART(n) parts[(n) * size + number]
 

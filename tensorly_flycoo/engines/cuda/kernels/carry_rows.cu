@@ -6,15 +6,9 @@
 // Bytes per tile: two places and records in, 8 out.
 // Writes and determinism: each row once.
 // Source: none.
-#ifndef NUM_WORDS
-#error "NUM_WORDS: 32-bit words of a record"
-#endif
-#ifndef PLACE
-#error "PLACE: unsigned type of places"
-#endif
-#ifndef KEY_FIELDS_LAYOUT
-#error "KEY_FIELDS_LAYOUT: how Python fills struct KeyFields (see structs.py)"
-#endif
+// MACRO NUM_WORDS: 32-bit words of a record
+// MACRO PLACE: unsigned type of places
+// MACRO KEY_FIELDS_LAYOUT: how Python fills struct KeyFields (see structs.py)
 
 #include "keys.cuh"
 #include "layout.cuh"

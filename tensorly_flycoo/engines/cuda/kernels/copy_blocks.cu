@@ -7,9 +7,7 @@
 // Writes and determinism: rows without gaps. A copy by the driver costs the host several times as
 //   much as a launch, for each matrix.
 // Source: none.
-#ifndef COPIES_LAYOUT
-#error "COPIES_LAYOUT: how Python fills struct Copies (see structs.py)"
-#endif
+// MACRO COPIES_LAYOUT: how Python fills struct Copies (see structs.py)
 
 #include "copies.cuh"
 #include "layout.cuh"

@@ -7,9 +7,7 @@
 // Writes and determinism: each number is written once, with the bits of NumPy's; the block of the
 //   last chunk also writes its last state.
 // Source: Matsumoto and Nishimura, ACM TOMACS 8(1), 1998.
-#ifndef VALUE
-#error "VALUE: float or double, the type of the numbers"
-#endif
+// MACRO VALUE: float or double, the type of the numbers
 
 #include "mersenne_twister.cuh"
 

@@ -6,15 +6,9 @@
 // Bytes per nonzero: sizeof(REMAP_ID), 3/16, and a tile's share of sizeof(REMAP_ID) * max_runs.
 // Writes and determinism: each number once.
 // Source: none.
-#ifndef REMAP_ID
-#error "REMAP_ID: unsigned type of remap ids"
-#endif
-#ifndef TILE_SIZE
-#error "TILE_SIZE: nonzeros of a tile"
-#endif
-#ifndef BLOCK_SIZE
-#error "BLOCK_SIZE: threads of a tile's block, and of this kernel's"
-#endif
+// MACRO REMAP_ID: unsigned type of remap ids
+// MACRO TILE_SIZE: nonzeros of a tile
+// MACRO BLOCK_SIZE: threads of a tile's block, and of this kernel's
 
 #include "compact_ids.cuh"
 

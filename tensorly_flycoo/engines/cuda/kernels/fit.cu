@@ -7,12 +7,8 @@
 // Writes and determinism: one number in double precision, to memory of the GPU or to pinned memory
 //   of the host. All sums are in double precision, in a fixed order.
 // Source: none.
-#ifndef RANK
-#error "RANK: columns of the factors, 32 or fewer"
-#endif
-#ifndef PRODUCT_LAYOUT
-#error "PRODUCT_LAYOUT: how Python fills struct Product (see structs.py)"
-#endif
+// MACRO RANK: columns of the factors, 32 or fewer
+// MACRO PRODUCT_LAYOUT: how Python fills struct Product (see structs.py)
 
 #include "layout.cuh"
 #include "product.cuh"

@@ -6,12 +6,8 @@
 // Writes and determinism: each block writes its own (R, R), in double precision. The order of
 //   additions depends on the shape alone.
 // Source: none.
-#ifndef RANK
-#error "RANK: columns of the matrix, 32 or fewer"
-#endif
-#ifndef BLOCK_SIZE
-#error "BLOCK_SIZE: threads of a block"
-#endif
+// MACRO RANK: columns of the matrix, 32 or fewer
+// MACRO BLOCK_SIZE: threads of a block
 
 #include "gram.cuh"
 

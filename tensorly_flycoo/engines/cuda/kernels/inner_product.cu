@@ -7,18 +7,10 @@
 // Writes and determinism: one sum for each block, in double: eight products at a time are added in
 //   their own precision, then the threads' sums in a fixed order.
 // Source: none.
-#ifndef VALUE
-#error "VALUE: float or double"
-#endif
-#ifndef RANK
-#error "RANK: columns of both matrices"
-#endif
-#ifndef ROWS_PER_BLOCK
-#error "ROWS_PER_BLOCK: rows of a block"
-#endif
-#ifndef BLOCK_SIZE
-#error "BLOCK_SIZE: threads of a block"
-#endif
+// MACRO VALUE: float or double
+// MACRO RANK: columns of both matrices
+// MACRO ROWS_PER_BLOCK: rows of a block
+// MACRO BLOCK_SIZE: threads of a block
 
 #include "inner_product.cuh"
 

@@ -9,12 +9,8 @@
 // Writes and determinism: the inverse in double precision, in C order; nan if the matrix is not
 //   finite. The order of all additions is fixed.
 // Source: Hestenes, Journal of the SIAM 6(1), 1958 (one-sided rotations).
-#ifndef RANK
-#error "RANK: rows and columns of the matrix, 32 or fewer"
-#endif
-#ifndef PRODUCT_LAYOUT
-#error "PRODUCT_LAYOUT: how Python fills struct Product (see structs.py)"
-#endif
+// MACRO RANK: rows and columns of the matrix, 32 or fewer
+// MACRO PRODUCT_LAYOUT: how Python fills struct Product (see structs.py)
 
 #include "invert.cuh"
 #include "layout.cuh"

@@ -6,15 +6,9 @@
 // Bytes per row: 1, and sizeof(ROW) for each empty one.
 // Writes and determinism: each empty row once, ascending.
 // Source: none.
-#ifndef ROW
-#error "ROW: unsigned type of rows"
-#endif
-#ifndef ROWS_PER_BLOCK
-#error "ROWS_PER_BLOCK: rows of a block"
-#endif
-#ifndef BLOCK_SIZE
-#error "BLOCK_SIZE: threads of a block"
-#endif
+// MACRO ROW: unsigned type of rows
+// MACRO ROWS_PER_BLOCK: rows of a block
+// MACRO BLOCK_SIZE: threads of a block
 
 #include "empty_rows.cuh"
 

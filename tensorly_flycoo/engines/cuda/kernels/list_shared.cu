@@ -7,12 +7,8 @@
 // Bytes per nonzero: 2; per shared one 4, and later 12 and a slot in, 24 out.
 // Writes and determinism: each item once, except `is_free`, which gets the same from each thread.
 // Source: none.
-#ifndef ENTRIES_PER_BLOCK
-#error "ENTRIES_PER_BLOCK: nonzeros of a block"
-#endif
-#ifndef BLOCK_SIZE
-#error "BLOCK_SIZE: threads of a block"
-#endif
+// MACRO ENTRIES_PER_BLOCK: nonzeros of a block
+// MACRO BLOCK_SIZE: threads of a block
 
 #include "list_shared.cuh"
 

@@ -27,84 +27,32 @@
 //   record of `spare` is written once.
 // Source: Wijeratne, Kannan, Prasanna, Computing Frontiers 2024, Algorithms 2 (elementwise
 //   computation) and 5 (dynamic remapping, here in two levels: see README.md).
-#ifndef VALUE
-#error "VALUE: float or double, the type of values and factors"
-#endif
-#ifndef NUM_INPUTS
-#error "NUM_INPUTS: modes whose factors are read, ndim - 1"
-#endif
-#ifndef NUM_WORDS
-#error "NUM_WORDS: 32-bit words of a record"
-#endif
-#ifndef TILE_SIZE
-#error "TILE_SIZE: nonzeros of a tile"
-#endif
-#ifndef BLOCK_SIZE
-#error "BLOCK_SIZE: threads of a block"
-#endif
-#ifndef GROUP_SIZE
-#error "GROUP_SIZE: lanes of a group, a power of two up to 32"
-#endif
-#ifndef LOAD_COLUMNS
-#error "LOAD_COLUMNS: columns that one load brings, 1, 2 or 4"
-#endif
-#ifndef STORE_COLUMNS
-#error "STORE_COLUMNS: columns that one store writes, 1, 2 or 4, and at most LOAD_COLUMNS"
-#endif
-#ifndef LANE_LOADS
-#error "LANE_LOADS: loads that a lane makes of a row, 1, 2 or 4"
-#endif
-#ifndef NUM_PARTS
-#error "NUM_PARTS: blocks along y, which share the columns; it matters with RATIOS"
-#endif
-#ifndef IS_WHOLE
-#error "IS_WHOLE: 1 or 0, whether all columns of all lanes are among the R; it matters with RATIOS"
-#endif
-#ifndef BATCH
-#error "BATCH: nonzeros whose rows are loaded together"
-#endif
-#ifndef MIN_BLOCKS
-#error "MIN_BLOCKS: blocks of a multiprocessor that registers should be enough for"
-#endif
-#ifndef PULL_ID
-#error "PULL_ID: unsigned type of the low bits of pull ids"
-#endif
-#ifndef PULL_HIGH_BITS
-#error "PULL_HIGH_BITS: number of their other bits, if they are packed"
-#endif
-#ifndef WRITE
-#error "WRITE: unsigned type of the low bits of the write order"
-#endif
-#ifndef WRITE_HIGH_BITS
-#error "WRITE_HIGH_BITS: number of its other bits"
-#endif
-#ifndef REMAP_ID
-#error "REMAP_ID: unsigned type of remap ids"
-#endif
-#ifndef EMPTY_ROW
-#error "EMPTY_ROW: unsigned type of the list of empty rows"
-#endif
-#ifndef PULL
-#error "PULL: PLACES, IN_ORDER or PACKED, the pull ids (see ids.cuh)"
-#endif
-#ifndef REMAP
-#error "REMAP: 1 or 0, whether records are pushed to the next mode's storage"
-#endif
-#ifndef RATIOS
-#error "RATIOS: 0, 1 to divide values by a model, or 2 to add up logarithms of the model too"
-#endif
-#ifndef SLOT_NBYTES
-#error "SLOT_NBYTES: bytes of a place in shared memory, as Python reserves them"
-#endif
-#ifndef FIELD_LAYOUT
-#error "FIELD_LAYOUT: how Python fills struct Field (see structs.py)"
-#endif
-#ifndef OPERANDS_LAYOUT
-#error "OPERANDS_LAYOUT: how Python fills struct Operands (see structs.py)"
-#endif
-#ifndef CARRIES_LAYOUT
-#error "CARRIES_LAYOUT: how Python sees struct Carries (see structs.py)"
-#endif
+// MACRO VALUE: float or double, the type of values and factors
+// MACRO NUM_INPUTS: modes whose factors are read, ndim - 1
+// MACRO NUM_WORDS: 32-bit words of a record
+// MACRO TILE_SIZE: nonzeros of a tile
+// MACRO BLOCK_SIZE: threads of a block
+// MACRO GROUP_SIZE: lanes of a group, a power of two up to 32
+// MACRO LOAD_COLUMNS: columns that one load brings, 1, 2 or 4
+// MACRO STORE_COLUMNS: columns that one store writes, 1, 2 or 4, and at most LOAD_COLUMNS
+// MACRO LANE_LOADS: loads that a lane makes of a row, 1, 2 or 4
+// MACRO NUM_PARTS: blocks along y, which share the columns; it matters with RATIOS
+// MACRO IS_WHOLE: 1 or 0, whether all columns of all lanes are among the R; it matters with RATIOS
+// MACRO BATCH: nonzeros whose rows are loaded together
+// MACRO MIN_BLOCKS: blocks of a multiprocessor that registers should be enough for
+// MACRO PULL_ID: unsigned type of the low bits of pull ids
+// MACRO PULL_HIGH_BITS: number of their other bits, if they are packed
+// MACRO WRITE: unsigned type of the low bits of the write order
+// MACRO WRITE_HIGH_BITS: number of its other bits
+// MACRO REMAP_ID: unsigned type of remap ids
+// MACRO EMPTY_ROW: unsigned type of the list of empty rows
+// MACRO PULL: PLACES, IN_ORDER or PACKED, the pull ids (see ids.cuh)
+// MACRO REMAP: 1 or 0, whether records are pushed to the next mode's storage
+// MACRO RATIOS: 0, 1 to divide values by a model, or 2 to add up logarithms of the model too
+// MACRO SLOT_NBYTES: bytes of a place in shared memory, as Python reserves them
+// MACRO FIELD_LAYOUT: how Python fills struct Field (see structs.py)
+// MACRO OPERANDS_LAYOUT: how Python fills struct Operands (see structs.py)
+// MACRO CARRIES_LAYOUT: how Python sees struct Carries (see structs.py)
 
 #include "layout.cuh"
 #include "mttkrp.cuh"

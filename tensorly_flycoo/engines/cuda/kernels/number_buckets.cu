@@ -5,12 +5,8 @@
 // Bytes per nonzero: sizeof(PLACE) in, sizeof(BUCKET) out.
 // Writes and determinism: each element once.
 // Source: none.
-#ifndef PLACE
-#error "PLACE: unsigned type of positions"
-#endif
-#ifndef BUCKET
-#error "BUCKET: unsigned type of bucket numbers"
-#endif
+// MACRO PLACE: unsigned type of positions
+// MACRO BUCKET: unsigned type of bucket numbers
 
 #include "orders.cuh"
 

@@ -5,15 +5,9 @@
 // Bytes per nonzero: an id in and out, and 2 for the place.
 // Writes and determinism: ids are unique, so only one order is possible.
 // Source: Batcher, Sorting networks and their applications, AFIPS 1968 (the bitonic network).
-#ifndef REMAP_ID
-#error "REMAP_ID: unsigned type of remap ids"
-#endif
-#ifndef TILE_SIZE
-#error "TILE_SIZE: nonzeros of a tile"
-#endif
-#ifndef BLOCK_SIZE
-#error "BLOCK_SIZE: threads of a block"
-#endif
+// MACRO REMAP_ID: unsigned type of remap ids
+// MACRO TILE_SIZE: nonzeros of a tile
+// MACRO BLOCK_SIZE: threads of a block
 
 #include "order_writes.cuh"
 

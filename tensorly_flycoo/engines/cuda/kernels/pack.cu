@@ -7,21 +7,11 @@
 //   out.
 // Writes and determinism: each record once; all blocks write the same value to a flag.
 // Source: none.
-#ifndef COORD
-#error "COORD: signed or unsigned type of coordinates"
-#endif
-#ifndef VALUE
-#error "VALUE: float or double, the type of values and factors"
-#endif
-#ifndef NDIM
-#error "NDIM: number of modes"
-#endif
-#ifndef NUM_WORDS
-#error "NUM_WORDS: 32-bit words of a record"
-#endif
-#ifndef PACKING_LAYOUT
-#error "PACKING_LAYOUT: how Python fills struct Packing (see structs.py)"
-#endif
+// MACRO COORD: signed or unsigned type of coordinates
+// MACRO VALUE: float or double, the type of values and factors
+// MACRO NDIM: number of modes
+// MACRO NUM_WORDS: 32-bit words of a record
+// MACRO PACKING_LAYOUT: how Python fills struct Packing (see structs.py)
 
 #include "layout.cuh"
 #include "pack.cuh"

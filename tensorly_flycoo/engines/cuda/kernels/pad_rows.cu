@@ -5,15 +5,9 @@
 // Bytes: each value in once, each row with its padding out once. None per nonzero.
 // Writes and determinism: each place is written once.
 // Source: none.
-#ifndef VALUE
-#error "VALUE: float or double, the type of values and factors"
-#endif
-#ifndef GROUP_SIZE
-#error "GROUP_SIZE: lanes of a group, a power of two up to 32"
-#endif
-#ifndef BATCH
-#error "BATCH: rows that a group loads before it stores the first"
-#endif
+// MACRO VALUE: float or double, the type of values and factors
+// MACRO GROUP_SIZE: lanes of a group, a power of two up to 32
+// MACRO BATCH: rows that a group loads before it stores the first
 
 #include "pad_rows.cuh"
 

@@ -12,12 +12,8 @@
 //   launch adds these, with segments as tiles. So even a row over all tiles takes only a
 //   logarithmic number of launches, and the order is fixed by the number of tiles.
 // Source: none.
-#ifndef VALUE
-#error "VALUE: float or double"
-#endif
-#ifndef NUM_WARPS
-#error "NUM_WARPS: warps of a block, 2 or more"
-#endif
+// MACRO VALUE: float or double
+// MACRO NUM_WARPS: warps of a block, 2 or more
 
 #include "partial_rows.cuh"
 

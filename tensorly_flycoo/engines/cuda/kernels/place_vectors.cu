@@ -8,15 +8,9 @@
 // Bytes per element: sizeof(VECTOR) in, sizeof(PLACED) out.
 // Writes and determinism: each element once.
 // Source: none.
-#ifndef VECTOR
-#error "VECTOR: float or double, the type of the matrix"
-#endif
-#ifndef PLACED
-#error "PLACED: float or double, the type of the target"
-#endif
-#ifndef BLOCK_SIZE
-#error "BLOCK_SIZE: threads of a block"
-#endif
+// MACRO VECTOR: float or double, the type of the matrix
+// MACRO PLACED: float or double, the type of the target
+// MACRO BLOCK_SIZE: threads of a block
 
 #include "place_vectors.cuh"
 

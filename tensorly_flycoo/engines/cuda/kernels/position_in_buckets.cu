@@ -5,21 +5,11 @@
 // Bytes per nonzero: an offset in, sizeof(PLACE) out.
 // Writes and determinism: each position once.
 // Source: none.
-#ifndef PLACE
-#error "PLACE: unsigned type of positions"
-#endif
-#ifndef OFFSET
-#error "OFFSET: unsigned type of the low bits of offsets from the start of a bucket"
-#endif
-#ifndef HIGH_BITS
-#error "HIGH_BITS: number of their other bits"
-#endif
-#ifndef TILE_SIZE
-#error "TILE_SIZE: nonzeros of a tile"
-#endif
-#ifndef BLOCK_SIZE
-#error "BLOCK_SIZE: threads of a tile's block"
-#endif
+// MACRO PLACE: unsigned type of positions
+// MACRO OFFSET: unsigned type of the low bits of offsets from the start of a bucket
+// MACRO HIGH_BITS: number of their other bits
+// MACRO TILE_SIZE: nonzeros of a tile
+// MACRO BLOCK_SIZE: threads of a tile's block
 
 #include "ids.cuh"
 #include "orders.cuh"

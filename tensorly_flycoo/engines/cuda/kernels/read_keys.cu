@@ -6,21 +6,11 @@
 // Bytes per nonzero: a record, sizeof(PLACE) and sizeof(KEY), and the line of a flag.
 // Writes and determinism: each key once; all threads write the same value to a flag.
 // Source: none.
-#ifndef NUM_WORDS
-#error "NUM_WORDS: 32-bit words of a record"
-#endif
-#ifndef NUM_FIELDS
-#error "NUM_FIELDS: modes of a key"
-#endif
-#ifndef KEY
-#error "KEY: unsigned type of keys"
-#endif
-#ifndef PLACE
-#error "PLACE: unsigned type of places"
-#endif
-#ifndef KEY_FIELDS_LAYOUT
-#error "KEY_FIELDS_LAYOUT: how Python fills struct KeyFields (see structs.py)"
-#endif
+// MACRO NUM_WORDS: 32-bit words of a record
+// MACRO NUM_FIELDS: modes of a key
+// MACRO KEY: unsigned type of keys
+// MACRO PLACE: unsigned type of places
+// MACRO KEY_FIELDS_LAYOUT: how Python fills struct KeyFields (see structs.py)
 
 #include "keys.cuh"
 #include "layout.cuh"

@@ -6,30 +6,14 @@
 // Writes and determinism: remap ids are unique, so each record of `spare` is written once.
 // Source: Wijeratne, Kannan, Prasanna, Computing Frontiers 2024, Algorithm 5 (dynamic remapping,
 //   here in two levels: see README.md).
-#ifndef NUM_WORDS
-#error "NUM_WORDS: 32-bit words of a record"
-#endif
-#ifndef TILE_SIZE
-#error "TILE_SIZE: nonzeros of a tile"
-#endif
-#ifndef BLOCK_SIZE
-#error "BLOCK_SIZE: threads of a block"
-#endif
-#ifndef PULL_ID
-#error "PULL_ID: unsigned type of the low bits of pull ids"
-#endif
-#ifndef PULL_HIGH_BITS
-#error "PULL_HIGH_BITS: number of their other bits"
-#endif
-#ifndef WRITE
-#error "WRITE: unsigned type of the low bits of the write order"
-#endif
-#ifndef WRITE_HIGH_BITS
-#error "WRITE_HIGH_BITS: number of its other bits"
-#endif
-#ifndef REMAP_ID
-#error "REMAP_ID: unsigned type of remap ids"
-#endif
+// MACRO NUM_WORDS: 32-bit words of a record
+// MACRO TILE_SIZE: nonzeros of a tile
+// MACRO BLOCK_SIZE: threads of a block
+// MACRO PULL_ID: unsigned type of the low bits of pull ids
+// MACRO PULL_HIGH_BITS: number of their other bits
+// MACRO WRITE: unsigned type of the low bits of the write order
+// MACRO WRITE_HIGH_BITS: number of its other bits
+// MACRO REMAP_ID: unsigned type of remap ids
 
 #include "tiles.cuh"
 

@@ -19,15 +19,9 @@
 // Writes and determinism: each number by one thread. A thread adds its rows in their order, then the
 //   threads of a column are added in theirs; all in double.
 // Source: Varadhan and Roland, Scandinavian Journal of Statistics 35, 2008 (the extrapolation).
-#ifndef VALUE
-#error "VALUE: float or double"
-#endif
-#ifndef NUM_COLUMNS
-#error "NUM_COLUMNS: columns of a block, a power of two"
-#endif
-#ifndef BLOCK_SIZE
-#error "BLOCK_SIZE: threads of a block"
-#endif
+// MACRO VALUE: float or double
+// MACRO NUM_COLUMNS: columns of a block, a power of two
+// MACRO BLOCK_SIZE: threads of a block
 
 static_assert(BLOCK_SIZE % NUM_COLUMNS == 0, "threads have equally many columns");
 constexpr int num_lanes = BLOCK_SIZE / NUM_COLUMNS;

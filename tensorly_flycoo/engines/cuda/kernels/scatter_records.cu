@@ -5,12 +5,8 @@
 // Bytes per nonzero: a record in and out, and sizeof(OFFSET).
 // Writes and determinism: each record once.
 // Source: none.
-#ifndef NUM_WORDS
-#error "NUM_WORDS: 32-bit words of a record"
-#endif
-#ifndef OFFSET
-#error "OFFSET: unsigned type of offsets from the start of a bucket"
-#endif
+// MACRO NUM_WORDS: 32-bit words of a record
+// MACRO OFFSET: unsigned type of offsets from the start of a bucket
 
 #include "orders.cuh"
 

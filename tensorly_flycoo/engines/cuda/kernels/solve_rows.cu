@@ -9,18 +9,10 @@
 //   the last column; each block its own (R, R) and its sum, in double precision, of y as rounded.
 //   The order of additions depends on the shape alone.
 // Source: none.
-#ifndef RANK
-#error "RANK: columns of the matrix, 32 or fewer"
-#endif
-#ifndef ROW_NUMBERS
-#error "ROW_NUMBERS: numbers from one row of the result to the next"
-#endif
-#ifndef BLOCK_SIZE
-#error "BLOCK_SIZE: threads of a block"
-#endif
-#ifndef LOAD
-#error "LOAD: columns that one load brings, 1, 2 or 4"
-#endif
+// MACRO RANK: columns of the matrix, 32 or fewer
+// MACRO ROW_NUMBERS: numbers from one row of the result to the next
+// MACRO BLOCK_SIZE: threads of a block
+// MACRO LOAD: columns that one load brings, 1, 2 or 4
 
 #include "solve_rows.cuh"
 

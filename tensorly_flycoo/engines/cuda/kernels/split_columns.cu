@@ -6,21 +6,11 @@
 // Bytes per nonzero: a record (a sector, if records are not in order) and its place in; 13 out.
 // Writes and determinism: each item once, by one thread.
 // Source: none.
-#ifndef VALUE
-#error "VALUE: float or double, the type of values and factors"
-#endif
-#ifndef NUM_WORDS
-#error "NUM_WORDS: 32-bit words of a record"
-#endif
-#ifndef COLUMNS_LAYOUT
-#error "COLUMNS_LAYOUT: how Python fills struct Columns (see structs.py)"
-#endif
-#ifndef HAS_PLACES
-#error "HAS_PLACES: 1 if records are read in the order of places, 0 if in their own"
-#endif
-#ifndef PLACE
-#error "PLACE: unsigned type of places"
-#endif
+// MACRO VALUE: float or double, the type of values and factors
+// MACRO NUM_WORDS: 32-bit words of a record
+// MACRO COLUMNS_LAYOUT: how Python fills struct Columns (see structs.py)
+// MACRO HAS_PLACES: 1 if records are read in the order of places, 0 if in their own
+// MACRO PLACE: unsigned type of places
 
 #include "layout.cuh"
 #include "split_columns.cuh"

@@ -6,21 +6,11 @@
 // Bytes per nonzero: sizeof(ID), sizeof(LOW), and HIGH_BITS / 8.
 // Writes and determinism: each id once.
 // Source: none.
-#ifndef ID
-#error "ID: unsigned type of ids"
-#endif
-#ifndef LOW
-#error "LOW: unsigned type of their low bits"
-#endif
-#ifndef HIGH_BITS
-#error "HIGH_BITS: number of their other bits, 0, 1, 2, 4 or 8"
-#endif
-#ifndef TILE_SIZE
-#error "TILE_SIZE: nonzeros of a tile"
-#endif
-#ifndef BLOCK_SIZE
-#error "BLOCK_SIZE: threads of a tile's block"
-#endif
+// MACRO ID: unsigned type of ids
+// MACRO LOW: unsigned type of their low bits
+// MACRO HIGH_BITS: number of their other bits, 0, 1, 2, 4 or 8
+// MACRO TILE_SIZE: nonzeros of a tile
+// MACRO BLOCK_SIZE: threads of a tile's block
 
 #include "compact_ids.cuh"
 

@@ -6,9 +6,7 @@
 // Writes and determinism: the xor of bits, in shared memory, does not depend on its order.
 // Source: Haramoto, Matsumoto, Nishimura, Panneton and L'Ecuyer, INFORMS Journal on Computing 20(3),
 //   2008.
-#ifndef EXPONENTS
-#error "EXPONENTS: of the characteristic polynomial's terms but the highest, with commas"
-#endif
+// MACRO EXPONENTS: of the characteristic polynomial's terms but the highest, with commas
 
 #include "mersenne_twister.cuh"
 

@@ -7,12 +7,8 @@
 // Bytes per nonzero: 2 sizeof(PLACE) in, sizeof(PLACE) out, and sizeof(OFFSET) out at random.
 // Writes and determinism: each element once.
 // Source: none.
-#ifndef PLACE
-#error "PLACE: unsigned type of positions"
-#endif
-#ifndef OFFSET
-#error "OFFSET: unsigned type of offsets from the start of a bucket"
-#endif
+// MACRO PLACE: unsigned type of positions
+// MACRO OFFSET: unsigned type of offsets from the start of a bucket
 
 #include "orders.cuh"
 

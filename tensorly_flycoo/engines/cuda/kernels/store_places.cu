@@ -6,9 +6,7 @@
 // Bytes per nonzero: 8 and sizeof(PLACE) in, 2 sizeof(PLACE) out; places and positions at random.
 // Writes and determinism: each element once.
 // Source: none.
-#ifndef PLACE
-#error "PLACE: unsigned type of places"
-#endif
+// MACRO PLACE: unsigned type of places
 
 #include "orders.cuh"
 

@@ -6,9 +6,7 @@
 // Writes and determinism: each group is added in order. (CuPy's add.reduceat subtracts running sums
 //   of all values, which loses the digits of small ones.)
 // Source: none.
-#ifndef VALUE
-#error "VALUE: float or double, the type of values and factors"
-#endif
+// MACRO VALUE: float or double, the type of values and factors
 
 #include "sum_groups.cuh"
 

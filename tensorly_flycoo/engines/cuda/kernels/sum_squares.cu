@@ -6,15 +6,9 @@
 // Writes and determinism: each sum once; a thread adds in order, then a block adds its threads' sums
 //   in a fixed tree.
 // Source: none.
-#ifndef VALUE
-#error "VALUE: float or double, the type of values and factors"
-#endif
-#ifndef VALUES_PER_BLOCK
-#error "VALUES_PER_BLOCK: values of a block"
-#endif
-#ifndef BLOCK_SIZE
-#error "BLOCK_SIZE: threads of a block"
-#endif
+// MACRO VALUE: float or double, the type of values and factors
+// MACRO VALUES_PER_BLOCK: values of a block
+// MACRO BLOCK_SIZE: threads of a block
 
 #include "squares.cuh"
 

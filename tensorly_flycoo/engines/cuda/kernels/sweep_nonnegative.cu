@@ -8,18 +8,10 @@
 //   block writes to `found` its sum of squares and number of changes, added in double in a fixed
 //   order; from these the host decides whether to continue.
 // Source: Cichocki and Phan, IEICE Transactions on Fundamentals E92-A(3), 2009 (fast HALS).
-#ifndef VALUE
-#error "VALUE: float or double"
-#endif
-#ifndef RANK
-#error "RANK: columns of the factor"
-#endif
-#ifndef LOAD
-#error "LOAD: neighbouring numbers that are loaded at once, which divide RANK, up to 16 bytes"
-#endif
-#ifndef BLOCK_SIZE
-#error "BLOCK_SIZE: threads of a block"
-#endif
+// MACRO VALUE: float or double
+// MACRO RANK: columns of the factor
+// MACRO LOAD: neighbouring numbers that are loaded at once, which divide RANK, up to 16 bytes
+// MACRO BLOCK_SIZE: threads of a block
 
 #include "sweep_nonnegative.cuh"
 

@@ -15,54 +15,22 @@
 //   `run_rows` (-1 if a run inherits nothing); `partial_rows.cu` adds them in the order of the
 //   runs. So the order of additions follows from the nonzeros, TILE_SIZE and GROUP_SIZE.
 // Source: none; the tiles are those of `mttkrp.cu`.
-#ifndef VALUE
-#error "VALUE: float or double, the type of values and factors"
-#endif
-#ifndef NUM_INPUTS
-#error "NUM_INPUTS: modes whose factors are read, ndim - 1"
-#endif
-#ifndef NUM_WORDS
-#error "NUM_WORDS: 32-bit words of a record"
-#endif
-#ifndef TILE_SIZE
-#error "TILE_SIZE: nonzeros of a tile"
-#endif
-#ifndef BLOCK_SIZE
-#error "BLOCK_SIZE: threads of a block"
-#endif
-#ifndef GROUP_SIZE
-#error "GROUP_SIZE: threads of a group, a power of two up to BLOCK_SIZE"
-#endif
-#ifndef LANE_COLUMNS
-#error "LANE_COLUMNS: columns of a thread"
-#endif
-#ifndef MIN_BLOCKS
-#error "MIN_BLOCKS: blocks of a multiprocessor that registers should be enough for"
-#endif
-#ifndef PULL_ID
-#error "PULL_ID: unsigned type of the low bits of pull ids"
-#endif
-#ifndef PULL_HIGH_BITS
-#error "PULL_HIGH_BITS: number of their other bits, if they are packed"
-#endif
-#ifndef SLOT_ID
-#error "SLOT_ID: unsigned type of slots"
-#endif
-#ifndef PULL
-#error "PULL: PLACES, IN_ORDER or PACKED, the pull ids (see ids.cuh)"
-#endif
-#ifndef SLOT_NBYTES
-#error "SLOT_NBYTES: bytes of a place in shared memory, as Python reserves them"
-#endif
-#ifndef FIELD_LAYOUT
-#error "FIELD_LAYOUT: how Python fills struct Field (see structs.py)"
-#endif
-#ifndef OPERANDS_LAYOUT
-#error "OPERANDS_LAYOUT: how Python fills struct Operands (see structs.py)"
-#endif
-#ifndef RANKS_LAYOUT
-#error "RANKS_LAYOUT: how Python fills struct Ranks (see structs.py)"
-#endif
+// MACRO VALUE: float or double, the type of values and factors
+// MACRO NUM_INPUTS: modes whose factors are read, ndim - 1
+// MACRO NUM_WORDS: 32-bit words of a record
+// MACRO TILE_SIZE: nonzeros of a tile
+// MACRO BLOCK_SIZE: threads of a block
+// MACRO GROUP_SIZE: threads of a group, a power of two up to BLOCK_SIZE
+// MACRO LANE_COLUMNS: columns of a thread
+// MACRO MIN_BLOCKS: blocks of a multiprocessor that registers should be enough for
+// MACRO PULL_ID: unsigned type of the low bits of pull ids
+// MACRO PULL_HIGH_BITS: number of their other bits, if they are packed
+// MACRO SLOT_ID: unsigned type of slots
+// MACRO PULL: PLACES, IN_ORDER or PACKED, the pull ids (see ids.cuh)
+// MACRO SLOT_NBYTES: bytes of a place in shared memory, as Python reserves them
+// MACRO FIELD_LAYOUT: how Python fills struct Field (see structs.py)
+// MACRO OPERANDS_LAYOUT: how Python fills struct Operands (see structs.py)
+// MACRO RANKS_LAYOUT: how Python fills struct Ranks (see structs.py)
 
 #include "layout.cuh"
 #include "tiles.cuh"
