@@ -13,9 +13,7 @@ from .observed_parafac import observed_parafac
 from .parafac import parafac
 from .parafac2 import parafac2
 from .randomised_parafac import randomised_parafac
-from .tensor_ring import tensor_ring
-from .tensor_train import tensor_train
-from .tensor_train_matrix import tensor_train_matrix
+from .tensor_train import tensor_ring, tensor_train, tensor_train_matrix
 from .tucker import tucker
 
 __all__ = [

@@ -15,7 +15,7 @@ from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.tensor import FlycooTensor
 from .cp_model import multiply_all, multiply_grams
-from .losses import check_data, check_exact, find_loss
+from .losses import check_data, find_exact, find_loss
 from .masks import ObservedData
 from .observed_rows import L2_REG, RowPlan, check_ridge, fit_rows, measure_scale, scale_ridge
 from .poisson import MultiplicativeUpdates
@@ -120,7 +120,7 @@ def fold_in(
     array([[2.],
            [0.]])
     """
-    check_exact(loss)
+    is_count = find_exact(loss).is_count
     weights, factors = take_model(cp_tensor)
     mode = check_mode(mode, len(factors))
     check_same_labels(x_new, cp_tensor, skip=mode)
@@ -132,10 +132,10 @@ def fold_in(
     factors[mode] = xp.zeros((x.shape[mode], old.shape[1]), old.dtype)
     if observed is None:
         observed = hasattr(cp_tensor, "observed_l2_reg")
-    if observed or loss != "gaussian":
+    if observed or is_count:
         check_factors(factors, x.shape, x.dtype, x._engine.array_type)
     if observed:
-        if loss != "gaussian" or non_negative:
+        if is_count or non_negative:
             raise ValueError(
                 "observed rows, as of a model of observed_parafac, are of least squares without "
                 'constraints: expected loss="gaussian" and non_negative=False, or observed=False'
@@ -144,7 +144,7 @@ def fold_in(
             l2_reg = getattr(cp_tensor, "observed_l2_reg", L2_REG)
         check_ridge(l2_reg)
         return _fit_observed(x, weights, factors, mode, old, l2_reg)
-    if loss != "gaussian":
+    if is_count:
         return _fit_counts(x, weights, factors, mode)
     product = mttkrp(x, factors, mode, weights=weights)
     gram = multiply_grams(weights, factors, skip=mode)

@@ -16,9 +16,11 @@ from .adam import Adam, scale_guess
 from .cp_apr import CpApr, spread_sums
 from .cp_loop import iterate, start
 from .cp_model import make_cp_tensor
+from .describing import describe_as
 from .guarding import guard
 from .losses import Loss, check_data, find_loss
 from .masks import ObservedData, find_missing
+from .parafac import parafac
 from .poisson import MultiplicativeUpdates, balance, evaluate_loss, lift_zeros
 from .ranks import find_cp_rank
 from .resuming import Callback
@@ -31,6 +33,7 @@ _METHODS = ("auto", "mu", "cp_apr", "adam")
 
 
 @guard
+@describe_as(parafac)
 def generalized_parafac(
     tensor: "FlycooTensor | SparseArray",
     rank: int | str,
@@ -59,21 +62,16 @@ def generalized_parafac(
     ----------
     tensor : FlycooTensor or sparse.COO
         Counts may be integers.
-    rank : int or "same"
-        R, the number of components.
     n_iter_max : int
         The most sweeps over all modes; the most epochs of "adam".
     init : {"random", "svd", CPTensor, ResumedCP}
         The initial guess, in the dtype and on the device of `tensor`, without negative elements if
         the loss has the lower bound 0; or a checkpoint to resume (`Progress.resume`).
-    svd : {"truncated_svd", "randomized_svd"}
-        As for `parafac`.
     mask : sparse.COO, optional
         In the shape of `tensor`, with fill_value 1; its stored zeros mark the missing entries,
         which do not count.
     random_state : int, numpy.random.RandomState or generator of cupy.random, optional
         For the initial guess and the samples.
-    return_errors : bool
     loss : str or tuple
         "poisson_count", "poisson_log", "bernoulli_odds", "bernoulli_logit", "gaussian", "gamma" or
         "rayleigh"; or ``(f, df, lower_bound)``: a function of arrays of data and of model values
@@ -257,10 +255,9 @@ def _run_adam(
 def _choose_method(method: str, loss: Loss, samples: Any) -> str:
     if method not in _METHODS:
         raise ValueError(f"method is {method!r}, expected one of {_METHODS}")
-    is_exact = loss.name == "poisson_count"
     if method == "auto":
-        method = "mu" if is_exact else "adam"
-    if method != "adam" and not is_exact:
+        method = "mu" if loss.is_count else "adam"
+    if method != "adam" and not loss.is_count:
         raise ValueError(
             f"method is {method!r}, expected 'adam' or 'auto' for loss={loss.name!r}: it is for "
             "loss='poisson_count'"

@@ -10,17 +10,20 @@ from numpy.typing import DTypeLike
 from tensorly.cp_tensor import CPTensor, cp_normalize
 
 from ..array_modules import Array
-from ..checks import check_factors, check_place, check_weights
+from ..checks import check_factors, check_place, check_weights, densify_error
 from ..format.slab_layout import SpreadLayout
+from ..ops.lazy_svd import RandomizedSVD
 from ..ops.nndsvd import make_left_vectors_non_negative
-from ..ops.unfolding_svd import Unfolding
+from ..ops.unfolding_svd import LazyMatrix, Unfolding
 from ..shards.whole_factors import scatter_all, take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.memory import attempt, explain_work, refuse_excess_on_host
 from ..tensor.tensor import FlycooTensor
 from .cp_model import make_cp_tensor, normalize
 from .ranks import find_cp_rank
-from .singular_vectors import check_svd
+
+#: The methods for singular vectors that work for a sparse tensor: they find only the leading ones.
+SVDS = ("truncated_svd", "randomized_svd")
 
 
 def check_initial_guess(init: Any, dtype: np.dtype, on_gpu: bool, rank: int | None = None) -> Any:
@@ -203,3 +206,41 @@ def _take_left_vectors(
         return left
     columns = x._engine.draw_uniform(random, (left.shape[0], num_random), x.dtype)
     return np.concatenate([left, columns], axis=1)
+
+
+def check_svd(svd: object, operation: str, shape: tuple[int, ...]) -> None:
+    """Refuse a TensorLy method that needs more than the leading singular vectors."""
+    if svd not in SVDS:
+        instead = f"expected one of {SVDS}, which find only the leading singular vectors"
+        raise densify_error(f"{operation} with svd={svd!r}", shape, instead)
+
+
+def randomized_svd(
+    matrix: Any,
+    n_eigenvecs: int | None = None,
+    n_oversamples: int = 5,
+    n_iter: int = 2,
+    random_state: Any = None,
+    **ignored: Any,
+) -> tuple:
+    """Sketch leading singular vectors as TensorLy does, without drawing a row for each column."""
+    if matrix.ndim != 2:
+        raise ValueError(f"matrix has shape {matrix.shape}, expected two axes: unfold the tensor")
+    unfolding = matrix if isinstance(matrix, LazyMatrix) else Unfolding(matrix, 0)
+    rank = min(unfolding.shape) if n_eigenvecs is None else min(n_eigenvecs, *unfolding.shape)
+    random = tl.check_random_state(random_state)
+    left, values, right = RandomizedSVD(unfolding, random, n_oversamples, n_iter)
+    return left[:, :rank], values[:rank], right[:rank, :]
+
+
+def make_svd_non_negative(
+    tensor: Any,
+    U: Array,
+    S: Array,
+    V: Any,
+    nntype: Any = True,
+) -> tuple:
+    """Make left vectors non-negative. The right vectors were never formed, and stay so."""
+    unfolding = tensor if isinstance(tensor, Unfolding) else Unfolding(tensor, 0)
+    kind = "nndsvda" if nntype is True else nntype
+    return make_left_vectors_non_negative(unfolding, U, S, kind), V

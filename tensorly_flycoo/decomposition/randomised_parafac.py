@@ -18,6 +18,8 @@ from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import iterate, start
 from .cp_model import residual_square
+from .describing import describe_as
+from .parafac import parafac
 from .ranks import find_cp_rank
 from .resuming import Callback
 from .tensorly_loop import dense_to_tensorly
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 
 @dense_to_tensorly
+@describe_as(parafac)
 def randomised_parafac(
     tensor: "FlycooTensor | SparseArray",
     rank: int | str,
@@ -50,27 +53,15 @@ def randomised_parafac(
 
     Parameters
     ----------
-    tensor : FlycooTensor or sparse.COO
-    rank : int or "same"
-        R, the number of components. "same" gives the model as many parameters as the tensor has
-        cells; it is refused if the nonzeros take fewer numbers than that. So are all fractions.
     n_samples : int
         Fibres in each least squares problem; at least R, preferably many more.
-    n_iter_max : int
     init : {"random", "svd", CPTensor, ResumedCP}
         The initial guess, in the dtype and on the device of `tensor`; or a checkpoint to resume
         (`Progress.resume`), which holds the state of the random numbers too.
-    svd : {"truncated_svd", "randomized_svd"}
-        How to find leading singular vectors: "truncated_svd" to rounding error if at most 8192 rows
-        of an unfolding share a column with another row, otherwise approximately;
-        "randomized_svd" by TensorLy's sketch.
-    tol : float
-        Stop when the error changes by less; 0 never stops.
     max_stagnation : int
         Stop after more iterations than this without a new smallest error, unless both this and
         `tol` are 0.
     random_state : int or numpy.random.RandomState, optional
-    verbose : int
     callback : callable, optional
         Called with the CPTensor before the first iteration, and with the CPTensor and its error
         after each; returns True to stop. For example a `Progress`. The error may increase.

@@ -13,6 +13,8 @@ from ..linalg.tall_skinny import transposed_product
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import iterate
+from .describing import describe_as
+from .parafac import parafac
 from .ranks import find_tucker_rank
 from .resuming import Callback, restore
 from .stopping import has_converged
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 
 @dense_to_tensorly
+@describe_as(parafac)
 def tucker(
     tensor: "FlycooTensor | SparseArray",
     rank: int | str | Sequence[int] | None,
@@ -43,28 +46,18 @@ def tucker(
 
     Parameters
     ----------
-    tensor : FlycooTensor or sparse.COO
     rank : int, sequence of int, "same" or None
         The size of the core: an int for all modes, or one for each. None (the size of the tensor)
         and "same" (as many parameters as cells) are refused if the nonzeros are fewer numbers; so
         are fractions (`ranks`).
     fixed_factors : sequence of int, optional
         Modes whose factors of `init` are kept; not together with `callback`.
-    n_iter_max : int
     init : {"svd", "random", TuckerTensor, (core, factors), ResumedTucker}
         The initial guess, in the dtype and on the device of `tensor`; or a checkpoint to resume
         (`Progress.resume`).
-    return_errors : bool
-    svd : {"truncated_svd", "randomized_svd"}
-        How to find leading singular vectors: "truncated_svd" to rounding error if at most 8192 rows
-        of an unfolding share a column with another row, otherwise approximately;
-        "randomized_svd" by TensorLy's sketch.
-    tol : float
-        Stop when the error changes by less; 0 never stops.
     random_state : int or numpy.random.RandomState, optional
     mask : None
         Not supported for a sparse tensor.
-    verbose : bool
     callback : callable, optional
         Called with the TuckerTensor and its error before the first and after each iteration;
         returns True to stop. For example a `Progress`. Only for sparse tensors.

@@ -12,8 +12,8 @@ from tensorly.cp_tensor import CPTensor
 from .. import decomposition
 from ..array_modules import move
 from ..checks import check_count, check_rank
-from ..decomposition.labelled_cp import label_result
-from ..decomposition.losses import check_exact
+from ..decomposition.labelled_cp import label_result, make_figure
+from ..decomposition.losses import find_exact
 from ..decomposition.masks import MissingEntries
 from ..decomposition.observed_parafac import observed_parafac
 from ..decomposition.tensorly_loop import require_flycoo_backend
@@ -27,6 +27,7 @@ from .best_of import LOW_MATCH, as_random_state, best_of, is_parafac, name_of, r
 from .core_consistency import core_consistency
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
     from sparse import SparseArray
@@ -48,6 +49,9 @@ _FLOOR = 1e-3
 
 #: Core consistency is left out if it would take more operations than this.
 _MAX_CORE_OPERATIONS = 10**10
+
+#: The lowest core consistency shown: those of far too many components are hugely negative.
+_LEAST_CONSISTENCY = -50
 
 
 class RankScore(NamedTuple):
@@ -150,9 +154,40 @@ class RankSelection:
         ImportError
             If Matplotlib is not installed.
         """
-        from .rank_plot import draw_scores
+        figure = make_figure(9, 6)
+        from matplotlib.ticker import MaxNLocator
 
-        return draw_scores(self.scores, self.errors, self.rank)
+        ranks = [score.rank for score in self.scores]
+        top, bottom = figure.subplots(2, 2, sharex=True)
+
+        def draw(axes: "Axes", values: Sequence[float], title: str) -> None:
+            axes.plot(ranks, values, marker="o", color="C0")
+            axes.set_title(title, fontsize=10, loc="left")
+            axes.spines[["top", "right"]].set_visible(False)
+            if self.rank is not None:
+                axes.axvline(self.rank, color="C1", linestyle="--", linewidth=1, zorder=0)
+
+        for rank, of_rank in zip(ranks, self.errors, strict=True):
+            top[0].plot([rank] * len(of_rank), of_rank, ".", color="0.7", markersize=5)
+        draw(top[0], [score.error for score in self.scores], "relative error (gray: all runs)")
+        losses = [score.heldout_loss for score in self.scores]
+        spreads = [score.heldout_se for score in self.scores]
+        draw(top[1], losses, "held-out loss, with standard errors")
+        top[1].errorbar(ranks, losses, spreads, fmt="none", ecolor="C0")
+        cores = np.array([score.core_consistency for score in self.scores])
+        is_cut = (cores < _LEAST_CONSISTENCY).any()
+        title = f"core consistency, %{f' (cut at {_LEAST_CONSISTENCY})' if is_cut else ''}"
+        draw(bottom[0], np.maximum(cores, _LEAST_CONSISTENCY), title)
+        bottom[0].set_ylim(_LEAST_CONSISTENCY - 5, 105)
+        draw(bottom[1], [score.match for score in self.scores], "match of the runs")
+        bottom[1].set_ylim(-0.03, 1.05)
+        for axes in bottom:
+            axes.set_xlabel("rank")
+            axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
+            axes.set_xlim(min(ranks) - 0.5, max(ranks) + 0.5)
+        if self.rank is not None:
+            figure.suptitle(f"Suggested rank: {self.rank} (dashed)", fontsize=11)
+        return figure
 
 
 def select_rank(
@@ -315,7 +350,7 @@ def _check_holdout(
             "method 'parafac', 'non_negative_parafac', 'generalized_parafac' (counts) or "
             "'observed_parafac' (ratings)"
         )
-    check_exact(loss_of(method, options), " to hold entries out: pass holdout=0")
+    find_exact(loss_of(method, options), " to hold entries out: pass holdout=0")
     if options.get("mask") is not None:
         raise ValueError("mask is given, but select_rank holds entries out itself: pass holdout=0")
     if x.nnz < 2:
@@ -415,7 +450,7 @@ class _HeldOut:
             cells = move(missing.coords, np)  # sorted, as the mask has to be
             attributes = {"fill_value": 1.0, "sorted": True, "has_duplicates": False}
             mask["mask"] = sparse.COO(cells, np.zeros(missing.count), x.shape, **attributes)
-        is_count = loss_of(method, options) == "poisson_count"
+        is_count = find_exact(loss_of(method, options)).is_count
         return cls(missing.observed, mask, missing, is_count)
 
     def list_terms(self, model: CPTensor) -> np.ndarray:
