@@ -19,13 +19,7 @@ from ..tensor.tensor import FlycooTensor
 
 
 def multiply_all(arrays: Sequence[Array], skip: int | None = None) -> Array:
-    """Multiply arrays of one shape elementwise, all but that of mode `skip`; ones if none is left.
-
-    Examples
-    --------
-    >>> multiply_all([np.array([2.0]), np.array([3.0]), np.array([5.0])], skip=1)
-    array([10.])
-    """
+    """Multiply arrays elementwise, all but that of mode `skip`; ones if none is left."""
     product: Array = None
     for n, array in enumerate(arrays):
         if n != skip:
@@ -80,14 +74,7 @@ def relative_error(
 
 
 def normalize(weights: Array | None, factors: Sequence[Array]) -> tuple[Array, list[Array]]:
-    """Move the norms of the factors' columns into the weights.
-
-    Examples
-    --------
-    >>> normalize(None, [np.array([[3.0, 0.0], [4.0, 0.0]]), np.array([[2.0, 1.0]])])
-    (array([10.,  0.]), [array([[0.6, 0. ],
-           [0.8, 0. ]]), array([[1., 1.]])])
-    """
+    """Move the norms of the factors' columns into the weights."""
     first, *others = factors
     weighted = [first if weights is None else first * weights, *others]
     xp, norms = array_module(first), [column_norms(factor) for factor in weighted]

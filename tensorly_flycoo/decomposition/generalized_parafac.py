@@ -158,7 +158,9 @@ def generalized_parafac(
     True
     """
     chosen, x = find_loss(loss), as_flycoo(tensor, check_coords=True)
-    method, modes = _choose_method(method, chosen, samples), _list_free_modes(x.ndim, fixed_modes)
+    method = _choose_method(method, chosen, samples)
+    fixed = {check_mode(mode, x.ndim) for mode in fixed_modes or ()}
+    modes = [mode for mode in range(x.ndim) if mode not in fixed]
     num_components, random = find_cp_rank(x, rank), tl.check_random_state(random_state)
     missing = None if mask is None else find_missing(tensor, mask)
     data = ObservedData(x, missing)
@@ -185,17 +187,16 @@ def generalized_parafac(
 
 
 def _run_updates(data: ObservedData, model: Any, modes: list[int], tol: float, options: Any) -> Any:
-    init = options["init"]
-    factors = model[1]
-    if isinstance(init, Resumed):
-        solver = MultiplicativeUpdates(data, modes, factors, init.saved.state, tol)
-    else:
+    init, factors = options["init"], model[1]
+    is_resumed = isinstance(init, Resumed)
+    if not is_resumed:
+        factors[:] = balance(factors, modes)
+    state = init.saved.state if is_resumed else {}
+    solver = MultiplicativeUpdates(data, modes, factors, state, tol)
+    if solver.loss == float("inf") and not is_resumed:
+        factors[:] = [lift_zeros(f) if n in modes else f for n, f in enumerate(factors)]
         factors[:] = balance(factors, modes)
         solver = MultiplicativeUpdates(data, modes, factors, {}, tol)
-        if solver.loss == float("inf"):
-            factors[:] = [lift_zeros(f) if n in modes else f for n, f in enumerate(factors)]
-            factors[:] = balance(factors, modes)
-            solver = MultiplicativeUpdates(data, modes, factors, {}, tol)
     return iterate(
         (None, factors), solver, lambda _, __, loss: loss, save_state=solver.save_state,
         is_over=lambda errors: has_settled(errors, tol), start_error=lambda: solver.loss,
@@ -266,11 +267,6 @@ def _choose_method(method: str, loss: Loss, samples: Any) -> str:
         expected = "two positive integers" if method == "adam" else f"None: {method!r} draws none"
         raise ValueError(f"samples is {samples!r}, expected {expected}")
     return method
-
-
-def _list_free_modes(ndim: int, fixed_modes: Sequence[int] | None) -> list[int]:
-    fixed = {check_mode(mode, ndim) for mode in fixed_modes or ()}
-    return [mode for mode in range(ndim) if mode not in fixed]
 
 
 def _check_guess(factors: Sequence[Array], loss: Loss) -> None:

@@ -33,14 +33,6 @@ def check_initial_guess(init: Any, dtype: np.dtype, on_gpu: bool, rank: int | No
 
     TensorLy uses a guess as it is; ``tl.tensor(a, **tl.context(x))`` moves an array. Anything that
     is not a pair of weights and factors is left to TensorLy.
-
-    Examples
-    --------
-    >>> check_initial_guess((None, [np.ones((3, 2), "float32")]), np.dtype("float64"), False)
-    Traceback (most recent call last):
-        ...
-    TypeError: factors[0] has dtype float32, expected float64: init must have the dtype of the \
-tensor's factors
     """
     if not isinstance(init, tuple | list | CPTensor) or len(init) != 2:
         return init

@@ -95,19 +95,7 @@ _EXPECTED = f"expected one of {[*LOSSES]} or a tuple (f, df, lower_bound)"
 
 
 def find_loss(loss: Any) -> Loss:
-    """Return a loss by its name, or a user's tuple ``(f, df, lower_bound)`` as a `Loss`.
-
-    Examples
-    --------
-    >>> find_loss("poisson_count").lower_bound
-    0.0
-    >>> find_loss("poison")
-    Traceback (most recent call last):
-        ...
-    ValueError: loss is 'poison', expected one of ['poisson_count', 'poisson_log', \
-'bernoulli_odds', 'bernoulli_logit', 'gaussian', 'gamma', 'rayleigh'] or a tuple (f, df, \
-lower_bound)
-    """
+    """Return a loss by its name, or a user's tuple ``(f, df, lower_bound)`` as a `Loss`."""
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, str):
@@ -128,30 +116,14 @@ lower_bound)
 
 
 def find_exact(loss: Any, purpose: str = "") -> Loss:
-    """Return one of `EXACT_LOSSES` by its name; refuse any other.
-
-    Examples
-    --------
-    >>> find_exact("gamma")
-    Traceback (most recent call last):
-        ...
-    ValueError: loss is 'gamma', expected one of ('gaussian', 'poisson_count')
-    """
+    """Return one of `EXACT_LOSSES` by its name; refuse any other."""
     if loss not in EXACT_LOSSES:
         raise ValueError(f"loss is {loss!r}, expected one of {EXACT_LOSSES}{purpose}")
     return LOSSES[loss]
 
 
 def check_data(loss: Loss, x: FlycooTensor) -> None:
-    """Refuse a tensor without nonzeros, or with values that the loss is not defined for.
-
-    Examples
-    --------
-    >>> check_data(LOSSES["poisson_count"], FlycooTensor([[0], [1]], [-2.0], (2, 2)))
-    Traceback (most recent call last):
-        ...
-    ValueError: tensor holds -2.0, expected numbers of 0 or more for loss='poisson_count'
-    """
+    """Refuse a tensor without nonzeros, or with values that the loss is not defined for."""
     if x.nnz == 0:
         raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
     if loss.takes == "numbers":

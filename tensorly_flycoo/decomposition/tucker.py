@@ -1,4 +1,7 @@
-"""Tucker decomposition by TensorLy's own iterations, with a callback between them."""
+"""Tucker decomposition by TensorLy's own loop.
+
+With a callback or a checkpoint, `iterate` runs `update`: that loop, one iteration at a time.
+"""
 
 import functools
 from collections.abc import Sequence

@@ -505,16 +505,7 @@ def _deviance(counts: np.ndarray, means: Any) -> np.ndarray:
 def _suggest(
     scores: Sequence[RankScore], tolerances: Sequence[float]
 ) -> tuple[RankScore | None, str]:
-    """Return the score of the suggested rank and why it is; None if nothing was held out.
-
-    Examples
-    --------
-    >>> losses = {1: 0.8, 2: 0.21, 3: 0.2, 4: 0.3}
-    >>> scores = [RankScore(r, 0.1, loss, 0.05, 0.02, 100.0, 1.0) for r, loss in losses.items()]
-    >>> chosen, rule = _suggest(scores, [1e-4] * 4)
-    >>> chosen.rank, rule
-    (2, 'the lowest with a held-out loss within one standard error of the least, that of rank 3')
-    """
+    """Return the score of the suggested rank and why it is; None if nothing was held out."""
     if np.isnan(scores[0].heldout_loss):
         return None, ""
     least = min(scores, key=lambda score: score.heldout_loss)
