@@ -1,4 +1,4 @@
-"""Decompositions of sparse tensors, one per file, with TensorLy's names and parameters.
+"""Decompositions of sparse tensors, with TensorLy's names and parameters.
 
 They work however and whenever TensorLy was imported, and pass dense tensors on to TensorLy. Those
 that run TensorLy's own loop or proximal operators need its backend "flycoo". All that iterate, but

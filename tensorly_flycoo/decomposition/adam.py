@@ -70,10 +70,7 @@ class Samples(NamedTuple):
 
 
 class CellSampler:
-    """Draws the observed nonzeros and cells of a tensor, coordinates mode by mode.
-
-    So the number of cells is not limited.
-    """
+    """Draws observed nonzeros and cells: coordinates mode by mode, so for any number of cells."""
 
     def __init__(self, data: ObservedData) -> None:
         x, missing = data.tensor, data.missing

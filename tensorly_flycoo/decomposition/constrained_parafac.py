@@ -222,7 +222,7 @@ def _start(
 
 
 def _warn_of_zeros(x: FlycooTensor, cp_tensor: CPTensor, given: dict[str, Constraint]) -> None:
-    """Say so if a model of nonzeros is zero, and which penalties or constraints are the cause."""
+    """Warn if the model of nonzeros is zero, and name the penalties or constraints to blame."""
     square = float(multiply_grams(*cp_tensor).sum())
     if not square <= (np.finfo(x.dtype).eps * float(x.norm())) ** 2:
         return
@@ -230,7 +230,7 @@ def _warn_of_zeros(x: FlycooTensor, cp_tensor: CPTensor, given: dict[str, Constr
     warnings.warn(
         f"constrained_parafac ended in all zeros: {causes or 'the initial guess'} is too strong "
         "for this tensor. Try a tenth of it, and less until some factors remain; how strong a "
-        "penalty is depends on the size of the tensor's values. Of a very sparse tensor "
+        "penalty is depends on the size of the tensor's values. For a very sparse tensor "
         "init='svd' may be the cause: pass init='random'",
         stacklevel=6,
     )
@@ -262,7 +262,7 @@ class _AlternatingAdmm:
         return duals | {f"violation_{mode}": a.violation for mode, a in self.admm.items()}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Take up what `save` returned, if it is of these modes."""
+        """Restore what `save` returned, if it is of these modes."""
         if state.keys() != self.save().keys():
             raise ValueError(
                 "the checkpoint has other free modes than this call, or was written by another "

@@ -120,7 +120,7 @@ def log_lower_tail(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
 
 
 def _log_far_upper(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Do what `log_upper_tail` does, for counts far above their means.
+    """Compute `log_upper_tail` of counts far above their means.
 
     The tail is the probability of the count itself times ``1 + m/(k+1) + m^2/((k+1)(k+2)) + ...``,
     by Gauss's continued fraction of that series, 8.9.1 in the DLMF:
@@ -136,7 +136,7 @@ def _log_far_upper(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
 
 
 def _log_far_lower(counts: np.ndarray, means: np.ndarray) -> np.ndarray:
-    """Do what `log_lower_tail` does, for counts far below their means: 8.9.2 in the DLMF."""
+    """Compute `log_lower_tail` of counts far below their means: 8.9.2 in the DLMF."""
     shape = counts + 1
 
     def numerator(step: int) -> np.ndarray:

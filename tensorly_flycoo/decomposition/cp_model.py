@@ -45,10 +45,7 @@ def multiply_grams(
 
 
 def multiply_sums(weights: Array | None, factors: Sequence[Array]) -> Array:
-    """Add up all cells of each component: float64 (R,).
-
-    It is the product of the weights and the factors' column sums.
-    """
+    """Add up all cells of each component, by the factors' column sums: float64 (R,)."""
     sums = [sum_columns(factor) for factor in factors]
     return multiply_all(sums if weights is None else [weights.astype(np.float64), *sums])
 
@@ -58,8 +55,8 @@ def residual_square(
 ) -> Array:
     """Compute the squared norm of the residual, ``|x - model|^2``, in float64.
 
-    It is computed from ``|x|^2``, `tensor_square`, and ``<x, model>``, `inner`, as ``|x|^2 +
-    |model|^2 - 2 <x, model>``, which cancels near an exact fit: the error is about ``eps * |x|^2``.
+    `tensor_square` is ``|x|^2`` and `inner` is ``<x, model>``. The sum ``|x|^2 + |model|^2 - 2 <x,
+    model>`` cancels near an exact fit: its error is about ``eps * |x|^2``.
     """
     model_square = multiply_grams(weights, factors).sum(dtype=np.float64)
     return np.abs(tensor_square + model_square - 2 * inner)

@@ -55,8 +55,8 @@ def generalized_parafac(
 
     .. math:: \min F = \sum_{\mathrm{cells}} f(x, m), \quad m = \sum_r \prod_n F_n[c_n, r]
 
-    ``loss="poisson_count"`` is exact: the sum over all cells needs no samples, since that of the
-    model is a product of column sums, and the logarithm is needed only at the nonzeros.
+    ``loss="poisson_count"`` is exact: the model's sum over all cells is a product of column sums,
+    and its logarithm is needed only at the nonzeros, so no samples are drawn.
 
     Parameters
     ----------

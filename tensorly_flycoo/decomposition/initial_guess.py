@@ -76,7 +76,7 @@ def as_gpu_random(seed: Any) -> Any:
 def spread_factors(x: FlycooTensor, factors: Iterable[Array]) -> list[Array]:
     """Return the factors, sharded as those of later iterations will be if `x` is spread.
 
-    So a run that is resumed adds in the order of one that was not stopped.
+    A resumed run then adds in the same order as an uninterrupted one.
     """
     layout, factors = x._layout, list(factors)
     return scatter_all(layout, factors) if isinstance(layout, SpreadLayout) else factors

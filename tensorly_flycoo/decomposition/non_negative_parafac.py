@@ -48,7 +48,7 @@ def non_negative_parafac(
 ) -> Any:
     """Decompose a sparse tensor into non-negative factors by multiplicative updates.
 
-    It gives TensorLy's errors and factors, under any backend.
+    Errors and factors are TensorLy's, under any backend.
 
     Parameters
     ----------

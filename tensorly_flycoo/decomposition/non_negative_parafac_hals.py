@@ -53,8 +53,8 @@ def non_negative_parafac_hals(
 ) -> Any:
     """Decompose a sparse tensor into non-negative CP factors by HALS.
 
-    Each factor is updated column by column, by a kernel that handles many rows in parallel. It runs
-    under any backend of TensorLy.
+    A kernel updates each factor column by column, many rows in parallel. Any backend of TensorLy
+    will do.
 
     Parameters
     ----------

@@ -48,8 +48,8 @@ def randomised_parafac(
 ) -> Any:
     """Decompose a sparse tensor by alternating least squares on sampled fibres (CP).
 
-    It draws the same samples as TensorLy 0.10 from the same `random_state`, and runs under any
-    backend of TensorLy.
+    The samples are those that TensorLy 0.10 draws from the same `random_state`. Any backend of
+    TensorLy will do.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ class _Random:
         return first | _pack_state(self.current)
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Take up what `save` returned, if it is there."""
+        """Restore what `save` returned, if it is there."""
         names = ("random_key", "random_position")
         if not {*names, *(f"first_{name}" for name in names)} <= state.keys():
             raise ValueError(

@@ -38,7 +38,7 @@ def tensor_train(
 ) -> TTTensor:
     """Decompose a sparse tensor, or a view of one, into a tensor train.
 
-    It gives TensorLy's results, under any backend.
+    Results are TensorLy's, under any backend.
 
     Parameters
     ----------
@@ -71,9 +71,9 @@ def tensor_train(
 
     Notes
     -----
-    For each mode but the last, it builds a matrix of up to ``nnz * rank`` nonzeros, finds the
-    leading singular vectors, and multiplies the matrix by them with one MTTKRP. TensorLy decomposes
-    the same matrices with all their columns.
+    Each mode but the last takes a matrix of up to ``nnz * rank`` nonzeros, its leading singular
+    vectors, and one MTTKRP to multiply the matrix by these. TensorLy decomposes the same matrices
+    with all their columns.
 
     References
     ----------
@@ -107,7 +107,7 @@ def tensor_train_matrix(
 ) -> TTMatrix:
     """Decompose a sparse tensor (I_1, ..., I_d, J_1, ..., J_d) into a train of matrices (I_n, J_n).
 
-    It gives TensorLy's results, under any backend.
+    Results are TensorLy's, under any backend.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def tensor_ring(
 ) -> TRTensor:
     """Decompose a sparse tensor, or a view of one, into a tensor ring.
 
-    It gives TensorLy's results, under any backend.
+    Results are TensorLy's, under any backend.
 
     Parameters
     ----------

@@ -46,18 +46,12 @@ class LeastSquaresStream:
 
     .. math:: |X_t - [A; s_t]|^2 + \sum_{i < t} \mu^{t - i} |[A'; s_i] - [A; s_i]|^2
 
-    Only the matrix of the :math:`\mu^{t - i} s_i s_i^T` is needed of the rows.
-
-    Attributes
-    ----------
-    factors : list of array (I_n, R)
-        Of all modes but the streaming one.
-    state : list of array
-        The history (R, R).
+    The rows enter only as the sum of the :math:`\mu^{t - i} s_i s_i^T`, the history (R, R).
     """
 
     def __init__(self, factors: Sequence[Array], state: Sequence[Array]) -> None:
-        self.factors, self.state = list(factors), list(state)
+        self.factors = list(factors)  # of all modes but the streaming one
+        self.state = list(state)  # the history
 
     #: Whether data and model are non-negative.
     is_nonnegative = False
@@ -71,10 +65,7 @@ class LeastSquaresStream:
     def begin(
         cls, factors: Sequence[Array], rows: Array, forget: float
     ) -> tuple["LeastSquaresStream", Array]:
-        """Take up a model of the slices so far, the latest in the last of `rows`.
-
-        Returns the rows too, which another stream may scale.
-        """
+        """Begin with a model of past slices, the latest one last in `rows`; return these too."""
         return cls(factors, [transposed_product(discount(rows, forget), rows)]), rows
 
     @staticmethod
@@ -171,9 +162,9 @@ class CountStream:
     def begin(
         cls, factors: Sequence[Array], rows: Array, forget: float
     ) -> tuple["CountStream", Array]:
-        """Take up a model of the slices so far, the latest in the last of `rows`.
+        """Begin with a model of past slices, whose latest is the last of `rows`.
 
-        Returns the rows too, as they go with factors whose columns have sum 1.
+        Return the rows too, as they go with factors whose columns have sum 1.
         """
         for factor in factors:
             rows = rows * factor.sum(axis=0)

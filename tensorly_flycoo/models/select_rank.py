@@ -71,7 +71,7 @@ class RankScore(NamedTuple):
     difference_se : float
         The standard error of its difference to the least loss of a rank.
     core_consistency : float
-        Of the model; at most 100. See `core_consistency`.
+        That of the model, at most 100. See `core_consistency`.
     match : float
         The mean factor match score of the other runs with the best one; see `factor_match_score`.
     """
@@ -284,8 +284,15 @@ def select_rank(
     (2, 2)
     """
     labels = x.labels if isinstance(x, LabelledTensor) else None
-    x, ranks = as_flycoo(x, check_coords=True), _check_ranks(ranks)
-    function = _find_method(method)
+    x = as_flycoo(x, check_coords=True)
+    if not isinstance(ranks, Iterable):
+        raise TypeError(f"ranks is {ranks!r}, expected several integers, such as range(1, 11)")
+    ranks = sorted({check_rank(rank) for rank in ranks})
+    if not ranks:
+        raise ValueError("ranks is empty, expected at least one rank")
+    if not callable(method) and method not in CP_METHODS:
+        raise ValueError(f"method is {method!r}, expected one of {CP_METHODS}, or a function")
+    function = method if callable(method) else getattr(decomposition, method)
     _check_holdout(x, holdout, function, options)
     check_count(n_runs, "n_runs")
     if is_parafac(function):
@@ -315,24 +322,6 @@ def select_rank(
         warnings.warn(text, stacklevel=2)
     suggested = None if chosen is None else chosen.rank
     return RankSelection(scores, errors, models, suggested, rule, texts)
-
-
-def _check_ranks(ranks: Iterable[int]) -> list[int]:
-    if not isinstance(ranks, Iterable):
-        raise TypeError(f"ranks is {ranks!r}, expected several integers, such as range(1, 11)")
-    checked = sorted({check_rank(rank) for rank in ranks})
-    if not checked:
-        raise ValueError("ranks is empty, expected at least one rank")
-    return checked
-
-
-def _find_method(method: str | Callable[..., Any]) -> Callable[..., Any]:
-    if callable(method):
-        return method
-    if method not in CP_METHODS:
-        raise ValueError(f"method is {method!r}, expected one of {CP_METHODS}, or a function")
-    function: Callable[..., Any] = getattr(decomposition, method)
-    return function
 
 
 def _check_holdout(
