@@ -26,7 +26,7 @@ from ..tensor.pieces import sum_values
 from ..tensor.tensor import FlycooTensor
 from .cp_model import multiply_all
 from .losses import Elementwise, Loss
-from .masks import MissingEntries, ObservedData
+from .masks import ObservedData
 from .poisson import evaluate_loss
 
 #: Steps of an epoch, the first learning rate, by what it decreases after an epoch that did not
@@ -131,7 +131,8 @@ def measure_loss(
         return _estimate(loss, samples, weights, factors)
     total = sum_zeros(loss, factors, weights) + _sum_nonzeros(loss, sampler, weights, factors)
     if sampler.data.missing is not None:
-        total -= _sum_missing(loss, sampler.data.missing, weights, factors)
+        model = sampler.data.missing.evaluate(weights, factors)
+        total -= float(loss.value(model * 0, model).sum(dtype=np.float64))
     if math.isnan(total):
         raise ValueError(f"loss={loss.name!r} is nan, expected a number for each x and m")
     return LossValue(total, 0.0, cells)
@@ -182,13 +183,6 @@ def _sum_nonzeros(
         change = loss.value(values, model) - loss.value(values * 0, model)
         total += float(change.sum(dtype=np.float64))
     return total
-
-
-def _sum_missing(
-    loss: Loss, missing: MissingEntries, weights: Array | None, factors: Sequence[Array]
-) -> float:
-    model = missing.evaluate(weights, factors)
-    return float(loss.value(model * 0, model).sum(dtype=np.float64))
 
 
 def compute_gradients(

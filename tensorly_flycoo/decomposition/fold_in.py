@@ -202,7 +202,12 @@ def _fit_observed(
 
 def _fit_counts(x: FlycooTensor, weights: Array | None, factors: list[Array], mode: int) -> Array:
     """Compute the likeliest rows of `mode` for counts; those in `factors` are zeros."""
-    _check_counts(x, weights, factors)
+    if x.nnz:
+        check_data(find_loss("poisson_count"), x)
+    named = [("the weights", weights), *((f"factors[{n}]", f) for n, f in enumerate(factors))]
+    for name, array in named:
+        if array is not None and array.size and not float(array.min()) >= 0:
+            raise ValueError(f"{name} of the model has {float(array.min())}, expected 0 or more")
     xp, rows = array_module(factors[mode]), factors[mode]
     # Meanwhile the weights are part of the rows.
     scale = xp.ones(rows.shape[1], rows.dtype) if weights is None else weights
@@ -217,15 +222,6 @@ def _fit_counts(x: FlycooTensor, weights: Array | None, factors: list[Array], mo
         if not last - loss > _TOLERANCE * abs(loss):
             break
     return factors[mode] * xp.where(scale > 0, 1 / xp.where(scale > 0, scale, 1), 0)
-
-
-def _check_counts(x: FlycooTensor, weights: Array | None, factors: list[Array]) -> None:
-    if x.nnz:
-        check_data(find_loss("poisson_count"), x)
-    named = [("the weights", weights), *((f"factors[{n}]", f) for n, f in enumerate(factors))]
-    for name, array in named:
-        if array is not None and array.size and not float(array.min()) >= 0:
-            raise ValueError(f"{name} of the model has {float(array.min())}, expected 0 or more")
 
 
 def _leave_out_zeros(x: FlycooTensor, factors: list[Array]) -> FlycooTensor:

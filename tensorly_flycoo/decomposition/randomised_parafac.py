@@ -133,7 +133,11 @@ def randomised_parafac(
         return None, factors, None
 
     def is_over(errors: list[float]) -> bool:
-        return bool(tol or max_stagnation) and _is_over(errors, tol, max_stagnation)
+        if not (tol or max_stagnation) or len(errors) < 3:
+            return False
+        num_stale = len(errors) - 1 - int(np.argmin(errors))
+        has_settled = tol > 0 and abs(errors[-2] - errors[-1]) < tol
+        return has_settled or num_stale > max_stagnation
 
     cp_tensor, errors = iterate(
         (None, model[1]), update, lambda _, factors, __: measure(factors) if wants_errors else None,
@@ -253,12 +257,3 @@ def _choose_measure(
         return float(scale * float(np.linalg.norm(residual)) / norm)
 
     return estimate
-
-
-def _is_over(errors: list[float], tol: float, max_stagnation: int) -> bool:
-    """Return whether the error has settled, or has had no new minimum for too long."""
-    if len(errors) < 3:
-        return False
-    num_stale = len(errors) - 1 - int(np.argmin(errors))
-    has_settled = tol > 0 and abs(errors[-2] - errors[-1]) < tol
-    return has_settled or num_stale > max_stagnation

@@ -115,7 +115,10 @@ def tucker(
             f"fixed_factors is {fixed_factors!r}, expected None together with callback= or a "
             "checkpoint: leave one of them out"
         )
-    ranks = _list_ranks(x, options["rank"])
+    ranks = options["rank"]
+    if ranks is None or isinstance(ranks, int):
+        ranks = list(x.shape) if ranks is None else [ranks] * x.ndim
+    ranks = [int(r) for r in validate_tucker_rank(x.shape, ranks)]
     step = functools.partial(
         tensorly_loop("partial_tucker"), x, ranks, svd=svd, random_state=random_state, mask=mask
     )
@@ -141,13 +144,6 @@ def tucker(
         make=lambda core, factors: TuckerTensor((core, list(factors))),
     )  # fmt: skip
     return (tucker_tensor, errors) if return_errors else tucker_tensor
-
-
-def _list_ranks(x: FlycooTensor, rank: int | str | list[int] | None) -> list[int]:
-    """Return the rank of each mode."""
-    if rank is None or isinstance(rank, int):
-        return list(x.shape) if rank is None else [rank] * x.ndim
-    return [int(r) for r in validate_tucker_rank(x.shape, rank)]
 
 
 def _measure(x: FlycooTensor, core: Array, factors: list[Array]) -> float:
