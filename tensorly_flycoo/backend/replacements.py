@@ -20,10 +20,16 @@ from .. import decomposition
 from ..array_modules import Array
 from ..checks import densify_error
 from ..decomposition.guarding import guard
-from ..decomposition.initial_guess import check_initial_guess, initialize_cp, spread_factors
+from ..decomposition.initial_guess import (
+    SVDS,
+    check_initial_guess,
+    initialize_cp,
+    make_svd_non_negative,
+    randomized_svd,
+    spread_factors,
+)
 from ..decomposition.ranks import find_tucker_rank
 from ..decomposition.resuming import State, prepare_options, take_up
-from ..decomposition.singular_vectors import SVDS, make_svd_non_negative, randomized_svd
 from ..decomposition.whole_tensor import WholeTensor, check_start, run_parafac
 from ..io.checkpoint import Resumed
 from ..linalg import gram_products, sharded

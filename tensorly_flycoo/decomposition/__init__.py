@@ -1,4 +1,4 @@
-"""Decompositions of sparse tensors, one per file, with TensorLy's names and parameters.
+"""Decompositions of sparse tensors, with TensorLy's names and parameters.
 
 They work however and whenever TensorLy was imported, and pass dense tensors on to TensorLy. Those
 that run TensorLy's own loop or proximal operators need its backend "flycoo". All that iterate, but
@@ -13,9 +13,7 @@ from .observed_parafac import observed_parafac
 from .parafac import parafac
 from .parafac2 import parafac2
 from .randomised_parafac import randomised_parafac
-from .tensor_ring import tensor_ring
-from .tensor_train import tensor_train
-from .tensor_train_matrix import tensor_train_matrix
+from .tensor_train import tensor_ring, tensor_train, tensor_train_matrix
 from .tucker import tucker
 
 __all__ = [

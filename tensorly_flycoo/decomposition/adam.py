@@ -1,18 +1,33 @@
-"""CP decompositions with any loss by Adam, from sampled gradients."""
+"""CP decompositions with any loss by Adam, from sampled gradients.
 
+A sum of g(x, m) over all cells is a sum of g(0, m) over all cells, and of g(x, m) - g(0, m) over
+the nonzeros. Both are estimated from samples, drawn uniformly and with replacement: the
+semi-stratified sampling of [1]_, which need not look up whether a cell is a nonzero. The loss is
+exact where the cells can be enumerated, else an estimate too.
+
+References
+----------
+.. [1] Kolda and Hong, "Stochastic Gradients for Large-Scale Tensor Decomposition", SIAM Journal on
+   Mathematics of Data Science 2, 2020.
+"""
+
+import math
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..array_modules import Array, array_module
 from ..checks import num_cells
 from ..linalg.sparse_matrices import make_csc, multiply
+from ..ops.cp_entries import choose_block_size, evaluate_model
+from ..ops.sampling import NonzeroSampler, make_sampler
 from ..tensor.pieces import sum_values
-from .cell_samples import CellSampler, Samples
+from ..tensor.tensor import FlycooTensor
 from .cp_model import multiply_all
-from .loss_values import MAX_CELLS, LossValue, measure_loss
-from .losses import Loss
+from .losses import Elementwise, Loss
 from .masks import ObservedData
+from .poisson import evaluate_loss
 
 #: Steps of an epoch, the first learning rate, by what it decreases after an epoch that did not
 #: lower the loss, and how often it does before the run stops: those of Kolda and Hong, but for the
@@ -25,25 +40,157 @@ _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8
 #: The fewest and the most nonzeros, and cells, of a step; and those that an estimate compares.
 _SAMPLES, _NUM_COMPARED = (1000, 100_000), 200_000
 
+#: The most cells that are enumerated, in about a second per 10^8 of them.
+MAX_CELLS = 2**26
+
+#: The most columns of a block of cells, and how many nonzeros are compared together.
+_MAX_COLUMNS, _NUM_NONZEROS = 2**12, 2**20
+
+
+class Samples(NamedTuple):
+    """Sampled nonzeros, then sampled cells."""
+
+    coords: Array  # (ndim, count)
+    values: Array  # (count,); zeros for the sampled cells
+    num_nonzeros: int
+    weights: Array  # float64 (count,): how many cells each stands for; 0 for a missing one
+
+    def apply(self, loss: Loss, function: Elementwise, model: Array) -> Array:
+        """Return a function of data and model, for nonzeros less that of a zero; refuse nan."""
+        results = function(self.values, model)
+        zeros = function(self.values[: self.num_nonzeros] * 0, model[: self.num_nonzeros])
+        results[: self.num_nonzeros] -= zeros
+        if np.isnan(results).any():
+            wrong = int(np.flatnonzero(np.isnan(results))[0])
+            raise ValueError(
+                f"loss={loss.name!r} is nan at x = {float(self.values[wrong])}, "
+                f"m = {float(model[wrong])}, expected a number"
+            )
+        return results
+
+
+class CellSampler:
+    """Draws observed nonzeros and cells: coordinates mode by mode, so for any number of cells."""
+
+    def __init__(self, data: ObservedData) -> None:
+        x, missing = data.tensor, data.missing
+        self.data, self.nonzeros, self._xp = data, make_sampler(x), data.xp
+        self._missing_cells = None
+        if missing is not None:
+            ones = self._xp.ones(missing.count, x.dtype)
+            options: dict[str, Any] = {"layout": "indexed", "device": x._engine.local_device}
+            cells = FlycooTensor(missing.coords, ones, x.shape, **options, slabs=1)
+            self._missing_cells = NonzeroSampler(cells)
+
+    def draw(self, random: np.random.RandomState, num_nonzeros: int, num_cells_: int) -> Samples:
+        """Draw nonzeros and cells; all nonzeros, if there are no more than `num_nonzeros`."""
+        nonzeros, xp = self.nonzeros, self._xp
+        if num_nonzeros < nonzeros.nnz:
+            places = xp.asarray(random.randint(0, nonzeros.nnz, num_nonzeros, dtype=np.int64))
+        else:
+            places, num_nonzeros = slice(None), nonzeros.nnz
+        coords, values = nonzeros.take(places)
+        drawn = [random.randint(0, size, num_cells_, dtype=np.int64) for size in nonzeros.shape]
+        cells = xp.asarray(np.stack(drawn))
+        weights = xp.empty(num_nonzeros + num_cells_)
+        weights[:num_nonzeros] = nonzeros.nnz / max(num_nonzeros, 1)
+        weights[num_nonzeros:] = num_cells(nonzeros.shape) / num_cells_
+        if self._missing_cells is not None:
+            weights[num_nonzeros:] *= self._missing_cells.entries(cells) == 0
+        return Samples(
+            xp.concatenate([coords.astype(np.int64), cells], axis=1),
+            xp.concatenate([values, xp.zeros(num_cells_, values.dtype)]),
+            num_nonzeros,
+            weights,
+        )
+
+
+class LossValue(NamedTuple):
+    """A loss, summed over all observed cells."""
+
+    loss: float
+    standard_error: float  # 0 if the loss is exact
+    num_samples: int  # the cells that were compared
+
+
+def measure_loss(
+    loss: Loss,
+    sampler: CellSampler,
+    weights: Array | None,
+    factors: Sequence[Array],
+    samples: Samples | None = None,
+) -> LossValue:
+    """Measure the loss of a model at all observed cells.
+
+    All cells are enumerated, or only `samples` compared; the loss of counts needs neither.
+    """
+    cells = num_cells(sampler.nonzeros.shape)
+    if loss.is_count:
+        return LossValue(evaluate_loss(sampler.data, weights, factors), 0.0, cells)
+    if samples is not None:
+        return _estimate(loss, samples, weights, factors)
+    total = sum_zeros(loss, factors, weights) + _sum_nonzeros(loss, sampler, weights, factors)
+    if sampler.data.missing is not None:
+        model = sampler.data.missing.evaluate(weights, factors)
+        total -= float(loss.value(model * 0, model).sum(dtype=np.float64))
+    if math.isnan(total):
+        raise ValueError(f"loss={loss.name!r} is nan, expected a number for each x and m")
+    return LossValue(total, 0.0, cells)
+
+
+def _estimate(
+    loss: Loss, samples: Samples, weights: Array | None, factors: Sequence[Array]
+) -> LossValue:
+    model = evaluate_model(samples.coords, weights, factors)
+    terms = samples.apply(loss, loss.value, model).astype(np.float64) * samples.weights
+    parts = (terms[: samples.num_nonzeros], terms[samples.num_nonzeros :])
+    is_all = samples.num_nonzeros > 0 and float(samples.weights[0]) == 1
+    variance = 0.0 if is_all else float(parts[0].var()) * parts[0].size
+    variance += float(parts[1].var()) * parts[1].size
+    return LossValue(float(terms.sum()), variance**0.5, terms.size)
+
+
+def sum_zeros(loss: Loss, factors: Sequence[Array], weights: Array | None = None) -> float:
+    """Add up the loss of zeros at all cells, block by block."""
+    first = factors[0] if weights is None else factors[0] * weights
+    factors, xp = [first, *factors[1:]], array_module(first)
+    shape, num_left = [factor.shape[0] for factor in factors], len(factors) - 1
+    while num_left > 1 and math.prod(shape[num_left - 1 :]) <= _MAX_COLUMNS:
+        num_left -= 1
+    right = factors[-1]
+    for factor in reversed(factors[num_left:-1]):
+        right = (factor[:, None] * right).reshape(-1, right.shape[1])
+    num_rows, total = math.prod(shape[:num_left]), 0.0
+    step = choose_block_size(first, right.shape[0])
+    for start in range(0, num_rows, step):
+        numbers = xp.arange(start, min(start + step, num_rows))
+        rows = xp.ones((numbers.size, first.shape[1]), first.dtype)
+        for factor, ids in zip(factors, xp.unravel_index(numbers, shape[:num_left]), strict=False):
+            rows = rows * factor[ids]
+        model = rows @ right.T
+        total += float(loss.value(xp.zeros_like(model), model).sum(dtype=np.float64))
+    return total
+
+
+def _sum_nonzeros(
+    loss: Loss, sampler: CellSampler, weights: Array | None, factors: Sequence[Array]
+) -> float:
+    """Add up the loss of the nonzeros, less that of zeros there."""
+    total = 0.0
+    for start in range(0, sampler.nonzeros.nnz, _NUM_NONZEROS):
+        coords, values = sampler.nonzeros.take(slice(start, start + _NUM_NONZEROS))
+        model = evaluate_model(coords, weights, factors)
+        change = loss.value(values, model) - loss.value(values * 0, model)
+        total += float(change.sum(dtype=np.float64))
+    return total
+
 
 def compute_gradients(
     loss: Loss, samples: Samples, factors: Sequence[Array], modes: Sequence[int]
 ) -> dict[int, Array]:
-    """Estimate the gradient of the loss by the factors of `modes`: (I_n, R) each.
-
-    Examples
-    --------
-    >>> from tensorly_flycoo import FlycooTensor
-    >>> from tensorly_flycoo.decomposition.losses import LOSSES
-    >>> samples = Samples(np.array([[0], [1]]), np.array([0.0]), 0, np.array([4.0]))
-    >>> compute_gradients(LOSSES["gaussian"], samples, [np.ones((2, 1)), np.ones((2, 1))], [1])
-    {1: array([[0.],
-           [8.]])}
-    """
-    xp, rows = (
-        array_module(factors[0]),
-        [f[c] for f, c in zip(factors, samples.coords, strict=True)],
-    )
+    """Estimate the gradient of the loss by the factors of `modes`: (I_n, R) each."""
+    xp = array_module(factors[0])
+    rows = [factor[ids] for factor, ids in zip(factors, samples.coords, strict=True)]
     ones = xp.ones_like(rows[0])
     before, after = [ones], [ones]  # products of the rows of modes before, and after, each mode
     for n in range(len(rows) - 1):
@@ -86,7 +233,7 @@ class Adam:
         self._num_samples = samples
         self._restore(factors, state)
         self._compared = None
-        if loss.name != "poisson_count" and num_cells(data.tensor.shape) > MAX_CELLS:
+        if not loss.is_count and num_cells(data.tensor.shape) > MAX_CELLS:
             drawn = np.random.RandomState(self._seed)
             self._compared = self._sampler.draw(drawn, _NUM_COMPARED, _NUM_COMPARED)
         self.value = self._measure(factors)

@@ -19,7 +19,9 @@ from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import iterate, list_free_modes, measure_by
 from .cp_model import make_cp_tensor, multiply_grams
+from .describing import describe_as
 from .initial_guess import check_initial_guess, make_initial_guess, spread_factors
+from .parafac import parafac
 from .ranks import find_cp_rank
 from .resuming import Callback, restore
 from .stopping import has_converged
@@ -37,6 +39,7 @@ Projection = Callable[[Array], Array]
 
 
 @dense_to_tensorly
+@describe_as(parafac)
 def constrained_parafac(
     tensor: "FlycooTensor | SparseArray",
     rank: int | str,
@@ -74,29 +77,14 @@ def constrained_parafac(
 
     Parameters
     ----------
-    tensor : FlycooTensor or sparse.COO
-    rank : int or "same"
-        R, the number of components. "same" gives the model as many parameters as the tensor has
-        cells; it is refused if the nonzeros take fewer numbers than that. So are all fractions.
     n_iter_max, n_iter_max_inner : int
         Iterations over all modes, and of ADMM for one mode.
-    init : {"svd", "random", CPTensor, ResumedCP}
-        The initial guess, in the dtype and on the device of `tensor`; or a checkpoint to resume
-        (`Progress.resume`).
-    svd : {"truncated_svd", "randomized_svd"}
-        How to find leading singular vectors: "truncated_svd" to rounding error if at most 8192 rows
-        of an unfolding share a column with another row, otherwise approximately;
-        "randomized_svd" by TensorLy's sketch.
     tol_outer : float
         Stop when the error changes by less, or when the constraint violations add up to less; 0
         never stops.
     tol_inner : float
         Stop ADMM when both of its relative residuals are less.
     random_state : int or numpy.random.RandomState, optional
-    verbose : int
-    return_errors : bool
-    cvg_criterion : {"abs_rec_error", "rec_error"}
-        With "rec_error" an increase of the error stops the loop too.
     fixed_modes : sequence of int, optional
         Modes whose factors keep their initial values; the last mode cannot be fixed.
     non_negative, unimodality, normalize, monotonicity : bool or dict of int to bool, optional
@@ -234,7 +222,7 @@ def _start(
 
 
 def _warn_of_zeros(x: FlycooTensor, cp_tensor: CPTensor, given: dict[str, Constraint]) -> None:
-    """Say so if a model of nonzeros is zero, and which penalties or constraints are the cause."""
+    """Warn if the model of nonzeros is zero, and name the penalties or constraints to blame."""
     square = float(multiply_grams(*cp_tensor).sum())
     if not square <= (np.finfo(x.dtype).eps * float(x.norm())) ** 2:
         return
@@ -242,7 +230,7 @@ def _warn_of_zeros(x: FlycooTensor, cp_tensor: CPTensor, given: dict[str, Constr
     warnings.warn(
         f"constrained_parafac ended in all zeros: {causes or 'the initial guess'} is too strong "
         "for this tensor. Try a tenth of it, and less until some factors remain; how strong a "
-        "penalty is depends on the size of the tensor's values. Of a very sparse tensor "
+        "penalty is depends on the size of the tensor's values. For a very sparse tensor "
         "init='svd' may be the cause: pass init='random'",
         stacklevel=6,
     )
@@ -274,7 +262,7 @@ class _AlternatingAdmm:
         return duals | {f"violation_{mode}": a.violation for mode, a in self.admm.items()}
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Take up what `save` returned, if it is of these modes."""
+        """Restore what `save` returned, if it is of these modes."""
         if state.keys() != self.save().keys():
             raise ValueError(
                 "the checkpoint has other free modes than this call, or was written by another "

@@ -78,14 +78,7 @@ class CpApr:
 
 
 def normalize_columns(factor: Array) -> tuple[Array, Array]:
-    """Return the sums of a non-negative factor's columns, and the factor divided by them.
-
-    Examples
-    --------
-    >>> normalize_columns(np.array([[1.0, 0.0], [3.0, 0.0]]))
-    (array([4., 0.]), array([[0.25, 0.  ],
-           [0.75, 0.  ]]))
-    """
+    """Return the sums of a non-negative factor's columns, and the factor divided by them."""
     sums = sum_rows(factor)
     return sums, factor / np.where(sums > 0, sums, np.ones_like(sums))
 

@@ -16,7 +16,7 @@ from ..tensor.pieces import Piece, map_pieces
 from ..tensor.tensor import FlycooTensor
 from .counts import CountFit, check_counts, complete_fit, measure_counts, sum_counts
 from .cp_model import multiply_sums
-from .losses import check_exact
+from .losses import find_exact
 from .masks import find_missing
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def cp_fit(
     >>> cp_fit(x, model, held_out=([[1, 1], [0, 1]], [0.0, 8.0]))
     CPFit(fit=0.5, relative_error=0.5, rmse=2.82842712474619, num_entries=2)
     """
-    check_exact(loss)
+    find_exact(loss)
     if mask is not None and held_out is not None:
         raise ValueError("mask and held_out are both given, expected at most one of them")
     check_same_labels(x, cp_tensor)

@@ -19,13 +19,7 @@ from ..tensor.tensor import FlycooTensor
 
 
 def multiply_all(arrays: Sequence[Array], skip: int | None = None) -> Array:
-    """Multiply arrays of one shape elementwise, all but that of mode `skip`; ones if none is left.
-
-    Examples
-    --------
-    >>> multiply_all([np.array([2.0]), np.array([3.0]), np.array([5.0])], skip=1)
-    array([10.])
-    """
+    """Multiply arrays elementwise, all but that of mode `skip`; ones if none is left."""
     product: Array = None
     for n, array in enumerate(arrays):
         if n != skip:
@@ -51,10 +45,7 @@ def multiply_grams(
 
 
 def multiply_sums(weights: Array | None, factors: Sequence[Array]) -> Array:
-    """Add up all cells of each component: float64 (R,).
-
-    It is the product of the weights and the factors' column sums.
-    """
+    """Add up all cells of each component, by the factors' column sums: float64 (R,)."""
     sums = [sum_columns(factor) for factor in factors]
     return multiply_all(sums if weights is None else [weights.astype(np.float64), *sums])
 
@@ -64,8 +55,8 @@ def residual_square(
 ) -> Array:
     """Compute the squared norm of the residual, ``|x - model|^2``, in float64.
 
-    It is computed from ``|x|^2``, `tensor_square`, and ``<x, model>``, `inner`, as ``|x|^2 +
-    |model|^2 - 2 <x, model>``, which cancels near an exact fit: the error is about ``eps * |x|^2``.
+    `tensor_square` is ``|x|^2`` and `inner` is ``<x, model>``. The sum ``|x|^2 + |model|^2 - 2 <x,
+    model>`` cancels near an exact fit: its error is about ``eps * |x|^2``.
     """
     model_square = multiply_grams(weights, factors).sum(dtype=np.float64)
     return np.abs(tensor_square + model_square - 2 * inner)
@@ -80,14 +71,7 @@ def relative_error(
 
 
 def normalize(weights: Array | None, factors: Sequence[Array]) -> tuple[Array, list[Array]]:
-    """Move the norms of the factors' columns into the weights.
-
-    Examples
-    --------
-    >>> normalize(None, [np.array([[3.0, 0.0], [4.0, 0.0]]), np.array([[2.0, 1.0]])])
-    (array([10.,  0.]), [array([[0.6, 0. ],
-           [0.8, 0. ]]), array([[1., 1.]])])
-    """
+    """Move the norms of the factors' columns into the weights."""
     first, *others = factors
     weighted = [first if weights is None else first * weights, *others]
     xp, norms = array_module(first), [column_norms(factor) for factor in weighted]

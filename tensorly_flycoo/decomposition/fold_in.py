@@ -15,7 +15,7 @@ from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.tensor import FlycooTensor
 from .cp_model import multiply_all, multiply_grams
-from .losses import check_data, check_exact, find_loss
+from .losses import check_data, find_exact, find_loss
 from .masks import ObservedData
 from .observed_rows import L2_REG, RowPlan, check_ridge, fit_rows, measure_scale, scale_ridge
 from .poisson import MultiplicativeUpdates
@@ -120,7 +120,7 @@ def fold_in(
     array([[2.],
            [0.]])
     """
-    check_exact(loss)
+    is_count = find_exact(loss).is_count
     weights, factors = take_model(cp_tensor)
     mode = check_mode(mode, len(factors))
     check_same_labels(x_new, cp_tensor, skip=mode)
@@ -132,10 +132,10 @@ def fold_in(
     factors[mode] = xp.zeros((x.shape[mode], old.shape[1]), old.dtype)
     if observed is None:
         observed = hasattr(cp_tensor, "observed_l2_reg")
-    if observed or loss != "gaussian":
+    if observed or is_count:
         check_factors(factors, x.shape, x.dtype, x._engine.array_type)
     if observed:
-        if loss != "gaussian" or non_negative:
+        if is_count or non_negative:
             raise ValueError(
                 "observed rows, as of a model of observed_parafac, are of least squares without "
                 'constraints: expected loss="gaussian" and non_negative=False, or observed=False'
@@ -144,7 +144,7 @@ def fold_in(
             l2_reg = getattr(cp_tensor, "observed_l2_reg", L2_REG)
         check_ridge(l2_reg)
         return _fit_observed(x, weights, factors, mode, old, l2_reg)
-    if loss != "gaussian":
+    if is_count:
         return _fit_counts(x, weights, factors, mode)
     product = mttkrp(x, factors, mode, weights=weights)
     gram = multiply_grams(weights, factors, skip=mode)
@@ -202,7 +202,12 @@ def _fit_observed(
 
 def _fit_counts(x: FlycooTensor, weights: Array | None, factors: list[Array], mode: int) -> Array:
     """Compute the likeliest rows of `mode` for counts; those in `factors` are zeros."""
-    _check_counts(x, weights, factors)
+    if x.nnz:
+        check_data(find_loss("poisson_count"), x)
+    named = [("the weights", weights), *((f"factors[{n}]", f) for n, f in enumerate(factors))]
+    for name, array in named:
+        if array is not None and array.size and not float(array.min()) >= 0:
+            raise ValueError(f"{name} of the model has {float(array.min())}, expected 0 or more")
     xp, rows = array_module(factors[mode]), factors[mode]
     # Meanwhile the weights are part of the rows.
     scale = xp.ones(rows.shape[1], rows.dtype) if weights is None else weights
@@ -217,15 +222,6 @@ def _fit_counts(x: FlycooTensor, weights: Array | None, factors: list[Array], mo
         if not last - loss > _TOLERANCE * abs(loss):
             break
     return factors[mode] * xp.where(scale > 0, 1 / xp.where(scale > 0, scale, 1), 0)
-
-
-def _check_counts(x: FlycooTensor, weights: Array | None, factors: list[Array]) -> None:
-    if x.nnz:
-        check_data(find_loss("poisson_count"), x)
-    named = [("the weights", weights), *((f"factors[{n}]", f) for n, f in enumerate(factors))]
-    for name, array in named:
-        if array is not None and array.size and not float(array.min()) >= 0:
-            raise ValueError(f"{name} of the model has {float(array.min())}, expected 0 or more")
 
 
 def _leave_out_zeros(x: FlycooTensor, factors: list[Array]) -> FlycooTensor:

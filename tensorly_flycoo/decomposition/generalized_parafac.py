@@ -16,9 +16,11 @@ from .adam import Adam, scale_guess
 from .cp_apr import CpApr, spread_sums
 from .cp_loop import iterate, start
 from .cp_model import make_cp_tensor
+from .describing import describe_as
 from .guarding import guard
 from .losses import Loss, check_data, find_loss
 from .masks import ObservedData, find_missing
+from .parafac import parafac
 from .poisson import MultiplicativeUpdates, balance, evaluate_loss, lift_zeros
 from .ranks import find_cp_rank
 from .resuming import Callback
@@ -31,6 +33,7 @@ _METHODS = ("auto", "mu", "cp_apr", "adam")
 
 
 @guard
+@describe_as(parafac)
 def generalized_parafac(
     tensor: "FlycooTensor | SparseArray",
     rank: int | str,
@@ -52,28 +55,23 @@ def generalized_parafac(
 
     .. math:: \min F = \sum_{\mathrm{cells}} f(x, m), \quad m = \sum_r \prod_n F_n[c_n, r]
 
-    ``loss="poisson_count"`` is exact: the sum over all cells needs no samples, since that of the
-    model is a product of column sums, and the logarithm is needed only at the nonzeros.
+    ``loss="poisson_count"`` is exact: the model's sum over all cells is a product of column sums,
+    and its logarithm is needed only at the nonzeros, so no samples are drawn.
 
     Parameters
     ----------
     tensor : FlycooTensor or sparse.COO
         Counts may be integers.
-    rank : int or "same"
-        R, the number of components.
     n_iter_max : int
         The most sweeps over all modes; the most epochs of "adam".
     init : {"random", "svd", CPTensor, ResumedCP}
         The initial guess, in the dtype and on the device of `tensor`, without negative elements if
         the loss has the lower bound 0; or a checkpoint to resume (`Progress.resume`).
-    svd : {"truncated_svd", "randomized_svd"}
-        As for `parafac`.
     mask : sparse.COO, optional
         In the shape of `tensor`, with fill_value 1; its stored zeros mark the missing entries,
         which do not count.
     random_state : int, numpy.random.RandomState or generator of cupy.random, optional
         For the initial guess and the samples.
-    return_errors : bool
     loss : str or tuple
         "poisson_count", "poisson_log", "bernoulli_odds", "bernoulli_logit", "gaussian", "gamma" or
         "rayleigh"; or ``(f, df, lower_bound)``: a function of arrays of data and of model values
@@ -160,7 +158,9 @@ def generalized_parafac(
     True
     """
     chosen, x = find_loss(loss), as_flycoo(tensor, check_coords=True)
-    method, modes = _choose_method(method, chosen, samples), _list_free_modes(x.ndim, fixed_modes)
+    method = _choose_method(method, chosen, samples)
+    fixed = {check_mode(mode, x.ndim) for mode in fixed_modes or ()}
+    modes = [mode for mode in range(x.ndim) if mode not in fixed]
     num_components, random = find_cp_rank(x, rank), tl.check_random_state(random_state)
     missing = None if mask is None else find_missing(tensor, mask)
     data = ObservedData(x, missing)
@@ -187,17 +187,16 @@ def generalized_parafac(
 
 
 def _run_updates(data: ObservedData, model: Any, modes: list[int], tol: float, options: Any) -> Any:
-    init = options["init"]
-    factors = model[1]
-    if isinstance(init, Resumed):
-        solver = MultiplicativeUpdates(data, modes, factors, init.saved.state, tol)
-    else:
+    init, factors = options["init"], model[1]
+    is_resumed = isinstance(init, Resumed)
+    if not is_resumed:
+        factors[:] = balance(factors, modes)
+    state = init.saved.state if is_resumed else {}
+    solver = MultiplicativeUpdates(data, modes, factors, state, tol)
+    if solver.loss == float("inf") and not is_resumed:
+        factors[:] = [lift_zeros(f) if n in modes else f for n, f in enumerate(factors)]
         factors[:] = balance(factors, modes)
         solver = MultiplicativeUpdates(data, modes, factors, {}, tol)
-        if solver.loss == float("inf"):
-            factors[:] = [lift_zeros(f) if n in modes else f for n, f in enumerate(factors)]
-            factors[:] = balance(factors, modes)
-            solver = MultiplicativeUpdates(data, modes, factors, {}, tol)
     return iterate(
         (None, factors), solver, lambda _, __, loss: loss, save_state=solver.save_state,
         is_over=lambda errors: has_settled(errors, tol), start_error=lambda: solver.loss,
@@ -257,10 +256,9 @@ def _run_adam(
 def _choose_method(method: str, loss: Loss, samples: Any) -> str:
     if method not in _METHODS:
         raise ValueError(f"method is {method!r}, expected one of {_METHODS}")
-    is_exact = loss.name == "poisson_count"
     if method == "auto":
-        method = "mu" if is_exact else "adam"
-    if method != "adam" and not is_exact:
+        method = "mu" if loss.is_count else "adam"
+    if method != "adam" and not loss.is_count:
         raise ValueError(
             f"method is {method!r}, expected 'adam' or 'auto' for loss={loss.name!r}: it is for "
             "loss='poisson_count'"
@@ -269,11 +267,6 @@ def _choose_method(method: str, loss: Loss, samples: Any) -> str:
         expected = "two positive integers" if method == "adam" else f"None: {method!r} draws none"
         raise ValueError(f"samples is {samples!r}, expected {expected}")
     return method
-
-
-def _list_free_modes(ndim: int, fixed_modes: Sequence[int] | None) -> list[int]:
-    fixed = {check_mode(mode, ndim) for mode in fixed_modes or ()}
-    return [mode for mode in range(ndim) if mode not in fixed]
 
 
 def _check_guess(factors: Sequence[Array], loss: Loss) -> None:

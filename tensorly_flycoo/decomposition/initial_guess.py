@@ -10,17 +10,20 @@ from numpy.typing import DTypeLike
 from tensorly.cp_tensor import CPTensor, cp_normalize
 
 from ..array_modules import Array
-from ..checks import check_factors, check_place, check_weights
+from ..checks import check_factors, check_place, check_weights, densify_error
 from ..format.slab_layout import SpreadLayout
+from ..ops.lazy_svd import RandomizedSVD
 from ..ops.nndsvd import make_left_vectors_non_negative
-from ..ops.unfolding_svd import Unfolding
+from ..ops.unfolding_svd import LazyMatrix, Unfolding
 from ..shards.whole_factors import scatter_all, take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.memory import attempt, explain_work, refuse_excess_on_host
 from ..tensor.tensor import FlycooTensor
 from .cp_model import make_cp_tensor, normalize
 from .ranks import find_cp_rank
-from .singular_vectors import check_svd
+
+#: The methods for singular vectors that work for a sparse tensor: they find only the leading ones.
+SVDS = ("truncated_svd", "randomized_svd")
 
 
 def check_initial_guess(init: Any, dtype: np.dtype, on_gpu: bool, rank: int | None = None) -> Any:
@@ -30,14 +33,6 @@ def check_initial_guess(init: Any, dtype: np.dtype, on_gpu: bool, rank: int | No
 
     TensorLy uses a guess as it is; ``tl.tensor(a, **tl.context(x))`` moves an array. Anything that
     is not a pair of weights and factors is left to TensorLy.
-
-    Examples
-    --------
-    >>> check_initial_guess((None, [np.ones((3, 2), "float32")]), np.dtype("float64"), False)
-    Traceback (most recent call last):
-        ...
-    TypeError: factors[0] has dtype float32, expected float64: init must have the dtype of the \
-tensor's factors
     """
     if not isinstance(init, tuple | list | CPTensor) or len(init) != 2:
         return init
@@ -81,7 +76,7 @@ def as_gpu_random(seed: Any) -> Any:
 def spread_factors(x: FlycooTensor, factors: Iterable[Array]) -> list[Array]:
     """Return the factors, sharded as those of later iterations will be if `x` is spread.
 
-    So a run that is resumed adds in the order of one that was not stopped.
+    A resumed run then adds in the same order as an uninterrupted one.
     """
     layout, factors = x._layout, list(factors)
     return scatter_all(layout, factors) if isinstance(layout, SpreadLayout) else factors
@@ -203,3 +198,41 @@ def _take_left_vectors(
         return left
     columns = x._engine.draw_uniform(random, (left.shape[0], num_random), x.dtype)
     return np.concatenate([left, columns], axis=1)
+
+
+def check_svd(svd: object, operation: str, shape: tuple[int, ...]) -> None:
+    """Refuse a TensorLy method that needs more than the leading singular vectors."""
+    if svd not in SVDS:
+        instead = f"expected one of {SVDS}, which find only the leading singular vectors"
+        raise densify_error(f"{operation} with svd={svd!r}", shape, instead)
+
+
+def randomized_svd(
+    matrix: Any,
+    n_eigenvecs: int | None = None,
+    n_oversamples: int = 5,
+    n_iter: int = 2,
+    random_state: Any = None,
+    **ignored: Any,
+) -> tuple:
+    """Sketch leading singular vectors as TensorLy does, without drawing a row for each column."""
+    if matrix.ndim != 2:
+        raise ValueError(f"matrix has shape {matrix.shape}, expected two axes: unfold the tensor")
+    unfolding = matrix if isinstance(matrix, LazyMatrix) else Unfolding(matrix, 0)
+    rank = min(unfolding.shape) if n_eigenvecs is None else min(n_eigenvecs, *unfolding.shape)
+    random = tl.check_random_state(random_state)
+    left, values, right = RandomizedSVD(unfolding, random, n_oversamples, n_iter)
+    return left[:, :rank], values[:rank], right[:rank, :]
+
+
+def make_svd_non_negative(
+    tensor: Any,
+    U: Array,
+    S: Array,
+    V: Any,
+    nntype: Any = True,
+) -> tuple:
+    """Make left vectors non-negative. The right vectors were never formed, and stay so."""
+    unfolding = tensor if isinstance(tensor, Unfolding) else Unfolding(tensor, 0)
+    kind = "nndsvda" if nntype is True else nntype
+    return make_left_vectors_non_negative(unfolding, U, S, kind), V

@@ -28,30 +28,16 @@ _EPSILON = 1e-10
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss of a cell, f(x, m).
+    """A loss of a cell, f(x, m)."""
 
-    Attributes
-    ----------
-    name : str
-        "custom" for a user's own.
-    value : callable
-        f(x, m).
-    slope : callable
-        The derivative of f by m.
-    lower_bound : float
-        The least value of the factors' elements: 0 or -inf, or a user's.
-    takes : str
-        The values that the data may have, in words.
-    is_log : bool
-        Whether the model is the logarithm of a mean, or of odds.
-    """
-
-    name: str
-    value: Elementwise
-    slope: Elementwise
-    lower_bound: float = -np.inf
-    takes: str = "numbers"
-    is_log: bool = False
+    name: str  # "custom" for a user's own
+    value: Elementwise  # f
+    slope: Elementwise  # the derivative of f by m
+    lower_bound: float = -np.inf  # the least value of the factors' elements
+    takes: str = "numbers"  # the values that the data may have
+    is_log: bool = False  # whether the model is the logarithm of a mean, or of odds
+    is_exact: bool = False  # whether its sum over all cells of any tensor needs no samples
+    is_count: bool = False  # whether `poisson` computes that sum, and multiplicative updates
 
     @property
     def is_nonnegative(self) -> bool:
@@ -59,78 +45,57 @@ class Loss:
         return self.lower_bound >= 0
 
 
-def _value_of_gamma(x: Array, m: Array) -> Array:
-    return x / (m + _EPSILON) + np.log(m + _EPSILON)
-
-
-def _value_of_rayleigh(x: Array, m: Array) -> Array:
-    return 2 * np.log(m + _EPSILON) + np.pi / 4 * (x / (m + _EPSILON)) ** 2
-
-
-def _slope_of_rayleigh(x: Array, m: Array) -> Array:
-    return 2 / (m + _EPSILON) - np.pi / 2 * x**2 / (m + _EPSILON) ** 3
-
-
 _NONNEGATIVE, _BINARY = "numbers of 0 or more", "zeros and ones"
 
-_ALL = [
+#: The losses by name: to add one, add it here and to the docstring of `generalized_parafac`.
+LOSSES = {loss.name: loss for loss in (
     Loss(
         "poisson_count",
         lambda x, m: m - x * np.log(m + _EPSILON),
         lambda x, m: 1 - x / (m + _EPSILON),
-        0.0,
-        _NONNEGATIVE,
+        lower_bound=0.0, takes=_NONNEGATIVE, is_exact=True, is_count=True,
     ),
-    Loss("poisson_log", lambda x, m: np.exp(m) - x * m, lambda x, m: np.exp(m) - x,
-         takes=_NONNEGATIVE, is_log=True),
+    Loss(
+        "poisson_log",
+        lambda x, m: np.exp(m) - x * m,
+        lambda x, m: np.exp(m) - x,
+        takes=_NONNEGATIVE, is_log=True,
+    ),
     Loss(
         "bernoulli_odds",
         lambda x, m: np.log1p(m) - x * np.log(m + _EPSILON),
         lambda x, m: 1 / (m + 1) - x / (m + _EPSILON),
-        0.0,
-        _BINARY,
+        lower_bound=0.0, takes=_BINARY,
     ),
     Loss(
         "bernoulli_logit",
         lambda x, m: np.logaddexp(0, m) - x * m,
         lambda x, m: (1 + np.tanh(m / 2)) / 2 - x,
-        takes=_BINARY,
-        is_log=True,
+        takes=_BINARY, is_log=True,
     ),
-    Loss("gaussian", lambda x, m: (x - m) ** 2, lambda x, m: 2 * (m - x)),
+    Loss("gaussian", lambda x, m: (x - m) ** 2, lambda x, m: 2 * (m - x), is_exact=True),
     Loss(
         "gamma",
-        _value_of_gamma,
+        lambda x, m: x / (m + _EPSILON) + np.log(m + _EPSILON),
         lambda x, m: 1 / (m + _EPSILON) - x / (m + _EPSILON) ** 2,
-        0.0,
-        _NONNEGATIVE,
+        lower_bound=0.0, takes=_NONNEGATIVE,
     ),
-    Loss("rayleigh", _value_of_rayleigh, _slope_of_rayleigh, 0.0, _NONNEGATIVE),
-]  # fmt: skip
+    Loss(
+        "rayleigh",
+        lambda x, m: 2 * np.log(m + _EPSILON) + np.pi / 4 * (x / (m + _EPSILON)) ** 2,
+        lambda x, m: 2 / (m + _EPSILON) - np.pi / 2 * x**2 / (m + _EPSILON) ** 3,
+        lower_bound=0.0, takes=_NONNEGATIVE,
+    ),
+)}  # fmt: skip
 
-#: The losses that are computed without samples, whatever the size of the tensor.
-EXACT_LOSSES = ("gaussian", "poisson_count")
-
-#: The losses by name.
-LOSSES = {loss.name: loss for loss in _ALL}
+#: The losses that `cp_fit`, `fold_in` and `select_rank` take.
+EXACT_LOSSES = tuple(sorted(name for name, loss in LOSSES.items() if loss.is_exact))
 
 _EXPECTED = f"expected one of {[*LOSSES]} or a tuple (f, df, lower_bound)"
 
 
 def find_loss(loss: Any) -> Loss:
-    """Return a loss by its name, or a user's tuple ``(f, df, lower_bound)`` as a `Loss`.
-
-    Examples
-    --------
-    >>> find_loss("poisson_count").lower_bound
-    0.0
-    >>> find_loss("poison")
-    Traceback (most recent call last):
-        ...
-    ValueError: loss is 'poison', expected one of ['poisson_count', 'poisson_log', \
-'bernoulli_odds', 'bernoulli_logit', 'gaussian', 'gamma', 'rayleigh'] or a tuple (f, df, \
-lower_bound)
-    """
+    """Return a loss by its name, or a user's tuple ``(f, df, lower_bound)`` as a `Loss`."""
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, str):
@@ -150,30 +115,15 @@ lower_bound)
     return Loss("custom", value, slope, bound)
 
 
-def check_exact(loss: Any, purpose: str = "") -> None:
-    """Refuse any loss but those of `EXACT_LOSSES`.
-
-    Examples
-    --------
-    >>> check_exact("gamma")
-    Traceback (most recent call last):
-        ...
-    ValueError: loss is 'gamma', expected one of ('gaussian', 'poisson_count')
-    """
+def find_exact(loss: Any, purpose: str = "") -> Loss:
+    """Return one of `EXACT_LOSSES` by its name; refuse any other."""
     if loss not in EXACT_LOSSES:
         raise ValueError(f"loss is {loss!r}, expected one of {EXACT_LOSSES}{purpose}")
+    return LOSSES[loss]
 
 
 def check_data(loss: Loss, x: FlycooTensor) -> None:
-    """Refuse a tensor without nonzeros, or with values that the loss is not defined for.
-
-    Examples
-    --------
-    >>> check_data(LOSSES["poisson_count"], FlycooTensor([[0], [1]], [-2.0], (2, 2)))
-    Traceback (most recent call last):
-        ...
-    ValueError: tensor holds -2.0, expected numbers of 0 or more for loss='poisson_count'
-    """
+    """Refuse a tensor without nonzeros, or with values that the loss is not defined for."""
     if x.nnz == 0:
         raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
     if loss.takes == "numbers":

@@ -12,7 +12,9 @@ from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import iterate, list_free_modes, measure_by, start
 from .cp_model import multiply_grams, normalize
+from .describing import describe_as
 from .masks import ImputedTensor, find_missing
+from .parafac import parafac
 from .ranks import find_cp_rank
 from .resuming import Callback
 from .stopping import has_converged
@@ -27,6 +29,7 @@ _SVD_MASK_REPEATS = 5
 
 
 @dense_to_tensorly
+@describe_as(parafac)
 def non_negative_parafac(
     tensor: "FlycooTensor | SparseArray",
     rank: int | str,
@@ -45,35 +48,19 @@ def non_negative_parafac(
 ) -> Any:
     """Decompose a sparse tensor into non-negative factors by multiplicative updates.
 
-    It gives TensorLy's errors and factors, under any backend.
+    Errors and factors are TensorLy's, under any backend.
 
     Parameters
     ----------
     tensor : FlycooTensor or sparse.COO
         With non-negative values.
-    rank : int or "same"
-        R, the number of components. "same" gives the model as many parameters as the tensor has
-        cells; it is refused if the nonzeros take fewer numbers than that. So are all fractions.
-    n_iter_max : int
     init : {"svd", "random", CPTensor, ResumedCP}
         The initial guess, non-negative, in the dtype and on the device of `tensor`; or a checkpoint
         to resume (`Progress.resume`).
-    svd : {"truncated_svd", "randomized_svd"}
-        How to find leading singular vectors: "truncated_svd" to rounding error if at most 8192 rows
-        of an unfolding share a column with another row, otherwise approximately;
-        "randomized_svd" by TensorLy's sketch.
     tol : float
         Stop when the error changes by less; 0 never stops, and computes no errors without a
         callback.
     random_state : int or numpy.random.RandomState, optional
-    verbose : int
-    normalize_factors : bool
-        Whether the columns of the factors have norm 1, and the weights hold their norms.
-    return_errors : bool
-    mask : sparse.COO, optional
-        In the shape of `tensor`, with fill_value 1; its stored zeros mark the missing entries.
-    cvg_criterion : {"abs_rec_error", "rec_error"}
-        With "rec_error" an increase of the error stops the loop too.
     fixed_modes : sequence of int, optional
         Modes whose factors keep their initial values; the last mode cannot be fixed.
     callback : callable, optional

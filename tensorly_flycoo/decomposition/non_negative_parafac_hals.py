@@ -15,6 +15,8 @@ from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import iterate, measure_by, start
 from .cp_model import multiply_grams, normalize
+from .describing import describe_as
+from .non_negative_parafac import non_negative_parafac
 from .ranks import find_cp_rank
 from .resuming import Callback
 from .stopping import has_converged
@@ -30,6 +32,7 @@ _EXACT_SWEEPS = (50_000, 1e-16)
 
 
 @dense_to_tensorly
+@describe_as(non_negative_parafac)
 def non_negative_parafac_hals(
     tensor: "FlycooTensor | SparseArray",
     rank: int | str,
@@ -50,27 +53,15 @@ def non_negative_parafac_hals(
 ) -> Any:
     """Decompose a sparse tensor into non-negative CP factors by HALS.
 
-    Each factor is updated column by column, by a kernel that handles many rows in parallel. It runs
-    under any backend of TensorLy.
+    A kernel updates each factor column by column, many rows in parallel. Any backend of TensorLy
+    will do.
 
     Parameters
     ----------
     tensor : FlycooTensor or sparse.COO
-    rank : int or "same"
-        R, the number of components. "same" gives the model as many parameters as the tensor has
-        cells; it is refused if the nonzeros take fewer numbers than that. So are all fractions.
-    n_iter_max : int
     init : {"svd", "random", CPTensor, ResumedCP}
         The initial guess, in the dtype and on the device of `tensor`; or a checkpoint to resume
         (`Progress.resume`).
-    svd : {"truncated_svd", "randomized_svd"}
-        How to find leading singular vectors: "truncated_svd" to rounding error if at most 8192 rows
-        of an unfolding share a column with another row, otherwise approximately;
-        "randomized_svd" by TensorLy's sketch.
-    tol : float
-        Stop when the error changes by less; 0 never stops, and computes no errors without a
-        callback.
-    random_state : int or numpy.random.RandomState, optional
     sparsity_coefficients : float or sequence of float, optional
         Weights of a penalty on the sum of each factor's elements.
     fixed_modes : sequence of int, optional
@@ -79,14 +70,6 @@ def non_negative_parafac_hals(
         The modes whose factors are non-negative; the others are solved by least squares.
     exact : bool
         Whether to sweep over a factor until it stops changing, instead of at most five times.
-    normalize_factors : bool
-        Whether the columns of the factors have norm 1, and the weights hold their norms.
-    verbose, return_errors : bool
-    cvg_criterion : {"abs_rec_error", "rec_error"}
-        With "rec_error" an increase of the error stops the loop too.
-    callback : callable, optional
-        Called with the CPTensor and its error before the first and after each iteration; returns
-        True to stop. For example a `Progress`. Only for sparse tensors.
 
     Returns
     -------

@@ -31,11 +31,11 @@ _GROWTH = 4.0
 class Squarem:
     r"""Proposes to extrapolate every other step, with factors above 0.
 
-    From three models, :math:`r = t_1 - t_0` and :math:`v = t_2 - t_1 - r`, it proposes :math:`t_0 +
-    2 a r + a^2 v` with :math:`a = |r| / |v|` between 1, which is no extrapolation, and a longest
-    step. This grows as long as proposals are accepted. An element that would not be above 0 stays
-    as it is. The caller accepts a proposal only if it is better. Only the factors of `modes`
-    change; `state` is what `save_state` returned, empty at the start.
+    From three models, :math:`r = t_1 - t_0` and :math:`v = t_2 - t_1 - r`, `propose` makes
+    :math:`t_0 + 2 a r + a^2 v` with :math:`a = |r| / |v|` between 1, which is no extrapolation, and
+    a longest step, which grows as long as proposals are accepted. An element that would not be
+    above 0 stays as it is. The caller accepts a proposal only if it is better. Only the factors of
+    `modes` change; `state` is what `save_state` returned, empty at the start.
 
     References
     ----------
@@ -129,8 +129,8 @@ def divide_counts(
 def find_scales(data: ObservedData, factors: Sequence[Array], sums: Array, mode: int) -> Array:
     """Return the reciprocals of what a row of ones of `mode` adds to the first sum of F.
 
-    That is the same for all rows, (1, R), unless entries are missing: (I_mode, R). It is 0 where a
-    row adds nothing. `sums`, float64 (ndim, R), are the column sums of the factors.
+    All rows share them, (1, R), unless entries are missing: (I_mode, R). Where a row adds nothing
+    they are 0. `sums`, float64 (ndim, R), are the column sums of the factors.
     """
     if data.missing is None:
         return data.tensor._engine.invert_sums(sums, mode, data.dtype)
@@ -263,13 +263,7 @@ class MultiplicativeUpdates:
 
 
 def balance(factors: list[Array], modes: Sequence[int]) -> list[Array]:
-    """Scale the columns of the factors of `modes` so that they have equal sums; keep the model.
-
-    Examples
-    --------
-    >>> balance([np.array([[8.0]]), np.array([[0.5]])], [0, 1])
-    [array([[2.]]), array([[2.]])]
-    """
+    """Scale the columns of the factors of `modes` so that they have equal sums; keep the model."""
     xp, factors = array_module(factors[0]), list(factors)
     sums = {n: sum_columns(factors[n]) for n in modes}
     logs = sum(xp.log(xp.where(s > 0, s, 1)) for s in sums.values())
@@ -280,15 +274,7 @@ def balance(factors: list[Array], modes: Sequence[int]) -> list[Array]:
 
 
 def has_lone_zeros(factor: Array) -> bool:
-    """Return whether a row has zeros and other elements too; rows without nonzeros are all zero.
-
-    Examples
-    --------
-    >>> has_lone_zeros(np.array([[0.0, 0.0], [1.0, 2.0]]))
-    False
-    >>> has_lone_zeros(np.array([[0.0, 3.0], [1.0, 2.0]]))
-    True
-    """
+    """Return whether a row has zeros and other elements too; rows without nonzeros are all zero."""
     is_zero = factor <= _NEGLIGIBLE * _average_columns(factor)
     return bool((is_zero.any(axis=1) & ~is_zero.all(axis=1)).any())
 

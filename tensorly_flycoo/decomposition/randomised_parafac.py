@@ -18,6 +18,8 @@ from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import iterate, start
 from .cp_model import residual_square
+from .describing import describe_as
+from .parafac import parafac
 from .ranks import find_cp_rank
 from .resuming import Callback
 from .tensorly_loop import dense_to_tensorly
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 
 @dense_to_tensorly
+@describe_as(parafac)
 def randomised_parafac(
     tensor: "FlycooTensor | SparseArray",
     rank: int | str,
@@ -45,32 +48,20 @@ def randomised_parafac(
 ) -> Any:
     """Decompose a sparse tensor by alternating least squares on sampled fibres (CP).
 
-    It draws the same samples as TensorLy 0.10 from the same `random_state`, and runs under any
-    backend of TensorLy.
+    The samples are those that TensorLy 0.10 draws from the same `random_state`. Any backend of
+    TensorLy will do.
 
     Parameters
     ----------
-    tensor : FlycooTensor or sparse.COO
-    rank : int or "same"
-        R, the number of components. "same" gives the model as many parameters as the tensor has
-        cells; it is refused if the nonzeros take fewer numbers than that. So are all fractions.
     n_samples : int
         Fibres in each least squares problem; at least R, preferably many more.
-    n_iter_max : int
     init : {"random", "svd", CPTensor, ResumedCP}
         The initial guess, in the dtype and on the device of `tensor`; or a checkpoint to resume
         (`Progress.resume`), which holds the state of the random numbers too.
-    svd : {"truncated_svd", "randomized_svd"}
-        How to find leading singular vectors: "truncated_svd" to rounding error if at most 8192 rows
-        of an unfolding share a column with another row, otherwise approximately;
-        "randomized_svd" by TensorLy's sketch.
-    tol : float
-        Stop when the error changes by less; 0 never stops.
     max_stagnation : int
         Stop after more iterations than this without a new smallest error, unless both this and
         `tol` are 0.
     random_state : int or numpy.random.RandomState, optional
-    verbose : int
     callback : callable, optional
         Called with the CPTensor before the first iteration, and with the CPTensor and its error
         after each; returns True to stop. For example a `Progress`. The error may increase.
@@ -142,7 +133,11 @@ def randomised_parafac(
         return None, factors, None
 
     def is_over(errors: list[float]) -> bool:
-        return bool(tol or max_stagnation) and _is_over(errors, tol, max_stagnation)
+        if not (tol or max_stagnation) or len(errors) < 3:
+            return False
+        num_stale = len(errors) - 1 - int(np.argmin(errors))
+        has_settled = tol > 0 and abs(errors[-2] - errors[-1]) < tol
+        return has_settled or num_stale > max_stagnation
 
     cp_tensor, errors = iterate(
         (None, model[1]), update, lambda _, factors, __: measure(factors) if wants_errors else None,
@@ -169,7 +164,7 @@ class _Random:
         return first | _pack_state(self.current)
 
     def restore(self, state: dict[str, np.ndarray]) -> None:
-        """Take up what `save` returned, if it is there."""
+        """Restore what `save` returned, if it is there."""
         names = ("random_key", "random_position")
         if not {*names, *(f"first_{name}" for name in names)} <= state.keys():
             raise ValueError(
@@ -262,12 +257,3 @@ def _choose_measure(
         return float(scale * float(np.linalg.norm(residual)) / norm)
 
     return estimate
-
-
-def _is_over(errors: list[float], tol: float, max_stagnation: int) -> bool:
-    """Return whether the error has settled, or has had no new minimum for too long."""
-    if len(errors) < 3:
-        return False
-    num_stale = len(errors) - 1 - int(np.argmin(errors))
-    has_settled = tol > 0 and abs(errors[-2] - errors[-1]) < tol
-    return has_settled or num_stale > max_stagnation

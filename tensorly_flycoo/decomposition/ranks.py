@@ -13,17 +13,7 @@ from ..checks import check_rank, num_cells
 
 
 def find_cp_rank(x: Any, rank: Any) -> int:
-    """Return the rank of a CP decomposition, an integer of Python or NumPy or "same", as an int.
-
-    Examples
-    --------
-    >>> from tensorly_flycoo.testing import random_tensor
-    >>> x = random_tensor((10, 20, 30), 500, random_state=0)
-    >>> find_cp_rank(x, -1)
-    Traceback (most recent call last):
-        ...
-    ValueError: rank is -1, expected at least 1
-    """
+    """Return the rank of a CP decomposition, an integer of Python or NumPy or "same", as an int."""
     return int(validate_cp_rank(x.shape, _check(x, rank, num_ranks=0)))
 
 

@@ -115,7 +115,7 @@ def resume_options(options: dict[str, Any]) -> dict[str, Any]:
     tol, criterion = options["tol"], options["cvg_criterion"]
     changes: dict[str, Any] = {"init": State(init, init.saved)}
     if init.iteration > 1 and has_converged(init.errors, tol, criterion):
-        # It had converged, and stopped before normalising: nothing is left to do.
+        # The run had converged, and stopped before normalising: nothing is left to do.
         changes |= {"n_iter_max": 0, "normalize_factors": False}
     elif init.iteration > 0 and tol:
         changes["callback"] = _compare_to_last(options["callback"], init.errors[-1], tol, criterion)

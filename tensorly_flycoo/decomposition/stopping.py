@@ -8,13 +8,6 @@ def has_converged(errors: Sequence[float], tol: float, criterion: str) -> bool:
 
     With "abs_rec_error" the absolute change counts, with "rec_error" the decrease: then an increase
     stops the loop too. A `tol` of 0 never stops.
-
-    Examples
-    --------
-    >>> has_converged([0.3, 0.2, 0.25], 0.01, "abs_rec_error")
-    False
-    >>> has_converged([0.3, 0.2, 0.25], 0.01, "rec_error")
-    True
     """
     if not tol or len(errors) < 2:
         return False
@@ -27,13 +20,7 @@ def has_converged(errors: Sequence[float], tol: float, criterion: str) -> bool:
 
 
 def has_settled(losses: Sequence[float], tol: float) -> bool:
-    """Return whether the last loss decreased by less than `tol`, relative to itself.
-
-    Examples
-    --------
-    >>> has_settled([-100.0, -100.001], 1e-4), has_settled([-100.0], 1e-4)
-    (True, False)
-    """
+    """Return whether the last loss decreased by less than `tol`, relative to itself."""
     if not tol or len(losses) < 2:
         return False
     return bool(losses[-2] - losses[-1] < tol * abs(losses[-1]))

@@ -1,4 +1,7 @@
-"""Tucker decomposition by TensorLy's own iterations, with a callback between them."""
+"""Tucker decomposition by TensorLy's own loop.
+
+With a callback or a checkpoint, `iterate` runs `update`: that loop, one iteration at a time.
+"""
 
 import functools
 from collections.abc import Sequence
@@ -13,6 +16,8 @@ from ..linalg.tall_skinny import transposed_product
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import iterate
+from .describing import describe_as
+from .parafac import parafac
 from .ranks import find_tucker_rank
 from .resuming import Callback, restore
 from .stopping import has_converged
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
 
 
 @dense_to_tensorly
+@describe_as(parafac)
 def tucker(
     tensor: "FlycooTensor | SparseArray",
     rank: int | str | Sequence[int] | None,
@@ -43,28 +49,18 @@ def tucker(
 
     Parameters
     ----------
-    tensor : FlycooTensor or sparse.COO
     rank : int, sequence of int, "same" or None
         The size of the core: an int for all modes, or one for each. None (the size of the tensor)
         and "same" (as many parameters as cells) are refused if the nonzeros are fewer numbers; so
         are fractions (`ranks`).
     fixed_factors : sequence of int, optional
         Modes whose factors of `init` are kept; not together with `callback`.
-    n_iter_max : int
     init : {"svd", "random", TuckerTensor, (core, factors), ResumedTucker}
         The initial guess, in the dtype and on the device of `tensor`; or a checkpoint to resume
         (`Progress.resume`).
-    return_errors : bool
-    svd : {"truncated_svd", "randomized_svd"}
-        How to find leading singular vectors: "truncated_svd" to rounding error if at most 8192 rows
-        of an unfolding share a column with another row, otherwise approximately;
-        "randomized_svd" by TensorLy's sketch.
-    tol : float
-        Stop when the error changes by less; 0 never stops.
     random_state : int or numpy.random.RandomState, optional
     mask : None
         Not supported for a sparse tensor.
-    verbose : bool
     callback : callable, optional
         Called with the TuckerTensor and its error before the first and after each iteration;
         returns True to stop. For example a `Progress`. Only for sparse tensors.
@@ -119,7 +115,10 @@ def tucker(
             f"fixed_factors is {fixed_factors!r}, expected None together with callback= or a "
             "checkpoint: leave one of them out"
         )
-    ranks = _list_ranks(x, options["rank"])
+    ranks = options["rank"]
+    if ranks is None or isinstance(ranks, int):
+        ranks = list(x.shape) if ranks is None else [ranks] * x.ndim
+    ranks = [int(r) for r in validate_tucker_rank(x.shape, ranks)]
     step = functools.partial(
         tensorly_loop("partial_tucker"), x, ranks, svd=svd, random_state=random_state, mask=mask
     )
@@ -145,13 +144,6 @@ def tucker(
         make=lambda core, factors: TuckerTensor((core, list(factors))),
     )  # fmt: skip
     return (tucker_tensor, errors) if return_errors else tucker_tensor
-
-
-def _list_ranks(x: FlycooTensor, rank: int | str | list[int] | None) -> list[int]:
-    """Return the rank of each mode."""
-    if rank is None or isinstance(rank, int):
-        return list(x.shape) if rank is None else [rank] * x.ndim
-    return [int(r) for r in validate_tucker_rank(x.shape, rank)]
 
 
 def _measure(x: FlycooTensor, core: Array, factors: list[Array]) -> float:

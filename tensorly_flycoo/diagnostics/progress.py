@@ -215,11 +215,20 @@ class Progress:
         if self._is_started:
             raise RuntimeError("a Progress is for one run only: make a new one")
         if self._path is not None:
-            _check_checkpoint_path(self._path)
+            try:
+                try_writing(self._path)
+            except OSError as error:
+                raise OSError(
+                    error.errno,
+                    f"checkpoint is {self._path!r}, where nothing can be written "
+                    f"({error.strerror}): make its folder, free some space, or give another path",
+                ) from error
         self._resources = contextlib.ExitStack()
         if self._show == "bar":
             self._bar = self._resources.enter_context(_make_bar())
-        if _may_take_signals():
+        # Python calls handlers on the main thread only; another language's must not be replaced.
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and callable(signal.getsignal(signal.SIGINT)):
             previous = signal.signal(signal.SIGINT, self._interrupt)
             self._resources.callback(signal.signal, signal.SIGINT, previous)
         if self._show == "log":
@@ -339,18 +348,6 @@ class Progress:
             _logger.warning(message)
 
 
-def _check_checkpoint_path(path: str) -> None:
-    """Try to write beside `path`; an error says what to do."""
-    try:
-        try_writing(path)
-    except OSError as error:
-        raise OSError(
-            error.errno,
-            f"checkpoint is {path!r}, where nothing can be written ({error.strerror}): make its "
-            "folder, free some space, or give another path",
-        ) from error
-
-
 @contextlib.contextmanager
 def _show_log() -> Iterator[None]:
     """Show the log lines of this package at level INFO, on standard error if nowhere else."""
@@ -377,10 +374,3 @@ def _make_bar() -> Any:
             'show="bar" needs tqdm: pip install "tensorly-flycoo[progress]", or show="log"'
         ) from error
     return tqdm(unit="it", leave=True)
-
-
-def _may_take_signals() -> bool:
-    """Return whether this is the main thread and Python has a handler for Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        return False
-    return callable(signal.getsignal(signal.SIGINT))

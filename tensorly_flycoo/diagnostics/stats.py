@@ -1,7 +1,7 @@
 """Statistics of a tensor: the nonzeros in each mode's rows, and the memory it takes."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -162,8 +162,11 @@ def stats(x: "FlycooTensor | SparseArray") -> TensorStats:
     if isinstance(x, FlycooTensor):
         (coords, values), num_duplicates, device = x.nonzeros(), 0, x.device
     else:
-        device = None
-        coords, values = _take_nonzeros(x)
+        if not is_raw_sparse(x):
+            raise not_sparse_error(x)
+        device, coo = None, x if hasattr(x, "coords") else x.asformat("coo")
+        check_fill_value(coo.fill_value)
+        coords, values = coo.coords, check_values(coo.data, coo.coords.shape[1])
         num_duplicates = _count_duplicates(coords, values, x.shape)
     dtype = check_dtype(values.dtype)
     return TensorStats(
@@ -181,14 +184,6 @@ def stats(x: "FlycooTensor | SparseArray") -> TensorStats:
             for layout in LAYOUTS
         },
     )
-
-
-def _take_nonzeros(x: Any) -> tuple[np.ndarray, np.ndarray]:
-    if not is_raw_sparse(x):
-        raise not_sparse_error(x)
-    x = x if hasattr(x, "coords") else x.asformat("coo")
-    check_fill_value(x.fill_value)
-    return x.coords, check_values(x.data, x.coords.shape[1])
 
 
 def _count_duplicates(coords: np.ndarray, values: np.ndarray, shape: tuple[int, ...]) -> int:

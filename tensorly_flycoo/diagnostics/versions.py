@@ -5,7 +5,6 @@ import importlib.util
 import os
 import platform
 import sys
-from types import ModuleType
 
 _MISSING = "not installed"
 
@@ -25,23 +24,27 @@ def show_versions() -> None:
     Python           3...
     numba threads    ...
     """
-    rows = _list_versions()
-    width = max(map(len, rows))
-    for name, text in rows.items():
-        print(f"{name:{width}}  {text}")
-
-
-def _list_versions() -> dict[str, str]:
-    return {
+    get_backend = getattr(sys.modules.get("tensorly"), "get_backend", None)
+    backend = "" if get_backend is None else f", backend {get_backend()!r}"
+    try:
+        import numba
+    except ImportError:
+        num_threads = _MISSING
+    else:
+        num_threads = str(numba.get_num_threads())
+    rows = {
         "tensorly-flycoo": _find_version("tensorly_flycoo"),
         "Python": platform.python_version(),
         "OS": platform.platform(),
-        "TensorLy": _describe_tensorly(),
+        "TensorLy": _find_version("tensorly") + backend,
         **{name: _find_version(name) for name in ("numpy", "scipy", "sparse", "numba")},
         **_describe_gpus(),
         "CPUs": str(os.cpu_count()),
-        "numba threads": _count_threads(),
+        "numba threads": num_threads,
     }
+    width = max(map(len, rows))
+    for name, text in rows.items():
+        print(f"{name:{width}}  {text}")
 
 
 def _find_version(name: str) -> str:
@@ -55,12 +58,6 @@ def _find_version(name: str) -> str:
         return _MISSING
 
 
-def _describe_tensorly() -> str:
-    get_backend = getattr(sys.modules.get("tensorly"), "get_backend", None)
-    backend = "" if get_backend is None else f", backend {get_backend()!r}"
-    return _find_version("tensorly") + backend
-
-
 def _describe_gpus() -> dict[str, str]:
     """Return the rows about CuPy, CUDA and the GPUs."""
     unknown = dict.fromkeys(["CUDA runtime", "CUDA driver", "GPUs"], "unknown without CuPy")
@@ -71,35 +68,22 @@ def _describe_gpus() -> dict[str, str]:
     except ImportError as error:
         return {"CuPy": f"cannot be imported: {_first_line(error)}", **unknown}
     runtime = cupy.cuda.runtime
-    return {
-        "CuPy": cupy.__version__,
-        "CUDA runtime": _format_cuda(runtime.runtimeGetVersion()),
-        "CUDA driver": _format_cuda(runtime.driverGetVersion()),
-        "GPUs": _name_gpus(runtime),
-    }
-
-
-def _name_gpus(runtime: ModuleType) -> str:
     try:
         gpus = range(runtime.getDeviceCount())
         names = [runtime.getDeviceProperties(gpu)["name"].decode() for gpu in gpus]
     except RuntimeError as error:
-        return f"none: {_first_line(error)}"
-    return ", ".join(names) or "none"
-
-
-def _format_cuda(version: int) -> str:
-    """Format CUDA's version 12040 as 12.4; CUDA returns 0 for a missing driver."""
-    return f"{version // 1000}.{version % 1000 // 10}" if version else _MISSING
+        names = [f"none: {_first_line(error)}"]
+    versions = {"runtime": runtime.runtimeGetVersion(), "driver": runtime.driverGetVersion()}
+    return {
+        "CuPy": cupy.__version__,
+        # 12040 is 12.4, and 0 a missing driver.
+        **{
+            f"CUDA {name}": f"{version // 1000}.{version % 1000 // 10}" if version else _MISSING
+            for name, version in versions.items()
+        },
+        "GPUs": ", ".join(names) or "none",
+    }
 
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
-
-
-def _count_threads() -> str:
-    try:
-        import numba
-    except ImportError:
-        return _MISSING
-    return str(numba.get_num_threads())

@@ -172,13 +172,7 @@ def best_of(
 
 
 def as_random_state(random_state: Any) -> np.random.RandomState:
-    """Return a generator of NumPy's; refuse CuPy's, which cannot draw the seeds.
-
-    Examples
-    --------
-    >>> as_random_state(0).randint(10)
-    5
-    """
+    """Return a generator of NumPy's; refuse CuPy's, which cannot draw the seeds."""
     random = tl.check_random_state(random_state)
     if not isinstance(random, np.random.RandomState):
         name = type(random_state).__name__

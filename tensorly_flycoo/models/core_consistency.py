@@ -32,9 +32,9 @@ def core_consistency(
 
     where :math:`I` is 1 on its superdiagonal and 0 elsewhere, and the weights belong to
     :math:`A_1`. Near 100, the components do not interact, as the CP model assumes. Near 0 or below,
-    there are too many of them, or the model does not suit the data. It equals
-    `tlviz.model_evaluation.core_consistency`, which takes a dense tensor; here neither that nor the
-    whole core is formed.
+    there are too many of them, or the model does not suit the data. The result equals that of
+    `tlviz.model_evaluation.core_consistency`, which takes a dense tensor; here neither a dense
+    tensor nor the whole core is formed.
 
     Parameters
     ----------

@@ -64,7 +64,7 @@ class Parameters:
 class FlycooCP(Parameters):
     """A CP decomposition of a sparse tensor that scikit-learn can clone and search.
 
-    It has the methods that `sklearn.base.clone` and `GridSearchCV` need, and does not import
+    The class has the methods that `sklearn.base.clone` and `GridSearchCV` need, and does not import
     scikit-learn.
 
     Parameters

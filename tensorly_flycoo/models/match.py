@@ -19,8 +19,8 @@ def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bo
         \prod_n \frac{|a_{n,r}^T b_{n,r}|}{\|a_{n,r}\| \|b_{n,r}\|}
 
     for the matching of components that makes it largest; :math:`w_r` and :math:`v_r` are the norms
-    of the components. It equals `tlviz.factor_tools.factor_match_score`, which has more options;
-    this one takes CuPy arrays too.
+    of the components. The score equals `tlviz.factor_tools.factor_match_score`, which has more
+    options; this function takes CuPy arrays too.
 
     Parameters
     ----------

@@ -12,8 +12,8 @@ from tensorly.cp_tensor import CPTensor
 from .. import decomposition
 from ..array_modules import move
 from ..checks import check_count, check_rank
-from ..decomposition.labelled_cp import label_result
-from ..decomposition.losses import check_exact
+from ..decomposition.labelled_cp import label_result, make_figure
+from ..decomposition.losses import find_exact
 from ..decomposition.masks import MissingEntries
 from ..decomposition.observed_parafac import observed_parafac
 from ..decomposition.tensorly_loop import require_flycoo_backend
@@ -27,6 +27,7 @@ from .best_of import LOW_MATCH, as_random_state, best_of, is_parafac, name_of, r
 from .core_consistency import core_consistency
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from pandas import DataFrame
     from sparse import SparseArray
@@ -49,6 +50,9 @@ _FLOOR = 1e-3
 #: Core consistency is left out if it would take more operations than this.
 _MAX_CORE_OPERATIONS = 10**10
 
+#: The lowest core consistency shown: those of far too many components are hugely negative.
+_LEAST_CONSISTENCY = -50
+
 
 class RankScore(NamedTuple):
     """How well the CP model of one rank does; nan stands for a score that was not computed.
@@ -67,7 +71,7 @@ class RankScore(NamedTuple):
     difference_se : float
         The standard error of its difference to the least loss of a rank.
     core_consistency : float
-        Of the model; at most 100. See `core_consistency`.
+        That of the model, at most 100. See `core_consistency`.
     match : float
         The mean factor match score of the other runs with the best one; see `factor_match_score`.
     """
@@ -150,9 +154,40 @@ class RankSelection:
         ImportError
             If Matplotlib is not installed.
         """
-        from .rank_plot import draw_scores
+        figure = make_figure(9, 6)
+        from matplotlib.ticker import MaxNLocator
 
-        return draw_scores(self.scores, self.errors, self.rank)
+        ranks = [score.rank for score in self.scores]
+        top, bottom = figure.subplots(2, 2, sharex=True)
+
+        def draw(axes: "Axes", values: Sequence[float], title: str) -> None:
+            axes.plot(ranks, values, marker="o", color="C0")
+            axes.set_title(title, fontsize=10, loc="left")
+            axes.spines[["top", "right"]].set_visible(False)
+            if self.rank is not None:
+                axes.axvline(self.rank, color="C1", linestyle="--", linewidth=1, zorder=0)
+
+        for rank, of_rank in zip(ranks, self.errors, strict=True):
+            top[0].plot([rank] * len(of_rank), of_rank, ".", color="0.7", markersize=5)
+        draw(top[0], [score.error for score in self.scores], "relative error (gray: all runs)")
+        losses = [score.heldout_loss for score in self.scores]
+        spreads = [score.heldout_se for score in self.scores]
+        draw(top[1], losses, "held-out loss, with standard errors")
+        top[1].errorbar(ranks, losses, spreads, fmt="none", ecolor="C0")
+        cores = np.array([score.core_consistency for score in self.scores])
+        is_cut = (cores < _LEAST_CONSISTENCY).any()
+        title = f"core consistency, %{f' (cut at {_LEAST_CONSISTENCY})' if is_cut else ''}"
+        draw(bottom[0], np.maximum(cores, _LEAST_CONSISTENCY), title)
+        bottom[0].set_ylim(_LEAST_CONSISTENCY - 5, 105)
+        draw(bottom[1], [score.match for score in self.scores], "match of the runs")
+        bottom[1].set_ylim(-0.03, 1.05)
+        for axes in bottom:
+            axes.set_xlabel("rank")
+            axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
+            axes.set_xlim(min(ranks) - 0.5, max(ranks) + 0.5)
+        if self.rank is not None:
+            figure.suptitle(f"Suggested rank: {self.rank} (dashed)", fontsize=11)
+        return figure
 
 
 def select_rank(
@@ -249,8 +284,15 @@ def select_rank(
     (2, 2)
     """
     labels = x.labels if isinstance(x, LabelledTensor) else None
-    x, ranks = as_flycoo(x, check_coords=True), _check_ranks(ranks)
-    function = _find_method(method)
+    x = as_flycoo(x, check_coords=True)
+    if not isinstance(ranks, Iterable):
+        raise TypeError(f"ranks is {ranks!r}, expected several integers, such as range(1, 11)")
+    ranks = sorted({check_rank(rank) for rank in ranks})
+    if not ranks:
+        raise ValueError("ranks is empty, expected at least one rank")
+    if not callable(method) and method not in CP_METHODS:
+        raise ValueError(f"method is {method!r}, expected one of {CP_METHODS}, or a function")
+    function = method if callable(method) else getattr(decomposition, method)
     _check_holdout(x, holdout, function, options)
     check_count(n_runs, "n_runs")
     if is_parafac(function):
@@ -282,24 +324,6 @@ def select_rank(
     return RankSelection(scores, errors, models, suggested, rule, texts)
 
 
-def _check_ranks(ranks: Iterable[int]) -> list[int]:
-    if not isinstance(ranks, Iterable):
-        raise TypeError(f"ranks is {ranks!r}, expected several integers, such as range(1, 11)")
-    checked = sorted({check_rank(rank) for rank in ranks})
-    if not checked:
-        raise ValueError("ranks is empty, expected at least one rank")
-    return checked
-
-
-def _find_method(method: str | Callable[..., Any]) -> Callable[..., Any]:
-    if callable(method):
-        return method
-    if method not in CP_METHODS:
-        raise ValueError(f"method is {method!r}, expected one of {CP_METHODS}, or a function")
-    function: Callable[..., Any] = getattr(decomposition, method)
-    return function
-
-
 def _check_holdout(
     x: FlycooTensor, holdout: Any, method: Callable[..., Any], options: Mapping[str, Any]
 ) -> None:
@@ -315,7 +339,7 @@ def _check_holdout(
             "method 'parafac', 'non_negative_parafac', 'generalized_parafac' (counts) or "
             "'observed_parafac' (ratings)"
         )
-    check_exact(loss_of(method, options), " to hold entries out: pass holdout=0")
+    find_exact(loss_of(method, options), " to hold entries out: pass holdout=0")
     if options.get("mask") is not None:
         raise ValueError("mask is given, but select_rank holds entries out itself: pass holdout=0")
     if x.nnz < 2:
@@ -415,7 +439,7 @@ class _HeldOut:
             cells = move(missing.coords, np)  # sorted, as the mask has to be
             attributes = {"fill_value": 1.0, "sorted": True, "has_duplicates": False}
             mask["mask"] = sparse.COO(cells, np.zeros(missing.count), x.shape, **attributes)
-        is_count = loss_of(method, options) == "poisson_count"
+        is_count = find_exact(loss_of(method, options)).is_count
         return cls(missing.observed, mask, missing, is_count)
 
     def list_terms(self, model: CPTensor) -> np.ndarray:
@@ -470,16 +494,7 @@ def _deviance(counts: np.ndarray, means: Any) -> np.ndarray:
 def _suggest(
     scores: Sequence[RankScore], tolerances: Sequence[float]
 ) -> tuple[RankScore | None, str]:
-    """Return the score of the suggested rank and why it is; None if nothing was held out.
-
-    Examples
-    --------
-    >>> losses = {1: 0.8, 2: 0.21, 3: 0.2, 4: 0.3}
-    >>> scores = [RankScore(r, 0.1, loss, 0.05, 0.02, 100.0, 1.0) for r, loss in losses.items()]
-    >>> chosen, rule = _suggest(scores, [1e-4] * 4)
-    >>> chosen.rank, rule
-    (2, 'the lowest with a held-out loss within one standard error of the least, that of rank 3')
-    """
+    """Return the score of the suggested rank and why it is; None if nothing was held out."""
     if np.isnan(scores[0].heldout_loss):
         return None, ""
     least = min(scores, key=lambda score: score.heldout_loss)

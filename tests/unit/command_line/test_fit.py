@@ -10,8 +10,7 @@ import tensorly as tl
 
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, LabelledCP, write_tns
-from tensorly_flycoo.command_line import main
-from tensorly_flycoo.command_line.fit import LOSSES
+from tensorly_flycoo.command_line import LOSSES, main
 from tensorly_flycoo.decomposition import generalized_parafac
 
 pandas = pytest.importorskip("pandas")

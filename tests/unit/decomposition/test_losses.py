@@ -6,9 +6,12 @@ import sparse
 
 from tensorly_flycoo import FlycooTensor, Progress
 from tensorly_flycoo.decomposition import adam, generalized_parafac
-from tensorly_flycoo.decomposition.adam import compute_gradients
-from tensorly_flycoo.decomposition.cell_samples import CellSampler, Samples
-from tensorly_flycoo.decomposition.loss_values import measure_loss
+from tensorly_flycoo.decomposition.adam import (
+    CellSampler,
+    Samples,
+    compute_gradients,
+    measure_loss,
+)
 from tensorly_flycoo.decomposition.losses import LOSSES, find_loss
 from tensorly_flycoo.decomposition.masks import ObservedData, find_missing
 

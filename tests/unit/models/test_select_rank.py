@@ -20,9 +20,8 @@ from tensorly_flycoo import (
     select_rank,
 )
 from tensorly_flycoo.decomposition.masks import drop_missing
-from tensorly_flycoo.models import RankScore
+from tensorly_flycoo.models import RankScore, RankSelection
 from tensorly_flycoo.models import select_rank as _function
-from tensorly_flycoo.models.rank_plot import draw_scores
 from tensorly_flycoo.testing import planted_tensor
 
 module = sys.modules[_function.__module__]
@@ -253,7 +252,8 @@ def test_the_picture(x, monkeypatch):
     assert len(figure.axes) == 4
     np.testing.assert_array_equal(figure.axes[1].lines[0].get_xdata(), [1, 2, 3])
     for core, is_cut in ((-40.0, False), (-60.0, True)):
-        drawn = draw_scores([score(2, 0.1)._replace(core_consistency=core)], [np.ones(2)], None)
+        scores = [score(2, 0.1)._replace(core_consistency=core)]
+        drawn = RankSelection(scores, [np.ones(2)], [], None, "", []).plot()
         assert ("(cut at -50)" in drawn.axes[2].get_title(loc="left")) == is_cut
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="pip install matplotlib"):

@@ -5,7 +5,7 @@ import pytest
 from problems import make_exact_problem, make_problem
 
 from tensorly_flycoo import FlycooTensor
-from tensorly_flycoo.decomposition.ring_cores import decompose_ring
+from tensorly_flycoo.decomposition.tensor_train import decompose_ring
 
 
 def make_dense(x):

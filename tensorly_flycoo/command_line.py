@@ -1,42 +1,41 @@
-"""The command "fit": a CP model of a file, printed, and written as tables and a picture."""
+"""The command line, ``python -m tensorly_flycoo``: from a file of events to named components."""
 
 import argparse
 import contextlib
 import importlib.util
+import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
 
 import numpy as np
 import tensorly as tl
 
-from ..decomposition import generalized_parafac, non_negative_parafac_hals, parafac
-from ..decomposition.labelled_cp import LabelledCP
-from ..diagnostics.progress import Progress
-from ..engines import set_device
-from ..io.files import replace_text, try_writing
-from ..models.best_of import Starts
-from ..models.match import factor_match_score
-from ..reporting import report
-from ..tensor.labelled import LabelledTensor
-from .reading import SUFFIXES, find_suffix, read_tensor
+from . import __version__
+from .decomposition import generalized_parafac, non_negative_parafac_hals, parafac
+from .decomposition.labelled_cp import LabelledCP
+from .diagnostics.progress import Progress
+from .diagnostics.versions import show_versions
+from .engines import set_device
+from .io.dataframe import from_dataframe
+from .io.files import replace_text, try_writing
+from .io.tns import read_tns
+from .models.best_of import Starts
+from .models.match import factor_match_score
+from .reporting import report
+from .tensor.labelled import LabelledTensor, Labels
+
+#: What can be read, by the ends of names.
+SUFFIXES = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz", ".tns", ".tns.gz", ".tns.zst")
+
+#: What times can be rounded to.
+UNITS = ("second", "minute", "hour", "day", "week", "month", "quarter", "year")
 
 
 class Loss(NamedTuple):
-    """A loss that `fit` can minimise.
-
-    Attributes
-    ----------
-    text : str
-        When to choose it, for --help.
-    solver : callable
-        Takes a tensor, a rank and the options of `parafac`, and returns a CP model.
-    non_negative_solver : callable
-    describe : callable
-        Says how good a model is, from its error.
-    """
+    """A loss that `fit` can minimise: when to choose it, its solvers, and how to tell the error."""
 
     text: str
     solver: Callable[..., Any]
@@ -53,19 +52,29 @@ LOSSES = {
     ),
 }  # fmt: skip
 
+#: What a command reports in one line: the data, the disk or a missing package is to blame.
+_ERRORS = (ImportError, LookupError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
+
 #: Random starts, of which the best run is kept.
 _NUM_STARTS = 5
 
 #: The longest part of a file's name that a mode gives; systems allow about 250 bytes.
 _MAX_NAME_LENGTH = 50
 
-_DESCRIPTION = """Decompose a file of events into RANK components.
+_DESCRIPTION = "Decompose big sparse tensors: a file of events becomes a few named components."
+_CODES = """exit codes:
+  0    done
+  1    it failed because of the data, the disk or a missing package; the message says which
+  2    the command line is wrong
+  130  interrupted by a second Ctrl-C
+"""
+_FIT_DESCRIPTION = """Decompose a file of events into RANK components.
 
 A component is a pattern: some users who bought some items on some days. Each column in
 --modes becomes a mode of a sparse tensor. Each row of the file adds to one cell: 1, or its
 entry in the column --values. Cells without a row are zeros.
 """
-_EPILOG = """what you get, in the folder --output:
+_FIT_EPILOG = """what you get, in the folder --output:
   components.png     a row of panels for each component: bars for names, lines for
                      numbers and dates
   mode0_user.csv...  for each mode, a row for each label and a column for each component
@@ -88,25 +97,53 @@ how to go on:
 
 needs: pip install "tensorly-flycoo[tables]", or ".[tables]" in a checkout
 """
+_INFO_DESCRIPTION = """Print the versions of this package and of its dependencies, the CPU and the
+GPU, and where compiled kernels are cached. Paste it into a bug report."""
 
 
-def add_parser(commands: Any) -> None:
-    """Add the parser of this command."""
-    parser = commands.add_parser(
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command, by default of the process's arguments, and return its exit code.
+
+    A wrong command line and ``--help`` raise SystemExit, with the codes 2 and 0.
+    """
+    arguments = _make_parser().parse_args(argv)
+    try:
+        arguments.run(arguments)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except _ERRORS as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "python -m tensorly_flycoo", description=_DESCRIPTION, epilog=_CODES, formatter_class=raw
+    )
+    parser.add_argument("--version", action="version", version=f"tensorly-flycoo {__version__}")
+    commands = parser.add_subparsers(metavar="command", required=True)
+    fit_parser = commands.add_parser(
         "fit",
         help="decompose a file of events into named components",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=_FIT_DESCRIPTION,
+        epilog=_FIT_EPILOG,
+        formatter_class=raw,
     )
-    parser.set_defaults(run=lambda arguments: run(arguments, parser))
-    parser.add_argument("file", type=Path, help=f"a table or tensor: {', '.join(SUFFIXES)}")
-    _add_tensor_arguments(parser.add_argument_group("the tensor").add_argument)
-    _add_model_arguments(parser.add_argument_group("the model").add_argument)
-    _add_result_arguments(parser.add_argument_group("the results").add_argument)
+    fit_parser.set_defaults(run=lambda arguments: fit(arguments, fit_parser))
+    fit_parser.add_argument("file", type=Path, help=f"a table or tensor: {', '.join(SUFFIXES)}")
+    _add_fit_options(fit_parser)
+    info_parser = commands.add_parser(
+        "info", help="print versions, the GPU and the caches", description=_INFO_DESCRIPTION
+    )
+    info_parser.set_defaults(run=info)
+    return parser
 
 
-def _add_tensor_arguments(add: Callable[..., Any]) -> None:
+def _add_fit_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("the tensor").add_argument
     add(
         "--modes",
         type=_split,
@@ -128,9 +165,7 @@ def _add_tensor_arguments(add: Callable[..., Any]) -> None:
     )
     add("--sep", help="what separates the columns (default: a comma; a tab in .tsv)")
     add("--dtype", default="float64", choices=("float32", "float64"))
-
-
-def _add_model_arguments(add: Callable[..., Any]) -> None:
+    add = parser.add_argument_group("the model").add_argument
     add("--rank", type=_count, required=True, help="the number of components")
     text = "; ".join(f"{name}: {loss.text}" for name, loss in LOSSES.items())
     add(
@@ -159,9 +194,7 @@ def _add_model_arguments(add: Callable[..., Any]) -> None:
         choices=("auto", "cpu", "cuda"),
         help="where to compute (default: on a GPU if there is one)",
     )
-
-
-def _add_result_arguments(add: Callable[..., Any]) -> None:
+    add = parser.add_argument_group("the results").add_argument
     add(
         "--output",
         type=Path,
@@ -173,7 +206,24 @@ def _add_result_arguments(add: Callable[..., Any]) -> None:
     add("--quiet", action="store_true", help="print neither progress nor components")
 
 
-def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def _split(text: str) -> list[str]:
+    names = text.split(",")
+    if "" in names or len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of distinct names like user,item")
+    return names
+
+
+def _count(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
+    return number
+
+
+def fit(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Read the file, decompose it, and write the results."""
     suffix = find_suffix(arguments.file)
     if suffix is None:
@@ -192,7 +242,9 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     with device, tl.backend_context("flycoo"):
         try_folder(folder)
         x = read_tensor(arguments, suffix)
-        _check_lines(arguments.lines, x)
+        for mode in arguments.lines or ():
+            if mode not in x.labels:
+                raise ValueError(f"--lines has {mode!r}, expected some of {', '.join(x.labels)}")
         if not arguments.quiet:
             print(f"{arguments.file}: {x!r}, loss {arguments.loss}", flush=True)
         starts = _decompose(x, arguments)
@@ -216,6 +268,104 @@ def run(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         print(f"wrote {path}")
 
 
+def find_suffix(path: Path) -> str | None:
+    """Return which of `SUFFIXES` the name of a file ends in."""
+    return next((suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)), None)
+
+
+def read_tensor(arguments: argparse.Namespace, suffix: str) -> LabelledTensor:
+    """Read the file of `fit`; the labels of a .tns are its indices as in the file, from 1."""
+    if suffix.startswith(".tns"):
+        return _read_tns(arguments)
+    table = _read_table(arguments, suffix)
+    try:
+        return from_dataframe(
+            table,
+            arguments.modes,
+            arguments.values,
+            aggregate=arguments.aggregate,
+            missing=arguments.missing,
+            dtype=arguments.dtype,
+        )
+    except (TypeError, ValueError) as error:
+        text = str(error).replace('missing="drop"', "--missing drop")
+        raise ValueError(text.replace("df has", f"{arguments.file} has")) from None
+
+
+def _read_tns(arguments: argparse.Namespace) -> LabelledTensor:
+    if arguments.values is not None:
+        raise ValueError("--values is for tables: a .tns file has its values in the last field")
+    x = read_tns(arguments.file, dtype=arguments.dtype)
+    names = arguments.modes or [f"mode {n}" for n in range(x.ndim)]
+    if len(names) != x.ndim:
+        raise ValueError(f"--modes has {len(names)} names, expected {x.ndim}, one for each mode")
+    return LabelledTensor(x, Labels([np.arange(1, size + 1) for size in x.shape], names))
+
+
+def _read_table(arguments: argparse.Namespace, suffix: str) -> Any:
+    """Read the needed columns only, and round times."""
+    path, modes = str(arguments.file), arguments.modes
+    try:
+        import pyarrow
+        from pyarrow import csv, parquet
+    except ImportError as error:
+        need = 'tables need pyarrow: pip install "tensorly-flycoo[tables]"'
+        raise ImportError(f"{need} ({error})") from None
+    if suffix == ".parquet":
+        known = parquet.read_schema(path).names
+    else:
+        separator = arguments.sep or ("\t" if suffix.startswith(".tsv") else ",")
+        parsing = csv.ParseOptions(delimiter=separator)
+        with csv.open_csv(path, parse_options=parsing) as reader:
+            known = reader.schema.names
+    sources = {name: _split_unit(name, known) for name in modes}
+    columns = [name for name, _ in sources.values()] + [arguments.values] * bool(arguments.values)
+    columns = list(dict.fromkeys(columns))
+    _check_columns(columns, known, path)
+    if suffix == ".parquet":
+        table = parquet.read_table(path, columns=columns)
+    else:
+        converting = csv.ConvertOptions(include_columns=columns, strings_can_be_null=True)
+        table = csv.read_csv(path, parse_options=parsing, convert_options=converting)
+        for field in table.schema:
+            if pyarrow.types.is_binary(field.type):
+                raise ValueError(f"column {field.name!r} is not UTF-8 text: convert {path} to it")
+    for mode, (name, unit) in sources.items():
+        if unit:
+            table = table.append_column(mode, _round(table[name], name, unit))
+    return table
+
+
+def _split_unit(mode: str, known: list[str]) -> tuple[str, str]:
+    """Return the column of a mode, and what to round it to or ""."""
+    name, _, unit = mode.rpartition(":")
+    return (name, unit) if mode not in known and unit in UNITS else (mode, "")
+
+
+def _round(column: Any, name: str, unit: str) -> Any:
+    """Return when the days or other units of a column of times begin, in local time."""
+    import pyarrow
+    import pyarrow.compute
+
+    if not pyarrow.types.is_temporal(column.type):
+        raise ValueError(f"column {name!r} is of {column.type}, expected times to round to {unit}s")
+    if getattr(column.type, "tz", None):
+        column = pyarrow.compute.local_timestamp(column)
+    return pyarrow.compute.floor_temporal(column, unit=unit)
+
+
+def _check_columns(columns: list[str], found: list[str], path: str) -> None:
+    for column in columns:
+        if found.count(column) > 1:
+            raise ValueError(f"{path} has {found.count(column)} columns {column!r}, expected one")
+        if column not in found:
+            hint = "; if it is more than one column, give --sep" if len(found) == 1 else ""
+            hint = f"; times can be rounded to {', '.join(UNITS)}" if ":" in column else hint
+            raise ValueError(
+                f"{path} has no column {column!r}, expected one of {', '.join(found)}{hint}"
+            )
+
+
 class _Run(Progress):
     """Progress that also ends the run once a fit, however small, hardly improves."""
 
@@ -235,11 +385,12 @@ def _decompose(x: LabelledTensor, arguments: argparse.Namespace) -> Starts:
     solver = loss.non_negative_solver if arguments.non_negative else loss.solver
     is_gaussian = arguments.loss == "gaussian"
     num_starts = arguments.starts or (_NUM_STARTS if arguments.init == "random" else 1)
+    has_bar = sys.stderr.isatty() and importlib.util.find_spec("tqdm") is not None
+    show = None if arguments.quiet else "bar" if has_bar else "log"
     runs: list[Any] = []
     errors: list[list[float]] = []
     seeds = range(arguments.seed, arguments.seed + num_starts)
     for number, seed in enumerate(seeds, 1):
-        show = _choose_show(arguments.quiet)
         with _Run(arguments.iterations, show=show, log_every=10) as progress:
             report(f"start {number} of {num_starts}")
             progress.tol = arguments.tol if is_gaussian else 0.0
@@ -260,36 +411,6 @@ def _decompose(x: LabelledTensor, arguments: argparse.Namespace) -> Starts:
     starts = Starts(runs, errors, list(seeds)[: len(runs)], None)
     matches = np.array([factor_match_score(starts.best, run) for run in runs])
     return Starts(runs, errors, starts.seeds, matches)
-
-
-def _choose_show(is_quiet: bool) -> str | None:
-    if is_quiet:
-        return None
-    has_bar = sys.stderr.isatty() and importlib.util.find_spec("tqdm") is not None
-    return "bar" if has_bar else "log"
-
-
-def _check_lines(lines: list[str] | None, x: LabelledTensor) -> None:
-    for mode in lines or ():
-        if mode not in x.labels:
-            raise ValueError(f"--lines has {mode!r}, expected some of {', '.join(x.labels)}")
-
-
-def _split(text: str) -> list[str]:
-    names = text.split(",")
-    if "" in names or len(set(names)) < len(names):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of distinct names like user,item")
-    return names
-
-
-def _count(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
-    return number
 
 
 def try_folder(folder: Path) -> None:
@@ -348,3 +469,25 @@ def _write_text(path: Path, text: str) -> Path:
     with replace_text(path) as file:
         file.write(text.encode())
     return path
+
+
+def info(arguments: argparse.Namespace) -> None:
+    """Print versions, and the folders of the kernels that numba and CuPy have compiled."""
+    from .engines.cpu.building import pack_records
+
+    show_versions()
+    cupy = os.environ.get("CUPY_CACHE_DIR") or "~/.cupy/kernel_cache"
+    caches = {
+        "CPU kernels": Path(pack_records.stats.cache_path),
+        "GPU kernels": Path(cupy).expanduser(),
+    }
+    for name, folder in caches.items():
+        print(f"{name:15}  {folder}, {_measure(folder)}")
+
+
+def _measure(folder: Path) -> str:
+    if not folder.is_dir():
+        return "empty"
+    kinds = (".nbi", ".nbc", ".cubin")
+    sizes = [path.stat().st_size for path in folder.iterdir() if path.suffix in kinds]
+    return f"{len(sizes)} files, {sum(sizes) / 1e6:.1f} MB"
