@@ -12,8 +12,7 @@ from ..ops.sampling import NonzeroSampler, split_entries
 from ..tensor.pieces import Piece, call_with_piece, map_pieces
 from ..tensor.tensor import FlycooTensor, rebuild
 from .engine import ClusterLayout, RemoteLayout, as_reference
-from .exchange import keep_nonzeros
-from .loading import load_again
+from .loading import keep_nonzeros, load_again
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine

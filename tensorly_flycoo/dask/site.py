@@ -149,4 +149,9 @@ LoadSlab = Callable[[Site, int], Any]
 def load_slab(site: Site, load: LoadSlab, number: int) -> tuple[Layout, SlabFacts]:
     """Make a slab; return it and what the client wants to know of it."""
     x: Layout = load(site, number)
-    return x, SlabFacts(x.name, x.nnz, x.norm, x.nbytes, x.record_format)
+    return x, describe_slab(x)
+
+
+def describe_slab(x: Layout) -> SlabFacts:
+    """Return what the client wants to know of a slab."""
+    return SlabFacts(x.name, x.nnz, x.norm, x.nbytes, x.record_format)

@@ -13,9 +13,8 @@ from ..ops.slab_gram import build_in_slabs, check_memory, refuse_excess
 from ..ops.svd_memory import count_cluster_nbytes
 from ..tensor.tensor import FlycooTensor
 from .engine import ClusterEngine, ClusterLayout
-from .exchange import keep_nonzeros
 from .handles import RemoteObject
-from .loading import load_again
+from .loading import keep_nonzeros, load_again
 from .messages import SITE
 from .remote_array import call_method
 

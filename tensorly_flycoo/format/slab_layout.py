@@ -6,20 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias
 
-import numpy as np
-
-from ..array_modules import Array, array_module
-from ..checks import check_finite, check_inside, check_sums
-from ..devices import Devices, assign_homes
-from .layout import Cut, Layout
-from .ordering import count_canonical_nbytes, make_canonical_records, take_marked
+from ..array_modules import Array
+from ..checks import check_finite, check_inside
+from ..devices import Devices
+from .layout import Layout
+from .ordering import count_canonical_nbytes
 from .packing import RecordFormat
-from .partition import count_rows, find_edges, find_longest_mode, list_rows
+from .partition import find_longest_mode
 from .primitives import Primitives, index_dtype
+from .slab_building import MemoryStore, SlabBuilder
 from .streamed import KeepAside, StreamedLayout, link_copies
-
-#: Chooses the cut of a layout from its shape and dtype.
-ChooseCut: TypeAlias = Callable[[Sequence[int], np.dtype], Cut]
 
 
 class Slab(NamedTuple):
@@ -28,27 +24,6 @@ class Slab(NamedTuple):
     rows: slice
     layout: Layout
     home: int = 0  # its device
-
-
-def build_slab(
-    layout_class: type[Layout],
-    records: Array,
-    rows: range,
-    record_format: RecordFormat,
-    choose_cut: ChooseCut,
-    primitives: Primitives,
-) -> Layout:
-    """Build a slab's layout, on the current device.
-
-    `records`, of any device and in the whole tensor's format, are those in the slab; `rows` are the
-    slab's rows of the longest mode.
-    """
-    shape, mode = record_format.shape, find_longest_mode(record_format.shape)
-    coords = record_format.coords(records, array_module(records))
-    coords[mode] -= rows.start
-    values = record_format.values(records).copy()
-    cut = choose_cut((*shape[:mode], len(rows), *shape[mode + 1 :]), values.dtype)
-    return layout_class.build(coords, values, cut, primitives)
 
 
 class SlabLayout:
@@ -91,7 +66,6 @@ class SlabLayout:
         values: Array,
         record_format: RecordFormat,
         num_slabs: int,
-        choose_cut: ChooseCut,
         primitives: Primitives,
         devices: Devices,
         keep_aside: KeepAside | None = None,
@@ -101,21 +75,18 @@ class SlabLayout:
         The nonzeros of one slab at a time are on its device, beside the slabs that are built. Edges
         are those of the canonical nonzeros, so what is sorted first may be moved to a neighbour.
         """
-        mode, shape = find_longest_mode(record_format.shape), record_format.shape
-        check_inside(coords, shape)
+        check_inside(coords, record_format.shape)
         check_finite(values)
-        parts, edges = _sort_parts(coords, values, record_format, num_slabs, primitives, devices)
-        exact = list_rows(edges)
+        store = MemoryStore(coords, values, record_format, primitives, devices)
+        builder = SlabBuilder(store, num_slabs, layout_class, primitives, devices)
         slabs: list[Slab] = []
-        for rows, home in zip(exact, assign_homes(len(exact), devices.count), strict=True):
-            records = [part.take(rows, home, record_format, devices) for part in parts]
-            with devices.use(home):
-                own = primitives.xp.concatenate([part for part in records if part is not None])
-                arguments = (rows, record_format, choose_cut, primitives)
-                layout = build_slab(layout_class, own, *arguments)
-                if keep_aside is not None:
+        for rows, home in builder.sort():
+            layout = builder.build(rows, home)
+            if keep_aside is not None:
+                with devices.use(home):
                     layout = keep_aside(layout, home)
             slabs.append(Slab(slice(rows.start, rows.stop), layout, home))
+        mode = find_longest_mode(record_format.shape)
         norm = math.hypot(*(slab.layout.norm for slab in slabs))
         return cls(record_format, num_slabs, mode, slabs, norm, primitives, devices)
 
@@ -126,7 +97,6 @@ class SlabLayout:
         nnz: int,
         record_format: RecordFormat,
         num_slabs: int,
-        choose_cut: ChooseCut,
         primitives: Primitives,
         num_devices: int = 1,
     ) -> tuple[int, int]:
@@ -136,7 +106,9 @@ class SlabLayout:
         sizes = Counter(zip(_share(nnz, num_held), _share(shape[mode], num_held), strict=True))
         kept = peak_nbytes = 0
         for (slab_nnz, num_rows), count in sizes.items():
-            cut = choose_cut((*shape[:mode], num_rows, *shape[mode + 1 :]), record_format.dtype)
+            cut = primitives.choose_cut(
+                (*shape[:mode], num_rows, *shape[mode + 1 :]), record_format.dtype
+            )
             nbytes, slab_peak_nbytes = layout_class.estimate(slab_nnz, cut, primitives)
             kept += count * nbytes
             peak_nbytes = max(peak_nbytes, slab_peak_nbytes)
@@ -264,61 +236,6 @@ class SpreadLayout(SlabLayout):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.shardings: dict[int, Any] = {}  # `find_sharding` fills it
-
-
-class _Part(NamedTuple):
-    """Sorted records of some rows of the cut mode, before the edges of slabs are known."""
-
-    rows: range
-    home: int
-    records: Array
-
-    def take(
-        self, rows: range, home: int, record_format: RecordFormat, devices: Devices
-    ) -> Array | None:
-        """Copy the records with one of `rows` to a device; None if there can be none."""
-        if self.rows.stop <= rows.start or rows.stop <= self.rows.start:
-            return None
-        mode = find_longest_mode(record_format.shape)
-        with devices.use(self.home):
-            numbers = record_format.rows(self.records, mode, array_module(self.records))
-            taken = take_marked(self.records, (numbers >= rows.start) & (numbers < rows.stop))
-        with devices.use(home):
-            return devices.bring(taken, home)
-
-
-def _sort_parts(
-    coords: Array,
-    values: Array,
-    record_format: RecordFormat,
-    num_parts: int,
-    primitives: Primitives,
-    devices: Devices,
-) -> tuple[list[_Part], tuple[int, ...]]:
-    """Make canonical records of parts with equally many of the given nonzeros.
-
-    Return also the edges of slabs with equally many of the records.
-    """
-    mode = find_longest_mode(record_format.shape)
-    size = record_format.shape[mode]
-    given = list_rows(find_edges(count_rows(coords[mode], size), num_parts))
-    parts, counts, is_there = [], [], array_module(coords) is primitives.xp
-    for rows, home in zip(given, assign_homes(len(given), devices.count), strict=True):
-        is_own = (coords[mode] >= rows.start) & (coords[mode] < rows.stop)
-        own = [take_marked(numbers, is_own) for numbers in (*coords, values)]
-        with devices.use(home):
-            if is_there:  # else they are copied block by block
-                own = [devices.bring(numbers, home) for numbers in own]
-            own_coords = array_module(coords).stack(own[:-1])
-            records = make_canonical_records(own_coords, own[-1], record_format, primitives)
-            check_sums(record_format.values(records))
-            numbers = record_format.rows(records, mode, primitives.xp)
-            numbers -= numbers.dtype.type(rows.start)
-            counts += devices.fetch([count_rows(numbers, len(rows))])
-            # On the host if the nonzeros are, since the device may have no room for all.
-            kept = records if is_there else devices.fetch([records])[0]
-        parts.append(_Part(rows, home, kept))
-    return parts, find_edges(np.concatenate(counts), num_parts)
 
 
 def _share(count: int, num_slabs: int) -> list[int]:

@@ -1,5 +1,6 @@
 """Folders of slabs: tensors larger than memory, built part by part and opened without reading."""
 
+import functools
 import hashlib
 import json
 import math
@@ -9,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from numpy.typing import DTypeLike
 
 from ..array_modules import move
@@ -18,12 +20,15 @@ from ..engines import select_engine
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.partition import find_longest_mode
+from ..format.slab_building import SlabBuilder, sort_records, split_nonzeros
 from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
 from ..format.streamed import make_keep_aside
+from ..reporting import report
+from ..tensor.memory import attempt, format_nbytes
 from ..tensor.tensor import FlycooTensor
 from .array_file import SLABS, TENSOR, check_header, open_arrays, refuse_damage
 from .files import FilePath, make_folder, replace_file
-from .parts import Parts, Reading
+from .parts import BLOCK_NNZ, Parts, Reading
 from .saving import (
     check_arrays,
     check_shapes,
@@ -34,13 +39,15 @@ from .saving import (
     read_records,
     write_layout,
 )
-from .slab_building import SlabBuilder, Spool
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
 
 #: Nonzeros of a slab, by default: building one takes about 5 GB.
 _SLAB_NNZ = 2**25
+
+#: The types of indices and values before they are packed; float64 holds float32 too.
+_INDEX, _VALUE = np.dtype(np.uint32), np.dtype(np.float64)
 
 #: Arrays begin at pages of memory and blocks of disks.
 _ALIGNMENT = 4096
@@ -130,6 +137,104 @@ def digest(facts: Any) -> str:
     (True, 32)
     """
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+
+
+class Spool:
+    """Nonzeros on disk while slabs are built of them; a `Store`.
+
+    They are written as they come, to a file for each mode and one for the values. `split` copies
+    them to a file of records for each bucket. By default their shape is the smallest that holds all
+    nonzeros and the shapes of all files, and their dtype float32 if that of all values is.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        reading: Reading,
+        parts: Parts,
+        num_slabs: int | None,
+        engine: "Engine",
+    ) -> None:
+        self._folder, self._nnz, self._engine = folder, 0, engine
+        shape, dtypes = reading.shape or (), set[np.dtype]()
+        for block in reading.iterate(parts):
+            sizes = shape or block.shape
+            if len(block.shape) != len(sizes):
+                raise ValueError(
+                    f"parts have {len(sizes)} and {len(block.shape)} modes, expected one number"
+                )
+            shape = tuple(max(pair) for pair in zip(sizes, block.shape, strict=True))
+            self._nnz += block.values.size
+            dtypes.add(block.values.dtype)
+            for number, rows in enumerate(block.coords):
+                _append(self._name_column(number), rows.astype(_INDEX))
+            _append(self._name_column(len(shape)), block.values.astype(_VALUE))
+        if not shape:
+            raise ValueError("parts has no nonzeros and no shape, expected some: give shape=")
+        dtype = np.result_type(*dtypes or {_VALUE}) if reading.dtype is None else reading.dtype
+        self.num_slabs = num_slabs or max(1, -(-self._nnz // _SLAB_NNZ))
+        self.record_format = engine.choose_cut(shape, np.dtype(dtype)).record_format
+        self._mode = find_longest_mode(shape)
+
+    def _name_column(self, number: int) -> Path:
+        return self._folder / f"column-{number}"
+
+    def _name_bucket(self, number: int) -> Path:
+        return self._folder / f"bucket-{number}"
+
+    def _read_column(self, number: int, start: int) -> np.ndarray:
+        dtype = _INDEX if number < self.record_format.ndim else _VALUE
+        offset = start * dtype.itemsize
+        return np.fromfile(self._name_column(number), dtype, BLOCK_NNZ, offset=offset)
+
+    def count_rows(self) -> np.ndarray:
+        report(f"distributing {self._nnz:,} nonzeros to {self.num_slabs} slabs")
+        counts = np.zeros(max(self.record_format.shape), np.int64)
+        for start in range(0, self._nnz, BLOCK_NNZ):
+            np.add.at(counts, self._read_column(self._mode, start), 1)
+        return counts
+
+    def split(self, buckets: Sequence[range]) -> None:
+        ndim, counts = self.record_format.ndim, np.zeros(len(buckets), np.int64)
+        for number in range(len(buckets)):
+            self._name_bucket(number).touch()
+        for start in range(0, self._nnz, BLOCK_NNZ):
+            *coords, values = (self._read_column(number, start) for number in range(ndim + 1))
+            parts = split_nonzeros(np.stack(coords), values, buckets, self.record_format)
+            for number, records in enumerate(parts):
+                if records.size:
+                    _append(self._name_bucket(number), records)
+                counts[number] += records.shape[0]
+        self._longest = int(counts.max())
+        for number in range(ndim + 1):
+            self._name_column(number).unlink(missing_ok=True)
+
+    def sort(self, number: int, rows: range, home: int) -> tuple[np.ndarray, np.ndarray]:
+        return attempt(functools.partial(self._sort, number, rows), self.explain)
+
+    def _sort(self, number: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
+        file, record_format = self._name_bucket(number), self.record_format
+        records = np.fromfile(file, record_format.word_dtype).reshape(-1, record_format.num_words)
+        records, counts = sort_records(records, rows, record_format, self._engine)
+        records.tofile(file)
+        if records.size:
+            records = np.memmap(file, records.dtype, "r", shape=records.shape)
+        return records, counts
+
+    def explain(self) -> str:
+        """Say what to do if there is too little memory for a slab."""
+        free_nbytes = self._engine.count_free_nbytes()
+        free = "an unknown amount" if free_nbytes is None else format_nbytes(free_nbytes)
+        return (
+            f"building a slab of {self._longest:,} nonzeros on {self._engine.name!r} needs "
+            f"more memory than there is ({free} is free): give more slabs than {self.num_slabs}; "
+            f"rows of mode {self._mode}, the longest, are not split"
+        )
+
+
+def _append(path: Path, numbers: np.ndarray) -> None:
+    with open(path, "ab") as file:
+        numbers.tofile(file)
 
 
 def save_slabs(
@@ -230,23 +335,22 @@ slabs=2>
     with make_folder(path) as folder:
         temporary = folder / "temporary"
         temporary.mkdir()
-        spool = Spool(temporary, reading.iterate(parts), reading.shape)
-        if dtype is not None:
-            spool.dtype = check_dtype(dtype)
-        num_slabs = slabs or max(1, -(-spool.nnz // _SLAB_NNZ))
-        builder = SlabBuilder(temporary, spool, num_slabs, engine)
-        entries: list[Entry] = []
-        for rows, built in builder.build(layout):
-            file = folder / _name_slab(len(entries))
+        spool = Spool(temporary, reading, parts, slabs, engine)
+        layout_class, devices = LAYOUT_CLASSES[layout], OneDevice()
+        builder = SlabBuilder(spool, spool.num_slabs, layout_class, engine, devices)
+        slab_rows, entries = builder.sort(), list[Entry]()
+        for number, (rows, home) in enumerate(slab_rows):
+            report(f"building slab {number + 1} of {len(slab_rows)}")
+            built = attempt(functools.partial(builder.build, rows, home), spool.explain)
+            file = folder / _name_slab(number)
             write_layout(file, built, alignment=_ALIGNMENT)
             with open_arrays(file, TENSOR) as reader:
                 members = digest(reader.list_members())
             entries.append(Entry(rows.start, rows.stop, file.stat().st_size, members))
         shutil.rmtree(temporary)
-        record_format = builder.record_format
-        Index(record_format.shape, record_format.dtype.name, layout, num_slabs, entries).write(
-            folder
-        )
+        record_format = spool.record_format
+        index = (record_format.shape, record_format.dtype.name, layout, spool.num_slabs, entries)
+        Index(*index).write(folder)
 
 
 def _check_file_layout(layout: str) -> None:

@@ -1,0 +1,193 @@
+"""How the slabs of a tensor are built, wherever its nonzeros are.
+
+1. The given nonzeros of each row of the longest mode are counted, and the mode is cut into buckets
+   with equally many of them.
+2. The nonzeros are distributed to the buckets, in the sequence in which they are given.
+3. Each bucket is sorted, its duplicates summed and its zeros dropped; what is left is counted.
+4. These counts give the edges of the slabs, each of which takes records from one to three buckets.
+
+A `Store` holds the nonzeros meanwhile: in memory (`MemoryStore`), on disk (`io.slab_folder.Spool`)
+or on the workers of a cluster (`dask.loading.PartitionStore`). The slabs have the same bits.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ..array_modules import Array, array_module, move
+from ..checks import check_sums
+from ..devices import Devices, assign_homes, bring_each
+from .layout import Layout
+from .ordering import make_canonical_records, take_marked
+from .packing import RecordFormat
+from .partition import count_rows, find_edges, find_longest_mode, list_rows
+from .primitives import Primitives
+
+
+class Store(Protocol):
+    """The nonzeros of a tensor while its slabs are built."""
+
+    record_format: RecordFormat  # of the whole tensor; set when the rows are counted, at the latest
+
+    def count_rows(self) -> Array:
+        """Count the given nonzeros of each row of the longest mode, int64 (size,)."""
+
+    def split(self, buckets: Sequence[range]) -> None:
+        """Distribute the nonzeros to buckets: ranges of rows that follow each other."""
+
+    def sort(self, number: int, rows: range, home: int) -> tuple[Array, Array]:
+        """Return what `sort_nonzeros` makes of a bucket on a device, or what stands for it."""
+
+
+class _Bucket(NamedTuple):
+    """Some rows of the longest mode, and their canonical records."""
+
+    rows: range
+    home: int
+    records: Array
+
+
+class SlabBuilder:
+    """Builds slabs of the nonzeros in a store, each on its own one of the devices."""
+
+    def __init__(
+        self,
+        store: Store,
+        num_slabs: int,
+        layout_class: type[Layout],
+        primitives: Primitives,
+        devices: Devices,
+    ) -> None:
+        self._store, self._num_slabs, self._devices = store, num_slabs, devices
+        self._layout_class, self._primitives = layout_class, primitives
+        self._buckets: list[_Bucket] = []
+
+    def sort(self) -> list[tuple[range, int]]:
+        """Sort all nonzeros; return the rows and the device of each slab."""
+        count = self._devices.count
+        buckets = list_rows(find_edges(self._store.count_rows(), self._num_slabs))
+        self._store.split(buckets)
+        counts = []
+        for number, home in enumerate(assign_homes(len(buckets), count)):
+            records, counted = self._store.sort(number, buckets[number], home)
+            self._buckets.append(_Bucket(buckets[number], home, records))
+            counts.append(counted)
+        counts = self._devices.collect(counts)
+        slabs = list_rows(find_edges(np.concatenate(counts), self._num_slabs))
+        return list(zip(slabs, assign_homes(len(slabs), count), strict=True))
+
+    def build(self, rows: range, home: int) -> Any:
+        """Build a slab's layout on its device; return it, or what stands for it."""
+        devices, record_format, pieces = self._devices, self._store.record_format, []
+        for own, source, records in self._buckets:
+            if own.start < rows.stop and rows.start < own.stop:
+                taken = devices.run(source, take_rows, records, own, rows, record_format)
+                pieces.append(devices.bring(taken, home))
+        options = (self._layout_class, rows, record_format, self._primitives)
+        return devices.run(home, build_slab, pieces, *options)
+
+
+class MemoryStore:
+    """Checked coords (ndim, nnz) and values (nnz,) in the memory of the host or of a device."""
+
+    def __init__(
+        self,
+        coords: Array,
+        values: Array,
+        record_format: RecordFormat,
+        primitives: Primitives,
+        devices: Devices,
+    ) -> None:
+        self.record_format = record_format
+        self._coords, self._values = coords, values
+        self._rows = coords[find_longest_mode(record_format.shape)]
+        self._primitives, self._devices = primitives, devices
+
+    def count_rows(self) -> Array:
+        return count_rows(self._rows, max(self.record_format.shape))
+
+    def split(self, buckets: Sequence[range]) -> None:
+        pass  # `sort` takes its nonzeros from all
+
+    def sort(self, number: int, rows: range, home: int) -> tuple[Array, Array]:
+        is_own = (self._rows >= rows.start) & (self._rows < rows.stop)
+        own = [take_marked(numbers, is_own) for numbers in (*self._coords, self._values)]
+        if array_module(self._values) is self._primitives.xp:  # else copied block by block
+            own = bring_each(self._devices, own, [home] * len(own))
+        return self._devices.run(home, self._sort, own, rows)
+
+    def _sort(self, own: list[Array], rows: range) -> tuple[Array, Array]:
+        coords = array_module(own[-1]).stack(own[:-1])
+        return sort_nonzeros(coords, own[-1], rows, self.record_format, self._primitives)
+
+
+# Steps, on the device of a bucket or a slab
+
+
+def split_nonzeros(
+    coords: np.ndarray, values: np.ndarray, buckets: Sequence[range], record_format: RecordFormat
+) -> list[np.ndarray]:
+    """Pack the nonzeros of each bucket, in the given sequence."""
+    firsts = np.array([rows.start for rows in buckets[1:]], np.uint32)
+    numbers = np.searchsorted(firsts, coords[find_longest_mode(record_format.shape)], "right")
+    numbers = numbers.astype(np.min_scalar_type(len(buckets)))  # NumPy sorts these by digits
+    records = record_format.pack(coords, values.astype(record_format.dtype))
+    records = records[np.argsort(numbers, kind="stable")]
+    counts = np.bincount(numbers, minlength=len(buckets))
+    return np.split(records, np.cumsum(counts)[:-1])
+
+
+def sort_records(
+    records: np.ndarray, rows: range, record_format: RecordFormat, primitives: Primitives
+) -> tuple[np.ndarray, np.ndarray]:
+    """Do what `sort_nonzeros` does with the records of a bucket."""
+    coords, values = record_format.coords(records), record_format.values(records).copy()
+    del records
+    return sort_nonzeros(coords, values, rows, record_format, primitives)
+
+
+def sort_nonzeros(
+    coords: Array, values: Array, rows: range, record_format: RecordFormat, primitives: Primitives
+) -> tuple[Array, Array]:
+    """Make canonical records of a bucket, where its nonzeros are; count those of each of its rows.
+
+    The counts are on the host.
+    """
+    records = make_canonical_records(coords, values, record_format, primitives)
+    check_sums(record_format.values(records))
+    mode = find_longest_mode(record_format.shape)
+    numbers = record_format.rows(records, mode, primitives.xp)
+    numbers -= numbers.dtype.type(rows.start)
+    counts = move(count_rows(numbers, len(rows)), np)
+    return move(records, array_module(values)), counts
+
+
+def take_rows(records: Array, own: range, rows: range, record_format: RecordFormat) -> Array:
+    """Return the records with one of `rows`, of a bucket with the rows `own`."""
+    if rows.start <= own.start and own.stop <= rows.stop:
+        return records
+    mode = find_longest_mode(record_format.shape)
+    numbers = record_format.rows(records, mode, array_module(records))
+    return take_marked(records, (numbers >= rows.start) & (numbers < rows.stop))
+
+
+def build_slab(
+    pieces: Sequence[Array],
+    layout_class: type[Layout],
+    rows: range,
+    record_format: RecordFormat,
+    primitives: Primitives,
+) -> Layout:
+    """Build a slab's layout, on the current device, of records of the whole tensor.
+
+    `pieces` have the records of the slab, `rows` are its rows of the longest mode.
+    """
+    xp, shape = array_module(pieces[0]), record_format.shape
+    records, mode = xp.concatenate([move(piece, xp) for piece in pieces]), find_longest_mode(shape)
+    coords = record_format.coords(records, xp)
+    coords[mode] -= rows.start
+    values = record_format.values(records).copy()
+    del records
+    cut = primitives.choose_cut((*shape[:mode], len(rows), *shape[mode + 1 :]), values.dtype)
+    return layout_class.build(coords, values, cut, primitives)
