@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import Array, move
+from ..array_modules import Array
 from ..ops.sampling import NonzeroSampler, split_entries
 from ..tensor.pieces import Piece, call_with_piece, map_pieces
 from ..tensor.tensor import FlycooTensor, rebuild
@@ -49,8 +49,8 @@ def keep_found(
     *args: Any,
 ) -> None:
     """Take what is found in a slab as a partition, on its worker."""
-    coords, values = call_with_piece(find, site.engine, layout, cut_mode, start, *args)
-    keep_nonzeros(site, number, move(coords, np), move(values, np))
+    found = call_with_piece(find, site.engine, layout, cut_mode, start, *args)
+    keep_nonzeros(site, number, *found)
 
 
 @split_entries.register

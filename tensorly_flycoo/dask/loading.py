@@ -16,14 +16,14 @@ from ..checks import check_dtype, check_shape
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
 from ..format.partition import count_rows, find_longest_mode
-from ..format.slab_building import SlabBuilder, build_slab, sort_records, split_nonzeros
+from ..format.slab_building import SlabBuilder, sort_records, split_nonzeros
 from .cluster import Cluster
 from .engine import ClusterLayout, WorkerDevices
 from .handles import RemoteObject, WorkerHandle
 from .messages import ENGINE, SITE
 from .partitions import Partition, Summary, keep_partition
-from .site import Site, describe_slab
-from .tensor import ENGINE_HERE, PlacedSlab, find_format, list_held, make_layout, replace_lost
+from .site import Site
+from .tensor import ENGINE_HERE, fetch_layouts, find_cut, list_held, make_layout, replace_lost
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -55,30 +55,27 @@ class PartitionedData:
 
     def place(self, client: Client, workers: Sequence[WorkerHandle]) -> ClusterLayout:
         cluster = Cluster(client, workers)
-        forget_partitions(cluster)
-        summaries = self._read(client, cluster)
-        shape, dtype, self.labels = self._merge(summaries)
-        num_slabs = self.num_slabs or max(
-            _FEWEST_SLABS, -(-sum(summary.nnz for summary in summaries) // _SLAB_NNZ)
-        )
+        nnz, shape, dtype, self.labels = self._read(cluster)
+        num_slabs = self.num_slabs or max(_FEWEST_SLABS, -(-nnz // _SLAB_NNZ))
         return distribute(cluster, shape, dtype, num_slabs, self.layout, self.labels)
 
     def restore(
         self, client: Client, workers: Sequence[WorkerHandle], layout: ClusterLayout
     ) -> ClusterLayout:
         """Read all data again, but keep only the nonzeros of lost slabs."""
-        cluster = Cluster(client, workers)
-        forget_partitions(cluster)
-        shape, dtype, labels = self._merge(self._read(client, cluster))
-        record_format = layout.record_format
-        if (shape, dtype) != (record_format.shape, record_format.dtype) or not _are_same(
-            labels, self.labels
-        ):
+        cluster, record_format = Cluster(client, workers), layout.record_format
+        _, shape, dtype, labels = self._read(cluster)
+        is_same = (shape, dtype) == (record_format.shape, record_format.dtype)
+        if not is_same or not all(map(np.array_equal, labels or [], self.labels or [])):
             raise RuntimeError(_CHANGED)
         return rebuild_lost(cluster, layout, labels)
 
-    def _read(self, client: Client, cluster: Cluster) -> list[Summary]:
-        keys = {worker.address: worker.peer.key for worker in cluster.workers}
+    def _read(
+        self, cluster: Cluster
+    ) -> tuple[int, tuple[int, ...], np.dtype, list[np.ndarray] | None]:
+        """Have tasks read the data; return the tensor's rows, shape, dtype and labels."""
+        forget_partitions(cluster)
+        client, keys = cluster.client, {w.address: w.peer.key for w in cluster.workers}
         options: dict[str, Any] = {"workers": list(keys), "allow_other_workers": False}
         futures: list[Future] = []
         for number, part in enumerate(self.parts):
@@ -90,16 +87,12 @@ class PartitionedData:
             while _is_under_way(futures):
                 cluster.check_there()
                 time.sleep(_CHECK_INTERVAL)
-            return client.gather(futures)
+            summaries: list[Summary] = client.gather(futures)
         finally:
             client.cancel(futures)
-
-    def _merge(
-        self, summaries: Sequence[Summary]
-    ) -> tuple[tuple[int, ...], np.dtype, list[np.ndarray] | None]:
-        """Find the shape, the dtype and the labels of the whole tensor."""
         found = [summary for summary in summaries if summary.shape]
-        if sum(summary.nnz for summary in found) == 0:
+        nnz = sum(summary.nnz for summary in found)
+        if nnz == 0:
             raise ValueError("the data have no rows, expected at least one")
         ndims = sorted({len(summary.shape) for summary in found})
         if len(ndims) > 1:
@@ -116,19 +109,13 @@ class PartitionedData:
             if len(self.shape) != len(shape) or any(map(int.__gt__, shape, self.shape)):
                 raise ValueError(f"shape is {self.shape}, expected at least {shape}")
             shape = self.shape
-        return check_shape(shape), dtype, labels
+        return nnz, check_shape(shape), dtype, labels
 
 
 def _is_under_way(futures: Sequence[Future]) -> bool:
     """Return whether some futures are pending and none has failed."""
     states = {future.status for future in futures}
     return "pending" in states and not states & {"error", "lost", "cancelled"}
-
-
-def _are_same(labels: Labels, others: Labels) -> bool:
-    if labels is None or others is None:
-        return labels is others
-    return all(map(np.array_equal, labels, others))
 
 
 def _unite(entries: Sequence[np.ndarray]) -> np.ndarray:
@@ -179,15 +166,14 @@ def distribute(
     labels: Labels = None,
 ) -> ClusterLayout:
     """Build slabs of the partitions that the workers hold."""
-    store, devices = PartitionStore(cluster, shape, dtype, labels), WorkerDevices(cluster)
-    builder = SlabBuilder(store, num_slabs, LAYOUT_CLASSES[layout], ENGINE_HERE, devices)
+    builder = ClusterBuilder(cluster, shape, dtype, labels, layout, num_slabs)
     slabs = builder.sort()
     made = [builder.build(rows, home) for rows, home in slabs]
-    del builder  # and the sorted records
-    rows, homes = [own for own, _ in slabs], {n: home for n, (_, home) in enumerate(slabs)}
-    held = dict(enumerate(_describe(cluster, made)))
-    arguments = (store.record_format, num_slabs, find_longest_mode(shape), rows)
-    return make_layout(cluster, *arguments, homes, held)
+    builder.buckets.clear()
+    held = dict(enumerate(fetch_layouts(cluster, made)))
+    homes = {number: home for number, (_, home) in enumerate(slabs)}
+    record_format, rows = builder.record_format, [rows for rows, _ in slabs]
+    return make_layout(cluster, rows, record_format, num_slabs, homes, held)
 
 
 def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> ClusterLayout:
@@ -195,46 +181,46 @@ def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> Clu
 
     Raises a RuntimeError if one differs from that which was lost.
     """
-    record_format, devices = layout.record_format, WorkerDevices(cluster)
+    record_format, num_slabs = layout.record_format, layout.num_slabs
     rows = [range(slab.rows.start, slab.rows.stop) for slab in layout.slabs]
     lost, (homes, held) = list_held(layout), replace_lost(layout, cluster.workers)
     missing = sorted(homes.keys() - held.keys())
-    store = PartitionStore(cluster, record_format.shape, record_format.dtype, labels)
-    store.record_format = record_format
-    store.split(rows, missing)
-    made = []
+    sizes = (record_format.shape, record_format.dtype, labels, layout.name, num_slabs)
+    builder, made = ClusterBuilder(cluster, *sizes), []
+    builder.record_format = record_format
+    builder.split(rows, missing)
     for number in missing:
-        records, _ = store.sort(number, rows[number], homes[number])
-        options = (LAYOUT_CLASSES[layout.name], rows[number], record_format, ENGINE_HERE)
-        made.append(devices.run(homes[number], build_slab, [records], *options))
-        del records
-    for number, slab in zip(missing, _describe(cluster, made), strict=True):
+        own, home = rows[number], homes[number]
+        builder.buckets = [(own, home, builder.sort_bucket(number, own, home)[0])]
+        made.append(builder.build(own, home))
+    builder.buckets.clear()
+    for number, slab in zip(missing, fetch_layouts(cluster, made), strict=True):
         if slab.facts != lost[number].facts:
             raise RuntimeError(_CHANGED)
         held[number] = slab
-    arguments = (record_format, layout.num_slabs, layout.cut_mode, rows)
-    return make_layout(cluster, *arguments, homes, held)
+    return make_layout(cluster, rows, record_format, num_slabs, homes, held)
 
 
-def _describe(cluster: Cluster, made: Sequence[RemoteObject]) -> list[PlacedSlab]:
-    """Wait until slabs are built; return them with what the client wants to know of each."""
-    facts = cluster.fetch([cluster.run(slab.worker, describe_slab, slab)[0] for slab in made])
-    return list(map(PlacedSlab, made, facts))
-
-
-class PartitionStore:
-    """The partitions that the workers of a cluster hold, while slabs are built; a `Store`.
+class ClusterBuilder(SlabBuilder):
+    """Builds slabs of the partitions that the workers of a cluster hold.
 
     `labels` number the entries of the whole tensor.
     """
 
-    record_format: RecordFormat
+    devices: WorkerDevices
 
     def __init__(
-        self, cluster: Cluster, shape: tuple[int, ...], dtype: np.dtype, labels: Labels
+        self,
+        cluster: Cluster,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        labels: Labels,
+        layout: str,
+        num_slabs: int,
     ) -> None:
-        self._cluster, self._devices = cluster, WorkerDevices(cluster)
-        self._shape, self._dtype, self._labels = shape, dtype, labels
+        devices = WorkerDevices(cluster)
+        super().__init__(LAYOUT_CLASSES[layout], num_slabs, ENGINE_HERE, devices)
+        self._cluster, self._shape, self._dtype, self._labels = cluster, shape, dtype, labels
         # For each bucket, each worker's records and their table.
         self._parts: dict[int, list[list[RemoteObject]]] = {}
 
@@ -242,8 +228,8 @@ class PartitionStore:
         cluster, mode = self._cluster, find_longest_mode(self._shape)
         args = [SITE, mode, self._shape[mode], self._labels]
         there = [x for w in cluster.workers for x in cluster.run(w, count_partitions, *args)]
-        wanted = [find_format(cluster, self._shape, self._dtype), *there]
-        self.record_format, *counts = cluster.fetch(wanted)
+        cut, *counts = cluster.fetch([find_cut(cluster, self._shape, self._dtype), *there])
+        self.record_format = cut.record_format
         return np.sum(counts, axis=0)
 
     def split(self, buckets: Sequence[range], wanted: Sequence[int] | None = None) -> None:
@@ -255,8 +241,8 @@ class PartitionStore:
             for number, *parts in zip(wanted, found[::2], found[1::2], strict=True):
                 self._parts.setdefault(number, []).append(parts)
 
-    def sort(self, number: int, rows: range, home: int) -> tuple[RemoteObject, RemoteObject]:
-        bring, parts = self._devices.bring, self._parts.pop(number)
+    def sort_bucket(self, number: int, rows: range, home: int) -> tuple[RemoteObject, RemoteObject]:
+        bring, parts = self.devices.bring, self._parts.pop(number)
         records, tables = ([bring(x, home) for x in own] for own in zip(*parts, strict=True))
         args = [ENGINE, self.record_format, rows, records, tables]
         worker = self._cluster.workers[home]
@@ -267,8 +253,9 @@ class PartitionStore:
 # On the workers
 
 
-def keep_nonzeros(site: Site, number: int, coords: np.ndarray, values: np.ndarray) -> None:
+def keep_nonzeros(site: Site, number: int, coords: Array, values: Array) -> None:
     """Take coords (ndim, n) and values (n,) as a partition."""
+    coords, values = move(coords, np), move(values, np)
     shape = tuple(int(rows.max(initial=0)) + 1 for rows in coords)
     site.partitions[number] = Partition(coords.astype(np.uint32), values, shape, None)
 

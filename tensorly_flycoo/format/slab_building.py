@@ -6,12 +6,13 @@
 3. Each bucket is sorted, its duplicates summed and its zeros dropped; what is left is counted.
 4. These counts give the edges of the slabs, each of which takes records from one to three buckets.
 
-A `Store` holds the nonzeros meanwhile: in memory (`MemoryStore`), on disk (`io.slab_folder.Spool`)
-or on the workers of a cluster (`dask.loading.PartitionStore`). The slabs have the same bits.
+Meanwhile the nonzeros are in memory (`MemoryBuilder`), on disk (`io.slab_folder.DiskBuilder`) or on
+the workers of a cluster (`dask.loading.ClusterBuilder`). The slabs have the same bits.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -25,101 +26,88 @@ from .partition import count_rows, find_edges, find_longest_mode, list_rows
 from .primitives import Primitives
 
 
-class Store(Protocol):
-    """The nonzeros of a tensor while its slabs are built."""
+class SlabBuilder(ABC):
+    """Sorts nonzeros, then builds slabs of them, each on its device."""
 
-    record_format: RecordFormat  # of the whole tensor; set when the rows are counted, at the latest
-
-    def count_rows(self) -> Array:
-        """Count the given nonzeros of each row of the longest mode, int64 (size,)."""
-
-    def split(self, buckets: Sequence[range]) -> None:
-        """Distribute the nonzeros to buckets: ranges of rows that follow each other."""
-
-    def sort(self, number: int, rows: range, home: int) -> tuple[Array, Array]:
-        """Return what `sort_nonzeros` makes of a bucket on a device, or what stands for it."""
-
-
-class _Bucket(NamedTuple):
-    """Some rows of the longest mode, and their canonical records."""
-
-    rows: range
-    home: int
-    records: Array
-
-
-class SlabBuilder:
-    """Builds slabs of the nonzeros in a store, each on its own one of the devices."""
+    record_format: RecordFormat  # of the whole tensor
 
     def __init__(
         self,
-        store: Store,
-        num_slabs: int,
         layout_class: type[Layout],
+        num_slabs: int,
         primitives: Primitives,
         devices: Devices,
     ) -> None:
-        self._store, self._num_slabs, self._devices = store, num_slabs, devices
-        self._layout_class, self._primitives = layout_class, primitives
-        self._buckets: list[_Bucket] = []
+        self.layout_class = layout_class
+        self.num_slabs = num_slabs
+        self.primitives = primitives
+        self.devices = devices
+        # The rows of each bucket, its device and its sorted records.
+        self.buckets: list[tuple[range, int, Any]] = []
+
+    @abstractmethod
+    def count_rows(self) -> Array:
+        """Count the given nonzeros of each row of the longest mode, int64 (size,)."""
+
+    @abstractmethod
+    def split(self, buckets: Sequence[range]) -> None:
+        """Distribute the nonzeros to buckets: ranges of rows that follow each other."""
+
+    @abstractmethod
+    def sort_bucket(self, number: int, rows: range, home: int) -> tuple[Any, Any]:
+        """Return what `sort_nonzeros` makes of a bucket on a device, or what stands for it."""
 
     def sort(self) -> list[tuple[range, int]]:
         """Sort all nonzeros; return the rows and the device of each slab."""
-        count = self._devices.count
-        buckets = list_rows(find_edges(self._store.count_rows(), self._num_slabs))
-        self._store.split(buckets)
-        counts = []
+        count, counts = self.devices.count, []
+        buckets = list_rows(find_edges(self.count_rows(), self.num_slabs))
+        self.split(buckets)
         for number, home in enumerate(assign_homes(len(buckets), count)):
-            records, counted = self._store.sort(number, buckets[number], home)
-            self._buckets.append(_Bucket(buckets[number], home, records))
+            records, counted = self.sort_bucket(number, buckets[number], home)
+            self.buckets.append((buckets[number], home, records))
             counts.append(counted)
-        counts = self._devices.collect(counts)
-        slabs = list_rows(find_edges(np.concatenate(counts), self._num_slabs))
+        edges = find_edges(np.concatenate(self.devices.collect(counts)), self.num_slabs)
+        slabs = list_rows(edges)
         return list(zip(slabs, assign_homes(len(slabs), count), strict=True))
 
     def build(self, rows: range, home: int) -> Any:
         """Build a slab's layout on its device; return it, or what stands for it."""
-        devices, record_format, pieces = self._devices, self._store.record_format, []
-        for own, source, records in self._buckets:
+        devices, record_format, pieces = self.devices, self.record_format, []
+        for own, source, records in self.buckets:
             if own.start < rows.stop and rows.start < own.stop:
                 taken = devices.run(source, take_rows, records, own, rows, record_format)
                 pieces.append(devices.bring(taken, home))
-        options = (self._layout_class, rows, record_format, self._primitives)
+        options = (self.layout_class, rows, record_format, self.primitives)
         return devices.run(home, build_slab, pieces, *options)
 
 
-class MemoryStore:
-    """Checked coords (ndim, nnz) and values (nnz,) in the memory of the host or of a device."""
+class MemoryBuilder(SlabBuilder):
+    """Builds slabs of checked coords (ndim, nnz) and values (nnz,), on the host or a device."""
 
     def __init__(
-        self,
-        coords: Array,
-        values: Array,
-        record_format: RecordFormat,
-        primitives: Primitives,
-        devices: Devices,
+        self, coords: Array, values: Array, record_format: RecordFormat, *options: Any
     ) -> None:
+        super().__init__(*options)
         self.record_format = record_format
         self._coords, self._values = coords, values
         self._rows = coords[find_longest_mode(record_format.shape)]
-        self._primitives, self._devices = primitives, devices
 
     def count_rows(self) -> Array:
         return count_rows(self._rows, max(self.record_format.shape))
 
     def split(self, buckets: Sequence[range]) -> None:
-        pass  # `sort` takes its nonzeros from all
+        pass  # each bucket is taken from all nonzeros when it is sorted
 
-    def sort(self, number: int, rows: range, home: int) -> tuple[Array, Array]:
+    def sort_bucket(self, number: int, rows: range, home: int) -> tuple[Array, Array]:
         is_own = (self._rows >= rows.start) & (self._rows < rows.stop)
         own = [take_marked(numbers, is_own) for numbers in (*self._coords, self._values)]
-        if array_module(self._values) is self._primitives.xp:  # else copied block by block
-            own = bring_each(self._devices, own, [home] * len(own))
-        return self._devices.run(home, self._sort, own, rows)
+        if array_module(self._values) is self.primitives.xp:  # else copied block by block
+            own = bring_each(self.devices, own, [home] * len(own))
+        return self.devices.run(home, self._sort, own, rows)
 
     def _sort(self, own: list[Array], rows: range) -> tuple[Array, Array]:
         coords = array_module(own[-1]).stack(own[:-1])
-        return sort_nonzeros(coords, own[-1], rows, self.record_format, self._primitives)
+        return sort_nonzeros(coords, own[-1], rows, self.record_format, self.primitives)
 
 
 # Steps, on the device of a bucket or a slab

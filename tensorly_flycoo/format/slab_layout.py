@@ -14,7 +14,7 @@ from .ordering import count_canonical_nbytes
 from .packing import RecordFormat
 from .partition import find_longest_mode
 from .primitives import Primitives, index_dtype
-from .slab_building import MemoryStore, SlabBuilder
+from .slab_building import MemoryBuilder
 from .streamed import KeepAside, StreamedLayout, link_copies
 
 
@@ -39,19 +39,18 @@ class SlabLayout:
         self,
         record_format: RecordFormat,
         num_slabs: int,
-        cut_mode: int,
         slabs: Sequence[Slab],
-        norm: float,
         primitives: Primitives,
         devices: Devices,
+        norm: float | None = None,
     ) -> None:
         self.devices = devices
         self.name = slabs[0].layout.name
         self.record_format = record_format
         self.num_slabs = num_slabs
-        self.cut_mode = cut_mode
+        self.cut_mode = find_longest_mode(record_format.shape)
         self.slabs = slabs
-        self.norm = norm
+        self.norm = math.hypot(*(slab.layout.norm for slab in slabs)) if norm is None else norm
         self._primitives = primitives
         self._empty_rows: dict[int, Array] = {}
         for home in range(devices.count):
@@ -77,8 +76,8 @@ class SlabLayout:
         """
         check_inside(coords, record_format.shape)
         check_finite(values)
-        store = MemoryStore(coords, values, record_format, primitives, devices)
-        builder = SlabBuilder(store, num_slabs, layout_class, primitives, devices)
+        options = (layout_class, num_slabs, primitives, devices)
+        builder = MemoryBuilder(coords, values, record_format, *options)
         slabs: list[Slab] = []
         for rows, home in builder.sort():
             layout = builder.build(rows, home)
@@ -86,9 +85,7 @@ class SlabLayout:
                 with devices.use(home):
                     layout = keep_aside(layout, home)
             slabs.append(Slab(slice(rows.start, rows.stop), layout, home))
-        mode = find_longest_mode(record_format.shape)
-        norm = math.hypot(*(slab.layout.norm for slab in slabs))
-        return cls(record_format, num_slabs, mode, slabs, norm, primitives, devices)
+        return cls(record_format, num_slabs, slabs, primitives, devices)
 
     @classmethod
     def estimate(
@@ -154,23 +151,23 @@ class SlabLayout:
 
     def find_empty_rows(self, mode: int) -> Array:
         """List the rows of `mode` without nonzeros, ascending."""
-        if mode not in self._empty_rows:
-            self._empty_rows[mode] = self._merge_empty_rows(mode)
-        return self._empty_rows[mode]
-
-    def _merge_empty_rows(self, mode: int) -> Array:
+        if mode in self._empty_rows:
+            return self._empty_rows[mode]
         xp, size = self._primitives.xp, self.record_format.shape[mode]
         empty_rows = [self._bring(slab.layout.find_empty_rows(mode)) for slab in self.slabs]
         if mode == self.cut_mode:
             starts = [slab.rows.start for slab in self.slabs]
             parts = [rows + start for rows, start in zip(empty_rows, starts, strict=True)]
-            return xp.concatenate(parts).astype(index_dtype(size), copy=False)
-        is_empty = xp.ones(size, bool)
-        for rows in empty_rows:
-            is_empty_here = xp.zeros(size, bool)
-            is_empty_here[rows] = True
-            is_empty &= is_empty_here
-        return xp.flatnonzero(is_empty).astype(index_dtype(size))
+            found = xp.concatenate(parts)
+        else:
+            is_empty = xp.ones(size, bool)
+            for rows in empty_rows:
+                is_empty_here = xp.zeros(size, bool)
+                is_empty_here[rows] = True
+                is_empty &= is_empty_here
+            found = xp.flatnonzero(is_empty)
+        self._empty_rows[mode] = found.astype(index_dtype(size), copy=False)
+        return self._empty_rows[mode]
 
     # Use
 
@@ -197,33 +194,27 @@ class SlabLayout:
 
     def _merge_records(self, mode: int) -> Array:
         """Copy the records of one slab after the other, each in the order of `mode`."""
-        xp, record_format = self._primitives.xp, self.record_format
-        records = xp.empty((self.nnz, record_format.num_words), record_format.word_dtype)
-        start = 0
-        for slab in self.slabs:
-            with self.devices.use(slab.home):
-                part = self._read_slab(slab, mode)
+        primitives, record_format = self._primitives, self.record_format
+        xp, start = primitives.xp, 0
+        merged = xp.empty((self.nnz, record_format.num_words), record_format.word_dtype)
+        for rows, layout, home in self.slabs:
+            with self.devices.use(home), layout.hold_order(mode, primitives) as (records, places):
+                if places is not None:
+                    records = primitives.gather(records, places)
+                coords = layout.record_format.coords(records, xp)
+                coords[self.cut_mode] += rows.start
+                values = layout.record_format.values(records)
+                part = record_format.pack(coords, values, xp, primitives.block_size)
             part = self._bring(part)
-            records[start : start + part.shape[0]] = part
+            merged[start : start + part.shape[0]] = part
             start += part.shape[0]
-        return records
-
-    def _read_slab(self, slab: Slab, mode: int) -> Array:
-        """Pack a slab's nonzeros, in the order of `mode`, as those of the whole tensor."""
-        primitives, slab_format = self._primitives, slab.layout.record_format
-        with slab.layout.hold_order(mode, primitives) as (records, places):
-            if places is not None:
-                records = primitives.gather(records, places)
-            coords = slab_format.coords(records, primitives.xp)
-            coords[self.cut_mode] += slab.rows.start
-            values = slab_format.values(records)
-            return self.record_format.pack(coords, values, primitives.xp, primitives.block_size)
+        return merged
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         """Make a layout in the same order with ``function(values)`` and `scale` times the norm."""
         slabs = [self._map_slab(slab, function, scale) for slab in self.slabs]
-        arguments = (self.record_format, self.num_slabs, self.cut_mode, slabs)
-        return type(self)(*arguments, self.norm * scale, self._primitives, self.devices)
+        arguments = (self.record_format, self.num_slabs, slabs, self._primitives, self.devices)
+        return type(self)(*arguments, self.norm * scale)
 
     def _map_slab(self, slab: Slab, function: Callable[[Array], Array], scale: float) -> Slab:
         with self.devices.use(slab.home):

@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import json
-import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -139,8 +138,8 @@ def digest(facts: Any) -> str:
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
 
-class Spool:
-    """Nonzeros on disk while slabs are built of them; a `Store`.
+class DiskBuilder(SlabBuilder):
+    """Builds slabs of nonzeros that come in parts and wait on disk.
 
     They are written as they come, to a file for each mode and one for the values. `split` copies
     them to a file of records for each bucket. By default their shape is the smallest that holds all
@@ -152,6 +151,7 @@ class Spool:
         folder: Path,
         reading: Reading,
         parts: Parts,
+        layout: str,
         num_slabs: int | None,
         engine: "Engine",
     ) -> None:
@@ -172,9 +172,9 @@ class Spool:
         if not shape:
             raise ValueError("parts has no nonzeros and no shape, expected some: give shape=")
         dtype = np.result_type(*dtypes or {_VALUE}) if reading.dtype is None else reading.dtype
-        self.num_slabs = num_slabs or max(1, -(-self._nnz // _SLAB_NNZ))
         self.record_format = engine.choose_cut(shape, np.dtype(dtype)).record_format
-        self._mode = find_longest_mode(shape)
+        num_slabs = num_slabs or max(1, -(-self._nnz // _SLAB_NNZ))
+        super().__init__(LAYOUT_CLASSES[layout], num_slabs, engine, OneDevice())
 
     def _name_column(self, number: int) -> Path:
         return self._folder / f"column-{number}"
@@ -189,9 +189,10 @@ class Spool:
 
     def count_rows(self) -> np.ndarray:
         report(f"distributing {self._nnz:,} nonzeros to {self.num_slabs} slabs")
-        counts = np.zeros(max(self.record_format.shape), np.int64)
+        shape = self.record_format.shape
+        mode, counts = find_longest_mode(shape), np.zeros(max(shape), np.int64)
         for start in range(0, self._nnz, BLOCK_NNZ):
-            np.add.at(counts, self._read_column(self._mode, start), 1)
+            np.add.at(counts, self._read_column(mode, start), 1)
         return counts
 
     def split(self, buckets: Sequence[range]) -> None:
@@ -209,26 +210,30 @@ class Spool:
         for number in range(ndim + 1):
             self._name_column(number).unlink(missing_ok=True)
 
-    def sort(self, number: int, rows: range, home: int) -> tuple[np.ndarray, np.ndarray]:
-        return attempt(functools.partial(self._sort, number, rows), self.explain)
+    def sort_bucket(self, number: int, rows: range, home: int) -> tuple[np.ndarray, np.ndarray]:
+        path = self._name_bucket(number)
+        return attempt(functools.partial(self._sort, path, rows), self._explain)
 
-    def _sort(self, number: int, rows: range) -> tuple[np.ndarray, np.ndarray]:
-        file, record_format = self._name_bucket(number), self.record_format
-        records = np.fromfile(file, record_format.word_dtype).reshape(-1, record_format.num_words)
-        records, counts = sort_records(records, rows, record_format, self._engine)
-        records.tofile(file)
-        if records.size:
-            records = np.memmap(file, records.dtype, "r", shape=records.shape)
-        return records, counts
+    def _sort(self, path: Path, rows: range) -> tuple[np.ndarray, np.ndarray]:
+        dtype, num_words = self.record_format.word_dtype, self.record_format.num_words
+        records = np.fromfile(path, dtype).reshape(-1, num_words)
+        records, counts = sort_records(records, rows, self.record_format, self._engine)
+        records.tofile(path)
+        is_empty = records.size == 0  # which cannot be mapped
+        return records if is_empty else np.memmap(path, dtype, "r", shape=records.shape), counts
 
-    def explain(self) -> str:
-        """Say what to do if there is too little memory for a slab."""
+    def build(self, rows: range, home: int) -> Layout:
+        layout: Layout = attempt(functools.partial(super().build, rows, home), self._explain)
+        return layout
+
+    def _explain(self) -> str:
         free_nbytes = self._engine.count_free_nbytes()
         free = "an unknown amount" if free_nbytes is None else format_nbytes(free_nbytes)
+        mode = find_longest_mode(self.record_format.shape)
         return (
             f"building a slab of {self._longest:,} nonzeros on {self._engine.name!r} needs "
             f"more memory than there is ({free} is free): give more slabs than {self.num_slabs}; "
-            f"rows of mode {self._mode}, the longest, are not split"
+            f"rows of mode {mode}, the longest, are not split"
         )
 
 
@@ -335,22 +340,19 @@ slabs=2>
     with make_folder(path) as folder:
         temporary = folder / "temporary"
         temporary.mkdir()
-        spool = Spool(temporary, reading, parts, slabs, engine)
-        layout_class, devices = LAYOUT_CLASSES[layout], OneDevice()
-        builder = SlabBuilder(spool, spool.num_slabs, layout_class, engine, devices)
+        builder = DiskBuilder(temporary, reading, parts, layout, slabs, engine)
         slab_rows, entries = builder.sort(), list[Entry]()
         for number, (rows, home) in enumerate(slab_rows):
             report(f"building slab {number + 1} of {len(slab_rows)}")
-            built = attempt(functools.partial(builder.build, rows, home), spool.explain)
+            built = builder.build(rows, home)
             file = folder / _name_slab(number)
             write_layout(file, built, alignment=_ALIGNMENT)
             with open_arrays(file, TENSOR) as reader:
                 members = digest(reader.list_members())
             entries.append(Entry(rows.start, rows.stop, file.stat().st_size, members))
         shutil.rmtree(temporary)
-        record_format = spool.record_format
-        index = (record_format.shape, record_format.dtype.name, layout, spool.num_slabs, entries)
-        Index(*index).write(folder)
+        shape, dtype = builder.record_format.shape, builder.record_format.dtype
+        Index(shape, dtype.name, layout, builder.num_slabs, entries).write(folder)
 
 
 def _check_file_layout(layout: str) -> None:
@@ -450,11 +452,9 @@ def open_slabs(
     record_format = engine.choose_cut(
         index.shape, slabs[0].layout.record_format.dtype
     ).record_format
-    norm = math.hypot(*(slab.layout.norm for slab in slabs))
     slab_class = SlabLayout if engine.devices is None else SpreadLayout
     x = object.__new__(FlycooTensor)
-    arguments = (record_format, index.num_slabs, index.cut_mode, slabs, norm, engine, devices)
-    x._set(engine, slab_class(*arguments))
+    x._set(engine, slab_class(record_format, index.num_slabs, slabs, engine, devices))
     return x
 
 
