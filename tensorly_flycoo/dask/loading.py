@@ -12,7 +12,7 @@ import numpy as np
 from distributed import Client, Future
 
 from ..array_modules import Array, move
-from ..checks import check_dtype, check_shape
+from ..checks import check_count, check_dtype, check_layout, check_shape
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
 from ..format.partition import count_rows, find_longest_mode
@@ -52,6 +52,11 @@ class PartitionedData:
     dtype: Any = None
     layout: str = "replicated"
     labels: list[np.ndarray] | None = None  # of each mode, once they are known
+
+    def __post_init__(self) -> None:
+        self.num_slabs = None if self.num_slabs is None else check_count(self.num_slabs, "slabs")
+        self.dtype = None if self.dtype is None else check_dtype(self.dtype)
+        check_layout(self.layout)
 
     def place(self, client: Client, workers: Sequence[WorkerHandle]) -> ClusterLayout:
         cluster = Cluster(client, workers)
@@ -170,10 +175,8 @@ def distribute(
     slabs = builder.sort()
     made = [builder.build(rows, home) for rows, home in slabs]
     builder.buckets.clear()
-    held = dict(enumerate(fetch_layouts(cluster, made)))
-    homes = {number: home for number, (_, home) in enumerate(slabs)}
     record_format, rows = builder.record_format, [rows for rows, _ in slabs]
-    return make_layout(cluster, rows, record_format, num_slabs, homes, held)
+    return make_layout(cluster, rows, record_format, num_slabs, fetch_layouts(cluster, made))
 
 
 def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> ClusterLayout:
@@ -198,7 +201,8 @@ def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> Clu
         if slab.facts != lost[number].facts:
             raise RuntimeError(_CHANGED)
         held[number] = slab
-    return make_layout(cluster, rows, record_format, num_slabs, homes, held)
+    layouts = [held[number] for number in sorted(held)]
+    return make_layout(cluster, rows, record_format, num_slabs, layouts)
 
 
 class ClusterBuilder(SlabBuilder):

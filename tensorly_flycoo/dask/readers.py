@@ -12,7 +12,7 @@ import numpy as np
 from distributed import Client, get_client
 from numpy.typing import DTypeLike
 
-from ..checks import check_count, check_dtype, check_layout, check_shape
+from ..checks import check_shape
 from ..io.dataframe import check_missing, check_modes
 from ..io.files import FilePath
 from ..io.slab_folder import Index, load_slab
@@ -20,7 +20,7 @@ from ..tensor.labelled import LabelledTensor, Labels
 from .loading import PartitionedData
 from .partitions import TableReader, TnsReader, list_files, list_parquet_parts
 from .site import Site
-from .tensor import ClusterTensor, SlabSource, list_workers
+from .tensor import ClusterTensor, SlabSource, Source, list_workers
 
 if TYPE_CHECKING:
     from ..format.layout import Layout
@@ -108,7 +108,11 @@ def read_parquet(
     parts = list_parquet_parts(path)
     check_missing(missing)
     reader = TableReader(tuple(modes), values, indices, missing)
-    return _load(parts, reader, modes, None, slabs, dtype, layout, client, workers, device)
+    source = PartitionedData(parts, reader, None, slabs, dtype, layout)
+    x = _place(source, client, workers, device)
+    if source.labels is None:
+        return x
+    return LabelledTensor(x, dict(zip(modes, source.labels, strict=True)))
 
 
 def from_dask_dataframe(
@@ -147,12 +151,14 @@ def from_dask_dataframe(
         raise TypeError(f"df is a {type(df).__name__}, expected a dask DataFrame")
     check_missing(missing)
     reader = TableReader(tuple(modes), values, indices, missing)
-    parts = list(df.to_delayed())
-    x = _load(parts, reader, modes, None, slabs, dtype, layout, client, workers, device)
-    if indices or not hasattr(df, "dtypes"):
+    source = PartitionedData(list(df.to_delayed()), reader, None, slabs, dtype, layout)
+    x = _place(source, client, workers, device)
+    if source.labels is None:
         return x
-    ordered = [name for name in modes if getattr(df.dtypes[name], "ordered", False) is True]
-    return LabelledTensor(x.tensor, Labels(x.labels, ordered=ordered))
+    columns = modes if hasattr(df, "dtypes") else []
+    ordered = [name for name in columns if getattr(df.dtypes[name], "ordered", False) is True]
+    labels = dict(zip(modes, source.labels, strict=True))
+    return LabelledTensor(x, Labels(labels, ordered=ordered))
 
 
 def read_tns(
@@ -191,31 +197,8 @@ def read_tns(
     """
     files = list_files(paths, (".tns", ".tns.gz", ".tns.zst"))
     reader = TnsReader(None if shape is None else check_shape(shape), index_base)
-    arguments = (reader.shape, slabs, dtype, layout, client, workers, device)
-    return _load(files, reader, None, *arguments)
-
-
-def _load(
-    parts: Sequence[Any],
-    reader: Any,
-    names: Sequence[str] | None,
-    shape: tuple[int, ...] | None,
-    slabs: int | None,
-    dtype: DTypeLike | None,
-    layout: str,
-    client: Client | None,
-    workers: Sequence[str] | None,
-    device: str | None,
-) -> Any:
-    client = _find_client(client)
-    slabs = None if slabs is None else check_count(slabs, "slabs")
-    dtype = None if dtype is None else check_dtype(dtype)
-    source = PartitionedData(parts, reader, shape, slabs, dtype, check_layout(layout))
-    addresses = list_workers(client) if workers is None else list(workers)
-    x = ClusterTensor.load(source, client, addresses, device)
-    if source.labels is None or names is None:
-        return x
-    return LabelledTensor(x, dict(zip(names, source.labels, strict=True)))
+    source = PartitionedData(files, reader, reader.shape, slabs, dtype, layout)
+    return _place(source, client, workers, device)
 
 
 @dataclass(frozen=True)
@@ -284,7 +267,6 @@ def open_slabs(
     -----
     Neighbouring slabs are on one worker. Results do not depend on the workers.
     """
-    client = _find_client(client)
     if keep not in _PLACES:
         raise ValueError(f"keep is {keep!r}, expected one of {_PLACES}")
     folder = Path(os.path.abspath(path))
@@ -292,12 +274,13 @@ def open_slabs(
     rows = [range(entry.start, entry.stop) for entry in index.entries]
     load = _Folder(folder, index, keep, verify)
     facts = (tuple(index.shape), np.dtype(index.dtype), index.num_slabs)
-    addresses = list_workers(client) if workers is None else list(workers)
-    return ClusterTensor.load(SlabSource(*facts, rows, load), client, addresses, device)
+    return _place(SlabSource(*facts, rows, load), client, workers, device)
 
 
-def _find_client(client: Client | None) -> Client:
-    """Return the client, by default the current one, which must not be asynchronous."""
+def _place(
+    source: Source, client: Client | None, workers: Sequence[str] | None, device: str | None
+) -> ClusterTensor:
+    """Load a tensor on workers, by default all those of the current client."""
     if client is None:
         try:
             client = get_client()
@@ -307,4 +290,5 @@ def _find_client(client: Client | None) -> Client:
             ) from None
     if client.asynchronous:
         raise ValueError("client is asynchronous, expected one with asynchronous=False")
-    return client
+    addresses = list_workers(client) if workers is None else list(workers)
+    return ClusterTensor.load(source, client, addresses, device)

@@ -22,7 +22,7 @@ from ..devices import Devices, assign_homes, bring_each
 from .layout import Layout
 from .ordering import make_canonical_records, take_marked
 from .packing import RecordFormat
-from .partition import count_rows, find_edges, find_longest_mode, list_rows
+from .partition import count_rows, find_edges, find_longest_mode, find_slab_shape, list_rows
 from .primitives import Primitives
 
 
@@ -172,10 +172,10 @@ def build_slab(
     `pieces` have the records of the slab, `rows` are its rows of the longest mode.
     """
     xp, shape = array_module(pieces[0]), record_format.shape
-    records, mode = xp.concatenate([move(piece, xp) for piece in pieces]), find_longest_mode(shape)
+    records = xp.concatenate([move(piece, xp) for piece in pieces])
     coords = record_format.coords(records, xp)
-    coords[mode] -= rows.start
+    coords[find_longest_mode(shape)] -= rows.start
     values = record_format.values(records).copy()
     del records
-    cut = primitives.choose_cut((*shape[:mode], len(rows), *shape[mode + 1 :]), values.dtype)
+    cut = primitives.choose_cut(find_slab_shape(shape, len(rows)), values.dtype)
     return layout_class.build(coords, values, cut, primitives)

@@ -12,7 +12,7 @@ from ..devices import Devices
 from .layout import Layout
 from .ordering import count_canonical_nbytes
 from .packing import RecordFormat
-from .partition import find_longest_mode
+from .partition import find_longest_mode, find_slab_shape
 from .primitives import Primitives, index_dtype
 from .slab_building import MemoryBuilder
 from .streamed import KeepAside, StreamedLayout, link_copies
@@ -98,21 +98,19 @@ class SlabLayout:
         num_devices: int = 1,
     ) -> tuple[int, int]:
         """Predict the memory of equal slabs, as `Layout.estimate` does; the peak of one device."""
-        shape, mode = record_format.shape, find_longest_mode(record_format.shape)
-        num_held = max(1, min(num_slabs, nnz, shape[mode]))
-        sizes = Counter(zip(_share(nnz, num_held), _share(shape[mode], num_held), strict=True))
+        shape, longest = record_format.shape, max(record_format.shape)
+        num_held = max(1, min(num_slabs, nnz, longest))
+        sizes = Counter(zip(_share(nnz, num_held), _share(longest, num_held), strict=True))
         kept = peak_nbytes = 0
         for (slab_nnz, num_rows), count in sizes.items():
-            cut = primitives.choose_cut(
-                (*shape[:mode], num_rows, *shape[mode + 1 :]), record_format.dtype
-            )
+            cut = primitives.choose_cut(find_slab_shape(shape, num_rows), record_format.dtype)
             nbytes, slab_peak_nbytes = layout_class.estimate(slab_nnz, cut, primitives)
             kept += count * nbytes
             peak_nbytes = max(peak_nbytes, slab_peak_nbytes)
         record_nbytes, per_slab = record_format.record_nbytes, max(_share(nnz, num_held))
         given = 8 * record_format.ndim + record_format.dtype.itemsize
         on_device = primitives.staging_size is None  # the nonzeros, and the sorted parts
-        edges = 48 * shape[mode] + (8 * nnz if on_device else 0)
+        edges = 48 * longest + (8 * nnz if on_device else 0)
         sorting = count_canonical_nbytes(per_slab, record_format, primitives)
         sorting += 3 * nnz + 2 * per_slab * given if on_device else 0
         # All slabs' lists of empty rows may be longer; a slab's records and their nonzeros.

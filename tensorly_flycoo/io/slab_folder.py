@@ -18,7 +18,7 @@ from ..devices import OneDevice, assign_homes
 from ..engines import select_engine
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
-from ..format.partition import find_longest_mode
+from ..format.partition import find_longest_mode, find_slab_shape
 from ..format.slab_building import SlabBuilder, sort_records, split_nonzeros
 from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
 from ..format.streamed import make_keep_aside
@@ -84,15 +84,6 @@ class Index:
     num_slabs: int
     entries: Sequence[Entry]
 
-    @property
-    def cut_mode(self) -> int:
-        return find_longest_mode(self.shape)
-
-    def find_shape(self, entry: Entry) -> tuple[int, ...]:
-        """Return the shape of a slab."""
-        mode = self.cut_mode
-        return (*self.shape[:mode], entry.stop - entry.start, *self.shape[mode + 1 :])
-
     def write(self, folder: Path) -> None:
         """Write the index as JSON, with a format, a version and a digest."""
         facts = {"format": SLABS.format, "version": SLABS.version, **asdict(self)}
@@ -116,7 +107,7 @@ class Index:
             edges = [0, *(entry.stop for entry in entries)]
             is_joined = edges[:-1] == [entry.start for entry in entries]
             is_joined = is_joined and edges == sorted(set(edges)) and len(edges) > 1
-            if not is_joined or edges[-1] != index.shape[index.cut_mode]:
+            if not is_joined or edges[-1] != max(index.shape):
                 raise ValueError("the rows of slabs do not follow each other")
             if not all(type(number) is int for entry in entries for number in entry[:3]):
                 raise ValueError("rows and sizes are not integers")
@@ -167,8 +158,8 @@ class DiskBuilder(SlabBuilder):
             self._nnz += block.values.size
             dtypes.add(block.values.dtype)
             for number, rows in enumerate(block.coords):
-                _append(self._name_column(number), rows.astype(_INDEX))
-            _append(self._name_column(len(shape)), block.values.astype(_VALUE))
+                _append(self._name("column", number), rows.astype(_INDEX))
+            _append(self._name("column", len(shape)), block.values.astype(_VALUE))
         if not shape:
             raise ValueError("parts has no nonzeros and no shape, expected some: give shape=")
         dtype = np.result_type(*dtypes or {_VALUE}) if reading.dtype is None else reading.dtype
@@ -176,16 +167,13 @@ class DiskBuilder(SlabBuilder):
         num_slabs = num_slabs or max(1, -(-self._nnz // _SLAB_NNZ))
         super().__init__(LAYOUT_CLASSES[layout], num_slabs, engine, OneDevice())
 
-    def _name_column(self, number: int) -> Path:
-        return self._folder / f"column-{number}"
-
-    def _name_bucket(self, number: int) -> Path:
-        return self._folder / f"bucket-{number}"
+    def _name(self, kind: str, number: int) -> Path:
+        return self._folder / f"{kind}-{number}"
 
     def _read_column(self, number: int, start: int) -> np.ndarray:
         dtype = _INDEX if number < self.record_format.ndim else _VALUE
         offset = start * dtype.itemsize
-        return np.fromfile(self._name_column(number), dtype, BLOCK_NNZ, offset=offset)
+        return np.fromfile(self._name("column", number), dtype, BLOCK_NNZ, offset=offset)
 
     def count_rows(self) -> np.ndarray:
         report(f"distributing {self._nnz:,} nonzeros to {self.num_slabs} slabs")
@@ -198,20 +186,20 @@ class DiskBuilder(SlabBuilder):
     def split(self, buckets: Sequence[range]) -> None:
         ndim, counts = self.record_format.ndim, np.zeros(len(buckets), np.int64)
         for number in range(len(buckets)):
-            self._name_bucket(number).touch()
+            self._name("bucket", number).touch()
         for start in range(0, self._nnz, BLOCK_NNZ):
             *coords, values = (self._read_column(number, start) for number in range(ndim + 1))
             parts = split_nonzeros(np.stack(coords), values, buckets, self.record_format)
             for number, records in enumerate(parts):
                 if records.size:
-                    _append(self._name_bucket(number), records)
+                    _append(self._name("bucket", number), records)
                 counts[number] += records.shape[0]
         self._longest = int(counts.max())
         for number in range(ndim + 1):
-            self._name_column(number).unlink(missing_ok=True)
+            self._name("column", number).unlink(missing_ok=True)
 
     def sort_bucket(self, number: int, rows: range, home: int) -> tuple[np.ndarray, np.ndarray]:
-        path = self._name_bucket(number)
+        path = self._name("bucket", number)
         return attempt(functools.partial(self._sort, path, rows), self._explain)
 
     def _sort(self, path: Path, rows: range) -> tuple[np.ndarray, np.ndarray]:
@@ -474,7 +462,8 @@ def load_slab(
             raise ValueError("its list of arrays is not the one in the index")
         header, record_format = reader.header, read_format(reader)
         found = (record_format.shape, header["dtype"], header["layout"])
-        if found != (index.find_shape(entry), index.dtype, index.layout):
+        shape = find_slab_shape(index.shape, entry.stop - entry.start)
+        if found != (shape, index.dtype, index.layout):
             raise ValueError("its header does not match the index")
         cut = engine.choose_cut(record_format.shape, record_format.dtype)
         if keep != "file" and fits(reader, record_format, cut, engine):
