@@ -201,8 +201,7 @@ def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> Clu
         if slab.facts != lost[number].facts:
             raise RuntimeError(_CHANGED)
         held[number] = slab
-    layouts = [held[number] for number in sorted(held)]
-    return make_layout(cluster, rows, record_format, num_slabs, layouts)
+    return make_layout(cluster, rows, record_format, num_slabs, held)
 
 
 class ClusterBuilder(SlabBuilder):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,22 +201,6 @@ def read_tns(
     return _place(source, client, workers, device)
 
 
-@dataclass(frozen=True)
-class _Folder:
-    """Loads slabs of a folder."""
-
-    path: Path
-    index: Index
-    keep: str
-    verify: bool
-
-    def __call__(self, site: Site, number: int) -> Layout:
-        if self.keep == "device":
-            task = f"slab {number} of {self.path}"
-            site.check_room(self.index.entries[number].nbytes, task)
-        return load_slab(self.path, self.index, number, site.engine, self.keep, self.verify)
-
-
 def open_slabs(
     path: FilePath,
     *,
@@ -272,9 +256,17 @@ def open_slabs(
     folder = Path(os.path.abspath(path))
     index = Index.read(folder)
     rows = [range(entry.start, entry.stop) for entry in index.entries]
-    load = _Folder(folder, index, keep, verify)
+    load = functools.partial(_load_slab, folder, index, keep, verify)
     facts = (tuple(index.shape), np.dtype(index.dtype), index.num_slabs)
     return _place(SlabSource(*facts, rows, load), client, workers, device)
+
+
+def _load_slab(
+    folder: Path, index: Index, keep: str, verify: bool, site: Site, number: int
+) -> Layout:
+    if keep == "device":
+        site.check_room(index.entries[number].nbytes, f"slab {number} of {folder}")
+    return load_slab(folder, index, number, site.engine, keep, verify)
 
 
 def _place(

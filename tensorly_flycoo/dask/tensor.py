@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -36,13 +36,14 @@ def make_layout(
     rows: Sequence[range],
     record_format: RecordFormat,
     num_slabs: int,
-    layouts: Iterable[RemoteLayout],
+    layouts: Mapping[int, RemoteLayout] | Sequence[RemoteLayout],
 ) -> ClusterLayout:
     """Make the layout of a tensor from the rows and the layouts of its slabs."""
     slabs = []
-    for own, of_slab in zip(rows, layouts, strict=True):
-        layout: Any = RemoteLayout(cluster, of_slab.held, of_slab.facts)
-        home = cluster.workers.index(of_slab.held.worker)
+    for number, own in enumerate(rows):
+        held = layouts[number].held
+        layout: Any = RemoteLayout(cluster, held, layouts[number].facts)
+        home = cluster.workers.index(held.worker)
         slabs.append(Slab(slice(own.start, own.stop), layout, home))
     return ClusterLayout(record_format, num_slabs, slabs, ENGINE_HERE, WorkerDevices(cluster))
 
@@ -114,8 +115,7 @@ class SlabSource:
         new = [cluster.run(workers[homes[n]], self.load, SITE, n)[0] for n in missing]
         held |= zip(missing, fetch_layouts(cluster, new), strict=True)
         (cut,) = cluster.fetch([find_cut(cluster, self.shape, self.dtype)])
-        layouts = [held[number] for number in sorted(held)]
-        return make_layout(cluster, self.rows, cut.record_format, self.num_slabs, layouts)
+        return make_layout(cluster, self.rows, cut.record_format, self.num_slabs, held)
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,10 @@ class SlabBuilder(ABC):
     def sort_bucket(self, number: int, rows: range, home: int) -> tuple[Any, Any]:
         """Return what `sort_nonzeros` makes of a bucket on a device, or what stands for it."""
 
+    def read(self, records: Any) -> Array:
+        """Return the records that `sort_bucket` has returned, where they are."""
+        return records
+
     def sort(self) -> list[tuple[range, int]]:
         """Sort all nonzeros; return the rows and the device of each slab."""
         count, counts = self.devices.count, []
@@ -75,6 +79,7 @@ class SlabBuilder(ABC):
         devices, record_format, pieces = self.devices, self.record_format, []
         for own, source, records in self.buckets:
             if own.start < rows.stop and rows.start < own.stop:
+                records = self.read(records)
                 taken = devices.run(source, take_rows, records, own, rows, record_format)
                 pieces.append(devices.bring(taken, home))
         options = (self.layout_class, rows, record_format, self.primitives)

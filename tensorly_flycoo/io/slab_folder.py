@@ -198,17 +198,19 @@ class DiskBuilder(SlabBuilder):
         for number in range(ndim + 1):
             self._name("column", number).unlink(missing_ok=True)
 
-    def sort_bucket(self, number: int, rows: range, home: int) -> tuple[np.ndarray, np.ndarray]:
+    def sort_bucket(self, number: int, rows: range, home: int) -> tuple[Path, np.ndarray]:
         path = self._name("bucket", number)
-        return attempt(functools.partial(self._sort, path, rows), self._explain)
 
-    def _sort(self, path: Path, rows: range) -> tuple[np.ndarray, np.ndarray]:
-        dtype, num_words = self.record_format.word_dtype, self.record_format.num_words
-        records = np.fromfile(path, dtype).reshape(-1, num_words)
-        records, counts = sort_records(records, rows, self.record_format, self._engine)
-        records.tofile(path)
-        is_empty = records.size == 0  # which cannot be mapped
-        return records if is_empty else np.memmap(path, dtype, "r", shape=records.shape), counts
+        def sort() -> np.ndarray:
+            records, counts = sort_records(self.read(path), rows, self.record_format, self._engine)
+            records.tofile(path)
+            return counts
+
+        return path, attempt(sort, self._explain)
+
+    def read(self, records: Path) -> np.ndarray:
+        numbers = np.fromfile(records, self.record_format.word_dtype)
+        return numbers.reshape(-1, self.record_format.num_words)
 
     def build(self, rows: range, home: int) -> Layout:
         layout: Layout = attempt(functools.partial(super().build, rows, home), self._explain)
