@@ -163,9 +163,7 @@ def build_by_slab(problem, layout_name, num_slabs, gpus):
             free_memory()
         slabs.append(Slab(rows, layout, home))
     record_format = CUDA.choose_cut(problem.shape, np.dtype(np.float32)).record_format
-    norm = float(np.hypot.reduce([slab.layout.norm for slab in slabs]))
-    cut_mode = int(np.argmax(problem.shape))
-    layout = SpreadLayout(record_format, num_slabs, cut_mode, slabs, norm, CUDA, devices)
+    layout = SpreadLayout(record_format, num_slabs, slabs, CUDA, devices)
     x = object.__new__(FlycooTensor)
     x._set(CUDA, layout)
     return x

@@ -21,9 +21,8 @@ except ImportError as error:
 
 from . import entries as entries  # these register functions
 from . import unfoldings as unfoldings
-from .folders import open_slabs
 from .handles import WorkerLost
-from .readers import from_dask_dataframe, read_parquet, read_tns
+from .readers import from_dask_dataframe, open_slabs, read_parquet, read_tns
 from .tensor import ClusterTensor
 
 __all__ = [

@@ -18,7 +18,7 @@ from ..shards.row_shards import RowShards
 from ..shards.sharding import find_sharding
 from ..shards.whole_factors import scatter_all
 from .cluster import Cluster
-from .handles import RemoteObject, WorkerHandle
+from .handles import RemoteObject
 from .messages import ENGINE, SITE
 from .remote_array import RemoteArray, RemoteModule, call_method, send_all
 from .replicated import Replicated
@@ -95,11 +95,6 @@ class WorkerDevices:
 
     def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray]:
         return self.collect(arrays)
-
-
-def bring(cluster: Cluster, x: RemoteObject, worker: WorkerHandle) -> RemoteObject:
-    """Return an array of a worker on another one."""
-    return send_all(cluster, [(x, worker)])[0]
 
 
 class RemoteLayout:

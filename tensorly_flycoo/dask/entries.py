@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import Array, move
+from ..array_modules import Array
 from ..ops.sampling import NonzeroSampler, split_entries
 from ..tensor.pieces import Piece, call_with_piece, map_pieces
 from ..tensor.tensor import FlycooTensor, rebuild
 from .engine import ClusterLayout, RemoteLayout, as_reference
-from .exchange import keep_nonzeros
-from .loading import load_again
+from .loading import keep_nonzeros, load_again
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -50,8 +49,8 @@ def keep_found(
     *args: Any,
 ) -> None:
     """Take what is found in a slab as a partition, on its worker."""
-    coords, values = call_with_piece(find, site.engine, layout, cut_mode, start, *args)
-    keep_nonzeros(site, number, move(coords, np), move(values, np))
+    found = call_with_piece(find, site.engine, layout, cut_mode, start, *args)
+    keep_nonzeros(site, number, *found)
 
 
 @split_entries.register

@@ -6,22 +6,30 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from distributed import Client, Future
 
-from ..checks import check_dtype, check_shape
-from ..devices import assign_homes
-from ..format.partition import find_edges, find_longest_mode, list_rows
-from . import exchange
+from ..array_modules import Array, move
+from ..checks import check_count, check_dtype, check_layout, check_shape
+from ..format.layouts import LAYOUT_CLASSES
+from ..format.packing import RecordFormat
+from ..format.partition import count_rows, find_longest_mode
+from ..format.slab_building import SlabBuilder, sort_records, split_nonzeros
 from .cluster import Cluster
-from .engine import ClusterLayout, bring
-from .exchange import Labels, LoadSpec
+from .engine import ClusterLayout, WorkerDevices
 from .handles import RemoteObject, WorkerHandle
-from .messages import SITE
-from .partitions import Summary, keep_partition
-from .tensor import PlacedSlab, find_format, list_held, make_layout, replace_lost
+from .messages import ENGINE, SITE
+from .partitions import Partition, Summary, keep_partition
+from .site import Site
+from .tensor import ENGINE_HERE, fetch_layouts, find_cut, list_held, make_layout, replace_lost
+
+if TYPE_CHECKING:
+    from ..engines.protocol import Engine
+
+#: The labels of each mode, sorted, or None for indices.
+Labels: TypeAlias = Sequence[np.ndarray] | None
 
 #: The most nonzeros of a slab, by default, and the fewest slabs: results depend on their number, so
 #: it depends on the data only.
@@ -45,32 +53,34 @@ class PartitionedData:
     layout: str = "replicated"
     labels: list[np.ndarray] | None = None  # of each mode, once they are known
 
+    def __post_init__(self) -> None:
+        self.num_slabs = None if self.num_slabs is None else check_count(self.num_slabs, "slabs")
+        self.dtype = None if self.dtype is None else check_dtype(self.dtype)
+        check_layout(self.layout)
+
     def place(self, client: Client, workers: Sequence[WorkerHandle]) -> ClusterLayout:
         cluster = Cluster(client, workers)
-        forget_partitions(cluster)
-        summaries = self._read(client, cluster)
-        shape, dtype, self.labels = self._merge(summaries)
-        num_slabs = self.num_slabs or max(
-            _FEWEST_SLABS, -(-sum(summary.nnz for summary in summaries) // _SLAB_NNZ)
-        )
+        nnz, shape, dtype, self.labels = self._read(cluster)
+        num_slabs = self.num_slabs or max(_FEWEST_SLABS, -(-nnz // _SLAB_NNZ))
         return distribute(cluster, shape, dtype, num_slabs, self.layout, self.labels)
 
     def restore(
         self, client: Client, workers: Sequence[WorkerHandle], layout: ClusterLayout
     ) -> ClusterLayout:
         """Read all data again, but keep only the nonzeros of lost slabs."""
-        cluster = Cluster(client, workers)
-        forget_partitions(cluster)
-        shape, dtype, labels = self._merge(self._read(client, cluster))
-        record_format = layout.record_format
-        if (shape, dtype) != (record_format.shape, record_format.dtype) or not _are_same(
-            labels, self.labels
-        ):
+        cluster, record_format = Cluster(client, workers), layout.record_format
+        _, shape, dtype, labels = self._read(cluster)
+        is_same = (shape, dtype) == (record_format.shape, record_format.dtype)
+        if not is_same or not all(map(np.array_equal, labels or [], self.labels or [])):
             raise RuntimeError(_CHANGED)
         return rebuild_lost(cluster, layout, labels)
 
-    def _read(self, client: Client, cluster: Cluster) -> list[Summary]:
-        keys = {worker.address: worker.peer.key for worker in cluster.workers}
+    def _read(
+        self, cluster: Cluster
+    ) -> tuple[int, tuple[int, ...], np.dtype, list[np.ndarray] | None]:
+        """Have tasks read the data; return the tensor's rows, shape, dtype and labels."""
+        forget_partitions(cluster)
+        client, keys = cluster.client, {w.address: w.peer.key for w in cluster.workers}
         options: dict[str, Any] = {"workers": list(keys), "allow_other_workers": False}
         futures: list[Future] = []
         for number, part in enumerate(self.parts):
@@ -82,16 +92,12 @@ class PartitionedData:
             while _is_under_way(futures):
                 cluster.check_there()
                 time.sleep(_CHECK_INTERVAL)
-            return client.gather(futures)
+            summaries: list[Summary] = client.gather(futures)
         finally:
             client.cancel(futures)
-
-    def _merge(
-        self, summaries: Sequence[Summary]
-    ) -> tuple[tuple[int, ...], np.dtype, list[np.ndarray] | None]:
-        """Find the shape, the dtype and the labels of the whole tensor."""
         found = [summary for summary in summaries if summary.shape]
-        if sum(summary.nnz for summary in found) == 0:
+        nnz = sum(summary.nnz for summary in found)
+        if nnz == 0:
             raise ValueError("the data have no rows, expected at least one")
         ndims = sorted({len(summary.shape) for summary in found})
         if len(ndims) > 1:
@@ -108,19 +114,13 @@ class PartitionedData:
             if len(self.shape) != len(shape) or any(map(int.__gt__, shape, self.shape)):
                 raise ValueError(f"shape is {self.shape}, expected at least {shape}")
             shape = self.shape
-        return check_shape(shape), dtype, labels
+        return nnz, check_shape(shape), dtype, labels
 
 
 def _is_under_way(futures: Sequence[Future]) -> bool:
     """Return whether some futures are pending and none has failed."""
     states = {future.status for future in futures}
     return "pending" in states and not states & {"error", "lost", "cancelled"}
-
-
-def _are_same(labels: Labels, others: Labels) -> bool:
-    if labels is None or others is None:
-        return labels is others
-    return all(map(np.array_equal, labels, others))
 
 
 def _unite(entries: Sequence[np.ndarray]) -> np.ndarray:
@@ -158,8 +158,8 @@ def load_again(
 
 def forget_partitions(cluster: Cluster) -> None:
     """Have the workers forget the partitions of a call that has failed, and wait until they do."""
-    forget = exchange.forget_partitions
-    cluster.fetch([x for worker in cluster.workers for x in cluster.run(worker, forget, SITE)])
+    there = [x for w in cluster.workers for x in cluster.run(w, clear_partitions, SITE)]
+    cluster.fetch(there)
 
 
 def distribute(
@@ -168,20 +168,15 @@ def distribute(
     dtype: np.dtype,
     num_slabs: int,
     layout: str,
-    labels: list[np.ndarray] | None = None,
+    labels: Labels = None,
 ) -> ClusterLayout:
     """Build slabs of the partitions that the workers hold."""
-    mode, workers = find_longest_mode(shape), cluster.workers
-    args = [SITE, mode, shape[mode], labels]
-    there = [x for w in workers for x in cluster.run(w, exchange.count_partitions, *args)]
-    record_format, *counts = cluster.fetch([find_format(cluster, shape, dtype), *there])
-    rows = list_rows(find_edges(np.sum(counts, axis=0), num_slabs))
-    spec = LoadSpec(record_format, labels, _list_firsts(rows))
-    canonical, edges = _sort(cluster, spec, rows, num_slabs)
-    spec = spec._replace(labels=None)
-    held, homes = _build(cluster, spec, rows, canonical, edges, layout)
-    arguments = (spec.record_format, num_slabs, mode, list_rows(edges))
-    return make_layout(cluster, *arguments, homes, held)
+    builder = ClusterBuilder(cluster, shape, dtype, labels, layout, num_slabs)
+    slabs = builder.sort()
+    made = [builder.build(rows, home) for rows, home in slabs]
+    builder.buckets.clear()
+    record_format, rows = builder.record_format, [rows for rows, _ in slabs]
+    return make_layout(cluster, rows, record_format, num_slabs, fetch_layouts(cluster, made))
 
 
 def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> ClusterLayout:
@@ -189,90 +184,160 @@ def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> Clu
 
     Raises a RuntimeError if one differs from that which was lost.
     """
-    workers = cluster.workers
+    record_format, num_slabs = layout.record_format, layout.num_slabs
     rows = [range(slab.rows.start, slab.rows.stop) for slab in layout.slabs]
-    lost, (homes, held) = list_held(layout), replace_lost(layout, workers)
+    lost, (homes, held) = list_held(layout), replace_lost(layout, cluster.workers)
     missing = sorted(homes.keys() - held.keys())
-    spec = LoadSpec(layout.record_format, labels, _list_firsts(rows))
-    for worker in workers:
-        cluster.call(worker, exchange.keep_buckets, [SITE, spec, missing], num_results=0)
-    split, made = _split(cluster, spec), {}
-    spec = spec._replace(labels=None)
+    sizes = (record_format.shape, record_format.dtype, labels, layout.name, num_slabs)
+    builder, made = ClusterBuilder(cluster, *sizes), []
+    builder.record_format = record_format
+    builder.split(rows, missing)
     for number in missing:
-        worker = workers[homes[number]]
-        records, _ = _merge(cluster, spec, split, number, rows[number], worker)
-        args = [SITE, spec, layout.name, rows[number], [records]]
-        made[number] = cluster.run(worker, exchange.build, *args, num_results=2)
-    facts = cluster.fetch([own for _, own in made.values()])
-    for (number, (slab, _)), own in zip(made.items(), facts, strict=True):
-        if own != lost[number].facts:
+        own, home = rows[number], homes[number]
+        builder.buckets = [(own, home, builder.sort_bucket(number, own, home)[0])]
+        made.append(builder.build(own, home))
+    builder.buckets.clear()
+    for number, slab in zip(missing, fetch_layouts(cluster, made), strict=True):
+        if slab.facts != lost[number].facts:
             raise RuntimeError(_CHANGED)
-        held[number] = PlacedSlab(slab, own)
-    arguments = (layout.record_format, layout.num_slabs, layout.cut_mode, rows)
-    return make_layout(cluster, *arguments, homes, held)
+        held[number] = slab
+    return make_layout(cluster, rows, record_format, num_slabs, held)
 
 
-def _list_firsts(rows: Sequence[range]) -> np.ndarray:
-    return np.array([own.start for own in rows[1:]], np.uint32)
+class ClusterBuilder(SlabBuilder):
+    """Builds slabs of the partitions that the workers of a cluster hold.
+
+    `labels` number the entries of the whole tensor.
+    """
+
+    devices: WorkerDevices
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        labels: Labels,
+        layout: str,
+        num_slabs: int,
+    ) -> None:
+        devices = WorkerDevices(cluster)
+        super().__init__(LAYOUT_CLASSES[layout], num_slabs, ENGINE_HERE, devices)
+        self._cluster, self._shape, self._dtype, self._labels = cluster, shape, dtype, labels
+        # For each bucket, each worker's records and their table.
+        self._parts: dict[int, list[list[RemoteObject]]] = {}
+
+    def count_rows(self) -> np.ndarray:
+        cluster, mode = self._cluster, find_longest_mode(self._shape)
+        args = [SITE, mode, self._shape[mode], self._labels]
+        there = [x for w in cluster.workers for x in cluster.run(w, count_partitions, *args)]
+        cut, *counts = cluster.fetch([find_cut(cluster, self._shape, self._dtype), *there])
+        self.record_format = cut.record_format
+        return np.sum(counts, axis=0)
+
+    def split(self, buckets: Sequence[range], wanted: Sequence[int] | None = None) -> None:
+        """Distribute the nonzeros to buckets; forget those that are in no wanted one."""
+        cluster, wanted = self._cluster, range(len(buckets)) if wanted is None else wanted
+        args = [SITE, self.record_format, self._labels, buckets, wanted]
+        for worker in cluster.workers:
+            found = cluster.run(worker, split_partitions, *args, num_results=2 * len(wanted))
+            for number, *parts in zip(wanted, found[::2], found[1::2], strict=True):
+                self._parts.setdefault(number, []).append(parts)
+
+    def sort_bucket(self, number: int, rows: range, home: int) -> tuple[RemoteObject, RemoteObject]:
+        bring, parts = self.devices.bring, self._parts.pop(number)
+        records, tables = ([bring(x, home) for x in own] for own in zip(*parts, strict=True))
+        args = [ENGINE, self.record_format, rows, records, tables]
+        worker = self._cluster.workers[home]
+        merged, counts = self._cluster.run(worker, merge_bucket, *args, num_results=2)
+        return merged, counts
 
 
-def _sort(
-    cluster: Cluster, spec: LoadSpec, rows: Sequence[range], num_slabs: int
-) -> tuple[list[RemoteObject], tuple[int, ...]]:
-    """Exchange the nonzeros; return each bucket's canonical records, and the edges of the slabs."""
-    split, workers = _split(cluster, spec), cluster.workers
-    spec, canonical, counts = spec._replace(labels=None), [], []
-    for bucket, home in enumerate(assign_homes(len(rows), len(workers))):
-        merged, counted = _merge(cluster, spec, split, bucket, rows[bucket], workers[home])
-        canonical.append(merged)
-        counts.append(counted)
-    return canonical, find_edges(np.concatenate(cluster.fetch(counts)), num_slabs)
+# On the workers
 
 
-def _split(cluster: Cluster, spec: LoadSpec) -> list[list[Any]]:
-    """Have each worker distribute its nonzeros to buckets: records, then tables."""
-    split, count = exchange.split_partitions, 2 * (spec.firsts.size + 1)
-    return [cluster.run(w, split, SITE, spec, num_results=count) for w in cluster.workers]
+def keep_nonzeros(site: Site, number: int, coords: Array, values: Array) -> None:
+    """Take coords (ndim, n) and values (n,) as a partition."""
+    coords, values = move(coords, np), move(values, np)
+    shape = tuple(int(rows.max(initial=0)) + 1 for rows in coords)
+    site.partitions[number] = Partition(coords.astype(np.uint32), values, shape, None)
 
 
-def _merge(
-    cluster: Cluster,
-    spec: LoadSpec,
-    split: list[list[Any]],
-    bucket: int,
+def clear_partitions(site: Site) -> None:
+    """Free what a call that has failed may have left."""
+    site.partitions.clear()
+
+
+def count_partitions(site: Site, mode: int, size: int, labels: Labels) -> np.ndarray:
+    """Count the nonzeros of each row of a mode."""
+    counts = np.zeros(size, np.int64)
+    for partition in site.partitions.values():
+        counts += count_rows(_place(partition, mode, labels), size)
+    return counts
+
+
+def _place(partition: Partition, mode: int, labels: Labels) -> np.ndarray:
+    """Return the indices of a mode: entries are numbered anew."""
+    rows = partition.coords[mode]
+    if labels is None or partition.entries is None:
+        return rows
+    own, known = partition.entries[mode], labels[mode]
+    if own.shape == known.shape and (own == known).all():
+        return rows
+    return np.searchsorted(known, own).astype(rows.dtype)[rows]
+
+
+def split_partitions(
+    site: Site,
+    record_format: RecordFormat,
+    labels: Labels,
+    buckets: Sequence[range],
+    wanted: Sequence[int],
+) -> list[np.ndarray]:
+    """Distribute the nonzeros to buckets of rows; forget the partitions.
+
+    Returns for each wanted bucket its records, partition by partition, and a table (n, 2) of the
+    partitions and how many of the records are theirs.
+    """
+    found: dict[int, list[np.ndarray]] = {number: [_make_empty(record_format)] for number in wanted}
+    tables: dict[int, list[tuple[int, int]]] = {number: [] for number in wanted}
+    for number in sorted(site.partitions):
+        partition = site.partitions.pop(number)
+        if partition.values.size == 0:
+            continue
+        modes = range(record_format.ndim)
+        coords = np.stack([_place(partition, mode, labels) for mode in modes])
+        parts = split_nonzeros(coords, partition.values, buckets, record_format)
+        for bucket in wanted:
+            if parts[bucket].size:
+                found[bucket].append(parts[bucket].copy())
+                tables[bucket].append((number, parts[bucket].shape[0]))
+    results = []
+    for bucket in wanted:
+        results.append(np.concatenate(found.pop(bucket)))
+        results.append(np.array(tables[bucket], np.int64).reshape(-1, 2))
+    return results
+
+
+def _make_empty(record_format: RecordFormat) -> np.ndarray:
+    return np.empty((0, record_format.num_words), record_format.word_dtype)
+
+
+def merge_bucket(
+    engine: Engine,
+    record_format: RecordFormat,
     rows: range,
-    worker: WorkerHandle,
-) -> list[RemoteObject]:
-    """Have a worker make a bucket's records canonical; return also the counts of its rows."""
-    places = (bucket, spec.firsts.size + 1 + bucket)
-    records, tables = ([bring(cluster, own[n], worker) for own in split] for n in places)
-    for own in split:  # so that each is freed as soon as it is used
-        own[places[0]] = own[places[1]] = None
-    args = [SITE, spec, rows, records, tables]
-    return cluster.run(worker, exchange.merge_buckets, *args, num_results=2)
+    records: Sequence[Array],
+    tables: Sequence[Array],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Make the records of a bucket canonical; count those of each of its rows.
 
-
-def _build(
-    cluster: Cluster,
-    spec: LoadSpec,
-    rows: Sequence[range],
-    canonical: list[RemoteObject],
-    edges: Sequence[int],
-    layout: str,
-) -> tuple[dict[int, PlacedSlab], dict[int, int]]:
-    """Build the slabs, each of records of one to three buckets."""
-    exact, workers, made = list_rows(edges), cluster.workers, []
-    homes = dict(enumerate(assign_homes(len(exact), len(workers))))
-    for number, own in enumerate(exact):
-        worker, pieces = workers[homes[number]], []
-        for bucket, given in enumerate(rows):
-            if given.start < own.stop and own.start < given.stop:
-                source = canonical[bucket]
-                (taken,) = cluster.run(source.worker, exchange.take_rows, spec, source, own)
-                pieces.append(bring(cluster, taken, worker))
-        args = [SITE, spec, layout, own, pieces]
-        made.append(cluster.run(worker, exchange.build, *args, num_results=2))
-        del pieces
-    canonical.clear()
-    facts = cluster.fetch([facts for _, facts in made])
-    return dict(enumerate(map(PlacedSlab, [slab for slab, _ in made], facts))), homes
+    Values at repeated coordinates are added in the sequence of the partitions.
+    """
+    segments: list[tuple[int, np.ndarray]] = []
+    for own, table in zip(records, (move(table, np) for table in tables), strict=True):
+        parts = np.split(move(own, np), np.cumsum(table[:, 1])[:-1])
+        segments += zip(table[:, 0].tolist(), parts, strict=False)
+    segments.sort(key=lambda pair: pair[0])
+    joined = [_make_empty(record_format), *(part for _, part in segments)]
+    return sort_records(np.concatenate(joined), rows, record_format, engine)

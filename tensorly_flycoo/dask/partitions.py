@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,14 +103,18 @@ class ParquetPart(NamedTuple):
 
 
 def list_parquet_parts(path: Any) -> list[ParquetPart]:
-    """Divide .parquet files into partitions."""
+    """Divide .parquet files into partitions, of neighbouring row groups with enough rows."""
     import pyarrow.parquet
 
     parts = []
     for name in list_files(path, (".parquet", ".pq")):
         with pyarrow.parquet.ParquetFile(name) as file:
-            sizes = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
-        parts += [ParquetPart(name, groups) for groups in _join_groups(sizes)]
+            first = num_rows = 0
+            for group in range(file.num_row_groups):
+                num_rows += file.metadata.row_group(group).num_rows
+                if num_rows >= _PARTITION_ROWS or group == file.num_row_groups - 1:
+                    parts.append(ParquetPart(name, tuple(range(first, group + 1))))
+                    first, num_rows = group + 1, 0
     return parts
 
 
@@ -125,18 +129,6 @@ def list_files(path: Any, suffixes: tuple[str, ...]) -> list[str]:
     if not found:
         raise FileNotFoundError(f"{path} has no files that end with {' or '.join(suffixes)}")
     return [os.path.abspath(name) for name in found]
-
-
-def _join_groups(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Put neighbouring row groups together until they have enough rows."""
-    groups: list[int] = []
-    num_rows = 0
-    for group, size in enumerate(sizes):
-        groups.append(group)
-        num_rows += size
-        if num_rows >= _PARTITION_ROWS or group == len(sizes) - 1:
-            yield tuple(groups)
-            groups, num_rows = [], 0
 
 
 def keep_partition(part: Any, number: int, reader: Any, actor_keys: dict[str, str]) -> Summary:

@@ -1,21 +1,31 @@
-"""Tensors of data that a cluster reads in parallel."""
+"""What users call: data that a cluster reads in parallel, and folders of slabs."""
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Iterable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from distributed import Client
+import numpy as np
+from distributed import Client, get_client
 from numpy.typing import DTypeLike
 
-from ..checks import check_count, check_dtype, check_layout, check_shape
+from ..checks import check_shape
 from ..io.dataframe import check_missing, check_modes
 from ..io.files import FilePath
+from ..io.slab_folder import Index, load_slab
 from ..tensor.labelled import LabelledTensor, Labels
-from .folders import find_client
 from .loading import PartitionedData
 from .partitions import TableReader, TnsReader, list_files, list_parquet_parts
-from .tensor import ClusterTensor, list_workers
+from .site import Site
+from .tensor import ClusterTensor, SlabSource, Source, list_workers
+
+if TYPE_CHECKING:
+    from ..format.layout import Layout
+
+_PLACES = ("device", "file")
 
 
 def read_parquet(
@@ -98,7 +108,11 @@ def read_parquet(
     parts = list_parquet_parts(path)
     check_missing(missing)
     reader = TableReader(tuple(modes), values, indices, missing)
-    return _load(parts, reader, modes, None, slabs, dtype, layout, client, workers, device)
+    source = PartitionedData(parts, reader, None, slabs, dtype, layout)
+    x = _place(source, client, workers, device)
+    if source.labels is None:
+        return x
+    return LabelledTensor(x, dict(zip(modes, source.labels, strict=True)))
 
 
 def from_dask_dataframe(
@@ -137,12 +151,14 @@ def from_dask_dataframe(
         raise TypeError(f"df is a {type(df).__name__}, expected a dask DataFrame")
     check_missing(missing)
     reader = TableReader(tuple(modes), values, indices, missing)
-    parts = list(df.to_delayed())
-    x = _load(parts, reader, modes, None, slabs, dtype, layout, client, workers, device)
-    if indices or not hasattr(df, "dtypes"):
+    source = PartitionedData(list(df.to_delayed()), reader, None, slabs, dtype, layout)
+    x = _place(source, client, workers, device)
+    if source.labels is None:
         return x
-    ordered = [name for name in modes if getattr(df.dtypes[name], "ordered", False) is True]
-    return LabelledTensor(x.tensor, Labels(x.labels, ordered=ordered))
+    columns = modes if hasattr(df, "dtypes") else []
+    ordered = [name for name in columns if getattr(df.dtypes[name], "ordered", False) is True]
+    labels = dict(zip(modes, source.labels, strict=True))
+    return LabelledTensor(x, Labels(labels, ordered=ordered))
 
 
 def read_tns(
@@ -181,28 +197,90 @@ def read_tns(
     """
     files = list_files(paths, (".tns", ".tns.gz", ".tns.zst"))
     reader = TnsReader(None if shape is None else check_shape(shape), index_base)
-    arguments = (reader.shape, slabs, dtype, layout, client, workers, device)
-    return _load(files, reader, None, *arguments)
+    source = PartitionedData(files, reader, reader.shape, slabs, dtype, layout)
+    return _place(source, client, workers, device)
 
 
-def _load(
-    parts: Sequence[Any],
-    reader: Any,
-    names: Sequence[str] | None,
-    shape: tuple[int, ...] | None,
-    slabs: int | None,
-    dtype: DTypeLike | None,
-    layout: str,
-    client: Client | None,
-    workers: Sequence[str] | None,
-    device: str | None,
-) -> Any:
-    client = find_client(client)
-    slabs = None if slabs is None else check_count(slabs, "slabs")
-    dtype = None if dtype is None else check_dtype(dtype)
-    source = PartitionedData(parts, reader, shape, slabs, dtype, check_layout(layout))
+def open_slabs(
+    path: FilePath,
+    *,
+    client: Client | None = None,
+    workers: Sequence[str] | None = None,
+    device: str | None = None,
+    keep: str = "device",
+    verify: bool = False,
+) -> ClusterTensor:
+    """Open a folder that `save_slabs` wrote, with its slabs on the workers of a cluster.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        The folder, which the client and all workers see under this name.
+    client : distributed.Client, optional
+        By default the current one.
+    workers : sequence of str, optional
+        The addresses of the workers to take; by default all. Workers beyond the number of slabs
+        hold nothing.
+    device : {"auto", "cpu", "cuda"}, optional
+        As for `FlycooTensor`, on each worker.
+    keep : {"device", "file"}
+        "device" copies slabs to the workers' memory, and checks all data. "file", for CPUs, maps
+        the files: Dask counts what is read of them as memory of the worker.
+    verify : bool
+        Whether to read and check all data with ``keep="file"``.
+
+    Returns
+    -------
+    ClusterTensor
+        With the number of slabs with which it was saved.
+
+    Raises
+    ------
+    OSError
+        If the client or a worker cannot read a file.
+    ValueError
+        If a file is damaged, `keep` is neither of the above, or there is no client.
+    MemoryError
+        If a worker has too little memory. The cluster can be used afterwards.
+    WorkerLost
+        If a worker is gone.
+    RuntimeError
+        If the client has no workers.
+
+    Notes
+    -----
+    Neighbouring slabs are on one worker. Results do not depend on the workers.
+    """
+    if keep not in _PLACES:
+        raise ValueError(f"keep is {keep!r}, expected one of {_PLACES}")
+    folder = Path(os.path.abspath(path))
+    index = Index.read(folder)
+    rows = [range(entry.start, entry.stop) for entry in index.entries]
+    load = functools.partial(_load_slab, folder, index, keep, verify)
+    facts = (tuple(index.shape), np.dtype(index.dtype), index.num_slabs)
+    return _place(SlabSource(*facts, rows, load), client, workers, device)
+
+
+def _load_slab(
+    folder: Path, index: Index, keep: str, verify: bool, site: Site, number: int
+) -> Layout:
+    if keep == "device":
+        site.check_room(index.entries[number].nbytes, f"slab {number} of {folder}")
+    return load_slab(folder, index, number, site.engine, keep, verify)
+
+
+def _place(
+    source: Source, client: Client | None, workers: Sequence[str] | None, device: str | None
+) -> ClusterTensor:
+    """Load a tensor on workers, by default all those of the current client."""
+    if client is None:
+        try:
+            client = get_client()
+        except ValueError:
+            raise ValueError(
+                "there is no client: start one by distributed.Client(address), or give client="
+            ) from None
+    if client.asynchronous:
+        raise ValueError("client is asynchronous, expected one with asynchronous=False")
     addresses = list_workers(client) if workers is None else list(workers)
-    x = ClusterTensor.load(source, client, addresses, device)
-    if source.labels is None or names is None:
-        return x
-    return LabelledTensor(x, dict(zip(names, source.labels, strict=True)))
+    return ClusterTensor.load(source, client, addresses, device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -137,16 +137,6 @@ class SlabFacts(NamedTuple):
     record_format: RecordFormat
 
 
-def choose_format(site: Site, shape: tuple[int, ...], dtype: np.dtype) -> RecordFormat:
-    """Return the format of records of a whole tensor that kernels of the worker take."""
-    return site.engine.choose_cut(shape, dtype).record_format
-
-
-#: Called on a worker with its site and a slab's number; makes the slab.
-LoadSlab = Callable[[Site, int], Any]
-
-
-def load_slab(site: Site, load: LoadSlab, number: int) -> tuple[Layout, SlabFacts]:
-    """Make a slab; return it and what the client wants to know of it."""
-    x: Layout = load(site, number)
-    return x, SlabFacts(x.name, x.nnz, x.norm, x.nbytes, x.record_format)
+def describe_slab(x: Layout) -> SlabFacts:
+    """Return what the client wants to know of a slab."""
+    return SlabFacts(x.name, x.nnz, x.norm, x.nbytes, x.record_format)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from distributed import Client
@@ -17,56 +16,53 @@ from ..tensor.tensor import FlycooTensor
 from .cluster import Cluster
 from .engine import ClusterEngine, ClusterLayout, RemoteLayout, WorkerDevices
 from .handles import RemoteObject, WorkerHandle
-from .messages import SITE, Free
-from .site import LoadSlab, SlabFacts, choose_format, load_slab
+from .messages import ENGINE, SITE, Free
+from .remote_array import call_method
+from .site import Site, describe_slab
 from .starting import start_workers
 
 #: What computes here, for all tensors on clusters.
 ENGINE_HERE = ClusterEngine()
 
 
-class PlacedSlab(NamedTuple):
-    """A slab on a worker."""
-
-    slab: RemoteObject
-    facts: SlabFacts
+def fetch_layouts(cluster: Cluster, slabs: Sequence[RemoteObject]) -> list[RemoteLayout]:
+    """Wait until slabs are made; return their layouts."""
+    facts = cluster.fetch([cluster.run(x.worker, describe_slab, x)[0] for x in slabs])
+    return [RemoteLayout(cluster, *of_slab) for of_slab in zip(slabs, facts, strict=True)]
 
 
 def make_layout(
     cluster: Cluster,
+    rows: Sequence[range],
     record_format: RecordFormat,
     num_slabs: int,
-    cut_mode: int,
-    rows: Sequence[range],
-    homes: dict[int, int],
-    held: dict[int, PlacedSlab],
+    layouts: Mapping[int, RemoteLayout] | Sequence[RemoteLayout],
 ) -> ClusterLayout:
-    """Make the layout of a tensor; `rows` are those of each slab, `homes` the slabs' workers."""
+    """Make the layout of a tensor from the rows and the layouts of its slabs."""
     slabs = []
     for number, own in enumerate(rows):
-        layout: Any = RemoteLayout(cluster, *held[number])
-        slabs.append(Slab(slice(own.start, own.stop), layout, homes[number]))
-    norm = math.hypot(*(slab.layout.norm for slab in slabs))
-    arguments = (record_format, num_slabs, cut_mode, slabs, norm, ENGINE_HERE)
-    return ClusterLayout(*arguments, WorkerDevices(cluster))
+        held = layouts[number].held
+        layout: Any = RemoteLayout(cluster, held, layouts[number].facts)
+        home = cluster.workers.index(held.worker)
+        slabs.append(Slab(slice(own.start, own.stop), layout, home))
+    return ClusterLayout(record_format, num_slabs, slabs, ENGINE_HERE, WorkerDevices(cluster))
 
 
-def list_held(layout: ClusterLayout) -> dict[int, PlacedSlab]:
+def list_held(layout: ClusterLayout) -> dict[int, RemoteLayout]:
     """List the slabs that the workers hold, or held before they were lost."""
-    own: Iterable[Any] = (slab.layout for slab in layout.slabs)
-    return {number: PlacedSlab(remote.held, remote.facts) for number, remote in enumerate(own)}
+    return dict(enumerate(cast(RemoteLayout, slab.layout) for slab in layout.slabs))
 
 
 def replace_lost(
     layout: ClusterLayout, workers: Sequence[WorkerHandle]
-) -> tuple[dict[int, int], dict[int, PlacedSlab]]:
+) -> tuple[dict[int, int], dict[int, RemoteLayout]]:
     """Choose a worker for each slab: its own one, or that with the fewest nonzeros.
 
     Return also the slabs that workers hold.
     """
     known = list_held(layout)
-    held = {n: own for n, own in known.items() if own.slab.worker in workers}
-    homes = {n: workers.index(own.slab.worker) for n, own in held.items()}
+    held = {n: own for n, own in known.items() if own.held.worker in workers}
+    homes = {n: workers.index(own.held.worker) for n, own in held.items()}
     loads = dict.fromkeys(range(len(workers)), 0)
     for number in [*held, *sorted(known.keys() - held.keys())]:
         if number not in held:
@@ -94,9 +90,8 @@ class SlabSource:
     shape: tuple[int, ...]
     dtype: np.dtype
     num_slabs: int
-    cut_mode: int
     rows: Sequence[range]  # of the cut mode, for each slab
-    load: LoadSlab
+    load: Callable[[Site, int], Any]  # makes the slab of a number, on its worker
 
     def place(self, client: Client, workers: Sequence[WorkerHandle]) -> ClusterLayout:
         workers = workers[: len(self.rows)]
@@ -113,21 +108,14 @@ class SlabSource:
         client: Client,
         workers: Sequence[WorkerHandle],
         homes: dict[int, int],
-        held: dict[int, PlacedSlab],
+        held: dict[int, RemoteLayout],
     ) -> ClusterLayout:
         """Load the slabs that are not held."""
-        cluster, new = Cluster(client, workers), {}
-        for number in sorted(homes.keys() - held.keys()):
-            worker = workers[homes[number]]
-            new[number] = cluster.run(worker, load_slab, SITE, self.load, number, num_results=2)
-        facts_there = [facts for _, facts in new.values()]
-        record_format, *found = cluster.fetch(
-            [find_format(cluster, self.shape, self.dtype), *facts_there]
-        )
-        for (number, (slab, _)), facts in zip(new.items(), found, strict=True):
-            held[number] = PlacedSlab(slab, facts)
-        arguments = (record_format, self.num_slabs, self.cut_mode, self.rows)
-        return make_layout(cluster, *arguments, homes, held)
+        cluster, missing = Cluster(client, workers), sorted(homes.keys() - held.keys())
+        new = [cluster.run(workers[homes[n]], self.load, SITE, n)[0] for n in missing]
+        held |= zip(missing, fetch_layouts(cluster, new), strict=True)
+        (cut,) = cluster.fetch([find_cut(cluster, self.shape, self.dtype)])
+        return make_layout(cluster, self.rows, cut.record_format, self.num_slabs, held)
 
 
 @dataclass(frozen=True)
@@ -151,15 +139,15 @@ class Derived:
         self, client: Client, workers: Sequence[WorkerHandle], layout: ClusterLayout
     ) -> ClusterLayout:
         for own in list_held(layout).values():  # room for those to come
-            own.slab.worker.queue.append(Free(own.slab.key))
+            own.held.worker.queue.append(Free(own.held.key))
         # Actors of its own: the others may be those of the tensor that it was made of.
         addresses = [worker.address for worker in workers]
         return self.place(client, start_workers(client, addresses, self.device))
 
 
-def find_format(cluster: Cluster, shape: tuple[int, ...], dtype: np.dtype) -> RemoteObject:
-    """Have a worker find the format of a tensor's records; all have the same kind of device."""
-    return cluster.run(cluster.workers[0], choose_format, SITE, shape, dtype)[0]
+def find_cut(cluster: Cluster, shape: tuple[int, ...], dtype: np.dtype) -> RemoteObject:
+    """Have a worker choose the cut of a whole tensor; all have the same kind of device."""
+    return cluster.run(cluster.workers[0], call_method, ENGINE, "choose_cut", shape, dtype)[0]
 
 
 class ClusterTensor(FlycooTensor):

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..array_modules import Array, move
+from ..array_modules import Array
 from ..checks import SURELY_FREE_NBYTES
 from ..ops.slab_gram import build_in_slabs, check_memory, refuse_excess
 from ..ops.svd_memory import count_cluster_nbytes
 from ..tensor.tensor import FlycooTensor
 from .engine import ClusterEngine, ClusterLayout
-from .exchange import keep_nonzeros
 from .handles import RemoteObject
-from .loading import load_again
+from .loading import keep_nonzeros, load_again
 from .messages import SITE
 from .remote_array import call_method
 
@@ -51,4 +50,4 @@ def _(
 
 def keep_part(site: Site, number: int, part: tuple[Array, Array]) -> None:
     """Take nonzeros as a partition, on a worker."""
-    keep_nonzeros(site, number, *(move(array, np) for array in part))
+    keep_nonzeros(site, number, *part)

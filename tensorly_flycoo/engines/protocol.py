@@ -80,7 +80,7 @@ class Engine(Primitives, ABC):
             return cls.build(coords, values, cut, self)
         slab_class = SlabLayout if self.devices is None else SpreadLayout
         devices = self.devices or OneDevice(self.xp)
-        options = (cut.record_format, num_slabs, self.choose_cut, self, devices)
+        options = (cut.record_format, num_slabs, self, devices)
         layout = slab_class.build(cls, coords, values, *options, keep_aside)
         slab_plan.warn_of_long_slabs(layout)
         if layout.num_streamed:
@@ -144,7 +144,7 @@ class Engine(Primitives, ABC):
         cls, cut = LAYOUT_CLASSES[name], self.choose_cut(shape, dtype)
         if num_slabs == 1:
             return cls.estimate(nnz, cut, self)
-        options = (cut.record_format, num_slabs, self.choose_cut, self)
+        options = (cut.record_format, num_slabs, self)
         return SlabLayout.estimate(cls, nnz, *options, self.num_devices)
 
     @abstractmethod

@@ -24,6 +24,16 @@ def find_longest_mode(shape: Sequence[int]) -> int:
     return max(range(len(shape)), key=lambda mode: shape[mode])
 
 
+def find_slab_shape(shape: Sequence[int], num_rows: int) -> tuple[int, ...]:
+    """Return the shape of a slab with `num_rows` rows of the longest mode.
+
+    >>> find_slab_shape((3, 7, 7), 2)
+    (3, 2, 7)
+    """
+    mode = find_longest_mode(shape)
+    return (*shape[:mode], num_rows, *shape[mode + 1 :])
+
+
 def count_rows(rows: Array, size: int) -> Array:
     """Count the nonzeros of each row from 0 to size - 1, in blocks; int64 (size,)."""
     xp = array_module(rows)

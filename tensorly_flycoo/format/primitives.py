@@ -1,6 +1,6 @@
 """The operations on arrays of nonzeros from which layouts are built."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -49,6 +49,10 @@ class Primitives(UnfoldingPrimitives):
     def __init__(self, xp: ModuleType = np, block_size: int = 2**15) -> None:
         self.xp = xp
         self.block_size = block_size
+
+    def choose_cut(self, shape: Sequence[int], dtype: np.dtype) -> "Cut":
+        """Choose the record format, and the sizes of a tile and of a bucket."""
+        raise NotImplementedError("only engines choose")
 
     def pack(
         self, coords: Array, values: Array, record_format: RecordFormat

@@ -6,20 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Self, TypeAlias
 
-import numpy as np
-
-from ..array_modules import Array, array_module
-from ..checks import check_finite, check_inside, check_sums
-from ..devices import Devices, assign_homes
-from .layout import Cut, Layout
-from .ordering import count_canonical_nbytes, make_canonical_records, take_marked
+from ..array_modules import Array
+from ..checks import check_finite, check_inside
+from ..devices import Devices
+from .layout import Layout
+from .ordering import count_canonical_nbytes
 from .packing import RecordFormat
-from .partition import count_rows, find_edges, find_longest_mode, list_rows
+from .partition import find_longest_mode, find_slab_shape
 from .primitives import Primitives, index_dtype
+from .slab_building import MemoryBuilder
 from .streamed import KeepAside, StreamedLayout, link_copies
-
-#: Chooses the cut of a layout from its shape and dtype.
-ChooseCut: TypeAlias = Callable[[Sequence[int], np.dtype], Cut]
 
 
 class Slab(NamedTuple):
@@ -28,27 +24,6 @@ class Slab(NamedTuple):
     rows: slice
     layout: Layout
     home: int = 0  # its device
-
-
-def build_slab(
-    layout_class: type[Layout],
-    records: Array,
-    rows: range,
-    record_format: RecordFormat,
-    choose_cut: ChooseCut,
-    primitives: Primitives,
-) -> Layout:
-    """Build a slab's layout, on the current device.
-
-    `records`, of any device and in the whole tensor's format, are those in the slab; `rows` are the
-    slab's rows of the longest mode.
-    """
-    shape, mode = record_format.shape, find_longest_mode(record_format.shape)
-    coords = record_format.coords(records, array_module(records))
-    coords[mode] -= rows.start
-    values = record_format.values(records).copy()
-    cut = choose_cut((*shape[:mode], len(rows), *shape[mode + 1 :]), values.dtype)
-    return layout_class.build(coords, values, cut, primitives)
 
 
 class SlabLayout:
@@ -64,19 +39,18 @@ class SlabLayout:
         self,
         record_format: RecordFormat,
         num_slabs: int,
-        cut_mode: int,
         slabs: Sequence[Slab],
-        norm: float,
         primitives: Primitives,
         devices: Devices,
+        norm: float | None = None,
     ) -> None:
         self.devices = devices
         self.name = slabs[0].layout.name
         self.record_format = record_format
         self.num_slabs = num_slabs
-        self.cut_mode = cut_mode
+        self.cut_mode = find_longest_mode(record_format.shape)
         self.slabs = slabs
-        self.norm = norm
+        self.norm = math.hypot(*(slab.layout.norm for slab in slabs)) if norm is None else norm
         self._primitives = primitives
         self._empty_rows: dict[int, Array] = {}
         for home in range(devices.count):
@@ -91,7 +65,6 @@ class SlabLayout:
         values: Array,
         record_format: RecordFormat,
         num_slabs: int,
-        choose_cut: ChooseCut,
         primitives: Primitives,
         devices: Devices,
         keep_aside: KeepAside | None = None,
@@ -101,23 +74,18 @@ class SlabLayout:
         The nonzeros of one slab at a time are on its device, beside the slabs that are built. Edges
         are those of the canonical nonzeros, so what is sorted first may be moved to a neighbour.
         """
-        mode, shape = find_longest_mode(record_format.shape), record_format.shape
-        check_inside(coords, shape)
+        check_inside(coords, record_format.shape)
         check_finite(values)
-        parts, edges = _sort_parts(coords, values, record_format, num_slabs, primitives, devices)
-        exact = list_rows(edges)
+        options = (layout_class, num_slabs, primitives, devices)
+        builder = MemoryBuilder(coords, values, record_format, *options)
         slabs: list[Slab] = []
-        for rows, home in zip(exact, assign_homes(len(exact), devices.count), strict=True):
-            records = [part.take(rows, home, record_format, devices) for part in parts]
-            with devices.use(home):
-                own = primitives.xp.concatenate([part for part in records if part is not None])
-                arguments = (rows, record_format, choose_cut, primitives)
-                layout = build_slab(layout_class, own, *arguments)
-                if keep_aside is not None:
+        for rows, home in builder.sort():
+            layout = builder.build(rows, home)
+            if keep_aside is not None:
+                with devices.use(home):
                     layout = keep_aside(layout, home)
             slabs.append(Slab(slice(rows.start, rows.stop), layout, home))
-        norm = math.hypot(*(slab.layout.norm for slab in slabs))
-        return cls(record_format, num_slabs, mode, slabs, norm, primitives, devices)
+        return cls(record_format, num_slabs, slabs, primitives, devices)
 
     @classmethod
     def estimate(
@@ -126,24 +94,23 @@ class SlabLayout:
         nnz: int,
         record_format: RecordFormat,
         num_slabs: int,
-        choose_cut: ChooseCut,
         primitives: Primitives,
         num_devices: int = 1,
     ) -> tuple[int, int]:
         """Predict the memory of equal slabs, as `Layout.estimate` does; the peak of one device."""
-        shape, mode = record_format.shape, find_longest_mode(record_format.shape)
-        num_held = max(1, min(num_slabs, nnz, shape[mode]))
-        sizes = Counter(zip(_share(nnz, num_held), _share(shape[mode], num_held), strict=True))
+        shape, longest = record_format.shape, max(record_format.shape)
+        num_held = max(1, min(num_slabs, nnz, longest))
+        sizes = Counter(zip(_share(nnz, num_held), _share(longest, num_held), strict=True))
         kept = peak_nbytes = 0
         for (slab_nnz, num_rows), count in sizes.items():
-            cut = choose_cut((*shape[:mode], num_rows, *shape[mode + 1 :]), record_format.dtype)
+            cut = primitives.choose_cut(find_slab_shape(shape, num_rows), record_format.dtype)
             nbytes, slab_peak_nbytes = layout_class.estimate(slab_nnz, cut, primitives)
             kept += count * nbytes
             peak_nbytes = max(peak_nbytes, slab_peak_nbytes)
         record_nbytes, per_slab = record_format.record_nbytes, max(_share(nnz, num_held))
         given = 8 * record_format.ndim + record_format.dtype.itemsize
         on_device = primitives.staging_size is None  # the nonzeros, and the sorted parts
-        edges = 48 * shape[mode] + (8 * nnz if on_device else 0)
+        edges = 48 * longest + (8 * nnz if on_device else 0)
         sorting = count_canonical_nbytes(per_slab, record_format, primitives)
         sorting += 3 * nnz + 2 * per_slab * given if on_device else 0
         # All slabs' lists of empty rows may be longer; a slab's records and their nonzeros.
@@ -182,23 +149,23 @@ class SlabLayout:
 
     def find_empty_rows(self, mode: int) -> Array:
         """List the rows of `mode` without nonzeros, ascending."""
-        if mode not in self._empty_rows:
-            self._empty_rows[mode] = self._merge_empty_rows(mode)
-        return self._empty_rows[mode]
-
-    def _merge_empty_rows(self, mode: int) -> Array:
+        if mode in self._empty_rows:
+            return self._empty_rows[mode]
         xp, size = self._primitives.xp, self.record_format.shape[mode]
         empty_rows = [self._bring(slab.layout.find_empty_rows(mode)) for slab in self.slabs]
         if mode == self.cut_mode:
             starts = [slab.rows.start for slab in self.slabs]
             parts = [rows + start for rows, start in zip(empty_rows, starts, strict=True)]
-            return xp.concatenate(parts).astype(index_dtype(size), copy=False)
-        is_empty = xp.ones(size, bool)
-        for rows in empty_rows:
-            is_empty_here = xp.zeros(size, bool)
-            is_empty_here[rows] = True
-            is_empty &= is_empty_here
-        return xp.flatnonzero(is_empty).astype(index_dtype(size))
+            found = xp.concatenate(parts)
+        else:
+            is_empty = xp.ones(size, bool)
+            for rows in empty_rows:
+                is_empty_here = xp.zeros(size, bool)
+                is_empty_here[rows] = True
+                is_empty &= is_empty_here
+            found = xp.flatnonzero(is_empty)
+        self._empty_rows[mode] = found.astype(index_dtype(size), copy=False)
+        return self._empty_rows[mode]
 
     # Use
 
@@ -225,33 +192,27 @@ class SlabLayout:
 
     def _merge_records(self, mode: int) -> Array:
         """Copy the records of one slab after the other, each in the order of `mode`."""
-        xp, record_format = self._primitives.xp, self.record_format
-        records = xp.empty((self.nnz, record_format.num_words), record_format.word_dtype)
-        start = 0
-        for slab in self.slabs:
-            with self.devices.use(slab.home):
-                part = self._read_slab(slab, mode)
+        primitives, record_format = self._primitives, self.record_format
+        xp, start = primitives.xp, 0
+        merged = xp.empty((self.nnz, record_format.num_words), record_format.word_dtype)
+        for rows, layout, home in self.slabs:
+            with self.devices.use(home), layout.hold_order(mode, primitives) as (records, places):
+                if places is not None:
+                    records = primitives.gather(records, places)
+                coords = layout.record_format.coords(records, xp)
+                coords[self.cut_mode] += rows.start
+                values = layout.record_format.values(records)
+                part = record_format.pack(coords, values, xp, primitives.block_size)
             part = self._bring(part)
-            records[start : start + part.shape[0]] = part
+            merged[start : start + part.shape[0]] = part
             start += part.shape[0]
-        return records
-
-    def _read_slab(self, slab: Slab, mode: int) -> Array:
-        """Pack a slab's nonzeros, in the order of `mode`, as those of the whole tensor."""
-        primitives, slab_format = self._primitives, slab.layout.record_format
-        with slab.layout.hold_order(mode, primitives) as (records, places):
-            if places is not None:
-                records = primitives.gather(records, places)
-            coords = slab_format.coords(records, primitives.xp)
-            coords[self.cut_mode] += slab.rows.start
-            values = slab_format.values(records)
-            return self.record_format.pack(coords, values, primitives.xp, primitives.block_size)
+        return merged
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         """Make a layout in the same order with ``function(values)`` and `scale` times the norm."""
         slabs = [self._map_slab(slab, function, scale) for slab in self.slabs]
-        arguments = (self.record_format, self.num_slabs, self.cut_mode, slabs)
-        return type(self)(*arguments, self.norm * scale, self._primitives, self.devices)
+        arguments = (self.record_format, self.num_slabs, slabs, self._primitives, self.devices)
+        return type(self)(*arguments, self.norm * scale)
 
     def _map_slab(self, slab: Slab, function: Callable[[Array], Array], scale: float) -> Slab:
         with self.devices.use(slab.home):
@@ -264,61 +225,6 @@ class SpreadLayout(SlabLayout):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.shardings: dict[int, Any] = {}  # `find_sharding` fills it
-
-
-class _Part(NamedTuple):
-    """Sorted records of some rows of the cut mode, before the edges of slabs are known."""
-
-    rows: range
-    home: int
-    records: Array
-
-    def take(
-        self, rows: range, home: int, record_format: RecordFormat, devices: Devices
-    ) -> Array | None:
-        """Copy the records with one of `rows` to a device; None if there can be none."""
-        if self.rows.stop <= rows.start or rows.stop <= self.rows.start:
-            return None
-        mode = find_longest_mode(record_format.shape)
-        with devices.use(self.home):
-            numbers = record_format.rows(self.records, mode, array_module(self.records))
-            taken = take_marked(self.records, (numbers >= rows.start) & (numbers < rows.stop))
-        with devices.use(home):
-            return devices.bring(taken, home)
-
-
-def _sort_parts(
-    coords: Array,
-    values: Array,
-    record_format: RecordFormat,
-    num_parts: int,
-    primitives: Primitives,
-    devices: Devices,
-) -> tuple[list[_Part], tuple[int, ...]]:
-    """Make canonical records of parts with equally many of the given nonzeros.
-
-    Return also the edges of slabs with equally many of the records.
-    """
-    mode = find_longest_mode(record_format.shape)
-    size = record_format.shape[mode]
-    given = list_rows(find_edges(count_rows(coords[mode], size), num_parts))
-    parts, counts, is_there = [], [], array_module(coords) is primitives.xp
-    for rows, home in zip(given, assign_homes(len(given), devices.count), strict=True):
-        is_own = (coords[mode] >= rows.start) & (coords[mode] < rows.stop)
-        own = [take_marked(numbers, is_own) for numbers in (*coords, values)]
-        with devices.use(home):
-            if is_there:  # else they are copied block by block
-                own = [devices.bring(numbers, home) for numbers in own]
-            own_coords = array_module(coords).stack(own[:-1])
-            records = make_canonical_records(own_coords, own[-1], record_format, primitives)
-            check_sums(record_format.values(records))
-            numbers = record_format.rows(records, mode, primitives.xp)
-            numbers -= numbers.dtype.type(rows.start)
-            counts += devices.fetch([count_rows(numbers, len(rows))])
-            # On the host if the nonzeros are, since the device may have no room for all.
-            kept = records if is_there else devices.fetch([records])[0]
-        parts.append(_Part(rows, home, kept))
-    return parts, find_edges(np.concatenate(counts), num_parts)
 
 
 def _share(count: int, num_slabs: int) -> list[int]:

@@ -52,12 +52,6 @@ class StreamedLayout(ReplicatedLayout):
         self.stager = stager
         self.following: list[np.ndarray | None] = [None] * cut.record_format.ndim
 
-    @classmethod
-    def of(cls, layout: ReplicatedLayout, stager: Stager) -> Self:
-        """Put aside the records of a layout on the device."""
-        copies = [stager.put_aside(copy) for copy in layout.copies]
-        return cls(layout.cut, copies, layout.tilings, layout.norm, stager)
-
     def take_step(self, mode: int, compute: Callable[[Step], None], primitives: Primitives) -> None:
         with self.hold_mode(mode, primitives) as step:
             compute(step)
@@ -101,7 +95,8 @@ def make_keep_aside(make_stager: Callable[[], Stager], num_resident: int) -> Kee
         if home not in stagers:
             stagers[home] = make_stager()
         assert isinstance(layout, ReplicatedLayout)
-        return StreamedLayout.of(layout, stagers[home])
+        copies = [stagers[home].put_aside(copy) for copy in layout.copies]
+        return StreamedLayout(layout.cut, copies, layout.tilings, layout.norm, stagers[home])
 
     return keep_aside
 

@@ -1,14 +1,15 @@
 """Folders of slabs: tensors larger than memory, built part by part and opened without reading."""
 
+import functools
 import hashlib
 import json
-import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from numpy.typing import DTypeLike
 
 from ..array_modules import move
@@ -17,13 +18,16 @@ from ..devices import OneDevice, assign_homes
 from ..engines import select_engine
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
-from ..format.partition import find_longest_mode
+from ..format.partition import find_longest_mode, find_slab_shape
+from ..format.slab_building import SlabBuilder, sort_records, split_nonzeros
 from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
 from ..format.streamed import make_keep_aside
+from ..reporting import report
+from ..tensor.memory import attempt, format_nbytes
 from ..tensor.tensor import FlycooTensor
 from .array_file import SLABS, TENSOR, check_header, open_arrays, refuse_damage
 from .files import FilePath, make_folder, replace_file
-from .parts import Parts, Reading
+from .parts import BLOCK_NNZ, Parts, Reading
 from .saving import (
     check_arrays,
     check_shapes,
@@ -34,13 +38,15 @@ from .saving import (
     read_records,
     write_layout,
 )
-from .slab_building import SlabBuilder, Spool
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
 
 #: Nonzeros of a slab, by default: building one takes about 5 GB.
 _SLAB_NNZ = 2**25
+
+#: The types of indices and values before they are packed; float64 holds float32 too.
+_INDEX, _VALUE = np.dtype(np.uint32), np.dtype(np.float64)
 
 #: Arrays begin at pages of memory and blocks of disks.
 _ALIGNMENT = 4096
@@ -78,15 +84,6 @@ class Index:
     num_slabs: int
     entries: Sequence[Entry]
 
-    @property
-    def cut_mode(self) -> int:
-        return find_longest_mode(self.shape)
-
-    def find_shape(self, entry: Entry) -> tuple[int, ...]:
-        """Return the shape of a slab."""
-        mode = self.cut_mode
-        return (*self.shape[:mode], entry.stop - entry.start, *self.shape[mode + 1 :])
-
     def write(self, folder: Path) -> None:
         """Write the index as JSON, with a format, a version and a digest."""
         facts = {"format": SLABS.format, "version": SLABS.version, **asdict(self)}
@@ -110,7 +107,7 @@ class Index:
             edges = [0, *(entry.stop for entry in entries)]
             is_joined = edges[:-1] == [entry.start for entry in entries]
             is_joined = is_joined and edges == sorted(set(edges)) and len(edges) > 1
-            if not is_joined or edges[-1] != index.shape[index.cut_mode]:
+            if not is_joined or edges[-1] != max(index.shape):
                 raise ValueError("the rows of slabs do not follow each other")
             if not all(type(number) is int for entry in entries for number in entry[:3]):
                 raise ValueError("rows and sizes are not integers")
@@ -130,6 +127,109 @@ def digest(facts: Any) -> str:
     (True, 32)
     """
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+
+
+class DiskBuilder(SlabBuilder):
+    """Builds slabs of nonzeros that come in parts and wait on disk.
+
+    They are written as they come, to a file for each mode and one for the values. `split` copies
+    them to a file of records for each bucket. By default their shape is the smallest that holds all
+    nonzeros and the shapes of all files, and their dtype float32 if that of all values is.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        reading: Reading,
+        parts: Parts,
+        layout: str,
+        num_slabs: int | None,
+        engine: "Engine",
+    ) -> None:
+        self._folder, self._nnz, self._engine = folder, 0, engine
+        shape, dtypes = reading.shape or (), set[np.dtype]()
+        for block in reading.iterate(parts):
+            sizes = shape or block.shape
+            if len(block.shape) != len(sizes):
+                raise ValueError(
+                    f"parts have {len(sizes)} and {len(block.shape)} modes, expected one number"
+                )
+            shape = tuple(max(pair) for pair in zip(sizes, block.shape, strict=True))
+            self._nnz += block.values.size
+            dtypes.add(block.values.dtype)
+            for number, rows in enumerate(block.coords):
+                _append(self._name("column", number), rows.astype(_INDEX))
+            _append(self._name("column", len(shape)), block.values.astype(_VALUE))
+        if not shape:
+            raise ValueError("parts has no nonzeros and no shape, expected some: give shape=")
+        dtype = np.result_type(*dtypes or {_VALUE}) if reading.dtype is None else reading.dtype
+        self.record_format = engine.choose_cut(shape, np.dtype(dtype)).record_format
+        num_slabs = num_slabs or max(1, -(-self._nnz // _SLAB_NNZ))
+        super().__init__(LAYOUT_CLASSES[layout], num_slabs, engine, OneDevice())
+
+    def _name(self, kind: str, number: int) -> Path:
+        return self._folder / f"{kind}-{number}"
+
+    def _read_column(self, number: int, start: int) -> np.ndarray:
+        dtype = _INDEX if number < self.record_format.ndim else _VALUE
+        offset = start * dtype.itemsize
+        return np.fromfile(self._name("column", number), dtype, BLOCK_NNZ, offset=offset)
+
+    def count_rows(self) -> np.ndarray:
+        report(f"distributing {self._nnz:,} nonzeros to {self.num_slabs} slabs")
+        shape = self.record_format.shape
+        mode, counts = find_longest_mode(shape), np.zeros(max(shape), np.int64)
+        for start in range(0, self._nnz, BLOCK_NNZ):
+            np.add.at(counts, self._read_column(mode, start), 1)
+        return counts
+
+    def split(self, buckets: Sequence[range]) -> None:
+        ndim, counts = self.record_format.ndim, np.zeros(len(buckets), np.int64)
+        for number in range(len(buckets)):
+            self._name("bucket", number).touch()
+        for start in range(0, self._nnz, BLOCK_NNZ):
+            *coords, values = (self._read_column(number, start) for number in range(ndim + 1))
+            parts = split_nonzeros(np.stack(coords), values, buckets, self.record_format)
+            for number, records in enumerate(parts):
+                if records.size:
+                    _append(self._name("bucket", number), records)
+                counts[number] += records.shape[0]
+        self._longest = int(counts.max())
+        for number in range(ndim + 1):
+            self._name("column", number).unlink(missing_ok=True)
+
+    def sort_bucket(self, number: int, rows: range, home: int) -> tuple[Path, np.ndarray]:
+        path = self._name("bucket", number)
+
+        def sort() -> np.ndarray:
+            records, counts = sort_records(self.read(path), rows, self.record_format, self._engine)
+            records.tofile(path)
+            return counts
+
+        return path, attempt(sort, self._explain)
+
+    def read(self, records: Path) -> np.ndarray:
+        numbers = np.fromfile(records, self.record_format.word_dtype)
+        return numbers.reshape(-1, self.record_format.num_words)
+
+    def build(self, rows: range, home: int) -> Layout:
+        layout: Layout = attempt(functools.partial(super().build, rows, home), self._explain)
+        return layout
+
+    def _explain(self) -> str:
+        free_nbytes = self._engine.count_free_nbytes()
+        free = "an unknown amount" if free_nbytes is None else format_nbytes(free_nbytes)
+        mode = find_longest_mode(self.record_format.shape)
+        return (
+            f"building a slab of {self._longest:,} nonzeros on {self._engine.name!r} needs "
+            f"more memory than there is ({free} is free): give more slabs than {self.num_slabs}; "
+            f"rows of mode {mode}, the longest, are not split"
+        )
+
+
+def _append(path: Path, numbers: np.ndarray) -> None:
+    with open(path, "ab") as file:
+        numbers.tofile(file)
 
 
 def save_slabs(
@@ -230,23 +330,19 @@ slabs=2>
     with make_folder(path) as folder:
         temporary = folder / "temporary"
         temporary.mkdir()
-        spool = Spool(temporary, reading.iterate(parts), reading.shape)
-        if dtype is not None:
-            spool.dtype = check_dtype(dtype)
-        num_slabs = slabs or max(1, -(-spool.nnz // _SLAB_NNZ))
-        builder = SlabBuilder(temporary, spool, num_slabs, engine)
-        entries: list[Entry] = []
-        for rows, built in builder.build(layout):
-            file = folder / _name_slab(len(entries))
+        builder = DiskBuilder(temporary, reading, parts, layout, slabs, engine)
+        slab_rows, entries = builder.sort(), list[Entry]()
+        for number, (rows, home) in enumerate(slab_rows):
+            report(f"building slab {number + 1} of {len(slab_rows)}")
+            built = builder.build(rows, home)
+            file = folder / _name_slab(number)
             write_layout(file, built, alignment=_ALIGNMENT)
             with open_arrays(file, TENSOR) as reader:
                 members = digest(reader.list_members())
             entries.append(Entry(rows.start, rows.stop, file.stat().st_size, members))
         shutil.rmtree(temporary)
-        record_format = builder.record_format
-        Index(record_format.shape, record_format.dtype.name, layout, num_slabs, entries).write(
-            folder
-        )
+        shape, dtype = builder.record_format.shape, builder.record_format.dtype
+        Index(shape, dtype.name, layout, builder.num_slabs, entries).write(folder)
 
 
 def _check_file_layout(layout: str) -> None:
@@ -346,11 +442,9 @@ def open_slabs(
     record_format = engine.choose_cut(
         index.shape, slabs[0].layout.record_format.dtype
     ).record_format
-    norm = math.hypot(*(slab.layout.norm for slab in slabs))
     slab_class = SlabLayout if engine.devices is None else SpreadLayout
     x = object.__new__(FlycooTensor)
-    arguments = (record_format, index.num_slabs, index.cut_mode, slabs, norm, engine, devices)
-    x._set(engine, slab_class(*arguments))
+    x._set(engine, slab_class(record_format, index.num_slabs, slabs, engine, devices))
     return x
 
 
@@ -370,7 +464,8 @@ def load_slab(
             raise ValueError("its list of arrays is not the one in the index")
         header, record_format = reader.header, read_format(reader)
         found = (record_format.shape, header["dtype"], header["layout"])
-        if found != (index.find_shape(entry), index.dtype, index.layout):
+        shape = find_slab_shape(index.shape, entry.stop - entry.start)
+        if found != (shape, index.dtype, index.layout):
             raise ValueError("its header does not match the index")
         cut = engine.choose_cut(record_format.shape, record_format.dtype)
         if keep != "file" and fits(reader, record_format, cut, engine):

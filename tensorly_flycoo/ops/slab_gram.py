@@ -261,7 +261,7 @@ def build_in_slabs(
     del found
     coords, values = engine.receive(coords, values)
     record_format = engine.choose_cut(shape, values.dtype).record_format
-    options = (record_format, layout.num_slabs, engine.choose_cut, engine, layout.devices)
+    options = (record_format, layout.num_slabs, engine, layout.devices)
     return type(layout).build(LAYOUT_CLASSES["replicated"], coords, values, *options)
 
 

@@ -52,8 +52,7 @@ def build(nnz):
         del coords, values
         cupy.get_default_memory_pool().free_all_blocks()
     record_format = CUDA.choose_cut(SHAPE, np.dtype(np.float32)).record_format
-    norm = float(np.hypot.reduce([slab.layout.norm for slab in slabs]))
-    layout = SlabLayout(record_format, NUM_SLABS, 0, slabs, norm, CUDA, OneDevice(cupy))
+    layout = SlabLayout(record_format, NUM_SLABS, slabs, CUDA, OneDevice(cupy))
     x = object.__new__(FlycooTensor)
     x._set(CUDA, layout)
     return x

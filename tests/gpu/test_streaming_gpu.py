@@ -133,9 +133,7 @@ def test_arrays_in_files(tmp_path):
         streamed = StreamedLayout(layout.cut, copies, layout.tilings, layout.norm, stager)
         slabs.append(slab._replace(layout=streamed))
     of = resident._layout
-    y = resident._replace_layout(
-        SlabLayout(of.record_format, 2, of.cut_mode, slabs, of.norm, CUDA, of.devices)
-    )
+    y = resident._replace_layout(SlabLayout(of.record_format, 2, slabs, CUDA, of.devices))
     for _ in range(2):
         for found, expected in zip(compute(y), compute(resident), strict=True):
             assert found.tobytes() == expected.tobytes()

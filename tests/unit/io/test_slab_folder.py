@@ -27,7 +27,8 @@ from tensorly_flycoo import (
     write_tns,
 )
 from tensorly_flycoo.engines.cpu import engine as cpu
-from tensorly_flycoo.io import parts, slab_building, slab_folder
+from tensorly_flycoo.format import slab_building
+from tensorly_flycoo.io import parts, slab_folder
 from tensorly_flycoo.io.array_file import ArrayReader
 from tensorly_flycoo.io.files import make_folder
 from tensorly_flycoo.tensor.digest import find_digest
@@ -43,7 +44,7 @@ KEEPS = pytest.mark.parametrize("keep", ["file", "device", "host"])
 def small_blocks(monkeypatch):
     monkeypatch.setattr(cpu, "TILE_SIZE", 32)
     monkeypatch.setattr(cpu, "BUCKET_SIZE", 64)
-    for module in (parts, slab_building):
+    for module in (parts, slab_folder):
         monkeypatch.setattr(module, "BLOCK_NNZ", 100)
 
 
@@ -373,7 +374,7 @@ def test_opening_reads_headers_only(path, monkeypatch):
 
 def test_a_folder_is_built_in_little_memory(path, monkeypatch):
     """Less than a quarter of the tensor; most of it is one slab while it is built."""
-    for module in (parts, slab_building):
+    for module in (parts, slab_folder):
         monkeypatch.setattr(module, "BLOCK_NNZ", 2000)
     problem = make_problem((4000, 500, 70), 100_000)
     save_slabs(path.with_name("warm"), split(problem, 3), slabs=20)

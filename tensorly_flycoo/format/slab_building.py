@@ -1,0 +1,186 @@
+"""How the slabs of a tensor are built, wherever its nonzeros are.
+
+1. The given nonzeros of each row of the longest mode are counted, and the mode is cut into buckets
+   with equally many of them.
+2. The nonzeros are distributed to the buckets, in the sequence in which they are given.
+3. Each bucket is sorted, its duplicates summed and its zeros dropped; what is left is counted.
+4. These counts give the edges of the slabs, each of which takes records from one to three buckets.
+
+Meanwhile the nonzeros are in memory (`MemoryBuilder`), on disk (`io.slab_folder.DiskBuilder`) or on
+the workers of a cluster (`dask.loading.ClusterBuilder`). The slabs have the same bits.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..array_modules import Array, array_module, move
+from ..checks import check_sums
+from ..devices import Devices, assign_homes, bring_each
+from .layout import Layout
+from .ordering import make_canonical_records, take_marked
+from .packing import RecordFormat
+from .partition import count_rows, find_edges, find_longest_mode, find_slab_shape, list_rows
+from .primitives import Primitives
+
+
+class SlabBuilder(ABC):
+    """Sorts nonzeros, then builds slabs of them, each on its device."""
+
+    record_format: RecordFormat  # of the whole tensor
+
+    def __init__(
+        self,
+        layout_class: type[Layout],
+        num_slabs: int,
+        primitives: Primitives,
+        devices: Devices,
+    ) -> None:
+        self.layout_class = layout_class
+        self.num_slabs = num_slabs
+        self.primitives = primitives
+        self.devices = devices
+        # The rows of each bucket, its device and its sorted records.
+        self.buckets: list[tuple[range, int, Any]] = []
+
+    @abstractmethod
+    def count_rows(self) -> Array:
+        """Count the given nonzeros of each row of the longest mode, int64 (size,)."""
+
+    @abstractmethod
+    def split(self, buckets: Sequence[range]) -> None:
+        """Distribute the nonzeros to buckets: ranges of rows that follow each other."""
+
+    @abstractmethod
+    def sort_bucket(self, number: int, rows: range, home: int) -> tuple[Any, Any]:
+        """Return what `sort_nonzeros` makes of a bucket on a device, or what stands for it."""
+
+    def read(self, records: Any) -> Array:
+        """Return the records that `sort_bucket` has returned, where they are."""
+        return records
+
+    def sort(self) -> list[tuple[range, int]]:
+        """Sort all nonzeros; return the rows and the device of each slab."""
+        count, counts = self.devices.count, []
+        buckets = list_rows(find_edges(self.count_rows(), self.num_slabs))
+        self.split(buckets)
+        for number, home in enumerate(assign_homes(len(buckets), count)):
+            records, counted = self.sort_bucket(number, buckets[number], home)
+            self.buckets.append((buckets[number], home, records))
+            counts.append(counted)
+        edges = find_edges(np.concatenate(self.devices.collect(counts)), self.num_slabs)
+        slabs = list_rows(edges)
+        return list(zip(slabs, assign_homes(len(slabs), count), strict=True))
+
+    def build(self, rows: range, home: int) -> Any:
+        """Build a slab's layout on its device; return it, or what stands for it."""
+        devices, record_format, pieces = self.devices, self.record_format, []
+        for own, source, records in self.buckets:
+            if own.start < rows.stop and rows.start < own.stop:
+                records = self.read(records)
+                taken = devices.run(source, take_rows, records, own, rows, record_format)
+                pieces.append(devices.bring(taken, home))
+        options = (self.layout_class, rows, record_format, self.primitives)
+        return devices.run(home, build_slab, pieces, *options)
+
+
+class MemoryBuilder(SlabBuilder):
+    """Builds slabs of checked coords (ndim, nnz) and values (nnz,), on the host or a device."""
+
+    def __init__(
+        self, coords: Array, values: Array, record_format: RecordFormat, *options: Any
+    ) -> None:
+        super().__init__(*options)
+        self.record_format = record_format
+        self._coords, self._values = coords, values
+        self._rows = coords[find_longest_mode(record_format.shape)]
+
+    def count_rows(self) -> Array:
+        return count_rows(self._rows, max(self.record_format.shape))
+
+    def split(self, buckets: Sequence[range]) -> None:
+        pass  # each bucket is taken from all nonzeros when it is sorted
+
+    def sort_bucket(self, number: int, rows: range, home: int) -> tuple[Array, Array]:
+        is_own = (self._rows >= rows.start) & (self._rows < rows.stop)
+        own = [take_marked(numbers, is_own) for numbers in (*self._coords, self._values)]
+        if array_module(self._values) is self.primitives.xp:  # else copied block by block
+            own = bring_each(self.devices, own, [home] * len(own))
+        return self.devices.run(home, self._sort, own, rows)
+
+    def _sort(self, own: list[Array], rows: range) -> tuple[Array, Array]:
+        coords = array_module(own[-1]).stack(own[:-1])
+        return sort_nonzeros(coords, own[-1], rows, self.record_format, self.primitives)
+
+
+# Steps, on the device of a bucket or a slab
+
+
+def split_nonzeros(
+    coords: np.ndarray, values: np.ndarray, buckets: Sequence[range], record_format: RecordFormat
+) -> list[np.ndarray]:
+    """Pack the nonzeros of each bucket, in the given sequence."""
+    firsts = np.array([rows.start for rows in buckets[1:]], np.uint32)
+    numbers = np.searchsorted(firsts, coords[find_longest_mode(record_format.shape)], "right")
+    numbers = numbers.astype(np.min_scalar_type(len(buckets)))  # NumPy sorts these by digits
+    records = record_format.pack(coords, values.astype(record_format.dtype))
+    records = records[np.argsort(numbers, kind="stable")]
+    counts = np.bincount(numbers, minlength=len(buckets))
+    return np.split(records, np.cumsum(counts)[:-1])
+
+
+def sort_records(
+    records: np.ndarray, rows: range, record_format: RecordFormat, primitives: Primitives
+) -> tuple[np.ndarray, np.ndarray]:
+    """Do what `sort_nonzeros` does with the records of a bucket."""
+    coords, values = record_format.coords(records), record_format.values(records).copy()
+    del records
+    return sort_nonzeros(coords, values, rows, record_format, primitives)
+
+
+def sort_nonzeros(
+    coords: Array, values: Array, rows: range, record_format: RecordFormat, primitives: Primitives
+) -> tuple[Array, Array]:
+    """Make canonical records of a bucket, where its nonzeros are; count those of each of its rows.
+
+    The counts are on the host.
+    """
+    records = make_canonical_records(coords, values, record_format, primitives)
+    check_sums(record_format.values(records))
+    mode = find_longest_mode(record_format.shape)
+    numbers = record_format.rows(records, mode, primitives.xp)
+    numbers -= numbers.dtype.type(rows.start)
+    counts = move(count_rows(numbers, len(rows)), np)
+    return move(records, array_module(values)), counts
+
+
+def take_rows(records: Array, own: range, rows: range, record_format: RecordFormat) -> Array:
+    """Return the records with one of `rows`, of a bucket with the rows `own`."""
+    if rows.start <= own.start and own.stop <= rows.stop:
+        return records
+    mode = find_longest_mode(record_format.shape)
+    numbers = record_format.rows(records, mode, array_module(records))
+    return take_marked(records, (numbers >= rows.start) & (numbers < rows.stop))
+
+
+def build_slab(
+    pieces: Sequence[Array],
+    layout_class: type[Layout],
+    rows: range,
+    record_format: RecordFormat,
+    primitives: Primitives,
+) -> Layout:
+    """Build a slab's layout, on the current device, of records of the whole tensor.
+
+    `pieces` have the records of the slab, `rows` are its rows of the longest mode.
+    """
+    xp, shape = array_module(pieces[0]), record_format.shape
+    records = xp.concatenate([move(piece, xp) for piece in pieces])
+    coords = record_format.coords(records, xp)
+    coords[find_longest_mode(shape)] -= rows.start
+    values = record_format.values(records).copy()
+    del records
+    cut = primitives.choose_cut(find_slab_shape(shape, len(rows)), values.dtype)
+    return layout_class.build(coords, values, cut, primitives)
