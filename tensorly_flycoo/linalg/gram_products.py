@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..array_modules import Array, array_module, is_cupy
-from ..devices import bring_to_each
 from ..shards.row_shards import RowShards
 from . import sharded
 from .tall_skinny import gpu_kernels, solve
@@ -306,13 +305,12 @@ class ShardedKernels:
         return inner
 
     def solve_rows(self, x: RowShards, inverse: Any) -> tuple[RowShards, Any, Any]:
-        kernels, devices, homes = self._kernels, x.sharding.devices, x.sharding.homes
-        matrices = bring_to_each(devices, inverse.to_array(), homes)
-        inverses = {home: kernels.as_blocks(matrix) for home, matrix in matrices.items()}
-        solved = []
-        for block, home in zip(x.blocks, homes, strict=True):
-            with devices.use(home):
-                solved.append(kernels.solve_rows(block, inverses[home]))
+        kernels = self._kernels
+
+        def solve(block: Array, matrix: Array) -> tuple[Array, Any, Any]:
+            return kernels.solve_rows(block, kernels.as_blocks(matrix))
+
+        solved = x.apply(solve, matrix=inverse.to_array())
         rows, grams, inner = zip(*solved, strict=True)
         return x.replace(rows, False), *self._collect(x, grams, inner)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..array_modules import Array, array_module
-from ..devices import bring_each, bring_to_each
+from ..devices import bring_each
 from ..format.tree import fold_tree
 from ..shards.row_shards import FUNCTIONS, RowShards, refuse
 from . import tall_skinny
@@ -34,9 +34,9 @@ def dot(a: Any, b: Any) -> Any:
         product = a.T.reduce(tall_skinny.transposed_product, b)
         return product.astype(np.result_type(a.dtype, b.dtype))
     if isinstance(a, RowShards) and not a.is_transposed and b.ndim == 2:
-        return _multiply(a, b)
+        return a.replace(a.apply(operator.matmul, matrix=b), False)
     if isinstance(b, RowShards) and b.is_transposed and a.ndim == 2:
-        return _multiply(b.T, a.T).T
+        return dot(b.T, a.T).T
     refuse(f"the product of {a!r} and {b!r}")
 
 
@@ -60,24 +60,11 @@ def inner_product(a: RowShards, factors: Sequence[RowShards]) -> Array:
     return sums.astype(product.dtype).sum()
 
 
-def _multiply(x: RowShards, matrix: Array) -> RowShards:
-    devices, homes, blocks = x.sharding.devices, x.sharding.homes, []
-    matrices = bring_to_each(devices, matrix, homes)
-    for block, home in zip(x.blocks, homes, strict=True):
-        with devices.use(home):
-            blocks.append(block @ matrices[home])
-    return x.replace(blocks, False)
-
-
 def solve(a: Array, b: RowShards) -> RowShards:
     """Solve ``a @ x = b`` for b (R, I), block by block."""
     if not isinstance(b, RowShards) or not b.is_transposed or isinstance(a, RowShards):
         refuse("numpy.linalg.solve with such arguments")
-    devices, homes, blocks = b.sharding.devices, b.sharding.homes, []
-    matrices = bring_to_each(devices, a, homes)
-    for block, home in zip(b.blocks, homes, strict=True):
-        with devices.use(home):
-            blocks.append(tall_skinny.solve(matrices[home], block.T).T)
+    blocks = b.apply(lambda block, matrix: tall_skinny.solve(matrix, block.T).T, matrix=a)
     return b.replace(blocks, True)
 
 

@@ -126,11 +126,18 @@ class RowShards(NDArrayOperatorsMixin):
         """
         return self.replace(self.apply(function, *others), self.is_transposed)
 
-    def apply(self, function: Callable[..., Any], *others: Any) -> list[Any]:
-        """Return what the function of `map_blocks` returns for each block."""
+    def apply(
+        self, function: Callable[..., Any], *others: Any, matrix: Array | None = None
+    ) -> list[Any]:
+        """Return what the function of `map_blocks` returns for each block.
+
+        The function's last argument is the whole `matrix`, if there is one.
+        """
         devices, homes, results = self.sharding.devices, self.sharding.homes, []
         # First all copies, then all work: a copy waits for the work that is under way.
         parts = [self._split(x) for x in others]
+        if matrix is not None:
+            parts.append(self._bring(matrix))
         for home, *own in zip(homes, self.blocks, *parts, strict=True):
             with devices.use(home):
                 results.append(function(*own))
@@ -142,13 +149,16 @@ class RowShards(NDArrayOperatorsMixin):
             if (other.sharding, other.is_transposed) != (self.sharding, self.is_transposed):
                 raise ValueError(f"{other} and {self} are not sharded in the same way")
             return other.blocks
-        devices, homes = self.sharding.devices, self.sharding.homes
         if not hasattr(other, "ndim") or isinstance(other, np.generic):
-            return [other] * len(homes)
+            return [other] * len(self.blocks)
         if other.shape == self.shape:
             return self.sharding.cut(other.T if self.is_transposed else other)
-        own = bring_to_each(devices, self._align(other) if other.ndim else other, homes)
-        return [own[home] for home in homes]
+        return self._bring(self._align(other) if other.ndim else other)
+
+    def _bring(self, array: Array) -> list[Array]:
+        """Return a small array on the device of each block."""
+        own = bring_to_each(self.sharding.devices, array, self.sharding.homes)
+        return [own[home] for home in self.sharding.homes]
 
     def _align(self, other: Array) -> Array:
         """Return a plain operand as it broadcasts to blocks (rows, R)."""
