@@ -224,8 +224,7 @@ def _is_on_gpu(x: Any) -> bool:
 def _is_transpose(a: Any, b: Any) -> bool:
     """Return whether `a` is the transpose of a matrix `b`, in the same memory."""
     if isinstance(b, RowShards):
-        is_same = isinstance(a, RowShards) and a.shares_gram(b)
-        return is_same and a.is_transposed and not b.is_transposed
+        return isinstance(a, RowShards) and a.is_transpose_of(b)
     if not is_cupy(a) or b.ndim != 2:
         return False
     shapes_suit, strides_suit = a.shape == b.shape[::-1], a.strides == b.strides[::-1]

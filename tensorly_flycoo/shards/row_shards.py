@@ -6,7 +6,6 @@ along the tree of `format.tree`; the small results are plain arrays on the first
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
@@ -221,9 +220,10 @@ class RowShards(NDArrayOperatorsMixin):
 
     # Over all rows
 
-    def shares_gram(self, other: RowShards) -> bool:
-        """Return whether the two are the same matrix, but for a transposition."""
-        return self.memo is other.memo
+    def is_transpose_of(self, other: Any) -> bool:
+        """Return whether this is ``x.T`` of a matrix `other`, x, with blocks of rows."""
+        is_same = isinstance(other, RowShards) and self.memo is other.memo
+        return is_same and self.is_transposed and not other.is_transposed
 
     def reduce(
         self,
@@ -235,43 +235,18 @@ class RowShards(NDArrayOperatorsMixin):
 
         The sum is where what belongs to no slab is.
         """
-        parts = self.apply(lambda *blocks: function(*blocks).astype(np.float64), *others)
+        parts = self.apply(
+            lambda *blocks: function(*blocks).astype(np.float64, copy=False), *others
+        )
         return fold_tree(self.sharding.devices.collect(parts), add)
-
-    def multiply_blocks(self, multiply: Callable[[Array, Array], Array]) -> list[Array]:
-        """Return ``multiply(b, b)``, in float64, of each block on its device; computed once."""
-        if not self.memo.products:
-            self.memo.products = self.apply(lambda b: multiply(b, b).astype(np.float64))
-        return self.memo.products
-
-    def find_gram(self, multiply: Callable[[Array, Array], Array]) -> Array:
-        """Return ``x.T @ x`` (R, R), of which `multiply` computes a block's; computed once."""
-        if self.memo.gram is None:
-            products = self.sharding.devices.collect(self.multiply_blocks(multiply))
-            self.memo.gram = fold_tree(products, operator.add).astype(self.dtype)
-        return self.memo.gram.copy()
-
-    def replicate_gram(self, multiply: Callable[[Array, Array], Array]) -> Any:
-        """Return what `find_gram` does, as `Devices.replicate` returns it."""
-        if self.memo.replicated is None:
-            products = self.multiply_blocks(multiply)
-            add = functools.partial(_add_products, self.dtype)
-            self.memo.replicated = self.sharding.devices.replicate(products, add)
-        return self.memo.replicated
 
     # Methods of arrays
 
-    def copy(self) -> RowShards:
+    def copy(self, memo: Any = None) -> RowShards:
+        """Return the matrix itself, which never changes; neither do real ones when conjugated."""
         return self
 
-    def __copy__(self) -> RowShards:
-        return self
-
-    def __deepcopy__(self, memo: dict) -> RowShards:
-        return self
-
-    def conj(self) -> RowShards:
-        return self
+    conj = __copy__ = __deepcopy__ = copy
 
     def transpose(self, *axes: Any) -> RowShards:
         return FUNCTIONS[np.transpose](self, axes or None)
@@ -308,10 +283,6 @@ def gather_each(
     for (n, home), array in zip(missing, devices.gather(requests), strict=True):
         found[n][home] = array
     return found
-
-
-def _add_products(dtype: np.dtype, *products: Array) -> Array:
-    return fold_tree(products, operator.add).astype(dtype)
 
 
 def _describe(name: str) -> str:
