@@ -29,9 +29,8 @@ from ..decomposition.initial_guess import (
     spread_factors,
 )
 from ..decomposition.ranks import find_tucker_rank
-from ..decomposition.resuming import State, prepare_options, take_up
-from ..decomposition.whole_tensor import WholeTensor, check_start, run_parafac
-from ..io.checkpoint import Resumed
+from ..decomposition.resuming import State, take_up
+from ..decomposition.whole_tensor import WholeTensor, check_start
 from ..linalg import gram_products, sharded
 from ..linalg.tall_skinny import inner_product
 from ..ops.ttmc import check_free_modes
@@ -122,13 +121,6 @@ def _bind(original: Callable, args: tuple, kwargs: dict) -> dict[str, Any]:
 def _call_ours(original: Callable, *args: Any, **kwargs: Any) -> Any:
     ours = inspect.unwrap(getattr(decomposition, original.__name__))  # guarded already
     return ours(**_bind(original, args, kwargs))
-
-
-def _parafac(original: Callable, *args: Any, **kwargs: Any) -> Any:
-    given = _bind(original, args, kwargs)
-    if given.get("mask") is not None or isinstance(given.get("init"), Resumed):
-        return _call_ours(original, **given)
-    return run_parafac(original, prepare_options(given))
 
 
 def _tucker(original: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -242,7 +234,7 @@ def _refuse(instead: str) -> Callable:
 
 TABLE = (
     Replacement(
-        "parafac", "decomposition decomposition._cp", _parafac,
+        "parafac", "decomposition decomposition._cp", _call_ours,
         "with a mask it forms tensor * mask + model * (1 - mask); a checkpoint is not a guess; a "
         "fraction is no rank",
         "error_calc imputed the entries that a mask leaves out; init took a state",

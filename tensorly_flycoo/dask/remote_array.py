@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from ..linalg import hals, tall_skinny
+from ..linalg import hals, sharded, tall_skinny
 from .cluster import Cluster
 from .handles import Kind, RemoteObject, WorkerHandle
 from .messages import SITE
@@ -47,17 +47,11 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
         """Wait for the array, and return it."""
         return self.cluster.fetch([self])[0]
 
-    def _call(
-        self, function: Callable, args: Sequence[Any], kwargs: dict[str, Any], kind: Kind
-    ) -> RemoteArray:
-        args = [x.copy() if isinstance(x, np.ndarray) else x for x in args]
-        (key,) = self.cluster.call(self.worker, function, args, kwargs)
-        return RemoteArray(self.cluster, self.worker, key, *kind)
-
-    def call_remotely(self, function: Callable, *args: Any) -> Any:
-        """Call one of our own functions of arrays on the worker; see `remote_aware`."""
-        kinds = _find_kinds[function](*args)
-        keys = self.cluster.call(self.worker, function, args, num_results=len(kinds))
+    def call_remotely(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
+        """Call a function of arrays on the worker: NumPy's, or our own; see `remote_aware`."""
+        kinds = _find_kinds(function, args, kwargs)
+        args = tuple(x.copy() if isinstance(x, np.ndarray) else x for x in args)
+        keys = self.cluster.call(self.worker, function, args, kwargs, num_results=len(kinds))
         results = [
             RemoteArray(self.cluster, self.worker, key, *kind)
             for key, kind in zip(keys, kinds, strict=True)
@@ -67,23 +61,14 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
     # NumPy's protocols
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        (out,) = options.pop("out", (None,))
-        if method != "__call__" or options or (out is not None and out is not self):
-            _refuse(f"{ufunc.__name__}.{method} with {', '.join(options) or 'out'}")
-        if out is not None:
-            args = [x.copy() if isinstance(x, np.ndarray) else x for x in inputs]
-            self.cluster.call(self.worker, ufunc, args, {"out": self}, num_results=0)
-            return self
-        return self._call(ufunc, inputs, {}, find_kind_of_ufunc(ufunc, inputs))
+        if method != "__call__" or options:
+            _refuse(f"{ufunc.__name__}.{method} with {', '.join(options)}")
+        return self.call_remotely(ufunc, *inputs)
 
     def __array_function__(
         self, function: Callable, types: Any, args: tuple, kwargs: dict[str, Any]
     ) -> Any:
-        if function not in _KINDS:
-            _refuse(function.__name__)
-        kind = _KINDS[function](*args, **kwargs)
-        args = tuple(list(x) if isinstance(x, tuple) else x for x in args)
-        return self._call(function, args, kwargs, kind)
+        return self.call_remotely(function, *args, **kwargs)
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         _refuse("asarray")
@@ -94,49 +79,23 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
     def ndim(self) -> int:
         return len(self.shape)
 
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape))
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
-
-    @property
-    def T(self) -> RemoteArray:
-        return self._call(np.transpose, [self], {}, (self.shape[::-1], self.dtype))
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
     def __repr__(self) -> str:
         return f"<RemoteArray: shape={self.shape}, dtype={self.dtype}, on {self.worker.address}>"
 
     def __getitem__(self, index: Any) -> RemoteArray:
-        shape = np.broadcast_to(np.empty((), self.dtype), self.shape)[index].shape
-        return self._call(operator.getitem, [self, index], {}, (shape, self.dtype))
+        return self.call_remotely(operator.getitem, self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         value = value.copy() if isinstance(value, np.ndarray) else value
         self.cluster.call(self.worker, operator.setitem, [self, index, value], num_results=0)
 
     def copy(self) -> RemoteArray:
-        return self._call_method("copy", (self.shape, self.dtype))
+        return self.call_remotely(np.copy, self, order="C")
 
     def astype(self, dtype: Any, copy: bool = True) -> RemoteArray:
         if not copy and self.dtype == dtype:
             return self
-        return self._call_method("astype", (self.shape, np.dtype(dtype)), np.dtype(dtype))
-
-    def sum(self, axis: int | None = None, dtype: Any = None) -> RemoteArray:
-        kind = _reduce(self, axis, dtype or np.empty(0, self.dtype).sum().dtype)
-        return self._call_method("sum", kind, axis=axis, dtype=dtype)
-
-    def clip(self, a_min: Any, a_max: Any) -> RemoteArray:
-        return self._call_method("clip", (self.shape, self.dtype), a_min, a_max)
-
-    def _call_method(self, name: str, kind: Kind, *args: Any, **kwargs: Any) -> RemoteArray:
-        return self._call(call_method, [self, name, *args], kwargs, kind)
+        return self.call_remotely(_convert, self, np.dtype(dtype))
 
     __hash__ = object.__hash__
 
@@ -144,6 +103,10 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
 def call_method(array: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     """Call a method of an array."""
     return getattr(array, name)(*args, **kwargs)
+
+
+def _convert(array: Any, dtype: np.dtype) -> Any:
+    return array.astype(dtype)
 
 
 def send_all(cluster: Cluster, wanted: Sequence[tuple[RemoteObject, WorkerHandle]]) -> list[Any]:
@@ -182,10 +145,12 @@ def find_kind_of_ufunc(ufunc: np.ufunc, inputs: Sequence[Any]) -> Kind:
     return np.broadcast_shapes(*(getattr(x, "shape", ()) for x in inputs)), dtype
 
 
-def _reduce(x: Any, axis: int | None, dtype: Any) -> Kind:
-    if axis is None:
-        return (), dtype
-    return x.shape[:axis] + x.shape[axis:][1:], dtype
+def _take(x: Any, index: Any) -> Kind:
+    return np.broadcast_to(np.empty((), x.dtype), x.shape)[index].shape, x.dtype
+
+
+def _reduce(x: Any, axis: int | None = None) -> Kind:
+    return () if axis is None else x.shape[:axis] + x.shape[axis:][1:], x.dtype
 
 
 def _concatenate(arrays: Sequence[Any], axis: int = 0) -> Kind:
@@ -200,30 +165,37 @@ def _where(condition: Any, x: Any, y: Any) -> Kind:
     return np.broadcast_shapes(*shapes), dtype
 
 
-#: NumPy's functions, and what they return.
-_KINDS: dict[Callable, Callable[..., Kind]] = {
+#: NumPy's functions and our own, and what they return.
+_KINDS: dict[Callable, Callable[..., Kind | list[Kind]]] = {
+    operator.getitem: _take,
     np.copy: lambda x, order="K": (x.shape, x.dtype),
-    np.max: lambda x, axis=None: _reduce(x, axis, x.dtype),
-    np.min: lambda x, axis=None: _reduce(x, axis, x.dtype),
-    np.sum: lambda x, axis=None: _reduce(x, axis, x.dtype),
+    np.clip: lambda x, a_min, a_max: (x.shape, x.dtype),
+    np.max: _reduce,
+    np.min: _reduce,
     np.concatenate: _concatenate,
     np.where: _where,
-}
-
-
-#: Our own functions, and what they return.
-_find_kinds: dict[Callable, Callable[..., list[Kind]]] = {
-    tall_skinny.sum_columns: lambda x: [((x.shape[1],), np.dtype(np.float64))],
-    tall_skinny.transposed_product: lambda a, b: [
-        ((a.shape[1], b.shape[1]), np.result_type(a.dtype, b.dtype))
-    ],
-    tall_skinny.solve: lambda a, b: [(b.shape, b.dtype)],
+    _convert: lambda x, dtype: (x.shape, dtype),
+    tall_skinny.sum_columns: lambda x: ((x.shape[1],), np.dtype(np.float64)),
+    tall_skinny.transposed_product: lambda a, b: (
+        (a.shape[1], b.shape[1]),
+        np.result_type(a.dtype, b.dtype),
+    ),
+    sharded.solve_rows: lambda rows, matrix: (rows.shape, rows.dtype),
     tall_skinny.qr: lambda a: [
         ((a.shape[0], min(a.shape)), a.dtype),
         ((min(a.shape), a.shape[1]), a.dtype),
     ],
-    hals.sweep_block: lambda targets, gram, rows, *_: [((2,), np.dtype(np.float64))],
+    hals.sweep_block: lambda targets, gram, rows, *_: ((2,), np.dtype(np.float64)),
 }
+
+
+def _find_kinds(function: Callable, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Kind]:
+    if isinstance(function, np.ufunc):
+        return [find_kind_of_ufunc(function, args)]
+    if function not in _KINDS:
+        _refuse(function.__name__)
+    kinds = _KINDS[function](*args, **kwargs)
+    return kinds if isinstance(kinds, list) else [kinds]
 
 
 def _refuse(name: str) -> NoReturn:

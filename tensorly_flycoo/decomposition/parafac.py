@@ -1,5 +1,6 @@
 """CP decomposition by alternating least squares, with missing values or from a checkpoint too."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..array_modules import Array
 from ..checks import densify_error
 from ..io.checkpoint import Resumed
+from ..linalg import gram_products
 from ..linalg.tall_skinny import qr, solve
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import iterate, list_free_modes, measure_by, start
@@ -15,10 +17,12 @@ from .masks import ImputedTensor, find_missing
 from .resuming import Callback, prepare_options, resume_options
 from .stopping import has_converged
 from .tensorly_loop import dense_to_tensorly, require_flycoo_backend, tensorly_loop
-from .whole_tensor import WholeTensor, run_parafac
+from .whole_tensor import WholeTensor
 
 if TYPE_CHECKING:
     from sparse import SparseArray
+
+_logger = logging.getLogger("tensorly_flycoo")
 
 
 @dense_to_tensorly
@@ -148,7 +152,7 @@ def parafac(
     missing = None if mask is None else find_missing(options["tensor"], mask)
     if missing is None:
         require_flycoo_backend()
-        return run_parafac(tensorly_loop("parafac"), options | {"mask": None})
+        return _run_tensorly_loop(options | {"mask": None})
     if sparsity:
         raise densify_error("sparsity=", missing.shape, "leave it out")
     model = start(
@@ -169,6 +173,19 @@ def parafac(
         normalize_factors=normalize_factors, verbose=verbose,
     )  # fmt: skip
     return (cp_tensor, errors) if return_errors else cp_tensor
+
+
+def _run_tensorly_loop(options: dict[str, Any]) -> Any:
+    x = options.pop("tensor")
+    if x.nnz == 0:
+        raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
+    whole = WholeTensor(x)
+    try:
+        return tensorly_loop("parafac")(whole, **options)
+    finally:
+        gram_products.stop()
+        if x.device == "cuda" and not whole.device.memory.num_solves:
+            _logger.debug("parafac ran without fast Gram products (float32, ranks up to 32)")
 
 
 @dataclass

@@ -1,31 +1,16 @@
 """TensorLy's own decompositions: for dense tensors, and for sparse ones if their loop suits."""
 
-import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+import tensorly.decomposition
 from tensorly.backend import BackendManager
 
 from .guarding import guard
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-
-#: The TensorLy module that defines each decomposition.
-_MODULES = {
-    "parafac": "_cp",
-    "randomised_parafac": "_cp",
-    "non_negative_parafac": "_nn_cp",
-    "non_negative_parafac_hals": "_nn_cp",
-    "constrained_parafac": "_constrained_cp",
-    "parafac2": "_parafac2",
-    "tensor_train": "_tt",
-    "tensor_train_matrix": "_tt",
-    "tensor_ring": "_tr_svd",
-    "tucker": "_tucker",
-    "partial_tucker": "_tucker",
-}
 
 
 def tensorly_loop(name: str) -> Callable[..., Any]:
@@ -36,8 +21,7 @@ def tensorly_loop(name: str) -> Callable[..., Any]:
     >>> tensorly_loop("parafac").__module__
     'tensorly.decomposition._cp'
     """
-    module = importlib.import_module(f"tensorly.decomposition.{_MODULES[name]}")
-    return inspect.unwrap(getattr(module, name))
+    return inspect.unwrap(getattr(tensorly.decomposition, name))
 
 
 def dense_to_tensorly(function: Callable[_P, _R]) -> Callable[_P, _R]:

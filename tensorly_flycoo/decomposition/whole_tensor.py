@@ -1,8 +1,6 @@
 """A sparse tensor as a decomposition sees it: without missing entries, for one call."""
 
-import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,22 +11,6 @@ from ..ops.lazy import LazyArray
 from ..ops.mttkrp import mttkrp
 from ..tensor.tensor import FlycooTensor
 from .cp_model import relative_error
-
-_logger = logging.getLogger("tensorly_flycoo")
-
-
-def run_parafac(parafac: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """Run TensorLy's parafac, or what is put around it, with options of `prepare_options`."""
-    x = options.pop("tensor")
-    if x.nnz == 0:
-        raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
-    tensor = WholeTensor(x)
-    try:
-        return parafac(tensor, **options)
-    finally:
-        gram_products.stop()
-        if x.device == "cuda" and not tensor.device.memory.num_solves:
-            _logger.debug("parafac ran without fast Gram products (float32, ranks up to 32)")
 
 
 def check_start(mttkrp: Array) -> None:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..array_modules import Array, array_module, is_cupy
-from ..devices import bring_to_each
 from ..shards.row_shards import RowShards
 from . import sharded
 from .tall_skinny import gpu_kernels, solve
@@ -225,8 +224,7 @@ def _is_on_gpu(x: Any) -> bool:
 def _is_transpose(a: Any, b: Any) -> bool:
     """Return whether `a` is the transpose of a matrix `b`, in the same memory."""
     if isinstance(b, RowShards):
-        is_same = isinstance(a, RowShards) and a.shares_gram(b)
-        return is_same and a.is_transposed and not b.is_transposed
+        return isinstance(a, RowShards) and a.is_transpose_of(b)
     if not is_cupy(a) or b.ndim != 2:
         return False
     shapes_suit, strides_suit = a.shape == b.shape[::-1], a.strides == b.strides[::-1]
@@ -306,13 +304,12 @@ class ShardedKernels:
         return inner
 
     def solve_rows(self, x: RowShards, inverse: Any) -> tuple[RowShards, Any, Any]:
-        kernels, devices, homes = self._kernels, x.sharding.devices, x.sharding.homes
-        matrices = bring_to_each(devices, inverse.to_array(), homes)
-        inverses = {home: kernels.as_blocks(matrix) for home, matrix in matrices.items()}
-        solved = []
-        for block, home in zip(x.blocks, homes, strict=True):
-            with devices.use(home):
-                solved.append(kernels.solve_rows(block, inverses[home]))
+        kernels = self._kernels
+
+        def solve(block: Array, matrix: Array) -> tuple[Array, Any, Any]:
+            return kernels.solve_rows(block, kernels.as_blocks(matrix))
+
+        solved = x.apply(solve, matrix=inverse.to_array())
         rows, grams, inner = zip(*solved, strict=True)
         return x.replace(rows, False), *self._collect(x, grams, inner)
 

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from ..array_modules import Array, remote_aware
-from ..devices import bring_to_each
 from ..engines import engine_of
 from ..format.tree import fold_tree
 from ..shards.row_shards import RowShards
@@ -61,12 +60,12 @@ def _sweep(
     """Improve each column once; return the error and the number of changed elements."""
     if not isinstance(rows, RowShards):
         return sweep_block(targets, gram, rows, *penalties)
-    devices, homes, results = rows.sharding.devices, rows.sharding.homes, []
-    grams = bring_to_each(devices, gram, homes)
-    for own_targets, own_rows, home in zip(targets.blocks, rows.blocks, homes, strict=True):
-        with devices.use(home):
-            results.append(sweep_block(own_targets, grams[home], own_rows, *penalties))
-    return fold_tree(devices.collect(results), operator.add)
+
+    def sweep(targets: Array, rows: Array, gram: Array) -> Array:
+        return sweep_block(targets, gram, rows, *penalties)
+
+    results = targets.apply(sweep, rows, matrix=gram)
+    return fold_tree(rows.sharding.devices.collect(results), operator.add)
 
 
 @remote_aware

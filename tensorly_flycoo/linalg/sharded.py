@@ -5,13 +5,14 @@ Blocks are computed as plain matrices are; sums over rows are then added along t
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module
-from ..devices import bring_each, bring_to_each
+from ..array_modules import Array, array_module, remote_aware
+from ..devices import bring_each
 from ..format.tree import fold_tree
 from ..shards.row_shards import FUNCTIONS, RowShards, refuse
 from . import tall_skinny
@@ -29,29 +30,50 @@ def dot(a: Any, b: Any) -> Any:
     if isinstance(a, RowShards) and isinstance(b, RowShards):
         if not a.is_transposed or b.is_transposed:
             refuse(f"the product of {a} and {b}")
-        if a.shares_gram(b):
-            return b.find_gram(tall_skinny.transposed_product)
+        if a.is_transpose_of(b):
+            return _find_gram(b)
         product = a.T.reduce(tall_skinny.transposed_product, b)
         return product.astype(np.result_type(a.dtype, b.dtype))
     if isinstance(a, RowShards) and not a.is_transposed and b.ndim == 2:
-        return _multiply(a, b)
+        return a.replace(a.apply(operator.matmul, matrix=b), False)
     if isinstance(b, RowShards) and b.is_transposed and a.ndim == 2:
-        return _multiply(b.T, a.T).T
+        return dot(b.T, a.T).T
     refuse(f"the product of {a!r} and {b!r}")
+
+
+def _find_gram(x: RowShards) -> Array:
+    """Return ``x.T @ x``, computed once."""
+    if x.memo.gram is None:
+        x.memo.gram = _add_products(x.dtype, *x.sharding.devices.collect(_find_products(x)))
+    return x.memo.gram.copy()
 
 
 def replicate_gram(a: Any, b: Any) -> Any:
     """Return ``a @ b`` as `Devices.replicate` does if it is a Gram matrix, else None."""
-    if not (isinstance(a, RowShards) and isinstance(b, RowShards) and a.shares_gram(b)):
+    if not (isinstance(a, RowShards) and a.is_transpose_of(b)):
         return None
-    is_gram = a.is_transposed and not b.is_transposed
-    return b.replicate_gram(tall_skinny.transposed_product) if is_gram else None
+    if b.memo.replicated is None:
+        add = partial(_add_products, b.dtype)
+        b.memo.replicated = b.sharding.devices.replicate(_find_products(b), add)
+    return b.memo.replicated
+
+
+def _find_products(x: RowShards) -> list[Array]:
+    """Return the Gram matrix of each block, in float64, on its device; computed once."""
+    if not x.memo.products:
+        multiply = tall_skinny.transposed_product
+        x.memo.products = x.apply(lambda b: multiply(b, b).astype(np.float64, copy=False))
+    return x.memo.products
+
+
+def _add_products(dtype: np.dtype, *products: Array) -> Array:
+    return fold_tree(products, operator.add).astype(dtype)
 
 
 def inner_product(a: RowShards, factors: Sequence[RowShards]) -> Array:
     """Return the inner product of `a` and the last factor; find all Gram matrices with it."""
     product = a * factors[-1]
-    parts = [x.multiply_blocks(tall_skinny.transposed_product) for x in factors]
+    parts = [_find_products(x) for x in factors]
     parts.append(product.apply(tall_skinny.sum_columns))
     collected = iter(a.sharding.devices.collect([x for own in parts for x in own]))
     *grams, sums = (fold_tree([next(collected) for _ in own], operator.add) for own in parts)
@@ -60,25 +82,17 @@ def inner_product(a: RowShards, factors: Sequence[RowShards]) -> Array:
     return sums.astype(product.dtype).sum()
 
 
-def _multiply(x: RowShards, matrix: Array) -> RowShards:
-    devices, homes, blocks = x.sharding.devices, x.sharding.homes, []
-    matrices = bring_to_each(devices, matrix, homes)
-    for block, home in zip(x.blocks, homes, strict=True):
-        with devices.use(home):
-            blocks.append(block @ matrices[home])
-    return x.replace(blocks, False)
-
-
 def solve(a: Array, b: RowShards) -> RowShards:
     """Solve ``a @ x = b`` for b (R, I), block by block."""
     if not isinstance(b, RowShards) or not b.is_transposed or isinstance(a, RowShards):
         refuse("numpy.linalg.solve with such arguments")
-    devices, homes, blocks = b.sharding.devices, b.sharding.homes, []
-    matrices = bring_to_each(devices, a, homes)
-    for block, home in zip(b.blocks, homes, strict=True):
-        with devices.use(home):
-            blocks.append(tall_skinny.solve(matrices[home], block.T).T)
-    return b.replace(blocks, True)
+    return b.replace(b.apply(solve_rows, matrix=a), True)
+
+
+@remote_aware
+def solve_rows(rows: Array, matrix: Array) -> Array:
+    """Solve ``matrix @ x.T = rows.T``."""
+    return tall_skinny.solve(matrix, rows.T).T
 
 
 def sum_rows(x: RowShards, axis: int | None = None) -> Array:
@@ -122,19 +136,10 @@ def qr(x: RowShards, mode: str = "reduced") -> tuple[RowShards, Array]:
     return x.replace(blocks, False), triangle
 
 
-def find_max(x: RowShards, axis: int | None = None) -> Array:
-    """Return the largest element of each column, or of everything."""
-    return _find_extreme(x, axis, np.max, np.maximum)
-
-
-def find_min(x: RowShards, axis: int | None = None) -> Array:
-    """Return the smallest element of each column, or of everything."""
-    return _find_extreme(x, axis, np.min, np.minimum)
-
-
 def _find_extreme(
-    x: RowShards, axis: int | None, function: Callable, of_two: Callable[[Array, Array], Array]
+    function: Callable, of_two: np.ufunc, x: RowShards, axis: int | None = None
 ) -> Array:
+    """Return the largest or smallest element of each column, or of everything."""
     _check_rows(x, axis, function.__name__)
     worst = -np.inf if of_two is np.maximum else np.inf
 
@@ -150,7 +155,7 @@ def _find_extreme(
 def clip(x: RowShards, a_min: Any = None, a_max: Any = None) -> RowShards:
     """Limit the elements to numbers."""
     if isinstance(x, RowShards) and not any(getattr(n, "ndim", 0) for n in (a_min, a_max)):
-        return x.map_blocks(lambda block: block.clip(a_min, a_max))
+        return x.map_blocks(lambda block: np.clip(block, a_min, a_max))
     refuse("numpy.clip to arrays")
 
 
@@ -162,7 +167,7 @@ def concatenate(arrays: Sequence[RowShards], axis: int = 0) -> RowShards:
         refuse("numpy.concatenate of transposes")
 
     def join(*blocks: Array) -> Array:
-        return array_module(blocks[0]).concatenate(blocks, axis=1)
+        return np.concatenate(list(blocks), axis=1)
 
     return arrays[0].map_blocks(join, *arrays[1:])
 
@@ -171,7 +176,7 @@ def where(condition: RowShards, x: Any, y: Any) -> RowShards:
     """Choose elements of `x` where a sharded condition is true, else of `y`."""
     if not isinstance(condition, RowShards):
         refuse("numpy.where with a condition that is not sharded")
-    return condition.map_blocks(lambda c, a, b: array_module(c).where(c, a, b), x, y)
+    return condition.map_blocks(np.where, x, y)
 
 
 FUNCTIONS |= {
@@ -181,8 +186,8 @@ FUNCTIONS |= {
     np.transpose: transpose,
     np.dot: dot,
     np.sum: sum_rows,
-    np.max: find_max,
-    np.min: find_min,
+    np.max: partial(_find_extreme, np.max, np.maximum),
+    np.min: partial(_find_extreme, np.min, np.minimum),
     np.clip: clip,
     np.concatenate: concatenate,
     np.where: where,

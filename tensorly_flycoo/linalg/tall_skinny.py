@@ -202,7 +202,6 @@ def _cholesky_qr2(a: Array) -> tuple[Array, Array] | None:
     return q.astype(a.dtype), xp.asarray(r.astype(a.dtype))
 
 
-@remote_aware
 def solve(a: Array, b: Array) -> Array:
     """Solve ``a @ x = b``, with the pseudo-inverse if `a` is singular.
 

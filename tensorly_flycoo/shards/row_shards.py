@@ -6,7 +6,6 @@ along the tree of `format.tree`; the small results are plain arrays on the first
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
@@ -126,11 +125,18 @@ class RowShards(NDArrayOperatorsMixin):
         """
         return self.replace(self.apply(function, *others), self.is_transposed)
 
-    def apply(self, function: Callable[..., Any], *others: Any) -> list[Any]:
-        """Return what the function of `map_blocks` returns for each block."""
+    def apply(
+        self, function: Callable[..., Any], *others: Any, matrix: Array | None = None
+    ) -> list[Any]:
+        """Return what the function of `map_blocks` returns for each block.
+
+        The function's last argument is the whole `matrix`, if there is one.
+        """
         devices, homes, results = self.sharding.devices, self.sharding.homes, []
         # First all copies, then all work: a copy waits for the work that is under way.
         parts = [self._split(x) for x in others]
+        if matrix is not None:
+            parts.append(self._bring(matrix))
         for home, *own in zip(homes, self.blocks, *parts, strict=True):
             with devices.use(home):
                 results.append(function(*own))
@@ -142,13 +148,16 @@ class RowShards(NDArrayOperatorsMixin):
             if (other.sharding, other.is_transposed) != (self.sharding, self.is_transposed):
                 raise ValueError(f"{other} and {self} are not sharded in the same way")
             return other.blocks
-        devices, homes = self.sharding.devices, self.sharding.homes
         if not hasattr(other, "ndim") or isinstance(other, np.generic):
-            return [other] * len(homes)
+            return [other] * len(self.blocks)
         if other.shape == self.shape:
             return self.sharding.cut(other.T if self.is_transposed else other)
-        own = bring_to_each(devices, self._align(other) if other.ndim else other, homes)
-        return [own[home] for home in homes]
+        return self._bring(self._align(other) if other.ndim else other)
+
+    def _bring(self, array: Array) -> list[Array]:
+        """Return a small array on the device of each block."""
+        own = bring_to_each(self.sharding.devices, array, self.sharding.homes)
+        return [own[home] for home in self.sharding.homes]
 
     def _align(self, other: Array) -> Array:
         """Return a plain operand as it broadcasts to blocks (rows, R)."""
@@ -211,9 +220,10 @@ class RowShards(NDArrayOperatorsMixin):
 
     # Over all rows
 
-    def shares_gram(self, other: RowShards) -> bool:
-        """Return whether the two are the same matrix, but for a transposition."""
-        return self.memo is other.memo
+    def is_transpose_of(self, other: Any) -> bool:
+        """Return whether this is ``x.T`` of a matrix `other`, x, with blocks of rows."""
+        is_same = isinstance(other, RowShards) and self.memo is other.memo
+        return is_same and self.is_transposed and not other.is_transposed
 
     def reduce(
         self,
@@ -225,43 +235,18 @@ class RowShards(NDArrayOperatorsMixin):
 
         The sum is where what belongs to no slab is.
         """
-        parts = self.apply(lambda *blocks: function(*blocks).astype(np.float64), *others)
+        parts = self.apply(
+            lambda *blocks: function(*blocks).astype(np.float64, copy=False), *others
+        )
         return fold_tree(self.sharding.devices.collect(parts), add)
-
-    def multiply_blocks(self, multiply: Callable[[Array, Array], Array]) -> list[Array]:
-        """Return ``multiply(b, b)``, in float64, of each block on its device; computed once."""
-        if not self.memo.products:
-            self.memo.products = self.apply(lambda b: multiply(b, b).astype(np.float64))
-        return self.memo.products
-
-    def find_gram(self, multiply: Callable[[Array, Array], Array]) -> Array:
-        """Return ``x.T @ x`` (R, R), of which `multiply` computes a block's; computed once."""
-        if self.memo.gram is None:
-            products = self.sharding.devices.collect(self.multiply_blocks(multiply))
-            self.memo.gram = fold_tree(products, operator.add).astype(self.dtype)
-        return self.memo.gram.copy()
-
-    def replicate_gram(self, multiply: Callable[[Array, Array], Array]) -> Any:
-        """Return what `find_gram` does, as `Devices.replicate` returns it."""
-        if self.memo.replicated is None:
-            products = self.multiply_blocks(multiply)
-            add = functools.partial(_add_products, self.dtype)
-            self.memo.replicated = self.sharding.devices.replicate(products, add)
-        return self.memo.replicated
 
     # Methods of arrays
 
-    def copy(self) -> RowShards:
+    def copy(self, memo: Any = None) -> RowShards:
+        """Return the matrix itself, which never changes; neither do real ones when conjugated."""
         return self
 
-    def __copy__(self) -> RowShards:
-        return self
-
-    def __deepcopy__(self, memo: dict) -> RowShards:
-        return self
-
-    def conj(self) -> RowShards:
-        return self
+    conj = __copy__ = __deepcopy__ = copy
 
     def transpose(self, *axes: Any) -> RowShards:
         return FUNCTIONS[np.transpose](self, axes or None)
@@ -298,10 +283,6 @@ def gather_each(
     for (n, home), array in zip(missing, devices.gather(requests), strict=True):
         found[n][home] = array
     return found
-
-
-def _add_products(dtype: np.dtype, *products: Array) -> Array:
-    return fold_tree(products, operator.add).astype(dtype)
 
 
 def _describe(name: str) -> str:
