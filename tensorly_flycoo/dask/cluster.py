@@ -21,10 +21,10 @@ from .messages import (
     Receive,
     Ref,
     Reply,
+    Sealed,
     Send,
     Transfer,
 )
-from .sealing import seal
 
 #: Seconds within which a worker must show that it is there; it answers while it computes.
 _PING_TIMEOUT = 60.0
@@ -108,7 +108,7 @@ class Cluster:
         """
         keys = tuple(next(_numbers) for _ in range(num_results))
         named = {name: _refer(x, worker) for name, x in (kwargs or {}).items()}
-        command = Call(*seal(function, [_refer(x, worker) for x in args], named), keys)
+        command = Sealed.of(Call(function, [_refer(x, worker) for x in args], named, keys))
         with self._lock:
             self.check()
             if len(worker.queue) > _MANY_COMMANDS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,10 +24,14 @@ from .messages import (
     Receive,
     Ref,
     Reply,
+    Sealed,
     Send,
     Transfer,
 )
-from .site import Link, Site
+from .site import Site
+
+if TYPE_CHECKING:
+    from ..engines.cuda.processes import NcclLink
 
 #: Bytes for one peer that are sent before more commands are run.
 _PARCEL_NBYTES = 2**22
@@ -75,7 +79,7 @@ class Machine:
         self._is_held = is_held
         self._send: Callable[[int, Parcel], None] = _refuse_to_send
         self._outbox: dict[int, dict[int, np.ndarray]] = {}
-        self._link: Link | None = None
+        self._link: NcclLink | None = None
         self._unproven: set[int] = set()  # the keys of what an exchange that fails would spoil
         self._start_thread = start_thread
         threading.Thread(target=self._run, name="tensorly_flycoo", daemon=True).start()
@@ -176,8 +180,8 @@ class Machine:
             raise Dropped("another call has failed")
 
     def _execute(self, command: Command) -> None:
-        if isinstance(command, Call):
-            self._call(command)
+        if isinstance(command, Sealed):
+            self._call(command.open())
         elif isinstance(command, Send):
             self._post(command)
         elif isinstance(command, Receive):

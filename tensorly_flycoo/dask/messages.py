@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from distributed.protocol import pickle
 
 
 class Ref(NamedTuple):
@@ -26,6 +27,35 @@ class Call(NamedTuple):
     args: Sequence[Any]
     kwargs: dict[str, Any]
     keys: tuple[int, ...]
+
+
+class Sealed(NamedTuple):
+    """A pickled call, with its arrays apart.
+
+    Dask would never answer a call that it cannot pickle, and would drop the connection to a worker
+    that cannot unpickle one.
+    """
+
+    pickled: bytes
+    arrays: list[Any]
+
+    @classmethod
+    def of(cls, call: Call) -> Sealed:
+        """Pickle a call; refuse what cannot be pickled."""
+        arrays: list[Any] = []
+        try:
+            return cls(pickle.dumps(call, buffer_callback=arrays.append), arrays)
+        except Exception:
+            for x in (call.function, *call.args, *call.kwargs.values()):
+                try:
+                    pickle.dumps(x)
+                except Exception as error:
+                    raise TypeError(f"{x!r:.200} cannot be sent to workers: {error}") from None
+            raise
+
+    def open(self) -> Call:
+        """Unpickle the call, on a worker."""
+        return pickle.loads(self.pickled, buffers=self.arrays)
 
 
 class Send(NamedTuple):
@@ -75,7 +105,7 @@ class Free(NamedTuple):
     key: int
 
 
-Command: TypeAlias = Call | Send | Receive | Join | Exchange | Free
+Command: TypeAlias = Sealed | Send | Receive | Join | Exchange | Free
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from ..format.packing import RecordFormat
 from ..tensor.memory import format_nbytes
 
 if TYPE_CHECKING:
+    from ..engines.cuda.processes import NcclLink
     from ..engines.protocol import Engine
     from ..format.layout import Layout
     from .partitions import Partition
@@ -22,32 +23,6 @@ if TYPE_CHECKING:
 #: Bytes of the smallest array that the C library maps page by page, and of the largest one for
 #: which that takes long: NumPy asks for larger pages beyond it.
 _MIN_NBYTES, _MAX_NBYTES = 2**17, 2**22
-
-
-class Link(Protocol):
-    """Connects the devices of all workers, as `NcclLink` does."""
-
-    def wait(self, seconds: float) -> bool: ...
-
-    def check(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def exchange(
-        self, sent: Sequence[tuple[Array, int]], received: Sequence[tuple[Array, int]]
-    ) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-
-class LinkType(Protocol):
-    """Makes links."""
-
-    def make_name(self) -> np.ndarray: ...
-
-    def __call__(
-        self, number: int, count: int, name: np.ndarray, is_needed: Callable[[], bool]
-    ) -> Link: ...
 
 
 class SpareMemory:
@@ -93,7 +68,7 @@ class Site:
         self,
         engine: Engine,
         count_room: Callable[[], int | None],
-        link_type: LinkType | None = None,
+        link_type: type[NcclLink] | None = None,
     ) -> None:
         self.engine = engine
         self.link_type = link_type

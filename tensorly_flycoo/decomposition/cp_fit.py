@@ -1,6 +1,6 @@
 """How well a CP model fits a sparse tensor, or entries that were held out of it."""
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ..engines.protocol import Engine
     from ..tensor.labelled import LabelledTensor
 
+_Data: TypeAlias = "FlycooTensor | LabelledTensor | SparseArray"
+
 
 class CPFit(NamedTuple):
     """The fit of a CP model.
@@ -48,40 +50,15 @@ class CPFit(NamedTuple):
 
 
 @overload
-def cp_fit(
-    x: "FlycooTensor | LabelledTensor | SparseArray",
-    cp_tensor: Any,
-    *,
-    mask: "SparseArray | None" = None,
-    held_out: tuple[Array, Array] | None = None,
-    loss: Literal["gaussian"] = "gaussian",
-) -> CPFit: ...
+def cp_fit(x: _Data, cp_tensor: Any, *, mask: Any = ..., held_out: Any = ...) -> CPFit: ...
 
 
 @overload
-def cp_fit(
-    x: "FlycooTensor | LabelledTensor | SparseArray",
-    cp_tensor: Any,
-    *,
-    mask: "SparseArray | None" = None,
-    held_out: tuple[Array, Array] | None = None,
-    loss: Literal["poisson_count"],
-) -> CountFit: ...
-
-
-@overload
-def cp_fit(
-    x: "FlycooTensor | LabelledTensor | SparseArray",
-    cp_tensor: Any,
-    *,
-    mask: "SparseArray | None" = None,
-    held_out: tuple[Array, Array] | None = None,
-    loss: str,
-) -> CPFit | CountFit: ...
+def cp_fit(x: _Data, cp_tensor: Any, *, mask: Any = ..., held_out: Any = ..., loss: str) -> Any: ...
 
 
 def cp_fit(
-    x: "FlycooTensor | LabelledTensor | SparseArray",
+    x: _Data,
     cp_tensor: Any,
     *,
     mask: "SparseArray | None" = None,
@@ -155,7 +132,13 @@ def cp_fit(
         if len(held_out) != 2:
             raise ValueError(f"held_out has {len(held_out)} items, expected (coords, values)")
         model, values = _evaluate(cp_tensor, *held_out)
-        return _compare(model, values) if loss == "gaussian" else _compare_counts(model, values)
+        if values.size == 0:
+            raise ValueError("held_out has no entries, expected at least one")
+        if loss != "gaussian":
+            check_counts(values, model)
+            return measure_counts(values, model, float(model.sum()), values.size)
+        residual = float(np.linalg.norm(values - model))
+        return _make_fit(residual, float(np.linalg.norm(values)), values.size)
     if loss != "gaussian":
         _check_shape(factors, x)
         arrays = [*factors, *([] if weights is None else [weights])]
@@ -208,22 +191,6 @@ def _evaluate(cp_tensor: Any, coords: Array, values: Array) -> tuple[Array, Arra
             "each of its coordinates"
         )
     return model, values.astype(np.float64, copy=False)
-
-
-def _compare(model: Array, values: Array) -> CPFit:
-    """Compare a model with the values of some entries."""
-    if values.size == 0:
-        raise ValueError("held_out has no entries, expected at least one")
-    residual = float(np.linalg.norm(values - model))
-    return _make_fit(residual, float(np.linalg.norm(values)), values.size)
-
-
-def _compare_counts(model: Array, values: Array) -> CountFit:
-    """Compare means with the counts of some entries."""
-    if values.size == 0:
-        raise ValueError("held_out has no entries, expected at least one")
-    check_counts(values, model)
-    return measure_counts(values, model, float(model.sum()), values.size)
 
 
 def _make_fit(residual: float, norm: float, count: int) -> CPFit:

@@ -34,22 +34,12 @@ def scale_ridge(l2_reg: float, scale: float, ndim: int) -> float:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """The nonzeros grouped by their row of one mode, and the rows by their number of nonzeros.
+    """The nonzeros grouped by their row of one mode, and the rows by their number of nonzeros."""
 
-    Attributes
-    ----------
-    order : integer array (nnz,)
-        The positions of the nonzeros, row by row.
-    starts, ends : integer array (I,)
-        Where in `order` the nonzeros of each row begin and end.
-    classes : list of (int, integer array)
-        Pairs of a width, a power of two, and the rows with at most that many nonzeros and more than
-        half as many.
-    """
-
-    order: Array
-    starts: Array
+    order: Array  # (nnz,): the positions of the nonzeros, row by row
+    starts: Array  # (I,): where in `order` the nonzeros of each row begin
     ends: Array
+    # Of a width, a power of two, and the rows with at most so many nonzeros and over half as many.
     classes: list[tuple[int, Array]]
 
     @classmethod
@@ -93,8 +83,11 @@ def fit_rows(
         return xp.where(is_own, values[places], 0.0), products
 
     for width, rows in plan.list_blocks(rank):
-        if width < rank:
-            fitted[rows] = _solve_short(*gather(rows, 0, width), ridge)
+        if width < rank:  # fewer equations than unknowns: the dual form
+            targets, products = gather(rows, 0, width)
+            transposed = products.swapaxes(1, 2)
+            gram = products @ transposed + ridge * xp.eye(width)
+            fitted[rows] = (transposed @ np.linalg.solve(gram, targets[:, :, None]))[:, :, 0]
             continue
         gram, target = ridge * xp.eye(rank), 0.0
         step = max(rank, choose_block_size(values, rank))
@@ -104,10 +97,3 @@ def fit_rows(
             gram, target = gram + transposed @ products, target + transposed @ part[:, :, None]
         fitted[rows] = np.linalg.solve(gram, target)[:, :, 0]
     return fitted
-
-
-def _solve_short(targets: Array, products: Array, ridge: float) -> Array:
-    """Solve ridge regressions with fewer equations than unknowns in their dual form."""
-    transposed = products.swapaxes(1, 2)
-    gram = products @ transposed + ridge * array_module(targets).eye(targets.shape[1])
-    return (transposed @ np.linalg.solve(gram, targets[:, :, None]))[:, :, 0]

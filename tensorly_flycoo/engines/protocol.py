@@ -3,6 +3,7 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +19,6 @@ from ..format.streamed import Stager, make_keep_aside
 from ..format.tree import Tree, add_parts
 from ..shards.row_shards import RowShards
 from . import slab_plan, slabs
-from .tall_kernels import TallKernels
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -34,7 +34,7 @@ class Engine(Primitives, ABC):
 
     name: ClassVar[str]  # what users call the device: "cpu" or "cuda"
     array_type: type
-    tall: TallKernels | None = None  # None if the functions of `xp` are as fast
+    tall: ModuleType | None = None  # as `cuda.tall`; None if the functions of `xp` are as fast
     # Makes what brings records from the host to the current device; None if they are always there.
     make_stager: Callable[[], Stager] | None = None
     devices: Devices | None = None  # that new tensors are spread over; None for the current one

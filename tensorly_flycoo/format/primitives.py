@@ -1,5 +1,6 @@
 """The operations on arrays of nonzeros from which layouts are built."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
@@ -15,7 +16,6 @@ from .packing import RecordFormat
 from .unfolding_primitives import UnfoldingPrimitives
 
 if TYPE_CHECKING:
-    from .compact_ids import CompactIds
     from .layout import Cut, Step
 
 #: How many items each type can number from 0, narrow types first.
@@ -30,6 +30,24 @@ INDEX_LIMITS: dict[np.dtype, int] = {
 
 #: Marks in the result of `Primitives.find_carry_rows` a tile that inherits no row.
 NO_ROW = -1
+
+
+class CompactIds(ABC):
+    """Ids that an engine keeps in fewer bytes than an array of them takes."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+
+    @abstractmethod
+    def expand(self) -> Array:
+        """Return the ids as an array (nnz,)."""
+
+
+def expand(ids: CompactIds | Array) -> Array:
+    """Return ids, compact or not, as an array (nnz,)."""
+    return ids.expand() if isinstance(ids, CompactIds) else ids
 
 
 class Primitives(UnfoldingPrimitives):
@@ -235,11 +253,11 @@ class Primitives(UnfoldingPrimitives):
         """
         return None
 
-    def compact_ids(self, ids: Array, limit: int, cut: "Cut") -> "CompactIds | Array":
+    def compact_ids(self, ids: Array, limit: int, cut: "Cut") -> CompactIds | Array:
         """Return ids (nnz,) below `limit` as the engine keeps them: here as they are."""
         return ids
 
-    def compact_runs(self, remap_ids: Array, cut: "Cut") -> "CompactIds | Array":
+    def compact_runs(self, remap_ids: Array, cut: "Cut") -> CompactIds | Array:
         """Return remap ids (nnz,), ordered by `order_writes`, as the engine keeps them."""
         return remap_ids
 

@@ -9,7 +9,6 @@ from typing import Self
 import numpy as np
 
 from ..array_modules import Array
-from .compact_ids import CompactIds, expand
 from .layout import (
     Cut,
     Ids,
@@ -19,7 +18,7 @@ from .layout import (
     map_record_values,
 )
 from .ordering import compute_norm, make_canonical_records
-from .primitives import Primitives, index_dtype
+from .primitives import CompactIds, Primitives, expand, index_dtype
 from .tiling import RowTiling, tile_rows
 
 

@@ -28,20 +28,13 @@ Header: TypeAlias = dict[str, Any]
 
 
 class Kind(NamedTuple):
-    """What a file may hold.
+    """What a file may hold; its name and its reader are for messages.
 
-    Attributes
-    ----------
-    format : str
-        In the header.
-    version : int
-        Goes up when a release cannot read, or would misread, files of the previous one. Every
-        version from 1 up is read.
-    name, reader : str
-        For messages: what it is, and what reads it.
+    The version goes up when a release cannot read, or would misread, files of the previous one.
+    Every version from 1 up is read.
     """
 
-    format: str
+    format: str  # in the header, as the version is
     version: int
     name: str
     reader: str
@@ -162,10 +155,6 @@ class ArrayReader:
 
     Reading an array raises a ValueError that names it if it is missing, damaged, compressed or
     truncated.
-
-    Attributes
-    ----------
-    header : dict
     """
 
     def __init__(self, file: IO[bytes], archive: "zipfile.ZipFile") -> None:

@@ -60,19 +60,15 @@ class Saved:
 
 
 class Resumed:
-    """The model of a checkpoint, with what else it holds.
+    """The model of a checkpoint, with what else it holds."""
 
-    Attributes
-    ----------
-    errors : list of float
-        The relative errors at the start and after each iteration so far.
-    saved : Saved
-    """
-
-    saved: Saved
+    def __init__(self, model: Any, saved: Saved) -> None:
+        super().__init__(model)  # type: ignore[call-arg]  # of a CPTensor or a TuckerTensor
+        self.saved = saved
 
     @property
     def errors(self) -> list[float]:
+        """The relative errors at the start and after each iteration so far."""
         return self.saved.errors
 
     @property
@@ -88,32 +84,11 @@ class ResumedCP(Resumed, CPTensor):
     guess: the weights stay weights (TensorLy multiplies those of a guess into the last factor), the
     arrays move to the tensor's device, and the stopping criterion compares the first new error with
     the last saved one. For a dense tensor it is an ordinary CP tensor on the host.
-
-    Attributes
-    ----------
-    weights : numpy.ndarray (rank,)
-    factors : list of numpy.ndarray (I_n, rank)
     """
-
-    def __init__(
-        self, cp_tensor: CPTensor | tuple[Array | None, list[Array]], saved: Saved
-    ) -> None:
-        super().__init__(cp_tensor)
-        self.saved = saved
 
 
 class ResumedTucker(Resumed, TuckerTensor):
-    """The Tucker tensor of a checkpoint, for ``init=`` of `tensorly_flycoo.decomposition.tucker`.
-
-    Attributes
-    ----------
-    core : numpy.ndarray (rank_0, ..., rank_N)
-    factors : list of numpy.ndarray (I_n, rank_n)
-    """
-
-    def __init__(self, tucker_tensor: tuple[Array, list[Array]], saved: Saved) -> None:
-        super().__init__(tucker_tensor)
-        self.saved = saved
+    """The Tucker tensor of a checkpoint, for ``init=`` of `decomposition.tucker`."""
 
 
 def copy_model(model: Any) -> Any:
@@ -138,39 +113,11 @@ def check_saveable(model: object) -> None:
 
 
 def save_checkpoint(path: FilePath, model: Model, errors: Sequence[float]) -> None:
-    """Write the state after an iteration to a file, in one atomic step.
+    """Write the state after an iteration, and the errors so far, to a file in one atomic step.
 
-    Parameters
-    ----------
-    path : str or os.PathLike
-        A ``.npz`` of plain arrays. It is written beside `path` and then renamed, so `path` always
-        holds a complete state, the old one or the new one.
-    model : CPTensor or TuckerTensor
-        As a decomposition passes it to its callback, with NumPy or CuPy arrays, or
-        `RowShards`.
-    errors : sequence of float
-        The relative errors at the start and after each iteration.
-
-    Raises
-    ------
-    TypeError
-        If `model` is neither: tensor rings and parafac with ``sparsity=`` have no checkpoints.
-    OSError
-        If the file cannot be written; the old file at `path` is kept.
-
-    Notes
-    -----
-    The file is as large as the factors and the solver's state: `constrained_parafac` has an array
-    as large as each factor. Arrays on a GPU are copied to the host first. The first checkpoint of a
-    sparse tensor takes one pass over its nonzeros, for the digest.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> path = tempfile.mkdtemp() + "/run.npz"
-    >>> save_checkpoint(path, CPTensor((None, [np.ones((3, 2)), np.ones((4, 2))])), [1.0, 0.5])
-    >>> load_checkpoint(path).iteration
-    1
+    `model` is as a decomposition passes it to its callback. The file is as large as the factors and
+    the solver's state: `constrained_parafac` has an array as large as each factor. The first
+    checkpoint of a sparse tensor takes one pass over its nonzeros, for the digest.
     """
     check_saveable(model)
     origin: Origin | None = getattr(model, "_flycoo_origin", None)
@@ -184,35 +131,9 @@ def save_checkpoint(path: FilePath, model: Model, errors: Sequence[float]) -> No
 
 
 def load_checkpoint(path: FilePath) -> ResumedCP | ResumedTucker:
-    """Read a checkpoint that `save_checkpoint` or `Progress` wrote.
+    """Read a checkpoint that `save_checkpoint` or `Progress` wrote, with its arrays on the host.
 
-    Parameters
-    ----------
-    path : str or os.PathLike
-
-    Returns
-    -------
-    ResumedCP or ResumedTucker
-        The state, with its arrays on the host.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is no such file.
-    ValueError
-        If the file is not a checkpoint, is damaged, or was written by a later version of this
-        package.
-
-    Notes
-    -----
     Files of version 1 do not say which tensor they are of, and are taken for those of `parafac`.
-
-    Examples
-    --------
-    >>> load_checkpoint("/nowhere.npz")
-    Traceback (most recent call last):
-        ...
-    FileNotFoundError: [Errno 2] No such file or directory: '/nowhere.npz'
     """
     with open_arrays(path, CHECKPOINT) as reader:
         header, arrays = reader.header, {name: reader.read(name) for name in reader.names()}

@@ -23,7 +23,6 @@ MAX_EXPANSION, SURELY_READ_NBYTES = 256, 2**24
 
 _ZSTD_HINT = 'reading and writing .zst needs pip install "tensorly-flycoo[zstd]"'
 
-
 #: More than a full disk keeps in reserve for a file without blocks.
 _TRIED_NBYTES = 2**16
 
@@ -39,19 +38,7 @@ class Readable(Protocol):
 def open_text(path: FilePath) -> Iterator[tuple[Readable, Callable[[], int]]]:
     """Open a file for reading bytes; decompress it if its name ends in .gz or .zst.
 
-    Yields
-    ------
-    file : Readable
-    tell : callable
-        Returns how many bytes of the file on disk have been read so far.
-
-    Raises
-    ------
-    ValueError
-        If compressed data is damaged, truncated, or expands to more than `MAX_EXPANSION` times the
-        size of the file.
-    ImportError
-        If the module for .zst is missing.
+    Yields it, and what returns how many bytes of the file on disk have been read so far.
     """
     path = Path(path)
     with open(path, "rb") as raw:
@@ -114,10 +101,7 @@ def replace_file(path: FilePath) -> Iterator[IO[bytes]]:
 def make_folder(path: FilePath) -> Iterator[Path]:
     """Make a new folder; it appears at `path` when the block ends without an error.
 
-    Raises
-    ------
-    OSError
-        If that fails, or `path` exists and is not an empty folder.
+    Refuses a `path` that exists and is not an empty folder.
     """
     path = Path(os.path.realpath(path))
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -153,13 +137,7 @@ class _Undone(Exception):
 
 
 def try_writing(path: FilePath) -> None:
-    """Write a small file beside `path` and remove it, as `replace_file` would; `path` stays.
-
-    Raises
-    ------
-    OSError
-        If that fails, or `path` is a folder.
-    """
+    """Write a small file beside `path` and remove it, as `replace_file` would; `path` stays."""
     if Path(path).is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
     with contextlib.suppress(_Undone), replace_file(path) as file:
@@ -182,10 +160,8 @@ def replace_text(path: FilePath) -> Iterator[IO[bytes]]:
 
 
 def _import_compression(suffix: str) -> ModuleType:
-    if suffix == ".gz":
-        return importlib.import_module("gzip")
-    name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+    zstd = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
     try:
-        return importlib.import_module(name)
+        return importlib.import_module("gzip" if suffix == ".gz" else zstd)
     except ImportError as error:
         raise ImportError(f"{_ZSTD_HINT} ({error})") from None

@@ -36,14 +36,9 @@ _compile = njit(  # type: ignore[call-overload]  # `_nrt` is in no stub
 
 @functools.cache  # building them takes as long as reading a small file
 def make_powers() -> tuple[np.ndarray, np.ndarray]:
-    """Tabulate powers of ten such that ``s * 2**e <= 10**p < (s + 1) * 2**e``.
+    """Return uint64 s of at least 2**63 and int64 e with ``s * 2**e <= 10**p < (s + 1) * 2**e``.
 
-    Returns
-    -------
-    significands : uint64 array
-        s, at least 2**63, for p from `_LEAST_POWER` to `_LARGEST_POWER`.
-    exponents : int64 array
-        e.
+    For p from `_LEAST_POWER` to `_LARGEST_POWER`.
     """
     significands, exponents = [], []
     for power in range(_LEAST_POWER, _LARGEST_POWER + 1):

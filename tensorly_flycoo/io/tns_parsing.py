@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from ..checks import MAX_MODE_SIZE, check_shape
-from ..engines.cpu.launch import launch
+from ..engines.cpu.threads import launch
 from . import tns_kernels
 from .files import FilePath, Readable, open_text
 
@@ -47,7 +47,10 @@ def iterate_blocks(file: Readable, block_nbytes: int = BLOCK_NBYTES) -> Iterator
 
 
 def read_header(block: bytes) -> tuple[tuple[int, ...] | None, int | None, int]:
-    """Return the shape in a file's header, if any, and the number of modes.
+    """Return the shape in a file's header, the number of modes, and where the header ends.
+
+    The shape is None without a header, the number too if all lines of `block`, the file's first,
+    are comments. The end is an offset in bytes.
 
     FROSTT's own files have no header. Other programs write one of these:
 
@@ -55,24 +58,6 @@ def read_header(block: bytes) -> tuple[tuple[int, ...] | None, int | None, int]:
     - a line with the number of modes and a line with the sizes, optionally followed by a line with
       the number of nonzeros, and optionally preceded by a line ``sptensor``;
     - a line with the sizes, one field fewer than in the lines of nonzeros.
-
-    Parameters
-    ----------
-    block : bytes
-        The first lines of the file.
-
-    Returns
-    -------
-    shape : tuple of int or None
-    ndim : int or None
-        None if all lines are comments.
-    end : int
-        The offset in bytes at which the rest of the file begins.
-
-    Raises
-    ------
-    ValueError
-        If the file is in the MatrixMarket format.
     """
     if block[:14].lower() == b"%%matrixmarket":
         raise ValueError("a MatrixMarket file: FlycooTensor.from_scipy(scipy.io.mmread(path))")
@@ -109,13 +94,7 @@ def _iterate_lines(block: bytes) -> Iterator[tuple[bytes, int]]:
 class TnsParser:
     """A parser of one file, block by block.
 
-    Parameters
-    ----------
-    path : str or os.PathLike
-    shape : tuple of int or None
-        None means the shape in the file's header; without one, any index below 2**32 is allowed.
-    index_base : {0, 1}
-        The first index of each mode.
+    A shape of None means that in the file's header; without one, any index below 2**32 is allowed.
     """
 
     def __init__(self, path: FilePath, shape: tuple[int, ...] | None, index_base: int) -> None:
@@ -153,13 +132,7 @@ class TnsParser:
                     progress(tell(), nbytes)
 
     def parse(self, block: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Return coords (nnz, ndim) and values (nnz,) of the next block of whole lines.
-
-        Raises
-        ------
-        ValueError
-            If a line is not a nonzero's; the message gives its number and what is wrong.
-        """
+        """Return coords (nnz, ndim) and values (nnz,) of the next block of whole lines."""
         if self._sizes.size == 0:
             block = self._start(block)
             if self._sizes.size == 0:

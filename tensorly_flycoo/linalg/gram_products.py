@@ -14,6 +14,7 @@ own loop to its error, where only TensorLy's code runs.
 import threading
 import weakref
 from collections.abc import Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from . import sharded
 from .tall_skinny import gpu_kernels, solve
 
 if TYPE_CHECKING:
-    from ..engines.tall_kernels import FactorKernels, Scale, TallKernels
+    from ..engines.cuda.tall import Scale
 
 
 class _CachedGram(NamedTuple):
@@ -73,7 +74,7 @@ class GramProduct:
 
     def __init__(
         self,
-        kernels: "TallKernels",
+        kernels: ModuleType,
         rank: int,
         grams: tuple[Any, ...] = (),
         scales: "tuple[Scale, ...]" = (),
@@ -208,7 +209,7 @@ def compute_fit(
     return kernels.compute_fit([k.grams for k in known], scales, rank, inner, float(norm) ** 2)
 
 
-def _find_kernels(operand: Any) -> "FactorKernels | None":
+def _find_kernels(operand: Any) -> "ModuleType | ShardedKernels | None":
     """Return the kernels that suit a matrix, which may be row-sharded."""
     kernels = gpu_kernels() if _is_on_gpu(operand) else None
     if kernels is None:
@@ -281,13 +282,13 @@ def _address(array: Array) -> int:
 
 
 class ShardedKernels:
-    """`FactorKernels` of row-sharded matrices; small matrices are on the first device.
+    """Kernels of `engines.cuda.tall` for row-sharded matrices; small ones are on the first device.
 
     Each block is computed on its device. Small results, one or a few for each block, are collected
     on the first device, where other kernels add them in that order.
     """
 
-    def __init__(self, kernels: "TallKernels") -> None:
+    def __init__(self, kernels: ModuleType) -> None:
         self._kernels = kernels
 
     def suits_tensor_cores(self, x: RowShards) -> bool:

@@ -10,15 +10,12 @@ that its BLAS would split among threads, which would then spin and hold up the C
 
 import functools
 import math
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import numpy as np
 
 from ..array_modules import Array, array_module, is_cupy, move, remote_aware
 from ..engines import select_engine
-
-if TYPE_CHECKING:
-    from ..engines.tall_kernels import TallKernels
 
 #: From this many rows a CuPy matrix counts as tall; below, launches cost more than the work.
 MIN_TALL_ROWS = 2**15
@@ -33,7 +30,7 @@ _MIN_OWN_WORK = 2**18
 _MAX_OWN_NBYTES = 512
 
 #: A system with more right-hand sides than this many times its size is solved with its inverse.
-_MANY_RIGHT_HAND_SIDES = 4
+MANY_RIGHT_HAND_SIDES = 4
 
 #: How far from orthonormal the columns may be after the first pass of Cholesky QR.
 _MAX_DEVIATION = 0.1
@@ -56,14 +53,14 @@ def is_tall(x: Array) -> bool:
     )
 
 
-def find_kernels(x: Array) -> "TallKernels | None":
+def find_kernels(x: Array) -> ModuleType | None:
     """Return the kernels for tall matrices of the engine of `x`, or None."""
     return gpu_kernels() if is_cupy(x) else None  # NumPy arrays need not load an engine
 
 
 @functools.cache
-def gpu_kernels() -> "TallKernels | None":
-    """Return the kernels for tall CuPy matrices."""
+def gpu_kernels() -> ModuleType | None:
+    """Return the kernels for tall CuPy matrices: `engines.cuda.tall`."""
     return select_engine("cuda").tall
 
 
@@ -217,7 +214,7 @@ def solve(a: Array, b: Array) -> Array:
     if kernels is not None and a.dtype == b.dtype and kernels.suits_tensor_cores(b.T):
         return kernels.solve_rows(b.T, kernels.invert(a.T))[0].T
     # CuPy arrays take the inverse, since CuPy's solver does not report a singular matrix.
-    is_wide = b.ndim == 2 and b.shape[1] > _MANY_RIGHT_HAND_SIDES * a.shape[0]
+    is_wide = b.ndim == 2 and b.shape[1] > MANY_RIGHT_HAND_SIDES * a.shape[0]
     if (is_wide or is_cupy(b)) and a.dtype.kind in "fc" and a.dtype == b.dtype:
         inverse, condition = _invert(move(a, np))
         if inverse is not None:
@@ -258,23 +255,33 @@ def _multiply_rows(rows: Array, matrix: Array) -> Array:
     return (rows @ wide)[:, :rank]
 
 
+def equilibrate(matrices: Array) -> tuple[Array, Array]:
+    """Scale matrices (..., R, R) to unit diagonals, in float64; return the scales too.
+
+    So a component much smaller than another does not make a matrix singular.
+    """
+    exact = matrices.astype(np.result_type(matrices.dtype, np.float64), copy=False)
+    scale = np.sqrt(np.abs(np.diagonal(exact, axis1=-2, axis2=-1)))
+    scale = np.where((scale == 0) | ~np.isfinite(scale), 1.0, scale)
+    scales = scale[..., :, None] * scale[..., None, :]
+    return exact / scales, scales
+
+
+def column_sum_norm(matrices: Array) -> Array:
+    """Return the largest sum of absolute values in a column, of each matrix (..., R, R)."""
+    return np.abs(matrices).sum(axis=-2).max(axis=-1)
+
+
 def _invert(a: np.ndarray) -> tuple[np.ndarray | None, float]:
     """Invert a small matrix in float64; pseudo-invert it if it is singular in its own precision.
 
     Return the inverse, or None if it overflows the matrix's own precision, and the condition number
     of the scaled matrix, 1 for a pseudo-inverse.
-
-    Rows and columns are first scaled to a unit diagonal, so that a component much smaller than
-    another does not make the matrix singular.
     """
-    exact = a.astype(np.result_type(a.dtype, np.float64))
-    scale = np.sqrt(np.abs(np.diagonal(exact)))
-    scale[(scale == 0) | ~np.isfinite(scale)] = 1
-    scales = np.outer(scale, scale)
-    scaled = exact / scales
+    scaled, scales = equilibrate(a)
     try:
         inverse = np.linalg.inv(scaled)
-        condition = np.abs(scaled).sum(axis=0).max() * np.abs(inverse).sum(axis=0).max()
+        condition = column_sum_norm(scaled) * column_sum_norm(inverse)
         is_regular = condition * np.finfo(a.dtype).eps < 1
     except np.linalg.LinAlgError:
         is_regular = False

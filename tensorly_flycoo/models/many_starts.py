@@ -6,26 +6,22 @@ stack (n, R, R). Runs that have converged leave the stack.
 """
 
 import contextlib
-import functools
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
 from ..array_modules import Array, array_module, is_cupy, move
-from ..decomposition.cp_model import make_cp_tensor
+from ..decomposition.cp_model import make_cp_tensor, multiply_all
 from ..decomposition.initial_guess import draw_factors
 from ..decomposition.stopping import has_converged
+from ..linalg.tall_skinny import MANY_RIGHT_HAND_SIDES, column_sum_norm, equilibrate
 from ..ops.call_memory import count_call_nbytes
 from ..ops.mttkrp import mttkrp
 from ..tensor.tensor import FlycooTensor
-
-#: Right-hand sides for each equation from which `linalg.tall_skinny.solve` inverts the matrix.
-_MANY_RIGHT_HAND_SIDES = 4
 
 #: Runs that have ended stay in the stack if fewer columns than this would be left: MTTKRP would not
 #: be faster, and would need another kernel, which may have to be compiled.
@@ -45,9 +41,6 @@ _COPIES = 3
 
 #: The share of the free memory that all runs together may take.
 _SHARE = 0.5
-
-#: The runs of one rank: an array (n, I, R) for each mode.
-_Stacks: TypeAlias = list[Array]
 
 
 class Run(NamedTuple):
@@ -80,14 +73,6 @@ def run_together(
     On a CPU, a run gives the bits that `parafac` gives. On a GPU, the kernels add the nonzeros of a
     row in an order that depends on the number of columns, so runs agree up to rounding errors. The
     host waits for the GPU once per iteration of all runs.
-
-    Examples
-    --------
-    >>> from tensorly_flycoo.testing import random_tensor
-    >>> x = random_tensor((10, 20, 30), 500, random_state=0)
-    >>> runs = run_together(x, 2, [5, 6], Stopping(tol=1e-3))
-    >>> [run.cp_tensor.rank for run in runs], [round(float(run.errors[-1]), 2) for run in runs]
-    ([2, 2], [0.95, 0.95])
     """
     size = _choose_batch_size(x, rank)
     if size == 1:
@@ -136,26 +121,13 @@ def _run_batch(
 
 @dataclass
 class _Batch:
-    """Runs of one rank, iterated together.
-
-    Attributes
-    ----------
-    x : FlycooTensor
-    stacks : list of array (n, I, R)
-        The factors of all runs, by mode.
-    columns : list of array (I, n * R)
-        The same factors as MTTKRP reads them.
-    grams : list of array (n, R, R)
-        Their Gram matrices.
-    refines : bool
-        Whether a system of the last iteration was ill-conditioned.
-    """
+    """Runs of one rank, iterated together; the lists have an array for each mode."""
 
     x: FlycooTensor
-    stacks: _Stacks
-    columns: list[Array] = field(init=False)
-    grams: list[Array] = field(init=False)
-    refines: bool = True
+    stacks: list[Array]  # the factors of all runs, (n, I, R)
+    columns: list[Array] = field(init=False)  # as MTTKRP reads them, (I, n * R)
+    grams: list[Array] = field(init=False)  # their Gram matrices (n, R, R)
+    refines: bool = True  # whether a system of the last iteration was ill-conditioned
 
     def __post_init__(self) -> None:
         self.columns = [_lay_out(stack) for stack in self.stacks]
@@ -186,7 +158,7 @@ class _Batch:
             # The engine takes pseudo-inverses where it must, if it has a kernel.
             inverses = self.x._engine.invert_products(others, rows.dtype)
             if inverses is None:
-                stack, condition = self._solve(_multiply_all(others, self.grams[mode]), rows)
+                stack, condition = self._solve(multiply_all(self.grams, mode), rows)
                 conditions.append(condition)
             else:
                 stack = (rows @ inverses).astype(rows.dtype)
@@ -206,7 +178,7 @@ class _Batch:
         Return the factors and the condition numbers (n,); a system whose condition number leaves no
         digit needs a pseudo-inverse.
         """
-        if not is_cupy(rows) and rows.shape[1] <= _MANY_RIGHT_HAND_SIDES * rows.shape[2]:
+        if not is_cupy(rows) and rows.shape[1] <= MANY_RIGHT_HAND_SIDES * rows.shape[2]:
             transposed = _for_each(np.linalg.solve, matrices, rows.swapaxes(1, 2))
             is_good = np.isfinite(transposed).all(axis=(1, 2))
             return transposed.swapaxes(1, 2), np.where(is_good, 1.0, np.nan)
@@ -233,7 +205,7 @@ class _Batch:
 
     def _measure(self, inner: Array, conditions: list[Array]) -> list[np.floating | None]:
         """Compute the errors as TensorLy does, after a single copy to the host."""
-        squares = _multiply_all(self.grams, self.grams[0])
+        squares = multiply_all(self.grams)
         dtype, eps, norm = squares.dtype.type, np.finfo(self.x.dtype).eps, self.x.norm()
         sums = squares.reshape(len(squares), -1).sum(axis=1)
         products = inner.sum(axis=1, dtype=dtype).sum(axis=1)
@@ -258,33 +230,19 @@ def _multiply_grams(stack: Array) -> Array:
     return wide.swapaxes(1, 2) @ wide
 
 
-def _multiply_all(matrices: Sequence[Array], like: Array) -> Array:
-    """Multiply stacks elementwise; of none, return ones like `like`."""
-    return functools.reduce(operator.mul, matrices) if matrices else np.ones_like(like)
-
-
 def _invert(matrices: Array) -> tuple[Array, Array]:
     """Invert a stack (n, R, R) as `linalg.tall_skinny.solve` does.
 
     Return the inverses, in the dtype of `matrices`, and the condition numbers (n,) of the scaled
     matrices, which are not finite where a matrix is singular or its inverse overflows.
     """
-    exact = matrices.astype(np.float64, copy=False)
-    scale = np.sqrt(np.abs(np.diagonal(exact, axis1=1, axis2=2)))
-    scale = np.where((scale == 0) | ~np.isfinite(scale), 1.0, scale)
-    scales = scale[:, :, None] * scale[:, None, :]
-    scaled = exact / scales
+    scaled, scales = equilibrate(matrices)
     inverses = np.linalg.inv(scaled) if is_cupy(scaled) else _for_each(np.linalg.inv, scaled)
-    conditions = _norm(scaled) * _norm(inverses)
+    conditions = column_sum_norm(scaled) * column_sum_norm(inverses)
     with np.errstate(over="ignore"):
         inverses = (inverses / scales).astype(matrices.dtype, copy=False)
     # What overflows the matrices' own precision is not finite, and infinity times 0 is nan.
-    return inverses, conditions + 0 * _norm(inverses)
-
-
-def _norm(matrices: Array) -> Array:
-    """Return the largest sum of absolute values in a column, of each matrix."""
-    return np.abs(matrices).sum(axis=1).max(axis=1)
+    return inverses, conditions + 0 * column_sum_norm(inverses)
 
 
 def _for_each(function: Callable[..., Array], *stacks: np.ndarray) -> np.ndarray:

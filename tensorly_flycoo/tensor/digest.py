@@ -26,28 +26,20 @@ def find_digest(x: FlycooTensor) -> str:
 
     They do not depend on the layout, the device or the order in which distinct nonzeros were given
     (duplicates are summed in that order, which may change the last bits of their sums). Two
-    different tensors have the same digest with a probability of about 2**-64.
+    different tensors have the same digest with a probability of about 2**-64. It takes one pass
+    over the nonzeros, and is kept.
 
-    Notes
-    -----
-    One pass over the nonzeros; the digest is kept, as `x` is immutable.
-
-    Examples
-    --------
     >>> x = FlycooTensor([[0, 1], [2, 0]], [3.0, 4.0], (3, 3))
     >>> y = FlycooTensor([[1, 0], [0, 2]], [4.0, 3.0], (3, 3), layout="indexed")
     >>> find_digest(x) == find_digest(y), find_digest(x) == find_digest(2 * x)
     (True, False)
     """
     if x not in _digests:
-        facts = (x.shape, x.dtype.name, x.nnz, _sum_hashes(x))
+        # The hashes of all nonzeros are added, in any order, modulo 2**64.
+        total = sum(int(part) for part in map_pieces(_hash_piece, x._layout, x._engine)) & _MASK
+        facts = (x.shape, x.dtype.name, x.nnz, total)
         _digests[x] = hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
     return _digests[x]
-
-
-def _sum_hashes(x: FlycooTensor) -> int:
-    """Add the hashes of all nonzeros, in any order, modulo 2**64."""
-    return sum(int(part) for part in map_pieces(_hash_piece, x._layout, x._engine)) & _MASK
 
 
 def _hash_piece(piece: Piece) -> np.ndarray:

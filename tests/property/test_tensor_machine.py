@@ -13,7 +13,7 @@ from hypothesis.stateful import rule
 from tensor_machine import TensorMachine, nonzeros
 
 from tensorly_flycoo.engines.cpu import engine as cpu
-from tensorly_flycoo.engines.cpu import launch
+from tensorly_flycoo.engines.cpu import threads
 
 #: NumPy's allocating functions that the engine and the format call by name.
 ALLOCATORS = (
@@ -23,7 +23,7 @@ ALLOCATORS = (
 
 
 class CpuMachine(TensorMachine):
-    device, xp, launcher, flushes = "cpu", np, launch, False
+    device, xp, launcher, flushes = "cpu", np, threads, False
     nonzeros = nonzeros(max_size=6, nnzs=[60, 30, 17, 5, 1, 0])
 
     @contextlib.contextmanager

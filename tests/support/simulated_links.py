@@ -18,7 +18,7 @@ _lock = threading.Lock()
 
 
 class SimulatedLink:
-    """Implements `tensorly_flycoo.dask.site.Link`; a link that is closed leaves NaN in arrays.
+    """Stands for `engines.cuda.processes.NcclLink`; a link that is closed leaves NaN in arrays.
 
     Attributes
     ----------

@@ -15,7 +15,7 @@ from ...format.layout import Cut, Layout, Step
 from ...format.packing import RecordFormat
 from ...reporting import log_compilation
 from ..protocol import Engine
-from . import kernels, launch, logarithms, products, ratios, slices, solvers, updates
+from . import kernels, logarithms, products, ratios, slices, solvers, threads, updates
 from . import ttmc as ttmc_kernels
 from .free_memory import count_free_nbytes
 from .primitives import CpuPrimitives
@@ -84,8 +84,8 @@ class CpuEngine(CpuPrimitives, Engine):
         arguments = _gather_arguments(layout, step, workspace, mode, out, num_lanes)
         num_tiles = arguments[0].carry_rows.shape[0]
         self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp_tiles", num_lanes=num_lanes)
-        launch.launch(kernels.mttkrp_tiles, num_tiles, *arguments)
-        _add_partial_rows(layout.tilings[mode].carry_rows, workspace[1], out)
+        threads.launch(kernels.mttkrp_tiles, num_tiles, *arguments)
+        kernels.add_partial_rows(layout.tilings[mode].carry_rows, workspace[1], out)
         if weights is not None:
             out *= weights
 
@@ -110,8 +110,8 @@ class CpuEngine(CpuPrimitives, Engine):
         model = ratios.Model(factor, out.dtype.type(smallest), log_sums)
         has_steps = None if out.shape[1] == num_lanes else True
         self.log("ratios", layout.name, mode=mode, kernel="ratio_tiles", num_lanes=num_lanes)
-        launch.launch(ratios.ratio_tiles, num_tiles, *arguments, model, has_steps)
-        _add_partial_rows(layout.tilings[mode].carry_rows, partial_rows, out)
+        threads.launch(ratios.ratio_tiles, num_tiles, *arguments, model, has_steps)
+        kernels.add_partial_rows(layout.tilings[mode].carry_rows, partial_rows, out)
         return None if log_sums is None else np.asarray(logarithms.add_in_order(log_sums))
 
     def scale_rows(self, product: Array, factor: Array, scales: Array, sums: Array) -> None:
@@ -155,11 +155,11 @@ class CpuEngine(CpuPrimitives, Engine):
             num_tiles = tiling.carry_rows.shape[0]
             num_lanes = len(kronecker.lanes)
             self.log("ttmc", layout.name, mode=mode, kernel="ttmc_tiles", num_lanes=num_lanes)
-            launch.launch(ttmc_kernels.ttmc_tiles, num_tiles, tiles, source, kronecker, output)
+            threads.launch(ttmc_kernels.ttmc_tiles, num_tiles, tiles, source, kronecker, output)
         carry_rows = tiling.carry_rows
         if slots is not None:
             carry_rows = np.where(carry_rows >= 0, slots[carry_rows].astype(np.int64), carry_rows)
-        _add_partial_rows(carry_rows, partial_rows, out)
+        kernels.add_partial_rows(carry_rows, partial_rows, out)
 
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
         (columns, ids), size = coords, diagonal.size
@@ -170,7 +170,7 @@ class CpuEngine(CpuPrimitives, Engine):
         num_bands = numba.get_num_threads()
         edges = np.sqrt(np.linspace(0, 1, num_bands + 1)) * size
         arguments = (edges.astype(np.uint64), starts, ids, values, gram, own_diagonal)
-        launch.launch(kernels.add_gram, num_bands, *arguments)
+        threads.launch(kernels.add_gram, num_bands, *arguments)
         np.fill_diagonal(gram, own_diagonal + diagonal)
         return gram
 
@@ -181,13 +181,13 @@ class CpuEngine(CpuPrimitives, Engine):
         errors, changes = np.zeros(num_blocks), np.zeros(num_blocks, np.int64)
         problem = solvers.LeastSquares(targets, gram, shift, ridge, smallest)
         arguments = (_SWEEP_ROWS, problem, rows, errors, changes)
-        launch.launch(solvers.sweep_nonnegative, num_blocks, *arguments)
+        threads.launch(solvers.sweep_nonnegative, num_blocks, *arguments)
         return errors.sum(), changes.sum()
 
     def fit_ascending(self, columns: Array) -> Array:
         """Return the ascending sequence nearest to each column (I, R), by least squares."""
         fitted = np.empty_like(columns)
-        launch.launch(solvers.fit_ascending, columns.shape[1], columns, fitted)
+        threads.launch(solvers.fit_ascending, columns.shape[1], columns, fitted)
         return fitted
 
     def multiply_transposed(self, a: Array, b: Array) -> Array:
@@ -211,7 +211,7 @@ class CpuEngine(CpuPrimitives, Engine):
     def hash_words(self, words: Array) -> int:
         """Hash unsigned words and their places to 64 bits."""
         hashes = np.zeros(-(-words.size // _HASHED_WORDS), np.uint64)
-        launch.launch(kernels.hash_words, hashes.size, words, _HASHED_WORDS, hashes)
+        threads.launch(kernels.hash_words, hashes.size, words, _HASHED_WORDS, hashes)
         return int(hashes.sum())
 
 
@@ -237,10 +237,6 @@ def _gather_arguments(
         kernels.Inputs(fields, arrays),
         kernels.Output(field, out, partial_rows, (0,) * num_lanes),
     )
-
-
-def _add_partial_rows(carry_rows: Array, partial_rows: Array, out: Array) -> None:
-    kernels.add_partial_rows(carry_rows, partial_rows, out)
 
 
 #: The only instance.

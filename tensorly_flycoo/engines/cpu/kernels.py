@@ -21,7 +21,6 @@ from .records import (
     Tiles,
     copy_record,
     intrinsic,
-    overload,
     place_of,
     prefetch_record,
     pull,
@@ -70,6 +69,18 @@ def vector_pointer(
     offset = builder.add(builder.mul(row, num_columns), column)
     pointer = builder.gep(matrix.data, [offset])
     return builder.bitcast(pointer, make_vector_type(context, array_type.dtype, lanes).as_pointer())
+
+
+@intrinsic
+def point_at_row(typing_context: Any, matrix: Any, row: Any) -> Any:
+    """Point at the first column of a row of a C-contiguous matrix."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(matrix)(context, builder, args[0])
+        num_columns = builder.extract_value(array.shape, 1)
+        return builder.gep(array.data, [builder.mul(args[1], num_columns)])
+
+    return types.CPointer(matrix.dtype)(matrix, row), generate
 
 
 def splat(builder: Any, scalar: Any, vector_type: Any) -> Any:
@@ -155,27 +166,28 @@ def store_row(
     return types.void(row, matrix, index, column, lanes), generate
 
 
+@intrinsic
+def add_multiple(typing_context: Any, row: Any, factor: Any, other: Any, lanes: Any) -> Any:
+    """Add ``factor * other`` to `row`; both are pointers."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vector_type, align = make_vector_type(context, row.dtype, lanes), row.dtype.bitwidth // 8
+        pointers = [builder.bitcast(args[n], vector_type.as_pointer()) for n in (0, 2)]
+        total, vector = (builder.load(pointer, align=align) for pointer in pointers)
+        product = builder.fmul(splat(builder, args[1], vector_type), vector)
+        builder.store(builder.fadd(total, product), pointers[0], align=align)
+        return context.get_dummy_value()
+
+    return types.void(row, factor, other, lanes), generate
+
+
+@kernel
 def move_record(
-    records: Any, position: Any, spare: Any, remap_ids: Any, place: Any, record_words: Any
-) -> Any:
+    records: Array, position: Any, spare: Any, remap_ids: Any, place: Any, record_words: Any
+) -> None:
     """Copy a record to its remap id in `spare`; do nothing if `spare` is None."""
-
-
-@overload(move_record)
-def _overload_move(
-    records: Any, position: Any, spare: Any, remap_ids: Any, place: Any, record_words: Any
-) -> Any:
-    def stay(
-        records: Any, position: Any, spare: Any, remap_ids: Any, place: Any, record_words: Any
-    ) -> Any:
-        pass
-
-    def move(
-        records: Any, position: Any, spare: Any, remap_ids: Any, place: Any, record_words: Any
-    ) -> Any:
+    if spare is not None:
         copy_record(records, position, spare, np.uint64(remap_ids[place]), record_words)
-
-    return stay if isinstance(spare, types.NoneType) else move
 
 
 @kernel

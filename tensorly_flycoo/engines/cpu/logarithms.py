@@ -7,11 +7,10 @@ are saved, and its latency is not hidden. For a whole tile at once it takes 4 ns
 from typing import Any
 
 import numpy as np
-from numba.core import types
 
 from ...array_modules import Array
 from .compiling import kernel
-from .records import intrinsic, overload
+from .records import intrinsic
 
 
 @intrinsic
@@ -80,54 +79,6 @@ def sum_logs(terms: Array, count: int) -> float:
     for i in range(min(count, _NUM_SUMS)):
         total += terms[0, i]
     return total
-
-
-# Without logarithms, `terms` is None.
-
-
-def make_terms(log_sums: Any, size: Any) -> Any:
-    """Return memory for the values and the model's values of a tile, if logarithms are wanted."""
-
-
-@overload(make_terms)
-def _overload_make_terms(log_sums: Any, size: Any) -> Any:
-    def none(log_sums: Any, size: Any) -> Any:
-        return None
-
-    def two_rows(log_sums: Any, size: Any) -> Any:
-        return np.empty((2, size))
-
-    return none if isinstance(log_sums, types.NoneType) else two_rows
-
-
-def note(terms: Any, i: Any, value: Any, model: Any) -> Any:
-    """Note a value and the model's value."""
-
-
-@overload(note)
-def _overload_note(terms: Any, i: Any, value: Any, model: Any) -> Any:
-    def skip(terms: Any, i: Any, value: Any, model: Any) -> Any:
-        pass
-
-    def write(terms: Any, i: Any, value: Any, model: Any) -> Any:
-        terms[0, i], terms[1, i] = value, model
-
-    return skip if isinstance(terms, types.NoneType) else write
-
-
-def keep(log_sums: Any, tile: Any, terms: Any, count: Any) -> Any:
-    """Write the sum of a tile."""
-
-
-@overload(keep)
-def _overload_keep(log_sums: Any, tile: Any, terms: Any, count: Any) -> Any:
-    def skip(log_sums: Any, tile: Any, terms: Any, count: Any) -> Any:
-        pass
-
-    def write(log_sums: Any, tile: Any, terms: Any, count: Any) -> Any:
-        log_sums[tile] = sum_logs(terms, count)
-
-    return skip if isinstance(terms, types.NoneType) else write
 
 
 @kernel

@@ -11,7 +11,7 @@ from ...format.layout import Cut, Step
 from ...format.packing import RecordFormat
 from ...format.primitives import Primitives, index_dtype
 from ...reporting import log_compilation
-from . import building, kernels, launch
+from . import building, kernels, threads
 from .compiling import kernel
 from .records import Field, Fields, Source, Target, Tiles
 
@@ -46,7 +46,7 @@ class CpuPrimitives(Primitives):
         )
         record_values = records.view(record_format.dtype)
         packing = building.Packing(words, shifts, sizes, slot, records, record_values)
-        launch.launch(building.pack_records, values.shape[0], nonzeros, packing, found)
+        threads.launch(building.pack_records, values.shape[0], nonzeros, packing, found)
         if found.is_outside[0]:
             check_inside(coords, record_format.shape)
         if found.is_infinite[0]:
@@ -68,13 +68,13 @@ class CpuPrimitives(Primitives):
         empty_rows = _find_empty_rows(starts, record_format.shape[mode])
         num_parts = starts.shape[0]
         arguments = (num_parts, starts, places, target, positions)
-        launch.launch(building.sort_parts, num_parts, *arguments)
+        threads.launch(building.sort_parts, num_parts, *arguments)
         return empty_rows
 
     def find_empty_rows(self, records: Array, record_format: RecordFormat, mode: int) -> Array:
         is_empty = np.ones(record_format.shape[mode], np.bool_)
         field = Field.of(record_format, mode)
-        launch.launch(building.mark_rows, records.shape[0], records, field, is_empty)
+        threads.launch(building.mark_rows, records.shape[0], records, field, is_empty)
         return np.flatnonzero(is_empty).astype(index_dtype(is_empty.size))
 
     def sort_nbytes(self, nnz: int, size: int) -> int:
@@ -108,11 +108,11 @@ class CpuPrimitives(Primitives):
         num_buckets, size = -(-nnz // bucket_size), np.uint64(bucket_size)
         bucket_starts = np.zeros(_shape_counts(num_parts, num_buckets, starts.dtype), starts.dtype)
         building.count_buckets_of_rows(starts, nnz, size, bucket_starts)
-        _start_keys(bucket_starts)
+        building.start_keys(bucket_starts)
         ids = (target, remap_ids, pull_ids)
         arguments = (num_parts, places, (starts, bucket_starts), size, ids)
-        launch.launch(building.split_sorted_parts, num_parts, *arguments)
-        launch.launch(building.order_buckets, num_buckets, bucket_size, target, pull_ids)
+        threads.launch(building.split_sorted_parts, num_parts, *arguments)
+        threads.launch(building.order_buckets, num_buckets, bucket_size, target, pull_ids)
         return empty_rows
 
     def plan_nbytes(self, nnz: int, size: int, bucket_size: int) -> int:
@@ -126,17 +126,17 @@ class CpuPrimitives(Primitives):
         num_buckets, size = -(-nnz // bucket_size), np.uint64(bucket_size)
         num_parts = _choose_parts(nnz, num_buckets)
         starts = np.zeros(_shape_counts(num_parts, num_buckets, stored.dtype), stored.dtype)
-        launch.launch(building.count_buckets, num_parts, num_parts, positions, size, starts)
-        _start_keys(starts)
+        threads.launch(building.count_buckets, num_parts, num_parts, positions, size, starts)
+        building.start_keys(starts)
         arguments = (num_parts, positions, size, starts, stored, offsets)
-        launch.launch(building.split_parts, num_parts, *arguments)
-        launch.launch(building.order_buckets, num_buckets, bucket_size, None, offsets)
+        threads.launch(building.split_parts, num_parts, *arguments)
+        threads.launch(building.order_buckets, num_buckets, bucket_size, None, offsets)
 
     def scatter_in_buckets(
         self, records: Array, offsets: Array, bucket_size: int, target: Array
     ) -> None:
         arguments = (offsets, np.uint64(bucket_size), target, (0,) * records.shape[1])
-        launch.launch(building.scatter_in_buckets, records.shape[0], records, *arguments)
+        threads.launch(building.scatter_in_buckets, records.shape[0], records, *arguments)
 
     def split_nbytes(self, nnz: int, bucket_size: int) -> int:
         num_buckets, dtype = -(-nnz // bucket_size), index_dtype(nnz)
@@ -151,18 +151,18 @@ class CpuPrimitives(Primitives):
         tiles, record_format = Tiles(cut.tile_size, step.bucket_size), cut.record_format
         source, target = Source.of(step, record_format), Target.of(step, record_format)
         num_tiles = -(-step.records.shape[0] // cut.tile_size)
-        launch.launch(kernels.remap_tiles, num_tiles, tiles, source, target)
+        threads.launch(kernels.remap_tiles, num_tiles, tiles, source, target)
 
     def position_in_buckets(self, offsets: Array, bucket_size: int) -> Array:
         positions = np.empty(offsets.shape[0], index_dtype(offsets.shape[0]))
         arguments = (offsets, np.uint64(bucket_size), positions)
-        launch.launch(building.position_in_buckets, positions.size, *arguments)
+        threads.launch(building.position_in_buckets, positions.size, *arguments)
         return positions
 
     def gather(self, records: Array, places: Array) -> Array:
         target = np.empty_like(records)
         arguments = (records, places, target, (0,) * records.shape[1])
-        launch.launch(kernels.gather_records, records.shape[0], *arguments)
+        threads.launch(kernels.gather_records, records.shape[0], *arguments)
         return target
 
     def split_columns(
@@ -178,7 +178,7 @@ class CpuPrimitives(Primitives):
             column_bits[record_format.words[n]] |= bits
         source, field = Source.of(Step(records), record_format), Field.of(record_format, mode)
         arguments = (source, field, tuple(map(np.uint64, column_bits)), (is_new, rows, values))
-        launch.launch(kernels.split_columns, nnz, places, *arguments)
+        threads.launch(kernels.split_columns, nnz, places, *arguments)
         return is_new, rows, values
 
     def sum_single_squares(
@@ -219,10 +219,10 @@ def _start_rows(
         return None
     # With `places`, rows are gathered: from `target`, which spans fewer pages than `records`.
     rows = positions if places is None else target
-    launch.launch(building.read_rows, nnz, records, Field.of(record_format, mode), rows)
+    threads.launch(building.read_rows, nnz, records, Field.of(record_format, mode), rows)
     starts = np.zeros(_shape_counts(num_parts, num_rows, positions.dtype), positions.dtype)
-    launch.launch(building.count_rows, num_parts, num_parts, rows, places, positions, starts)
-    _start_keys(starts)
+    threads.launch(building.count_rows, num_parts, num_parts, rows, places, positions, starts)
+    building.start_keys(starts)
     return starts
 
 
@@ -247,10 +247,6 @@ def _choose_parts(nnz: int, num_keys: int) -> int:
 def _shape_counts(num_parts: int, num_keys: int, dtype: np.dtype) -> tuple[int, int]:
     """Return the shape of all counters; the parts share no cache line."""
     return num_parts, num_keys + _CACHE_LINE_NBYTES // dtype.itemsize
-
-
-def _start_keys(counts: Array) -> None:
-    building.start_keys(counts)
 
 
 @kernel

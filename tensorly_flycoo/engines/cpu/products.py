@@ -7,7 +7,7 @@ and take the cores from the engine's. Here a product's bits depend on no number 
 import numpy as np
 
 from ...array_modules import Array
-from . import launch
+from . import threads
 from .compiling import kernel
 from .kernels import add_product, clear_row, count_lanes, new_row_of_zeros, store_row
 
@@ -24,7 +24,7 @@ def multiply_transposed(a: Array, b: Array) -> Array:
     a, b = _require(a), _require(b)
     num_blocks = -(-a.shape[0] // _BLOCK_ROWS)
     products = np.zeros((num_blocks, a.shape[1], b.shape[1]), a.dtype)
-    launch.launch(_multiply_blocks, num_blocks, a, b, products, (0,) * count_lanes(b))
+    threads.launch(_multiply_blocks, num_blocks, a, b, products, (0,) * count_lanes(b))
     return products.sum(axis=0, dtype=np.float64).astype(a.dtype)
 
 
@@ -33,7 +33,7 @@ def multiply_rows(rows: Array, matrix: Array) -> Array:
     rows, matrix = _require(rows), _require(matrix)
     product = np.empty((rows.shape[0], matrix.shape[1]), rows.dtype)
     num_blocks = -(-rows.shape[0] // _BLOCK_ROWS)
-    launch.launch(_multiply_rows, num_blocks, rows, matrix, product, (0,) * count_lanes(matrix))
+    threads.launch(_multiply_rows, num_blocks, rows, matrix, product, (0,) * count_lanes(matrix))
     return product
 
 

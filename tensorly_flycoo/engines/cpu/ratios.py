@@ -15,15 +15,17 @@ from .compiling import kernel
 from .kernels import (
     Inputs,
     Output,
+    add_multiple,
     clear_row,
     make_vector_type,
     move_record,
     new_row_of_zeros,
+    point_at_row,
     splat,
     store_row,
     vector_pointer,
 )
-from .logarithms import keep, make_terms, note
+from .logarithms import sum_logs
 from .records import Source, Target, Tiles, intrinsic, overload, pull, read_row, read_rows
 
 
@@ -40,61 +42,24 @@ class Model(NamedTuple):
 # multiple of the lanes, the last step overlaps the one before.
 
 
+@kernel
 def _place_row(scratch: Any, number: Any, registers: Any) -> Any:
     """Return a pointer to a row: the registers of a single step, or a row of `scratch`."""
-
-
-@overload(_place_row)
-def _overload_place_row(scratch: Any, number: Any, registers: Any) -> Any:
-    def in_registers(scratch: Any, number: Any, registers: Any) -> Any:
+    if scratch is None:
         return registers
-
-    def in_memory(scratch: Any, number: Any, registers: Any) -> Any:
-        return _point_at_row(scratch, number)
-
-    return in_registers if isinstance(scratch, types.NoneType) else in_memory
+    return point_at_row(scratch, number)
 
 
-def _count_steps(scratch: Any, lanes: Any) -> Any:
+@kernel
+def _count_steps(scratch: Any, lanes: Any) -> int:
     """Count the steps of a row."""
+    return 1 if scratch is None else scratch.shape[1] // len(lanes)
 
 
-@overload(_count_steps)
-def _overload_count_steps(scratch: Any, lanes: Any) -> Any:
-    def one(scratch: Any, lanes: Any) -> Any:
-        return 1
-
-    def several(scratch: Any, lanes: Any) -> Any:
-        return scratch.shape[1] // len(lanes)
-
-    return one if isinstance(scratch, types.NoneType) else several
-
-
-def _find_column(scratch: Any, start: Any, last: Any) -> Any:
+@kernel
+def _find_column(scratch: Any, start: int, last: int) -> int:
     """Return the first column of the step that begins at place `start` of a row."""
-
-
-@overload(_find_column)
-def _overload_find_column(scratch: Any, start: Any, last: Any) -> Any:
-    def zero(scratch: Any, start: Any, last: Any) -> Any:
-        return np.int64(0)
-
-    def shift_last(scratch: Any, start: Any, last: Any) -> Any:
-        return np.int64(min(start, last))
-
-    return zero if isinstance(scratch, types.NoneType) else shift_last
-
-
-@intrinsic
-def _point_at_row(typing_context: Any, scratch: Any, row: Any) -> Any:
-    """Point at the start of a row of a C-contiguous matrix."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        matrix = context.make_array(scratch)(context, builder, args[0])
-        offset = builder.mul(args[1], builder.extract_value(matrix.shape, 1))
-        return builder.gep(matrix.data, [offset])
-
-    return types.CPointer(scratch.dtype)(scratch, types.intp), generate
+    return np.int64(0) if scratch is None else np.int64(min(start, last))
 
 
 @intrinsic
@@ -182,21 +147,6 @@ def _sum_row(typing_context: Any, row: Any, lanes: Any) -> Any:
     return row.dtype(row, lanes), generate
 
 
-@intrinsic
-def _add_multiple(typing_context: Any, row: Any, factor: Any, other: Any, lanes: Any) -> Any:
-    """Add ``factor * other`` to `row`."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        vector_type, align = make_vector_type(context, row.dtype, lanes), row.dtype.bitwidth // 8
-        pointers = [builder.bitcast(args[n], vector_type.as_pointer()) for n in (0, 2)]
-        total, vector = (builder.load(pointer, align=align) for pointer in pointers)
-        product = builder.fmul(splat(builder, args[1], vector_type), vector)
-        builder.store(builder.fadd(total, product), pointers[0], align=align)
-        return context.get_dummy_value()
-
-    return types.void(row, factor, other, lanes), generate
-
-
 def _store_total(total: Any, scratch: Any, tile: Any, row: Any, inherits: Any, output: Any) -> None:
     """Write the sums of a row to the output, or to the tile's partial row if it inherits it."""
 
@@ -218,6 +168,20 @@ def _overload_store_total(
                 store_row(part, out, row, column, lanes)
 
     return store
+
+
+@kernel
+def _note(terms: Any, i: int, value: float, model: float) -> None:
+    """Note a value and the model's value, if logarithms are wanted."""
+    if terms is not None:
+        terms[0, i], terms[1, i] = value, model
+
+
+@kernel
+def _keep(log_sums: Any, tile: Any, terms: Any, count: int) -> None:
+    """Write the sum of a tile, if logarithms are wanted."""
+    if terms is not None:
+        log_sums[tile] = sum_logs(terms, count)
 
 
 @kernel
@@ -269,29 +233,28 @@ def _compute_tile(
                 np.uint64(first_column), np.uint32(start - first_column), lanes,
             )  # fmt: skip
         modelled = _sum_row(sums, lanes)
-        note(terms, place - first, value, modelled)
+        _note(terms, place - first, value, modelled)
         ratio = value / max(modelled, smallest)
         for step in range(num_steps):
             part = _take_step(total, step, lanes)
-            _add_multiple(part, ratio, _take_step(products, step, lanes), lanes)
+            add_multiple(part, ratio, _take_step(products, step, lanes), lanes)
     _store_total(total, scratch, tile, row, inherits, output)
-    keep(log_sums, tile, terms, np.int64(last - first))
+    _keep(log_sums, tile, terms, np.int64(last - first))
 
 
-def _make_scratch(has_steps: Any, rank: Any, lanes: Any, zero: Any) -> Any:
-    """Return memory for two rows; None if they are one step."""
+def _make_rows(wanted: Any, size: Any, zero: Any) -> Any:
+    """Return two rows of zeros, or None if `wanted` is None."""
 
 
-@overload(_make_scratch)
-def _overload_make_scratch(has_steps: Any, rank: Any, lanes: Any, zero: Any) -> Any:
-    def none(has_steps: Any, rank: Any, lanes: Any, zero: Any) -> Any:
+@overload(_make_rows)
+def _overload_make_rows(wanted: Any, size: Any, zero: Any) -> Any:
+    def none(wanted: Any, size: Any, zero: Any) -> Any:
         return None
 
-    def two_rows(has_steps: Any, rank: Any, lanes: Any, zero: Any) -> Any:
-        num_steps = (rank + len(lanes) - 1) // len(lanes)
-        return np.full((2, num_steps * len(lanes)), zero)
+    def two_rows(wanted: Any, size: Any, zero: Any) -> Any:
+        return np.full((2, size), zero)
 
-    return none if isinstance(has_steps, types.NoneType) else two_rows
+    return none if isinstance(wanted, types.NoneType) else two_rows
 
 
 @kernel
@@ -313,8 +276,11 @@ def ratio_tiles(
     nnz, num_tiles = source.records.shape[0], tiles.carry_rows.shape[0]
     carry_rows, empty_rows, out = tiles.carry_rows, tiles.empty_rows, output.out
     num_empty = empty_rows.shape[0]
-    scratch = _make_scratch(has_steps, out.shape[1], output.lanes, source.values.dtype.type(0))
-    terms = make_terms(model.log_sums, tiles.size)
+    num_lanes = len(output.lanes)
+    length = (out.shape[1] + num_lanes - 1) // num_lanes * num_lanes
+    scratch = _make_rows(has_steps, length, source.values.dtype.type(0))
+    # For the values and the model's values of a tile.
+    terms = _make_rows(model.log_sums, tiles.size, 0.0)
     for tile in range(first_tile, last_tile):
         first = tile * tiles.size
         _compute_tile(

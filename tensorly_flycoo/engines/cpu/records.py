@@ -161,33 +161,22 @@ def prefetch_record(typing_context: Any, records: Any, position: Any) -> Any:
     return types.void(records, position), generate
 
 
-def place_of(places: Any, i: Any) -> Any:
+# If an argument is None, numba does not compile the branch for arrays.
+
+
+@kernel
+def place_of(places: Array | None, i: Any) -> Any:
     """Return item i of the order `places`; None is the order 0, 1, ..."""
-
-
-@overload(place_of)
-def _overload_place_of(places: Any, i: Any) -> Any:
-    def count(places: Any, i: Any) -> Any:
+    if places is None:
         return i
-
-    def look_up(places: Any, i: Any) -> Any:
-        return np.uint64(places[i])
-
-    return count if isinstance(places, types.NoneType) else look_up
+    return np.uint64(places[i])
 
 
-def pull(records: Any, pull_ids: Any, bucket_start: Any, place: Any, last: Any) -> Any:
+@kernel
+def pull(records: Array, pull_ids: Array | None, bucket_start: Any, place: Any, last: Any) -> Any:
     """Return the position of a place's record; with `pull_ids`, also prefetch a later one."""
-
-
-@overload(pull, jit_options={"error_model": "numpy"})
-def _overload_pull(records: Any, pull_ids: Any, bucket_start: Any, place: Any, last: Any) -> Any:
-    def stay(records: Any, pull_ids: Any, bucket_start: Any, place: Any, last: Any) -> Any:
+    if pull_ids is None:
         return place
-
-    def look_up(records: Any, pull_ids: Any, bucket_start: Any, place: Any, last: Any) -> Any:
-        ahead = min(place + np.uint64(PREFETCH_DISTANCE), last - np.uint64(1))
-        prefetch_record(records, bucket_start + np.uint64(pull_ids[ahead]))
-        return bucket_start + np.uint64(pull_ids[place])
-
-    return stay if isinstance(pull_ids, types.NoneType) else look_up
+    ahead = min(place + np.uint64(PREFETCH_DISTANCE), last - np.uint64(1))
+    prefetch_record(records, bucket_start + np.uint64(pull_ids[ahead]))
+    return bucket_start + np.uint64(pull_ids[place])

@@ -17,10 +17,18 @@ from typing import Any
 
 import numba
 
+from ...reporting import log_compilation
+
 #: Parts of a loop for each thread; more than one, so that a delayed thread gets less to do.
 _PARTS_PER_THREAD = 4
 
 _pool: ThreadPoolExecutor | None = None
+
+
+def launch(kernel: Callable[..., None], count: int, *arguments: Any) -> None:
+    """Run ``kernel(first, last, *arguments)`` over range(count) on all threads."""
+    with log_compilation():
+        run_parallel(kernel, count, *arguments)
 
 
 def run_parallel(loop: Callable[..., None], count: int, *arguments: Any) -> None:

@@ -12,18 +12,8 @@ from numba.core import types
 
 from ...array_modules import Array
 from .compiling import kernel
-from .kernels import make_vector_type, splat
-from .records import (
-    Field,
-    Fields,
-    Source,
-    Tiles,
-    intrinsic,
-    overload,
-    pull,
-    read_row,
-    read_rows,
-)
+from .kernels import add_multiple, point_at_row
+from .records import Field, Fields, Source, Tiles, intrinsic, place_of, pull, read_row, read_rows
 
 #: Bytes of a vector of columns.
 _VECTOR_NBYTES = 64
@@ -61,18 +51,6 @@ def lay_out_factors(fields: Fields, given: Sequence[Array]) -> Kronecker:
 
 
 @intrinsic
-def _point_at_row(typing_context: Any, matrix: Any, row: Any) -> Any:
-    """Point at the first column of a row of a C-contiguous matrix."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = context.make_array(matrix)(context, builder, args[0])
-        num_columns = builder.extract_value(array.shape, 1)
-        return builder.gep(array.data, [builder.mul(args[1], num_columns)])
-
-    return types.CPointer(matrix.dtype)(matrix, row), generate
-
-
-@intrinsic
 def _point_at_rows(typing_context: Any, factors: Any, indices: Any) -> Any:
     """Point at the row of each factor that a nonzero needs, without counting references."""
 
@@ -88,29 +66,6 @@ def _point_at_rows(typing_context: Any, factors: Any, indices: Any) -> Any:
 
     pointer_type = types.CPointer(factors.dtype.dtype)
     return types.UniTuple(pointer_type, factors.count)(factors, indices), generate
-
-
-@intrinsic
-def _add_scaled(typing_context: Any, total: Any, scale: Any, row: Any, lanes: Any) -> Any:
-    """Add `scale` times the vector at `row` to the one at `total`; both are pointers.
-
-    Multiplication and addition stay separate, as everywhere in the CPU engine.
-    """
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        total_, scale_, row_, _ = args
-        vector_type, align = (
-            make_vector_type(context, total.dtype, lanes),
-            total.dtype.bitwidth // 8,
-        )
-        scales = splat(builder, scale_, vector_type)
-        target = builder.bitcast(total_, vector_type.as_pointer())
-        source = builder.bitcast(row_, vector_type.as_pointer())
-        product = builder.fmul(scales, builder.load(source, align=align))
-        builder.store(builder.fadd(builder.load(target, align=align), product), target, align=align)
-        return context.get_dummy_value()
-
-    return types.void(total, scale, row, lanes), generate
 
 
 @intrinsic
@@ -147,11 +102,11 @@ def _multiply_out(prefixes: Array, value: Any, rows: Any, ranks: Any) -> None:
 def _add_outer_product(total: Array, prefixes: Array, row: Any, width: Any, lanes: Any) -> None:
     """Add the outer product of `prefixes` and a row of `width` columns to `total`."""
     step = np.uint64(len(lanes))
-    target = _point_at_row(total, np.uint64(0))
+    target = point_at_row(total, np.uint64(0))
     for p in range(np.uint64(prefixes.shape[0])):
         for column in range(np.uint64(0), width, step):
             start = _advance(target, p * width + column)
-            _add_scaled(start, prefixes[p], _advance(row, column), lanes)
+            add_multiple(start, prefixes[p], _advance(row, column), lanes)
 
 
 @kernel
@@ -162,21 +117,6 @@ def _store_total(total: Array, width: Any, num_columns: Any, target: Array, row:
             if column < num_columns:
                 target[row, p * num_columns + column] = total[0, p * width + column]
             total[0, p * width + column] = 0
-
-
-def _slot_of(slots: Any, row: Any) -> Any:
-    """Return the output row of a row of the tensor: its slot, or itself without slots."""
-
-
-@overload(_slot_of)
-def _overload_slot_of(slots: Any, row: Any) -> Any:
-    def stay(slots: Any, row: Any) -> Any:
-        return row
-
-    def look_up(slots: Any, row: Any) -> Any:
-        return np.uint64(slots[row])
-
-    return stay if isinstance(slots, types.NoneType) else look_up
 
 
 @kernel
@@ -210,7 +150,7 @@ def ttmc_tiles(
                 if inherits:
                     _store_total(total, width, num_columns, partial_rows, np.uint64(tile))
                 else:
-                    _store_total(total, width, num_columns, out, _slot_of(slots, row))
+                    _store_total(total, width, num_columns, out, place_of(slots, row))
                 inherits = False
             row, has_row = new_row, True
             indices = read_rows(records, position, fields)
@@ -220,4 +160,4 @@ def ttmc_tiles(
         if inherits:
             _store_total(total, width, num_columns, partial_rows, np.uint64(tile))
         else:
-            _store_total(total, width, num_columns, out, _slot_of(slots, row))
+            _store_total(total, width, num_columns, out, place_of(slots, row))

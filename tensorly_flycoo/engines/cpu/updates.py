@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ...array_modules import Array
-from . import launch
+from . import threads
 from .compiling import kernel
 
 #: Rows whose columns are added up together.
@@ -17,7 +17,7 @@ def add_up(blocks: Callable[..., None], arrays: tuple[Any, ...], sums: Array) ->
     """Run a kernel over blocks of rows of the first array, and add up their sums, (n, R) each."""
     num_blocks = -(-arrays[0].shape[0] // _BLOCK_SIZE)
     block_sums = np.zeros((num_blocks, *sums.shape))
-    launch.launch(blocks, num_blocks, *arrays, block_sums)
+    threads.launch(blocks, num_blocks, *arrays, block_sums)
     block_sums.sum(axis=0, out=sums)
 
 

@@ -7,7 +7,7 @@ import cupy
 import numpy as np
 
 from ...array_modules import Array
-from ...format.compact_ids import CompactIds
+from ...format.primitives import CompactIds
 from ...format.remap import count_runs
 from . import launch, tuning
 from .id_bits import IdBits

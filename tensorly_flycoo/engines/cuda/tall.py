@@ -1,15 +1,14 @@
-"""Products of tall matrices (I_n, R) on a GPU: the CUDA engine's `TallKernels`."""
+"""Products of tall matrices (I_n, R) on a GPU, faster than CuPy's: the engine's `tall`."""
 
 import functools
 import threading
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import cupy
 import numpy as np
 
 from ...array_modules import Array
-from ..tall_kernels import Scale
 from . import launch, structs, tuning
 from .direct import DirectKernel
 from .macros import (
@@ -39,6 +38,10 @@ __all__ = [
     "suits_rank",
     "suits_tensor_cores",
 ]
+
+#: A float32 matrix (R, R), or one row or column that repeats; and its strides, in numbers, from row
+#: to row and from column to column: 0 where it repeats.
+Scale: TypeAlias = tuple[Array, int, int]
 
 #: The most factors of a product.
 MAX_GRAMS, MAX_SCALES = structs.MAX_GRAMS, structs.MAX_MATRICES

@@ -16,11 +16,16 @@ from tensorly_flycoo.dask.messages import (
     Message,
     Receive,
     Ref,
+    Sealed,
     Send,
     Transfer,
 )
 from tensorly_flycoo.dask.site import Site
 from tensorly_flycoo.engines import select_engine
+
+
+def seal(*fields):
+    return Sealed.of(Call(*fields))
 
 
 class Pair:
@@ -64,11 +69,11 @@ def pair():
 
 def test_an_array_is_waited_for_when_it_is_used(pair):
     def make(factor):
-        return Call(np.multiply, [factor, np.arange(3)], {}, (1,))
+        return seal(np.multiply, [factor, np.arange(3)], {}, (1,))
 
-    commands = [Receive(2), Send(1, 1, 2), Call(np.add, [Ref(1), Ref(2)], {}, (3,))]
+    commands = [Receive(2), Send(1, 1, 2), seal(np.add, [Ref(1), Ref(2)], {}, (3,))]
     first = pair.run(0, [make(1), *commands], [3])
-    commands = [Receive(2), Send(1, 0, 2), Call(np.add, [Ref(1), Ref(2)], {}, (3,))]
+    commands = [Receive(2), Send(1, 0, 2), seal(np.add, [Ref(1), Ref(2)], {}, (3,))]
     second = pair.run(1, [make(10), *commands], [3])
     for replies in (first, second):
         np.testing.assert_array_equal(replies.get(timeout=10).values[0], 11 * np.arange(3))
@@ -76,7 +81,7 @@ def test_an_array_is_waited_for_when_it_is_used(pair):
 
 def test_an_array_that_nobody_uses_is_forgotten(pair):
     received = pair.run(0, [Receive(1), Free(1)])
-    pair.run(1, [Call(np.ones, [2], {}, (5,)), Send(5, 0, 1)])
+    pair.run(1, [seal(np.ones, [2], {}, (5,)), Send(5, 0, 1)])
     assert received.get(timeout=10).error is None
     assert not pair.machines[0]._inbox
 
@@ -100,7 +105,7 @@ def swap(number, first=1, second=2):
 
 
 def make_and_swap(number):
-    make = Call(np.multiply, [10.0**number, np.arange(3)], {}, (1,))
+    make = seal(np.multiply, [10.0**number, np.arange(3)], {}, (1,))
     return [Join(9, number, 2), make, swap(number)]
 
 
@@ -113,7 +118,7 @@ def test_an_exchange_between_devices(pair):
 
 def test_parcels_that_a_peer_needs_before_an_exchange_are_sent(pair):
     """Worker 1 waits for the parcel before it comes to the exchange."""
-    use = Call(np.negative, [Ref(5)], {}, (1,))
+    use = seal(np.negative, [Ref(5)], {}, (1,))
     second = pair.run(1, [Join(9, 1, 2), Receive(5), use, swap(1)], [2])
     first = pair.run(0, [*make_and_swap(0)[:2], Send(1, 1, 5), swap(0)], [2])
     np.testing.assert_array_equal(first.get(timeout=10).values[0], -np.arange(3))
@@ -122,9 +127,9 @@ def test_parcels_that_a_peer_needs_before_an_exchange_are_sent(pair):
 
 def test_what_a_failed_exchange_may_have_spoilt_is_lost(pair):
     """Worker 0 waits for one that does not come; what it computed before is lost too."""
-    with_sum = [*make_and_swap(0), Call(np.add, [Ref(1), Ref(2)], {}, (3,))]
+    with_sum = [*make_and_swap(0), seal(np.add, [Ref(1), Ref(2)], {}, (3,))]
     waiting = pair.run(0, with_sum, [3])
-    failed = pair.run(1, [Join(9, 1, 2), Call(np.zeros, [-1], {}, (1,)), swap(1)])
+    failed = pair.run(1, [Join(9, 1, 2), seal(np.zeros, [-1], {}, (1,)), swap(1)])
     assert isinstance(failed.get(timeout=10).error, ValueError)
     pair.abort(1)
     assert isinstance(waiting.get(timeout=10).error, Dropped)
@@ -150,7 +155,7 @@ def test_a_worker_that_waits_for_a_link_can_be_stopped(pair):
 
 
 def test_an_array_of_another_shape_is_not_sent(pair):
-    make = Call(np.ones, [4], {}, (1,))
+    make = seal(np.ones, [4], {}, (1,))
     failed = pair.run(0, [Join(9, 0, 2), make, swap(0)])
     pair.run(1, make_and_swap(1))
     assert "an array has (4,), float64, expected shape (3,)" in str(failed.get(timeout=10).error)

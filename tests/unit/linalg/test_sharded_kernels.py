@@ -24,7 +24,7 @@ class Blocks:
 
 
 class Kernels:
-    """Implements `TallKernels`: two blocks of rows for each matrix."""
+    """As `engines.cuda.tall`: two blocks of rows for each matrix."""
 
     MAX_GRAMS = MAX_SCALES = 9
 

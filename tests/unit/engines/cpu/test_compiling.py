@@ -20,7 +20,7 @@ def add(x):
 CALLER = """
 import helper
 from tensorly_flycoo.engines.cpu.compiling import kernel
-from tensorly_flycoo.engines.cpu.launch import launch
+from tensorly_flycoo.engines.cpu.threads import launch
 from tensorly_flycoo.reporting import log_compilation
 
 @kernel

@@ -1,7 +1,5 @@
 """Functions and arguments that workers cannot be sent, or cannot unpickle."""
 
-import functools
-import operator
 import threading
 
 import numpy as np
@@ -9,8 +7,7 @@ import pytest
 
 from tensorly_flycoo import save_slabs
 from tensorly_flycoo.dask import open_slabs
-from tensorly_flycoo.dask.messages import SITE, Ref
-from tensorly_flycoo.dask.sealing import call_sealed, seal
+from tensorly_flycoo.dask.messages import SITE, Call, Ref, Sealed
 from tensorly_flycoo.testing import planted_tensor
 
 
@@ -21,29 +18,16 @@ def x(tmp_path_factory, client):
     return open_slabs(path, client=client)
 
 
-PLAIN = [
-    (np.add, [np.ones(3), 2.0], {"out": Ref(3)}),
-    (np.copy, [SITE, None, (3, "a", slice(2)), [np.float64(3), np.dtype(np.float32)]], {}),
-    (operator.getitem, [np.float64, True], {}),
-    (seal, [b"", range(3), functools.partial(np.sum, axis=0)], {}),
-]
-
-
-@pytest.mark.parametrize("call", PLAIN, ids=lambda call: call[0].__name__)
-def test_what_needs_no_seal(call):
-    assert all(map(operator.is_, seal(*call), call))
-
-
-def test_sealed_calls_give_the_same():
-    def multiply(x, factors, *, shift):
-        return [x * factor(2) + shift(1) for factor in factors]
-
-    functions = [functools.partial(operator.mul, 3), lambda x: x]
-    args, kwargs = [Ref(5).key, functions], {"shift": np.exp}
-    function, sealed, named = seal(multiply, args, kwargs)
-    assert function is call_sealed
-    assert sealed[1] == 5
-    assert call_sealed(*sealed, **named) == multiply(*args, **kwargs)
+def test_sealed_calls_are_the_same():
+    array, shift = np.arange(3.0), 4
+    call = Call(lambda x: x + shift, [array, [Ref(5), SITE]], {"out": Ref(3)}, (7,))
+    sealed = Sealed.of(call)
+    assert len(sealed.arrays) == 1  # not copied into the pickle
+    opened = sealed.open()
+    assert opened.keys == (7,)
+    np.testing.assert_array_equal(opened.function(opened.args[0]), array + 4)
+    assert opened.args[1] == [Ref(5), SITE]
+    assert opened.kwargs == {"out": Ref(3)}
 
 
 def test_what_cannot_be_sent_is_refused_at_once(x):
