@@ -16,7 +16,7 @@ from ..format.packing import RecordFormat
 from ..format.partition import count_rows, find_edges, find_longest_mode, list_rows
 from ..format.slab_layout import build_slab
 from ..reporting import report
-from ..tensor.memory import attempt, format_nbytes
+from ..tensor.memory import attempt
 from .parts import BLOCK_NNZ, Block
 
 if TYPE_CHECKING:
@@ -154,25 +154,19 @@ class SlabBuilder:
 
     def build(self, layout: str) -> Iterator[tuple[range, Layout]]:
         """Yield the rows and the layout of each slab."""
-        exact = list_rows(attempt(self._sort, self._explain))
+        task = (
+            f"building a slab of {self._longest:,} nonzeros (give more slabs than "
+            f"{self.num_slabs}; rows of mode {self.cut_mode}, the longest, are not split)"
+        )
+        exact = list_rows(attempt(task, self._sort))
         for number, rows in enumerate(exact):
             report(f"building slab {number + 1} of {len(exact)}")
-            build_slab = functools.partial(self._build_slab, layout, rows)
-            yield rows, attempt(build_slab, self._explain)
+            yield rows, attempt(task, functools.partial(self._build_slab, layout, rows))
 
     def _build_slab(self, layout: str, rows: range) -> Layout:
         records, engine = self._buckets.take(rows), self._engine
         arguments = (rows, self.record_format, engine.choose_cut, engine)
         return build_slab(LAYOUT_CLASSES[layout], records, *arguments)
-
-    def _explain(self) -> str:
-        free_nbytes = self._engine.count_free_nbytes()
-        free = "an unknown amount" if free_nbytes is None else format_nbytes(free_nbytes)
-        return (
-            f"building a slab of {self._longest:,} nonzeros on {self._engine.name!r} needs "
-            f"more memory than there is ({free} is free): give more slabs than {self.num_slabs}; "
-            f"rows of mode {self.cut_mode}, the longest, are not split"
-        )
 
     def _sort(self) -> tuple[int, ...]:
         """Make the records of each bucket canonical; return the edges of the slabs."""
