@@ -57,7 +57,6 @@ def densify_error(operation: str, shape: Sequence[Any], instead: str) -> Densify
     backend is not "flycoo".
     """
     message = f"{operation} would make a dense array of shape {shape}; {instead}"
-    message += early_bound_hint()
     backend = current_backend()
     if backend not in (None, "flycoo"):
         hint = 'call tl.set_backend("flycoo")'
@@ -69,28 +68,6 @@ def current_backend() -> str | None:
     """Return the name of TensorLy's backend, or None if TensorLy is not (fully) imported."""
     get_backend = getattr(sys.modules.get("tensorly"), "get_backend", None)
     return None if get_backend is None else get_backend()
-
-
-#: Decompositions that TensorLy's own functions can never do on a sparse tensor, and ours can.
-_OF_OUR_OWN = {"randomised_parafac", "tensor_ring", "tensor_train", "tensor_train_matrix"}
-
-
-def early_bound_hint() -> str:
-    """Return a hint if TensorLy's own function runs although ours is needed, else "".
-
-    Importing this package puts ours into `tensorly.decomposition`, but a name that was imported
-    from there earlier is still TensorLy's own function, which is then on the call stack.
-    """
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
-        frame = frame.f_back
-        name, module = frame.f_code.co_name, frame.f_globals.get("__name__", "")
-        if name in _OF_OUR_OWN and module.startswith("tensorly.decomposition."):
-            return (
-                f"; {name} was imported from TensorLy before tensorly_flycoo: call "
-                f"tensorly_flycoo.decomposition.{name}"
-            )
-    return ""
 
 
 def check_shape(shape: Iterable[Any]) -> tuple[int, ...]:

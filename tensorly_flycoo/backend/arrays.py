@@ -33,6 +33,7 @@ from ..linalg.tall_skinny import (
     transposed_product,
 )
 from ..ops import views
+from ..ops.dense_memory import check_product_fits
 from ..ops.lazy import LazyArray, ModeView
 from ..ops.lazy_svd import LazySVD
 from ..ops.mode_product import ModeProduct
@@ -206,6 +207,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         is_gram = is_cupy(a) and a.ndim == 2 and is_tall(a.T) and is_tall(b)
         if is_gram:
             return transposed_product(a.T, b)
+        check_product_fits(a, b)
         return multiply(a, b) if is_own(a, b) else np.dot(a, b)
 
     @staticmethod

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from distributed import Client
 
-from ..tensor.memory import RefusedMemory
+from ..tensor.memory import out_of_memory
 from .handles import Kind, RemoteObject, WorkerHandle, WorkerLost
 from .messages import (
     Call,
@@ -275,17 +275,9 @@ class Cluster:
     def _check_reply(self, worker: WorkerHandle, reply: Reply) -> None:
         if reply.error is not None:
             if isinstance(reply.error, MemoryError):
-                raise self._explain(worker, reply.error)
+                raise out_of_memory("a call", f"worker {worker.address}", str(reply.error))
             reply.error.add_note(f"on worker {worker.address}")
             raise reply.error
-
-    def _explain(self, worker: WorkerHandle, error: MemoryError) -> RefusedMemory:
-        count = len(self.workers)
-        return RefusedMemory(
-            f"worker {worker.address} has too little memory: {error}. {2 * count} workers of its "
-            f"kind instead of {count} would each hold half as much; a smaller rank, and a tensor "
-            "of float32, take less too"
-        )
 
     def check_there(self, workers: Iterable[WorkerHandle] | None = None) -> None:
         """Raise `WorkerLost` if Dask has noticed that a worker, of all or of some, is gone."""

@@ -174,9 +174,6 @@ class ClusterEngine(CpuEngine):
         assert isinstance(layout, ClusterLayout)
         out[...] = self.mttkrp_shards(layout, factors, mode, weights).to_numpy()
 
-    def count_workspace_nbytes(self, layout: AnyLayout, factors: Sequence[Array], mode: int) -> int:
-        return 0  # here
-
     def mttkrp_shards(
         self,
         layout: SpreadLayout,

@@ -171,8 +171,7 @@ class Machine:
     def _explain(self, error: MemoryError) -> str:
         """Say what is held here and what is free."""
         held = format_nbytes(sum(getattr(x, "nbytes", 0) for x in self._store.values()))
-        free_nbytes = self._site.count_free_nbytes()
-        free = "an unknown amount" if free_nbytes is None else format_nbytes(free_nbytes)
+        free = format_nbytes(self._site.count_free_nbytes())
         return f"{error or 'an operation'}; {held} is in use for this tensor, {free} is free"
 
     def _check(self) -> None:

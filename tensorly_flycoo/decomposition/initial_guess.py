@@ -17,7 +17,7 @@ from ..ops.nndsvd import make_left_vectors_non_negative
 from ..ops.unfolding_svd import LazyMatrix, Unfolding
 from ..shards.whole_factors import scatter_all, take_model
 from ..tensor.coo_cache import as_flycoo
-from ..tensor.memory import attempt, explain_work, refuse_excess_on_host
+from ..tensor.memory import attempt, check_room
 from ..tensor.tensor import FlycooTensor
 from .cp_model import make_cp_tensor, normalize
 from .ranks import find_cp_rank
@@ -90,16 +90,10 @@ def draw_factors(x: FlycooTensor, rank: int, random: Any) -> list[Array]:
     """
 
     def draw() -> list[Array]:
+        check_room(x._engine, sum(x.shape) * rank * x.dtype.itemsize)
         return [x._engine.draw_uniform(random, (size, rank), x.dtype) for size in x.shape]
 
-    nbytes = sum(x.shape) * rank * x.dtype.itemsize
-
-    def explain() -> str:
-        return explain_work(x, f"a random start of rank {rank}", nbytes)
-
-    if x._engine.name == "cpu":
-        refuse_excess_on_host(x._engine, nbytes, explain)
-    return attempt(draw, explain)
+    return attempt(f"a random start of rank {rank}", draw)
 
 
 def initialize_cp(

@@ -60,8 +60,8 @@ class Engine(Primitives, ABC):
     ) -> AnyLayout:
         """Build the layout `name` from coords (ndim, nnz) and values (nnz,) on any device.
 
-        By default there are as few slabs as `MAX_SLAB_NNZ` and the free memory allow, and one for
-        each of `devices`; with ``keep="host"`` see `plan_streaming`.
+        By default there are as few slabs as `MAX_SLAB_NNZ` allows, and one for each of `devices`;
+        with ``keep="host"`` see `plan_streaming`.
         """
         coords, values = self.receive(coords, values)
         cut = self.choose_cut(shape, values.dtype)
@@ -70,7 +70,7 @@ class Engine(Primitives, ABC):
             num_slabs, num_resident = self.plan_streaming(name, nnz, shape, dtype, num_slabs)
             keep_aside = make_keep_aside(self.make_stager, num_resident)
         elif not num_slabs:
-            num_slabs = self.fit_num_slabs(name, nnz, shape, dtype)
+            num_slabs = self.choose_num_slabs(nnz)
         sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
         if num_slabs > 1:
             sizes["slabs"] = num_slabs
@@ -90,11 +90,6 @@ class Engine(Primitives, ABC):
     def choose_num_slabs(self, nnz: int) -> int:
         """Choose the fewest slabs for a tensor, whatever memory is free."""
         return slab_plan.choose_num_slabs(nnz, self.num_devices)
-
-    def fit_num_slabs(self, name: str, nnz: int, shape: Sequence[int], dtype: np.dtype) -> int:
-        """Choose the fewest slabs with which a tensor can be built in the free memory."""
-        least = self.choose_num_slabs(nnz)
-        return slab_plan.fit_num_slabs(self, name, nnz, shape, dtype, least)
 
     @property
     def local_device(self) -> str:
@@ -223,16 +218,6 @@ class Engine(Primitives, ABC):
         weights: Array | None = None,
     ) -> None:
         """Compute the MTTKRP of `mode` from a step's records; remap them if it has a `spare`."""
-
-    def count_workspace_nbytes(self, layout: AnyLayout, factors: Sequence[Array], mode: int) -> int:
-        """Count the bytes that `mttkrp` allocates while it runs."""
-        if isinstance(layout, SlabLayout):
-            return slabs.count_workspace_nbytes(self, layout, factors, mode)
-        return self.count_mode_nbytes(layout, factors, mode)
-
-    @abstractmethod
-    def count_mode_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
-        """Count the bytes that `allocate_workspace` and `compute_mode` allocate."""
 
     def add_rows(self, rows: Array, others: Array) -> None:
         """Add a matrix to `rows`, in place."""

@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ..checks import SURELY_FREE_NBYTES
 from ..format.slab_layout import SlabLayout
-
-if TYPE_CHECKING:
-    from .protocol import Engine
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -22,9 +14,6 @@ MAX_SLAB_NNZ = 2**32
 #: Bytes of the records, of one mode, of a slab that is streamed: enough that they are copied as
 #: fast as the link allows, and so few that two slabs take little of the device.
 STREAMED_NBYTES = 2**30
-
-#: The most slabs that are tried, as a multiple of the fewest ones.
-_MOST = 64
 
 
 def choose_num_slabs(nnz: int, num_devices: int = 1, streamed_nbytes: int | None = None) -> int:
@@ -37,32 +26,6 @@ def choose_num_slabs(nnz: int, num_devices: int = 1, streamed_nbytes: int | None
     if streamed_nbytes is None:
         return num_slabs
     return max(2, num_slabs, -(-nnz * streamed_nbytes // STREAMED_NBYTES))
-
-
-def fit_num_slabs(
-    engine: Engine, name: str, nnz: int, shape: Sequence[int], dtype: np.dtype, least: int
-) -> int:
-    """Choose the fewest slabs with which a layout can be built in the free memory.
-
-    That is `least` times a power of two; `least` if nothing fits, or the free memory is unknown.
-    """
-
-    def count_nbytes(num_slabs: int) -> int:
-        return engine.estimate_layout(name, nnz, shape, dtype, num_slabs)[1]
-
-    is_host = engine.staging_size is None
-    given = nnz * (8 * len(shape) + dtype.itemsize) if is_host else 0  # there already
-    if count_nbytes(least) <= SURELY_FREE_NBYTES:
-        return least
-    free = engine.count_free_nbytes()
-    num_slabs = least
-    while free is not None and num_slabs <= _MOST * least:
-        if count_nbytes(num_slabs) <= free + given:
-            if num_slabs > least:
-                _logger.info("cut into %d slabs, to be built in %d free bytes", num_slabs, free)
-            return num_slabs
-        num_slabs *= 2
-    return least
 
 
 def count_resident_slabs(

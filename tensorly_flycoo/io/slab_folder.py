@@ -23,7 +23,7 @@ from ..format.slab_building import SlabBuilder, sort_records, split_nonzeros
 from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
 from ..format.streamed import make_keep_aside
 from ..reporting import report
-from ..tensor.memory import attempt, format_nbytes
+from ..tensor.memory import attempt
 from ..tensor.tensor import FlycooTensor
 from .array_file import SLABS, TENSOR, check_header, open_arrays, refuse_damage
 from .files import FilePath, make_folder, replace_file
@@ -206,24 +206,21 @@ class DiskBuilder(SlabBuilder):
             records.tofile(path)
             return counts
 
-        return path, attempt(sort, self._explain)
+        return path, attempt(self._name_task(), sort)
 
     def read(self, records: Path) -> np.ndarray:
         numbers = np.fromfile(records, self.record_format.word_dtype)
         return numbers.reshape(-1, self.record_format.num_words)
 
     def build(self, rows: range, home: int) -> Layout:
-        layout: Layout = attempt(functools.partial(super().build, rows, home), self._explain)
+        layout: Layout = attempt(self._name_task(), functools.partial(super().build, rows, home))
         return layout
 
-    def _explain(self) -> str:
-        free_nbytes = self._engine.count_free_nbytes()
-        free = "an unknown amount" if free_nbytes is None else format_nbytes(free_nbytes)
+    def _name_task(self) -> str:
         mode = find_longest_mode(self.record_format.shape)
         return (
-            f"building a slab of {self._longest:,} nonzeros on {self._engine.name!r} needs "
-            f"more memory than there is ({free} is free): give more slabs than {self.num_slabs}; "
-            f"rows of mode {mode}, the longest, are not split"
+            f"building a slab of {self._longest:,} nonzeros (give more slabs than "
+            f"{self.num_slabs}; rows of mode {mode}, the longest, are not split)"
         )
 
 

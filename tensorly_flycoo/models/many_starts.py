@@ -19,7 +19,7 @@ from ..decomposition.cp_model import make_cp_tensor, multiply_all
 from ..decomposition.initial_guess import draw_factors
 from ..decomposition.stopping import has_converged
 from ..linalg.tall_skinny import MANY_RIGHT_HAND_SIDES, column_sum_norm, equilibrate
-from ..ops.call_memory import count_call_nbytes
+from ..ops.call_memory import count_iteration_nbytes
 from ..ops.mttkrp import mttkrp
 from ..tensor.tensor import FlycooTensor
 
@@ -85,8 +85,8 @@ def _choose_batch_size(x: FlycooTensor, rank: int) -> int:
     """Choose how many runs to iterate together, by the free memory and a CPU's caches."""
     free, size = x._engine.count_free_nbytes(), 2**10
     if free is not None:
-        sizes = (x.shape, x.nnz, x.dtype, rank)
-        each = _COPIES * count_call_nbytes(x._engine, *sizes, "random", x.slabs)
+        sizes = (x.shape, x.nnz, x.dtype, rank, x.slabs)
+        each = _COPIES * count_iteration_nbytes(x._engine, *sizes)
         size = int(_SHARE * free) // each
     if x.device == "cpu":
         column_nbytes = sum(x.shape) * x.dtype.itemsize

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,14 +13,25 @@ from numpy.typing import DTypeLike
 from ..checks import check_count, check_dtype, check_keep, check_nnz, check_rank, check_shape
 from ..engines import select_engine
 from ..format.partition import find_longest_mode
+from ..format.primitives import index_dtype
 from ..format.tree import count_waiting
-from .svd_memory import count_svd_nbytes
+from ..linalg.eigen import MAX_BLOCKS, choose_width
+from ..linalg.leading_pairs import MAX_GRAM_SIZE
+from .unfolding_gram import choose_dtype, choose_max_blocks, is_cheap_to_form
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
 
 #: The initial guesses whose memory is known.
 INITS = ("svd", "random")
+
+#: Bytes for each nonzero of an unfolding that is split into columns: a flag, its row and its value;
+#: and for each in a shared column.
+_ENTRY_NBYTES, _SHARED_NBYTES = 13, 24
+
+#: Bytes for each row of an unfolding: sums of squares of values alone in their columns, and these
+#: together with what finds the coupled rows.
+_ROW_NBYTES, _FINDING_NBYTES = 16, 33
 
 
 @dataclass(frozen=True)
@@ -139,41 +151,23 @@ def estimate_memory(
     peak_nbytes -= host_nbytes
     if rank is None:
         return MemoryEstimate(nbytes, peak_nbytes, None, host_nbytes)
-    work_nbytes = count_call_nbytes(engine, shape, nnz, dtype, check_rank(rank), init, num_slabs)
+    work_nbytes = count_iteration_nbytes(engine, shape, nnz, dtype, check_rank(rank), num_slabs)
+    row_nbytes = rank * dtype.itemsize
+    for mode in range(len(shape)) if init == "svd" else ():
+        sizes = (shape, nnz, dtype, mode, rank, num_slabs)
+        start_nbytes = sum(shape[:mode]) * row_nbytes + _count_svd_nbytes(engine, *sizes)
+        work_nbytes = max(work_nbytes, start_nbytes)
     held_nbytes = engine.share_nbytes(nbytes - host_nbytes, num_slabs) + slots_nbytes
     return MemoryEstimate(nbytes, peak_nbytes, held_nbytes + work_nbytes, host_nbytes)
 
 
-def count_call_nbytes(
-    engine: Engine,
-    shape: Sequence[int],
-    nnz: int,
-    dtype: np.dtype,
-    rank: int,
-    init: str,
-    num_slabs: int | None = None,
-) -> int:
-    """Count the bytes at the peak of a default `parafac` beyond those of the tensor.
-
-    For a tensor on several devices, counts the first device only. The engine chooses `num_slabs` by
-    default.
-    """
-    num_slabs = num_slabs or engine.choose_num_slabs(nnz)
-    iteration = _count_iteration_nbytes(engine, shape, nnz, dtype, rank, num_slabs)
-    if init == "random":
-        return iteration
-    row_nbytes, start = rank * dtype.itemsize, 0
-    for mode in range(len(shape)):
-        earlier = sum(shape[:mode]) * row_nbytes
-        options = (mode, rank, num_slabs)
-        start = max(start, earlier + count_svd_nbytes(engine, shape, nnz, dtype, *options))
-    return max(iteration, start)
-
-
-def _count_iteration_nbytes(
+def count_iteration_nbytes(
     engine: Engine, shape: Sequence[int], nnz: int, dtype: np.dtype, rank: int, num_slabs: int
 ) -> int:
-    """Count the factors, and what the update of one adds: its MTTKRP and the solution."""
+    """Count the factors, and what the update of one adds: its MTTKRP and the solution.
+
+    For a tensor on several devices, counts the first device only.
+    """
     row_nbytes = rank * dtype.itemsize
     if engine.tall is not None:  # solutions have rows aligned for the next MTTKRP
         row_nbytes = engine.tall.choose_row_nbytes(row_nbytes)
@@ -188,3 +182,46 @@ def _count_iteration_nbytes(
     results = [size * (1 + (mode != cut_mode) * waiting) for mode, size in enumerate(shape)]
     multiplying = max(result + shape[mode - 1] for mode, result in enumerate(results)) + num_tiles
     return (sum(shape) + max(solving, multiplying)) * row_nbytes
+
+
+def _count_svd_nbytes(
+    engine: Engine,
+    shape: Sequence[int],
+    nnz: int,
+    dtype: np.dtype,
+    mode: int,
+    rank: int,
+    num_slabs: int,
+) -> int:
+    """Count the bytes at the peak of one unfolding's singular vectors: see `SharedColumns`.
+
+    The nonzeros are taken to be spread evenly. The columns of one slab are listed at a time.
+    """
+    size, num_columns = shape[mode], math.prod(shape) // shape[mode]
+    num_shared = round(nnz * -math.expm1(-nnz / num_columns))  # nonzeros in shared columns
+    num_coupled = round(size * -math.expm1(-num_shared / size))  # rows with some of them
+    listed = -(-nnz // num_slabs)
+    place_nbytes = index_dtype(listed).itemsize
+    ordering = 2 * place_nbytes * listed + engine.sort_places_nbytes(listed, tuple(shape))
+    num_places = (mode > 0) + (0 < mode < len(shape) - 1)  # orders kept while entries are split
+    splitting = (_ENTRY_NBYTES + num_places * place_nbytes) * listed
+    listing = max(ordering, splitting, _ENTRY_NBYTES * listed + _FINDING_NBYTES * size)
+    kept, vectors = _ROW_NBYTES * size, size * rank * dtype.itemsize
+    if num_coupled == 0:
+        return max(listing, kept + vectors)
+    held = engine.share_nbytes(_SHARED_NBYTES * num_shared, num_slabs)
+    vectors += num_coupled * rank * dtype.itemsize
+    num_columns = min(num_columns, num_shared // 2 + 1)
+    if is_cheap_to_form(engine, num_coupled, num_columns):
+        work = engine.gram_nbytes(num_coupled, num_columns)
+    else:
+        dtype = choose_dtype(num_coupled, dtype)
+        sizes = (num_shared, (num_columns, num_coupled), dtype)
+        nbytes, building = engine.estimate_layout("replicated", *sizes, 1)
+        row_nbytes = choose_width(rank, num_coupled) * dtype.itemsize
+        num_blocks = MAX_BLOCKS
+        if num_coupled > MAX_GRAM_SIZE:
+            num_blocks = choose_max_blocks(num_coupled, rank, dtype)
+        multiplying = max(3 * num_coupled, 2 * num_coupled + num_columns)
+        work = max(building, nbytes + (num_blocks * num_coupled + multiplying) * row_nbytes)
+    return max(listing, kept + held + max(work, vectors))

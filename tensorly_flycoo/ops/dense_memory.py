@@ -1,19 +1,14 @@
 """Refuse dense results of a CP model that exceed the free memory, before they are computed."""
 
-import sys
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
 import numpy as np
 
 from ..array_modules import Array, is_cupy
-from ..checks import SURELY_FREE_NBYTES, densify_error, num_cells
-from ..engines import select_engine
-from ..tensor.memory import RefusedMemory, format_nbytes
-
-#: Functions of TensorLy that multiply a Khatri-Rao product by one more factor.
-_TENSOR_MAKERS = {"cp_to_tensor", "cp_to_unfolded"}
+from ..checks import SURELY_FREE_NBYTES, num_cells
+from ..engines import engine_of
+from ..tensor.memory import format_nbytes, out_of_memory
 
 
 def check_khatri_rao_fits(
@@ -22,48 +17,38 @@ def check_khatri_rao_fits(
     skip_matrix: int | None = None,
     mask: Any = None,
 ) -> None:
-    """Refuse a Khatri-Rao product that is too large, or the dense tensor to be made from it.
-
-    Takes the arguments of `tl.tenalg.khatri_rao`, with a dense mask or none. Raises a MemoryError
-    if `tl.cp_to_tensor` or `cp_to_unfolded` asks for the product, and a DensifyError otherwise.
+    """Refuse a Khatri-Rao product that is too large, given the arguments of TensorLy's function.
 
     >>> check_khatri_rao_fits([np.ones((2**14, 2))] * 5)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    tensorly_flycoo.DensifyError: tl.tenalg.khatri_rao would make a dense array of shape ...
+    MemoryError: tl.tenalg.khatri_rao of shape (..., 2) needs more memory than the host has: ...
     """
-    if any(np.ndim(matrix) != 2 for matrix in matrices):
-        return
     multiplied = [matrix for n, matrix in enumerate(matrices) if n != skip_matrix]
-    shape = (num_cells([matrix.shape[0] for matrix in multiplied]), matrices[0].shape[1])
-    nbytes = num_cells(shape) * matrices[0].dtype.itemsize if len(multiplied) > 1 else 0
-    sizes = tuple(matrix.shape[0] for matrix in matrices)
-    maker = _find_tensor_maker()
-    if maker:
-        nbytes += num_cells(sizes) * matrices[0].dtype.itemsize
-    if nbytes <= SURELY_FREE_NBYTES:
-        return
-    free_nbytes = select_engine("cuda" if is_cupy(matrices[0]) else "cpu").count_free_nbytes()
-    if free_nbytes is None or nbytes <= free_nbytes:
-        return
-    takes = f"takes {format_nbytes(nbytes)}, and {format_nbytes(free_nbytes)} are free"
-    if maker:
-        raise RefusedMemory(
-            f"{maker} of shape {sizes} {takes}: tensorly_flycoo.cp_to_entries(cp_tensor, "
-            "coords) gives the elements that you need, a sparse mask= those at its nonzeros"
+    if len(multiplied) > 1 and all(np.ndim(matrix) == 2 for matrix in matrices):
+        shape = (num_cells(matrix.shape[0] for matrix in multiplied), matrices[0].shape[1])
+        _check_fits("tl.tenalg.khatri_rao", shape, matrices[0])
+
+
+def check_product_fits(a: Any, b: Any) -> None:
+    """Refuse a product of matrices that is larger than both and too large.
+
+    `tl.cp_to_tensor` multiplies a factor by a Khatri-Rao product.
+    """
+    is_dense = (isinstance(a, np.ndarray) or is_cupy(a)) and a.ndim == np.ndim(b) == 2
+    if is_dense and a.shape[1] < min(a.shape[0], b.shape[1]):
+        _check_fits("tl.dot", (a.shape[0], b.shape[1]), a)
+
+
+def _check_fits(operation: str, shape: tuple[int, int], array: Array) -> None:
+    """Refuse a result in the dtype and on the device of `array`."""
+    nbytes = num_cells(shape) * array.dtype.itemsize
+    free = engine_of(array).count_free_nbytes() if nbytes > SURELY_FREE_NBYTES else None
+    if free is not None and nbytes > free:
+        place = "the GPU" if is_cupy(array) else "the host"
+        facts = f"{format_nbytes(nbytes)}; {format_nbytes(free)} is free"
+        ways_out = (
+            "tensorly_flycoo.cp_to_entries(cp_tensor, coords) gives the elements that you need, a "
+            "sparse mask= those at its nonzeros"
         )
-    instead = f"that {takes}: a sparse mask= gives the elements at its nonzeros"
-    raise densify_error("tl.tenalg.khatri_rao", shape, instead)
-
-
-def _find_tensor_maker() -> str:
-    """Return the function of TensorLy that will make a tensor of the product, or ""."""
-    frame: FrameType | None = sys._getframe(2)
-    for _ in range(6):  # wrappers that dispatch
-        if frame is None:
-            break
-        name = frame.f_code.co_name
-        if name in _TENSOR_MAKERS and frame.f_globals.get("__name__") == "tensorly.cp_tensor":
-            return f"tl.{name}"
-        frame = frame.f_back
-    return ""
+        raise out_of_memory(f"{operation} of shape {shape}", place, facts, ways_out)

@@ -7,9 +7,8 @@ from typing import Any
 
 from ..array_modules import Array, array_module
 from ..checks import densify_error
-from ..tensor.memory import attempt, explain_work
+from ..tensor.memory import attempt
 from .lazy import LazyArray
-from .svd_memory import count_svd_nbytes
 from .unfolding_svd import LazyMatrix, complete_basis
 
 
@@ -32,21 +31,12 @@ class LazySVD:
     def compute(self, rank: int) -> tuple[Array, Array]:
         """Return the leading left vectors and the values, computed once for each rank."""
         if rank not in self._computed:
-            self._computed[rank] = self._attempt(rank)
+            task = f"finding {rank} singular vectors of mode {self.matrix.mode}"
+            self._computed[rank] = attempt(task, lambda: self._decompose(rank))
         return self._computed[rank]
 
     def _decompose(self, rank: int) -> tuple[Array, Array]:
         return self.matrix.svd(rank)
-
-    def _attempt(self, rank: int) -> tuple[Array, Array]:
-        x, mode = self.matrix.tensor, self.matrix.mode
-
-        def explain() -> str:
-            sizes = (x._engine, x.shape, x.nnz, x.dtype)
-            work_nbytes = count_svd_nbytes(*sizes, mode, rank, x.slabs)
-            return explain_work(x, f"{rank} singular vectors of mode {mode}", work_nbytes)
-
-        return attempt(lambda: self._decompose(rank), explain)
 
     def compute_left(self, num_columns: int) -> Array:
         """Return left vectors as a fresh array, completed to an orthonormal basis if needed."""

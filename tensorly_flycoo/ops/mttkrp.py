@@ -12,7 +12,7 @@ from ..reporting import log_compilation
 from ..shards.row_shards import RowShards
 from ..shards.sharding import find_sharding
 from ..tensor.coo_cache import as_flycoo
-from ..tensor.memory import attempt, explain_work
+from ..tensor.memory import attempt
 from ..tensor.tensor import FlycooTensor
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ def mttkrp(
         read, an array is on a GPU other than the current one, or `x` is on several GPUs and the
         current one is not the first.
     MemoryError
-        If memory runs out; the message says what was needed and free, and what would fit. The
-        tensor remains valid.
+        If memory runs out; the message says what was asked for and what is free. The tensor remains
+        valid.
 
     Notes
     -----
@@ -120,12 +120,7 @@ def mttkrp(
             engine.mttkrp(x._layout, factors, mode, result, weights)
         return result
 
-    def explain() -> str:
-        work_nbytes = engine.count_workspace_nbytes(x._layout, factors, mode)
-        work_nbytes += 0 if out is not None else shape[0] * rank * x.dtype.itemsize
-        return explain_work(x, f"mttkrp of mode {mode} and rank {rank}", work_nbytes)
-
-    return attempt(compute, explain)
+    return attempt(f"mttkrp of mode {mode} and rank {rank}", compute)
 
 
 def _compute_shards(
@@ -150,8 +145,4 @@ def _compute_shards(
         with log_compilation():
             return x._engine.mttkrp_shards(layout, factors, mode, weights)
 
-    def explain() -> str:
-        nbytes = x.shape[mode] * factors[0].shape[1] * x.dtype.itemsize
-        return explain_work(x, f"mttkrp of mode {mode}", 2 * nbytes)
-
-    return attempt(compute, explain)
+    return attempt(f"mttkrp of mode {mode} and rank {factors[0].shape[1]}", compute)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ..array_modules import Array
-from ..tensor.memory import attempt, explain_work
+from ..tensor.memory import attempt
 from ..tensor.tensor import FlycooTensor
 
 
@@ -40,9 +40,4 @@ def mttkrp_of_ratios(
         options = {"wants_logs": wants_logs, "stays": stays}
         return out, engine.mttkrp_of_ratios(x._layout, factors, mode, out, smallest, **options)
 
-    def explain() -> str:
-        nbytes = engine.count_workspace_nbytes(x._layout, factors, mode)
-        nbytes += size * rank * x.dtype.itemsize
-        return explain_work(x, f"an MTTKRP of ratios of mode {mode} and rank {rank}", nbytes)
-
-    return attempt(compute, explain)
+    return attempt(f"an MTTKRP of ratios of mode {mode} and rank {rank}", compute)

@@ -16,14 +16,11 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..array_modules import Array
-from ..checks import SURELY_FREE_NBYTES
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.slab_layout import SlabLayout
 from ..linalg.leading_pairs import MAX_GRAM_SIZE
-from ..tensor.memory import RefusedMemory, format_nbytes
 from .column_groups import iterate_groups
 from .shared_columns import Entries, SharedColumns
-from .svd_memory import count_svd_nbytes
 from .unfolding_gram import UnfoldingGram, choose_dtype, is_cheap_to_form
 
 if TYPE_CHECKING:
@@ -61,15 +58,14 @@ class SlabGram(UnfoldingGram):
 
     With up to 8192 rows each group's Gram matrix is added to one matrix at once, if that is cheap,
     and only one group is there at a time. Otherwise the shared columns of all groups are kept, each
-    on its device; a MemoryError that they do not fit names init="random". `scale` is a power of two
-    such that the sum of the squares of A, divided by its square, is at most 1.
+    on its device. `scale` is a power of two such that the sum of the squares of A, divided by its
+    square, is at most 1.
     """
 
     def __init__(
         self, x: FlycooTensor, mode: int, scale: float, dtype: DTypeLike, is_exact: bool
     ) -> None:
         assert isinstance(x._layout, SlabLayout)
-        check_memory(x._layout, x, mode)
         self._engine, self._is_exact = x._engine, is_exact
         self._layout, self._mode, self._scale = x._layout, mode, scale
         xp, num_rows = self._engine.xp, x.shape[mode]
@@ -223,23 +219,6 @@ class SlabGram(UnfoldingGram):
         for sums in self._iterate_sums():
             yield self._number_rows(sums, is_coupled)
             del sums
-
-
-@functools.singledispatch
-def check_memory(layout: SlabLayout, x: FlycooTensor, mode: int) -> None:
-    """Refuse at once what does not fit if nonzeros are spread evenly; others need more."""
-    sizes = (x._engine, x.shape, x.nnz, x.dtype)
-    refuse_excess(x._engine, mode, count_svd_nbytes(*sizes, mode, 1, x.slabs), repr(x.device))
-
-
-def refuse_excess(engine: Engine, mode: int, nbytes: int, where: str) -> None:
-    """Refuse singular vectors that need more bytes than an engine has free here."""
-    free = engine.count_free_nbytes() if nbytes > SURELY_FREE_NBYTES else None
-    if free is not None and nbytes > free:
-        raise RefusedMemory(
-            f"singular vectors of mode {mode} need about {format_nbytes(nbytes)} on {where}, and "
-            f"{format_nbytes(free)} is free: use init='random', which needs none"
-        )
 
 
 @functools.singledispatch

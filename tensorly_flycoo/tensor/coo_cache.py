@@ -123,12 +123,6 @@ def as_flycoo(x: Any, *, check_coords: bool = False) -> FlycooTensor:
     return plan.find_tensor(x, check_coords)
 
 
-def find_cached(x: Any) -> FlycooTensor | None:
-    """Return the FlycooTensor that a raw COO was converted to, if it is in the cache."""
-    plan = _plans.get(id(x))
-    return None if plan is None or plan.reference() is not x else plan.tensor
-
-
 class _Plan:
     """The FlycooTensor of one COO, with fingerprints of the arrays it was built from."""
 

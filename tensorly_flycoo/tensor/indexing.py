@@ -10,7 +10,6 @@ from typing import Any, SupportsIndex, TypeAlias
 import numpy as np
 
 from ..array_modules import Array, is_cupy, move
-from ..checks import DensifyError, early_bound_hint
 from .pieces import Piece
 
 _VALID = (
@@ -52,9 +51,7 @@ def parse_index(index: Index, shape: Sequence[int]) -> list[Selector]:
     selectors = [_select(item, *mode) for item, mode in zip(indices, enumerate(shape), strict=True)]
     num_lists = sum(isinstance(selector, np.ndarray) for selector in selectors)
     if num_lists > 1:
-        raise _refuse(
-            IndexError(f"{_VALID}: got {num_lists} lists; index one mode after the other")
-        )
+        raise IndexError(f"{_VALID}: got {num_lists} lists; index one mode after the other")
     return selectors
 
 
@@ -97,7 +94,7 @@ def _select(item: Any, mode: int, size: int) -> Selector:
             raise TypeError
         number = operator.index(item)
     except TypeError:
-        raise _refuse(IndexError(f"{_VALID}: got a {type(item).__name__}")) from None
+        raise IndexError(f"{_VALID}: got a {type(item).__name__}") from None
     if not -size <= number < size:
         raise IndexError(f"index {number} is out of bounds for axis {mode} with size {size}")
     return number % size
@@ -107,18 +104,12 @@ def _select_list(numbers: np.ndarray, mode: int, size: int) -> np.ndarray:
     if numbers.size == 0:
         raise ValueError(f"an empty list selects nothing from mode {mode}, which has size {size}")
     if numbers.dtype.kind not in "iu":
-        raise _refuse(IndexError(f"{_VALID}: got a list of {numbers.dtype}"))
+        raise IndexError(f"{_VALID}: got a list of {numbers.dtype}")
     is_outside = (numbers < -size) | (numbers >= size)
     if is_outside.any():
         number = numbers[np.argmax(is_outside)]
         raise IndexError(f"index {number} is out of bounds for axis {mode} with size {size}")
     return numbers.astype(np.int64) % size
-
-
-def _refuse(error: IndexError) -> Exception:
-    """Return `error`, or a DensifyError if TensorLy's own function runs in place of ours."""
-    hint = early_bound_hint()
-    return DensifyError(f"{error}{hint}") if hint else error
 
 
 def find_kept(

@@ -1,71 +1,78 @@
-"""Out-of-memory errors that say what would fit."""
+"""Memory that runs out: one error for all libraries, and more slabs for a tensor that is built."""
 
 from __future__ import annotations
 
-import weakref
+import functools
+import logging
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-
 from ..array_modules import Array, is_cupy
-from ..checks import LAYOUTS, SURELY_FREE_NBYTES
-from ..format.slab_layout import SlabLayout
+from ..checks import SURELY_FREE_NBYTES
+from ..engines import select_engine
 from ..reporting import log_compilation
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
     from ..format.slab_layout import AnyLayout
-    from .tensor import FlycooTensor
 
 _Result = TypeVar("_Result")
 
+_logger = logging.getLogger("tensorly_flycoo")
 
-class RefusedMemory(MemoryError):
-    """A MemoryError that explains itself, raised before anything was allocated."""
+#: Stands in each error that is explained already.
+_NEEDS = " needs more memory than "
 
-
-#: Dtypes of values, the widest first.
-DTYPES: list[np.dtype] = [np.dtype(np.float64), np.dtype(np.float32)]
-
-
-#: The outermost `attempt` that is running: it knows what the user called, and explains. A reference
-#: that dies with its frame, since Ctrl-C may come before the end of a `finally` clause.
-_outermost: ContextVar[Callable[[], object]] = ContextVar("outermost", default=lambda: None)
-
-
-class _Attempt:
-    """Stands for a running `attempt`."""
-
+#: The last sentence of each error.
+_WAYS_OUT = (
+    "Ways out: layout='indexed', dtype='float32', init='random', a smaller rank, more slabs=, "
+    "indices without gaps (as from_dataframe numbers them), keep='host' or device='cpu' instead of "
+    "a GPU's memory, or more GPUs or workers"
+)
 
 #: How the errors of CUDA's libraries say that memory ran out; they are RuntimeErrors.
 _CUDA_SIGNS = ("ALLOC_FAILED", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY")
 
+#: The most slabs that are tried, as a multiple of the fewest ones.
+_MOST = 64
 
-def attempt(function: Callable[[], _Result], explain: Callable[[], str]) -> _Result:
-    """Return ``function()``; if memory runs out, raise a MemoryError with ``explain()``.
 
-    Inside another attempt only the outer one explains.
+def attempt(task: str, function: Callable[[], _Result]) -> _Result:
+    """Return ``function()``; if memory runs out, raise a MemoryError that says what needed it.
+
+    Inside another attempt the inner one explains, and the outer one lets go of what its frames
+    hold.
     """
-    if _outermost.get()() is not None:
-        return function()
-    running = _Attempt()
     try:
-        _outermost.set(weakref.ref(running))
         return function()
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RefusedMemory) or not _is_out_of_memory(error):
+        text = str(error)
+        if not isinstance(error, MemoryError) and not any(sign in text for sign in _CUDA_SIGNS):
             raise
-    finally:
-        del running
+        is_of_gpu = type(error).__module__.startswith("cupy")
     # Not inside the except clause: there the new error would keep the old one alive, and with it
-    # the arrays of its frames, which must be freed before `explain` asks what is free.
-    raise MemoryError(explain())
+    # the arrays of its frames, which must be freed before the free memory is counted.
+    if _NEEDS in text:
+        raise MemoryError(text)
+    free = format_nbytes(select_engine("cuda" if is_of_gpu else "cpu").count_free_nbytes())
+    asked = f"{text.rstrip('.')}; " if text else ""
+    raise out_of_memory(task, "the GPU" if is_of_gpu else "the host", f"{asked}{free} is free")
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or any(sign in str(error) for sign in _CUDA_SIGNS)
+def out_of_memory(task: str, place: str, facts: str, ways_out: str = _WAYS_OUT) -> MemoryError:
+    """Build the MemoryError of a task; the facts are what was asked for, and what is free."""
+    return MemoryError(f"{task}{_NEEDS}{place} has: {facts}. {ways_out}")
+
+
+def check_room(engine: Engine, nbytes: int) -> None:
+    """Raise a MemoryError before bytes are used that the host does not have.
+
+    Linux hands out more memory than there is, and kills the process that uses it.
+    """
+    if engine.name == "cpu" and nbytes > SURELY_FREE_NBYTES:
+        free = engine.count_free_nbytes()
+        if free is not None and nbytes > free:
+            raise MemoryError(f"about {format_nbytes(nbytes)}")
 
 
 def build_layout(
@@ -77,116 +84,47 @@ def build_layout(
     num_slabs: int | None = None,
     keep: str = "device",
 ) -> AnyLayout:
-    """Build a layout on the device of `engine` from checked coords and values on any device."""
-    nnz, dtype, is_host = values.size, values.dtype, engine.make_stager is None
-    if is_host and not num_slabs:
-        num_slabs = engine.fit_num_slabs(layout, nnz, shape, dtype)
+    """Build a layout on the device of `engine` from checked coords and values on any device.
 
-    def build() -> AnyLayout:
-        with log_compilation():
-            return engine.build_layout(layout, coords, values, shape, num_slabs, keep)
-
-    is_on_gpu = is_cupy(coords)
-    held = coords.nbytes + values.nbytes if is_on_gpu == (engine.xp is not np) else 0
-
-    def count(layout: str, dtype: np.dtype) -> int:
-        needed = engine.estimate_layout(layout, nnz, shape, dtype, num_slabs)[1]
-        return needed + held if is_on_gpu else needed
-
-    def explain() -> str:
-        task = f"building a FlycooTensor of {nnz:,} nonzeros"
-        text = _explain(task, engine, layout, dtype, count(layout, dtype), held, count)
-        if max(shape) <= nnz:
-            return text
-        return (
-            f"{text}. Mode {np.argmax(shape)} has {max(shape):,} indices: if the data use few of "
-            "them, number those from 0, as from_dataframe does"
-        )
-
-    if is_host:
-        refuse_excess_on_host(engine, count(layout, dtype) - held, explain)
-    return attempt(build, explain)
-
-
-def refuse_excess_on_host(engine: Engine, nbytes: int, explain: Callable[[], str]) -> None:
-    """Raise a MemoryError with ``explain()``, before bytes are used that the host does not have.
-
-    Linux hands out more memory than there is, and kills the process that uses it.
+    Without `num_slabs` there are as few as the engine chooses. If memory runs out, or would, twice
+    as many are tried, and so on.
     """
-    if nbytes > SURELY_FREE_NBYTES:
-        free = engine.count_free_nbytes()
-        if free is not None and nbytes > free:
-            raise RefusedMemory(explain())
+    sizes = (layout, values.size, shape, values.dtype)
+    given = 0 if is_cupy(coords) else values.size * (8 * len(shape) + values.dtype.itemsize)
+
+    def build(count: int) -> AnyLayout:
+        check_room(engine, engine.estimate_layout(*sizes, count)[1] - given)
+        with log_compilation():
+            return engine.build_layout(layout, coords, values, shape, count, keep)
+
+    if num_slabs:
+        count = num_slabs
+    elif keep == "host" and engine.make_stager is not None:
+        count, _ = engine.plan_streaming(*sizes)
+    else:
+        count = engine.choose_num_slabs(values.size)
+    most = num_slabs or _MOST * count
+    task = f"building a FlycooTensor of {values.size:,} nonzeros"
+    while True:
+        try:
+            slabs = f" in {count} slabs" if count > 1 else ""
+            return attempt(task + slabs, functools.partial(build, count))
+        except MemoryError:
+            if count >= most:
+                raise
+        count *= 2
+        _logger.info("memory ran out: building the tensor in %d slabs", count)
 
 
-def explain_work(x: FlycooTensor, task: str, work_nbytes: int) -> str:
-    """Explain why the arrays of a task, `work_nbytes`, did not fit beside the tensor `x`."""
-
-    def count(layout: str, dtype: np.dtype) -> int:
-        nbytes, peak_nbytes = x._engine.estimate_layout(layout, x.nnz, x.shape, dtype, x.slabs)
-        nbytes = x._engine.share_nbytes(nbytes, x.slabs)
-        return max(peak_nbytes, nbytes + work_nbytes * dtype.itemsize // x.dtype.itemsize)
-
-    held = count_own_nbytes(x)
-    return _explain(task, x._engine, x.layout, x.dtype, held + work_nbytes, held, count)
-
-
-def count_own_nbytes(x: FlycooTensor) -> int:
-    """Count the bytes of a tensor on the first of its devices."""
-    layout = x._layout
-    if not isinstance(layout, SlabLayout):
-        return layout.nbytes
-    return sum(slab.layout.nbytes for slab in layout.slabs if slab.home == 0)
-
-
-def _explain(
-    task: str,
-    engine: Engine,
-    layout: str,
-    dtype: np.dtype,
-    needed_nbytes: int,
-    held_nbytes: int,
-    count: Callable[[str, np.dtype], int],
-) -> str:
-    """Say what was needed, what is free and what would fit; `count` sizes an alternative."""
-    free_nbytes = engine.count_free_nbytes()
-    room = needed_nbytes if free_nbytes is None else free_nbytes + held_nbytes
-    fits = []
-    for other in DTYPES[DTYPES.index(dtype) :]:
-        for name in LAYOUTS:
-            nbytes = count(name, other)
-            if nbytes <= room and nbytes < needed_nbytes:
-                option = f"layout={name!r}" + ("" if other == dtype else f" and dtype='{other}'")
-                fits.append(f"{option} ({format_nbytes(nbytes)})")
-    task = f"{task} with layout={layout!r} and dtype='{dtype}'"
-    needs = f"needs {format_nbytes(needed_nbytes)}"
-    return describe(f"{task} {needs}", engine, held_nbytes, free_nbytes, fits)
-
-
-def describe(
-    needs: str,
-    engine: Engine,
-    held_nbytes: int,
-    free_nbytes: int | None,
-    fits: Sequence[str],
-    would: str = "would fit",
-) -> str:
-    """Put the message together: what was needed, is in use, is free, and what would fit."""
-    free = "an unknown amount" if free_nbytes is None else format_nbytes(free_nbytes)
-    return (
-        f"{needs} on {engine.name!r}, of which {format_nbytes(held_nbytes)} is in use already; "
-        f"{free} is free. "
-        + (f"These {would}: {', or '.join(fits)}" if fits else f"No alternative {would}")
-    )
-
-
-def format_nbytes(nbytes: int) -> str:
-    """Format a number of bytes with three digits.
+def format_nbytes(nbytes: int | None) -> str:
+    """Format a number of bytes with three digits; None is an unknown number.
 
     Examples
     --------
     >>> format_nbytes(12_345_678_901), format_nbytes(12_345)
     ('12.3 GB', '0.0123 MB')
     """
+    if nbytes is None:
+        return "an unknown amount"
     size, unit = (1e9, "GB") if nbytes >= 1e9 else (1e6, "MB")
     return f"{nbytes / size:.3g} {unit}"

@@ -232,7 +232,7 @@ def test_memory_runs_out_on_one_device_in_mttkrp(device, mode, monkeypatch):
     watch = Watch(x)
     with monkeypatch.context() as patch:
         fail_on(device, patch, "allocate_workspace", after=1)
-        message = f"mttkrp of mode {mode} and rank {RANK} with layout='remap'"
+        message = f"mttkrp of mode {mode} and rank {RANK} needs more memory"
         with pytest.raises(MemoryError, match=message):
             mttkrp(x, watch.factors, mode)
     watch.check()
@@ -244,7 +244,7 @@ def test_memory_runs_out_on_one_device_with_sharded_factors(device, monkeypatch)
     watch = Watch(x)
     with monkeypatch.context() as patch:
         fail_on(device, patch, "allocate_workspace", after=1)
-        with pytest.raises(MemoryError, match="mttkrp of mode 1 with layout='remap'"):
+        with pytest.raises(MemoryError, match=f"mttkrp of mode 1 and rank {RANK} needs"):
             mttkrp(x, spread_factors(x, watch.factors), 1)
     watch.check()
 
@@ -256,19 +256,9 @@ def test_memory_runs_out_on_one_device_in_a_decomposition(device, name, monkeypa
     watch = Watch(x, lambda: decompose(x))
     with monkeypatch.context() as patch:
         fail_on(device, patch, name, after=1)
-        with pytest.raises(MemoryError, match="parafac of rank 3 with init='svd', layout='remap'"):
+        with pytest.raises(MemoryError, match="needs more memory than the host has: no memory on"):
             parafac(x, RANK, n_iter_max=2, random_state=0)
     watch.check()
-
-
-def test_the_error_names_the_random_start(monkeypatch):
-    shape = (2000, 300, 120)
-    nonzeros = make_nonzeros(shape, 100_000)
-    x = spread(nonzeros, 3, monkeypatch, shape)
-    monkeypatch.setattr(cpu.CpuEngine, "count_free_nbytes", lambda engine: 30_000_000)
-    fail_on(1, monkeypatch, "split_columns")
-    with pytest.raises(MemoryError, match=r"These would fit: .*init='random' \("):
-        parafac(x, RANK)
 
 
 @pytest.mark.parametrize("name", ["pack", "sort_by_row"])

@@ -126,11 +126,6 @@ class CpuEngine(CpuPrimitives, Engine):
         updates.add_up(updates.extrapolate_blocks, (moved, *factors, powers), sums[None])
         return moved
 
-    def count_mode_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
-        copies = [f for n, f in enumerate(factors) if n != mode and not f.flags.carray]
-        num_rows, rank = layout.tilings[mode].carry_rows.size, factors[mode].shape[1]
-        return num_rows * rank * factors[mode].itemsize + sum(copy.nbytes for copy in copies)
-
     def compute_ttmc(
         self,
         layout: Layout,

@@ -48,11 +48,6 @@ def allocate_carries(
     return Carries(memory, placed)
 
 
-def count_carries_nbytes(num_tiles: int, num_columns: int, itemsize: int) -> int:
-    """Count the bytes that `allocate_carries` allocates."""
-    return _lay_out(num_tiles, num_columns, itemsize, tuning.SEGMENT)[1]
-
-
 @functools.lru_cache(maxsize=1024)
 def _lay_out(
     num_tiles: int, num_columns: int, itemsize: int, segment: int

@@ -22,7 +22,7 @@ from ...format.tree import Tree
 from ..protocol import Engine
 from . import launch, mersenne_twister, parts, solvers, tall, tuning, updates
 from .building import CudaPrimitives
-from .carries import Carries, add_carries, allocate_carries, count_carries_nbytes
+from .carries import Carries, add_carries, allocate_carries
 from .compact_ids import find_bits, list_parts
 from .macros import pad_rows_macros, ttmc_macros
 from .mttkrp import MttkrpKernel
@@ -143,12 +143,6 @@ class CudaEngine(CudaPrimitives, Engine):
         kernel.launch(step, arrays, None, out, carries, model)
         add_carries(carries, out)
         return None if log_sums is None else log_sums.sum()
-
-    def count_mode_nbytes(self, layout: Layout, factors: Sequence[Array], mode: int) -> int:
-        copies = [f for n, f in enumerate(factors) if n != mode and not _is_readable(f)]
-        num_tiles, rank = layout.tilings[mode].carry_rows.size, factors[mode].shape[1]
-        carries_nbytes = count_carries_nbytes(num_tiles, rank, factors[mode].itemsize)
-        return carries_nbytes + sum(copy.nbytes for copy in copies)
 
     def add_parts(self, rows: Array, tree: Tree) -> Array:
         return parts.add_parts(rows, tree)

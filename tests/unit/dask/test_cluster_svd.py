@@ -95,14 +95,3 @@ def test_the_interface_of_tensorly(tensors):
         )
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_array_equal(tl.to_numpy(a), tl.to_numpy(b))
-
-
-def test_what_does_not_fit_is_refused_at_once(tensors, monkeypatch):
-    x = tensors[1][1]
-    monkeypatch.setattr(unfoldings, "SURELY_FREE_NBYTES", 0)
-    monkeypatch.setattr(unfoldings, "count_cluster_nbytes", lambda *sizes: (0, 10**15))
-    text = r"worker tcp.* has too little memory: .* mode 0 .*init=.random.* needs 1e\+06 GB"
-    with tl.backend_context("flycoo"):
-        with pytest.raises(MemoryError, match=text):
-            tl.decomposition.parafac(x, 3)
-        tl.decomposition.parafac(x, 3, init="random", n_iter_max=1)  # the cluster can be used

@@ -96,11 +96,15 @@ def test_parafac_may_run_out_anywhere(monkeypatch, x, init):
     for error in errors:
         assert type(error) is MemoryError
         assert error.__context__ is None
-        text = f"parafac of rank 3 with init='{init}', layout='remap' and dtype='float64' needs "
-        assert str(error).startswith(text)
-        assert "is free. " in str(error)
+        assert NEEDS in str(error)
+        assert "allocated so far: 1 byte; " in str(error)
+        assert " is free. Ways out: layout='indexed', " in str(error)
     for factor, other in zip(get_factors(parafac(x, 3, **options)), expected, strict=True):
         np.testing.assert_array_equal(factor, other)
+
+
+#: Stands in the middle of each error.
+NEEDS = " needs more memory than the host has: "
 
 
 def run_out(*args, **kwargs):
@@ -117,11 +121,12 @@ def decompose_unfolding(x):
         ("parafac", lambda x: parafac(x, 3)),
         ("parafac", lambda x: our_parafac(x, 3)),
         ("parafac", lambda x: CP(3).fit_transform(x)),
+        ("a random start of rank 3", lambda x: parafac(x, 3, init="random")),
         ("non_negative_parafac", lambda x: non_negative_parafac(x, 3)),
-        ("observed_parafac", lambda x: observed_parafac(x, 3)),
+        ("a random start of rank 3", lambda x: observed_parafac(x, 3)),
         ("tensor_train", lambda x: tensor_train(x, (1, 2, 2, 1))),
-        ("2 singular vectors of mode 0", decompose_unfolding),
-        ("tucker with layout='remap'", lambda x: tucker(x, (2, 2, 2))),
+        ("finding 2 singular vectors of mode 0", decompose_unfolding),
+        ("finding 2 singular vectors of mode 0", lambda x: tucker(x, (2, 2, 2))),
     ],
 )
 @pytest.mark.parametrize("kind", ["FlycooTensor", "COO"])
@@ -133,7 +138,7 @@ def test_every_function_explains_once(monkeypatch, x, name, decompose, kind):
     with pytest.raises(MemoryError) as caught:
         decompose(x)
     assert type(caught.value) is MemoryError
-    assert str(caught.value).startswith(name)
+    assert str(caught.value).startswith(name + NEEDS)
     assert str(caught.value).count("needs") == 1
 
 
@@ -145,7 +150,7 @@ def test_errors_of_cudas_libraries(monkeypatch, x, text):
         raise RuntimeError(text)
 
     monkeypatch.setattr(cpu.CPU, "mttkrp", fail)
-    with pytest.raises(MemoryError, match="parafac of rank 3"):
+    with pytest.raises(MemoryError, match=f"mttkrp of mode 0 and rank 3{NEEDS}{text}; .* is free"):
         parafac(x, 3, init="random")
 
 
@@ -168,41 +173,6 @@ def test_dense_tensors_keep_their_error():
     with pytest.raises(MemoryError) as caught:
         decompose(np.ones((2, 2)))
     assert caught.value is error
-
-
-@pytest.mark.usual_limits("slabs")
-def test_the_error_says_what_would_fit(monkeypatch):
-    """Each alternative takes the fewest changes, and less than what is free."""
-    shape, nnz, rank = (3000, 2000, 1000), 100_000, 4
-    x = random_tensor(shape, nnz, random_state=0)
-
-    def get_call_nbytes(**changes):
-        options = {"device": "cpu", "rank": rank, "init": "svd"} | changes
-        return estimate_memory(shape, x.nnz, **options).call_nbytes
-
-    needed, indexed = get_call_nbytes(), get_call_nbytes(layout="indexed")
-    random_init = get_call_nbytes(init="random")
-    assert random_init < indexed < needed
-    monkeypatch.setattr(cpu.CPU, "split_columns", run_out)
-
-    def catch(room):
-        monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: room - x.nbytes)
-        with pytest.raises(MemoryError) as caught:
-            parafac(x, rank)
-        return str(caught.value)
-
-    message = catch(indexed)
-    assert f"needs {needed / 1e6:.3g} MB on 'cpu', of which {x.nbytes / 1e6:.3g} MB" in message
-    assert f"{(indexed - x.nbytes) / 1e6:.3g} MB is free" in message
-    assert "These would fit: " in message
-    assert f"layout='indexed' ({indexed / 1e6:.3g} MB)" in message
-    assert " and init='random'" not in message.split("fit:")[1]  # init='random' alone does
-    assert "layout='indexed' (" not in catch(indexed - 1)
-    assert "No alternative would fit" in catch(x.nbytes)
-    assert f"needs more than {2 * needed / 1e6:.3g} MB" in catch(2 * needed)
-    monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: None)
-    with pytest.raises(MemoryError, match="an unknown amount is free"):
-        parafac(x, rank)
 
 
 # The tensor afterwards
@@ -295,12 +265,3 @@ def test_the_svd_start_gives_its_memory_back():
     assert peak > 5 * factors_nbytes
     # TensorLy still holds the last mode's MTTKRP while it calls.
     assert now <= factors_nbytes + shape[-1] * rank * 8 + SMALL_NBYTES
-
-
-def test_a_raw_coo_in_the_cache_counts_as_in_use(monkeypatch):
-    coo = sparse.random((30, 20, 10), nnz=500, random_state=0)
-    parafac(coo, 2, n_iter_max=1)
-    x = FlycooTensor.from_coo(coo)
-    monkeypatch.setattr(cpu.CPU, "mttkrp", run_out)
-    with pytest.raises(MemoryError, match=f"of which {x.nbytes / 1e6:.3g} MB is in use"):
-        parafac(coo, 2, init="random")

@@ -9,8 +9,6 @@ import tensorly as tl
 from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, estimate_memory
-from tensorly_flycoo.ops.call_memory import count_svd_nbytes
-from tensorly_flycoo.ops.unfolding_svd import Unfolding
 
 #: Shape, nonzeros and rank of tensors whose nonzeros are spread evenly.
 PROBLEMS = {
@@ -61,18 +59,6 @@ def test_the_peak_of_a_call_is_within_15_percent(name, init, dtype):
         shape, nnz, dtype=dtype, device="cpu", rank=rank, init=init
     ).call_nbytes
     assert estimate == pytest.approx(x.nbytes + peak, rel=0.15)
-
-
-@pytest.mark.slow
-@EACH_PROBLEM
-def test_the_peak_of_singular_vectors(name):
-    """It is that of the start without the tensor, and without factors."""
-    shape, nnz, rank = PROBLEMS[name]
-    x = make_tensor(shape, nnz)
-    for mode in range(len(shape)):
-        peak = measure_peak(lambda n=mode: Unfolding(x, n).svd(rank))
-        estimate = count_svd_nbytes(x._engine, shape, nnz, x.dtype, mode, rank)
-        assert estimate == pytest.approx(peak, rel=0.25)
 
 
 def test_without_a_rank_there_is_no_call():

@@ -230,17 +230,6 @@ def test_helpers_are_on_one_device_while_several_are_chosen(monkeypatch):
         check(x, mode, 4, unfold(coords, values, shape, mode))
 
 
-def test_what_does_not_fit_is_refused_at_once(monkeypatch):
-    monkeypatch.setattr(slab_gram, "SURELY_FREE_NBYTES", 0)
-    shape = (30, 40, 12)
-    x = spread(*make_nonzeros(shape, 600), shape, 3, monkeypatch)
-    monkeypatch.setattr(type(CPU), "count_free_nbytes", lambda engine: 10_000)
-    monkeypatch.delattr("tensorly_flycoo.ops.slab_gram.iterate_groups")  # nothing is begun
-    text = "singular vectors of mode 0 need about .* and 0.01 MB is free: use init='random'"
-    with tl.backend_context("flycoo"), pytest.raises(MemoryError, match=text):
-        parafac(x, 3, random_state=0)
-
-
 @pytest.mark.parametrize("mode", range(3))
 def test_slabs_that_are_streamed(mode, monkeypatch):
     """Their records are on the device while a slab's columns are found."""

@@ -17,7 +17,6 @@ from tensorly_flycoo.format.layout import Cut
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
-from tensorly_flycoo.tensor import memory
 
 LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -127,9 +126,9 @@ def test_bad_arguments(arguments, options, error, text):
 
 
 class Allocations:
-    """Count NumPy's allocations, and let one of them fail."""
+    """Count NumPy's allocations, and let all fail from one of them on."""
 
-    def __init__(self, monkeypatch, failing=None):
+    def __init__(self, monkeypatch, failing):
         self.num, self.failing = 0, failing
         for name in ALLOCATORS:
             monkeypatch.setattr(np, name, self._watch(getattr(np, name)))
@@ -137,7 +136,7 @@ class Allocations:
     def _watch(self, function):
         def allocate(*arguments, **options):
             self.num += 1
-            if self.num - 1 == self.failing:
+            if self.num > self.failing:
                 raise MemoryError("unable to allocate")
             return function(*arguments, **options)
 
@@ -145,7 +144,7 @@ class Allocations:
 
 
 def for_each_allocation(monkeypatch, task):
-    """Call `task` repeatedly with one later allocation failing each time; yield the errors."""
+    """Call `task` repeatedly, with memory running out later each time; yield the errors."""
     for failing in itertools.count():
         with monkeypatch.context() as patch:
             allocations = Allocations(patch, failing)
@@ -181,8 +180,11 @@ def test_building_may_fail_at_any_allocation(monkeypatch, layout):
     assert len(errors) > 10
     for error in errors:
         assert type(error) is MemoryError
-        assert "building a FlycooTensor of 500 nonzeros" in str(error)
-        assert f"with layout='{layout}' and dtype='float64' needs 0.0" in str(error)
+        assert str(error).startswith(
+            "building a FlycooTensor of 500 nonzeros in 64 slabs needs more "
+        )
+        assert "has: unable to allocate; " in str(error)
+        assert " is free. Ways out: layout='indexed', " in str(error)
     check_consistent(make_tensor(problem, layout), problem)
 
 
@@ -219,76 +221,8 @@ def test_mttkrp_may_fail_at_any_allocation(monkeypatch, layout, mode):
     assert len(errors) >= 4  # the result, two copies, partial rows
     for error in errors:
         assert type(error) is MemoryError
-        assert f"mttkrp of mode {mode} and rank 3 with layout='{layout}'" in str(error)
+        assert f"mttkrp of mode {mode} and rank 3 needs more memory" in str(error)
     check_consistent(x, problem)
-
-
-@pytest.mark.usual_limits("slabs")
-def test_workspace_of_mttkrp_is_exact():
-    problem = make_problem((30, 20, 10), 50_000, rank=8)
-    x = make_tensor(problem, "remap")
-    factors = [problem.factors[0], *map(np.asfortranarray, problem.factors[1:])]
-    for mode in range(3):
-        arrays, partial_rows = cpu.CPU.allocate_workspace(
-            x._layout, factors, mode, np.empty((x.shape[mode], 8))
-        )
-        inputs = [factor for n, factor in enumerate(factors) if n != mode]
-        copies = [a for a, f in zip(arrays, inputs, strict=True) if not np.shares_memory(a, f)]
-        nbytes = partial_rows.nbytes + sum(copy.nbytes for copy in copies)
-        assert cpu.CPU.count_workspace_nbytes(x._layout, factors, mode) == nbytes > 0
-
-
-@pytest.fixture
-def fail_to_pack(monkeypatch):
-    def pack(*_):
-        raise MemoryError
-
-    monkeypatch.setattr(cpu.CPU, "pack", pack)
-
-
-NNZ = 200_000
-SHAPE = (300, 200, 100)
-
-
-def catch(layout="remap", dtype="float64"):
-    coords = np.zeros((3, NNZ), np.int64)
-    with pytest.raises(MemoryError) as caught:
-        FlycooTensor(coords, np.ones(NNZ), SHAPE, dtype=dtype, layout=layout, device="cpu")
-    return str(caught.value)
-
-
-def get_peak(layout="remap", dtype="float64"):
-    return estimate_memory(SHAPE, NNZ, layout=layout, dtype=dtype, device="cpu").peak_nbytes
-
-
-def test_the_error_says_what_would_fit(monkeypatch, fail_to_pack):
-    """What would fit may take the free memory, and that of the given coords and values."""
-    given = 32 * NNZ
-    room = get_peak("remap", "float32")
-    monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: room - given)
-    assert get_peak() > room
-    message = catch()
-    assert f"needs {get_peak() / 1e6:.3g} MB on 'cpu', of which {given / 1e6:.3g} MB" in message
-    assert f"{(room - given) / 1e6:.3g} MB is free" in message
-    assert f"layout='remap' and dtype='float32' ({room / 1e6:.3g} MB)" in message
-    assert "layout='remap' (" not in message
-    monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: room - given - 1)
-    assert "layout='remap' and dtype='float32' (" not in catch()
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_the_error_says_if_nothing_would_fit(monkeypatch, fail_to_pack, dtype):
-    monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: 0)
-    assert "No alternative would fit" in catch(dtype=dtype)
-
-
-def test_the_error_says_if_free_memory_is_unknown(monkeypatch, fail_to_pack):
-    monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: None)
-    message = catch()
-    assert "an unknown amount is free" in message
-    assert (
-        f"layout='remap' and dtype='float32' ({get_peak(dtype='float32') / 1e6:.3g} MB)" in message
-    )
 
 
 def test_what_exceeds_the_free_memory_is_refused_before_anything_is_allocated(monkeypatch):
@@ -296,8 +230,41 @@ def test_what_exceeds_the_free_memory_is_refused_before_anything_is_allocated(mo
     shape, free = (10**8, 3), 10**8
     monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: free)
     monkeypatch.setattr(cpu.CPU, "build_layout", lambda *_: pytest.fail("was built"))
-    with pytest.raises(MemoryError, match=r"100 MB is free\. .* Mode 0 has 100,000,000 indices"):
+    with pytest.raises(MemoryError, match=r"about .* GB; 100 MB is free\. .*indices without gaps"):
         FlycooTensor([[0], [0]], [1.0], shape, device="cpu")
+
+
+def test_the_error_says_if_free_memory_is_unknown(monkeypatch):
+    monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: None)
+    monkeypatch.setattr(cpu.CPU, "build_layout", lambda *_: np.empty(2**60, np.uint8))
+    with pytest.raises(MemoryError, match=r"has: .* 1\.00 EiB .*; an unknown amount is free"):
+        FlycooTensor([[0], [0]], [1.0], (3, 3), device="cpu")
+
+
+@pytest.mark.usual_limits("slabs")
+@pytest.mark.parametrize("slabs", [None, 1, 2])
+def test_what_runs_out_while_it_is_built_is_cut_into_more_slabs(monkeypatch, slabs):
+    """But not if the user gave their number."""
+    problem = make_problem((30, 20, 10), 500)
+    expected, build, counts = problem.tensor(slabs=4), cpu.CPU.build_layout, []
+
+    def run_out(name, coords, values, shape, count, keep):
+        counts.append(count)
+        if count < 4:
+            raise MemoryError
+        return build(name, coords, values, shape, count, keep)
+
+    monkeypatch.setattr(cpu.CPU, "build_layout", run_out)
+    if slabs is None:
+        x = problem.tensor()
+        assert (x.slabs, counts) == (4, [1, 2, 4])
+        for mode in range(3):
+            found, other = (mttkrp(z, problem.factors, mode) for z in (x, expected))
+            np.testing.assert_array_equal(found, other)
+    else:
+        with pytest.raises(MemoryError, match="building a FlycooTensor of 500 nonzeros"):
+            problem.tensor(slabs=slabs)
+        assert counts == [slabs]
 
 
 def test_factors_that_exceed_the_free_memory_are_refused(monkeypatch):
@@ -307,31 +274,6 @@ def test_factors_that_exceed_the_free_memory_are_refused(monkeypatch):
         tl.decomposition.parafac(x, 50, init="random", n_iter_max=1)
 
 
-def test_the_error_of_mttkrp_says_what_would_fit(monkeypatch):
-    """A smaller layout leaves more room for the workspace; a narrower dtype shrinks both."""
-
-    def run_out(*_):
-        raise MemoryError
-
-    shape = (200_000, 20, 10)
-    problem = make_problem(shape, 40_000, rank=16)
-    x = make_tensor(problem, "remap")
-    work_nbytes = shape[0] * 16 * 8 + cpu.CPU.count_workspace_nbytes(x._layout, problem.factors, 0)
-    indexed_nbytes = estimate_memory(shape, x.nnz, layout="indexed", device="cpu").nbytes
-    needed_nbytes = indexed_nbytes + work_nbytes
-    monkeypatch.setattr(cpu.CPU, "mttkrp", run_out)
-    for missing, fits in [(0, True), (1, False)]:
-        free_nbytes = needed_nbytes - x.nbytes - missing
-        monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda n=free_nbytes: n)
-        with pytest.raises(MemoryError) as caught:
-            mttkrp(x, problem.factors, 0)
-        message, total = str(caught.value), (x.nbytes + work_nbytes) / 1e6
-        assert f"needs {total:.3g} MB on 'cpu', of which {x.nbytes / 1e6:.3g} MB" in message
-        assert (f"layout='indexed' ({needed_nbytes / 1e6:.3g} MB)" in message) == fits
-        assert "layout='indexed' and dtype='float32' (" in message
-        assert "layout='remap' (" not in message
-
-
 def test_free_memory_is_less_than_all():
     meminfo = Path("/proc/meminfo")
     if not meminfo.exists():
@@ -339,15 +281,3 @@ def test_free_memory_is_less_than_all():
         return
     total = next(line for line in meminfo.read_text().splitlines() if line.startswith("MemTotal"))
     assert 0 < cpu.CPU.count_free_nbytes() < 1024 * int(total.split()[1])
-
-
-def test_an_attempt_that_ctrl_c_cut_off_does_not_silence_later_ones():
-    running = memory._Attempt()
-    memory._outermost.set(weakref.ref(running))
-    del running  # as its frame ends
-
-    def fail():
-        raise MemoryError
-
-    with pytest.raises(MemoryError, match="explained"):
-        memory.attempt(fail, lambda: "explained")
