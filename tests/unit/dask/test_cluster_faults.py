@@ -269,12 +269,12 @@ def test_a_folder_that_workers_do_not_see_is_named(client, tmp_path, folder, mon
 
 
 def test_too_little_memory_for_a_slab(client, folder, monkeypatch):
-    from tensorly_flycoo.dask import folders
+    from tensorly_flycoo.dask import readers
 
-    index = folders.Index.read(folder)
+    index = readers.Index.read(folder)
     entries = [entry._replace(nbytes=10**15) for entry in index.entries]
     monkeypatch.setattr(
-        folders.Index, "read", lambda path: folders.Index(**{**index.__dict__, "entries": entries})
+        readers.Index, "read", lambda path: readers.Index(**{**index.__dict__, "entries": entries})
     )
     with pytest.raises(MemoryError, match=r"worker tcp.* slab [02] of .* needs .* is free"):
         open_slabs(folder, client=client)

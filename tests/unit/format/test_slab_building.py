@@ -1,0 +1,45 @@
+"""The steps from nonzeros to slabs."""
+
+import numpy as np
+
+from tensorly_flycoo.devices import OneDevice
+from tensorly_flycoo.engines.cpu.engine import CPU
+from tensorly_flycoo.format.replicated import ReplicatedLayout
+from tensorly_flycoo.format.slab_building import MemoryBuilder, split_nonzeros, take_rows
+
+SHAPE = (3, 12)
+FORMAT = CPU.choose_cut(SHAPE, np.dtype("float64")).record_format
+
+
+def draw(nnz=200):
+    rng = np.random.default_rng(0)
+    return np.stack([rng.integers(0, size, nnz) for size in SHAPE]), rng.random(nnz)
+
+
+def test_buckets_keep_the_given_sequence():
+    (coords, values), buckets = draw(), [range(5), range(5, 6), range(6, 12)]
+    for rows, found in zip(buckets, split_nonzeros(coords, values, buckets, FORMAT), strict=True):
+        is_own = np.isin(coords[1], rows)
+        np.testing.assert_array_equal(FORMAT.coords(found), coords[:, is_own])
+        np.testing.assert_array_equal(FORMAT.values(found), values[is_own])
+
+
+def test_a_whole_bucket_is_not_copied():
+    records = FORMAT.pack(*draw())
+    assert take_rows(records, range(12), range(12), FORMAT) is records
+    assert take_rows(records, range(12), range(7), FORMAT).shape[0] == (draw()[0][1] < 7).sum()
+
+
+def test_slabs_are_cut_where_the_nonzeros_are_that_are_left():
+    """Half of the given ones are at one place, so buckets are cut elsewhere."""
+    rows = np.arange(12)
+    coords = np.stack([0 * rows, rows])
+    repeated = np.concatenate([coords, np.repeat(coords[:, 11:], 12, axis=1)], axis=1)
+    options = (ReplicatedLayout, 3, CPU, OneDevice())
+    builder = MemoryBuilder(repeated, np.ones(24), FORMAT, *options)
+    slabs = builder.sort()
+    assert [own for own, _, _ in builder.buckets] == [range(8), range(8, 11), range(11, 12)]
+    assert slabs == [(range(4), 0), (range(4, 8), 0), (range(8, 12), 0)]
+    layouts = [builder.build(*slab) for slab in slabs]
+    assert [layout.nnz for layout in layouts] == [4, 4, 4]
+    assert [float(layout.norm) for layout in layouts] == [2, 2, np.sqrt(3 + 13**2)]
