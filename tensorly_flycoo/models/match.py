@@ -1,6 +1,5 @@
 """How alike two CP models are."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +7,7 @@ from scipy.optimize import linear_sum_assignment
 
 from ..array_modules import Array, array_module, is_cupy, move
 from ..checks import check_place
+from ..decomposition.cp_model import multiply_all
 from ..linalg.tall_skinny import column_norms, transposed_product
 from ..shards.whole_factors import take_model
 
@@ -67,31 +67,20 @@ def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bo
     if shapes[0] != shapes[1]:
         raise ValueError(f"cp_tensor2 has shape {shapes[1]}, expected {shapes[0]} as cp_tensor1")
     check_place(factors2[0], "cp_tensor2", is_cupy(factors1[0]), "cp_tensor1")
-    norms1, norms2 = _list_norms(factors1), _list_norms(factors2)
+    norms1, norms2 = ([column_norms(f) for f in factors] for factors in (factors1, factors2))
     product: Any = 1.0
     for first, second, norm1, norm2 in zip(factors1, factors2, norms1, norms2, strict=True):
         cosines = transposed_product(first, second) / (_or_one(norm1)[:, None] * _or_one(norm2))
         product = product * cosines
     if consider_weights:
-        sizes1, sizes2 = _multiply(weights1, norms1), _multiply(weights2, norms2)
+        sizes1 = multiply_all(norms1 if weights1 is None else [abs(weights1), *norms1])
+        sizes2 = multiply_all(norms2 if weights2 is None else [abs(weights2), *norms2])
         larger = np.maximum(sizes1[:, None], sizes2)
         product = product * (1 - np.abs(sizes1[:, None] - sizes2) / _or_one(larger))
     score = np.abs(move(product, np))
     return float(score[linear_sum_assignment(score, maximize=True)].mean())
 
 
-def _list_norms(factors: Sequence[Array]) -> list[Array]:
-    return [column_norms(factor) for factor in factors]
-
-
 def _or_one(norms: Array) -> Array:
     """Replace zeros by ones, to divide by."""
     return array_module(norms).where(norms == 0, 1, norms)
-
-
-def _multiply(weights: Array | None, norms: Sequence[Array]) -> Array:
-    """Compute the norms of components."""
-    product = norms[0] if weights is None else abs(weights) * norms[0]
-    for norm in norms[1:]:
-        product = product * norm
-    return product

@@ -1,6 +1,7 @@
 """The public decompositions: TensorLy's signatures, dense tensors, and other backends."""
 
 import inspect
+import re
 
 import numpy as np
 import pytest
@@ -183,3 +184,12 @@ def test_the_error_of_hals_with_the_last_mode_fixed(fixed_modes):
         x, 3, 4, init=init, fixed_modes=fixed_modes, return_errors=True
     )
     assert errors[-1] == pytest.approx(cp_fit(x, cp_tensor).relative_error, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", decomposition.__all__)
+def test_docstrings_describe_every_parameter(name):
+    function = getattr(decomposition, name)
+    text = inspect.getdoc(function).partition("Parameters\n----------\n")[2]
+    headings = re.findall(r"^\w[\w, ]*", text.partition("\n\nReturns\n")[0], re.MULTILINE)
+    described = ", ".join(heading.strip() for heading in headings).split(", ")
+    assert sorted(described) == sorted(inspect.signature(function).parameters)
