@@ -32,8 +32,6 @@ def parse_index(index: Index, shape: Sequence[int]) -> list[Selector]:
     At most one item may be a sequence, and none may select nothing: a FlycooTensor has no mode of
     size 0.
 
-    Examples
-    --------
     >>> parse_index((-1, ..., slice(1, None, 2)), (3, 4, 5))
     [2, range(0, 4), range(1, 5, 2)]
     """
@@ -63,8 +61,6 @@ def order_kept(selectors: Sequence[Selector]) -> list[int]:
 
     An array comes first if a range lies between it and an integer.
 
-    Examples
-    --------
     >>> order_kept([range(2), np.array([1]), 0]), order_kept([0, range(2), np.array([1])])
     ([0, 1], [2, 1])
     """
@@ -173,8 +169,6 @@ def _is_in(rows: Array, selector: Selector, xp: ModuleType) -> Array:
 def _match(rows: Array, numbers: Array, xp: ModuleType) -> tuple[Array, Array]:
     """Find all pairs of a row and a place in `numbers` with the same value.
 
-    Examples
-    --------
     >>> _match(np.array([3, 5]), np.array([5, 3, 5]), np)
     (array([0, 1, 1]), array([1, 0, 2]))
     """
