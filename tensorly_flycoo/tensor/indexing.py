@@ -74,10 +74,6 @@ def is_whole(selector: Selector, size: int) -> bool:
     return isinstance(selector, range) and selector == range(size)
 
 
-def count_selected(selector: Selector) -> int:
-    return 1 if isinstance(selector, int) else len(selector)
-
-
 def _select(item: Any, mode: int, size: int) -> Selector:
     if isinstance(item, slice):
         selected = range(size)[item]
