@@ -36,26 +36,12 @@ _EXPECTED = "expected a sparse.COO with fill_value 1 whose stored zeros are the 
 
 
 class MissingEntries:
-    """The missing entries of a tensor, planned once for values that change.
+    """The missing entries of a tensor, at least one, planned once for values that change.
 
-    Parameters
-    ----------
-    x : FlycooTensor
-    coords : integer array (ndim, count)
-        Of the missing entries, on the host; at least one. The values of `x` there are only initial.
+    `coords` (ndim, count) are sorted and without duplicates, on the device of the tensor. `start`
+    (count,) are its values there, which are only initial; `observed` is the tensor without them,
+    the same object if it stores none of them.
 
-    Attributes
-    ----------
-    observed : FlycooTensor
-        `x` without its nonzeros at missing entries; `x` itself, which is `tensor`, if it has none
-        there.
-    start : array (count,)
-        The values of `x` at the missing entries, in the order of `coords`.
-    coords : int64 array (ndim, count)
-        The coordinates, sorted and without duplicates, on the device of `x`.
-
-    Examples
-    --------
     >>> x = FlycooTensor([[0, 1, 2], [2, 0, 1]], [2.0, 3.0, 4.0], shape=(3, 3))
     >>> missing = MissingEntries(x, np.array([[2, 0], [1, 0]]))
     >>> missing, missing.start, missing.observed.nnz
@@ -159,14 +145,6 @@ class ImputedTensor:
     """A sparse tensor whose missing entries are imputed from a model.
 
     `values` (count,) are those at the missing entries; initially those of the tensor itself.
-
-    Examples
-    --------
-    >>> x = FlycooTensor([[0, 1], [2, 0]], [6.0, 2.0], shape=(3, 3))
-    >>> imputed = ImputedTensor(MissingEntries(x, np.array([[0, 1], [0, 2]])))
-    >>> factors = [np.array([[3.0], [1.0], [0.0]]), np.array([[2.0], [0.0], [2.0]])]
-    >>> imputed.measure(None, factors)
-    (0.0, array([6., 2.]))
     """
 
     def __init__(self, missing: MissingEntries) -> None:
@@ -252,8 +230,6 @@ def drop_missing(x: Any, mask: Any) -> Any:
     A decomposition of `x` itself with that mask begins with the values there, as TensorLy's does,
     and may never forget them.
 
-    Examples
-    --------
     >>> import sparse
     >>> x = FlycooTensor([[0, 1, 2], [2, 0, 1]], [2.0, 3.0, 4.0], shape=(3, 3))
     >>> drop_missing(x, sparse.COO([[1], [0]], [0.0], (3, 3), fill_value=1.0)).nnz
@@ -270,13 +246,6 @@ def find_missing(x: Any, mask: Any) -> MissingEntries | None:
 
     The mask is a COO in the shape of `x`, with fill_value 1 and stored zeros; stored ones have no
     effect.
-
-    Examples
-    --------
-    >>> import sparse
-    >>> x = FlycooTensor([[0, 1, 2], [2, 0, 1]], [2.0, 3.0, 4.0], shape=(3, 3))
-    >>> find_missing(x, sparse.COO([[1], [1]], [0.0], (3, 3), fill_value=1.0))
-    <MissingEntries: 1 of shape (3, 3)>
     """
     if not is_sparse(x):
         raise TypeError(f"tensor is a {type(x).__name__}, expected a sparse one: mask is sparse")
@@ -320,8 +289,6 @@ def project(x: FlycooTensor, mode: int, coords: Array, left: Array) -> np.ndarra
 
     Its columns are projected onto the span of the orthonormal columns `left` (I_mode, R).
 
-    Examples
-    --------
     >>> x = FlycooTensor([[0, 1, 1], [0, 0, 2]], [3.0, 4.0, 5.0], (2, 3))
     >>> project(x, 0, np.array([[0, 1], [0, 0]]), np.array([[0.6], [0.8]]))
     array([3., 4.])

@@ -122,7 +122,11 @@ def observed_parafac(
     True
     """
     x, rank = as_flycoo(tensor, check_coords=True), check_rank(rank)
-    _check_problem(x, l2_reg)
+    if x.ndim < 2:
+        raise ValueError(f"tensor has shape {x.shape}, expected two modes or more")
+    if x.nnz == 0:
+        raise ValueError("tensor has no nonzeros, expected some: nothing is observed")
+    check_ridge(l2_reg)
     coords, values = x._sorted_nonzeros()
     values = values.astype(np.float64)
     scale = measure_scale(values)
@@ -164,11 +168,3 @@ def _start(x: FlycooTensor, rank: int, init: Any, random_state: Any, scale: floa
         guess, root = draw_factors(x, rank, random), scale ** (1 / x.ndim)
         return [factor.astype(np.float64) * root for factor in guess]
     return [factor.astype(np.float64) for factor in take_guess(x, rank, init)]
-
-
-def _check_problem(x: FlycooTensor, l2_reg: float) -> None:
-    if x.ndim < 2:
-        raise ValueError(f"tensor has shape {x.shape}, expected two modes or more")
-    if x.nnz == 0:
-        raise ValueError("tensor has no nonzeros, expected some: nothing is observed")
-    check_ridge(l2_reg)

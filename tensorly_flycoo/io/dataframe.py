@@ -342,8 +342,6 @@ def _number_polars_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
 def drop_unused(codes: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Renumber `codes`, all of at least 0, without the entries that do not occur.
 
-    Examples
-    --------
     >>> drop_unused(np.array([2, 0, 2]), np.array(["a", "b", "c"]))
     (array([1, 0, 1]), array(['a', 'c'], dtype='<U1'))
     """
@@ -358,8 +356,6 @@ def place_entries(
 
     A ValueError refuses labels that repeat, and entries that are not among them.
 
-    Examples
-    --------
     >>> place_entries("shop", np.array([1, 0, -1]), np.array(["a", "b"]), ["c", "b", "a"])
     (array([ 1,  2, -1]), array(['c', 'b', 'a'], dtype=object))
     """

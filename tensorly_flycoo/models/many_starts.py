@@ -185,23 +185,15 @@ class _Batch:
         inverses, conditions = _invert(matrices)
         transposed = inverses.swapaxes(1, 2)
         stack = rows @ transposed
-        ill = self._find_ill_conditioned(conditions, inverses.dtype)
-        if ill is not None:
+        if is_cupy(conditions):  # the host knows only those of the last iteration, of all runs
+            ill, refines = slice(None), self.refines and inverses.dtype == self.x.dtype
+        else:
+            ill = np.flatnonzero(conditions**2 * np.finfo(inverses.dtype).eps > 1)
+            refines = ill.size > 0
+        if refines:
             residual = rows[ill] - stack[ill] @ matrices[ill]
             stack[ill] += residual @ transposed[ill]
         return stack.astype(rows.dtype, copy=False), conditions
-
-    def _find_ill_conditioned(
-        self, conditions: Array, dtype: np.dtype
-    ) -> np.ndarray | slice | None:
-        """Find the runs whose inverse needs a step of refinement.
-
-        On a GPU all or none of them: the host knows only the last iteration's condition numbers.
-        """
-        if is_cupy(conditions):
-            return slice(None) if self.refines and dtype == self.x.dtype else None
-        places = np.flatnonzero(conditions**2 * np.finfo(dtype).eps > 1)
-        return places if places.size else None
 
     def _measure(self, inner: Array, conditions: list[Array]) -> list[np.floating | None]:
         """Compute the errors as TensorLy does, after a single copy to the host."""

@@ -119,7 +119,11 @@ def multiply_matricized(
     if dense.shape[1] == 0:
         return x._engine.xp.zeros((x.shape[row_mode], 0), x.dtype)
     if x.ndim != 2:
-        x, row_mode = _as_matrix(x, row_mode, column_modes), 0
+        coords, values = x._sorted_nonzeros()
+        pair = x._engine.xp.stack([coords[row_mode], join_modes(x.shape, coords, column_modes)])
+        shape = (x.shape[row_mode], dense.shape[0])
+        x = FlycooTensor(pair, values, shape, layout="indexed", device=x.device)
+        row_mode = 0
     factors = [dense, dense]
     factors[row_mode] = x._engine.xp.empty((x.shape[row_mode], dense.shape[1]), x.dtype)
     return mttkrp(x, factors, row_mode)
@@ -135,14 +139,6 @@ def _check_multiplier(dense: Array, num_rows: int, x: FlycooTensor) -> None:
         raise TypeError(
             f"the multiplier has dtype {dense.dtype}, expected {x.dtype}, the dtype of x"
         )
-
-
-def _as_matrix(x: FlycooTensor, row_mode: int, column_modes: Sequence[int]) -> FlycooTensor:
-    coords, values = x._sorted_nonzeros()
-    columns = join_modes(x.shape, coords, column_modes)
-    shape = (x.shape[row_mode], math.prod(x.shape[mode] for mode in column_modes))
-    pair = x._engine.xp.stack([coords[row_mode], columns])
-    return FlycooTensor(pair, values, shape, layout="indexed", device=x.device)
 
 
 def join_modes(shape: Sequence[int], coords: Array, modes: Iterable[int]) -> Array:

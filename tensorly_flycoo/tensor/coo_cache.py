@@ -25,8 +25,6 @@ _plans: dict[int, "_Plan"] = {}
 def is_raw_sparse(x: object) -> bool:
     """Return whether `x` is an array of pydata/sparse, without importing that package.
 
-    Examples
-    --------
     >>> import sparse
     >>> is_raw_sparse(sparse.eye(2)), is_raw_sparse([[1, 0], [0, 1]])
     (True, False)
@@ -44,12 +42,8 @@ def _library_of(kind: type) -> str:
 def find_converter(x: Any) -> str | None:
     """Return which constructor of `FlycooTensor` takes another library's sparse array.
 
-    The libraries are SciPy, CuPy, PyTorch and JAX. Other arrays have none.
+    The libraries, none of which is imported, are SciPy, CuPy, PyTorch and JAX.
 
-    None of these libraries is imported.
-
-    Examples
-    --------
     >>> import scipy.sparse
     >>> find_converter(scipy.sparse.eye_array(2)), find_converter(np.eye(2))
     ('from_scipy', None)
@@ -68,13 +62,8 @@ def is_table(x: object) -> bool:
     """Return whether `x` is a table of pandas, polars, Arrow or xarray, without importing them."""
     kind: type = type(x)
     is_library = _library_of(kind) in ("pandas", "polars", "pyarrow", "xarray")
-    return is_library and kind.__name__ in (
-        "DataFrame",
-        "LazyFrame",
-        "Series",
-        "Table",
-        "DataArray",
-    )
+    names = ("DataFrame", "LazyFrame", "Series", "Table", "DataArray")
+    return is_library and kind.__name__ in names
 
 
 def not_sparse_error(x: object) -> TypeError:

@@ -31,8 +31,6 @@ def parse_index(index: Index, shape: Sequence[int]) -> list[Selector]:
     At most one item may be a sequence, and none may select nothing: a FlycooTensor has no mode of
     size 0.
 
-    Examples
-    --------
     >>> parse_index((-1, ..., slice(1, None, 2)), (3, 4, 5))
     [2, range(0, 4), range(1, 5, 2)]
     """
@@ -60,8 +58,6 @@ def order_kept(selectors: Sequence[Selector]) -> list[int]:
 
     An array comes first if a range lies between it and an integer.
 
-    Examples
-    --------
     >>> order_kept([range(2), np.array([1]), 0]), order_kept([0, range(2), np.array([1])])
     ([0, 1], [2, 1])
     """
@@ -73,10 +69,6 @@ def order_kept(selectors: Sequence[Selector]) -> list[int]:
 
 def is_whole(selector: Selector, size: int) -> bool:
     return isinstance(selector, range) and selector == range(size)
-
-
-def count_selected(selector: Selector) -> int:
-    return 1 if isinstance(selector, int) else len(selector)
 
 
 def _select(item: Any, mode: int, size: int) -> Selector:
@@ -164,8 +156,6 @@ def _is_in(rows: Array, selector: Selector, xp: ModuleType) -> Array:
 def _match(rows: Array, numbers: Array, xp: ModuleType) -> tuple[Array, Array]:
     """Find all pairs of a row and a place in `numbers` with the same value.
 
-    Examples
-    --------
     >>> _match(np.array([3, 5]), np.array([5, 3, 5]), np)
     (array([0, 1, 1]), array([1, 0, 2]))
     """

@@ -244,8 +244,6 @@ class LabelledTensor(_Fields):
 def refuse_labels(x: object) -> None:
     """Refuse a LabelledTensor, whose labels a file of nonzeros would lose.
 
-    Examples
-    --------
     >>> refuse_labels(FlycooTensor([[0], [1]], [3.0], (2, 2)))
     """
     if isinstance(x, LabelledTensor):
@@ -257,8 +255,6 @@ def check_same_labels(x: object, cp_tensor: object, skip: int | None = None) -> 
 
     Without labels on either side, or with another number of them, nothing is compared.
 
-    Examples
-    --------
     >>> x = LabelledTensor(FlycooTensor([[0], [1]], [3.0], (2, 2)), [["a", "b"], ["c", "d"]])
     >>> check_same_labels(x, x)
     """

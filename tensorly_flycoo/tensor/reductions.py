@@ -53,8 +53,6 @@ def group_cells(
     Return the coordinates of each group, the values (count,) sorted by group, in the given order
     within each, and where each group starts. All are on the device of `engine`.
 
-    Examples
-    --------
     >>> from tensorly_flycoo.engines import select_engine
     >>> coords = np.array([[1, 0, 1], [2, 2, 2]])
     >>> group_cells(coords, np.array([3.0, 4.0, 5.0]), (2, 3), select_engine("cpu"))

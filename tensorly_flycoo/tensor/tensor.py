@@ -30,7 +30,6 @@ from ..engines import select_engine
 from ..format.slab_layout import AnyLayout, SlabLayout
 from .indexing import (
     Index,
-    count_selected,
     find_kept,
     find_value,
     is_whole,
@@ -519,7 +518,7 @@ class FlycooTensor:
         kept, args = order_kept(selectors), (self.shape, tuple(selectors))
         if not kept:
             return sum(map_pieces(find_value, self._layout, self._engine, *args))
-        shape = [count_selected(selectors[mode]) for mode in kept]
+        shape = [len(selectors[mode]) for mode in kept]  # type: ignore[arg-type]  # no int is kept
         return self._derive(lambda x: rebuild(x._layout, x, find_kept, *args, kept, shape=shape))
 
     def __iter__(self) -> Iterator[FlycooTensor | Array]:

@@ -57,7 +57,7 @@ def _count_steps(scratch: Any, lanes: Any) -> int:
 
 
 @kernel
-def _find_column(scratch: Any, start: int, last: int) -> int:
+def _find_column(scratch: Any, start: int, last: int) -> Any:
     """Return the first column of the step that begins at place `start` of a row."""
     return np.int64(0) if scratch is None else np.int64(min(start, last))
 
