@@ -146,14 +146,14 @@ def test_dense_tensors_are_not_refused():
 
 
 def test_a_huge_khatri_rao_product_is_refused():
-    with pytest.raises(MemoryError, match="khatri_rao of shape .* cp_to_entries"):
+    with pytest.raises(MemoryError, match=r"khatri_rao of shape .*cp_to_entries"):
         tl.tenalg.khatri_rao([np.ones((2**14, 2))] * 5)
     with tl.backend_context("numpy"), pytest.raises((MemoryError, ValueError)):
         tl.cp_to_tensor((None, [np.ones((2**20, 2))] * 4))
 
 
 @pytest.mark.parametrize("tenalg", ["core", "einsum"])
-@pytest.mark.parametrize("sizes", [(2**14,) * 5, (10**7, 1000, 100), (2**20, 2**20)], ids=str)
+@pytest.mark.parametrize("sizes", [(2**14,) * 5, (2**18, 2**18, 3), (2**20, 2**20)], ids=str)
 @pytest.mark.parametrize(
     "make",
     [
@@ -179,7 +179,7 @@ def test_a_huge_tensor_of_a_cp_is_refused(make, sizes, tenalg):
 def test_a_callback_that_makes_a_huge_tensor_is_told_so():
     """The error is not taken for parafac's own."""
     options = {"init": "random", "callback": lambda cp, error: tl.cp_to_tensor(cp)}
-    with pytest.raises(MemoryError, match=r"^tl\..* of shape .* cp_to_entries"):
+    with pytest.raises(MemoryError, match=r"^tl\..* of shape .*cp_to_entries"):
         parafac(_huge_coo(), 2, **options)
 
 

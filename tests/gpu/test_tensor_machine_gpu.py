@@ -22,7 +22,7 @@ class CudaMachine(TensorMachine):
         def malloc(nbytes):
             nonlocal num
             num += 1
-            if num - 1 == failing:
+            if num > failing:
                 raise cupy.cuda.memory.OutOfMemoryError(nbytes, pool.total_bytes())
             return pool.malloc(nbytes)
 

@@ -8,12 +8,11 @@ import weakref
 
 import numpy as np
 import pytest
-import sparse
 import tensorly as tl
 from interrupting import interrupt_at
 from tensorly.decomposition import CP, non_negative_parafac, parafac, tensor_train, tucker
 
-from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp
+from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.decomposition import observed_parafac
 from tensorly_flycoo.decomposition import parafac as our_parafac
 from tensorly_flycoo.decomposition.guarding import guard
