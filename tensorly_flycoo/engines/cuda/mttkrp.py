@@ -1,24 +1,104 @@
-"""The MTTKRP kernel of one mode, prepared once and launched at each call."""
+"""The MTTKRP kernel of one mode, prepared once and launched at each call; and its carry-outs."""
 
+import functools
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, NamedTuple, Self
+
+import cupy
+import numpy as np
 
 from ...array_modules import Array
 from ...format.layout import Layout, Step
 from . import launch, tuning
-from .carries import Carries
 from .compact_ids import find_bits, list_parts
-from .direct import DirectKernel
 from .macros import mttkrp_macros
 from .structs import carries_dtype, operands_format, row_pitch, slot_nbytes, split_operands
+
+#: Arrays begin at multiples of this many bytes.
+_ALIGNMENT = 16
+
+#: Warps of a block: with more, registers would spill.
+_MAX_WARPS = 16
+
+
+class Level(NamedTuple):
+    """Tiles, or segments of tiles, or segments of these, and which of them a launch adds to one."""
+
+    size: int
+    rows: int  # address of int64 (size,): the rows that they inherit
+    sums: int  # address of their partial rows (size, R); in `_lay_out` both are offsets
+    run: int  # how many a warp adds
+
+
+class Carries(NamedTuple):
+    """Partial rows, and the rows of the result to which they belong."""
+
+    memory: Any  # a MemoryPointer; holds all of them
+    levels: list[Level]  # from the tiles to a single segment
+
+
+def allocate_carries(
+    num_tiles: int, num_columns: int, dtype: np.dtype, carry_rows: Array | None = None
+) -> Carries:
+    """Allocate memory for the partial rows of tiles; for their rows too if `carry_rows` is None."""
+    levels, nbytes = _lay_out(num_tiles, num_columns, dtype.itemsize, tuning.SEGMENT)
+    memory = cupy.cuda.alloc(nbytes)
+    start = memory.ptr
+    placed = [Level(count, start + rows, start + sums, run) for count, rows, sums, run in levels]
+    if carry_rows is not None:
+        placed[0] = placed[0]._replace(rows=carry_rows.data.ptr)
+    return Carries(memory, placed)
+
+
+def count_carries_nbytes(num_tiles: int, num_columns: int, itemsize: int) -> int:
+    """Count the bytes that `allocate_carries` allocates."""
+    return _lay_out(num_tiles, num_columns, itemsize, tuning.SEGMENT)[1]
+
+
+@functools.lru_cache(maxsize=1024)
+def _lay_out(
+    num_tiles: int, num_columns: int, itemsize: int, segment: int
+) -> tuple[list[Level], int]:
+    """Return the levels, with offsets for addresses, and the bytes of all."""
+    levels, nbytes, count, num_warps = [], 0, num_tiles, _count_warps(segment)
+    while True:
+        sums = nbytes + _round_up(8 * count)
+        # All warps of the last block have tiles, even if there are few.
+        run = min(segment, -(-count // num_warps) * num_warps) // num_warps
+        levels.append(Level(count, nbytes, sums, run))
+        nbytes = sums + _round_up(count * num_columns * itemsize)
+        if count <= 1:
+            return levels, nbytes
+        count = -(-count // (run * num_warps))
+
+
+def _count_warps(segment: int) -> int:
+    return min(_MAX_WARPS, segment)
+
+
+def _round_up(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def add_carries(carries: Carries, out: Array) -> None:
+    """Add the partial rows of all tiles to `out`; very long rows take several launches."""
+    num_warps, num_columns, address = _count_warps(tuning.SEGMENT), out.shape[1], out.data.ptr
+    macros = {"VALUE": out.dtype, "NUM_WARPS": num_warps}
+    kernel = launch.get_direct_kernel(
+        "partial_rows.cu", "add_partial_rows", "qiQi4Q", out.data.device_id, **macros
+    )
+    for (count, rows, sums, run), segments in itertools.pairwise(carries.levels):
+        arguments = (count, run, rows, num_columns, sums, address, segments.rows, segments.sums)
+        kernel((segments.size, -(-num_columns // 32)), 32 * num_warps, *arguments)
 
 
 @dataclass(frozen=True)
 class MttkrpKernel:
-    """A specialisation of `mttkrp.cu`, with all arguments but the arrays."""
+    """A specialisation of `mttkrp_remap.cu`, with all arguments but the arrays."""
 
-    kernel: DirectKernel
+    kernel: launch.DirectKernel
     cut: tuning.RankCut
     operands: tuple[bytes, bytes]  # what `split_operands` returns
     no_inputs: list[int]  # stands for the factors of a tensor of one mode
@@ -91,7 +171,7 @@ class MttkrpKernel:
 
 def _load_kernel(
     layout: Layout, step: Step, mode: int, rank: int, cut: tuning.RankCut, ratios: int
-) -> DirectKernel:
+) -> launch.DirectKernel:
     record_format, num_inputs = layout.record_format, layout.record_format.ndim - 1
     macros = mttkrp_macros(
         record_format,
@@ -107,10 +187,10 @@ def _load_kernel(
     block_size = tuning.choose_block_size(layout.tile_size)
     carries_nbytes = carries_dtype(record_format.dtype, cut, block_size).itemsize
     shared_nbytes = layout.tile_size * slot_nbytes(record_format) + carries_nbytes
-    kernel = launch.get_kernel("mttkrp.cu", "mttkrp", **macros)
+    kernel = launch.get_kernel("mttkrp_remap.cu", "mttkrp", **macros)
     of_model = f"QI{record_format.dtype.char}Q" if ratios else ""
     formats = f"q{operands_format(num_inputs)}4q9Qi2Qi3Q{of_model}"
-    return DirectKernel(kernel, formats, shared_nbytes)
+    return launch.DirectKernel(kernel, formats, shared_nbytes)
 
 
 def _list_targets(step: Step) -> tuple[int, ...]:
