@@ -111,12 +111,7 @@ class CudaEngine(CudaPrimitives, Engine):
         arrays, carries = workspace
         if weights is not None:
             weights = cupy.ascontiguousarray(weights)
-        row_nbytes = out.shape[1] * out.itemsize
-        alignments = (
-            _common_alignment(_list_addresses(arrays)),
-            _common_alignment([out.data.ptr, row_nbytes]),
-        )
-        kernel = _find_kernel(layout, step, mode, out.shape[1], alignments)
+        kernel = _find_kernel(layout, step, mode, arrays, out)
         self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp_remap.cu", cut=kernel.cut)
         kernel.launch(step, arrays, weights, out, carries)
         add_carries(carries, out)
@@ -136,11 +131,7 @@ class CudaEngine(CudaPrimitives, Engine):
             out.fill(0)
             return cupy.zeros(()) if wants_logs else None
         (*arrays, own), carries = workspace
-        alignments = (
-            _common_alignment(_list_addresses([*arrays, own])),
-            _common_alignment([out.data.ptr, out.shape[1] * out.itemsize]),
-        )
-        kernel = _find_kernel(layout, step, mode, out.shape[1], alignments, 1 + wants_logs)
+        kernel = _find_kernel(layout, step, mode, [*arrays, own], out, 1 + wants_logs)
         self.log("ratios", layout.name, mode=mode, kernel="mttkrp_remap.cu", cut=kernel.cut)
         log_sums = cupy.empty((num_tiles, kernel.block_size // 32)) if wants_logs else None
         address = 0 if log_sums is None else log_sums.data.ptr
@@ -305,18 +296,18 @@ def pad_rows(array: Array, row_nbytes: int) -> Array:
 
 
 def _find_kernel(
-    layout: Layout,
-    step: Step,
-    mode: int,
-    rank: int,
-    alignments: tuple[int, int],
-    ratios: int = 0,
+    layout: Layout, step: Step, mode: int, arrays: list[Array], out: Array, ratios: int = 0
 ) -> MttkrpKernel:
     """Return the kernel for a mode; it is prepared once, and kept while the layout lives."""
+    rank = out.shape[1]
+    alignments = (
+        _common_alignment(_list_addresses(arrays)),
+        _common_alignment([out.data.ptr, rank * out.itemsize]),
+    )
     kernels = _kernels.setdefault(layout, {})
     key = (mode, rank, alignments, step.spare is None, ratios)
     if key not in kernels:
-        kernels[key] = MttkrpKernel.prepare(layout, step, mode, rank, alignments, ratios)
+        kernels[key] = MttkrpKernel(layout, step, mode, rank, alignments, ratios)
     return kernels[key]
 
 

@@ -9,9 +9,9 @@ from ...array_modules import Array
 from ...format import tree as trees
 from . import tuning
 from .launch import get_direct_kernel
-from .structs import MAX_COPIES, copies_dtype
+from .structs import COPIES, MAX_COPIES
 
-#: `structs.copies_dtype`, as the module `struct` names its members.
+#: `structs.COPIES`, as the module `struct` names its members.
 _COPIES = f"{2 * MAX_COPIES}Q{3 * MAX_COPIES}I"
 
 _express = functools.cache(trees.express)
@@ -22,9 +22,9 @@ def copy_blocks(copies: Sequence[tuple[cupy.cuda.MemoryPointer, Array]]) -> None
 
     They are contiguous, or matrices whose rows are; elements have a multiple of 4 bytes.
     """
-    device_id, layout = cupy.cuda.runtime.getDevice(), copies_dtype()
+    device_id = cupy.cuda.runtime.getDevice()
     kernel = get_direct_kernel(
-        "copy_blocks.cu", "copy_blocks", _COPIES, device_id, COPIES_LAYOUT=layout
+        "copy_blocks.cu", "copy_blocks", _COPIES, device_id, COPIES_LAYOUT=COPIES
     )
     for start in range(0, len(copies), MAX_COPIES):
         own = copies[start : start + MAX_COPIES]

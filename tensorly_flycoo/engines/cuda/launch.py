@@ -131,37 +131,35 @@ class DirectKernel:
         if kernel.max_dynamic_shared_size_bytes < shared_nbytes:
             kernel.max_dynamic_shared_size_bytes = shared_nbytes
         self._function = kernel.kernel  # its module stays loaded while this lives
-        self._arguments = struct.Struct(formats)
+        self._format = struct.Struct(formats)
         self._shared_nbytes = shared_nbytes
         self._of_thread = threading.local()
 
     def __call__(self, grid: tuple[int, int], block_size: int, *values: Any) -> None:
         """Launch on CuPy's current stream; arrays are given as their addresses."""
         try:
-            buffer, extra = self._of_thread.buffers
+            arguments = self._of_thread.arguments
         except AttributeError:
-            buffer, extra = self._of_thread.buffers = _make_buffers(self._arguments.size)
-        self._arguments.pack_into(buffer, 0, *values)
+            arguments = self._of_thread.arguments = _Arguments(self._format.size)
+        self._format.pack_into(arguments.buffer, 0, *values)
         stream = cupy.cuda.get_current_stream().ptr
         sizes = (*grid, 1, block_size, 1, 1, self._shared_nbytes)
-        driver.launchKernel(self._function.ptr, *sizes, stream, 0, extra.address)
+        driver.launchKernel(self._function.ptr, *sizes, stream, 0, arguments.extra)
 
 
-class _Extra:
-    """The driver's argument `extra`, which names a buffer of packed arguments and its size."""
+class _Arguments:
+    """A buffer of packed arguments, which the driver copies at each launch.
 
-    def __init__(self, buffer: Any) -> None:
-        self._size = ctypes.c_size_t(len(buffer))
-        addresses = ctypes.addressof(buffer), ctypes.addressof(self._size)
+    `extra` is the address of the driver's argument of that name: it names the buffer and its size.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.buffer = ctypes.create_string_buffer(nbytes)
+        self._size = ctypes.c_size_t(nbytes)
+        addresses = ctypes.addressof(self.buffer), ctypes.addressof(self._size)
         items = (_BUFFER_POINTER, addresses[0], _BUFFER_SIZE, addresses[1], _END)
         self._items = (ctypes.c_void_p * len(items))(*items)
-        self.address = ctypes.addressof(self._items)
-
-
-def _make_buffers(nbytes: int) -> tuple[Any, _Extra]:
-    """Make a buffer for packed arguments; the driver copies it at each launch."""
-    buffer = ctypes.create_string_buffer(nbytes)
-    return buffer, _Extra(buffer)
+        self.extra = ctypes.addressof(self._items)
 
 
 @functools.cache

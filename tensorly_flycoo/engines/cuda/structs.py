@@ -37,22 +37,21 @@ PRODUCT = np.dtype(
     align=True,
 )
 
-
 #: The most copies of a `Copies`.
 MAX_COPIES = 16
 
 
-@functools.cache
-def copies_dtype() -> np.dtype:
-    """Return the dtype of `Copies` (`copy_blocks.cu`)."""
-    fields = [
+#: `Copies` in `copy_blocks.cu`.
+COPIES = np.dtype(
+    [
         ("sources", np.uint64, MAX_COPIES),
         ("targets", np.uint64, MAX_COPIES),
         ("num_words", np.uint32, MAX_COPIES),
         ("row_words", np.uint32, MAX_COPIES),
         ("pitches", np.uint32, MAX_COPIES),
-    ]
-    return np.dtype(fields, align=True)
+    ],
+    align=True,
+)
 
 
 @functools.cache

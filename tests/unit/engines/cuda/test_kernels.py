@@ -131,7 +131,7 @@ def specialise_all():
         "gram.cu": {"RANK": 8, **BLOCK},
         "solve_rows.cu": solve_rows_macros(8, 4),
         "products.cu": products_macros(8),
-        "copy_blocks.cu": {"COPIES_LAYOUT": structs.copies_dtype()},
+        "copy_blocks.cu": {"COPIES_LAYOUT": structs.COPIES},
         "add_parts.cu": {"VALUE": dtype, "TREE": express(((0, 1), (2, 3)), "PART")},
         "inner_product.cu": {"VALUE": dtype, "RANK": 8, **ROWS, **BLOCK},
         "scale_rows.cu": {"VALUE": dtype, "NUM_COLUMNS": 8, **BLOCK},

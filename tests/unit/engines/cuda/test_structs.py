@@ -74,7 +74,11 @@ def test_every_structure_is_checked():
     dtypes = {name for name in vars(structs) if name.endswith("_dtype")}
     assert {name.replace("make_", "") + "_dtype" for name in makers} < dtypes
     layouts = {layout.replace("_LAYOUT", "").lower() for _, layout in LAYOUTS}
-    assert {name.removesuffix("_dtype") for name in dtypes} | {"field", "product"} == layouts
+    assert {name.removesuffix("_dtype") for name in dtypes} | {
+        "field",
+        "product",
+        "copies",
+    } == layouts
 
 
 class Factor:
@@ -128,8 +132,8 @@ def test_the_members_of_a_product():
 
 def test_the_members_of_copies():
     """`exchange` packs them in this order."""
-    assert structs.copies_dtype().itemsize == struct.calcsize("32Q48I")
-    assert [structs.copies_dtype()[n] for n in range(5)] == [
+    assert structs.COPIES.itemsize == struct.calcsize("32Q48I")
+    assert [structs.COPIES[n] for n in range(5)] == [
         (np.dtype(kind), (structs.MAX_COPIES,))
         for kind in ("uint64", "uint64", "uint32", "uint32", "uint32")
     ]
