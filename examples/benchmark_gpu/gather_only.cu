@@ -1,8 +1,8 @@
 // Entry: read all that an MTTKRP of one mode reads, and write nothing. No MTTKRP can be faster.
 //
-// Mapping: as `mttkrp.cu`, but a lane adds up all that it reads, whatever row it belongs to: there
+// Mapping: as `mttkrp_remap.cu`, but a lane adds up all that it reads, whatever row it belongs to: there
 //   are no partial rows and no carry-outs.
-// Preconditions: as `mttkrp.cu`, for records that are sorted and not pulled.
+// Preconditions: as `mttkrp_remap.cu`, for records that are sorted and not pulled.
 // Bytes per nonzero: a record, and NUM_INPUTS rows of `rank` values.
 // Writes and determinism: none. `impossible` is nan, which equals no sum. The compiler does not
 //   know that, so it has to compute the sums and to read all that they are made of.
@@ -23,7 +23,7 @@
 
 #include "layout.cuh"
 #include "mttkrp.cuh"
-#include "tiles.cuh"
+#include "remap.cuh"
 
 using TileNonzeros = Nonzeros<VALUE, NUM_INPUTS, NUM_WORDS, TILE_SIZE, BLOCK_SIZE, GROUP_SIZE>;
 using Tile = Mttkrp<TileNonzeros, LOAD_COLUMNS, STORE_COLUMNS, LANE_LOADS, BATCH>;

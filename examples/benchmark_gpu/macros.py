@@ -33,6 +33,6 @@ SETTINGS = (
 
 
 def gather_only_macros(record_format, cut, setting):
-    """Specialise the kernel: as `mttkrp.cu` for sorted records, but with the setting."""
+    """Specialise the kernel: as `mttkrp_remap.cu` for sorted records, but with the setting."""
     empty_dtype = np.dtype(np.uint32)  # not used by this kernel
     return mttkrp_macros(record_format, setting.tile_size, cut, setting, empty_dtype)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tensorly_flycoo.engines.cuda.source import load_source
+from tensorly_flycoo.engines.cuda.source import express, specialise
 from tensorly_flycoo.format.packing import RecordFormat
 
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="NVRTC's wheel is for Linux")
@@ -17,7 +17,7 @@ def compile_text(text, name, architecture, macros, *options):
     from cuda.bindings import nvrtc
 
     options = ["-std=c++17", "-ftz=true", "--ptxas-options=-v", f"-arch={architecture}", *options]
-    options += [f"-D{macro}={value}" for macro, value in macros.items()]
+    options += [f"-D{macro}={express(value)}" for macro, value in macros.items()]
     _, program = nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, [], [])
     encoded = [option.encode() for option in options]
     error, *_ = nvrtc.nvrtcCompileProgram(program, len(encoded), encoded)
@@ -32,7 +32,7 @@ def compile_text(text, name, architecture, macros, *options):
 
 def compile_source(file, architecture, macros):
     """Compile a source as the launcher does, with headers inlined."""
-    return compile_text(load_source(file), file, architecture, macros)
+    return compile_text(specialise(file, macros), file, architecture, {})
 
 
 def compile_all(jobs):

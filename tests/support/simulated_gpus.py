@@ -55,7 +55,7 @@ class SimulatedGpus(types.ModuleType):
         return copy
 
     def copy_blocks(self, copies):
-        """Stand in for `engines.cuda.copies.copy_blocks`."""
+        """Stand in for `engines.cuda.exchange.copy_blocks`."""
         self.num_kernels += 1
         pairs = []
         for target, array in copies:
@@ -196,10 +196,10 @@ class Array:
 
 def load_devices(gpus, monkeypatch):
     """Return the module `engines.cuda.devices`, with simulated GPUs."""
-    copies = types.ModuleType("copies")
-    copies.copy_blocks = gpus.copy_blocks
+    exchange = types.ModuleType("exchange")
+    exchange.copy_blocks = gpus.copy_blocks
     monkeypatch.setitem(sys.modules, "cupy", gpus)
-    monkeypatch.setitem(sys.modules, "tensorly_flycoo.engines.cuda.copies", copies)
+    monkeypatch.setitem(sys.modules, "tensorly_flycoo.engines.cuda.exchange", exchange)
     name = "tensorly_flycoo.engines.cuda.simulated_devices"
     spec = importlib.util.spec_from_file_location(name, DEVICES_PATH)
     module = importlib.util.module_from_spec(spec)

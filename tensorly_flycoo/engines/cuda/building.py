@@ -19,24 +19,18 @@ from ...format.layout import Cut, Step
 from ...format.packing import RecordFormat
 from ...format.primitives import Primitives, index_dtype
 from ...format.remap import count_runs
+from ...format.unfolding_primitives import is_whole
 from . import launch, tuning
 from .compact_ids import PackedIds, RunIds, count_plan_nbytes
-from .macros import (
-    carry_rows_macros,
-    number_buckets_macros,
-    offsets_macros,
-    order_writes_macros,
-    pack_macros,
-    position_macros,
-    read_keys_macros,
-    remap_macros,
-    scatter_records_macros,
-    sum_groups_macros,
-    sum_squares_macros,
+from .macros import Macros, remap_macros
+from .structs import (
+    columns_dtype,
+    key_fields_dtype,
+    make_columns,
+    make_key_fields,
+    make_packing,
+    packing_dtype,
 )
-from .rows import list_empty_rows, store_places
-from .structs import make_key_fields, make_packing
-from .unfoldings import CudaUnfoldings
 
 
 class _StreamLock:
@@ -68,7 +62,7 @@ class _StreamLock:
             self._lock.release()
 
 
-class CudaPrimitives(CudaUnfoldings, Primitives):
+class CudaPrimitives(Primitives):
     """CuPy's radix sorts, and kernels whose blocks write neighbouring records together."""
 
     write_order_dtype = np.dtype(np.uint16)
@@ -112,10 +106,10 @@ class CudaPrimitives(CudaUnfoldings, Primitives):
         # Sort by as many modes at a time as fit one key.
         for group, dtype in _group_modes(record_format, modes):
             keys = cupy.empty(nnz, dtype)
-            _read_keys(records, record_format, group[::-1], places, keys)
+            _read_keys(records, record_format, group[::-1], places, dtype, keys)
             order = cupy.argsort(keys, kind="stable")
             target = cupy.empty(nnz, index_dtype(nnz) if places is None else places.dtype)
-            store_places(order, places, target=target)
+            _store_places(order, places, target=target)
             places = target
         return places
 
@@ -133,21 +127,20 @@ class CudaPrimitives(CudaUnfoldings, Primitives):
         positions: Array,
     ) -> Array | None:
         size = record_format.shape[mode]
-        # With 16 bits a radix sort takes half the passes.
-        key_dtype = np.dtype(np.uint16 if size <= 2**16 else np.uint32)
-        keys = cupy.empty(records.shape[0], key_dtype)
+        keys = cupy.empty(records.shape[0], _row_dtype(size))
         is_used = cupy.zeros(size, bool)
-        _read_keys(records, record_format, [mode], places, keys, is_used)
-        empty_rows = list_empty_rows(is_used)
+        _read_keys(records, record_format, [mode], places, keys.dtype, keys, is_used)
+        empty_rows = _list_empty_rows(is_used)
         del is_used
         order = cupy.argsort(keys, kind="stable")
-        store_places(order, places, target=target, positions=positions)
+        _store_places(order, places, target=target, positions=positions)
         return empty_rows
 
     def find_empty_rows(self, records: Array, record_format: RecordFormat, mode: int) -> Array:
-        is_used = cupy.zeros(record_format.shape[mode], bool)
-        _read_keys(records, record_format, [mode], is_used=is_used)
-        return list_empty_rows(is_used)
+        size = record_format.shape[mode]
+        is_used = cupy.zeros(size, bool)
+        _read_keys(records, record_format, [mode], None, _row_dtype(size), is_used=is_used)
+        return _list_empty_rows(is_used)
 
     def find_carry_rows(
         self,
@@ -158,31 +151,30 @@ class CudaPrimitives(CudaUnfoldings, Primitives):
         tile_size: int,
     ) -> Array:
         carry_rows = cupy.empty(-(-records.shape[0] // tile_size), np.int64)
-        macros = carry_rows_macros(record_format, _place_dtype(places))
-        kernel = launch.get_kernel("carry_rows.cu", "find_carry_rows", **macros)
+        macros = _key_macros(record_format, 1, _row_dtype(record_format.shape[mode]), places)
+        kernel = launch.get_kernel("read_keys.cu", "find_carry_rows", **macros)
         arguments = (
             make_key_fields(record_format, [mode]), np.int64(carry_rows.size),
             np.int64(tile_size), records, *launch.pass_none([places]), carry_rows,
         )  # fmt: skip
-        launch.launch_items(kernel, carry_rows.size, tuning.BLOCK_SIZE, arguments)
+        launch.launch_items(kernel, carry_rows.size, arguments)
         return carry_rows
 
     def sum_squares(self, values: Array) -> float:
-        macros = sum_squares_macros(values.dtype)
-        sums = cupy.empty(-(-values.size // macros["VALUES_PER_BLOCK"]), np.float64)
+        sums = cupy.empty(-(-values.size // tuning.ROWS_PER_BLOCK), np.float64)
         if sums.size > 0:
-            kernel = launch.get_kernel("sum_squares.cu", "sum_squares", **macros)
+            kernel = _get_sum_kernel("sum_squares", values.dtype)
             stride = np.int64(values.strides[0] // values.itemsize)
             arguments = (np.int64(values.size), stride, values, sums)
             launch.launch(kernel, (sums.size,), tuning.BLOCK_SIZE, arguments)
         return float(sums.get().sum())
 
     def sum_groups(self, values: Array, starts: Array) -> Array:
-        kernel = launch.get_kernel("sum_groups.cu", "sum_groups", **sum_groups_macros(values.dtype))
+        kernel = _get_sum_kernel("sum_groups", values.dtype)
         sums = cupy.empty(starts.size, values.dtype)
         edges = cupy.append(starts, values.size).astype(np.int64, copy=False)
         arguments = (np.int64(starts.size), edges, cupy.ascontiguousarray(values), sums)
-        launch.launch_items(kernel, starts.size, tuning.BLOCK_SIZE, arguments)
+        launch.launch_items(kernel, starts.size, arguments)
         return sums
 
     def sum_nbytes(self, nnz: int, itemsize: int) -> int:
@@ -193,38 +185,32 @@ class CudaPrimitives(CudaUnfoldings, Primitives):
     ) -> None:
         nnz, size = positions.size, np.int64(bucket_size)
         buckets = cupy.empty(nnz, index_dtype(-(-nnz // bucket_size), smallest="uint16"))
-        macros = number_buckets_macros(positions.dtype, buckets.dtype)
-        kernel = launch.get_kernel("number_buckets.cu", "number_buckets", **macros)
-        numbering = (np.int64(nnz), size, positions, buckets)
-        launch.launch_items(kernel, nnz, tuning.BLOCK_SIZE, numbering)
+        macros = {"PLACE": positions.dtype, "BUCKET": buckets.dtype, "OFFSET": offsets.dtype}
+        kernel = launch.get_kernel("buckets.cu", "number_buckets", **macros)
+        launch.launch_items(kernel, nnz, (np.int64(nnz), size, positions, buckets))
         order = cupy.argsort(buckets, kind="stable")
         stored_now = cupy.empty_like(stored)
-        store_places(order, None, positions=stored_now)
-        macros = offsets_macros(positions.dtype, offsets.dtype)
-        kernel = launch.get_kernel("store_offsets.cu", "store_offsets", **macros)
+        _store_places(order, None, positions=stored_now)
+        kernel = launch.get_kernel("buckets.cu", "store_offsets", **macros)
         arguments = (np.int64(nnz), size, stored_now, positions, stored, offsets)
-        launch.launch_items(kernel, nnz, tuning.BLOCK_SIZE, arguments)
+        launch.launch_items(kernel, nnz, arguments)
 
     def scatter_in_buckets(
         self, records: Array, offsets: Array, bucket_size: int, target: Array
     ) -> None:
-        macros = scatter_records_macros(records.shape[1], offsets.dtype)
+        macros = {"NUM_WORDS": records.shape[1], "OFFSET": offsets.dtype}
         kernel = launch.get_kernel("scatter_records.cu", "scatter_records", **macros)
         arguments = (np.int64(offsets.size), np.int64(bucket_size), offsets, records, target)
-        launch.launch_items(kernel, records.size // 2, tuning.BLOCK_SIZE, arguments)
+        launch.launch_items(kernel, records.size // 2, arguments)
 
     def position_in_buckets(self, offsets: PackedIds, bucket_size: int) -> Array:
-        nnz = offsets.nnz
-        positions = cupy.empty(nnz, index_dtype(nnz))
-        macros = position_macros(positions.dtype, offsets.bits, offsets.tile_size)
-        kernel = launch.get_kernel("position_in_buckets.cu", "position_in_buckets", **macros)
-        arguments = (np.int64(nnz), np.int64(bucket_size), offsets.lows, offsets.highs, positions)
-        launch.launch_items(kernel, nnz, tuning.BLOCK_SIZE, arguments)
-        return positions
+        return offsets.expand(index_dtype(offsets.nnz), bucket_size)
 
     def order_writes(self, remap_ids: Array, tile_size: int) -> Array:
-        macros = order_writes_macros(tile_size, remap_ids.dtype)
-        kernel = launch.get_kernel("order_writes.cu", "order_writes", **macros)
+        macros = {"TILE_SIZE": tile_size, "BLOCK_SIZE": tuning.BLOCK_SIZE}
+        kernel = launch.get_kernel(
+            "order_writes.cu", "order_writes", REMAP_ID=remap_ids.dtype, **macros
+        )
         write_order = cupy.empty(remap_ids.size, np.uint16)
         num_tiles = -(-remap_ids.size // tile_size)
         arguments = (np.int64(remap_ids.size), remap_ids, write_order)
@@ -253,7 +239,7 @@ class CudaPrimitives(CudaUnfoldings, Primitives):
         pull, runs, order = step.pull_ids, step.remap_ids, step.write_order
         types = (pull.bits, runs.shifts.dtype)
         macros = remap_macros(cut.record_format, cut.tile_size, *types)
-        kernel = launch.get_kernel("remap.cu", "remap", **macros)
+        kernel = launch.get_kernel("remap_only.cu", "remap", **macros)
         arguments = (
             np.int64(step.records.shape[0]), np.int64(step.bucket_size),
             step.records, pull.lows, pull.highs, step.spare,
@@ -263,6 +249,107 @@ class CudaPrimitives(CudaUnfoldings, Primitives):
         block_size = tuning.choose_block_size(cut.tile_size)
         shared_nbytes = cut.tile_size * cut.record_format.record_nbytes
         launch.launch_tiles(kernel, num_tiles, 1, block_size, arguments, shared_nbytes)
+
+    def split_columns(
+        self, records: Array, record_format: RecordFormat, mode: int, places: Array | None
+    ) -> tuple[Array, Array, Array]:
+        nnz = records.shape[0]
+        is_first, values = cupy.empty(nnz + 1, bool), cupy.empty(nnz)
+        rows = cupy.empty(nnz, np.uint32)
+        kernel = launch.get_kernel(
+            "split_columns.cu", "split_columns", VALUE=record_format.dtype,
+            NUM_WORDS=record_format.num_words, HAS_PLACES=places is not None,
+            COLUMNS_LAYOUT=columns_dtype(record_format.num_words), PLACE=_place_dtype(places),
+        )  # fmt: skip
+        arguments = (
+            make_columns(record_format, mode), np.int64(nnz), records,
+            *launch.pass_none([places]), is_first, rows, values,
+        )  # fmt: skip
+        launch.launch_items(kernel, nnz + 1, arguments)
+        return is_first, rows, values
+
+    def sum_single_squares(
+        self, is_first: Array, rows: Array, values: Array, num_rows: int, scale: float
+    ) -> Array:
+        # Integers: their sums do not depend on the order of additions. With few rows, threads
+        # would wait for each other to add; so each adds to one of several copies.
+        num_copies = min(max(1, tuning.NUM_SQUARE_SUMS // num_rows), tuning.MAX_SQUARE_COPIES)
+        parts = cupy.zeros((num_copies, 2, 2, num_rows), np.uint64)
+        sizes = (np.int64(num_rows), np.int64(num_copies))
+        arguments = (is_first, rows, values, np.float64(scale), *sizes, parts)
+        _launch_on_unfolding("sum_single_squares", values.size, *arguments)
+        squares = cupy.empty((2, num_rows))
+        _launch_on_unfolding("add_parts", squares.size, *sizes, parts, squares)
+        return squares
+
+    def list_shared(
+        self, is_first: Array, rows: Array, values: Array, num_rows: int, scale: float
+    ) -> tuple[Array, Array, Array]:
+        kernel = get_unfolding_kernel("list_shared")
+        num_blocks = -(-values.size // tuning.ROWS_PER_BLOCK)
+        is_free, starts = cupy.empty(num_rows, bool), cupy.empty((num_blocks, 2), np.int64)
+        is_free.data.memset_async(1, is_free.nbytes)
+        nonzeros = (np.int64(values.size), is_first, rows, values, np.float64(scale))
+
+        def launch_all(count: int, *targets: Any) -> None:
+            arguments = (*nonzeros, starts, np.int64(count), *targets)
+            if num_blocks > 0:
+                launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, arguments)
+
+        launch_all(0, is_free, *launch.pass_none([None] * 3))
+        counts = starts.get()
+        ends = counts.cumsum(axis=0)
+        starts.set(ends - counts)
+        coupled_rows = _list_empty_rows(is_free, np.dtype(np.int64))
+        slots = cupy.empty(num_rows, np.uint32)
+        _store_places(coupled_rows, None, positions=slots)
+        num_shared = int(counts[:, 0].sum())
+        coords, shared_values = cupy.empty((2, num_shared), np.int64), cupy.empty(num_shared)
+        if num_shared > 0:
+            launch_all(num_shared, *launch.pass_none([None]), slots, coords, shared_values)
+        return coupled_rows, coords, shared_values
+
+    def add_signs(self, squares: Array, rows: Array) -> Array:
+        sums = cupy.empty(rows.size)
+        num_rows = np.int64(squares.shape[1])
+        _launch_on_unfolding("add_signs", rows.size, rows, num_rows, squares, sums)
+        return sums
+
+    def find_largest_sums(
+        self, squares: Array, excluded: Array, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        # Sorting the bits of sums, inverted, is a radix sort, and sorts in descending order.
+        keys = cupy.empty(squares.shape[1], np.uint64)
+        _launch_on_unfolding("make_keys", keys.size, squares, keys)
+        _launch_on_unfolding("exclude_keys", excluded.size, excluded, keys)
+        rows = cupy.argsort(keys, kind="stable")[:count].get()
+        keys.sort()  # once more, since CuPy would compile a gather
+        sums = np.invert(keys[:count].get()).view(np.float64)
+        return rows[sums > 0], sums[sums > 0]
+
+    def place_vectors(
+        self,
+        vectors: Array,
+        rows: Array | None,
+        sources: np.ndarray,
+        signs: np.ndarray,
+        shape: tuple[int, int],
+        dtype: np.dtype,
+    ) -> Array:
+        is_same = is_whole(vectors, rows, sources, shape, dtype)
+        placed = vectors if is_same else cupy.zeros(shape, dtype)
+        kernel = launch.get_kernel(
+            "place_vectors.cu", "place_vectors",
+            VECTOR=vectors.dtype, PLACED=placed.dtype, BLOCK_SIZE=tuning.BLOCK_SIZE,
+        )  # fmt: skip
+        strides = (np.int64(stride // vectors.itemsize) for stride in vectors.strides)
+        arguments = (
+            np.int64(vectors.shape[0]), np.int64(sources.size), vectors, *strides,
+            *launch.pass_none([rows]), cupy.asarray(np.stack([sources, signs])),
+            np.int64(shape[1]), placed,
+        )  # fmt: skip
+        launch.launch_items(kernel, (vectors.shape[0] + 1) * sources.size, arguments)
+        return placed
 
     def make_lock(self) -> AbstractContextManager:
         return _StreamLock()
@@ -298,20 +385,23 @@ def _pack_block(
     coords: Array, values: Array, record_format: RecordFormat, records: Array, found: Array
 ) -> None:
     """Launch the packing of nonzeros on the GPU; it sets the flags in `found`."""
-    macros = pack_macros(record_format, coords.dtype)
-    kernel = launch.get_kernel("pack.cu", "pack", **macros)
+    kernel = launch.get_kernel(
+        "pack.cu", "pack", COORD=coords.dtype, VALUE=record_format.dtype, NDIM=record_format.ndim,
+        NUM_WORDS=record_format.num_words, PACKING_LAYOUT=packing_dtype(record_format.ndim),
+    )  # fmt: skip
     arguments = (
         make_packing(record_format, coords), np.int64(values.size), coords,
         cupy.ascontiguousarray(values), records, found,
     )  # fmt: skip
-    launch.launch_items(kernel, values.size, tuning.BLOCK_SIZE, arguments)
+    launch.launch_items(kernel, values.size, arguments)
 
 
 def _read_keys(
     records: Array,
     record_format: RecordFormat,
     modes: Sequence[int],
-    places: Array | None = None,
+    places: Array | None,
+    key_dtype: np.dtype,
     keys: Array | None = None,
     is_used: Array | None = None,
 ) -> None:
@@ -319,18 +409,69 @@ def _read_keys(
 
     They are written to `keys` as one number, and set flags in `is_used`.
     """
-    key_dtype = np.dtype(np.uint32) if keys is None else keys.dtype
-    macros = read_keys_macros(record_format, len(modes), key_dtype, _place_dtype(places))
+    macros = _key_macros(record_format, len(modes), key_dtype, places)
     kernel = launch.get_kernel("read_keys.cu", "read_keys", **macros)
     arguments = (
         make_key_fields(record_format, modes), np.int64(records.shape[0]), records,
         *launch.pass_none([places, keys, is_used]),
     )  # fmt: skip
-    launch.launch_items(kernel, records.shape[0], tuning.BLOCK_SIZE, arguments)
+    launch.launch_items(kernel, records.shape[0], arguments)
+
+
+def _key_macros(
+    record_format: RecordFormat, num_fields: int, key_dtype: np.dtype, places: Array | None
+) -> Macros:
+    return {
+        "NUM_WORDS": record_format.num_words,
+        "NUM_FIELDS": num_fields,
+        "KEY": key_dtype,
+        "PLACE": _place_dtype(places),
+        "KEY_FIELDS_LAYOUT": key_fields_dtype(num_fields),
+    }
 
 
 def _place_dtype(places: Array | None) -> np.dtype:
     return np.dtype(np.uint32) if places is None else places.dtype
+
+
+def _row_dtype(size: int) -> np.dtype:
+    """Return a type for a mode's rows as keys: with 16 bits a radix sort takes half the passes."""
+    return np.dtype(np.uint16 if size <= 2**16 else np.uint32)
+
+
+def _get_sum_kernel(name: str, dtype: np.dtype) -> cupy.RawKernel:
+    macros = {"VALUES_PER_BLOCK": tuning.ROWS_PER_BLOCK, "BLOCK_SIZE": tuning.BLOCK_SIZE}
+    return launch.get_kernel("sum_values.cu", name, VALUE=dtype, **macros)
+
+
+def _store_places(
+    order: Array,
+    places: Array | None,
+    target: Array | None = None,
+    positions: Array | None = None,
+) -> None:
+    """Write ``places[order]`` (`order` if None) to `target`, and where each went to `positions`."""
+    dtype = next(array.dtype for array in (target, positions) if array is not None)
+    kernel = launch.get_kernel("store_places.cu", "store_places", PLACE=dtype)
+    arguments = (np.int64(order.size), order, *launch.pass_none([places, target, positions]))
+    launch.launch_items(kernel, order.size, arguments)
+
+
+def _list_empty_rows(is_used: Array, dtype: np.dtype | None = None) -> Array:
+    """List the rows that are not in use, ascending."""
+    dtype, rows_per_block = dtype or index_dtype(is_used.size), tuning.ROWS_PER_BLOCK
+    macros = {"ROWS_PER_BLOCK": rows_per_block, "BLOCK_SIZE": tuning.BLOCK_SIZE}
+    kernel = launch.get_kernel("list_empty_rows.cu", "list_empty_rows", ROW=dtype, **macros)
+    num_blocks = -(-is_used.size // rows_per_block)
+    starts = cupy.empty(num_blocks, np.int64)
+    arguments = (np.int64(is_used.size), is_used, starts)
+    launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, (*arguments, np.uint64(0)))
+    counts = starts.get()
+    empty_rows = cupy.empty(counts.sum(), dtype)
+    if empty_rows.size > 0:
+        starts.set(counts.cumsum() - counts)
+        launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, (*arguments, empty_rows))
+    return empty_rows
 
 
 def _group_modes(
@@ -353,3 +494,15 @@ def _argsort_nbytes(nnz: int, itemsize: int) -> int:
     A radix sort has two buffers each for the keys and for the order; its counters are small.
     """
     return 2 * (itemsize + 8) * nnz + nnz // 2 + 2**20
+
+
+def get_unfolding_kernel(name: str) -> cupy.RawKernel:
+    """Return an entry of `unfoldings.cu`."""
+    macros = {"ENTRIES_PER_BLOCK": tuning.ROWS_PER_BLOCK, "BLOCK_SIZE": tuning.BLOCK_SIZE}
+    return launch.get_kernel("unfoldings.cu", name, **macros)
+
+
+def _launch_on_unfolding(name: str, num_items: int, *arguments: Any) -> None:
+    """Launch an entry of `unfoldings.cu` for a number of items."""
+    kernel = get_unfolding_kernel(name)
+    launch.launch_items(kernel, num_items, (np.int64(num_items), *arguments))

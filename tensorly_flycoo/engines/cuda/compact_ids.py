@@ -10,8 +10,7 @@ from ...array_modules import Array
 from ...format.primitives import CompactIds
 from ...format.remap import count_runs
 from . import launch, tuning
-from .id_bits import IdBits
-from .macros import runs_macros, split_ids_macros
+from .macros import IdBits
 
 
 @dataclass(frozen=True)
@@ -35,18 +34,19 @@ class PackedIds(CompactIds):
         kernel = _get_kernel("split_ids", ids.dtype, bits, tile_size)
         arguments = (np.int64(ids.size), np.int64(num_tiles), ids, lows, highs)
         num_threads = num_tiles * tuning.choose_block_size(tile_size)
-        launch.launch_items(kernel, num_threads, tuning.BLOCK_SIZE, arguments)
+        launch.launch_items(kernel, num_threads, arguments)
         return cls(bits, lows, highs, ids.size, tile_size, ids.dtype)
 
     @property
     def nbytes(self) -> int:
         return self.lows.nbytes + self.highs.nbytes
 
-    def expand(self) -> Array:
-        ids = cupy.empty(self.nnz, self.dtype)
-        kernel = _get_kernel("join_ids", self.dtype, self.bits, self.tile_size)
-        arguments = (np.int64(self.nnz), self.lows, self.highs, ids)
-        launch.launch_items(kernel, self.nnz, tuning.BLOCK_SIZE, arguments)
+    def expand(self, dtype: np.dtype | None = None, bucket_size: int | None = None) -> Array:
+        """Return the ids; or the positions of the offsets that they are in buckets of this size."""
+        ids = cupy.empty(self.nnz, self.dtype if dtype is None else dtype)
+        kernel = _get_kernel("join_ids", ids.dtype, self.bits, self.tile_size)
+        sizes = (np.int64(self.nnz), np.int64(bucket_size or self.nnz))
+        launch.launch_items(kernel, self.nnz, (*sizes, self.lows, self.highs, ids))
         return ids
 
 
@@ -67,11 +67,11 @@ class RunIds(CompactIds):
         num_words = num_tiles * tile_size // 32
         starts, counts = cupy.empty(num_words, np.uint32), cupy.empty(num_words, np.uint16)
         shifts = cupy.empty((num_tiles, max_runs), ids.dtype)
-        kernel = launch.get_kernel("find_runs.cu", "find_runs", **runs_macros(tile_size, ids.dtype))
+        kernel = _get_run_kernel("find_runs", ids.dtype, tile_size)
         sizes = (np.int64(num_tiles), np.int64(ids.size))
         arguments = (*sizes, ids, starts, counts, shifts, np.int32(max_runs))
         block_size = tuning.choose_block_size(tile_size)
-        launch.launch_items(kernel, 32 * num_tiles, block_size, arguments)
+        launch.launch_items(kernel, 32 * num_tiles, arguments, block_size)
         return cls(ids.size, tile_size, starts, counts, shifts)
 
     @property
@@ -85,12 +85,10 @@ class RunIds(CompactIds):
 
     def expand(self) -> Array:
         ids = cupy.empty(self.nnz, self.shifts.dtype)
-        kernel = launch.get_kernel(
-            "find_runs.cu", "list_ids", **runs_macros(self.tile_size, ids.dtype)
-        )
+        kernel = _get_run_kernel("list_ids", ids.dtype, self.tile_size)
         arrays = (self.starts, self.counts, self.shifts, np.int32(self.max_runs))
         arguments = (np.int64(ids.size), *arrays, ids)
-        launch.launch_items(kernel, ids.size, tuning.BLOCK_SIZE, arguments)
+        launch.launch_items(kernel, ids.size, arguments)
         return ids
 
 
@@ -115,4 +113,15 @@ def find_bits(ids: PackedIds | Array | None) -> IdBits | None:
 
 
 def _get_kernel(name: str, dtype: np.dtype, bits: IdBits, tile_size: int) -> cupy.RawKernel:
-    return launch.get_kernel("split_ids.cu", name, **split_ids_macros(dtype, bits, tile_size))
+    macros = {"ID": dtype, "LOW": bits.low_dtype, "HIGH_BITS": bits.high_bits}
+    block_size = tuning.choose_block_size(tile_size)
+    return launch.get_kernel(
+        "split_ids.cu", name, TILE_SIZE=tile_size, BLOCK_SIZE=block_size, **macros
+    )
+
+
+def _get_run_kernel(name: str, dtype: np.dtype, tile_size: int) -> cupy.RawKernel:
+    block_size = tuning.choose_block_size(tile_size)
+    return launch.get_kernel(
+        "find_runs.cu", name, REMAP_ID=dtype, TILE_SIZE=tile_size, BLOCK_SIZE=block_size
+    )

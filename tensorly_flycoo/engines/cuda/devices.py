@@ -12,7 +12,7 @@ import numpy as np
 
 from ...array_modules import Array, is_cupy, move
 from ...devices import Request
-from .copies import copy_blocks
+from .exchange import copy_blocks
 
 #: Copies to a GPU with fewer bytes in all are made by a kernel; the driver's take the host longer.
 SMALL_NBYTES = 2**20

@@ -20,12 +20,16 @@ from ...format.layout import Cut, Layout, Step
 from ...format.packing import RecordFormat
 from ...format.tree import Tree
 from ..protocol import Engine
-from . import launch, mersenne_twister, parts, solvers, tall, tuning, updates
-from .building import CudaPrimitives
-from .carries import Carries, add_carries, allocate_carries
+from . import exchange, launch, mersenne_twister, tall, tuning, updates
+from .building import CudaPrimitives, get_unfolding_kernel
 from .compact_ids import find_bits, list_parts
-from .macros import pad_rows_macros, ttmc_macros
-from .mttkrp import MttkrpKernel
+from .macros import ttmc_macros
+from .mttkrp import (
+    Carries,
+    MttkrpKernel,
+    add_carries,
+    allocate_carries,
+)
 from .staging import CudaStager
 from .structs import make_operands, make_ranks, row_pitch, slot_nbytes
 
@@ -106,13 +110,8 @@ class CudaEngine(CudaPrimitives, Engine):
         arrays, carries = workspace
         if weights is not None:
             weights = cupy.ascontiguousarray(weights)
-        row_nbytes = out.shape[1] * out.itemsize
-        alignments = (
-            _common_alignment(_list_addresses(arrays)),
-            _common_alignment([out.data.ptr, row_nbytes]),
-        )
-        kernel = _find_kernel(layout, step, mode, out.shape[1], alignments)
-        self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp.cu", cut=kernel.cut)
+        kernel = _find_kernel(layout, step, mode, arrays, out)
+        self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp_remap.cu", cut=kernel.cut)
         kernel.launch(step, arrays, weights, out, carries)
         add_carries(carries, out)
 
@@ -131,12 +130,8 @@ class CudaEngine(CudaPrimitives, Engine):
             out.fill(0)
             return cupy.zeros(()) if wants_logs else None
         (*arrays, own), carries = workspace
-        alignments = (
-            _common_alignment(_list_addresses([*arrays, own])),
-            _common_alignment([out.data.ptr, out.shape[1] * out.itemsize]),
-        )
-        kernel = _find_kernel(layout, step, mode, out.shape[1], alignments, 1 + wants_logs)
-        self.log("ratios", layout.name, mode=mode, kernel="mttkrp.cu", cut=kernel.cut)
+        kernel = _find_kernel(layout, step, mode, [*arrays, own], out, 1 + wants_logs)
+        self.log("ratios", layout.name, mode=mode, kernel="mttkrp_remap.cu", cut=kernel.cut)
         log_sums = cupy.empty((num_tiles, kernel.block_size // 32)) if wants_logs else None
         address = 0 if log_sums is None else log_sums.data.ptr
         model = (own.data.ptr, row_pitch(own), smallest, address)
@@ -145,7 +140,7 @@ class CudaEngine(CudaPrimitives, Engine):
         return None if log_sums is None else log_sums.sum()
 
     def add_parts(self, rows: Array, tree: Tree) -> Array:
-        return parts.add_parts(rows, tree)
+        return exchange.add_parts(rows, tree)
 
     def compute_ttmc(
         self,
@@ -187,19 +182,19 @@ class CudaEngine(CudaPrimitives, Engine):
         # Products of dense blocks: cuSPARSE adds in no fixed order.
         nnz, size = values.size, diagonal.size
         num_columns = int(coords[0, -1]) + 1 if nnz else 0
-        kernel = launch.get_kernel("dense_columns.cu", "fill_columns")
+        kernel = get_unfolding_kernel("fill_columns")
         step = _count_columns_at_once(size, num_columns)
         memory, gram = cupy.empty((step, size)), None
         for first in range(0, num_columns, step):
             block = memory[: num_columns - first]
             block.data.memset_async(0, block.nbytes)
             sizes = map(np.int64, (nnz, first, first + block.shape[0], size))
-            launch.launch_items(kernel, nnz, tuning.BLOCK_SIZE, (*sizes, coords, values, block))
+            launch.launch_items(kernel, nnz, (*sizes, coords, values, block))
             gram = block.T @ block if gram is None else np.add(gram, block.T @ block, out=gram)
         if gram is None:
             gram = cupy.zeros((size, size))
-        kernel = launch.get_kernel("dense_columns.cu", "add_diagonal")
-        launch.launch_items(kernel, size, tuning.BLOCK_SIZE, (np.int64(size), diagonal, gram))
+        kernel = get_unfolding_kernel("add_diagonal")
+        launch.launch_items(kernel, size, (np.int64(size), diagonal, gram))
         return gram
 
     def gram_nbytes(self, size: int, num_columns: int) -> int:
@@ -236,7 +231,7 @@ class CudaEngine(CudaPrimitives, Engine):
     def sweep_nonnegative(
         self, targets: Array, gram: Array, rows: Array, shift: float, ridge: float, smallest: float
     ) -> tuple[float, int]:
-        return solvers.sweep_nonnegative(targets, gram, rows, shift, ridge, smallest)
+        return updates.sweep_nonnegative(targets, gram, rows, shift, ridge, smallest)
 
 
 def _count_columns_at_once(size: int, num_columns: int) -> int:
@@ -282,30 +277,30 @@ def pad_rows(array: Array, row_nbytes: int) -> Array:
     """
     (num_rows, rank), stride = array.shape, row_nbytes // array.itemsize
     padded = cupy.empty((num_rows, stride), array.dtype)
-    macros = pad_rows_macros(array.dtype, stride)
+    group_size, batch = min(32, 1 << (stride - 1).bit_length()), 4
+    macros = {"VALUE": array.dtype, "GROUP_SIZE": group_size, "BATCH": batch}
     kernel = launch.get_kernel("pad_rows.cu", "pad_rows", **macros)
     arguments = (
         np.int64(num_rows), np.int32(rank), np.int64(row_pitch(array) // array.itemsize), array,
         np.int32(stride), padded,
     )  # fmt: skip
-    num_threads = -(-num_rows // macros["BATCH"]) * macros["GROUP_SIZE"]
-    launch.launch_items(kernel, num_threads, tuning.BLOCK_SIZE, arguments)
+    launch.launch_items(kernel, -(-num_rows // batch) * group_size, arguments)
     return padded[:, :rank]
 
 
 def _find_kernel(
-    layout: Layout,
-    step: Step,
-    mode: int,
-    rank: int,
-    alignments: tuple[int, int],
-    ratios: int = 0,
+    layout: Layout, step: Step, mode: int, arrays: list[Array], out: Array, ratios: int = 0
 ) -> MttkrpKernel:
     """Return the kernel for a mode; it is prepared once, and kept while the layout lives."""
+    rank = out.shape[1]
+    alignments = (
+        _common_alignment(_list_addresses(arrays)),
+        _common_alignment([out.data.ptr, rank * out.itemsize]),
+    )
     kernels = _kernels.setdefault(layout, {})
     key = (mode, rank, alignments, step.spare is None, ratios)
     if key not in kernels:
-        kernels[key] = MttkrpKernel.prepare(layout, step, mode, rank, alignments, ratios)
+        kernels[key] = MttkrpKernel(layout, step, mode, rank, alignments, ratios)
     return kernels[key]
 
 

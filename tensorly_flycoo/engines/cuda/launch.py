@@ -7,19 +7,23 @@ With the environment variable TENSORLY_FLYCOO_ASSERTIONS set to 1 they are debug
 if an id is out of range or rows do not ascend.
 """
 
+import ctypes
 import functools
 import os
+import struct
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import cupy
 import numpy as np
+from cupy.cuda import driver
 
 from ...array_modules import Array
 from ...reporting import add_compiled
-from .source import load_source
-from .tuning import Gpu, check_capability
+from . import tuning
+from .source import specialise
 
 _HAS_ASSERTIONS = os.environ.get("TENSORLY_FLYCOO_ASSERTIONS") == "1"
 _OPTIONS = ("-std=c++17", *(["-DASSERTIONS"] if _HAS_ASSERTIONS else []))
@@ -27,16 +31,17 @@ _OPTIONS = ("-std=c++17", *(["-DASSERTIONS"] if _HAS_ASSERTIONS else []))
 #: The most blocks along x of one launch.
 MAX_GRID = 2**31 - 1
 
+#: The driver's names for the items of its argument `extra`.
+_END, _BUFFER_POINTER, _BUFFER_SIZE = 0, 1, 2
+
 
 @functools.cache
-def get_kernel(file: str, name: str, **macros: int | str) -> cupy.RawKernel:
-    """Return one specialisation of the kernel `name` in `file`.
+def get_kernel(file: str, name: str, **macros: Any) -> cupy.RawKernel:
+    """Return the kernel `name` of `file`, with the macros that `source.specialise` defines.
 
     CuPy compiles it now, or loads it from its cache on disk.
     """
-    # Not options: for each new set of options CuPy asks NVRTC for its version, which takes 10 ms.
-    defines = [f"#define {macro} {value}\n" for macro, value in macros.items()]
-    kernel = cupy.RawKernel("".join(defines) + load_source(file), name, options=_OPTIONS)
+    kernel = cupy.RawKernel(specialise(file, macros), name, options=_OPTIONS)
     start_s, log = time.perf_counter(), _CompilerLog()
     kernel.compile(log)
     if log.is_written:
@@ -72,7 +77,10 @@ def pass_none(arrays: Iterable[Array | None]) -> list[Array | np.uint64]:
 
 
 def launch_items(
-    kernel: cupy.RawKernel, num_items: int, block_size: int, arguments: Sequence[Any]
+    kernel: cupy.RawKernel,
+    num_items: int,
+    arguments: Sequence[Any],
+    block_size: int = tuning.BLOCK_SIZE,
 ) -> None:
     """Launch a thread for each item, or as many as a grid may have: the kernel loops."""
     grid = (min(-(-num_items // block_size), MAX_GRID),)
@@ -98,14 +106,65 @@ def launch_tiles(
         launch(kernel, grid, block_size, (np.int64(first_tile), *arguments), shared_nbytes)
 
 
-def current_gpu() -> Gpu:
+def current_gpu() -> tuning.Gpu:
     """Return the current device's `Gpu`; raise RuntimeError if kernels do not compile for it."""
     return _describe_gpu(cupy.cuda.runtime.getDevice())
 
 
 @functools.cache
-def _describe_gpu(device_id: int) -> Gpu:
+def _describe_gpu(device_id: int) -> tuning.Gpu:
     device = cupy.cuda.Device(device_id)
     major, minor = divmod(int(device.compute_capability), 10)
-    check_capability((major, minor), device_id)
-    return Gpu((major, minor), device.attributes["MaxSharedMemoryPerMultiprocessor"])
+    tuning.check_capability((major, minor), device_id)
+    return tuning.Gpu((major, minor), device.attributes["MaxSharedMemoryPerMultiprocessor"])
+
+
+class DirectKernel:
+    """A kernel of the current device, launched straight through the driver.
+
+    Small tensors wait for the host, not for the GPU, and CuPy's call takes several times as long.
+    `formats` are the types of its arguments, members of structures included, as the module `struct`
+    names them; these are aligned as in C. `shared_nbytes` is the dynamic shared memory of a block.
+    """
+
+    def __init__(self, kernel: cupy.RawKernel, formats: str, shared_nbytes: int = 0) -> None:
+        if kernel.max_dynamic_shared_size_bytes < shared_nbytes:
+            kernel.max_dynamic_shared_size_bytes = shared_nbytes
+        self._function = kernel.kernel  # its module stays loaded while this lives
+        self._format = struct.Struct(formats)
+        self._shared_nbytes = shared_nbytes
+        self._of_thread = threading.local()
+
+    def __call__(self, grid: tuple[int, int], block_size: int, *values: Any) -> None:
+        """Launch on CuPy's current stream; arrays are given as their addresses."""
+        try:
+            arguments = self._of_thread.arguments
+        except AttributeError:
+            arguments = self._of_thread.arguments = _Arguments(self._format.size)
+        self._format.pack_into(arguments.buffer, 0, *values)
+        stream = cupy.cuda.get_current_stream().ptr
+        sizes = (*grid, 1, block_size, 1, 1, self._shared_nbytes)
+        driver.launchKernel(self._function.ptr, *sizes, stream, 0, arguments.extra)
+
+
+class _Arguments:
+    """A buffer of packed arguments, which the driver copies at each launch.
+
+    `extra` is the address of the driver's argument of that name: it names the buffer and its size.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self.buffer = ctypes.create_string_buffer(nbytes)
+        self._size = ctypes.c_size_t(nbytes)
+        addresses = ctypes.addressof(self.buffer), ctypes.addressof(self._size)
+        items = (_BUFFER_POINTER, addresses[0], _BUFFER_SIZE, addresses[1], _END)
+        self._items = (ctypes.c_void_p * len(items))(*items)
+        self.extra = ctypes.addressof(self._items)
+
+
+@functools.cache
+def get_direct_kernel(
+    file: str, name: str, formats: str, device_id: int, **macros: Any
+) -> DirectKernel:
+    """Return what `get_kernel` does, for direct launches on the current device, `device_id`."""
+    return DirectKernel(get_kernel(file, name, **macros), formats)

@@ -1,32 +1,66 @@
-"""The macros that specialise each kernel. This module needs no GPU."""
+"""The macros of the kernels that move tiles, and the bits of ids. This module needs no GPU.
 
-import functools
-import math
+The macros of all others are arguments of `launch.get_kernel`, where these kernels are launched.
+"""
+
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from ...format.packing import RecordFormat
-from ...format.tree import Tree, express
 from . import structs, tuning
-from .id_bits import IdBits
 from .tuning import ColumnCut, Occupancy, RankCut
 
-#: Values by name: ints, or text such as a type.
+#: Values by name, as `source.specialise` expresses them.
 Macros: TypeAlias = dict[str, Any]
 
-_TYPES = {
-    np.dtype(np.float32): "float",
-    np.dtype(np.float64): "double",
-    np.dtype(np.int8): "signed char",
-    np.dtype(np.int16): "short",
-    np.dtype(np.int32): "int",
-    np.dtype(np.int64): "long long",
-    np.dtype(np.uint8): "unsigned char",
-    np.dtype(np.uint16): "unsigned short",
-    np.dtype(np.uint32): "unsigned",
-    np.dtype(np.uint64): "unsigned long long",
-}
+#: Types of the low bits of packed ids, and how many more bits an id may have.
+_LOW_DTYPES = tuple(map(np.dtype, (np.uint8, np.uint16, np.uint32, np.uint64)))
+_HIGH_BITS = (0, 1, 2, 4, 8)
+
+#: The type of ids where there are none.
+_NO_ID = np.dtype(np.uint32)
+
+
+@dataclass(frozen=True)
+class IdBits:
+    """The bits of an id: a number for some, and the others in one number with those of other ids.
+
+    Packed ids are stored in the order in which threads read them, as `ids.cuh` says; others are in
+    their own order, and have no high bits.
+    """
+
+    low_dtype: np.dtype  # of the number for the low bits
+    high_bits: int = 0  # how many other bits there are
+    is_packed: bool = False
+
+    @classmethod
+    def of(cls, limit: int, tile_size: int) -> "IdBits":
+        """Choose the fewest bits for packed ids below `limit`.
+
+        >>> bits = IdBits.of(2**18, tile_size=1024)
+        >>> bits.low_dtype, bits.high_bits
+        (dtype('uint16'), 2)
+        """
+        moves = tile_size // tuning.choose_block_size(tile_size)
+        sizes = [
+            (8 * low.itemsize + high, high, low)
+            for low in _LOW_DTYPES
+            for high in (_HIGH_BITS if low.itemsize < 4 else (0,))
+            if moves * high % 8 == 0  # a thread's are whole bytes
+        ]
+        _, high_bits, low_dtype = min(size for size in sizes if 2 ** size[0] >= limit)
+        return cls(low_dtype, high_bits, is_packed=True)
+
+    def count_nbytes(self, nnz: int, tile_size: int) -> int:
+        """Count the bytes of packed ids; the last tile is stored whole.
+
+        >>> IdBits.of(2**18, tile_size=1024).count_nbytes(2000, tile_size=1024)
+        4608
+        """
+        num_places = -(-nnz // tile_size) * tile_size
+        return num_places * self.low_dtype.itemsize + num_places * self.high_bits // 8
 
 
 def mttkrp_macros(
@@ -39,35 +73,31 @@ def mttkrp_macros(
     remap_dtype: np.dtype | None = None,
     ratios: int = 0,
 ) -> Macros:
-    """Specialise `mttkrp.cu`; without `pull_bits` or `remap_dtype` it does not pull or remap.
+    """Specialise `mttkrp_remap.cu`; without `pull_bits` or `remap_dtype` it does not pull or remap.
 
     With `ratios` it divides by a model; if that is 2, it adds up logarithms of the model too.
     """
     block_size = tuning.choose_block_size(tile_size)
     run = tile_size * cut.group_size // block_size
-    carries = structs.carries_dtype(record_format.dtype, cut, block_size)
     itemsize = record_format.dtype.itemsize
     batch, num_threads = occupancy.batch, tuning.limit_threads(occupancy, itemsize)
     if ratios:
         sizes = (occupancy, record_format.ndim - 1, cut, itemsize)
         batch, num_threads = tuning.choose_ratio_occupancy(*sizes, adds_logs=ratios == 2)
     return {
-        **_tile_macros(record_format, tile_size),
-        **_operands_macros(record_format),
-        "CARRIES_LAYOUT": structs.layout_macro(carries),
+        **remap_macros(record_format, tile_size, pull_bits, remap_dtype),
+        **_operands_macros(record_format, pull_bits),
+        "CARRIES_LAYOUT": structs.carries_dtype(record_format.dtype, cut, block_size),
         "MIN_BLOCKS": max(1, num_threads // block_size),
         "LOAD_COLUMNS": cut.load_columns,
         "STORE_COLUMNS": cut.store_columns,
         "LANE_LOADS": cut.lane_columns // cut.load_columns,
         "GROUP_SIZE": cut.group_size,
         "NUM_PARTS": cut.num_parts if ratios else 1,
-        "IS_WHOLE": int(cut.is_whole) if ratios else 0,
+        "IS_WHOLE": bool(ratios) and cut.is_whole,
         "BATCH": min(run, batch),
-        "EMPTY_ROW": _TYPES[empty_dtype],
-        "PULL": _name_pull(pull_bits),
-        **_pull_macros(pull_bits),
-        "REMAP": int(remap_dtype is not None),
-        **_target_macros(tile_size, remap_dtype),
+        "EMPTY_ROW": empty_dtype,
+        "REMAP": remap_dtype is not None,
         "RATIOS": ratios,
     }
 
@@ -81,315 +111,55 @@ def ttmc_macros(
     pull_bits: IdBits | None = None,
 ) -> Macros:
     """Specialise `ttmc.cu`; without `pull_bits` it does not pull."""
-    ranks = structs.ranks_dtype(record_format.ndim - 1)
     num_threads = tuning.limit_threads(occupancy, record_format.dtype.itemsize)
     return {
-        **_tile_macros(record_format, tile_size),
-        **_operands_macros(record_format),
-        "RANKS_LAYOUT": structs.layout_macro(ranks),
+        **_tile_macros(record_format, tile_size, pull_bits),
+        **_operands_macros(record_format, pull_bits),
+        "RANKS_LAYOUT": structs.ranks_dtype(record_format.ndim - 1),
         "MIN_BLOCKS": num_threads // tuning.choose_block_size(tile_size),
         "GROUP_SIZE": cut.group_size,
         "LANE_COLUMNS": cut.lane_columns,
-        "SLOT_ID": _TYPES[slot_dtype],
-        "PULL": _name_pull(pull_bits),
-        **_pull_macros(pull_bits),
+        "SLOT_ID": slot_dtype,
     }
 
 
 def remap_macros(
-    record_format: RecordFormat, tile_size: int, pull_bits: IdBits, remap_dtype: np.dtype
+    record_format: RecordFormat,
+    tile_size: int,
+    pull_bits: IdBits | None,
+    remap_dtype: np.dtype | None,
 ) -> Macros:
-    """Specialise `remap.cu`."""
+    """Specialise `remap_only.cu`."""
+    write_bits = IdBits.of(tile_size, tile_size)
     return {
-        **_tile_macros(record_format, tile_size),
-        **_pull_macros(pull_bits),
-        **_target_macros(tile_size, remap_dtype),
+        **_tile_macros(record_format, tile_size, pull_bits),
+        "REMAP_ID": _NO_ID if remap_dtype is None else remap_dtype,
+        "WRITE": write_bits.low_dtype,
+        "WRITE_HIGH_BITS": write_bits.high_bits,
     }
 
 
-def order_writes_macros(tile_size: int, remap_dtype: np.dtype) -> Macros:
-    """Specialise `order_writes.cu`."""
+def _tile_macros(record_format: RecordFormat, tile_size: int, pull_bits: IdBits | None) -> Macros:
+    """Return the macros of kernels that pull the records of tiles."""
+    pull_bits = IdBits(_NO_ID) if pull_bits is None else pull_bits
     return {
-        "REMAP_ID": _TYPES[remap_dtype],
+        "NUM_WORDS": record_format.num_words,
         "TILE_SIZE": tile_size,
-        "BLOCK_SIZE": tuning.BLOCK_SIZE,
+        "BLOCK_SIZE": tuning.choose_block_size(tile_size),
+        "PULL_ID": pull_bits.low_dtype,
+        "PULL_HIGH_BITS": pull_bits.high_bits,
     }
 
 
-def runs_macros(tile_size: int, remap_dtype: np.dtype) -> Macros:
-    """Specialise `find_runs.cu`."""
-    return {"REMAP_ID": _TYPES[remap_dtype], **_cut_macros(tile_size)}
-
-
-def split_ids_macros(dtype: np.dtype, bits: IdBits, tile_size: int) -> Macros:
-    """Specialise `split_ids.cu`."""
-    return {
-        "ID": _TYPES[dtype],
-        "LOW": _TYPES[bits.low_dtype],
-        "HIGH_BITS": bits.high_bits,
-        **_cut_macros(tile_size),
-    }
-
-
-def partial_rows_macros(dtype: np.dtype, num_warps: int) -> Macros:
-    """Specialise `partial_rows.cu` for blocks of `num_warps` warps."""
-    return {"VALUE": _TYPES[dtype], "NUM_WARPS": num_warps}
-
-
-def pack_macros(record_format: RecordFormat, coord_dtype: np.dtype) -> Macros:
-    """Specialise `pack.cu`."""
-    return {
-        "COORD": _TYPES[coord_dtype],
-        "VALUE": _TYPES[record_format.dtype],
-        "NDIM": record_format.ndim,
-        "NUM_WORDS": record_format.num_words,
-        "PACKING_LAYOUT": structs.layout_macro(structs.packing_dtype(record_format.ndim)),
-    }
-
-
-def read_keys_macros(
-    record_format: RecordFormat, num_fields: int, key_dtype: np.dtype, place_dtype: np.dtype
-) -> Macros:
-    """Specialise `read_keys.cu`."""
-    return {
-        **carry_rows_macros(record_format, place_dtype),
-        "NUM_FIELDS": num_fields,
-        "KEY": _TYPES[key_dtype],
-        "KEY_FIELDS_LAYOUT": structs.layout_macro(structs.key_fields_dtype(num_fields)),
-    }
-
-
-def carry_rows_macros(record_format: RecordFormat, place_dtype: np.dtype) -> Macros:
-    """Specialise `carry_rows.cu`."""
-    return {
-        "NUM_WORDS": record_format.num_words,
-        "PLACE": _TYPES[place_dtype],
-        "KEY_FIELDS_LAYOUT": structs.layout_macro(structs.key_fields_dtype(1)),
-    }
-
-
-def list_empty_rows_macros(row_dtype: np.dtype) -> Macros:
-    """Specialise `list_empty_rows.cu`."""
-    return {
-        "ROW": _TYPES[row_dtype],
-        "ROWS_PER_BLOCK": tuning.ROWS_PER_BLOCK,
-        "BLOCK_SIZE": tuning.BLOCK_SIZE,
-    }
-
-
-def store_places_macros(place_dtype: np.dtype) -> Macros:
-    """Specialise `store_places.cu`."""
-    return {"PLACE": _TYPES[place_dtype]}
-
-
-def number_buckets_macros(place_dtype: np.dtype, bucket_dtype: np.dtype) -> Macros:
-    """Specialise `number_buckets.cu`."""
-    return {"PLACE": _TYPES[place_dtype], "BUCKET": _TYPES[bucket_dtype]}
-
-
-def offsets_macros(place_dtype: np.dtype, offset_dtype: np.dtype) -> Macros:
-    """Specialise `store_offsets.cu`."""
-    return {"PLACE": _TYPES[place_dtype], "OFFSET": _TYPES[offset_dtype]}
-
-
-def position_macros(place_dtype: np.dtype, offset_bits: IdBits, tile_size: int) -> Macros:
-    """Specialise `position_in_buckets.cu`."""
-    return {
-        **offsets_macros(place_dtype, offset_bits.low_dtype),
-        "HIGH_BITS": offset_bits.high_bits,
-        **_cut_macros(tile_size),
-    }
-
-
-def scatter_records_macros(num_words: int, offset_dtype: np.dtype) -> Macros:
-    """Specialise `scatter_records.cu`."""
-    return {"NUM_WORDS": num_words, "OFFSET": _TYPES[offset_dtype]}
-
-
-def sum_squares_macros(dtype: np.dtype) -> Macros:
-    """Specialise `sum_squares.cu`."""
-    return {
-        "VALUE": _TYPES[dtype],
-        "VALUES_PER_BLOCK": tuning.ROWS_PER_BLOCK,
-        "BLOCK_SIZE": tuning.BLOCK_SIZE,
-    }
-
-
-def sum_groups_macros(dtype: np.dtype) -> Macros:
-    """Specialise `sum_groups.cu`."""
-    return {"VALUE": _TYPES[dtype]}
-
-
-def split_columns_macros(record_format: RecordFormat, place_dtype: np.dtype | None) -> Macros:
-    """Specialise `split_columns.cu`; without `place_dtype` records are in order."""
-    columns = structs.columns_dtype(record_format.num_words)
-    return {
-        "VALUE": _TYPES[record_format.dtype],
-        "NUM_WORDS": record_format.num_words,
-        "COLUMNS_LAYOUT": structs.layout_macro(columns),
-        "HAS_PLACES": int(place_dtype is not None),
-        "PLACE": _id_type(place_dtype),
-    }
-
-
-def list_shared_macros() -> Macros:
-    """Specialise `list_shared.cu`."""
-    return {"ENTRIES_PER_BLOCK": tuning.ROWS_PER_BLOCK, "BLOCK_SIZE": tuning.BLOCK_SIZE}
-
-
-def place_vectors_macros(vector_dtype: np.dtype, placed_dtype: np.dtype) -> Macros:
-    """Specialise `place_vectors.cu`."""
-    return {
-        "VECTOR": _TYPES[vector_dtype],
-        "PLACED": _TYPES[placed_dtype],
-        "BLOCK_SIZE": tuning.BLOCK_SIZE,
-    }
-
-
-def pad_rows_macros(dtype: np.dtype, num_columns: int) -> Macros:
-    """Specialise `pad_rows.cu` for rows of `num_columns`, padding included."""
-    group_size = min(32, 1 << (num_columns - 1).bit_length())
-    return {"VALUE": _TYPES[dtype], "GROUP_SIZE": group_size, "BATCH": 4}
-
-
-def gram_macros(rank: int) -> Macros:
-    """Specialise `gram.cu`."""
-    return {"RANK": rank, "BLOCK_SIZE": tuning.BLOCK_SIZE}
-
-
-def add_grams_macros(rank: int) -> Macros:
-    """Specialise `add_grams.cu`."""
-    return {"RANK": rank, "SEGMENT": tuning.GRAM_SEGMENT}
-
-
-def solve_rows_macros(rank: int, alignment: int) -> Macros:
-    """Specialise `solve_rows.cu` for rows that begin at multiples of `alignment` numbers.
-
-    The rows that it writes are aligned for MTTKRP.
-    """
-    return {
-        **gram_macros(rank),
-        "ROW_NUMBERS": tuning.choose_row_nbytes(4 * rank) // 4,
-        "LOAD": math.gcd(4, rank, alignment),
-    }
-
-
-def product_macros(rank: int) -> Macros:
-    """Specialise `invert.cu` and `fit.cu`."""
-    return {"RANK": rank, "PRODUCT_LAYOUT": structs.layout_macro(structs.PRODUCT)}
-
-
-def add_parts_macros(dtype: np.dtype, tree: Tree) -> Macros:
-    """Specialise `add_parts.cu`."""
-    return {"VALUE": _TYPES[dtype], "TREE": express(tree, "PART")}
-
-
-def copies_macros() -> Macros:
-    """Specialise `copy_blocks.cu`."""
-    return {"COPIES_LAYOUT": structs.layout_macro(structs.copies_dtype())}
-
-
-def inner_product_macros(dtype: np.dtype, rank: int) -> Macros:
-    """Specialise `inner_product.cu`."""
-    return {
-        **gram_macros(rank),
-        "ROWS_PER_BLOCK": tuning.ROWS_PER_BLOCK,
-        "VALUE": _TYPES[dtype],
-    }
-
-
-def scale_rows_macros(dtype: np.dtype, rank: int) -> Macros:
-    """Specialise `scale_rows.cu`."""
-    return {
-        "VALUE": _TYPES[dtype],
-        "NUM_COLUMNS": min(tuning.BLOCK_SIZE, 1 << (rank - 1).bit_length()),
-        "BLOCK_SIZE": tuning.BLOCK_SIZE,
-    }
-
-
-def sweep_nonnegative_macros(dtype: np.dtype, rank: int) -> Macros:
-    """Specialise `sweep_nonnegative.cu`."""
-    return {
-        "VALUE": _TYPES[dtype],
-        "RANK": rank,
-        "LOAD": math.gcd(rank, 16 // dtype.itemsize),
-        "BLOCK_SIZE": tuning.BLOCK_SIZE,
-    }
-
-
-def square_polynomial_macros() -> Macros:
-    """Specialise `square_polynomial.cu`."""
-    return {"EXPONENTS": ",".join(map(str, mersenne_twister_exponents()))}
-
-
-def draw_uniform_macros(dtype: np.dtype) -> Macros:
-    """Specialise `draw_uniform.cu`."""
-    return {"VALUE": _TYPES[dtype]}
-
-
-@functools.cache
-def mersenne_twister_exponents() -> tuple[int, ...]:
-    """List the terms of MT19937's characteristic polynomial, without the highest, t^19937.
-
-    The polynomial is that of Matsumoto and Nishimura's appendix, with bits for coefficients.
-    """
-    num_words, middle, matrix = 624, 397, 0x9908B0DF
-    polynomial = 1
-    for bit in range(31):
-        product = polynomial << num_words - 1 ^ polynomial << middle - 1
-        polynomial = product ^ (matrix >> bit & 1)
-    polynomial = polynomial << num_words ^ polynomial << middle ^ (matrix >> 31)
-    *exponents, _ = (n for n, bit in enumerate(f"{polynomial:b}"[::-1]) if bit == "1")
-    return tuple(exponents)
-
-
-def _tile_macros(record_format: RecordFormat, tile_size: int) -> Macros:
-    return {
-        "NUM_WORDS": record_format.num_words,
-        **_cut_macros(tile_size),
-    }
-
-
-def _cut_macros(tile_size: int) -> Macros:
-    """Return the sizes of tiles, and of the blocks that compute or move them."""
-    return {"TILE_SIZE": tile_size, "BLOCK_SIZE": tuning.choose_block_size(tile_size)}
-
-
-def _operands_macros(record_format: RecordFormat) -> Macros:
-    """Return the macros of kernels that unpack nonzeros and read factors."""
+def _operands_macros(record_format: RecordFormat, pull_bits: IdBits | None) -> Macros:
+    """Return the macros of kernels that may pull, unpack nonzeros, and read factors."""
     num_inputs = record_format.ndim - 1
+    how = "PLACES" if pull_bits is None else "PACKED" if pull_bits.is_packed else "IN_ORDER"
     return {
-        "VALUE": _TYPES[record_format.dtype],
+        "VALUE": record_format.dtype,
         "NUM_INPUTS": num_inputs,
         "SLOT_NBYTES": structs.slot_nbytes(record_format),
-        "FIELD_LAYOUT": structs.layout_macro(structs.FIELD),
-        "OPERANDS_LAYOUT": structs.layout_macro(structs.operands_dtype(num_inputs)),
+        "FIELD_LAYOUT": structs.FIELD,
+        "OPERANDS_LAYOUT": structs.operands_dtype(num_inputs),
+        "PULL": how,
     }
-
-
-def _name_pull(bits: IdBits | None) -> str:
-    """Name the pull ids, as `ids.cuh` does."""
-    if bits is None:
-        return "PLACES"
-    return "PACKED" if bits.is_packed else "IN_ORDER"
-
-
-def _pull_macros(bits: IdBits | None) -> Macros:
-    """Return the macros of pull ids; without `bits`, any."""
-    low_dtype, high_bits = (None, 0) if bits is None else (bits.low_dtype, bits.high_bits)
-    return {"PULL_ID": _id_type(low_dtype), "PULL_HIGH_BITS": high_bits}
-
-
-def _target_macros(tile_size: int, remap_dtype: np.dtype | None) -> Macros:
-    """Return the macros of remap ids and of the write order; without a dtype, any."""
-    bits = IdBits.of(tile_size, tile_size)
-    return {
-        "REMAP_ID": _id_type(remap_dtype),
-        "WRITE": _TYPES[bits.low_dtype],
-        "WRITE_HIGH_BITS": bits.high_bits,
-    }
-
-
-def _id_type(dtype: np.dtype | None) -> str:
-    """Return the C type of ids, or any type if there are none."""
-    return "unsigned" if dtype is None else _TYPES[dtype]

@@ -12,7 +12,6 @@ import numpy as np
 
 from ...array_modules import Array
 from . import launch
-from .macros import draw_uniform_macros, square_polynomial_macros
 
 _STATE_WORDS = 624
 
@@ -63,16 +62,15 @@ def _draw(key: np.ndarray, position: int, num_states: int, values: Array) -> np.
     while chunk * MAX_CHUNKS < num_states:
         chunk *= 2
     num_chunks = max(1, -(-num_states // chunk))
-    states = _find_chunks(key, chunk, num_chunks)
+    states = _find_chunks(key, chunk, num_chunks, values.dtype)
     last_state = cupy.empty(_STATE_WORDS, np.uint32)
     sizes = (np.int32(position), np.int64(values.size), np.int64(num_states), np.int64(chunk))
-    macros = draw_uniform_macros(values.dtype)
-    kernel = launch.get_kernel("draw_uniform.cu", "draw_uniform", **macros)
+    kernel = _get_kernel("draw_uniform", values.dtype)
     launch.launch(kernel, (num_chunks,), _DRAW_THREADS, (*sizes, states, values, last_state))
     return last_state.get()
 
 
-def _find_chunks(key: np.ndarray, chunk: int, num_chunks: int) -> Array:
+def _find_chunks(key: np.ndarray, chunk: int, num_chunks: int, dtype: np.dtype) -> Array:
     """Return every `chunk`-th state from `key` on: (num_chunks, 624).
 
     Each launch doubles the number of known states, by jumps twice as long as the previous one's.
@@ -83,8 +81,8 @@ def _find_chunks(key: np.ndarray, chunk: int, num_chunks: int) -> Array:
     if num_doublings == 0:
         return states
     num_skipped = chunk.bit_length() - 1
-    polynomials = _list_polynomials(num_skipped + num_doublings)
-    kernel = launch.get_kernel("jump_states.cu", "jump_states")
+    polynomials = _list_polynomials(num_skipped + num_doublings, dtype)
+    kernel = _get_kernel("jump_states", dtype)
     for doubling in range(num_doublings):
         distance = 1 << doubling
         grid = (min(distance, num_chunks - distance),)
@@ -93,12 +91,15 @@ def _find_chunks(key: np.ndarray, chunk: int, num_chunks: int) -> Array:
     return states
 
 
-def _list_polynomials(count: int) -> Array:
+def _list_polynomials(count: int, dtype: np.dtype) -> Array:
     """Return the polynomials that jump over 1, 2, 4, ... states: (count, 624)."""
     first = np.zeros((count, _STATE_WORDS), np.uint32)
     first[0, _STATE_WORDS // 32] = 1 << _STATE_WORDS % 32  # t^624
     polynomials = cupy.asarray(first)
-    macros = square_polynomial_macros()
-    kernel = launch.get_kernel("square_polynomial.cu", "square_polynomial", **macros)
+    kernel = _get_kernel("square_polynomial", dtype)
     launch.launch(kernel, (1,), 1024, (np.int32(count - 1), polynomials))
     return polynomials
+
+
+def _get_kernel(name: str, dtype: np.dtype) -> cupy.RawKernel:
+    return launch.get_kernel("mersenne_twister.cu", name, VALUE=dtype)

@@ -1,4 +1,4 @@
-"""Read CUDA sources and inline the headers that they include.
+"""Read CUDA sources, inline the headers that they include, and define their macros. Needs no GPU.
 
 CuPy's cache identifies a source by its text, which does not contain the headers that the compiler
 finds: after a change to one of them the cache would return stale machine code.
@@ -8,8 +8,52 @@ import functools
 import re
 from collections.abc import Iterator
 from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from .structs import layout_macro
 
 _INCLUDE = re.compile(r'^#include "([^"]+)"$')
+_MACRO = re.compile(r"^// MACRO ((\w+): .+)$", re.MULTILINE)
+
+_TYPES = {
+    np.dtype(np.float32): "float",
+    np.dtype(np.float64): "double",
+    np.dtype(np.int8): "signed char",
+    np.dtype(np.int16): "short",
+    np.dtype(np.int32): "int",
+    np.dtype(np.int64): "long long",
+    np.dtype(np.uint8): "unsigned char",
+    np.dtype(np.uint16): "unsigned short",
+    np.dtype(np.uint32): "unsigned",
+    np.dtype(np.uint64): "unsigned long long",
+}
+
+
+def specialise(name: str, macros: dict[str, Any]) -> str:
+    """Return the text of a CUDA source with its macros defined.
+
+    A macro is a number, a text, or a dtype, which stands for its C type, or for the layout of a
+    structure. A source names each that it needs by a line ``// MACRO NAME: meaning``.
+    """
+    text = load_source(name)
+    for meaning, macro in _MACRO.findall(text):
+        if macro not in macros:
+            raise TypeError(f"{name} needs a macro {meaning}")
+    # Not options: for each new set of options CuPy asks NVRTC for its version, which takes 10 ms.
+    return "".join(f"#define {macro} {express(value)}\n" for macro, value in macros.items()) + text
+
+
+def express(value: Any) -> str:
+    """Return the text of a macro: see `specialise`.
+
+    >>> express(np.dtype(np.int64)), express(True)
+    ('long long', '1')
+    """
+    if not isinstance(value, np.dtype):
+        return str(int(value) if isinstance(value, bool) else value)
+    return _TYPES[value] if value.fields is None else layout_macro(value)
 
 
 @functools.cache
@@ -20,8 +64,8 @@ def load_source(name: str) -> str:
     the headers of `kernels/`. ``#line`` gives the file and number of the next line; paths start at
     the folder that holds the package.
 
-    >>> print(load_source("sum_groups.cu").splitlines()[0])
-    #line 1 "tensorly_flycoo/engines/cuda/kernels/sum_groups.cu"
+    >>> print(load_source("sum_values.cu").splitlines()[0])
+    #line 1 "tensorly_flycoo/engines/cuda/kernels/sum_values.cu"
     """
     return "\n".join(_inline(name, set())) + "\n"
 

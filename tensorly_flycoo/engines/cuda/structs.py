@@ -23,7 +23,7 @@ FIELD = np.dtype([("word", np.uint32), ("shift", np.uint32), ("mask", np.uint32)
 #: The most Gram matrices, and other matrices, of a `Product`.
 MAX_GRAMS, MAX_MATRICES = 8, 4
 
-#: `Product` in `product.cuh`.
+#: `Product` in `products.cu`.
 PRODUCT = np.dtype(
     [
         ("grams", np.uint64, MAX_GRAMS),
@@ -37,22 +37,21 @@ PRODUCT = np.dtype(
     align=True,
 )
 
-
 #: The most copies of a `Copies`.
 MAX_COPIES = 16
 
 
-@functools.cache
-def copies_dtype() -> np.dtype:
-    """Return the dtype of `Copies` (`copies.cuh`)."""
-    fields = [
+#: `Copies` in `copy_blocks.cu`.
+COPIES = np.dtype(
+    [
         ("sources", np.uint64, MAX_COPIES),
         ("targets", np.uint64, MAX_COPIES),
         ("num_words", np.uint32, MAX_COPIES),
         ("row_words", np.uint32, MAX_COPIES),
         ("pitches", np.uint32, MAX_COPIES),
-    ]
-    return np.dtype(fields, align=True)
+    ],
+    align=True,
+)
 
 
 @functools.cache
@@ -73,19 +72,19 @@ def operands_dtype(num_inputs: int) -> np.dtype:
 
 @functools.cache
 def ranks_dtype(num_inputs: int) -> np.dtype:
-    """Return the dtype of `Ranks` (`ttmc.cuh`); a single unused input stands for none."""
+    """Return the dtype of `Ranks` (`ttmc.cu`); a single unused input stands for none."""
     return np.dtype([("at", np.int32, max(1, num_inputs))], align=True)
 
 
 @functools.cache
 def key_fields_dtype(num_fields: int) -> np.dtype:
-    """Return the dtype of `KeyFields` (`keys.cuh`)."""
+    """Return the dtype of `KeyFields` (`read_keys.cu`)."""
     return np.dtype([("at", FIELD, (num_fields,))], align=True)
 
 
 @functools.cache
 def packing_dtype(ndim: int) -> np.dtype:
-    """Return the dtype of `Packing` (`pack.cuh`)."""
+    """Return the dtype of `Packing` (`pack.cu`)."""
     fields = [
         ("mode_stride", np.int64),
         ("nonzero_stride", np.int64),
@@ -99,7 +98,7 @@ def packing_dtype(ndim: int) -> np.dtype:
 
 @functools.cache
 def columns_dtype(num_words: int) -> np.dtype:
-    """Return the dtype of `Columns` (`split_columns.cuh`)."""
+    """Return the dtype of `Columns` (`split_columns.cu`)."""
     fields = [("row_field", FIELD), ("value_slot", np.uint32), ("masks", np.uint32, num_words)]
     return np.dtype(fields, align=True)
 

@@ -1,6 +1,7 @@
 """Products of tall matrices (I_n, R) on a GPU, faster than CuPy's: the engine's `tall`."""
 
 import functools
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -10,15 +11,7 @@ import numpy as np
 
 from ...array_modules import Array
 from . import launch, structs, tuning
-from .direct import DirectKernel
-from .macros import (
-    add_grams_macros,
-    gram_macros,
-    inner_product_macros,
-    place_vectors_macros,
-    product_macros,
-    solve_rows_macros,
-)
+from .launch import DirectKernel, get_direct_kernel
 from .tuning import choose_row_nbytes
 
 __all__ = [
@@ -100,7 +93,8 @@ def gram_blocks(x: Array) -> Blocks:
     rows_per_block = tuning.choose_rows_per_block(num_rows)
     num_blocks = -(-num_rows // rows_per_block)
     memory = cupy.cuda.alloc(8 * num_blocks * rank * rank)
-    kernel = _get_kernel("gram", gram_macros, (rank,), "qiQqQ", x.data.device_id)
+    macros = {"RANK": rank, "BLOCK_SIZE": tuning.BLOCK_SIZE}
+    kernel = get_direct_kernel("gram.cu", "gram", "qiQqQ", x.data.device_id, **macros)
     arguments = (num_rows, rows_per_block, x.data.ptr, _row_stride(x), memory.ptr)
     kernel((num_blocks, 1), tuning.BLOCK_SIZE, *arguments)
     return _add_grams(Blocks(memory, memory.ptr, (num_blocks, rank, rank)))
@@ -113,7 +107,7 @@ def _add_grams(grams: Blocks) -> Blocks:
         return grams
     num_segments = -(-num_blocks // tuning.GRAM_SEGMENT)
     memory = cupy.cuda.alloc(8 * num_segments * rank * rank)
-    kernel = _get_kernel("add_grams", add_grams_macros, (rank,), "qQQ", memory.device_id)
+    kernel = _get_product_kernel("add_grams", "qQQ", rank, memory.device_id)
     grid = (num_segments, -(-rank * rank // 256))
     kernel(grid, 256, num_blocks, grams.address, memory.ptr)
     return Blocks(memory, memory.ptr, (num_segments, rank, rank))
@@ -129,11 +123,15 @@ def solve_rows(x: Array, inverse: Blocks) -> tuple[Array, Blocks, Blocks]:
     rows_per_block = tuning.choose_rows_per_block(num_rows)
     num_blocks, size = -(-num_rows // rows_per_block), rank * rank
     alignment = _common_power(x.data.ptr | x.strides[0] if num_rows > 1 else x.data.ptr)
-    y = cupy.empty((num_rows, choose_row_nbytes(4 * rank) // 4), np.float32)
+    row_numbers = choose_row_nbytes(4 * rank) // 4
+    y = cupy.empty((num_rows, row_numbers), np.float32)
     memory = cupy.cuda.alloc(8 * num_blocks * (size + 1))
     inner = Blocks(memory, memory.ptr + 8 * num_blocks * size, (num_blocks,))
-    key = (rank, alignment)
-    kernel = _get_kernel("solve_rows", solve_rows_macros, key, "qiQqQQQQ", memory.device_id)
+    macros = {"RANK": rank, "BLOCK_SIZE": tuning.BLOCK_SIZE, "ROW_NUMBERS": row_numbers}
+    kernel = get_direct_kernel(
+        "solve_rows.cu", "solve_rows", "qiQqQQQQ", memory.device_id,
+        LOAD=math.gcd(rank, alignment), **macros,
+    )  # fmt: skip
     addresses = (inverse.address, y.data.ptr, memory.ptr, inner.address)
     arguments = (num_rows, rows_per_block, x.data.ptr, _row_stride(x), *addresses)
     kernel((num_blocks, 1), tuning.BLOCK_SIZE, *arguments)
@@ -153,7 +151,7 @@ def invert(matrix: Array) -> Blocks:
 def invert_product(grams: Sequence[Blocks], scales: Sequence[Scale], rank: int) -> Blocks:
     """Invert, like `invert`, an elementwise product of Gram matrices and small matrices."""
     memory = cupy.cuda.alloc(8 * rank * rank)
-    kernel = _get_kernel("invert", product_macros, (rank,), f"{_PRODUCT}Q", memory.device_id)
+    kernel = _get_product_kernel("invert", f"{_PRODUCT}Q", rank, memory.device_id)
     kernel((1, 1), _SMALL_BLOCK_SIZE, *_list_members(grams, scales), memory.ptr)
     return Blocks(memory, memory.ptr, (1, rank, rank))
 
@@ -171,7 +169,7 @@ def compute_fit(
         memory = cupy.cuda.alloc_pinned_memory(8)
         found = _host.found = np.frombuffer(memory, np.float64, 1)
         _host.address = memory.ptr
-    kernel = _get_kernel("fit", product_macros, (rank,), f"{_PRODUCT}qQdQ", inner.memory.device_id)
+    kernel = _get_product_kernel("fit", f"{_PRODUCT}qQdQ", rank, inner.memory.device_id)
     arguments = (*_list_members(grams, scales), inner.shape[0], inner.address)
     kernel((1, 1), _SMALL_BLOCK_SIZE, *arguments, norm_square, _host.address)
     cupy.cuda.get_current_stream().synchronize()
@@ -196,7 +194,7 @@ def invert_products(grams: Sequence[Array]) -> Array:
     inverses = cupy.empty(grams[0].shape)
     num_products, rank, _ = inverses.shape
     blocks = [as_blocks(gram)._replace(shape=(1, rank, rank)) for gram in grams]
-    kernel = _get_kernel("invert", product_macros, (rank,), f"{_PRODUCT}Q", inverses.data.device_id)
+    kernel = _get_product_kernel("invert", f"{_PRODUCT}Q", rank, inverses.data.device_id)
     kernel((num_products, 1), _SMALL_BLOCK_SIZE, *_list_members(blocks, []), inverses.data.ptr)
     return inverses
 
@@ -204,10 +202,12 @@ def invert_products(grams: Sequence[Array]) -> Array:
 def inner_blocks(a: Array, b: Array) -> Blocks:
     """Compute the inner product of each block of rows of two matrices: (num_blocks,)."""
     num_rows, rank = a.shape
-    macros = inner_product_macros(a.dtype, rank)
-    num_blocks = -(-num_rows // macros["ROWS_PER_BLOCK"])
+    num_blocks = -(-num_rows // tuning.ROWS_PER_BLOCK)
     memory = cupy.cuda.alloc(8 * num_blocks)
-    kernel = launch.get_kernel("inner_product.cu", "inner_product", **macros)
+    kernel = launch.get_kernel(
+        "inner_product.cu", "inner_product", VALUE=a.dtype, RANK=rank,
+        ROWS_PER_BLOCK=tuning.ROWS_PER_BLOCK, BLOCK_SIZE=tuning.BLOCK_SIZE,
+    )  # fmt: skip
     strides = np.int64(_row_stride(a)), np.int64(_row_stride(b))
     arguments = (np.int64(num_rows), a, strides[0], b, strides[1], np.uint64(memory.ptr))
     launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, arguments)
@@ -257,8 +257,10 @@ def add_product(out: Array, a: Array, b: Array, factor: float = 1) -> None:
 def find_extremes(x: Array) -> tuple[np.ndarray, np.ndarray]:
     """Return the largest and the smallest element of each column, on the host."""
     (num_rows, num_columns), strides = x.shape, [np.int64(s // x.itemsize) for s in x.strides]
-    macros = place_vectors_macros(x.dtype, x.dtype)
-    kernel = launch.get_kernel("place_vectors.cu", "find_extremes", **macros)
+    kernel = launch.get_kernel(
+        "place_vectors.cu", "find_extremes",
+        VECTOR=x.dtype, PLACED=x.dtype, BLOCK_SIZE=tuning.BLOCK_SIZE,
+    )  # fmt: skip
     rows_per_block = max(tuning.MIN_EXTREME_ROWS, -(-num_rows // tuning.MAX_EXTREME_BLOCKS))
     num_blocks = -(-num_rows // rows_per_block)
     extremes = cupy.empty((2, num_blocks, num_columns), x.dtype)
@@ -278,9 +280,6 @@ def _common_power(address: int) -> int:
     return min(4, (address & -address) // 4)
 
 
-@functools.cache
-def _get_kernel(
-    name: str, make_macros: Any, key: tuple, formats: str, device_id: int
-) -> DirectKernel:
-    """Return the specialisation of a kernel for the current device, `device_id`."""
-    return DirectKernel(launch.get_kernel(f"{name}.cu", name, **make_macros(*key)), formats)
+def _get_product_kernel(name: str, formats: str, rank: int, device_id: int) -> DirectKernel:
+    macros = {"RANK": rank, "SEGMENT": tuning.GRAM_SEGMENT, "PRODUCT_LAYOUT": structs.PRODUCT}
+    return get_direct_kernel("products.cu", name, formats, device_id, **macros)

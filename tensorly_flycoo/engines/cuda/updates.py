@@ -1,6 +1,6 @@
-"""Multiplicative updates of a factor, and their extrapolation, with the sums of its columns."""
+"""Updates of a factor: multiplicative ones, their extrapolation, and those of HALS."""
 
-import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +10,7 @@ from numpy.typing import DTypeLike
 
 from ...array_modules import Array
 from . import launch, tuning
-from .direct import DirectKernel
-from .macros import scale_rows_macros
+from .launch import DirectKernel, get_direct_kernel
 
 #: Blocks of rows: enough to fill the largest GPU. Their number decides the order of additions.
 _NUM_BLOCKS = 2**11
@@ -88,9 +87,28 @@ def _row_stride(x: Array) -> int:
     return x.strides[0] // x.itemsize
 
 
-@functools.cache
 def _get_kernel(name: str, dtype: np.dtype, rank: int, device_id: int) -> tuple[DirectKernel, int]:
     """Return the specialisation for the current device, `device_id`, and its blocks along y."""
-    macros = scale_rows_macros(dtype, rank)
-    kernel = launch.get_kernel("scale_rows.cu", name, **macros)
-    return DirectKernel(kernel, _FORMATS[name]), -(-rank // macros["NUM_COLUMNS"])
+    num_columns = min(tuning.BLOCK_SIZE, 1 << (rank - 1).bit_length())
+    kernel = get_direct_kernel(
+        "scale_rows.cu", name, _FORMATS[name], device_id,
+        VALUE=dtype, NUM_COLUMNS=num_columns, BLOCK_SIZE=tuning.BLOCK_SIZE,
+    )  # fmt: skip
+    return kernel, -(-rank // num_columns)
+
+
+def sweep_nonnegative(
+    targets: Array, gram: Array, rows: Array, shift: float, ridge: float, smallest: float
+) -> tuple[float, int]:
+    """Implement `Engine.sweep_nonnegative`; waits for the GPU."""
+    num_rows, rank = rows.shape
+    kernel = launch.get_kernel(
+        "sweep_nonnegative.cu", "sweep_nonnegative", VALUE=rows.dtype, RANK=rank,
+        LOAD=math.gcd(rank, 16 // rows.itemsize), BLOCK_SIZE=tuning.BLOCK_SIZE,
+    )  # fmt: skip
+    num_blocks = -(-num_rows // tuning.BLOCK_SIZE)
+    found = cupy.empty((2, num_blocks), np.float64)
+    arguments = (np.int64(num_rows), targets, gram, rows, shift, ridge, smallest, found)
+    launch.launch(kernel, (num_blocks,), tuning.BLOCK_SIZE, arguments)
+    error, num_changes = found.sum(axis=1).tolist()
+    return error, num_changes

@@ -9,9 +9,18 @@
 // Source: none.
 // MACRO COPIES_LAYOUT: how Python fills struct Copies (see structs.py)
 
-#include "copies.cuh"
 #include "layout.cuh"
 
+// Filled by Python (`structs.py`). All sizes are in words of 4 bytes.
+struct Copies {
+    static constexpr int max_copies = 16;
+
+    const unsigned* sources[max_copies];
+    unsigned* targets[max_copies];
+    unsigned num_words[max_copies];
+    unsigned row_words[max_copies];
+    unsigned pitches[max_copies];  // from row to row of a source
+};
 CHECK_LAYOUT(Copies, COPIES_LAYOUT)
 
 extern "C" __global__ void copy_blocks(const Copies copies)

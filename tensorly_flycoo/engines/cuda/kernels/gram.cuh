@@ -1,7 +1,60 @@
-// The Gram matrix of each block of rows of a tall matrix.
+// Shared by the kernels for tall float32 matrices (I_n, R) of few columns: blocks of rows, and
+// products in double precision on tensor cores, so fast that reading takes all the time.
 #pragma once
 
-#include "tall.cuh"
+#include "architecture.cuh"
+
+template <int Rank, int BlockSize>
+struct Tall {
+    static_assert(Rank > 0 && Rank <= 32, "a lane has registers for 32 columns");
+    static_assert(BlockSize % 32 == 0, "a block is whole warps");
+    static constexpr int rank = Rank;
+    static constexpr int block_size = BlockSize;
+    static constexpr int num_warps = BlockSize / 32;
+    static constexpr int tiles = 2 * ((Rank + 15) / 16);  // of 8 columns, in pairs
+    static constexpr int width = 8 * tiles;
+
+    // A block's consecutive rows, distributed to its warps round-robin, and counted from its first.
+    struct Rows {
+        long long first;
+        int row;  // where this warp begins
+        int end;
+
+        __device__ Rows(long long num_rows, int rows_per_block, int rows_of_step)
+        {
+            first = static_cast<long long>(blockIdx.x) * rows_per_block;
+            row = threadIdx.x / 32 * rows_of_step;
+            end = static_cast<int>(min(static_cast<long long>(rows_per_block), num_rows - first));
+        }
+    };
+};
+
+// Adds top @ right and bottom @ right, all tiles (8, 8), to two tiles of sums.
+//
+// A lane has the number at (lane / 4, lane % 4) of each half (8, 4) of `top` and `bottom`, that at
+// (lane % 4, lane / 4) of each half (4, 8) of `right`, and those at (lane / 4, 2 * (lane % 4)) and
+// next to it of the sums.
+__device__ __forceinline__ void add_products(double (&top_sum)[2], double (&bottom_sum)[2],
+                                             const double (&top)[2], const double (&bottom)[2],
+                                             const double (&right)[2])
+{
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+d"(top_sum[0]), "+d"(top_sum[1]), "+d"(bottom_sum[0]), "+d"(bottom_sum[1])
+        : "d"(top[0]), "d"(bottom[0]), "d"(top[1]), "d"(bottom[1]), "d"(right[0]), "d"(right[1]));
+#else
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+            : "+d"(top_sum[0]), "+d"(top_sum[1])
+            : "d"(top[half]), "d"(right[half]));
+        asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+            : "+d"(bottom_sum[0]), "+d"(bottom_sum[1])
+            : "d"(bottom[half]), "d"(right[half]));
+    }
+#endif
+}
 
 // The products of a warp's rows with each other: pairs of tiles on the diagonal and above.
 template <typename Tall>
@@ -50,41 +103,3 @@ struct GramSums {
         }
     }
 };
-
-// A warp has 32 rows at a time; a lane loads the numbers that it passes to the tensor cores.
-template <typename Tall>
-__device__ __forceinline__ void compute_gram(long long num_rows, int rows_per_block,
-                                             const float* x, long long row_stride,
-                                             double* products)
-{
-    constexpr int steps = 4;  // of 8 rows, loaded together
-    constexpr int rank = Tall::rank, tiles = Tall::tiles;
-    const int lane = threadIdx.x % 32;
-    GramSums<Tall> sums;
-    const typename Tall::Rows rows(num_rows, rows_per_block, 8 * steps);
-    x += rows.first * row_stride + lane / 4;
-    for (int row = rows.row; row < rows.end; row += Tall::num_warps * 8 * steps) {
-        float numbers[steps][tiles][2];
-#pragma unroll
-        for (int step = 0; step < 2 * steps; ++step) {
-            const int from = row + 4 * step + lane % 4;
-            const float* place = x + from * row_stride;
-#pragma unroll
-            for (int t = 0; t < tiles; ++t) {
-                const bool is_there = from < rows.end && 8 * t + lane / 4 < rank;
-                numbers[step / 2][t][step % 2] = is_there ? place[8 * t] : 0;
-            }
-        }
-#pragma unroll
-        for (int step = 0; step < steps; ++step) {
-            double exact[tiles][2];
-#pragma unroll
-            for (int t = 0; t < tiles; ++t) {
-                exact[t][0] = numbers[step][t][0];
-                exact[t][1] = numbers[step][t][1];
-            }
-            sums.add(exact);
-        }
-    }
-    sums.write(products);
-}

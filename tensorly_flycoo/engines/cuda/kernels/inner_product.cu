@@ -12,10 +12,33 @@
 // MACRO ROWS_PER_BLOCK: rows of a block
 // MACRO BLOCK_SIZE: threads of a block
 
-#include "inner_product.cuh"
+#include "sums.cuh"
 
 extern "C" __global__ void inner_product(long long num_rows, const VALUE* a, long long a_stride,
                                          const VALUE* b, long long b_stride, double* sums)
 {
-    multiply_block<RANK, ROWS_PER_BLOCK, BLOCK_SIZE>(num_rows, a, a_stride, b, b_stride, sums);
+    constexpr int batch = 8;
+    static_assert(static_cast<long long>(RANK) * ROWS_PER_BLOCK + batch * BLOCK_SIZE < 1ll << 31,
+                  "the numbers of a block are counted in 32 bits");
+    const long long first = static_cast<long long>(blockIdx.x) * ROWS_PER_BLOCK;
+    const long long left = num_rows - first;
+    const int rows = static_cast<int>(left < ROWS_PER_BLOCK ? left : ROWS_PER_BLOCK);
+    const int size = RANK * rows;
+    a += first * a_stride;
+    b += first * b_stride;
+    const auto product = [=](int place) {
+        const int row = place / RANK, column = place % RANK;
+        return a[row * a_stride + column] * b[row * b_stride + column];
+    };
+    double sum = 0;
+    int place = threadIdx.x;
+    for (; place + (batch - 1) * BLOCK_SIZE < size; place += batch * BLOCK_SIZE) {
+        VALUE products = 0;
+#pragma unroll
+        for (int i = 0; i < batch; ++i) products += product(place + i * BLOCK_SIZE);
+        sum += products;
+    }
+    for (; place < size; place += BLOCK_SIZE) sum += product(place);
+    sum = sum_of_block<BLOCK_SIZE>(sum);
+    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }

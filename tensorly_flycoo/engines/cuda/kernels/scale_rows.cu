@@ -1,5 +1,5 @@
-// Entry: a multiplicative update of a tall matrix, and the extrapolation of two updates. `scale_rows`
-//   is the update; the others prepare and complete it:
+// Entry: a multiplicative update of a tall matrix, and the extrapolation of two updates.
+//   `scale_rows` is the update; the others prepare and complete it:
 //
 //   invert_sums: scales, the reciprocals of products of the column sums of other matrices.
 //   scale_rows: multiplies a tall matrix by another one and by scales, in place, and adds up the
@@ -16,8 +16,8 @@
 //   `factor_stride` and `scale_stride` numbers apart, 0 for one row of scales; those of all others
 //   are RANK numbers long and adjacent.
 // Bytes: each matrix once. None per nonzero.
-// Writes and determinism: each number by one thread. A thread adds its rows in their order, then the
-//   threads of a column are added in theirs; all in double.
+// Writes and determinism: each number by one thread. A thread adds its rows in their order, then
+//   the threads of a column are added in theirs; all in double.
 // Source: Varadhan and Roland, Scandinavian Journal of Statistics 35, 2008 (the extrapolation).
 // MACRO VALUE: float or double
 // MACRO NUM_COLUMNS: columns of a block, a power of two

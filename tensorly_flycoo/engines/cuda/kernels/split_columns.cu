@@ -13,15 +13,36 @@
 // MACRO PLACE: unsigned type of places
 
 #include "layout.cuh"
-#include "split_columns.cuh"
+#include "operands.cuh"
 
-using UnfoldingColumns = Columns<NUM_WORDS>;
-CHECK_LAYOUT(UnfoldingColumns, COLUMNS_LAYOUT)
+// How records hold the rows and the columns of an unfolding. Filled by Python (`structs.py`) and
+// passed by value.
+struct Columns {
+    Field row_field;
+    unsigned value_slot;       // counted in values
+    unsigned masks[NUM_WORDS];  // the bits of all other modes
+};
+CHECK_LAYOUT(Columns, COLUMNS_LAYOUT)
 
-extern "C" __global__ void split_columns(const UnfoldingColumns columns, long long nnz,
+// One more thread than nonzeros ends the last column.
+extern "C" __global__ void split_columns(const Columns columns, long long nnz,
                                          const unsigned* records, const PLACE* places,
                                          bool* is_first, unsigned* rows, double* values)
 {
-    split_each<NUM_WORDS, HAS_PLACES, VALUE>(columns, nnz, records, places, is_first, rows,
-                                             values);
+    const long long num_threads = static_cast<long long>(gridDim.x) * blockDim.x;
+    long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+    for (; i < nnz; i += num_threads) {
+        const long long before = i > 0 ? i - 1 : 0;
+        const unsigned* record = records + (HAS_PLACES ? places[i] : i) * NUM_WORDS;
+        const unsigned* previous = records + (HAS_PLACES ? places[before] : before) * NUM_WORDS;
+        unsigned difference = 0;
+#pragma unroll
+        for (int w = 0; w < NUM_WORDS; ++w) {
+            difference |= (record[w] ^ previous[w]) & columns.masks[w];
+        }
+        is_first[i] = i == 0 || difference != 0;
+        rows[i] = read_row<NUM_WORDS>(record, columns.row_field);
+        values[i] = read_value<VALUE>(record, columns.value_slot);
+    }
+    if (i == nnz) is_first[nnz] = true;
 }

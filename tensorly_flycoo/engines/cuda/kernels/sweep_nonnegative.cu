@@ -1,6 +1,6 @@
 // Entry: one sweep of HALS over all rows of a non-negative factor.
 //
-// Mapping: a thread has a row.
+// Mapping: a thread has a row: in registers if it has few columns, otherwise in local memory.
 // Preconditions (the caller's): `targets` and `rows` (I, R) and `gram` (R, R) are C-contiguous.
 // Bytes: the targets once, the rows in and out; the Gram matrix stays in the cache. None per
 //   nonzero.
@@ -13,12 +13,81 @@
 // MACRO LOAD: neighbouring numbers that are loaded at once, which divide RANK, up to 16 bytes
 // MACRO BLOCK_SIZE: threads of a block
 
-#include "sweep_nonnegative.cuh"
+#include "sums.cuh"
+
+static_assert(RANK % LOAD == 0, "a row is whole loads");
+static_assert(sizeof(VALUE) * LOAD <= 16, "a load is 16 bytes at most");
+
+// If loops are unrolled, indices into a row are constants, so the row can be in registers.
+constexpr int unroll = RANK <= 32 ? RANK : 1;
+
+struct alignas(sizeof(VALUE) * LOAD) Numbers {
+    VALUE at[LOAD];
+};
+
+__device__ __forceinline__ void load_row(VALUE (&row)[RANK], const VALUE* from)
+{
+#pragma unroll unroll
+    for (int k = 0; k < RANK; k += LOAD) {
+        const Numbers numbers = *reinterpret_cast<const Numbers*>(from + k);
+#pragma unroll
+        for (int i = 0; i < LOAD; ++i) row[k + i] = numbers.at[i];
+    }
+}
+
+__device__ __forceinline__ void store_row(VALUE* to, const VALUE (&row)[RANK])
+{
+#pragma unroll unroll
+    for (int k = 0; k < RANK; k += LOAD) {
+        Numbers numbers;
+#pragma unroll
+        for (int i = 0; i < LOAD; ++i) numbers.at[i] = row[k + i];
+        *reinterpret_cast<Numbers*>(to + k) = numbers;
+    }
+}
+
+// Sets each column to its minimiser while the others are fixed.
+__device__ __forceinline__ void sweep_row(VALUE (&row)[RANK], const VALUE (&target)[RANK],
+                                          const VALUE* gram, VALUE shift, VALUE ridge,
+                                          VALUE smallest, VALUE& squares, int& num_changes)
+{
+#pragma unroll unroll
+    for (int k = 0; k < RANK; ++k) {
+        const VALUE diagonal = gram[k * RANK + k];
+        if (diagonal == 0) continue;
+        VALUE number = target[k] - shift;
+#pragma unroll unroll
+        for (int other = 0; other < RANK; ++other) {
+            if (other != k) number -= gram[k * RANK + other] * row[other];
+        }
+        number /= diagonal + 2 * ridge;
+        if (number < smallest) number = smallest;  // nan stays nan
+#pragma unroll unroll
+        for (int other = 0; other < RANK; ++other) {
+            squares += (row[other] - number) * (row[other] - number);
+        }
+        num_changes += number != row[k];
+        row[k] = number;
+    }
+}
 
 extern "C" __global__ void __launch_bounds__(BLOCK_SIZE)
     sweep_nonnegative(long long num_rows, const VALUE* targets, const VALUE* gram, VALUE* rows,
                       VALUE shift, VALUE ridge, VALUE smallest, double* found)
 {
-    Sweep<RANK, LOAD, BLOCK_SIZE, VALUE>::sweep_rows(num_rows, targets, gram, rows, shift, ridge,
-                                                     smallest, found);
+    const long long number = static_cast<long long>(blockIdx.x) * BLOCK_SIZE + threadIdx.x;
+    VALUE squares = 0;
+    int num_changes = 0;
+    if (number < num_rows) {
+        VALUE row[RANK], target[RANK];
+        load_row(row, rows + number * RANK);
+        load_row(target, targets + number * RANK);
+        sweep_row(row, target, gram, shift, ridge, smallest, squares, num_changes);
+        store_row(rows + number * RANK, row);
+    }
+    const double error = sum_of_block<BLOCK_SIZE>(squares);
+    const double changes = sum_of_block<BLOCK_SIZE>(num_changes);
+    if (threadIdx.x > 0) return;
+    found[blockIdx.x] = error;
+    found[gridDim.x + blockIdx.x] = changes;
 }

@@ -9,7 +9,7 @@ import pytest
 from cuda_sources import ON_LINUX
 from test_kernels import specialise_all
 
-from tensorly_flycoo.engines.cuda.source import load_source
+from tensorly_flycoo.engines.cuda.source import specialise
 
 pytestmark = ON_LINUX
 
@@ -40,8 +40,7 @@ def logs():
     (library,) = [f for f in files if f.name.startswith("libnvrtc.so") and "alt" not in f.name]
     jobs = {}
     for file, macros in specialise_all().items():
-        defines = [f"-D{name}={text}" for name, text in macros.items()]
-        jobs[file] = load_source(file), ["-std=c++17", "-arch=sm_90", *defines]
+        jobs[file] = specialise(file, macros), ["-std=c++17", "-arch=sm_90"]
     job = json.dumps([str(library.locate()), jobs])
     command = [sys.executable, "-c", _COMPILE]
     done = subprocess.run(command, input=job, capture_output=True, text=True, timeout=250)

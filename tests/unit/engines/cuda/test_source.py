@@ -31,7 +31,7 @@ def test_every_header_is_used():
     assert used == set(HEADERS)
 
 
-@pytest.mark.parametrize("name", ["mttkrp.cu", str(GATHER_ONLY)])
+@pytest.mark.parametrize("name", ["mttkrp_remap.cu", str(GATHER_ONLY)])
 def test_lines_keep_their_numbers(name):
     """The compiler's error messages name the file and line on disk."""
     lines = iter(load_source(name).splitlines())
@@ -59,7 +59,7 @@ def test_unknown_source():
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_the_head_of_a_kernel_describes_it(entry):
     """All parts of the description are present, in one order."""
-    head = (FOLDER / entry).read_text().partition("#ifndef")[0]
+    head = (FOLDER / entry).read_text()
     parts = (
         "Entry: ",
         "Mapping: ",

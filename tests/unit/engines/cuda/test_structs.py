@@ -6,18 +6,10 @@ import struct
 import numpy as np
 import pytest
 from cuda_sources import ON_LINUX, compile_source, make_format
+from test_kernels import specialise_all
 
 from tensorly_flycoo.engines.cuda import structs, tuning
-from tensorly_flycoo.engines.cuda.id_bits import IdBits
-from tensorly_flycoo.engines.cuda.macros import (
-    copies_macros,
-    mttkrp_macros,
-    pack_macros,
-    product_macros,
-    read_keys_macros,
-    split_columns_macros,
-    ttmc_macros,
-)
+from tensorly_flycoo.engines.cuda.macros import IdBits, mttkrp_macros, ttmc_macros
 
 H200 = tuning.Gpu((9, 0), 228 * 1024)
 U32 = np.dtype(np.uint32)
@@ -27,16 +19,8 @@ IDS = (U32, IdBits(U32))
 def specialise(file, ndim, dtype):
     """Return the macros of one specialisation of a kernel."""
     record_format, occupancy = make_format(ndim, dtype), tuning.choose_occupancy(H200, ndim - 1)
-    if file == "copy_blocks.cu":
-        return copies_macros()
-    if file == "invert.cu":
-        return product_macros(7)
-    if file == "pack.cu":
-        return pack_macros(record_format, np.dtype(np.int64))
-    if file == "read_keys.cu":
-        return read_keys_macros(record_format, ndim, np.dtype(np.uint64), U32)
-    if file == "split_columns.cu":
-        return split_columns_macros(record_format, U32)
+    if file not in ("mttkrp_remap.cu", "ttmc.cu"):
+        return specialise_all()[file]
     if file == "ttmc.cu":
         return ttmc_macros(record_format, 256, tuning.cut_columns(9, ndim - 1), occupancy, *IDS)
     cut = tuning.cut_rank(25, record_format.dtype.itemsize, 16, 16)
@@ -44,16 +28,16 @@ def specialise(file, ndim, dtype):
 
 
 LAYOUTS = [
-    ("mttkrp.cu", "FIELD_LAYOUT"),
-    ("mttkrp.cu", "OPERANDS_LAYOUT"),
-    ("mttkrp.cu", "CARRIES_LAYOUT"),
+    ("mttkrp_remap.cu", "FIELD_LAYOUT"),
+    ("mttkrp_remap.cu", "OPERANDS_LAYOUT"),
+    ("mttkrp_remap.cu", "CARRIES_LAYOUT"),
     ("ttmc.cu", "FIELD_LAYOUT"),
     ("ttmc.cu", "OPERANDS_LAYOUT"),
     ("ttmc.cu", "RANKS_LAYOUT"),
     ("pack.cu", "PACKING_LAYOUT"),
     ("read_keys.cu", "KEY_FIELDS_LAYOUT"),
     ("split_columns.cu", "COLUMNS_LAYOUT"),
-    ("invert.cu", "PRODUCT_LAYOUT"),
+    ("products.cu", "PRODUCT_LAYOUT"),
     ("copy_blocks.cu", "COPIES_LAYOUT"),
 ]
 
@@ -63,7 +47,7 @@ LAYOUTS = [
 def test_a_structure_that_differs_does_not_compile(file, layout):
     """Every number and name of the layout is compared."""
     macros = specialise(file, 3, "float32")
-    text = macros[layout]
+    text = structs.layout_macro(macros[layout])
     numbers = list(re.finditer(r"\b\d+", text))
     assert len(numbers) == 1 + 2 * text.count("MEMBER")
     for number in numbers:
@@ -77,7 +61,7 @@ def test_a_structure_that_differs_does_not_compile(file, layout):
 
 
 @ON_LINUX
-@pytest.mark.parametrize("file", ["mttkrp.cu", "ttmc.cu"])
+@pytest.mark.parametrize("file", ["mttkrp_remap.cu", "ttmc.cu"])
 def test_slots_of_another_size_do_not_compile(file):
     macros = specialise(file, 3, "float32")
     with pytest.raises(AssertionError, match=r"structs\.py: size of slots differs"):
@@ -90,7 +74,11 @@ def test_every_structure_is_checked():
     dtypes = {name for name in vars(structs) if name.endswith("_dtype")}
     assert {name.replace("make_", "") + "_dtype" for name in makers} < dtypes
     layouts = {layout.replace("_LAYOUT", "").lower() for _, layout in LAYOUTS}
-    assert {name.removesuffix("_dtype") for name in dtypes} | {"field", "product"} == layouts
+    assert {name.removesuffix("_dtype") for name in dtypes} | {
+        "field",
+        "product",
+        "copies",
+    } == layouts
 
 
 class Factor:
@@ -143,9 +131,9 @@ def test_the_members_of_a_product():
 
 
 def test_the_members_of_copies():
-    """`copies` packs them in this order."""
-    assert structs.copies_dtype().itemsize == struct.calcsize("32Q48I")
-    assert [structs.copies_dtype()[n] for n in range(5)] == [
+    """`exchange` packs them in this order."""
+    assert structs.COPIES.itemsize == struct.calcsize("32Q48I")
+    assert [structs.COPIES[n] for n in range(5)] == [
         (np.dtype(kind), (structs.MAX_COPIES,))
         for kind in ("uint64", "uint64", "uint32", "uint32", "uint32")
     ]

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tensorly_flycoo.engines.cuda import id_bits, source, structs, tuning
+from tensorly_flycoo.engines.cuda import macros, source, structs, tuning
 
 RANKS = (1, 2, 3, 4, 5, 7, 10, 12, 16, 25, 32, 33, 50, 64, 100, 128, 200, 1000)
 H200 = tuning.Gpu((9, 0), 228 * 1024)
 
 
-@pytest.mark.parametrize("module", [id_bits, source, structs, tuning])
+@pytest.mark.parametrize("module", [macros, source, structs, tuning])
 def test_examples(module):
     result = doctest.testmod(module)
     assert result.attempted > 0

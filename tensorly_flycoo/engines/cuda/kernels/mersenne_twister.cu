@@ -1,12 +1,41 @@
-// MT19937 in parallel: the next state, jumps over many states, and uniform numbers.
+// Entry: the uniform numbers of NumPy's RandomState, from chunks of the chain of MT19937's states.
 //
+//   square_polynomial: squares a polynomial over bits repeatedly, modulo P (see below).
+//   jump_states: jumps ahead from known states to as many new ones, or fewer.
+//   draw_uniform: draws numbers from chunks of states.
+//
+// Mapping: one block squares; a thread moves a word by one exponent. To jump, a block computes
+//   state number `distance` + blockIdx.x from state number blockIdx.x; a thread has a word. To
+//   draw, a block makes the states of its chunk one after the other; a thread draws a number of
+//   each.
+// Preconditions (the engine's): the first polynomial, of 624 words, is there, and the others follow
+//   it; the polynomial of a jump is that of `distance` chunks, and the known states are the first
+//   `distance` ones; to draw, `states` has the state before each chunk.
+// Bytes: each number out once; a state in and out for each jump. None per nonzero.
+// Writes and determinism: each state once; the xor of bits does not depend on its order. Each
+//   number once, with the bits of NumPy's; the block of the last chunk also writes its last state.
+// Source: Matsumoto and Nishimura, ACM TOMACS 8(1), 1998; Haramoto, Matsumoto, Nishimura, Panneton
+//   and L'Ecuyer, INFORMS Journal on Computing 20(3), 2008 (jumps).
+// MACRO VALUE: float or double, the type of the numbers
+
 // The words x[0], x[1], ... of the generator obey a linear recurrence over bits. Its characteristic
 // polynomial P has degree 19937, and for any polynomial g that equals t^J modulo P,
 //     x[i + J] = xor of x[i + k] over the nonzero coefficients g[k].
 // Polynomials are bits here, the constant first, in as many words as a state has.
-#pragma once
-
 constexpr int state_words = 624, middle_word = 397, degree = 19937;
+
+// Exponents of P's terms but t^19937; a test checks them against NumPy's generator.
+__constant__ const int exponents[] = {
+    0, 1189, 1416, 1585, 1643, 1870, 2493, 2773, 3000, 3227, 3454, 3681, 3908, 4135, 4362,
+    4753, 5661, 6337, 6569, 7129, 7477, 7525, 7583, 7752, 7979, 8206, 9505, 9901, 9969, 10128,
+    10693, 10761, 10920, 11089, 11147, 11157, 11215, 11321, 11374, 11384, 11485, 11611, 11712,
+    11717, 11838, 11881, 11944, 11997, 12277, 12335, 12393, 12504, 12509, 12620, 12673, 12731,
+    12736, 12789, 12905, 12958, 12963, 13137, 13185, 13190, 13243, 13301, 13412, 13528, 13533,
+    13639, 13697, 13760, 13813, 13866, 14093, 14151, 14209, 14320, 14325, 14436, 14547, 14552,
+    14605, 14721, 14774, 14779, 14953, 15001, 15006, 15059, 15117, 15228, 15344, 15349, 15455,
+    15513, 15576, 15629, 15682, 15909, 15967, 16025, 16136, 16141, 16252, 16363, 16368, 16421,
+    16537, 16590, 16595, 16817, 16822, 16875, 16933, 17044, 17160, 17271, 17329, 17445, 17498,
+    17725, 17783, 17841, 17952, 18068, 18179, 18237, 18406, 18633, 18691, 18860, 19087, 19314};
 
 // Words of the next state that depend on the current state alone.
 constexpr int free_words = state_words - middle_word;
@@ -44,10 +73,10 @@ __device__ __forceinline__ unsigned spread_bits(unsigned bits)
     return (bits | bits << 1) & 0x55555555u;
 }
 
-// Squares a polynomial modulo P. `exponents` are those of P's terms but the first.
-__device__ __forceinline__ void square(const unsigned* polynomial, const int* exponents,
-                                       int num_exponents, unsigned* result)
+// Squares a polynomial modulo P.
+__device__ __forceinline__ void square(const unsigned* polynomial, unsigned* result)
 {
+    constexpr int num_exponents = sizeof(exponents) / sizeof(int);
     constexpr int step = 16;  // words reduced at once: P's second term is 623 bits below its first
     __shared__ unsigned bits[2 * state_words];
     for (int i = threadIdx.x; i < state_words; i += blockDim.x) {
@@ -114,11 +143,10 @@ __device__ __forceinline__ void round_uniform(unsigned long long bits, float& nu
 }
 
 // What to draw: `num_values` numbers of two words each, from word `position` of the first state on.
-template <typename Value>
 struct Draw {
     int position;
     long long num_values;
-    Value* values;
+    VALUE* values;
 
     // Writes the numbers whose second word belongs to the state `number`. `words` are this state's,
     // after the last word of the state before it.
@@ -137,8 +165,7 @@ struct Draw {
 
 // Draws from the states after `state`, number `first`, up to number `end`; and from number 0, of
 // which NumPy has not yet used all. Writes state number `last`, if `end` is it, to `last_state`.
-template <typename Value>
-__device__ __forceinline__ void draw_chunk(const Draw<Value>& draw, const unsigned* state,
+__device__ __forceinline__ void draw_chunk(const Draw& draw, const unsigned* state,
                                            long long first, long long end, long long last,
                                            unsigned* last_state)
 {
@@ -158,4 +185,29 @@ __device__ __forceinline__ void draw_chunk(const Draw<Value>& draw, const unsign
     if (end == last) {
         for (int i = threadIdx.x; i < state_words; i += blockDim.x) last_state[i] = words[1 + i];
     }
+}
+
+extern "C" __global__ void square_polynomial(int num_squares, unsigned* polynomials)
+{
+    for (; num_squares > 0; --num_squares, polynomials += state_words) {
+        square(polynomials, polynomials + state_words);
+    }
+}
+
+extern "C" __global__ void jump_states(const unsigned* polynomial, long long distance,
+                                       unsigned* states)
+{
+    extern __shared__ unsigned window[];
+    const unsigned* state = states + static_cast<long long>(blockIdx.x) * state_words;
+    jump_ahead(polynomial, state, window, states + (distance + blockIdx.x) * state_words);
+}
+
+extern "C" __global__ void draw_uniform(int position, long long num_values, long long num_states,
+                                        long long chunk, const unsigned* states, VALUE* values,
+                                        unsigned* last_state)
+{
+    const long long first = chunk * blockIdx.x, end = min(first + chunk, num_states);
+    const Draw draw{position, num_values, values};
+    draw_chunk(draw, states + static_cast<long long>(blockIdx.x) * state_words, first, end,
+               num_states, last_state);
 }

@@ -15,10 +15,11 @@
 //   aligned to a store; `weights` has R numbers, or is null; `factor`, that of the output's mode,
 //   is as the others, and non-negative; `log_sums` has a number for each tile and warp. A debug
 //   build (`assertions.cuh`) checks ids and rows.
-// Bytes per nonzero: a record in, and NUM_INPUTS rows of R values; without PLACES a pull id (18 bits
-//   for buckets of 2^18); with REMAP a record out, a place of the write order (12 bits for tiles of
-//   2048), 1.5 bits, and sizeof(REMAP_ID) for each run. In addition, each row of `out` once, and
-//   with RATIOS each row of `factor`; if blocks along y share the columns, each then reads all.
+// Bytes per nonzero: a record in, and NUM_INPUTS rows of R values; without PLACES a pull id (18
+//   bits for buckets of 2^18); with REMAP a record out, a place of the write order (12 bits for
+//   tiles of 2048), 1.5 bits, and sizeof(REMAP_ID) for each run. In addition, each row of `out`
+//   once, and with RATIOS each row of `factor`; if blocks along y share the columns, each then
+//   reads all.
 // Writes and determinism: no atomics. A row is written by the group in which it begins, which adds
 //   the carry-outs of the groups after it in their order; the carry-out of a row of an earlier tile
 //   goes to `partial_rows`. The order of all additions follows from the order of the nonzeros,
@@ -57,7 +58,7 @@
 #include "layout.cuh"
 #include "mttkrp.cuh"
 #include "ratios.cuh"
-#include "tiles.cuh"
+#include "remap.cuh"
 
 using TileNonzeros = Nonzeros<VALUE, NUM_INPUTS, NUM_WORDS, TILE_SIZE, BLOCK_SIZE, GROUP_SIZE>;
 using Tile = Mttkrp<TileNonzeros, LOAD_COLUMNS, STORE_COLUMNS, LANE_LOADS, BATCH>;

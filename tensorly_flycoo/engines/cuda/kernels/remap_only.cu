@@ -1,8 +1,8 @@
 // Entry: remap to the next mode's storage without computing, when modes are visited out of turn.
 //
 // Mapping: a block has a tile; thread t moves the records t, t + BLOCK_SIZE, ... of it.
-// Preconditions (the layout's): as for `mttkrp.cu`, with pull ids and remap ids.
-// Bytes per nonzero: a record in and out, and ids as for `mttkrp.cu`.
+// Preconditions (the layout's): as for `mttkrp_remap.cu`, with pull ids and remap ids.
+// Bytes per nonzero: a record in and out, and ids as for `mttkrp_remap.cu`.
 // Writes and determinism: remap ids are unique, so each record of `spare` is written once.
 // Source: Wijeratne, Kannan, Prasanna, Computing Frontiers 2024, Algorithm 5 (dynamic remapping,
 //   here in two levels: see README.md).
@@ -15,7 +15,7 @@
 // MACRO WRITE_HIGH_BITS: number of its other bits
 // MACRO REMAP_ID: unsigned type of remap ids
 
-#include "tiles.cuh"
+#include "remap.cuh"
 
 using TileSlots = Slots<NUM_WORDS, 0, TILE_SIZE, BLOCK_SIZE, 1>;  // nothing is unpacked
 using PullIds = PackedIds<PULL_ID, PULL_HIGH_BITS, TILE_SIZE, BLOCK_SIZE>;

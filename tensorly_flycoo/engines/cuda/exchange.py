@@ -1,4 +1,4 @@
-"""Copy many small arrays from any GPUs to the current one in one launch."""
+"""Exchanges between GPUs in one launch: many small arrays are copied, or parts of one added."""
 
 import functools
 from collections.abc import Sequence
@@ -6,13 +6,15 @@ from collections.abc import Sequence
 import cupy
 
 from ...array_modules import Array
-from . import launch, tuning
-from .direct import DirectKernel
-from .macros import copies_macros
-from .structs import MAX_COPIES
+from ...format import tree as trees
+from . import tuning
+from .launch import get_direct_kernel
+from .structs import COPIES, MAX_COPIES
 
-#: `structs.copies_dtype`, as the module `struct` names its members.
+#: `structs.COPIES`, as the module `struct` names its members.
 _COPIES = f"{2 * MAX_COPIES}Q{3 * MAX_COPIES}I"
+
+_express = functools.cache(trees.express)
 
 
 def copy_blocks(copies: Sequence[tuple[cupy.cuda.MemoryPointer, Array]]) -> None:
@@ -20,7 +22,10 @@ def copy_blocks(copies: Sequence[tuple[cupy.cuda.MemoryPointer, Array]]) -> None
 
     They are contiguous, or matrices whose rows are; elements have a multiple of 4 bytes.
     """
-    kernel = _get_kernel(cupy.cuda.runtime.getDevice())
+    device_id = cupy.cuda.runtime.getDevice()
+    kernel = get_direct_kernel(
+        "copy_blocks.cu", "copy_blocks", _COPIES, device_id, COPIES_LAYOUT=COPIES
+    )
     for start in range(0, len(copies), MAX_COPIES):
         own = copies[start : start + MAX_COPIES]
         sizes = [_count_words(array) for _, array in own]
@@ -44,8 +49,14 @@ def _count_words(array: Array) -> tuple[int, int, int]:
     return num_words, num_words // array.shape[0], array.strides[0] // 4
 
 
-@functools.cache
-def _get_kernel(device_id: int) -> DirectKernel:
-    """Return the kernel for the current device, `device_id`."""
-    kernel = launch.get_kernel("copy_blocks.cu", "copy_blocks", **copies_macros())
-    return DirectKernel(kernel, _COPIES)
+def add_parts(rows: Array, tree: trees.Tree) -> Array:
+    """Run `tree.add_parts` on a contiguous matrix of the current GPU."""
+    if isinstance(tree, int) or rows.size == 0:
+        return trees.add_parts(rows, tree)
+    num_rows = rows.shape[0] // trees.count_parts(tree)
+    sums = cupy.empty((num_rows, *rows.shape[1:]), rows.dtype)
+    macros = {"VALUE": rows.dtype, "TREE": _express(tree, "PART")}
+    kernel = get_direct_kernel("add_parts.cu", "add_parts", "qQQ", rows.data.device_id, **macros)
+    grid = (-(-sums.size // tuning.BLOCK_SIZE), 1)
+    kernel(grid, tuning.BLOCK_SIZE, sums.size, rows.data.ptr, sums.data.ptr)
+    return sums
