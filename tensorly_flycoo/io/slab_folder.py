@@ -18,8 +18,9 @@ from ..engines import select_engine
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.partition import find_longest_mode
-from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
+from ..format.slab_layout import Slab, SlabLayout
 from ..format.streamed import make_keep_aside
+from ..spread.spread_layout import SpreadLayout
 from ..tensor.tensor import FlycooTensor
 from .array_file import SLABS, TENSOR, check_header, open_arrays, refuse_damage
 from .files import FilePath, make_folder, replace_file

@@ -13,6 +13,7 @@ from ..array_modules import Array, is_cupy
 from ..checks import LAYOUTS, SURELY_FREE_NBYTES
 from ..format.slab_layout import SlabLayout
 from ..reporting import log_compilation
+from ..spread import building
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -84,7 +85,7 @@ def build_layout(
 
     def build() -> AnyLayout:
         with log_compilation():
-            return engine.build_layout(layout, coords, values, shape, num_slabs, keep)
+            return building.build_layout(engine, layout, coords, values, shape, num_slabs, keep)
 
     is_on_gpu = is_cupy(coords)
     held = coords.nbytes + values.nbytes if is_on_gpu == (engine.xp is not np) else 0

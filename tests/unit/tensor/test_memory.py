@@ -229,11 +229,11 @@ def test_workspace_of_mttkrp_is_exact():
     x = make_tensor(problem, "remap")
     factors = [problem.factors[0], *map(np.asfortranarray, problem.factors[1:])]
     for mode in range(3):
-        arrays, partial_rows = cpu.CPU.allocate_workspace(
-            x._layout, factors, mode, np.empty((x.shape[mode], 8))
-        )
-        inputs = [factor for n, factor in enumerate(factors) if n != mode]
-        copies = [a for a, f in zip(arrays, inputs, strict=True) if not np.shares_memory(a, f)]
+        inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
+        out = np.empty((x.shape[mode], 8))
+        arrays, partial_rows = cpu.CPU.allocate_workspace(x._layout, inputs, mode, out)
+        pairs = zip(arrays, inputs.values(), strict=True)
+        copies = [a for a, f in pairs if not np.shares_memory(a, f)]
         nbytes = partial_rows.nbytes + sum(copy.nbytes for copy in copies)
         assert cpu.CPU.count_workspace_nbytes(x._layout, factors, mode) == nbytes > 0
 
