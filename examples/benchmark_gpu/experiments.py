@@ -21,7 +21,6 @@ from whole import WAYS, measure_calls, prepare_call
 
 from tensorly_flycoo.engines.cuda import engine as cuda
 from tensorly_flycoo.engines.cuda import tuning
-from tensorly_flycoo.format.layout import Step
 
 LAYOUTS = ("replicated", "indexed", "remap")
 
@@ -232,10 +231,17 @@ def make_sweep(x, rank, factors=None):
     factors = draw_factors(x.shape, rank, x.dtype) if factors is None else factors
     outs = [cupy.empty((size, rank), x.dtype) for size in x.shape]
     steps = [
-        functools.partial(cuda.CUDA.mttkrp, x._layout, factors, mode, out)
+        functools.partial(
+            x._layout.apply, "mttkrp", cuda.CUDA, list_others(factors, mode), mode, out
+        )
         for mode, out in enumerate(outs)
     ]
     return factors, outs, steps
+
+
+def list_others(factors, mode):
+    """Return the factors that the MTTKRP of a mode reads, by mode."""
+    return {n: factor for n, factor in enumerate(factors) if n != mode}
 
 
 def time_remap_off(layout, factors, outs, steps, repeats):
@@ -247,9 +253,8 @@ def time_remap_off(layout, factors, outs, steps, repeats):
 
     def compute(mode):
         assert layout.mode == mode
-        workspace = cuda.CUDA.allocate_workspace(layout, factors, mode, outs[mode])
-        step = Step(layout.records, layout.plans[mode].pull_ids, layout.bucket_size)
-        cuda.CUDA.compute_mode(layout, step, workspace, mode, outs[mode])
+        others = list_others(factors, mode)
+        layout.apply("mttkrp", cuda.CUDA, others, mode, outs[mode], stays=True)
 
     both = [
         step for mode, on in enumerate(steps) for step in (functools.partial(compute, mode), on)

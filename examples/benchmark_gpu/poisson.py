@@ -25,13 +25,17 @@ RANK = 32
 
 def time_kernels(x, factors):
     """Return the seconds of a sweep of MTTKRPs, and of one of ratios."""
-    engine, outs = x._engine, [cupy.empty_like(factor) for factor in factors]
+    outs, model = [cupy.empty_like(factor) for factor in factors], dict(enumerate(factors))
+
+    def multiply(n):
+        others = {other: factor for other, factor in model.items() if other != n}
+        x._layout.apply("mttkrp", x._engine, others, n, outs[n])
 
     def divide(n):
-        options = {"wants_logs": n == 0}
-        engine.mttkrp_of_ratios(x._layout, factors, n, outs[n], 1e-19, **options)
+        arguments = ("mttkrp_of_ratios", x._engine, model, n, outs[n])
+        x._layout.apply(*arguments, smallest=1e-19, wants_sum=n == 0)
 
-    plain = [lambda n=n: engine.mttkrp(x._layout, factors, n, outs[n]) for n in range(x.ndim)]
+    plain = [lambda n=n: multiply(n) for n in range(x.ndim)]
     ratios = [lambda n=n: divide(n) for n in range(x.ndim)]
     return time_steps(plain, 20).sum(), time_steps(ratios, 20).sum()
 

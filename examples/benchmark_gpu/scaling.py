@@ -30,9 +30,10 @@ from tensorly_flycoo.devices import assign_homes
 from tensorly_flycoo.engines.cuda.devices import CudaDevices
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
-from tensorly_flycoo.format.slab_layout import Slab, SpreadLayout
+from tensorly_flycoo.format.slab_layout import Slab
 from tensorly_flycoo.shards.row_shards import RowShards, gather_each
 from tensorly_flycoo.shards.sharding import Sharding, cut_evenly, find_sharding
+from tensorly_flycoo.spread.spread_layout import SpreadLayout
 
 RANK = 32
 
@@ -107,11 +108,11 @@ def time_products(x, factors, gpus):
         before = None
         for number, slab in enumerate(layout.slabs):
             with layout.devices.use(slab.home):
-                own = [read(number, n) for n in range(x.ndim)]
+                own = {n: read(number, n) for n in range(x.ndim) if n != mode}
                 target = cupy.empty((slab.layout.record_format.shape[mode], RANK), x.dtype)
-                engine.mttkrp(slab.layout, own, mode, target)
+                slab.layout.apply("mttkrp", engine, own, mode, target)
                 if mode != layout.cut_mode and slab.home in slab_homes[:number]:
-                    engine.add_rows(target, before)
+                    target += before
                 before = target
 
     def multiply(mode):

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from ..array_modules import Array
 from ..devices import Request
-from ..engines import slabs
 from ..engines.cpu.engine import CpuEngine
-from ..format.slab_layout import AnyLayout, Slab, SpreadLayout
+from ..format.primitives import Primitives
+from ..format.slab_layout import Slab
 from ..format.tree import Tree, add_parts, count_parts
 from ..shards.row_shards import RowShards
 from ..shards.sharding import find_sharding
-from ..shards.whole_factors import scatter_all
+from ..spread.spread_layout import SpreadLayout
 from .cluster import Cluster
 from .handles import RemoteObject
 from .messages import ENGINE, SITE
-from .remote_array import RemoteArray, RemoteModule, call_method, send_all
+from .remote_array import RemoteArray, call_method, send_all
 from .replicated import Replicated
 from .site import SlabFacts
 
@@ -44,6 +44,11 @@ class WorkerDevices:
 
     def use(self, device: int) -> AbstractContextManager[object]:
         return self.cluster.use(device)
+
+    def empty(self, shape: tuple[int, int], dtype: np.dtype) -> RemoteArray:
+        worker = self.cluster.current
+        (key,) = self.cluster.call(worker, call_method, [SITE, "empty", shape, dtype])
+        return RemoteArray(self.cluster, worker, key, shape, dtype)
 
     def run(self, device: int, function: Callable[..., Any], *args: Any) -> RemoteObject:
         worker = self.cluster.workers[device]
@@ -112,6 +117,23 @@ class RemoteLayout:
     def find_empty_rows(self, mode: int) -> np.ndarray:
         return self.fetch(call_method, self.held, "find_empty_rows", mode)
 
+    def count_nonempty_rows(self, mode: int) -> int:
+        return self.fetch(call_method, self.held, "count_nonempty_rows", mode)
+
+    def apply(
+        self,
+        operation: str,
+        engine: Primitives,
+        inputs: Mapping[int, RemoteArray],
+        mode: int,
+        out: RemoteArray,
+        **options: Any,
+    ) -> RemoteArray | None:
+        args = [self.held, ENGINE, operation, list(inputs), list(inputs.values()), mode, out]
+        num_results = int(options.get("wants_sum", False))
+        keys = self._cluster.call(out.worker, _apply, args, options, num_results)
+        return RemoteArray(self._cluster, out.worker, keys[0], (), np.float64) if keys else None
+
     def call(self, function: Callable[..., Any], *args: Any) -> RemoteObject:
         """Have the worker call a function of remote objects there."""
         return self._cluster.run(self.held.worker, function, *args)[0]
@@ -143,6 +165,22 @@ class ClusterLayout(SpreadLayout):
 
     devices: WorkerDevices
 
+    def apply_sharded(
+        self,
+        operation: str,
+        engine: Engine,
+        inputs: Mapping[int, Array | RowShards],
+        mode: int,
+        shape: tuple[int, int],
+        **options: Any,
+    ) -> tuple[RowShards, Array | None]:
+        # Scattered and then gathered, each row of a plain factor leaves this process once.
+        sharded = {
+            n: x if isinstance(x, RowShards) else RowShards.scatter(x, find_sharding(self, n))
+            for n, x in inputs.items()
+        }
+        return super().apply_sharded(operation, engine, sharded, mode, shape, **options)
+
     def get_copies(self) -> list[np.ndarray]:
         return [np.empty(0)]  # none that is here
 
@@ -163,126 +201,22 @@ class ClusterEngine(CpuEngine):
     name = "dask"
     local_device = CpuEngine.name
 
-    def mttkrp(
-        self,
-        layout: AnyLayout,
-        factors: Sequence[Array],
-        mode: int,
-        out: Array,
-        weights: Array | None = None,
-    ) -> None:
-        assert isinstance(layout, ClusterLayout)
-        out[...] = self.mttkrp_shards(layout, factors, mode, weights).to_numpy()
-
-    def mttkrp_shards(
-        self,
-        layout: SpreadLayout,
-        factors: Sequence[Array | RowShards],
-        mode: int,
-        weights: Array | None = None,
-    ) -> RowShards:
-        # Scattered and then gathered, each row of a plain factor leaves this process once.
-        sharded = scatter_all(layout, factors)
-        engine = cast("Engine", _WorkerEngine(layout))
-        return slabs.mttkrp_shards(engine, layout, sharded, mode, weights)
-
-    def mttkrp_of_ratios(
-        self,
-        layout: AnyLayout,
-        factors: Sequence[Array],
-        mode: int,
-        out: Array,
-        smallest: float,
-        *,
-        wants_logs: bool = False,
-        stays: bool = False,
-    ) -> Array | None:
-        assert isinstance(layout, ClusterLayout)
-        engine, sharded = cast("Engine", _WorkerEngine(layout)), scatter_all(layout, factors)
-        product, log_sum = slabs.mttkrp_of_ratios_shards(
-            engine, layout, sharded, mode, smallest, wants_logs=wants_logs, stays=stays
-        )
-        out[...] = product.to_numpy()
-        return log_sum
-
-    def ttmc(
-        self,
-        layout: AnyLayout,
-        mode: int,
-        inputs: Mapping[int, Array],
-        out: Array,
-        slots: Array | None = None,
-    ) -> None:
-        assert isinstance(layout, ClusterLayout)
-        engine = cast("Engine", _WorkerEngine(layout))
-        sharded = {n: RowShards.scatter(x, find_sharding(layout, n)) for n, x in inputs.items()}
-        product = slabs.ttmc_shards(engine, layout, mode, sharded, out.shape, slots).to_numpy()
-        if mode == layout.cut_mode and slots is not None:
-            numbers = np.delete(np.arange(slots.size), layout.find_empty_rows(mode))
-            out[slots[numbers]] = product[numbers]
-        else:
-            out[...] = product
-
-
-class _WorkerEngine:
-    """What `engines.slabs` needs of an engine, done by the workers."""
-
-    def __init__(self, layout: SpreadLayout) -> None:
-        self._cluster = cast(WorkerDevices, layout.devices).cluster
-        self.xp = RemoteModule(self._cluster)
-
-    def mttkrp(
-        self,
-        layout: RemoteLayout,
-        factors: list[RemoteArray],
-        mode: int,
-        out: RemoteArray,
-        weights: RemoteArray | None,
-    ) -> None:
-        args = [ENGINE, "mttkrp", layout.held, factors, mode, out, weights]
-        self._cluster.call(out.worker, call_method, args, num_results=0)
-
-    def mttkrp_of_ratios(
-        self,
-        layout: RemoteLayout,
-        factors: list[RemoteArray],
-        mode: int,
-        out: RemoteArray,
-        smallest: float,
-        **options: bool,
-    ) -> RemoteArray:
-        args = [ENGINE, "mttkrp_of_ratios", layout.held, factors, mode, out, smallest]
-        (key,) = self._cluster.call(out.worker, call_method, args, options)
-        return RemoteArray(self._cluster, out.worker, key, (), np.float64)
-
-    def ttmc(
-        self,
-        layout: RemoteLayout,
-        mode: int,
-        inputs: Mapping[int, RemoteArray],
-        out: RemoteArray,
-        slots: RemoteArray | None,
-    ) -> None:
-        args = [ENGINE, layout.held, mode, list(inputs), list(inputs.values()), out, slots]
-        self._cluster.call(out.worker, _compute_ttmc, args, num_results=0)
-
-    def add_rows(self, rows: RemoteArray, others: RemoteArray) -> None:
-        args = [ENGINE, "add_rows", rows, others]
-        self._cluster.call(rows.worker, call_method, args, num_results=0)
-
     def add_parts(self, rows: RemoteArray, tree: Tree) -> RemoteArray:
-        (key,) = self._cluster.call(rows.worker, add_parts, [rows, tree])
+        (key,) = rows.cluster.call(rows.worker, add_parts, [rows, tree])
         shape = (rows.shape[0] // count_parts(tree), *rows.shape[1:])
-        return RemoteArray(self._cluster, rows.worker, key, shape, rows.dtype)
+        return RemoteArray(rows.cluster, rows.worker, key, shape, rows.dtype)
 
 
-def _compute_ttmc(
-    engine: Engine,
+def _apply(
     layout: Layout,
-    mode: int,
+    engine: Engine,
+    operation: str,
     modes: list[int],
-    factors: list[Array],
+    matrices: list[Array],
+    mode: int,
     out: Array,
-    slots: Array | None,
-) -> None:
-    engine.ttmc(layout, mode, dict(zip(modes, factors, strict=True)), out, slots)
+    **options: Any,
+) -> Array | None:
+    """Run an operation on the nonzeros of a slab, on its worker."""
+    inputs = dict(zip(modes, matrices, strict=True))
+    return layout.apply(operation, engine, inputs, mode, out, **options)

@@ -12,7 +12,6 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from ..linalg import hals, sharded, tall_skinny
 from .cluster import Cluster
 from .handles import Kind, RemoteObject, WorkerHandle
-from .messages import SITE
 
 
 class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
@@ -113,18 +112,6 @@ def send_all(cluster: Cluster, wanted: Sequence[tuple[RemoteObject, WorkerHandle
     """Return each array on a worker; copy those that are on other ones, all at once."""
     keys = iter(cluster.transfer([(x, worker) for x, worker in wanted if x.worker is not worker]))
     return [x if x.worker is worker else x.copy_at(worker, next(keys)) for x, worker in wanted]
-
-
-class RemoteModule:
-    """Makes arrays on the current worker of `Cluster.use`."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-
-    def empty(self, shape: tuple[int, ...], dtype: Any) -> RemoteArray:
-        worker = self._cluster.current
-        (key,) = self._cluster.call(worker, call_method, [SITE, "empty", shape, dtype])
-        return RemoteArray(self._cluster, worker, key, shape, dtype)
 
 
 # Shapes and dtypes of results

@@ -10,15 +10,14 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..array_modules import Array, invert_positive, move
-from ..devices import Devices, OneDevice
-from ..format.layout import Cut, Layout, Step
+from ..devices import Devices
+from ..format.layout import Compute, Cut, Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
-from ..format.slab_layout import AnyLayout, SlabLayout, SpreadLayout
-from ..format.streamed import Stager, make_keep_aside
+from ..format.slab_layout import SlabLayout
+from ..format.streamed import Stager
 from ..format.tree import Tree, add_parts
-from ..shards.row_shards import RowShards
-from . import slab_plan, slabs
+from . import slab_plan
 
 _logger = logging.getLogger("tensorly_flycoo")
 
@@ -48,44 +47,6 @@ class Engine(Primitives, ABC):
     @abstractmethod
     def receive(self, coords: Array, values: Array) -> tuple[Array, Array]:
         """Return nonzeros as `pack` takes them; refuse those on another GPU."""
-
-    def build_layout(
-        self,
-        name: str,
-        coords: Array,
-        values: Array,
-        shape: Sequence[int],
-        num_slabs: int | None = None,
-        keep: str = "device",
-    ) -> AnyLayout:
-        """Build the layout `name` from coords (ndim, nnz) and values (nnz,) on any device.
-
-        By default there are as few slabs as `MAX_SLAB_NNZ` allows, and one for each of `devices`;
-        with ``keep="host"`` see `plan_streaming`.
-        """
-        coords, values = self.receive(coords, values)
-        cut = self.choose_cut(shape, values.dtype)
-        nnz, dtype, keep_aside = values.shape[0], values.dtype, None
-        if keep == "host" and self.make_stager is not None:
-            num_slabs, num_resident = self.plan_streaming(name, nnz, shape, dtype, num_slabs)
-            keep_aside = make_keep_aside(self.make_stager, num_resident)
-        elif not num_slabs:
-            num_slabs = self.choose_num_slabs(nnz)
-        sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
-        if num_slabs > 1:
-            sizes["slabs"] = num_slabs
-        self.log("build", name, shape=tuple(shape), nnz=values.size, **sizes)
-        cls = LAYOUT_CLASSES[name]
-        if num_slabs == 1 and self.devices is None and keep_aside is None:
-            return cls.build(coords, values, cut, self)
-        slab_class = SlabLayout if self.devices is None else SpreadLayout
-        devices = self.devices or OneDevice(self.xp)
-        options = (cut.record_format, num_slabs, self, devices)
-        layout = slab_class.build(cls, coords, values, *options, keep_aside)
-        slab_plan.warn_of_long_slabs(layout)
-        if layout.num_streamed:
-            _logger.info("the records of %d slabs stay on the host", layout.num_streamed)
-        return layout
 
     def choose_num_slabs(self, nnz: int) -> int:
         """Choose the fewest slabs for a tensor, whatever memory is free."""
@@ -157,106 +118,60 @@ class Engine(Primitives, ABC):
             text = ", ".join(f"{name}={value!r}" for name, value in used.items())
             _logger.debug("%s: %s", function, text)
 
-    # Computing
+    # Operations on nonzeros, called by `Layout.apply`. Each allocates memory and returns a function
+    # that computes the result from a step's records, and remaps these if the step has a `spare`.
 
+    @abstractmethod
     def mttkrp(
         self,
-        layout: AnyLayout,
-        factors: Sequence[Array],
+        layout: Layout,
+        factors: Mapping[int, Array],
         mode: int,
         out: Array,
         weights: Array | None = None,
-    ) -> None:
-        """Write the MTTKRP of `mode` to `out`, its columns times the weights.
-
-        A `RemapLayout` that is resident in another mode is first remapped to `mode` without
-        computing; afterwards the next mode is resident. If memory runs out, the layout does not
-        change; of slabs, each either has changed or not.
-        """
-        if isinstance(layout, SlabLayout):
-            slabs.mttkrp(self, layout, factors, mode, out, weights)
-            return
-        workspace = self.allocate_workspace(layout, factors, mode, out)
-
-        def compute(step: Step) -> None:
-            self.compute_mode(layout, step, workspace, mode, out, weights)
-
-        layout.take_step(mode, compute, self)
-
-    def mttkrp_shards(
-        self,
-        layout: SpreadLayout,
-        factors: Sequence[Array | RowShards],
-        mode: int,
-        weights: Array | None = None,
-    ) -> RowShards:
-        """Return what `mttkrp` computes, of slabs on several devices."""
-        return slabs.mttkrp_shards(self, layout, factors, mode, weights)
+    ) -> Compute:
+        """Write the MTTKRP of `mode` to `out`, its columns times the weights."""
 
     @abstractmethod
-    def allocate_workspace(
+    def mttkrp_of_ratios(
         self,
         layout: Layout,
-        factors: Sequence[Array],
+        factors: Mapping[int, Array],
         mode: int,
         out: Array,
-        has_own: bool = False,
-    ) -> Any:
-        """Allocate what `compute_mode` needs, before anything is moved or written.
+        smallest: float,
+        wants_sum: bool = False,
+    ) -> Compute:
+        """Write to `out` the MTTKRP of the nonzeros divided by the values of the model there.
 
-        If the factor of `mode` is read too (`has_own`), what `compute_ratios` needs.
+        `factors` are the CP model, that of `mode` too; `out` is none of them. The model's values
+        divide as `smallest` where they are smaller.
+
+        With `wants_sum` returns the sum of ``value * log(model)`` over the nonzeros, on the
+        engine's device. It is -inf if the model is zero at a nonzero, nan if it is negative.
         """
 
     @abstractmethod
-    def compute_mode(
-        self,
-        layout: Layout,
-        step: Step,
-        workspace: Any,
-        mode: int,
-        out: Array,
-        weights: Array | None = None,
-    ) -> None:
-        """Compute the MTTKRP of `mode` from a step's records; remap them if it has a `spare`."""
-
-    def add_rows(self, rows: Array, others: Array) -> None:
-        """Add a matrix to `rows`, in place."""
-        rows += others
-
-    def add_parts(self, rows: Array, tree: Tree) -> Array:
-        """Run `tree.add_parts` on a contiguous matrix."""
-        return add_parts(rows, tree)
-
     def ttmc(
         self,
-        layout: AnyLayout,
-        mode: int,
+        layout: Layout,
         inputs: Mapping[int, Array],
+        mode: int,
         out: Array,
         slots: Array | None = None,
-    ) -> None:
+    ) -> Compute:
         """Write the TTMc of `mode` to `out` (num_slots, prod K_n), C-contiguous.
 
         `inputs` are the factors (I_n, K_n) of all other modes; the columns are those of their
         Kronecker product, the last factor's fastest. Index i has the row ``slots[i]``, by default
-        i; rows of indices without a nonzero are not written, or with zeros. A `RemapLayout` is
-        remapped to `mode` if another one is resident, and stays there.
+        i; other rows are zero.
         """
-        if isinstance(layout, SlabLayout):
-            slabs.ttmc(self, layout, mode, inputs, out, slots)
-        else:
-            self.compute_ttmc(layout, mode, inputs, out, slots)
 
-    @abstractmethod
-    def compute_ttmc(
-        self,
-        layout: Layout,
-        mode: int,
-        inputs: Mapping[int, Array],
-        out: Array,
-        slots: Array | None = None,
-    ) -> None:
-        """Write the TTMc of a tensor in one piece, as `ttmc`."""
+    # Computing
+
+    def add_parts(self, rows: Array, tree: Tree) -> Array:
+        """Run `tree.add_parts` on a contiguous matrix."""
+        return add_parts(rows, tree)
 
     @abstractmethod
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
@@ -303,56 +218,6 @@ class Engine(Primitives, ABC):
         """
 
     # Counts
-
-    def mttkrp_of_ratios(
-        self,
-        layout: AnyLayout,
-        factors: Sequence[Array],
-        mode: int,
-        out: Array,
-        smallest: float,
-        *,
-        wants_logs: bool = False,
-        stays: bool = False,
-    ) -> Array | None:
-        """Write to `out` the MTTKRP of the nonzeros divided by the values of the model there.
-
-        `factors` are the CP model; that of `mode` is read too, and `out` is none of them. The
-        model's values divide as `smallest` where they are smaller. With `stays` a `RemapLayout`
-        stays in `mode`; otherwise it moves as in `mttkrp`.
-
-        With `wants_logs` returns the sum of ``value * log(model)`` over the nonzeros, on the
-        engine's device. It is -inf if the model is zero at a nonzero, nan if it is negative.
-        """
-        if isinstance(layout, SlabLayout):
-            options = {"wants_logs": wants_logs, "stays": stays}
-            return slabs.mttkrp_of_ratios(self, layout, factors, mode, out, smallest, **options)
-        workspace = self.allocate_workspace(layout, factors, mode, out, has_own=True)
-        sums: list[Array | None] = []
-
-        def compute(step: Step) -> None:
-            last = (out, smallest, wants_logs)
-            sums.append(self.compute_ratios(layout, step, workspace, mode, *last))
-
-        if stays:
-            with layout.hold_mode(mode, self) as step:
-                compute(step)
-        else:
-            layout.take_step(mode, compute, self)
-        return sums[0]
-
-    @abstractmethod
-    def compute_ratios(
-        self,
-        layout: Layout,
-        step: Step,
-        workspace: Any,
-        mode: int,
-        out: Array,
-        smallest: float,
-        wants_logs: bool,
-    ) -> Array | None:
-        """Compute `mttkrp_of_ratios` from a step's records, remapping as `compute_mode`."""
 
     def invert_sums(self, sums: Array, mode: int, dtype: DTypeLike) -> Array:
         """Return the reciprocals of products of column sums, (1, R); 0 for what is not positive.

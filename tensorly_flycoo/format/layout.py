@@ -17,7 +17,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -50,6 +50,10 @@ class Step(NamedTuple):
     spare: Array = None  # receives the records for the next mode; None if nothing is remapped
     remap_ids: Array = None  # for each place the position of its record in `spare`
     write_order: Array = None  # the order of each tile's `remap_ids`: see `Primitives.order_writes`
+
+
+#: An operation on the nonzeros that has all the memory that it takes, and waits for the records.
+Compute: TypeAlias = Callable[[Step], Any]
 
 
 class Ids(NamedTuple):
@@ -112,6 +116,10 @@ class Layout(ABC):
     def find_empty_rows(self, mode: int) -> Array:
         """Return the rows of `mode` without nonzeros, ascending."""
         return self.tilings[mode].empty_rows
+
+    def count_nonempty_rows(self, mode: int) -> int:
+        """Count the rows of `mode` with nonzeros."""
+        return self.record_format.shape[mode] - self.tilings[mode].empty_rows.size
 
     @classmethod
     def name_copies(cls, ndim: int) -> list[str]:
@@ -188,22 +196,40 @@ class Layout(ABC):
 
     # Use
 
+    def apply(
+        self,
+        operation: str,
+        engine: Primitives,
+        inputs: Mapping[int, Array],
+        mode: int,
+        out: Array,
+        *,
+        stays: bool = False,
+        **options: Any,
+    ) -> Array | None:
+        """Run an operation on the nonzeros, a method of the engine, which writes rows of `mode`.
+
+        `inputs` are the matrices (I_n, K_n) that it reads, by mode. Afterwards a `RemapLayout` is
+        resident in the next mode, with `stays` in `mode`; if memory runs out, it has not moved.
+
+        A tensor in slabs knows these options: `slots`, an array (I_mode,) with the row of `out` for
+        each index with nonzeros, ascending from 0; `wants_sum`, with which the operation returns a
+        small array, and such a tensor the sum of those of its slabs. It brings arrays to devices.
+        """
+        compute = getattr(engine, operation)(self, inputs, mode, out, **options)
+        return self.take_step(mode, compute, engine, stays)
+
     @abstractmethod
     def find_step(self, mode: int) -> Step:
         """Return the step of a mode: only the resident mode, if the layout moves its records."""
 
-    def take_step(self, mode: int, compute: Callable[[Step], None], primitives: Primitives) -> None:
-        """Call ``compute(step)`` with the records of `mode`.
+    def take_step(self, mode: int, compute: Compute, engine: Primitives, stays: bool) -> Any:
+        """Return ``compute(step)``, called with the records of `mode`.
 
         If the step has a `spare`, `compute` must remap the records to it; the next mode is resident
-        afterwards.
+        afterwards. With `stays` it has none.
         """
-        compute(self.find_step(mode))
-
-    @contextlib.contextmanager
-    def hold_mode(self, mode: int, primitives: Primitives) -> Iterator[Step]:
-        """Keep the records of `mode` in place; yield a step that remaps nothing."""
-        yield self.find_step(mode)
+        return compute(self.find_step(mode))
 
     @contextlib.contextmanager
     def hold_records(self) -> Iterator[Array]:

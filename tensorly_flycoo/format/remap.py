@@ -4,12 +4,13 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from ..array_modules import Array
 from .layout import (
+    Compute,
     Cut,
     Ids,
     Layout,
@@ -194,11 +195,14 @@ class RemapLayout(Layout):
         ids = (plan.remap_ids, plan.write_order)
         return Step(self.records, plan.pull_ids, self.bucket_size, self.spare, *ids)
 
-    def take_step(self, mode: int, compute: Callable[[Step], None], primitives: Primitives) -> None:
+    def take_step(self, mode: int, compute: Compute, engine: Primitives, stays: bool) -> Any:
         with self.lock:
-            self._go_to(mode, primitives)
-            compute(self.find_step(mode))
+            self._go_to(mode, engine)
+            if stays:
+                return compute(Step(self.records, self.plans[mode].pull_ids, self.bucket_size))
+            result = compute(self.find_step(mode))
             self.swap()
+            return result
 
     def _go_to(self, mode: int, primitives: Primitives) -> None:
         """Remap without computing until `mode` is resident."""
@@ -212,12 +216,6 @@ class RemapLayout(Layout):
         # This line calls nothing, so neither a KeyboardInterrupt nor a fork in another thread can
         # interrupt it.
         self.records, self.spare, self.mode = self.spare, self.records, next_mode
-
-    @contextlib.contextmanager
-    def hold_mode(self, mode: int, primitives: Primitives) -> Iterator[Step]:
-        with self.lock:
-            self._go_to(mode, primitives)
-            yield Step(self.records, self.plans[mode].pull_ids, self.bucket_size)
 
     @contextlib.contextmanager
     def hold_records(self) -> Iterator[Array]:

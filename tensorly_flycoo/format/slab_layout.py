@@ -1,9 +1,12 @@
 """A layout made of layouts: a tensor cut along its longest mode into slabs."""
 
 import contextlib
+import functools
 import math
+import operator
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from ..array_modules import Array
@@ -16,6 +19,7 @@ from .partition import find_longest_mode, find_slab_shape
 from .primitives import Primitives, index_dtype
 from .slab_building import MemoryBuilder
 from .streamed import KeepAside, StreamedLayout, link_copies
+from .tree import count_waiting, fold_tree
 
 
 class Slab(NamedTuple):
@@ -53,6 +57,7 @@ class SlabLayout:
         self.norm = math.hypot(*(slab.layout.norm for slab in slabs)) if norm is None else norm
         self._primitives = primitives
         self._empty_rows: dict[int, Array] = {}
+        self.shardings: dict[int, Any] = {}  # `find_sharding` fills it
         for home in range(devices.count):
             own = [slab.layout for slab in slabs if slab.home == home]
             link_copies([layout for layout in own if isinstance(layout, StreamedLayout)])
@@ -169,6 +174,68 @@ class SlabLayout:
 
     # Use
 
+    def apply(
+        self,
+        operation: str,
+        engine: Primitives,
+        inputs: Mapping[int, Array],
+        mode: int,
+        out: Array,
+        **options: Any,
+    ) -> Array | None:
+        """Run an operation on the nonzeros slab by slab: see `Layout.apply`.
+
+        In the cut mode each slab writes rows of its own. In any other mode each has a result for
+        all rows; these are added along the tree, in memory that is allocated before all work.
+        """
+        edges, own_slots = self._divide_rows(mode, options.get("slots"))
+        sums: list[Array | None] = []
+
+        def compute(number: int, target: Array) -> Array:
+            slab, cut_mode = self.slabs[number], self.cut_mode
+            own = {n: x[slab.rows] if n == cut_mode else x for n, x in inputs.items()}
+            slots = {} if own_slots is None else {"slots": own_slots[number]}
+            last = (own, mode, target)
+            sums.append(slab.layout.apply(operation, engine, *last, **options | slots))
+            return target
+
+        def add(rows: Array, others: Array) -> Array:
+            rows += others
+            free.append(others)
+            return rows
+
+        if mode == self.cut_mode:
+            for number, (start, stop) in enumerate(pairwise(edges)):
+                compute(number, out[start:stop])
+        else:
+            spares = range(count_waiting(len(self.slabs)))
+            free = [engine.xp.empty(out.shape, out.dtype) for _ in spares]
+            free.append(out)  # taken first: the first operand of each addition receives its result
+            fold_tree((compute(n, free.pop()) for n in range(len(self.slabs))), add)
+        return self._add_up(sums)
+
+    def _divide_rows(self, mode: int, slots: Array | None) -> tuple[list[int], list[Array] | None]:
+        """Return the edges of the slabs' rows in a result of the cut mode, and each slab's slots.
+
+        With `slots` the result has no empty rows. In other modes all slabs have the same slots.
+        """
+        if mode != self.cut_mode or slots is None:
+            return [0, *(slab.rows.stop for slab in self.slabs)], None
+        edges = self._edges_without_empty_rows
+        firsts = zip(self.slabs, edges, strict=False)
+        return edges, [slots[slab.rows] - slots.dtype.type(first) for slab, first in firsts]
+
+    @functools.cached_property
+    def _edges_without_empty_rows(self) -> list[int]:
+        counts = (slab.layout.count_nonempty_rows(self.cut_mode) for slab in self.slabs)
+        return [0, *accumulate(counts)]
+
+    def _add_up(self, sums: Sequence[Array | None]) -> Array | None:
+        """Add what an operation has returned for each slab, if that is anything."""
+        return (
+            None if sums[0] is None else functools.reduce(operator.add, self.devices.collect(sums))
+        )
+
     @contextlib.contextmanager
     def hold_records(self) -> Iterator[Array]:
         """Yield a copy of all records, in any order."""
@@ -217,14 +284,6 @@ class SlabLayout:
     def _map_slab(self, slab: Slab, function: Callable[[Array], Array], scale: float) -> Slab:
         with self.devices.use(slab.home):
             return slab._replace(layout=slab.layout.map_values(function, scale))
-
-
-class SpreadLayout(SlabLayout):
-    """Slabs that are spread over several devices, as are the rows of factors (`RowShards`)."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.shardings: dict[int, Any] = {}  # `find_sharding` fills it
 
 
 def _share(count: int, num_slabs: int) -> list[int]:

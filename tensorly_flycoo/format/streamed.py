@@ -3,12 +3,12 @@
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
 
 from ..array_modules import Array
-from .layout import Cut, Layout, Step, map_record_values
+from .layout import Compute, Cut, Layout, Step, map_record_values
 from .primitives import Primitives
 from .replicated import ReplicatedLayout
 from .tiling import RowTiling
@@ -52,14 +52,9 @@ class StreamedLayout(ReplicatedLayout):
         self.stager = stager
         self.following: list[np.ndarray | None] = [None] * cut.record_format.ndim
 
-    def take_step(self, mode: int, compute: Callable[[Step], None], primitives: Primitives) -> None:
-        with self.hold_mode(mode, primitives) as step:
-            compute(step)
-
-    @contextlib.contextmanager
-    def hold_mode(self, mode: int, primitives: Primitives) -> Iterator[Step]:
+    def take_step(self, mode: int, compute: Compute, engine: Primitives, stays: bool) -> Any:
         with self.stager.take(self.copies[mode], self.following[mode]) as records:
-            yield Step(records)
+            return compute(Step(records))
 
     @contextlib.contextmanager
     def hold_records(self) -> Iterator[Array]:

@@ -20,9 +20,10 @@ from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.partition import find_longest_mode, find_slab_shape
 from ..format.slab_building import SlabBuilder, sort_records, split_nonzeros
-from ..format.slab_layout import Slab, SlabLayout, SpreadLayout
+from ..format.slab_layout import Slab, SlabLayout
 from ..format.streamed import make_keep_aside
 from ..reporting import report
+from ..spread.spread_layout import SpreadLayout
 from ..tensor.memory import attempt
 from ..tensor.tensor import FlycooTensor
 from .array_file import SLABS, TENSOR, check_header, open_arrays, refuse_damage

@@ -100,8 +100,8 @@ class ModeProduct(LazyArray):
         merged, mode, places = merge_modes(x, free_modes, x.dtype)
         inputs = {places[n]: factor for n, factor in self.factors.items()}
         num_columns = math.prod(self._sizes[n] for n in self.factors)
-        array = x._engine.xp.zeros((merged.shape[mode], num_columns), x.dtype)
-        x._engine.ttmc(merged._layout, mode, inputs, array)
+        array = x._engine.xp.empty((merged.shape[mode], num_columns), x.dtype)
+        merged._layout.apply("ttmc", x._engine, inputs, mode, array, stays=True)
         return self._order_axes(array, [*free_modes, *self.factors])
 
     def _contract(self) -> Array:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from ..array_modules import Array, share
 from ..checks import check_factors, check_mode, check_out, check_weights
-from ..format.slab_layout import SpreadLayout
 from ..reporting import log_compilation
 from ..shards.row_shards import RowShards
 from ..shards.sharding import find_sharding
+from ..spread.spread_layout import SpreadLayout
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.memory import attempt
 from ..tensor.tensor import FlycooTensor
@@ -107,17 +107,18 @@ def mttkrp(
         if any(isinstance(factor, RowShards) for factor in factors):
             return _compute_shards(x, layout, factors, mode, weights, out)
     shape = (x.shape[mode], rank)
+    inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
     if out is not None:
-        inputs = [(f"factors[{n}]", factor) for n, factor in enumerate(factors) if n != mode]
-        inputs += [] if weights is None else [("weights", weights)]
-        check_out(out, shape, x.dtype, array_type, inputs, engine.xp.may_share_memory)
-    read = {"x": x._layout.get_copies()[0], "factors": factors}
+        read_too = [(f"factors[{n}]", factor) for n, factor in inputs.items()]
+        read_too += [] if weights is None else [("weights", weights)]
+        check_out(out, shape, x.dtype, array_type, read_too, engine.xp.may_share_memory)
+    read = {"x": layout.get_copies()[0], "factors": factors}
     engine.check_arrays(read if out is None else {**read, "out": out})
 
     def compute() -> Array:
         result = engine.xp.empty(shape, x.dtype) if out is None else out
         with log_compilation():
-            engine.mttkrp(x._layout, factors, mode, result, weights)
+            layout.apply("mttkrp", engine, inputs, mode, result, weights=weights)
         return result
 
     return attempt(f"mttkrp of mode {mode} and rank {rank}", compute)
@@ -141,8 +142,12 @@ def _compute_shards(
                 "such as tl.to_numpy returns"
             )
 
+    inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
+    shape = (x.shape[mode], factors[0].shape[1])
+
     def compute() -> RowShards:
+        arguments = ("mttkrp", x._engine, inputs, mode, shape)
         with log_compilation():
-            return x._engine.mttkrp_shards(layout, factors, mode, weights)
+            return layout.apply_sharded(*arguments, weights=weights)[0]
 
     return attempt(f"mttkrp of mode {mode} and rank {factors[0].shape[1]}", compute)

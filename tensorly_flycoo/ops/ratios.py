@@ -1,6 +1,7 @@
 """MTTKRP of the nonzeros divided by a model: a step of Poisson CP decompositions."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from ..array_modules import Array
 from ..tensor.memory import attempt
@@ -37,7 +38,8 @@ def mttkrp_of_ratios(
 
     def compute() -> tuple[Array, Array | None]:
         out = engine.xp.empty((size, rank), x.dtype)
-        options = {"wants_logs": wants_logs, "stays": stays}
-        return out, engine.mttkrp_of_ratios(x._layout, factors, mode, out, smallest, **options)
+        arguments = ("mttkrp_of_ratios", engine, dict(enumerate(factors)), mode, out)
+        options: dict[str, Any] = {"smallest": smallest, "wants_sum": wants_logs, "stays": stays}
+        return out, x._layout.apply(*arguments, **options)
 
     return attempt(f"an MTTKRP of ratios of mode {mode} and rank {rank}", compute)

@@ -79,8 +79,7 @@ class SharedColumns:
         """Multiply columns by a block with a row for each row of theirs (mode 0), or back."""
         shape = (columns.record_format.shape[mode], block.shape[1])
         out = self._engine.xp.empty(shape, self.dtype)
-        factors = [out, block] if mode == 0 else [block, out]
-        self._engine.mttkrp(columns, factors, mode, out)
+        columns.apply("mttkrp", self._engine, {1 - mode: block}, mode, out)
         return out
 
     @cached_property

@@ -93,7 +93,8 @@ def multiply_nonempty_rows(
     num_columns = math.prod(factor.shape[1] for factor in factors.values())
     rows = x._engine.xp.empty((count_nonempty_rows(x, mode), num_columns), x.dtype)
     numbers, slots = find_nonempty_rows(x, mode)
-    x._engine.ttmc(x._layout, mode, factors, rows, slots)
+    options = {} if slots is None else {"slots": slots}
+    x._layout.apply("ttmc", x._engine, factors, mode, rows, stays=True, **options)
     return rows, numbers
 
 
@@ -197,9 +198,9 @@ class _Operator:
         num_vectors, xp = block.shape[1], self._engine.xp
         vectors = xp.zeros((self._num_indices, num_vectors))
         vectors[self._rows] = block
-        out = xp.zeros((self._x.shape[self._other], num_vectors * self._num_columns))
+        out = xp.empty((self._x.shape[self._other], num_vectors * self._num_columns))
         inputs = {self._mode: vectors, **self._inputs}
-        self._engine.ttmc(self._x._layout, self._other, inputs, out)
+        self._x._layout.apply("ttmc", self._engine, inputs, self._other, out, stays=True)
         out = out.reshape(-1, num_vectors, self._num_columns)
         return out.transpose(0, 2, 1).reshape(-1, num_vectors)
 
@@ -211,10 +212,9 @@ class _Operator:
         xp, num_vectors = self._engine.xp, block.shape[1]
         columns = block.reshape(-1, self._num_columns, num_vectors).transpose(0, 2, 1)
         out = xp.empty((self._num_indices, num_vectors * self._num_columns))
-        factors = {self._other: columns.reshape(-1, out.shape[1]), self._mode: out}
-        factors |= {n: np.tile(factor, (1, num_vectors)) for n, factor in self._spread.items()}
-        in_order = [factors[n] for n in range(self._x.ndim)]
-        self._engine.mttkrp(self._x._layout, in_order, self._mode, out)
+        factors = {n: np.tile(factor, (1, num_vectors)) for n, factor in self._spread.items()}
+        factors[self._other] = columns.reshape(-1, out.shape[1])
+        self._x._layout.apply("mttkrp", self._engine, factors, self._mode, out)
         return out.reshape(-1, num_vectors, self._num_columns).sum(axis=2)[self._rows]
 
     def gram(self, of_rows: bool) -> Array:

@@ -11,11 +11,10 @@ import numpy as np
 
 from ..array_modules import Array, array_module, is_cupy, move
 from ..checks import check_mode, check_rank
-from ..format.slab_layout import SlabLayout, SpreadLayout
+from ..format.slab_layout import SlabLayout
 from ..linalg.leading_pairs import find_leading_squares, root_squares
 from ..linalg.tall_skinny import find_signs, qr
 from ..reporting import report
-from ..shards.whole_factors import gather
 from .column_groups import list_entries
 from .lazy import LazyArray, ModeView
 from .shared_columns import Entries
@@ -197,10 +196,7 @@ def _find_pairs_from_columns(columns: FlycooTensor, rank: int) -> LeadingPairs:
     count = int(np.count_nonzero(values))
     left = engine.xp.empty((columns.shape[1], count), columns.dtype)
     right = engine.xp.ascontiguousarray(right[:, :count])
-    if isinstance(columns._layout, SpreadLayout):
-        left = gather(engine.mttkrp_shards(columns._layout, [right, left], 1))
-    else:
-        engine.mttkrp(columns._layout, [right, left], 1, left)
+    columns._layout.apply("mttkrp", engine, {0: right}, 1, left)
     # Rounding leaves the vectors of small values less than orthonormal.
     vectors = complete_basis(left / values[:count], count)
     known_values = move(values[:count], np).astype(np.float64)

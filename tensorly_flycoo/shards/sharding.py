@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from ..array_modules import Array
 from ..devices import Devices, assign_homes, bring_each
-from ..format.slab_layout import SpreadLayout
+from ..format.slab_layout import SlabLayout
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def cut_evenly(num_rows: int, num_blocks: int) -> tuple[int, ...]:
     return tuple(min(block * length, num_rows) for block in range(num_blocks + 1))
 
 
-def find_sharding(layout: SpreadLayout, mode: int) -> Sharding:
+def find_sharding(layout: SlabLayout, mode: int) -> Sharding:
     """Return how a factor is sharded: in the cut mode like the slabs, else in equal blocks."""
     if mode not in layout.shardings:
         size, devices = layout.record_format.shape[mode], layout.devices

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..array_modules import Array, share
-from ..format.slab_layout import SpreadLayout
+from ..format.slab_layout import SlabLayout
 from .row_shards import RowShards
 from .sharding import find_sharding
 
 
-def scatter_all(layout: SpreadLayout, factors: Sequence[Array | RowShards]) -> list[RowShards]:
+def scatter_all(layout: SlabLayout, factors: Sequence[Array | RowShards]) -> list[RowShards]:
     """Return factors sharded as a tensor's MTTKRP shards its results."""
     return [
         factor

@@ -11,6 +11,7 @@ from ..array_modules import Array, is_cupy
 from ..checks import SURELY_FREE_NBYTES
 from ..engines import select_engine
 from ..reporting import log_compilation
+from ..spread import building
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -95,7 +96,7 @@ def build_layout(
     def build(count: int) -> AnyLayout:
         check_room(engine, engine.estimate_layout(*sizes, count)[1] - given)
         with log_compilation():
-            return engine.build_layout(layout, coords, values, shape, count, keep)
+            return building.build_layout(engine, layout, coords, values, shape, count, keep)
 
     if num_slabs:
         count = num_slabs

@@ -36,9 +36,9 @@ def make_counts(shape, nnz, rank, dtype, skew=2.0, seed=0):
 
 def compute(x, factors, mode, wants_logs=True, stays=False, smallest=1e-30):
     out = cupy.full((x.shape[mode], factors[0].shape[1]), np.nan, x.dtype)
-    log_sum = cuda.CUDA.mttkrp_of_ratios(
-        x._layout, factors, mode, out, smallest, wants_logs=wants_logs, stays=stays
-    )
+    arguments = ("mttkrp_of_ratios", cuda.CUDA, dict(enumerate(factors)), mode, out)
+    options = {"smallest": smallest, "wants_sum": wants_logs, "stays": stays}
+    log_sum = x._layout.apply(*arguments, **options)
     assert (log_sum is not None) == wants_logs
     return out.get(), None if log_sum is None else float(log_sum)
 

@@ -100,16 +100,21 @@ def test_threads_with_streams_of_their_own(num_resident):
 
 def test_an_exception_in_the_middle(monkeypatch, num_resident):
     x, expected, calls = make(keep="host"), None, []
-    expected, original = compute(x), CUDA.compute_mode
+    expected, original = compute(x), CUDA.mttkrp
 
-    def fail(*arguments):
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return original(*arguments)
+    def prepare(*arguments, **options):
+        own = original(*arguments, **options)
+
+        def fail(step):
+            calls.append(1)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            own(step)
+
+        return fail
 
     with monkeypatch.context() as patch:
-        patch.setattr(CUDA, "compute_mode", fail)
+        patch.setattr(CUDA, "mttkrp", prepare)
         with pytest.raises(KeyboardInterrupt):
             compute(x)
     for found, other in zip(compute(x), expected, strict=True):

@@ -80,6 +80,9 @@ class NumpyDevices:
         finally:
             _current.device = previous
 
+    def empty(self, shape, dtype):
+        return place(np.empty(shape, dtype), current_device())
+
     def run(self, device, function, *args):
         with self.use(device):
             return function(*args)

@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from ...array_modules import Array, move
-from ...format.layout import Cut, Layout, Step
+from ...format.layout import Compute, Cut, Layout, Step
 from ...format.packing import RecordFormat
 from ...reporting import log_compilation
 from ..protocol import Engine
@@ -54,65 +54,67 @@ class CpuEngine(CpuPrimitives, Engine):
     def count_free_nbytes(self) -> int | None:
         return count_free_nbytes()
 
-    def allocate_workspace(
+    def mttkrp(
         self,
         layout: Layout,
-        factors: Sequence[Array],
-        mode: int,
-        out: Array,
-        has_own: bool = False,
-    ) -> tuple[tuple[Array, ...], Array]:
-        inputs = [factor for n, factor in enumerate(factors) if n != mode]
-        inputs += [factors[mode]] if has_own else []
-        arrays = tuple(np.require(factor, requirements=("C", "A", "W")) for factor in inputs)
-        partial_rows = np.empty((layout.tilings[mode].carry_rows.size, out.shape[1]), out.dtype)
-        return arrays, partial_rows
-
-    def compute_mode(
-        self,
-        layout: Layout,
-        step: Step,
-        workspace: Any,
+        factors: Mapping[int, Array],
         mode: int,
         out: Array,
         weights: Array | None = None,
-    ) -> None:
-        if step.records.shape[0] == 0:
-            out[...] = 0
-            return
-        num_lanes = kernels.count_lanes(out)
-        arguments = _gather_arguments(layout, step, workspace, mode, out, num_lanes)
-        num_tiles = arguments[0].carry_rows.shape[0]
-        self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp_tiles", num_lanes=num_lanes)
-        threads.launch(kernels.mttkrp_tiles, num_tiles, *arguments)
-        kernels.add_partial_rows(layout.tilings[mode].carry_rows, workspace[1], out)
-        if weights is not None:
-            out *= weights
+    ) -> Compute:
+        workspace = self.allocate_workspace(layout, factors, mode, out)
 
-    def compute_ratios(
+        def compute(step: Step) -> None:
+            if step.records.shape[0] == 0:
+                out[...] = 0
+                return
+            num_lanes = kernels.count_lanes(out)
+            arguments = _gather_arguments(layout, step, workspace, mode, out, num_lanes)
+            num_tiles = arguments[0].carry_rows.shape[0]
+            self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp_tiles", num_lanes=num_lanes)
+            threads.launch(kernels.mttkrp_tiles, num_tiles, *arguments)
+            kernels.add_partial_rows(layout.tilings[mode].carry_rows, workspace[1], out)
+            if weights is not None:
+                np.multiply(out, weights, out=out)
+
+        return compute
+
+    def mttkrp_of_ratios(
         self,
         layout: Layout,
-        step: Step,
-        workspace: Any,
+        factors: Mapping[int, Array],
         mode: int,
         out: Array,
         smallest: float,
-        wants_logs: bool,
-    ) -> Array | None:
-        if step.records.shape[0] == 0:
-            out[...] = 0
-            return np.zeros(()) if wants_logs else None
-        (*arrays, factor), partial_rows = workspace
-        num_lanes, workspace = _choose_lanes(out), (tuple(arrays), partial_rows)
-        arguments = _gather_arguments(layout, step, workspace, mode, out, num_lanes)
-        num_tiles = arguments[0].carry_rows.shape[0]
-        log_sums = np.empty(num_tiles) if wants_logs else None
-        model = ratios.Model(factor, out.dtype.type(smallest), log_sums)
-        has_steps = None if out.shape[1] == num_lanes else True
-        self.log("ratios", layout.name, mode=mode, kernel="ratio_tiles", num_lanes=num_lanes)
-        threads.launch(ratios.ratio_tiles, num_tiles, *arguments, model, has_steps)
-        kernels.add_partial_rows(layout.tilings[mode].carry_rows, partial_rows, out)
-        return None if log_sums is None else np.asarray(logarithms.add_in_order(log_sums))
+        wants_sum: bool = False,
+    ) -> Compute:
+        (*arrays, factor), partial_rows = self.allocate_workspace(layout, factors, mode, out)
+
+        def compute(step: Step) -> Array | None:
+            if step.records.shape[0] == 0:
+                out[...] = 0
+                return np.zeros(()) if wants_sum else None
+            num_lanes, workspace = _choose_lanes(out), (tuple(arrays), partial_rows)
+            arguments = _gather_arguments(layout, step, workspace, mode, out, num_lanes)
+            num_tiles = arguments[0].carry_rows.shape[0]
+            log_sums = np.empty(num_tiles) if wants_sum else None
+            model = ratios.Model(factor, out.dtype.type(smallest), log_sums)
+            has_steps = None if out.shape[1] == num_lanes else True
+            self.log("ratios", layout.name, mode=mode, kernel="ratio_tiles", num_lanes=num_lanes)
+            threads.launch(ratios.ratio_tiles, num_tiles, *arguments, model, has_steps)
+            kernels.add_partial_rows(layout.tilings[mode].carry_rows, partial_rows, out)
+            return None if log_sums is None else np.asarray(logarithms.add_in_order(log_sums))
+
+        return compute
+
+    def allocate_workspace(
+        self, layout: Layout, factors: Mapping[int, Array], mode: int, out: Array
+    ) -> tuple[tuple[Array, ...], Array]:
+        """Return the factors as kernels read them, that of `mode` last, and memory for carries."""
+        inputs = [factors[n] for n in sorted(factors, key=lambda n: (n == mode, n))]
+        arrays = tuple(np.require(factor, requirements=("C", "A", "W")) for factor in inputs)
+        partial_rows = np.empty((layout.tilings[mode].carry_rows.size, out.shape[1]), out.dtype)
+        return arrays, partial_rows
 
     def scale_rows(self, product: Array, factor: Array, scales: Array, sums: Array) -> None:
         updates.add_up(updates.scale_blocks, (product, factor, scales), sums[None])
@@ -126,14 +128,14 @@ class CpuEngine(CpuPrimitives, Engine):
         updates.add_up(updates.extrapolate_blocks, (moved, *factors, powers), sums[None])
         return moved
 
-    def compute_ttmc(
+    def ttmc(
         self,
         layout: Layout,
-        mode: int,
         inputs: Mapping[int, Array],
+        mode: int,
         out: Array,
         slots: Array | None = None,
-    ) -> None:
+    ) -> Compute:
         record_format, tiling = layout.record_format, layout.tilings[mode]
         partial_rows = np.empty((tiling.carry_rows.size, out.shape[1]), out.dtype)
         # With a single mode each nonzero takes row 0 of a factor of ones.
@@ -142,7 +144,10 @@ class CpuEngine(CpuPrimitives, Engine):
         factors = list(inputs.values()) or [np.ones((1, 1), out.dtype)]
         kronecker = ttmc_kernels.lay_out_factors(fields, factors)
         output = ttmc_kernels.SlotOutput(Field.of(record_format, mode), slots, out, partial_rows)
-        with layout.hold_mode(mode, self) as step:
+
+        def compute(step: Step) -> None:
+            if len(out) > layout.count_nonempty_rows(mode):
+                out[...] = 0
             if step.records.shape[0] == 0:
                 return
             tiles = Tiles(layout.tile_size, step.bucket_size, tiling.carry_rows)
@@ -151,10 +156,12 @@ class CpuEngine(CpuPrimitives, Engine):
             num_lanes = len(kronecker.lanes)
             self.log("ttmc", layout.name, mode=mode, kernel="ttmc_tiles", num_lanes=num_lanes)
             threads.launch(ttmc_kernels.ttmc_tiles, num_tiles, tiles, source, kronecker, output)
-        carry_rows = tiling.carry_rows
-        if slots is not None:
-            carry_rows = np.where(carry_rows >= 0, slots[carry_rows].astype(np.int64), carry_rows)
-        kernels.add_partial_rows(carry_rows, partial_rows, out)
+            rows = tiling.carry_rows
+            if slots is not None:
+                rows = np.where(rows >= 0, slots[rows].astype(np.int64), rows)
+            kernels.add_partial_rows(rows, partial_rows, out)
+
+        return compute
 
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
         (columns, ids), size = coords, diagonal.size

@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike
 
 from ...array_modules import Array, is_cupy
 from ...checks import check_current_gpu
-from ...format.layout import Cut, Layout, Step
+from ...format.layout import Compute, Cut, Layout, Step
 from ...format.packing import RecordFormat
 from ...format.tree import Tree
 from ..protocol import Engine
@@ -80,80 +80,80 @@ class CudaEngine(CudaPrimitives, Engine):
         free, limit = free + pool.free_bytes(), pool.get_limit()
         return min(free, limit - pool.used_bytes()) if limit else free
 
-    def allocate_workspace(
+    def mttkrp(
         self,
         layout: Layout,
-        factors: Sequence[Array],
+        factors: Mapping[int, Array],
         mode: int,
         out: Array,
-        has_own: bool = False,
+        weights: Array | None = None,
+    ) -> Compute:
+        arrays, carries = self.allocate_workspace(layout, factors, mode, out)
+
+        def compute(step: Step) -> None:
+            if layout.tilings[mode].carry_rows.shape[0] == 0:
+                out.fill(0)
+                return
+            scales = None if weights is None else cupy.ascontiguousarray(weights)
+            kernel = _find_kernel(layout, step, mode, arrays, out)
+            self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp_remap.cu", cut=kernel.cut)
+            kernel.launch(step, arrays, scales, out, carries)
+            add_carries(carries, out)
+
+        return compute
+
+    def mttkrp_of_ratios(
+        self,
+        layout: Layout,
+        factors: Mapping[int, Array],
+        mode: int,
+        out: Array,
+        smallest: float,
+        wants_sum: bool = False,
+    ) -> Compute:
+        (*arrays, own), carries = self.allocate_workspace(layout, factors, mode, out)
+
+        def compute(step: Step) -> Array | None:
+            num_tiles = layout.tilings[mode].carry_rows.shape[0]
+            if num_tiles == 0:
+                out.fill(0)
+                return cupy.zeros(()) if wants_sum else None
+            kernel = _find_kernel(layout, step, mode, [*arrays, own], out, 1 + wants_sum)
+            self.log("ratios", layout.name, mode=mode, kernel="mttkrp_remap.cu", cut=kernel.cut)
+            log_sums = cupy.empty((num_tiles, kernel.block_size // 32)) if wants_sum else None
+            address = 0 if log_sums is None else log_sums.data.ptr
+            model = (own.data.ptr, row_pitch(own), smallest, address)
+            kernel.launch(step, arrays, None, out, carries, model)
+            add_carries(carries, out)
+            return None if log_sums is None else log_sums.sum()
+
+        return compute
+
+    def allocate_workspace(
+        self, layout: Layout, factors: Mapping[int, Array], mode: int, out: Array
     ) -> Workspace:
-        arrays = [f for n, f in enumerate(factors) if n != mode]
-        arrays += [factors[mode]] if has_own else []
+        """Return the factors as kernels read them, that of `mode` last, and memory for carries."""
+        arrays = [factors[n] for n in sorted(factors, key=lambda n: (n == mode, n))]
         arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in arrays]
         carry_rows = layout.tilings[mode].carry_rows
         carries = allocate_carries(carry_rows.size, out.shape[1], out.dtype, carry_rows)
         return Workspace(_align_rows(arrays, layout.records.shape[0]), carries)
 
-    def compute_mode(
-        self,
-        layout: Layout,
-        step: Step,
-        workspace: Workspace,
-        mode: int,
-        out: Array,
-        weights: Array | None = None,
-    ) -> None:
-        if layout.tilings[mode].carry_rows.shape[0] == 0:
-            out.fill(0)
-            return
-        arrays, carries = workspace
-        if weights is not None:
-            weights = cupy.ascontiguousarray(weights)
-        kernel = _find_kernel(layout, step, mode, arrays, out)
-        self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp_remap.cu", cut=kernel.cut)
-        kernel.launch(step, arrays, weights, out, carries)
-        add_carries(carries, out)
-
-    def compute_ratios(
-        self,
-        layout: Layout,
-        step: Step,
-        workspace: Workspace,
-        mode: int,
-        out: Array,
-        smallest: float,
-        wants_logs: bool,
-    ) -> Array | None:
-        num_tiles = layout.tilings[mode].carry_rows.shape[0]
-        if num_tiles == 0:
-            out.fill(0)
-            return cupy.zeros(()) if wants_logs else None
-        (*arrays, own), carries = workspace
-        kernel = _find_kernel(layout, step, mode, [*arrays, own], out, 1 + wants_logs)
-        self.log("ratios", layout.name, mode=mode, kernel="mttkrp_remap.cu", cut=kernel.cut)
-        log_sums = cupy.empty((num_tiles, kernel.block_size // 32)) if wants_logs else None
-        address = 0 if log_sums is None else log_sums.data.ptr
-        model = (own.data.ptr, row_pitch(own), smallest, address)
-        kernel.launch(step, arrays, None, out, carries, model)
-        add_carries(carries, out)
-        return None if log_sums is None else log_sums.sum()
-
     def add_parts(self, rows: Array, tree: Tree) -> Array:
         return exchange.add_parts(rows, tree)
 
-    def compute_ttmc(
+    def ttmc(
         self,
         layout: Layout,
-        mode: int,
         inputs: Mapping[int, Array],
+        mode: int,
         out: Array,
         slots: Array | None = None,
-    ) -> None:
+    ) -> Compute:
         record_format, tiling = layout.record_format, layout.tilings[mode]
         num_tiles, num_columns = tiling.carry_rows.shape[0], out.shape[1]
         if num_tiles == 0:
-            return
+            return lambda step: out.fill(0)
         cut = tuning.cut_columns(num_columns, len(inputs))
         block_size = tuning.choose_block_size(layout.tile_size)
         num_runs = num_tiles * (block_size // cut.group_size)
@@ -161,7 +161,10 @@ class CudaEngine(CudaPrimitives, Engine):
         arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in inputs.values()]
         occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs))
         slot_dtype = np.dtype(np.uint32) if slots is None else slots.dtype
-        with layout.hold_mode(mode, self) as step:
+
+        def compute(step: Step) -> None:
+            if len(out) > layout.count_nonempty_rows(mode):
+                out.fill(0)
             types = (slot_dtype, find_bits(step.pull_ids))
             macros = ttmc_macros(record_format, layout.tile_size, cut, occupancy, *types)
             kernel = launch.get_kernel("ttmc.cu", "ttmc", **macros)
@@ -176,7 +179,9 @@ class CudaEngine(CudaPrimitives, Engine):
             shared_nbytes = layout.tile_size * slot_nbytes(record_format)
             sizes = (num_tiles, cut.num_parts, block_size)
             launch.launch_tiles(kernel, *sizes, arguments, shared_nbytes)
-        add_carries(carries, out)
+            add_carries(carries, out)
+
+        return compute
 
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
         # Products of dense blocks: cuSPARSE adds in no fixed order.

@@ -27,7 +27,7 @@ def test_calls_are_logged_at_debug(caplog, layout):
     with caplog.at_level(logging.DEBUG, "tensorly_flycoo"):
         x = make_tensor(layout)
         mttkrp(x, [np.ones((3, 4))] * 2, 1)
-        CPU.ttmc(x._layout, 0, {1: np.ones((3, 2))}, np.empty((3, 2)))
+        x._layout.apply("ttmc", CPU, {1: np.ones((3, 2))}, 0, np.empty((3, 2)), stays=True)
     lines = [r.getMessage() for r in caplog.records if r.levelno == logging.DEBUG]
     lines = [line for line in lines if not line.startswith("compiled")]
     used = f"engine='cpu', layout='{layout}'"

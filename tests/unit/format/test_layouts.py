@@ -32,7 +32,7 @@ def remap_once(layout):
     """Take a step that only remaps."""
     layout.spare[...] = 0
     mode, primitives = layout.mode, Primitives()
-    layout.take_step(mode, lambda step: primitives.remap(step, layout.cut), primitives)
+    layout.take_step(mode, lambda step: primitives.remap(step, layout.cut), primitives, False)
     assert layout.mode == (mode + 1) % layout.record_format.ndim
 
 
@@ -271,7 +271,7 @@ def test_an_engine_may_keep_ids_in_a_form_of_its_own():
 @pytest.mark.parametrize("second", [0, 1, 2])
 @pytest.mark.parametrize("name", LAYOUT_CLASSES)
 def test_a_step_finds_the_order_of_any_mode(name, first, second):
-    """A computing step leaves the next mode resident; holding a mode leaves that mode resident."""
+    """A computing step leaves the next mode resident, or its own mode if the layout stays."""
     rng, shape, primitives = np.random.default_rng(0), (9, 8, 7), Primitives()
     coords = np.stack([rng.integers(0, size, 60) for size in shape])
     arguments = (coords, np.ones(60), shape)
@@ -291,11 +291,13 @@ def test_a_step_finds_the_order_of_any_mode(name, first, second):
         if step.spare is not None:
             primitives.remap(step, layout.cut)
 
-    layout.take_step(first, compute, primitives)
-    assert layout.mode == ((first + 1) % 3 if name == "remap" else 0)
-    with layout.hold_mode(second, primitives) as step:
+    def compute_in_place(step):
         np.testing.assert_array_equal(read(step), replicated.copies[second])
         assert step.spare is None
+
+    layout.take_step(first, compute, primitives, False)
+    assert layout.mode == ((first + 1) % 3 if name == "remap" else 0)
+    layout.take_step(second, compute_in_place, primitives, True)
     assert layout.mode == (second if name == "remap" else 0)
 
 
@@ -310,6 +312,6 @@ def test_a_step_that_fails_leaves_the_layout(fails_after):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        layout.take_step(0, fail, primitives)
+        layout.take_step(0, fail, primitives, False)
     assert (layout.mode, layout.lock.locked()) == (0, False)
     np.testing.assert_array_equal(layout.records, before)

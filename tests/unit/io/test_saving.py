@@ -13,12 +13,12 @@ from problems import compute_all, make_factors, make_problem
 from tensorly_flycoo import FlycooTensor, load, mttkrp, save
 from tensorly_flycoo.checks import LAYOUTS
 from tensorly_flycoo.engines.cpu import engine as cpu
-from tensorly_flycoo.engines.protocol import Engine
 from tensorly_flycoo.format.layout import Cut
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
 from tensorly_flycoo.io.saving import check_arrays
+from tensorly_flycoo.spread import building
 
 pytestmark = pytest.mark.usual_limits("slabs")  # which cannot be saved
 
@@ -39,7 +39,7 @@ def no_building(monkeypatch):
     def refuse(*arguments):
         raise AssertionError("a plan was built")
 
-    monkeypatch.setattr(Engine, "build_layout", refuse)
+    monkeypatch.setattr(building, "build_layout", refuse)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -28,12 +28,12 @@ def make_factors(shape, ranks, dtype="float64"):
 
 
 def compute(x, factors, mode):
-    """Compute one mode into memory full of nan; rows without nonzeros stay nan."""
+    """Compute one mode into memory full of nan."""
     inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
     num_columns = int(np.prod([factor.shape[1] for factor in inputs.values()]))
     out = np.full((x.shape[mode], num_columns), np.nan, x.dtype)
     poison_spare(x)
-    cpu.CPU.ttmc(x._layout, mode, inputs, out)
+    x._layout.apply("ttmc", cpu.CPU, inputs, mode, out, stays=True)
     return out
 
 
@@ -47,7 +47,7 @@ def check(result, problem, factors, mode):
     row_nnz = np.bincount(problem.coords[mode], minlength=problem.shape[mode])[:, None]
     bound = (row_nnz + len(problem.shape)) * float(np.finfo(result.dtype).eps) * magnitude
     is_empty = row_nnz[:, 0] == 0
-    assert np.isnan(result[is_empty]).all()
+    assert (result[is_empty] == 0).all()
     assert (np.abs(result - expected) <= bound)[~is_empty].all()
 
 
@@ -120,7 +120,8 @@ def test_inputs_may_come_in_any_order(small_tiles):
     factors = make_factors(problem.shape, (2, 3, 4, 5))
     x, shape = problem.tensor(), (8, 5, 2, 4)
     out = np.full((8, 40), np.nan)
-    cpu.CPU.ttmc(x._layout, 1, {n: factors[n] for n in (3, 0, 2)}, out)
+    inputs = {n: factors[n] for n in (3, 0, 2)}
+    x._layout.apply("ttmc", cpu.CPU, inputs, 1, out, stays=True)
     columns = out.reshape(shape).transpose(0, 2, 3, 1).reshape(8, -1)
     check(columns, problem, factors, 1)
 
@@ -132,8 +133,9 @@ def test_slots_keep_only_nonempty_rows(small_tiles):
     slots = np.full(4000, 2**32 - 1, np.uint32)  # slots of empty rows are out of range
     slots[used] = np.arange(used.size)
     out = np.full((used.size, 12), np.nan)
-    cpu.CPU.ttmc(x._layout, 0, {1: factors[1], 2: factors[2]}, out, slots)
-    spread = np.full((4000, 12), np.nan)
+    inputs = {1: factors[1], 2: factors[2]}
+    x._layout.apply("ttmc", cpu.CPU, inputs, 0, out, stays=True, slots=slots)
+    spread = np.zeros((4000, 12))
     spread[used] = out
     check(spread, problem, factors, 0)
 
@@ -142,7 +144,7 @@ def test_slots_keep_only_nonempty_rows(small_tiles):
 def test_no_nonzeros():
     problem = make_problem((4, 5, 6), 0)
     factors = make_factors(problem.shape, (2, 3, 4))
-    assert np.isnan(compute(problem.tensor(), factors, 1)).all()
+    assert (compute(problem.tensor(), factors, 1) == 0).all()
 
 
 def test_factors_that_are_not_contiguous(small_tiles):

@@ -37,9 +37,8 @@ def make_counts(shape, nnz, rank, dtype="float64", seed=0):
 
 def compute(x, factors, mode, smallest=1e-30, **options):
     out = np.full((x.shape[mode], factors[0].shape[1]), np.nan, x.dtype)
-    log_sum = cpu.CPU.mttkrp_of_ratios(
-        x._layout, factors, mode, out, smallest, wants_logs=True, **options
-    )
+    arguments = ("mttkrp_of_ratios", cpu.CPU, dict(enumerate(factors)), mode, out)
+    log_sum = x._layout.apply(*arguments, smallest=smallest, wants_sum=True, **options)
     return out, float(log_sum)
 
 

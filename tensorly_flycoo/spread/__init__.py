@@ -1,0 +1,1 @@
+"""Many of one: tensors in slabs on several devices."""

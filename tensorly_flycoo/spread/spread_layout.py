@@ -1,0 +1,139 @@
+"""Slabs that are spread over several devices, as are the rows of factors (`RowShards`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from ..array_modules import Array
+from ..devices import bring_each
+from ..format.slab_layout import SlabLayout
+from ..format.tree import Tree, fold_tree, renumber
+from ..shards.row_shards import RowShards, gather_each
+from ..shards.sharding import Sharding, cut_evenly, find_sharding
+
+if TYPE_CHECKING:
+    from ..engines.protocol import Engine
+
+
+class SpreadLayout(SlabLayout):
+    """Slabs on several devices, and factors that are plain arrays or `RowShards`."""
+
+    def apply(
+        self,
+        operation: str,
+        engine: Any,
+        inputs: Mapping[int, Array | RowShards],
+        mode: int,
+        out: Array,
+        **options: Any,
+    ) -> Array | None:
+        """Run an operation on the nonzeros; gather its result on the first device, in `out`."""
+        result, total = self.apply_sharded(operation, engine, inputs, mode, out.shape, **options)
+        blocks = self.devices.collect(result.blocks)
+        for (start, stop), block in zip(pairwise(result.sharding.edges), blocks, strict=True):
+            out[start:stop] = block
+        return total
+
+    def apply_sharded(
+        self,
+        operation: str,
+        engine: Engine,
+        inputs: Mapping[int, Array | RowShards],
+        mode: int,
+        shape: tuple[int, int],
+        **options: Any,
+    ) -> tuple[RowShards, Array | None]:
+        """Run an operation as `Layout.apply` does; its result, of `shape`, stays spread.
+
+        In the cut mode each slab computes a block. In any other mode each device adds the results
+        of its own slabs as far as the tree allows; the device of each block adds that block of all.
+        """
+        devices, slabs, is_cut = self.devices, self.slabs, mode == self.cut_mode
+        edges, own_slots = self._divide_rows(mode, options.get("slots"))
+        sharding = find_sharding(self, mode)
+        if own_slots is not None:
+            sharding = Sharding(tuple(edges), sharding.homes, devices)
+        elif shape[0] != sharding.num_rows:
+            sharding = Sharding.of(cut_evenly(shape[0], self.num_slabs), devices)
+        # First all copies, then all work: a copy waits for the work that is under way.
+        own = self._bring_inputs(inputs, options, own_slots)
+        results: dict[int, Array] = {}
+        sums: list[Array | None] = []
+
+        def compute(number: int) -> Tree:
+            slab, (own_inputs, own_options) = slabs[number], own[number]
+            num_rows = edges[number + 1] - edges[number] if is_cut else shape[0]
+            with devices.use(slab.home):
+                target = devices.empty((num_rows, shape[1]), self.record_format.dtype)
+                last = (own_inputs, mode, target)
+                sums.append(slab.layout.apply(operation, engine, *last, **own_options))
+            results[number] = target
+            return number
+
+        def add(a: Tree, b: Tree) -> Tree:
+            """Add neighbours at once if they are on one device, else when all devices compute."""
+            if not isinstance(a, int) or not isinstance(b, int) or slabs[a].home != slabs[b].home:
+                return a, b
+            with devices.use(slabs[a].home):
+                results[a] += results.pop(b)
+            return a
+
+        computed = map(compute, range(len(slabs)))
+        if is_cut:
+            blocks = [results[number] for number, _ in enumerate(computed)]
+        else:
+            blocks = _add_blocks(engine, results, fold_tree(computed, add), sharding)
+        return RowShards(blocks, sharding), self._add_up(sums)
+
+    def _bring_inputs(
+        self,
+        inputs: Mapping[int, Array | RowShards],
+        options: dict[str, Any],
+        own_slots: Sequence[Array] | None,
+    ) -> list[tuple[dict[int, Array], dict[str, Any]]]:
+        """Return the inputs and options of each slab, on its device.
+
+        Of the cut mode's input a slab reads only its own rows.
+        """
+        devices, homes, cut_mode = self.devices, [slab.home for slab in self.slabs], self.cut_mode
+        whole: dict[Any, Any] = {n: x for n, x in inputs.items() if n != cut_mode}
+        whole |= {name: x for name, x in options.items() if getattr(x, "ndim", 0)}
+        parts: dict[Any, Sequence[Array]] = {}
+        if cut_mode in inputs:
+            x = inputs[cut_mode]
+            rows = () if isinstance(x, RowShards) else (x[slab.rows] for slab in self.slabs)
+            parts[cut_mode] = (
+                x.blocks if isinstance(x, RowShards) else bring_each(devices, rows, homes)
+            )
+        if own_slots is not None:
+            del whole["slots"]
+            parts["slots"] = bring_each(devices, own_slots, homes)
+        gathered = gather_each(whole.values(), devices, dict.fromkeys(homes))
+        on_each = dict(zip(whole, gathered, strict=True))
+        found = []
+        for number, home in enumerate(homes):
+            own = {key: arrays[home] for key, arrays in on_each.items()}
+            own |= {key: blocks[number] for key, blocks in parts.items()}
+            # In the order of the inputs: TTMc's columns follow it.
+            own_options = {name: own.get(name, x) for name, x in options.items()}
+            found.append(({n: own[n] for n in inputs}, own_options))
+        return found
+
+
+def _add_blocks(
+    engine: Engine, results: Mapping[int, Array], tree: Tree, sharding: Sharding
+) -> list[Array]:
+    """Add matrices on several devices, which `tree` numbers; the device of a block adds it."""
+    devices, homes = sharding.devices, sharding.homes
+    places = {number: place for place, number in enumerate(results)}
+    requests = [
+        ([matrix[start:stop] for matrix in results.values()], home)
+        for (start, stop), home in zip(pairwise(sharding.edges), homes, strict=True)
+    ]
+    blocks, placed = [], renumber(tree, places)
+    for parts, home in zip(devices.gather(requests), homes, strict=True):
+        with devices.use(home):
+            blocks.append(engine.add_parts(parts, placed))
+    return blocks
