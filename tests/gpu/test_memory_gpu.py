@@ -146,7 +146,9 @@ def test_mttkrp_runs_out_anywhere_and_leaves_the_tensor(pool, layout, mode):
     assert 20 <= len(errors) <= 25  # whole blocks hold a little more than the bytes requested
     for error in errors:
         assert type(error) is MemoryError
-        text = f"mttkrp of mode {mode} and rank 64 needs more memory than the GPU has: Out of memory"
+        text = (
+            f"mttkrp of mode {mode} and rank 64 needs more memory than the GPU has: Out of memory"
+        )
         assert str(error).startswith(text)
     check(result.get(), *problem, mode)
     pool.set_limit(size=0)
