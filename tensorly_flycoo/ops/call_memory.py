@@ -114,12 +114,13 @@ def estimate_memory(
 
     Notes
     -----
-    `call_nbytes` is within 15 % of the peak in tests. An iteration takes the factors and twice the
-    longest one. The start with ``init="svd"`` is as large as that or larger if the tensor has many
-    nonzeros for the lengths of its modes: it takes at least 21 bytes per nonzero, and more for rows
-    of an unfolding that share a column. How many do depends on the data; the estimate takes the
-    nonzeros to be spread evenly. Nonzeros in clusters share more columns. A tensor that a call
-    first builds from a COO needs `peak_nbytes` for a while.
+    `call_nbytes` is within 15 % of the peak in tests with one slab, and rougher with more. An
+    iteration takes the factors and twice the longest one. The start with ``init="svd"`` is as large
+    as that or larger if the tensor has many nonzeros for the lengths of its modes: it takes at
+    least 21 bytes per nonzero, and more for rows of an unfolding that share a column. How many do
+    depends on the data; the estimate takes the nonzeros to be spread evenly. Nonzeros in clusters
+    share more columns. A tensor that a call first builds from a COO needs `peak_nbytes` for a
+    while.
 
     Examples
     --------

@@ -109,8 +109,8 @@ class FlycooTensor:
         device, and its factors are CuPy arrays there.
     slabs : int, optional
         Cuts the longest mode into so many parts with about equally many nonzeros. Results depend
-        on this number within rounding errors. By default 1, or one for each 2**32 nonzeros, or as
-        many more (times 2, 4, ...) as let the tensor be built in the free memory.
+        on this number within rounding errors. By default 1, or one for each 2**32 nonzeros; if
+        memory runs out while the tensor is built, or would, 2 times as many, 4 times, and so on.
     keep : {"device", "host"}
         "host" is for tensors larger than a GPU: slabs that do not fit in half of its free memory
         stay in pinned host memory and visit it in turn. On a CPU both are the same.
@@ -136,8 +136,8 @@ class FlycooTensor:
     ImportError, RuntimeError
         If `device` is "cuda" and cannot be used.
     MemoryError
-        If memory runs out, or clearly would; the message says what is needed and free, and what
-        would fit.
+        If memory runs out, or clearly would, even with 64 times as many slabs; the message says
+        what was asked for, what is free and what takes less.
 
     Notes
     -----

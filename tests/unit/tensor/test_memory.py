@@ -17,6 +17,7 @@ from tensorly_flycoo.format.layout import Cut
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
+from tensorly_flycoo.spread import building
 
 LAYOUTS = pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -229,14 +230,14 @@ def test_what_exceeds_the_free_memory_is_refused_before_anything_is_allocated(mo
     """Linux would kill the process, so an allocation that fails is no sign."""
     shape, free = (10**8, 3), 10**8
     monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: free)
-    monkeypatch.setattr(cpu.CPU, "build_layout", lambda *_: pytest.fail("was built"))
+    monkeypatch.setattr(building, "build_layout", lambda *_: pytest.fail("was built"))
     with pytest.raises(MemoryError, match=r"about .* GB; 100 MB is free\. .*indices without gaps"):
         FlycooTensor([[0], [0]], [1.0], shape, device="cpu")
 
 
 def test_the_error_says_if_free_memory_is_unknown(monkeypatch):
     monkeypatch.setattr(cpu.CPU, "count_free_nbytes", lambda: None)
-    monkeypatch.setattr(cpu.CPU, "build_layout", lambda *_: np.empty(2**60, np.uint8))
+    monkeypatch.setattr(building, "build_layout", lambda *_: np.empty(2**60, np.uint8))
     with pytest.raises(MemoryError, match=r"has: .* 1\.00 EiB .*; an unknown amount is free"):
         FlycooTensor([[0], [0]], [1.0], (3, 3), device="cpu")
 
@@ -246,15 +247,15 @@ def test_the_error_says_if_free_memory_is_unknown(monkeypatch):
 def test_what_runs_out_while_it_is_built_is_cut_into_more_slabs(monkeypatch, slabs):
     """But not if the user gave their number."""
     problem = make_problem((30, 20, 10), 500)
-    expected, build, counts = problem.tensor(slabs=4), cpu.CPU.build_layout, []
+    expected, build, counts = problem.tensor(slabs=4), building.build_layout, []
 
-    def run_out(name, coords, values, shape, count, keep):
+    def run_out(engine, name, coords, values, shape, count, keep):
         counts.append(count)
         if count < 4:
             raise MemoryError
-        return build(name, coords, values, shape, count, keep)
+        return build(engine, name, coords, values, shape, count, keep)
 
-    monkeypatch.setattr(cpu.CPU, "build_layout", run_out)
+    monkeypatch.setattr(building, "build_layout", run_out)
     if slabs is None:
         x = problem.tensor()
         assert (x.slabs, counts) == (4, [1, 2, 4])
