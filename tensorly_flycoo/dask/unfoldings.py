@@ -1,4 +1,4 @@
-"""What singular vectors of unfoldings need of a cluster: room, and matrices with few columns."""
+"""Unfoldings on a cluster: matrices with few columns are built by the workers."""
 
 from __future__ import annotations
 
@@ -8,32 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..array_modules import Array, move
-from ..checks import SURELY_FREE_NBYTES
-from ..ops.slab_gram import build_in_slabs, check_memory, refuse_excess
-from ..ops.svd_memory import count_cluster_nbytes
-from ..tensor.tensor import FlycooTensor
+from ..start.columns import build_in_slabs
 from .engine import ClusterEngine, ClusterLayout
 from .exchange import keep_nonzeros
 from .handles import RemoteObject
 from .loading import load_again
-from .messages import SITE
-from .remote_array import call_method
 
 if TYPE_CHECKING:
     from .site import Site
-
-
-@check_memory.register
-def _(layout: ClusterLayout, x: FlycooTensor, mode: int) -> None:
-    sizes = (x._engine, x.shape, x.nnz, x.dtype, mode, 1, x.slabs, layout.devices.count)
-    here, there = count_cluster_nbytes(*sizes)
-    refuse_excess(x._engine, mode, here, "the client")
-    if there <= SURELY_FREE_NBYTES:
-        return
-    task = f"computing singular vectors of mode {mode} for init='svd' (init='random' takes none)"
-    devices = layout.devices
-    check = (call_method, SITE, "check_room", there, task)
-    devices.collect([devices.run(home, *check) for home in range(devices.count)])
 
 
 @build_in_slabs.register

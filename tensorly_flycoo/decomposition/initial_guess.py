@@ -12,9 +12,9 @@ from tensorly.cp_tensor import CPTensor, cp_normalize
 from ..array_modules import Array
 from ..checks import check_factors, check_place, check_weights
 from ..format.slab_layout import SpreadLayout
-from ..ops.nndsvd import make_left_vectors_non_negative
-from ..ops.unfolding_svd import Unfolding
 from ..shards.whole_factors import scatter_all, take_model
+from ..start.nndsvd import make_left_vectors_non_negative
+from ..start.unfolding import Unfolding
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.memory import attempt, explain_work, refuse_excess_on_host
 from ..tensor.tensor import FlycooTensor

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..array_modules import Array
 from ..ops.contraction import multiply_matricized
-from ..ops.unfolding_svd import Unfolding
+from ..start.unfolding import Unfolding
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 

@@ -7,8 +7,8 @@ import tensorly as tl
 from ..array_modules import Array
 from ..checks import densify_error
 from ..ops.lazy_svd import RandomizedSVD
-from ..ops.nndsvd import make_left_vectors_non_negative
-from ..ops.unfolding_svd import LazyMatrix, Unfolding
+from ..start.nndsvd import make_left_vectors_non_negative
+from ..start.unfolding import LazyMatrix, Unfolding
 
 #: Both find only the leading singular vectors.
 SVDS = ("truncated_svd", "randomized_svd")

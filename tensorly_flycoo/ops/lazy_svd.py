@@ -7,10 +7,10 @@ from typing import Any
 
 from ..array_modules import Array, array_module
 from ..checks import densify_error
+from ..start.unfolding import LazyMatrix, complete_basis
 from ..tensor.memory import attempt, explain_work
 from .lazy import LazyArray
 from .svd_memory import count_svd_nbytes
-from .unfolding_svd import LazyMatrix, complete_basis
 
 
 class LazySVD:

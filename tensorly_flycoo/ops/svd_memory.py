@@ -11,9 +11,8 @@ import numpy as np
 
 from ..format.partition import find_longest_mode
 from ..format.primitives import index_dtype
-from ..linalg.eigen import MAX_BLOCKS, choose_width
-from ..linalg.leading_pairs import MAX_GRAM_SIZE
-from .unfolding_gram import choose_dtype, choose_max_blocks, is_cheap_to_form
+from ..start.eigen import MAX_BLOCKS, MAX_GRAM_SIZE, choose_width
+from ..start.gram import choose_dtype, choose_max_blocks, is_cheap_to_form
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -87,7 +86,7 @@ def _count_listing_nbytes(engine: Engine, shape: Sequence[int], nnz: int, mode: 
 
 @dataclass(frozen=True)
 class _SlabWork:
-    """The singular vectors of an unfolding of a tensor in slabs: see `SlabGram`."""
+    """The singular vectors of an unfolding of a tensor in slabs: see `UnfoldingGram`."""
 
     engine: Engine
     shape: Sequence[int]

@@ -11,11 +11,11 @@ from tensorly_flycoo.dask import unfoldings
 from tensorly_flycoo.dask.messages import SITE
 from tensorly_flycoo.devices import OneDevice
 from tensorly_flycoo.engines.cpu.engine import CPU
-from tensorly_flycoo.linalg import leading_pairs
-from tensorly_flycoo.ops import slab_gram
-from tensorly_flycoo.ops.nndsvd import make_left_vectors_non_negative
-from tensorly_flycoo.ops.slab_gram import SlabGram
-from tensorly_flycoo.ops.unfolding_svd import Unfolding
+from tensorly_flycoo.start import eigen
+from tensorly_flycoo.start import gram as gram_module
+from tensorly_flycoo.start.gram import UnfoldingGram
+from tensorly_flycoo.start.nndsvd import make_left_vectors_non_negative
+from tensorly_flycoo.start.unfolding import Unfolding
 
 #: Shapes of tensors: any one, one with few columns along its cut mode, and one of few columns
 #: along another one, since most indices of the cut mode have no nonzeros.
@@ -54,9 +54,9 @@ def test_vectors(tensors):
 
 @pytest.mark.parametrize("way", ["iterated", pytest.param("formed", marks=pytest.mark.slow)])
 def test_each_way_to_the_eigenvectors(tensors, way, monkeypatch):
-    monkeypatch.setattr(slab_gram, "is_cheap_to_form", lambda *sizes: False)
-    monkeypatch.setattr(SlabGram, "is_cheap_to_form", lambda gram: way == "formed")
-    monkeypatch.setattr(leading_pairs, "_MOST", 3)
+    monkeypatch.setattr(gram_module, "is_cheap_to_form", lambda *sizes: False)
+    monkeypatch.setattr(UnfoldingGram, "is_cheap_to_form", lambda gram: way == "formed")
+    monkeypatch.setattr(eigen, "_MOST", 3)
     check_vectors(*tensors)
 
 
@@ -95,14 +95,3 @@ def test_the_interface_of_tensorly(tensors):
         )
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_array_equal(tl.to_numpy(a), tl.to_numpy(b))
-
-
-def test_what_does_not_fit_is_refused_at_once(tensors, monkeypatch):
-    x = tensors[1][1]
-    monkeypatch.setattr(unfoldings, "SURELY_FREE_NBYTES", 0)
-    monkeypatch.setattr(unfoldings, "count_cluster_nbytes", lambda *sizes: (0, 10**15))
-    text = r"worker tcp.* has too little memory: .* mode 0 .*init=.random.* needs 1e\+06 GB"
-    with tl.backend_context("flycoo"):
-        with pytest.raises(MemoryError, match=text):
-            tl.decomposition.parafac(x, 3)
-        tl.decomposition.parafac(x, 3, init="random", n_iter_max=1)  # the cluster can be used

@@ -10,7 +10,7 @@ from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, estimate_memory
 from tensorly_flycoo.ops.call_memory import count_svd_nbytes
-from tensorly_flycoo.ops.unfolding_svd import Unfolding
+from tensorly_flycoo.start.unfolding import Unfolding
 
 #: Shape, nonzeros and rank of tensors whose nonzeros are spread evenly.
 PROBLEMS = {
