@@ -231,7 +231,11 @@ def find_leading_eigenpairs(
     """
     width = choose_width(rank, size)
     max_blocks = min(max_blocks, size // width)
-    draw = _make_generator(size, width, dtype, xp)
+    random = np.random.default_rng(SEED) if xp is np else xp.random.RandomState(SEED)
+
+    def draw() -> Array:
+        return random.standard_normal((size, width), dtype)
+
     basis = xp.empty((size, max_blocks * width), dtype)
     basis[:, :width] = orthonormalize(draw(), basis[:, :0], draw)
     projected = np.zeros((0, 0))
@@ -241,11 +245,14 @@ def find_leading_eigenpairs(
         known = basis[:, :count]
         image = multiply(known[:, -width:])
         removed = _project_out(image, known)
-        projected = _extend(projected, removed)
+        projected = np.block([[projected, removed[:-width]], [removed.T]])
         gram = gram_of(image)
         is_last = num_rounds == max_rounds
         if is_last or count == basis.shape[1] or num_rounds % _ROUNDS_PER_CHECK == 0:
-            values, coefficients = _decompose(projected, 2 * width)
+            # NumPy's BLAS throughout: the idle threads of a second one would spin.
+            values, vectors = np.linalg.eigh(projected)
+            values = values[::-1][: 2 * width]
+            coefficients = np.ascontiguousarray(vectors[:, ::-1][:, : 2 * width])
             tails = coefficients[-width:, :rank]
             squares = np.sum(tails * (gram @ tails), axis=0)  # of the residuals' norms
             if is_last or (squares <= (tolerance * values[0]) ** 2).all():
@@ -287,15 +294,6 @@ def choose_width(rank: int, size: int) -> int:
     return min(-(-(rank + _NUM_GUARDS) // 8) * 8, size // 3)
 
 
-def _make_generator(size: int, width: int, dtype: Any, xp: ModuleType) -> Callable[[], Array]:
-    """Return a function that draws a block of normal random numbers from a fixed seed."""
-    if xp is np:
-        generator = np.random.default_rng(SEED)
-        return lambda: generator.standard_normal((size, width), dtype)
-    random = xp.random.RandomState(SEED)
-    return lambda: random.standard_normal((size, width), dtype)
-
-
 def gram_of(block: Array) -> np.ndarray:
     """Return ``block.T @ block`` in float64 on the host."""
     return move(transposed_product(block, block), np).astype(np.float64)
@@ -309,23 +307,6 @@ def _project_out(block: Array, known: Array) -> np.ndarray:
     coefficients = transposed_product(known, block)
     add_product(block, known, coefficients, -1)
     return move(coefficients, np).astype(np.float64)
-
-
-def _extend(projected: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Append the last block of columns to the operator projected on the basis."""
-    size, width = columns.shape
-    extended = np.empty((size, size))
-    extended[: size - width, : size - width] = projected
-    extended[:, size - width :] = columns
-    extended[size - width :] = columns.T
-    return extended
-
-
-def _decompose(projected: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return up to `count` of the largest eigenvalues, descending, and their vectors."""
-    # NumPy's BLAS throughout: the idle threads of a second one would spin.
-    values, vectors = np.linalg.eigh(projected)
-    return values[::-1][:count], np.ascontiguousarray(vectors[:, ::-1][:, :count])
 
 
 def multiply_block(block: Array, coefficients: np.ndarray) -> Array:
