@@ -37,8 +37,8 @@ from ..ops.dense_memory import check_product_fits
 from ..ops.lazy import LazyArray, ModeView
 from ..ops.lazy_svd import LazySVD
 from ..ops.mode_product import ModeProduct
-from ..ops.unfolding_svd import LazyMatrix, Unfolding
 from ..shards.row_shards import RowShards
+from ..start.unfolding import LazyMatrix, Unfolding
 from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse
 from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor

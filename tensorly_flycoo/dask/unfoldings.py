@@ -1,4 +1,4 @@
-"""What singular vectors of unfoldings need of a cluster: matrices with few columns."""
+"""Unfoldings on a cluster: matrices with few columns are built by the workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..array_modules import Array
-from ..ops.slab_gram import build_in_slabs
+from ..start.columns import build_in_slabs
 from .engine import ClusterEngine, ClusterLayout
 from .handles import RemoteObject
 from .loading import keep_nonzeros, load_again

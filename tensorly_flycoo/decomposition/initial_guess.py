@@ -12,10 +12,10 @@ from tensorly.cp_tensor import CPTensor, cp_normalize
 from ..array_modules import Array
 from ..checks import check_factors, check_place, check_weights, densify_error
 from ..ops.lazy_svd import RandomizedSVD
-from ..ops.nndsvd import make_left_vectors_non_negative
-from ..ops.unfolding_svd import LazyMatrix, Unfolding
 from ..shards.whole_factors import scatter_all, take_model
 from ..spread.spread_layout import SpreadLayout
+from ..start.nndsvd import make_left_vectors_non_negative
+from ..start.unfolding import LazyMatrix, Unfolding
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.memory import attempt, check_room
 from ..tensor.tensor import FlycooTensor

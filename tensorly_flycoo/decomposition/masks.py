@@ -20,9 +20,8 @@ from ..linalg.tall_skinny import inner_product
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..ops.mttkrp import mttkrp
 from ..ops.sampling import NonzeroSampler, split_entries
-from ..ops.shared_columns import Entries
-from ..ops.unfolding_gram import UnfoldingGram
-from ..ops.unfolding_svd import Unfolding
+from ..start.columns import Columns, Entries, list_entries
+from ..start.unfolding import Unfolding
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
 from ..tensor.labelled import LabelledTensor
 from ..tensor.pieces import Piece, map_pieces, read_nonzeros
@@ -125,7 +124,7 @@ class MissingEntries:
     def unfold(self, mode: int) -> "ImputedUnfolding":
         """Return the unfolding of the tensor along one mode, with entries that can be imputed."""
         numbered, values = self._union
-        entries = Unfolding(numbered, mode).list_entries()
+        entries = list_entries(numbered._engine, numbered._layout, mode)
         numbers = entries.values.astype(np.int64) - 1
         entries = entries._replace(values=values[numbers].astype(np.float64))
         places = np.flatnonzero(numbers >= self.observed.nnz)
@@ -187,15 +186,11 @@ class ImputedUnfolding(Unfolding):
         super().__init__(x, mode)
         self._entries, self._places = entries, places
 
-    def list_entries(self) -> Entries:
-        return self._entries
-
     def _find_norm(self) -> float:
         return compute_norm(self._entries.values, self.tensor._engine)
 
-    def _make_gram(self, scale: float, dtype: np.dtype) -> UnfoldingGram:
-        options = (scale, self.shape[0], dtype, self.tensor._engine, False)
-        return UnfoldingGram(self._entries, *options)
+    def _list_columns(self) -> Columns:
+        return Columns(self.tensor._layout, self.mode, self.tensor._engine, self._entries)
 
     def impute(self, left: Array) -> "ImputedUnfolding":
         """Impute from the projection onto the span of orthonormal columns `left` (I, R).

@@ -16,8 +16,8 @@ from ..array_modules import Array
 from ..checks import densify_error
 from ..ops.contraction import multiply_matricized
 from ..ops.lazy import ModeView
-from ..ops.unfolding_svd import Unfolding
 from ..ops.views import make_tensor, permute, reshape
+from ..start.unfolding import Unfolding
 from ..tensor.tensor import FlycooTensor
 from .describing import describe_as
 from .initial_guess import check_svd

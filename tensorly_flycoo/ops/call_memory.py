@@ -15,9 +15,8 @@ from ..engines import select_engine
 from ..format.partition import find_longest_mode
 from ..format.primitives import index_dtype
 from ..format.tree import count_waiting
-from ..linalg.eigen import MAX_BLOCKS, choose_width
-from ..linalg.leading_pairs import MAX_GRAM_SIZE
-from .unfolding_gram import choose_dtype, choose_max_blocks, is_cheap_to_form
+from ..start.eigen import MAX_BLOCKS, MAX_GRAM_SIZE, choose_width
+from ..start.gram import choose_dtype, choose_max_blocks, is_cheap_to_form
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine

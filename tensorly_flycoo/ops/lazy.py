@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike
 
 from ..array_modules import Array
 from ..checks import densify_error, num_cells
+from ..start.unfolding import Unfolding
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .contraction import multiply_matricized
@@ -105,3 +106,12 @@ class ModeView(LazyArray):
             raise densify_error(
                 operation, (kept, *other.shape[1:]), "tl.tenalg.mode_dot with a vector stays sparse"
             )
+
+
+class LazyUnfolding(Unfolding, ModeView):
+    """An unfolding that is also a view: dense factors can be multiplied by it."""
+
+    def __init__(self, x: FlycooTensor | SparseArray, mode: int) -> None:
+        Unfolding.__init__(self, x, mode)
+        others = [n for n in range(self.tensor.ndim) if n != mode]
+        ModeView.__init__(self, self.tensor, [(mode,), others])

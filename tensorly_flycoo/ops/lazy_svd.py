@@ -7,9 +7,9 @@ from typing import Any
 
 from ..array_modules import Array, array_module
 from ..checks import densify_error
+from ..start.unfolding import LazyMatrix, complete_basis
 from ..tensor.memory import attempt
 from .lazy import LazyArray
-from .unfolding_svd import LazyMatrix, complete_basis
 
 
 class LazySVD:

@@ -13,11 +13,11 @@ import numpy as np
 
 from ..array_modules import Array, share
 from ..checks import check_matrix, check_mode, densify_error
+from ..start.unfolding import LazyMatrix, LeadingPairs
 from ..tensor.tensor import FlycooTensor
 from .lazy import LazyArray
 from .nonempty_rows import count_nonempty_rows
 from .ttmc import check_free_modes, find_leading_pairs, merge_modes, multiply_nonempty_rows
-from .unfolding_svd import LazyMatrix, LeadingPairs
 
 
 class ModeProduct(LazyArray):
@@ -119,7 +119,7 @@ class ModeProduct(LazyArray):
         return array.transpose([modes.index(n) for n in self._axes])
 
 
-class ProductUnfolding(LazyMatrix):
+class ProductUnfolding(LazyMatrix, LazyArray):
     """The unfolding of a `ModeProduct` along a mode without a factor.
 
     Its singular vectors are computed like those of `Unfolding`, with the same precision.

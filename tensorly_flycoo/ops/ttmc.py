@@ -16,7 +16,7 @@ import numpy as np
 
 from ..array_modules import Array, array_module, is_cupy
 from ..checks import densify_error
-from ..linalg.leading_pairs import (
+from ..start.eigen import (
     MAX_DIRECT_SIZE,
     MAX_GRAM_SIZE,
     Multipliable,

@@ -1,7 +1,7 @@
 """TensorLy's reshape, transpose, dot, sum and mean for sparse tensors and lazy views of them.
 
-A view that changes nothing becomes the tensor itself; one that unfolds it along a mode becomes an
-`Unfolding`.
+A view that changes nothing becomes the tensor itself; one that unfolds it along a mode becomes a
+`LazyUnfolding`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse, not_sparse_
 from ..tensor.reductions import check_axes, check_order
 from ..tensor.tensor import FlycooTensor
 from .contraction import inner, join_modes
-from .lazy import LazyArray, ModeView
-from .unfolding_svd import Unfolding
+from .lazy import LazyArray, LazyUnfolding, ModeView
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -85,7 +84,7 @@ def reshape(x: Viewable, shape: int | Sequence[int]) -> FlycooTensor | ModeView:
     if regrouped is None:
         instead = "a view can join consecutive modes, not split them"
         raise densify_error(f"tl.reshape of {sizes} to {new_shape}", new_shape, instead)
-    is_matrix = len(regrouped) == 2 and not isinstance(x, Unfolding)
+    is_matrix = len(regrouped) == 2 and not isinstance(x, LazyUnfolding)
     return _make_view(x, regrouped, prefers_unfolding=is_matrix)
 
 
@@ -95,7 +94,7 @@ def dot(a: Any, b: Any) -> Array:
     The product of two vectorised tensors is a number; see `inner`. Refuses a product that would be
     larger than a factor.
     """
-    a, b = (Unfolding(x, 0) if is_sparse(x) and x.ndim == 2 else x for x in (a, b))
+    a, b = (LazyUnfolding(x, 0) if is_sparse(x) and x.ndim == 2 else x for x in (a, b))
     if np.ndim(a) == np.ndim(b) == 1:
         return _dot_vectors(a, b)
     lazy = next(x for x in (a, b) if is_lazy_or_sparse(x))
@@ -205,14 +204,14 @@ def _groups(x: Any, name: str) -> Sequence[tuple[int, ...]]:
 def _make_view(
     x: Viewable, axes: Iterable[Iterable[int]], prefers_unfolding: bool = False
 ) -> FlycooTensor | ModeView:
-    """Return the view, as the tensor itself or as an `Unfolding` if it is one."""
+    """Return the view, as the tensor itself or as a `LazyUnfolding` if it is one."""
     tensor = _tensor_of(x)
     groups = [tuple(group) for group in axes]
     is_unchanged = groups == [(mode,) for mode in range(tensor.ndim)]
     if is_unchanged and not prefers_unfolding:
         return tensor
     if len(groups) == 2 and len(groups[0]) == 1 and list(groups[1]) == sorted(groups[1]):
-        return Unfolding(tensor, groups[0][0])
+        return LazyUnfolding(tensor, groups[0][0])
     return ModeView(tensor, groups)
 
 

@@ -14,9 +14,9 @@ from tensorly_flycoo import FlycooTensor, cp_to_entries
 from tensorly_flycoo.backend import arrays  # noqa: F401 (registers the backend)
 from tensorly_flycoo.engines.cuda import engine as cuda
 from tensorly_flycoo.engines.cuda import tall, tuning
-from tensorly_flycoo.linalg import leading_pairs
 from tensorly_flycoo.linalg import tall_skinny as linear_algebra
-from tensorly_flycoo.ops.unfolding_gram import UnfoldingGram
+from tensorly_flycoo.start import eigen
+from tensorly_flycoo.start.gram import UnfoldingGram
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
@@ -697,7 +697,7 @@ def test_host_arrays_for_a_tensor_on_the_gpu(name):
 def test_svd_interface(mode, path, dtype, monkeypatch):
     """Use each of the three methods for singular vectors, whatever the size."""
     if path != "direct":
-        monkeypatch.setattr(leading_pairs, "MAX_DIRECT_SIZE", 0)
+        monkeypatch.setattr(eigen, "MAX_DIRECT_SIZE", 0)
     if path == "Lanczos":
         monkeypatch.setattr(UnfoldingGram, "is_cheap_to_form", lambda gram: False)
     coords, values, shape = make_nonzeros((40, 60, 50), 2000, dtype)

@@ -9,9 +9,9 @@ from tensorly.decomposition import parafac
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.engines import select_engine
 from tensorly_flycoo.format.primitives import Primitives
-from tensorly_flycoo.linalg import leading_pairs
-from tensorly_flycoo.ops import unfolding_gram
-from tensorly_flycoo.ops.unfolding_svd import Unfolding
+from tensorly_flycoo.start import eigen
+from tensorly_flycoo.start import gram as gram_module
+from tensorly_flycoo.start.unfolding import Unfolding
 
 EPS = np.finfo(np.float64).eps
 
@@ -29,8 +29,8 @@ def make_tensor(shape, nnz, dtype="float64", device="cuda", power=1, seed=0):
 
 
 def iterate_always(monkeypatch):
-    monkeypatch.setattr(leading_pairs, "MAX_DIRECT_SIZE", 0)
-    monkeypatch.setattr(unfolding_gram.UnfoldingGram, "is_cheap_to_form", lambda gram: False)
+    monkeypatch.setattr(eigen, "MAX_DIRECT_SIZE", 0)
+    monkeypatch.setattr(gram_module.UnfoldingGram, "is_cheap_to_form", lambda gram: False)
 
 
 SHAPES = pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_large_unfoldings_fall_short_by_less_than_the_bound(dtype, monkeypatch):
     iterate_always(monkeypatch)
     x = make_tensor((2000, 300, 400), 100_000, dtype)
     exact = Unfolding(make_tensor((2000, 300, 400), 100_000, device="cpu"), 0).svd(16)[1]
-    monkeypatch.setattr(unfolding_gram, "MAX_GRAM_SIZE", 0)
+    monkeypatch.setattr(gram_module, "MAX_GRAM_SIZE", 0)
     unfolding = Unfolding(x, 0)
     values = unfolding.svd(16)[1].get()
     assert unfolding.gram[0].dtype == dtype

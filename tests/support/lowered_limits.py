@@ -52,7 +52,7 @@ LOWERED = {
         "io.array_file._READ_NBYTES": 100,
         "io.saving._CHECK_BLOCK": 7,
         "io.tns._WRITE_BLOCK": 7,
-        "linalg.leading_pairs._VECTORS_AT_ONCE": 1,
+        "start.eigen._VECTORS_AT_ONCE": 1,
         "ops.ttmc._BLOCK_SIZE": 40,
     },
     # Rows over many tiles and buckets. A kernel's tile is a multiple of its block's threads, and

@@ -4,7 +4,7 @@ import numpy as np
 import sparse
 
 from tensorly_flycoo import FlycooTensor
-from tensorly_flycoo.ops.unfolding_svd import Unfolding
+from tensorly_flycoo.ops.lazy import LazyUnfolding
 
 
 def make_dense(shape, density=0.6, seed=0):
@@ -14,7 +14,7 @@ def make_dense(shape, density=0.6, seed=0):
 
 def make_unfolding(dense, mode=0, dtype="float64"):
     x = FlycooTensor.from_coo(sparse.COO.from_numpy(dense), dtype=dtype)
-    return Unfolding(x, mode)
+    return LazyUnfolding(x, mode)
 
 
 def check_orthonormal(left, dtype="float64"):

@@ -11,11 +11,11 @@ from tensorly_flycoo.dask import unfoldings
 from tensorly_flycoo.dask.messages import SITE
 from tensorly_flycoo.devices import OneDevice
 from tensorly_flycoo.engines.cpu.engine import CPU
-from tensorly_flycoo.linalg import leading_pairs
-from tensorly_flycoo.ops import slab_gram
-from tensorly_flycoo.ops.nndsvd import make_left_vectors_non_negative
-from tensorly_flycoo.ops.slab_gram import SlabGram
-from tensorly_flycoo.ops.unfolding_svd import Unfolding
+from tensorly_flycoo.start import eigen
+from tensorly_flycoo.start import gram as gram_module
+from tensorly_flycoo.start.gram import UnfoldingGram
+from tensorly_flycoo.start.nndsvd import make_left_vectors_non_negative
+from tensorly_flycoo.start.unfolding import Unfolding
 
 #: Shapes of tensors: any one, one with few columns along its cut mode, and one of few columns
 #: along another one, since most indices of the cut mode have no nonzeros.
@@ -54,9 +54,9 @@ def test_vectors(tensors):
 
 @pytest.mark.parametrize("way", ["iterated", pytest.param("formed", marks=pytest.mark.slow)])
 def test_each_way_to_the_eigenvectors(tensors, way, monkeypatch):
-    monkeypatch.setattr(slab_gram, "is_cheap_to_form", lambda *sizes: False)
-    monkeypatch.setattr(SlabGram, "is_cheap_to_form", lambda gram: way == "formed")
-    monkeypatch.setattr(leading_pairs, "_MOST", 3)
+    monkeypatch.setattr(gram_module, "is_cheap_to_form", lambda *sizes: False)
+    monkeypatch.setattr(UnfoldingGram, "is_cheap_to_form", lambda gram: way == "formed")
+    monkeypatch.setattr(eigen, "_MOST", 3)
     check_vectors(*tensors)
 
 

@@ -5,7 +5,6 @@ import pytest
 from mode_products import make_dense, make_product, multiply
 
 from tensorly_flycoo import DensifyError
-from tensorly_flycoo.linalg import leading_pairs
 from tensorly_flycoo.ops import ttmc
 from tensorly_flycoo.ops.ttmc import (
     check_free_modes,
@@ -13,6 +12,7 @@ from tensorly_flycoo.ops.ttmc import (
     merge_modes,
     multiply_nonempty_rows,
 )
+from tensorly_flycoo.start import eigen
 
 
 def test_non_empty_rows():
@@ -63,8 +63,8 @@ def test_modes_are_merged_once_for_each_tensor():
 def path(request, monkeypatch):
     """Use each of the three methods for singular vectors, whatever the size."""
     if request.param != "direct":
-        monkeypatch.setattr(leading_pairs, "MAX_DIRECT_SIZE", 0)
-        monkeypatch.setattr(leading_pairs, "_MOST", 1)
+        monkeypatch.setattr(eigen, "MAX_DIRECT_SIZE", 0)
+        monkeypatch.setattr(eigen, "_MOST", 1)
     if request.param == "Lanczos":
         monkeypatch.setattr(ttmc._Matrix, "max_gram_size", 0)
         monkeypatch.setattr(ttmc._Operator, "max_gram_size", 0)

@@ -8,7 +8,6 @@ from problems import make_exact_problem
 
 from tensorly_flycoo import DensifyError, FlycooTensor
 from tensorly_flycoo.ops.lazy import ModeView
-from tensorly_flycoo.ops.unfolding_svd import Unfolding
 from tensorly_flycoo.ops.views import (
     average_axes,
     dot,
@@ -18,6 +17,7 @@ from tensorly_flycoo.ops.views import (
     reshape,
     sum_axes,
 )
+from tensorly_flycoo.start.unfolding import Unfolding
 
 SHAPE = (3, 4, 2, 5)
 

@@ -10,9 +10,9 @@ import sparse
 from unfoldings import check_orthonormal, make_dense, make_unfolding
 
 from tensorly_flycoo import DensifyError, FlycooTensor
-from tensorly_flycoo.linalg import leading_pairs
-from tensorly_flycoo.ops.unfolding_gram import UnfoldingGram
-from tensorly_flycoo.ops.unfolding_svd import Unfolding
+from tensorly_flycoo.start import eigen
+from tensorly_flycoo.start.gram import UnfoldingGram
+from tensorly_flycoo.start.unfolding import Unfolding
 
 EPS = np.finfo(np.float64).eps
 
@@ -21,10 +21,10 @@ EPS = np.finfo(np.float64).eps
 def path(request, monkeypatch):
     """Use each of the three methods for singular vectors, whatever the size."""
     if request.param != "direct":
-        monkeypatch.setattr(leading_pairs, "MAX_DIRECT_SIZE", 0)
-        monkeypatch.setattr(leading_pairs, "_MOST", 1)
+        monkeypatch.setattr(eigen, "MAX_DIRECT_SIZE", 0)
+        monkeypatch.setattr(eigen, "_MOST", 1)
     if request.param == "Lanczos":
-        monkeypatch.setattr(leading_pairs, "_MOST", 3)
+        monkeypatch.setattr(eigen, "_MOST", 3)
         monkeypatch.setattr(UnfoldingGram, "is_cheap_to_form", lambda gram: False)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..array_modules import Array, array_module
 from ..checks import num_cells
-from .unfolding_svd import Unfolding
+from .unfolding import Unfolding
 
 
 def make_left_vectors_non_negative(

@@ -7,11 +7,11 @@ from tensorly.tenalg.svd import svd_interface
 from unfoldings import check_orthonormal, make_dense, make_unfolding
 
 from tensorly_flycoo import FlycooTensor
-from tensorly_flycoo.linalg import leading_pairs
-from tensorly_flycoo.linalg.eigen import bound_shortfall
-from tensorly_flycoo.ops import shared_columns, unfolding_gram
-from tensorly_flycoo.ops.unfolding_gram import UnfoldingGram, count_rounds
-from tensorly_flycoo.ops.unfolding_svd import Unfolding
+from tensorly_flycoo.start import columns, eigen
+from tensorly_flycoo.start import gram as gram_module
+from tensorly_flycoo.start.eigen import bound_shortfall
+from tensorly_flycoo.start.gram import UnfoldingGram, count_rounds
+from tensorly_flycoo.start.unfolding import Unfolding
 
 EPS = np.finfo(np.float64).eps
 
@@ -30,10 +30,10 @@ def make_hypersparse(num_rows, num_nonzeros, seed=0, dtype="float64"):
 
 def iterate_always(monkeypatch, is_exact=False):
     """Iterate whatever the size, as above 8192 coupled rows unless `is_exact`."""
-    monkeypatch.setattr(leading_pairs, "MAX_DIRECT_SIZE", 0)
-    monkeypatch.setattr(unfolding_gram.UnfoldingGram, "is_cheap_to_form", lambda gram: False)
+    monkeypatch.setattr(eigen, "MAX_DIRECT_SIZE", 0)
+    monkeypatch.setattr(gram_module.UnfoldingGram, "is_cheap_to_form", lambda gram: False)
     if not is_exact:
-        monkeypatch.setattr(unfolding_gram, "MAX_GRAM_SIZE", 0)
+        monkeypatch.setattr(gram_module, "MAX_GRAM_SIZE", 0)
 
 
 @pytest.mark.parametrize("num_nonzeros", [3, 60, 400, 4000])
@@ -111,7 +111,7 @@ def test_large_unfoldings_fall_short_by_less_than_the_bound(num_nonzeros, dtype,
     assert unfolding.gram[0].dtype == dtype
     check_orthonormal(left, dtype)
     shortfall = 1 - values**2 / expected**2
-    assert shortfall.max() <= unfolding_gram.MAX_SHORTFALL
+    assert shortfall.max() <= gram_module.MAX_SHORTFALL
     assert shortfall.max() <= 0.02
     assert shortfall.min() >= -100 * np.finfo(dtype).eps
     norms = np.linalg.norm(left.T @ dense, axis=1)
@@ -122,8 +122,8 @@ def test_large_unfoldings_fall_short_by_less_than_the_bound(num_nonzeros, dtype,
 @pytest.mark.parametrize("rank", [1, 16, 100])
 def test_number_of_rounds(size, rank):
     count = count_rounds(size, rank)
-    assert bound_shortfall(size, rank, count) <= unfolding_gram.MAX_SHORTFALL
-    assert bound_shortfall(size, rank, count - 1) > unfolding_gram.MAX_SHORTFALL
+    assert bound_shortfall(size, rank, count) <= gram_module.MAX_SHORTFALL
+    assert bound_shortfall(size, rank, count - 1) > gram_module.MAX_SHORTFALL
     assert 5 <= count <= 20
 
 
@@ -132,10 +132,10 @@ def test_columns_are_multiplied_some_at_a_time(monkeypatch):
     x, _ = make_hypersparse(30, 4000)
     block = np.random.default_rng(1).standard_normal((30, 4))
     expected = Unfolding(x, 0).gram[0].multiply(block)
-    monkeypatch.setattr(shared_columns, "_COLUMNS_AT_ONCE", 100)
+    monkeypatch.setattr(columns, "_COLUMNS_AT_ONCE", 100)
     gram, _ = Unfolding(x, 0).gram
     assert np.abs(gram.multiply(block) - expected).max() <= 1000 * EPS
-    assert len(gram._shared._tensors) > 5
+    assert len(gram._piece._tensors) > 5
 
 
 @pytest.mark.parametrize("mode", range(3))
@@ -164,7 +164,7 @@ def test_a_sketch_of_free_rows_is_exact():
 
 
 def test_a_large_sketch_draws_by_seed(monkeypatch):
-    monkeypatch.setattr(unfolding_gram, "_MAX_DRAWN", 0)
+    monkeypatch.setattr(gram_module, "_MAX_DRAWN", 0)
     x, dense = make_hypersparse(60, 8000)
     expected = np.linalg.svd(dense, compute_uv=False)[:5]
     runs = [Unfolding(x, 0).randomized_svd(5, np.random.RandomState(s), 5, 6) for s in (1, 1, 2)]
@@ -179,8 +179,8 @@ def test_few_columns():
     """The columns' Gram matrix is decomposed if it is the smaller one."""
     dense = make_dense((300, 3, 4))
     gram, _ = make_unfolding(dense).gram
-    assert gram.columns.record_format.shape == (12, 300)
-    assert make_unfolding(dense, 1).gram[0].columns is None
+    assert gram.transposed.record_format.shape == (12, 300)
+    assert make_unfolding(dense, 1).gram[0].transposed is None
 
 
 def test_equal_values_of_free_and_coupled_rows():

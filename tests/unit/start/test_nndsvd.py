@@ -5,8 +5,8 @@ import pytest
 import tensorly as tl
 
 from tensorly_flycoo import FlycooTensor
-from tensorly_flycoo.ops.nndsvd import make_left_vectors_non_negative
-from tensorly_flycoo.ops.unfolding_svd import Unfolding
+from tensorly_flycoo.start.nndsvd import make_left_vectors_non_negative
+from tensorly_flycoo.start.unfolding import Unfolding
 from tensorly_flycoo.testing import random_tensor
 
 

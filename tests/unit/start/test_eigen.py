@@ -1,10 +1,17 @@
-"""Leading singular pairs of matrices that are known only by products, against NumPy's."""
+"""Leading eigenpairs of matrices with known eigenvalues, including hard cases, and singular pairs.
+
+Those are of matrices that are known only by products, against NumPy's.
+"""
 
 import numpy as np
 import pytest
 
-from tensorly_flycoo.linalg import leading_pairs
-from tensorly_flycoo.linalg.leading_pairs import find_singular_pairs, multiply_by_gram
+from tensorly_flycoo.start import eigen
+from tensorly_flycoo.start.eigen import (
+    find_leading_eigenpairs,
+    find_singular_pairs,
+    multiply_by_gram,
+)
 
 EPS = np.finfo(np.float64).eps
 
@@ -12,7 +19,7 @@ EPS = np.finfo(np.float64).eps
 class DenseMatrix:
     """A dense matrix that counts products with it and formations of its Gram matrix."""
 
-    def __init__(self, array, max_gram_size=leading_pairs.MAX_GRAM_SIZE):
+    def __init__(self, array, max_gram_size=eigen.MAX_GRAM_SIZE):
         self.array, self.shape, self.max_gram_size = array, array.shape, max_gram_size
         self.num_grams = self.num_products = 0
 
@@ -42,7 +49,7 @@ def check(array, vectors, values):
     bound = 16 * max(array.shape) * EPS * expected[0] ** 2
     assert (np.abs(values**2 - expected[: values.size] ** 2) <= bound).all()
     residuals = array @ (array.T @ vectors) - vectors * values**2
-    tolerance = leading_pairs._TOLERANCE * expected[0] ** 2
+    tolerance = eigen._TOLERANCE * expected[0] ** 2
     assert np.linalg.norm(residuals, axis=0).max() <= tolerance + bound * expected[0] / values.min()
     gram = vectors.T @ vectors
     assert np.abs(gram - np.eye(values.size)).max() <= bound / values.min() ** 2
@@ -61,7 +68,7 @@ def test_directly(shape, rank):
 
 @SHAPES
 def test_by_lanczos_iteration_with_the_gram_matrix(shape, monkeypatch):
-    monkeypatch.setattr(leading_pairs, "MAX_DIRECT_SIZE", 0)
+    monkeypatch.setattr(eigen, "MAX_DIRECT_SIZE", 0)
     matrix = DenseMatrix(make_array(shape))
     check(matrix.array, *find_singular_pairs(matrix, 3, np))
     assert (matrix.num_grams, matrix.num_products) == (1, int(shape[0] > shape[1]))
@@ -95,7 +102,7 @@ def test_values_below_rounding_are_zero(shape, max_gram_size):
 @pytest.mark.parametrize("max_gram_size", [0, 300])
 @pytest.mark.parametrize("copies", [2, 50])
 def test_equal_values(copies, max_gram_size, monkeypatch):
-    monkeypatch.setattr(leading_pairs, "MAX_DIRECT_SIZE", 0)
+    monkeypatch.setattr(eigen, "MAX_DIRECT_SIZE", 0)
     diagonal = np.sqrt(np.repeat(np.arange(1.0, 301.0), copies)[-300:])
     matrix = DenseMatrix(np.diag(diagonal), max_gram_size)
     vectors, values = find_singular_pairs(matrix, 20, np)
@@ -117,4 +124,38 @@ def test_products_with_the_gram_matrix(of_rows, num_vectors):
     expected = array @ (array.T @ block)
     found = multiply_by_gram(matrix, block, of_rows)
     assert np.abs(found - expected).max() <= 100 * EPS * np.abs(expected).max()
-    assert matrix.num_products == 2 * -(-num_vectors // leading_pairs._VECTORS_AT_ONCE)
+    assert matrix.num_products == 2 * -(-num_vectors // eigen._VECTORS_AT_ONCE)
+
+
+# Block Lanczos iteration
+
+CASES = [
+    pytest.param(np.linspace(0, 1, 400) ** 2, 5, id="spread"),
+    pytest.param(np.linspace(1, 1.001, 400), 5, id="close to each other"),
+    pytest.param(np.logspace(0, -20, 400), 30, id="falling fast"),
+    pytest.param(np.r_[np.zeros(390), np.ones(10)], 4, id="more copies than wanted"),
+    pytest.param(np.r_[np.zeros(390), np.ones(10)], 14, id="fewer copies than wanted"),
+    pytest.param(np.r_[np.zeros(399), 3.0], 7, id="rank 1"),
+    pytest.param(np.ones(400), 7, id="identity"),
+    pytest.param(np.zeros(400), 7, id="zero"),
+    pytest.param(np.arange(8.0), 2, id="a basis of the whole space"),
+]
+
+
+@pytest.mark.parametrize(("spectrum", "rank"), CASES)
+def test_known_eigenvalues(spectrum, rank):
+    size = spectrum.size
+    basis, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((size, size)))
+    matrix = (basis * spectrum) @ basis.T
+    values, vectors = find_leading_eigenpairs(lambda block: matrix @ block, size, rank, np)
+    largest = spectrum.max()
+    rounding = 10 * size * np.finfo(float).eps
+    assert np.abs(values - np.sort(spectrum)[::-1][:rank]).max() <= rounding * largest
+    assert np.abs(vectors.T @ vectors - np.eye(rank)).max() <= rounding
+    assert np.linalg.norm(matrix @ vectors - vectors * values, axis=0).max() <= 2e-10 * largest
+
+
+def test_the_same_bits_in_every_run():
+    diagonal = np.linspace(0, 1, 300)[:, None]
+    runs = [find_leading_eigenpairs(lambda b: diagonal * b, 300, 4, np)[1] for _ in range(2)]
+    np.testing.assert_array_equal(*runs)

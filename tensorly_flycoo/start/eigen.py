@@ -1,20 +1,41 @@
-"""Leading eigenvectors of a symmetric operator by block Lanczos iteration, on NumPy or CuPy arrays.
+"""Leading eigenpairs of symmetric matrices, and singular pairs of matrices from their Gram matrix.
 
-Used if the operator is too large to form. Multiplying a block of vectors costs hardly more than
-multiplying one, and on a GPU the vectors stay there.
+A matrix that is cheap to form is decomposed by LAPACK, or by ARPACK if few pairs of a large one are
+wanted. For others, block Lanczos iteration multiplies blocks of vectors: one costs hardly more than
+a single vector, and on a GPU the vectors stay there.
 """
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from ..array_modules import Array, array_module, move
-from .tall_skinny import add_product, transposed_product
+from ..array_modules import Array, array_module, is_cupy, move
+from ..linalg.tall_skinny import add_product, transposed_product
 
-#: Seed of the initial vectors.
-_SEED = 20240507
+#: Gram matrices of up to this size are decomposed to rounding error: dense TensorLy could check it.
+MAX_GRAM_SIZE = 8192
+
+#: A Gram matrix of at most this size is decomposed directly, and so is a larger one if at least a
+#: quarter of its vectors are wanted.
+MAX_DIRECT_SIZE = 256
+_MOST = 4
+
+#: Up to this size a Gram matrix on a GPU is decomposed on the host: a GPU would mostly wait.
+_MAX_HOST_SIZE = 2048
+
+#: Relative residual at which ARPACK stops: a smaller one does not improve the singular vectors.
+_TOLERANCE = 1e-12
+
+#: The same, in the search for a missed eigenvalue.
+_SEARCH_TOLERANCE = 1e-2
+
+#: Vectors multiplied at a time: the intermediate product may be much taller than the result.
+_VECTORS_AT_ONCE = 8
+
+#: Seed of all initial vectors.
+SEED = 20240507
 
 #: Vectors in a block beyond those wanted, since the last ones converge slowly.
 _NUM_GUARDS = 8
@@ -40,6 +61,147 @@ _ROUNDS_PER_CHECK = 3
 #: Rounds after which the best pairs so far are returned: by then eigenvalues are so close together
 #: that any combination of their vectors is as good an initial guess as another.
 _MAX_ROUNDS = 300
+
+
+class Multipliable(Protocol):
+    """A matrix A that can be multiplied with blocks of float64 vectors, (n, k)."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def max_gram_size(self) -> int:
+        """The size of the largest Gram matrix worth forming."""
+
+    def gram(self, of_rows: bool) -> Array:
+        """Return ``A @ A.T`` if `of_rows`, else ``A.T @ A``, to be passed to `decompose`."""
+
+    def multiply(self, block: Array) -> Array:
+        """Return ``A @ block``."""
+
+    def multiply_transposed(self, block: Array) -> Array:
+        """Return ``A.T @ block``."""
+
+
+def find_singular_pairs(
+    matrix: Multipliable, rank: int, xp: ModuleType
+) -> tuple[Array, np.ndarray]:
+    """Compute the leading left singular vectors (n, rank) of a matrix, and its values (rank,).
+
+    Values are descending; those below the rounding error of the largest are zero, and their vectors
+    need not be orthonormal. Rounding in the Gram matrix leaves each value with an error of about
+    ``eps`` times the square of the largest, divided by the value itself.
+
+    >>> class Diagonal:
+    ...     shape, max_gram_size = (2, 2), MAX_GRAM_SIZE
+    ...     def gram(self, of_rows):
+    ...         return np.diag([4.0, 9.0])
+    >>> find_singular_pairs(Diagonal(), 1, np)[1]
+    array([3.])
+    """
+    if rank == 0:
+        return xp.zeros((matrix.shape[0], 0)), np.zeros(0)
+    size, of_rows = min(matrix.shape), matrix.shape[0] <= matrix.shape[1]
+    if size <= matrix.max_gram_size or wants_most(rank, size):
+        squares, vectors = decompose(matrix.gram(of_rows), rank)
+    else:
+
+        def multiply(block: Array) -> Array:
+            return multiply_by_gram(matrix, block, of_rows)
+
+        squares, vectors = find_leading_eigenpairs(multiply, size, rank, xp)
+    values = root_squares(squares, size)
+    if not of_rows:
+        vectors = matrix.multiply(vectors) / xp.asarray(np.where(values > 0, values, 1))
+    return vectors, values
+
+
+def root_squares(squares: np.ndarray, size: int) -> np.ndarray:
+    """Return the square roots of eigenvalues; zero for those below rounding error."""
+    is_known = squares > size * np.finfo(np.float64).eps * squares[:1]
+    return np.sqrt(np.where(is_known, squares, 0))
+
+
+def multiply_by_gram(matrix: Multipliable, block: Array, of_rows: bool) -> Array:
+    """Return ``A @ (A.T @ block)`` if `of_rows`, else ``A.T @ (A @ block)``."""
+    first, second = matrix.multiply, matrix.multiply_transposed
+    if of_rows:
+        first, second = second, first
+    return np.concatenate([second(first(part)) for part in split_columns(block)], axis=1)
+
+
+def split_columns(block: Array) -> list[Array]:
+    """Split a block of vectors into those that are multiplied together."""
+    return np.array_split(block, -(-block.shape[1] // _VECTORS_AT_ONCE), axis=1)
+
+
+def wants_most(rank: int, size: int) -> bool:
+    """Say whether so many pairs are wanted that a matrix is best decomposed directly."""
+    return _MOST * rank >= size
+
+
+def decompose(matrix: Array, rank: int) -> tuple[np.ndarray, Array]:
+    """Compute the largest eigenvalues, descending, and orthonormal vectors, where that is fastest.
+
+    `matrix` is float64; on the host only its lower triangle counts, and it is overwritten.
+    """
+    xp, size = array_module(matrix), matrix.shape[0]
+    if size <= _MAX_HOST_SIZE:
+        matrix = move(matrix, np)
+    is_direct = size <= MAX_DIRECT_SIZE or wants_most(rank, size)
+    values, vectors = (_decompose_directly if is_direct else _run_arpack)(matrix, rank)
+    return move(values, np), xp.asarray(vectors)
+
+
+def _decompose_directly(matrix: Array, rank: int) -> tuple[Array, Array]:
+    size = matrix.shape[0]
+    if is_cupy(matrix):
+        values, vectors = np.linalg.eigh(matrix)
+        return values[::-1][:rank], vectors[:, ::-1][:, :rank]
+    from scipy.linalg import eigh
+
+    values, vectors = eigh(matrix, subset_by_index=[size - rank, size - 1], overwrite_a=True)
+    return values[::-1], vectors[:, ::-1]
+
+
+def _run_arpack(matrix: Array, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the largest eigenvalues, descending, and their vectors; multiply where the matrix is.
+
+    Lanczos iteration finds only one vector of a repeated eigenvalue, and may converge before
+    rounding reveals another. So the matrix is deflated by the pairs found and searched for an
+    eigenvalue above the smallest of them, until none is left.
+    """
+    from scipy.linalg.blas import dsymv
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
+    xp, size, random = array_module(matrix), matrix.shape[0], np.random.RandomState(SEED)
+
+    def multiply(vector: np.ndarray) -> np.ndarray:
+        if is_cupy(matrix):
+            return move(matrix @ xp.asarray(vector), np)
+        # The lower triangle in C order is the upper one in Fortran order: nothing is copied.
+        return dsymv(1.0, matrix.T, vector)
+
+    def multiply_rest(vector: np.ndarray) -> np.ndarray:
+        return multiply(vector) - vectors @ (values * (vectors.T @ vector))
+
+    def find(multiply: Callable, rank: int, tol: float = _TOLERANCE) -> tuple:
+        operator = LinearOperator((size, size), matvec=multiply, dtype=np.float64)
+        # SciPy's own method checks each vector first, which takes a tenth of the time.
+        operator.matvec = multiply
+        return eigsh(operator, k=rank, v0=random.standard_normal(size), tol=tol)
+
+    values, vectors = find(multiply, rank)
+    while True:
+        # The search returns a number near the largest eigenvalue left, and never above it.
+        (largest,), _ = find(multiply_rest, 1, tol=_SEARCH_TOLERANCE)
+        if largest <= (1 + size * np.finfo(np.float64).eps) * values.min():
+            break
+        (value,), vector = find(multiply_rest, 1)
+        smallest = np.argmin(values)
+        values[smallest], vectors[:, smallest] = value, vector[:, 0]
+    order = np.argsort(values)[::-1]
+    return values[order], vectors[:, order]
 
 
 def find_leading_eigenpairs(
@@ -69,7 +231,11 @@ def find_leading_eigenpairs(
     """
     width = choose_width(rank, size)
     max_blocks = min(max_blocks, size // width)
-    draw = _make_generator(size, width, dtype, xp)
+    random = np.random.default_rng(SEED) if xp is np else xp.random.RandomState(SEED)
+
+    def draw() -> Array:
+        return random.standard_normal((size, width), dtype)
+
     basis = xp.empty((size, max_blocks * width), dtype)
     basis[:, :width] = orthonormalize(draw(), basis[:, :0], draw)
     projected = np.zeros((0, 0))
@@ -79,11 +245,14 @@ def find_leading_eigenpairs(
         known = basis[:, :count]
         image = multiply(known[:, -width:])
         removed = _project_out(image, known)
-        projected = _extend(projected, removed)
+        projected = np.block([[projected, removed[:-width]], [removed.T]])
         gram = gram_of(image)
         is_last = num_rounds == max_rounds
         if is_last or count == basis.shape[1] or num_rounds % _ROUNDS_PER_CHECK == 0:
-            values, coefficients = _decompose(projected, 2 * width)
+            # NumPy's BLAS throughout: the idle threads of a second one would spin.
+            values, vectors = np.linalg.eigh(projected)
+            values = values[::-1][: 2 * width]
+            coefficients = np.ascontiguousarray(vectors[:, ::-1][:, : 2 * width])
             tails = coefficients[-width:, :rank]
             squares = np.sum(tails * (gram @ tails), axis=0)  # of the residuals' norms
             if is_last or (squares <= (tolerance * values[0]) ** 2).all():
@@ -125,15 +294,6 @@ def choose_width(rank: int, size: int) -> int:
     return min(-(-(rank + _NUM_GUARDS) // 8) * 8, size // 3)
 
 
-def _make_generator(size: int, width: int, dtype: Any, xp: ModuleType) -> Callable[[], Array]:
-    """Return a function that draws a block of normal random numbers from a fixed seed."""
-    if xp is np:
-        generator = np.random.default_rng(_SEED)
-        return lambda: generator.standard_normal((size, width), dtype)
-    random = xp.random.RandomState(_SEED)
-    return lambda: random.standard_normal((size, width), dtype)
-
-
 def gram_of(block: Array) -> np.ndarray:
     """Return ``block.T @ block`` in float64 on the host."""
     return move(transposed_product(block, block), np).astype(np.float64)
@@ -147,23 +307,6 @@ def _project_out(block: Array, known: Array) -> np.ndarray:
     coefficients = transposed_product(known, block)
     add_product(block, known, coefficients, -1)
     return move(coefficients, np).astype(np.float64)
-
-
-def _extend(projected: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Append the last block of columns to the operator projected on the basis."""
-    size, width = columns.shape
-    extended = np.empty((size, size))
-    extended[: size - width, : size - width] = projected
-    extended[:, size - width :] = columns
-    extended[size - width :] = columns.T
-    return extended
-
-
-def _decompose(projected: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return up to `count` of the largest eigenvalues, descending, and their vectors."""
-    # NumPy's BLAS throughout: the idle threads of a second one would spin.
-    values, vectors = np.linalg.eigh(projected)
-    return values[::-1][:count], np.ascontiguousarray(vectors[:, ::-1][:, :count])
 
 
 def multiply_block(block: Array, coefficients: np.ndarray) -> Array:

@@ -10,24 +10,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..array_modules import Array, array_module, is_cupy, move
-from ..checks import check_mode, check_rank
-from ..format.slab_layout import SlabLayout
-from ..linalg.leading_pairs import find_leading_squares, root_squares
+from ..checks import check_mode, check_rank, num_cells
 from ..linalg.tall_skinny import find_signs, qr
 from ..reporting import report
-from .column_groups import list_entries
-from .lazy import LazyArray, ModeView
-from .shared_columns import Entries
-from .slab_gram import SlabGram
-from .unfolding_gram import UnfoldingGram
+from ..tensor.coo_cache import as_flycoo
+from .columns import Columns
+from .eigen import SEED, root_squares
+from .gram import UnfoldingGram
 
 if TYPE_CHECKING:
     from sparse import SparseArray
 
     from ..tensor.tensor import FlycooTensor
-
-#: Seed of the vectors for zero singular values.
-_SEED = 20240507
 
 
 class LeadingPairs(NamedTuple):
@@ -41,7 +35,7 @@ class LeadingPairs(NamedTuple):
     sources: np.ndarray
 
 
-class LazyMatrix(LazyArray):
+class LazyMatrix:
     """A matrix that is never formed, but whose leading singular vectors can be computed.
 
     `tensor` is the one from which it is made, `mode` the mode of its rows.
@@ -49,7 +43,10 @@ class LazyMatrix(LazyArray):
 
     tensor: FlycooTensor
     mode: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
 
+    #: The end of error messages if it is a `LazyArray`.
     _instead = "its singular value decomposition (tl.svd_interface) works without forming it"
 
     @abstractmethod
@@ -70,14 +67,14 @@ class LazyMatrix(LazyArray):
         float64: singular values have an error of about ``eps`` times the square of the largest,
         divided by the value itself. With more, block Lanczos iteration in the tensor's dtype ends
         after so many rounds (10 to 15) that squared singular values fall short by at most 20 % of
-        themselves, however close together they are: see `linalg.eigen.bound_shortfall`. They fall
+        themselves, however close together they are: see `start.eigen.bound_shortfall`. They fall
         short by up to 2 % if there are no gaps, and less by orders of magnitude with gaps.
 
         The workspace is about 30 bytes per nonzero while columns are found, and later ten to
         fifteen blocks of `rank` + 8 numbers per coupled row. For a tensor in slabs, the columns of
-        one slab at a time are found, and kept on its device: see `SlabGram`. The initial vectors
-        are fixed: a GPU gives the same bits in every run, and a CPU with the same number of threads
-        of the BLAS.
+        one slab at a time are found, and kept on its device: see `UnfoldingGram`. The initial
+        vectors are fixed: a GPU gives the same bits in every run, and a CPU with the same number of
+        threads of the BLAS.
         """
         rank = self._check_rank(rank)
         return self._assemble(rank, self._find_leading_pairs(rank))
@@ -116,7 +113,7 @@ class LazyMatrix(LazyArray):
         return left, engine.xp.asarray(known_values)
 
 
-class Unfolding(LazyMatrix, ModeView):
+class Unfolding(LazyMatrix):
     """The unfolding of a sparse tensor along one mode: (I_mode, product of the other sizes).
 
     With `is_exact`, `svd` iterates to rounding error also with more than 8192 coupled rows.
@@ -129,15 +126,12 @@ class Unfolding(LazyMatrix, ModeView):
 
     def __init__(self, x: FlycooTensor | SparseArray, mode: int, *, is_exact: bool = False) -> None:
         self.mode, self._is_exact = check_mode(mode, len(x.shape)), is_exact
-        others = [n for n in range(len(x.shape)) if n != self.mode]
-        super().__init__(x, [(self.mode,), others])
+        self.tensor = as_flycoo(x, check_coords=True)
+        sizes = [*self.tensor.shape]
+        self.shape, self.dtype = (sizes.pop(self.mode), num_cells(sizes)), self.tensor.dtype
 
     def __repr__(self) -> str:
         return f"<Unfolding: mode {self.mode} of shape {self.tensor.shape}>"
-
-    def list_entries(self) -> Entries:
-        """List the nonzeros column by column, in an order that does not depend on the layout."""
-        return list_entries(self.tensor._engine, self.tensor._layout, self.mode)
 
     @cached_property
     def gram(self) -> tuple[UnfoldingGram, float]:
@@ -147,23 +141,20 @@ class Unfolding(LazyMatrix, ModeView):
         """
         scale = 2.0 ** min(math.frexp(self._find_norm())[1], 1023)
         dtype = np.dtype(np.float64) if self._is_exact else self.dtype
-        return self._make_gram(scale, dtype), scale
+        return UnfoldingGram(self._list_columns(), scale, dtype, self._is_exact), scale
 
     def _find_norm(self) -> float:
         return float(self.tensor._layout.norm)
 
-    def _make_gram(self, scale: float, dtype: np.dtype) -> UnfoldingGram:
-        if isinstance(self.tensor._layout, SlabLayout):
-            return SlabGram(self.tensor, self.mode, scale, dtype, self._is_exact)
-        options = (scale, self.shape[0], dtype, self.tensor._engine, self._is_exact)
-        return UnfoldingGram(self.list_entries(), *options)
+    def _list_columns(self) -> Columns:
+        return Columns(self.tensor._layout, self.mode, self.tensor._engine)
 
     def _find_leading_pairs(self, rank: int) -> LeadingPairs:
         gram, scale = self.gram
-        if gram.columns is None:
-            return self._add_free_pairs(rank, *find_leading_squares(gram, min(rank, gram.size)))
-        columns = self.tensor._replace_layout(gram.columns)
-        pairs = _find_pairs_from_columns(columns, rank)
+        if gram.transposed is None:
+            return self._add_free_pairs(rank, *gram.find_leading_pairs(min(rank, gram.size)))
+        transposed = self.tensor._replace_layout(gram.transposed)
+        pairs = _find_pairs_from_columns(transposed, rank)
         return pairs._replace(values=scale * pairs.values)
 
     def _add_free_pairs(self, rank: int, squares: np.ndarray, vectors: Array) -> LeadingPairs:
@@ -179,9 +170,9 @@ class Unfolding(LazyMatrix, ModeView):
     ) -> tuple[Array, Array]:
         num_vectors = self._check_rank(rank) + n_oversamples
         gram, _ = self.gram
-        if gram.columns is not None or num_vectors > gram.size:
+        if gram.transposed is not None or num_vectors > gram.size:
             return self._assemble(rank, self._find_leading_pairs(rank))
-        coupled = gram.sketch_coupled_pairs(rank, num_vectors, n_iter, random)
+        coupled = gram.sketch_leading_pairs(rank, num_vectors, n_iter, random)
         return self._assemble(rank, self._add_free_pairs(rank, *coupled))
 
 
@@ -208,7 +199,7 @@ def complete_basis(left: Array, num_known: int) -> Array:
     xp = array_module(left)
     full = left.astype(np.float64)
     free = full[:, num_known:]
-    free[...] = xp.random.RandomState(_SEED).standard_normal(free.shape)
+    free[...] = xp.random.RandomState(SEED).standard_normal(free.shape)
     if is_cupy(left):
         basis, triangle = qr(full)
     else:

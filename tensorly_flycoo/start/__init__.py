@@ -1,0 +1,1 @@
+"""The start of decompositions from singular vectors of unfoldings (init="svd")."""
