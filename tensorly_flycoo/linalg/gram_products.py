@@ -211,11 +211,15 @@ def compute_fit(
 
 def _find_kernels(operand: Any) -> "ModuleType | ShardedKernels | None":
     """Return the kernels that suit a matrix, which may be row-sharded."""
-    kernels = None if array_module(operand) is np else gpu_kernels()
+    kernels = gpu_kernels() if _is_on_gpu(operand) else None
     if kernels is None:
         return None
     own = ShardedKernels(kernels) if isinstance(operand, RowShards) else kernels
     return own if own.suits_tensor_cores(operand) else None
+
+
+def _is_on_gpu(x: Any) -> bool:
+    return array_module(x) is not np
 
 
 def _is_transpose(a: Any, b: Any) -> bool:

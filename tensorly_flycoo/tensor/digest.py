@@ -35,11 +35,14 @@ def find_digest(x: FlycooTensor) -> str:
     (True, False)
     """
     if x not in _digests:
-        # The hashes of all nonzeros are added, in any order, modulo 2**64.
-        total = sum(int(part) for part in map_pieces(_hash_piece, x._layout, x._engine)) & _MASK
-        facts = (x.shape, x.dtype.name, x.nnz, total)
+        facts = (x.shape, x.dtype.name, x.nnz, _sum_hashes(x))
         _digests[x] = hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
     return _digests[x]
+
+
+def _sum_hashes(x: FlycooTensor) -> int:
+    """Add the hashes of all nonzeros, in any order, modulo 2**64."""
+    return sum(int(part) for part in map_pieces(_hash_piece, x._layout, x._engine)) & _MASK
 
 
 def _hash_piece(piece: Piece) -> np.ndarray:
