@@ -98,6 +98,23 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         return moved.copy() if moved is data else moved
 
     @staticmethod
+    def ones(shape: Any, dtype: Any = None, *, device: str | None = None, **kwargs: Any) -> Any:
+        """Make ones; or begin the product of Gram matrices that parafac starts with them."""
+        if isinstance(device, CallDevice) and not kwargs:
+            product = start_product(device.memory, shape[0], dtype, device == "cuda")
+            if product is not None:
+                return product
+        return _module_on(device).ones(shape, dtype, **kwargs)
+
+    @staticmethod
+    def zeros(*args: Any, device: str | None = None, **kwargs: Any) -> Any:
+        return _module_on(device).zeros(*args, **kwargs)
+
+    @staticmethod
+    def eye(*args: Any, device: str | None = None, **kwargs: Any) -> Any:
+        return _module_on(device).eye(*args, **kwargs)
+
+    @staticmethod
     def is_tensor(tensor: Any) -> bool:
         return is_sparse(tensor) or _is_dense(tensor)
 
@@ -247,28 +264,6 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
 def _is_dense(x: Any) -> bool:
     return isinstance(x, np.ndarray) or is_cupy(x)
-
-
-def _make_on_device(name: str) -> Callable:
-    def make(*args: Any, device: str | None = None, **kwargs: Any) -> Any:
-        return getattr(_module_on(device), name)(*args, **kwargs)
-
-    make.__doc__ = f"Call ``{name}`` of NumPy, or of CuPy with the device of a context."
-    return make
-
-
-def _ones(shape: Any, dtype: Any = None, *, device: str | None = None, **kwargs: Any) -> Any:
-    """Make ones; or begin the product of Gram matrices that parafac starts with them."""
-    if isinstance(device, CallDevice) and not kwargs:
-        product = start_product(device.memory, shape[0], dtype, device == "cuda")
-        if product is not None:
-            return product
-    return _module_on(device).ones(shape, dtype, **kwargs)
-
-
-FlycooBackend.register_method("ones", _ones)
-for _name in ("zeros", "eye"):
-    FlycooBackend.register_method(_name, _make_on_device(_name))
 
 
 def _reduce(name: str, of_sparse: Callable) -> Callable:

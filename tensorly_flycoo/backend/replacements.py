@@ -206,18 +206,17 @@ def _error_calc(
     error = gram_products.compute_fit(norm_tensor, weights, factors, mttkrp, memory)
     memory.known.clear()  # a callback may change factors
     if error is None:
-        inner = _inner_product(mttkrp, factors)
+        # On several devices all Gram matrices are found with it.
+        is_spread = all(isinstance(x, RowShards) for x in (mttkrp, *factors))
+        inner = (
+            sharded.inner_product(mttkrp, factors)
+            if is_spread
+            else inner_product(mttkrp, factors[-1])
+        )
         squares = norm_tensor**2 + tl.cp_tensor.cp_norm((weights, factors)) ** 2
         error = tl.sqrt(tl.abs(squares - 2 * inner))
     # On the host: TensorLy compares errors, and each comparison on a GPU would wait for it.
     return mttkrp.dtype.type(float(error)), tensor, norm_tensor
-
-
-def _inner_product(mttkrp: Array, factors: list) -> Array:
-    """Compute the inner product of the tensor and a model, from the last mode's MTTKRP."""
-    if all(isinstance(x, RowShards) for x in (mttkrp, *factors)):
-        return sharded.inner_product(mttkrp, factors)
-    return inner_product(mttkrp, factors[-1])
 
 
 def _instead(function: Callable) -> Callable:

@@ -42,10 +42,6 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
     def kind(self) -> Kind:
         return self.shape, self.dtype
 
-    def fetch(self) -> np.ndarray:
-        """Wait for the array, and return it."""
-        return self.cluster.fetch([self])[0]
-
     def call_remotely(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
         """Call a function of arrays on the worker: NumPy's, or our own; see `remote_aware`."""
         kinds = _find_kinds(function, args, kwargs)

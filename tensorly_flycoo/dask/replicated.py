@@ -13,30 +13,20 @@ from .handles import WorkerHandle
 from .remote_array import RemoteArray, find_kind_of_ufunc, send_all
 
 
-class _Sent:
-    """Small arrays of several workers, which each sends to all others."""
-
-    def __init__(self, cluster: Cluster, arrays: Sequence[RemoteArray]) -> None:
-        self._cluster = cluster
-        self._arrays = arrays
-        workers, count = cluster.workers, len(arrays)
-        there = send_all(cluster, [(x, worker) for worker in workers for x in arrays])
-        self._there = {w: there[n * count : (n + 1) * count] for n, w in enumerate(workers)}
-
-    def get(self, worker: WorkerHandle | None) -> Sequence[Any]:
-        """Return them on a worker, or here."""
-        return self._cluster.fetch(self._arrays) if worker is None else self._there[worker]
-
-
 class Replicated(NDArrayOperatorsMixin):
     """A small array that the client and each worker compute for themselves, when they use it.
 
-    It is ``function(*args)``, where arguments may be others of this class. Elementwise functions
-    and the transpose make another one; anything else computes it here.
+    It is ``function(*args)``, where arguments may be others of this class, or, given by worker,
+    arrays there. Elementwise functions and the transpose make another one; anything else computes
+    it here.
     """
 
     def __init__(
-        self, function: Callable, args: Sequence[Any] | _Sent, shape: tuple, dtype: np.dtype
+        self,
+        function: Callable,
+        args: Sequence[Any] | dict[WorkerHandle, list[RemoteArray]],
+        shape: tuple,
+        dtype: np.dtype,
     ) -> None:
         self._function = function
         self._args = args
@@ -45,9 +35,14 @@ class Replicated(NDArrayOperatorsMixin):
 
     @classmethod
     def of(cls, cluster: Cluster, parts: Sequence[RemoteArray], function: Callable) -> Replicated:
-        """Make ``function(*parts)`` of small arrays on workers, which it adds."""
+        """Make ``function(*parts)`` of small arrays on workers, which it adds.
+
+        Each worker sends its own to all others.
+        """
         dtype = function(*(np.empty(0, x.dtype) for x in parts)).dtype
-        return cls(function, _Sent(cluster, parts), parts[0].shape, dtype)
+        sent = iter(send_all(cluster, [(x, worker) for worker in cluster.workers for x in parts]))
+        there = {worker: [next(sent) for _ in parts] for worker in cluster.workers}
+        return cls(function, there, parts[0].shape, dtype)
 
     def compute_on(self, cluster: Cluster, worker: WorkerHandle) -> RemoteArray:
         """Have a worker compute it."""
@@ -56,7 +51,10 @@ class Replicated(NDArrayOperatorsMixin):
 
     def _express(self, worker: WorkerHandle | None) -> list[Any]:
         """Return the function and its arguments on a worker, or here; of these the same."""
-        args = self._args.get(worker) if isinstance(self._args, _Sent) else self._args
+        args = self._args
+        if isinstance(args, dict):
+            first = next(iter(args.values()))
+            args = first[0].cluster.fetch(first) if worker is None else args[worker]
         expressed = (x._express(worker) if isinstance(x, Replicated) else x for x in args)
         return [self._function, *expressed]
 
@@ -79,11 +77,8 @@ class Replicated(NDArrayOperatorsMixin):
             return getattr(ufunc, method)(*map(_compute, inputs), **options)
         return Replicated(ufunc, inputs, *find_kind_of_ufunc(ufunc, inputs))
 
-    def __array_function__(
-        self, function: Callable, types: Any, args: tuple, kwargs: dict[str, Any]
-    ) -> Any:
-        is_transpose = function is np.transpose and len(args) == 1 and not kwargs
-        return self.T if is_transpose else function(*map(_compute, args), **kwargs)
+    def transpose(self, axes: None = None) -> Replicated:  # numpy.transpose calls it
+        return self.T
 
 
 def _evaluate(x: Any) -> Any:
