@@ -24,8 +24,8 @@ from tensorly.decomposition import parafac
 from tensors import LARGE_SHAPES, SHAPES, Problem, draw_factors, free_memory, repeats_kept
 
 from tensorly_flycoo import FlycooTensor, mttkrp, open_slabs, save_slabs
-from tensorly_flycoo.engines import slab_plan
 from tensorly_flycoo.engines.cuda.staging import CudaStager
+from tensorly_flycoo.spread import building
 
 RANK = 32
 
@@ -134,7 +134,7 @@ def main():
     if options.folder:
         measure_file(problem, options.folder)
         return
-    slab_plan.count_resident_slabs = lambda *_: 0
+    building.count_resident_slabs = lambda *_: 0
     with repeats_kept():
         coords, values = problem.draw(np.float32)
         keep = {"slabs": options.slabs, "keep": "host"}

@@ -3,8 +3,9 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -14,15 +15,27 @@ from ..devices import Devices
 from ..format.layout import Compute, Cut, Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives
-from ..format.slab_layout import SlabLayout
-from ..format.streamed import Stager
 from ..format.tree import Tree, add_parts
-from . import slab_plan
 
 _logger = logging.getLogger("tensorly_flycoo")
 
 #: Numbers that are drawn before they are rounded to float32: as many as the nearest cache holds.
 _DRAW_BLOCK = 2**12
+
+
+class Stager(Protocol):
+    """Brings arrays from the host to one device, the next one while this one is used."""
+
+    def put_aside(self, array: Array) -> np.ndarray:
+        """Copy an array of the device to host memory from which `take` copies fast.
+
+        An array of the host, such as a file's, stays where it is.
+        """
+
+    def take(
+        self, array: np.ndarray, following: np.ndarray | None
+    ) -> AbstractContextManager[Array]:
+        """Yield a copy on the device; afterwards begin to copy the array that is taken next."""
 
 
 class Engine(Primitives, ABC):
@@ -48,10 +61,6 @@ class Engine(Primitives, ABC):
     def receive(self, coords: Array, values: Array) -> tuple[Array, Array]:
         """Return nonzeros as `pack` takes them; refuse those on another GPU."""
 
-    def choose_num_slabs(self, nnz: int) -> int:
-        """Choose the fewest slabs for a tensor, whatever memory is free."""
-        return slab_plan.choose_num_slabs(nnz, self.num_devices)
-
     @property
     def local_device(self) -> str:
         """The device, as users call it, of small tensors that are made beside a large one."""
@@ -62,46 +71,11 @@ class Engine(Primitives, ABC):
         """The number of devices over which tensors are spread that are made from now on."""
         return 1 if self.devices is None else self.devices.count
 
-    def plan_streaming(
-        self,
-        name: str,
-        nnz: int,
-        shape: Sequence[int],
-        dtype: np.dtype,
-        num_slabs: int | None = None,
-    ) -> tuple[int, int]:
-        """Return the number of slabs with ``keep="host"``, and how many stay on each device."""
-        record_nbytes = self.choose_cut(shape, dtype).record_format.record_nbytes
-        num_slabs = num_slabs or slab_plan.choose_num_slabs(nnz, self.num_devices, record_nbytes)
-        estimate = self.estimate_layout(name, nnz, shape, dtype, num_slabs)
-        free_nbytes = self.count_free_nbytes()
-        return num_slabs, slab_plan.count_resident_slabs(*estimate, num_slabs, free_nbytes)
-
-    def share_nbytes(self, nbytes: int, num_slabs: int) -> int:
-        """Return how many of the bytes that `num_slabs` slabs take are on the fullest device."""
-        return -(-nbytes * -(-num_slabs // self.num_devices) // num_slabs)
-
     def build_piece(self, name: str, coords: Array, values: Array, shape: Sequence[int]) -> Layout:
         """Build the layout `name` in one piece, on the current device, whatever `devices` are."""
         coords, values = self.receive(coords, values)
         cut = self.choose_cut(shape, values.dtype)
         return LAYOUT_CLASSES[name].build(coords, values, cut, self)
-
-    def estimate_layout(
-        self,
-        name: str,
-        nnz: int,
-        shape: Sequence[int],
-        dtype: np.dtype,
-        num_slabs: int | None = None,
-    ) -> tuple[int, int]:
-        """Return the bytes of a layout, and the most bytes in use on a device while it is built."""
-        num_slabs = num_slabs or self.choose_num_slabs(nnz)
-        cls, cut = LAYOUT_CLASSES[name], self.choose_cut(shape, dtype)
-        if num_slabs == 1:
-            return cls.estimate(nnz, cut, self)
-        options = (cut.record_format, num_slabs, self)
-        return SlabLayout.estimate(cls, nnz, *options, self.num_devices)
 
     @abstractmethod
     def check_arrays(self, arrays: Mapping[str, Array]) -> None:

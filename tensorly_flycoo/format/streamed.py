@@ -2,12 +2,12 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
 from ..array_modules import Array
+from ..engines.protocol import Stager
 from .layout import Compute, Cut, Layout, Step, map_record_values
 from .primitives import Primitives
 from .replicated import ReplicatedLayout
@@ -15,21 +15,6 @@ from .tiling import RowTiling
 
 #: Returns the layout of a slab on a device, or puts its records aside.
 KeepAside: TypeAlias = Callable[[Layout, int], Layout]
-
-
-class Stager(Protocol):
-    """Brings arrays from the host to one device, the next one while this one is used."""
-
-    def put_aside(self, array: Array) -> np.ndarray:
-        """Copy an array of the device to host memory from which `take` copies fast.
-
-        An array of the host, such as a file's, stays where it is.
-        """
-
-    def take(
-        self, array: np.ndarray, following: np.ndarray | None
-    ) -> AbstractContextManager[Array]:
-        """Yield a copy on the device; afterwards begin to copy the array that is taken next."""
 
 
 class StreamedLayout(ReplicatedLayout):

@@ -15,6 +15,7 @@ from ..engines import select_engine
 from ..format.partition import find_longest_mode
 from ..format.primitives import index_dtype
 from ..format.tree import count_waiting
+from ..spread import building
 from ..start.eigen import MAX_BLOCKS, MAX_GRAM_SIZE, choose_width
 from ..start.gram import choose_dtype, choose_max_blocks, is_cheap_to_form
 
@@ -139,15 +140,16 @@ def estimate_memory(
         raise ValueError(f"init is {init!r}, expected 'svd' or 'random'")
     slabs = None if slabs is None else check_count(slabs, "slabs")
     engine = select_engine(device)
-    num_slabs, host_nbytes, slots_nbytes = slabs or engine.choose_num_slabs(nnz), 0, 0
+    num_slabs = slabs or building.choose_num_slabs(nnz, engine.num_devices)
+    host_nbytes = slots_nbytes = 0
     if keep == "host" and engine.make_stager is not None:
-        num_slabs, num_resident = engine.plan_streaming(layout, nnz, shape, dtype, slabs)
+        num_slabs, num_resident = building.plan_streaming(engine, layout, nnz, shape, dtype, slabs)
         record_nbytes = engine.choose_cut(shape, dtype).record_format.record_nbytes
         mode_nbytes = nnz * record_nbytes // num_slabs  # of a slab
         num_streamed = max(0, num_slabs - num_resident)
         host_nbytes = num_streamed * len(shape) * mode_nbytes
         slots_nbytes = min(num_streamed, 2) * mode_nbytes
-    nbytes, peak_nbytes = engine.estimate_layout(layout, nnz, shape, dtype, num_slabs)
+    nbytes, peak_nbytes = building.estimate_layout(engine, layout, nnz, shape, dtype, num_slabs)
     peak_nbytes -= host_nbytes
     if rank is None:
         return MemoryEstimate(nbytes, peak_nbytes, None, host_nbytes)
@@ -157,7 +159,7 @@ def estimate_memory(
         sizes = (shape, nnz, dtype, mode, rank, num_slabs)
         start_nbytes = sum(shape[:mode]) * row_nbytes + _count_svd_nbytes(engine, *sizes)
         work_nbytes = max(work_nbytes, start_nbytes)
-    held_nbytes = engine.share_nbytes(nbytes - host_nbytes, num_slabs) + slots_nbytes
+    held_nbytes = _share_nbytes(engine, nbytes - host_nbytes, num_slabs) + slots_nbytes
     return MemoryEstimate(nbytes, peak_nbytes, held_nbytes + work_nbytes, host_nbytes)
 
 
@@ -209,7 +211,7 @@ def _count_svd_nbytes(
     kept, vectors = _ROW_NBYTES * size, size * rank * dtype.itemsize
     if num_coupled == 0:
         return max(listing, kept + vectors)
-    held = engine.share_nbytes(_SHARED_NBYTES * num_shared, num_slabs)
+    held = _share_nbytes(engine, _SHARED_NBYTES * num_shared, num_slabs)
     vectors += num_coupled * rank * dtype.itemsize
     num_columns = min(num_columns, num_shared // 2 + 1)
     if is_cheap_to_form(engine, num_coupled, num_columns):
@@ -217,11 +219,16 @@ def _count_svd_nbytes(
     else:
         dtype = choose_dtype(num_coupled, dtype)
         sizes = (num_shared, (num_columns, num_coupled), dtype)
-        nbytes, building = engine.estimate_layout("replicated", *sizes, 1)
+        nbytes, peak_nbytes = building.estimate_layout(engine, "replicated", *sizes, 1)
         row_nbytes = choose_width(rank, num_coupled) * dtype.itemsize
         num_blocks = MAX_BLOCKS
         if num_coupled > MAX_GRAM_SIZE:
             num_blocks = choose_max_blocks(num_coupled, rank, dtype)
         multiplying = max(3 * num_coupled, 2 * num_coupled + num_columns)
-        work = max(building, nbytes + (num_blocks * num_coupled + multiplying) * row_nbytes)
+        work = max(peak_nbytes, nbytes + (num_blocks * num_coupled + multiplying) * row_nbytes)
     return max(listing, kept + held + max(work, vectors))
+
+
+def _share_nbytes(engine: Engine, nbytes: int, num_slabs: int) -> int:
+    """Return how many of the bytes that `num_slabs` slabs take are on the fullest device."""
+    return -(-nbytes * -(-num_slabs // engine.num_devices) // num_slabs)

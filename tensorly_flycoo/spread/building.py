@@ -6,9 +6,10 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..array_modules import Array
 from ..devices import OneDevice
-from ..engines import slab_plan
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.slab_layout import AnyLayout, SlabLayout
 from ..format.streamed import make_keep_aside
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
     from ..engines.protocol import Engine
 
 _logger = logging.getLogger("tensorly_flycoo")
+
+#: A tensor with more nonzeros is cut into slabs, so that 4 bytes number those of each.
+MAX_SLAB_NNZ = 2**32
+
+#: Bytes of the records, of one mode, of a slab that is streamed: enough that they are copied as
+#: fast as the link allows, and so few that two slabs take little of the device.
+STREAMED_NBYTES = 2**30
 
 
 def build_layout(
@@ -38,10 +46,10 @@ def build_layout(
     cut = engine.choose_cut(shape, values.dtype)
     nnz, dtype, keep_aside = values.shape[0], values.dtype, None
     if keep == "host" and engine.make_stager is not None:
-        num_slabs, num_resident = engine.plan_streaming(name, nnz, shape, dtype, num_slabs)
+        num_slabs, num_resident = plan_streaming(engine, name, nnz, shape, dtype, num_slabs)
         keep_aside = make_keep_aside(engine.make_stager, num_resident)
     elif not num_slabs:
-        num_slabs = engine.choose_num_slabs(nnz)
+        num_slabs = choose_num_slabs(nnz, engine.num_devices)
     sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
     if num_slabs > 1:
         sizes["slabs"] = num_slabs
@@ -53,7 +61,75 @@ def build_layout(
     devices = engine.devices or OneDevice(engine.xp)
     options = (cut.record_format, num_slabs, engine, devices)
     layout = slab_class.build(cls, coords, values, *options, keep_aside)
-    slab_plan.warn_of_long_slabs(layout)
+    warn_of_long_slabs(layout)
     if layout.num_streamed:
         _logger.info("the records of %d slabs stay on the host", layout.num_streamed)
     return layout
+
+
+def choose_num_slabs(nnz: int, num_devices: int = 1, streamed_nbytes: int | None = None) -> int:
+    """Choose as few slabs as `MAX_SLAB_NNZ` allows, but one for each device.
+
+    If records of `streamed_nbytes` are streamed, a slab has at most `STREAMED_NBYTES` of them, and
+    there are at least two, so that one is copied while the other is computed.
+    """
+    num_slabs = max(num_devices, -(-nnz // MAX_SLAB_NNZ))
+    if streamed_nbytes is None:
+        return num_slabs
+    return max(2, num_slabs, -(-nnz * streamed_nbytes // STREAMED_NBYTES))
+
+
+def count_resident_slabs(
+    nbytes: int, peak_nbytes: int, num_slabs: int, free_nbytes: int | None
+) -> int:
+    """Count the slabs that fit in half of the free memory; the rest is for factors.
+
+    `nbytes` and `peak_nbytes` are those of all slabs, and while they are built.
+    """
+    if free_nbytes is None:
+        return 0
+    building_nbytes = peak_nbytes - nbytes
+    return max(0, (free_nbytes // 2 - building_nbytes) * num_slabs // max(nbytes, 1))
+
+
+def plan_streaming(
+    engine: Engine,
+    name: str,
+    nnz: int,
+    shape: Sequence[int],
+    dtype: np.dtype,
+    num_slabs: int | None = None,
+) -> tuple[int, int]:
+    """Return the number of slabs with ``keep="host"``, and how many stay on each device."""
+    record_nbytes = engine.choose_cut(shape, dtype).record_format.record_nbytes
+    num_slabs = num_slabs or choose_num_slabs(nnz, engine.num_devices, record_nbytes)
+    estimate = estimate_layout(engine, name, nnz, shape, dtype, num_slabs)
+    return num_slabs, count_resident_slabs(*estimate, num_slabs, engine.count_free_nbytes())
+
+
+def estimate_layout(
+    engine: Engine,
+    name: str,
+    nnz: int,
+    shape: Sequence[int],
+    dtype: np.dtype,
+    num_slabs: int,
+) -> tuple[int, int]:
+    """Return the bytes of a layout, and the most bytes in use on a device while it is built."""
+    cls, cut = LAYOUT_CLASSES[name], engine.choose_cut(shape, dtype)
+    if num_slabs == 1:
+        return cls.estimate(nnz, cut, engine)
+    options = (cut.record_format, num_slabs, engine)
+    return SlabLayout.estimate(cls, nnz, *options, engine.num_devices)
+
+
+def warn_of_long_slabs(layout: SlabLayout) -> None:
+    """Warn if a row is so long that its slab has more than twice its share."""
+    share = -(-layout.nnz // layout.num_slabs)
+    longest = max(slab.layout.nnz for slab in layout.slabs)
+    if longest > 2 * share:
+        _logger.warning(
+            "a slab has %s nonzeros where its share is %s: a row of mode %d, which is not split, "
+            "is longer than a slab; fewer slabs do as well",
+            *(f"{longest:,}", f"{share:,}", layout.cut_mode),
+        )

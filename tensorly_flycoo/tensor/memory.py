@@ -94,16 +94,16 @@ def build_layout(
     given = 0 if is_cupy(coords) else values.size * (8 * len(shape) + values.dtype.itemsize)
 
     def build(count: int) -> AnyLayout:
-        check_room(engine, engine.estimate_layout(*sizes, count)[1] - given)
+        check_room(engine, building.estimate_layout(engine, *sizes, count)[1] - given)
         with log_compilation():
             return building.build_layout(engine, layout, coords, values, shape, count, keep)
 
     if num_slabs:
         count = num_slabs
     elif keep == "host" and engine.make_stager is not None:
-        count, _ = engine.plan_streaming(*sizes)
+        count, _ = building.plan_streaming(engine, *sizes)
     else:
-        count = engine.choose_num_slabs(values.size)
+        count = building.choose_num_slabs(values.size, engine.num_devices)
     most = num_slabs or _MOST * count
     task = f"building a FlycooTensor of {values.size:,} nonzeros"
     while True:

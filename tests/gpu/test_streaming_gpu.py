@@ -9,18 +9,18 @@ import tensorly as tl
 from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, mttkrp, open_slabs, save_slabs
-from tensorly_flycoo.engines import slab_plan
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.engines.cuda.staging import CudaStager
 from tensorly_flycoo.format.slab_layout import SlabLayout
 from tensorly_flycoo.format.streamed import StreamedLayout
+from tensorly_flycoo.spread import building
 
 SHAPE, RANK, NUM_SLABS = (3000, 2000, 50_000), 8, 6
 
 
 @pytest.fixture(params=[0, 2], ids=["all on the host", "two resident"])
 def num_resident(request, monkeypatch):
-    monkeypatch.setattr(slab_plan, "count_resident_slabs", lambda *_: request.param)
+    monkeypatch.setattr(building, "count_resident_slabs", lambda *_: request.param)
     return request.param
 
 
@@ -147,7 +147,7 @@ def test_arrays_in_files(tmp_path):
 def test_memory_is_given_back():
     pool = cupy.get_default_memory_pool()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slab_plan, "count_resident_slabs", lambda *_: 0)
+        patch.setattr(building, "count_resident_slabs", lambda *_: 0)
         compute(make(keep="host"))
         before = pool.used_bytes()
         for _ in range(3):
@@ -159,7 +159,7 @@ def test_less_of_the_gpu_is_used():
     """At most two slabs of one mode, and the tilings."""
     pool = cupy.get_default_memory_pool()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slab_plan, "count_resident_slabs", lambda *_: 0)
+        patch.setattr(building, "count_resident_slabs", lambda *_: 0)
         before = pool.used_bytes()
         x, factors = make(keep="host", nnz=3_000_000), draw_factors()
         results = [mttkrp(x, factors, mode) for mode in range(3)]

@@ -16,7 +16,7 @@ def widen_field(size):
 
 
 def choose_three(nnz, num_devices=1, streamed_nbytes=None):
-    """Stand in for `slab_plan.choose_num_slabs`."""
+    """Stand in for `building.choose_num_slabs`."""
     return 3
 
 
@@ -65,7 +65,7 @@ LOWERED = {
         "engines.cuda.tuning.SEGMENT": 2,
     },
     # As with more than 2**32 nonzeros.
-    "slabs": {"engines.slab_plan.choose_num_slabs": choose_three},
+    "slabs": {"spread.building.choose_num_slabs": choose_three},
     # As with modes of 2**31 indices or more.
     "record": {"format.packing.field_width": widen_field},
 }

@@ -9,11 +9,11 @@ import tensorly as tl
 from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp
-from tensorly_flycoo.engines import slab_plan
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.format.slab_layout import SlabLayout
 from tensorly_flycoo.ops.sampling import make_sampler
 from tensorly_flycoo.ops.ttmc import multiply_nonempty_rows
+from tensorly_flycoo.spread import building
 
 SHAPE, RANK, NUM_SLABS = (40, 30, 200), 4, 5
 
@@ -94,7 +94,8 @@ def test_the_next_copy_of_a_sweep_is_announced(stagers):
 
 def test_what_fits_in_half_of_the_memory_stays(stagers, monkeypatch):
     x = make(slabs=NUM_SLABS)
-    nbytes, peak_nbytes = CPU.estimate_layout("replicated", 3000, SHAPE, x.dtype, NUM_SLABS)
+    sizes = ("replicated", 3000, SHAPE, x.dtype, NUM_SLABS)
+    nbytes, peak_nbytes = building.estimate_layout(CPU, *sizes)
     free_nbytes = 2 * (peak_nbytes - nbytes + 5 * nbytes // (2 * NUM_SLABS))
     monkeypatch.setattr(CPU, "count_free_nbytes", lambda: free_nbytes)
     y, factors = make(slabs=NUM_SLABS, keep="host"), draw_factors()
@@ -180,10 +181,10 @@ def test_a_failure_in_the_middle_leaves_nothing_held(stagers, monkeypatch):
 
 
 def test_the_number_of_slabs(stagers, monkeypatch):
-    assert slab_plan.choose_num_slabs(100, 1, 16) == 2
-    assert slab_plan.choose_num_slabs(2**30, 1, 16) == 16
-    assert slab_plan.choose_num_slabs(2**33) == 2
-    monkeypatch.setattr(slab_plan, "STREAMED_NBYTES", 5000)
+    assert building.choose_num_slabs(100, 1, 16) == 2
+    assert building.choose_num_slabs(2**30, 1, 16) == 16
+    assert building.choose_num_slabs(2**33) == 2
+    monkeypatch.setattr(building, "STREAMED_NBYTES", 5000)
     x = make(keep="host")
     assert isinstance(x._layout, SlabLayout)
     assert x.slabs == -(-3000 * x._layout.record_format.record_nbytes // 5000)
