@@ -16,12 +16,12 @@ Examples
 """
 
 from .backend import register
-from .checks import DensifyError
-from .diagnostics.stats import ModeStats, TensorStats, stats
-from .diagnostics.versions import show_versions
+from .base.checks import DensifyError
+from .base.versions import show_versions
 from .engines import set_device
 from .io import load, open_slabs, read_tns, save, save_slabs, write_tns
 from .io.dataframe import from_dataframe
+from .models.stats import ModeStats, TensorStats, stats
 from .ops.call_memory import MemoryEstimate, estimate_memory
 from .ops.cp_entries import cp_to_entries
 from .ops.mttkrp import mttkrp
@@ -72,7 +72,7 @@ register()
 
 # Last, since they import TensorLy: `.backend` has to import it first, without a warning.
 from .decomposition import observed_parafac  # noqa: E402
-from .diagnostics.progress import Progress  # noqa: E402
+from .decomposition.progress import Progress  # noqa: E402
 from .models import (  # noqa: E402
     FlycooCP,
     LabelledCP,

@@ -14,17 +14,17 @@ import numpy as np
 import tensorly as tl
 
 from . import __version__
+from .base.reporting import report
+from .base.versions import show_versions
 from .decomposition import generalized_parafac, non_negative_parafac_hals, parafac
 from .decomposition.labelled_cp import LabelledCP
-from .diagnostics.progress import Progress
-from .diagnostics.versions import show_versions
+from .decomposition.progress import Progress
 from .engines import set_device
 from .io.dataframe import from_dataframe
 from .io.files import replace_text, try_writing
 from .io.tns import read_tns
 from .models.best_of import Starts
 from .models.match import factor_match_score
-from .reporting import report
 from .tensor.labelled import LabelledTensor, Labels
 
 #: What can be read, by the ends of names.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .checks import check_rank, check_shape
+from .base.checks import check_rank, check_shape
 from .tensor.tensor import FlycooTensor
 
 

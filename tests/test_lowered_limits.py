@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from lowered_limits import lower_limit
 
-from tensorly_flycoo import FlycooTensor, checks
+from tensorly_flycoo import FlycooTensor
+from tensorly_flycoo.base import checks
 
 ROOT = Path(__file__).parent.parent
 

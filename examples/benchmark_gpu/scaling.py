@@ -26,13 +26,13 @@ from tensors import LARGE_SHAPES, SHAPES, Problem, draw_factors, free_memory, re
 
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, mttkrp
-from tensorly_flycoo.devices import assign_homes
+from tensorly_flycoo.base.devices import assign_homes
 from tensorly_flycoo.engines.cuda.devices import CudaDevices
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
-from tensorly_flycoo.format.slab_layout import Slab
-from tensorly_flycoo.shards.row_shards import RowShards, gather_each
-from tensorly_flycoo.shards.sharding import Sharding, cut_evenly, find_sharding
+from tensorly_flycoo.spread.row_shards import RowShards, gather_each
+from tensorly_flycoo.spread.sharding import Sharding, cut_evenly, find_sharding
+from tensorly_flycoo.spread.slab_layout import Slab
 from tensorly_flycoo.spread.spread_layout import SpreadLayout
 
 RANK = 32

@@ -15,14 +15,12 @@ import numpy as np
 from tensorly.backend import BackendManager
 from tensorly.backend.numpy_backend import NumpyBackend
 
-from ..array_modules import Array, array_module, as_array, is_cupy, is_on_gpu, move, share
-from ..checks import check_device_name, check_dtype, check_place, densify_error
+from ..base.array_modules import Array, array_module, as_array, is_cupy, is_on_gpu, move, share
+from ..base.checks import check_device_name, check_dtype, check_place, densify_error
 from ..decomposition.initial_guess import as_gpu_random
 from ..decomposition.whole_tensor import CallDevice, WholeTensor
 from ..engines import select_engine
-from ..linalg import sharded
-from ..linalg.gram_products import GramProduct, find_open, start_product, suits_gram
-from ..linalg.tall_skinny import (
+from ..engines.tall_skinny import (
     column_norms,
     is_own,
     is_tall,
@@ -34,10 +32,12 @@ from ..linalg.tall_skinny import (
 )
 from ..ops import views
 from ..ops.dense_memory import check_product_fits
+from ..ops.gram_products import GramProduct, find_open, start_product, suits_gram
 from ..ops.lazy import LazyArray, ModeView
 from ..ops.lazy_svd import LazySVD
 from ..ops.mode_product import ModeProduct
-from ..shards.row_shards import RowShards
+from ..spread import sharded
+from ..spread.row_shards import RowShards
 from ..start.unfolding import LazyMatrix, Unfolding
 from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse
 from ..tensor.labelled import LabelledTensor

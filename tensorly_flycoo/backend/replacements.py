@@ -17,8 +17,8 @@ from typing import Any
 import tensorly as tl
 
 from .. import decomposition
-from ..array_modules import Array
-from ..checks import densify_error
+from ..base.array_modules import Array
+from ..base.checks import densify_error
 from ..decomposition.guarding import guard
 from ..decomposition.initial_guess import (
     SVDS,
@@ -31,11 +31,12 @@ from ..decomposition.initial_guess import (
 from ..decomposition.ranks import find_tucker_rank
 from ..decomposition.resuming import State, take_up
 from ..decomposition.whole_tensor import WholeTensor, check_start
-from ..linalg import gram_products, sharded
-from ..linalg.tall_skinny import inner_product
+from ..engines.tall_skinny import inner_product
+from ..ops import gram_products
 from ..ops.ttmc import check_free_modes
 from ..ops.views import find_sparse
-from ..shards.row_shards import RowShards
+from ..spread import sharded
+from ..spread.row_shards import RowShards
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
 from .tensor_algebra import is_ours, unfolding_dot_khatri_rao

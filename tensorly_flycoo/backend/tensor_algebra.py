@@ -15,8 +15,8 @@ from tensorly.backend import BackendManager
 from tensorly.tenalg.core_tenalg import CoreTenalgBackend
 from tensorly.tenalg.einsum_tenalg import EinsumTenalgBackend
 
-from ..array_modules import Array, is_cupy, share
-from ..checks import densify_error
+from ..base.array_modules import Array, is_cupy, share
+from ..base.checks import densify_error
 from ..decomposition.guarding import guard
 from ..decomposition.whole_tensor import WholeTensor
 from ..ops import views

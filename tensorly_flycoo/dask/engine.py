@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from ..array_modules import Array
-from ..devices import Request
+from ..base.array_modules import Array
+from ..base.devices import Request
 from ..engines.cpu.engine import CpuEngine
 from ..format.primitives import Primitives
-from ..format.slab_layout import Slab
 from ..format.tree import Tree, add_parts, count_parts
-from ..shards.row_shards import RowShards
-from ..shards.sharding import find_sharding
+from ..spread.row_shards import RowShards
+from ..spread.sharding import find_sharding
+from ..spread.slab_layout import Slab
 from ..spread.spread_layout import SpreadLayout
 from .cluster import Cluster
 from .handles import RemoteObject
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class WorkerDevices:
-    """The workers of a cluster; implements `tensorly_flycoo.devices.Devices`.
+    """The workers of a cluster; implements `tensorly_flycoo.base.devices.Devices`.
 
     What belongs to no slab is in the client's memory, as NumPy arrays.
     """

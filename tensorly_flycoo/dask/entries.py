@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import Array
+from ..base.array_modules import Array
 from ..ops.sampling import NonzeroSampler, split_entries
 from ..tensor.pieces import Piece, call_with_piece, map_pieces
 from ..tensor.tensor import FlycooTensor, rebuild

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from distributed import Client, Future
 
-from ..array_modules import Array, move
-from ..checks import check_count, check_dtype, check_layout, check_shape
+from ..base.array_modules import Array, move
+from ..base.checks import check_count, check_dtype, check_layout, check_shape
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
-from ..format.partition import count_rows, find_longest_mode
-from ..format.slab_building import SlabBuilder, sort_records, split_nonzeros
+from ..spread.partition import count_rows, find_longest_mode
+from ..spread.slab_building import SlabBuilder, sort_records, split_nonzeros
 from .cluster import Cluster
 from .engine import ClusterLayout, WorkerDevices
 from .handles import RemoteObject, WorkerHandle

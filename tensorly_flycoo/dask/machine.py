@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..array_modules import move
+from ..base.array_modules import move
 from ..tensor.memory import format_nbytes
 from .messages import (
     ENGINE,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from distributed import get_worker
 
-from ..checks import check_finite, check_inside, check_shape
+from ..base.checks import check_finite, check_inside, check_shape
 from ..io.dataframe import read_indices, read_rows
 from ..io.parts import Reading
 

@@ -12,7 +12,7 @@ import numpy as np
 from distributed import Client, get_client
 from numpy.typing import DTypeLike
 
-from ..checks import check_shape
+from ..base.checks import check_shape
 from ..io.dataframe import check_missing, check_modes
 from ..io.files import FilePath
 from ..io.slab_folder import Index, load_slab

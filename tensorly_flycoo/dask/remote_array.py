@@ -9,7 +9,9 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from ..linalg import hals, sharded, tall_skinny
+from ..engines import tall_skinny
+from ..ops import hals
+from ..spread import sharded
 from .cluster import Cluster
 from .handles import Kind, RemoteObject, WorkerHandle
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..array_modules import Array
+from ..base.array_modules import Array
 from ..format.packing import RecordFormat
 from ..tensor.memory import format_nbytes
 

@@ -9,9 +9,9 @@ from typing import Any, Protocol, cast
 import numpy as np
 from distributed import Client
 
-from ..devices import assign_homes
+from ..base.devices import assign_homes
 from ..format.packing import RecordFormat
-from ..format.slab_layout import Slab
+from ..spread.slab_layout import Slab
 from ..tensor.tensor import FlycooTensor
 from .cluster import Cluster
 from .engine import ClusterEngine, ClusterLayout, RemoteLayout, WorkerDevices

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..array_modules import Array
+from ..base.array_modules import Array
 from ..start.columns import build_in_slabs
 from .engine import ClusterEngine, ClusterLayout
 from .handles import RemoteObject

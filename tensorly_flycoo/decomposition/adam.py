@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..array_modules import Array, array_module
-from ..checks import num_cells
-from ..linalg.sparse_matrices import make_csc, multiply
+from ..base.array_modules import Array, array_module
+from ..base.checks import num_cells
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..ops.sampling import NonzeroSampler, make_sampler
+from ..ops.sparse_matrices import make_csc, multiply
 from ..tensor.pieces import sum_values
 from ..tensor.tensor import FlycooTensor
 from .cp_model import multiply_all

@@ -11,10 +11,10 @@ import numpy as np
 from tensorly.cp_tensor import CPTensor
 from tensorly.tenalg.proximal import proximal_operator, validate_constraints
 
-from ..array_modules import Array, array_module
+from ..base.array_modules import Array, array_module
+from ..engines.tall_skinny import solve
 from ..io.checkpoint import Resumed
-from ..linalg.proximal import fit_monotone, fit_unimodal, smooth
-from ..linalg.tall_skinny import solve
+from ..ops.proximal import fit_monotone, fit_unimodal, smooth
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import iterate, list_free_modes, measure_by

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..array_modules import Array, array_module, is_cupy
+from ..base.array_modules import Array, array_module, is_cupy
 
 #: Smaller probabilities come from a continued fraction, in logarithms. SciPy's are accurate up to
 #: 4.5 standard deviations; further out those of large counts are not (at 25, 20 times too small).

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..array_modules import Array
-from ..linalg.tall_skinny import sum_rows
+from ..base.array_modules import Array
+from ..engines.tall_skinny import sum_rows
 from .masks import ObservedData
 from .poisson import divide_counts, evaluate_loss, find_scales
 

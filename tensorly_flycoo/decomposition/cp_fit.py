@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 
 import numpy as np
 
-from ..array_modules import Array, as_array, is_on_gpu
-from ..checks import check_place, num_cells
-from ..linalg.tall_skinny import transposed_product
+from ..base.array_modules import Array, as_array, is_on_gpu
+from ..base.checks import check_place, num_cells
+from ..engines.tall_skinny import transposed_product
 from ..ops.cp_entries import cp_to_entries
 from ..ops.mttkrp import mttkrp
-from ..shards.whole_factors import take_model
+from ..spread.whole_factors import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.pieces import Piece, map_pieces

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from ..array_modules import Array
+from ..base.array_modules import Array
 from ..io.checkpoint import Origin, Resumed, mark_origin
 from ..tensor.tensor import FlycooTensor
 from .cp_model import make_cp_tensor, normalize

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 
-from ..array_modules import Array, array_module
-from ..linalg.tall_skinny import (
+from ..base.array_modules import Array, array_module
+from ..engines.tall_skinny import (
     column_norms,
     inner_product,
     is_tall,

@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module, move
-from ..checks import check_factors, check_mode
-from ..linalg.hals import solve_nonnegative
-from ..linalg.tall_skinny import column_norms
+from ..base.array_modules import Array, array_module, move
+from ..base.checks import check_factors, check_mode
+from ..engines.tall_skinny import column_norms
 from ..ops.cp_entries import evaluate_model
+from ..ops.hals import solve_nonnegative
 from ..ops.mttkrp import mttkrp
-from ..shards.whole_factors import take_model
+from ..spread.whole_factors import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.tensor import FlycooTensor

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorly as tl
 
-from ..array_modules import Array
-from ..checks import check_mode
+from ..base.array_modules import Array
+from ..base.checks import check_mode
+from ..engines.tall_skinny import sum_rows
 from ..io.checkpoint import Resumed
-from ..linalg.tall_skinny import sum_rows
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .adam import Adam, scale_guess

@@ -9,8 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 
+from ..base.reporting import log_compilation
 from ..ops.views import find_sparse
-from ..reporting import log_compilation
 from ..tensor.coo_cache import is_table, not_sparse_error
 from ..tensor.labelled import LabelledTensor
 from ..tensor.memory import attempt

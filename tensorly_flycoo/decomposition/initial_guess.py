@@ -9,11 +9,11 @@ import tensorly as tl
 from numpy.typing import DTypeLike
 from tensorly.cp_tensor import CPTensor, cp_normalize
 
-from ..array_modules import Array
-from ..checks import check_factors, check_place, check_weights, densify_error
+from ..base.array_modules import Array
+from ..base.checks import check_factors, check_place, check_weights, densify_error
 from ..ops.lazy_svd import RandomizedSVD
-from ..shards.whole_factors import scatter_all, take_model
 from ..spread.spread_layout import SpreadLayout
+from ..spread.whole_factors import scatter_all, take_model
 from ..start.nndsvd import make_left_vectors_non_negative
 from ..start.unfolding import LazyMatrix, Unfolding
 from ..tensor.coo_cache import as_flycoo

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 
-from ..array_modules import Array, array_module, is_cupy, move
-from ..checks import check_count, check_mode
+from ..base.array_modules import Array, array_module, is_cupy, move
+from ..base.checks import check_count, check_mode
+from ..engines.tall_skinny import column_norms, find_extremes
 from ..io.array_file import FLOATS, MODEL, number, open_arrays, save_arrays
 from ..io.dataframe import from_dataframe, read_rows
 from ..io.files import FilePath
 from ..io.labels import list_labels, name_modes, read_labels
-from ..linalg.tall_skinny import column_norms, find_extremes
 from ..ops.cp_entries import cp_to_entries
-from ..shards.whole_factors import gather_all
+from ..spread.whole_factors import gather_all
 from ..tensor.labelled import Labels
 from .fold_in import fold_in
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..array_modules import Array
+from ..base.array_modules import Array
 from ..tensor.pieces import Piece, map_pieces
 from ..tensor.tensor import FlycooTensor
 

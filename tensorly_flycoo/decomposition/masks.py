@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module, move
-from ..checks import densify_error
+from ..base.array_modules import Array, array_module, move
+from ..base.checks import densify_error
+from ..engines.tall_skinny import inner_product
 from ..format.ordering import compute_norm
-from ..format.slab_layout import SlabLayout
-from ..linalg.sparse_matrices import make_csc, multiply_transposed
-from ..linalg.tall_skinny import inner_product
 from ..ops.cp_entries import choose_block_size, evaluate_model
 from ..ops.mttkrp import mttkrp
 from ..ops.sampling import NonzeroSampler, split_entries
+from ..ops.sparse_matrices import make_csc, multiply_transposed
+from ..spread.slab_layout import SlabLayout
 from ..start.columns import Columns, Entries, list_entries
 from ..start.unfolding import Unfolding
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import Array
-from ..linalg.tall_skinny import multiply
+from ..base.array_modules import Array
+from ..engines.tall_skinny import multiply
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import iterate, list_free_modes, measure_by, start

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module
-from ..linalg.hals import solve_nonnegative
-from ..linalg.tall_skinny import solve
-from ..shards.row_shards import RowShards
+from ..base.array_modules import Array, array_module
+from ..engines.tall_skinny import solve
+from ..ops.hals import solve_nonnegative
+from ..spread.row_shards import RowShards
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import iterate, measure_by, start

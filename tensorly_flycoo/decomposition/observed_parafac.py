@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorly as tl
 
-from ..array_modules import Array
-from ..checks import check_rank
+from ..base.array_modules import Array
+from ..base.checks import check_rank
 from ..io.checkpoint import Resumed
 from ..ops.cp_entries import evaluate_model
 from ..tensor.coo_cache import as_flycoo

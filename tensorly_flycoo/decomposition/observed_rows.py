@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..array_modules import Array, array_module
+from ..base.array_modules import Array, array_module
 from ..ops.cp_entries import choose_block_size
 
 #: The ridge of `observed_parafac` by default.

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..array_modules import Array
-from ..checks import densify_error
+from ..base.array_modules import Array
+from ..base.checks import densify_error
+from ..engines.tall_skinny import qr, solve
 from ..io.checkpoint import Resumed
-from ..linalg import gram_products
-from ..linalg.tall_skinny import qr, solve
+from ..ops import gram_products
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import iterate, list_free_modes, measure_by, start
 from .cp_model import make_cp_tensor, multiply_grams

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..checks import check_rank, densify_error
+from ..base.checks import check_rank, densify_error
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.tensor import FlycooTensor
 from .tensorly_loop import dense_to_tensorly, require_flycoo_backend, tensorly_loop

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module, invert_positive, move
-from ..linalg.tall_skinny import sum_columns
+from ..base.array_modules import Array, array_module, invert_positive, move
+from ..engines.tall_skinny import sum_columns
 from ..ops.ratios import mttkrp_of_ratios
 from .cp_model import multiply_all
 from .masks import ObservedData

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorly as tl
 
-from ..array_modules import Array, array_module, move
-from ..checks import num_cells
+from ..base.array_modules import Array, array_module, move
+from ..base.checks import num_cells
+from ..engines.tall_skinny import inner_product, qr
 from ..io.checkpoint import Resumed
-from ..linalg.tall_skinny import inner_product, qr
 from ..ops.cp_entries import evaluate_model
 from ..ops.mttkrp import mttkrp
 from ..ops.sampling import NonzeroSampler, fit_fibres

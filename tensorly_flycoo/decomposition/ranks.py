@@ -9,7 +9,7 @@ from typing import Any
 
 from tensorly.cp_tensor import validate_cp_rank
 
-from ..checks import check_rank, num_cells
+from ..base.checks import check_rank, num_cells
 
 
 def find_cp_rank(x: Any, rank: Any) -> int:

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from tensorly.cp_tensor import CPTensor, cp_normalize
 
-from ..array_modules import Array
+from ..base.array_modules import Array
 from ..io.checkpoint import Origin, ResumedCP, ResumedTucker, mark_origin
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.digest import find_digest

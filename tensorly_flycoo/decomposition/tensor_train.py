@@ -12,8 +12,8 @@ from tensorly.tr_tensor import TRTensor, validate_tr_rank
 from tensorly.tt_matrix import TTMatrix
 from tensorly.tt_tensor import TTTensor, validate_tt_rank
 
-from ..array_modules import Array
-from ..checks import densify_error
+from ..base.array_modules import Array
+from ..base.checks import densify_error
 from ..ops.contraction import multiply_matricized
 from ..ops.lazy import ModeView
 from ..ops.views import make_tensor, permute, reshape

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import tensorly as tl
 from tensorly.tucker_tensor import TuckerTensor, validate_tucker_rank
 
-from ..array_modules import Array
+from ..base.array_modules import Array
+from ..engines.tall_skinny import transposed_product
 from ..io.checkpoint import Resumed
-from ..linalg.tall_skinny import transposed_product
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import iterate

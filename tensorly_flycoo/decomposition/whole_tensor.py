@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..array_modules import Array
-from ..linalg import gram_products
-from ..linalg.gram_products import GramMemory
+from ..base.array_modules import Array
+from ..ops import gram_products
+from ..ops.gram_products import GramMemory
 from ..ops.lazy import LazyArray
 from ..ops.mttkrp import mttkrp
 from ..tensor.tensor import FlycooTensor

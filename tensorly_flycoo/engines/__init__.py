@@ -8,11 +8,11 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, overload
 
-from ..array_modules import Array, is_cupy
-from ..checks import check_count, check_device_name
+from ..base.array_modules import Array, is_cupy
+from ..base.checks import check_count, check_device_name
 
 if TYPE_CHECKING:
-    from ..devices import Devices
+    from ..base.devices import Devices
     from .cpu.engine import CpuEngine
     from .protocol import Engine
 

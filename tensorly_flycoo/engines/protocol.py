@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..array_modules import Array, invert_positive, move
-from ..devices import Devices
+from ..base.array_modules import Array, invert_positive, move
+from ..base.devices import Devices
 from ..format.layout import Compute, Cut, Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.primitives import Primitives

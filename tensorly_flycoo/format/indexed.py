@@ -6,7 +6,7 @@ from typing import Self
 
 import numpy as np
 
-from ..array_modules import Array
+from ..base.array_modules import Array
 from .layout import (
     Cut,
     Ids,

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
-from ..array_modules import Array
+from ..base.array_modules import Array
 from .ordering import count_canonical_nbytes
 from .packing import RecordFormat
 from .primitives import Primitives, index_dtype

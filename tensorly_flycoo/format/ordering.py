@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from ..array_modules import Array, array_module
+from ..base.array_modules import Array, array_module
 from .packing import RecordFormat
 from .primitives import Primitives, index_dtype
 

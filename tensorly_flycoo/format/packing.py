@@ -7,7 +7,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..array_modules import Array
+from ..base.array_modules import Array
 
 #: A coordinate is read with one shift and one mask from the 64 bits that start at its word.
 WINDOW_BITS = 64

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..array_modules import Array
-from ..checks import check_finite, check_inside
+from ..base.array_modules import Array
+from ..base.checks import check_finite, check_inside
 from .locks import make_lock
 from .packing import RecordFormat
 from .unfolding_primitives import UnfoldingPrimitives

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..array_modules import Array
+from ..base.array_modules import Array
 from .layout import (
     Compute,
     Cut,

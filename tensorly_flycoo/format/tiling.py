@@ -8,7 +8,7 @@ the order of the tiles, so no sum depends on timing.
 
 from dataclasses import dataclass
 
-from ..array_modules import Array
+from ..base.array_modules import Array
 from .packing import RecordFormat
 from .primitives import Primitives, index_dtype
 

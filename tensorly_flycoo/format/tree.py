@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias, TypeVar
 
-from ..array_modules import Array
+from ..base.array_modules import Array
 
 _Part = TypeVar("_Part")
 

@@ -5,7 +5,7 @@ from types import ModuleType
 
 import numpy as np
 
-from ..array_modules import Array
+from ..base.array_modules import Array
 from .packing import RecordFormat
 
 

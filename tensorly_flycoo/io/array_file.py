@@ -16,8 +16,8 @@ from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..array_modules import Array, move
-from ..shards.row_shards import RowShards
+from ..base.array_modules import Array, move
+from ..spread.row_shards import RowShards
 from .files import FilePath, replace_file
 
 if TYPE_CHECKING:

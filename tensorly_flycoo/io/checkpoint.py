@@ -12,7 +12,7 @@ import numpy as np
 from tensorly.cp_tensor import CPTensor
 from tensorly.tucker_tensor import TuckerTensor
 
-from ..array_modules import Array
+from ..base.array_modules import Array
 from ..tensor.digest import find_digest
 from ..tensor.tensor import FlycooTensor
 from .array_file import CHECKPOINT, Header, number, open_arrays, save_arrays

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import check_values
+from ..base.checks import check_values
 from ..engines import select_engine
 from ..tensor.labelled import LabelledTensor, Labels, is_ordered
 from ..tensor.reductions import find_extremes, group_cells

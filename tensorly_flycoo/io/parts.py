@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..array_modules import Array, is_cupy, move
-from ..checks import (
+from ..base.array_modules import Array, is_cupy, move
+from ..base.checks import (
     MAX_MODE_SIZE,
     check_coords,
     check_finite,

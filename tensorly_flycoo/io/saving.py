@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..array_modules import Array, move
-from ..checks import check_layout, check_shape
+from ..base.array_modules import Array, move
+from ..base.checks import check_layout, check_shape
 from ..engines import select_engine
 from ..format.layout import Cut, Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
 from ..format.primitives import NO_ROW, index_dtype
-from ..format.slab_layout import SlabLayout
+from ..spread.slab_layout import SlabLayout
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, Labels
 from ..tensor.tensor import FlycooTensor

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..array_modules import move
-from ..checks import check_count, check_dtype, check_layout, check_shape
-from ..devices import OneDevice, assign_homes
+from ..base.array_modules import move
+from ..base.checks import check_count, check_dtype, check_layout, check_shape
+from ..base.devices import OneDevice, assign_homes
+from ..base.reporting import report
 from ..engines import select_engine
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
-from ..format.partition import find_longest_mode, find_slab_shape
-from ..format.slab_building import SlabBuilder, sort_records, split_nonzeros
-from ..format.slab_layout import Slab, SlabLayout
-from ..format.streamed import make_keep_aside
-from ..reporting import report
+from ..spread.partition import find_longest_mode, find_slab_shape
+from ..spread.slab_building import SlabBuilder, sort_records, split_nonzeros
+from ..spread.slab_layout import Slab, SlabLayout
 from ..spread.spread_layout import SpreadLayout
+from ..spread.streamed import make_keep_aside
 from ..tensor.memory import attempt
 from ..tensor.tensor import FlycooTensor
 from .array_file import SLABS, TENSOR, check_header, open_arrays, refuse_damage

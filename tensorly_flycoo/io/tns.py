@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..checks import check_fill_value, check_finite, check_shape, check_values
+from ..base.checks import check_fill_value, check_finite, check_shape, check_values
 from ..tensor.labelled import refuse_labels
 from ..tensor.tensor import FlycooTensor
 from .files import FilePath, replace_text

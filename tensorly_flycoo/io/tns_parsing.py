@@ -10,7 +10,7 @@ from typing import NoReturn
 import numba
 import numpy as np
 
-from ..checks import MAX_MODE_SIZE, check_shape
+from ..base.checks import MAX_MODE_SIZE, check_shape
 from ..engines.cpu.threads import launch
 from . import tns_kernels
 from .files import FilePath, Readable, open_text

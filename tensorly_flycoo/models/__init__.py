@@ -3,11 +3,11 @@
 What concerns one model, such as `LabelledCP`, is in `decomposition`, which makes them.
 """
 
-from ..decomposition.anomaly_scores import anomaly_scores
 from ..decomposition.counts import CountFit
 from ..decomposition.cp_fit import CPFit, cp_fit
 from ..decomposition.fold_in import fold_in
 from ..decomposition.labelled_cp import LabelledCP
+from .anomaly_scores import anomaly_scores
 from .best_of import Starts, best_of
 from .core_consistency import core_consistency
 from .estimator import FlycooCP

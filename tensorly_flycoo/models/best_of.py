@@ -9,12 +9,12 @@ import numpy as np
 import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
-from ..checks import check_count
+from ..base.checks import check_count
+from ..base.reporting import report
 from ..decomposition import parafac
 from ..decomposition.cp_fit import cp_fit
 from ..decomposition.labelled_cp import label_result
 from ..decomposition.tensorly_loop import require_flycoo_backend, tensorly_loop
-from ..reporting import report
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import LabelledTensor
 from .many_starts import Stopping, run_together

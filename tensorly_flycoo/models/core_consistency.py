@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module, move
-from ..checks import check_factors, check_weights
-from ..linalg.tall_skinny import qr
+from ..base.array_modules import Array, array_module, move
+from ..base.checks import check_factors, check_weights
+from ..engines.tall_skinny import qr
 from ..ops.ttmc import multiply_nonempty_rows
-from ..shards.whole_factors import take_model
+from ..spread.whole_factors import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.tensor import FlycooTensor

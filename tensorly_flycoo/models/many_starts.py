@@ -14,11 +14,11 @@ import numpy as np
 import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
-from ..array_modules import Array, array_module, is_cupy, move
+from ..base.array_modules import Array, array_module, is_cupy, move
 from ..decomposition.cp_model import make_cp_tensor, multiply_all
 from ..decomposition.initial_guess import draw_factors
 from ..decomposition.stopping import has_converged
-from ..linalg.tall_skinny import MANY_RIGHT_HAND_SIDES, column_sum_norm, equilibrate
+from ..engines.tall_skinny import MANY_RIGHT_HAND_SIDES, column_sum_norm, equilibrate
 from ..ops.call_memory import count_iteration_nbytes
 from ..ops.mttkrp import mttkrp
 from ..tensor.tensor import FlycooTensor

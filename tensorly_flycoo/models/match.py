@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from ..array_modules import Array, array_module, is_cupy, move
-from ..checks import check_place
+from ..base.array_modules import Array, array_module, is_cupy, move
+from ..base.checks import check_place
 from ..decomposition.cp_model import multiply_all
-from ..linalg.tall_skinny import column_norms, transposed_product
-from ..shards.whole_factors import take_model
+from ..engines.tall_skinny import column_norms, transposed_product
+from ..spread.whole_factors import take_model
 
 
 def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bool = True) -> float:

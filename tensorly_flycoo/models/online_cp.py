@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from tensorly.cp_tensor import CPTensor
 
-from ..array_modules import Array, array_module, is_cupy
-from ..checks import check_count, check_place, check_rank
+from ..base.array_modules import Array, array_module, is_cupy
+from ..base.checks import check_count, check_place, check_rank
 from ..decomposition.cp_loop import iterate, measure_by, start
 from ..decomposition.cp_model import make_cp_tensor, multiply_all
 from ..decomposition.generalized_parafac import generalized_parafac
 from ..decomposition.parafac import LeastSquares
 from ..decomposition.stopping import has_converged
 from ..decomposition.whole_tensor import WholeTensor
+from ..engines.tall_skinny import solve, transposed_product
 from ..io.array_file import FLOATS, ONLINE, number, open_arrays, save_arrays
 from ..io.files import FilePath
-from ..linalg.tall_skinny import solve, transposed_product
 from ..ops.slices import Slice, Slices, read_slices
 from ..tensor.tensor import FlycooTensor
 from .estimator import Parameters

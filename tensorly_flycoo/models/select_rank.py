@@ -10,16 +10,16 @@ import numpy as np
 from tensorly.cp_tensor import CPTensor
 
 from .. import decomposition
-from ..array_modules import move
-from ..checks import check_count, check_rank
+from ..base.array_modules import move
+from ..base.checks import check_count, check_rank
+from ..base.reporting import report
 from ..decomposition.labelled_cp import label_result, make_figure
 from ..decomposition.losses import find_exact
 from ..decomposition.masks import MissingEntries
 from ..decomposition.observed_parafac import observed_parafac
 from ..decomposition.tensorly_loop import require_flycoo_backend
 from ..ops.sampling import make_sampler
-from ..reporting import report
-from ..shards.whole_factors import take_model
+from ..spread.whole_factors import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor

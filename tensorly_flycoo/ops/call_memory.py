@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..checks import check_count, check_dtype, check_keep, check_nnz, check_rank, check_shape
+from ..base.checks import check_count, check_dtype, check_keep, check_nnz, check_rank, check_shape
 from ..engines import select_engine
-from ..format.partition import find_longest_mode
 from ..format.primitives import index_dtype
 from ..format.tree import count_waiting
 from ..spread import building
+from ..spread.partition import find_longest_mode
 from ..start.eigen import MAX_BLOCKS, MAX_GRAM_SIZE, choose_width
 from ..start.gram import choose_dtype, choose_max_blocks, is_cheap_to_form
 

@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from ..array_modules import Array, array_module, share
-from ..checks import check_place
+from ..base.array_modules import Array, array_module, share
+from ..base.checks import check_place
 from ..format.packing import RecordFormat
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.reductions import check_axes, total

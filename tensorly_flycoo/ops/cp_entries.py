@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module, is_cupy
-from ..checks import check_coords, check_inside, check_place
-from ..shards.whole_factors import take_model
+from ..base.array_modules import Array, array_module, is_cupy
+from ..base.checks import check_coords, check_inside, check_place
+from ..spread.whole_factors import take_model
 
 #: Numbers in an array with a row for each entry: few enough for a core's caches on a CPU, enough to
 #: fill a GPU.

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from ..array_modules import Array, is_cupy
-from ..checks import SURELY_FREE_NBYTES, num_cells
+from ..base.array_modules import Array, is_cupy
+from ..base.checks import SURELY_FREE_NBYTES, num_cells
 from ..engines import engine_of
 from ..tensor.memory import format_nbytes, out_of_memory
 

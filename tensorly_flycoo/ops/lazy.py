@@ -9,8 +9,8 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import DTypeLike
 
-from ..array_modules import Array
-from ..checks import densify_error, num_cells
+from ..base.array_modules import Array
+from ..base.checks import densify_error, num_cells
 from ..start.unfolding import Unfolding
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..array_modules import Array, array_module
-from ..checks import densify_error
+from ..base.array_modules import Array, array_module
+from ..base.checks import densify_error
 from ..start.unfolding import LazyMatrix, complete_basis
 from ..tensor.memory import attempt
 from .lazy import LazyArray

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..array_modules import Array, share
-from ..checks import check_matrix, check_mode, densify_error
+from ..base.array_modules import Array, share
+from ..base.checks import check_matrix, check_mode, densify_error
 from ..start.unfolding import LazyMatrix, LeadingPairs
 from ..tensor.tensor import FlycooTensor
 from .lazy import LazyArray

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..array_modules import Array, share
-from ..checks import check_factors, check_mode, check_out, check_weights
-from ..reporting import log_compilation
-from ..shards.row_shards import RowShards
-from ..shards.sharding import find_sharding
+from ..base.array_modules import Array, share
+from ..base.checks import check_factors, check_mode, check_out, check_weights
+from ..base.reporting import log_compilation
+from ..spread.row_shards import RowShards
+from ..spread.sharding import find_sharding
 from ..spread.spread_layout import SpreadLayout
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.memory import attempt

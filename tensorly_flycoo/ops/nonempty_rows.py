@@ -5,7 +5,7 @@ Hypersparse modes have millions of empty rows, which matrices with a row for eac
 
 from typing import Any
 
-from ..array_modules import Array
+from ..base.array_modules import Array
 from ..format.primitives import index_dtype
 from ..tensor.tensor import FlycooTensor
 

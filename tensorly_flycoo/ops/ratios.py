@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ..array_modules import Array
+from ..base.array_modules import Array
 from ..tensor.memory import attempt
 from ..tensor.tensor import FlycooTensor
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from ..array_modules import Array
-from ..devices import bring_each
-from ..format.slab_layout import SlabLayout
-from ..format.streamed import StreamedLayout
-from ..linalg.sparse_matrices import make_csc, multiply
+from ..base.array_modules import Array
+from ..base.devices import bring_each
+from ..spread.slab_layout import SlabLayout
+from ..spread.streamed import StreamedLayout
 from ..tensor.tensor import FlycooTensor
+from .sparse_matrices import make_csc, multiply
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
-    from ..format.slab_layout import AnyLayout
+    from ..spread.slab_layout import AnyLayout
 
 
 class NonzeroSampler:

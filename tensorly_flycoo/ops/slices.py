@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module, as_array, is_cupy
-from ..checks import (
+from ..base.array_modules import Array, array_module, as_array, is_cupy
+from ..base.checks import (
     check_coords,
     check_dtype,
     check_fill_value,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module, is_cupy
-from ..checks import densify_error
+from ..base.array_modules import Array, array_module, is_cupy
+from ..base.checks import densify_error
 from ..start.eigen import (
     MAX_DIRECT_SIZE,
     MAX_GRAM_SIZE,
@@ -30,7 +30,7 @@ from .contraction import join_modes
 from .nonempty_rows import count_nonempty_rows, find_nonempty_rows
 
 if TYPE_CHECKING:
-    from ..format.slab_layout import AnyLayout
+    from ..spread.slab_layout import AnyLayout
 
 #: Elements of a matrix converted to float64 at a time.
 _BLOCK_SIZE = 2**22

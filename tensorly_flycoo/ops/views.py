@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ..array_modules import Array, is_cupy
-from ..checks import current_backend, densify_error, num_cells
+from ..base.array_modules import Array, is_cupy
+from ..base.checks import current_backend, densify_error, num_cells
 from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse, not_sparse_error
 from ..tensor.reductions import check_axes, check_order
 from ..tensor.tensor import FlycooTensor

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..array_modules import Array
-from ..devices import OneDevice
+from ..base.array_modules import Array
+from ..base.devices import OneDevice
 from ..format.layouts import LAYOUT_CLASSES
-from ..format.slab_layout import AnyLayout, SlabLayout
-from ..format.streamed import make_keep_aside
+from .slab_layout import AnyLayout, SlabLayout
 from .spread_layout import SpreadLayout
+from .streamed import make_keep_aside
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ..array_modules import Array
-from ..devices import bring_each
-from ..format.slab_layout import SlabLayout
+from ..base.array_modules import Array
+from ..base.devices import bring_each
 from ..format.tree import Tree, fold_tree, renumber
-from ..shards.row_shards import RowShards, gather_each
-from ..shards.sharding import Sharding, cut_evenly, find_sharding
+from .row_shards import RowShards, gather_each
+from .sharding import Sharding, cut_evenly, find_sharding
+from .slab_layout import SlabLayout
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..array_modules import Array, move
-from ..devices import Devices, OneDevice
+from ..base.array_modules import Array, move
+from ..base.devices import Devices, OneDevice
+from ..base.reporting import log_compilation
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.ordering import take_marked
-from ..format.partition import count_rows, find_edges, list_rows
-from ..format.slab_layout import AnyLayout, Slab, SlabLayout
-from ..reporting import log_compilation
+from ..spread.partition import count_rows, find_edges, list_rows
+from ..spread.slab_layout import AnyLayout, Slab, SlabLayout
 from ..tensor.pieces import Piece, call_with_piece, map_pieces
 
 if TYPE_CHECKING:

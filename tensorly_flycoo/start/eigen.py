@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..array_modules import Array, array_module, is_cupy, move
-from ..linalg.tall_skinny import add_product, transposed_product
+from ..base.array_modules import Array, array_module, is_cupy, move
+from ..engines.tall_skinny import add_product, transposed_product
 
 #: Gram matrices of up to this size are decomposed to rounding error: dense TensorLy could check it.
 MAX_GRAM_SIZE = 8192

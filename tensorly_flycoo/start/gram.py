@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..array_modules import Array, move
-from ..linalg.tall_skinny import transposed_product
+from ..base.array_modules import Array, move
+from ..engines.tall_skinny import transposed_product
 from .columns import Columns, Entries, SharedColumns
 from .eigen import (
     MAX_DIRECT_SIZE,
@@ -39,7 +39,7 @@ from .eigen import (
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
-    from ..format.slab_layout import AnyLayout
+    from ..spread.slab_layout import AnyLayout
 
 #: The largest basis for iterations that end early, and the fewest blocks in one.
 _MAX_BASIS_NBYTES = 2**34

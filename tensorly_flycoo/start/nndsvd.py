@@ -7,8 +7,8 @@ unfolding, but only the norms of its two parts are needed; empty columns add not
 
 import numpy as np
 
-from ..array_modules import Array, array_module
-from ..checks import num_cells
+from ..base.array_modules import Array, array_module
+from ..base.checks import num_cells
 from .unfolding import Unfolding
 
 

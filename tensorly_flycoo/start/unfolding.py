@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..array_modules import Array, array_module, is_cupy, move
-from ..checks import check_mode, check_rank, num_cells
-from ..linalg.tall_skinny import find_signs, qr
-from ..reporting import report
+from ..base.array_modules import Array, array_module, is_cupy, move
+from ..base.checks import check_mode, check_rank, num_cells
+from ..base.reporting import report
+from ..engines.tall_skinny import find_signs, qr
 from ..tensor.coo_cache import as_flycoo
 from .columns import Columns
 from .eigen import SEED, root_squares

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from ..base.reporting import report
 from ..engines import select_engine
 from ..format.locks import make_lock
-from ..reporting import report
 from .labelled import LabelledTensor
 from .tensor import FlycooTensor
 

@@ -7,7 +7,7 @@ import weakref
 
 import numpy as np
 
-from ..array_modules import Array
+from ..base.array_modules import Array
 from .pieces import Piece, map_pieces
 from .tensor import FlycooTensor
 

@@ -9,7 +9,7 @@ from typing import Any, SupportsIndex, TypeAlias
 
 import numpy as np
 
-from ..array_modules import Array, is_cupy, move
+from ..base.array_modules import Array, is_cupy, move
 from .pieces import Piece
 
 _VALID = (

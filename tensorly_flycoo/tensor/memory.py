@@ -7,15 +7,15 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from ..array_modules import Array, is_cupy
-from ..checks import SURELY_FREE_NBYTES
+from ..base.array_modules import Array, is_cupy
+from ..base.checks import SURELY_FREE_NBYTES
+from ..base.reporting import log_compilation
 from ..engines import select_engine
-from ..reporting import log_compilation
 from ..spread import building
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
-    from ..format.slab_layout import AnyLayout
+    from ..spread.slab_layout import AnyLayout
 
 _Result = TypeVar("_Result")
 

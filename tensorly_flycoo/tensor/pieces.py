@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import Array
-from ..checks import check_sums
-from ..devices import Devices, OneDevice, bring_to_each
+from ..base.array_modules import Array
+from ..base.checks import check_sums
+from ..base.devices import Devices, OneDevice, bring_to_each
 from ..format.layout import Layout
 from ..format.ordering import compute_norm, has_true
-from ..format.slab_layout import AnyLayout, SlabLayout
+from ..spread.slab_layout import AnyLayout, SlabLayout
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import Array
+from ..base.array_modules import Array
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..array_modules import Array, array_module, as_array, is_cupy, move
-from ..checks import (
+from ..base.array_modules import Array, array_module, as_array, is_cupy, move
+from ..base.checks import (
     check_coords,
     check_count,
     check_dtype,
@@ -27,7 +27,7 @@ from ..checks import (
     num_cells,
 )
 from ..engines import select_engine
-from ..format.slab_layout import AnyLayout, SlabLayout
+from ..spread.slab_layout import AnyLayout, SlabLayout
 from .indexing import (
     Index,
     find_kept,

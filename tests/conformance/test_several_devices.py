@@ -25,8 +25,8 @@ from tensorly_flycoo import (
 )
 from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.engines.cpu.engine import CPU
-from tensorly_flycoo.shards.row_shards import RowShards
-from tensorly_flycoo.shards.sharding import find_sharding
+from tensorly_flycoo.spread.row_shards import RowShards
+from tensorly_flycoo.spread.sharding import find_sharding
 from tensorly_flycoo.testing import planted_tensor
 
 SHAPE, RANK, NUM_SLABS = (30, 20, 40), 3, 6

@@ -14,10 +14,10 @@ import cupy
 import numpy as np
 
 from tensorly_flycoo import FlycooTensor, mttkrp
-from tensorly_flycoo.devices import OneDevice
+from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.format.indexed import IndexedLayout
-from tensorly_flycoo.format.slab_layout import Slab, SlabLayout
+from tensorly_flycoo.spread.slab_layout import Slab, SlabLayout
 
 SHAPE, NNZ = (8_211_298, 176_962, 8_116_559), 4_687_474_081
 NUM_SLABS, RANK, NUM_CHECKED = 16, 16, 1000

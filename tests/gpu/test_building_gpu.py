@@ -7,9 +7,9 @@ import pytest
 from tensorly_flycoo.engines.cuda import engine
 from tensorly_flycoo.engines.cuda.compact_ids import PackedIds
 from tensorly_flycoo.engines.cuda.engine import CUDA
+from tensorly_flycoo.engines.tall_skinny import find_signs
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
-from tensorly_flycoo.linalg.tall_skinny import find_signs
 
 NUMPY = Primitives()
 SHAPES = [(4, 20_000), (2**20, 3), (70_000, 50, 7), (2**32, 2, 2**31, 9)]

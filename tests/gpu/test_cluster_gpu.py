@@ -15,10 +15,10 @@ from tensorly.cp_tensor import CPTensor
 
 from tensorly_flycoo import Progress, mttkrp, save_slabs
 from tensorly_flycoo import open_slabs as open_here
+from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.dask import WorkerLost, open_slabs
 from tensorly_flycoo.dask.handles import RemoteObject
 from tensorly_flycoo.decomposition import generalized_parafac
-from tensorly_flycoo.devices import OneDevice
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.testing import planted_tensor, random_tensor
 

@@ -15,7 +15,7 @@ from tensorly_flycoo import (
     stats,
     write_tns,
 )
-from tensorly_flycoo.checks import LAYOUTS
+from tensorly_flycoo.base.checks import LAYOUTS
 from tensorly_flycoo.spread import building
 
 SHAPE = (300, 3, 5000)

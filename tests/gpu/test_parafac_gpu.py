@@ -10,7 +10,7 @@ from tensorly.decomposition import CP, parafac
 
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor
-from tensorly_flycoo.linalg import tall_skinny as linear_algebra
+from tensorly_flycoo.engines import tall_skinny as linear_algebra
 
 SHAPE, RANK, NUM_ITERATIONS = (30, 20, 10), 3, 8
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -11,13 +11,13 @@ from tensorly.decomposition import non_negative_parafac_hals, parafac
 
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.decomposition.initial_guess import spread_factors
-from tensorly_flycoo.devices import OneDevice
 from tensorly_flycoo.engines.cuda.devices import CudaDevices
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.format.tree import add_parts, count_parts
-from tensorly_flycoo.shards.row_shards import RowShards
+from tensorly_flycoo.spread.row_shards import RowShards
 
 NUM_GPUS = cupy.cuda.runtime.getDeviceCount()
 SHAPE, RANK, NUM_SLABS = (3000, 2000, 5000), 8, 4

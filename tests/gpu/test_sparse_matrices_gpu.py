@@ -4,8 +4,8 @@ import cupy
 import numpy as np
 import pytest
 
-from tensorly_flycoo.linalg import sparse_matrices
-from tensorly_flycoo.linalg.sparse_matrices import make_csc, multiply, multiply_transposed
+from tensorly_flycoo.ops import sparse_matrices
+from tensorly_flycoo.ops.sparse_matrices import make_csc, multiply, multiply_transposed
 
 
 def draw(dtype, shape=(50, 4000), nnz=100_000, seed=0):

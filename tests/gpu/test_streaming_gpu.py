@@ -11,9 +11,9 @@ from tensorly.decomposition import parafac
 from tensorly_flycoo import FlycooTensor, mttkrp, open_slabs, save_slabs
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.engines.cuda.staging import CudaStager
-from tensorly_flycoo.format.slab_layout import SlabLayout
-from tensorly_flycoo.format.streamed import StreamedLayout
 from tensorly_flycoo.spread import building
+from tensorly_flycoo.spread.slab_layout import SlabLayout
+from tensorly_flycoo.spread.streamed import StreamedLayout
 
 SHAPE, RANK, NUM_SLABS = (3000, 2000, 50_000), 8, 6
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from strategies import dtypes, nonzeros, quick
 
 from tensorly_flycoo import FlycooTensor, load, mttkrp, read_tns, save, write_tns
-from tensorly_flycoo.checks import LAYOUTS
+from tensorly_flycoo.base.checks import LAYOUTS
 
 
 @pytest.fixture(scope="module")

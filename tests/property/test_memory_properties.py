@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from strategies import build_layout, dtypes, nonzeros, quick, sizes, tilings, word_dtypes
 
 from tensorly_flycoo import FlycooTensor, estimate_memory
-from tensorly_flycoo.checks import LAYOUTS
+from tensorly_flycoo.base.checks import LAYOUTS
 from tensorly_flycoo.format.layout import Cut
 from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.primitives import Primitives

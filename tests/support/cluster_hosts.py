@@ -17,7 +17,7 @@ from distributed import Client
 
 import tensorly_flycoo.dask
 from tensorly_flycoo import Progress, open_slabs
-from tensorly_flycoo.devices import OneDevice
+from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.engines import select_engine
 
 NUM_WORKERS, LIMIT = 3, 100.0

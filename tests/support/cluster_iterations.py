@@ -19,7 +19,7 @@ from tensorly.cp_tensor import CPTensor
 
 import tensorly_flycoo.dask
 from tensorly_flycoo import FlycooTensor, open_slabs, save_slabs
-from tensorly_flycoo.devices import OneDevice
+from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.engines import select_engine
 
 

@@ -12,7 +12,7 @@ import zipfile
 import numpy as np
 
 from tensorly_flycoo import FlycooTensor, load, mttkrp, save
-from tensorly_flycoo.checks import LAYOUTS
+from tensorly_flycoo.base.checks import LAYOUTS
 from tensorly_flycoo.io.tns import read_nonzeros
 
 #: One for each reader.

@@ -15,7 +15,7 @@ import tensorly as tl
 import tensorly.decomposition
 
 from tensorly_flycoo import FlycooTensor, mttkrp, set_device
-from tensorly_flycoo.array_modules import move
+from tensorly_flycoo.base.array_modules import move
 from tensorly_flycoo.start.unfolding import Unfolding
 
 SHAPE, RANK = (40, 30, 20), 3

@@ -14,7 +14,7 @@ from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, mttkrp
-from tensorly_flycoo.array_modules import move
+from tensorly_flycoo.base.array_modules import move
 from tensorly_flycoo.testing import planted_tensor
 
 SHAPE, NNZ, RANK = (30, 2, 40), 900, 3

@@ -14,7 +14,7 @@ import numpy as np
 import tensorly as tl
 from sparse_problems import dense_of, densification_alarm
 
-from tensorly_flycoo.array_modules import move
+from tensorly_flycoo.base.array_modules import move
 
 _NUM_DRAWS = 2
 _SAFETY = 10

@@ -27,7 +27,7 @@ from sparse_problems import random_coo
 from tensorly._factorized_tensor import FactorizedTensor
 
 from tensorly_flycoo import DensifyError, FlycooTensor, set_device
-from tensorly_flycoo.array_modules import array_module, is_cupy
+from tensorly_flycoo.base.array_modules import array_module, is_cupy
 
 PAGE = Path(__file__).parents[2] / "docs" / "supported.md"
 RECORD = PAGE.parents[1] / "tests" / "gpu" / "supported_table.json"

@@ -30,7 +30,7 @@ from strategies import Nonzeros, seeds
 from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, Progress, mttkrp
-from tensorly_flycoo.array_modules import move
+from tensorly_flycoo.base.array_modules import move
 
 LAYOUTS = st.sampled_from(["remap", "replicated", "indexed"])
 MODES = st.integers(0, 2)

@@ -9,7 +9,7 @@ import tensorly as tl
 from problems import compute_all, make_problem
 
 from tensorly_flycoo import mttkrp
-from tensorly_flycoo.checks import LAYOUTS
+from tensorly_flycoo.base.checks import LAYOUTS
 
 _SHAPE, _NNZ = (40, 3, 50), 3000
 

@@ -12,7 +12,7 @@ from typing import Any
 from numba import njit
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 
-from ...reporting import add_compiled
+from ...base.reporting import add_compiled
 
 #: Held while a kernel is looked up or compiled.
 _turn = threading.RLock()

@@ -10,10 +10,10 @@ from typing import Any
 import numba
 import numpy as np
 
-from ...array_modules import Array, move
+from ...base.array_modules import Array, move
+from ...base.reporting import log_compilation
 from ...format.layout import Compute, Cut, Layout, Step
 from ...format.packing import RecordFormat
-from ...reporting import log_compilation
 from ..protocol import Engine
 from . import kernels, logarithms, products, ratios, slices, solvers, threads, updates
 from . import ttmc as ttmc_kernels

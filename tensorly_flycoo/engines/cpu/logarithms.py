@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...array_modules import Array
+from ...base.array_modules import Array
 from .compiling import kernel
 from .records import intrinsic
 

@@ -5,12 +5,12 @@ import math
 import numba
 import numpy as np
 
-from ...array_modules import Array
-from ...checks import check_finite, check_inside
+from ...base.array_modules import Array
+from ...base.checks import check_finite, check_inside
+from ...base.reporting import log_compilation
 from ...format.layout import Cut, Step
 from ...format.packing import RecordFormat
 from ...format.primitives import Primitives, index_dtype
-from ...reporting import log_compilation
 from . import building, kernels, threads
 from .compiling import kernel
 from .records import Field, Fields, Source, Target, Tiles

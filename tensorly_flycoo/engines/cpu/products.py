@@ -6,7 +6,7 @@ and take the cores from the engine's. Here a product's bits depend on no number 
 
 import numpy as np
 
-from ...array_modules import Array
+from ...base.array_modules import Array
 from . import threads
 from .compiling import kernel
 from .kernels import add_product, clear_row, count_lanes, new_row_of_zeros, store_row

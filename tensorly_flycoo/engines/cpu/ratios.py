@@ -10,7 +10,7 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 
-from ...array_modules import Array
+from ...base.array_modules import Array
 from .compiling import kernel
 from .kernels import (
     Inputs,

@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import extending
 from numba.core import cgutils, types
 
-from ...array_modules import Array
+from ...base.array_modules import Array
 from ...format.layout import Step
 from ...format.packing import RecordFormat
 from .compiling import kernel

@@ -5,7 +5,7 @@ They run in one thread: a slice of a thousand nonzeros takes less time than to w
 
 import numpy as np
 
-from ...array_modules import Array
+from ...base.array_modules import Array
 from .compiling import kernel
 
 

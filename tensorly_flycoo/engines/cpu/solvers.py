@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...array_modules import Array
+from ...base.array_modules import Array
 from .compiling import kernel
 
 

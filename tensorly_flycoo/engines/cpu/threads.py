@@ -17,7 +17,7 @@ from typing import Any
 
 import numba
 
-from ...reporting import log_compilation
+from ...base.reporting import log_compilation
 
 #: Parts of a loop for each thread; more than one, so that a delayed thread gets less to do.
 _PARTS_PER_THREAD = 4

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.core import types
 
-from ...array_modules import Array
+from ...base.array_modules import Array
 from .compiling import kernel
 from .kernels import add_multiple, point_at_row
 from .records import Field, Fields, Source, Tiles, intrinsic, place_of, pull, read_row, read_rows

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ...array_modules import Array
+from ...base.array_modules import Array
 from . import threads
 from .compiling import kernel
 

@@ -12,8 +12,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from ...array_modules import Array, is_cupy
-from ...checks import check_finite, check_inside
+from ...base.array_modules import Array, is_cupy
+from ...base.checks import check_finite, check_inside
 from ...format import packing
 from ...format.layout import Cut, Step
 from ...format.packing import RecordFormat

@@ -10,8 +10,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from ...array_modules import Array, is_cupy, move
-from ...devices import Request
+from ...base.array_modules import Array, is_cupy, move
+from ...base.devices import Request
 from .exchange import copy_blocks
 
 #: Copies to a GPU with fewer bytes in all are made by a kernel; the driver's take the host longer.

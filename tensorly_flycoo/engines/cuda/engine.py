@@ -14,8 +14,8 @@ import cupy
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ...array_modules import Array, is_cupy
-from ...checks import check_current_gpu
+from ...base.array_modules import Array, is_cupy
+from ...base.checks import check_current_gpu
 from ...format.layout import Compute, Cut, Layout, Step
 from ...format.packing import RecordFormat
 from ...format.tree import Tree

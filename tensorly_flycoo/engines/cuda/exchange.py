@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import cupy
 
-from ...array_modules import Array
+from ...base.array_modules import Array
 from ...format import tree as trees
 from . import tuning
 from .launch import get_direct_kernel

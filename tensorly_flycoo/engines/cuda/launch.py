@@ -20,8 +20,8 @@ import cupy
 import numpy as np
 from cupy.cuda import driver
 
-from ...array_modules import Array
-from ...reporting import add_compiled
+from ...base.array_modules import Array
+from ...base.reporting import add_compiled
 from . import tuning
 from .source import specialise
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
-from ...array_modules import Array
+from ...base.array_modules import Array
 from ...format.layout import Layout, Step
 from . import launch, tuning
 from .compact_ids import find_bits, list_parts

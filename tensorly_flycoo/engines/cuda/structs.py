@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from ...array_modules import Array
+from ...base.array_modules import Array
 from ...format.packing import RecordFormat
 from .tuning import RankCut
 

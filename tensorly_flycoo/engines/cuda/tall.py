@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import cupy
 import numpy as np
 
-from ...array_modules import Array
+from ...base.array_modules import Array
 from . import launch, structs, tuning
 from .launch import DirectKernel, get_direct_kernel
 from .tuning import choose_row_nbytes

@@ -9,11 +9,11 @@ from distributed import Client, LocalCluster, get_worker
 from simulated_links import SimulatedLink
 
 from tensorly_flycoo import open_slabs, save_slabs
+from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.dask import actor, starting
 from tensorly_flycoo.dask import open_slabs as open_on_workers
 from tensorly_flycoo.dask.site import Site
 from tensorly_flycoo.dask.starting import Gpus, choose_gpus, list_links
-from tensorly_flycoo.devices import OneDevice
 from tensorly_flycoo.engines import select_engine
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.testing import planted_tensor

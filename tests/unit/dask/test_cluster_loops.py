@@ -7,14 +7,14 @@ from local_clusters import wait_for_addresses
 from tensorly.cp_tensor import CPTensor
 
 from tensorly_flycoo import FlycooTensor, Progress, decomposition, mttkrp, open_slabs, save_slabs
+from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.dask import ClusterTensor
 from tensorly_flycoo.dask import open_slabs as open_on_workers
 from tensorly_flycoo.dask.cluster import Cluster
 from tensorly_flycoo.decomposition.initial_guess import spread_factors
-from tensorly_flycoo.devices import OneDevice
 from tensorly_flycoo.engines.cpu.engine import CPU
-from tensorly_flycoo.linalg import sharded
-from tensorly_flycoo.shards.row_shards import RowShards
+from tensorly_flycoo.spread import sharded
+from tensorly_flycoo.spread.row_shards import RowShards
 from tensorly_flycoo.tensor.digest import find_digest
 from tensorly_flycoo.testing import planted_tensor
 

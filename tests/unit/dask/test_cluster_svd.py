@@ -6,10 +6,10 @@ import tensorly as tl
 from tensorly.tenalg.svd import svd_interface
 
 from tensorly_flycoo import open_slabs, save_slabs
+from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.dask import open_slabs as open_on_workers
 from tensorly_flycoo.dask import unfoldings
 from tensorly_flycoo.dask.messages import SITE
-from tensorly_flycoo.devices import OneDevice
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.start import eigen
 from tensorly_flycoo.start import gram as gram_module

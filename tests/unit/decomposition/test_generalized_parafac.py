@@ -6,6 +6,7 @@ import sparse
 
 import tensorly_flycoo
 from tensorly_flycoo import FlycooTensor, LabelledCP, LabelledTensor, Progress
+from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.decomposition import generalized_parafac, poisson
 from tensorly_flycoo.decomposition.masks import ObservedData, find_missing
 from tensorly_flycoo.decomposition.poisson import (
@@ -14,7 +15,6 @@ from tensorly_flycoo.decomposition.poisson import (
     evaluate_loss,
     find_scales,
 )
-from tensorly_flycoo.devices import OneDevice
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.models.match import factor_match_score
 

@@ -13,7 +13,7 @@ from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition import parafac
 
 from tensorly_flycoo import Progress
-from tensorly_flycoo.diagnostics import progress
+from tensorly_flycoo.decomposition import progress
 from tensorly_flycoo.io.checkpoint import load_checkpoint, save_checkpoint
 
 CP = CPTensor((None, [np.ones((3, 2)), np.ones((4, 2))]))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tensorly_flycoo import FlycooTensor, mttkrp
-from tensorly_flycoo.checks import LAYOUTS
+from tensorly_flycoo.base.checks import LAYOUTS
 from tensorly_flycoo.engines import engine_of, protocol, select_engine
 from tensorly_flycoo.engines.cpu.engine import BUCKET_SIZE, CPU, TILE_SIZE
 

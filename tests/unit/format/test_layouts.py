@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tensorly_flycoo import checks
+from tensorly_flycoo.base import checks
 from tensorly_flycoo.format.indexed import IndexedLayout
 from tensorly_flycoo.format.layout import Cut
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES

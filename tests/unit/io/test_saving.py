@@ -11,7 +11,7 @@ import pytest
 from problems import compute_all, make_factors, make_problem
 
 from tensorly_flycoo import FlycooTensor, load, mttkrp, save
-from tensorly_flycoo.checks import LAYOUTS
+from tensorly_flycoo.base.checks import LAYOUTS
 from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.format.layout import Cut
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES

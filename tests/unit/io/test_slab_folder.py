@@ -27,10 +27,10 @@ from tensorly_flycoo import (
     write_tns,
 )
 from tensorly_flycoo.engines.cpu import engine as cpu
-from tensorly_flycoo.format import slab_building
 from tensorly_flycoo.io import parts, slab_folder
 from tensorly_flycoo.io.array_file import ArrayReader
 from tensorly_flycoo.io.files import make_folder
+from tensorly_flycoo.spread import slab_building
 from tensorly_flycoo.tensor.digest import find_digest
 
 pytestmark = pytest.mark.usual_limits("slabs")  # a raw tensor would have three

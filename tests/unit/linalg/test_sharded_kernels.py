@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy_devices import NumpyDevices
 
-from tensorly_flycoo.linalg import gram_products
-from tensorly_flycoo.linalg.gram_products import GramProduct
-from tensorly_flycoo.shards.row_shards import RowShards
-from tensorly_flycoo.shards.sharding import Sharding, cut_evenly
+from tensorly_flycoo.ops import gram_products
+from tensorly_flycoo.ops.gram_products import GramProduct
+from tensorly_flycoo.spread.row_shards import RowShards
+from tensorly_flycoo.spread.sharding import Sharding, cut_evenly
 
 RANK = 5
 

@@ -10,10 +10,10 @@ from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp
 from tensorly_flycoo.engines.cpu.engine import CPU
-from tensorly_flycoo.format.slab_layout import SlabLayout
 from tensorly_flycoo.ops.sampling import make_sampler
 from tensorly_flycoo.ops.ttmc import multiply_nonempty_rows
 from tensorly_flycoo.spread import building
+from tensorly_flycoo.spread.slab_layout import SlabLayout
 
 SHAPE, RANK, NUM_SLABS = (40, 30, 200), 4, 5
 

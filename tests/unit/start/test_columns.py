@@ -12,7 +12,7 @@ from unfoldings import check_orthonormal
 
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.engines.cpu.engine import CPU
-from tensorly_flycoo.format.slab_layout import SlabLayout
+from tensorly_flycoo.spread.slab_layout import SlabLayout
 from tensorly_flycoo.start import columns, eigen
 from tensorly_flycoo.start import gram as gram_module
 from tensorly_flycoo.start.gram import UnfoldingGram

@@ -6,7 +6,7 @@ from numpy_devices import NumpyDevices
 
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.engines.cpu.engine import CPU
-from tensorly_flycoo.format.slab_layout import SlabLayout
+from tensorly_flycoo.spread.slab_layout import SlabLayout
 from tensorly_flycoo.tensor.digest import find_digest
 from tensorly_flycoo.tensor.pieces import sum_values
 

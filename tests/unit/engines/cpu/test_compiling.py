@@ -21,7 +21,7 @@ CALLER = """
 import helper
 from tensorly_flycoo.engines.cpu.compiling import kernel
 from tensorly_flycoo.engines.cpu.threads import launch
-from tensorly_flycoo.reporting import log_compilation
+from tensorly_flycoo.base.reporting import log_compilation
 
 @kernel
 def call(x):

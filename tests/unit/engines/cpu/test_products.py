@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorly as tl
 
+from tensorly_flycoo.engines import tall_skinny
 from tensorly_flycoo.engines.cpu import products
-from tensorly_flycoo.linalg import tall_skinny
 from tensorly_flycoo.testing import random_tensor
 
 #: Rows: a single block, blocks that are full, and one that is not.

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..array_modules import Array, share
-from ..format.slab_layout import SlabLayout
+from ..base.array_modules import Array, share
 from .row_shards import RowShards
 from .sharding import find_sharding
+from .slab_layout import SlabLayout
 
 
 def scatter_all(layout: SlabLayout, factors: Sequence[Array | RowShards]) -> list[RowShards]:

@@ -15,10 +15,9 @@ from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition import parafac
 
 from tensorly_flycoo import FlycooTensor, Progress
-from tensorly_flycoo.decomposition import generalized_parafac
-from tensorly_flycoo.diagnostics import progress
+from tensorly_flycoo.base.reporting import report
+from tensorly_flycoo.decomposition import generalized_parafac, progress
 from tensorly_flycoo.io.checkpoint import load_checkpoint
-from tensorly_flycoo.reporting import report
 
 CP = CPTensor((None, [np.ones((3, 2)), np.ones((4, 2))]))
 

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from tensorly_flycoo.devices import OneDevice
+from tensorly_flycoo.base.devices import OneDevice
 from tensorly_flycoo.engines.cpu.engine import CPU
 from tensorly_flycoo.format.replicated import ReplicatedLayout
-from tensorly_flycoo.format.slab_building import MemoryBuilder, split_nonzeros, take_rows
+from tensorly_flycoo.spread.slab_building import MemoryBuilder, split_nonzeros, take_rows
 
 SHAPE = (3, 12)
 FORMAT = CPU.choose_cut(SHAPE, np.dtype("float64")).record_format

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module, move
-from ..checks import check_sums
-from ..devices import Devices, assign_homes, bring_each
-from .layout import Layout
-from .ordering import make_canonical_records, take_marked
-from .packing import RecordFormat
+from ..base.array_modules import Array, array_module, move
+from ..base.checks import check_sums
+from ..base.devices import Devices, assign_homes, bring_each
+from ..format.layout import Layout
+from ..format.ordering import make_canonical_records, take_marked
+from ..format.packing import RecordFormat
+from ..format.primitives import Primitives
 from .partition import count_rows, find_edges, find_longest_mode, find_slab_shape, list_rows
-from .primitives import Primitives
 
 
 class SlabBuilder(ABC):

@@ -6,12 +6,12 @@ from typing import Any, Self, TypeAlias
 
 import numpy as np
 
-from ..array_modules import Array
+from ..base.array_modules import Array
 from ..engines.protocol import Stager
-from .layout import Compute, Cut, Layout, Step, map_record_values
-from .primitives import Primitives
-from .replicated import ReplicatedLayout
-from .tiling import RowTiling
+from ..format.layout import Compute, Cut, Layout, Step, map_record_values
+from ..format.primitives import Primitives
+from ..format.replicated import ReplicatedLayout
+from ..format.tiling import RowTiling
 
 #: Returns the layout of a slab on a device, or puts its records aside.
 KeepAside: TypeAlias = Callable[[Layout, int], Layout]

@@ -5,7 +5,7 @@ import tensorly as tl
 from scipy.optimize import nnls
 from tensorly.solvers.nnls import hals_nnls
 
-from tensorly_flycoo.linalg.hals import solve_nonnegative
+from tensorly_flycoo.ops.hals import solve_nonnegative
 
 
 def _problem(size, rank, dtype=np.float64):

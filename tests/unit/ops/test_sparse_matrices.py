@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tensorly_flycoo.linalg import sparse_matrices
+from tensorly_flycoo.ops import sparse_matrices
 
 
 @pytest.mark.parametrize("size", [2**31 - 1, 2**31])

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..array_modules import Array, array_module
+from ..base.array_modules import Array, array_module
 
 #: The fewest nonzeros that are counted at a time.
 _COUNT_BLOCK = 2**24

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..array_modules import Array
-from ..devices import Devices, assign_homes, bring_each
-from ..format.slab_layout import SlabLayout
+from ..base.array_modules import Array
+from ..base.devices import Devices, assign_homes, bring_each
+from .slab_layout import SlabLayout
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Sharding:
     def of(cls, edges: Sequence[int], devices: Devices) -> "Sharding":
         """Give each device equally many neighbouring blocks.
 
-        >>> from tensorly_flycoo.devices import OneDevice
+        >>> from tensorly_flycoo.base.devices import OneDevice
         >>> Sharding.of((0, 3, 5, 9), OneDevice(count=2)).homes
         (0, 0, 1)
         """

@@ -7,8 +7,8 @@ from contextvars import copy_context
 
 import pytest
 
-from tensorly_flycoo import reporting
-from tensorly_flycoo.reporting import add_compiled, listen, log_compilation, report
+from tensorly_flycoo.base import reporting
+from tensorly_flycoo.base.reporting import add_compiled, listen, log_compilation, report
 
 
 @pytest.fixture

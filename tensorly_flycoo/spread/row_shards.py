@@ -14,8 +14,8 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from ..array_modules import Array, array_module
-from ..devices import Devices, bring_to_each
+from ..base.array_modules import Array, array_module
+from ..base.devices import Devices, bring_to_each
 from ..format.tree import fold_tree
 from .sharding import Sharding
 
@@ -51,8 +51,8 @@ class RowShards(NDArrayOperatorsMixin):
     the same way. Other operations raise a TypeError that names them; `to_numpy` gathers the matrix
     on the host. Blocks must not be changed any more; a transpose shares its matrix's `memo`.
 
-    >>> from tensorly_flycoo.devices import OneDevice
-    >>> from tensorly_flycoo.shards.sharding import cut_evenly
+    >>> from tensorly_flycoo.base.devices import OneDevice
+    >>> from tensorly_flycoo.spread.sharding import cut_evenly
     >>> sharding = Sharding.of(cut_evenly(5, 3), OneDevice(count=2))
     >>> x = RowShards.scatter(np.arange(10.0).reshape(5, 2), sharding)
     >>> x, np.dot(x.T, x)

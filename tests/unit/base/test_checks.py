@@ -15,7 +15,7 @@ from problems import make_problem
 
 import tensorly_flycoo
 from tensorly_flycoo import DensifyError, FlycooTensor, engines, mttkrp
-from tensorly_flycoo.checks import check_inside, densify_error
+from tensorly_flycoo.base.checks import check_inside, densify_error
 from tensorly_flycoo.testing import planted_tensor
 
 COORDS, VALUES, SHAPE = [[0, 1], [2, 0]], [1.0, 2.0], (3, 4)

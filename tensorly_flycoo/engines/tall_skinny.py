@@ -14,8 +14,8 @@ from types import ModuleType
 
 import numpy as np
 
-from ..array_modules import Array, array_module, is_cupy, move, remote_aware
-from ..engines import select_engine
+from ..base.array_modules import Array, array_module, is_cupy, move, remote_aware
+from . import select_engine
 
 #: From this many rows a CuPy matrix counts as tall; below, launches cost more than the work.
 MIN_TALL_ROWS = 2**15

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module, remote_aware
-from ..devices import bring_each
+from ..base.array_modules import Array, array_module, remote_aware
+from ..base.devices import bring_each
+from ..engines import tall_skinny
 from ..format.tree import fold_tree
-from ..shards.row_shards import FUNCTIONS, RowShards, refuse
-from . import tall_skinny
+from .row_shards import FUNCTIONS, RowShards, refuse
 
 
 def transpose(x: RowShards, axes: Any = None) -> RowShards:

@@ -5,7 +5,7 @@ The sequential steps run on the host; columns on a GPU are copied there and back
 
 import numpy as np
 
-from ..array_modules import Array, array_module, move
+from ..base.array_modules import Array, array_module, move
 from ..engines import select_engine
 
 

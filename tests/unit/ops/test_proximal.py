@@ -3,7 +3,7 @@ import pytest
 import tensorly as tl
 from tensorly.tenalg.proximal import monotonicity_prox, smoothness_prox
 
-from tensorly_flycoo.linalg.proximal import fit_monotone, smooth
+from tensorly_flycoo.ops.proximal import fit_monotone, smooth
 
 _SIZES = pytest.mark.parametrize("size", [1, 2, 3, 40])
 _DTYPES = pytest.mark.parametrize("dtype", [np.float64, np.float32])

@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Self, SupportsFloat
 
-from ..checks import check_count
+from ..base.checks import check_count
+from ..base.reporting import listen
 from ..io.checkpoint import (
     check_saveable,
     copy_model,
@@ -24,7 +25,6 @@ from ..io.checkpoint import (
     save_checkpoint,
 )
 from ..io.files import FilePath, try_writing
-from ..reporting import listen
 
 _SHOWN = ("bar", "log", None)
 

@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module, as_array, is_on_gpu, move
-from ..checks import check_finite, check_place
+from ..base.array_modules import Array, array_module, as_array, is_on_gpu, move
+from ..base.checks import check_finite, check_place
+from ..decomposition.counts import check_counts, log_lower_tail, log_upper_tail
 from ..ops.cp_entries import cp_to_entries
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, check_same_labels
-from .counts import check_counts, log_lower_tail, log_upper_tail
 
 if TYPE_CHECKING:
     from sparse import SparseArray

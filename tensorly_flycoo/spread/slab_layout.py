@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Self, TypeAlias
 
-from ..array_modules import Array
-from ..checks import check_finite, check_inside
-from ..devices import Devices
-from .layout import Layout
-from .ordering import count_canonical_nbytes
-from .packing import RecordFormat
+from ..base.array_modules import Array
+from ..base.checks import check_finite, check_inside
+from ..base.devices import Devices
+from ..format.layout import Layout
+from ..format.ordering import count_canonical_nbytes
+from ..format.packing import RecordFormat
+from ..format.primitives import Primitives, index_dtype
+from ..format.tree import count_waiting, fold_tree
 from .partition import find_longest_mode, find_slab_shape
-from .primitives import Primitives, index_dtype
 from .slab_building import MemoryBuilder
 from .streamed import KeepAside, StreamedLayout, link_copies
-from .tree import count_waiting, fold_tree
 
 
 class Slab(NamedTuple):

@@ -12,8 +12,8 @@ import tensorly as tl
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.backend import arrays
 from tensorly_flycoo.decomposition.whole_tensor import CallDevice, WholeTensor
-from tensorly_flycoo.linalg import gram_products
-from tensorly_flycoo.linalg.gram_products import GramMemory, GramProduct
+from tensorly_flycoo.ops import gram_products
+from tensorly_flycoo.ops.gram_products import GramMemory, GramProduct
 
 
 class Blocks:

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ..array_modules import Array, array_module, is_cupy
+from ..base.array_modules import Array, array_module, is_cupy
 from ..engines import engine_of
 from ..format.primitives import index_dtype
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from numpy_devices import NumpyDevices
 from strategies import quick, seeds
 
-from tensorly_flycoo.devices import OneDevice
-from tensorly_flycoo.linalg import sharded, tall_skinny
-from tensorly_flycoo.shards.row_shards import RowShards
-from tensorly_flycoo.shards.sharding import Sharding, cut_evenly
+from tensorly_flycoo.base.devices import OneDevice
+from tensorly_flycoo.engines import tall_skinny
+from tensorly_flycoo.spread import sharded
+from tensorly_flycoo.spread.row_shards import RowShards
+from tensorly_flycoo.spread.sharding import Sharding, cut_evenly
 
 NUM_ROWS, RANK = 37, 4
 NUMS_DEVICES = pytest.mark.parametrize("num_devices", [1, 2, 3, 5, 8])

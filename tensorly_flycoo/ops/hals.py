@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from ..array_modules import Array, remote_aware
+from ..base.array_modules import Array, remote_aware
 from ..engines import engine_of
 from ..format.tree import fold_tree
-from ..shards.row_shards import RowShards
+from ..spread.row_shards import RowShards
 
 
 def solve_nonnegative(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..checks import LAYOUTS, check_dtype, check_fill_value, check_values, num_cells
+from ..base.checks import LAYOUTS, check_dtype, check_fill_value, check_values, num_cells
 from ..engines import select_engine
 from ..format.packing import RecordFormat
 from ..ops.call_memory import estimate_memory

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..array_modules import Array, array_module, is_cupy
-from ..shards.row_shards import RowShards
-from . import sharded
-from .tall_skinny import gpu_kernels, solve
+from ..base.array_modules import Array, array_module, is_cupy
+from ..engines.tall_skinny import gpu_kernels, solve
+from ..spread import sharded
+from ..spread.row_shards import RowShards
 
 if TYPE_CHECKING:
     from ..engines.cuda.tall import Scale

@@ -1,0 +1,1 @@
+"""What every room uses: checks and their errors, array modules, devices, reports, versions."""

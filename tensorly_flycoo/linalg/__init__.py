@@ -1,1 +1,0 @@
-"""Linear algebra for decompositions: tall factors, small matrices and sparse matrices."""

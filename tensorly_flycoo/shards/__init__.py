@@ -1,1 +1,0 @@
-"""Factors whose rows are on several devices."""
