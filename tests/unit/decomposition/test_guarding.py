@@ -145,7 +145,7 @@ def test_every_function_explains_once(monkeypatch, x, name, decompose, kind):
     "text", ["CUBLAS_STATUS_ALLOC_FAILED", "CUDA_ERROR_OUT_OF_MEMORY: out of memory"]
 )
 def test_errors_of_cudas_libraries(monkeypatch, x, text):
-    def fail(*_):
+    def fail(*_, **__):
         raise RuntimeError(text)
 
     monkeypatch.setattr(cpu.CPU, "mttkrp", fail)
@@ -154,7 +154,7 @@ def test_errors_of_cudas_libraries(monkeypatch, x, text):
 
 
 def test_other_errors_pass(monkeypatch, x):
-    def fail(*_):
+    def fail(*_, **__):
         raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS")
 
     monkeypatch.setattr(cpu.CPU, "mttkrp", fail)
