@@ -186,7 +186,8 @@ class _Batch:
         transposed = inverses.swapaxes(1, 2)
         stack = rows @ transposed
         if is_cupy(conditions):  # the host knows only those of the last iteration, of all runs
-            ill, refines = slice(None), self.refines and inverses.dtype == self.x.dtype
+            ill: Any = slice(None)
+            refines = self.refines and inverses.dtype == self.x.dtype
         else:
             ill = np.flatnonzero(conditions**2 * np.finfo(inverses.dtype).eps > 1)
             refines = ill.size > 0
