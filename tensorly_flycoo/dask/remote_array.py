@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -85,6 +85,10 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
     def __setitem__(self, index: Any, value: Any) -> None:
         value = value.copy() if isinstance(value, np.ndarray) else value
         self.cluster.call(self.worker, operator.setitem, [self, index, value], num_results=0)
+
+    def __iadd__(self, other: RemoteArray) -> Self:
+        self.cluster.call(self.worker, operator.iadd, [self, other], num_results=0)
+        return self
 
     def copy(self) -> RemoteArray:
         return self.call_remotely(np.copy, self, order="C")

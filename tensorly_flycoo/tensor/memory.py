@@ -34,6 +34,8 @@ _WAYS_OUT = (
 #: How the errors of CUDA's libraries say that memory ran out; they are RuntimeErrors.
 _CUDA_SIGNS = ("ALLOC_FAILED", "cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY")
 
+_CXX_SIGN = "std::bad_alloc"
+
 #: The most slabs that are tried, as a multiple of the fewest ones.
 _MOST = 64
 
@@ -50,7 +52,8 @@ def attempt(task: str, function: Callable[[], _Result]) -> _Result:
         text = str(error)
         if not isinstance(error, MemoryError) and not any(sign in text for sign in _CUDA_SIGNS):
             raise
-        is_of_gpu = type(error).__module__.startswith("cupy")
+        # The C++ libraries below CuPy raise a plain MemoryError.
+        is_of_gpu = type(error).__module__.startswith("cupy") or text == _CXX_SIGN
     # Not inside the except clause: there the new error would keep the old one alive, and with it
     # the arrays of its frames, which must be freed before the free memory is counted.
     if _NEEDS in text:
@@ -94,7 +97,8 @@ def build_layout(
     given = 0 if is_cupy(coords) else values.size * (8 * len(shape) + values.dtype.itemsize)
 
     def build(count: int) -> AnyLayout:
-        check_room(engine, building.estimate_layout(engine, *sizes, count)[1] - given)
+        if engine.name == "cpu":  # else arrays on another GPU are refused first
+            check_room(engine, building.estimate_layout(engine, *sizes, count)[1] - given)
         with log_compilation():
             return building.build_layout(engine, layout, coords, values, shape, count, keep)
 

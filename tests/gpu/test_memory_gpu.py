@@ -43,9 +43,9 @@ def pool():
         cupy.cuda.Device().synchronize()
 
 
-def make_tensor(problem, layout):
+def make_tensor(problem, layout, slabs=None):
     coords, values, shape, _ = problem
-    return FlycooTensor(coords, values, shape, layout=layout, device="cuda")
+    return FlycooTensor(coords, values, shape, layout=layout, slabs=slabs, device="cuda")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -106,17 +106,20 @@ def test_building_runs_out_anywhere_and_keeps_nothing(pool, layout):
         pool.free_all_blocks()
         pool.set_limit(size=int(part * hook.peak))
         with pytest.raises(MemoryError, match="building a FlycooTensor of") as caught:
-            make_tensor(problem, layout)
+            make_tensor(problem, layout, slabs=1)
         errors.append(caught.value)
         assert type(errors[-1]) is MemoryError
         assert pool.used_bytes() == 0
         pool.free_all_blocks()
         assert pool.total_bytes() == 0
+    pool.set_limit(size=int(0.9 * hook.peak))
+    in_slabs = make_tensor(problem, layout)
+    assert in_slabs.slabs > 1
     pool.set_limit(size=0)
-    x = make_tensor(problem, layout)
     factors = [cupy.asarray(factor) for factor in problem[3]]
-    for mode in range(3):
-        check(compute(x, factors, mode), *problem, mode)
+    for x in (in_slabs, make_tensor(problem, layout)):
+        for mode in range(3):
+            check(compute(x, factors, mode), *problem, mode)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -45,7 +45,7 @@ LOWERED = {
         "engines.cuda.mersenne_twister.MAX_CHUNKS": 5,
         "engines.protocol._DRAW_BLOCK": 7,
         "format.ordering._MASK_BLOCK": 101,
-        "checks._CHECK_BLOCK": 5,
+        "base.checks._CHECK_BLOCK": 5,
         "ops.cp_entries._CPU_BLOCK_NUMBERS": 100,
         "ops.cp_entries._GPU_BLOCK_NUMBERS": 3000,
         "engines.cpu.engine._SWEEP_ROWS": 3,
