@@ -86,7 +86,7 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
         value = value.copy() if isinstance(value, np.ndarray) else value
         self.cluster.call(self.worker, operator.setitem, [self, index, value], num_results=0)
 
-    def __iadd__(self, other: RemoteArray) -> Self:
+    def __iadd__(self, other: RemoteArray) -> Self:  # type: ignore[misc]
         self.cluster.call(self.worker, operator.iadd, [self, other], num_results=0)
         return self
 
