@@ -88,7 +88,7 @@ def install_replacements() -> None:
             )
         for module, name in found:
             original = getattr(module, name)
-            if not hasattr(original, "_flycoo_replacement"):
+            if not hasattr(original, "_flycoo_original"):
                 replacements.setdefault(original, _replace(original, row))
                 setattr(module, name, replacements[original])
 
@@ -102,7 +102,7 @@ def _replace(original: Callable, row: Replacement) -> Callable:
 
     is_public = "decomposition" in row.modules.split()
     replacement = guard(call, original) if is_public else call
-    replacement._flycoo_replacement = True  # type: ignore[attr-defined]
+    replacement._flycoo_original = original  # type: ignore[attr-defined]
     # inspect.getfullargspec, which TensorLy's tests call, does not look below a wrapper.
     replacement.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
     return replacement

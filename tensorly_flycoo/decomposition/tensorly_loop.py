@@ -14,14 +14,15 @@ _R = TypeVar("_R")
 
 
 def tensorly_loop(name: str) -> Callable[..., Any]:
-    """Return TensorLy's own decomposition of that name, without our replacement around it.
+    """Return TensorLy's decomposition of that name, as it was before our replacement.
 
     Examples
     --------
     >>> tensorly_loop("parafac").__module__
     'tensorly.decomposition._cp'
     """
-    return inspect.unwrap(getattr(tensorly.decomposition, name))
+    function = getattr(tensorly.decomposition, name)
+    return getattr(function, "_flycoo_original", function)
 
 
 def dense_to_tensorly(function: Callable[_P, _R]) -> Callable[_P, _R]:

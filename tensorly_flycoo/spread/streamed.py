@@ -1,17 +1,21 @@
 """A layout whose records wait in host memory, or in a file, and visit the device mode by mode."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
 from ..base.array_modules import Array
-from ..engines.protocol import Stager
 from ..format.layout import Compute, Cut, Layout, Step, map_record_values
 from ..format.primitives import Primitives
 from ..format.replicated import ReplicatedLayout
 from ..format.tiling import RowTiling
+
+if TYPE_CHECKING:
+    from ..engines.protocol import Stager
 
 #: Returns the layout of a slab on a device, or puts its records aside.
 KeepAside: TypeAlias = Callable[[Layout, int], Layout]

@@ -418,7 +418,7 @@ def test_registered_once():
     register()
     register()
     assert tl.backend.BackendManager.available_backend_names.count("flycoo") == 1
-    assert not hasattr(tl.decomposition.parafac.__wrapped__, "_flycoo_replacement")
+    assert not hasattr(tl.decomposition.parafac.__wrapped__, "_flycoo_original")
     hook = tl.tenalg.core_tenalg.CoreTenalgBackend.unfolding_dot_khatri_rao
     assert not hasattr(hook.__wrapped__, "_flycoo_hook")
 
