@@ -219,11 +219,6 @@ def check_mode(mode: Any, ndim: int) -> int:
     return index
 
 
-def check_nnz(nnz: Any) -> int:
-    """Return `nnz` as an int of at least 0."""
-    return check_count(nnz, "nnz", 0)
-
-
 def check_rank(rank: Any, name: str = "rank") -> int:
     """Return `rank` as an int of at least 1."""
     if isinstance(rank, float | np.floating):

@@ -46,8 +46,7 @@ class SlabActor:
         loop, worker, key = asyncio.get_running_loop(), self._worker, peers[number].key
 
         def send(number: int, parcel: Parcel) -> None:
-            deliver = functools.partial(_deliver, worker, peers[number], parcel)
-            _call_soon(loop, lambda: _start(deliver()))
+            _call_soon(loop, lambda: _start(_deliver(worker, peers[number], parcel)))
 
         self._machine.connect(send, lambda: key in worker.state.actors)
         return Reply()
@@ -57,10 +56,11 @@ class SlabActor:
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[Reply] = loop.create_future()
 
-        def answer(value: Reply) -> None:
-            _call_soon(loop, lambda: _settle(reply, value))
+        def settle(value: Reply) -> None:
+            if not reply.done():  # as it is if the call was cancelled
+                reply.set_result(value)
 
-        self._machine.add(message, answer)
+        self._machine.add(message, functools.partial(_call_soon, loop, settle))
         return await reply
 
     async def deliver(self, parcel: Parcel) -> None:
@@ -79,15 +79,10 @@ class SlabActor:
         """Show that the worker is there."""
 
 
-def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable, *args: Any) -> None:
     """Call a function in the event loop, from another thread; a worker that closes has none."""
     with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(function)
-
-
-def _settle(reply: asyncio.Future[Reply], value: Reply) -> None:
-    if not reply.done():  # as it is if the call was cancelled
-        reply.set_result(value)
+        loop.call_soon_threadsafe(function, *args)
 
 
 def _start(coroutine: Any) -> None:

@@ -95,11 +95,10 @@ class WorkerDevices:
         found = iter(self.cluster.fetch(there)) if there else iter(())
         return [next(found) if isinstance(x, RemoteObject) else x for x in arrays]
 
+    fetch = collect
+
     def replicate(self, arrays: Sequence[Array], function: Callable[..., Array]) -> Replicated:
         return Replicated.of(self.cluster, arrays, function)
-
-    def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray]:
-        return self.collect(arrays)
 
 
 class RemoteLayout:

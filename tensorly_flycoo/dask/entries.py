@@ -49,8 +49,7 @@ def keep_found(
     *args: Any,
 ) -> None:
     """Take what is found in a slab as a partition, on its worker."""
-    found = call_with_piece(find, site.engine, layout, cut_mode, start, *args)
-    keep_nonzeros(site, number, *found)
+    keep_nonzeros(site, number, call_with_piece(find, site.engine, layout, cut_mode, start, *args))
 
 
 @split_entries.register

@@ -256,9 +256,9 @@ class ClusterBuilder(SlabBuilder):
 # On the workers
 
 
-def keep_nonzeros(site: Site, number: int, coords: Array, values: Array) -> None:
+def keep_nonzeros(site: Site, number: int, nonzeros: tuple[Array, Array]) -> None:
     """Take coords (ndim, n) and values (n,) as a partition."""
-    coords, values = move(coords, np), move(values, np)
+    coords, values = (move(array, np) for array in nonzeros)
     shape = tuple(int(rows.max(initial=0)) + 1 for rows in coords)
     site.partitions[number] = Partition(coords.astype(np.uint32), values, shape, None)
 

@@ -74,7 +74,8 @@ class Replicated(NDArrayOperatorsMixin):
         if set(options) == {"out"} and all(out is inputs[0] for out in options["out"]):
             options = {}
         if ufunc.signature is not None or method != "__call__" or options:
-            return getattr(ufunc, method)(*map(_compute, inputs), **options)
+            inputs = tuple(np.asarray(x) if isinstance(x, Replicated) else x for x in inputs)
+            return getattr(ufunc, method)(*inputs, **options)
         return Replicated(ufunc, inputs, *find_kind_of_ufunc(ufunc, inputs))
 
     def transpose(self, axes: None = None) -> Replicated:  # numpy.transpose calls it
@@ -84,7 +85,3 @@ class Replicated(NDArrayOperatorsMixin):
 def _evaluate(x: Any) -> Any:
     """Call the function, of evaluated arguments, in a list; return anything else as it is."""
     return x[0](*map(_evaluate, x[1:])) if isinstance(x, list) else x
-
-
-def _compute(x: Any) -> Any:
-    return np.asarray(x) if isinstance(x, Replicated) else x

@@ -281,7 +281,11 @@ def _number_entries(column: Any) -> tuple[Any, Any]:
         return _number_arrow_entries(column)
     if kind == "Object":  # which Arrow would take as pointers
         raise TypeError("its dtype is Object")
-    return _number_polars_entries(column)
+    try:
+        return _number_arrow_entries(column.to_arrow())  # several times as fast
+    except ImportError:
+        codes = (column.rank("dense").cast(int) - 1).fill_null(-1)
+        return codes.to_numpy(), column.drop_nulls().unique().sort().to_numpy()
 
 
 def _take_pandas_entries(entries: Any) -> np.ndarray:
@@ -329,14 +333,6 @@ def _decode(column: Any) -> Any:
 
     is_dictionary = pyarrow.types.is_dictionary(column.type)
     return column.cast(column.type.value_type) if is_dictionary else column
-
-
-def _number_polars_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        return _number_arrow_entries(column.to_arrow())  # several times as fast
-    except ImportError:
-        codes = (column.rank("dense").cast(int) - 1).fill_null(-1)
-        return codes.to_numpy(), column.drop_nulls().unique().sort().to_numpy()
 
 
 def drop_unused(codes: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

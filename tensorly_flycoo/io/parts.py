@@ -55,7 +55,10 @@ class Reading(NamedTuple):
     def iterate(self, parts: Parts) -> Iterator[Block]:
         """Yield the nonzeros of all parts, in their order."""
         if is_sparse(parts):
-            yield from self._iterate_tensor(parts)
+            refuse_labels(parts)
+            x = as_flycoo(parts)
+            for coords, values in iterate_nonzeros(x._layout, x._engine.xp, BLOCK_NNZ):
+                yield self._check(coords, values, self.shape or x.shape)
             return
         if isinstance(parts, str | os.PathLike):
             parts = [parts]
@@ -70,13 +73,6 @@ class Reading(NamedTuple):
             except (TypeError, ValueError) as error:
                 kind = TypeError if isinstance(error, TypeError) else ValueError
                 raise kind(f"parts[{number}]: {error}") from None
-
-    def _iterate_tensor(self, x: Any) -> Iterator[Block]:
-        refuse_labels(x)
-        x = as_flycoo(x)
-        shape = self.shape or x.shape
-        for coords, values in iterate_nonzeros(x._layout, x._engine.xp, BLOCK_NNZ):
-            yield self._check(coords, values, shape)
 
     def _iterate_part(self, part: Any) -> Iterator[Block]:
         if isinstance(part, tuple) and len(part) == 2:

@@ -26,8 +26,7 @@ _UFUNCS = {
     np.greater, np.greater_equal, np.less, np.less_equal, np.equal, np.not_equal,
 }  # fmt: skip
 
-
-#: NumPy's functions for row-sharded matrices; `linalg.sharded` fills it.
+#: NumPy's functions for row-sharded matrices; `sharded` fills it.
 FUNCTIONS: dict[Callable, Callable] = {}
 
 
@@ -38,7 +37,7 @@ class Memo:
         self.gram: Array = None  # (R, R)
         self.products: list[Array] = []  # Gram matrices of all blocks, on their devices
         self.replicated: Any = None  # the Gram matrix as `Devices.replicate` returns it
-        self.known: Any = None  # the same, and more, as `linalg.gram_products` needs it
+        self.known: Any = None  # the same, and more, as `ops.gram_products` needs it
         self.suits: bool | None = None  # whether an engine's kernels suit all blocks
         self.whole: dict[int, Array] = {}  # (I, R), by the devices where it is gathered
 
@@ -162,17 +161,13 @@ class RowShards(NDArrayOperatorsMixin):
     def _align(self, other: Array) -> Array:
         """Return a plain operand as it broadcasts to blocks (rows, R)."""
         shape = (1,) * (2 - other.ndim) + other.shape
-        row_axis = 1 if self.is_transposed else 0
-        if len(shape) != 2 or shape[row_axis] != 1 or shape[1 - row_axis] not in (1, self._rank):
+        row_axis, rank = 1 if self.is_transposed else 0, self.blocks[0].shape[1]
+        if len(shape) != 2 or shape[row_axis] != 1 or shape[1 - row_axis] not in (1, rank):
             raise ValueError(
                 f"an array of shape {other.shape} does not broadcast along the rows of {self}: "
                 "scatter it, or gather the factor with tl.to_numpy"
             )
         return other.reshape(shape).T if self.is_transposed else other.reshape(shape)
-
-    @property
-    def _rank(self) -> int:
-        return self.blocks[0].shape[1]
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if ufunc is np.matmul and method == "__call__" and not options:

@@ -1,6 +1,6 @@
 """Plain factors as row-sharded ones, and row-sharded ones as plain arrays."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..base.array_modules import Array, share
@@ -29,15 +29,10 @@ def gather(array: Any) -> Any:
     return whole
 
 
-def gather_all(factors: Iterable[Any]) -> list[Any]:
-    """Return factors as plain arrays."""
-    return [gather(factor) for factor in factors]
-
-
 def take_model(cp_tensor: Any) -> tuple[Array | None, list[Array]]:
     """Return the weights and factors of a CP model as plain arrays of NumPy or CuPy.
 
     Arrays of other libraries are shared, row-sharded factors gathered.
     """
     weights, factors = cp_tensor
-    return share(weights), [share(factor) for factor in gather_all(factors)]
+    return share(weights), [share(gather(factor)) for factor in factors]
