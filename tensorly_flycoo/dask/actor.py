@@ -36,7 +36,12 @@ class SlabActor:
 
     def __init__(self, gpu: int | None = None) -> None:
         self._worker = get_worker()
-        self._site, start_thread = _make_site(self._worker) if gpu is None else _make_gpu_site(gpu)
+        if gpu is not None:
+            self._site, start_thread = _make_gpu_site(gpu)
+        else:
+            room = functools.partial(_count_room, self._worker)
+            self._site = Site(select_engine("cpu"), room)
+            start_thread = functools.partial(_limit_threads, self._worker.state.nthreads)
         # An actor is never connected if another one is lost while they start.
         own = weakref.ref(self)
         self._machine = Machine(self._site, start_thread, lambda: own() is not None)
@@ -98,12 +103,6 @@ async def _deliver(worker: Worker, peer: Peer, parcel: Parcel) -> None:
         await worker.rpc(peer.address).actor_execute(**call, reply=False)
     except OSError as error:
         _logger.warning("worker %s did not receive an array: %s", peer.address, error)
-
-
-def _make_site(worker: Worker) -> tuple[Site, Callable[[], None]]:
-    """Return a CPU's site, and what its thread calls first."""
-    site = Site(select_engine("cpu"), functools.partial(_count_room, worker))
-    return site, functools.partial(_limit_threads, worker.state.nthreads)
 
 
 def _make_gpu_site(gpu: int) -> tuple[Site, Callable[[], None]]:

@@ -98,7 +98,12 @@ class WorkerDevices:
     fetch = collect
 
     def replicate(self, arrays: Sequence[Array], function: Callable[..., Array]) -> Replicated:
-        return Replicated.of(self.cluster, arrays, function)
+        # Each worker sends its own arrays to all others.
+        dtype = function(*(np.empty(0, x.dtype) for x in arrays)).dtype
+        workers = self.cluster.workers
+        sent = iter(send_all(self.cluster, [(x, worker) for worker in workers for x in arrays]))
+        there = {worker: [next(sent) for _ in arrays] for worker in workers}
+        return Replicated(function, there, arrays[0].shape, dtype)
 
 
 class RemoteLayout:

@@ -142,7 +142,7 @@ class Machine:
                     self._next_number += old is None
                     return self._messages.pop(key)
                 if not self._changed.wait(_POLL_SECONDS):
-                    self._site.free_spare_memory()
+                    self._site.spare_memory.clear()
         return None
 
     def _answer(self, message: Message) -> Reply:

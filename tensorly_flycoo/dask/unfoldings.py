@@ -9,7 +9,7 @@ import numpy as np
 from ..start.columns import build_in_slabs
 from .engine import ClusterEngine, ClusterLayout
 from .handles import RemoteObject
-from .loading import keep_nonzeros, load_again
+from .loading import ClusterBuilder, keep_nonzeros, load_again
 
 
 @build_in_slabs.register
@@ -22,4 +22,4 @@ def _(
     """Build the matrix on the workers, as a tensor whose partitions are the parts."""
     calls = ((part.worker, keep_nonzeros, [part]) for part in parts)
     sizes = (shape, np.dtype(np.float64), layout.num_slabs, "replicated")
-    return load_again(layout.devices.cluster, calls, *sizes)
+    return load_again(ClusterBuilder(layout.devices.cluster, *sizes), calls)

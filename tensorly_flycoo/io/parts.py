@@ -76,7 +76,12 @@ class Reading(NamedTuple):
 
     def _iterate_part(self, part: Any) -> Iterator[Block]:
         if isinstance(part, tuple) and len(part) == 2:
-            yield from self._iterate_arrays(*part)
+            coords = check_coords(part[0], self.shape or [0] * len(part[0]))
+            values = check_values(part[1], coords.shape[1], self.dtype)
+            check_place(values, "values", is_cupy(coords), "coords")
+            for start in range(0, max(1, values.size), BLOCK_NNZ):
+                block = slice(start, start + BLOCK_NNZ)
+                yield self._check(coords[:, block], values[block], self.shape)
             return
         try:
             path = Path(part)
@@ -88,14 +93,6 @@ class Reading(NamedTuple):
             yield from self._iterate_parquet(path)
         else:
             yield from self._iterate_tns(path)
-
-    def _iterate_arrays(self, coords: Any, values: Any) -> Iterator[Block]:
-        coords = check_coords(coords, self.shape or [0] * len(coords))
-        values = check_values(values, coords.shape[1], self.dtype)
-        check_place(values, "values", is_cupy(coords), "coords")
-        for start in range(0, max(1, values.size), BLOCK_NNZ):
-            block = slice(start, start + BLOCK_NNZ)
-            yield self._check(coords[:, block], values[block], self.shape)
 
     def _iterate_tns(self, path: Path) -> Iterator[Block]:
         from .tns_parsing import TnsParser

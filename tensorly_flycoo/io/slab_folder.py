@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..base.array_modules import move
-from ..base.checks import check_count, check_dtype, check_layout, check_shape
+from ..base.checks import check_choice, check_count, check_dtype, check_layout, check_shape
 from ..base.devices import OneDevice, assign_homes
 from ..base.reporting import report
 from ..engines import select_engine
@@ -120,13 +120,7 @@ class Index:
 
 
 def digest(facts: Any) -> str:
-    """Return 32 hexadecimal digits that depend on what JSON writes of some facts.
-
-    Examples
-    --------
-    >>> digest([("a", 1)]) == digest([["a", 1]]), len(digest([]))
-    (True, 32)
-    """
+    """Return 32 hexadecimal digits that depend on what JSON writes of some facts."""
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
 
@@ -418,8 +412,7 @@ def open_slabs(
     engine, folder = select_engine(device), Path(path)
     if keep is None:
         keep = "file" if engine.name == "cpu" else "device"
-    if keep not in _PLACES:
-        raise ValueError(f"keep is {keep!r}, expected one of {_PLACES}")
+    check_choice(keep, "keep", _PLACES)
     index, keep_aside = Index.read(folder), None
     if keep != "device" and engine.make_stager is not None:
         if index.layout != "replicated":

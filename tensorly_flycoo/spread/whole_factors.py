@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..base.array_modules import Array, share
-from .row_shards import RowShards
+from .row_shards import RowShards, gather_each
 from .sharding import find_sharding
 from .slab_layout import SlabLayout
 
@@ -25,7 +25,7 @@ def gather(array: Any) -> Any:
         return array
     devices = array.sharding.devices
     with devices.use(0):
-        (whole,) = devices.collect([array.gather(0)])
+        (whole,) = devices.collect([gather_each([array], devices, [0])[0][0]])
     return whole
 
 
