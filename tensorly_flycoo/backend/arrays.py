@@ -212,7 +212,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def dot(a: Any, b: Any) -> Any:
-        """Multiply; tall factors as `linalg.tall_skinny` does."""
+        """Multiply; tall factors as `engines.tall_skinny` does."""
         memory = find_open()
         if memory is not None and (is_cupy(b) or isinstance(b, RowShards)):
             if suits_gram(a, b):
@@ -221,8 +221,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
                 return gram
         if views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b):
             return views.dot(a, b)
-        is_gram = is_cupy(a) and a.ndim == 2 and is_tall(a.T) and is_tall(b)
-        if is_gram:
+        if is_cupy(a) and a.ndim == 2 and is_tall(a.T) and is_tall(b):
             return transposed_product(a.T, b)
         check_product_fits(a, b)
         return multiply(a, b) if is_own(a, b) else np.dot(a, b)

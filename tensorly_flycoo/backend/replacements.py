@@ -46,27 +46,13 @@ _logger = logging.getLogger("tensorly_flycoo")
 
 @dataclass(frozen=True)
 class Replacement:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes
-    ----------
-    names : str
-        Of TensorLy's functions.
-    modules : str
-        The modules with attributes of these names, below `tensorly`.
-    ours : callable
-        Takes TensorLy's function, then what that takes.
-    reason : str
-        Why TensorLy's function does not do for a sparse tensor.
-    needless_if : str
-        The change in TensorLy that would make the row needless.
-    """
-
-    names: str
-    modules: str
-    ours: Callable
-    reason: str
-    needless_if: str
+    names: str  # of TensorLy's functions
+    modules: str  # with attributes of these names, below `tensorly`
+    ours: Callable  # takes TensorLy's function, then what that takes
+    reason: str  # why TensorLy's function does not do for a sparse tensor
+    needless_if: str  # the change in TensorLy that would make the row needless
 
 
 def install_replacements() -> None:
@@ -208,12 +194,10 @@ def _error_calc(
     memory.known.clear()  # a callback may change factors
     if error is None:
         # On several devices all Gram matrices are found with it.
-        is_spread = all(isinstance(x, RowShards) for x in (mttkrp, *factors))
-        inner = (
-            sharded.inner_product(mttkrp, factors)
-            if is_spread
-            else inner_product(mttkrp, factors[-1])
-        )
+        if all(isinstance(x, RowShards) for x in (mttkrp, *factors)):
+            inner = sharded.inner_product(mttkrp, factors)
+        else:
+            inner = inner_product(mttkrp, factors[-1])
         squares = norm_tensor**2 + tl.cp_tensor.cp_norm((weights, factors)) ** 2
         error = tl.sqrt(tl.abs(squares - 2 * inner))
     # On the host: TensorLy compares errors, and each comparison on a GPU would wait for it.

@@ -23,7 +23,6 @@ from ..ops import views
 from ..ops.contraction import contract_vectors, inner, khatri_rao_at
 from ..ops.dense_memory import check_khatri_rao_fits
 from ..ops.mode_product import ModeProduct
-from ..ops.views import find_sparse
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
 from ..tensor.reductions import check_axes
 
@@ -142,7 +141,7 @@ def is_ours(name: str, args: tuple, kwargs: Mapping[str, Any]) -> bool:
 
     Refuse a `FlycooTensor` under another backend; a raw `sparse.COO` is left to that backend.
     """
-    x = find_sparse((*args, *kwargs.values()))
+    x = views.find_sparse((*args, *kwargs.values()))
     if x is None:
         return False
     backend = BackendManager.get_backend()

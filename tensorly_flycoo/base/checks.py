@@ -219,11 +219,6 @@ def check_mode(mode: Any, ndim: int) -> int:
     return index
 
 
-def check_nnz(nnz: Any) -> int:
-    """Return `nnz` as an int of at least 0."""
-    return check_count(nnz, "nnz", 0)
-
-
 def check_rank(rank: Any, name: str = "rank") -> int:
     """Return `rank` as an int of at least 1."""
     if isinstance(rank, float | np.floating):
@@ -319,17 +314,21 @@ def check_fill_value(fill_value: Any) -> None:
         raise ValueError(f"fill_value is {fill_value}, expected 0: unstored entries must be zeros")
 
 
+def check_choice(choice: Any, name: str, choices: tuple[str, ...]) -> None:
+    """Refuse an argument that is none of `choices`."""
+    if choice not in choices:
+        raise ValueError(f"{name} is {choice!r}, expected one of {choices}")
+
+
 def check_layout(layout: str) -> str:
     """Return `layout`; refuse an unknown name."""
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout is {layout!r}, expected one of {LAYOUTS}")
+    check_choice(layout, "layout", LAYOUTS)
     return layout
 
 
 def check_keep(keep: str, layout: str | None) -> str:
     """Return the layout, by default the one that suits `keep`; refuse an unknown `keep`."""
-    if keep not in PLACES:
-        raise ValueError(f"keep is {keep!r}, expected one of {PLACES}")
+    check_choice(keep, "keep", PLACES)
     if layout is None:
         return "replicated" if keep == "host" else LAYOUTS[0]
     if keep == "host" and check_layout(layout) != "replicated":
@@ -342,8 +341,7 @@ def check_keep(keep: str, layout: str | None) -> str:
 
 def check_device_name(device: str, source: str = "device") -> str:
     """Return `device`; refuse an unknown name."""
-    if device not in DEVICES:
-        raise ValueError(f"{source} is {device!r}, expected one of {DEVICES}")
+    check_choice(device, source, DEVICES)
     return device
 
 

@@ -34,14 +34,7 @@ def report(stage: str) -> None:
 
 @contextlib.contextmanager
 def listen(listener: Callable[[str], None]) -> Iterator[None]:
-    """Pass each stage reported inside the block, by the same thread, to `listener`.
-
-    Examples
-    --------
-    >>> with listen(print):
-    ...     report("singular vectors of mode 2 of 3")
-    singular vectors of mode 2 of 3
-    """
+    """Pass each stage reported inside the block, by the same thread, to `listener`."""
     previous = _listener.get()
     _listener.set(listener)
     try:

@@ -36,7 +36,12 @@ class SlabActor:
 
     def __init__(self, gpu: int | None = None) -> None:
         self._worker = get_worker()
-        self._site, start_thread = _make_site(self._worker) if gpu is None else _make_gpu_site(gpu)
+        if gpu is not None:
+            self._site, start_thread = _make_gpu_site(gpu)
+        else:
+            room = functools.partial(_count_room, self._worker)
+            self._site = Site(select_engine("cpu"), room)
+            start_thread = functools.partial(_limit_threads, self._worker.state.nthreads)
         # An actor is never connected if another one is lost while they start.
         own = weakref.ref(self)
         self._machine = Machine(self._site, start_thread, lambda: own() is not None)
@@ -46,8 +51,7 @@ class SlabActor:
         loop, worker, key = asyncio.get_running_loop(), self._worker, peers[number].key
 
         def send(number: int, parcel: Parcel) -> None:
-            deliver = functools.partial(_deliver, worker, peers[number], parcel)
-            _call_soon(loop, lambda: _start(deliver()))
+            _call_soon(loop, lambda: _start(_deliver(worker, peers[number], parcel)))
 
         self._machine.connect(send, lambda: key in worker.state.actors)
         return Reply()
@@ -57,10 +61,11 @@ class SlabActor:
         loop = asyncio.get_running_loop()
         reply: asyncio.Future[Reply] = loop.create_future()
 
-        def answer(value: Reply) -> None:
-            _call_soon(loop, lambda: _settle(reply, value))
+        def settle(value: Reply) -> None:
+            if not reply.done():  # as it is if the call was cancelled
+                reply.set_result(value)
 
-        self._machine.add(message, answer)
+        self._machine.add(message, functools.partial(_call_soon, loop, settle))
         return await reply
 
     async def deliver(self, parcel: Parcel) -> None:
@@ -79,15 +84,10 @@ class SlabActor:
         """Show that the worker is there."""
 
 
-def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable, *args: Any) -> None:
     """Call a function in the event loop, from another thread; a worker that closes has none."""
     with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(function)
-
-
-def _settle(reply: asyncio.Future[Reply], value: Reply) -> None:
-    if not reply.done():  # as it is if the call was cancelled
-        reply.set_result(value)
+        loop.call_soon_threadsafe(function, *args)
 
 
 def _start(coroutine: Any) -> None:
@@ -103,12 +103,6 @@ async def _deliver(worker: Worker, peer: Peer, parcel: Parcel) -> None:
         await worker.rpc(peer.address).actor_execute(**call, reply=False)
     except OSError as error:
         _logger.warning("worker %s did not receive an array: %s", peer.address, error)
-
-
-def _make_site(worker: Worker) -> tuple[Site, Callable[[], None]]:
-    """Return a CPU's site, and what its thread calls first."""
-    site = Site(select_engine("cpu"), functools.partial(_count_room, worker))
-    return site, functools.partial(_limit_threads, worker.state.nthreads)
 
 
 def _make_gpu_site(gpu: int) -> tuple[Site, Callable[[], None]]:

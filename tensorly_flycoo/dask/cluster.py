@@ -13,18 +13,7 @@ from distributed import Client
 
 from ..tensor.memory import out_of_memory
 from .handles import Kind, RemoteObject, WorkerHandle, WorkerLost
-from .messages import (
-    Call,
-    Exchange,
-    Join,
-    Message,
-    Receive,
-    Ref,
-    Reply,
-    Sealed,
-    Send,
-    Transfer,
-)
+from .messages import Call, Exchange, Join, Message, Receive, Ref, Reply, Sealed, Send, Transfer
 
 #: Seconds within which a worker must show that it is there; it answers while it computes.
 _PING_TIMEOUT = 60.0
@@ -41,7 +30,6 @@ _MANY_COMMANDS = 256
 
 #: Numbers of keys, of all clusters of this process.
 _numbers = itertools.count()
-
 
 #: A message's receiver, the keys of the values that it asks for, and the call that is under way.
 _Sent: TypeAlias = "tuple[WorkerHandle, list[int], Any]"
@@ -242,8 +230,10 @@ class Cluster:
         for worker, keys, call in calls:
             by_worker.setdefault(worker, []).append((keys, call))
         tasks = {asyncio.ensure_future(_take_replies(own)): w for w, own in by_worker.items()}
-        for task in tasks:
-            task.add_done_callback(_retrieve)
+        for (
+            task
+        ) in tasks:  # asyncio would report the error of a call that nobody waits for any more
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             return await self._wait_for_all(tasks)
         finally:
@@ -262,7 +252,11 @@ class Cluster:
                 if isinstance(task.exception(), (OSError, RuntimeError)):
                     self._lose([worker])
                 for keys, reply in task.result():
-                    self._check_reply(worker, reply)
+                    if isinstance(reply.error, MemoryError):
+                        raise out_of_memory("a call", f"worker {worker.address}", str(reply.error))
+                    if reply.error is not None:
+                        reply.error.add_note(f"on worker {worker.address}")
+                        raise reply.error
                     values |= dict(zip(keys, reply.values, strict=True))
             if not tasks:
                 break
@@ -271,13 +265,6 @@ class Cluster:
                 if count % _CHECKS_PER_PING == 0:
                     await self._ping(tasks.values())
         return values
-
-    def _check_reply(self, worker: WorkerHandle, reply: Reply) -> None:
-        if reply.error is not None:
-            if isinstance(reply.error, MemoryError):
-                raise out_of_memory("a call", f"worker {worker.address}", str(reply.error))
-            reply.error.add_note(f"on worker {worker.address}")
-            raise reply.error
 
     def check_there(self, workers: Iterable[WorkerHandle] | None = None) -> None:
         """Raise `WorkerLost` if Dask has noticed that a worker, of all or of some, is gone."""
@@ -342,9 +329,3 @@ async def _take_replies(calls: Sequence[tuple[list[int], Any]]) -> _Replies:
         if replies[-1][1].error is not None:
             break
     return replies
-
-
-def _retrieve(task: asyncio.Task[Any]) -> None:
-    """Have asyncio not report the error of a call that nobody waits for any more."""
-    if not task.cancelled():
-        task.exception()

@@ -95,11 +95,15 @@ class WorkerDevices:
         found = iter(self.cluster.fetch(there)) if there else iter(())
         return [next(found) if isinstance(x, RemoteObject) else x for x in arrays]
 
-    def replicate(self, arrays: Sequence[Array], function: Callable[..., Array]) -> Replicated:
-        return Replicated.of(self.cluster, arrays, function)
+    fetch = collect
 
-    def fetch(self, arrays: Sequence[Array]) -> list[np.ndarray]:
-        return self.collect(arrays)
+    def replicate(self, arrays: Sequence[Array], function: Callable[..., Array]) -> Replicated:
+        # Each worker sends its own arrays to all others.
+        dtype = function(*(np.empty(0, x.dtype) for x in arrays)).dtype
+        workers = self.cluster.workers
+        sent = iter(send_all(self.cluster, [(x, worker) for worker in workers for x in arrays]))
+        there = {worker: [next(sent) for _ in arrays] for worker in workers}
+        return Replicated(function, there, arrays[0].shape, dtype)
 
 
 class RemoteLayout:

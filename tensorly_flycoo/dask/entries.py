@@ -12,7 +12,7 @@ from ..ops.sampling import NonzeroSampler, split_entries
 from ..tensor.pieces import Piece, call_with_piece, map_pieces
 from ..tensor.tensor import FlycooTensor, rebuild
 from .engine import ClusterLayout, RemoteLayout, as_reference
-from .loading import keep_nonzeros, load_again
+from .loading import ClusterBuilder, keep_nonzeros, load_again
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -36,7 +36,8 @@ def _(
         place = [slab.layout.held, layout.cut_mode, slab.rows.start]
         calls.append((slab.layout.held.worker, keep_found, [find, *place, *own_args]))
     sizes = (tuple(shape or x.shape), dtype or x.dtype, x.slabs, x.layout)
-    return x._replace_layout(load_again(layout.devices.cluster, calls, *sizes))
+    builder = ClusterBuilder(layout.devices.cluster, *sizes)
+    return x._replace_layout(load_again(builder, calls))
 
 
 def keep_found(
@@ -49,8 +50,7 @@ def keep_found(
     *args: Any,
 ) -> None:
     """Take what is found in a slab as a partition, on its worker."""
-    found = call_with_piece(find, site.engine, layout, cut_mode, start, *args)
-    keep_nonzeros(site, number, *found)
+    keep_nonzeros(site, number, call_with_piece(find, site.engine, layout, cut_mode, start, *args))
 
 
 @split_entries.register

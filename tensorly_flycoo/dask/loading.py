@@ -62,7 +62,8 @@ class PartitionedData:
         cluster = Cluster(client, workers)
         nnz, shape, dtype, self.labels = self._read(cluster)
         num_slabs = self.num_slabs or max(_FEWEST_SLABS, -(-nnz // _SLAB_NNZ))
-        return distribute(cluster, shape, dtype, num_slabs, self.layout, self.labels)
+        sizes = (shape, dtype, num_slabs, self.layout, self.labels)
+        return ClusterBuilder(cluster, *sizes).distribute()
 
     def restore(
         self, client: Client, workers: Sequence[WorkerHandle], layout: ClusterLayout
@@ -136,12 +137,8 @@ _lock = threading.Lock()
 
 
 def load_again(
-    cluster: Cluster,
+    builder: ClusterBuilder,
     calls: Iterable[tuple[WorkerHandle, Callable[..., None], Sequence[Any]]],
-    shape: tuple[int, ...],
-    dtype: np.dtype,
-    num_slabs: int,
-    layout: str,
 ) -> ClusterLayout:
     """Build a tensor of nonzeros that the workers hold: what they make of other tensors.
 
@@ -149,34 +146,17 @@ def load_again(
     partition and the arguments, and keeps that partition.
     """
     with _lock:
-        forget_partitions(cluster)
+        forget_partitions(builder.cluster)
         for number, (worker, function, args) in enumerate(calls):
-            cluster.call(worker, function, [SITE, number, *args], num_results=0)
+            builder.cluster.call(worker, function, [SITE, number, *args], num_results=0)
             del args
-        return distribute(cluster, shape, dtype, num_slabs, layout)
+        return builder.distribute()
 
 
 def forget_partitions(cluster: Cluster) -> None:
     """Have the workers forget the partitions of a call that has failed, and wait until they do."""
     there = [x for w in cluster.workers for x in cluster.run(w, clear_partitions, SITE)]
     cluster.fetch(there)
-
-
-def distribute(
-    cluster: Cluster,
-    shape: tuple[int, ...],
-    dtype: np.dtype,
-    num_slabs: int,
-    layout: str,
-    labels: Labels = None,
-) -> ClusterLayout:
-    """Build slabs of the partitions that the workers hold."""
-    builder = ClusterBuilder(cluster, shape, dtype, labels, layout, num_slabs)
-    slabs = builder.sort()
-    made = [builder.build(rows, home) for rows, home in slabs]
-    builder.buckets.clear()
-    record_format, rows = builder.record_format, [rows for rows, _ in slabs]
-    return make_layout(cluster, rows, record_format, num_slabs, fetch_layouts(cluster, made))
 
 
 def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> ClusterLayout:
@@ -188,7 +168,7 @@ def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> Clu
     rows = [range(slab.rows.start, slab.rows.stop) for slab in layout.slabs]
     lost, (homes, held) = list_held(layout), replace_lost(layout, cluster.workers)
     missing = sorted(homes.keys() - held.keys())
-    sizes = (record_format.shape, record_format.dtype, labels, layout.name, num_slabs)
+    sizes = (record_format.shape, record_format.dtype, num_slabs, layout.name, labels)
     builder, made = ClusterBuilder(cluster, *sizes), []
     builder.record_format = record_format
     builder.split(rows, missing)
@@ -217,18 +197,26 @@ class ClusterBuilder(SlabBuilder):
         cluster: Cluster,
         shape: tuple[int, ...],
         dtype: np.dtype,
-        labels: Labels,
-        layout: str,
         num_slabs: int,
+        layout: str,
+        labels: Labels = None,
     ) -> None:
         devices = WorkerDevices(cluster)
         super().__init__(LAYOUT_CLASSES[layout], num_slabs, ENGINE_HERE, devices)
-        self._cluster, self._shape, self._dtype, self._labels = cluster, shape, dtype, labels
+        self.cluster, self._shape, self._dtype, self._labels = cluster, shape, dtype, labels
         # For each bucket, each worker's records and their table.
         self._parts: dict[int, list[list[RemoteObject]]] = {}
 
+    def distribute(self) -> ClusterLayout:
+        """Build slabs of the partitions that the workers hold."""
+        slabs = self.sort()
+        made = [self.build(rows, home) for rows, home in slabs]
+        self.buckets.clear()
+        options = (self.record_format, self.num_slabs, fetch_layouts(self.cluster, made))
+        return make_layout(self.cluster, [rows for rows, _ in slabs], *options)
+
     def count_rows(self) -> np.ndarray:
-        cluster, mode = self._cluster, find_longest_mode(self._shape)
+        cluster, mode = self.cluster, find_longest_mode(self._shape)
         args = [SITE, mode, self._shape[mode], self._labels]
         there = [x for w in cluster.workers for x in cluster.run(w, count_partitions, *args)]
         cut, *counts = cluster.fetch([find_cut(cluster, self._shape, self._dtype), *there])
@@ -237,7 +225,7 @@ class ClusterBuilder(SlabBuilder):
 
     def split(self, buckets: Sequence[range], wanted: Sequence[int] | None = None) -> None:
         """Distribute the nonzeros to buckets; forget those that are in no wanted one."""
-        cluster, wanted = self._cluster, range(len(buckets)) if wanted is None else wanted
+        cluster, wanted = self.cluster, range(len(buckets)) if wanted is None else wanted
         args = [SITE, self.record_format, self._labels, buckets, wanted]
         for worker in cluster.workers:
             found = cluster.run(worker, split_partitions, *args, num_results=2 * len(wanted))
@@ -248,17 +236,17 @@ class ClusterBuilder(SlabBuilder):
         bring, parts = self.devices.bring, self._parts.pop(number)
         records, tables = ([bring(x, home) for x in own] for own in zip(*parts, strict=True))
         args = [ENGINE, self.record_format, rows, records, tables]
-        worker = self._cluster.workers[home]
-        merged, counts = self._cluster.run(worker, merge_bucket, *args, num_results=2)
+        worker = self.cluster.workers[home]
+        merged, counts = self.cluster.run(worker, merge_bucket, *args, num_results=2)
         return merged, counts
 
 
 # On the workers
 
 
-def keep_nonzeros(site: Site, number: int, coords: Array, values: Array) -> None:
+def keep_nonzeros(site: Site, number: int, nonzeros: tuple[Array, Array]) -> None:
     """Take coords (ndim, n) and values (n,) as a partition."""
-    coords, values = move(coords, np), move(values, np)
+    coords, values = (move(array, np) for array in nonzeros)
     shape = tuple(int(rows.max(initial=0)) + 1 for rows in coords)
     site.partitions[number] = Partition(coords.astype(np.uint32), values, shape, None)
 

@@ -26,7 +26,6 @@ from .messages import (
     Reply,
     Sealed,
     Send,
-    Transfer,
 )
 from .site import Site
 
@@ -143,7 +142,7 @@ class Machine:
                     self._next_number += old is None
                     return self._messages.pop(key)
                 if not self._changed.wait(_POLL_SECONDS):
-                    self._site.free_spare_memory()
+                    self._site.spare_memory.clear()
         return None
 
     def _answer(self, message: Message) -> Reply:
@@ -157,8 +156,11 @@ class Machine:
                 self._execute(command)
             self._flush()
             values = [self._fetch(key) for key in message.wanted]
-            if values:
-                self._prove()
+            if values and self._link is not None:  # wait for all work: no exchange may have failed
+                self._link.synchronize()
+                self._link.check()
+                self._check()
+                self._unproven.clear()
             return Reply(values)
         except Exception as error:
             for command in message.commands:
@@ -190,7 +192,10 @@ class Machine:
         elif isinstance(command, Exchange):
             self._exchange(command)
         else:
-            self._free(command.key)
+            value = self._store.pop(command.key, None)
+            self._unproven.discard(command.key)
+            if isinstance(value, _Awaited) and value.epoch == self._running:
+                self._take(command.key)  # else it would stay in the inbox
 
     def _call(self, call: Call) -> None:
         args = [self._resolve(x) for x in call.args]
@@ -217,14 +222,10 @@ class Machine:
         if isinstance(value, _Awaited):
             if value.epoch < self._running:
                 raise RuntimeError("an array was lost, since the call that made it has failed")
-            value = self._store[key] = self._receive(key)
+            array = self._take(key)
+            array = array if array.flags.writeable else array.copy()  # numba compiles for read-only
+            value = self._store[key] = move(array, self._site.engine.xp)
         return value
-
-    def _free(self, key: int) -> None:
-        value = self._store.pop(key, None)
-        self._unproven.discard(key)
-        if isinstance(value, _Awaited) and value.epoch == self._running:
-            self._take(key)  # else it would stay in the inbox
 
     def _fetch(self, key: int) -> Any:
         value = self._get(key)
@@ -242,11 +243,6 @@ class Machine:
         for peer, arrays in self._outbox.items():
             self._send(peer, Parcel(self._running, arrays))
         self._outbox = {}
-
-    def _receive(self, key: int) -> np.ndarray:
-        array = self._take(key)
-        array = array if array.flags.writeable else array.copy()  # numba compiles for read-only
-        return move(array, self._site.engine.xp)
 
     def _take(self, key: int) -> np.ndarray:
         """Wait for what a peer sends, and take it from the inbox."""
@@ -269,40 +265,30 @@ class Machine:
                 self._send(peer, Parcel(epoch, {join.key: name}))
         else:
             name = self._take(join.key)
-
-        def is_needed() -> bool:
-            return self._epoch == epoch and self._is_held()
-
-        self._link = link_type(join.number, join.num_workers, name, is_needed)
+        options = (join.num_workers, name, lambda: self._epoch == epoch and self._is_held())
+        self._link = link_type(join.number, *options)
         while not self._link.wait(_POLL_SECONDS):
             self._check()
 
     def _exchange(self, exchange: Exchange) -> None:
         assert self._link is not None
         self._flush()  # a peer may wait for it before it comes
-        sent = [(self._export(transfer), transfer.peer) for transfer in exchange.sent]
+        sent = []
+        for x in exchange.sent:
+            array = self._get(x.key)
+            if (array.shape, array.dtype) != (x.shape, x.dtype):  # the receiver would not expect it
+                expected = f"shape {x.shape} and dtype {x.dtype}"
+                raise RuntimeError(
+                    f"an array has {array.shape}, {array.dtype}, expected {expected}"
+                )
+            array = self._site.engine.xp.ascontiguousarray(array).reshape(array.shape)
+            sent.append((array, x.peer))
         received = [(self._site.empty(x.shape, x.dtype), x.peer) for x in exchange.received]
         self._link.check()
         self._link.exchange(sent, received)
         keys = [transfer.key for transfer in exchange.received]
         self._store.update(zip(keys, (array for array, _ in received), strict=True))
         self._unproven.update(keys)
-
-    def _export(self, transfer: Transfer) -> Any:
-        """Return an array as it is sent; refuse one that the receiver does not expect."""
-        array = self._get(transfer.key)
-        if (array.shape, array.dtype) != (transfer.shape, transfer.dtype):
-            expected = f"shape {transfer.shape} and dtype {transfer.dtype}"
-            raise RuntimeError(f"an array has {array.shape}, {array.dtype}, expected {expected}")
-        return self._site.engine.xp.ascontiguousarray(array).reshape(array.shape)
-
-    def _prove(self) -> None:
-        """Wait for all work, and make sure that no exchange has failed."""
-        if self._link is not None:
-            self._link.synchronize()
-            self._link.check()
-            self._check()
-            self._unproven.clear()
 
     def _forget_unproven(self) -> None:
         """Forget what a failed exchange may have spoilt, and whatever was computed from it."""

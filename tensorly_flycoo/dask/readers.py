@@ -12,14 +12,15 @@ import numpy as np
 from distributed import Client, get_client
 from numpy.typing import DTypeLike
 
-from ..base.checks import check_shape
-from ..io.dataframe import check_missing, check_modes
+from ..base.checks import check_choice, check_shape
+from ..io.dataframe import MISSING, check_modes
 from ..io.files import FilePath
 from ..io.slab_folder import Index, load_slab
 from ..tensor.labelled import LabelledTensor, Labels
 from .loading import PartitionedData
 from .partitions import TableReader, TnsReader, list_files, list_parquet_parts
 from .site import Site
+from .starting import start_workers
 from .tensor import ClusterTensor, SlabSource, Source, list_workers
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def read_parquet(
     """
     modes = check_modes(modes)
     parts = list_parquet_parts(path)
-    check_missing(missing)
+    check_choice(missing, "missing", MISSING)
     reader = TableReader(tuple(modes), values, indices, missing)
     source = PartitionedData(parts, reader, None, slabs, dtype, layout)
     x = _place(source, client, workers, device)
@@ -149,7 +150,7 @@ def from_dask_dataframe(
     modes = check_modes(modes)
     if not hasattr(df, "to_delayed"):
         raise TypeError(f"df is a {type(df).__name__}, expected a dask DataFrame")
-    check_missing(missing)
+    check_choice(missing, "missing", MISSING)
     reader = TableReader(tuple(modes), values, indices, missing)
     source = PartitionedData(list(df.to_delayed()), reader, None, slabs, dtype, layout)
     x = _place(source, client, workers, device)
@@ -251,8 +252,7 @@ def open_slabs(
     -----
     Neighbouring slabs are on one worker. Results do not depend on the workers.
     """
-    if keep not in _PLACES:
-        raise ValueError(f"keep is {keep!r}, expected one of {_PLACES}")
+    check_choice(keep, "keep", _PLACES)
     folder = Path(os.path.abspath(path))
     index = Index.read(folder)
     rows = [range(entry.start, entry.stop) for entry in index.entries]
@@ -283,4 +283,5 @@ def _place(
     if client.asynchronous:
         raise ValueError("client is asynchronous, expected one with asynchronous=False")
     addresses = list_workers(client) if workers is None else list(workers)
-    return ClusterTensor.load(source, client, addresses, device)
+    layout = source.place(client, start_workers(client, addresses, device))
+    return ClusterTensor.of(source, client, device, layout)

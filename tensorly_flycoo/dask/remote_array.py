@@ -46,7 +46,13 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
 
     def call_remotely(self, function: Callable, *args: Any, **kwargs: Any) -> Any:
         """Call a function of arrays on the worker: NumPy's, or our own; see `remote_aware`."""
-        kinds = _find_kinds(function, args, kwargs)
+        if isinstance(function, np.ufunc):
+            found: Kind | list[Kind] = find_kind_of_ufunc(function, args)
+        elif function in _KINDS:
+            found = _KINDS[function](*args, **kwargs)
+        else:
+            _refuse(function.__name__)
+        kinds = found if isinstance(found, list) else [found]
         args = tuple(x.copy() if isinstance(x, np.ndarray) else x for x in args)
         keys = self.cluster.call(self.worker, function, args, kwargs, num_results=len(kinds))
         results = [
@@ -176,15 +182,6 @@ _KINDS: dict[Callable, Callable[..., Kind | list[Kind]]] = {
     ],
     hals.sweep_block: lambda targets, gram, rows, *_: ((2,), np.dtype(np.float64)),
 }
-
-
-def _find_kinds(function: Callable, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Kind]:
-    if isinstance(function, np.ufunc):
-        return [find_kind_of_ufunc(function, args)]
-    if function not in _KINDS:
-        _refuse(function.__name__)
-    kinds = _KINDS[function](*args, **kwargs)
-    return kinds if isinstance(kinds, list) else [kinds]
 
 
 def _refuse(name: str) -> NoReturn:

@@ -10,7 +10,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from .cluster import Cluster
 from .handles import WorkerHandle
-from .remote_array import RemoteArray, find_kind_of_ufunc, send_all
+from .remote_array import RemoteArray, find_kind_of_ufunc
 
 
 class Replicated(NDArrayOperatorsMixin):
@@ -32,17 +32,6 @@ class Replicated(NDArrayOperatorsMixin):
         self._args = args
         self.shape = shape
         self.dtype = dtype
-
-    @classmethod
-    def of(cls, cluster: Cluster, parts: Sequence[RemoteArray], function: Callable) -> Replicated:
-        """Make ``function(*parts)`` of small arrays on workers, which it adds.
-
-        Each worker sends its own to all others.
-        """
-        dtype = function(*(np.empty(0, x.dtype) for x in parts)).dtype
-        sent = iter(send_all(cluster, [(x, worker) for worker in cluster.workers for x in parts]))
-        there = {worker: [next(sent) for _ in parts] for worker in cluster.workers}
-        return cls(function, there, parts[0].shape, dtype)
 
     def compute_on(self, cluster: Cluster, worker: WorkerHandle) -> RemoteArray:
         """Have a worker compute it."""
@@ -74,7 +63,8 @@ class Replicated(NDArrayOperatorsMixin):
         if set(options) == {"out"} and all(out is inputs[0] for out in options["out"]):
             options = {}
         if ufunc.signature is not None or method != "__call__" or options:
-            return getattr(ufunc, method)(*map(_compute, inputs), **options)
+            inputs = tuple(np.asarray(x) if isinstance(x, Replicated) else x for x in inputs)
+            return getattr(ufunc, method)(*inputs, **options)
         return Replicated(ufunc, inputs, *find_kind_of_ufunc(ufunc, inputs))
 
     def transpose(self, axes: None = None) -> Replicated:  # numpy.transpose calls it
@@ -84,7 +74,3 @@ class Replicated(NDArrayOperatorsMixin):
 def _evaluate(x: Any) -> Any:
     """Call the function, of evaluated arguments, in a list; return anything else as it is."""
     return x[0](*map(_evaluate, x[1:])) if isinstance(x, list) else x
-
-
-def _compute(x: Any) -> Any:
-    return np.asarray(x) if isinstance(x, Replicated) else x

@@ -46,11 +46,6 @@ class SpareMemory:
         weakref.finalize(array, spare.append, block).atexit = False
         return array.reshape(shape)
 
-    def join(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """Put matrices below each other."""
-        shape = (sum(x.shape[0] for x in arrays), *arrays[0].shape[1:])
-        return np.concatenate(arrays, out=self.empty(shape, arrays[0].dtype))
-
     def clear(self) -> None:
         """Give it back."""
         self._spare.clear()
@@ -74,21 +69,20 @@ class Site:
         self.link_type = link_type
         self.partitions: dict[int, Partition] = {}
         self._count_room = count_room
-        self._memory = SpareMemory()
+        self.spare_memory = SpareMemory()
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> Array:
         """Return an array on the engine's device whose elements are not set."""
         xp = self.engine.xp
-        return self._memory.empty(shape, dtype) if xp is np else xp.empty(shape, dtype)
+        return self.spare_memory.empty(shape, dtype) if xp is np else xp.empty(shape, dtype)
 
     def join(self, arrays: Sequence[Array]) -> Array:
         """Put matrices on the engine's device below each other."""
         xp = self.engine.xp
-        return self._memory.join(arrays) if xp is np else xp.concatenate(arrays)
-
-    def free_spare_memory(self) -> None:
-        """Give memory back that no array uses."""
-        self._memory.clear()
+        if xp is not np:
+            return xp.concatenate(arrays)
+        shape = (sum(x.shape[0] for x in arrays), *arrays[0].shape[1:])
+        return np.concatenate(arrays, out=self.empty(shape, arrays[0].dtype))
 
     def count_free_nbytes(self) -> int | None:
         """Count the bytes that may still be allocated; None if that is unknown."""

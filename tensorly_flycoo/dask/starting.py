@@ -39,7 +39,12 @@ def start_workers(
         tasks = {a: _submit(client, a, list_gpus, device) for a in addresses}
         _wait_for_all(client, tasks)
         gpus = [task.result() for task in tasks.values()]
-    _check_kinds(addresses, gpus)
+    without = [address for address, own in zip(addresses, gpus, strict=True) if not own.uuids]
+    if 0 < len(without) < len(addresses):  # their records would differ
+        raise ValueError(
+            f"workers {without} have no GPU, but others have, expected workers of one kind: give "
+            "device='cpu', or the addresses of workers of one kind as workers="
+        )
     numbers = choose_gpus(gpus)
     links = list_links(gpus, numbers)
     futures = {
@@ -86,16 +91,6 @@ def list_gpus(device: str | None) -> Gpus:
     return Gpus(processes.list_gpus(), processes.has_nccl())
 
 
-def _check_kinds(addresses: Sequence[str], gpus: Sequence[Gpus]) -> None:
-    """Refuse workers of different kinds, whose records would differ."""
-    without = [address for address, own in zip(addresses, gpus, strict=True) if not own.uuids]
-    if 0 < len(without) < len(addresses):
-        raise ValueError(
-            f"workers {without} have no GPU, but others have, expected workers of one kind: give "
-            "device='cpu', or the addresses of workers of one kind as workers="
-        )
-
-
 def choose_gpus(gpus: Sequence[Gpus]) -> list[int | None]:
     """Choose a GPU for each worker, by its number there: the first that the fewest others use.
 
@@ -114,14 +109,13 @@ def choose_gpus(gpus: Sequence[Gpus]) -> list[int | None]:
 def list_links(gpus: Sequence[Gpus], numbers: Sequence[int | None]) -> list[str | None]:
     """Return the UUID of each worker's GPU if NCCL can link it to the others, else None."""
     chosen = [None if n is None else own.uuids[n] for own, n in zip(gpus, numbers, strict=True)]
-    reason = ""
     if len(chosen) == 1 or None in chosen:
         return [None for _ in chosen]
     if len(set(chosen)) < len(chosen):
         reason = "some workers share a GPU; start one for each"
     elif not all(own.has_nccl for own in gpus):
         reason = "some workers have no NCCL; install nvidia-nccl-cu13 (or -cu12) there"
-    if reason:
-        _logger.warning("arrays pass through the memory of the workers' hosts, slowly: %s", reason)
-        return [None for _ in chosen]
-    return chosen
+    else:
+        return chosen
+    _logger.warning("arrays pass through the memory of the workers' hosts, slowly: %s", reason)
+    return [None for _ in chosen]

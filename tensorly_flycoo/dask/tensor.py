@@ -177,14 +177,6 @@ class ClusterTensor(FlycooTensor):
     _layout: ClusterLayout
 
     @classmethod
-    def load(
-        cls, source: Source, client: Client, addresses: Sequence[str], device: str | None = None
-    ) -> ClusterTensor:
-        """Load a tensor on workers."""
-        layout = source.place(client, start_workers(client, addresses, device))
-        return cls.of(source, client, device, layout)
-
-    @classmethod
     def of(
         cls, source: Source, client: Client, device: str | None, layout: ClusterLayout
     ) -> ClusterTensor:

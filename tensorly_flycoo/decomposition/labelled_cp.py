@@ -14,7 +14,7 @@ from ..io.dataframe import from_dataframe, read_rows
 from ..io.files import FilePath
 from ..io.labels import list_labels, name_modes, read_labels
 from ..ops.cp_entries import cp_to_entries
-from ..spread.whole_factors import gather_all
+from ..spread.whole_factors import gather
 from ..tensor.labelled import Labels
 from .fold_in import fold_in
 
@@ -468,7 +468,7 @@ def label_result(result: Any, labels: Mapping[str, np.ndarray]) -> Any:
     if not isinstance(result, CPTensor):
         return result
     # A callback may have kept the list, but not the CPTensor.
-    factors, result.factors = gather_all(result.factors), []
+    factors, result.factors = [gather(factor) for factor in result.factors], []
     weights = bring_into_form(result.weights, factors)
     ridge = getattr(result, "observed_l2_reg", None)
     return LabelledCP.__new__(LabelledCP)._set(weights, factors, Labels(labels), ridge)

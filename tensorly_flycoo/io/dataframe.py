@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from ..base.checks import check_values
+from ..base.checks import check_choice, check_values
 from ..engines import select_engine
 from ..tensor.labelled import LabelledTensor, Labels, is_ordered
 from ..tensor.reductions import find_extremes, group_cells
 from ..tensor.tensor import FlycooTensor
 
 _AGGREGATES = ("sum", "mean", "last", "max", "count")
-_MISSING = ("raise", "drop")
+MISSING = ("raise", "drop")
 
 #: A mode of a table with at least so many rows should not have a label for every second row.
 _MANY_ROWS = 1000
@@ -103,8 +103,7 @@ def from_dataframe(
     """
     modes = check_modes(modes)
     given: Mapping[str, Any] = {} if labels is None else labels
-    if aggregate not in _AGGREGATES:
-        raise ValueError(f"aggregate is {aggregate!r}, expected one of {_AGGREGATES}")
+    check_choice(aggregate, "aggregate", _AGGREGATES)
     if not isinstance(given, Mapping):
         raise TypeError(f"labels is a {type(given).__name__}, expected a dict by column")
     if others := [name for name in given if name not in modes]:
@@ -146,7 +145,7 @@ def read_rows(
 
     Returns, for each mode, the number of each row's entry and the entries; and the values, or None.
     """
-    check_missing(missing)
+    check_choice(missing, "missing", MISSING)
     names = list_columns(df)
     columns = {name: _take_column(df, name, names) for name in modes}
     coded = {name: number_entries(column, name) for name, column in columns.items()}
@@ -162,12 +161,6 @@ def read_rows(
         num_left = kept.size - int(kept.sum())
         _logger.warning("left out %d of %d rows: an entry or value is missing", num_left, kept.size)
     return coded, numbers
-
-
-def check_missing(missing: str) -> None:
-    """Refuse an unknown treatment of rows without an entry or value."""
-    if missing not in _MISSING:
-        raise ValueError(f"missing is {missing!r}, expected one of {_MISSING}")
 
 
 def check_modes(modes: Iterable[str]) -> list[str]:
@@ -281,7 +274,11 @@ def _number_entries(column: Any) -> tuple[Any, Any]:
         return _number_arrow_entries(column)
     if kind == "Object":  # which Arrow would take as pointers
         raise TypeError("its dtype is Object")
-    return _number_polars_entries(column)
+    try:
+        return _number_arrow_entries(column.to_arrow())  # several times as fast
+    except ImportError:
+        codes = (column.rank("dense").cast(int) - 1).fill_null(-1)
+        return codes.to_numpy(), column.drop_nulls().unique().sort().to_numpy()
 
 
 def _take_pandas_entries(entries: Any) -> np.ndarray:
@@ -329,14 +326,6 @@ def _decode(column: Any) -> Any:
 
     is_dictionary = pyarrow.types.is_dictionary(column.type)
     return column.cast(column.type.value_type) if is_dictionary else column
-
-
-def _number_polars_entries(column: Any) -> tuple[np.ndarray, np.ndarray]:
-    try:
-        return _number_arrow_entries(column.to_arrow())  # several times as fast
-    except ImportError:
-        codes = (column.rank("dense").cast(int) - 1).fill_null(-1)
-        return codes.to_numpy(), column.drop_nulls().unique().sort().to_numpy()
 
 
 def drop_unused(codes: np.ndarray, entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -48,10 +48,8 @@ def read_labels(reader: ArrayReader) -> Labels:
         raise ValueError("its header does not name the modes")
     found, stored = [], reader.names()
     for n in range(len(names)):
-        found.append(
-            reader.read(f"labels_{n}", (None,)) if f"labels_{n}" in stored
-            else _read_text(reader, n)
-        )  # fmt: skip
+        is_text = f"labels_{n}" not in stored
+        found.append(_read_text(reader, n) if is_text else reader.read(f"labels_{n}", (None,)))
         if found[-1].dtype.kind not in _PLAIN_KINDS + "O":
             raise ValueError(f"labels_{n} has dtype {found[-1].dtype}")
     return Labels(found, names, ordered)

@@ -55,7 +55,10 @@ class Reading(NamedTuple):
     def iterate(self, parts: Parts) -> Iterator[Block]:
         """Yield the nonzeros of all parts, in their order."""
         if is_sparse(parts):
-            yield from self._iterate_tensor(parts)
+            refuse_labels(parts)
+            x = as_flycoo(parts)
+            for coords, values in iterate_nonzeros(x._layout, x._engine.xp, BLOCK_NNZ):
+                yield self._check(coords, values, self.shape or x.shape)
             return
         if isinstance(parts, str | os.PathLike):
             parts = [parts]
@@ -71,16 +74,14 @@ class Reading(NamedTuple):
                 kind = TypeError if isinstance(error, TypeError) else ValueError
                 raise kind(f"parts[{number}]: {error}") from None
 
-    def _iterate_tensor(self, x: Any) -> Iterator[Block]:
-        refuse_labels(x)
-        x = as_flycoo(x)
-        shape = self.shape or x.shape
-        for coords, values in iterate_nonzeros(x._layout, x._engine.xp, BLOCK_NNZ):
-            yield self._check(coords, values, shape)
-
     def _iterate_part(self, part: Any) -> Iterator[Block]:
         if isinstance(part, tuple) and len(part) == 2:
-            yield from self._iterate_arrays(*part)
+            coords = check_coords(part[0], self.shape or [0] * len(part[0]))
+            values = check_values(part[1], coords.shape[1], self.dtype)
+            check_place(values, "values", is_cupy(coords), "coords")
+            for start in range(0, max(1, values.size), BLOCK_NNZ):
+                block = slice(start, start + BLOCK_NNZ)
+                yield self._check(coords[:, block], values[block], self.shape)
             return
         try:
             path = Path(part)
@@ -92,14 +93,6 @@ class Reading(NamedTuple):
             yield from self._iterate_parquet(path)
         else:
             yield from self._iterate_tns(path)
-
-    def _iterate_arrays(self, coords: Any, values: Any) -> Iterator[Block]:
-        coords = check_coords(coords, self.shape or [0] * len(coords))
-        values = check_values(values, coords.shape[1], self.dtype)
-        check_place(values, "values", is_cupy(coords), "coords")
-        for start in range(0, max(1, values.size), BLOCK_NNZ):
-            block = slice(start, start + BLOCK_NNZ)
-            yield self._check(coords[:, block], values[block], self.shape)
 
     def _iterate_tns(self, path: Path) -> Iterator[Block]:
         from .tns_parsing import TnsParser

@@ -197,10 +197,8 @@ def fits(reader: ArrayReader, record_format: RecordFormat, cut: Cut, engine: "En
         return False
     if not LAYOUT_CLASSES[header["layout"]].uses_buckets:
         return True
-    is_ordered = "write_order_0" in reader.names()
-    return (cut.bucket_size, engine.write_order_dtype is not None) == (
-        header["bucket_size"], is_ordered
-    )  # fmt: skip
+    found = (header["bucket_size"], "write_order_0" in reader.names())
+    return found == (cut.bucket_size, engine.write_order_dtype is not None)
 
 
 def read_records(reader: ArrayReader, record_format: RecordFormat) -> tuple[np.ndarray, np.ndarray]:
@@ -288,10 +286,7 @@ def _find_write_order_dtype(arrays: dict[str, np.ndarray]) -> np.dtype | None:
 
 
 def _take(
-    arrays: dict[str, np.ndarray],
-    name: str,
-    dtype: DTypeLike,
-    shape: tuple[int, ...] | None = None,
+    arrays: dict[str, np.ndarray], name: str, dtype: DTypeLike, shape: tuple[int, ...] | None = None
 ) -> np.ndarray:
     """Remove and return an array of the given dtype and shape (None: one axis), in C order."""
     _require(name in arrays, name)

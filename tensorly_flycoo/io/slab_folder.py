@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..base.array_modules import move
-from ..base.checks import check_count, check_dtype, check_layout, check_shape
+from ..base.checks import check_choice, check_count, check_dtype, check_layout, check_shape
 from ..base.devices import OneDevice, assign_homes
 from ..base.reporting import report
 from ..engines import select_engine
@@ -120,13 +120,7 @@ class Index:
 
 
 def digest(facts: Any) -> str:
-    """Return 32 hexadecimal digits that depend on what JSON writes of some facts.
-
-    Examples
-    --------
-    >>> digest([("a", 1)]) == digest([["a", 1]]), len(digest([]))
-    (True, 32)
-    """
+    """Return 32 hexadecimal digits that depend on what JSON writes of some facts."""
     return hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
 
 
@@ -418,28 +412,24 @@ def open_slabs(
     engine, folder = select_engine(device), Path(path)
     if keep is None:
         keep = "file" if engine.name == "cpu" else "device"
-    if keep not in _PLACES:
-        raise ValueError(f"keep is {keep!r}, expected one of {_PLACES}")
-    index = Index.read(folder)
-    if keep != "device" and index.layout != "replicated" and engine.make_stager is not None:
-        raise ValueError(
-            f"keep is {keep!r}, expected 'device': the layout of this folder is {index.layout!r}, "
-            "and only 'replicated' is streamed"
-        )
+    check_choice(keep, "keep", _PLACES)
+    index, keep_aside = Index.read(folder), None
+    if keep != "device" and engine.make_stager is not None:
+        if index.layout != "replicated":
+            raise ValueError(
+                f"keep is {keep!r}, expected 'device': the layout of this folder is "
+                f"{index.layout!r}, and only 'replicated' is streamed"
+            )
+        keep_aside = make_keep_aside(engine.make_stager, 0)
     devices, slabs = engine.devices or OneDevice(engine.xp), []
     homes = assign_homes(len(index.entries), devices.count)
-    keep_aside = None
-    if keep != "device" and engine.make_stager is not None:
-        keep_aside = make_keep_aside(engine.make_stager, 0)
     for number, (entry, home) in enumerate(zip(index.entries, homes, strict=True)):
         with devices.use(home):
             layout = load_slab(folder, index, number, engine, keep, verify)
             if keep_aside is not None:
                 layout = keep_aside(layout, home)
         slabs.append(Slab(slice(entry.start, entry.stop), layout, home))
-    record_format = engine.choose_cut(
-        index.shape, slabs[0].layout.record_format.dtype
-    ).record_format
+    record_format = engine.choose_cut(index.shape, np.dtype(index.dtype)).record_format
     slab_class = SlabLayout if engine.devices is None else SpreadLayout
     x = object.__new__(FlycooTensor)
     x._set(engine, slab_class(record_format, index.num_slabs, slabs, engine, devices))

@@ -63,14 +63,15 @@ def read_header(block: bytes) -> tuple[tuple[int, ...] | None, int | None, int]:
         raise ValueError("a MatrixMarket file: FlycooTensor.from_scipy(scipy.io.mmread(path))")
     shape: tuple[int, ...] | None = None
     lines: list[tuple[list[bytes], int]] = []
-    for line, end in _iterate_lines(block):
+    end = 0
+    while end < len(block) and len(lines) < 3:
+        start, end = end, block.index(b"\n", end) + 1
+        line = block[start:end].strip()
         comment = _SHAPE_COMMENT.match(line)
         if comment and not lines:
             shape = tuple(map(int, comment[1].split()))
         elif line and line[:1] not in b"#%" and line != b"sptensor":
             lines.append((line.split(), end))
-            if len(lines) == 3:
-                break
     (first, first_end), (second, second_end), (third, third_end) = (lines + [([], 0)] * 3)[:3]
     if shape is None and first and all(field.isdigit() for field in first):
         if [len(second)] == [int(field) for field in first] and all(s.isdigit() for s in second):
@@ -81,14 +82,6 @@ def read_header(block: bytes) -> tuple[tuple[int, ...] | None, int | None, int]:
     if shape is not None:
         return shape, len(shape), 0
     return None, max(1, len(first) - 1) if first else None, 0
-
-
-def _iterate_lines(block: bytes) -> Iterator[tuple[bytes, int]]:
-    """Yield each line, stripped, and the offset of its end."""
-    end = 0
-    while end < len(block):
-        start, end = end, block.index(b"\n", end) + 1
-        yield block[start:end].strip(), end
 
 
 class TnsParser:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..base.checks import check_count, check_dtype, check_keep, check_nnz, check_rank, check_shape
+from ..base.checks import check_count, check_dtype, check_keep, check_rank, check_shape
 from ..engines import select_engine
 from ..format.primitives import index_dtype
 from ..format.tree import count_waiting
@@ -134,7 +134,7 @@ def estimate_memory(
     replicated  10.3 GB, with parafac 31.2 GB
     indexed     4.6 GB, with parafac 25.5 GB
     """
-    shape, nnz, dtype = check_shape(shape), check_nnz(nnz), check_dtype(dtype)
+    shape, nnz, dtype = check_shape(shape), check_count(nnz, "nnz", 0), check_dtype(dtype)
     layout = check_keep(keep, layout)
     if init not in INITS:
         raise ValueError(f"init is {init!r}, expected 'svd' or 'random'")

@@ -108,12 +108,7 @@ def plan_streaming(
 
 
 def estimate_layout(
-    engine: Engine,
-    name: str,
-    nnz: int,
-    shape: Sequence[int],
-    dtype: np.dtype,
-    num_slabs: int,
+    engine: Engine, name: str, nnz: int, shape: Sequence[int], dtype: np.dtype, num_slabs: int
 ) -> tuple[int, int]:
     """Return the bytes of a layout, and the most bytes in use on a device while it is built."""
     cls, cut = LAYOUT_CLASSES[name], engine.choose_cut(shape, dtype)

@@ -16,11 +16,7 @@ _COUNT_BLOCK = 2**24
 
 
 def find_longest_mode(shape: Sequence[int]) -> int:
-    """Return the mode along which a tensor is cut: the first of its longest ones.
-
-    >>> find_longest_mode((3, 7, 7))
-    1
-    """
+    """Return the mode along which a tensor is cut: the first of its longest ones."""
     return max(range(len(shape)), key=lambda mode: shape[mode])
 
 
@@ -77,9 +73,5 @@ def find_edges(counts: Array, num_slabs: int) -> tuple[int, ...]:
 
 
 def list_rows(edges: Sequence[int]) -> list[range]:
-    """List the rows of each slab that has some.
-
-    >>> list_rows((0, 0, 2, 5))
-    [range(0, 2), range(2, 5)]
-    """
+    """List the rows of each slab that has some."""
     return [range(start, stop) for start, stop in pairwise(edges) if start < stop]

@@ -26,8 +26,7 @@ _UFUNCS = {
     np.greater, np.greater_equal, np.less, np.less_equal, np.equal, np.not_equal,
 }  # fmt: skip
 
-
-#: NumPy's functions for row-sharded matrices; `linalg.sharded` fills it.
+#: NumPy's functions for row-sharded matrices; `sharded` fills it.
 FUNCTIONS: dict[Callable, Callable] = {}
 
 
@@ -38,7 +37,7 @@ class Memo:
         self.gram: Array = None  # (R, R)
         self.products: list[Array] = []  # Gram matrices of all blocks, on their devices
         self.replicated: Any = None  # the Gram matrix as `Devices.replicate` returns it
-        self.known: Any = None  # the same, and more, as `linalg.gram_products` needs it
+        self.known: Any = None  # the same, and more, as `ops.gram_products` needs it
         self.suits: bool | None = None  # whether an engine's kernels suit all blocks
         self.whole: dict[int, Array] = {}  # (I, R), by the devices where it is gathered
 
@@ -83,13 +82,13 @@ class RowShards(NDArrayOperatorsMixin):
     @classmethod
     def scatter(cls, array: Array, sharding: Sharding) -> RowShards:
         """Copy the rows of a matrix (I, R) to their devices."""
-        if array.ndim != 2 or array.shape[0] != sharding.num_rows:
-            raise ValueError(f"array has shape {array.shape}, expected ({sharding.num_rows}, R)")
-        return cls(sharding.scatter(array), sharding)
-
-    def gather(self, device: int) -> Array:
-        """Return the whole matrix on a device; it is gathered once."""
-        return gather_each([self], self.sharding.devices, [device])[0][device]
+        if array.ndim != 2 or array.shape[0] != sharding.edges[-1]:
+            raise ValueError(f"array has shape {array.shape}, expected ({sharding.edges[-1]}, R)")
+        blocks = []
+        for block, home in zip(sharding.cut(array), sharding.homes, strict=True):
+            with sharding.devices.use(home):
+                blocks.append(block.copy())
+        return cls(blocks, sharding)
 
     def to_numpy(self) -> np.ndarray:
         """Gather all rows in host memory."""
@@ -152,27 +151,22 @@ class RowShards(NDArrayOperatorsMixin):
             return [other] * len(self.blocks)
         if other.shape == self.shape:
             return self.sharding.cut(other.T if self.is_transposed else other)
-        return self._bring(self._align(other) if other.ndim else other)
+        if other.ndim == 0:
+            return self._bring(other)
+        shape = (1,) * (2 - other.ndim) + other.shape
+        row_axis, rank = 1 if self.is_transposed else 0, self.blocks[0].shape[1]
+        if len(shape) != 2 or shape[row_axis] != 1 or shape[1 - row_axis] not in (1, rank):
+            raise ValueError(
+                f"an array of shape {other.shape} does not broadcast along the rows of {self}: "
+                "scatter it, or gather the factor with tl.to_numpy"
+            )
+        other = other.reshape(shape)  # as it broadcasts to blocks (rows, R)
+        return self._bring(other.T if self.is_transposed else other)
 
     def _bring(self, array: Array) -> list[Array]:
         """Return a small array on the device of each block."""
         own = bring_to_each(self.sharding.devices, array, self.sharding.homes)
         return [own[home] for home in self.sharding.homes]
-
-    def _align(self, other: Array) -> Array:
-        """Return a plain operand as it broadcasts to blocks (rows, R)."""
-        shape = (1,) * (2 - other.ndim) + other.shape
-        row_axis = 1 if self.is_transposed else 0
-        if len(shape) != 2 or shape[row_axis] != 1 or shape[1 - row_axis] not in (1, self._rank):
-            raise ValueError(
-                f"an array of shape {other.shape} does not broadcast along the rows of {self}: "
-                "scatter it, or gather the factor with tl.to_numpy"
-            )
-        return other.reshape(shape).T if self.is_transposed else other.reshape(shape)
-
-    @property
-    def _rank(self) -> int:
-        return self.blocks[0].shape[1]
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
         if ufunc is np.matmul and method == "__call__" and not options:
@@ -188,11 +182,7 @@ class RowShards(NDArrayOperatorsMixin):
         first = next(x for x in inputs if isinstance(x, RowShards))
         place = next(n for n, x in enumerate(inputs) if x is first)
         others = [x for n, x in enumerate(inputs) if n != place]
-
-        def apply(block: Array, *parts: Any) -> Array:
-            return ufunc(*parts[:place], block, *parts[place:])
-
-        return first.map_blocks(apply, *others)
+        return first.map_blocks(lambda x, *y: ufunc(*y[:place], x, *y[place:]), *others)
 
     def __array_function__(
         self, function: Callable, types: Any, args: tuple, kwargs: dict[str, Any]

@@ -166,10 +166,7 @@ def concatenate(arrays: Sequence[RowShards], axis: int = 0) -> RowShards:
     if any(x.is_transposed for x in arrays):
         refuse("numpy.concatenate of transposes")
 
-    def join(*blocks: Array) -> Array:
-        return np.concatenate(list(blocks), axis=1)
-
-    return arrays[0].map_blocks(join, *arrays[1:])
+    return arrays[0].map_blocks(lambda *own: np.concatenate(list(own), axis=1), *arrays[1:])
 
 
 def where(condition: RowShards, x: Any, y: Any) -> RowShards:

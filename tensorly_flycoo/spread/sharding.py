@@ -22,31 +22,13 @@ class Sharding:
 
     @classmethod
     def of(cls, edges: Sequence[int], devices: Devices) -> "Sharding":
-        """Give each device equally many neighbouring blocks.
-
-        >>> from tensorly_flycoo.base.devices import OneDevice
-        >>> Sharding.of((0, 3, 5, 9), OneDevice(count=2)).homes
-        (0, 0, 1)
-        """
+        """Give each device equally many neighbouring blocks."""
         return cls(tuple(edges), assign_homes(len(edges) - 1, devices.count), devices)
-
-    @property
-    def num_rows(self) -> int:
-        """The number of rows."""
-        return self.edges[-1]
 
     def cut(self, array: Array) -> list[Array]:
         """Return the blocks of a matrix on their devices."""
         blocks = [array[start:stop] for start, stop in pairwise(self.edges)]
         return bring_each(self.devices, blocks, self.homes)
-
-    def scatter(self, array: Array) -> list[Array]:
-        """Copy the rows of a matrix to their devices."""
-        blocks = []
-        for block, home in zip(self.cut(array), self.homes, strict=True):
-            with self.devices.use(home):
-                blocks.append(block.copy())
-        return blocks
 
 
 def cut_evenly(num_rows: int, num_blocks: int) -> tuple[int, ...]:

@@ -32,11 +32,7 @@ class SlabBuilder(ABC):
     record_format: RecordFormat  # of the whole tensor
 
     def __init__(
-        self,
-        layout_class: type[Layout],
-        num_slabs: int,
-        primitives: Primitives,
-        devices: Devices,
+        self, layout_class: type[Layout], num_slabs: int, primitives: Primitives, devices: Devices
     ) -> None:
         self.layout_class = layout_class
         self.num_slabs = num_slabs

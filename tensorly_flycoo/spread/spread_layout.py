@@ -55,7 +55,7 @@ class SpreadLayout(SlabLayout):
         sharding = find_sharding(self, mode)
         if own_slots is not None:
             sharding = Sharding(tuple(edges), sharding.homes, devices)
-        elif shape[0] != sharding.num_rows:
+        elif shape[0] != sharding.edges[-1]:
             sharding = Sharding.of(cut_evenly(shape[0], self.num_slabs), devices)
         # First all copies, then all work: a copy waits for the work that is under way.
         own = self._bring_inputs(inputs, options, own_slots)

@@ -1,10 +1,10 @@
 """Plain factors as row-sharded ones, and row-sharded ones as plain arrays."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..base.array_modules import Array, share
-from .row_shards import RowShards
+from .row_shards import RowShards, gather_each
 from .sharding import find_sharding
 from .slab_layout import SlabLayout
 
@@ -25,13 +25,8 @@ def gather(array: Any) -> Any:
         return array
     devices = array.sharding.devices
     with devices.use(0):
-        (whole,) = devices.collect([array.gather(0)])
+        (whole,) = devices.collect([gather_each([array], devices, [0])[0][0]])
     return whole
-
-
-def gather_all(factors: Iterable[Any]) -> list[Any]:
-    """Return factors as plain arrays."""
-    return [gather(factor) for factor in factors]
 
 
 def take_model(cp_tensor: Any) -> tuple[Array | None, list[Array]]:
@@ -40,4 +35,4 @@ def take_model(cp_tensor: Any) -> tuple[Array | None, list[Array]]:
     Arrays of other libraries are shared, row-sharded factors gathered.
     """
     weights, factors = cp_tensor
-    return share(weights), [share(factor) for factor in gather_all(factors)]
+    return share(weights), [share(gather(factor)) for factor in factors]
