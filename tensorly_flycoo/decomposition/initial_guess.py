@@ -219,13 +219,7 @@ def randomized_svd(
     return left[:, :rank], values[:rank], right[:rank, :]
 
 
-def make_svd_non_negative(
-    tensor: Any,
-    U: Array,
-    S: Array,
-    V: Any,
-    nntype: Any = True,
-) -> tuple:
+def make_svd_non_negative(tensor: Any, U: Array, S: Array, V: Any, nntype: Any = True) -> tuple:
     """Make left vectors non-negative. The right vectors were never formed, and stay so."""
     unfolding = tensor if isinstance(tensor, Unfolding) else Unfolding(tensor, 0)
     kind = "nndsvda" if nntype is True else nntype

@@ -7,18 +7,10 @@ from typing import Self
 import numpy as np
 
 from ..base.array_modules import Array
-from .layout import (
-    Cut,
-    Ids,
-    Layout,
-    Step,
-    collect_tilings,
-    count_sort_nbytes,
-    iterate_orders,
-    map_record_values,
-)
+from .layout import Ids, Layout, collect_tilings, count_sort_nbytes, iterate_orders
 from .ordering import compute_norm, make_canonical_records
-from .primitives import Primitives, index_dtype
+from .packing import Cut
+from .primitives import Primitives, Step, index_dtype
 from .tiling import RowTiling
 
 
@@ -89,5 +81,5 @@ class ReplicatedLayout(Layout):
         yield self.copies[mode], None
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
-        copies = [map_record_values(c, self.record_format, function) for c in self.copies]
+        copies = [self.record_format.map_values(c, function) for c in self.copies]
         return type(self)(self.cut, copies, self.tilings, self.norm * scale)

@@ -39,10 +39,7 @@ class ModeProduct(LazyArray):
     _instead = "tl.unfold along a mode without a factor, and the SVD of that, do not form it"
 
     def __init__(
-        self,
-        x: FlycooTensor,
-        factors: Mapping[int, Array],
-        axes: Sequence[int] | None = None,
+        self, x: FlycooTensor, factors: Mapping[int, Array], axes: Sequence[int] | None = None
     ) -> None:
         self.tensor = x
         self.factors = {n: share(factors[n]) for n in sorted(factors)}

@@ -99,11 +99,7 @@ def multiply_nonempty_rows(
 
 
 def find_leading_pairs(
-    x: FlycooTensor,
-    mode: int,
-    other_modes: Sequence[int],
-    factors: Mapping[int, Array],
-    rank: int,
+    x: FlycooTensor, mode: int, other_modes: Sequence[int], factors: Mapping[int, Array], rank: int
 ) -> tuple[Array, Array, Array | slice]:
     """Compute leading singular vectors of `x` times `factors`, unfolded along `mode`.
 

@@ -105,10 +105,7 @@ class Columns:
 
 @functools.singledispatch
 def build_in_slabs(
-    layout: SlabLayout,
-    parts: Iterable[tuple[Array, Array]],
-    shape: tuple[int, int],
-    engine: Engine,
+    layout: SlabLayout, parts: Iterable[tuple[Array, Array]], shape: tuple[int, int], engine: Engine
 ) -> SlabLayout:
     """Build a matrix from coords (2, n) and values (n,), in as many slabs as another tensor.
 

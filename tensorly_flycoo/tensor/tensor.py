@@ -28,14 +28,7 @@ from ..base.checks import (
 )
 from ..engines import select_engine
 from ..spread.slab_layout import AnyLayout, SlabLayout
-from .indexing import (
-    Index,
-    find_kept,
-    find_value,
-    is_whole,
-    order_kept,
-    parse_index,
-)
+from .indexing import Index, find_kept, find_value, is_whole, order_kept, parse_index
 from .memory import build_layout
 from .pieces import (
     Piece,

@@ -12,8 +12,9 @@ import numpy as np
 
 from ...base.array_modules import Array, move
 from ...base.reporting import log_compilation
-from ...format.layout import Compute, Cut, Layout, Step
-from ...format.packing import RecordFormat
+from ...format.layout import Layout
+from ...format.packing import Cut, RecordFormat
+from ...format.primitives import Compute, Step
 from ..protocol import Engine
 from . import kernels, logarithms, products, ratios, slices, solvers, threads, updates
 from . import ttmc as ttmc_kernels

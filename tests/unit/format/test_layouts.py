@@ -5,9 +5,8 @@ import pytest
 
 from tensorly_flycoo.base import checks
 from tensorly_flycoo.format.indexed import IndexedLayout
-from tensorly_flycoo.format.layout import Cut
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
-from tensorly_flycoo.format.packing import RecordFormat
+from tensorly_flycoo.format.packing import Cut, RecordFormat
 from tensorly_flycoo.format.primitives import CompactIds, Primitives
 from tensorly_flycoo.format.remap import RemapLayout
 from tensorly_flycoo.format.replicated import ReplicatedLayout
