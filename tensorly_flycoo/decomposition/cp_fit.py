@@ -14,7 +14,7 @@ from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.pieces import Piece, map_pieces
 from ..tensor.tensor import FlycooTensor
-from .counts import CountFit, check_counts, complete_fit, measure_counts, sum_counts
+from .counts import CountFit, check_counts, complete_fit, sum_counts
 from .cp_model import multiply_sums
 from .losses import find_exact
 from .masks import find_missing
@@ -136,7 +136,7 @@ def cp_fit(
             raise ValueError("held_out has no entries, expected at least one")
         if loss != "gaussian":
             check_counts(values, model)
-            return measure_counts(values, model, float(model.sum()), values.size)
+            return complete_fit(sum_counts(values, model), float(model.sum()), values.size)
         residual = float(np.linalg.norm(values - model))
         return _make_fit(residual, float(np.linalg.norm(values)), values.size)
     if loss != "gaussian":

@@ -158,7 +158,7 @@ def make_initial_guess(
         check_svd(svd, "init='svd'", x.shape)
         unfold = unfold or (lambda mode: Unfolding(x, mode))
         factors = [
-            _take_left_vectors(x, unfold(mode), rank, svd, random, mode, non_negative)
+            _take_left_vectors(x, unfold(mode), rank, svd, random, non_negative)
             for mode in range(x.ndim)
         ]
         if non_negative:
@@ -169,13 +169,7 @@ def make_initial_guess(
 
 
 def _take_left_vectors(
-    x: FlycooTensor,
-    unfolding: Unfolding,
-    rank: int,
-    svd: str,
-    random: Any,
-    mode: int,
-    non_negative: bool,
+    x: FlycooTensor, unfolding: Unfolding, rank: int, svd: str, random: Any, non_negative: bool
 ) -> Array:
     """Make one factor from leading left singular vectors, filled up with random columns."""
     num_vectors = min(rank, *unfolding.shape)
@@ -185,7 +179,7 @@ def _take_left_vectors(
         left, values = unfolding.svd(num_vectors)
     if non_negative:
         left = make_left_vectors_non_negative(unfolding, left, values)
-    if mode == 0:  # so that the model has about the norm of the tensor
+    if unfolding.mode == 0:  # so that the model has about the norm of the tensor
         left *= values
     num_random = rank - left.shape[1]
     if num_random == 0:

@@ -173,7 +173,7 @@ class _Batch:
         return products.transpose(1, 0, 2).copy()
 
     def _solve(self, matrices: Array, rows: Array) -> tuple[Array, Array]:
-        """Do for each run what `linalg.tall_skinny.solve` does.
+        """Do for each run what `engines.tall_skinny.solve` does.
 
         Return the factors and the condition numbers (n,); a system whose condition number leaves no
         digit needs a pseudo-inverse.
@@ -224,7 +224,7 @@ def _multiply_grams(stack: Array) -> Array:
 
 
 def _invert(matrices: Array) -> tuple[Array, Array]:
-    """Invert a stack (n, R, R) as `linalg.tall_skinny.solve` does.
+    """Invert a stack (n, R, R) as `engines.tall_skinny.solve` does.
 
     Return the inverses, in the dtype of `matrices`, and the condition numbers (n,) of the scaled
     matrices, which are not finite where a matrix is singular or its inverse overflows.

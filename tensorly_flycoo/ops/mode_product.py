@@ -16,8 +16,13 @@ from ..base.checks import check_matrix, check_mode, densify_error
 from ..start.unfolding import LazyMatrix, LeadingPairs
 from ..tensor.tensor import FlycooTensor
 from .lazy import LazyArray
-from .nonempty_rows import count_nonempty_rows
-from .ttmc import check_free_modes, find_leading_pairs, merge_modes, multiply_nonempty_rows
+from .ttmc import (
+    check_free_modes,
+    count_nonempty_rows,
+    find_leading_pairs,
+    merge_modes,
+    multiply_nonempty_rows,
+)
 
 
 class ModeProduct(LazyArray):
