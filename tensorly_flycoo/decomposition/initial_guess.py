@@ -1,5 +1,6 @@
 """Initial guesses of CP decompositions: random, from singular vectors, or the user's own."""
 
+import functools
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,7 +12,7 @@ from tensorly.cp_tensor import CPTensor, cp_normalize
 
 from ..base.array_modules import Array
 from ..base.checks import check_factors, check_place, check_weights, densify_error
-from ..ops.lazy_svd import RandomizedSVD
+from ..ops.lazy_svd import LazySVD
 from ..spread.spread_layout import SpreadLayout
 from ..spread.whole_factors import scatter_all, take_model
 from ..start.nndsvd import make_left_vectors_non_negative
@@ -209,7 +210,9 @@ def randomized_svd(
     unfolding = matrix if isinstance(matrix, LazyMatrix) else Unfolding(matrix, 0)
     rank = min(unfolding.shape) if n_eigenvecs is None else min(n_eigenvecs, *unfolding.shape)
     random = tl.check_random_state(random_state)
-    left, values, right = RandomizedSVD(unfolding, random, n_oversamples, n_iter)
+    options = {"random": random, "n_oversamples": n_oversamples, "n_iter": n_iter}
+    decompose = functools.partial(unfolding.randomized_svd, **options)
+    left, values, right = LazySVD(unfolding, decompose=decompose)
     return left[:, :rank], values[:rank], right[:rank, :]
 
 

@@ -38,10 +38,8 @@ class IndexedLayout(Layout):
     def build(cls, coords: Array, values: Array, cut: Cut, primitives: Primitives) -> Self:
         """Pack the nonzeros and find the order of each mode."""
         records = make_canonical_records(coords, values, cut.record_format, primitives)
-        values = cut.record_format.values(records)
-        norm = compute_norm(values, primitives)
-        orders = iterate_orders(records, cut, primitives)
-        pull_ids, tilings = zip(*orders, strict=True)
+        norm = compute_norm(cut.record_format.values(records), primitives)
+        pull_ids, tilings = zip(*iterate_orders(records, cut, primitives), strict=True)
         return cls(cut, records, pull_ids, tilings, norm)
 
     @classmethod

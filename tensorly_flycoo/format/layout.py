@@ -103,16 +103,16 @@ class Layout(ABC):
     def count_copies(cls, ndim: int) -> int:
         """Count the copies of the records, spare memory included."""
 
-    @abstractmethod
     def iterate_ids(self, mode: int) -> Iterator[tuple[str, Array]]:
         """Yield the names and arrays (nnz,) of a mode's ids, which are not compact."""
+        yield from ()
 
     @classmethod
-    @abstractmethod
     def list_ids(
         cls, mode: int, nnz: int, cut: Cut, write_order_dtype: np.dtype | None
     ) -> Iterator[Ids]:
         """Describe what `iterate_ids` yields; write orders only if they have a dtype."""
+        yield from ()
 
     def iterate_arrays(self) -> Iterator[tuple[str, Array]]:
         """Yield all names and arrays, without spare memory."""

@@ -127,11 +127,6 @@ class RemapLayout(Layout):
     def count_ids_nbytes(cls, nnz: int, cut: Cut, primitives: Primitives) -> int:
         return cut.record_format.ndim * primitives.count_plan_nbytes(nnz, cut)
 
-    @property
-    def bucket_size(self) -> int:
-        """The number of nonzeros in a bucket."""
-        return self.cut.bucket_size
-
     @classmethod
     def count_copies(cls, ndim: int) -> int:
         return 2
@@ -184,7 +179,7 @@ class RemapLayout(Layout):
     def find_step(self, mode: int) -> Step:
         plan = self.plans[mode]
         ids = (plan.remap_ids, plan.write_order)
-        return Step(self.records, plan.pull_ids, self.bucket_size, self.spare, *ids)
+        return Step(self.records, plan.pull_ids, self.cut.bucket_size, self.spare, *ids)
 
     def take_step(self, mode: int, compute: Compute, engine: Primitives, stays: bool) -> Any:
         with self.lock:
@@ -192,7 +187,7 @@ class RemapLayout(Layout):
                 engine.remap(self.find_step(self.mode), self.cut)
                 self.swap()
             if stays:
-                return compute(Step(self.records, self.plans[mode].pull_ids, self.bucket_size))
+                return compute(Step(self.records, self.plans[mode].pull_ids, self.cut.bucket_size))
             result = compute(self.find_step(mode))
             self.swap()
             return result
@@ -217,7 +212,7 @@ class RemapLayout(Layout):
     def _find_places(self, mode: int, primitives: Primitives) -> Array:
         plan, ndim = self.plans[mode], self.record_format.ndim
         if mode == self.mode:
-            return primitives.position_in_buckets(plan.pull_ids, self.bucket_size)
+            return primitives.position_in_buckets(plan.pull_ids, self.cut.bucket_size)
         if (mode + 1) % ndim == self.mode and plan.write_order is None:
             return expand(plan.remap_ids)
         # Order 0 sorts by modes 0, 1, ..., the last order by the last mode, ..., 1, 0, where the

@@ -193,13 +193,8 @@ class CpuEngine(CpuPrimitives, Engine):
         threads.launch(solvers.fit_ascending, columns.shape[1], columns, fitted)
         return fitted
 
-    def multiply_transposed(self, a: Array, b: Array) -> Array:
-        """Compute ``a.T @ b`` of tall matrices: see `products.multiply_transposed`."""
-        return products.multiply_transposed(a, b)
-
-    def multiply_rows(self, rows: Array, matrix: Array) -> Array:
-        """Compute ``rows @ matrix`` of a tall matrix: see `products.multiply_rows`."""
-        return products.multiply_rows(rows, matrix)
+    multiply_transposed = staticmethod(products.multiply_transposed)
+    multiply_rows = staticmethod(products.multiply_rows)
 
     def add_products(self, *arguments: Any) -> None:
         """Add the MTTKRP of nonzeros in any sequence: see `slices.add_products`."""

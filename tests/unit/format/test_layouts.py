@@ -39,7 +39,7 @@ def find_positions(layout):
     """Return the position in memory of each place of the resident mode's order."""
     pull_ids = layout.plans[layout.mode].pull_ids
     places = np.arange(pull_ids.size)
-    return places // layout.bucket_size * layout.bucket_size + pull_ids.astype(np.int64)
+    return places // layout.cut.bucket_size * layout.cut.bucket_size + pull_ids.astype(np.int64)
 
 
 def test_known_remap_layout():
