@@ -225,7 +225,8 @@ def _count(text: str) -> int:
 
 def fit(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Read the file, decompose it, and write the results."""
-    suffix = find_suffix(arguments.file)
+    name = arguments.file.name
+    suffix = next((suffix for suffix in SUFFIXES if name.lower().endswith(suffix)), None)
     if suffix is None:
         parser.error(f"{arguments.file} is not one of {', '.join(SUFFIXES)}")
     is_table = not suffix.startswith(".tns")
@@ -235,9 +236,7 @@ def fit(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         parser.error("--init svd is one start, the same each time: leave out --starts")
     are_counts = is_table and (arguments.values is None or arguments.aggregate == "count")
     arguments.loss = arguments.loss or ("poisson_count" if are_counts else "gaussian")
-    folder = arguments.output or Path(
-        f"{arguments.file.name.removesuffix(suffix)}_rank{arguments.rank}"
-    )
+    folder = arguments.output or Path(f"{name.removesuffix(suffix)}_rank{arguments.rank}")
     device = set_device(arguments.device) if arguments.device else contextlib.nullcontext()
     with device, tl.backend_context("flycoo"):
         try_folder(folder)
@@ -266,11 +265,6 @@ def fit(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         print(describe(cp, arguments.top))
     for path in write_results(cp, folder, arguments):
         print(f"wrote {path}")
-
-
-def find_suffix(path: Path) -> str | None:
-    """Return which of `SUFFIXES` the name of a file ends in."""
-    return next((suffix for suffix in SUFFIXES if path.name.lower().endswith(suffix)), None)
 
 
 def read_tensor(arguments: argparse.Namespace, suffix: str) -> LabelledTensor:

@@ -105,49 +105,30 @@ class CellSampler:
         )
 
 
-class LossValue(NamedTuple):
-    """A loss, summed over all observed cells."""
-
-    loss: float
-    standard_error: float  # 0 if the loss is exact
-    num_samples: int  # the cells that were compared
-
-
 def measure_loss(
     loss: Loss,
     sampler: CellSampler,
     weights: Array | None,
     factors: Sequence[Array],
     samples: Samples | None = None,
-) -> LossValue:
-    """Measure the loss of a model at all observed cells.
+) -> float:
+    """Measure the loss of a model, summed over all observed cells.
 
     All cells are enumerated, or only `samples` compared; the loss of counts needs neither.
     """
-    cells = num_cells(sampler.nonzeros.shape)
     if loss.is_count:
-        return LossValue(evaluate_loss(sampler.data, weights, factors), 0.0, cells)
+        return evaluate_loss(sampler.data, weights, factors)
     if samples is not None:
-        return _estimate(loss, samples, weights, factors)
+        model = evaluate_model(samples.coords, weights, factors)
+        terms = samples.apply(loss, loss.value, model).astype(np.float64) * samples.weights
+        return float(terms.sum())
     total = sum_zeros(loss, factors, weights) + _sum_nonzeros(loss, sampler, weights, factors)
     if sampler.data.missing is not None:
         model = sampler.data.missing.evaluate(weights, factors)
         total -= float(loss.value(model * 0, model).sum(dtype=np.float64))
     if math.isnan(total):
         raise ValueError(f"loss={loss.name!r} is nan, expected a number for each x and m")
-    return LossValue(total, 0.0, cells)
-
-
-def _estimate(
-    loss: Loss, samples: Samples, weights: Array | None, factors: Sequence[Array]
-) -> LossValue:
-    model = evaluate_model(samples.coords, weights, factors)
-    terms = samples.apply(loss, loss.value, model).astype(np.float64) * samples.weights
-    parts = (terms[: samples.num_nonzeros], terms[samples.num_nonzeros :])
-    is_all = samples.num_nonzeros > 0 and float(samples.weights[0]) == 1
-    variance = 0.0 if is_all else float(parts[0].var()) * parts[0].size
-    variance += float(parts[1].var()) * parts[1].size
-    return LossValue(float(terms.sum()), variance**0.5, terms.size)
+    return total
 
 
 def sum_zeros(loss: Loss, factors: Sequence[Array], weights: Array | None = None) -> float:
@@ -282,12 +263,12 @@ class Adam:
             for n, gradient in gradients.items():
                 factors[n] = self._step(n, factors[n], gradient, rate)
         value = self._measure(factors)
-        if value.loss <= self.value.loss:
+        if value <= self.value:
             self.value = value
-            return None, factors, value.loss
+            return None, factors, value
         self._num_failures += 1
         self._moments, self._num_done = moments, num_done
-        return None, before, self.value.loss
+        return None, before, self.value
 
     def _step(self, mode: int, factor: Array, gradient: Array, rate: float) -> Array:
         mean, square = self._moments[mode]
@@ -301,7 +282,7 @@ class Adam:
             moved = xp.maximum(moved, self._loss.lower_bound)
         return moved.astype(factor.dtype, copy=False)
 
-    def _measure(self, factors: list[Array]) -> LossValue:
+    def _measure(self, factors: list[Array]) -> float:
         return measure_loss(self._loss, self._sampler, None, factors, self._compared)
 
 

@@ -301,8 +301,6 @@ class _Admm:
             if is_split and norm(factor - before) < self._tol * norm(self.dual):
                 break
         self._factor = factor
-        with np.errstate(
-            divide="ignore", invalid="ignore"
-        ):  # of zeros, for which there is a warning
+        with np.errstate(divide="ignore", invalid="ignore"):  # of zeros, which are warned of
             self.violation = norm(factor - split) / norm(factor)
         return factor

@@ -56,14 +56,6 @@ def check_counts(counts: Array, means: Array) -> None:
             raise ValueError(f"{name}[{wrong}] is {array[wrong]}, expected 0 or more, as of counts")
 
 
-def measure_counts(counts: Array, model: Array, model_sum: float, num_entries: int) -> CountFit:
-    """Measure how well means fit counts: those above zero, or all, float64 (n,), and their means.
-
-    `model_sum` is the sum of the means of all `num_entries` entries.
-    """
-    return complete_fit(sum_counts(counts, model), model_sum, num_entries)
-
-
 def sum_counts(counts: Array, model: Array) -> Array:
     """Sum x, ``x log x``, ``x log m`` and ``log(x!)`` over counts x above zero, with means m.
 

@@ -14,7 +14,7 @@ from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
 from ..tensor.pieces import Piece, map_pieces
 from ..tensor.tensor import FlycooTensor
-from .counts import CountFit, check_counts, complete_fit, measure_counts, sum_counts
+from .counts import CountFit, check_counts, complete_fit, sum_counts
 from .cp_model import multiply_sums
 from .losses import find_exact
 from .masks import find_missing
@@ -127,8 +127,10 @@ def cp_fit(
         held_out = None if missing is None else (missing.coords, missing.start)
         if held_out is None:
             raise ValueError("mask marks no entry as missing, expected at least one")
+    shape = tuple(factor.shape[0] for factor in factors)
+    if (held_out is not None or loss != "gaussian") and shape != x.shape:
+        raise ValueError(f"cp_tensor has shape {shape}, expected {x.shape}, that of x")
     if held_out is not None:
-        _check_shape(factors, x)
         if len(held_out) != 2:
             raise ValueError(f"held_out has {len(held_out)} items, expected (coords, values)")
         model, values = _evaluate(cp_tensor, *held_out)
@@ -136,11 +138,10 @@ def cp_fit(
             raise ValueError("held_out has no entries, expected at least one")
         if loss != "gaussian":
             check_counts(values, model)
-            return measure_counts(values, model, float(model.sum()), values.size)
+            return complete_fit(sum_counts(values, model), float(model.sum()), values.size)
         residual = float(np.linalg.norm(values - model))
         return _make_fit(residual, float(np.linalg.norm(values)), values.size)
     if loss != "gaussian":
-        _check_shape(factors, x)
         arrays = [*factors, *([] if weights is None else [weights])]
         parts = map_pieces(_sum_counts, x._layout, x._engine, x._engine, arrays=arrays)
         model_sum = float(multiply_sums(weights, factors).sum())
@@ -160,12 +161,6 @@ def _sum_counts(piece: Piece, engine: "Engine", arrays: list[Array]) -> Array:
     model, values = _evaluate((weights, arrays[:ndim]), coords, values)
     check_counts(values, model)
     return sum_counts(values, model)
-
-
-def _check_shape(factors: Any, x: FlycooTensor) -> None:
-    shape = tuple(factor.shape[0] for factor in factors)
-    if shape != x.shape:
-        raise ValueError(f"cp_tensor has shape {shape}, expected {x.shape}, that of x")
 
 
 def _square_norm(weights: Array | None, factors: Any) -> float:

@@ -9,13 +9,11 @@ from tensorly.cp_tensor import CPTensor
 from ..base.array_modules import Array, array_module
 from ..engines.tall_skinny import (
     column_norms,
-    inner_product,
     is_tall,
     sum_columns,
     sum_rows,
     transposed_product,
 )
-from ..tensor.tensor import FlycooTensor
 
 
 def multiply_all(arrays: Sequence[Array], skip: int | None = None) -> Array:
@@ -60,14 +58,6 @@ def residual_square(
     """
     model_square = multiply_grams(weights, factors).sum(dtype=np.float64)
     return np.abs(tensor_square + model_square - 2 * inner)
-
-
-def relative_error(
-    x: FlycooTensor, weights: Array | None, factors: Sequence[Array], last_mttkrp: Array
-) -> Array:
-    """Compute the norm of the residual relative to that of `x`, from the last mode's MTTKRP."""
-    inner = inner_product(last_mttkrp, factors[-1])
-    return np.sqrt(residual_square(x.norm() ** 2, weights, factors, inner)) / x.norm()
 
 
 def normalize(weights: Array | None, factors: Sequence[Array]) -> tuple[Array, list[Array]]:

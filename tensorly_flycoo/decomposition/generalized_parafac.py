@@ -249,7 +249,7 @@ def _run_adam(
 
     return iterate(
         (None, factors), solver, lambda _, __, loss: loss, save_state=solver.save_state,
-        is_over=is_over, start_error=lambda: solver.value.loss, **options,
+        is_over=is_over, start_error=lambda: solver.value, **options,
     )  # fmt: skip
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
 from tensorly.cp_tensor import CPTensor
 
 from ..base.reporting import log_compilation
@@ -21,17 +20,12 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def guard(
-    function: Callable[_P, _R],
-    dense: Callable[_P, _R] | None = None,
-    label: Callable[[Any, Mapping[str, np.ndarray]], Any] = label_result,
-) -> Callable[_P, _R]:
+def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> Callable[_P, _R]:
     """Let a function log all that it compiles in one line, and explain a MemoryError.
 
     A CP model with components that are zero is returned with a warning. Calls without a sparse
     tensor go to `dense`, by default `function`, and raise what it raises; but a table is refused.
-    The function gets the tensor of a `LabelledTensor`; then `label` turns its result and the labels
-    into that of the call.
+    The function gets the tensor of a `LabelledTensor`; `label_result` gives its result the labels.
     """
 
     @functools.wraps(function)
@@ -46,7 +40,7 @@ def guard(
             if isinstance(labelled, LabelledTensor):
                 plain = [_drop_labels(argument) for argument in args]
                 named = {name: _drop_labels(argument) for name, argument in kwargs.items()}
-                return label(call(*plain, **named), labelled.labels)
+                return label_result(call(*plain, **named), labelled.labels)
         with log_compilation():
             result = attempt(function.__name__, lambda: function(*args, **kwargs))
         model = result[0] if isinstance(result, tuple) else result

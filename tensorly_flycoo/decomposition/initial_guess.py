@@ -1,5 +1,6 @@
 """Initial guesses of CP decompositions: random, from singular vectors, or the user's own."""
 
+import functools
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,7 +12,7 @@ from tensorly.cp_tensor import CPTensor, cp_normalize
 
 from ..base.array_modules import Array
 from ..base.checks import check_factors, check_place, check_weights, densify_error
-from ..ops.lazy_svd import RandomizedSVD
+from ..ops.lazy_svd import LazySVD
 from ..spread.spread_layout import SpreadLayout
 from ..spread.whole_factors import scatter_all, take_model
 from ..start.nndsvd import make_left_vectors_non_negative
@@ -158,7 +159,7 @@ def make_initial_guess(
         check_svd(svd, "init='svd'", x.shape)
         unfold = unfold or (lambda mode: Unfolding(x, mode))
         factors = [
-            _take_left_vectors(x, unfold(mode), rank, svd, random, mode, non_negative)
+            _take_left_vectors(x, unfold(mode), rank, svd, random, non_negative)
             for mode in range(x.ndim)
         ]
         if non_negative:
@@ -169,13 +170,7 @@ def make_initial_guess(
 
 
 def _take_left_vectors(
-    x: FlycooTensor,
-    unfolding: Unfolding,
-    rank: int,
-    svd: str,
-    random: Any,
-    mode: int,
-    non_negative: bool,
+    x: FlycooTensor, unfolding: Unfolding, rank: int, svd: str, random: Any, non_negative: bool
 ) -> Array:
     """Make one factor from leading left singular vectors, filled up with random columns."""
     num_vectors = min(rank, *unfolding.shape)
@@ -185,7 +180,7 @@ def _take_left_vectors(
         left, values = unfolding.svd(num_vectors)
     if non_negative:
         left = make_left_vectors_non_negative(unfolding, left, values)
-    if mode == 0:  # so that the model has about the norm of the tensor
+    if unfolding.mode == 0:  # so that the model has about the norm of the tensor
         left *= values
     num_random = rank - left.shape[1]
     if num_random == 0:
@@ -215,17 +210,13 @@ def randomized_svd(
     unfolding = matrix if isinstance(matrix, LazyMatrix) else Unfolding(matrix, 0)
     rank = min(unfolding.shape) if n_eigenvecs is None else min(n_eigenvecs, *unfolding.shape)
     random = tl.check_random_state(random_state)
-    left, values, right = RandomizedSVD(unfolding, random, n_oversamples, n_iter)
+    options = {"random": random, "n_oversamples": n_oversamples, "n_iter": n_iter}
+    decompose = functools.partial(unfolding.randomized_svd, **options)
+    left, values, right = LazySVD(unfolding, decompose=decompose)
     return left[:, :rank], values[:rank], right[:rank, :]
 
 
-def make_svd_non_negative(
-    tensor: Any,
-    U: Array,
-    S: Array,
-    V: Any,
-    nntype: Any = True,
-) -> tuple:
+def make_svd_non_negative(tensor: Any, U: Array, S: Array, V: Any, nntype: Any = True) -> tuple:
     """Make left vectors non-negative. The right vectors were never formed, and stay so."""
     unfolding = tensor if isinstance(tensor, Unfolding) else Unfolding(tensor, 0)
     kind = "nndsvda" if nntype is True else nntype

@@ -111,15 +111,23 @@ class MissingEntries:
     def unfold_imputed(self, mode: int, rank: int, num_repeats: int) -> Unfolding:
         """Return the unfolding along a mode after imputing its missing entries `num_repeats` times.
 
-        Each time from its current leading `rank` singular vectors.
+        Each time from its current leading `rank` singular vectors. A tensor in slabs is built anew
+        each time, in its dtype.
         """
-        if num_repeats == 0 or isinstance(self.tensor._layout, SlabLayout):
-            pair = self.tensor, self.observed
-            return unfold_imputed(*pair, self.coords, mode, rank, num_repeats)
-        matrix = self.unfold(mode)
+        x, observed = self.tensor, self.observed
+        if num_repeats and not isinstance(x._layout, SlabLayout):
+            matrix = self.unfold(mode)
+            for _ in range(num_repeats):
+                matrix = matrix.impute(matrix.svd(min(rank, *matrix.shape))[0])
+            return matrix
         for _ in range(num_repeats):
-            matrix = matrix.impute(matrix.svd(min(rank, *matrix.shape))[0])
-        return matrix
+            unfolding = Unfolding(x, mode)
+            left, _ = unfolding.svd(min(rank, *unfolding.shape))
+            values = project(x, mode, self.coords, left)
+            # In host memory, from where each device takes its own.
+            given = move(self.coords, np), values.astype(x.dtype)
+            x = rebuild(observed._layout, observed, add_entries, *given)
+        return Unfolding(x, mode)
 
     def unfold(self, mode: int) -> "ImputedUnfolding":
         """Return the unfolding of the tensor along one mode, with entries that can be imputed."""
@@ -258,25 +266,6 @@ def find_missing(x: Any, mask: Any) -> MissingEntries | None:
             raise ValueError(f"mask holds {value}, {_EXPECTED}")
     coords = mask.coords[:, is_missing]
     return MissingEntries(as_flycoo(x, check_coords=True), coords) if coords.size else None
-
-
-def unfold_imputed(
-    x: FlycooTensor, observed: FlycooTensor, coords: Array, mode: int, rank: int, num_repeats: int
-) -> Unfolding:
-    """Return the unfolding along a mode after imputing missing entries `num_repeats` times.
-
-    Each round imputes from the leading `rank` singular vectors of the round before, and builds the
-    tensor anew, in its dtype. `x` is in slabs, with the first values of the missing entries at
-    `coords` (ndim, count); `observed` is `x` without its nonzeros there.
-    """
-    for _ in range(num_repeats):
-        unfolding = Unfolding(x, mode)
-        left, _ = unfolding.svd(min(rank, *unfolding.shape))
-        values = project(x, mode, coords, left)
-        # In host memory, from where each device takes its own.
-        given = move(coords, np), values.astype(x.dtype)
-        x = rebuild(observed._layout, observed, add_entries, *given)
-    return Unfolding(x, mode)
 
 
 def project(x: FlycooTensor, mode: int, coords: Array, left: Array) -> np.ndarray:

@@ -110,7 +110,9 @@ def non_negative_parafac_hals(
     """
     x = as_flycoo(tensor, check_coords=True)
     num_components = find_cp_rank(x, rank)
-    constrained = _list_non_negative_modes(nn_modes, x.ndim)
+    if isinstance(nn_modes, str) and nn_modes != "all":
+        raise ValueError(f"nn_modes is {nn_modes!r}, expected 'all', modes or None")
+    constrained = set(range(x.ndim) if isinstance(nn_modes, str) else nn_modes or ())
     penalties = _spread_penalties(sparsity_coefficients, x.ndim, constrained)
     model = start(
         x, None, num_components, init, svd, random_state, solver="non_negative_parafac_hals",
@@ -157,14 +159,6 @@ class _Hals:
         if last not in self.modes:
             product = self.data.mttkrp(weights, factors, last)
         return weights, factors, product
-
-
-def _list_non_negative_modes(nn_modes: str | Iterable[int] | None, ndim: int) -> set[int]:
-    if isinstance(nn_modes, str):
-        if nn_modes != "all":
-            raise ValueError(f"nn_modes is {nn_modes!r}, expected 'all', modes or None")
-        return set(range(ndim))
-    return set(nn_modes or ())
 
 
 def _spread_penalties(

@@ -262,7 +262,9 @@ class Progress:
         self._keep(model)
         is_last = self._is_interrupted or self.iteration >= self.n_iter_max
         self._report(model, is_last)
-        if self._path is not None and (is_last or self._is_due()):
+        is_due = time.monotonic() - self._saved_at >= self._every_s
+        is_due |= self._every is not None and self.iteration % self._every == 0
+        if self._path is not None and (is_last or is_due):
             self._save(self._path, model)
         return self._is_interrupted
 
@@ -307,10 +309,6 @@ class Progress:
             self._bar.set_description_str(stage)
         else:
             _logger.info(stage)
-
-    def _is_due(self) -> bool:
-        is_counted = self._every is not None and self.iteration % self._every == 0
-        return is_counted or time.monotonic() - self._saved_at >= self._every_s
 
     def _report(self, model: Any, is_last: bool) -> None:
         change = self.errors[-2] - self.errors[-1]

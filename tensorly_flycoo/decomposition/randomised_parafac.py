@@ -111,7 +111,14 @@ def randomised_parafac(
     """
     x = as_flycoo(tensor, check_coords=True)
     num_components = find_cp_rank(x, rank)
-    _check_problem(x, n_samples, num_components, sampling, n_samples_fit)
+    if x.ndim < 2:
+        raise ValueError(f"tensor has shape {x.shape}, expected two modes or more")
+    if n_samples < num_components:
+        raise ValueError(f"n_samples is {n_samples}, expected at least the rank, {num_components}")
+    if sampling not in ("leverage", "uniform"):
+        raise ValueError(f"sampling is {sampling!r}, expected 'leverage' or 'uniform'")
+    if n_samples_fit is not None and n_samples_fit < 1:
+        raise ValueError(f"n_samples_fit is {n_samples_fit}, expected at least 1, or None")
     random = _Random(tl.check_random_state(random_state), is_saved=callback is not None)
     # As in TensorLy: for an int, this and the sampling below draw the same numbers.
     model = start(x, None, num_components, init, svd, random_state, solver="randomised_parafac")
@@ -185,19 +192,6 @@ def _pack_state(random: np.random.RandomState) -> dict[str, np.ndarray]:
         return {}
     mersenne = state["state"]
     return {"random_key": mersenne["key"], "random_position": np.asarray(mersenne["pos"])}
-
-
-def _check_problem(
-    x: FlycooTensor, n_samples: int, rank: int, sampling: str, n_samples_fit: int | None
-) -> None:
-    if x.ndim < 2:
-        raise ValueError(f"tensor has shape {x.shape}, expected two modes or more")
-    if n_samples < rank:
-        raise ValueError(f"n_samples is {n_samples}, expected at least the rank, {rank}")
-    if sampling not in ("leverage", "uniform"):
-        raise ValueError(f"sampling is {sampling!r}, expected 'leverage' or 'uniform'")
-    if n_samples_fit is not None and n_samples_fit < 1:
-        raise ValueError(f"n_samples_fit is {n_samples_fit}, expected at least 1, or None")
 
 
 def _draw_uniformly(

@@ -25,11 +25,7 @@ class State(ResumedCP):
 
 
 def check_checkpoint(
-    init: Any,
-    x: FlycooTensor,
-    rank: int | tuple[int, ...],
-    solver: str,
-    dtype: np.dtype | None = None,
+    init: Any, x: FlycooTensor, rank: int | tuple[int, ...], solver: str, dtype: np.dtype | None
 ) -> None:
     """Refuse a checkpoint of another solver, tensor, rank or, if given, dtype.
 

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..base.array_modules import Array
+from ..engines.tall_skinny import inner_product
 from ..ops import gram_products
 from ..ops.gram_products import GramMemory
 from ..ops.lazy import LazyArray
 from ..ops.mttkrp import mttkrp
 from ..tensor.tensor import FlycooTensor
-from .cp_model import relative_error
+from .cp_model import residual_square
 
 
 def check_start(mttkrp: Array) -> None:
@@ -85,4 +86,5 @@ class WholeTensor(LazyArray):
         """Compute the relative error of a model, by default with an MTTKRP of the last mode."""
         if last_mttkrp is None:
             last_mttkrp = self.mttkrp(weights, factors, len(factors) - 1)
-        return relative_error(self.tensor, weights, factors, last_mttkrp), None
+        norm, inner = self.tensor.norm(), inner_product(last_mttkrp, factors[-1])
+        return np.sqrt(residual_square(norm**2, weights, factors, inner)) / norm, None

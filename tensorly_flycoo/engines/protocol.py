@@ -12,9 +12,10 @@ from numpy.typing import DTypeLike
 
 from ..base.array_modules import Array, invert_positive, move
 from ..base.devices import Devices
-from ..format.layout import Compute, Cut, Layout
+from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
-from ..format.primitives import Primitives
+from ..format.packing import Cut
+from ..format.primitives import Compute, Primitives
 from ..format.tree import Tree, add_parts
 
 _logger = logging.getLogger("tensorly_flycoo")

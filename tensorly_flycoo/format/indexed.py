@@ -7,18 +7,10 @@ from typing import Self
 import numpy as np
 
 from ..base.array_modules import Array
-from .layout import (
-    Cut,
-    Ids,
-    Layout,
-    Step,
-    collect_tilings,
-    count_sort_nbytes,
-    iterate_orders,
-    map_record_values,
-)
+from .layout import Ids, Layout, collect_tilings, count_sort_nbytes, iterate_orders
 from .ordering import compute_norm, make_canonical_records
-from .primitives import Primitives, index_dtype
+from .packing import Cut
+from .primitives import Primitives, Step, index_dtype
 from .tiling import RowTiling
 
 
@@ -46,10 +38,8 @@ class IndexedLayout(Layout):
     def build(cls, coords: Array, values: Array, cut: Cut, primitives: Primitives) -> Self:
         """Pack the nonzeros and find the order of each mode."""
         records = make_canonical_records(coords, values, cut.record_format, primitives)
-        values = cut.record_format.values(records)
-        norm = compute_norm(values, primitives)
-        orders = iterate_orders(records, cut, primitives)
-        pull_ids, tilings = zip(*orders, strict=True)
+        norm = compute_norm(cut.record_format.values(records), primitives)
+        pull_ids, tilings = zip(*iterate_orders(records, cut, primitives), strict=True)
         return cls(cut, records, pull_ids, tilings, norm)
 
     @classmethod
@@ -88,5 +78,5 @@ class IndexedLayout(Layout):
         yield self.records, self.pull_ids[mode]
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
-        records = map_record_values(self.records, self.record_format, function)
+        records = self.record_format.map_values(self.records, function)
         return type(self)(self.cut, records, self.pull_ids, self.tilings, self.norm * scale)

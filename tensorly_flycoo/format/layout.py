@@ -17,43 +17,15 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
 from ..base.array_modules import Array
 from .ordering import count_canonical_nbytes
-from .packing import RecordFormat
-from .primitives import Primitives, index_dtype
+from .packing import Cut, RecordFormat
+from .primitives import Compute, Primitives, Step, index_dtype
 from .tiling import RowTiling, count_tiling_nbytes, tile_rows
-
-#: The bucket size if there are no buckets: larger than any number of nonzeros.
-ONE_BUCKET = 2**62
-
-
-class Cut(NamedTuple):
-    """The record format, and the numbers of nonzeros in a tile and in a bucket."""
-
-    record_format: RecordFormat
-    tile_size: int
-    bucket_size: int
-
-
-class Step(NamedTuple):
-    """Where the records of one mode are, and where they go for the next mode."""
-
-    records: Array
-    # For each place of the mode's order the position of its record, counted from the start of the
-    # place's bucket; CompactIds or (nnz,). None if the position is the place itself.
-    pull_ids: Array = None
-    bucket_size: int = ONE_BUCKET
-    spare: Array = None  # receives the records for the next mode; None if nothing is remapped
-    remap_ids: Array = None  # for each place the position of its record in `spare`
-    write_order: Array = None  # the order of each tile's `remap_ids`: see `Primitives.order_writes`
-
-
-#: An operation on the nonzeros that has all the memory that it takes, and waits for the records.
-Compute: TypeAlias = Callable[[Step], Any]
 
 
 class Ids(NamedTuple):
@@ -131,16 +103,16 @@ class Layout(ABC):
     def count_copies(cls, ndim: int) -> int:
         """Count the copies of the records, spare memory included."""
 
-    @abstractmethod
     def iterate_ids(self, mode: int) -> Iterator[tuple[str, Array]]:
         """Yield the names and arrays (nnz,) of a mode's ids, which are not compact."""
+        yield from ()
 
     @classmethod
-    @abstractmethod
     def list_ids(
         cls, mode: int, nnz: int, cut: Cut, write_order_dtype: np.dtype | None
     ) -> Iterator[Ids]:
         """Describe what `iterate_ids` yields; write orders only if they have a dtype."""
+        yield from ()
 
     def iterate_arrays(self) -> Iterator[tuple[str, Array]]:
         """Yield all names and arrays, without spare memory."""
@@ -260,18 +232,14 @@ def iterate_orders(
     records: Array, cut: Cut, primitives: Primitives
 ) -> Iterator[tuple[Array | None, RowTiling]]:
     """Yield each mode's order, as places in order 0 (None for mode 0), and its tiling."""
-    record_format = cut.record_format
-    yield None, tile_rows(records, None, record_format, 0, cut.tile_size, primitives)
+    yield None, tile_rows(records, None, cut, 0, primitives)
     nnz, places = records.shape[0], None
     positions = primitives.xp.empty(nnz, index_dtype(nnz))
-    for mode in range(1, record_format.ndim):
+    for mode in range(1, cut.record_format.ndim):
         target = primitives.xp.empty_like(positions)
-        rows = primitives.sort_by_row(records, record_format, mode, places, target, positions)
+        rows = primitives.sort_by_row(records, cut.record_format, mode, places, target, positions)
         places = target
-        yield (
-            places,
-            tile_rows(records, places, record_format, mode, cut.tile_size, primitives, rows),
-        )
+        yield places, tile_rows(records, places, cut, mode, primitives, rows)
 
 
 def count_sort_nbytes(nnz: int, cut: Cut, primitives: Primitives) -> int:
@@ -279,13 +247,3 @@ def count_sort_nbytes(nnz: int, cut: Cut, primitives: Primitives) -> int:
     first, *others = cut.record_format.shape
     listing = primitives.empty_rows_nbytes(nnz, first)
     return max([listing, *(primitives.sort_nbytes(nnz, size) for size in others)])
-
-
-def map_record_values(
-    records: Array, record_format: RecordFormat, function: Callable[[Array], Array]
-) -> Array:
-    """Copy `records` with ``function(values)`` in place of their values."""
-    mapped = records.copy()
-    values = record_format.values(mapped)  # the copy's, lest `function` writes to them
-    values[...] = function(values)
-    return mapped

@@ -1,8 +1,9 @@
 """Pack the coordinates and the value of a nonzero into one record of a few machine words."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -125,8 +126,23 @@ class RecordFormat:
         """View the values (nnz,) inside the records."""
         return records.view(self.dtype)[:, self.value_slot]
 
+    def map_values(self, records: Array, function: Callable[[Array], Array]) -> Array:
+        """Copy `records` with ``function(values)`` in place of their values."""
+        mapped = records.copy()
+        values = self.values(mapped)  # the copy's, lest `function` writes to them
+        values[...] = function(values)
+        return mapped
+
     def _crosses_word(self, mode: int) -> bool:
         return self.shifts[mode] + self.masks[mode].bit_length() > 8 * self.word_dtype.itemsize
+
+
+class Cut(NamedTuple):
+    """The record format, and the numbers of nonzeros in a tile and in a bucket."""
+
+    record_format: RecordFormat
+    tile_size: int
+    bucket_size: int
 
 
 def field_width(size: int) -> int:

@@ -1,10 +1,10 @@
-"""The operations on arrays of nonzeros from which layouts are built."""
+"""The operations on arrays of nonzeros from which layouts are built, and singular vectors found."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -12,11 +12,7 @@ from numpy.typing import DTypeLike
 from ..base.array_modules import Array
 from ..base.checks import check_finite, check_inside
 from .locks import make_lock
-from .packing import RecordFormat
-from .unfolding_primitives import UnfoldingPrimitives
-
-if TYPE_CHECKING:
-    from .layout import Cut, Step
+from .packing import Cut, RecordFormat
 
 #: How many items each type can number from 0, narrow types first.
 INDEX_LIMITS: dict[np.dtype, int] = {
@@ -27,9 +23,29 @@ INDEX_LIMITS: dict[np.dtype, int] = {
     np.dtype(np.int64): 2**63,
 }
 
-
 #: Marks in the result of `Primitives.find_carry_rows` a tile that inherits no row.
 NO_ROW = -1
+
+
+#: The bucket size if there are no buckets: larger than any number of nonzeros.
+ONE_BUCKET = 2**62
+
+
+class Step(NamedTuple):
+    """Where the records of one mode are, and where they go for the next mode."""
+
+    records: Array
+    # For each place of the mode's order the position of its record, counted from the start of the
+    # place's bucket; CompactIds or (nnz,). None if the position is the place itself.
+    pull_ids: Array = None
+    bucket_size: int = ONE_BUCKET
+    spare: Array = None  # receives the records for the next mode; None if nothing is remapped
+    remap_ids: Array = None  # for each place the position of its record in `spare`
+    write_order: Array = None  # the order of each tile's `remap_ids`: see `Primitives.order_writes`
+
+
+#: An operation on the nonzeros that has all the memory that it takes, and waits for the records.
+Compute: TypeAlias = Callable[[Step], Any]
 
 
 class CompactIds(ABC):
@@ -50,7 +66,7 @@ def expand(ids: CompactIds | Array) -> Array:
     return ids.expand() if isinstance(ids, CompactIds) else ids
 
 
-class Primitives(UnfoldingPrimitives):
+class Primitives:
     """Packing, sorting, moving and searching with the functions of an array module.
 
     Engines override these with faster versions. Results are equal to the bit, since a stable sort
@@ -68,7 +84,7 @@ class Primitives(UnfoldingPrimitives):
         self.xp = xp
         self.block_size = block_size
 
-    def choose_cut(self, shape: Sequence[int], dtype: np.dtype) -> "Cut":
+    def choose_cut(self, shape: Sequence[int], dtype: np.dtype) -> Cut:
         """Choose the record format, and the sizes of a tile and of a bucket."""
         raise NotImplementedError("only engines choose")
 
@@ -253,15 +269,15 @@ class Primitives(UnfoldingPrimitives):
         """
         return None
 
-    def compact_ids(self, ids: Array, limit: int, cut: "Cut") -> CompactIds | Array:
+    def compact_ids(self, ids: Array, limit: int, cut: Cut) -> CompactIds | Array:
         """Return ids (nnz,) below `limit` as the engine keeps them: here as they are."""
         return ids
 
-    def compact_runs(self, remap_ids: Array, cut: "Cut") -> CompactIds | Array:
+    def compact_runs(self, remap_ids: Array, cut: Cut) -> CompactIds | Array:
         """Return remap ids (nnz,), ordered by `order_writes`, as the engine keeps them."""
         return remap_ids
 
-    def count_plan_nbytes(self, nnz: int, cut: "Cut") -> int:
+    def count_plan_nbytes(self, nnz: int, cut: Cut) -> int:
         """Count the bytes of one mode's ids, as the engine keeps them."""
         dtypes = [index_dtype(cut.bucket_size, smallest="uint16"), index_dtype(nnz)]
         if self.write_order_dtype is not None:
@@ -282,7 +298,7 @@ class Primitives(UnfoldingPrimitives):
         """Bound the bytes of `split_by_bucket`, `order_writes` and `scatter_in_buckets`."""
         return nnz * (8 + 3 * index_dtype(nnz).itemsize)
 
-    def remap(self, step: "Step", cut: "Cut") -> None:
+    def remap(self, step: Step, cut: Cut) -> None:
         """Copy the records of a mode to ``step.spare``, into the storage of the next mode."""
         positions = self.position_in_buckets(step.pull_ids, step.bucket_size)
         step.spare[step.remap_ids] = step.records[positions]
@@ -313,6 +329,104 @@ class Primitives(UnfoldingPrimitives):
 
     def _invert(self, order: Array, positions: Array) -> None:
         positions[order] = self.xp.arange(order.size, dtype=positions.dtype)
+
+    # Unfoldings, their singular vectors, and sums by row
+
+    def split_columns(
+        self, records: Array, record_format: RecordFormat, mode: int, places: Array | None
+    ) -> tuple[Array, Array, Array]:
+        """Split records, in the order of `places` (None: as they are), into three arrays.
+
+        Records that differ only in `mode` must be adjacent. Returns `is_new` (nnz + 1,): whether a
+        record differs from the one before it in a mode other than `mode`, where the first and the
+        last item are true; the coordinates of `mode` (nnz,); and the values (nnz,) in float64.
+        """
+        records = records if places is None else self.gather(records, places)
+        is_new = self.xp.zeros(records.shape[0] + 1, bool)
+        is_new[0] = is_new[-1] = True
+        for n in range(record_format.ndim):
+            if n != mode:
+                rows = record_format.rows(records, n, self.xp)
+                is_new[1:-1] |= rows[1:] != rows[:-1]
+        rows = record_format.rows(records, mode, self.xp)
+        return is_new, rows, record_format.values(records).astype(np.float64)
+
+    def sum_single_squares(
+        self, is_first: Array, rows: Array, values: Array, num_rows: int, scale: float
+    ) -> Array:
+        """Sum the squares of values alone in their column, by sign and row: float64 (2, num_rows).
+
+        `is_first`, `rows` and `values` are as from `split_columns`. Values are divided by `scale`,
+        a power of two that makes the sum of all squares at most 1.
+        """
+        is_single, xp = is_first[:-1] & is_first[1:], self.xp
+        sums = xp.empty((2, num_rows))
+        for target, has_sign in zip(sums, (values > 0, values < 0), strict=True):
+            has_sign &= is_single
+            squares = (values[has_sign] / scale) ** 2
+            target[...] = xp.bincount(rows[has_sign], weights=squares, minlength=num_rows)
+        return sums
+
+    def list_shared(
+        self, is_first: Array, rows: Array, values: Array, num_rows: int, scale: float
+    ) -> tuple[Array, Array, Array]:
+        """List the nonzeros that share their column, and the rows with any of them, ascending.
+
+        Takes what `sum_single_squares` does. Returns these rows (size,); coords (2, n), the column
+        and the row of each nonzero as numbers among shared columns and among these rows; and the
+        values (n,) divided by `scale`.
+        """
+        xp = self.xp
+        shared = xp.flatnonzero(~(is_first[:-1] & is_first[1:]))
+        is_coupled = xp.zeros(num_rows, bool)
+        is_coupled[rows[shared]] = True
+        slots = xp.cumsum(is_coupled) - 1
+        coords = xp.stack([xp.cumsum(is_first[shared]) - 1, slots[rows[shared]]])
+        return xp.flatnonzero(is_coupled), coords, values[shared] / scale
+
+    def add_signs(self, squares: Array, rows: Array) -> Array:
+        """Add the sums (2, num_rows) of `sum_single_squares` of some rows."""
+        return squares[:, rows].sum(axis=0)
+
+    def find_largest_sums(
+        self, squares: Array, excluded: Array, count: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Find up to `count` largest positive sums over both signs, except those of some rows.
+
+        Returns their rows, of equal sums the first, and the sums, descending.
+        """
+        sums = squares.sum(axis=0)
+        sums[excluded] = 0
+        smallest = np.partition(sums, -count)[-count]
+        (rows,) = np.nonzero((sums >= smallest) & (sums > 0))
+        rows = rows[np.argsort(-sums[rows], kind="stable")[:count]]
+        return rows, sums[rows]
+
+    def place_vectors(
+        self,
+        vectors: Array,
+        rows: Array | None,
+        sources: np.ndarray,
+        signs: np.ndarray,
+        shape: tuple[int, int],
+        dtype: np.dtype,
+    ) -> Array:
+        """Place the rows and columns of `vectors` (n, K) in a new matrix of zeros.
+
+        `vectors` may be overwritten and returned; `rows` (n,) says where each of its rows goes
+        (None: in order). Column j of the matrix is the column ``sources[j]`` of `vectors`, or if
+        that is negative the unit vector of row ``~sources[j]``; it is negated if ``signs[j]`` is
+        -1. Columns beyond `sources` are zero.
+        """
+        if is_whole(vectors, rows, sources, shape, dtype):
+            vectors *= self.xp.asarray(signs, dtype)
+            return vectors
+        placed = self.xp.zeros(shape, dtype)
+        (columns,), (units,) = np.nonzero(sources >= 0), np.nonzero(sources < 0)
+        chosen = vectors[:, sources[columns]] * signs[columns]
+        placed[(slice(None) if rows is None else rows[:, None]), columns] = chosen
+        placed[~sources[units], units] = 1
+        return placed
 
 
 def _narrow(keys: Array, count: int) -> Array:
@@ -350,4 +464,14 @@ def index_dtype(count: int, smallest: DTypeLike = "uint32") -> np.dtype:
         dtype
         for dtype, limit in INDEX_LIMITS.items()
         if dtype.kind == smallest.kind and dtype.itemsize >= smallest.itemsize and count <= limit
+    )
+
+
+def is_whole(
+    vectors: Array, rows: Array | None, sources: np.ndarray, shape: tuple[int, int], dtype: np.dtype
+) -> bool:
+    """Return whether `Primitives.place_vectors` would return `vectors` but for the signs."""
+    is_in_place = rows is None and vectors.shape == shape and vectors.dtype == dtype
+    return (
+        is_in_place and np.array_equal(sources, np.arange(shape[1])) and vectors.flags.c_contiguous
     )

@@ -9,17 +9,10 @@ from typing import Any, Self
 import numpy as np
 
 from ..base.array_modules import Array
-from .layout import (
-    Compute,
-    Cut,
-    Ids,
-    Layout,
-    Step,
-    collect_tilings,
-    map_record_values,
-)
+from .layout import Ids, Layout, collect_tilings
 from .ordering import compute_norm, make_canonical_records
-from .primitives import CompactIds, Primitives, expand, index_dtype
+from .packing import Cut
+from .primitives import CompactIds, Compute, Primitives, Step, expand, index_dtype
 from .tiling import RowTiling, tile_rows
 
 
@@ -101,7 +94,7 @@ class RemapLayout(Layout):
         # the last one to the last mode's remap ids, which are computed from it.
         last_ids = xp.empty(nnz, dtype)
         targets = (last_ids, spare.reshape(-1).view(dtype)[:nnz])
-        places, tilings = None, [tile_rows(records, None, record_format, 0, tile_size, primitives)]
+        places, tilings = None, [tile_rows(records, None, cut, 0, primitives)]
         pulls, pushes = [], []
         for mode in range(1, ndim):
             target, remap_ids = targets[(ndim - 1 - mode) % 2], xp.empty(nnz, dtype)
@@ -110,9 +103,7 @@ class RemapLayout(Layout):
                 records, record_format, mode, places, bucket_size, target, remap_ids, pull_ids
             )
             places = target
-            tilings.append(
-                tile_rows(records, places, record_format, mode, tile_size, primitives, rows)
-            )
+            tilings.append(tile_rows(records, places, cut, mode, primitives, rows))
             order = primitives.order_writes(remap_ids, tile_size)
             pushes.append(_compact_push(remap_ids, order, cut, primitives))
             pulls.append(primitives.compact_ids(pull_ids, bucket_size, cut))
@@ -135,11 +126,6 @@ class RemapLayout(Layout):
     @classmethod
     def count_ids_nbytes(cls, nnz: int, cut: Cut, primitives: Primitives) -> int:
         return cut.record_format.ndim * primitives.count_plan_nbytes(nnz, cut)
-
-    @property
-    def bucket_size(self) -> int:
-        """The number of nonzeros in a bucket."""
-        return self.cut.bucket_size
 
     @classmethod
     def count_copies(cls, ndim: int) -> int:
@@ -193,22 +179,18 @@ class RemapLayout(Layout):
     def find_step(self, mode: int) -> Step:
         plan = self.plans[mode]
         ids = (plan.remap_ids, plan.write_order)
-        return Step(self.records, plan.pull_ids, self.bucket_size, self.spare, *ids)
+        return Step(self.records, plan.pull_ids, self.cut.bucket_size, self.spare, *ids)
 
     def take_step(self, mode: int, compute: Compute, engine: Primitives, stays: bool) -> Any:
         with self.lock:
-            self._go_to(mode, engine)
+            while self.mode != mode:  # remap without computing
+                engine.remap(self.find_step(self.mode), self.cut)
+                self.swap()
             if stays:
-                return compute(Step(self.records, self.plans[mode].pull_ids, self.bucket_size))
+                return compute(Step(self.records, self.plans[mode].pull_ids, self.cut.bucket_size))
             result = compute(self.find_step(mode))
             self.swap()
             return result
-
-    def _go_to(self, mode: int, primitives: Primitives) -> None:
-        """Remap without computing until `mode` is resident."""
-        while self.mode != mode:
-            primitives.remap(self.find_step(self.mode), self.cut)
-            self.swap()
 
     def swap(self) -> None:
         """Swap T_in and T_out, which must be complete: the next mode is resident."""
@@ -230,7 +212,7 @@ class RemapLayout(Layout):
     def _find_places(self, mode: int, primitives: Primitives) -> Array:
         plan, ndim = self.plans[mode], self.record_format.ndim
         if mode == self.mode:
-            return primitives.position_in_buckets(plan.pull_ids, self.bucket_size)
+            return primitives.position_in_buckets(plan.pull_ids, self.cut.bucket_size)
         if (mode + 1) % ndim == self.mode and plan.write_order is None:
             return expand(plan.remap_ids)
         # Order 0 sorts by modes 0, 1, ..., the last order by the last mode, ..., 1, 0, where the
@@ -240,7 +222,7 @@ class RemapLayout(Layout):
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         with self.lock:
-            records, mode = map_record_values(self.records, self.record_format, function), self.mode
+            records, mode = self.record_format.map_values(self.records, function), self.mode
         copies, norm = (records, np.empty_like(records)), self.norm * scale
         return type(self)(self.cut, copies, self.tilings, self.plans, norm, self.make_lock, mode)
 

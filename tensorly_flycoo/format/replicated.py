@@ -4,21 +4,11 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self
 
-import numpy as np
-
 from ..base.array_modules import Array
-from .layout import (
-    Cut,
-    Ids,
-    Layout,
-    Step,
-    collect_tilings,
-    count_sort_nbytes,
-    iterate_orders,
-    map_record_values,
-)
+from .layout import Layout, collect_tilings, count_sort_nbytes, iterate_orders
 from .ordering import compute_norm, make_canonical_records
-from .primitives import Primitives, index_dtype
+from .packing import Cut
+from .primitives import Primitives, Step, index_dtype
 from .tiling import RowTiling
 
 
@@ -38,8 +28,7 @@ class ReplicatedLayout(Layout):
     def build(cls, coords: Array, values: Array, cut: Cut, primitives: Primitives) -> Self:
         """Pack the nonzeros and sort a copy for each mode."""
         records = make_canonical_records(coords, values, cut.record_format, primitives)
-        values = cut.record_format.values(records)
-        norm = compute_norm(values, primitives)
+        norm = compute_norm(cut.record_format.values(records), primitives)
         copies, tilings = [], []
         for places, tiling in iterate_orders(records, cut, primitives):
             copies.append(records if places is None else primitives.gather(records, places))
@@ -65,15 +54,6 @@ class ReplicatedLayout(Layout):
         return [f"records_{mode}" for mode in range(ndim)]
 
     @classmethod
-    def list_ids(
-        cls, mode: int, nnz: int, cut: Cut, write_order_dtype: np.dtype | None
-    ) -> Iterator[Ids]:
-        yield from ()
-
-    def iterate_ids(self, mode: int) -> Iterator[tuple[str, Array]]:
-        yield from ()
-
-    @classmethod
     def from_arrays(
         cls, arrays: Mapping[str, Array], cut: Cut, norm: float, mode: int, primitives: Primitives
     ) -> Self:
@@ -89,5 +69,5 @@ class ReplicatedLayout(Layout):
         yield self.copies[mode], None
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
-        copies = [map_record_values(c, self.record_format, function) for c in self.copies]
+        copies = [self.record_format.map_values(c, function) for c in self.copies]
         return type(self)(self.cut, copies, self.tilings, self.norm * scale)

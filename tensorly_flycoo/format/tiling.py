@@ -9,7 +9,7 @@ the order of the tiles, so no sum depends on timing.
 from dataclasses import dataclass
 
 from ..base.array_modules import Array
-from .packing import RecordFormat
+from .packing import Cut, RecordFormat
 from .primitives import Primitives, index_dtype
 
 
@@ -29,9 +29,8 @@ class RowTiling:
 def tile_rows(
     records: Array,
     places: Array | None,
-    record_format: RecordFormat,
+    cut: Cut,
     mode: int,
-    tile_size: int,
     primitives: Primitives,
     empty_rows: Array | None = None,
 ) -> RowTiling:
@@ -40,6 +39,7 @@ def tile_rows(
     If `places` is None, the records are in that order. `empty_rows`, which `Primitives.sort_by_row`
     may have returned, are found here if None.
     """
+    record_format, tile_size, _ = cut
     carry_rows = primitives.find_carry_rows(records, record_format, mode, places, tile_size)
     if empty_rows is None:
         empty_rows = primitives.find_empty_rows(records, record_format, mode)

@@ -12,9 +12,9 @@ from numpy.typing import DTypeLike
 from ..base.array_modules import Array, move
 from ..base.checks import check_layout, check_shape
 from ..engines import select_engine
-from ..format.layout import Cut, Layout
+from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
-from ..format.packing import RecordFormat
+from ..format.packing import Cut, RecordFormat
 from ..format.primitives import NO_ROW, index_dtype
 from ..spread.slab_layout import SlabLayout
 from ..tensor.coo_cache import as_flycoo

@@ -154,7 +154,11 @@ class _Batch:
         """Update all modes of all runs; return their errors, None where a system was singular."""
         conditions = []
         for mode in range(self.x.ndim):
-            rows, others = self._multiply(mode), self.grams[:mode] + self.grams[mode + 1 :]
+            num_runs, size, rank = self.stacks[mode].shape
+            products = mttkrp(self.x, self.columns, mode).reshape(size, num_runs, rank)
+            rows = products.transpose(1, 0, 2).copy()  # (n, I, R)
+            del products
+            others = self.grams[:mode] + self.grams[mode + 1 :]
             # The engine takes pseudo-inverses where it must, if it has a kernel.
             inverses = self.x._engine.invert_products(others, rows.dtype)
             if inverses is None:
@@ -166,14 +170,8 @@ class _Batch:
             self.grams[mode] = _multiply_grams(stack)
         return self._measure(rows * stack, conditions)
 
-    def _multiply(self, mode: int) -> Array:
-        """Compute the MTTKRP of all runs: (n, I, R)."""
-        num_runs, size, rank = self.stacks[mode].shape
-        products = mttkrp(self.x, self.columns, mode).reshape(size, num_runs, rank)
-        return products.transpose(1, 0, 2).copy()
-
     def _solve(self, matrices: Array, rows: Array) -> tuple[Array, Array]:
-        """Do for each run what `linalg.tall_skinny.solve` does.
+        """Do for each run what `engines.tall_skinny.solve` does.
 
         Return the factors and the condition numbers (n,); a system whose condition number leaves no
         digit needs a pseudo-inverse.
@@ -224,7 +222,7 @@ def _multiply_grams(stack: Array) -> Array:
 
 
 def _invert(matrices: Array) -> tuple[Array, Array]:
-    """Invert a stack (n, R, R) as `linalg.tall_skinny.solve` does.
+    """Invert a stack (n, R, R) as `engines.tall_skinny.solve` does.
 
     Return the inverses, in the dtype of `matrices`, and the condition numbers (n,) of the scaled
     matrices, which are not finite where a matrix is singular or its inverse overflows.

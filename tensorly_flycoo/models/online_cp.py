@@ -318,9 +318,7 @@ class OnlineCP(Parameters):
         self.random_state = random_state
 
     def partial_fit(
-        self,
-        slices: "FlycooTensor | SparseArray | tuple[Array, ...]",
-        y: None = None,
+        self, slices: "FlycooTensor | SparseArray | tuple[Array, ...]", y: None = None
     ) -> Self:
         """Update the model with new slices, one after the other, and return the estimator.
 

@@ -113,7 +113,16 @@ def multiply_matricized(
     array([10.,  3.,  0.])
     """
     x = as_flycoo(x, check_coords=True)
-    _check_multiplier(dense, math.prod(x.shape[mode] for mode in column_modes), x)
+    check_place(dense, "the multiplier", x.device == "cuda", "x")
+    num_rows = math.prod(x.shape[mode] for mode in column_modes)
+    if dense.ndim not in (1, 2) or dense.shape[0] != num_rows:
+        raise ValueError(
+            f"the multiplier has shape {dense.shape}, expected ({num_rows}, rank) or ({num_rows},)"
+        )
+    if dense.dtype != x.dtype:
+        raise TypeError(
+            f"the multiplier has dtype {dense.dtype}, expected {x.dtype}, the dtype of x"
+        )
     if dense.ndim == 1:
         return multiply_matricized(x, row_mode, column_modes, dense[:, None])[:, 0]
     if dense.shape[1] == 0:
@@ -127,18 +136,6 @@ def multiply_matricized(
     factors = [dense, dense]
     factors[row_mode] = x._engine.xp.empty((x.shape[row_mode], dense.shape[1]), x.dtype)
     return mttkrp(x, factors, row_mode)
-
-
-def _check_multiplier(dense: Array, num_rows: int, x: FlycooTensor) -> None:
-    check_place(dense, "the multiplier", x.device == "cuda", "x")
-    if dense.ndim not in (1, 2) or dense.shape[0] != num_rows:
-        raise ValueError(
-            f"the multiplier has shape {dense.shape}, expected ({num_rows}, rank) or ({num_rows},)"
-        )
-    if dense.dtype != x.dtype:
-        raise TypeError(
-            f"the multiplier has dtype {dense.dtype}, expected {x.dtype}, the dtype of x"
-        )
 
 
 def join_modes(shape: Sequence[int], coords: Array, modes: Iterable[int]) -> Array:

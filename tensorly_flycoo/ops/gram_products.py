@@ -234,24 +234,19 @@ def _is_transpose(a: Any, b: Any) -> bool:
 
 def _find_gram(factor: Array, memory: GramMemory | None) -> _CachedGram:
     """Return what is known of a factor; compute its Gram matrix if it is not known."""
-    known = _recall(factor, memory)
-    if known is None:
-        kernels = _find_kernels(factor)
-        assert kernels is not None
-        known = _CachedGram(weakref.ref(_owner(factor)), kernels.gram_blocks(factor))
-        _remember(factor, known, memory)
-    return known
-
-
-def _recall(factor: Array, memory: GramMemory | None) -> _CachedGram | None:
-    """Return what is remembered of a factor."""
+    owner = _owner(factor)
     if isinstance(factor, RowShards):
-        return factor.memo.known
-    owner, is_whole = _owner(factor), _is_whole(factor)
-    for known in memory.known if memory is not None else ():
-        if is_whole and known.factor() is owner and known.grams.shape[-1] == factor.shape[1]:
-            return known
-    return None
+        if factor.memo.known is not None:
+            return factor.memo.known
+    elif memory is not None and _is_whole(factor):
+        for known in memory.known:
+            if known.factor() is owner and known.grams.shape[-1] == factor.shape[1]:
+                return known
+    kernels = _find_kernels(factor)
+    assert kernels is not None
+    known = _CachedGram(weakref.ref(owner), kernels.gram_blocks(factor))
+    _remember(factor, known, memory)
+    return known
 
 
 def _remember(factor: Array, known: _CachedGram, memory: GramMemory | None) -> None:

@@ -46,26 +46,20 @@ def solve_nonnegative(
     array([[2., 0.]])
     """
     penalties = [rows.dtype.type(x or 0.0) for x in (sparsity, ridge, smallest)]
-    first_error = None
-    for _ in range(num_sweeps):
-        error, num_changes = _sweep(targets, gram, rows, penalties)
-        first_error = error if first_error is None else first_error
-        if error < tolerance * first_error or num_changes == 0:
-            break
-
-
-def _sweep(
-    targets: Array | RowShards, gram: Array, rows: Array | RowShards, penalties: list
-) -> np.ndarray:
-    """Improve each column once; return the error and the number of changed elements."""
-    if not isinstance(rows, RowShards):
-        return sweep_block(targets, gram, rows, *penalties)
 
     def sweep(targets: Array, rows: Array, gram: Array) -> Array:
         return sweep_block(targets, gram, rows, *penalties)
 
-    results = targets.apply(sweep, rows, matrix=gram)
-    return fold_tree(rows.sharding.devices.collect(results), operator.add)
+    first_error = None
+    for _ in range(num_sweeps):
+        if isinstance(rows, RowShards):
+            results = targets.apply(sweep, rows, matrix=gram)
+            error, num_changes = fold_tree(rows.sharding.devices.collect(results), operator.add)
+        else:
+            error, num_changes = sweep(targets, rows, gram)
+        first_error = error if first_error is None else first_error
+        if error < tolerance * first_error or num_changes == 0:
+            break
 
 
 @remote_aware

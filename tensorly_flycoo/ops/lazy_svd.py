@@ -18,11 +18,15 @@ class LazySVD:
     TensorLy asks for all singular vectors and then slices the leading ones: ``U[:, :n]``, ``S[:n]``
     and ``V[:n, :]``. Iterating over this object yields stand-ins for U, S and V. A slice of U or S
     is a fresh array; V has a column for every cell of the other modes and is never formed.
+    `decompose` takes the number of vectors, as `LazyMatrix.svd` does, which it replaces.
     """
 
-    def __init__(self, matrix: LazyMatrix, full_matrices: bool = False) -> None:
+    def __init__(
+        self, matrix: LazyMatrix, full_matrices: bool = False, decompose: Any = None
+    ) -> None:
         self.matrix = matrix
         self.full_matrices = full_matrices
+        self._decompose = decompose or matrix.svd
         self._computed: dict[int, tuple[Array, Array]] = {}
 
     def __iter__(self) -> Iterator[Any]:
@@ -35,9 +39,6 @@ class LazySVD:
             self._computed[rank] = attempt(task, lambda: self._decompose(rank))
         return self._computed[rank]
 
-    def _decompose(self, rank: int) -> tuple[Array, Array]:
-        return self.matrix.svd(rank)
-
     def compute_left(self, num_columns: int) -> Array:
         """Return left vectors as a fresh array, completed to an orthonormal basis if needed."""
         known, _ = self.compute(min(num_columns, *self.matrix.shape))
@@ -47,17 +48,6 @@ class LazySVD:
         left = array_module(known).zeros((known.shape[0], num_columns))
         left[:, :num_known] = known
         return complete_basis(left, num_known).astype(known.dtype)
-
-
-class RandomizedSVD(LazySVD):
-    """The stand-in for a randomised SVD, with the parameters of `LazyMatrix.randomized_svd`."""
-
-    def __init__(self, matrix: LazyMatrix, random: Any, *options: int) -> None:
-        super().__init__(matrix)
-        self._random, self._options = random, options
-
-    def _decompose(self, rank: int) -> tuple[Array, Array]:
-        return self.matrix.randomized_svd(rank, self._random, *self._options)
 
 
 class _SvdPart(LazyArray):

@@ -16,8 +16,13 @@ from ..base.checks import check_matrix, check_mode, densify_error
 from ..start.unfolding import LazyMatrix, LeadingPairs
 from ..tensor.tensor import FlycooTensor
 from .lazy import LazyArray
-from .nonempty_rows import count_nonempty_rows
-from .ttmc import check_free_modes, find_leading_pairs, merge_modes, multiply_nonempty_rows
+from .ttmc import (
+    check_free_modes,
+    count_nonempty_rows,
+    find_leading_pairs,
+    merge_modes,
+    multiply_nonempty_rows,
+)
 
 
 class ModeProduct(LazyArray):
@@ -39,10 +44,7 @@ class ModeProduct(LazyArray):
     _instead = "tl.unfold along a mode without a factor, and the SVD of that, do not form it"
 
     def __init__(
-        self,
-        x: FlycooTensor,
-        factors: Mapping[int, Array],
-        axes: Sequence[int] | None = None,
+        self, x: FlycooTensor, factors: Mapping[int, Array], axes: Sequence[int] | None = None
     ) -> None:
         self.tensor = x
         self.factors = {n: share(factors[n]) for n in sorted(factors)}

@@ -1,7 +1,8 @@
 """Products of a sparse tensor with the factors of most modes, and their singular vectors.
 
 With the factors of all modes but one (TTMc, the tensor-times-matrix chain), the product has a row
-for each index of that mode; only non-empty rows are kept. If more modes have no factor, as in
+for each index of that mode; only non-empty rows are kept: hypersparse modes have millions of empty
+ones. If more modes have no factor, as in
 `partial_tucker`, the product is an operator that is applied to vectors.
 """
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from ..base.array_modules import Array, array_module, is_cupy
 from ..base.checks import densify_error
+from ..format.primitives import index_dtype
 from ..start.eigen import (
     MAX_DIRECT_SIZE,
     MAX_GRAM_SIZE,
@@ -27,7 +29,6 @@ from ..start.eigen import (
 from ..tensor.pieces import Piece, read_nonzeros
 from ..tensor.tensor import FlycooTensor, rebuild
 from .contraction import join_modes
-from .nonempty_rows import count_nonempty_rows, find_nonempty_rows
 
 if TYPE_CHECKING:
     from ..spread.slab_layout import AnyLayout
@@ -82,6 +83,36 @@ def _merge_modes(
     return piece.xp.stack([rows, *(coords[n] for n in others)]), values
 
 
+def count_nonempty_rows(x: FlycooTensor, mode: int) -> int:
+    """Count the indices of a mode that have nonzeros.
+
+    >>> x = FlycooTensor([[0, 3], [2, 0]], [2.0, 3.0], shape=(5, 3))
+    >>> count_nonempty_rows(x, 0)
+    2
+    """
+    return x.shape[mode] - x._layout.find_empty_rows(mode).size
+
+
+def find_nonempty_rows(x: FlycooTensor, mode: int) -> tuple[Array | slice, Array | None]:
+    """Find and number the indices of a mode that have nonzeros.
+
+    Returns these indices, ascending, and `slots` (I_mode,): the position of each index among them,
+    undefined for one without nonzeros; ``slice(None)`` and None if all have nonzeros.
+
+    >>> x = FlycooTensor([[0, 3], [2, 0]], [2.0, 3.0], shape=(5, 3))
+    >>> numbers, slots = find_nonempty_rows(x, 0)
+    >>> numbers, slots[numbers]
+    (array([0, 3]), array([0, 1], dtype=uint32))
+    """
+    xp, empty_rows = x._engine.xp, x._layout.find_empty_rows(mode)
+    if empty_rows.size == 0:
+        return slice(None), None
+    is_used = xp.ones(x.shape[mode], bool)
+    is_used[empty_rows] = False
+    slots = xp.cumsum(is_used, dtype=index_dtype(x.shape[mode])) - 1
+    return xp.flatnonzero(is_used), slots
+
+
 def multiply_nonempty_rows(
     x: FlycooTensor, mode: int, factors: Mapping[int, Array]
 ) -> tuple[Array, Array | slice]:
@@ -99,11 +130,7 @@ def multiply_nonempty_rows(
 
 
 def find_leading_pairs(
-    x: FlycooTensor,
-    mode: int,
-    other_modes: Sequence[int],
-    factors: Mapping[int, Array],
-    rank: int,
+    x: FlycooTensor, mode: int, other_modes: Sequence[int], factors: Mapping[int, Array], rank: int
 ) -> tuple[Array, Array, Array | slice]:
     """Compute leading singular vectors of `x` times `factors`, unfolded along `mode`.
 
@@ -187,8 +214,9 @@ class _Operator:
         ranks = [factor.shape[1] for factor in self._inputs.values()]
         self._num_columns = math.prod(ranks)
         self._spread = {
-            n: _spread_columns(factor, math.prod(ranks[:w]), math.prod(ranks[w + 1 :]))
-            for w, (n, factor) in enumerate(self._inputs.items())
+            # The Kronecker product of the factor with ones for those before it, and after it.
+            n: np.tile(np.repeat(f, math.prod(ranks[w + 1 :]), axis=1), (1, math.prod(ranks[:w])))
+            for w, (n, f) in enumerate(self._inputs.items())
         }
         num_others = self._x.shape[self._other]
         self.shape = (count_nonempty_rows(x, mode), num_others * self._num_columns)
@@ -220,8 +248,3 @@ class _Operator:
     def gram(self, of_rows: bool) -> Array:
         size = self.shape[0 if of_rows else 1]
         return multiply_by_gram(self, self._engine.xp.eye(size), of_rows)
-
-
-def _spread_columns(factor: Array, num_before: int, num_after: int) -> Array:
-    """Compute the Kronecker product of ones (1, num_before), `factor`, and ones (1, num_after)."""
-    return np.tile(np.repeat(factor, num_after, axis=1), (1, num_before))

@@ -79,7 +79,12 @@ def reshape(x: Viewable, shape: int | Sequence[int]) -> FlycooTensor | ModeView:
     groups = _groups(x, "tl.reshape")
     sizes = _tensor_of(x).shape
     modes = [mode for group in groups for mode in group]
-    new_shape = _complete(shape, num_cells(sizes))
+    new_shape, size = tuple(shape) if hasattr(shape, "__iter__") else (shape,), num_cells(sizes)
+    known = math.prod(n for n in new_shape if n != -1)
+    if new_shape.count(-1) == 1 and known > 0:
+        new_shape = tuple(size // known if n == -1 else n for n in new_shape)
+    if math.prod(new_shape) != size or any(n < 0 for n in new_shape):
+        raise ValueError(f"cannot reshape array of size {size} into shape {new_shape}")
     regrouped = _regroup(modes, sizes, new_shape)
     if regrouped is None:
         instead = "a view can join consecutive modes, not split them"
@@ -150,7 +155,7 @@ def apply_ufunc(ufunc: np.ufunc, *args: Any, **kwargs: Any) -> FlycooTensor:
     args = tuple(as_flycoo(x, check_coords=True) if is_sparse(x) else x for x in args)
     x = find_sparse((*args, *kwargs.values()))
     if isinstance(x, FlycooTensor):
-        return x._apply_ufunc(ufunc, "__call__", *args, **kwargs)
+        return x.__array_ufunc__(ufunc, "__call__", *args, **kwargs)
     return ufunc(*args, **kwargs)
 
 
@@ -213,17 +218,6 @@ def _make_view(
     if len(groups) == 2 and len(groups[0]) == 1 and list(groups[1]) == sorted(groups[1]):
         return LazyUnfolding(tensor, groups[0][0])
     return ModeView(tensor, groups)
-
-
-def _complete(new_shape: Any, size: int) -> tuple[int, ...]:
-    """Replace -1 in a new shape of `size` cells."""
-    shape = tuple(new_shape) if hasattr(new_shape, "__iter__") else (new_shape,)
-    known = math.prod(n for n in shape if n != -1)
-    if shape.count(-1) == 1 and known > 0:
-        shape = tuple(size // known if n == -1 else n for n in shape)
-    if math.prod(shape) != size or any(n < 0 for n in shape):
-        raise ValueError(f"cannot reshape array of size {size} into shape {shape}")
-    return shape
 
 
 def _regroup(

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 
 from ..base.array_modules import Array
-from ..format.layout import Compute, Cut, Layout, Step, map_record_values
-from ..format.primitives import Primitives
+from ..format.layout import Layout
+from ..format.packing import Cut
+from ..format.primitives import Compute, Primitives, Step
 from ..format.replicated import ReplicatedLayout
 from ..format.tiling import RowTiling
 
@@ -59,7 +60,7 @@ class StreamedLayout(ReplicatedLayout):
         copies = []
         for copy in self.copies:
             with self.stager.take(copy, None) as records:
-                mapped = map_record_values(records, self.record_format, function)
+                mapped = self.record_format.map_values(records, function)
                 copies.append(self.stager.put_aside(mapped))
         return type(self)(self.cut, copies, self.tilings, self.norm * scale, self.stager)
 

@@ -12,7 +12,7 @@ What is computed of a group is computed on its device, which may be in another p
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -105,10 +105,7 @@ class Columns:
 
 @functools.singledispatch
 def build_in_slabs(
-    layout: SlabLayout,
-    parts: Iterable[tuple[Array, Array]],
-    shape: tuple[int, int],
-    engine: Engine,
+    layout: SlabLayout, parts: Iterable[tuple[Array, Array]], shape: tuple[int, int], engine: Engine
 ) -> SlabLayout:
     """Build a matrix from coords (2, n) and values (n,), in as many slabs as another tensor.
 
@@ -137,7 +134,10 @@ def _iterate_across_slabs(layout: SlabLayout, engine: Engine) -> Iterator[tuple[
     record_format, mode, devices = layout.record_format, layout.cut_mode, layout.devices
     others = [n for n in range(record_format.ndim) if n != mode]
     split_mode = max(others, key=lambda n: record_format.shape[n], default=None)
-    groups = [None] if split_mode is None else _cut_evenly(layout, split_mode, engine)
+    groups: Sequence[range | None] = [None]
+    if split_mode is not None:  # into rows with about equally many nonzeros
+        counts = sum(move(own, np) for own in map_pieces(_count_rows, layout, engine, split_mode))
+        groups = list_rows(find_edges(counts, layout.num_slabs))
     for first in range(0, len(groups), devices.count):
         requests = []
         for home, rows in enumerate(groups[first : first + devices.count]):
@@ -153,12 +153,6 @@ def _iterate_across_slabs(layout: SlabLayout, engine: Engine) -> Iterator[tuple[
             del arguments
             yield home, entries
             del entries
-
-
-def _cut_evenly(layout: SlabLayout, mode: int, engine: Engine) -> list[range]:
-    """Cut a mode into rows with about equally many nonzeros, one part for each slab."""
-    counts = sum(move(own, np) for own in map_pieces(_count_rows, layout, engine, mode))
-    return list_rows(find_edges(counts, layout.num_slabs))
 
 
 def _take_part(

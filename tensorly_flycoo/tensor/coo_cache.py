@@ -127,7 +127,10 @@ class _Plan:
     def find_tensor(self, coo: Any, check_coords: bool) -> FlycooTensor:
         """Return the tensor; build it if there is none that matches `coo` on the chosen device."""
         with self._lock:
-            facts, coords_print = _list_facts(coo), self._coords_print
+            fill_value = np.asarray(coo.fill_value).tobytes()
+            arrays = id(coo.coords), id(coo.data), _fingerprint(coo.data)
+            facts = coo.shape, fill_value, arrays, select_engine().name
+            coords_print = self._coords_print
             if check_coords or facts != self._facts:
                 coords_print = _fingerprint(coo.coords)
             if self.tensor is None or (facts, coords_print) != (self._facts, self._coords_print):
@@ -136,12 +139,6 @@ class _Plan:
                 self.tensor = FlycooTensor.from_coo(coo)
                 self._facts, self._coords_print = facts, coords_print
             return self.tensor
-
-
-def _list_facts(coo: Any) -> tuple:
-    fill_value = np.asarray(coo.fill_value).tobytes()
-    arrays = id(coo.coords), id(coo.data), _fingerprint(coo.data)
-    return coo.shape, fill_value, arrays, select_engine().name
 
 
 def _fingerprint(array: np.ndarray) -> int:

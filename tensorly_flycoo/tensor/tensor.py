@@ -28,14 +28,7 @@ from ..base.checks import (
 )
 from ..engines import select_engine
 from ..spread.slab_layout import AnyLayout, SlabLayout
-from .indexing import (
-    Index,
-    find_kept,
-    find_value,
-    is_whole,
-    order_kept,
-    parse_index,
-)
+from .indexing import Index, find_kept, find_value, is_whole, order_kept, parse_index
 from .memory import build_layout
 from .pieces import (
     Piece,
@@ -914,10 +907,7 @@ class FlycooTensor:
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NoReturn:
         raise densify_error("numpy.asarray", self.shape, _USE_NONZEROS)
 
-    def __array_ufunc__(self, *arguments: Any, **kwargs: Any) -> FlycooTensor:
-        return self._apply_ufunc(*arguments, **kwargs)
-
-    def _apply_ufunc(
+    def __array_ufunc__(
         self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any
     ) -> FlycooTensor:
         """Apply a ufunc to one tensor and numbers, or add or subtract two tensors."""

@@ -64,7 +64,7 @@ def find_positions(layout, mode):
     """Return, for each place in the order of `mode`, where its record is stored in that mode."""
     pull_ids = layout.plans[mode].pull_ids
     places = np.arange(pull_ids.size)
-    return places // layout.bucket_size * layout.bucket_size + pull_ids.astype(np.int64)
+    return places // layout.cut.bucket_size * layout.cut.bucket_size + pull_ids.astype(np.int64)
 
 
 @quick
@@ -116,8 +116,8 @@ def test_a_tile_writes_to_each_bucket_in_order(drawn, tiling):
     for plan in layout.plans:
         for first in range(0, plan.remap_ids.size, layout.tile_size):
             ids = plan.remap_ids[first : first + layout.tile_size].astype(np.int64)
-            for bucket in np.unique(ids // layout.bucket_size):
-                inside = ids[ids // layout.bucket_size == bucket]
+            for bucket in np.unique(ids // layout.cut.bucket_size):
+                inside = ids[ids // layout.cut.bucket_size == bucket]
                 assert (np.diff(inside) == 1).all()
 
 

@@ -8,8 +8,7 @@ from strategies import build_layout, dtypes, nonzeros, quick, sizes, tilings, wo
 
 from tensorly_flycoo import FlycooTensor, estimate_memory
 from tensorly_flycoo.base.checks import LAYOUTS
-from tensorly_flycoo.format.layout import Cut
-from tensorly_flycoo.format.packing import RecordFormat
+from tensorly_flycoo.format.packing import Cut, RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
 
 layout_names = st.sampled_from(LAYOUTS)

@@ -10,9 +10,8 @@ import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tensorly_flycoo.format.layout import Cut
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
-from tensorly_flycoo.format.packing import RecordFormat
+from tensorly_flycoo.format.packing import Cut, RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
 
 #: No deadline, because a first example may compile; no files in the working tree.

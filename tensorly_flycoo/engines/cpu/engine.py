@@ -12,8 +12,9 @@ import numpy as np
 
 from ...base.array_modules import Array, move
 from ...base.reporting import log_compilation
-from ...format.layout import Compute, Cut, Layout, Step
-from ...format.packing import RecordFormat
+from ...format.layout import Layout
+from ...format.packing import Cut, RecordFormat
+from ...format.primitives import Compute, Step
 from ..protocol import Engine
 from . import kernels, logarithms, products, ratios, slices, solvers, threads, updates
 from . import ttmc as ttmc_kernels
@@ -192,13 +193,8 @@ class CpuEngine(CpuPrimitives, Engine):
         threads.launch(solvers.fit_ascending, columns.shape[1], columns, fitted)
         return fitted
 
-    def multiply_transposed(self, a: Array, b: Array) -> Array:
-        """Compute ``a.T @ b`` of tall matrices: see `products.multiply_transposed`."""
-        return products.multiply_transposed(a, b)
-
-    def multiply_rows(self, rows: Array, matrix: Array) -> Array:
-        """Compute ``rows @ matrix`` of a tall matrix: see `products.multiply_rows`."""
-        return products.multiply_rows(rows, matrix)
+    multiply_transposed = staticmethod(products.multiply_transposed)
+    multiply_rows = staticmethod(products.multiply_rows)
 
     def add_products(self, *arguments: Any) -> None:
         """Add the MTTKRP of nonzeros in any sequence: see `slices.add_products`."""

@@ -12,13 +12,9 @@ def count_free_nbytes(
     The least of what Linux has available and what the limits of the process's control groups
     leave: containers and batch systems set those, and the kernel kills what exceeds them.
     """
-    return min([*_read_available(proc), *_read_limits(proc, cgroups)], default=None)
-
-
-def _read_available(proc: Path) -> Iterator[int]:
-    for name, nbytes in _read_table(proc / "meminfo"):
-        if name == "MemAvailable:":
-            yield 1024 * nbytes
+    table = _read_table(proc / "meminfo")
+    available = [1024 * nbytes for name, nbytes in table if name == "MemAvailable:"]
+    return min([*available, *_read_limits(proc, cgroups)], default=None)
 
 
 def _read_limits(proc: Path, cgroups: Path) -> Iterator[int]:

@@ -8,9 +8,8 @@ import numpy as np
 from ...base.array_modules import Array
 from ...base.checks import check_finite, check_inside
 from ...base.reporting import log_compilation
-from ...format.layout import Cut, Step
-from ...format.packing import RecordFormat
-from ...format.primitives import Primitives, index_dtype
+from ...format.packing import Cut, RecordFormat
+from ...format.primitives import Primitives, Step, index_dtype
 from . import building, kernels, threads
 from .compiling import kernel
 from .records import Field, Fields, Source, Target, Tiles
@@ -40,10 +39,8 @@ class CpuPrimitives(Primitives):
         found = building.Found(*np.zeros((4, 1), np.bool_))
         flat, values = coords.reshape(-1, order="A"), np.ascontiguousarray(values)
         nonzeros = building.Nonzeros(flat, mode_stride, nonzero_stride, values)
-        sizes, slot = (
-            tuple(map(np.uint64, record_format.shape)),
-            np.uint64(record_format.value_slot),
-        )
+        sizes = tuple(map(np.uint64, record_format.shape))
+        slot = np.uint64(record_format.value_slot)
         record_values = records.view(record_format.dtype)
         packing = building.Packing(words, shifts, sizes, slot, records, record_values)
         threads.launch(building.pack_records, values.shape[0], nonzeros, packing, found)

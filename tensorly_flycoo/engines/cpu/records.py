@@ -15,8 +15,8 @@ from numba import extending
 from numba.core import cgutils, types
 
 from ...base.array_modules import Array
-from ...format.layout import Step
 from ...format.packing import RecordFormat
+from ...format.primitives import Step
 from .compiling import kernel
 
 # mypy takes an intrinsic's arguments from the function that generates its code.
@@ -51,10 +51,8 @@ class Fields(NamedTuple):
     @classmethod
     def of(cls, record_format: RecordFormat, modes: Iterable[int]) -> "Fields":
         """Find the coordinates of `modes`."""
-        modes, columns = (
-            list(modes),
-            (record_format.words, record_format.shifts, record_format.masks),
-        )
+        modes = list(modes)
+        columns = (record_format.words, record_format.shifts, record_format.masks)
         return cls(*(tuple([np.uint64(column[mode]) for mode in modes]) for column in columns))
 
 

@@ -9,7 +9,7 @@ from .compiling import kernel
 
 
 class LeastSquares(NamedTuple):
-    """The problem that a sweep minimises: see `linalg.hals.solve_nonnegative`."""
+    """The problem that a sweep minimises: see `ops.hals.solve_nonnegative`."""
 
     targets: Array
     gram: Array

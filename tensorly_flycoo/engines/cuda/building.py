@@ -15,11 +15,9 @@ import numpy as np
 from ...base.array_modules import Array, is_cupy
 from ...base.checks import check_finite, check_inside
 from ...format import packing
-from ...format.layout import Cut, Step
-from ...format.packing import RecordFormat
-from ...format.primitives import Primitives, index_dtype
+from ...format.packing import Cut, RecordFormat
+from ...format.primitives import Primitives, Step, index_dtype, is_whole
 from ...format.remap import count_runs
-from ...format.unfolding_primitives import is_whole
 from . import launch, tuning
 from .compact_ids import PackedIds, RunIds, count_plan_nbytes
 from .macros import Macros, remap_macros

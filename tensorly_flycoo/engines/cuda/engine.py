@@ -16,8 +16,9 @@ from numpy.typing import DTypeLike
 
 from ...base.array_modules import Array, is_cupy
 from ...base.checks import check_current_gpu
-from ...format.layout import Compute, Cut, Layout, Step
-from ...format.packing import RecordFormat
+from ...format.layout import Layout
+from ...format.packing import Cut, RecordFormat
+from ...format.primitives import Compute, Step
 from ...format.tree import Tree
 from ..protocol import Engine
 from . import exchange, launch, mersenne_twister, tall, tuning, updates

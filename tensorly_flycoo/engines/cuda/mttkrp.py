@@ -9,7 +9,8 @@ import cupy
 import numpy as np
 
 from ...base.array_modules import Array
-from ...format.layout import Layout, Step
+from ...format.layout import Layout
+from ...format.primitives import Step
 from . import launch, tuning
 from .compact_ids import find_bits, list_parts
 from .macros import mttkrp_macros

@@ -5,9 +5,8 @@ import pytest
 
 from tensorly_flycoo.base import checks
 from tensorly_flycoo.format.indexed import IndexedLayout
-from tensorly_flycoo.format.layout import Cut
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
-from tensorly_flycoo.format.packing import RecordFormat
+from tensorly_flycoo.format.packing import Cut, RecordFormat
 from tensorly_flycoo.format.primitives import CompactIds, Primitives
 from tensorly_flycoo.format.remap import RemapLayout
 from tensorly_flycoo.format.replicated import ReplicatedLayout
@@ -40,7 +39,7 @@ def find_positions(layout):
     """Return the position in memory of each place of the resident mode's order."""
     pull_ids = layout.plans[layout.mode].pull_ids
     places = np.arange(pull_ids.size)
-    return places // layout.bucket_size * layout.bucket_size + pull_ids.astype(np.int64)
+    return places // layout.cut.bucket_size * layout.cut.bucket_size + pull_ids.astype(np.int64)
 
 
 def test_known_remap_layout():

@@ -13,9 +13,8 @@ from problems import compute_all, make_exact_problem, make_problem
 
 from tensorly_flycoo import FlycooTensor, estimate_memory, mttkrp
 from tensorly_flycoo.engines.cpu import engine as cpu
-from tensorly_flycoo.format.layout import Cut
 from tensorly_flycoo.format.layouts import LAYOUT_CLASSES
-from tensorly_flycoo.format.packing import RecordFormat
+from tensorly_flycoo.format.packing import Cut, RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
 from tensorly_flycoo.spread import building
 

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from tensorly_flycoo.engines import cuda
-from tensorly_flycoo.format.layout import Cut
-from tensorly_flycoo.format.packing import RecordFormat
+from tensorly_flycoo.format.packing import Cut, RecordFormat
 from tensorly_flycoo.format.primitives import Primitives
 from tensorly_flycoo.format.remap import RemapLayout
 
