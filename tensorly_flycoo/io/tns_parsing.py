@@ -130,7 +130,10 @@ class TnsParser:
             block = self._start(block)
             if self._sizes.size == 0:
                 return np.empty((0, 0), np.int64), np.empty(0)
-        edges = _cut_lines(block, _PARTS_PER_THREAD * numba.get_num_threads())
+        wanted = _PARTS_PER_THREAD * numba.get_num_threads()
+        targets = (len(block) * part // wanted for part in range(1, wanted))
+        cuts = {block.find(b"\n", target) + 1 for target in targets}  # parts are whole lines
+        edges = np.array(sorted({0, len(block)} | cuts), np.int64)
         num_parts, ndim = edges.size - 1, self._sizes.size
         text, num_lines = np.frombuffer(block, np.uint8), np.zeros(num_parts, np.int64)
         launch(tns_kernels.count_lines, num_parts, text, edges, num_lines)
@@ -221,10 +224,3 @@ def _read_float(token: bytes) -> float:
         return math.nan if b"_" in token else float(token)
     except ValueError:
         return math.nan
-
-
-def _cut_lines(block: bytes, num_parts: int) -> np.ndarray:
-    """Return the offsets at which parts of whole lines begin, and the end of the last part."""
-    targets = (len(block) * part // num_parts for part in range(1, num_parts))
-    cuts = {block.find(b"\n", target) + 1 for target in targets}
-    return np.array(sorted({0, len(block)} | cuts), np.int64)
