@@ -155,7 +155,7 @@ def apply_ufunc(ufunc: np.ufunc, *args: Any, **kwargs: Any) -> FlycooTensor:
     args = tuple(as_flycoo(x, check_coords=True) if is_sparse(x) else x for x in args)
     x = find_sparse((*args, *kwargs.values()))
     if isinstance(x, FlycooTensor):
-        return x.__array_ufunc__(ufunc, "__call__", *args, **kwargs)
+        return x._apply_ufunc(ufunc, "__call__", *args, **kwargs)
     return ufunc(*args, **kwargs)
 
 

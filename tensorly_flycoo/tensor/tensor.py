@@ -907,7 +907,10 @@ class FlycooTensor:
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NoReturn:
         raise densify_error("numpy.asarray", self.shape, _USE_NONZEROS)
 
-    def __array_ufunc__(
+    def __array_ufunc__(self, *arguments: Any, **kwargs: Any) -> FlycooTensor:
+        return self._apply_ufunc(*arguments, **kwargs)
+
+    def _apply_ufunc(
         self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any
     ) -> FlycooTensor:
         """Apply a ufunc to one tensor and numbers, or add or subtract two tensors."""
