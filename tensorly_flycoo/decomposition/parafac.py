@@ -176,6 +176,7 @@ def parafac(
 
 
 def _run_tensorly_loop(options: dict[str, Any]) -> Any:
+    """Decompose a tensor without missing entries; `backend.replacements` leads users' calls here."""
     x = options.pop("tensor")
     if x.nnz == 0:
         raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
@@ -190,7 +191,7 @@ def _run_tensorly_loop(options: dict[str, Any]) -> Any:
 
 @dataclass
 class LeastSquares:
-    """Alternating least squares: one system of equations per mode."""
+    """Alternating least squares in our own loop (masks, `OnlineCP`): a system for each mode."""
 
     x: ImputedTensor | WholeTensor
     modes: list[int]

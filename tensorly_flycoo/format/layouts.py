@@ -1,4 +1,4 @@
-"""The layouts by name."""
+"""The layouts by name; `base.checks.LAYOUTS` lists the names, too."""
 
 from .indexed import IndexedLayout
 from .layout import Layout
