@@ -176,7 +176,7 @@ def parafac(
 
 
 def _run_tensorly_loop(options: dict[str, Any]) -> Any:
-    """Decompose a tensor without missing entries; `backend.replacements` leads users' calls here."""
+    """Decompose a tensor without missing entries, as calls by `backend.replacements` do."""
     x = options.pop("tensor")
     if x.nnz == 0:
         raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
