@@ -12,7 +12,7 @@ import numpy as np
 from distributed import Client, get_client
 from numpy.typing import DTypeLike
 
-from ..base.checks import check_choice, check_shape
+from ..base.checks import check_choice, check_index_base, check_shape
 from ..io.dataframe import MISSING, check_modes
 from ..io.files import FilePath
 from ..io.slab_folder import Index, load_slab
@@ -197,7 +197,7 @@ def read_tns(
         As of `tensorly_flycoo.read_tns` and `read_parquet`.
     """
     files = list_files(paths, (".tns", ".tns.gz", ".tns.zst"))
-    reader = TnsReader(None if shape is None else check_shape(shape), index_base)
+    reader = TnsReader(None if shape is None else check_shape(shape), check_index_base(index_base))
     source = PartitionedData(files, reader, reader.shape, slabs, dtype, layout)
     return _place(source, client, workers, device)
 

@@ -13,7 +13,14 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..base.array_modules import move
-from ..base.checks import check_choice, check_count, check_dtype, check_layout, check_shape
+from ..base.checks import (
+    check_choice,
+    check_count,
+    check_dtype,
+    check_index_base,
+    check_layout,
+    check_shape,
+)
 from ..base.devices import OneDevice, assign_homes
 from ..base.reporting import report
 from ..engines import select_engine
@@ -308,13 +315,11 @@ def save_slabs(
     <FlycooTensor: shape=(3, 2, 3), dtype=float64, nnz=6, layout='replicated', device='cpu', \
 slabs=2>
     """
-    if index_base not in (0, 1):
-        raise ValueError(f"index_base is {index_base!r}, expected 1 or 0")
     reading = Reading(
         None if shape is None else check_shape(shape),
         None if dtype is None else check_dtype(dtype),
         columns,
-        int(index_base),
+        check_index_base(index_base),
     )
     slabs = None if slabs is None else check_count(slabs, "slabs")
     _check_file_layout(layout)

@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..base.checks import check_fill_value, check_finite, check_shape, check_values
+from ..base.checks import (
+    check_fill_value,
+    check_finite,
+    check_index_base,
+    check_shape,
+    check_values,
+)
 from ..tensor.labelled import refuse_labels
 from ..tensor.tensor import FlycooTensor
 from .files import FilePath, replace_text
@@ -93,10 +99,9 @@ def read_tns(
     >>> read_tns(path)
     <FlycooTensor: shape=(4, 5, 6), dtype=float64, nnz=2, layout='remap', device='cpu'>
     """
-    if index_base not in (0, 1):
-        raise ValueError(f"index_base is {index_base!r}, expected 1 or 0")
+    index_base = check_index_base(index_base)
     shape = None if shape is None else check_shape(shape)
-    return FlycooTensor(*read_nonzeros(path, shape, int(index_base), progress), **options)
+    return FlycooTensor(*read_nonzeros(path, shape, index_base, progress), **options)
 
 
 def read_nonzeros(
@@ -162,8 +167,7 @@ def write_tns(path: FilePath, x: "FlycooTensor | SparseArray", *, index_base: in
     3 1 3.0
     <BLANKLINE>
     """
-    if index_base not in (0, 1):
-        raise ValueError(f"index_base is {index_base!r}, expected 1 or 0")
+    index_base = check_index_base(index_base)
     refuse_labels(x)
     if isinstance(x, FlycooTensor):
         coords, values = x.nonzeros()
