@@ -93,7 +93,8 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
         self.cluster.call(self.worker, operator.setitem, [self, index, value], num_results=0)
 
     def __iadd__(self, other: RemoteArray) -> Self:  # type: ignore[misc]
-        self.cluster.call(self.worker, operator.iadd, [self, other], num_results=0)
+        # By `out`, so that the worker knows what a failed exchange may have spoilt.
+        self.cluster.call(self.worker, np.add, [self, other], {"out": self}, num_results=0)
         return self
 
     def copy(self) -> RemoteArray:

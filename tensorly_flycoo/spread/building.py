@@ -34,22 +34,19 @@ def build_layout(
     coords: Array,
     values: Array,
     shape: Sequence[int],
-    num_slabs: int | None = None,
+    num_slabs: int,
     keep: str = "device",
 ) -> AnyLayout:
     """Build the layout `name` from coords (ndim, nnz) and values (nnz,) on any device.
 
-    By default there are as few slabs as `MAX_SLAB_NNZ` allows, and one for each of
-    `devices`; with ``keep="host"`` see `plan_streaming`.
+    With ``keep="host"``, `plan_streaming` says how many slabs stay on each device.
     """
     coords, values = engine.receive(coords, values)
     cut = engine.choose_cut(shape, values.dtype)
     nnz, dtype, keep_aside = values.shape[0], values.dtype, None
     if keep == "host" and engine.make_stager is not None:
-        num_slabs, num_resident = plan_streaming(engine, name, nnz, shape, dtype, num_slabs)
+        _, num_resident = plan_streaming(engine, name, nnz, shape, dtype, num_slabs)
         keep_aside = make_keep_aside(engine.make_stager, num_resident)
-    elif not num_slabs:
-        num_slabs = choose_num_slabs(nnz, engine.num_devices)
     sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
     if num_slabs > 1:
         sizes["slabs"] = num_slabs
