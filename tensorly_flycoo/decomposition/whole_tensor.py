@@ -8,8 +8,9 @@ from ..base.array_modules import Array
 from ..engines.tall_skinny import inner_product
 from ..ops import gram_products
 from ..ops.gram_products import GramMemory
+from ..ops.group_passes import LastPass
 from ..ops.lazy import LazyArray
-from ..ops.mttkrp import mttkrp
+from ..ops.mttkrp import mttkrp_in_sweep
 from ..tensor.tensor import FlycooTensor
 from .cp_model import residual_square
 
@@ -65,6 +66,7 @@ class WholeTensor(LazyArray):
         self.shape, self.ndim, self.dtype = x.shape, x.ndim, x.dtype
         self.device = CallDevice("cuda" if x.device == "cuda" else "cpu")
         self.device.memory = GramMemory()
+        self._last_pass = LastPass()
         self._is_checked = False
 
     def impute(self, weights: Array | None, factors: Sequence[Array]) -> None:
@@ -72,7 +74,8 @@ class WholeTensor(LazyArray):
 
     def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
         """Compute the MTTKRP of factors in any precision: (I_mode, R), in that of the tensor."""
-        return mttkrp(self.tensor, match_dtype(factors, self.dtype), mode, weights=weights)
+        factors = match_dtype(factors, self.dtype)
+        return mttkrp_in_sweep(self.tensor, factors, mode, self._last_pass, weights=weights)
 
     def mttkrp_of_als(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
         """Compute an MTTKRP of TensorLy's parafac, which has just multiplied Gram matrices.

@@ -17,11 +17,11 @@ from numpy.typing import DTypeLike
 from ...base.array_modules import Array, is_cupy
 from ...base.checks import check_current_gpu
 from ...format.layout import Layout
-from ...format.packing import Cut, RecordFormat
+from ...format.packing import Cut, Groups, RecordFormat
 from ...format.primitives import Compute, Step
 from ...format.tree import Tree
 from ..protocol import Engine
-from . import exchange, launch, mersenne_twister, tall, tuning, updates
+from . import exchange, groups, launch, mersenne_twister, tall, tuning, updates
 from .building import CudaPrimitives, get_unfolding_kernel
 from .carries import Carries, add_carries, allocate_carries
 from .compact_ids import find_bits, list_parts
@@ -60,10 +60,12 @@ class CudaEngine(CudaPrimitives, Engine):
     tall = tall
     make_stager = CudaStager
 
-    def choose_cut(self, shape: Sequence[int], dtype: np.dtype) -> Cut:
-        record_format = RecordFormat.of(shape, dtype, np.uint32)
-        slot, gpu = slot_nbytes(record_format), launch.current_gpu()
-        tile_size = tuning.choose_tile_size(slot, record_format.ndim - 1, gpu)
+    def choose_cut(
+        self, shape: Sequence[int], dtype: np.dtype, groups: Groups | None = None
+    ) -> Cut:
+        record_format = RecordFormat.of(shape, dtype, np.uint32, groups)
+        slot, gpu = slot_nbytes(record_format.merged), launch.current_gpu()
+        tile_size = tuning.choose_tile_size(slot, record_format.merged.ndim - 1, gpu)
         return Cut(record_format, tile_size, tuning.BUCKET_SIZE)
 
     def receive(self, coords: Array, values: Array) -> tuple[Array, Array]:
@@ -142,6 +144,9 @@ class CudaEngine(CudaPrimitives, Engine):
         carry_rows = layout.tilings[mode].carry_rows
         carries = allocate_carries(carry_rows.size, out.shape[1], out.dtype, carry_rows)
         return Workspace(_align_rows(arrays, layout.records.shape[0]), carries)
+
+    combine_rows = staticmethod(groups.combine_rows)
+    contract_rows = staticmethod(groups.contract_rows)
 
     def add_parts(self, rows: Array, tree: Tree) -> Array:
         return exchange.add_parts(rows, tree)
@@ -313,7 +318,7 @@ class MttkrpKernel:
         alignments: tuple[int, int],
         ratios: int,
     ) -> None:
-        record_format, tiling = layout.record_format, layout.tilings[mode]
+        record_format, tiling = layout.merged, layout.tilings[mode]
         inputs = [n for n in range(record_format.ndim) if n != mode]
         self.cut = cut = tuning.cut_rank(rank, record_format.dtype.itemsize, *alignments)
         self.block_size = tuning.choose_block_size(layout.tile_size)
