@@ -119,3 +119,12 @@ def test_a_call_that_failed_gives_the_reason():
     axes = Figure().subplots()
     draw_panel(axes, [{"tensor": "t", "nnz": 5, "way": "ours", "failure": "cut off at 2 s"}])
     assert [text.get_text() for text in axes.texts] == [" cut off at 2 s"]
+
+
+def test_random_tensors_have_real_pairs_beside_modes_drawn_apart():
+    """Lbnl has 43.5 nonzeros for each combination of all indices but the last."""
+    for name, expected in (("lbnl", 1), ("lbnl, real pairs", 43.5)):
+        coords, values, shape = benchmark_als.make_tensor(name)
+        assert values.size == coords.shape[1] == 1_698_825
+        prefixes = np.unique(np.ravel_multi_index(coords[:-1], shape[:-1]))
+        assert values.size / prefixes.size == pytest.approx(expected, rel=1e-3)
