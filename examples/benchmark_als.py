@@ -46,13 +46,13 @@ RANDOM = {
     "uber": ((183, 24, 1140, 1717), 3_300_000),
     "long": ((300_000, 200_000, 2_500_000), 5_000_000),
     "nell-2": (STRUCTURES["nell-2"].shape, 7_687_942),
-    "lbnl": (STRUCTURES["lbnl"].shape, 1_698_825),
 }
 #: Random tensors whose combinations of indices repeat as in FROSTT's, and the share that is kept.
+#: Lbnl with modes drawn apart is so sparse that the svd start finds nothing.
 STRUCTURED = {"uber, real pairs": 1, "nell-2, real pairs": 0.1, "lbnl, real pairs": 1}
 NAMES = (
     "nycflights", "babynames", "cube", "uber", "uber, real pairs",
-    "nell-2", "nell-2, real pairs", "lbnl", "lbnl, real pairs",
+    "nell-2", "nell-2, real pairs", "lbnl, real pairs",
 )  # fmt: skip
 WHOLE_NAMES = (*NAMES, "long")
 PYGENTEN_METHODS = ("MttkrpPerm", "MttkrpDuplicated", "MttkrpAtomic")
@@ -94,9 +94,10 @@ def make_babynames():
 
 def save_tensor(name, folder):
     """Write a tensor with sorted, unique coordinates, like those of a sparse.COO."""
-    import sparse
+    from tensorly_flycoo import FlycooTensor
 
-    coo = sparse.COO(*make_tensor(name))
+    # pydata/sparse cannot sort lbnl's coordinates.
+    coo = FlycooTensor(*make_tensor(name), device="cpu").to_coo()
     path = Path(folder) / f"{name.replace(' ', '-')}.npz"
     np.savez(path, coords=coo.coords, values=coo.data, shape=coo.shape)
     return str(path)
