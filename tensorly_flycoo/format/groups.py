@@ -6,6 +6,7 @@ pass over the nonzeros in place of one each, and read one row in place of one ea
 
 from collections.abc import Sequence
 from itertools import combinations, pairwise
+from numbers import Integral
 
 from .packing import Groups, field_width
 
@@ -59,7 +60,13 @@ def find_groups(groups: object, shape: Sequence[int], nnz: int) -> Groups:
         if groups != "auto":
             raise ValueError(f'groups is {groups!r}, expected "auto", None or groups of modes')
         return choose_groups(shape, nnz)
-    return _check_groups(groups, shape)
+    found = check_groups(groups, shape)
+    if not _is_divisible(shape, found):
+        longest = max(range(len(shape)), key=lambda mode: shape[mode])
+        raise ValueError(
+            f"groups is {groups!r}, expected the longest mode, {longest}, to begin a group"
+        )
+    return found
 
 
 def _divide(ndim: int, starts: Sequence[int]) -> Groups:
@@ -78,20 +85,22 @@ def _is_divisible(shape: Sequence[int], groups: Groups) -> bool:
     return any(group[0] == longest for group in groups)
 
 
-def _check_groups(groups: object, shape: Sequence[int]) -> Groups:
-    """Return groups that a user gives, as tuples; refuse what does not divide the modes."""
+def check_groups(groups: object, shape: Sequence[int]) -> Groups:
+    """Return groups as tuples; refuse what does not divide the modes.
+
+    In a slab another mode than the one that is cut may be the longest.
+    """
     what = f"groups is {groups!r}, expected all modes from 0 to {len(shape) - 1} in order, such as"
     example = [tuple(range(len(shape) - 1)), (len(shape) - 1,)] if len(shape) > 1 else [(0,)]
-    if not isinstance(groups, Sequence) or not all(isinstance(g, Sequence) for g in groups):
+    if (
+        not isinstance(groups, Sequence)
+        or not all(isinstance(group, Sequence) for group in groups)
+        or not all(isinstance(mode, Integral) for group in groups for mode in group)
+    ):
         raise TypeError(f"{what} {example}")
-    found = tuple(tuple(group) for group in groups)
+    found = tuple(tuple(map(int, group)) for group in groups)
     if [mode for group in found for mode in group] != list(range(len(shape))) or () in found:
         raise ValueError(f"{what} {example}")
-    if not _is_divisible(shape, found):
-        longest = max(range(len(shape)), key=lambda mode: shape[mode])
-        raise ValueError(
-            f"groups is {groups!r}, expected the longest mode, {longest}, to begin a group"
-        )
     for group in found:
         if len(group) > 1 and _count_rows(shape, group) > 2**32:
             raise ValueError(

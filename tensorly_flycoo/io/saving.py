@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 from ..base.array_modules import Array, move
 from ..base.checks import check_layout, check_shape
 from ..engines import select_engine
-from ..format.groups import find_groups
+from ..format.groups import check_groups
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import Cut, RecordFormat
@@ -230,7 +230,7 @@ def read_format(reader: ArrayReader) -> RecordFormat:
         shape,
         {"float32": np.float32, "float64": np.float64}[header["dtype"]],
         {"uint32": np.uint32, "uint64": np.uint64}[header["word_dtype"]],
-        find_groups(header.get("groups"), shape, 0),  # version 1 has none
+        check_groups(header.get("groups") or [[n] for n in range(len(shape))], shape),
     )
     check_layout(header["layout"])
     sizes = [header["tile_size"], header["bucket_size"]]
