@@ -4,6 +4,7 @@ import numba
 import numpy as np
 import pytest
 import reference
+import reference_ratios
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import dtypes, nonzeros, quick
@@ -13,6 +14,7 @@ from tensorly_flycoo.base.checks import LAYOUTS
 from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.ops.group_passes import LastPass
 from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep
+from tensorly_flycoo.ops.ratios import mttkrp_of_ratios
 
 slabs = st.integers(1, 5)
 for_all = settings(quick, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -94,3 +96,20 @@ def test_nonzeros_orders_and_empty_rows_are_those_without_groups(given_, layout,
             records = records if places is None else records[places]
             coords.append(z._layout.record_format.coords(records))
     np.testing.assert_array_equal(*coords)
+
+
+@for_all
+@given(divided(max_ndim=5, unique=True), st.sampled_from(LAYOUTS), slabs, dtypes)
+def test_ratios(given_, layout, num_slabs, dtype):
+    drawn, groups = given_
+    values = (1 + np.abs(drawn.values)).astype(dtype)
+    factors = [(0.1 + np.abs(factor)).astype(dtype) for factor in drawn.factors]
+    options = {"layout": layout, "slabs": num_slabs, "groups": groups}
+    x = FlycooTensor(drawn.coords, values, drawn.shape, **options)
+    for mode in range(x.ndim):
+        arguments = (drawn.coords, values, drawn.shape, factors, mode, 1e-30)
+        expected, log_sum = reference_ratios.mttkrp_of_ratios(*arguments)
+        bound, sum_bound = reference_ratios.ratios_error_bound(*arguments, dtype)
+        found, logs = mttkrp_of_ratios(x, factors, mode, 1e-30, wants_logs=True)
+        assert (np.abs(found - expected) <= bound).all()
+        assert abs(float(logs) - log_sum) <= sum_bound
