@@ -1,5 +1,7 @@
 """Laws of tensors with groups of modes: any division, shape, layout and number of slabs."""
 
+from itertools import pairwise
+
 import numba
 import numpy as np
 import pytest
@@ -38,7 +40,7 @@ def divided(draw, **options):
     ndim, longest = len(drawn.shape), int(np.argmax(drawn.shape))
     starts = {0, longest, *draw(st.sets(st.integers(0, ndim - 1)))}
     edges = [*sorted(starts), ndim]
-    return drawn, tuple(tuple(range(a, b)) for a, b in zip(edges, edges[1:], strict=False))
+    return drawn, tuple(tuple(range(a, b)) for a, b in pairwise(edges))
 
 
 @for_all

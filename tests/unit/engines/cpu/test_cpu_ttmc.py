@@ -26,6 +26,7 @@ def make_factors(shape, ranks, dtype="float64"):
     rng = np.random.default_rng(1)
     return [rng.standard_normal(size).astype(dtype) for size in zip(shape, ranks, strict=True)]
 
+
 pytestmark = pytest.mark.usual_limits("groups")  # the engine is called with modes
 
 
