@@ -28,6 +28,19 @@ def check_start(mttkrp: Array) -> None:
         )
 
 
+def match_dtype(factors: Sequence[Array], dtype: np.dtype) -> list[Array]:
+    """Return factors in the tensor's precision.
+
+    ADMM's dual variables are float64 whatever the tensor is, and its factors become so too. All
+    others stay the same objects: row-sharded ones know where they have been gathered.
+    """
+    dtypes = [getattr(factor, "dtype", dtype) for factor in factors]
+    return [
+        factor.astype(dtype) if given.kind == "f" and given != dtype else factor
+        for factor, given in zip(factors, dtypes, strict=True)
+    ]
+
+
 class CallDevice(str):
     """Where a call's own arrays are, "cuda" or "cpu", in the context of its `WholeTensor`.
 
@@ -59,14 +72,7 @@ class WholeTensor(LazyArray):
 
     def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
         """Compute the MTTKRP of factors in any precision: (I_mode, R), in that of the tensor."""
-        # ADMM's dual variables are float64 whatever the tensor is, and its factors become so too.
-        # All others stay the same objects: row-sharded ones know where they have been gathered.
-        dtypes = [getattr(factor, "dtype", self.dtype) for factor in factors]
-        factors = [
-            factor.astype(self.dtype) if dtype.kind == "f" and dtype != self.dtype else factor
-            for factor, dtype in zip(factors, dtypes, strict=True)
-        ]
-        return mttkrp(self.tensor, factors, mode, weights=weights)
+        return mttkrp(self.tensor, match_dtype(factors, self.dtype), mode, weights=weights)
 
     def mttkrp_of_als(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
         """Compute an MTTKRP of TensorLy's parafac, which has just multiplied Gram matrices.
