@@ -73,7 +73,8 @@ class CpuEngine(CpuPrimitives, Engine):
             arguments = _gather_arguments(layout, step, workspace, mode, out, num_lanes)
             num_tiles = arguments[0].carry_rows.shape[0]
             self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp_tiles", num_lanes=num_lanes)
-            threads.launch(kernels.mttkrp_tiles, num_tiles, *arguments)
+            work_ns = _estimate_ns(layout, step, out)
+            threads.launch(kernels.mttkrp_tiles, num_tiles, *arguments, work_ns=work_ns)
             kernels.add_partial_rows(layout.tilings[mode].carry_rows, workspace[1], out)
             if weights is not None:
                 np.multiply(out, weights, out=out)
@@ -102,7 +103,8 @@ class CpuEngine(CpuPrimitives, Engine):
             model = ratios.Model(factor, out.dtype.type(smallest), log_sums)
             has_steps = None if out.shape[1] == num_lanes else True
             self.log("ratios", layout.name, mode=mode, kernel="ratio_tiles", num_lanes=num_lanes)
-            threads.launch(ratios.ratio_tiles, num_tiles, *arguments, model, has_steps)
+            arguments, work_ns = (*arguments, model, has_steps), 3 * _estimate_ns(layout, step, out)
+            threads.launch(ratios.ratio_tiles, num_tiles, *arguments, work_ns=work_ns)
             kernels.add_partial_rows(layout.tilings[mode].carry_rows, partial_rows, out)
             return None if log_sums is None else np.asarray(logarithms.add_in_order(log_sums))
 
@@ -156,7 +158,8 @@ class CpuEngine(CpuPrimitives, Engine):
             num_tiles = tiling.carry_rows.shape[0]
             num_lanes = len(kronecker.lanes)
             self.log("ttmc", layout.name, mode=mode, kernel="ttmc_tiles", num_lanes=num_lanes)
-            threads.launch(ttmc_kernels.ttmc_tiles, num_tiles, tiles, source, kronecker, output)
+            arguments, work_ns = (tiles, source, kronecker, output), _estimate_ns(layout, step, out)
+            threads.launch(ttmc_kernels.ttmc_tiles, num_tiles, *arguments, work_ns=work_ns)
             rows = tiling.carry_rows
             if slots is not None:
                 rows = np.where(rows >= 0, slots[rows].astype(np.int64), rows)
@@ -173,7 +176,8 @@ class CpuEngine(CpuPrimitives, Engine):
         num_bands = numba.get_num_threads()
         edges = np.sqrt(np.linspace(0, 1, num_bands + 1)) * size
         arguments = (edges.astype(np.uint64), starts, ids, values, gram, own_diagonal)
-        threads.launch(kernels.add_gram, num_bands, *arguments)
+        num_pairs = np.square(np.diff(starts)).sum() / 2
+        threads.launch(kernels.add_gram, num_bands, *arguments, work_ns=num_pairs)
         np.fill_diagonal(gram, own_diagonal + diagonal)
         return gram
 
@@ -184,13 +188,15 @@ class CpuEngine(CpuPrimitives, Engine):
         errors, changes = np.zeros(num_blocks), np.zeros(num_blocks, np.int64)
         problem = solvers.LeastSquares(targets, gram, shift, ridge, smallest)
         arguments = (_SWEEP_ROWS, problem, rows, errors, changes)
-        threads.launch(solvers.sweep_nonnegative, num_blocks, *arguments)
+        work_ns = rows.size * rows.shape[1]
+        threads.launch(solvers.sweep_nonnegative, num_blocks, *arguments, work_ns=work_ns)
         return errors.sum(), changes.sum()
 
     def fit_ascending(self, columns: Array) -> Array:
         """Return the ascending sequence nearest to each column (I, R), by least squares."""
         fitted = np.empty_like(columns)
-        threads.launch(solvers.fit_ascending, columns.shape[1], columns, fitted)
+        arguments, work_ns = (columns, fitted), 10 * columns.size
+        threads.launch(solvers.fit_ascending, columns.shape[1], *arguments, work_ns=work_ns)
         return fitted
 
     multiply_transposed = staticmethod(products.multiply_transposed)
@@ -209,8 +215,15 @@ class CpuEngine(CpuPrimitives, Engine):
     def hash_words(self, words: Array) -> int:
         """Hash unsigned words and their places to 64 bits."""
         hashes = np.zeros(-(-words.size // _HASHED_WORDS), np.uint64)
-        threads.launch(kernels.hash_words, hashes.size, words, _HASHED_WORDS, hashes)
+        arguments = (words, _HASHED_WORDS, hashes)
+        threads.launch(kernels.hash_words, hashes.size, *arguments, work_ns=words.size)
         return int(hashes.sum())
+
+
+def _estimate_ns(layout: Layout, step: Step, out: Array) -> float:
+    """Estimate the work of MTTKRP: 4 ns for a record and 1 ns for 64 bytes of a factor's row."""
+    num_inputs, row_nbytes = layout.record_format.ndim - 1, out.shape[1] * out.itemsize
+    return step.records.shape[0] * (4 + num_inputs * row_nbytes / 64)
 
 
 def _choose_lanes(out: Array) -> int:
