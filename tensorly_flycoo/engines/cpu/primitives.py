@@ -12,7 +12,7 @@ from ...format.packing import Cut, RecordFormat
 from ...format.primitives import Primitives, Step, index_dtype
 from . import building, kernels, threads
 from .compiling import kernel
-from .records import Field, Fields, Source, Target, Tiles
+from .records import Field, Source, Target, Tiles
 
 #: Parts of a counting sort for each thread, so that a delayed thread gets less to do.
 _PARTS_PER_THREAD = 4
@@ -38,7 +38,9 @@ class CpuPrimitives(Primitives):
         coords = coords if coords.flags.forc else np.ascontiguousarray(coords)
         mode_stride, nonzero_stride = (np.uint64(n // coords.itemsize) for n in coords.strides)
         records = np.empty((values.shape[0], record_format.num_words), record_format.word_dtype)
-        words, shifts, _ = Fields.of(record_format, range(record_format.ndim))
+        words, shifts = (
+            tuple(map(np.uint64, column)) for column in (record_format.words, record_format.shifts)
+        )
         found = building.Found(*np.zeros((4, 1), np.bool_))
         flat, values = coords.reshape(-1, order="A"), np.ascontiguousarray(values)
         nonzeros = building.Nonzeros(flat, mode_stride, nonzero_stride, values)
