@@ -47,11 +47,11 @@ _HELPER_TURNS = 1000
 _STATE, _FUNCTION, _DATA, _WAKES, _IS_DONE = range(5)
 _NUM_WORDS = 16
 
-# A helper's states; the last three are added to the address of the job. A caller moves a helper
-# from ASLEEP or AWAKE to CALLED, and from there to DISMISSED if its parts are all taken; the helper
-# moves from CALLED to RUNNING and then to AWAKE. A caller that is about to sleep moves it from
-# RUNNING to AWAITED, and the helper then wakes the caller.
-_AWAKE, _ASLEEP, _CLAIMED, _DISMISSED, _CALLED, _RUNNING, _AWAITED = range(7)
+# A helper's states; the last three are added to the address of a job. A caller moves a helper from
+# ASLEEP or AWAKE over CLAIMED to CALLED, and the helper goes on to RUNNING and AWAKE. If the parts
+# are all taken before it runs, the caller moves it to DISMISSED. A caller that waits for it for
+# long moves it from RUNNING to AWAITED, goes to sleep, and wakes up when it is ASLEEP.
+_ASLEEP, _AWAKE, _CLAIMED, _DISMISSED, _CALLED, _RUNNING, _AWAITED = range(7)
 _ADDRESS = ~7
 
 # The words of a job.
@@ -194,25 +194,29 @@ def _take_parts(typing_context: Any, function: Any, data: Any, job: Any) -> Any:
 @kernel
 def _serve(words: Array) -> None:
     """Take parts of the jobs to which a helper is called, for ever."""
+    is_awake = False
     while True:
-        for _ in range(_HELPER_TURNS):
-            if _load(words, _STATE) != _AWAKE:
-                break
-            _rest()
-        if _replace(words, _STATE, _AWAKE, _ASLEEP):
+        if is_awake:
+            for _ in range(_HELPER_TURNS):
+                if _load(words, _STATE) != _AWAKE:
+                    break
+                _rest()
+            is_awake = not _replace(words, _STATE, _AWAKE, _ASLEEP)
+        if not is_awake:
             _acquire(words[_WAKES], 1)
         state = _load(words, _STATE)
         while state == _CLAIMED:
+            _rest()
             state = _load(words, _STATE)
         job = state & _ADDRESS
         if state == job + _CALLED and _replace(words, _STATE, state, job + _RUNNING):
             _take_parts(words[_FUNCTION], words[_DATA], job)
-            if _replace(words, _STATE, job + _RUNNING, _AWAKE):
-                continue
-            _store(words, _STATE, _AWAKE)
-            _release(words[_IS_DONE])
+            is_awake = _replace(words, _STATE, job + _RUNNING, _AWAKE)
+            if not is_awake:
+                _release(words[_IS_DONE])
         else:
             _store(words, _STATE, _AWAKE)
+            is_awake = True
 
 
 @kernel
@@ -233,6 +237,8 @@ def _run(helpers: Array, num_helpers: int, job: int, function: int, data: int) -
     _take_parts(function, data, job)
     for h in range(helpers.shape[0]):
         words = helpers[h]
+        if _load(words, _STATE) & _ADDRESS != job:
+            continue
         if _replace(words, _STATE, job + _CALLED, _DISMISSED):
             continue
         for _ in range(_TURNS):
@@ -241,6 +247,7 @@ def _run(helpers: Array, num_helpers: int, job: int, function: int, data: int) -
             _rest()
         if _replace(words, _STATE, job + _RUNNING, job + _AWAITED):
             _acquire(words[_IS_DONE], 1)
+            _store(words, _STATE, _ASLEEP)
 
 
 def _loop(first: int, last: int) -> None:
@@ -301,7 +308,8 @@ def _get_helpers() -> Array:
 def _start_helpers(count: int) -> Array:
     allocate = ctypes.pythonapi.PyThread_allocate_lock
     allocate.restype = ctypes.c_void_p
-    helpers = np.zeros((count, _NUM_WORDS), np.int64)
+    helpers = np.full((count, _NUM_WORDS), _ASLEEP)
+    _serve.compile((numba.typeof(helpers).copy(ndim=1),))  # here, where it may be logged
     for words in helpers:
         for place in (_WAKES, _IS_DONE):
             words[place] = allocate()
