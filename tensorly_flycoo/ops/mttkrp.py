@@ -11,11 +11,10 @@ from ..base.reporting import log_compilation
 from ..spread.row_shards import RowShards
 from ..spread.sharding import find_sharding
 from ..spread.spread_layout import SpreadLayout
-from ..spread.whole_factors import gather
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.memory import attempt
 from ..tensor.tensor import FlycooTensor
-from .group_passes import LastPass, merge_factors
+from .group_passes import LastPass, contract_rows, merge_factors
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -138,7 +137,7 @@ def mttkrp_in_sweep(
         rows = None
         if len(group) > 1 and last_pass is not None:
             rows = last_pass.find(factors, mode, group)
-        inputs = {} if rows is not None else merge_factors(factors, record_format, engine, number)
+        inputs = {} if rows is not None else merge_factors(factors, layout, engine, number)
         if len(group) == 1 and spread is not None:
             arguments = ("mttkrp", engine, inputs, number, shape)
             return spread.apply_sharded(*arguments, weights=weights)[0]
@@ -151,8 +150,7 @@ def mttkrp_in_sweep(
             layout.apply("mttkrp", engine, inputs, number, rows)
             if last_pass is not None:
                 last_pass.keep(rows)
-        own = [None if n == mode else gather(factors[n]) for n in group]
-        engine.contract_rows(rows, own, record_format.bits_below[number], result, weights)
+        contract_rows(rows, factors, mode, layout, engine, result, weights)
         return result if spread is None else RowShards.scatter(result, find_sharding(spread, mode))
 
     def compute() -> Array | RowShards:

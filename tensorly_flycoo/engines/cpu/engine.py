@@ -49,9 +49,14 @@ class CpuEngine(CpuPrimitives, Engine):
     array_type = np.ndarray
 
     def choose_cut(
-        self, shape: Sequence[int], dtype: np.dtype, groups: Groups | None = None
+        self,
+        shape: Sequence[int],
+        dtype: np.dtype,
+        groups: Groups | None = None,
+        num_prefixes: int = 0,
     ) -> Cut:
-        return Cut(RecordFormat.of(shape, dtype, np.uint64, groups), TILE_SIZE, BUCKET_SIZE)
+        record_format = RecordFormat.of(shape, dtype, np.uint64, groups, num_prefixes)
+        return Cut(record_format, TILE_SIZE, BUCKET_SIZE)
 
     def receive(self, coords: Array, values: Array) -> tuple[Array, Array]:
         return move(coords, np), move(values, np)

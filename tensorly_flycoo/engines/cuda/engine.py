@@ -61,9 +61,13 @@ class CudaEngine(CudaPrimitives, Engine):
     make_stager = CudaStager
 
     def choose_cut(
-        self, shape: Sequence[int], dtype: np.dtype, groups: Groups | None = None
+        self,
+        shape: Sequence[int],
+        dtype: np.dtype,
+        groups: Groups | None = None,
+        num_prefixes: int = 0,
     ) -> Cut:
-        record_format = RecordFormat.of(shape, dtype, np.uint32, groups)
+        record_format = RecordFormat.of(shape, dtype, np.uint32, groups, num_prefixes)
         slot, gpu = slot_nbytes(record_format.merged), launch.current_gpu()
         tile_size = tuning.choose_tile_size(slot, record_format.merged.ndim - 1, gpu)
         return Cut(record_format, tile_size, tuning.BUCKET_SIZE)
