@@ -57,7 +57,10 @@ class _FolderCache(FunctionCache):
         self._cache_file = IndexDataCacheFile(
             cache_path=self._cache_path,
             filename_base=self._impl.filename_base,
-            source_stamp=(self._impl.locator.get_source_stamp(), *map(_hash_folder, sorted(folders))),
+            source_stamp=(
+                self._impl.locator.get_source_stamp(),
+                *map(_hash_folder, sorted(folders)),
+            ),
         )
         self._starts_s: dict[Any, float] = {}
 

@@ -23,6 +23,7 @@ import numpy as np
 from llvmlite import ir
 from numba import extending
 from numba.core import cgutils, types
+from numba.core.compiler import Flags
 
 from ...base.array_modules import Array
 from ...base.reporting import log_compilation
@@ -65,6 +66,17 @@ _release = types.ExternalFunction("PyThread_release_lock", types.void(types.intp
 def _point_at(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
     words = context.make_array(array_type)(context, builder, array)
     return builder.gep(words.data, [index])
+
+
+@intrinsic
+def _address(typing_context: Any, words: Any) -> Any:
+    """Return the address of an array of words."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _point_at(context, builder, words, *args, ir.Constant(ir.IntType(64), 0))
+        return builder.ptrtoint(pointer, ir.IntType(64))
+
+    return types.int64(words), generate
 
 
 @intrinsic
@@ -132,11 +144,15 @@ def _bind(typing_context: Any, loop: Any, arguments: Any) -> Any:
 
     The arguments lie in the frame of the function that calls this.
     """
-    loop_signature = loop.get_call_type(typing_context, (types.int64, types.int64, *arguments), {})
+    loop_signature = types.void(types.int64, types.int64, *arguments)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        compiled = loop.dispatcher.overloads[loop_signature.args]
-        context.active_code_library.add_linking_library(compiled.library)
+        # Compiled here, since a compiled function of its own would double the time.
+        flags = Flags()
+        flags.nrt, flags.error_model = True, "numpy"
+        compiled = context.compile_subroutine(
+            builder, loop.dispatcher.py_func, loop_signature, flags=flags
+        )
         function = ir.Function(
             builder.module, _TAKE_PARTS, builder.module.get_unique_name("take_parts")
         )
@@ -220,9 +236,9 @@ def _serve(words: Array) -> None:
 
 
 @kernel
-def _run(helpers: Array, num_helpers: int, job: int, function: int, data: int) -> None:
+def _run(helpers: Array, num_helpers: int, parts: Array, function: int, data: int) -> None:
     """Take parts together with so many helpers, or with those that no other caller needs."""
-    num_called = 0
+    job, num_called = _address(parts), 0
     for h in range(helpers.shape[0]):
         if num_called == num_helpers:
             break
@@ -256,7 +272,7 @@ def _loop(first: int, last: int) -> None:
 
 def _drive(helpers: Array, num_helpers: int, job: Array, *arguments: Any) -> None:
     function, data = _bind(_loop, arguments)
-    _run(helpers, num_helpers, job.ctypes.data, function, data)
+    _run(helpers, num_helpers, job, function, data)
 
 
 @functools.cache

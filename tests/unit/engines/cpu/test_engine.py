@@ -20,8 +20,7 @@ from problems import Problem, compute_all, make_exact_problem, make_factors, mak
 
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.engines.cpu import engine as cpu
-from tensorly_flycoo.engines.cpu import threads
-from tensorly_flycoo.engines.cpu import primitives
+from tensorly_flycoo.engines.cpu import primitives, threads
 
 LAYOUTS = ("remap", "replicated", "indexed")
 BOTH_LAYOUTS = pytest.mark.parametrize("layout", LAYOUTS)
