@@ -40,9 +40,9 @@ _PARTS_PER_THREAD = 8
 #: Time after which a loop comes back to Python, where an interrupt can be raised.
 _INTERRUPTIBLE_NS = 1e8
 
-#: Turns of a loop that waits for another thread before it sleeps: 5 to 50 us.
-_TURNS = 1000
-_HELPER_TURNS = 1000
+#: Turns of a helper that waits for the next job before it sleeps, and of a caller that waits for a
+#: helper; 1000 take 5 to 50 us.
+_HELPER_TURNS, _TURNS = 1000, 1000
 
 # The words of a helper, in a cache line of its own (a processor fetches two at a time).
 _STATE, _FUNCTION, _DATA, _WAKES, _IS_DONE = range(5)
@@ -59,8 +59,10 @@ _ADDRESS = ~7
 _NEXT, _LAST, _PART_SIZE, _HAS_FAILED = range(4)
 
 # These functions of CPython need no GIL.
-_acquire = types.ExternalFunction("PyThread_acquire_lock", types.int32(types.intp, types.int32))
-_release = types.ExternalFunction("PyThread_release_lock", types.void(types.intp))
+_acquire: Any = types.ExternalFunction(
+    "PyThread_acquire_lock", types.int32(types.intp, types.int32)
+)
+_release: Any = types.ExternalFunction("PyThread_release_lock", types.void(types.intp))
 
 
 def _point_at(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
@@ -73,7 +75,7 @@ def _address(typing_context: Any, words: Any) -> Any:
     """Return the address of an array of words."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = _point_at(context, builder, words, *args, ir.Constant(ir.IntType(64), 0))
+        pointer = _point_at(context, builder, words, args[0], ir.IntType(64)(0))
         return builder.ptrtoint(pointer, ir.IntType(64))
 
     return types.int64(words), generate
@@ -148,7 +150,7 @@ def _bind(typing_context: Any, loop: Any, arguments: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         # Compiled here, since a compiled function of its own would double the time.
-        flags = Flags()
+        flags: Any = Flags()
         flags.nrt, flags.error_model = True, "numpy"
         compiled = context.compile_subroutine(
             builder, loop.dispatcher.py_func, loop_signature, flags=flags
@@ -301,7 +303,7 @@ def launch(loop: Callable[..., None], count: int, *arguments: Any, work_ns: floa
         driver, helpers = _make_driver(loop), _get_helpers()
         for first in range(0, count, step):
             last = min(first + step, count)
-            job = np.array([first, last, -(-(last - first) // num_parts), 0])
+            job = np.array([first, last, -(-(last - first) // num_parts), 0], np.int64)
             driver(helpers, num_threads - 1, job, *arguments)
             if job[_HAS_FAILED]:
                 raise MemoryError(f"a part of {loop.__name__} found no memory for its work")
@@ -324,7 +326,7 @@ def _get_helpers() -> Array:
 def _start_helpers(count: int) -> Array:
     allocate = ctypes.pythonapi.PyThread_allocate_lock
     allocate.restype = ctypes.c_void_p
-    helpers = np.full((count, _NUM_WORDS), _ASLEEP)
+    helpers = np.full((count, _NUM_WORDS), _ASLEEP, np.int64)
     _serve.compile((numba.typeof(helpers).copy(ndim=1),))  # here, where it may be logged
     for words in helpers:
         for place in (_WAKES, _IS_DONE):

@@ -329,6 +329,20 @@ def test_remapping_keeps_every_bit(small_tiles):
         assert x.nonzeros()[1].tobytes() == values.tobytes()
 
 
+def test_factors_at_any_address_give_the_same_bits():
+    """A small factor whose rows cross cache lines is copied, and each row is a whole line then."""
+    problem = make_problem((5, 3, 2), 5000)
+    x, rank = problem.tensor(), 8
+    factors = make_factors((5, 3, 2), rank)
+    memory = np.empty(5 * rank + 16)
+    expected = compute_all(x, factors)
+    for offset in range(8):
+        start = offset - memory.ctypes.data // 8 % 8 + 8
+        moved = memory[start : start + 5 * rank].reshape(5, rank)
+        moved[...] = factors[0]
+        assert compute_all(x, [moved, *factors[1:]]) == expected
+
+
 def test_subnormals_are_kept():
     tiny = np.finfo(np.float64).smallest_subnormal
     x = FlycooTensor([[0, 1]], [tiny, 1.0], (2,))
