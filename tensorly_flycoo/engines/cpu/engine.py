@@ -13,10 +13,10 @@ import numpy as np
 from ...base.array_modules import Array, move
 from ...base.reporting import log_compilation
 from ...format.layout import Layout
-from ...format.packing import Cut, RecordFormat
+from ...format.packing import Cut, Groups, RecordFormat
 from ...format.primitives import Compute, Step
 from ..protocol import Engine
-from . import kernels, logarithms, products, ratios, slices, solvers, threads, updates
+from . import groups, kernels, logarithms, products, ratios, slices, solvers, threads, updates
 from . import ttmc as ttmc_kernels
 from .free_memory import count_free_nbytes
 from .primitives import CpuPrimitives
@@ -48,8 +48,10 @@ class CpuEngine(CpuPrimitives, Engine):
     name = "cpu"
     array_type = np.ndarray
 
-    def choose_cut(self, shape: Sequence[int], dtype: np.dtype) -> Cut:
-        return Cut(RecordFormat.of(shape, dtype, np.uint64), TILE_SIZE, BUCKET_SIZE)
+    def choose_cut(
+        self, shape: Sequence[int], dtype: np.dtype, groups: Groups | None = None
+    ) -> Cut:
+        return Cut(RecordFormat.of(shape, dtype, np.uint64, groups), TILE_SIZE, BUCKET_SIZE)
 
     def receive(self, coords: Array, values: Array) -> tuple[Array, Array]:
         return move(coords, np), move(values, np)
@@ -207,6 +209,8 @@ class CpuEngine(CpuPrimitives, Engine):
         threads.launch(solvers.fit_ascending, columns.shape[1], *arguments, work_ns=work_ns)
         return fitted
 
+    combine_rows = staticmethod(groups.combine_rows)
+    contract_rows = staticmethod(groups.contract_rows)
     multiply_transposed = staticmethod(products.multiply_transposed)
     multiply_rows = staticmethod(products.multiply_rows)
 
@@ -265,7 +269,7 @@ def _gather_arguments(
 ) -> tuple[Tiles, Source, Target, kernels.Inputs, kernels.Output]:
     """Return the arguments of the loops that compute MTTKRP."""
     (arrays, partial_rows), tiling = workspace, layout.tilings[mode]
-    field, fields = locate(layout.record_format, mode)
+    field, fields = locate(layout.merged, mode)
     return (
         Tiles(layout.tile_size, step.bucket_size, tiling.carry_rows, tiling.empty_rows),
         Source.of(step, layout.record_format),
