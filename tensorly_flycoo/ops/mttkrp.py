@@ -74,7 +74,7 @@ def mttkrp(
     order 0, 1, ..., ndim - 1, 0, ...: any other mode is reached by remapping through the modes in
     between, one pass over the nonzeros each. The other layouts have no preferred order.
 
-    The workspace is one row of `out` for every 512 to 2,048 nonzeros. Each element has an error of
+    The workspace is at most ndim rows of `out` for every 512 nonzeros. Each element has an error of
     at most ``(row_nnz + ndim) * eps`` times the sum of its terms' absolute values. The result is
     the same to the bit for any number of threads, in every run and in every layout.
 

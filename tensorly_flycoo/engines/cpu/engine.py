@@ -115,8 +115,10 @@ class CpuEngine(CpuPrimitives, Engine):
             model = ratios.Model(factor, out.dtype.type(smallest), log_sums)
             has_steps = None if out.shape[1] == num_lanes else True
             self.log("ratios", layout.name, mode=mode, kernel="ratio_tiles", num_lanes=num_lanes)
-            arguments, work_ns = (*arguments, model, has_steps), 3 * _estimate_ns(layout, step, out)
-            threads.launch(ratios.ratio_tiles, num_tiles, *arguments, work_ns=work_ns)
+            work_ns = 3 * _estimate_ns(layout, step, out)
+            threads.launch(
+                ratios.ratio_tiles, num_tiles, *arguments, model, has_steps, work_ns=work_ns
+            )
             kernels.add_partial_rows(layout.tilings[mode].carry_rows, partial_rows, out)
             return None if log_sums is None else np.asarray(logarithms.add_in_order(log_sums))
 

@@ -133,10 +133,10 @@ class CpuPrimitives(Primitives):
         num_buckets, size = -(-nnz // bucket_size), np.uint64(bucket_size)
         num_parts = _choose_parts(nnz, num_buckets)
         starts = np.zeros(_shape_counts(num_parts, num_buckets, stored.dtype), stored.dtype)
-        arguments, work_ns = (num_parts, positions, size, starts), _NONZERO_NS * nnz
-        threads.launch(building.count_buckets, num_parts, *arguments, work_ns=work_ns)
+        counted, work_ns = (num_parts, positions, size, starts), _NONZERO_NS * nnz
+        threads.launch(building.count_buckets, num_parts, *counted, work_ns=work_ns)
         building.start_keys(starts)
-        arguments = (*arguments, stored, offsets)
+        arguments = (*counted, stored, offsets)
         threads.launch(building.split_parts, num_parts, *arguments, work_ns=work_ns)
         buckets = (bucket_size, None, offsets)
         threads.launch(building.order_buckets, num_buckets, *buckets, work_ns=work_ns)
@@ -189,8 +189,8 @@ class CpuPrimitives(Primitives):
             bits = record_format.masks[n] << record_format.shifts[n] if n != mode else 0
             column_bits[record_format.words[n]] |= bits
         source, field = Source.of(Step(records), record_format), Field.of(record_format, mode)
-        columns, bits = (is_new, rows, values), tuple(map(np.uint64, column_bits))
-        arguments = (places, source, field, bits, columns)
+        masks, columns = tuple(map(np.uint64, column_bits)), (is_new, rows, values)
+        arguments = (places, source, field, masks, columns)
         threads.launch(kernels.split_columns, nnz, *arguments, work_ns=2 * _NONZERO_NS * nnz)
         return is_new, rows, values
 

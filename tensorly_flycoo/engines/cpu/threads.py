@@ -23,6 +23,7 @@ import numpy as np
 from llvmlite import ir
 from numba import extending
 from numba.core import cgutils, types
+from numba.core.compiler import Flags
 
 from ...base.array_modules import Array
 from ...base.reporting import log_compilation
@@ -39,9 +40,9 @@ _PARTS_PER_THREAD = 8
 #: Time after which a loop comes back to Python, where an interrupt can be raised.
 _INTERRUPTIBLE_NS = 1e8
 
-#: Turns of a loop that waits for another thread before it sleeps: 5 to 50 us.
-_TURNS = 1000
-_HELPER_TURNS = 1000
+#: Turns of a helper that waits for the next job before it sleeps, and of a caller that waits for a
+#: helper; 1000 take 5 to 50 us.
+_HELPER_TURNS, _TURNS = 1000, 1000
 
 # The words of a helper, in a cache line of its own (a processor fetches two at a time).
 _STATE, _FUNCTION, _DATA, _WAKES, _IS_DONE = range(5)
@@ -58,13 +59,26 @@ _ADDRESS = ~7
 _NEXT, _LAST, _PART_SIZE, _HAS_FAILED = range(4)
 
 # These functions of CPython need no GIL.
-_acquire = types.ExternalFunction("PyThread_acquire_lock", types.int32(types.intp, types.int32))
-_release = types.ExternalFunction("PyThread_release_lock", types.void(types.intp))
+_acquire: Any = types.ExternalFunction(
+    "PyThread_acquire_lock", types.int32(types.intp, types.int32)
+)
+_release: Any = types.ExternalFunction("PyThread_release_lock", types.void(types.intp))
 
 
 def _point_at(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
     words = context.make_array(array_type)(context, builder, array)
     return builder.gep(words.data, [index])
+
+
+@intrinsic
+def _address(typing_context: Any, words: Any) -> Any:
+    """Return the address of an array of words."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _point_at(context, builder, words, args[0], ir.IntType(64)(0))
+        return builder.ptrtoint(pointer, ir.IntType(64))
+
+    return types.int64(words), generate
 
 
 @intrinsic
@@ -132,11 +146,15 @@ def _bind(typing_context: Any, loop: Any, arguments: Any) -> Any:
 
     The arguments lie in the frame of the function that calls this.
     """
-    loop_signature = loop.get_call_type(typing_context, (types.int64, types.int64, *arguments), {})
+    loop_signature = types.void(types.int64, types.int64, *arguments)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        compiled = loop.dispatcher.overloads[loop_signature.args]
-        context.active_code_library.add_linking_library(compiled.library)
+        # Compiled here, since a compiled function of its own would double the time.
+        flags: Any = Flags()
+        flags.nrt, flags.error_model = True, "numpy"
+        compiled = context.compile_subroutine(
+            builder, loop.dispatcher.py_func, loop_signature, flags=flags
+        )
         function = ir.Function(
             builder.module, _TAKE_PARTS, builder.module.get_unique_name("take_parts")
         )
@@ -220,9 +238,9 @@ def _serve(words: Array) -> None:
 
 
 @kernel
-def _run(helpers: Array, num_helpers: int, job: int, function: int, data: int) -> None:
+def _run(helpers: Array, num_helpers: int, parts: Array, function: int, data: int) -> None:
     """Take parts together with so many helpers, or with those that no other caller needs."""
-    num_called = 0
+    job, num_called = _address(parts), 0
     for h in range(helpers.shape[0]):
         if num_called == num_helpers:
             break
@@ -256,7 +274,7 @@ def _loop(first: int, last: int) -> None:
 
 def _drive(helpers: Array, num_helpers: int, job: Array, *arguments: Any) -> None:
     function, data = _bind(_loop, arguments)
-    _run(helpers, num_helpers, job.ctypes.data, function, data)
+    _run(helpers, num_helpers, job, function, data)
 
 
 @functools.cache
@@ -285,7 +303,7 @@ def launch(loop: Callable[..., None], count: int, *arguments: Any, work_ns: floa
         driver, helpers = _make_driver(loop), _get_helpers()
         for first in range(0, count, step):
             last = min(first + step, count)
-            job = np.array([first, last, -(-(last - first) // num_parts), 0])
+            job = np.array([first, last, -(-(last - first) // num_parts), 0], np.int64)
             driver(helpers, num_threads - 1, job, *arguments)
             if job[_HAS_FAILED]:
                 raise MemoryError(f"a part of {loop.__name__} found no memory for its work")
@@ -308,7 +326,7 @@ def _get_helpers() -> Array:
 def _start_helpers(count: int) -> Array:
     allocate = ctypes.pythonapi.PyThread_allocate_lock
     allocate.restype = ctypes.c_void_p
-    helpers = np.full((count, _NUM_WORDS), _ASLEEP)
+    helpers = np.full((count, _NUM_WORDS), _ASLEEP, np.int64)
     _serve.compile((numba.typeof(helpers).copy(ndim=1),))  # here, where it may be logged
     for words in helpers:
         for place in (_WAKES, _IS_DONE):

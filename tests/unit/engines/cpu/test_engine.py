@@ -20,8 +20,7 @@ from problems import Problem, compute_all, make_exact_problem, make_factors, mak
 
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.engines.cpu import engine as cpu
-from tensorly_flycoo.engines.cpu import threads
-from tensorly_flycoo.engines.cpu import primitives
+from tensorly_flycoo.engines.cpu import primitives, threads
 
 LAYOUTS = ("remap", "replicated", "indexed")
 BOTH_LAYOUTS = pytest.mark.parametrize("layout", LAYOUTS)
@@ -328,6 +327,20 @@ def test_remapping_keeps_every_bit(small_tiles):
         mttkrp(x, problem.factors, mode)
         np.testing.assert_array_equal(x.nonzeros()[0], coords)
         assert x.nonzeros()[1].tobytes() == values.tobytes()
+
+
+def test_factors_at_any_address_give_the_same_bits():
+    """A small factor whose rows cross cache lines is copied, and each row is a whole line then."""
+    problem = make_problem((5, 3, 2), 5000)
+    x, rank = problem.tensor(), 8
+    factors = make_factors((5, 3, 2), rank)
+    memory = np.empty(5 * rank + 16)
+    expected = compute_all(x, factors)
+    for offset in range(8):
+        start = offset - memory.ctypes.data // 8 % 8 + 8
+        moved = memory[start : start + 5 * rank].reshape(5, rank)
+        moved[...] = factors[0]
+        assert compute_all(x, [moved, *factors[1:]]) == expected
 
 
 def test_subnormals_are_kept():
