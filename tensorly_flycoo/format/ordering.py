@@ -79,7 +79,8 @@ def _number_prefixes(
     for mode in range(count):
         rows = record_format.rows(records, mode, xp)
         is_new[1:] |= rows[1:] != rows[:-1]
-        yield xp.cumsum(is_new, dtype=np.int64)
+        del rows
+        yield xp.cumsum(is_new, dtype=index_dtype(nnz))
 
 
 def _choose_prefix(
