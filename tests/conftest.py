@@ -26,6 +26,12 @@ def each_limit_lowered(request, monkeypatch):
         lowered_limits.lower_limit(request.param, monkeypatch)
 
 
+@pytest.fixture
+def modes_in_groups(monkeypatch):
+    """Let small tensors have groups of modes."""
+    lowered_limits.lower_limit("groups", monkeypatch)
+
+
 def pytest_addoption(parser):
     text = "run the tests with one of the library's limits lowered (see lowered_limits.py)"
     parser.addoption("--lowered", choices=lowered_limits.LOWERED, help=text)

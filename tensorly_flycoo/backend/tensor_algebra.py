@@ -18,12 +18,12 @@ from tensorly.tenalg.einsum_tenalg import EinsumTenalgBackend
 from ..base.array_modules import Array, is_cupy, share
 from ..base.checks import densify_error
 from ..decomposition.guarding import guard
-from ..decomposition.whole_tensor import WholeTensor, match_dtype
+from ..decomposition.whole_tensor import WholeTensor
 from ..ops import views
 from ..ops.contraction import contract_vectors, inner, khatri_rao_at
 from ..ops.dense_memory import check_khatri_rao_fits
 from ..ops.mode_product import ModeProduct
-from ..ops.mttkrp import mttkrp
+from ..ops.mttkrp import match_dtype, mttkrp
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
 from ..tensor.reductions import check_axes
 

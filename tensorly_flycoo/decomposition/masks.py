@@ -16,7 +16,8 @@ from ..base.checks import densify_error
 from ..engines.tall_skinny import inner_product
 from ..format.ordering import compute_norm
 from ..ops.cp_entries import choose_block_size, evaluate_model
-from ..ops.mttkrp import mttkrp
+from ..ops.group_passes import LastPass
+from ..ops.mttkrp import mttkrp, mttkrp_in_sweep
 from ..ops.sampling import NonzeroSampler, split_entries
 from ..ops.sparse_matrices import make_csc, multiply_transposed
 from ..spread.slab_layout import SlabLayout
@@ -156,6 +157,7 @@ class ImputedTensor:
 
     def __init__(self, missing: MissingEntries) -> None:
         self.missing, self.values = missing, missing.start
+        self._last_pass = LastPass()
 
     def impute(self, weights: Array | None, factors: Sequence[Array]) -> None:
         """Set the missing entries to the values of a model."""
@@ -163,7 +165,8 @@ class ImputedTensor:
 
     def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
         """Compute the MTTKRP of observed and missing entries: (I_mode, R)."""
-        observed = mttkrp(self.missing.observed, factors, mode, weights=weights)
+        x, last_pass = self.missing.observed, self._last_pass
+        observed = mttkrp_in_sweep(x, factors, mode, last_pass, weights=weights)
         return self.missing.add_mttkrp(observed, self.values, factors, mode, weights)
 
     def measure(

@@ -29,19 +29,6 @@ def check_start(mttkrp: Array) -> None:
         )
 
 
-def match_dtype(factors: Sequence[Array], dtype: np.dtype) -> list[Array]:
-    """Return factors in the tensor's precision.
-
-    ADMM's dual variables are float64 whatever the tensor is, and its factors become so too. All
-    others stay the same objects: row-sharded ones know where they have been gathered.
-    """
-    dtypes = [getattr(factor, "dtype", dtype) for factor in factors]
-    return [
-        factor.astype(dtype) if given.kind == "f" and given != dtype else factor
-        for factor, given in zip(factors, dtypes, strict=True)
-    ]
-
-
 class CallDevice(str):
     """Where a call's own arrays are, "cuda" or "cpu", in the context of its `WholeTensor`.
 
@@ -74,7 +61,6 @@ class WholeTensor(LazyArray):
 
     def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
         """Compute the MTTKRP of factors in any precision: (I_mode, R), in that of the tensor."""
-        factors = match_dtype(factors, self.dtype)
         return mttkrp_in_sweep(self.tensor, factors, mode, self._last_pass, weights=weights)
 
     def mttkrp_of_als(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:

@@ -6,6 +6,7 @@ pass over the nonzeros in place of one each, and read one row in place of one ea
 
 from collections.abc import Sequence
 from itertools import combinations, pairwise
+from numbers import Integral
 
 from .packing import Groups, field_width
 
@@ -75,34 +76,38 @@ def find_groups(groups: object, shape: Sequence[int], nnz: int) -> tuple[Groups,
         count = len(found[0])
         found = (*((mode,) for mode in found[0]), *found[1:])
     check_products(found, shape)
-    return found, count
-
-
-def check_products(groups: Groups, shape: Sequence[int]) -> None:
-    """Refuse groups, given by a user or a file, of which layouts cannot take all combinations."""
-    if not _is_divisible(shape, groups):
+    if not _is_divisible(shape, found):
         longest = max(range(len(shape)), key=lambda mode: shape[mode])
         raise ValueError(
             f"groups is {groups!r}, expected the longest mode, {longest}, to begin a group"
         )
+    return found, count
+
+
+def check_groups(groups: object, shape: Sequence[int]) -> Groups:
+    """Return a division of the modes, as tuples; refuse anything else."""
+    what = f"groups is {groups!r}, expected all modes from 0 to {len(shape) - 1} in order, such as"
+    example = [tuple(range(len(shape) - 1)), (len(shape) - 1,)] if len(shape) > 1 else [(0,)]
+    if (
+        not isinstance(groups, Sequence)
+        or not all(isinstance(group, Sequence) for group in groups)
+        or not all(isinstance(mode, Integral) for group in groups for mode in group)
+    ):
+        raise TypeError(f"{what} {example}")
+    found = tuple(tuple(map(int, group)) for group in groups)
+    if [mode for group in found for mode in group] != list(range(len(shape))) or () in found:
+        raise ValueError(f"{what} {example}")
+    return found
+
+
+def check_products(groups: Groups, shape: Sequence[int]) -> None:
+    """Refuse groups with more combinations of indices than can be numbered in 32 bits."""
     for group in groups:
         if len(group) > 1 and _count_rows(shape, group) > 2**32:
             raise ValueError(
                 f"groups has {group} with {_count_rows(shape, group):,} combinations of indices, "
                 f"expected at most {2**32:,}: divide it"
             )
-
-
-def check_groups(groups: object, shape: Sequence[int]) -> Groups:
-    """Return a division of the modes as tuples; refuse anything else."""
-    what = f"groups is {groups!r}, expected all modes from 0 to {len(shape) - 1} in order, such as"
-    example = [tuple(range(len(shape) - 1)), (len(shape) - 1,)] if len(shape) > 1 else [(0,)]
-    if not isinstance(groups, Sequence) or not all(isinstance(g, Sequence) for g in groups):
-        raise TypeError(f"{what} {example}")
-    found = tuple(tuple(group) for group in groups)
-    if [mode for group in found for mode in group] != list(range(len(shape))) or () in found:
-        raise ValueError(f"{what} {example}")
-    return found
 
 
 def _divide(ndim: int, starts: Sequence[int]) -> Groups:

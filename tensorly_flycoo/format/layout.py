@@ -161,10 +161,10 @@ class Layout(ABC):
         of the host's coords (int64) and values that is on the device.
         """
         given = 8 * cut.record_format.ndim + cut.record_format.dtype.itemsize
+        least, most = count_tiling_nbytes(nnz, cut.record_format, cut.tile_size)
         cut, record_format = cut.merged, cut.record_format.merged
         kept = nnz * cls.count_copies(record_format.ndim) * record_format.record_nbytes
         kept += cls.count_ids_nbytes(nnz, cut, primitives)
-        least, most = count_tiling_nbytes(nnz, record_format, cut.tile_size)
         ordering = count_canonical_nbytes(nnz, record_format, primitives)
         working = max(ordering, kept + most + cls.count_build_nbytes(nnz, cut, primitives))
         if primitives.staging_size is None:

@@ -6,6 +6,7 @@ the row that it inherits from the previous tile is a partial row (a carry-out), 
 the order of the tiles, so no sum depends on timing.
 """
 
+import math
 from dataclasses import dataclass
 
 from ..base.array_modules import Array
@@ -47,13 +48,15 @@ def tile_rows(
 
 
 def count_tiling_nbytes(nnz: int, record_format: RecordFormat, tile_size: int) -> tuple[int, int]:
-    """Count the bytes of the tilings of all modes, with the fewest and the most empty rows.
+    """Count the bytes of the tilings of all groups, with the fewest and the most empty rows.
 
-    The most includes the temporary arrays of `tile_rows`: the records at the edges of tiles, and
-    five arrays of their numbers or rows.
+    Rows that stand for no indices are always empty. The most includes the temporary arrays of
+    `tile_rows`: the records at the edges of tiles, and five arrays of their numbers or rows.
     """
-    shape, num_tiles = record_format.shape, -(-nnz // tile_size)
+    shape, num_tiles = record_format.merged.shape, -(-nnz // tile_size)
+    used = [math.prod(record_format.shape[n] for n in group) for group in record_format.groups]
     carries, edges = 8 * len(shape) * num_tiles, (record_format.record_nbytes + 40) * num_tiles
-    least = [max(0, size - nnz) * index_dtype(size).itemsize for size in shape]
+    pairs = zip(shape, used, strict=True)
+    least = [(size - min(n, nnz)) * index_dtype(size).itemsize for size, n in pairs]
     most = [(size - min(1, nnz)) * index_dtype(size).itemsize for size in shape]
     return carries + sum(least), carries + edges + sum(most)

@@ -20,7 +20,8 @@ from ..decomposition.initial_guess import draw_factors
 from ..decomposition.stopping import has_converged
 from ..engines.tall_skinny import MANY_RIGHT_HAND_SIDES, column_sum_norm, equilibrate
 from ..ops.call_memory import count_iteration_nbytes
-from ..ops.mttkrp import mttkrp
+from ..ops.group_passes import LastPass
+from ..ops.mttkrp import mttkrp_in_sweep
 from ..tensor.tensor import FlycooTensor
 
 #: Runs that have ended stay in the stack if fewer columns than this would be left: MTTKRP would not
@@ -85,7 +86,7 @@ def _choose_batch_size(x: FlycooTensor, rank: int) -> int:
     """Choose how many runs to iterate together, by the free memory and a CPU's caches."""
     free, size = x._engine.count_free_nbytes(), 2**10
     if free is not None:
-        sizes = (x.shape, x.nnz, x.dtype, rank, x.slabs)
+        sizes = (x.shape, x.nnz, x.dtype, x.groups, rank, x.slabs)
         each = _COPIES * count_iteration_nbytes(x._engine, *sizes)
         size = int(_SHARE * free) // each
     if x.device == "cpu":
@@ -127,6 +128,7 @@ class _Batch:
     stacks: list[Array]  # the factors of all runs, (n, I, R)
     columns: list[Array] = field(init=False)  # as MTTKRP reads them, (I, n * R)
     grams: list[Array] = field(init=False)  # their Gram matrices (n, R, R)
+    last_pass: LastPass = field(init=False, default_factory=LastPass)
     refines: bool = True  # whether a system of the last iteration was ill-conditioned
 
     def __post_init__(self) -> None:
@@ -155,7 +157,8 @@ class _Batch:
         conditions = []
         for mode in range(self.x.ndim):
             num_runs, size, rank = self.stacks[mode].shape
-            products = mttkrp(self.x, self.columns, mode).reshape(size, num_runs, rank)
+            products = mttkrp_in_sweep(self.x, self.columns, mode, self.last_pass)
+            products = products.reshape(size, num_runs, rank)
             rows = products.transpose(1, 0, 2).copy()  # (n, I, R)
             del products
             others = self.grams[:mode] + self.grams[mode + 1 :]

@@ -13,6 +13,7 @@ from numpy.typing import DTypeLike
 from ..base.checks import check_count, check_dtype, check_keep, check_rank, check_shape
 from ..engines import select_engine
 from ..format.groups import choose_groups
+from ..format.packing import Groups
 from ..format.primitives import index_dtype
 from ..format.tree import count_waiting
 from ..spread import building
@@ -148,15 +149,16 @@ def estimate_memory(
     if keep == "host" and engine.make_stager is not None:
         num_slabs, num_resident = building.plan_streaming(engine, *sizes, slabs)
         record_nbytes = engine.choose_cut(shape, dtype, groups).record_format.record_nbytes
-        mode_nbytes = nnz * record_nbytes // num_slabs  # of a slab
+        copy_nbytes = nnz * record_nbytes // num_slabs  # of a slab
         num_streamed = max(0, num_slabs - num_resident)
-        host_nbytes = num_streamed * len(shape) * mode_nbytes
-        slots_nbytes = min(num_streamed, 2) * mode_nbytes
+        host_nbytes = num_streamed * len(groups) * copy_nbytes
+        slots_nbytes = min(num_streamed, 2) * copy_nbytes
     nbytes, peak_nbytes = building.estimate_layout(engine, *sizes, num_slabs)
     peak_nbytes -= host_nbytes
     if rank is None:
         return MemoryEstimate(nbytes, peak_nbytes, None, host_nbytes)
-    work_nbytes = count_iteration_nbytes(engine, shape, nnz, dtype, check_rank(rank), num_slabs)
+    of_call = (nnz, dtype, groups, check_rank(rank), num_slabs)
+    work_nbytes = count_iteration_nbytes(engine, shape, *of_call)
     row_nbytes = rank * dtype.itemsize
     for mode in range(len(shape)) if init == "svd" else ():
         of_mode = (shape, nnz, dtype, mode, rank, num_slabs)
@@ -167,25 +169,38 @@ def estimate_memory(
 
 
 def count_iteration_nbytes(
-    engine: Engine, shape: Sequence[int], nnz: int, dtype: np.dtype, rank: int, num_slabs: int
+    engine: Engine,
+    shape: Sequence[int],
+    nnz: int,
+    dtype: np.dtype,
+    groups: Groups,
+    rank: int,
+    num_slabs: int,
 ) -> int:
     """Count the factors, and what the update of one adds: its MTTKRP and the solution.
 
-    For a tensor on several devices, counts the first device only.
+    The MTTKRP of a group of modes stays until that of its last mode. Factors of groups are made for
+    each pass. For a tensor on several devices, counts the first device only.
     """
     row_nbytes = rank * dtype.itemsize
     if engine.tall is not None:  # solutions have rows aligned for the next MTTKRP
         row_nbytes = engine.tall.choose_row_nbytes(row_nbytes)
-    num_tiles = -(-nnz // (num_slabs * engine.choose_cut(shape, dtype).tile_size))
+    cut = engine.choose_cut(shape, dtype, groups)
+    num_tiles, merged = -(-nnz // (num_slabs * cut.tile_size)), cut.record_format.merged.shape
+    made = [size * (len(group) > 1) for size, group in zip(merged, groups, strict=True)]
     if engine.devices is not None:
         # Each factor in shards and gathered, two results and those that wait to be added.
         waiting = count_waiting(num_slabs) + 2
-        return (2 * sum(shape) + waiting * max(shape) + num_tiles) * row_nbytes
-    solving = max(size + max(size, shape[mode - 1]) for mode, size in enumerate(shape))
+        return (2 * sum(shape) + waiting * max(merged) + sum(made) + num_tiles) * row_nbytes
+    own = [rows for rows, group in zip(made, groups, strict=True) for _ in group]
+    solving = max(size + max(size, shape[mode - 1]) + own[mode] for mode, size in enumerate(shape))
     # Results of slabs that wait to be added.
     waiting, cut_mode = count_waiting(num_slabs), find_longest_mode(shape)
-    results = [size * (1 + (mode != cut_mode) * waiting) for mode, size in enumerate(shape)]
-    multiplying = max(result + shape[mode - 1] for mode, result in enumerate(results)) + num_tiles
+    results = [
+        size + (mode != cut_mode) * waiting * (own[mode] or size) for mode, size in enumerate(shape)
+    ]
+    multiplying = max(result + shape[mode - 1] for mode, result in enumerate(results))
+    multiplying += sum(made) + num_tiles
     return (sum(shape) + max(solving, multiplying)) * row_nbytes
 
 

@@ -6,7 +6,8 @@ no factor of the group, so in a sweep one pass serves all its modes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..base.array_modules import Array
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 class LastPass:
     """The last pass in one decomposition: T, and the factors that it was computed from.
 
-    It serves a later mode of the same group if the factors outside of the group are the very same
-    arrays; in the sweep that made it they must not be changed in place.
+    It serves the later modes of the same group if the factors outside of the group are the very
+    same arrays; in the sweep that made it they must not be changed in place.
     """
 
     def __init__(self) -> None:
@@ -30,25 +31,21 @@ class LastPass:
         self._others: list[Any] = []
         self._mode = -1  # which used it last
 
-    def find(self, factors: Sequence[Any], mode: int, group: Sequence[int]) -> Array | None:
-        """Return T if it serves `mode`; else free it."""
-        others = _list_others(factors, group)
-        if not group[0] <= self._mode < mode or any(map(_differ, others, self._others)):
-            self._rows, self._others = None, others
-        self._mode = mode
-        return self._rows
-
-    def keep(self, rows: Array) -> None:
-        """Keep what `find` did not return."""
-        self._rows = rows
-
-
-def _list_others(factors: Sequence[Any], group: Sequence[int]) -> list[Any]:
-    return [factor for n, factor in enumerate(factors) if n not in group]
-
-
-def _differ(a: object, b: object) -> bool:
-    return a is not b
+    def find(
+        self, factors: Sequence[Any], mode: int, group: Sequence[int], make: Callable[[], Array]
+    ) -> Array:
+        """Return T for `mode`; make it if the last one does not serve, and free that before."""
+        others = [factor for n, factor in enumerate(factors) if n not in group]
+        rows, self._rows = self._rows, None
+        if not group[0] <= self._mode < mode or any(map(operator.is_not, others, self._others)):
+            rows = None
+        if rows is None:
+            rows = make()
+        if mode < group[-1]:
+            self._rows, self._others, self._mode = rows, others, mode
+        else:
+            self._others, self._mode = [], -1
+        return rows
 
 
 def merge_factors(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..base.array_modules import Array, share
 from ..base.checks import check_factors, check_mode, check_out, check_weights
 from ..base.reporting import log_compilation
@@ -106,8 +108,13 @@ def mttkrp_in_sweep(
     weights: Array | None = None,
     out: Array | None = None,
 ) -> Array | RowShards:
-    """Compute what `mttkrp` does, from the last pass over the nonzeros if it serves this mode."""
-    x = as_flycoo(x, check_coords=True)
+    """Compute what `mttkrp` does, from the last pass over the nonzeros if it serves this mode.
+
+    With a last pass, factors may have any precision: see `match_dtype`.
+    """
+    x, given = as_flycoo(x, check_coords=True), factors
+    if last_pass is not None:
+        factors = match_dtype(factors, x.dtype)
     mode = check_mode(mode, x.ndim)
     array_type, engine, layout = x._engine.array_type, x._engine, x._layout
     types = (array_type, RowShards) if isinstance(layout, SpreadLayout) else (array_type,)
@@ -133,23 +140,23 @@ def mttkrp_in_sweep(
     number, _ = record_format.find_place(mode)
     group = record_format.groups[number]
 
+    def multiply_group() -> Array:
+        rows = engine.xp.empty((layout.merged.shape[number], shape[1]), x.dtype)
+        inputs = merge_factors(factors, layout, engine, number)
+        layout.apply("mttkrp", engine, inputs, number, rows)
+        return rows
+
     def multiply() -> Array | RowShards:
-        rows = None
-        if len(group) > 1 and last_pass is not None:
-            rows = last_pass.find(factors, mode, group)
-        inputs = {} if rows is not None else merge_factors(factors, layout, engine, number)
-        if len(group) == 1 and spread is not None:
-            arguments = ("mttkrp", engine, inputs, number, shape)
-            return spread.apply_sharded(*arguments, weights=weights)[0]
-        result = engine.xp.empty(shape, x.dtype) if out is None else out
         if len(group) == 1:
+            inputs = merge_factors(factors, layout, engine, number)
+            if spread is not None:
+                arguments = ("mttkrp", engine, inputs, number, shape)
+                return spread.apply_sharded(*arguments, weights=weights)[0]
+            result = engine.xp.empty(shape, x.dtype) if out is None else out
             layout.apply("mttkrp", engine, inputs, number, result, weights=weights)
             return result
-        if rows is None:
-            rows = engine.xp.empty((layout.merged.shape[number], shape[1]), x.dtype)
-            layout.apply("mttkrp", engine, inputs, number, rows)
-            if last_pass is not None:
-                last_pass.keep(rows)
+        rows = (last_pass or LastPass()).find(given, mode, group, multiply_group)
+        result = engine.xp.empty(shape, x.dtype) if out is None else out
         contract_rows(rows, factors, mode, layout, engine, result, weights)
         return result if spread is None else RowShards.scatter(result, find_sharding(spread, mode))
 
@@ -158,6 +165,19 @@ def mttkrp_in_sweep(
             return multiply()
 
     return attempt(f"mttkrp of mode {mode} and rank {shape[1]}", compute)
+
+
+def match_dtype(factors: Sequence[Array], dtype: np.dtype) -> list[Array]:
+    """Return factors in the tensor's precision.
+
+    ADMM's dual variables are float64 whatever the tensor is, and its factors become so too. All
+    others stay the same objects: row-sharded ones know where they have been gathered.
+    """
+    dtypes = [getattr(factor, "dtype", dtype) for factor in factors]
+    return [
+        factor.astype(dtype) if given.kind == "f" and given != dtype else factor
+        for factor, given in zip(factors, dtypes, strict=True)
+    ]
 
 
 def _check_shards(

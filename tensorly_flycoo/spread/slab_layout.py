@@ -111,9 +111,9 @@ class SlabLayout:
         """Predict the memory of equal slabs, as `Layout.estimate` does; the peak of one device."""
         shape, longest = record_format.shape, max(record_format.shape)
         num_held = max(1, min(num_slabs, nnz, longest))
-        sizes = Counter(zip(_share(nnz, num_held), _share(longest, num_held), strict=True))
+        shares = Counter(zip(_share(nnz, num_held), _share(longest, num_held), strict=True))
         kept = peak_nbytes = 0
-        for (slab_nnz, num_rows), count in sizes.items():
+        for (slab_nnz, num_rows), count in shares.items():
             slab_shape = find_slab_shape(shape, num_rows)
             cut = primitives.choose_cut(slab_shape, record_format.dtype, record_format.groups)
             nbytes, slab_peak_nbytes = layout_class.estimate(slab_nnz, cut, primitives)
@@ -126,7 +126,8 @@ class SlabLayout:
         sorting = count_canonical_nbytes(per_slab, record_format, primitives)
         sorting += 3 * nnz + 2 * per_slab * given if on_device else 0
         # All slabs' lists of empty rows may be longer; a slab's records and their nonzeros.
-        lists = sum(index_dtype(size).itemsize * min(per_slab, size) for size in shape)
+        sizes = record_format.merged.shape
+        lists = sum(index_dtype(size).itemsize * min(per_slab, size) for size in sizes)
         own = 1 if on_device else -(-num_held // num_devices) / num_held  # one device's share
         building = math.ceil(own * (kept + num_held * lists)) + peak_nbytes
         building += per_slab * (2 * record_nbytes + given + 24)

@@ -1,5 +1,7 @@
 """Laws of memory estimates: tensors take the estimated memory, whatever their nonzeros."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,9 +16,11 @@ from tensorly_flycoo.format.primitives import Primitives
 layout_names = st.sampled_from(LAYOUTS)
 
 
-def count_more_empty_rows(shape, nnz, tilings):
+def count_more_empty_rows(record_format, nnz, tilings):
     """Count the empty rows beyond the fewest that `nnz` nonzeros can leave."""
-    least = [max(0, size - nnz) for size in shape]
+    used = [math.prod(record_format.shape[n] for n in group) for group in record_format.groups]
+    pairs = zip(record_format.merged.shape, used, strict=True)
+    least = [size - min(nnz, most) for size, most in pairs]
     return sum(tiling.empty_rows.size for tiling in tilings) - sum(least)
 
 
@@ -26,7 +30,7 @@ def count_more_empty_rows(shape, nnz, tilings):
 def test_a_tensor_takes_the_estimated_memory(drawn, name, dtype):
     x = FlycooTensor(drawn.coords, drawn.values, drawn.shape, dtype=dtype, layout=name)
     estimate = estimate_memory(drawn.shape, x.nnz, dtype=dtype, layout=name)
-    more = count_more_empty_rows(drawn.shape, x.nnz, x._layout.tilings)
+    more = count_more_empty_rows(x._layout.record_format, x.nnz, x._layout.tilings)
     assert x.nbytes == estimate.nbytes + 4 * more
     assert x.nbytes <= estimate.peak_nbytes
 
@@ -38,7 +42,7 @@ def test_a_layout_takes_the_estimated_memory(drawn, name, tiling, dtype, word_dt
     record_format = RecordFormat.of(drawn.shape, dtype, word_dtype)
     cut = Cut(record_format, tiling[0], tiling[0] * tiling[1])
     nbytes, peak_nbytes = layout.estimate(layout.records.shape[0], cut, Primitives())
-    more = count_more_empty_rows(drawn.shape, layout.records.shape[0], layout.tilings)
+    more = count_more_empty_rows(record_format, layout.records.shape[0], layout.tilings)
     assert layout.nbytes == nbytes + 4 * more
     assert layout.nbytes <= peak_nbytes
 

@@ -62,6 +62,21 @@ def test_remap_ids_permute_and_keep_rows_and_partitions_together(tensor, num_par
 
 
 @few
+@given(tensors(), st.data())
+def test_a_group_gives_the_mttkrp_of_its_modes(tensor, data):
+    coords, values, shape, factors, _ = tensor
+    first = data.draw(st.integers(0, len(shape) - 1))
+    group = tuple(range(first, data.draw(st.integers(first, len(shape) - 1)) + 1))
+    rows = reference.group_mttkrp(coords, values, shape, factors, group)
+    assert rows.shape == (*(shape[n] for n in group), factors[0].shape[1])
+    for mode in group:
+        output = reference.contract_group(rows, factors, group, mode)
+        plain = reference.mttkrp(coords, values, shape, factors, mode)
+        bound = reference.mttkrp_error_bound(coords, values, shape, factors, mode, np.float64)
+        assert (np.abs(output - plain) <= bound).all()
+
+
+@few
 @given(tensors(), partition_counts)
 def test_all_modes_equal_the_plain_formula(tensor, num_partitions):
     coords, values, shape, factors, _ = tensor

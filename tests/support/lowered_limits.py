@@ -68,6 +68,8 @@ LOWERED = {
     "slabs": {"spread.building.choose_num_slabs": choose_three},
     # As with modes of 2**31 indices or more.
     "record": {"format.packing.field_width": widen_field},
+    # As with many nonzeros for each combination of the indices of adjacent modes.
+    "groups": {"format.groups._LEAST_NNZ": 0, "format.groups._LEAST_NONZEROS": 1e-3},
 }
 
 #: Modules that import CuPy are left out where it is not installed.

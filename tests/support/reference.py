@@ -316,6 +316,63 @@ def mttkrp(coords: Array, values: Values, shape: Shape, factors: list[Array], mo
     return output
 
 
+def group_mttkrp(
+    coords: Array, values: Values, shape: Shape, factors: list[Array], group: tuple[int, ...]
+) -> Array:
+    """Compute T, the MTTKRP of a group of modes: it has a row for each combination of indices.
+
+    ``T(c_a, c_b, ..., :) += value * prod over w not in the group of factors[w][c_w, :]``, where a,
+    b, ... are the modes of the group. T depends on no factor of the group. Not in the paper.
+
+    Parameters
+    ----------
+    coords, values, shape, factors
+        As for `mttkrp`. Only the shape of the group's factors is read.
+    group : tuple of int
+
+    Returns
+    -------
+    (I_a, I_b, ..., R) float64 array
+
+    Examples
+    --------
+    >>> factors = [np.ones((2, 1)), np.ones((2, 1)), np.array([[3.0], [4.0]])]
+    >>> coords = np.array([[0, 1, 1], [1, 0, 0], [0, 0, 1]])
+    >>> group_mttkrp(coords, [1.0, 10.0, 100.0], (2, 2, 2), factors, (0, 1))[:, :, 0]
+    array([[  0.,   3.],
+           [430.,   0.]])
+    """
+    ell = np.multiply.outer(np.asarray(values, dtype=np.float64), np.ones(factors[0].shape[1]))
+    for w, factor in enumerate(factors):
+        if w not in group:
+            ell *= factor[coords[w]]
+    rows = np.zeros((*(shape[w] for w in group), ell.shape[1]))
+    np.add.at(rows, tuple(coords[list(group)]), ell)
+    return rows
+
+
+def contract_group(rows: Array, factors: list[Array], group: tuple[int, ...], mode: int) -> Array:
+    """Compute the MTTKRP of a mode from that of its group, and the group's other factors.
+
+    ``Y(i, :) = sum over j, k, ... of T(i, j, k, ..., :) * B(j, :) * C(k, :) * ...``, for any place
+    of i. Changed factors of the group need no new T: it serves all modes of the group in a sweep.
+
+    Examples
+    --------
+    >>> rows = np.array([[[0.0], [3.0]], [[430.0], [0.0]]])
+    >>> factors = [np.array([[1.0], [2.0]]), np.array([[5.0], [6.0]])]
+    >>> contract_group(rows, factors, (0, 1), mode=0).ravel()
+    array([  18., 2150.])
+    >>> contract_group(rows, factors, (0, 1), mode=1).ravel()
+    array([860.,   3.])
+    """
+    for place in reversed(range(len(group))):
+        if group[place] != mode:
+            other = factors[group[place]]
+            rows = (np.moveaxis(rows, place, -2) * other).sum(axis=-2)
+    return rows
+
+
 def mttkrp_error_bound(
     coords: Array,
     values: Values,

@@ -103,7 +103,10 @@ def test_parameters_and_clone(x):
 
 
 @pytest.mark.parametrize("convert", [lambda x: x, lambda x: x.to_coo()], ids=["ours", "raw"])
-@pytest.mark.parametrize("n_jobs", [None, 2])
+@pytest.mark.parametrize(
+    "n_jobs",  # new processes have the usual limits
+    [None, pytest.param(2, marks=pytest.mark.usual_limits("groups"))],
+)
 def test_a_search_for_the_rank_by_held_out_entries(x, convert, n_jobs):
     held_out = x.nonzeros()[0][:, ::10]
     mask = sparse.COO(held_out, np.zeros(held_out.shape[1]), x.shape, fill_value=1.0)

@@ -14,6 +14,7 @@ from tensorly_flycoo.ops.ttmc import (
     find_nonempty_rows,
     merge_modes,
     multiply_nonempty_rows,
+    separate_modes,
 )
 from tensorly_flycoo.start import eigen
 
@@ -79,7 +80,8 @@ def test_modes_are_merged_once_for_each_tensor():
     assert (mode, places) == (0, {0: 1, 2: 2})
     assert merge_modes(x, (1, 3), np.float64)[0] is merged
     assert merge_modes(x, (1, 3), np.float32)[0].dtype == np.float32
-    assert merge_modes(x, (2,), np.float64) == (x, 2, {0: 0, 1: 1, 3: 3})
+    assert merge_modes(x, (2,), np.float64) == (separate_modes(x), 2, {0: 0, 1: 1, 3: 3})
+    assert separate_modes(x) is separate_modes(x)
 
 
 @pytest.fixture(params=["direct", "Lanczos on the Gram matrix", "Lanczos"])

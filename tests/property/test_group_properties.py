@@ -1,0 +1,98 @@
+"""Laws of tensors with groups of modes: any division, shape, layout and number of slabs."""
+
+import itertools
+
+import numba
+import numpy as np
+import pytest
+import reference
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from strategies import dtypes, nonzeros, quick
+
+from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo.base.checks import LAYOUTS
+from tensorly_flycoo.engines.cpu import engine as cpu
+from tensorly_flycoo.ops.group_passes import LastPass
+from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep
+
+slabs = st.integers(1, 5)
+for_all = settings(quick, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Rows over many tiles; one thread, to save time in thousands of tiny calls."""
+    monkeypatch.setattr(cpu, "TILE_SIZE", 4)
+    monkeypatch.setattr(cpu, "BUCKET_SIZE", 8)
+    num_threads = numba.get_num_threads()
+    numba.set_num_threads(1)
+    yield
+    numba.set_num_threads(num_threads)
+
+
+@st.composite
+def divided(draw, **options):
+    """Draw nonzeros, and a division of their modes in which the longest mode begins a group."""
+    drawn = draw(nonzeros(**options))
+    ndim, longest = len(drawn.shape), int(np.argmax(drawn.shape))
+    starts = {0, longest, *draw(st.sets(st.integers(0, ndim - 1)))}
+    edges = [*sorted(starts), ndim]
+    return drawn, tuple(tuple(range(a, b)) for a, b in itertools.pairwise(edges))
+
+
+@for_all
+@given(divided(max_ndim=6), st.sampled_from(LAYOUTS), slabs, dtypes, st.data())
+def test_the_oracle_agrees(given_, layout, num_slabs, dtype, data):
+    """Modes may be computed in any order, and in one sweep after the other."""
+    drawn, groups = given_
+    values, factors = drawn.values.astype(dtype), [f.astype(dtype) for f in drawn.factors]
+    options = {"layout": layout, "slabs": num_slabs, "groups": groups}
+    x = FlycooTensor(drawn.coords, values, drawn.shape, **options)
+    assert x.groups == groups
+    last_pass, modes = LastPass(), range(x.ndim)
+    for mode in [*modes, *data.draw(st.lists(st.sampled_from(modes), max_size=6))]:
+        arguments = (drawn.coords, values, drawn.shape, factors, mode)
+        limit = reference.mttkrp_error_bound(*arguments, dtype)
+        found = mttkrp_in_sweep(x, factors, mode, last_pass)
+        assert (np.abs(found - reference.mttkrp(*arguments)) <= limit).all()
+        assert found.tobytes() == mttkrp(x, factors, mode).tobytes()
+        factors[mode] = data.draw(st.sampled_from([factors[mode], -factors[mode]]))
+
+
+@for_all
+@given(divided(max_ndim=5, unique=True), slabs, st.integers(0, 2**32 - 1))
+def test_bits_depend_on_nonzeros_groups_and_slabs_only(given_, num_slabs, seed):
+    """Neither the layout nor the order of nonzeros changes a bit."""
+    drawn, groups = given_
+    order = np.random.default_rng(seed).permutation(drawn.nnz)
+    options = {"shape": drawn.shape, "slabs": num_slabs, "groups": groups}
+    tensors = [FlycooTensor(drawn.coords, drawn.values, **options)]
+    for layout in LAYOUTS:
+        coords, values = drawn.coords[:, order], drawn.values[order]
+        tensors.append(FlycooTensor(coords, values, layout=layout, **options))
+    for mode in range(len(drawn.shape)):
+        first, *others = (mttkrp(x, drawn.factors, mode).tobytes() for x in tensors)
+        assert others == [first] * len(LAYOUTS)
+
+
+@for_all
+@given(divided(max_ndim=5), st.sampled_from(LAYOUTS), slabs)
+def test_nonzeros_orders_and_empty_rows_are_those_without_groups(given_, layout, num_slabs):
+    drawn, groups = given_
+    options = {"shape": drawn.shape, "layout": layout, "slabs": num_slabs}
+    x = FlycooTensor(drawn.coords, drawn.values, groups=groups, **options)
+    plain = FlycooTensor(drawn.coords, drawn.values, groups=None, **options)
+    assert x.norm() == plain.norm()
+    for found, expected in zip(x.nonzeros(), plain.nonzeros(), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    for mode in range(x.ndim):
+        found, expected = (z._layout.find_empty_rows(mode) for z in (x, plain))
+        np.testing.assert_array_equal(found, expected)
+        assert found.dtype == expected.dtype
+    coords = []
+    for z in (x, plain):
+        with z._layout.hold_order(z.ndim - 1, z._engine) as (records, places):
+            records = records if places is None else records[places]
+            coords.append(z._layout.record_format.coords(records))
+    np.testing.assert_array_equal(*coords)
