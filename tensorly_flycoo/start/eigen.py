@@ -5,6 +5,7 @@ wanted. For others, block Lanczos iteration multiplies blocks of vectors: one co
 a single vector, and on a GPU the vectors stay there.
 """
 
+import math
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Protocol
@@ -61,6 +62,14 @@ _ROUNDS_PER_CHECK = 3
 #: Rounds after which the best pairs so far are returned: by then eigenvalues are so close together
 #: that any combination of their vectors is as good an initial guess as another.
 _MAX_ROUNDS = 300
+
+
+#: Degrees of the Chebyshev polynomials by which `filter_leading_vectors` multiplies in turn: on a
+#: spectrum without gaps, values then fall short by 0.7 %, those of 13 rounds of Lanczos by 0.9 %.
+_DEGREES = (1, 2, 4, 8)
+
+#: Rows of a block that are changed in place at a time.
+_ROWS_AT_ONCE = 2**20
 
 
 class Multipliable(Protocol):
@@ -289,6 +298,79 @@ def bound_shortfall(size: int, rank: int, num_rounds: int) -> float:
     return float((margins + rest).min())
 
 
+def bound_shortfall(size: int, rank: int, num_rounds: int) -> float:
+    """Bound how far eigenvalues found in `num_rounds` rounds without a restart may fall short.
+
+    The bound is relative to the true eigenvalue. For any ``e`` in (0, 1), write each initial vector
+    as its part among the i leading eigenvectors and the rest. The Chebyshev polynomial of degree q
+    = ``num_rounds - 1`` on [0, (1 - e) * l_i] is at most 1 on the part of the rest below ``(1 - e)
+    * l_i``, and at least ``exp(2 q sqrt(e)) / 2`` at ``l_i``. So the Rayleigh quotient falls short
+    of ``l_i`` by at most ``e + 4 F**2 exp(-4 q sqrt(e))``, where F is the norm of the rest relative
+    to the part: of a tall normal matrix by the pseudo-inverse of a wide one, bounded as by Halko,
+    Martinsson and Tropp (SIAM Review 53, 2011, propositions 10.1 and 10.4). This is the least bound
+    over ``e``.
+
+    >>> [round(bound_shortfall(10**6, 32, rounds), 3) for rounds in (8, 16, 32)]
+    [0.615, 0.152, 0.04]
+    """
+    width = choose_width(rank, size)
+    num_guards = width - rank
+    tallest = np.sqrt(size) + np.sqrt(width) + 4
+    inverse = np.e * np.sqrt(width) / (num_guards + 1) * 1e3 ** (1 / (num_guards + 1))
+    margins = np.linspace(0, 1, 1001)[1:]
+    rest = 4 * (tallest * inverse) ** 2 * np.exp(-4 * (num_rounds - 1) * np.sqrt(margins))
+    return float((margins + rest).min())
+
+
+def filter_leading_vectors(
+    multiply: Callable[[Array], Array], size: int, rank: int, xp: ModuleType, dtype: Any
+) -> Array:
+    """Approximate the leading eigenspace of a positive semidefinite operator, in little memory.
+
+    Subspace iteration by Chebyshev polynomials (Zhou, Saad, Tiago and Chelikowsky, J. Comput. Phys.
+    219, 2006), which keeps two blocks and no basis. A cycle multiplies by the polynomial that is
+    small on [0, a] and grows fastest beyond, root by root: `a`, the smallest Ritz value, is at most
+    the eigenvalue of its number, so no wanted vector is damped. Vectors are orthonormalised after
+    each root, lest the first ones drown the others. Cycles grow longer as `a` becomes better.
+
+    Returns orthonormal vectors (size, `choose_width`) that span approximations of the leading ones.
+    """
+    random = np.random.default_rng(SEED) if xp is np else xp.random.RandomState(SEED)
+    width = choose_width(rank, size)
+
+    def draw() -> Array:
+        return random.standard_normal((size, width), dtype)
+
+    block = orthonormalize(draw(), None, draw)
+    for degree in _DEGREES:
+        roots: list[float] = []
+        for number in range(degree):
+            image = multiply(block)
+            projected = move(transposed_product(block, image), np).astype(np.float64)
+            values, rotation = np.linalg.eigh((projected + projected.T) / 2)
+            if number == 0:
+                roots = list_roots(degree, max(float(values[0]), 0.0))
+            add_product(image, block, xp.asarray(-roots[number] * np.eye(width), dtype))
+            # Images of Ritz vectors are nearly orthogonal, however different their lengths.
+            block = orthonormalize(_transform(image, rotation), None, draw)
+    return block
+
+
+def list_roots(degree: int, end: float) -> list[float]:
+    """List the roots of the Chebyshev polynomial on [0, end], each far from those before it.
+
+    >>> [round(root, 3) for root in list_roots(4, 2.0)]
+    [0.617, 1.924, 0.076, 1.383]
+    """
+    roots = end * (1 - np.cos(np.pi * (np.arange(degree) + 0.5) / degree)) / 2
+    rest = list(roots / (end or 1.0))
+    chosen = [rest.pop((degree - 1) // 2)]
+    while rest:
+        distances = [math.prod(abs(root - other) for other in chosen) for root in rest]
+        chosen.append(rest.pop(int(np.argmax(distances))))
+    return [float(end * root) for root in chosen]
+
+
 def choose_width(rank: int, size: int) -> int:
     """Return the number of vectors in a block: whole groups of 8, which multiply fastest."""
     return min(-(-(rank + _NUM_GUARDS) // 8) * 8, size // 3)
@@ -315,6 +397,16 @@ def multiply_block(block: Array, coefficients: np.ndarray) -> Array:
     product = xp.zeros((block.shape[0], coefficients.shape[1]), block.dtype)
     add_product(product, block, xp.asarray(coefficients, block.dtype))
     return product
+
+
+def _transform(block: Array, coefficients: np.ndarray) -> Array:
+    """Multiply a block by square coefficients from the host; a tall block in place."""
+    if block.shape[0] <= _ROWS_AT_ONCE:
+        return multiply_block(block, coefficients)
+    for first in range(0, block.shape[0], _ROWS_AT_ONCE):
+        rows = slice(first, first + _ROWS_AT_ONCE)
+        block[rows] = multiply_block(block[rows], coefficients)
+    return block
 
 
 def orthonormalize(
@@ -346,7 +438,7 @@ def orthonormalize(
         values, vectors = np.linalg.eigh(gram * np.outer(scales, scales))
         is_known = values > width * eps
         roots = np.where(is_known, np.sqrt(np.where(is_known, values, 1)), np.inf)
-        block, projection = multiply_block(block, scales[:, None] * vectors / roots), None
+        block, projection = _transform(block, scales[:, None] * vectors / roots), None
         if draw is not None and not is_known.all():
             block[:, ~is_known] = draw()[:, ~is_known]
         elif np.sum(removed**2) < _SMALL and np.abs(values[is_known] - 1).max(initial=0) < _SMALL:
