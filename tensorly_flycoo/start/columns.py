@@ -272,7 +272,7 @@ class SharedColumns:
         """Return the Gram matrix of the rows, float64, plus a diagonal; see `Engine.gram`."""
         if self._coords is None:  # it holds the diagonal already
             dtype = self._tensors[0].record_format.dtype
-            return self.multiply_gram(self._engine.xp.eye(self.rows.size, dtype=dtype)).astype(float)
+            return self.multiply_gram(self._engine.xp.eye(self.rows.size, dtype=dtype)).astype("d")
         if diagonal is None:
             diagonal = self._engine.xp.zeros(self.rows.size)
         return self._engine.gram(self._coords, self._values, diagonal)

@@ -298,30 +298,6 @@ def bound_shortfall(size: int, rank: int, num_rounds: int) -> float:
     return float((margins + rest).min())
 
 
-def bound_shortfall(size: int, rank: int, num_rounds: int) -> float:
-    """Bound how far eigenvalues found in `num_rounds` rounds without a restart may fall short.
-
-    The bound is relative to the true eigenvalue. For any ``e`` in (0, 1), write each initial vector
-    as its part among the i leading eigenvectors and the rest. The Chebyshev polynomial of degree q
-    = ``num_rounds - 1`` on [0, (1 - e) * l_i] is at most 1 on the part of the rest below ``(1 - e)
-    * l_i``, and at least ``exp(2 q sqrt(e)) / 2`` at ``l_i``. So the Rayleigh quotient falls short
-    of ``l_i`` by at most ``e + 4 F**2 exp(-4 q sqrt(e))``, where F is the norm of the rest relative
-    to the part: of a tall normal matrix by the pseudo-inverse of a wide one, bounded as by Halko,
-    Martinsson and Tropp (SIAM Review 53, 2011, propositions 10.1 and 10.4). This is the least bound
-    over ``e``.
-
-    >>> [round(bound_shortfall(10**6, 32, rounds), 3) for rounds in (8, 16, 32)]
-    [0.615, 0.152, 0.04]
-    """
-    width = choose_width(rank, size)
-    num_guards = width - rank
-    tallest = np.sqrt(size) + np.sqrt(width) + 4
-    inverse = np.e * np.sqrt(width) / (num_guards + 1) * 1e3 ** (1 / (num_guards + 1))
-    margins = np.linspace(0, 1, 1001)[1:]
-    rest = 4 * (tallest * inverse) ** 2 * np.exp(-4 * (num_rounds - 1) * np.sqrt(margins))
-    return float((margins + rest).min())
-
-
 def filter_leading_vectors(
     multiply: Callable[[Array], Array], size: int, rank: int, xp: ModuleType, dtype: Any
 ) -> Array:
@@ -407,6 +383,15 @@ def _transform(block: Array, coefficients: np.ndarray) -> Array:
         rows = slice(first, first + _ROWS_AT_ONCE)
         block[rows] = multiply_block(block[rows], coefficients)
     return block
+
+
+def correct_orthonormal(block: Array) -> Array:
+    """Make nearly orthonormal columns orthonormal, each changed as little as possible.
+
+    The block may be overwritten.
+    """
+    values, vectors = np.linalg.eigh(gram_of(block))
+    return _transform(block, vectors / np.sqrt(values) @ vectors.T)
 
 
 def orthonormalize(

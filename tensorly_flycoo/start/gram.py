@@ -29,6 +29,7 @@ from .eigen import (
     MAX_GRAM_SIZE,
     bound_shortfall,
     choose_width,
+    correct_orthonormal,
     decompose,
     filter_leading_vectors,
     find_leading_eigenpairs,
@@ -222,12 +223,12 @@ class UnfoldingGram:
             assert self._piece is not None
             multiply = self._piece.multiply_gram_of_columns
             vectors = self._iterate_early(multiply, self._num_columns, rank)
-            image = self._piece.multiply(vectors)
-            del vectors
-            squares, rotation = _sort_pairs(gram_of(image), rank)
+            squares, rotation = _sort_pairs(gram_of(self._piece.multiply(vectors)), rank)
             is_known = squares > rotation.shape[0] * np.finfo(self.dtype).eps * squares[0]
             squares, rotation = squares[is_known], rotation[:, is_known]
-            return squares, orthonormalize(multiply_block(image, rotation / np.sqrt(squares)))
+            # Multiplied once more: two blocks with a row for each of `rows` would be too large.
+            vectors = multiply_block(vectors, rotation / np.sqrt(squares))
+            return squares, correct_orthonormal(self._piece.multiply(vectors))
         if self._ends_early:
             vectors = self._iterate_early(self.multiply, self.size, rank)
         else:
@@ -237,12 +238,13 @@ class UnfoldingGram:
 
     def _iterate_early(self, multiply: Callable[[Array], Array], size: int, rank: int) -> Array:
         """Approximate the leading vectors of an operator."""
-        arguments = (multiply, size, rank, self._engine.xp)
-        if not fits_basis(size, rank, self.dtype):
-            return filter_leading_vectors(*arguments, self.dtype)
-        rounds = count_rounds(size, rank)
-        options = {"dtype": self.dtype, "max_rounds": rounds, "max_blocks": rounds}
-        return find_leading_eigenpairs(*arguments, **options)[1]
+        xp, dtype, num_rounds = self._engine.xp, self.dtype, count_rounds(size, rank)
+        if not fits_basis(size, rank, dtype):
+            return filter_leading_vectors(multiply, size, rank, xp, dtype)
+        _, vectors = find_leading_eigenpairs(
+            multiply, size, rank, xp, dtype=dtype, max_rounds=num_rounds, max_blocks=num_rounds
+        )
+        return vectors
 
     def is_cheap_to_form(self) -> bool:
         cheap = is_cheap_to_form(self._engine, self.size, self._num_shared)
