@@ -13,8 +13,11 @@ Run it::
     python examples/benchmark_als.py --masks              # only the cost of missing values
     python examples/benchmark_als.py --whole              # whole calls, see whole_calls.py
     python examples/benchmark_als.py --json results.json
+    python examples/benchmark_als.py --tensors nell-2 "nell-2, real pairs"
 
-pygenten is optional (`pip install pygenten`); without it only our own figures are printed.
+Random tensors draw each mode apart, or, if named "real pairs", so that combinations of indices
+repeat as in FROSTT's tensor. pygenten is optional (`pip install pygenten`); without it only our own
+figures are printed.
 """
 
 import argparse
@@ -31,6 +34,7 @@ from pathlib import Path
 
 import numpy as np
 from benchmark_gpu.stages import draw_calls, print_calls
+from benchmark_gpu.structured import STRUCTURES, draw_structured
 from compare_with_tensorly import add_limits
 from whole_calls import RANK, compare_calls
 
@@ -39,10 +43,17 @@ CONTRIB_RANK = 4
 #: Shapes and nonzeros of the random tensors; "long" only takes part in whole calls.
 RANDOM = {
     "cube": ((1000, 1000, 1000), 1_000_000),
-    "four modes": ((183, 24, 1140, 1717), 3_300_000),
+    "uber": ((183, 24, 1140, 1717), 3_300_000),
     "long": ((300_000, 200_000, 2_500_000), 5_000_000),
+    "nell-2": (STRUCTURES["nell-2"].shape, 7_687_942),
 }
-NAMES = ("nycflights", "babynames", "cube", "four modes")
+#: Random tensors whose combinations of indices repeat as in FROSTT's, and the share that is kept.
+#: Lbnl with modes drawn apart is so sparse that the svd start finds nothing.
+STRUCTURED = {"uber, real pairs": 1, "nell-2, real pairs": 0.1, "lbnl, real pairs": 1}
+NAMES = (
+    "nycflights", "babynames", "cube", "uber", "uber, real pairs",
+    "nell-2", "nell-2, real pairs", "lbnl, real pairs",
+)  # fmt: skip
 WHOLE_NAMES = (*NAMES, "long")
 PYGENTEN_METHODS = ("MttkrpPerm", "MttkrpDuplicated", "MttkrpAtomic")
 
@@ -60,6 +71,10 @@ def make_tensor(name):
     if name == "babynames":
         return make_babynames()
     random = np.random.RandomState(0)
+    if name in STRUCTURED:
+        structure = STRUCTURES[name.removesuffix(", real pairs")].shrink(STRUCTURED[name])
+        coords = draw_structured(structure, 1.0, True, random)
+        return coords, random.rand(coords.shape[1]), structure.shape
     shape, nnz = RANDOM[name]
     return np.stack([random.randint(0, size, nnz) for size in shape]), random.rand(nnz), shape
 
@@ -79,9 +94,10 @@ def make_babynames():
 
 def save_tensor(name, folder):
     """Write a tensor with sorted, unique coordinates, like those of a sparse.COO."""
-    import sparse
+    from tensorly_flycoo import FlycooTensor
 
-    coo = sparse.COO(*make_tensor(name))
+    # pydata/sparse cannot sort lbnl's coordinates.
+    coo = FlycooTensor(*make_tensor(name), device="cpu").to_coo()
     path = Path(folder) / f"{name.replace(' ', '-')}.npz"
     np.savez(path, coords=coo.coords, values=coo.data, shape=coo.shape)
     return str(path)
@@ -294,7 +310,7 @@ def compare_masks(name, path, options):
             times = {key: best[f"{function} {kind} {n}"] for key, n in counts.items()}
             slopes[kind] = get_slope(times, options.iterations)
         ratio = slopes["mask"] / slopes["none"]
-        print(f"{name:12}{function:22}{1e3 * slopes['none']:8.1f} ms/iteration", end="")
+        print(f"{name:23}{function:22}{1e3 * slopes['none']:8.1f} ms/iteration", end="")
         print(f"{1e3 * slopes['mask']:8.1f} with 1 % missing: {ratio:.2f} times as long")
         row |= {f"{function}_{kind}_s": slope for kind, slope in slopes.items()}
     return row
@@ -302,10 +318,10 @@ def compare_masks(name, path, options):
 
 def print_rows(rows):
     """Print the table."""
-    print(f"\n{'':12}{'ms/iteration':>13}{'pygenten':>10}{'ratio':>7}", end="")
+    print(f"\n{'':23}{'ms/iteration':>13}{'pygenten':>10}{'ratio':>7}", end="")
     print(f"{'build/it.':>11}{'svd/it.':>9}{'peak MB':>9}{'allowed':>9}")
     for row in rows:
-        print(f"{row['tensor']:12}{1e3 * row['iteration_s']:13.1f}", end="")
+        print(f"{row['tensor']:23}{1e3 * row['iteration_s']:13.1f}", end="")
         print(
             f"{1e3 * row.get('pygenten_s', np.nan):10.1f}{row.get('speedup', np.nan):7.2f}", end=""
         )

@@ -2,14 +2,15 @@
 
     python examples/benchmark_gpu                                  # all shapes
     python examples/benchmark_gpu --tensors nell-1 --tables speed --ranks 16 32 64
-    python examples/benchmark_gpu --tables whole --tensors uber nell-2 nell-1
+    python examples/benchmark_gpu --tables whole --tensors uber nell-2 "nell-2, real pairs"
     python examples/benchmark_gpu --json results.json --figure results.png
 
-Nonzeros are drawn on the GPU. Times are medians of many runs, measured with events. The kernel
-"gather only" reads what MTTKRP reads, in the same order, and writes nothing; its time plus that of
-writing the output once is a lower bound for every layout. "remap off" is the remap layout without
-writing the records for the next mode. The table "whole" times calls of parafac from nonzeros in
-NumPy to factors in NumPy.
+Nonzeros are drawn on the GPU: each mode apart, and, in tensors named "real pairs", so that
+combinations of indices repeat as in FROSTT's (see structured.py). Times are medians of many runs,
+measured with events. The kernel "gather only" reads what MTTKRP reads, in the same order, and
+writes nothing; its time plus that of writing the output once is a lower bound for every layout.
+"remap off" is the remap layout without writing the records for the next mode. The table "whole"
+times calls of parafac from nonzeros in NumPy to factors in NumPy.
 """
 
 import argparse
@@ -22,13 +23,12 @@ import profiling
 from experiments import LAYOUTS, LAYOUTS_OF, Experiments, paper_bytes_per_nonzero
 from report import RANK, draw_figure, print_row, print_verdicts
 from stages import draw_calls, print_calls
-from tensors import SHAPES, SMALL_SHAPES, Problem, free_memory
+from tensors import NAMES, Problem, free_memory
 from timing import Deadline
 from whole import NUM_ITERATIONS
 
 from tensorly_flycoo import set_device
 
-NAMES = (*SMALL_SHAPES, *SHAPES)
 TABLES = (*LAYOUTS_OF, "ncu")
 
 
@@ -81,7 +81,8 @@ def run_profiler(options, deadline):
     if limit_s <= 0:
         print("skipped ncu: out of time", flush=True)
         return None
-    alpha, ndim = options.alphas[0], len((SHAPES | SMALL_SHAPES)[name][0])
+    alpha = options.alphas[0]
+    ndim = len(Problem(name, alpha, True, options.scale).shape)
     num_launches = ndim * len(LAYOUTS)
     launches = profiling.profile(name, options.scale, alpha, num_launches, limit_s)
     if launches is None:

@@ -1,11 +1,15 @@
-"""The tensors: the shapes of the paper's six, Nell-2's and a small one, with random nonzeros."""
+"""The tensors: the shapes of the paper's six and of FROSTT's, with random nonzeros.
+
+Each mode is drawn apart, or, in tensors that are named "real pairs", combinations of indices repeat
+as in FROSTT's tensors, see `structured`.
+"""
 
 import contextlib
-import math
 from dataclasses import dataclass
 
 import cupy
 import numpy as np
+from structured import STRUCTURES, draw_structured, scatter_rows
 
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.format import ordering
@@ -37,7 +41,18 @@ LARGE_SHAPES = {
 #: Where only the host's work counts.
 TINY_SHAPES = {"tiny": ((1_000, 1_000, 1_000), 200_000)}
 
-_ALL = SHAPES | SMALL_SHAPES | LARGE_SHAPES | TINY_SHAPES
+_STRUCTURED = {f"{name}, real pairs": structure for name, structure in STRUCTURES.items()}
+
+_ALL = {name: (s.shape, s.num_prefixes[-1]) for name, s in (STRUCTURES | _STRUCTURED).items()}
+_ALL |= SHAPES | SMALL_SHAPES | LARGE_SHAPES | TINY_SHAPES
+
+#: What is measured by default: each with modes drawn apart, and with real pairs where known.
+NAMES = tuple(
+    name
+    for shape in SMALL_SHAPES | SHAPES | STRUCTURES
+    for name in (shape, f"{shape}, real pairs")
+    if name in _ALL
+)
 
 #: Indices drawn at a time, in float64: float32 could not reach every row of the largest modes.
 _BLOCK_SIZE = 2**26
@@ -61,6 +76,8 @@ class Problem:
         The fraction of the nonzeros and of the sizes of large modes to keep.
     share : float
         The fraction of the nonzeros to keep, in modes of the same sizes.
+
+    Combinations of indices repeat as often at any scale and share.
     """
 
     name: str
@@ -77,7 +94,7 @@ class Problem:
 
     @property
     def nnz(self):
-        """Number of nonzeros, repeated coordinates included."""
+        """Number of nonzeros, repeated coordinates included; real pairs may have a few fewer."""
         return max(1, round(_ALL[self.name][1] * self.scale * self.share))
 
     def draw(self, dtype, seed=0):
@@ -97,14 +114,16 @@ class Problem:
 
     def _draw(self, dtype, seed, shape, nnz):
         random = cupy.random.RandomState(seed)
-        coords = cupy.empty((len(shape), nnz), np.int32)
-        for rows, size in zip(coords, shape, strict=True):
-            for start in range(0, nnz, _BLOCK_SIZE):
-                block = rows[start : start + _BLOCK_SIZE]
-                block[...] = self._draw_rows(random, size, block.size)
-        values = cupy.empty(nnz, dtype)
-        for start in range(0, nnz, _BLOCK_SIZE):
-            block = values[start : start + _BLOCK_SIZE]
+        if self.name in _STRUCTURED:
+            structure = _STRUCTURED[self.name].shrink(nnz / _ALL[self.name][1], shape)
+            coords = draw_structured(structure, self.alpha, self.is_scattered, random, cupy)
+        else:
+            coords = cupy.empty((len(shape), nnz), np.int32)
+            for rows, size in zip(coords, shape, strict=True):
+                for block in _cut_blocks(rows):
+                    block[...] = self._draw_rows(random, size, block.size)
+        values = cupy.empty(coords.shape[1], dtype)
+        for block in _cut_blocks(values):
             block[...] = random.random_sample(block.size)
         # A value that rounds to zero would be dropped.
         return coords, cupy.maximum(values, np.finfo(dtype).eps, out=values)
@@ -114,19 +133,11 @@ class Problem:
         rows **= self.alpha
         rows *= size
         rows = cupy.minimum(rows.astype(np.int64), size - 1)
-        if self.is_scattered:
-            rows *= _scattering_factor(size)
-            rows += 12_345
-            rows %= size
-        return rows
+        return scatter_rows(rows, size) if self.is_scattered else rows
 
 
-def _scattering_factor(size):
-    """Return a number coprime to `size`, so that its multiples reach every row."""
-    factor = 2_654_435_761 % size or 1
-    while math.gcd(factor, size) != 1:
-        factor += 1
-    return factor
+def _cut_blocks(array):
+    return [array[start : start + _BLOCK_SIZE] for start in range(0, array.size, _BLOCK_SIZE)]
 
 
 @contextlib.contextmanager

@@ -18,11 +18,12 @@ from tensorly.tenalg.einsum_tenalg import EinsumTenalgBackend
 from ..base.array_modules import Array, is_cupy, share
 from ..base.checks import densify_error
 from ..decomposition.guarding import guard
-from ..decomposition.whole_tensor import WholeTensor
+from ..decomposition.whole_tensor import WholeTensor, match_dtype
 from ..ops import views
 from ..ops.contraction import contract_vectors, inner, khatri_rao_at
 from ..ops.dense_memory import check_khatri_rao_fits
 from ..ops.mode_product import ModeProduct
+from ..ops.mttkrp import mttkrp
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
 from ..tensor.reductions import check_axes
 
@@ -58,7 +59,8 @@ def unfolding_dot_khatri_rao(tensor: Any, cp_tensor: Any, mode: int) -> Array:
     if isinstance(tensor, WholeTensor):
         return tensor.mttkrp_of_als(weights, factors, mode)
     # A decomposition starts with tl.norm, which checks the coordinates of a raw COO as well.
-    return WholeTensor(as_flycoo(tensor)).mttkrp(weights, factors, mode)
+    x = as_flycoo(tensor)
+    return mttkrp(x, match_dtype(factors, x.dtype), mode, weights=weights)
 
 
 def mode_dot(tensor: Any, matrix_or_vector: Array, mode: int, transpose: bool = False) -> Any:

@@ -14,7 +14,7 @@ from ..engines.cpu.engine import CpuEngine
 from ..format.primitives import Primitives
 from ..format.tree import Tree, add_parts, count_parts
 from ..spread.row_shards import RowShards
-from ..spread.sharding import find_sharding
+from ..spread.sharding import find_group_sharding
 from ..spread.slab_layout import Slab
 from ..spread.spread_layout import SpreadLayout
 from .cluster import Cluster
@@ -180,7 +180,7 @@ class ClusterLayout(SpreadLayout):
     ) -> tuple[RowShards, Array | None]:
         # Scattered and then gathered, each row of a plain factor leaves this process once.
         sharded = {
-            n: x if isinstance(x, RowShards) else RowShards.scatter(x, find_sharding(self, n))
+            n: x if isinstance(x, RowShards) else RowShards.scatter(x, find_group_sharding(self, n))
             for n, x in inputs.items()
         }
         return super().apply_sharded(operation, engine, sharded, mode, shape, **options)

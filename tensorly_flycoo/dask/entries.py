@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..base.array_modules import Array
+from ..format.packing import Groups
 from ..ops.sampling import NonzeroSampler, split_entries
 from ..tensor.pieces import Piece, call_with_piece, map_pieces
 from ..tensor.tensor import FlycooTensor, rebuild
@@ -28,6 +29,7 @@ def _(
     *args: Any,
     shape: Sequence[int] | None = None,
     dtype: np.dtype | None = None,
+    groups: Groups | str | None = "auto",
 ) -> FlycooTensor:
     """Load what is found in the slabs as if it were new data."""
     calls, own_args = [], [as_reference(y) for y in args]
@@ -36,7 +38,8 @@ def _(
         place = [slab.layout.held, layout.cut_mode, slab.rows.start]
         calls.append((slab.layout.held.worker, keep_found, [find, *place, *own_args]))
     sizes = (tuple(shape or x.shape), dtype or x.dtype, x.slabs, x.layout)
-    builder = ClusterBuilder(layout.devices.cluster, *sizes)
+    groups = groups if shape else x.groups
+    builder = ClusterBuilder(layout.devices.cluster, *sizes, groups=groups)
     return x._replace_layout(load_again(builder, calls))
 
 

@@ -13,6 +13,7 @@ from distributed import Client, Future
 
 from ..base.array_modules import Array, move
 from ..base.checks import check_count, check_dtype, check_layout, check_shape
+from ..format.groups import find_groups
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
 from ..spread.partition import count_rows, find_longest_mode
@@ -200,10 +201,12 @@ class ClusterBuilder(SlabBuilder):
         num_slabs: int,
         layout: str,
         labels: Labels = None,
+        groups: object = "auto",
     ) -> None:
         devices = WorkerDevices(cluster)
         super().__init__(LAYOUT_CLASSES[layout], num_slabs, ENGINE_HERE, devices)
         self.cluster, self._shape, self._dtype, self._labels = cluster, shape, dtype, labels
+        self._groups = groups
         # For each bucket, each worker's records and their table.
         self._parts: dict[int, list[list[RemoteObject]]] = {}
 
@@ -219,9 +222,11 @@ class ClusterBuilder(SlabBuilder):
         cluster, mode = self.cluster, find_longest_mode(self._shape)
         args = [SITE, mode, self._shape[mode], self._labels]
         there = [x for w in cluster.workers for x in cluster.run(w, count_partitions, *args)]
-        cut, *counts = cluster.fetch([find_cut(cluster, self._shape, self._dtype), *there])
+        counts = np.sum(cluster.fetch(there), axis=0)
+        groups = find_groups(self._groups, self._shape, int(counts.sum()))
+        (cut,) = cluster.fetch([find_cut(cluster, self._shape, self._dtype, groups)])
         self.record_format = cut.record_format
-        return np.sum(counts, axis=0)
+        return counts
 
     def split(self, buckets: Sequence[range], wanted: Sequence[int] | None = None) -> None:
         """Distribute the nonzeros to buckets; forget those that are in no wanted one."""

@@ -257,7 +257,7 @@ def open_slabs(
     index = Index.read(folder)
     rows = [range(entry.start, entry.stop) for entry in index.entries]
     load = functools.partial(_load_slab, folder, index, keep, verify)
-    facts = (tuple(index.shape), np.dtype(index.dtype), index.num_slabs)
+    facts = (tuple(index.shape), np.dtype(index.dtype), index.groups, index.num_slabs)
     return _place(SlabSource(*facts, rows, load), client, workers, device)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from distributed import Client
 
 from ..base.devices import assign_homes
-from ..format.packing import RecordFormat
+from ..format.packing import Groups, RecordFormat
 from ..spread.slab_layout import Slab
 from ..tensor.tensor import FlycooTensor
 from .cluster import Cluster
@@ -89,6 +89,7 @@ class SlabSource:
 
     shape: tuple[int, ...]
     dtype: np.dtype
+    groups: Groups
     num_slabs: int
     rows: Sequence[range]  # of the cut mode, for each slab
     load: Callable[[Site, int], Any]  # makes the slab of a number, on its worker
@@ -114,7 +115,7 @@ class SlabSource:
         cluster, missing = Cluster(client, workers), sorted(homes.keys() - held.keys())
         new = [cluster.run(workers[homes[n]], self.load, SITE, n)[0] for n in missing]
         held |= zip(missing, fetch_layouts(cluster, new), strict=True)
-        (cut,) = cluster.fetch([find_cut(cluster, self.shape, self.dtype)])
+        (cut,) = cluster.fetch([find_cut(cluster, self.shape, self.dtype, self.groups)])
         return make_layout(cluster, self.rows, cut.record_format, self.num_slabs, held)
 
 
@@ -145,9 +146,12 @@ class Derived:
         return self.place(client, start_workers(client, addresses, self.device))
 
 
-def find_cut(cluster: Cluster, shape: tuple[int, ...], dtype: np.dtype) -> RemoteObject:
+def find_cut(
+    cluster: Cluster, shape: tuple[int, ...], dtype: np.dtype, groups: Groups
+) -> RemoteObject:
     """Have a worker choose the cut of a whole tensor; all have the same kind of device."""
-    return cluster.run(cluster.workers[0], call_method, ENGINE, "choose_cut", shape, dtype)[0]
+    args = (call_method, ENGINE, "choose_cut", shape, dtype, groups)
+    return cluster.run(cluster.workers[0], *args)[0]
 
 
 class ClusterTensor(FlycooTensor):

@@ -8,8 +8,9 @@ from ..base.array_modules import Array
 from ..engines.tall_skinny import inner_product
 from ..ops import gram_products
 from ..ops.gram_products import GramMemory
+from ..ops.group_passes import LastPass
 from ..ops.lazy import LazyArray
-from ..ops.mttkrp import mttkrp
+from ..ops.mttkrp import mttkrp_in_sweep
 from ..tensor.tensor import FlycooTensor
 from .cp_model import residual_square
 
@@ -26,6 +27,19 @@ def check_start(mttkrp: Array) -> None:
             "and so would be the model. The singular vectors of init='svd' may be so if the "
             "tensor is very sparse: pass init='random'"
         )
+
+
+def match_dtype(factors: Sequence[Array], dtype: np.dtype) -> list[Array]:
+    """Return factors in the tensor's precision.
+
+    ADMM's dual variables are float64 whatever the tensor is, and its factors become so too. All
+    others stay the same objects: row-sharded ones know where they have been gathered.
+    """
+    dtypes = [getattr(factor, "dtype", dtype) for factor in factors]
+    return [
+        factor.astype(dtype) if given.kind == "f" and given != dtype else factor
+        for factor, given in zip(factors, dtypes, strict=True)
+    ]
 
 
 class CallDevice(str):
@@ -52,6 +66,7 @@ class WholeTensor(LazyArray):
         self.shape, self.ndim, self.dtype = x.shape, x.ndim, x.dtype
         self.device = CallDevice("cuda" if x.device == "cuda" else "cpu")
         self.device.memory = GramMemory()
+        self._last_pass = LastPass()
         self._is_checked = False
 
     def impute(self, weights: Array | None, factors: Sequence[Array]) -> None:
@@ -59,14 +74,8 @@ class WholeTensor(LazyArray):
 
     def mttkrp(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
         """Compute the MTTKRP of factors in any precision: (I_mode, R), in that of the tensor."""
-        # ADMM's dual variables are float64 whatever the tensor is, and its factors become so too.
-        # All others stay the same objects: row-sharded ones know where they have been gathered.
-        dtypes = [getattr(factor, "dtype", self.dtype) for factor in factors]
-        factors = [
-            factor.astype(self.dtype) if dtype.kind == "f" and dtype != self.dtype else factor
-            for factor, dtype in zip(factors, dtypes, strict=True)
-        ]
-        return mttkrp(self.tensor, factors, mode, weights=weights)
+        factors = match_dtype(factors, self.dtype)
+        return mttkrp_in_sweep(self.tensor, factors, mode, self._last_pass, weights=weights)
 
     def mttkrp_of_als(self, weights: Array | None, factors: Sequence[Array], mode: int) -> Array:
         """Compute an MTTKRP of TensorLy's parafac, which has just multiplied Gram matrices.

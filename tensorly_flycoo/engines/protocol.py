@@ -14,7 +14,7 @@ from ..base.array_modules import Array, invert_positive, move
 from ..base.devices import Devices
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
-from ..format.packing import Cut
+from ..format.packing import Cut, Groups
 from ..format.primitives import Compute, Primitives
 from ..format.tree import Tree, add_parts
 
@@ -55,7 +55,9 @@ class Engine(Primitives, ABC):
     # Building
 
     @abstractmethod
-    def choose_cut(self, shape: Sequence[int], dtype: np.dtype) -> Cut:
+    def choose_cut(
+        self, shape: Sequence[int], dtype: np.dtype, groups: Groups | None = None
+    ) -> Cut:
         """Choose the record format, and the sizes of a tile and of a bucket."""
 
     @abstractmethod
@@ -143,6 +145,28 @@ class Engine(Primitives, ABC):
         """
 
     # Computing
+
+    @abstractmethod
+    def combine_rows(self, factors: Sequence[Array], bits: Sequence[int]) -> Array:
+        """Return the Khatri-Rao product of the factors (I_n, R) of a group.
+
+        Its row for the indices ``i_n`` is the sum of ``i_n << bits[n]``. Others are arbitrary.
+        """
+
+    @abstractmethod
+    def contract_rows(
+        self,
+        rows: Array,
+        factors: Sequence[Array | None],
+        bits: Sequence[int],
+        out: Array,
+        weights: Array | None = None,
+    ) -> None:
+        """Write the MTTKRP of one mode of a group to `out`, its columns times the weights.
+
+        `rows` are the MTTKRP of the group, numbered as by `combine_rows`; rows that stand for no
+        indices are zero. `factors` are those of the group, None for the mode.
+        """
 
     def add_parts(self, rows: Array, tree: Tree) -> Array:
         """Run `tree.add_parts` on a contiguous matrix."""

@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 
 from ..base.array_modules import Array
-from .layout import Ids, Layout, collect_tilings, count_sort_nbytes, iterate_orders
+from .layout import Ids, Layout, collect_tilings, count_sort_nbytes, iterate_orders, sort_last
 from .ordering import compute_norm, make_canonical_records
 from .packing import Cut
 from .primitives import Primitives, Step, index_dtype
@@ -39,7 +39,7 @@ class IndexedLayout(Layout):
         """Pack the nonzeros and find the order of each mode."""
         records = make_canonical_records(coords, values, cut.record_format, primitives)
         norm = compute_norm(cut.record_format.values(records), primitives)
-        pull_ids, tilings = zip(*iterate_orders(records, cut, primitives), strict=True)
+        pull_ids, tilings = zip(*iterate_orders(records, cut.merged, primitives), strict=True)
         return cls(cut, records, pull_ids, tilings, norm)
 
     @classmethod
@@ -66,7 +66,7 @@ class IndexedLayout(Layout):
     def from_arrays(
         cls, arrays: Mapping[str, Array], cut: Cut, norm: float, mode: int, primitives: Primitives
     ) -> Self:
-        ndim = cut.record_format.ndim
+        ndim = cut.record_format.merged.ndim
         pull_ids = [arrays.get(f"pull_ids_{n}") for n in range(ndim)]
         return cls(cut, arrays["records"], pull_ids, collect_tilings(arrays, ndim), norm)
 
@@ -75,7 +75,10 @@ class IndexedLayout(Layout):
 
     @contextlib.contextmanager
     def hold_order(self, mode: int, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
-        yield self.records, self.pull_ids[mode]
+        if mode and self.merged is not self.record_format:
+            yield self.records, sort_last(self.records, self.record_format, primitives)
+        else:
+            yield self.records, self.pull_ids[mode]
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         records = self.record_format.map_values(self.records, function)

@@ -1,5 +1,7 @@
 """The base of all layouts: ways to store a tensor so that every mode can be computed.
 
+mode
+    Here, a mode of `RecordFormat.merged`: a group of the tensor's modes, unless it says otherwise.
 order d
     The nonzeros sorted by their row of mode d, in places 0 to nnz - 1. Within a row they keep the
     sequence of order d - 1, so each order is unique and follows from the previous one.
@@ -21,7 +23,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from ..base.array_modules import Array
+from ..base.array_modules import Array, array_module
 from .ordering import count_canonical_nbytes
 from .packing import Cut, RecordFormat
 from .primitives import Compute, Primitives, Step, index_dtype
@@ -51,6 +53,7 @@ class Layout(ABC):
 
     def __init__(self, cut: Cut, tilings: Sequence[RowTiling], norm: float) -> None:
         self.cut = cut
+        self.merged = cut.record_format.merged
         self.tilings = tilings
         self.norm = norm  # Frobenius, summed in order 0: does not depend on `mode`
         self.mode = 0  # whose storage the records are in; 0 if they never move
@@ -86,12 +89,23 @@ class Layout(ABC):
         yield self.record_format.values(self.records)
 
     def find_empty_rows(self, mode: int) -> Array:
-        """Return the rows of `mode` without nonzeros, ascending."""
-        return self.tilings[mode].empty_rows
+        """Return the rows of a mode of the tensor that have no nonzeros, ascending."""
+        record_format = self.record_format
+        number, place = record_format.find_place(mode)
+        empty_rows = self.tilings[number].empty_rows
+        if len(record_format.groups[number]) == 1:
+            return empty_rows
+        xp, size = array_module(empty_rows), record_format.shape[mode]
+        is_used = xp.ones(self.merged.shape[number], bool)
+        is_used[empty_rows] = False
+        rows = xp.flatnonzero(is_used) >> record_format.bits_below[number][place]
+        is_empty = xp.ones(size, bool)
+        is_empty[rows & record_format.masks[mode]] = False
+        return xp.flatnonzero(is_empty).astype(index_dtype(size))
 
     def count_nonempty_rows(self, mode: int) -> int:
         """Count the rows of `mode` with nonzeros."""
-        return self.record_format.shape[mode] - self.tilings[mode].empty_rows.size
+        return self.merged.shape[mode] - self.tilings[mode].empty_rows.size
 
     @classmethod
     def name_copies(cls, ndim: int) -> list[str]:
@@ -116,7 +130,7 @@ class Layout(ABC):
 
     def iterate_arrays(self) -> Iterator[tuple[str, Array]]:
         """Yield all names and arrays, without spare memory."""
-        yield from zip(self.name_copies(self.record_format.ndim), self.get_copies(), strict=True)
+        yield from zip(self.name_copies(self.merged.ndim), self.get_copies(), strict=True)
         for mode, tiling in enumerate(self.tilings):
             yield f"carry_rows_{mode}", tiling.carry_rows
             yield f"empty_rows_{mode}", tiling.empty_rows
@@ -142,13 +156,13 @@ class Layout(ABC):
         bound, whichever rows are empty and however the nonzeros are ordered; it includes the part
         of the host's coords (int64) and values that is on the device.
         """
-        record_format, ndim = cut.record_format, cut.record_format.ndim
-        kept = nnz * cls.count_copies(ndim) * record_format.record_nbytes
+        given = 8 * cut.record_format.ndim + cut.record_format.dtype.itemsize
+        cut, record_format = cut.merged, cut.record_format.merged
+        kept = nnz * cls.count_copies(record_format.ndim) * record_format.record_nbytes
         kept += cls.count_ids_nbytes(nnz, cut, primitives)
         least, most = count_tiling_nbytes(nnz, record_format, cut.tile_size)
         ordering = count_canonical_nbytes(nnz, record_format, primitives)
         working = max(ordering, kept + most + cls.count_build_nbytes(nnz, cut, primitives))
-        given = 8 * ndim + record_format.dtype.itemsize
         if primitives.staging_size is None:
             return kept + least, nnz * given + working
         staging = nnz * record_format.record_nbytes + min(nnz, primitives.staging_size + 1) * given
@@ -214,8 +228,8 @@ class Layout(ABC):
     ) -> AbstractContextManager[tuple[Array, Array | None]]:
         """Keep the records in place; yield them, and their places in the order of `mode`.
 
-        Places are None if the records are in that order. `mode` is 0 or the last mode; other orders
-        can be made from these two.
+        Places are None if the records are in that order. `mode` is 0 or the last mode of the
+        tensor, whose orders do not depend on groups; other orders can be made from these two.
         """
 
     @abstractmethod
@@ -231,7 +245,10 @@ def collect_tilings(arrays: Mapping[str, Array], ndim: int) -> list[RowTiling]:
 def iterate_orders(
     records: Array, cut: Cut, primitives: Primitives
 ) -> Iterator[tuple[Array | None, RowTiling]]:
-    """Yield each mode's order, as places in order 0 (None for mode 0), and its tiling."""
+    """Yield each mode's order, as places in order 0 (None for mode 0), and its tiling.
+
+    `cut` has the format `merged`, as in the functions below.
+    """
     yield None, tile_rows(records, None, cut, 0, primitives)
     nnz, places = records.shape[0], None
     positions = primitives.xp.empty(nnz, index_dtype(nnz))
@@ -240,6 +257,11 @@ def iterate_orders(
         rows = primitives.sort_by_row(records, cut.record_format, mode, places, target, positions)
         places = target
         yield places, tile_rows(records, places, cut, mode, primitives, rows)
+
+
+def sort_last(records: Array, record_format: RecordFormat, primitives: Primitives) -> Array | None:
+    """Sort places of records by all modes of a tensor with groups, the last one first."""
+    return primitives.sort_places(records, record_format, range(record_format.ndim))
 
 
 def count_sort_nbytes(nnz: int, cut: Cut, primitives: Primitives) -> int:

@@ -29,8 +29,9 @@ def make_canonical_records(
         records = drop_zeros(records, record_format)
     if is_ascending:
         return records
-    modes = reversed(range(record_format.ndim))
-    records = primitives.gather(records, primitives.sort_places(records, record_format, modes))
+    merged = record_format.merged  # has fewer modes, and the same order
+    modes = reversed(range(merged.ndim))
+    records = primitives.gather(records, primitives.sort_places(records, merged, modes))
     is_equal = primitives.find_duplicates(records, record_format)
     if not has_true(is_equal):
         return records
@@ -67,7 +68,7 @@ def count_canonical_nbytes(nnz: int, record_format: RecordFormat, primitives: Pr
     """
     records, flags = nnz * record_format.record_nbytes, 3 * nnz
     places = 3 * nnz * index_dtype(nnz).itemsize
-    sorting = primitives.sort_places_nbytes(nnz, record_format.shape)
+    sorting = primitives.sort_places_nbytes(nnz, record_format.merged.shape)
     sorting = places + max(sorting, records)
     summing = records + primitives.sum_nbytes(nnz, record_format.dtype.itemsize)
     comparing = nnz * (2 * record_format.word_dtype.itemsize + 2)

@@ -1,14 +1,18 @@
 """Pack the coordinates and the value of a nonzero into one record of a few machine words."""
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from ..base.array_modules import Array
+
+#: The modes of a tensor, divided into groups of adjacent ones.
+Groups: TypeAlias = tuple[tuple[int, ...], ...]
 
 #: A coordinate is read with one shift and one mask from the 64 bits that start at its word.
 WINDOW_BITS = 64
@@ -21,18 +25,26 @@ _RECORD_BITS = 64
 class RecordFormat:
     """Where each coordinate and the value are in a record.
 
-    Records are the rows of an array (nnz, num_words) of unsigned words. Coordinates come first,
-    mode 0 in the lowest bits. Each fits the `WINDOW_BITS` that start at its word, so it may cross
-    into a second 32-bit word, but not into a second 64-bit word. The value follows, aligned to its
-    own size. There is no linear index, so no integer type bounds the number of cells. They are beta
-    and val of the paper's section 3.5, "Tensor Element Representation".
+    Records are the rows of an array (nnz, num_words) of unsigned words. Coordinates come first, the
+    first group in the lowest bits. Each group fits the `WINDOW_BITS` that start at its word, so it
+    may cross into a second 32-bit word, but not into a second 64-bit word. The value follows,
+    aligned to its own size. There is no linear index, so no integer type bounds the number of
+    cells. They are beta and val of the paper's section 3.5, "Tensor Element Representation".
 
     >>> record = RecordFormat.of((1000, 1000, 1000), "float64", "uint64")
     >>> record.shifts, record.num_words
     ((0, 10, 20), 2)
+
+    The fields of a group are adjacent, its first mode in the highest bits. Read as one number, they
+    are the index of the group, which `merged` takes for a mode:
+
+    >>> record = RecordFormat.of((1000, 5, 1000), "float64", "uint64", ((0,), (1, 2)))
+    >>> record.shifts, record.merged.shifts, record.merged.shape
+    ((0, 20, 10), (0, 10), (1000, 5120))
     """
 
     shape: tuple[int, ...]
+    groups: Groups
     dtype: np.dtype  # of the value: float32 or float64
     word_dtype: np.dtype  # uint32 or uint64
     words: tuple[int, ...]  # the word where each mode's window starts
@@ -42,20 +54,29 @@ class RecordFormat:
     num_words: int
 
     @classmethod
-    def of(cls, shape: Sequence[int], dtype: DTypeLike, word_dtype: DTypeLike) -> "RecordFormat":
-        """Lay out records for tensors of `shape` with values of `dtype`."""
+    def of(
+        cls,
+        shape: Sequence[int],
+        dtype: DTypeLike,
+        word_dtype: DTypeLike,
+        groups: Groups | None = None,
+    ) -> "RecordFormat":
+        """Lay out records for tensors of `shape` with values of `dtype`; by default, no groups."""
         dtype, word_dtype = np.dtype(dtype), np.dtype(word_dtype)
         word_bits, value_bits = 8 * word_dtype.itemsize, 8 * dtype.itemsize
         widths = [field_width(size) for size in shape]
-        offsets, end = [], 0
-        for width in widths:
-            if end % word_bits + width > WINDOW_BITS:
+        groups = groups or tuple((mode,) for mode in range(len(shape)))
+        offsets, end = [0] * len(shape), 0
+        for group in groups:
+            if end % word_bits + sum(widths[mode] for mode in group) > WINDOW_BITS:
                 end = _round_up(end, word_bits)
-            offsets.append(end)
-            end += width
+            for mode in reversed(group):
+                offsets[mode] = end
+                end += widths[mode]
         value_offset = _round_up(end, value_bits)
         return cls(
             shape=tuple(shape),
+            groups=groups,
             dtype=dtype,
             word_dtype=word_dtype,
             words=tuple(offset // word_bits for offset in offsets),
@@ -69,6 +90,42 @@ class RecordFormat:
     def ndim(self) -> int:
         """Number of modes."""
         return len(self.shape)
+
+    @property
+    def merged(self) -> "RecordFormat":
+        """The format of the same records, taken for those of a tensor with a mode for each group.
+
+        Its sizes are products in which all but a group's first mode count as powers of two.
+        """
+        return self if len(self.groups) == self.ndim else self._merged
+
+    @functools.cached_property
+    def _merged(self) -> "RecordFormat":
+        lowest = [group[-1] for group in self.groups]
+        heads = zip(self.groups, self.bits_below, strict=True)
+        sizes = [self.shape[group[0]] << bits[0] for group, bits in heads]
+        return replace(
+            self,
+            shape=tuple(sizes),
+            groups=tuple((n,) for n in range(len(sizes))),
+            words=tuple(self.words[mode] for mode in lowest),
+            shifts=tuple(self.shifts[mode] for mode in lowest),
+            masks=tuple((1 << field_width(size)) - 1 for size in sizes),
+        )
+
+    @functools.cached_property
+    def bits_below(self) -> Groups:
+        """For each mode of each group, the bits of the modes that follow it in the group."""
+        widths = [field_width(size) for size in self.shape]
+        return tuple(
+            tuple(sum(widths[n] for n in group if n > mode) for mode in group)
+            for group in self.groups
+        )
+
+    def find_place(self, mode: int) -> tuple[int, int]:
+        """Return the number of the group of a mode, and its place in the group."""
+        number = next(n for n, group in enumerate(self.groups) if mode in group)
+        return number, self.groups[number].index(mode)
 
     @property
     def record_nbytes(self) -> int:
@@ -143,6 +200,11 @@ class Cut(NamedTuple):
     record_format: RecordFormat
     tile_size: int
     bucket_size: int
+
+    @property
+    def merged(self) -> "Cut":
+        """The same with the format `RecordFormat.merged`, in whose modes nonzeros are ordered."""
+        return self._replace(record_format=self.record_format.merged)
 
 
 def field_width(size: int) -> int:

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 from ..base.array_modules import Array
 from ..base.checks import check_finite, check_inside
 from .locks import make_lock
-from .packing import Cut, RecordFormat
+from .packing import Cut, Groups, RecordFormat
 
 #: How many items each type can number from 0, narrow types first.
 INDEX_LIMITS: dict[np.dtype, int] = {
@@ -84,7 +84,9 @@ class Primitives:
         self.xp = xp
         self.block_size = block_size
 
-    def choose_cut(self, shape: Sequence[int], dtype: np.dtype) -> Cut:
+    def choose_cut(
+        self, shape: Sequence[int], dtype: np.dtype, groups: Groups | None = None
+    ) -> Cut:
         """Choose the record format, and the sizes of a tile and of a bucket."""
         raise NotImplementedError("only engines choose")
 

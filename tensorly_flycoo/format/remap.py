@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from ..base.array_modules import Array
-from .layout import Ids, Layout, collect_tilings
+from .layout import Ids, Layout, collect_tilings, sort_last
 from .ordering import compute_norm, make_canonical_records
 from .packing import Cut
 from .primitives import CompactIds, Compute, Primitives, Step, expand, index_dtype
@@ -76,7 +76,7 @@ class RemapLayout(Layout):
         records = make_canonical_records(coords, values, record_format, primitives)
         norm = compute_norm(record_format.values(records), primitives)
         spare = primitives.xp.empty_like(records)
-        tilings, plans = cls._plan_modes(records, spare, cut, primitives)
+        tilings, plans = cls._plan_modes(records, spare, cut.merged, primitives)
         return cls(cut, (spare, records), tilings, plans, norm, primitives.make_lock)
 
     @staticmethod
@@ -160,7 +160,7 @@ class RemapLayout(Layout):
     def from_arrays(
         cls, arrays: Mapping[str, Array], cut: Cut, norm: float, mode: int, primitives: Primitives
     ) -> Self:
-        ndim, records = cut.record_format.ndim, arrays["records"]
+        ndim, records = cut.record_format.merged.ndim, arrays["records"]
         plans = [
             RemapPlan(
                 primitives.compact_ids(arrays[f"pull_ids_{n}"], cut.bucket_size, cut),
@@ -194,7 +194,7 @@ class RemapLayout(Layout):
 
     def swap(self) -> None:
         """Swap T_in and T_out, which must be complete: the next mode is resident."""
-        next_mode = (self.mode + 1) % self.record_format.ndim
+        next_mode = (self.mode + 1) % self.merged.ndim
         # This line calls nothing, so neither a KeyboardInterrupt nor a fork in another thread can
         # interrupt it.
         self.records, self.spare, self.mode = self.spare, self.records, next_mode
@@ -210,7 +210,10 @@ class RemapLayout(Layout):
             yield self.records, self._find_places(mode, primitives)
 
     def _find_places(self, mode: int, primitives: Primitives) -> Array:
-        plan, ndim = self.plans[mode], self.record_format.ndim
+        ndim = self.merged.ndim
+        if mode and ndim < self.record_format.ndim:
+            return sort_last(self.records, self.record_format, primitives)
+        plan = self.plans[mode]
         if mode == self.mode:
             return primitives.position_in_buckets(plan.pull_ids, self.cut.bucket_size)
         if (mode + 1) % ndim == self.mode and plan.write_order is None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self
 
 from ..base.array_modules import Array
-from .layout import Layout, collect_tilings, count_sort_nbytes, iterate_orders
+from .layout import Layout, collect_tilings, count_sort_nbytes, iterate_orders, sort_last
 from .ordering import compute_norm, make_canonical_records
 from .packing import Cut
 from .primitives import Primitives, Step, index_dtype
@@ -30,7 +30,7 @@ class ReplicatedLayout(Layout):
         records = make_canonical_records(coords, values, cut.record_format, primitives)
         norm = compute_norm(cut.record_format.values(records), primitives)
         copies, tilings = [], []
-        for places, tiling in iterate_orders(records, cut, primitives):
+        for places, tiling in iterate_orders(records, cut.merged, primitives):
             copies.append(records if places is None else primitives.gather(records, places))
             tilings.append(tiling)
         return cls(cut, copies, tilings, norm)
@@ -57,7 +57,7 @@ class ReplicatedLayout(Layout):
     def from_arrays(
         cls, arrays: Mapping[str, Array], cut: Cut, norm: float, mode: int, primitives: Primitives
     ) -> Self:
-        ndim = cut.record_format.ndim
+        ndim = cut.record_format.merged.ndim
         copies = [arrays[name] for name in cls.name_copies(ndim)]
         return cls(cut, copies, collect_tilings(arrays, ndim), norm)
 
@@ -65,8 +65,11 @@ class ReplicatedLayout(Layout):
         return Step(self.copies[mode])
 
     @contextlib.contextmanager
-    def hold_order(self, mode: int, primitives: Primitives) -> Iterator[tuple[Array, None]]:
-        yield self.copies[mode], None
+    def hold_order(self, mode: int, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
+        if mode and self.merged is not self.record_format:
+            yield self.records, sort_last(self.records, self.record_format, primitives)
+        else:
+            yield self.copies[mode], None
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         copies = [self.record_format.map_values(c, function) for c in self.copies]

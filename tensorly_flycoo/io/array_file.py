@@ -40,9 +40,9 @@ class Kind(NamedTuple):
     reader: str
 
 
-TENSOR = Kind("tensorly-flycoo", 1, "a saved tensor", "tensorly_flycoo.load(path)")
+TENSOR = Kind("tensorly-flycoo", 2, "a saved tensor", "tensorly_flycoo.load(path)")
 SLABS = Kind(
-    "tensorly-flycoo slabs", 1, "the index of a folder of slabs", "tensorly_flycoo.open_slabs"
+    "tensorly-flycoo slabs", 2, "the index of a folder of slabs", "tensorly_flycoo.open_slabs"
 )
 MODEL = Kind("tensorly-flycoo CP model", 1, "a saved LabelledCP", "LabelledCP.load(path)")
 ONLINE = Kind("tensorly-flycoo online CP model", 1, "a saved OnlineCP", "OnlineCP.load(path)")

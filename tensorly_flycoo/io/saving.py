@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike
 from ..base.array_modules import Array, move
 from ..base.checks import check_layout, check_shape
 from ..engines import select_engine
+from ..format.groups import find_groups
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import Cut, RecordFormat
@@ -57,8 +58,8 @@ def save(path: FilePath, x: "FlycooTensor | LabelledTensor | SparseArray") -> No
     The file is an uncompressed .npz without pickles; `numpy.load` opens it too. Its array "header"
     is JSON text with these keys:
 
-    - format ("tensorly-flycoo"), version (1);
-    - shape, dtype, layout: the tensor's;
+    - format ("tensorly-flycoo"), version (2);
+    - shape, dtype, layout, groups: the tensor's;
     - word_dtype, tile_size, bucket_size: how nonzeros are packed and split;
     - mode: the mode whose order the records are in ("remap"); norm: the Frobenius norm;
     - names, ordered: of a LabelledTensor, its modes, and those whose labels have an order.
@@ -94,6 +95,7 @@ def write_layout(
     with layout.hold_records():
         header: Header = {
             "shape": layout.record_format.shape,
+            "groups": layout.record_format.groups,
             "dtype": layout.record_format.dtype.name,
             "layout": layout.name,
             "word_dtype": layout.record_format.word_dtype.name,
@@ -163,12 +165,13 @@ def load(path: FilePath, *, device: str | None = None) -> FlycooTensor | Labelle
         raise IsADirectoryError(errno.EISDIR, reason, os.fspath(path))
     with open_arrays(path, TENSOR) as reader:
         record_format = read_format(reader)
-        cut = engine.choose_cut(record_format.shape, record_format.dtype)
+        cut = choose_same_cut(record_format, engine)
         if fits(reader, record_format, cut, engine):
             x = object.__new__(FlycooTensor)
             x._set(engine, read_layout(reader, cut, engine))
         else:
             options = {"layout": reader.header["layout"], "device": engine.name}
+            options["groups"] = record_format.groups
             x = FlycooTensor(*read_records(reader, record_format), record_format.shape, **options)
         if "names" not in reader.header:
             return x
@@ -190,6 +193,11 @@ def make_layout(header: Header, arrays: dict[str, Array], cut: Cut, engine: "Eng
     return cls.from_arrays(arrays, cut, header["norm"], header["mode"], engine)
 
 
+def choose_same_cut(record_format: RecordFormat, engine: "Engine") -> Cut:
+    """Return the cut that the engine would use for a tensor of a format."""
+    return engine.choose_cut(record_format.shape, record_format.dtype, record_format.groups)
+
+
 def fits(reader: ArrayReader, record_format: RecordFormat, cut: Cut, engine: "Engine") -> bool:
     """Return whether a plan has the record format, tiles and buckets that the engine would use."""
     header = reader.header
@@ -205,9 +213,10 @@ def read_records(reader: ArrayReader, record_format: RecordFormat) -> tuple[np.n
     """Return the coords and values of saved nonzeros, which are not checked."""
     # Building takes memory and time in proportion to the mode sizes, and a header can claim huge
     # ones. A genuine file of such a tensor lists as many empty rows: check that first.
-    name = LAYOUT_CLASSES[reader.header["layout"]].name_copies(record_format.ndim)[0]
+    merged = record_format.merged
+    name = LAYOUT_CLASSES[reader.header["layout"]].name_copies(merged.ndim)[0]
     records = reader.read(name, (None, record_format.num_words), (record_format.word_dtype,))
-    for mode, size in enumerate(record_format.shape):
+    for mode, size in enumerate(merged.shape):
         if reader.read(f"empty_rows_{mode}").size < size - records.shape[0]:
             raise ValueError(f"empty_rows_{mode} does not match the header")
     return record_format.coords(records), record_format.values(records)
@@ -216,17 +225,19 @@ def read_records(reader: ArrayReader, record_format: RecordFormat) -> tuple[np.n
 def read_format(reader: ArrayReader) -> RecordFormat:
     """Check the header of a tensor; return the format of its records."""
     header = reader.header
+    shape = check_shape(header["shape"])
     record_format = RecordFormat.of(
-        check_shape(header["shape"]),
+        shape,
         {"float32": np.float32, "float64": np.float64}[header["dtype"]],
         {"uint32": np.uint32, "uint64": np.uint64}[header["word_dtype"]],
+        find_groups(header.get("groups"), shape, 0),  # version 1 has none
     )
     check_layout(header["layout"])
     sizes = [header["tile_size"], header["bucket_size"]]
     sizes = sizes if LAYOUT_CLASSES[header["layout"]].uses_buckets else sizes[:1]
     if not all(type(size) is int and 0 < size <= 2**32 for size in sizes):
         raise ValueError(f"tile_size and bucket_size are {sizes}")
-    if type(header["mode"]) is not int or not 0 <= header["mode"] < record_format.ndim:
+    if type(header["mode"]) is not int or not 0 <= header["mode"] < record_format.merged.ndim:
         raise ValueError(f"mode is {header['mode']!r}")
     if type(header["norm"]) is not float or not 0 <= header["norm"] < math.inf:
         raise ValueError(f"norm is {header['norm']!r}")
@@ -241,7 +252,7 @@ def check_arrays(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
     """
     check_shapes(layout, arrays, cut)
     record_format, cls = cut.record_format, LAYOUT_CLASSES[layout]
-    names = cls.name_copies(record_format.ndim)
+    names = cls.name_copies(record_format.merged.ndim)
     nnz = arrays[names[0]].shape[0]
     for name, start in itertools.product(names, range(0, nnz, _CHECK_BLOCK)):
         block = arrays[name][start : start + _CHECK_BLOCK]
@@ -249,7 +260,7 @@ def check_arrays(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
         for mode, size in enumerate(record_format.shape):
             if record_format.masks[mode] >= size:
                 _check_limit(record_format.rows(block, mode), size, name)
-    for mode, size in enumerate(record_format.shape):
+    for mode, size in enumerate(record_format.merged.shape):
         carry_rows = arrays[f"carry_rows_{mode}"]
         _require(carry_rows.min(initial=0) >= NO_ROW, f"carry_rows_{mode}")
         _check_limit(carry_rows, size, f"carry_rows_{mode}")
@@ -266,12 +277,12 @@ def check_shapes(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
     """Refuse arrays of other names, shapes or dtypes than the layout has; read no element."""
     arrays, record_format, cls = dict(arrays), cut.record_format, LAYOUT_CLASSES[layout]
     write_order_dtype = _find_write_order_dtype(arrays)
-    names = cls.name_copies(record_format.ndim)
+    names = cls.name_copies(record_format.merged.ndim)
     _require(names[0] in arrays and arrays[names[0]].ndim == 2, names[0])
     nnz = arrays[names[0]].shape[0]
     for name in names:
         _take(arrays, name, record_format.word_dtype, (nnz, record_format.num_words))
-    for mode, size in enumerate(record_format.shape):
+    for mode, size in enumerate(record_format.merged.shape):
         num_tiles = -(-nnz // cut.tile_size)
         _take(arrays, f"carry_rows_{mode}", np.dtype(np.int64), (num_tiles,))
         empty_rows = _take(arrays, f"empty_rows_{mode}", index_dtype(size))

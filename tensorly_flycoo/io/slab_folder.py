@@ -24,8 +24,10 @@ from ..base.checks import (
 from ..base.devices import OneDevice, assign_homes
 from ..base.reporting import report
 from ..engines import select_engine
+from ..format.groups import choose_groups, find_groups
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
+from ..format.packing import Groups
 from ..spread.partition import find_longest_mode, find_slab_shape
 from ..spread.slab_building import SlabBuilder, sort_records, split_nonzeros
 from ..spread.slab_layout import Slab, SlabLayout
@@ -39,6 +41,7 @@ from .parts import BLOCK_NNZ, Parts, Reading
 from .saving import (
     check_arrays,
     check_shapes,
+    choose_same_cut,
     fits,
     make_layout,
     read_format,
@@ -91,6 +94,7 @@ class Index:
     layout: str
     num_slabs: int
     entries: Sequence[Entry]
+    groups: Groups
 
     def write(self, folder: Path) -> None:
         """Write the index as JSON, with a format, a version and a digest."""
@@ -110,7 +114,9 @@ class Index:
                 raise ValueError("its digest is wrong")
             del facts["format"], facts["version"]
             entries = [Entry(*entry) for entry in facts.pop("entries")]
-            index = cls(check_shape(facts.pop("shape")), entries=entries, **facts)
+            shape = check_shape(facts.pop("shape"))
+            groups = find_groups(facts.pop("groups", None), shape, 0)  # version 1 has none
+            index = cls(shape, entries=entries, groups=groups, **facts)
             _check_file_layout(index.layout)
             edges = [0, *(entry.stop for entry in entries)]
             is_joined = edges[:-1] == [entry.start for entry in entries]
@@ -165,7 +171,8 @@ class DiskBuilder(SlabBuilder):
         if not shape:
             raise ValueError("parts has no nonzeros and no shape, expected some: give shape=")
         dtype = np.result_type(*dtypes or {_VALUE}) if reading.dtype is None else reading.dtype
-        self.record_format = engine.choose_cut(shape, np.dtype(dtype)).record_format
+        groups = choose_groups(shape, self._nnz)
+        self.record_format = engine.choose_cut(shape, np.dtype(dtype), groups).record_format
         num_slabs = num_slabs or max(1, -(-self._nnz // _SLAB_NNZ))
         super().__init__(LAYOUT_CLASSES[layout], num_slabs, engine, OneDevice())
 
@@ -338,8 +345,9 @@ slabs=2>
                 members = digest(reader.list_members())
             entries.append(Entry(rows.start, rows.stop, file.stat().st_size, members))
         shutil.rmtree(temporary)
-        shape, dtype = builder.record_format.shape, builder.record_format.dtype
-        Index(shape, dtype.name, layout, builder.num_slabs, entries).write(folder)
+        record_format = builder.record_format
+        facts = (record_format.shape, record_format.dtype.name, layout, builder.num_slabs)
+        Index(*facts, entries, record_format.groups).write(folder)
 
 
 def _check_file_layout(layout: str) -> None:
@@ -434,7 +442,8 @@ def open_slabs(
             if keep_aside is not None:
                 layout = keep_aside(layout, home)
         slabs.append(Slab(slice(entry.start, entry.stop), layout, home))
-    record_format = engine.choose_cut(index.shape, np.dtype(index.dtype)).record_format
+    dtype = np.dtype(index.dtype)
+    record_format = engine.choose_cut(index.shape, dtype, index.groups).record_format
     slab_class = SlabLayout if engine.devices is None else SpreadLayout
     x = object.__new__(FlycooTensor)
     x._set(engine, slab_class(record_format, index.num_slabs, slabs, engine, devices))
@@ -456,11 +465,11 @@ def load_slab(
         if digest(reader.list_members()) != entry.digest:
             raise ValueError("its list of arrays is not the one in the index")
         header, record_format = reader.header, read_format(reader)
-        found = (record_format.shape, header["dtype"], header["layout"])
+        found = (record_format.shape, record_format.groups, header["dtype"], header["layout"])
         shape = find_slab_shape(index.shape, entry.stop - entry.start)
-        if found != (shape, index.dtype, index.layout):
+        if found != (shape, index.groups, index.dtype, index.layout):
             raise ValueError("its header does not match the index")
-        cut = engine.choose_cut(record_format.shape, record_format.dtype)
+        cut = choose_same_cut(record_format, engine)
         if keep != "file" and fits(reader, record_format, cut, engine):
             return read_layout(reader, cut, engine)
         if keep != "file":
@@ -474,7 +483,7 @@ def load_slab(
             arrays = {name: reader.map(name) for name in names}
             (check_arrays if verify else check_shapes)(index.layout, arrays, cut)
             if engine.make_stager is not None:  # records wait where they are
-                copies = set(LAYOUT_CLASSES[index.layout].name_copies(record_format.ndim))
+                copies = set(LAYOUT_CLASSES[index.layout].name_copies(record_format.merged.ndim))
                 arrays |= {name: move(arrays[name], engine.xp) for name in names - copies}
             return make_layout(header, arrays, cut, engine)
     raise ValueError(

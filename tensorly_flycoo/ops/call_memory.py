@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike
 
 from ..base.checks import check_count, check_dtype, check_keep, check_rank, check_shape
 from ..engines import select_engine
+from ..format.groups import choose_groups
 from ..format.primitives import index_dtype
 from ..format.tree import count_waiting
 from ..spread import building
@@ -141,23 +142,25 @@ def estimate_memory(
     slabs = None if slabs is None else check_count(slabs, "slabs")
     engine = select_engine(device)
     num_slabs = slabs or building.choose_num_slabs(nnz, engine.num_devices)
+    groups = choose_groups(shape, nnz)
+    sizes = (layout, nnz, shape, dtype, groups)
     host_nbytes = slots_nbytes = 0
     if keep == "host" and engine.make_stager is not None:
-        num_slabs, num_resident = building.plan_streaming(engine, layout, nnz, shape, dtype, slabs)
-        record_nbytes = engine.choose_cut(shape, dtype).record_format.record_nbytes
+        num_slabs, num_resident = building.plan_streaming(engine, *sizes, slabs)
+        record_nbytes = engine.choose_cut(shape, dtype, groups).record_format.record_nbytes
         mode_nbytes = nnz * record_nbytes // num_slabs  # of a slab
         num_streamed = max(0, num_slabs - num_resident)
         host_nbytes = num_streamed * len(shape) * mode_nbytes
         slots_nbytes = min(num_streamed, 2) * mode_nbytes
-    nbytes, peak_nbytes = building.estimate_layout(engine, layout, nnz, shape, dtype, num_slabs)
+    nbytes, peak_nbytes = building.estimate_layout(engine, *sizes, num_slabs)
     peak_nbytes -= host_nbytes
     if rank is None:
         return MemoryEstimate(nbytes, peak_nbytes, None, host_nbytes)
     work_nbytes = count_iteration_nbytes(engine, shape, nnz, dtype, check_rank(rank), num_slabs)
     row_nbytes = rank * dtype.itemsize
     for mode in range(len(shape)) if init == "svd" else ():
-        sizes = (shape, nnz, dtype, mode, rank, num_slabs)
-        start_nbytes = sum(shape[:mode]) * row_nbytes + _count_svd_nbytes(engine, *sizes)
+        of_mode = (shape, nnz, dtype, mode, rank, num_slabs)
+        start_nbytes = sum(shape[:mode]) * row_nbytes + _count_svd_nbytes(engine, *of_mode)
         work_nbytes = max(work_nbytes, start_nbytes)
     held_nbytes = _share_nbytes(engine, nbytes - host_nbytes, num_slabs) + slots_nbytes
     return MemoryEstimate(nbytes, peak_nbytes, held_nbytes + work_nbytes, host_nbytes)
@@ -219,7 +222,8 @@ def _count_svd_nbytes(
     else:
         dtype = choose_dtype(num_coupled, dtype)
         sizes = (num_shared, (num_columns, num_coupled), dtype)
-        nbytes, peak_nbytes = building.estimate_layout(engine, "replicated", *sizes, 1)
+        of_layout = ("replicated", *sizes, ((0,), (1,)), 1)
+        nbytes, peak_nbytes = building.estimate_layout(engine, *of_layout)
         row_nbytes = choose_width(rank, num_coupled) * dtype.itemsize
         num_blocks = MAX_BLOCKS
         if num_coupled > MAX_GRAM_SIZE:

@@ -11,9 +11,11 @@ from ..base.reporting import log_compilation
 from ..spread.row_shards import RowShards
 from ..spread.sharding import find_sharding
 from ..spread.spread_layout import SpreadLayout
+from ..spread.whole_factors import gather
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.memory import attempt
 from ..tensor.tensor import FlycooTensor
+from .group_passes import LastPass, merge_factors
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -93,46 +95,76 @@ def mttkrp(
            [3., 3.],
            [0., 0.]])
     """
+    return mttkrp_in_sweep(x, factors, mode, None, weights=weights, out=out)
+
+
+def mttkrp_in_sweep(
+    x: FlycooTensor | SparseArray,
+    factors: Sequence[Array | RowShards],
+    mode: int,
+    last_pass: LastPass | None,
+    *,
+    weights: Array | None = None,
+    out: Array | None = None,
+) -> Array | RowShards:
+    """Compute what `mttkrp` does, from the last pass over the nonzeros if it serves this mode."""
     x = as_flycoo(x, check_coords=True)
     mode = check_mode(mode, x.ndim)
-    array_type, engine = x._engine.array_type, x._engine
-    layout = x._layout
+    array_type, engine, layout = x._engine.array_type, x._engine, x._layout
     types = (array_type, RowShards) if isinstance(layout, SpreadLayout) else (array_type,)
     factors = check_factors(factors, x.shape, x.dtype, *types)
-    rank, weights = factors[0].shape[1], share(weights)
+    shape, weights = (x.shape[mode], factors[0].shape[1]), share(weights)
     if weights is not None:
-        check_weights(weights, rank, x.dtype, array_type)
+        check_weights(weights, shape[1], x.dtype, array_type)
+    spread = None  # the layout, if the result is row-sharded
     if isinstance(layout, SpreadLayout):
         layout.devices.check_current()
         if any(isinstance(factor, RowShards) for factor in factors):
-            return _compute_shards(x, layout, factors, mode, weights, out)
-    shape = (x.shape[mode], rank)
-    inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
-    if out is not None:
-        read_too = [(f"factors[{n}]", factor) for n, factor in inputs.items()]
-        read_too += [] if weights is None else [("weights", weights)]
-        check_out(out, shape, x.dtype, array_type, read_too, engine.xp.may_share_memory)
-    read = {"x": layout.get_copies()[0], "factors": factors}
-    engine.check_arrays(read if out is None else {**read, "out": out})
+            spread = layout
+    if spread is not None:
+        _check_shards(spread, factors, out)
+    else:
+        if out is not None:
+            read = {f"factors[{n}]": factor for n, factor in enumerate(factors) if n != mode}
+            read_too = [*read.items(), *([] if weights is None else [("weights", weights)])]
+            check_out(out, shape, x.dtype, array_type, read_too, engine.xp.may_share_memory)
+        arrays = {"x": layout.get_copies()[0], "factors": factors}
+        engine.check_arrays(arrays if out is None else {**arrays, "out": out})
+    record_format = layout.record_format
+    number, _ = record_format.find_place(mode)
+    group = record_format.groups[number]
 
-    def compute() -> Array:
+    def multiply() -> Array | RowShards:
+        rows = None
+        if len(group) > 1 and last_pass is not None:
+            rows = last_pass.find(factors, mode, group)
+        inputs = {} if rows is not None else merge_factors(factors, record_format, engine, number)
+        if len(group) == 1 and spread is not None:
+            arguments = ("mttkrp", engine, inputs, number, shape)
+            return spread.apply_sharded(*arguments, weights=weights)[0]
         result = engine.xp.empty(shape, x.dtype) if out is None else out
+        if len(group) == 1:
+            layout.apply("mttkrp", engine, inputs, number, result, weights=weights)
+            return result
+        if rows is None:
+            rows = engine.xp.empty((layout.merged.shape[number], shape[1]), x.dtype)
+            layout.apply("mttkrp", engine, inputs, number, rows)
+            if last_pass is not None:
+                last_pass.keep(rows)
+        own = [None if n == mode else gather(factors[n]) for n in group]
+        engine.contract_rows(rows, own, record_format.bits_below[number], result, weights)
+        return result if spread is None else RowShards.scatter(result, find_sharding(spread, mode))
+
+    def compute() -> Array | RowShards:
         with log_compilation():
-            layout.apply("mttkrp", engine, inputs, mode, result, weights=weights)
-        return result
+            return multiply()
 
-    return attempt(f"mttkrp of mode {mode} and rank {rank}", compute)
+    return attempt(f"mttkrp of mode {mode} and rank {shape[1]}", compute)
 
 
-def _compute_shards(
-    x: FlycooTensor,
-    layout: SpreadLayout,
-    factors: Sequence[Array | RowShards],
-    mode: int,
-    weights: Array | None,
-    out: Array | None,
-) -> RowShards:
-    """Compute the MTTKRP of a tensor on several devices."""
+def _check_shards(
+    layout: SpreadLayout, factors: Sequence[Array | RowShards], out: Array | None
+) -> None:
     if out is not None:
         raise TypeError("out is given, but x is on several devices: the result is a new RowShards")
     for n, factor in enumerate(factors):
@@ -141,13 +173,3 @@ def _compute_shards(
                 f"factors[{n}] is sharded otherwise than mode {n} of x: give a plain array, "
                 "such as tl.to_numpy returns"
             )
-
-    inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
-    shape = (x.shape[mode], factors[0].shape[1])
-
-    def compute() -> RowShards:
-        arguments = ("mttkrp", x._engine, inputs, mode, shape)
-        with log_compilation():
-            return layout.apply_sharded(*arguments, weights=weights)[0]
-
-    return attempt(f"mttkrp of mode {mode} and rank {factors[0].shape[1]}", compute)

@@ -66,13 +66,27 @@ def merge_modes(
     """
     others = [n for n in range(x.ndim) if n not in modes]
     if len(modes) == 1 and dtype == x.dtype:
-        return x, modes[0], {n: n for n in others}
+        return separate_modes(x), modes[0], {n: n for n in others}
     known, key = _merged.setdefault(x._layout, {}), (*modes, np.dtype(dtype))
     if key not in known:
         shape = (math.prod(x.shape[n] for n in modes), *(x.shape[n] for n in others))
         args = (x.shape, modes, others)
-        known[key] = rebuild(x._layout, x, _merge_modes, *args, shape=shape, dtype=dtype)
+        options: dict[str, Any] = {"shape": shape, "dtype": dtype, "groups": None}
+        known[key] = rebuild(x._layout, x, _merge_modes, *args, **options)
     return known[key], 0, {n: place for place, n in enumerate(others, start=1)}
+
+
+def separate_modes(x: FlycooTensor) -> FlycooTensor:
+    """Return a tensor without groups of modes, which TTMc needs.
+
+    It is `x` itself if that has none, else built once and kept as long as `x`.
+    """
+    if len(x.groups) == x.ndim:
+        return x
+    known = _merged.setdefault(x._layout, {})
+    if () not in known:
+        known[()] = rebuild(x._layout, x, read_nonzeros, shape=x.shape, groups=None)
+    return known[()]
 
 
 def _merge_modes(
@@ -125,7 +139,8 @@ def multiply_nonempty_rows(
     rows = x._engine.xp.empty((count_nonempty_rows(x, mode), num_columns), x.dtype)
     numbers, slots = find_nonempty_rows(x, mode)
     options = {} if slots is None else {"slots": slots}
-    x._layout.apply("ttmc", x._engine, factors, mode, rows, stays=True, **options)
+    layout = separate_modes(x)._layout
+    layout.apply("ttmc", x._engine, factors, mode, rows, stays=True, **options)
     return rows, numbers
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..base.array_modules import Array
 from ..base.devices import OneDevice
 from ..format.layouts import LAYOUT_CLASSES
+from ..format.packing import Groups
 from .slab_layout import AnyLayout, SlabLayout
 from .spread_layout import SpreadLayout
 from .streamed import make_keep_aside
@@ -34,6 +35,7 @@ def build_layout(
     coords: Array,
     values: Array,
     shape: Sequence[int],
+    groups: Groups,
     num_slabs: int,
     keep: str = "device",
 ) -> AnyLayout:
@@ -42,12 +44,14 @@ def build_layout(
     With ``keep="host"``, `plan_streaming` says how many slabs stay on each device.
     """
     coords, values = engine.receive(coords, values)
-    cut = engine.choose_cut(shape, values.dtype)
+    cut = engine.choose_cut(shape, values.dtype, groups)
     nnz, dtype, keep_aside = values.shape[0], values.dtype, None
     if keep == "host" and engine.make_stager is not None:
-        _, num_resident = plan_streaming(engine, name, nnz, shape, dtype, num_slabs)
+        _, num_resident = plan_streaming(engine, name, nnz, shape, dtype, groups, num_slabs)
         keep_aside = make_keep_aside(engine.make_stager, num_resident)
-    sizes = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
+    sizes: dict[str, Any] = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
+    if len(groups) < len(shape):
+        sizes["groups"] = groups
     if num_slabs > 1:
         sizes["slabs"] = num_slabs
     engine.log("build", name, shape=tuple(shape), nnz=values.size, **sizes)
@@ -95,20 +99,27 @@ def plan_streaming(
     nnz: int,
     shape: Sequence[int],
     dtype: np.dtype,
+    groups: Groups,
     num_slabs: int | None = None,
 ) -> tuple[int, int]:
     """Return the number of slabs with ``keep="host"``, and how many stay on each device."""
-    record_nbytes = engine.choose_cut(shape, dtype).record_format.record_nbytes
+    record_nbytes = engine.choose_cut(shape, dtype, groups).record_format.record_nbytes
     num_slabs = num_slabs or choose_num_slabs(nnz, engine.num_devices, record_nbytes)
-    estimate = estimate_layout(engine, name, nnz, shape, dtype, num_slabs)
+    estimate = estimate_layout(engine, name, nnz, shape, dtype, groups, num_slabs)
     return num_slabs, count_resident_slabs(*estimate, num_slabs, engine.count_free_nbytes())
 
 
 def estimate_layout(
-    engine: Engine, name: str, nnz: int, shape: Sequence[int], dtype: np.dtype, num_slabs: int
+    engine: Engine,
+    name: str,
+    nnz: int,
+    shape: Sequence[int],
+    dtype: np.dtype,
+    groups: Groups,
+    num_slabs: int,
 ) -> tuple[int, int]:
     """Return the bytes of a layout, and the most bytes in use on a device while it is built."""
-    cls, cut = LAYOUT_CLASSES[name], engine.choose_cut(shape, dtype)
+    cls, cut = LAYOUT_CLASSES[name], engine.choose_cut(shape, dtype, groups)
     if num_slabs == 1:
         return cls.estimate(nnz, cut, engine)
     options = (cut.record_format, num_slabs, engine)

@@ -178,5 +178,6 @@ def build_slab(
     coords[find_longest_mode(shape)] -= rows.start
     values = record_format.values(records).copy()
     del records
-    cut = primitives.choose_cut(find_slab_shape(shape, len(rows)), values.dtype)
+    slab_shape = find_slab_shape(shape, len(rows))
+    cut = primitives.choose_cut(slab_shape, values.dtype, record_format.groups)
     return layout_class.build(coords, values, cut, primitives)

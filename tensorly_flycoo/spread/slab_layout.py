@@ -52,7 +52,11 @@ class SlabLayout:
         self.name = slabs[0].layout.name
         self.record_format = record_format
         self.num_slabs = num_slabs
+        self.merged = record_format.merged
+        # Slabs cut the longest mode, and so its group, of which it is the first mode.
         self.cut_mode = find_longest_mode(record_format.shape)
+        self.cut_group, place = record_format.find_place(self.cut_mode)
+        self._bits_below = record_format.bits_below[self.cut_group][place]
         self.slabs = slabs
         self.norm = math.hypot(*(slab.layout.norm for slab in slabs)) if norm is None else norm
         self._primitives = primitives
@@ -108,7 +112,8 @@ class SlabLayout:
         sizes = Counter(zip(_share(nnz, num_held), _share(longest, num_held), strict=True))
         kept = peak_nbytes = 0
         for (slab_nnz, num_rows), count in sizes.items():
-            cut = primitives.choose_cut(find_slab_shape(shape, num_rows), record_format.dtype)
+            slab_shape = find_slab_shape(shape, num_rows)
+            cut = primitives.choose_cut(slab_shape, record_format.dtype, record_format.groups)
             nbytes, slab_peak_nbytes = layout_class.estimate(slab_nnz, cut, primitives)
             kept += count * nbytes
             peak_nbytes = max(peak_nbytes, slab_peak_nbytes)
@@ -185,15 +190,15 @@ class SlabLayout:
     ) -> Array | None:
         """Run an operation on the nonzeros slab by slab: see `Layout.apply`.
 
-        In the cut mode each slab writes rows of its own. In any other mode each has a result for
+        In the cut group each slab writes rows of its own. In any other each has a result for
         all rows; these are added along the tree, in memory that is allocated before all work.
         """
         edges, own_slots = self._divide_rows(mode, options.get("slots"))
         sums: list[Array | None] = []
 
         def compute(number: int, target: Array) -> Array:
-            slab, cut_mode = self.slabs[number], self.cut_mode
-            own = {n: x[slab.rows] if n == cut_mode else x for n, x in inputs.items()}
+            slab, cut_group = self.slabs[number], self.cut_group
+            own = {n: x[self.find_rows(slab)] if n == cut_group else x for n, x in inputs.items()}
             slots = {} if own_slots is None else {"slots": own_slots[number]}
             last = (own, mode, target)
             sums.append(slab.layout.apply(operation, engine, *last, **options | slots))
@@ -204,7 +209,7 @@ class SlabLayout:
             free.append(others)
             return rows
 
-        if mode == self.cut_mode:
+        if mode == self.cut_group:
             for number, (start, stop) in enumerate(pairwise(edges)):
                 compute(number, out[start:stop])
         else:
@@ -219,15 +224,19 @@ class SlabLayout:
 
         With `slots` the result has no empty rows. In other modes all slabs have the same slots.
         """
-        if mode != self.cut_mode or slots is None:
-            return [0, *(slab.rows.stop for slab in self.slabs)], None
+        if mode != self.cut_group or slots is None:
+            return [0, *(self.find_rows(slab).stop for slab in self.slabs)], None
         edges = self._edges_without_empty_rows
         firsts = zip(self.slabs, edges, strict=False)
         return edges, [slots[slab.rows] - slots.dtype.type(first) for slab, first in firsts]
 
+    def find_rows(self, slab: Slab) -> slice:
+        """Return the rows of a slab in a matrix with a row for each index of its group."""
+        return slice(slab.rows.start << self._bits_below, slab.rows.stop << self._bits_below)
+
     @functools.cached_property
     def _edges_without_empty_rows(self) -> list[int]:
-        counts = (slab.layout.count_nonempty_rows(self.cut_mode) for slab in self.slabs)
+        counts = (slab.layout.count_nonempty_rows(self.cut_group) for slab in self.slabs)
         return [0, *accumulate(counts)]
 
     def _add_up(self, sums: Sequence[Array | None]) -> Array | None:

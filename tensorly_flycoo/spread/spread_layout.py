@@ -10,7 +10,7 @@ from ..base.array_modules import Array
 from ..base.devices import bring_each
 from ..format.tree import Tree, fold_tree, renumber
 from .row_shards import RowShards, gather_each
-from .sharding import Sharding, cut_evenly, find_sharding
+from .sharding import Sharding, cut_evenly, find_group_sharding
 from .slab_layout import SlabLayout
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ class SpreadLayout(SlabLayout):
     ) -> tuple[RowShards, Array | None]:
         """Run an operation as `Layout.apply` does; its result, of `shape`, stays spread.
 
-        In the cut mode each slab computes a block. In any other mode each device adds the results
+        In the cut group each slab computes a block. In any other each device adds the results
         of its own slabs as far as the tree allows; the device of each block adds that block of all.
         """
-        devices, slabs, is_cut = self.devices, self.slabs, mode == self.cut_mode
+        devices, slabs, is_cut = self.devices, self.slabs, mode == self.cut_group
         edges, own_slots = self._divide_rows(mode, options.get("slots"))
-        sharding = find_sharding(self, mode)
+        sharding = find_group_sharding(self, mode)
         if own_slots is not None:
             sharding = Sharding(tuple(edges), sharding.homes, devices)
         elif shape[0] != sharding.edges[-1]:
@@ -97,14 +97,14 @@ class SpreadLayout(SlabLayout):
 
         Of the cut mode's input a slab reads only its own rows.
         """
-        devices, homes, cut_mode = self.devices, [slab.home for slab in self.slabs], self.cut_mode
-        whole: dict[Any, Any] = {n: x for n, x in inputs.items() if n != cut_mode}
+        devices, homes, cut_group = self.devices, [slab.home for slab in self.slabs], self.cut_group
+        whole: dict[Any, Any] = {n: x for n, x in inputs.items() if n != cut_group}
         whole |= {name: x for name, x in options.items() if getattr(x, "ndim", 0)}
         parts: dict[Any, Sequence[Array]] = {}
-        if cut_mode in inputs:
-            x = inputs[cut_mode]
-            rows = () if isinstance(x, RowShards) else (x[slab.rows] for slab in self.slabs)
-            parts[cut_mode] = (
+        if cut_group in inputs:
+            x, slabs = inputs[cut_group], self.slabs
+            rows = () if isinstance(x, RowShards) else (x[self.find_rows(slab)] for slab in slabs)
+            parts[cut_group] = (
                 x.blocks if isinstance(x, RowShards) else bring_each(devices, rows, homes)
             )
         if own_slots is not None:

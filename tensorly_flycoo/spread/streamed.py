@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 
 from ..base.array_modules import Array
-from ..format.layout import Layout
+from ..format.layout import Layout, sort_last
 from ..format.packing import Cut
 from ..format.primitives import Compute, Primitives, Step
 from ..format.replicated import ReplicatedLayout
@@ -40,7 +40,7 @@ class StreamedLayout(ReplicatedLayout):
     ) -> None:
         super().__init__(cut, copies, tilings, norm)
         self.stager = stager
-        self.following: list[np.ndarray | None] = [None] * cut.record_format.ndim
+        self.following: list[np.ndarray | None] = [None] * len(copies)
 
     def take_step(self, mode: int, compute: Compute, engine: Primitives, stays: bool) -> Any:
         with self.stager.take(self.copies[mode], self.following[mode]) as records:
@@ -52,9 +52,11 @@ class StreamedLayout(ReplicatedLayout):
             yield records
 
     @contextlib.contextmanager
-    def hold_order(self, mode: int, primitives: Primitives) -> Iterator[tuple[Array, None]]:
-        with self.stager.take(self.copies[mode], None) as records:
-            yield records, None
+    def hold_order(self, mode: int, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
+        has_groups = self.merged is not self.record_format
+        with self.stager.take(self.copies[0 if has_groups else mode], None) as records:
+            is_last = mode and has_groups
+            yield records, sort_last(records, self.record_format, primitives) if is_last else None
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         copies = []

@@ -11,6 +11,7 @@ from ..base.array_modules import Array, is_cupy
 from ..base.checks import SURELY_FREE_NBYTES
 from ..base.reporting import log_compilation
 from ..engines import select_engine
+from ..format.packing import Groups
 from ..spread import building
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def build_layout(
     coords: Array,
     values: Array,
     shape: Sequence[int],
+    groups: Groups,
     num_slabs: int | None = None,
     keep: str = "device",
 ) -> AnyLayout:
@@ -93,14 +95,15 @@ def build_layout(
     Without `num_slabs` there are as few as the engine chooses. If memory runs out, or would, twice
     as many are tried, and so on.
     """
-    sizes = (layout, values.size, shape, values.dtype)
+    sizes = (layout, values.size, shape, values.dtype, groups)
     given = 0 if is_cupy(coords) else values.size * (8 * len(shape) + values.dtype.itemsize)
 
     def build(count: int) -> AnyLayout:
         if engine.name == "cpu":  # else arrays on another GPU are refused first
             check_room(engine, building.estimate_layout(engine, *sizes, count)[1] - given)
         with log_compilation():
-            return building.build_layout(engine, layout, coords, values, shape, count, keep)
+            arguments = (engine, layout, coords, values, shape, groups, count, keep)
+            return building.build_layout(*arguments)
 
     if num_slabs:
         count = num_slabs

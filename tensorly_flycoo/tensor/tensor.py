@@ -27,6 +27,8 @@ from ..base.checks import (
     num_cells,
 )
 from ..engines import select_engine
+from ..format.groups import find_groups
+from ..format.packing import Groups
 from ..spread.slab_layout import AnyLayout, SlabLayout
 from .indexing import Index, find_kept, find_value, is_whole, order_kept, parse_index
 from .memory import build_layout
@@ -107,6 +109,12 @@ class FlycooTensor:
     keep : {"device", "host"}
         "host" is for tensors larger than a GPU: slabs that do not fit in half of its free memory
         stay in pinned host memory and visit it in turn. On a CPU both are the same.
+    groups : {"auto"}, None or sequence of sequences of int
+        Divides the modes into groups of neighbours, such as ``[(0, 1, 2), (3, 4)]``. The modes of a
+        group share one pass over the nonzeros, which reads one row for each other group. Results
+        are the same within rounding errors. "auto" merges modes with few combinations of indices,
+        chosen from `shape` and the number of values alone; None merges none. The longest mode must
+        be the first of its group.
 
     Attributes
     ----------
@@ -115,17 +123,19 @@ class FlycooTensor:
     dtype : numpy.dtype
     density : float
     layout, device, keep : str, slabs : int
+    groups : tuple of tuple of int
 
     Raises
     ------
     TypeError
-        If coords or `slabs` are not integers, values are complex, objects or of another unsupported
-        type, or only one of the two is on a GPU.
+        If coords, `slabs` or `groups` are not integers, values are complex, objects or of another
+        unsupported type, or only one of the two is on a GPU.
     ValueError
         If a coordinate lies outside `shape`, lengths do not match, entries are masked, a value is
-        not finite, an
-        integer is too large for float64, `layout` or `device` is unknown, `slabs` is less than 1,
-        or arrays are on a GPU other than the current one.
+        not finite, an integer is too large for float64, `layout` or `device` is unknown, `slabs` is
+        less than 1,
+        `groups` do not divide the modes or have over 2**32 combinations of indices, or arrays are
+        on a GPU other than the current one.
     ImportError, RuntimeError
         If `device` is "cuda" and cannot be used.
     MemoryError
@@ -168,6 +178,7 @@ class FlycooTensor:
         device: str | None = None,
         slabs: int | None = None,
         keep: str = "device",
+        groups: Sequence[Sequence[int]] | str | None = "auto",
     ) -> None:
         shape = check_shape(shape)
         coords = check_coords(coords, shape)
@@ -175,8 +186,10 @@ class FlycooTensor:
         check_place(values, "values", is_cupy(coords), "coords")
         layout = check_keep(keep, layout)
         slabs = None if slabs is None else check_count(slabs, "slabs")
+        found = find_groups(groups, shape, values.size)
         engine = select_engine(device, is_on_gpu=is_cupy(coords))
-        self._set(engine, build_layout(engine, layout, coords, values, shape, slabs, keep))
+        arguments = (engine, layout, coords, values, shape, found, slabs, keep)
+        self._set(engine, build_layout(*arguments))
 
     def _set(self, engine: Engine, layout: AnyLayout) -> None:
         self._engine = engine
@@ -380,6 +393,10 @@ class FlycooTensor:
         return self._layout.name
 
     @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        return self._layout.record_format.groups
+
+    @property
     def slabs(self) -> int:
         return self._layout.num_slabs
 
@@ -452,9 +469,10 @@ class FlycooTensor:
 
     def __repr__(self) -> str:
         slabs = f", slabs={self.slabs}" if self.slabs > 1 else ""
+        groups = f", groups={self.groups}" if len(self.groups) < self.ndim else ""
         return (
             f"<FlycooTensor: shape={self.shape}, dtype={self.dtype}, nnz={self.nnz}, "
-            f"layout={self.layout!r}, device={self.device!r}{slabs}>"
+            f"layout={self.layout!r}, device={self.device!r}{slabs}{groups}>"
         )
 
     def _repr_html_(self) -> str:
@@ -470,6 +488,8 @@ class FlycooTensor:
         }
         if self.slabs > 1:
             facts["slabs"] = self.slabs
+        if len(self.groups) < self.ndim:
+            facts["groups of modes"] = self.groups
         if self.keep != "device":
             facts["kept on"] = self.keep
         rows = "".join(f"<tr><th>{name}</th><td>{fact}</td></tr>" for name, fact in facts.items())
@@ -477,7 +497,7 @@ class FlycooTensor:
 
     def __reduce__(self) -> tuple[Callable, tuple]:
         # Through host memory; unpickling moves the tensor to the device chosen there.
-        return _unpickle, (*self.nonzeros(), self.shape, self.layout, self.slabs)
+        return _unpickle, (*self.nonzeros(), self.shape, self.layout, self.slabs, self.groups)
 
     def __copy__(self) -> FlycooTensor:
         return self
@@ -531,11 +551,16 @@ class FlycooTensor:
         values: Array,
         shape: Sequence[int] | None = None,
         dtype: DTypeLike | None = None,
+        groups: Groups | str | None = "auto",
     ) -> FlycooTensor:
-        """Make a tensor of other nonzeros, with this one's options and, by default, shape."""
-        shape = self.shape if shape is None else shape
+        """Make a tensor of other nonzeros, with this one's options and, by default, shape.
+
+        In that shape it has the groups of this one.
+        """
+        if shape is None:
+            shape, groups = self.shape, self.groups
         options: dict[str, Any] = {"layout": self.layout, "device": self.device}
-        options |= {"slabs": self.slabs, "dtype": dtype, "keep": self.keep}
+        options |= {"slabs": self.slabs, "dtype": dtype, "keep": self.keep, "groups": groups}
         return FlycooTensor(coords, values, shape, **options)
 
     @property
@@ -953,9 +978,14 @@ class FlycooTensor:
 
 
 def _unpickle(
-    coords: np.ndarray, values: np.ndarray, shape: tuple[int, ...], layout: str, slabs: int = 1
+    coords: np.ndarray,
+    values: np.ndarray,
+    shape: tuple[int, ...],
+    layout: str,
+    slabs: int = 1,
+    groups: Groups | None = None,
 ) -> FlycooTensor:
-    return FlycooTensor(coords, values, shape, layout=layout, slabs=slabs)
+    return FlycooTensor(coords, values, shape, layout=layout, slabs=slabs, groups=groups)
 
 
 def _as_real(scalar: Any) -> Any:
@@ -973,6 +1003,7 @@ def rebuild(
     *args: Any,
     shape: Sequence[int] | None = None,
     dtype: np.dtype | None = None,
+    groups: Groups | str | None = "auto",
 ) -> FlycooTensor:
     """Make a tensor of the coords (ndim, n) and values (n,) that ``find(piece, *args)`` returns.
 
@@ -990,7 +1021,7 @@ def rebuild(
         xp = x._engine.xp
         coords = xp.concatenate([part_coords for part_coords, _ in parts], axis=1)
         values = xp.concatenate([part_values for _, part_values in parts])
-    return x._rebuild(coords, values, shape, dtype)
+    return x._rebuild(coords, values, shape, dtype, groups)
 
 
 def _permute(piece: Piece, order: Sequence[int]) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""The parts of the GPU benchmark that need no GPU: load balance, verdicts, ncu's output."""
+"""The parts of the GPU benchmark that need no GPU: load balance, verdicts, ncu, structure."""
 
 import importlib.util
 import math
@@ -19,7 +19,9 @@ def load_module(name):
     return module
 
 
-balance, report, profiling = map(load_module, ("balance", "report", "profiling"))
+balance, report, profiling, structured = map(
+    load_module, ("balance", "report", "profiling", "structured")
+)
 
 
 @pytest.mark.parametrize("num_partitions", [1, 2, 7, 132])
@@ -80,3 +82,59 @@ def test_parsing_the_output_of_ncu():
         '"0","mttkrp","other","","n/a"\n'
     )
     assert profiling.parse(text) == [{"dram__bytes.sum": 1000.0}, {"dram__bytes.sum": 2000.0}]
+
+
+def draw(structure, alpha=3.0, is_scattered=True, seed=0):
+    random = np.random.RandomState(seed)
+    return structured.draw_structured(structure, alpha, is_scattered, random)
+
+
+def count_prefixes(coords, shape):
+    """Return for each length how often each distinct prefix occurs as that of a longer one."""
+    counts, numbers = [], np.zeros(coords.shape[1], int)
+    for rows, size in zip(coords, shape, strict=True):
+        longer, numbers_longer = np.unique(numbers * size + rows, return_inverse=True)
+        counts.append(np.bincount(longer // size))
+        numbers = numbers_longer
+    return counts
+
+
+@pytest.mark.parametrize(("alpha", "is_scattered"), [(1.0, True), (3.0, True), (3.0, False)])
+@pytest.mark.parametrize("name", structured.STRUCTURES)
+def test_prefixes_are_as_many_as_published(name, alpha, is_scattered):
+    """All in range and distinct; fewer only where a prefix is followed by every index."""
+    structure = structured.STRUCTURES[name]
+    structure = structure.shrink(50_000 / structure.num_prefixes[-1])
+    coords = draw(structure, alpha, is_scattered)
+    assert all(r.min() >= 0 and r.max() < n for r, n in zip(coords, structure.shape, strict=True))
+    counts = count_prefixes(coords, structure.shape)
+    assert counts[-1].sum() == coords.shape[1]
+    for size, wanted, found in zip(structure.shape, structure.num_prefixes, counts, strict=True):
+        assert found.sum() == wanted or (found.max() == size and found.sum() > 0.99 * wanted)
+
+
+def test_repeats_vary_as_published():
+    """Means are exact; deviations are within four standard errors of their estimate."""
+    structure = structured.Structure((5000, 5000, 10**6), (5000, 40_000, 800_000), (0, 0.5, 0.9))
+    _, *counts = count_prefixes(draw(structure), structure.shape)
+    for found, variation in zip(counts, structure.variations[1:], strict=True):
+        deviations = (found - found.mean()) ** 2
+        error = deviations.std() / deviations.mean() / math.sqrt(4 * found.size)
+        assert found.std() / found.mean() == pytest.approx(variation, rel=4 * error)
+
+
+def test_indices_below_a_prefix_are_skewed():
+    """With alpha 3 half of the nonzeros lie in an eighth of the mode, with 1 in half of it."""
+    structure = structured.Structure((50, 60, 4000), (50, 1000, 20_000), (0, 0, 1))
+    for alpha in (1.0, 3.0):
+        rows = draw(structure, alpha, is_scattered=False)[-1]
+        assert np.mean(rows < 4000 * 0.5**alpha) == pytest.approx(0.5, abs=0.02)
+        scattered = draw(structure, alpha)[-1]
+        sizes = [np.sort(np.bincount(r, minlength=4000)) for r in (rows, scattered)]
+        assert np.array_equal(*sizes)
+
+
+def test_a_seed_gives_the_same_nonzeros():
+    structure = structured.STRUCTURES["nell-2"].shrink(1e-3)
+    assert np.array_equal(draw(structure), draw(structure))
+    assert not np.array_equal(draw(structure), draw(structure, seed=1))

@@ -119,3 +119,14 @@ def test_a_call_that_failed_gives_the_reason():
     axes = Figure().subplots()
     draw_panel(axes, [{"tensor": "t", "nnz": 5, "way": "ours", "failure": "cut off at 2 s"}])
     assert [text.get_text() for text in axes.texts] == [" cut off at 2 s"]
+
+
+def test_random_tensors_have_real_pairs_beside_modes_drawn_apart():
+    """Uber has 4.8 nonzeros for each combination of all indices but the last."""
+    for name, num_nonzeros, num_prefixes in (
+        ("uber", 3_300_000, 2_416_719), ("uber, real pairs", 3_309_490, 692_597)
+    ):  # fmt: skip
+        coords, values, shape = benchmark_als.make_tensor(name)
+        assert values.size == coords.shape[1] == num_nonzeros
+        prefixes = np.unique(np.ravel_multi_index(coords[:-1], shape[:-1]))
+        assert prefixes.size == pytest.approx(num_prefixes, rel=1e-3)

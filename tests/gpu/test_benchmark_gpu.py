@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "benchmark_gpu"
-TENSORS, RANKS, ODD_RANKS = ("uber", "vast", "nell-1"), (16, 32, 64), (10, 25, 31, 50)
+TENSORS = ("uber", "vast", "nell-1", "nell-2, real pairs")
+RANKS, ODD_RANKS = (16, 32, 64), (10, 25, 31, 50)
 LAYOUTS = ("replicated", "indexed", "remap")
 TABLES = (
     "speed", "remapping", "building", "bytes", "balance", "ranks", "als", "float64", "tiles",

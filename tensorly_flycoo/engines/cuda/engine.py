@@ -7,7 +7,7 @@ on the GPU that was current when it was built.
 import functools
 import operator
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import cupy
@@ -17,22 +17,25 @@ from numpy.typing import DTypeLike
 from ...base.array_modules import Array, is_cupy
 from ...base.checks import check_current_gpu
 from ...format.layout import Layout
-from ...format.packing import Cut, RecordFormat
+from ...format.packing import Cut, Groups, RecordFormat
 from ...format.primitives import Compute, Step
 from ...format.tree import Tree
 from ..protocol import Engine
-from . import exchange, launch, mersenne_twister, tall, tuning, updates
+from . import exchange, groups, launch, mersenne_twister, tall, tuning, updates
 from .building import CudaPrimitives, get_unfolding_kernel
+from .carries import Carries, add_carries, allocate_carries
 from .compact_ids import find_bits, list_parts
-from .macros import ttmc_macros
-from .mttkrp import (
-    Carries,
-    MttkrpKernel,
-    add_carries,
-    allocate_carries,
-)
+from .macros import mttkrp_macros, ttmc_macros
 from .staging import CudaStager
-from .structs import make_operands, make_ranks, row_pitch, slot_nbytes
+from .structs import (
+    carries_dtype,
+    make_operands,
+    make_ranks,
+    operands_format,
+    row_pitch,
+    slot_nbytes,
+    split_operands,
+)
 
 
 class Workspace(NamedTuple):
@@ -60,10 +63,12 @@ class CudaEngine(CudaPrimitives, Engine):
     tall = tall
     make_stager = CudaStager
 
-    def choose_cut(self, shape: Sequence[int], dtype: np.dtype) -> Cut:
-        record_format = RecordFormat.of(shape, dtype, np.uint32)
-        slot, gpu = slot_nbytes(record_format), launch.current_gpu()
-        tile_size = tuning.choose_tile_size(slot, record_format.ndim - 1, gpu)
+    def choose_cut(
+        self, shape: Sequence[int], dtype: np.dtype, groups: Groups | None = None
+    ) -> Cut:
+        record_format = RecordFormat.of(shape, dtype, np.uint32, groups)
+        slot, gpu = slot_nbytes(record_format.merged), launch.current_gpu()
+        tile_size = tuning.choose_tile_size(slot, record_format.merged.ndim - 1, gpu)
         return Cut(record_format, tile_size, tuning.BUCKET_SIZE)
 
     def receive(self, coords: Array, values: Array) -> tuple[Array, Array]:
@@ -142,6 +147,9 @@ class CudaEngine(CudaPrimitives, Engine):
         carry_rows = layout.tilings[mode].carry_rows
         carries = allocate_carries(carry_rows.size, out.shape[1], out.dtype, carry_rows)
         return Workspace(_align_rows(arrays, layout.records.shape[0]), carries)
+
+    combine_rows = staticmethod(groups.combine_rows)
+    contract_rows = staticmethod(groups.contract_rows)
 
     def add_parts(self, rows: Array, tree: Tree) -> Array:
         return exchange.add_parts(rows, tree)
@@ -316,6 +324,84 @@ def pad_rows(array: Array, row_nbytes: int) -> Array:
     )  # fmt: skip
     launch.launch_items(kernel, -(-num_rows // batch) * group_size, arguments)
     return padded[:, :rank]
+
+
+class MttkrpKernel:
+    """A specialisation of `mttkrp_remap.cu`, with all arguments but the arrays.
+
+    It is for factors and results whose rows have these alignments; `ratios` is as for
+    `mttkrp_macros`.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        step: Step,
+        mode: int,
+        rank: int,
+        alignments: tuple[int, int],
+        ratios: int,
+    ) -> None:
+        record_format, tiling = layout.merged, layout.tilings[mode]
+        inputs = [n for n in range(record_format.ndim) if n != mode]
+        self.cut = cut = tuning.cut_rank(rank, record_format.dtype.itemsize, *alignments)
+        self.block_size = tuning.choose_block_size(layout.tile_size)
+        self._num_tiles, num_empty = tiling.carry_rows.shape[0], tiling.empty_rows.shape[0]
+        self._operands = split_operands(record_format, mode, inputs)
+        self._no_inputs = [] if inputs else [0]  # stands for the factors of a tensor of one mode
+        self._tiling = (
+            step.records.shape[0], num_empty, -(-num_empty // self._num_tiles), step.bucket_size,
+            tiling.carry_rows.data.ptr, tiling.empty_rows.data.ptr,
+        )  # fmt: skip
+        self._pull_ids = _list_pointers(list_parts(step.pull_ids))
+        runs, self._targets, remap_dtype = step.remap_ids, (0,) * 6, None
+        if runs is not None:
+            order, remap_dtype = list_parts(step.write_order), runs.shifts.dtype
+            arrays = (runs.starts, runs.counts, runs.shifts)
+            self._targets = (*_list_pointers(arrays), runs.max_runs, *_list_pointers(order))
+        occupancy = tuning.choose_occupancy(launch.current_gpu(), len(inputs), rank)
+        types = (tiling.empty_rows.dtype, find_bits(step.pull_ids), remap_dtype)
+        macros = mttkrp_macros(record_format, layout.tile_size, cut, occupancy, *types, ratios)
+        kernel = launch.get_kernel("mttkrp_remap.cu", "mttkrp", **macros)
+        of_model = f"QI{record_format.dtype.char}Q" if ratios else ""
+        formats = f"q{operands_format(len(inputs))}4q9Qi2Qi3Q{of_model}"
+        # The tile, and the carry-outs between its groups of threads.
+        carries_nbytes = carries_dtype(record_format.dtype, cut, self.block_size).itemsize
+        shared_nbytes = layout.tile_size * slot_nbytes(record_format) + carries_nbytes
+        self._kernel = launch.DirectKernel(kernel, formats, shared_nbytes)
+
+    def launch(
+        self,
+        step: Step,
+        arrays: list[Array],
+        weights: Array | None,
+        out: Array,
+        carries: Carries,
+        model: tuple = (),
+    ) -> None:
+        """Launch it, for the factors `arrays` of the other modes.
+
+        With ratios, `model` has the address and row pitch of the mode's own factor, the smallest
+        number to divide by, and the address of the sums of logarithms.
+        """
+        arguments = (
+            self._operands[0],
+            *[array.data.ptr for array in arrays], *self._no_inputs,
+            *[row_pitch(array) for array in arrays], *self._no_inputs,
+            self._operands[1], *self._tiling,
+            step.records.data.ptr, *self._pull_ids,
+            0 if step.spare is None else step.spare.data.ptr, *self._targets,
+            out.shape[1], 0 if weights is None else weights.data.ptr, out.data.ptr,
+            carries.levels[0][2], *model,
+        )  # fmt: skip
+        # The kernel's first argument is the first tile: see `launch.launch_tiles`.
+        for first_tile in range(0, self._num_tiles, launch.MAX_GRID):
+            grid = (min(self._num_tiles - first_tile, launch.MAX_GRID), self.cut.num_parts)
+            self._kernel(grid, self.block_size, first_tile, *arguments)
+
+
+def _list_pointers(arrays: Iterable[Array | None]) -> tuple[int, ...]:
+    return tuple(0 if array is None else array.data.ptr for array in arrays)
 
 
 def _find_kernel(

@@ -24,8 +24,9 @@ pytestmark = pytest.mark.usual_limits("slabs")  # which cannot be saved
 SHAPE = (40, 3, 500, 7)
 
 
-def make_tensor(layout="remap", dtype="float64", nnz=6000, shape=SHAPE):
-    return make_problem(shape, nnz, dtype=dtype, skew=2).tensor(layout=layout, device="cpu")
+def make_tensor(layout="remap", dtype="float64", nnz=6000, shape=SHAPE, groups=None):
+    problem = make_problem(shape, nnz, dtype=dtype, skew=2)
+    return problem.tensor(layout=layout, device="cpu", groups=groups)
 
 
 @pytest.fixture
@@ -43,14 +44,15 @@ def no_building(monkeypatch):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_loaded_tensor_computes_the_same_bits(path, layout, dtype, request):
-    x, factors = make_tensor(layout, dtype), make_factors(SHAPE, 3, dtype)
+@pytest.mark.parametrize("groups", [None, [(0, 1), (2, 3)]])
+def test_a_loaded_tensor_computes_the_same_bits(path, layout, dtype, groups, request):
+    x, factors = make_tensor(layout, dtype, groups=groups), make_factors(SHAPE, 3, dtype)
     save(path, x)
     expected = compute_all(x, factors)
     request.getfixturevalue("no_building")
     y = load(path, device="cpu")
     assert (y.shape, y.dtype, y.nnz, y.layout) == (x.shape, x.dtype, x.nnz, layout)
-    assert (y.nbytes, y.norm()) == (x.nbytes, x.norm())
+    assert (y.nbytes, y.norm(), y.groups) == (x.nbytes, x.norm(), x.groups)
     for array, same in zip(y.nonzeros(), x.nonzeros(), strict=True):
         np.testing.assert_array_equal(array, same)
     assert compute_all(y, factors) == expected
@@ -105,7 +107,7 @@ def test_numpy_opens_it(path):
     save(path, make_tensor("indexed"))
     with np.load(path, allow_pickle=False) as arrays:
         header = json.loads(str(arrays["header"]))
-        expected = {"format": "tensorly-flycoo", "version": 1, "layout": "indexed"}
+        expected = {"format": "tensorly-flycoo", "version": 2, "layout": "indexed"}
         assert expected.items() <= header.items()
         assert {"records", "pull_ids_3", "carry_rows_0", "empty_rows_0"} < set(arrays.files)
 
@@ -264,9 +266,17 @@ def test_compressed(path):
 
 def test_newer(path):
     save(path, make_tensor())
-    rewrite(path, header={"version": 2})
-    with pytest.raises(ValueError, match=r"x\.npz has format version 2, expected 1: "):
+    rewrite(path, header={"version": 3})
+    with pytest.raises(ValueError, match=r"x\.npz has format version 3, expected 2: "):
         load(path)
+
+
+def test_the_first_version_has_no_groups(path):
+    x, factors = make_tensor(), make_factors(SHAPE, 3)
+    save(path, x)
+    rewrite(path, header={"version": 1, "groups": None})
+    assert load(path).groups == x.groups == ((0,), (1,), (2,), (3,))
+    assert compute_all(load(path), factors) == compute_all(x, factors)
 
 
 WRONG_HEADERS = [
@@ -274,6 +284,9 @@ WRONG_HEADERS = [
     {"shape": []},
     {"shape": [2**40]},
     {"shape": "abcd"},
+    {"groups": 4},
+    {"groups": [[0], [2], [1], [3]]},
+    {"groups": [[0], [1], [2, 3]]},
     {"shape": [40, 3, 500]},
     {"shape": [40, 3, 100, 7]},
     {"dtype": "object"},
@@ -369,7 +382,7 @@ def test_wrong_records_of_another_plan(path, change):
 def test_a_falsely_large_shape(path, shape):
     """No memory is allocated for its empty rows, and no kernel is compiled for its modes."""
     save(path, FlycooTensor([[0, 2]], [1.0, 2.0], (3,)))
-    rewrite(path, header={**CUT_OTHERWISE, "shape": shape})
+    rewrite(path, header={**CUT_OTHERWISE, "shape": shape, "groups": None})
     with pytest.raises(ValueError, match=r"x\.npz is damaged, .*: empty_rows_\d"):
         load(path, device="cpu")
 

@@ -575,7 +575,8 @@ def test_a_slab_of_another_folder(good):
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2},
+        {"version": 3},
+        {"groups": [[0, 1]]},
         {"version": "\x1b"},
         {"format": "other"},
         {"shape": [12, 21]},

@@ -94,7 +94,7 @@ def test_the_next_copy_of_a_sweep_is_announced(stagers):
 
 def test_what_fits_in_half_of_the_memory_stays(stagers, monkeypatch):
     x = make(slabs=NUM_SLABS)
-    sizes = ("replicated", 3000, SHAPE, x.dtype, NUM_SLABS)
+    sizes = ("replicated", 3000, SHAPE, x.dtype, x.groups, NUM_SLABS)
     nbytes, peak_nbytes = building.estimate_layout(CPU, *sizes)
     free_nbytes = 2 * (peak_nbytes - nbytes + 5 * nbytes // (2 * NUM_SLABS))
     monkeypatch.setattr(CPU, "count_free_nbytes", lambda: free_nbytes)

@@ -146,7 +146,7 @@ def find_arrays(thing):
 @pytest.mark.usual_limits("index", "record", "tiles")
 def test_bytes_per_nonzero():
     """Two copies of 16 bytes, 6 bytes of ids per mode, and very little for tiles and rows."""
-    x = make_problem((30, 20, 10), 50_000, rank=1).tensor()
+    x = make_problem((30, 20, 10), 30_000, rank=1).tensor()
     assert 2 * 16 + 6 * 3 <= x.nbytes / x.nnz < 2 * 16 + 6 * 3 + 0.1
 
 

@@ -129,6 +129,7 @@ def specialise_all():
         "place_vectors.cu": {"VECTOR": np.dtype(np.float64), "PLACED": dtype, **BLOCK},
         "pad_rows.cu": pad_rows_macros(dtype, 32),
         "gram.cu": {"RANK": 8, **BLOCK},
+        "groups.cu": {"VALUE": dtype, "NUM_FACTORS": 2, "NUM_WARPS": 8},
         "solve_rows.cu": solve_rows_macros(8, 4),
         "products.cu": products_macros(8),
         "copy_blocks.cu": {"COPIES_LAYOUT": structs.COPIES},
@@ -277,6 +278,9 @@ def test_kernels_on_rows_compile(architecture):
         macros = {"VALUE": dtype, "NUM_COLUMNS": 32, **BLOCK}
         jobs.append(("scale_rows.cu", architecture, macros))
         jobs.append(("mersenne_twister.cu", architecture, {"VALUE": dtype}))
+        for num_factors, num_warps in itertools.product((1, 4), (1, 32)):
+            macros = {"VALUE": dtype, "NUM_FACTORS": num_factors, "NUM_WARPS": num_warps}
+            jobs.append(("groups.cu", architecture, macros))
         ranks = (1, 10, 25, 32, 200)
         jobs += [("sweep_nonnegative.cu", architecture, sweep_macros(dtype, r)) for r in ranks]
     compile_all(jobs)

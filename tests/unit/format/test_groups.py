@@ -1,0 +1,125 @@
+"""Groups of modes: which are chosen, which are refused, and that they change no result."""
+
+import numpy as np
+import pytest
+from problems import make_problem
+
+from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo.base.checks import LAYOUTS
+from tensorly_flycoo.format.groups import choose_groups, find_groups
+from tensorly_flycoo.format.packing import RecordFormat
+
+SHAPE = (4, 3, 11, 30, 7)
+DIVISIONS = [
+    [(0, 1, 2), (3, 4)],
+    [(0,), (1, 2), (3, 4)],
+    [(0, 1), (2,), (3,), (4,)],
+    [(0, 1, 2), (3,), (4,)],
+]
+
+
+@pytest.mark.parametrize(
+    ("shape", "nnz", "expected"),
+    [
+        ((16, 3, 105, 365, 20), 330_813, [(0, 1, 2), (3, 4)]),  # flights
+        ((138, 2, 97_310), 1_924_665, [(0, 1), (2,)]),  # baby names
+        ((183, 24, 1140, 1717), 3_309_490, [(0, 1), (2,), (3,)]),  # uber: 1140 x 1717 is too long
+        ((165_427, 11_374, 2, 100, 89), 26_021_945, [(0,), (1,), (2, 3, 4)]),  # vast
+        ((12_092, 9184, 28_818), 76_879_419, [(0,), (1,), (2,)]),  # nell-2
+        ((4, 50, 6), 10**6, [(0,), (1, 2)]),  # the longest mode begins a group
+        ((16, 3, 105, 365, 20), 30_000, [(0,), (1,), (2,), (3,), (4,)]),
+        ((2,) * 13, 10**6, [(n,) for n in range(13)]),
+        ((5, 5), 10**6, [(0,), (1,)]),
+        ((5,), 10**6, [(0,)]),
+    ],
+)
+def test_choice(shape, nnz, expected):
+    assert choose_groups(shape, nnz) == tuple(expected)
+
+
+def test_what_users_give():
+    assert find_groups(None, (2, 3), 10**6) == ((0,), (1,))
+    assert find_groups([[0], range(1, 3)], (9, 5, 4), 1) == ((0,), (1, 2))
+    assert FlycooTensor([[0], [1], [2]], [1.0], (9, 5, 4), groups=[(0, 1, 2)]).groups == (
+        (0, 1, 2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("groups", "error", "message"),
+    [
+        (3, TypeError, r"groups is 3, expected all modes from 0 to 2 in order, such as \[\(0, 1\)"),
+        ([0, 1, 2], TypeError, "expected all modes"),
+        ("all", ValueError, "groups is 'all', expected \"auto\", None or groups of modes"),
+        ([(0, 2), (1,)], ValueError, "in order"),
+        ([(0,), (1,)], ValueError, "from 0 to 2"),
+        ([(0,), (), (1, 2)], ValueError, "expected all modes"),
+        ([(0, 1), (2,), (3,)], ValueError, "expected all modes"),
+        ([(0, 1), (2,)], ValueError, "expected the longest mode, 1, to begin a group"),
+    ],
+)
+def test_groups_that_are_refused(groups, error, message):
+    with pytest.raises(error, match=message):
+        FlycooTensor([[0], [1], [2]], [1.0], (5, 9, 4), groups=groups)
+
+
+def test_too_many_combinations():
+    with pytest.raises(ValueError, match=r"has \(0, 1\) with 8,388,608,000,000 combinations"):
+        FlycooTensor([[0], [1]], [1.0], (4_000_000, 2_000_000), groups=[(0, 1)])
+
+
+@pytest.mark.parametrize("word_dtype", ["uint32", "uint64"])
+@pytest.mark.parametrize("groups", DIVISIONS)
+def test_records_of_merged_modes(groups, word_dtype):
+    """The index of a group is that of a tensor with sizes rounded up to powers of two."""
+    rng, shape = np.random.default_rng(0), (300, 3, 2**19, 2**20, 2**11)
+    record_format = RecordFormat.of(shape, "float32", word_dtype, tuple(map(tuple, groups)))
+    coords = np.stack([rng.integers(0, size, 50) for size in shape])
+    records = record_format.pack(coords, np.ones(50, np.float32))
+    np.testing.assert_array_equal(record_format.coords(records), coords)
+    merged = record_format.merged
+    for number, group in enumerate(groups):
+        padded = [2 ** int(size - 1).bit_length() for size in shape]
+        expected = np.ravel_multi_index(
+            [coords[n] for n in group], [shape[group[0]], *(padded[n] for n in group[1:])]
+        )
+        if merged.shape[number] <= 2**32:  # as `rows` returns 32 bits
+            np.testing.assert_array_equal(merged.rows(records, number), expected)
+
+
+@pytest.mark.parametrize("slabs", [1, 3])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("groups", DIVISIONS)
+def test_the_same_tensor_and_mttkrp(groups, layout, slabs):
+    """Sums of a row are those of other orders: equal within twice the bound of `mttkrp`."""
+    problem = make_problem(SHAPE, 3000, rank=5, seed=1)
+    plain = problem.tensor(layout=layout, slabs=slabs, groups=None)
+    x = problem.tensor(layout=layout, slabs=slabs, groups=groups)
+    assert x.groups == tuple(groups)
+    for array, expected in zip(x.nonzeros(), plain.nonzeros(), strict=True):
+        np.testing.assert_array_equal(array, expected)
+    weights = np.array([0.5, 2.0, -1.0, 4.0, 1.0])  # exact
+    for mode in [*range(5), 2, 0, 4, 4]:
+        out = np.full((SHAPE[mode], 5), np.nan)
+        assert mttkrp(x, problem.factors, mode, weights=weights, out=out) is out
+        problem.check(out / weights, mode)
+        empty_rows = x._layout.find_empty_rows(mode)
+        np.testing.assert_array_equal(empty_rows, plain._layout.find_empty_rows(mode))
+
+
+@pytest.mark.parametrize("groups", DIVISIONS)
+def test_the_same_bits_in_all_layouts(groups):
+    problem = make_problem(SHAPE, 3000, rank=5, seed=2)
+    tensors = [problem.tensor(layout=layout, groups=groups) for layout in LAYOUTS]
+    for mode in range(5):
+        first, *others = (mttkrp(x, problem.factors, mode) for x in tensors)
+        assert all(other.tobytes() == first.tobytes() for other in others)
+
+
+def test_they_are_shown_and_kept():
+    x = make_problem(SHAPE, 300).tensor(groups=DIVISIONS[0])
+    assert repr(x).endswith("groups=((0, 1, 2), (3, 4))>")
+    assert "groups of modes" in x._repr_html_()
+    for other in (2 * x, x.astype("float32"), abs(x)):
+        assert other.groups == x.groups
+    assert x.T.groups == ((0,), (1,), (2,), (3,), (4,))  # chosen for its own shape
