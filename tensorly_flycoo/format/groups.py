@@ -18,6 +18,9 @@ _MOST_ROWS = 2**18
 #: Measured: 8 win, 2 lose.
 LEAST_NONZEROS = 8
 
+#: So many rows of a factor cost nothing, however few the nonzeros.
+_FEW_ROWS = 2**10
+
 #: The fewest nonzeros of a tensor: a pass over fewer takes no longer than the launches of groups.
 _LEAST_NNZ = 2**15
 
@@ -72,7 +75,8 @@ def find_groups(groups: object, shape: Sequence[int], nnz: int) -> tuple[Groups,
             raise ValueError(f'groups is {groups!r}, expected "auto", None or groups of modes')
         return choose_groups(shape, nnz), 0 if nnz < _LEAST_NNZ else None
     found, count = check_groups(groups, shape), 0
-    if len(found[0]) > 1 and _count_rows(shape, found[0]) > min(_MOST_ROWS, nnz // LEAST_NONZEROS):
+    most = min(_MOST_ROWS, max(_FEW_ROWS, nnz // LEAST_NONZEROS))
+    if len(found[0]) > 1 and _count_rows(shape, found[0]) > most:
         count = len(found[0])
         found = (*((mode,) for mode in found[0]), *found[1:])
     check_products(found, shape)

@@ -50,11 +50,12 @@ def order_records(
     """Make canonical records, with numbered prefixes if `cut` says so; return the final cut too."""
     given, count = cut.record_format, cut.num_numbered
     records = make_canonical_records(coords, values, given, primitives)
-    cut = cut._replace(num_numbered=0)
-    numbers = None
+    cut, numbers = cut._replace(num_numbered=0), None
+    if records.shape[0] == 0:
+        return records, cut
     if count is None:
         count, numbers = _choose_prefix(records, given, primitives)
-    elif count > 0 and records.shape[0] > 0:
+    elif count > 0:
         *_, numbers = _number_prefixes(records, given, count, primitives)
     if numbers is None:
         return records, cut
