@@ -21,6 +21,7 @@ EXAMPLES = {
     "cluster": ["--iterations", "20"],
     "compare_with_tensorly": None,
     "benchmark_als": None,
+    "benchmark_rivals": None,
     "benchmark_ranks": None,
     "benchmark_sparse": None,
     "counts": None,

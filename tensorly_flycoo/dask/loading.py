@@ -223,7 +223,7 @@ class ClusterBuilder(SlabBuilder):
         args = [SITE, mode, self._shape[mode], self._labels]
         there = [x for w in cluster.workers for x in cluster.run(w, count_partitions, *args)]
         counts = np.sum(cluster.fetch(there), axis=0)
-        groups = find_groups(self._groups, self._shape, int(counts.sum()))
+        groups, _ = find_groups(self._groups, self._shape, int(counts.sum()))
         (cut,) = cluster.fetch([find_cut(cluster, self._shape, self._dtype, groups)])
         self.record_format = cut.record_format
         return counts

@@ -56,7 +56,11 @@ class Engine(Primitives, ABC):
 
     @abstractmethod
     def choose_cut(
-        self, shape: Sequence[int], dtype: np.dtype, groups: Groups | None = None
+        self,
+        shape: Sequence[int],
+        dtype: np.dtype,
+        groups: Groups | None = None,
+        num_prefixes: int = 0,
     ) -> Cut:
         """Choose the record format, and the sizes of a tile and of a bucket."""
 

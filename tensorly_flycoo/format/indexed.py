@@ -8,7 +8,7 @@ import numpy as np
 
 from ..base.array_modules import Array
 from .layout import Ids, Layout, collect_tilings, count_sort_nbytes, iterate_orders, sort_last
-from .ordering import compute_norm, make_canonical_records
+from .ordering import compute_norm, order_records
 from .packing import Cut
 from .primitives import Primitives, Step, index_dtype
 from .tiling import RowTiling
@@ -37,7 +37,7 @@ class IndexedLayout(Layout):
     @classmethod
     def build(cls, coords: Array, values: Array, cut: Cut, primitives: Primitives) -> Self:
         """Pack the nonzeros and find the order of each mode."""
-        records = make_canonical_records(coords, values, cut.record_format, primitives)
+        records, cut = order_records(coords, values, cut, primitives)
         norm = compute_norm(cut.record_format.values(records), primitives)
         pull_ids, tilings = zip(*iterate_orders(records, cut.merged, primitives), strict=True)
         return cls(cut, records, pull_ids, tilings, norm)
@@ -82,4 +82,5 @@ class IndexedLayout(Layout):
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         records = self.record_format.map_values(self.records, function)
-        return type(self)(self.cut, records, self.pull_ids, self.tilings, self.norm * scale)
+        arguments = (self.cut, records, self.pull_ids, self.tilings, self.norm * scale)
+        return self._share_prefixes(type(self)(*arguments))

@@ -48,6 +48,7 @@ class Layout(ABC):
 
     name: ClassVar[str]  # the name that users give
     records: Array  # (nnz, num_words): one copy, in any order
+    prefixes: "Layout | None" = None  # see `number_prefixes`
     uses_buckets: ClassVar[bool] = False  # whether it depends on `bucket_size`
     num_slabs: ClassVar[int] = 1  # see `SlabLayout` for more
 
@@ -92,6 +93,8 @@ class Layout(ABC):
         """Return the rows of a mode of the tensor that have no nonzeros, ascending."""
         record_format = self.record_format
         number, place = record_format.find_place(mode)
+        if self.prefixes is not None and number == 0:
+            return self.prefixes.find_empty_rows(mode)
         empty_rows = self.tilings[number].empty_rows
         if len(record_format.groups[number]) == 1:
             return empty_rows
@@ -146,7 +149,8 @@ class Layout(ABC):
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays, spare memory included."""
-        return sum(array.nbytes for _, array in self.iterate_arrays())
+        own = sum(array.nbytes for _, array in self.iterate_arrays())
+        return own if self.prefixes is None else own + self.prefixes.nbytes
 
     @classmethod
     def estimate(cls, nnz: int, cut: Cut, primitives: Primitives) -> tuple[int, int]:
@@ -231,6 +235,10 @@ class Layout(ABC):
         Places are None if the records are in that order. `mode` is 0 or the last mode of the
         tensor, whose orders do not depend on groups; other orders can be made from these two.
         """
+
+    def _share_prefixes(self, other: Self) -> Self:
+        other.prefixes = self.prefixes
+        return other
 
     @abstractmethod
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:

@@ -1,15 +1,20 @@
 """Bring nonzeros into canonical order: sorted, without duplicates and zeros."""
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
 from ..base.array_modules import Array, array_module
-from .packing import RecordFormat
+from .groups import LEAST_NONZEROS, list_rest
+from .packing import Cut, RecordFormat
 from .primitives import Primitives, index_dtype
 
 #: Number of records that are masked at a time.
 _MASK_BLOCK = 2**30
+
+#: Nonzeros whose prefixes are written at a time.
+_NUMBER_BLOCK = 2**24
 
 #: Sums of squares between these are accurate in float64.
 _SAFE_SQUARES = (1e-200, 1e200)
@@ -37,6 +42,60 @@ def make_canonical_records(
         return records
     records = sum_duplicates(records, record_format, is_equal, primitives)
     return drop_zeros(records, record_format)
+
+
+def order_records(
+    coords: Array, values: Array, cut: Cut, primitives: Primitives
+) -> tuple[Array, Cut]:
+    """Make canonical records, with numbered prefixes if `cut` says so; return the final cut too."""
+    given, count = cut.record_format, cut.num_numbered
+    records = make_canonical_records(coords, values, given, primitives)
+    cut, numbers = cut._replace(num_numbered=0), None
+    if records.shape[0] == 0:
+        return records, cut
+    if count is None:
+        count, numbers = _choose_prefix(records, given, primitives)
+    elif count > 0:
+        *_, numbers = _number_prefixes(records, given, count, primitives)
+    if numbers is None:
+        return records, cut
+    groups = (tuple(range(count)), *list_rest(given.groups, count))
+    num_prefixes = int(numbers[-1]) + 1
+    cut = primitives.choose_cut(given.shape, given.dtype, groups, num_prefixes)
+    flat, xp, nnz = cut.record_format.flat, primitives.xp, records.shape[0]
+    numbered = xp.empty((nnz, flat.num_words), flat.word_dtype)
+    for start in range(0, nnz, _NUMBER_BLOCK):
+        block = slice(start, start + _NUMBER_BLOCK)
+        own = xp.concatenate([given.coords(records[block], xp), numbers[None, block]])
+        numbered[block] = primitives.pack(own, given.values(records[block]), flat)[0]
+    return numbered, cut
+
+
+def _number_prefixes(
+    records: Array, record_format: RecordFormat, count: int, primitives: Primitives
+) -> Iterator[Array]:
+    """Yield the numbers (nnz,) of the different prefixes of 1, 2, ..., `count` indices."""
+    xp, nnz = primitives.xp, records.shape[0]
+    is_new = xp.zeros(nnz, bool)
+    for mode in range(count):
+        rows = record_format.rows(records, mode, xp)
+        is_new[1:] |= rows[1:] != rows[:-1]
+        del rows
+        yield xp.cumsum(is_new, dtype=index_dtype(nnz))
+
+
+def _choose_prefix(
+    records: Array, record_format: RecordFormat, primitives: Primitives
+) -> tuple[int, Array | None]:
+    """Return the longest prefix of few combinations that makes fewer groups, and its numbers."""
+    best: tuple[int, Array | None] = (0, None)
+    numbered = _number_prefixes(records, record_format, record_format.ndim - 1, primitives)
+    for count, numbers in enumerate(numbered, start=1):
+        if int(numbers[-1]) * LEAST_NONZEROS >= numbers.size:
+            break
+        if 1 + len(list_rest(record_format.groups, count)) < len(record_format.groups):
+            best = (count, numbers)
+    return best
 
 
 def drop_zeros(records: Array, record_format: RecordFormat) -> Array:

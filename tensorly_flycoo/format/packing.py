@@ -41,6 +41,9 @@ class RecordFormat:
     >>> record = RecordFormat.of((1000, 5, 1000), "float64", "uint64", ((0,), (1, 2)))
     >>> record.shifts, record.merged.shifts, record.merged.shape
     ((0, 20, 10), (0, 10), (1000, 5120))
+
+    If the combinations that occur of the first group are numbered, the number follows the
+    coordinates, and is the index of the group.
     """
 
     shape: tuple[int, ...]
@@ -52,6 +55,10 @@ class RecordFormat:
     masks: tuple[int, ...]  # to apply after the shift
     value_slot: int  # the value's column in the records viewed as `dtype`
     num_words: int
+    # How many combinations of the first group's indices occur if they are numbered, else 0; and
+    # where their number is.
+    num_prefixes: int = 0
+    prefix_field: tuple[int, int, int] | None = None
 
     @classmethod
     def of(
@@ -60,6 +67,7 @@ class RecordFormat:
         dtype: DTypeLike,
         word_dtype: DTypeLike,
         groups: Groups | None = None,
+        num_prefixes: int = 0,
     ) -> "RecordFormat":
         """Lay out records for tensors of `shape` with values of `dtype`; by default, no groups."""
         dtype, word_dtype = np.dtype(dtype), np.dtype(word_dtype)
@@ -67,12 +75,20 @@ class RecordFormat:
         widths = [field_width(size) for size in shape]
         groups = groups or tuple((mode,) for mode in range(len(shape)))
         offsets, end = [0] * len(shape), 0
-        for group in groups:
+        adjacent = ((*((mode,) for mode in groups[0]), *groups[1:])) if num_prefixes else groups
+        for group in adjacent:
             if end % word_bits + sum(widths[mode] for mode in group) > WINDOW_BITS:
                 end = _round_up(end, word_bits)
             for mode in reversed(group):
                 offsets[mode] = end
                 end += widths[mode]
+        prefix_field = None
+        if num_prefixes:
+            width = field_width(num_prefixes)
+            if end % word_bits + width > WINDOW_BITS:
+                end = _round_up(end, word_bits)
+            prefix_field = (end // word_bits, end % word_bits, (1 << width) - 1)
+            end += width
         value_offset = _round_up(end, value_bits)
         return cls(
             shape=tuple(shape),
@@ -84,6 +100,8 @@ class RecordFormat:
             masks=tuple((1 << width) - 1 for width in widths),
             value_slot=value_offset // value_bits,
             num_words=_round_up(value_offset + value_bits, _RECORD_BITS) // word_bits,
+            num_prefixes=num_prefixes,
+            prefix_field=prefix_field,
         )
 
     @property
@@ -104,14 +122,35 @@ class RecordFormat:
         lowest = [group[-1] for group in self.groups]
         heads = zip(self.groups, self.bits_below, strict=True)
         sizes = [self.shape[group[0]] << bits[0] for group, bits in heads]
+        fields = [
+            (self.words[mode], self.shifts[mode], (1 << field_width(size)) - 1)
+            for mode, size in zip(lowest, sizes, strict=True)
+        ]
+        if self.prefix_field is not None:
+            sizes[0], fields[0] = self.num_prefixes, self.prefix_field
+        words, shifts, masks = zip(*fields, strict=True)
         return replace(
             self,
             shape=tuple(sizes),
             groups=tuple((n,) for n in range(len(sizes))),
-            words=tuple(self.words[mode] for mode in lowest),
-            shifts=tuple(self.shifts[mode] for mode in lowest),
-            masks=tuple((1 << field_width(size)) - 1 for size in sizes),
+            words=words,
+            shifts=shifts,
+            masks=masks,
+            num_prefixes=0,
+            prefix_field=None,
         )
+
+    @property
+    def flat(self) -> "RecordFormat":
+        """The format of the same records, with the prefixes taken for one more mode."""
+        if self.prefix_field is None:
+            return self
+        fields = [*zip(self.words, self.shifts, self.masks, strict=True), self.prefix_field]
+        words, shifts, masks = zip(*fields, strict=True)
+        shape = (*self.shape, self.num_prefixes)
+        groups = tuple((mode,) for mode in range(len(shape)))
+        plain = replace(self, groups=groups, num_prefixes=0, prefix_field=None)
+        return replace(plain, shape=shape, words=words, shifts=shifts, masks=masks)
 
     @functools.cached_property
     def bits_below(self) -> Groups:
@@ -200,6 +239,9 @@ class Cut(NamedTuple):
     record_format: RecordFormat
     tile_size: int
     bucket_size: int
+    # How many of the first modes become a group whose combinations that occur are numbered; None if
+    # that is still to be chosen.
+    num_numbered: int | None = 0
 
     @property
     def merged(self) -> "Cut":

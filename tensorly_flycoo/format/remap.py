@@ -10,7 +10,7 @@ import numpy as np
 
 from ..base.array_modules import Array
 from .layout import Ids, Layout, collect_tilings, sort_last
-from .ordering import compute_norm, make_canonical_records
+from .ordering import compute_norm, order_records
 from .packing import Cut
 from .primitives import CompactIds, Compute, Primitives, Step, expand, index_dtype
 from .tiling import RowTiling, tile_rows
@@ -70,11 +70,12 @@ class RemapLayout(Layout):
     @classmethod
     def build(cls, coords: Array, values: Array, cut: Cut, primitives: Primitives) -> Self:
         """Pack the nonzeros and plan all modes."""
-        record_format, tile_size, bucket_size = cut
-        if bucket_size % tile_size:
-            raise ValueError(f"bucket_size is {bucket_size}, expected a multiple of {tile_size}")
-        records = make_canonical_records(coords, values, record_format, primitives)
-        norm = compute_norm(record_format.values(records), primitives)
+        if cut.bucket_size % cut.tile_size:
+            raise ValueError(
+                f"bucket_size is {cut.bucket_size}, expected a multiple of {cut.tile_size}"
+            )
+        records, cut = order_records(coords, values, cut, primitives)
+        norm = compute_norm(cut.record_format.values(records), primitives)
         spare = primitives.xp.empty_like(records)
         tilings, plans = cls._plan_modes(records, spare, cut.merged, primitives)
         return cls(cut, (spare, records), tilings, plans, norm, primitives.make_lock)
@@ -87,7 +88,7 @@ class RemapLayout(Layout):
 
         `spare` receives the records in storage 0.
         """
-        record_format, tile_size, bucket_size = cut
+        record_format, tile_size, bucket_size = cut[:3]
         xp, nnz, ndim = primitives.xp, records.shape[0], record_format.ndim
         dtype, pull_dtype = index_dtype(nnz), index_dtype(bucket_size, smallest="uint16")
         # Each order, as places in order 0, goes alternately to one of two arrays not needed yet:
@@ -153,8 +154,8 @@ class RemapLayout(Layout):
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.records, self.spare, *self.tilings, *self.plans)
-        return sum(array.nbytes for array in arrays)
+        own = (self.records, self.spare, *self.tilings, *self.plans)
+        return sum(x.nbytes for x in (own if self.prefixes is None else (*own, self.prefixes)))
 
     @classmethod
     def from_arrays(
@@ -227,7 +228,8 @@ class RemapLayout(Layout):
         with self.lock:
             records, mode = self.record_format.map_values(self.records, function), self.mode
         copies, norm = (records, np.empty_like(records)), self.norm * scale
-        return type(self)(self.cut, copies, self.tilings, self.plans, norm, self.make_lock, mode)
+        arguments = (self.cut, copies, self.tilings, self.plans, norm, self.make_lock, mode)
+        return self._share_prefixes(type(self)(*arguments))
 
 
 def count_runs(nnz: int, tile_size: int, bucket_size: int) -> int:

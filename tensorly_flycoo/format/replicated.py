@@ -4,12 +4,35 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self
 
+import numpy as np
+
 from ..base.array_modules import Array
 from .layout import Layout, collect_tilings, count_sort_nbytes, iterate_orders, sort_last
-from .ordering import compute_norm, make_canonical_records
+from .ordering import compute_norm, order_records
 from .packing import Cut
 from .primitives import Primitives, Step, index_dtype
 from .tiling import RowTiling
+
+
+def number_prefixes(layout: Layout, primitives: Primitives) -> None:
+    """Give a layout with numbered prefixes a tensor of ones with their indices and numbers.
+
+    MTTKRP of it combines the factors of the group, and contracts its rows with them.
+    """
+    record_format, xp = layout.record_format, primitives.xp
+    if record_format.num_prefixes == 0:
+        return
+    num_prefixes, group = record_format.num_prefixes, record_format.groups[0]
+    coords = xp.zeros((len(group) + 1, num_prefixes), np.int64)
+    with layout.hold_records() as records:
+        numbers = record_format.merged.rows(records, 0, xp)
+        for mode in group:  # all nonzeros of a prefix write the same index
+            coords[mode, numbers] = record_format.rows(records, mode, xp)
+    coords[-1] = xp.arange(num_prefixes)
+    shape = (*record_format.shape[: len(group)], num_prefixes)
+    cut = primitives.choose_cut(shape, record_format.dtype)
+    values = xp.ones(num_prefixes, record_format.dtype)
+    layout.prefixes = ReplicatedLayout.build(coords, values, cut, primitives)
 
 
 class ReplicatedLayout(Layout):
@@ -27,7 +50,7 @@ class ReplicatedLayout(Layout):
     @classmethod
     def build(cls, coords: Array, values: Array, cut: Cut, primitives: Primitives) -> Self:
         """Pack the nonzeros and sort a copy for each mode."""
-        records = make_canonical_records(coords, values, cut.record_format, primitives)
+        records, cut = order_records(coords, values, cut, primitives)
         norm = compute_norm(cut.record_format.values(records), primitives)
         copies, tilings = [], []
         for places, tiling in iterate_orders(records, cut.merged, primitives):
@@ -73,4 +96,4 @@ class ReplicatedLayout(Layout):
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         copies = [self.record_format.map_values(c, function) for c in self.copies]
-        return type(self)(self.cut, copies, self.tilings, self.norm * scale)
+        return self._share_prefixes(type(self)(self.cut, copies, self.tilings, self.norm * scale))

@@ -40,7 +40,7 @@ def tile_rows(
     If `places` is None, the records are in that order. `empty_rows`, which `Primitives.sort_by_row`
     may have returned, are found here if None.
     """
-    record_format, tile_size, _ = cut
+    record_format, tile_size = cut.record_format, cut.tile_size
     carry_rows = primitives.find_carry_rows(records, record_format, mode, places, tile_size)
     if empty_rows is None:
         empty_rows = primitives.find_empty_rows(records, record_format, mode)

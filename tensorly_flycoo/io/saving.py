@@ -12,11 +12,12 @@ from numpy.typing import DTypeLike
 from ..base.array_modules import Array, move
 from ..base.checks import check_layout, check_shape
 from ..engines import select_engine
-from ..format.groups import check_groups
+from ..format.groups import check_groups, check_products
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import Cut, RecordFormat
 from ..format.primitives import NO_ROW, index_dtype
+from ..format.replicated import number_prefixes
 from ..spread.slab_layout import SlabLayout
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor, Labels
@@ -60,6 +61,7 @@ def save(path: FilePath, x: "FlycooTensor | LabelledTensor | SparseArray") -> No
 
     - format ("tensorly-flycoo"), version (2);
     - shape, dtype, layout, groups: the tensor's;
+    - num_prefixes: the combinations of the first group's indices, if they are numbered, else 0;
     - word_dtype, tile_size, bucket_size: how nonzeros are packed and split;
     - mode: the mode whose order the records are in ("remap"); norm: the Frobenius norm;
     - names, ordered: of a LabelledTensor, its modes, and those whose labels have an order.
@@ -96,6 +98,7 @@ def write_layout(
         header: Header = {
             "shape": layout.record_format.shape,
             "groups": layout.record_format.groups,
+            "num_prefixes": layout.record_format.num_prefixes,
             "dtype": layout.record_format.dtype.name,
             "layout": layout.name,
             "word_dtype": layout.record_format.word_dtype.name,
@@ -190,12 +193,15 @@ def read_layout(reader: ArrayReader, cut: Cut, engine: "Engine") -> Layout:
 def make_layout(header: Header, arrays: dict[str, Array], cut: Cut, engine: "Engine") -> Layout:
     """Make a layout from its saved header and checked arrays."""
     cls = LAYOUT_CLASSES[header["layout"]]
-    return cls.from_arrays(arrays, cut, header["norm"], header["mode"], engine)
+    layout = cls.from_arrays(arrays, cut, header["norm"], header["mode"], engine)
+    number_prefixes(layout, engine)
+    return layout
 
 
 def choose_same_cut(record_format: RecordFormat, engine: "Engine") -> Cut:
     """Return the cut that the engine would use for a tensor of a format."""
-    return engine.choose_cut(record_format.shape, record_format.dtype, record_format.groups)
+    sizes = (record_format.shape, record_format.dtype, record_format.groups)
+    return engine.choose_cut(*sizes, record_format.num_prefixes)
 
 
 def fits(reader: ArrayReader, record_format: RecordFormat, cut: Cut, engine: "Engine") -> bool:
@@ -225,12 +231,17 @@ def read_records(reader: ArrayReader, record_format: RecordFormat) -> tuple[np.n
 def read_format(reader: ArrayReader) -> RecordFormat:
     """Check the header of a tensor; return the format of its records."""
     header = reader.header
-    shape = check_shape(header["shape"])
+    shape, num_prefixes = check_shape(header["shape"]), header.get("num_prefixes", 0)
+    groups = check_groups(header.get("groups") or [[n] for n in range(len(shape))], shape)
+    check_products(groups[num_prefixes > 0 :], shape)
+    if type(num_prefixes) is not int or not 0 <= num_prefixes <= 2**32:
+        raise ValueError(f"num_prefixes is {num_prefixes!r}")
     record_format = RecordFormat.of(
         shape,
         {"float32": np.float32, "float64": np.float64}[header["dtype"]],
         {"uint32": np.uint32, "uint64": np.uint64}[header["word_dtype"]],
-        check_groups(header.get("groups") or [[n] for n in range(len(shape))], shape),
+        groups,  # version 1 has none
+        num_prefixes,
     )
     check_layout(header["layout"])
     sizes = [header["tile_size"], header["bucket_size"]]
@@ -257,9 +268,9 @@ def check_arrays(layout: str, arrays: dict[str, np.ndarray], cut: Cut) -> None:
     for name, start in itertools.product(names, range(0, nnz, _CHECK_BLOCK)):
         block = arrays[name][start : start + _CHECK_BLOCK]
         _require(np.isfinite(record_format.values(block)).all(), name)
-        for mode, size in enumerate(record_format.shape):
-            if record_format.masks[mode] >= size:
-                _check_limit(record_format.rows(block, mode), size, name)
+        for mode, size in enumerate(record_format.flat.shape):
+            if record_format.flat.masks[mode] >= size:
+                _check_limit(record_format.flat.rows(block, mode), size, name)
     for mode, size in enumerate(record_format.merged.shape):
         carry_rows = arrays[f"carry_rows_{mode}"]
         _require(carry_rows.min(initial=0) >= NO_ROW, f"carry_rows_{mode}")

@@ -24,7 +24,7 @@ from ..base.checks import (
 from ..base.devices import OneDevice, assign_homes
 from ..base.reporting import report
 from ..engines import select_engine
-from ..format.groups import choose_groups, find_groups
+from ..format.groups import check_groups, check_products, choose_groups
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import Groups
@@ -115,7 +115,9 @@ class Index:
             del facts["format"], facts["version"]
             entries = [Entry(*entry) for entry in facts.pop("entries")]
             shape = check_shape(facts.pop("shape"))
-            groups = find_groups(facts.pop("groups", None), shape, 0)  # version 1 has none
+            groups = facts.pop("groups", [[mode] for mode in range(len(shape))])  # of version 1
+            groups = check_groups(groups, shape)
+            check_products(groups, shape)
             index = cls(shape, entries=entries, groups=groups, **facts)
             _check_file_layout(index.layout)
             edges = [0, *(entry.stop for entry in entries)]

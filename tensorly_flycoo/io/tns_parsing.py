@@ -136,7 +136,7 @@ class TnsParser:
         edges = np.array(sorted({0, len(block)} | cuts), np.int64)
         num_parts, ndim = edges.size - 1, self._sizes.size
         text, num_lines = np.frombuffer(block, np.uint8), np.zeros(num_parts, np.int64)
-        launch(tns_kernels.count_lines, num_parts, text, edges, num_lines)
+        launch(tns_kernels.count_lines, num_parts, text, edges, num_lines, work_ns=text.size)
         nnz, first_rows = num_lines.sum(), np.cumsum(num_lines) - num_lines
         coords, values = np.empty((nnz, ndim), np.int64), np.empty(nnz)
         unread, largest = np.empty(nnz, np.int64), np.zeros((num_parts, ndim), np.uint64)
@@ -145,6 +145,7 @@ class TnsParser:
             tns_kernels.read_parts, num_parts, text, edges, first_rows,
             np.uint64(self._index_base), self._sizes, *self._powers,
             coords, values.view(np.uint64), unread, largest, num_rows, wrong_lines,
+            work_ns=5 * text.size,
         )  # fmt: skip
         if wrong_lines.max(initial=-1) >= 0:
             self._refuse(block, min(wrong_lines[wrong_lines >= 0]))

@@ -19,7 +19,7 @@ from ..format.tree import count_waiting
 from ..spread import building
 from ..spread.partition import find_longest_mode
 from ..start.eigen import MAX_BLOCKS, MAX_GRAM_SIZE, choose_width
-from ..start.gram import choose_dtype, choose_max_blocks, is_cheap_to_form
+from ..start.gram import choose_dtype, count_rounds, fits_basis, is_cheap_to_form
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -242,7 +242,8 @@ def _count_svd_nbytes(
         row_nbytes = choose_width(rank, num_coupled) * dtype.itemsize
         num_blocks = MAX_BLOCKS
         if num_coupled > MAX_GRAM_SIZE:
-            num_blocks = choose_max_blocks(num_coupled, rank, dtype)
+            is_kept = fits_basis(num_coupled, rank, dtype)
+            num_blocks = count_rounds(num_coupled, rank) if is_kept else 1
         multiplying = max(3 * num_coupled, 2 * num_coupled + num_columns)
         work = max(peak_nbytes, nbytes + (num_blocks * num_coupled + multiplying) * row_nbytes)
     return max(listing, kept + held + max(work, vectors))

@@ -16,7 +16,7 @@ from ..spread.whole_factors import gather
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
-    from ..format.packing import RecordFormat
+    from ..spread.slab_layout import AnyLayout
 
 
 class LastPass:
@@ -50,17 +50,45 @@ class LastPass:
 
 def merge_factors(
     factors: Sequence[Array | RowShards],
-    record_format: RecordFormat,
+    layout: AnyLayout,
     engine: Engine,
     skip: int | None = None,
 ) -> dict[int, Array | RowShards]:
     """Return the factor of each group but `skip`: a mode's, or a Khatri-Rao product of several."""
-    merged = {}
+    record_format, merged = layout.record_format, {}
     for number, group in enumerate(record_format.groups):
-        if number != skip:
-            own = [factors[mode] for mode in group]
-            if len(own) > 1:
-                whole = [gather(factor) for factor in own]
-                own = [engine.combine_rows(whole, record_format.bits_below[number])]
-            merged[number] = own[0]
+        if number == skip:
+            continue
+        merged[number] = factors[group[0]]
+        if len(group) > 1:
+            own = [gather(factors[mode]) for mode in group]
+            if number > 0 or layout.prefixes is None:
+                merged[number] = engine.combine_rows(own, record_format.bits_below[number])
+            else:
+                rows = engine.xp.empty((record_format.num_prefixes, own[0].shape[1]), own[0].dtype)
+                inputs = dict(enumerate(own))
+                layout.prefixes.apply("mttkrp", engine, inputs, len(own), rows)
+                merged[number] = rows
     return merged
+
+
+def contract_rows(
+    rows: Array,
+    factors: Sequence[Array | RowShards],
+    mode: int,
+    layout: AnyLayout,
+    engine: Engine,
+    out: Array,
+    weights: Array | None = None,
+) -> None:
+    """Write the MTTKRP of a mode to `out`, from that of its group, `rows`."""
+    record_format = layout.record_format
+    number, _ = record_format.find_place(mode)
+    group = record_format.groups[number]
+    own = {n: gather(factors[n]) for n in group if n != mode}
+    if number > 0 or layout.prefixes is None:
+        bits = record_format.bits_below[number]
+        engine.contract_rows(rows, [own.get(n) for n in group], bits, out, weights)
+    else:
+        inputs = own | {len(group): rows}
+        layout.prefixes.apply("mttkrp", engine, inputs, mode, out, weights=weights)

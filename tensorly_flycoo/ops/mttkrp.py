@@ -13,11 +13,10 @@ from ..base.reporting import log_compilation
 from ..spread.row_shards import RowShards
 from ..spread.sharding import find_sharding
 from ..spread.spread_layout import SpreadLayout
-from ..spread.whole_factors import gather
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.memory import attempt
 from ..tensor.tensor import FlycooTensor
-from .group_passes import LastPass, merge_factors
+from .group_passes import LastPass, contract_rows, merge_factors
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -77,7 +76,7 @@ def mttkrp(
     order 0, 1, ..., ndim - 1, 0, ...: any other mode is reached by remapping through the modes in
     between, one pass over the nonzeros each. The other layouts have no preferred order.
 
-    The workspace is one row of `out` for every 512 to 2,048 nonzeros. Each element has an error of
+    The workspace is at most ndim rows of `out` for every 512 nonzeros. Each element has an error of
     at most ``(row_nnz + ndim) * eps`` times the sum of its terms' absolute values. The result is
     the same to the bit for any number of threads, in every run and in every layout.
 
@@ -143,13 +142,13 @@ def mttkrp_in_sweep(
 
     def multiply_group() -> Array:
         rows = engine.xp.empty((layout.merged.shape[number], shape[1]), x.dtype)
-        inputs = merge_factors(factors, record_format, engine, number)
+        inputs = merge_factors(factors, layout, engine, number)
         layout.apply("mttkrp", engine, inputs, number, rows)
         return rows
 
     def multiply() -> Array | RowShards:
         if len(group) == 1:
-            inputs = merge_factors(factors, record_format, engine, number)
+            inputs = merge_factors(factors, layout, engine, number)
             if spread is not None:
                 arguments = ("mttkrp", engine, inputs, number, shape)
                 return spread.apply_sharded(*arguments, weights=weights)[0]
@@ -158,8 +157,7 @@ def mttkrp_in_sweep(
             return result
         rows = (last_pass or LastPass()).find(given, mode, group, multiply_group)
         result = engine.xp.empty(shape, x.dtype) if out is None else out
-        own = [None if n == mode else gather(factors[n]) for n in group]
-        engine.contract_rows(rows, own, record_format.bits_below[number], result, weights)
+        contract_rows(rows, factors, mode, layout, engine, result, weights)
         return result if spread is None else RowShards.scatter(result, find_sharding(spread, mode))
 
     def compute() -> Array | RowShards:

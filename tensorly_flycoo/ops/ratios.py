@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..base.array_modules import Array
-from ..spread.whole_factors import gather
 from ..tensor.memory import attempt
 from ..tensor.tensor import FlycooTensor
-from .group_passes import merge_factors
+from .group_passes import contract_rows, merge_factors
 
 
 def mttkrp_of_ratios(
@@ -40,18 +39,17 @@ def mttkrp_of_ratios(
 
     layout, record_format = x._layout, x._layout.record_format
     number, _ = record_format.find_place(mode)
-    group, bits = record_format.groups[number], record_format.bits_below[number]
+    group = record_format.groups[number]
     options: dict[str, Any] = {"smallest": smallest, "wants_sum": wants_logs, "stays": stays}
 
     def compute() -> tuple[Array, Array | None]:
         rows = engine.xp.empty((layout.merged.shape[number], rank), x.dtype)
-        inputs = merge_factors(factors, record_format, engine)
+        inputs = merge_factors(factors, layout, engine)
         logs = layout.apply("mttkrp_of_ratios", engine, inputs, number, rows, **options)
         if len(group) == 1:
             return rows, logs
         out = engine.xp.empty((size, rank), x.dtype)
-        own = [None if n == mode else gather(factors[n]) for n in group]
-        engine.contract_rows(rows, own, bits, out)
+        contract_rows(rows, factors, mode, layout, engine, out)
         return out, logs
 
     return attempt(f"an MTTKRP of ratios of mode {mode} and rank {rank}", compute)

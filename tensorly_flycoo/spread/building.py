@@ -12,6 +12,7 @@ from ..base.array_modules import Array
 from ..base.devices import OneDevice
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import Groups
+from ..format.replicated import number_prefixes
 from .slab_layout import AnyLayout, SlabLayout
 from .spread_layout import SpreadLayout
 from .streamed import make_keep_aside
@@ -36,12 +37,15 @@ def build_layout(
     values: Array,
     shape: Sequence[int],
     groups: Groups,
+    num_numbered: int | None,
     num_slabs: int,
     keep: str = "device",
 ) -> AnyLayout:
     """Build the layout `name` from coords (ndim, nnz) and values (nnz,) on any device.
 
-    With ``keep="host"``, `plan_streaming` says how many slabs stay on each device.
+    `groups` and `num_numbered` are as `format.groups.find_groups` returns them; prefixes are not
+    numbered in slabs. With ``keep="host"``, `plan_streaming` says how many slabs stay on each
+    device.
     """
     coords, values = engine.receive(coords, values)
     cut = engine.choose_cut(shape, values.dtype, groups)
@@ -57,7 +61,9 @@ def build_layout(
     engine.log("build", name, shape=tuple(shape), nnz=values.size, **sizes)
     cls = LAYOUT_CLASSES[name]
     if num_slabs == 1 and engine.devices is None and keep_aside is None:
-        return cls.build(coords, values, cut, engine)
+        piece = cls.build(coords, values, cut._replace(num_numbered=num_numbered), engine)
+        number_prefixes(piece, engine)
+        return piece
     slab_class = SlabLayout if engine.devices is None else SpreadLayout
     devices = engine.devices or OneDevice(engine.xp)
     options = (cut.record_format, num_slabs, engine, devices)

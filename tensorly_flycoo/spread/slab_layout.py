@@ -39,6 +39,8 @@ class SlabLayout:
     belongs to no slab is on the first one.
     """
 
+    prefixes = None  # slabs have no numbers in common
+
     def __init__(
         self,
         record_format: RecordFormat,

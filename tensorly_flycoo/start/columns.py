@@ -36,6 +36,11 @@ if TYPE_CHECKING:
 #: of them could be much larger than a factor.
 _COLUMNS_AT_ONCE = 2**22
 
+#: A product with a Gram matrix whose intermediate and final results are larger is computed for few
+#: vectors at a time.
+_MAX_PRODUCT_NBYTES = 2**32
+_VECTORS_AT_ONCE = 8
+
 
 class Entries(NamedTuple):
     """The nonzeros of an unfolding, column by column with ascending rows."""
@@ -123,10 +128,12 @@ def build_in_slabs(
     return type(layout).build(LAYOUT_CLASSES["replicated"], coords, values, *options)
 
 
-def build_matrix(coords: Array, values: Array, shape: tuple[int, int], engine: Engine) -> Layout:
+def build_matrix(
+    coords: Array, values: Array, shape: tuple[int, int], engine: Engine, name: str = "replicated"
+) -> Layout:
     """Build a matrix that is multiplied from both sides, on the current device."""
     with log_compilation():
-        return engine.build_piece("replicated", coords, values, shape)
+        return engine.build_piece(name, coords, values, shape)
 
 
 def _iterate_across_slabs(layout: SlabLayout, engine: Engine) -> Iterator[tuple[int, Entries]]:
@@ -236,6 +243,22 @@ class SharedColumns:
         self.num_all_columns = int(entries.values.size) - num_shared + self.num_columns
         self._tensors: list[Layout] = []
 
+    def add_singles(self, diagonal: Array, dtype: DTypeLike) -> None:
+        """Add to the Gram matrix a diagonal: for each row with an element, a column of its root.
+
+        All columns together then are one matrix, in the layout that takes the least memory; the
+        entries are given up.
+        """
+        xp = self._engine.xp
+        rows = xp.flatnonzero(diagonal)
+        singles = xp.stack([self.num_columns + xp.arange(rows.size), rows])
+        coords = xp.concatenate([self._coords, singles], axis=1)
+        self._coords = None
+        values = xp.concatenate([self._values, xp.sqrt(diagonal[rows])]).astype(dtype)
+        self._values = None
+        shape = (self.num_columns + int(rows.size), self.rows.size)
+        self._tensors = [build_matrix(coords, values, shape, self._engine, "indexed")]
+
     def count(self) -> np.ndarray:
         """Count all columns, the shared ones, and the parts in which these are multiplied."""
         num_parts = -(-self.num_columns // self._columns_at_once)
@@ -247,6 +270,9 @@ class SharedColumns:
 
     def form_gram(self, diagonal: Array | None = None) -> Array:
         """Return the Gram matrix of the rows, float64, plus a diagonal; see `Engine.gram`."""
+        if self._coords is None:  # it holds the diagonal already
+            dtype = self._tensors[0].record_format.dtype
+            return self.multiply_gram(self._engine.xp.eye(self.rows.size, dtype=dtype)).astype("d")
         if diagonal is None:
             diagonal = self._engine.xp.zeros(self.rows.size)
         return self._engine.gram(self._coords, self._values, diagonal)
@@ -260,13 +286,34 @@ class SharedColumns:
     def add_gram_product(self, total: Array, block: Array) -> None:
         """Add the product of the Gram matrix and a block (size, k) to `total`, in place."""
         for columns in self._list_tensors(block.dtype):
-            total += self._multiply(columns, self._multiply(columns, block, 0), 1)
+            self._add_product(columns, total, block, 0)
+
+    def multiply_gram_of_columns(self, block: Array) -> Array:
+        """Return the product of the columns' Gram matrix, after `add_singles`, and a block."""
+        total = self._engine.xp.zeros(block.shape, block.dtype)
+        self._add_product(self._tensors[0], total, block, 1)
+        return total
+
+    def multiply(self, block: Array) -> Array:
+        """Return the product of the matrix, after `add_singles`, and a block."""
+        return self._multiply(self._tensors[0], block, 1)
+
+    def _add_product(self, columns: Layout, total: Array, block: Array, mode: int) -> None:
+        """Add the product with the Gram matrix of the other mode than `mode`, in place."""
+        width = block.shape[1]
+        if sum(columns.record_format.shape) * width * block.itemsize > _MAX_PRODUCT_NBYTES:
+            width = _VECTORS_AT_ONCE
+        for first in range(0, block.shape[1], width):
+            own = self._engine.xp.ascontiguousarray(block[:, first : first + width])
+            product = self._multiply(columns, self._multiply(columns, own, mode), 1 - mode)
+            total[:, first : first + width] += product
 
     def reduce_right_product(
         self, number: int, block: Array, function: Callable[[Array], Any]
     ) -> Any:
         """Apply a function to the product of a part, transposed, and a block: (n, k)."""
-        return function(self._multiply(self._list_tensors(block.dtype)[number], block, 0))
+        part = self._list_tensors(block.dtype)[number]
+        return function(self._multiply(part, block, 0)[: self.num_columns])
 
     def _multiply(self, columns: Layout, block: Array, mode: int) -> Array:
         """Multiply columns by a block with a row for each row of theirs (mode 0), or back."""

@@ -5,6 +5,7 @@ wanted. For others, block Lanczos iteration multiplies blocks of vectors: one co
 a single vector, and on a GPU the vectors stay there.
 """
 
+import math
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Protocol
@@ -61,6 +62,14 @@ _ROUNDS_PER_CHECK = 3
 #: Rounds after which the best pairs so far are returned: by then eigenvalues are so close together
 #: that any combination of their vectors is as good an initial guess as another.
 _MAX_ROUNDS = 300
+
+
+#: Degrees of the Chebyshev polynomials by which `filter_leading_vectors` multiplies in turn: on a
+#: spectrum without gaps, values then fall short by 0.7 %, those of 13 rounds of Lanczos by 0.9 %.
+_DEGREES = (1, 2, 4, 8)
+
+#: Rows of a block that are changed in place at a time.
+_ROWS_AT_ONCE = 2**20
 
 
 class Multipliable(Protocol):
@@ -289,6 +298,55 @@ def bound_shortfall(size: int, rank: int, num_rounds: int) -> float:
     return float((margins + rest).min())
 
 
+def filter_leading_vectors(
+    multiply: Callable[[Array], Array], size: int, rank: int, xp: ModuleType, dtype: Any
+) -> Array:
+    """Approximate the leading eigenspace of a positive semidefinite operator, in little memory.
+
+    Subspace iteration by Chebyshev polynomials (Zhou, Saad, Tiago and Chelikowsky, J. Comput. Phys.
+    219, 2006), which keeps two blocks and no basis. A cycle multiplies by the polynomial that is
+    small on [0, a] and grows fastest beyond, root by root: `a`, the smallest Ritz value, is at most
+    the eigenvalue of its number, so no wanted vector is damped. Vectors are orthonormalised after
+    each root, lest the first ones drown the others. Cycles grow longer as `a` becomes better.
+
+    Returns orthonormal vectors (size, `choose_width`) that span approximations of the leading ones.
+    """
+    random = np.random.default_rng(SEED) if xp is np else xp.random.RandomState(SEED)
+    width = choose_width(rank, size)
+
+    def draw() -> Array:
+        return random.standard_normal((size, width), dtype)
+
+    block = orthonormalize(draw(), None, draw)
+    for degree in _DEGREES:
+        roots: list[float] = []
+        for number in range(degree):
+            image = multiply(block)
+            projected = move(transposed_product(block, image), np).astype(np.float64)
+            values, rotation = np.linalg.eigh((projected + projected.T) / 2)
+            if number == 0:
+                roots = list_roots(degree, max(float(values[0]), 0.0))
+            add_product(image, block, xp.asarray(-roots[number] * np.eye(width), dtype))
+            # Images of Ritz vectors are nearly orthogonal, however different their lengths.
+            block = orthonormalize(_transform(image, rotation), None, draw)
+    return block
+
+
+def list_roots(degree: int, end: float) -> list[float]:
+    """List the roots of the Chebyshev polynomial on [0, end], each far from those before it.
+
+    >>> [round(root, 3) for root in list_roots(4, 2.0)]
+    [0.617, 1.924, 0.076, 1.383]
+    """
+    roots = end * (1 - np.cos(np.pi * (np.arange(degree) + 0.5) / degree)) / 2
+    rest = list(roots / (end or 1.0))
+    chosen = [rest.pop((degree - 1) // 2)]
+    while rest:
+        distances = [math.prod(abs(root - other) for other in chosen) for root in rest]
+        chosen.append(rest.pop(int(np.argmax(distances))))
+    return [float(end * root) for root in chosen]
+
+
 def choose_width(rank: int, size: int) -> int:
     """Return the number of vectors in a block: whole groups of 8, which multiply fastest."""
     return min(-(-(rank + _NUM_GUARDS) // 8) * 8, size // 3)
@@ -315,6 +373,25 @@ def multiply_block(block: Array, coefficients: np.ndarray) -> Array:
     product = xp.zeros((block.shape[0], coefficients.shape[1]), block.dtype)
     add_product(product, block, xp.asarray(coefficients, block.dtype))
     return product
+
+
+def _transform(block: Array, coefficients: np.ndarray) -> Array:
+    """Multiply a block by square coefficients from the host; a tall block in place."""
+    if block.shape[0] <= _ROWS_AT_ONCE:
+        return multiply_block(block, coefficients)
+    for first in range(0, block.shape[0], _ROWS_AT_ONCE):
+        rows = slice(first, first + _ROWS_AT_ONCE)
+        block[rows] = multiply_block(block[rows], coefficients)
+    return block
+
+
+def correct_orthonormal(block: Array) -> Array:
+    """Make nearly orthonormal columns orthonormal, each changed as little as possible.
+
+    The block may be overwritten.
+    """
+    values, vectors = np.linalg.eigh(gram_of(block))
+    return _transform(block, vectors / np.sqrt(values) @ vectors.T)
 
 
 def orthonormalize(
@@ -346,7 +423,7 @@ def orthonormalize(
         values, vectors = np.linalg.eigh(gram * np.outer(scales, scales))
         is_known = values > width * eps
         roots = np.where(is_known, np.sqrt(np.where(is_known, values, 1)), np.inf)
-        block, projection = multiply_block(block, scales[:, None] * vectors / roots), None
+        block, projection = _transform(block, scales[:, None] * vectors / roots), None
         if draw is not None and not is_known.all():
             block[:, ~is_known] = draw()[:, ~is_known]
         elif np.sum(removed**2) < _SMALL and np.abs(values[is_known] - 1).max(initial=0) < _SMALL:

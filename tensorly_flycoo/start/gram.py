@@ -29,7 +29,9 @@ from .eigen import (
     MAX_GRAM_SIZE,
     bound_shortfall,
     choose_width,
+    correct_orthonormal,
     decompose,
+    filter_leading_vectors,
     find_leading_eigenpairs,
     gram_of,
     multiply_block,
@@ -41,9 +43,8 @@ if TYPE_CHECKING:
     from ..engines.protocol import Engine
     from ..spread.slab_layout import AnyLayout
 
-#: The largest basis for iterations that end early, and the fewest blocks in one.
-_MAX_BASIS_NBYTES = 2**34
-_MIN_BLOCKS = 4
+#: The largest basis for block Lanczos iterations that end early.
+_MAX_BASIS_NBYTES = 2**32
 
 #: A sketch of up to this many numbers is drawn on the host, as TensorLy's.
 _MAX_DRAWN = 2**22
@@ -83,7 +84,7 @@ class UnfoldingGram:
     def __init__(self, columns: Columns, scale: float, dtype: DTypeLike, is_exact: bool) -> None:
         engine, xp, num_rows = columns.engine, columns.engine.xp, columns.num_rows
         self._engine, self._devices = engine, columns.devices
-        self._scale, self._is_exact = scale, is_exact
+        self._scale = scale
         is_piece = columns.entries is not None
         # Of n nonzeros at most n // 2 are the first ones of shared columns.
         forms_at_once = not is_piece and is_cheap_to_form(engine, num_rows, columns.layout.nnz // 2)
@@ -113,9 +114,22 @@ class UnfoldingGram:
         num_columns, self._num_shared = (sum(own) for own in zip(*counts, strict=True))
         if self._formed is not None and self.size < num_rows:
             self._formed = self._formed[self.rows[:, None], self.rows]
+        self._ends_early = self.size > MAX_GRAM_SIZE and not is_exact
+        #: How many columns there are to iterate on if they are fewer than the rows, else None.
+        self._num_columns = self._fold_columns() if is_piece and self._ends_early else None
         self.transposed: AnyLayout | None = None
         if 0 < num_columns <= MAX_GRAM_SIZE and num_columns < columns.count_used_rows():
             self.transposed = columns.transpose([own[0] for own in counts], scale)
+
+    def _fold_columns(self) -> int | None:
+        """Merge single nonzeros by row; if the columns then are fewer than the rows, count them."""
+        assert self._piece is not None
+        num_columns = self._num_shared + int((self._diagonal > 0).sum())
+        if not max(MAX_GRAM_SIZE, MAX_DIRECT_SIZE) < num_columns < self.size:
+            return None
+        self._piece.add_singles(self._diagonal, self.dtype)
+        self._groups = [group._replace(num_parts=1) for group in self._groups]
+        return num_columns
 
     def _list_groups(self, columns: Columns) -> Iterator[tuple[_Group, float, Array, int, int]]:
         """Yield each group, its sum of values, its `squares`, and its columns, all and shared."""
@@ -201,21 +215,36 @@ class UnfoldingGram:
         return drawn.astype(self.dtype)
 
     def iterate(self, rank: int) -> tuple[np.ndarray, Array]:
-        """Compute the leading eigenpairs by block Lanczos iteration.
+        """Compute the leading eigenpairs by block iteration, which ends early above a size of 8192.
 
-        Above a size of 8192 it ends when `bound_shortfall` is below `MAX_SHORTFALL`.
+        If the columns are fewer, iterates on these.
         """
-        xp = self._engine.xp
-        if self.size <= MAX_GRAM_SIZE or self._is_exact:
-            _, vectors = find_leading_eigenpairs(self.multiply, self.size, rank, xp)
+        if self._num_columns is not None and not wants_most(rank, self._num_columns):
+            assert self._piece is not None
+            multiply = self._piece.multiply_gram_of_columns
+            vectors = self._iterate_early(multiply, self._num_columns, rank)
+            squares, rotation = _sort_pairs(gram_of(self._piece.multiply(vectors)), rank)
+            is_known = squares > rotation.shape[0] * np.finfo(self.dtype).eps * squares[0]
+            squares, rotation = squares[is_known], rotation[:, is_known]
+            # Multiplied once more: two blocks with a row for each of `rows` would be too large.
+            vectors = multiply_block(vectors, rotation / np.sqrt(squares))
+            return squares, correct_orthonormal(self._piece.multiply(vectors))
+        if self._ends_early:
+            vectors = self._iterate_early(self.multiply, self.size, rank)
         else:
-            max_blocks = choose_max_blocks(self.size, rank, self.dtype)
-            _, vectors = find_leading_eigenpairs(
-                self.multiply, self.size, rank, xp,
-                dtype=self.dtype, max_rounds=count_rounds(self.size, rank), max_blocks=max_blocks,
-            )  # fmt: skip
-        squares, rotation = np.linalg.eigh(self.project(vectors))
-        return squares[::-1], multiply_block(vectors, rotation[:, ::-1])
+            _, vectors = find_leading_eigenpairs(self.multiply, self.size, rank, self._engine.xp)
+        squares, rotation = _sort_pairs(self.project(vectors), rank)
+        return squares, multiply_block(vectors, rotation)
+
+    def _iterate_early(self, multiply: Callable[[Array], Array], size: int, rank: int) -> Array:
+        """Approximate the leading vectors of an operator."""
+        xp, dtype, num_rounds = self._engine.xp, self.dtype, count_rounds(size, rank)
+        if not fits_basis(size, rank, dtype):
+            return filter_leading_vectors(multiply, size, rank, xp, dtype)
+        _, vectors = find_leading_eigenpairs(
+            multiply, size, rank, xp, dtype=dtype, max_rounds=num_rounds, max_blocks=num_rounds
+        )
+        return vectors
 
     def is_cheap_to_form(self) -> bool:
         cheap = is_cheap_to_form(self._engine, self.size, self._num_shared)
@@ -246,6 +275,8 @@ class UnfoldingGram:
     def multiply(self, block: Array) -> Array:
         """Multiply a block (size, k) of `dtype`."""
         xp, devices = self._engine.xp, self._devices
+        if self._piece is not None and self._num_columns is not None:
+            return self._piece.multiply_gram(block)
         total = block * self._diagonal.astype(self.dtype)[:, None]
         if self._piece is not None:
             self._piece.add_gram_product(total, block)
@@ -318,10 +349,16 @@ def is_cheap_to_form(engine: Engine, size: int, num_columns: int) -> bool:
     return size <= MAX_DIRECT_SIZE or fits
 
 
-def choose_max_blocks(size: int, rank: int, dtype: np.dtype) -> int:
-    """Return the blocks in the basis of iterations that end early."""
+def fits_basis(size: int, rank: int, dtype: np.dtype) -> bool:
+    """Say whether a basis of all blocks of block Lanczos iteration is small enough."""
     block_nbytes = size * choose_width(rank, size) * dtype.itemsize
-    return min(count_rounds(size, rank), max(_MIN_BLOCKS, _MAX_BASIS_NBYTES // block_nbytes))
+    return count_rounds(size, rank) * block_nbytes <= _MAX_BASIS_NBYTES
+
+
+def _sort_pairs(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the largest eigenvalues of a small matrix, descending, and their vectors."""
+    values, vectors = np.linalg.eigh(matrix)
+    return values[::-1][:rank], vectors[:, ::-1][:, :rank]
 
 
 def count_rounds(size: int, rank: int) -> int:

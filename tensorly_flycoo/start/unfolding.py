@@ -68,10 +68,14 @@ class LazyMatrix:
         divided by the value itself. With more, block Lanczos iteration in the tensor's dtype ends
         after so many rounds (10 to 15) that squared singular values fall short by at most 20 % of
         themselves, however close together they are: see `start.eigen.bound_shortfall`. They fall
-        short by up to 2 % if there are no gaps, and less by orders of magnitude with gaps.
+        short by up to 2 % if there are no gaps, and less by orders of magnitude with gaps. If the
+        blocks of all rounds took more than 4 GiB, `start.eigen.filter_leading_vectors` computes
+        vectors instead: as accurate where we measured, but without that bound. If there are fewer
+        columns than coupled rows, either iterates on the columns.
 
-        The workspace is about 30 bytes per nonzero while columns are found, and later ten to
-        fifteen blocks of `rank` + 8 numbers per coupled row. For a tensor in slabs, the columns of
+        The workspace is about 30 bytes per nonzero while columns are found, and later up to fifteen
+        blocks of `rank` + 8 numbers per coupled row or column; above 4 GiB two blocks, the shared
+        columns (20 to 32 bytes per nonzero), and a product. For a tensor in slabs, the columns of
         one slab at a time are found, and kept on its device: see `UnfoldingGram`. The initial
         vectors are fixed: a GPU gives the same bits in every run, and a CPU with the same number of
         threads of the BLAS.

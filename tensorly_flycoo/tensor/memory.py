@@ -87,6 +87,7 @@ def build_layout(
     values: Array,
     shape: Sequence[int],
     groups: Groups,
+    num_numbered: int | None,
     num_slabs: int | None = None,
     keep: str = "device",
 ) -> AnyLayout:
@@ -102,7 +103,7 @@ def build_layout(
         if engine.name == "cpu":  # else arrays on another GPU are refused first
             check_room(engine, building.estimate_layout(engine, *sizes, count)[1] - given)
         with log_compilation():
-            arguments = (engine, layout, coords, values, shape, groups, count, keep)
+            arguments = (engine, layout, coords, values, shape, groups, num_numbered, count, keep)
             return building.build_layout(*arguments)
 
     if num_slabs:

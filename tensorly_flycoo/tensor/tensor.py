@@ -112,9 +112,10 @@ class FlycooTensor:
     groups : {"auto"}, None or sequence of sequences of int
         Divides the modes into groups of neighbours, such as ``[(0, 1, 2), (3, 4)]``. The modes of a
         group share one pass over the nonzeros, which reads one row for each other group. Results
-        are the same within rounding errors. "auto" merges modes with few combinations of indices,
-        chosen from `shape` and the number of values alone; None merges none. The longest mode must
-        be the first of its group.
+        are the same within rounding errors. "auto" merges modes with few combinations of indices:
+        all of them, or, of the first modes of a tensor in one piece, those that occur; chosen from
+        `shape`, the number of values and, for the latter, the number of combinations. None merges
+        none. The longest mode must be the first of its group, if that has all combinations.
 
     Attributes
     ----------
@@ -188,7 +189,7 @@ class FlycooTensor:
         slabs = None if slabs is None else check_count(slabs, "slabs")
         found = find_groups(groups, shape, values.size)
         engine = select_engine(device, is_on_gpu=is_cupy(coords))
-        arguments = (engine, layout, coords, values, shape, found, slabs, keep)
+        arguments = (engine, layout, coords, values, shape, *found, slabs, keep)
         self._set(engine, build_layout(*arguments))
 
     def _set(self, engine: Engine, layout: AnyLayout) -> None:

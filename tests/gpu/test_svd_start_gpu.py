@@ -101,6 +101,26 @@ def test_sums_of_single_squares(num_rows):
     np.testing.assert_array_equal(found[0], found[2])
 
 
+@pytest.mark.parametrize("pair_cost", [0, 2**40])
+def test_gram_matrices_of_pairs_and_of_dense_blocks(pair_cost, monkeypatch):
+    """Both to rounding, and pairs to the same bits in any order of additions."""
+    from tensorly_flycoo.engines.cuda import engine as cuda_engine
+
+    monkeypatch.setattr(cuda_engine, "_PAIR_COST", pair_cost)
+    rng, engine = np.random.default_rng(0), select_engine("cuda")
+    dense = rng.standard_normal((500, 20_000)) * (rng.random((500, 20_000)) < 0.01)
+    dense /= np.linalg.norm(dense)
+    columns, rows = np.nonzero(dense.T)
+    numbers = np.unique(columns, return_inverse=True)[1]
+    coords, values = cupy.asarray(np.stack([numbers, rows])), cupy.asarray(dense[rows, columns])
+    diagonal = rng.random(500)
+    found = [engine.gram(coords, values, cupy.asarray(diagonal)).get() for _ in range(3)]
+    expected = dense @ dense.T + np.diag(diagonal)
+    assert np.abs(found[0] - expected).max() <= 500 * EPS
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+
+
 @pytest.mark.parametrize("has_places", [False, True])
 @pytest.mark.parametrize("mode", range(4))
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -43,7 +43,7 @@ def _one_at_a_time(compile_for: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _FolderCache(FunctionCache):
-    """numba's cache, valid as long as no source file in the function's folder changes.
+    """numba's cache, valid as long as no source file in the function's folder or in ours changes.
 
     numba itself checks only the function's own file. A helper in another file could change, and the
     old machine code of its callers would still run.
@@ -53,11 +53,14 @@ class _FolderCache(FunctionCache):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        folder = Path(function.__code__.co_filename).parent
+        folders = {Path(file).parent for file in (function.__code__.co_filename, __file__)}
         self._cache_file = IndexDataCacheFile(
             cache_path=self._cache_path,
             filename_base=self._impl.filename_base,
-            source_stamp=(self._impl.locator.get_source_stamp(), _hash_folder(folder)),
+            source_stamp=(
+                self._impl.locator.get_source_stamp(),
+                *map(_hash_folder, sorted(folders)),
+            ),
         )
         self._starts_s: dict[Any, float] = {}
 

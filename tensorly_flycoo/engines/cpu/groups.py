@@ -35,7 +35,8 @@ def contract_rows(
     inner = _combine(after, bits[place + 1 :]) if after else ones
     size = 1 << (bits[place - 1] - bits[place]) if before else out.shape[0]
     blocks = rows.reshape(-1, size, 1 << bits[place], rank)
-    threads.launch(_contract, out.shape[0], blocks, outer, inner, out)
+    work_ns = rows.size / 4  # four multiplications and additions in a nanosecond
+    threads.launch(_contract, out.shape[0], blocks, outer, inner, out, work_ns=work_ns)
     if weights is not None:
         np.multiply(out, weights, out=out)
 

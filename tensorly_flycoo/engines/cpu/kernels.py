@@ -134,11 +134,16 @@ def add_product(
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         row_, value_, factors_, indices_, column_, _ = args
         vector_type = make_vector_type(context, row.dtype, lanes)
-        product = splat(builder, value_, vector_type)
+        product, num_columns = splat(builder, value_, vector_type), None
         for w in range(factors.count):
-            factor = builder.extract_value(factors_, w)
+            array = context.make_array(factors.dtype)(
+                context, builder, builder.extract_value(factors_, w)
+            )
+            if num_columns is None:  # all factors have the same, which takes one register
+                num_columns = builder.extract_value(array.shape, 1)
             index = builder.extract_value(indices_, w)
-            pointer = vector_pointer(context, builder, factors.dtype, factor, index, column_, lanes)
+            offset = builder.add(builder.mul(index, num_columns), column_)
+            pointer = builder.bitcast(builder.gep(array.data, [offset]), vector_type.as_pointer())
             vector = builder.load(pointer, align=row.dtype.bitwidth // 8)
             product = builder.fmul(product, vector)
         pointer = builder.bitcast(row_, vector_type.as_pointer())
@@ -221,6 +226,7 @@ def _compute_tile(
         if moves:
             move_record(records, position, spare, remap_ids, place, record_words)
         new_row = read_row(records, position, out_field)
+        indices = read_rows(records, position, fields)
         if not has_row or new_row != row:
             if has_row:
                 if inherits:
@@ -230,7 +236,6 @@ def _compute_tile(
                 inherits = False
             row, has_row = new_row, True
             clear_row(total, lanes)
-        indices = read_rows(records, position, fields)
         add_product(total, values[position, value_slot], factors, indices, column, lanes)
     if inherits:
         store_row(total, partial_rows, tile, column, lanes)

@@ -12,12 +12,15 @@ from ...format.packing import Cut, RecordFormat
 from ...format.primitives import Primitives, Step, index_dtype
 from . import building, kernels, threads
 from .compiling import kernel
-from .records import Field, Fields, Source, Target, Tiles
+from .records import Field, Source, Target, Tiles
 
 #: Parts of a counting sort for each thread, so that a delayed thread gets less to do.
 _PARTS_PER_THREAD = 4
 
 _CACHE_LINE_NBYTES = 64
+
+#: What a loop over nonzeros takes for one, about.
+_NONZERO_NS = 5
 
 
 class CpuPrimitives(Primitives):
@@ -35,7 +38,9 @@ class CpuPrimitives(Primitives):
         coords = coords if coords.flags.forc else np.ascontiguousarray(coords)
         mode_stride, nonzero_stride = (np.uint64(n // coords.itemsize) for n in coords.strides)
         records = np.empty((values.shape[0], record_format.num_words), record_format.word_dtype)
-        words, shifts, _ = Fields.of(record_format, range(record_format.ndim))
+        words, shifts = (
+            tuple(map(np.uint64, column)) for column in (record_format.words, record_format.shifts)
+        )
         found = building.Found(*np.zeros((4, 1), np.bool_))
         flat, values = coords.reshape(-1, order="A"), np.ascontiguousarray(values)
         nonzeros = building.Nonzeros(flat, mode_stride, nonzero_stride, values)
@@ -43,7 +48,8 @@ class CpuPrimitives(Primitives):
         slot = np.uint64(record_format.value_slot)
         record_values = records.view(record_format.dtype)
         packing = building.Packing(words, shifts, sizes, slot, records, record_values)
-        threads.launch(building.pack_records, values.shape[0], nonzeros, packing, found)
+        arguments, work_ns = (nonzeros, packing, found), _NONZERO_NS * values.shape[0]
+        threads.launch(building.pack_records, values.shape[0], *arguments, work_ns=work_ns)
         if found.is_outside[0]:
             check_inside(coords, record_format.shape)
         if found.is_infinite[0]:
@@ -65,13 +71,15 @@ class CpuPrimitives(Primitives):
         empty_rows = _find_empty_rows(starts, record_format.shape[mode])
         num_parts = starts.shape[0]
         arguments = (num_parts, starts, places, target, positions)
-        threads.launch(building.sort_parts, num_parts, *arguments)
+        work_ns = _NONZERO_NS * records.shape[0]
+        threads.launch(building.sort_parts, num_parts, *arguments, work_ns=work_ns)
         return empty_rows
 
     def find_empty_rows(self, records: Array, record_format: RecordFormat, mode: int) -> Array:
         is_empty = np.ones(record_format.shape[mode], np.bool_)
-        field = Field.of(record_format, mode)
-        threads.launch(building.mark_rows, records.shape[0], records, field, is_empty)
+        arguments = (records, Field.of(record_format, mode), is_empty)
+        work_ns = _NONZERO_NS * records.shape[0]
+        threads.launch(building.mark_rows, records.shape[0], *arguments, work_ns=work_ns)
         return np.flatnonzero(is_empty).astype(index_dtype(is_empty.size))
 
     def sort_nbytes(self, nnz: int, size: int) -> int:
@@ -108,8 +116,10 @@ class CpuPrimitives(Primitives):
         building.start_keys(bucket_starts)
         ids = (target, remap_ids, pull_ids)
         arguments = (num_parts, places, (starts, bucket_starts), size, ids)
-        threads.launch(building.split_sorted_parts, num_parts, *arguments)
-        threads.launch(building.order_buckets, num_buckets, bucket_size, target, pull_ids)
+        work_ns = _NONZERO_NS * nnz
+        threads.launch(building.split_sorted_parts, num_parts, *arguments, work_ns=work_ns)
+        buckets = (bucket_size, target, pull_ids)
+        threads.launch(building.order_buckets, num_buckets, *buckets, work_ns=work_ns)
         return empty_rows
 
     def plan_nbytes(self, nnz: int, size: int, bucket_size: int) -> int:
@@ -123,17 +133,20 @@ class CpuPrimitives(Primitives):
         num_buckets, size = -(-nnz // bucket_size), np.uint64(bucket_size)
         num_parts = _choose_parts(nnz, num_buckets)
         starts = np.zeros(_shape_counts(num_parts, num_buckets, stored.dtype), stored.dtype)
-        threads.launch(building.count_buckets, num_parts, num_parts, positions, size, starts)
+        counted, work_ns = (num_parts, positions, size, starts), _NONZERO_NS * nnz
+        threads.launch(building.count_buckets, num_parts, *counted, work_ns=work_ns)
         building.start_keys(starts)
-        arguments = (num_parts, positions, size, starts, stored, offsets)
-        threads.launch(building.split_parts, num_parts, *arguments)
-        threads.launch(building.order_buckets, num_buckets, bucket_size, None, offsets)
+        arguments = (*counted, stored, offsets)
+        threads.launch(building.split_parts, num_parts, *arguments, work_ns=work_ns)
+        buckets = (bucket_size, None, offsets)
+        threads.launch(building.order_buckets, num_buckets, *buckets, work_ns=work_ns)
 
     def scatter_in_buckets(
         self, records: Array, offsets: Array, bucket_size: int, target: Array
     ) -> None:
-        arguments = (offsets, np.uint64(bucket_size), target, (0,) * records.shape[1])
-        threads.launch(building.scatter_in_buckets, records.shape[0], records, *arguments)
+        nnz, size = records.shape[0], np.uint64(bucket_size)
+        arguments = (records, offsets, size, target, (0,) * records.shape[1])
+        threads.launch(building.scatter_in_buckets, nnz, *arguments, work_ns=_NONZERO_NS * nnz)
 
     def split_nbytes(self, nnz: int, bucket_size: int) -> int:
         num_buckets, dtype = -(-nnz // bucket_size), index_dtype(nnz)
@@ -147,19 +160,21 @@ class CpuPrimitives(Primitives):
     def remap(self, step: Step, cut: Cut) -> None:
         tiles, record_format = Tiles(cut.tile_size, step.bucket_size), cut.record_format
         source, target = Source.of(step, record_format), Target.of(step, record_format)
-        num_tiles = -(-step.records.shape[0] // cut.tile_size)
-        threads.launch(kernels.remap_tiles, num_tiles, tiles, source, target)
+        nnz = step.records.shape[0]
+        arguments, num_tiles = (tiles, source, target), -(-nnz // cut.tile_size)
+        threads.launch(kernels.remap_tiles, num_tiles, *arguments, work_ns=_NONZERO_NS * nnz)
 
     def position_in_buckets(self, offsets: Array, bucket_size: int) -> Array:
-        positions = np.empty(offsets.shape[0], index_dtype(offsets.shape[0]))
+        nnz = offsets.shape[0]
+        positions = np.empty(nnz, index_dtype(nnz))
         arguments = (offsets, np.uint64(bucket_size), positions)
-        threads.launch(building.position_in_buckets, positions.size, *arguments)
+        threads.launch(building.position_in_buckets, nnz, *arguments, work_ns=nnz)
         return positions
 
     def gather(self, records: Array, places: Array) -> Array:
-        target = np.empty_like(records)
+        target, nnz = np.empty_like(records), records.shape[0]
         arguments = (records, places, target, (0,) * records.shape[1])
-        threads.launch(kernels.gather_records, records.shape[0], *arguments)
+        threads.launch(kernels.gather_records, nnz, *arguments, work_ns=_NONZERO_NS * nnz)
         return target
 
     def split_columns(
@@ -174,8 +189,9 @@ class CpuPrimitives(Primitives):
             bits = record_format.masks[n] << record_format.shifts[n] if n != mode else 0
             column_bits[record_format.words[n]] |= bits
         source, field = Source.of(Step(records), record_format), Field.of(record_format, mode)
-        arguments = (source, field, tuple(map(np.uint64, column_bits)), (is_new, rows, values))
-        threads.launch(kernels.split_columns, nnz, places, *arguments)
+        masks, columns = tuple(map(np.uint64, column_bits)), (is_new, rows, values)
+        arguments = (places, source, field, masks, columns)
+        threads.launch(kernels.split_columns, nnz, *arguments, work_ns=2 * _NONZERO_NS * nnz)
         return is_new, rows, values
 
     def sum_single_squares(
@@ -216,9 +232,11 @@ def _start_rows(
         return None
     # With `places`, rows are gathered: from `target`, which spans fewer pages than `records`.
     rows = positions if places is None else target
-    threads.launch(building.read_rows, nnz, records, Field.of(record_format, mode), rows)
+    field = Field.of(record_format, mode)
+    threads.launch(building.read_rows, nnz, records, field, rows, work_ns=nnz)
     starts = np.zeros(_shape_counts(num_parts, num_rows, positions.dtype), positions.dtype)
-    threads.launch(building.count_rows, num_parts, num_parts, rows, places, positions, starts)
+    arguments, work_ns = (num_parts, rows, places, positions, starts), _NONZERO_NS * nnz
+    threads.launch(building.count_rows, num_parts, *arguments, work_ns=work_ns)
     building.start_keys(starts)
     return starts
 

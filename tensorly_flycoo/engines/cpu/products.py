@@ -24,7 +24,8 @@ def multiply_transposed(a: Array, b: Array) -> Array:
     a, b = _require(a), _require(b)
     num_blocks = -(-a.shape[0] // _BLOCK_ROWS)
     products = np.zeros((num_blocks, a.shape[1], b.shape[1]), a.dtype)
-    threads.launch(_multiply_blocks, num_blocks, a, b, products, (0,) * count_lanes(b))
+    arguments = (a, b, products, (0,) * count_lanes(b))
+    threads.launch(_multiply_blocks, num_blocks, *arguments, work_ns=a.size * b.shape[1] / 4)
     return products.sum(axis=0, dtype=np.float64).astype(a.dtype)
 
 
@@ -33,7 +34,8 @@ def multiply_rows(rows: Array, matrix: Array) -> Array:
     rows, matrix = _require(rows), _require(matrix)
     product = np.empty((rows.shape[0], matrix.shape[1]), rows.dtype)
     num_blocks = -(-rows.shape[0] // _BLOCK_ROWS)
-    threads.launch(_multiply_rows, num_blocks, rows, matrix, product, (0,) * count_lanes(matrix))
+    arguments = (rows, matrix, product, (0,) * count_lanes(matrix))
+    threads.launch(_multiply_rows, num_blocks, *arguments, work_ns=product.size * len(matrix) / 4)
     return product
 
 

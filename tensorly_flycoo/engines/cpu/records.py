@@ -28,23 +28,26 @@ PREFETCH_DISTANCE = 16
 
 
 class Field(NamedTuple):
-    """Where the coordinate of one mode is in a record."""
+    """Where the coordinate of one mode is in a record.
 
-    word: np.uint64
+    The word is None if all coordinates are in the first: code for that reads it only once.
+    """
+
+    word: np.uint64 | None
     shift: np.uint64
     mask: np.uint64
 
     @classmethod
     def of(cls, record_format: RecordFormat, mode: int) -> "Field":
         """Find the coordinate of `mode`."""
-        columns = (record_format.words, record_format.shifts, record_format.masks)
-        return cls(*(np.uint64(column[mode]) for column in columns))
+        words, shifts, masks = Fields.of(record_format, [mode])
+        return cls(None if words is None else words[0], shifts[0], masks[0])
 
 
 class Fields(NamedTuple):
-    """Where the coordinates of several modes are in a record."""
+    """Where the coordinates of several modes are in a record; see `Field`."""
 
-    words: tuple[np.uint64, ...]
+    words: tuple[np.uint64, ...] | None
     shifts: tuple[np.uint64, ...]
     masks: tuple[np.uint64, ...]
 
@@ -53,7 +56,8 @@ class Fields(NamedTuple):
         """Find the coordinates of `modes`."""
         modes = list(modes)
         columns = (record_format.words, record_format.shifts, record_format.masks)
-        return cls(*(tuple([np.uint64(column[mode]) for mode in modes]) for column in columns))
+        words, *others = (tuple([np.uint64(column[n]) for n in modes]) for column in columns)
+        return cls(words if any(record_format.words) else None, *others)
 
 
 @functools.lru_cache(maxsize=256)
@@ -103,6 +107,21 @@ class Tiles(NamedTuple):
 # numba requires an overload and its implementations to have equal signatures and annotations.
 
 
+def _read_word(records: Any, position: Any, word: Any) -> Any:
+    """Read a word of a record, the first if `word` is None; a stand-in for the overload below."""
+
+
+@overload(_read_word, jit_options={"error_model": "numpy"})
+def _overload_read_word(records: Any, position: Any, word: Any) -> Any:
+    def read_first(records: Any, position: Any, word: Any) -> Any:
+        return records[position, np.uint64(0)]
+
+    def read_any(records: Any, position: Any, word: Any) -> Any:
+        return records[position, word]
+
+    return read_first if isinstance(word, types.NoneType) else read_any
+
+
 def _read_rows(records: Any, position: Any, words: Any, shifts: Any, masks: Any) -> Any:
     """Unpack coordinates of one record into a tuple; a stand-in for the overload below."""
 
@@ -112,12 +131,19 @@ def _overload_read_rows(records: Any, position: Any, words: Any, shifts: Any, ma
     def read_none(records: Any, position: Any, words: Any, shifts: Any, masks: Any) -> Any:
         return ()
 
+    def read_first_word(records: Any, position: Any, words: Any, shifts: Any, masks: Any) -> Any:
+        row = (_read_word(records, position, None) >> shifts[0]) & masks[0]
+        others = _read_rows(records, position, None, shifts[1:], masks[1:])
+        return (row,) + others  # noqa: RUF005 (numba does not unpack into a tuple)
+
     def read_all(records: Any, position: Any, words: Any, shifts: Any, masks: Any) -> Any:
-        row = (records[position, words[0]] >> shifts[0]) & masks[0]
+        row = (_read_word(records, position, words[0]) >> shifts[0]) & masks[0]
         others = _read_rows(records, position, words[1:], shifts[1:], masks[1:])
         return (row,) + others  # noqa: RUF005 (numba does not unpack into a tuple)
 
-    return read_none if len(words) == 0 else read_all
+    if len(shifts) == 0:
+        return read_none
+    return read_first_word if isinstance(words, types.NoneType) else read_all
 
 
 @kernel
@@ -129,7 +155,7 @@ def read_rows(records: Array, position: Any, fields: Fields) -> Any:
 @kernel
 def read_row(records: Array, position: Any, field: Field) -> Any:
     """Unpack one coordinate of one record."""
-    return (records[position, field.word] >> field.shift) & field.mask
+    return (_read_word(records, position, field.word) >> field.shift) & field.mask
 
 
 @kernel

@@ -1,122 +1,347 @@
 """Run compiled loops on several threads, in numba's number.
 
-The loops release the GIL, so plain threads suffice. numba's own parallel loops do not: their
-default layer (OpenMP) spins at the end of each loop, which makes it up to a hundred times slower
-when another process needs a core, and another layer does not allow two threads at a time.
+numba's own parallel loops would not do: their default layer (OpenMP) spins at the end of each loop,
+which makes it up to a hundred times slower when another process needs a core, and another layer
+does not allow two threads at a time.
+
+A loop is cut into parts, which the caller and its helpers take by an atomic counter. Helpers are
+threads that sleep in compiled code, without the GIL: to wake one takes a few microseconds and no
+Python. A call lasts until no helper is at work, so nothing writes to its arguments afterwards.
 """
 
-import contextlib
+import ctypes
+import functools
 import os
+import platform
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
-from itertools import pairwise
-from queue import Empty, SimpleQueue
-from threading import Event
+from types import FunctionType
 from typing import Any
 
 import numba
+import numpy as np
+from llvmlite import ir
+from numba import extending
+from numba.core import cgutils, types
+from numba.core.compiler import Flags
 
+from ...base.array_modules import Array
 from ...base.reporting import log_compilation
+from .compiling import kernel
+
+intrinsic: Any = extending.intrinsic
+
+#: Work of a thread for which it is worth waking.
+_WORTH_NS = 2e4
 
 #: Parts of a loop for each thread; more than one, so that a delayed thread gets less to do.
-_PARTS_PER_THREAD = 4
+_PARTS_PER_THREAD = 8
 
-_pool: ThreadPoolExecutor | None = None
+#: Time after which a loop comes back to Python, where an interrupt can be raised.
+_INTERRUPTIBLE_NS = 1e8
+
+#: Turns of a helper that waits for the next job before it sleeps, and of a caller that waits for a
+#: helper; 1000 take 5 to 50 us.
+_HELPER_TURNS, _TURNS = 1000, 1000
+
+# The words of a helper, in a cache line of its own (a processor fetches two at a time).
+_STATE, _FUNCTION, _DATA, _WAKES, _IS_DONE = range(5)
+_NUM_WORDS = 16
+
+# A helper's states; the last three are added to the address of a job. A caller moves a helper from
+# ASLEEP or AWAKE over CLAIMED to CALLED, and the helper goes on to RUNNING and AWAKE. If the parts
+# are all taken before it runs, the caller moves it to DISMISSED. A caller that waits for it for
+# long moves it from RUNNING to AWAITED, goes to sleep, and wakes up when it is ASLEEP.
+_ASLEEP, _AWAKE, _CLAIMED, _DISMISSED, _CALLED, _RUNNING, _AWAITED = range(7)
+_ADDRESS = ~7
+
+# The words of a job.
+_NEXT, _LAST, _PART_SIZE, _HAS_FAILED = range(4)
+
+# These functions of CPython need no GIL.
+_acquire: Any = types.ExternalFunction(
+    "PyThread_acquire_lock", types.int32(types.intp, types.int32)
+)
+_release: Any = types.ExternalFunction("PyThread_release_lock", types.void(types.intp))
 
 
-def launch(kernel: Callable[..., None], count: int, *arguments: Any) -> None:
-    """Run ``kernel(first, last, *arguments)`` over range(count) on all threads."""
+def _point_at(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+    words = context.make_array(array_type)(context, builder, array)
+    return builder.gep(words.data, [index])
+
+
+@intrinsic
+def _address(typing_context: Any, words: Any) -> Any:
+    """Return the address of an array of words."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _point_at(context, builder, words, args[0], ir.IntType(64)(0))
+        return builder.ptrtoint(pointer, ir.IntType(64))
+
+    return types.int64(words), generate
+
+
+@intrinsic
+def _load(typing_context: Any, words: Any, index: Any) -> Any:
+    """Read a word that other threads write."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _point_at(context, builder, words, *args)
+        return builder.load_atomic(pointer, "acquire", 8)
+
+    return types.int64(words, index), generate
+
+
+@intrinsic
+def _store(typing_context: Any, words: Any, index: Any, value: Any) -> Any:
+    """Write a word that other threads read."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _point_at(context, builder, words, *args[:2])
+        builder.store_atomic(args[2], pointer, "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(words, index, types.int64), generate
+
+
+@intrinsic
+def _replace(typing_context: Any, words: Any, index: Any, old: Any, new: Any) -> Any:
+    """Replace a word if it is `old`, and say whether it was."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = _point_at(context, builder, words, *args[:2])
+        found = builder.cmpxchg(pointer, args[2], args[3], "acq_rel", "acquire")
+        return builder.extract_value(found, 1)
+
+    return types.boolean(words, index, types.int64, types.int64), generate
+
+
+@intrinsic
+def _rest(typing_context: Any) -> Any:
+    """Wait for some ten nanoseconds, in which the other thread of a core may go first."""
+    machine, int32 = platform.machine().lower(), ir.IntType(32)
+    instructions = {
+        **dict.fromkeys(("x86_64", "amd64"), ("llvm.x86.sse2.pause", [])),
+        **dict.fromkeys(("arm64", "aarch64"), ("llvm.aarch64.isb", [int32(15)])),
+    }
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if machine in instructions:
+            name, arguments = instructions[machine]
+            kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+_TAKE_PARTS = ir.FunctionType(
+    ir.VoidType(), [ir.IntType(8).as_pointer(), ir.IntType(64).as_pointer()]
+)
+
+
+@intrinsic
+def _bind(typing_context: Any, loop: Any, arguments: Any) -> Any:
+    """Return the addresses of a function that takes parts of a loop, and of the arguments for it.
+
+    The arguments lie in the frame of the function that calls this.
+    """
+    loop_signature = types.void(types.int64, types.int64, *arguments)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        # Compiled here, since a compiled function of its own would double the time.
+        flags: Any = Flags()
+        flags.nrt, flags.error_model = True, "numpy"
+        compiled = context.compile_subroutine(
+            builder, loop.dispatcher.py_func, loop_signature, flags=flags
+        )
+        function = ir.Function(
+            builder.module, _TAKE_PARTS, builder.module.get_unique_name("take_parts")
+        )
+        function.linkage = "internal"
+        _generate_parts(context, function, args[1].type, compiled.fndesc, loop_signature)
+        data = cgutils.alloca_once_value(builder, args[1])
+        word = ir.IntType(64)
+        addresses = [builder.ptrtoint(pointer, word) for pointer in (function, data)]
+        return context.make_tuple(builder, signature.return_type, addresses)
+
+    return types.UniTuple(types.int64, 2)(loop, arguments), generate
+
+
+def _generate_parts(
+    context: Any, function: Any, arguments_type: Any, description: Any, signature: Any
+) -> None:
+    """Generate ``while (first = next += part_size) < last: loop(first, ..., *arguments)``."""
+    builder, word = ir.IRBuilder(function.append_basic_block("entry")), ir.IntType(64)
+    data, job = function.args
+    arguments = cgutils.unpack_tuple(
+        builder, builder.load(builder.bitcast(data, arguments_type.as_pointer()))
+    )
+    pointers = [builder.gep(job, [word(place)]) for place in range(4)]
+    last, part_size = builder.load(pointers[_LAST]), builder.load(pointers[_PART_SIZE])
+    take = builder.append_basic_block("take")
+    builder.branch(take)
+    builder.position_at_end(take)
+    first = builder.atomic_rmw("add", pointers[_NEXT], part_size, "monotonic")
+    with builder.if_then(builder.icmp_signed("<", first, last)):
+        end = builder.add(first, part_size)
+        end = builder.select(builder.icmp_signed("<", end, last), end, last)
+        status, _ = context.call_internal_no_propagate(
+            builder, description, signature, [first, end, *arguments]
+        )
+        with builder.if_then(status.is_error, likely=False):
+            builder.store_atomic(word(1), pointers[_HAS_FAILED], "monotonic", 8)
+            builder.store_atomic(last, pointers[_NEXT], "monotonic", 8)
+        builder.branch(take)
+    builder.ret_void()
+
+
+@intrinsic
+def _take_parts(typing_context: Any, function: Any, data: Any, job: Any) -> Any:
+    """Call a function of `_bind`."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointers = [_TAKE_PARTS.as_pointer(), *_TAKE_PARTS.args]
+        function_, *arguments = map(builder.inttoptr, args, pointers)
+        builder.call(function_, arguments)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+@kernel
+def _serve(words: Array) -> None:
+    """Take parts of the jobs to which a helper is called, for ever."""
+    is_awake = False
+    while True:
+        if is_awake:
+            for _ in range(_HELPER_TURNS):
+                if _load(words, _STATE) != _AWAKE:
+                    break
+                _rest()
+            is_awake = not _replace(words, _STATE, _AWAKE, _ASLEEP)
+        if not is_awake:
+            _acquire(words[_WAKES], 1)
+        state = _load(words, _STATE)
+        while state == _CLAIMED:
+            _rest()
+            state = _load(words, _STATE)
+        job = state & _ADDRESS
+        if state == job + _CALLED and _replace(words, _STATE, state, job + _RUNNING):
+            _take_parts(words[_FUNCTION], words[_DATA], job)
+            is_awake = _replace(words, _STATE, job + _RUNNING, _AWAKE)
+            if not is_awake:
+                _release(words[_IS_DONE])
+        else:
+            _store(words, _STATE, _AWAKE)
+            is_awake = True
+
+
+@kernel
+def _run(helpers: Array, num_helpers: int, parts: Array, function: int, data: int) -> None:
+    """Take parts together with so many helpers, or with those that no other caller needs."""
+    job, num_called = _address(parts), 0
+    for h in range(helpers.shape[0]):
+        if num_called == num_helpers:
+            break
+        words = helpers[h]
+        is_asleep = _replace(words, _STATE, _ASLEEP, _CLAIMED)
+        if is_asleep or _replace(words, _STATE, _AWAKE, _CLAIMED):
+            words[_FUNCTION], words[_DATA] = function, data
+            _store(words, _STATE, job + _CALLED)
+            if is_asleep:
+                _release(words[_WAKES])
+            num_called += 1
+    _take_parts(function, data, job)
+    for h in range(helpers.shape[0]):
+        words = helpers[h]
+        if _load(words, _STATE) & _ADDRESS != job:
+            continue
+        if _replace(words, _STATE, job + _CALLED, _DISMISSED):
+            continue
+        for _ in range(_TURNS):
+            if _load(words, _STATE) != job + _RUNNING:
+                break
+            _rest()
+        if _replace(words, _STATE, job + _RUNNING, job + _AWAITED):
+            _acquire(words[_IS_DONE], 1)
+            _store(words, _STATE, _ASLEEP)
+
+
+def _loop(first: int, last: int) -> None:
+    """Stand for the loop in `_drive`, whose copies have one of their own."""
+
+
+def _drive(helpers: Array, num_helpers: int, job: Array, *arguments: Any) -> None:
+    function, data = _bind(_loop, arguments)
+    _run(helpers, num_helpers, job, function, data)
+
+
+@functools.cache
+def _make_driver(loop: Any) -> Any:
+    """Compile `_drive` for a loop; cached on disk where, and as long as, the loop is."""
+    own = loop.py_func.__code__
+    code = _drive.__code__.replace(
+        co_filename=own.co_filename,
+        co_firstlineno=own.co_firstlineno,
+        co_name=f"{own.co_name}_parts",
+    )
+    driver = FunctionType(code, {**globals(), "_loop": loop}, code.co_name)
+    driver.__module__, driver.__qualname__ = loop.py_func.__module__, code.co_name
+    return kernel(driver)
+
+
+def launch(loop: Callable[..., None], count: int, *arguments: Any, work_ns: float) -> None:
+    """Run a compiled ``loop(first, last, *arguments)`` for parts that together are range(count).
+
+    As many threads take part as the work is worth; `work_ns` says roughly how long one would take.
+    """
+    num_threads = max(1, min(numba.get_num_threads(), count, int(work_ns / _WORTH_NS)))
+    num_parts = num_threads * _PARTS_PER_THREAD
+    step = max(num_parts, int(count / max(1, work_ns / (num_threads * _INTERRUPTIBLE_NS))))
     with log_compilation():
-        run_parallel(kernel, count, *arguments)
+        driver, helpers = _make_driver(loop), _get_helpers()
+        for first in range(0, count, step):
+            last = min(first + step, count)
+            job = np.array([first, last, -(-(last - first) // num_parts), 0], np.int64)
+            driver(helpers, num_threads - 1, job, *arguments)
+            if job[_HAS_FAILED]:
+                raise MemoryError(f"a part of {loop.__name__} found no memory for its work")
 
 
-def run_parallel(loop: Callable[..., None], count: int, *arguments: Any) -> None:
-    """Call ``loop(first, last, *arguments)`` for parts that together are range(count).
-
-    Returns or raises only when no part is running, so that nothing writes to the arguments after an
-    exception such as KeyboardInterrupt.
-    """
-    num_threads = min(numba.get_num_threads(), count)
-    num_parts = min(count, num_threads * _PARTS_PER_THREAD)
-    edges = [count * part // num_parts for part in range(num_parts + 1)] if count else []
-    parts: SimpleQueue[tuple[int, int]] = SimpleQueue()
-    for part in pairwise(edges):
-        parts.put(part)
-    begun: list[Event] = []  # one for each helper that may have a part; set when it is done
-    try:
-        try:
-            helpers = [
-                _get_pool().submit(copy_context().run, _help, loop, parts, arguments, begun)
-                for _ in range(1, num_threads)
-            ]
-            _run_parts(loop, parts, arguments)
-        finally:
-            _stop(parts, begun)
-    finally:
-        _stop(parts, begun)  # again: an interrupt may have cut the first one short
-    for helper in helpers:
-        helper.result()
+_helpers: Array | None = None
+_turn = threading.Lock()
 
 
-def _help(
-    loop: Callable[..., None],
-    parts: SimpleQueue[tuple[int, int]],
-    arguments: tuple,
-    begun: list[Event],
-) -> None:
-    done = Event()
-    begun.append(done)
-    try:
-        _run_parts(loop, parts, arguments)
-    finally:
-        done.set()
+def _get_helpers() -> Array:
+    """Return the words of all helpers, which are started by the first call."""
+    global _helpers
+    if _helpers is None:
+        with _turn:
+            if _helpers is None:
+                _helpers = _start_helpers(numba.config.NUMBA_NUM_THREADS - 1)  # type: ignore[attr-defined]
+    return _helpers
 
 
-def _run_parts(
-    loop: Callable[..., None], parts: SimpleQueue[tuple[int, int]], arguments: tuple
-) -> None:
-    with contextlib.suppress(Empty):
-        while True:
-            loop(*parts.get_nowait(), *arguments)
+def _start_helpers(count: int) -> Array:
+    allocate = ctypes.pythonapi.PyThread_allocate_lock
+    allocate.restype = ctypes.c_void_p
+    helpers = np.full((count, _NUM_WORDS), _ASLEEP, np.int64)
+    _serve.compile((numba.typeof(helpers).copy(ndim=1),))  # here, where it may be logged
+    for words in helpers:
+        for place in (_WAKES, _IS_DONE):
+            words[place] = allocate()
+            ctypes.pythonapi.PyThread_acquire_lock(ctypes.c_void_p(int(words[place])), 1)
+        name = "tensorly-flycoo"
+        threading.Thread(target=_serve, args=(words,), name=name, daemon=True).start()
+    return helpers
 
 
-def _stop(parts: SimpleQueue[tuple[int, int]], begun: list[Event]) -> None:
-    """Withdraw the parts not yet taken, wait for the others, and only then raise an interrupt.
-
-    A helper that begins later, and is not in the list yet, finds no part.
-    """
-    _drain(parts)
-    interrupt = None
-    while not all(done.is_set() for done in begun):
-        try:
-            for done in begun:
-                done.wait()
-        except KeyboardInterrupt as error:
-            interrupt = error
-    if interrupt is not None:
-        raise interrupt
-
-
-def _drain(parts: SimpleQueue[tuple[int, int]]) -> None:
-    with contextlib.suppress(Empty):
-        while True:
-            parts.get_nowait()
-
-
-def _get_pool() -> ThreadPoolExecutor:
-    global _pool
-    if _pool is None:
-        most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]  # set at import
-        _pool = ThreadPoolExecutor(most, "tensorly-flycoo")
-    return _pool
-
-
-def _forget_pool() -> None:
-    global _pool
-    _pool = None
+def _forget_helpers() -> None:
+    global _helpers, _turn
+    _helpers, _turn = None, threading.Lock()
 
 
 # A child process has none of its parent's threads. (Windows has no fork.)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_pool)
+    os.register_at_fork(after_in_child=_forget_helpers)

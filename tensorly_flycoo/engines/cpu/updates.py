@@ -17,7 +17,7 @@ def add_up(blocks: Callable[..., None], arrays: tuple[Any, ...], sums: Array) ->
     """Run a kernel over blocks of rows of the first array, and add up their sums, (n, R) each."""
     num_blocks = -(-arrays[0].shape[0] // _BLOCK_SIZE)
     block_sums = np.zeros((num_blocks, *sums.shape))
-    threads.launch(blocks, num_blocks, *arrays, block_sums)
+    threads.launch(blocks, num_blocks, *arrays, block_sums, work_ns=2 * arrays[0].size)
     block_sums.sum(axis=0, out=sums)
 
 

@@ -48,6 +48,9 @@ class Workspace(NamedTuple):
 #: The most multiplications for a Gram matrix worth forming: they take a few tenths of a second.
 _MAX_GRAM_OPERATIONS = 10**13
 
+#: Multiplications of dense blocks that take as long as adding the product of one pair of entries.
+_PAIR_COST = 2**9
+
 #: Elements of a dense block of columns whose Gram matrix is computed at a time.
 _GRAM_BLOCK_SIZE = 2**24
 
@@ -61,9 +64,13 @@ class CudaEngine(CudaPrimitives, Engine):
     make_stager = CudaStager
 
     def choose_cut(
-        self, shape: Sequence[int], dtype: np.dtype, groups: Groups | None = None
+        self,
+        shape: Sequence[int],
+        dtype: np.dtype,
+        groups: Groups | None = None,
+        num_prefixes: int = 0,
     ) -> Cut:
-        record_format = RecordFormat.of(shape, dtype, np.uint32, groups)
+        record_format = RecordFormat.of(shape, dtype, np.uint32, groups, num_prefixes)
         slot, gpu = slot_nbytes(record_format.merged), launch.current_gpu()
         tile_size = tuning.choose_tile_size(slot, record_format.merged.ndim - 1, gpu)
         return Cut(record_format, tile_size, tuning.BUCKET_SIZE)
@@ -193,28 +200,18 @@ class CudaEngine(CudaPrimitives, Engine):
         return compute
 
     def gram(self, coords: Array, values: Array, diagonal: Array) -> Array:
-        # Products of dense blocks: cuSPARSE adds in no fixed order.
-        nnz, size = values.size, diagonal.size
-        num_columns = int(coords[0, -1]) + 1 if nnz else 0
-        kernel = get_unfolding_kernel("fill_columns")
-        step = _count_columns_at_once(size, num_columns)
-        memory, gram = cupy.empty((step, size)), None
-        for first in range(0, num_columns, step):
-            block = memory[: num_columns - first]
-            block.data.memset_async(0, block.nbytes)
-            sizes = map(np.int64, (nnz, first, first + block.shape[0], size))
-            launch.launch_items(kernel, nnz, (*sizes, coords, values, block))
-            gram = block.T @ block if gram is None else np.add(gram, block.T @ block, out=gram)
+        # cuSPARSE adds in no fixed order.
+        gram = _add_pairs(coords, values, diagonal.size)
         if gram is None:
-            gram = cupy.zeros((size, size))
+            gram = _multiply_dense(coords, values, diagonal.size)
         kernel = get_unfolding_kernel("add_diagonal")
-        launch.launch_items(kernel, size, (np.int64(size), diagonal, gram))
+        launch.launch_items(kernel, diagonal.size, (np.int64(diagonal.size), diagonal, gram))
         return gram
 
     def gram_nbytes(self, size: int, num_columns: int) -> int:
         step = _count_columns_at_once(size, num_columns)
         num_matrices = 1 if step >= num_columns else 2
-        return 8 * (step * size + num_matrices * size**2)
+        return 8 * max(step * size + num_matrices * size**2, 2 * size**2)
 
     def is_gram_cheap(self, size: int, num_groups: int) -> bool:
         return size**2 * num_groups <= _MAX_GRAM_OPERATIONS
@@ -246,6 +243,37 @@ class CudaEngine(CudaPrimitives, Engine):
         self, targets: Array, gram: Array, rows: Array, shift: float, ridge: float, smallest: float
     ) -> tuple[float, int]:
         return updates.sweep_nonnegative(targets, gram, rows, shift, ridge, smallest)
+
+
+def _add_pairs(coords: Array, values: Array, size: int) -> Array | None:
+    """Compute a Gram matrix from the pairs of entries of each column, or None if they are many."""
+    nnz, num_pairs = values.size, cupy.zeros(1, np.uint64)
+    if nnz == 0:
+        return cupy.zeros((size, size))
+    kernel = get_unfolding_kernel("count_pairs")
+    launch.launch_items(kernel, nnz, (np.int64(nnz), coords, num_pairs))
+    if int(num_pairs[0]) * _PAIR_COST > size**2 * (int(coords[0, -1]) + 1):
+        return None
+    parts, sizes = cupy.zeros((2, size, size), np.uint64), (np.int64(nnz), np.int64(size))
+    kernel = get_unfolding_kernel("add_pairs")
+    launch.launch_items(kernel, nnz, (*sizes, coords, values, parts))
+    launch.launch_items(get_unfolding_kernel("finish_pairs"), size**2, (sizes[1], parts))
+    return parts[0].view(np.float64)
+
+
+def _multiply_dense(coords: Array, values: Array, size: int) -> Array:
+    """Compute a Gram matrix from dense blocks of columns."""
+    nnz, num_columns = values.size, int(coords[0, -1]) + 1
+    kernel = get_unfolding_kernel("fill_columns")
+    step = _count_columns_at_once(size, num_columns)
+    memory, gram = cupy.empty((step, size)), None
+    for first in range(0, num_columns, step):
+        block = memory[: num_columns - first]
+        block.data.memset_async(0, block.nbytes)
+        sizes = map(np.int64, (nnz, first, first + block.shape[0], size))
+        launch.launch_items(kernel, nnz, (*sizes, coords, values, block))
+        gram = block.T @ block if gram is None else np.add(gram, block.T @ block, out=gram)
+    return gram
 
 
 def _count_columns_at_once(size: int, num_columns: int) -> int:

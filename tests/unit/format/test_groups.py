@@ -1,11 +1,15 @@
 """Groups of modes: which are chosen, which are refused, and that they change no result."""
 
+import pickle
+
 import numpy as np
 import pytest
+import reference
 from problems import make_problem
 
-from tensorly_flycoo import FlycooTensor, mttkrp
+from tensorly_flycoo import FlycooTensor, load, mttkrp, save
 from tensorly_flycoo.base.checks import LAYOUTS
+from tensorly_flycoo.format import groups as groups_module
 from tensorly_flycoo.format.groups import choose_groups, find_groups
 from tensorly_flycoo.format.packing import RecordFormat
 
@@ -39,8 +43,11 @@ def test_choice(shape, nnz, expected):
 
 
 def test_what_users_give():
-    assert find_groups(None, (2, 3), 10**6) == ((0,), (1,))
-    assert find_groups([[0], range(1, 3)], (9, 5, 4), 1) == ((0,), (1, 2))
+    assert find_groups(None, (2, 3), 10**6) == (((0,), (1,)), 0)
+    assert find_groups([[0], range(1, 3)], (9, 5, 4), 1) == (((0,), (1, 2)), 0)
+    assert find_groups("auto", (9, 5, 4), 1) == (((0,), (1,), (2,)), 0)
+    # Too long to have a row for each combination: those that occur are numbered.
+    assert find_groups([(0, 1), (2,)], (900, 50, 40), 10**4) == (((0,), (1,), (2,)), 2)
     assert FlycooTensor([[0], [1], [2]], [1.0], (9, 5, 4), groups=[(0, 1, 2)]).groups == (
         (0, 1, 2),
     )
@@ -57,17 +64,17 @@ def test_what_users_give():
         ([(0,), (1,)], ValueError, "from 0 to 2"),
         ([(0,), (), (1, 2)], ValueError, "expected all modes"),
         ([(0, 1), (2,), (3,)], ValueError, "expected all modes"),
-        ([(0, 1), (2,)], ValueError, "expected the longest mode, 1, to begin a group"),
+        ([(0,), (1, 2)], ValueError, "expected the longest mode, 2, to begin a group"),
     ],
 )
 def test_groups_that_are_refused(groups, error, message):
     with pytest.raises(error, match=message):
-        FlycooTensor([[0], [1], [2]], [1.0], (5, 9, 4), groups=groups)
+        FlycooTensor([[0], [1], [2]], [1.0], (5, 4, 9), groups=groups)
 
 
 def test_too_many_combinations():
-    with pytest.raises(ValueError, match=r"has \(0, 1\) with 8,388,608,000,000 combinations"):
-        FlycooTensor([[0], [1]], [1.0], (4_000_000, 2_000_000), groups=[(0, 1)])
+    with pytest.raises(ValueError, match=r"has \(1, 2\) with 8,388,608,000,000 combinations"):
+        FlycooTensor([[0], [1], [1]], [1.0], (3, 4_000_000, 2_000_000), groups=[(0,), (1, 2)])
 
 
 @pytest.mark.parametrize("word_dtype", ["uint32", "uint64"])
@@ -125,3 +132,79 @@ def test_they_are_shown_and_kept():
     for other in (2 * x, x.astype("float32"), abs(x)):
         assert other.groups == x.groups
     assert x.T.groups == choose_groups(x.T.shape, x.nnz)
+
+
+# Groups whose combinations that occur are numbered
+
+
+def make_repeating(nnz=3000, num_pairs=200):
+    """Draw a problem whose pairs of first indices are few."""
+    problem = make_problem((60, 50, 300), nnz, rank=5, seed=3)
+    pairs = np.random.default_rng(4).integers(0, num_pairs, nnz)
+    problem.coords[:2] = problem.coords[:2, pairs]
+    return problem
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_numbered_prefixes(layout, dtype):
+    problem = make_repeating()
+    x, plain = (
+        problem.tensor(layout=layout, dtype=dtype, groups=groups)
+        for groups in ([(0, 1), (2,)], None)
+    )
+    num_pairs = len(set(map(tuple, x.nonzeros()[0][:2].T.tolist())))
+    assert (x.groups, x._layout.record_format.num_prefixes) == (((0, 1), (2,)), num_pairs)
+    for array, expected in zip(x.nonzeros(), plain.nonzeros(), strict=True):
+        np.testing.assert_array_equal(array, expected)
+    factors = [factor.astype(dtype) for factor in problem.factors]
+    weights = np.array([0.5, 2.0, -1.0, 4.0, 1.0], dtype)  # exact
+    for y in (x, pickle.loads(pickle.dumps(x)), 2 * (x / 2)):
+        for mode in (0, 1, 2, 1, 0):
+            product = mttkrp(y, factors, mode, weights=weights)
+            bound = 2 * reference.mttkrp_error_bound(*x.nonzeros(), x.shape, factors, mode, x.dtype)
+            expected = mttkrp(plain, factors, mode, weights=weights)
+            np.testing.assert_array_less(np.abs(product - expected), bound * np.abs(weights))
+            empty_rows = y._layout.find_empty_rows(mode)
+            np.testing.assert_array_equal(empty_rows, plain._layout.find_empty_rows(mode))
+    assert x.nbytes > x._layout.prefixes.nbytes > 0
+
+
+def test_numbered_prefixes_are_saved(tmp_path):
+    problem = make_repeating()
+    for layout in LAYOUTS:
+        x = problem.tensor(layout=layout, groups=[(0, 1), (2,)], device="cpu")
+        save(tmp_path / "x.npz", x)
+        y = load(tmp_path / "x.npz", device="cpu")
+        assert (y.groups, y.nbytes) == (x.groups, x.nbytes)
+        for mode in range(3):
+            expected = mttkrp(x, problem.factors, mode)
+            assert mttkrp(y, problem.factors, mode).tobytes() == expected.tobytes()
+
+
+def test_slabs_have_no_numbers():
+    x = make_repeating().tensor(groups=[(0, 1), (2,)], slabs=2)
+    assert x.groups == ((0,), (1,), (2,))
+
+
+@pytest.mark.parametrize(("num_pairs", "is_worth_it"), [(300, True), (4000, False)])
+def test_prefixes_are_counted(monkeypatch, num_pairs, is_worth_it):
+    monkeypatch.setattr(groups_module, "_LEAST_NNZ", 0)
+    monkeypatch.setattr(groups_module, "_MOST_ROWS", 100)
+    x = make_repeating(4000, num_pairs).tensor()
+    assert x.groups == (((0, 1), (2,)) if is_worth_it else ((0,), (1,), (2,)))
+
+
+def test_all_but_the_last_mode_are_numbered(monkeypatch):
+    monkeypatch.setattr(groups_module, "_LEAST_NNZ", 0)
+    rng = np.random.default_rng(0)
+    prefixes = np.stack([rng.integers(0, size, 50) for size in (30, 40, 70, 20)])
+    coords = np.vstack([prefixes[:, rng.integers(0, 50, 3000)], rng.integers(0, 900, 3000)])
+    x = FlycooTensor(coords, rng.random(3000), (30, 40, 70, 20, 900))
+    assert x.groups == ((0, 1, 2, 3), (4,))
+    plain = FlycooTensor(coords, np.ones(3000), x.shape, groups=None)
+    ones = FlycooTensor(coords, np.ones(3000), x.shape)
+    factors = [np.ones((size, 1)) for size in x.shape]  # all sums are exact
+    for mode in range(5):
+        expected = mttkrp(plain, factors, mode)
+        np.testing.assert_array_equal(mttkrp(ones, factors, mode), expected)

@@ -118,6 +118,44 @@ def test_large_unfoldings_fall_short_by_less_than_the_bound(num_nonzeros, dtype,
     assert np.abs(norms / values - 1).max() <= 100 * np.finfo(dtype).eps
 
 
+@pytest.mark.usual_limits("slabs")
+@pytest.mark.parametrize("num_columns", [400, 900])
+@pytest.mark.parametrize("has_basis", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_fewer_columns_than_rows(num_columns, has_basis, dtype, monkeypatch):
+    """The columns are iterated on, those with one nonzero too, and few vectors at a time."""
+    monkeypatch.setattr(eigen, "MAX_DIRECT_SIZE", 0)
+    monkeypatch.setattr(gram_module.UnfoldingGram, "is_cheap_to_form", lambda gram: False)
+    monkeypatch.setattr(gram_module, "MAX_GRAM_SIZE", 300)
+    monkeypatch.setattr(gram_module, "_MAX_BASIS_NBYTES", 2**40 * has_basis)
+    monkeypatch.setattr(columns, "_MAX_PRODUCT_NBYTES", 0)
+    rng = np.random.default_rng(0)
+    coords = np.stack(
+        [rng.integers(0, 3000, 3000), (num_columns * rng.random(3000) ** 3).astype(int)]
+    )
+    coords = np.unique(coords, axis=1)
+    values = rng.standard_normal(coords.shape[1]).astype(dtype)
+    dense = np.zeros((3000, num_columns))
+    dense[tuple(coords)] = values
+    unfolding = Unfolding(FlycooTensor(coords, values, dense.shape), 0)
+    gram, scale = unfolding.gram
+    assert 300 < gram._num_columns < gram.size
+    left, found = unfolding.svd(12)
+    check_orthonormal(left, dtype)
+    expected = np.linalg.svd(dense, compute_uv=False)[:12]
+    assert np.abs(np.linalg.norm(left.T @ dense, axis=1) / found - 1).max() <= 1e-4
+    assert (1 - found**2 / expected**2).max() <= 0.02
+    assert (1 - found**2 / expected**2).min() >= -100 * np.finfo(dtype).eps
+    rows, eps = gram.rows, np.finfo(dtype).eps
+    product = dense[rows] @ dense[rows].T / scale**2
+    assert np.abs(np.tril(gram.form() - product)).max() <= 100 * eps
+    block = rng.standard_normal((gram.size, 3)).astype(dtype)
+    (right_gram,) = gram.reduce_right_products(block, lambda right: right.T @ right)
+    is_shared = (dense != 0).sum(axis=0) > 1
+    right = dense[np.ix_(rows, is_shared)].T @ block / scale
+    assert np.abs(right_gram - right.T @ right).max() <= 1000 * eps * np.trace(right.T @ right)
+
+
 @pytest.mark.parametrize("size", [10**4, 10**6, 10**8])
 @pytest.mark.parametrize("rank", [1, 16, 100])
 def test_number_of_rounds(size, rank):

@@ -248,11 +248,11 @@ def test_what_runs_out_while_it_is_built_is_cut_into_more_slabs(monkeypatch, sla
     problem = make_problem((30, 20, 10), 500)
     expected, build, counts = problem.tensor(slabs=4), building.build_layout, []
 
-    def run_out(engine, name, coords, values, shape, groups, count, keep):
+    def run_out(engine, name, coords, values, shape, groups, num_numbered, count, keep):
         counts.append(count)
         if count < 4:
             raise MemoryError
-        return build(engine, name, coords, values, shape, groups, count, keep)
+        return build(engine, name, coords, values, shape, groups, num_numbered, count, keep)
 
     monkeypatch.setattr(building, "build_layout", run_out)
     if slabs is None:

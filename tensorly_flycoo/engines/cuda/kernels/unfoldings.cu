@@ -4,6 +4,9 @@
 //     as integers, in several copies; add_parts: adds the copies.
 //   add_signs, make_keys, exclude_keys: work with these sums.
 //   list_shared: counts the nonzeros that share their column and marks their rows, or lists them.
+//   count_pairs: counts the pairs of entries of each column, an entry with itself too.
+//   add_pairs: adds the products of all pairs of a column's entries to the lower triangle of a
+//     matrix, as integers; finish_pairs: makes them the symmetric matrix.
 //   fill_columns: fills a dense block with the columns `first` to `last` - 1, transposed.
 //   add_diagonal: adds to the diagonal of a matrix.
 //
@@ -14,12 +17,14 @@
 //   Of `list_shared`: if `coords` is null, `starts` receives a block's counts of entries and of
 //   columns, and `is_free` held true; else `starts` holds the sums of the counts of all previous
 //   blocks, whose total is `count`, and `slots` numbers the marked rows. Of `fill_columns`:
-//   `coords` is (column, row) of each entry, columns ascending; `block` held zeros.
+//   `coords` is (column, row) of each entry, columns ascending; `block` held zeros. Of `add_pairs`:
+//   the same, rows of a column ascending, the squares of all entries add up to at most 1, and
+//   `parts` held zeros.
 // Bytes per nonzero: for its square 13 in, two additions of 8 bytes in the second-level cache; 2 to
 //   list it, if it is shared 4, and later 12 and a slot in, 24 out; in a dense block 24 in, 8 out
-//   at random.
+//   at random; for each pair in a column 24 in from the nearest cache, and two additions.
 // Writes and determinism: atomic additions of integers, the same in any order; `is_free` gets the
-//   same from each thread; everything else once. Each square loses less than 2^-93.
+//   same from each thread; everything else once. Each square or product loses less than 2^-93.
 // Source: none.
 // MACRO ENTRIES_PER_BLOCK: nonzeros of a block of `list_shared`
 // MACRO BLOCK_SIZE: threads of a block
@@ -27,15 +32,20 @@
 #include "items.cuh"
 
 // The high part counts units of 2^-62, the low part units of 2^-93. All squares together are at
-// most 1, so the high parts fit 63 bits; up to 2^33 low parts fit 64.
-__device__ __forceinline__ void add_square(double value, unsigned long long* high,
-                                           unsigned long long* low)
+// most 1, so the high parts fit 63 bits and a sign; up to 2^33 low parts fit 64.
+__device__ __forceinline__ void add_exactly(double product, unsigned long long* high,
+                                            unsigned long long* low)
 {
-    const double scaled = value * value * 4611686018427387904.0;  // 2^62
+    const double scaled = product * 4611686018427387904.0;  // 2^62
     const double whole = floor(scaled);
     const double rest = (scaled - whole) * 2147483648.0;  // 2^31
-    if (whole > 0) atomicAdd(high, static_cast<unsigned long long>(whole));
+    if (whole != 0) atomicAdd(high, static_cast<unsigned long long>(static_cast<long long>(whole)));
     if (rest > 0) atomicAdd(low, static_cast<unsigned long long>(rest));
+}
+
+__device__ __forceinline__ double read_sum(unsigned long long high, unsigned long long low)
+{
+    return static_cast<long long>(high) * 0x1p-62 + low * 0x1p-93;
 }
 
 // `parts` is (copy, sign, high or low, row).
@@ -48,7 +58,8 @@ extern "C" __global__ void sum_single_squares(long long nnz, const bool* is_firs
         if (!is_first[i] || !is_first[i + 1]) return;
         const long long copy = i % num_copies, sign = values[i] < 0;
         unsigned long long* high = parts + (2 * copy + sign) * 2 * num_rows + rows[i];
-        add_square(values[i] / scale, high, high + num_rows);
+        const double value = values[i] / scale;
+        add_exactly(value * value, high, high + num_rows);
     });
 }
 
@@ -63,7 +74,7 @@ extern "C" __global__ void add_parts(long long count, long long num_rows, long l
             high += part[0];
             low += part[num_rows];
         }
-        squares[i] = high * 0x1p-62 + low * 0x1p-93;
+        squares[i] = read_sum(high, low);
     });
 }
 
@@ -168,6 +179,42 @@ extern "C" __global__ void fill_columns(long long nnz, long long first, long lon
     for_own_items(end - begin, [=](long long item) {
         const long long i = begin + item;
         block[(coords[i] - first) * size + coords[nnz + i]] = values[i];
+    });
+}
+
+extern "C" __global__ void count_pairs(long long nnz, const long long* columns,
+                                       unsigned long long* num_pairs)
+{
+    for_own_items(nnz, [=](long long i) {
+        if (i + 1 < nnz && columns[i + 1] == columns[i]) return;
+        const unsigned long long count = i + 1 - find_column(i, columns, columns[i]);
+        atomicAdd(num_pairs, count * (count + 1) / 2);
+    });
+}
+
+// `parts` is (high or low, row, row).
+extern "C" __global__ void add_pairs(long long nnz, long long size, const long long* coords,
+                                     const double* values, unsigned long long* parts)
+{
+    for_own_items(nnz, [=](long long i) {
+        unsigned long long* high = parts + coords[nnz + i] * size;
+        for (long long j = i; j >= 0 && coords[j] == coords[i]; --j) {
+            unsigned long long* place = high + coords[nnz + j];
+            add_exactly(values[i] * values[j], place, place + size * size);
+        }
+    });
+}
+
+// The matrix takes the place of the high parts.
+extern "C" __global__ void finish_pairs(long long size, unsigned long long* parts)
+{
+    for_own_items(size * size, [=](long long i) {
+        const long long row = i / size, column = i % size;
+        if (column > row) return;
+        const double sum = read_sum(parts[i], parts[size * size + i]);
+        double* matrix = reinterpret_cast<double*>(parts);
+        matrix[i] = sum;
+        matrix[column * size + row] = sum;
     });
 }
 

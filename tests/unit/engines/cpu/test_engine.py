@@ -20,8 +20,7 @@ from problems import Problem, compute_all, make_exact_problem, make_factors, mak
 
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.engines.cpu import engine as cpu
-from tensorly_flycoo.engines.cpu import kernels as cpu_kernels
-from tensorly_flycoo.engines.cpu import primitives
+from tensorly_flycoo.engines.cpu import primitives, threads
 
 LAYOUTS = ("remap", "replicated", "indexed")
 BOTH_LAYOUTS = pytest.mark.parametrize("layout", LAYOUTS)
@@ -284,19 +283,17 @@ def test_several_threads_use_one_tensor(small_tiles, layout):
     problem.check_tensor(x)
 
 
-class FailingKernel:
-    """A stand-in for a kernel that fails before or after it has written."""
+def make_failing_launch(name, fails_after):
+    """Return a `threads.launch` that fails before or after the kernel `name` has written."""
+    launch = threads.launch
 
-    def __init__(self, kernel, fails_after):
-        self.kernel, self.fails_after = kernel, fails_after
+    def launch_or_fail(loop, *arguments, **options):
+        if loop.__name__ != name or fails_after:
+            launch(loop, *arguments, **options)
+        if loop.__name__ == name:
+            raise MemoryError("the kernel failed")
 
-    def __getattr__(self, name):
-        return getattr(self.kernel, name)
-
-    def __call__(self, *arguments):
-        if self.fails_after:
-            self.kernel(*arguments)
-        raise MemoryError("the kernel failed")
+    return launch_or_fail
 
 
 @pytest.mark.parametrize("fails_after", [False, True], ids=["before writing", "after writing"])
@@ -313,7 +310,7 @@ def test_a_failed_launch_leaves_the_tensor_intact(
     coords, values = x.nonzeros()
     for mode in (1, 2):  # both out of order
         with monkeypatch.context() as patch:
-            patch.setattr(cpu_kernels, name, FailingKernel(getattr(cpu_kernels, name), fails_after))
+            patch.setattr(threads, "launch", make_failing_launch(name, fails_after))
             with pytest.raises(MemoryError, match=f"mttkrp of mode {mode} and rank"):
                 mttkrp(x, problem.factors, mode)
         np.testing.assert_array_equal(x.nonzeros()[0], coords)
@@ -330,6 +327,20 @@ def test_remapping_keeps_every_bit(small_tiles):
         mttkrp(x, problem.factors, mode)
         np.testing.assert_array_equal(x.nonzeros()[0], coords)
         assert x.nonzeros()[1].tobytes() == values.tobytes()
+
+
+def test_factors_at_any_address_give_the_same_bits():
+    """A small factor whose rows cross cache lines is copied, and each row is a whole line then."""
+    problem = make_problem((5, 3, 2), 5000)
+    x, rank = problem.tensor(), 8
+    factors = make_factors((5, 3, 2), rank)
+    memory = np.empty(5 * rank + 16)
+    expected = compute_all(x, factors)
+    for offset in range(8):
+        start = offset - memory.ctypes.data // 8 % 8 + 8
+        moved = memory[start : start + 5 * rank].reshape(5, rank)
+        moved[...] = factors[0]
+        assert compute_all(x, [moved, *factors[1:]]) == expected
 
 
 def test_subnormals_are_kept():

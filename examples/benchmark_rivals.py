@@ -1,0 +1,288 @@
+"""Timing MTTKRP next to other libraries on the CPU
+================================================
+
+Time one sweep of MTTKRPs over all modes: ours in each layout, and other libraries'.
+
+Another library takes part as a shared library with four C functions, one file for each number type,
+called NAME-float64.so or NAME-float32.so::
+
+    void *rival_open(int ndim, int64_t nnz, const int64_t *shape,    // coords is (ndim, nnz);
+                     const int32_t *coords, const real *values, int rank);  // arrays are copied
+    int rival_prepare(void *rival, const char *setting, int threads, // build; not timed
+                      const real *const *factors);                   // (shape[m], rank), copied
+    void rival_mttkrp(void *rival, int mode);                        // timed, clearing included
+    const real *rival_output(void *rival, int mode);                 // (shape[mode], rank)
+
+`rival_prepare` returns another number than 0 if it cannot serve the setting. Each tool runs alone
+in a process; a time is that of the fastest of many sweeps; one column of every output is checked
+against NumPy. All settings in `SETTINGS` are printed: count the fastest of each library.
+
+Run it::
+
+    python examples/benchmark_rivals.py                              # ours alone
+    python examples/benchmark_rivals.py splatt-float64.so alto-float64.so
+    python examples/benchmark_rivals.py --dtype float32 --rank 32 dynasor-float32.so
+"""
+
+import argparse
+import ctypes
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from benchmark_als import make_tensor
+
+#: Shape, nonzeros and distinct prefixes (all modes but the last) of FROSTT's tensors; nell-2's
+#: nonzeros and prefixes are a tenth of the real ones'. From doi 10.3389/fams.2025.1589033.
+REPEATING = {
+    "uber": ((183, 24, 1140, 1717), 3_309_490, 693_000),
+    "nell-2": ((12092, 9184, 28818), 7_690_000, 33_700),
+}
+NAMES = ("nycflights", "babynames", *REPEATING)
+
+#: Each library's settings. SPLATT's are its numbers of CSFs, "private" with an output for each
+#: thread however long the mode. Those of dynasor_plus are its layouts ("plain" does not sort a mode
+#: again in each sweep), of which "all-modes" and "morton" take one pass with one set of factors:
+#: ALS, which updates one mode after the other, cannot use them.
+SETTINGS = {
+    "flycoo": ("remap", "replicated", "indexed"),
+    "splatt": ("one", "two", "all", "one+private", "two+private"),
+    "dynasor": ("pingpong+plain", "ncopy", "all-modes", "morton"),
+    "genten": ("perm", "duplicated"),
+}
+#: GenTen's threads are made once a process.
+ONE_COUNT = ("genten",)
+
+#: Sweeps are timed for so many seconds, and at least so many of them for at most so many seconds.
+LEAST_S, LEAST_SWEEPS, MOST_S = 0.25, 5, 1.5
+
+
+# The tensors, and one column of their MTTKRPs.
+
+
+def draw_repeating(shape, nnz, num_prefixes, seed=0):
+    """Draw nonzeros whose indices in all modes but the last repeat as often as a real tensor's."""
+    random = np.random.RandomState(seed)
+    sizes = shape[:-1]
+    drawn = np.unique(random.randint(0, np.prod(sizes, dtype=int), 2 * num_prefixes))
+    prefixes = random.permutation(drawn)[:num_prefixes]
+    # Every prefix once, the others at random.
+    picks = np.concatenate([np.arange(num_prefixes), random.randint(0, num_prefixes, nnz)])[:nnz]
+    coords = np.stack(
+        [*np.unravel_index(prefixes[picks], sizes), random.randint(0, shape[-1], nnz)]
+    )
+    return coords, random.rand(nnz) + 0.5, shape
+
+
+def save_problem(name, folder, dtype, rank):
+    """Write sorted, unique nonzeros, factors, and what to compare the outputs with."""
+    import sparse
+
+    drawn = draw_repeating(*REPEATING[name]) if name in REPEATING else make_tensor(name)
+    coo = sparse.COO(*drawn)
+    random = np.random.RandomState(1)
+    coords = np.ascontiguousarray(coo.coords, np.int32)
+    values = np.abs(coo.data).astype(dtype)
+    factors = [random.rand(size, rank).astype(dtype) for size in coo.shape]
+    arrays = {"coords": coords, "values": values, "shape": np.array(coo.shape)}
+    for mode, factor in enumerate(factors):
+        column = values.astype(float)
+        for other in set(range(coo.ndim)) - {mode}:
+            column *= factors[other][coords[other], rank - 1]
+        size = coo.shape[mode]
+        arrays[f"factor{mode}"] = factor
+        arrays[f"column{mode}"] = np.bincount(coords[mode], column, minlength=size)
+        arrays[f"counts{mode}"] = np.bincount(coords[mode], minlength=size)
+    path = Path(folder) / f"{name}.npz"
+    np.savez(path, **arrays)
+    return path
+
+
+def check(arrays, mode, output):
+    """Compare the last column of an output with NumPy's; all terms are positive."""
+    expected = arrays[f"column{mode}"]
+    num_terms = arrays[f"counts{mode}"] + arrays["shape"].size
+    allowed = num_terms * np.finfo(output.dtype).eps * expected
+    error = np.abs(output[:, -1] - expected)
+    if not (error <= allowed).all():
+        raise RuntimeError(f"mode {mode}: an error of {error.max()}, allowed {allowed.max()}")
+
+
+# The measurements.
+
+
+def time_sweeps(run, ndim):
+    """Return the seconds of the fastest sweep."""
+    times = []
+    while sum(times) < LEAST_S or (len(times) < LEAST_SWEEPS and sum(times) < MOST_S):
+        start = time.perf_counter()
+        for mode in range(ndim):
+            run(mode)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def measure_flycoo(arrays, counts):
+    """Yield the seconds of our sweeps: setting, threads, seconds."""
+    import numba
+
+    from tensorly_flycoo import FlycooTensor, mttkrp
+
+    shape = tuple(arrays["shape"].tolist())
+    factors = [arrays[f"factor{mode}"] for mode in range(len(shape))]
+    for layout in SETTINGS["flycoo"]:
+        x = FlycooTensor(arrays["coords"], arrays["values"], shape, layout=layout, device="cpu")
+        for threads in counts:
+            numba.set_num_threads(threads)
+            for mode in range(len(shape)):
+                check(arrays, mode, mttkrp(x, factors, mode))
+            run = functools.partial(mttkrp, x, factors)
+            yield layout, threads, time_sweeps(run, len(shape))
+
+
+def measure_library(path, arrays, counts):
+    """Yield the seconds of a library's sweeps: setting, threads, seconds."""
+    library = ctypes.CDLL(str(path))
+    library.rival_open.restype = library.rival_output.restype = ctypes.c_void_p
+    coords, values, shape = arrays["coords"], arrays["values"], arrays["shape"]
+    factors = [arrays[f"factor{mode}"] for mode in range(shape.size)]
+    pointers = (ctypes.c_void_p * shape.size)(*(factor.ctypes.data for factor in factors))
+    number = np.ctypeslib.as_ctypes_type(values.dtype)
+    rank = factors[0].shape[1]
+    rival = ctypes.c_void_p(
+        library.rival_open(
+            ctypes.c_int(shape.size),
+            ctypes.c_int64(values.size),
+            *(ctypes.c_void_p(array.ctypes.data) for array in (shape, coords, values)),
+            ctypes.c_int(rank),
+        )
+    )
+
+    def run(mode):
+        library.rival_mttkrp(rival, mode)
+
+    for setting in SETTINGS.get(get_name(path), ("",)):
+        for threads in counts:
+            if library.rival_prepare(rival, setting.encode(), ctypes.c_int(threads), pointers) != 0:
+                continue
+            for mode in range(shape.size):
+                run(mode)
+            for mode, size in enumerate(shape):
+                output = ctypes.cast(library.rival_output(rival, mode), ctypes.POINTER(number))
+                check(arrays, mode, np.ctypeslib.as_array(output, (int(size), rank)))
+            yield setting, threads, time_sweeps(run, shape.size)
+
+
+def work(tool, path, counts, channel):
+    """Measure one tool, and write a line of JSON for each figure."""
+    with np.load(path) as file:
+        arrays = dict(file)
+    is_ours = tool == "flycoo"
+    rows = measure_flycoo(arrays, counts) if is_ours else measure_library(tool, arrays, counts)
+    for row in rows:
+        print(json.dumps(row), file=channel, flush=True)
+
+
+def measure(tool, path, counts, limit_s):
+    """Run one tool in a process of its own; return {setting: {threads: seconds}}."""
+    most = str(counts[0] if get_name(tool) in ONE_COUNT else max(counts))
+    environment = os.environ | {
+        "NUMBA_NUM_THREADS": most,
+        "OMP_NUM_THREADS": most,
+        "OMP_PLACES": "threads",
+        "OMP_PROC_BIND": "false" if tool == "flycoo" else "spread",
+    }
+    command = [sys.executable, __file__, "--worker", json.dumps([str(tool), str(path), counts])]
+    try:
+        process = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=limit_s
+        )
+        output, errors = process.stdout, process.stderr if process.returncode else ""
+    except subprocess.TimeoutExpired as expired:
+        output, errors = (expired.stdout or b"").decode(), f"stopped after {limit_s:.0f} s"
+    if errors:
+        print(f"{get_name(tool)}: {errors.strip()[-500:]}")
+    times = {}
+    for setting, threads, seconds in map(json.loads, output.splitlines()):
+        times.setdefault(setting, {})[threads] = seconds
+    return times
+
+
+def get_name(tool):
+    """Return the name of a tool: "splatt" of lib/splatt-float64.so."""
+    return Path(tool).stem.split("-")[0]
+
+
+def compare(name, options, folder, end):
+    """Measure all tools on one tensor; print and return a row for each of their settings."""
+    path = save_problem(name, folder, options.dtype, options.rank)
+    rows = []
+    for tool in ("flycoo", *options.libraries):
+        times = {}
+        alone = get_name(tool) in ONE_COUNT
+        for counts in [[count] for count in options.threads] if alone else [options.threads]:
+            limit_s = end - time.monotonic()
+            if limit_s < 1:
+                print(f"{name}, {get_name(tool)}, threads {counts}: no time left")
+                continue
+            for setting, seconds in measure(tool, path, counts, limit_s).items():
+                times.setdefault(setting, {}).update(seconds)
+        rows += [
+            {"tensor": name, "tool": get_name(tool), "setting": s} | {"s": t}
+            for s, t in times.items()
+        ]
+    path.unlink()
+    print_rows(rows, options.threads)
+    return rows
+
+
+def print_rows(rows, counts):
+    """Print the table of one tensor, in ms."""
+    print(f"{'ms a sweep':12}{'':10}{'setting':14}" + "".join(f"{count:>10}" for count in counts))
+    for row in rows:
+        times = [1e3 * row["s"].get(count, np.nan) for count in counts]
+        print(f"{row['tensor']:12}{row['tool']:10}{row['setting']:14}", end="")
+        print("".join(f"{figure:10.2f}" for figure in times), flush=True)
+
+
+def parse(argv):
+    """Parse the options."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[3])
+    parser.add_argument("libraries", nargs="*", type=Path, help="NAME-float64.so, for example")
+    parser.add_argument("--tensors", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--dtype", default="float64", choices=("float64", "float32"))
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--limit-s", type=float, default=1800, help="stop after so many seconds")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def main(argv=None):
+    """Run the benchmark and print its tables."""
+    options = parse(argv)
+    if options.worker:
+        # What a library prints goes to stderr.
+        with os.fdopen(os.dup(1), "w") as channel:
+            os.dup2(2, 1)
+            work(*json.loads(options.worker), channel)
+        return []
+    options.libraries = [path.resolve() for path in options.libraries]
+    rows, end = [], time.monotonic() + options.limit_s
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.tensors:
+            rows += compare(name, options, folder, end)
+            if options.json:
+                options.json.write_text(json.dumps(rows, indent=1))
+    return rows
+
+
+if __name__ == "__main__":
+    main()
