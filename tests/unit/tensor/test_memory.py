@@ -39,7 +39,9 @@ def test_nbytes_is_exact_if_no_row_is_empty(shape, nnz, dtype, layout):
     assert estimate_memory(shape, nnz, dtype=dtype, layout=layout).nbytes == x.nbytes
 
 
-@pytest.mark.usual_limits("prefixes")  # which are as many as nonzeros, else at most an eighth
+@pytest.mark.usual_limits(
+    "groups", "prefixes"
+)  # which are as many as nonzeros, else at most an eighth
 @LAYOUTS
 @pytest.mark.parametrize("nnz", [0, 1, 100])
 def test_nbytes_is_exact_if_the_fewest_possible_rows_are_empty(nnz, layout):
