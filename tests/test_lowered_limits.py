@@ -59,3 +59,8 @@ def test_a_low_record_takes_effect(monkeypatch):
 def test_three_slabs_take_effect(monkeypatch):
     lower_limit("slabs", monkeypatch)
     assert make_tensor().slabs == 3
+
+
+def test_low_groups_take_effect(monkeypatch):
+    lower_limit("groups", monkeypatch)
+    assert make_tensor().groups == ((0,), (1, 2))

@@ -163,8 +163,12 @@ class RecordFormat:
 
     def find_place(self, mode: int) -> tuple[int, int]:
         """Return the number of the group of a mode, and its place in the group."""
-        number = next(n for n, group in enumerate(self.groups) if mode in group)
-        return number, self.groups[number].index(mode)
+        return self._places[mode]
+
+    @functools.cached_property
+    def _places(self) -> list[tuple[int, int]]:
+        groups = enumerate(self.groups)
+        return [(number, place) for number, group in groups for place in range(len(group))]
 
     @property
     def record_nbytes(self) -> int:

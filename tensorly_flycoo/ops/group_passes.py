@@ -55,7 +55,10 @@ def merge_factors(
     skip: int | None = None,
 ) -> dict[int, Array | RowShards]:
     """Return the factor of each group but `skip`: a mode's, or a Khatri-Rao product of several."""
-    record_format, merged = layout.record_format, {}
+    record_format = layout.record_format
+    if len(record_format.groups) == record_format.ndim:
+        return {n: factor for n, factor in enumerate(factors) if n != skip}
+    merged = {}
     for number, group in enumerate(record_format.groups):
         if number == skip:
             continue

@@ -38,6 +38,14 @@ def test_with_another_number_of_threads(expected, monkeypatch):
         assert compute_digests("cpu", "remap") == expected
 
 
+@pytest.mark.usefixtures("modes_in_groups")
+def test_with_groups(monkeypatch):
+    expected = compute_digests("cpu", "remap")
+    for layout, count in [("replicated", 1), ("indexed", 3), ("remap", 16)]:
+        monkeypatch.setattr(numba, "get_num_threads", lambda count=count: count)
+        assert compute_digests("cpu", layout) == expected
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", ["index", "record"])
 def test_with_wider_ids_and_records(expected, limit, monkeypatch):

@@ -194,6 +194,14 @@ def test_same_errors_per_iteration(name, dtype, ndim):
     assert {factor.dtype for factor in cp_tensor.factors} == {expected.dtype}
 
 
+@pytest.mark.usefixtures("modes_in_groups")
+@pytest.mark.parametrize("ndim", [3, 4, 5], ids="ndim{}".format)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", _OPTIONS)
+def test_same_errors_per_iteration_with_groups(name, dtype, ndim):
+    test_same_errors_per_iteration(name, dtype, ndim)
+
+
 @_BY_NDIM
 @pytest.mark.parametrize("cvg_criterion", ["abs_rec_error", "rec_error"])
 @pytest.mark.parametrize(

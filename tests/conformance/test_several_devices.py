@@ -5,6 +5,7 @@ import pytest
 import sparse
 import tensorly as tl
 from numpy_devices import NumpyDevices
+from problems import make_problem
 from tensorly.cp_tensor import CPTensor
 from tensorly.decomposition import (
     constrained_parafac,
@@ -25,6 +26,8 @@ from tensorly_flycoo import (
 )
 from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.engines.cpu.engine import CPU
+from tensorly_flycoo.ops.group_passes import LastPass
+from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep
 from tensorly_flycoo.spread.row_shards import RowShards
 from tensorly_flycoo.spread.sharding import find_sharding
 from tensorly_flycoo.testing import planted_tensor
@@ -69,6 +72,26 @@ def test_mttkrp(x, mode, slabs, layout, monkeypatch):
     assert len(set(results)) == 1
 
 
+@pytest.mark.parametrize("layout", ["remap", "replicated", "indexed"])
+def test_mttkrp_with_groups(layout, monkeypatch):
+    """Of the group that is cut, of another one, and of a mode alone."""
+    problem, results = make_problem((4, 30, 6, 5, 7), 800), set()
+    for count in COUNTS:
+        with monkeypatch.context() as patch:
+            patch.setattr(CPU, "devices", NumpyDevices(count))
+            x = problem.tensor(slabs=NUM_SLABS, layout=layout, groups=[(0,), (1, 2), (3, 4)])
+        pairs = [(f, find_sharding(x._layout, n)) for n, f in enumerate(problem.factors)]
+        sharded, last_pass = [RowShards.scatter(*pair) for pair in pairs], LastPass()
+        for mode in range(5):
+            found = mttkrp(x, problem.factors, mode)
+            problem.check(found, mode)
+            again = mttkrp_in_sweep(x, sharded, mode, last_pass)
+            assert isinstance(again, RowShards)
+            assert again.to_numpy().tobytes() == found.tobytes()
+            results.add((mode, found.tobytes()))
+    assert len(results) == 5
+
+
 def list_pairs(x, factors):
     return [(factor, find_sharding(x._layout, n)) for n, factor in enumerate(factors)]
 
@@ -107,6 +130,14 @@ def test_parafac(x, options, monkeypatch):
             return [float(e) for e in errors], [tl.to_numpy(f) for f in found.factors]
 
     run_everywhere(decompose, x, monkeypatch)
+
+
+@pytest.mark.usefixtures("modes_in_groups")
+@pytest.mark.filterwarnings("ignore:It is not recommended")
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_parafac_with_groups(x, options, monkeypatch):
+    assert x.groups == ((0, 1), (2,))
+    test_parafac(x, options, monkeypatch)
 
 
 @pytest.mark.parametrize("init", ["random", "svd"])

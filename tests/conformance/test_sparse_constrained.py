@@ -120,6 +120,13 @@ def test_same_as_dense_for_any_number_of_modes(ndim, kind):
     check_same_as_dense(decompose, coo, kind, _RANK)
 
 
+@BOTH_PRECISIONS
+@pytest.mark.usefixtures("modes_in_groups")
+@pytest.mark.parametrize("name", _LOOPS)
+def test_same_as_dense_with_groups(name, dtype, kind):
+    test_same_as_dense_with_options(name, dtype, kind)
+
+
 @BOTH_KINDS
 @pytest.mark.usefixtures("flycoo_backend")
 def test_the_class(kind):

@@ -87,6 +87,17 @@ def test_same_as_dense_for_any_number_of_modes(name, method, ndim):
     _check(community_coo(_SHAPES[ndim], seed=1), method, _OPTIONS[name], lambda coo: coo)
 
 
+@pytest.mark.usefixtures("modes_in_groups")
+@pytest.mark.filterwarnings("ignore:Sparsity coefficient is ignored")
+@pytest.mark.parametrize(
+    ("method", "make_options"),
+    [case[1:] for case in _CASES],
+    ids=[f"{method}-{name}" for name, method, _ in _CASES],
+)
+def test_same_as_dense_with_groups(method, make_options):
+    _check(community_coo(_SHAPES[4], seed=1), method, make_options, lambda coo: coo)
+
+
 @BOTH_KINDS
 @pytest.mark.parametrize("dtype", ["int64", "bool"])
 @pytest.mark.parametrize("method", _FUNCTIONS)

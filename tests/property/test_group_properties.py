@@ -1,11 +1,12 @@
 """Laws of tensors with groups of modes: any division, shape, layout and number of slabs."""
 
-import itertools
+from itertools import pairwise
 
 import numba
 import numpy as np
 import pytest
 import reference
+import reference_ratios
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import dtypes, nonzeros, quick
@@ -15,6 +16,7 @@ from tensorly_flycoo.base.checks import LAYOUTS
 from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.ops.group_passes import LastPass
 from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep
+from tensorly_flycoo.ops.ratios import mttkrp_of_ratios
 
 slabs = st.integers(1, 5)
 for_all = settings(quick, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -38,7 +40,7 @@ def divided(draw, **options):
     ndim, longest = len(drawn.shape), int(np.argmax(drawn.shape))
     starts = {0, longest, *draw(st.sets(st.integers(0, ndim - 1)))}
     edges = [*sorted(starts), ndim]
-    return drawn, tuple(tuple(range(a, b)) for a, b in itertools.pairwise(edges))
+    return drawn, tuple(tuple(range(a, b)) for a, b in pairwise(edges))
 
 
 @for_all
@@ -49,7 +51,7 @@ def test_the_oracle_agrees(given_, layout, num_slabs, dtype, data):
     values, factors = drawn.values.astype(dtype), [f.astype(dtype) for f in drawn.factors]
     options = {"layout": layout, "slabs": num_slabs, "groups": groups}
     x = FlycooTensor(drawn.coords, values, drawn.shape, **options)
-    assert x.groups == groups
+    assert x.groups == groups or x.nnz == 0
     last_pass, modes = LastPass(), range(x.ndim)
     for mode in [*modes, *data.draw(st.lists(st.sampled_from(modes), max_size=6))]:
         arguments = (drawn.coords, values, drawn.shape, factors, mode)
@@ -96,3 +98,20 @@ def test_nonzeros_orders_and_empty_rows_are_those_without_groups(given_, layout,
             records = records if places is None else records[places]
             coords.append(z._layout.record_format.coords(records))
     np.testing.assert_array_equal(*coords)
+
+
+@for_all
+@given(divided(max_ndim=5, unique=True), st.sampled_from(LAYOUTS), slabs, dtypes)
+def test_ratios(given_, layout, num_slabs, dtype):
+    drawn, groups = given_
+    values = (1 + np.abs(drawn.values)).astype(dtype)
+    factors = [(0.1 + np.abs(factor)).astype(dtype) for factor in drawn.factors]
+    options = {"layout": layout, "slabs": num_slabs, "groups": groups}
+    x = FlycooTensor(drawn.coords, values, drawn.shape, **options)
+    for mode in range(x.ndim):
+        arguments = (drawn.coords, values, drawn.shape, factors, mode, 1e-30)
+        expected, log_sum = reference_ratios.mttkrp_of_ratios(*arguments)
+        bound, sum_bound = reference_ratios.ratios_error_bound(*arguments, dtype)
+        found, logs = mttkrp_of_ratios(x, factors, mode, 1e-30, wants_logs=True)
+        assert (np.abs(found - expected) <= bound).all()
+        assert abs(float(logs) - log_sum) <= sum_bound

@@ -69,7 +69,9 @@ LOWERED = {
     # As with modes of 2**31 indices or more.
     "record": {"format.packing.field_width": widen_field},
     # As with many nonzeros for each combination of the indices of adjacent modes.
-    "groups": {"format.groups._LEAST_NNZ": 0, "format.groups._LEAST_NONZEROS": 1e-3},
+    "groups": {"format.groups._LEAST_NNZ": 0, "format.groups.LEAST_NONZEROS": 1e-3},
+    # As with many nonzeros for each combination that occurs of the first modes' indices.
+    "prefixes": {"format.groups._LEAST_NNZ": 0, "format.ordering.LEAST_NONZEROS": 0},
 }
 
 #: Modules that import CuPy are left out where it is not installed.

@@ -1,8 +1,10 @@
 """Khatri-Rao products of the factors of a group of modes, and contractions with them."""
 
+import functools
 from collections.abc import Sequence
 
 import cupy
+import numpy as np
 
 from ...base.array_modules import Array
 from . import launch, tuning
@@ -15,9 +17,11 @@ def combine_rows(factors: Sequence[Array], bits: Sequence[int]) -> Array:
     """See `Engine.combine_rows`; rows that stand for no indices are zero."""
     first, rank = factors[0], factors[0].shape[1]
     out = cupy.empty((first.shape[0] << bits[0], rank), first.dtype)
-    kernel = _get_kernel("combine_rows", len(factors), 1, "qiQ", out)
+    sizes = tuple([factor.shape[0] for factor in factors])
+    key = ("combine_rows", "qiQ", sizes, tuple(bits), 1, out.dtype)
+    kernel, fields = _prepare(out.data.device_id, *key)
     grid = min(-(-out.size // tuning.BLOCK_SIZE), launch.MAX_GRID)
-    arguments = (*_describe(factors, bits), out.size, rank, out.data.ptr)
+    arguments = (*_locate(factors), *fields, out.size, rank, out.data.ptr)
     kernel((grid, 1), tuning.BLOCK_SIZE, *arguments)
     return out
 
@@ -37,35 +41,45 @@ def contract_rows(
     num_warps = 1
     while num_warps < _MOST_WARPS and num_warps * _LEAST_TERMS < num_terms:
         num_warps *= 2
-    others = [n for n in range(len(factors)) if n != place]
-    described = _describe([factors[n] for n in others], [bits[n] for n in others])
-    kernel = _get_kernel("contract_rows", len(others), num_warps, "qQQQiii", out)
+    others = [factor for factor in factors if factor is not None]
+    sizes = tuple([factor.shape[0] for factor in others])
+    own_bits = (*bits[:place], *bits[place + 1 :])
+    key = ("contract_rows", "qQQQiii", sizes, own_bits, num_warps, out.dtype)
+    kernel, fields = _prepare(out.data.device_id, *key)
     scales = None if weights is None else cupy.ascontiguousarray(weights)
     arguments = (
-        *described, num_terms, rows.data.ptr, 0 if scales is None else scales.data.ptr,
-        out.data.ptr, below, width, rank,
+        *_locate(others), *fields, num_terms, rows.data.ptr,
+        0 if scales is None else scales.data.ptr, out.data.ptr, below, width, rank,
     )  # fmt: skip
     kernel((size, -(-rank // 32)), 32 * num_warps, *arguments)
 
 
-def _get_kernel(
-    name: str, num_factors: int, num_warps: int, formats: str, out: Array
-) -> launch.DirectKernel:
-    of_factors = "Q{0}q{0}q{0}i{0}I{0}I".replace("{0}", str(num_factors))
-    macros = {"VALUE": out.dtype, "NUM_FACTORS": num_factors, "NUM_WARPS": num_warps}
-    formats = f"{num_factors}{of_factors}{formats}"
-    return launch.get_direct_kernel("groups.cu", name, formats, out.data.device_id, **macros)
+@functools.lru_cache(maxsize=1024)
+def _prepare(
+    device_id: int,
+    name: str,
+    formats: str,
+    sizes: tuple[int, ...],
+    bits: tuple[int, ...],
+    num_warps: int,
+    dtype: np.dtype,
+) -> tuple[launch.DirectKernel, tuple[int, ...]]:
+    """Return a kernel, and the members of `Factors` that do not depend on where factors are."""
+    count = len(sizes)
+    formats = f"{count}Q{count}q{count}q{count}i{count}I{count}I{formats}"
+    macros = {"VALUE": dtype, "NUM_FACTORS": count, "NUM_WARPS": num_warps}
+    kernel = launch.get_direct_kernel("groups.cu", name, formats, device_id, **macros)
+    masks = [(1 << (size - 1).bit_length()) - 1 for size in sizes]
+    return kernel, (*bits, *masks, *sizes)
 
 
-def _describe(factors: Sequence[Array], bits: Sequence[int]) -> list[int]:
-    """Return the members of `Factors` in `groups.cu`."""
-    sizes = [factor.shape[0] for factor in factors]
-    strides = [[s // factor.itemsize for s in factor.strides] for factor in factors]
+def _locate(factors: Sequence[Array]) -> list[int]:
+    """Return the members of `Factors` in `groups.cu` that say where factors are."""
+    itemsize = factors[0].itemsize
+    strides = [factor.strides for factor in factors]
+    addresses = [factor.data.ptr for factor in factors]
     return [
-        *(factor.data.ptr for factor in factors),
-        *(rows for rows, _ in strides),
-        *(columns for _, columns in strides),
-        *bits,
-        *((1 << (size - 1).bit_length()) - 1 for size in sizes),
-        *sizes,
+        *addresses,
+        *[rows // itemsize for rows, _ in strides],
+        *[columns // itemsize for _, columns in strides],
     ]

@@ -27,6 +27,9 @@ def make_factors(shape, ranks, dtype="float64"):
     return [rng.standard_normal(size).astype(dtype) for size in zip(shape, ranks, strict=True)]
 
 
+pytestmark = pytest.mark.usual_limits("groups")  # the engine is called with modes
+
+
 def compute(x, factors, mode):
     """Compute one mode into memory full of nan."""
     inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
@@ -140,7 +143,7 @@ def test_slots_keep_only_nonempty_rows(small_tiles):
     check(spread, problem, factors, 0)
 
 
-@pytest.mark.usual_limits("slabs")
+@pytest.mark.usual_limits("groups", "slabs")
 def test_no_nonzeros():
     problem = make_problem((4, 5, 6), 0)
     factors = make_factors(problem.shape, (2, 3, 4))

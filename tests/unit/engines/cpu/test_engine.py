@@ -164,7 +164,7 @@ def test_the_same_bits_for_any_number_of_threads_and_in_every_run(dtype, layout)
         numba.set_num_threads(num_threads)
 
 
-@pytest.mark.usual_limits("slabs", "tiles")  # new processes have the usual limits
+@pytest.mark.usual_limits("groups", "slabs", "tiles")  # new processes have the usual limits
 @pytest.mark.parametrize("num_threads", ["1", "3"])
 def test_the_same_bits_in_another_process(num_threads):
     """Also with more threads than this process or machine may have."""
@@ -305,7 +305,7 @@ def test_a_failed_launch_leaves_the_tensor_intact(
     small_tiles, monkeypatch, layout, name, fails_after
 ):
     problem = make_problem((30, 20, 10), 500)
-    x = problem.tensor(layout=layout)
+    x = problem.tensor(layout=layout, groups=None)
     expected = compute_all(x, problem.factors)
     coords, values = x.nonzeros()
     for mode in (1, 2):  # both out of order
