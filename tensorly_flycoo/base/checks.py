@@ -334,16 +334,18 @@ def check_layout(layout: str) -> str:
 
 
 def check_keep(keep: str, layout: str | None) -> str:
-    """Return the layout, by default the one that suits `keep`; refuse an unknown `keep`."""
+    """Return the layout that `keep` allows, or "auto"; refuse unknown names."""
     check_choice(keep, "keep", PLACES)
-    if layout is None:
-        return "replicated" if keep == "host" else LAYOUTS[0]
-    if keep == "host" and check_layout(layout) != "replicated":
+    layout = "auto" if layout is None else layout
+    check_choice(layout, "layout", ("auto", *LAYOUTS))
+    if keep == "device":
+        return layout
+    if layout not in ("auto", "replicated"):
         raise ValueError(
             f"layout is {layout!r}, but keep='host' needs 'replicated', whose records are only "
             "read: leave it out"
         )
-    return check_layout(layout)
+    return "replicated"
 
 
 def check_device_name(device: str, source: str = "device") -> str:

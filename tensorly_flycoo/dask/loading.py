@@ -12,10 +12,11 @@ import numpy as np
 from distributed import Client, Future
 
 from ..base.array_modules import Array, move
-from ..base.checks import check_count, check_dtype, check_layout, check_shape
-from ..format.groups import find_groups
+from ..base.checks import check_count, check_dtype, check_keep, check_shape
+from ..format.groups import choose_groups, find_groups
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
+from ..spread.building import choose_layout
 from ..spread.partition import count_rows, find_longest_mode
 from ..spread.slab_building import SlabBuilder, sort_records, split_nonzeros
 from .cluster import Cluster
@@ -57,13 +58,15 @@ class PartitionedData:
     def __post_init__(self) -> None:
         self.num_slabs = None if self.num_slabs is None else check_count(self.num_slabs, "slabs")
         self.dtype = None if self.dtype is None else check_dtype(self.dtype)
-        check_layout(self.layout)
+        self.layout = check_keep("device", self.layout)
 
     def place(self, client: Client, workers: Sequence[WorkerHandle]) -> ClusterLayout:
         cluster = Cluster(client, workers)
         nnz, shape, dtype, self.labels = self._read(cluster)
         num_slabs = self.num_slabs or max(_FEWEST_SLABS, -(-nnz // _SLAB_NNZ))
-        sizes = (shape, dtype, num_slabs, self.layout, self.labels)
+        args = (ENGINE, self.layout, nnz, shape, dtype, choose_groups(shape, nnz))
+        (layout,) = cluster.fetch(cluster.run(cluster.workers[0], choose_layout, *args))
+        sizes = (shape, dtype, num_slabs, layout, self.labels)
         return ClusterBuilder(cluster, *sizes).distribute()
 
     def restore(

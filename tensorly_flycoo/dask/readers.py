@@ -65,8 +65,8 @@ def read_parquet(
         it. Workers beyond this number hold nothing.
     dtype : {float32, float64}, optional
         By default that of the values.
-    layout : {"remap", "replicated", "indexed"}
-        As of `FlycooTensor`.
+    layout : {"replicated", "auto", "remap", "indexed"}
+        As of `FlycooTensor`; "auto" goes by the workers' device.
     client : distributed.Client, optional
         By default the current one.
     workers : sequence of str, optional

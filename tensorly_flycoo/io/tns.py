@@ -97,7 +97,7 @@ def read_tns(
     >>> with open(path, "w") as file:
     ...     _ = file.write("# a comment\\n1 1 2 3.5\\n4 5 6 -1e-2\\n")
     >>> read_tns(path)
-    <FlycooTensor: shape=(4, 5, 6), dtype=float64, nnz=2, layout='remap', device='cpu'>
+    <FlycooTensor: shape=(4, 5, 6), dtype=float64, nnz=2, layout='replicated', device='cpu'>
     """
     index_base = check_index_base(index_base)
     shape = None if shape is None else check_shape(shape)

@@ -82,7 +82,8 @@ def estimate_memory(
     nnz : int
         Nonzeros passed to the constructor, including duplicates.
     dtype : {float32, float64}
-    layout : {"remap", "replicated", "indexed"}
+    layout : {"auto", "remap", "replicated", "indexed"}
+        By default "auto", as for `FlycooTensor`.
     device : {"auto", "cpu", "cuda"}, optional
         As for `FlycooTensor`.
     rank : int, optional
@@ -144,7 +145,9 @@ def estimate_memory(
     engine = select_engine(device)
     num_slabs = slabs or building.choose_num_slabs(nnz, engine.num_devices)
     groups = choose_groups(shape, nnz)
-    sizes = (layout, nnz, shape, dtype, groups)
+    of_tensor = (nnz, shape, dtype, groups)
+    layout = building.choose_layout(engine, layout, *of_tensor)
+    sizes = (layout, *of_tensor)
     host_nbytes = slots_nbytes = 0
     if keep == "host" and engine.make_stager is not None:
         num_slabs, num_resident = building.plan_streaming(engine, *sizes, slabs)

@@ -74,6 +74,25 @@ def build_layout(
     return layout
 
 
+def choose_layout(
+    engine: Engine, name: str, nnz: int, shape: Sequence[int], dtype: np.dtype, groups: Groups
+) -> str:
+    """Return the name of a layout, if it is "auto" the default one.
+
+    That is "remap" on a GPU; on a CPU "replicated" where its copies take no more memory than
+    remap's two copies and ids would, else "indexed". On one core and on 16 a sweep of a real tensor takes
+    1.3 to 2.5 times as long with remap as with replicated, and 1.1 to 1.7 times with indexed.
+    """
+    if name != "auto":
+        return name
+    if engine.name != "cpu":
+        return "remap"
+    cut = engine.choose_cut(shape, dtype, groups)
+    names = ("replicated", "remap")
+    replicated, remap = (LAYOUT_CLASSES[name].estimate(nnz, cut, engine)[0] for name in names)
+    return "replicated" if replicated <= remap else "indexed"
+
+
 def choose_num_slabs(nnz: int, num_devices: int = 1, streamed_nbytes: int | None = None) -> int:
     """Choose as few slabs as `MAX_SLAB_NNZ` allows, but one for each device.
 

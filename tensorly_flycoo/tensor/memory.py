@@ -96,7 +96,9 @@ def build_layout(
     Without `num_slabs` there are as few as the engine chooses. If memory runs out, or would, twice
     as many are tried, and so on.
     """
-    sizes = (layout, values.size, shape, values.dtype, groups)
+    of_tensor = (values.size, shape, values.dtype, groups)
+    layout = building.choose_layout(engine, layout, *of_tensor)
+    sizes = (layout, *of_tensor)
     given = 0 if is_cupy(coords) else values.size * (8 * len(shape) + values.dtype.itemsize)
 
     def build(count: int) -> AnyLayout:

@@ -93,11 +93,13 @@ class FlycooTensor:
         Sizes of the modes, from 1 to 2**32. Their product may have any size.
     dtype : {float32, float64}, optional
         Of the stored values; by default that of `values`.
-    layout : {"remap", "replicated", "indexed"}
+    layout : {"auto", "remap", "replicated", "indexed"}
         "remap" keeps two copies of the nonzeros and remaps them from mode to mode while computing
         (the FLYCOO algorithm); "replicated" keeps one sorted copy for each mode; "indexed" keeps
-        one copy and, for each mode but the first, an index into it: the least memory. By default
-        "remap", or "replicated" with ``keep="host"``.
+        one copy and, for each mode but the first, an index into it: the least memory. "auto", the
+        default, is "remap" on a GPU, and "replicated" with ``keep="host"``; on a CPU it is
+        "replicated" where its copies take no more memory than remap's two copies and ids would,
+        else "indexed".
     device : {"auto", "cpu", "cuda"}, optional
         By default the one set by `set_device`, initially "auto". With "auto", data on a GPU stay
         there; "cpu" and "cuda" copy data from elsewhere. A "cuda" tensor is on CuPy's current
@@ -219,7 +221,7 @@ class FlycooTensor:
         --------
         >>> import sparse
         >>> FlycooTensor.from_coo(sparse.eye(3))
-        <FlycooTensor: shape=(3, 3), dtype=float64, nnz=3, layout='remap', device='cpu'>
+        <FlycooTensor: shape=(3, 3), dtype=float64, nnz=3, layout='replicated', device='cpu'>
         """
         if not hasattr(coo, "coords") and hasattr(coo, "asformat"):
             coo = coo.asformat("coo")
@@ -280,7 +282,7 @@ class FlycooTensor:
         --------
         >>> import torch  # doctest: +SKIP
         >>> FlycooTensor.from_torch(torch.eye(3).to_sparse())  # doctest: +SKIP
-        <FlycooTensor: shape=(3, 3), dtype=float32, nnz=3, layout='remap', device='cpu'>
+        <FlycooTensor: shape=(3, 3), dtype=float32, nnz=3, layout='replicated', device='cpu'>
         """
         layout = str(getattr(tensor, "layout", ""))
         if not layout.startswith("torch.sparse"):
@@ -318,7 +320,7 @@ class FlycooTensor:
         >>> import jax  # doctest: +SKIP
         >>> eye = jax.experimental.sparse.eye(3)  # doctest: +SKIP
         >>> FlycooTensor.from_jax(eye)  # doctest: +SKIP
-        <FlycooTensor: shape=(3, 3), dtype=float32, nnz=3, layout='remap', device='cpu'>
+        <FlycooTensor: shape=(3, 3), dtype=float32, nnz=3, layout='replicated', device='cpu'>
         """
         if not hasattr(array, "n_batch"):
             raise TypeError(f"array is a {type(array).__name__}, expected a sparse JAX array")
@@ -355,7 +357,7 @@ class FlycooTensor:
         Examples
         --------
         >>> FlycooTensor.from_dense(np.eye(3))
-        <FlycooTensor: shape=(3, 3), dtype=float64, nnz=3, layout='remap', device='cpu'>
+        <FlycooTensor: shape=(3, 3), dtype=float64, nnz=3, layout='replicated', device='cpu'>
         """
         if hasattr(array, "tocoo"):
             name = type(array).__name__
