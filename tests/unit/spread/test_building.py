@@ -66,5 +66,5 @@ def test_host_memory_is_for_sorted_copies(layout):
 
 
 def test_a_wrong_name():
-    with pytest.raises(ValueError, match="layout is 'Auto', expected one of .'auto', 'remap', "):
+    with pytest.raises(ValueError, match=r"layout is 'Auto', expected one of \('auto', 'remap', "):
         FlycooTensor([[0]], [1.0], (2,), layout="Auto")
