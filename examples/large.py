@@ -92,7 +92,7 @@ def main(argv=None):
     parser.add_argument("--rank", type=int, default=16, help="number of planted components")
     parser.add_argument("--iterations", type=int, default=50, help="most for a start")
     parser.add_argument("--dtype", default="float32", choices=("float32", "float64"))
-    parser.add_argument("--layout", default="remap", choices=LAYOUTS)
+    parser.add_argument("--layout", default="auto", choices=("auto", *LAYOUTS))
     parser.add_argument("--starts", type=int, default=5, help="most starts")
     parser.add_argument("--checkpoint", type=Path, help="files to save to and continue from")
     parser.add_argument("--show", default="log", choices=("bar", "log"))

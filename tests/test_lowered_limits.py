@@ -13,9 +13,9 @@ from tensorly_flycoo.base import checks
 ROOT = Path(__file__).parent.parent
 
 
-def make_tensor(dtype=np.int64):
+def make_tensor(dtype=np.int64, layout="remap"):
     coords = np.random.default_rng(0).integers(0, 9, (3, 40)).astype(dtype)
-    return FlycooTensor(coords, np.ones(40), (9, 9, 9), device="cpu")
+    return FlycooTensor(coords, np.ones(40), (9, 9, 9), device="cpu", layout=layout)
 
 
 def test_the_option():
@@ -59,6 +59,12 @@ def test_a_low_record_takes_effect(monkeypatch):
 def test_three_slabs_take_effect(monkeypatch):
     lower_limit("slabs", monkeypatch)
     assert make_tensor().slabs == 3
+
+
+def test_remapping_by_default_takes_effect(monkeypatch):
+    lower_limit("remap", monkeypatch)
+    assert make_tensor(layout=None).layout == "remap"
+    assert make_tensor(layout="indexed").layout == "indexed"
 
 
 def test_low_groups_take_effect(monkeypatch):

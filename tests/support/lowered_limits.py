@@ -20,6 +20,11 @@ def choose_three(nnz, num_devices=1, streamed_nbytes=None):
     return 3
 
 
+def choose_remap(engine, name, *sizes):
+    """Stand in for `building.choose_layout`."""
+    return "remap" if name == "auto" else name
+
+
 #: For each limit, the names to replace and their new values.
 LOWERED = {
     # As with more than 2**31 indices or nonzeros: narrow types number only a few items.
@@ -66,6 +71,8 @@ LOWERED = {
     },
     # As with more than 2**32 nonzeros.
     "slabs": {"spread.building.choose_num_slabs": choose_three},
+    # As on a GPU.
+    "remap": {"spread.building.choose_layout": choose_remap},
     # As with modes of 2**31 indices or more.
     "record": {"format.packing.field_width": widen_field},
     # As with many nonzeros for each combination of the indices of adjacent modes.

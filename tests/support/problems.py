@@ -21,7 +21,8 @@ class Problem:
     shape: tuple
     factors: list
 
-    def tensor(self, **options):
+    def tensor(self, layout="remap", **options):
+        options["layout"] = layout  # by default the one with the most parts
         return tensorly_flycoo.FlycooTensor(self.coords, self.values, self.shape, **options)
 
     def arguments(self, mode):

@@ -13,9 +13,11 @@ from tensorly_flycoo import (
     LabelledTensor,
     from_dataframe,
     mttkrp,
+    write_tns,
 )
 from tensorly_flycoo.dask import WorkerLost, from_dask_dataframe, read_parquet, read_tns
 from tensorly_flycoo.tensor.digest import find_digest
+from tensorly_flycoo.testing import random_tensor
 
 MODES = ["user", "shop", "day"]
 
@@ -124,6 +126,18 @@ def test_incomplete_rows_are_dropped(client, table, tmp_path):
     for name in MODES:
         np.testing.assert_array_equal(found.labels[name], expected.labels[name])
     check_same(found.tensor, expected.tensor)
+
+
+@pytest.mark.parametrize(
+    ("layout", "chosen"),
+    [("auto", "indexed"), (None, "indexed"), ("replicated", "replicated"), ("remap", "remap")],
+)
+def test_layouts(client, tmp_path, layout, chosen):
+    x = random_tensor((30, 20, 9, 8), 2000, random_state=0, layout=layout, slabs=3)
+    write_tns(tmp_path / "x.tns", x)
+    found = read_tns(tmp_path / "x.tns", x.shape, layout=layout, slabs=3, client=client)
+    assert found.layout == x.layout == chosen
+    check_same(found, x)
 
 
 def test_tns(client, addresses, tmp_path):

@@ -36,7 +36,7 @@ def backend():
 
 @pytest.fixture
 def x():
-    return random_tensor(SHAPE, NNZ, random_state=0)
+    return random_tensor(SHAPE, NNZ, random_state=0, layout="remap")
 
 
 class OutOfDeviceMemoryError(MemoryError):
@@ -203,7 +203,7 @@ def test_an_error_keeps_nothing(monkeypatch, x):
 @pytest.mark.parametrize("size", [40, 400])
 def test_a_start_may_be_interrupted_anywhere(size):
     """Small Gram matrices are formed; larger ones are iterated with."""
-    x = random_tensor((size, 300, 200), NNZ, random_state=0)
+    x = random_tensor((size, 300, 200), NNZ, random_state=0, layout="remap")
     expected = get_factors(parafac(x, 2, n_iter_max=1))
     count = count_places(lambda: parafac(x, 2, n_iter_max=1))
     num_interrupts = 0

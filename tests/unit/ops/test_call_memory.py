@@ -27,13 +27,13 @@ def backend():
         yield
 
 
-def make_tensor(shape, nnz, dtype="float64", layout="remap"):
+def make_tensor(shape, nnz, dtype="float64"):
     rng = np.random.default_rng(0)
     coords = np.stack([rng.integers(0, size, nnz) for size in shape])
     values = rng.standard_normal(nnz).astype(dtype)
     # Without these, singular vectors of two modes may have no nonzero in common.
     coords[:, :16], values[:16] = np.arange(16), 100 + np.arange(16)
-    return FlycooTensor(coords, values, shape, layout=layout)
+    return FlycooTensor(coords, values, shape)
 
 
 def measure_peak(function):

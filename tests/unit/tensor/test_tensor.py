@@ -89,6 +89,7 @@ def test_dtype_argument(given, asked, kept):
 # Attributes
 
 
+@pytest.mark.usual_limits("record", "remap")
 def test_attributes(x):
     dense = make_dense()
     assert x.shape == (4, 5, 3)
@@ -96,7 +97,7 @@ def test_attributes(x):
     assert x.nnz == np.count_nonzero(dense)
     assert x.dtype == np.dtype("float64")
     assert x.density == np.count_nonzero(dense) / 60
-    assert (x.layout, x.device) == ("remap", "cpu")
+    assert (x.layout, x.device) == ("replicated", "cpu")
 
 
 def test_attributes_beyond_2_to_63_cells(huge):
@@ -143,27 +144,28 @@ def find_arrays(thing):
         yield from find_arrays(list(vars(thing).values()))
 
 
-@pytest.mark.usual_limits("groups", "prefixes", "index", "record", "tiles")
+@pytest.mark.usual_limits("groups", "index", "record", "tiles")
 def test_bytes_per_nonzero():
     """Two copies of 16 bytes, 6 bytes of ids per mode, and very little for tiles and rows."""
     x = make_problem((30, 20, 10), 30_000, rank=1).tensor()
     assert 2 * 16 + 6 * 3 <= x.nbytes / x.nnz < 2 * 16 + 6 * 3 + 0.1
 
 
-@pytest.mark.usual_limits("groups", "prefixes", "slabs")
+@pytest.mark.usual_limits("groups", "record", "remap", "slabs")
 def test_repr(x):
-    expected = "shape=(4, 5, 3), dtype=float64, nnz=10, layout='remap', device='cpu'"
+    expected = "shape=(4, 5, 3), dtype=float64, nnz=10, layout='replicated', device='cpu'"
     assert repr(x) == f"<FlycooTensor: {expected}>"
-    assert repr(FlycooTensor([[], []], [], (1, 70_000), layout="replicated")).startswith(
-        "<FlycooTensor: shape=(1, 70000), dtype=float64, nnz=0, layout='replicated'"
+    assert repr(FlycooTensor([[], []], [], (1, 70_000), layout="indexed")).startswith(
+        "<FlycooTensor: shape=(1, 70000), dtype=float64, nnz=0, layout='indexed'"
     )
 
 
+@pytest.mark.usual_limits("record", "remap")
 def test_repr_html(x, huge):
     html = x._repr_html_()
     assert html.startswith("<table>")
     assert html.endswith("</table>")
-    for fact in ("4 x 5 x 3", "float64", "10", "0.167", "remap", "cpu"):
+    for fact in ("4 x 5 x 3", "float64", "10", "0.167", "replicated", "cpu"):
         assert f"<td>{fact}</td>" in html
     assert "<td>4194304 x 2097152 x 8388608 x 1048576</td>" in huge._repr_html_()
 
