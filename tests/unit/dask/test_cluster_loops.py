@@ -110,6 +110,7 @@ def test_loops(tensors, folder, name, options, monkeypatch):
         assert decompose(x) == expected
 
 
+@pytest.mark.usual_limits("groups")  # whose factors are multiplied in this process
 def test_an_iteration_waits_for_the_workers_once(tensors, monkeypatch):
     fetch, counts = Cluster.fetch, []
 
