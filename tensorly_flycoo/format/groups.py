@@ -76,7 +76,8 @@ def find_groups(groups: object, shape: Sequence[int], nnz: int) -> tuple[Groups,
         return choose_groups(shape, nnz), 0 if nnz < _LEAST_NNZ else None
     found, count = check_groups(groups, shape), 0
     most = min(_MOST_ROWS, max(_FEW_ROWS, nnz // LEAST_NONZEROS))
-    if len(found[0]) > 1 and _count_rows(shape, found[0]) > most:
+    is_long = _count_rows(shape, found[0]) > most
+    if len(found[0]) > 1 and (is_long or not _is_divisible(shape, found)):
         count = len(found[0])
         found = (*((mode,) for mode in found[0]), *found[1:])
     check_products(found, shape)

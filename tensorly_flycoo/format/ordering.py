@@ -13,9 +13,6 @@ from .primitives import Primitives, index_dtype
 #: Number of records that are masked at a time.
 _MASK_BLOCK = 2**30
 
-#: Nonzeros whose prefixes are written at a time.
-_NUMBER_BLOCK = 2**24
-
 #: Sums of squares between these are accurate in float64.
 _SAFE_SQUARES = (1e-200, 1e200)
 
@@ -64,8 +61,9 @@ def order_records(
     cut = primitives.choose_cut(given.shape, given.dtype, groups, num_prefixes)
     flat, xp, nnz = cut.record_format.flat, primitives.xp, records.shape[0]
     numbered = xp.empty((nnz, flat.num_words), flat.word_dtype)
-    for start in range(0, nnz, _NUMBER_BLOCK):
-        block = slice(start, start + _NUMBER_BLOCK)
+    size = -(-nnz // 8)  # of a block: its coordinates take little beside the records
+    for start in range(0, nnz, size):
+        block = slice(start, start + size)
         own = xp.concatenate([given.coords(records[block], xp), numbers[None, block]])
         numbered[block] = primitives.pack(own, given.values(records[block]), flat)[0]
     return numbered, cut

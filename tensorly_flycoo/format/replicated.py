@@ -25,9 +25,11 @@ def number_prefixes(layout: Layout, primitives: Primitives) -> None:
     num_prefixes, group = record_format.num_prefixes, record_format.groups[0]
     coords = xp.zeros((len(group) + 1, num_prefixes), np.int64)
     with layout.hold_records() as records:
-        numbers = record_format.merged.rows(records, 0, xp)
-        for mode in group:  # all nonzeros of a prefix write the same index
-            coords[mode, numbers] = record_format.rows(records, mode, xp)
+        for start in range(0, layout.nnz, primitives.block_size):
+            block = records[start : start + primitives.block_size]
+            numbers = record_format.merged.rows(block, 0, xp)
+            for mode in group:  # all nonzeros of a prefix write the same index
+                coords[mode, numbers] = record_format.rows(block, mode, xp)
     coords[-1] = xp.arange(num_prefixes)
     shape = (*record_format.shape[: len(group)], num_prefixes)
     cut = primitives.choose_cut(shape, record_format.dtype)

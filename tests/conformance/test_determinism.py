@@ -57,7 +57,9 @@ def test_with_wider_ids_and_records(expected, limit, monkeypatch):
         assert compute_digests("cpu", layout) == {name: expected[name] for name in chosen}
 
 
-@pytest.mark.usual_limits("groups", "slabs", "grid", "tiles")  # new processes have the usual limits
+@pytest.mark.usual_limits(
+    "groups", "prefixes", "slabs", "grid", "tiles"
+)  # new processes have the usual limits
 @pytest.mark.parametrize("number", [3, pytest.param(1, marks=pytest.mark.slow)])
 def test_in_a_new_process(expected, number):
     """With another hash seed and number of threads; tests/README.md says how to start more."""

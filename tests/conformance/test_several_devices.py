@@ -251,7 +251,7 @@ def test_on_the_first_device(x, name, monkeypatch):
     assert len(results) == 1
 
 
-@pytest.mark.usual_limits("groups")  # whose factors are multiplied on the first device
+@pytest.mark.usual_limits("groups", "prefixes")  # whose factors are multiplied on the first device
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_an_mttkrp_takes_few_exchanges(x, count, monkeypatch):
     """One for all that it reads, however many devices there are, and one to add results."""

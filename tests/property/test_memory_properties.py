@@ -24,7 +24,7 @@ def count_more_empty_rows(record_format, nnz, tilings):
     return sum(tiling.empty_rows.size for tiling in tilings) - sum(least)
 
 
-@pytest.mark.usual_limits("slabs")
+@pytest.mark.usual_limits("prefixes", "slabs")
 @quick
 @given(nonzeros(), layout_names, dtypes)
 def test_a_tensor_takes_the_estimated_memory(drawn, name, dtype):

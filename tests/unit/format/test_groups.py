@@ -22,7 +22,7 @@ DIVISIONS = [
 ]
 
 
-@pytest.mark.usual_limits("groups")
+@pytest.mark.usual_limits("groups", "prefixes")
 @pytest.mark.parametrize(
     ("shape", "nnz", "expected"),
     [
@@ -42,6 +42,7 @@ def test_choice(shape, nnz, expected):
     assert choose_groups(shape, nnz) == tuple(expected)
 
 
+@pytest.mark.usual_limits("groups", "prefixes")
 def test_what_users_give():
     assert find_groups(None, (2, 3), 10**6) == (((0,), (1,)), 0)
     assert find_groups([[0], range(1, 3)], (9, 5, 4), 1) == (((0,), (1, 2)), 0)
@@ -125,6 +126,7 @@ def test_the_same_bits_in_all_layouts(groups):
         assert all(other.tobytes() == first.tobytes() for other in others)
 
 
+@pytest.mark.usual_limits("prefixes")
 def test_they_are_shown_and_kept():
     x = make_problem(SHAPE, 300).tensor(groups=DIVISIONS[0])
     assert repr(x).endswith("groups=((0, 1, 2), (3, 4))>")
@@ -145,6 +147,7 @@ def make_repeating(nnz=3000, num_pairs=200):
     return problem
 
 
+@pytest.mark.usual_limits("groups")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_numbered_prefixes(layout, dtype):
@@ -182,11 +185,13 @@ def test_numbered_prefixes_are_saved(tmp_path):
             assert mttkrp(y, problem.factors, mode).tobytes() == expected.tobytes()
 
 
+@pytest.mark.usual_limits("groups")
 def test_slabs_have_no_numbers():
     x = make_repeating().tensor(groups=[(0, 1), (2,)], slabs=2)
     assert x.groups == ((0,), (1,), (2,))
 
 
+@pytest.mark.usual_limits("prefixes")
 @pytest.mark.parametrize(("num_pairs", "is_worth_it"), [(300, True), (4000, False)])
 def test_prefixes_are_counted(monkeypatch, num_pairs, is_worth_it):
     monkeypatch.setattr(groups_module, "_LEAST_NNZ", 0)
@@ -208,3 +213,15 @@ def test_all_but_the_last_mode_are_numbered(monkeypatch):
     for mode in range(5):
         expected = mttkrp(plain, factors, mode)
         np.testing.assert_array_equal(mttkrp(ones, factors, mode), expected)
+
+
+def test_prefixes_with_the_longest_mode_behind_are_kept():
+    """A group whose longest mode is not its first has no row for each combination."""
+    problem = make_problem((3, 40, 9), 2000)
+    x = problem.tensor(groups=[(0, 1), (2,)])
+    assert x._layout.record_format.num_prefixes == 120
+    for other in (x + x, 2 * x, pickle.loads(pickle.dumps(x))):
+        assert other.groups == x.groups
+        assert other._layout.record_format.num_prefixes == 120
+    problem.check_tensor(x)
+    assert problem.tensor(groups=x.groups, slabs=2).groups == ((0,), (1,), (2,))

@@ -77,6 +77,7 @@ def check_same(x, y, factors):
         np.testing.assert_array_equal(array, same)
 
 
+@pytest.mark.usual_limits("prefixes", "slabs")  # prefixes are not numbered in slabs
 @KEEPS
 @LAYOUTS
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -105,7 +105,7 @@ def test_parameters_and_clone(x):
 @pytest.mark.parametrize("convert", [lambda x: x, lambda x: x.to_coo()], ids=["ours", "raw"])
 @pytest.mark.parametrize(
     "n_jobs",  # new processes have the usual limits
-    [None, pytest.param(2, marks=pytest.mark.usual_limits("groups"))],
+    [None, pytest.param(2, marks=pytest.mark.usual_limits("groups", "prefixes"))],
 )
 def test_a_search_for_the_rank_by_held_out_entries(x, convert, n_jobs):
     held_out = x.nonzeros()[0][:, ::10]

@@ -48,6 +48,7 @@ def measure_peak(function):
         tracemalloc.stop()
 
 
+@pytest.mark.usual_limits("prefixes")
 @EACH_PROBLEM
 @pytest.mark.parametrize("init", ["svd", "random"])
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])

@@ -82,7 +82,9 @@ def test_results_have_the_bits_of_resident_slabs(stagers, dtype):
     assert stagers[0].num_held == 0
 
 
-@pytest.mark.usual_limits("groups")  # a sweep of a decomposition takes one copy for each group
+@pytest.mark.usual_limits(
+    "groups", "prefixes"
+)  # a sweep of a decomposition takes one copy for each group
 def test_the_next_copy_of_a_sweep_is_announced(stagers):
     x, factors = make(slabs=NUM_SLABS, keep="host"), draw_factors()
     for mode in (0, 1, 2, 0):

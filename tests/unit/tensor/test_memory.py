@@ -39,6 +39,9 @@ def test_nbytes_is_exact_if_no_row_is_empty(shape, nnz, dtype, layout):
     assert estimate_memory(shape, nnz, dtype=dtype, layout=layout).nbytes == x.nbytes
 
 
+@pytest.mark.usual_limits(
+    "groups", "prefixes"
+)  # which are as many as nonzeros, else at most an eighth
 @LAYOUTS
 @pytest.mark.parametrize("nnz", [0, 1, 100])
 def test_nbytes_is_exact_if_the_fewest_possible_rows_are_empty(nnz, layout):
@@ -82,6 +85,7 @@ def measure_peak(shape, nnz, layout, dtype, spread):
         tracemalloc.stop()
 
 
+@pytest.mark.usual_limits("prefixes")
 @LAYOUTS
 @DTYPES
 @pytest.mark.parametrize(
@@ -104,6 +108,26 @@ def test_the_bound_on_the_peak_is_tight(shape, spread, dtype, layout):
     measured = measure_peak(shape, nnz, layout, dtype, spread)
     estimate = estimate_memory(shape, nnz, dtype=dtype, layout=layout, device="cpu")
     assert estimate.peak_nbytes / 2 <= measured <= estimate.peak_nbytes + SMALL_NBYTES
+
+
+@LAYOUTS
+@DTYPES
+def test_the_bound_holds_with_numbered_prefixes(dtype, layout):
+    shape, nnz = (12_000, 28_000, 9_000), 200_000
+    problem = make_problem(shape, nnz, dtype=dtype)
+    pairs = np.random.default_rng(0).integers(0, nnz // 10, nnz)
+    problem.coords[:2] = problem.coords[:2, pairs]
+    problem.tensor(layout=layout)  # compiles
+    tracemalloc.start()
+    try:
+        x = problem.tensor(layout=layout)
+        measured = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert x.groups == ((0, 1), (2,))
+    estimate = estimate_memory(shape, nnz, dtype=dtype, layout=layout, device="cpu")
+    given = problem.coords.nbytes + problem.values.nbytes
+    assert given + measured <= estimate.peak_nbytes + SMALL_NBYTES
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,9 @@ def test_out_may_be_the_factor_of_the_mode(layout):
         problem.check(mttkrp(x, factors, mode, out=factors[mode]), mode)
 
 
-@pytest.mark.usual_limits("groups", "slabs")  # results of a group are added before they contract
+@pytest.mark.usual_limits(
+    "groups", "prefixes", "slabs"
+)  # results of a group are added before they contract
 @LAYOUTS
 def test_bits_of_each_layout_are_those_of_slabs_added_by_hand(layout):
     """The tree, with tensors of their own: ((0 + 1) + 2)."""

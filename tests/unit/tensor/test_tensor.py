@@ -144,14 +144,14 @@ def find_arrays(thing):
         yield from find_arrays(list(vars(thing).values()))
 
 
-@pytest.mark.usual_limits("groups", "index", "record", "tiles")
+@pytest.mark.usual_limits("groups", "prefixes", "index", "record", "tiles")
 def test_bytes_per_nonzero():
     """Two copies of 16 bytes, 6 bytes of ids per mode, and very little for tiles and rows."""
     x = make_problem((30, 20, 10), 30_000, rank=1).tensor()
     assert 2 * 16 + 6 * 3 <= x.nbytes / x.nnz < 2 * 16 + 6 * 3 + 0.1
 
 
-@pytest.mark.usual_limits("groups", "record", "remap", "slabs")
+@pytest.mark.usual_limits("groups", "prefixes", "record", "remap", "slabs")
 def test_repr(x):
     expected = "shape=(4, 5, 3), dtype=float64, nnz=10, layout='replicated', device='cpu'"
     assert repr(x) == f"<FlycooTensor: {expected}>"

@@ -27,7 +27,7 @@ def make_factors(shape, ranks, dtype="float64"):
     return [rng.standard_normal(size).astype(dtype) for size in zip(shape, ranks, strict=True)]
 
 
-pytestmark = pytest.mark.usual_limits("groups")  # the engine is called with modes
+pytestmark = pytest.mark.usual_limits("groups", "prefixes")  # the engine is called with modes
 
 
 def compute(x, factors, mode):
@@ -143,7 +143,7 @@ def test_slots_keep_only_nonempty_rows(small_tiles):
     check(spread, problem, factors, 0)
 
 
-@pytest.mark.usual_limits("groups", "slabs")
+@pytest.mark.usual_limits("groups", "prefixes", "slabs")
 def test_no_nonzeros():
     problem = make_problem((4, 5, 6), 0)
     factors = make_factors(problem.shape, (2, 3, 4))

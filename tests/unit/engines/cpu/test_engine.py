@@ -164,7 +164,9 @@ def test_the_same_bits_for_any_number_of_threads_and_in_every_run(dtype, layout)
         numba.set_num_threads(num_threads)
 
 
-@pytest.mark.usual_limits("groups", "slabs", "tiles")  # new processes have the usual limits
+@pytest.mark.usual_limits(
+    "groups", "prefixes", "slabs", "tiles"
+)  # new processes have the usual limits
 @pytest.mark.parametrize("num_threads", ["1", "3"])
 def test_the_same_bits_in_another_process(num_threads):
     """Also with more threads than this process or machine may have."""

@@ -18,7 +18,7 @@ from tensorly_flycoo.engines.cpu import logarithms
 LAYOUTS = ("remap", "replicated", "indexed")
 SIZES = (7, 5, 6, 4, 3)
 
-pytestmark = pytest.mark.usual_limits("groups")  # the engine is called with modes
+pytestmark = pytest.mark.usual_limits("groups", "prefixes")  # the engine is called with modes
 
 
 @pytest.fixture
