@@ -160,10 +160,13 @@ def repeats_kept():
         ordering.sum_duplicates = merge
 
 
-def build(coords, values, shape, layout):
-    """Build a tensor on the GPU; return it and its number of distinct coordinates."""
+def build(coords, values, shape, layout, groups=None):
+    """Build a tensor on the GPU; return it and its number of distinct coordinates.
+
+    By default its modes are apart, so that each can be timed.
+    """
     with repeats_kept() as counts:
-        x = FlycooTensor(coords, values, shape, layout=layout, device="cuda")
+        x = FlycooTensor(coords, values, shape, layout=layout, device="cuda", groups=groups)
     return x, counts[0] if counts else x.nnz
 
 

@@ -80,7 +80,8 @@ def test_peak_is_bounded_and_not_by_much(pool, shape, skew, layout, dtype):
     num_arrays = 2 + 6 * len(shape)
     assert x.nbytes <= hook.used <= x.nbytes + num_arrays * BLOCK_NBYTES
     empty_rows = [tiling.empty_rows for tiling in x._layout.tilings]
-    more = [r.size - max(0, size - nnz) for r, size in zip(empty_rows, shape, strict=True)]
+    sizes = x._layout.merged.shape
+    more = [r.size - max(0, size - nnz) for r, size in zip(empty_rows, sizes, strict=True)]
     extra = sum(n * r.itemsize for n, r in zip(more, empty_rows, strict=True))
     assert x.nbytes == estimate.nbytes + extra
 

@@ -50,6 +50,7 @@ class CpuMachine(TensorMachine):
     def use_other_threads(self, num_threads):
         numba.set_num_threads(min(num_threads, numba.config.NUMBA_NUM_THREADS))
 
+
 # A tensor built again from its nonzeros may have other groups: their number, without duplicates,
 # is another one.
 pytestmark = pytest.mark.usual_limits("prefixes")

@@ -154,6 +154,7 @@ class CpuEngine(CpuPrimitives, Engine):
         out: Array,
         slots: Array | None = None,
     ) -> Compute:
+        assert layout.merged is layout.record_format, "TTMc knows no groups"
         record_format, tiling = layout.record_format, layout.tilings[mode]
         partial_rows = np.empty((tiling.carry_rows.size, out.shape[1]), out.dtype)
         # With a single mode each nonzero takes row 0 of a factor of ones.

@@ -166,6 +166,7 @@ class CudaEngine(CudaPrimitives, Engine):
         out: Array,
         slots: Array | None = None,
     ) -> Compute:
+        assert layout.merged is layout.record_format, "TTMc knows no groups"
         record_format, tiling = layout.record_format, layout.tilings[mode]
         num_tiles, num_columns = tiling.carry_rows.shape[0], out.shape[1]
         if num_tiles == 0:

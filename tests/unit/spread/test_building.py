@@ -23,7 +23,7 @@ CHOICES = [
     pytest.param((9,), 5, "float32", "replicated", id="one mode"),
     pytest.param((4, 5, 6, 7), 0, "float64", "replicated", id="no nonzeros"),
 ]
-USUAL = pytest.mark.usual_limits("groups", "index", "prefixes", "record", "remap", "tiles")
+USUAL = pytest.mark.usual_limits("groups", "index", "prefixes", "record", "remap")
 
 
 @USUAL
