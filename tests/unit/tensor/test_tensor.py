@@ -151,11 +151,7 @@ def test_bytes_per_nonzero():
     assert 2 * 16 + 6 * 3 <= x.nbytes / x.nnz < 2 * 16 + 6 * 3 + 0.1
 
 
-<<<<<<< HEAD
-@pytest.mark.usual_limits("groups", "record", "remap", "slabs")
-=======
 @pytest.mark.usual_limits("groups", "prefixes", "record", "remap", "slabs")
->>>>>>> autolayout
 def test_repr(x):
     expected = "shape=(4, 5, 3), dtype=float64, nnz=10, layout='replicated', device='cpu'"
     assert repr(x) == f"<FlycooTensor: {expected}>"
