@@ -44,7 +44,8 @@ class MemoryEstimate:
     ----------
     nbytes : int
         `FlycooTensor.nbytes` if each mode has as few empty rows (indices without nonzeros) as
-        `nnz` allows. Each empty row beyond those adds 4 bytes.
+        `nnz` allows, and no combinations of indices are numbered. Each empty row beyond those adds
+        4 bytes.
     peak_nbytes : int
         Peak use of the device's memory while the tensor is built from arrays on the host: an upper
         bound for any empty rows and any order of the nonzeros. With several devices, this and
