@@ -89,7 +89,8 @@ def give_slabs():
 
 def give_formula():
     M, B, C = np.zeros((2, 3)), np.ones((4, 3)), np.ones((5, 3))
-    return {"M": M, "B": B, "C": C, "i": 1, "j": 2, "k": 3, "v": 2.0}
+    given = {"M": M, "B": B, "C": C, "i": 1, "j": 2, "k": 3, "v": 2.0}
+    return given | {"a": 1, "T": np.ones((2, 4, 3))}
 
 
 def give_file():
