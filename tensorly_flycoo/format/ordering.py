@@ -1,7 +1,6 @@
 """Bring nonzeros into canonical order: sorted, without duplicates and zeros."""
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -47,18 +46,12 @@ def order_records(
     """Make canonical records, with numbered prefixes if `cut` says so; return the final cut too."""
     given, count = cut.record_format, cut.num_numbered
     records = make_canonical_records(coords, values, given, primitives)
-    cut, numbers = cut._replace(num_numbered=0), None
-    if records.shape[0] == 0:
+    cut, found = cut._replace(num_numbered=0), None
+    if count != 0 and records.shape[0] > 0:
+        found = _find_prefixes(records, given, count, primitives)
+    if found is None:
         return records, cut
-    if count is None:
-        count, numbers = _choose_prefix(records, given, primitives)
-    elif count > 0:
-        *_, numbers = _number_prefixes(records, given, count, primitives)
-    if numbers is None:
-        return records, cut
-    groups = (tuple(range(count)), *list_rest(given.groups, count))
-    num_prefixes = int(numbers[-1]) + 1
-    cut = primitives.choose_cut(given.shape, given.dtype, groups, num_prefixes)
+    numbers, cut = found
     flat, xp, nnz = cut.record_format.flat, primitives.xp, records.shape[0]
     numbered = xp.empty((nnz, flat.num_words), flat.word_dtype)
     size = -(-nnz // 8)  # of a block: its coordinates take little beside the records
@@ -69,31 +62,31 @@ def order_records(
     return numbered, cut
 
 
-def _number_prefixes(
-    records: Array, record_format: RecordFormat, count: int, primitives: Primitives
-) -> Iterator[Array]:
-    """Yield the numbers (nnz,) of the different prefixes of 1, 2, ..., `count` indices."""
-    xp, nnz = primitives.xp, records.shape[0]
+def _find_prefixes(
+    records: Array, given: RecordFormat, count: int | None, primitives: Primitives
+) -> tuple[Array, Cut] | None:
+    """Number the combinations of the first `count` indices, and choose the cut with the numbers.
+
+    By default of as many indices as have few combinations, if that makes fewer groups and no longer
+    records; else None.
+    """
+    xp, nnz, found = primitives.xp, records.shape[0], None
     is_new = xp.zeros(nnz, bool)
-    for mode in range(count):
-        rows = record_format.rows(records, mode, xp)
+    for mode in range(count or given.ndim - 1):
+        rows = given.rows(records, mode, xp)
         is_new[1:] |= rows[1:] != rows[:-1]
         del rows
-        yield xp.cumsum(is_new, dtype=index_dtype(nnz))
-
-
-def _choose_prefix(
-    records: Array, record_format: RecordFormat, primitives: Primitives
-) -> tuple[int, Array | None]:
-    """Return the longest prefix of few combinations that makes fewer groups, and its numbers."""
-    best: tuple[int, Array | None] = (0, None)
-    numbered = _number_prefixes(records, record_format, record_format.ndim - 1, primitives)
-    for count, numbers in enumerate(numbered, start=1):
-        if int(numbers[-1]) * LEAST_NONZEROS >= numbers.size:
+        numbers = xp.cumsum(is_new, dtype=index_dtype(nnz))
+        num_prefixes = int(numbers[-1]) + 1
+        groups = (tuple(range(mode + 1)), *list_rest(given.groups, mode + 1))
+        cut = primitives.choose_cut(given.shape, given.dtype, groups, num_prefixes)
+        if count is None and (num_prefixes - 1) * LEAST_NONZEROS >= nnz:
             break
-        if 1 + len(list_rest(record_format.groups, count)) < len(record_format.groups):
-            best = (count, numbers)
-    return best
+        is_better = len(groups) < len(given.groups)
+        is_better &= cut.record_format.num_words <= given.num_words
+        if is_better if count is None else mode + 1 == count:
+            found = (numbers, cut)
+    return found
 
 
 def drop_zeros(records: Array, record_format: RecordFormat) -> Array:
