@@ -40,9 +40,9 @@ def choose_groups(shape: Sequence[int], nnz: int) -> Groups:
     ((0,), (1,), (2,))
     """
     modes, most = range(len(shape)), min(_MOST_ROWS, nnz // LEAST_NONZEROS)
-    if nnz < _LEAST_NNZ or len(shape) > _MOST_MODES:
-        return tuple((mode,) for mode in modes)
     best: Groups = tuple((mode,) for mode in modes)
+    if nnz < _LEAST_NNZ or len(shape) > _MOST_MODES:
+        return best
     for num_groups in range(len(shape) - 1, 1, -1):
         allowed = {}
         for starts in combinations(modes[1:], num_groups - 1):
@@ -82,9 +82,9 @@ def find_groups(groups: object, shape: Sequence[int], nnz: int) -> tuple[Groups,
         found = (*((mode,) for mode in found[0]), *found[1:])
     check_products(found, shape)
     if not _is_divisible(shape, found):
-        longest = max(range(len(shape)), key=lambda mode: shape[mode])
         raise ValueError(
-            f"groups is {groups!r}, expected the longest mode, {longest}, to begin a group"
+            f"groups is {groups!r}, expected the longest mode, {_find_longest(shape)}, to begin a "
+            "group"
         )
     return found, count
 
@@ -127,5 +127,9 @@ def _count_rows(shape: Sequence[int], group: Sequence[int]) -> int:
 
 def _is_divisible(shape: Sequence[int], groups: Groups) -> bool:
     """Return whether the longest mode is the first of its group, so that slabs can cut it."""
-    longest = max(range(len(shape)), key=lambda mode: shape[mode])
+    longest = _find_longest(shape)
     return any(group[0] == longest for group in groups)
+
+
+def _find_longest(shape: Sequence[int]) -> int:
+    return max(range(len(shape)), key=lambda mode: shape[mode])

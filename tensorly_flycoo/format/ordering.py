@@ -78,10 +78,10 @@ def _find_prefixes(
         del rows
         numbers = xp.cumsum(is_new, dtype=index_dtype(nnz))
         num_prefixes = int(numbers[-1]) + 1
-        groups = (tuple(range(mode + 1)), *list_rest(given.groups, mode + 1))
-        cut = primitives.choose_cut(given.shape, given.dtype, groups, num_prefixes)
         if count is None and (num_prefixes - 1) * LEAST_NONZEROS >= nnz:
             break
+        groups = (tuple(range(mode + 1)), *list_rest(given.groups, mode + 1))
+        cut = primitives.choose_cut(given.shape, given.dtype, groups, num_prefixes)
         is_better = len(groups) < len(given.groups)
         is_better &= cut.record_format.num_words <= given.num_words
         if is_better if count is None else mode + 1 == count:
