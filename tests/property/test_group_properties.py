@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import numba
 import numpy as np
 import pytest
 import reference
@@ -13,25 +12,15 @@ from strategies import dtypes, nonzeros, quick
 
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.base.checks import LAYOUTS
-from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.format.groups import find_groups
 from tensorly_flycoo.ops.group_passes import LastPass
 from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep
 from tensorly_flycoo.ops.ratios import mttkrp_of_ratios
 
 slabs = st.integers(1, 5)
+pytestmark = pytest.mark.usefixtures("small_tiles", "one_thread")
+
 for_all = settings(quick, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch):
-    """Rows over many tiles; one thread, to save time in thousands of tiny calls."""
-    monkeypatch.setattr(cpu, "TILE_SIZE", 4)
-    monkeypatch.setattr(cpu, "BUCKET_SIZE", 8)
-    num_threads = numba.get_num_threads()
-    numba.set_num_threads(1)
-    yield
-    numba.set_num_threads(num_threads)
 
 
 @st.composite

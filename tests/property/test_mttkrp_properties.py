@@ -1,6 +1,5 @@
 """Laws of MTTKRP through the public API, on the CPU engine with small tiles and buckets."""
 
-import numba
 import numpy as np
 import pytest
 import reference
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 from strategies import nonzeros, quick, seeds
 
 from tensorly_flycoo import FlycooTensor, mttkrp
-from tensorly_flycoo.engines.cpu import engine as cpu
 
 layouts = st.sampled_from(["remap", "replicated", "indexed"])
 fixture_is_for_all_examples = settings(
@@ -17,21 +15,6 @@ fixture_is_for_all_examples = settings(
 )
 
 pytestmark = pytest.mark.usefixtures("small_tiles", "one_thread")
-
-
-@pytest.fixture
-def small_tiles(monkeypatch):
-    monkeypatch.setattr(cpu, "TILE_SIZE", 4)
-    monkeypatch.setattr(cpu, "BUCKET_SIZE", 8)
-
-
-@pytest.fixture
-def one_thread():
-    """Use one thread, to save time in thousands of tiny calls; unit tests use more."""
-    num_threads = numba.get_num_threads()
-    numba.set_num_threads(1)
-    yield
-    numba.set_num_threads(num_threads)
 
 
 def build(drawn, layout="remap"):

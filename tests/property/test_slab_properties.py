@@ -2,7 +2,6 @@
 
 from itertools import pairwise
 
-import numba
 import numpy as np
 import pytest
 import reference
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from strategies import dtypes, nonzeros, quick, seeds
 
 from tensorly_flycoo import FlycooTensor, mttkrp
-from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.format.tree import count_waiting, fold_tree
 from tensorly_flycoo.ops.ttmc import find_nonempty_rows, multiply_nonempty_rows
 from tensorly_flycoo.spread.partition import count_rows, find_edges
@@ -23,21 +21,6 @@ fixture_is_for_all_examples = settings(
 )
 
 pytestmark = pytest.mark.usefixtures("small_tiles", "one_thread")
-
-
-@pytest.fixture
-def small_tiles(monkeypatch):
-    monkeypatch.setattr(cpu, "TILE_SIZE", 4)
-    monkeypatch.setattr(cpu, "BUCKET_SIZE", 8)
-
-
-@pytest.fixture
-def one_thread():
-    """Use one thread, to save time in thousands of tiny calls; unit tests use more."""
-    num_threads = numba.get_num_threads()
-    numba.set_num_threads(1)
-    yield
-    numba.set_num_threads(num_threads)
 
 
 def compute(x, factors):

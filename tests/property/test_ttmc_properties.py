@@ -1,6 +1,5 @@
 """Laws of TTMc on the CPU engine with small tiles."""
 
-import numba
 import numpy as np
 import pytest
 import reference
@@ -9,24 +8,13 @@ from hypothesis import strategies as st
 from strategies import nonzeros, quick, seeds
 
 from tensorly_flycoo import FlycooTensor
-from tensorly_flycoo.engines.cpu import engine as cpu
 from tensorly_flycoo.ops.mode_product import ModeProduct
 
 fixture_is_for_all_examples = settings(
     quick, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
-pytestmark = pytest.mark.usefixtures("small_tiles_and_one_thread")
-
-
-@pytest.fixture
-def small_tiles_and_one_thread(monkeypatch):
-    monkeypatch.setattr(cpu, "TILE_SIZE", 4)
-    monkeypatch.setattr(cpu, "BUCKET_SIZE", 8)
-    num_threads = numba.get_num_threads()
-    numba.set_num_threads(1)
-    yield
-    numba.set_num_threads(num_threads)
+pytestmark = pytest.mark.usefixtures("small_tiles", "one_thread")
 
 
 def draw_factors(shape, seed, exact=False):
