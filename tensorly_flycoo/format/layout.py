@@ -24,7 +24,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from ..base.array_modules import Array, array_module
-from .ordering import count_canonical_nbytes
+from .ordering import count_canonical_nbytes, order_records
 from .packing import Cut, RecordFormat
 from .primitives import Compute, Primitives, Step, index_dtype
 from .tiling import RowTiling, count_tiling_nbytes, tile_rows
@@ -60,9 +60,14 @@ class Layout(ABC):
         self.mode = 0  # whose storage the records are in; 0 if they never move
 
     @classmethod
-    @abstractmethod
     def build(cls, coords: Array, values: Array, cut: Cut, primitives: Primitives) -> Self:
         """Build the layout from checked coords (ndim, nnz) and values (nnz,)."""
+        return cls.arrange(*order_records(coords, values, cut, primitives), primitives)
+
+    @classmethod
+    @abstractmethod
+    def arrange(cls, records: Array, cut: Cut, primitives: Primitives) -> Self:
+        """Build the layout from canonical records, whose memory becomes its own."""
 
     # Contents
 

@@ -97,7 +97,8 @@ class FlycooTensor:
         "remap" keeps two copies of the nonzeros and remaps them from mode to mode while computing
         (the FLYCOO algorithm); "replicated" keeps one sorted copy for each mode; "indexed" keeps
         one copy and, for each mode but the first, an index into it: the least memory. "auto", the
-        default, is "remap" on a GPU, and "replicated" with ``keep="host"``; on a CPU it is
+        default, is "replicated" with ``keep="host"``, and where at most two modes or groups are
+        left, since remapping would keep two copies as well. Else it is "remap" on a GPU; on a CPU
         "replicated" where its copies take no more memory than remap's two copies and ids would,
         else "indexed".
     device : {"auto", "cpu", "cuda"}, optional

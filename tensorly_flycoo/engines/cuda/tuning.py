@@ -99,14 +99,17 @@ class Occupancy:
 #: By compute capability; within one, the first row that fits is used. After the capability: the
 #: most inputs, the highest rank, batch, threads, tile size. Names are the benchmark's tensors.
 OCCUPANCIES = (
+    Occupancy((8, 0), 1, _ANY, 8, 1024, 2048, _AS_9),
     Occupancy((8, 0), 2, _ANY, 4, 1024, 2048, _AS_9),
     Occupancy((8, 0), 3, _ANY, 4, 640, 1024, _AS_9),
     Occupancy((8, 0), 4, _ANY, 2, 1024, 1024, _AS_9),
     Occupancy((8, 0), _ANY, _ANY, 2, 512, 1024, _AS_9),
+    Occupancy((9, 0), 1, _ANY, 8, 1024, 2048, "H200, rank 32: nell-2, nell-1, darpa in groups"),
     Occupancy((9, 0), 2, _ANY, 4, 1024, 2048, "H200, rank 32: nell-1, nell-2, amazon"),
     Occupancy((9, 0), 3, _ANY, 4, 640, 1024, "H200, rank 32: delicious, uber"),
     Occupancy((9, 0), 4, _ANY, 2, 1024, 1024, "H200, rank 32: vast"),
     Occupancy((9, 0), _ANY, _ANY, 2, 512, 1024, _SPILLS),
+    Occupancy((10, 0), 1, _ANY, 8, 1024, 2048, _AS_9),
     Occupancy((10, 0), 2, _ANY, 4, 1024, 2048, _AS_9),
     Occupancy((10, 0), 3, _ANY, 4, 640, 1024, _AS_9),
     Occupancy((10, 0), 4, _ANY, 2, 1024, 1024, _AS_9),

@@ -38,10 +38,22 @@ def test_a_cpu_has_the_fastest_layout_in_the_memory_of_remapping(shape, nnz, dty
         assert estimate_memory(shape, nnz, dtype=dtype, layout=layout).nbytes == sizes[expected]
 
 
-def test_a_gpu_remaps():
-    sizes = (500, (40, 30, 50), np.dtype("float32"), ((0,), (1,), (2,)))
-    assert choose_layout(SimpleNamespace(name="cuda"), "auto", *sizes) == "remap"
-    assert choose_layout(SimpleNamespace(name="cuda"), "indexed", *sizes) == "indexed"
+def test_a_gpu_remaps_where_that_saves_a_copy():
+    sizes, gpu = (500, (40, 30, 50), np.dtype("float32")), SimpleNamespace(name="cuda")
+    assert choose_layout(gpu, "auto", *sizes, ((0,), (1,), (2,))) == "remap"
+    assert choose_layout(gpu, "auto", *sizes, ((0, 1), (2,))) == "replicated"
+    for layout in ("remap", "indexed"):
+        assert choose_layout(gpu, layout, *sizes, ((0, 1), (2,))) == layout
+
+
+@pytest.mark.usual_limits("groups", "index", "prefixes", "record", "remap")
+def test_the_default_counts_numbered_prefixes():
+    """Four modes of float64 are indexed; if three become one group, two copies suffice."""
+    coords = np.stack(np.unravel_index(np.arange(2**16), (2, 16, 2, 2**10)))
+    coords[:3] *= np.array([[1000], [60], [1000]])
+    x = FlycooTensor(coords, np.ones(2**16), (1001, 1001, 1001, 2**10))
+    assert (x.groups, x.layout) == (((0, 1, 2), (3,)), "replicated")
+    assert FlycooTensor(coords, np.ones(2**16), x.shape, groups=None).layout == "indexed"
 
 
 @USUAL
