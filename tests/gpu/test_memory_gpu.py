@@ -4,6 +4,7 @@ Every test has its own pool; a limited pool simulates a GPU with less memory.
 """
 
 import gc
+import math
 
 import cupy
 import numpy as np
@@ -80,8 +81,10 @@ def test_peak_is_bounded_and_not_by_much(pool, shape, skew, layout, dtype):
     num_arrays = 2 + 6 * len(shape)
     assert x.nbytes <= hook.used <= x.nbytes + num_arrays * BLOCK_NBYTES
     empty_rows = [tiling.empty_rows for tiling in x._layout.tilings]
-    sizes = x._layout.merged.shape
-    more = [r.size - max(0, size - nnz) for r, size in zip(empty_rows, sizes, strict=True)]
+    # A group's rows that stand for no combination of indices are empty in any tensor.
+    most = [min(nnz, math.prod(shape[mode] for mode in group)) for group in x.groups]
+    sizes = zip(empty_rows, x._layout.merged.shape, most, strict=True)
+    more = [rows.size - (size - used) for rows, size, used in sizes]
     extra = sum(n * r.itemsize for n, r in zip(more, empty_rows, strict=True))
     assert x.nbytes == estimate.nbytes + extra
 

@@ -26,7 +26,7 @@ def test_each_row_names_where_it_was_measured():
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0)])
 @pytest.mark.parametrize(
     ("num_inputs", "batch", "num_threads"),
-    [(0, 4, 1024), (1, 4, 1024), (2, 4, 1024), (3, 4, 640), (4, 2, 1024), (5, 2, 512)],
+    [(0, 8, 1024), (1, 8, 1024), (2, 4, 1024), (3, 4, 640), (4, 2, 1024), (5, 2, 512)],
 )
 def test_occupancy(num_inputs, batch, num_threads, capability):
     gpu = tuning.Gpu(capability, 100 * 1024)
