@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 #: of them could be much larger than a factor.
 _COLUMNS_AT_ONCE = 2**22
 
-#: A product with a Gram matrix whose intermediate and final results are larger is computed for few
-#: vectors at a time.
+#: A product with a Gram matrix whose intermediate and final results are larger is computed for as
+#: many vectors at a time as fit, in whole steps, but at least one step.
 _MAX_PRODUCT_NBYTES = 2**32
-_VECTORS_AT_ONCE = 8
+_VECTORS_STEP = 8
 
 
 class Entries(NamedTuple):
@@ -300,9 +300,8 @@ class SharedColumns:
 
     def _add_product(self, columns: Layout, total: Array, block: Array, mode: int) -> None:
         """Add the product with the Gram matrix of the other mode than `mode`, in place."""
-        width = block.shape[1]
-        if sum(columns.record_format.shape) * width * block.itemsize > _MAX_PRODUCT_NBYTES:
-            width = _VECTORS_AT_ONCE
+        step_nbytes = sum(columns.record_format.shape) * _VECTORS_STEP * block.itemsize
+        width = max(1, _MAX_PRODUCT_NBYTES // step_nbytes) * _VECTORS_STEP
         for first in range(0, block.shape[1], width):
             own = self._engine.xp.ascontiguousarray(block[:, first : first + width])
             product = self._multiply(columns, self._multiply(columns, own, mode), 1 - mode)
