@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self, TypeAlias
 from ..base.array_modules import Array
 from ..base.checks import check_finite, check_inside
 from ..base.devices import Devices
+from ..format.group_passes import FindRows
 from ..format.layout import Layout
 from ..format.ordering import count_canonical_nbytes
 from ..format.packing import RecordFormat
@@ -39,8 +40,6 @@ class SlabLayout:
     belongs to no slab is on the first one.
     """
 
-    prefixes = None  # slabs have no numbers in common
-
     def __init__(
         self,
         record_format: RecordFormat,
@@ -54,11 +53,7 @@ class SlabLayout:
         self.name = slabs[0].layout.name
         self.record_format = record_format
         self.num_slabs = num_slabs
-        self.merged = record_format.merged
-        # Slabs cut the longest mode, and so its group, of which it is the first mode.
         self.cut_mode = find_longest_mode(record_format.shape)
-        self.cut_group, place = record_format.find_place(self.cut_mode)
-        self._bits_below = record_format.bits_below[self.cut_group][place]
         self.slabs = slabs
         self.norm = math.hypot(*(slab.layout.norm for slab in slabs)) if norm is None else norm
         self._primitives = primitives
@@ -189,22 +184,26 @@ class SlabLayout:
         inputs: Mapping[int, Array],
         mode: int,
         out: Array,
+        *,
+        find_rows: FindRows | None = None,
         **options: Any,
     ) -> Array | None:
         """Run an operation on the nonzeros slab by slab: see `Layout.apply`.
 
-        In the cut group each slab writes rows of its own. In any other each has a result for
+        In the cut mode each slab writes rows of its own. In any other each has a result for
         all rows; these are added along the tree, in memory that is allocated before all work.
         """
         edges, own_slots = self._divide_rows(mode, options.get("slots"))
         sums: list[Array | None] = []
 
         def compute(number: int, target: Array) -> Array:
-            slab, cut_group = self.slabs[number], self.cut_group
-            own = {n: x[self.find_rows(slab)] if n == cut_group else x for n, x in inputs.items()}
-            slots = {} if own_slots is None else {"slots": own_slots[number]}
+            slab = self.slabs[number]
+            own = {n: x[slab.rows] if n == self.cut_mode else x for n, x in inputs.items()}
+            own_options = options | find_own_rows(find_rows, number)
+            if own_slots is not None:
+                own_options["slots"] = own_slots[number]
             last = (own, mode, target)
-            sums.append(slab.layout.apply(operation, engine, *last, **options | slots))
+            sums.append(slab.layout.apply(operation, engine, *last, **own_options))
             return target
 
         def add(rows: Array, others: Array) -> Array:
@@ -212,7 +211,7 @@ class SlabLayout:
             free.append(others)
             return rows
 
-        if mode == self.cut_group:
+        if mode == self.cut_mode:
             for number, (start, stop) in enumerate(pairwise(edges)):
                 compute(number, out[start:stop])
         else:
@@ -227,19 +226,15 @@ class SlabLayout:
 
         With `slots` the result has no empty rows. In other modes all slabs have the same slots.
         """
-        if mode != self.cut_group or slots is None:
-            return [0, *(self.find_rows(slab).stop for slab in self.slabs)], None
+        if mode != self.cut_mode or slots is None:
+            return [0, *(slab.rows.stop for slab in self.slabs)], None
         edges = self._edges_without_empty_rows
         firsts = zip(self.slabs, edges, strict=False)
         return edges, [slots[slab.rows] - slots.dtype.type(first) for slab, first in firsts]
 
-    def find_rows(self, slab: Slab) -> slice:
-        """Return the rows of a slab in a matrix with a row for each index of its group."""
-        return slice(slab.rows.start << self._bits_below, slab.rows.stop << self._bits_below)
-
     @functools.cached_property
     def _edges_without_empty_rows(self) -> list[int]:
-        counts = (slab.layout.count_nonempty_rows(self.cut_group) for slab in self.slabs)
+        counts = (slab.layout.count_nonempty_rows(self.cut_mode) for slab in self.slabs)
         return [0, *accumulate(counts)]
 
     def _add_up(self, sums: Sequence[Array | None]) -> Array | None:
@@ -296,6 +291,11 @@ class SlabLayout:
     def _map_slab(self, slab: Slab, function: Callable[[Array], Array], scale: float) -> Slab:
         with self.devices.use(slab.home):
             return slab._replace(layout=slab.layout.map_values(function, scale))
+
+
+def find_own_rows(find_rows: FindRows | None, number: int) -> dict[str, Any]:
+    """Return the option of `Layout.apply` that finds what the last pass has left of a slab."""
+    return {} if find_rows is None else {"find_rows": functools.partial(find_rows, piece=number)}
 
 
 def _share(count: int, num_slabs: int) -> list[int]:

@@ -26,7 +26,7 @@ from tensorly_flycoo import (
 )
 from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.engines.cpu.engine import CPU
-from tensorly_flycoo.ops.group_passes import LastPass
+from tensorly_flycoo.format.group_passes import LastPass
 from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep
 from tensorly_flycoo.spread.row_shards import RowShards
 from tensorly_flycoo.spread.sharding import find_sharding
