@@ -117,6 +117,7 @@ class RemoteLayout:
         self.held = held
         self.facts = facts
         self.name, self.nnz, self.norm, self.nbytes, self.record_format = facts
+        self.groups = facts.record_format.groups
 
     def find_empty_rows(self, mode: int) -> np.ndarray:
         return self.fetch(call_method, self.held, "find_empty_rows", mode)

@@ -19,16 +19,18 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from ..base.array_modules import Array, array_module
 from .group_passes import FindRows, apply_to_groups
 from .ordering import count_canonical_nbytes
-from .packing import Cut, RecordFormat
+from .packing import Cut, Groups, RecordFormat
 from .primitives import Compute, Primitives, Step, index_dtype
 from .tiling import RowTiling, count_tiling_nbytes, tile_rows
+
+_Other = TypeVar("_Other", bound="Layout")
 
 
 class Ids(NamedTuple):
@@ -71,6 +73,11 @@ class Layout(ABC):
     def record_format(self) -> RecordFormat:
         """The format of the records."""
         return self.cut.record_format
+
+    @property
+    def groups(self) -> Groups:
+        """The groups of modes."""
+        return self.record_format.groups
 
     @property
     def tile_size(self) -> int:
@@ -242,7 +249,8 @@ class Layout(ABC):
         tensor, whose orders do not depend on groups; other orders can be made from these two.
         """
 
-    def _share_prefixes(self, other: Self) -> Self:
+    def share_prefixes(self, other: _Other) -> _Other:
+        """Give the prefixes to a layout with the same nonzeros, but for their values."""
         other.prefixes = self.prefixes
         return other
 

@@ -12,12 +12,11 @@ from numpy.typing import DTypeLike
 
 from ..base.checks import check_count, check_dtype, check_keep, check_rank, check_shape
 from ..engines import select_engine
-from ..format.groups import choose_groups
+from ..format.groups import choose_groups, find_longest_mode
 from ..format.packing import Groups
 from ..format.primitives import index_dtype
 from ..format.tree import count_waiting
 from ..spread import building
-from ..spread.partition import find_longest_mode
 from ..start.eigen import MAX_BLOCKS, MAX_GRAM_SIZE, choose_width
 from ..start.gram import choose_dtype, count_rounds, fits_basis, is_cheap_to_form
 
@@ -145,7 +144,7 @@ def estimate_memory(
     slabs = None if slabs is None else check_count(slabs, "slabs")
     engine = select_engine(device)
     num_slabs = slabs or building.choose_num_slabs(nnz, engine.num_devices)
-    groups = choose_groups(shape, nnz)
+    groups = choose_groups(shape, nnz, num_slabs)
     of_tensor = (nnz, shape, dtype, groups)
     layout = building.choose_layout(engine, layout, *of_tensor)
     sizes = (layout, *of_tensor)

@@ -12,7 +12,7 @@ from ..base.array_modules import Array
 from ..base.devices import OneDevice
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import Groups
-from ..format.replicated import number_prefixes
+from ..format.replicated import build_numbered
 from .slab_layout import AnyLayout, SlabLayout
 from .spread_layout import SpreadLayout
 from .streamed import make_keep_aside
@@ -43,12 +43,11 @@ def build_layout(
 ) -> AnyLayout:
     """Build the layout `name` from coords (ndim, nnz) and values (nnz,) on any device.
 
-    `groups` and `num_numbered` are as `format.groups.find_groups` returns them; prefixes are not
-    numbered in slabs. With ``keep="host"``, `plan_streaming` says how many slabs stay on each
-    device.
+    `groups` and `num_numbered` are as `format.groups.find_groups` returns them. With
+    ``keep="host"``, `plan_streaming` says how many slabs stay on each device.
     """
     coords, values = engine.receive(coords, values)
-    cut = engine.choose_cut(shape, values.dtype, groups)
+    cut = engine.choose_cut(shape, values.dtype, groups)._replace(num_numbered=num_numbered)
     nnz, dtype, keep_aside = values.shape[0], values.dtype, None
     if keep == "host" and engine.make_stager is not None:
         _, num_resident = plan_streaming(engine, name, nnz, shape, dtype, groups, num_slabs)
@@ -61,12 +60,10 @@ def build_layout(
     engine.log("build", name, shape=tuple(shape), nnz=values.size, **sizes)
     cls = LAYOUT_CLASSES[name]
     if num_slabs == 1 and engine.devices is None and keep_aside is None:
-        piece = cls.build(coords, values, cut._replace(num_numbered=num_numbered), engine)
-        number_prefixes(piece, engine)
-        return piece
+        return build_numbered(cls, coords, values, cut, engine)
     slab_class = SlabLayout if engine.devices is None else SpreadLayout
     devices = engine.devices or OneDevice(engine.xp)
-    options = (cut.record_format, num_slabs, engine, devices)
+    options = (cut, num_slabs, engine, devices)
     layout = slab_class.build(cls, coords, values, *options, keep_aside)
     warn_of_long_slabs(layout)
     if layout.num_streamed:

@@ -13,12 +13,13 @@ from ..base.array_modules import Array
 from ..base.checks import check_finite, check_inside
 from ..base.devices import Devices
 from ..format.group_passes import FindRows
+from ..format.groups import find_longest_mode
 from ..format.layout import Layout
 from ..format.ordering import count_canonical_nbytes
-from ..format.packing import RecordFormat
+from ..format.packing import Cut, Groups, RecordFormat
 from ..format.primitives import Primitives, index_dtype
 from ..format.tree import count_waiting, fold_tree
-from .partition import find_longest_mode, find_slab_shape
+from .partition import find_slab_shape
 from .slab_building import MemoryBuilder
 from .streamed import KeepAside, StreamedLayout, link_copies
 
@@ -69,7 +70,7 @@ class SlabLayout:
         layout_class: type[Layout],
         coords: Array,
         values: Array,
-        record_format: RecordFormat,
+        cut: Cut,
         num_slabs: int,
         primitives: Primitives,
         devices: Devices,
@@ -80,10 +81,10 @@ class SlabLayout:
         The nonzeros of one slab at a time are on its device, beside the slabs that are built. Edges
         are those of the canonical nonzeros, so what is sorted first may be moved to a neighbour.
         """
-        check_inside(coords, record_format.shape)
+        check_inside(coords, cut.record_format.shape)
         check_finite(values)
         options = (layout_class, num_slabs, primitives, devices)
-        builder = MemoryBuilder(coords, values, record_format, *options)
+        builder = MemoryBuilder(coords, values, cut, *options)
         slabs: list[Slab] = []
         for rows, home in builder.sort():
             layout = builder.build(rows, home)
@@ -91,7 +92,7 @@ class SlabLayout:
                 with devices.use(home):
                     layout = keep_aside(layout, home)
             slabs.append(Slab(slice(rows.start, rows.stop), layout, home))
-        return cls(record_format, num_slabs, slabs, primitives, devices)
+        return cls(cut.record_format, num_slabs, slabs, primitives, devices)
 
     @classmethod
     def estimate(
@@ -130,6 +131,11 @@ class SlabLayout:
         return kept, held + max(edges, sorting, building)
 
     # Contents
+
+    @property
+    def groups(self) -> Groups:
+        """The groups of modes of the slab with the fewest: each numbers its own prefixes."""
+        return min((slab.layout.groups for slab in self.slabs), key=len)
 
     @property
     def nnz(self) -> int:

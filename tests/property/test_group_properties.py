@@ -41,9 +41,9 @@ def test_the_oracle_agrees(given_, layout, num_slabs, dtype, data):
     values, factors = drawn.values.astype(dtype), [f.astype(dtype) for f in drawn.factors]
     options = {"layout": layout, "slabs": num_slabs, "groups": groups}
     x = FlycooTensor(drawn.coords, values, drawn.shape, **options)
-    # Prefixes are numbered in one piece only, and only if there are any.
-    is_whole = x.slabs == 1 and x.nnz > 0
-    assert x.groups == (groups if is_whole else find_groups(groups, x.shape, values.size)[0])
+    # Prefixes are numbered only if there are any.
+    found, _ = find_groups(groups, x.shape, values.size, num_slabs)
+    assert x.groups == (groups if x.nnz > 0 else found)
     last_pass, modes = LastPass(), range(x.ndim)
     for mode in [*modes, *data.draw(st.lists(st.sampled_from(modes), max_size=6))]:
         arguments = (drawn.coords, values, drawn.shape, factors, mode)
