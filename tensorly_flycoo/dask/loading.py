@@ -52,7 +52,7 @@ class PartitionedData:
     shape: tuple[int, ...] | None = None
     num_slabs: int | None = None
     dtype: Any = None
-    layout: str = "replicated"
+    layout: str | None = None
     labels: list[np.ndarray] | None = None  # of each mode, once they are known
 
     def __post_init__(self) -> None:

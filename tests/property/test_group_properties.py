@@ -25,11 +25,10 @@ for_all = settings(quick, suppress_health_check=[HealthCheck.function_scoped_fix
 
 @st.composite
 def divided(draw, **options):
-    """Draw nonzeros, and a division of their modes in which the longest mode begins a group."""
+    """Draw nonzeros, and a division of their modes into groups."""
     drawn = draw(nonzeros(**options))
-    ndim, longest = len(drawn.shape), int(np.argmax(drawn.shape))
-    starts = {0, longest, *draw(st.sets(st.integers(0, ndim - 1)))}
-    edges = [*sorted(starts), ndim]
+    ndim = len(drawn.shape)
+    edges = [*sorted({0, *draw(st.sets(st.integers(0, ndim - 1)))}), ndim]
     return drawn, tuple(tuple(range(a, b)) for a, b in pairwise(edges))
 
 
