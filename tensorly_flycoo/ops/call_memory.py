@@ -182,25 +182,33 @@ def count_iteration_nbytes(
 ) -> int:
     """Count the factors, and what the update of one adds: its MTTKRP and the solution.
 
-    The MTTKRP of a group of modes stays until that of its last mode. Factors of groups are made for
-    each pass. For a tensor on several devices, counts the first device only.
+    Each slab's MTTKRP of a group of modes stays until that of its last mode. Factors of groups are
+    made for each pass. For a tensor on several devices, counts the first device only.
     """
     row_nbytes = rank * dtype.itemsize
     if engine.tall is not None:  # solutions have rows aligned for the next MTTKRP
         row_nbytes = engine.tall.choose_row_nbytes(row_nbytes)
     cut = engine.choose_cut(shape, dtype, groups)
     num_tiles, merged = -(-nnz // (num_slabs * cut.tile_size)), cut.record_format.merged.shape
-    made = [size * (len(group) > 1) for size, group in zip(merged, groups, strict=True)]
+    sizes = (min(merged[0], nnz), *merged[1:])  # prefixes are numbered if they are many
+    made = [size * (len(group) > 1) for size, group in zip(sizes, groups, strict=True)]
+    cut_mode, num_held = find_longest_mode(shape), -(-num_slabs // engine.num_devices)
+    held = [  # by the slabs of a device
+        rows * (1 if cut_mode in group else num_held)
+        for rows, group in zip(made, groups, strict=True)
+    ]
     if engine.devices is not None:
         # Each factor in shards and gathered, two results and those that wait to be added.
-        waiting = count_waiting(num_slabs) + 2
-        return (2 * sum(shape) + waiting * max(merged) + sum(made) + num_tiles) * row_nbytes
-    own = [rows for rows, group in zip(made, groups, strict=True) for _ in group]
+        waiting = (count_waiting(num_slabs) + 2) * max(shape)
+        return (2 * sum(shape) + waiting + max(held) + sum(made) + num_tiles) * row_nbytes
+    places = [number for number, group in enumerate(groups) for _ in group]
+    own = [held[number] for number in places]
     solving = max(size + max(size, shape[mode - 1]) + own[mode] for mode, size in enumerate(shape))
-    # Results of slabs that wait to be added.
-    waiting, cut_mode = count_waiting(num_slabs), find_longest_mode(shape)
+    # Results of slabs that wait to be added; the group's own; the factors of other groups.
+    waiting = count_waiting(num_slabs)
     results = [
-        size + (mode != cut_mode) * waiting * (own[mode] or size) for mode, size in enumerate(shape)
+        size * (1 + (mode != cut_mode) * waiting) + own[mode] - made[places[mode]]
+        for mode, size in enumerate(shape)
     ]
     multiplying = max(result + shape[mode - 1] for mode, result in enumerate(results))
     multiplying += sum(made) + num_tiles
