@@ -149,7 +149,7 @@ def make_repeating(nnz=3000, num_pairs=200):
     return problem
 
 
-@pytest.mark.usual_limits("groups")
+@pytest.mark.usual_limits("groups", "slabs")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_numbered_prefixes(layout, dtype):
@@ -175,6 +175,7 @@ def test_numbered_prefixes(layout, dtype):
     assert x.nbytes > x._layout.prefixes.nbytes > 0
 
 
+@pytest.mark.usual_limits("slabs")  # which `save` refuses
 def test_numbered_prefixes_are_saved(tmp_path):
     problem = make_repeating()
     for layout in LAYOUTS:
@@ -221,7 +222,7 @@ def test_some_slabs_number_theirs(monkeypatch):
     assert len(separate_modes(x).groups) == 3
 
 
-@pytest.mark.usual_limits("prefixes")
+@pytest.mark.usual_limits("prefixes", "slabs")
 @pytest.mark.parametrize(("num_pairs", "is_worth_it"), [(300, True), (4000, False)])
 def test_prefixes_are_counted(monkeypatch, num_pairs, is_worth_it):
     monkeypatch.setattr(groups_module, "_LEAST_NNZ", 0)
@@ -230,6 +231,7 @@ def test_prefixes_are_counted(monkeypatch, num_pairs, is_worth_it):
     assert x.groups == (((0, 1), (2,)) if is_worth_it else ((0,), (1,), (2,)))
 
 
+@pytest.mark.usual_limits("groups")
 def test_all_but_the_last_mode_are_numbered(monkeypatch):
     monkeypatch.setattr(groups_module, "_LEAST_NNZ", 0)
     rng = np.random.default_rng(0)
