@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -11,10 +12,11 @@ import numpy as np
 from ..base.array_modules import Array
 from ..base.devices import Request
 from ..engines.cpu.engine import CpuEngine
+from ..format.group_passes import FindRows, GroupRows
 from ..format.primitives import Primitives
 from ..format.tree import Tree, add_parts, count_parts
 from ..spread.row_shards import RowShards
-from ..spread.sharding import find_group_sharding
+from ..spread.sharding import find_sharding
 from ..spread.slab_layout import Slab
 from ..spread.spread_layout import SpreadLayout
 from .cluster import Cluster
@@ -46,9 +48,7 @@ class WorkerDevices:
         return self.cluster.use(device)
 
     def empty(self, shape: tuple[int, int], dtype: np.dtype) -> RemoteArray:
-        worker = self.cluster.current
-        (key,) = self.cluster.call(worker, call_method, [SITE, "empty", shape, dtype])
-        return RemoteArray(self.cluster, worker, key, shape, dtype)
+        return RemoteArray.empty(self.cluster, self.cluster.current, shape, dtype)
 
     def run(self, device: int, function: Callable[..., Any], *args: Any) -> RemoteObject:
         worker = self.cluster.workers[device]
@@ -117,6 +117,7 @@ class RemoteLayout:
         self.held = held
         self.facts = facts
         self.name, self.nnz, self.norm, self.nbytes, self.record_format = facts
+        self.groups = facts.record_format.groups
 
     def find_empty_rows(self, mode: int) -> np.ndarray:
         return self.fetch(call_method, self.held, "find_empty_rows", mode)
@@ -131,12 +132,24 @@ class RemoteLayout:
         inputs: Mapping[int, RemoteArray],
         mode: int,
         out: RemoteArray,
+        *,
+        find_rows: FindRows | None = None,
         **options: Any,
     ) -> RemoteArray | None:
         args = [self.held, ENGINE, operation, list(inputs), list(inputs.values()), mode, out]
+        record_format, worker = self.record_format, out.worker
+        number, _ = record_format.find_place(mode)
+        group = record_format.groups[number]
+        if find_rows is not None and len(group) > 1:
+            # Only here it is known whether the last pass serves. Its result stays on the worker.
+            size = (record_format.merged.shape[number], out.shape[1])
+            make = functools.partial(RemoteArray.empty, self._cluster, worker, size, out.dtype)
+            found = find_rows(group, make)
+            options |= {"rows": found.rows, "is_known": found.is_known}
+            found.is_known = True
         num_results = int(options.get("wants_sum", False))
-        keys = self._cluster.call(out.worker, _apply, args, options, num_results)
-        return RemoteArray(self._cluster, out.worker, keys[0], (), np.float64) if keys else None
+        keys = self._cluster.call(worker, _apply, args, options, num_results)
+        return RemoteArray(self._cluster, worker, keys[0], (), np.float64) if keys else None
 
     def call(self, function: Callable[..., Any], *args: Any) -> RemoteObject:
         """Have the worker call a function of remote objects there."""
@@ -180,7 +193,7 @@ class ClusterLayout(SpreadLayout):
     ) -> tuple[RowShards, Array | None]:
         # Scattered and then gathered, each row of a plain factor leaves this process once.
         sharded = {
-            n: x if isinstance(x, RowShards) else RowShards.scatter(x, find_group_sharding(self, n))
+            n: x if isinstance(x, RowShards) else RowShards.scatter(x, find_sharding(self, n))
             for n, x in inputs.items()
         }
         return super().apply_sharded(operation, engine, sharded, mode, shape, **options)
@@ -219,8 +232,12 @@ def _apply(
     matrices: list[Array],
     mode: int,
     out: Array,
+    rows: Array = None,
+    is_known: bool = False,
     **options: Any,
 ) -> Array | None:
     """Run an operation on the nonzeros of a slab, on its worker."""
     inputs = dict(zip(modes, matrices, strict=True))
+    if rows is not None:
+        options["find_rows"] = lambda *_: GroupRows(rows, is_known)
     return layout.apply(operation, engine, inputs, mode, out, **options)

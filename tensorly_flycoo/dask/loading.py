@@ -13,11 +13,11 @@ from distributed import Client, Future
 
 from ..base.array_modules import Array, move
 from ..base.checks import check_count, check_dtype, check_keep, check_shape
-from ..format.groups import choose_groups, find_groups
+from ..format.groups import choose_groups, find_groups, find_longest_mode
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
 from ..spread.building import choose_layout
-from ..spread.partition import count_rows, find_longest_mode
+from ..spread.partition import count_rows
 from ..spread.slab_building import SlabBuilder, sort_records, split_nonzeros
 from .cluster import Cluster
 from .engine import ClusterLayout, WorkerDevices
@@ -52,7 +52,7 @@ class PartitionedData:
     shape: tuple[int, ...] | None = None
     num_slabs: int | None = None
     dtype: Any = None
-    layout: str = "replicated"
+    layout: str | None = None
     labels: list[np.ndarray] | None = None  # of each mode, once they are known
 
     def __post_init__(self) -> None:
@@ -64,7 +64,8 @@ class PartitionedData:
         cluster = Cluster(client, workers)
         nnz, shape, dtype, self.labels = self._read(cluster)
         num_slabs = self.num_slabs or max(_FEWEST_SLABS, -(-nnz // _SLAB_NNZ))
-        args = (ENGINE, self.layout, nnz, shape, dtype, choose_groups(shape, nnz))
+        groups = choose_groups(shape, nnz, num_slabs)
+        args = (ENGINE, self.layout, nnz, shape, dtype, groups)
         (layout,) = cluster.fetch(cluster.run(cluster.workers[0], choose_layout, *args))
         sizes = (shape, dtype, num_slabs, layout, self.labels)
         return ClusterBuilder(cluster, *sizes).distribute()
@@ -178,6 +179,7 @@ def rebuild_lost(cluster: Cluster, layout: ClusterLayout, labels: Labels) -> Clu
     builder.split(rows, missing)
     for number in missing:
         own, home = rows[number], homes[number]
+        builder.num_numbered = lost[number].record_format.num_numbered
         builder.buckets = [(own, home, builder.sort_bucket(number, own, home)[0])]
         made.append(builder.build(own, home))
     builder.buckets.clear()
@@ -226,7 +228,8 @@ class ClusterBuilder(SlabBuilder):
         args = [SITE, mode, self._shape[mode], self._labels]
         there = [x for w in cluster.workers for x in cluster.run(w, count_partitions, *args)]
         counts = np.sum(cluster.fetch(there), axis=0)
-        groups, _ = find_groups(self._groups, self._shape, int(counts.sum()))
+        sizes = (self._shape, int(counts.sum()), self.num_slabs)
+        groups, self.num_numbered = find_groups(self._groups, *sizes)
         (cut,) = cluster.fetch([find_cut(cluster, self._shape, self._dtype, groups)])
         self.record_format = cut.record_format
         return counts

@@ -38,7 +38,7 @@ def read_parquet(
     missing: str = "raise",
     slabs: int | None = None,
     dtype: DTypeLike | None = None,
-    layout: str = "replicated",
+    layout: str | None = None,
     client: Client | None = None,
     workers: Sequence[str] | None = None,
     device: str | None = None,
@@ -65,8 +65,8 @@ def read_parquet(
         it. Workers beyond this number hold nothing.
     dtype : {float32, float64}, optional
         By default that of the values.
-    layout : {"replicated", "auto", "remap", "indexed"}
-        As of `FlycooTensor`; "auto" goes by the workers' device.
+    layout : {"auto", "remap", "replicated", "indexed"}, optional
+        As of `FlycooTensor`; "auto", the default, goes by the workers' device.
     client : distributed.Client, optional
         By default the current one.
     workers : sequence of str, optional
@@ -125,7 +125,7 @@ def from_dask_dataframe(
     missing: str = "raise",
     slabs: int | None = None,
     dtype: DTypeLike | None = None,
-    layout: str = "replicated",
+    layout: str | None = None,
     client: Client | None = None,
     workers: Sequence[str] | None = None,
     device: str | None = None,
@@ -169,7 +169,7 @@ def read_tns(
     index_base: int = 1,
     slabs: int | None = None,
     dtype: DTypeLike | None = None,
-    layout: str = "replicated",
+    layout: str | None = None,
     client: Client | None = None,
     workers: Sequence[str] | None = None,
     device: str | None = None,

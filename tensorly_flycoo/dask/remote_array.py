@@ -14,6 +14,7 @@ from ..ops import hals
 from ..spread import sharded
 from .cluster import Cluster
 from .handles import Kind, RemoteObject, WorkerHandle
+from .messages import SITE
 
 
 class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
@@ -36,6 +37,14 @@ class RemoteArray(RemoteObject, NDArrayOperatorsMixin):
         """Copy a NumPy array to a worker."""
         (key,) = cluster.call(worker, np.copy, [array.copy()])
         return cls(cluster, worker, key, array.shape, array.dtype)
+
+    @classmethod
+    def empty(
+        cls, cluster: Cluster, worker: WorkerHandle, shape: tuple[int, int], dtype: np.dtype
+    ) -> RemoteArray:
+        """Allocate a matrix on a worker."""
+        (key,) = cluster.call(worker, call_method, [SITE, "empty", shape, dtype])
+        return cls(cluster, worker, key, shape, dtype)
 
     def copy_at(self, worker: WorkerHandle, key: int) -> RemoteArray:
         return RemoteArray(self.cluster, worker, key, self.shape, self.dtype)

@@ -14,9 +14,9 @@ import numpy as np
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import densify_error
 from ..engines.tall_skinny import inner_product
+from ..format.group_passes import LastPass
 from ..format.ordering import compute_norm
 from ..ops.cp_entries import choose_block_size, evaluate_model
-from ..ops.group_passes import LastPass
 from ..ops.mttkrp import mttkrp, mttkrp_in_sweep
 from ..ops.sampling import NonzeroSampler, split_entries
 from ..ops.sparse_matrices import make_csc, multiply_transposed

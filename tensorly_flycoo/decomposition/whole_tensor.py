@@ -6,9 +6,9 @@ import numpy as np
 
 from ..base.array_modules import Array
 from ..engines.tall_skinny import inner_product
+from ..format.group_passes import LastPass
 from ..ops import gram_products
 from ..ops.gram_products import GramMemory
-from ..ops.group_passes import LastPass
 from ..ops.lazy import LazyArray
 from ..ops.mttkrp import mttkrp_in_sweep
 from ..tensor.tensor import FlycooTensor

@@ -28,28 +28,32 @@ _LEAST_NNZ = 2**15
 _MOST_MODES = 12
 
 
-def choose_groups(shape: Sequence[int], nnz: int) -> Groups:
+def choose_groups(shape: Sequence[int], nnz: int, num_slabs: int = 1) -> Groups:
     """Choose groups of adjacent modes: as few as may be, then those with the fewest rows.
 
-    The choice depends on nothing but the shape and the number of nonzeros, so results do not depend
-    on where and how they are computed.
+    The choice depends on nothing but the shape and the numbers of nonzeros and slabs, so results do
+    not depend on where and how they are computed.
 
     >>> choose_groups((16, 3, 105, 365, 20), 330_000)
     ((0, 1, 2), (3, 4))
     >>> choose_groups((1000, 1000, 1000), 10**6)
     ((0,), (1,), (2,))
     """
-    modes, most = range(len(shape)), min(_MOST_ROWS, nnz // LEAST_NONZEROS)
+    modes = range(len(shape))
     best: Groups = tuple((mode,) for mode in modes)
-    if nnz < _LEAST_NNZ or len(shape) > _MOST_MODES:
+    if nnz // num_slabs < _LEAST_NNZ or len(shape) > _MOST_MODES:
         return best
     for num_groups in range(len(shape) - 1, 1, -1):
         allowed = {}
         for starts in combinations(modes[1:], num_groups - 1):
             groups = _divide(len(shape), starts)
-            sizes = [_count_rows(shape, group) for group in groups if len(group) > 1]
-            if max(sizes) <= most and _is_divisible(shape, groups):
-                allowed[groups] = sum(sizes)
+            merged = [group for group in groups if len(group) > 1]
+            is_few = all(
+                _count_rows(shape, group) <= _find_limit(shape, group, nnz, num_slabs)
+                for group in merged
+            )
+            if is_few:
+                allowed[groups] = sum(_count_rows(shape, group) for group in merged)
         if not allowed:
             break
         best = min(allowed, key=lambda groups: allowed[groups])
@@ -62,30 +66,28 @@ def list_rest(groups: Groups, count: int) -> Groups:
     return tuple(group for group in rest if group)
 
 
-def find_groups(groups: object, shape: Sequence[int], nnz: int) -> tuple[Groups, int | None]:
+def find_groups(
+    groups: object, shape: Sequence[int], nnz: int, num_slabs: int = 1
+) -> tuple[Groups, int | None]:
     """Return the groups that a user gives: "auto", None, or a division of the modes.
 
     Returns also how many of the first modes, which are apart in the groups, become a group whose
-    combinations that occur are numbered; None if they are counted first.
+    combinations that occur are numbered; None if each slab counts them first.
     """
     if groups is None:
         return tuple((mode,) for mode in range(len(shape))), 0
     if isinstance(groups, str):
         if groups != "auto":
             raise ValueError(f'groups is {groups!r}, expected "auto", None or groups of modes')
-        return choose_groups(shape, nnz), 0 if nnz < _LEAST_NNZ else None
+        is_small = nnz // num_slabs < _LEAST_NNZ or len(shape) < 3
+        return choose_groups(shape, nnz, num_slabs), 0 if is_small else None
     found, count = check_groups(groups, shape), 0
-    most = min(_MOST_ROWS, max(_FEW_ROWS, nnz // LEAST_NONZEROS))
+    most = max(_FEW_ROWS, _find_limit(shape, found[0], nnz, num_slabs))
     is_long = _count_rows(shape, found[0]) > most
-    if len(found[0]) > 1 and (is_long or not _is_divisible(shape, found)):
+    if len(found[0]) > 1 and is_long:
         count = len(found[0])
         found = (*((mode,) for mode in found[0]), *found[1:])
     check_products(found, shape)
-    if not _is_divisible(shape, found):
-        raise ValueError(
-            f"groups is {groups!r}, expected the longest mode, {_find_longest(shape)}, to begin a "
-            "group"
-        )
     return found, count
 
 
@@ -125,11 +127,12 @@ def _count_rows(shape: Sequence[int], group: Sequence[int]) -> int:
     return shape[group[0]] << sum(field_width(shape[mode]) for mode in group[1:])
 
 
-def _is_divisible(shape: Sequence[int], groups: Groups) -> bool:
-    """Return whether the longest mode is the first of its group, so that slabs can cut it."""
-    longest = _find_longest(shape)
-    return any(group[0] == longest for group in groups)
+def _find_limit(shape: Sequence[int], group: Sequence[int], nnz: int, num_slabs: int) -> int:
+    """Return the most rows of a group's factor, of which a slab has all but of the mode cut."""
+    num_factors = 1 if find_longest_mode(shape) in group else num_slabs
+    return min(_MOST_ROWS, int(nnz // (num_factors * LEAST_NONZEROS)))
 
 
-def _find_longest(shape: Sequence[int]) -> int:
+def find_longest_mode(shape: Sequence[int]) -> int:
+    """Return the mode along which a tensor is cut: the first of its longest ones."""
     return max(range(len(shape)), key=lambda mode: shape[mode])

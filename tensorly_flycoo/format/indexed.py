@@ -82,4 +82,4 @@ class IndexedLayout(Layout):
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         records = self.record_format.map_values(self.records, function)
         arguments = (self.cut, records, self.pull_ids, self.tilings, self.norm * scale)
-        return self._share_prefixes(type(self)(*arguments))
+        return self.share_prefixes(type(self)(*arguments))

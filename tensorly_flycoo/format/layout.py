@@ -19,15 +19,18 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from ..base.array_modules import Array, array_module
+from .group_passes import FindRows, apply_to_groups
 from .ordering import count_canonical_nbytes, order_records
-from .packing import Cut, RecordFormat
+from .packing import Cut, Groups, RecordFormat
 from .primitives import Compute, Primitives, Step, index_dtype
 from .tiling import RowTiling, count_tiling_nbytes, tile_rows
+
+_Other = TypeVar("_Other", bound="Layout")
 
 
 class Ids(NamedTuple):
@@ -75,6 +78,11 @@ class Layout(ABC):
     def record_format(self) -> RecordFormat:
         """The format of the records."""
         return self.cut.record_format
+
+    @property
+    def groups(self) -> Groups:
+        """The groups of modes."""
+        return self.record_format.groups
 
     @property
     def tile_size(self) -> int:
@@ -200,17 +208,22 @@ class Layout(ABC):
         out: Array,
         *,
         stays: bool = False,
+        find_rows: FindRows | None = None,
         **options: Any,
     ) -> Array | None:
         """Run an operation on the nonzeros, a method of the engine, which writes rows of `mode`.
 
-        `inputs` are the matrices (I_n, K_n) that it reads, by mode. Afterwards a `RemapLayout` is
-        resident in the next mode, with `stays` in `mode`; if memory runs out, it has not moved.
+        `inputs` are the matrices (I_n, K_n) that it reads, by mode; both are modes of the tensor.
+        Afterwards a `RemapLayout` is resident in the next mode, with `stays` in `mode`; if memory
+        runs out, it has not moved. `find_rows` may know the MTTKRP of the group of `mode`.
 
         A tensor in slabs knows these options: `slots`, an array (I_mode,) with the row of `out` for
         each index with nonzeros, ascending from 0; `wants_sum`, with which the operation returns a
         small array, and such a tensor the sum of those of its slabs. It brings arrays to devices.
         """
+        if self.merged is not self.record_format and operation != "ttmc":
+            arguments = (operation, engine, inputs, mode, out, find_rows, stays, options)
+            return apply_to_groups(self, *arguments)
         compute = getattr(engine, operation)(self, inputs, mode, out, **options)
         return self.take_step(mode, compute, engine, stays)
 
@@ -241,7 +254,8 @@ class Layout(ABC):
         tensor, whose orders do not depend on groups; other orders can be made from these two.
         """
 
-    def _share_prefixes(self, other: Self) -> Self:
+    def share_prefixes(self, other: _Other) -> _Other:
+        """Give the prefixes to a layout with the same nonzeros, but for their values."""
         other.prefixes = self.prefixes
         return other
 

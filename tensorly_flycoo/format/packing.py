@@ -110,6 +110,11 @@ class RecordFormat:
         return len(self.shape)
 
     @property
+    def num_numbered(self) -> int:
+        """The number of first modes, a group, whose prefixes are numbered."""
+        return len(self.groups[0]) if self.num_prefixes else 0
+
+    @property
     def merged(self) -> "RecordFormat":
         """The format of the same records, taken for those of a tensor with a mode for each group.
 

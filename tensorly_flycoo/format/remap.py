@@ -228,7 +228,7 @@ class RemapLayout(Layout):
             records, mode = self.record_format.map_values(self.records, function), self.mode
         copies, norm = (records, np.empty_like(records)), self.norm * scale
         arguments = (self.cut, copies, self.tilings, self.plans, norm, self.make_lock, mode)
-        return self._share_prefixes(type(self)(*arguments))
+        return self.share_prefixes(type(self)(*arguments))
 
 
 def count_runs(nnz: int, tile_size: int, bucket_size: int) -> int:

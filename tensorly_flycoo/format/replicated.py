@@ -6,12 +6,21 @@ from typing import Self
 
 import numpy as np
 
-from ..base.array_modules import Array
+from ..base.array_modules import Array, move
 from .layout import Layout, collect_tilings, count_sort_nbytes, iterate_orders, sort_last
 from .ordering import compute_norm
 from .packing import Cut
 from .primitives import Primitives, Step, index_dtype
 from .tiling import RowTiling
+
+
+def build_numbered(
+    layout_class: type[Layout], coords: Array, values: Array, cut: Cut, primitives: Primitives
+) -> Layout:
+    """Build a layout from checked coords (ndim, nnz) and values (nnz,), and number its prefixes."""
+    layout = layout_class.build(coords, values, cut, primitives)
+    number_prefixes(layout, primitives)
+    return layout
 
 
 def number_prefixes(layout: Layout, primitives: Primitives) -> None:
@@ -26,7 +35,7 @@ def number_prefixes(layout: Layout, primitives: Primitives) -> None:
     coords = xp.zeros((len(group) + 1, num_prefixes), np.int64)
     with layout.hold_records() as records:
         for start in range(0, layout.nnz, primitives.block_size):
-            block = records[start : start + primitives.block_size]
+            block = move(records[start : start + primitives.block_size], xp)  # from a file
             numbers = record_format.merged.rows(block, 0, xp)
             for mode in group:  # all nonzeros of a prefix write the same index
                 coords[mode, numbers] = record_format.rows(block, mode, xp)
@@ -97,4 +106,4 @@ class ReplicatedLayout(Layout):
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         copies = [self.record_format.map_values(c, function) for c in self.copies]
-        return self._share_prefixes(type(self)(self.cut, copies, self.tilings, self.norm * scale))
+        return self.share_prefixes(type(self)(self.cut, copies, self.tilings, self.norm * scale))

@@ -24,11 +24,18 @@ from ..base.checks import (
 from ..base.devices import OneDevice, assign_homes
 from ..base.reporting import report
 from ..engines import select_engine
-from ..format.groups import check_groups, check_products, choose_groups
+from ..format.groups import (
+    check_groups,
+    check_products,
+    find_groups,
+    find_longest_mode,
+    list_rest,
+)
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import Groups
-from ..spread.partition import find_longest_mode, find_slab_shape
+from ..format.replicated import build_numbered
+from ..spread.partition import find_slab_shape
 from ..spread.slab_building import SlabBuilder, sort_records, split_nonzeros
 from ..spread.slab_layout import Slab, SlabLayout
 from ..spread.spread_layout import SpreadLayout
@@ -173,9 +180,9 @@ class DiskBuilder(SlabBuilder):
         if not shape:
             raise ValueError("parts has no nonzeros and no shape, expected some: give shape=")
         dtype = np.result_type(*dtypes or {_VALUE}) if reading.dtype is None else reading.dtype
-        groups = choose_groups(shape, self._nnz)
-        self.record_format = engine.choose_cut(shape, np.dtype(dtype), groups).record_format
         num_slabs = num_slabs or max(1, -(-self._nnz // _SLAB_NNZ))
+        groups, self.num_numbered = find_groups("auto", shape, self._nnz, num_slabs)
+        self.record_format = engine.choose_cut(shape, np.dtype(dtype), groups).record_format
         super().__init__(LAYOUT_CLASSES[layout], num_slabs, engine, OneDevice())
 
     def _name(self, kind: str, number: int) -> Path:
@@ -467,16 +474,19 @@ def load_slab(
         if digest(reader.list_members()) != entry.digest:
             raise ValueError("its list of arrays is not the one in the index")
         header, record_format = reader.header, read_format(reader)
-        found = (record_format.shape, record_format.groups, header["dtype"], header["layout"])
         shape = find_slab_shape(index.shape, entry.stop - entry.start)
-        if found != (shape, index.groups, index.dtype, index.layout):
+        count, groups = record_format.num_numbered, record_format.groups
+        found = (record_format.shape, groups[count > 0 :], header["dtype"], header["layout"])
+        if found != (shape, list_rest(index.groups, count), index.dtype, index.layout):
             raise ValueError("its header does not match the index")
         cut = choose_same_cut(record_format, engine)
         if keep != "file" and fits(reader, record_format, cut, engine):
             return read_layout(reader, cut, engine)
         if keep != "file":
             coords, values = read_records(reader, record_format)
-            return LAYOUT_CLASSES[index.layout].build(coords, values.copy(), cut, engine)
+            cut = engine.choose_cut(shape, values.dtype, index.groups)
+            cut, layout_class = cut._replace(num_numbered=count), LAYOUT_CLASSES[index.layout]
+            return build_numbered(layout_class, coords, values.copy(), cut, engine)
         if fits(reader, record_format, cut, engine):
             names = reader.names() - {"header"}
             if verify:

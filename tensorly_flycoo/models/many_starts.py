@@ -19,8 +19,8 @@ from ..decomposition.cp_model import make_cp_tensor, multiply_all
 from ..decomposition.initial_guess import draw_factors
 from ..decomposition.stopping import has_converged
 from ..engines.tall_skinny import MANY_RIGHT_HAND_SIDES, column_sum_norm, equilibrate
+from ..format.group_passes import LastPass
 from ..ops.call_memory import count_iteration_nbytes
-from ..ops.group_passes import LastPass
 from ..ops.mttkrp import mttkrp_in_sweep
 from ..tensor.tensor import FlycooTensor
 

@@ -12,12 +12,11 @@ from numpy.typing import DTypeLike
 
 from ..base.checks import check_count, check_dtype, check_keep, check_rank, check_shape
 from ..engines import select_engine
-from ..format.groups import choose_groups
+from ..format.groups import choose_groups, find_longest_mode
 from ..format.packing import Groups
 from ..format.primitives import index_dtype
 from ..format.tree import count_waiting
 from ..spread import building
-from ..spread.partition import find_longest_mode
 from ..start.eigen import MAX_BLOCKS, MAX_GRAM_SIZE, choose_width
 from ..start.gram import choose_dtype, count_rounds, fits_basis, is_cheap_to_form
 
@@ -145,7 +144,7 @@ def estimate_memory(
     slabs = None if slabs is None else check_count(slabs, "slabs")
     engine = select_engine(device)
     num_slabs = slabs or building.choose_num_slabs(nnz, engine.num_devices)
-    groups = choose_groups(shape, nnz)
+    groups = choose_groups(shape, nnz, num_slabs)
     of_tensor = (nnz, shape, dtype, groups)
     layout = building.choose_layout(engine, layout, *of_tensor)
     sizes = (layout, *of_tensor)
@@ -183,25 +182,33 @@ def count_iteration_nbytes(
 ) -> int:
     """Count the factors, and what the update of one adds: its MTTKRP and the solution.
 
-    The MTTKRP of a group of modes stays until that of its last mode. Factors of groups are made for
-    each pass. For a tensor on several devices, counts the first device only.
+    Each slab's MTTKRP of a group of modes stays until that of its last mode. Factors of groups are
+    made for each pass. For a tensor on several devices, counts the first device only.
     """
     row_nbytes = rank * dtype.itemsize
     if engine.tall is not None:  # solutions have rows aligned for the next MTTKRP
         row_nbytes = engine.tall.choose_row_nbytes(row_nbytes)
     cut = engine.choose_cut(shape, dtype, groups)
     num_tiles, merged = -(-nnz // (num_slabs * cut.tile_size)), cut.record_format.merged.shape
-    made = [size * (len(group) > 1) for size, group in zip(merged, groups, strict=True)]
+    sizes = (min(merged[0], nnz), *merged[1:])  # prefixes are numbered if they are many
+    made = [size * (len(group) > 1) for size, group in zip(sizes, groups, strict=True)]
+    cut_mode, num_held = find_longest_mode(shape), -(-num_slabs // engine.num_devices)
+    held = [  # by the slabs of a device
+        rows * (1 if cut_mode in group else num_held)
+        for rows, group in zip(made, groups, strict=True)
+    ]
     if engine.devices is not None:
         # Each factor in shards and gathered, two results and those that wait to be added.
-        waiting = count_waiting(num_slabs) + 2
-        return (2 * sum(shape) + waiting * max(merged) + sum(made) + num_tiles) * row_nbytes
-    own = [rows for rows, group in zip(made, groups, strict=True) for _ in group]
+        waiting = (count_waiting(num_slabs) + 2) * max(shape)
+        return (2 * sum(shape) + waiting + max(held) + sum(made) + num_tiles) * row_nbytes
+    places = [number for number, group in enumerate(groups) for _ in group]
+    own = [held[number] for number in places]
     solving = max(size + max(size, shape[mode - 1]) + own[mode] for mode, size in enumerate(shape))
-    # Results of slabs that wait to be added.
-    waiting, cut_mode = count_waiting(num_slabs), find_longest_mode(shape)
+    # Results of slabs that wait to be added; the group's own; the factors of other groups.
+    waiting = count_waiting(num_slabs)
     results = [
-        size + (mode != cut_mode) * waiting * (own[mode] or size) for mode, size in enumerate(shape)
+        size * (1 + (mode != cut_mode) * waiting) + own[mode] - made[places[mode]]
+        for mode, size in enumerate(shape)
     ]
     multiplying = max(result + shape[mode - 1] for mode, result in enumerate(results))
     multiplying += sum(made) + num_tiles

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..base.array_modules import Array, share
 from ..base.checks import check_factors, check_mode, check_out, check_weights
 from ..base.reporting import log_compilation
+from ..format.group_passes import LastPass
 from ..spread.row_shards import RowShards
 from ..spread.sharding import find_sharding
 from ..spread.spread_layout import SpreadLayout
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.memory import attempt
 from ..tensor.tensor import FlycooTensor
-from .group_passes import LastPass, contract_rows, merge_factors
 
 if TYPE_CHECKING:
     from sparse import SparseArray
@@ -136,29 +137,16 @@ def mttkrp_in_sweep(
             check_out(out, shape, x.dtype, array_type, read_too, engine.xp.may_share_memory)
         arrays = {"x": layout.get_copies()[0], "factors": factors}
         engine.check_arrays(arrays if out is None else {**arrays, "out": out})
-    record_format = layout.record_format
-    number, _ = record_format.find_place(mode)
-    group = record_format.groups[number]
-
-    def multiply_group() -> Array:
-        rows = engine.xp.empty((layout.merged.shape[number], shape[1]), x.dtype)
-        inputs = merge_factors(factors, layout, engine, number)
-        layout.apply("mttkrp", engine, inputs, number, rows)
-        return rows
+    inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
+    find_rows = None if last_pass is None else functools.partial(last_pass.find, given, mode)
+    options: dict[str, Any] = {"weights": weights, "find_rows": find_rows}
 
     def multiply() -> Array | RowShards:
-        if len(group) == 1:
-            inputs = merge_factors(factors, layout, engine, number)
-            if spread is not None:
-                arguments = ("mttkrp", engine, inputs, number, shape)
-                return spread.apply_sharded(*arguments, weights=weights)[0]
-            result = engine.xp.empty(shape, x.dtype) if out is None else out
-            layout.apply("mttkrp", engine, inputs, number, result, weights=weights)
-            return result
-        rows = (last_pass or LastPass()).find(given, mode, group, multiply_group)
+        if spread is not None:
+            return spread.apply_sharded("mttkrp", engine, inputs, mode, shape, **options)[0]
         result = engine.xp.empty(shape, x.dtype) if out is None else out
-        contract_rows(rows, factors, mode, layout, engine, result, weights)
-        return result if spread is None else RowShards.scatter(result, find_sharding(spread, mode))
+        layout.apply("mttkrp", engine, inputs, mode, result, **options)
+        return result
 
     def compute() -> Array | RowShards:
         with log_compilation():

@@ -6,7 +6,6 @@ from typing import Any
 from ..base.array_modules import Array
 from ..tensor.memory import attempt
 from ..tensor.tensor import FlycooTensor
-from .group_passes import contract_rows, merge_factors
 
 
 def mttkrp_of_ratios(
@@ -36,20 +35,10 @@ def mttkrp_of_ratios(
            [2.]])
     """
     engine, (rank, size) = x._engine, (factors[0].shape[1], x.shape[mode])
-
-    layout, record_format = x._layout, x._layout.record_format
-    number, _ = record_format.find_place(mode)
-    group = record_format.groups[number]
     options: dict[str, Any] = {"smallest": smallest, "wants_sum": wants_logs, "stays": stays}
 
     def compute() -> tuple[Array, Array | None]:
-        rows = engine.xp.empty((layout.merged.shape[number], rank), x.dtype)
-        inputs = merge_factors(factors, layout, engine)
-        logs = layout.apply("mttkrp_of_ratios", engine, inputs, number, rows, **options)
-        if len(group) == 1:
-            return rows, logs
-        out = engine.xp.empty((size, rank), x.dtype)
-        contract_rows(rows, factors, mode, layout, engine, out)
-        return out, logs
+        out, inputs = engine.xp.empty((size, rank), x.dtype), dict(enumerate(factors))
+        return out, x._layout.apply("mttkrp_of_ratios", engine, inputs, mode, out, **options)
 
     return attempt(f"an MTTKRP of ratios of mode {mode} and rank {rank}", compute)

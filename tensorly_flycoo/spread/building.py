@@ -44,12 +44,11 @@ def build_layout(
 ) -> AnyLayout:
     """Build the layout `name` from coords (ndim, nnz) and values (nnz,) on any device.
 
-    `name` may be "auto". `groups` and `num_numbered` are as `format.groups.find_groups` returns them; prefixes are not
-    numbered in slabs. With ``keep="host"``, `plan_streaming` says how many slabs stay on each
-    device.
+    `name` may be "auto". `groups` and `num_numbered` are as `format.groups.find_groups` returns
+    them. With ``keep="host"``, `plan_streaming` says how many slabs stay on each device.
     """
     coords, values = engine.receive(coords, values)
-    cut = engine.choose_cut(shape, values.dtype, groups)
+    cut = engine.choose_cut(shape, values.dtype, groups)._replace(num_numbered=num_numbered)
     nnz, dtype, keep_aside = values.shape[0], values.dtype, None
     if keep == "host" and engine.make_stager is not None:
         _, num_resident = plan_streaming(engine, name, nnz, shape, dtype, groups, num_slabs)
@@ -60,7 +59,6 @@ def build_layout(
     if num_slabs > 1:
         sizes["slabs"] = num_slabs
     if num_slabs == 1 and engine.devices is None and keep_aside is None:
-        cut = cut._replace(num_numbered=num_numbered)
         records, cut = order_records(coords, values, cut, engine)
         final = (cut.record_format.groups, cut.record_format.num_prefixes)
         name = choose_layout(engine, name, records.shape[0], shape, dtype, *final)
@@ -72,7 +70,7 @@ def build_layout(
     engine.log("build", name, shape=tuple(shape), nnz=nnz, **sizes)
     slab_class = SlabLayout if engine.devices is None else SpreadLayout
     devices = engine.devices or OneDevice(engine.xp)
-    options = (cut.record_format, num_slabs, engine, devices)
+    options = (cut, num_slabs, engine, devices)
     layout = slab_class.build(LAYOUT_CLASSES[name], coords, values, *options, keep_aside)
     warn_of_long_slabs(layout)
     if layout.num_streamed:

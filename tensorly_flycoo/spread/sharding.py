@@ -54,14 +54,3 @@ def find_sharding(layout: SlabLayout, mode: int) -> Sharding:
             found = Sharding(edges, tuple(slab.home for slab in layout.slabs), devices)
         layout.shardings[mode] = found
     return layout.shardings[mode]
-
-
-def find_group_sharding(layout: SlabLayout, number: int) -> Sharding:
-    """Return how a matrix with a row for each index of a group is sharded."""
-    group, devices = layout.record_format.groups[number], layout.devices
-    if len(group) == 1:
-        return find_sharding(layout, group[0])
-    if number != layout.cut_group:
-        return Sharding.of(cut_evenly(layout.merged.shape[number], layout.num_slabs), devices)
-    edges = (0, *(layout.find_rows(slab).stop for slab in layout.slabs))
-    return Sharding(edges, tuple(slab.home for slab in layout.slabs), devices)

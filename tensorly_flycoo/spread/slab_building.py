@@ -19,17 +19,20 @@ import numpy as np
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_sums
 from ..base.devices import Devices, assign_homes, bring_each
+from ..format.groups import find_longest_mode
 from ..format.layout import Layout
 from ..format.ordering import make_canonical_records, take_marked
-from ..format.packing import RecordFormat
+from ..format.packing import Cut, RecordFormat
 from ..format.primitives import Primitives
-from .partition import count_rows, find_edges, find_longest_mode, find_slab_shape, list_rows
+from ..format.replicated import build_numbered
+from .partition import count_rows, find_edges, find_slab_shape, list_rows
 
 
 class SlabBuilder(ABC):
     """Sorts nonzeros, then builds slabs of them, each on its device."""
 
     record_format: RecordFormat  # of the whole tensor
+    num_numbered: int | None = 0  # in each slab: see `Cut`
 
     def __init__(
         self, layout_class: type[Layout], num_slabs: int, primitives: Primitives, devices: Devices
@@ -78,20 +81,18 @@ class SlabBuilder(ABC):
                 records = self.read(records)
                 taken = devices.run(source, take_rows, records, own, rows, record_format)
                 pieces.append(devices.bring(taken, home))
-        options = (self.layout_class, rows, record_format, self.primitives)
+        options = (self.layout_class, rows, record_format, self.num_numbered, self.primitives)
         return devices.run(home, build_slab, pieces, *options)
 
 
 class MemoryBuilder(SlabBuilder):
     """Builds slabs of checked coords (ndim, nnz) and values (nnz,), on the host or a device."""
 
-    def __init__(
-        self, coords: Array, values: Array, record_format: RecordFormat, *options: Any
-    ) -> None:
+    def __init__(self, coords: Array, values: Array, cut: Cut, *options: Any) -> None:
         super().__init__(*options)
-        self.record_format = record_format
+        self.record_format, self.num_numbered = cut.record_format, cut.num_numbered
         self._coords, self._values = coords, values
-        self._rows = coords[find_longest_mode(record_format.shape)]
+        self._rows = coords[find_longest_mode(self.record_format.shape)]
 
     def count_rows(self) -> Array:
         return count_rows(self._rows, max(self.record_format.shape))
@@ -166,6 +167,7 @@ def build_slab(
     layout_class: type[Layout],
     rows: range,
     record_format: RecordFormat,
+    num_numbered: int | None,
     primitives: Primitives,
 ) -> Layout:
     """Build a slab's layout, on the current device, of records of the whole tensor.
@@ -180,4 +182,5 @@ def build_slab(
     del records
     slab_shape = find_slab_shape(shape, len(rows))
     cut = primitives.choose_cut(slab_shape, values.dtype, record_format.groups)
-    return layout_class.build(coords, values, cut, primitives)
+    cut = cut._replace(num_numbered=num_numbered)
+    return build_numbered(layout_class, coords, values, cut, primitives)

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple, Self, TypeAlias
 from ..base.array_modules import Array
 from ..base.checks import check_finite, check_inside
 from ..base.devices import Devices
+from ..format.group_passes import FindRows
+from ..format.groups import find_longest_mode
 from ..format.layout import Layout
 from ..format.ordering import count_canonical_nbytes
-from ..format.packing import RecordFormat
+from ..format.packing import Cut, Groups, RecordFormat
 from ..format.primitives import Primitives, index_dtype
 from ..format.tree import count_waiting, fold_tree
-from .partition import find_longest_mode, find_slab_shape
+from .partition import find_slab_shape
 from .slab_building import MemoryBuilder
 from .streamed import KeepAside, StreamedLayout, link_copies
 
@@ -39,8 +41,6 @@ class SlabLayout:
     belongs to no slab is on the first one.
     """
 
-    prefixes = None  # slabs have no numbers in common
-
     def __init__(
         self,
         record_format: RecordFormat,
@@ -54,11 +54,7 @@ class SlabLayout:
         self.name = slabs[0].layout.name
         self.record_format = record_format
         self.num_slabs = num_slabs
-        self.merged = record_format.merged
-        # Slabs cut the longest mode, and so its group, of which it is the first mode.
         self.cut_mode = find_longest_mode(record_format.shape)
-        self.cut_group, place = record_format.find_place(self.cut_mode)
-        self._bits_below = record_format.bits_below[self.cut_group][place]
         self.slabs = slabs
         self.norm = math.hypot(*(slab.layout.norm for slab in slabs)) if norm is None else norm
         self._primitives = primitives
@@ -74,7 +70,7 @@ class SlabLayout:
         layout_class: type[Layout],
         coords: Array,
         values: Array,
-        record_format: RecordFormat,
+        cut: Cut,
         num_slabs: int,
         primitives: Primitives,
         devices: Devices,
@@ -85,10 +81,10 @@ class SlabLayout:
         The nonzeros of one slab at a time are on its device, beside the slabs that are built. Edges
         are those of the canonical nonzeros, so what is sorted first may be moved to a neighbour.
         """
-        check_inside(coords, record_format.shape)
+        check_inside(coords, cut.record_format.shape)
         check_finite(values)
         options = (layout_class, num_slabs, primitives, devices)
-        builder = MemoryBuilder(coords, values, record_format, *options)
+        builder = MemoryBuilder(coords, values, cut, *options)
         slabs: list[Slab] = []
         for rows, home in builder.sort():
             layout = builder.build(rows, home)
@@ -96,7 +92,7 @@ class SlabLayout:
                 with devices.use(home):
                     layout = keep_aside(layout, home)
             slabs.append(Slab(slice(rows.start, rows.stop), layout, home))
-        return cls(record_format, num_slabs, slabs, primitives, devices)
+        return cls(cut.record_format, num_slabs, slabs, primitives, devices)
 
     @classmethod
     def estimate(
@@ -135,6 +131,11 @@ class SlabLayout:
         return kept, held + max(edges, sorting, building)
 
     # Contents
+
+    @property
+    def groups(self) -> Groups:
+        """The groups of modes of the slab with the fewest: each numbers its own prefixes."""
+        return min((slab.layout.groups for slab in self.slabs), key=len)
 
     @property
     def nnz(self) -> int:
@@ -189,22 +190,26 @@ class SlabLayout:
         inputs: Mapping[int, Array],
         mode: int,
         out: Array,
+        *,
+        find_rows: FindRows | None = None,
         **options: Any,
     ) -> Array | None:
         """Run an operation on the nonzeros slab by slab: see `Layout.apply`.
 
-        In the cut group each slab writes rows of its own. In any other each has a result for
+        In the cut mode each slab writes rows of its own. In any other each has a result for
         all rows; these are added along the tree, in memory that is allocated before all work.
         """
         edges, own_slots = self._divide_rows(mode, options.get("slots"))
         sums: list[Array | None] = []
 
         def compute(number: int, target: Array) -> Array:
-            slab, cut_group = self.slabs[number], self.cut_group
-            own = {n: x[self.find_rows(slab)] if n == cut_group else x for n, x in inputs.items()}
-            slots = {} if own_slots is None else {"slots": own_slots[number]}
+            slab = self.slabs[number]
+            own = {n: x[slab.rows] if n == self.cut_mode else x for n, x in inputs.items()}
+            own_options = options | find_own_rows(find_rows, number)
+            if own_slots is not None:
+                own_options["slots"] = own_slots[number]
             last = (own, mode, target)
-            sums.append(slab.layout.apply(operation, engine, *last, **options | slots))
+            sums.append(slab.layout.apply(operation, engine, *last, **own_options))
             return target
 
         def add(rows: Array, others: Array) -> Array:
@@ -212,7 +217,7 @@ class SlabLayout:
             free.append(others)
             return rows
 
-        if mode == self.cut_group:
+        if mode == self.cut_mode:
             for number, (start, stop) in enumerate(pairwise(edges)):
                 compute(number, out[start:stop])
         else:
@@ -227,19 +232,15 @@ class SlabLayout:
 
         With `slots` the result has no empty rows. In other modes all slabs have the same slots.
         """
-        if mode != self.cut_group or slots is None:
-            return [0, *(self.find_rows(slab).stop for slab in self.slabs)], None
+        if mode != self.cut_mode or slots is None:
+            return [0, *(slab.rows.stop for slab in self.slabs)], None
         edges = self._edges_without_empty_rows
         firsts = zip(self.slabs, edges, strict=False)
         return edges, [slots[slab.rows] - slots.dtype.type(first) for slab, first in firsts]
 
-    def find_rows(self, slab: Slab) -> slice:
-        """Return the rows of a slab in a matrix with a row for each index of its group."""
-        return slice(slab.rows.start << self._bits_below, slab.rows.stop << self._bits_below)
-
     @functools.cached_property
     def _edges_without_empty_rows(self) -> list[int]:
-        counts = (slab.layout.count_nonempty_rows(self.cut_group) for slab in self.slabs)
+        counts = (slab.layout.count_nonempty_rows(self.cut_mode) for slab in self.slabs)
         return [0, *accumulate(counts)]
 
     def _add_up(self, sums: Sequence[Array | None]) -> Array | None:
@@ -296,6 +297,11 @@ class SlabLayout:
     def _map_slab(self, slab: Slab, function: Callable[[Array], Array], scale: float) -> Slab:
         with self.devices.use(slab.home):
             return slab._replace(layout=slab.layout.map_values(function, scale))
+
+
+def find_own_rows(find_rows: FindRows | None, number: int) -> dict[str, Any]:
+    """Return the option of `Layout.apply` that finds what the last pass has left of a slab."""
+    return {} if find_rows is None else {"find_rows": functools.partial(find_rows, piece=number)}
 
 
 def _share(count: int, num_slabs: int) -> list[int]:

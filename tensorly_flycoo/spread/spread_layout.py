@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.array_modules import Array
 from ..base.devices import bring_each
+from ..format.group_passes import FindRows
 from ..format.tree import Tree, fold_tree, renumber
 from .row_shards import RowShards, gather_each
-from .sharding import Sharding, cut_evenly, find_group_sharding
-from .slab_layout import SlabLayout
+from .sharding import Sharding, cut_evenly, find_sharding
+from .slab_layout import SlabLayout, find_own_rows
 
 if TYPE_CHECKING:
     from ..engines.protocol import Engine
@@ -43,16 +44,18 @@ class SpreadLayout(SlabLayout):
         inputs: Mapping[int, Array | RowShards],
         mode: int,
         shape: tuple[int, int],
+        *,
+        find_rows: FindRows | None = None,
         **options: Any,
     ) -> tuple[RowShards, Array | None]:
         """Run an operation as `Layout.apply` does; its result, of `shape`, stays spread.
 
-        In the cut group each slab computes a block. In any other each device adds the results
+        In the cut mode each slab computes a block. In any other each device adds the results
         of its own slabs as far as the tree allows; the device of each block adds that block of all.
         """
-        devices, slabs, is_cut = self.devices, self.slabs, mode == self.cut_group
+        devices, slabs, is_cut = self.devices, self.slabs, mode == self.cut_mode
         edges, own_slots = self._divide_rows(mode, options.get("slots"))
-        sharding = find_group_sharding(self, mode)
+        sharding = find_sharding(self, mode)
         if own_slots is not None:
             sharding = Sharding(tuple(edges), sharding.homes, devices)
         elif shape[0] != sharding.edges[-1]:
@@ -68,6 +71,7 @@ class SpreadLayout(SlabLayout):
             with devices.use(slab.home):
                 target = devices.empty((num_rows, shape[1]), self.record_format.dtype)
                 last = (own_inputs, mode, target)
+                own_options |= find_own_rows(find_rows, number)
                 sums.append(slab.layout.apply(operation, engine, *last, **own_options))
             results[number] = target
             return number
@@ -97,14 +101,14 @@ class SpreadLayout(SlabLayout):
 
         Of the cut mode's input a slab reads only its own rows.
         """
-        devices, homes, cut_group = self.devices, [slab.home for slab in self.slabs], self.cut_group
-        whole: dict[Any, Any] = {n: x for n, x in inputs.items() if n != cut_group}
+        devices, homes, cut_mode = self.devices, [slab.home for slab in self.slabs], self.cut_mode
+        whole: dict[Any, Any] = {n: x for n, x in inputs.items() if n != cut_mode}
         whole |= {name: x for name, x in options.items() if getattr(x, "ndim", 0)}
         parts: dict[Any, Sequence[Array]] = {}
-        if cut_group in inputs:
-            x, slabs = inputs[cut_group], self.slabs
-            rows = () if isinstance(x, RowShards) else (x[self.find_rows(slab)] for slab in slabs)
-            parts[cut_group] = (
+        if cut_mode in inputs:
+            x, slabs = inputs[cut_mode], self.slabs
+            rows = () if isinstance(x, RowShards) else (x[slab.rows] for slab in slabs)
+            parts[cut_mode] = (
                 x.blocks if isinstance(x, RowShards) else bring_each(devices, rows, homes)
             )
         if own_slots is not None:

@@ -64,7 +64,8 @@ class StreamedLayout(ReplicatedLayout):
             with self.stager.take(copy, None) as records:
                 mapped = self.record_format.map_values(records, function)
                 copies.append(self.stager.put_aside(mapped))
-        return type(self)(self.cut, copies, self.tilings, self.norm * scale, self.stager)
+        arguments = (self.cut, copies, self.tilings, self.norm * scale, self.stager)
+        return self.share_prefixes(type(self)(*arguments))
 
 
 def make_keep_aside(make_stager: Callable[[], Stager], num_resident: int) -> KeepAside:
@@ -83,7 +84,8 @@ def make_keep_aside(make_stager: Callable[[], Stager], num_resident: int) -> Kee
             stagers[home] = make_stager()
         assert isinstance(layout, ReplicatedLayout)
         copies = [stagers[home].put_aside(copy) for copy in layout.copies]
-        return StreamedLayout(layout.cut, copies, layout.tilings, layout.norm, stagers[home])
+        arguments = (layout.cut, copies, layout.tilings, layout.norm, stagers[home])
+        return layout.share_prefixes(StreamedLayout(*arguments))
 
     return keep_aside
 

@@ -123,8 +123,8 @@ def build_in_slabs(
     coords, values = (np.concatenate(own, axis=-1) for own in zip(*found, strict=True))
     del found
     coords, values = engine.receive(coords, values)
-    record_format = engine.choose_cut(shape, values.dtype).record_format
-    options = (record_format, layout.num_slabs, engine, layout.devices)
+    cut = engine.choose_cut(shape, values.dtype)
+    options = (cut, layout.num_slabs, engine, layout.devices)
     return type(layout).build(LAYOUT_CLASSES["replicated"], coords, values, *options)
 
 

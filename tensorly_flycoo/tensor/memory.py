@@ -11,7 +11,7 @@ from ..base.array_modules import Array, is_cupy
 from ..base.checks import SURELY_FREE_NBYTES
 from ..base.reporting import log_compilation
 from ..engines import select_engine
-from ..format.packing import Groups
+from ..format.groups import find_groups
 from ..spread import building
 
 if TYPE_CHECKING:
@@ -86,32 +86,34 @@ def build_layout(
     coords: Array,
     values: Array,
     shape: Sequence[int],
-    groups: Groups,
-    num_numbered: int | None,
+    groups: object,
     num_slabs: int | None = None,
     keep: str = "device",
 ) -> AnyLayout:
     """Build a layout on the device of `engine` from checked coords and values on any device.
 
     Without `num_slabs` there are as few as the engine chooses. If memory runs out, or would, twice
-    as many are tried, and so on.
+    as many are tried, and so on. `groups` are as a user gives them.
     """
-    of_tensor = (values.size, shape, values.dtype, groups)
-    # Prefixes, which are not counted yet, may change an "auto" layout.
-    sizes = (building.choose_layout(engine, layout, *of_tensor), *of_tensor)
+    nnz, of_tensor = values.size, (values.size, shape, values.dtype)
+    found, _ = find_groups(groups, shape, nnz)
     given = 0 if is_cupy(coords) else values.size * (8 * len(shape) + values.dtype.itemsize)
 
     def build(count: int) -> AnyLayout:
+        found = find_groups(groups, shape, nnz, count)
         if engine.name == "cpu":  # else arrays on another GPU are refused first
-            check_room(engine, building.estimate_layout(engine, *sizes, count)[1] - given)
+            # Prefixes, which are not counted yet, may change an "auto" layout.
+            name = building.choose_layout(engine, layout, *of_tensor, found[0])
+            sizes = (name, *of_tensor, found[0], count)
+            check_room(engine, building.estimate_layout(engine, *sizes)[1] - given)
         with log_compilation():
-            arguments = (engine, layout, coords, values, shape, groups, num_numbered, count, keep)
+            arguments = (engine, layout, coords, values, shape, *found, count, keep)
             return building.build_layout(*arguments)
 
     if num_slabs:
         count = num_slabs
     elif keep == "host" and engine.make_stager is not None:
-        count, _ = building.plan_streaming(engine, *sizes)
+        count, _ = building.plan_streaming(engine, layout, *of_tensor, found)
     else:
         count = building.choose_num_slabs(values.size, engine.num_devices)
     most = num_slabs or _MOST * count

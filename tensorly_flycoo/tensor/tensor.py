@@ -27,7 +27,6 @@ from ..base.checks import (
     num_cells,
 )
 from ..engines import select_engine
-from ..format.groups import find_groups
 from ..format.packing import Groups
 from ..spread.slab_layout import AnyLayout, SlabLayout
 from .indexing import Index, find_kept, find_value, is_whole, order_kept, parse_index
@@ -116,9 +115,9 @@ class FlycooTensor:
         Divides the modes into groups of neighbours, such as ``[(0, 1, 2), (3, 4)]``. The modes of a
         group share one pass over the nonzeros, which reads one row for each other group. Results
         are the same within rounding errors. "auto" merges modes with few combinations of indices:
-        all of them, or, of the first modes of a tensor in one piece, those that occur; chosen from
-        `shape`, the number of values and, for the latter, the number of combinations. None merges
-        none. The longest mode must be the first of its group, if that has all combinations.
+        all of them, or, of the first modes, those that occur in a slab; chosen from `shape`, the
+        numbers of values and slabs and, for the latter, the number of combinations. None merges
+        none.
 
     Attributes
     ----------
@@ -190,9 +189,8 @@ class FlycooTensor:
         check_place(values, "values", is_cupy(coords), "coords")
         layout = check_keep(keep, layout)
         slabs = None if slabs is None else check_count(slabs, "slabs")
-        found = find_groups(groups, shape, values.size)
         engine = select_engine(device, is_on_gpu=is_cupy(coords))
-        arguments = (engine, layout, coords, values, shape, *found, slabs, keep)
+        arguments = (engine, layout, coords, values, shape, groups, slabs, keep)
         self._set(engine, build_layout(*arguments))
 
     def _set(self, engine: Engine, layout: AnyLayout) -> None:
@@ -398,7 +396,7 @@ class FlycooTensor:
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        return self._layout.record_format.groups
+        return self._layout.groups
 
     @property
     def slabs(self) -> int:

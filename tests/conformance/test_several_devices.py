@@ -26,7 +26,8 @@ from tensorly_flycoo import (
 )
 from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.engines.cpu.engine import CPU
-from tensorly_flycoo.ops.group_passes import LastPass
+from tensorly_flycoo.format import groups as groups_module
+from tensorly_flycoo.format.group_passes import LastPass
 from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep
 from tensorly_flycoo.spread.row_shards import RowShards
 from tensorly_flycoo.spread.sharding import find_sharding
@@ -36,11 +37,11 @@ SHAPE, RANK, NUM_SLABS = (30, 20, 40), 3, 6
 COUNTS = (1, 2, 3, 5, 8)
 
 
-def spread(x, count, monkeypatch, slabs=NUM_SLABS, layout="remap"):
+def spread(x, count, monkeypatch, slabs=NUM_SLABS, layout="remap", groups="auto"):
     """Build a tensor again, over `count` devices."""
     with monkeypatch.context() as patch:
         patch.setattr(CPU, "devices", NumpyDevices(count))
-        return FlycooTensor(*x.nonzeros(), x.shape, slabs=slabs, layout=layout)
+        return FlycooTensor(*x.nonzeros(), x.shape, slabs=slabs, layout=layout, groups=groups)
 
 
 @pytest.fixture
@@ -90,6 +91,40 @@ def test_mttkrp_with_groups(layout, monkeypatch):
             assert again.to_numpy().tobytes() == found.tobytes()
             results.add((mode, found.tobytes()))
     assert len(results) == 5
+
+
+@pytest.mark.parametrize("is_numbered", [False, True])
+@pytest.mark.parametrize("groups", [[(0, 1), (2,)], [(0,), (1, 2)], [(0, 1, 2)]], ids=str)
+def test_groups_move_no_more(groups, is_numbered, x, monkeypatch):
+    """Each slab contracts its own results; the bits do not depend on the devices."""
+    monkeypatch.setattr(groups_module, "_FEW_ROWS", 0 if is_numbered else 2**20)
+    copies, bring = [], NumpyDevices.bring
+
+    def count(devices, array, device):
+        if getattr(array, "device", None) != device:
+            copies.append(array.shape)
+        return bring(devices, array, device)
+
+    monkeypatch.setattr(NumpyDevices, "bring", count)
+
+    def decompose(tensor):
+        copies.clear()
+        with tl.backend_context("flycoo"):
+            start = CPTensor((np.ones(RANK), draw_factors()))
+            found = parafac(tensor, RANK, init=start, n_iter_max=4, tol=0)
+            return copies.copy(), [tl.to_numpy(factor).tobytes() for factor in found.factors]
+
+    results = set()
+    for number in COUNTS[:3]:
+        expected, _ = decompose(spread(x, number, monkeypatch, groups=None))
+        tensor = spread(x, number, monkeypatch, groups=groups)
+        assert tensor.groups == tuple(groups)
+        record_format = tensor._layout.slabs[0].layout.record_format
+        assert (record_format.num_prefixes > 0) == (is_numbered and len(groups[0]) > 1)
+        found, factors = decompose(tensor)
+        assert found == expected
+        results.add(tuple(factors))
+    assert len(results) == 1
 
 
 def list_pairs(x, factors):

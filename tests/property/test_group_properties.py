@@ -12,8 +12,8 @@ from strategies import dtypes, nonzeros, quick
 
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.base.checks import LAYOUTS
+from tensorly_flycoo.format.group_passes import LastPass
 from tensorly_flycoo.format.groups import find_groups
-from tensorly_flycoo.ops.group_passes import LastPass
 from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep
 from tensorly_flycoo.ops.ratios import mttkrp_of_ratios
 
@@ -25,11 +25,10 @@ for_all = settings(quick, suppress_health_check=[HealthCheck.function_scoped_fix
 
 @st.composite
 def divided(draw, **options):
-    """Draw nonzeros, and a division of their modes in which the longest mode begins a group."""
+    """Draw nonzeros, and a division of their modes into groups."""
     drawn = draw(nonzeros(**options))
-    ndim, longest = len(drawn.shape), int(np.argmax(drawn.shape))
-    starts = {0, longest, *draw(st.sets(st.integers(0, ndim - 1)))}
-    edges = [*sorted(starts), ndim]
+    ndim = len(drawn.shape)
+    edges = [*sorted({0, *draw(st.sets(st.integers(0, ndim - 1)))}), ndim]
     return drawn, tuple(tuple(range(a, b)) for a, b in pairwise(edges))
 
 
@@ -41,9 +40,9 @@ def test_the_oracle_agrees(given_, layout, num_slabs, dtype, data):
     values, factors = drawn.values.astype(dtype), [f.astype(dtype) for f in drawn.factors]
     options = {"layout": layout, "slabs": num_slabs, "groups": groups}
     x = FlycooTensor(drawn.coords, values, drawn.shape, **options)
-    # Prefixes are numbered in one piece only, and only if there are any.
-    is_whole = x.slabs == 1 and x.nnz > 0
-    assert x.groups == (groups if is_whole else find_groups(groups, x.shape, values.size)[0])
+    # Prefixes are numbered only if there are any.
+    found, _ = find_groups(groups, x.shape, values.size, num_slabs)
+    assert x.groups == (groups if x.nnz > 0 else found)
     last_pass, modes = LastPass(), range(x.ndim)
     for mode in [*modes, *data.draw(st.lists(st.sampled_from(modes), max_size=6))]:
         arguments = (drawn.coords, values, drawn.shape, factors, mode)

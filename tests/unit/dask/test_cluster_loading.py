@@ -15,7 +15,14 @@ from tensorly_flycoo import (
     mttkrp,
     write_tns,
 )
-from tensorly_flycoo.dask import WorkerLost, from_dask_dataframe, read_parquet, read_tns
+from tensorly_flycoo.dask import (
+    WorkerLost,
+    from_dask_dataframe,
+    loading,
+    read_parquet,
+    read_tns,
+)
+from tensorly_flycoo.tensor import memory
 from tensorly_flycoo.tensor.digest import find_digest
 from tensorly_flycoo.testing import random_tensor
 
@@ -208,6 +215,22 @@ def test_recover_loads_lost_slabs(client, addresses, table, files):
     assert kept == {n for n, home in enumerate(homes) if home > 0}
     x.recover()  # does nothing
     check_same(2 * y, -(expected**2) * 6)
+
+
+@pytest.mark.parametrize(("groups", "count"), [(((0, 1), (2,)), 0), (((0,), (1,), (2,)), 2)])
+def test_groups(client, addresses, table, files, groups, count, monkeypatch):
+    """Each slab numbers its own prefixes, also one that is loaded again."""
+    for module in (loading, memory):
+        monkeypatch.setattr(module, "find_groups", lambda *_: (groups, count))
+    expected = from_dataframe(table, MODES, "price", slabs=4).tensor
+    x = read_parquet(files, MODES, "price", slabs=4, client=client, workers=addresses).tensor
+    assert x.groups == expected.groups == ((0, 1), (2,))
+    check_same(x, expected)
+    for slab, other in zip(x._layout.slabs, expected._layout.slabs, strict=True):
+        assert slab.layout.record_format == other.layout.record_format
+    x._cluster.workers[2].is_lost = True
+    x.recover()
+    check_same(x, expected)
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """TensorLy's loops on a cluster: the bits of one process, for any number of workers."""
 
+import math
+
 import numpy as np
 import pytest
 import tensorly as tl
@@ -13,6 +15,7 @@ from tensorly_flycoo.dask import open_slabs as open_on_workers
 from tensorly_flycoo.dask.cluster import Cluster
 from tensorly_flycoo.decomposition.initial_guess import spread_factors
 from tensorly_flycoo.engines.cpu.engine import CPU
+from tensorly_flycoo.io import slab_folder
 from tensorly_flycoo.spread import sharded
 from tensorly_flycoo.spread.row_shards import RowShards
 from tensorly_flycoo.tensor.digest import find_digest
@@ -110,20 +113,66 @@ def test_loops(tensors, folder, name, options, monkeypatch):
         assert decompose(x) == expected
 
 
-@pytest.mark.usual_limits("groups")  # whose factors are multiplied in this process
-def test_an_iteration_waits_for_the_workers_once(tensors, monkeypatch):
-    fetch, counts = Cluster.fetch, []
+def count_traffic(x, monkeypatch):
+    """Count the waits of each iteration, and what workers send each other: arrays and bytes."""
+    fetch, transfer, counts = Cluster.fetch, Cluster.transfer, [[0, 0, 0]]
 
-    def count(cluster, objects):
-        counts[-1] += 1
+    def count_wait(cluster, objects):
+        counts[-1][0] += 1
         return fetch(cluster, objects)
 
-    monkeypatch.setattr(Cluster, "fetch", count)
-    counts.append(0)
-    with tl.backend_context("flycoo"):
-        callback = lambda *_: counts.append(0)  # noqa: E731
-        decomposition.parafac(tensors[1], RANK, 4, draw_start(), tol=0, callback=callback)
-    assert counts[2:-1] == [1] * 3
+    def count_moves(cluster, moves):
+        for array, _ in moves:
+            counts[-1][1] += 1
+            counts[-1][2] += math.prod(array.shape) * array.dtype.itemsize
+        return transfer(cluster, moves)
+
+    with monkeypatch.context() as patch, tl.backend_context("flycoo"):
+        patch.setattr(Cluster, "fetch", count_wait)
+        patch.setattr(Cluster, "transfer", count_moves)
+        callback = lambda *_: counts.append([0, 0, 0])  # noqa: E731
+        decomposition.parafac(x, RANK, 5, draw_start(), tol=0, callback=callback)
+    return counts[2:-1]
+
+
+def test_an_iteration_waits_for_the_workers_once(tensors, monkeypatch):
+    assert [waits for waits, _, _ in count_traffic(tensors[1], monkeypatch)] == [1] * 4
+
+
+#: Divisions of the modes, and the number of first modes whose prefixes are numbered.
+GROUPS = {
+    "a product": (((0, 1), (2,)), 0),
+    "that is cut": (((0,), (1, 2)), 0),
+    "all": (((0, 1, 2),), 0),
+    "numbered": (((0,), (1,), (2,)), 2),
+}
+
+
+@pytest.mark.parametrize(("groups", "num_numbered"), GROUPS.values(), ids=GROUPS)
+def test_groups_move_no_more(
+    groups, num_numbered, tensors, folder, client, addresses, tmp_path, monkeypatch
+):
+    """Each worker contracts its own results; the bits are those of one process."""
+    monkeypatch.setattr(slab_folder, "find_groups", lambda *_: (groups, num_numbered))
+    save_slabs(tmp_path / "x", open_slabs(folder), slabs=NUM_SLABS)
+    here, factors = open_here(tmp_path / "x", monkeypatch), draw_start().factors
+
+    def decompose(x):
+        with tl.backend_context("flycoo"):
+            found = decomposition.parafac(x, RANK, 4, draw_start(), tol=0)
+            return [tl.to_numpy(factor).tobytes() for factor in found.factors]
+
+    expected = decompose(here)
+    for count in (1, 2, 3):
+        options = {"client": client, "workers": addresses[:count]}
+        x = open_on_workers(tmp_path / "x", **options)
+        assert x.groups == here.groups == (groups if num_numbered == 0 else ((0, 1), (2,)))
+        assert decompose(x) == expected
+        for mode in range(3):
+            found = mttkrp(x, factors, mode)
+            assert found.tobytes() == mttkrp(open_slabs(tmp_path / "x"), factors, mode).tobytes()
+        plain = tensors[count - 1]
+        assert count_traffic(x, monkeypatch) == count_traffic(plain, monkeypatch)
 
 
 def test_a_loop_that_needs_no_result_waits_for_the_workers(tensors, client):

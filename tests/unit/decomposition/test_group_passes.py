@@ -6,8 +6,8 @@ import tensorly as tl
 from problems import make_factors, make_problem
 
 from tensorly_flycoo import best_of, mttkrp
+from tensorly_flycoo.format.group_passes import LastPass
 from tensorly_flycoo.format.layout import Layout
-from tensorly_flycoo.ops.group_passes import LastPass
 from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep
 
 SHAPE, NNZ, RANK = (6, 5, 4, 7, 3), 800, 2
@@ -35,13 +35,13 @@ def make(groups=GROUPS, dtype="float64"):
 @pytest.fixture
 def count_passes(monkeypatch):
     """Return a function that counts the passes over all nonzeros which a call makes."""
-    passes, apply = [], Layout.apply
+    passes, take_step = [], Layout.take_step
 
-    def counted(layout, operation, *args, **options):
+    def counted(layout, *args):
         passes.append(layout.nnz)
-        return apply(layout, operation, *args, **options)
+        return take_step(layout, *args)
 
-    monkeypatch.setattr(Layout, "apply", counted)
+    monkeypatch.setattr(Layout, "take_step", counted)
 
     def count(function):
         passes.clear()
@@ -95,7 +95,7 @@ def test_what_the_last_pass_serves(count_passes):
     factors[3] = 2 * factors[3]
     assert multiply(2) == 1
     assert [multiply(mode) for mode in (3, 3, 4, 4)] == [1, 1, 0, 1]
-    assert last_pass._rows is None
+    assert not last_pass._pieces
 
 
 def test_a_failed_pass_is_no_last_pass(monkeypatch):

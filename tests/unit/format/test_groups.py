@@ -10,8 +10,11 @@ from problems import make_problem
 from tensorly_flycoo import FlycooTensor, load, mttkrp, save
 from tensorly_flycoo.base.checks import LAYOUTS
 from tensorly_flycoo.format import groups as groups_module
+from tensorly_flycoo.format.group_passes import LastPass
 from tensorly_flycoo.format.groups import choose_groups, find_groups
 from tensorly_flycoo.format.packing import RecordFormat
+from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep
+from tensorly_flycoo.ops.ttmc import separate_modes
 
 SHAPE = (4, 3, 11, 30, 7)
 DIVISIONS = [
@@ -31,7 +34,7 @@ DIVISIONS = [
         ((183, 24, 1140, 1717), 3_309_490, [(0, 1), (2,), (3,)]),  # uber: 1140 x 1717 is too long
         ((165_427, 11_374, 2, 100, 89), 26_021_945, [(0,), (1,), (2, 3, 4)]),  # vast
         ((12_092, 9184, 28_818), 76_879_419, [(0,), (1,), (2,)]),  # nell-2
-        ((4, 50, 6), 10**6, [(0,), (1, 2)]),  # the longest mode begins a group
+        ((4, 50, 6), 10**6, [(0, 1), (2,)]),  # the fewest rows, wherever the longest mode is
         ((16, 3, 105, 365, 20), 30_000, [(0,), (1,), (2,), (3,), (4,)]),
         ((2,) * 13, 10**6, [(n,) for n in range(13)]),
         ((5, 5), 10**6, [(0,), (1,)]),
@@ -65,7 +68,6 @@ def test_what_users_give():
         ([(0,), (1,)], ValueError, "from 0 to 2"),
         ([(0,), (), (1, 2)], ValueError, "expected all modes"),
         ([(0, 1), (2,), (3,)], ValueError, "expected all modes"),
-        ([(0,), (1, 2)], ValueError, "expected the longest mode, 2, to begin a group"),
     ],
 )
 def test_groups_that_are_refused(groups, error, message):
@@ -147,7 +149,7 @@ def make_repeating(nnz=3000, num_pairs=200):
     return problem
 
 
-@pytest.mark.usual_limits("groups")
+@pytest.mark.usual_limits("groups", "slabs")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_numbered_prefixes(layout, dtype):
@@ -173,6 +175,7 @@ def test_numbered_prefixes(layout, dtype):
     assert x.nbytes > x._layout.prefixes.nbytes > 0
 
 
+@pytest.mark.usual_limits("slabs")  # which `save` refuses
 def test_numbered_prefixes_are_saved(tmp_path):
     problem = make_repeating()
     for layout in LAYOUTS:
@@ -186,12 +189,40 @@ def test_numbered_prefixes_are_saved(tmp_path):
 
 
 @pytest.mark.usual_limits("groups")
-def test_slabs_have_no_numbers():
-    x = make_repeating().tensor(groups=[(0, 1), (2,)], slabs=2)
-    assert x.groups == ((0,), (1,), (2,))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_slab_numbers_its_own(layout):
+    problem = make_repeating(num_pairs=500)
+    x = problem.tensor(groups=[(0, 1), (2,)], slabs=3, layout=layout)
+    assert x.groups == ((0, 1), (2,))
+    for slab in x._layout.slabs:
+        with slab.layout.hold_records() as records:
+            pairs = set(map(tuple, slab.layout.record_format.coords(records)[:2].T.tolist()))
+        assert slab.layout.record_format.num_prefixes == len(pairs) < 500
+    for y in (x, pickle.loads(pickle.dumps(x)), 2 * (x / 2)):
+        assert y.groups == x.groups
+        problem.check_tensor(y)
 
 
-@pytest.mark.usual_limits("prefixes")
+@pytest.mark.usual_limits("groups", "prefixes", "slabs")
+def test_some_slabs_number_theirs(monkeypatch):
+    """Results are right, and Tucker's products, which know no groups, too."""
+    monkeypatch.setattr(groups_module, "_LEAST_NNZ", 0)
+    monkeypatch.setattr(groups_module, "_MOST_ROWS", 100)
+    problem = make_repeating(4000, 4000)
+    is_low = problem.coords[2] < 150  # in the first slab
+    problem.coords[:2, is_low] %= 10
+    x = problem.tensor(slabs=2)
+    assert [slab.layout.groups for slab in x._layout.slabs] == [((0, 1), (2,)), ((0,), (1,), (2,))]
+    assert x.groups == ((0, 1), (2,))
+    problem.check_tensor(x)
+    last_pass = LastPass()
+    for mode in (0, 1, 2, 2, 1):
+        found = mttkrp_in_sweep(x, problem.factors, mode, last_pass)
+        assert found.tobytes() == mttkrp(x, problem.factors, mode).tobytes()
+    assert len(separate_modes(x).groups) == 3
+
+
+@pytest.mark.usual_limits("prefixes", "slabs")
 @pytest.mark.parametrize(("num_pairs", "is_worth_it"), [(300, True), (4000, False)])
 def test_prefixes_are_counted(monkeypatch, num_pairs, is_worth_it):
     monkeypatch.setattr(groups_module, "_LEAST_NNZ", 0)
@@ -200,6 +231,7 @@ def test_prefixes_are_counted(monkeypatch, num_pairs, is_worth_it):
     assert x.groups == (((0, 1), (2,)) if is_worth_it else ((0,), (1,), (2,)))
 
 
+@pytest.mark.usual_limits("groups")
 def test_all_but_the_last_mode_are_numbered(monkeypatch):
     monkeypatch.setattr(groups_module, "_LEAST_NNZ", 0)
     rng = np.random.default_rng(0)
@@ -215,13 +247,11 @@ def test_all_but_the_last_mode_are_numbered(monkeypatch):
         np.testing.assert_array_equal(mttkrp(ones, factors, mode), expected)
 
 
-def test_prefixes_with_the_longest_mode_behind_are_kept():
-    """A group whose longest mode is not its first has no row for each combination."""
-    problem = make_problem((3, 40, 9), 2000)
-    x = problem.tensor(groups=[(0, 1), (2,)])
-    assert x._layout.record_format.num_prefixes == 120
+@pytest.mark.parametrize("slabs", [1, 2, 7])
+@pytest.mark.parametrize("groups", [[(0, 1), (2,)], [(0,), (1, 2)], [(0, 1, 2)]])
+def test_slabs_cut_any_mode_of_a_group(groups, slabs):
+    problem = make_problem((3, 9, 40), 2000)
+    x = problem.tensor(groups=groups, slabs=slabs)
     for other in (x + x, 2 * x, pickle.loads(pickle.dumps(x))):
-        assert other.groups == x.groups
-        assert other._layout.record_format.num_prefixes == 120
+        assert other.groups == x.groups == tuple(groups)
     problem.check_tensor(x)
-    assert problem.tensor(groups=x.groups, slabs=2).groups == ((0,), (1,), (2,))

@@ -31,6 +31,7 @@ from tensorly_flycoo.io import parts, slab_folder
 from tensorly_flycoo.io.array_file import ArrayReader
 from tensorly_flycoo.io.files import make_folder
 from tensorly_flycoo.spread import slab_building
+from tensorly_flycoo.tensor import memory
 from tensorly_flycoo.tensor.digest import find_digest
 
 pytestmark = pytest.mark.usual_limits("slabs")  # a raw tensor would have three
@@ -77,7 +78,7 @@ def check_same(x, y, factors):
         np.testing.assert_array_equal(array, same)
 
 
-@pytest.mark.usual_limits("prefixes", "slabs")  # prefixes are not numbered in slabs
+@pytest.mark.usual_limits("slabs")
 @KEEPS
 @LAYOUTS
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -92,6 +93,24 @@ def test_bits_are_those_of_a_tensor_in_memory(path, num_slabs, dtype, layout, ke
     options = {"slabs": num_slabs, "layout": layout, "device": "cpu"}
     save_slabs(path, split(problem), SHAPE, **options)
     check_same(open_slabs(path, device="cpu", keep=keep), x, problem.factors)
+
+
+@KEEPS
+@LAYOUTS
+@pytest.mark.parametrize("tile_size", [32, 64])
+def test_numbered_prefixes(path, layout, keep, tile_size, monkeypatch):
+    """Also if plans are made anew, for other tiles."""
+    for module in (slab_folder, memory):
+        monkeypatch.setattr(module, "find_groups", lambda *_: (((0,), (1,), (2,)), 2))
+    problem = make_problem(SHAPE, 900)
+    save_slabs(path, split(problem), SHAPE, slabs=3, layout=layout, device="cpu")
+    monkeypatch.setattr(cpu, "TILE_SIZE", tile_size)
+    expected = problem.tensor(slabs=3, layout=layout, device="cpu")
+    if (keep, tile_size) == ("file", 64):
+        keep = "device"
+    x = open_slabs(path, device="cpu", keep=keep, verify=True)
+    assert x.groups == expected.groups == ((0, 1), (2,))
+    check_same(x, expected, problem.factors)
 
 
 @pytest.mark.parametrize("mode", range(3))

@@ -8,7 +8,8 @@ from tensorly_flycoo.format.replicated import ReplicatedLayout
 from tensorly_flycoo.spread.slab_building import MemoryBuilder, split_nonzeros, take_rows
 
 SHAPE = (3, 12)
-FORMAT = CPU.choose_cut(SHAPE, np.dtype("float64")).record_format
+CUT = CPU.choose_cut(SHAPE, np.dtype("float64"))
+FORMAT = CUT.record_format
 
 
 def draw(nnz=200):
@@ -36,7 +37,7 @@ def test_slabs_are_cut_where_the_nonzeros_are_that_are_left():
     coords = np.stack([0 * rows, rows])
     repeated = np.concatenate([coords, np.repeat(coords[:, 11:], 12, axis=1)], axis=1)
     options = (ReplicatedLayout, 3, CPU, OneDevice())
-    builder = MemoryBuilder(repeated, np.ones(24), FORMAT, *options)
+    builder = MemoryBuilder(repeated, np.ones(24), CUT, *options)
     slabs = builder.sort()
     assert [own for own, _, _ in builder.buckets] == [range(8), range(8, 11), range(11, 12)]
     assert slabs == [(range(4), 0), (range(4, 8), 0), (range(8, 12), 0)]

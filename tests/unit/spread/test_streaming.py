@@ -82,6 +82,17 @@ def test_results_have_the_bits_of_resident_slabs(stagers, dtype):
     assert stagers[0].num_held == 0
 
 
+@pytest.mark.parametrize("groups", [[(0, 1), (2,)], [(0,), (1, 2)]])  # the first is numbered
+def test_groups_of_modes(stagers, groups):
+    factors = draw_factors()
+    resident, x = (make(slabs=NUM_SLABS, groups=groups, keep=keep) for keep in ("device", "host"))
+    for y, other in ((x, resident), (2 * x, 2 * resident)):
+        assert (y.keep, y.groups, other.groups) == ("host", tuple(groups), tuple(groups))
+        for mode in range(3):
+            assert mttkrp(y, factors, mode).tobytes() == mttkrp(other, factors, mode).tobytes()
+    assert stagers[0].num_held == 0
+
+
 @pytest.mark.usual_limits(
     "groups", "prefixes"
 )  # a sweep of a decomposition takes one copy for each group
