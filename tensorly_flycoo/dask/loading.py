@@ -13,11 +13,11 @@ from distributed import Client, Future
 
 from ..base.array_modules import Array, move
 from ..base.checks import check_count, check_dtype, check_keep, check_shape
-from ..format.groups import choose_groups, find_groups
+from ..format.groups import choose_groups, find_groups, find_longest_mode
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import RecordFormat
 from ..spread.building import choose_layout
-from ..spread.partition import count_rows, find_longest_mode
+from ..spread.partition import count_rows
 from ..spread.slab_building import SlabBuilder, sort_records, split_nonzeros
 from .cluster import Cluster
 from .engine import ClusterLayout, WorkerDevices

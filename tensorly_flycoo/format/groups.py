@@ -56,6 +56,11 @@ def choose_groups(shape: Sequence[int], nnz: int) -> Groups:
     return best
 
 
+def find_longest_mode(shape: Sequence[int]) -> int:
+    """Return the mode along which a tensor is cut: the first of its longest ones."""
+    return max(range(len(shape)), key=lambda mode: shape[mode])
+
+
 def list_rest(groups: Groups, count: int) -> Groups:
     """Return the groups of the modes from `count` on, when those before make one of their own."""
     rest = (tuple(mode for mode in group if mode >= count) for group in groups)
@@ -83,8 +88,8 @@ def find_groups(groups: object, shape: Sequence[int], nnz: int) -> tuple[Groups,
     check_products(found, shape)
     if not _is_divisible(shape, found):
         raise ValueError(
-            f"groups is {groups!r}, expected the longest mode, {_find_longest(shape)}, to begin a "
-            "group"
+            f"groups is {groups!r}, expected the longest mode, {find_longest_mode(shape)}, to "
+            "begin a group"
         )
     return found, count
 
@@ -127,9 +132,5 @@ def _count_rows(shape: Sequence[int], group: Sequence[int]) -> int:
 
 def _is_divisible(shape: Sequence[int], groups: Groups) -> bool:
     """Return whether the longest mode is the first of its group, so that slabs can cut it."""
-    longest = _find_longest(shape)
+    longest = find_longest_mode(shape)
     return any(group[0] == longest for group in groups)
-
-
-def _find_longest(shape: Sequence[int]) -> int:
-    return max(range(len(shape)), key=lambda mode: shape[mode])

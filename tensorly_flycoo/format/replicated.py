@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 
 from ..base.array_modules import Array
-from .layout import Layout, collect_tilings, count_sort_nbytes, iterate_orders, sort_last
+from .layout import Layout, collect_tilings, count_sort_nbytes, iterate_orders
 from .ordering import compute_norm, order_records
 from .packing import Cut, RecordFormat
 from .primitives import Primitives, Step, index_dtype
@@ -101,11 +101,8 @@ class ReplicatedLayout(Layout):
         return Step(self.copies[mode])
 
     @contextlib.contextmanager
-    def hold_order(self, mode: int, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
-        if mode and self.merged is not self.record_format:
-            yield self.records, sort_last(self.records, self.record_format, primitives)
-        else:
-            yield self.copies[mode], None
+    def hold_records(self, mode: int = 0) -> Iterator[Array]:
+        yield self.copies[mode]
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         copies = [self.record_format.map_values(c, function) for c in self.copies]

@@ -24,11 +24,11 @@ from ..base.checks import (
 from ..base.devices import OneDevice, assign_homes
 from ..base.reporting import report
 from ..engines import select_engine
-from ..format.groups import check_groups, check_products, choose_groups
+from ..format.groups import check_groups, check_products, choose_groups, find_longest_mode
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.packing import Groups
-from ..spread.partition import find_longest_mode, find_slab_shape
+from ..spread.partition import find_slab_shape
 from ..spread.slab_building import SlabBuilder, sort_records, split_nonzeros
 from ..spread.slab_layout import Slab, SlabLayout
 from ..spread.spread_layout import SpreadLayout

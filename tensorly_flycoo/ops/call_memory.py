@@ -12,12 +12,11 @@ from numpy.typing import DTypeLike
 
 from ..base.checks import check_count, check_dtype, check_keep, check_rank, check_shape
 from ..engines import select_engine
-from ..format.groups import find_groups, list_rest
+from ..format.groups import find_groups, find_longest_mode, list_rest
 from ..format.packing import Groups
 from ..format.primitives import index_dtype
 from ..format.tree import count_waiting
 from ..spread import building
-from ..spread.partition import find_longest_mode
 from ..start.eigen import MAX_BLOCKS, MAX_GRAM_SIZE, choose_width
 from ..start.gram import choose_dtype, count_rounds, fits_basis, is_cheap_to_form
 

@@ -79,18 +79,17 @@ def contract_rows(
     rows: Array,
     factors: Sequence[Array | RowShards],
     mode: int,
+    number: int,
     layout: AnyLayout,
     engine: Engine,
     out: Array,
     weights: Array | None = None,
 ) -> None:
-    """Write the MTTKRP of a mode to `out`, from that of its group, `rows`."""
-    record_format = layout.record_format
-    number, _ = record_format.find_place(mode)
-    group = record_format.groups[number]
+    """Write the MTTKRP of a mode to `out`, from `rows`, that of its group with this number."""
+    group = layout.record_format.groups[number]
     own = {n: gather(factors[n]) for n in group if n != mode}
     if number > 0 or layout.prefixes is None:
-        bits = record_format.bits_below[number]
+        bits = layout.record_format.bits_below[number]
         engine.contract_rows(rows, [own.get(n) for n in group], bits, out, weights)
     else:
         inputs = own | {len(group): rows}

@@ -157,7 +157,7 @@ def mttkrp_in_sweep(
             return result
         rows = (last_pass or LastPass()).find(given, mode, group, multiply_group)
         result = engine.xp.empty(shape, x.dtype) if out is None else out
-        contract_rows(rows, factors, mode, layout, engine, result, weights)
+        contract_rows(rows, factors, mode, number, layout, engine, result, weights)
         return result if spread is None else RowShards.scatter(result, find_sharding(spread, mode))
 
     def compute() -> Array | RowShards:

@@ -49,7 +49,7 @@ def mttkrp_of_ratios(
         if len(group) == 1:
             return rows, logs
         out = engine.xp.empty((size, rank), x.dtype)
-        contract_rows(rows, factors, mode, layout, engine, out)
+        contract_rows(rows, factors, mode, number, layout, engine, out)
         return out, logs
 
     return attempt(f"an MTTKRP of ratios of mode {mode} and rank {rank}", compute)

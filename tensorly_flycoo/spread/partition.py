@@ -10,14 +10,10 @@ from itertools import pairwise
 import numpy as np
 
 from ..base.array_modules import Array, array_module
+from ..format.groups import find_longest_mode
 
 #: The fewest nonzeros that are counted at a time.
 _COUNT_BLOCK = 2**24
-
-
-def find_longest_mode(shape: Sequence[int]) -> int:
-    """Return the mode along which a tensor is cut: the first of its longest ones."""
-    return max(range(len(shape)), key=lambda mode: shape[mode])
 
 
 def find_slab_shape(shape: Sequence[int], num_rows: int) -> tuple[int, ...]:

@@ -19,11 +19,12 @@ import numpy as np
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_sums
 from ..base.devices import Devices, assign_homes, bring_each
+from ..format.groups import find_longest_mode
 from ..format.layout import Layout
 from ..format.ordering import make_canonical_records, take_marked
 from ..format.packing import RecordFormat
 from ..format.primitives import Primitives
-from .partition import count_rows, find_edges, find_longest_mode, find_slab_shape, list_rows
+from .partition import count_rows, find_edges, find_slab_shape, list_rows
 
 
 class SlabBuilder(ABC):

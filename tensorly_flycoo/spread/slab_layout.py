@@ -12,12 +12,13 @@ from typing import Any, NamedTuple, Self, TypeAlias
 from ..base.array_modules import Array
 from ..base.checks import check_finite, check_inside
 from ..base.devices import Devices
+from ..format.groups import find_longest_mode
 from ..format.layout import Layout
 from ..format.ordering import count_canonical_nbytes
 from ..format.packing import RecordFormat
 from ..format.primitives import Primitives, index_dtype
 from ..format.tree import count_waiting, fold_tree
-from .partition import find_longest_mode, find_slab_shape
+from .partition import find_slab_shape
 from .slab_building import MemoryBuilder
 from .streamed import KeepAside, StreamedLayout, link_copies
 

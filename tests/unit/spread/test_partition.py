@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from tensorly_flycoo.format.groups import find_longest_mode
 from tensorly_flycoo.spread import partition
-from tensorly_flycoo.spread.partition import count_rows, find_edges, find_longest_mode, list_rows
+from tensorly_flycoo.spread.partition import count_rows, find_edges, list_rows
 
 
 def test_the_first_of_the_longest_modes_is_cut():

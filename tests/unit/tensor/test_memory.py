@@ -130,7 +130,7 @@ def test_the_bound_holds_with_numbered_prefixes(dtype, layout):
     assert given + measured <= estimate.peak_nbytes + SMALL_NBYTES
 
 
-@pytest.mark.usual_limits("slabs")
+@pytest.mark.usual_limits("record", "slabs")
 @LAYOUTS
 @pytest.mark.parametrize("slabs", [1, 2])
 @pytest.mark.parametrize("groups", [[(0, 1), (2, 3)], [(0,), (1, 2, 3)], None])
