@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import reference
+import tensorly as tl
 from problems import make_problem
 
 from tensorly_flycoo import FlycooTensor, load, mttkrp, save
@@ -134,6 +135,28 @@ def test_they_are_shown_and_kept():
     for other in (2 * x, x.astype("float32"), abs(x)):
         assert other.groups == x.groups
     assert x.T.groups == choose_groups(x.T.shape, x.nnz)
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_infinite_elements_that_no_nonzero_uses(value):
+    """They give nan where zeros of a group are multiplied by them, as in dense TensorLy."""
+    problem = make_problem(SHAPE, 300, rank=3, seed=1)
+    problem.coords[1] = problem.coords[1] % 2  # index 2 is not used
+    problem.factors[1][2, 1] = value
+    plain = problem.tensor(groups=None)
+    dense = plain.to_coo().todense()
+    numbered = [problem.tensor(groups=[(0, 1, 2, 3), (4,)])]
+    assert numbered[0]._layout.record_format.num_prefixes > 0
+    for mode in (0, 2, 3, 4):
+        for x in [plain, *numbered]:
+            problem.check(mttkrp(x, problem.factors, mode), mode)
+        product = mttkrp(problem.tensor(groups=DIVISIONS[0]), problem.factors, mode)
+        is_nan = np.zeros(product.shape, bool)
+        is_nan[:, 1] = mode in (0, 2)  # of the same group
+        np.testing.assert_array_equal(np.isnan(product), is_nan)
+        with np.errstate(invalid="ignore"):
+            of_tensorly = tl.tenalg.unfolding_dot_khatri_rao(dense, (None, problem.factors), mode)
+        assert np.isnan(of_tensorly[:, 1]).all()
 
 
 # Groups whose combinations that occur are numbered
