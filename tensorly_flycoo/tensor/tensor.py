@@ -116,8 +116,9 @@ class FlycooTensor:
         group share one pass over the nonzeros, which reads one row for each other group. Results
         are the same within rounding errors. "auto" merges modes with few combinations of indices:
         all of them, or, of the first modes of a tensor in one piece, those that occur; chosen from
-        `shape`, the number of values and, for the latter, the number of combinations. None merges
-        none. The longest mode must be the first of its group, if that has all combinations.
+        `shape`, the number of nonzeros (in slabs, of values) and, for the latter, the number of
+        combinations. None merges none. The longest mode must be the first of its group, if that has
+        all combinations.
 
     Attributes
     ----------

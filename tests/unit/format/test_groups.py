@@ -223,6 +223,30 @@ def test_prefixes_are_counted(monkeypatch, num_pairs, is_worth_it):
     assert x.groups == (((0, 1), (2,)) if is_worth_it else ((0,), (1,), (2,)))
 
 
+@pytest.mark.usual_limits("groups", "prefixes", "slabs")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("shape", "num_pairs", "num_groups"),
+    [((2, 40, 50), 80, 2), ((50, 8, 60), 300, 3), ((20, 30, 50), 180, 2)],
+    ids=["product", "a product of more nonzeros", "numbered"],
+)
+def test_duplicates_and_zeros_do_not_count(monkeypatch, layout, shape, num_pairs, num_groups):
+    """For the choice of groups: the same tensor without them has the same."""
+    monkeypatch.setattr(groups_module, "_LEAST_NNZ", 1000)
+    rng = np.random.default_rng(0)
+    pairs = np.stack([rng.integers(0, size, num_pairs) for size in shape[:2]])
+    coords = np.vstack([pairs[:, rng.integers(0, num_pairs, 1800)], rng.integers(0, 50, 1800)])
+    once = FlycooTensor(coords, np.ones(1800), shape, layout=layout)
+    values = np.repeat([1.0, 0.0, 2.0, -2.0], [1800, 1800, 1800, 1800])
+    x = FlycooTensor(np.tile(coords, 4), values, shape, layout=layout)
+    assert len(x.groups) == num_groups
+    assert x._layout.record_format == once._layout.record_format
+    for array, expected in zip(x.nonzeros(), once.nonzeros(), strict=True):
+        np.testing.assert_array_equal(array, expected)
+    few = FlycooTensor(np.tile(coords[:, :500], 3), np.ones(1500), shape, layout=layout)
+    assert few.groups == ((0,), (1,), (2,))
+
+
 def test_all_but_the_last_mode_are_numbered(monkeypatch):
     monkeypatch.setattr(groups_module, "_LEAST_NNZ", 0)
     rng = np.random.default_rng(0)
