@@ -64,11 +64,28 @@ def normalize(weights: Array | None, factors: Sequence[Array]) -> tuple[Array, l
     """Move the norms of the factors' columns into the weights."""
     first, *others = factors
     weighted = [first if weights is None else first * weights, *others]
-    xp, norms = array_module(first), [column_norms(factor) for factor in weighted]
-    scales = [xp.where(norm == 0, xp.ones_like(norm), norm) for norm in norms]
-    return multiply_all(norms), [
-        factor / scale for factor, scale in zip(weighted, scales, strict=True)
-    ]
+    norms = [column_norms(factor) for factor in weighted]
+    pairs = zip(weighted, norms, strict=True)
+    return multiply_all(norms), [_divide(factor, norm) for factor, norm in pairs]
+
+
+def normalize_updated(
+    weights: Array | None, factors: list[Array], mode: int
+) -> tuple[Array, list[Array]]:
+    """Do what `normalize` does to a model of which one factor is new, and leave the others alone.
+
+    They are normalised already if there are weights, and a `LastPass` knows them by identity.
+    """
+    if weights is None:
+        return normalize(weights, factors)
+    norms = column_norms(factors[mode])
+    updated = _divide(factors[mode], norms)
+    return weights * norms, [*factors[:mode], updated, *factors[mode + 1 :]]
+
+
+def _divide(factor: Array, norms: Array) -> Array:
+    xp = array_module(factor)
+    return factor / xp.where(norms == 0, xp.ones_like(norms), norms)
 
 
 def make_cp_tensor(weights: Array | None, factors: Sequence[Array]) -> CPTensor:

@@ -11,7 +11,7 @@ from ..engines.tall_skinny import multiply
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import iterate, list_free_modes, measure_by, start
-from .cp_model import multiply_grams, normalize
+from .cp_model import multiply_grams, normalize_updated
 from .describing import describe_as
 from .masks import ImputedTensor, find_missing
 from .parafac import parafac
@@ -144,5 +144,6 @@ class _MultiplicativeUpdate:
             expected = multiply(factors[mode], multiply_grams(weights, factors, skip=mode))
             factors[mode] = factors[mode] * np.maximum(last_mttkrp, eps) / np.maximum(expected, eps)
             if self.normalize_factors and mode != self.modes[-1]:
-                weights, factors[:] = normalize(weights, factors)  # in place: frees the old ones
+                # In place: frees the old one.
+                weights, factors[:] = normalize_updated(weights, factors, mode)
         return weights, factors, last_mttkrp

@@ -14,7 +14,7 @@ from ..spread.row_shards import RowShards
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import iterate, measure_by, start
-from .cp_model import multiply_grams, normalize
+from .cp_model import multiply_grams, normalize_updated
 from .describing import describe_as
 from .non_negative_parafac import non_negative_parafac
 from .ranks import find_cp_rank
@@ -154,7 +154,8 @@ class _Hals:
             else:
                 factors[mode] = solve(gram.T, product.T).T
             if self.normalize_factors and mode != self.modes[-1]:
-                weights, factors[:] = normalize(weights, factors)  # in place: frees the old ones
+                # In place: frees the old one.
+                weights, factors[:] = normalize_updated(weights, factors, mode)
         last = len(factors) - 1
         if last not in self.modes:
             product = self.data.mttkrp(weights, factors, last)

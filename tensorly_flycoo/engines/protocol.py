@@ -14,7 +14,6 @@ from ..base.array_modules import Array, invert_positive, move
 from ..base.devices import Devices
 from ..format.layout import Layout
 from ..format.layouts import LAYOUT_CLASSES
-from ..format.packing import Cut, Groups
 from ..format.primitives import Compute, Primitives
 from ..format.tree import Tree, add_parts
 
@@ -53,16 +52,6 @@ class Engine(Primitives, ABC):
     devices: Devices | None = None  # that new tensors are spread over; None for the current one
 
     # Building
-
-    @abstractmethod
-    def choose_cut(
-        self,
-        shape: Sequence[int],
-        dtype: np.dtype,
-        groups: Groups | None = None,
-        num_prefixes: int = 0,
-    ) -> Cut:
-        """Choose the record format, and the sizes of a tile and of a bucket."""
 
     @abstractmethod
     def receive(self, coords: Array, values: Array) -> tuple[Array, Array]:

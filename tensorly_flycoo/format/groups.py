@@ -60,6 +60,11 @@ def choose_groups(shape: Sequence[int], nnz: int, num_slabs: int = 1) -> Groups:
     return best
 
 
+def find_longest_mode(shape: Sequence[int]) -> int:
+    """Return the mode along which a tensor is cut: the first of its longest ones."""
+    return max(range(len(shape)), key=lambda mode: shape[mode])
+
+
 def list_rest(groups: Groups, count: int) -> Groups:
     """Return the groups of the modes from `count` on, when those before make one of their own."""
     rest = (tuple(mode for mode in group if mode >= count) for group in groups)
@@ -131,8 +136,3 @@ def _find_limit(shape: Sequence[int], group: Sequence[int], nnz: int, num_slabs:
     """Return the most rows of a group's factor, of which a slab has all but of the mode cut."""
     num_factors = 1 if find_longest_mode(shape) in group else num_slabs
     return min(_MOST_ROWS, int(nnz // (num_factors * LEAST_NONZEROS)))
-
-
-def find_longest_mode(shape: Sequence[int]) -> int:
-    """Return the mode along which a tensor is cut: the first of its longest ones."""
-    return max(range(len(shape)), key=lambda mode: shape[mode])

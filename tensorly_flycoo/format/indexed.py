@@ -1,13 +1,12 @@
 """The layout "indexed": one copy, and for each mode an index to pull records through."""
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self
 
 import numpy as np
 
 from ..base.array_modules import Array
-from .layout import Ids, Layout, collect_tilings, count_sort_nbytes, iterate_orders, sort_last
+from .layout import Ids, Layout, collect_tilings, count_sort_nbytes, iterate_orders
 from .ordering import compute_norm
 from .packing import Cut
 from .primitives import Primitives, Step, index_dtype
@@ -72,12 +71,8 @@ class IndexedLayout(Layout):
     def find_step(self, mode: int) -> Step:
         return Step(self.records, self.pull_ids[mode])
 
-    @contextlib.contextmanager
-    def hold_order(self, mode: int, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
-        if mode and self.merged is not self.record_format:
-            yield self.records, sort_last(self.records, self.record_format, primitives)
-        else:
-            yield self.records, self.pull_ids[mode]
+    def find_places(self, mode: int, primitives: Primitives) -> Array | None:
+        return self.pull_ids[mode]
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         records = self.record_format.map_values(self.records, function)

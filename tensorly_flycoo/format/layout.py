@@ -18,7 +18,6 @@ storage d
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -240,19 +239,28 @@ class Layout(ABC):
         return compute(self.find_step(mode))
 
     @contextlib.contextmanager
-    def hold_records(self) -> Iterator[Array]:
-        """Keep the records in place; yield them in any order."""
+    def hold_records(self, mode: int = 0) -> Iterator[Array]:
+        """Keep the records in place; yield them in any order, or the copy of `mode`."""
         yield self.records
 
-    @abstractmethod
-    def hold_order(
-        self, mode: int, primitives: Primitives
-    ) -> AbstractContextManager[tuple[Array, Array | None]]:
+    @contextlib.contextmanager
+    def hold_order(self, mode: int, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
         """Keep the records in place; yield them, and their places in the order of `mode`.
 
         Places are None if the records are in that order. `mode` is 0 or the last mode of the
         tensor, whose orders do not depend on groups; other orders can be made from these two.
         """
+        is_other = mode and self.merged is not self.record_format
+        with self.hold_records(0 if is_other else mode) as records:
+            if is_other:
+                modes = range(self.record_format.ndim)  # the last one is the first key
+                yield records, primitives.sort_places(records, self.record_format, modes)
+            else:
+                yield records, self.find_places(mode, primitives)
+
+    def find_places(self, mode: int, primitives: Primitives) -> Array | None:
+        """Return places as `hold_order` does, of records as `hold_records` yields them."""
+        return None
 
     def share_prefixes(self, other: _Other) -> _Other:
         """Give the prefixes to a layout with the same nonzeros, but for their values."""
@@ -284,11 +292,6 @@ def iterate_orders(
         rows = primitives.sort_by_row(records, cut.record_format, mode, places, target, positions)
         places = target
         yield places, tile_rows(records, places, cut, mode, primitives, rows)
-
-
-def sort_last(records: Array, record_format: RecordFormat, primitives: Primitives) -> Array | None:
-    """Sort places of records by all modes of a tensor with groups, the last one first."""
-    return primitives.sort_places(records, record_format, range(record_format.ndim))
 
 
 def count_sort_nbytes(nnz: int, cut: Cut, primitives: Primitives) -> int:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from ..base.array_modules import Array, array_module
-from .groups import LEAST_NONZEROS, list_rest
+from .groups import LEAST_NONZEROS, find_groups, list_rest
 from .packing import Cut, RecordFormat
 from .primitives import Primitives, index_dtype
 
@@ -43,23 +43,45 @@ def make_canonical_records(
 def order_records(
     coords: Array, values: Array, cut: Cut, primitives: Primitives
 ) -> tuple[Array, Cut]:
-    """Make canonical records, with numbered prefixes if `cut` says so; return the final cut too."""
-    given, count = cut.record_format, cut.num_numbered
-    records = make_canonical_records(coords, values, given, primitives)
-    cut, found = cut._replace(num_numbered=0), None
-    if count != 0 and records.shape[0] > 0:
-        found = _find_prefixes(records, given, count, primitives)
+    """Make canonical records, with numbered prefixes if `cut` says so; return the final cut too.
+
+    If groups are still to be chosen, they are those for the number of canonical records, whichever
+    the number of `values` has led to.
+    """
+    count, cut = cut.num_numbered, cut._replace(num_numbered=0)
+    records = make_canonical_records(coords, values, cut.record_format, primitives)
+    if count is None and records.shape[0] < values.shape[0]:
+        given = cut.record_format
+        groups, count = find_groups("auto", given.shape, records.shape[0])
+        if groups != given.groups:
+            cut = primitives.choose_cut(given.shape, given.dtype, groups)
+            records = _pack_again(records, given, cut.record_format, primitives)
+    if count == 0 or records.shape[0] == 0:
+        return records, cut
+    given = cut.record_format
+    found = _find_prefixes(records, given, count, primitives)
     if found is None:
         return records, cut
     numbers, cut = found
-    flat, xp, nnz = cut.record_format.flat, primitives.xp, records.shape[0]
-    numbered = xp.empty((nnz, flat.num_words), flat.word_dtype)
-    size = -(-nnz // 8)  # of a block: its coordinates take little beside the records
+    return _pack_again(records, given, cut.record_format.flat, primitives, numbers[None]), cut
+
+
+def _pack_again(
+    records: Array,
+    given: RecordFormat,
+    wanted: RecordFormat,
+    primitives: Primitives,
+    *numbers: Array,
+) -> Array:
+    """Convert records to a format that may have one more mode, with `numbers` (1, nnz)."""
+    xp, nnz = primitives.xp, records.shape[0]
+    packed = xp.empty((nnz, wanted.num_words), wanted.word_dtype)
+    size = max(1, -(-nnz // 8))  # of a block: its coordinates take little beside the records
     for start in range(0, nnz, size):
         block = slice(start, start + size)
-        own = xp.concatenate([given.coords(records[block], xp), numbers[None, block]])
-        numbered[block] = primitives.pack(own, given.values(records[block]), flat)[0]
-    return numbered, cut
+        own = xp.concatenate([given.coords(records[block], xp), *(n[:, block] for n in numbers)])
+        packed[block] = primitives.pack(own, given.values(records[block]), wanted)[0]
+    return packed
 
 
 def _find_prefixes(

@@ -77,6 +77,7 @@ class Primitives:
     nonzeros at a time: as many as a cache holds, or as are worth a launch.
     """
 
+    word_dtype: np.dtype = np.dtype(np.uint64)  # of records
     staging_size: int | None = None  # what `pack` copies to a device at a time
     write_order_dtype: np.dtype | None = None  # of what `order_writes` returns
 
@@ -92,6 +93,11 @@ class Primitives:
         num_prefixes: int = 0,
     ) -> Cut:
         """Choose the record format, and the sizes of a tile and of a bucket."""
+        record_format = RecordFormat.of(shape, dtype, self.word_dtype, groups, num_prefixes)
+        return Cut(record_format, *self.choose_sizes(record_format))
+
+    def choose_sizes(self, record_format: RecordFormat) -> tuple[int, int]:
+        """Choose the numbers of nonzeros in a tile and in a bucket."""
         raise NotImplementedError("only engines choose")
 
     def pack(

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from ..base.array_modules import Array
-from .layout import Ids, Layout, collect_tilings, sort_last
+from .layout import Ids, Layout, collect_tilings
 from .ordering import compute_norm
 from .packing import Cut
 from .primitives import CompactIds, Compute, Primitives, Step, expand, index_dtype
@@ -200,20 +200,12 @@ class RemapLayout(Layout):
         self.records, self.spare, self.mode = self.spare, self.records, next_mode
 
     @contextlib.contextmanager
-    def hold_records(self) -> Iterator[Array]:
+    def hold_records(self, mode: int = 0) -> Iterator[Array]:
         with self.lock:
             yield self.records
 
-    @contextlib.contextmanager
-    def hold_order(self, mode: int, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
-        with self.lock:
-            yield self.records, self._find_places(mode, primitives)
-
-    def _find_places(self, mode: int, primitives: Primitives) -> Array:
-        ndim = self.merged.ndim
-        if mode and ndim < self.record_format.ndim:
-            return sort_last(self.records, self.record_format, primitives)
-        plan = self.plans[mode]
+    def find_places(self, mode: int, primitives: Primitives) -> Array | None:
+        plan, ndim = self.plans[mode], self.merged.ndim
         if mode == self.mode:
             return primitives.position_in_buckets(plan.pull_ids, self.cut.bucket_size)
         if (mode + 1) % ndim == self.mode and plan.write_order is None:

@@ -7,9 +7,9 @@ from typing import Self
 import numpy as np
 
 from ..base.array_modules import Array, move
-from .layout import Layout, collect_tilings, count_sort_nbytes, iterate_orders, sort_last
+from .layout import Layout, collect_tilings, count_sort_nbytes, iterate_orders
 from .ordering import compute_norm
-from .packing import Cut
+from .packing import Cut, RecordFormat
 from .primitives import Primitives, Step, index_dtype
 from .tiling import RowTiling
 
@@ -40,10 +40,21 @@ def number_prefixes(layout: Layout, primitives: Primitives) -> None:
             for mode in group:  # all nonzeros of a prefix write the same index
                 coords[mode, numbers] = record_format.rows(block, mode, xp)
     coords[-1] = xp.arange(num_prefixes)
-    shape = (*record_format.shape[: len(group)], num_prefixes)
-    cut = primitives.choose_cut(shape, record_format.dtype)
     values = xp.ones(num_prefixes, record_format.dtype)
+    cut = _cut_prefixes(record_format, primitives)
     layout.prefixes = ReplicatedLayout.build(coords, values, cut, primitives)
+
+
+def estimate_prefixes(record_format: RecordFormat, primitives: Primitives) -> tuple[int, int]:
+    """Predict the bytes of the tensor that `number_prefixes` builds, and bound those it takes."""
+    cut, count = _cut_prefixes(record_format, primitives), record_format.num_prefixes
+    nbytes, peak_nbytes = ReplicatedLayout.estimate(count, cut, primitives)
+    return nbytes, peak_nbytes + count * (8 * cut.record_format.ndim + record_format.dtype.itemsize)
+
+
+def _cut_prefixes(record_format: RecordFormat, primitives: Primitives) -> Cut:
+    shape = (*record_format.shape[: len(record_format.groups[0])], record_format.num_prefixes)
+    return primitives.choose_cut(shape, record_format.dtype)
 
 
 class ReplicatedLayout(Layout):
@@ -98,11 +109,8 @@ class ReplicatedLayout(Layout):
         return Step(self.copies[mode])
 
     @contextlib.contextmanager
-    def hold_order(self, mode: int, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
-        if mode and self.merged is not self.record_format:
-            yield self.records, sort_last(self.records, self.record_format, primitives)
-        else:
-            yield self.copies[mode], None
+    def hold_records(self, mode: int = 0) -> Iterator[Array]:
+        yield self.copies[mode]
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         copies = [self.record_format.map_values(c, function) for c in self.copies]

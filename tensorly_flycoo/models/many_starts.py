@@ -86,7 +86,8 @@ def _choose_batch_size(x: FlycooTensor, rank: int) -> int:
     """Choose how many runs to iterate together, by the free memory and a CPU's caches."""
     free, size = x._engine.count_free_nbytes(), 2**10
     if free is not None:
-        sizes = (x.shape, x.nnz, x.dtype, x.groups, rank, x.slabs)
+        num_prefixes = x._layout.record_format.num_prefixes
+        sizes = (x.shape, x.nnz, x.dtype, x.groups, rank, x.slabs, num_prefixes)
         each = _COPIES * count_iteration_nbytes(x._engine, *sizes)
         size = int(_SHARE * free) // each
     if x.device == "cpu":

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike
 
 from ..base.checks import check_count, check_dtype, check_keep, check_rank, check_shape
 from ..engines import select_engine
-from ..format.groups import choose_groups, find_longest_mode
+from ..format.groups import find_groups, find_longest_mode, list_rest
 from ..format.packing import Groups
 from ..format.primitives import index_dtype
 from ..format.tree import count_waiting
@@ -73,6 +73,7 @@ def estimate_memory(
     init: str = "svd",
     slabs: int | None = None,
     keep: str = "device",
+    groups: Sequence[Sequence[int]] | str | None = "auto",
 ) -> MemoryEstimate:
     """Predict how much memory a `FlycooTensor`, or a decomposition of it, takes.
 
@@ -95,6 +96,10 @@ def estimate_memory(
         and for each GPU: what is free now does not count.
     keep : {"device", "host"}
         As for `FlycooTensor`: with "host" what is free now decides what stays on the GPU.
+    groups : {"auto"}, None or sequence of sequences of int
+        As for `FlycooTensor`. With "auto" no combinations of indices are taken to be numbered,
+        which happens if that takes less. If `groups` has a group that will be numbered, all results
+        are upper bounds: as if all its combinations occurred, or each nonzero had one of its own.
 
     Returns
     -------
@@ -110,8 +115,8 @@ def estimate_memory(
     TypeError
         If a size, `nnz`, `rank` or `slabs` is not an integer, or `dtype` is not a dtype for values.
     ValueError
-        If a size, `nnz`, `rank` or `slabs` is out of range, or `layout`, `device` or `init` is
-        unknown.
+        If a size, `nnz`, `rank` or `slabs` is out of range, `layout`, `device` or `init` is
+        unknown, or `FlycooTensor` refuses the groups.
     ImportError, RuntimeError
         If `device` is "cuda" and cannot be used: tile sizes depend on the GPU.
 
@@ -144,23 +149,29 @@ def estimate_memory(
     slabs = None if slabs is None else check_count(slabs, "slabs")
     engine = select_engine(device)
     num_slabs = slabs or building.choose_num_slabs(nnz, engine.num_devices)
-    groups = choose_groups(shape, nnz, num_slabs)
-    of_tensor = (nnz, shape, dtype, groups)
-    layout = building.choose_layout(engine, layout, *of_tensor)
+    found, num_numbered = find_groups(groups, shape, nnz, num_slabs)
+    is_streamed = keep == "host" and engine.make_stager is not None
+    is_piece = num_slabs == 1 and engine.devices is None and not is_streamed
+    num_prefixes = 0
+    if num_numbered and nnz and is_piece:
+        num_prefixes = min(nnz, math.prod(shape[:num_numbered]))
+        found = (tuple(range(num_numbered)), *list_rest(found, num_numbered))
+    of_tensor = (nnz, shape, dtype, found)
+    layout = building.choose_layout(engine, layout, *of_tensor, num_prefixes)
     sizes = (layout, *of_tensor)
     host_nbytes = slots_nbytes = 0
-    if keep == "host" and engine.make_stager is not None:
+    if is_streamed:
         num_slabs, num_resident = building.plan_streaming(engine, *sizes, slabs)
-        record_nbytes = engine.choose_cut(shape, dtype, groups).record_format.record_nbytes
+        record_nbytes = engine.choose_cut(shape, dtype, found).record_format.record_nbytes
         copy_nbytes = nnz * record_nbytes // num_slabs  # of a slab
         num_streamed = max(0, num_slabs - num_resident)
-        host_nbytes = num_streamed * len(groups) * copy_nbytes
+        host_nbytes = num_streamed * len(found) * copy_nbytes
         slots_nbytes = min(num_streamed, 2) * copy_nbytes
-    nbytes, peak_nbytes = building.estimate_layout(engine, *sizes, num_slabs)
+    nbytes, peak_nbytes = building.estimate_layout(engine, *sizes, num_slabs, num_prefixes)
     peak_nbytes -= host_nbytes
     if rank is None:
         return MemoryEstimate(nbytes, peak_nbytes, None, host_nbytes)
-    of_call = (nnz, dtype, groups, check_rank(rank), num_slabs)
+    of_call = (nnz, dtype, found, check_rank(rank), num_slabs, num_prefixes)
     work_nbytes = count_iteration_nbytes(engine, shape, *of_call)
     row_nbytes = rank * dtype.itemsize
     for mode in range(len(shape)) if init == "svd" else ():
@@ -179,6 +190,7 @@ def count_iteration_nbytes(
     groups: Groups,
     rank: int,
     num_slabs: int,
+    num_prefixes: int,
 ) -> int:
     """Count the factors, and what the update of one adds: its MTTKRP and the solution.
 
@@ -188,7 +200,7 @@ def count_iteration_nbytes(
     row_nbytes = rank * dtype.itemsize
     if engine.tall is not None:  # solutions have rows aligned for the next MTTKRP
         row_nbytes = engine.tall.choose_row_nbytes(row_nbytes)
-    cut = engine.choose_cut(shape, dtype, groups)
+    cut = engine.choose_cut(shape, dtype, groups, num_prefixes)
     num_tiles, merged = -(-nnz // (num_slabs * cut.tile_size)), cut.record_format.merged.shape
     sizes = (min(merged[0], nnz), *merged[1:])  # prefixes are numbered if they are many
     made = [size * (len(group) > 1) for size, group in zip(sizes, groups, strict=True)]

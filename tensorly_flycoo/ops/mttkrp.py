@@ -81,6 +81,11 @@ def mttkrp(
     at most ``(row_nnz + ndim) * eps`` times the sum of its terms' absolute values. The result is
     the same to the bit for any number of threads, in every run and in every layout.
 
+    Of factors, only the rows of indices with nonzeros are read. But a group of modes that has a row
+    for each combination of indices multiplies those that do not occur by zero: there an inf or nan
+    in the factor of another mode of the group makes its column of the result nan, as in dense
+    arithmetic. ``FlycooTensor(..., groups=None)`` has no such groups.
+
     References
     ----------
     Wijeratne, Kannan, Prasanna, Computing Frontiers 2024, doi 10.1145/3649153.3649187, Algorithms

@@ -13,7 +13,7 @@ from ..base.devices import OneDevice
 from ..format.layouts import LAYOUT_CLASSES
 from ..format.ordering import order_records
 from ..format.packing import Groups
-from ..format.replicated import number_prefixes
+from ..format.replicated import estimate_prefixes, number_prefixes
 from .slab_layout import AnyLayout, SlabLayout
 from .spread_layout import SpreadLayout
 from .streamed import make_keep_aside
@@ -156,9 +156,17 @@ def estimate_layout(
     dtype: np.dtype,
     groups: Groups,
     num_slabs: int,
+    num_prefixes: int = 0,
 ) -> tuple[int, int]:
-    """Return the bytes of a layout, and the most bytes in use on a device while it is built."""
-    cls, cut = LAYOUT_CLASSES[name], engine.choose_cut(shape, dtype, groups)
+    """Return the bytes of a layout, and the most bytes in use on a device while it is built.
+
+    `num_prefixes` of the first group, if it is not 0, are numbered; then both are bounds.
+    """
+    cls, cut = LAYOUT_CLASSES[name], engine.choose_cut(shape, dtype, groups, num_prefixes)
+    if num_prefixes:
+        nbytes, peak_nbytes = cls.estimate(nnz, cut, engine)
+        own_nbytes, own_peak_nbytes = estimate_prefixes(cut.record_format, engine)
+        return nbytes + own_nbytes, peak_nbytes + own_peak_nbytes
     if num_slabs == 1:
         return cls.estimate(nnz, cut, engine)
     options = (cut.record_format, num_slabs, engine)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 
 from ..base.array_modules import Array
-from ..format.layout import Layout, sort_last
+from ..format.layout import Layout
 from ..format.packing import Cut
 from ..format.primitives import Compute, Primitives, Step
 from ..format.replicated import ReplicatedLayout
@@ -47,16 +47,9 @@ class StreamedLayout(ReplicatedLayout):
             return compute(Step(records))
 
     @contextlib.contextmanager
-    def hold_records(self) -> Iterator[Array]:
-        with self.stager.take(self.copies[0], None) as records:
+    def hold_records(self, mode: int = 0) -> Iterator[Array]:
+        with self.stager.take(self.copies[mode], None) as records:
             yield records
-
-    @contextlib.contextmanager
-    def hold_order(self, mode: int, primitives: Primitives) -> Iterator[tuple[Array, Array | None]]:
-        has_groups = self.merged is not self.record_format
-        with self.stager.take(self.copies[0 if has_groups else mode], None) as records:
-            is_last = mode and has_groups
-            yield records, sort_last(records, self.record_format, primitives) if is_last else None
 
     def map_values(self, function: Callable[[Array], Array], scale: float) -> Self:
         copies = []

@@ -116,8 +116,8 @@ class FlycooTensor:
         group share one pass over the nonzeros, which reads one row for each other group. Results
         are the same within rounding errors. "auto" merges modes with few combinations of indices:
         all of them, or, of the first modes, those that occur in a slab; chosen from `shape`, the
-        numbers of values and slabs and, for the latter, the number of combinations. None merges
-        none.
+        numbers of nonzeros (in slabs, of values) and slabs and, for the latter, the number of
+        combinations. None merges none.
 
     Attributes
     ----------

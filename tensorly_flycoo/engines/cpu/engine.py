@@ -13,7 +13,7 @@ import numpy as np
 from ...base.array_modules import Array, move
 from ...base.reporting import log_compilation
 from ...format.layout import Layout
-from ...format.packing import Cut, Groups, RecordFormat
+from ...format.packing import RecordFormat
 from ...format.primitives import Compute, Step
 from ..protocol import Engine
 from . import groups, kernels, logarithms, products, ratios, slices, solvers, threads, updates
@@ -48,15 +48,8 @@ class CpuEngine(CpuPrimitives, Engine):
     name = "cpu"
     array_type = np.ndarray
 
-    def choose_cut(
-        self,
-        shape: Sequence[int],
-        dtype: np.dtype,
-        groups: Groups | None = None,
-        num_prefixes: int = 0,
-    ) -> Cut:
-        record_format = RecordFormat.of(shape, dtype, np.uint64, groups, num_prefixes)
-        return Cut(record_format, TILE_SIZE, BUCKET_SIZE)
+    def choose_sizes(self, record_format: RecordFormat) -> tuple[int, int]:
+        return TILE_SIZE, BUCKET_SIZE
 
     def receive(self, coords: Array, values: Array) -> tuple[Array, Array]:
         return move(coords, np), move(values, np)

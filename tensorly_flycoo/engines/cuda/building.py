@@ -63,8 +63,8 @@ class _StreamLock:
 class CudaPrimitives(Primitives):
     """CuPy's radix sorts, and kernels whose blocks write neighbouring records together."""
 
+    word_dtype = np.dtype(np.uint32)
     write_order_dtype = np.dtype(np.uint16)
-
     staging_size = 2**22
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import DTypeLike
 from ...base.array_modules import Array, is_cupy
 from ...base.checks import check_current_gpu
 from ...format.layout import Layout
-from ...format.packing import Cut, Groups, RecordFormat
+from ...format.packing import RecordFormat
 from ...format.primitives import Compute, Step
 from ...format.tree import Tree
 from ..protocol import Engine
@@ -63,17 +63,10 @@ class CudaEngine(CudaPrimitives, Engine):
     tall = tall
     make_stager = CudaStager
 
-    def choose_cut(
-        self,
-        shape: Sequence[int],
-        dtype: np.dtype,
-        groups: Groups | None = None,
-        num_prefixes: int = 0,
-    ) -> Cut:
-        record_format = RecordFormat.of(shape, dtype, np.uint32, groups, num_prefixes)
+    def choose_sizes(self, record_format: RecordFormat) -> tuple[int, int]:
         slot, gpu = slot_nbytes(record_format.merged), launch.current_gpu()
         tile_size = tuning.choose_tile_size(slot, record_format.merged.ndim - 1, gpu)
-        return Cut(record_format, tile_size, tuning.BUCKET_SIZE)
+        return tile_size, tuning.BUCKET_SIZE
 
     def receive(self, coords: Array, values: Array) -> tuple[Array, Array]:
         if is_cupy(coords):  # host arrays are copied block by block in `pack`

@@ -21,8 +21,10 @@ LOOPS = {
     "parafac, mask": ("parafac", {"mask": MASK}),
     "parafac, callback": ("parafac", {"callback": lambda model, error: None}),
     "non-negative": ("non_negative_parafac", {}),
+    "non-negative, weights": ("non_negative_parafac", {"normalize_factors": True}),
     "non-negative, mask": ("non_negative_parafac", {"mask": MASK}),
     "HALS": ("non_negative_parafac_hals", {}),
+    "HALS, weights": ("non_negative_parafac_hals", {"normalize_factors": True}),
     "ADMM": ("constrained_parafac", {"non_negative": True}),
 }
 

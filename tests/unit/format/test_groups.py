@@ -5,6 +5,7 @@ import pickle
 import numpy as np
 import pytest
 import reference
+import tensorly as tl
 from problems import make_problem
 
 from tensorly_flycoo import FlycooTensor, load, mttkrp, save
@@ -138,6 +139,28 @@ def test_they_are_shown_and_kept():
     assert x.T.groups == choose_groups(x.T.shape, x.nnz)
 
 
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_infinite_elements_that_no_nonzero_uses(value):
+    """They give nan where zeros of a group are multiplied by them, as in dense TensorLy."""
+    problem = make_problem(SHAPE, 300, rank=3, seed=1)
+    problem.coords[1] = problem.coords[1] % 2  # index 2 is not used
+    problem.factors[1][2, 1] = value
+    plain = problem.tensor(groups=None)
+    dense = plain.to_coo().todense()
+    numbered = [problem.tensor(groups=[(0, 1, 2, 3), (4,)])]
+    assert numbered[0]._layout.record_format.num_prefixes > 0
+    for mode in (0, 2, 3, 4):
+        for x in [plain, *numbered]:
+            problem.check(mttkrp(x, problem.factors, mode), mode)
+        product = mttkrp(problem.tensor(groups=DIVISIONS[0]), problem.factors, mode)
+        is_nan = np.zeros(product.shape, bool)
+        is_nan[:, 1] = mode in (0, 2)  # of the same group
+        np.testing.assert_array_equal(np.isnan(product), is_nan)
+        with np.errstate(invalid="ignore"):
+            of_tensorly = tl.tenalg.unfolding_dot_khatri_rao(dense, (None, problem.factors), mode)
+        assert np.isnan(of_tensorly[:, 1]).all()
+
+
 # Groups whose combinations that occur are numbered
 
 
@@ -231,7 +254,30 @@ def test_prefixes_are_counted(monkeypatch, num_pairs, is_worth_it):
     assert x.groups == (((0, 1), (2,)) if is_worth_it else ((0,), (1,), (2,)))
 
 
-@pytest.mark.usual_limits("groups")
+@pytest.mark.usual_limits("groups", "prefixes", "slabs")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("shape", "num_pairs", "num_groups"),
+    [((2, 40, 50), 80, 2), ((50, 8, 60), 300, 3), ((20, 30, 50), 180, 2)],
+    ids=["product", "a product of more nonzeros", "numbered"],
+)
+def test_duplicates_and_zeros_do_not_count(monkeypatch, layout, shape, num_pairs, num_groups):
+    """For the choice of groups: the same tensor without them has the same."""
+    monkeypatch.setattr(groups_module, "_LEAST_NNZ", 1000)
+    rng = np.random.default_rng(0)
+    pairs = np.stack([rng.integers(0, size, num_pairs) for size in shape[:2]])
+    coords = np.vstack([pairs[:, rng.integers(0, num_pairs, 1800)], rng.integers(0, 50, 1800)])
+    once = FlycooTensor(coords, np.ones(1800), shape, layout=layout)
+    values = np.repeat([1.0, 0.0, 2.0, -2.0], [1800, 1800, 1800, 1800])
+    x = FlycooTensor(np.tile(coords, 4), values, shape, layout=layout)
+    assert len(x.groups) == num_groups
+    assert x._layout.record_format == once._layout.record_format
+    for array, expected in zip(x.nonzeros(), once.nonzeros(), strict=True):
+        np.testing.assert_array_equal(array, expected)
+    few = FlycooTensor(np.tile(coords[:, :500], 3), np.ones(1500), shape, layout=layout)
+    assert few.groups == ((0,), (1,), (2,))
+
+
 def test_all_but_the_last_mode_are_numbered(monkeypatch):
     monkeypatch.setattr(groups_module, "_LEAST_NNZ", 0)
     rng = np.random.default_rng(0)

@@ -130,6 +130,50 @@ def test_the_bound_holds_with_numbered_prefixes(dtype, layout):
     assert given + measured <= estimate.peak_nbytes + SMALL_NBYTES
 
 
+@pytest.mark.usual_limits("record", "slabs")
+@LAYOUTS
+@pytest.mark.parametrize("slabs", [1, 2])
+@pytest.mark.parametrize("groups", [[(0, 1), (2, 3)], [(0,), (1, 2, 3)], None])
+def test_nbytes_is_exact_for_given_groups(groups, slabs, layout):
+    """Rows that stand for no indices are empty, and are counted."""
+    shape = (8, 7, 6, 5)
+    options = {"layout": layout, "groups": groups, "slabs": slabs}
+    x = make_exact_problem(shape, 1680).tensor(**options)
+    assert x.groups == (tuple(groups) if groups else ((0,), (1,), (2,), (3,)))
+    assert estimate_memory(shape, 1680, **options).nbytes == x.nbytes
+
+
+@pytest.mark.usual_limits("slabs")
+@LAYOUTS
+@DTYPES
+@pytest.mark.parametrize(
+    ("shape", "nnz", "num_pairs"),
+    [
+        ((1200, 900, 700), 50_000, 40_000),
+        ((1200, 900, 700), 50_000, 20),
+        ((2, 900, 40), 50_000, 1800),
+    ],
+)
+def test_estimates_bound_given_groups_that_are_numbered(shape, nnz, num_pairs, dtype, layout):
+    problem, groups = make_problem(shape, nnz, dtype=dtype), [(0, 1), (2,)]
+    pairs = np.random.default_rng(0).integers(0, num_pairs, nnz)
+    problem.coords[:2] = problem.coords[:2, pairs]
+    problem.tensor(layout=layout, groups=groups)  # compiles
+    tracemalloc.start()
+    try:
+        x = problem.tensor(layout=layout, groups=groups)
+        measured = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert x._layout.record_format.num_prefixes > 0
+    options = {"dtype": dtype, "layout": layout, "device": "cpu", "groups": groups, "rank": 4}
+    estimate = estimate_memory(shape, nnz, **options)
+    assert x.nbytes <= estimate.nbytes
+    given = problem.coords.nbytes + problem.values.nbytes
+    assert given + measured <= estimate.peak_nbytes + SMALL_NBYTES
+    assert estimate.call_nbytes > estimate.nbytes
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "text"),
     [
@@ -139,6 +183,7 @@ def test_the_bound_holds_with_numbered_prefixes(dtype, layout):
         (((3, 4), 1), {"dtype": "complex128"}, TypeError, "dtype is complex128"),
         (((3, 4), 1), {"layout": "csf"}, ValueError, "layout is 'csf'"),
         (((3, 4), 1), {"device": "gpu"}, ValueError, "device is 'gpu'"),
+        (((3, 4), 1), {"groups": [(1,), (0,)]}, ValueError, "groups is .* in order"),
     ],
 )
 def test_bad_arguments(arguments, options, error, text):
