@@ -7,7 +7,7 @@ import numpy as np
 
 from ..base.array_modules import Array
 from .layout import Ids, Layout, collect_tilings, count_sort_nbytes, iterate_orders
-from .ordering import compute_norm, order_records
+from .ordering import compute_norm
 from .packing import Cut
 from .primitives import Primitives, Step, index_dtype
 from .tiling import RowTiling
@@ -34,9 +34,8 @@ class IndexedLayout(Layout):
         self.pull_ids = pull_ids
 
     @classmethod
-    def build(cls, coords: Array, values: Array, cut: Cut, primitives: Primitives) -> Self:
-        """Pack the nonzeros and find the order of each mode."""
-        records, cut = order_records(coords, values, cut, primitives)
+    def build_ordered(cls, records: Array, cut: Cut, primitives: Primitives) -> Self:
+        """Find the order of each mode."""
         norm = compute_norm(cut.record_format.values(records), primitives)
         pull_ids, tilings = zip(*iterate_orders(records, cut.merged, primitives), strict=True)
         return cls(cut, records, pull_ids, tilings, norm)

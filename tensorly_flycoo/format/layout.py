@@ -23,7 +23,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 
 from ..base.array_modules import Array, array_module
-from .ordering import count_canonical_nbytes
+from .ordering import count_canonical_nbytes, order_records
 from .packing import Cut, RecordFormat
 from .primitives import Compute, Primitives, Step, index_dtype
 from .tiling import RowTiling, count_tiling_nbytes, tile_rows
@@ -59,9 +59,14 @@ class Layout(ABC):
         self.mode = 0  # whose storage the records are in; 0 if they never move
 
     @classmethod
-    @abstractmethod
     def build(cls, coords: Array, values: Array, cut: Cut, primitives: Primitives) -> Self:
         """Build the layout from checked coords (ndim, nnz) and values (nnz,)."""
+        return cls.build_ordered(*order_records(coords, values, cut, primitives), primitives)
+
+    @classmethod
+    @abstractmethod
+    def build_ordered(cls, records: Array, cut: Cut, primitives: Primitives) -> Self:
+        """Build the layout from what `order_records` returns."""
 
     # Contents
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..base.array_modules import Array
 from .layout import Ids, Layout, collect_tilings
-from .ordering import compute_norm, order_records
+from .ordering import compute_norm
 from .packing import Cut
 from .primitives import CompactIds, Compute, Primitives, Step, expand, index_dtype
 from .tiling import RowTiling, tile_rows
@@ -68,13 +68,12 @@ class RemapLayout(Layout):
         self.lock = make_lock()
 
     @classmethod
-    def build(cls, coords: Array, values: Array, cut: Cut, primitives: Primitives) -> Self:
-        """Pack the nonzeros and plan all modes."""
+    def build_ordered(cls, records: Array, cut: Cut, primitives: Primitives) -> Self:
+        """Plan all modes."""
         if cut.bucket_size % cut.tile_size:
             raise ValueError(
                 f"bucket_size is {cut.bucket_size}, expected a multiple of {cut.tile_size}"
             )
-        records, cut = order_records(coords, values, cut, primitives)
         norm = compute_norm(cut.record_format.values(records), primitives)
         spare = primitives.xp.empty_like(records)
         tilings, plans = cls._plan_modes(records, spare, cut.merged, primitives)

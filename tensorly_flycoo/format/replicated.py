@@ -8,7 +8,7 @@ import numpy as np
 
 from ..base.array_modules import Array
 from .layout import Layout, collect_tilings, count_sort_nbytes, iterate_orders
-from .ordering import compute_norm, order_records
+from .ordering import compute_norm
 from .packing import Cut, RecordFormat
 from .primitives import Primitives, Step, index_dtype
 from .tiling import RowTiling
@@ -61,9 +61,8 @@ class ReplicatedLayout(Layout):
         self.records = copies[0]
 
     @classmethod
-    def build(cls, coords: Array, values: Array, cut: Cut, primitives: Primitives) -> Self:
-        """Pack the nonzeros and sort a copy for each mode."""
-        records, cut = order_records(coords, values, cut, primitives)
+    def build_ordered(cls, records: Array, cut: Cut, primitives: Primitives) -> Self:
+        """Sort a copy for each mode."""
         norm = compute_norm(cut.record_format.values(records), primitives)
         copies, tilings = [], []
         for places, tiling in iterate_orders(records, cut.merged, primitives):

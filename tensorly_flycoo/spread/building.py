@@ -11,6 +11,7 @@ import numpy as np
 from ..base.array_modules import Array
 from ..base.devices import OneDevice
 from ..format.layouts import LAYOUT_CLASSES
+from ..format.ordering import order_records
 from ..format.packing import Groups
 from ..format.replicated import estimate_prefixes, number_prefixes
 from .slab_layout import AnyLayout, SlabLayout
@@ -45,14 +46,18 @@ def build_layout(
 
     `groups` and `num_numbered` are as `format.groups.find_groups` returns them; prefixes are not
     numbered in slabs. With ``keep="host"``, `plan_streaming` says how many slabs stay on each
-    device.
+    device. The layout "auto" of a tensor in one piece is chosen when its final groups are known.
     """
     coords, values = engine.receive(coords, values)
     cut = engine.choose_cut(shape, values.dtype, groups)
-    nnz, dtype, keep_aside = values.shape[0], values.dtype, None
-    if keep == "host" and engine.make_stager is not None:
-        _, num_resident = plan_streaming(engine, name, nnz, shape, dtype, groups, num_slabs)
-        keep_aside = make_keep_aside(engine.make_stager, num_resident)
+    nnz, dtype, num_prefixes, records, keep_aside = values.size, values.dtype, 0, None, None
+    make_stager = engine.make_stager if keep == "host" else None
+    if num_slabs == 1 and engine.devices is None and make_stager is None:
+        cut = cut._replace(num_numbered=num_numbered)
+        records, cut = order_records(coords, values, cut, engine)
+        nnz, groups = records.shape[0], cut.record_format.groups
+        num_prefixes = cut.record_format.num_prefixes
+    name = choose_layout(engine, name, nnz, shape, dtype, groups, num_prefixes)
     sizes: dict[str, Any] = {"tile_size": cut.tile_size, "bucket_size": cut.bucket_size}
     if len(groups) < len(shape):
         sizes["groups"] = groups
@@ -60,10 +65,13 @@ def build_layout(
         sizes["slabs"] = num_slabs
     engine.log("build", name, shape=tuple(shape), nnz=values.size, **sizes)
     cls = LAYOUT_CLASSES[name]
-    if num_slabs == 1 and engine.devices is None and keep_aside is None:
-        piece = cls.build(coords, values, cut._replace(num_numbered=num_numbered), engine)
+    if records is not None:
+        piece = cls.build_ordered(records, cut, engine)
         number_prefixes(piece, engine)
         return piece
+    if make_stager is not None:
+        _, num_resident = plan_streaming(engine, name, nnz, shape, dtype, groups, num_slabs)
+        keep_aside = make_keep_aside(make_stager, num_resident)
     slab_class = SlabLayout if engine.devices is None else SpreadLayout
     devices = engine.devices or OneDevice(engine.xp)
     options = (cut.record_format, num_slabs, engine, devices)
@@ -75,7 +83,13 @@ def build_layout(
 
 
 def choose_layout(
-    engine: Engine, name: str, nnz: int, shape: Sequence[int], dtype: np.dtype, groups: Groups
+    engine: Engine,
+    name: str,
+    nnz: int,
+    shape: Sequence[int],
+    dtype: np.dtype,
+    groups: Groups,
+    num_prefixes: int = 0,
 ) -> str:
     """Return the name of a layout, if it is "auto" the default one.
 
@@ -87,7 +101,7 @@ def choose_layout(
         return name
     if engine.name != "cpu":
         return "remap"
-    cut = engine.choose_cut(shape, dtype, groups)
+    cut = engine.choose_cut(shape, dtype, groups, num_prefixes)
     names = ("replicated", "remap")
     replicated, remap = (LAYOUT_CLASSES[name].estimate(nnz, cut, engine)[0] for name in names)
     return "replicated" if replicated <= remap else "indexed"

@@ -97,8 +97,7 @@ def build_layout(
     as many are tried, and so on.
     """
     of_tensor = (values.size, shape, values.dtype, groups)
-    layout = building.choose_layout(engine, layout, *of_tensor)
-    sizes = (layout, *of_tensor)
+    sizes = (building.choose_layout(engine, layout, *of_tensor), *of_tensor)
     given = 0 if is_cupy(coords) else values.size * (8 * len(shape) + values.dtype.itemsize)
 
     def build(count: int) -> AnyLayout:

@@ -38,6 +38,19 @@ def test_a_cpu_has_the_fastest_layout_in_the_memory_of_remapping(shape, nnz, dty
         assert estimate_memory(shape, nnz, dtype=dtype, layout=layout).nbytes == sizes[expected]
 
 
+@USUAL
+def test_numbered_combinations_count_for_the_choice():
+    """Four modes are two groups, whose copies take no more memory than remapping."""
+    problem = make_problem((40, 30, 50, 2000), 40_000)
+    prefixes = np.random.default_rng(0).integers(0, 900, 40_000)
+    problem.coords[:3] = problem.coords[:3, prefixes]
+    x = problem.tensor("auto")
+    assert (x.groups, x.layout) == (((0, 1, 2), (3,)), "replicated")
+    assert problem.tensor("auto", groups=None).layout == "indexed"
+    assert x.nbytes <= problem.tensor("remap").nbytes
+    problem.check_tensor(x)
+
+
 def test_a_gpu_remaps():
     sizes = (500, (40, 30, 50), np.dtype("float32"), ((0,), (1,), (2,)))
     assert choose_layout(SimpleNamespace(name="cuda"), "auto", *sizes) == "remap"
