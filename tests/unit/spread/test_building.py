@@ -38,7 +38,7 @@ def test_a_cpu_has_the_fastest_layout_in_the_memory_of_remapping(shape, nnz, dty
         assert estimate_memory(shape, nnz, dtype=dtype, layout=layout).nbytes == sizes[expected]
 
 
-@USUAL
+@pytest.mark.usual_limits("groups", "index", "prefixes", "record", "remap", "slabs")
 def test_numbered_combinations_count_for_the_choice():
     """Four modes are two groups, whose copies take no more memory than remapping."""
     problem = make_problem((40, 30, 50, 2000), 40_000)
