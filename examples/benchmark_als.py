@@ -51,7 +51,7 @@ RANDOM = {
 #: Lbnl with modes drawn apart is so sparse that the svd start finds nothing.
 STRUCTURED = {"uber, real pairs": 1, "nell-2, real pairs": 0.1, "lbnl, real pairs": 1}
 NAMES = (
-    "nycflights", "babynames", "cube", "uber", "uber, real pairs",
+    "nycflights", "babynames", "kinships", "cube", "uber", "uber, real pairs",
     "nell-2", "nell-2, real pairs", "lbnl, real pairs",
 )  # fmt: skip
 WHOLE_NAMES = (*NAMES, "long")
@@ -70,6 +70,12 @@ def make_tensor(name):
         return coo.coords, coo.data.astype(float), coo.shape
     if name == "babynames":
         return make_babynames()
+    if name == "kinships":
+        from knowledge_graph import read_triples
+
+        triples, entities, relations = read_triples(name)
+        coords = np.hstack(triples)
+        return coords, np.ones(coords.shape[1]), (entities.size, relations.size, entities.size)
     random = np.random.RandomState(0)
     if name in STRUCTURED:
         structure = STRUCTURES[name.removesuffix(", real pairs")].shrink(STRUCTURED[name])

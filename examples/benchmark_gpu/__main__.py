@@ -3,6 +3,7 @@
     python examples/benchmark_gpu                                  # all shapes
     python examples/benchmark_gpu --tensors nell-1 --tables speed --ranks 16 32 64
     python examples/benchmark_gpu --tables whole --tensors uber nell-2 "nell-2, real pairs"
+    python examples/benchmark_gpu --tables groups --json groups.json
     python examples/benchmark_gpu --json results.json --figure results.png
 
 Nonzeros are drawn on the GPU: each mode apart, and, in tensors named "real pairs", so that
@@ -10,7 +11,8 @@ combinations of indices repeat as in FROSTT's (see structured.py). Times are med
 measured with events. The kernel "gather only" reads what MTTKRP reads, in the same order, and
 writes nothing; its time plus that of writing the output once is a lower bound for every layout.
 "remap off" is the remap layout without writing the records for the next mode. The table "whole"
-times calls of parafac from nonzeros in NumPy to factors in NumPy.
+times calls of parafac from nonzeros in NumPy to factors in NumPy. The table "groups" compares all
+modes apart with the default groups; the other tables but "whole" have all modes apart.
 """
 
 import argparse

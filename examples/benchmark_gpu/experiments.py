@@ -13,7 +13,7 @@ import numpy as np
 from als import time_als
 from balance import largest_partition, largest_share_of_tiles
 from gather_only import time_gather_only
-from report import RANK
+from report import RANK, describe_groups
 from stages import add_time_to_fit
 from tensors import build, draw_factors, free_memory
 from timing import time_call, time_steps, tuned
@@ -21,6 +21,8 @@ from whole import WAYS, measure_calls, prepare_call
 
 from tensorly_flycoo.engines.cuda import engine as cuda
 from tensorly_flycoo.engines.cuda import tuning
+from tensorly_flycoo.ops.group_passes import LastPass
+from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep
 
 LAYOUTS = ("replicated", "indexed", "remap")
 
@@ -54,6 +56,7 @@ LAYOUTS_OF = {
     "float64": ("remap",),
     "tiles": (),
     "whole": (),
+    "groups": (),
 }
 
 
@@ -81,8 +84,10 @@ class Experiments:
 
     def run(self):
         """Measure all the tables that the options ask for."""
-        if self.tables - {"whole", "float64", "ncu"}:
+        if self.tables - {"whole", "groups", "float64", "ncu"}:
             self._attempt("all", self._run_float32)
+        if "groups" in self.tables:
+            self._attempt("groups", self._run_groups)
         if "whole" in self.tables:
             self._attempt("whole", self._run_whole)
         if "float64" in self.tables:
@@ -201,6 +206,33 @@ class Experiments:
                 "bucket_size": tuning.BUCKET_SIZE, "sweep_s": float(seconds.sum()),
             }  # fmt: skip
         self.row.setdefault("tiles", []).append(row)
+
+    def _run_groups(self):
+        """Time sweeps and iterations with all modes apart, and with the groups of the default."""
+        nonzeros = self.problem.draw(np.float32)
+        for layout in LAYOUTS:
+            for groups in (None, "auto"):
+                name = f"groups, {layout}, {groups}"
+                self._attempt(name, self._run_grouped, nonzeros, layout, groups)
+
+    def _run_grouped(self, nonzeros, layout, groups):
+        x, _ = build(*nonzeros, self.problem.shape, layout, groups)
+        free_memory()
+        factors = draw_factors(x.shape, RANK, x.dtype)
+        outs = [cupy.empty((size, RANK), x.dtype) for size in x.shape]
+        last_pass = LastPass()
+        steps = [
+            functools.partial(mttkrp_in_sweep, x, factors, mode, last_pass, out=out)
+            for mode, out in enumerate(outs)
+        ]
+        sweep_s = float(time_steps(steps, self.options.repeats).sum())
+        del outs, steps, last_pass
+        row = {
+            "layout": layout, "groups": describe_groups(x.groups), "is_default": groups == "auto",
+            "sweep_s": sweep_s, "bytes_per_nonzero": x.nbytes / x.nnz,
+            "iteration_s": time_als(x, factors, sweep_s, self.options.repeats)["iteration_s"],
+        }  # fmt: skip
+        self.row.setdefault("groups", []).append(row)
 
     def _run_whole(self):
         """Time calls on a tensor built as users build it, with repeated coordinates merged."""

@@ -147,6 +147,8 @@ def print_row(row):
             print(f"    {name:15}" + "".join(f"{mode[key]:10.3f}" for mode in row["balance"]))
     if "als" in row:
         _print_als(row)
+    if "groups" in row:
+        _print_groups(row["groups"])
     print(flush=True)
 
 
@@ -213,6 +215,31 @@ def _print_als(row):
     rest = als["iteration_s"] - sum(als["parts_s"].values())
     print(f"  parafac: {1e3 * als['iteration_s']:.3f} ms an iteration", end="")
     print(f" (kernels alone {1e3 * als['kernels_s']:.3f}): {parts}, rest {1e3 * rest:.3f}")
+
+
+def describe_groups(groups):
+    """Write groups in short.
+
+    >>> describe_groups(((0, 1), (2,)))
+    '01 2'
+    """
+    return " ".join("".join(map(str, group)) for group in groups)
+
+
+def _print_groups(runs):
+    """Print what the default groups gain over all modes apart, a line for each layout."""
+    plain = {run["layout"]: run for run in runs if not run["is_default"]}
+    print(f"  {'modes apart / groups':22}{'ms a sweep':>24}{'ms an iteration':>24}", end="")
+    print(f"{'bytes/nonzero':>18}")
+    for run in runs:
+        if not run["is_default"] or run["layout"] not in plain:
+            continue
+        print(f"    {run['layout']:12}{run['groups']:8}", end="")
+        for key in ("sweep_s", "iteration_s"):
+            before, after = plain[run["layout"]][key], run[key]
+            print(f"{1e3 * before:9.3f} /{1e3 * after:8.3f} ={before / after:4.2f}", end="")
+        before, after = (one["bytes_per_nonzero"] for one in (plain[run["layout"]], run))
+        print(f"{before:9.1f} /{after:6.1f}")
 
 
 def draw_figure(rows, path):

@@ -73,6 +73,20 @@ def test_the_floor_is_all_reads_and_one_write():
     assert report.remapping_share(row) == pytest.approx(0.25)
 
 
+def test_the_table_of_groups(capsys):
+    runs = [
+        {"layout": "remap", "groups": report.describe_groups(groups), "is_default": is_default,
+         "sweep_s": seconds, "iteration_s": 2 * seconds, "bytes_per_nonzero": nbytes}
+        for groups, is_default, seconds, nbytes in [
+            (((0,), (1,), (2,)), False, 0.006, 46.0), (((0, 1), (2,)), True, 0.004, 41.0),
+        ]
+    ]  # fmt: skip
+    report._print_groups([*runs, {**runs[1], "layout": "indexed"}])  # of which only one was timed
+    _, line = capsys.readouterr().out.splitlines()
+    expected = "remap 01 2 6.000 / 4.000 =1.50 12.000 / 8.000 =1.50 46.0 / 41.0"
+    assert line.split() == expected.split()
+
+
 def test_parsing_the_output_of_ncu():
     text = (
         "==PROF== Connected\n"

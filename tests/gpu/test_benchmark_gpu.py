@@ -14,7 +14,7 @@ RANKS, ODD_RANKS = (16, 32, 64), (10, 25, 31, 50)
 LAYOUTS = ("replicated", "indexed", "remap")
 TABLES = (
     "speed", "remapping", "building", "bytes", "balance", "ranks", "als", "float64", "tiles",
-    "whole",
+    "whole", "groups",
 )  # fmt: skip
 
 
@@ -92,6 +92,10 @@ def test_every_figure_is_there(benchmark_run):
         ):  # fmt: skip
             assert_positive(row[key])
         assert row["distinct_nnz"] <= row["nnz"]
+        assert [run["layout"] for run in row["groups"]] == [x for x in LAYOUTS for _ in range(2)]
+        assert [run["is_default"] for run in row["groups"]] == [False, True] * len(LAYOUTS)
+        for run in row["groups"]:
+            assert_positive([run[k] for k in ("sweep_s", "iteration_s", "bytes_per_nonzero")])
         assert_whole_calls(row)
         # The fullest partition and the busiest worker have at least the mean load.
         assert all(load >= 1 - 1e-9 for mode in row["balance"] for load in mode.values())

@@ -139,6 +139,7 @@ def test_they_are_shown_and_kept():
     assert x.T.groups == choose_groups(x.T.shape, x.nnz)
 
 
+@pytest.mark.usual_limits("slabs")
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 def test_infinite_elements_that_no_nonzero_uses(value):
     """They give nan where zeros of a group are multiplied by them, as in dense TensorLy."""
@@ -254,7 +255,7 @@ def test_prefixes_are_counted(monkeypatch, num_pairs, is_worth_it):
     assert x.groups == (((0, 1), (2,)) if is_worth_it else ((0,), (1,), (2,)))
 
 
-@pytest.mark.usual_limits("groups", "prefixes", "slabs")
+@pytest.mark.usual_limits("groups", "prefixes", "record", "slabs")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("shape", "num_pairs", "num_groups"),

@@ -46,7 +46,7 @@ def test_a_gpu_remaps_where_that_saves_a_copy():
         assert choose_layout(gpu, layout, *sizes, ((0, 1), (2,))) == layout
 
 
-@pytest.mark.usual_limits("groups", "index", "prefixes", "record", "remap")
+@pytest.mark.usual_limits("groups", "index", "prefixes", "record", "remap", "slabs")
 def test_the_default_counts_numbered_prefixes():
     """Four modes of float64 are indexed; if three become one group, two copies suffice."""
     coords = np.stack(np.unravel_index(np.arange(2**16), (2, 16, 2, 2**10)))
