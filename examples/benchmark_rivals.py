@@ -28,6 +28,7 @@ Run it::
 
 import argparse
 import ctypes
+import functools
 import json
 import os
 import subprocess
@@ -113,18 +114,13 @@ def measure_flycoo(arrays, counts):
     import numba
 
     from tensorly_flycoo import FlycooTensor
-    from tensorly_flycoo.ops.group_passes import LastPass
-    from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep
+    from tensorly_flycoo.decomposition.whole_tensor import WholeTensor
 
     shape = tuple(arrays["shape"].tolist())
     factors = [arrays[f"factor{mode}"] for mode in range(len(shape))]
     for layout in SETTINGS["flycoo"]:
         x = FlycooTensor(arrays["coords"], arrays["values"], shape, layout=layout, device="cpu")
-        last_pass = LastPass()
-
-        def run(mode, x=x, last_pass=last_pass):
-            return mttkrp_in_sweep(x, factors, mode, last_pass)
-
+        run = functools.partial(WholeTensor(x).mttkrp, None, factors)
         for threads in counts:
             numba.set_num_threads(threads)
             for mode in range(len(shape)):
