@@ -1,7 +1,9 @@
 """Timing MTTKRP next to other libraries on the CPU
 ================================================
 
-Time one sweep of MTTKRPs over all modes: ours in each layout, and other libraries'.
+Time one sweep of MTTKRPs over all modes: ours in each layout, and other libraries'. Ours is that of
+an iteration of `parafac`, in which the modes of one group share a pass over the nonzeros. Tensors
+named "real pairs" have combinations of indices that repeat as in FROSTT's.
 
 Another library takes part as a shared library with four C functions, one file for each number type,
 called NAME-float64.so or NAME-float32.so::
@@ -38,20 +40,14 @@ from pathlib import Path
 import numpy as np
 from benchmark_als import make_tensor
 
-#: Shape, nonzeros and distinct prefixes (all modes but the last) of FROSTT's tensors; nell-2's
-#: nonzeros and prefixes are a tenth of the real ones'. From doi 10.3389/fams.2025.1589033.
-REPEATING = {
-    "uber": ((183, 24, 1140, 1717), 3_309_490, 693_000),
-    "nell-2": ((12092, 9184, 28818), 7_690_000, 33_700),
-}
-NAMES = ("nycflights", "babynames", *REPEATING)
+NAMES = ("nycflights", "babynames", "uber, real pairs", "nell-2, real pairs")
 
 #: Each library's settings. SPLATT's are its numbers of CSFs, "private" with an output for each
 #: thread however long the mode. Those of dynasor_plus are its layouts ("plain" does not sort a mode
 #: again in each sweep), of which "all-modes" and "morton" take one pass with one set of factors:
 #: ALS, which updates one mode after the other, cannot use them.
 SETTINGS = {
-    "flycoo": ("remap", "replicated", "indexed"),
+    "flycoo": ("auto", "remap", "replicated", "indexed"),
     "splatt": ("one", "two", "all", "one+private", "two+private"),
     "dynasor": ("pingpong+plain", "ncopy", "all-modes", "morton"),
     "genten": ("perm", "duplicated"),
@@ -66,26 +62,11 @@ LEAST_S, LEAST_SWEEPS, MOST_S = 0.25, 5, 1.5
 # The tensors, and one column of their MTTKRPs.
 
 
-def draw_repeating(shape, nnz, num_prefixes, seed=0):
-    """Draw nonzeros whose indices in all modes but the last repeat as often as a real tensor's."""
-    random = np.random.RandomState(seed)
-    sizes = shape[:-1]
-    drawn = np.unique(random.randint(0, np.prod(sizes, dtype=int), 2 * num_prefixes))
-    prefixes = random.permutation(drawn)[:num_prefixes]
-    # Every prefix once, the others at random.
-    picks = np.concatenate([np.arange(num_prefixes), random.randint(0, num_prefixes, nnz)])[:nnz]
-    coords = np.stack(
-        [*np.unravel_index(prefixes[picks], sizes), random.randint(0, shape[-1], nnz)]
-    )
-    return coords, random.rand(nnz) + 0.5, shape
-
-
 def save_problem(name, folder, dtype, rank):
     """Write sorted, unique nonzeros, factors, and what to compare the outputs with."""
     import sparse
 
-    drawn = draw_repeating(*REPEATING[name]) if name in REPEATING else make_tensor(name)
-    coo = sparse.COO(*drawn)
+    coo = sparse.COO(*make_tensor(name))
     random = np.random.RandomState(1)
     coords = np.ascontiguousarray(coo.coords, np.int32)
     values = np.abs(coo.data).astype(dtype)
@@ -132,17 +113,18 @@ def measure_flycoo(arrays, counts):
     """Yield the seconds of our sweeps: setting, threads, seconds."""
     import numba
 
-    from tensorly_flycoo import FlycooTensor, mttkrp
+    from tensorly_flycoo import FlycooTensor
+    from tensorly_flycoo.decomposition.whole_tensor import WholeTensor
 
     shape = tuple(arrays["shape"].tolist())
     factors = [arrays[f"factor{mode}"] for mode in range(len(shape))]
     for layout in SETTINGS["flycoo"]:
         x = FlycooTensor(arrays["coords"], arrays["values"], shape, layout=layout, device="cpu")
+        run = functools.partial(WholeTensor(x).mttkrp, None, factors)
         for threads in counts:
             numba.set_num_threads(threads)
             for mode in range(len(shape)):
-                check(arrays, mode, mttkrp(x, factors, mode))
-            run = functools.partial(mttkrp, x, factors)
+                check(arrays, mode, run(mode))
             yield layout, threads, time_sweeps(run, len(shape))
 
 
@@ -244,10 +226,10 @@ def compare(name, options, folder, end):
 
 def print_rows(rows, counts):
     """Print the table of one tensor, in ms."""
-    print(f"{'ms a sweep':12}{'':10}{'setting':14}" + "".join(f"{count:>10}" for count in counts))
+    print(f"{'ms a sweep':20}{'':10}{'setting':14}" + "".join(f"{count:>10}" for count in counts))
     for row in rows:
         times = [1e3 * row["s"].get(count, np.nan) for count in counts]
-        print(f"{row['tensor']:12}{row['tool']:10}{row['setting']:14}", end="")
+        print(f"{row['tensor']:20}{row['tool']:10}{row['setting']:14}", end="")
         print("".join(f"{figure:10.2f}" for figure in times), flush=True)
 
 

@@ -5,8 +5,8 @@ import shutil
 import subprocess
 
 import benchmark_rivals
-import numpy as np
 import pytest
+from benchmark_gpu.structured import STRUCTURES, Structure
 
 #: A library as simple as can be; BROKEN leaves out one nonzero.
 SOURCE = """
@@ -46,29 +46,22 @@ def options(tmp_path, monkeypatch):
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler")
-    monkeypatch.setitem(benchmark_rivals.REPEATING, "uber", ((6, 5, 40), 300, 12))
+    structure = Structure((6, 5, 40), (6, 12, 300), (0, 0, 0))
+    monkeypatch.setitem(STRUCTURES, "uber", structure)
     source = tmp_path / "plain.c"
     source.write_text(SOURCE)
     for name, broken in {"plain": 0, "broken": 1}.items():
         flags = [f"-DBROKEN={broken}", "-shared", "-fPIC", "-w"]
         library = tmp_path / f"{name}-float64.so"
         subprocess.run([compiler, *flags, str(source), "-o", str(library)], check=True)
-    return [str(tmp_path / "plain-float64.so"), "--tensors", "uber", "--rank", "4"]
-
-
-def test_prefixes_repeat_as_asked():
-    coords, values, shape = benchmark_rivals.draw_repeating((7, 8, 50), 900, 20)
-    assert coords.shape == (3, 900)
-    assert values.shape == (900,)
-    assert np.unique(coords[:-1], axis=1).shape[1] == 20
-    assert (coords.max(axis=1) < shape).all()
+    return [str(tmp_path / "plain-float64.so"), "--tensors", "uber, real pairs", "--rank", "4"]
 
 
 def test_the_program_measures_ours_and_a_library(options, tmp_path, capsys):
     path = tmp_path / "rows.json"
     rows = benchmark_rivals.main([*options, "--json", str(path)])
     *ours, other = rows
-    assert [row["setting"] for row in ours] == ["remap", "replicated", "indexed"]
+    assert [row["setting"] for row in ours] == ["auto", "remap", "replicated", "indexed"]
     assert all(row["s"].keys() == {1, 2} and min(row["s"].values()) > 0 for row in ours)
     assert (other["tool"], other["s"].keys()) == ("plain", {1})  # it refuses two threads
     assert f"{1e3 * other['s'][1]:10.2f}       nan" in capsys.readouterr().out
@@ -83,4 +76,4 @@ def test_a_wrong_output_is_found(options, capsys):
 
 def test_nothing_runs_after_the_limit(options, capsys):
     assert benchmark_rivals.main([*options, "--limit-s", "0"]) == []
-    assert "uber, plain, threads [1, 2]: no time left" in capsys.readouterr().out
+    assert "uber, real pairs, plain, threads [1, 2]: no time left" in capsys.readouterr().out
