@@ -20,6 +20,7 @@ from tensorly_flycoo.dask import WorkerLost, open_slabs
 from tensorly_flycoo.dask.handles import RemoteObject
 from tensorly_flycoo.decomposition import generalized_parafac
 from tensorly_flycoo.engines.cuda.engine import CUDA
+from tensorly_flycoo.io import slab_folder
 from tensorly_flycoo.testing import planted_tensor, random_tensor
 
 NUM_GPUS = cupy.cuda.runtime.getDeviceCount()
@@ -117,6 +118,19 @@ def test_tall_factors(client, tmp_path, monkeypatch):
         expected = decompose(open_here(tmp_path / "x"), **options)
     there = open_slabs(tmp_path / "x", client=client, device="cuda")
     assert decompose(there, **options) == expected
+
+
+def test_groups_of_modes(client, folder, tmp_path, monkeypatch):
+    """Each slab numbers its prefixes; its results stay on its worker."""
+    found = ((0,), (1,), (2,)), 2
+    monkeypatch.setattr(slab_folder, "find_groups", lambda *_: found)
+    save_slabs(tmp_path / "x", open_here(folder), slabs=NUM_SLABS, device="cuda")
+    with monkeypatch.context() as patch:
+        patch.setattr(CUDA, "devices", OneDevice(cupy))
+        expected = decompose(open_here(tmp_path / "x"), "parafac", cupy)
+    x = open_slabs(tmp_path / "x", client=client, device="cuda")
+    assert x.groups == ((0, 1), (2,))
+    assert decompose(x, "parafac") == expected
 
 
 @pytest.mark.parametrize("mode", range(3))

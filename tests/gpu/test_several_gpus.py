@@ -29,12 +29,13 @@ def list_devices():
     return [*one, *map(CudaDevices, range(1, NUM_GPUS + 1))]
 
 
-def spread(devices, dtype="float32", layout="remap"):
+def spread(devices, dtype="float32", layout="remap", groups="auto"):
     rng = np.random.default_rng(0)
     coords = np.stack([rng.integers(0, size, 200_000) for size in SHAPE])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CUDA, "devices", devices)
         options = {"slabs": None if devices is None else NUM_SLABS, "layout": layout}
+        options["groups"] = groups
         values = rng.random(200_000).astype(dtype)
         return FlycooTensor(coords, values, SHAPE, device="cuda", **options)
 
@@ -61,6 +62,18 @@ def test_mttkrp(mode, layout):
         is_one = isinstance(devices, OneDevice)
         assert homes == ([0] * len(homes) if is_one else list(found.sharding.homes))
         results |= {whole.get().tobytes(), found.to_numpy().tobytes()}
+    assert len(results) == 1
+
+
+def test_groups_of_modes():
+    """Each slab numbers its prefixes, and contracts its own results."""
+    results = set()
+    for devices in list_devices():
+        x = spread(devices, groups=[(0, 1), (2,)])
+        assert x.groups == ((0, 1), (2,))
+        with tl.backend_context("flycoo"):
+            cp = parafac(x, RANK, n_iter_max=3, tol=0, init="random", random_state=0)
+            results.add(b"".join(tl.to_numpy(factor).tobytes() for factor in cp.factors))
     assert len(results) == 1
 
 

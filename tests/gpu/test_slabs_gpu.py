@@ -7,6 +7,7 @@ import reference
 
 from tensorly_flycoo import FlycooTensor, mttkrp
 from tensorly_flycoo.base.devices import OneDevice
+from tensorly_flycoo.format import groups as groups_module
 from tensorly_flycoo.ops.ttmc import multiply_nonempty_rows
 from tensorly_flycoo.spread.row_shards import RowShards
 from tensorly_flycoo.spread.sharding import Sharding, cut_evenly
@@ -24,12 +25,18 @@ def draw(dtype, rank=5, nnz=20_000):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("num_slabs", [2, 5])
-def test_results_are_within_the_bound_and_the_same_in_every_layout(num_slabs, dtype):
+@pytest.mark.parametrize("few", [0, 2**20], ids=["numbered", "products"])
+@pytest.mark.parametrize("groups", [None, [(0, 1), (2,)], [(0,), (1, 2)], [(0, 1, 2)]], ids=str)
+def test_results_are_within_the_bound_and_the_same_in_every_layout(
+    groups, few, num_slabs, dtype, monkeypatch
+):
+    monkeypatch.setattr(groups_module, "_FEW_ROWS", few)
     coords, values, factors = draw(dtype)
     on_gpu, results = [cupy.asarray(factor) for factor in factors], []
     for layout in ("remap", "replicated", "indexed"):
-        options = {"layout": layout, "device": "cuda", "slabs": num_slabs}
+        options = {"layout": layout, "device": "cuda", "slabs": num_slabs, "groups": groups}
         x = FlycooTensor(coords, values, SHAPE, **options)
+        assert groups is None or x.groups == tuple(groups)
         for mode in (0, 1, 2, 1):
             out = cupy.full((SHAPE[mode], 5), np.nan, dtype)
             results.append((mode, mttkrp(x, on_gpu, mode, out=out).get()))

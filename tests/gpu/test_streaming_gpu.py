@@ -11,6 +11,8 @@ from tensorly.decomposition import parafac
 from tensorly_flycoo import FlycooTensor, mttkrp, open_slabs, save_slabs
 from tensorly_flycoo.engines.cuda.engine import CUDA
 from tensorly_flycoo.engines.cuda.staging import CudaStager
+from tensorly_flycoo.format.groups import find_groups
+from tensorly_flycoo.io import slab_folder
 from tensorly_flycoo.spread import building
 from tensorly_flycoo.spread.slab_layout import SlabLayout
 from tensorly_flycoo.spread.streamed import StreamedLayout
@@ -52,6 +54,20 @@ def test_results_have_the_bits_of_resident_slabs(dtype, num_resident):
         np.testing.assert_array_equal(found, expected)
     for found, expected in zip(compute(x * 2), compute(resident * 2), strict=True):
         assert found.tobytes() == expected.tobytes()
+
+
+def test_groups_of_modes(num_resident, tmp_path, monkeypatch):
+    """Each slab numbers its prefixes, also those of files."""
+    groups = [(0, 1), (2,)]
+    resident = make(groups=groups)
+    found = [make(groups=groups, keep="host"), 2 * (make(groups=groups, keep="host") / 2)]
+    monkeypatch.setattr(slab_folder, "find_groups", lambda _, *s: find_groups(groups, *s))
+    save_slabs(tmp_path / "x", resident, slabs=NUM_SLABS, device="cuda")
+    found += [open_slabs(tmp_path / "x", device="cuda", keep=keep) for keep in ("file", "device")]
+    for x in found:
+        assert x.groups == resident.groups == tuple(groups)
+        for product, expected in zip(compute(x), compute(resident), strict=True):
+            assert product.tobytes() == expected.tobytes()
 
 
 def test_parafac(num_resident):
