@@ -32,7 +32,7 @@ from ..engines.tall_skinny import (
 )
 from ..ops import views
 from ..ops.dense_memory import check_product_fits
-from ..ops.gram_products import GramProduct, find_open, start_product, suits_gram
+from ..ops.gram_products import GramProduct, find_gram, find_open, start_product
 from ..ops.lazy import LazyArray, ModeView
 from ..ops.lazy_svd import LazySVD
 from ..ops.mode_product import ModeProduct
@@ -173,14 +173,14 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def reshape(tensor: Any, newshape: Any) -> Any:
-        if isinstance(tensor, ModeProduct) or is_cupy(tensor):
+        if is_cupy(tensor) or isinstance(tensor, ModeProduct):
             return tensor.reshape(newshape)
         reshape = views.reshape if views.is_lazy_or_sparse(tensor) else np.reshape
         return reshape(tensor, newshape)
 
     @staticmethod
     def transpose(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(tensor, GramProduct) or (is_cupy(tensor) and not (args or kwargs)):
+        if not (args or kwargs) and (is_cupy(tensor) or isinstance(tensor, GramProduct)):
             return tensor.T
         transpose = views.permute if views.is_lazy_or_sparse(tensor) else np.transpose
         return transpose(tensor, *args, **kwargs)
@@ -215,8 +215,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
         """Multiply; tall factors as `engines.tall_skinny` does."""
         memory = find_open()
         if memory is not None and (is_cupy(b) or isinstance(b, RowShards)):
-            if suits_gram(a, b):
-                return GramProduct.of(b, memory)
+            if (gram := find_gram(a, b, memory)) is not None:
+                return gram
             if (gram := sharded.replicate_gram(a, b)) is not None:
                 return gram
         if views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b):
@@ -262,7 +262,7 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
 
 def _is_dense(x: Any) -> bool:
-    return isinstance(x, np.ndarray) or is_cupy(x)
+    return is_cupy(x) or isinstance(x, np.ndarray)
 
 
 def _reduce(name: str, of_sparse: Callable) -> Callable:
