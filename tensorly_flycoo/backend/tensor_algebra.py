@@ -52,9 +52,9 @@ def _hook(original: Callable, ours: Callable) -> Callable:
 
 def unfolding_dot_khatri_rao(tensor: Any, cp_tensor: Any, mode: int) -> Array:
     """Compute the MTTKRP of a sparse tensor."""
-    weights, factors = share(cp_tensor[0]), [share(factor) for factor in cp_tensor[1]]
+    weights, factors = cp_tensor
     # The host would wait for a GPU to look at weights there.
-    if weights is not None and not is_cupy(weights) and np.all(weights == 1):
+    if weights is not None and not is_cupy(weights) and np.all(share(weights) == 1):
         weights = None
     if isinstance(tensor, WholeTensor):
         return tensor.mttkrp_of_als(weights, factors, mode)

@@ -29,7 +29,7 @@ def is_cupy(x: object) -> bool:
     (False, False)
     """
     kind: type = type(x)
-    return _is_of_cupy(kind, sys.modules.get("cupy"))
+    return "cupy" in sys.modules and _is_of_cupy(kind, sys.modules["cupy"])
 
 
 @functools.cache

@@ -54,6 +54,7 @@ class Layout(ABC):
 
     def __init__(self, cut: Cut, tilings: Sequence[RowTiling], norm: float) -> None:
         self.cut = cut
+        self.record_format = cut.record_format
         self.merged = cut.record_format.merged
         self.tilings = tilings
         self.norm = norm  # Frobenius, summed in order 0: does not depend on `mode`
@@ -65,11 +66,6 @@ class Layout(ABC):
         """Build the layout from checked coords (ndim, nnz) and values (nnz,)."""
 
     # Contents
-
-    @property
-    def record_format(self) -> RecordFormat:
-        """The format of the records."""
-        return self.cut.record_format
 
     @property
     def tile_size(self) -> int:

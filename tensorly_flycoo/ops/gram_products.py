@@ -48,16 +48,18 @@ class GramMemory:
     """What one call of parafac remembers of its factors, from their updates to the error."""
 
     def __init__(self) -> None:
-        self.known: dict[int, _CachedGram] = {}  # by address; to be cleared where factors may change
+        #: By address; to be cleared where factors may change.
+        self.known: dict[int, _CachedGram] = {}
         self.num_solves = 0  # systems that were solved with a `GramProduct`
 
-    def find(self, factor: Array) -> _CachedGram | None:
+    def find(self, factor: Array, address: int) -> _CachedGram | None:
         """Return what is known of a factor, which may be another view of the same numbers."""
-        known = self.known.get(_address(factor))
+        known = self.known.get(address)
         if known is None or known.shape != factor.shape or known.strides != factor.strides:
             return None
         # Another array may have got the memory of one that is gone.
-        return known if known.owner() is _owner(factor) else None
+        owner = factor if factor.base is None else factor.base
+        return known if known.owner() is owner else None
 
     def keep(self, factor: Array, known: _CachedGram) -> None:
         """Keep what is known of a factor while that lives."""
@@ -70,11 +72,6 @@ class _OfThread(threading.local):
 
 
 _of_thread = _OfThread()
-
-
-def find_open() -> GramMemory | None:
-    """Return the memory of the call of parafac that multiplies Gram matrices on this thread."""
-    return _of_thread.memory
 
 
 def stop() -> None:
@@ -91,6 +88,7 @@ class GramProduct:
     ndim = 2
     dtype = np.dtype(np.float32)
     __array_ufunc__ = None  # CuPy's and NumPy's arrays leave products with them to this class
+    _transpose: "GramProduct | None" = None  # of which this is the transpose
 
     def __init__(
         self,
@@ -114,13 +112,15 @@ class GramProduct:
     @property
     def T(self) -> "GramProduct":
         """The transpose: Gram matrices are symmetric."""
-        if not self.scales:
-            return self
+        if self._transpose is not None:
+            return self._transpose
         scales = tuple([(array, column, row) for array, row, column in self.scales])
-        return GramProduct(self._kernels, self.rank, self.grams, scales, self._memory)
+        product = GramProduct(self._kernels, self.rank, self.grams, scales, self._memory)
+        product._transpose = self
+        return product
 
     def __mul__(self, other: Any) -> Any:
-        is_product = isinstance(other, GramProduct)
+        is_product = type(other) is GramProduct
         grams = self.grams + other.grams if is_product else self.grams
         added = other.scales if is_product else _as_scales(other, self.rank)
         scales = self.scales + added
@@ -170,14 +170,24 @@ class GramProduct:
         return factor.T
 
 
-def find_gram(a: Any, b: Any, memory: GramMemory | None) -> GramProduct | None:
-    """Return ``a @ b``, of CuPy or row-sharded `b`, if that is a Gram matrix and kernels suit."""
+def find_gram(a: Any, b: Any) -> Any:
+    """Return ``a @ b`` if parafac multiplies Gram matrices on this thread, and that is one.
+
+    Otherwise return None; so too if `b` is neither a CuPy array that the kernels suit nor
+    row-sharded.
+    """
+    memory = _of_thread.memory
+    if memory is None:
+        return None
     if isinstance(b, RowShards):
         is_gram = isinstance(a, RowShards) and a.is_transpose_of(b)
-    else:
-        is_alike = type(a) is type(b) and b.ndim == 2 and a.shape == b.shape[::-1]
-        is_gram = is_alike and a.strides == b.strides[::-1] and _address(a) == _address(b)
-    return GramProduct.of(b, memory) if is_gram else None
+        product = GramProduct.of(b, memory) if is_gram else None
+        return sharded.replicate_gram(a, b) if product is None else product
+    is_alike = is_cupy(b) and type(a) is type(b) and b.ndim == 2 and a.shape == b.shape[::-1]
+    if not is_alike or a.strides != b.strides[::-1] or _address(a) != (at := _address(b)):
+        return None
+    known = memory.find(b, at)
+    return GramProduct.of(b, memory) if known is None else known.product
 
 
 def start_product(memory: GramMemory, rank: int, dtype: Any, on_gpu: bool) -> GramProduct | None:
@@ -224,7 +234,8 @@ def compute_fit(
         if of_factor is None:
             return None
         known.append(of_factor)
-    rank, scales = factors[0].shape[1], ()
+    rank = factors[0].shape[1]
+    scales: tuple[Scale, ...] = ()
     if weights is not None:
         column, row = weights.reshape(-1, 1), weights.reshape(1, -1)
         scales = (*_as_scales(column, rank), *_as_scales(row, rank))
@@ -255,7 +266,7 @@ def _find_known(factor: Array, memory: GramMemory | None) -> _CachedGram | None:
     if isinstance(factor, RowShards):
         known = factor.memo.known
     else:
-        known = None if memory is None else memory.find(factor)
+        known = None if memory is None else memory.find(factor, _address(factor))
     if known is None and (kernels := _find_kernels(factor)) is not None:
         known = _keep(factor, kernels.gram_blocks(factor), memory)
     return known

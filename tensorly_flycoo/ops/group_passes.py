@@ -88,10 +88,9 @@ def contract_rows(
     record_format = layout.record_format
     number, _ = record_format.find_place(mode)
     group = record_format.groups[number]
-    own = {n: gather(factors[n]) for n in group if n != mode}
+    own = [None if n == mode else gather(factors[n]) for n in group]
     if number > 0 or layout.prefixes is None:
-        bits = record_format.bits_below[number]
-        engine.contract_rows(rows, [own.get(n) for n in group], bits, out, weights)
+        engine.contract_rows(rows, own, record_format.bits_below[number], out, weights)
     else:
-        inputs = own | {len(group): rows}
+        inputs = {n: array for n, array in enumerate([*own, rows]) if n != mode}
         layout.prefixes.apply("mttkrp", engine, inputs, mode, out, weights=weights)

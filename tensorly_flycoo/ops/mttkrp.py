@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -113,35 +113,37 @@ def mttkrp_in_sweep(
     With a last pass, factors may have any precision: see `match_dtype`.
     """
     x, given = as_flycoo(x, check_coords=True), factors
+    engine, layout = x._engine, x._layout
+    record_format, array_type = layout.record_format, engine.array_type
+    sizes, dtype = record_format.shape, record_format.dtype
     if last_pass is not None:
-        factors = match_dtype(factors, x.dtype)
-    mode = check_mode(mode, x.ndim)
-    array_type, engine, layout = x._engine.array_type, x._engine, x._layout
-    types = (array_type, RowShards) if isinstance(layout, SpreadLayout) else (array_type,)
-    factors = check_factors(factors, x.shape, x.dtype, *types)
-    shape, weights = (x.shape[mode], factors[0].shape[1]), share(weights)
+        factors = match_dtype(factors, dtype)
+    mode = check_mode(mode, len(sizes))
+    spread = layout if isinstance(layout, SpreadLayout) else None
+    types = (array_type,) if spread is None else (array_type, RowShards)
+    factors = check_factors(factors, sizes, dtype, *types)
+    shape = (sizes[mode], factors[0].shape[1])
     if weights is not None:
-        check_weights(weights, shape[1], x.dtype, array_type)
-    spread = None  # the layout, if the result is row-sharded
-    if isinstance(layout, SpreadLayout):
-        layout.devices.check_current()
-        if any(isinstance(factor, RowShards) for factor in factors):
-            spread = layout
+        weights = share(weights)
+        check_weights(weights, shape[1], dtype, array_type)
+    if spread is not None:
+        spread.devices.check_current()
+        if not any(isinstance(factor, RowShards) for factor in factors):
+            spread = None  # the result is a plain array
     if spread is not None:
         _check_shards(spread, factors, out)
     else:
         if out is not None:
             read = {f"factors[{n}]": factor for n, factor in enumerate(factors) if n != mode}
             read_too = [*read.items(), *([] if weights is None else [("weights", weights)])]
-            check_out(out, shape, x.dtype, array_type, read_too, engine.xp.may_share_memory)
+            check_out(out, shape, dtype, array_type, read_too, engine.xp.may_share_memory)
         arrays = {"x": layout.get_copies()[0], "factors": factors}
         engine.check_arrays(arrays if out is None else {**arrays, "out": out})
-    record_format = layout.record_format
     number, _ = record_format.find_place(mode)
     group = record_format.groups[number]
 
     def multiply_group() -> Array:
-        rows = engine.xp.empty((layout.merged.shape[number], shape[1]), x.dtype)
+        rows = engine.xp.empty((layout.merged.shape[number], shape[1]), dtype)
         inputs = merge_factors(factors, layout, engine, number)
         layout.apply("mttkrp", engine, inputs, number, rows)
         return rows
@@ -152,19 +154,16 @@ def mttkrp_in_sweep(
             if spread is not None:
                 arguments = ("mttkrp", engine, inputs, number, shape)
                 return spread.apply_sharded(*arguments, weights=weights)[0]
-            result = engine.xp.empty(shape, x.dtype) if out is None else out
+            result = engine.xp.empty(shape, dtype) if out is None else out
             layout.apply("mttkrp", engine, inputs, number, result, weights=weights)
             return result
         rows = (last_pass or LastPass()).find(given, mode, group, multiply_group)
-        result = engine.xp.empty(shape, x.dtype) if out is None else out
+        result = engine.xp.empty(shape, dtype) if out is None else out
         contract_rows(rows, factors, mode, layout, engine, result, weights)
         return result if spread is None else RowShards.scatter(result, find_sharding(spread, mode))
 
-    def compute() -> Array | RowShards:
-        with log_compilation():
-            return multiply()
-
-    return attempt(f"mttkrp of mode {mode} and rank {shape[1]}", compute)
+    with log_compilation():
+        return attempt(f"mttkrp of mode {mode} and rank {shape[1]}", multiply)
 
 
 def match_dtype(factors: Sequence[Array], dtype: np.dtype) -> list[Array]:
@@ -173,11 +172,13 @@ def match_dtype(factors: Sequence[Array], dtype: np.dtype) -> list[Array]:
     ADMM's dual variables are float64 whatever the tensor is, and its factors become so too. All
     others stay the same objects: row-sharded ones know where they have been gathered.
     """
-    dtypes = [getattr(factor, "dtype", dtype) for factor in factors]
-    return [
-        factor.astype(dtype) if given.kind == "f" and given != dtype else factor
-        for factor, given in zip(factors, dtypes, strict=True)
-    ]
+    return [f if getattr(f, "dtype", None) is dtype else _convert(f, dtype) for f in factors]
+
+
+def _convert(factor: Any, dtype: np.dtype) -> Any:
+    factor = share(factor)
+    given = getattr(factor, "dtype", dtype)
+    return factor.astype(dtype) if given.kind == "f" and given != dtype else factor
 
 
 def _check_shards(

@@ -182,7 +182,7 @@ def test_a_callback_sees_arrays():
 
 def test_after_a_call_products_are_plain_again():
     decompose(draw((60, 50, 40)), "cuda")
-    assert gram_products.find_open() is None
+    assert gram_products._of_thread.memory is None
 
 
 def test_weights_scale_columns_like_a_factor():

@@ -226,7 +226,7 @@ def test_a_call_on_a_gpu_solves_with_products_only(kernels, memories, monkeypatc
     assert kernels.num_solves == 3 * (4 if is_early else 5)
     assert [memory.num_solves for memory in memories if memory.num_solves] == [kernels.num_solves]
     assert not any(memory.known for memory in memories)
-    assert gram_products.find_open() is None
+    assert gram_products._of_thread.memory is None
 
 
 @pytest.mark.parametrize("where", ["dot", "solve"])
@@ -237,7 +237,7 @@ def test_after_a_call_that_failed_products_are_plain(memories, monkeypatch, wher
     monkeypatch.setattr(GramProduct, name, lambda *arguments: 1 / 0)
     with tl.backend_context("flycoo"), pytest.raises(ZeroDivisionError):
         tl.decomposition.parafac(x, 3, n_iter_max=5, init="random", random_state=0)
-    assert gram_products.find_open() is None
+    assert gram_products._of_thread.memory is None
     factor = draw((9, 4))
     with tl.backend_context("flycoo"):
         assert isinstance(tl.dot(tl.transpose(factor), factor), np.ndarray)
