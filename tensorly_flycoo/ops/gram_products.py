@@ -225,8 +225,11 @@ def compute_fit(
     `norm` is the tensor's, `mttkrp` that of the last mode. None if the kernels do not suit.
     Otherwise the host has waited for the GPU, once.
     """
-    own_kernels, kernels = _find_kernels(mttkrp), gpu_kernels()
-    if own_kernels is None or kernels is None or len(factors) > kernels.MAX_GRAMS:
+    own_kernels = _find_kernels(mttkrp)
+    if own_kernels is None:
+        return None
+    kernels = gpu_kernels()
+    if kernels is None or len(factors) > kernels.MAX_GRAMS:
         return None
     known = []
     for factor in factors:

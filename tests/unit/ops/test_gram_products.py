@@ -202,7 +202,7 @@ def decompose(coo, **options):
 def test_parafac_has_the_same_errors(request, options):
     coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
     expected = decompose(coo, **options)
-    kernels = request.getfixturevalue("kernels")
+    kernels, _ = request.getfixturevalue("kernels"), request.getfixturevalue("memories")
     np.testing.assert_allclose(decompose(coo, **options), expected, rtol=1e-4)
     assert kernels.num_solves == 4 * (2 if options.get("fixed_modes") else 3)
     assert kernels.num_fits == 4
@@ -249,7 +249,7 @@ def test_a_callback_may_change_factors_in_place(request):
 
     coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
     expected = decompose(coo, callback=double)
-    request.getfixturevalue("kernels")
+    request.getfixturevalue("memories")
     np.testing.assert_allclose(decompose(coo, callback=double), expected, rtol=1e-4)
 
 
