@@ -22,8 +22,9 @@ from ..decomposition.whole_tensor import WholeTensor
 from ..ops import views
 from ..ops.contraction import contract_vectors, inner, khatri_rao_at
 from ..ops.dense_memory import check_khatri_rao_fits
+from ..ops.group_passes import LastPass
 from ..ops.mode_product import ModeProduct
-from ..ops.mttkrp import match_dtype, mttkrp
+from ..ops.mttkrp import mttkrp_in_sweep
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
 from ..tensor.reductions import check_axes
 
@@ -59,8 +60,7 @@ def unfolding_dot_khatri_rao(tensor: Any, cp_tensor: Any, mode: int) -> Array:
     if isinstance(tensor, WholeTensor):
         return tensor.mttkrp_of_als(weights, factors, mode)
     # A decomposition starts with tl.norm, which checks the coordinates of a raw COO as well.
-    x = as_flycoo(tensor)
-    return mttkrp(x, match_dtype(factors, x.dtype), mode, weights=weights)
+    return mttkrp_in_sweep(as_flycoo(tensor), factors, mode, LastPass(), weights=weights)
 
 
 def mode_dot(tensor: Any, matrix_or_vector: Array, mode: int, transpose: bool = False) -> Any:

@@ -243,9 +243,16 @@ def check_count(count: Any, name: str, least: int = 1) -> int:
 
 
 def check_factors(
-    factors: Iterable[Array], shape: Sequence[int], dtype: np.dtype, *array_types: type[Array]
+    factors: Iterable[Array],
+    shape: Sequence[int],
+    dtype: np.dtype,
+    *array_types: type[Array],
+    converts: bool = False,
 ) -> list[Array]:
-    """Return `factors` as a list of matrices (I_n, R), one per mode, of one rank and dtype."""
+    """Return `factors` as a list of matrices (I_n, R), one per mode, of one rank and dtype.
+
+    With `converts` they may come in any precision; those of `dtype` stay the same objects.
+    """
     factors = list(factors)
     if len(factors) != len(shape):
         raise ValueError(
@@ -267,7 +274,9 @@ def check_factors(
                 f"factors[{n}] has shape {factor.shape}, expected "
                 f"({shape[n]}, {factors[0].shape[1]}), the rank of factors[0]"
             )
-        if factor.dtype != dtype:
+        if factor.dtype != dtype and converts and factor.dtype.kind == "f":
+            factors[n] = factor.astype(dtype)
+        elif factor.dtype != dtype:
             raise TypeError(
                 f"factors[{n}] has dtype {factor.dtype}, expected {dtype}, the dtype of x"
             )

@@ -14,6 +14,7 @@ TensorLy asks for a Gram matrix by ``dot(conj(transpose(factor)), factor)``, wit
 time. So a factor is known by where it is in memory, while the array that owns this memory lives.
 """
 
+import operator
 import threading
 import weakref
 from collections.abc import Sequence
@@ -296,8 +297,7 @@ def _owner(array: Any) -> Any:
     return array if array.base is None else array.base
 
 
-def _address(array: Array) -> int:
-    return array.data.ptr
+_address = operator.attrgetter("data.ptr")
 
 
 class ShardedKernels:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from ..base.array_modules import Array, share
 from ..base.checks import check_factors, check_mode, check_out, check_weights
@@ -110,18 +108,17 @@ def mttkrp_in_sweep(
 ) -> Array | RowShards:
     """Compute what `mttkrp` does, from the last pass over the nonzeros if it serves this mode.
 
-    With a last pass, factors may have any precision: see `match_dtype`.
+    With a last pass, factors may have any precision: ADMM's dual variables are float64 whatever the
+    tensor is, and its factors become so too.
     """
     x, given = as_flycoo(x, check_coords=True), factors
     engine, layout = x._engine, x._layout
     record_format, array_type = layout.record_format, engine.array_type
     sizes, dtype = record_format.shape, record_format.dtype
-    if last_pass is not None:
-        factors = match_dtype(factors, dtype)
     mode = check_mode(mode, len(sizes))
     spread = layout if isinstance(layout, SpreadLayout) else None
     types = (array_type,) if spread is None else (array_type, RowShards)
-    factors = check_factors(factors, sizes, dtype, *types)
+    factors = check_factors(factors, sizes, dtype, *types, converts=last_pass is not None)
     shape = (sizes[mode], factors[0].shape[1])
     if weights is not None:
         weights = share(weights)
@@ -164,21 +161,6 @@ def mttkrp_in_sweep(
 
     with log_compilation():
         return attempt(f"mttkrp of mode {mode} and rank {shape[1]}", multiply)
-
-
-def match_dtype(factors: Sequence[Array], dtype: np.dtype) -> list[Array]:
-    """Return factors in the tensor's precision.
-
-    ADMM's dual variables are float64 whatever the tensor is, and its factors become so too. All
-    others stay the same objects: row-sharded ones know where they have been gathered.
-    """
-    return [f if getattr(f, "dtype", None) is dtype else _convert(f, dtype) for f in factors]
-
-
-def _convert(factor: Any, dtype: np.dtype) -> Any:
-    factor = share(factor)
-    given = getattr(factor, "dtype", dtype)
-    return factor.astype(dtype) if given.kind == "f" and given != dtype else factor
 
 
 def _check_shards(

@@ -42,6 +42,11 @@ def _may_be_sparse(kind: type) -> bool:
     return is_ours or library_of(kind) in ("sparse", "scipy", "torch", "jax")
 
 
+@functools.cache
+def _may_hold_sparse(kind: type) -> bool:
+    return _may_be_sparse(kind) or issubclass(kind, (list, tuple))
+
+
 def find_sparse(arguments: Iterable[Any]) -> Any:
     """Return the first argument that is sparse or a lazy view of a sparse tensor, or None.
 
@@ -49,9 +54,12 @@ def find_sparse(arguments: Iterable[Any]) -> Any:
     sparse tensor of SciPy, CuPy, PyTorch or JAX comes first.
     """
     for argument in arguments:
+        kind: type = type(argument)
+        if not _may_hold_sparse(kind):
+            continue
         for x in argument if isinstance(argument, (list, tuple)) else (argument,):
-            kind: type = type(x)
-            if not _may_be_sparse(kind):
+            own: type = type(x)
+            if not _may_be_sparse(own):
                 continue
             if is_lazy_or_sparse(x):
                 return x
