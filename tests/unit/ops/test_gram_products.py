@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+import threading
 import types
 
 import numpy as np
@@ -187,6 +188,55 @@ def test_a_gram_matrix_is_remembered_while_its_factor_lives(kernels):
     factor[0] = 7
     found = GramProduct.of(factor, memory).to_array()
     np.testing.assert_allclose(found, factor.T @ factor, rtol=1e-6)
+
+
+def test_memory_that_another_factor_got_is_not_taken_for_the_first(kernels, monkeypatch):
+    """Nor is the same memory in another shape; what is known of a factor goes with it."""
+    memory, first = GramMemory(), draw((9, 4))
+    monkeypatch.setattr(gram_products, "_address", lambda array: 0)  # all get the same memory
+    GramProduct.of(first, memory)
+    second = draw((9, 4), seed=1)
+    for factor in (second, second.reshape(4, 9).T, second[:, :3]):
+        found = GramProduct.of(factor, memory).to_array()
+        np.testing.assert_allclose(found, factor.T @ factor, rtol=1e-6)
+    assert kernels.num_grams == 4
+    del first, second, factor, found
+    third = draw((8, 4), seed=2)
+    monkeypatch.setattr(gram_products, "_address", lambda array: 1)
+    GramProduct.of(third, memory)
+    assert list(memory.known) == [1]
+
+
+def test_parts_of_one_array_are_different_factors(kernels):
+    both, memory = draw((18, 4)), GramMemory()
+    for half in (both[:9], both[9:], both[:9]):
+        found = GramProduct.of(half, memory).to_array()
+        np.testing.assert_allclose(found, half.T @ half, rtol=1e-6)
+    assert kernels.num_grams == 2
+
+
+def test_other_products_are_no_gram_matrices(kernels):
+    both, memory = draw((18, 4)), GramMemory()
+    a, b, square = both[:9], both[9:], draw((4, 4))
+    assert gram_products.find_gram(a.T, a) is None  # before parafac multiplies them
+    gram_products.start_product(memory, 4, np.float32, True)
+    known = gram_products.find_gram(a.T, a)
+    assert known is gram_products.find_gram(a.T.T.T, a.T.T) is GramProduct.of(a, memory)
+    pairs = [(b.T, a), (a, a), (a[:, :3].T, a), (square, square), (a[0], a[0]), (list(a.T), a)]
+    for left, right in pairs:
+        assert gram_products.find_gram(left, right) is None
+    elsewhere = []
+    thread = threading.Thread(target=lambda: elsewhere.append(gram_products.find_gram(a.T, a)))
+    thread.start()
+    thread.join()
+    assert elsewhere == [None]
+    gram_products.stop()
+    assert gram_products.find_gram(a.T, a) is None
+
+
+def test_a_transpose_of_a_transpose_is_the_product(kernels):
+    product = GramProduct.of(draw((9, 4))) * draw((4, 1))
+    assert product.T.T is product
 
 
 def decompose(coo, **options):
