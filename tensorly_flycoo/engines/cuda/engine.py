@@ -4,6 +4,7 @@ Launches go to CuPy's current stream, memory comes from CuPy's pool, and all arr
 on the GPU that was current when it was built.
 """
 
+import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -152,7 +153,7 @@ class CudaEngine(CudaPrimitives, Engine):
         carry_rows = layout.tilings[mode].carry_rows
         carries = allocate_carries(carry_rows.size, out.shape[1], out.dtype, carry_rows)
         pitches = [row_pitch(array) for array in arrays]
-        if any(pitch % 16 for pitch in pitches):
+        if math.gcd(16, *pitches) < 16:  # the rows of one are not aligned
             arrays = _align_rows(arrays, pitches, layout.records.shape[0])
             pitches = [row_pitch(array) for array in arrays]
         return Workspace(arrays, pitches, carries)
