@@ -21,7 +21,7 @@ from whole import WAYS, measure_calls, prepare_call
 
 from tensorly_flycoo.engines.cuda import engine as cuda
 from tensorly_flycoo.engines.cuda import tuning
-from tensorly_flycoo.ops.group_passes import LastPass
+from tensorly_flycoo.format.group_passes import LastPass
 from tensorly_flycoo.ops.mttkrp import mttkrp_in_sweep
 
 LAYOUTS = ("replicated", "indexed", "remap")

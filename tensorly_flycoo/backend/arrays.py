@@ -32,7 +32,7 @@ from ..engines.tall_skinny import (
 )
 from ..ops import views
 from ..ops.dense_memory import check_product_fits
-from ..ops.gram_products import GramProduct, find_open, start_product, suits_gram
+from ..ops.gram_products import GramProduct, find_gram, start_product
 from ..ops.lazy import LazyArray, ModeView
 from ..ops.lazy_svd import LazySVD
 from ..ops.mode_product import ModeProduct
@@ -173,14 +173,14 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
 
     @staticmethod
     def reshape(tensor: Any, newshape: Any) -> Any:
-        if isinstance(tensor, ModeProduct) or is_cupy(tensor):
+        if is_cupy(tensor) or isinstance(tensor, ModeProduct):
             return tensor.reshape(newshape)
         reshape = views.reshape if views.is_lazy_or_sparse(tensor) else np.reshape
         return reshape(tensor, newshape)
 
     @staticmethod
     def transpose(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(tensor, GramProduct) or (is_cupy(tensor) and not (args or kwargs)):
+        if not (args or kwargs) and (is_cupy(tensor) or isinstance(tensor, GramProduct)):
             return tensor.T
         transpose = views.permute if views.is_lazy_or_sparse(tensor) else np.transpose
         return transpose(tensor, *args, **kwargs)
@@ -199,7 +199,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     @staticmethod
     def conj(x: Any, *args: Any, **kwargs: Any) -> Any:
         # TensorLy conjugates every factor before every product; NumPy copies real arrays too.
-        is_known = _is_dense(x) or isinstance(x, GramProduct) or views.is_lazy_or_sparse(x)
+        is_dense = is_cupy(x) or isinstance(x, (np.ndarray, GramProduct))
+        is_known = is_dense or views.is_lazy_or_sparse(x)
         is_real = is_known and x.dtype.kind != "c" and not (args or kwargs)
         return x if is_real else np.conj(x, *args, **kwargs)
 
@@ -213,12 +214,8 @@ class FlycooBackend(NumpyBackend, backend_name="flycoo"):  # type: ignore[call-a
     @staticmethod
     def dot(a: Any, b: Any) -> Any:
         """Multiply; tall factors as `engines.tall_skinny` does."""
-        memory = find_open()
-        if memory is not None and (is_cupy(b) or isinstance(b, RowShards)):
-            if suits_gram(a, b):
-                return GramProduct.of(b, memory)
-            if (gram := sharded.replicate_gram(a, b)) is not None:
-                return gram
+        if (gram := find_gram(a, b)) is not None:
+            return gram
         if views.is_lazy_or_sparse(a) or views.is_lazy_or_sparse(b):
             return views.dot(a, b)
         if is_cupy(a) and a.ndim == 2 and is_tall(a.T) and is_tall(b):
@@ -303,7 +300,7 @@ _TAKES_SPARSE = {
 def _refuse_sparse(name: str, function: Callable) -> Callable:
     @functools.wraps(function)
     def refuse_sparse(*args: Any, **kwargs: Any) -> Any:
-        sparse = views.find_sparse((*args, *kwargs.values()))
+        sparse = views.find_sparse((*args, *kwargs.values()) if kwargs else args)
         if sparse is not None and isinstance(function, np.ufunc):
             return views.apply_ufunc(function, *args, **kwargs)
         if sparse is not None:

@@ -19,11 +19,12 @@ from ..base.array_modules import Array, is_cupy, share
 from ..base.checks import densify_error
 from ..decomposition.guarding import guard
 from ..decomposition.whole_tensor import WholeTensor
+from ..format.group_passes import LastPass
 from ..ops import views
 from ..ops.contraction import contract_vectors, inner, khatri_rao_at
 from ..ops.dense_memory import check_khatri_rao_fits
 from ..ops.mode_product import ModeProduct
-from ..ops.mttkrp import match_dtype, mttkrp
+from ..ops.mttkrp import mttkrp_in_sweep
 from ..tensor.coo_cache import as_flycoo, is_raw_sparse, is_sparse
 from ..tensor.reductions import check_axes
 
@@ -52,15 +53,14 @@ def _hook(original: Callable, ours: Callable) -> Callable:
 
 def unfolding_dot_khatri_rao(tensor: Any, cp_tensor: Any, mode: int) -> Array:
     """Compute the MTTKRP of a sparse tensor."""
-    weights, factors = share(cp_tensor[0]), [share(factor) for factor in cp_tensor[1]]
+    weights, factors = cp_tensor
     # The host would wait for a GPU to look at weights there.
-    if weights is not None and not is_cupy(weights) and np.all(weights == 1):
+    if weights is not None and not is_cupy(weights) and np.all(share(weights) == 1):
         weights = None
     if isinstance(tensor, WholeTensor):
         return tensor.mttkrp_of_als(weights, factors, mode)
     # A decomposition starts with tl.norm, which checks the coordinates of a raw COO as well.
-    x = as_flycoo(tensor)
-    return mttkrp(x, match_dtype(factors, x.dtype), mode, weights=weights)
+    return mttkrp_in_sweep(as_flycoo(tensor), factors, mode, LastPass(), weights=weights)
 
 
 def mode_dot(tensor: Any, matrix_or_vector: Array, mode: int, transpose: bool = False) -> Any:

@@ -29,7 +29,7 @@ def is_cupy(x: object) -> bool:
     (False, False)
     """
     kind: type = type(x)
-    return _is_of_cupy(kind, sys.modules.get("cupy"))
+    return "cupy" in sys.modules and _is_of_cupy(kind, sys.modules["cupy"])
 
 
 @functools.cache
@@ -94,8 +94,8 @@ def share(x: Any) -> Any:
     >>> share(None), share(np.ones(2))
     (None, array([1., 1.]))
     """
-    is_foreign = hasattr(x, "__dlpack__") and not (isinstance(x, np.ndarray) or is_cupy(x))
-    return as_array(x) if is_foreign else x
+    is_own = is_cupy(x) or isinstance(x, np.ndarray)
+    return x if is_own or not hasattr(x, "__dlpack__") else as_array(x)
 
 
 def move(array: Array, xp: ModuleType) -> Array:

@@ -243,21 +243,30 @@ def check_count(count: Any, name: str, least: int = 1) -> int:
 
 
 def check_factors(
-    factors: Iterable[Array], shape: Sequence[int], dtype: np.dtype, *array_types: type[Array]
+    factors: Iterable[Array],
+    shape: Sequence[int],
+    dtype: np.dtype,
+    *array_types: type[Array],
+    converts: bool = False,
 ) -> list[Array]:
-    """Return `factors` as a list of matrices (I_n, R), one per mode, of one rank and dtype."""
-    factors = [share(factor) for factor in factors]
+    """Return `factors` as a list of matrices (I_n, R), one per mode, of one rank and dtype.
+
+    With `converts` they may come in any precision; those of `dtype` stay the same objects.
+    """
+    factors = list(factors)
     if len(factors) != len(shape):
         raise ValueError(
             f"factors has {len(factors)} matrices, expected {len(shape)}, one per mode"
         )
     for n, factor in enumerate(factors):
         if not isinstance(factor, array_types):
-            array_type = array_types[0]
-            raise TypeError(
-                f"factors[{n}] is a {type(factor).__module__}.{type(factor).__name__}, expected a "
-                f"{array_type.__module__}.{array_type.__name__} on the device of x"
-            )
+            factor = factors[n] = share(factor)
+            if not isinstance(factor, array_types):
+                got, expected = type(factor), array_types[0]
+                raise TypeError(
+                    f"factors[{n}] is a {got.__module__}.{got.__name__}, expected a "
+                    f"{expected.__module__}.{expected.__name__} on the device of x"
+                )
         if factor.ndim != 2 or factor.shape[0] != shape[n]:
             raise ValueError(f"factors[{n}] has shape {factor.shape}, expected ({shape[n]}, rank)")
         if factor.shape[1] != factors[0].shape[1]:
@@ -265,11 +274,14 @@ def check_factors(
                 f"factors[{n}] has shape {factor.shape}, expected "
                 f"({shape[n]}, {factors[0].shape[1]}), the rank of factors[0]"
             )
-        if factor.dtype != dtype:
+        if factor.dtype != dtype and converts and factor.dtype.kind == "f":
+            factors[n] = factor.astype(dtype)
+        elif factor.dtype != dtype:
             raise TypeError(
                 f"factors[{n}] has dtype {factor.dtype}, expected {dtype}, the dtype of x"
             )
-    check_rank(factors[0].shape[1])
+    if factors[0].shape[1] == 0:
+        check_rank(0)
     return factors
 
 

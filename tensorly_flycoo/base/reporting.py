@@ -43,8 +43,11 @@ def listen(listener: Callable[[str], None]) -> Iterator[None]:
         _listener.set(previous)
 
 
-class _Compilation:
-    """What a call has compiled: when each compilation began and ended, and how many kernels."""
+class _Compilation(contextlib.AbstractContextManager):
+    """What a call has compiled: when each compilation began and ended, and how many kernels.
+
+    Its context is that of a call inside this one.
+    """
 
     def __init__(self) -> None:
         self._spans: list[tuple[float, float, int]] = []
@@ -53,6 +56,10 @@ class _Compilation:
         # Kernels that were compiled since `start_s` are called by this one, and belong to it.
         earlier = [span for span in self._spans if span[0] < start_s]
         self._spans = [*earlier, (start_s, time.perf_counter(), count)]
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.log(_QUIET_S)
 
     def log(self, quiet_s: float = 0.0) -> None:
         """Log it, unless something was compiled less than `quiet_s` seconds ago."""
@@ -93,18 +100,17 @@ _of_process = _OfProcess()
 _compilation: ContextVar[_Compilation | None] = ContextVar("compilation", default=None)
 
 
-@contextlib.contextmanager
-def log_compilation() -> Iterator[None]:
+def log_compilation() -> contextlib.AbstractContextManager[None]:
     """Log, at the end, how many kernels are compiled inside the block.
 
     Inside another such block, the outer one logs for both: at its end, or earlier if it goes on for
     long without compiling.
     """
-    outer = _compilation.get()
-    if outer is not None:
-        yield
-        outer.log(_QUIET_S)
-        return
+    return _compilation.get() or _log_at_end()
+
+
+@contextlib.contextmanager
+def _log_at_end() -> Iterator[None]:
     compilation = _Compilation()
     token = _compilation.set(compilation)
     try:

@@ -25,7 +25,7 @@ import numpy as np
 from ..base.array_modules import Array, array_module
 from .group_passes import FindRows, apply_to_groups
 from .ordering import count_canonical_nbytes, order_records
-from .packing import Cut, Groups, RecordFormat
+from .packing import Cut, Groups
 from .primitives import Compute, Primitives, Step, index_dtype
 from .tiling import RowTiling, count_tiling_nbytes, tile_rows
 
@@ -56,6 +56,7 @@ class Layout(ABC):
 
     def __init__(self, cut: Cut, tilings: Sequence[RowTiling], norm: float) -> None:
         self.cut = cut
+        self.record_format = cut.record_format
         self.merged = cut.record_format.merged
         self.tilings = tilings
         self.norm = norm  # Frobenius, summed in order 0: does not depend on `mode`
@@ -72,11 +73,6 @@ class Layout(ABC):
         """Build the layout from canonical records, whose memory becomes its own."""
 
     # Contents
-
-    @property
-    def record_format(self) -> RecordFormat:
-        """The format of the records."""
-        return self.cut.record_format
 
     @property
     def groups(self) -> Groups:

@@ -9,13 +9,18 @@ inner product with the MTTKRP, in the same pass over the rows that computes the 
 `GramMemory`, one for each call of parafac, keeps them until the error is known. That is right only
 where nothing writes to a factor in the meantime: from the beginning of an iteration of TensorLy's
 own loop to its error, where only TensorLy's code runs.
+
+TensorLy asks for a Gram matrix by ``dot(conj(transpose(factor)), factor)``, with new views at each
+time. So a factor is known by where it is in memory, while the array that owns this memory lives.
 """
 
+import operator
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,12 +33,15 @@ if TYPE_CHECKING:
     from ..engines.cuda.tall import Scale
 
 
-class _CachedGram(NamedTuple):
-    """What is known of a factor: blocks of its Gram matrix, and of an inner product with it."""
+@dataclass(slots=True)
+class _CachedGram:
+    """What is known of a factor: its Gram matrix, and blocks of an inner product with it."""
 
-    factor: "weakref.ref[Array]"
-    grams: Any
-    mttkrp: "weakref.ref[Array] | None" = None
+    product: "GramProduct"
+    owner: "weakref.ref[Any]"  # of the factor's memory
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    mttkrp: "weakref.ref[Any] | None" = None  # with which `inner` is; also the owner
     inner: Any = None
 
 
@@ -41,8 +49,23 @@ class GramMemory:
     """What one call of parafac remembers of its factors, from their updates to the error."""
 
     def __init__(self) -> None:
-        self.known: list[_CachedGram] = []  # to be cleared where factors may change
+        #: By address; to be cleared where factors may change.
+        self.known: dict[int, _CachedGram] = {}
         self.num_solves = 0  # systems that were solved with a `GramProduct`
+
+    def find(self, factor: Array, address: int) -> _CachedGram | None:
+        """Return what is known of a factor, which may be another view of the same numbers."""
+        known = self.known.get(address)
+        if known is None or known.shape != factor.shape or known.strides != factor.strides:
+            return None
+        # Another array may have got the memory of one that is gone.
+        owner = factor if factor.base is None else factor.base
+        return known if known.owner() is owner else None
+
+    def keep(self, factor: Array, known: _CachedGram) -> None:
+        """Keep what is known of a factor while that lives."""
+        self.known = {at: other for at, other in self.known.items() if other.owner() is not None}
+        self.known[_address(factor)] = known
 
 
 class _OfThread(threading.local):
@@ -50,11 +73,6 @@ class _OfThread(threading.local):
 
 
 _of_thread = _OfThread()
-
-
-def find_open() -> GramMemory | None:
-    """Return the memory of the call of parafac that multiplies Gram matrices on this thread."""
-    return _of_thread.memory
 
 
 def stop() -> None:
@@ -71,6 +89,7 @@ class GramProduct:
     ndim = 2
     dtype = np.dtype(np.float32)
     __array_ufunc__ = None  # CuPy's and NumPy's arrays leave products with them to this class
+    _transpose: "GramProduct | None" = None  # of which this is the transpose
 
     def __init__(
         self,
@@ -85,29 +104,31 @@ class GramProduct:
         self.grams = grams
         self.scales = scales
 
-    @classmethod
-    def of(cls, factor: Array, memory: GramMemory | None = None) -> "GramProduct":
-        """Return the Gram matrix of a factor."""
-        kernels = gpu_kernels()
-        assert kernels is not None
-        return cls(kernels, factor.shape[1], (_find_gram(factor, memory).grams,), (), memory)
+    @staticmethod
+    def of(factor: Array, memory: GramMemory | None = None) -> "GramProduct | None":
+        """Return the Gram matrix of a factor; None if no kernels suit."""
+        known = _find_known(factor, memory)
+        return None if known is None else known.product
 
     @property
     def T(self) -> "GramProduct":
         """The transpose: Gram matrices are symmetric."""
-        scales = tuple((array, column, row) for array, row, column in self.scales)
-        return GramProduct(self._kernels, self.rank, self.grams, scales, self._memory)
+        if self._transpose is not None:
+            return self._transpose
+        scales = tuple([(array, column, row) for array, row, column in self.scales])
+        product = GramProduct(self._kernels, self.rank, self.grams, scales, self._memory)
+        product._transpose = self
+        return product
 
     def __mul__(self, other: Any) -> Any:
-        if isinstance(other, GramProduct):
-            grams, scales = other.grams, other.scales
-        else:
-            grams, scales = (), _as_scales(other, self.rank)
-        grams, scales = self.grams + grams, self.scales + scales
+        is_product = type(other) is GramProduct
+        grams = self.grams + other.grams if is_product else self.grams
+        added = other.scales if is_product else _as_scales(other, self.rank)
+        scales = self.scales + added
         fits = len(grams) <= self._kernels.MAX_GRAMS and len(scales) <= self._kernels.MAX_SCALES
-        if fits and (isinstance(other, GramProduct) or len(scales) > len(self.scales)):
+        if fits and (is_product or added):
             return GramProduct(self._kernels, self.rank, grams, scales, self._memory)
-        return self.to_array() * (other.to_array() if isinstance(other, GramProduct) else other)
+        return self.to_array() * (other.to_array() if is_product else other)
 
     __rmul__ = __mul__
 
@@ -143,16 +164,31 @@ class GramProduct:
             return (sharded.solve if isinstance(b, RowShards) else solve)(self.to_array(), b)
         inverse = self._kernels.invert_product(self.grams, self.T.scales, self.rank)
         factor, grams, inner = kernels.solve_rows(rows, inverse)
-        known = _CachedGram(weakref.ref(_owner(factor)), grams, weakref.ref(_owner(rows)), inner)
-        _remember(factor, known, self._memory)
+        known = _keep(factor, grams, self._memory)
+        known.mttkrp, known.inner = weakref.ref(_owner(rows)), inner
         if self._memory is not None:
             self._memory.num_solves += 1
         return factor.T
 
 
-def suits_gram(a: Array, b: Array) -> bool:
-    """Return whether ``a @ b`` is a Gram matrix that `GramProduct.of` suits."""
-    return _is_transpose(a, b) and _find_kernels(b) is not None
+def find_gram(a: Any, b: Any) -> Any:
+    """Return ``a @ b`` if parafac multiplies Gram matrices on this thread, and that is one.
+
+    Otherwise return None; so too if `b` is neither a CuPy array that the kernels suit nor
+    row-sharded.
+    """
+    memory = _of_thread.memory
+    if memory is None:
+        return None
+    if isinstance(b, RowShards):
+        is_gram = isinstance(a, RowShards) and a.is_transpose_of(b)
+        product = GramProduct.of(b, memory) if is_gram else None
+        return sharded.replicate_gram(a, b) if product is None else product
+    is_alike = is_cupy(b) and type(a) is type(b) and b.ndim == 2 and a.shape == b.shape[::-1]
+    if not is_alike or a.strides != b.strides[::-1] or _address(a) != (at := _address(b)):
+        return None
+    known = memory.find(b, at)
+    return GramProduct.of(b, memory) if known is None else known.product
 
 
 def start_product(memory: GramMemory, rank: int, dtype: Any, on_gpu: bool) -> GramProduct | None:
@@ -191,12 +227,18 @@ def compute_fit(
     Otherwise the host has waited for the GPU, once.
     """
     own_kernels = _find_kernels(mttkrp)
-    if own_kernels is None or not all(_find_kernels(factor) for factor in factors):
+    if own_kernels is None:
         return None
     kernels = gpu_kernels()
     if kernels is None or len(factors) > kernels.MAX_GRAMS:
         return None
-    rank, known = factors[0].shape[1], [_find_gram(factor, memory) for factor in factors]
+    known = []
+    for factor in factors:
+        of_factor = _find_known(factor, memory)
+        if of_factor is None:
+            return None
+        known.append(of_factor)
+    rank = factors[0].shape[1]
     scales: tuple[Scale, ...] = ()
     if weights is not None:
         column, row = weights.reshape(-1, 1), weights.reshape(1, -1)
@@ -206,7 +248,8 @@ def compute_fit(
     last = known[-1]
     is_known = last.mttkrp is not None and last.mttkrp() is _owner(mttkrp)
     inner = last.inner if is_known else own_kernels.inner_blocks(mttkrp, factors[-1])
-    return kernels.compute_fit([k.grams for k in known], scales, rank, inner, float(norm) ** 2)
+    grams = [of_factor.product.grams[0] for of_factor in known]
+    return kernels.compute_fit(grams, scales, rank, inner, float(norm) ** 2)
 
 
 def _find_kernels(operand: Any) -> "ModuleType | ShardedKernels | None":
@@ -222,47 +265,29 @@ def _is_on_gpu(x: Any) -> bool:
     return array_module(x) is not np
 
 
-def _is_transpose(a: Any, b: Any) -> bool:
-    """Return whether `a` is the transpose of a matrix `b`, in the same memory."""
-    if isinstance(b, RowShards):
-        return isinstance(a, RowShards) and a.is_transpose_of(b)
-    if not is_cupy(a) or b.ndim != 2:
-        return False
-    shapes_suit, strides_suit = a.shape == b.shape[::-1], a.strides == b.strides[::-1]
-    return shapes_suit and strides_suit and _address(a) == _address(b)
-
-
-def _find_gram(factor: Array, memory: GramMemory | None) -> _CachedGram:
-    """Return what is known of a factor; compute its Gram matrix if it is not known."""
-    owner = _owner(factor)
+def _find_known(factor: Array, memory: GramMemory | None) -> _CachedGram | None:
+    """Return what is known of a factor, at least its Gram matrix; None if no kernels suit."""
     if isinstance(factor, RowShards):
-        if factor.memo.known is not None:
-            return factor.memo.known
-    elif memory is not None and _is_whole(factor):
-        for known in memory.known:
-            if known.factor() is owner and known.grams.shape[-1] == factor.shape[1]:
-                return known
-    kernels = _find_kernels(factor)
-    assert kernels is not None
-    known = _CachedGram(weakref.ref(owner), kernels.gram_blocks(factor))
-    _remember(factor, known, memory)
+        known = factor.memo.known
+    else:
+        known = None if memory is None else memory.find(factor, _address(factor))
+    if known is None and (kernels := _find_kernels(factor)) is not None:
+        known = _keep(factor, kernels.gram_blocks(factor), memory)
     return known
 
 
-def _remember(factor: Array, known: _CachedGram, memory: GramMemory | None) -> None:
-    """Remember it in `memory`; of a row-sharded factor, which never changes, while it lives."""
+def _keep(factor: Array, grams: Any, memory: GramMemory | None) -> _CachedGram:
+    """Keep the Gram matrix of a factor; of a row-sharded one, which never changes, for its life."""
+    kernels = gpu_kernels()
+    assert kernels is not None
+    product = GramProduct(kernels, factor.shape[1], (grams,))
     if isinstance(factor, RowShards):
-        factor.memo.known = known
-    elif memory is not None and _is_whole(factor):
-        memory.known = [other for other in memory.known if other.factor() is not None]
-        memory.known.append(known)
-
-
-def _is_whole(array: Array) -> bool:
-    """Return whether a matrix has all rows, and the first columns, of the owner of its memory."""
-    owner = _owner(array)
-    begins_alike = _address(owner) == _address(array) and owner.strides == array.strides
-    return begins_alike and owner.shape[0] == array.shape[0]
+        factor.memo.known = known = _CachedGram(product, weakref.ref(factor.memo))
+    else:
+        known = _CachedGram(product, weakref.ref(_owner(factor)), factor.shape, factor.strides)
+        if memory is not None:
+            memory.keep(factor, known)
+    return known
 
 
 def _owner(array: Any) -> Any:
@@ -272,8 +297,7 @@ def _owner(array: Any) -> Any:
     return array if array.base is None else array.base
 
 
-def _address(array: Array) -> int:
-    return array.data.ptr
+_address = operator.attrgetter("data.ptr")
 
 
 class ShardedKernels:

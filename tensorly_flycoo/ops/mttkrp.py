@@ -6,8 +6,6 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..base.array_modules import Array, share
 from ..base.checks import check_factors, check_mode, check_out, check_weights
 from ..base.reporting import log_compilation
@@ -116,30 +114,32 @@ def mttkrp_in_sweep(
 ) -> Array | RowShards:
     """Compute what `mttkrp` does, from the last pass over the nonzeros if it serves this mode.
 
-    With a last pass, factors may have any precision: see `match_dtype`.
+    With a last pass, factors may have any precision: ADMM's dual variables are float64 whatever the
+    tensor is, and its factors become so too.
     """
     x, given = as_flycoo(x, check_coords=True), factors
-    if last_pass is not None:
-        factors = match_dtype(factors, x.dtype)
-    mode = check_mode(mode, x.ndim)
-    array_type, engine, layout = x._engine.array_type, x._engine, x._layout
-    types = (array_type, RowShards) if isinstance(layout, SpreadLayout) else (array_type,)
-    factors = check_factors(factors, x.shape, x.dtype, *types)
-    shape, weights = (x.shape[mode], factors[0].shape[1]), share(weights)
+    engine, layout = x._engine, x._layout
+    record_format, array_type = layout.record_format, engine.array_type
+    sizes, dtype = record_format.shape, record_format.dtype
+    mode = check_mode(mode, len(sizes))
+    spread = layout if isinstance(layout, SpreadLayout) else None
+    types = (array_type,) if spread is None else (array_type, RowShards)
+    factors = check_factors(factors, sizes, dtype, *types, converts=last_pass is not None)
+    shape = (sizes[mode], factors[0].shape[1])
     if weights is not None:
-        check_weights(weights, shape[1], x.dtype, array_type)
-    spread = None  # the layout, if the result is row-sharded
-    if isinstance(layout, SpreadLayout):
-        layout.devices.check_current()
-        if any(isinstance(factor, RowShards) for factor in factors):
-            spread = layout
+        weights = share(weights)
+        check_weights(weights, shape[1], dtype, array_type)
+    if spread is not None:
+        spread.devices.check_current()
+        if not any(isinstance(factor, RowShards) for factor in factors):
+            spread = None  # the result is a plain array
     if spread is not None:
         _check_shards(spread, factors, out)
     else:
         if out is not None:
             read = {f"factors[{n}]": factor for n, factor in enumerate(factors) if n != mode}
             read_too = [*read.items(), *([] if weights is None else [("weights", weights)])]
-            check_out(out, shape, x.dtype, array_type, read_too, engine.xp.may_share_memory)
+            check_out(out, shape, dtype, array_type, read_too, engine.xp.may_share_memory)
         arrays = {"x": layout.get_copies()[0], "factors": factors}
         engine.check_arrays(arrays if out is None else {**arrays, "out": out})
     inputs = {n: factor for n, factor in enumerate(factors) if n != mode}
@@ -149,28 +149,12 @@ def mttkrp_in_sweep(
     def multiply() -> Array | RowShards:
         if spread is not None:
             return spread.apply_sharded("mttkrp", engine, inputs, mode, shape, **options)[0]
-        result = engine.xp.empty(shape, x.dtype) if out is None else out
+        result = engine.xp.empty(shape, dtype) if out is None else out
         layout.apply("mttkrp", engine, inputs, mode, result, **options)
         return result
 
-    def compute() -> Array | RowShards:
-        with log_compilation():
-            return multiply()
-
-    return attempt(f"mttkrp of mode {mode} and rank {shape[1]}", compute)
-
-
-def match_dtype(factors: Sequence[Array], dtype: np.dtype) -> list[Array]:
-    """Return factors in the tensor's precision.
-
-    ADMM's dual variables are float64 whatever the tensor is, and its factors become so too. All
-    others stay the same objects: row-sharded ones know where they have been gathered.
-    """
-    dtypes = [getattr(factor, "dtype", dtype) for factor in factors]
-    return [
-        factor.astype(dtype) if given.kind == "f" and given != dtype else factor
-        for factor, given in zip(factors, dtypes, strict=True)
-    ]
+    with log_compilation():
+        return attempt(f"mttkrp of mode {mode} and rank {shape[1]}", multiply)
 
 
 def _check_shards(

@@ -6,15 +6,17 @@ A view that changes nothing becomes the tensor itself; one that unfolds it along
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ..base.array_modules import Array, is_cupy
+from ..base.array_modules import Array
 from ..base.checks import current_backend, densify_error, num_cells
-from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse, not_sparse_error
+from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse, library_of, not_sparse_error
+from ..tensor.labelled import LabelledTensor
 from ..tensor.reductions import check_axes, check_order
 from ..tensor.tensor import FlycooTensor
 from .contraction import inner, join_modes
@@ -29,7 +31,20 @@ Viewable: TypeAlias = "FlycooTensor | SparseArray | LazyArray"
 
 def is_lazy_or_sparse(x: object) -> bool:
     """Return whether `x` is a sparse tensor or a lazy array."""
-    return is_sparse(x) or isinstance(x, LazyArray)
+    kind: type = type(x)
+    return _may_be_sparse(kind) and (isinstance(x, LazyArray) or is_sparse(x))
+
+
+@functools.cache
+def _may_be_sparse(kind: type) -> bool:
+    """Return whether a class may be one of sparse tensors, of any library, or of lazy arrays."""
+    is_ours = issubclass(kind, (FlycooTensor, LabelledTensor, LazyArray))
+    return is_ours or library_of(kind) in ("sparse", "scipy", "torch", "jax")
+
+
+@functools.cache
+def _may_hold_sparse(kind: type) -> bool:
+    return _may_be_sparse(kind) or issubclass(kind, (list, tuple))
 
 
 def find_sparse(arguments: Iterable[Any]) -> Any:
@@ -39,9 +54,13 @@ def find_sparse(arguments: Iterable[Any]) -> Any:
     sparse tensor of SciPy, CuPy, PyTorch or JAX comes first.
     """
     for argument in arguments:
-        if type(argument) is np.ndarray or is_cupy(argument):
+        kind: type = type(argument)
+        if not _may_hold_sparse(kind):
             continue
-        for x in argument if isinstance(argument, list | tuple) else (argument,):
+        for x in argument if isinstance(argument, (list, tuple)) else (argument,):
+            own: type = type(x)
+            if not _may_be_sparse(own):
+                continue
             if is_lazy_or_sparse(x):
                 return x
             if find_converter(x) and current_backend() == "flycoo":

@@ -30,11 +30,11 @@ def is_raw_sparse(x: object) -> bool:
     (True, False)
     """
     kind: type = type(x)
-    return _library_of(kind) == "sparse" and hasattr(x, "fill_value")
+    return library_of(kind) == "sparse" and hasattr(x, "fill_value")
 
 
 @functools.cache
-def _library_of(kind: type) -> str:
+def library_of(kind: type) -> str:
     """Return the package that defines a class; "scipy" for CuPy's twin of SciPy too."""
     return kind.__module__.removeprefix("cupyx.").partition(".")[0]
 
@@ -49,7 +49,7 @@ def find_converter(x: Any) -> str | None:
     ('from_scipy', None)
     """
     kind: type = type(x)
-    library = _library_of(kind)
+    library = library_of(kind)
     if library == "scipy" and hasattr(x, "tocoo"):
         return "from_scipy"
     if library == "jax" and hasattr(x, "n_batch"):
@@ -61,7 +61,7 @@ def find_converter(x: Any) -> str | None:
 def is_table(x: object) -> bool:
     """Return whether `x` is a table of pandas, polars, Arrow or xarray, without importing them."""
     kind: type = type(x)
-    is_library = _library_of(kind) in ("pandas", "polars", "pyarrow", "xarray")
+    is_library = library_of(kind) in ("pandas", "polars", "pyarrow", "xarray")
     names = ("DataFrame", "LazyFrame", "Series", "Table", "DataArray")
     return is_library and kind.__name__ in names
 

@@ -11,7 +11,7 @@ from tensorly.decomposition import _cp, parafac
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.engines.cuda import tall
 from tensorly_flycoo.ops import gram_products
-from tensorly_flycoo.ops.gram_products import GramProduct
+from tensorly_flycoo.ops.gram_products import GramMemory, GramProduct
 
 RANKS = pytest.mark.parametrize("rank", [1, 2, 3, 7, 16, 25, 31, 32])
 
@@ -180,9 +180,49 @@ def test_a_callback_sees_arrays():
     assert set(seen) == {(cupy.ndarray, np.float32)}
 
 
+def test_memory_that_another_factor_got_is_not_taken_for_the_first():
+    block, memory = cupy.cuda.alloc(2**12), GramMemory()
+    for factor in (*make_factors(8, (40, 40)), *make_factors(8, (40, 40, 30), seed=1)):
+        on_gpu = cupy.ndarray(factor.shape, np.float32, memptr=block)
+        on_gpu.set(factor)
+        found = GramProduct.of(on_gpu, memory).to_array().get()
+        np.testing.assert_allclose(found, multiply([factor], np.ones(8)), rtol=1e-5, atol=1e-6)
+        del on_gpu
+    assert GramProduct.of(cupy.asarray(factor), memory) is not None
+    assert len(memory.known) == 1
+
+
+def test_what_is_known_is_found_through_other_views():
+    both, memory = cupy.asarray(make_factors(8, (80,))[0]), GramMemory()
+    first, second = both[:40], both[40:]
+    gram_products.start_product(memory, 8, np.float32, True)
+    try:
+        known = [gram_products.find_gram(half.T, half) for half in (first, second)]
+        assert gram_products.find_gram(first.T.T.T, both[:40]) is known[0] is not known[1]
+        assert gram_products.find_gram(second.T, first) is None
+        assert gram_products.find_gram(first[:, :7].T, first) is None
+    finally:
+        gram_products.stop()
+    assert gram_products.find_gram(first.T, first) is None
+    for half, product in zip((first, second), known, strict=True):
+        expected = multiply([half.get()], np.ones(8))
+        np.testing.assert_allclose(product.to_array().get(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_start_of_parts_of_one_array():
+    coo = draw((50, 50, 40))
+    both, last = make_factors(8, (100, 40))
+    found, expected = [], []
+    for xp, device, errors in ((cupy, "cuda", found), (np, "cpu", expected)):
+        halves = xp.asarray(both)
+        guess = CPTensor((xp.ones(8, np.float32), [halves[:50], halves[50:], xp.asarray(last)]))
+        errors += decompose(coo, device, init=guess)[1]
+    np.testing.assert_allclose(found, expected, rtol=2e-4)
+
+
 def test_after_a_call_products_are_plain_again():
     decompose(draw((60, 50, 40)), "cuda")
-    assert gram_products.find_open() is None
+    assert gram_products._of_thread.memory is None
 
 
 def test_weights_scale_columns_like_a_factor():

@@ -54,8 +54,9 @@ class _StreamLock:
 
     def __exit__(self, *exception: object) -> None:
         try:
-            event = cupy.cuda.Event(disable_timing=True)
-            self._last_use = cupy.cuda.get_current_stream().record(event)
+            if self._last_use is None:
+                self._last_use = cupy.cuda.Event(disable_timing=True)
+            cupy.cuda.get_current_stream().record(self._last_use)
         finally:
             self._lock.release()
 

@@ -21,8 +21,8 @@ class Level(NamedTuple):
     """Tiles, or segments of tiles, or segments of these, and which of them a launch adds to one."""
 
     size: int
-    rows: int  # address of int64 (size,): the rows that they inherit
-    sums: int  # address of their partial rows (size, R); in `_lay_out` both are offsets
+    rows: int  # offset of int64 (size,): the rows that they inherit
+    sums: int  # offset of their partial rows (size, R)
     run: int  # how many a warp adds
 
 
@@ -30,6 +30,8 @@ class Carries(NamedTuple):
     """Partial rows, and the rows of the result to which they belong."""
 
     memory: Any  # a MemoryPointer; holds all of them
+    rows: int  # address of the tiles' rows
+    sums: int  # address of the tiles' partial rows
     levels: list[Level]  # from the tiles to a single segment
 
 
@@ -39,18 +41,16 @@ def allocate_carries(
     """Allocate memory for the partial rows of tiles; for their rows too if `carry_rows` is None."""
     levels, nbytes = _lay_out(num_tiles, num_columns, dtype.itemsize, tuning.SEGMENT)
     memory = cupy.cuda.alloc(nbytes)
-    start = memory.ptr
-    placed = [Level(count, start + rows, start + sums, run) for count, rows, sums, run in levels]
-    if carry_rows is not None:
-        placed[0] = placed[0]._replace(rows=carry_rows.data.ptr)
-    return Carries(memory, placed)
+    start, (_, rows, sums, _) = memory.ptr, levels[0]
+    first = start + rows if carry_rows is None else carry_rows.data.ptr
+    return Carries(memory, first, start + sums, levels)
 
 
 @functools.lru_cache(maxsize=1024)
 def _lay_out(
     num_tiles: int, num_columns: int, itemsize: int, segment: int
 ) -> tuple[list[Level], int]:
-    """Return the levels, with offsets for addresses, and the bytes of all."""
+    """Return the levels, and the bytes of all."""
     levels, nbytes, count, num_warps = [], 0, num_tiles, _count_warps(segment)
     while True:
         sums = nbytes + _round_up(8 * count)
@@ -74,10 +74,18 @@ def _round_up(nbytes: int) -> int:
 def add_carries(carries: Carries, out: Array) -> None:
     """Add the partial rows of all tiles to `out`; very long rows take several launches."""
     num_warps, num_columns, address = _count_warps(tuning.SEGMENT), out.shape[1], out.data.ptr
-    macros = {"VALUE": out.dtype, "NUM_WARPS": num_warps}
-    kernel = launch.get_direct_kernel(
-        "partial_rows.cu", "add_partial_rows", "qiQi4Q", out.data.device_id, **macros
+    kernel = _get_kernel(out.dtype, num_warps, out.data.device_id)
+    memory, rows, sums, levels = carries
+    for (count, _, _, run), segments in itertools.pairwise(levels):
+        added = memory.ptr + segments.rows, memory.ptr + segments.sums
+        grid = (segments.size, -(-num_columns // 32))
+        kernel(grid, 32 * num_warps, count, run, rows, num_columns, sums, address, *added)
+        rows, sums = added
+
+
+@functools.cache
+def _get_kernel(dtype: np.dtype, num_warps: int, device_id: int) -> launch.DirectKernel:
+    macros = {"VALUE": dtype, "NUM_WARPS": num_warps}
+    return launch.get_direct_kernel(
+        "partial_rows.cu", "add_partial_rows", "qiQi4Q", device_id, **macros
     )
-    for (count, rows, sums, run), segments in itertools.pairwise(carries.levels):
-        arguments = (count, run, rows, num_columns, sums, address, segments.rows, segments.sums)
-        kernel((segments.size, -(-num_columns // 32)), 32 * num_warps, *arguments)

@@ -4,8 +4,7 @@ Launches go to CuPy's current stream, memory comes from CuPy's pool, and all arr
 on the GPU that was current when it was built.
 """
 
-import functools
-import operator
+import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -42,6 +41,7 @@ class Workspace(NamedTuple):
     """The memory of one MTTKRP: the other modes' factors, with adjacent columns, and carries."""
 
     arrays: list[Array]
+    pitches: list[int]  # bytes from row to row of each
     carries: Carries
 
 
@@ -94,16 +94,16 @@ class CudaEngine(CudaPrimitives, Engine):
         out: Array,
         weights: Array | None = None,
     ) -> Compute:
-        arrays, carries = self.allocate_workspace(layout, factors, mode, out)
+        arrays, pitches, carries = self.allocate_workspace(layout, factors, mode, out)
 
         def compute(step: Step) -> None:
             if layout.tilings[mode].carry_rows.shape[0] == 0:
                 out.fill(0)
                 return
             scales = None if weights is None else cupy.ascontiguousarray(weights)
-            kernel = _find_kernel(layout, step, mode, arrays, out)
+            kernel = _find_kernel(layout, step, mode, arrays, pitches, out)
             self.log("mttkrp", layout.name, mode=mode, kernel="mttkrp_remap.cu", cut=kernel.cut)
-            kernel.launch(step, arrays, scales, out, carries)
+            kernel.launch(step, arrays, pitches, scales, out, carries)
             add_carries(carries, out)
 
         return compute
@@ -117,19 +117,19 @@ class CudaEngine(CudaPrimitives, Engine):
         smallest: float,
         wants_sum: bool = False,
     ) -> Compute:
-        (*arrays, own), carries = self.allocate_workspace(layout, factors, mode, out)
+        arrays, pitches, carries = self.allocate_workspace(layout, factors, mode, out)
 
         def compute(step: Step) -> Array | None:
             num_tiles = layout.tilings[mode].carry_rows.shape[0]
             if num_tiles == 0:
                 out.fill(0)
                 return cupy.zeros(()) if wants_sum else None
-            kernel = _find_kernel(layout, step, mode, [*arrays, own], out, 1 + wants_sum)
+            kernel = _find_kernel(layout, step, mode, arrays, pitches, out, 1 + wants_sum)
             self.log("ratios", layout.name, mode=mode, kernel="mttkrp_remap.cu", cut=kernel.cut)
             log_sums = cupy.empty((num_tiles, kernel.block_size // 32)) if wants_sum else None
             address = 0 if log_sums is None else log_sums.data.ptr
-            model = (own.data.ptr, row_pitch(own), smallest, address)
-            kernel.launch(step, arrays, None, out, carries, model)
+            model = (arrays[-1].data.ptr, pitches[-1], smallest, address)
+            kernel.launch(step, arrays[:-1], pitches[:-1], None, out, carries, model)
             add_carries(carries, out)
             return None if log_sums is None else log_sums.sum()
 
@@ -139,11 +139,17 @@ class CudaEngine(CudaPrimitives, Engine):
         self, layout: Layout, factors: Mapping[int, Array], mode: int, out: Array
     ) -> Workspace:
         """Return the factors as kernels read them, that of `mode` last, and memory for carries."""
-        arrays = [factors[n] for n in sorted(factors, key=lambda n: (n == mode, n))]
+        arrays = [factors[n] for n in sorted(factors) if n != mode]
+        if mode in factors:
+            arrays.append(factors[mode])
         arrays = [f if _is_readable(f) else cupy.ascontiguousarray(f) for f in arrays]
         carry_rows = layout.tilings[mode].carry_rows
         carries = allocate_carries(carry_rows.size, out.shape[1], out.dtype, carry_rows)
-        return Workspace(_align_rows(arrays, layout.records.shape[0]), carries)
+        pitches = [row_pitch(array) for array in arrays]
+        if math.gcd(16, *pitches) < 16:  # the rows of one are not aligned
+            arrays = _align_rows(arrays, pitches, layout.records.shape[0])
+            pitches = [row_pitch(array) for array in arrays]
+        return Workspace(arrays, pitches, carries)
 
     combine_rows = staticmethod(groups.combine_rows)
     contract_rows = staticmethod(groups.contract_rows)
@@ -184,7 +190,7 @@ class CudaEngine(CudaPrimitives, Engine):
                 np.int64(step.records.shape[0]), np.int64(step.bucket_size),
                 tiling.carry_rows, *launch.pass_none([slots]),
                 step.records, *launch.pass_none(list_parts(step.pull_ids)),
-                np.int64(num_columns), out, *map(np.uint64, carries.levels[0][1:3]),
+                np.int64(num_columns), out, np.uint64(carries.rows), np.uint64(carries.sums),
             )  # fmt: skip
             shared_nbytes = layout.tile_size * slot_nbytes(record_format)
             sizes = (num_tiles, cut.num_parts, block_size)
@@ -280,21 +286,19 @@ def _is_readable(factor: Array) -> bool:
     return column_nbytes == factor.itemsize and 0 < row_nbytes < 2**32
 
 
-def _align_rows(arrays: list[Array], nnz: int) -> list[Array]:
+def _align_rows(arrays: list[Array], pitches: list[int], nnz: int) -> list[Array]:
     """Copy factors to rows aligned for loads, if that pays and memory suffices.
 
     The result is the same to the bit: the order of additions does not depend on how rows are
     loaded.
     """
-    if functools.reduce(operator.or_, map(row_pitch, arrays), 0) % 16 == 0:
-        return arrays
     row_nbytes = [tuning.choose_row_nbytes(a.shape[1] * a.itemsize) for a in arrays]
-    is_aligned = [row_pitch(a) % min(n, 16) == 0 for a, n in zip(arrays, row_nbytes, strict=True)]
+    is_aligned = [pitch % min(n, 16) == 0 for pitch, n in zip(pitches, row_nbytes, strict=True)]
     copied = [a for a, is_so in zip(arrays, is_aligned, strict=True) if not is_so]
     if not copied:
         return arrays
     num_rows = sum(a.shape[0] for a in copied)
-    alignment = _common_alignment(_list_addresses(copied))
+    alignment = _common_alignment(copied, [row_pitch(a) for a in copied])
     if not tuning.pays_to_align(num_rows, alignment, nnz, len(arrays)):
         return arrays
     try:
@@ -372,12 +376,13 @@ class MttkrpKernel:
         self,
         step: Step,
         arrays: list[Array],
+        pitches: list[int],
         weights: Array | None,
         out: Array,
         carries: Carries,
         model: tuple = (),
     ) -> None:
-        """Launch it, for the factors `arrays` of the other modes.
+        """Launch it, for the factors `arrays` of the other modes, with rows `pitches` bytes apart.
 
         With ratios, `model` has the address and row pitch of the mode's own factor, the smallest
         number to divide by, and the address of the sums of logarithms.
@@ -385,12 +390,12 @@ class MttkrpKernel:
         arguments = (
             self._operands[0],
             *[array.data.ptr for array in arrays], *self._no_inputs,
-            *[row_pitch(array) for array in arrays], *self._no_inputs,
+            *pitches, *self._no_inputs,
             self._operands[1], *self._tiling,
             step.records.data.ptr, *self._pull_ids,
             0 if step.spare is None else step.spare.data.ptr, *self._targets,
             out.shape[1], 0 if weights is None else weights.data.ptr, out.data.ptr,
-            carries.levels[0][2], *model,
+            carries.sums, *model,
         )  # fmt: skip
         # The kernel's first argument is the first tile: see `launch.launch_tiles`.
         for first_tile in range(0, self._num_tiles, launch.MAX_GRID):
@@ -403,14 +408,18 @@ def _list_pointers(arrays: Iterable[Array | None]) -> tuple[int, ...]:
 
 
 def _find_kernel(
-    layout: Layout, step: Step, mode: int, arrays: list[Array], out: Array, ratios: int = 0
+    layout: Layout,
+    step: Step,
+    mode: int,
+    arrays: list[Array],
+    pitches: list[int],
+    out: Array,
+    ratios: int = 0,
 ) -> MttkrpKernel:
     """Return the kernel for a mode; it is prepared once, and kept while the layout lives."""
     rank = out.shape[1]
-    alignments = (
-        _common_alignment(_list_addresses(arrays)),
-        _common_alignment([out.data.ptr, rank * out.itemsize]),
-    )
+    of_out = _common_alignment([out], [rank * out.itemsize])
+    alignments = (_common_alignment(arrays, pitches), of_out)
     kernels = _kernels.setdefault(layout, {})
     key = (mode, rank, alignments, step.spare is None, ratios)
     if key not in kernels:
@@ -418,14 +427,11 @@ def _find_kernel(
     return kernels[key]
 
 
-def _list_addresses(arrays: list[Array]) -> list[int]:
-    """Return for each array a number that has the alignment of its rows' addresses."""
-    return [a.data.ptr | row_pitch(a) for a in arrays]
-
-
-def _common_alignment(numbers: list[int]) -> int:
-    """Return the largest power of two, up to 16, that divides all numbers."""
-    bits = functools.reduce(operator.or_, numbers, 16)
+def _common_alignment(arrays: list[Array], pitches: list[int]) -> int:
+    """Return the largest power of two, up to 16, that divides the addresses of all rows."""
+    bits = 16
+    for array, pitch in zip(arrays, pitches, strict=True):
+        bits |= array.data.ptr | pitch
     return bits & -bits
 
 

@@ -34,24 +34,39 @@ def contract_rows(
     weights: Array | None = None,
 ) -> None:
     """See `Engine.contract_rows`."""
-    place = next(n for n, factor in enumerate(factors) if factor is None)
-    (size, rank), below = out.shape, bits[place]
+    others = [factor for factor in factors if factor is not None]
+    sizes = tuple([0 if factor is None else factor.shape[0] for factor in factors])
+    own = (out.shape, out.dtype, out.data.device_id)
+    kernel, launched, fields, num_terms, last = _cut(rows.shape[0], sizes, tuple(bits), *own)
+    scales = None if weights is None else cupy.ascontiguousarray(weights)
+    addresses = (rows.data.ptr, 0 if scales is None else scales.data.ptr, out.data.ptr)
+    kernel(*launched, *_locate(others), *fields, num_terms, *addresses, *last)
+
+
+@functools.lru_cache(maxsize=1024)
+def _cut(
+    num_rows: int,
+    sizes: tuple[int, ...],
+    bits: tuple[int, ...],
+    shape: tuple[int, int],
+    dtype: np.dtype,
+    device_id: int,
+) -> tuple[launch.DirectKernel, tuple[tuple[int, int], int], tuple[int, ...], int, tuple[int, ...]]:
+    """Return the kernel that contracts, its grid and block, and arguments that are no addresses.
+
+    `sizes` are the factors' rows, 0 for the mode that is left.
+    """
+    place, (size, rank) = sizes.index(0), shape
+    below = bits[place]
     width = bits[place - 1] - below if place else (size - 1).bit_length()
-    num_terms = rows.shape[0] >> width if place else 1 << below
+    num_terms = num_rows >> width if place else 1 << below
     num_warps = 1
     while num_warps < _MOST_WARPS and num_warps * _LEAST_TERMS < num_terms:
         num_warps *= 2
-    others = [factor for factor in factors if factor is not None]
-    sizes = tuple([factor.shape[0] for factor in others])
-    own_bits = (*bits[:place], *bits[place + 1 :])
-    key = ("contract_rows", "qQQQiii", sizes, own_bits, num_warps, out.dtype)
-    kernel, fields = _prepare(out.data.device_id, *key)
-    scales = None if weights is None else cupy.ascontiguousarray(weights)
-    arguments = (
-        *_locate(others), *fields, num_terms, rows.data.ptr,
-        0 if scales is None else scales.data.ptr, out.data.ptr, below, width, rank,
-    )  # fmt: skip
-    kernel((size, -(-rank // 32)), 32 * num_warps, *arguments)
+    others, own_bits = ((*x[:place], *x[place + 1 :]) for x in (sizes, bits))
+    key = ("contract_rows", "qQQQiii", others, own_bits, num_warps, dtype)
+    kernel, fields = _prepare(device_id, *key)
+    return kernel, ((size, -(-rank // 32)), 32 * num_warps), fields, num_terms, (below, width, rank)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -143,8 +143,9 @@ class DirectKernel:
             arguments = self._of_thread.arguments = _Arguments(self._format.size)
         self._format.pack_into(arguments.buffer, 0, *values)
         stream = cupy.cuda.get_current_stream().ptr
-        sizes = (*grid, 1, block_size, 1, 1, self._shared_nbytes)
-        driver.launchKernel(self._function.ptr, *sizes, stream, 0, arguments.extra)
+        (x, y), shared_nbytes, extra = grid, self._shared_nbytes, arguments.extra
+        function = self._function.ptr
+        driver.launchKernel(function, x, y, 1, block_size, 1, 1, shared_nbytes, stream, 0, extra)
 
 
 class _Arguments:

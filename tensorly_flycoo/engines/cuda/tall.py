@@ -4,7 +4,8 @@ import functools
 import math
 import threading
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import cupy
 import numpy as np
@@ -69,7 +70,8 @@ def _has_fast_doubles(device_id: int) -> bool:
     return int(device.compute_capability) >= 80 and ratio <= 2
 
 
-class Blocks(NamedTuple):
+@dataclass(slots=True)
+class Blocks:
     """Sums over blocks of rows, in double precision."""
 
     memory: Any  # a MemoryPointer
@@ -93,8 +95,7 @@ def gram_blocks(x: Array) -> Blocks:
     rows_per_block = tuning.choose_rows_per_block(num_rows)
     num_blocks = -(-num_rows // rows_per_block)
     memory = cupy.cuda.alloc(8 * num_blocks * rank * rank)
-    macros = {"RANK": rank, "BLOCK_SIZE": tuning.BLOCK_SIZE}
-    kernel = get_direct_kernel("gram.cu", "gram", "qiQqQ", x.data.device_id, **macros)
+    kernel = _get_gram_kernel(rank, x.data.device_id)
     arguments = (num_rows, rows_per_block, x.data.ptr, _row_stride(x), memory.ptr)
     kernel((num_blocks, 1), tuning.BLOCK_SIZE, *arguments)
     return _add_grams(Blocks(memory, memory.ptr, (num_blocks, rank, rank)))
@@ -127,16 +128,13 @@ def solve_rows(x: Array, inverse: Blocks) -> tuple[Array, Blocks, Blocks]:
     y = cupy.empty((num_rows, row_numbers), np.float32)
     memory = cupy.cuda.alloc(8 * num_blocks * (size + 1))
     inner = Blocks(memory, memory.ptr + 8 * num_blocks * size, (num_blocks,))
-    macros = {"RANK": rank, "BLOCK_SIZE": tuning.BLOCK_SIZE, "ROW_NUMBERS": row_numbers}
-    kernel = get_direct_kernel(
-        "solve_rows.cu", "solve_rows", "qiQqQQQQ", memory.device_id,
-        LOAD=math.gcd(rank, alignment), **macros,
-    )  # fmt: skip
+    load = math.gcd(rank, alignment)
+    kernel = _get_solving_kernel(rank, row_numbers, load, memory.device_id)
     addresses = (inverse.address, y.data.ptr, memory.ptr, inner.address)
     arguments = (num_rows, rows_per_block, x.data.ptr, _row_stride(x), *addresses)
     kernel((num_blocks, 1), tuning.BLOCK_SIZE, *arguments)
     grams = _add_grams(Blocks(memory, memory.ptr, (num_blocks, rank, rank)))
-    return y[:, :rank], grams, inner
+    return y if rank == row_numbers else y[:, :rank], grams, inner
 
 
 def invert(matrix: Array) -> Blocks:
@@ -178,22 +176,19 @@ def compute_fit(
 
 def _list_members(grams: Sequence[Blocks], scales: Sequence[Scale]) -> list[int]:
     """List the members of `structs.PRODUCT`."""
-    no_grams, no_scales = [0] * (MAX_GRAMS - len(grams)), [0] * (MAX_SCALES - len(scales))
-    return [
-        *[gram.address for gram in grams], *no_grams,
-        *[gram.shape[0] for gram in grams], *no_grams,
-        *[array.data.ptr for array, _, _ in scales], *no_scales,
-        *[row_stride for _, row_stride, _ in scales], *no_scales,
-        *[column_stride for _, _, column_stride in scales], *no_scales,
-        len(grams), len(scales),
-    ]  # fmt: skip
+    of_grams, of_scales = [0] * (2 * MAX_GRAMS), [0] * (3 * MAX_SCALES)
+    for n, gram in enumerate(grams):
+        of_grams[n::MAX_GRAMS] = gram.address, gram.shape[0]
+    for n, (array, row_stride, column_stride) in enumerate(scales):
+        of_scales[n::MAX_SCALES] = array.data.ptr, row_stride, column_stride
+    return [*of_grams, *of_scales, len(grams), len(scales)]
 
 
 def invert_products(grams: Sequence[Array]) -> Array:
     """Invert, like `invert`, the elementwise products of float64 stacks (n, R, R): (n, R, R)."""
     inverses = cupy.empty(grams[0].shape)
     num_products, rank, _ = inverses.shape
-    blocks = [as_blocks(gram)._replace(shape=(1, rank, rank)) for gram in grams]
+    blocks = [Blocks(gram.data.mem, gram.data.ptr, (1, rank, rank)) for gram in grams]
     kernel = _get_product_kernel("invert", f"{_PRODUCT}Q", rank, inverses.data.device_id)
     kernel((num_products, 1), _SMALL_BLOCK_SIZE, *_list_members(blocks, []), inverses.data.ptr)
     return inverses
@@ -280,6 +275,20 @@ def _common_power(address: int) -> int:
     return min(4, (address & -address) // 4)
 
 
+@functools.cache
+def _get_gram_kernel(rank: int, device_id: int) -> DirectKernel:
+    macros = {"RANK": rank, "BLOCK_SIZE": tuning.BLOCK_SIZE}
+    return get_direct_kernel("gram.cu", "gram", "qiQqQ", device_id, **macros)
+
+
+@functools.cache
+def _get_solving_kernel(rank: int, row_numbers: int, load: int, device_id: int) -> DirectKernel:
+    macros = {"RANK": rank, "BLOCK_SIZE": tuning.BLOCK_SIZE, "ROW_NUMBERS": row_numbers}
+    formats = "qiQqQQQQ"
+    return get_direct_kernel("solve_rows.cu", "solve_rows", formats, device_id, LOAD=load, **macros)
+
+
+@functools.cache
 def _get_product_kernel(name: str, formats: str, rank: int, device_id: int) -> DirectKernel:
     macros = {"RANK": rank, "SEGMENT": tuning.GRAM_SEGMENT, "PRODUCT_LAYOUT": structs.PRODUCT}
     return get_direct_kernel("products.cu", name, formats, device_id, **macros)

@@ -243,6 +243,7 @@ def choose_ratio_occupancy(
     return batch, num_threads
 
 
+@functools.cache
 def choose_row_nbytes(row_nbytes: int) -> int:
     """Choose the row pitch, so that rows touch as few memory lines as possible.
 
@@ -271,6 +272,7 @@ def pays_to_align(num_rows: int, alignment: int, nnz: int, num_inputs: int) -> b
     return _READS_TO_ALIGN[alignment] * num_rows <= nnz * num_inputs
 
 
+@functools.lru_cache(maxsize=1024)
 def choose_rows_per_block(num_rows: int) -> int:
     """Choose the rows of a tall matrix for each block of kernels that add up blocks.
 

@@ -2,6 +2,7 @@
 
 import inspect
 import sys
+import threading
 import types
 
 import numpy as np
@@ -189,6 +190,55 @@ def test_a_gram_matrix_is_remembered_while_its_factor_lives(kernels):
     np.testing.assert_allclose(found, factor.T @ factor, rtol=1e-6)
 
 
+def test_memory_that_another_factor_got_is_not_taken_for_the_first(kernels, monkeypatch):
+    """Nor is the same memory in another shape; what is known of a factor goes with it."""
+    memory, first = GramMemory(), draw((9, 4))
+    monkeypatch.setattr(gram_products, "_address", lambda array: 0)  # all get the same memory
+    GramProduct.of(first, memory)
+    second = draw((9, 4), seed=1)
+    for factor in (second, second.reshape(4, 9).T, second[:, :3]):
+        found = GramProduct.of(factor, memory).to_array()
+        np.testing.assert_allclose(found, factor.T @ factor, rtol=1e-6)
+    assert kernels.num_grams == 4
+    del first, second, factor, found
+    third = draw((8, 4), seed=2)
+    monkeypatch.setattr(gram_products, "_address", lambda array: 1)
+    GramProduct.of(third, memory)
+    assert list(memory.known) == [1]
+
+
+def test_parts_of_one_array_are_different_factors(kernels):
+    both, memory = draw((18, 4)), GramMemory()
+    for half in (both[:9], both[9:], both[:9]):
+        found = GramProduct.of(half, memory).to_array()
+        np.testing.assert_allclose(found, half.T @ half, rtol=1e-6)
+    assert kernels.num_grams == 2
+
+
+def test_other_products_are_no_gram_matrices(kernels):
+    both, memory = draw((18, 4)), GramMemory()
+    a, b, square = both[:9], both[9:], draw((4, 4))
+    assert gram_products.find_gram(a.T, a) is None  # before parafac multiplies them
+    gram_products.start_product(memory, 4, np.float32, True)
+    known = gram_products.find_gram(a.T, a)
+    assert known is gram_products.find_gram(a.T.T.T, a.T.T) is GramProduct.of(a, memory)
+    pairs = [(b.T, a), (a, a), (a[:, :3].T, a), (square, square), (a[0], a[0]), (list(a.T), a)]
+    for left, right in pairs:
+        assert gram_products.find_gram(left, right) is None
+    elsewhere = []
+    thread = threading.Thread(target=lambda: elsewhere.append(gram_products.find_gram(a.T, a)))
+    thread.start()
+    thread.join()
+    assert elsewhere == [None]
+    gram_products.stop()
+    assert gram_products.find_gram(a.T, a) is None
+
+
+def test_a_transpose_of_a_transpose_is_the_product(kernels):
+    product = GramProduct.of(draw((9, 4))) * draw((4, 1))
+    assert product.T.T is product
+
+
 def decompose(coo, **options):
     options = {"n_iter_max": 4, "tol": 0, "init": "random", "random_state": 0} | options
     x = FlycooTensor.from_coo(coo, device="cpu")
@@ -202,7 +252,7 @@ def decompose(coo, **options):
 def test_parafac_has_the_same_errors(request, options):
     coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
     expected = decompose(coo, **options)
-    kernels = request.getfixturevalue("kernels")
+    kernels, _ = request.getfixturevalue("kernels"), request.getfixturevalue("memories")
     np.testing.assert_allclose(decompose(coo, **options), expected, rtol=1e-4)
     assert kernels.num_solves == 4 * (2 if options.get("fixed_modes") else 3)
     assert kernels.num_fits == 4
@@ -226,7 +276,7 @@ def test_a_call_on_a_gpu_solves_with_products_only(kernels, memories, monkeypatc
     assert kernels.num_solves == 3 * (4 if is_early else 5)
     assert [memory.num_solves for memory in memories if memory.num_solves] == [kernels.num_solves]
     assert not any(memory.known for memory in memories)
-    assert gram_products.find_open() is None
+    assert gram_products._of_thread.memory is None
 
 
 @pytest.mark.parametrize("where", ["dot", "solve"])
@@ -237,7 +287,7 @@ def test_after_a_call_that_failed_products_are_plain(memories, monkeypatch, wher
     monkeypatch.setattr(GramProduct, name, lambda *arguments: 1 / 0)
     with tl.backend_context("flycoo"), pytest.raises(ZeroDivisionError):
         tl.decomposition.parafac(x, 3, n_iter_max=5, init="random", random_state=0)
-    assert gram_products.find_open() is None
+    assert gram_products._of_thread.memory is None
     factor = draw((9, 4))
     with tl.backend_context("flycoo"):
         assert isinstance(tl.dot(tl.transpose(factor), factor), np.ndarray)
@@ -249,7 +299,7 @@ def test_a_callback_may_change_factors_in_place(request):
 
     coo = sparse.random((9, 8, 10), nnz=200, random_state=0).astype(np.float32)
     expected = decompose(coo, callback=double)
-    request.getfixturevalue("kernels")
+    request.getfixturevalue("memories")
     np.testing.assert_allclose(decompose(coo, callback=double), expected, rtol=1e-4)
 
 
