@@ -140,12 +140,12 @@ class Momentum:
         if further is not None:
             values = self._data.values
             self._data.impute(weights, further)
-            *model, result = self._update(iteration, weights, further, errors)
-            error = self._measure(*model, result)
+            new_weights, further, result = self._update(iteration, weights, further, errors)
+            error = self._measure(new_weights, further, result)
             if error <= errors[-1]:
                 self._pace.advance()
-                return *model, error
-            del further, model, result
+                return new_weights, further, error
+            del further, result  # to be freed before the other update
             self._pace.take_back()
             self._data.values = values
         if not is_first:

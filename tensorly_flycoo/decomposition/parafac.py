@@ -11,7 +11,7 @@ from ..engines.tall_skinny import qr, solve
 from ..io.checkpoint import Resumed
 from ..ops import gram_products
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import Update, iterate, list_free_modes, measure_by, start
+from .cp_loop import Measure, Update, iterate, list_free_modes, measure_by, start
 from .cp_model import make_cp_tensor, multiply_grams
 from .masks import ImputedTensor, find_missing
 from .momentum import NESTEROV, add_momentum, check_linesearch, take_error
@@ -179,6 +179,7 @@ def parafac(
     modes = list_free_modes(x.ndim, fixed_modes)
     data: WholeTensor | ImputedTensor
     update: Update
+    measure: Measure
     if missing is None:
         data = WholeTensor(x)
         update, measure = _TensorlyIteration(data, modes, l2_reg, orthogonalise), take_error
