@@ -89,6 +89,8 @@ class Momentum:
         What `update` reads; its missing entries are imputed from the extrapolated factors.
     modes : sequence of int
         Those whose factors are extrapolated.
+    find_loss : callable, optional
+        Takes the error of the model that was measured last, and returns what must not rise.
     project : callable, optional
         Takes a mode and an extrapolated factor, and makes it one that is allowed.
 
@@ -110,19 +112,22 @@ class Momentum:
         measure: Measure,
         data: WholeTensor | ImputedTensor,
         modes: Sequence[int],
+        find_loss: Callable[[Any], Any] = lambda error: error,
         project: Callable[[int, Array], Array] = lambda mode, factor: factor,
     ) -> None:
         self._update, self._measure, self._data = update, measure, data
-        self._modes, self._project = list(modes), project
+        self._modes, self._find_loss, self._project = list(modes), find_loss, project
         self._pace, self._before = Pace(), dict[int, Array]()
+        self._loss: Any = None  # of the last model
 
     def save_state(self) -> dict[str, Array]:
         """Return what a resumed run needs besides the factors."""
         before = {f"before_{n}": factor for n, factor in self._before.items()}
         return {"pace": np.asarray(self._pace.t), **before}
 
-    def restore(self, state: Mapping[str, Array], x: FlycooTensor, factors: list[Array]) -> None:
-        """Restore what `save_state` returned beside `factors`, if it did."""
+    def restore(self, init: Resumed, x: FlycooTensor, factors: list[Array]) -> None:
+        """Restore what `save_state` returned, if it is in a checkpoint; `factors` are its own."""
+        state, self._loss = init.saved.state, init.errors[-1]
         if "pace" not in state or any(f"before_{n}" not in state for n in self._modes):
             return
         before = factors.copy()
@@ -135,15 +140,17 @@ class Momentum:
         self, iteration: int, weights: Any, factors: list[Array], errors: list[Any]
     ) -> tuple[Any, list[Array], Any]:
         start, is_first = list(factors), not self._before
-        further = self._extrapolate(start) if errors else None
+        further = self._extrapolate(start)
         self._before = {n: start[n] for n in self._modes}
         if further is not None:
             values = self._data.values
             self._data.impute(weights, further)
             new_weights, further, result = self._update(iteration, weights, further, errors)
             error = self._measure(new_weights, further, result)
-            if error <= errors[-1]:
+            loss = self._find_loss(error)
+            if loss <= self._loss:
                 self._pace.advance()
+                self._loss = loss
                 return new_weights, further, error
             del further, result  # to be freed before the other update
             self._pace.take_back()
@@ -151,7 +158,9 @@ class Momentum:
         if not is_first:
             self._pace.advance()
         weights, factors, result = self._update(iteration, weights, start.copy(), errors)
-        return weights, factors, self._measure(weights, factors, result)
+        error = self._measure(weights, factors, result)
+        self._loss = self._find_loss(error)
+        return weights, factors, error
 
     def _extrapolate(self, factors: list[Array]) -> list[Array] | None:
         """Return extrapolated factors, and drop the model before; None where the step is 0."""
@@ -175,7 +184,7 @@ def add_momentum(
     """Return what `iterate` takes for an update with momentum, from a start or a checkpoint."""
     momentum = Momentum(update, measure, data, modes, **options)
     if isinstance(init, Resumed) and isinstance(data, WholeTensor):
-        momentum.restore(init.saved.state, data.tensor, factors)
+        momentum.restore(init, data.tensor, factors)
     return momentum, take_error, momentum.save_state
 
 

@@ -193,7 +193,11 @@ def parafac(
     if has_momentum:
         # Without a mask nothing depends on the factor that is updated first.
         moved = modes[1:] if missing is None else modes
-        update, measure, save_state = add_momentum(update, measure, data, moved, init, model[1])
+        update, measure, save_state = add_momentum(
+            update, measure, data, moved, init, model[1],
+            # Errors are relative to a norm that changes with the imputed entries, and may rise.
+            find_loss=lambda error: error if missing is None else data.residual,
+        )  # fmt: skip
     cp_tensor, errors = iterate(
         model, update, measure, solver="parafac", tensor=x, n_iter_max=n_iter_max,
         is_over=lambda errors: has_converged(errors, tol, cvg_criterion), init=init,

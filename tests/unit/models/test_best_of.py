@@ -60,7 +60,7 @@ def test_each_run_equals_the_lone_run(x, function, monkeypatch):
     assert len(set(starts.seeds)) == 5
     for seed, run, errors in zip(starts.seeds, starts.runs, starts.errors, strict=True):
         alone = {"init": "random", "random_state": seed, "return_errors": True, **options}
-        (_, factors), expected = parafac(x, 3, **alone)
+        (_, factors), expected = parafac(x, 3, linesearch="nesterov", **alone)
         assert [float(e) for e in errors] == [float(e) for e in expected]
         for found, factor in zip(run.factors, factors, strict=True):
             np.testing.assert_array_equal(found, factor)
@@ -97,14 +97,16 @@ def test_a_run_with_a_singular_system_equals_the_lone_run(monkeypatch):
     starts = best_of(parafac, x, 2, 3, random_state=0, n_iter_max=5)
     assert batches == [3]
     for seed, run in zip(starts.seeds, starts.runs, strict=True):
-        expected = parafac(x, 2, 5, init="random", random_state=seed)
+        options = {"init": "random", "random_state": seed, "linesearch": "nesterov"}
+        expected = parafac(x, 2, 5, **options)
         np.testing.assert_array_equal(run.factors[0], expected.factors[0])
 
 
 @pytest.mark.parametrize(
     ("function", "options"),
     [
-        (parafac, {"normalize_factors": True}),
+        (parafac, {"normalize_factors": True, "linesearch": "nesterov"}),
+        (parafac, {"linesearch": True}),
         (non_negative_parafac_hals, {}),
         (constrained_parafac, {"non_negative": True}),
         (decomposition.observed_parafac, {"l2_reg": 0.1}),
