@@ -151,6 +151,8 @@ def best_of(
     """
     names = _check(decomposition, n_starts, options)
     options = prefer_momentum(decomposition, x, options)
+    if is_parafac(decomposition) and is_sparse(x):
+        decomposition = parafac  # one imported from TensorLy before this package has no momentum
     labels = x.labels if isinstance(x, LabelledTensor) else None
     x = as_flycoo(x, check_coords=True) if is_sparse(x) else x
     seeds = as_random_state(random_state).randint(2**31 - 1, size=n_starts).tolist()

@@ -305,6 +305,7 @@ def select_rank(
     check_count(n_runs, "n_runs")
     if is_parafac(function):
         require_flycoo_backend()
+        function = decomposition.parafac
     options.pop("return_errors", None)  # best_of takes them in any case
     options = prefer_momentum(function, x, options)
     random = as_random_state(random_state)
