@@ -39,10 +39,10 @@ class Pace:
     Examples
     --------
     >>> pace = Pace()
-    >>> for _ in range(4):
-    ...     print(round(pace.step, 2), end=" ")
+    >>> for _ in range(3):
     ...     pace.advance()
-    0.0 0.28 0.43 0.53
+    >>> round(pace.step, 2)
+    0.53
     >>> pace.take_back()
     >>> pace.step
     0.0
