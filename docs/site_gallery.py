@@ -26,6 +26,7 @@ EXAMPLES = {
     "benchmark_sparse": None,
     "counts": None,
     "benchmark_counts": None,
+    "seconds_to_fit": None,
 }
 RUN = "|".join(rf"/{name}\.py$" for name, arguments in EXAMPLES.items() if arguments is not None)
 LEFT_OUT = rf"(^|/)(?!({'|'.join(EXAMPLES)})\.py$)[^/]*\.py$"

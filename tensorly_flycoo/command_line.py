@@ -23,7 +23,7 @@ from .engines import set_device
 from .io.dataframe import from_dataframe
 from .io.files import replace_text, try_writing
 from .io.tns import read_tns
-from .models.best_of import Starts
+from .models.best_of import Starts, prefer_momentum
 from .models.match import factor_match_score
 from .tensor.labelled import LabelledTensor, Labels
 
@@ -397,6 +397,7 @@ def _decompose(x: LabelledTensor, arguments: argparse.Namespace) -> Starts:
                     tol=0 if is_gaussian else arguments.tol,
                     random_state=seed,
                     callback=progress,
+                    **prefer_momentum(solver, x, {}),
                 )
             )
         errors.append(progress.errors)

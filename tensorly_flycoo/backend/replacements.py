@@ -29,7 +29,7 @@ from ..decomposition.initial_guess import (
     spread_factors,
 )
 from ..decomposition.ranks import find_tucker_rank
-from ..decomposition.resuming import State, take_up
+from ..decomposition.resuming import Continued, State, take_up
 from ..decomposition.whole_tensor import WholeTensor, check_start
 from ..engines.tall_skinny import inner_product
 from ..ops import gram_products
@@ -135,6 +135,8 @@ def _initialize_cp(original: Callable, *args: Any, **kwargs: Any) -> Any:
     bound.apply_defaults()
     given = bound.arguments
     tensor, init = given["tensor"], given["init"]
+    if isinstance(init, Continued):
+        return init
     if isinstance(tensor, LabelledTensor):
         warnings.warn(_LOST_LABELS, stacklevel=3)
     if isinstance(tensor, WholeTensor):

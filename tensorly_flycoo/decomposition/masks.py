@@ -153,7 +153,10 @@ class ImputedTensor:
     """A sparse tensor whose missing entries are imputed from a model.
 
     `values` (count,) are those at the missing entries; initially those of the tensor itself.
+    `residual` is the squared norm of the residual at the observed ones that was measured last.
     """
+
+    residual: Array
 
     def __init__(self, missing: MissingEntries) -> None:
         self.missing, self.values = missing, missing.start
@@ -186,8 +189,8 @@ class ImputedTensor:
         # last_mttkrp was computed with the previous values.
         change = ((exact - self.values) * exact).sum()
         inner = inner_product(last_mttkrp, factors[-1]) + change
-        residual = residual_square(square, weights, factors, inner)
-        return float(np.sqrt(residual / square)), values
+        self.residual = residual_square(square, weights, factors, inner)
+        return float(np.sqrt(self.residual / square)), values
 
 
 class ImputedUnfolding(Unfolding):

@@ -1,7 +1,7 @@
 """Non-negative CP decomposition by hierarchical alternating least squares (HALS)."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,10 @@ from ..ops.hals import solve_nonnegative
 from ..spread.row_shards import RowShards
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import iterate, measure_by, start
+from .cp_loop import Update, iterate, measure_by, start
 from .cp_model import multiply_grams, normalize_updated
 from .describing import describe_as
+from .momentum import NESTEROV, add_momentum, check_linesearch
 from .non_negative_parafac import non_negative_parafac
 from .ranks import find_cp_rank
 from .resuming import Callback
@@ -50,6 +51,7 @@ def non_negative_parafac_hals(
     return_errors: bool = False,
     cvg_criterion: str = "abs_rec_error",
     callback: Callback | None = None,
+    linesearch: bool | str = False,
 ) -> Any:
     """Decompose a sparse tensor into non-negative CP factors by HALS.
 
@@ -70,6 +72,9 @@ def non_negative_parafac_hals(
         The modes whose factors are non-negative; the others are solved by least squares.
     exact : bool
         Whether to sweep over a factor until it stops changing, instead of at most five times.
+    linesearch : False or "nesterov"
+        "nesterov": Nesterov's momentum as in `parafac`, where non-negative factors that would be
+        negative become zero. Only for sparse tensors.
 
     Returns
     -------
@@ -87,8 +92,8 @@ def non_negative_parafac_hals(
         If `rank` is no integer, `init` has the wrong device or dtype, or `cvg_criterion` is
         unknown.
     ValueError
-        If `rank` is below 1, `init` or `nn_modes` is unknown, the shapes of `init` do not match, or
-        a checkpoint is of another tensor or decomposition.
+        If `rank` is below 1, `init`, `nn_modes` or `linesearch` is unknown, the shapes of `init` do
+        not match, or a checkpoint is of another tensor or decomposition.
 
     Notes
     -----
@@ -98,7 +103,9 @@ def non_negative_parafac_hals(
     References
     ----------
     Gillis and Glineur, "Accelerated Multiplicative Updates and Hierarchical ALS Algorithms for
-    Nonnegative Matrix Factorization", Neural Computation 24, 2012.
+    Nonnegative Matrix Factorization", Neural Computation 24, 2012. Ang, Cohen, Gillis and Hien,
+    "Accelerating block coordinate descent for nonnegative tensor factorization", Numerical Linear
+    Algebra with Applications 28, 2021, doi 10.1002/nla.2373 (other extrapolations of HALS).
 
     Examples
     --------
@@ -112,6 +119,7 @@ def non_negative_parafac_hals(
     num_components = find_cp_rank(x, rank)
     if isinstance(nn_modes, str) and nn_modes != "all":
         raise ValueError(f"nn_modes is {nn_modes!r}, expected 'all', modes or None")
+    check_linesearch(linesearch, (False, NESTEROV))
     constrained = set(range(x.ndim) if isinstance(nn_modes, str) else nn_modes or ())
     penalties = _spread_penalties(sparsity_coefficients, x.ndim, constrained)
     model = start(
@@ -120,13 +128,19 @@ def non_negative_parafac_hals(
     )  # fmt: skip
     modes = [n for n in range(x.ndim) if n not in (fixed_modes or [])]
     data = WholeTensor(x)
+    update: Update = _Hals(data, modes, constrained, penalties, exact, normalize_factors)
+    measure = measure_by(data, bool(tol or linesearch) or callback is not None)
+    save_state: Callable[[], Mapping[str, Array]] = dict
+    if linesearch:
+        update, measure, save_state = add_momentum(
+            update, measure, data, modes, init, model[1],
+            project=lambda n, factor: np.maximum(factor, 0) if n in constrained else factor,
+        )  # fmt: skip
     cp_tensor, errors = iterate(
-        model, _Hals(data, modes, constrained, penalties, exact, normalize_factors),
-        measure_by(data, wants_errors=bool(tol) or callback is not None),
-        solver="non_negative_parafac_hals", tensor=x, n_iter_max=n_iter_max, init=init,
-        is_over=lambda errors: has_converged(errors, tol, cvg_criterion), callback=callback,
-        start_error=lambda: data.measure(*model)[0], normalize_factors=normalize_factors,
-        verbose=verbose,
+        model, update, measure, solver="non_negative_parafac_hals", tensor=x, n_iter_max=n_iter_max,
+        init=init, is_over=lambda errors: has_converged(errors, tol, cvg_criterion),
+        callback=callback, start_error=lambda: data.measure(*model)[0], save_state=save_state,
+        normalize_factors=normalize_factors, verbose=verbose,
     )  # fmt: skip
     return (cp_tensor, errors) if return_errors else cp_tensor
 

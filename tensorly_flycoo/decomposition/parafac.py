@@ -1,20 +1,21 @@
 """CP decomposition by alternating least squares, with missing values or from a checkpoint too."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..base.array_modules import Array
+from ..base.array_modules import Array, array_module
 from ..base.checks import densify_error
 from ..engines.tall_skinny import qr, solve
 from ..io.checkpoint import Resumed
 from ..ops import gram_products
 from ..tensor.tensor import FlycooTensor
-from .cp_loop import iterate, list_free_modes, measure_by, start
+from .cp_loop import Measure, Update, iterate, list_free_modes, measure_by, start
 from .cp_model import make_cp_tensor, multiply_grams
 from .masks import ImputedTensor, find_missing
-from .resuming import Callback, prepare_options, resume_options
+from .momentum import NESTEROV, add_momentum, check_linesearch, take_error
+from .resuming import Callback, Continued, prepare_options, resume_options
 from .stopping import has_converged
 from .tensorly_loop import dense_to_tensorly, require_flycoo_backend, tensorly_loop
 from .whole_tensor import WholeTensor
@@ -44,13 +45,14 @@ def parafac(
     cvg_criterion: str = "abs_rec_error",
     fixed_modes: Sequence[int] | None = None,
     svd_mask_repeats: int = 5,
-    linesearch: bool = False,
+    linesearch: bool | str = False,
     callback: Callback | None = None,
 ) -> Any:
     """Decompose a sparse tensor by alternating least squares (CP, CANDECOMP/PARAFAC).
 
     Without a mask this runs TensorLy's own loop and needs its backend "flycoo". With a mask it runs
     a loop of its own, which gives the same errors and factors and works under any backend.
+    ``linesearch="nesterov"`` runs the iterations of either.
 
     Parameters
     ----------
@@ -89,8 +91,10 @@ def parafac(
         all others.
     svd_mask_repeats : int
         How often ``init="svd"`` imputes the missing entries.
-    linesearch : bool
-        Whether to use Bro's line search, which extrapolates every other iteration.
+    linesearch : bool or "nesterov"
+        True: Bro's line search, which extrapolates every other iteration. "nesterov" (not for a
+        dense tensor): Nesterov's momentum, which extrapolates before each iteration and takes back
+        what raises the error; usually the faster one, see `Notes`.
     callback : callable, optional
         Called with the CPTensor and its error before the first and after each iteration; returns
         True to stop.
@@ -114,20 +118,23 @@ def parafac(
         If `rank` is no integer, `mask` or `init` has the wrong type, device or dtype, or
         `cvg_criterion` is unknown.
     ValueError
-        If `rank` is below 1, shapes do not match, the mask holds numbers other than 0 and 1, or a
-        checkpoint is of another tensor or decomposition, or given together with a mask,
-        `linesearch` or `orthogonalise`.
+        If `rank` is below 1, shapes do not match, the mask holds numbers other than 0 and 1,
+        `linesearch` is unknown, or a checkpoint is of another tensor or decomposition, or given
+        together with a mask, ``linesearch=True`` or `orthogonalise`.
 
     Notes
     -----
     One MTTKRP per mode and iteration. A missing entry costs as much as a nonzero; memory: see
-    `MissingEntries`.
+    `MissingEntries`. With momentum the factors are kept twice, errors never rise by a step, the
+    fixed points are those of plain iterations, and an iteration whose step is taken back costs two.
 
     References
     ----------
     Kolda and Bader, "Tensor Decompositions and Applications", SIAM Review 51, 2009. Tomasi and Bro,
     "PARAFAC and missing values", Chemometrics and Intelligent Laboratory Systems 75, 2005. Bro,
-    "Multi-way Analysis in the Food Industry", University of Amsterdam, 1998.
+    "Multi-way Analysis in the Food Industry", University of Amsterdam, 1998. Mitchell, Ye and De
+    Sterck, "Nesterov acceleration of alternating least squares for canonical tensor decomposition",
+    Numerical Linear Algebra with Applications 27, 2020, doi 10.1002/nla.2297.
 
     Examples
     --------
@@ -147,29 +154,54 @@ def parafac(
     5
     """
     options = prepare_options(locals())
-    if isinstance(init, Resumed):
-        options = resume_options(options)
-    missing = None if mask is None else find_missing(options["tensor"], mask)
+    check_linesearch(linesearch, (False, True, NESTEROV))
+    has_momentum = linesearch == NESTEROV
+    if isinstance(init, Resumed):  # momentum's state is in a checkpoint
+        options = resume_options(options | ({"linesearch": False} if has_momentum else {}))
+    x = options["tensor"]
+    missing = None if mask is None else find_missing(x, mask)
     if missing is None:
         require_flycoo_backend()
-        return _run_tensorly_loop(options | {"mask": None})
+        if x.nnz == 0:
+            raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
+        if not has_momentum:
+            return _run_tensorly_loop(options | {"mask": None})
     if sparsity:
-        raise densify_error("sparsity=", missing.shape, "leave it out")
+        raise densify_error("sparsity=", x.shape, "leave it out")
+    x = x if missing is None else missing.tensor
     model = start(
-        missing.tensor, missing, options["rank"], init, svd, random_state, solver="parafac",
+        x, missing, options["rank"], init, svd, random_state, solver="parafac",
         svd_mask_repeats=svd_mask_repeats, normalize_factors=normalize_factors,
+        by_blocks=missing is None,
     )  # fmt: skip
-    if list(fixed_modes or []) == list(range(missing.ndim)):
+    if list(fixed_modes or []) == list(range(x.ndim)):
         return make_cp_tensor(*model)
-    data = ImputedTensor(missing)
-    search = _LineSearch(data, verbose) if linesearch else None
-    modes = list_free_modes(missing.ndim, fixed_modes)
-    wants_errors = bool(tol or return_errors or linesearch or callback is not None)
+    modes = list_free_modes(x.ndim, fixed_modes)
+    data: WholeTensor | ImputedTensor
+    update: Update
+    measure: Measure
+    if missing is None:
+        data = WholeTensor(x)
+        update, measure = _TensorlyIteration(data, modes, l2_reg, orthogonalise), take_error
+    else:
+        data = ImputedTensor(missing)
+        search = _LineSearch(data, verbose) if linesearch and not has_momentum else None
+        update = LeastSquares(data, modes, l2_reg, orthogonalise, search)
+        wants_errors = bool(tol or return_errors or linesearch or callback is not None)
+        measure = measure_by(data, wants_errors)
+    save_state: Callable[[], Mapping[str, Array]] = dict
+    if has_momentum:
+        # Without a mask nothing depends on the factor that is updated first.
+        moved = modes[1:] if missing is None else modes
+        update, measure, save_state = add_momentum(
+            update, measure, data, moved, init, model[1],
+            # Errors are relative to a norm that changes with the imputed entries, and may rise.
+            find_loss=lambda error: error if missing is None else data.residual,
+        )  # fmt: skip
     cp_tensor, errors = iterate(
-        model, LeastSquares(data, modes, l2_reg, orthogonalise, search),
-        measure_by(data, wants_errors), solver="parafac", tensor=missing.tensor,
-        n_iter_max=n_iter_max, is_over=lambda errors: has_converged(errors, tol, cvg_criterion),
-        callback=callback, start_error=lambda: data.measure(*model)[0],
+        model, update, measure, solver="parafac", tensor=x, n_iter_max=n_iter_max,
+        is_over=lambda errors: has_converged(errors, tol, cvg_criterion), init=init,
+        callback=callback, start_error=lambda: data.measure(*model)[0], save_state=save_state,
         normalize_factors=normalize_factors, verbose=verbose,
     )  # fmt: skip
     return (cp_tensor, errors) if return_errors else cp_tensor
@@ -178,8 +210,6 @@ def parafac(
 def _run_tensorly_loop(options: dict[str, Any]) -> Any:
     """Decompose a tensor without missing entries, as calls by `backend.replacements` do."""
     x = options.pop("tensor")
-    if x.nnz == 0:
-        raise ValueError(f"tensor of shape {x.shape} has no nonzeros, expected at least one")
     whole = WholeTensor(x)
     try:
         return tensorly_loop("parafac")(whole, **options)
@@ -187,6 +217,33 @@ def _run_tensorly_loop(options: dict[str, Any]) -> Any:
         gram_products.stop()
         if x.device == "cuda" and not whole.device.memory.num_solves:
             _logger.debug("parafac ran without fast Gram products (float32, ranks up to 32)")
+
+
+@dataclass
+class _TensorlyIteration:
+    """One iteration of TensorLy's own loop."""
+
+    data: WholeTensor
+    modes: list[int]
+    l2_reg: float
+    orthogonalise: int
+
+    def __call__(
+        self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]
+    ) -> tuple[Array | None, list[Array], float]:
+        is_early = self.orthogonalise and iteration <= self.orthogonalise
+        first = factors[0]
+        if weights is None:
+            weights = array_module(first).ones(first.shape[1], first.dtype)
+        try:
+            (weights, factors), (error,) = tensorly_loop("parafac")(
+                self.data, first.shape[1], 1, Continued((weights, factors)), return_errors=True,
+                orthogonalise=bool(is_early), l2_reg=self.l2_reg,
+                fixed_modes=[n for n in range(self.data.ndim) if n not in self.modes],
+            )  # fmt: skip
+        finally:
+            gram_products.stop()
+        return weights, factors, error
 
 
 @dataclass

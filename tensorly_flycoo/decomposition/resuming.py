@@ -24,6 +24,10 @@ class State(ResumedCP):
     """A checkpoint that `initialize_cp` restores as it is, unlike an initial guess."""
 
 
+class Continued(CPTensor):
+    """The model after an iteration, which `initialize_cp` returns as it is."""
+
+
 def check_checkpoint(
     init: Any, x: FlycooTensor, rank: int | tuple[int, ...], solver: str, dtype: np.dtype | None
 ) -> None:
@@ -100,7 +104,7 @@ def prepare_options(options: dict[str, Any]) -> dict[str, Any]:
 def resume_options(options: dict[str, Any]) -> dict[str, Any]:
     """Return parafac's options, changed to resume the checkpoint in `init` and stop as it would.
 
-    A mask, linesearch and orthogonalise are refused: their state is not in a checkpoint.
+    A mask, ``linesearch=True`` and orthogonalise are refused: their state is not in a checkpoint.
     """
     init: Any = options["init"]
     x = options["tensor"]

@@ -46,7 +46,7 @@ class WholeTensor(LazyArray):
     """
 
     _instead = "it belongs to one call of parafac"
-    values = None
+    values = residual = None
 
     def __init__(self, x: FlycooTensor) -> None:
         self.tensor = x

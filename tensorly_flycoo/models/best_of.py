@@ -1,7 +1,7 @@
 """The best run of a decomposition from several starts."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +11,10 @@ from tensorly.cp_tensor import CPTensor
 
 from ..base.checks import check_count
 from ..base.reporting import report
-from ..decomposition import parafac
+from ..decomposition import non_negative_parafac_hals, parafac
 from ..decomposition.cp_fit import cp_fit
 from ..decomposition.labelled_cp import label_result
+from ..decomposition.momentum import NESTEROV
 from ..decomposition.tensorly_loop import require_flycoo_backend, tensorly_loop
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import LabelledTensor
@@ -108,7 +109,9 @@ def best_of(
         Draws the seeds of the runs.
     **options
         For each run. `init` may only be "random", since with ``init="svd"`` every start would be
-        the same. `parafac` runs together only with `n_iter_max`, `tol` and `cvg_criterion`.
+        the same. `parafac`, and `non_negative_parafac_hals` of this package, of a sparse tensor get
+        ``linesearch="nesterov"`` if you do not pass another one. `parafac` runs together only with
+        `n_iter_max`, `tol`, `cvg_criterion` and ``linesearch=False`` or "nesterov".
 
     Returns
     -------
@@ -147,6 +150,9 @@ def best_of(
     (5, 3, True)
     """
     names = _check(decomposition, n_starts, options)
+    options = prefer_momentum(decomposition, x, options)
+    if is_parafac(decomposition) and is_sparse(x):
+        decomposition = parafac  # one imported from TensorLy before this package has no momentum
     labels = x.labels if isinstance(x, LabelledTensor) else None
     x = as_flycoo(x, check_coords=True) if is_sparse(x) else x
     seeds = as_random_state(random_state).randint(2**31 - 1, size=n_starts).tolist()
@@ -154,7 +160,8 @@ def best_of(
     if _suits_batch(decomposition, x, rank, n_starts, options):
         require_flycoo_backend()
         stopping = {name: options[name] for name in Stopping._fields if name in options}
-        runs = list(run_together(x, rank, seeds, Stopping(**stopping)))
+        has_momentum = options["linesearch"] == NESTEROV
+        runs = list(run_together(x, rank, seeds, Stopping(**stopping), has_momentum))
     if "init" in names:
         options = options | {"init": "random"}
     for number, seed in enumerate(seeds):
@@ -215,11 +222,19 @@ def is_parafac(decomposition: Callable) -> bool:
     return own is tensorly_loop("parafac") or own is inspect.unwrap(parafac)
 
 
+def prefer_momentum(decomposition: Callable, x: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options that choose momentum, where the decomposition has it and they do not say."""
+    is_ours = inspect.unwrap(decomposition) is inspect.unwrap(non_negative_parafac_hals)
+    has_momentum = is_sparse(x) and (is_ours or is_parafac(decomposition))
+    return ({"linesearch": NESTEROV} if has_momentum else {}) | dict(options)
+
+
 def _suits_batch(
     decomposition: Callable, x: Any, rank: Any, n_starts: int, options: dict[str, Any]
 ) -> bool:
     """Return whether `run_together` gives the same results."""
-    is_plain = set(options) <= {"init", "return_errors", *Stopping._fields}
+    is_plain = set(options) <= {"init", "return_errors", "linesearch", *Stopping._fields}
+    is_plain = is_plain and options.get("linesearch") in (False, NESTEROV)
     is_countable = isinstance(rank, int | np.integer) and not isinstance(rank, bool) and rank >= 1
     is_iterated = n_starts > 1 and options.get("n_iter_max", 1) >= 1
     is_suitable = is_plain and is_countable and is_iterated

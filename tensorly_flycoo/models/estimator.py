@@ -14,7 +14,7 @@ from ..decomposition.losses import EXACT_LOSSES
 from ..decomposition.masks import drop_missing
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
-from .best_of import best_of
+from .best_of import best_of, prefer_momentum
 from .select_rank import CP_METHODS, loss_of
 
 if TYPE_CHECKING:
@@ -172,6 +172,7 @@ class FlycooCP(Parameters):
                 )
                 self.cp_tensor_, self.errors_ = starts.best, starts.errors[starts.best_number]
             else:
+                options = prefer_momentum(decompose, x, options)
                 options |= {"init": self.init, "random_state": self.random_state}
                 run = decompose(x, self.rank, **options, return_errors=True)
                 self.cp_tensor_, self.errors_ = run

@@ -17,6 +17,7 @@ from tensorly.cp_tensor import CPTensor
 from ..base.array_modules import Array, array_module, is_cupy, move
 from ..decomposition.cp_model import make_cp_tensor, multiply_all
 from ..decomposition.initial_guess import draw_factors
+from ..decomposition.momentum import Pace, extrapolate
 from ..decomposition.stopping import has_converged
 from ..engines.tall_skinny import MANY_RIGHT_HAND_SIDES, column_sum_norm, equilibrate
 from ..format.group_passes import LastPass
@@ -37,8 +38,8 @@ _CPU_CACHE_NBYTES = 2**22
 _CPU_ROW_NBYTES = 128
 
 #: How much larger the arrays of a run are here than in a run of its own: each factor lies in
-#: memory as a stack and as columns, and a mode's MTTKRP does too.
-_COPIES = 3
+#: memory as a stack and as columns, and a mode's MTTKRP does too; momentum keeps a stack more.
+_COPIES = 4
 
 #: The share of the free memory that all runs together may take.
 _SHARE = 0.5
@@ -64,9 +65,15 @@ class Stopping(NamedTuple):
 
 
 def run_together(
-    x: FlycooTensor, rank: int, seeds: Sequence[int], stopping: Stopping
+    x: FlycooTensor,
+    rank: int,
+    seeds: Sequence[int],
+    stopping: Stopping,
+    has_momentum: bool = False,
 ) -> list[Run | None]:
     """Run ``parafac(x, rank, init="random", random_state=seed)`` for each of the seeds.
+
+    With `has_momentum`, also with ``linesearch="nesterov"``.
 
     A run to repeat alone is None: it met a singular system of equations, which needs a
     pseudo-inverse, or two runs together would not be faster or not fit.
@@ -79,7 +86,7 @@ def run_together(
     if size == 1:
         return [None] * len(seeds)
     batches = [seeds[start : start + size] for start in range(0, len(seeds), size)]
-    return [run for batch in batches for run in _run_batch(x, rank, batch, stopping)]
+    return [run for batch in batches for run in _run_batch(x, rank, batch, stopping, has_momentum)]
 
 
 def _choose_batch_size(x: FlycooTensor, rank: int) -> int:
@@ -98,22 +105,36 @@ def _choose_batch_size(x: FlycooTensor, rank: int) -> int:
 
 
 def _run_batch(
-    x: FlycooTensor, rank: int, seeds: Sequence[int], stopping: Stopping
+    x: FlycooTensor, rank: int, seeds: Sequence[int], stopping: Stopping, has_momentum: bool
 ) -> Iterator[Run | None]:
     batch = _Batch.draw(x, rank, seeds)
     runs: list[Run | None] = [None] * len(seeds)
     errors: list[list[np.floating]] = [[] for _ in seeds]
     numbers, is_active = np.arange(len(seeds)), np.ones(len(seeds), bool)
+    paces = [Pace() for _ in seeds]
     while is_active.any():
+        steps = [paces[number].step if is_active[number] else 0.0 for number in numbers]
+        if has_momentum:
+            batch.extrapolate(steps)
+        is_back = np.zeros(numbers.size, bool)
         for place, error in enumerate(batch.iterate()):
             number = numbers[place]
             if not is_active[number]:
                 continue
+            past, pace = errors[number], paces[number]
+            if error is not None and steps[place] and not error <= past[-1]:
+                pace.take_back()
+                is_back[place] = True
+                continue
             if error is not None:
-                errors[number].append(error)
-            is_active[number] = error is not None and not stopping.ends(errors[number])
+                if has_momentum and past:
+                    pace.advance()
+                past.append(error)
+            is_active[number] = error is not None and not stopping.ends(past)
             if error is not None and not is_active[number]:
-                runs[number] = Run(batch.take(place), errors[number])
+                runs[number] = Run(batch.take(place), past)
+        if is_back.any():
+            batch.take_back(is_back)
         places = np.flatnonzero(is_active[numbers])
         if rank * places.size >= _LEAST_COLUMNS and places.size < numbers.size:
             numbers = numbers[places]
@@ -130,6 +151,7 @@ class _Batch:
     columns: list[Array] = field(init=False)  # as MTTKRP reads them, (I, n * R)
     grams: list[Array] = field(init=False)  # their Gram matrices (n, R, R)
     last_pass: LastPass = field(init=False, default_factory=LastPass)
+    before: list[Array] = field(init=False, default_factory=list)  # the stacks before the last step
     refines: bool = True  # whether a system of the last iteration was ill-conditioned
 
     def __post_init__(self) -> None:
@@ -146,12 +168,30 @@ class _Batch:
         """Drop all runs but those at `places`."""
         ids = array_module(self.stacks[0]).asarray(places)
         self.stacks = [stack[ids] for stack in self.stacks]
+        self.before = [stack[ids] for stack in self.before]
         self.columns = [_lay_out(stack) for stack in self.stacks]
         self.grams = [gram[ids] for gram in self.grams]
 
     def take(self, place: int) -> CPTensor:
         """Return a copy of one run's model."""
         return make_cp_tensor(None, [stack[place].copy() for stack in self.stacks])
+
+    def extrapolate(self, steps: Sequence[float]) -> None:
+        """Move all factors but the first, which is not read, by as many of their last changes."""
+        before, self.before = self.before, self.stacks.copy()
+        if not before:
+            return
+        each = array_module(before[0]).asarray(steps, before[0].dtype)[:, None, None]
+        for mode in range(1, self.x.ndim):
+            stack = extrapolate(self.stacks[mode], before[mode], each)
+            self.stacks[mode], self.columns[mode] = stack, _lay_out(stack)
+            self.grams[mode] = _multiply_grams(stack)
+
+    def take_back(self, is_back: np.ndarray) -> None:
+        """Give some runs the factors that they had before they were extrapolated."""
+        chosen = array_module(self.stacks[0]).asarray(is_back)[:, None, None]
+        pairs = zip(self.before, self.stacks, strict=True)
+        self.stacks = [np.where(chosen, *pair) for pair in pairs]
 
     def iterate(self) -> list[np.floating | None]:
         """Update all modes of all runs; return their errors, None where a system was singular."""

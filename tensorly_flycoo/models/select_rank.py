@@ -23,7 +23,15 @@ from ..spread.whole_factors import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import LabelledTensor
 from ..tensor.tensor import FlycooTensor
-from .best_of import LOW_MATCH, as_random_state, best_of, is_parafac, name_of, run_once
+from .best_of import (
+    LOW_MATCH,
+    as_random_state,
+    best_of,
+    is_parafac,
+    name_of,
+    prefer_momentum,
+    run_once,
+)
 from .core_consistency import core_consistency
 
 if TYPE_CHECKING:
@@ -297,7 +305,9 @@ def select_rank(
     check_count(n_runs, "n_runs")
     if is_parafac(function):
         require_flycoo_backend()
+        function = decomposition.parafac
     options.pop("return_errors", None)  # best_of takes them in any case
+    options = prefer_momentum(function, x, options)
     random = as_random_state(random_state)
     seed = random.randint(2**31 - 1)
     held_out = _HeldOut.draw(x, holdout, function, options, random) if holdout else None

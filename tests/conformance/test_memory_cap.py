@@ -19,6 +19,7 @@ _SHAPES = {"160 GB": (4000, 5000, 1000), "2.4e19 cells": (300_000, 400_000, 200_
 _OPTIONS = {
     "random": {"init": "random"},
     "linesearch": {"init": "random", "linesearch": True},
+    "momentum": {"init": "random", "linesearch": "nesterov"},
     "callback": {"init": "random", "callback": lambda cp_tensor, error: None},
     "normalize": {"init": "random", "normalize_factors": True},
     "svd": {},

@@ -16,6 +16,7 @@ OPTIONS = [
     {"normalize_factors": True, "init": "svd", "fixed_modes": [0]},
     {"fixed_modes": [1], "l2_reg": 0.1},
     {"cvg_criterion": "rec_error"},
+    {"linesearch": "nesterov"},
 ]
 
 

@@ -136,6 +136,7 @@ OPTIONS = [
     {"normalize_factors": True},
     {"l2_reg": 0.1},
     {"linesearch": True},
+    {"linesearch": "nesterov"},
     {"orthogonalise": True},
     {"fixed_modes": [0]},
 ]

@@ -39,9 +39,20 @@ def test_each_run_is_near_the_lone_run(rank, dtype):
 
 
 @DTYPES
-def test_runs_are_the_same_in_each_call(dtype):
+def test_momentum_is_near_that_of_the_lone_run(dtype):
+    x = random_tensor((30, 40, 50), 3000, random_state=0, dtype=dtype, device="cuda")
+    runs = run_together(x, 3, SEEDS, Stopping(6, 0), has_momentum=True)
+    for seed, run in zip(SEEDS, runs, strict=True):
+        options = {"init": "random", "random_state": seed, "tol": 0, "return_errors": True}
+        _, errors = parafac(x, 3, 6, linesearch="nesterov", **options)
+        np.testing.assert_allclose(run.errors, errors, rtol=bound_of(dtype))
+
+
+@DTYPES
+@pytest.mark.parametrize("has_momentum", [False, True])
+def test_runs_are_the_same_in_each_call(has_momentum, dtype):
     x = random_tensor((300, 400, 500), 30_000, random_state=0, dtype=dtype, device="cuda")
-    first, second = (run_together(x, 4, SEEDS, Stopping(6, 0)) for _ in range(2))
+    first, second = (run_together(x, 4, SEEDS, Stopping(12, 0), has_momentum) for _ in range(2))
     for run, other in zip(first, second, strict=True):
         assert run.errors == other.errors
         for factor, array in zip(run.cp_tensor.factors, other.cp_tensor.factors, strict=True):

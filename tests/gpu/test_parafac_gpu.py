@@ -79,6 +79,7 @@ OPTIONS = [
     {"l2_reg": 0.1},
     {"init": make_guess, "fixed_modes": [0]},
     {"linesearch": True, "n_iter_max": 12},
+    {"linesearch": "nesterov", "n_iter_max": 12},
     {"tol": 1e-3, "n_iter_max": 50},
     {"tol": 1e-3, "n_iter_max": 50, "cvg_criterion": "rec_error"},
 ]

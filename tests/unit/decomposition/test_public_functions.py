@@ -37,7 +37,7 @@ TENSORLY_LOOPS = {
 ADDED = {
     "constrained_parafac": ["callback"],
     "non_negative_parafac": ["callback"],
-    "non_negative_parafac_hals": ["callback"],
+    "non_negative_parafac_hals": ["callback", "linesearch"],
     "randomised_parafac": ["return_errors"],
     "tucker": ["callback"],
 }

@@ -43,9 +43,9 @@ def count_batches(monkeypatch):
     """Return a list that gets an item for each batch of runs."""
     batches, original = [], many_starts._run_batch
 
-    def run_batch(x, rank, seeds, stopping):
+    def run_batch(x, rank, seeds, *options):
         batches.append(len(seeds))
-        return original(x, rank, seeds, stopping)
+        return original(x, rank, seeds, *options)
 
     monkeypatch.setattr(many_starts, "_run_batch", run_batch)
     return batches
@@ -60,7 +60,7 @@ def test_each_run_equals_the_lone_run(x, function, monkeypatch):
     assert len(set(starts.seeds)) == 5
     for seed, run, errors in zip(starts.seeds, starts.runs, starts.errors, strict=True):
         alone = {"init": "random", "random_state": seed, "return_errors": True, **options}
-        (_, factors), expected = parafac(x, 3, **alone)
+        (_, factors), expected = decomposition.parafac(x, 3, linesearch="nesterov", **alone)
         assert [float(e) for e in errors] == [float(e) for e in expected]
         for found, factor in zip(run.factors, factors, strict=True):
             np.testing.assert_array_equal(found, factor)
@@ -97,14 +97,16 @@ def test_a_run_with_a_singular_system_equals_the_lone_run(monkeypatch):
     starts = best_of(parafac, x, 2, 3, random_state=0, n_iter_max=5)
     assert batches == [3]
     for seed, run in zip(starts.seeds, starts.runs, strict=True):
-        expected = parafac(x, 2, 5, init="random", random_state=seed)
+        options = {"init": "random", "random_state": seed, "linesearch": "nesterov"}
+        expected = decomposition.parafac(x, 2, 5, **options)
         np.testing.assert_array_equal(run.factors[0], expected.factors[0])
 
 
 @pytest.mark.parametrize(
     ("function", "options"),
     [
-        (parafac, {"normalize_factors": True}),
+        (decomposition.parafac, {"normalize_factors": True, "linesearch": "nesterov"}),
+        (parafac, {"linesearch": True}),
         (non_negative_parafac_hals, {}),
         (constrained_parafac, {"non_negative": True}),
         (decomposition.observed_parafac, {"l2_reg": 0.1}),

@@ -39,7 +39,8 @@ def test_it_is_the_decomposition(x, options):
     estimator = FlycooCP(2, random_state=0, n_iter_max=5, **options).fit(x)
     init = options.get("init", "random")
     with tl.backend_context("flycoo"):
-        cp, errors = parafac(x, 2, 5, init, random_state=0, return_errors=True)
+        options = {"random_state": 0, "return_errors": True, "linesearch": "nesterov"}
+        cp, errors = parafac(x, 2, 5, init, **options)
     assert all(map(np.array_equal, estimator.cp_tensor_.factors, cp.factors))
     assert estimator.errors_ == errors
 
@@ -82,7 +83,7 @@ def test_other_decompositions_and_options(x):
                          options=options)  # fmt: skip
     cp = estimator.set_params(n_starts=1).fit(labelled).cp_tensor_
     assert isinstance(cp, LabelledCP)
-    settings = {"tol": 1e-8, "random_state": 0, **options}
+    settings = {"tol": 1e-8, "random_state": 0, "linesearch": "nesterov", **options}
     with tl.backend_context("flycoo"):
         plain = non_negative_parafac_hals(labelled, 2, 3, "random", **settings)
     assert all(map(np.array_equal, cp.factors, plain.factors))

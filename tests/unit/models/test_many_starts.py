@@ -8,7 +8,7 @@ from tensorly.decomposition import parafac
 from tensorly_flycoo import FlycooTensor
 from tensorly_flycoo.models import many_starts
 from tensorly_flycoo.models.many_starts import Stopping, run_together
-from tensorly_flycoo.testing import random_tensor
+from tensorly_flycoo.testing import planted_tensor, random_tensor
 
 SEEDS = [3, 1, 4, 15]
 
@@ -19,8 +19,8 @@ def _backend():
         yield
 
 
-def run_alone(x, rank, seed, stopping):
-    options = {"init": "random", "random_state": seed, "return_errors": True}
+def run_alone(x, rank, seed, stopping, **options):
+    options |= {"init": "random", "random_state": seed, "return_errors": True}
     return parafac(x, rank, **options, **stopping._asdict())
 
 
@@ -45,6 +45,17 @@ def test_each_run_equals_the_lone_run(shape, rank, dtype):
     runs = run_together(x, rank, SEEDS, stopping)
     for seed, run in zip(SEEDS, runs, strict=True):
         assert_same(run, run_alone(x, rank, seed, stopping))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_momentum_equals_that_of_the_lone_run(dtype):
+    """Some steps are taken back, at other iterations in each run."""
+    x, _ = planted_tensor((12, 15, 18), 3, 400, noise=0.3, random_state=0, dtype=dtype)
+    stopping, seeds = Stopping(30, 1e-7), range(6)
+    runs = run_together(x, 3, seeds, stopping, has_momentum=True)
+    for seed, run in zip(seeds, runs, strict=True):
+        assert_same(run, run_alone(x, 3, seed, stopping, linesearch="nesterov"))
+    assert len({len(run.errors) for run in runs}) > 1
 
 
 @pytest.mark.parametrize("criterion", ["abs_rec_error", "rec_error"])
