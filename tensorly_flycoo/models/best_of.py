@@ -14,10 +14,11 @@ from ..base.reporting import report
 from ..decomposition import parafac
 from ..decomposition.cp_fit import cp_fit
 from ..decomposition.labelled_cp import label_result
+from ..decomposition.masks import find_missing
 from ..decomposition.tensorly_loop import require_flycoo_backend, tensorly_loop
 from ..tensor.coo_cache import as_flycoo, is_sparse
 from ..tensor.labelled import LabelledTensor
-from .many_starts import Stopping, run_together
+from .many_starts import Run, Stopping, run_together
 from .match import factor_match_score
 
 #: Below this match, more than half of a model's components are not found again by other runs.
@@ -39,13 +40,17 @@ class Starts:
         The `random_state` of each run.
     matches : array (n,) or None
         The factor match score of each run with the best one: near 1 if they found the same
-        components. None if the runs are not CP tensors.
+        components. None if the runs are not CP tensors. A run that was dropped since it matched
+        another has the score of that one.
+    dropped : array (n,) of bool
+        Which runs were dropped before they ended by themselves; see `best_of`.
     """
 
     runs: list[Any]
     errors: list[list[Any]]
     seeds: list[int]
     matches: np.ndarray | None
+    dropped: np.ndarray
 
     @property
     def final_errors(self) -> np.ndarray:
@@ -84,6 +89,7 @@ def best_of(
     rank: Any,
     n_starts: int = 10,
     random_state: int | np.random.RandomState | None = None,
+    keep_all: bool = False,
     **options: Any,
 ) -> Starts:
     """Run a decomposition from several random starts, and find the best run.
@@ -93,7 +99,8 @@ def best_of(
 
     Each run is ``decomposition(x, rank, init="random", random_state=seed, **options)`` with a seed
     of its own. `parafac` of a sparse tensor runs all starts together, which takes far less time if
-    the tensor is small. Other decompositions run one start after another.
+    the tensor is small, and drops those that are hopeless or on the way to a solution that another
+    one finds (see Notes). Other decompositions run one start after another, each to its end.
 
     Parameters
     ----------
@@ -106,14 +113,17 @@ def best_of(
     n_starts : int
     random_state : int or numpy.random.RandomState, optional
         Draws the seeds of the runs.
+    keep_all : bool
+        Whether no run is dropped. Then all end by themselves, as they would alone.
     **options
         For each run. `init` may only be "random", since with ``init="svd"`` every start would be
-        the same. `parafac` runs together only with `n_iter_max`, `tol` and `cvg_criterion`.
+        the same. `parafac` runs together only with `n_iter_max`, `tol` and `cvg_criterion`, and on
+        a CPU also `mask`.
 
     Returns
     -------
     Starts
-        With the attributes `best`, `runs`, `errors`, `seeds`, `matches` and `match`.
+        With the attributes `best`, `runs`, `errors`, `seeds`, `matches`, `match` and `dropped`.
 
     Raises
     ------
@@ -154,18 +164,22 @@ def best_of(
     if _suits_batch(decomposition, x, rank, n_starts, options):
         require_flycoo_backend()
         stopping = {name: options[name] for name in Stopping._fields if name in options}
-        runs = list(run_together(x, rank, seeds, Stopping(**stopping)))
+        missing = None if options.get("mask") is None else find_missing(x, options["mask"])
+        runs = list(run_together(x, rank, seeds, Stopping(**stopping), missing, keep_all))
     if "init" in names:
         options = options | {"init": "random"}
     for number, seed in enumerate(seeds):
         if runs[number] is None:
             report(f"run {number + 1} of {n_starts}")
-            runs[number] = run_once(decomposition, x, rank, seed, options)
-    results, errors = [result for result, _ in runs], [list(errors) for _, errors in runs]
-    starts = Starts(results, errors, seeds, None)
+            runs[number] = Run(*run_once(decomposition, x, rank, seed, options))
+    results, errors = [run.cp_tensor for run in runs], [list(run.errors) for run in runs]
+    starts = Starts(results, errors, seeds, None, np.array([run.is_dropped for run in runs]))
     if all(isinstance(result, CPTensor) for result in results):
-        scores = [factor_match_score(starts.best, result) for result in results]
-        starts = replace(starts, matches=np.array(scores))
+        scores = np.array([factor_match_score(starts.best, result) for result in results])
+        leaders = np.array([n if run.leader is None else run.leader for n, run in enumerate(runs)])
+        for _ in runs:  # a leader may have been dropped for another one
+            leaders = leaders[leaders]
+        starts = replace(starts, matches=scores[leaders])
     if labels is not None:
         starts = replace(starts, runs=[label_result(result, labels) for result in results])
     return starts
@@ -219,7 +233,9 @@ def _suits_batch(
     decomposition: Callable, x: Any, rank: Any, n_starts: int, options: dict[str, Any]
 ) -> bool:
     """Return whether `run_together` gives the same results."""
-    is_plain = set(options) <= {"init", "return_errors", *Stopping._fields}
+    if options.get("mask") is not None and (not is_sparse(x) or x.device != "cpu"):
+        return False
+    is_plain = set(options) <= {"init", "mask", "return_errors", *Stopping._fields}
     is_countable = isinstance(rank, int | np.integer) and not isinstance(rank, bool) and rank >= 1
     is_iterated = n_starts > 1 and options.get("n_iter_max", 1) >= 1
     is_suitable = is_plain and is_countable and is_iterated

@@ -16,8 +16,9 @@ from ...format.layout import Layout
 from ...format.packing import Cut, Groups, RecordFormat
 from ...format.primitives import Compute, Step
 from ..protocol import Engine
-from . import groups, kernels, logarithms, products, ratios, slices, solvers, threads, updates
+from . import groups, imputing, kernels, logarithms, products, ratios, slices, solvers, threads
 from . import ttmc as ttmc_kernels
+from . import updates
 from .free_memory import count_free_nbytes
 from .primitives import CpuPrimitives
 from .records import Field, Fields, Source, Target, Tiles, locate
@@ -219,6 +220,8 @@ class CpuEngine(CpuPrimitives, Engine):
     contract_rows = staticmethod(groups.contract_rows)
     multiply_transposed = staticmethod(products.multiply_transposed)
     multiply_rows = staticmethod(products.multiply_rows)
+    evaluate_models = staticmethod(imputing.evaluate_models)
+    add_entries = staticmethod(imputing.add_entries)
 
     def add_products(self, *arguments: Any) -> None:
         """Add the MTTKRP of nonzeros in any sequence: see `slices.add_products`."""
