@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,15 +42,15 @@ class Starts:
         The factor match score of each run with the best one: near 1 if they found the same
         components. None if the runs are not CP tensors. A run that was dropped since it matched
         another has the score of that one.
-    dropped : array (n,) of bool
-        Which runs were dropped before they ended by themselves; see `best_of`.
+    dropped : list of int
+        The numbers of the runs that were dropped before they ended by themselves; see `best_of`.
     """
 
     runs: list[Any]
     errors: list[list[Any]]
     seeds: list[int]
     matches: np.ndarray | None
-    dropped: np.ndarray
+    dropped: list[int] = field(default_factory=list)
 
     @property
     def final_errors(self) -> np.ndarray:
@@ -173,7 +173,8 @@ def best_of(
             report(f"run {number + 1} of {n_starts}")
             runs[number] = Run(*run_once(decomposition, x, rank, seed, options))
     results, errors = [run.cp_tensor for run in runs], [list(run.errors) for run in runs]
-    starts = Starts(results, errors, seeds, None, np.array([run.is_dropped for run in runs]))
+    dropped = [number for number, run in enumerate(runs) if run.is_dropped]
+    starts = Starts(results, errors, seeds, None, dropped)
     if all(isinstance(result, CPTensor) for result in results):
         scores = np.array([factor_match_score(starts.best, result) for result in results])
         leaders = np.array([n if run.leader is None else run.leader for n, run in enumerate(runs)])

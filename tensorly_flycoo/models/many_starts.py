@@ -24,6 +24,7 @@ from ..engines.tall_skinny import MANY_RIGHT_HAND_SIDES, column_sum_norm, equili
 from ..ops.call_memory import count_iteration_nbytes
 from ..ops.group_passes import LastPass
 from ..ops.mttkrp import mttkrp_in_sweep
+from ..spread.spread_layout import SpreadLayout
 from ..tensor.tensor import FlycooTensor
 from .imputed_starts import ImputedStarts
 from .match import match_all
@@ -102,7 +103,8 @@ def run_together(
     compare them.
     """
     size = _choose_batch_size(x, rank, 0 if missing is None else missing.count)
-    if size == 0 or (size == 1 and keep_all and missing is None):
+    is_lone = size == 1 and missing is None and (keep_all or isinstance(x._layout, SpreadLayout))
+    if size == 0 or is_lone:
         return [None] * len(seeds)
     runs: list[Run | None] = []
     for start in range(0, len(seeds), size):
