@@ -4,10 +4,12 @@ The columns of all models are side by side: ``columns[:, s * R : (s + 1) * R]`` 
 """
 
 import numpy as np
+from numba.cpython.unsafe.tuple import tuple_setitem
 
 from ...base.array_modules import Array
 from . import threads
 from .compiling import kernel
+from .kernels import add_product, clear_row, count_lanes, new_row_of_zeros
 
 #: Entries whose squares are added up together.
 _BLOCK_SIZE = 2048
@@ -34,8 +36,10 @@ def add_entries(
     Row ``ids[0, k]`` of `out` gets entry k, whose values are ``values[places[k]]`` (n,), times rows
     ``ids[1:, k]`` of `columns`. Each row's entries are neighbours; `starts` says where they begin.
     """
-    arguments = (starts, ids, places, values, columns, out)
-    work_ns = places.size * out.shape[1] * len(columns)
+    lanes = (0,) * count_lanes(out[:, : out.shape[1] // values.shape[1]])
+    zeros = (np.uint64(0),) * len(columns)
+    arguments = (starts, ids, places, values, columns, out, zeros, lanes)
+    work_ns = places.size * out.shape[1] * len(columns) / 4
     threads.launch(_add, starts.size - 1, *arguments, work_ns=work_ns)
 
 
@@ -43,16 +47,16 @@ def add_entries(
 def _evaluate(
     first: int, last: int, ids: Array, columns: tuple[Array, ...], values: Array, sums: Array
 ) -> None:
-    count, num_models = values.shape
-    rank = columns[0].shape[1] // num_models
-    for block in range(first, last):
-        for k in range(block * _BLOCK_SIZE, min((block + 1) * _BLOCK_SIZE, count)):
+    count, num_models, one = np.uint64(len(values)), np.uint64(values.shape[1]), np.uint64(1)
+    rank, size = np.uint64(columns[0].shape[1]) // num_models, np.uint64(_BLOCK_SIZE)
+    for block in range(np.uint64(first), np.uint64(last)):
+        for k in range(block * size, min((block + one) * size, count)):
             for s in range(num_models):
                 total = values.dtype.type(0)
-                for r in range(s * rank, (s + 1) * rank):
-                    product = columns[0][ids[0, k], r]
+                for r in range(s * rank, (s + one) * rank):
+                    product = columns[0][np.uint64(ids[0, k]), r]
                     for n in range(1, len(columns)):
-                        product *= columns[n][ids[n, k], r]
+                        product *= columns[n][np.uint64(ids[n, k]), r]
                     total += product
                 value = np.float64(total)
                 sums[block, 0, s] += value * value
@@ -70,16 +74,24 @@ def _add(
     values: Array,
     columns: tuple[Array, ...],
     out: Array,
+    indices: tuple[np.uint64, ...],
+    lanes: tuple[int, ...],
 ) -> None:
-    num_models = values.shape[1]
-    rank = out.shape[1] // num_models
-    for run in range(first, last):
-        row = out[ids[0, starts[run]]]
-        for k in range(starts[run], starts[run + 1]):
-            for s in range(num_models):
-                value = values[places[k], s]
-                for r in range(s * rank, (s + 1) * rank):
-                    product = value
+    num_models, num_lanes = np.uint64(values.shape[1]), np.uint64(len(lanes))
+    rank = np.uint64(out.shape[1]) // num_models
+    total = new_row_of_zeros(values.dtype.type(0), lanes)
+    for run in range(np.uint64(first), np.uint64(last)):
+        begin, end = np.uint64(starts[run]), np.uint64(starts[run + np.uint64(1)])
+        row = np.uint64(ids[0, begin])
+        for s in range(num_models):
+            for step in range(np.uint64(0), rank, num_lanes):
+                # The last step may overlap the one before, and then adds only what is new.
+                own = min(step, rank - num_lanes)
+                clear_row(total, lanes)
+                for k in range(begin, end):
                     for n in range(len(columns)):
-                        product *= columns[n][ids[n + 1, k], r]
-                    row[r] += product
+                        indices = tuple_setitem(indices, n, np.uint64(ids[n + 1, k]))
+                    value = values[np.uint64(places[k]), s]
+                    add_product(total, value, columns, indices, s * rank + own, lanes)
+                for lane in range(step - own, num_lanes):
+                    out[row, s * rank + own + lane] += total[lane]
