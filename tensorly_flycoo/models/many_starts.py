@@ -30,7 +30,8 @@ from .imputed_starts import ImputedStarts
 from .match import match_all
 
 #: Runs that have ended stay in the stack if fewer columns than this would be left: MTTKRP would not
-#: be faster, and would need another kernel, which may have to be compiled.
+#: be faster, and would need another kernel, which may have to be compiled. They leave when they are
+#: a quarter of it, lest there be a kernel for each number of runs. (Missing entries cost by run.)
 _LEAST_COLUMNS = 16
 
 #: Bytes of the factors of all runs together, on a CPU, that suit its caches: with three times as
@@ -135,7 +136,7 @@ def _run_batch(
 ) -> list[Run | None]:
     """Iterate runs until all have ended; compare them with `earlier` ones, or drop none if None."""
     count, rank = len(batch.stacks[0]), batch.stacks[0].shape[2]
-    least = -(-_LEAST_COLUMNS // rank)
+    least = 1 if batch.imputed is not None else -(-_LEAST_COLUMNS // rank)
     runs: list[Run | None] = [None] * count
     errors: list[list[np.floating]] = [[] for _ in range(count)]
     numbers, is_active = np.arange(count), np.ones(count, bool)
