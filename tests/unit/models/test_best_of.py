@@ -176,13 +176,13 @@ def test_another_backend_is_refused(x):
 
 
 def test_a_dropped_run_has_the_match_of_the_one_that_it_matched(x):
-    starts = best_of(parafac, x, 3, 8, random_state=0, tol=1e-12)
-    assert 4 < len(starts.dropped) < 8
+    starts = best_of(parafac, x, 2, 8, random_state=0, tol=1e-12)
+    assert len(starts.dropped) == 7
     assert starts.best_number not in starts.dropped
-    # All converge to one solution, whether they are dropped on the way or not.
-    assert starts.match == pytest.approx(1, abs=1e-5)
-    for number, errors in enumerate(starts.errors):
-        assert (number in starts.dropped) == (len(errors) < 100)
+    # All find one solution. Compared as they were when they were dropped, they differ more.
+    assert starts.match > 1 - 1e-12
+    scores = [factor_match_score(starts.best, run) for run in starts.runs]
+    assert 1e-12 < 1 - min(scores) < 0.05
 
 
 def test_a_mask_runs_together_on_the_cpu(x, monkeypatch):
