@@ -64,9 +64,10 @@ def core_consistency(
     -----
     At most about ``nnz * R**(ndim - 1)`` operations, and the fewer the more modes can be merged:
     adjacent ones whose indices have few combinations. The workspace has ``R**(ndim - 2)`` numbers
-    for each non-empty index of the shortest mode, or up to 256 MB if that is more. A QR decomposition of
-    each factor gives its pseudo-inverse, in which singular values below rounding error count as
-    zero (tlviz divides by them).
+    for each non-empty index of the shortest mode, or up to 256 MB if that is more. Modes are merged
+    in a copy of the tensor, which is kept as long as `x`. A QR decomposition of each factor gives
+    its pseudo-inverse, in which singular values below rounding error count as zero (tlviz divides
+    by them).
 
     References
     ----------

@@ -60,7 +60,7 @@ class Run(NamedTuple):
     """A run that has ended: its CP tensor, and its relative error after each iteration."""
 
     cp_tensor: CPTensor
-    errors: list[np.floating]
+    errors: Sequence[np.floating]
     is_dropped: bool = False
     leader: int | None = None  # the run for which it was dropped since they match
 
@@ -154,14 +154,14 @@ def _run_batch(
         if earlier is not None and active.size:
             going = {
                 len(earlier) + number: Run(batch.take(place), errors[number])
-                for place, number in zip(active, numbers[active].tolist(), strict=True)
+                for place, number in zip(active.tolist(), numbers[active].tolist(), strict=True)
             }
             for number, run in _drop(earlier + runs, going).items():
                 runs[number - len(earlier)] = run
                 is_active[number - len(earlier)] = False
         active = np.flatnonzero(is_active[numbers])
         size = max(active.size, least)
-        if 0 < active.size and 4 * size <= 3 * numbers.size:
+        if active.size > 0 and 4 * size <= 3 * numbers.size:
             others = np.flatnonzero(~is_active[numbers])[: size - active.size]
             places = np.sort(np.append(active, others))
             numbers = numbers[places]
@@ -189,8 +189,8 @@ def _drop(ended: Sequence[Run | None], going: dict[int, Run]) -> dict[int, Run]:
     for place, number in enumerate(rivals):
         better = [n for n in range(place) if rivals[n] not in dropped and scores[place, n] >= _SAME]
         if number in going and better:
-            changes = {"is_dropped": True, "leader": rivals[better[0]]}
-            dropped[number] = runs[number]._replace(**changes)
+            leader = rivals[better[0]]
+            dropped[number] = runs[number]._replace(is_dropped=True, leader=leader)
     return dropped
 
 

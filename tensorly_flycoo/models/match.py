@@ -78,7 +78,8 @@ def match_all(models: Sequence[Sequence[Array]]) -> np.ndarray:
     A model is its factors (I_n, R). Copies from a GPU to the host once.
     """
     count, rank = len(models), models[0][0].shape[1]
-    columns = [array_module(factors[0]).concatenate(factors, axis=1) for factors in zip(*models)]
+    xp = array_module(models[0][0])
+    columns = [xp.concatenate(factors, axis=1) for factors in zip(*models, strict=True)]
     score = _score_components((None, columns), (None, columns), True)
     blocks = score.reshape(count, rank, count, rank).swapaxes(1, 2)
     return np.array([[_match(block) for block in row] for row in blocks])

@@ -264,9 +264,10 @@ def select_rank(
     Notes
     -----
     The runs of `best_of` take most of the time. Those of `parafac` run together, on a GPU only
-    without held-out entries; others take turns. Each rank is logged at level INFO. Core consistency takes ``nnz * R**(ndim - 1)`` operations and is left
-    out (nan) above ten billion, and for `observed_parafac`, whose unknown cells it would take for
-    zeros. All models are kept. The same `random_state` gives the same result on one machine.
+    without held-out entries; others take turns. Each rank is logged at level INFO. Core consistency
+    takes up to ``nnz * R**(ndim - 1)`` operations and is left out (nan) above ten billion, and for
+    `observed_parafac`, whose unknown cells it would take for zeros. All models are kept. The same
+    `random_state` gives the same result on one machine.
 
     References
     ----------

@@ -3,6 +3,8 @@
 The columns of all models are side by side: ``columns[:, s * R : (s + 1) * R]`` belong to model s.
 """
 
+from typing import Any
+
 import numpy as np
 from numba.cpython.unsafe.tuple import tuple_setitem
 
@@ -74,11 +76,11 @@ def _add(
     values: Array,
     columns: tuple[Array, ...],
     out: Array,
-    indices: tuple[np.uint64, ...],
+    indices: Any,
     lanes: tuple[int, ...],
 ) -> None:
     num_models, num_lanes = np.uint64(values.shape[1]), np.uint64(len(lanes))
-    rank = np.uint64(out.shape[1]) // num_models
+    rank: Any = np.uint64(out.shape[1]) // num_models
     total = new_row_of_zeros(values.dtype.type(0), lanes)
     for run in range(np.uint64(first), np.uint64(last)):
         begin, end = np.uint64(starts[run]), np.uint64(starts[run + np.uint64(1)])
