@@ -92,7 +92,8 @@ def _add(
                 clear_row(total, lanes)
                 for k in range(begin, end):
                     for n in range(len(columns)):
-                        indices = tuple_setitem(indices, n, np.uint64(ids[n + 1, k]))
+                        row_id = np.uint64(ids[n + 1, k])
+                        indices = tuple_setitem(indices, n, row_id)  # type: ignore[call-arg]
                     value = values[np.uint64(places[k]), s]
                     add_product(total, value, columns, indices, s * rank + own, lanes)
                 for lane in range(step - own, num_lanes):

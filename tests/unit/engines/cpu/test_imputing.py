@@ -7,9 +7,10 @@ import pytest
 from tensorly_flycoo.engines.cpu import imputing
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("num_models", "rank"), [(1, 1), (3, 5), (2, 40)])
-@pytest.mark.parametrize("num_matrices", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("num_matrices", "num_models", "rank", "dtype"),
+    [(2, 3, 5, "float64"), (3, 1, 1, "float32"), (4, 2, 40, "float64")],
+)
 def test_they_equal_numpy(num_matrices, num_models, rank, dtype):
     random, count = np.random.RandomState(0), 5000
     ids = random.randint(0, 30, (num_matrices, count))
