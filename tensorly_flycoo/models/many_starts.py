@@ -16,6 +16,7 @@ import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, is_cupy, move
+from ..base.reporting import report
 from ..decomposition.cp_model import make_cp_tensor, multiply_all
 from ..decomposition.initial_guess import draw_factors
 from ..decomposition.masks import MissingEntries
@@ -109,6 +110,7 @@ def run_together(
         return [None] * len(seeds)
     runs: list[Run | None] = []
     for start in range(0, len(seeds), size):
+        report(f"runs {start + 1} to {min(start + size, len(seeds))} of {len(seeds)} together")
         batch = _Batch.draw(x, rank, seeds[start : start + size], missing)
         runs += _run_batch(batch, stopping, None if keep_all else runs)
     return runs
