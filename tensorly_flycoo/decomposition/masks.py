@@ -254,8 +254,10 @@ def find_missing(x: Any, mask: Any) -> MissingEntries | None:
     """Find the entries of a sparse tensor that a mask marks as missing; None if there are none.
 
     The mask is a COO in the shape of `x`, with fill_value 1 and stored zeros; stored ones have no
-    effect.
+    effect. A `MissingEntries` of `x`, which runs can share, is returned as it is.
     """
+    if isinstance(mask, MissingEntries) and mask.tensor is x:
+        return mask
     if not is_sparse(x):
         raise TypeError(f"tensor is a {type(x).__name__}, expected a sparse one: mask is sparse")
     if not is_sparse(mask):

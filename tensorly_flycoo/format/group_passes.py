@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class GroupRows:
-    """T of one piece: memory for it, and whether a pass has written it."""
+    """T of one piece: memory for it, whether a pass has written it, and what completes that."""
 
     rows: Array
     is_known: bool = False
+    complete: Callable[[Array], object] | None = None
 
 
 #: `LastPass.find` with its first arguments: takes a group, what makes T, and perhaps `piece`.
@@ -94,7 +95,9 @@ def apply_to_groups(
         merged = _merge_factors(layout, engine, inputs)
         compute = getattr(engine, operation)(layout, merged, number, found.rows, **options)
         total = layout.take_step(number, compute, engine, stays)
-        found.is_known = True
+        if found.complete is not None:
+            found.complete(found.rows)
+        found.is_known, found.complete = True, None
     if len(group) > 1:
         _contract_rows(layout, engine, inputs, number, mode, found.rows, out, weights)
     return total

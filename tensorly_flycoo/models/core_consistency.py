@@ -1,6 +1,8 @@
 """Whether a CP model suits a tensor, judged by the Tucker core that its factors would have."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,7 +10,7 @@ import numpy as np
 from ..base.array_modules import Array, array_module, move
 from ..base.checks import check_factors, check_weights
 from ..engines.tall_skinny import qr
-from ..ops.ttmc import multiply_nonempty_rows
+from ..ops.ttmc import merge_modes, multiply_nonempty_rows
 from ..spread.whole_factors import take_model
 from ..tensor.coo_cache import as_flycoo
 from ..tensor.labelled import check_same_labels
@@ -60,10 +62,12 @@ def core_consistency(
 
     Notes
     -----
-    About ``nnz * R**(ndim - 1)`` operations. The workspace has ``R**(ndim - 2)`` numbers for each
-    non-empty index of the shortest mode, or up to 256 MB if that is more. A QR decomposition of
-    each factor gives its pseudo-inverse, in which singular values below rounding error count as
-    zero (tlviz divides by them).
+    At most about ``nnz * R**(ndim - 1)`` operations, and the fewer the more modes can be merged:
+    adjacent ones whose indices have few combinations. The workspace has ``R**(ndim - 2)`` numbers
+    for each non-empty index of the shortest mode, or up to 256 MB if that is more. Modes are merged
+    in a copy of the tensor, which is kept as long as `x`. A QR decomposition of each factor gives
+    its pseudo-inverse, in which singular values below rounding error count as zero (tlviz divides
+    by them).
 
     References
     ----------
@@ -110,15 +114,46 @@ def _pseudo_invert(factor: Array) -> Array:
 
 def _iterate_core(x: FlycooTensor, inverses: list[Array]) -> Iterator[tuple[int, Array]]:
     """Yield blocks of the core, (R, ..., R, n), and the place of each along the last axis."""
-    rank = inverses[0].shape[1]
-    mode = min(range(x.ndim), key=lambda n: x.shape[n])
-    others = {n: inverse for n, inverse in enumerate(inverses) if n != mode}
-    last = max(others)
-    size = max(1, _BLOCK_NUMBERS // (x.shape[mode] * rank ** (x.ndim - 2)))
+    rank, merged = inverses[0].shape[1], _choose_merged(x, inverses[0].shape[1])
+    rest = [n for n in range(x.ndim) if n not in merged]
+    joined, mode, places = merge_modes(x, merged, x.dtype)
+    size = max(1, _BLOCK_NUMBERS // (_count_rows(x, merged) * rank ** (len(rest) - 1)))
     for start in range(0, rank, size):
-        part = array_module(inverses[last]).ascontiguousarray(
-            inverses[last][:, start : start + size]
-        )
-        rows, numbers = multiply_nonempty_rows(x, mode, {**others, last: part})
-        block = inverses[mode][numbers].T @ rows
+        factors = {places[n]: inverses[n] for n in rest}
+        part = inverses[rest[-1]][:, start : start + size]
+        factors[places[rest[-1]]] = array_module(part).ascontiguousarray(part)
+        rows, numbers = multiply_nonempty_rows(joined, mode, factors)
+        if start == 0:
+            ids = x._engine.xp.arange(joined.shape[mode])[numbers]
+            products = inverses[merged[-1]][ids % x.shape[merged[-1]]]
+            for n in merged[-2::-1]:
+                ids = ids // x.shape[n + 1]
+                products = inverses[n][ids % x.shape[n], :, None] * products[:, None]
+                products = products.reshape(len(products), -1)
+        block = products.T @ rows
         yield start, block.reshape((rank,) * (x.ndim - 1) + (part.shape[1],))
+
+
+def _choose_merged(x: FlycooTensor, rank: int) -> Sequence[int]:
+    """Choose modes to merge, adjacent ones, so that the core takes the fewest operations.
+
+    It is the shortest mode alone if that takes at most four times as many: merging costs a copy.
+    """
+
+    def count(modes: Sequence[int]) -> int:
+        return x.nnz * rank ** (x.ndim - len(modes)) + _count_rows(x, modes) * rank**x.ndim
+
+    alone = [min(range(x.ndim), key=lambda n: x.shape[n])]
+    runs = [range(first, last) for first, last in combinations(range(x.ndim + 1), 2)]
+    fitting = [
+        modes
+        for modes in runs
+        if len(modes) < x.ndim and _count_rows(x, modes) * rank ** len(modes) <= _BLOCK_NUMBERS
+    ]
+    best = min(fitting, key=count, default=alone)
+    return list(best) if 4 * count(best) < count(alone) else alone
+
+
+def _count_rows(x: FlycooTensor, modes: Sequence[int]) -> int:
+    """Return the most combinations of the modes' indices that nonzeros can have."""
+    return max(1, min(math.prod(x.shape[n] for n in modes), x.nnz))

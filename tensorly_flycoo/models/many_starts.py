@@ -2,11 +2,12 @@
 
 The columns of an MTTKRP do not depend on each other. So one MTTKRP with the columns of all runs
 updates a mode of every run, and the small matrices of all runs are multiplied and inverted as a
-stack (n, R, R). Runs that have converged leave the stack.
+stack (n, R, R). Runs that have ended leave the stack: those that have converged, and those that
+`run_together` drops.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,18 +16,24 @@ import tensorly as tl
 from tensorly.cp_tensor import CPTensor
 
 from ..base.array_modules import Array, array_module, is_cupy, move
+from ..base.reporting import report
 from ..decomposition.cp_model import make_cp_tensor, multiply_all
 from ..decomposition.initial_guess import draw_factors
+from ..decomposition.masks import MissingEntries
 from ..decomposition.momentum import Pace, extrapolate
 from ..decomposition.stopping import has_converged
 from ..engines.tall_skinny import MANY_RIGHT_HAND_SIDES, column_sum_norm, equilibrate
 from ..format.group_passes import LastPass
 from ..ops.call_memory import count_iteration_nbytes
 from ..ops.mttkrp import mttkrp_in_sweep
+from ..spread.spread_layout import SpreadLayout
 from ..tensor.tensor import FlycooTensor
+from .imputed_starts import ImputedStarts
+from .match import match_all
 
 #: Runs that have ended stay in the stack if fewer columns than this would be left: MTTKRP would not
-#: be faster, and would need another kernel, which may have to be compiled.
+#: be faster, and would need another kernel, which may have to be compiled. They leave when they are
+#: a quarter of it, lest there be a kernel for each number of runs. (Missing entries cost by run.)
 _LEAST_COLUMNS = 16
 
 #: Bytes of the factors of all runs together, on a CPU, that suit its caches: with three times as
@@ -44,12 +51,20 @@ _COPIES = 4
 #: The share of the free memory that all runs together may take.
 _SHARE = 0.5
 
+#: No run is dropped before so many iterations; runs are compared with each other after as many.
+_PATIENCE = 10
+
+#: Runs whose factor match score is so high are on the way to the same solution.
+_SAME = 0.95
+
 
 class Run(NamedTuple):
-    """A finished run: its CP tensor, and its relative error after each iteration."""
+    """A run that has ended: its CP tensor, and its relative error after each iteration."""
 
     cp_tensor: CPTensor
-    errors: list[np.floating]
+    errors: Sequence[np.floating]
+    is_dropped: bool = False
+    leader: int | None = None  # the run for which it was dropped since they match
 
 
 class Stopping(NamedTuple):
@@ -70,48 +85,68 @@ def run_together(
     seeds: Sequence[int],
     stopping: Stopping,
     has_momentum: bool = False,
+    missing: MissingEntries | None = None,
+    keep_all: bool = True,
 ) -> list[Run | None]:
     """Run ``parafac(x, rank, init="random", random_state=seed)`` for each of the seeds.
 
-    With `has_momentum`, also with ``linesearch="nesterov"``.
+    With `has_momentum`, also with ``linesearch="nesterov"``. With `missing`, those entries of `x`
+    are imputed: on the CPU only, and without momentum. A run to repeat alone is None: it met a
+    singular system of equations, which needs a pseudo-inverse, or two runs together would not be
+    faster or not fit.
 
-    A run to repeat alone is None: it met a singular system of equations, which needs a
-    pseudo-inverse, or two runs together would not be faster or not fit.
+    Unless `keep_all`, runs are dropped, by a rule that needs no random number. After t iterations,
+    from the 10th on, the best ``ceil(10 n / t)`` of all n runs go on. Any other is dropped if it is
+    hopeless: if its error e would be above the least error so far even after falling by 2 t times
+    its last decrease. (An error that approaches its limit like 1 / t has t times that to go.) After
+    each 10 iterations a run is dropped if it matches a better one that is not dropped: if their
+    `factor_match_score` is at least 0.95.
 
-    On a CPU, a run gives the bits that `parafac` gives. On a GPU, the kernels add the nonzeros of a
-    row in an order that depends on the number of columns, so runs agree up to rounding errors. The
-    host waits for the GPU once per iteration of all runs.
+    On a CPU, a run without missing entries gives the bits that `parafac` gives. On a GPU, the
+    kernels add the nonzeros of a row in an order that depends on the number of columns, so runs
+    agree up to rounding errors. The host waits for the GPU once per iteration of all runs, and to
+    compare them.
     """
-    size = _choose_batch_size(x, rank)
-    if size == 1:
+    size = _choose_batch_size(x, rank, 0 if missing is None else missing.count)
+    is_lone = size == 1 and missing is None and (keep_all or isinstance(x._layout, SpreadLayout))
+    if size == 0 or is_lone:
         return [None] * len(seeds)
-    batches = [seeds[start : start + size] for start in range(0, len(seeds), size)]
-    return [run for batch in batches for run in _run_batch(x, rank, batch, stopping, has_momentum)]
+    runs: list[Run | None] = []
+    for start in range(0, len(seeds), size):
+        report(f"runs {start + 1} to {min(start + size, len(seeds))} of {len(seeds)} together")
+        batch = _Batch.draw(x, rank, seeds[start : start + size], missing)
+        runs += _run_batch(batch, stopping, has_momentum, None if keep_all else runs)
+    return runs
 
 
-def _choose_batch_size(x: FlycooTensor, rank: int) -> int:
-    """Choose how many runs to iterate together, by the free memory and a CPU's caches."""
+def _choose_batch_size(x: FlycooTensor, rank: int, num_missing: int = 0) -> int:
+    """Choose how many runs to iterate together, by the free memory and a CPU's caches.
+
+    It is 0 if the copies of a single run do not fit.
+    """
     free, size = x._engine.count_free_nbytes(), 2**10
     if free is not None:
         num_prefixes = x._layout.record_format.num_prefixes
         sizes = (x.shape, x.nnz, x.dtype, x.groups, rank, x.slabs, num_prefixes)
         each = _COPIES * count_iteration_nbytes(x._engine, *sizes)
-        size = int(_SHARE * free) // each
+        size = int(_SHARE * free) // (each + num_missing * x.dtype.itemsize)
     if x.device == "cpu":
         column_nbytes = sum(x.shape) * x.dtype.itemsize
         num_columns = max(_CPU_CACHE_NBYTES // column_nbytes, _CPU_ROW_NBYTES // x.dtype.itemsize)
-        size = min(size, num_columns // rank)
-    return max(1, size)
+        size = min(size, max(1, num_columns // rank))
+    return size
 
 
 def _run_batch(
-    x: FlycooTensor, rank: int, seeds: Sequence[int], stopping: Stopping, has_momentum: bool
-) -> Iterator[Run | None]:
-    batch = _Batch.draw(x, rank, seeds)
-    runs: list[Run | None] = [None] * len(seeds)
-    errors: list[list[np.floating]] = [[] for _ in seeds]
-    numbers, is_active = np.arange(len(seeds)), np.ones(len(seeds), bool)
-    paces = [Pace() for _ in seeds]
+    batch: "_Batch", stopping: Stopping, has_momentum: bool, earlier: list[Run | None] | None
+) -> list[Run | None]:
+    """Iterate runs until all have ended; compare them with `earlier` ones, or drop none if None."""
+    count, rank = len(batch.stacks[0]), batch.stacks[0].shape[2]
+    least = 1 if batch.imputed is not None else -(-_LEAST_COLUMNS // rank)
+    runs: list[Run | None] = [None] * count
+    errors: list[list[np.floating]] = [[] for _ in range(count)]
+    numbers, is_active = np.arange(count), np.ones(count, bool)
+    paces = [Pace() for _ in range(count)]
     while is_active.any():
         steps = [paces[number].step if is_active[number] else 0.0 for number in numbers]
         if has_momentum:
@@ -135,11 +170,48 @@ def _run_batch(
                 runs[number] = Run(batch.take(place), past)
         if is_back.any():
             batch.take_back(is_back)
-        places = np.flatnonzero(is_active[numbers])
-        if rank * places.size >= _LEAST_COLUMNS and places.size < numbers.size:
+        active = np.flatnonzero(is_active[numbers])
+        if earlier is not None and active.size:
+            going = {
+                len(earlier) + number: Run(batch.take(place), errors[number])
+                for place, number in zip(active.tolist(), numbers[active].tolist(), strict=True)
+            }
+            for number, run in _drop(earlier + runs, going).items():
+                runs[number - len(earlier)] = run
+                is_active[number - len(earlier)] = False
+        active = np.flatnonzero(is_active[numbers])
+        size = max(active.size, least)
+        if active.size > 0 and 4 * size <= 3 * numbers.size:
+            others = np.flatnonzero(~is_active[numbers])[: size - active.size]
+            places = np.sort(np.append(active, others))
             numbers = numbers[places]
             batch.keep(places)
-    yield from runs
+    return runs
+
+
+def _drop(ended: Sequence[Run | None], going: dict[int, Run]) -> dict[int, Run]:
+    """Return the runs to drop of those that are going on, by number; see `run_together`."""
+    runs = {n: run for n, run in enumerate(ended) if run is not None and run.errors} | going
+    order = sorted(runs, key=lambda n: (float(runs[n].errors[-1]), n))
+    least, t = float(runs[order[0]].errors[-1]), min(len(run.errors) for run in going.values())
+    dropped: dict[int, Run] = {}
+    if t < _PATIENCE:
+        return dropped
+    for number in order[-(-_PATIENCE * len(order) // t) :]:
+        if number in going:
+            before, last = map(float, runs[number].errors[-2:])
+            if last - 2 * t * max(before - last, 0.0) > least:
+                dropped[number] = runs[number]._replace(is_dropped=True)
+    rivals = [n for n in order if n not in dropped and not runs[n].is_dropped]
+    if t % _PATIENCE or len(rivals) < 2:
+        return dropped
+    scores = match_all([runs[n].cp_tensor.factors for n in rivals])
+    for place, number in enumerate(rivals):
+        better = [n for n in range(place) if rivals[n] not in dropped and scores[place, n] >= _SAME]
+        if number in going and better:
+            leader = rivals[better[0]]
+            dropped[number] = runs[number]._replace(is_dropped=True, leader=leader)
+    return dropped
 
 
 @dataclass
@@ -150,19 +222,26 @@ class _Batch:
     stacks: list[Array]  # the factors of all runs, (n, I, R)
     columns: list[Array] = field(init=False)  # as MTTKRP reads them, (I, n * R)
     grams: list[Array] = field(init=False)  # their Gram matrices (n, R, R)
-    last_pass: LastPass = field(init=False, default_factory=LastPass)
+    imputed: ImputedStarts | None = None
+    last_pass: LastPass = field(init=False)
     before: list[Array] = field(init=False, default_factory=list)  # the stacks before the last step
     refines: bool = True  # whether a system of the last iteration was ill-conditioned
 
     def __post_init__(self) -> None:
+        self.last_pass = self.imputed or LastPass()
         self.columns = [_lay_out(stack) for stack in self.stacks]
         self.grams = [_multiply_grams(stack) for stack in self.stacks]
 
     @classmethod
-    def draw(cls, x: FlycooTensor, rank: int, seeds: Sequence[int]) -> "_Batch":
+    def draw(
+        cls, x: FlycooTensor, rank: int, seeds: Sequence[int], missing: MissingEntries | None = None
+    ) -> "_Batch":
         """Draw the initial guesses of TensorLy."""
         guesses = [draw_factors(x, rank, tl.check_random_state(seed)) for seed in seeds]
-        return cls(x, [np.stack(factors) for factors in zip(*guesses, strict=True)])
+        stacks = [np.stack(factors) for factors in zip(*guesses, strict=True)]
+        if missing is None:
+            return cls(x, stacks)
+        return cls(missing.observed, stacks, ImputedStarts(missing, len(seeds)))
 
     def keep(self, places: np.ndarray) -> None:
         """Drop all runs but those at `places`."""
@@ -171,6 +250,8 @@ class _Batch:
         self.before = [stack[ids] for stack in self.before]
         self.columns = [_lay_out(stack) for stack in self.stacks]
         self.grams = [gram[ids] for gram in self.grams]
+        if self.imputed is not None:
+            self.imputed.keep(places)
 
     def take(self, place: int) -> CPTensor:
         """Return a copy of one run's model."""
@@ -199,6 +280,8 @@ class _Batch:
         for mode in range(self.x.ndim):
             num_runs, size, rank = self.stacks[mode].shape
             products = mttkrp_in_sweep(self.x, self.columns, mode, self.last_pass)
+            if self.imputed is not None:
+                products = self.imputed.complete(products, self.columns, mode)
             products = products.reshape(size, num_runs, rank)
             rows = products.transpose(1, 0, 2).copy()  # (n, I, R)
             del products
@@ -248,6 +331,9 @@ class _Batch:
         is_regular = (found[2:] * eps < 1).all(axis=0)
         self.refines = not (found[2:] ** 2 * eps <= 1).all()
         errors: list[np.floating | None] = []
+        if self.imputed is not None:
+            measured = self.imputed.measure(self.columns, *found[:2])
+            return [e if good else None for good, e in zip(is_regular, measured, strict=True)]
         for is_good, square, product in zip(is_regular, *found[:2].astype(dtype), strict=True):
             error = np.sqrt(abs(dtype(norm) ** 2 + np.sqrt(square) ** 2 - 2 * product))
             errors.append(self.x.dtype.type(error) / norm if is_good else None)

@@ -1,5 +1,6 @@
 """How alike two CP models are."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,33 @@ def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bo
     if shapes[0] != shapes[1]:
         raise ValueError(f"cp_tensor2 has shape {shapes[1]}, expected {shapes[0]} as cp_tensor1")
     check_place(factors2[0], "cp_tensor2", is_cupy(factors1[0]), "cp_tensor1")
+    models = (weights1, factors1), (weights2, factors2)
+    return _match(_score_components(*models, consider_weights))
+
+
+def match_all(models: Sequence[Sequence[Array]]) -> np.ndarray:
+    """Compute the factor match scores (n, n) of all pairs of models of one rank, without weights.
+
+    A model is its factors (I_n, R). Copies from a GPU to the host once.
+    """
+    count, rank = len(models), models[0][0].shape[1]
+    xp = array_module(models[0][0])
+    columns = [xp.concatenate(factors, axis=1) for factors in zip(*models, strict=True)]
+    score = _score_components((None, columns), (None, columns), True)
+    blocks = score.reshape(count, rank, count, rank).swapaxes(1, 2)
+    return np.array([[_match(block) for block in row] for row in blocks])
+
+
+def _match(score: np.ndarray) -> float:
+    """Return the mean score of the components, matched so that it is largest."""
+    return float(score[linear_sum_assignment(score, maximize=True)].mean())
+
+
+def _score_components(
+    model1: tuple[Any, Any], model2: tuple[Any, Any], consider_weights: bool
+) -> np.ndarray:
+    """Return the score of each component of a model with each of another, on the host."""
+    (weights1, factors1), (weights2, factors2) = model1, model2
     norms1, norms2 = ([column_norms(f) for f in factors] for factors in (factors1, factors2))
     product: Any = 1.0
     for first, second, norm1, norm2 in zip(factors1, factors2, norms1, norms2, strict=True):
@@ -77,8 +105,7 @@ def factor_match_score(cp_tensor1: Any, cp_tensor2: Any, *, consider_weights: bo
         sizes2 = multiply_all(norms2 if weights2 is None else [abs(weights2), *norms2])
         larger = np.maximum(sizes1[:, None], sizes2)
         product = product * (1 - np.abs(sizes1[:, None] - sizes2) / _or_one(larger))
-    score = np.abs(move(product, np))
-    return float(score[linear_sum_assignment(score, maximize=True)].mean())
+    return np.abs(move(product, np))
 
 
 def _or_one(norms: Array) -> Array:

@@ -205,6 +205,7 @@ def select_rank(
     method: str | Callable[..., Any] = "parafac",
     holdout: float = 0.2,
     random_state: int | np.random.RandomState | None = None,
+    keep_all: bool = False,
     **options: Any,
 ) -> RankSelection:
     """Fit CP models of several ranks to a sparse tensor, score them, and suggest a rank.
@@ -237,6 +238,8 @@ def select_rank(
         The share of the nonzeros to hold out; 0 holds out nothing and suggests nothing.
     random_state : int or numpy.random.RandomState, optional
         Draws the held-out entries and the seeds of the runs, which are the same for each rank.
+    keep_all : bool
+        Whether `best_of` drops no run of `parafac` before its end.
     **options
         For each run, such as `n_iter_max` and `tol`; but no `mask` if entries are held out.
 
@@ -268,10 +271,11 @@ def select_rank(
 
     Notes
     -----
-    The runs of `best_of` take most of the time; with a mask they run one after another. Each rank
-    is logged at level INFO. Core consistency takes ``nnz * R**(ndim - 1)`` operations and is left
-    out (nan) above ten billion, and for `observed_parafac`, whose unknown cells it would take for
-    zeros. All models are kept. The same `random_state` gives the same result on one machine.
+    The runs of `best_of` take most of the time. Those of `parafac` run together, on a GPU only
+    without held-out entries; others take turns. Each rank is logged at level INFO. Core consistency
+    takes up to ``nnz * R**(ndim - 1)`` operations and is left out (nan) above ten billion, and for
+    `observed_parafac`, whose unknown cells it would take for zeros. All models are kept. The same
+    `random_state` gives the same result on one machine.
 
     References
     ----------
@@ -307,7 +311,6 @@ def select_rank(
         require_flycoo_backend()
         function = decomposition.parafac
     options.pop("return_errors", None)  # best_of takes them in any case
-    options = prefer_momentum(function, x, options)
     random = as_random_state(random_state)
     seed = random.randint(2**31 - 1)
     held_out = _HeldOut.draw(x, holdout, function, options, random) if holdout else None
@@ -315,7 +318,7 @@ def select_rank(
     try:
         for number, rank in enumerate(ranks):
             report(f"rank {rank} ({number + 1} of {len(ranks)}): {n_runs} runs")
-            results.append(_fit_rank(x, rank, n_runs, function, held_out, seed, options))
+            results.append(_fit_rank(x, rank, n_runs, function, held_out, seed, keep_all, options))
     except KeyboardInterrupt:
         if not results:
             raise
@@ -392,7 +395,7 @@ def _find_tolerance(
 
 def _fit_rank(
     x: FlycooTensor, rank: int, n_runs: int, method: Callable[..., Any],
-    held_out: "_HeldOut | None", seed: int, options: Mapping[str, Any],
+    held_out: "_HeldOut | None", seed: int, keep_all: bool, options: Mapping[str, Any],
 ) -> tuple[RankScore, Any, np.ndarray, CPTensor, float]:  # fmt: skip
     """Fit the models of one rank.
 
@@ -401,7 +404,7 @@ def _fit_rank(
     """
     known = x if held_out is None else held_out.known
     masked = options if held_out is None else {**options, **held_out.options}
-    starts = best_of(method, known, rank, n_runs, seed, **masked)
+    starts = best_of(method, known, rank, n_runs, seed, keep_all, **masked)
     model, error = starts.best, float(starts.final_errors.min())
     if not isinstance(model, CPTensor):
         raise TypeError(
@@ -410,7 +413,7 @@ def _fit_rank(
     core, terms = float("nan"), None
     if held_out is not None:
         terms = held_out.list_terms(model)
-        begin = {**options, "init": model}
+        begin = prefer_momentum(method, x, options) | {"init": model}
         model, errors = run_once(method, x, rank, starts.seeds[starts.best_number], begin)
         error = float(errors[-1]) if len(errors) else error
     is_affordable = x.nnz * rank ** (x.ndim - 1) <= _MAX_CORE_OPERATIONS
@@ -445,7 +448,9 @@ class _HeldOut:
         with_zeros = method is not observed_parafac  # to which only nonzeros are known
         missing = MissingEntries(x, draw_entries(x, share, random, with_zeros))
         mask: dict[str, Any] = {}
-        if with_zeros:
+        if with_zeros and method.__module__.startswith(decomposition.__name__):
+            mask["mask"] = MissingEntries(missing.observed, missing.coords)  # planned once
+        elif with_zeros:
             cells = move(missing.coords, np)  # sorted, as the mask has to be
             attributes = {"fill_value": 1.0, "sorted": True, "has_duplicates": False}
             mask["mask"] = sparse.COO(cells, np.zeros(missing.count), x.shape, **attributes)

@@ -80,12 +80,25 @@ def test_a_singular_system_ends_a_run():
 def test_runs_that_converge_leave(dtype):
     x = planted_tensor((30, 40, 50), 3, 300, noise=0.2, random_state=0, dtype=dtype,
                        device="cuda")[0]  # fmt: skip
-    starts = best_of(parafac, x, 3, 10, random_state=0, tol=1e-3)
+    starts = best_of(parafac, x, 3, 10, random_state=0, tol=1e-3, keep_all=True)
     assert len({len(errors) for errors in starts.errors}) > 1
     for seed, errors in zip(starts.seeds, starts.errors, strict=True):
         options = {"init": "random", "random_state": seed, "tol": 1e-3, "return_errors": True}
         _, expected = parafac(x, 3, **options)
         assert abs(float(errors[-1]) - float(expected[-1])) <= 2e-3
+
+
+@DTYPES
+def test_runs_are_dropped(dtype):
+    x = planted_tensor((30, 40, 50), 3, 300, noise=0.2, random_state=0, dtype=dtype,
+                       device="cuda")[0]  # fmt: skip
+    starts, again = (best_of(parafac, x, 3, 12, random_state=0) for _ in range(2))
+    everything = best_of(parafac, x, 3, 12, random_state=0, keep_all=True)
+    assert starts.dropped
+    assert (starts.dropped, starts.errors) == (again.dropped, again.errors)
+    assert everything.dropped == []
+    assert starts.final_errors.min() == pytest.approx(everything.final_errors.min(), rel=1e-4)
+    assert factor_match_score(starts.best, everything.best) > 0.99
 
 
 def test_scores_are_those_of_the_cpu():

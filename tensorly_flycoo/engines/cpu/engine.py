@@ -19,6 +19,7 @@ from ..protocol import Engine
 from . import groups, kernels, logarithms, products, ratios, slices, solvers, threads, updates
 from . import ttmc as ttmc_kernels
 from .free_memory import count_free_nbytes
+from .imputing import add_entries, evaluate_models
 from .primitives import CpuPrimitives
 from .records import Field, Fields, Source, Target, Tiles, locate
 
@@ -212,6 +213,8 @@ class CpuEngine(CpuPrimitives, Engine):
     contract_rows = staticmethod(groups.contract_rows)
     multiply_transposed = staticmethod(products.multiply_transposed)
     multiply_rows = staticmethod(products.multiply_rows)
+    evaluate_models = staticmethod(evaluate_models)
+    add_entries = staticmethod(add_entries)
 
     def add_products(self, *arguments: Any) -> None:
         """Add the MTTKRP of nonzeros in any sequence: see `slices.add_products`."""

@@ -115,7 +115,7 @@ def test_missing_entries_are_imputed_from_what_is_updated():
         (non_negative_parafac_hals, {"normalize_factors": True}),
         (non_negative_parafac_hals, {"nn_modes": [1], "fixed_modes": [2]}),
     ],
-    ids=str,
+    ids=lambda given: getattr(given, "__name__", str(given)),
 )
 @pytest.mark.filterwarnings("ignore:init is taken")
 def test_resumed_is_the_same_to_the_bit(tmp_path, decompose, options, dtype):

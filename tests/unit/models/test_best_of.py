@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import sparse
 import tensorly as tl
 from tensorly.decomposition import (
     constrained_parafac,
@@ -43,9 +44,9 @@ def count_batches(monkeypatch):
     """Return a list that gets an item for each batch of runs."""
     batches, original = [], many_starts._run_batch
 
-    def run_batch(x, rank, seeds, *options):
-        batches.append(len(seeds))
-        return original(x, rank, seeds, *options)
+    def run_batch(batch, *arguments):
+        batches.append(len(batch.stacks[0]))
+        return original(batch, *arguments)
 
     monkeypatch.setattr(many_starts, "_run_batch", run_batch)
     return batches
@@ -55,8 +56,9 @@ def count_batches(monkeypatch):
 def test_each_run_equals_the_lone_run(x, function, monkeypatch):
     batches = count_batches(monkeypatch)
     options = {"n_iter_max": 20, "tol": 1e-4}
-    starts = best_of(function, x, 3, 5, random_state=1, **options)
+    starts = best_of(function, x, 3, 5, random_state=1, keep_all=True, **options)
     assert batches == [5]
+    assert starts.dropped == []
     assert len(set(starts.seeds)) == 5
     for seed, run, errors in zip(starts.seeds, starts.runs, starts.errors, strict=True):
         alone = {"init": "random", "random_state": seed, "return_errors": True, **options}
@@ -173,3 +175,27 @@ def test_errors(x, changes, error, message):
 def test_another_backend_is_refused(x):
     with tl.backend_context("numpy"), pytest.raises(RuntimeError, match="backend is 'numpy'"):
         best_of(parafac, x, 2, 2)
+
+
+def test_a_dropped_run_has_the_match_of_the_one_that_it_matched(x):
+    starts = best_of(parafac, x, 2, 8, random_state=0, tol=1e-12)
+    assert len(starts.dropped) == 7
+    assert starts.best_number not in starts.dropped
+    # All find one solution. Compared as they were when they were dropped, they differ more.
+    assert starts.match > 1 - 1e-12
+    scores = [factor_match_score(starts.best, run) for run in starts.runs]
+    assert 1e-12 < 1 - min(scores) < 0.05
+
+
+def test_a_mask_runs_together_on_the_cpu(x, monkeypatch):
+    batches = count_batches(monkeypatch)
+    cells = np.unique(x.nonzeros()[0][:, ::7], axis=1)
+    mask = sparse.COO(cells, np.zeros(cells.shape[1]), x.shape, fill_value=1.0)
+    starts = best_of(parafac, x, 2, 3, random_state=0, n_iter_max=8, mask=mask)
+    assert batches == [3]
+    for seed, errors in zip(starts.seeds, starts.errors, strict=True):
+        alone = {"init": "random", "random_state": seed, "n_iter_max": 8, "return_errors": True}
+        _, expected = decomposition.parafac(x, 2, mask=mask, **alone)
+        np.testing.assert_allclose(errors, expected, rtol=1e-10)
+    with pytest.raises(TypeError, match="mask is a"):
+        best_of(parafac, x, 2, 2, mask=np.ones(x.shape))

@@ -81,3 +81,15 @@ def test_a_zero_model():
     zero = (None, [np.zeros((size, 2)) for size in x.shape])
     assert core_consistency(x, zero) == 0
     assert core_consistency(x, zero, normalised=True) == -np.inf
+
+
+def test_modes_of_few_combinations_are_merged():
+    shape, rank = (2, 2, 2, 40, 40), 4
+    x, model = random_tensor(shape, 2000, random_state=0), make_model(0, shape, rank)
+    assert module._choose_merged(x, rank) == [0, 1, 2]
+    found = core_consistency(x, model)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_choose_merged", lambda x, rank: [4])
+        expected = core_consistency(x, model)
+    condition = np.prod([np.linalg.cond(factor) for factor in model[1]])
+    assert abs(found - expected) <= 1e-12 * condition * abs(expected)

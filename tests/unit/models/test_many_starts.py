@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+import sparse
 import tensorly as tl
 from tensorly.decomposition import parafac
 
-from tensorly_flycoo import FlycooTensor
-from tensorly_flycoo.models import many_starts
-from tensorly_flycoo.models.many_starts import Stopping, run_together
+from tensorly_flycoo import FlycooTensor, decomposition
+from tensorly_flycoo.decomposition.masks import MissingEntries
+from tensorly_flycoo.models import factor_match_score, many_starts
+from tensorly_flycoo.models.many_starts import Run, Stopping, run_together
 from tensorly_flycoo.testing import planted_tensor, random_tensor
 
 SEEDS = [3, 1, 4, 15]
@@ -104,9 +106,9 @@ def test_a_singular_matrix_does_not_spoil_the_others():
 def test_runs_that_do_not_fit_together_run_in_batches(monkeypatch):
     x, stopping = random_tensor((30, 40, 50), 3000, random_state=0), Stopping(4)
     expected = run_together(x, 3, SEEDS, stopping)
-    monkeypatch.setattr(many_starts, "_choose_batch_size", lambda x, rank: 3)
+    monkeypatch.setattr(many_starts, "_choose_batch_size", lambda *_: 3)
     for run, other in zip(run_together(x, 3, SEEDS, stopping), expected, strict=True):
-        assert_same(run, other)
+        assert_same(run, other[:2])
 
 
 def test_runs_are_batched_as_caches_and_memory_allow(monkeypatch):
@@ -114,8 +116,11 @@ def test_runs_are_batched_as_caches_and_memory_allow(monkeypatch):
     assert many_starts._choose_batch_size(small, 4) >= 20
     assert many_starts._choose_batch_size(large, 4) == 4  # a row of 16 numbers
     assert run_together(large, 9, SEEDS, Stopping()) == [None] * 4
-    monkeypatch.setattr(many_starts, "_SHARE", 1e-6)
-    assert many_starts._choose_batch_size(small, 4) == 1
+    runs = run_together(large, 9, SEEDS, Stopping(2), keep_all=False)  # one by one
+    assert [len(run.errors) for run in runs] == [2] * 4
+    monkeypatch.setattr(many_starts, "_SHARE", 1e-9)
+    assert many_starts._choose_batch_size(small, 4) == 0
+    assert run_together(small, 4, SEEDS, Stopping(), keep_all=False) == [None] * 4
 
 
 def invert_products(engine, grams, dtype):
@@ -138,3 +143,88 @@ def test_the_path_for_gpus_gives_the_same_up_to_rounding(dtype, has_kernel, monk
         for factor, array in zip(run.cp_tensor.factors, other.cp_tensor.factors, strict=True):
             assert factor.dtype == array.dtype
             assert np.abs(factor - array).max() <= bound * np.abs(array).max()
+
+
+def make_grouped(groups, dtype):
+    """Return a tensor whose first two indices have few combinations."""
+    random = np.random.RandomState(0)
+    pairs = random.randint(0, [[300], [250]], (2, 60))[:, random.randint(0, 60, 4000)]
+    coords = np.vstack([pairs, random.randint(0, 5, 4000), random.randint(0, 6, 4000)])
+    values = random.random_sample(4000).astype(dtype)
+    return FlycooTensor(coords, values, (300, 250, 5, 6), groups=groups)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("groups", [None, ((0,), (1, 2), (3,)), ((0, 1), (2, 3))], ids=str)
+def test_runs_with_missing_entries_are_near_the_lone_runs(groups, dtype):
+    x, stopping = make_grouped(groups, dtype), Stopping(5, 0)
+    assert (x._layout.prefixes is not None) == (groups == ((0, 1), (2, 3)))
+    coords, _ = x.nonzeros()
+    others = np.random.RandomState(1).randint(0, np.array([x.shape]).T, (4, 500))
+    cells = np.unique(np.hstack([coords[:, ::5], others]), axis=1)
+    mask = sparse.COO(cells, np.zeros(cells.shape[1]), x.shape, fill_value=1.0)
+    runs = run_together(x, 3, SEEDS, stopping, MissingEntries(x, cells))
+    bound = 1e-11 if dtype == "float64" else 1e-3  # iterations amplify rounding errors
+    for seed, run in zip(SEEDS, runs, strict=True):
+        options = {"init": "random", "random_state": seed, "return_errors": True, "mask": mask}
+        (_, factors), errors = decomposition.parafac(x, 3, **options, **stopping._asdict())
+        np.testing.assert_allclose(run.errors, errors, rtol=bound)
+        for found, factor in zip(run.cp_tensor.factors, factors, strict=True):
+            assert found.dtype == dtype
+            assert np.abs(found - factor).max() <= bound * np.abs(factor).max()
+
+
+def make_run(error, decrease=0.0, num_errors=20, seed=0):
+    """Return a run with random factors of rank 1 whose last error and decrease are given."""
+    random = np.random.RandomState(seed)
+    model = (np.ones(1), [random.random_sample((size, 1)) for size in (7, 8, 9)])
+    return Run(tl.cp_tensor.CPTensor(model), [1.0] * (num_errors - 2) + [error + decrease, error])
+
+
+def find_dropped(*runs):
+    return {n: run.leader for n, run in many_starts._drop([], dict(enumerate(runs))).items()}
+
+
+def test_a_run_is_dropped_only_if_it_is_hopeless():
+    good, poor = make_run(0.5, seed=1), make_run(0.7, seed=2)
+    assert find_dropped(good, poor) == {1: None}
+    assert find_dropped(poor, good) == {0: None}
+    # After 20 iterations it may fall by 40 times its last decrease.
+    assert find_dropped(good, make_run(0.7, 0.0051, seed=2)) == {}
+    assert find_dropped(good, make_run(0.7, 0.0049, seed=2)) == {1: None}
+    # The best 10 / 20 of all runs go on, however poor.
+    assert find_dropped(good, make_run(0.6, seed=3), poor, poor) == {2: None, 3: None}
+    few = [make_run(error, num_errors=9, seed=n) for n, error in enumerate([0.5, 0.6, 0.7])]
+    assert find_dropped(*few) == {}
+
+
+def test_a_run_is_dropped_for_a_better_one_that_it_matches():
+    first, same = make_run(0.5, seed=1), make_run(0.5001, 1e-4, seed=1)
+    other = make_run(0.4965, seed=2)
+    assert find_dropped(first, same, other) == {1: 0}
+    assert find_dropped(same, other, first) == {0: 2}
+    early = [make_run(error, 1, 19, seed=1) for error in (0.5, 0.5001)]
+    assert find_dropped(*early) == {}  # they are compared after each 10 iterations
+    # A run that was dropped itself is no reason to drop another, one that has ended is.
+    ended = first._replace(is_dropped=True)
+    assert many_starts._drop([ended, None], {2: same}) == {}
+    assert many_starts._drop([first, None], {2: same})[2].leader == 0
+
+
+@pytest.mark.parametrize("size", [1, 4, 12])
+def test_the_best_run_is_found_with_less_work(size, monkeypatch):
+    x, _ = planted_tensor((25, 30, 35), 5, 300, noise=0.5, random_state=0)
+    monkeypatch.setattr(many_starts, "_choose_batch_size", lambda *_: size)
+    arguments = (x, 5, range(12), Stopping())
+    runs, again = (run_together(*arguments, keep_all=False) for _ in range(2))
+    assert [run.errors for run in runs] == [run.errors for run in again]
+    monkeypatch.setattr(many_starts, "_choose_batch_size", lambda *_: 12)
+    everything = run_together(*arguments)
+    best, expected = (min(of, key=lambda run: run.errors[-1]) for of in (runs, everything))
+    assert best.errors[-1] == pytest.approx(expected.errors[-1], abs=1e-7)
+    assert factor_match_score(best.cp_tensor, expected.cp_tensor) > 0.99
+    for run, whole in zip(runs, everything, strict=True):
+        assert run.errors == whole.errors[: len(run.errors)]  # until it was dropped
+        assert run.is_dropped == (len(run.errors) < len(whole.errors))
+    count, most = (sum(len(run.errors) for run in of) for of in (runs, everything))
+    assert count < (0.7 if size > 1 else 0.8) * most

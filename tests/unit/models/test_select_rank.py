@@ -202,7 +202,7 @@ def test_a_search_that_is_stopped_keeps_the_finished_ranks(x, monkeypatch, caplo
     ):
         selection = select_rank(x, [1, 2, 3, 4], **options)
     assert "rank 2 (2 of 4): 2 runs" in caplog.text
-    assert "run 2 of 2" in caplog.text
+    assert "runs 1 to 2 of 2 together" in caplog.text
     assert len(selection.models) == 2
     assert selection.scores == select_rank(x, [1, 2], **options).scores
     with pytest.raises(KeyboardInterrupt):

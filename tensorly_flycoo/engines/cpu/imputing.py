@@ -1,0 +1,100 @@
+"""Missing entries that many models impute at once, each its own values; compiled by numba.
+
+The columns of all models are side by side: ``columns[:, s * R : (s + 1) * R]`` belong to model s.
+"""
+
+from typing import Any
+
+import numpy as np
+from numba.cpython.unsafe.tuple import tuple_setitem
+
+from ...base.array_modules import Array
+from . import threads
+from .compiling import kernel
+from .kernels import add_product, clear_row, count_lanes, new_row_of_zeros
+
+#: Entries whose squares are added up together.
+_BLOCK_SIZE = 2048
+
+
+def evaluate_models(ids: Array, columns: tuple[Array, ...], values: Array) -> Array:
+    """Write the values of all models at the entries to `values` (count, n).
+
+    `ids` (N, count) are the rows of the N matrices `columns`, (I_n, n * R) each. Return, in float64
+    (2, n), the sums of the squares of the values and of their products with their changes.
+    """
+    num_blocks = -(-len(values) // _BLOCK_SIZE)
+    sums = np.zeros((num_blocks, 2, values.shape[1]))
+    work_ns = len(values) * columns[0].shape[1] * len(columns)
+    threads.launch(_evaluate, num_blocks, ids, columns, values, sums, work_ns=work_ns)
+    return sums.sum(axis=0)
+
+
+def add_entries(
+    starts: Array, ids: Array, places: Array, values: Array, columns: tuple[Array, ...], out: Array
+) -> None:
+    """Add the MTTKRP of entries, with the values of all models, to `out` (I, n * R).
+
+    Row ``ids[0, k]`` of `out` gets entry k, whose values are ``values[places[k]]`` (n,), times rows
+    ``ids[1:, k]`` of `columns`. Each row's entries are neighbours; `starts` says where they begin.
+    """
+    lanes = (0,) * count_lanes(out[:, : out.shape[1] // values.shape[1]])
+    zeros = (np.uint64(0),) * len(columns)
+    arguments = (starts, ids, places, values, columns, out, zeros, lanes)
+    work_ns = places.size * out.shape[1] * len(columns) / 4
+    threads.launch(_add, starts.size - 1, *arguments, work_ns=work_ns)
+
+
+@kernel
+def _evaluate(
+    first: int, last: int, ids: Array, columns: tuple[Array, ...], values: Array, sums: Array
+) -> None:
+    count, num_models, one = np.uint64(len(values)), np.uint64(values.shape[1]), np.uint64(1)
+    rank, size = np.uint64(columns[0].shape[1]) // num_models, np.uint64(_BLOCK_SIZE)
+    for block in range(np.uint64(first), np.uint64(last)):
+        for k in range(block * size, min((block + one) * size, count)):
+            for s in range(num_models):
+                total = values.dtype.type(0)
+                for r in range(s * rank, (s + one) * rank):
+                    product = columns[0][np.uint64(ids[0, k]), r]
+                    for n in range(1, len(columns)):
+                        product *= columns[n][np.uint64(ids[n, k]), r]
+                    total += product
+                value = np.float64(total)
+                sums[block, 0, s] += value * value
+                sums[block, 1, s] += value * (value - values[k, s])
+                values[k, s] = total
+
+
+@kernel
+def _add(
+    first: int,
+    last: int,
+    starts: Array,
+    ids: Array,
+    places: Array,
+    values: Array,
+    columns: tuple[Array, ...],
+    out: Array,
+    indices: Any,
+    lanes: tuple[int, ...],
+) -> None:
+    num_models, num_lanes = np.uint64(values.shape[1]), np.uint64(len(lanes))
+    rank: Any = np.uint64(out.shape[1]) // num_models
+    total = new_row_of_zeros(values.dtype.type(0), lanes)
+    for run in range(np.uint64(first), np.uint64(last)):
+        begin, end = np.uint64(starts[run]), np.uint64(starts[run + np.uint64(1)])
+        row = np.uint64(ids[0, begin])
+        for s in range(num_models):
+            for step in range(np.uint64(0), rank, num_lanes):
+                # The last step may overlap the one before, and then adds only what is new.
+                own = min(step, rank - num_lanes)
+                clear_row(total, lanes)
+                for k in range(begin, end):
+                    for n in range(len(columns)):
+                        row_id = np.uint64(ids[n + 1, k])
+                        indices = tuple_setitem(indices, n, row_id)  # type: ignore[call-arg]
+                    value = values[np.uint64(places[k]), s]
+                    add_product(total, value, columns, indices, s * rank + own, lanes)
+                for lane in range(step - own, num_lanes):
+                    out[row, s * rank + own + lane] += total[lane]
