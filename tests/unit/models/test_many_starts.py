@@ -23,7 +23,7 @@ def _backend():
 
 def run_alone(x, rank, seed, stopping, **options):
     options |= {"init": "random", "random_state": seed, "return_errors": True}
-    return parafac(x, rank, **options, **stopping._asdict())
+    return decomposition.parafac(x, rank, **options, **stopping._asdict())
 
 
 def assert_same(run, expected):
@@ -163,7 +163,7 @@ def test_runs_with_missing_entries_are_near_the_lone_runs(groups, dtype):
     others = np.random.RandomState(1).randint(0, np.array([x.shape]).T, (4, 500))
     cells = np.unique(np.hstack([coords[:, ::5], others]), axis=1)
     mask = sparse.COO(cells, np.zeros(cells.shape[1]), x.shape, fill_value=1.0)
-    runs = run_together(x, 3, SEEDS, stopping, MissingEntries(x, cells))
+    runs = run_together(x, 3, SEEDS, stopping, missing=MissingEntries(x, cells))
     bound = 1e-11 if dtype == "float64" else 1e-3  # iterations amplify rounding errors
     for seed, run in zip(SEEDS, runs, strict=True):
         options = {"init": "random", "random_state": seed, "return_errors": True, "mask": mask}
