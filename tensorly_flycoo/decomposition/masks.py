@@ -53,7 +53,7 @@ class MissingEntries:
         # In one piece, so that values can be given in one order.
         device = x._engine.local_device
         options: dict[str, Any] = {"layout": "indexed", "device": device, "slabs": 1}
-        ones = np.ones(coords.shape[1], x.dtype)
+        ones = array_module(coords).ones(coords.shape[1], x.dtype)
         # Building a tensor checks and sorts the coordinates, and drops duplicates.
         self.coords, _ = FlycooTensor(coords, ones, x.shape, **options)._sorted_nonzeros()
         self.count = self.coords.shape[1]

@@ -104,7 +104,8 @@ def test_from_a_frame_to_new_rows():
     entries = cp_to_entries(cp, cupy.asarray(frame.to_numpy().T)).get()
     assert np.array_equal(cp.predict(frame), entries)
     assert float(tl.cp_norm(cp)) == pytest.approx(float(tl.norm(tl.cp_to_tensor(cp))))
-    model = FlycooCP(2, n_starts=1, n_iter_max=5, random_state=0).fit(x)
+    plain = {"linesearch": False}  # as parafac
+    model = FlycooCP(2, n_starts=1, n_iter_max=5, random_state=0, options=plain).fit(x)
     assert model.score(x) == pytest.approx(cp_fit(x, cp).fit)
 
 

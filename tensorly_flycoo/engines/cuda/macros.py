@@ -80,7 +80,8 @@ def mttkrp_macros(
     block_size = tuning.choose_block_size(tile_size)
     run = tile_size * cut.group_size // block_size
     itemsize = record_format.dtype.itemsize
-    batch, num_threads = occupancy.batch, tuning.limit_threads(occupancy, itemsize)
+    batch = tuning.limit_batch(occupancy, itemsize, cut)
+    num_threads = tuning.limit_threads(occupancy, itemsize)
     if ratios:
         sizes = (occupancy, record_format.ndim - 1, cut, itemsize)
         batch, num_threads = tuning.choose_ratio_occupancy(*sizes, adds_logs=ratios == 2)

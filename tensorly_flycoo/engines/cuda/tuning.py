@@ -99,7 +99,6 @@ class Occupancy:
 #: By compute capability; within one, the first row that fits is used. After the capability: the
 #: most inputs, the highest rank, batch, threads, tile size. Names are the benchmark's tensors.
 OCCUPANCIES = (
-    Occupancy((8, 0), 1, _ANY, 8, 1024, 2048, _AS_9),
     Occupancy((8, 0), 2, _ANY, 4, 1024, 2048, _AS_9),
     Occupancy((8, 0), 3, _ANY, 4, 640, 1024, _AS_9),
     Occupancy((8, 0), 4, _ANY, 2, 1024, 1024, _AS_9),
@@ -212,6 +211,12 @@ def limit_threads(occupancy: Occupancy, itemsize: int) -> int:
     # With 1024 threads TTMc of three modes spilled on 8.0, and their MTTKRP at rank 7 on 10.0.
     is_tight = itemsize > 4 and occupancy.capability != _MEASURED
     return min(896, occupancy.num_threads) if is_tight else occupancy.num_threads
+
+
+def limit_batch(occupancy: Occupancy, itemsize: int, cut: RankCut) -> int:
+    """Return the batch of an occupancy; at most 4 where longer ones would spill registers."""
+    is_aligned = cut.store_columns == cut.lane_columns
+    return occupancy.batch if itemsize == 4 and is_aligned else min(4, occupancy.batch)
 
 
 #: By the most inputs, the batch and the threads of MTTKRP of ratios, without and with logarithms.

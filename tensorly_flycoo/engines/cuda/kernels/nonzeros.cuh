@@ -23,12 +23,14 @@ struct Nonzeros {
     static constexpr int entry_nbytes = (value_words + 1 + NumInputs + 1) / 2 * 8;
     using Slots = ::Slots<NumWords, entry_nbytes, TileSize, BlockSize, run>;
     using SlotPiece = typename Slots::SlotPiece;
-    static constexpr int entry_pieces = entry_nbytes / sizeof(SlotPiece);
+    // The last piece may be a part: of merged modes a record may be longer than its entry.
+    static constexpr int entry_pieces = (entry_nbytes + sizeof(SlotPiece) - 1) / sizeof(SlotPiece);
+    static_assert(entry_pieces <= Slots::slot_pieces, "an entry fits its slot");
 
     // An entry: the value, the output row and the input rows. With three modes and floats it takes
     // 16 bytes and one load.
     union Entry {
-        unsigned words[entry_nbytes / 4];
+        unsigned words[entry_pieces * sizeof(SlotPiece) / 4];
         SlotPiece pieces[entry_pieces];
 
         __device__ __forceinline__ Value value() const

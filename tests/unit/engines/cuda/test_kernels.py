@@ -14,6 +14,7 @@ from tensorly_flycoo.engines import cuda
 from tensorly_flycoo.engines.cuda import structs, tuning
 from tensorly_flycoo.engines.cuda.macros import IdBits, mttkrp_macros, remap_macros, ttmc_macros
 from tensorly_flycoo.engines.cuda.source import load_source, specialise
+from tensorly_flycoo.format.packing import RecordFormat
 from tensorly_flycoo.format.tree import express
 
 FOLDER = Path(cuda.__file__).parent / "kernels"
@@ -161,6 +162,27 @@ def test_every_cut_of_the_ranks_compiles(ndim, dtype, architecture):
                 macros = mttkrp_macros(record_format, tile_size, cut, occupancy, *ids)
                 jobs.append(("mttkrp_remap.cu", architecture, macros))
     compile_all(jobs)
+
+
+@ON_LINUX
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("groups", "bits"),
+    [(((0, 1, 2),), 20), (((0, 1), (2,)), 20), (((0, 1), (2,), (3,), (4,), (5,)), 30)],
+    ids=["one", "two", "five"],
+)
+def test_merged_modes_compile(groups, bits, dtype):
+    """Their records may be longer than entries."""
+    shape = (2**bits,) * sum(map(len, groups))
+    record_format = RecordFormat.of(shape, dtype, "uint32", groups, 2**20).merged
+    tile_size, itemsize = choose_tile_size(record_format, "sm_90"), record_format.dtype.itemsize
+    occupancy = choose_occupancy(record_format, "sm_90")
+    cuts = [
+        tuning.cut_rank(rank, itemsize, 16, math.gcd(16, rank * itemsize)) for rank in (2, 25, 32)
+    ]
+    ids = (U32, IdBits.of(2**18, tile_size), U32)
+    macros = [mttkrp_macros(record_format, tile_size, cut, occupancy, *ids) for cut in cuts]
+    compile_all([("mttkrp_remap.cu", "sm_90", own) for own in macros])
 
 
 @ON_LINUX
