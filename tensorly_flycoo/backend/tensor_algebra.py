@@ -143,7 +143,7 @@ def is_ours(name: str, args: tuple, kwargs: Mapping[str, Any]) -> bool:
 
     Refuse a `FlycooTensor` under another backend; a raw `sparse.COO` is left to that backend.
     """
-    x = views.find_sparse((*args, *kwargs.values()))
+    x = views.find_sparse((*args, *kwargs.values()), name)
     if x is None:
         return False
     backend = BackendManager.get_backend()

@@ -30,7 +30,7 @@ def guard(function: Callable[_P, _R], dense: Callable[_P, _R] | None = None) -> 
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        x = find_sparse((*args, *kwargs.values()))
+        x = find_sparse((*args, *kwargs.values()), function.__name__)
         if x is None:
             for table in filter(is_table, args[:1] or [kwargs.get("tensor")]):
                 raise not_sparse_error(table)

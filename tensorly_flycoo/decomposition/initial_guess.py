@@ -159,7 +159,7 @@ def make_initial_guess(
         check_svd(svd, "init='svd'", x.shape)
         unfold = unfold or (lambda mode: Unfolding(x, mode))
         factors = [
-            _take_left_vectors(x, unfold(mode), rank, svd, random, non_negative)
+            take_left_vectors(x, unfold(mode), rank, svd, random, non_negative)
             for mode in range(x.ndim)
         ]
         if non_negative:
@@ -169,7 +169,7 @@ def make_initial_guess(
     return normalize(None, factors) if normalize_factors else (None, factors)
 
 
-def _take_left_vectors(
+def take_left_vectors(
     x: FlycooTensor, unfolding: Unfolding, rank: int, svd: str, random: Any, non_negative: bool
 ) -> Array:
     """Make one factor from leading left singular vectors, filled up with random columns."""

@@ -121,7 +121,7 @@ def non_negative_parafac_hals(
     modes = [n for n in range(x.ndim) if n not in (fixed_modes or [])]
     data = WholeTensor(x)
     cp_tensor, errors = iterate(
-        model, _Hals(data, modes, constrained, penalties, exact, normalize_factors),
+        model, Hals(data, modes, constrained, penalties, exact, normalize_factors),
         measure_by(data, wants_errors=bool(tol) or callback is not None),
         solver="non_negative_parafac_hals", tensor=x, n_iter_max=n_iter_max, init=init,
         is_over=lambda errors: has_converged(errors, tol, cvg_criterion), callback=callback,
@@ -132,10 +132,10 @@ def non_negative_parafac_hals(
 
 
 @dataclass
-class _Hals:
+class Hals:
     """One sweep of HALS, or a system of equations, per mode."""
 
-    data: WholeTensor
+    data: Any  # a WholeTensor, or the projected slices of `parafac2`
     modes: list[int]
     constrained: set[int]
     penalties: list[float | None]

@@ -191,9 +191,9 @@ def _run_tensorly_loop(options: dict[str, Any]) -> Any:
 
 @dataclass
 class LeastSquares:
-    """Alternating least squares in our own loop (masks, `OnlineCP`): a system for each mode."""
+    """Alternating least squares in our own loops: a system for each mode."""
 
-    x: ImputedTensor | WholeTensor
+    x: Any  # an ImputedTensor, a WholeTensor, or the projected slices of `parafac2`
     modes: list[int]
     l2_reg: float
     orthogonalise: int

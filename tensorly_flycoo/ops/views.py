@@ -32,11 +32,11 @@ def is_lazy_or_sparse(x: object) -> bool:
     return is_sparse(x) or isinstance(x, LazyArray)
 
 
-def find_sparse(arguments: Iterable[Any]) -> Any:
+def find_sparse(arguments: Iterable[Any], function: str = "") -> Any:
     """Return the first argument that is sparse or a lazy view of a sparse tensor, or None.
 
     The items of lists and tuples count as well. Under the backend "flycoo" raises a TypeError if a
-    sparse tensor of SciPy, CuPy, PyTorch or JAX comes first.
+    sparse tensor of SciPy, CuPy, PyTorch or JAX comes first; but `parafac2` takes lists of SciPy's.
     """
     for argument in arguments:
         if type(argument) is np.ndarray or is_cupy(argument):
@@ -44,7 +44,10 @@ def find_sparse(arguments: Iterable[Any]) -> Any:
         for x in argument if isinstance(argument, list | tuple) else (argument,):
             if is_lazy_or_sparse(x):
                 return x
-            if find_converter(x) and current_backend() == "flycoo":
+            converter = find_converter(x)
+            if converter == "from_scipy" and function == "parafac2" and argument is not x:
+                return x
+            if converter and current_backend() == "flycoo":
                 raise not_sparse_error(x)
     return None
 
