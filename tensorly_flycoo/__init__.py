@@ -25,6 +25,7 @@ from .models.stats import ModeStats, TensorStats, stats
 from .ops.call_memory import MemoryEstimate, estimate_memory
 from .ops.cp_entries import cp_to_entries
 from .ops.mttkrp import mttkrp
+from .ops.ragged import RaggedTensor
 from .tensor.labelled import LabelledTensor
 from .tensor.tensor import FlycooTensor
 
@@ -38,6 +39,7 @@ __all__ = [
     "ModeStats",
     "OnlineCP",
     "Progress",
+    "RaggedTensor",
     "TensorStats",
     "anomaly_scores",
     "best_of",

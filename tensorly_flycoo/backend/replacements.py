@@ -245,8 +245,8 @@ TABLE = (
     ),
     Replacement(
         "parafac2", "decomposition decomposition._parafac2", _call_ours,
-        "it would convert the slices of a raw COO in each iteration",
-        "it passed the slices through tl.tensor",
+        "it multiplies slice by slice, and projects to a dense tensor",
+        "nothing: our loop multiplies all slices at once",
     ),
     Replacement(
         "tensor_train tensor_ring", "decomposition decomposition._tt decomposition._tr_svd",

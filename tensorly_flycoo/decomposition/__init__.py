@@ -1,8 +1,8 @@
 """Decompositions of sparse tensors, with TensorLy's names and parameters.
 
 They work however and whenever TensorLy was imported, and pass dense tensors on to TensorLy. Those
-that run TensorLy's own loop or proximal operators need its backend "flycoo". All that iterate, but
-`parafac2`, take a ``callback=``, such as a `Progress`, where TensorLy's functions have none, too.
+that run TensorLy's own loop or proximal operators need its backend "flycoo". All that iterate take
+a ``callback=``, such as a `Progress`, where TensorLy's functions have none, too.
 """
 
 from .constrained_parafac import constrained_parafac

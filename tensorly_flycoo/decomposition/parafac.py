@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..base.array_modules import Array
@@ -162,7 +163,7 @@ def parafac(
     if list(fixed_modes or []) == list(range(missing.ndim)):
         return make_cp_tensor(*model)
     data = ImputedTensor(missing)
-    search = _LineSearch(data, verbose) if linesearch else None
+    search = LineSearch(verbose) if linesearch else None
     modes = list_free_modes(missing.ndim, fixed_modes)
     wants_errors = bool(tol or return_errors or linesearch or callback is not None)
     cp_tensor, errors = iterate(
@@ -197,7 +198,7 @@ class LeastSquares:
     modes: list[int]
     l2_reg: float
     orthogonalise: int
-    search: "_LineSearch | None"
+    search: "LineSearch | None"
 
     def __call__(
         self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]
@@ -210,45 +211,46 @@ class LeastSquares:
             last_mttkrp = self.x.mttkrp(weights, factors, mode)
             gram = multiply_grams(weights, factors, skip=mode, ridge=self.l2_reg)
             factors[mode] = solve(gram, last_mttkrp.T).T
-        if self.search is None or iteration % 2 or iteration <= _LineSearch.LAST_WITHOUT:
+        if self.search is None or not self.search.is_due(iteration):
             return weights, factors, last_mttkrp
-        return weights, self.search.extrapolate(iteration, weights, before, factors, errors), None
+        self.x.impute(weights, factors)
+        arguments = (iteration, before, factors, errors[-1])
+        factors, found = self.search.extrapolate(*arguments, partial(self.x.measure, weights))
+        if found is not None:
+            self.x.values = found[1]
+        return weights, factors, None
 
 
-class _LineSearch:
+class LineSearch:
     """Bro's line search: extrapolates an iteration's change if that lowers the error.
 
     Iteration t multiplies the change by ``t ** (1 / power)``; repeated failures increase `power`.
     """
 
-    #: After this iteration, every other one is extrapolated.
-    LAST_WITHOUT = 5
     _MAX_FAILURES = 4
 
-    def __init__(self, x: ImputedTensor, verbose: int) -> None:
-        self._x, self._verbose = x, verbose
+    def __init__(self, verbose: int) -> None:
+        self._verbose = verbose
         self._power, self._num_failures = 2, 0
 
+    def is_due(self, iteration: int) -> bool:
+        """Return whether an iteration is extrapolated: every other one after the first six."""
+        return iteration % 2 == 0 and iteration > 5
+
     def extrapolate(
-        self,
-        iteration: int,
-        weights: Array | None,
-        before: list[Array],
-        factors: list[Array],
-        errors: list[float],
-    ) -> list[Array]:
-        """Return the better factors, and impute the missing entries from them."""
-        self._x.impute(weights, factors)
+        self, iteration: int, before: list[Array], factors: list[Array], error: Any, measure: Any
+    ) -> tuple[list[Array], tuple | None]:
+        """Return the better factors; if these are new, also their error and what comes with it."""
         jump = iteration ** (1 / self._power)
         further = [old + (new - old) * jump for old, new in zip(before, factors, strict=True)]
-        error, values = self._x.measure(weights, further)
-        is_better = error < errors[-1]
+        found = measure(further)
+        is_better = found[0] < error
         if self._verbose:
             print(f"Line search of jump {jump} {'accepted' if is_better else 'failed'}")
         if is_better:
-            self._num_failures, self._x.values = 0, values
-            return further
+            self._num_failures = 0
+            return further, found
         self._num_failures += 1
         if self._num_failures == self._MAX_FAILURES:
             self._power, self._num_failures = self._power + 1, 0
-        return factors
+        return factors, None

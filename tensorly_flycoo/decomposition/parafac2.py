@@ -14,14 +14,14 @@ from ..base.checks import check_count, check_rank, densify_error
 from ..engines.tall_skinny import inner_product, multiply, qr, sum_columns, transposed_product
 from ..io.checkpoint import Resumed
 from ..ops.contraction import multiply_matricized
-from ..ops.ragged import RaggedTensor, as_ragged
+from ..ops.ragged import RaggedTensor
 from ..start.unfolding import Unfolding
 from ..tensor.tensor import FlycooTensor
 from .cp_loop import Model, Update, iterate
 from .cp_model import normalize, residual_square
 from .initial_guess import check_svd, draw_factors, take_guess, take_left_vectors
 from .non_negative_parafac_hals import Hals
-from .parafac import LeastSquares
+from .parafac import LeastSquares, LineSearch
 from .resuming import Callback, restore
 from .stopping import has_converged
 from .tensorly_loop import dense_to_tensorly
@@ -56,22 +56,19 @@ def parafac2(
 
     .. math:: X_k \approx P_k B \, \mathrm{diag}(a_k) \, C^T, \quad P_k^T P_k = I
 
-    All slices are one sparse matrix, multiplied by dense ones; the projected slices
-    :math:`P_k^T X_k`, of which TensorLy decomposes a dense tensor, are not formed.
+    The projected slices :math:`P_k^T X_k`, a dense tensor in TensorLy, are not formed.
 
     Parameters
     ----------
-    tensor_slices : RaggedTensor, sequence of sparse matrices, or one tensor of three modes
-        Slices (I_k, J) of SciPy, `sparse.COO` or FlycooTensor, or a tensor (K, I, J), which is cut
-        into K slices.
+    tensor_slices : RaggedTensor, sequence of sparse matrix, or tensor of three modes
+        Slices (I_k, J) of SciPy, `sparse.COO` or FlycooTensor; a tensor (K, I, J) is K of them.
     rank : int
         R, the number of components, at most J.
     n_iter_max : int
     init : {"random", "svd", CPTensor, Parafac2Tensor, ResumedCP}
-        The initial guess, in the dtype and on the device of the slices; or a checkpoint to resume
-        (`Progress.resume`). "svd" takes the leading right singular vectors of all slices.
+        The initial guess, in the dtype and on the device of the slices, or a checkpoint.
     svd : {"truncated_svd", "randomized_svd"}
-        How to find these.
+        How to find the leading right singular vectors of all slices for ``init="svd"``.
     normalize_factors : bool
         Whether the columns of the factors have norm 1, and the weights hold their norms.
     tol : float
@@ -82,8 +79,7 @@ def parafac2(
     verbose : bool or int
     return_errors : bool
     n_iter_parafac : int
-        Updates of the factors for each update of the projections. With 1 an iteration takes a
-        third to a fifth of the time.
+        Updates of the factors for each update of the projections.
     linesearch : bool
         Whether to extrapolate every other iteration, after Bro.
     mask : None
@@ -92,17 +88,15 @@ def parafac2(
         Whether to decompose the slices less the mean of each column over the rows of all slices,
         zeros included. That difference, which is dense, is not formed.
     callback : callable, optional
-        Called with a CPTensor of the factors and its error before the first and after each
-        iteration; returns True to stop.
+        As of `parafac`; the CPTensor has the factors (K, R), (R, R) and (J, R).
 
     Returns
     -------
     Parafac2Tensor
         Weights (R,), factors A (K, R), B (R, R) and C (J, R), and a projection (I_k, R) for each
-        slice, in the dtype and on the device of the slices. A slice with fewer rows than R has
-        orthonormal rows instead of columns.
+        slice, in the dtype and on the device of the slices.
     errors : list of float
-        The relative error after each iteration without an extrapolation; only with
+        The relative error after each iteration that does not extrapolate; only with
         `return_errors`.
 
     Raises
@@ -113,18 +107,19 @@ def parafac2(
         If `rank` is no integer, a slice is not sparse, or `init` has the wrong device or dtype.
     ValueError
         If `rank` is below 1 or above J, a single tensor does not have three modes, slices differ
-        in their number of columns or have no nonzeros, `init` is unknown or its shapes do not
-        match, a checkpoint is of other slices or another solver, or `linesearch` resumes one.
+        in their number of columns or have no nonzeros, `init` is unknown or does not fit, or
+        `linesearch` is to resume a checkpoint.
 
     Notes
     -----
-    An iteration multiplies the sparse matrix by a dense one ``2 * n_iter_parafac`` times, with
-    ``nnz * R`` operations each time, and passes about ten times over matrices with R columns and a
-    row for each row of the slices, four of which are kept. Slices with the same number of rows are
-    multiplied together. The Gram matrices of all slices are decomposed in float64, twice, so that
-    projections are orthonormal to rounding. Where a slice has fewer dimensions than R, they are
-    completed by fixed directions; singular values below about 1e-7 of a slice's largest (float32:
-    8e-6) count as zero. Results are bitwise the same in every run on one machine.
+    An iteration multiplies the slices, as one sparse matrix, by a dense one ``2 * n_iter_parafac``
+    times, with ``nnz * R`` operations each time. Slices with the same number of rows are multiplied
+    together. The workspace is four matrices (sum of I_k, R), and seven with `linesearch`.
+
+    Projections are orthonormal to rounding, from two rounds of Gram matrices in float64. A slice
+    with too few dimensions for them (singular values below about 1e-7 of the largest, 8e-6 in
+    float32) gets fixed directions in addition, where TensorLy's come from LAPACK; then the results
+    may differ from TensorLy's. They are bitwise the same in every run on one machine.
 
     References
     ----------
@@ -136,11 +131,8 @@ def parafac2(
     --------
     >>> import scipy.sparse
     >>> slices = [scipy.sparse.random_array((n, 10), density=0.5, rng=n) for n in (8, 9, 12)]
-    >>> decomposition, errors = parafac2(
-    ...     slices, 2, n_iter_max=5, random_state=0, return_errors=True
-    ... )
-    >>> [projection.shape for projection in decomposition.projections], len(errors)
-    ([(8, 2), (9, 2), (12, 2)], 5)
+    >>> [projection.shape for projection in parafac2(slices, 2, n_iter_max=5).projections]
+    [(8, 2), (9, 2), (12, 2)]
     """
     rank = check_rank(rank)
     check_count(n_iter_parafac, "n_iter_parafac")
@@ -148,36 +140,32 @@ def parafac2(
         instead = "it replaces the missing values in each iteration; leave mask out"
         shape = tuple(getattr(tensor_slices, "shape", np.shape(mask)))
         raise densify_error("mask= of tl.decomposition.parafac2", shape, instead)
-    x = as_ragged(tensor_slices)
+    is_ragged = isinstance(tensor_slices, RaggedTensor)
+    x: Any = tensor_slices if is_ragged else RaggedTensor(tensor_slices)
     if rank > x.shape[2]:
         raise ValueError(f"rank is {rank}, expected at most {x.shape[2]}, the number of columns")
     if x.nnz == 0:
         raise ValueError("tensor_slices have no nonzeros, expected at least one")
     if isinstance(init, Resumed) and linesearch:
         raise ValueError("linesearch= cannot resume a checkpoint: start anew, or pass False")
-    data = _ProjectedSlices(x, rank, center)
+    data: Any = _ProjectedSlices(x, rank, center)
     model = _start(data, rank, init, svd, random_state)
     constrained = set(range(3)) if isinstance(nn_modes, str) else set(nn_modes or ())
     if 1 in constrained:
-        warnings.warn(
-            "nn_modes has mode 1: B will be non-negative, but not its products with projections",
-            stacklevel=3,
-        )
+        warnings.warn("nn_modes has mode 1: B will be non-negative, but not P_k B", stacklevel=3)
     inner: Any = LeastSquares(data, [0, 1, 2], 0, False, None)
     if nn_modes is not None:
         inner = Hals(data, [0, 1, 2], constrained, [None] * 3, False, False)
-    wants_errors = bool(tol or return_errors or linesearch or callback is not None)
-    update = _Alternation(
-        data, inner, n_iter_parafac, constrained, linesearch, normalize_factors, wants_errors
-    )
+    search = LineSearch(verbose) if linesearch else None
+    update = _Alternation(data, inner, n_iter_parafac, constrained, search, normalize_factors)
     cp_tensor, errors = iterate(
-        model, update, lambda weights, factors, error: error, solver="parafac2", tensor=x.matrix,
+        model, update, lambda weights, factors, error: error, solver="parafac2", tensor=data,
         n_iter_max=n_iter_max, init=init, callback=callback, verbose=int(verbose),
         is_over=lambda errors: has_converged(errors, tol, "abs_rec_error"),
-        start_error=lambda: data.start(*model),
+        start_error=lambda: data.fit(*model),
     )  # fmt: skip
     if data.projections is None:  # there was no iteration
-        data.start(cp_tensor.weights, cp_tensor.factors)
+        data.fit(cp_tensor.weights, cp_tensor.factors)
     result = Parafac2Tensor.__new__(Parafac2Tensor)  # its check takes long for many projections
     result.weights, result.factors, result.rank = cp_tensor.weights, cp_tensor.factors, rank
     bounds = list(zip(x.starts.tolist(), x.row_counts.tolist(), strict=True))
@@ -186,60 +174,54 @@ def parafac2(
     return (result, errors) if return_errors else result
 
 
-def _start(data: "_ProjectedSlices", rank: int, init: Any, svd: str, random_state: Any) -> Model:
+def _start(data: Any, rank: int, init: Any, svd: str, random_state: Any) -> Model:
     """Make the initial guess that TensorLy makes, or restore a checkpoint."""
     matrix, engine = data.matrix, data._engine
     if isinstance(init, Resumed):
-        return restore(init, matrix, rank, "parafac2", matrix.dtype, data.shape)
-    if not isinstance(init, str):
-        weights, factors = init[0], list(init[1])
-        if len(init) == 2:
-            factors[1] = qr(factors[1])[1]
-        data_like: Any = data
-        return None, take_guess(data_like, rank, (weights, factors))
-    random = tl.check_random_state(random_state)
-    if init == "random":
+        return restore(init, data, rank, "parafac2", matrix.dtype)
+    random, xp, dtype = tl.check_random_state(random_state), engine.xp, matrix.dtype
+    if isinstance(init, str) and init == "random":
         # TensorLy begins with random projections, which it does not use.
-        engine.draw_uniform(random, (matrix.shape[0], rank), matrix.dtype)
-        return None, draw_factors(data, rank, random)  # type: ignore[arg-type]
-    if init != "svd":
-        raise ValueError(f"init is {init!r}, expected 'random', 'svd' or factors")
-    check_svd(svd, "init='svd'", matrix.shape)
-    columns = take_left_vectors(matrix, Unfolding(matrix, 1), rank, svd, random, False)
-    xp, dtype = engine.xp, matrix.dtype
-    return None, [xp.ones((data.shape[0], rank), dtype), xp.eye(rank, dtype=dtype), columns]
+        engine.draw_uniform(random, (matrix.shape[0], rank), dtype)
+        return None, draw_factors(data, rank, random)
+    if isinstance(init, str) and init == "svd":
+        check_svd(svd, "init='svd'", matrix.shape)
+        columns = take_left_vectors(matrix, Unfolding(matrix, 1), rank, svd, random, False)
+        return None, [xp.ones((data.shape[0], rank), dtype), xp.eye(rank, dtype=dtype), columns]
+    if not isinstance(init, str) and len(init) == 2:  # B is that of all slices, P B
+        init = (init[0], [init[1][0], qr(init[1][1])[1], init[1][2]])
+    return None, take_guess(data, rank, init[:2])
 
 
 class _ProjectedSlices:
     """The tensor (K, R, J) of projected slices, which is not formed, with its MTTKRPs."""
 
     def __init__(self, x: RaggedTensor, rank: int, center: bool) -> None:
-        self.matrix, self._engine, self._center = x.matrix, x.matrix._engine, center
-        self.device, self.dtype = x.matrix.device, x.dtype
-        self.shape = (x.shape[0], rank, x.shape[2])
+        self.matrix, self._center, self.shape = x.matrix, center, (x.shape[0], rank, x.shape[2])
+        # As of a FlycooTensor: the initial guess and checkpoints need them.
+        self.device, self.dtype, self.nnz = x.matrix.device, x.dtype, x.nnz
+        self._engine, self._layout = x.matrix._engine, x.matrix._layout
         self._xp = self._engine.xp
         self._order = self._xp.asarray(x.order)
         self._batches = list(_list_batches(x.row_counts[x.order]))
         self._cutoff = max(rank * 2.0**-48, (64 * np.finfo(self.dtype).eps) ** 2)
-        self._square = float(x.matrix._layout.norm) ** 2
+        self._square = float(self._layout.norm) ** 2
         if center:
             ones = self._xp.ones((x.matrix.shape[0], 1), self.dtype)
             means = multiply_matricized(x.matrix, 1, (0,), ones).astype(np.float64)
             self._square -= float((means * means).sum()) / x.matrix.shape[0]
-        self._filling: Array = None
-        #: The projections of all slices (rows, R), in the order of the rows of the matrix.
-        self.projections: Array = None
-        #: A factor C, and X C; what the latter's products with the projections are.
+        #: P_k and P_k B diag(a_k) for all slices, (rows, R), and P_k^T X_k C, (K, R, R).
+        self.projections = self._model = self._products = None
+        self._filling: Array = ()
+        #: C, and X C for all slices (rows, R).
         self._columns: tuple[Array, Array] | None = None
-        self._products: Array = None
-        #: P_k B diag(a_k) for all slices, (rows, R).
-        self._model: Array = None
 
-    def start(self, weights: Array | None, factors: Sequence[Array]) -> float:
-        """Project on the spaces that suit a model best; return its error."""
+    def fit(self, weights: Array | None, factors: Sequence[Array]) -> float:
+        """Find the projections that suit a model best; return its error."""
         a, b, c = factors
-        self.project([a, b if weights is None else b * weights, c])
-        return self.measure([a, b if weights is None else b * weights, c])
+        factors = [a, b if weights is None else b * weights, c]
+        self.project(factors)
+        return self.measure(factors)
 
     def project(self, factors: Sequence[Array]) -> None:
         """Find the projections that suit the factors best: polar factors of X_k C diag(a_k) B^T.
@@ -250,7 +232,7 @@ class _ProjectedSlices:
         a, b, c = factors
         rows = self._multiply_columns(c)
         scaled = a[self._order][:, :, None].astype(np.float64) * b.T[None]
-        self.projections = self._products = None  # frees memory
+        self.projections = self._products = self._model = None  # frees memory
         grams = _transpose(scaled) @ self._cross(rows, rows) @ scaled
         vectors, scales = self._find_roots(grams)
         found = self._apply(rows, scaled @ (vectors * scales[:, None, :]))
@@ -264,7 +246,7 @@ class _ProjectedSlices:
         a, b, c = factors
         if mode == 2:
             self._make_model(a, b)
-            return multiply_matricized(self.matrix, 1, (0,), self._model)
+            return multiply_matricized(self.matrix, 1, (0,), self._center_columns(self._model))
         if self._products is None or self._columns is None or self._columns[0] is not c:
             self._products = self._cross(self.projections, self._multiply_columns(c))
         if mode == 1:
@@ -285,18 +267,9 @@ class _ProjectedSlices:
         square = residual_square(self._square, None, [self._model, c], inner)
         return float(self.dtype.type(np.sqrt(square / self._square)))
 
-    def get_state(self) -> tuple:
-        """Return what `set_state` restores: the projections, and what was computed with them."""
-        return self.projections, self._columns, self._products
-
-    def set_state(self, state: tuple) -> None:
-        self.projections, self._columns, self._products = state
-
     def _make_model(self, a: Array, b: Array) -> None:
-        self._model = None
-        self._model = self._center_columns(
-            self._apply(self.projections, b * a[self._order][:, None, :].astype(np.float64))
-        )
+        scaled = b * a[self._order][:, None, :].astype(np.float64)
+        self._model = self._apply(self.projections, scaled)
 
     def _multiply_columns(self, c: Array) -> Array:
         """Compute X C, all slices multiplied by one factor: (rows, R)."""
@@ -307,10 +280,8 @@ class _ProjectedSlices:
         return self._columns[1]
 
     def _center_columns(self, rows: Array) -> Array:
-        """Subtract the means of columns; twice is the same as once, so no mean of X is needed."""
-        if self._center:
-            rows -= (sum_columns(rows) / len(rows)).astype(rows.dtype)
-        return rows
+        """Subtract the means of columns, before a product with the transpose of X or after X C."""
+        return rows - (sum_columns(rows) / len(rows)).astype(rows.dtype) if self._center else rows
 
     def _split(self, rows: Array) -> Iterator[tuple[slice, slice, Array]]:
         """Yield slices with the same number I of rows, as (number, I, R) in float64."""
@@ -347,7 +318,7 @@ class _ProjectedSlices:
             if not is_deficient[slices].any():
                 continue
             size, rank = block.shape[1:]
-            if self._filling is None or len(self._filling) < size:
+            if len(self._filling) < size:
                 numbers = np.random.RandomState(0).random_sample((size, rank))
                 self._filling = self._xp.asarray(2 * numbers - 1)
             filling = (self._filling[:size] / np.sqrt(size)) @ vectors[slices]
@@ -378,46 +349,33 @@ class _Alternation:
     inner: Update
     n_iter_parafac: int
     constrained: set[int]
-    linesearch: bool
+    search: LineSearch | None
     normalize_factors: bool
-    wants_errors: bool
-    power: float = 2.0
-    num_failures: int = 0
 
     def __call__(
         self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]
     ) -> tuple[Array | None, list[Array], float | None]:
         if weights is not None:
             factors = [factors[0], factors[1] * weights, factors[2]]
-        before, error = list(factors), None
+        before, error = factors, None
         self.data.project(factors)
         for _ in range(self.n_iter_parafac):
             _, factors, product = self.inner(iteration, None, list(factors), errors)
-        if self.linesearch and iteration % 2 == 0 and iteration > 5:
-            factors = self._extrapolate(iteration, before, factors, errors)
-        elif self.wants_errors:
+        if self.search is not None and self.search.is_due(iteration):
+            state, arguments = vars(self.data).copy(), (before, factors, errors[-1])
+            factors, found = self.search.extrapolate(iteration, *arguments, self._measure_further)
+            if found is None:
+                vars(self.data).update(state)
+            else:
+                (errors[-1],) = found
+        else:
             error = self.data.measure(factors, product)
         weights = None
         if self.normalize_factors:
             weights, factors = normalize(None, factors)
         return weights, factors, error
 
-    def _extrapolate(
-        self, iteration: int, before: list[Array], factors: list[Array], errors: list[float]
-    ) -> list[Array]:
-        """Return the better factors; if these are new, replace the last error by theirs."""
-        jump = iteration ** (1 / self.power)
-        further = [old + (new - old) * jump for old, new in zip(before, factors, strict=True)]
+    def _measure_further(self, factors: list[Array]) -> tuple[float]:
         for mode in self.constrained & {0, 2}:
-            further[mode] = further[mode].clip(0)
-        state = self.data.get_state()
-        self.data.project(further)
-        error = self.data.measure(further)
-        if error < errors[-1]:
-            self.num_failures, errors[-1] = 0, error
-            return further
-        self.data.set_state(state)
-        self.num_failures += 1
-        if self.num_failures == 4:
-            self.power, self.num_failures = self.power + 1, 0
-        return factors
+            factors[mode] = factors[mode].clip(0)
+        return (self.data.fit(None, factors),)

@@ -25,17 +25,11 @@ class State(ResumedCP):
 
 
 def check_checkpoint(
-    init: Any,
-    x: FlycooTensor,
-    rank: int | tuple[int, ...],
-    solver: str,
-    dtype: np.dtype | None,
-    shape: tuple[int, ...] | None = None,
+    init: Any, x: FlycooTensor, rank: int | tuple[int, ...], solver: str, dtype: np.dtype | None
 ) -> None:
     """Refuse a checkpoint of another solver, tensor, rank or, if given, dtype.
 
-    One that does not name its tensor or solver is checked only for shape, rank and dtype. The model
-    has the `shape` of `x`, if no other is given.
+    One that does not name its tensor or solver is checked only for shape, rank and dtype.
     """
     is_tucker = isinstance(init, ResumedTucker)
     if init.saved.solver not in ("", solver) or is_tucker != (solver == "tucker"):
@@ -45,7 +39,7 @@ def check_checkpoint(
             "pass a tuple of its weights and factors as an initial guess"
         )
     found = (init.shape, init.rank, init.factors[0].dtype)
-    expected = (shape or x.shape, rank, found[2] if dtype is None else dtype)
+    expected = (x.shape, rank, found[2] if dtype is None else dtype)
     if found != expected:
         raise ValueError(
             f"the checkpoint has shape {found[0]}, rank {found[1]} and dtype {found[2]}, expected "
@@ -64,13 +58,12 @@ def restore(
     rank: int | tuple[int, ...],
     solver: str,
     dtype: np.dtype | None = None,
-    shape: tuple[int, ...] | None = None,
 ) -> tuple[Array, list[Array]]:
     """Return the weights, or core, and factors of a checkpoint on the device of `x`.
 
     Checks it first: see `check_checkpoint`.
     """
-    check_checkpoint(init, x, rank, solver, dtype, shape)
+    check_checkpoint(init, x, rank, solver, dtype)
     xp, (first, factors) = x._engine.xp, init
     return xp.asarray(first), [xp.asarray(factor) for factor in factors]
 

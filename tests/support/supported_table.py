@@ -177,7 +177,7 @@ ROWS = [
     ),
     Row(
         _alike("decomposition", "parafac2 Parafac2", _give(2, return_errors=True, **_SHORT)),
-        {"no `mask`": _give_mask(_miss_one, 2), 'no `init="svd"`': _give(2, init="svd")},
+        {"no `mask`": _give_mask(_miss_one, 2)},
     ),
     Row(
         {

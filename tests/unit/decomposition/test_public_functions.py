@@ -22,6 +22,7 @@ OWN_LOOPS = {
     "non_negative_parafac": {"rank": 2, "mask": True, **OPTIONS},
     "non_negative_parafac_hals": {"rank": 2, **OPTIONS},
     "randomised_parafac": {"rank": 2, "n_samples": 50, **OPTIONS},
+    "parafac2": {"rank": 2, **OPTIONS},
     "tensor_train": {"rank": [1, 2, 3, 2, 1]},
     "tensor_ring": {"rank": [2, 2, 3, 2, 2], "mode": 1},
     "tensor_train_matrix": {"rank": [1, 4, 1]},
@@ -30,7 +31,6 @@ OWN_LOOPS = {
 TENSORLY_LOOPS = {
     "parafac": {"rank": 2, **OPTIONS},
     "constrained_parafac": {"rank": 2, "non_negative": True, **OPTIONS},
-    "parafac2": {"rank": 2, **OPTIONS},
     "tucker": {"rank": [2, 2, 2, 2], **OPTIONS},
 }
 #: Parameters that TensorLy 0.10 does not have come last.
@@ -38,6 +38,7 @@ ADDED = {
     "constrained_parafac": ["callback"],
     "non_negative_parafac": ["callback"],
     "non_negative_parafac_hals": ["callback"],
+    "parafac2": ["center", "callback"],
     "randomised_parafac": ["return_errors"],
     "tucker": ["callback"],
 }
