@@ -188,9 +188,11 @@ def _start(data: Any, rank: int, init: Any, svd: str, random_state: Any) -> Mode
         check_svd(svd, "init='svd'", matrix.shape)
         columns = take_left_vectors(matrix, Unfolding(matrix, 1), rank, svd, random, False)
         return None, [xp.ones((data.shape[0], rank), dtype), xp.eye(rank, dtype=dtype), columns]
-    if not isinstance(init, str) and len(init) == 2:  # B is that of all slices, P B
-        init = (init[0], [init[1][0], qr(init[1][1])[1], init[1][2]])
-    return None, take_guess(data, rank, init[:2])
+    if not isinstance(init, str):
+        a, b, c = init[1]
+        # The second factor of a CPTensor is P B, of any slice.
+        init = (init[0], [a, qr(b)[1] if len(init) == 2 else b, c])
+    return None, take_guess(data, rank, init)
 
 
 class _ProjectedSlices:

@@ -232,6 +232,7 @@ PARAFAC2 = {
     "normalized": {"normalize_factors": True},
     "line search": {"linesearch": True},
     "non-negative": {"nn_modes": {0}},
+    "svd": {"init": "svd"},
 }
 
 
