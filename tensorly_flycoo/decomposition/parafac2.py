@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorly as tl
@@ -16,26 +16,24 @@ from ..io.checkpoint import Resumed
 from ..ops.contraction import multiply_matricized
 from ..ops.ragged import RaggedTensor
 from ..start.unfolding import Unfolding
-from ..tensor.tensor import FlycooTensor
 from .cp_loop import Model, Update, iterate
 from .cp_model import normalize, residual_square
+from .describing import describe_as
 from .initial_guess import check_svd, draw_factors, take_guess, take_left_vectors
 from .non_negative_parafac_hals import Hals
-from .parafac import LeastSquares, LineSearch
+from .parafac import LeastSquares, LineSearch, parafac
 from .resuming import Callback, restore
 from .stopping import has_converged
 from .tensorly_loop import dense_to_tensorly
-
-if TYPE_CHECKING:
-    from sparse import SparseArray
 
 #: Slices with more rows are multiplied one by one, by kernels for tall matrices.
 _MAX_BATCHED_ROWS = 2**12
 
 
 @dense_to_tensorly
+@describe_as(parafac)
 def parafac2(
-    tensor_slices: "RaggedTensor | FlycooTensor | SparseArray | Sequence[Any]",
+    tensor_slices: Any,
     rank: int,
     n_iter_max: int = 2000,
     init: Any = "random",
@@ -64,31 +62,18 @@ def parafac2(
         Slices (I_k, J) of SciPy, `sparse.COO` or FlycooTensor; a tensor (K, I, J) is K of them.
     rank : int
         R, the number of components, at most J.
-    n_iter_max : int
     init : {"random", "svd", CPTensor, Parafac2Tensor, ResumedCP}
-        The initial guess, in the dtype and on the device of the slices, or a checkpoint.
-    svd : {"truncated_svd", "randomized_svd"}
-        How to find the leading right singular vectors of all slices for ``init="svd"``.
-    normalize_factors : bool
-        Whether the columns of the factors have norm 1, and the weights hold their norms.
-    tol : float
-        Stop when the error changes by less; 0 never stops.
+        The initial guess, in the dtype and on the device of the slices, or a checkpoint. "svd"
+        takes the leading right singular vectors of all slices.
     nn_modes : "all" or sequence of int, optional
         Modes whose factors are non-negative, by HALS. That of mode 1 is B, not :math:`P_k B`.
-    random_state : int, numpy.random.RandomState or generator of cupy.random, optional
-    verbose : bool or int
-    return_errors : bool
     n_iter_parafac : int
         Updates of the factors for each update of the projections.
-    linesearch : bool
-        Whether to extrapolate every other iteration, after Bro.
     mask : None
         Not supported for sparse slices.
     center : bool
         Whether to decompose the slices less the mean of each column over the rows of all slices,
         zeros included. That difference, which is dense, is not formed.
-    callback : callable, optional
-        As of `parafac`; the CPTensor has the factors (K, R), (R, R) and (J, R).
 
     Returns
     -------
@@ -96,8 +81,7 @@ def parafac2(
         Weights (R,), factors A (K, R), B (R, R) and C (J, R), and a projection (I_k, R) for each
         slice, in the dtype and on the device of the slices.
     errors : list of float
-        The relative error after each iteration that does not extrapolate; only with
-        `return_errors`.
+        The relative error after each iteration without line search; only with `return_errors`.
 
     Raises
     ------
@@ -106,9 +90,8 @@ def parafac2(
     TypeError
         If `rank` is no integer, a slice is not sparse, or `init` has the wrong device or dtype.
     ValueError
-        If `rank` is below 1 or above J, a single tensor does not have three modes, slices differ
-        in their number of columns or have no nonzeros, `init` is unknown or does not fit, or
-        `linesearch` is to resume a checkpoint.
+        If `rank` is below 1 or above J, `RaggedTensor` refuses the slices or they have no nonzeros,
+        `init` is unknown or does not fit, or `linesearch` is to resume a checkpoint.
 
     Notes
     -----
@@ -203,7 +186,7 @@ class _ProjectedSlices:
         # As of a FlycooTensor: the initial guess and checkpoints need them.
         self.device, self.dtype, self.nnz = x.matrix.device, x.dtype, x.nnz
         self._engine, self._layout = x.matrix._engine, x.matrix._layout
-        self._xp = self._engine.xp
+        self._xp: Any = self._engine.xp
         self._order = self._xp.asarray(x.order)
         self._batches = list(_list_batches(x.row_counts[x.order]))
         self._cutoff = max(rank * 2.0**-48, (64 * np.finfo(self.dtype).eps) ** 2)
@@ -217,6 +200,9 @@ class _ProjectedSlices:
         self._filling: Array = ()
         #: C, and X C for all slices (rows, R).
         self._columns: tuple[Array, Array] | None = None
+
+    def __repr__(self) -> str:
+        return f"<slices projected to {self.shape}, nnz={self.nnz}>"
 
     def fit(self, weights: Array | None, factors: Sequence[Array]) -> float:
         """Find the projections that suit a model best; return its error."""

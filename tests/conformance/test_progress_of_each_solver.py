@@ -29,6 +29,8 @@ SOLVERS = {
     "observed": ("observed_parafac", {}),
     "generalized": ("generalized_parafac", {}),
     "generalized masked": ("generalized_parafac", {"mask": _MASK}),
+    "parafac2": ("parafac2", {"linesearch": False}),
+    "parafac2 normalized": ("parafac2", {"linesearch": False, "normalize_factors": True}),
     "tucker": ("tucker", {"rank": [2, 3, 4], "init": "svd"}),
     "tucker random": ("tucker", {"rank": [2, 3, 4]}),
 }
@@ -147,7 +149,7 @@ def test_a_checkpoint_of_another_tensor_is_refused(path, solver):
         run(solver, make_tensor(), 2, progress)
     init = load_checkpoint(path)
     options = {"mask": None} if solver == "mu masked" else {}
-    with pytest.raises(ValueError, match=r"of another tensor of shape \(9, 20, 30\)"):
+    with pytest.raises(ValueError, match=r"of another tensor of shape \(9, (20|3), 30\)"):
         run(solver, make_tensor(seed=1), 2, None, init=init, **options)
     one_bit = make_tensor().nonzeros()
     one_bit[1][5] = np.nextafter(one_bit[1][5], 1)
