@@ -95,9 +95,9 @@ def parafac2(
 
     Notes
     -----
-    An iteration multiplies the slices, as one sparse matrix, by a dense one ``2 * n_iter_parafac``
-    times, with ``nnz * R`` operations each time. Slices with the same number of rows are multiplied
-    together. The workspace is four matrices (sum of I_k, R), and seven with `linesearch`.
+    An iteration takes ``2 * n_iter_parafac`` products of all slices, as one sparse matrix, and a
+    dense one: ``nnz * R`` operations each. The workspace is four matrices (sum of I_k, R), with
+    `linesearch` seven. Slices with the same number of rows are multiplied together.
 
     Projections are orthonormal to rounding, from two rounds of Gram matrices in float64. A slice
     with too few dimensions for them (singular values below about 1e-7 of the largest, 8e-6 in
@@ -121,8 +121,7 @@ def parafac2(
     check_count(n_iter_parafac, "n_iter_parafac")
     if mask is not None:
         instead = "it replaces the missing values in each iteration; leave mask out"
-        shape = tuple(getattr(tensor_slices, "shape", np.shape(mask)))
-        raise densify_error("mask= of tl.decomposition.parafac2", shape, instead)
+        raise densify_error("mask= of tl.decomposition.parafac2", np.shape(mask), instead)
     is_ragged = isinstance(tensor_slices, RaggedTensor)
     x: Any = tensor_slices if is_ragged else RaggedTensor(tensor_slices)
     if rank > x.shape[2]:
@@ -221,13 +220,13 @@ class _ProjectedSlices:
         rows = self._multiply_columns(c)
         scaled = a[self._order][:, :, None].astype(np.float64) * b.T[None]
         self.projections = self._products = self._model = None  # frees memory
-        grams = _transpose(scaled) @ self._cross(rows, rows) @ scaled
+        grams = scaled.transpose(0, 2, 1) @ self._cross(rows, rows) @ scaled
         vectors, scales = self._find_roots(grams)
         found = self._apply(rows, scaled @ (vectors * scales[:, None, :]))
         self._fill(found, vectors, scales == 0)
         inner, scales = self._find_roots(self._cross(found, found))
-        roots = (inner * scales[:, None, :]) @ _transpose(inner)
-        self.projections = self._apply(found, roots @ _transpose(vectors))
+        roots = (inner * scales[:, None, :]) @ inner.transpose(0, 2, 1)
+        self.projections = self._apply(found, roots @ vectors.transpose(0, 2, 1))
 
     def mttkrp(self, weights: None, factors: Sequence[Array], mode: int) -> Array:
         """Compute the MTTKRP of the projected slices: (K, R), (R, R) or (J, R)."""
@@ -281,7 +280,8 @@ class _ProjectedSlices:
         """Multiply the transposed rows of each slice by those of another matrix: (K, R, R)."""
         products = self._xp.zeros((self.shape[0], left.shape[1], right.shape[1]))
         for (slices, _, a), (_, _, b) in zip(self._split(left), self._split(right), strict=True):
-            products[slices] = transposed_product(a[0], b[0]) if len(a) == 1 else _transpose(a) @ b
+            columns = a.transpose(0, 2, 1)
+            products[slices] = transposed_product(a[0], b[0]) if len(a) == 1 else columns @ b
         return products
 
     def _apply(self, rows: Array, matrices: Array) -> Array:
@@ -310,19 +310,15 @@ class _ProjectedSlices:
                 numbers = np.random.RandomState(0).random_sample((size, rank))
                 self._filling = self._xp.asarray(2 * numbers - 1)
             filling = (self._filling[:size] / np.sqrt(size)) @ vectors[slices]
-            filling -= block @ (_transpose(block) @ filling)
+            filling -= block @ (block.transpose(0, 2, 1) @ filling)
             missing = is_missing[slices][:, None, :]
             rows[place] = np.where(missing, filling, block).reshape(-1, rank)
-
-
-def _transpose(matrices: Array) -> Array:
-    return matrices.transpose(0, 2, 1)
 
 
 def _list_batches(row_counts: np.ndarray) -> Iterator[tuple[slice, slice]]:
     """Yield the slices with each number of rows, and their rows; long ones one by one."""
     first = row = 0
-    for size, count in zip(*map(np.ndarray.tolist, np.unique_counts(row_counts)), strict=True):
+    for size, count in np.stack(np.unique(row_counts, return_counts=True)).T.tolist():
         for number in [count] if size <= _MAX_BATCHED_ROWS else [1] * count:
             if size:
                 yield slice(first, first + number), slice(row, row + number * size)

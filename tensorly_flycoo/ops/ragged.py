@@ -14,8 +14,6 @@ from .lazy import LazyArray
 class RaggedTensor(LazyArray):
     """Sparse slices (I_k, J) with any numbers of rows, stacked to one matrix for `parafac2`.
 
-    An operation takes as many launches for 100,000 slices as for one.
-
     Parameters
     ----------
     slices : iterable of sparse matrix, or FlycooTensor, sparse.COO or LabelledTensor (K, I, J)
