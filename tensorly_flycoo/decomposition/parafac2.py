@@ -11,13 +11,13 @@ from tensorly.parafac2_tensor import Parafac2Tensor
 
 from ..base.array_modules import Array, move
 from ..base.checks import check_count, check_rank, densify_error
-from ..engines.tall_skinny import inner_product, multiply, qr, sum_columns, transposed_product
+from ..engines.tall_skinny import multiply, qr, sum_columns, transposed_product
 from ..io.checkpoint import Resumed
 from ..ops.contraction import multiply_matricized
 from ..ops.ragged import RaggedTensor
 from ..start.unfolding import Unfolding
 from .cp_loop import Model, Update, iterate
-from .cp_model import normalize, residual_square
+from .cp_model import normalize
 from .describing import describe_as
 from .initial_guess import check_svd, draw_factors, take_guess, take_left_vectors
 from .non_negative_parafac_hals import Hals
@@ -123,7 +123,7 @@ def parafac2(
         instead = "it replaces the missing values in each iteration; leave mask out"
         raise densify_error("mask= of tl.decomposition.parafac2", np.shape(mask), instead)
     is_ragged = isinstance(tensor_slices, RaggedTensor)
-    x: Any = tensor_slices if is_ragged else RaggedTensor(tensor_slices)
+    x: RaggedTensor = tensor_slices if is_ragged else RaggedTensor(tensor_slices)
     if rank > x.shape[2]:
         raise ValueError(f"rank is {rank}, expected at most {x.shape[2]}, the number of columns")
     if x.nnz == 0:
@@ -194,20 +194,18 @@ class _ProjectedSlices:
             ones = self._xp.ones((x.matrix.shape[0], 1), self.dtype)
             means = multiply_matricized(x.matrix, 1, (0,), ones).astype(np.float64)
             self._square -= float((means * means).sum()) / x.matrix.shape[0]
-        #: P_k and P_k B diag(a_k) for all slices, (rows, R), and P_k^T X_k C, (K, R, R).
-        self.projections = self._model = self._products = None
-        self._filling: Array = ()
+        #: P_k for all slices, (rows, R), and P_k^T X_k C, (K, R, R).
+        self.projections = self._products = None
         #: C, and X C for all slices (rows, R).
-        self._columns: tuple[Array, Array] | None = None
+        self._columns: tuple[Array, Array] = (None, None)
+        self._filling: Array = ()
 
     def __repr__(self) -> str:
         return f"<slices projected to {self.shape}, nnz={self.nnz}>"
 
     def fit(self, weights: Array | None, factors: Sequence[Array]) -> float:
         """Find the projections that suit a model best; return its error."""
-        a, b, c = factors
-        factors = [a, b if weights is None else b * weights, c]
-        self.project(factors)
+        self.project(factors := _absorb(weights, factors))
         return self.measure(factors)
 
     def project(self, factors: Sequence[Array]) -> None:
@@ -219,7 +217,7 @@ class _ProjectedSlices:
         a, b, c = factors
         rows = self._multiply_columns(c)
         scaled = a[self._order][:, :, None].astype(np.float64) * b.T[None]
-        self.projections = self._products = self._model = None  # frees memory
+        self.projections = self._products = None  # frees memory
         grams = scaled.transpose(0, 2, 1) @ self._cross(rows, rows) @ scaled
         vectors, scales = self._find_roots(grams)
         found = self._apply(rows, scaled @ (vectors * scales[:, None, :]))
@@ -232,38 +230,36 @@ class _ProjectedSlices:
         """Compute the MTTKRP of the projected slices: (K, R), (R, R) or (J, R)."""
         a, b, c = factors
         if mode == 2:
-            self._make_model(a, b)
-            return multiply_matricized(self.matrix, 1, (0,), self._center_columns(self._model))
-        if self._products is None or self._columns is None or self._columns[0] is not c:
-            self._products = self._cross(self.projections, self._multiply_columns(c))
+            model = self._center_columns(self._make_model(a, b))
+            return multiply_matricized(self.matrix, 1, (0,), model)
+        rows = self._multiply_columns(c)
+        if self._products is None:
+            self._products = self._cross(self.projections, rows)
         if mode == 1:
             weighted = self._products * a[self._order][:, None, :]
             return sum_columns(weighted.reshape(len(weighted), -1)).reshape(b.shape).astype(b.dtype)
-        rows = self._xp.empty_like(a, order="C")
-        rows[self._order] = (self._products * b).sum(axis=1)
-        return rows
+        product = self._xp.empty_like(a, order="C")
+        product[self._order] = (self._products * b).sum(axis=1)
+        return product
 
-    def measure(self, factors: Sequence[Array], last_mttkrp: Array | None = None) -> float:
-        """Compute the relative error of a model, after `project` or with the MTTKRP of mode 2."""
+    def measure(self, factors: Sequence[Array]) -> float:
+        """Compute the relative error of a model; X C, which that takes, suits `project` next."""
         a, b, c = factors
-        if last_mttkrp is None:
-            self._make_model(a, b)
-            inner = inner_product(self._multiply_columns(c), self._model)
-        else:
-            inner = inner_product(last_mttkrp, c)
-        square = residual_square(self._square, None, [self._model, c], inner)
+        model = self._make_model(a, b)
+        inner = (self.mttkrp(None, factors, 1) * b).sum(dtype=np.float64)
+        gram = self._cross(model, model).sum(axis=0) * transposed_product(c, c)
+        square = abs(self._square - 2 * float(inner) + float(gram.sum()))
         return float(self.dtype.type(np.sqrt(square / self._square)))
 
-    def _make_model(self, a: Array, b: Array) -> None:
-        scaled = b * a[self._order][:, None, :].astype(np.float64)
-        self._model = self._apply(self.projections, scaled)
+    def _make_model(self, a: Array, b: Array) -> Array:
+        """Compute P_k B diag(a_k) for all slices: (rows, R)."""
+        return self._apply(self.projections, b * a[self._order][:, None, :].astype(np.float64))
 
     def _multiply_columns(self, c: Array) -> Array:
         """Compute X C, all slices multiplied by one factor: (rows, R)."""
-        if self._columns is None or self._columns[0] is not c:
-            self._columns = self._products = None
-            product = multiply_matricized(self.matrix, 0, (1,), c)
-            self._columns = (c, self._center_columns(product))
+        if self._columns[0] is not c:
+            self._columns, self._products = (None, None), None  # frees memory
+            self._columns = (c, self._center_columns(multiply_matricized(self.matrix, 0, (1,), c)))
         return self._columns[1]
 
     def _center_columns(self, rows: Array) -> Array:
@@ -311,8 +307,14 @@ class _ProjectedSlices:
                 self._filling = self._xp.asarray(2 * numbers - 1)
             filling = (self._filling[:size] / np.sqrt(size)) @ vectors[slices]
             filling -= block @ (block.transpose(0, 2, 1) @ filling)
-            missing = is_missing[slices][:, None, :]
-            rows[place] = np.where(missing, filling, block).reshape(-1, rank)
+            columns = np.where(is_missing[slices][:, None, :], filling, block)
+            rows[place] = columns.reshape(-1, rank)
+
+
+def _absorb(weights: Array | None, factors: Sequence[Array]) -> list[Array]:
+    """Multiply the weights into B."""
+    a, b, c = factors
+    return [a, b if weights is None else b * weights, c]
 
 
 def _list_batches(row_counts: np.ndarray) -> Iterator[tuple[slice, slice]]:
@@ -333,30 +335,29 @@ class _Alternation:
     inner: Update
     n_iter_parafac: int
     constrained: set[int]
-    search: LineSearch | None
+    search: Any  # a LineSearch, or None
     normalize_factors: bool
 
     def __call__(
         self, iteration: int, weights: Array | None, factors: list[Array], errors: list[float]
     ) -> tuple[Array | None, list[Array], float | None]:
-        if weights is not None:
-            factors = [factors[0], factors[1] * weights, factors[2]]
-        before, error = factors, None
+        before = factors = _absorb(weights, factors)
+        weights = error = None
         self.data.project(factors)
         for _ in range(self.n_iter_parafac):
-            _, factors, product = self.inner(iteration, None, list(factors), errors)
-        if self.search is not None and self.search.is_due(iteration):
+            factors = self.inner(iteration, None, list(factors), errors)[1]
+        is_search = self.search is not None and self.search.is_due(iteration)
+        if is_search:
             state, arguments = vars(self.data).copy(), (before, factors, errors[-1])
             factors, found = self.search.extrapolate(iteration, *arguments, self._measure_further)
             if found is None:
                 vars(self.data).update(state)
             else:
                 (errors[-1],) = found
-        else:
-            error = self.data.measure(factors, product)
-        weights = None
         if self.normalize_factors:
             weights, factors = normalize(None, factors)
+        if not is_search:
+            error = self.data.measure(_absorb(weights, factors))
         return weights, factors, error
 
     def _measure_further(self, factors: list[Array]) -> tuple[float]:

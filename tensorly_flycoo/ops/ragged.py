@@ -45,9 +45,8 @@ class RaggedTensor(LazyArray):
     --------
     >>> import pandas
     >>> from tensorly_flycoo import from_dataframe
-    >>> columns = {"patient": list("aabb"), "visit": [3, 7, 3, 3], "code": list("xyxz")}
-    >>> visits = from_dataframe(pandas.DataFrame(columns), list(columns))
-    >>> x = RaggedTensor(visits, drop_empty=True)
+    >>> table = {"patient": list("aabb"), "visit": [3, 7, 3, 3], "code": list("xyxz")}
+    >>> x = RaggedTensor(from_dataframe(pandas.DataFrame(table), [*table]), drop_empty=True)
     >>> x, x.labels["visit"]
     (<RaggedTensor: 2 slices of 1 to 2 rows, 3 columns, nnz=4>, [array([3, 7]), array([3])])
     """

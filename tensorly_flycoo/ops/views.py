@@ -44,10 +44,9 @@ def find_sparse(arguments: Iterable[Any], function: str = "") -> Any:
         for x in argument if isinstance(argument, list | tuple) else (argument,):
             if is_lazy_or_sparse(x):
                 return x
-            converter = find_converter(x)
-            if converter == "from_scipy" and function == "parafac2" and argument is not x:
+            if find_converter(x) == "from_scipy" and function == "parafac2" and x is not argument:
                 return x
-            if converter and current_backend() == "flycoo":
+            if find_converter(x) and current_backend() == "flycoo":
                 raise not_sparse_error(x)
     return None
 
