@@ -5,6 +5,7 @@ with the CPU engine.
 """
 
 import functools
+import importlib
 
 import cupy
 import numpy as np
@@ -28,7 +29,7 @@ from tensorly.decomposition import (
     tensor_train_matrix,
 )
 
-from tensorly_flycoo import DensifyError, FlycooTensor
+from tensorly_flycoo import DensifyError, FlycooTensor, RaggedTensor, decomposition
 from tensorly_flycoo.engines import tall_skinny as linear_algebra
 from tensorly_flycoo.ops.hals import solve_nonnegative
 
@@ -247,6 +248,32 @@ def test_parafac2_of_slices_of_several_heights(options, kind):
     np.testing.assert_allclose([float(e) for e in errors], expected_errors, rtol=1e-8)
     assert isinstance(found.factors[0], cupy.ndarray)
     assert [p.shape for p in found.projections] == [p.shape for p in expected.projections]
+
+
+@pytest.mark.parametrize("longest", [2**12, 6], ids=["batched", "one by one"])
+@pytest.mark.parametrize("options", [{"center": True}, {"normalize_factors": True}], ids=str)
+def test_parafac2_of_ragged_slices(options, longest, monkeypatch):
+    """Some have fewer rows than the rank, some fewer nonzeros."""
+    module = importlib.import_module("tensorly_flycoo.decomposition.parafac2")
+    monkeypatch.setattr(module, "_MAX_BATCHED_ROWS", longest)
+    slices = [random_coo((n, 7), 1 + 2 * n, seed=k) for k, n in enumerate((5, 8, 2, 11, 8, 1) * 5)]
+    options = {"random_state": 0, "n_iter_max": 6, "return_errors": True, **options}
+    found = {}
+    for device in ("cpu", "cuda", "cuda"):
+        x = RaggedTensor(slices, device=device)
+        model, errors = decomposition.parafac2(x, 4, **options)
+        arrays = [
+            a.get() if isinstance(a, cupy.ndarray) else a
+            for a in (*model.factors, *model.projections)
+        ]
+        if device in found:  # the same bits again
+            assert errors == found[device][0]
+            assert all(map(np.array_equal, arrays, found[device][1]))
+        found[device] = errors, arrays
+    np.testing.assert_allclose(found["cuda"][0], found["cpu"][0], rtol=1e-8)
+    for part in found["cuda"][1][3:]:
+        gram = part.T @ part if len(part) >= 4 else part @ part.T
+        np.testing.assert_allclose(gram, np.eye(len(gram)), atol=1e-10)
 
 
 @KINDS
