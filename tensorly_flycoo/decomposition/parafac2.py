@@ -164,7 +164,7 @@ def _start(data: Any, rank: int, init: Any, svd: str, random_state: Any) -> Mode
     random, xp, dtype = tl.check_random_state(random_state), engine.xp, matrix.dtype
     if isinstance(init, str) and init == "random":
         # TensorLy begins with random projections, which it does not use.
-        engine.draw_uniform(random, (matrix.shape[0], rank), dtype)
+        engine.draw_uniform(random, (data.num_rows, rank), dtype)
         return None, draw_factors(data, rank, random)
     if isinstance(init, str) and init == "svd":
         check_svd(svd, "init='svd'", matrix.shape)
@@ -187,13 +187,17 @@ class _ProjectedSlices:
         self._engine, self._layout = x.matrix._engine, x.matrix._layout
         self._xp: Any = self._engine.xp
         self._order = self._xp.asarray(x.order)
-        self._batches = list(_list_batches(x.row_counts[x.order]))
+        self._batches = list(_list_batches(x.heights[x.order]))
+        self.num_rows, heights = int(x.row_counts.sum()), x.heights[x.order]
+        places = np.arange(heights.sum()) - np.repeat(x.starts[x.order], heights)
+        is_row = places < np.repeat(x.row_counts[x.order], heights)
+        self._is_row = self._xp.asarray(is_row[:, None])  # and no padding
         self._cutoff = max(rank * 2.0**-48, (64 * np.finfo(self.dtype).eps) ** 2)
         self._square = float(self._layout.norm) ** 2
         if center:
             ones = self._xp.ones((x.matrix.shape[0], 1), self.dtype)
             means = multiply_matricized(x.matrix, 1, (0,), ones).astype(np.float64)
-            self._square -= float((means * means).sum()) / x.matrix.shape[0]
+            self._square -= float((means * means).sum()) / self.num_rows
         #: P_k for all slices, (rows, R), and P_k^T X_k C, (K, R, R).
         self.projections = self._products = None
         #: C, and X C for all slices (rows, R).
@@ -264,7 +268,9 @@ class _ProjectedSlices:
 
     def _center_columns(self, rows: Array) -> Array:
         """Subtract the means of columns, before a product with the transpose of X or after X C."""
-        return rows - (sum_columns(rows) / len(rows)).astype(rows.dtype) if self._center else rows
+        if not self._center:
+            return rows
+        return rows - self._is_row * (sum_columns(rows) / self.num_rows).astype(rows.dtype)
 
     def _split(self, rows: Array) -> Iterator[tuple[slice, slice, Array]]:
         """Yield slices with the same number I of rows, as (number, I, R) in float64."""
@@ -306,6 +312,7 @@ class _ProjectedSlices:
                 numbers = np.random.RandomState(0).random_sample((size, rank))
                 self._filling = self._xp.asarray(2 * numbers - 1)
             filling = (self._filling[:size] / np.sqrt(size)) @ vectors[slices]
+            filling *= self._is_row[place].reshape(-1, size, 1)
             filling -= block @ (block.transpose(0, 2, 1) @ filling)
             columns = np.where(is_missing[slices][:, None, :], filling, block)
             rows[place] = columns.reshape(-1, rank)

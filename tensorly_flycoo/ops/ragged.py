@@ -10,6 +10,9 @@ from ..tensor.coo_cache import as_flycoo, find_converter, is_sparse
 from ..tensor.tensor import FlycooTensor
 from .lazy import LazyArray
 
+#: With more different numbers of rows, slices get up to an eighth more rows, which are empty.
+_MAX_NUM_SIZES = 32
+
 
 class RaggedTensor(LazyArray):
     """Sparse slices (I_k, J) with any numbers of rows, stacked to one matrix for `parafac2`.
@@ -26,8 +29,9 @@ class RaggedTensor(LazyArray):
 
     Attributes
     ----------
-    matrix : FlycooTensor (sum of I_k, J)
-        The rows of all slices; those of slices with fewer rows come first.
+    matrix : FlycooTensor (about sum of I_k, J)
+        The rows of all slices; those of slices with fewer rows come first. If slices have very many
+        different numbers of rows, there are empty rows between them.
     row_counts, starts : int64 array (K,)
         The number of rows of each slice, and its first row in `matrix`, on the host.
     labels : dict
@@ -84,10 +88,13 @@ class RaggedTensor(LazyArray):
             rows, columns, values = (xp.concatenate([part[n] for part in parts]) for n in range(3))
             ids = xp.asarray(np.repeat(np.arange(len(parts)), [part[2].size for part in parts]))
             options = {"device": parts[0][4]} | options
-        self.order = np.argsort(row_counts, kind="stable")
-        self.row_counts, self.starts = row_counts, np.empty_like(row_counts)
-        self.starts[self.order] = np.cumsum(row_counts[self.order]) - row_counts[self.order]
-        xp, shape = array_module(values), (int(row_counts.sum()), width)
+        self.row_counts = self.heights = row_counts
+        if np.unique(row_counts).size > _MAX_NUM_SIZES:
+            steps = 2 ** np.log2(np.maximum(row_counts // 8, 1)).astype(np.int64)
+            self.heights = -(-row_counts // steps) * steps
+        self.order, self.starts = np.argsort(self.heights, kind="stable"), np.empty_like(row_counts)
+        self.starts[self.order] = np.cumsum(self.heights[self.order]) - self.heights[self.order]
+        xp, shape = array_module(values), (int(self.heights.sum()), width)
         coords = xp.stack([xp.asarray(self.starts)[ids] + rows, columns])
         self.matrix = FlycooTensor(coords, values, shape, **options)
         self.shape = (len(row_counts), int(row_counts.max()), width)

@@ -11,6 +11,7 @@ from tensorly.parafac2_tensor import Parafac2Tensor, parafac2_to_slices
 from tensorly_flycoo import DensifyError, FlycooTensor, Progress, RaggedTensor
 from tensorly_flycoo.decomposition import parafac2
 from tensorly_flycoo.decomposition.tensorly_loop import tensorly_loop
+from tensorly_flycoo.ops import ragged
 from tensorly_flycoo.testing import random_tensor
 
 module = importlib.import_module("tensorly_flycoo.decomposition.parafac2")
@@ -140,6 +141,24 @@ def test_bits_do_not_depend_on_the_run_or_the_layout(options):
             strict=True,
         )
         assert all(np.array_equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("options", [{}, {"center": True}, {"init": "svd"}], ids=str)
+@pytest.mark.parametrize("density", [0.05, 0.8])
+def test_slices_of_many_sizes_share_batches(options, density, monkeypatch):
+    """Slices are padded with empty rows; the result has none."""
+    dense = make_dense((30, 2, 17, 40, 18, 33, 4), density)
+    expected, expected_errors = decompose(dense, **options)
+    monkeypatch.setattr(ragged, "_MAX_NUM_SIZES", 2)
+    heights = RaggedTensor(map(scipy.sparse.csr_array, dense)).heights
+    assert heights.tolist() == [30, 2, 18, 40, 18, 36, 4]
+    found, errors = decompose(dense, **options)
+    assert [part.shape for part in found.projections] == [(len(part), RANK) for part in dense]
+    mean = np.concatenate(dense).mean(axis=0) if "center" in options else 0
+    error = find_error([part - mean for part in dense], found)
+    np.testing.assert_allclose([errors[-1], error], expected_errors[-1], rtol=1e-9)
+    for factor, other in zip(found.factors, expected.factors, strict=True):
+        np.testing.assert_allclose(factor, other, rtol=1e-5, atol=1e-8)
 
 
 def test_long_slices_are_multiplied_one_by_one(monkeypatch):
