@@ -94,8 +94,12 @@ def give_formula():
 
 
 def give_file():
+    """Make a file of nonzeros, and return a table of visits."""
+    import pandas as pd
+
     tensorly_flycoo.write_tns("nell-2.tns.gz", random_tensor((60, 50, 40), 2000, random_state=0))
-    return {}
+    patients, visits, codes = np.random.RandomState(0).randint(0, 12, (3, 600))
+    return {"df": pd.DataFrame({"patient": patients, "visit": visits, "code": codes})}
 
 
 def give_parquet():

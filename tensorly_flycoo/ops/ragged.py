@@ -29,9 +29,8 @@ class RaggedTensor(LazyArray):
 
     Attributes
     ----------
-    matrix : FlycooTensor (about sum of I_k, J)
-        The rows of all slices; those of slices with fewer rows come first. If slices have very many
-        different numbers of rows, there are empty rows between them.
+    matrix : FlycooTensor
+        The rows of all slices, with empty ones in between if the slices have very many sizes.
     row_counts, starts : int64 array (K,)
         The number of rows of each slice, and its first row in `matrix`, on the host.
     labels : dict
