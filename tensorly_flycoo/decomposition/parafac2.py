@@ -9,7 +9,7 @@ import numpy as np
 import tensorly as tl
 from tensorly.parafac2_tensor import Parafac2Tensor
 
-from ..base.array_modules import Array, move
+from ..base.array_modules import Array
 from ..base.checks import check_count, check_rank, densify_error
 from ..engines.tall_skinny import multiply, qr, sum_columns, transposed_product
 from ..io.checkpoint import Resumed
@@ -69,6 +69,8 @@ def parafac2(
         Modes whose factors are non-negative, by HALS. That of mode 1 is B, not :math:`P_k B`.
     n_iter_parafac : int
         Updates of the factors for each update of the projections.
+    linesearch : bool
+        Whether to use Bro's line search, which extrapolates every other iteration.
     mask : None
         Not supported for sparse slices.
     center : bool
@@ -225,7 +227,7 @@ class _ProjectedSlices:
         grams = scaled.transpose(0, 2, 1) @ self._cross(rows, rows) @ scaled
         vectors, scales = self._find_roots(grams)
         found = self._apply(rows, scaled @ (vectors * scales[:, None, :]))
-        self._fill(found, vectors, scales == 0)
+        self._fill(found, vectors)
         inner, scales = self._find_roots(self._cross(found, found))
         roots = (inner * scales[:, None, :]) @ inner.transpose(0, 2, 1)
         self.projections = self._apply(found, roots @ vectors.transpose(0, 2, 1))
@@ -301,12 +303,13 @@ class _ProjectedSlices:
         is_kept = values > self._cutoff * values.max(axis=1, keepdims=True)
         return vectors, is_kept / np.sqrt(np.where(is_kept, values, 1.0))
 
-    def _fill(self, rows: Array, vectors: Array, is_missing: Array) -> None:
-        """Replace missing columns by parts of fixed ones that are orthogonal to all others."""
-        is_deficient = move(is_missing.any(axis=1), np)
+    def _fill(self, rows: Array, vectors: Array) -> None:
+        """Replace columns that are zero, but for rounding, by fixed ones made orthogonal."""
         for slices, place, block in self._split(rows):
-            if not is_deficient[slices].any():
+            missing = (block * block).sum(axis=1, keepdims=True) < 0.5  # the others have norm 1
+            if not missing.any():
                 continue
+            block = np.where(missing, 0.0, block)
             size, rank = block.shape[1:]
             if len(self._filling) < size:
                 numbers = np.random.RandomState(0).random_sample((size, rank))
@@ -314,8 +317,7 @@ class _ProjectedSlices:
             filling = (self._filling[:size] / np.sqrt(size)) @ vectors[slices]
             filling *= self._is_row[place].reshape(-1, size, 1)
             filling -= block @ (block.transpose(0, 2, 1) @ filling)
-            columns = np.where(is_missing[slices][:, None, :], filling, block)
-            rows[place] = columns.reshape(-1, rank)
+            rows[place] = np.where(missing, filling, block).reshape(-1, rank)
 
 
 def _absorb(weights: Array | None, factors: Sequence[Array]) -> list[Array]:
